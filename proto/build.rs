@@ -1,0 +1,14 @@
+//! Our own protos need no `protoc`: `protox` parses them.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let files = ["lockstep/v1/inference.proto", "lockstep/cluster/v1/coordinator.proto", "lockstep/cluster/v1/step.proto"];
+    for file in files {
+        println!("cargo:rerun-if-changed={file}");
+    }
+    let descriptors = protox::compile(files, ["."])?;
+    let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out.join("descriptors.bin"), prost::Message::encode_to_vec(&descriptors))?;
+    // A step's bytes are shared by all ranks, so they are counted, not copied.
+    tonic_prost_build::configure().bytes(".lockstep.cluster.v1.RankFrame.step").compile_fds(descriptors)?;
+    Ok(())
+}

@@ -1,0 +1,304 @@
+//! `types` to the wire and back. Knows nothing of who sends.
+
+use crate::cluster as wire;
+use bytes::Bytes;
+use prost::Message;
+use types::{
+    AdapterId, BlockCopy, BlockId, Constraint, Epoch, Finish, Micros, Priority, Request, RequestId, Sampling, Slice,
+    SliceDone, Span, SpanKind, Step, StepDone, StepId, TenantId, TokenLogprob, TokenOut, Want,
+};
+
+/// A frame that decodes and cannot be meant.
+#[derive(Debug, thiserror::Error)]
+pub enum Malformed {
+    #[error("not a frame: {0}")]
+    Undecodable(#[from] prost::DecodeError),
+    #[error("{field} is missing")]
+    Missing { field: &'static str },
+    #[error("{field} is out of range: {value}")]
+    OutOfRange { field: &'static str, value: i64 },
+}
+
+fn out_of_range(field: &'static str, value: impl TryInto<i64>) -> Malformed {
+    Malformed::OutOfRange { field, value: value.try_into().unwrap_or(i64::MAX) }
+}
+
+/// A step's bytes, the same for every rank.
+pub fn encode_step(step: &Step) -> Bytes {
+    wire::Step::from(step).encode_to_vec().into()
+}
+
+pub fn decode_step(bytes: &[u8]) -> Result<Step, Malformed> {
+    wire::Step::decode(bytes)?.try_into()
+}
+
+impl From<&Request> for wire::Request {
+    /// The deadline does not travel here: it is a time on the sender's clock. `with_deadline` sends what is left of it.
+    fn from(request: &Request) -> Self {
+        wire::Request {
+            id: request.id.0,
+            tenant: request.tenant.0,
+            prompt: request.prompt.clone(),
+            output: request.output.clone(),
+            sampling: Some((&request.sampling).into()),
+            priority: request.priority.0.into(),
+            deadline_micros: None,
+            cache_bypass: request.cache_bypass,
+            adapter: request.adapter.map(|adapter| adapter.0),
+            constraint: request.constraint.as_ref().map(|constraint| constraint.grammar.to_vec()),
+            spans: request.spans.iter().map(wire::Span::from).collect(),
+        }
+    }
+}
+
+impl wire::Request {
+    /// Says how much is left until a deadline on the sender's clock.
+    pub fn with_deadline(mut self, deadline: Option<Micros>, now: Micros) -> Self {
+        self.deadline_micros = deadline.map(|deadline| deadline.since(now).0);
+        self
+    }
+
+    /// The request with its deadline on the receiver's clock.
+    pub fn received(self, now: Micros) -> Result<Request, Malformed> {
+        let deadline = self.deadline_micros.map(|left| now.plus(left));
+        Ok(Request { deadline, ..self.try_into()? })
+    }
+}
+
+impl TryFrom<wire::Request> for Request {
+    type Error = Malformed;
+
+    fn try_from(request: wire::Request) -> Result<Self, Malformed> {
+        let priority = i8::try_from(request.priority).map_err(|_| out_of_range("priority", request.priority))?;
+        Ok(Request {
+            id: RequestId(request.id),
+            tenant: TenantId(request.tenant),
+            prompt: request.prompt,
+            output: request.output,
+            sampling: request.sampling.ok_or(Malformed::Missing { field: "sampling" })?.try_into()?,
+            priority: Priority(priority),
+            deadline: None,
+            cache_bypass: request.cache_bypass,
+            adapter: request.adapter.map(AdapterId),
+            constraint: request.constraint.map(|grammar| Constraint { grammar: grammar.into() }),
+            spans: request.spans.into_iter().map(Span::try_from).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl From<&Span> for wire::Span {
+    fn from(span: &Span) -> Self {
+        let kind = match span.kind {
+            SpanKind::Image => 0,
+            SpanKind::Audio => 1,
+        };
+        wire::Span { start: span.range.start, end: span.range.end, kind, digest: span.digest.to_vec() }
+    }
+}
+
+impl TryFrom<wire::Span> for Span {
+    type Error = Malformed;
+
+    fn try_from(span: wire::Span) -> Result<Self, Malformed> {
+        let kind = match span.kind {
+            0 => SpanKind::Image,
+            1 => SpanKind::Audio,
+            other => return Err(out_of_range("span.kind", other)),
+        };
+        let n_bytes = span.digest.len();
+        let digest = span.digest.try_into().map_err(|_| out_of_range("span.digest", n_bytes))?;
+        if span.start > span.end {
+            return Err(out_of_range("span.end", span.end));
+        }
+        Ok(Span { range: span.start..span.end, kind, digest })
+    }
+}
+
+impl From<&Sampling> for wire::Sampling {
+    fn from(sampling: &Sampling) -> Self {
+        wire::Sampling {
+            temperature: sampling.temperature,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+            seed: sampling.seed,
+            choice: sampling.choice,
+            tokens_max: sampling.tokens_max,
+            tokens_min: sampling.tokens_min,
+            stop: sampling.stop.clone(),
+            logprobs: sampling.logprobs.map(u32::from),
+        }
+    }
+}
+
+impl TryFrom<wire::Sampling> for Sampling {
+    type Error = Malformed;
+
+    fn try_from(sampling: wire::Sampling) -> Result<Self, Malformed> {
+        let logprobs = match sampling.logprobs {
+            Some(n) => Some(u8::try_from(n).map_err(|_| out_of_range("sampling.logprobs", n))?),
+            None => None,
+        };
+        Ok(Sampling {
+            temperature: sampling.temperature,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+            seed: sampling.seed,
+            choice: sampling.choice,
+            tokens_max: sampling.tokens_max,
+            tokens_min: sampling.tokens_min,
+            stop: sampling.stop,
+            logprobs,
+        })
+    }
+}
+
+impl From<&Step> for wire::Step {
+    fn from(step: &Step) -> Self {
+        wire::Step {
+            id: step.id.0,
+            epoch_incarnation: step.epoch.incarnation,
+            epoch_n: step.epoch.n,
+            starts: step.starts.iter().map(wire::Request::from).collect(),
+            slices: step.slices.iter().map(wire::Slice::from).collect(),
+            blocks: step.blocks.iter().map(|block| block.0).collect(),
+            copies: step.copies.iter().flat_map(|copy| [copy.from.0, copy.to.0]).collect(),
+            ends: step.ends.iter().map(|id| id.0).collect(),
+        }
+    }
+}
+
+impl TryFrom<wire::Step> for Step {
+    type Error = Malformed;
+
+    fn try_from(step: wire::Step) -> Result<Self, Malformed> {
+        if step.copies.len() % 2 != 0 {
+            return Err(out_of_range("step.copies", step.copies.len()));
+        }
+        let pair = |pair: &[u32]| BlockCopy { from: BlockId(pair[0]), to: BlockId(pair[1]) };
+        Ok(Step {
+            id: StepId(step.id),
+            epoch: Epoch { incarnation: step.epoch_incarnation, n: step.epoch_n },
+            starts: step.starts.into_iter().map(Request::try_from).collect::<Result<_, _>>()?,
+            slices: step.slices.into_iter().map(Slice::try_from).collect::<Result<_, _>>()?,
+            blocks: step.blocks.into_iter().map(BlockId).collect(),
+            copies: step.copies.chunks_exact(2).map(pair).collect(),
+            ends: step.ends.into_iter().map(RequestId).collect(),
+        })
+    }
+}
+
+impl From<&Slice> for wire::Slice {
+    fn from(slice: &Slice) -> Self {
+        let (want, top_n) = match slice.want {
+            Want::Nothing => (wire::slice::Want::Nothing, 0),
+            Want::Last => (wire::slice::Want::Last, 0),
+            Want::All { top_n } => (wire::slice::Want::All, top_n.into()),
+            Want::Pool => (wire::slice::Want::Pool, 0),
+        };
+        wire::Slice {
+            id: slice.id.0,
+            start: slice.range.start,
+            end: slice.range.end,
+            n_draft: slice.n_draft.into(),
+            want: want.into(),
+            top_n,
+        }
+    }
+}
+
+impl TryFrom<wire::Slice> for Slice {
+    type Error = Malformed;
+
+    fn try_from(slice: wire::Slice) -> Result<Self, Malformed> {
+        if slice.start >= slice.end {
+            return Err(out_of_range("slice.end", slice.end));
+        }
+        let want = match slice.want() {
+            wire::slice::Want::Nothing => Want::Nothing,
+            wire::slice::Want::Last => Want::Last,
+            wire::slice::Want::Pool => Want::Pool,
+            wire::slice::Want::All => {
+                Want::All { top_n: u8::try_from(slice.top_n).map_err(|_| out_of_range("slice.top_n", slice.top_n))? }
+            }
+        };
+        let n_draft = u16::try_from(slice.n_draft).map_err(|_| out_of_range("slice.n_draft", slice.n_draft))?;
+        Ok(Slice { id: RequestId(slice.id), range: slice.start..slice.end, n_draft, want })
+    }
+}
+
+impl From<&StepDone> for wire::StepDone {
+    fn from(done: &StepDone) -> Self {
+        wire::StepDone {
+            id: done.id.0,
+            epoch_incarnation: done.epoch.incarnation,
+            epoch_n: done.epoch.n,
+            slices: done.slices.iter().map(wire::SliceDone::from).collect(),
+            micros: done.micros,
+        }
+    }
+}
+
+impl From<wire::StepDone> for StepDone {
+    fn from(done: wire::StepDone) -> Self {
+        StepDone {
+            id: StepId(done.id),
+            epoch: Epoch { incarnation: done.epoch_incarnation, n: done.epoch_n },
+            slices: done.slices.into_iter().map(SliceDone::from).collect(),
+            micros: done.micros,
+        }
+    }
+}
+
+impl From<&SliceDone> for wire::SliceDone {
+    fn from(slice: &SliceDone) -> Self {
+        wire::SliceDone { tokens: slice.tokens.iter().map(wire::TokenOut::from).collect(), failed: slice.failed }
+    }
+}
+
+impl From<wire::SliceDone> for SliceDone {
+    fn from(slice: wire::SliceDone) -> Self {
+        SliceDone { tokens: slice.tokens.into_iter().map(TokenOut::from).collect(), failed: slice.failed }
+    }
+}
+
+impl From<&TokenOut> for wire::TokenOut {
+    fn from(out: &TokenOut) -> Self {
+        let top = out.top.iter().map(|top| wire::TokenLogprob { token: top.token, logprob: top.logprob }).collect();
+        wire::TokenOut { token: out.token, logprob: out.logprob, top }
+    }
+}
+
+impl From<wire::TokenOut> for TokenOut {
+    fn from(out: wire::TokenOut) -> Self {
+        let top = out.top.into_iter().map(|top| TokenLogprob { token: top.token, logprob: top.logprob }).collect();
+        TokenOut { token: out.token, logprob: out.logprob, top }
+    }
+}
+
+impl From<Finish> for wire::Finish {
+    fn from(finish: Finish) -> Self {
+        match finish {
+            Finish::Stop => wire::Finish::Stop,
+            Finish::Length => wire::Finish::Length,
+            Finish::Cancelled => wire::Finish::Cancelled,
+            Finish::Deadline => wire::Finish::Deadline,
+            Finish::Failed => wire::Finish::Failed,
+        }
+    }
+}
+
+impl wire::Output {
+    /// Why the stream ended, if it did.
+    pub fn finished(&self) -> Option<Finish> {
+        match self.finish() {
+            wire::Finish::Unspecified => None,
+            wire::Finish::Stop => Some(Finish::Stop),
+            wire::Finish::Length => Some(Finish::Length),
+            wire::Finish::Cancelled => Some(Finish::Cancelled),
+            wire::Finish::Deadline => Some(Finish::Deadline),
+            wire::Finish::Failed => Some(Finish::Failed),
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! The only crate that encodes: generated code, and conversions between it and `types`.
+//!
+//! A conversion from the wire checks everything that the types promise and nothing that only the receiver can know.
+
+pub mod v1 {
+    #![allow(clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
+    tonic::include_proto!("lockstep.v1");
+}
+
+pub mod cluster {
+    #![allow(clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
+    tonic::include_proto!("lockstep.cluster.v1");
+}
+
+mod convert;
+
+pub use convert::{Malformed, decode_step, encode_step};
+
+/// Every message of every service, for gRPC reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// Peers of another version are refused: frames have no compatibility to keep before 1.0.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

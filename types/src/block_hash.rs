@@ -1,0 +1,49 @@
+//! The name of a full block's content: a chain from a root that says whose it is and under which policy.
+//!
+//! Keyed and wide, because a collision would show one tenant another's context.
+
+use crate::{AdapterId, PolicyDigest, TenantId, Token};
+use core::fmt;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockHash(pub [u8; 16]);
+
+impl BlockHash {
+    /// Where every chain of one tenant, adapter and policy begins. `salt` is the replica's secret, so that nobody
+    /// outside can aim at a hash.
+    pub fn root(policy: &PolicyDigest, tenant: TenantId, adapter: Option<AdapterId>, salt: &[u8; 16]) -> BlockHash {
+        let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 block hash root");
+        hasher.update(&policy.0);
+        hasher.update(&tenant.0.to_le_bytes());
+        hasher.update(&adapter.map_or(u64::MAX, |adapter| u64::from(adapter.0)).to_le_bytes());
+        hasher.update(salt);
+        BlockHash::first_half(&hasher)
+    }
+
+    /// The hash of the block that follows this one. A block is named only when it is full.
+    pub fn child(&self, tokens: impl IntoIterator<Item = Token>) -> BlockHash {
+        let mut bytes = [0; 16 + 4 * crate::BLOCK_TOKENS as usize];
+        bytes[..16].copy_from_slice(&self.0);
+        let mut n_tokens = 0;
+        for (at, token) in bytes[16..].chunks_exact_mut(4).zip(tokens) {
+            at.copy_from_slice(&token.to_le_bytes());
+            n_tokens += 1;
+        }
+        debug_assert_eq!(n_tokens, crate::BLOCK_TOKENS, "only a full block has a name");
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&bytes);
+        BlockHash::first_half(&hasher)
+    }
+
+    fn first_half(hasher: &blake3::Hasher) -> BlockHash {
+        let mut half = [0; 16];
+        half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        BlockHash(half)
+    }
+}
+
+impl fmt::Debug for BlockHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..6].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}

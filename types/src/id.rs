@@ -1,0 +1,81 @@
+//! Names of things. A newtype each, so that a block is never taken for a rank.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+/// A token id of the model's vocabulary.
+pub type Token = u32;
+pub type Tokens = Vec<Token>;
+
+/// Time as the pure parts see it: microseconds since some start that the caller chose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Micros(pub u64);
+
+impl Micros {
+    pub fn since(self, earlier: Micros) -> Micros {
+        Micros(self.0.saturating_sub(earlier.0))
+    }
+
+    pub fn plus(self, micros: u64) -> Micros {
+        Micros(self.0.saturating_add(micros))
+    }
+}
+
+/// A request, unique within a replica. The upper 24 bits name the router (the coordinator numbers routers as they
+/// attach), the lower 40 count its requests, so that no one keeps a table of whose is whose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+impl RequestId {
+    const COUNTER_BITS: u32 = 40;
+    pub const ROUTERS_MAX: u32 = 1 << 24;
+
+    pub fn new(router: u32, counter: u64) -> RequestId {
+        debug_assert!(router < Self::ROUTERS_MAX && counter < 1 << Self::COUNTER_BITS);
+        RequestId(u64::from(router) << Self::COUNTER_BITS | counter)
+    }
+
+    pub fn router(self) -> u32 {
+        (self.0 >> Self::COUNTER_BITS) as u32
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{}", self.router(), self.0 & ((1 << Self::COUNTER_BITS) - 1))
+    }
+}
+
+/// Steps of one epoch, counted from zero without gaps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StepId(pub u64);
+
+/// One page of the KV cache; the same id names the same page on every rank of a replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(pub u32);
+
+/// A worker's number within its replica, counted stage by stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rank(pub u16);
+
+/// Whose prefix cache a request may share. Zero is everybody without a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantId(pub u64);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AdapterId(pub u32);
+
+/// Which life of a replica this is. A frame of an older epoch is refused wherever it arrives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch {
+    /// From the cluster store's revision: grows with each coordinator that takes the replica.
+    pub incarnation: u64,
+    /// Grows with each new placement under one coordinator.
+    pub n: u32,
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.incarnation, self.n)
+    }
+}

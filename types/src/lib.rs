@@ -1,0 +1,29 @@
+//! The vocabulary of Lockstep: plain data that every part may speak.
+//!
+//! Knows nothing of encodings, clocks, sockets, devices or text. What is decided here is decided once: how a
+//! block is hashed, where a sum over K is cut, in which order the pieces are added.
+#![no_std]
+
+extern crate alloc;
+
+pub mod id;
+pub mod request;
+pub mod sampling;
+pub mod step;
+pub mod cache;
+pub mod block_hash;
+pub mod leaves;
+pub mod policy;
+pub mod topology;
+pub mod unsupported;
+
+pub use block_hash::BlockHash;
+pub use cache::{BLOCK_TOKENS, CacheGroup, CacheKind};
+pub use id::{AdapterId, BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantId, Token, Tokens};
+pub use leaves::Leaves;
+pub use policy::{Numerics, PolicyDigest};
+pub use request::{Constraint, Priority, Request, Span, SpanKind};
+pub use sampling::Sampling;
+pub use step::{BlockCopy, Finish, Slice, SliceDone, Step, StepDone, TokenLogprob, TokenOut, Want};
+pub use topology::{Grid, Place};
+pub use unsupported::Unsupported;

@@ -1,0 +1,78 @@
+//! A request as the cluster knows it: token ids and what to do with them. No text.
+
+use crate::{AdapterId, Micros, RequestId, Sampling, TenantId, Token, Tokens, Unsupported};
+use core::ops::Range;
+
+/// Everything that a stream is a function of, besides the model and the numeric policy.
+///
+/// `prompt ++ output` is the token log. A request that is resubmitted after a loss carries what it had already said in
+/// `output`, and goes on from there.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Request {
+    pub id: RequestId,
+    pub tenant: TenantId,
+    pub prompt: Tokens,
+    pub output: Tokens,
+    pub sampling: Sampling,
+    pub priority: Priority,
+    /// Refused or ended with `Finish::Deadline` when it has not finished by then. Never sent to workers.
+    pub deadline: Option<Micros>,
+    /// The prefix cache may be filled but not read: the request needs what a hit would skip (logits of its prompt).
+    pub cache_bypass: bool,
+    pub adapter: Option<AdapterId>,
+    pub constraint: Option<Constraint>,
+    pub spans: alloc::vec::Vec<Span>,
+}
+
+/// Lower is sooner. Requests of one priority are served in order of arrival.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Priority(pub i8);
+
+/// A grammar, compiled by the router; masks are made beside the sampler from the token log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Constraint {
+    pub grammar: alloc::sync::Arc<[u8]>,
+}
+
+/// A run of prompt positions that stand for something other than text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub range: Range<u32>,
+    pub kind: SpanKind,
+    /// What stands there; part of the block hash.
+    pub digest: [u8; 16],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpanKind {
+    Image,
+    Audio,
+}
+
+impl Request {
+    pub fn n_tokens(&self) -> usize {
+        self.prompt.len() + self.output.len()
+    }
+
+    /// The token at a position of the log.
+    pub fn token(&self, position: usize) -> Option<Token> {
+        match position.checked_sub(self.prompt.len()) {
+            None => self.prompt.get(position).copied(),
+            Some(i) => self.output.get(i).copied(),
+        }
+    }
+
+    /// What the types can say and nothing serves yet, refused by name.
+    pub fn supported(&self) -> Result<(), Unsupported> {
+        if self.adapter.is_some() {
+            return Err(Unsupported("adapter"));
+        }
+        if self.constraint.is_some() {
+            return Err(Unsupported("constraint"));
+        }
+        if !self.spans.is_empty() {
+            return Err(Unsupported("spans"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,145 @@
+//! What the coordinator tells the workers, and what one of them answers. A step is a difference: a request's tokens
+//! are sent once, at its start, and again only if a replay begins.
+
+use crate::{BlockId, Epoch, Request, RequestId, StepId, Token, Unsupported};
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// One pass over the model for a set of slices.
+///
+/// A rank applies it in the order of its fields: starts, then slices (each takes its new blocks from `blocks`), then,
+/// when the pass has run, ends.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Step {
+    pub id: StepId,
+    pub epoch: Epoch,
+    /// Requests that the ranks do not hold: new, or preempted before and now begun again. A start for an id that a rank
+    /// holds replaces what it holds.
+    pub starts: Vec<Request>,
+    pub slices: Vec<Slice>,
+    /// The new blocks of every slice, one run after another in the order of `slices`, and within a slice one run per
+    /// cache group. The length of a run is not sent: it is what `range.end` needs and the sequence does not hold yet.
+    /// A sequence that starts with a prefix hit gets the shared blocks at the front of its first run.
+    pub blocks: Vec<BlockId>,
+    pub copies: Vec<BlockCopy>,
+    /// Sequences that the ranks may forget once this step has run. None of them has a slice in this step or after it.
+    pub ends: Vec<RequestId>,
+}
+
+impl Step {
+    /// Empties the step and keeps its memory.
+    pub fn clear(&mut self) {
+        self.starts.clear();
+        self.slices.clear();
+        self.blocks.clear();
+        self.copies.clear();
+        self.ends.clear();
+    }
+
+    pub fn n_tokens(&self) -> usize {
+        self.slices.iter().map(|slice| slice.range.len()).sum()
+    }
+
+    /// What a step can say and nothing serves yet, refused by name.
+    pub fn supported(&self) -> Result<(), Unsupported> {
+        if !self.copies.is_empty() {
+            return Err(Unsupported("block copies"));
+        }
+        self.starts.iter().try_for_each(Request::supported)?;
+        self.slices.iter().try_for_each(Slice::supported)
+    }
+}
+
+/// Positions of one sequence to compute.
+///
+/// `[0, range.start) computed · [range.start, range.end) this slice · [range.end, ..) later`
+///
+/// The tokens of the range are in the rank's log by the time the slice runs; the last of them may be one that the step
+/// before has drawn. A slice that wants its last position draws the token of position `range.end`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    pub id: RequestId,
+    pub range: Range<u32>,
+    /// How many of the range's last tokens are guesses, to be verified.
+    pub n_draft: u16,
+    pub want: Want,
+}
+
+impl Slice {
+    fn supported(&self) -> Result<(), Unsupported> {
+        if self.n_draft != 0 {
+            return Err(Unsupported("drafts"));
+        }
+        match self.want {
+            Want::Nothing | Want::Last => Ok(()),
+            Want::All { .. } => Err(Unsupported("logprobs of the prompt")),
+            Want::Pool => Err(Unsupported("pooling")),
+        }
+    }
+}
+
+/// What a slice is computed for, besides its KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// A chunk of a prompt that has more chunks.
+    Nothing,
+    /// The token after the range.
+    Last,
+    /// Logprobs of every position of the range, and the token after it.
+    All { top_n: u8 },
+    /// The hidden states of the range, pooled.
+    Pool,
+}
+
+/// Copy a page before the step runs: copy-on-write, or a page that comes back from a slower memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    pub from: BlockId,
+    pub to: BlockId,
+}
+
+/// The answer to a step, from the one rank that samples.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepDone {
+    pub id: StepId,
+    pub epoch: Epoch,
+    /// As many as the step had, in its order.
+    pub slices: Vec<SliceDone>,
+    /// Time of the pass on the device, for metrics only.
+    pub micros: u32,
+}
+
+/// What one slice gave: nothing for a chunk, one token, or as many as a verified draft allows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SliceDone {
+    pub tokens: Vec<TokenOut>,
+    /// The request alone has failed (its logits were not numbers, say); its neighbours have not.
+    pub failed: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenOut {
+    pub token: Token,
+    /// Present if the request asked: the drawn token's, before temperature and filters, by our own log-sum-exp.
+    pub logprob: Option<f32>,
+    pub top: Vec<TokenLogprob>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenLogprob {
+    pub token: Token,
+    pub logprob: f32,
+}
+
+/// Why a stream ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Finish {
+    /// A stop token was drawn; it is the last token of the output.
+    Stop,
+    /// `tokens_max`, or the end of the context.
+    Length,
+    Cancelled,
+    Deadline,
+    /// This request could not be computed.
+    Failed,
+}

@@ -1,0 +1,5 @@
+//! The one refusal for what the vocabulary can say and nothing serves yet.
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is not supported yet")]
+pub struct Unsupported(pub &'static str);

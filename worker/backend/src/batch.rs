@@ -1,0 +1,58 @@
+//! The rows of one forward pass: which token stands at which position of which sequence, and where its KV lies.
+
+use std::ops::Range;
+use types::{BlockId, Token};
+
+/// Built from a step and the sequences, once per step, in memory that is kept.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    pub tokens: Vec<Token>,
+    /// Of each row, within its own sequence.
+    pub positions: Vec<u32>,
+    pub slices: Vec<BatchSlice>,
+    /// One per cache group of the model.
+    pub tables: Vec<BlockTables>,
+    /// The rows whose logits are wanted, ascending.
+    pub outputs: Vec<u32>,
+}
+
+/// Consecutive rows of one sequence, at consecutive positions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchSlice {
+    pub rows: Range<u32>,
+    /// Position of the first row: `[0, start) is in the cache · rows are computed now`.
+    pub start: u32,
+}
+
+/// The block tables of all slices, one after another. `blocks[bounds[i]..bounds[i + 1]]` is slice i's: entry j holds
+/// positions `[j * BLOCK_TOKENS, (j + 1) * BLOCK_TOKENS)`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockTables {
+    pub blocks: Vec<BlockId>,
+    pub bounds: Vec<u32>,
+}
+
+impl Batch {
+    pub fn n_rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Empties the batch and keeps its memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.slices.clear();
+        self.outputs.clear();
+        for table in &mut self.tables {
+            table.blocks.clear();
+            table.bounds.clear();
+            table.bounds.push(0);
+        }
+    }
+}
+
+impl BlockTables {
+    pub fn of(&self, slice: usize) -> &[BlockId] {
+        &self.blocks[self.bounds[slice] as usize..self.bounds[slice + 1] as usize]
+    }
+}

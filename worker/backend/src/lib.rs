@@ -1,0 +1,186 @@
+//! Tensors and kernels: what a device can do, said in a few fused operations, and the devices that do it.
+//!
+//! Knows nothing of models, requests or ranks. `unsafe` lives here, beside the reason that makes it sound.
+#![allow(unsafe_code, reason = "kernels and their memory; each block says why it holds")]
+
+pub mod batch;
+pub mod cpu;
+mod error;
+pub mod stored;
+
+pub use batch::{Batch, BatchSlice, BlockTables};
+pub use error::Error;
+pub use stored::{Stored, StoredType};
+
+use std::ops::Range;
+use types::{Leaves, Sampling, TokenOut};
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What meets a quantized weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activations {
+    Int8,
+    F32,
+}
+
+/// The type that K and V are stored in, and read back from even by the step that wrote them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvDtype {
+    F16,
+    F32,
+}
+
+/// The memory of a device, and how things get there. Everything is made at load; a step allocates nothing.
+pub trait Device: Linear + Attention + Pointwise + Sample + Send + Sync {}
+
+pub trait Memory {
+    /// Activations in f32: `[rows_max, cols]`.
+    type Buffer: Send;
+    /// A weight matrix, packed for this device: `[n_out, k]`.
+    type Matrix: Send + Sync;
+    /// A weight vector in f32: norms, biases.
+    type Vector: Send + Sync;
+    /// The paged K and V of a cache group's layers.
+    type Kv: Send;
+    /// Cosines and sines per position.
+    type Rope: Send + Sync;
+
+    fn buffer(&self, rows_max: usize, cols: usize) -> Result<Self::Buffer>;
+    fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
+    /// Matrices that meet the same input are stacked by rows, so that it is quantized once. Their types may differ.
+    fn matrix(&self, parts: &[Stored<'_>]) -> Result<Self::Matrix>;
+    /// A row-parallel matrix: `stored` holds columns `leaves.leaf(owned.start).start ..` of the whole, and the product is
+    /// kept as the sums of the largest aligned runs of leaves in `owned`.
+    fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Self::Matrix>;
+    fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
+    /// `cos` and `sin`: `[context, head_dim / 2]`, made once by portable arithmetic.
+    fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Self::Rope>;
+
+    /// What the packed weights of a matrix occupy.
+    fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+    /// Reads rows back, for collectives and tests.
+    fn read(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
+    /// Writes rows, for stage hand-off and tests.
+    fn write(&self, buffer: &mut Self::Buffer, row: usize, values: &[f32]);
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvSpec {
+    pub n_layers: usize,
+    pub n_blocks: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    pub dtype: KvDtype,
+}
+
+impl KvSpec {
+    /// Bytes of one block over all layers: what the size of the pool is counted in.
+    pub fn block_bytes(&self) -> usize {
+        let element = match self.dtype {
+            KvDtype::F16 => 2,
+            KvDtype::F32 => 4,
+        };
+        2 * self.n_layers * types::BLOCK_TOKENS as usize * self.n_kv_heads * self.head_dim * element
+    }
+}
+
+/// Which elements of a head turn together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// i and i + d/2: Hugging Face's layout.
+    Halves,
+    /// 2i and 2i + 1: the layout of a GGUF whose converter permuted Q and K.
+    Pairs,
+}
+
+pub trait Linear: Memory {
+    /// `out = x · wᵀ` for the first `n_rows` rows. x: [n_rows, k], out: [n_rows, n_out].
+    fn linear(&self, x: &Self::Buffer, w: &Self::Matrix, n_rows: usize, out: &mut Self::Buffer);
+    /// The row-parallel product: one plane for each aligned run that this rank owns.
+    /// x: [n_rows, k of the owned leaves], out: [n_runs * n_rows, n_out], plane after plane.
+    fn linear_runs(&self, x: &Self::Buffer, w: &Self::Matrix, n_rows: usize, out: &mut Self::Buffer);
+}
+
+/// The shape of one layer's attention on this rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    pub scale: f32,
+}
+
+impl Heads {
+    /// The columns of a fused QKV row: all heads of Q, then K, then V.
+    pub fn qkv_cols(&self) -> usize {
+        (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+    }
+}
+
+pub trait Attention: Memory {
+    /// Turns Q and K of `qkv` by their positions, then writes K and V to their blocks in the KV dtype.
+    /// qkv: [n_rows, qkv_cols]
+    #[expect(clippy::too_many_arguments, reason = "one fused kernel; each argument is a tensor or a shape")]
+    fn rope_store(
+        &self,
+        qkv: &mut Self::Buffer,
+        rope: &Self::Rope,
+        heads: &Heads,
+        batch: &Batch,
+        group: usize,
+        layer: usize,
+        kv: &mut Self::Kv,
+    );
+    /// Causal attention of each row over the positions of its sequence up to its own, K and V read from their blocks.
+    /// Query head h reads KV head `h / (n_heads / n_kv_heads)`.
+    /// qkv: [n_rows, qkv_cols] (Q is read), out: [n_rows, n_heads * head_dim]
+    #[expect(clippy::too_many_arguments, reason = "one fused kernel; each argument is a tensor or a shape")]
+    fn attend(
+        &self,
+        qkv: &Self::Buffer,
+        kv: &Self::Kv,
+        heads: &Heads,
+        batch: &Batch,
+        group: usize,
+        layer: usize,
+        out: &mut Self::Buffer,
+    );
+}
+
+pub trait Pointwise: Memory {
+    /// out[i] = row `tokens[i]` of the table, in f32. table: [n_vocab, hidden]
+    fn embed(&self, table: &Self::Matrix, tokens: &[u32], out: &mut Self::Buffer);
+    /// out = x / rms(x) * weight. x, out: [n_rows, hidden]
+    fn rms_norm(&self, x: &Self::Buffer, weight: &Self::Vector, eps: f32, n_rows: usize, out: &mut Self::Buffer);
+    /// residual += x, then out = norm(residual). All: [n_rows, hidden]
+    fn add_rms_norm(
+        &self,
+        x: &Self::Buffer,
+        residual: &mut Self::Buffer,
+        weight: &Self::Vector,
+        eps: f32,
+        n_rows: usize,
+        out: &mut Self::Buffer,
+    );
+    /// out = silu(gate) * up. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
+    fn silu_mul(&self, gate_up: &Self::Buffer, n_rows: usize, out: &mut Self::Buffer);
+    /// out[i] = x[rows[i]]: the rows whose logits are wanted.
+    fn gather(&self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer);
+}
+
+/// One row's draw.
+#[derive(Clone, Copy, Debug)]
+pub struct Draw<'a> {
+    pub sampling: &'a Sampling,
+    /// Of the token that is drawn, in the whole log: part of the noise, so that a replay draws the same.
+    pub position: u32,
+    /// Tokens generated so far: stop tokens are not drawn before `tokens_min`.
+    pub n_output: u32,
+}
+
+pub trait Sample: Memory {
+    /// Draws one token from each row of logits into `out` (cleared, and its memory reused). A row that holds no number
+    /// draws nothing: `None`. logits: [draws.len(), n_vocab]
+    fn draw(&self, logits: &Self::Buffer, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>);
+}

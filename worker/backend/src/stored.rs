@@ -1,0 +1,52 @@
+//! A matrix as a file holds it, before a device packs it.
+
+/// Element types that files hold and a device can pack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredType {
+    F32,
+    F16,
+    BF16,
+    /// Blocks of 32: f16 scale, 32 × i8.
+    Q8_0,
+    /// Blocks of 32: f16 scale, f16 minimum, 16 bytes of nibbles (low nibbles are the first 16).
+    Q4_1,
+}
+
+impl StoredType {
+    /// Elements per block, bytes per block.
+    pub const fn block(self) -> (usize, usize) {
+        match self {
+            StoredType::F32 => (1, 4),
+            StoredType::F16 | StoredType::BF16 => (1, 2),
+            StoredType::Q8_0 => (32, 34),
+            StoredType::Q4_1 => (32, 20),
+        }
+    }
+
+    pub const fn row_bytes(self, k: usize) -> usize {
+        let (elements, bytes) = self.block();
+        k / elements * bytes
+    }
+}
+
+/// `[rows, k]`, row-major, borrowed from the mapped file. A slice of columns has a `row_stride` longer than its rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Stored<'a> {
+    pub dtype: StoredType,
+    pub rows: usize,
+    pub k: usize,
+    /// Bytes from one row to the next.
+    pub row_stride: usize,
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Stored<'a> {
+    /// A whole matrix: rows follow each other.
+    pub fn whole(dtype: StoredType, rows: usize, k: usize, bytes: &'a [u8]) -> Stored<'a> {
+        Stored { dtype, rows, k, row_stride: dtype.row_bytes(k), bytes }
+    }
+
+    pub fn row(&self, row: usize) -> &'a [u8] {
+        &self.bytes[row * self.row_stride..][..self.dtype.row_bytes(self.k)]
+    }
+}
