@@ -125,6 +125,7 @@ impl std::str::FromStr for Bytes {
     fn from_str(text: &str) -> Result<Bytes, String> {
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
+        let number: u64 = number.parse().map_err(|_| format!("{text:?} does not start with a whole number"))?;
         let scale: u64 = match unit.trim() {
             "" | "B" => 1,
             "KiB" | "K" => 1 << 10,
@@ -133,7 +134,6 @@ impl std::str::FromStr for Bytes {
             "TiB" | "T" => 1 << 40,
             other => return Err(format!("{other:?} is no unit of bytes: use KiB, MiB, GiB or TiB")),
         };
-        let number: u64 = number.parse().map_err(|_| format!("{text:?} does not start with a whole number"))?;
         number.checked_mul(scale).map(Bytes).ok_or_else(|| format!("{text} is more than can be counted"))
     }
 }
