@@ -4,22 +4,29 @@
 use backend::{Batch, BatchSlice, Draw};
 use std::collections::HashMap;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockId, Request, RequestId, Sampling, Slice, SliceDone, Step, Token, TokenOut, Want};
+use types::{
+    BLOCK_TOKENS, BlockId, CacheGroup, Request, RequestId, Sampling, Slice, SliceDone, Step, Token, TokenOut, Want,
+};
 
 /// What this rank can hold and run at once. A step beyond it breaks the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SequenceLimits {
     pub n_vocab: u32,
     /// Positions of one sequence.
     pub context: u32,
     pub n_blocks: u32,
-    pub n_groups: usize,
+    pub groups: Vec<CacheGroup>,
     /// Rows of one step.
     pub rows_max: usize,
-    /// Slices of one step.
-    pub slices_max: usize,
-    /// Sequences held: those that run, and those whose end is a few steps behind.
-    pub held_max: usize,
+    /// Sequences held, and so the slices of one step.
+    pub running_max: usize,
+}
+
+impl SequenceLimits {
+    /// Rows of one step whose logits are wanted: one per slice, and no slice is empty.
+    pub fn outputs_max(&self) -> usize {
+        self.rows_max.min(self.running_max)
+    }
 }
 
 /// How a step contradicts what this rank holds.
@@ -33,8 +40,8 @@ pub enum Violation {
     Empty { id: RequestId, start: u32 },
     #[error("request {id} is to be computed up to {end}, its log has {n_tokens} tokens")]
     NotInLog { id: RequestId, end: u32, n_tokens: u32 },
-    #[error("request {id} draws position {end}, which its log already has")]
-    Drawn { id: RequestId, end: u32 },
+    #[error("request {0} has two slices in one step")]
+    TwoSlices(RequestId),
     #[error("request {id} reaches {end} positions, the context has {context}")]
     TooLong { id: RequestId, end: u32, context: u32 },
     #[error("request {0} starts without tokens")]
@@ -51,10 +58,8 @@ pub enum Violation {
     BlocksLeftOver(usize),
     #[error("{n} rows, {rows_max} at most")]
     TooManyRows { n: usize, rows_max: usize },
-    #[error("{n} slices, {slices_max} at most")]
-    TooManySlices { n: usize, slices_max: usize },
-    #[error("{n} sequences, {held_max} at most")]
-    TooManySequences { n: usize, held_max: usize },
+    #[error("{n} sequences, {running_max} at most")]
+    TooManySequences { n: usize, running_max: usize },
 }
 
 pub struct Sequences {
@@ -62,8 +67,9 @@ pub struct Sequences {
     held: HashMap<RequestId, Sequence>,
     /// Forgotten sequences, kept for their memory.
     spare: Vec<Sequence>,
-    /// In which step each block was last written, to notice two writers in one.
+    /// In which step each block of each group was last written, to notice two writers in one.
     written: Vec<u64>,
+    /// Steps begun: the stamp of the present one.
     n_begun: u64,
 }
 
@@ -75,8 +81,8 @@ struct Sequence {
     n_prompt: usize,
     sampling: Sampling,
     n_computed: u32,
-    /// No slice of it has run: the first may begin behind a prefix that others have computed.
-    fresh: bool,
+    /// The step of its last slice; 0 if none has run, and the first may begin behind a prefix that others have computed.
+    last_slice: u64,
     /// Nothing could be drawn. What was planned ahead for it is skipped.
     failed: bool,
     /// Per cache group, the blocks of its positions.
@@ -86,11 +92,11 @@ struct Sequence {
 impl Sequences {
     pub fn new(limits: SequenceLimits) -> Sequences {
         Sequences {
-            limits,
-            held: HashMap::with_capacity(limits.held_max),
-            spare: Vec::new(),
-            written: vec![0; limits.n_blocks as usize * limits.n_groups],
+            held: HashMap::with_capacity(limits.running_max),
+            spare: Vec::with_capacity(limits.running_max),
+            written: vec![0; limits.n_blocks as usize * limits.groups.len()],
             n_begun: 0,
+            limits,
         }
     }
 
@@ -104,28 +110,26 @@ impl Sequences {
 
     /// A batch with room for any step, so that building one allocates nothing.
     pub fn new_batch(&self) -> Batch {
-        let SequenceLimits { rows_max, slices_max, n_groups, context, .. } = self.limits;
+        let SequenceLimits { rows_max, running_max, context, .. } = self.limits;
         let mut batch = Batch::default();
         batch.tokens.reserve(rows_max);
         batch.positions.reserve(rows_max);
-        batch.slices.reserve(slices_max);
-        batch.outputs.reserve(slices_max);
-        batch.tables.resize_with(n_groups, Default::default);
+        batch.slices.reserve(running_max);
+        batch.outputs.reserve(running_max);
+        batch.tables.resize_with(self.limits.groups.len(), Default::default);
         for table in &mut batch.tables {
-            table.blocks.reserve(slices_max * blocks_for(context) as usize);
-            table.bounds.reserve(slices_max + 1);
+            table.blocks.reserve(running_max * blocks_for(context) as usize);
+            table.bounds.reserve(running_max + 1);
         }
         batch.clear();
         batch
     }
 
-    /// Applies the starts and slices of a step, and lays out its rows. Slices of failed requests get no rows.
+    /// Applies the ends, starts and slices of a step, and lays out its rows. Slices of failed requests get no rows.
     pub fn begin(&mut self, step: &Step, batch: &mut Batch) -> Result<(), Violation> {
         self.n_begun += 1;
         batch.clear();
-        if step.slices.len() > self.limits.slices_max {
-            return Err(Violation::TooManySlices { n: step.slices.len(), slices_max: self.limits.slices_max });
-        }
+        step.ends.iter().for_each(|id| self.forget(*id));
         step.starts.iter().try_for_each(|request| self.start(request))?;
         let mut blocks = step.blocks.as_slice();
         for slice in &step.slices {
@@ -139,7 +143,7 @@ impl Sequences {
 
     fn start(&mut self, request: &Request) -> Result<(), Violation> {
         let id = request.id;
-        let SequenceLimits { n_vocab, context, n_groups, held_max, .. } = self.limits;
+        let SequenceLimits { n_vocab, context, running_max, .. } = self.limits;
         let n_tokens = u32::try_from(request.n_tokens()).unwrap_or(u32::MAX);
         if n_tokens == 0 {
             return Err(Violation::NoTokens(id));
@@ -152,20 +156,20 @@ impl Sequences {
             return Err(Violation::NoSuchToken { id, token, n_vocab });
         }
         self.forget(id);
-        if self.held.len() >= held_max {
-            return Err(Violation::TooManySequences { n: self.held.len() + 1, held_max });
+        if self.held.len() >= running_max {
+            return Err(Violation::TooManySequences { n: self.held.len() + 1, running_max });
         }
         let mut sequence = self.spare.pop().unwrap_or_default();
-        sequence.restart(request, n_groups, context);
+        sequence.restart(request, &self.limits);
         self.held.insert(id, sequence);
         Ok(())
     }
 
     fn slice(&mut self, slice: &Slice, blocks: &mut &[BlockId], batch: &mut Batch) -> Result<(), Violation> {
         let sequence = self.held.get_mut(&slice.id).ok_or(Violation::Unknown(slice.id))?;
-        sequence.check(slice, self.limits.context)?;
-        sequence.take_blocks(slice, blocks, self.limits.n_blocks)?;
-        sequence.fresh = false;
+        sequence.check(slice, self.limits.context, self.n_begun)?;
+        sequence.take_blocks(slice, blocks, &self.limits)?;
+        sequence.last_slice = self.n_begun;
         sequence.n_computed = slice.range.end;
         if !sequence.failed {
             let n_rows = batch.n_rows() + slice.range.len();
@@ -185,24 +189,24 @@ impl Sequences {
             if let Some(sequence) = self.held.get(&slice.id)
                 && !sequence.failed
             {
-                let n_output = (slice.range.end as usize).saturating_sub(sequence.n_prompt) as u32;
-                draws.push(Draw { sampling: &sequence.sampling, position: slice.range.end, n_output });
+                let log = &sequence.tokens[..slice.range.end as usize];
+                let (prompt, output) = log.split_at(sequence.n_prompt.min(log.len()));
+                draws.push(Draw { sampling: &sequence.sampling, prompt, output });
             }
         }
     }
 
-    /// Appends what was drawn to the logs, answers each slice, and forgets what the step ends.
+    /// Appends what was drawn to the logs, and answers each slice.
     pub fn finish(&mut self, step: &Step, drawn: &mut [Option<TokenOut>], done: &mut Vec<SliceDone>) {
         let mut drawn = drawn.iter_mut();
         done.resize_with(step.slices.len(), SliceDone::default);
         for (slice, done) in step.slices.iter().zip(done) {
-            done.tokens.clear();
-            done.failed = false;
+            clear(done);
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
             if slice.want == Want::Last && !sequence.failed {
                 match drawn.next().and_then(Option::take) {
                     Some(out) => {
-                        sequence.tokens.push(out.token);
+                        sequence.learn(slice.range.end, out.token);
                         done.tokens.push(out);
                     }
                     None => sequence.failed = true,
@@ -210,7 +214,6 @@ impl Sequences {
             }
             done.failed = sequence.failed;
         }
-        step.ends.iter().for_each(|id| self.forget(*id));
     }
 
     fn forget(&mut self, id: RequestId) {
@@ -221,31 +224,36 @@ impl Sequences {
 }
 
 impl Sequence {
-    fn restart(&mut self, request: &Request, n_groups: usize, context: u32) {
-        // The log grows by a token per step, and by a few past its end that were planned ahead.
-        let n_max = (request.prompt.len() + request.sampling.tokens_max as usize).min(context as usize) + 1;
+    fn restart(&mut self, request: &Request, limits: &SequenceLimits) {
+        /// Tokens that slices planned past a stop may add.
+        const PAST_END: usize = 8;
+        let n_tokens = request.prompt.len().saturating_add(request.sampling.tokens_max as usize);
+        let n_max = n_tokens.max(request.n_tokens()).min(limits.context as usize) + PAST_END;
         self.tokens.clear();
-        self.tokens.reserve(n_max.max(request.n_tokens() + 1));
+        self.tokens.reserve(n_max);
         self.tokens.extend(request.prompt.iter().chain(&request.output));
         self.n_prompt = request.prompt.len();
         self.sampling.clone_from(&request.sampling);
         self.n_computed = 0;
-        self.fresh = true;
+        self.last_slice = 0;
         self.failed = false;
-        self.tables.resize_with(n_groups, Vec::new);
+        self.tables.resize_with(limits.groups.len(), Vec::new);
         for table in &mut self.tables {
             table.clear();
             table.reserve(blocks_for(n_max as u32) as usize);
         }
     }
 
-    fn check(&self, slice: &Slice, context: u32) -> Result<(), Violation> {
+    fn check(&self, slice: &Slice, context: u32, step: u64) -> Result<(), Violation> {
         let (id, start, end) = (slice.id, slice.range.start, slice.range.end);
         if start >= end {
             return Err(Violation::Empty { id, start });
         }
+        if self.last_slice == step {
+            return Err(Violation::TwoSlices(id));
+        }
         // Only full blocks are shared, so a prefix that others have computed ends on one.
-        let shared_prefix = self.fresh && start.is_multiple_of(BLOCK_TOKENS);
+        let shared_prefix = self.last_slice == 0 && start.is_multiple_of(BLOCK_TOKENS);
         if start != self.n_computed && !shared_prefix {
             return Err(Violation::Gap { id, start, n_computed: self.n_computed });
         }
@@ -257,16 +265,18 @@ impl Sequence {
         if end > n_tokens && !self.failed {
             return Err(Violation::NotInLog { id, end, n_tokens });
         }
-        if slice.want == Want::Last && end < n_tokens {
-            return Err(Violation::Drawn { id, end });
-        }
         Ok(())
     }
 
-    fn take_blocks(&mut self, slice: &Slice, blocks: &mut &[BlockId], n_blocks: u32) -> Result<(), Violation> {
-        let id = slice.id;
-        for table in &mut self.tables {
-            let needed = (blocks_for(slice.range.end) as usize).saturating_sub(table.len());
+    fn take_blocks(
+        &mut self,
+        slice: &Slice,
+        blocks: &mut &[BlockId],
+        limits: &SequenceLimits,
+    ) -> Result<(), Violation> {
+        let (id, n_blocks) = (slice.id, limits.n_blocks);
+        for (group, table) in limits.groups.iter().zip(&mut self.tables) {
+            let needed = (group.n_blocks(slice.range.end) as usize).saturating_sub(table.len());
             let Some((new, rest)) = blocks.split_at_checked(needed) else {
                 return Err(Violation::TooFewBlocks { id, needed, n_left: blocks.len() });
             };
@@ -294,6 +304,13 @@ impl Sequence {
         Ok(())
     }
 
+    /// A drawn token belongs to a position: one that the log already holds is not learned twice.
+    fn learn(&mut self, position: u32, token: Token) {
+        if self.tokens.len() == position as usize {
+            self.tokens.push(token);
+        }
+    }
+
     fn lay_out(&self, slice: &Slice, batch: &mut Batch) {
         let first = batch.n_rows() as u32;
         let rows = first..first + slice.range.len() as u32;
@@ -304,8 +321,16 @@ impl Sequence {
         }
         batch.slices.push(BatchSlice { rows, start: slice.range.start });
         for (of_batch, of_sequence) in batch.tables.iter_mut().zip(&self.tables) {
-            of_batch.blocks.extend_from_slice(&of_sequence[..blocks_for(slice.range.end) as usize]);
+            of_batch.blocks.extend_from_slice(of_sequence);
             of_batch.bounds.push(of_batch.blocks.len() as u32);
         }
     }
+}
+
+/// Empties an answer and keeps its memory.
+fn clear(done: &mut SliceDone) {
+    done.tokens.clear();
+    done.scored.clear();
+    done.pooled.clear();
+    done.failed = false;
 }

@@ -41,8 +41,8 @@ impl<D: Device> RowParallel<D> {
 
     fn load_owned(device: &D, whole: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<RowParallel<D>> {
         let n_leaves = leaves.len() as u32;
-        let bounds = leaves.bounds();
-        let stored = columns(whole, bounds[owned.start as usize] as usize..bounds[owned.end as usize] as usize);
+        let elements = leaves.elements(&owned);
+        let stored = whole.columns(elements.start as usize..elements.end as usize)?;
         let weight = device.matrix_leaves(stored, leaves, owned.clone())?;
         Ok(RowParallel { weight, runs: aligned_runs(owned, n_leaves), n_leaves })
     }
@@ -68,10 +68,4 @@ impl<D: Device> RowParallel<D> {
         device.linear_runs(x, &self.weight, n_rows, out); // [n_planes * n_rows, n_out]
         Ok(collective.sum_leaves(device, out, &self.runs, self.n_leaves, n_rows)?)
     }
-}
-
-/// Some columns of a stored matrix, on the bounds of its blocks: the same bytes, seen with a longer stride.
-fn columns<'a>(whole: Stored<'a>, columns: Range<usize>) -> Stored<'a> {
-    let skipped = whole.dtype.row_bytes(columns.start);
-    Stored { k: columns.len(), bytes: &whole.bytes[skipped..], ..whole }
 }

@@ -12,20 +12,14 @@ pub use llama::Llama;
 use backend::{Activations, Batch, Device, KvDtype, KvSpec};
 use checkpoint::{Checkpoint, Family, ModelSpec};
 use collective::Collective;
-use types::{CacheGroup, Numerics, PolicyDigest};
+use types::{CacheGroup, DeviceClass, Numerics, PolicyDigest};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("tensor {tensor} is missing, {expected:?} was expected")]
-    Missing { tensor: String, expected: [usize; 2] },
     #[error("tensor {tensor} is {shape:?}, {expected:?} was expected")]
     Shape { tensor: String, shape: [usize; 2], expected: [usize; 2] },
-    #[error("tensor {tensor} is of type {dtype}, which is not supported here")]
-    Dtype { tensor: String, dtype: String },
-    #[error("the model's shape is impossible: {0}")]
-    Spec(String),
     #[error(transparent)]
     Unsupported(#[from] types::Unsupported),
     #[error(transparent)]
@@ -102,10 +96,10 @@ pub fn cache_groups(spec: &ModelSpec) -> Vec<CacheGroup> {
 /// The KV of each cache group, for a pool of `n_blocks`.
 pub fn kv_specs(spec: &ModelSpec, dtype: KvDtype, n_blocks: usize) -> Vec<KvSpec> {
     let full = KvSpec {
-        n_layers: spec.n_layers,
+        n_layers: spec.n_layers as usize,
         n_blocks,
-        n_kv_heads: spec.n_kv_heads,
-        head_dim: spec.head_dim,
+        n_kv_heads: spec.n_kv_heads as usize,
+        head_dim: spec.head_dim as usize,
         dtype,
     };
     match spec.family {
@@ -116,7 +110,7 @@ pub fn kv_specs(spec: &ModelSpec, dtype: KvDtype, n_blocks: usize) -> Vec<KvSpec
 /// Everything that can change a bit of what this model answers.
 pub fn policy(checkpoint: &Checkpoint, activations: Activations, kv_dtype: KvDtype) -> PolicyDigest {
     let numerics = Numerics {
-        device_class: "cpu",
+        device_class: DeviceClass::Cpu,
         activations: match activations {
             Activations::Int8 => "int8",
             Activations::F32 => "f32",
@@ -127,6 +121,7 @@ pub fn policy(checkpoint: &Checkpoint, activations: Activations, kv_dtype: KvDty
         },
         weights: checkpoint.digest(),
         quantization: "none",
+        adapter: None,
     };
     numerics.digest()
 }

@@ -2,11 +2,11 @@
 
 use crate::layers::{Norm, RowParallel};
 use crate::weights::Weights;
-use crate::{Error, Limits, Result, rope};
+use crate::{Limits, Result, rope};
 use backend::{Batch, Device, Heads};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::Collective;
-use types::Leaves;
+use types::{DeviceClass, Leaves};
 
 /// All layers share one cache group.
 const GROUP: usize = 0;
@@ -58,12 +58,13 @@ impl<D: Device> Llama<D> {
     pub fn load(checkpoint: &Checkpoint, device: &D, collective: &Collective, limits: Limits) -> Result<Llama<D>> {
         let spec = checkpoint.spec();
         check(spec)?;
+        let shape = &Shape::of(spec);
         let all = Weights::new(checkpoint);
         let model = all.under("model");
-        let layers = (0..spec.n_layers)
-            .map(|i| Layer::load(&model.under("layers").under(i), spec, i, device, collective))
+        let layers = (0..spec.n_layers as usize)
+            .map(|i| Layer::load(&model.under("layers").under(i), shape, i, device, collective))
             .collect::<Result<Vec<_>>>()?;
-        let (n_vocab, hidden) = (spec.vocab, spec.hidden);
+        let Shape { n_vocab, hidden, .. } = *shape;
         let embed_tokens = device.matrix(&[model.matrix("embed_tokens", n_vocab, hidden)?])?;
         let lm_head = match spec.tied_embeddings {
             true => None,
@@ -74,7 +75,7 @@ impl<D: Device> Llama<D> {
             norm: Norm { weight: model.vector("norm", hidden, device)?, eps: spec.norm_eps },
             lm_head,
             rope: rope::load(device, &spec.rope, limits.context)?,
-            scratch: Scratch::new(device, spec, &layers, limits)?,
+            scratch: Scratch::new(device, shape, &layers, limits)?,
             layers,
         })
     }
@@ -118,19 +119,19 @@ impl<D: Device> Llama<D> {
 impl<D: Device> Layer<D> {
     fn load(
         at: &Weights<'_>,
-        spec: &ModelSpec,
+        shape: &Shape,
         layer: usize,
         device: &D,
         collective: &Collective,
     ) -> Result<Layer<D>> {
         let norm = |name| -> Result<Norm<D>> {
-            Ok(Norm { weight: at.vector(name, spec.hidden, device)?, eps: spec.norm_eps })
+            Ok(Norm { weight: at.vector(name, shape.hidden, device)?, eps: shape.norm_eps })
         };
         Ok(Layer {
             input_norm: norm("input_layernorm")?,
-            attention: Attention::load(&at.under("self_attn"), spec, layer, device, collective)?,
+            attention: Attention::load(&at.under("self_attn"), shape, layer, device, collective)?,
             post_norm: norm("post_attention_layernorm")?,
-            mlp: Mlp::load(&at.under("mlp"), spec, device, collective)?,
+            mlp: Mlp::load(&at.under("mlp"), shape, device, collective)?,
         })
     }
 
@@ -145,21 +146,21 @@ impl<D: Device> Layer<D> {
 impl<D: Device> Attention<D> {
     fn load(
         at: &Weights<'_>,
-        spec: &ModelSpec,
+        shape: &Shape,
         layer: usize,
         device: &D,
         collective: &Collective,
     ) -> Result<Attention<D>> {
-        let ModelSpec { hidden, n_heads, n_kv_heads, head_dim, .. } = *spec;
+        let Shape { hidden, n_heads, n_kv_heads, head_dim, .. } = *shape;
         let q = at.matrix("q_proj", n_heads * head_dim, hidden)?;
         let k = at.matrix("k_proj", n_kv_heads * head_dim, hidden)?;
         let v = at.matrix("v_proj", n_kv_heads * head_dim, hidden)?;
         let o = at.matrix("o_proj", hidden, n_heads * head_dim)?;
-        let leaves = Leaves::of_heads(n_heads as u32, head_dim as u32);
+        let leaves = Leaves::o_proj(DeviceClass::Cpu, n_heads as u32, head_dim as u32);
         Ok(Attention {
             qkv: device.matrix(&[q, k, v])?,
             output: RowParallel::load(device, collective, o, &leaves)?,
-            heads: Heads { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() },
+            heads: Heads::whole(n_heads, n_kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt()),
             layer,
         })
     }
@@ -183,11 +184,12 @@ impl<D: Device> Attention<D> {
 }
 
 impl<D: Device> Mlp<D> {
-    fn load(at: &Weights<'_>, spec: &ModelSpec, device: &D, collective: &Collective) -> Result<Mlp<D>> {
-        let gate = at.matrix("gate_proj", spec.inner, spec.hidden)?;
-        let up = at.matrix("up_proj", spec.inner, spec.hidden)?;
-        let down = at.matrix("down_proj", spec.hidden, spec.inner)?;
-        let leaves = Leaves::of_inner(spec.inner as u32);
+    fn load(at: &Weights<'_>, shape: &Shape, device: &D, collective: &Collective) -> Result<Mlp<D>> {
+        let Shape { hidden, inner, .. } = *shape;
+        let gate = at.matrix("gate_proj", inner, hidden)?;
+        let up = at.matrix("up_proj", inner, hidden)?;
+        let down = at.matrix("down_proj", hidden, inner)?;
+        let leaves = Leaves::down_proj(DeviceClass::Cpu, inner as u32);
         Ok(Mlp {
             gate_up: device.matrix(&[gate, up])?,
             down: RowParallel::load(device, collective, down, &leaves)?,
@@ -203,8 +205,8 @@ impl<D: Device> Mlp<D> {
 }
 
 impl<D: Device> Scratch<D> {
-    fn new(device: &D, spec: &ModelSpec, layers: &[Layer<D>], limits: Limits) -> Result<Scratch<D>> {
-        let ModelSpec { hidden, n_heads, n_kv_heads, head_dim, inner, .. } = *spec;
+    fn new(device: &D, shape: &Shape, layers: &[Layer<D>], limits: Limits) -> Result<Scratch<D>> {
+        let Shape { hidden, n_heads, n_kv_heads, head_dim, inner, n_vocab, .. } = *shape;
         let Limits { rows_max, outputs_max, .. } = limits;
         let planes = |of: fn(&Layer<D>) -> &RowParallel<D>| {
             rows_max * layers.iter().map(|layer| of(layer).n_planes()).max().unwrap_or(1)
@@ -219,24 +221,39 @@ impl<D: Device> Scratch<D> {
             inner: device.buffer(rows_max, inner)?,
             mlp: device.buffer(planes(|layer| &layer.mlp.down), hidden)?,
             wanted: device.buffer(outputs_max, hidden)?,
-            logits: device.buffer(outputs_max, spec.vocab)?,
+            logits: device.buffer(outputs_max, n_vocab)?,
         })
     }
 }
 
-/// What the operations take for granted of a model's shape.
+/// The numbers of a spec, as lengths.
+struct Shape {
+    hidden: usize,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    inner: usize,
+    n_vocab: usize,
+    norm_eps: f32,
+}
+
+impl Shape {
+    fn of(spec: &ModelSpec) -> Shape {
+        Shape {
+            hidden: spec.hidden as usize,
+            n_heads: spec.n_heads as usize,
+            n_kv_heads: spec.n_kv_heads as usize,
+            head_dim: spec.head_dim as usize,
+            inner: spec.inner as usize,
+            n_vocab: spec.vocab as usize,
+            norm_eps: spec.norm_eps,
+        }
+    }
+}
+
+/// What a checkpoint may say and no operation here does.
 fn check(spec: &ModelSpec) -> Result<()> {
-    let ModelSpec { hidden, n_layers, n_heads, n_kv_heads, head_dim, inner, vocab, .. } = *spec;
-    if [hidden, n_layers, n_heads, n_kv_heads, head_dim, inner, vocab].contains(&0) {
-        return Err(Error::Spec("a size of zero".into()));
-    }
-    if !n_heads.is_multiple_of(n_kv_heads) {
-        return Err(Error::Spec(format!("{n_heads} heads do not share {n_kv_heads} KV heads evenly")));
-    }
-    if !head_dim.is_multiple_of(2) {
-        return Err(Error::Spec(format!("a head of {head_dim} has no pairs to turn")));
-    }
-    if spec.rope.dim != head_dim {
+    if spec.rope.dim != spec.head_dim {
         return Err(types::Unsupported("rotary positions on a part of the head").into());
     }
     Ok(())

@@ -7,7 +7,7 @@ use checkpoint::{RopeScaling, RopeSpec};
 pub fn load<D: Device>(device: &D, spec: &RopeSpec, context: u32) -> Result<D::Rope> {
     let (cos, sin) = tables(spec, context);
     let style = if spec.pairs { RopeStyle::Pairs } else { RopeStyle::Halves };
-    Ok(device.rope(&cos, &sin, spec.dim / 2, style)?)
+    Ok(device.rope(&cos, &sin, spec.dim as usize / 2, style)?)
 }
 
 /// cos, sin: [context, dim / 2]
@@ -27,6 +27,21 @@ fn tables(spec: &RopeSpec, context: u32) -> (Vec<f32>, Vec<f32>) {
 
 /// Radians per position of each pair: `theta^(-2i/dim)`, scaled.
 fn frequencies(spec: &RopeSpec) -> Vec<f64> {
-    let plain = (0..spec.dim / 2).map(|i| libm::pow(spec.theta, -((2 * i) as f64) / spec.dim as f64));
-    plain.map(|turn| scaled(turn, &spec.scaling)).collect()
+    let plain = |i: u32| libm::pow(f64::from(spec.theta), -f64::from(2 * i) / f64::from(spec.dim));
+    (0..spec.dim / 2).map(|i| scaled(plain(i), i as usize, &spec.scaling)).collect()
+}
+
+fn scaled(turn: f64, i: usize, scaling: &RopeScaling) -> f64 {
+    match scaling {
+        RopeScaling::None => turn,
+        RopeScaling::Linear { factor } => turn / f64::from(*factor),
+        RopeScaling::Divisors(divisors) => turn / divisors.get(i).map_or(1.0, |divisor| f64::from(*divisor)),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            let (low, high) = (f64::from(*low_freq_factor), f64::from(*high_freq_factor));
+            // How often this pair turns within the context that the model was first made for.
+            let n_turns = f64::from(*original_context) * turn / (2.0 * std::f64::consts::PI);
+            let kept = ((n_turns - low) / (high - low)).clamp(0.0, 1.0);
+            turn * (kept + (1.0 - kept) / f64::from(*factor))
+        }
+    }
 }

@@ -8,33 +8,66 @@
 //! Where a filter cuts among equals, the lower id stays. Nothing here depends on an order of work, so rows may be drawn
 //! by any thread, and candidates visited in any way.
 
-use super::math;
-use crate::Draw;
+use super::isa::{Isa, Kernel, dispatch};
+use super::lanes::{LANES, Lanes};
+use super::memory::Shared;
+use super::{Buffer, Cpu, math};
+use crate::{Draw, Sample};
+use std::cell::RefCell;
 use types::{Sampling, Token, TokenLogprob, TokenOut};
 
+impl Sample for Cpu {
+    fn draw(&self, logits: &Buffer, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>) {
+        out.clear();
+        out.resize_with(draws.len(), || None);
+        let drawn = Shared::new(out.as_mut_ptr());
+        self.team.run(draws.len(), &|rows| {
+            SCRATCH.with_borrow_mut(|scratch| {
+                scratch.isa = self.config().isa;
+                for row in rows {
+                    // SAFETY: `out` is as long as `draws`, and one thread has this row.
+                    let to = unsafe { drawn.part(row, 1) };
+                    to[0] = draw_row(logits.row(row), &draws[row], scratch);
+                }
+            });
+        });
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
 /// What one thread needs to draw; its memory is kept.
-#[derive(Default)]
-pub(crate) struct Scratch {
+struct Scratch {
+    isa: Isa,
     keys: Vec<Key>,
     masked: Vec<f32>,
 }
 
+impl Default for Scratch {
+    fn default() -> Scratch {
+        Scratch { isa: Isa::Plain, keys: Vec::new(), masked: Vec::new() }
+    }
+}
+
 /// None if the row holds something that is no number, or nothing that can be drawn.
-pub(crate) fn draw_row(row: &[f32], draw: &Draw<'_>, scratch: &mut Scratch) -> Option<TokenOut> {
-    let Scratch { keys, masked } = scratch;
+fn draw_row(row: &[f32], draw: &Draw<'_>, scratch: &mut Scratch) -> Option<TokenOut> {
+    let Scratch { isa, keys, masked } = scratch;
+    let isa = *isa;
     let sampling = draw.sampling;
     let largest = largest_of(row)?;
-    let hides_stops = draw.n_output < sampling.tokens_min && !sampling.stop.is_empty();
+    let hides_stops = draw.n_output() < sampling.tokens_min && !sampling.stop.is_empty();
     let token = match hides_stops {
-        false => drawn(row, largest, draw, keys),
+        false => drawn(row, largest, draw, isa, keys),
         true => {
             mask(row, &sampling.stop, masked);
-            drawn(masked, largest_of(masked)?, draw, keys)
+            drawn(masked, largest_of(masked)?, draw, isa, keys)
         }
     };
     let mut out = TokenOut { token, logprob: None, top: Vec::new() };
     if let Some(n_top) = sampling.logprobs {
-        let log_sum = largest + math::ln(sum_exp(row, largest, 1.0));
+        let log_sum = largest + math::ln(sum_exp(isa, row, largest, 1.0));
         out.logprob = Some(row[token as usize] - log_sum);
         if n_top > 0 {
             select_largest(row, usize::from(n_top), keys);
@@ -72,7 +105,7 @@ fn mask(row: &[f32], stop: &[Token], masked: &mut Vec<f32>) {
     }
 }
 
-fn drawn(row: &[f32], largest: f32, draw: &Draw<'_>, keys: &mut Vec<Key>) -> Token {
+fn drawn(row: &[f32], largest: f32, draw: &Draw<'_>, isa: Isa, keys: &mut Vec<Key>) -> Token {
     let first = first_of(row, largest);
     let sampling = draw.sampling;
     let is_hot = sampling.temperature > 0.0;
@@ -82,7 +115,7 @@ fn drawn(row: &[f32], largest: f32, draw: &Draw<'_>, keys: &mut Vec<Key>) -> Tok
     let scale = 1.0 / f64::from(sampling.temperature);
     let scaled = |token: Token| f64::from(row[token as usize] - largest) * scale;
     let least = if sampling.min_p > 0.0 { libm::log(f64::from(sampling.min_p)) } else { f64::NEG_INFINITY };
-    let noise = Noise::new(sampling.seed, sampling.choice, draw.position);
+    let noise = Noise::new(sampling.seed, sampling.choice, draw.position());
     // The most likely survives every filter, and raises the bar that the rest must pass.
     let mut best = Best { token: first, score: noise.gumbel(first) };
     let mut offer = |token: Token| {
@@ -95,7 +128,7 @@ fn drawn(row: &[f32], largest: f32, draw: &Draw<'_>, keys: &mut Vec<Key>) -> Tok
     if top_k == row.len() && sampling.top_p >= 1.0 {
         (0..row.len() as Token).for_each(offer);
     } else {
-        let n = select(row, largest, top_k, sampling, keys);
+        let n = select(row, largest, top_k, sampling, isa, keys);
         keys[..n].iter().for_each(|key| offer(key.token()));
     }
     best.token
@@ -106,10 +139,11 @@ fn first_of(row: &[f32], largest: f32) -> Token {
 }
 
 /// Fills `keys` with the most likely tokens in order, of which the first so many pass top_k and top_p.
-fn select(row: &[f32], largest: f32, top_k: usize, sampling: &Sampling, keys: &mut Vec<Key>) -> usize {
+fn select(row: &[f32], largest: f32, top_k: usize, sampling: &Sampling, isa: Isa, keys: &mut Vec<Key>) -> usize {
     /// Most distributions have their top_p in so few.
     const FIRST_LOOK: usize = 64;
-    let scale = 1.0 / sampling.temperature;
+    // Of the smallest temperatures the inverse is infinite, and zero times that is no number.
+    let scale = (1.0 / sampling.temperature).min(f32::MAX);
     let weight = |key: &Key| f64::from(math::exp((row[key.token() as usize] - largest) * scale));
     if sampling.top_p >= 1.0 {
         select_largest(row, top_k, keys);
@@ -119,7 +153,7 @@ fn select(row: &[f32], largest: f32, top_k: usize, sampling: &Sampling, keys: &m
         select_largest(row, top_k, keys);
         keys.iter().map(weight).sum()
     } else {
-        f64::from(sum_exp(row, largest, scale))
+        f64::from(sum_exp(isa, row, largest, scale))
     };
     let wanted = total * f64::from(sampling.top_p);
     let mut n_seen = if top_k < row.len() { top_k } else { FIRST_LOOK.min(top_k) };
@@ -179,19 +213,34 @@ fn select_largest(row: &[f32], k: usize, keys: &mut Vec<Key>) {
 }
 
 /// The sum of `e^((logit - largest) * scale)`: sixteen lanes and one tree.
-fn sum_exp(row: &[f32], largest: f32, scale: f32) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    for chunk in row.chunks(16) {
-        for (lane, logit) in lanes.iter_mut().zip(chunk) {
-            *lane += math::exp((logit - largest) * scale);
+fn sum_exp(isa: Isa, row: &[f32], largest: f32, scale: f32) -> f32 {
+    let mut sum = 0.0;
+    dispatch(isa, SumExp { row, largest, scale, sum: &mut sum });
+    sum
+}
+
+struct SumExp<'a> {
+    row: &'a [f32],
+    largest: f32,
+    scale: f32,
+    sum: &'a mut f32,
+}
+
+impl Kernel for SumExp<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let (largest, scale) = (L::splat(self.largest), L::splat(self.scale));
+        let weight = |logits: L| math::exp(logits.sub(largest).mul(scale));
+        let (chunks, rest) = self.row.as_chunks::<LANES>();
+        let mut sums = L::splat(0.0);
+        for chunk in chunks {
+            sums = sums.add(weight(L::load(chunk)));
         }
-    }
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            lanes[i] += lanes[i + half];
+        if !rest.is_empty() {
+            sums = sums.add(weight(L::load_first(rest)).keep_first(rest.len(), 0.0));
         }
+        *self.sum = sums.sum();
     }
-    lanes[0]
 }
 
 struct Best {
@@ -269,7 +318,8 @@ mod tests {
     }
 
     fn draw(row: &[f32], sampling: &Sampling, position: u32) -> Option<TokenOut> {
-        draw_row(row, &Draw { sampling, position, n_output: 0 }, &mut Scratch::default())
+        let prompt = vec![0; position as usize];
+        draw_row(row, &Draw { sampling, prompt: &prompt, output: &[] }, &mut Scratch::default())
     }
 
     fn token(row: &[f32], sampling: &Sampling, position: u32) -> Token {
@@ -430,9 +480,12 @@ mod tests {
     fn stop_tokens_wait_for_tokens_min() {
         let row = [0.0, 9.0, 1.0];
         let sampling = Sampling { tokens_min: 2, stop: vec![1, 77], ..Sampling::default() };
-        let at = |n_output| draw_row(&row, &Draw { sampling: &sampling, position: 9, n_output }, &mut Scratch::default());
-        assert_eq!(at(1).unwrap().token, 2);
-        assert_eq!(at(2).unwrap().token, 1);
+        let after = |output: &[Token]| {
+            let draw = Draw { sampling: &sampling, prompt: &[1, 1, 1], output };
+            draw_row(&row, &draw, &mut Scratch::default()).unwrap().token
+        };
+        assert_eq!(after(&[0]), 2);
+        assert_eq!(after(&[0, 0]), 1);
     }
 
     #[test]
