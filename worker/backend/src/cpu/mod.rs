@@ -12,6 +12,7 @@ mod memory;
 mod pack;
 mod panels;
 mod pointwise;
+mod sample;
 pub(crate) mod rows;
 mod team;
 
@@ -298,3 +299,5 @@ impl Pointwise for Cpu {
         }
     }
 }
+
+impl crate::Device for Cpu {}
