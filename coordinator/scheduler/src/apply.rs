@@ -41,7 +41,7 @@ impl Scheduler {
     fn apply_slice(&mut self, planned: &Planned, slice: usize, done: &SliceDone, out: &mut Vec<Output>) {
         let idx = planned.sequence;
         let Some(sequence) = self.sequences.of_generation(idx, planned.generation) else {
-            self.counters.tokens_discarded += done.tokens.len() as u64;
+            self.counters.tokens_redrawn += done.tokens.len() as u64;
             return;
         };
         sequence.n_slices_in_flight -= 1;

@@ -25,8 +25,10 @@ pub struct Counters {
     pub tokens_computed: u64,
     /// Tokens that went out.
     pub tokens_drawn: u64,
-    /// Tokens that came back for a sequence that had ended or had been preempted.
+    /// Tokens that came back for a sequence that had ended: planned past a stop, or cancelled.
     pub tokens_discarded: u64,
+    /// Tokens that came back for a sequence that had been preempted; they are drawn again.
+    pub tokens_redrawn: u64,
     pub slices_ahead: u64,
     pub admissions: u64,
     pub preemptions: u64,
