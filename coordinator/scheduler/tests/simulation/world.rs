@@ -15,6 +15,14 @@ const REQUESTS_MAX: u64 = 24;
 /// Far more than the longest run needs; whoever reaches it makes no progress.
 const TICKS_MAX: u64 = 50_000;
 
+/// How rough a run is, each in percent of ticks.
+struct Weather {
+    cancels: u64,
+    losses: u64,
+    deadlines: u64,
+    submits: u64,
+}
+
 struct Client {
     request: Request,
     expected: Expected,
@@ -25,6 +33,7 @@ struct Client {
 
 pub struct World {
     rng: Rng,
+    weather: Weather,
     config: Config,
     scheduler: Scheduler,
     worker: Worker,
@@ -50,6 +59,7 @@ impl World {
         World {
             scheduler: Scheduler::new(config.clone(), epoch).unwrap(),
             worker: worker(&config, epoch, config.n_blocks),
+            weather: draw_weather(&mut rng),
             rng,
             config,
             epoch,
@@ -78,14 +88,15 @@ impl World {
 
     fn tick(&mut self) {
         self.now = self.now.plus(self.rng.below(50));
+        let Weather { cancels, losses, submits, .. } = self.weather;
         match self.rng.below(100) {
-            0..12 => self.submit(),
-            12..15 => self.cancel(),
-            15..17 => self.submit_again(),
-            17..18 => self.lose_workers(),
-            18..20 => self.answer_wrongly(),
-            20..25 => self.expire(),
-            25..65 => self.plan(),
+            at if at < submits => self.submit(),
+            at if at < submits + cancels => self.cancel(),
+            at if at < submits + cancels + losses => self.lose_workers(),
+            30..31 => self.submit_again(),
+            31..33 => self.answer_wrongly(),
+            33..37 => self.expire(),
+            37..70 => self.plan(),
             _ => self.answer(),
         }
         if !self.draining && self.n_submitted == REQUESTS_MAX && self.rng.chance(2) {
@@ -107,7 +118,8 @@ impl World {
         let rng = &mut self.rng;
         let context_max = self.config.context_max;
         let base = &self.bases[rng.below(3) as usize];
-        let n_shared = rng.between(0, 80.min(context_max - 2)) as usize;
+        let n_shared_max = if rng.chance(50) { 18 } else { 80.min(context_max - 2) };
+        let n_shared = rng.between(0, n_shared_max) as usize;
         let mut prompt = base[..n_shared].to_vec();
         let n_own = rng.between(u32::from(n_shared == 0), 12);
         prompt.extend((0..n_own).map(|_| rng.below(1000) as Token));
@@ -118,13 +130,13 @@ impl World {
             sampling: Sampling {
                 seed: rng.next(),
                 choice: if rng.chance(5) { POISONED } else { 0 },
-                tokens_max: rng.between(0, 40),
+                tokens_max: if rng.chance(5) { 0 } else { rng.between(1, 100) },
                 tokens_min: if rng.chance(20) { rng.between(0, 10) } else { 0 },
-                stop: if rng.chance(60) { vec![3] } else { vec![] },
+                stop: if rng.chance(50) { vec![3] } else { vec![] },
                 ..Sampling::default()
             },
             priority: Priority(rng.below(3) as i8 - 1),
-            deadline: rng.chance(15).then(|| self.now.plus(rng.below(2000))),
+            deadline: rng.chance(self.weather.deadlines).then(|| self.now.plus(rng.below(4000).saturating_sub(100))),
             cache_bypass: rng.chance(10),
             ..Request::default()
         }
@@ -274,9 +286,6 @@ impl World {
 
     /// What was in flight is lost with the caches; the new workers may have more room, or less.
     fn lose_workers(&mut self) {
-        if self.rng.chance(60) {
-            return;
-        }
         self.in_flight.clear();
         self.epoch.n += 1;
         let mut out = Vec::new();
@@ -325,11 +334,20 @@ impl World {
     }
 }
 
+fn draw_weather(rng: &mut Rng) -> Weather {
+    Weather {
+        cancels: rng.below(3),
+        losses: rng.below(8) / 7,
+        deadlines: rng.below(3) * 10,
+        submits: u64::from(rng.between(5, 25)),
+    }
+}
+
 fn draw_n_blocks(rng: &mut Rng, context_max: u32) -> u32 {
     let least = blocks_for(context_max - 1);
     match rng.below(10) {
         0 => rng.between(least.div_ceil(2), least),
-        1..5 => rng.between(least, least + 4),
+        1..8 => rng.between(least, least + 6),
         _ => rng.between(least, 40),
     }
 }
