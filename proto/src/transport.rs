@@ -16,8 +16,6 @@ use tonic::codegen::Service;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server, Uri};
 
-/// The longest frame that is read. A step carries the prompts of all that start in it.
-pub const FRAME_BYTES_MAX: usize = 64 << 20;
 /// Bytes on their way in each direction of a pipe.
 const PIPE_BYTES_MAX: usize = 256 << 10;
 /// Connections that were dialled and not yet accepted.

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
-use types::{Epoch, Grid, Rank, Step};
+use types::{Epoch, Step};
 
 /// How a session ended that ended well enough to begin another.
 #[derive(Debug, thiserror::Error)]
@@ -46,8 +46,8 @@ impl Worker {
         let hello = WorkerFrame { frame: Some(Frame::Hello(self.hello())) };
         up.try_send(hello).expect("an empty queue has room for one");
         let mut client = CoordinatorClient::new(channel)
-            .max_decoding_message_size(proto::transport::FRAME_BYTES_MAX)
-            .max_encoding_message_size(proto::transport::FRAME_BYTES_MAX);
+            .max_decoding_message_size(proto::FRAME_BYTES_MAX)
+            .max_encoding_message_size(proto::FRAME_BYTES_MAX);
         let joined = timeout(self.config.join_timeout, client.join(ReceiverStream::new(frames))).await;
         let down = match joined {
             Err(_) => return Ok(Ended::Gone("no answer to the hello".into())),
@@ -122,7 +122,7 @@ impl Session<'_> {
     async fn assign(&mut self, assign: Assign) -> Option<Ended> {
         let assignment = match assignment(assign) {
             Ok(assignment) => assignment,
-            Err(message) => return self.fail(message).await,
+            Err(malformed) => return self.fail(format!("a place that cannot be meant: {malformed}")).await,
         };
         tracing::info!(epoch = %assignment.epoch, rank = assignment.rank.0, "taking a place");
         self.epoch = Some(assignment.epoch);
@@ -166,12 +166,12 @@ impl Session<'_> {
     }
 }
 
-fn assignment(assign: Assign) -> Result<Assignment, String> {
-    let small = |what: &str, n: u32| u16::try_from(n).map_err(|_| format!("{what} is out of range: {n}"));
+fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
+    let (rank, grid) = assign.grid()?;
     Ok(Assignment {
         epoch: Epoch { incarnation: assign.epoch_incarnation, n: assign.epoch_n },
-        rank: Rank(small("rank", assign.rank)?),
-        grid: Grid { pp: small("pp", assign.pp)?, tp: small("tp", assign.tp)?, ep: small("ep", assign.ep)? },
+        rank,
+        grid,
         model_path: assign.model_path.into(),
         activations: assign.activations,
         kv_dtype: assign.kv_dtype,

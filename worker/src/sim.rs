@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 use types::cache::blocks_for;
 use types::{
-    BLOCK_TOKENS, BlockId, Numerics, Request, RequestId, Sampling, Slice, SliceDone, Step, StepDone, Token,
-    TokenLogprob, TokenOut, Tokens, Want,
+    BLOCK_TOKENS, BlockId, DeviceClass, Numerics, Request, RequestId, Sampling, Slice, SliceDone, Step, StepDone,
+    Token, TokenLogprob, TokenOut, Tokens, Want,
 };
 
 /// What is modelled: the vocabulary, the size of a page, and times.
@@ -80,11 +80,12 @@ impl Load for Sim {
         assignment.grid.supported()?;
         let n_blocks = u32::try_from(assignment.kv_bytes / self.block_bytes.max(1)).unwrap_or(u32::MAX);
         let numerics = Numerics {
-            device_class: "sim",
+            device_class: DeviceClass::Sim,
             activations: &assignment.activations,
             kv_dtype: &assignment.kv_dtype,
             weights: [0; 32],
             quantization: "none",
+            adapter: None,
         };
         let ready = Ready { policy: numerics.digest(), n_blocks, weight_bytes: self.weight_bytes };
         Ok((Box::new(SimRunner::new(self.clone(), n_blocks)), ready))
@@ -142,10 +143,13 @@ impl SimRunner {
         }
         let out = self.sim.draw_out(sequence);
         sequence.log.push(out.token);
-        Ok(SliceDone { tokens: vec![out], failed: false })
+        Ok(SliceDone { tokens: vec![out], ..SliceDone::default() })
     }
 
     fn apply(&mut self, step: &Step, done: &mut StepDone) -> Result<(), String> {
+        for id in &step.ends {
+            self.sequences.remove(id).ok_or_else(|| format!("{id} ends and was not held"))?;
+        }
         for request in &step.starts {
             self.sequences.insert(request.id, Sequence::new(request.clone()));
         }
@@ -156,9 +160,6 @@ impl SimRunner {
         match blocks.count() {
             0 => {}
             n_left => return Err(format!("{n_left} blocks are for nobody")),
-        }
-        for id in &step.ends {
-            self.sequences.remove(id).ok_or_else(|| format!("{id} ends and was not held"))?;
         }
         Ok(())
     }
