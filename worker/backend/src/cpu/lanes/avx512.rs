@@ -144,7 +144,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     fn offset_start(sum_a: i32) -> __m512i {
-        unsafe { _mm512_set1_epi32(-128 * sum_a) }
+        unsafe { _mm512_set1_epi32(sum_a.wrapping_mul(-128)) }
     }
     #[inline(always)]
     fn dot_offset(acc: __m512i, w: __m512i, a: i32) -> __m512i {
