@@ -12,8 +12,8 @@ mod memory;
 mod pack;
 mod panels;
 mod pointwise;
+mod rows;
 mod sample;
-pub(crate) mod rows;
 mod team;
 
 pub use isa::Isa;
