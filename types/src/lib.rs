@@ -6,14 +6,14 @@
 
 extern crate alloc;
 
+pub mod block_hash;
+pub mod cache;
 pub mod id;
+pub mod leaves;
+pub mod policy;
 pub mod request;
 pub mod sampling;
 pub mod step;
-pub mod cache;
-pub mod block_hash;
-pub mod leaves;
-pub mod policy;
 pub mod topology;
 pub mod unsupported;
 
