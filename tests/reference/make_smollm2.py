@@ -95,9 +95,9 @@ def from_gguf(path):
     merges = [tuple(merge.split(" ")) for merge in read("tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
     # pre = smollm: every digit on its own, then GPT-2's words.
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
-    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
     tokenizer.decoder = decoders.ByteLevel()
     control = gguf.TokenType.CONTROL
     tokenizer.add_special_tokens([token for token, kind in zip(tokens, kinds) if kind == control])

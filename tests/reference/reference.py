@@ -31,7 +31,8 @@ def versions():
 def greedy(model, prompt, n_tokens, top_n):
     """One prefill, then one token at a time through the KV cache; an end of sequence does not end it.
 
-    Returns the tokens, the `top_n` best [id, logit] of each step, and every row of logits seen: [prompt + n_tokens - 1, vocab].
+    Returns the tokens, the `top_n` best [id, logit] of each step, and every row of logits that was seen:
+    [prompt + n_tokens - 1, vocab].
     """
     out = model(torch.tensor([prompt]), use_cache=True)
     rows = [out.logits[0]]
