@@ -432,7 +432,8 @@ mod tests {
         let (batch, done) = run(&mut sequences, &planned, Some(1)).unwrap();
         assert!(batch.n_rows() == 0 && done[0].failed && done[0].tokens.is_empty());
         // Begun again, it is as good as new.
-        let (_, done) = run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[4]), Some(8)).unwrap();
+        let (_, done) =
+            run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[4]), Some(8)).unwrap();
         assert!(!done[0].failed && done[0].tokens.len() == 1);
     }
 

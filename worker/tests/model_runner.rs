@@ -61,7 +61,8 @@ fn a_shared_prefix_gives_the_same_tokens() {
     let (mut runner, _) = loader(1).build(&assignment(MODEL)).unwrap();
     let prompt: Vec<_> = (0..70).map(|i| (i * 13) % common::VOCAB).collect();
     let sampling = Sampling { temperature: 1.0, logprobs: Some(2), ..Sampling::default() };
-    let request = |id| Request { id: RequestId(id), prompt: prompt.clone(), sampling: sampling.clone(), ..Request::default() };
+    let request =
+        |id| Request { id: RequestId(id), prompt: prompt.clone(), sampling: sampling.clone(), ..Request::default() };
     let slice = |id, range| Slice { id: RequestId(id), range, n_draft: 0, want: Want::Last };
     let blocks = |ids: &[u32]| ids.iter().copied().map(BlockId).collect::<Vec<_>>();
     let (mut cold, mut warm) = (StepDone::default(), StepDone::default());

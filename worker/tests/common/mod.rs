@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 use types::cache::blocks_for;
-use types::{BlockId, Epoch, Grid, Rank, Request, RequestId, Sampling, Slice, SliceDone, Step, StepDone, StepId, TokenOut, Want};
+use types::{
+    BlockId, Epoch, Grid, Rank, Request, RequestId, Sampling, Slice, SliceDone, Step, StepDone, StepId, TokenOut, Want,
+};
 use worker::{Assignment, Runner};
 
 pub const RUNNING_MAX: u32 = 16;
