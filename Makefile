@@ -29,13 +29,13 @@ test:
 	$(MAKE) clients
 
 clients: $(CLIENT_PACKAGES)/.ready
-	$(CARGO) build --workspace --locked
+	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
 	PYTHONPATH=$(CLIENT_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep
 
 $(CLIENT_PACKAGES)/.ready: tests/clients/requirements.txt
 	rm -rf $(CLIENT_PACKAGES)
-	$(PYTHON) -m pip install --quiet --target $(CLIENT_PACKAGES) -r $<
+	$(PYTHON) -m pip install --quiet --no-warn-conflicts --root-user-action ignore --target $(CLIENT_PACKAGES) -r $<
 	touch $@
 
 check:
