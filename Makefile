@@ -4,7 +4,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 # Given to `lockstep serve`: make serve ARGS="--port 9000"
 ARGS ?=
-# Python packages of the client tests: a folder and no virtual environment, which Debian's Python cannot make unasked.
+# Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
 CLIENT_PACKAGES := target/client-packages
 
 .PHONY: help serve test clients check
