@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of models, requests or ranks. `unsafe` lives here, beside the reason that makes it sound.
 #![allow(unsafe_code, reason = "kernels and their memory; each block says why it holds")]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 pub mod batch;
 pub mod cpu;

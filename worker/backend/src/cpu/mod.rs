@@ -12,7 +12,6 @@ mod memory;
 mod pack;
 mod panels;
 mod pointwise;
-pub(crate) mod rows;
 mod team;
 
 pub use isa::Isa;
