@@ -20,7 +20,7 @@ serve:
 	target/release/lockstep pull smollm2
 	exec target/release/lockstep serve $(ARGS)
 
-# The tests are built first, because they bring the binary that fetches the model that they need: one profile, one build.
+# The tests are built first: they bring the binary that fetches the model that they need. One profile, one build.
 test:
 	deploy/dev/packages.sh curl:curl etcd:etcd-server
 	$(CARGO) test --workspace --locked --no-run
