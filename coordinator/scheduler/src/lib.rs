@@ -1,5 +1,40 @@
 //! Plans steps. Knows nothing of time, sockets, devices, random sources or text: time is an argument, and the same
 //! calls give the same steps.
+//!
+//! There is no prefill and no decode: a sequence has so many tokens planned (`n_computed`) and so many in its log, and
+//! a step lets the first catch up with the second. Chunks, prefix hits, recompute after a preemption and replay after a
+//! loss are that one rule.
+//!
+//! ```text
+//! submit -> waiting -> (admitted by next_step) -> running -> (finished by apply, cancel, expire) -> ending -> gone
+//!              ^                                     |
+//!              +------ preempted, or workers lost ---+
+//! ```
 #![no_std]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod apply;
+mod blocks;
+mod check;
+mod config;
+mod end;
+mod in_flight;
+mod lru;
+mod plan;
+mod prefix;
+mod refusal;
+mod requeue;
+mod scheduler;
+mod sequence;
+mod stats;
+mod submit;
+mod waiting;
+
+pub use config::Config;
+pub use refusal::{Rejected, Stale};
+pub use scheduler::{Output, Scheduler};
+pub use stats::{Counters, Stats};

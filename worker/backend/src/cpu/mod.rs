@@ -12,6 +12,8 @@ mod memory;
 mod pack;
 mod panels;
 mod pointwise;
+mod rows;
+mod sample;
 mod team;
 
 pub use isa::Isa;
@@ -298,3 +300,5 @@ impl Pointwise for Cpu {
         }
     }
 }
+
+impl crate::Device for Cpu {}

@@ -154,7 +154,7 @@ fn check(stored: &Stored<'_>, k: usize, leaves: &[Leaf]) -> Result<()> {
         Some(n) => n.checked_mul(stored.row_stride).and_then(|n| n.checked_add(row_bytes)).ok_or_else(too_big)?,
     };
     let have = stored.bytes.len();
-    if have < needed { Err(Error::Truncated { rows, k, dtype, needed, have }) } else { Ok(()) }
+    if have < needed { Err(Error::Truncated { rows, k, dtype: stored.dtype, needed, have }) } else { Ok(()) }
 }
 
 fn lay_out(stored: &[Stored<'_>], k: usize) -> Result<(Vec<Part>, usize)> {

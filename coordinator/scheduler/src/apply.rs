@@ -1,0 +1,110 @@
+//! Takes the answer to the oldest step in flight.
+
+use crate::Stale;
+use crate::in_flight::Planned;
+use crate::scheduler::{Output, Scheduler};
+use crate::sequence::{Place, Sequence, SequenceIdx};
+use alloc::vec::Vec;
+use types::{BLOCK_TOKENS, Finish, SliceDone, StepDone, Token};
+
+impl Scheduler {
+    /// Steps come back in the order in which they were planned; anything else changes nothing.
+    pub fn apply(&mut self, done: &StepDone, out: &mut Vec<Output>) -> Result<(), Stale> {
+        self.matches_oldest(done)?;
+        let Some(step) = self.in_flight.pop_oldest() else { return Ok(()) };
+        for (slice, (planned, slice_done)) in step.slices.iter().zip(&done.slices).enumerate() {
+            self.apply_slice(planned, slice, slice_done, out);
+        }
+        self.in_flight.recycle(step);
+        Ok(())
+    }
+
+    fn matches_oldest(&mut self, done: &StepDone) -> Result<(), Stale> {
+        if done.epoch != self.epoch {
+            return Err(Stale::Epoch { expected: self.epoch, got: done.epoch });
+        }
+        let Some(step) = self.in_flight.oldest().filter(|step| step.id == done.id) else {
+            return Err(Stale::Step { expected: self.in_flight.oldest().map(|step| step.id), got: done.id });
+        };
+        if step.slices.len() != done.slices.len() {
+            return Err(Stale::SliceCount { expected: step.slices.len(), got: done.slices.len() });
+        }
+        for (slice, (planned, slice_done)) in step.slices.iter().zip(&done.slices).enumerate() {
+            let (expected, got) = (usize::from(planned.draws), slice_done.tokens.len());
+            if expected != got && !slice_done.failed {
+                return Err(Stale::TokenCount { slice, expected, got });
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_slice(&mut self, planned: &Planned, slice: usize, done: &SliceDone, out: &mut Vec<Output>) {
+        let idx = planned.sequence;
+        let Some(sequence) = self.sequences.of_generation(idx, planned.generation) else {
+            self.counters.tokens_redrawn += done.tokens.len() as u64;
+            return;
+        };
+        sequence.n_slices_in_flight -= 1;
+        if sequence.place == Place::Ending {
+            self.counters.tokens_discarded += done.tokens.len() as u64;
+            self.forget_if_landed(idx);
+            return;
+        }
+        if done.failed {
+            let position = sequence.n_output();
+            return self.report(idx, position, slice, 0, Some(Finish::Failed), out);
+        }
+        sequence.n_applied = planned.range.end;
+        self.name_full_blocks(idx, planned.range.start);
+        if let Some(drawn) = done.tokens.first() {
+            self.append(idx, slice, drawn.token, out);
+        }
+    }
+
+    /// Names the blocks that became full since position `from`.
+    fn name_full_blocks(&mut self, idx: SequenceIdx, from: u32) {
+        if !self.config.prefix_cache {
+            return;
+        }
+        let sequence = &mut self.sequences[idx];
+        for i in from / BLOCK_TOKENS..sequence.n_applied / BLOCK_TOKENS {
+            let name = sequence.hash(i);
+            self.blocks.name(sequence.table[i as usize], name);
+        }
+    }
+
+    fn append(&mut self, idx: SequenceIdx, slice: usize, token: Token, out: &mut Vec<Output>) {
+        let sequence = &mut self.sequences[idx];
+        let position = sequence.n_output();
+        sequence.n_drawing -= 1;
+        sequence.request.output.push(token);
+        let finish = finish_after(sequence, token);
+        self.counters.tokens_drawn += 1;
+        self.report(idx, position, slice, 1, finish, out);
+    }
+
+    fn report(
+        &mut self,
+        idx: SequenceIdx,
+        position: u32,
+        slice: usize,
+        n_tokens: u32,
+        finish: Option<Finish>,
+        out: &mut Vec<Output>,
+    ) {
+        let sequence = &self.sequences[idx];
+        out.push(Output { id: sequence.request.id, position, slice, n_tokens, n_cached: sequence.n_cached, finish });
+        if finish.is_some() {
+            self.end(idx);
+        }
+    }
+}
+
+/// Whether the log ends with the token just appended.
+fn finish_after(sequence: &Sequence, token: Token) -> Option<Finish> {
+    let sampling = &sequence.request.sampling;
+    if sampling.is_stop(token) && sequence.n_output() > sampling.tokens_min {
+        return Some(Finish::Stop);
+    }
+    (sequence.n_known() >= sequence.length_max).then_some(Finish::Length)
+}

@@ -1,0 +1,181 @@
+//! The pool of blocks. Each is free (no name, no holder), used (some holders), or cached (a name, no holder).
+//!
+//! A used block with a name is full and computed, and is never written again; so it may have several holders.
+
+use crate::lru::Lru;
+use crate::prefix::PrefixIndex;
+use alloc::vec;
+use alloc::vec::Vec;
+use types::{BlockHash, BlockId};
+
+pub(crate) struct Pool {
+    /// How many tables hold each block.
+    refs: Vec<u32>,
+    free: Vec<BlockId>,
+    cached: Lru,
+    index: PrefixIndex,
+    n_evictions: u64,
+}
+
+impl Pool {
+    pub fn new(n_blocks: u32) -> Pool {
+        Pool {
+            refs: vec![0; n_blocks as usize],
+            // The lowest is taken first.
+            free: (0..n_blocks).rev().map(BlockId).collect(),
+            cached: Lru::new(n_blocks),
+            index: PrefixIndex::new(n_blocks),
+            n_evictions: 0,
+        }
+    }
+
+    pub fn n_total(&self) -> u32 {
+        self.refs.len() as u32
+    }
+
+    /// Blocks that can be taken now.
+    pub fn n_available(&self) -> u32 {
+        self.free.len() as u32 + self.cached.len()
+    }
+
+    pub fn n_used(&self) -> u32 {
+        self.n_total() - self.n_available()
+    }
+
+    pub fn n_cached(&self) -> u32 {
+        self.cached.len()
+    }
+
+    pub fn n_free(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    pub fn n_named(&self) -> u32 {
+        self.index.n_named()
+    }
+
+    pub fn n_evictions(&self) -> u64 {
+        self.n_evictions
+    }
+
+    pub fn refs(&self, block: BlockId) -> u32 {
+        self.refs[block.0 as usize]
+    }
+
+    pub fn is_cached(&self, block: BlockId) -> bool {
+        self.cached.contains(block)
+    }
+
+    pub fn free(&self) -> &[BlockId] {
+        &self.free
+    }
+
+    pub fn name_of(&self, block: BlockId) -> Option<&BlockHash> {
+        self.index.name_of(block)
+    }
+
+    pub fn find(&self, name: &BlockHash) -> Option<BlockId> {
+        self.index.find(name)
+    }
+
+    /// An empty block for one holder; the least recently used content goes if nothing is free.
+    pub fn take(&mut self) -> Option<BlockId> {
+        let block = match self.free.pop() {
+            Some(block) => block,
+            None => self.evict()?,
+        };
+        debug_assert!(self.refs[block.0 as usize] == 0 && self.name_of(block).is_none());
+        self.refs[block.0 as usize] = 1;
+        Some(block)
+    }
+
+    fn evict(&mut self) -> Option<BlockId> {
+        let block = self.cached.pop_oldest()?;
+        self.index.remove(block);
+        self.n_evictions += 1;
+        Some(block)
+    }
+
+    /// One more holder of a block that has a name.
+    pub fn share(&mut self, block: BlockId) {
+        debug_assert!(self.name_of(block).is_some());
+        if self.refs[block.0 as usize] == 0 {
+            self.cached.remove(block);
+        }
+        self.refs[block.0 as usize] += 1;
+    }
+
+    /// Names a block that is full and computed, unless another of the same content has the name.
+    pub fn name(&mut self, block: BlockId, name: BlockHash) {
+        debug_assert!(self.refs[block.0 as usize] > 0);
+        if self.name_of(block).is_none() && self.find(&name).is_none() {
+            self.index.insert(block, name);
+        }
+    }
+
+    /// Gives all blocks of a table back, the last first: of a chain whose holders are gone the end is evicted before
+    /// what it stands on.
+    pub fn release(&mut self, table: &mut Vec<BlockId>) {
+        while let Some(block) = table.pop() {
+            let refs = &mut self.refs[block.0 as usize];
+            debug_assert!(*refs > 0);
+            *refs -= 1;
+            if *refs > 0 {
+                continue;
+            }
+            match self.name_of(block) {
+                Some(_) => self.cached.push(block),
+                None => self.free.push(block),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(i: u8) -> BlockHash {
+        BlockHash([i; 16])
+    }
+
+    #[test]
+    fn named_blocks_stay_until_their_room_is_needed_and_the_end_of_a_chain_goes_first() {
+        let mut pool = Pool::new(4);
+        let mut table: Vec<_> = (0..3).map(|_| pool.take().unwrap()).collect();
+        pool.name(table[0], name(0));
+        pool.name(table[1], name(1));
+        let (first, second) = (table[0], table[1]);
+        pool.release(&mut table);
+        assert_eq!((pool.n_free(), pool.n_cached(), pool.n_used()), (2, 2, 0));
+        let mut taken: Vec<_> = (0..3).map(|_| pool.take().unwrap()).collect();
+        assert_eq!((pool.find(&name(0)), pool.find(&name(1))), (Some(first), None), "the end goes first");
+        assert!(taken.contains(&second));
+        pool.share(first);
+        assert_eq!(pool.take(), None);
+        assert_eq!((pool.n_used(), pool.n_evictions()), (4, 1));
+        pool.release(&mut taken);
+        assert_eq!(pool.n_available(), 3);
+    }
+
+    #[test]
+    fn a_shared_block_is_used_until_its_last_holder_lets_go() {
+        let mut pool = Pool::new(2);
+        let block = pool.take().unwrap();
+        pool.name(block, name(7));
+        pool.share(block);
+        pool.release(&mut vec![block]);
+        assert_eq!((pool.refs(block), pool.n_used()), (1, 1));
+        pool.release(&mut vec![block]);
+        assert_eq!((pool.refs(block), pool.n_used(), pool.n_cached()), (0, 0, 1));
+    }
+
+    #[test]
+    fn the_first_of_two_equal_blocks_keeps_the_name() {
+        let mut pool = Pool::new(2);
+        let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
+        pool.name(a, name(1));
+        pool.name(b, name(1));
+        assert_eq!((pool.find(&name(1)), pool.name_of(b)), (Some(a), None));
+    }
+}

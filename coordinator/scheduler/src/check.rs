@@ -1,0 +1,132 @@
+//! The planner's invariants, for tests and simulations: called each tick, it panics at the first that does not hold.
+
+use crate::scheduler::Scheduler;
+use crate::sequence::{Place, Sequence};
+use alloc::vec;
+use alloc::vec::Vec;
+use types::cache::blocks_for;
+use types::{BLOCK_TOKENS, BlockId};
+
+impl Scheduler {
+    pub fn check(&self) {
+        self.check_places();
+        self.check_limits();
+        self.sequences.iter().for_each(|(_, sequence)| self.check_sequence(sequence));
+        self.check_in_flight();
+        self.check_blocks();
+    }
+
+    /// Each sequence is where it says it is, and nowhere else.
+    fn check_places(&self) {
+        let count = |place| self.sequences.iter().filter(|(_, sequence)| sequence.place == place).count();
+        assert_eq!(count(Place::Waiting), self.waiting.len());
+        assert_eq!(count(Place::Running), self.running.len());
+        assert!(self.waiting.iter().all(|idx| self.sequences[idx].place == Place::Waiting));
+        assert!(self.running.iter().all(|&idx| self.sequences[idx].place == Place::Running));
+        assert!(self.running.is_sorted_by_key(|&idx| self.sequences[idx].key));
+        assert_eq!(self.by_id.len(), self.waiting.len() + self.running.len());
+        assert!(self.by_id.iter().all(|(id, &idx)| self.sequences[idx].request.id == *id));
+        let live = self.by_id.values().map(|&idx| &self.sequences[idx].request);
+        let n_deadlines = live.clone().filter(|request| request.deadline.is_some()).count();
+        assert_eq!(n_deadlines, self.deadlines.len());
+        assert!(self.deadlines.iter().all(|(_, id)| self.by_id.contains_key(id)));
+        let n_waiting_tokens: u64 = self.waiting.iter().map(|idx| u64::from(self.sequences[idx].n_known())).sum();
+        assert_eq!(n_waiting_tokens, self.waiting.n_tokens());
+    }
+
+    fn check_limits(&self) {
+        assert!(self.running.len() <= self.config.running_max as usize);
+        assert!(self.in_flight.len() <= self.config.steps_in_flight_max as usize);
+        // Those that ran before came back without asking.
+        let new = self.waiting.iter().map(|idx| &self.sequences[idx]).filter(|sequence| !sequence.admitted);
+        assert!(new.clone().count() <= self.config.waiting_max as usize);
+        assert!(new.map(|sequence| u64::from(sequence.n_known())).sum::<u64>() <= self.config.waiting_tokens_max);
+    }
+
+    /// `0 <= n_applied <= n_computed <= n_known + n_drawing <= length_max`
+    fn check_sequence(&self, sequence: &Sequence) {
+        let Sequence { n_applied, n_computed, n_drawing, length_max, .. } = *sequence;
+        let n_known = sequence.n_known();
+        assert_eq!((sequence.n_planned, sequence.starting), (0, false), "only while a step is planned");
+        assert!(sequence.hashes.len() as u32 <= n_known / BLOCK_TOKENS);
+        match sequence.place {
+            Place::Waiting => {
+                assert_eq!((sequence.generation, n_applied, n_computed, n_drawing), (0, 0, 0, 0));
+                assert_eq!((sequence.n_slices_in_flight, sequence.table.len()), (0, 0));
+                assert!(n_known < length_max);
+            }
+            Place::Running => {
+                assert!(sequence.generation != 0 && sequence.held && sequence.admitted);
+                assert!(n_applied <= n_computed && n_computed <= n_known + n_drawing);
+                assert!(n_known < length_max && n_known + n_drawing <= length_max && n_computed < length_max);
+                assert!(n_drawing <= 1 + self.config.slices_ahead_max);
+                assert!(n_computed <= n_known + self.config.slices_ahead_max);
+                assert_eq!(n_drawing > 0, n_computed >= n_known, "who has caught up draws");
+                assert_eq!(sequence.table.len() as u32, blocks_for(n_computed));
+            }
+            Place::Ending => {
+                assert!(sequence.n_slices_in_flight > 0, "an ended sequence waits for its slices only");
+                assert_eq!(sequence.table.len() as u32, blocks_for(n_computed), "and keeps its blocks until then");
+            }
+        }
+    }
+
+    /// What a sequence believes to be in flight is what the steps in flight say.
+    fn check_in_flight(&self) {
+        let first = self.in_flight.oldest().map_or(0, |step| step.id.0);
+        assert!(self.in_flight.iter().zip(first..).all(|(step, id)| step.id.0 == id), "steps without gaps");
+        for (idx, sequence) in self.sequences.iter().filter(|(_, sequence)| sequence.place != Place::Waiting) {
+            let all = self.in_flight.iter().flat_map(|step| &step.slices);
+            let own = all.filter(|planned| planned.sequence == idx && planned.generation == sequence.generation);
+            assert_eq!(own.clone().count() as u32, sequence.n_slices_in_flight);
+            if sequence.place == Place::Running {
+                assert_eq!(own.clone().filter(|planned| planned.draws).count() as u32, sequence.n_drawing);
+                let landed = own.fold(sequence.n_applied, |at, planned| {
+                    assert_eq!(at, planned.range.start, "slices follow one another");
+                    planned.range.end
+                });
+                assert_eq!(landed, sequence.n_computed);
+            }
+        }
+    }
+
+    /// Each block is free, cached or used, and used as often as tables say. Whoever writes a block holds it alone.
+    fn check_blocks(&self) {
+        let mut n_holders = vec![0; self.blocks.n_total() as usize];
+        let mut n_writers = vec![0; self.blocks.n_total() as usize];
+        for (_, sequence) in self.sequences.iter() {
+            for (i, block) in sequence.table.iter().enumerate() {
+                n_holders[block.0 as usize] += 1;
+                let is_full = (i as u32 + 1) * BLOCK_TOKENS <= sequence.n_applied;
+                n_writers[block.0 as usize] += u32::from(!is_full);
+                if let Some(name) = self.blocks.name_of(*block) {
+                    assert_eq!(sequence.hashes.get(i), Some(name), "a name is the hash of what is in the block");
+                    assert!(is_full, "a block that is written has no name");
+                }
+            }
+        }
+        let mut is_free = vec![false; self.blocks.n_total() as usize];
+        self.blocks.free().iter().for_each(|block| is_free[block.0 as usize] = true);
+        let (mut n_used, mut n_named) = (0, 0);
+        for block in (0..self.blocks.n_total()).map(BlockId) {
+            let (holders, at) = (self.blocks.refs(block), block.0 as usize);
+            assert_eq!(holders, n_holders[at], "references are what tables hold");
+            assert!(n_writers[at] == 0 || holders == 1, "a block that is written has one holder");
+            let name = self.blocks.name_of(block);
+            assert!(name.is_none_or(|name| self.blocks.find(name) == Some(block)), "a name leads to its block");
+            assert_eq!(self.blocks.is_cached(block), holders == 0 && name.is_some());
+            assert_eq!(is_free[at], holders == 0 && name.is_none());
+            n_used += u32::from(holders > 0);
+            n_named += u32::from(name.is_some());
+        }
+        assert_eq!(n_used, self.blocks.n_used());
+        assert_eq!(n_named, self.blocks.n_named());
+        assert_eq!(self.blocks.n_free() + n_used + self.blocks.n_cached(), self.blocks.n_total());
+        let ended: Vec<_> = self.ends.iter().filter(|id| self.is_held(id)).collect();
+        assert!(ended.is_empty(), "the ranks are not told to forget what they run: {ended:?}");
+    }
+
+    fn is_held(&self, id: &types::RequestId) -> bool {
+        self.by_id.get(id).is_some_and(|&idx| self.sequences[idx].held)
+    }
+}

@@ -1,0 +1,80 @@
+//! Every limit of the planner, named and checked once.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use types::{CacheGroup, PolicyDigest, Unsupported};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Blocks of the KV cache on every rank.
+    pub n_blocks: u32,
+    /// Tokens of one sequence, prompt and output.
+    pub context_max: u32,
+    /// Sequences that hold blocks at the same time.
+    pub running_max: u32,
+    /// Requests that wait for their first admission.
+    pub waiting_max: u32,
+    /// Tokens of the logs of all that wait.
+    pub waiting_tokens_max: u64,
+    /// Tokens of one step, all slices together.
+    pub batch_tokens_max: u32,
+    /// Tokens of one slice.
+    pub chunk_tokens_max: u32,
+    /// Steps planned and not yet applied. As many as the pipeline has stages, or two to keep one device busy.
+    pub steps_in_flight_max: u32,
+    /// Slices of a sequence planned before the token that they compute is known here: none or one.
+    pub slices_ahead_max: u32,
+    /// Waiting so long is worth one level of priority, so that the least important request runs in the end.
+    pub aging_micros: u64,
+    /// Full blocks keep their name after their sequence ends and serve the next that begins alike.
+    pub prefix_cache: bool,
+    pub groups: Vec<CacheGroup>,
+    /// The root of every block hash.
+    pub policy: PolicyDigest,
+    /// The replica's secret, so that nobody outside can aim at a block's hash.
+    pub salt: [u8; 16],
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            n_blocks: 4096,
+            context_max: 8192,
+            running_max: 64,
+            waiting_max: 1024,
+            waiting_tokens_max: 4 << 20,
+            batch_tokens_max: 512,
+            chunk_tokens_max: 512,
+            steps_in_flight_max: 2,
+            slices_ahead_max: 1,
+            aging_micros: 1_000_000,
+            prefix_cache: true,
+            groups: vec![CacheGroup::FULL],
+            policy: PolicyDigest::default(),
+            salt: [0; 16],
+        }
+    }
+}
+
+impl Config {
+    /// What could never plan a step, or would starve somebody, is refused by name.
+    pub(crate) fn supported(&self) -> Result<(), Unsupported> {
+        self.groups.iter().try_for_each(CacheGroup::supported)?;
+        let refusals = [
+            (self.groups.len() != 1, "any number of cache groups but one"),
+            (self.n_blocks == 0, "n_blocks = 0"),
+            (self.n_blocks == u32::MAX, "n_blocks = u32::MAX"),
+            (self.context_max < 2, "context_max below 2"),
+            (self.running_max == 0, "running_max = 0"),
+            (self.waiting_max == 0, "waiting_max = 0"),
+            (self.chunk_tokens_max == 0, "chunk_tokens_max = 0"),
+            (self.steps_in_flight_max == 0, "steps_in_flight_max = 0"),
+            (self.slices_ahead_max > 1, "slices_ahead_max above 1"),
+            // Otherwise a prompt could wait for ever behind the decoding of others.
+            (self.batch_tokens_max < self.running_max, "batch_tokens_max below running_max"),
+            // Otherwise a request that fits the context would be told to retry for ever.
+            (self.waiting_tokens_max < u64::from(self.context_max), "waiting_tokens_max below context_max"),
+        ];
+        refusals.into_iter().try_for_each(|(refused, what)| if refused { Err(Unsupported(what)) } else { Ok(()) })
+    }
+}

@@ -1,0 +1,65 @@
+//! Ends requests: by a cancel, by a deadline, or because they have said everything.
+
+use crate::scheduler::{Output, Scheduler};
+use crate::sequence::{Place, SequenceIdx};
+use alloc::vec::Vec;
+use types::{Finish, Micros, RequestId};
+
+impl Scheduler {
+    /// Ends a request that its client no longer wants. One that is not here has ended before: nothing happens.
+    pub fn cancel(&mut self, id: RequestId, out: &mut Vec<Output>) {
+        if let Some(&idx) = self.by_id.get(&id) {
+            self.end_early(idx, Finish::Cancelled, out);
+        }
+    }
+
+    /// Ends every request whose deadline has come.
+    pub fn expire(&mut self, now: Micros, out: &mut Vec<Output>) {
+        while let Some(&(deadline, id)) = self.deadlines.first() {
+            if deadline > now {
+                return;
+            }
+            self.end_early(self.by_id[&id], Finish::Deadline, out);
+        }
+    }
+
+    pub(crate) fn end_early(&mut self, idx: SequenceIdx, finish: Finish, out: &mut Vec<Output>) {
+        let sequence = &self.sequences[idx];
+        let (id, position) = (sequence.request.id, sequence.n_output());
+        out.push(Output { id, position, slice: 0, n_tokens: 0, n_cached: sequence.n_cached, finish: Some(finish) });
+        self.end(idx);
+    }
+
+    /// From here on nothing is planned for it, so the next step can tell the ranks to forget it.
+    pub(crate) fn end(&mut self, idx: SequenceIdx) {
+        let sequence = &mut self.sequences[idx];
+        let (id, key, n_known) = (sequence.request.id, sequence.key, sequence.n_known());
+        let before = core::mem::replace(&mut sequence.place, Place::Ending);
+        if sequence.held {
+            self.ends.push(id);
+        }
+        if let Some(deadline) = sequence.request.deadline {
+            self.deadlines.remove(&(deadline, id));
+        }
+        self.by_id.remove(&id);
+        match before {
+            Place::Waiting => self.waiting.remove(key, n_known),
+            Place::Running => {
+                let at = self.running.partition_point(|&other| self.sequences[other].key < key);
+                debug_assert_eq!(self.running[at], idx);
+                self.running.remove(at);
+            }
+            Place::Ending => debug_assert!(false, "a request ends once"),
+        }
+        self.forget_if_landed(idx);
+    }
+
+    /// The blocks of an ended sequence are free when its last slice in flight has come back.
+    pub(crate) fn forget_if_landed(&mut self, idx: SequenceIdx) {
+        let sequence = &mut self.sequences[idx];
+        if sequence.n_slices_in_flight == 0 {
+            self.blocks.release(&mut sequence.table);
+            self.sequences.remove(idx);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Steps that are planned and not yet applied, oldest first. Keeps its memory.
+
+use crate::sequence::SequenceIdx;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::ops::Range;
+use types::StepId;
+
+/// For whom a slice was planned, so that its result finds the way back or is dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    pub sequence: SequenceIdx,
+    pub generation: u64,
+    pub range: Range<u32>,
+    pub draws: bool,
+}
+
+pub(crate) struct StepInFlight {
+    pub id: StepId,
+    pub slices: Vec<Planned>,
+}
+
+pub(crate) struct InFlight {
+    steps: VecDeque<StepInFlight>,
+    /// Emptied lists, as many as there are places for steps not in use.
+    spare: Vec<Vec<Planned>>,
+}
+
+impl InFlight {
+    pub fn new(steps_max: u32, slices_max: u32) -> InFlight {
+        InFlight {
+            steps: VecDeque::with_capacity(steps_max as usize),
+            spare: (0..steps_max).map(|_| Vec::with_capacity(slices_max as usize)).collect(),
+        }
+    }
+
+    pub fn push(&mut self, id: StepId) {
+        let slices = self.spare.pop().unwrap_or_default();
+        self.steps.push_back(StepInFlight { id, slices });
+    }
+
+    pub fn newest(&mut self) -> Option<&mut StepInFlight> {
+        self.steps.back_mut()
+    }
+
+    pub fn oldest(&self) -> Option<&StepInFlight> {
+        self.steps.front()
+    }
+
+    pub fn pop_oldest(&mut self) -> Option<StepInFlight> {
+        self.steps.pop_front()
+    }
+
+    pub fn recycle(&mut self, mut step: StepInFlight) {
+        step.slices.clear();
+        self.spare.push(step.slices);
+    }
+
+    pub fn clear(&mut self) {
+        while let Some(step) = self.pop_oldest() {
+            self.recycle(step);
+        }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &StepInFlight> + Clone {
+        self.steps.iter()
+    }
+
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+}

@@ -1,0 +1,216 @@
+//! Plans the next step: what runs goes on, best first, then what waits is admitted into the room that is left.
+//!
+//! Blocks are given out in the order of the keys, so that whoever must be preempted for them has nothing in this step
+//! yet. Tokens are given out to decoding sequences first, because a prompt's chunk can be any length and they cannot.
+
+use crate::in_flight::Planned;
+use crate::scheduler::Scheduler;
+use crate::sequence::{Place, SequenceIdx};
+use types::cache::blocks_for;
+use types::{BLOCK_TOKENS, Micros, Slice, Step, StepId, Want};
+
+/// What the running sequences left of a step.
+struct Left {
+    n_tokens: u32,
+    /// Somebody was preempted or got no blocks: whoever were admitted now would be preempted soon.
+    short: bool,
+}
+
+impl Scheduler {
+    /// Fills `step` with the next step, if there is anything to say and not enough in flight.
+    pub fn next_step(&mut self, now: Micros, step: &mut Step) -> bool {
+        step.clear();
+        if self.in_flight.len() >= self.config.steps_in_flight_max as usize {
+            return false;
+        }
+        let left = self.plan_running();
+        if !left.short {
+            self.admit(now, left.n_tokens, step);
+        }
+        let n_slices = self.running.iter().filter(|&&idx| self.sequences[idx].n_planned > 0).count();
+        if n_slices == 0 && self.ends.is_empty() {
+            return false;
+        }
+        self.write(step);
+        true
+    }
+
+    /// Gives each running sequence tokens and blocks for its slice of this step.
+    fn plan_running(&mut self) -> Left {
+        let ahead_max = self.config.slices_ahead_max;
+        let is_decoding = |idx: &&SequenceIdx| self.sequences[**idx].n_missing(ahead_max) == 1;
+        let n_decoding = self.running.iter().filter(is_decoding).count() as u32;
+        let mut for_chunks = self.config.batch_tokens_max - n_decoding;
+        let mut left = Left { n_tokens: self.config.batch_tokens_max, short: false };
+        let n_preemptions = self.counters.preemptions;
+        let mut at = 0;
+        while at < self.running.len() {
+            let n_missing = self.sequences[self.running[at]].n_missing(ahead_max);
+            let n_wished =
+                if n_missing > 1 { n_missing.min(self.config.chunk_tokens_max).min(for_chunks) } else { n_missing };
+            let n_planned = if self.make_room(at, n_wished) { n_wished } else { 0 };
+            self.sequences[self.running[at]].n_planned = n_planned;
+            if n_missing > 1 {
+                for_chunks -= n_planned;
+            }
+            left.n_tokens -= n_planned;
+            left.short |= n_planned < n_wished;
+            at += 1;
+        }
+        left.short |= self.counters.preemptions > n_preemptions;
+        left
+    }
+
+    /// Gives the running sequence `at` the blocks for so many more tokens. Those behind it make room; it waits if there
+    /// is nobody behind it.
+    fn make_room(&mut self, at: usize, n_tokens: u32) -> bool {
+        let idx = self.running[at];
+        let n_blocks = self.sequences[idx].n_blocks_missing(self.sequences[idx].n_computed + n_tokens);
+        while self.blocks.n_available() < n_blocks {
+            if at + 1 == self.running.len() {
+                return false;
+            }
+            self.preempt_last();
+        }
+        self.take_blocks(idx, n_blocks);
+        true
+    }
+
+    fn take_blocks(&mut self, idx: SequenceIdx, n_blocks: u32) {
+        for _ in 0..n_blocks {
+            let block = self.blocks.take().expect("as many blocks as were counted");
+            self.sequences[idx].table.push(block);
+        }
+        self.counters.evictions = self.blocks.n_evictions();
+    }
+
+    /// The least urgent running sequence gives its blocks back and will begin again from its log. Later steps may write
+    /// the blocks at once: ranks run steps in order.
+    fn preempt_last(&mut self) {
+        let Some(idx) = self.running.pop() else { return };
+        let sequence = &mut self.sequences[idx];
+        self.blocks.release(&mut sequence.table);
+        sequence.rewind();
+        self.waiting.insert(sequence.key, idx, sequence.n_known());
+        self.counters.preemptions += 1;
+    }
+
+    /// Starts those that wait, in their order, while there is room. The first that does not fit holds up the rest, so
+    /// that a long prompt is not overtaken for ever.
+    fn admit(&mut self, now: Micros, mut n_tokens: u32, step: &mut Step) {
+        while n_tokens > 0 && self.running.len() < self.config.running_max as usize {
+            let Some(idx) = self.first_waiting(now) else { return };
+            let n_hits = self.n_prefix_hits(idx);
+            if !self.fits(idx, n_hits) {
+                return;
+            }
+            self.start(idx, n_hits, step);
+            let sequence = &mut self.sequences[idx];
+            let n_missing = sequence.n_missing(self.config.slices_ahead_max);
+            sequence.n_planned = n_missing.min(self.config.chunk_tokens_max).min(n_tokens);
+            n_tokens -= sequence.n_planned;
+            let n_blocks = sequence.n_blocks_missing(sequence.n_computed + sequence.n_planned);
+            self.take_blocks(idx, n_blocks);
+        }
+    }
+
+    /// The first that waits and may still run. One past its deadline is reported by `expire`.
+    fn first_waiting(&self, now: Micros) -> Option<SequenceIdx> {
+        let in_time = |idx: &SequenceIdx| self.sequences[*idx].request.deadline.is_none_or(|deadline| now < deadline);
+        self.waiting.iter().find(in_time)
+    }
+
+    /// How many blocks at the front of its log the pool has.
+    fn n_prefix_hits(&mut self, idx: SequenceIdx) -> u32 {
+        if !self.config.prefix_cache {
+            return 0;
+        }
+        let sequence = &mut self.sequences[idx];
+        (0..sequence.n_sharable()).take_while(|&i| self.blocks.find(&sequence.hash(i)).is_some()).count() as u32
+    }
+
+    /// Whether there are blocks for its whole log, beside those that the running need for theirs and one more for each.
+    fn fits(&mut self, idx: SequenceIdx, n_hits: u32) -> bool {
+        let is_idle_block = |name| self.blocks.find(name).is_some_and(|block| self.blocks.is_cached(block));
+        let sequence = &self.sequences[idx];
+        let n_revived = sequence.hashes[..n_hits as usize].iter().filter(|name| is_idle_block(name)).count() as u32;
+        let n_needed = blocks_for(sequence.n_known()) - n_hits + n_revived;
+        let n_promised = |idx: &SequenceIdx| {
+            let sequence = &self.sequences[*idx];
+            sequence.n_blocks_missing(sequence.n_known().max(sequence.n_computed + sequence.n_planned)) + 1
+        };
+        n_needed + self.running.iter().map(n_promised).sum::<u32>() <= self.blocks.n_available()
+    }
+
+    /// `[0, n_hits blocks) shared · the rest is computed`
+    fn start(&mut self, idx: SequenceIdx, n_hits: u32, step: &mut Step) {
+        self.n_generations += 1;
+        let sequence = &mut self.sequences[idx];
+        self.waiting.remove(sequence.key, sequence.n_known());
+        sequence.reserve();
+        for i in 0..n_hits {
+            let block = self.blocks.find(&sequence.hash(i)).expect("a hit is in the index");
+            self.blocks.share(block);
+            sequence.table.push(block);
+        }
+        sequence.place = Place::Running;
+        sequence.generation = self.n_generations;
+        sequence.n_computed = n_hits * BLOCK_TOKENS;
+        sequence.n_applied = sequence.n_computed;
+        sequence.starting = true;
+        sequence.held = true;
+        if !sequence.admitted {
+            sequence.n_cached = sequence.n_computed;
+        }
+        sequence.admitted = true;
+        self.counters.admissions += 1;
+        self.counters.prefix_hit_tokens += u64::from(sequence.n_computed);
+        step.starts.push(types::Request { deadline: None, ..sequence.request.clone() });
+        // The start replaces what the ranks hold by this id; its end would end the new one.
+        let (id, key) = (sequence.request.id, sequence.key);
+        self.ends.retain(|&ended| ended != id);
+        let at = self.running.partition_point(|&other| self.sequences[other].key < key);
+        self.running.insert(at, idx);
+        self.counters.running_peak = self.counters.running_peak.max(self.running.len() as u32);
+    }
+
+    /// Writes what is planned into the step: decoding sequences first, then chunks.
+    fn write(&mut self, step: &mut Step) {
+        step.id = StepId(self.n_steps);
+        step.epoch = self.epoch;
+        self.n_steps += 1;
+        self.counters.steps += 1;
+        self.in_flight.push(step.id);
+        for decoding in [true, false] {
+            for at in 0..self.running.len() {
+                let idx = self.running[at];
+                let sequence = &self.sequences[idx];
+                let is_decoding = sequence.n_missing(self.config.slices_ahead_max) == 1;
+                if sequence.n_planned > 0 && is_decoding == decoding {
+                    self.write_slice(idx, step);
+                }
+            }
+        }
+        step.ends.append(&mut self.ends);
+    }
+
+    fn write_slice(&mut self, idx: SequenceIdx, step: &mut Step) {
+        let sequence = &mut self.sequences[idx];
+        let range = sequence.n_computed..sequence.n_computed + sequence.n_planned;
+        let draws = sequence.draws_at(range.end);
+        let n_blocks_sent = if sequence.starting { 0 } else { blocks_for(range.start) };
+        step.blocks.extend_from_slice(&sequence.table[n_blocks_sent as usize..]);
+        let want = if draws { Want::Last } else { Want::Nothing };
+        step.slices.push(Slice { id: sequence.request.id, range: range.clone(), n_draft: 0, want });
+        self.counters.slices += 1;
+        self.counters.slices_ahead += u64::from(range.end > sequence.n_known());
+        self.counters.tokens_computed += u64::from(sequence.n_planned);
+        sequence.n_computed = range.end;
+        sequence.n_drawing += u32::from(draws);
+        sequence.n_slices_in_flight += 1;
+        sequence.n_planned = 0;
+        sequence.starting = false;
+        let planned = Planned { sequence: idx, generation: sequence.generation, range, draws };
+        self.in_flight.newest().expect("the step was pushed before its slices").slices.push(planned);
+    }
+}

@@ -1,0 +1,38 @@
+//! What is refused, and why.
+
+use types::{Epoch, Finish, StepId, Unsupported};
+
+/// A request that was not taken. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Rejected {
+    #[error("the queue is full: {limit} is {max}; try again later")]
+    Full { limit: &'static str, max: u64 },
+    #[error("the request needs room for {needed} tokens and {limit} gives {available}")]
+    TooLong { limit: &'static str, needed: u64, available: u64 },
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    #[error("the request has no tokens")]
+    Empty,
+    /// A request that is resubmitted after it had said everything.
+    #[error("the request has nothing left to generate ({0:?})")]
+    Finished(Finish),
+    #[error("a request of this id is here already")]
+    Duplicate,
+    #[error("no new requests are taken: this replica is draining")]
+    Draining,
+    #[error("the request's deadline has passed")]
+    Deadline,
+}
+
+/// An answer that does not belong to the oldest step in flight. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stale {
+    #[error("an answer of epoch {got} came in epoch {expected}")]
+    Epoch { expected: Epoch, got: Epoch },
+    #[error("an answer to step {} came, the oldest step in flight is {expected:?}", got.0)]
+    Step { expected: Option<StepId>, got: StepId },
+    #[error("the answer has {got} slices, the step had {expected}")]
+    SliceCount { expected: usize, got: usize },
+    #[error("slice {slice} of the answer has {got} tokens, the step asked for {expected}")]
+    TokenCount { slice: usize, expected: usize, got: usize },
+}

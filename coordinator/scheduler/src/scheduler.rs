@@ -1,0 +1,103 @@
+//! The planner's state, and the nouns that its verbs share. The verbs are in the files named after them.
+
+use crate::blocks::Pool;
+use crate::in_flight::InFlight;
+use crate::sequence::{SequenceIdx, Sequences};
+use crate::stats::Counters;
+use crate::waiting::Waiting;
+use crate::{Config, Stats};
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use types::{Epoch, Finish, Micros, RequestId, Unsupported};
+
+/// What happened to a request: it said a token, or it ended, or both.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    pub id: RequestId,
+    /// Of the first token, counted from the end of the prompt; of the token that would have come next if there is none.
+    pub position: u32,
+    /// The tokens are `done.slices[slice].tokens[..n_tokens]`.
+    pub slice: usize,
+    pub n_tokens: u32,
+    /// Tokens that the prefix cache spared the request when it was first admitted.
+    pub n_cached: u32,
+    pub finish: Option<Finish>,
+}
+
+pub struct Scheduler {
+    pub(crate) config: Config,
+    pub(crate) epoch: Epoch,
+    pub(crate) n_steps: u64,
+    pub(crate) sequences: Sequences,
+    /// Those that wait or run. One that is ending has lost its name already: the id may be submitted again.
+    pub(crate) by_id: BTreeMap<RequestId, SequenceIdx>,
+    pub(crate) deadlines: BTreeSet<(Micros, RequestId)>,
+    pub(crate) waiting: Waiting,
+    /// In the order of their keys: the first is served first, the last is preempted first.
+    pub(crate) running: Vec<SequenceIdx>,
+    pub(crate) blocks: Pool,
+    pub(crate) in_flight: InFlight,
+    /// What the ranks may forget, to be said in the next step.
+    pub(crate) ends: Vec<RequestId>,
+    pub(crate) draining: bool,
+    /// The latest time seen at `submit`, so that a clock that goes backwards cannot overtake.
+    pub(crate) latest: Micros,
+    pub(crate) n_arrivals: u64,
+    pub(crate) n_generations: u64,
+    pub(crate) counters: Counters,
+}
+
+impl Scheduler {
+    pub fn new(config: Config, epoch: Epoch) -> Result<Scheduler, Unsupported> {
+        config.supported()?;
+        Ok(Scheduler {
+            epoch,
+            n_steps: 0,
+            sequences: Sequences::default(),
+            by_id: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            waiting: Waiting::default(),
+            running: Vec::with_capacity(config.running_max as usize),
+            blocks: Pool::new(config.n_blocks),
+            in_flight: InFlight::new(config.steps_in_flight_max, config.running_max),
+            ends: Vec::new(),
+            draining: false,
+            latest: Micros(0),
+            n_arrivals: 0,
+            n_generations: 0,
+            counters: Counters::default(),
+            config,
+        })
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// From now on nothing new is taken; what is here runs to its end.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Nothing waits, runs or is in flight, and the ranks hold nothing.
+    pub fn is_idle(&self) -> bool {
+        self.sequences.is_empty() && self.in_flight.is_empty() && self.ends.is_empty()
+    }
+
+    pub fn stats(&self) -> Stats {
+        Stats {
+            n_waiting: self.waiting.len() as u32,
+            n_running: self.running.len() as u32,
+            n_steps_in_flight: self.in_flight.len() as u32,
+            waiting_tokens: self.waiting.n_tokens(),
+            blocks_total: self.blocks.n_total(),
+            blocks_used: self.blocks.n_used(),
+            blocks_cached: self.blocks.n_cached(),
+            counters: self.counters,
+        }
+    }
+}

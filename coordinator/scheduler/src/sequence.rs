@@ -1,0 +1,191 @@
+//! One request on its way: its log, how far it is computed and planned, and which blocks it holds.
+
+use crate::waiting::Key;
+use alloc::vec::Vec;
+use types::cache::blocks_for;
+use types::{BLOCK_TOKENS, BlockHash, BlockId, Request};
+
+pub(crate) type SequenceIdx = u32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Waiting,
+    Running,
+    /// Ended, with slices in flight that still write its blocks.
+    Ending,
+}
+
+/// `[0, n_applied) computed · [n_applied, n_computed) in flight · [n_computed, n_known) to plan · n_drawing in flight`
+pub(crate) struct Sequence {
+    /// Its output grows: `prompt ++ output` is the log.
+    pub request: Request,
+    pub key: Key,
+    pub place: Place,
+    /// The log never grows beyond.
+    pub length_max: u32,
+    /// The ranks hold it: a step has carried its start and none its end.
+    pub held: bool,
+    /// It was admitted at least once.
+    pub admitted: bool,
+    /// A number of its own for each admission; zero while it waits. What was planned for another is dropped.
+    pub generation: u64,
+    pub n_applied: u32,
+    /// Planned so far, or found in the prefix cache.
+    pub n_computed: u32,
+    /// Tokens that slices in flight will draw.
+    pub n_drawing: u32,
+    pub n_slices_in_flight: u32,
+    /// The length of its slice in the step that is being planned, zero between steps.
+    pub n_planned: u32,
+    /// The step that is being planned carries its start.
+    pub starting: bool,
+    pub n_cached: u32,
+    /// Block i holds positions `[i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS)`.
+    pub table: Vec<BlockId>,
+    pub root: BlockHash,
+    /// Of the first full blocks of the log, each hashed once; never more than the log has.
+    pub hashes: Vec<BlockHash>,
+}
+
+impl Sequence {
+    pub fn new(request: Request, key: Key, length_max: u32, root: BlockHash) -> Sequence {
+        Sequence {
+            request,
+            key,
+            place: Place::Waiting,
+            length_max,
+            held: false,
+            admitted: false,
+            generation: 0,
+            n_applied: 0,
+            n_computed: 0,
+            n_drawing: 0,
+            n_slices_in_flight: 0,
+            n_planned: 0,
+            starting: false,
+            n_cached: 0,
+            table: Vec::new(),
+            root,
+            hashes: Vec::new(),
+        }
+    }
+
+    /// Tokens of the log.
+    pub fn n_known(&self) -> u32 {
+        self.request.n_tokens() as u32
+    }
+
+    /// Tokens generated so far.
+    pub fn n_output(&self) -> u32 {
+        self.request.output.len() as u32
+    }
+
+    /// Positions that can be planned now and are not. The last token that a log can have is drawn and never computed.
+    pub fn n_missing(&self, slices_ahead_max: u32) -> u32 {
+        let n_ready = self.n_known() + self.n_drawing.min(slices_ahead_max);
+        n_ready.min(self.length_max - 1).saturating_sub(self.n_computed)
+    }
+
+    /// Whether a slice that ends there draws: it ends with the last token that is known or being drawn.
+    pub fn draws_at(&self, end: u32) -> bool {
+        end == self.n_known() + self.n_drawing
+    }
+
+    /// Blocks that it does not hold yet and needs to have so many positions computed.
+    pub fn n_blocks_missing(&self, n_tokens: u32) -> u32 {
+        blocks_for(n_tokens).saturating_sub(self.table.len() as u32)
+    }
+
+    /// How many blocks it may take from the prefix cache: full ones, and at least one token is left to compute.
+    pub fn n_sharable(&self) -> u32 {
+        if self.request.cache_bypass { 0 } else { (self.n_known() - 1) / BLOCK_TOKENS }
+    }
+
+    /// The name of its block `i`, which is full.
+    pub fn hash(&mut self, i: u32) -> BlockHash {
+        while self.hashes.len() as u32 <= i {
+            let parent = self.hashes.last().unwrap_or(&self.root);
+            let first = self.hashes.len() * BLOCK_TOKENS as usize;
+            let tokens = (first..first + BLOCK_TOKENS as usize).filter_map(|position| self.request.token(position));
+            let hash = parent.child(tokens);
+            self.hashes.push(hash);
+        }
+        self.hashes[i as usize]
+    }
+
+    /// Takes the memory of its whole life, so that its steps take none.
+    pub fn reserve(&mut self) {
+        let n_blocks_max = blocks_for(self.length_max - 1) as usize;
+        self.table.reserve_exact(n_blocks_max - self.table.len().min(n_blocks_max));
+        self.hashes.reserve_exact(n_blocks_max - self.hashes.len().min(n_blocks_max));
+        self.request.output.reserve_exact((self.length_max - self.n_known()) as usize);
+    }
+
+    /// Forgets all that was planned: it waits and will begin again from its log. Its table is empty by now.
+    pub fn rewind(&mut self) {
+        debug_assert!(self.table.is_empty());
+        self.place = Place::Waiting;
+        self.generation = 0;
+        self.n_applied = 0;
+        self.n_computed = 0;
+        self.n_drawing = 0;
+        self.n_slices_in_flight = 0;
+        self.n_planned = 0;
+        self.starting = false;
+    }
+}
+
+/// Sequences by index; an index is used again after its sequence is gone.
+#[derive(Default)]
+pub(crate) struct Sequences {
+    slots: Vec<Option<Sequence>>,
+    vacant: Vec<SequenceIdx>,
+}
+
+impl Sequences {
+    pub fn insert(&mut self, sequence: Sequence) -> SequenceIdx {
+        match self.vacant.pop() {
+            Some(idx) => {
+                self.slots[idx as usize] = Some(sequence);
+                idx
+            }
+            None => {
+                self.slots.push(Some(sequence));
+                (self.slots.len() - 1) as SequenceIdx
+            }
+        }
+    }
+
+    pub fn remove(&mut self, idx: SequenceIdx) {
+        debug_assert!(self.slots[idx as usize].is_some());
+        self.slots[idx as usize] = None;
+        self.vacant.push(idx);
+    }
+
+    /// The sequence that a slice was planned for, unless it has been dropped since.
+    pub fn of_generation(&mut self, idx: SequenceIdx, generation: u64) -> Option<&mut Sequence> {
+        self.slots.get_mut(idx as usize)?.as_mut().filter(|sequence| sequence.generation == generation)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.vacant.len() == self.slots.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (SequenceIdx, &Sequence)> + Clone {
+        self.slots.iter().enumerate().filter_map(|(idx, slot)| Some((idx as SequenceIdx, slot.as_ref()?)))
+    }
+}
+
+impl core::ops::Index<SequenceIdx> for Sequences {
+    type Output = Sequence;
+
+    fn index(&self, idx: SequenceIdx) -> &Sequence {
+        self.slots[idx as usize].as_ref().expect("an index in use names a sequence")
+    }
+}
+
+impl core::ops::IndexMut<SequenceIdx> for Sequences {
+    fn index_mut(&mut self, idx: SequenceIdx) -> &mut Sequence {
+        self.slots[idx as usize].as_mut().expect("an index in use names a sequence")
+    }
+}

@@ -1,0 +1,49 @@
+//! What the planner has done, for metrics and tests.
+
+use core::ops::Deref;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    pub n_waiting: u32,
+    pub n_running: u32,
+    pub n_steps_in_flight: u32,
+    pub waiting_tokens: u64,
+    pub blocks_total: u32,
+    /// Blocks that some sequence holds.
+    pub blocks_used: u32,
+    /// Blocks that nobody holds and that still have a name.
+    pub blocks_cached: u32,
+    pub counters: Counters,
+}
+
+/// Since the beginning; they only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub steps: u64,
+    pub slices: u64,
+    /// Positions planned to be computed.
+    pub tokens_computed: u64,
+    /// Tokens that went out.
+    pub tokens_drawn: u64,
+    /// Tokens that came back for a sequence that had ended: planned past a stop, or cancelled.
+    pub tokens_discarded: u64,
+    /// Tokens that came back for a sequence that had been preempted; they are drawn again.
+    pub tokens_redrawn: u64,
+    pub slices_ahead: u64,
+    pub admissions: u64,
+    pub preemptions: u64,
+    /// Sequences that lost their workers and wait again.
+    pub requeued: u64,
+    pub prefix_hit_tokens: u64,
+    /// Blocks that lost their name because their room was needed.
+    pub evictions: u64,
+    pub running_peak: u32,
+}
+
+impl Deref for Stats {
+    type Target = Counters;
+
+    fn deref(&self) -> &Counters {
+        &self.counters
+    }
+}

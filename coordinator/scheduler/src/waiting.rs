@@ -1,0 +1,79 @@
+//! Who waits, in the order in which they are admitted.
+
+use crate::sequence::SequenceIdx;
+use alloc::collections::BTreeMap;
+use types::{Micros, Priority};
+
+/// A request's place among all others, waiting or running, for its whole life: less is sooner.
+///
+/// `due` is the time of arrival, later by `aging_micros` for each level of priority. Comparing it is comparing
+/// priorities that improve by one level in every `aging_micros` of waiting, and needs no clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    due: u64,
+    arrival: u64,
+}
+
+impl Key {
+    pub fn new(priority: Priority, arrived: Micros, arrival: u64, aging_micros: u64) -> Key {
+        let level = (i64::from(priority.0) - i64::from(i8::MIN)) as u64;
+        Key { due: arrived.0.saturating_add(level.saturating_mul(aging_micros)), arrival }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Waiting {
+    order: BTreeMap<Key, SequenceIdx>,
+    n_tokens: u64,
+}
+
+impl Waiting {
+    pub fn insert(&mut self, key: Key, idx: SequenceIdx, n_tokens: u32) {
+        let before = self.order.insert(key, idx);
+        debug_assert!(before.is_none(), "keys are unique");
+        self.n_tokens += u64::from(n_tokens);
+    }
+
+    pub fn remove(&mut self, key: Key, n_tokens: u32) {
+        let removed = self.order.remove(&key);
+        debug_assert!(removed.is_some(), "only what waits is removed");
+        self.n_tokens -= u64::from(n_tokens);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = SequenceIdx> + Clone {
+        self.order.values().copied()
+    }
+
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Tokens of the logs of all that wait.
+    pub fn n_tokens(&self) -> u64 {
+        self.n_tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_request_of_low_priority_overtakes_a_new_one_of_high_priority() {
+        let aging = 1000;
+        // (priority, arrived) of the first and of the second, and whether the first is sooner
+        let cases = [
+            ((0, 0), (0, 0), true),
+            ((0, 5), (0, 9), true),
+            ((1, 0), (0, 999), false),
+            ((1, 0), (0, 1000), true),
+            ((1, 0), (0, 1001), true),
+            ((127, 0), (-128, 254_999), false),
+            ((127, 0), (-128, 255_001), true),
+        ];
+        for ((a, at), (b, bt), first) in cases {
+            let sooner = Key::new(Priority(a), Micros(at), 0, aging) < Key::new(Priority(b), Micros(bt), 1, aging);
+            assert_eq!(sooner, first, "{a}@{at} before {b}@{bt}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What happened, counted: a simulation in which nothing happens proves nothing.
+
+use scheduler::{Rejected, Stats};
+use types::Finish;
+
+macro_rules! facts {
+    ($($name:ident),* $(,)?) => {
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Facts { $(pub $name: u64),* }
+
+        impl Facts {
+            pub fn add(&mut self, other: &Facts) {
+                $(self.$name += other.$name;)*
+            }
+
+            /// Whatever never happened.
+            pub fn missing(&self) -> Vec<&'static str> {
+                [$((stringify!($name), self.$name)),*].into_iter().filter(|fact| fact.1 == 0).map(|fact| fact.0).collect()
+            }
+        }
+    };
+}
+
+facts! {
+    ticks, steps, tokens, ends_only, in_flight_peak,
+    preemptions, prefix_hit_tokens, evictions, slices_ahead, stopped_ahead, tokens_discarded, tokens_redrawn,
+    restarted_in_flight, losses, requeued, resumed, outgrown, stale,
+    cancelled_waiting, cancelled_running, expired,
+    stopped, length, cancelled, deadline, failed,
+    full, too_long, duplicates, refused_draining, refused_late, refused_finished,
+}
+
+impl Facts {
+    pub fn count(&mut self, stats: &Stats) {
+        self.steps = stats.steps;
+        self.preemptions = stats.preemptions;
+        self.prefix_hit_tokens = stats.prefix_hit_tokens;
+        self.evictions = stats.evictions;
+        self.slices_ahead = stats.slices_ahead;
+        self.tokens_discarded = stats.tokens_discarded;
+        self.tokens_redrawn = stats.tokens_redrawn;
+        self.requeued = stats.requeued;
+    }
+
+    pub fn finish(&mut self, finish: Finish) {
+        let count = match finish {
+            Finish::Stop => &mut self.stopped,
+            Finish::Length => &mut self.length,
+            Finish::Cancelled => &mut self.cancelled,
+            Finish::Deadline => &mut self.deadline,
+            Finish::Failed => &mut self.failed,
+        };
+        *count += 1;
+    }
+
+    pub fn refuse(&mut self, rejected: Rejected) {
+        let count = match rejected {
+            Rejected::Full { .. } => &mut self.full,
+            Rejected::TooLong { .. } => &mut self.too_long,
+            Rejected::Duplicate => &mut self.duplicates,
+            Rejected::Draining => &mut self.refused_draining,
+            Rejected::Deadline => &mut self.refused_late,
+            Rejected::Finished(_) => &mut self.refused_finished,
+            Rejected::Empty | Rejected::Unsupported(_) => return,
+        };
+        *count += 1;
+    }
+}
