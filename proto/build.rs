@@ -1,7 +1,8 @@
 //! Our own protos need no `protoc`: `protox` parses them.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = ["lockstep/v1/inference.proto", "lockstep/cluster/v1/coordinator.proto", "lockstep/cluster/v1/step.proto"];
+    let files =
+        ["lockstep/v1/inference.proto", "lockstep/cluster/v1/coordinator.proto", "lockstep/cluster/v1/step.proto"];
     for file in files {
         println!("cargo:rerun-if-changed={file}");
     }

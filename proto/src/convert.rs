@@ -4,8 +4,9 @@ use crate::cluster as wire;
 use bytes::Bytes;
 use prost::Message;
 use types::{
-    AdapterId, BlockCopy, BlockId, Constraint, Epoch, Finish, Micros, Priority, Request, RequestId, Sampling, Slice,
-    SliceDone, Span, SpanKind, Step, StepDone, StepId, TenantId, TokenLogprob, TokenOut, Want,
+    AdapterId, BlockCopy, BlockId, Constraint, Epoch, Finish, Goal, Grid, Micros, PolicyDigest, Priority, Rank,
+    Request, RequestId, Sampling, Slice, SliceDone, Span, SpanKind, Step, StepDone, StepId, TenantId, TokenLogprob,
+    TokenOut, Want,
 };
 
 /// A frame that decodes and cannot be meant.
@@ -17,10 +18,20 @@ pub enum Malformed {
     Missing { field: &'static str },
     #[error("{field} is out of range: {value}")]
     OutOfRange { field: &'static str, value: i64 },
+    #[error("{field} is out of range: {value}")]
+    Number { field: &'static str, value: f32 },
 }
 
 fn out_of_range(field: &'static str, value: impl TryInto<i64>) -> Malformed {
     Malformed::OutOfRange { field, value: value.try_into().unwrap_or(i64::MAX) }
+}
+
+/// Not-a-number fails every range.
+fn check_number(field: &'static str, value: f32, in_range: impl Fn(f32) -> bool) -> Result<(), Malformed> {
+    match value.is_finite() && in_range(value) {
+        true => Ok(()),
+        false => Err(Malformed::Number { field, value }),
+    }
 }
 
 /// A step's bytes, the same for every rank.
@@ -41,6 +52,7 @@ impl From<&Request> for wire::Request {
             prompt: request.prompt.clone(),
             output: request.output.clone(),
             sampling: Some((&request.sampling).into()),
+            goal: goal_to_wire(request.goal),
             priority: request.priority.0.into(),
             deadline_micros: None,
             cache_bypass: request.cache_bypass,
@@ -58,13 +70,36 @@ impl wire::Request {
         self
     }
 
-    /// The request with its deadline on the receiver's clock.
+    /// The request with its deadline on the receiver's clock: how a submitted one is read.
     pub fn received(self, now: Micros) -> Result<Request, Malformed> {
         let deadline = self.deadline_micros.map(|left| now.plus(left));
         Ok(Request { deadline, ..self.try_into()? })
     }
 }
 
+impl wire::Assign {
+    /// The rank and its grid, every axis at least one.
+    pub fn grid(&self) -> Result<(Rank, Grid), Malformed> {
+        let axis = |field, n: u32| match u16::try_from(n) {
+            Ok(n) if n > 0 => Ok(n),
+            _ => Err(out_of_range(field, n)),
+        };
+        let grid =
+            Grid { pp: axis("assign.pp", self.pp)?, tp: axis("assign.tp", self.tp)?, ep: axis("assign.ep", self.ep)? };
+        let n_ranks = u32::from(grid.pp) * u32::from(grid.tp);
+        match u16::try_from(self.rank) {
+            Ok(rank) if self.rank < n_ranks && n_ranks <= u32::from(u16::MAX) => Ok((Rank(rank), grid)),
+            _ => Err(out_of_range("assign.rank", self.rank)),
+        }
+    }
+}
+
+/// A digest as it stands in frames and handles.
+pub fn policy_digest(bytes: &[u8]) -> Result<PolicyDigest, Malformed> {
+    bytes.try_into().map(PolicyDigest).map_err(|_| out_of_range("policy_digest", bytes.len()))
+}
+
+/// A request within a step. Its deadline stays with the coordinator; one that is submitted goes through `received`.
 impl TryFrom<wire::Request> for Request {
     type Error = Malformed;
 
@@ -76,6 +111,7 @@ impl TryFrom<wire::Request> for Request {
             prompt: request.prompt,
             output: request.output,
             sampling: request.sampling.ok_or(Malformed::Missing { field: "sampling" })?.try_into()?,
+            goal: goal_from_wire(request.goal)?,
             priority: Priority(priority),
             deadline: None,
             cache_bypass: request.cache_bypass,
@@ -83,6 +119,23 @@ impl TryFrom<wire::Request> for Request {
             constraint: request.constraint.map(|grammar| Constraint { grammar: grammar.into() }),
             spans: request.spans.into_iter().map(Span::try_from).collect::<Result<_, _>>()?,
         })
+    }
+}
+
+/// Zero generates, one pools, and from two on is scoring with so many tokens beside each.
+fn goal_to_wire(goal: Goal) -> u32 {
+    match goal {
+        Goal::Generate => 0,
+        Goal::Pool => 1,
+        Goal::Score { top_n } => 2 + u32::from(top_n),
+    }
+}
+
+fn goal_from_wire(goal: u32) -> Result<Goal, Malformed> {
+    match goal {
+        0 => Ok(Goal::Generate),
+        1 => Ok(Goal::Pool),
+        n => Ok(Goal::Score { top_n: u8::try_from(n - 2).map_err(|_| out_of_range("goal", goal))? }),
     }
 }
 
@@ -135,6 +188,9 @@ impl TryFrom<wire::Sampling> for Sampling {
     type Error = Malformed;
 
     fn try_from(sampling: wire::Sampling) -> Result<Self, Malformed> {
+        check_number("sampling.temperature", sampling.temperature, |t| t >= 0.0)?;
+        check_number("sampling.top_p", sampling.top_p, |p| p > 0.0 && p <= 1.0)?;
+        check_number("sampling.min_p", sampling.min_p, |p| (0.0..=1.0).contains(&p))?;
         let logprobs = match sampling.logprobs {
             Some(n) => Some(u8::try_from(n).map_err(|_| out_of_range("sampling.logprobs", n))?),
             None => None,
@@ -173,7 +229,7 @@ impl TryFrom<wire::Step> for Step {
     type Error = Malformed;
 
     fn try_from(step: wire::Step) -> Result<Self, Malformed> {
-        if step.copies.len() % 2 != 0 {
+        if !step.copies.len().is_multiple_of(2) {
             return Err(out_of_range("step.copies", step.copies.len()));
         }
         let pair = |pair: &[u32]| BlockCopy { from: BlockId(pair[0]), to: BlockId(pair[1]) };
@@ -215,7 +271,8 @@ impl TryFrom<wire::Slice> for Slice {
         if slice.start >= slice.end {
             return Err(out_of_range("slice.end", slice.end));
         }
-        let want = match slice.want() {
+        let want = wire::slice::Want::try_from(slice.want).map_err(|_| out_of_range("slice.want", slice.want))?;
+        let want = match want {
             wire::slice::Want::Nothing => Want::Nothing,
             wire::slice::Want::Last => Want::Last,
             wire::slice::Want::Pool => Want::Pool,
@@ -224,6 +281,9 @@ impl TryFrom<wire::Slice> for Slice {
             }
         };
         let n_draft = u16::try_from(slice.n_draft).map_err(|_| out_of_range("slice.n_draft", slice.n_draft))?;
+        if slice.n_draft >= slice.end - slice.start {
+            return Err(out_of_range("slice.n_draft", slice.n_draft));
+        }
         Ok(Slice { id: RequestId(slice.id), range: slice.start..slice.end, n_draft, want })
     }
 }
@@ -253,13 +313,23 @@ impl From<wire::StepDone> for StepDone {
 
 impl From<&SliceDone> for wire::SliceDone {
     fn from(slice: &SliceDone) -> Self {
-        wire::SliceDone { tokens: slice.tokens.iter().map(wire::TokenOut::from).collect(), failed: slice.failed }
+        wire::SliceDone {
+            tokens: slice.tokens.iter().map(wire::TokenOut::from).collect(),
+            failed: slice.failed,
+            scored: slice.scored.iter().map(wire::TokenOut::from).collect(),
+            pooled: slice.pooled.clone(),
+        }
     }
 }
 
 impl From<wire::SliceDone> for SliceDone {
     fn from(slice: wire::SliceDone) -> Self {
-        SliceDone { tokens: slice.tokens.into_iter().map(TokenOut::from).collect(), failed: slice.failed }
+        SliceDone {
+            tokens: slice.tokens.into_iter().map(TokenOut::from).collect(),
+            failed: slice.failed,
+            scored: slice.scored.into_iter().map(TokenOut::from).collect(),
+            pooled: slice.pooled,
+        }
     }
 }
 
@@ -291,14 +361,15 @@ impl From<Finish> for wire::Finish {
 
 impl wire::Output {
     /// Why the stream ended, if it did.
-    pub fn finished(&self) -> Option<Finish> {
-        match self.finish() {
+    pub fn finished(&self) -> Result<Option<Finish>, Malformed> {
+        let finish = wire::Finish::try_from(self.finish).map_err(|_| out_of_range("output.finish", self.finish))?;
+        Ok(match finish {
             wire::Finish::Unspecified => None,
             wire::Finish::Stop => Some(Finish::Stop),
             wire::Finish::Length => Some(Finish::Length),
             wire::Finish::Cancelled => Some(Finish::Cancelled),
             wire::Finish::Deadline => Some(Finish::Deadline),
             wire::Finish::Failed => Some(Finish::Failed),
-        }
+        })
     }
 }

@@ -13,11 +13,15 @@ pub mod cluster {
 }
 
 mod convert;
+pub mod transport;
 
-pub use convert::{Malformed, decode_step, encode_step};
+pub use convert::{Malformed, decode_step, encode_step, policy_digest};
 
 /// Every message of every service, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// A frame may carry whole logs, when many requests start or a replica replays. Set on both ends of both services.
+pub const FRAME_BYTES_MAX: usize = 64 << 20;
 
 /// Peers of another version are refused: frames have no compatibility to keep before 1.0.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

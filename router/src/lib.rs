@@ -1,1 +1,95 @@
-//! router
+//! The outside of a cluster: text, HTTP and gRPC to clients; one stream of tokens to a coordinator.
+//!
+//! Knows no tensor, no schedule and no worker. The caller owns sockets and the stop signal.
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
+
+mod admission;
+pub mod config;
+mod generate;
+mod grpc;
+mod http;
+mod link;
+mod measure;
+mod refusal;
+mod stop;
+mod text;
+
+pub use config::{Config, Limits, Render, Waits};
+
+use crate::admission::Admission;
+use crate::generate::Front;
+use checkpoint::{ChatTemplate, Defaults, ModelSpec, Tokenizer};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+/// What turns text into tokens and back: of the model that the replica serves.
+pub struct Text {
+    pub tokenizer: Tokenizer,
+    pub template: Option<ChatTemplate>,
+    pub spec: ModelSpec,
+    pub defaults: Defaults,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the HTTP listener failed")]
+    Http(#[source] std::io::Error),
+    #[error("the gRPC listener failed")]
+    Grpc(#[source] tonic::transport::Error),
+    #[error("the reflection service cannot be made")]
+    Reflection(#[source] tonic_reflection::server::Error),
+}
+
+/// After streams were ended: how long their last words may take.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
+
+/// Serves until `shutdown`, and then until the streams that run have ended or `drain_max` has passed. New requests are
+/// refused from `shutdown` on, so the replica should live a little longer than this.
+pub async fn serve(
+    config: Config,
+    replica: Channel,
+    text: Text,
+    http: TcpListener,
+    grpc: TcpListener,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    let (link, link_task) = link::link(replica, &config);
+    let admission = Admission::new(&config.limits, shutdown.clone(), config.waits.retry_after);
+    let drain_max = config.waits.drain_max;
+    let front = Arc::new(Front { config, text, link, admission, nonce: generate::random_nonce() });
+    let end = CancellationToken::new();
+    let link_task = tokio::spawn(link_task.run(end.clone()));
+    let faces = async {
+        tokio::try_join!(http::serve(front.clone(), http, shutdown.clone()), grpc::serve(front, grpc, shutdown.clone()))
+    };
+    let served = drain(faces, &shutdown, drain_max, &end).await;
+    end.cancel();
+    if link_task.await.is_err() {
+        tracing::error!("the link's task ended early");
+    }
+    served
+}
+
+/// Runs the faces to their end, but no longer than `drain_max` after `shutdown`; then `end` ends the streams.
+async fn drain(
+    faces: impl Future<Output = Result<((), ()), Error>>,
+    shutdown: &CancellationToken,
+    drain_max: Duration,
+    end: &CancellationToken,
+) -> Result<(), Error> {
+    let too_late = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(drain_max).await;
+        tracing::warn!("streams are cut: they did not end in time");
+        end.cancel();
+        tokio::time::sleep(LAST_WORDS_MAX).await;
+    };
+    tokio::select! {
+        served = faces => served.map(|_| ()),
+        () = too_late => Ok(()),
+    }
+}

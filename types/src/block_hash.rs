@@ -9,7 +9,7 @@ use core::fmt;
 pub struct BlockHash(pub [u8; 16]);
 
 impl BlockHash {
-    /// Where every chain of one tenant, adapter and policy begins. `salt` is the replica's secret, so that nobody
+    /// Where every chain of one tenant, adapter and policy begins. `salt` is the cluster's secret, so that nobody
     /// outside can aim at a hash.
     pub fn root(policy: &PolicyDigest, tenant: TenantId, adapter: Option<AdapterId>, salt: &[u8; 16]) -> BlockHash {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 block hash root");
@@ -20,16 +20,18 @@ impl BlockHash {
         BlockHash::first_half(&hasher)
     }
 
-    /// The hash of the block that follows this one. A block is named only when it is full.
+    /// The hash of the block that follows this one. Only a full block has a name: any other number of tokens is a
+    /// collision in the making, and panics.
     pub fn child(&self, tokens: impl IntoIterator<Item = Token>) -> BlockHash {
         let mut bytes = [0; 16 + 4 * crate::BLOCK_TOKENS as usize];
         bytes[..16].copy_from_slice(&self.0);
+        let mut tokens = tokens.into_iter();
         let mut n_tokens = 0;
-        for (at, token) in bytes[16..].chunks_exact_mut(4).zip(tokens) {
+        for (at, token) in bytes[16..].chunks_exact_mut(4).zip(&mut tokens) {
             at.copy_from_slice(&token.to_le_bytes());
             n_tokens += 1;
         }
-        debug_assert_eq!(n_tokens, crate::BLOCK_TOKENS, "only a full block has a name");
+        assert!(n_tokens == crate::BLOCK_TOKENS && tokens.next().is_none(), "only a full block has a name");
         let mut hasher = blake3::Hasher::new();
         hasher.update(&bytes);
         BlockHash::first_half(&hasher)

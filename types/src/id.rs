@@ -21,8 +21,8 @@ impl Micros {
     }
 }
 
-/// A request, unique within a replica. The upper 24 bits name the router (the coordinator numbers routers as they
-/// attach), the lower 40 count its requests, so that no one keeps a table of whose is whose.
+/// A request, unique within one incarnation of a replica. The upper 24 bits name the router (the coordinator numbers
+/// routers as they attach), the lower 40 count its requests, so that whose a request is can be read off its id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
@@ -30,9 +30,10 @@ impl RequestId {
     const COUNTER_BITS: u32 = 40;
     pub const ROUTERS_MAX: u32 = 1 << 24;
 
-    pub fn new(router: u32, counter: u64) -> RequestId {
-        debug_assert!(router < Self::ROUTERS_MAX && counter < 1 << Self::COUNTER_BITS);
-        RequestId(u64::from(router) << Self::COUNTER_BITS | counter)
+    /// None when either number is out of range: a router's number comes over the wire.
+    pub fn new(router: u32, counter: u64) -> Option<RequestId> {
+        let fits = router < Self::ROUTERS_MAX && counter < 1 << Self::COUNTER_BITS;
+        fits.then_some(RequestId(u64::from(router) << Self::COUNTER_BITS | counter))
     }
 
     pub fn router(self) -> u32 {
@@ -53,6 +54,11 @@ pub struct StepId(pub u64);
 /// One page of the KV cache; the same id names the same page on every rank of a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u32);
+
+impl BlockId {
+    /// Stands in a table for a page behind a window: never read, never owned.
+    pub const NONE: BlockId = BlockId(u32::MAX);
+}
 
 /// A worker's number within its replica, counted stage by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

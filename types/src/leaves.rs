@@ -16,6 +16,7 @@
 //! (`aligned_runs`), and the runs of all ranks are merged by the same tree (`Fold`). So the bits do not know who
 //! owned what.
 
+use crate::DeviceClass;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -31,14 +32,31 @@ impl Leaves {
     pub const GRAIN: u32 = 32;
     const DOWN_MIN: u32 = 16;
     const DOWN_MAX: u32 = 64;
+    const CUDA: u32 = 8;
 
     /// One leaf: everything that is not row-parallel.
     pub fn whole(k: u32) -> Leaves {
         Leaves { bounds: [0, k].into() }
     }
 
-    /// `o_proj` on CPU: one leaf per query head, or per smallest run of heads that ends on the grain.
-    pub fn of_heads(n_heads: u32, head_dim: u32) -> Leaves {
+    /// How `o_proj` is cut: on CPU by query heads, on CUDA in eight.
+    pub fn o_proj(class: DeviceClass, n_heads: u32, head_dim: u32) -> Leaves {
+        match class {
+            DeviceClass::Cpu | DeviceClass::Sim => Leaves::of_heads(n_heads, head_dim),
+            DeviceClass::Cuda => Leaves::on_grain(n_heads * head_dim, Leaves::CUDA),
+        }
+    }
+
+    /// How `down_proj` is cut: on CPU in 16 to 64, on CUDA in eight.
+    pub fn down_proj(class: DeviceClass, inner: u32) -> Leaves {
+        match class {
+            DeviceClass::Cpu | DeviceClass::Sim => Leaves::of_inner(inner),
+            DeviceClass::Cuda => Leaves::on_grain(inner, Leaves::CUDA),
+        }
+    }
+
+    /// One leaf per query head, or per smallest run of heads that ends on the grain.
+    fn of_heads(n_heads: u32, head_dim: u32) -> Leaves {
         let k = n_heads * head_dim;
         let mut heads_per_leaf = 1;
         while heads_per_leaf < n_heads && !(heads_per_leaf * head_dim).is_multiple_of(Leaves::GRAIN) {
@@ -49,21 +67,21 @@ impl Leaves {
         Leaves { bounds }
     }
 
-    /// `down_proj` on CPU: the fewest of 16 to 64 equal leaves on the grain; where K has no such divisor, 16 that differ by
-    /// one grain, or one per grain if there are fewer.
-    pub fn of_inner(k: u32) -> Leaves {
+    /// The fewest of 16 to 64 equal leaves on the grain; where K has no such divisor, 16 that differ by one grain.
+    fn of_inner(k: u32) -> Leaves {
         let grains = k.div_ceil(Leaves::GRAIN);
         let n = (Leaves::DOWN_MIN..=Leaves::DOWN_MAX)
             .find(|n| k.is_multiple_of(Leaves::GRAIN) && grains.is_multiple_of(*n))
-            .unwrap_or(Leaves::DOWN_MIN.min(grains));
-        let bounds = (0..=n).map(|i| (i * grains / n * Leaves::GRAIN).min(k)).collect();
-        Leaves { bounds }
+            .unwrap_or(Leaves::DOWN_MIN);
+        Leaves::on_grain(k, n)
     }
 
-    /// A leaf per element group of the given size: CUDA's eight, or an expert each.
-    pub fn equal(k: u32, n: u32) -> Leaves {
-        debug_assert!(n > 0 && k.is_multiple_of(n));
-        Leaves { bounds: (0..=n).map(|i| i * (k / n)).collect() }
+    /// So many leaves that differ by at most one grain, or one per grain if there are fewer.
+    pub fn on_grain(k: u32, n: u32) -> Leaves {
+        let grains = u64::from(k.div_ceil(Leaves::GRAIN));
+        let n = u64::from(n).min(grains).max(1);
+        let bound = |i: u64| (i * grains / n * u64::from(Leaves::GRAIN)).min(u64::from(k)) as u32;
+        Leaves { bounds: (0..=n).map(bound).collect() }
     }
 
     pub fn len(&self) -> usize {
@@ -81,6 +99,11 @@ impl Leaves {
     /// The elements of leaf `i`.
     pub fn leaf(&self, i: usize) -> Range<u32> {
         self.bounds[i]..self.bounds[i + 1]
+    }
+
+    /// The elements of a run of leaves; empty for an empty run, which a rank may own.
+    pub fn elements(&self, run: &Range<u32>) -> Range<u32> {
+        self.bounds[run.start as usize]..self.bounds[run.end as usize]
     }
 
     /// The ends of the leaves: what a kernel walks.
@@ -110,8 +133,9 @@ pub fn aligned_runs(owned: Range<u32>, total: u32) -> Vec<Range<u32>> {
 /// Adds leaves or runs in ascending order by the one tree. A stack of at most 32 partial sums; what a partial sum is
 /// (a number, a tile of them) is the caller's.
 ///
-/// `push(level)` says how many stack entries to merge into the new one: after pushing leaf 5 (0b101) of a tree, the two
-/// entries 4 and 5 become one run of two.
+/// `push(run)` says how often to merge the two topmost entries: after pushing leaf 5 (0b101), once, and 4 and 5 become
+/// one run of two. A leaf that is absent (an expert that no token chose) is pushed as -0.0, which adds to any number
+/// without changing a bit of it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fold {
     next: u32,
@@ -121,10 +145,10 @@ impl Fold {
     /// The depth that a stack of partial sums can reach.
     pub const DEPTH_MAX: usize = 32;
 
-    /// Call with the length of each run as it is pushed on the stack; the answer is how many times the two topmost
-    /// entries are then to be replaced by `lower + upper`.
+    /// Call with each run as its sum is pushed on the stack; the answer is how many times the two topmost entries are
+    /// then to be replaced by `lower + upper`.
     pub fn push(&mut self, run: &Range<u32>) -> u32 {
-        debug_assert_eq!(self.next, run.start, "runs come in order and without gaps");
+        assert_eq!(self.next, run.start, "runs come in order and without gaps");
         self.next = run.end;
         let size = (run.end - run.start).next_power_of_two();
         let filled = run.start / size + 1;
@@ -151,7 +175,7 @@ pub fn sum_runs(runs: &[(Range<u32>, f32)]) -> f32 {
     for _ in 0..Fold::n_last(stack.len()) {
         merge(&mut stack);
     }
-    stack.pop().unwrap_or(0.0)
+    stack.pop().unwrap_or(-0.0)
 }
 
 fn merge(stack: &mut Vec<f32>) {

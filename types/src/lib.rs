@@ -6,14 +6,14 @@
 
 extern crate alloc;
 
+pub mod block_hash;
+pub mod cache;
 pub mod id;
+pub mod leaves;
+pub mod policy;
 pub mod request;
 pub mod sampling;
 pub mod step;
-pub mod cache;
-pub mod block_hash;
-pub mod leaves;
-pub mod policy;
 pub mod topology;
 pub mod unsupported;
 
@@ -21,8 +21,8 @@ pub use block_hash::BlockHash;
 pub use cache::{BLOCK_TOKENS, CacheGroup, CacheKind};
 pub use id::{AdapterId, BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantId, Token, Tokens};
 pub use leaves::Leaves;
-pub use policy::{Numerics, PolicyDigest};
-pub use request::{Constraint, Priority, Request, Span, SpanKind};
+pub use policy::{DeviceClass, Numerics, PolicyDigest};
+pub use request::{Constraint, Goal, Priority, Request, Span, SpanKind};
 pub use sampling::Sampling;
 pub use step::{BlockCopy, Finish, Slice, SliceDone, Step, StepDone, TokenLogprob, TokenOut, Want};
 pub use topology::{Grid, Place};

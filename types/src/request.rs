@@ -5,8 +5,9 @@ use core::ops::Range;
 
 /// Everything that a stream is a function of, besides the model and the numeric policy.
 ///
-/// `prompt ++ output` is the token log. A request that is resubmitted after a loss carries what it had already said in
-/// `output`, and goes on from there.
+/// `prompt ++ output` is the token log, and positions count from its start. A request that is resubmitted after a loss
+/// carries what it had already said in `output`, and goes on from there. What was output never moves into the prompt:
+/// limits and penalties depend on the boundary. A log that is already complete is not resubmitted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
     pub id: RequestId,
@@ -14,6 +15,7 @@ pub struct Request {
     pub prompt: Tokens,
     pub output: Tokens,
     pub sampling: Sampling,
+    pub goal: Goal,
     pub priority: Priority,
     /// Refused or ended with `Finish::Deadline` when it has not finished by then. Never sent to workers.
     pub deadline: Option<Micros>,
@@ -22,6 +24,17 @@ pub struct Request {
     pub adapter: Option<AdapterId>,
     pub constraint: Option<Constraint>,
     pub spans: alloc::vec::Vec<Span>,
+}
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Goal {
+    #[default]
+    Generate,
+    /// Logprobs of the prompt's own tokens, with so many likely ones beside each; then generation.
+    Score { top_n: u8 },
+    /// The prompt's hidden states, pooled.
+    Pool,
 }
 
 /// Lower is sooner. Requests of one priority are served in order of arrival.
@@ -64,6 +77,11 @@ impl Request {
 
     /// What the types can say and nothing serves yet, refused by name.
     pub fn supported(&self) -> Result<(), Unsupported> {
+        match self.goal {
+            Goal::Generate => {}
+            Goal::Score { .. } => return Err(Unsupported("logprobs of the prompt")),
+            Goal::Pool => return Err(Unsupported("pooling")),
+        }
         if self.adapter.is_some() {
             return Err(Unsupported("adapter"));
         }

@@ -15,7 +15,7 @@ pub struct Sampling {
     pub seed: u64,
     /// Which of `n` choices of one prompt this is; part of the draw.
     pub choice: u32,
-    /// Tokens to generate at most, counted from the end of the prompt.
+    /// Tokens to generate at most, counted from the end of the prompt, so that a replay counts alike.
     pub tokens_max: u32,
     /// Stop tokens are not drawn before so many were generated.
     pub tokens_min: u32,

@@ -7,22 +7,26 @@ use core::ops::Range;
 
 /// One pass over the model for a set of slices.
 ///
-/// A rank applies it in the order of its fields: starts, then slices (each takes its new blocks from `blocks`), then,
-/// when the pass has run, ends.
+/// A rank applies it in this order: ends, starts, copies, slices (each takes its new blocks from `blocks`), the pass.
+/// Ends come first, so that a rank never holds more sequences than may run. A step has at most one slice per request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
     pub id: StepId,
     pub epoch: Epoch,
-    /// Requests that the ranks do not hold: new, or preempted before and now begun again. A start for an id that a rank
-    /// holds replaces what it holds.
+    /// Requests that the ranks do not hold: new, or preempted before and now begun again with all that they have said.
+    /// A start for an id that a rank holds replaces what it holds.
     pub starts: Vec<Request>,
     pub slices: Vec<Slice>,
     /// The new blocks of every slice, one run after another in the order of `slices`, and within a slice one run per
-    /// cache group. The length of a run is not sent: it is what `range.end` needs and the sequence does not hold yet.
-    /// A sequence that starts with a prefix hit gets the shared blocks at the front of its first run.
+    /// cache group. The length of a run is not sent: it is `group.n_blocks(range.end)` less the entries that the
+    /// sequence holds, and a start holds none. So a sequence that starts with a prefix hit gets the shared blocks at
+    /// the front of its first run; the hit is `range.start` of its first slice, equal in all groups. `blocks` is used
+    /// up exactly.
     pub blocks: Vec<BlockId>,
     pub copies: Vec<BlockCopy>,
-    /// Sequences that the ranks may forget once this step has run. None of them has a slice in this step or after it.
+    /// Sequences to forget before anything else of this step. None of them has a slice in this step, or after it unless
+    /// a start brings the id back. Steps with slices of theirs may still be in flight: each rank runs steps in order,
+    /// so their blocks may be given out from this step on.
     pub ends: Vec<RequestId>,
 }
 
@@ -54,8 +58,10 @@ impl Step {
 ///
 /// `[0, range.start) computed · [range.start, range.end) this slice · [range.end, ..) later`
 ///
-/// The tokens of the range are in the rank's log by the time the slice runs; the last of them may be one that the step
-/// before has drawn. A slice that wants its last position draws the token of position `range.end`.
+/// Positions count from the start of the log. The tokens of the range are in the rank's log by the time the slice runs;
+/// the last of them may be one that an earlier step has drawn. A slice that wants its last position draws the token of
+/// position `range.end` (with drafts: of `range.end - n_draft` and on, as far as they hold). A drawn token belongs to a
+/// position: one for a position that the log already holds is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     pub id: RequestId,
@@ -85,13 +91,15 @@ pub enum Want {
     Nothing,
     /// The token after the range.
     Last,
-    /// Logprobs of every position of the range, and the token after it.
+    /// Logprobs of the tokens at `range.start + 1 ..= range.end`, as far as the log knows them; and, where the range
+    /// ends the log, the token after it.
     All { top_n: u8 },
     /// The hidden states of the range, pooled.
     Pool,
 }
 
-/// Copy a page before the step runs: copy-on-write, or a page that comes back from a slower memory.
+/// Copy a page before the step runs: copy-on-write, or a page that comes back from a slower memory, whose ids begin
+/// where the pool's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
     pub from: BlockId,
@@ -112,9 +120,14 @@ pub struct StepDone {
 /// What one slice gave: nothing for a chunk, one token, or as many as a verified draft allows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SliceDone {
+    /// `tokens[i]` is the token of position `range.end - n_draft + i`.
     pub tokens: Vec<TokenOut>,
     /// The request alone has failed (its logits were not numbers, say); its neighbours have not.
     pub failed: bool,
+    /// For `Want::All`: entry i is the token at `range.start + 1 + i`.
+    pub scored: Vec<TokenOut>,
+    /// For `Want::Pool`, with the last chunk.
+    pub pooled: Vec<f32>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,1 +1,107 @@
-//! worker
+//! A rank: joins a coordinator, loads its slice of the model, runs steps. Knows nothing of text, of the cluster store or
+//! of other requests than those that steps name.
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
+
+mod heartbeat;
+mod model_runner;
+pub mod runner;
+mod seat;
+pub mod sequences;
+mod session;
+pub mod sim;
+
+pub use model_runner::{ModelLoader, ModelRunner};
+pub use runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
+
+use session::Worker;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+/// What the worker says of itself, and its limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub host: String,
+    pub pid: u32,
+    /// `cpu`, `cuda` or `sim`.
+    pub device: String,
+    /// What it may use for weights and KV.
+    pub memory_bytes: u64,
+    pub threads: u32,
+    /// Steps that wait for the computing thread. More than a coordinator plans ahead are never there.
+    pub steps_queued_max: usize,
+    /// Frames that wait for the stream to the coordinator.
+    pub frames_up_max: usize,
+    pub heartbeat_every: Duration,
+    /// How long a coordinator may take to answer the hello.
+    pub join_timeout: Duration,
+    /// How long a failed rank waits for the coordinator to close the stream.
+    pub farewell_timeout: Duration,
+    /// The wait before dialling again doubles from the first to the second.
+    pub redial_min: Duration,
+    pub redial_max: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            host: "localhost".into(),
+            pid: std::process::id(),
+            device: "cpu".into(),
+            memory_bytes: 0,
+            threads: 1,
+            steps_queued_max: 16,
+            frames_up_max: 64,
+            heartbeat_every: Duration::from_millis(100),
+            join_timeout: Duration::from_secs(5),
+            farewell_timeout: Duration::from_secs(1),
+            redial_min: Duration::from_millis(50),
+            redial_max: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What another attempt to join would only repeat.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the model cannot be served here: {0}")]
+    Load(#[source] LoadError),
+    #[error("the coordinator refused this worker: {0}")]
+    Refused(String),
+    #[error("a thread cannot be started: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// Joins the coordinator behind `channel` and computes for it, dialling again when it goes, until `shutdown`.
+pub async fn serve(
+    channel: Channel,
+    loader: Box<dyn Load>,
+    config: Config,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    let (work, queue) = mpsc::channel(config.steps_queued_max);
+    let progress = Arc::new(heartbeat::Progress::default());
+    let counters = progress.clone();
+    // It ends when `work` is dropped, after the step that it is in.
+    std::thread::Builder::new().name("compute".into()).spawn(move || seat::run(loader, queue, counters))?;
+    let worker = Worker { config, work, progress };
+    shutdown.run_until_cancelled(keep_joined(&worker, &channel)).await.unwrap_or(Ok(()))
+}
+
+async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
+    let mut wait = worker.config.redial_min;
+    loop {
+        let begun = tokio::time::Instant::now();
+        let ended = worker.session(channel.clone()).await?;
+        // A session that lasted is no failed attempt.
+        if begun.elapsed() > worker.config.redial_max {
+            wait = worker.config.redial_min;
+        }
+        tracing::warn!(%ended, wait_ms = wait.as_millis() as u64, "joining again");
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(worker.config.redial_max);
+    }
+}

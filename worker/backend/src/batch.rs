@@ -26,10 +26,16 @@ pub struct BatchSlice {
 
 /// The block tables of all slices, one after another. `blocks[bounds[i]..bounds[i + 1]]` is slice i's: entry j holds
 /// positions `[j * BLOCK_TOKENS, (j + 1) * BLOCK_TOKENS)`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockTables {
     pub blocks: Vec<BlockId>,
     pub bounds: Vec<u32>,
+}
+
+impl Default for BlockTables {
+    fn default() -> BlockTables {
+        BlockTables { blocks: Vec::new(), bounds: vec![0] }
+    }
 }
 
 impl Batch {

@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of models, requests or ranks. `unsafe` lives here, beside the reason that makes it sound.
 #![allow(unsafe_code, reason = "kernels and their memory; each block says why it holds")]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 pub mod batch;
 pub mod cpu;
@@ -13,7 +14,7 @@ pub use error::Error;
 pub use stored::{Stored, StoredType};
 
 use std::ops::Range;
-use types::{Leaves, Sampling, TokenOut};
+use types::{Leaves, Sampling, Token, TokenOut};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -50,7 +51,7 @@ pub trait Memory {
     fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
     /// Matrices that meet the same input are stacked by rows, so that it is quantized once. Their types may differ.
     fn matrix(&self, parts: &[Stored<'_>]) -> Result<Self::Matrix>;
-    /// A row-parallel matrix: `stored` holds columns `leaves.leaf(owned.start).start ..` of the whole, and the product is
+    /// A row-parallel matrix: `stored` holds the columns `leaves.elements(&owned)` of the whole, and the product is
     /// kept as the sums of the largest aligned runs of leaves in `owned`.
     fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Self::Matrix>;
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
@@ -107,11 +108,25 @@ pub trait Linear: Memory {
 pub struct Heads {
     pub n_heads: usize,
     pub n_kv_heads: usize,
+    /// Query heads per KV head in the whole model.
+    pub per_kv: usize,
+    /// How far this rank's first query head stands within its KV head's group: 0 unless a boundary cuts the group.
+    pub first: usize,
     pub head_dim: usize,
     pub scale: f32,
 }
 
 impl Heads {
+    /// All heads of a layer on one rank.
+    pub fn whole(n_heads: usize, n_kv_heads: usize, head_dim: usize, scale: f32) -> Heads {
+        Heads { n_heads, n_kv_heads, per_kv: n_heads / n_kv_heads, first: 0, head_dim, scale }
+    }
+
+    /// Which of this rank's KV heads its query head `head` reads.
+    pub fn kv_of(&self, head: usize) -> usize {
+        (self.first + head) / self.per_kv
+    }
+
     /// The columns of a fused QKV row: all heads of Q, then K, then V.
     pub fn qkv_cols(&self) -> usize {
         (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
@@ -133,7 +148,7 @@ pub trait Attention: Memory {
         kv: &mut Self::Kv,
     );
     /// Causal attention of each row over the positions of its sequence up to its own, K and V read from their blocks.
-    /// Query head h reads KV head `h / (n_heads / n_kv_heads)`.
+    /// Query head h reads KV head `heads.kv_of(h)`.
     /// qkv: [n_rows, qkv_cols] (Q is read), out: [n_rows, n_heads * head_dim]
     #[expect(clippy::too_many_arguments, reason = "one fused kernel; each argument is a tensor or a shape")]
     fn attend(
@@ -169,14 +184,25 @@ pub trait Pointwise: Memory {
     fn gather(&self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer);
 }
 
-/// One row's draw.
+/// One row's draw: all that it may depend on besides the logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Draw<'a> {
     pub sampling: &'a Sampling,
+    /// The log before the token that is drawn.
+    pub prompt: &'a [Token],
+    pub output: &'a [Token],
+}
+
+impl Draw<'_> {
     /// Of the token that is drawn, in the whole log: part of the noise, so that a replay draws the same.
-    pub position: u32,
+    pub fn position(&self) -> u32 {
+        (self.prompt.len() + self.output.len()) as u32
+    }
+
     /// Tokens generated so far: stop tokens are not drawn before `tokens_min`.
-    pub n_output: u32,
+    pub fn n_output(&self) -> u32 {
+        self.output.len() as u32
+    }
 }
 
 pub trait Sample: Memory {

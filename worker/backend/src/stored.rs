@@ -1,5 +1,8 @@
 //! A matrix as a file holds it, before a device packs it.
 
+use crate::Error;
+use std::ops::Range;
+
 /// Element types that files hold and a device can pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoredType {
@@ -23,9 +26,10 @@ impl StoredType {
         }
     }
 
+    /// Saturates, so that a size from a hostile file is refused where its bytes are looked for.
     pub const fn row_bytes(self, k: usize) -> usize {
         let (elements, bytes) = self.block();
-        k / elements * bytes
+        (k / elements).saturating_mul(bytes)
     }
 }
 
@@ -44,6 +48,34 @@ impl<'a> Stored<'a> {
     /// A whole matrix: rows follow each other.
     pub fn whole(dtype: StoredType, rows: usize, k: usize, bytes: &'a [u8]) -> Stored<'a> {
         Stored { dtype, rows, k, row_stride: dtype.row_bytes(k), bytes }
+    }
+
+    /// Whether the bytes hold what the shape says. The last row of a slice of columns is shorter than its stride.
+    pub fn check(&self) -> Result<(), Error> {
+        let (elements, _) = self.dtype.block();
+        if self.rows == 0 || self.k == 0 || !self.k.is_multiple_of(elements) {
+            return Err(Error::Shape(format!("{} x {} cannot be stored as {:?}", self.rows, self.k, self.dtype)));
+        }
+        let needed = (self.rows - 1)
+            .checked_mul(self.row_stride)
+            .and_then(|bytes| bytes.checked_add(self.dtype.row_bytes(self.k)))
+            .unwrap_or(usize::MAX);
+        match needed <= self.bytes.len() {
+            true => Ok(()),
+            false => {
+                Err(Error::Truncated { rows: self.rows, k: self.k, dtype: self.dtype, needed, have: self.bytes.len() })
+            }
+        }
+    }
+
+    /// Some of the columns: the only way to slice. They begin and end on the blocks of the type.
+    pub fn columns(&self, range: Range<usize>) -> Result<Stored<'a>, Error> {
+        let (elements, _) = self.dtype.block();
+        if range.end > self.k || !range.start.is_multiple_of(elements) || !range.end.is_multiple_of(elements) {
+            return Err(Error::Shape(format!("columns {range:?} of {} in {:?}", self.k, self.dtype)));
+        }
+        let bytes = &self.bytes[self.dtype.row_bytes(range.start)..];
+        Ok(Stored { k: range.len(), bytes, ..*self })
     }
 
     pub fn row(&self, row: usize) -> &'a [u8] {

@@ -1,1 +1,304 @@
-//! The CPU as a device.
+//! The CPU as a device: plain Rust, AVX2 and AVX-512 with the same bits, on a team of threads.
+//!
+//! Knows nothing of models or requests. Packing, and everything that an op needs besides its arguments, happens at load.
+
+mod attention;
+mod isa;
+mod kv;
+pub(crate) mod lanes;
+mod linear;
+pub(crate) mod math;
+mod memory;
+mod pack;
+mod panels;
+mod pointwise;
+mod rows;
+mod sample;
+mod team;
+
+pub use isa::Isa;
+pub use kv::{Kv, Rope};
+pub use pack::Matrix;
+
+pub(crate) use isa::{Kernel, dispatch};
+
+use crate::{
+    Activations, Attention, Batch, Error, Heads, KvSpec, Linear, Memory, Pointwise, Result, RopeStyle, Stored,
+};
+use memory::{Pages, Shared};
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use team::Team;
+use types::Leaves;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuConfig {
+    /// Threads that compute, the caller's among them.
+    pub threads: usize,
+    pub activations: Activations,
+    pub isa: Isa,
+}
+
+/// Driven by one thread at a time; its team helps.
+pub struct Cpu {
+    config: CpuConfig,
+    pub(crate) team: Team,
+    scratch: Mutex<Scratch>,
+}
+
+/// Room for the panels of one product, grown when buffers are made.
+struct Scratch {
+    floats: Pages,
+    int8: Pages,
+    n_words: usize,
+}
+
+/// `[rows_max, cols]` of f32.
+pub struct Buffer {
+    pages: Pages,
+    rows_max: usize,
+    cols: usize,
+}
+
+impl Buffer {
+    pub fn rows_max(&self) -> usize {
+        self.rows_max
+    }
+
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    pub fn row(&self, row: usize) -> &[f32] {
+        self.rows(row + 1, self.cols).get(row * self.cols..).unwrap_or(&[])
+    }
+
+    /// The first rows, if they are as wide as an op expects. An op that does not fit its buffers is a bug of its caller.
+    fn rows(&self, n_rows: usize, cols: usize) -> &[f32] {
+        self.check(n_rows, cols);
+        &self.pages.floats()[..n_rows * cols]
+    }
+
+    fn rows_mut(&mut self, n_rows: usize, cols: usize) -> &mut [f32] {
+        self.check(n_rows, cols);
+        &mut self.pages.floats_mut()[..n_rows * cols]
+    }
+
+    fn shared(&mut self, n_rows: usize, cols: usize) -> Shared<f32> {
+        Shared::new(self.rows_mut(n_rows, cols).as_mut_ptr())
+    }
+
+    fn check(&self, n_rows: usize, cols: usize) {
+        let fits = n_rows <= self.rows_max && cols == self.cols;
+        assert!(fits, "{n_rows} rows of {cols} in a buffer of {} x {}", self.rows_max, self.cols);
+    }
+}
+
+impl Cpu {
+    pub fn new(config: CpuConfig) -> Result<Cpu> {
+        if !config.isa.is_supported() {
+            return Err(Error::Unsupported(types::Unsupported("these instructions on this machine")));
+        }
+        let team = Team::new(config.threads).map_err(|_| Error::OutOfMemory { what: "threads", n: config.threads })?;
+        let scratch = Scratch { floats: Pages::zeroed("scratch", 0)?, int8: Pages::zeroed("scratch", 0)?, n_words: 0 };
+        Ok(Cpu { config, team, scratch: Mutex::new(scratch) })
+    }
+
+    pub fn config(&self) -> &CpuConfig {
+        &self.config
+    }
+
+    fn scratch(&self) -> std::sync::MutexGuard<'_, Scratch> {
+        // What an aborted op left in it, the next overwrites.
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for products of so many rows of k. A buffer makes room for itself.
+    pub fn reserve(&self, rows_max: usize, k: usize) -> Result<()> {
+        let too_big = || Error::Shape(format!("a buffer of {rows_max} x {k}"));
+        let n_words = panels::n_words(rows_max, k).ok_or_else(too_big)?;
+        let n_bytes = n_words.checked_mul(4).ok_or_else(too_big)?;
+        let mut scratch = self.scratch();
+        if scratch.n_words < n_words {
+            scratch.floats = Pages::zeroed("scratch", n_bytes)?;
+            scratch.int8 = Pages::zeroed("scratch", n_bytes)?;
+            scratch.n_words = n_words;
+        }
+        Ok(())
+    }
+
+    /// Fills the scratch's panels with the rows of x, in one of the two forms.
+    fn fill(&self, x: &[f32], k: usize, n_rows: usize, to: &Pages, quantized: bool) {
+        let to = Shared::new(to.start().cast::<u32>());
+        self.team.run(panels::n_panels(n_rows), &|panels| {
+            dispatch(self.config.isa, panels::Fill { x, k, n_rows, panels, to, quantized });
+        });
+    }
+
+    fn product(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
+        let x = x.rows(n_rows, w.k);
+        let out = out.shared(w.n_runs * n_rows, w.n_out);
+        let scratch = self.scratch();
+        assert!(panels::n_words(n_rows, w.k).is_some_and(|n| n <= scratch.n_words), "x made room for itself");
+        let quantized = self.config.activations == Activations::Int8;
+        let meets_int8 = |part: &pack::Part| quantized && linear::is_quantized(part.dtype);
+        if w.parts.iter().any(meets_int8) {
+            self.fill(x, w.k, n_rows, &scratch.int8, true);
+        }
+        if !w.parts.iter().all(meets_int8) {
+            self.fill(x, w.k, n_rows, &scratch.floats, false);
+        }
+        let (floats, int8) = (scratch.floats.start().cast::<u32>(), scratch.int8.start().cast::<u32>());
+        let product = linear::Product { matrix: w, floats, int8, quantized, n_rows, out };
+        self.team.run(w.n_tiles(), &|tiles| product.run(self.config.isa, tiles));
+    }
+
+    /// Runs a kernel over ranges of items on all threads.
+    fn spread<K: Kernel>(&self, n_items: usize, kernel: impl Fn(Range<usize>) -> K + Sync) {
+        self.team.run(n_items, &|items| dispatch(self.config.isa, kernel(items)));
+    }
+}
+
+impl Memory for Cpu {
+    type Buffer = Buffer;
+    type Matrix = Matrix;
+    type Vector = Vec<f32>;
+    type Kv = Kv;
+    type Rope = Rope;
+
+    fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {
+        let too_big = || Error::Shape(format!("a buffer of {rows_max} x {cols}"));
+        let n_bytes = rows_max.checked_mul(cols).and_then(|n| n.checked_mul(4)).ok_or_else(too_big)?;
+        self.reserve(rows_max, cols)?;
+        Ok(Buffer { pages: Pages::zeroed("a buffer", n_bytes)?, rows_max, cols })
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Vec<f32>> {
+        Ok(values.into())
+    }
+
+    fn matrix(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
+        Matrix::stack(parts, &self.team)
+    }
+
+    fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
+        Matrix::of_leaves(stored, leaves, owned, &self.team)
+    }
+
+    fn kv(&self, spec: KvSpec) -> Result<Kv> {
+        Kv::new(spec)
+    }
+
+    fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
+        Rope::new(cos, sin, half_dim, style)
+    }
+
+    fn matrix_bytes(&self, matrix: &Matrix) -> usize {
+        matrix.n_bytes
+    }
+
+    fn read(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {
+        out.copy_from_slice(&buffer.rows(rows.end, buffer.cols)[rows.start * buffer.cols..]);
+    }
+
+    fn write(&self, buffer: &mut Buffer, row: usize, values: &[f32]) {
+        let cols = buffer.cols;
+        assert!(cols > 0 && values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());
+        buffer.rows_mut(row + values.len() / cols, cols)[row * cols..].copy_from_slice(values);
+    }
+}
+
+impl Linear for Cpu {
+    fn linear(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
+        assert_eq!(w.n_runs, 1, "the product of a matrix of leaves that ends in one run");
+        self.product(x, w, n_rows, out);
+    }
+
+    fn linear_runs(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
+        self.product(x, w, n_rows, out);
+    }
+}
+
+impl Attention for Cpu {
+    fn rope_store(
+        &self,
+        qkv: &mut Buffer,
+        rope: &Rope,
+        heads: &Heads,
+        batch: &Batch,
+        group: usize,
+        layer: usize,
+        kv: &mut Kv,
+    ) {
+        kv.check(heads, layer);
+        let n_rows = batch.n_rows();
+        let qkv = qkv.shared(n_rows, heads.qkv_cols());
+        let kv = &*kv;
+        self.spread(n_rows, |rows| kv::RopeStore { qkv, rope, heads, batch, group, layer, kv, rows });
+    }
+
+    fn attend(
+        &self,
+        qkv: &Buffer,
+        kv: &Kv,
+        heads: &Heads,
+        batch: &Batch,
+        group: usize,
+        layer: usize,
+        out: &mut Buffer,
+    ) {
+        kv.check(heads, layer);
+        let n_rows = batch.n_rows();
+        let qkv = qkv.rows(n_rows, heads.qkv_cols());
+        let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
+        let n_items = attention::n_items(batch, heads);
+        let attend = attention::Attend { qkv, kv, heads, batch, group, layer, out };
+        self.team.run(n_items, &|items| attend.run(self.config.isa, items));
+    }
+}
+
+impl Pointwise for Cpu {
+    fn embed(&self, table: &Matrix, tokens: &[u32], out: &mut Buffer) {
+        assert!(tokens.iter().all(|&token| (token as usize) < table.n_out), "tokens are in the table");
+        let out = out.shared(tokens.len(), table.k);
+        self.spread(tokens.len(), |rows| pointwise::Embed { table, tokens, out, rows });
+    }
+
+    fn rms_norm(&self, x: &Buffer, weight: &Vec<f32>, eps: f32, n_rows: usize, out: &mut Buffer) {
+        let x = x.rows(n_rows, weight.len());
+        let out = out.shared(n_rows, weight.len());
+        self.spread(n_rows, |rows| pointwise::RmsNorm { x, residual: None, weight, eps, out, rows });
+    }
+
+    fn add_rms_norm(
+        &self,
+        x: &Buffer,
+        residual: &mut Buffer,
+        weight: &Vec<f32>,
+        eps: f32,
+        n_rows: usize,
+        out: &mut Buffer,
+    ) {
+        let x = x.rows(n_rows, weight.len());
+        let residual = Some(residual.shared(n_rows, weight.len()));
+        let out = out.shared(n_rows, weight.len());
+        self.spread(n_rows, |rows| pointwise::RmsNorm { x, residual, weight, eps, out, rows });
+    }
+
+    fn silu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
+        let inner = out.cols();
+        let gate_up = gate_up.rows(n_rows, 2 * inner);
+        let out = out.shared(n_rows, inner);
+        self.spread(n_rows, |rows| pointwise::SiluMul { gate_up, inner, out, rows });
+    }
+
+    fn gather(&self, x: &Buffer, rows: &[u32], out: &mut Buffer) {
+        let cols = x.cols();
+        let out = out.rows_mut(rows.len(), cols);
+        for (&row, to) in rows.iter().zip(out.chunks_exact_mut(cols)) {
+            to.copy_from_slice(x.row(row as usize));
+        }
+    }
+}
+
+impl crate::Device for Cpu {}

@@ -1,0 +1,98 @@
+//! What a router is told at its start. Every limit of the router has its name here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+#[derive(Clone)]
+pub struct Config {
+    /// Names that clients may call the model by; the first is the one that replies carry. Where there is none, the
+    /// replica's own.
+    pub names: Vec<String>,
+    pub limits: Limits,
+    pub waits: Waits,
+    /// What `/metrics` answers.
+    pub metrics: Render,
+}
+
+/// Renders a page when it is asked for.
+pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
+
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Requests that were let in and have no token yet. One more is refused with a 429.
+    pub requests_waiting_max: usize,
+    /// Requests under way, waiting or not.
+    pub requests_max: usize,
+    /// A stream whose reader has left so many steps unread is cut, and its request cancelled: tokens keep coming and
+    /// have to be kept somewhere.
+    pub outputs_unread_max: usize,
+    pub body_bytes_max: usize,
+    /// Choices of one prompt, `n`.
+    pub choices_max: u32,
+    pub stop_strings_max: usize,
+    /// Of all stop strings of one request together.
+    pub stop_bytes_max: usize,
+    /// Likely tokens told beside each token.
+    pub logprobs_max: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            requests_waiting_max: 1024,
+            requests_max: 4096,
+            outputs_unread_max: 4096,
+            body_bytes_max: 16 << 20,
+            choices_max: 16,
+            stop_strings_max: 4096,
+            stop_bytes_max: 256 << 10,
+            logprobs_max: 20,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Waits {
+    /// A body that has not arrived by then is refused.
+    pub body_max: Duration,
+    /// How long the first answer of a replica is awaited before a stream is opened: until then a refusal can still be
+    /// an HTTP status.
+    pub first_answer_max: Duration,
+    /// A comment is sent on an SSE stream that was silent for so long, so that proxies keep it open.
+    pub sse_silence_max: Duration,
+    /// Between attempts to attach to a coordinator: doubles from the first to the second.
+    pub reattach_min: Duration,
+    pub reattach_max: Duration,
+    pub attach_max: Duration,
+    /// A coordinator says something every second; one that is silent for so long is taken for lost.
+    pub replica_silence_max: Duration,
+    /// Streams of a lost coordinator wait so long for one that can go on with them.
+    pub replica_absence_max: Duration,
+    /// From the stop signal until streams that still run are ended.
+    pub drain_max: Duration,
+    /// What a client is told to wait when all is full or not ready.
+    pub retry_after: Duration,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Waits {
+            body_max: Duration::from_secs(30),
+            first_answer_max: Duration::from_secs(2),
+            sse_silence_max: Duration::from_secs(15),
+            reattach_min: Duration::from_millis(50),
+            reattach_max: Duration::from_secs(1),
+            attach_max: Duration::from_secs(3),
+            replica_silence_max: Duration::from_secs(10),
+            replica_absence_max: Duration::from_secs(60),
+            drain_max: Duration::from_secs(30),
+            retry_after: Duration::from_secs(1),
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config { names: Vec::new(), limits: Limits::default(), waits: Waits::default(), metrics: Arc::new(String::new) }
+    }
+}

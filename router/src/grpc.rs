@@ -1,0 +1,204 @@
+//! `lockstep.v1.Inference`, health and reflection. Says in gRPC's words what `generate` does.
+
+use crate::Error;
+use crate::generate::{Ask, Event, Front, Generation};
+use crate::measure::Face;
+use crate::refusal::Refusal;
+use proto::v1;
+use proto::v1::generate_reply;
+use proto::v1::generate_request::Input;
+use proto::v1::inference_server::{Inference, InferenceServer};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Code, Request, Response, Status};
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+const SERVICE: &str = "lockstep.v1.Inference";
+
+pub async fn serve(front: Arc<Front>, listener: TcpListener, shutdown: CancellationToken) -> Result<(), Error> {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    let body_bytes_max = front.config.limits.body_bytes_max;
+    let inference = InferenceServer::new(Service { front: front.clone() }).max_decoding_message_size(body_bytes_max);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .with_service_name(SERVICE)
+            .with_service_name("grpc.health.v1.Health")
+    };
+    let served = proto::transport::server()
+        .add_service(inference)
+        .add_service(health)
+        .add_service(reflection().build_v1().map_err(Error::Reflection)?)
+        .add_service(reflection().build_v1alpha().map_err(Error::Reflection)?)
+        .serve_with_incoming_shutdown(proto::transport::tcp_incoming(listener), shutdown.clone().cancelled_owned());
+    tokio::select! {
+        served = served => served.map_err(Error::Grpc),
+        () = report_health(&front, reporter, shutdown) => Ok(()),
+    }
+}
+
+/// Keeps what the health service says true. Never ends.
+async fn report_health(front: &Front, reporter: HealthReporter, shutdown: CancellationToken) {
+    let mut view = front.link.view();
+    loop {
+        let ready = view.borrow_and_update().is_ready() && !front.admission.is_draining();
+        let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+        for service in ["", SERVICE] {
+            reporter.set_service_status(service, status).await;
+        }
+        tokio::select! {
+            Ok(()) = view.changed() => {}
+            () = shutdown.cancelled(), if !shutdown.is_cancelled() => {}
+            else => std::future::pending().await,
+        }
+    }
+}
+
+struct Service {
+    front: Arc<Front>,
+}
+
+#[tonic::async_trait]
+impl Inference for Service {
+    type GenerateStream = Replies;
+
+    async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Replies>, Status> {
+        let deadline = call_deadline(request.metadata())?;
+        let ask = Ask { request: request.into_inner(), n_choices: 1, deadline, face: Face::Grpc };
+        let mut generation = self.front.generate(ask).await.map_err(status)?;
+        generation.answered(self.front.config.waits.first_answer_max).await.map_err(status)?;
+        let started = Some(generation.started.clone());
+        Ok(Response::new(Replies { started, generation }))
+    }
+
+    async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeReply>, Status> {
+        let request = request.into_inner();
+        self.check_model(&request.model)?;
+        let input = match request.input {
+            Some(v1::tokenize_request::Input::Text(text)) => Input::Text(text),
+            Some(v1::tokenize_request::Input::Chat(chat)) => Input::Chat(chat),
+            None => return Err(status(Refusal::invalid("input", "one of text and chat"))),
+        };
+        let token_ids = self.front.tokens(input, true).await.map_err(status)?;
+        Ok(Response::new(v1::TokenizeReply { token_ids }))
+    }
+
+    async fn detokenize(
+        &self,
+        request: Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeReply>, Status> {
+        let request = request.into_inner();
+        self.check_model(&request.model)?;
+        self.front.check_ids("token_ids", &request.token_ids).map_err(status)?;
+        let text = self.front.text.tokenizer.decode(&request.token_ids, false);
+        Ok(Response::new(v1::DetokenizeReply { text }))
+    }
+
+    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsReply>, Status> {
+        let model = |replica: &crate::link::Replica| v1::Model {
+            id: self.front.served(replica),
+            context: replica.context,
+            policy_digest: replica.digest.0.to_vec(),
+        };
+        let models = self.front.link.replica().iter().map(|replica| model(replica)).collect();
+        Ok(Response::new(v1::ListModelsReply { models }))
+    }
+}
+
+impl Service {
+    fn check_model(&self, model: &str) -> Result<(), Status> {
+        self.front.named(model).map_err(status)
+    }
+}
+
+/// A generation as replies. Dropping it cancels the request: so does a client that leaves.
+pub struct Replies {
+    started: Option<v1::Started>,
+    generation: Generation,
+}
+
+impl Stream for Replies {
+    type Item = Result<v1::GenerateReply, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let event = match self.started.take() {
+            Some(started) => generate_reply::Event::Started(started),
+            None => match ready!(Pin::new(&mut self.generation).poll_next(context)) {
+                Some(Ok((_, Event::Delta(delta)))) => generate_reply::Event::Delta(delta),
+                Some(Ok((_, Event::Finished(finished)))) => generate_reply::Event::Finished(finished),
+                Some(Err(refusal)) => return Poll::Ready(Some(Err(status(refusal)))),
+                None => return Poll::Ready(None),
+            },
+        };
+        Poll::Ready(Some(Ok(v1::GenerateReply { event: Some(event) })))
+    }
+}
+
+fn status(refusal: Refusal) -> Status {
+    let code = match &refusal {
+        Refusal::Invalid { .. } | Refusal::TooLong { .. } | Refusal::TooLarge { .. } => Code::InvalidArgument,
+        Refusal::NoModel { .. } => Code::NotFound,
+        Refusal::Full { .. } => Code::ResourceExhausted,
+        Refusal::NotReady { .. } | Refusal::Draining { .. } | Refusal::Lost => Code::Unavailable,
+        Refusal::Deadline => Code::DeadlineExceeded,
+        Refusal::SlowReader { .. } => Code::Aborted,
+        Refusal::Failed { .. } => Code::Internal,
+    };
+    let mut metadata = MetadataMap::new();
+    if let Some(wait) = refusal.retry_after() {
+        metadata.insert("retry-after", MetadataValue::from(wait.as_secs().max(1)));
+    }
+    Status::with_metadata(code, refusal.to_string(), metadata)
+}
+
+/// The deadline that the client's library put on the call.
+fn call_deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Status> {
+    let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
+    let timeout = value.to_str().ok().and_then(timeout);
+    let timeout = timeout.ok_or_else(|| status(Refusal::invalid("grpc-timeout", "is no timeout")))?;
+    Ok(Instant::now().checked_add(timeout))
+}
+
+/// At most eight digits and a unit.
+fn timeout(value: &str) -> Option<Duration> {
+    let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let n = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(n * 3600)),
+        "M" => Some(Duration::from_secs(n * 60)),
+        "S" => Some(Duration::from_secs(n)),
+        "m" => Some(Duration::from_millis(n)),
+        "u" => Some(Duration::from_micros(n)),
+        "n" => Some(Duration::from_nanos(n)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts() {
+        let check = |text: &str, expected: Option<Duration>| assert_eq!(timeout(text), expected, "{text:?}");
+        check("1S", Some(Duration::from_secs(1)));
+        check("250m", Some(Duration::from_millis(250)));
+        check("99999999H", Some(Duration::from_secs(99_999_999 * 3600)));
+        check("5u", Some(Duration::from_micros(5)));
+        for bad in ["", "S", "1", "1s", "-1S", "123456789S", "1é"] {
+            check(bad, None);
+        }
+    }
+}

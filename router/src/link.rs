@@ -1,0 +1,623 @@
+//! The one stream to a coordinator: one task owns it and the table of requests under way. Knows tokens and positions,
+//! no text and no clients.
+//!
+//! A coordinator that is lost takes no stream with it. The table holds each request's token log; when a coordinator
+//! with the same policy digest is there again, it gets prompt and output so far and goes on from there.
+
+use crate::config::{Config, Waits};
+use crate::refusal::Refusal;
+use proto::cluster as wire;
+use proto::cluster::coordinator_client::CoordinatorClient;
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tonic::{Status, Streaming};
+use types::{Finish, PolicyDigest, Request, RequestId, Token, TokenOut};
+use wire::replica_frame::Frame;
+
+/// Frames that the transport has not taken yet; while there are so many, no request is taken from the router's side.
+const FRAMES_UNSENT_MAX: usize = 256;
+/// Frames handed to the transport at once.
+const FRAMES_SENDING_MAX: usize = 16;
+
+/// The replica as its Welcome tells it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replica {
+    pub name: String,
+    pub model: String,
+    pub context: u32,
+    pub digest: PolicyDigest,
+    pub incarnation: u64,
+    /// With this router's number at the replica in its upper bits; the lower are a request's key.
+    first_id: RequestId,
+}
+
+impl Replica {
+    fn id(&self, key: u64) -> RequestId {
+        debug_assert_eq!(RequestId(key).router(), 0, "a trillion requests");
+        RequestId(self.first_id.0 | key)
+    }
+}
+
+/// What is known of the replica at this moment.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    /// Present while the stream stands and the replica has said that it can serve.
+    pub replica: Option<Arc<Replica>>,
+    pub state: Option<wire::State>,
+}
+
+impl View {
+    pub fn phase(&self) -> wire::state::Phase {
+        match (&self.replica, &self.state) {
+            (_, Some(state)) => state.phase(),
+            (Some(_), None) => wire::state::Phase::Ready,
+            (None, None) => wire::state::Phase::Unspecified,
+        }
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.replica.is_some() && self.phase() == wire::state::Phase::Ready
+    }
+}
+
+/// What a request's owner is told.
+#[derive(Debug)]
+pub enum Told {
+    Tokens(Progress),
+    /// Nothing follows.
+    Refused(Refusal),
+}
+
+/// Tokens without gap or repetition, whatever happened to the replica in between.
+#[derive(Debug)]
+pub struct Progress {
+    /// Of the first token, counted from the end of the prompt.
+    pub position: u32,
+    pub tokens: Vec<TokenOut>,
+    pub n_cached: u32,
+    pub finish: Option<Finish>,
+}
+
+/// Where a request's owner hears of it: which choice, and what.
+pub type Ear = mpsc::Sender<(u32, Told)>;
+
+/// A request on its way to the replica.
+pub struct Submit {
+    /// Its id is filled in here: it depends on the replica.
+    pub request: Request,
+    pub deadline: Option<Instant>,
+    /// Replicas with another digest would give other tokens.
+    pub digest: PolicyDigest,
+    pub ear: Ear,
+}
+
+/// The side of the link that the rest of the router holds.
+pub struct Link {
+    submits: mpsc::Sender<(u64, Entry)>,
+    cancels: mpsc::Sender<u64>,
+    view: watch::Receiver<View>,
+    next_key: AtomicU64,
+    retry_after: Duration,
+}
+
+/// A request under way. Dropping it cancels the request, unless it was told to be over.
+#[derive(Debug)]
+pub struct Ticket {
+    key: u64,
+    // Reserved when the request begins, so that a cancel never finds its queue full.
+    cancel: Option<mpsc::OwnedPermit<u64>>,
+}
+
+impl Ticket {
+    pub fn id(&self, replica: &Replica) -> RequestId {
+        replica.id(self.key)
+    }
+
+    /// The request is over at the replica: there is nothing to cancel.
+    pub fn over(&mut self) {
+        self.cancel = None;
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if let Some(permit) = self.cancel.take() {
+            permit.send(self.key);
+        }
+    }
+}
+
+impl Link {
+    pub fn view(&self) -> watch::Receiver<View> {
+        self.view.clone()
+    }
+
+    pub fn replica(&self) -> Option<Arc<Replica>> {
+        self.view.borrow().replica.clone()
+    }
+
+    pub fn submit(&self, submit: Submit) -> Result<Ticket, Refusal> {
+        let full = || Refusal::Full { retry_after: self.retry_after };
+        let cancel = self.cancels.clone().try_reserve_owned().map_err(|_| full())?;
+        let last = submit.ear.clone().try_reserve_owned().map_err(|_| full())?;
+        let key = self.next_key.fetch_add(1, Ordering::Relaxed);
+        let Submit { request, deadline, digest, ear } = submit;
+        let entry = Entry { request, deadline, digest, ear, last, since: Instant::now() };
+        self.submits.try_send((key, entry)).map_err(|_| full())?;
+        Ok(Ticket { key, cancel: Some(cancel) })
+    }
+}
+
+/// A link and the task that is to be run for it.
+pub fn link(channel: Channel, config: &Config) -> (Link, Task) {
+    let requests_max = config.limits.requests_max;
+    let (submits, submitted) = mpsc::channel(requests_max);
+    let (cancels, cancelled) = mpsc::channel(requests_max);
+    let (view_out, view) = watch::channel(View::default());
+    let retry_after = config.waits.retry_after;
+    let task = Task {
+        channel,
+        waits: config.waits.clone(),
+        outputs_unread_max: config.limits.outputs_unread_max,
+        submitted,
+        cancelled,
+        view: view_out,
+        line: Line::Down { until: Instant::now() },
+        reattach: config.waits.reattach_min,
+        outbound: None,
+        outbox: VecDeque::new(),
+        table: BTreeMap::new(),
+        parked: BTreeMap::new(),
+        reason: String::new(),
+    };
+    (Link { submits, cancels, view, next_key: AtomicU64::new(1), retry_after }, task)
+}
+
+/// A request under way. `request.output` grows with what was told: together with the prompt it is the token log.
+struct Entry {
+    request: Request,
+    deadline: Option<Instant>,
+    digest: PolicyDigest,
+    ear: Ear,
+    // A place in the ear's queue that is kept for the end, so that a slow reader hears of it too.
+    last: mpsc::OwnedPermit<(u32, Told)>,
+    /// When it began to wait for a replica.
+    since: Instant,
+}
+
+impl Entry {
+    fn end(self, refusal: Refusal) {
+        let choice = self.request.sampling.choice;
+        self.last.send((choice, Told::Refused(refusal)));
+    }
+
+    fn finish(self, progress: Progress) {
+        let choice = self.request.sampling.choice;
+        self.last.send((choice, Told::Tokens(progress)));
+    }
+
+    fn frame(&self, id: RequestId, now: Instant) -> wire::RouterFrame {
+        let mut request = wire::Request::from(&self.request);
+        request.id = id.0;
+        request.deadline_micros =
+            self.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
+        up(wire::router_frame::Frame::Submit(request))
+    }
+
+    /// The log is complete, and only the word that says so was lost.
+    fn finished(&self) -> Option<Finish> {
+        let Request { output, sampling, .. } = &self.request;
+        let n_output = output.len() as u32;
+        match output.last() {
+            Some(last) if sampling.is_stop(*last) && n_output > sampling.tokens_min => Some(Finish::Stop),
+            Some(_) if n_output >= sampling.tokens_max => Some(Finish::Length),
+            _ => None,
+        }
+    }
+}
+
+enum Line {
+    Down { until: Instant },
+    Dialing(Pin<Box<dyn Future<Output = Result<Up, Status>> + Send>>),
+    Up { inbound: Streaming<wire::ReplicaFrame>, heard: Instant },
+}
+
+struct Up {
+    outbound: mpsc::Sender<wire::RouterFrame>,
+    inbound: Streaming<wire::ReplicaFrame>,
+}
+
+enum Event {
+    Submit(u64, Entry),
+    Cancel(u64),
+    Dial,
+    Attached(Up),
+    Frame(Frame),
+    Lost(Status),
+    Sent,
+    Due,
+    End,
+}
+
+/// Owns the stream and the table. One loop, one closed set of events.
+pub struct Task {
+    channel: Channel,
+    waits: Waits,
+    outputs_unread_max: usize,
+    submitted: mpsc::Receiver<(u64, Entry)>,
+    cancelled: mpsc::Receiver<u64>,
+    view: watch::Sender<View>,
+    line: Line,
+    reattach: Duration,
+    outbound: Option<mpsc::Sender<wire::RouterFrame>>,
+    outbox: VecDeque<wire::RouterFrame>,
+    /// By key, so in order of arrival. A request's id is its key under the router's number at the replica.
+    table: BTreeMap<u64, Entry>,
+    /// Keys of the table that the replica does not have, and when to submit them again where it asked for patience.
+    parked: BTreeMap<u64, Option<Instant>>,
+    /// Of the last failure to reach a coordinator: the same one is not logged again and again.
+    reason: String,
+}
+
+impl Task {
+    /// Runs until `end`, and then ends every request that is left.
+    pub async fn run(mut self, end: CancellationToken) {
+        loop {
+            match self.next_event(&end).await {
+                Event::Submit(key, entry) => self.submit(key, entry),
+                Event::Cancel(key) => self.cancel(key),
+                Event::Dial => self.line = Line::Dialing(Box::pin(attach(self.channel.clone(), self.waits.attach_max))),
+                Event::Attached(up) => self.attached(up),
+                Event::Frame(frame) => self.hear(frame),
+                Event::Lost(status) => self.lost(&status),
+                Event::Sent => {}
+                Event::Due => self.due(Instant::now()),
+                Event::End => break,
+            }
+        }
+        self.view.send_replace(View::default());
+        let draining = Refusal::Draining { retry_after: self.waits.retry_after };
+        std::mem::take(&mut self.table).into_values().for_each(|entry| entry.end(draining.clone()));
+    }
+
+    async fn next_event(&mut self, end: &CancellationToken) -> Event {
+        let due = self.next_due();
+        let takes_requests = self.outbox.len() < FRAMES_UNSENT_MAX;
+        // In a fixed order, so that the same arrivals give the same frames.
+        tokio::select! {
+            biased;
+            () = end.cancelled() => Event::End,
+            Some(key) = self.cancelled.recv() => Event::Cancel(key),
+            Some(event) = send_first(&self.outbound, &mut self.outbox) => event,
+            Some((key, entry)) = self.submitted.recv(), if takes_requests => Event::Submit(key, entry),
+            event = self.line.next(self.waits.replica_silence_max) => event,
+            () = until(due) => Event::Due,
+        }
+    }
+
+    fn submit(&mut self, key: u64, entry: Entry) {
+        if entry.ear.is_closed() {
+            // Its owner has left already, and the cancel may have overtaken it.
+            return;
+        }
+        self.table.insert(key, entry);
+        self.parked.insert(key, None);
+        if self.view.borrow().replica.is_some() {
+            self.send(key);
+        }
+    }
+
+    /// Gives a parked request to the replica that is there, or ends it where that cannot go on with it.
+    fn send(&mut self, key: u64) {
+        let Some(replica) = self.view.borrow().replica.clone() else { return };
+        let Some(entry) = self.table.get(&key) else { return };
+        let now = Instant::now();
+        if let Some(finish) = entry.finished() {
+            let position = entry.request.output.len() as u32;
+            let progress = Progress { position, tokens: Vec::new(), n_cached: 0, finish: Some(finish) };
+            return self.finish(key, progress);
+        }
+        if entry.deadline.is_some_and(|deadline| deadline <= now) {
+            self.end(key, Refusal::Deadline);
+        } else if entry.digest != replica.digest {
+            self.end(key, Refusal::Lost);
+        } else {
+            self.outbox.push_back(entry.frame(replica.id(key), now));
+            self.parked.remove(&key);
+        }
+    }
+
+    fn cancel(&mut self, key: u64) {
+        let parked = self.parked.contains_key(&key);
+        if self.remove(key).is_some() && !parked {
+            self.send_cancel(key);
+        }
+    }
+
+    fn send_cancel(&mut self, key: u64) {
+        let Some(replica) = self.view.borrow().replica.clone() else { return };
+        let id = replica.id(key).0;
+        let is_its_submit = |frame: &wire::RouterFrame| match &frame.frame {
+            Some(wire::router_frame::Frame::Submit(request)) => request.id == id,
+            _ => false,
+        };
+        match self.outbox.iter().position(is_its_submit) {
+            // It has not left yet: neither frame is needed.
+            Some(unsent) => drop(self.outbox.remove(unsent)),
+            None => self.outbox.push_back(up(wire::router_frame::Frame::Cancel(wire::Cancel { id }))),
+        }
+    }
+
+    fn attached(&mut self, up: Up) {
+        self.outbound = Some(up.outbound);
+        self.line = Line::Up { inbound: up.inbound, heard: Instant::now() };
+    }
+
+    fn lost(&mut self, status: &Status) {
+        let was_attached = self.view.send_replace(View::default()).replica.is_some();
+        if was_attached || self.reason != status.message() {
+            self.reason = status.message().to_owned();
+            tracing::warn!(code = ?status.code(), reason = self.reason, requests = self.table.len(), "no coordinator");
+        }
+        self.outbound = None;
+        self.outbox.clear();
+        let now = Instant::now();
+        for (key, entry) in &mut self.table {
+            if self.parked.insert(*key, None).is_none() {
+                entry.since = now;
+            }
+        }
+        self.line = Line::Down { until: now + self.reattach };
+        self.reattach = (self.reattach * 2).min(self.waits.reattach_max);
+    }
+
+    fn hear(&mut self, frame: Frame) {
+        match frame {
+            Frame::Welcome(welcome) => self.welcome(welcome),
+            Frame::State(state) => self.view.send_modify(|view| view.state = Some(state)),
+            Frame::Refused(refused) => self.refused(refused),
+            Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| self.output(output)),
+        }
+    }
+
+    fn welcome(&mut self, welcome: wire::Welcome) {
+        let replica = match replica(welcome) {
+            Ok(replica) => replica,
+            Err(status) => return self.lost(&status),
+        };
+        tracing::info!(replica = %replica.name, model = %replica.model, digest = %replica.digest, "attached");
+        self.reattach = self.waits.reattach_min;
+        self.view.send_modify(|view| view.replica = Some(Arc::new(replica)));
+        let waiting: Vec<u64> = self.parked.keys().copied().collect();
+        waiting.into_iter().for_each(|key| self.send(key));
+    }
+
+    /// The key of a request that this replica has from us.
+    fn key(&self, id: u64) -> Option<u64> {
+        let key = id.checked_sub(self.view.borrow().replica.as_ref()?.first_id.0)?;
+        let has_it = self.table.contains_key(&key) && !self.parked.contains_key(&key);
+        has_it.then_some(key)
+    }
+
+    fn refused(&mut self, refused: wire::Refused) {
+        let Some(key) = self.key(refused.id) else { return };
+        let Some(entry) = self.table.get(&key) else { return };
+        let refusal = self.refusal(&refused, entry.request.prompt.len());
+        let retry_after = refusal.retry_after().filter(|_| !entry.request.output.is_empty());
+        match retry_after {
+            // A stream that has begun is not given up because its replica is busy coming back.
+            Some(wait) => drop(self.parked.insert(key, Some(Instant::now() + wait))),
+            None => self.end(key, refusal),
+        }
+    }
+
+    fn refusal(&self, refused: &wire::Refused, n_prompt: usize) -> Refusal {
+        use wire::refused::Reason;
+        let retry_after = match refused.retry_after_ms {
+            0 => self.waits.retry_after,
+            millis => Duration::from_millis(millis.into()),
+        };
+        match refused.reason() {
+            Reason::Full => Refusal::Full { retry_after },
+            Reason::Draining => Refusal::Draining { retry_after },
+            Reason::NotReady => Refusal::NotReady { retry_after },
+            Reason::TooLong => Refusal::TooLarge { n_prompt, message: refused.message.clone() },
+            Reason::Deadline => Refusal::Deadline,
+            Reason::Unsupported | Reason::Invalid => {
+                Refusal::Invalid { field: "request".into(), message: refused.message.clone() }
+            }
+            Reason::Duplicate | Reason::Unspecified => Refusal::failed(refused.message.clone()),
+        }
+    }
+
+    fn output(&mut self, output: wire::Output) {
+        let Some(key) = self.key(output.id) else { return };
+        let Some(entry) = self.table.get_mut(&key) else { return };
+        let finish = match output.finished() {
+            Ok(finish) => finish,
+            Err(error) => return self.broken(key, error.to_string()),
+        };
+        let n_told = entry.request.output.len() as u32;
+        let Some(tokens) = splice(n_told, output.position, output.tokens) else {
+            return self.broken(key, format!("the replica left a gap: position {} after {n_told}", output.position));
+        };
+        entry.request.output.extend(tokens.iter().map(|out| out.token as Token));
+        if tokens.is_empty() && finish.is_none() {
+            return;
+        }
+        let progress = Progress { position: n_told, tokens, n_cached: output.cached_tokens, finish };
+        if finish.is_some() {
+            return self.finish(key, progress);
+        }
+        match entry.ear.try_send((entry.request.sampling.choice, Told::Tokens(progress))) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Closed(_)) => self.cancel(key),
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                self.send_cancel(key);
+                self.end(key, Refusal::SlowReader { unread: self.outputs_unread_max });
+            }
+        }
+    }
+
+    /// What the replica sends of this request cannot be meant.
+    fn broken(&mut self, key: u64, message: String) {
+        self.send_cancel(key);
+        self.end(key, Refusal::failed(message));
+    }
+
+    fn give_up(&self, key: &u64) -> Option<Instant> {
+        self.table.get(key).map(|entry| entry.since + self.waits.replica_absence_max)
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        self.parked.iter().flat_map(|(key, retry)| [*retry, self.give_up(key)]).flatten().min()
+    }
+
+    fn due(&mut self, now: Instant) {
+        let parked: Vec<_> = self.parked.iter().map(|(key, retry)| (*key, *retry)).collect();
+        for (key, retry) in parked {
+            if self.give_up(&key).is_some_and(|give_up| give_up <= now) {
+                self.end(key, Refusal::Lost);
+            } else if retry.is_some_and(|retry| retry <= now) {
+                self.send(key);
+            }
+        }
+    }
+
+    fn finish(&mut self, key: u64, progress: Progress) {
+        if let Some(entry) = self.remove(key) {
+            entry.finish(progress);
+        }
+    }
+
+    fn end(&mut self, key: u64, refusal: Refusal) {
+        if let Some(entry) = self.remove(key) {
+            entry.end(refusal);
+        }
+    }
+
+    fn remove(&mut self, key: u64) -> Option<Entry> {
+        self.parked.remove(&key);
+        self.table.remove(&key)
+    }
+}
+
+impl Line {
+    /// Safe to drop at any point: what is half done stays in the line.
+    async fn next(&mut self, silence_max: Duration) -> Event {
+        match self {
+            Line::Down { until } => {
+                sleep_until(*until).await;
+                Event::Dial
+            }
+            Line::Dialing(attempt) => match attempt.await {
+                Ok(up) => Event::Attached(up),
+                Err(status) => Event::Lost(status),
+            },
+            Line::Up { inbound, heard } => match timeout_at(*heard + silence_max, inbound.message()).await {
+                Ok(Ok(Some(wire::ReplicaFrame { frame }))) => {
+                    *heard = Instant::now();
+                    frame.map_or(Event::Lost(Status::internal("an empty frame")), Event::Frame)
+                }
+                Ok(Ok(None)) => Event::Lost(Status::unavailable("the coordinator closed the stream")),
+                Ok(Err(status)) => Event::Lost(status),
+                Err(_) => Event::Lost(Status::unavailable("the coordinator is silent")),
+            },
+        }
+    }
+}
+
+async fn attach(channel: Channel, wait_max: Duration) -> Result<Up, Status> {
+    let (outbound, frames) = mpsc::channel(FRAMES_SENDING_MAX);
+    let hello = wire::RouterHello { version: proto::VERSION.to_owned() };
+    let said = outbound.try_send(up(wire::router_frame::Frame::Hello(hello)));
+    debug_assert!(said.is_ok(), "a new queue has room for one frame");
+    let mut client = CoordinatorClient::new(channel)
+        .max_decoding_message_size(proto::FRAME_BYTES_MAX)
+        .max_encoding_message_size(proto::FRAME_BYTES_MAX);
+    let attached = timeout(wait_max, client.attach(ReceiverStream::new(frames))).await;
+    let inbound = attached.map_err(|_| Status::unavailable("the coordinator does not answer"))??.into_inner();
+    Ok(Up { outbound, inbound })
+}
+
+fn up(frame: wire::router_frame::Frame) -> wire::RouterFrame {
+    wire::RouterFrame { frame: Some(frame) }
+}
+
+/// Hands the first frame to the transport when that has room. Nothing where there is no frame or no transport.
+async fn send_first(
+    outbound: &Option<mpsc::Sender<wire::RouterFrame>>,
+    outbox: &mut VecDeque<wire::RouterFrame>,
+) -> Option<Event> {
+    let outbound = outbound.as_ref().filter(|_| !outbox.is_empty())?;
+    let Ok(permit) = outbound.reserve().await else {
+        return Some(Event::Lost(Status::unavailable("the coordinator closed the stream")));
+    };
+    permit.send(outbox.pop_front()?);
+    Some(Event::Sent)
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn replica(welcome: wire::Welcome) -> Result<Replica, Status> {
+    if welcome.version != proto::VERSION {
+        let message = format!("the coordinator speaks version {}, this router {}", welcome.version, proto::VERSION);
+        return Err(Status::failed_precondition(message));
+    }
+    let malformed = |error: proto::Malformed| Status::internal(format!("the coordinator's welcome: {error}"));
+    let digest = proto::policy_digest(&welcome.policy_digest).map_err(malformed)?;
+    let Some(first_id) = RequestId::new(welcome.router, 0) else {
+        return Err(Status::internal("the coordinator gave this router a number out of range"));
+    };
+    Ok(Replica {
+        name: welcome.replica,
+        model: welcome.model,
+        context: welcome.context,
+        digest,
+        incarnation: welcome.incarnation,
+        first_id,
+    })
+}
+
+/// What is new in `tokens`, which begin at `position`; nothing if tokens are missing between what was told and them.
+///
+/// `[0, position) told · [position, n_told) told twice · [n_told, ..) new`
+fn splice(n_told: u32, position: u32, tokens: Vec<wire::TokenOut>) -> Option<Vec<TokenOut>> {
+    let n_twice = n_told.checked_sub(position)?;
+    Some(tokens.into_iter().skip(n_twice as usize).map(TokenOut::from).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splices() {
+        let check = |n_told, position, tokens: &[u32], new: Option<&[u32]>| {
+            let sent = tokens.iter().map(|token| wire::TokenOut { token: *token, ..Default::default() }).collect();
+            let spliced = splice(n_told, position, sent);
+            let spliced: Option<Vec<u32>> = spliced.map(|out| out.iter().map(|out| out.token).collect());
+            assert_eq!(spliced.as_deref(), new, "{tokens:?} at {position} after {n_told}");
+        };
+        check(0, 0, &[7, 8], Some(&[7, 8]));
+        check(5, 5, &[7], Some(&[7]));
+        check(5, 3, &[1, 2, 7], Some(&[7]));
+        check(5, 3, &[1], Some(&[]));
+        check(5, 5, &[], Some(&[]));
+        check(5, 6, &[7], None);
+    }
+}

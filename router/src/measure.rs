@@ -1,0 +1,59 @@
+//! What the router counts and times. Knows no request's content and no client's name.
+
+use crate::refusal::Refusal;
+use std::time::{Duration, Instant};
+
+/// Which face a request came through.
+#[derive(Clone, Copy, Debug)]
+pub enum Face {
+    Http,
+    Grpc,
+}
+
+/// One request from its arrival to its end.
+#[derive(Debug)]
+pub struct Clock {
+    face: Face,
+    arrived: Instant,
+    last_token: Option<Instant>,
+    ended: bool,
+}
+
+impl Clock {
+    pub fn start(face: Face) -> Clock {
+        Clock { face, arrived: Instant::now(), last_token: None, ended: false }
+    }
+
+    pub fn tokens(&mut self, n_tokens: usize) {
+        let now = Instant::now();
+        match self.last_token.replace(now) {
+            None => first_token(now - self.arrived),
+            Some(last) => between_tokens((now - last) / n_tokens.max(1) as u32),
+        }
+    }
+
+    pub fn finished(&mut self, reason: &'static str) {
+        self.end(reason);
+    }
+
+    pub fn refused(&mut self, refusal: &Refusal) {
+        self.end(refusal.label());
+    }
+
+    fn end(&mut self, outcome: &'static str) {
+        if !std::mem::replace(&mut self.ended, true) {
+            request(self.face, outcome, self.arrived.elapsed());
+        }
+    }
+}
+
+impl Drop for Clock {
+    /// Neither finished nor refused: the client left.
+    fn drop(&mut self) {
+        self.end("cancelled");
+    }
+}
+
+fn first_token(_after: Duration) {}
+fn between_tokens(_apart: Duration) {}
+fn request(_face: Face, _outcome: &'static str, _took: Duration) {}

@@ -1,0 +1,76 @@
+//! Why a request is not served, or not to its end. Knows neither HTTP nor gRPC; both say it in their own words.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("{field}: {message}")]
+    Invalid { field: Cow<'static, str>, message: String },
+    #[error("the prompt has {n_prompt} tokens and the model's context is {context}: no room is left for an answer")]
+    TooLong { n_prompt: usize, context: u32 },
+    #[error("the prompt has {n_prompt} tokens, and the replica cannot hold the request: {message}")]
+    TooLarge { n_prompt: usize, message: String },
+    #[error("the model `{model}` is not served here; `{served}` is")]
+    NoModel { model: String, served: String },
+    #[error("too many requests are waiting; come again later")]
+    Full { retry_after: Duration },
+    #[error("no replica is ready to serve")]
+    NotReady { retry_after: Duration },
+    #[error("draining: no new requests are taken here")]
+    Draining { retry_after: Duration },
+    #[error("the deadline has passed")]
+    Deadline,
+    #[error("the replica was lost and none that gives the same tokens came back")]
+    Lost,
+    #[error("the stream was read too slowly: {unread} steps were left unread")]
+    SlowReader { unread: usize },
+    #[error("the request could not be computed: {message}")]
+    Failed { message: String },
+}
+
+impl Refusal {
+    pub fn invalid(field: &'static str, message: impl Into<String>) -> Refusal {
+        Refusal::Invalid { field: Cow::Borrowed(field), message: message.into() }
+    }
+
+    pub fn failed(message: impl Into<String>) -> Refusal {
+        Refusal::Failed { message: message.into() }
+    }
+
+    /// The same, with a field called as one face of the router calls it.
+    pub fn renamed(self, names: &[(&str, &'static str)]) -> Refusal {
+        match self {
+            Refusal::Invalid { field, message } => {
+                let name = names.iter().find(|(from, _)| *from == field).map(|(_, to)| Cow::Borrowed(*to));
+                Refusal::Invalid { field: name.unwrap_or(field), message }
+            }
+            other => other,
+        }
+    }
+
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Refusal::Full { retry_after } | Refusal::NotReady { retry_after } | Refusal::Draining { retry_after } => {
+                Some(*retry_after)
+            }
+            _ => None,
+        }
+    }
+
+    /// One of a few words, for a metric's label.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Refusal::Invalid { .. } => "invalid",
+            Refusal::TooLong { .. } | Refusal::TooLarge { .. } => "too_long",
+            Refusal::NoModel { .. } => "no_model",
+            Refusal::Full { .. } => "full",
+            Refusal::NotReady { .. } => "not_ready",
+            Refusal::Draining { .. } => "draining",
+            Refusal::Deadline => "deadline",
+            Refusal::Lost => "lost",
+            Refusal::SlowReader { .. } => "slow_reader",
+            Refusal::Failed { .. } => "failed",
+        }
+    }
+}

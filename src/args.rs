@@ -1,0 +1,109 @@
+//! Arguments, parsed and nothing more: what they mean together is `config`'s.
+
+use crate::config::Settings;
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Serves large language models: the same request gives the same tokens, whatever happens.
+#[derive(Parser)]
+#[command(name = "lockstep", version, about, max_term_width = 110)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Serve a model on this machine: OpenAI's API over HTTP, and gRPC
+    #[command(after_help = "Example: lockstep serve smollm2 --http 127.0.0.1:8000")]
+    Serve(Serve),
+    /// Ask a model once, or chat with it when no prompt is given
+    #[command(after_help = "Example: lockstep run smollm2 \"Why is the sky blue?\"")]
+    Run(Run),
+    /// Fetch a model and verify its checksum
+    #[command(after_help = "Example: lockstep pull smollm2")]
+    Pull(Pull),
+    /// Show how a model would be placed, in bytes and tokens, without loading it
+    #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB")]
+    Plan(Plan),
+}
+
+#[derive(Args)]
+pub struct Serve {
+    #[command(flatten)]
+    pub settings: Settings,
+    #[command(flatten)]
+    pub source: Source,
+}
+
+#[derive(Args)]
+pub struct Run {
+    /// What to ask; without it, a chat begins
+    #[arg(index = 2)]
+    pub prompt: Option<String>,
+    /// Sampling temperature; 0 is greedy
+    #[arg(long)]
+    pub temperature: Option<f32>,
+    /// The same seed gives the same answer
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Tokens to answer with at most
+    #[arg(long)]
+    pub max_tokens: Option<u32>,
+    /// Instructions that the chat begins with
+    #[arg(long)]
+    pub system: Option<String>,
+    #[command(flatten)]
+    pub settings: Settings,
+    #[command(flatten)]
+    pub source: Source,
+}
+
+#[derive(Args)]
+pub struct Pull {
+    /// A catalogue name, or a hub id as org/name or org/name:Q4_K_M
+    pub model: String,
+    #[command(flatten)]
+    pub hub: Hub,
+}
+
+#[derive(Args)]
+pub struct Plan {
+    #[command(flatten)]
+    pub settings: Settings,
+    #[command(flatten)]
+    pub source: Source,
+}
+
+/// Where the settings come from, besides the flags.
+#[derive(Args)]
+pub struct Source {
+    /// A TOML file with the same names as the flags; flags and LOCKSTEP_* win over it
+    #[arg(long, env = "LOCKSTEP_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print what was resolved from flags, environment and file, and stop
+    #[arg(long)]
+    pub print_config: bool,
+    #[command(flatten)]
+    pub hub: Hub,
+}
+
+/// Where models are kept and fetched from. The names that people's machines have set already.
+#[derive(Args, Clone)]
+pub struct Hub {
+    /// Where pulled models are kept [default: the user's cache folder]
+    #[arg(long, env = "LOCKSTEP_CACHE", value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    #[arg(long, env = "HF_TOKEN", hide = true, hide_env_values = true)]
+    pub hf_token: Option<String>,
+    #[arg(long, env = "HF_ENDPOINT", hide = true)]
+    pub hf_endpoint: Option<String>,
+    #[arg(long, env = "HF_HOME", hide = true)]
+    pub hf_home: Option<PathBuf>,
+    #[arg(long, env = "HF_HUB_CACHE", hide = true)]
+    pub hf_hub_cache: Option<PathBuf>,
+    #[arg(long, env = "XDG_CACHE_HOME", hide = true)]
+    pub xdg_cache_home: Option<PathBuf>,
+    #[arg(long, env = "HOME", hide = true)]
+    pub home: Option<PathBuf>,
+}

@@ -1,0 +1,314 @@
+//! Settings from flags, then `LOCKSTEP_*`, then a file; resolved once into the one `Config` that the roles are built
+//! from. Nothing else reads the environment.
+
+use anyhow::{Context, bail, ensure};
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+/// What can be said, each of it optional. Flags and the file have the same names, because they are the same fields.
+#[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Settings {
+    /// A .gguf file, a Hugging Face folder, a catalogue name or a hub id [default: smollm2]
+    #[arg(index = 1, env = "LOCKSTEP_MODEL")]
+    pub model: Option<String>,
+    /// The name that clients call the model by [default: the model's own]
+    #[arg(long, env = "LOCKSTEP_SERVED_MODEL_NAME")]
+    pub served_model_name: Option<String>,
+    /// Address of the HTTP API [default: 127.0.0.1:8000]
+    #[arg(long, env = "LOCKSTEP_HTTP", value_name = "ADDR")]
+    pub http: Option<SocketAddr>,
+    /// Address of the gRPC API [default: 127.0.0.1:50051]
+    #[arg(long, env = "LOCKSTEP_GRPC", value_name = "ADDR")]
+    pub grpc: Option<SocketAddr>,
+    /// Host of both APIs, where no full address is given
+    #[arg(long, env = "LOCKSTEP_HOST", value_name = "IP")]
+    pub host: Option<IpAddr>,
+    /// Port of the HTTP API, where no full address is given
+    #[arg(long, env = "LOCKSTEP_PORT")]
+    pub port: Option<u16>,
+    /// What computes [default: cpu]
+    #[arg(long, env = "LOCKSTEP_DEVICE", value_enum)]
+    pub device: Option<Device>,
+    /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
+    #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
+    pub isa: Option<Isa>,
+    /// Threads of the worker [default: one per core]
+    #[arg(long, env = "LOCKSTEP_THREADS")]
+    pub threads: Option<usize>,
+    /// What meets a quantized weight [default: int8]
+    #[arg(long, env = "LOCKSTEP_ACTIVATIONS", value_enum)]
+    pub activations: Option<Activations>,
+    /// What K and V are kept in [default: f16]
+    #[arg(long, env = "LOCKSTEP_KV_DTYPE", value_enum)]
+    pub kv_dtype: Option<KvDtype>,
+    /// Memory for the KV cache, as 512MiB or 4GiB [default: what 8 full contexts need, at most a quarter of memory]
+    #[arg(long, env = "LOCKSTEP_KV_MEMORY", value_name = "BYTES")]
+    pub kv_memory: Option<Bytes>,
+    /// Tokens that a request may have, prompt and answer [default: the model's]
+    #[arg(long, alias = "max-model-len", env = "LOCKSTEP_CONTEXT")]
+    pub context: Option<u32>,
+    /// Tokens in one step at most [default: 512]
+    #[arg(long, env = "LOCKSTEP_MAX_BATCH_TOKENS")]
+    pub max_batch_tokens: Option<u32>,
+    /// Tokens of one request in one step at most [default: as many as in a step]
+    #[arg(long, env = "LOCKSTEP_MAX_CHUNK_TOKENS")]
+    pub max_chunk_tokens: Option<u32>,
+    /// Requests that run at once [default: 64]
+    #[arg(long, env = "LOCKSTEP_MAX_RUNNING")]
+    pub max_running: Option<u32>,
+    /// Requests that wait behind them; more are told to come again [default: 1024]
+    #[arg(long, env = "LOCKSTEP_MAX_WAITING")]
+    pub max_waiting: Option<u32>,
+    /// Share the KV of equal beginnings between requests [default: true]
+    #[arg(long, env = "LOCKSTEP_PREFIX_CACHE", action = clap::ArgAction::Set)]
+    pub prefix_cache: Option<bool>,
+    /// Seconds that running requests have to finish after SIGTERM [default: 30]
+    #[arg(long, env = "LOCKSTEP_DRAIN_SECONDS")]
+    pub drain_seconds: Option<u64>,
+    /// How logs are written to stderr [default: text]
+    #[arg(long, env = "LOCKSTEP_LOG_FORMAT", value_enum)]
+    pub log_format: Option<LogFormat>,
+    /// Which logs are written, as info or router=debug,info [default: info]
+    #[arg(long, env = "LOCKSTEP_LOG")]
+    pub log: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// This machine's processor
+    Cpu,
+    /// No model: tokens drawn from each request's hash, to drive the rest of the path
+    Sim,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Isa {
+    Plain,
+    Avx2,
+    Avx512,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activations {
+    Int8,
+    F32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvDtype {
+    F16,
+    F32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// A size in bytes, written as people write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Bytes(pub u64);
+
+impl std::str::FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Bytes, String> {
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let number: u64 = number.parse().map_err(|_| format!("{text:?} does not start with a whole number"))?;
+        let scale: u64 = match unit.trim() {
+            "" | "B" => 1,
+            "KiB" | "K" => 1 << 10,
+            "MiB" | "M" => 1 << 20,
+            "GiB" | "G" => 1 << 30,
+            "TiB" | "T" => 1 << 40,
+            other => return Err(format!("{other:?} is no unit of bytes: use KiB, MiB, GiB or TiB")),
+        };
+        number.checked_mul(scale).map(Bytes).ok_or_else(|| format!("{text} is more than can be counted"))
+    }
+}
+
+impl TryFrom<String> for Bytes {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Bytes, String> {
+        text.parse()
+    }
+}
+
+impl From<Bytes> for String {
+    fn from(bytes: Bytes) -> String {
+        bytes.to_string()
+    }
+}
+
+impl std::fmt::Display for Bytes {
+    /// In the largest unit that loses nothing, so that what is printed can be read back.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+        let exact = units.iter().find(|(bits, _)| self.0 != 0 && self.0.is_multiple_of(1 << bits));
+        match exact {
+            Some((bits, unit)) => write!(f, "{}{unit}", self.0 >> bits),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+/// Everything that the roles are built from; no option left open but those that the model decides.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Config {
+    pub model: String,
+    pub served_model_name: Option<String>,
+    pub http: SocketAddr,
+    pub grpc: SocketAddr,
+    pub device: Device,
+    pub isa: Option<Isa>,
+    pub threads: usize,
+    pub activations: Activations,
+    pub kv_dtype: KvDtype,
+    pub kv_memory: Option<Bytes>,
+    pub context: Option<u32>,
+    pub max_batch_tokens: u32,
+    pub max_chunk_tokens: u32,
+    pub max_running: u32,
+    pub max_waiting: u32,
+    pub prefix_cache: bool,
+    pub drain_seconds: u64,
+    pub log_format: LogFormat,
+    pub log: String,
+}
+
+impl Settings {
+    /// These settings, with what they leave open taken from a file.
+    pub fn over_file(self, path: Option<&Path>) -> anyhow::Result<Settings> {
+        let Some(path) = path else { return Ok(self) };
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        self.over(&text).with_context(|| format!("in {}", path.display()))
+    }
+
+    fn over(self, file: &str) -> anyhow::Result<Settings> {
+        // Read once as settings, so that a wrong name or value in the file is told with its line.
+        let _: Settings = toml::from_str(file)?;
+        let mut merged: toml::Table = toml::from_str(file)?;
+        merged.extend(toml::Table::try_from(self)?);
+        Ok(merged.try_into()?)
+    }
+
+    pub fn resolve(self) -> anyhow::Result<Config> {
+        let host = self.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let max_batch_tokens = self.max_batch_tokens.unwrap_or(512);
+        let config = Config {
+            model: self.model.unwrap_or_else(|| "smollm2".into()),
+            served_model_name: self.served_model_name,
+            http: self.http.unwrap_or(SocketAddr::new(host, self.port.unwrap_or(8000))),
+            grpc: self.grpc.unwrap_or(SocketAddr::new(host, 50051)),
+            device: self.device.unwrap_or(Device::Cpu),
+            isa: self.isa,
+            threads: self.threads.unwrap_or_else(cores),
+            activations: self.activations.unwrap_or(Activations::Int8),
+            kv_dtype: self.kv_dtype.unwrap_or(KvDtype::F16),
+            kv_memory: self.kv_memory,
+            context: self.context,
+            max_batch_tokens,
+            max_chunk_tokens: self.max_chunk_tokens.unwrap_or(max_batch_tokens),
+            max_running: self.max_running.unwrap_or(64),
+            max_waiting: self.max_waiting.unwrap_or(1024),
+            prefix_cache: self.prefix_cache.unwrap_or(true),
+            drain_seconds: self.drain_seconds.unwrap_or(30),
+            log_format: self.log_format.unwrap_or(LogFormat::Text),
+            log: self.log.unwrap_or_else(|| "info".into()),
+        };
+        config.check()?;
+        Ok(config)
+    }
+}
+
+impl Config {
+    fn check(&self) -> anyhow::Result<()> {
+        let at_least_one = [
+            ("threads", self.threads as u64),
+            ("max-batch-tokens", self.max_batch_tokens.into()),
+            ("max-chunk-tokens", self.max_chunk_tokens.into()),
+            ("max-running", self.max_running.into()),
+        ];
+        for (name, value) in at_least_one {
+            ensure!(value > 0, "--{name} is 0; it must be at least 1");
+        }
+        ensure!(self.threads <= 1024, "--threads is {}; it must be at most 1024", self.threads);
+        if self.max_running > self.max_batch_tokens {
+            bail!(
+                "--max-running {} is more than --max-batch-tokens {}: not all of them could take a step",
+                self.max_running,
+                self.max_batch_tokens
+            );
+        }
+        Ok(())
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_bytes(text: &str, expect: Result<u64, &str>) {
+        let got = text.parse::<Bytes>().map(|bytes| bytes.0);
+        match expect {
+            Ok(bytes) => assert_eq!(got, Ok(bytes), "{text}"),
+            Err(part) => assert!(got.clone().is_err_and(|e| e.contains(part)), "{text}: {got:?}"),
+        }
+    }
+
+    #[test]
+    fn bytes_are_read_as_people_write_them() {
+        check_bytes("512MiB", Ok(512 << 20));
+        check_bytes("4G", Ok(4 << 30));
+        check_bytes("17", Ok(17));
+        check_bytes("many", Err("whole number"));
+        check_bytes("4Gb", Err("no unit"));
+        check_bytes("99999999TiB", Err("more than"));
+        assert_eq!(Bytes(1536 << 20).to_string(), "1536MiB");
+        assert_eq!(Bytes(3 << 30).to_string(), "3GiB");
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_defaults() -> anyhow::Result<()> {
+        let flags = Settings { threads: Some(3), ..Settings::default() };
+        let config = flags.over("threads = 1\nmax-running = 7\nkv-memory = \"64MiB\"")?.resolve()?;
+        assert_eq!((config.threads, config.max_running, config.max_waiting), (3, 7, 1024));
+        assert_eq!(config.kv_memory, Some(Bytes(64 << 20)));
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_printed_can_be_read_back() -> anyhow::Result<()> {
+        let settings = Settings { kv_memory: Some(Bytes(5 << 20)), port: Some(81), ..Settings::default() };
+        let config = settings.resolve()?;
+        let again = Settings::default().over(&toml::to_string(&config)?)?.resolve()?;
+        assert_eq!(again, config);
+        Ok(())
+    }
+
+    #[test]
+    fn wrong_names_and_values_are_told() {
+        let wrong = |file: &str| Settings::default().over(file).map_err(|e| format!("{e:#}")).unwrap_err();
+        assert!(wrong("treads = 1").contains("treads"));
+        assert!(wrong("threads = \"two\"").contains("threads"));
+        let zero = Settings { threads: Some(0), ..Settings::default() };
+        assert!(zero.resolve().is_err_and(|e| e.to_string().contains("--threads is 0")));
+    }
+}

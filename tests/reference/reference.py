@@ -1,0 +1,62 @@
+"""What both makers share: a greedy decode that writes down what it saw, and the file format.
+
+Knows nothing of Lockstep: everything here is transformers and torch in f32, with eager attention.
+"""
+
+import json
+import platform
+from pathlib import Path
+
+import torch
+import transformers
+
+HERE = Path(__file__).resolve().parent
+
+
+def settle():
+    """The same numbers on every run: f32 throughout, two threads, no gradients."""
+    torch.set_num_threads(2)
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float32)
+
+
+def versions():
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__.split("+")[0],
+        "transformers": transformers.__version__,
+    }
+
+
+def greedy(model, prompt, n_tokens, top_n):
+    """One prefill, then one token at a time through the KV cache; an end of sequence does not end it.
+
+    Returns the tokens, the `top_n` best [id, logit] of each step, and every row of logits that was seen:
+    [prompt + n_tokens - 1, vocab].
+    """
+    out = model(torch.tensor([prompt]), use_cache=True)
+    rows = [out.logits[0]]
+    tokens, top = [], []
+    for step in range(n_tokens):
+        last = rows[-1][-1]
+        best = torch.topk(last, top_n)
+        top.append([[int(i), float_of(v)] for v, i in zip(best.values, best.indices)])
+        tokens.append(int(best.indices[0]))
+        if step + 1 < n_tokens:
+            out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+            rows.append(out.logits[0])
+    return tokens, top, torch.cat(rows)
+
+
+def float_of(value):
+    """The shortest decimal that is the same f32: half the size of Python's own."""
+    return float(format(float(value), ".9g")) if torch.isfinite(value) else None
+
+
+def write(path, head, cases):
+    """One case a line, so that a diff names the case."""
+    lines = ",\n".join("  " + json.dumps(case, ensure_ascii=False, separators=(",", ":")) for case in cases)
+    text = json.dumps(head, ensure_ascii=False, indent=1)[:-2] + f',\n "cases": [\n{lines}\n ]\n}}\n'
+    json.loads(text)
+    path.write_text(text)
+    print(f"{path.relative_to(HERE)}: {len(cases)} cases, {path.stat().st_size / 1024:.0f} KiB")

@@ -1,0 +1,353 @@
+//! The law of the house, each article a test that says why. Reads the sources and `cargo metadata`; builds nothing.
+
+#[path = "tidy/source.rs"]
+mod source;
+
+use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, Package};
+use source::{Source, files, functions, root, sources, strip, words};
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(sources);
+static METADATA: LazyLock<Metadata> = LazyLock::new(|| {
+    let mut command = MetadataCommand::new();
+    command.manifest_path(root().join("Cargo.toml")).features(CargoOpt::AllFeatures);
+    command.other_options(vec!["--locked".into()]).exec().unwrap()
+});
+
+/// Which crate may depend on which; `types` is open to all. A new arrow is a decision, for ARCHITECTURE.md too.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("types", &[]),
+    ("scheduler", &[]),
+    ("proto", &[]),
+    ("checkpoint", &[]),
+    ("cluster", &[]),
+    ("telemetry", &[]),
+    ("backend", &[]),
+    ("collective", &["backend"]),
+    ("model", &["checkpoint", "backend", "collective"]),
+    ("worker", &["proto", "checkpoint", "model", "backend", "collective", "telemetry"]),
+    ("coordinator", &["proto", "checkpoint", "scheduler", "cluster", "telemetry"]),
+    ("router", &["proto", "checkpoint", "cluster", "telemetry"]),
+    // The binary joins the roles; it starts no kernel and plans no step itself.
+    ("lockstep", &["proto", "checkpoint", "cluster", "telemetry", "router", "coordinator", "worker"]),
+];
+
+/// Fails with every place that breaks the law, and the reason for the law.
+fn hold(law: &str, broken: Vec<String>) {
+    assert!(broken.is_empty(), "\n{law}\n  {}\n", broken.join("\n  "));
+}
+
+/// Where `shipped` code outside `folders` has one of `names` as a whole word.
+fn named(names: &[&str], inside: impl Fn(&str) -> bool) -> Vec<String> {
+    let in_source = |source: &'static Source| {
+        let found = words(&source.shipped).filter(|(_, word)| names.contains(word));
+        found.map(|(at, word)| format!("{} names {word}", source.at(at)))
+    };
+    SOURCES.iter().filter(|source| inside(source.folder())).flat_map(in_source).collect()
+}
+
+fn members() -> Vec<&'static Package> {
+    METADATA.packages.iter().filter(|package| METADATA.workspace_members.contains(&package.id)).collect()
+}
+
+#[test]
+fn crates_depend_as_the_table_says() {
+    let members = members();
+    let names: BTreeSet<&str> = members.iter().map(|package| package.name.as_str()).collect();
+    let mut broken = Vec::new();
+    for package in &members {
+        let allowed = ARROWS.iter().find(|(name, _)| *name == package.name.as_str()).map(|(_, allowed)| *allowed);
+        let Some(allowed) = allowed else {
+            broken.push(format!("{} is not in the table", package.name));
+            continue;
+        };
+        for dependency in &package.dependencies {
+            let name = dependency.name.as_str();
+            // A test may look at a crate from outside, as the binary's tests do; it ships no arrow.
+            let is_arrow = names.contains(name) && name != "types" && dependency.kind != DependencyKind::Development;
+            if is_arrow && !allowed.contains(&name) {
+                broken.push(format!("{} -> {name}", package.manifest_path));
+            }
+        }
+    }
+    hold(
+        "Crates form a DAG whose every arrow was decided (ARROWS in tests/tidy.rs): each part can be read alone.",
+        broken,
+    );
+}
+
+#[test]
+fn every_crate_obeys_the_workspace_lints() {
+    let lacks = |package: &&&Package| {
+        let manifest: toml::Table = std::fs::read_to_string(&package.manifest_path).unwrap().parse().unwrap();
+        let lints = manifest.get("lints").and_then(|lints| lints.get("workspace"));
+        lints.and_then(toml::Value::as_bool) != Some(true) || package.publish.as_ref().is_none_or(|to| !to.is_empty())
+    };
+    let broken = members().iter().filter(lacks).map(|package| package.manifest_path.to_string()).collect();
+    hold("A crate without `lints.workspace = true` has no law, and none is published (`publish = false`).", broken);
+}
+
+#[test]
+fn unsafe_only_where_memory_is_the_work() {
+    let mut broken = Vec::new();
+    for source in SOURCES.iter() {
+        let is_test = source.shipped.is_empty();
+        // A test that counts allocations needs `unsafe impl GlobalAlloc`, and says so by that name.
+        let counts_allocations = is_test && source.code.contains("GlobalAlloc");
+        let allowed = matches!(source.folder(), "worker/backend" | "worker/collective" | "checkpoint");
+        if !allowed && !counts_allocations {
+            let places = words(&source.code).filter(|(_, word)| matches!(*word, "unsafe" | "unsafe_code"));
+            broken.extend(places.map(|(at, word)| format!("{} says {word}", source.at(at))));
+        }
+    }
+    hold(
+        "`unsafe` only in backend, collective and one function of checkpoint: elsewhere a bug cannot corrupt memory.",
+        broken,
+    );
+}
+
+#[test]
+fn checkpoint_has_one_unsafe_function() {
+    let mut holders = BTreeSet::new();
+    for source in SOURCES.iter().filter(|source| source.folder() == "checkpoint") {
+        let functions = functions(&source.code);
+        for (at, _) in words(&source.code).filter(|(_, word)| *word == "unsafe") {
+            let innermost = functions.iter().filter(|f| f.body.contains(&at)).min_by_key(|f| f.body.len());
+            holders.insert(innermost.map_or_else(|| source.at(at), |f| format!("{} fn {}", source.path, f.name)));
+        }
+    }
+    let broken = if holders.len() > 1 { holders.into_iter().collect() } else { Vec::new() };
+    hold("Mapping a file is the one unsafe act of checkpoint: it parses untrusted bytes.", broken);
+}
+
+#[test]
+fn devices_only_in_backend_and_collective() {
+    let is_device = |folder: &str| matches!(folder, "worker/backend" | "worker/collective");
+    let mut broken = named(&["cudarc"], |folder| !is_device(folder));
+    for source in SOURCES.iter().filter(|source| !is_device(source.folder())) {
+        let flags = words(&source.code).filter(|(_, word)| *word == "feature");
+        let flags = flags.filter(|(at, word)| source.code[at + word.len()..].trim_start().starts_with('='));
+        broken.extend(flags.map(|(at, _)| format!("{} asks for a cfg feature", source.at(at))));
+    }
+    for package in members().iter().filter(|package| !matches!(package.name.as_str(), "backend" | "collective")) {
+        let has_cudarc = package.dependencies.iter().any(|dependency| dependency.name == "cudarc");
+        broken.extend(has_cudarc.then(|| format!("{} depends on cudarc", package.manifest_path)));
+    }
+    hold(
+        "`cudarc` and cfg features only in backend and collective: everything else is one program on every device.",
+        broken,
+    );
+}
+
+#[test]
+fn scheduler_is_pure() {
+    const IMPURE: &[&str] = &[
+        "std",
+        "tokio",
+        "Instant",
+        "SystemTime",
+        "HashMap",
+        "HashSet",
+        "RandomState",
+        "rand",
+        "f32",
+        "f64",
+        "thread",
+        "Mutex",
+        "AtomicU64",
+        "println",
+        "async",
+    ];
+    let mut broken = named(IMPURE, |folder| folder == "coordinator/scheduler");
+    for path in ["coordinator/scheduler/src/lib.rs", "types/src/lib.rs"] {
+        let lib = SOURCES.iter().find(|source| source.path == path).unwrap();
+        let is_no_std = lib.code.contains("#![no_std]") || lib.code.contains("#![cfg_attr(not(test), no_std)]");
+        broken.extend((!is_no_std).then(|| format!("{path} is not no_std")));
+    }
+    let scheduler = members().into_iter().find(|package| package.name == "scheduler").unwrap();
+    let shipped = scheduler.dependencies.iter().filter(|dependency| dependency.kind == DependencyKind::Normal);
+    let foreign = shipped.filter(|dependency| !matches!(dependency.name.as_str(), "types" | "thiserror"));
+    broken.extend(foreign.map(|dependency| format!("scheduler depends on {}", dependency.name)));
+    hold(
+        "The scheduler sees no clock, socket, device, random source or hash order: the same calls give the same steps.",
+        broken,
+    );
+}
+
+#[test]
+fn coordinator_sees_no_tensor() {
+    let broken = named(&["Tensor", "tensor", "backend", "collective", "bytemuck", "half"], |f| f == "coordinator");
+    hold("The coordinator plans and never computes: no tensor passes through it.", broken);
+}
+
+#[test]
+fn worker_sees_no_cluster_store() {
+    let mut broken = Vec::new();
+    for source in SOURCES.iter().filter(|source| source.folder().starts_with("worker")) {
+        for (at, _) in words(&source.shipped).filter(|(_, word)| *word == "cluster") {
+            let is_path = source.shipped[at + "cluster".len()..].starts_with("::");
+            // `proto::cluster` is the frames' package, not the store.
+            let is_root = !source.shipped[..at].ends_with("::");
+            broken.extend((is_path && is_root).then(|| source.at(at)));
+        }
+    }
+    hold("A worker knows its coordinator and nothing of the store behind membership.", broken);
+}
+
+#[test]
+fn only_the_router_has_text_and_outside_http() {
+    let is_outside = |folder: &str| matches!(folder, "router" | "src");
+    let mut broken = named(&["axum", "hyper", "tower_http"], |folder| !is_outside(folder));
+    let text = ["Tokenizer", "Detokenizer", "ChatTemplate"];
+    broken.extend(named(&text, |folder| !is_outside(folder) && folder != "checkpoint"));
+    hold(
+        "Text and outside HTTP end in the router (and the binary's own pages): inside there are only token ids.",
+        broken,
+    );
+}
+
+#[test]
+fn only_proto_encodes() {
+    let uses = |package: &&&Package| {
+        let shipped = package.dependencies.iter().filter(|dependency| dependency.kind == DependencyKind::Normal);
+        package.name != "proto" && shipped.into_iter().any(|dependency| dependency.name == "prost")
+    };
+    let broken = members().iter().filter(uses).map(|package| package.manifest_path.to_string()).collect();
+    hold("proto is the only crate that encodes: what is on the wire is written in one place.", broken);
+}
+
+#[test]
+fn only_the_binary_reads_the_environment() {
+    let mut broken = Vec::new();
+    for source in SOURCES.iter().filter(|source| source.folder() != "src" && !source.path.ends_with("build.rs")) {
+        for (at, word) in
+            words(&source.shipped).filter(|(_, word)| matches!(*word, "var" | "var_os" | "vars" | "vars_os"))
+        {
+            let reads = source.shipped[..at].ends_with("env::");
+            broken.extend(reads.then(|| format!("{} reads env::{word}", source.at(at))));
+        }
+    }
+    hold(
+        "Configuration is resolved once, in the binary; a part that reads the environment has a setting nobody sees.",
+        broken,
+    );
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    let silent = |source: &&Source| source.path.contains("/src/") || source.path.starts_with("src/");
+    let silent = SOURCES.iter().filter(silent).filter(|source| !source.text.starts_with("//! "));
+    hold(
+        "A file's first line says what it is, and soon what it does not know (`//! ..`).",
+        silent.map(|s| s.path.clone()).collect(),
+    );
+}
+
+#[test]
+fn no_function_is_longer_than_a_page() {
+    const LINES_MAX: usize = 70;
+    let long = |source: &'static Source| {
+        let long = functions(&source.code).into_iter().filter(|f| f.n_lines > LINES_MAX);
+        long.map(|f| format!("{}:{} fn {} has {} lines", source.path, f.first_line, f.name, f.n_lines))
+    };
+    hold(
+        "No function over 70 lines: one that does not fit on a page does several things.",
+        SOURCES.iter().flat_map(long).collect(),
+    );
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let mut broken = Vec::new();
+    for source in SOURCES.iter() {
+        let macros = words(&source.code).filter(|(_, word)| matches!(*word, "todo" | "unimplemented" | "dbg"));
+        let macros = macros.filter(|(at, word)| source.code[at + word.len()..].starts_with('!'));
+        broken.extend(macros.map(|(at, word)| format!("{} has {word}!", source.at(at))));
+        broken.extend(source.code.match_indices("#[ignore").map(|(at, _)| format!("{} skips a test", source.at(at))));
+    }
+    hold("Nothing is announced that does nothing, and no test is skipped.", broken);
+}
+
+#[test]
+fn every_queue_has_a_limit() {
+    let mut broken = named(&["unbounded_channel", "UnboundedSender", "UnboundedReceiver", "unbounded"], |_| true);
+    for source in SOURCES.iter() {
+        // tokio's channel takes its limit; only the standard library's takes nothing, and has none.
+        for (at, word) in words(&source.shipped).filter(|(_, word)| *word == "channel") {
+            let call = &source.shipped[at + word.len()..];
+            let is_mpsc = source.shipped[..at].ends_with("mpsc::");
+            let call = if call.starts_with("::<") { call.find(">(").map_or(call, |n| &call[n + 1..]) } else { call };
+            broken.extend((is_mpsc && call.starts_with("()")).then(|| source.at(at)));
+        }
+    }
+    hold("Every queue has a limit with a name: what is not bounded here is bounded by the machine's memory.", broken);
+}
+
+#[test]
+fn lines_fit() {
+    const COLUMNS_MAX: usize = 120;
+    let mut broken = Vec::new();
+    for (path, text) in files(&["rs", "proto", "py", "sh", "Makefile", "run"]) {
+        let long = text.lines().enumerate().filter(|(_, line)| line.chars().count() > COLUMNS_MAX);
+        broken.extend(long.map(|(i, line)| format!("{path}:{} has {} columns", i + 1, line.chars().count())));
+    }
+    hold("Lines are at most 120 columns; rustfmt leaves comments and strings to us.", broken);
+}
+
+#[test]
+fn no_machine_is_named() {
+    // Put together here, so that this file does not name them.
+    let places = ["tmp", "work", "root"].map(|name| format!("/{name}/"));
+    let mut broken = Vec::new();
+    for (path, text) in files(&["rs", "proto", "py", "sh", "toml", "md", "yaml", "yml", "json", "Makefile", "run"]) {
+        for (i, line) in text.lines().enumerate() {
+            // In the middle of a path or an address it is another folder that has the name.
+            let is_absolute = |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "._-*}~".contains(c));
+            let names = places.iter().any(|place| line.match_indices(place.as_str()).any(|(at, _)| is_absolute(at)));
+            broken.extend(names.then(|| format!("{path}:{}", i + 1)));
+        }
+    }
+    hold("No folder of one machine in the sources: a test asks `temp_dir()`, a script `mktemp`.", broken);
+}
+
+#[test]
+fn one_version_of_what_must_agree() {
+    // Two of these in one program are two types of one name, and two copies of the code that meets the network.
+    const SINGLE: &[&str] =
+        &["tonic", "prost", "hyper", "h2", "http", "tower", "rustls", "tokenizers", "tokio", "axum"];
+    let versions = |name: &str| -> Vec<String> {
+        let of_name = METADATA.packages.iter().filter(|package| package.name.as_str() == name);
+        of_name.map(|package| package.version.to_string()).collect()
+    };
+    let several = SINGLE.iter().map(|name| (name, versions(name))).filter(|(_, versions)| versions.len() > 1);
+    hold("One version each, or types of one name stop being one type.", several.map(|v| format!("{v:?}")).collect());
+}
+
+/// The lexer, on what could fool it: `(source, what is left of it)`.
+#[test]
+fn comments_and_strings_are_not_code() {
+    let cases = [
+        ("a // unsafe\nb", "a          \nb"),
+        ("a /* x /* y */ z */ b", "a                   b"),
+        (r#"f("un\"safe", 1)"#, "f(          , 1)"),
+        ("f(r#\"a \" b\"#, 1)", "f(r         , 1)"),
+        ("let c = '\"'; x", "let c =    ; x"),
+        (r"let c = '\''; x", "let c =     ; x"),
+        ("fn f<'a>(x: &'a str)", "fn f<'a>(x: &'a str)"),
+        ("b'{' + 'a'", "b    +    "),
+    ];
+    for (text, left) in cases {
+        let stripped = strip(text);
+        assert_eq!(stripped.len(), text.len(), "{text}");
+        assert_eq!(stripped.replace("r ", "  "), left.replace("r ", "  "), "{text}");
+    }
+}
+
+#[test]
+fn functions_are_measured() {
+    let code =
+        "fn a() {}\nimpl X {\n  fn b<T>(x: [u8; 2]) -> T\n  where\n    T: Y,\n  {\n    c(|| {});\n  }\n}\nfn d();\n";
+    let found: Vec<_> = functions(code).into_iter().map(|f| (f.name, f.first_line, f.n_lines)).collect();
+    assert_eq!(found, [("a".to_string(), 1, 1), ("b".to_string(), 3, 6)]);
+}

@@ -1,0 +1,335 @@
+//! Causal attention over paged K and V, tile by tile from position 0.
+//!
+//! Each tile's maximum, sum and weighted V come from its own scores; tiles merge in ascending order. So a row's bits
+//! depend on its query and the positions up to its own, not on how the rows were cut into steps.
+#![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
+
+use super::isa::{Isa, Kernel, dispatch};
+use super::kv::{HEAD_DIM_MAX, Kv};
+use super::lanes::{LANES, Lanes, Real};
+use super::math::exp;
+use super::memory::Shared;
+use crate::{Batch, BatchSlice, Heads};
+use std::cell::RefCell;
+use std::ops::Range;
+use types::{BLOCK_TOKENS, BlockId};
+
+const POSITIONS: usize = BLOCK_TOKENS as usize;
+const TILE: usize = 256;
+const TILE_BLOCKS: usize = TILE / POSITIONS;
+/// Query heads that share each widened page: heads of one KV head, of consecutive rows.
+const QUERIES_MAX: usize = 16;
+
+/// Attention of some items; an item is a KV head of a run of rows.
+pub(crate) struct Attend<'a> {
+    pub qkv: &'a [f32],
+    pub kv: &'a Kv,
+    pub heads: &'a Heads,
+    pub batch: &'a Batch,
+    pub group: usize,
+    pub layer: usize,
+    /// [n_rows, n_heads * head_dim]
+    pub out: Shared<f32>,
+}
+
+/// Rows of a slice whose queries are walked together.
+fn rows_per_item(heads: &Heads) -> usize {
+    (QUERIES_MAX / (heads.n_heads / heads.n_kv_heads)).max(1)
+}
+
+/// How many items the rows of a batch make.
+pub(crate) fn n_items(batch: &Batch, heads: &Heads) -> usize {
+    let rows = rows_per_item(heads);
+    batch.slices.iter().map(|slice| slice.rows.len().div_ceil(rows) * heads.n_kv_heads).sum()
+}
+
+impl Kernel for Items<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Items { attend, items, state } = self;
+        let rows_max = rows_per_item(attend.heads);
+        let mut first = 0;
+        for (i, slice) in attend.batch.slices.iter().enumerate() {
+            let n_kv_heads = attend.heads.n_kv_heads;
+            let n = slice.rows.len().div_ceil(rows_max) * n_kv_heads;
+            for item in items.start.max(first)..items.end.min(first + n) {
+                let (cut, kv_head) = ((item - first) / n_kv_heads, (item - first) % n_kv_heads);
+                let row = slice.rows.start as usize + cut * rows_max;
+                let rows = row..(row + rows_max).min(slice.rows.end as usize);
+                attend.item::<L>(slice, attend.batch.tables[attend.group].of(i), rows, kv_head, state);
+            }
+            first += n;
+        }
+    }
+}
+
+/// One query: a head of a row, and how far it may look.
+#[derive(Clone, Copy, Default)]
+struct Query {
+    row: usize,
+    head: usize,
+    /// Positions that it sees: its own and those before.
+    n_visible: usize,
+}
+
+/// What is kept of the tiles so far, per query, and room for one tile.
+struct State {
+    scores: [[f32; TILE]; QUERIES_MAX],
+    tile: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
+    acc: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
+    largest: [f32; QUERIES_MAX],
+    sum: [f32; QUERIES_MAX],
+    tile_largest: [f32; QUERIES_MAX],
+    tile_sum: [f32; QUERIES_MAX],
+    page: [f32; POSITIONS * HEAD_DIM_MAX],
+}
+
+impl State {
+    const EMPTY: State = State {
+        scores: [[0.0; TILE]; QUERIES_MAX],
+        tile: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
+        acc: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
+        largest: [0.0; QUERIES_MAX],
+        sum: [0.0; QUERIES_MAX],
+        tile_largest: [0.0; QUERIES_MAX],
+        tile_sum: [0.0; QUERIES_MAX],
+        page: [0.0; POSITIONS * HEAD_DIM_MAX],
+    };
+}
+
+thread_local! {
+    /// Kept, because clearing 64 KB would cost as much as a short sequence.
+    static STATE: RefCell<State> = const { RefCell::new(State::EMPTY) };
+}
+
+impl Attend<'_> {
+    /// Computes some items; `items` is a part of `0..n_items`.
+    pub fn run(&self, isa: Isa, items: Range<usize>) {
+        STATE.with_borrow_mut(|state| dispatch(isa, Items { attend: self, items, state }));
+    }
+}
+
+struct Items<'a> {
+    attend: &'a Attend<'a>,
+    items: Range<usize>,
+    state: &'a mut State,
+}
+
+impl Attend<'_> {
+    /// Walks the heads of one KV head of some rows, at most `QUERIES_MAX` at a time.
+    #[inline(always)]
+    fn item<L: Lanes>(
+        &self,
+        slice: &BatchSlice,
+        blocks: &[BlockId],
+        rows: Range<usize>,
+        kv_head: usize,
+        state: &mut State,
+    ) {
+        let group = self.heads.n_heads / self.heads.n_kv_heads;
+        let mut queries = [Query::default(); QUERIES_MAX];
+        let mut n = 0;
+        for row in rows.clone() {
+            for head in kv_head * group..(kv_head + 1) * group {
+                let n_visible = slice.start as usize + row - slice.rows.start as usize + 1;
+                queries[n] = Query { row, head, n_visible };
+                n += 1;
+                let is_last = row + 1 == rows.end && head + 1 == (kv_head + 1) * group;
+                if n == QUERIES_MAX || is_last {
+                    self.walk::<L>(&queries[..n], blocks, kv_head, state);
+                    n = 0;
+                }
+            }
+        }
+    }
+
+    /// All tiles that the last query sees.
+    #[inline(always)]
+    fn walk<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, state: &mut State) {
+        let n_visible = queries.iter().map(|query| query.n_visible).max().unwrap_or(0);
+        for (tile, blocks) in blocks[..n_visible.div_ceil(POSITIONS)].chunks(TILE_BLOCKS).enumerate() {
+            self.score::<L>(queries, blocks, kv_head, state);
+            self.weigh::<L>(queries, tile, state);
+            self.add_values::<L>(queries, blocks, kv_head, tile, state);
+            self.merge::<L>(queries, tile, state);
+        }
+        for (i, query) in queries.iter().enumerate() {
+            self.finish::<L>(query, &state.acc[i], state.sum[i]);
+        }
+    }
+
+    /// scores = q · k * scale: [n_queries, positions of the tile]
+    #[inline(always)]
+    fn score<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, state: &mut State) {
+        let dim = self.heads.head_dim;
+        let scale = L::splat(self.heads.scale);
+        for (i, block) in blocks.iter().enumerate() {
+            let page = &mut state.page[..POSITIONS * dim];
+            self.kv.widen::<L>(self.kv.page(self.layer, block.0, kv_head), page);
+            let (k, _) = page.as_chunks::<LANES>(); // [head_dim, 16 positions]
+            for (query, scores) in queries.iter().zip(&mut state.scores) {
+                let q = &self.qkv[query.row * self.heads.qkv_cols() + query.head * dim..][..dim];
+                dots::<L>(q, k).mul(scale).store(&mut scores.as_chunks_mut::<LANES>().0[i]);
+            }
+        }
+    }
+
+    /// Scores become e^(score - largest of the tile), 0 where a query does not see.
+    #[inline(always)]
+    fn weigh<L: Lanes>(&self, queries: &[Query], tile: usize, state: &mut State) {
+        for (i, query) in queries.iter().enumerate() {
+            let n = query.n_visible_in(tile);
+            let (scores, _) = state.scores[i].as_chunks_mut::<LANES>();
+            let scores = &mut scores[..n.div_ceil(LANES)];
+            let mut largest = L::splat(f32::NEG_INFINITY);
+            for (j, scores) in scores.iter_mut().enumerate() {
+                let seen = L::load(scores).keep_first(n - j * LANES, f32::NEG_INFINITY);
+                seen.store(scores);
+                largest = seen.max(largest);
+            }
+            let largest = largest.largest();
+            let mut sum = L::splat(0.0);
+            for scores in scores {
+                let p = exp(L::load(scores).sub(L::splat(largest)));
+                p.store(scores);
+                sum = sum.add(p);
+            }
+            (state.tile_largest[i], state.tile_sum[i]) = (largest, sum.sum());
+        }
+    }
+
+    /// tile = p · V over the positions that a query sees, ascending: [n_queries, head_dim]
+    #[inline(always)]
+    fn add_values<L: Lanes>(
+        &self,
+        queries: &[Query],
+        blocks: &[BlockId],
+        kv_head: usize,
+        tile: usize,
+        state: &mut State,
+    ) {
+        let dim = self.heads.head_dim;
+        state.tile[..queries.len()].iter_mut().for_each(|tile| tile[..dim.next_multiple_of(LANES)].fill(0.0));
+        for (i, block) in blocks.iter().enumerate() {
+            let page = &mut state.page[..POSITIONS * dim];
+            self.kv.widen::<L>(self.kv.page(self.layer, block.0, kv_head) + self.kv.half_page(), page);
+            for (query, (tile_sum, scores)) in queries.iter().zip(state.tile.iter_mut().zip(&state.scores)) {
+                let n = query.n_visible_in(tile).saturating_sub(i * POSITIONS).min(POSITIONS);
+                weighted::<L>(&scores[i * POSITIONS..][..n], page, dim, tile_sum);
+            }
+        }
+    }
+
+    /// Joins the tile with those before it. A tile that a query does not see changes nothing.
+    #[inline(always)]
+    fn merge<L: Lanes>(&self, queries: &[Query], tile: usize, state: &mut State) {
+        let n_lanes = self.heads.head_dim.next_multiple_of(LANES);
+        for (i, _) in queries.iter().enumerate().filter(|(_, query)| query.n_visible_in(tile) > 0) {
+            let (before, now) = (state.largest[i], state.tile_largest[i]);
+            let (acc, tile_acc) = (&mut state.acc[i][..n_lanes], &state.tile[i][..n_lanes]);
+            if tile == 0 {
+                acc.copy_from_slice(tile_acc);
+                (state.largest[i], state.sum[i]) = (now, state.tile_sum[i]);
+                continue;
+            }
+            let largest = Real::max(before, now);
+            let (keep, take) = (exp(before - largest), exp(now - largest));
+            for (acc, tile) in acc.as_chunks_mut::<LANES>().0.iter_mut().zip(tile_acc.as_chunks::<LANES>().0) {
+                let taken = L::load(tile).mul(L::splat(take));
+                L::load(acc).fma(L::splat(keep), taken).store(acc);
+            }
+            state.sum[i] = state.sum[i].mul_add(keep, state.tile_sum[i] * take);
+            state.largest[i] = largest;
+        }
+    }
+
+    #[inline(always)]
+    fn finish<L: Lanes>(&self, query: &Query, acc: &[f32; HEAD_DIM_MAX], sum: f32) {
+        let dim = self.heads.head_dim;
+        let start = query.row * self.heads.n_heads * dim + query.head * dim;
+        // SAFETY: the op checked the shape; one item, and so one thread, has this head of this row.
+        let out = unsafe { self.out.part(start, dim) };
+        for (out, acc) in out.chunks_mut(LANES).zip(acc.as_chunks::<LANES>().0) {
+            let value = L::load(acc).div(L::splat(sum));
+            match out.first_chunk_mut::<LANES>() {
+                Some(whole) => value.store(whole),
+                None => value.store_first(out),
+            }
+        }
+    }
+}
+
+impl Query {
+    #[inline(always)]
+    fn n_visible_in(&self, tile: usize) -> usize {
+        self.n_visible.saturating_sub(tile * TILE).min(TILE)
+    }
+}
+
+/// q · k for sixteen positions. The virtual lane j of a product takes elements j, j + 16, ..: here it is a register, whose
+/// lanes are positions, and the tree over virtual lanes is plain addition.
+#[inline(always)]
+fn dots<L: Lanes>(q: &[f32], k: &[[f32; LANES]]) -> L {
+    let mut sums = [L::splat(0.0); LANES];
+    let (q_chunks, q_tail) = q.as_chunks::<LANES>();
+    let (k_chunks, k_tail) = k.as_chunks::<LANES>();
+    for (q, k) in q_chunks.iter().zip(k_chunks) {
+        for j in 0..LANES {
+            sums[j] = L::splat(q[j]).fma(L::load(&k[j]), sums[j]);
+        }
+    }
+    for j in 0..q_tail.len() {
+        sums[j] = L::splat(q_tail[j]).fma(L::load(&k_tail[j]), sums[j]);
+    }
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            sums[i] = sums[i].add(sums[i + half]);
+        }
+    }
+    sums[0]
+}
+
+/// acc += p[t] * v[t] for ascending t. v: [16, dim]
+#[inline(always)]
+fn weighted<L: Lanes>(p: &[f32], v: &[f32], dim: usize, acc: &mut [f32; HEAD_DIM_MAX]) {
+    let whole = dim / LANES * LANES;
+    let wide = whole / (4 * LANES) * 4 * LANES;
+    for column in (0..wide).step_by(4 * LANES) {
+        columns::<L, 4>(p, &v[column..], dim, &mut acc[column..]);
+    }
+    for column in (wide..whole).step_by(LANES) {
+        columns::<L, 1>(p, &v[column..], dim, &mut acc[column..]);
+    }
+    if whole < dim {
+        last_columns::<L>(p, &v[whole..], dim, dim - whole, &mut acc[whole..]);
+    }
+}
+
+/// N registers of columns: enough to hide how long one product takes.
+#[inline(always)]
+fn columns<L: Lanes, const N: usize>(p: &[f32], v: &[f32], stride: usize, acc: &mut [f32]) {
+    let acc = &mut acc.as_chunks_mut::<LANES>().0[..N];
+    let mut sums = [L::splat(0.0); N];
+    for n in 0..N {
+        sums[n] = L::load(&acc[n]);
+    }
+    for t in 0..p.len() {
+        let row = &v[t * stride..].as_chunks::<LANES>().0[..N];
+        for n in 0..N {
+            sums[n] = L::splat(p[t]).fma(L::load(&row[n]), sums[n]);
+        }
+    }
+    for n in 0..N {
+        sums[n].store(&mut acc[n]);
+    }
+}
+
+#[inline(always)]
+fn last_columns<L: Lanes>(p: &[f32], v: &[f32], stride: usize, n: usize, acc: &mut [f32]) {
+    let acc = &mut acc.as_chunks_mut::<LANES>().0[0];
+    let mut sum = L::load(acc);
+    for t in 0..p.len() {
+        sum = L::splat(p[t]).fma(L::load_first(&v[t * stride..][..n]), sum);
+    }
+    sum.store(acc);
+}

@@ -1,0 +1,82 @@
+//! Which instructions the kernels are compiled for, chosen once at run time.
+//!
+//! A kernel is written once over `Lanes` and instantiated for each set of instructions. Every operation of `Lanes` gives
+//! the same bits in each, and so does every kernel.
+
+use super::lanes::{Lanes, Plain};
+
+/// In ascending order of width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// Rust without intrinsics: the reference, and every machine that is not listed below.
+    Plain,
+    Avx2,
+    Avx512,
+}
+
+impl Isa {
+    /// The widest that this machine has.
+    pub fn detect() -> Isa {
+        [Isa::Avx512, Isa::Avx2].into_iter().find(|isa| isa.is_supported()).unwrap_or(Isa::Plain)
+    }
+
+    pub fn is_supported(self) -> bool {
+        match self {
+            Isa::Plain => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => has_avx2(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => has_avx2() && has_avx512(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => false,
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+/// A piece of work that any set of instructions can do.
+pub(crate) trait Kernel {
+    /// Must be `#[inline(always)]`: the body is compiled for the instructions of the function that it is inlined into.
+    fn run<L: Lanes>(self);
+}
+
+/// `isa` is one that `Isa::is_supported` affirmed.
+pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
+    debug_assert!(isa.is_supported());
+    match isa {
+        Isa::Plain => kernel.run::<Plain>(),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the instructions were found.
+        Isa::Avx2 => unsafe { with_avx2(kernel) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the instructions were found.
+        Isa::Avx512 => unsafe { with_avx512(kernel) },
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 => unreachable!("not supported here"),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn with_avx2<K: Kernel>(kernel: K) {
+    kernel.run::<super::lanes::Avx2>();
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn with_avx512<K: Kernel>(kernel: K) {
+    kernel.run::<super::lanes::Avx512>();
+}

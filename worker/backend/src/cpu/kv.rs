@@ -1,0 +1,209 @@
+//! Paged K and V, and how positions turn.
+//!
+//! ```text
+//! layer · block · KV head ·  K  [head_dim, 16 positions]     sixteen positions are sixteen lanes of a score
+//!                            V  [16 positions, head_dim]     and head_dim the lanes of a weighted sum
+//! ```
+//! A page of a head is thus one run of bytes, and a block of a layer is too.
+
+use super::isa::Kernel;
+use super::lanes::{LANES, Lanes};
+use super::memory::{Pages, Shared};
+use crate::{Batch, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
+use std::ops::Range;
+use types::BLOCK_TOKENS;
+
+const POSITIONS: usize = BLOCK_TOKENS as usize;
+
+/// The widest head that attention keeps on its stack.
+pub(crate) const HEAD_DIM_MAX: usize = 256;
+
+pub struct Kv {
+    pub(crate) spec: KvSpec,
+    pages: Pages,
+}
+
+impl Kv {
+    pub fn new(spec: KvSpec) -> Result<Kv> {
+        if spec.head_dim > HEAD_DIM_MAX || !spec.head_dim.is_multiple_of(2) {
+            return Err(Error::Shape(format!("a head of {} (even, at most {HEAD_DIM_MAX})", spec.head_dim)));
+        }
+        let n_bytes = [2, spec.n_layers, spec.n_blocks, POSITIONS, spec.n_kv_heads, spec.head_dim, element(spec.dtype)]
+            .into_iter()
+            .try_fold(1usize, usize::checked_mul)
+            .ok_or_else(|| Error::Shape(format!("a cache of {spec:?}")))?;
+        Ok(Kv { spec, pages: Pages::zeroed("the KV cache", n_bytes)? })
+    }
+
+    pub fn spec(&self) -> &KvSpec {
+        &self.spec
+    }
+
+    /// What an op says of the layer must be what the cache was made for.
+    pub(crate) fn check(&self, heads: &Heads, layer: usize) {
+        let fits = self.spec.n_kv_heads == heads.n_kv_heads && self.spec.head_dim == heads.head_dim;
+        assert!(fits && layer < self.spec.n_layers, "{heads:?} of layer {layer} in a cache of {:?}", self.spec);
+    }
+
+    /// Elements of one head's K (or V) in one block.
+    pub(crate) fn half_page(&self) -> usize {
+        POSITIONS * self.spec.head_dim
+    }
+
+    /// Where the page of a head begins, in elements: K, then V.
+    #[inline(always)]
+    pub(crate) fn page(&self, layer: usize, block: u32, head: usize) -> usize {
+        debug_assert!(layer < self.spec.n_layers && head < self.spec.n_kv_heads);
+        assert!((block as usize) < self.spec.n_blocks, "block {block} of {}", self.spec.n_blocks);
+        ((layer * self.spec.n_blocks + block as usize) * self.spec.n_kv_heads + head) * 2 * self.half_page()
+    }
+
+    /// A half page as f32.
+    #[inline(always)]
+    pub(crate) fn widen<L: Lanes>(&self, start: usize, to: &mut [f32]) {
+        let n = to.len();
+        match self.spec.dtype {
+            KvDtype::F32 => to.copy_from_slice(&self.pages.floats()[start..start + n]),
+            KvDtype::F16 => {
+                let from = &self.halves()[start..start + n];
+                for (from, to) in from.as_chunks::<LANES>().0.iter().zip(to.as_chunks_mut::<LANES>().0) {
+                    L::from_f16(from).store(to);
+                }
+            }
+        }
+    }
+
+    fn halves(&self) -> &[u16] {
+        bytemuck::cast_slice(self.pages.bytes())
+    }
+}
+
+const fn element(dtype: KvDtype) -> usize {
+    match dtype {
+        KvDtype::F16 => 2,
+        KvDtype::F32 => 4,
+    }
+}
+
+/// Cosines and sines, `[n_positions, half_dim]` each.
+pub struct Rope {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    half_dim: usize,
+    style: RopeStyle,
+}
+
+impl Rope {
+    pub fn new(cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
+        if cos.len() != sin.len() || half_dim == 0 || !cos.len().is_multiple_of(half_dim) {
+            return Err(Error::Shape(format!("{} cosines, {} sines, rows of {half_dim}", cos.len(), sin.len())));
+        }
+        Ok(Rope { cos: cos.into(), sin: sin.into(), half_dim, style })
+    }
+
+    /// Turns the first `2 * half_dim` elements of a head.
+    #[inline(always)]
+    fn turn(&self, head: &mut [f32], position: usize) {
+        let cos = &self.cos[position * self.half_dim..][..self.half_dim];
+        let sin = &self.sin[position * self.half_dim..][..self.half_dim];
+        match self.style {
+            RopeStyle::Halves => {
+                let (low, high) = head[..2 * self.half_dim].split_at_mut(self.half_dim);
+                for (((x, y), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+                    (*x, *y) = turned(*x, *y, *c, *s);
+                }
+            }
+            RopeStyle::Pairs => {
+                for ((pair, c), s) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
+                    *pair = turned(pair[0], pair[1], *c, *s).into();
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn turned(x: f32, y: f32, cos: f32, sin: f32) -> (f32, f32) {
+    (x.mul_add(cos, -(y * sin)), y.mul_add(cos, x * sin))
+}
+
+/// Turns Q and K of some rows and stores K and V.
+pub(crate) struct RopeStore<'a> {
+    pub qkv: Shared<f32>,
+    pub rope: &'a Rope,
+    pub heads: &'a Heads,
+    pub batch: &'a Batch,
+    pub group: usize,
+    pub layer: usize,
+    pub kv: &'a Kv,
+    pub rows: Range<usize>,
+}
+
+impl Kernel for RopeStore<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        for (i, slice) in self.batch.slices.iter().enumerate() {
+            let start = self.rows.start.max(slice.rows.start as usize);
+            let end = self.rows.end.min(slice.rows.end as usize);
+            let blocks = self.batch.tables[self.group].of(i);
+            for row in start..end {
+                let position = slice.start as usize + row - slice.rows.start as usize;
+                self.row::<L>(row, position, blocks[position / POSITIONS].0);
+            }
+        }
+    }
+}
+
+impl RopeStore<'_> {
+    #[inline(always)]
+    fn row<L: Lanes>(&self, row: usize, position: usize, block: u32) {
+        let Heads { n_heads, n_kv_heads, head_dim, .. } = *self.heads;
+        let n_cols = self.heads.qkv_cols();
+        // SAFETY: the op checked the shape; one thread has each row.
+        let row = unsafe { self.qkv.part(row * n_cols, n_cols) };
+        let (turning, v) = row.split_at_mut((n_heads + n_kv_heads) * head_dim);
+        for head in turning.chunks_exact_mut(head_dim) {
+            self.rope.turn(head, position);
+        }
+        let k = &turning[n_heads * head_dim..];
+        for head in 0..n_kv_heads {
+            let heads = head * head_dim..(head + 1) * head_dim;
+            let page = self.kv.page(self.layer, block, head);
+            // SAFETY: a (block, position) belongs to one row of a step, and nobody reads it before the op is over.
+            unsafe { self.kv.store::<L>(page, position % POSITIONS, &k[heads.clone()], &v[heads]) };
+        }
+    }
+}
+
+impl Kv {
+    /// # Safety
+    /// No other thread touches this position of this page.
+    #[inline(always)]
+    unsafe fn store<L: Lanes>(&self, page: usize, slot: usize, k: &[f32], v: &[f32]) {
+        let v_start = page + self.half_page() + slot * self.spec.head_dim;
+        debug_assert!((v_start + v.len()) * element(self.spec.dtype) <= self.pages.bytes().len());
+        // SAFETY: inside the page, which is inside the pages: `page` checked its indices.
+        unsafe {
+            match self.spec.dtype {
+                KvDtype::F16 => {
+                    let to = self.pages.start().cast::<u16>();
+                    narrow::<L>(k, |i, x| *to.add(page + i * POSITIONS + slot) = x);
+                    narrow::<L>(v, |i, x| *to.add(v_start + i) = x);
+                }
+                KvDtype::F32 => {
+                    let to = self.pages.start().cast::<f32>();
+                    k.iter().enumerate().for_each(|(i, x)| *to.add(page + i * POSITIONS + slot) = *x);
+                    v.iter().enumerate().for_each(|(i, x)| *to.add(v_start + i) = *x);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn narrow<L: Lanes>(from: &[f32], mut put: impl FnMut(usize, u16)) {
+    for (i, from) in from.chunks(LANES).enumerate() {
+        let halves = L::load_first(from).to_f16();
+        halves[..from.len()].iter().enumerate().for_each(|(j, half)| put(i * LANES + j, *half));
+    }
+}

@@ -1,0 +1,171 @@
+//! Sixteen lanes, and one: the arithmetic that kernels are written in.
+//!
+//! Each operation is one IEEE operation (or exact integer arithmetic), so all implementations agree in every bit but
+//! the sign and payload of a NaN, which nothing reads.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod plain;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use plain::Plain;
+
+/// How many lanes every machine has, whatever its registers hold.
+pub(crate) const LANES: usize = 16;
+
+/// What elementwise functions need; also implemented by `f32`, so that a scalar gets the same bits as a lane.
+pub(crate) trait Real: Copy {
+    fn splat(value: f32) -> Self;
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+    /// `self * factor + addend`, rounded once.
+    fn fma(self, factor: Self, addend: Self) -> Self;
+    /// `if self > other { self } else { other }`: a NaN on either side gives `other`.
+    fn max(self, other: Self) -> Self;
+    /// `if self < other { self } else { other }`
+    fn min(self, other: Self) -> Self;
+    /// To the nearest integer, ties to even.
+    fn round(self) -> Self;
+    /// 2^self for an integer in -126..=127.
+    fn pow2(self) -> Self;
+    /// The biased exponent of a positive number: 1..=254 for a normal one.
+    fn exponent(self) -> Self;
+    /// A positive normal number with its exponent replaced: in [0.5, 1).
+    fn mantissa(self) -> Self;
+    /// `if self < limit { below } else { other }`
+    fn if_less(self, limit: Self, below: Self, other: Self) -> Self;
+    fn abs(self) -> Self;
+}
+
+/// Sixteen f32, and the sixteen groups of four bytes that int8 products are made of.
+pub(crate) trait Lanes: Real {
+    /// Sixteen i32, or sixty-four bytes.
+    type Int: Copy;
+
+    fn load(from: &[f32; LANES]) -> Self;
+    fn store(self, to: &mut [f32; LANES]);
+    fn from_f16(from: &[u16; LANES]) -> Self;
+    /// To the nearest, ties to even.
+    fn to_f16(self) -> [u16; LANES];
+    fn from_bf16(from: &[u16; LANES]) -> Self;
+    /// Lanes from `n` on become `fill`.
+    fn keep_first(self, n: usize, fill: f32) -> Self;
+
+    fn bytes(from: &[u8; 64]) -> Self::Int;
+    fn int_splat(value: i32) -> Self::Int;
+    fn int_add(a: Self::Int, b: Self::Int) -> Self::Int;
+    fn low_nibbles(bytes: Self::Int) -> Self::Int;
+    fn high_nibbles(bytes: Self::Int) -> Self::Int;
+    /// acc[lane] += sum over j of `w[4 * lane + j] * a[j]`, w unsigned and below 16, a signed.
+    fn dot_nibbles(acc: Self::Int, w: Self::Int, a: i32) -> Self::Int;
+    /// Where the sum begins whose terms `dot_offset` adds; `sum_a` is the sum of all a that will meet it.
+    fn offset_start(sum_a: i32) -> Self::Int;
+    /// acc[lane] += sum over j of `(w[4 * lane + j] - 128) * a[j]`, w unsigned, a signed and not -128. Exact once all terms are in.
+    fn dot_offset(acc: Self::Int, w: Self::Int, a: i32) -> Self::Int;
+    /// The four unsigned bytes of each lane.
+    fn byte_floats(bytes: Self::Int) -> [Self; 4];
+    fn int_to_float(int: Self::Int) -> Self;
+    /// Asks for a cache line that need not exist.
+    fn prefetch(address: *const u8);
+
+    #[inline(always)]
+    fn load_first(from: &[f32]) -> Self {
+        let mut lanes = [0.0; LANES];
+        lanes[..from.len()].copy_from_slice(from);
+        Self::load(&lanes)
+    }
+
+    #[inline(always)]
+    fn store_first(self, to: &mut [f32]) {
+        let mut lanes = [0.0; LANES];
+        self.store(&mut lanes);
+        to.copy_from_slice(&lanes[..to.len()]);
+    }
+
+    /// The one tree: halves are added to halves.
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let mut lanes = [0.0; LANES];
+        self.store(&mut lanes);
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                lanes[i] += lanes[i + half];
+            }
+        }
+        lanes[0]
+    }
+
+    /// A NaN is passed over.
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        let mut lanes = [0.0; LANES];
+        self.store(&mut lanes);
+        lanes.into_iter().fold(f32::NEG_INFINITY, |largest, lane| Real::max(lane, largest))
+    }
+}
+
+impl Real for f32 {
+    #[inline(always)]
+    fn splat(value: f32) -> f32 {
+        value
+    }
+    #[inline(always)]
+    fn add(self, other: f32) -> f32 {
+        self + other
+    }
+    #[inline(always)]
+    fn sub(self, other: f32) -> f32 {
+        self - other
+    }
+    #[inline(always)]
+    fn mul(self, other: f32) -> f32 {
+        self * other
+    }
+    #[inline(always)]
+    fn div(self, other: f32) -> f32 {
+        self / other
+    }
+    #[inline(always)]
+    fn fma(self, factor: f32, addend: f32) -> f32 {
+        self.mul_add(factor, addend)
+    }
+    #[inline(always)]
+    fn max(self, other: f32) -> f32 {
+        if self > other { self } else { other }
+    }
+    #[inline(always)]
+    fn min(self, other: f32) -> f32 {
+        if self < other { self } else { other }
+    }
+    #[inline(always)]
+    fn round(self) -> f32 {
+        self.round_ties_even()
+    }
+    #[inline(always)]
+    fn pow2(self) -> f32 {
+        f32::from_bits(((self as i32).wrapping_add(127) as u32) << 23)
+    }
+    #[inline(always)]
+    fn exponent(self) -> f32 {
+        ((self.to_bits() >> 23) & 0xff) as f32
+    }
+    #[inline(always)]
+    fn mantissa(self) -> f32 {
+        f32::from_bits((self.to_bits() & 0x007f_ffff) | 0x3f00_0000)
+    }
+    #[inline(always)]
+    fn if_less(self, limit: f32, below: f32, other: f32) -> f32 {
+        if self < limit { below } else { other }
+    }
+    #[inline(always)]
+    fn abs(self) -> f32 {
+        f32::abs(self)
+    }
+}

@@ -1,0 +1,154 @@
+//! Elementary functions of our own: the same operations in a scalar and in lanes of any width, so the same bits.
+
+use super::lanes::Real;
+
+const LN_2_HIGH: f32 = 0.693_359_375;
+const LN_2_LOW: f32 = -2.121_944_4e-4;
+/// Below this e^x is less than half of the smallest number.
+const EXP_MIN: f32 = -104.0;
+/// Above this e^x is infinite.
+const EXP_MAX: f32 = 89.0;
+
+/// e^x within 2 ulp. Exactly 0 for what is too small, infinity for what is too large.
+#[inline(always)]
+pub(crate) fn exp<R: Real>(x: R) -> R {
+    // The constant stands first: a NaN in x is what comes out.
+    let x = R::splat(EXP_MAX).min(R::splat(EXP_MIN).max(x));
+    let n = x.mul(R::splat(std::f32::consts::LOG2_E)).round();
+    let r = n.fma(R::splat(-LN_2_HIGH), x);
+    let r = n.fma(R::splat(-LN_2_LOW), r);
+    let p = R::splat(1.987_569_1e-4);
+    let p = p.fma(r, R::splat(1.398_199_9e-3));
+    let p = p.fma(r, R::splat(8.333_452e-3));
+    let p = p.fma(r, R::splat(4.166_579_6e-2));
+    let p = p.fma(r, R::splat(1.666_666_5e-1));
+    let p = p.fma(r, R::splat(5.000_000_1e-1));
+    let p = p.fma(r.mul(r), r).add(R::splat(1.0));
+    // In two steps: 2^n itself may be out of range where e^x is not.
+    let half = n.mul(R::splat(0.5)).round();
+    p.mul(half.pow2()).mul(n.sub(half).pow2())
+}
+
+/// The natural logarithm within 2 ulp: -infinity for 0, NaN for what is below.
+#[inline(always)]
+pub(crate) fn ln<R: Real>(x: R) -> R {
+    const SUBNORMAL_SCALE: f32 = (1u64 << 25) as f32;
+    let (zero, one) = (R::splat(0.0), R::splat(1.0));
+    let least = R::splat(f32::MIN_POSITIVE);
+    let scaled = x.if_less(least, x.mul(R::splat(SUBNORMAL_SCALE)), x);
+    let bias = x.if_less(least, R::splat(126.0 + 25.0), R::splat(126.0));
+    let e = scaled.exponent().sub(bias);
+    let m = scaled.mantissa();
+    // From [0.5, 1) to [sqrt(1/2), sqrt(2)), less one.
+    let below = R::splat(std::f32::consts::FRAC_1_SQRT_2);
+    let e = m.if_less(below, e.sub(one), e);
+    let f = m.if_less(below, m.add(m), m).sub(one);
+    let z = f.mul(f);
+    let p = R::splat(7.037_683_6e-2);
+    let p = p.fma(f, R::splat(-1.151_461e-1));
+    let p = p.fma(f, R::splat(1.167_699_9e-1));
+    let p = p.fma(f, R::splat(-1.242_014_1e-1));
+    let p = p.fma(f, R::splat(1.424_932_3e-1));
+    let p = p.fma(f, R::splat(-1.666_805_8e-1));
+    let p = p.fma(f, R::splat(2.000_071_5e-1));
+    let p = p.fma(f, R::splat(-2.499_999_4e-1));
+    let p = p.fma(f, R::splat(3.333_333e-1));
+    let y = e.fma(R::splat(LN_2_LOW), p.mul(f).mul(z));
+    let y = z.fma(R::splat(-0.5), y);
+    let y = e.fma(R::splat(LN_2_HIGH), f.add(y));
+    ends(x, y, zero)
+}
+
+/// What the polynomial does not know: zero, the negative, infinity and NaN.
+#[inline(always)]
+fn ends<R: Real>(x: R, y: R, zero: R) -> R {
+    let largest = R::splat(f32::MAX);
+    // Greater than the largest number, or not comparable: x itself. NaN is not less than anything.
+    let y = x.if_less(R::splat(f32::INFINITY), y, x);
+    let y = zero.if_less(x, y, R::splat(f32::NEG_INFINITY));
+    let y = x.if_less(zero, R::splat(f32::NAN), y);
+    // A NaN has become -infinity two lines above.
+    let is_number = x.if_less(zero, R::splat(1.0), zero.sub(largest).if_less(x, R::splat(1.0), zero));
+    zero.if_less(is_number, y, x)
+}
+
+/// x / (1 + e^-x)
+#[inline(always)]
+pub(crate) fn silu<R: Real>(x: R) -> R {
+    let one = R::splat(1.0);
+    x.div(one.add(exp(R::splat(0.0).sub(x))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::lanes::{LANES, Lanes};
+    use crate::cpu::{Isa, Kernel, dispatch};
+
+    struct Both<'a> {
+        x: &'a [f32; LANES],
+        exp: &'a mut [f32; LANES],
+        ln: &'a mut [f32; LANES],
+    }
+
+    impl Kernel for Both<'_> {
+        #[inline(always)]
+        fn run<L: Lanes>(self) {
+            exp(L::load(self.x)).store(self.exp);
+            ln(L::load(self.x)).store(self.ln);
+        }
+    }
+
+    /// In units of the last place of the result.
+    fn ulps(got: f32, expected: f64) -> f64 {
+        let expected_f32 = expected as f32;
+        if got.to_bits() == expected_f32.to_bits() || got.is_nan() && expected.is_nan() {
+            return 0.0;
+        }
+        let ulp = f64::from(expected_f32.abs().next_up()) - f64::from(expected_f32.abs());
+        (f64::from(got) - expected).abs() / ulp
+    }
+
+    fn check(x: f32, function: &str, got: f32, expected: f64) {
+        assert!(ulps(got, expected) < 2.0, "{function}({x}) is {got} and should be {expected}");
+    }
+
+    #[test]
+    fn functions_are_accurate_and_equal_in_lanes() {
+        let isas = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_supported());
+        let isas: Vec<Isa> = isas.collect();
+        // Every 4099th pattern of bits: all exponents, both signs, the subnormal, infinities and NaN.
+        let mut patterns = (0..u32::MAX).step_by(4099).chain([0x7f80_0000, 0xff80_0000, 0x8000_0000]);
+        loop {
+            let mut x = [0.0; LANES];
+            x.iter_mut().zip(&mut patterns).for_each(|(x, bits)| *x = f32::from_bits(bits));
+            if x == [0.0; LANES] {
+                return;
+            }
+            for (x, (exp, ln)) in x.into_iter().map(|x| (x, (exp(x), ln(x)))) {
+                check(x, "exp", exp, f64::from(x).exp());
+                check(x, "ln", ln, f64::from(x).ln());
+            }
+            for &isa in &isas {
+                let (mut got_exp, mut got_ln) = ([0.0; LANES], [0.0; LANES]);
+                dispatch(isa, Both { x: &x, exp: &mut got_exp, ln: &mut got_ln });
+                for i in 0..LANES {
+                    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                    assert!(same(got_exp[i], exp(x[i])) && same(got_ln[i], ln(x[i])), "{isa:?} at {}", x[i]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ends_are_exact() {
+        assert_eq!(exp(f32::NEG_INFINITY).to_bits(), 0);
+        assert_eq!(exp(-1000.0f32).to_bits(), 0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert_eq!(exp(0.0f32), 1.0);
+        assert!(exp(f32::NAN).is_nan() && ln(f32::NAN).is_nan() && ln(-1.0f32).is_nan());
+        assert_eq!(ln(0.0f32), f32::NEG_INFINITY);
+        assert_eq!(ln(f32::INFINITY), f32::INFINITY);
+        assert_eq!(ln(1.0f32).to_bits(), 0);
+    }
+}

@@ -1,0 +1,124 @@
+//! Memory for tensors: zeroed, aligned to a cache line, on huge pages where the system has them.
+
+use crate::{Error, Result};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+/// An allocation that never moves.
+pub(crate) struct Pages {
+    start: NonNull<u8>,
+    n_bytes: usize,
+    source: Source,
+}
+
+enum Source {
+    Heap(Layout),
+    /// Zeroed by the system when a page is first touched, by the thread that touches it.
+    #[cfg(target_os = "linux")]
+    Map {
+        base: *mut u8,
+        len: usize,
+    },
+}
+
+// SAFETY: Pages owns its bytes, as a Vec does.
+unsafe impl Send for Pages {}
+// SAFETY: writing needs `&mut`, or a raw pointer whose user answers for it.
+unsafe impl Sync for Pages {}
+
+const LINE: usize = 64;
+const HUGE_PAGE: usize = 2 << 20;
+
+impl Pages {
+    pub fn zeroed(what: &'static str, n_bytes: usize) -> Result<Pages> {
+        let pages = if n_bytes < HUGE_PAGE { Pages::heap(n_bytes) } else { Pages::large(n_bytes) };
+        pages.ok_or(Error::OutOfMemory { what, n: n_bytes })
+    }
+
+    fn heap(n_bytes: usize) -> Option<Pages> {
+        let n_bytes = n_bytes.max(1).checked_next_multiple_of(LINE)?;
+        let layout = Layout::from_size_align(n_bytes, LINE).ok()?;
+        // SAFETY: the size is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Pages { start, n_bytes, source: Source::Heap(layout) })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn large(n_bytes: usize) -> Option<Pages> {
+        Pages::heap(n_bytes)
+    }
+
+    /// On huge pages if the system gives them: a huge page begins on its own size, hence the surplus.
+    #[cfg(target_os = "linux")]
+    fn large(n_bytes: usize) -> Option<Pages> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        let n_bytes = n_bytes.checked_next_multiple_of(HUGE_PAGE)?;
+        let len = n_bytes.checked_add(HUGE_PAGE)?;
+        // SAFETY: a new private mapping at an address of the system's choice.
+        let base = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE).ok()?
+        };
+        let base: *mut u8 = base.cast();
+        // SAFETY: the aligned start and `n_bytes` after it lie in the mapping. Advice changes no contents.
+        let start = unsafe {
+            let start = base.add(base.align_offset(HUGE_PAGE));
+            let _ = madvise(start.cast(), n_bytes, Advice::LinuxHugepage);
+            start
+        };
+        Some(Pages { start: NonNull::new(start)?, n_bytes, source: Source::Map { base, len } })
+    }
+
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub fn floats(&self) -> &[f32] {
+        // SAFETY: aligned for f32, initialized, and any bits are an f32.
+        unsafe { std::slice::from_raw_parts(self.start().cast(), self.n_bytes / 4) }
+    }
+
+    pub fn floats_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and borrowed by nobody else.
+        unsafe { std::slice::from_raw_parts_mut(self.start().cast(), self.n_bytes / 4) }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: initialized, and owned.
+        unsafe { std::slice::from_raw_parts(self.start(), self.n_bytes) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        match self.source {
+            // SAFETY: allocated by `heap` with this layout.
+            Source::Heap(layout) => unsafe { dealloc(self.start(), layout) },
+            #[cfg(target_os = "linux")]
+            // SAFETY: mapped by `large`, and nobody holds a reference any more.
+            Source::Map { base, len } => unsafe { drop(rustix::mm::munmap(base.cast(), len)) },
+        }
+    }
+}
+
+/// A place that several threads write, each its own part.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared<T>(*mut T);
+
+// SAFETY: whoever writes through it says why the parts are disjoint.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    pub fn new(start: *mut T) -> Shared<T> {
+        Shared(start)
+    }
+
+    /// # Safety
+    /// `[at, at + n)` lies in the allocation, and no other thread touches it while the slice lives.
+    #[expect(clippy::mut_from_ref, reason = "the caller promises that nobody else has this part")]
+    pub unsafe fn part(&self, at: usize, n: usize) -> &mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(at), n) }
+    }
+}

@@ -1,0 +1,124 @@
+//! Activations as kernels want them: panels of up to twelve rows, interleaved, so that a kernel reads one stream.
+//!
+//! ```text
+//! f32    per k:       one float of each row
+//! int8   per 32 k:    8 × (4 bytes of each row) · scale of each row · sum of q of each row · scale × sum of each row
+//! ```
+//! A row's numbers depend on that row alone; which panel it lies in is a matter of speed.
+
+use super::isa::Kernel;
+use super::lanes::{LANES, Lanes};
+use super::memory::Shared;
+use std::ops::Range;
+
+/// Elements per quantized block.
+pub(crate) const BLOCK: usize = 32;
+/// Words per row and block: 32 bytes, a scale, a sum, their product.
+pub(crate) const BLOCK_WORDS: usize = 11;
+/// Rows of a full panel.
+pub(crate) const PANEL_ROWS: usize = 12;
+
+/// How a number of rows is cut: full panels, then one that is as wide as a kernel that holds the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Panel {
+    pub rows_start: usize,
+    pub n_rows: usize,
+    /// The rows that the kernel computes; the surplus is discarded.
+    pub width: usize,
+}
+
+pub(crate) fn n_panels(n_rows: usize) -> usize {
+    n_rows.div_ceil(PANEL_ROWS)
+}
+
+pub(crate) fn panel(n_rows: usize, i: usize) -> Panel {
+    let rows_start = i * PANEL_ROWS;
+    let n_rows = PANEL_ROWS.min(n_rows - rows_start);
+    let width = match n_rows {
+        1 => 1,
+        2..=4 => 4,
+        5..=8 => 8,
+        _ => PANEL_ROWS,
+    };
+    Panel { rows_start, n_rows, width }
+}
+
+/// The words that the panels of so many rows take.
+pub(crate) fn n_words(n_rows: usize, k: usize) -> Option<usize> {
+    // An int8 block has 11 words for 32 elements: f32 is the larger of the two.
+    n_rows.checked_next_multiple_of(PANEL_ROWS)?.checked_mul(k.checked_next_multiple_of(BLOCK)?)
+}
+
+/// Fills panels from rows of f32.
+pub(crate) struct Fill<'a> {
+    pub x: &'a [f32],
+    pub k: usize,
+    pub n_rows: usize,
+    pub panels: Range<usize>,
+    pub to: Shared<u32>,
+    pub quantized: bool,
+}
+
+impl Kernel for Fill<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        for i in self.panels.clone() {
+            let panel = panel(self.n_rows, i);
+            let words_per_row = if self.quantized { self.k / BLOCK * BLOCK_WORDS } else { self.k };
+            // SAFETY: panels follow each other, all but the last full, and one thread fills each.
+            let to = unsafe { self.to.part(panel.rows_start * words_per_row, panel.width * words_per_row) };
+            if panel.n_rows < panel.width {
+                to.fill(0);
+            }
+            for lane in 0..panel.n_rows {
+                let row = &self.x[(panel.rows_start + lane) * self.k..][..self.k];
+                if self.quantized {
+                    quantize_row::<L>(row, panel.width, lane, to);
+                } else {
+                    copy_row(row, panel.width, lane, to);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn copy_row(row: &[f32], width: usize, lane: usize, to: &mut [u32]) {
+    for (x, cells) in row.iter().zip(to.chunks_exact_mut(width)) {
+        cells[lane] = x.to_bits();
+    }
+}
+
+/// Each block by its own largest magnitude: q = round(x * 127 / amax), ties to even.
+#[inline(always)]
+fn quantize_row<L: Lanes>(row: &[f32], width: usize, lane: usize, to: &mut [u32]) {
+    for (block, to) in row.as_chunks::<BLOCK>().0.iter().zip(to.chunks_exact_mut(BLOCK_WORDS * width)) {
+        let (low, high) = block.split_at(LANES);
+        let (low, high) = (load::<L>(low), load::<L>(high));
+        let largest = low.abs().max(high.abs()).largest();
+        let scale = largest / 127.0;
+        let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
+        let mut q = [0.0; BLOCK];
+        let (q_low, q_high) = q.split_at_mut(LANES);
+        rounded(low, inverse).store_first(q_low);
+        rounded(high, inverse).store_first(q_high);
+        let bytes = q.map(|q| q as i32 as i8);
+        let sum: i32 = bytes.iter().map(|&q| i32::from(q)).sum();
+        for (word, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
+            to[word * width + lane] = u32::from_le_bytes(four.map(|q| q as u8));
+        }
+        to[8 * width + lane] = scale.to_bits();
+        to[9 * width + lane] = sum as u32;
+        to[10 * width + lane] = (scale * sum as f32).to_bits();
+    }
+}
+
+#[inline(always)]
+fn load<L: Lanes>(from: &[f32]) -> L {
+    L::load_first(from)
+}
+
+#[inline(always)]
+fn rounded<L: Lanes>(x: L, inverse: f32) -> L {
+    L::splat(127.0).min(L::splat(-127.0).max(x.mul(L::splat(inverse)).round()))
+}

@@ -1,0 +1,149 @@
+//! What happens row by row between the products.
+
+use super::isa::Kernel;
+use super::lanes::{LANES, Lanes};
+use super::math::silu;
+use super::memory::Shared;
+use super::pack::{Matrix, Part, tile_unit};
+use crate::StoredType;
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// out = norm(x) * weight, where x may first be added to a residual.
+pub(crate) struct RmsNorm<'a> {
+    pub x: &'a [f32],
+    pub residual: Option<Shared<f32>>,
+    pub weight: &'a [f32],
+    pub eps: f32,
+    pub out: Shared<f32>,
+    pub rows: Range<usize>,
+}
+
+impl Kernel for RmsNorm<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let n = self.weight.len();
+        for row in self.rows.clone() {
+            let x = &self.x[row * n..][..n];
+            // SAFETY: the op checked the shapes; one thread has each row.
+            let out = unsafe { self.out.part(row * n, n) };
+            match self.residual {
+                None => norm::<L>(x, self.weight, self.eps, out),
+                Some(residual) => {
+                    // SAFETY: as above.
+                    let residual = unsafe { residual.part(row * n, n) };
+                    residual.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+                    norm::<L>(residual, self.weight, self.eps, out);
+                }
+            }
+        }
+    }
+}
+
+/// The sum of squares in sixteen lanes and one tree, then out = (x * scale) * weight.
+#[inline(always)]
+fn norm<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    let mut squares = L::splat(0.0);
+    for chunk in chunks {
+        let x = L::load(chunk);
+        squares = x.fma(x, squares);
+    }
+    let x_tail = L::load_first(tail);
+    let squares = x_tail.fma(x_tail, squares).sum();
+    let scale = 1.0 / (squares / x.len() as f32 + eps).sqrt();
+    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = (x * scale) * weight;
+    }
+}
+
+/// out = silu(gate) * up. gate_up: [n_rows, 2 * inner]
+pub(crate) struct SiluMul<'a> {
+    pub gate_up: &'a [f32],
+    pub inner: usize,
+    pub out: Shared<f32>,
+    pub rows: Range<usize>,
+}
+
+impl Kernel for SiluMul<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        for row in self.rows.clone() {
+            let (gate, up) = self.gate_up[row * 2 * self.inner..][..2 * self.inner].split_at(self.inner);
+            // SAFETY: the op checked the shapes; one thread has each row.
+            let out = unsafe { self.out.part(row * self.inner, self.inner) };
+            for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
+                match (gate.first_chunk(), up.first_chunk(), out.first_chunk_mut()) {
+                    (Some(gate), Some(up), Some(out)) => silu(L::load(gate)).mul(L::load(up)).store(out),
+                    _ => silu(L::load_first(gate)).mul(L::load_first(up)).store_first(out),
+                }
+            }
+        }
+    }
+}
+
+/// out[i] = row `tokens[i]` of a packed table, as f32.
+pub(crate) struct Embed<'a> {
+    pub table: &'a Matrix,
+    pub tokens: &'a [u32],
+    pub out: Shared<f32>,
+    pub rows: Range<usize>,
+}
+
+impl Kernel for Embed<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let n = self.table.k;
+        for row in self.rows.clone() {
+            // SAFETY: the op checked the shapes; one thread has each row.
+            let out = unsafe { self.out.part(row * n, n) };
+            unpack_row(self.table, self.tokens[row] as usize, out);
+        }
+    }
+}
+
+#[inline(always)]
+fn unpack_row(table: &Matrix, row: usize, out: &mut [f32]) {
+    let is_within = |part: &&Part| (part.first_out..part.first_out + part.rows).contains(&row);
+    let part = table.parts.iter().find(is_within).expect("the op checked that the token is in the table");
+    let (tile, lane) = ((row - part.first_out) / LANES, (row - part.first_out) % LANES);
+    let tile = &table.pages.bytes()[part.start + tile * part.tile_bytes..][..part.tile_bytes];
+    let (unit, unit_bytes) = tile_unit(part.dtype);
+    for (from, to) in tile.chunks_exact(unit_bytes).zip(out.chunks_exact_mut(unit)) {
+        match part.dtype {
+            StoredType::F32 => to[0] = f32::from_le_bytes(element(from, lane)),
+            StoredType::F16 => to[0] = f16::from_le_bytes(element(from, lane)).to_f32(),
+            StoredType::BF16 => to[0] = bf16::from_le_bytes(element(from, lane)).to_f32(),
+            StoredType::Q8_0 => unpack_q8_0(from, lane, to),
+            StoredType::Q4_1 => unpack_q4_1(from, lane, to),
+        }
+    }
+}
+
+#[inline(always)]
+fn unpack_q8_0(from: &[u8], lane: usize, to: &mut [f32]) {
+    let scale = f16::from_le_bytes(element(from, lane)).to_f32();
+    for (group, to) in to.chunks_exact_mut(4).enumerate() {
+        let four: [u8; 4] = element(&from[32 + 64 * group..], lane);
+        to.iter_mut().zip(four).for_each(|(to, q)| *to = scale * (f32::from(q) - 128.0));
+    }
+}
+
+#[inline(always)]
+fn unpack_q4_1(from: &[u8], lane: usize, to: &mut [f32]) {
+    let scale = f16::from_le_bytes(element(from, lane)).to_f32();
+    let minimum = f16::from_le_bytes(element(&from[32..], lane)).to_f32();
+    for (group, to) in to.chunks_exact_mut(8).enumerate() {
+        let four: [u8; 4] = element(&from[64 + 64 * group..], lane);
+        for j in 0..4 {
+            to[j] = scale.mul_add(f32::from(four[j] & 15), minimum);
+            to[4 + j] = scale.mul_add(f32::from(four[j] >> 4), minimum);
+        }
+    }
+}
+
+/// The bytes of one lane in a row of elements.
+#[inline(always)]
+fn element<const SIZE: usize>(from: &[u8], lane: usize) -> [u8; SIZE] {
+    from.as_chunks::<SIZE>().0[lane]
+}

@@ -1,0 +1,71 @@
+//! What a rank does with a step, and what it takes to become able to. Knows nothing of streams or threads: the session
+//! calls both traits on one thread that it owns.
+
+use std::path::PathBuf;
+use types::{Epoch, Grid, PolicyDigest, Rank, Step, StepDone, Unsupported};
+
+/// Executes steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
+pub trait Runner: Send {
+    /// Applies the step (starts, slices, pass, ends) and fills in one `SliceDone` per slice. `done` is handed in with its
+    /// id and epoch set and its slices empty; its memory is kept from step to step.
+    ///
+    /// An error is the rank's: it cannot go on in this epoch. What fails for one request alone is `SliceDone::failed`.
+    fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError>;
+}
+
+/// Makes a runner for a place in a blueprint. Called again for every epoch that the worker lives to see, so what is
+/// costly (mapped weights) may be kept from one load to the next.
+pub trait Load: Send {
+    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError>;
+}
+
+/// A rank's place, and what it is to hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assignment {
+    pub epoch: Epoch,
+    pub rank: Rank,
+    pub grid: Grid,
+    /// Where this machine finds the model's file or folder.
+    pub model_path: PathBuf,
+    /// `int8` or `f32`.
+    pub activations: String,
+    /// `f16` or `f32`.
+    pub kv_dtype: String,
+    /// Memory for the KV cache of this rank; the number of blocks follows from it.
+    pub kv_bytes: u64,
+    pub context: u32,
+    pub batch_tokens_max: u32,
+    pub running_max: u32,
+}
+
+/// What a rank found when it had loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    pub policy: PolicyDigest,
+    /// Blocks that its KV memory holds; ids run from zero.
+    pub n_blocks: u32,
+    pub weight_bytes: u64,
+}
+
+/// Why a step could not be run. Ends the rank's part in the epoch.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// The step contradicts what came before it: the coordinator and this rank no longer agree.
+    #[error("step {step} breaks the protocol: {what}")]
+    Protocol { step: u64, what: String },
+    #[error("the pass failed: {0}")]
+    Pass(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Why a place could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    #[error("{path} cannot be loaded: {source}", path = path.display())]
+    Model { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error("{what} needs {needed} bytes, {available} are there")]
+    Memory { what: &'static str, needed: u64, available: u64 },
+}

@@ -1,0 +1,183 @@
+//! One life of the stream to a coordinator: hello, a place, steps down and answers up. Knows nothing of what a step
+//! computes, and never blocks: the seat's thread does.
+
+use crate::heartbeat::{Heart, Progress};
+use crate::runner::Assignment;
+use crate::seat::{Reports, SeatLost, Work};
+use crate::{Config, Error};
+use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::cluster::{Assign, Failed, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+use types::{Epoch, Step};
+
+/// How a session ended that ended well enough to begin another.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Ended {
+    #[error("the coordinator is gone: {0}")]
+    Gone(String),
+    #[error("the coordinator told this rank to leave: {0}")]
+    Left(String),
+    #[error("this rank failed: {0}")]
+    Failed(String),
+}
+
+impl Ended {
+    pub fn by(status: &Status) -> Ended {
+        Ended::Gone(format!("{}: {}", status.code(), status.message()))
+    }
+}
+
+/// What all sessions of a worker share.
+pub(crate) struct Worker {
+    pub config: Config,
+    pub work: mpsc::Sender<Work>,
+    pub progress: Arc<Progress>,
+}
+
+impl Worker {
+    /// Runs one session to its end. `Err` is what another attempt would only repeat.
+    pub async fn session(&self, channel: Channel) -> Result<Ended, Error> {
+        let (up, frames) = mpsc::channel(self.config.frames_up_max);
+        let hello = WorkerFrame { frame: Some(Frame::Hello(self.hello())) };
+        up.try_send(hello).expect("an empty queue has room for one");
+        let mut client = CoordinatorClient::new(channel)
+            .max_decoding_message_size(proto::FRAME_BYTES_MAX)
+            .max_encoding_message_size(proto::FRAME_BYTES_MAX);
+        let joined = timeout(self.config.join_timeout, client.join(ReceiverStream::new(frames))).await;
+        let down = match joined {
+            Err(_) => return Ok(Ended::Gone("no answer to the hello".into())),
+            Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
+                return Err(Error::Refused(status.message().into()));
+            }
+            Ok(Err(status)) => return Ok(Ended::by(&status)),
+            Ok(Ok(response)) => response.into_inner(),
+        };
+        let _heart = Heart::start(self.progress.clone(), up.downgrade(), self.config.heartbeat_every)?;
+        let (lost, seat_lost) = mpsc::channel(1);
+        let reports = Reports { up: up.downgrade(), lost: lost.downgrade() };
+        // `lost` is held here, so that the seat's queue is open for as long as the session lasts.
+        let ended = Session { worker: self, up, reports, down, epoch: None }.run(seat_lost).await;
+        drop(lost);
+        ended
+    }
+
+    fn hello(&self) -> WorkerHello {
+        let config = &self.config;
+        WorkerHello {
+            version: proto::VERSION.into(),
+            host: config.host.clone(),
+            pid: config.pid,
+            device: config.device.clone(),
+            memory_bytes: config.memory_bytes,
+            threads: config.threads,
+        }
+    }
+}
+
+struct Session<'a> {
+    worker: &'a Worker,
+    up: mpsc::Sender<WorkerFrame>,
+    reports: Reports,
+    down: Streaming<RankFrame>,
+    /// Of the place that was taken last.
+    epoch: Option<Epoch>,
+}
+
+impl Session<'_> {
+    async fn run(mut self, mut lost: mpsc::Receiver<SeatLost>) -> Result<Ended, Error> {
+        loop {
+            let frame = tokio::select! {
+                biased;
+                Some(why) = lost.recv() => return self.seat_lost(why).await,
+                frame = self.down.message() => frame,
+            };
+            let ended = match frame {
+                Ok(Some(RankFrame { frame: Some(frame) })) => self.handle(frame).await,
+                Ok(Some(RankFrame { frame: None })) => self.fail("a frame without content".into()).await,
+                Ok(None) => Some(Ended::Gone("it closed the stream".into())),
+                Err(status) => Some(Ended::by(&status)),
+            };
+            if let Some(ended) = ended {
+                return Ok(ended);
+            }
+        }
+    }
+
+    async fn handle(&mut self, frame: rank_frame::Frame) -> Option<Ended> {
+        match frame {
+            rank_frame::Frame::Assign(assign) => self.assign(assign).await,
+            rank_frame::Frame::Step(bytes) => match proto::decode_step(&bytes) {
+                Ok(step) => self.step(step).await,
+                Err(malformed) => self.fail(format!("a step that cannot be read: {malformed}")).await,
+            },
+            rank_frame::Frame::Leave(leave) => Some(Ended::Left(leave.reason)),
+        }
+    }
+
+    async fn assign(&mut self, assign: Assign) -> Option<Ended> {
+        let assignment = match assignment(assign) {
+            Ok(assignment) => assignment,
+            Err(malformed) => return self.fail(format!("a place that cannot be meant: {malformed}")).await,
+        };
+        tracing::info!(epoch = %assignment.epoch, rank = assignment.rank.0, "taking a place");
+        self.epoch = Some(assignment.epoch);
+        self.hand_over(Work::Load { assignment, reports: self.reports.clone() }).await
+    }
+
+    async fn step(&mut self, step: Step) -> Option<Ended> {
+        if self.epoch != Some(step.epoch) {
+            tracing::warn!(step = step.id.0, epoch = %step.epoch, "a step of another epoch is dropped");
+            return None;
+        }
+        match step.supported() {
+            Ok(()) => self.hand_over(Work::Step(step)).await,
+            Err(unsupported) => self.fail(unsupported.to_string()).await,
+        }
+    }
+
+    /// The queue is as deep as a coordinator may plan ahead; a deeper one waits here, and the stream's window fills.
+    async fn hand_over(&self, work: Work) -> Option<Ended> {
+        let sent = self.worker.work.send(work).await;
+        sent.err().map(|_| Ended::Failed("the computing thread is gone".into()))
+    }
+
+    async fn fail(&self, message: String) -> Option<Ended> {
+        let epoch = self.epoch.unwrap_or_default();
+        let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message: message.clone() };
+        // If the queue is full for so long, the stream is as good as gone and its end says enough.
+        let frame = WorkerFrame { frame: Some(Frame::Failed(failed)) };
+        let _late = timeout(self.worker.config.farewell_timeout, self.up.send(frame)).await;
+        Some(Ended::Failed(message))
+    }
+
+    /// The seat has said `Failed`; the coordinator closes the stream when it has read it.
+    async fn seat_lost(mut self, why: SeatLost) -> Result<Ended, Error> {
+        let until_closed = async { while let Ok(Some(_)) = self.down.message().await {} };
+        let _late = timeout(self.worker.config.farewell_timeout, until_closed).await;
+        match why {
+            SeatLost::Load(error) => Err(Error::Load(error)),
+            SeatLost::Run(message) => Ok(Ended::Failed(message)),
+        }
+    }
+}
+
+fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
+    let (rank, grid) = assign.grid()?;
+    Ok(Assignment {
+        epoch: Epoch { incarnation: assign.epoch_incarnation, n: assign.epoch_n },
+        rank,
+        grid,
+        model_path: assign.model_path.into(),
+        activations: assign.activations,
+        kv_dtype: assign.kv_dtype,
+        kv_bytes: assign.kv_bytes,
+        context: assign.context,
+        batch_tokens_max: assign.batch_tokens_max,
+        running_max: assign.running_max,
+    })
+}

@@ -1,0 +1,374 @@
+//! A runner without a model: tokens drawn from the request's hash, after a modelled time. It is as strict as a real
+//! rank can be: it keeps what each page holds, and a step that would read anything else is refused.
+
+use crate::runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
+use std::collections::HashMap;
+use std::time::Duration;
+use types::cache::blocks_for;
+use types::{
+    BLOCK_TOKENS, BlockId, DeviceClass, Numerics, Request, RequestId, Sampling, Slice, SliceDone, Step, StepDone,
+    Token, TokenLogprob, TokenOut, Tokens, Want,
+};
+
+/// What is modelled: the vocabulary, the size of a page, and times.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sim {
+    pub vocab: u32,
+    /// Of KV per block; with an assignment's `kv_bytes` it gives the number of blocks.
+    pub block_bytes: u64,
+    pub weight_bytes: u64,
+    /// A pass takes `step_micros + token_micros * n_tokens + slice_micros * n_slices`.
+    pub step_micros: u64,
+    pub token_micros: u64,
+    pub slice_micros: u64,
+}
+
+impl Default for Sim {
+    /// No time passes, and a block is a byte.
+    fn default() -> Self {
+        Sim { vocab: 512, block_bytes: 1, weight_bytes: 0, step_micros: 0, token_micros: 0, slice_micros: 0 }
+    }
+}
+
+impl Sim {
+    /// The whole output of a request, as any topology, batch and fault must give it.
+    pub fn reference(&self, request: &Request) -> Tokens {
+        let prompt = hash_tokens(&request.prompt);
+        let mut output = Tokens::new();
+        while output.len() < request.sampling.tokens_max as usize {
+            let token = self.draw(&request.sampling, prompt, output.len() as u32);
+            output.push(token);
+            if request.sampling.is_stop(token) {
+                break;
+            }
+        }
+        output
+    }
+
+    /// A function of the request and the number of tokens it has generated, and of nothing else.
+    fn draw(&self, sampling: &Sampling, prompt: u64, n_generated: u32) -> Token {
+        let noise = mix(mix(mix(prompt, sampling.seed), sampling.choice.into()), n_generated.into());
+        let first = (noise % u64::from(self.vocab)) as Token;
+        if n_generated >= sampling.tokens_min {
+            return first;
+        }
+        let next_allowed =
+            (0..self.vocab).map(|skip| (first + skip) % self.vocab).find(|token| !sampling.is_stop(*token));
+        next_allowed.unwrap_or(first)
+    }
+
+    fn draw_out(&self, sequence: &Sequence) -> TokenOut {
+        let sampling = &sequence.request.sampling;
+        let n_generated = (sequence.log.len() - sequence.request.prompt.len()) as u32;
+        let token = self.draw(sampling, sequence.prompt, n_generated);
+        let Some(n_top) = sampling.logprobs else { return TokenOut { token, ..TokenOut::default() } };
+        let logprob = |token: Token| -((mix(sequence.prompt, token.into()) % 1024) as f32) / 64.0;
+        let top = (0..u32::from(n_top))
+            .map(|i| (token + i) % self.vocab)
+            .map(|token| TokenLogprob { token, logprob: logprob(token) })
+            .collect();
+        TokenOut { token, logprob: Some(logprob(token)), top }
+    }
+
+    fn micros(&self, step: &Step) -> u64 {
+        self.step_micros + self.token_micros * step.n_tokens() as u64 + self.slice_micros * step.slices.len() as u64
+    }
+}
+
+impl Load for Sim {
+    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        assignment.grid.supported()?;
+        let n_blocks = u32::try_from(assignment.kv_bytes / self.block_bytes.max(1)).unwrap_or(u32::MAX);
+        let numerics = Numerics {
+            device_class: DeviceClass::Sim,
+            activations: &assignment.activations,
+            kv_dtype: &assignment.kv_dtype,
+            weights: [0; 32],
+            quantization: "none",
+            adapter: None,
+        };
+        let ready = Ready { policy: numerics.digest(), n_blocks, weight_bytes: self.weight_bytes };
+        Ok((Box::new(SimRunner::new(self.clone(), n_blocks)), ready))
+    }
+}
+
+pub struct SimRunner {
+    sim: Sim,
+    sequences: HashMap<RequestId, Sequence>,
+    pages: Vec<Page>,
+}
+
+/// What a page holds: how many positions, and the chain over all tokens up to the last of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Page {
+    n_filled: u32,
+    chain: u64,
+}
+
+struct Sequence {
+    request: Request,
+    /// The hash of the prompt.
+    prompt: u64,
+    /// Prompt, output at the start, and what was drawn since.
+    log: Tokens,
+    /// `chain[i]` is the hash of `log[..i]`, as far as computed: `[0, chain.len() - 1)` is computed.
+    chain: Vec<u64>,
+    blocks: Vec<BlockId>,
+    has_begun: bool,
+}
+
+impl SimRunner {
+    pub fn new(sim: Sim, n_blocks: u32) -> SimRunner {
+        SimRunner { sim, sequences: HashMap::new(), pages: vec![Page::default(); n_blocks as usize] }
+    }
+
+    /// Sequences that are held; zero when a coordinator has ended all of them.
+    pub fn n_sequences(&self) -> usize {
+        self.sequences.len()
+    }
+
+    fn run_slice(&mut self, slice: &Slice, blocks: &mut impl Iterator<Item = BlockId>) -> Result<SliceDone, String> {
+        let Some(sequence) = self.sequences.get_mut(&slice.id) else {
+            return Err(format!("{} has a slice and was not started", slice.id));
+        };
+        sequence.take_blocks(slice, blocks, self.pages.len())?;
+        sequence.begin_or_continue(slice)?;
+        sequence.read(&self.pages)?;
+        sequence.write(slice, &mut self.pages)?;
+        if slice.want != Want::Last {
+            return Ok(SliceDone::default());
+        }
+        if sequence.log.len() != slice.range.end as usize {
+            return Err(format!("{} draws position {}, which it has", slice.id, slice.range.end));
+        }
+        let out = self.sim.draw_out(sequence);
+        sequence.log.push(out.token);
+        Ok(SliceDone { tokens: vec![out], ..SliceDone::default() })
+    }
+
+    fn apply(&mut self, step: &Step, done: &mut StepDone) -> Result<(), String> {
+        for id in &step.ends {
+            self.sequences.remove(id).ok_or_else(|| format!("{id} ends and was not held"))?;
+        }
+        for request in &step.starts {
+            self.sequences.insert(request.id, Sequence::new(request.clone()));
+        }
+        let mut blocks = step.blocks.iter().copied();
+        for slice in &step.slices {
+            done.slices.push(self.run_slice(slice, &mut blocks)?);
+        }
+        match blocks.count() {
+            0 => {}
+            n_left => return Err(format!("{n_left} blocks are for nobody")),
+        }
+        Ok(())
+    }
+}
+
+impl Runner for SimRunner {
+    fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
+        step.supported()?;
+        self.apply(step, done).map_err(|what| RunError::Protocol { step: step.id.0, what })?;
+        let micros = self.sim.micros(step);
+        if micros > 0 {
+            std::thread::sleep(Duration::from_micros(micros));
+        }
+        done.micros = u32::try_from(micros).unwrap_or(u32::MAX);
+        Ok(())
+    }
+}
+
+impl Sequence {
+    fn new(request: Request) -> Sequence {
+        let log: Tokens = request.prompt.iter().chain(&request.output).copied().collect();
+        let prompt = hash_tokens(&request.prompt);
+        Sequence { request, prompt, log, chain: vec![CHAIN_ROOT], blocks: Vec::new(), has_begun: false }
+    }
+
+    fn n_computed(&self) -> u32 {
+        self.chain.len() as u32 - 1
+    }
+
+    /// The run's length is what `range.end` needs and the sequence does not hold.
+    fn take_blocks(
+        &mut self,
+        slice: &Slice,
+        blocks: &mut impl Iterator<Item = BlockId>,
+        n_blocks: usize,
+    ) -> Result<(), String> {
+        while self.blocks.len() < blocks_for(slice.range.end) as usize {
+            let block = blocks.next().ok_or_else(|| format!("{} lacks a block for {:?}", slice.id, slice.range))?;
+            if block.0 as usize >= n_blocks {
+                return Err(format!("{} is given block {} of {n_blocks}", slice.id, block.0));
+            }
+            self.blocks.push(block);
+        }
+        Ok(())
+    }
+
+    /// The first slice may begin behind whole shared blocks; every other begins where the one before it ended.
+    fn begin_or_continue(&mut self, slice: &Slice) -> Result<(), String> {
+        let start = slice.range.start;
+        let is_prefix_hit = !self.has_begun && start.is_multiple_of(BLOCK_TOKENS) && (start as usize) < self.log.len();
+        if is_prefix_hit {
+            self.extend_chain(start)?;
+        }
+        self.has_begun = true;
+        if start != self.n_computed() {
+            return Err(format!("{} goes on at {start} and has computed {}", slice.id, self.n_computed()));
+        }
+        Ok(())
+    }
+
+    /// Attention reads every position behind the slice: each page must hold what this sequence's log says.
+    fn read(&self, pages: &[Page]) -> Result<(), String> {
+        let n_computed = self.n_computed();
+        for (i, block) in self.blocks.iter().take(blocks_for(n_computed) as usize).enumerate() {
+            let end = ((i as u32 + 1) * BLOCK_TOKENS).min(n_computed);
+            let expected = Page { n_filled: end - i as u32 * BLOCK_TOKENS, chain: self.chain[end as usize] };
+            if pages[block.0 as usize] != expected {
+                return Err(format!("{} reads block {} and finds another's", self.request.id, block.0));
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, slice: &Slice, pages: &mut [Page]) -> Result<(), String> {
+        self.extend_chain(slice.range.end)?;
+        let first = slice.range.start / BLOCK_TOKENS;
+        for i in first..blocks_for(slice.range.end) {
+            let end = ((i + 1) * BLOCK_TOKENS).min(slice.range.end);
+            let page = Page { n_filled: end - i * BLOCK_TOKENS, chain: self.chain[end as usize] };
+            pages[self.blocks[i as usize].0 as usize] = page;
+        }
+        Ok(())
+    }
+
+    fn extend_chain(&mut self, end: u32) -> Result<(), String> {
+        for position in self.n_computed()..end {
+            let Some(token) = self.log.get(position as usize) else {
+                return Err(format!("{} computes position {position}, whose token is not known", self.request.id));
+            };
+            self.chain.push(mix(self.chain[position as usize], (*token).into()));
+        }
+        Ok(())
+    }
+}
+
+const CHAIN_ROOT: u64 = 0x6c6f_636b_7374_6570;
+
+fn hash_tokens(tokens: &[Token]) -> u64 {
+    tokens.iter().fold(CHAIN_ROOT, |hash, token| mix(hash, (*token).into()))
+}
+
+/// One round of a 64-bit mixer over both words.
+fn mix(hash: u64, word: u64) -> u64 {
+    let mut x = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (x ^ (x >> 31)).wrapping_add(hash.rotate_left(17))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ops::Range;
+    use types::StepId;
+
+    fn request(prompt: Range<u32>) -> Request {
+        Request { id: RequestId(1), prompt: prompt.collect(), ..Request::default() }
+    }
+
+    fn slice(range: Range<u32>, want: Want) -> Slice {
+        Slice { id: RequestId(1), range, n_draft: 0, want }
+    }
+
+    fn step(starts: Vec<Request>, slices: Vec<Slice>, blocks: &[u32]) -> Step {
+        let blocks = blocks.iter().copied().map(BlockId).collect();
+        Step { id: StepId(0), starts, slices, blocks, ..Step::default() }
+    }
+
+    fn run(runner: &mut SimRunner, step: &Step) -> Result<StepDone, String> {
+        let mut done = StepDone::default();
+        runner.run(step, &mut done).map(|()| done).map_err(|error| error.to_string())
+    }
+
+    #[track_caller]
+    fn refused(result: Result<StepDone, String>, expect: &str) {
+        let error = result.unwrap_err();
+        assert!(error.contains(expect), "{error}");
+    }
+
+    #[test]
+    fn chunks_do_not_change_tokens() {
+        let sim = Sim::default();
+        let request = request(0..20);
+        let reference = sim.reference(&request);
+        for chunk in [1, 7, 20] {
+            let mut runner = SimRunner::new(sim.clone(), 4);
+            let mut output = Tokens::new();
+            let mut starts = vec![request.clone()];
+            let mut start = 0;
+            while output.len() < reference.len() {
+                let n_known = 20 + output.len() as u32;
+                let end = (start + chunk).min(n_known);
+                let want = if end == n_known { Want::Last } else { Want::Nothing };
+                let new: Vec<u32> = (blocks_for(start)..blocks_for(end)).collect();
+                let step = step(std::mem::take(&mut starts), vec![slice(start..end, want)], &new);
+                let done = run(&mut runner, &step).unwrap();
+                output.extend(done.slices[0].tokens.iter().map(|out| out.token));
+                start = end;
+            }
+            assert_eq!(output, reference);
+        }
+    }
+
+    #[test]
+    fn a_resumed_request_goes_on_with_its_tokens() {
+        let sim = Sim::default();
+        let whole = sim.reference(&request(0..5));
+        let resumed = Request { output: whole[..3].to_vec(), ..request(0..5) };
+        let mut runner = SimRunner::new(sim, 2);
+        let done = run(&mut runner, &step(vec![resumed], vec![slice(0..8, Want::Last)], &[0])).unwrap();
+        assert_eq!(done.slices[0].tokens[0].token, whole[3]);
+    }
+
+    #[test]
+    fn stops_are_not_drawn_too_early() {
+        let sim = Sim { vocab: 4, ..Sim::default() };
+        let sampling = Sampling { stop: vec![0, 1, 2], tokens_min: 5, tokens_max: 50, ..Sampling::default() };
+        let output = sim.reference(&Request { sampling, ..request(0..3) });
+        assert!(output.len() > 5 || output.last() != Some(&3));
+        assert!(output[..5].iter().all(|token| *token == 3));
+    }
+
+    #[test]
+    fn violations_are_named() {
+        let mut runner = SimRunner::new(Sim::default(), 4);
+        refused(run(&mut runner, &step(vec![], vec![slice(0..1, Want::Last)], &[0])), "was not started");
+        let start = || vec![request(0..20)];
+        refused(run(&mut runner, &step(start(), vec![slice(0..20, Want::Last)], &[0])), "lacks a block");
+        refused(run(&mut runner, &step(start(), vec![slice(0..20, Want::Last)], &[0, 9])), "block 9 of 4");
+        refused(run(&mut runner, &step(start(), vec![slice(0..20, Want::Last)], &[0, 1, 2])), "for nobody");
+        refused(run(&mut runner, &step(start(), vec![slice(3..20, Want::Last)], &[0, 1])), "goes on at 3");
+        refused(run(&mut runner, &step(start(), vec![slice(0..21, Want::Last)], &[0, 1])), "not known");
+        refused(run(&mut runner, &step(start(), vec![slice(0..8, Want::Last)], &[0])), "which it has");
+        refused(run(&mut runner, &step(start(), vec![slice(16..20, Want::Last)], &[3, 1])), "finds another's");
+        let end = Step { ends: vec![RequestId(9)], ..step(vec![], vec![], &[]) };
+        refused(run(&mut runner, &end), "not held");
+        let drafts = Slice { n_draft: 1, ..slice(0..1, Want::Last) };
+        refused(run(&mut runner, &step(vec![], vec![drafts], &[])), "drafts");
+    }
+
+    #[test]
+    fn a_prefix_hit_reads_what_another_wrote() {
+        let mut runner = SimRunner::new(Sim::default(), 4);
+        run(&mut runner, &step(vec![request(0..20)], vec![slice(0..20, Want::Last)], &[0, 1])).unwrap();
+        let twin = Request { id: RequestId(2), ..request(0..18) };
+        let hit = Slice { id: RequestId(2), ..slice(16..18, Want::Last) };
+        run(&mut runner, &step(vec![twin], vec![hit], &[0, 2])).unwrap();
+        let stranger = Request { id: RequestId(3), ..request(1..19) };
+        let miss = Slice { id: RequestId(3), ..slice(16..18, Want::Last) };
+        refused(run(&mut runner, &step(vec![stranger], vec![miss], &[0, 3])), "finds another's");
+    }
+}
