@@ -1,1 +1,18 @@
-//! telemetry
+//! What people watch: logs, and every metric's name in one place. Knows nothing of who measures or why.
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
+
+pub mod logs;
+pub mod metrics;
+
+/// What cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{filter:?} is no log filter: {source}")]
+    Filter { filter: String, source: tracing_subscriber::filter::ParseError },
+    #[error("logs are set up already")]
+    LogsTwice,
+    #[error("metrics cannot be set up: {0}")]
+    Metrics(#[from] metrics_exporter_prometheus::BuildError),
+    #[error("a thread cannot be started: {0}")]
+    Thread(#[from] std::io::Error),
+}

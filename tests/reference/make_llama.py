@@ -42,7 +42,8 @@ CHECKPOINTS = {
     # names RoPE as published folders do: `rope_theta` and `rope_scaling`; the others as newer ones: `rope_parameters`.
     "llama-f32-rope3": dict(
         seed=3, dtype="float32", hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        older_config=True, head_dim=32, intermediate_size=96, vocab_size=288, tie_word_embeddings=False, max_position_embeddings=4096,
+        older_config=True, head_dim=32, intermediate_size=96, vocab_size=288, tie_word_embeddings=False,
+        max_position_embeddings=4096,
         rope_parameters=dict(
             rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
             original_max_position_embeddings=256,

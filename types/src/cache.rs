@@ -29,7 +29,8 @@ pub struct CacheGroup {
 impl CacheGroup {
     pub const FULL: CacheGroup = CacheGroup { kind: CacheKind::Full, sharded: true };
 
-    /// How long a sequence's table is when so many positions are computed. Pages freed behind a window keep their entry.
+    /// How long a sequence's table is when so many positions are computed. Pages freed behind a window keep their
+    /// entry.
     pub fn n_blocks(&self, n_tokens: u32) -> u32 {
         match self.kind {
             CacheKind::Recurrent => 1,

@@ -145,8 +145,8 @@ impl Fold {
     /// The depth that a stack of partial sums can reach.
     pub const DEPTH_MAX: usize = 32;
 
-    /// Call with each run as its sum is pushed on the stack; the answer is how many times the two topmost entries are then
-    /// to be replaced by `lower + upper`.
+    /// Call with each run as its sum is pushed on the stack; the answer is how many times the two topmost entries are
+    /// then to be replaced by `lower + upper`.
     pub fn push(&mut self, run: &Range<u32>) -> u32 {
         assert_eq!(self.next, run.start, "runs come in order and without gaps");
         self.next = run.end;

@@ -13,19 +13,20 @@ use core::ops::Range;
 pub struct Step {
     pub id: StepId,
     pub epoch: Epoch,
-    /// Requests that the ranks do not hold: new, or preempted before and now begun again with all that they have said. A
-    /// start for an id that a rank holds replaces what it holds.
+    /// Requests that the ranks do not hold: new, or preempted before and now begun again with all that they have said.
+    /// A start for an id that a rank holds replaces what it holds.
     pub starts: Vec<Request>,
     pub slices: Vec<Slice>,
     /// The new blocks of every slice, one run after another in the order of `slices`, and within a slice one run per
-    /// cache group. The length of a run is not sent: it is `group.n_blocks(range.end)` less the entries that the sequence
-    /// holds, and a start holds none. So a sequence that starts with a prefix hit gets the shared blocks at the front of
-    /// its first run; the hit is `range.start` of its first slice, equal in all groups. `blocks` is used up exactly.
+    /// cache group. The length of a run is not sent: it is `group.n_blocks(range.end)` less the entries that the
+    /// sequence holds, and a start holds none. So a sequence that starts with a prefix hit gets the shared blocks at
+    /// the front of its first run; the hit is `range.start` of its first slice, equal in all groups. `blocks` is used
+    /// up exactly.
     pub blocks: Vec<BlockId>,
     pub copies: Vec<BlockCopy>,
-    /// Sequences to forget before anything else of this step. None of them has a slice in this step, or after it unless a
-    /// start brings the id back. Steps with slices of theirs may still be in flight: each rank runs steps in order, so
-    /// their blocks may be given out from this step on.
+    /// Sequences to forget before anything else of this step. None of them has a slice in this step, or after it unless
+    /// a start brings the id back. Steps with slices of theirs may still be in flight: each rank runs steps in order,
+    /// so their blocks may be given out from this step on.
     pub ends: Vec<RequestId>,
 }
 
@@ -90,8 +91,8 @@ pub enum Want {
     Nothing,
     /// The token after the range.
     Last,
-    /// Logprobs of the tokens at `range.start + 1 ..= range.end`, as far as the log knows them; and, where the range ends
-    /// the log, the token after it.
+    /// Logprobs of the tokens at `range.start + 1 ..= range.end`, as far as the log knows them; and, where the range
+    /// ends the log, the token after it.
     All { top_n: u8 },
     /// The hidden states of the range, pooled.
     Pool,

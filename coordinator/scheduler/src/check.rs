@@ -64,7 +64,10 @@ impl Scheduler {
                 assert_eq!(n_drawing > 0, n_computed >= n_known, "who has caught up draws");
                 assert_eq!(sequence.table.len() as u32, blocks_for(n_computed));
             }
-            Place::Ending => assert!(sequence.n_slices_in_flight > 0, "an ended sequence waits for its slices only"),
+            Place::Ending => {
+                assert!(sequence.n_slices_in_flight > 0, "an ended sequence waits for its slices only");
+                assert_eq!(sequence.table.len() as u32, blocks_for(n_computed), "and keeps its blocks until then");
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of models, requests or ranks. `unsafe` lives here, beside the reason that makes it sound.
 #![allow(unsafe_code, reason = "kernels and their memory; each block says why it holds")]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 pub mod batch;
 pub mod cpu;
@@ -50,7 +51,8 @@ pub trait Memory {
     fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
     /// Matrices that meet the same input are stacked by rows, so that it is quantized once. Their types may differ.
     fn matrix(&self, parts: &[Stored<'_>]) -> Result<Self::Matrix>;
-    /// A row-parallel matrix: `stored` holds the columns `leaves.elements(&owned)` of the whole, and the product is kept as the sums of the largest aligned runs of leaves in `owned`.
+    /// A row-parallel matrix: `stored` holds the columns `leaves.elements(&owned)` of the whole, and the product is
+    /// kept as the sums of the largest aligned runs of leaves in `owned`.
     fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Self::Matrix>;
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
     /// `cos` and `sin`: `[context, head_dim / 2]`, made once by portable arithmetic.

@@ -26,9 +26,10 @@ impl StoredType {
         }
     }
 
+    /// Saturates, so that a size from a hostile file is refused where its bytes are looked for.
     pub const fn row_bytes(self, k: usize) -> usize {
         let (elements, bytes) = self.block();
-        k / elements * bytes
+        (k / elements).saturating_mul(bytes)
     }
 }
 

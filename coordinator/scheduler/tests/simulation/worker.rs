@@ -84,6 +84,8 @@ impl Worker {
         let held = self.held.get_mut(&slice.id).expect("a slice of a sequence that started");
         assert!(!slice.range.is_empty());
         assert!(held.n_computed.is_none_or(|n_computed| n_computed == slice.range.start), "slices follow one another");
+        let is_hit = held.n_computed.is_none() && slice.range.start > 0;
+        assert!(!(is_hit && held.request.cache_bypass), "a request that must not read the cache has read it");
         held.n_computed = Some(slice.range.end);
         while (held.table.len() as u32) < blocks_for(slice.range.end) {
             held.table.push(blocks.next().expect("a block for every position"));

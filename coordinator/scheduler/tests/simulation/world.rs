@@ -21,6 +21,10 @@ struct Weather {
     losses: u64,
     deadlines: u64,
     submits: u64,
+    /// Ticks that plan, of those that plan or answer: many fill the pipeline, few leave it empty.
+    plans: u64,
+    /// Tokens that a prompt has in common with others, at most.
+    shared_max: u32,
 }
 
 struct Client {
@@ -53,13 +57,19 @@ pub struct World {
 impl World {
     pub fn new(seed: u64) -> World {
         let mut rng = Rng(mix(seed));
-        let config = draw_config(&mut rng);
+        let is_crowd = rng.chance(30);
+        let config = if is_crowd { draw_crowd(&mut rng) } else { draw_config(&mut rng) };
+        let weather = if is_crowd {
+            Weather { submits: 25, plans: 50, losses: 0, shared_max: 40, ..draw_weather(&mut rng) }
+        } else {
+            draw_weather(&mut rng)
+        };
         let epoch = Epoch { incarnation: 1, n: 0 };
         let bases = (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
         World {
             scheduler: Scheduler::new(config.clone(), epoch).unwrap(),
             worker: worker(&config, epoch, config.n_blocks),
-            weather: draw_weather(&mut rng),
+            weather,
             rng,
             config,
             epoch,
@@ -88,7 +98,7 @@ impl World {
 
     fn tick(&mut self) {
         self.now = self.now.plus(self.rng.below(50));
-        let Weather { cancels, losses, submits, .. } = self.weather;
+        let Weather { cancels, losses, submits, plans, .. } = self.weather;
         match self.rng.below(100) {
             at if at < submits => self.submit(),
             at if at < submits + cancels => self.cancel(),
@@ -96,7 +106,7 @@ impl World {
             30..31 => self.submit_again(),
             31..33 => self.answer_wrongly(),
             33..37 => self.expire(),
-            37..70 => self.plan(),
+            at if at < 37 + plans => self.plan(),
             _ => self.answer(),
         }
         if !self.draining && self.n_submitted == REQUESTS_MAX && self.rng.chance(2) {
@@ -118,11 +128,16 @@ impl World {
         let rng = &mut self.rng;
         let context_max = self.config.context_max;
         let base = &self.bases[rng.below(3) as usize];
-        let n_shared_max = if rng.chance(50) { 18 } else { 80.min(context_max - 2) };
+        let n_shared_max = if rng.chance(50) { 18 } else { self.weather.shared_max.min(context_max - 2) };
         let n_shared = rng.between(0, n_shared_max) as usize;
         let mut prompt = base[..n_shared].to_vec();
         let n_own = rng.between(u32::from(n_shared == 0), 12);
         prompt.extend((0..n_own).map(|_| rng.below(1000) as Token));
+        let tokens_max = if rng.chance(50) { 12 } else { 100 };
+        if rng.chance(10) {
+            // The blocks behind the first hold the same tokens and do not mean the same.
+            prompt[0] = rng.below(1000) as Token;
+        }
         Request {
             id: RequestId::new(7, self.n_submitted),
             tenant: TenantId(rng.below(8) / 7),
@@ -130,7 +145,7 @@ impl World {
             sampling: Sampling {
                 seed: rng.next(),
                 choice: if rng.chance(5) { POISONED } else { 0 },
-                tokens_max: if rng.chance(5) { 0 } else { rng.between(1, 100) },
+                tokens_max: if rng.chance(5) { 0 } else { rng.between(1, tokens_max) },
                 tokens_min: if rng.chance(20) { rng.between(0, 10) } else { 0 },
                 stop: if rng.chance(50) { vec![3] } else { vec![] },
                 ..Sampling::default()
@@ -245,6 +260,8 @@ impl World {
         assert!(step.starts.iter().all(|request| request.deadline.is_none()), "a deadline does not travel");
         self.trace = trace(self.trace, &step);
         self.facts.ends_only += u64::from(step.slices.is_empty());
+        let is_in_flight = |id| self.in_flight.iter().any(|(step, _)| step.slices.iter().any(|slice| slice.id == id));
+        self.facts.restarted_in_flight += step.starts.iter().filter(|start| is_in_flight(start.id)).count() as u64;
         let done = self.worker.run(&step);
         self.in_flight.push_back((step, done));
         self.facts.in_flight_peak = self.facts.in_flight_peak.max(self.in_flight.len() as u64);
@@ -340,6 +357,8 @@ fn draw_weather(rng: &mut Rng) -> Weather {
         losses: rng.below(8) / 7,
         deadlines: rng.below(3) * 10,
         submits: u64::from(rng.between(5, 25)),
+        plans: u64::from(rng.between(15, 50)),
+        shared_max: rng.between(20, 80),
     }
 }
 
@@ -360,7 +379,7 @@ fn draw_config(rng: &mut Rng) -> Config {
         context_max,
         running_max,
         waiting_max: rng.between(1, 12),
-        waiting_tokens_max: u64::from(context_max + rng.between(0, 600)),
+        waiting_tokens_max: u64::from(120 + rng.between(0, 600)),
         batch_tokens_max: running_max + rng.between(0, 60),
         chunk_tokens_max: rng.between(1, 50),
         steps_in_flight_max: rng.between(1, 4),
@@ -370,6 +389,24 @@ fn draw_config(rng: &mut Rng) -> Config {
         policy: PolicyDigest([1; 32]),
         salt: [2; 16],
         ..Config::default()
+    }
+}
+
+/// Many short sequences in a pool that never suffices, with a full pipeline: who is preempted is soon back, while what
+/// was planned for it before is still in flight.
+fn draw_crowd(rng: &mut Rng) -> Config {
+    let context_max = rng.between(40, 60);
+    Config {
+        n_blocks: rng.between(6, 16),
+        waiting_max: 24,
+        waiting_tokens_max: 10_000,
+        context_max,
+        running_max: rng.between(3, 8),
+        batch_tokens_max: 64,
+        chunk_tokens_max: 64,
+        steps_in_flight_max: 4,
+        slices_ahead_max: 1,
+        ..draw_config(rng)
     }
 }
 

@@ -23,9 +23,28 @@ impl Isa {
     pub fn is_supported(self) -> bool {
         match self {
             Isa::Plain => true,
-            _ => false,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => has_avx2(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => has_avx2() && has_avx512(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => false,
         }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
 }
 
 /// A piece of work that any set of instructions can do.
@@ -36,7 +55,28 @@ pub(crate) trait Kernel {
 
 /// `isa` is one that `Isa::is_supported` affirmed.
 pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
+    debug_assert!(isa.is_supported());
     match isa {
-        _ => kernel.run::<Plain>(),
+        Isa::Plain => kernel.run::<Plain>(),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the instructions were found.
+        Isa::Avx2 => unsafe { with_avx2(kernel) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the instructions were found.
+        Isa::Avx512 => unsafe { with_avx512(kernel) },
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 => unreachable!("not supported here"),
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn with_avx2<K: Kernel>(kernel: K) {
+    kernel.run::<super::lanes::Avx2>();
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn with_avx512<K: Kernel>(kernel: K) {
+    kernel.run::<super::lanes::Avx512>();
 }

@@ -10,7 +10,6 @@ use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::{Pages, Shared};
 use crate::{Batch, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
-use half::f16;
 use std::ops::Range;
 use types::BLOCK_TOKENS;
 
@@ -171,7 +170,7 @@ impl RopeStore<'_> {
             let heads = head * head_dim..(head + 1) * head_dim;
             let page = self.kv.page(self.layer, block, head);
             // SAFETY: a (block, position) belongs to one row of a step, and nobody reads it before the op is over.
-            unsafe { self.kv.store(page, position % POSITIONS, &k[heads.clone()], &v[heads]) };
+            unsafe { self.kv.store::<L>(page, position % POSITIONS, &k[heads.clone()], &v[heads]) };
         }
     }
 }
@@ -180,7 +179,7 @@ impl Kv {
     /// # Safety
     /// No other thread touches this position of this page.
     #[inline(always)]
-    unsafe fn store(&self, page: usize, slot: usize, k: &[f32], v: &[f32]) {
+    unsafe fn store<L: Lanes>(&self, page: usize, slot: usize, k: &[f32], v: &[f32]) {
         let v_start = page + self.half_page() + slot * self.spec.head_dim;
         debug_assert!((v_start + v.len()) * element(self.spec.dtype) <= self.pages.bytes().len());
         // SAFETY: inside the page, which is inside the pages: `page` checked its indices.
@@ -188,8 +187,8 @@ impl Kv {
             match self.spec.dtype {
                 KvDtype::F16 => {
                     let to = self.pages.start().cast::<u16>();
-                    k.iter().enumerate().for_each(|(i, x)| *to.add(page + i * POSITIONS + slot) = half(*x));
-                    v.iter().enumerate().for_each(|(i, x)| *to.add(v_start + i) = half(*x));
+                    narrow::<L>(k, |i, x| *to.add(page + i * POSITIONS + slot) = x);
+                    narrow::<L>(v, |i, x| *to.add(v_start + i) = x);
                 }
                 KvDtype::F32 => {
                     let to = self.pages.start().cast::<f32>();
@@ -201,6 +200,10 @@ impl Kv {
     }
 }
 
-fn half(x: f32) -> u16 {
-    f16::from_f32(x).to_bits()
+#[inline(always)]
+fn narrow<L: Lanes>(from: &[f32], mut put: impl FnMut(usize, u16)) {
+    for (i, from) in from.chunks(LANES).enumerate() {
+        let halves = L::load_first(from).to_f16();
+        halves[..from.len()].iter().enumerate().for_each(|(j, half)| put(i * LANES + j, *half));
+    }
 }

@@ -3,8 +3,16 @@
 //! Each operation is one IEEE operation (or exact integer arithmetic), so all implementations agree in every bit but
 //! the sign and payload of a NaN, which nothing reads.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod plain;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
 pub(crate) use plain::Plain;
 
 /// How many lanes every machine has, whatever its registers hold.
@@ -67,12 +75,14 @@ pub(crate) trait Lanes: Real {
     /// Asks for a cache line that need not exist.
     fn prefetch(address: *const u8);
 
+    #[inline(always)]
     fn load_first(from: &[f32]) -> Self {
         let mut lanes = [0.0; LANES];
         lanes[..from.len()].copy_from_slice(from);
         Self::load(&lanes)
     }
 
+    #[inline(always)]
     fn store_first(self, to: &mut [f32]) {
         let mut lanes = [0.0; LANES];
         self.store(&mut lanes);
@@ -80,6 +90,7 @@ pub(crate) trait Lanes: Real {
     }
 
     /// The one tree: halves are added to halves.
+    #[inline(always)]
     fn sum(self) -> f32 {
         let mut lanes = [0.0; LANES];
         self.store(&mut lanes);
@@ -92,6 +103,7 @@ pub(crate) trait Lanes: Real {
     }
 
     /// A NaN is passed over.
+    #[inline(always)]
     fn largest(self) -> f32 {
         let mut lanes = [0.0; LANES];
         self.store(&mut lanes);

@@ -78,3 +78,77 @@ pub(crate) fn silu<R: Real>(x: R) -> R {
     let one = R::splat(1.0);
     x.div(one.add(exp(R::splat(0.0).sub(x))))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::lanes::{LANES, Lanes};
+    use crate::cpu::{Isa, Kernel, dispatch};
+
+    struct Both<'a> {
+        x: &'a [f32; LANES],
+        exp: &'a mut [f32; LANES],
+        ln: &'a mut [f32; LANES],
+    }
+
+    impl Kernel for Both<'_> {
+        #[inline(always)]
+        fn run<L: Lanes>(self) {
+            exp(L::load(self.x)).store(self.exp);
+            ln(L::load(self.x)).store(self.ln);
+        }
+    }
+
+    /// In units of the last place of the result.
+    fn ulps(got: f32, expected: f64) -> f64 {
+        let expected_f32 = expected as f32;
+        if got.to_bits() == expected_f32.to_bits() || got.is_nan() && expected.is_nan() {
+            return 0.0;
+        }
+        let ulp = f64::from(expected_f32.abs().next_up()) - f64::from(expected_f32.abs());
+        (f64::from(got) - expected).abs() / ulp
+    }
+
+    fn check(x: f32, function: &str, got: f32, expected: f64) {
+        assert!(ulps(got, expected) < 2.0, "{function}({x}) is {got} and should be {expected}");
+    }
+
+    #[test]
+    fn functions_are_accurate_and_equal_in_lanes() {
+        let isas = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_supported());
+        let isas: Vec<Isa> = isas.collect();
+        // Every 4099th pattern of bits: all exponents, both signs, the subnormal, infinities and NaN.
+        let mut patterns = (0..u32::MAX).step_by(4099).chain([0x7f80_0000, 0xff80_0000, 0x8000_0000]);
+        loop {
+            let mut x = [0.0; LANES];
+            x.iter_mut().zip(&mut patterns).for_each(|(x, bits)| *x = f32::from_bits(bits));
+            if x == [0.0; LANES] {
+                return;
+            }
+            for (x, (exp, ln)) in x.into_iter().map(|x| (x, (exp(x), ln(x)))) {
+                check(x, "exp", exp, f64::from(x).exp());
+                check(x, "ln", ln, f64::from(x).ln());
+            }
+            for &isa in &isas {
+                let (mut got_exp, mut got_ln) = ([0.0; LANES], [0.0; LANES]);
+                dispatch(isa, Both { x: &x, exp: &mut got_exp, ln: &mut got_ln });
+                for i in 0..LANES {
+                    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                    assert!(same(got_exp[i], exp(x[i])) && same(got_ln[i], ln(x[i])), "{isa:?} at {}", x[i]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ends_are_exact() {
+        assert_eq!(exp(f32::NEG_INFINITY).to_bits(), 0);
+        assert_eq!(exp(-1000.0f32).to_bits(), 0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert_eq!(exp(0.0f32), 1.0);
+        assert!(exp(f32::NAN).is_nan() && ln(f32::NAN).is_nan() && ln(-1.0f32).is_nan());
+        assert_eq!(ln(0.0f32), f32::NEG_INFINITY);
+        assert_eq!(ln(f32::INFINITY), f32::INFINITY);
+        assert_eq!(ln(1.0f32).to_bits(), 0);
+    }
+}

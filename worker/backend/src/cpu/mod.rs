@@ -12,7 +12,8 @@ mod memory;
 mod pack;
 mod panels;
 mod pointwise;
-pub(crate) mod rows;
+mod rows;
+mod sample;
 mod team;
 
 pub use isa::Isa;
@@ -298,3 +299,5 @@ impl Pointwise for Cpu {
         }
     }
 }
+
+impl crate::Device for Cpu {}

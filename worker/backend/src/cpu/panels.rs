@@ -67,6 +67,9 @@ impl Kernel for Fill<'_> {
             let words_per_row = if self.quantized { self.k / BLOCK * BLOCK_WORDS } else { self.k };
             // SAFETY: panels follow each other, all but the last full, and one thread fills each.
             let to = unsafe { self.to.part(panel.rows_start * words_per_row, panel.width * words_per_row) };
+            if panel.n_rows < panel.width {
+                to.fill(0);
+            }
             for lane in 0..panel.n_rows {
                 let row = &self.x[(panel.rows_start + lane) * self.k..][..self.k];
                 if self.quantized {

@@ -11,10 +11,10 @@ pub(crate) fn largest(isa: Isa, row: &[f32]) -> f32 {
     largest
 }
 
-/// The sum of e^(x - shift).
-pub(crate) fn sum_exp(isa: Isa, row: &[f32], shift: f32) -> f32 {
+/// The sum of e^((x - shift) * scale).
+pub(crate) fn sum_exp(isa: Isa, row: &[f32], shift: f32, scale: f32) -> f32 {
     let mut sum = 0.0;
-    dispatch(isa, SumExp { row, shift, sum: &mut sum });
+    dispatch(isa, SumExp { row, shift, scale, sum: &mut sum });
     sum
 }
 
@@ -39,6 +39,7 @@ impl Kernel for Largest<'_> {
 struct SumExp<'a> {
     row: &'a [f32],
     shift: f32,
+    scale: f32,
     sum: &'a mut f32,
 }
 
@@ -46,12 +47,13 @@ impl Kernel for SumExp<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let (chunks, tail) = self.row.as_chunks::<LANES>();
-        let shift = L::splat(self.shift);
+        let (shift, scale) = (L::splat(self.shift), L::splat(self.scale));
+        let weight = |x: L| exp(x.sub(shift).mul(scale));
         let mut sum = L::splat(0.0);
         for chunk in chunks {
-            sum = sum.add(exp(L::load(chunk).sub(shift)));
+            sum = sum.add(weight(L::load(chunk)));
         }
-        let last = exp(L::load_first(tail).sub(shift)).keep_first(tail.len(), 0.0);
+        let last = weight(L::load_first(tail)).keep_first(tail.len(), 0.0);
         *self.sum = sum.add(last).sum();
     }
 }

@@ -98,15 +98,15 @@ impl Lanes for Plain {
     }
     #[inline(always)]
     fn from_f16(from: &[u16; LANES]) -> Plain {
-        Plain(from.map(|bits| f16::from_bits(bits).to_f32()))
+        Plain(from.map(|bits| f16::from_bits(bits).to_f32_const()))
     }
     #[inline(always)]
     fn to_f16(self) -> [u16; LANES] {
-        self.0.map(|value| f16::from_f32(value).to_bits())
+        self.0.map(|value| f16::from_f32_const(value).to_bits())
     }
     #[inline(always)]
     fn from_bf16(from: &[u16; LANES]) -> Plain {
-        Plain(from.map(|bits| bf16::from_bits(bits).to_f32()))
+        Plain(from.map(|bits| bf16::from_bits(bits).to_f32_const()))
     }
     #[inline(always)]
     fn keep_first(self, n: usize, fill: f32) -> Plain {

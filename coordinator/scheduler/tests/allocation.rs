@@ -1,0 +1,90 @@
+//! A steady step allocates nothing: neither planning nor applying, over block boundaries and with names given.
+#![expect(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use scheduler::{Config, Output, Scheduler};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+use types::{Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TokenOut, Want};
+
+struct Counting;
+
+static N_ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        N_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, n_bytes: usize) -> *mut u8 {
+        N_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract.
+        unsafe { System.realloc(at, layout, n_bytes) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const N_SEQUENCES: u64 = 64;
+
+fn request(i: u64) -> Request {
+    let prompt = (0..20).map(|position| (i * 100 + position) as u32).collect();
+    let sampling = Sampling { tokens_max: 1000, ..Sampling::default() };
+    Request { id: RequestId(i), prompt, sampling, ..Request::default() }
+}
+
+/// Answers a step with one token for each slice that wants one, in memory that is kept.
+fn answer(step: &Step, done: &mut StepDone) {
+    (done.id, done.epoch) = (step.id, step.epoch);
+    done.slices.resize_with(step.slices.len(), Default::default);
+    for (slice, answer) in step.slices.iter().zip(&mut done.slices) {
+        answer.tokens.clear();
+        if slice.want == Want::Last {
+            answer.tokens.push(TokenOut { token: slice.range.end, ..TokenOut::default() });
+        }
+    }
+}
+
+/// Keeps two steps in flight: plans one, answers the one before.
+fn run_steps(
+    scheduler: &mut Scheduler,
+    n_steps: u64,
+    steps: &mut [Step; 2],
+    done: &mut StepDone,
+    out: &mut Vec<Output>,
+) {
+    for _ in 0..n_steps {
+        let (newer, older) = steps.split_at_mut(1);
+        assert!(scheduler.next_step(Micros(0), &mut newer[0]));
+        answer(&older[0], done);
+        out.clear();
+        scheduler.apply(done, out).unwrap();
+        steps.swap(0, 1);
+    }
+}
+
+// One test in this file: another beside it would be counted.
+#[test]
+fn a_steady_step_allocates_nothing() {
+    let config = Config { steps_in_flight_max: 2, slices_ahead_max: 1, running_max: 64, ..Config::default() };
+    let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
+    (0..N_SEQUENCES).for_each(|i| scheduler.submit(request(i), Micros(0)).unwrap());
+    let (mut steps, mut done, mut out) = (<[Step; 2]>::default(), StepDone::default(), Vec::new());
+    assert!(scheduler.next_step(Micros(0), &mut steps[1]));
+    run_steps(&mut scheduler, 8, &mut steps, &mut done, &mut out);
+    let (before, blocks_before) = (N_ALLOCATIONS.load(Ordering::Relaxed), scheduler.stats().blocks_used);
+    run_steps(&mut scheduler, 200, &mut steps, &mut done, &mut out);
+    assert_eq!(N_ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+    assert_eq!(out.len() as u64, N_SEQUENCES, "every sequence said a token in the last step");
+    assert!(scheduler.stats().blocks_used >= blocks_before + 12 * N_SEQUENCES as u32, "blocks were taken");
+    scheduler.check();
+}

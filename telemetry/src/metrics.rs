@@ -1,0 +1,265 @@
+//! Every metric: its name, the name that dashboards made for vLLM know it by, and the typed function that sets it.
+
+use crate::Error;
+use metrics::{Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use std::time::Duration;
+
+/// A name of ours and, where people's dashboards have one, theirs.
+struct Metric {
+    ours: &'static str,
+    theirs: Option<&'static str>,
+    help: &'static str,
+}
+
+const fn metric(ours: &'static str, help: &'static str) -> Metric {
+    Metric { ours, theirs: None, help }
+}
+
+const fn alias(ours: &'static str, theirs: &'static str, help: &'static str) -> Metric {
+    Metric { ours, theirs: Some(theirs), help }
+}
+
+const RUNNING: Metric =
+    alias("lockstep:requests_running", "vllm:num_requests_running", "Requests that hold KV blocks.");
+const WAITING: Metric =
+    alias("lockstep:requests_waiting", "vllm:num_requests_waiting", "Requests in the queue of the coordinator.");
+const KV_USAGE: Metric = alias("lockstep:kv_usage_ratio", "vllm:kv_cache_usage_perc", "KV blocks in use, from 0 to 1.");
+const BLOCKS: Metric = metric("lockstep:kv_blocks", "KV blocks of a rank.");
+const EPOCH: Metric = metric("lockstep:epoch", "Placements under this coordinator.");
+const RANKS_READY: Metric = metric("lockstep:ranks_ready", "Ranks that can take steps.");
+const GAUGES: [&Metric; 6] = [&RUNNING, &WAITING, &KV_USAGE, &BLOCKS, &EPOCH, &RANKS_READY];
+
+const PREFIX_QUERIES: Metric = alias(
+    "lockstep:prefix_queries_total",
+    "vllm:prefix_cache_queries_total",
+    "Prompt tokens that were looked up in the prefix cache.",
+);
+const PREFIX_HITS: Metric =
+    alias("lockstep:prefix_hits_total", "vllm:prefix_cache_hits_total", "Prompt tokens that the prefix cache had.");
+const PREEMPTIONS: Metric =
+    alias("lockstep:preemptions_total", "vllm:num_preemptions_total", "Sequences that gave up their blocks.");
+const PROMPT_TOKENS: Metric =
+    alias("lockstep:prompt_tokens_total", "vllm:prompt_tokens_total", "Tokens of prompts that were taken.");
+const GENERATION_TOKENS: Metric =
+    alias("lockstep:generation_tokens_total", "vllm:generation_tokens_total", "Tokens that went out.");
+const DISCARDED_TOKENS: Metric = metric("lockstep:discarded_tokens_total", "Tokens that were computed for nobody.");
+const STEPS: Metric = metric("lockstep:steps_total", "Steps that were planned.");
+const FINISHED: Metric =
+    alias("lockstep:requests_finished_total", "vllm:request_success_total", "Requests that ended, by reason.");
+const REFUSED: Metric = metric("lockstep:requests_refused_total", "Requests that were not taken, by reason.");
+const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Ranks that were lost.");
+const REQUESTS: Metric = metric("lockstep:requests_total", "Requests of clients, by face and outcome.");
+const RANK_COMPUTE: Metric = metric("lockstep:rank_compute_micros_total", "Time in which a rank computed.");
+const RANK_IDLE: Metric = metric("lockstep:rank_idle_micros_total", "Time in which a rank waited for a step.");
+const COUNTERS: [&Metric; 13] = [
+    &PREFIX_QUERIES,
+    &PREFIX_HITS,
+    &PREEMPTIONS,
+    &PROMPT_TOKENS,
+    &GENERATION_TOKENS,
+    &DISCARDED_TOKENS,
+    &STEPS,
+    &FINISHED,
+    &REFUSED,
+    &RANKS_LOST,
+    &REQUESTS,
+    &RANK_COMPUTE,
+    &RANK_IDLE,
+];
+
+const FIRST_TOKEN: Metric = alias(
+    "lockstep:time_to_first_token_seconds",
+    "vllm:time_to_first_token_seconds",
+    "From a request's arrival to its first token.",
+);
+const BETWEEN_TOKENS: Metric = alias(
+    "lockstep:inter_token_latency_seconds",
+    "vllm:inter_token_latency_seconds",
+    "From one token of a stream to the next.",
+);
+const REQUEST_SECONDS: Metric =
+    alias("lockstep:request_seconds", "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.");
+const STEP_SECONDS: Metric = metric("lockstep:step_seconds", "Time of a pass on the device.");
+const HISTOGRAMS: [&Metric; 4] = [&FIRST_TOKEN, &BETWEEN_TOKENS, &REQUEST_SECONDS, &STEP_SECONDS];
+
+/// From half a millisecond to two minutes, about three buckets per factor of ten.
+const SECONDS: [f64; 17] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
+
+/// Observations wait in memory until they are summed up, by a page's rendering or after so long.
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+impl Metric {
+    fn names(&self) -> impl Iterator<Item = &'static str> {
+        [Some(self.ours), self.theirs].into_iter().flatten()
+    }
+
+    fn set(&self, value: f64) {
+        self.names().for_each(|name| gauge!(name).set(value));
+    }
+
+    fn add(&self, n: u64, labels: &[Label]) {
+        self.names().for_each(|name| counter!(name, labels.iter()).increment(n));
+    }
+
+    /// For what is counted elsewhere and only grows.
+    fn total(&self, total: u64, labels: &[Label]) {
+        self.names().for_each(|name| counter!(name, labels.iter()).absolute(total));
+    }
+
+    fn observe(&self, took: Duration) {
+        self.names().for_each(|name| histogram!(name).record(took.as_secs_f64()));
+    }
+}
+
+/// The page that Prometheus reads.
+#[derive(Clone)]
+pub struct Exporter {
+    handle: PrometheusHandle,
+}
+
+impl Exporter {
+    pub fn render(&self) -> String {
+        self.handle.render()
+    }
+}
+
+/// Makes this process's metrics count. Before it, and in processes that never call it, they cost nearly nothing.
+pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
+    let mut builder = PrometheusBuilder::new();
+    for name in HISTOGRAMS.iter().flat_map(|metric| metric.names()) {
+        builder = builder.set_buckets_for_metric(Matcher::Full(name.into()), &SECONDS)?;
+    }
+    let builder = labels.iter().fold(builder, |builder, (key, value)| builder.add_global_label(*key, *value));
+    let handle = builder.install_recorder()?;
+    describe();
+    let upkeep = handle.clone();
+    // It ends with the process: so does the recorder.
+    std::thread::Builder::new().name("metrics".into()).spawn(move || {
+        loop {
+            std::thread::sleep(UPKEEP_EVERY);
+            upkeep.run_upkeep();
+        }
+    })?;
+    Ok(Exporter { handle })
+}
+
+fn describe() {
+    for metric in GAUGES {
+        metric.names().for_each(|name| describe_gauge!(name, metric.help));
+    }
+    for metric in COUNTERS {
+        metric.names().for_each(|name| describe_counter!(name, metric.help));
+    }
+    for metric in HISTOGRAMS {
+        metric.names().for_each(|name| describe_histogram!(name, metric.help));
+    }
+}
+
+// -- the coordinator's
+
+/// The planner's load.
+pub fn load(n_running: u32, n_waiting: u32, blocks_used: u32, blocks_total: u32) {
+    RUNNING.set(n_running.into());
+    WAITING.set(n_waiting.into());
+    BLOCKS.set(blocks_total.into());
+    KV_USAGE.set(f64::from(blocks_used) / f64::from(blocks_total.max(1)));
+}
+
+/// What the planner has counted since it began.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Planned {
+    pub steps: u64,
+    pub preemptions: u64,
+    pub tokens_out: u64,
+    pub tokens_discarded: u64,
+    pub prefix_hit_tokens: u64,
+}
+
+pub fn planned(planned: Planned) {
+    STEPS.total(planned.steps, &[]);
+    PREEMPTIONS.total(planned.preemptions, &[]);
+    GENERATION_TOKENS.total(planned.tokens_out, &[]);
+    DISCARDED_TOKENS.total(planned.tokens_discarded, &[]);
+    PREFIX_HITS.total(planned.prefix_hit_tokens, &[]);
+}
+
+/// A request was taken; `looks_up` says that it may read the prefix cache.
+pub fn taken(n_prompt: usize, looks_up: bool) {
+    PROMPT_TOKENS.add(n_prompt as u64, &[]);
+    if looks_up {
+        PREFIX_QUERIES.add(n_prompt as u64, &[]);
+    }
+}
+
+pub fn refused(reason: &'static str) {
+    REFUSED.add(1, &[Label::from_static_parts("reason", reason)]);
+}
+
+/// Named `finished_reason` as vLLM does.
+pub fn finished(reason: &'static str) {
+    FINISHED.add(1, &[Label::from_static_parts("finished_reason", reason)]);
+}
+
+pub fn epoch(n: u32, n_ranks_ready: u32) {
+    EPOCH.set(n.into());
+    RANKS_READY.set(n_ranks_ready.into());
+}
+
+pub fn rank_lost() {
+    RANKS_LOST.add(1, &[]);
+}
+
+/// A rank's own counters, as its heartbeat tells them.
+pub fn rank(rank: u16, compute_micros: u64, idle_micros: u64) {
+    let labels = [Label::new("rank", rank.to_string())];
+    RANK_COMPUTE.total(compute_micros, &labels);
+    RANK_IDLE.total(idle_micros, &labels);
+}
+
+pub fn step(took: Duration) {
+    STEP_SECONDS.observe(took);
+}
+
+// -- the router's
+
+pub fn first_token(after: Duration) {
+    FIRST_TOKEN.observe(after);
+}
+
+pub fn between_tokens(apart: Duration) {
+    BETWEEN_TOKENS.observe(apart);
+}
+
+pub fn request(face: &'static str, outcome: &'static str, took: Duration) {
+    let labels = [Label::from_static_parts("face", face), Label::from_static_parts("outcome", outcome)];
+    REQUESTS.add(1, &labels);
+    REQUEST_SECONDS.observe(took);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_both_names_and_buckets() {
+        let exporter = install(&[("model_name", "toy")]).unwrap();
+        load(3, 2, 1, 4);
+        planned(Planned { steps: 7, prefix_hit_tokens: 5, ..Planned::default() });
+        finished("stop");
+        first_token(Duration::from_millis(3));
+        let page = exporter.render();
+        for line in [
+            "vllm:num_requests_running{model_name=\"toy\"} 3",
+            "lockstep:requests_waiting{model_name=\"toy\"} 2",
+            "vllm:kv_cache_usage_perc{model_name=\"toy\"} 0.25",
+            "lockstep:steps_total{model_name=\"toy\"} 7",
+            "vllm:prefix_cache_hits_total{model_name=\"toy\"} 5",
+            "vllm:request_success_total{model_name=\"toy\",finished_reason=\"stop\"} 1",
+            "vllm:time_to_first_token_seconds_bucket{model_name=\"toy\",le=\"0.005\"} 1",
+        ] {
+            assert!(page.contains(line), "{line} is not in\n{page}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! A step allocates nothing: everything is made at load.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(unsafe_code, reason = "an allocator that counts")]
+
+mod common;
+
+use backend::cpu::Isa;
+use backend::{
+    Activations, Attention, Batch, BatchSlice, BlockTables, Heads, KvDtype, KvSpec, Linear, Memory, Pointwise,
+    RopeStyle,
+};
+use common::{File, Rng, cpu, filled};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use types::{BlockId, Leaves};
+
+struct Counting;
+
+static N_ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: passes everything on.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        N_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn batch(n_rows: u32) -> Batch {
+    let tables = vec![BlockTables { blocks: vec![BlockId(1), BlockId(0)], bounds: vec![0, 2] }];
+    Batch {
+        tokens: (0..n_rows).collect(),
+        positions: (0..n_rows).collect(),
+        slices: vec![BatchSlice { rows: 0..n_rows, start: 0 }],
+        tables,
+        outputs: vec![n_rows - 1],
+    }
+}
+
+#[test]
+fn ops_allocate_nothing() {
+    const ROWS_MAX: usize = 20;
+    let mut rng = Rng(1);
+    let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 32, scale: 0.2 };
+    let files = common::TYPES.map(|dtype| File::random(&mut rng, dtype, 48, 128));
+    for activations in [Activations::Int8, Activations::F32] {
+        let cpu = cpu(Isa::detect(), 3, activations);
+        let table = cpu.matrix(&files.each_ref().map(File::stored)).unwrap();
+        let leaves = Leaves::of_heads(4, 32);
+        let rows = cpu.matrix_leaves(files[4].stored(), &leaves, 0..4).unwrap();
+        let weight = cpu.vector(&[1.0; 128]).unwrap();
+        let (cos, sin) = (vec![1.0; 32 * 16], vec![0.0; 32 * 16]);
+        let rope = cpu.rope(&cos, &sin, 16, RopeStyle::Halves).unwrap();
+        let mut kv =
+            cpu.kv(KvSpec { n_layers: 1, n_blocks: 2, n_kv_heads: 2, head_dim: 32, dtype: KvDtype::F16 }).unwrap();
+        let mut x = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * 128));
+        let mut qkv = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * heads.qkv_cols()));
+        let mut residual = cpu.buffer(ROWS_MAX, 128).unwrap();
+        let mut logits = cpu.buffer(ROWS_MAX, 240).unwrap();
+        let mut planes = cpu.buffer(ROWS_MAX, 48).unwrap();
+        let mut half = cpu.buffer(ROWS_MAX, 64).unwrap();
+        let mut normed = cpu.buffer(ROWS_MAX, 128).unwrap();
+        let batches = [batch(1), batch(3), batch(ROWS_MAX as u32)];
+        let mut step = |batch: &Batch| {
+            let n = batch.n_rows();
+            cpu.embed(&table, &batch.tokens, &mut residual);
+            cpu.linear(&residual, &table, n, &mut logits);
+            cpu.rope_store(&mut qkv, &rope, &heads, batch, 0, 0, &mut kv);
+            cpu.attend(&qkv, &kv, &heads, batch, 0, 0, &mut x);
+            cpu.linear_runs(&x, &rows, n, &mut planes);
+            cpu.rms_norm(&residual, &weight, 1e-5, n, &mut x);
+            cpu.silu_mul(&x, n, &mut half);
+            cpu.add_rms_norm(&x, &mut residual, &weight, 1e-5, n, &mut normed);
+            cpu.gather(&residual, &batch.outputs, &mut x);
+        };
+        batches.iter().for_each(&mut step);
+        let before = N_ALLOCATIONS.load(Ordering::Relaxed);
+        batches.iter().cycle().take(30).for_each(&mut step);
+        assert_eq!(N_ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "{activations:?}");
+    }
+}

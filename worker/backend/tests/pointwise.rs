@@ -1,0 +1,103 @@
+//! What happens row by row: every path gives the bits of the plain one.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use backend::cpu::{Cpu, Isa};
+use backend::{Activations, Memory, Pointwise};
+use common::{File, Rng, TYPES, all, assert_bits, assert_close, cpu, cpus, filled};
+
+/// Runs `op` on all paths: equal bits, and close to what `expected` says.
+fn check(name: &str, expected: &[f64], tolerance: f64, op: impl Fn(&Cpu) -> Vec<f32>) {
+    let cpus = cpus(Activations::Int8);
+    let plain = op(&cpus[0].1);
+    assert_close(name, &plain, expected, tolerance);
+    cpus[1..].iter().for_each(|(path, cpu)| assert_bits(&format!("{name}, {path}"), &op(cpu), &plain));
+}
+
+fn widths() -> [usize; 8] {
+    [1, 5, 15, 16, 17, 64, 100, 576]
+}
+
+#[test]
+fn rms_norm() {
+    let mut rng = Rng(1);
+    for n in widths() {
+        let (x, y, weight) = (rng.floats(5 * n), rng.floats(5 * n), rng.floats(n));
+        let sum: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
+        let expected = |x: &[f32]| -> Vec<f64> {
+            let row = |x: &[f32]| {
+                let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / n as f64;
+                let scale = 1.0 / (mean + 1e-5).sqrt();
+                x.iter().zip(&weight).map(|(x, w)| f64::from(*x) * scale * f64::from(*w)).collect::<Vec<_>>()
+            };
+            x.chunks(n).flat_map(row).collect()
+        };
+        check(&format!("norm of {n}"), &expected(&x), 1e-5, |cpu| {
+            let mut out = cpu.buffer(5, n).unwrap();
+            cpu.rms_norm(&filled(cpu, 5, &x), &cpu.vector(&weight).unwrap(), 1e-5, 5, &mut out);
+            all(cpu, &out, 5)
+        });
+        check(&format!("norm of a sum of {n}"), &expected(&sum), 1e-5, |cpu| {
+            let (mut residual, mut out) = (filled(cpu, 5, &y), cpu.buffer(5, n).unwrap());
+            cpu.add_rms_norm(&filled(cpu, 5, &x), &mut residual, &cpu.vector(&weight).unwrap(), 1e-5, 5, &mut out);
+            assert_bits("residual", &all(cpu, &residual, 5), &sum);
+            all(cpu, &out, 5)
+        });
+    }
+}
+
+#[test]
+fn silu_mul() {
+    let mut rng = Rng(2);
+    for n in widths() {
+        let gate_up: Vec<f32> = rng.floats(3 * 2 * n).iter().map(|x| x * 20.0).collect();
+        let row = |row: &[f32]| {
+            let silu = |x: f32| f64::from(x) / (1.0 + (-f64::from(x)).exp());
+            (0..n).map(|i| silu(row[i]) * f64::from(row[n + i])).collect::<Vec<_>>()
+        };
+        let expected: Vec<f64> = gate_up.chunks(2 * n).flat_map(row).collect();
+        check(&format!("silu of {n}"), &expected, 1e-4, |cpu| {
+            let mut out = cpu.buffer(3, n).unwrap();
+            cpu.silu_mul(&filled(cpu, 3, &gate_up), 3, &mut out);
+            all(cpu, &out, 3)
+        });
+    }
+}
+
+#[test]
+fn silu_of_extremes_is_a_number() {
+    let gate = [f32::MAX, f32::MIN, f32::INFINITY, -1e3, 1e3, -0.0];
+    let gate_up: Vec<f32> = gate.into_iter().chain([1.0; 6]).collect();
+    for (path, cpu) in cpus(Activations::F32) {
+        let mut out = cpu.buffer(1, 6).unwrap();
+        cpu.silu_mul(&filled(&cpu, 1, &gate_up), 1, &mut out);
+        assert_bits(&path, &all(&cpu, &out, 1), &[f32::MAX, -0.0, f32::INFINITY, -0.0, 1e3, -0.0]);
+    }
+}
+
+#[test]
+fn embed_reads_what_the_file_says() {
+    let mut rng = Rng(3);
+    for dtype in TYPES {
+        let files = [File::random(&mut rng, dtype, 21, 64), File::random(&mut rng, dtype, 18, 64)];
+        let tokens = [0u32, 20, 15, 16, 38, 21, 5, 5];
+        let values: Vec<f32> = files.iter().flat_map(|file| file.values.clone()).collect();
+        let expected: Vec<f32> = tokens.iter().flat_map(|&t| values[t as usize * 64..][..64].to_vec()).collect();
+        for (path, cpu) in cpus(Activations::Int8) {
+            let table = cpu.matrix(&[files[0].stored(), files[1].stored()]).unwrap();
+            let mut out = cpu.buffer(tokens.len(), 64).unwrap();
+            cpu.embed(&table, &tokens, &mut out);
+            assert_bits(&format!("{dtype:?}, {path}"), &all(&cpu, &out, tokens.len()), &expected);
+        }
+    }
+}
+
+#[test]
+fn gather_picks_rows() {
+    let cpu = cpu(Isa::detect(), 2, Activations::Int8);
+    let x = filled(&cpu, 4, &[0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]);
+    let mut out = cpu.buffer(3, 2).unwrap();
+    cpu.gather(&x, &[3, 0, 3], &mut out);
+    assert_eq!(all(&cpu, &out, 3), [3.0, 3.5, 0.0, 0.5, 3.0, 3.5]);
+}
