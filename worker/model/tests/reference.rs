@@ -147,7 +147,8 @@ fn company_gives_the_same_bits() {
     let paces = [[3, 0, 37, 0, 0], [100, 1, 1, 1, 27], [20, 130, 106, 1, 1]];
     let mut at = [0; 3];
     for step in 0..5 {
-        let slices: Vec<_> = (0..3).map(|i| (i, at[i]..at[i] + paces[i][step])).filter(|(_, r)| !r.is_empty()).collect();
+        let slices: Vec<_> =
+            (0..3).map(|i| (i, at[i]..at[i] + paces[i][step])).filter(|(_, r)| !r.is_empty()).collect();
         let mut rows = rig.pass(&logs, &slices).into_iter();
         for (i, range) in slices {
             at[i] = range.end;
@@ -161,9 +162,7 @@ fn company_gives_the_same_bits() {
 fn instructions_and_threads_give_the_same_bits() {
     for name in FOLDERS {
         let log = &logs(name)[2];
-        let run = |isa, threads| {
-            bits(&Rig::new(name, isa, threads, Activations::F32, KvDtype::F16).in_chunks(log, 90))
-        };
+        let run = |isa, threads| bits(&Rig::new(name, isa, threads, Activations::F32, KvDtype::F16).in_chunks(log, 90));
         let reference = run(Isa::Plain, 1);
         for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_supported()) {
             for threads in [1, 2, 5] {
