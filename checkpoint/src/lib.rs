@@ -3,6 +3,7 @@
 //! Knows nothing of devices, requests or the cluster, and reads no environment: what depends on it is an argument.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+pub mod catalogue;
 pub mod config;
 pub mod error;
 pub mod gguf;
@@ -13,6 +14,7 @@ pub mod template;
 pub mod tensor;
 pub mod tokenizer;
 
+pub use catalogue::{Located, Progress, Sources};
 pub use config::{Defaults, Family, ModelSpec, RopeScaling, RopeSpec};
 pub use error::{Error, Result};
 pub use template::{ChatTemplate, Message};
