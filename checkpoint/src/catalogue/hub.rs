@@ -46,7 +46,7 @@ pub fn pull(id: HubId<'_>, sources: &Sources, progress: &mut dyn FnMut(Progress<
     let has = |name: &str| names.iter().any(|known| known == name);
     let safetensors = has("model.safetensors") || has("model.safetensors.index.json");
     if id.variant.is_none() && has("config.json") && safetensors {
-        let partial = folder.with_extension("partial");
+        let partial = part_of(&folder);
         std::fs::create_dir_all(&partial).map_err(Error::io(&partial))?;
         for file in files.iter().filter(|file| belongs_to_model(&file.name)) {
             fetch(file, &partial.join(&file.name), sources, progress)?;

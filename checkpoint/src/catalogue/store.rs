@@ -75,7 +75,8 @@ fn snapshots(repo: &str, sources: &Sources) -> Vec<PathBuf> {
 
 pub fn list(sources: &Sources) -> Vec<Located> {
     let folders = file_names(&sources.cache.join("models")).unwrap_or_default();
-    folders.iter().flat_map(|folder| list_folder(folder, sources)).collect()
+    // What is still being fetched is no model.
+    folders.iter().filter(|name| !name.ends_with(".part")).flat_map(|folder| list_folder(folder, sources)).collect()
 }
 
 fn list_folder(name: &str, sources: &Sources) -> Vec<Located> {
