@@ -3,18 +3,22 @@
 //! Knows nothing of devices, requests or the cluster, and reads no environment: what depends on it is an argument.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+pub mod catalogue;
 pub mod config;
 pub mod error;
 pub mod gguf;
 mod map;
 pub mod names;
 mod safetensors;
+mod sizes;
 pub mod template;
 pub mod tensor;
 pub mod tokenizer;
 
+pub use catalogue::{Located, Progress, Sources};
 pub use config::{Defaults, Family, ModelSpec, RopeScaling, RopeSpec};
 pub use error::{Error, Result};
+pub use sizes::Sizes;
 pub use template::{ChatTemplate, Message};
 pub use tensor::{Dtype, Tensor};
 pub use tokenizer::{Detokenizer, Tokenizer};
@@ -134,6 +138,11 @@ impl Checkpoint {
         hasher.finalize().into()
     }
 
+    /// What the parts of the model weigh in the file.
+    pub fn sizes(&self) -> Sizes {
+        Sizes::of(self)
+    }
+
     /// The tokenizer: `tokenizer.json` of a folder, or the vocabulary that a GGUF carries.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.weights {
@@ -181,3 +190,6 @@ fn read_text(path: &Path) -> Result<String> {
 fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0', ':'])
 }
+
+#[cfg(test)]
+mod tests;

@@ -111,3 +111,9 @@ impl Tokenizer {
         Detokenizer::new(self.clone(), false)
     }
 }
+
+/// What a byte-level vocabulary calls each byte.
+#[cfg(test)]
+pub(crate) fn test_alphabet() -> Vec<String> {
+    pieces::missing_bytes(|_| false)
+}

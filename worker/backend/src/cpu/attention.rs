@@ -34,7 +34,14 @@ pub(crate) struct Attend<'a> {
 
 /// Rows of a slice whose queries are walked together.
 fn rows_per_item(heads: &Heads) -> usize {
-    (QUERIES_MAX / (heads.n_heads / heads.n_kv_heads)).max(1)
+    (QUERIES_MAX / heads.per_kv).max(1)
+}
+
+/// The query heads that read a KV head: fewer than `per_kv` where a rank's boundary cuts the group.
+fn readers(heads: &Heads, kv_head: usize) -> Range<usize> {
+    let start = (kv_head * heads.per_kv).saturating_sub(heads.first);
+    let end = ((kv_head + 1) * heads.per_kv).saturating_sub(heads.first).min(heads.n_heads);
+    start..end
 }
 
 /// How many items the rows of a batch make.
@@ -126,15 +133,15 @@ impl Attend<'_> {
         kv_head: usize,
         state: &mut State,
     ) {
-        let group = self.heads.n_heads / self.heads.n_kv_heads;
+        let readers = readers(self.heads, kv_head);
         let mut queries = [Query::default(); QUERIES_MAX];
         let mut n = 0;
         for row in rows.clone() {
-            for head in kv_head * group..(kv_head + 1) * group {
+            for head in readers.clone() {
                 let n_visible = slice.start as usize + row - slice.rows.start as usize + 1;
                 queries[n] = Query { row, head, n_visible };
                 n += 1;
-                let is_last = row + 1 == rows.end && head + 1 == (kv_head + 1) * group;
+                let is_last = row + 1 == rows.end && head + 1 == readers.end;
                 if n == QUERIES_MAX || is_last {
                     self.walk::<L>(&queries[..n], blocks, kv_head, state);
                     n = 0;
