@@ -55,7 +55,7 @@ impl Checkpoint {
     fn open_gguf(path: &Path) -> Result<Checkpoint> {
         let bytes = map::map(path)?;
         let header = Gguf::parse(&bytes).map_err(Error::fault(path))?;
-        let spec = ModelSpec::from_gguf(&header, &bytes, &stem(path)).map_err(Error::fault(path))?;
+        let spec = ModelSpec::from_gguf(&header, &bytes, &catalogue::name_of(path)).map_err(Error::fault(path))?;
         let weights = Weights::Gguf { header, bytes };
         Ok(Checkpoint { path: path.to_owned(), spec, defaults: Defaults::default(), weights })
     }
@@ -64,7 +64,10 @@ impl Checkpoint {
         let config_path = path.join("config.json");
         let config = read_json(&config_path)?;
         let generation = read_json_if_there(&path.join("generation_config.json"))?;
-        let spec = ModelSpec::from_config(&config, &generation, &stem(path)).map_err(Error::fault(&config_path))?;
+        let tokenizer = read_json_if_there(&path.join("tokenizer_config.json"))?;
+        let name = catalogue::name_of(path);
+        let spec =
+            ModelSpec::from_config(&config, &generation, &tokenizer, &name).map_err(Error::fault(&config_path))?;
         let defaults = Defaults::from_generation_config(&generation);
         Ok(Checkpoint { path: path.to_owned(), spec, defaults, weights: Weights::Folder(Shards::open(path)?) })
     }
@@ -158,10 +161,6 @@ impl Checkpoint {
             Weights::Folder(_) => ChatTemplate::from_folder(&self.path),
         }
     }
-}
-
-fn stem(path: &Path) -> String {
-    path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
 }
 
 /// JSON files of a model are small; a larger one is not what it says it is.

@@ -321,6 +321,7 @@ fn refuses_what_contradicts_itself() {
     refused(tiny().meta("llama.block_count", Meta::Text("two")), "llama.block_count is not a number");
     refused(tiny().meta("llama.rope.freq_base", Meta::F32(f32::NAN)), "base is NaN");
     refused(tiny().meta("llama.rope.scaling.type", Meta::Text("yarn")), "type yarn");
+    refused(tiny().meta("split.count", Meta::U32(4)), "a GGUF in 4 parts");
     refused(tiny().meta("llama.expert_count", Meta::U32(8)), "a mixture of 8 experts");
     refused(tiny().meta("tokenizer.ggml.eos_token_id", Meta::U32(70_000)), "70000 is outside the vocabulary of 263");
     refused(tiny().meta("general.alignment", Meta::U32(33)), "general.alignment is 33");
@@ -497,10 +498,12 @@ fn opens_a_folder_whole_or_in_shards() {
     folder.write("config.json", CONFIG.as_bytes());
     let generation = br#"{"eos_token_id": [3, 2], "do_sample": true, "temperature": 0.6, "top_k": 20}"#;
     folder.write("generation_config.json", generation);
+    let tokenizer = br#"{"eos_token": {"content": "<e>"}, "added_tokens_decoder": {"7": {"content": "<e>"}}}"#;
+    folder.write("tokenizer_config.json", tokenizer);
     folder.write("model.safetensors", &safetensors(&[&OUTER[..], &LAYER[..]].concat()));
     let whole = Checkpoint::open(&folder.0).unwrap();
     assert_eq!((whole.spec().head_dim, whole.spec().rope.pairs, whole.spec().tied_embeddings), (8, false, false));
-    assert_eq!(whole.spec().eos, [3, 2]);
+    assert_eq!(whole.spec().eos, [3, 2, 7]);
     assert_eq!(*whole.defaults(), Defaults { temperature: Some(0.6), top_k: Some(20), ..Defaults::default() });
     assert_eq!(whole.tensor("lm_head.weight").unwrap().shape, [10, 32]);
     assert_eq!(whole.tensor("model.norm.weight").unwrap().shape, [1, 32]);
@@ -546,7 +549,7 @@ fn reads_configs() {
         for (key, value) in edits.as_object().unwrap() {
             config[key] = value.clone();
         }
-        match (ModelSpec::from_config(&config, &Value::Null, "f"), expect) {
+        match (ModelSpec::from_config(&config, &Value::Null, &Value::Null, "f"), expect) {
             (Ok(spec), Ok(expect)) => assert_eq!(spec.rope.scaling, expect),
             (Err(Fault::Malformed(what) | Fault::Unsupported(what)), Err(expect)) => {
                 assert!(what.contains(expect), "{what}");

@@ -142,7 +142,13 @@ fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut
     let mut done = hash_file(&mut out, &mut hasher).map_err(Error::io(&part))?;
     if file.bytes.is_none_or(|bytes| done < bytes) {
         let failed = |why: String| Error::Fetch { what: file.name.clone(), why };
-        let response = get(&file.url, done, sources).map_err(failed)?;
+        let response = get(&file.url, done, sources).map_err(|why| {
+            if done == 0 {
+                // Nothing to go on with. If it stays all the same, it is an empty file.
+                let _ = std::fs::remove_file(&part);
+            }
+            failed(why)
+        })?;
         if done > 0 && response.status().as_u16() != 206 {
             // The server begins from the start, and so does the file.
             out.set_len(0).map_err(Error::io(&part))?;

@@ -177,7 +177,8 @@ fn hub_id(model: &str) -> Option<HubId<'_>> {
     sound.then_some(HubId { repo, variant })
 }
 
-fn name_of(path: &Path) -> String {
+/// What a model at this path is called.
+pub(crate) fn name_of(path: &Path) -> String {
     // `.` and `..` have no name of their own.
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = if whole.is_dir() { whole.file_name() } else { whole.file_stem() };

@@ -152,6 +152,11 @@ fn says_which_variants_there_are() {
     let sources = sources("which", &hub);
     let error = pull("org/m", &sources, &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("m-Q8_0.gguf") && !error.contains("Q2_K"), "{error}");
+    let error = pull("smollm2", &sources, &mut |_| {}).unwrap_err().to_string();
+    assert!(
+        error.contains("there is no http") && !sources.cache.join("models/smollm2").read_dir().unwrap().any(|_| true)
+    );
+    std::fs::remove_dir_all(&sources.cache).unwrap();
     let error = pull("org/other", &sources, &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("org/other"), "{error}");
 }
