@@ -1,1 +1,32 @@
-//! coordinator
+//! Owns a replica: who serves it, what runs next, whose output goes where. Knows nothing of tensors or text.
+//!
+//! One loop (`replica`) owns all state. Everything that happens is an `Event` on one bounded queue, and what it decides
+//! leaves through one bounded queue per peer.
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
+
+mod config;
+mod event;
+mod members;
+mod outbound;
+pub mod placement;
+mod replica;
+mod routers;
+mod serve;
+mod service;
+mod steps;
+
+pub use config::{Config, Limits, Waits};
+pub use event::WorkerId;
+pub use placement::{Blueprint, Inventory, Machine, ModelShape, Policy, Unplaceable, plan};
+pub use serve::serve;
+
+/// Why a coordinator cannot serve, or go on serving.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the limits cannot be met: {0}")]
+    Limits(#[from] types::Unsupported),
+    #[error(transparent)]
+    Unplaceable(#[from] Unplaceable),
+    #[error("connections are no longer accepted: {0}")]
+    Server(#[source] Box<dyn std::error::Error + Send + Sync>),
+}

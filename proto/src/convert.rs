@@ -229,7 +229,7 @@ impl TryFrom<wire::Step> for Step {
     type Error = Malformed;
 
     fn try_from(step: wire::Step) -> Result<Self, Malformed> {
-        if step.copies.len() % 2 != 0 {
+        if !step.copies.len().is_multiple_of(2) {
             return Err(out_of_range("step.copies", step.copies.len()));
         }
         let pair = |pair: &[u32]| BlockCopy { from: BlockId(pair[0]), to: BlockId(pair[1]) };

@@ -1,0 +1,109 @@
+//! What a coordinator is told at its start. Declared once, resolved by the binary, passed whole.
+
+use crate::placement::{ModelShape, Policy};
+use std::path::PathBuf;
+use std::time::Duration;
+use types::{CacheGroup, PolicyDigest};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The replica's name in the store and in resume handles.
+    pub replica: String,
+    /// The name that clients call the model by.
+    pub model: String,
+    /// Where the workers' machines find it.
+    pub model_path: PathBuf,
+    pub shape: ModelShape,
+    pub policy: Policy,
+    pub prefix_cache: bool,
+    /// The cluster's secret at the root of every block hash.
+    pub salt: [u8; 16],
+    pub limits: Limits,
+    pub waits: Waits,
+}
+
+/// Every queue and every size has its limit here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub waiting_max: u32,
+    pub waiting_tokens_max: u64,
+    pub batch_tokens_max: u32,
+    pub chunk_tokens_max: u32,
+    pub steps_in_flight_max: u32,
+    /// Events that wait for the loop; whoever sends more waits.
+    pub events_max: usize,
+    /// Frames that wait for one router. One that leaves more unread is cut off, so that nobody waits for it.
+    pub router_frames_max: usize,
+    /// Frames that wait for one rank: more than are ever in flight.
+    pub rank_frames_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            waiting_max: 1024,
+            waiting_tokens_max: 4 << 20,
+            batch_tokens_max: 512,
+            chunk_tokens_max: 512,
+            steps_in_flight_max: 2,
+            events_max: 4096,
+            router_frames_max: 4096,
+            rank_frames_max: 64,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waits {
+    /// How often a rank is expected to say that it lives, and the loop to look at its timers.
+    pub beat_every: Duration,
+    /// A rank that was silent for so many of them is lost.
+    pub beats_missed_max: u32,
+    pub state_every: Duration,
+    /// For a peer's first frame.
+    pub hello_max: Duration,
+    pub load_max: Duration,
+    /// How long the requests of a router that vanished go on.
+    pub router_grace: Duration,
+    /// What still runs so long after a drain began is cancelled.
+    pub drain_max: Duration,
+    /// For connections to close at the end.
+    pub close_max: Duration,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Waits {
+            beat_every: Duration::from_millis(100),
+            beats_missed_max: 8,
+            state_every: Duration::from_secs(1),
+            hello_max: Duration::from_secs(5),
+            load_max: Duration::from_secs(600),
+            router_grace: Duration::from_secs(10),
+            drain_max: Duration::from_secs(30),
+            close_max: Duration::from_secs(1),
+        }
+    }
+}
+
+impl Config {
+    pub(crate) fn scheduler(&self, context: u32, n_blocks: u32, policy: PolicyDigest) -> scheduler::Config {
+        let limits = &self.limits;
+        scheduler::Config {
+            n_blocks,
+            context_max: context,
+            running_max: self.policy.running_max,
+            waiting_max: limits.waiting_max,
+            // A prompt that fits the context must fit an empty queue.
+            waiting_tokens_max: limits.waiting_tokens_max.max(context.into()),
+            batch_tokens_max: limits.batch_tokens_max,
+            chunk_tokens_max: limits.chunk_tokens_max,
+            steps_in_flight_max: limits.steps_in_flight_max,
+            prefix_cache: self.prefix_cache,
+            groups: vec![CacheGroup::FULL],
+            policy,
+            salt: self.salt,
+            ..scheduler::Config::default()
+        }
+    }
+}

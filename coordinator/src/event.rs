@@ -1,0 +1,31 @@
+//! Everything that can happen to a replica. The set is closed, and one loop takes them in order.
+
+use crate::outbound::Outbound;
+use proto::cluster as wire;
+use std::fmt;
+use tonic::Status;
+use types::{RequestId, StepDone};
+
+/// A worker's connection. Not its rank: that is what placement gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkerId(pub u64);
+
+impl fmt::Display for WorkerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "worker {}", self.0)
+    }
+}
+
+pub(crate) enum Event {
+    RouterAttached { router: u32, frames: Outbound<wire::ReplicaFrame> },
+    Submit { router: u32, request: wire::Request },
+    Cancel { router: u32, id: RequestId },
+    RouterGone { router: u32, why: Status },
+    WorkerJoined { worker: WorkerId, hello: wire::WorkerHello, frames: Outbound<wire::RankFrame> },
+    RankReady { worker: WorkerId, ready: wire::Ready },
+    StepDone { worker: WorkerId, done: StepDone },
+    Heartbeat { worker: WorkerId, beat: wire::Heartbeat },
+    RankLost { worker: WorkerId, why: Status },
+    Tick,
+    Drain,
+}

@@ -1,0 +1,56 @@
+//! The bounded queue of frames to one peer, and how it ends: after the last frame, with a status that says why.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::Stream;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::Status;
+
+/// The loop's end. Dropping it ends the stream, and tells the peer's reader to stop.
+pub(crate) struct Outbound<T> {
+    frames: mpsc::Sender<T>,
+    end: oneshot::Sender<Status>,
+    _closed: DropGuard,
+}
+
+/// The transport's end.
+pub(crate) struct OutboundStream<T> {
+    frames: mpsc::Receiver<T>,
+    end: Option<oneshot::Receiver<Status>>,
+}
+
+/// A queue of at most so many frames, its stream, and what is cancelled when the loop lets go of it.
+pub(crate) fn outbound<T>(frames_max: usize) -> (Outbound<T>, OutboundStream<T>, CancellationToken) {
+    let (frames, queue) = mpsc::channel(frames_max);
+    let (end, ended) = oneshot::channel();
+    let closed = CancellationToken::new();
+    let guard = closed.clone().drop_guard();
+    (Outbound { frames, end, _closed: guard }, OutboundStream { frames: queue, end: Some(ended) }, closed)
+}
+
+impl<T> Outbound<T> {
+    /// False: the peer is gone, or leaves too much unread.
+    pub fn send(&self, frame: T) -> bool {
+        self.frames.try_send(frame).is_ok()
+    }
+
+    pub fn close(self, why: Status) {
+        // A peer that is gone needs no reason.
+        let _gone = self.end.send(why);
+    }
+}
+
+impl<T> Stream for OutboundStream<T> {
+    type Item = Result<T, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(frame) = ready!(self.frames.poll_recv(cx)) {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        let Some(end) = &mut self.end else { return Poll::Ready(None) };
+        let why = ready!(Pin::new(end).poll(cx));
+        self.end = None;
+        Poll::Ready(why.ok().map(Err))
+    }
+}

@@ -1,0 +1,163 @@
+//! The routers that are attached: what each has running, and what it is to be told. Knows nothing of steps or ranks.
+
+use crate::outbound::Outbound;
+use proto::cluster as wire;
+use proto::cluster::replica_frame::Frame;
+use std::collections::{BTreeMap, HashSet};
+use tonic::Status;
+use types::{Micros, RequestId};
+
+#[derive(Default)]
+pub(crate) struct Routers {
+    table: BTreeMap<u32, Router>,
+}
+
+struct Router {
+    line: Line,
+    /// Its requests that were taken and have not ended.
+    live: HashSet<RequestId>,
+    /// Of the steps since the last flush.
+    outputs: Vec<wire::Output>,
+}
+
+enum Line {
+    Up {
+        frames: Outbound<wire::ReplicaFrame>,
+        welcomed: bool,
+    },
+    /// Its requests go on for a grace.
+    Gone {
+        since: Micros,
+    },
+}
+
+impl Routers {
+    pub fn attach(&mut self, router: u32, frames: Outbound<wire::ReplicaFrame>) {
+        let line = Line::Up { frames, welcomed: false };
+        self.table.insert(router, Router { line, live: HashSet::new(), outputs: Vec::new() });
+    }
+
+    pub fn is_attached(&self, router: u32) -> bool {
+        matches!(self.table.get(&router), Some(Router { line: Line::Up { .. }, .. }))
+    }
+
+    /// The stream has ended. What the router has running is kept until `forsaken`.
+    pub fn gone(&mut self, router: u32, why: Status, now: Micros) {
+        let Some(entry) = self.table.get_mut(&router) else { return };
+        if let Line::Up { frames, .. } = std::mem::replace(&mut entry.line, Line::Gone { since: now }) {
+            frames.close(why);
+        }
+        self.forget_if_idle(router);
+    }
+
+    /// Requests whose routers have been gone for longer than the grace.
+    pub fn forsaken(&self, now: Micros, grace_micros: u64) -> Vec<RequestId> {
+        let is_over = |router: &&Router| match router.line {
+            Line::Gone { since } => now.since(since).0 >= grace_micros,
+            Line::Up { .. } => false,
+        };
+        sorted(self.table.values().filter(is_over).flat_map(|router| router.live.iter().copied()).collect())
+    }
+
+    pub fn all_live(&self) -> Vec<RequestId> {
+        sorted(self.table.values().flat_map(|router| router.live.iter().copied()).collect())
+    }
+
+    pub fn taken(&mut self, id: RequestId) {
+        if let Some(router) = self.table.get_mut(&id.router()) {
+            router.live.insert(id);
+        }
+    }
+
+    /// Keeps an output for the next flush.
+    pub fn push(&mut self, output: wire::Output) {
+        let id = RequestId(output.id);
+        let Some(router) = self.table.get_mut(&id.router()) else { return };
+        let has_ended = output.finish() != wire::Finish::Unspecified;
+        if let Line::Up { .. } = router.line {
+            router.outputs.push(output);
+        }
+        if has_ended {
+            router.live.remove(&id);
+            self.forget_if_idle(id.router());
+        }
+    }
+
+    /// One frame per router with what it has coming. The requests of those that leave too much unread: they are cut off.
+    pub fn flush(&mut self) -> Vec<RequestId> {
+        let due: Vec<u32> =
+            self.table.iter().filter(|(_, router)| !router.outputs.is_empty()).map(|(number, _)| *number).collect();
+        due.into_iter().flat_map(|number| self.flush_one(number)).collect()
+    }
+
+    fn flush_one(&mut self, number: u32) -> Vec<RequestId> {
+        let Some(router) = self.table.get_mut(&number) else { return Vec::new() };
+        let outputs = std::mem::take(&mut router.outputs);
+        self.send(number, Frame::Outputs(wire::Outputs { outputs }))
+    }
+
+    /// The requests that lose their router because its queue is full: they are to be cancelled.
+    #[must_use]
+    pub fn send(&mut self, number: u32, frame: Frame) -> Vec<RequestId> {
+        let Some(Router { line: Line::Up { frames, .. }, .. }) = self.table.get(&number) else { return Vec::new() };
+        match frames.send(wire::ReplicaFrame { frame: Some(frame) }) {
+            true => Vec::new(),
+            false => self.cut(number),
+        }
+    }
+
+    /// Without its frames the router cannot go on with any stream, so nothing of it is kept.
+    fn cut(&mut self, number: u32) -> Vec<RequestId> {
+        let Some(router) = self.table.remove(&number) else { return Vec::new() };
+        tracing::warn!(
+            router = number,
+            n_requests = router.live.len(),
+            "a router leaves its frames unread and is cut off"
+        );
+        if let Line::Up { frames, .. } = router.line {
+            frames.close(Status::resource_exhausted("this router has left too many frames unread"));
+        }
+        sorted(router.live)
+    }
+
+    /// To every router that has not been welcomed.
+    #[must_use]
+    pub fn welcome(&mut self, welcome: impl Fn(u32) -> wire::Welcome) -> Vec<RequestId> {
+        let mut new = Vec::new();
+        for (number, router) in &mut self.table {
+            if let Line::Up { welcomed: welcomed @ false, .. } = &mut router.line {
+                *welcomed = true;
+                new.push(*number);
+            }
+        }
+        new.into_iter().flat_map(|number| self.send(number, Frame::Welcome(welcome(number)))).collect()
+    }
+
+    #[must_use]
+    pub fn broadcast(&mut self, state: &wire::State) -> Vec<RequestId> {
+        let all: Vec<u32> = self.table.keys().copied().collect();
+        all.into_iter().flat_map(|number| self.send(number, Frame::State(state.clone()))).collect()
+    }
+
+    pub fn close_all(&mut self, why: &Status) {
+        for (_, router) in std::mem::take(&mut self.table) {
+            if let Line::Up { frames, .. } = router.line {
+                frames.close(why.clone());
+            }
+        }
+    }
+
+    fn forget_if_idle(&mut self, number: u32) {
+        let is_idle = |router: &Router| matches!(router.line, Line::Gone { .. }) && router.live.is_empty();
+        if self.table.get(&number).is_some_and(is_idle) {
+            self.table.remove(&number);
+        }
+    }
+}
+
+/// In an order that does not depend on a hash map's.
+fn sorted(ids: HashSet<RequestId>) -> Vec<RequestId> {
+    let mut ids: Vec<RequestId> = ids.into_iter().collect();
+    ids.sort_unstable();
+    ids
+}

@@ -1,0 +1,174 @@
+//! The coordinator's two streams as gRPC: reads hellos and frames, and turns them into events. Decides nothing; a frame
+//! that cannot be meant ends its own stream by name and nobody else's.
+
+use crate::config::Config;
+use crate::event::{Event, WorkerId};
+use crate::outbound::{OutboundStream, outbound};
+use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
+use proto::cluster::{RankFrame, ReplicaFrame, RouterFrame, WorkerFrame, router_frame, worker_frame};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Response, Status, Streaming};
+use types::RequestId;
+
+pub(crate) struct Service {
+    events: mpsc::Sender<Event>,
+    hello_max: Duration,
+    router_frames_max: usize,
+    rank_frames_max: usize,
+    /// Routers and workers are numbered as they come. No number comes twice in one incarnation.
+    next_router: AtomicU32,
+    next_worker: AtomicU64,
+}
+
+impl Service {
+    pub fn server(events: mpsc::Sender<Event>, config: &Config) -> CoordinatorServer<Service> {
+        let service = Service {
+            events,
+            hello_max: config.waits.hello_max,
+            router_frames_max: config.limits.router_frames_max,
+            rank_frames_max: config.limits.rank_frames_max,
+            next_router: AtomicU32::new(1),
+            next_worker: AtomicU64::new(1),
+        };
+        CoordinatorServer::new(service)
+            .max_decoding_message_size(proto::FRAME_BYTES_MAX)
+            .max_encoding_message_size(proto::FRAME_BYTES_MAX)
+    }
+
+    async fn hello<T>(&self, inbound: &mut Streaming<T>) -> Result<T, Status> {
+        match tokio::time::timeout(self.hello_max, inbound.message()).await {
+            Err(_) => Err(Status::deadline_exceeded("no hello came")),
+            Ok(Ok(None)) => Err(Status::invalid_argument("the stream ended before a hello")),
+            Ok(Ok(Some(frame))) => Ok(frame),
+            Ok(Err(status)) => Err(unreadable(status)),
+        }
+    }
+
+    async fn tell(&self, event: Event) -> Result<(), Status> {
+        self.events.send(event).await.map_err(|_| Status::unavailable("this coordinator is ending"))
+    }
+}
+
+/// Bytes that are no frame are the peer's fault; anything else is the connection's end.
+fn unreadable(status: Status) -> Status {
+    match status.code() {
+        Code::Internal | Code::OutOfRange | Code::Unimplemented => {
+            Status::invalid_argument(format!("a frame that cannot be read: {}", status.message()))
+        }
+        _ => status,
+    }
+}
+
+/// Frames have no compatibility to keep, so that a mixed cluster must say so instead of giving wrong answers.
+fn same_version(theirs: &str) -> Result<(), Status> {
+    if theirs == proto::VERSION {
+        return Ok(());
+    }
+    let ours = proto::VERSION;
+    Err(Status::failed_precondition(format!("this coordinator is version {ours}, the peer is version {theirs:?}")))
+}
+
+#[tonic::async_trait]
+impl Coordinator for Service {
+    type AttachStream = OutboundStream<ReplicaFrame>;
+    type JoinStream = OutboundStream<RankFrame>;
+
+    async fn attach(&self, request: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
+        let mut inbound = request.into_inner();
+        let Some(router_frame::Frame::Hello(hello)) = self.hello(&mut inbound).await?.frame else {
+            return Err(Status::invalid_argument("a router's first frame must be its hello"));
+        };
+        same_version(&hello.version)?;
+        let router = self.next_router.fetch_add(1, Relaxed);
+        if router >= RequestId::ROUTERS_MAX {
+            return Err(Status::resource_exhausted("this coordinator has no router numbers left: restart it"));
+        }
+        let (frames, stream, closed) = outbound(self.router_frames_max);
+        self.tell(Event::RouterAttached { router, frames }).await?;
+        let reader = Reader { inbound, events: self.events.clone(), closed };
+        tokio::spawn(
+            reader.run(move |frame| router_event(router, frame), move |why| Event::RouterGone { router, why }),
+        );
+        Ok(Response::new(stream))
+    }
+
+    async fn join(&self, request: Request<Streaming<WorkerFrame>>) -> Result<Response<Self::JoinStream>, Status> {
+        let mut inbound = request.into_inner();
+        let Some(worker_frame::Frame::Hello(hello)) = self.hello(&mut inbound).await?.frame else {
+            return Err(Status::invalid_argument("a worker's first frame must be its hello"));
+        };
+        same_version(&hello.version)?;
+        let worker = WorkerId(self.next_worker.fetch_add(1, Relaxed));
+        let (frames, stream, closed) = outbound(self.rank_frames_max);
+        self.tell(Event::WorkerJoined { worker, hello, frames }).await?;
+        let reader = Reader { inbound, events: self.events.clone(), closed };
+        tokio::spawn(reader.run(move |frame| worker_event(worker, frame), move |why| Event::RankLost { worker, why }));
+        Ok(Response::new(stream))
+    }
+}
+
+/// Reads one peer's frames until the peer, the loop or a bad frame ends it.
+struct Reader<T> {
+    inbound: Streaming<T>,
+    events: mpsc::Sender<Event>,
+    /// The loop has let go of this peer.
+    closed: CancellationToken,
+}
+
+impl<T> Reader<T> {
+    async fn run(mut self, event: impl Fn(T) -> Result<Event, Status>, gone: impl Fn(Status) -> Event) {
+        let closed = self.closed.clone();
+        let Some(why) = closed.run_until_cancelled(self.read(event)).await else { return };
+        // Nobody listens any more when the loop has ended.
+        let _ended = self.events.send(gone(why)).await;
+    }
+
+    async fn read(&mut self, event: impl Fn(T) -> Result<Event, Status>) -> Status {
+        loop {
+            let frame = match self.inbound.message().await {
+                Ok(Some(frame)) => frame,
+                Ok(None) => return Status::cancelled("the peer ended its stream"),
+                Err(status) => return unreadable(status),
+            };
+            match event(frame) {
+                Ok(event) => {
+                    if self.events.send(event).await.is_err() {
+                        return Status::unavailable("this coordinator is ending");
+                    }
+                }
+                Err(status) => return status,
+            }
+        }
+    }
+}
+
+fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
+    match frame.frame {
+        Some(router_frame::Frame::Submit(request)) if RequestId(request.id).router() == router => {
+            Ok(Event::Submit { router, request })
+        }
+        Some(router_frame::Frame::Submit(request)) => {
+            let id = RequestId(request.id);
+            Err(Status::invalid_argument(format!("request {id} is not of router {router:x}")))
+        }
+        Some(router_frame::Frame::Cancel(cancel)) => Ok(Event::Cancel { router, id: RequestId(cancel.id) }),
+        Some(router_frame::Frame::Hello(_)) => Err(Status::invalid_argument("a second hello")),
+        None => Err(Status::invalid_argument("a frame without content")),
+    }
+}
+
+fn worker_event(worker: WorkerId, frame: WorkerFrame) -> Result<Event, Status> {
+    match frame.frame {
+        Some(worker_frame::Frame::Done(done)) => Ok(Event::StepDone { worker, done: done.into() }),
+        Some(worker_frame::Frame::Heartbeat(beat)) => Ok(Event::Heartbeat { worker, beat }),
+        Some(worker_frame::Frame::Ready(ready)) => Ok(Event::RankReady { worker, ready }),
+        Some(worker_frame::Frame::Failed(failed)) => {
+            Err(Status::aborted(format!("the rank failed: {}", failed.message)))
+        }
+        Some(worker_frame::Frame::Hello(_)) => Err(Status::invalid_argument("a second hello")),
+        None => Err(Status::invalid_argument("a frame without content")),
+    }
+}

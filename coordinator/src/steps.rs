@@ -1,0 +1,199 @@
+//! The loop's part that moves tokens: requests in, steps out, answers in, outputs out.
+
+use crate::event::WorkerId;
+use crate::members::Role;
+use crate::replica::Replica;
+use proto::cluster as wire;
+use proto::cluster::refused::Reason;
+use proto::cluster::replica_frame::Frame;
+use scheduler::{Output, Rejected, Stale};
+use std::time::Duration;
+use telemetry::metrics;
+use tonic::Status;
+use types::{Finish, Micros, Request, RequestId, StepDone, Token};
+
+/// How fast requests end, to tell those that find the queue full when to come again.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    last_end: Option<Micros>,
+    /// Between one end and the next, each counting a sixteenth.
+    mean_micros: u64,
+}
+
+impl Pace {
+    const RETRY_MIN_MS: u64 = 100;
+    const RETRY_MAX_MS: u64 = 30_000;
+
+    fn ended(&mut self, now: Micros) {
+        if let Some(last) = self.last_end.replace(now) {
+            self.mean_micros = (self.mean_micros * 15 + now.since(last).0) / 16;
+        }
+    }
+
+    /// When what waits now has been served.
+    fn retry_after_ms(&self, n_waiting: u32) -> u32 {
+        let micros = self.mean_micros.saturating_mul(n_waiting.into());
+        (micros / 1000).clamp(Self::RETRY_MIN_MS, Self::RETRY_MAX_MS) as u32
+    }
+}
+
+/// A request that is not taken.
+struct Refusal {
+    reason: Reason,
+    message: String,
+}
+
+impl From<Rejected> for Refusal {
+    fn from(rejected: Rejected) -> Refusal {
+        let reason = match rejected {
+            Rejected::Full { .. } => Reason::Full,
+            Rejected::TooLong { .. } => Reason::TooLong,
+            Rejected::Unsupported(_) => Reason::Unsupported,
+            Rejected::Empty | Rejected::Finished(_) => Reason::Invalid,
+            Rejected::Duplicate => Reason::Duplicate,
+            Rejected::Draining => Reason::Draining,
+            Rejected::Deadline => Reason::Deadline,
+        };
+        Refusal { reason, message: rejected.to_string() }
+    }
+}
+
+impl Replica {
+    pub(crate) fn submit(&mut self, router: u32, request: wire::Request) {
+        if !self.routers.is_attached(router) {
+            return;
+        }
+        let id = RequestId(request.id);
+        if let Err(refusal) = self.take(request) {
+            self.refuse(id, refusal);
+        }
+    }
+
+    fn take(&mut self, request: wire::Request) -> Result<(), Refusal> {
+        let now = self.now();
+        let invalid = |message: String| Refusal { reason: Reason::Invalid, message };
+        let request = request.received(now).map_err(|malformed| invalid(malformed.to_string()))?;
+        if let Some(token) = beyond(&request, self.config.shape.vocab) {
+            return Err(invalid(format!("token {token} is outside the vocabulary of {}", self.config.shape.vocab)));
+        }
+        let Some(serving) = &mut self.serving else {
+            return Err(Refusal { reason: Reason::NotReady, message: "the replica is loading".into() });
+        };
+        let (id, n_prompt, looks_up) = (request.id, request.prompt.len(), !request.cache_bypass);
+        serving.scheduler.submit(request, now)?;
+        self.routers.taken(id);
+        metrics::taken(n_prompt, looks_up);
+        Ok(())
+    }
+
+    fn refuse(&mut self, id: RequestId, refusal: Refusal) {
+        let n_waiting = self.serving.as_ref().map_or(0, |serving| serving.scheduler.stats().n_waiting);
+        metrics::refused(label(refusal.reason));
+        let refused = wire::Refused {
+            id: id.0,
+            reason: refusal.reason.into(),
+            message: refusal.message,
+            retry_after_ms: self.pace.retry_after_ms(n_waiting),
+        };
+        let lost = self.routers.send(id.router(), Frame::Refused(refused));
+        self.cancel_all(lost);
+    }
+
+    /// A router may cancel only what is its own.
+    pub(crate) fn cancel_for(&mut self, router: u32, id: RequestId) {
+        if id.router() == router {
+            self.cancel_all(vec![id]);
+        }
+    }
+
+    /// Plans and sends steps until enough are in flight or there is nothing to do.
+    pub(crate) fn plan_steps(&mut self) {
+        while self.is_ready {
+            let now = self.now();
+            let Some(serving) = &mut self.serving else { return };
+            if !serving.scheduler.next_step(now, &mut self.step) {
+                return;
+            }
+            let bytes = proto::encode_step(&self.step);
+            if let Err(worker) = self.members.send_step(&bytes) {
+                self.lose(worker, Status::resource_exhausted("this rank leaves its steps unread"));
+            }
+        }
+    }
+
+    pub(crate) fn step_done(&mut self, worker: WorkerId, done: StepDone) {
+        self.members.heard(worker);
+        let is_sampler = matches!(self.members.role(worker), Some(Role::Ready { rank, .. })
+            if rank == self.config.policy.grid.sampler());
+        let Some(serving) = self.serving.as_mut().filter(|_| is_sampler) else { return };
+        match serving.scheduler.apply(&done, &mut self.outputs) {
+            Ok(()) => {
+                metrics::step(Duration::from_micros(done.micros.into()));
+                self.outputs_of(&done);
+            }
+            // Its epoch ended while the answer was on its way.
+            Err(Stale::Epoch { .. }) => {}
+            Err(stale) => self.lose(worker, Status::invalid_argument(stale.to_string())),
+        }
+    }
+
+    fn outputs_of(&mut self, done: &StepDone) {
+        let now = self.now();
+        for output in self.outputs.drain(..) {
+            if let Some(finish) = output.finish {
+                self.pace.ended(now);
+                metrics::finished(finish_label(finish));
+            }
+            self.routers.push(output_frame(&output, done));
+        }
+    }
+
+    /// Of cancels, deadlines and losses: they carry no tokens.
+    pub(crate) fn outputs_without_step(&mut self) {
+        if !self.outputs.is_empty() {
+            self.outputs_of(&StepDone::default());
+        }
+    }
+}
+
+fn output_frame(output: &Output, done: &StepDone) -> wire::Output {
+    let drawn = done.slices.get(output.slice).map_or(&[][..], |slice| &slice.tokens);
+    let tokens = drawn.iter().take(output.n_tokens as usize).map(wire::TokenOut::from).collect();
+    wire::Output {
+        id: output.id.0,
+        position: output.position,
+        tokens,
+        finish: output.finish.map_or(wire::Finish::Unspecified, wire::Finish::from).into(),
+        cached_tokens: output.n_cached,
+    }
+}
+
+/// A token that the embedding has no row for: it would fail the whole step.
+fn beyond(request: &Request, vocab: u32) -> Option<Token> {
+    request.prompt.iter().chain(&request.output).copied().find(|token| *token >= vocab)
+}
+
+fn label(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Unspecified => "unspecified",
+        Reason::Full => "full",
+        Reason::Draining => "draining",
+        Reason::TooLong => "too_long",
+        Reason::Unsupported => "unsupported",
+        Reason::Duplicate => "duplicate",
+        Reason::NotReady => "not_ready",
+        Reason::Deadline => "deadline",
+        Reason::Invalid => "invalid",
+    }
+}
+
+/// As vLLM's `finished_reason` has them, where it has them.
+fn finish_label(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+        Finish::Cancelled => "abort",
+        Finish::Deadline => "deadline",
+        Finish::Failed => "error",
+    }
+}
