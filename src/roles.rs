@@ -3,7 +3,7 @@
 
 use crate::config::{Activations, Config, Device, Isa, KvDtype};
 use anyhow::Context;
-use checkpoint::{Checkpoint, ModelSpec};
+use checkpoint::Checkpoint;
 use cluster::MemoryStore;
 use coordinator::{ModelShape, Policy};
 use proto::transport;
@@ -48,7 +48,8 @@ pub async fn serve(
 
     let claim = MemoryStore::starting_at(micros_since_1970()).claim(REPLICA, "in this process");
     let coordinator = coordinator::serve(pipes, coordinator_config(config, checkpoint), claim, coordinator_end.clone());
-    let worker = worker::serve(dialer.channel(), loader(config, checkpoint)?, worker_config(config), worker_end.clone());
+    let worker =
+        worker::serve(dialer.channel(), loader(config, checkpoint)?, worker_config(config), worker_end.clone());
     let router = router::serve(
         router_config(config, metrics),
         dialer.channel(),
@@ -172,15 +173,9 @@ pub fn shape(checkpoint: &Checkpoint) -> ModelShape {
         head_dim: spec.head_dim,
         vocab: spec.vocab,
         context: spec.context,
-        weight_bytes: weight_bytes(checkpoint, spec),
+        // Packing keeps the size but for padding.
+        weight_bytes: checkpoint.sizes().total(),
     }
-}
-
-/// As they lie in the file: packing keeps the size but for padding.
-fn weight_bytes(checkpoint: &Checkpoint, spec: &ModelSpec) -> u64 {
-    let expected = checkpoint::names::expected(spec);
-    let bytes = expected.iter().filter_map(|tensor| checkpoint.tensor(&tensor.name).ok()).map(|tensor| tensor.bytes.len());
-    bytes.sum::<usize>() as u64
 }
 
 pub fn policy(config: &Config) -> Policy {
