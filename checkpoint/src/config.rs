@@ -107,6 +107,9 @@ impl ModelSpec {
             Some(other) => return Fault::unsupported(format!("the architecture {other}")),
             None => return Fault::malformed("the metadata does not name an architecture"),
         };
+        if let Some(n) = gguf.unsigned("split.count")?.filter(|n| *n > 1) {
+            return Fault::unsupported(format!("a GGUF in {n} parts"));
+        }
         let keys = GgufKeys { gguf, prefix: "llama" };
         refuse_experts(keys.optional("expert_count")?)?;
         let (hidden, n_heads) = (keys.length("embedding_length")?, keys.length("attention.head_count")?);
@@ -144,8 +147,13 @@ impl ModelSpec {
         spec.checked()
     }
 
-    /// From `config.json`, and `generation_config.json` where there is one.
-    pub(crate) fn from_config(config: &Value, generation: &Value, folder_name: &str) -> Result<ModelSpec, Fault> {
+    /// From `config.json`, and from `generation_config.json` and `tokenizer_config.json` where they are.
+    pub(crate) fn from_config(
+        config: &Value,
+        generation: &Value,
+        tokenizer: &Value,
+        folder_name: &str,
+    ) -> Result<ModelSpec, Fault> {
         let keys = JsonKeys(config);
         let family = config_family(config)?;
         refuse_unserved(&keys)?;
@@ -172,7 +180,7 @@ impl ModelSpec {
             rope: RopeSpec { theta, dim: head_dim, pairs: false, scaling: config_scaling(rope)? },
             tied_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(false),
             bos: first_token(config, "bos_token_id").or_else(|| first_token(generation, "bos_token_id")),
-            eos: config_eos(config, generation)?,
+            eos: config_eos(config, generation, tokenizer)?,
         };
         spec.checked()
     }
@@ -449,10 +457,16 @@ fn token_list(object: &Value, key: &str) -> Vec<Token> {
     }
 }
 
-/// What generation is told to stop at comes first, then what the model is told.
-fn config_eos(config: &Value, generation: &Value) -> Result<Vec<Token>, Fault> {
+/// What generation is told to stop at comes first, then what the model and the tokenizer are told.
+fn config_eos(config: &Value, generation: &Value, tokenizer: &Value) -> Result<Vec<Token>, Fault> {
     let mut eos = token_list(generation, "eos_token_id");
     eos.extend(token_list(config, "eos_token_id"));
+    let text = crate::template::token_text(&tokenizer["eos_token"]);
+    for (id, added) in tokenizer["added_tokens_decoder"].as_object().into_iter().flatten() {
+        if added["content"].as_str().is_some_and(|content| Some(content) == text.as_deref()) {
+            eos.extend(id.parse::<Token>());
+        }
+    }
     distinct(eos)
 }
 

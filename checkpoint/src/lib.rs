@@ -3,18 +3,22 @@
 //! Knows nothing of devices, requests or the cluster, and reads no environment: what depends on it is an argument.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+pub mod catalogue;
 pub mod config;
 pub mod error;
 pub mod gguf;
 mod map;
 pub mod names;
 mod safetensors;
+mod sizes;
 pub mod template;
 pub mod tensor;
 pub mod tokenizer;
 
+pub use catalogue::{Located, Progress, Sources};
 pub use config::{Defaults, Family, ModelSpec, RopeScaling, RopeSpec};
 pub use error::{Error, Result};
+pub use sizes::Sizes;
 pub use template::{ChatTemplate, Message};
 pub use tensor::{Dtype, Tensor};
 pub use tokenizer::{Detokenizer, Tokenizer};
@@ -51,7 +55,7 @@ impl Checkpoint {
     fn open_gguf(path: &Path) -> Result<Checkpoint> {
         let bytes = map::map(path)?;
         let header = Gguf::parse(&bytes).map_err(Error::fault(path))?;
-        let spec = ModelSpec::from_gguf(&header, &bytes, &stem(path)).map_err(Error::fault(path))?;
+        let spec = ModelSpec::from_gguf(&header, &bytes, &catalogue::name_of(path)).map_err(Error::fault(path))?;
         let weights = Weights::Gguf { header, bytes };
         Ok(Checkpoint { path: path.to_owned(), spec, defaults: Defaults::default(), weights })
     }
@@ -60,7 +64,10 @@ impl Checkpoint {
         let config_path = path.join("config.json");
         let config = read_json(&config_path)?;
         let generation = read_json_if_there(&path.join("generation_config.json"))?;
-        let spec = ModelSpec::from_config(&config, &generation, &stem(path)).map_err(Error::fault(&config_path))?;
+        let tokenizer = read_json_if_there(&path.join("tokenizer_config.json"))?;
+        let name = catalogue::name_of(path);
+        let spec =
+            ModelSpec::from_config(&config, &generation, &tokenizer, &name).map_err(Error::fault(&config_path))?;
         let defaults = Defaults::from_generation_config(&generation);
         Ok(Checkpoint { path: path.to_owned(), spec, defaults, weights: Weights::Folder(Shards::open(path)?) })
     }
@@ -134,6 +141,11 @@ impl Checkpoint {
         hasher.finalize().into()
     }
 
+    /// What the parts of the model weigh in the file.
+    pub fn sizes(&self) -> Sizes {
+        Sizes::of(self)
+    }
+
     /// The tokenizer: `tokenizer.json` of a folder, or the vocabulary that a GGUF carries.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.weights {
@@ -149,10 +161,6 @@ impl Checkpoint {
             Weights::Folder(_) => ChatTemplate::from_folder(&self.path),
         }
     }
-}
-
-fn stem(path: &Path) -> String {
-    path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
 }
 
 /// JSON files of a model are small; a larger one is not what it says it is.
@@ -181,3 +189,6 @@ fn read_text(path: &Path) -> Result<String> {
 fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0', ':'])
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,6 @@ use crate::gguf::Gguf;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, context};
-use serde::Serialize;
 use std::path::Path;
 
 const TEMPLATE_BYTES_MAX: usize = 1 << 20;
@@ -13,7 +12,7 @@ const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 const FUEL: u64 = 50_000_000;
 
 /// One message of a chat.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub role: String,
     pub content: String,

@@ -10,6 +10,7 @@ pub mod sequences;
 mod session;
 pub mod sim;
 
+pub use backend::cpu::Isa;
 pub use model_runner::{ModelLoader, ModelRunner};
 pub use runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
 

@@ -112,7 +112,8 @@ impl ModelLoader {
         let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
         let limits_of_model = Limits { rows_max, outputs_max, context: assignment.context };
         let model = Model::load(&checkpoint, &device, &collective, limits_of_model).map_err(failed(assignment))?;
-        let kv = KvCache::new(&device, &model::kv_specs(spec, kv_dtype, n_blocks as usize)).map_err(failed(assignment))?;
+        let kv =
+            KvCache::new(&device, &model::kv_specs(spec, kv_dtype, n_blocks as usize)).map_err(failed(assignment))?;
         let policy = model::policy(&checkpoint, activations, kv_dtype);
         let ready = Ready { policy, n_blocks, weight_bytes: model.weight_bytes(&device) as u64 };
         Ok((ModelRunner::new(device, collective, model, kv, limits), ready))

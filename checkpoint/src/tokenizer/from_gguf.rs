@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Fault, Result};
 use crate::gguf::Gguf;
-use crate::tokenizer::pieces::{Pieces, Spelling};
+use crate::tokenizer::pieces::{Pieces, Spelling, missing_bytes};
 use crate::tokenizer::{KIND_CONTROL, KIND_UNUSED, KIND_USER_DEFINED, Tokenizer, VOCAB_MAX};
 use std::collections::HashMap;
 use std::path::Path;
@@ -152,9 +152,11 @@ impl<'a> Vocabulary<'a> {
     }
 
     fn bpe(&self) -> BpeConfig {
-        let ids = self.ids.iter().filter(|(_, id)| self.kinds[**id as usize] != KIND_UNUSED);
+        let used = |text: &str| self.ids.get(text).is_some_and(|id| self.kinds[*id as usize] != KIND_UNUSED);
+        let ids = self.ids.iter().filter(|(text, _)| used(text)).map(|(text, id)| ((*text).to_owned(), *id));
+        let missing = missing_bytes(used).into_iter().zip(self.tokens.len() as Token..);
         BpeConfig {
-            vocab: ids.map(|(text, id)| ((*text).to_owned(), *id)).collect(),
+            vocab: ids.chain(missing).collect(),
             merges: self.merges.iter().map(|(left, right)| ((*left).to_owned(), (*right).to_owned())).collect(),
             byte_level: true,
             ignore_merges: self.recipe.ignore_merges,

@@ -2,7 +2,7 @@
 //! believes a file, and the table of bytes.
 
 use crate::error::{Error, Fault, Result};
-use crate::tokenizer::pieces::{Pieces, Spelling};
+use crate::tokenizer::pieces::{Pieces, Spelling, missing_bytes};
 use crate::tokenizer::{Tokenizer, VOCAB_MAX};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -16,6 +16,7 @@ impl Tokenizer {
         tokenizers::canonicalize_value(&mut json).map_err(|error| failed(error.to_string()))?;
         check_merges(&json).map_err(Error::fault(path))?;
         let table = Table::read(&json).map_err(Error::fault(path))?;
+        complete(&mut json, table.pieces.len());
         let pipeline = tokenizers::from_json(&json.to_string()).map_err(|error| failed(error.to_string()))?;
         for (text, id) in &table.added {
             if pipeline.get_added_vocabulary().token_to_id(text) != Some(*id) {
@@ -23,6 +24,17 @@ impl Tokenizer {
             }
         }
         Tokenizer::new(pipeline, table.pieces, Tokens::new(), Tokens::new())
+    }
+}
+
+/// Gives a byte-level vocabulary the bytes that it lacks, with ids from `n_vocab` on.
+fn complete(json: &mut Value, n_vocab: usize) {
+    let model = &mut json["model"];
+    if model["byte_level"] == true
+        && let Some(vocab) = model["vocab"].as_object_mut()
+    {
+        let missing = missing_bytes(|text| vocab.contains_key(text));
+        vocab.extend(missing.into_iter().zip(n_vocab..).map(|(text, id)| (text, id.into())));
     }
 }
 

@@ -62,10 +62,12 @@ impl Tokenizer {
         };
         let mut ids = Vec::new();
         self.0.pipeline.encode_into(text, &options, &mut ids).map_err(|error| Error::Tokenizer(error.to_string()))?;
-        let ids = PipelineToken::cast_slice(&ids);
+        // A byte that the vocabulary lacks has an id behind it.
+        let ids: Tokens =
+            PipelineToken::cast_slice(&ids).iter().copied().filter(|id| (*id as usize) < self.n_vocab()).collect();
         let (before, after): (&[Token], &[Token]) =
             if add_special { (&self.0.before, &self.0.after) } else { (&[], &[]) };
-        Ok([before, ids, after].concat())
+        Ok([before, &ids, after].concat())
     }
 
     /// One more than the largest id.
@@ -108,4 +110,10 @@ impl Tokenizer {
     pub fn stream_with_special(&self) -> Detokenizer {
         Detokenizer::new(self.clone(), false)
     }
+}
+
+/// What a byte-level vocabulary calls each byte.
+#[cfg(test)]
+pub(crate) fn test_alphabet() -> Vec<String> {
+    pieces::missing_bytes(|_| false)
 }

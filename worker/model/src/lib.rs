@@ -2,8 +2,8 @@
 //! nothing of kernels, requests or how many ranks there are.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
-mod llama;
 mod layers;
+mod llama;
 mod rope;
 mod weights;
 

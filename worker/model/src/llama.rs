@@ -117,13 +117,7 @@ impl<D: Device> Llama<D> {
 }
 
 impl<D: Device> Layer<D> {
-    fn load(
-        at: &Weights<'_>,
-        shape: &Shape,
-        layer: usize,
-        device: &D,
-        collective: &Collective,
-    ) -> Result<Layer<D>> {
+    fn load(at: &Weights<'_>, shape: &Shape, layer: usize, device: &D, collective: &Collective) -> Result<Layer<D>> {
         let norm = |name| -> Result<Norm<D>> {
             Ok(Norm { weight: at.vector(name, shape.hidden, device)?, eps: shape.norm_eps })
         };
@@ -190,10 +184,7 @@ impl<D: Device> Mlp<D> {
         let up = at.matrix("up_proj", inner, hidden)?;
         let down = at.matrix("down_proj", hidden, inner)?;
         let leaves = Leaves::down_proj(DeviceClass::Cpu, inner as u32);
-        Ok(Mlp {
-            gate_up: device.matrix(&[gate, up])?,
-            down: RowParallel::load(device, collective, down, &leaves)?,
-        })
+        Ok(Mlp { gate_up: device.matrix(&[gate, up])?, down: RowParallel::load(device, collective, down, &leaves)? })
     }
 
     /// s.x: [n_rows, hidden] -> s.mlp: [n_rows, hidden]

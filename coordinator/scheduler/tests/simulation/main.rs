@@ -2,8 +2,8 @@
 //!
 //! A failing seed prints itself; `check_seed(N)` in a test of one line runs it again.
 //!
-//! What was planted to see whether this notices, each alone, and was caught by the worker or the clients even with
-//! `check()` left out: a sequence's number of admission ignored; a block named before it is full; a hit of the whole
+//! What was planted to see whether this notices, each alone, and was caught by the worker, the clients or an
+//! assertion beside the change even with `check()` left out: a sequence's number of admission ignored; a block named before it is full; a hit of the whole
 //! prompt; a block shared without a reference; a revived block left in the LRU; an evicted block that keeps its name;
 //! hashes without tenant, or without what stands before; shared blocks not sent; names that survive a loss of workers;
 //! blocks of a preempted sequence not given back; draws in flight not forgotten by a preemption; a start without its

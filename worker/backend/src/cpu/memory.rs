@@ -95,7 +95,9 @@ impl Drop for Pages {
             Source::Heap(layout) => unsafe { dealloc(self.start(), layout) },
             #[cfg(target_os = "linux")]
             // SAFETY: mapped by `large`, and nobody holds a reference any more.
-            Source::Map { base, len } => unsafe { drop(rustix::mm::munmap(base.cast(), len)) },
+            Source::Map { base, len } => unsafe {
+                let _ = rustix::mm::munmap(base.cast(), len);
+            },
         }
     }
 }

@@ -356,9 +356,15 @@ mod tests {
     fn filters_keep_what_they_say() {
         for seed in 0..6 {
             let row = logits(if seed < 3 { 700 } else { 5000 }, seed);
-            for (top_k, top_p, min_p) in
-                [(0, 1.0, 0.0), (1, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.9, 0.0), (0, 0.0, 0.0), (0, 1.0, 0.05), (300, 0.95, 0.01)]
-            {
+            for (top_k, top_p, min_p) in [
+                (0, 1.0, 0.0),
+                (1, 1.0, 0.0),
+                (40, 1.0, 0.0),
+                (0, 0.9, 0.0),
+                (0, 0.0, 0.0),
+                (0, 1.0, 0.05),
+                (300, 0.95, 0.01),
+            ] {
                 for temperature in [0.3, 1.0, 5.0] {
                     let sampling = Sampling { temperature, top_k, top_p, min_p, seed, ..Sampling::default() };
                     for position in 0..8 {
@@ -451,7 +457,8 @@ mod tests {
         let sampling = Sampling { top_k: 5, logprobs: Some(3), ..hot(3.0) };
         let out = draw(&row, &sampling, 2).unwrap();
         let log_sum = row.iter().map(|&logit| f64::from(logit).exp()).sum::<f64>().ln();
-        let close = |token: Token, logprob: f32| (f64::from(row[token as usize]) - log_sum - f64::from(logprob)).abs() < 1e-5;
+        let close =
+            |token: Token, logprob: f32| (f64::from(row[token as usize]) - log_sum - f64::from(logprob)).abs() < 1e-5;
         assert!(close(out.token, out.logprob.unwrap()));
         let ranked = survivors(&row, &Sampling { top_k: 3, ..hot(1.0) });
         assert_eq!(out.top.iter().map(|top| top.token).collect::<Vec<_>>(), ranked);
