@@ -32,15 +32,10 @@ fn report(name: &str, amount: f64, unit: &str, (best, median): (f64, f64)) {
 
 /// Sums memory on as many threads as the kernels use.
 fn stream(bytes: &[u64], threads: usize) -> u64 {
-    let sum = |part: &[u64]| {
-        part.as_chunks::<32>().0.iter().fold([0u64; 32], |mut sums, words| {
-            sums.iter_mut().zip(words).for_each(|(sum, word)| *sum ^= word);
-            sums
-        })
-    };
+    let sum = |part: &[u64]| part.iter().fold(0, |sum, word| sum ^ word);
     std::thread::scope(|scope| {
         let parts = bytes.chunks(bytes.len().div_ceil(threads));
-        let others: Vec<_> = parts.map(|part| scope.spawn(move || sum(part)[0])).collect();
+        let others: Vec<_> = parts.map(|part| scope.spawn(move || sum(part))).collect();
         others.into_iter().map(|other| other.join().unwrap()).fold(0, |a, b| a ^ b)
     })
 }

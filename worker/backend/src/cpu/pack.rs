@@ -169,16 +169,27 @@ fn lay_out(stored: &[Stored<'_>], k: usize) -> Result<(Vec<Part>, usize)> {
     Ok((parts, start))
 }
 
+/// Elements of K that are packed for all sixteen rows before the next: what is written stays in the nearest cache.
+const STRETCH: usize = 256;
+
 /// Writes the tile whose first row is `row` over zeros.
 fn pack_tile(stored: &Stored<'_>, row: usize, to: &mut [u8]) {
-    for lane in 0..LANES.min(stored.rows - row) {
-        let from = stored.row(row + lane);
-        match stored.dtype {
-            StoredType::F32 => pack_elements::<4>(from, lane, to),
-            StoredType::F16 | StoredType::BF16 => pack_elements::<2>(from, lane, to),
-            StoredType::Q8_0 => pack_q8_0(from, lane, to),
-            StoredType::Q4_1 => pack_q4_1(from, lane, to),
+    let (unit, unit_bytes) = tile_unit(stored.dtype);
+    for (i, to) in to.chunks_mut(STRETCH / unit * unit_bytes).enumerate() {
+        let start = stored.dtype.row_bytes(i * STRETCH);
+        let n_bytes = stored.dtype.row_bytes(to.len() / unit_bytes * unit);
+        for lane in 0..LANES.min(stored.rows - row) {
+            pack_lane(stored.dtype, &stored.row(row + lane)[start..start + n_bytes], lane, to);
         }
+    }
+}
+
+fn pack_lane(dtype: StoredType, from: &[u8], lane: usize, to: &mut [u8]) {
+    match dtype {
+        StoredType::F32 => pack_elements::<4>(from, lane, to),
+        StoredType::F16 | StoredType::BF16 => pack_elements::<2>(from, lane, to),
+        StoredType::Q8_0 => pack_q8_0(from, lane, to),
+        StoredType::Q4_1 => pack_q4_1(from, lane, to),
     }
 }
 

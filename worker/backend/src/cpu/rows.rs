@@ -48,12 +48,17 @@ impl Kernel for SumExp<'_> {
     fn run<L: Lanes>(self) {
         let (chunks, tail) = self.row.as_chunks::<LANES>();
         let (shift, scale) = (L::splat(self.shift), L::splat(self.scale));
-        let weight = |x: L| exp(x.sub(shift).mul(scale));
         let mut sum = L::splat(0.0);
         for chunk in chunks {
-            sum = sum.add(weight(L::load(chunk)));
+            sum = sum.add(weight(L::load(chunk), shift, scale));
         }
-        let last = weight(L::load_first(tail)).keep_first(tail.len(), 0.0);
+        let last = weight(L::load_first(tail), shift, scale).keep_first(tail.len(), 0.0);
         *self.sum = sum.add(last).sum();
     }
+}
+
+// Not a closure: that would be compiled for the least of machines.
+#[inline(always)]
+fn weight<L: Lanes>(x: L, shift: L, scale: L) -> L {
+    exp(x.sub(shift).mul(scale))
 }
