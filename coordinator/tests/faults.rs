@@ -188,7 +188,7 @@ async fn a_drain_lets_streams_finish_and_takes_nothing_new() {
     let cluster = Cluster::start(config(64, 128, 16));
     let _worker = cluster.worker(Sim { step_micros: 1000, ..sim() });
     let mut router = cluster.router().await;
-    submit_many(&mut router, &mut Random(5), 50).await;
+    submit_many(&mut router, &mut Random(5), 400).await;
     router.hear_until(|state| state.n_running > 0).await;
     cluster.shutdown.cancel();
     router.hear_until(|state| state.phase() == wire::state::Phase::Draining).await;

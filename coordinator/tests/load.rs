@@ -79,7 +79,7 @@ impl Traffic {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_requests_leave_nothing_behind() {
     let exporter = telemetry::metrics::install(&[]).unwrap();
-    let mut config = config(56, 128, 32);
+    let mut config = config(24, 128, 32);
     config.limits.waiting_max = 64;
     config.limits.batch_tokens_max = 96;
     config.limits.chunk_tokens_max = 24;
