@@ -5,7 +5,7 @@ mod common;
 
 use common::{Cluster, Random, Router, Said, config, sim};
 use proto::cluster::refused::Reason;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use types::{Finish, Request, RequestId};
 use worker::sim::Sim;
 
@@ -18,7 +18,7 @@ struct Traffic {
     random: Random,
     router: Router,
     sim: Sim,
-    to_submit: Vec<Request>,
+    to_submit: VecDeque<Request>,
     /// After how many tokens a request is cancelled.
     cancel_after: HashMap<RequestId, usize>,
     n_ended: usize,
@@ -30,7 +30,7 @@ impl Traffic {
     async fn run(&mut self) {
         while self.n_ended < N_REQUESTS {
             while self.router.streams.len() < OUTSTANDING_MAX {
-                let Some(request) = self.to_submit.pop() else { break };
+                let Some(request) = self.to_submit.pop_back() else { break };
                 self.submit(request).await;
             }
             for said in self.router.hear().await {
@@ -70,7 +70,7 @@ impl Traffic {
                 assert!(refused.retry_after_ms > 0);
                 self.n_full += 1;
                 // Whoever is to come again does so behind all others.
-                self.to_submit.insert(0, request);
+                self.to_submit.push_front(*request);
             }
         }
     }

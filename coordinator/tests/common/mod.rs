@@ -154,7 +154,7 @@ pub struct Stream {
 pub enum Said {
     Tokens(RequestId),
     Finished(RequestId),
-    Refused(wire::Refused, Request),
+    Refused(wire::Refused, Box<Request>),
 }
 
 impl Router {
@@ -182,7 +182,7 @@ impl Router {
             Frame::Outputs(outputs) => outputs.outputs.into_iter().map(|output| self.output(output)).collect(),
             Frame::Refused(refused) => {
                 let stream = self.streams.remove(&RequestId(refused.id)).expect("what is refused was submitted");
-                vec![Said::Refused(refused, stream.request)]
+                vec![Said::Refused(refused, Box::new(stream.request))]
             }
             Frame::State(state) => {
                 self.state = state;
@@ -269,9 +269,9 @@ impl Random {
         let shared = self.below(3) * 16;
         let n_own = 1 + self.below(20);
         let prompt = (0..shared).map(|i| (i * 7 + family) % 64).chain((0..n_own).map(|_| self.below(64))).collect();
-        let mut request = request(prompt, 1 + self.below(40));
+        let mut request = request(prompt, 1 + self.below(76));
         request.sampling.seed = self.below(1000).into();
-        request.sampling.stop = vec![self.below(64)];
+        request.sampling.stop = (0..self.below(2)).map(|_| self.below(64)).collect();
         request.sampling.tokens_min = self.below(8);
         request.sampling.logprobs = (self.below(10) == 0).then_some(2);
         request.priority = types::Priority(self.below(3) as i8);
