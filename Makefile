@@ -4,7 +4,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 # Given to `lockstep serve`: make serve ARGS="--port 9000"
 ARGS ?=
-# Python packages of the client tests: a folder and no virtual environment, which Debian's Python cannot make unasked.
+# Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
 CLIENT_PACKAGES := target/client-packages
 
 .PHONY: help serve test clients check
@@ -20,7 +20,7 @@ serve:
 	target/release/lockstep pull smollm2
 	exec target/release/lockstep serve $(ARGS)
 
-# The tests are built first, because they bring the binary that fetches the model that they need: one profile, one build.
+# The tests are built first: they bring the binary that fetches the model that they need. One profile, one build.
 test:
 	deploy/dev/packages.sh curl:curl etcd:etcd-server
 	$(CARGO) test --workspace --locked --no-run
@@ -29,13 +29,13 @@ test:
 	$(MAKE) clients
 
 clients: $(CLIENT_PACKAGES)/.ready
-	$(CARGO) build --workspace --locked
+	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
 	PYTHONPATH=$(CLIENT_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep
 
 $(CLIENT_PACKAGES)/.ready: tests/clients/requirements.txt
 	rm -rf $(CLIENT_PACKAGES)
-	$(PYTHON) -m pip install --quiet --target $(CLIENT_PACKAGES) -r $<
+	$(PYTHON) -m pip install --quiet --no-warn-conflicts --root-user-action ignore --target $(CLIENT_PACKAGES) -r $<
 	touch $@
 
 check:

@@ -2,18 +2,133 @@
 
 mod args;
 mod config;
+mod models;
+mod plan;
+mod roles;
+mod run;
 
-use args::Cli;
+use anyhow::Context;
+use args::{Cli, Command, Hub, Source};
+use checkpoint::Checkpoint;
+use checkpoint::catalogue::Located;
 use clap::Parser;
+use config::{Config, Settings};
+use roles::Doors;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
-fn main() -> anyhow::Result<()> {
-    let cli = Cli::parse();
-    match cli.command {
-        args::Command::Serve(serve) => {
-            let config = serve.settings.over_file(serve.source.config.as_deref())?.resolve()?;
-            print!("{}", toml::to_string(&config)?);
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Serve(serve) => prepared(serve.settings, &serve.source, self::serve),
+        Command::Run(mut run) => {
+            let settings = std::mem::take(&mut run.settings);
+            prepared(settings, &run.source, |config, located| ask(config, located, &run))
         }
-        _ => {}
+        Command::Plan(plan) => prepared(plan.settings, &plan.source, |config, located| {
+            let checkpoint = Checkpoint::open(&located.path)?;
+            print!("{}", self::plan::table(&config, &checkpoint)?);
+            Ok(())
+        }),
+        Command::Pull(pull) => self::pull(&pull.model, &pull.hub),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lockstep: {error:#}");
+            ExitCode::FAILURE
+        }
     }
+}
+
+/// Resolves the settings and finds the model; or prints the settings, if that is what was asked.
+fn prepared(
+    settings: Settings,
+    source: &Source,
+    command: impl FnOnce(Config, Located) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let config = settings.over_file(source.config.as_deref())?.resolve()?;
+    if source.print_config {
+        print!("{}", toml::to_string(&config)?);
+        return Ok(());
+    }
+    let located = models::ready(&config.model, &source.hub)?;
+    command(config, located)
+}
+
+fn pull(model: &str, hub: &Hub) -> anyhow::Result<()> {
+    let located = models::ready(model, hub)?;
+    println!("{}", located.path.display());
     Ok(())
+}
+
+fn serve(mut config: Config, located: Located) -> anyhow::Result<()> {
+    config.served_model_name.get_or_insert(located.name);
+    let metrics = roles::watch(&config)?;
+    let checkpoint = Checkpoint::open(&located.path)?;
+    Runtime::new()?.block_on(async {
+        let doors = Doors::open(&config).await?;
+        greet(&config, &doors)?;
+        let shutdown = CancellationToken::new();
+        tokio::spawn(stop_on_signals(shutdown.clone()));
+        roles::serve(&config, &checkpoint, metrics, doors, shutdown).await
+    })
+}
+
+fn greet(config: &Config, doors: &Doors) -> anyhow::Result<()> {
+    let (http, grpc) = (doors.http.local_addr()?, doors.grpc.local_addr()?);
+    let model = config.served_model_name.as_deref().unwrap_or(&config.model);
+    eprintln!("lockstep {} serves {model} on http://{http}/v1 and grpc://{grpc}", env!("CARGO_PKG_VERSION"));
+    eprintln!(
+        "try: curl -s http://{http}/v1/chat/completions -H 'content-type: application/json' \
+         -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'"
+    );
+    Ok(())
+}
+
+/// The first signal drains; a second ends the process at once, for whoever cannot wait.
+async fn stop_on_signals(shutdown: CancellationToken) {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        tracing::error!("signals cannot be watched: only SIGKILL ends this process");
+        return;
+    };
+    for is_first in [true, false] {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        if !is_first {
+            std::process::exit(130);
+        }
+        tracing::info!("draining: what runs may finish, nothing new is taken");
+        shutdown.cancel();
+    }
+}
+
+/// Starts the roles on ports of their own, asks, and stops them.
+fn ask(mut config: Config, located: Located, run: &args::Run) -> anyhow::Result<()> {
+    let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    (config.http, config.grpc) = (any_port, any_port);
+    config.served_model_name.get_or_insert(located.name);
+    if config.log == "info" {
+        config.log = "warn".into();
+    }
+    let metrics = roles::watch(&config)?;
+    let checkpoint = Checkpoint::open(&located.path)?;
+    Runtime::new()?.block_on(async {
+        let doors = Doors::open(&config).await?;
+        let channel = proto::transport::tcp(&doors.grpc.local_addr()?.to_string())?;
+        let shutdown = CancellationToken::new();
+        let asking = async {
+            let asked = run::answer_all(channel, run).await;
+            shutdown.cancel();
+            asked
+        };
+        let served = roles::serve(&config, &checkpoint, metrics, doors, shutdown.clone());
+        let (asked, served) = tokio::join!(asking, served);
+        asked.and(served.context("the roles did not end well"))
+    })
 }

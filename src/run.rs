@@ -10,14 +10,40 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::time::{Duration, Instant};
 use tonic::transport::Channel;
 
+/// How often the roles are asked whether they have loaded, and how many times: a large model takes minutes.
+const READY_POLL: Duration = Duration::from_millis(20);
+const READY_POLLS_MAX: u32 = 30_000;
+
+/// Answers the prompt, or holds a chat where there is none.
+pub async fn answer_all(channel: Channel, run: &Run) -> anyhow::Result<()> {
+    let mut client = InferenceClient::new(channel);
+    until_ready(&mut client).await?;
+    match &run.prompt {
+        Some(prompt) => once(client, Ask::new(run), prompt).await,
+        None => chat(client, Ask::new(run)).await,
+    }
+}
+
+/// The model is listed from the moment on in which it can be asked.
+async fn until_ready(client: &mut InferenceClient<Channel>) -> anyhow::Result<()> {
+    for _ in 0..READY_POLLS_MAX {
+        let listed = client.list_models(v1::ListModelsRequest {}).await;
+        if listed.is_ok_and(|models| !models.get_ref().models.is_empty()) {
+            return Ok(());
+        }
+        tokio::time::sleep(READY_POLL).await;
+    }
+    bail!("the model was not ready in time")
+}
+
 /// What stays the same from one question to the next.
-pub struct Ask {
-    pub sampling: v1::Sampling,
-    pub messages: Vec<v1::ChatMessage>,
+struct Ask {
+    sampling: v1::Sampling,
+    messages: Vec<v1::ChatMessage>,
 }
 
 impl Ask {
-    pub fn new(run: &Run) -> Ask {
+    fn new(run: &Run) -> Ask {
         let sampling = v1::Sampling {
             temperature: run.temperature,
             seed: run.seed,
@@ -33,9 +59,8 @@ fn message(role: &str, content: &str) -> v1::ChatMessage {
     v1::ChatMessage { role: role.into(), content: content.into() }
 }
 
-/// Answers one prompt and returns.
-pub async fn once(channel: Channel, mut ask: Ask, prompt: &str) -> anyhow::Result<()> {
-    let spoken = answer(&mut InferenceClient::new(channel), &mut ask, prompt).await?;
+async fn once(mut client: InferenceClient<Channel>, mut ask: Ask, prompt: &str) -> anyhow::Result<()> {
+    let spoken = answer(&mut client, &mut ask, prompt).await?;
     if std::io::stderr().is_terminal() {
         eprintln!("{}", spoken.summary());
     }
@@ -43,8 +68,7 @@ pub async fn once(channel: Channel, mut ask: Ask, prompt: &str) -> anyhow::Resul
 }
 
 /// Asks for questions until the input ends. The conversation is sent whole each time: the prefix cache knows it.
-pub async fn chat(channel: Channel, mut ask: Ask) -> anyhow::Result<()> {
-    let mut client = InferenceClient::new(channel);
+async fn chat(mut client: InferenceClient<Channel>, mut ask: Ask) -> anyhow::Result<()> {
     eprintln!("A line is a question; an empty line or the end of input leaves.");
     loop {
         eprint!("> ");

@@ -1,1 +1,194 @@
-//! checkpoint
+//! A model on disk: its shape, its tensors, its tokenizer, its chat template, and where to get it.
+//!
+//! Knows nothing of devices, requests or the cluster, and reads no environment: what depends on it is an argument.
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
+
+pub mod catalogue;
+pub mod config;
+pub mod error;
+pub mod gguf;
+mod map;
+pub mod names;
+mod safetensors;
+mod sizes;
+pub mod template;
+pub mod tensor;
+pub mod tokenizer;
+
+pub use catalogue::{Located, Progress, Sources};
+pub use config::{Defaults, Family, ModelSpec, RopeScaling, RopeSpec};
+pub use error::{Error, Result};
+pub use sizes::Sizes;
+pub use template::{ChatTemplate, Message};
+pub use tensor::{Dtype, Tensor};
+pub use tokenizer::{Detokenizer, Tokenizer};
+
+use crate::gguf::Gguf;
+use crate::safetensors::Shards;
+use memmap2::Mmap;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::path::{Path, PathBuf};
+
+/// An opened model. Its weights are mapped, not read.
+pub struct Checkpoint {
+    path: PathBuf,
+    spec: ModelSpec,
+    defaults: Defaults,
+    weights: Weights,
+}
+
+enum Weights {
+    Gguf { header: Gguf, bytes: Mmap },
+    Folder(Shards),
+}
+
+impl Checkpoint {
+    /// A `.gguf` file, or a folder with `config.json` and safetensors. Every tensor that the model needs is there and has
+    /// the right shape and a type that is served, or this says which has not.
+    pub fn open(path: &Path) -> Result<Checkpoint> {
+        let checkpoint = if path.is_dir() { Checkpoint::open_folder(path)? } else { Checkpoint::open_gguf(path)? };
+        checkpoint.check_tensors()?;
+        Ok(checkpoint)
+    }
+
+    fn open_gguf(path: &Path) -> Result<Checkpoint> {
+        let bytes = map::map(path)?;
+        let header = Gguf::parse(&bytes).map_err(Error::fault(path))?;
+        let spec = ModelSpec::from_gguf(&header, &bytes, &catalogue::name_of(path)).map_err(Error::fault(path))?;
+        let weights = Weights::Gguf { header, bytes };
+        Ok(Checkpoint { path: path.to_owned(), spec, defaults: Defaults::default(), weights })
+    }
+
+    fn open_folder(path: &Path) -> Result<Checkpoint> {
+        let config_path = path.join("config.json");
+        let config = read_json(&config_path)?;
+        let generation = read_json_if_there(&path.join("generation_config.json"))?;
+        let tokenizer = read_json_if_there(&path.join("tokenizer_config.json"))?;
+        let name = catalogue::name_of(path);
+        let spec =
+            ModelSpec::from_config(&config, &generation, &tokenizer, &name).map_err(Error::fault(&config_path))?;
+        let defaults = Defaults::from_generation_config(&generation);
+        Ok(Checkpoint { path: path.to_owned(), spec, defaults, weights: Weights::Folder(Shards::open(path)?) })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// How the model's makers would sample, where they say so.
+    pub fn defaults(&self) -> &Defaults {
+        &self.defaults
+    }
+
+    /// Whether there is a tensor of this Hugging Face name.
+    pub fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    /// The tensor of this Hugging Face name, whatever the file calls it.
+    pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
+        self.find(name).ok_or_else(|| Error::NoTensor { path: self.path.clone(), name: name.to_owned() })
+    }
+
+    fn find(&self, name: &str) -> Option<Tensor<'_>> {
+        match &self.weights {
+            Weights::Folder(shards) => shards.tensor(name),
+            Weights::Gguf { header, bytes } => {
+                let entry = header.tensor(&names::gguf_name(name)?)?;
+                let shape = tensor::rows_and_cols(&entry.dims).ok()?;
+                Some(Tensor { dtype: entry.dtype, shape, bytes: &bytes[entry.bytes.clone()] })
+            }
+        }
+    }
+
+    fn check_tensors(&self) -> Result<()> {
+        for expected in names::expected(&self.spec) {
+            let tensor = self.tensor(&expected.name)?;
+            if tensor.shape != expected.shape {
+                let what = format!(
+                    "the tensor {} has the shape {:?}, and the model needs {:?}",
+                    expected.name, tensor.shape, expected.shape
+                );
+                return Err(Error::Malformed { path: self.path.clone(), what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Names these weights: equal digests, equal bits.
+    ///
+    /// Hashes the spec, and of each tensor that the model uses its name, type, shape and the first and last 4 KiB. Not
+    /// every byte: a start must not read the whole file, and what tells two models of one shape apart (a training step,
+    /// a fine-tune, another quantization) changes each matrix that it touches from end to end. Damage in the middle of
+    /// a file is `pull`'s to find, which checks the whole sha256.
+    pub fn digest(&self) -> [u8; 32] {
+        const SAMPLE: usize = 4096;
+        let mut hasher = Sha256::new();
+        // The name is for people: two folders with the same weights are the same model.
+        hasher.update(format!("{:?}", ModelSpec { name: String::new(), ..self.spec.clone() }));
+        for expected in names::expected(&self.spec) {
+            let Some(tensor) = self.find(&expected.name) else { continue };
+            let (bytes, dtype) = (tensor.bytes, tensor.dtype.name());
+            hasher.update(format!("{} {dtype} {:?} {}\n", expected.name, tensor.shape, bytes.len()));
+            hasher.update(&bytes[..bytes.len().min(SAMPLE)]);
+            hasher.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
+        }
+        hasher.finalize().into()
+    }
+
+    /// What the parts of the model weigh in the file.
+    pub fn sizes(&self) -> Sizes {
+        Sizes::of(self)
+    }
+
+    /// The tokenizer: `tokenizer.json` of a folder, or the vocabulary that a GGUF carries.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        match &self.weights {
+            Weights::Gguf { header, bytes } => Tokenizer::from_gguf(header, bytes, &self.path),
+            Weights::Folder(_) => Tokenizer::from_file(&self.path.join("tokenizer.json")),
+        }
+    }
+
+    /// The template that turns a chat into a prompt, if the model has one.
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
+        match &self.weights {
+            Weights::Gguf { header, bytes } => ChatTemplate::from_gguf(header, bytes, &self.path),
+            Weights::Folder(_) => ChatTemplate::from_folder(&self.path),
+        }
+    }
+}
+
+/// JSON files of a model are small; a larger one is not what it says it is.
+const JSON_BYTES_MAX: u64 = 256 << 20;
+
+fn read_json(path: &Path) -> Result<Value> {
+    serde_json::from_str(&read_text(path)?)
+        .map_err(|error| Error::Malformed { path: path.to_owned(), what: format!("not JSON: {error}") })
+}
+
+/// Null where there is no such file.
+fn read_json_if_there(path: &Path) -> Result<Value> {
+    if path.exists() { read_json(path) } else { Ok(Value::Null) }
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    let bytes = std::fs::metadata(path).map_err(Error::io(path))?.len();
+    if bytes > JSON_BYTES_MAX {
+        let what = format!("{bytes} bytes, where at most {JSON_BYTES_MAX} are read");
+        return Err(Error::Malformed { path: path.to_owned(), what });
+    }
+    std::fs::read_to_string(path).map_err(Error::io(path))
+}
+
+/// A file name that stays where it is put: no separators, no parents, nothing hidden.
+fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0', ':'])
+}
+
+#[cfg(test)]
+mod tests;

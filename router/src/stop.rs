@@ -42,10 +42,6 @@ impl Stops {
         stops
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.strings.is_empty()
-    }
-
     pub fn string(&self, stop: usize) -> &str {
         &self.strings[stop]
     }

@@ -3,11 +3,15 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod heartbeat;
+mod model_runner;
 pub mod runner;
 mod seat;
+pub mod sequences;
 mod session;
 pub mod sim;
 
+pub use backend::cpu::Isa;
+pub use model_runner::{ModelLoader, ModelRunner};
 pub use runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
 
 use session::Worker;

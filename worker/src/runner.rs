@@ -6,7 +6,7 @@ use types::{Epoch, Grid, PolicyDigest, Rank, Step, StepDone, Unsupported};
 
 /// Executes steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
 pub trait Runner: Send {
-    /// Applies the step (starts, slices, pass, ends) and fills in one `SliceDone` per slice. `done` is handed in with its
+    /// Applies the step (ends, starts, slices, pass) and fills in one `SliceDone` per slice. `done` is handed in with its
     /// id and epoch set and its slices empty; its memory is kept from step to step.
     ///
     /// An error is the rank's: it cannot go on in this epoch. What fails for one request alone is `SliceDone::failed`.

@@ -4,6 +4,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 use types::{CacheGroup, PolicyDigest, Unsupported};
 
+/// Deeper than any pipeline; what is in flight is allocated ahead.
+const STEPS_IN_FLIGHT_LIMIT: u32 = 64;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Blocks of the KV cache on every rank.
@@ -12,7 +15,7 @@ pub struct Config {
     pub context_max: u32,
     /// Sequences that hold blocks at the same time.
     pub running_max: u32,
-    /// Requests that wait for their first admission.
+    /// Requests that wait: for their first admission, or to begin again.
     pub waiting_max: u32,
     /// Tokens of the logs of all that wait.
     pub waiting_tokens_max: u64,
@@ -69,6 +72,7 @@ impl Config {
             (self.waiting_max == 0, "waiting_max = 0"),
             (self.chunk_tokens_max == 0, "chunk_tokens_max = 0"),
             (self.steps_in_flight_max == 0, "steps_in_flight_max = 0"),
+            (self.steps_in_flight_max > STEPS_IN_FLIGHT_LIMIT, "steps_in_flight_max above 64"),
             (self.slices_ahead_max > 1, "slices_ahead_max above 1"),
             // Otherwise a prompt could wait for ever behind the decoding of others.
             (self.batch_tokens_max < self.running_max, "batch_tokens_max below running_max"),

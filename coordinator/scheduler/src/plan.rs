@@ -77,11 +77,12 @@ impl Scheduler {
     }
 
     fn take_blocks(&mut self, idx: SequenceIdx, n_blocks: u32) {
+        let before = self.blocks.n_evictions();
         for _ in 0..n_blocks {
             let block = self.blocks.take().expect("as many blocks as were counted");
             self.sequences[idx].table.push(block);
         }
-        self.counters.evictions = self.blocks.n_evictions();
+        self.counters.evictions += self.blocks.n_evictions() - before;
     }
 
     /// The least urgent running sequence gives its blocks back and will begin again from its log. Later steps may write
@@ -91,6 +92,9 @@ impl Scheduler {
         let sequence = &mut self.sequences[idx];
         self.blocks.release(&mut sequence.table);
         sequence.rewind();
+        // The ranks forget it, so that they never hold more than may run; the start brings its log back.
+        sequence.held = false;
+        self.ends.push(sequence.request.id);
         self.waiting.insert(sequence.key, idx, sequence.n_known());
         self.counters.preemptions += 1;
     }
@@ -98,10 +102,11 @@ impl Scheduler {
     /// Starts those that wait, in their order, while there is room. The first that does not fit holds up the rest, so
     /// that a long prompt is not overtaken for ever.
     fn admit(&mut self, now: Micros, mut n_tokens: u32, step: &mut Step) {
+        let mut n_promised: u32 = self.running.iter().map(|&idx| self.n_promised(idx)).sum();
         while n_tokens > 0 && self.running.len() < self.config.running_max as usize {
             let Some(idx) = self.first_waiting(now) else { return };
             let n_hits = self.n_prefix_hits(idx);
-            if !self.fits(idx, n_hits) {
+            if !self.fits(idx, n_hits, n_promised) {
                 return;
             }
             self.start(idx, n_hits, step);
@@ -111,7 +116,14 @@ impl Scheduler {
             n_tokens -= sequence.n_planned;
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + sequence.n_planned);
             self.take_blocks(idx, n_blocks);
+            n_promised += self.n_promised(idx);
         }
+    }
+
+    /// Blocks that a running sequence needs for its log, and one more.
+    fn n_promised(&self, idx: SequenceIdx) -> u32 {
+        let sequence = &self.sequences[idx];
+        sequence.n_blocks_missing(sequence.n_known().max(sequence.n_computed + sequence.n_planned)) + 1
     }
 
     /// The first that waits and may still run. One past its deadline is reported by `expire`.
@@ -130,16 +142,12 @@ impl Scheduler {
     }
 
     /// Whether there are blocks for its whole log, beside those that the running need for theirs and one more for each.
-    fn fits(&mut self, idx: SequenceIdx, n_hits: u32) -> bool {
+    fn fits(&self, idx: SequenceIdx, n_hits: u32, n_promised: u32) -> bool {
         let is_idle_block = |name| self.blocks.find(name).is_some_and(|block| self.blocks.is_cached(block));
         let sequence = &self.sequences[idx];
         let n_revived = sequence.hashes[..n_hits as usize].iter().filter(|name| is_idle_block(name)).count() as u32;
         let n_needed = blocks_for(sequence.n_known()) - n_hits + n_revived;
-        let n_promised = |idx: &SequenceIdx| {
-            let sequence = &self.sequences[*idx];
-            sequence.n_blocks_missing(sequence.n_known().max(sequence.n_computed + sequence.n_planned)) + 1
-        };
-        n_needed + self.running.iter().map(n_promised).sum::<u32>() <= self.blocks.n_available()
+        n_needed + n_promised <= self.blocks.n_available()
     }
 
     /// `[0, n_hits blocks) shared · the rest is computed`
@@ -166,9 +174,11 @@ impl Scheduler {
         self.counters.admissions += 1;
         self.counters.prefix_hit_tokens += u64::from(sequence.n_computed);
         step.starts.push(types::Request { deadline: None, ..sequence.request.clone() });
-        // The start replaces what the ranks hold by this id; its end would end the new one.
+        // An id that comes back in the step that would have ended it: the start replaces what the ranks hold.
         let (id, key) = (sequence.request.id, sequence.key);
-        self.ends.retain(|&ended| ended != id);
+        if !self.ends.is_empty() {
+            self.ends.retain(|&ended| ended != id);
+        }
         let at = self.running.partition_point(|&other| self.sequences[other].key < key);
         self.running.insert(at, idx);
         self.counters.running_peak = self.counters.running_peak.max(self.running.len() as u32);

@@ -51,6 +51,9 @@ impl Scheduler {
         }
         let n_tokens = request.n_tokens() as u64;
         let context_max = u64::from(self.config.context_max);
+        if n_tokens == context_max && !request.output.is_empty() {
+            return Err(Rejected::Finished(Finish::Length));
+        }
         if n_tokens >= context_max {
             return Err(Rejected::TooLong { limit: "context_max", needed: n_tokens + 1, available: context_max });
         }

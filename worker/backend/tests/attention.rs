@@ -32,7 +32,7 @@ struct Case {
 impl Case {
     fn new(rng: &mut Rng, shape: (usize, usize, usize), dtype: KvDtype, style: RopeStyle, lengths: &[usize]) -> Case {
         let (n_heads, n_kv_heads, head_dim) = shape;
-        let heads = Heads { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() };
+        let heads = Heads::whole(n_heads, n_kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());
         let n_angles = lengths.iter().max().unwrap() * head_dim / 2;
         let angles: Vec<f32> = (0..n_angles).map(|_| rng.unit() * 3.0).collect();
         // Blocks of sequences are strewn over the pool.
@@ -87,7 +87,7 @@ impl Case {
 
     /// Textbook attention in f64 over what the cache holds.
     fn naive(&self, sequence: usize) -> Vec<f64> {
-        let Heads { n_heads, n_kv_heads, head_dim: d, scale } = self.heads;
+        let Heads { n_heads, n_kv_heads, head_dim: d, scale, .. } = self.heads;
         let n = self.length(sequence);
         let stored = |x: f64| match self.dtype {
             KvDtype::F16 => f64::from(f16::from_f32(x as f32).to_f32()),
@@ -194,6 +194,28 @@ fn chunks_and_neighbours_change_nothing() {
         for i in 0..lengths.len() {
             assert_bits(&format!("{shape:?}, sequence {i}"), &got[i], &alone[i]);
         }
+    }
+}
+
+#[test]
+fn a_rank_may_begin_inside_a_group() {
+    let mut rng = Rng(5);
+    let whole = Case::new(&mut rng, (9, 3, 32), KvDtype::F16, RopeStyle::Pairs, &[50]);
+    let cpu = cpu(Isa::detect(), 2, Activations::F32);
+    let expected = whole.whole(&cpu, 0);
+    for owned in [0..2, 2..5, 4..9, 1..8, 5..6] {
+        let kv = owned.start / 3..(owned.end - 1) / 3 + 1;
+        let heads = Heads { n_heads: owned.len(), n_kv_heads: kv.len(), first: owned.start % 3, ..whole.heads };
+        let columns = [owned.clone(), 9 + kv.start..9 + kv.end, 12 + kv.start..12 + kv.end];
+        let cut = |row: &[f32]| columns.iter().cloned().flat_map(|c| row[c.start * 32..c.end * 32].to_vec()).collect();
+        let rows = whole.sequences[0].qkv.chunks(whole.heads.qkv_cols());
+        let qkv = rows.flat_map(|row| -> Vec<f32> { cut(row) }).collect();
+        let sequences = vec![Sequence { qkv, blocks: whole.sequences[0].blocks.clone() }];
+        let rank = Case { heads, sequences, cos: whole.cos.clone(), sin: whole.sin.clone(), ..whole };
+        let got = rank.whole(&cpu, 0);
+        let expected: Vec<f32> =
+            expected.chunks(9 * 32).flat_map(|row| row[owned.start * 32..owned.end * 32].to_vec()).collect();
+        assert_bits(&format!("heads {owned:?}"), &got, &expected);
     }
 }
 

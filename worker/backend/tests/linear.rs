@@ -8,6 +8,7 @@ use backend::{Activations, Error, Linear, Memory, Stored, StoredType};
 use common::{File, Rng, TYPES, all, assert_bits, assert_close, cpu, cpus, filled};
 use types::Leaves;
 use types::leaves::{aligned_runs, sum_runs};
+use types::policy::DeviceClass;
 
 const POLICIES: [Activations; 2] = [Activations::Int8, Activations::F32];
 
@@ -134,14 +135,12 @@ fn a_row_does_not_know_its_neighbours() {
 
 /// The planes of a rank that owns some leaves: [n_runs][n_rows * n_out].
 fn planes(cpu: &Cpu, file: &File, x: &[f32], leaves: &Leaves, owned: std::ops::Range<u32>) -> Vec<Vec<f32>> {
-    let columns = match owned.is_empty() {
-        true => 0..0,
-        false => leaves.leaf(owned.start as usize).start as usize..leaves.leaf(owned.end as usize - 1).end as usize,
-    };
+    let columns = leaves.elements(&owned);
+    let columns = columns.start as usize..columns.end as usize;
     let n_rows = x.len() / file.k;
     let x: Vec<f32> = x.chunks(file.k).flat_map(|x| x[columns.clone()].to_vec()).collect();
     let n_runs = aligned_runs(owned.clone(), leaves.len() as u32).len();
-    let matrix = cpu.matrix_leaves(file.columns(columns.clone()), leaves, owned).unwrap();
+    let matrix = cpu.matrix_leaves(file.stored().columns(columns.clone()).unwrap(), leaves, owned).unwrap();
     let mut input = cpu.buffer(n_rows, columns.len()).unwrap();
     if !x.is_empty() {
         cpu.write(&mut input, 0, &x);
@@ -154,7 +153,9 @@ fn planes(cpu: &Cpu, file: &File, x: &[f32], leaves: &Leaves, owned: std::ops::R
 #[test]
 fn whoever_owns_which_leaves_the_sum_is_the_same() {
     let mut rng = Rng(4);
-    let cuts = [Leaves::of_heads(9, 64), Leaves::of_heads(3, 80), Leaves::of_inner(1536), Leaves::of_inner(32 * 43)];
+    let heads = |n_heads, head_dim| Leaves::o_proj(DeviceClass::Cpu, n_heads, head_dim);
+    let inner = |inner| Leaves::down_proj(DeviceClass::Cpu, inner);
+    let cuts = [heads(9, 64), heads(3, 80), inner(1536), inner(32 * 43)];
     for (leaves, dtype) in cuts.iter().zip([StoredType::Q4_1, StoredType::F16, StoredType::Q8_0, StoredType::Q4_1]) {
         let total = leaves.len() as u32;
         let file = File::random(&mut rng, dtype, 19, leaves.k() as usize);

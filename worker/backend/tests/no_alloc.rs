@@ -49,12 +49,12 @@ fn batch(n_rows: u32) -> Batch {
 fn ops_allocate_nothing() {
     const ROWS_MAX: usize = 20;
     let mut rng = Rng(1);
-    let heads = Heads { n_heads: 4, n_kv_heads: 2, head_dim: 32, scale: 0.2 };
+    let heads = Heads::whole(4, 2, 32, 0.2);
     let files = common::TYPES.map(|dtype| File::random(&mut rng, dtype, 48, 128));
     for activations in [Activations::Int8, Activations::F32] {
         let cpu = cpu(Isa::detect(), 3, activations);
         let table = cpu.matrix(&files.each_ref().map(File::stored)).unwrap();
-        let leaves = Leaves::of_heads(4, 32);
+        let leaves = Leaves::o_proj(types::policy::DeviceClass::Cpu, 4, 32);
         let rows = cpu.matrix_leaves(files[4].stored(), &leaves, 0..4).unwrap();
         let weight = cpu.vector(&[1.0; 128]).unwrap();
         let (cos, sin) = (vec![1.0; 32 * 16], vec![0.0; 32 * 16]);

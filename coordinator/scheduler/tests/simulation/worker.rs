@@ -52,18 +52,19 @@ impl Worker {
     pub fn run(&mut self, step: &Step) -> StepDone {
         self.check_step(step);
         self.n_steps += 1;
+        for id in &step.ends {
+            assert!(self.held.remove(id).is_some(), "{id} ends and is not held");
+        }
         for request in &step.starts {
             self.held.insert(request.id, Held::new(request.clone()));
         }
+        assert!(self.held.len() as u32 <= self.limits.running_max, "a rank never holds more than may run");
         let mut blocks = step.blocks.iter().copied();
         step.slices.iter().for_each(|slice| self.take_blocks(slice, &mut blocks));
         assert_eq!(blocks.next(), None, "every block belongs to a slice");
         // A layer writes the rows of all slices before any of them reads.
         step.slices.iter().for_each(|slice| self.write(slice));
         let slices = step.slices.iter().map(|slice| self.read_and_draw(slice)).collect();
-        for id in &step.ends {
-            assert!(self.held.remove(id).is_some(), "{id} ends and is not held");
-        }
         StepDone { id: step.id, epoch: step.epoch, slices, micros: 1 }
     }
 
@@ -104,7 +105,7 @@ impl Worker {
     fn read_and_draw(&mut self, slice: &Slice) -> SliceDone {
         let held = self.held.get_mut(&slice.id).expect("it was there when blocks were taken");
         if held.failed {
-            return SliceDone { tokens: Vec::new(), failed: true };
+            return SliceDone { tokens: Vec::new(), failed: true, ..SliceDone::default() };
         }
         for position in 0..slice.range.end {
             let block = &self.cache[held.table[(position / BLOCK_TOKENS) as usize].0 as usize];
@@ -137,9 +138,9 @@ impl Held {
         let before = *self.prefixes.last().expect("a log has tokens");
         let Some(token) = draw(&self.request, slice.range.end, before) else {
             self.failed = true;
-            return SliceDone { tokens: Vec::new(), failed: true };
+            return SliceDone { tokens: Vec::new(), failed: true, ..SliceDone::default() };
         };
         self.prefixes.push(extend(before, token));
-        SliceDone { tokens: vec![TokenOut { token, ..TokenOut::default() }], failed: false }
+        SliceDone { tokens: vec![TokenOut { token, ..TokenOut::default() }], failed: false, ..SliceDone::default() }
     }
 }

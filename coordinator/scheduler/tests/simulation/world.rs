@@ -139,7 +139,7 @@ impl World {
             prompt[0] = rng.below(1000) as Token;
         }
         Request {
-            id: RequestId::new(7, self.n_submitted),
+            id: RequestId::new(7, self.n_submitted).unwrap(),
             tenant: TenantId(rng.below(8) / 7),
             prompt,
             sampling: Sampling {

@@ -2,13 +2,15 @@
 //!
 //! Each tile's maximum, sum and weighted V come from its own scores; tiles merge in ascending order. So a row's bits
 //! depend on its query and the positions up to its own, not on how the rows were cut into steps.
+#![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
-use super::isa::Kernel;
+use super::isa::{Isa, Kernel, dispatch};
 use super::kv::{HEAD_DIM_MAX, Kv};
 use super::lanes::{LANES, Lanes, Real};
 use super::math::exp;
 use super::memory::Shared;
 use crate::{Batch, BatchSlice, Heads};
+use std::cell::RefCell;
 use std::ops::Range;
 use types::{BLOCK_TOKENS, BlockId};
 
@@ -28,12 +30,18 @@ pub(crate) struct Attend<'a> {
     pub layer: usize,
     /// [n_rows, n_heads * head_dim]
     pub out: Shared<f32>,
-    pub items: Range<usize>,
 }
 
 /// Rows of a slice whose queries are walked together.
 fn rows_per_item(heads: &Heads) -> usize {
-    (QUERIES_MAX / (heads.n_heads / heads.n_kv_heads)).max(1)
+    (QUERIES_MAX / heads.per_kv).max(1)
+}
+
+/// The query heads that read a KV head: fewer than `per_kv` where a rank's boundary cuts the group.
+fn readers(heads: &Heads, kv_head: usize) -> Range<usize> {
+    let start = (kv_head * heads.per_kv).saturating_sub(heads.first);
+    let end = ((kv_head + 1) * heads.per_kv).saturating_sub(heads.first).min(heads.n_heads);
+    start..end
 }
 
 /// How many items the rows of a batch make.
@@ -42,20 +50,20 @@ pub(crate) fn n_items(batch: &Batch, heads: &Heads) -> usize {
     batch.slices.iter().map(|slice| slice.rows.len().div_ceil(rows) * heads.n_kv_heads).sum()
 }
 
-impl Kernel for Attend<'_> {
+impl Kernel for Items<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let rows_max = rows_per_item(self.heads);
-        let mut state = State::new();
+        let Items { attend, items, state } = self;
+        let rows_max = rows_per_item(attend.heads);
         let mut first = 0;
-        for (i, slice) in self.batch.slices.iter().enumerate() {
-            let n = slice.rows.len().div_ceil(rows_max) * self.heads.n_kv_heads;
-            let (start, end) = (self.items.start.max(first), self.items.end.min(first + n));
-            for item in start..end {
-                let (cut, kv_head) = ((item - first) / self.heads.n_kv_heads, (item - first) % self.heads.n_kv_heads);
+        for (i, slice) in attend.batch.slices.iter().enumerate() {
+            let n_kv_heads = attend.heads.n_kv_heads;
+            let n = slice.rows.len().div_ceil(rows_max) * n_kv_heads;
+            for item in items.start.max(first)..items.end.min(first + n) {
+                let (cut, kv_head) = ((item - first) / n_kv_heads, (item - first) % n_kv_heads);
                 let row = slice.rows.start as usize + cut * rows_max;
                 let rows = row..(row + rows_max).min(slice.rows.end as usize);
-                self.item::<L>(slice, self.batch.tables[self.group].of(i), rows, kv_head, &mut state);
+                attend.item::<L>(slice, attend.batch.tables[attend.group].of(i), rows, kv_head, state);
             }
             first += n;
         }
@@ -84,18 +92,34 @@ struct State {
 }
 
 impl State {
-    fn new() -> State {
-        State {
-            scores: [[0.0; TILE]; QUERIES_MAX],
-            tile: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
-            acc: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
-            largest: [0.0; QUERIES_MAX],
-            sum: [0.0; QUERIES_MAX],
-            tile_largest: [0.0; QUERIES_MAX],
-            tile_sum: [0.0; QUERIES_MAX],
-            page: [0.0; POSITIONS * HEAD_DIM_MAX],
-        }
+    const EMPTY: State = State {
+        scores: [[0.0; TILE]; QUERIES_MAX],
+        tile: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
+        acc: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
+        largest: [0.0; QUERIES_MAX],
+        sum: [0.0; QUERIES_MAX],
+        tile_largest: [0.0; QUERIES_MAX],
+        tile_sum: [0.0; QUERIES_MAX],
+        page: [0.0; POSITIONS * HEAD_DIM_MAX],
+    };
+}
+
+thread_local! {
+    /// Kept, because clearing 64 KB would cost as much as a short sequence.
+    static STATE: RefCell<State> = const { RefCell::new(State::EMPTY) };
+}
+
+impl Attend<'_> {
+    /// Computes some items; `items` is a part of `0..n_items`.
+    pub fn run(&self, isa: Isa, items: Range<usize>) {
+        STATE.with_borrow_mut(|state| dispatch(isa, Items { attend: self, items, state }));
     }
+}
+
+struct Items<'a> {
+    attend: &'a Attend<'a>,
+    items: Range<usize>,
+    state: &'a mut State,
 }
 
 impl Attend<'_> {
@@ -109,15 +133,15 @@ impl Attend<'_> {
         kv_head: usize,
         state: &mut State,
     ) {
-        let group = self.heads.n_heads / self.heads.n_kv_heads;
+        let readers = readers(self.heads, kv_head);
         let mut queries = [Query::default(); QUERIES_MAX];
         let mut n = 0;
         for row in rows.clone() {
-            for head in kv_head * group..(kv_head + 1) * group {
+            for head in readers.clone() {
                 let n_visible = slice.start as usize + row - slice.rows.start as usize + 1;
                 queries[n] = Query { row, head, n_visible };
                 n += 1;
-                let is_last = row + 1 == rows.end && head + 1 == (kv_head + 1) * group;
+                let is_last = row + 1 == rows.end && head + 1 == readers.end;
                 if n == QUERIES_MAX || is_last {
                     self.walk::<L>(&queries[..n], blocks, kv_head, state);
                     n = 0;
@@ -254,10 +278,15 @@ impl Query {
 #[inline(always)]
 fn dots<L: Lanes>(q: &[f32], k: &[[f32; LANES]]) -> L {
     let mut sums = [L::splat(0.0); LANES];
-    for (q, k) in q.chunks(LANES).zip(k.chunks(LANES)) {
-        for (sum, (q, k)) in sums.iter_mut().zip(q.iter().zip(k)) {
-            *sum = L::splat(*q).fma(L::load(k), *sum);
+    let (q_chunks, q_tail) = q.as_chunks::<LANES>();
+    let (k_chunks, k_tail) = k.as_chunks::<LANES>();
+    for (q, k) in q_chunks.iter().zip(k_chunks) {
+        for j in 0..LANES {
+            sums[j] = L::splat(q[j]).fma(L::load(&k[j]), sums[j]);
         }
+    }
+    for j in 0..q_tail.len() {
+        sums[j] = L::splat(q_tail[j]).fma(L::load(&k_tail[j]), sums[j]);
     }
     for half in [8, 4, 2, 1] {
         for i in 0..half {
@@ -270,16 +299,44 @@ fn dots<L: Lanes>(q: &[f32], k: &[[f32; LANES]]) -> L {
 /// acc += p[t] * v[t] for ascending t. v: [16, dim]
 #[inline(always)]
 fn weighted<L: Lanes>(p: &[f32], v: &[f32], dim: usize, acc: &mut [f32; HEAD_DIM_MAX]) {
-    for (d, acc) in acc.as_chunks_mut::<LANES>().0.iter_mut().enumerate().take(dim.div_ceil(LANES)) {
-        let mut sum = L::load(acc);
-        for (p, v) in p.iter().zip(v.chunks_exact(dim)) {
-            let v = &v[d * LANES..];
-            let v = match v.first_chunk::<LANES>() {
-                Some(whole) => L::load(whole),
-                None => L::load_first(v),
-            };
-            sum = L::splat(*p).fma(v, sum);
-        }
-        sum.store(acc);
+    let whole = dim / LANES * LANES;
+    let wide = whole / (4 * LANES) * 4 * LANES;
+    for column in (0..wide).step_by(4 * LANES) {
+        columns::<L, 4>(p, &v[column..], dim, &mut acc[column..]);
     }
+    for column in (wide..whole).step_by(LANES) {
+        columns::<L, 1>(p, &v[column..], dim, &mut acc[column..]);
+    }
+    if whole < dim {
+        last_columns::<L>(p, &v[whole..], dim, dim - whole, &mut acc[whole..]);
+    }
+}
+
+/// N registers of columns: enough to hide how long one product takes.
+#[inline(always)]
+fn columns<L: Lanes, const N: usize>(p: &[f32], v: &[f32], stride: usize, acc: &mut [f32]) {
+    let acc = &mut acc.as_chunks_mut::<LANES>().0[..N];
+    let mut sums = [L::splat(0.0); N];
+    for n in 0..N {
+        sums[n] = L::load(&acc[n]);
+    }
+    for t in 0..p.len() {
+        let row = &v[t * stride..].as_chunks::<LANES>().0[..N];
+        for n in 0..N {
+            sums[n] = L::splat(p[t]).fma(L::load(&row[n]), sums[n]);
+        }
+    }
+    for n in 0..N {
+        sums[n].store(&mut acc[n]);
+    }
+}
+
+#[inline(always)]
+fn last_columns<L: Lanes>(p: &[f32], v: &[f32], stride: usize, n: usize, acc: &mut [f32]) {
+    let acc = &mut acc.as_chunks_mut::<LANES>().0[0];
+    let mut sum = L::load(acc);
+    for t in 0..p.len() {
+        sum = L::splat(p[t]).fma(L::load_first(&v[t * stride..][..n]), sum);
+    }
+    sum.store(acc);
 }

@@ -42,7 +42,12 @@ impl Kv {
     /// What an op says of the layer must be what the cache was made for.
     pub(crate) fn check(&self, heads: &Heads, layer: usize) {
         let fits = self.spec.n_kv_heads == heads.n_kv_heads && self.spec.head_dim == heads.head_dim;
-        assert!(fits && layer < self.spec.n_layers, "{heads:?} of layer {layer} in a cache of {:?}", self.spec);
+        let is_read = heads.n_heads > 0 && heads.per_kv > 0 && heads.kv_of(heads.n_heads - 1) < heads.n_kv_heads;
+        assert!(
+            fits && is_read && layer < self.spec.n_layers,
+            "{heads:?} of layer {layer} in a cache of {:?}",
+            self.spec
+        );
     }
 
     /// Elements of one head's K (or V) in one block.

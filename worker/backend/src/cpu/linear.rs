@@ -2,6 +2,7 @@
 //!
 //! Accumulation runs along K in one chain per element, whatever the panel's width: a row's bits do not know its
 //! neighbours.
+#![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
 use super::isa::{Isa, Kernel, dispatch};
 use super::lanes::{LANES, Lanes};
@@ -207,12 +208,15 @@ unsafe fn at<'a, T>(at: *const u8) -> &'a T {
 /// M words at `a`.
 #[inline(always)]
 unsafe fn add_products<L: Lanes, const M: usize>(w: L, a: *const u32, acc: &mut [L; M]) {
-    for (m, acc) in acc.iter_mut().enumerate() {
+    for m in 0..M {
         // SAFETY: the caller's promise.
         let x = f32::from_bits(unsafe { *a.add(m) });
-        *acc = w.fma(L::splat(x), *acc);
+        acc[m] = w.fma(L::splat(x), acc[m]);
     }
 }
+
+/// How far ahead weights are asked for, in bytes: a few blocks, and past a page of 4 KB the hardware does not look.
+const AHEAD: usize = 2304;
 
 struct F32;
 struct F16;
@@ -272,9 +276,9 @@ impl Weights for Q8_0 {
         unsafe {
             let scale = L::from_f16(at(w));
             for group in 0..8 {
-                let bytes = L::byte_floats(L::bytes(at(w.add(32 + 64 * group))));
-                for (j, q) in bytes.into_iter().enumerate() {
-                    let weight = scale.mul(q.sub(L::splat(128.0)));
+                let q = L::byte_floats(L::bytes(at(w.add(32 + 64 * group))));
+                for j in 0..4 {
+                    let weight = scale.mul(q[j].sub(L::splat(128.0)));
                     add_products(weight, a.add((4 * group + j) * M), acc);
                 }
             }
@@ -295,10 +299,12 @@ impl Weights for Q4_1 {
             let (scale, minimum) = (L::from_f16(at(w)), L::from_f16(at(w.add(32))));
             for group in 0..4 {
                 let bytes = L::bytes(at(w.add(64 + 64 * group)));
-                for (half, nibbles) in [L::low_nibbles(bytes), L::high_nibbles(bytes)].into_iter().enumerate() {
-                    for (j, q) in L::byte_floats(nibbles).into_iter().enumerate() {
-                        add_products(scale.fma(q, minimum), a.add((8 * group + 4 * half + j) * M), acc);
-                    }
+                let (low, high) = (L::byte_floats(L::low_nibbles(bytes)), L::byte_floats(L::high_nibbles(bytes)));
+                for j in 0..4 {
+                    add_products(scale.fma(low[j], minimum), a.add((8 * group + j) * M), acc);
+                }
+                for j in 0..4 {
+                    add_products(scale.fma(high[j], minimum), a.add((8 * group + 4 + j) * M), acc);
                 }
             }
         }
@@ -313,13 +319,17 @@ impl Weights for Int8<Q8_0> {
 
     #[inline(always)]
     unsafe fn step<L: Lanes, const M: usize>(w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise: 32 bytes of scales, then 8 groups of 64; 10 × M words.
+        // SAFETY: the caller's promise: 32 bytes of scales, then 8 groups of 64; 11 × M words.
         unsafe {
-            let mut dots: [L::Int; M] = std::array::from_fn(|m| L::offset_start(*a.add(9 * M + m) as i32));
+            let mut dots = [L::int_splat(0); M];
+            for m in 0..M {
+                dots[m] = L::offset_start(*a.add(9 * M + m) as i32);
+            }
             for group in 0..8 {
+                L::prefetch(w.wrapping_add(AHEAD + 64 * group));
                 let bytes = L::bytes(at(w.add(32 + 64 * group)));
-                for (m, dot) in dots.iter_mut().enumerate() {
-                    *dot = L::dot_offset(*dot, bytes, *a.add(group * M + m) as i32);
+                for m in 0..M {
+                    dots[m] = L::dot_offset(dots[m], bytes, *a.add(group * M + m) as i32);
                 }
             }
             let scale = L::from_f16(at(w));
@@ -339,23 +349,26 @@ impl Weights for Int8<Q4_1> {
 
     #[inline(always)]
     unsafe fn step<L: Lanes, const M: usize>(w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise: 32 bytes of scales, 32 of minima, then 4 groups of 64; 10 × M words.
+        // SAFETY: the caller's promise: 32 bytes of scales, 32 of minima, then 4 groups of 64; 11 × M words.
         unsafe {
             let mut dots = [L::int_splat(0); M];
+            L::prefetch(w.wrapping_add(AHEAD));
             for group in 0..4 {
+                L::prefetch(w.wrapping_add(AHEAD + 64 + 64 * group));
                 let bytes = L::bytes(at(w.add(64 + 64 * group)));
                 let (low, high) = (L::low_nibbles(bytes), L::high_nibbles(bytes));
-                for (m, dot) in dots.iter_mut().enumerate() {
-                    *dot = L::dot_nibbles(*dot, low, *a.add(2 * group * M + m) as i32);
-                    *dot = L::dot_nibbles(*dot, high, *a.add((2 * group + 1) * M + m) as i32);
+                for m in 0..M {
+                    dots[m] = L::dot_nibbles(dots[m], low, *a.add(2 * group * M + m) as i32);
+                }
+                for m in 0..M {
+                    dots[m] = L::dot_nibbles(dots[m], high, *a.add((2 * group + 1) * M + m) as i32);
                 }
             }
             let (scale, minimum) = (L::from_f16(at(w)), L::from_f16(at(w.add(32))));
             for m in 0..M {
-                let d = f32::from_bits(*a.add(8 * M + m));
-                let sum = (*a.add(9 * M + m) as i32) as f32;
-                acc[m] = L::int_to_float(dots[m]).fma(scale.mul(L::splat(d)), acc[m]);
-                acc[m] = minimum.fma(L::splat(d * sum), acc[m]);
+                let both = scale.mul(L::splat(f32::from_bits(*a.add(8 * M + m))));
+                acc[m] = L::int_to_float(dots[m]).fma(both, acc[m]);
+                acc[m] = minimum.fma(L::splat(f32::from_bits(*a.add(10 * M + m))), acc[m]);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::lanes::Real;
 
-const LN_2_HIGH: f32 = 0.693_359_375;
+const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 /// Below this e^x is less than half of the smallest number.
 const EXP_MIN: f32 = -104.0;
@@ -22,7 +22,7 @@ pub(crate) fn exp<R: Real>(x: R) -> R {
     let p = p.fma(r, R::splat(8.333_452e-3));
     let p = p.fma(r, R::splat(4.166_579_6e-2));
     let p = p.fma(r, R::splat(1.666_666_5e-1));
-    let p = p.fma(r, R::splat(5.000_000_1e-1));
+    let p = p.fma(r, R::splat(0.5));
     let p = p.fma(r.mul(r), r).add(R::splat(1.0));
     // In two steps: 2^n itself may be out of range where e^x is not.
     let half = n.mul(R::splat(0.5)).round();

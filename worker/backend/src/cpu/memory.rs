@@ -7,7 +7,18 @@ use std::ptr::NonNull;
 /// An allocation that never moves.
 pub(crate) struct Pages {
     start: NonNull<u8>,
-    layout: Layout,
+    n_bytes: usize,
+    source: Source,
+}
+
+enum Source {
+    Heap(Layout),
+    /// Zeroed by the system when a page is first touched, by the thread that touches it.
+    #[cfg(target_os = "linux")]
+    Map {
+        base: *mut u8,
+        len: usize,
+    },
 }
 
 // SAFETY: Pages owns its bytes, as a Vec does.
@@ -20,12 +31,41 @@ const HUGE_PAGE: usize = 2 << 20;
 
 impl Pages {
     pub fn zeroed(what: &'static str, n_bytes: usize) -> Result<Pages> {
-        let failed = || Error::OutOfMemory { what, n: n_bytes };
-        let align = if n_bytes >= HUGE_PAGE { HUGE_PAGE } else { LINE };
-        let layout = Layout::from_size_align(n_bytes.max(LINE), align).map_err(|_| failed())?;
+        let pages = if n_bytes < HUGE_PAGE { Pages::heap(n_bytes) } else { Pages::large(n_bytes) };
+        pages.ok_or(Error::OutOfMemory { what, n: n_bytes })
+    }
+
+    fn heap(n_bytes: usize) -> Option<Pages> {
+        let n_bytes = n_bytes.max(1).checked_next_multiple_of(LINE)?;
+        let layout = Layout::from_size_align(n_bytes, LINE).ok()?;
         // SAFETY: the size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(failed)?;
-        Ok(Pages { start, layout })
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Pages { start, n_bytes, source: Source::Heap(layout) })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn large(n_bytes: usize) -> Option<Pages> {
+        Pages::heap(n_bytes)
+    }
+
+    /// On huge pages if the system gives them: a huge page begins on its own size, hence the surplus.
+    #[cfg(target_os = "linux")]
+    fn large(n_bytes: usize) -> Option<Pages> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        let n_bytes = n_bytes.checked_next_multiple_of(HUGE_PAGE)?;
+        let len = n_bytes.checked_add(HUGE_PAGE)?;
+        // SAFETY: a new private mapping at an address of the system's choice.
+        let base = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE).ok()?
+        };
+        let base: *mut u8 = base.cast();
+        // SAFETY: the aligned start and `n_bytes` after it lie in the mapping. Advice changes no contents.
+        let start = unsafe {
+            let start = base.add(base.align_offset(HUGE_PAGE));
+            let _ = madvise(start.cast(), n_bytes, Advice::LinuxHugepage);
+            start
+        };
+        Some(Pages { start: NonNull::new(start)?, n_bytes, source: Source::Map { base, len } })
     }
 
     pub fn start(&self) -> *mut u8 {
@@ -34,24 +74,31 @@ impl Pages {
 
     pub fn floats(&self) -> &[f32] {
         // SAFETY: aligned for f32, initialized, and any bits are an f32.
-        unsafe { std::slice::from_raw_parts(self.start().cast(), self.layout.size() / 4) }
+        unsafe { std::slice::from_raw_parts(self.start().cast(), self.n_bytes / 4) }
     }
 
     pub fn floats_mut(&mut self) -> &mut [f32] {
         // SAFETY: as above, and borrowed by nobody else.
-        unsafe { std::slice::from_raw_parts_mut(self.start().cast(), self.layout.size() / 4) }
+        unsafe { std::slice::from_raw_parts_mut(self.start().cast(), self.n_bytes / 4) }
     }
 
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: initialized, and owned.
-        unsafe { std::slice::from_raw_parts(self.start(), self.layout.size()) }
+        unsafe { std::slice::from_raw_parts(self.start(), self.n_bytes) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: allocated by `zeroed` with this layout.
-        unsafe { dealloc(self.start(), self.layout) }
+        match self.source {
+            // SAFETY: allocated by `heap` with this layout.
+            Source::Heap(layout) => unsafe { dealloc(self.start(), layout) },
+            #[cfg(target_os = "linux")]
+            // SAFETY: mapped by `large`, and nobody holds a reference any more.
+            Source::Map { base, len } => unsafe {
+                let _ = rustix::mm::munmap(base.cast(), len);
+            },
+        }
     }
 }
 

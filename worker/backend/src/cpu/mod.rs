@@ -12,6 +12,8 @@ mod memory;
 mod pack;
 mod panels;
 mod pointwise;
+mod rows;
+mod sample;
 mod team;
 
 pub use isa::Isa;
@@ -250,7 +252,8 @@ impl Attention for Cpu {
         let qkv = qkv.rows(n_rows, heads.qkv_cols());
         let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
         let n_items = attention::n_items(batch, heads);
-        self.spread(n_items, |items| attention::Attend { qkv, kv, heads, batch, group, layer, out, items });
+        let attend = attention::Attend { qkv, kv, heads, batch, group, layer, out };
+        self.team.run(n_items, &|items| attend.run(self.config.isa, items));
     }
 }
 
@@ -297,3 +300,5 @@ impl Pointwise for Cpu {
         }
     }
 }
+
+impl crate::Device for Cpu {}

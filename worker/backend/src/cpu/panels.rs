@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! f32    per k:       one float of each row
-//! int8   per 32 k:    8 × (4 bytes of each row) · scale of each row · sum of the block of each row
+//! int8   per 32 k:    8 × (4 bytes of each row) · scale of each row · sum of q of each row · scale × sum of each row
 //! ```
 //! A row's numbers depend on that row alone; which panel it lies in is a matter of speed.
 
@@ -13,8 +13,8 @@ use std::ops::Range;
 
 /// Elements per quantized block.
 pub(crate) const BLOCK: usize = 32;
-/// Words per row and block: 32 bytes, a scale, a sum.
-pub(crate) const BLOCK_WORDS: usize = 10;
+/// Words per row and block: 32 bytes, a scale, a sum, their product.
+pub(crate) const BLOCK_WORDS: usize = 11;
 /// Rows of a full panel.
 pub(crate) const PANEL_ROWS: usize = 12;
 
@@ -45,7 +45,7 @@ pub(crate) fn panel(n_rows: usize, i: usize) -> Panel {
 
 /// The words that the panels of so many rows take.
 pub(crate) fn n_words(n_rows: usize, k: usize) -> Option<usize> {
-    // An int8 block has 10 words for 32 elements: f32 is the larger of the two.
+    // An int8 block has 11 words for 32 elements: f32 is the larger of the two.
     n_rows.checked_next_multiple_of(PANEL_ROWS)?.checked_mul(k.checked_next_multiple_of(BLOCK)?)
 }
 
@@ -109,6 +109,7 @@ fn quantize_row<L: Lanes>(row: &[f32], width: usize, lane: usize, to: &mut [u32]
         }
         to[8 * width + lane] = scale.to_bits();
         to[9 * width + lane] = sum as u32;
+        to[10 * width + lane] = (scale * sum as f32).to_bits();
     }
 }
 

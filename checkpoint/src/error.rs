@@ -1,0 +1,63 @@
+//! What can be wrong with a model on disk, and on its way there.
+
+use std::path::{Path, PathBuf};
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{}: {source}", path.display())]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// The bytes contradict their own format, or each other.
+    #[error("{}: {what}", path.display())]
+    Malformed { path: PathBuf, what: String },
+    /// Sound, but nothing here serves it.
+    #[error("{}: {what} is not supported", path.display())]
+    Unsupported { path: PathBuf, what: String },
+    #[error("{}: there is no tensor {name}", path.display())]
+    NoTensor { path: PathBuf, name: String },
+    #[error("the tokenizer failed: {0}")]
+    Tokenizer(String),
+    #[error("the chat template failed: {0}")]
+    Template(String),
+    #[error("there is no model {model}: {why}")]
+    NotFound { model: String, why: String },
+    #[error("{what} could not be fetched: {why}")]
+    Fetch { what: String, why: String },
+    #[error("{what} has the sha256 {found}, and {expected} was expected")]
+    Checksum { what: String, found: String, expected: String },
+}
+
+impl Error {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
+        |source| Error::Io { path: path.to_owned(), source }
+    }
+
+    pub(crate) fn fault(path: &Path) -> impl FnOnce(Fault) -> Error + '_ {
+        |fault| match fault {
+            Fault::Malformed(what) => Error::Malformed { path: path.to_owned(), what },
+            Fault::Unsupported(what) => Error::Unsupported { path: path.to_owned(), what },
+        }
+    }
+}
+
+/// What a parser of bytes says, before anybody adds which file it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    Malformed(String),
+    Unsupported(String),
+}
+
+impl Fault {
+    pub(crate) fn malformed<T>(what: impl Into<String>) -> std::result::Result<T, Fault> {
+        Err(Fault::Malformed(what.into()))
+    }
+
+    pub(crate) fn unsupported<T>(what: impl Into<String>) -> std::result::Result<T, Fault> {
+        Err(Fault::Unsupported(what.into()))
+    }
+}

@@ -1,0 +1,33 @@
+//! Bytes of each part of a model as stored: what a shard table is made of. Knows no ranks.
+
+use crate::{Checkpoint, names};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    pub embedding: u64,
+    /// By layer, in order.
+    pub layers: Vec<u64>,
+    pub norm: u64,
+    /// Zero where the head is the embedding.
+    pub head: u64,
+}
+
+impl Sizes {
+    pub(crate) fn of(checkpoint: &Checkpoint) -> Sizes {
+        let mut sizes = Sizes { layers: vec![0; checkpoint.spec().n_layers as usize], ..Sizes::default() };
+        for expected in names::expected(checkpoint.spec()) {
+            let bytes = checkpoint.find(&expected.name).map_or(0, |tensor| tensor.bytes.len() as u64);
+            match (expected.layer, expected.name.as_str()) {
+                (Some(layer), _) => sizes.layers[layer as usize] += bytes,
+                (None, names::EMBEDDING) => sizes.embedding += bytes,
+                (None, names::HEAD) => sizes.head += bytes,
+                (None, _) => sizes.norm += bytes,
+            }
+        }
+        sizes
+    }
+
+    pub fn total(&self) -> u64 {
+        self.embedding + self.layers.iter().sum::<u64>() + self.norm + self.head
+    }
+}

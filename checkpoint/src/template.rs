@@ -1,0 +1,291 @@
+//! A chat to a prompt, by the template that comes with the model. Knows Jinja as transformers runs it, and no tokens.
+
+use crate::error::{Error, Fault, Result};
+use crate::gguf::Gguf;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Value};
+use minijinja::{Environment, ErrorKind, UndefinedBehavior, context};
+use std::path::Path;
+
+const TEMPLATE_BYTES_MAX: usize = 1 << 20;
+/// Instructions that one rendering may take: a chat of thousands of messages takes a small part of it.
+const FUEL: u64 = 50_000_000;
+
+/// One message of a chat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    pub role: String,
+    pub content: String,
+}
+
+#[derive(Clone, Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: Option<String>,
+    eos: Option<String>,
+}
+
+const NAME: &str = "chat";
+
+impl ChatTemplate {
+    /// Compiles a template. `bos` and `eos` are the texts that it knows as `bos_token` and `eos_token`.
+    pub fn new(source: &str, bos: Option<String>, eos: Option<String>) -> Result<ChatTemplate> {
+        if source.len() > TEMPLATE_BYTES_MAX {
+            let n = source.len();
+            return Err(Error::Template(format!("{n} bytes are more than the {TEMPLATE_BYTES_MAX} of any template")));
+        }
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?;
+        environment.set_syntax(syntax);
+        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+        environment.set_fuel(Some(FUEL));
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", to_json);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        environment.add_template_owned(NAME, without_generation_marks(source)).map_err(failed)?;
+        Ok(ChatTemplate { environment, bos, eos })
+    }
+
+    /// The prompt. With `add_generation_prompt` it ends where the answer begins.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        let template = self.environment.get_template(NAME).map_err(failed)?;
+        let messages = messages
+            .iter()
+            .map(|message| Value::from_pairs([("role", message.role.as_str()), ("content", message.content.as_str())]));
+        let variables = context! {
+            messages => Value::from(messages.collect::<Vec<Value>>()),
+            add_generation_prompt => add_generation_prompt,
+            bos_token => text_or_undefined(&self.bos),
+            eos_token => text_or_undefined(&self.eos),
+            tools => Value::from(()),
+            documents => Value::from(()),
+        };
+        template.render(variables).map_err(failed)
+    }
+}
+
+impl ChatTemplate {
+    pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Option<ChatTemplate>> {
+        let Some(source) = gguf.text(bytes, "tokenizer.chat_template").map_err(Error::fault(path))? else {
+            return Ok(None);
+        };
+        let text_of = |which: &str| -> std::result::Result<Option<String>, Fault> {
+            let tokens = gguf.texts(bytes, "tokenizer.ggml.tokens")?.unwrap_or_default();
+            let id = gguf.unsigned(&format!("tokenizer.ggml.{which}_token_id"))?;
+            Ok(id.and_then(|id| tokens.get(usize::try_from(id).ok()?).map(|text| (*text).to_owned())))
+        };
+        let bos = text_of("bos").map_err(Error::fault(path))?;
+        let eos = text_of("eos").map_err(Error::fault(path))?;
+        ChatTemplate::new(source, bos, eos).map(Some)
+    }
+
+    /// From `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`.
+    pub(crate) fn from_folder(folder: &Path) -> Result<Option<ChatTemplate>> {
+        let config = crate::read_json_if_there(&folder.join("tokenizer_config.json"))?;
+        let file = folder.join("chat_template.jinja");
+        let source =
+            if file.exists() { Some(crate::read_text(&file)?) } else { named_template(&config["chat_template"]) };
+        let Some(source) = source else { return Ok(None) };
+        ChatTemplate::new(&source, token_text(&config["bos_token"]), token_text(&config["eos_token"])).map(Some)
+    }
+}
+
+fn text_or_undefined(text: &Option<String>) -> Value {
+    text.as_deref().map_or(Value::UNDEFINED, Value::from)
+}
+
+/// One template, or of several the one that is called `default`.
+fn named_template(value: &serde_json::Value) -> Option<String> {
+    let of_list = |list: &Vec<serde_json::Value>| {
+        let default = list.iter().find(|entry| entry["name"] == "default").or(list.first())?;
+        default["template"].as_str().map(str::to_owned)
+    };
+    value.as_str().map(str::to_owned).or_else(|| value.as_array().and_then(of_list))
+}
+
+/// A token is written as its text, or as an object that holds it.
+pub(crate) fn token_text(value: &serde_json::Value) -> Option<String> {
+    value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned)
+}
+
+/// `{% generation %}` marks what a training loss looks at. A condition that is always true keeps the whitespace control.
+fn without_generation_marks(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(len) = rest[start..].find("%}") else { break };
+        let (before, tag) = (&rest[..start], &rest[start + 2..start + len]);
+        out.push_str(before);
+        out.push_str("{%");
+        match tag.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+') {
+            "generation" => out.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
+            _ => out.push_str(tag),
+        }
+        out.push_str("%}");
+        rest = &rest[start + len + 2..];
+    }
+    out + rest
+}
+
+fn failed(error: minijinja::Error) -> Error {
+    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    Error::Template(match (error.kind(), error.line()) {
+        (ErrorKind::OutOfFuel, _) => format!("it did not end within {FUEL} instructions"),
+        (_, Some(line)) => format!("{detail} (line {line})"),
+        (_, None) => detail,
+    })
+}
+
+fn raise_exception(message: String) -> std::result::Result<Value, minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+}
+
+fn strftime_now(format: &str) -> std::result::Result<String, minijinja::Error> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    date::format(format, now.as_secs()).map_err(|what| minijinja::Error::new(ErrorKind::InvalidOperation, what))
+}
+
+/// Python's `json.dumps(value, ensure_ascii=False)`, which is what templates were written for.
+fn to_json(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinja::Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let sort: Option<bool> = options.get("sort_keys")?;
+    let _: Option<Value> = options.get("ensure_ascii")?;
+    options.assert_all_used()?;
+    let tree = serde_json::to_value(value)
+        .map_err(|error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    let mut out = String::new();
+    json::write(&tree, indent.map(|n| n.min(16)), sort.unwrap_or(false), 0, &mut out);
+    Ok(Value::from_safe_string(out))
+}
+
+/// JSON as Python writes it.
+mod json {
+    use serde_json::Value;
+
+    pub fn write(value: &Value, indent: Option<usize>, sort: bool, depth: usize, out: &mut String) {
+        match value {
+            Value::Array(list) => {
+                let items = list.iter().map(|item| (None, item)).collect();
+                items_between(['[', ']'], items, indent, sort, depth, out);
+            }
+            Value::Object(object) => {
+                let mut items: Vec<_> = object.iter().map(|(key, item)| (Some(key), item)).collect();
+                if sort {
+                    items.sort_by_key(|(key, _)| *key);
+                }
+                items_between(['{', '}'], items, indent, sort, depth, out);
+            }
+            leaf => out.push_str(&leaf.to_string()),
+        }
+    }
+
+    fn items_between(
+        [open, close]: [char; 2],
+        items: Vec<(Option<&String>, &Value)>,
+        indent: Option<usize>,
+        sort: bool,
+        depth: usize,
+        out: &mut String,
+    ) {
+        let empty = items.is_empty();
+        out.push(open);
+        for (i, (key, item)) in items.into_iter().enumerate() {
+            match indent {
+                Some(indent) => {
+                    out.push_str(if i == 0 { "\n" } else { ",\n" });
+                    out.extend(std::iter::repeat_n(' ', indent * (depth + 1)));
+                }
+                None if i > 0 => out.push_str(", "),
+                None => {}
+            }
+            if let Some(key) = key {
+                out.push_str(&Value::String(key.clone()).to_string());
+                out.push_str(": ");
+            }
+            write(item, indent, sort, depth + 1, out);
+        }
+        if let (Some(indent), false) = (indent, empty) {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent * depth));
+        }
+        out.push(close);
+    }
+}
+
+/// Dates as templates ask for them, in UTC.
+mod date {
+    const MONTHS: [&str; 12] = [
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
+    ];
+    const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
+
+    pub fn format(format: &str, seconds: u64) -> Result<String, String> {
+        let (days, second) = (seconds / 86_400, seconds % 86_400);
+        let (year, month, day) = civil(days);
+        let mut out = String::new();
+        let mut characters = format.chars();
+        while let Some(character) = characters.next() {
+            if character != '%' {
+                out.push(character);
+                continue;
+            }
+            match characters.next() {
+                Some('Y') => out.push_str(&year.to_string()),
+                Some('y') => out.push_str(&format!("{:02}", year % 100)),
+                Some('m') => out.push_str(&format!("{month:02}")),
+                Some('d') => out.push_str(&format!("{day:02}")),
+                Some('B') => out.push_str(MONTHS[month - 1]),
+                Some('b') => out.push_str(&MONTHS[month - 1][..3]),
+                Some('A') => out.push_str(DAYS[(days as usize + 3) % 7]),
+                Some('a') => out.push_str(&DAYS[(days as usize + 3) % 7][..3]),
+                Some('H') => out.push_str(&format!("{:02}", second / 3600)),
+                Some('M') => out.push_str(&format!("{:02}", second / 60 % 60)),
+                Some('S') => out.push_str(&format!("{:02}", second % 60)),
+                Some('%') => out.push('%'),
+                other => return Err(format!("strftime_now does not know %{}", other.map_or(' ', |other| other))),
+            }
+        }
+        Ok(out)
+    }
+
+    /// Year, month from 1 and day of a day counted from 1970-01-01, by the proleptic Gregorian calendar in eras of 400
+    /// years that begin on March 1.
+    fn civil(days: u64) -> (u64, usize, u64) {
+        let days = days + 719_468;
+        let day_of_era = days % 146_097;
+        let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        let month_from_march = (5 * day_of_year + 2) / 153;
+        let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+        let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+        let year = year_of_era + days / 146_097 * 400 + u64::from(month <= 2);
+        (year, month as usize, day)
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::format;
+
+        #[test]
+        fn known_dates() {
+            let check = |seconds, expect: &str| assert_eq!(format("%A %d %b %Y %H:%M:%S", seconds).unwrap(), expect);
+            check(0, "Thursday 01 Jan 1970 00:00:00");
+            check(951_782_400, "Tuesday 29 Feb 2000 00:00:00");
+            check(1_785_024_000, "Sunday 26 Jul 2026 00:00:00");
+            assert!(format("%Q", 0).unwrap_err().contains("%Q"));
+        }
+    }
+}

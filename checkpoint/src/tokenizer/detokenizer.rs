@@ -1,0 +1,59 @@
+//! Tokens to text as they come. Knows only bytes and where a character ends.
+
+use crate::tokenizer::Tokenizer;
+use types::Token;
+
+/// One answer. `pending` is the beginning of a character whose end has not come: at most three bytes between pushes.
+#[derive(Clone)]
+pub struct Detokenizer {
+    tokenizer: Tokenizer,
+    skip_special: bool,
+    pending: Vec<u8>,
+    text: String,
+}
+
+impl Detokenizer {
+    pub(super) fn new(tokenizer: Tokenizer, skip_special: bool) -> Detokenizer {
+        Detokenizer { tokenizer, skip_special, pending: Vec::new(), text: String::new() }
+    }
+
+    /// The characters that this token completes. Only bytes that can be no character become U+FFFD, and all pushes
+    /// together are what `decode` gives.
+    pub fn push(&mut self, token: Token) -> &str {
+        self.text.clear();
+        if !(self.skip_special && self.tokenizer.is_special(token)) {
+            self.pending.extend_from_slice(self.tokenizer.token_bytes(token));
+            self.take_whole_characters();
+        }
+        &self.text
+    }
+
+    /// What is left when no token follows: nothing, or one U+FFFD for a character that was begun.
+    pub fn finish(&mut self) -> &str {
+        self.text.clear();
+        self.text.push_str(&String::from_utf8_lossy(&self.pending));
+        self.pending.clear();
+        &self.text
+    }
+
+    fn take_whole_characters(&mut self) {
+        let mut at = 0;
+        for chunk in self.pending.utf8_chunks() {
+            self.text.push_str(chunk.valid());
+            at += chunk.valid().len();
+            let invalid = chunk.invalid();
+            let last = at + invalid.len() == self.pending.len();
+            if invalid.is_empty() || (last && may_go_on(invalid)) {
+                break;
+            }
+            self.text.push(char::REPLACEMENT_CHARACTER);
+            at += invalid.len();
+        }
+        self.pending.drain(..at);
+    }
+}
+
+/// Whether bytes are the beginning of a character, and no more.
+fn may_go_on(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+}

@@ -1,0 +1,146 @@
+//! A tokenizer from `tokenizer.json`. The format is the `tokenizers` crate's; here is what it must be told before it
+//! believes a file, and the table of bytes.
+
+use crate::error::{Error, Fault, Result};
+use crate::tokenizer::pieces::{Pieces, Spelling, missing_bytes};
+use crate::tokenizer::{Tokenizer, VOCAB_MAX};
+use serde_json::Value;
+use std::collections::HashSet;
+use std::path::Path;
+use types::{Token, Tokens};
+
+impl Tokenizer {
+    pub(crate) fn from_file(path: &Path) -> Result<Tokenizer> {
+        let mut json = crate::read_json(path)?;
+        let failed = |what: String| Error::Malformed { path: path.to_owned(), what };
+        tokenizers::canonicalize_value(&mut json).map_err(|error| failed(error.to_string()))?;
+        check_merges(&json).map_err(Error::fault(path))?;
+        let table = Table::read(&json).map_err(Error::fault(path))?;
+        complete(&mut json, table.pieces.len());
+        let pipeline = tokenizers::from_json(&json.to_string()).map_err(|error| failed(error.to_string()))?;
+        for (text, id) in &table.added {
+            if pipeline.get_added_vocabulary().token_to_id(text) != Some(*id) {
+                return Err(failed(format!("the added token {text:?} cannot have the id {id}")));
+            }
+        }
+        Tokenizer::new(pipeline, table.pieces, Tokens::new(), Tokens::new())
+    }
+}
+
+/// Gives a byte-level vocabulary the bytes that it lacks, with ids from `n_vocab` on.
+fn complete(json: &mut Value, n_vocab: usize) {
+    let model = &mut json["model"];
+    if model["byte_level"] == true
+        && let Some(vocab) = model["vocab"].as_object_mut()
+    {
+        let missing = missing_bytes(|text| vocab.contains_key(text));
+        vocab.extend(missing.into_iter().zip(n_vocab..).map(|(text, id)| (text, id.into())));
+    }
+}
+
+struct Table {
+    pieces: Pieces,
+    added: Vec<(String, Token)>,
+}
+
+impl Table {
+    fn read(json: &Value) -> std::result::Result<Table, Fault> {
+        let spelling = spelling(json)?;
+        let mut tokens: Vec<(Vec<u8>, bool)> = Vec::new();
+        let mut put = |id: u64, bytes: Vec<u8>, special: bool| {
+            let Some(id) = usize::try_from(id).ok().filter(|id| *id < VOCAB_MAX) else {
+                return Fault::malformed(format!("a token has the id {id}, where {VOCAB_MAX} are believed"));
+            };
+            if tokens.len() <= id {
+                tokens.resize(id + 1, (Vec::new(), false));
+            }
+            tokens[id] = (bytes, special);
+            Ok(())
+        };
+        for (text, id) in model_tokens(&json["model"])? {
+            put(id, spelling.bytes(text), false)?;
+        }
+        let mut added = Vec::new();
+        for token in json["added_tokens"].as_array().into_iter().flatten() {
+            let (Some(id), Some(text)) = (token["id"].as_u64(), token["content"].as_str()) else {
+                return Fault::malformed(format!("the added token {token} has no id or no content"));
+            };
+            put(id, text.as_bytes().to_vec(), token["special"].as_bool().unwrap_or(false))?;
+            if !text.is_empty() && !token["normalized"].as_bool().unwrap_or(false) {
+                added.push((text.to_owned(), id as Token));
+            }
+        }
+        Ok(Table { pieces: Pieces::collect(tokens.into_iter())?, added })
+    }
+}
+
+/// Texts and ids: an object of them, or a list of pairs of text and score.
+fn model_tokens(model: &Value) -> std::result::Result<Vec<(&str, u64)>, Fault> {
+    match &model["vocab"] {
+        Value::Object(vocab) => vocab
+            .iter()
+            .map(|(text, id)| match id.as_u64() {
+                Some(id) => Ok((text.as_str(), id)),
+                None => Fault::malformed(format!("the token {text:?} has the id {id}")),
+            })
+            .collect(),
+        Value::Array(vocab) => (0..)
+            .zip(vocab)
+            .map(|(id, pair)| match pair[0].as_str() {
+                Some(text) => Ok((text, id)),
+                None => Fault::malformed(format!("the token {id} has no text")),
+            })
+            .collect(),
+        _ => Fault::malformed("the tokenizer has no vocabulary"),
+    }
+}
+
+fn spelling(json: &Value) -> std::result::Result<Spelling, Fault> {
+    let model = &json["model"];
+    if model["byte_level"].as_bool() == Some(true) {
+        return Ok(Spelling::ByteLevel);
+    }
+    match model["type"].as_str() {
+        Some("BPE" | "Unigram") => decoder_is_sentence_piece(&json["decoder"]).map(|()| Spelling::SentencePiece),
+        Some(other) => Fault::unsupported(format!("the tokenizer model {other}")),
+        None => Fault::malformed("the tokenizer's model has no type"),
+    }
+}
+
+/// Whether all that decoding does is what the table of bytes does.
+fn decoder_is_sentence_piece(decoder: &Value) -> std::result::Result<(), Fault> {
+    match decoder["type"].as_str() {
+        Some("Sequence") => {
+            decoder["decoders"].as_array().into_iter().flatten().try_for_each(decoder_is_sentence_piece)
+        }
+        Some("ByteFallback" | "Fuse" | "Strip") => Ok(()),
+        Some("Replace") if decoder["pattern"]["String"] == "▁" && decoder["content"] == " " => Ok(()),
+        Some("Metaspace") if decoder["replacement"] == "▁" => Ok(()),
+        Some(other) => Fault::unsupported(format!("the decoder {other} of the tokenizer")),
+        None => Fault::unsupported("a tokenizer without a decoder"),
+    }
+}
+
+/// Each merge joins two tokens to a token, and no affix is put on any: what the merging relies on.
+fn check_merges(json: &Value) -> std::result::Result<(), Fault> {
+    let model = &json["model"];
+    for affix in ["continuing_subword_prefix", "end_of_word_suffix"] {
+        if model[affix].as_str().is_some_and(|affix| !affix.is_empty()) {
+            return Fault::unsupported(format!("a tokenizer with {affix}"));
+        }
+    }
+    let (Some(vocab), Some(merges)) = (model["vocab"].as_object(), model["merges"].as_array()) else {
+        return Ok(());
+    };
+    let known: HashSet<&str> = vocab.keys().map(String::as_str).collect();
+    for merge in merges {
+        let (Some(left), Some(right)) = (merge[0].as_str(), merge[1].as_str()) else {
+            return Fault::malformed(format!("the merge {merge} is not two tokens"));
+        };
+        let joined = format!("{left}{right}");
+        if let Some(missing) = [left, right, &joined].into_iter().find(|token| !known.contains(token)) {
+            return Fault::malformed(format!("the merge {merge} needs {missing:?}, which is not in the vocabulary"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! Text to token ids and back. Knows nothing of models or chats.
+//!
+//! Encoding is the `tokenizers` crate's. Decoding is a table of each token's bytes: a token costs a copy, whatever came
+//! before it.
+
+mod detokenizer;
+mod from_gguf;
+mod from_json;
+mod pieces;
+
+pub use detokenizer::Detokenizer;
+
+use crate::error::{Error, Result};
+use crate::tokenizer::pieces::Pieces;
+use std::sync::Arc;
+use tokenizers::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer};
+use types::{Token, Tokens};
+
+/// A GGUF's token kinds that matter: what is matched in a text as a whole, and what is not text at all.
+pub(crate) const KIND_CONTROL: i64 = 3;
+const KIND_USER_DEFINED: i64 = 4;
+const KIND_UNUSED: i64 = 5;
+
+/// Longer texts are refused: no context holds them, and their offsets are 32 bits wide.
+pub const TEXT_BYTES_MAX: usize = 64 << 20;
+
+/// More than any vocabulary has: an id sizes the tables.
+const VOCAB_MAX: usize = 1 << 22;
+
+/// Cheap to clone; all clones share one vocabulary.
+#[derive(Clone)]
+pub struct Tokenizer(Arc<Parts>);
+
+struct Parts {
+    pipeline: PipelineTokenizer,
+    pieces: Pieces,
+    /// What `add_special` puts around a text where the pipeline does not.
+    before: Tokens,
+    after: Tokens,
+}
+
+impl Tokenizer {
+    fn new(pipeline: PipelineTokenizer, pieces: Pieces, before: Tokens, after: Tokens) -> Result<Tokenizer> {
+        let tokenizer = Tokenizer(Arc::new(Parts { pipeline, pieces, before, after }));
+        // A part that cannot run says so now, and not to the first client.
+        tokenizer.encode("It's 2026, naïve  😀\n", true)?;
+        Ok(tokenizer)
+    }
+
+    /// The ids of a text. Control tokens that are spelled out in it become themselves; `add_special` puts around it what
+    /// the model expects around a text (not around a rendered chat, whose template has done that).
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Tokens> {
+        if text.len() > TEXT_BYTES_MAX {
+            let n = text.len();
+            return Err(Error::Tokenizer(format!("a text of {n} bytes is longer than {TEXT_BYTES_MAX}")));
+        }
+        let options = EncodeOptions {
+            add_special_tokens: add_special,
+            encode_special_tokens: false,
+            padding: Override::Off,
+            truncation: Override::Off,
+        };
+        let mut ids = Vec::new();
+        self.0.pipeline.encode_into(text, &options, &mut ids).map_err(|error| Error::Tokenizer(error.to_string()))?;
+        // A byte that the vocabulary lacks has an id behind it.
+        let ids: Tokens =
+            PipelineToken::cast_slice(&ids).iter().copied().filter(|id| (*id as usize) < self.n_vocab()).collect();
+        let (before, after): (&[Token], &[Token]) =
+            if add_special { (&self.0.before, &self.0.after) } else { (&[], &[]) };
+        Ok([before, &ids, after].concat())
+    }
+
+    /// One more than the largest id.
+    pub fn n_vocab(&self) -> usize {
+        self.0.pieces.len()
+    }
+
+    /// What a token adds to a text; a part of a character, maybe. Nothing for an id that there is not.
+    pub fn token_bytes(&self, id: Token) -> &[u8] {
+        self.0.pieces.bytes(id)
+    }
+
+    /// Whether it is a control token, which is not part of what a model says.
+    pub fn is_special(&self, id: Token) -> bool {
+        self.0.pieces.is_special(id)
+    }
+
+    /// The id of a control token or another that is matched whole.
+    pub fn added_token(&self, text: &str) -> Option<Token> {
+        self.0.pipeline.get_added_vocabulary().token_to_id(text)
+    }
+
+    /// The text of a whole answer. Bytes that are no character become U+FFFD.
+    pub fn decode(&self, tokens: &[Token], skip_special: bool) -> String {
+        let mut bytes = Vec::new();
+        for token in tokens {
+            if !(skip_special && self.is_special(*token)) {
+                bytes.extend_from_slice(self.token_bytes(*token));
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The text of an answer as it comes, control tokens left out.
+    pub fn stream(&self) -> Detokenizer {
+        Detokenizer::new(self.clone(), true)
+    }
+
+    /// The text of an answer as it comes, control tokens spelled out.
+    pub fn stream_with_special(&self) -> Detokenizer {
+        Detokenizer::new(self.clone(), false)
+    }
+}
+
+/// What a byte-level vocabulary calls each byte.
+#[cfg(test)]
+pub(crate) fn test_alphabet() -> Vec<String> {
+    pieces::missing_bytes(|_| false)
+}

@@ -1,0 +1,130 @@
+//! What each token is in bytes, and which are control tokens. Knows the two alphabets that vocabularies are written in.
+
+use crate::error::Fault;
+use types::Token;
+
+/// One run of bytes for all tokens: `bytes[starts[id]..starts[id + 1]]` is token `id`.
+pub(super) struct Pieces {
+    bytes: Vec<u8>,
+    starts: Vec<u32>,
+    special: Vec<bool>,
+}
+
+/// The alphabet of a vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// A printable character for each byte, as GPT-2 has it.
+    ByteLevel,
+    /// Text with `▁` for a space, and `<0x0A>` for a byte that is no token's text.
+    SentencePiece,
+}
+
+impl Pieces {
+    /// Takes the tokens in order of their ids.
+    pub fn collect(tokens: impl Iterator<Item = (Vec<u8>, bool)>) -> Result<Pieces, Fault> {
+        let mut pieces = Pieces { bytes: Vec::new(), starts: vec![0], special: Vec::new() };
+        for (bytes, special) in tokens {
+            pieces.bytes.extend_from_slice(&bytes);
+            let Ok(end) = u32::try_from(pieces.bytes.len()) else {
+                return Fault::malformed("a vocabulary of more than 4 GiB");
+            };
+            pieces.starts.push(end);
+            pieces.special.push(special);
+        }
+        Ok(pieces)
+    }
+
+    pub fn len(&self) -> usize {
+        self.special.len()
+    }
+
+    pub fn bytes(&self, id: Token) -> &[u8] {
+        let id = id as usize;
+        if id < self.len() { &self.bytes[self.starts[id] as usize..self.starts[id + 1] as usize] } else { &[] }
+    }
+
+    pub fn is_special(&self, id: Token) -> bool {
+        self.special.get(id as usize).copied().unwrap_or(false)
+    }
+}
+
+impl Spelling {
+    pub fn bytes(self, token: &str) -> Vec<u8> {
+        match self {
+            Spelling::ByteLevel => {
+                let mut bytes = Vec::with_capacity(token.len());
+                for character in token.chars() {
+                    match byte_of(character) {
+                        Some(byte) => bytes.push(byte),
+                        None => bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes()),
+                    }
+                }
+                bytes
+            }
+            Spelling::SentencePiece => match byte_token(token) {
+                Some(byte) => vec![byte],
+                None => token.replace('▁', " ").into_bytes(),
+            },
+        }
+    }
+}
+
+/// The byte that `<0x0A>` names.
+fn byte_token(token: &str) -> Option<u8> {
+    let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    if hex.len() == 2 { u8::from_str_radix(hex, 16).ok() } else { None }
+}
+
+/// GPT-2's alphabet: printable bytes are themselves, and the 68 others follow from U+0100 on, in order.
+fn byte_of(character: char) -> Option<u8> {
+    const PRINTABLE: [std::ops::RangeInclusive<u32>; 3] = [0x21..=0x7E, 0xA1..=0xAC, 0xAE..=0xFF];
+    let code = u32::from(character);
+    if PRINTABLE.iter().any(|range| range.contains(&code)) {
+        return u8::try_from(code).ok();
+    }
+    match code.checked_sub(0x100)? {
+        i @ 0..=0x20 => Some(i as u8),
+        i @ 0x21..=0x42 => Some((i - 0x21 + 0x7F) as u8),
+        0x43 => Some(0xAD),
+        _ => None,
+    }
+}
+
+/// The other way: what a byte-level vocabulary calls a byte.
+fn character_of(byte: u8) -> char {
+    let code = match byte {
+        0..=0x20 => 0x100 + u32::from(byte),
+        0x7F..=0xA0 => 0x100 + 0x21 + u32::from(byte) - 0x7F,
+        0xAD => 0x143,
+        printable => u32::from(printable),
+    };
+    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+/// The bytes that a byte-level vocabulary has no token for, as it would spell them. Some small models lack a few control
+/// characters. The merging wants all 256, so these get ids behind the last, and are dropped from what it gives.
+pub(super) fn missing_bytes(known: impl Fn(&str) -> bool) -> Vec<String> {
+    (0..=255).map(|byte| character_of(byte).to_string()).filter(|text| !known(text)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_has_one_character() {
+        let mut bytes: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
+        assert!((0..=255).all(|byte| byte_of(character_of(byte)) == Some(byte)));
+        bytes.sort_unstable();
+        assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn spellings() {
+        assert_eq!(Spelling::ByteLevel.bytes("ĠtheĊ"), b" the\n");
+        assert_eq!(Spelling::ByteLevel.bytes("Ã©"), "é".as_bytes());
+        assert_eq!(Spelling::SentencePiece.bytes("▁the"), b" the");
+        assert_eq!(Spelling::SentencePiece.bytes("<0x0A>"), b"\n");
+        assert_eq!(Spelling::SentencePiece.bytes("<0x0AB>"), b"<0x0AB>");
+    }
+}

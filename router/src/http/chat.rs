@@ -1,0 +1,141 @@
+//! `/v1/chat/completions`.
+
+use crate::config::Limits;
+use crate::generate::Front;
+use crate::http::answer::{Asked, Shape, answer, token_text};
+use crate::http::error::HttpError;
+use crate::http::fields::{Fields, wrong};
+use crate::http::read;
+use crate::refusal::Refusal;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use checkpoint::Tokenizer;
+use proto::v1;
+use proto::v1::generate_request::Input;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+pub async fn chat(State(front): State<Arc<Front>>, request: Request) -> Result<Response, HttpError> {
+    let asked = ask(read(&front, request).await?, &front.config.limits)?;
+    answer(front, asked, Chat).await
+}
+
+fn ask(mut fields: Fields, limits: &Limits) -> Result<Asked, Refusal> {
+    let mut sampling = fields.sampling()?;
+    sampling.logprobs = logprobs(&mut fields, limits.logprobs_max)?;
+    let request = v1::GenerateRequest {
+        model: fields.string("model")?.unwrap_or_default(),
+        input: Some(Input::Chat(conversation(&mut fields)?)),
+        sampling: Some(sampling),
+        priority: fields.priority()?,
+        deadline_ms: 0,
+    };
+    let asked = Asked { request, n_choices: fields.n_choices()?, streaming: fields.stream()? };
+    fields.finish()?;
+    Ok(asked)
+}
+
+fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
+    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+    match (wanted, fields.unsigned("top_logprobs")?) {
+        (true, Some(top_n)) if top_n > top_max => {
+            Err(Refusal::invalid("top_logprobs", format!("must be at most {top_max}, and is {top_n}")))
+        }
+        (true, top_n) => Ok(Some(top_n.unwrap_or(0))),
+        (false, Some(1..)) => Err(Refusal::invalid("top_logprobs", "needs `logprobs` to be true")),
+        (false, _) => Ok(None),
+    }
+}
+
+pub fn conversation(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
+    let messages = match fields.take("messages") {
+        Some(Value::Array(messages)) => messages,
+        Some(other) => return Err(wrong("messages", "a list of messages", &other)),
+        None => return Err(Refusal::invalid("messages", "is missing")),
+    };
+    if messages.is_empty() {
+        return Err(Refusal::invalid("messages", "there are none"));
+    }
+    let messages = messages.into_iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
+    Ok(v1::Chat { messages, add_generation_prompt: fields.boolean("add_generation_prompt")? })
+}
+
+fn message(i: usize, value: Value) -> Result<v1::ChatMessage, Refusal> {
+    let Value::Object(mut message) = value else {
+        return Err(wrong(format!("messages[{i}]"), "an object", &value));
+    };
+    for field in ["tool_calls", "function_call", "audio", "tool_call_id"] {
+        if message
+            .get(field)
+            .is_some_and(|value| !value.is_null() && value.as_array().is_none_or(|all| !all.is_empty()))
+        {
+            return Err(invalid(format!("messages[{i}].{field}"), "is not supported yet"));
+        }
+    }
+    let role = role(i, &mut message)?;
+    let content = match message.remove("content") {
+        Some(Value::String(text)) => text,
+        Some(Value::Array(parts)) => text_of(i, parts)?,
+        other => return Err(wrong(format!("messages[{i}].content"), "a string or a list of parts", &other.into())),
+    };
+    Ok(v1::ChatMessage { role, content })
+}
+
+fn role(i: usize, message: &mut Map<String, Value>) -> Result<String, Refusal> {
+    let role = message.remove("role").unwrap_or_default();
+    match role.as_str() {
+        Some(role @ ("system" | "user" | "assistant")) => Ok(role.to_owned()),
+        // The newer name of the same.
+        Some("developer") => Ok("system".to_owned()),
+        Some("tool" | "function") => Err(invalid(format!("messages[{i}].role"), "tools are not supported yet")),
+        _ => Err(invalid(format!("messages[{i}].role"), "must be system, developer, user or assistant")),
+    }
+}
+
+/// Parts of text are lines of one text, as other servers have it for templates that know only strings.
+fn text_of(i: usize, parts: Vec<Value>) -> Result<String, Refusal> {
+    let text = |(j, part): (usize, &Value)| match (part.get("type").and_then(Value::as_str), part.get("text")) {
+        (Some("text"), Some(Value::String(text))) => Ok(text.clone()),
+        (Some("text"), _) => Err(invalid(format!("messages[{i}].content[{j}].text"), "must be a string")),
+        _ => Err(invalid(format!("messages[{i}].content[{j}].type"), "is not supported yet; only `text` is")),
+    };
+    let lines: Vec<String> = parts.iter().enumerate().map(text).collect::<Result<_, _>>()?;
+    Ok(lines.join("\n"))
+}
+
+fn invalid(field: String, message: &str) -> Refusal {
+    Refusal::Invalid { field: field.into(), message: message.to_owned() }
+}
+
+struct Chat;
+
+impl Shape for Chat {
+    const ID_PREFIX: &'static str = "chatcmpl-";
+    const OBJECT: &'static str = "chat.completion";
+    const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
+
+    fn opening(&self) -> Option<(&'static str, Value)> {
+        Some(("delta", json!({ "role": "assistant", "content": "" })))
+    }
+
+    fn piece(&self, text: Option<&str>) -> (&'static str, Value) {
+        ("delta", text.map_or_else(|| json!({}), |text| json!({ "content": text })))
+    }
+
+    fn whole(&self, text: &str) -> (&'static str, Value) {
+        ("message", json!({ "role": "assistant", "content": text, "refusal": null }))
+    }
+
+    fn logprobs(&mut self, tokenizer: &Tokenizer, _: u32, logprobs: &[v1::Logprob]) -> Value {
+        let one = |logprob: &v1::Logprob| {
+            let bytes = tokenizer.token_bytes(logprob.token_id);
+            json!({ "token": token_text(tokenizer, logprob.token_id), "logprob": logprob.logprob, "bytes": bytes })
+        };
+        let content = logprobs.iter().map(|logprob| {
+            let mut content = one(logprob);
+            content["top_logprobs"] = logprob.top.iter().map(one).collect();
+            content
+        });
+        json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
+    }
+}

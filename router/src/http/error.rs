@@ -1,0 +1,83 @@
+//! A refusal in OpenAI's shape.
+
+use crate::refusal::Refusal;
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use http::header::RETRY_AFTER;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+#[derive(Debug)]
+pub struct HttpError {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+    retry_after: Option<Duration>,
+}
+
+const INVALID: &str = "invalid_request_error";
+const SERVER: &str = "server_error";
+
+impl HttpError {
+    pub fn bad_request(status: StatusCode, message: impl Into<String>) -> HttpError {
+        HttpError { status, kind: INVALID, code: None, param: None, message: message.into(), retry_after: None }
+    }
+
+    pub fn too_large(bytes_max: usize) -> HttpError {
+        let message = format!("the body is larger than {bytes_max} bytes");
+        HttpError { code: Some("request_too_large"), ..HttpError::bad_request(StatusCode::PAYLOAD_TOO_LARGE, message) }
+    }
+
+    pub fn no_such_page() -> HttpError {
+        HttpError::bad_request(StatusCode::NOT_FOUND, "there is no such page here")
+    }
+
+    pub fn wrong_method() -> HttpError {
+        HttpError::bad_request(StatusCode::METHOD_NOT_ALLOWED, "this page does not take that method")
+    }
+
+    pub fn body(&self) -> Value {
+        json!({ "error": { "message": self.message, "type": self.kind, "param": self.param, "code": self.code } })
+    }
+}
+
+/// Fields of `lockstep.v1` that OpenAI calls otherwise.
+const NAMES: [(&str, &str); 3] = [("text", "prompt"), ("token_ids", "prompt"), ("chat", "messages")];
+
+impl From<Refusal> for HttpError {
+    fn from(refusal: Refusal) -> HttpError {
+        let refusal = refusal.renamed(&NAMES);
+        let (status, kind, code) = match &refusal {
+            Refusal::Invalid { .. } => (StatusCode::BAD_REQUEST, INVALID, None),
+            Refusal::TooLong { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
+            Refusal::TooLarge { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
+            Refusal::NoModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
+            Refusal::Full { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("rate_limit_exceeded")),
+            Refusal::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("not_ready")),
+            Refusal::Draining { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("draining")),
+            Refusal::Deadline => (StatusCode::GATEWAY_TIMEOUT, SERVER, Some("deadline_exceeded")),
+            Refusal::Lost => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("replica_lost")),
+            Refusal::SlowReader { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("slow_reader")),
+            Refusal::Failed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, None),
+        };
+        let param = match &refusal {
+            Refusal::Invalid { field, .. } => Some(field.to_string()),
+            Refusal::NoModel { .. } => Some("model".to_owned()),
+            _ => None,
+        };
+        HttpError { status, kind, code, param, message: refusal.to_string(), retry_after: refusal.retry_after() }
+    }
+}
+
+impl IntoResponse for HttpError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(wait) = self.retry_after {
+            response.headers_mut().insert(RETRY_AFTER, wait.as_secs().max(1).into());
+        }
+        response
+    }
+}

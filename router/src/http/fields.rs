@@ -1,0 +1,308 @@
+//! The fields of a JSON body, taken one by one, each refusal naming its field. Knows which fields of OpenAI's and of
+//! other servers would change the answer and are not served yet, and ignores what it does not know.
+
+use crate::http::error::HttpError;
+use crate::refusal::Refusal;
+use http::StatusCode;
+use proto::v1;
+use serde_json::{Map, Value};
+
+pub struct Fields(Map<String, Value>);
+
+impl Fields {
+    pub fn parse(body: &[u8]) -> Result<Fields, HttpError> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(fields)) => Ok(Fields(fields)),
+            Ok(_) => Err(HttpError::bad_request(StatusCode::BAD_REQUEST, "the body is JSON, but no object")),
+            Err(error) => {
+                Err(HttpError::bad_request(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))
+            }
+        }
+    }
+
+    /// A field's value. Null is as good as absent.
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.0.remove(name).filter(|value| !value.is_null())
+    }
+
+    pub fn string(&mut self, name: &'static str) -> Result<Option<String>, Refusal> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(wrong(name, "a string", &other)),
+        }
+    }
+
+    pub fn boolean(&mut self, name: &'static str) -> Result<Option<bool>, Refusal> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong(name, "true or false", &other)),
+        }
+    }
+
+    pub fn number(&mut self, name: &'static str) -> Result<Option<f32>, Refusal> {
+        let number = |value: Value| value.as_f64().map(|number| number as f32).ok_or(value);
+        self.take(name).map(number).transpose().map_err(|value| wrong(name, "a number", &value))
+    }
+
+    pub fn integer(&mut self, name: &'static str) -> Result<Option<i64>, Refusal> {
+        let integer = |value: Value| value.as_i64().ok_or(value);
+        self.take(name).map(integer).transpose().map_err(|value| wrong(name, "a whole number", &value))
+    }
+
+    pub fn unsigned(&mut self, name: &'static str) -> Result<Option<u32>, Refusal> {
+        let fits = |n: i64| u32::try_from(n).map_err(|_| Refusal::invalid(name, format!("{n} is out of range")));
+        self.integer(name)?.map(fits).transpose()
+    }
+
+    pub fn object(&mut self, name: &'static str) -> Result<Option<Fields>, Refusal> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Object(fields)) => Ok(Some(Fields(fields))),
+            Some(other) => Err(wrong(name, "an object", &other)),
+        }
+    }
+
+    pub fn token_ids(&mut self, name: &'static str) -> Result<Option<Vec<u32>>, Refusal> {
+        self.take(name).map(|value| token_ids(name, value)).transpose()
+    }
+
+    /// What all endpoints that generate have in common. Logprobs are the endpoint's own.
+    pub fn sampling(&mut self) -> Result<v1::Sampling, Refusal> {
+        let newer = self.unsigned("max_completion_tokens")?;
+        let older = self.unsigned("max_tokens")?;
+        Ok(v1::Sampling {
+            temperature: self.number("temperature")?,
+            top_k: self.top_k()?,
+            top_p: self.number("top_p")?,
+            min_p: self.number("min_p")?,
+            seed: self.seed()?,
+            max_tokens: newer.or(older),
+            min_tokens: self.unsigned("min_tokens")?.unwrap_or(0),
+            stop: self.stop()?,
+            stop_token_ids: self.token_ids("stop_token_ids")?.unwrap_or_default(),
+            ignore_eos: self.boolean("ignore_eos")?.unwrap_or(false),
+            logprobs: None,
+        })
+    }
+
+    /// Other servers write -1 for all.
+    fn top_k(&mut self) -> Result<Option<u32>, Refusal> {
+        match self.integer("top_k")? {
+            Some(-1) => Ok(Some(0)),
+            Some(n) => {
+                u32::try_from(n).map(Some).map_err(|_| Refusal::invalid("top_k", format!("{n} is out of range")))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Any whole number of 64 bits, with or without a sign.
+    fn seed(&mut self) -> Result<Option<u64>, Refusal> {
+        let seed = |value: Value| value.as_u64().or(value.as_i64().map(|seed| seed as u64)).ok_or(value);
+        self.take("seed").map(seed).transpose().map_err(|value| wrong("seed", "a whole number", &value))
+    }
+
+    fn stop(&mut self) -> Result<Vec<String>, Refusal> {
+        let string = |value: Value| match value {
+            Value::String(stop) => Ok(stop),
+            other => Err(wrong("stop", "a string or a list of strings", &other)),
+        };
+        match self.take("stop") {
+            None => Ok(Vec::new()),
+            Some(Value::Array(stops)) => stops.into_iter().map(string).collect(),
+            Some(one) => Ok(vec![string(one)?]),
+        }
+    }
+
+    /// `stream`, and whether the last chunk tells the usage.
+    pub fn stream(&mut self) -> Result<Option<Streaming>, Refusal> {
+        let stream = self.boolean("stream")?.unwrap_or(false);
+        let options = self.object("stream_options")?;
+        match (stream, options) {
+            (false, Some(_)) => Err(Refusal::invalid("stream_options", "is for streams; `stream` is not set")),
+            (false, None) => Ok(None),
+            (true, None) => Ok(Some(Streaming { include_usage: false })),
+            (true, Some(mut options)) => {
+                Ok(Some(Streaming { include_usage: options.boolean("include_usage")?.unwrap_or(false) }))
+            }
+        }
+    }
+
+    pub fn priority(&mut self) -> Result<i32, Refusal> {
+        let fits = |n: i64| i32::try_from(n).map_err(|_| Refusal::invalid("priority", format!("{n} is out of range")));
+        self.integer("priority")?.map_or(Ok(0), fits)
+    }
+
+    /// Choices of one prompt.
+    pub fn n_choices(&mut self) -> Result<u32, Refusal> {
+        let n = self.unsigned("n")?.unwrap_or(1);
+        match self.unsigned("best_of")? {
+            Some(best_of) if best_of != n => Err(Refusal::invalid("best_of", "is not supported but as the same as n")),
+            _ => Ok(n),
+        }
+    }
+
+    /// Of what was not taken: refuses what would change the answer.
+    pub fn finish(self) -> Result<(), Refusal> {
+        for (name, is_neutral) in UNSERVED {
+            if self.0.get(*name).is_some_and(|value| !value.is_null() && !is_neutral(value)) {
+                return Err(Refusal::invalid(name, "is not supported yet, but for a value that changes nothing"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Streaming {
+    pub include_usage: bool,
+}
+
+/// What others serve and this does not yet, with the values that change nothing.
+const UNSERVED: &[(&str, fn(&Value) -> bool)] = &[
+    ("tools", is_empty),
+    ("tool_choice", |value| value == "none" || value == "auto"),
+    ("functions", is_empty),
+    ("function_call", |value| value == "none" || value == "auto"),
+    ("response_format", |value| value.get("type").is_some_and(|kind| kind == "text")),
+    ("modalities", |value| value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))),
+    ("audio", is_empty),
+    ("web_search_options", never),
+    ("logit_bias", is_empty),
+    ("presence_penalty", is_zero),
+    ("frequency_penalty", is_zero),
+    ("repetition_penalty", is_one),
+    ("repeat_penalty", is_one),
+    ("length_penalty", is_one),
+    ("use_beam_search", is_false),
+    ("echo", is_false),
+    ("suffix", is_empty),
+    ("prompt_logprobs", never),
+    ("bad_words", is_empty),
+    ("allowed_token_ids", never),
+    ("include_stop_str_in_output", is_false),
+    ("skip_special_tokens", is_true),
+    ("spaces_between_special_tokens", |value| value.is_boolean()),
+    ("truncate_prompt_tokens", never),
+    ("add_special_tokens", never),
+    ("continue_final_message", is_false),
+    ("chat_template", never),
+    ("chat_template_kwargs", is_empty),
+    ("documents", is_empty),
+    ("guided_json", never),
+    ("guided_regex", never),
+    ("guided_choice", never),
+    ("guided_grammar", never),
+    ("structured_outputs", is_empty),
+    ("grammar", is_empty),
+    ("json_schema", is_empty),
+    ("return_tokens_as_token_ids", is_false),
+    ("typical_p", is_one),
+    ("mirostat", is_zero),
+];
+
+fn never(_: &Value) -> bool {
+    false
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Array(all) => all.is_empty(),
+        Value::Object(all) => all.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    }
+}
+
+fn is_zero(value: &Value) -> bool {
+    value.as_f64() == Some(0.0)
+}
+
+fn is_one(value: &Value) -> bool {
+    value.as_f64() == Some(1.0)
+}
+
+fn is_false(value: &Value) -> bool {
+    value == &Value::Bool(false)
+}
+
+fn is_true(value: &Value) -> bool {
+    value == &Value::Bool(true)
+}
+
+pub fn token_ids(name: &'static str, value: Value) -> Result<Vec<u32>, Refusal> {
+    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    match &value {
+        Value::Array(ids) => ids.iter().map(|one| id(one).ok_or_else(|| wrong(name, "token ids", one))).collect(),
+        other => Err(wrong(name, "a list of token ids", other)),
+    }
+}
+
+/// Says what kind of value stands there, and not which: that may be long, or private.
+pub fn wrong(name: impl Into<std::borrow::Cow<'static, str>>, must: &str, value: &Value) -> Refusal {
+    let kind = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "another number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    };
+    Refusal::Invalid { field: name.into(), message: format!("must be {must}, and is {kind}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(body: &str) -> Option<String> {
+        let mut fields = Fields::parse(body.as_bytes()).unwrap();
+        let read = fields.sampling().and_then(|_| fields.n_choices()).and_then(|_| fields.stream().map(|_| ()));
+        match read.and_then(|()| fields.finish()) {
+            Ok(()) => None,
+            Err(Refusal::Invalid { field, .. }) => Some(field.into_owned()),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn what_changes_nothing_is_taken() {
+        for body in [
+            "{}",
+            r#"{"temperature": 0.5, "top_k": -1, "seed": -3, "stop": "x", "n": 2, "best_of": 2}"#,
+            r#"{"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "logit_bias": {}}"#,
+            r#"{"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "echo": false}"#,
+            r#"{"user": "someone", "metadata": {"a": 1}, "unheard_of": [1, 2], "suffix": null, "top_p": null}"#,
+            r#"{"stream": true, "stream_options": {"include_usage": true}, "stop": null, "stop_token_ids": []}"#,
+        ] {
+            assert_eq!(refused(body), None, "{body}");
+        }
+    }
+
+    #[test]
+    fn what_would_change_the_answer_is_refused_by_name() {
+        for (body, field) in [
+            (r#"{"temperature": "hot"}"#, "temperature"),
+            (r#"{"top_k": 1.5}"#, "top_k"),
+            (r#"{"max_tokens": -1}"#, "max_tokens"),
+            (r#"{"max_tokens": 5000000000}"#, "max_tokens"),
+            (r#"{"seed": "7"}"#, "seed"),
+            (r#"{"stop": ["a", 1]}"#, "stop"),
+            (r#"{"stop_token_ids": [-1]}"#, "stop_token_ids"),
+            (r#"{"stream": "yes"}"#, "stream"),
+            (r#"{"stream_options": {"include_usage": true}}"#, "stream_options"),
+            (r#"{"best_of": 3}"#, "best_of"),
+            (r#"{"tools": [{"type": "function"}]}"#, "tools"),
+            (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
+            (r#"{"logit_bias": {"5": -100}}"#, "logit_bias"),
+            (r#"{"presence_penalty": 0.1}"#, "presence_penalty"),
+            (r#"{"echo": true}"#, "echo"),
+            (r#"{"suffix": "end"}"#, "suffix"),
+            (r#"{"guided_json": {}}"#, "guided_json"),
+        ] {
+            assert_eq!(refused(body).as_deref(), Some(field), "{body}");
+        }
+    }
+}

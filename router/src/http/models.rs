@@ -1,0 +1,98 @@
+//! What is served, whether it is ready, and by which ranks.
+
+use crate::generate::Front;
+use crate::http::answer::unix_seconds;
+use crate::http::error::HttpError;
+use crate::link::{Replica, View};
+use crate::refusal::Refusal;
+use axum::Json;
+use axum::extract::{Path, State};
+use proto::cluster as wire;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub async fn list(State(front): State<Arc<Front>>) -> Json<Value> {
+    let replica = front.link.replica();
+    let models =
+        replica.iter().flat_map(|replica| names(&front, replica).into_iter().map(|name| model(&name, replica)));
+    Json(json!({ "object": "list", "data": models.collect::<Vec<_>>() }))
+}
+
+pub async fn one(State(front): State<Arc<Front>>, Path(id): Path<String>) -> Result<Json<Value>, HttpError> {
+    let replica = front.replica()?;
+    front.model(&id, &replica)?;
+    Ok(Json(model(&id, &replica)))
+}
+
+fn names(front: &Front, replica: &Replica) -> Vec<String> {
+    if front.config.names.is_empty() { vec![replica.model.clone()] } else { front.config.names.clone() }
+}
+
+fn model(name: &str, replica: &Replica) -> Value {
+    json!({
+        "id": name,
+        "object": "model",
+        "created": unix_seconds(),
+        "owned_by": "lockstep",
+        "root": replica.model,
+        "max_model_len": replica.context,
+    })
+}
+
+/// Ready means that a request sent now is served.
+pub async fn ready(State(front): State<Arc<Front>>) -> Result<&'static str, HttpError> {
+    let retry_after = front.config.waits.retry_after;
+    if front.admission.is_draining() {
+        return Err(Refusal::Draining { retry_after }.into());
+    }
+    let view = front.link.view().borrow().clone();
+    match (view.is_ready(), view.phase()) {
+        (true, _) => Ok("ready\n"),
+        (false, wire::state::Phase::Draining) => Err(Refusal::Draining { retry_after }.into()),
+        (false, _) => Err(Refusal::NotReady { retry_after }.into()),
+    }
+}
+
+pub async fn cluster(State(front): State<Arc<Front>>) -> Json<Value> {
+    let view = front.link.view().borrow().clone();
+    Json(json!({ "replicas": replica(&view).into_iter().collect::<Vec<_>>() }))
+}
+
+fn replica(view: &View) -> Option<Value> {
+    if view.replica.is_none() && view.state.is_none() {
+        return None;
+    }
+    let state = view.state.clone().unwrap_or_default();
+    let known = view.replica.as_deref();
+    Some(json!({
+        "replica": known.map(|replica| &replica.name),
+        "model": known.map(|replica| &replica.model),
+        "context": known.map(|replica| replica.context),
+        "policy_digest": known.map(|replica| replica.digest.to_string()),
+        "phase": phase(view.phase()),
+        "epoch": format!("{}.{}", state.epoch_incarnation, state.epoch_n),
+        "requests": { "waiting": state.n_waiting, "running": state.n_running },
+        "blocks": { "used": state.blocks_used, "total": state.blocks_total },
+        "ranks": state.ranks.iter().map(rank).collect::<Vec<_>>(),
+    }))
+}
+
+fn rank(rank: &wire::RankState) -> Value {
+    json!({
+        "rank": rank.rank,
+        "stage": rank.stage,
+        "tp": rank.tp,
+        "pid": rank.pid,
+        "state": rank.state,
+        "host": rank.host,
+    })
+}
+
+fn phase(phase: wire::state::Phase) -> &'static str {
+    match phase {
+        wire::state::Phase::Ready => "ready",
+        wire::state::Phase::Recovering => "recovering",
+        wire::state::Phase::Draining => "draining",
+        wire::state::Phase::Loading | wire::state::Phase::Unspecified => "loading",
+    }
+}

@@ -1,0 +1,33 @@
+//! `/tokenize` and `/detokenize`, as vLLM has them.
+
+use crate::generate::Front;
+use crate::http::chat::conversation;
+use crate::http::error::HttpError;
+use crate::http::read;
+use crate::refusal::Refusal;
+use axum::Json;
+use axum::extract::{Request, State};
+use proto::v1::generate_request::Input;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub async fn tokenize(State(front): State<Arc<Front>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let mut fields = read(&front, request).await?;
+    front.named(&fields.string("model")?.unwrap_or_default())?;
+    let add_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
+    let input = match fields.string("prompt")? {
+        Some(text) => Input::Text(text),
+        None => Input::Chat(conversation(&mut fields)?),
+    };
+    let tokens = front.tokens(input, add_special).await?;
+    let context = front.link.replica().map_or(front.text.spec.context, |replica| replica.context);
+    Ok(Json(json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens })))
+}
+
+pub async fn detokenize(State(front): State<Arc<Front>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let mut fields = read(&front, request).await?;
+    front.named(&fields.string("model")?.unwrap_or_default())?;
+    let tokens = fields.token_ids("tokens")?.ok_or_else(|| Refusal::invalid("tokens", "is missing"))?;
+    front.check_ids("tokens", &tokens)?;
+    Ok(Json(json!({ "prompt": front.text.tokenizer.decode(&tokens, false) })))
+}

@@ -1,0 +1,251 @@
+//! A coordinator without a cluster: answers each request with a text that the test wrote, a token per frame.
+
+use proto::cluster as wire;
+use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status, Streaming};
+use wire::replica_frame::Frame;
+use wire::router_frame::Frame as Up;
+
+/// What the replica was sent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Seen {
+    Submit(Box<wire::Request>),
+    Cancel(u64),
+}
+
+#[derive(Clone)]
+pub struct Script {
+    /// Token ids; the end token follows.
+    pub answer: Vec<u32>,
+    /// Nothing is said from this position on.
+    pub hold_at: usize,
+    pub tokens_per_frame: usize,
+    pub refuse: Option<(wire::refused::Reason, u32)>,
+    pub digest: [u8; 32],
+    pub n_cached: u32,
+    /// Repeat so many tokens that a resubmitted request has already got.
+    pub overlap: usize,
+    pub last: wire::Finish,
+}
+
+impl Default for Script {
+    fn default() -> Script {
+        Script {
+            answer: b"Hello, world".iter().map(|byte| u32::from(*byte)).collect(),
+            hold_at: usize::MAX,
+            tokens_per_frame: 1,
+            refuse: None,
+            digest: [7; 32],
+            n_cached: 0,
+            overlap: 0,
+            last: wire::Finish::Unspecified,
+        }
+    }
+}
+
+#[derive(Clone)]
+pub struct Fake {
+    channel: Channel,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    script: Mutex<Script>,
+    seen: Mutex<Vec<Seen>>,
+    /// Counts lives: a change ends the streams of the life before.
+    life: watch::Sender<u32>,
+    welcomed: watch::Sender<bool>,
+    phase: watch::Sender<wire::state::Phase>,
+}
+
+impl Fake {
+    pub fn start() -> Fake {
+        let (dialer, pipes) = proto::transport::in_memory();
+        let shared = Arc::new(Shared {
+            script: Mutex::default(),
+            seen: Mutex::default(),
+            life: watch::channel(1).0,
+            welcomed: watch::channel(false).0,
+            phase: watch::channel(wire::state::Phase::Ready).0,
+        });
+        let service = CoordinatorServer::new(Service(shared.clone()));
+        tokio::spawn(proto::transport::server().add_service(service).serve_with_incoming(pipes));
+        Fake { channel: dialer.channel(), shared }
+    }
+
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    pub fn script(&self, change: impl FnOnce(&mut Script)) {
+        change(&mut self.shared.script.lock().unwrap());
+    }
+
+    pub fn answer(&self, text: &str) {
+        self.script(|script| script.answer = text.bytes().map(u32::from).collect());
+    }
+
+    pub fn welcome(&self) {
+        self.shared.welcomed.send_replace(true);
+    }
+
+    pub fn phase(&self, phase: wire::state::Phase) {
+        self.shared.phase.send_replace(phase);
+    }
+
+    /// The coordinator dies; who attaches again meets one that is not ready.
+    pub fn die(&self) {
+        self.shared.welcomed.send_replace(false);
+        self.shared.life.send_modify(|life| *life += 1);
+    }
+
+    pub fn seen(&self) -> Vec<Seen> {
+        self.shared.seen.lock().unwrap().clone()
+    }
+
+    pub fn submits(&self) -> Vec<wire::Request> {
+        let submit = |seen| match seen {
+            Seen::Submit(request) => Some(*request),
+            Seen::Cancel(_) => None,
+        };
+        self.seen().into_iter().filter_map(submit).collect()
+    }
+
+    pub fn cancels(&self) -> Vec<u64> {
+        let cancel = |seen| match seen {
+            Seen::Cancel(id) => Some(id),
+            Seen::Submit(_) => None,
+        };
+        self.seen().into_iter().filter_map(cancel).collect()
+    }
+}
+
+struct Service(Arc<Shared>);
+
+type Frames = mpsc::Sender<Result<wire::ReplicaFrame, Status>>;
+
+#[tonic::async_trait]
+impl Coordinator for Service {
+    type AttachStream = ReceiverStream<Result<wire::ReplicaFrame, Status>>;
+    type JoinStream = ReceiverStream<Result<wire::RankFrame, Status>>;
+
+    async fn attach(&self, up: Request<Streaming<wire::RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
+        let (frames, out) = mpsc::channel(4096);
+        let shared = self.0.clone();
+        tokio::spawn(async move {
+            let mut life = shared.life.subscribe();
+            let number = *life.borrow_and_update();
+            tokio::select! {
+                _ = life.changed() => {}
+                () = converse(&shared, number, up.into_inner(), frames) => {}
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(out)))
+    }
+
+    async fn join(&self, _: Request<Streaming<wire::WorkerFrame>>) -> Result<Response<Self::JoinStream>, Status> {
+        Err(Status::unimplemented("no workers here"))
+    }
+}
+
+async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFrame>, frames: Frames) {
+    let mut welcomed = shared.welcomed.subscribe();
+    let mut phase = shared.phase.subscribe();
+    welcomed.wait_for(|welcomed| *welcomed).await.unwrap();
+    say(&frames, Frame::Welcome(welcome(shared, router))).await;
+    let now = *phase.borrow_and_update();
+    say(&frames, Frame::State(state(now))).await;
+    let mut running = HashMap::new();
+    loop {
+        tokio::select! {
+            frame = up.message() => match frame {
+                Ok(Some(wire::RouterFrame { frame: Some(frame) })) => hear(shared, &frames, frame, &mut running).await,
+                _ => return,
+            },
+            Ok(()) = phase.changed() => {
+                let now = *phase.borrow_and_update();
+                say(&frames, Frame::State(state(now))).await;
+            }
+        }
+    }
+}
+
+async fn hear(shared: &Shared, frames: &Frames, frame: Up, running: &mut HashMap<u64, ()>) {
+    match frame {
+        Up::Hello(hello) => assert_eq!(hello.version, proto::VERSION),
+        Up::Cancel(cancel) => {
+            running.remove(&cancel.id);
+            shared.seen.lock().unwrap().push(Seen::Cancel(cancel.id));
+        }
+        Up::Submit(request) => {
+            shared.seen.lock().unwrap().push(Seen::Submit(Box::new(request.clone())));
+            let script = shared.script.lock().unwrap().clone();
+            assert!(running.insert(request.id, ()).is_none(), "an id is used once");
+            answer(frames, &request, &script).await;
+        }
+    }
+}
+
+async fn answer(frames: &Frames, request: &wire::Request, script: &Script) {
+    if let Some((reason, retry_after_ms)) = script.refuse {
+        let message = "as the script says".into();
+        return say(
+            frames,
+            Frame::Refused(wire::Refused { id: request.id, reason: reason.into(), message, retry_after_ms }),
+        )
+        .await;
+    }
+    let sampling = request.sampling.clone().unwrap();
+    let mut tokens = script.answer.clone();
+    tokens.push(crate::model::END);
+    let stop = |(i, token): (usize, &u32)| sampling.stop.contains(token) && i as u32 >= sampling.tokens_min;
+    let stopped = tokens.iter().enumerate().position(stop).map(|i| i + 1);
+    let n_max = stopped.unwrap_or(usize::MAX).min(sampling.tokens_max as usize).min(tokens.len());
+    let finish = if stopped == Some(n_max) { wire::Finish::Stop } else { wire::Finish::Length };
+    let finish = if script.last == wire::Finish::Unspecified { finish } else { script.last };
+    let mut at = request.output.len().saturating_sub(script.overlap);
+    while at < n_max.min(script.hold_at) {
+        let end = (at + script.tokens_per_frame).min(n_max).min(script.hold_at);
+        let output = wire::Output {
+            id: request.id,
+            position: at as u32,
+            tokens: tokens[at..end].iter().map(|token| token_out(*token, &sampling)).collect(),
+            finish: if end == n_max { finish.into() } else { 0 },
+            cached_tokens: script.n_cached,
+        };
+        say(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
+        at = end;
+    }
+}
+
+fn token_out(token: u32, sampling: &wire::Sampling) -> wire::TokenOut {
+    let top = |n: u32| (0..n).map(|i| wire::TokenLogprob { token: 97 + i, logprob: -1.0 - i as f32 }).collect();
+    wire::TokenOut { token, logprob: sampling.logprobs.map(|_| -0.5), top: sampling.logprobs.map_or(vec![], top) }
+}
+
+async fn say(frames: &Frames, frame: Frame) {
+    let _ = frames.send(Ok(wire::ReplicaFrame { frame: Some(frame) })).await;
+}
+
+fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
+    wire::Welcome {
+        version: proto::VERSION.into(),
+        router,
+        replica: "replica-0".into(),
+        model: "org/toy".into(),
+        context: crate::model::CONTEXT,
+        policy_digest: shared.script.lock().unwrap().digest.to_vec(),
+        vocab: crate::model::VOCAB,
+        incarnation: 3,
+    }
+}
+
+fn state(phase: wire::state::Phase) -> wire::State {
+    let rank = wire::RankState { state: "ready".into(), pid: 42, ..Default::default() };
+    wire::State { phase: phase.into(), epoch_incarnation: 3, epoch_n: 1, ranks: vec![rank], ..Default::default() }
+}

@@ -1,0 +1,320 @@
+//! The gRPC face.
+
+use crate::{House, config, eventually, run};
+use proto::v1;
+use proto::v1::generate_reply::Event;
+use proto::v1::generate_request::Input;
+use proto::v1::inference_client::InferenceClient;
+use std::time::Duration;
+use tonic::transport::Channel;
+use tonic::{Code, Request};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+pub fn client(house: &House) -> InferenceClient<Channel> {
+    InferenceClient::new(proto::transport::tcp(&house.grpc.to_string()).unwrap())
+}
+
+pub fn ask(text: &str) -> v1::GenerateRequest {
+    v1::GenerateRequest { input: Some(Input::Text(text.into())), ..Default::default() }
+}
+
+pub struct Heard {
+    pub started: v1::Started,
+    pub text: String,
+    pub token_ids: Vec<u32>,
+    pub finished: v1::Finished,
+}
+
+/// The whole stream, whose positions must have no gap.
+pub async fn generate(house: &House, request: v1::GenerateRequest) -> Result<Heard, tonic::Status> {
+    let mut replies = client(house).generate(request).await?.into_inner();
+    let Some(Event::Started(started)) = replies.message().await?.unwrap().event else { panic!("no Started") };
+    let (mut text, mut token_ids, mut finished) = (String::new(), Vec::new(), None);
+    while let Some(reply) = replies.message().await? {
+        assert!(finished.is_none(), "nothing follows Finished");
+        match reply.event.unwrap() {
+            Event::Started(_) => panic!("a second Started"),
+            Event::Finished(last) => finished = Some(last),
+            Event::Delta(delta) => {
+                assert_eq!(delta.position as usize, token_ids.len());
+                text.push_str(&delta.text);
+                token_ids.extend(delta.token_ids);
+            }
+        }
+    }
+    Ok(Heard { started, text, token_ids, finished: finished.expect("no Finished") })
+}
+
+#[test]
+fn tells_tokens_text_and_how_to_resume() {
+    run(async {
+        let house = House::open(config()).await;
+        house.fake.script(|script| script.n_cached = 16);
+        let heard = generate(&house, ask("Hi")).await.unwrap();
+        assert_eq!(heard.text, "Hello, world");
+        assert_eq!(heard.token_ids.len(), 13);
+        assert_eq!(heard.token_ids.last(), Some(&crate::model::END));
+        assert_eq!(heard.finished.reason(), v1::finished::Reason::Stop);
+        let usage = v1::Usage { prompt_tokens: 2, cached_tokens: 16, completion_tokens: 13 };
+        assert_eq!(heard.finished.usage, Some(usage));
+        let resume = heard.started.resume.unwrap();
+        assert_eq!((resume.replica.as_str(), resume.incarnation), ("replica-0", 3));
+        assert_eq!(resume.policy_digest, [7; 32]);
+        assert_eq!(heard.started.model, "toy");
+        let sent = house.fake.submits().remove(0);
+        assert_eq!(sent.prompt, [72, 105]);
+        assert_eq!(resume.id, format!("{:016x}", sent.id));
+        let sampling = sent.sampling.unwrap();
+        // The model's own defaults, the seed that was told, its end token, the rest of the context.
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.25, 7, 1.0));
+        assert_eq!((sampling.seed, resume.seed), (heard.started.seed, heard.started.seed));
+        assert_eq!((sampling.stop, sampling.tokens_max), (vec![crate::model::END], crate::model::CONTEXT - 2));
+        house.close().await;
+    });
+}
+
+#[test]
+fn chat_and_token_ids_are_prompts_too() {
+    run(async {
+        let house = House::open(config()).await;
+        let message = v1::ChatMessage { role: "user".into(), content: "A".into() };
+        let chat = v1::Chat { messages: vec![message], add_generation_prompt: None };
+        let request = v1::GenerateRequest { input: Some(Input::Chat(chat)), ..Default::default() };
+        generate(&house, request).await.unwrap();
+        let ids = v1::TokenIds { ids: vec![1, 2, 3] };
+        let request = v1::GenerateRequest { input: Some(Input::TokenIds(ids)), ..Default::default() };
+        generate(&house, request).await.unwrap();
+        let prompts: Vec<Vec<u32>> = house.fake.submits().into_iter().map(|request| request.prompt).collect();
+        let chat = [&[256][..], &b"user:A".map(u32::from), &[257, 256]].concat();
+        assert_eq!(prompts, [chat, vec![1, 2, 3]]);
+        house.close().await;
+    });
+}
+
+#[test]
+fn refusals_have_codes_and_name_the_field() {
+    run(async {
+        let house = House::open(config()).await;
+        let sampling = |sampling| v1::GenerateRequest { sampling: Some(sampling), ..ask("x") };
+        let default = v1::Sampling::default;
+        for (request, code, word) in [
+            (v1::GenerateRequest::default(), Code::InvalidArgument, "input"),
+            (ask(""), Code::InvalidArgument, "empty"),
+            (ask(&"x".repeat(200)), Code::InvalidArgument, "200"),
+            (v1::GenerateRequest { model: "other".into(), ..ask("x") }, Code::NotFound, "other"),
+            (v1::GenerateRequest { priority: 1000, ..ask("x") }, Code::InvalidArgument, "priority"),
+            (sampling(v1::Sampling { temperature: Some(2.5), ..default() }), Code::InvalidArgument, "temperature"),
+            (sampling(v1::Sampling { temperature: Some(f32::NAN), ..default() }), Code::InvalidArgument, "temperature"),
+            (sampling(v1::Sampling { top_p: Some(0.0), ..default() }), Code::InvalidArgument, "top_p"),
+            (sampling(v1::Sampling { min_p: Some(-0.1), ..default() }), Code::InvalidArgument, "min_p"),
+            (sampling(v1::Sampling { max_tokens: Some(0), ..default() }), Code::InvalidArgument, "max_tokens"),
+            (sampling(v1::Sampling { stop: vec!["".into()], ..default() }), Code::InvalidArgument, "stop"),
+            (
+                sampling(v1::Sampling { stop_token_ids: vec![258], ..default() }),
+                Code::InvalidArgument,
+                "stop_token_ids",
+            ),
+            (sampling(v1::Sampling { logprobs: Some(21), ..default() }), Code::InvalidArgument, "logprobs"),
+        ] {
+            let Err(status) = generate(&house, request.clone()).await else { panic!("{request:?} was served") };
+            assert_eq!(status.code(), code, "{request:?}");
+            assert!(status.message().contains(word), "{status:?} does not say {word}");
+        }
+        assert_eq!(house.fake.seen(), []);
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_replica_that_refuses_is_quoted() {
+    use proto::cluster::refused::Reason;
+    run(async {
+        let house = House::open(config()).await;
+        for (reason, code) in [
+            (Reason::Full, Code::ResourceExhausted),
+            (Reason::Draining, Code::Unavailable),
+            (Reason::NotReady, Code::Unavailable),
+            (Reason::TooLong, Code::InvalidArgument),
+            (Reason::Unsupported, Code::InvalidArgument),
+            (Reason::Deadline, Code::DeadlineExceeded),
+        ] {
+            house.fake.script(|script| script.refuse = Some((reason, 7000)));
+            let Err(status) = generate(&house, ask("x")).await else { panic!("{reason:?} was served") };
+            assert_eq!(status.code(), code, "{reason:?}");
+            let retry = status.metadata().get("retry-after").map(|wait| wait.to_str().unwrap().to_owned());
+            let waits = matches!(reason, Reason::Full | Reason::Draining | Reason::NotReady);
+            assert_eq!(retry, waits.then(|| "7".to_owned()), "{reason:?}");
+        }
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_deadline_ends_the_stream_and_the_request() {
+    run(async {
+        let house = House::open(config()).await;
+        house.fake.script(|script| script.hold_at = 3);
+        let request = v1::GenerateRequest { deadline_ms: 50, ..ask("x") };
+        let Err(status) = generate(&house, request).await else { panic!("it was served") };
+        assert_eq!(status.code(), Code::DeadlineExceeded);
+        let mut call = Request::new(ask("x"));
+        call.metadata_mut().insert("grpc-timeout", "100m".parse().unwrap());
+        // Which of the two ends it, the library's timer or the router's, is a race with one outcome.
+        if let Ok(replies) = client(&house).generate(call).await {
+            let mut replies = replies.into_inner();
+            let end = loop {
+                match replies.message().await {
+                    Ok(Some(_)) => {}
+                    other => break other,
+                }
+            };
+            assert!(matches!(end, Err(status) if status.code() == Code::DeadlineExceeded));
+        }
+        eventually(|| async { house.fake.cancels().len() == 2 }).await;
+        assert!(house.fake.submits().iter().all(|request| request.deadline_micros.is_some()));
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_client_that_leaves_is_cancelled() {
+    run(async {
+        let house = House::open(config()).await;
+        house.fake.script(|script| script.hold_at = 3);
+        let mut replies = client(&house).generate(ask("x")).await.unwrap().into_inner();
+        replies.message().await.unwrap();
+        drop(replies);
+        eventually(|| async { house.fake.cancels().len() == 1 }).await;
+        assert_eq!(house.fake.cancels(), [house.fake.submits()[0].id]);
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_stop_string_cancels_and_finishes_once() {
+    run(async {
+        let house = House::open(config()).await;
+        house.fake.answer("one two three four");
+        house.fake.script(|script| script.hold_at = 12);
+        let sampling = v1::Sampling { stop: vec!["nine".into(), "o th".into()], ..Default::default() };
+        let heard = generate(&house, v1::GenerateRequest { sampling: Some(sampling), ..ask("x") }).await.unwrap();
+        assert_eq!(heard.text, "one tw");
+        assert_eq!(heard.finished.stop, "o th");
+        assert_eq!(heard.finished.reason(), v1::finished::Reason::Stop);
+        assert_eq!(heard.finished.usage.unwrap().completion_tokens, 10);
+        assert_eq!(heard.token_ids.len(), 10);
+        eventually(|| async { house.fake.cancels().len() == 1 }).await;
+        house.close().await;
+    });
+}
+
+#[test]
+fn tokenizes_lists_and_reflects() {
+    run(async {
+        let house = House::open(config()).await;
+        let mut client = client(&house);
+        let input = Some(v1::tokenize_request::Input::Text("né<|im_end|>".into()));
+        let tokens = client.tokenize(v1::TokenizeRequest { model: "".into(), input }).await.unwrap().into_inner();
+        assert_eq!(tokens.token_ids, [110, 195, 169, 257]);
+        let back = v1::DetokenizeRequest { model: "toy".into(), token_ids: tokens.token_ids };
+        assert_eq!(client.detokenize(back).await.unwrap().into_inner().text, "né<|im_end|>");
+        let models = client.list_models(v1::ListModelsRequest {}).await.unwrap().into_inner().models;
+        let model = v1::Model { id: "toy".into(), context: crate::model::CONTEXT, policy_digest: vec![7; 32] };
+        assert_eq!(models, [model]);
+        assert_eq!(services(&house).await, ["grpc.health.v1.Health", "lockstep.v1.Inference"]);
+        house.close().await;
+    });
+}
+
+async fn services(house: &House) -> Vec<String> {
+    use tonic_reflection::pb::v1::ServerReflectionRequest;
+    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+    let channel = proto::transport::tcp(&house.grpc.to_string()).unwrap();
+    let request =
+        ServerReflectionRequest { host: "".into(), message_request: Some(MessageRequest::ListServices("".into())) };
+    let replies = ServerReflectionClient::new(channel).server_reflection_info(tokio_stream::once(request)).await;
+    let reply = replies.unwrap().into_inner().message().await.unwrap().unwrap();
+    let Some(MessageResponse::ListServicesResponse(list)) = reply.message_response else { panic!("{reply:?}") };
+    let mut names: Vec<String> = list.service.into_iter().map(|service| service.name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn health_tells_the_truth() {
+    run(async {
+        let house = House::open_unready(config()).await;
+        let mut health = HealthClient::new(proto::transport::tcp(&house.grpc.to_string()).unwrap());
+        let mut updates =
+            health.watch(HealthCheckRequest { service: "lockstep.v1.Inference".into() }).await.unwrap().into_inner();
+        let mut next = async || updates.message().await.unwrap().unwrap().status;
+        const SERVING: i32 = 1;
+        const NOT_SERVING: i32 = 2;
+        let mut status = next().await;
+        if status == 0 {
+            status = next().await;
+        }
+        assert_eq!(status, NOT_SERVING);
+        assert_eq!(client(&house).generate(ask("x")).await.unwrap_err().code(), Code::Unavailable);
+        house.fake.welcome();
+        assert_eq!(next().await, SERVING);
+        house.fake.phase(proto::cluster::state::Phase::Recovering);
+        assert_eq!(next().await, NOT_SERVING);
+        house.fake.phase(proto::cluster::state::Phase::Ready);
+        assert_eq!(next().await, SERVING);
+        house.fake.die();
+        assert_eq!(next().await, NOT_SERVING);
+        drop(updates);
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_slow_reader_is_cut_and_its_neighbour_is_not() {
+    run(async {
+        let mut config = config();
+        config.limits.outputs_unread_max = 8;
+        let house = House::open(config).await;
+        house.fake.answer(&"x".repeat(150));
+        // A hundred tokens in a burst, with eight places: the reader is not asked before they are all there.
+        let mut replies = client(&house).generate(ask("x")).await.unwrap().into_inner();
+        let end = loop {
+            match replies.message().await {
+                Ok(Some(_)) => {}
+                other => break other,
+            }
+        };
+        // The router may have kept up; if it did not, the stream ends with the one word for it.
+        if let Err(status) = end {
+            assert_eq!(status.code(), Code::Aborted);
+            eventually(|| async { house.fake.cancels().len() == 1 }).await;
+        }
+        house.fake.answer("short");
+        assert_eq!(generate(&house, ask("x")).await.unwrap().text, "short");
+        house.close().await;
+    });
+}
+
+#[test]
+fn the_last_wait_is_bounded_when_nobody_comes_back() {
+    run(async {
+        let mut config = config();
+        config.waits.replica_absence_max = Duration::from_millis(50);
+        let house = House::open(config).await;
+        house.fake.script(|script| script.hold_at = 3);
+        let mut replies = client(&house).generate(ask("x")).await.unwrap().into_inner();
+        replies.message().await.unwrap();
+        house.fake.die();
+        let end = loop {
+            match replies.message().await {
+                Ok(Some(_)) => {}
+                other => break other,
+            }
+        };
+        assert_eq!(end.unwrap_err().code(), Code::Unavailable);
+        house.close().await;
+    });
+}

@@ -1,0 +1,249 @@
+//! The HTTP face: what it takes, what it refuses, and when.
+
+use crate::client::{get, post, post_and_leave_open, post_text, post_until};
+use crate::{House, config, eventually, run};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn chat(extra: Value) -> Value {
+    merged(json!({ "model": "toy", "messages": [{ "role": "user", "content": "Hi" }] }), extra)
+}
+
+fn completion(extra: Value) -> Value {
+    merged(json!({ "prompt": "Hi" }), extra)
+}
+
+fn merged(mut body: Value, extra: Value) -> Value {
+    for (name, value) in extra.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+#[test]
+fn parameters_reach_the_replica() {
+    run(async {
+        let house = House::open(config()).await;
+        let extra = json!({
+            "temperature": 0, "top_k": -1, "top_p": 0.5, "min_p": 0.125, "seed": -1, "max_tokens": 3,
+            "max_completion_tokens": 5, "min_tokens": 2, "stop_token_ids": [44], "priority": -4,
+            "messages": [{ "role": "developer", "content": [{ "type": "text", "text": "A" }, { "type": "text", "text": "B" }] }],
+        });
+        let reply = post(house.http, CHAT, &chat(extra)).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        let sent = house.fake.submits().remove(0);
+        let prompt = [&[256][..], &b"system:A\nB".map(u32::from), &[257, 256]].concat();
+        assert_eq!((sent.prompt, sent.priority, sent.tenant), (prompt, -4, 0));
+        let sampling = sent.sampling.unwrap();
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p), (0.0, 0, 0.5, 0.125));
+        assert_eq!((sampling.seed, sampling.tokens_max, sampling.tokens_min), (u64::MAX, 5, 2));
+        assert_eq!((sampling.stop, sampling.logprobs, sampling.choice), (vec![44, 257], None, 0));
+        post(house.http, COMPLETIONS, &json!({ "prompt": [[5, 6]], "ignore_eos": true })).await;
+        let sent = house.fake.submits().remove(1);
+        assert_eq!((sent.prompt, sent.sampling.unwrap().stop), (vec![5, 6], vec![]));
+        house.close().await;
+    });
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    run(async {
+        let house = House::open(config()).await;
+        let user = |content: Value| json!({ "messages": [{ "role": "user", "content": content }] });
+        for (path, body, param) in [
+            (CHAT, chat(json!({ "temperature": 3 })), "temperature"),
+            (CHAT, chat(json!({ "n": 0 })), "n"),
+            (CHAT, chat(json!({ "n": 17 })), "n"),
+            (CHAT, chat(json!({ "min_tokens": 9, "max_tokens": 8 })), "min_tokens"),
+            (CHAT, chat(json!({ "stop": "" })), "stop"),
+            (CHAT, chat(json!({ "logprobs": true, "top_logprobs": 21 })), "top_logprobs"),
+            (CHAT, chat(json!({ "top_logprobs": 2 })), "top_logprobs"),
+            (CHAT, chat(json!({ "tools": [{}] })), "tools"),
+            (CHAT, chat(json!({ "messages": [] })), "messages"),
+            (CHAT, json!({}), "messages"),
+            (CHAT, chat(json!({ "messages": "Hi" })), "messages"),
+            (CHAT, chat(json!({ "messages": [{ "role": "robot", "content": "x" }] })), "messages[0].role"),
+            (CHAT, chat(json!({ "messages": [{ "role": "tool", "content": "x" }] })), "messages[0].role"),
+            (CHAT, chat(user(Value::Null)), "messages[0].content"),
+            (CHAT, chat(user(json!([{ "type": "image_url" }]))), "messages[0].content[0].type"),
+            (COMPLETIONS, json!({}), "prompt"),
+            (COMPLETIONS, json!({ "prompt": "" }), "prompt"),
+            (COMPLETIONS, json!({ "prompt": ["a", "b"] }), "prompt"),
+            (COMPLETIONS, json!({ "prompt": [1, 258] }), "prompt"),
+            (COMPLETIONS, json!({ "prompt": [1, "a"] }), "prompt"),
+            (COMPLETIONS, completion(json!({ "logprobs": 21 })), "logprobs"),
+            (COMPLETIONS, completion(json!({ "echo": true })), "echo"),
+            (COMPLETIONS, completion(json!({ "best_of": 2 })), "best_of"),
+        ] {
+            let reply = post(house.http, path, &body).await;
+            assert_eq!(reply.status, 400, "{body}: {reply:?}");
+            let error = &reply.json()["error"];
+            assert_eq!((&error["param"], &error["type"]), (&json!(param), &json!("invalid_request_error")), "{body}");
+            assert!(error["message"].as_str().unwrap().contains(param), "{error}");
+        }
+        assert_eq!(house.fake.seen(), []);
+        house.close().await;
+    });
+}
+
+#[test]
+fn what_is_no_request_is_refused() {
+    run(async {
+        let house = House::open(config()).await;
+        let check = async |reply: crate::client::Reply, status: u16, code: Value| {
+            assert_eq!(reply.status, status, "{reply:?}");
+            assert_eq!(reply.json()["error"]["code"], code, "{reply:?}");
+        };
+        check(post_text(house.http, CHAT, "{\"messages\": [").await, 400, Value::Null).await;
+        check(post_text(house.http, CHAT, "[]").await, 400, Value::Null).await;
+        check(post_text(house.http, CHAT, &"[".repeat(100_000)).await, 400, Value::Null).await;
+        check(post_text(house.http, CHAT, &" ".repeat(1_048_577)).await, 413, json!("request_too_large")).await;
+        check(post(house.http, CHAT, &chat(json!({ "model": "gpt" }))).await, 404, json!("model_not_found")).await;
+        check(get(house.http, "/v1/nothing").await, 404, Value::Null).await;
+        check(get(house.http, CHAT).await, 405, Value::Null).await;
+        let long = completion(json!({ "prompt": "x".repeat(200) }));
+        let reply = post(house.http, COMPLETIONS, &long).await;
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("has 200 tokens") && message.contains("context is 200"), "{message}");
+        check(reply, 400, json!("context_length_exceeded")).await;
+        assert_eq!(house.fake.seen(), []);
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_full_house_says_when_to_come_again() {
+    run(async {
+        let mut config = config();
+        config.limits.requests_waiting_max = 2;
+        let house = House::open(config).await;
+        house.fake.script(|script| script.hold_at = 0);
+        let waiting = post_and_leave_open(house.http, CHAT, &chat(json!({ "n": 2 }))).await;
+        eventually(|| async { house.fake.submits().len() == 2 }).await;
+        let reply = post(house.http, CHAT, &chat(json!({}))).await;
+        assert_eq!((reply.status, reply.headers["retry-after"].as_str()), (429, "1"), "{reply:?}");
+        assert_eq!(reply.json()["error"]["code"], "rate_limit_exceeded");
+        // Three choices need three places: none is taken.
+        drop(waiting);
+        eventually(|| async { house.fake.cancels().len() == 2 }).await;
+        house.fake.script(|script| script.hold_at = usize::MAX);
+        assert_eq!(post(house.http, CHAT, &chat(json!({ "n": 3 }))).await.status, 429);
+        assert_eq!(post(house.http, CHAT, &chat(json!({ "n": 2 }))).await.status, 200);
+        assert_eq!(house.fake.submits().len(), 4);
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_replica_that_is_full_makes_a_429() {
+    run(async {
+        let house = House::open(config()).await;
+        house.fake.script(|script| script.refuse = Some((proto::cluster::refused::Reason::Full, 3000)));
+        for extra in [json!({}), json!({ "stream": true }), json!({ "n": 3 })] {
+            let reply = post(house.http, CHAT, &chat(extra)).await;
+            assert_eq!((reply.status, reply.headers["retry-after"].as_str()), (429, "3"), "{reply:?}");
+        }
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_client_that_leaves_is_cancelled() {
+    run(async {
+        let house = House::open(config()).await;
+        house.fake.script(|script| script.hold_at = 3);
+        drop(post_until(house.http, CHAT, &chat(json!({ "stream": true })), "\"l\"").await);
+        eventually(|| async { house.fake.cancels().len() == 1 }).await;
+        drop(post_and_leave_open(house.http, CHAT, &chat(json!({}))).await);
+        eventually(|| async { house.fake.cancels().len() == 2 }).await;
+        drop(post_until(house.http, CHAT, &chat(json!({ "stream": true, "n": 3 })), "\"index\":2").await);
+        eventually(|| async { house.fake.cancels().len() == 5 }).await;
+        let ids = |request: proto::cluster::Request| request.id;
+        let (mut cancelled, submitted) = (house.fake.cancels(), house.fake.submits().into_iter().map(ids));
+        cancelled.sort_unstable();
+        assert_eq!(cancelled, submitted.collect::<Vec<_>>());
+        house.close().await;
+    });
+}
+
+#[test]
+fn readiness_tells_the_truth() {
+    run(async {
+        let house = House::open_unready(config()).await;
+        assert_eq!(get(house.http, "/health").await.status, 200);
+        let check = async |status: u16, code: &str| {
+            let reply = get(house.http, "/ready").await;
+            assert_eq!((reply.status, reply.json()["error"]["code"].as_str()), (status, Some(code)), "{reply:?}");
+            assert!(reply.headers.contains_key("retry-after"));
+        };
+        check(503, "not_ready").await;
+        let reply = post(house.http, CHAT, &chat(json!({}))).await;
+        assert_eq!((reply.status, &reply.json()["error"]["code"]), (503, &json!("not_ready")));
+        assert_eq!(get(house.http, "/v1/models").await.json()["data"], json!([]));
+        assert_eq!(get(house.http, "/cluster").await.json()["replicas"], json!([]));
+        house.fake.welcome();
+        house.ready().await;
+        house.fake.phase(proto::cluster::state::Phase::Draining);
+        eventually(|| async { get(house.http, "/ready").await.status == 503 }).await;
+        check(503, "draining").await;
+        house.fake.die();
+        eventually(|| async { get(house.http, "/ready").await.body.contains("not_ready") }).await;
+        house.close().await;
+    });
+}
+
+#[test]
+fn pages() {
+    run(async {
+        let house = House::open(config()).await;
+        let models = get(house.http, "/v1/models").await.json();
+        assert_eq!((&models["data"][0]["id"], &models["data"][1]["id"]), (&json!("toy"), &json!("alias")));
+        assert_eq!(models["data"][0]["max_model_len"], crate::model::CONTEXT);
+        assert_eq!(get(house.http, "/v1/models/org/toy").await.json()["id"], "org/toy");
+        assert_eq!(get(house.http, "/v1/models/gpt").await.status, 404);
+        assert_eq!(get(house.http, "/metrics").await.body, "metric 1\n");
+        let cluster = &get(house.http, "/cluster").await.json()["replicas"][0];
+        assert_eq!((&cluster["phase"], &cluster["epoch"]), (&json!("ready"), &json!("3.1")));
+        assert_eq!(cluster["ranks"][0]["pid"], 42);
+        let tokens = post(house.http, "/tokenize", &json!({ "prompt": "né" })).await.json();
+        assert_eq!(tokens, json!({ "count": 3, "max_model_len": 200, "tokens": [110, 195, 169] }));
+        let text = post(house.http, "/detokenize", &json!({ "tokens": [110, 195, 169] })).await.json();
+        assert_eq!(text, json!({ "prompt": "né" }));
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_stop_lets_streams_end_and_nobody_in() {
+    run(async {
+        let house = House::open(config()).await;
+        house.fake.script(|script| script.hold_at = 3);
+        let mut stream = post_until(house.http, CHAT, &chat(json!({ "stream": true })), "\"l\"").await;
+        house.shutdown.cancel();
+        // The replica goes on, on another life: the stream is finished by it, though the router drains.
+        house.fake.script(|script| script.hold_at = usize::MAX);
+        house.fake.die();
+        house.fake.welcome();
+        let rest = crate::client::read_until(&mut stream, "[DONE]").await;
+        assert!(rest.contains("\"finish_reason\":\"stop\""), "{rest}");
+        house.close().await;
+    });
+}
+
+#[test]
+fn streams_that_do_not_end_in_time_are_cut() {
+    run(async {
+        let mut config = config();
+        config.waits.drain_max = Duration::from_millis(50);
+        let house = House::open(config).await;
+        house.fake.script(|script| script.hold_at = 3);
+        let mut stream = post_until(house.http, CHAT, &chat(json!({ "stream": true })), "\"l\"").await;
+        house.shutdown.cancel();
+        let rest = crate::client::read_until(&mut stream, "\r\n0\r\n").await;
+        assert!(rest.contains("data: {\"error\":") && !rest.contains("[DONE]"), "{rest}");
+        house.close().await;
+    });
+}

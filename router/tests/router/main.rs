@@ -1,0 +1,84 @@
+//! The router between real sockets and a replica whose tokens the test decides.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod client;
+mod fake;
+mod grpc;
+mod http;
+mod loss;
+mod model;
+mod shapes;
+
+use crate::fake::Fake;
+use router::{Config, Limits, Waits};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// A router that serves, and the replica behind it.
+pub struct House {
+    pub fake: Fake,
+    pub http: SocketAddr,
+    pub grpc: SocketAddr,
+    pub shutdown: CancellationToken,
+    served: JoinHandle<Result<(), router::Error>>,
+}
+
+pub fn config() -> Config {
+    let waits = Waits { reattach_min: Duration::from_millis(5), drain_max: Duration::from_secs(5), ..Waits::default() };
+    let limits = Limits { body_bytes_max: 1 << 20, ..Limits::default() };
+    Config { names: vec!["toy".into(), "alias".into()], limits, waits, metrics: Arc::new(|| "metric 1\n".into()) }
+}
+
+impl House {
+    pub async fn open(config: Config) -> House {
+        let house = House::open_unready(config).await;
+        house.fake.welcome();
+        house.ready().await;
+        house
+    }
+
+    pub async fn open_unready(config: Config) -> House {
+        let fake = Fake::start();
+        let (http, grpc) = (listener().await, listener().await);
+        let addresses = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
+        let shutdown = CancellationToken::new();
+        let serve = router::serve(config, fake.channel(), model::text(), http, grpc, shutdown.clone());
+        let served = tokio::spawn(serve);
+        House { fake, http: addresses.0, grpc: addresses.1, shutdown, served }
+    }
+
+    pub async fn ready(&self) {
+        eventually(|| async { client::get(self.http, "/ready").await.status == 200 }).await;
+    }
+
+    pub async fn close(self) {
+        self.shutdown.cancel();
+        self.served.await.unwrap().unwrap();
+    }
+}
+
+async fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.unwrap()
+}
+
+/// A test that hangs fails.
+pub fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(30), test).await.expect("the test hangs") });
+    runtime.shutdown_timeout(Duration::from_secs(1));
+}
+
+pub async fn eventually<F: Future<Output = bool>>(mut holds: impl FnMut() -> F) {
+    for _ in 0..2000 {
+        if holds().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("it never came to hold");
+}

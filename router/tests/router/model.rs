@@ -1,0 +1,106 @@
+//! A model whose tokens are bytes: token 65 is the byte `A`. Its weights are zeros that nobody reads.
+
+use checkpoint::Checkpoint;
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use std::sync::OnceLock;
+
+pub const START: u32 = 256;
+pub const END: u32 = 257;
+pub const VOCAB: u32 = 258;
+pub const CONTEXT: u32 = 200;
+
+const HIDDEN: usize = 32;
+const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}:{{ message.content }}<|im_end|>\
+     {% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}";
+
+pub fn text() -> router::Text {
+    static CHECKPOINT: OnceLock<Checkpoint> = OnceLock::new();
+    let checkpoint = CHECKPOINT.get_or_init(|| {
+        let folder = std::env::temp_dir().join(format!("lockstep-router-test-{}", std::process::id()));
+        write(&folder);
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        checkpoint
+    });
+    router::Text {
+        tokenizer: checkpoint.tokenizer().unwrap(),
+        template: checkpoint.chat_template().unwrap(),
+        spec: checkpoint.spec().clone(),
+        defaults: *checkpoint.defaults(),
+    }
+}
+
+fn write(folder: &Path) {
+    std::fs::create_dir_all(folder).unwrap();
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "hidden_size": HIDDEN, "intermediate_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 1,
+        "num_key_value_heads": 1, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "tie_word_embeddings": true, "eos_token_id": END, "torch_dtype": "float32",
+    });
+    let generation = json!({ "eos_token_id": END, "temperature": 0.25, "top_k": 7 });
+    let tokenizer_config = json!({ "chat_template": TEMPLATE, "eos_token": "<|im_end|>" });
+    for (name, value) in [
+        ("config.json", config),
+        ("generation_config.json", generation),
+        ("tokenizer_config.json", tokenizer_config),
+        ("tokenizer.json", tokenizer()),
+    ] {
+        std::fs::write(folder.join(name), value.to_string()).unwrap();
+    }
+    std::fs::write(folder.join("model.safetensors"), weights()).unwrap();
+}
+
+fn tokenizer() -> Value {
+    let vocab: Map<String, Value> = (0..=255u8).map(|byte| (byte_letter(byte).to_string(), byte.into())).collect();
+    let added = |id: u32, text: &str| {
+        json!({ "id": id, "content": text, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false })
+    };
+    let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": [added(START, "<|im_start|>"), added(END, "<|im_end|>")],
+        "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": vocab, "merges": [] },
+    })
+}
+
+/// How byte-level tokenizers spell a byte: itself where it is printable, a letter above 255 otherwise.
+fn byte_letter(byte: u8) -> char {
+    let printable = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    if printable(&byte) {
+        return char::from(byte);
+    }
+    let nth = (0..byte).filter(|byte| !printable(byte)).count() as u32;
+    char::from_u32(256 + nth).unwrap()
+}
+
+fn weights() -> Vec<u8> {
+    let (h, v) = (HIDDEN, VOCAB as usize);
+    let layer = "model.layers.0";
+    let mut shapes = vec![("model.embed_tokens.weight".to_owned(), vec![v, h]), ("model.norm.weight".into(), vec![h])];
+    for name in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"] {
+        shapes.push((format!("{layer}.{name}.weight"), vec![h, h]));
+    }
+    for name in ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"] {
+        shapes.push((format!("{layer}.{name}.weight"), vec![h, h]));
+    }
+    for name in ["input_layernorm", "post_attention_layernorm"] {
+        shapes.push((format!("{layer}.{name}.weight"), vec![h]));
+    }
+    let (mut header, mut end) = (Map::new(), 0);
+    for (name, shape) in shapes {
+        let start = end;
+        end += 4 * shape.iter().product::<usize>();
+        header.insert(name, json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, end] }));
+    }
+    let mut header = Value::Object(header).to_string();
+    header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.resize(bytes.len() + end, 0);
+    bytes
+}

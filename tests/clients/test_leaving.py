@@ -1,0 +1,124 @@
+"""Clients that leave and servers that end: nothing is left behind, and no neighbour is harmed."""
+
+import json
+import threading
+import unittest
+import urllib.error
+import urllib.request
+
+from server import Server
+
+WAIT_S = 30
+server = None
+
+
+def setUpModule():
+    global server
+    server = Server()
+
+
+def tearDownModule():
+    server.stop()
+
+
+def stream(of, max_tokens, prompt="Once upon a time"):
+    """An open event stream of a request that does not end before `max_tokens`."""
+    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{of.url}/v1/completions", data=json.dumps(body).encode(), headers=headers)
+    return urllib.request.urlopen(request, timeout=60)
+
+
+def read(reply, n_events=None):
+    """The text of the next events; of all of them, to the [DONE], unless a number is given."""
+    text, n_read = "", 0
+    while n_events is None or n_read < n_events:
+        line = reply.readline().decode()
+        assert line, f"the stream broke off after {n_read} events: {text!r}"
+        if line.strip() == "data: [DONE]":
+            return text
+        if line.startswith("data: "):
+            part = json.loads(line.removeprefix("data: "))
+            assert "error" not in part, part
+            text += "".join(choice["text"] for choice in part["choices"])
+            n_read += 1
+    return text
+
+
+class Vanishing(unittest.TestCase):
+    def test_blocks_come_back(self):
+        with stream(server, 24) as reply:
+            alone = read(reply)
+        leaving = [stream(server, 4000, f"{i}. Once upon a time") for i in range(4)]
+        with stream(server, 24) as staying:
+            for reply in leaving:
+                read(reply, 2)
+            server.wait_until(lambda: server.metric("lockstep:requests_running") >= len(leaving), WAIT_S, "running")
+            self.assertGreater(server.metric("lockstep:kv_usage_ratio"), 0)
+            for reply in leaving:
+                reply.close()
+            self.assertEqual(read(staying), alone)
+        server.wait_until(server.is_idle, WAIT_S, "idle after its clients left")
+
+
+class Ending(unittest.TestCase):
+    def test_sigterm_lets_streams_finish(self):
+        own = Server("--drain-seconds", "60")
+        # So many that some of them still run when the signal comes.
+        n_streams, texts, errors = 6, [], []
+        begun = threading.Barrier(n_streams + 1, timeout=WAIT_S)
+
+        def client():
+            try:
+                with stream(own, 96) as reply:
+                    text = read(reply, 1)
+                    begun.wait()
+                    texts.append(text + read(reply))
+            except Exception as error:  # a thread's own end says nothing to the test
+                errors.append(error)
+                begun.abort()
+
+        clients = [threading.Thread(target=client) for _ in range(n_streams)]
+        try:
+            for thread in clients:
+                thread.start()
+            self.assert_begun(begun, errors)
+            own.terminate()
+            self.assert_refuses(own)
+            for thread in clients:
+                thread.join(WAIT_S * 2)
+            self.assertEqual(errors, [])
+            self.assertEqual((len(texts), len(set(texts))), (n_streams, 1), "every stream ended whole, and alike")
+            self.assertEqual(own.ended(), 0)
+        finally:
+            own.stop()
+
+    def assert_begun(self, begun, errors):
+        try:
+            begun.wait()
+        except threading.BrokenBarrierError:
+            self.fail(f"not every stream began: {errors}")
+
+    def assert_refuses(self, own):
+        """While draining there is no new request: a 503, or nobody who listens any more."""
+
+        def refuses():
+            try:
+                stream(own, 1).close()
+                return False
+            except urllib.error.HTTPError as error:
+                self.assertEqual(error.code, 503)
+                self.assertTrue(error.headers["retry-after"])
+                return True
+            except OSError:
+                return True
+
+        own.wait_until(refuses, WAIT_S, "refusing new requests")
+
+    def test_idle_server_ends(self):
+        own = Server()
+        own.stop()
+
+
+if __name__ == "__main__":
+    unittest.main()

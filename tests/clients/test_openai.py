@@ -1,0 +1,180 @@
+"""The unmodified `openai` client against the HTTP API."""
+
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+
+from server import Server
+
+server = None
+client = None
+ASK = [{"role": "user", "content": "Name three colours."}]
+
+
+def setUpModule():
+    global server, client
+    server = Server()
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def tearDownModule():
+    client.close()
+    server.stop()
+
+
+def chat(**more):
+    options = {"model": "smollm2", "messages": ASK, "temperature": 0, "max_tokens": 24}
+    return client.chat.completions.create(**(options | more))
+
+
+def text(chunks):
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+class Chat(unittest.TestCase):
+    def test_answer(self):
+        reply = chat()
+        self.assertEqual(reply.object, "chat.completion")
+        self.assertTrue(reply.id and reply.model)
+        self.assertEqual(reply.choices[0].message.role, "assistant")
+        self.assertTrue(reply.choices[0].message.content.strip())
+        self.assertIn(reply.choices[0].finish_reason, ["stop", "length"])
+        usage = reply.usage
+        self.assertEqual(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens)
+        # The template puts its system message in front: the reference has the same prompt at more than 30 tokens.
+        self.assertGreater(usage.prompt_tokens, 20)
+
+    def test_stream_says_the_same(self):
+        whole = chat().choices[0]
+        chunks = list(chat(stream=True))
+        self.assertEqual(text(chunks), whole.message.content)
+        self.assertEqual(chunks[0].choices[0].delta.role, "assistant")
+        self.assertEqual({chunk.id for chunk in chunks}, {chunks[0].id})
+        reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+        self.assertEqual([reason for reason in reasons if reason], [whole.finish_reason])
+        self.assertEqual(reasons[-1], whole.finish_reason)
+
+    def test_stream_with_usage(self):
+        chunks = list(chat(stream=True, stream_options={"include_usage": True}))
+        self.assertEqual(chunks[-1].choices, [])
+        self.assertEqual(chunks[-1].usage.completion_tokens, chat().usage.completion_tokens)
+
+    def test_max_tokens(self):
+        for name in ["max_tokens", "max_completion_tokens"]:
+            reply = chat(**{"max_tokens": openai.omit, name: 3})
+            self.assertEqual(reply.usage.completion_tokens, 3)
+            self.assertEqual(reply.choices[0].finish_reason, "length")
+
+    def test_stop(self):
+        whole = chat(max_tokens=40).choices[0].message.content
+        stop = whole[len(whole) // 2 :][:3]
+        cut = chat(max_tokens=40, stop=[stop, "never said"])
+        self.assertEqual(cut.choices[0].message.content, whole[: whole.index(stop)])
+        self.assertEqual(cut.choices[0].finish_reason, "stop")
+        self.assertEqual(text(chat(max_tokens=40, stop=stop, stream=True)), whole[: whole.index(stop)])
+
+    def test_logprobs(self):
+        reply = chat(logprobs=True, top_logprobs=3, max_tokens=8)
+        content = reply.choices[0].logprobs.content
+        self.assertEqual(len(content), reply.usage.completion_tokens)
+        self.assertEqual("".join(one.token for one in content), reply.choices[0].message.content)
+        for one in content:
+            self.assertEqual(len(one.top_logprobs), 3)
+            self.assertLessEqual(one.logprob, 0.0)
+            # Greedy: what was drawn is the likeliest.
+            self.assertEqual(one.token, one.top_logprobs[0].token)
+            self.assertEqual(one.logprob, one.top_logprobs[0].logprob)
+        chunks = chat(logprobs=True, top_logprobs=3, max_tokens=8, stream=True)
+        parts = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices]
+        tokens = [one for part in parts if part for one in part.content or []]
+        self.assertEqual([(one.token, one.logprob) for one in tokens], [(one.token, one.logprob) for one in content])
+
+
+class Seeds(unittest.TestCase):
+    def draw(self, seed, **more):
+        reply = chat(temperature=1.0, top_p=0.95, seed=seed, max_tokens=16, **more)
+        return [choice.message.content for choice in reply.choices]
+
+    def test_a_seed_repeats(self):
+        self.assertEqual(self.draw(7), self.draw(7))
+        self.assertGreater(len({self.draw(seed)[0] for seed in range(4)}), 1)
+
+    def test_neighbours_change_nothing(self):
+        alone = [self.draw(seed) for seed in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(self.draw, range(8)))
+        self.assertEqual(alone, together)
+
+    def test_choices_differ_and_repeat(self):
+        several = self.draw(3, n=3)
+        self.assertEqual(len(several), 3)
+        self.assertEqual(several, self.draw(3, n=3))
+        self.assertEqual(several[0], self.draw(3)[0])
+        self.assertGreater(len(set(several)), 1)
+
+
+class Completions(unittest.TestCase):
+    def complete(self, **more):
+        options = {"model": "smollm2", "prompt": "The capital of France is", "temperature": 0, "max_tokens": 8}
+        return client.completions.create(**(options | more))
+
+    def test_answer(self):
+        reply = self.complete()
+        self.assertEqual(reply.object, "text_completion")
+        self.assertIn("Paris", reply.choices[0].text)
+        self.assertEqual(reply.usage.prompt_tokens, 5)
+
+    def test_token_ids_are_a_prompt(self):
+        # As tests/reference/smollm2.json has them.
+        ids = self.complete(prompt=[504, 3575, 282, 4649, 314])
+        self.assertEqual(ids.choices[0].text, self.complete().choices[0].text)
+
+    def test_stream_says_the_same(self):
+        whole = self.complete().choices[0].text
+        streamed = "".join(chunk.choices[0].text for chunk in self.complete(stream=True) if chunk.choices)
+        self.assertEqual(streamed, whole)
+
+
+class Models(unittest.TestCase):
+    def test_the_one_that_is_served(self):
+        served = list(client.models.list())
+        self.assertEqual(len(served), 1)
+        self.assertEqual(served[0].object, "model")
+        self.assertEqual(chat(model=served[0].id, max_tokens=1).usage.completion_tokens, 1)
+
+
+class Refusals(unittest.TestCase):
+    def refused(self, error, *words, call=chat, **more):
+        with self.assertRaises(error) as caught:
+            call(**more)
+        for word in words:
+            self.assertIn(word, str(caught.exception))
+        self.assertTrue(caught.exception.type, "an error has OpenAI's fields")
+
+    def test_unknown_model(self):
+        self.refused(openai.NotFoundError, "no-such-model", model="no-such-model")
+
+    def test_values_out_of_range(self):
+        self.refused(openai.BadRequestError, "temperature", temperature=-1)
+        self.refused(openai.BadRequestError, "top_p", top_p=1.5)
+        self.refused(openai.BadRequestError, "max_tokens", max_tokens=-5)
+        self.refused(openai.BadRequestError, "top_logprobs", logprobs=True, top_logprobs=10_000)
+        self.refused(openai.BadRequestError, messages=[])
+
+    def test_prompt_too_long(self):
+        self.refused(openai.BadRequestError, "8192", messages=[{"role": "user", "content": "word " * 10_000}])
+
+    def test_a_field_that_would_change_the_answer(self):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        self.refused(openai.BadRequestError, "tools", tools=tools)
+        schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+        self.refused(openai.BadRequestError, "response_format", response_format=schema)
+
+    def test_harmless_unknown_fields_are_ignored(self):
+        plain = chat().choices[0].message.content
+        self.assertEqual(chat(extra_body={"some_new_field": 1}, user="me").choices[0].message.content, plain)
+
+
+if __name__ == "__main__":
+    unittest.main()

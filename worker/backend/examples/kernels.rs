@@ -1,0 +1,135 @@
+//! How fast this machine computes: each kernel beside a plain read of the same memory in the same run.
+//!
+//! `cargo run -p backend --release --example kernels [avx512|avx2|plain] [threads]`
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program to look at")]
+
+use backend::cpu::{Cpu, CpuConfig, Isa};
+use backend::{
+    Activations, Attention, Batch, BatchSlice, BlockTables, Heads, KvDtype, KvSpec, Linear, Memory, Stored, StoredType,
+};
+use std::hint::black_box;
+use std::time::Instant;
+use types::BlockId;
+
+const REPEATS: usize = 15;
+
+/// The best and the median of some runs, in seconds.
+fn time(mut work: impl FnMut()) -> (f64, f64) {
+    work();
+    let run = |_| {
+        let start = Instant::now();
+        work();
+        start.elapsed().as_secs_f64()
+    };
+    let mut seconds: Vec<f64> = (0..REPEATS).map(run).collect();
+    seconds.sort_by(f64::total_cmp);
+    (seconds[0], seconds[REPEATS / 2])
+}
+
+fn report(name: &str, amount: f64, unit: &str, (best, median): (f64, f64)) {
+    println!("{name:44} median {:8.1} best {:8.1} {unit}", amount / median / 1e9, amount / best / 1e9);
+}
+
+/// Sums memory on as many threads as the kernels use.
+fn stream(bytes: &[u64], threads: usize) -> u64 {
+    let sum = |part: &[u64]| {
+        part.as_chunks::<32>().0.iter().fold([0u64; 32], |mut sums, words| {
+            sums.iter_mut().zip(words).for_each(|(sum, word)| *sum ^= word);
+            sums
+        })
+    };
+    std::thread::scope(|scope| {
+        let parts = bytes.chunks(bytes.len().div_ceil(threads));
+        let others: Vec<_> = parts.map(|part| scope.spawn(move || sum(part)[0])).collect();
+        others.into_iter().map(|other| other.join().unwrap()).fold(0, |a, b| a ^ b)
+    })
+}
+
+fn weights(dtype: StoredType, rows: usize, k: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..rows * dtype.row_bytes(k)).map(|i| (i * 31 % 251) as u8).collect();
+    // Scales that are small numbers: an f16 or bf16 of 0x2c2c, an f32 beside it.
+    let (block, header) = match dtype {
+        StoredType::Q8_0 => (34, 2),
+        StoredType::Q4_1 => (20, 4),
+        StoredType::F32 => (4, 4),
+        StoredType::F16 | StoredType::BF16 => (2, 2),
+    };
+    bytes.chunks_exact_mut(block).for_each(|block| block[..header].fill(0x2c));
+    bytes
+}
+
+fn linear(cpu: &Cpu, dtype: StoredType, n_out: usize, k: usize) {
+    let file = weights(dtype, n_out, k);
+    let start = Instant::now();
+    let matrix = cpu.matrix(&[Stored::whole(dtype, n_out, k, &file)]).unwrap();
+    let packing = start.elapsed().as_secs_f64();
+    println!("-- {dtype:?} {n_out} x {k}: packed {:.1} MB in {packing:.3} s", file.len() as f64 / 1e6);
+    let x = cpu.buffer(512, k).unwrap();
+    let mut out = cpu.buffer(512, n_out).unwrap();
+    for n_rows in [1, 2, 4, 8, 12, 32, 512] {
+        let times = time(|| cpu.linear(&x, &matrix, n_rows, &mut out));
+        let ops = 2.0 * (n_rows * n_out * k) as f64;
+        if n_rows <= 4 {
+            report(&format!("{dtype:?}, {n_rows} rows"), cpu.matrix_bytes(&matrix) as f64, "GB/s", times);
+        }
+        report(&format!("{dtype:?}, {n_rows} rows"), ops, "GOP/s", times);
+    }
+}
+
+fn attention(cpu: &Cpu, n_slices: usize, n_rows: usize, start: usize) {
+    let heads = Heads::whole(9, 3, 64, 0.125);
+    let n_blocks = (start + n_rows).div_ceil(16);
+    let kv = KvSpec { n_layers: 1, n_blocks: n_blocks * n_slices, n_kv_heads: 3, head_dim: 64, dtype: KvDtype::F16 };
+    let kv = cpu.kv(kv).unwrap();
+    let total = n_rows * n_slices;
+    let mut batch = Batch { tokens: vec![0; total], ..Batch::default() };
+    let mut table = BlockTables { blocks: Vec::new(), bounds: vec![0] };
+    for i in 0..n_slices {
+        let rows = (i * n_rows) as u32..((i + 1) * n_rows) as u32;
+        batch.slices.push(BatchSlice { rows, start: start as u32 });
+        table.blocks.extend((0..n_blocks).map(|block| BlockId((i * n_blocks + block) as u32)));
+        table.bounds.push(table.blocks.len() as u32);
+    }
+    batch.tables.push(table);
+    let qkv = cpu.buffer(total, heads.qkv_cols()).unwrap();
+    let mut out = cpu.buffer(total, 576).unwrap();
+    let times = time(|| cpu.attend(&qkv, &kv, &heads, &batch, 0, 0, &mut out));
+    let positions: usize = (0..n_rows).map(|row| start + row + 1).sum::<usize>() * n_slices;
+    let ops = (positions * 9 * 64 * 4) as f64;
+    report(&format!("attention, {n_slices} x {n_rows} rows from {start}"), ops, "GFLOP/s", times);
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let isa = match args.next().as_deref() {
+        Some("plain") => Isa::Plain,
+        Some("avx2") => Isa::Avx2,
+        Some("avx512") => Isa::Avx512,
+        _ => Isa::detect(),
+    };
+    let threads = args.next().map_or(2, |n| n.parse().unwrap());
+    let memory = vec![1u64; 64 << 20];
+    for activations in [Activations::Int8, Activations::F32] {
+        println!("== {isa:?}, {threads} threads, {activations:?}");
+        let cpu = Cpu::new(CpuConfig { threads, activations, isa }).unwrap();
+        let mut sum = 0;
+        report("stream read", memory.len() as f64 * 8.0, "GB/s", time(|| sum ^= black_box(stream(&memory, threads))));
+        let empty = cpu.buffer(4, 16).unwrap();
+        let mut out = cpu.buffer(4, 16).unwrap();
+        let norm = vec![1.0; 16];
+        let small =
+            time(|| (0..1000).for_each(|_| backend::Pointwise::rms_norm(&cpu, &empty, &norm, 1e-5, 4, &mut out)));
+        println!("a dispatch of four rows: {:.2} us", small.1 * 1e3);
+        linear(&cpu, StoredType::Q4_1, 16384, 8192);
+        linear(&cpu, StoredType::Q8_0, 16384, 4096);
+        linear(&cpu, StoredType::Q4_1, 3072, 576);
+        linear(&cpu, StoredType::Q8_0, 49152, 576);
+        if activations == Activations::F32 {
+            linear(&cpu, StoredType::F32, 4096, 4096);
+            linear(&cpu, StoredType::BF16, 8192, 4096);
+            attention(&cpu, 1, 1, 2000);
+            attention(&cpu, 32, 1, 500);
+            attention(&cpu, 1, 512, 0);
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Tiny random checkpoints against what transformers computes from them in f32, and against themselves, bit for bit: in
+//! chunks of any length, in any company, with any instructions and number of threads.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use backend::cpu::{Cpu, CpuConfig, Isa};
+use backend::{Activations, Batch, BatchSlice, KvDtype, Memory};
+use checkpoint::Checkpoint;
+use collective::Collective;
+use model::{KvCache, Limits, Model};
+use serde_json::Value;
+use std::ops::Range;
+use std::path::PathBuf;
+use types::cache::blocks_for;
+use types::{BlockId, Token};
+
+const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-sharded", "llama-bf16-odd"];
+const CONTEXT: u32 = 400;
+const SEQUENCES: usize = 3;
+
+fn folder(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "../../tests/reference", name].iter().collect()
+}
+
+struct Rig {
+    device: Cpu,
+    model: Model<Cpu>,
+    kv: KvCache<Cpu>,
+    n_vocab: usize,
+}
+
+impl Rig {
+    fn new(name: &str, isa: Isa, threads: usize, activations: Activations, kv_dtype: KvDtype) -> Rig {
+        let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+        let device = Cpu::new(CpuConfig { threads, activations, isa }).unwrap();
+        let limits = Limits { rows_max: 512, outputs_max: 512, context: CONTEXT };
+        let model = Model::load(&checkpoint, &device, &Collective::Solo, limits).unwrap();
+        let n_blocks = SEQUENCES * blocks_for(CONTEXT) as usize;
+        let kv = KvCache::new(&device, &model::kv_specs(checkpoint.spec(), kv_dtype, n_blocks)).unwrap();
+        Rig { device, model, kv, n_vocab: checkpoint.spec().vocab as usize }
+    }
+
+    fn plain(name: &str) -> Rig {
+        Rig::new(name, Isa::detect(), 1, Activations::F32, KvDtype::F32)
+    }
+
+    /// One pass over ranges of the sequences' logs: the logits of every row.
+    fn pass(&mut self, logs: &[Vec<Token>], slices: &[(usize, Range<u32>)]) -> Vec<Vec<f32>> {
+        let mut batch = Batch { tables: vec![Default::default()], ..Batch::default() };
+        batch.clear();
+        for (sequence, range) in slices {
+            let first = batch.n_rows() as u32;
+            batch.tokens.extend(&logs[*sequence][range.start as usize..range.end as usize]);
+            batch.positions.extend(range.clone());
+            batch.slices.push(BatchSlice { rows: first..first + range.len() as u32, start: range.start });
+            // Scattered and in descending order: nothing may depend on where a block lies.
+            let block = |i: u32| BlockId((blocks_for(CONTEXT) - 1 - i) * SEQUENCES as u32 + *sequence as u32);
+            let table = &mut batch.tables[0];
+            table.blocks.extend((0..blocks_for(range.end)).map(block));
+            table.bounds.push(table.blocks.len() as u32);
+        }
+        batch.outputs.extend(0..batch.n_rows() as u32);
+        let logits = self.model.forward(&self.device, &Collective::Solo, &batch, &mut self.kv).unwrap();
+        let mut rows = vec![0.0; batch.n_rows() * self.n_vocab];
+        self.device.read(logits, 0..batch.n_rows(), &mut rows);
+        rows.chunks_exact(self.n_vocab).map(<[f32]>::to_vec).collect()
+    }
+
+    /// The logits of every position of one log, computed in chunks.
+    fn in_chunks(&mut self, log: &[Token], chunk: u32) -> Vec<Vec<f32>> {
+        let (logs, n) = ([log.to_vec()], log.len() as u32);
+        let starts = (0..n).step_by(chunk as usize);
+        starts.flat_map(|start| self.pass(&logs, &[(0, start..n.min(start + chunk))])).collect()
+    }
+}
+
+fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    rows.iter().map(|row| row.iter().map(|logit| logit.to_bits()).collect()).collect()
+}
+
+fn cases(name: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(folder(name).join("expected.json")).unwrap();
+    let expected: Value = serde_json::from_str(&text).unwrap();
+    expected["cases"].as_array().unwrap().clone()
+}
+
+fn tokens(value: &Value) -> Vec<Token> {
+    value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as Token).collect()
+}
+
+/// Prompt and greedy answer.
+fn logs(name: &str) -> Vec<Vec<Token>> {
+    cases(name).iter().map(|case| [tokens(&case["prompt"]), tokens(&case["greedy"])].concat()).collect()
+}
+
+#[test]
+fn logits_and_greedy_tokens_are_those_of_transformers() {
+    for name in FOLDERS {
+        let mut rig = Rig::plain(name);
+        for case in cases(name) {
+            let (prompt, greedy) = (tokens(&case["prompt"]), tokens(&case["greedy"]));
+            let log = [prompt.clone(), greedy.clone()].concat();
+            let logs = [log.clone()];
+            // The prompt at once, the answer token by token.
+            let mut rows = rig.pass(&logs, &[(0, 0..prompt.len() as u32)]);
+            let decoded = prompt.len() as u32..log.len() as u32 - 1;
+            rows.extend(decoded.flat_map(|position| rig.pass(&logs, &[(0, position..position + 1)])));
+            for expected in case["logits"].as_array().unwrap() {
+                let position = expected["position"].as_u64().unwrap() as usize;
+                check_logits(&format!("{name}, {}, position {position}", case["name"]), &rows[position], expected);
+            }
+            for (row, token) in rows[prompt.len() - 1..].iter().zip(greedy) {
+                let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                assert_eq!(row[token as usize], largest, "{name}, {}", case["name"]);
+            }
+        }
+    }
+}
+
+fn check_logits(what: &str, row: &[f32], expected: &Value) {
+    let expected: Vec<f64> = expected["values"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+    let largest = expected.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
+    let furthest = row.iter().zip(&expected).map(|(x, y)| (f64::from(*x) - y).abs()).fold(0.0, f64::max);
+    assert_eq!(row.len(), expected.len(), "{what}");
+    assert!(furthest <= 1e-4 * largest, "{what}: {furthest} of {largest}");
+}
+
+#[test]
+fn chunks_give_the_same_bits() {
+    for (name, kv_dtype) in [(FOLDERS[0], KvDtype::F32), (FOLDERS[2], KvDtype::F16), (FOLDERS[3], KvDtype::F16)] {
+        let log = &logs(name)[2];
+        let mut rig = Rig::new(name, Isa::detect(), 1, Activations::Int8, kv_dtype);
+        let whole = bits(&rig.in_chunks(log, 512));
+        for chunk in [1, 7, 16, 100] {
+            assert!(bits(&rig.in_chunks(log, chunk)) == whole, "{name} in chunks of {chunk}");
+        }
+    }
+}
+
+#[test]
+fn company_gives_the_same_bits() {
+    let name = FOLDERS[2];
+    let mut rig = Rig::plain(name);
+    let logs: Vec<_> = [(0, 40), (1, 130), (2, 258)].map(|(i, n)| logs(name)[i.max(1)][..n].to_vec()).into();
+    let alone: Vec<_> = logs.iter().map(|log| bits(&rig.in_chunks(log, 512))).collect();
+    let mut together = vec![Vec::new(); 3];
+    // Each goes at its own pace; some wait, some decode, some prefill.
+    let paces = [[3, 0, 37, 0, 0], [100, 1, 1, 1, 27], [20, 130, 106, 1, 1]];
+    let mut at = [0; 3];
+    for step in 0..5 {
+        let slices: Vec<_> =
+            (0..3).map(|i| (i, at[i]..at[i] + paces[i][step])).filter(|(_, r)| !r.is_empty()).collect();
+        let mut rows = rig.pass(&logs, &slices).into_iter();
+        for (i, range) in slices {
+            at[i] = range.end;
+            together[i].extend(bits(&rows.by_ref().take(range.len()).collect::<Vec<_>>()));
+        }
+    }
+    assert!(together == alone);
+}
+
+#[test]
+fn instructions_and_threads_give_the_same_bits() {
+    for name in FOLDERS {
+        let log = &logs(name)[2];
+        let run = |isa, threads| bits(&Rig::new(name, isa, threads, Activations::F32, KvDtype::F16).in_chunks(log, 90));
+        let reference = run(Isa::Plain, 1);
+        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_supported()) {
+            for threads in [1, 2, 5] {
+                assert!(run(isa, threads) == reference, "{name} on {isa:?} with {threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_kv_type_is_not_another() {
+    let log = &logs(FOLDERS[0])[2];
+    let run = |kv| bits(&Rig::new(FOLDERS[0], Isa::detect(), 1, Activations::F32, kv).in_chunks(log, 512));
+    assert!(run(KvDtype::F16) != run(KvDtype::F32), "the cache has the type that was asked for");
+}
