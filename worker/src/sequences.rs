@@ -334,3 +334,159 @@ fn clear(done: &mut SliceDone) {
     done.pooled.clear();
     done.failed = false;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: RequestId = RequestId(1);
+
+    fn sequences() -> Sequences {
+        Sequences::new(SequenceLimits {
+            n_vocab: 100,
+            context: 64,
+            n_blocks: 8,
+            groups: vec![CacheGroup::FULL],
+            rows_max: 40,
+            running_max: 2,
+        })
+    }
+
+    fn request(id: RequestId, n_prompt: u32) -> Request {
+        Request { id, prompt: (0..n_prompt).collect(), ..Request::default() }
+    }
+
+    fn slice(range: std::ops::Range<u32>, want: Want) -> Slice {
+        Slice { id: ID, range, n_draft: 0, want }
+    }
+
+    fn step(starts: &[Request], slices: &[Slice], blocks: &[u32]) -> Step {
+        let blocks = blocks.iter().copied().map(BlockId).collect();
+        Step { starts: starts.into(), slices: slices.into(), blocks, ..Step::default() }
+    }
+
+    /// Runs a step in which every draw is the given token, or none.
+    fn run(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> Result<(Batch, Vec<SliceDone>), Violation> {
+        let mut batch = sequences.new_batch();
+        sequences.begin(step, &mut batch)?;
+        let mut draws = Vec::new();
+        sequences.draws(step, &mut draws);
+        assert_eq!(draws.len(), batch.outputs.len());
+        let out = |token| TokenOut { token, ..TokenOut::default() };
+        let mut drawn: Vec<_> = draws.iter().map(|_| token.map(out)).collect();
+        let mut done = Vec::new();
+        sequences.finish(step, &mut drawn, &mut done);
+        Ok((batch, done))
+    }
+
+    #[test]
+    fn a_batch_is_laid_out_slice_by_slice() {
+        let mut sequences = sequences();
+        let other = Slice { id: RequestId(2), ..slice(0..2, Want::Last) };
+        let starts = [request(ID, 20), request(RequestId(2), 2)];
+        let first = step(&starts, &[slice(0..17, Want::Nothing), other], &[7, 3, 5]);
+        let (batch, done) = run(&mut sequences, &first, Some(42)).unwrap();
+        assert_eq!(batch.n_rows(), 19);
+        assert_eq!(batch.positions[15..], [15, 16, 0, 1]);
+        assert_eq!(batch.outputs, [18]);
+        assert_eq!(batch.slices, [BatchSlice { rows: 0..17, start: 0 }, BatchSlice { rows: 17..19, start: 0 }]);
+        assert_eq!(batch.tables[0].of(0), [BlockId(7), BlockId(3)]);
+        assert_eq!(batch.tables[0].of(1), [BlockId(5)]);
+        assert!(done[0].tokens.is_empty() && done[1].tokens[0].token == 42);
+
+        let other = Slice { id: RequestId(2), ..slice(2..3, Want::Last) };
+        let (batch, _) = run(&mut sequences, &step(&[], &[slice(17..20, Want::Last), other], &[]), Some(43)).unwrap();
+        assert_eq!(batch.tokens, [17, 18, 19, 42]);
+        assert_eq!(batch.slices[0].start, 17);
+        assert_eq!(batch.outputs, [2, 3]);
+    }
+
+    #[test]
+    fn draws_see_the_log_before_the_token() {
+        let mut sequences = sequences();
+        let again = Request { output: vec![50, 51], ..request(ID, 4) };
+        let all = step(&[again], &[slice(0..6, Want::Last)], &[0]);
+        sequences.begin(&all, &mut Batch { tables: vec![Default::default()], ..Batch::default() }).unwrap();
+        let mut draws = Vec::new();
+        sequences.draws(&all, &mut draws);
+        assert_eq!((draws[0].position(), draws[0].n_output()), (6, 2));
+        assert_eq!((draws[0].prompt, draws[0].output), ([0, 1, 2, 3].as_slice(), [50, 51].as_slice()));
+    }
+
+    #[test]
+    fn a_drawn_token_that_the_log_holds_is_not_learned_twice() {
+        let mut sequences = sequences();
+        let again = Request { output: vec![50, 51], ..request(ID, 4) };
+        run(&mut sequences, &step(&[again], &[slice(0..5, Want::Last)], &[0]), Some(99)).unwrap();
+        let (batch, _) = run(&mut sequences, &step(&[], &[slice(5..6, Want::Last)], &[]), Some(52)).unwrap();
+        assert_eq!(batch.tokens, [51]);
+    }
+
+    #[test]
+    fn a_request_that_draws_nothing_fails_alone() {
+        let mut sequences = sequences();
+        let (_, done) = run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]), None).unwrap();
+        assert!(done[0].failed && done[0].tokens.is_empty());
+        // What was planned ahead takes its blocks and no rows.
+        let planned = step(&[], &[slice(3..17, Want::Last)], &[1]);
+        let (batch, done) = run(&mut sequences, &planned, Some(1)).unwrap();
+        assert!(batch.n_rows() == 0 && done[0].failed && done[0].tokens.is_empty());
+        // Begun again, it is as good as new.
+        let (_, done) =
+            run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[4]), Some(8)).unwrap();
+        assert!(!done[0].failed && done[0].tokens.len() == 1);
+    }
+
+    #[test]
+    fn ends_come_first_and_a_start_replaces() {
+        let mut sequences = sequences();
+        let two = [request(ID, 3), request(RequestId(2), 3)];
+        run(&mut sequences, &step(&two, &[], &[]), None).unwrap();
+        let third = request(RequestId(3), 3);
+        let ended = Step { ends: vec![RequestId(2)], ..step(&[third], &[], &[]) };
+        run(&mut sequences, &ended, None).unwrap();
+        run(&mut sequences, &step(&[request(ID, 5)], &[slice(0..5, Want::Last)], &[0]), Some(1)).unwrap();
+        assert_eq!(sequences.len(), 2);
+    }
+
+    #[test]
+    fn a_prefix_computed_by_others_is_full_blocks() {
+        let shared = |start| {
+            run(&mut sequences(), &step(&[request(ID, 40)], &[slice(start..40, Want::Last)], &[1, 2, 3]), Some(1))
+        };
+        assert_eq!(shared(32).unwrap().0.positions[0], 32);
+        assert_eq!(shared(20).unwrap_err(), Violation::Gap { id: ID, start: 20, n_computed: 0 });
+    }
+
+    #[test]
+    fn contradictions_are_refused_by_name() {
+        let begun = step(&[request(ID, 20)], &[slice(0..10, Want::Nothing)], &[0]);
+        let check = |step: Step, expected: Violation| {
+            let mut sequences = sequences();
+            run(&mut sequences, &begun, None).unwrap();
+            assert_eq!(run(&mut sequences, &step, Some(1)).unwrap_err(), expected);
+        };
+        let last = |range| slice(range, Want::Last);
+        let (id, other) = (ID, RequestId(2));
+        check(step(&[], &[Slice { id: other, ..last(0..1) }], &[1]), Violation::Unknown(other));
+        check(step(&[], &[last(11..20)], &[1]), Violation::Gap { id, start: 11, n_computed: 10 });
+        check(step(&[], &[last(0..20)], &[1]), Violation::Gap { id, start: 0, n_computed: 10 });
+        check(step(&[], &[last(10..10)], &[]), Violation::Empty { id, start: 10 });
+        check(step(&[], &[last(10..21)], &[1]), Violation::NotInLog { id, end: 21, n_tokens: 20 });
+        check(step(&[], &[last(10..u32::MAX)], &[1]), Violation::TooLong { id, end: u32::MAX, context: 64 });
+        check(step(&[], &[last(10..12), last(12..20)], &[1]), Violation::TwoSlices(id));
+        check(step(&[], &[last(10..20)], &[]), Violation::TooFewBlocks { id, needed: 1, n_left: 0 });
+        check(step(&[], &[last(10..20)], &[8]), Violation::NoSuchBlock { id, block: 8, n_blocks: 8 });
+        check(step(&[], &[last(10..20)], &[1, 2]), Violation::BlocksLeftOver(1));
+        check(step(&[], &[last(10..20)], &[0]), Violation::WrittenTwice { id, block: 0 });
+        check(step(&[request(other, 0)], &[], &[]), Violation::NoTokens(other));
+        check(step(&[request(other, 65)], &[], &[]), Violation::TooLong { id: other, end: 65, context: 64 });
+        let foreign = Request { prompt: vec![100], ..request(other, 0) };
+        check(step(&[foreign], &[], &[]), Violation::NoSuchToken { id: other, token: 100, n_vocab: 100 });
+        let many = [request(other, 1), request(RequestId(3), 1)];
+        check(step(&many, &[], &[]), Violation::TooManySequences { n: 3, running_max: 2 });
+        let long = Slice { id: other, ..last(0..40) };
+        let rows = step(&[request(other, 40)], &[last(10..20), long], &[1, 2, 3, 4]);
+        check(rows, Violation::TooManyRows { n: 50, rows_max: 40 });
+    }
+}

@@ -44,6 +44,7 @@ pub struct Cpu {
     config: CpuConfig,
     pub(crate) team: Team,
     scratch: Mutex<Scratch>,
+    samplers: sample::Samplers,
 }
 
 /// Room for the panels of one product, grown when buffers are made.
@@ -101,7 +102,7 @@ impl Cpu {
         }
         let team = Team::new(config.threads).map_err(|_| Error::OutOfMemory { what: "threads", n: config.threads })?;
         let scratch = Scratch { floats: Pages::zeroed("scratch", 0)?, int8: Pages::zeroed("scratch", 0)?, n_words: 0 };
-        Ok(Cpu { config, team, scratch: Mutex::new(scratch) })
+        Ok(Cpu { config, team, scratch: Mutex::new(scratch), samplers: sample::Samplers::default() })
     }
 
     pub fn config(&self) -> &CpuConfig {

@@ -11,29 +11,48 @@
 use super::memory::Shared;
 use super::{Buffer, Cpu, Isa, math, rows};
 use crate::{Draw, Sample};
-use std::cell::RefCell;
+use std::sync::{Mutex, PoisonError};
 use types::{Sampling, Token, TokenLogprob, TokenOut};
 
 impl Sample for Cpu {
     fn draw(&self, logits: &Buffer, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>) {
         out.clear();
         out.resize_with(draws.len(), || None);
+        self.samplers.prepare(self.config().threads, logits.cols());
         let drawn = Shared::new(out.as_mut_ptr());
         self.team.run(draws.len(), &|rows| {
-            SCRATCH.with_borrow_mut(|scratch| {
-                scratch.isa = self.config().isa;
-                for row in rows {
-                    // SAFETY: `out` is as long as `draws`, and one thread has this row.
-                    let to = unsafe { drawn.part(row, 1) };
-                    to[0] = draw_row(logits.row(row), &draws[row], scratch);
-                }
-            });
+            let mut scratch = self.samplers.take(self.config().isa);
+            for row in rows {
+                // SAFETY: `out` is as long as `draws`, and one thread has this row.
+                let to = unsafe { drawn.part(row, 1) };
+                to[0] = draw_row(logits.row(row), &draws[row], &mut scratch);
+            }
+            self.samplers.put(scratch);
         });
     }
 }
 
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+/// A scratch for every thread that may draw at once, made before they do.
+#[derive(Default)]
+pub(super) struct Samplers(Mutex<Vec<Scratch>>);
+
+impl Samplers {
+    fn prepare(&self, n_threads: usize, n_vocab: usize) {
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.len() < n_threads || free.iter().any(|scratch| scratch.keys.capacity() < n_vocab) {
+            free.clear();
+            free.resize_with(n_threads, || Scratch::new(n_vocab));
+        }
+    }
+
+    fn take(&self, isa: Isa) -> Scratch {
+        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Scratch { isa, ..free.unwrap_or_else(|| Scratch::new(0)) }
+    }
+
+    fn put(&self, scratch: Scratch) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+    }
 }
 
 /// What one thread needs to draw; its memory is kept.
@@ -43,9 +62,9 @@ struct Scratch {
     masked: Vec<f32>,
 }
 
-impl Default for Scratch {
-    fn default() -> Scratch {
-        Scratch { isa: Isa::Plain, keys: Vec::new(), masked: Vec::new() }
+impl Scratch {
+    fn new(n_vocab: usize) -> Scratch {
+        Scratch { isa: Isa::Plain, keys: Vec::with_capacity(n_vocab), masked: Vec::with_capacity(n_vocab) }
     }
 }
 
@@ -182,8 +201,6 @@ impl Key {
 fn select_largest(row: &[f32], k: usize, keys: &mut Vec<Key>) {
     let room = row.len().min((2 * k).max(256));
     keys.clear();
-    // Once for all: a later row may need as much as there is.
-    keys.reserve(row.len());
     let mut bar = Key(u64::MAX);
     for (token, &logit) in row.iter().enumerate() {
         let key = Key::new(token, logit);
@@ -276,7 +293,7 @@ mod tests {
 
     fn draw(row: &[f32], sampling: &Sampling, position: u32) -> Option<TokenOut> {
         let prompt = vec![0; position as usize];
-        draw_row(row, &Draw { sampling, prompt: &prompt, output: &[] }, &mut Scratch::default())
+        draw_row(row, &Draw { sampling, prompt: &prompt, output: &[] }, &mut Scratch::new(0))
     }
 
     fn token(row: &[f32], sampling: &Sampling, position: u32) -> Token {
@@ -445,7 +462,7 @@ mod tests {
         let sampling = Sampling { tokens_min: 2, stop: vec![1, 77], ..Sampling::default() };
         let after = |output: &[Token]| {
             let draw = Draw { sampling: &sampling, prompt: &[1, 1, 1], output };
-            draw_row(&row, &draw, &mut Scratch::default()).unwrap().token
+            draw_row(&row, &draw, &mut Scratch::new(0)).unwrap().token
         };
         assert_eq!(after(&[0]), 2);
         assert_eq!(after(&[0, 0]), 1);

@@ -1,0 +1,109 @@
+//! A real model behind `Runner`: whatever the steps look like, a request's tokens and logprobs are the same, bit for bit;
+//! and what contradicts the protocol is refused.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use backend::cpu::Isa;
+use common::{Plan, Played, Player, assignment, requests};
+use types::{BlockId, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
+use worker::{Assignment, Load, LoadError, ModelLoader, RunError, Runner};
+
+const MODEL: &str = "llama-f16-sharded";
+const ALONE: Plan = Plan { chunk: 512, together: 1, preempt_every: None };
+
+fn play(loader: ModelLoader, assignment: &Assignment, plan: Plan) -> Played {
+    let (mut runner, ready) = loader.build(assignment).unwrap();
+    Player::new(&mut runner, ready.n_blocks).play(&requests(24), plan)
+}
+
+fn loader(threads: usize) -> ModelLoader {
+    ModelLoader::new(threads)
+}
+
+fn assert_same(played: &Played, reference: &Played, what: &str) {
+    // Logprobs are compared as numbers: equal f32 that are not zero or NaN are equal bits.
+    assert!(played.outputs == reference.outputs, "{what}");
+}
+
+#[test]
+fn steps_of_any_shape_give_the_same_tokens() {
+    for (activations, kv_dtype) in [("int8", "f16"), ("f32", "f32")] {
+        let assignment = Assignment { activations: activations.into(), kv_dtype: kv_dtype.into(), ..assignment(MODEL) };
+        let reference = play(loader(1), &assignment, ALONE);
+        assert_eq!(reference.outputs.len(), 24);
+        let together = play(loader(1), &assignment, Plan { chunk: 30, together: 16, preempt_every: None });
+        assert_eq!(together.n_together, 16);
+        assert_same(&together, &reference, "together");
+        for chunk in [1, 7] {
+            assert_same(&play(loader(1), &assignment, Plan { chunk, ..ALONE }), &reference, "in chunks");
+        }
+        let preempted = play(loader(1), &assignment, Plan { chunk: 30, together: 5, preempt_every: Some(3) });
+        assert!(preempted.n_preempted > 20);
+        assert_same(&preempted, &reference, "preempted");
+    }
+}
+
+#[test]
+fn threads_and_instructions_give_the_same_tokens() {
+    let assignment = assignment(MODEL);
+    let plan = Plan { chunk: 30, together: 16, preempt_every: None };
+    let reference = play(ModelLoader { threads: 1, isa: Isa::Plain }, &assignment, plan);
+    for threads in [1, 2, 4] {
+        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_supported()) {
+            assert_same(&play(ModelLoader { threads, isa }, &assignment, plan), &reference, "on other threads");
+        }
+    }
+}
+
+#[test]
+fn a_shared_prefix_gives_the_same_tokens() {
+    let (mut runner, _) = loader(1).build(&assignment(MODEL)).unwrap();
+    let prompt: Vec<_> = (0..70).map(|i| (i * 13) % common::VOCAB).collect();
+    let sampling = Sampling { temperature: 1.0, logprobs: Some(2), ..Sampling::default() };
+    let request =
+        |id| Request { id: RequestId(id), prompt: prompt.clone(), sampling: sampling.clone(), ..Request::default() };
+    let slice = |id, range| Slice { id: RequestId(id), range, n_draft: 0, want: Want::Last };
+    let blocks = |ids: &[u32]| ids.iter().copied().map(BlockId).collect::<Vec<_>>();
+    let (mut cold, mut warm) = (StepDone::default(), StepDone::default());
+    let first = Step {
+        starts: vec![request(1)],
+        slices: vec![slice(1, 0..70)],
+        blocks: blocks(&[9, 2, 5, 7, 0]),
+        ..Step::default()
+    };
+    runner.run(&first, &mut cold).unwrap();
+    let second = Step {
+        starts: vec![request(2)],
+        slices: vec![slice(2, 64..70)],
+        blocks: blocks(&[9, 2, 5, 7, 3]),
+        ..Step::default()
+    };
+    runner.run(&second, &mut warm).unwrap();
+    assert_eq!(warm.slices[0].tokens.len(), 1);
+    assert_eq!(warm.slices, cold.slices);
+}
+
+#[test]
+fn what_cannot_be_loaded_is_said() {
+    let refused = |change: &dyn Fn(&mut Assignment)| {
+        let mut assignment = assignment(MODEL);
+        change(&mut assignment);
+        loader(1).load(&assignment).err().unwrap()
+    };
+    assert!(matches!(refused(&|a| a.kv_dtype = "q8".into()), LoadError::Unsupported(_)));
+    assert!(matches!(refused(&|a| a.activations = "f16".into()), LoadError::Unsupported(_)));
+    assert!(matches!(refused(&|a| a.context = 1 << 20), LoadError::Unsupported(_)));
+    assert!(matches!(refused(&|a| a.kv_bytes = 10), LoadError::Memory { .. }));
+    assert!(matches!(refused(&|a| a.model_path = "no/such/model".into()), LoadError::Model { .. }));
+    assert!(refused(&|a| a.grid.tp = 2).to_string().contains("tensor parallelism"));
+}
+
+#[test]
+fn a_step_that_contradicts_is_refused() {
+    let (mut runner, _) = loader(1).build(&assignment(MODEL)).unwrap();
+    let slices = vec![Slice { id: RequestId(5), range: 0..1, n_draft: 0, want: Want::Last }];
+    let step = Step { slices, blocks: vec![BlockId(0)], ..Step::default() };
+    let refused = runner.run(&step, &mut StepDone::default());
+    assert!(matches!(refused, Err(RunError::Protocol { step: 0, .. })), "{refused:?}");
+}
