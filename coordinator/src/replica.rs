@@ -81,6 +81,7 @@ impl Replica {
             };
             self.turn(event, &mut queue)?;
         }
+        self.check_when_idle();
         self.members.leave_all("the coordinator has drained");
         self.routers.close_all(&Status::unavailable("the coordinator has drained"));
         Ok(())
@@ -151,6 +152,7 @@ impl Replica {
             serving.scheduler.expire(now, &mut self.outputs);
             self.outputs_without_step();
         }
+        self.check_when_idle();
         let grace = micros(self.config.waits.router_grace);
         let forsaken = self.routers.forsaken(now, grace);
         self.cancel_all(forsaken);
@@ -159,6 +161,15 @@ impl Replica {
         }
         if now.since(self.state_sent).0 >= micros(self.config.waits.state_every) {
             self.state_changed = true;
+        }
+    }
+
+    /// Whenever nothing runs, nothing may be held.
+    fn check_when_idle(&self) {
+        let idle = self.serving.as_ref().filter(|serving| serving.scheduler.is_idle());
+        if let Some(serving) = idle.filter(|_| cfg!(debug_assertions)) {
+            serving.scheduler.check();
+            assert_eq!(serving.scheduler.stats().blocks_used, 0, "an idle replica holds no block");
         }
     }
 

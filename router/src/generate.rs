@@ -21,6 +21,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use types::{Finish, Priority, Request, Sampling, TenantId, Token, TokenOut, Tokens};
 
 /// Longer texts are tokenized where they hold up no other request.
@@ -32,6 +34,8 @@ pub struct Front {
     pub text: Text,
     pub link: Link,
     pub admission: Admission,
+    /// Counts the generations that somebody still holds.
+    pub streams: TaskTracker,
     /// Part of every public id: two routers, or two lives of one, never give the same.
     pub nonce: u32,
 }
@@ -129,6 +133,7 @@ impl Front {
             ready: VecDeque::new(),
             failed: None,
             clock: None,
+            _counted: self.streams.token(),
         })
     }
 
@@ -323,6 +328,7 @@ pub struct Generation {
     ready: VecDeque<(u32, Event)>,
     failed: Option<Refusal>,
     clock: Option<Clock>,
+    _counted: TaskTrackerToken,
 }
 
 struct Choice {

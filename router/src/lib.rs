@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tonic::transport::Channel;
 
 /// What turns text into tokens and back: of the model that the replica serves.
@@ -44,11 +45,11 @@ pub enum Error {
     Reflection(#[source] tonic_reflection::server::Error),
 }
 
-/// After streams were ended: how long their last words may take.
+/// When streams have ended: how long their last words may be on their way.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
 /// Serves until `shutdown`, and then until the streams that run have ended or `drain_max` has passed. New requests are
-/// refused from `shutdown` on, so the replica should live a little longer than this.
+/// refused from `shutdown` on. The replica is to outlive this: streams that run are finished by it.
 pub async fn serve(
     config: Config,
     replica: Channel,
@@ -60,13 +61,15 @@ pub async fn serve(
     let (link, link_task) = link::link(replica, &config);
     let admission = Admission::new(&config.limits, shutdown.clone(), config.waits.retry_after);
     let drain_max = config.waits.drain_max;
-    let front = Arc::new(Front { config, text, link, admission, nonce: generate::random_nonce() });
+    let streams = TaskTracker::new();
+    let nonce = generate::random_nonce();
+    let front = Arc::new(Front { config, text, link, admission, streams: streams.clone(), nonce });
     let end = CancellationToken::new();
     let link_task = tokio::spawn(link_task.run(end.clone()));
     let faces = async {
         tokio::try_join!(http::serve(front.clone(), http, shutdown.clone()), grpc::serve(front, grpc, shutdown.clone()))
     };
-    let served = drain(faces, &shutdown, drain_max, &end).await;
+    let served = drain(faces, &shutdown, &streams, drain_max, &end).await;
     end.cancel();
     if link_task.await.is_err() {
         tracing::error!("the link's task ended early");
@@ -74,17 +77,21 @@ pub async fn serve(
     served
 }
 
-/// Runs the faces to their end, but no longer than `drain_max` after `shutdown`; then `end` ends the streams.
+/// Runs the faces to their end. After `shutdown` they have until no stream runs, but no longer than `drain_max`; then
+/// `end` ends what is left. A health watch or an idle connection keeps nobody here.
 async fn drain(
     faces: impl Future<Output = Result<((), ()), Error>>,
     shutdown: &CancellationToken,
+    streams: &TaskTracker,
     drain_max: Duration,
     end: &CancellationToken,
 ) -> Result<(), Error> {
     let too_late = async {
         shutdown.cancelled().await;
-        tokio::time::sleep(drain_max).await;
-        tracing::warn!("streams are cut: they did not end in time");
+        streams.close();
+        if tokio::time::timeout(drain_max, streams.wait()).await.is_err() {
+            tracing::warn!(streams = streams.len(), "streams are cut: they did not end in time");
+        }
         end.cancel();
         tokio::time::sleep(LAST_WORDS_MAX).await;
     };

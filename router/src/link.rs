@@ -228,12 +228,12 @@ impl Entry {
 enum Line {
     Down { until: Instant },
     Dialing(Pin<Box<dyn Future<Output = Result<Up, Status>> + Send>>),
-    Up { inbound: Streaming<wire::ReplicaFrame>, heard: Instant },
+    Up { inbound: Box<Streaming<wire::ReplicaFrame>>, heard: Instant },
 }
 
 struct Up {
     outbound: mpsc::Sender<wire::RouterFrame>,
-    inbound: Streaming<wire::ReplicaFrame>,
+    inbound: Box<Streaming<wire::ReplicaFrame>>,
 }
 
 enum Event {
@@ -546,7 +546,7 @@ async fn attach(channel: Channel, wait_max: Duration) -> Result<Up, Status> {
         .max_encoding_message_size(proto::FRAME_BYTES_MAX);
     let attached = timeout(wait_max, client.attach(ReceiverStream::new(frames))).await;
     let inbound = attached.map_err(|_| Status::unavailable("the coordinator does not answer"))??.into_inner();
-    Ok(Up { outbound, inbound })
+    Ok(Up { outbound, inbound: Box::new(inbound) })
 }
 
 fn up(frame: wire::router_frame::Frame) -> wire::RouterFrame {
@@ -619,5 +619,134 @@ mod tests {
         check(5, 3, &[1], Some(&[]));
         check(5, 5, &[], Some(&[]));
         check(5, 6, &[7], None);
+    }
+
+    /// A task that has a replica and no wire: what it would send stands in its outbox.
+    fn attached(unread_max: usize) -> (Link, Task) {
+        let limits = crate::config::Limits { outputs_unread_max: unread_max, ..Default::default() };
+        let (dialer, _) = proto::transport::in_memory();
+        let (link, mut task) = link(dialer.channel(), &Config { limits, ..Config::default() });
+        task.hear(Frame::Welcome(welcome(1)));
+        (link, task)
+    }
+
+    fn welcome(router: u32) -> wire::Welcome {
+        let version = proto::VERSION.to_owned();
+        wire::Welcome { version, router, policy_digest: vec![0; 32], context: 100, ..Default::default() }
+    }
+
+    fn submit(link: &Link, n_places: usize) -> (Ticket, mpsc::Receiver<(u32, Told)>) {
+        let (ear, heard) = mpsc::channel(n_places);
+        let sampling = types::Sampling { tokens_max: 50, stop: vec![9], ..Default::default() };
+        let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
+        let submit = Submit { request, deadline: None, digest: PolicyDigest::default(), ear };
+        (link.submit(submit).unwrap(), heard)
+    }
+
+    /// Takes what the router's side has sent.
+    fn take(task: &mut Task) {
+        while let Ok(key) = task.cancelled.try_recv() {
+            task.cancel(key);
+        }
+        while let Ok((key, entry)) = task.submitted.try_recv() {
+            task.submit(key, entry);
+        }
+    }
+
+    fn token(id: RequestId, position: u32, token: u32) -> Frame {
+        let tokens = vec![wire::TokenOut { token, ..Default::default() }];
+        let output = wire::Output { id: id.0, position, tokens, ..Default::default() };
+        Frame::Outputs(wire::Outputs { outputs: vec![output] })
+    }
+
+    /// What stands in the outbox: submits with their output so far, and cancels.
+    fn sent(task: &mut Task) -> Vec<(u64, Option<Vec<u32>>)> {
+        let frames = task.outbox.drain(..).map(|frame| match frame.frame {
+            Some(wire::router_frame::Frame::Submit(request)) => (request.id, Some(request.output)),
+            Some(wire::router_frame::Frame::Cancel(cancel)) => (cancel.id, None),
+            other => panic!("{other:?}"),
+        });
+        frames.collect()
+    }
+
+    #[tokio::test]
+    async fn a_slow_reader_is_cut_and_told() {
+        let (link, mut task) = attached(2);
+        let (ticket, mut heard) = submit(&link, 3);
+        take(&mut task);
+        let id = ticket.id(&link.replica().unwrap());
+        assert_eq!(sent(&mut task), [(id.0, Some(vec![]))]);
+        for position in 0..3 {
+            task.hear(token(id, position, 5));
+        }
+        assert_eq!(sent(&mut task), [(id.0, None)]);
+        assert!(task.table.is_empty());
+        for position in 0..2 {
+            assert!(matches!(heard.try_recv(), Ok((0, Told::Tokens(progress))) if progress.position == position));
+        }
+        let end = heard.try_recv();
+        assert!(matches!(end, Ok((0, Told::Refused(Refusal::SlowReader { unread: 2 })))), "{end:?}");
+        assert!(heard.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_cancel_may_come_before_at_and_after_its_request() {
+        let (link, mut task) = attached(10);
+        drop(submit(&link, 3));
+        take(&mut task);
+        assert_eq!((sent(&mut task), task.table.len()), (vec![], 0));
+        let (ticket, _heard) = submit(&link, 3);
+        take(&mut task);
+        drop(ticket);
+        take(&mut task);
+        assert_eq!((sent(&mut task), task.table.len()), (vec![], 0));
+        let (ticket, _heard) = submit(&link, 3);
+        take(&mut task);
+        let id = ticket.id(&link.replica().unwrap());
+        assert_eq!(sent(&mut task).len(), 1);
+        drop(ticket);
+        take(&mut task);
+        assert_eq!(sent(&mut task), [(id.0, None)]);
+        // What was on its way is nobody's.
+        task.hear(token(id, 0, 5));
+    }
+
+    #[tokio::test]
+    async fn a_lost_replica_gets_the_log_and_a_complete_one_is_not_sent() {
+        let (link, mut task) = attached(10);
+        let (goes_on, _heard) = submit(&link, 9);
+        let (complete, mut told) = submit(&link, 9);
+        take(&mut task);
+        sent(&mut task);
+        let replica = link.replica().unwrap();
+        task.hear(token(goes_on.id(&replica), 0, 5));
+        // The stop token, but the frame with the word that it was the end is lost.
+        task.hear(token(complete.id(&replica), 0, 9));
+        task.lost(&Status::unavailable("gone"));
+        assert!(link.replica().is_none());
+        task.hear(Frame::Welcome(welcome(2)));
+        let id = goes_on.id(&link.replica().unwrap());
+        assert_eq!(sent(&mut task), [(id.0, Some(vec![5]))]);
+        // The old life's ids mean nothing now.
+        task.hear(token(goes_on.id(&replica), 1, 6));
+        task.hear(token(id, 1, 7));
+        assert_eq!(task.table[&goes_on.key].request.output, [5, 7]);
+        told.try_recv().unwrap();
+        let end = told.try_recv();
+        assert!(matches!(&end, Ok((0, Told::Tokens(end))) if end.finish == Some(Finish::Stop)), "{end:?}");
+    }
+
+    #[tokio::test]
+    async fn a_gap_and_another_version_are_refused() {
+        let (link, mut task) = attached(10);
+        let (ticket, mut heard) = submit(&link, 9);
+        take(&mut task);
+        sent(&mut task);
+        let id = ticket.id(&link.replica().unwrap());
+        task.hear(token(id, 1, 5));
+        assert_eq!(sent(&mut task), [(id.0, None)]);
+        assert!(matches!(heard.try_recv(), Ok((0, Told::Refused(Refusal::Failed { .. })))));
+        task.hear(Frame::Welcome(wire::Welcome { version: "0.0.0".into(), ..welcome(1) }));
+        assert!(link.replica().is_none() && task.reason.contains("0.0.0"), "{}", task.reason);
     }
 }

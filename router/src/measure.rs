@@ -1,13 +1,23 @@
 //! What the router counts and times. Knows no request's content and no client's name.
 
 use crate::refusal::Refusal;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use telemetry::metrics;
 
 /// Which face a request came through.
 #[derive(Clone, Copy, Debug)]
 pub enum Face {
     Http,
     Grpc,
+}
+
+impl Face {
+    fn label(self) -> &'static str {
+        match self {
+            Face::Http => "http",
+            Face::Grpc => "grpc",
+        }
+    }
 }
 
 /// One request from its arrival to its end.
@@ -27,8 +37,8 @@ impl Clock {
     pub fn tokens(&mut self, n_tokens: usize) {
         let now = Instant::now();
         match self.last_token.replace(now) {
-            None => first_token(now - self.arrived),
-            Some(last) => between_tokens((now - last) / n_tokens.max(1) as u32),
+            None => metrics::first_token(now - self.arrived),
+            Some(last) => metrics::between_tokens((now - last) / n_tokens.max(1) as u32),
         }
     }
 
@@ -42,7 +52,7 @@ impl Clock {
 
     fn end(&mut self, outcome: &'static str) {
         if !std::mem::replace(&mut self.ended, true) {
-            request(self.face, outcome, self.arrived.elapsed());
+            metrics::request(self.face.label(), outcome, self.arrived.elapsed());
         }
     }
 }
@@ -53,7 +63,3 @@ impl Drop for Clock {
         self.end("cancelled");
     }
 }
-
-fn first_token(_after: Duration) {}
-fn between_tokens(_apart: Duration) {}
-fn request(_face: Face, _outcome: &'static str, _took: Duration) {}

@@ -160,8 +160,10 @@ pub struct Streaming {
     pub include_usage: bool,
 }
 
+type IsNeutral = fn(&Value) -> bool;
+
 /// What others serve and this does not yet, with the values that change nothing.
-const UNSERVED: &[(&str, fn(&Value) -> bool)] = &[
+const UNSERVED: &[(&str, IsNeutral)] = &[
     ("tools", is_empty),
     ("tool_choice", |value| value == "none" || value == "auto"),
     ("functions", is_empty),

@@ -267,33 +267,7 @@ fn health_tells_the_truth() {
         assert_eq!(next().await, SERVING);
         house.fake.die();
         assert_eq!(next().await, NOT_SERVING);
-        drop(updates);
-        house.close().await;
-    });
-}
-
-#[test]
-fn a_slow_reader_is_cut_and_its_neighbour_is_not() {
-    run(async {
-        let mut config = config();
-        config.limits.outputs_unread_max = 8;
-        let house = House::open(config).await;
-        house.fake.answer(&"x".repeat(150));
-        // A hundred tokens in a burst, with eight places: the reader is not asked before they are all there.
-        let mut replies = client(&house).generate(ask("x")).await.unwrap().into_inner();
-        let end = loop {
-            match replies.message().await {
-                Ok(Some(_)) => {}
-                other => break other,
-            }
-        };
-        // The router may have kept up; if it did not, the stream ends with the one word for it.
-        if let Err(status) = end {
-            assert_eq!(status.code(), Code::Aborted);
-            eventually(|| async { house.fake.cancels().len() == 1 }).await;
-        }
-        house.fake.answer("short");
-        assert_eq!(generate(&house, ask("x")).await.unwrap().text, "short");
+        // A watch that stays open holds nothing up.
         house.close().await;
     });
 }

@@ -157,7 +157,9 @@ fn a_client_that_leaves_is_cancelled() {
         house.fake.script(|script| script.hold_at = 3);
         drop(post_until(house.http, CHAT, &chat(json!({ "stream": true })), "\"l\"").await);
         eventually(|| async { house.fake.cancels().len() == 1 }).await;
-        drop(post_and_leave_open(house.http, CHAT, &chat(json!({}))).await);
+        let waiting = post_and_leave_open(house.http, CHAT, &chat(json!({}))).await;
+        eventually(|| async { house.fake.submits().len() == 2 }).await;
+        drop(waiting);
         eventually(|| async { house.fake.cancels().len() == 2 }).await;
         drop(post_until(house.http, CHAT, &chat(json!({ "stream": true, "n": 3 })), "\"index\":2").await);
         eventually(|| async { house.fake.cancels().len() == 5 }).await;

@@ -15,13 +15,23 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role
      {% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}";
 
 pub fn text() -> router::Text {
-    static CHECKPOINT: OnceLock<Checkpoint> = OnceLock::new();
-    let checkpoint = CHECKPOINT.get_or_init(|| {
+    static READ: OnceLock<router::Text> = OnceLock::new();
+    let read = READ.get_or_init(|| {
         let folder = std::env::temp_dir().join(format!("lockstep-router-test-{}", std::process::id()));
         write(&folder);
-        let checkpoint = Checkpoint::open(&folder).unwrap();
-        checkpoint
+        let text = text_of(&Checkpoint::open(&folder).unwrap());
+        std::fs::remove_dir_all(&folder).unwrap();
+        text
     });
+    router::Text {
+        tokenizer: read.tokenizer.clone(),
+        template: read.template.clone(),
+        spec: read.spec.clone(),
+        defaults: read.defaults,
+    }
+}
+
+fn text_of(checkpoint: &Checkpoint) -> router::Text {
     router::Text {
         tokenizer: checkpoint.tokenizer().unwrap(),
         template: checkpoint.chat_template().unwrap(),
@@ -38,7 +48,7 @@ fn write(folder: &Path) {
         "num_key_value_heads": 1, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0, "tie_word_embeddings": true, "eos_token_id": END, "torch_dtype": "float32",
     });
-    let generation = json!({ "eos_token_id": END, "temperature": 0.25, "top_k": 7 });
+    let generation = json!({ "eos_token_id": END, "do_sample": true, "temperature": 0.25, "top_k": 7 });
     let tokenizer_config = json!({ "chat_template": TEMPLATE, "eos_token": "<|im_end|>" });
     for (name, value) in [
         ("config.json", config),

@@ -1,0 +1,280 @@
+//! A replica of sim workers in this process, and a router made of nothing but the generated client.
+#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use cluster::MemoryStore;
+use coordinator::{Config, Limits, ModelShape, Policy, Waits};
+use proto::cluster as wire;
+use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::cluster::replica_frame::Frame;
+use proto::cluster::router_frame;
+use proto::transport::{Dialer, in_memory};
+use std::collections::HashMap;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+use types::{Finish, Grid, Request, RequestId, Token, Tokens};
+use worker::Load;
+use worker::sim::Sim;
+
+/// Longer than anything here takes, and shorter than anybody's patience.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// 16 tokens x 1 layer x K and V x 1 head x 1 number x 2 bytes.
+const BLOCK_BYTES: u64 = 64;
+
+pub fn sim() -> Sim {
+    Sim { vocab: 64, block_bytes: BLOCK_BYTES, ..Sim::default() }
+}
+
+pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
+    let shape = ModelShape { n_layers: 1, n_heads: 1, n_kv_heads: 1, head_dim: 1, vocab: 64, context, weight_bytes: 0 };
+    let policy = Policy {
+        grid: Grid::SOLO,
+        activations: "int8".into(),
+        kv_dtype: "f16".into(),
+        kv_memory: Some(n_blocks * BLOCK_BYTES),
+        context: Some(context),
+        running_max,
+    };
+    Config {
+        replica: "replica-0".into(),
+        model: "sim".into(),
+        model_path: "/nowhere".into(),
+        shape,
+        policy,
+        prefix_cache: true,
+        salt: [7; 16],
+        limits: Limits::default(),
+        waits: Waits { state_every: Duration::from_millis(10), ..Waits::default() },
+    }
+}
+
+pub struct Cluster {
+    pub dialer: Dialer,
+    pub shutdown: CancellationToken,
+    pub coordinator: JoinHandle<Result<(), coordinator::Error>>,
+}
+
+impl Cluster {
+    pub fn start(config: Config) -> Cluster {
+        let (dialer, pipes) = in_memory();
+        let shutdown = CancellationToken::new();
+        let claim = MemoryStore::starting_at(1).claim(&config.replica, "in-memory");
+        let coordinator = tokio::spawn(coordinator::serve(pipes, config, claim, shutdown.clone()));
+        Cluster { dialer, shutdown, coordinator }
+    }
+
+    pub fn worker(&self, loader: impl Load + 'static) -> Worker {
+        let config = worker::Config { device: "sim".into(), memory_bytes: 1 << 30, ..worker::Config::default() };
+        let stop = CancellationToken::new();
+        let serve = worker::serve(self.dialer.channel(), Box::new(loader), config, stop.clone());
+        Worker { task: tokio::spawn(serve), stop }
+    }
+
+    pub async fn router(&self) -> Router {
+        let (up, mut down) = attach(&self.dialer, &[hello(proto::VERSION)]).await.unwrap();
+        let mut states = Vec::new();
+        let welcome = loop {
+            match next(&mut down).await.unwrap() {
+                Frame::Welcome(welcome) => break welcome,
+                Frame::State(state) => states.push(state),
+                other => panic!("{other:?} came before a welcome"),
+            }
+        };
+        Router { up, down, welcome, state: states.pop().unwrap_or_default(), streams: HashMap::new(), n_requests: 0 }
+    }
+
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        timeout(PATIENCE, self.coordinator).await.unwrap().unwrap().unwrap();
+    }
+}
+
+pub struct Worker {
+    pub task: JoinHandle<Result<(), worker::Error>>,
+    pub stop: CancellationToken,
+}
+
+impl Worker {
+    pub async fn kill(self) {
+        self.stop.cancel();
+        timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
+    }
+}
+
+pub fn hello(version: &str) -> wire::RouterFrame {
+    router_frame(router_frame::Frame::Hello(wire::RouterHello { version: version.into() }))
+}
+
+pub fn router_frame(frame: router_frame::Frame) -> wire::RouterFrame {
+    wire::RouterFrame { frame: Some(frame) }
+}
+
+pub async fn attach(
+    dialer: &Dialer,
+    first: &[wire::RouterFrame],
+) -> Result<(mpsc::Sender<wire::RouterFrame>, Streaming<wire::ReplicaFrame>), Status> {
+    let (up, frames) = mpsc::channel(4096);
+    for frame in first {
+        up.try_send(frame.clone()).unwrap();
+    }
+    let mut client = CoordinatorClient::new(dialer.channel());
+    let down = timeout(PATIENCE, client.attach(ReceiverStream::new(frames))).await.unwrap()?.into_inner();
+    Ok((up, down))
+}
+
+pub async fn next(down: &mut Streaming<wire::ReplicaFrame>) -> Result<Frame, Status> {
+    match timeout(PATIENCE, down.message()).await.expect("a frame in time")? {
+        Some(frame) => Ok(frame.frame.unwrap()),
+        None => Err(Status::ok("the stream has ended")),
+    }
+}
+
+pub struct Router {
+    pub up: mpsc::Sender<wire::RouterFrame>,
+    pub down: Streaming<wire::ReplicaFrame>,
+    pub welcome: wire::Welcome,
+    pub state: wire::State,
+    pub streams: HashMap<RequestId, Stream>,
+    n_requests: u64,
+}
+
+#[derive(Debug)]
+pub struct Stream {
+    pub request: Request,
+    pub output: Tokens,
+    pub finish: Option<Finish>,
+}
+
+/// What a frame said of one request.
+pub enum Said {
+    Tokens(RequestId),
+    Finished(RequestId),
+    Refused(wire::Refused, Box<Request>),
+}
+
+impl Router {
+    pub fn next_id(&mut self) -> RequestId {
+        self.n_requests += 1;
+        RequestId::new(self.welcome.router, self.n_requests).unwrap()
+    }
+
+    pub async fn submit(&mut self, request: Request) -> RequestId {
+        let id = self.next_id();
+        let request = Request { id, ..request };
+        let frame = router_frame(router_frame::Frame::Submit((&request).into()));
+        self.streams.insert(id, Stream { request, output: Tokens::new(), finish: None });
+        self.up.send(frame).await.unwrap();
+        id
+    }
+
+    pub async fn cancel(&mut self, id: RequestId) {
+        self.up.send(router_frame(router_frame::Frame::Cancel(wire::Cancel { id: id.0 }))).await.unwrap();
+    }
+
+    /// Takes one frame; positions must go on without a gap.
+    pub async fn hear(&mut self) -> Vec<Said> {
+        match next(&mut self.down).await.unwrap() {
+            Frame::Outputs(outputs) => outputs.outputs.into_iter().map(|output| self.output(output)).collect(),
+            Frame::Refused(refused) => {
+                let stream = self.streams.remove(&RequestId(refused.id)).expect("what is refused was submitted");
+                vec![Said::Refused(refused, Box::new(stream.request))]
+            }
+            Frame::State(state) => {
+                self.state = state;
+                Vec::new()
+            }
+            Frame::Welcome(_) => panic!("a second welcome"),
+        }
+    }
+
+    pub fn output(&mut self, output: wire::Output) -> Said {
+        let id = RequestId(output.id);
+        let stream = self.streams.get_mut(&id).expect("an output is of a request that runs");
+        assert_eq!(stream.finish, None, "{id} says more after its end");
+        assert_eq!(output.position as usize, stream.output.len(), "{id} has a gap");
+        stream.output.extend(output.tokens.iter().map(|out| out.token));
+        stream.finish = output.finished().unwrap();
+        if stream.finish.is_some() { Said::Finished(id) } else { Said::Tokens(id) }
+    }
+
+    /// Until all streams have ended.
+    pub async fn hear_all(&mut self) {
+        let all = async {
+            while self.streams.values().any(|stream| stream.finish.is_none()) {
+                self.hear().await;
+            }
+        };
+        timeout(PATIENCE, all).await.expect("all streams end in time");
+    }
+
+    pub async fn hear_until(&mut self, mut fits: impl FnMut(&wire::State) -> bool) {
+        let state = async {
+            while !fits(&self.state) {
+                self.hear().await;
+            }
+        };
+        timeout(PATIENCE, state).await.expect("the state comes in time");
+    }
+
+    /// Until a state that is told from now on says that nothing is held.
+    pub async fn hear_idle(&mut self) {
+        self.state.n_running = u32::MAX;
+        self.hear_until(|state| (state.n_waiting, state.n_running, state.blocks_used) == (0, 0, 0)).await;
+    }
+
+    pub async fn check_one(&mut self, sim: &Sim) {
+        let id = self.submit(request(vec![1, 2, 3], 10)).await;
+        self.hear_all().await;
+        self.streams.remove(&id).unwrap().check(sim);
+    }
+}
+
+impl Stream {
+    /// A stream that ended by itself says what the reference says; one that was ended says a beginning of it.
+    pub fn check(&self, sim: &Sim) {
+        let reference = sim.reference(&self.request);
+        let id = self.request.id;
+        match self.finish.expect("it has ended") {
+            Finish::Stop | Finish::Length => assert_eq!(self.output, reference, "{id}"),
+            Finish::Cancelled => assert!(reference.starts_with(&self.output), "{id}"),
+            other => panic!("{id} ended with {other:?}"),
+        }
+    }
+}
+
+pub fn request(prompt: Vec<Token>, tokens_max: u32) -> Request {
+    let sampling = types::Sampling { tokens_max, ..types::Sampling::default() };
+    Request { prompt, sampling, ..Request::default() }
+}
+
+/// A small generator, so that a failing run can be run again.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, n: u32) -> u32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x >> 33) % u64::from(n)) as u32
+    }
+
+    /// Prompts begin alike in a few families, so that the prefix cache has something to find.
+    pub fn request(&mut self) -> Request {
+        let family = self.below(8);
+        let shared = self.below(3) * 16;
+        let n_own = 1 + self.below(20);
+        let prompt = (0..shared).map(|i| (i * 7 + family) % 64).chain((0..n_own).map(|_| self.below(64))).collect();
+        let mut request = request(prompt, 1 + self.below(76));
+        request.sampling.seed = self.below(1000).into();
+        request.sampling.stop = (0..self.below(2)).map(|_| self.below(64)).collect();
+        request.sampling.tokens_min = self.below(8);
+        request.sampling.logprobs = (self.below(10) == 0).then_some(2);
+        request.priority = types::Priority(self.below(3) as i8);
+        request
+    }
+}

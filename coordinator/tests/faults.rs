@@ -1,0 +1,386 @@
+//! What peers do to each other: workers that die, routers that vanish or read nothing, frames that cannot be meant.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::{Cluster, PATIENCE, Random, Router, attach, config, hello, next, request, router_frame as up_frame, sim};
+use proto::cluster as wire;
+use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::cluster::refused::Reason;
+use proto::cluster::replica_frame::Frame;
+use proto::cluster::{rank_frame, router_frame, worker_frame};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+use types::{Finish, RequestId, Sampling, Step, StepDone};
+use worker::sim::Sim;
+use worker::{Assignment, Load, LoadError, Ready, RunError, Runner};
+
+async fn submit_many(router: &mut Router, random: &mut Random, n: usize) {
+    for _ in 0..n {
+        router.submit(random.request()).await;
+    }
+}
+
+fn check_all(router: &mut Router) {
+    for (_, stream) in router.streams.drain() {
+        assert!(stream.finish.is_some_and(|finish| finish != Finish::Cancelled));
+        stream.check(&sim());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_outlive_their_workers() {
+    let cluster = Cluster::start(config(64, 128, 16));
+    let slow = Sim { step_micros: 200, ..sim() };
+    let mut worker = cluster.worker(slow.clone());
+    let mut router = cluster.router().await;
+    submit_many(&mut router, &mut Random(2), 400).await;
+    for (epoch, n_heard) in [(1, 20), (2, 60), (3, 0), (4, 40)] {
+        router.hear_until(|state| state.phase() == wire::state::Phase::Ready && state.epoch_n == epoch).await;
+        for _ in 0..n_heard {
+            router.hear().await;
+        }
+        worker.kill().await;
+        worker = cluster.worker(slow.clone());
+    }
+    router.hear_all().await;
+    check_all(&mut router);
+    router.hear_idle().await;
+    assert_eq!(router.state.epoch_n, 5, "each loss began an epoch");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spare_takes_over() {
+    let cluster = Cluster::start(config(64, 128, 16));
+    let first = cluster.worker(Sim { step_micros: 200, ..sim() });
+    let mut router = cluster.router().await;
+    let _spare = cluster.worker(sim());
+    submit_many(&mut router, &mut Random(3), 200).await;
+    for _ in 0..10 {
+        router.hear().await;
+    }
+    first.kill().await;
+    router.hear_all().await;
+    check_all(&mut router);
+    cluster.stop().await;
+}
+
+/// Runs so many steps of its first life, then does what a bug does.
+struct Buggy {
+    n_steps_left: Option<u32>,
+    bug: fn() -> Result<(), RunError>,
+}
+
+struct BuggyRunner {
+    sim: Box<dyn Runner>,
+    n_steps_left: Option<u32>,
+    bug: fn() -> Result<(), RunError>,
+}
+
+impl Load for Buggy {
+    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        let (sim, ready) = sim().load(assignment)?;
+        Ok((Box::new(BuggyRunner { sim, n_steps_left: self.n_steps_left.take(), bug: self.bug }), ready))
+    }
+}
+
+impl Runner for BuggyRunner {
+    fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
+        self.n_steps_left = self.n_steps_left.map(|n| n - 1);
+        if self.n_steps_left == Some(0) {
+            (self.bug)()?;
+        }
+        self.sim.run(step, done)
+    }
+}
+
+async fn check_bug(bug: fn() -> Result<(), RunError>) {
+    let cluster = Cluster::start(config(64, 128, 16));
+    let _worker = cluster.worker(Buggy { n_steps_left: Some(30), bug });
+    let mut router = cluster.router().await;
+    submit_many(&mut router, &mut Random(4), 200).await;
+    router.hear_all().await;
+    check_all(&mut router);
+    router.hear_idle().await;
+    assert_eq!(router.state.epoch_n, 2);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_panics_or_fails_joins_again() {
+    check_bug(|| panic!("a bug")).await;
+    check_bug(|| Err(RunError::Protocol { step: 30, what: "a bug".into() })).await;
+}
+
+struct NoModel;
+
+impl Load for NoModel {
+    fn load(&mut self, _: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        Err(LoadError::Memory { what: "the model", needed: 9, available: 1 })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_cannot_be_loaded_ends_the_worker() {
+    let cluster = Cluster::start(config(64, 128, 16));
+    let worker = cluster.worker(NoModel);
+    let error = timeout(PATIENCE, worker.task).await.unwrap().unwrap().unwrap_err().to_string();
+    assert!(error.contains("needs 9 bytes, 1 are there"), "{error}");
+    let _worker = cluster.worker(sim());
+    cluster.router().await.check_one(&sim()).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_vanishes_frees_its_blocks_after_the_grace() {
+    let mut config = config(4096, 60_000, 16);
+    config.waits.router_grace = Duration::from_millis(300);
+    let cluster = Cluster::start(config);
+    let _worker = cluster.worker(Sim { step_micros: 500, ..sim() });
+    let mut neighbour = cluster.router().await;
+    let mut router = cluster.router().await;
+    for _ in 0..4 {
+        // Half a minute's work, at the least.
+        router.submit(request(vec![1; 40], 55_000)).await;
+    }
+    while router.streams.values().any(|stream| stream.output.is_empty()) {
+        router.hear().await;
+    }
+    drop(router);
+    neighbour.hear_until(|state| state.n_running == 4 && state.blocks_used > 0).await;
+    neighbour.hear_idle().await;
+    neighbour.check_one(&sim()).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_reads_nothing_is_cut_off_and_harms_nobody() {
+    let mut config = config(4096, 60_000, 16);
+    config.limits.router_frames_max = 8;
+    let cluster = Cluster::start(config);
+    let _worker = cluster.worker(Sim { step_micros: 1000, ..sim() });
+    let mut neighbour = cluster.router().await;
+    let mut deaf = cluster.router().await;
+    let sampling = Sampling { tokens_max: 50_000, logprobs: Some(60), ..Sampling::default() };
+    for _ in 0..8 {
+        deaf.submit(types::Request { sampling: sampling.clone(), ..request(vec![1; 40], 0) }).await;
+    }
+    neighbour.state.n_running = 0;
+    neighbour.hear_until(|state| state.n_running > 0).await;
+    neighbour.hear_idle().await;
+    neighbour.check_one(&sim()).await;
+    let end = loop {
+        if let Err(status) = next(&mut deaf.down).await {
+            break status;
+        }
+    };
+    assert_eq!(end.code(), Code::ResourceExhausted, "{end:?}");
+    assert!(end.message().contains("unread"), "{end:?}");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_lets_streams_finish_and_takes_nothing_new() {
+    let cluster = Cluster::start(config(64, 128, 16));
+    let _worker = cluster.worker(Sim { step_micros: 1000, ..sim() });
+    let mut router = cluster.router().await;
+    submit_many(&mut router, &mut Random(5), 400).await;
+    router.hear_until(|state| state.n_running > 0).await;
+    cluster.shutdown.cancel();
+    router.hear_until(|state| state.phase() == wire::state::Phase::Draining).await;
+    router.up.send(submit_frame(router.welcome.router, |_| {})).await.unwrap();
+    let mut reasons = Vec::new();
+    while router.streams.values().any(|stream| stream.finish.is_none()) {
+        match next(&mut router.down).await.unwrap() {
+            Frame::Refused(refused) => reasons.push(refused.reason()),
+            Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| drop(router.output(output))),
+            _ => {}
+        }
+    }
+    assert_eq!(reasons, [Reason::Draining]);
+    check_all(&mut router);
+    let end = next(&mut router.down).await.unwrap_err();
+    assert_eq!(end.code(), Code::Unavailable);
+    timeout(PATIENCE, cluster.coordinator).await.unwrap().unwrap().unwrap();
+}
+
+fn submit_frame(router: u32, change: impl Fn(&mut wire::Request)) -> wire::RouterFrame {
+    let id = RequestId::new(router, 999).unwrap();
+    let mut request = wire::Request::from(&types::Request { id, ..request(vec![1, 2], 3) });
+    change(&mut request);
+    up_frame(router_frame::Frame::Submit(request))
+}
+
+/// The status with which a router's stream ends that begins with these frames.
+async fn refused_stream(cluster: &Cluster, first: &[wire::RouterFrame]) -> Status {
+    match attach(&cluster.dialer, first).await {
+        Err(status) => status,
+        Ok((_up, mut down)) => loop {
+            if let Err(status) = next(&mut down).await {
+                break status;
+            }
+        },
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frames_that_cannot_be_meant_end_their_own_stream() {
+    let cluster = Cluster::start(config(64, 128, 16));
+    let _worker = cluster.worker(sim());
+    let mut neighbour = cluster.router().await;
+    let ours = || hello(proto::VERSION);
+    let empty = || wire::RouterFrame { frame: None };
+    let foreign = submit_frame(0xff, |_| {});
+    let cases = [
+        (vec![hello("0.0.0-other")], Code::FailedPrecondition, "0.0.0-other"),
+        (vec![empty()], Code::InvalidArgument, "must be its hello"),
+        (vec![foreign.clone()], Code::InvalidArgument, "must be its hello"),
+        (vec![ours(), ours()], Code::InvalidArgument, "a second hello"),
+        (vec![ours(), empty()], Code::InvalidArgument, "without content"),
+        (vec![ours(), foreign], Code::InvalidArgument, "is not of router"),
+    ];
+    for (frames, code, part) in cases {
+        let status = refused_stream(&cluster, &frames).await;
+        assert_eq!(status.code(), code, "{status:?}");
+        assert!(status.message().contains(part), "{status:?}");
+        neighbour.check_one(&sim()).await;
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_cannot_be_meant_are_refused_alone() {
+    let cluster = Cluster::start(config(64, 128, 16));
+    let _worker = cluster.worker(sim());
+    let mut router = cluster.router().await;
+    let number = router.welcome.router;
+    let cases: [(fn(&mut wire::Request), Reason, &str); 8] = [
+        (|r| r.sampling = None, Reason::Invalid, "sampling is missing"),
+        (|r| r.sampling.as_mut().unwrap().top_p = f32::NAN, Reason::Invalid, "sampling.top_p"),
+        (|r| r.prompt.clear(), Reason::Invalid, "no tokens"),
+        (|r| r.prompt.push(64), Reason::Invalid, "token 64 is outside the vocabulary of 64"),
+        (|r| r.prompt.resize(128, 1), Reason::TooLong, "context_max"),
+        (|r| r.adapter = Some(1), Reason::Unsupported, "adapter"),
+        (|r| r.constraint = Some(vec![1]), Reason::Unsupported, "constraint"),
+        (|r| r.deadline_micros = Some(0), Reason::Deadline, "deadline"),
+    ];
+    for (change, reason, part) in cases {
+        router.up.send(submit_frame(number, change)).await.unwrap();
+        let refused = loop {
+            if let Frame::Refused(refused) = next(&mut router.down).await.unwrap() {
+                break refused;
+            }
+        };
+        assert_eq!(refused.reason(), reason, "{}", refused.message);
+        assert!(refused.message.contains(part), "{}", refused.message);
+        router.check_one(&sim()).await;
+    }
+    cluster.stop().await;
+}
+
+/// A worker made of the generated client: it says what it is told to.
+struct RawWorker {
+    up: mpsc::Sender<wire::WorkerFrame>,
+    down: Streaming<wire::RankFrame>,
+}
+
+impl RawWorker {
+    async fn join(cluster: &Cluster, version: &str) -> Result<RawWorker, Status> {
+        let (up, frames) = mpsc::channel(16);
+        let hello =
+            wire::WorkerHello { version: version.into(), memory_bytes: 1 << 30, ..wire::WorkerHello::default() };
+        up.try_send(frame(worker_frame::Frame::Hello(hello))).unwrap();
+        let mut client = CoordinatorClient::new(cluster.dialer.channel());
+        let down = timeout(PATIENCE, client.join(ReceiverStream::new(frames))).await.unwrap()?.into_inner();
+        Ok(RawWorker { up, down })
+    }
+
+    async fn next(&mut self) -> Result<rank_frame::Frame, Status> {
+        let frame = timeout(PATIENCE, self.down.message()).await.unwrap()?;
+        Ok(frame.ok_or_else(|| Status::ok("ended"))?.frame.unwrap())
+    }
+
+    async fn assigned(&mut self) -> wire::Assign {
+        match self.next().await.unwrap() {
+            rank_frame::Frame::Assign(assign) => assign,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn say(&self, said: worker_frame::Frame) {
+        self.up.send(frame(said)).await.unwrap();
+    }
+
+    async fn ready(&mut self, digest: [u8; 32]) {
+        let wire::Assign { epoch_incarnation, epoch_n, .. } = self.assigned().await;
+        let policy_digest = digest.to_vec();
+        let ready = wire::Ready { epoch_incarnation, epoch_n, policy_digest, n_blocks: 64, weight_bytes: 0 };
+        self.say(worker_frame::Frame::Ready(ready)).await;
+    }
+
+    async fn ended(mut self) -> Status {
+        loop {
+            if let Err(status) = self.next().await {
+                return status;
+            }
+        }
+    }
+}
+
+fn frame(frame: worker_frame::Frame) -> wire::WorkerFrame {
+    wire::WorkerFrame { frame: Some(frame) }
+}
+
+fn sim_digest() -> [u8; 32] {
+    let assignment = Assignment {
+        epoch: types::Epoch::default(),
+        rank: types::Rank(0),
+        grid: types::Grid::SOLO,
+        model_path: "/nowhere".into(),
+        activations: "int8".into(),
+        kv_dtype: "f16".into(),
+        kv_bytes: 64,
+        context: 16,
+        batch_tokens_max: 16,
+        running_max: 1,
+    };
+    sim().load(&assignment).unwrap().1.policy.0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ranks_that_lie_are_dismissed_by_name() {
+    let cluster = Cluster::start(config(64, 128, 16));
+    let other = RawWorker::join(&cluster, "0.0.0-other").await.err().unwrap();
+    assert_eq!(other.code(), Code::FailedPrecondition);
+
+    let mut liar = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
+    liar.ready(sim_digest()).await;
+    let mut router = cluster.router().await;
+    let id = router.submit(request(vec![1, 2, 3], 10)).await;
+    let rank_frame::Frame::Step(bytes) = liar.next().await.unwrap() else { panic!("a step follows") };
+    let step = proto::decode_step(&bytes).unwrap();
+    // No answer to the one slice that was asked for.
+    let done = StepDone { id: step.id, epoch: step.epoch, ..StepDone::default() };
+    liar.say(worker_frame::Frame::Done((&done).into())).await;
+    let end = liar.ended().await;
+    assert!(end.message().contains("slices"), "{end:?}");
+
+    let mut stranger = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
+    stranger.ready([9; 32]).await;
+    let end = stranger.ended().await;
+    assert!(end.message().contains("computes under"), "{end:?}");
+
+    let mut silent = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
+    silent.assigned().await;
+    let end = silent.ended().await;
+    assert!(end.message().contains("not heard of"), "{end:?}");
+
+    let _worker = cluster.worker(sim());
+    router.hear_all().await;
+    router.streams.remove(&id).unwrap().check(&sim());
+    cluster.stop().await;
+}

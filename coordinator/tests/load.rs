@@ -1,0 +1,111 @@
+//! Ten thousand requests through coordinator and worker: cancels at random moments, a full queue, too few blocks.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::{Cluster, Random, Router, Said, config, sim};
+use proto::cluster::refused::Reason;
+use std::collections::{HashMap, VecDeque};
+use types::{Finish, Request, RequestId};
+use worker::sim::Sim;
+
+const N_REQUESTS: usize = 10_000;
+/// More than can run and wait together, so that some are told to come again.
+const OUTSTANDING_MAX: usize = 160;
+
+/// One router's traffic.
+struct Traffic {
+    random: Random,
+    router: Router,
+    sim: Sim,
+    to_submit: VecDeque<Request>,
+    /// After how many tokens a request is cancelled.
+    cancel_after: HashMap<RequestId, usize>,
+    n_ended: usize,
+    n_full: usize,
+    n_cancelled: usize,
+}
+
+impl Traffic {
+    async fn run(&mut self) {
+        while self.n_ended < N_REQUESTS {
+            while self.router.streams.len() < OUTSTANDING_MAX {
+                let Some(request) = self.to_submit.pop_back() else { break };
+                self.submit(request).await;
+            }
+            for said in self.router.hear().await {
+                self.react(said).await;
+            }
+        }
+    }
+
+    async fn submit(&mut self, request: Request) {
+        let id = self.router.submit(request).await;
+        if self.random.below(5) == 0 {
+            let after = self.random.below(12) as usize;
+            self.cancel_after.insert(id, after);
+            if after == 0 {
+                self.router.cancel(id).await;
+            }
+        }
+    }
+
+    async fn react(&mut self, said: Said) {
+        match said {
+            Said::Tokens(id) => {
+                let n_tokens = self.router.streams[&id].output.len();
+                if self.cancel_after.get(&id).is_some_and(|after| n_tokens >= *after) {
+                    self.cancel_after.remove(&id);
+                    self.router.cancel(id).await;
+                }
+            }
+            Said::Finished(id) => {
+                let stream = self.router.streams.remove(&id).unwrap();
+                stream.check(&self.sim);
+                self.n_ended += 1;
+                self.n_cancelled += usize::from(stream.finish == Some(Finish::Cancelled));
+            }
+            Said::Refused(refused, request) => {
+                assert_eq!(refused.reason(), Reason::Full, "{}", refused.message);
+                assert!(refused.retry_after_ms > 0);
+                self.n_full += 1;
+                // Whoever is to come again does so behind all others.
+                self.to_submit.push_front(*request);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_requests_leave_nothing_behind() {
+    let exporter = telemetry::metrics::install(&[]).unwrap();
+    let mut config = config(24, 128, 32);
+    config.limits.waiting_max = 64;
+    config.limits.batch_tokens_max = 96;
+    config.limits.chunk_tokens_max = 24;
+    let cluster = Cluster::start(config);
+    let _worker = cluster.worker(sim());
+    let mut random = Random(1);
+    let to_submit = (0..N_REQUESTS).map(|_| random.request()).collect();
+    let router = cluster.router().await;
+    let cancel_after = HashMap::new();
+    let mut traffic =
+        Traffic { random, router, sim: sim(), to_submit, cancel_after, n_ended: 0, n_full: 0, n_cancelled: 0 };
+    traffic.run().await;
+    traffic.router.hear_idle().await;
+    let page = exporter.render();
+    let counter = |name: &str| -> u64 {
+        let line = page.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap_or_else(|| panic!("{page}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let preemptions = counter("lockstep:preemptions_total");
+    let hits = counter("vllm:prefix_cache_hits_total");
+    let steps = counter("lockstep:steps_total");
+    println!(
+        "{steps} steps, {preemptions} preemptions, {hits} tokens hit, {} full, {} cancelled",
+        traffic.n_full, traffic.n_cancelled
+    );
+    assert!(preemptions > 0 && hits > 0 && traffic.n_full > 0 && traffic.n_cancelled > 0);
+    assert!(!page.contains("lockstep:ranks_lost_total"), "the protocol held");
+    cluster.stop().await;
+}
