@@ -27,7 +27,7 @@ def tearDownModule():
     server.stop()
 
 
-def call(service, method, **fields):
+def call(service, method, /, **fields):
     """Calls a method found by reflection; the reply, or an iterator of replies."""
     found = pool.FindServiceByName(service).FindMethodByName(method)
     kind = channel.unary_stream if found.server_streaming else channel.unary_unary
