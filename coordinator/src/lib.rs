@@ -25,8 +25,6 @@ pub use serve::serve;
 pub enum Error {
     #[error("the limits cannot be met: {0}")]
     Limits(#[from] types::Unsupported),
-    #[error(transparent)]
-    Unplaceable(#[from] Unplaceable),
     #[error("connections are no longer accepted: {0}")]
     Server(#[source] Box<dyn std::error::Error + Send + Sync>),
 }

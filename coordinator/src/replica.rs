@@ -24,6 +24,7 @@ const EVENTS_PER_TURN_MAX: usize = 256;
 pub(crate) struct Replica {
     pub(crate) config: Config,
     began: Instant,
+    /// Grows when a placement begins and when it ends.
     pub(crate) epoch: Epoch,
     pub(crate) members: Members,
     pub(crate) routers: Routers,
@@ -211,6 +212,7 @@ impl Replica {
 
     fn assign(&mut self, blueprint: Blueprint) {
         let now = self.now();
+        self.epoch.n += 1;
         tracing::info!(epoch = %self.epoch, context = blueprint.context, n_blocks = blueprint.n_blocks, "placing the replica");
         self.state_changed = true;
         let shards = blueprint.shards.clone();
@@ -298,7 +300,8 @@ impl Replica {
         Ok(())
     }
 
-    /// A worker is gone, or is told to go. If it held a rank the epoch ends: all that ran waits for the next one.
+    /// A worker is gone, or is told to go. If it held a rank the epoch ends: all that ran waits, in an epoch without
+    /// workers, for the next placement.
     pub(crate) fn lose(&mut self, worker: WorkerId, why: Status) {
         let message = why.message().to_owned();
         let Some(role) = self.members.dismiss(worker, why) else { return };

@@ -30,7 +30,7 @@ where
     let close_max = config.waits.close_max;
     let router = proto::transport::server().add_service(Service::server(events, &config));
     let mut server = pin!(router.serve_with_incoming_shutdown(incoming, closing.cancelled()));
-    let epoch = Epoch { incarnation: claim.incarnation(), n: 1 };
+    let epoch = Epoch { incarnation: claim.incarnation(), n: 0 };
     let replica = pin!(Replica::new(config, epoch).run(queue, shutdown));
     tokio::select! {
         ended = &mut server => match ended {

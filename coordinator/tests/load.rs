@@ -21,6 +21,8 @@ struct Traffic {
     to_submit: VecDeque<Request>,
     /// After how many tokens a request is cancelled.
     cancel_after: HashMap<RequestId, usize>,
+    /// Somebody was told to come again, and nobody has ended since.
+    is_full: bool,
     n_ended: usize,
     n_full: usize,
     n_cancelled: usize,
@@ -29,7 +31,7 @@ struct Traffic {
 impl Traffic {
     async fn run(&mut self) {
         while self.n_ended < N_REQUESTS {
-            while self.router.streams.len() < OUTSTANDING_MAX {
+            while !self.is_full && self.router.streams.len() < OUTSTANDING_MAX {
                 let Some(request) = self.to_submit.pop_back() else { break };
                 self.submit(request).await;
             }
@@ -63,12 +65,14 @@ impl Traffic {
                 let stream = self.router.streams.remove(&id).unwrap();
                 stream.check(&self.sim);
                 self.n_ended += 1;
+                self.is_full = false;
                 self.n_cancelled += usize::from(stream.finish == Some(Finish::Cancelled));
             }
             Said::Refused(refused, request) => {
                 assert_eq!(refused.reason(), Reason::Full, "{}", refused.message);
                 assert!(refused.retry_after_ms > 0);
                 self.n_full += 1;
+                self.is_full = true;
                 // Whoever is to come again does so behind all others.
                 self.to_submit.push_front(*request);
             }
@@ -89,8 +93,17 @@ async fn ten_thousand_requests_leave_nothing_behind() {
     let to_submit = (0..N_REQUESTS).map(|_| random.request()).collect();
     let router = cluster.router().await;
     let cancel_after = HashMap::new();
-    let mut traffic =
-        Traffic { random, router, sim: sim(), to_submit, cancel_after, n_ended: 0, n_full: 0, n_cancelled: 0 };
+    let mut traffic = Traffic {
+        random,
+        router,
+        sim: sim(),
+        to_submit,
+        cancel_after,
+        is_full: false,
+        n_ended: 0,
+        n_full: 0,
+        n_cancelled: 0,
+    };
     traffic.run().await;
     traffic.router.hear_idle().await;
     let page = exporter.render();

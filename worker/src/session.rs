@@ -146,19 +146,25 @@ impl Session<'_> {
         sent.err().map(|_| Ended::Failed("the computing thread is gone".into()))
     }
 
-    async fn fail(&self, message: String) -> Option<Ended> {
+    async fn fail(&mut self, message: String) -> Option<Ended> {
         let epoch = self.epoch.unwrap_or_default();
         let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message: message.clone() };
         // If the queue is full for so long, the stream is as good as gone and its end says enough.
         let frame = WorkerFrame { frame: Some(Frame::Failed(failed)) };
         let _late = timeout(self.worker.config.farewell_timeout, self.up.send(frame)).await;
+        self.until_closed().await;
         Some(Ended::Failed(message))
     }
 
-    /// The seat has said `Failed`; the coordinator closes the stream when it has read it.
-    async fn seat_lost(mut self, why: SeatLost) -> Result<Ended, Error> {
+    /// The coordinator closes the stream when it has read that this rank failed. Leaving before that could lose the word.
+    async fn until_closed(&mut self) {
         let until_closed = async { while let Ok(Some(_)) = self.down.message().await {} };
         let _late = timeout(self.worker.config.farewell_timeout, until_closed).await;
+    }
+
+    /// The seat has said `Failed`.
+    async fn seat_lost(mut self, why: SeatLost) -> Result<Ended, Error> {
+        self.until_closed().await;
         match why {
             SeatLost::Load(error) => Err(Error::Load(error)),
             SeatLost::Run(message) => Ok(Ended::Failed(message)),

@@ -1,0 +1,226 @@
+//! A worker over TCP, driven by a coordinator that says just what the test wants.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
+use proto::cluster::{
+    Assign, RankFrame, ReplicaFrame, RouterFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame,
+};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+use types::{BlockCopy, BlockId, Epoch, RequestId, Slice, Step, StepDone, StepId, Want};
+use worker::sim::Sim;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const EPOCH: Epoch = Epoch { incarnation: 3, n: 2 };
+
+/// One worker's connection, as the test sees it.
+struct Joined {
+    down: mpsc::Sender<Result<RankFrame, Status>>,
+    inbound: Streaming<WorkerFrame>,
+    n_beats: usize,
+}
+
+struct Puppet {
+    joined: mpsc::Sender<Joined>,
+}
+
+#[tonic::async_trait]
+impl Coordinator for Puppet {
+    type AttachStream = ReceiverStream<Result<ReplicaFrame, Status>>;
+    type JoinStream = ReceiverStream<Result<RankFrame, Status>>;
+
+    async fn attach(&self, _: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
+        Err(Status::unimplemented("no routers here"))
+    }
+
+    async fn join(&self, request: Request<Streaming<WorkerFrame>>) -> Result<Response<Self::JoinStream>, Status> {
+        let (down, frames) = mpsc::channel(16);
+        let joined = Joined { down, inbound: request.into_inner(), n_beats: 0 };
+        self.joined.send(joined).await.map_err(|_| Status::unavailable("the test is over"))?;
+        Ok(Response::new(ReceiverStream::new(frames)))
+    }
+}
+
+impl Joined {
+    async fn say(&self, frame: rank_frame::Frame) {
+        self.down.send(Ok(RankFrame { frame: Some(frame) })).await.unwrap();
+    }
+
+    async fn step(&self, step: &Step) {
+        self.say(rank_frame::Frame::Step(proto::encode_step(step))).await;
+    }
+
+    /// The next frame that is no heartbeat.
+    async fn hear(&mut self) -> worker_frame::Frame {
+        loop {
+            let frame = timeout(PATIENCE, self.inbound.message()).await.unwrap().unwrap().unwrap();
+            match frame.frame.unwrap() {
+                worker_frame::Frame::Heartbeat(_) => self.n_beats += 1,
+                other => return other,
+            }
+        }
+    }
+
+    async fn hello(&mut self) -> WorkerHello {
+        match self.hear().await {
+            worker_frame::Frame::Hello(hello) => hello,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn done(&mut self) -> StepDone {
+        match self.hear().await {
+            worker_frame::Frame::Done(done) => done.into(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn failed(&mut self) -> String {
+        match self.hear().await {
+            worker_frame::Frame::Failed(failed) => failed.message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Takes the worker as far as its first step.
+    async fn seat(&mut self) {
+        assert_eq!(self.hello().await.version, proto::VERSION);
+        self.say(rank_frame::Frame::Assign(assign())).await;
+        match self.hear().await {
+            worker_frame::Frame::Ready(ready) => assert_eq!((ready.epoch_n, ready.n_blocks), (EPOCH.n, 8)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn assign() -> Assign {
+    Assign {
+        epoch_incarnation: EPOCH.incarnation,
+        epoch_n: EPOCH.n,
+        pp: 1,
+        tp: 1,
+        ep: 1,
+        activations: "int8".into(),
+        kv_dtype: "f16".into(),
+        kv_bytes: 8,
+        ..Assign::default()
+    }
+}
+
+fn first_step(epoch: Epoch) -> Step {
+    let id = RequestId(1);
+    let start = types::Request { id, prompt: vec![4, 5], ..types::Request::default() };
+    let slice = Slice { id, range: 0..2, n_draft: 0, want: Want::Last };
+    Step { epoch, starts: vec![start], slices: vec![slice], blocks: vec![BlockId(0)], ..Step::default() }
+}
+
+struct Scene {
+    joined: mpsc::Receiver<Joined>,
+    worker: JoinHandle<Result<(), worker::Error>>,
+    stop: CancellationToken,
+    server: JoinHandle<()>,
+}
+
+impl Scene {
+    async fn start() -> Scene {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let channel = proto::transport::tcp(&listener.local_addr().unwrap().to_string()).unwrap();
+        let (joined, seats) = mpsc::channel(4);
+        let serve = proto::transport::server()
+            .add_service(CoordinatorServer::new(Puppet { joined }))
+            .serve_with_incoming(proto::transport::tcp_incoming(listener));
+        let server = tokio::spawn(async { serve.await.unwrap() });
+        let stop = CancellationToken::new();
+        let config = worker::Config { device: "sim".into(), ..worker::Config::default() };
+        let worker = tokio::spawn(worker::serve(channel, Box::new(Sim::default()), config, stop.clone()));
+        Scene { joined: seats, worker, stop, server }
+    }
+
+    async fn joined(&mut self) -> Joined {
+        timeout(PATIENCE, self.joined.recv()).await.unwrap().unwrap()
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        timeout(PATIENCE, self.worker).await.unwrap().unwrap().unwrap();
+        self.server.abort();
+    }
+}
+
+#[tokio::test]
+async fn steps_of_another_epoch_are_dropped() {
+    let mut scene = Scene::start().await;
+    let mut joined = scene.joined().await;
+    joined.seat().await;
+    joined.step(&first_step(Epoch { n: 1, ..EPOCH })).await;
+    joined.step(&first_step(EPOCH)).await;
+    let done = joined.done().await;
+    assert_eq!((done.epoch, done.slices.len(), done.slices[0].tokens.len()), (EPOCH, 1, 1));
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_has_no_steps_is_heard_of() {
+    let mut scene = Scene::start().await;
+    let mut joined = scene.joined().await;
+    joined.seat().await;
+    let beats = async {
+        while joined.n_beats < 3 {
+            joined.n_beats += usize::from(joined.inbound.message().await.unwrap().is_some());
+        }
+    };
+    timeout(PATIENCE, beats).await.unwrap();
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_run_is_named_and_the_worker_joins_again() {
+    let mut scene = Scene::start().await;
+    let copies = vec![BlockCopy { from: BlockId(0), to: BlockId(1) }];
+    let unsupported = proto::encode_step(&Step { copies, ..first_step(EPOCH) });
+    let beyond = proto::encode_step(&Step { id: StepId(7), blocks: vec![BlockId(8)], ..first_step(EPOCH) });
+    let cases = [
+        (unsupported, "block copies"),
+        (beyond, "step 7 breaks the protocol"),
+        (vec![0xff; 9].into(), "a step that cannot be read"),
+    ];
+    for (bytes, expect) in cases {
+        let mut joined = scene.joined().await;
+        joined.seat().await;
+        joined.say(rank_frame::Frame::Step(bytes)).await;
+        let message = joined.failed().await;
+        assert!(message.contains(expect), "{message}");
+    }
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn a_place_that_cannot_be_meant_is_named() {
+    let mut scene = Scene::start().await;
+    let mut joined = scene.joined().await;
+    joined.hello().await;
+    joined.say(rank_frame::Frame::Assign(Assign { tp: 0, ..assign() })).await;
+    let message = joined.failed().await;
+    assert!(message.contains("assign.tp"), "{message}");
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn a_grid_that_is_not_served_yet_ends_the_worker_by_name() {
+    let mut scene = Scene::start().await;
+    let mut joined = scene.joined().await;
+    joined.hello().await;
+    joined.say(rank_frame::Frame::Assign(Assign { tp: 2, ..assign() })).await;
+    let message = joined.failed().await;
+    assert!(message.contains("tensor parallelism"), "{message}");
+    drop(joined);
+    let error = timeout(PATIENCE, scene.worker).await.unwrap().unwrap().unwrap_err();
+    assert!(error.to_string().contains("tensor parallelism"), "{error}");
+    scene.server.abort();
+}
