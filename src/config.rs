@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
+/// The tokenizer's crate tells of its tables as it builds them, which is nothing to tell an operator.
+pub const LOG: &str = "info,tk_encode=warn";
+
 /// What can be said, each of it optional. Flags and the file have the same names, because they are the same fields.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -71,7 +74,7 @@ pub struct Settings {
     /// How logs are written to stderr [default: text]
     #[arg(long, env = "LOCKSTEP_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
-    /// Which logs are written, as info or router=debug,info [default: info]
+    /// Which logs are written, as info or router=debug,info [default: info, but for the tokenizer]
     #[arg(long, env = "LOCKSTEP_LOG")]
     pub log: Option<String>,
 }
@@ -227,7 +230,7 @@ impl Settings {
             prefix_cache: self.prefix_cache.unwrap_or(true),
             drain_seconds: self.drain_seconds.unwrap_or(30),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
-            log: self.log.unwrap_or_else(|| "info".into()),
+            log: self.log.unwrap_or_else(|| LOG.into()),
         };
         config.check()?;
         Ok(config)

@@ -113,7 +113,7 @@ fn ask(mut config: Config, located: Located, run: &args::Run) -> anyhow::Result<
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     (config.http, config.grpc) = (any_port, any_port);
     config.served_model_name.get_or_insert(located.name);
-    if config.log == "info" {
+    if config.log == config::LOG {
         config.log = "warn".into();
     }
     let metrics = roles::watch(&config)?;

@@ -1,6 +1,7 @@
 //! Logs on stderr: stdout belongs to answers.
 
 use crate::Error;
+use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,6 +15,7 @@ pub enum Format {
 pub fn init(format: Format, filter: &str) -> Result<(), Error> {
     let parsed = EnvFilter::try_new(filter).map_err(|source| Error::Filter { filter: filter.into(), source })?;
     let log = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr);
+    let log = log.with_ansi(std::io::stderr().is_terminal());
     let set = match format {
         Format::Text => log.try_init(),
         Format::Json => log.json().flatten_event(true).try_init(),

@@ -50,7 +50,8 @@ class Curl(unittest.TestCase):
     def test_metrics_count(self):
         before = server.metric("vllm:generation_tokens_total")
         chat(max_tokens=5, ignore_eos=True)
-        self.assertGreaterEqual(server.metric("vllm:generation_tokens_total"), before + 5)
+        counted = lambda: server.metric("vllm:generation_tokens_total") >= before + 5
+        server.wait_until(counted, 5, "counted")
 
     def test_broken_bodies(self):
         url = f"{server.url}/v1/chat/completions"
