@@ -1,7 +1,7 @@
 //! GGUF: metadata and tensors in one file. Knows the container, not what a key or a tensor is for.
 //!
 //! ```text
-//! magic · version · n_tensors · n_keys │ keys and values │ tensor names, dimensions, types, offsets │ pad │ tensor bytes
+//! magic · version · n_tensors · n_keys │ keys, values │ tensor names, dimensions, types, offsets │ pad │ tensor bytes
 //! ```
 //! Nothing that the file says is believed: each count, length and offset is checked against the bytes that are there
 //! before anything is read or reserved for it.

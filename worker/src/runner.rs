@@ -6,8 +6,8 @@ use types::{Epoch, Grid, PolicyDigest, Rank, Step, StepDone, Unsupported};
 
 /// Executes steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
 pub trait Runner: Send {
-    /// Applies the step (ends, starts, slices, pass) and fills in one `SliceDone` per slice. `done` is handed in with its
-    /// id and epoch set and its slices empty; its memory is kept from step to step.
+    /// Applies the step (ends, starts, slices, pass) and leaves one `SliceDone` per slice. `done` is handed in with its
+    /// id and epoch set and the slices of the step before it, to be overwritten, so that their memory is kept.
     ///
     /// An error is the rank's: it cannot go on in this epoch. What fails for one request alone is `SliceDone::failed`.
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError>;

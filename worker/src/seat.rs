@@ -94,7 +94,6 @@ impl Seat {
         }
         self.done.id = step.id;
         self.done.epoch = step.epoch;
-        self.done.slices.clear();
         let begun = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| self.runner.run(step, &mut self.done)));
         progress.add_step(begun.elapsed());

@@ -154,6 +154,7 @@ impl SimRunner {
             self.sequences.insert(request.id, Sequence::new(request.clone()));
         }
         let mut blocks = step.blocks.iter().copied();
+        done.slices.clear();
         for slice in &step.slices {
             done.slices.push(self.run_slice(slice, &mut blocks)?);
         }
