@@ -1,5 +1,7 @@
 //! The binary: arguments, then a configuration, then roles.
 
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
+
 mod args;
 mod config;
 mod models;

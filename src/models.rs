@@ -41,7 +41,9 @@ fn show(bar: &ProgressBar, progress: Progress<'_>) {
             None => "{msg} {spinner} {bytes} {bytes_per_sec}",
         };
         bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
-        progress.total.map(|total| bar.set_length(total));
+        if let Some(total) = progress.total {
+            bar.set_length(total);
+        }
     }
     bar.set_message(progress.what.to_owned());
     bar.set_position(progress.done);

@@ -126,7 +126,7 @@ fn text(checkpoint: &Checkpoint) -> anyhow::Result<router::Text> {
         tokenizer: checkpoint.tokenizer()?,
         template: checkpoint.chat_template()?,
         spec: checkpoint.spec().clone(),
-        defaults: checkpoint.defaults().clone(),
+        defaults: *checkpoint.defaults(),
     })
 }
 
@@ -139,7 +139,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint) -> coordinator::
         shape: shape(checkpoint),
         policy: policy(config),
         prefix_cache: config.prefix_cache,
-        // The cache does not outlive the process, and this much of its hasher's keys nobody outside knows.
+        // The cache does not outlive the process, so neither need the secret at its root.
         salt: random_salt(),
         limits: coordinator::Limits {
             waiting_max: config.max_waiting,

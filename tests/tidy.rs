@@ -1,5 +1,7 @@
 //! The law of the house, each article a test that says why. Reads the sources and `cargo metadata`; builds nothing.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 #[path = "tidy/source.rs"]
 mod source;
 
