@@ -1,0 +1,124 @@
+//! A worker's loader and runner that also write down what they are asked to do. They see the steps themselves, so their
+//! counts are what happened, whoever else counts.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Condvar, Mutex};
+use types::{Request, RequestId, Slice, Step, StepDone, Want};
+use worker::{Assignment, Load, LoadError, ModelLoader, Ready, RunError, Runner};
+
+/// Counted from steps.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    pub loads: u32,
+    pub steps: u32,
+    /// Most requests that drew a token in one step.
+    pub drawing_max: usize,
+    /// Tokens of the longest slice, and how many slices were as long.
+    pub slice_tokens_max: usize,
+    pub n_longest: u32,
+    /// Slices that were a part of a log, with more to come.
+    pub chunks: u32,
+    pub starts: u32,
+    /// Starts of requests that had been started before: they were preempted.
+    pub restarts: u32,
+    /// First starts that found their beginning computed, and how much of it.
+    pub hits: u32,
+    pub hit_tokens: u32,
+}
+
+#[derive(Default)]
+struct Notes {
+    seen: Seen,
+    known: BTreeSet<RequestId>,
+    /// Started for the first time, and without a slice yet.
+    fresh: BTreeSet<RequestId>,
+}
+
+impl Notes {
+    fn write(&mut self, step: &Step) {
+        self.seen.steps += 1;
+        step.starts.iter().for_each(|request| self.start(request));
+        step.slices.iter().for_each(|slice| self.slice(slice));
+        let drawing = step.slices.iter().filter(|slice| slice.want == Want::Last).count();
+        self.seen.drawing_max = self.seen.drawing_max.max(drawing);
+    }
+
+    fn start(&mut self, request: &Request) {
+        self.seen.starts += 1;
+        if self.known.insert(request.id) {
+            self.fresh.insert(request.id);
+        } else {
+            self.seen.restarts += 1;
+        }
+    }
+
+    fn slice(&mut self, slice: &Slice) {
+        if self.fresh.remove(&slice.id) && slice.range.start > 0 {
+            self.seen.hits += 1;
+            self.seen.hit_tokens += slice.range.start;
+        }
+        self.seen.chunks += u32::from(slice.want == Want::Nothing);
+        let n_tokens = slice.range.len();
+        if n_tokens > self.seen.slice_tokens_max {
+            (self.seen.slice_tokens_max, self.seen.n_longest) = (n_tokens, 0);
+        }
+        self.seen.n_longest += u32::from(n_tokens == self.seen.slice_tokens_max);
+    }
+}
+
+/// The test's side: reads the notes, and holds steps back.
+#[derive(Clone, Default)]
+pub struct Watch {
+    notes: Arc<Mutex<Notes>>,
+    closed: Arc<(Mutex<bool>, Condvar)>,
+}
+
+impl Watch {
+    pub fn around(&self, loader: ModelLoader) -> Box<dyn Load> {
+        Box::new(WatchedLoader { loader, watch: self.clone() })
+    }
+
+    /// Steps wait until it is opened.
+    pub fn close(&self) {
+        *self.closed.0.lock().unwrap() = true;
+    }
+
+    pub fn open(&self) {
+        *self.closed.0.lock().unwrap() = false;
+        self.closed.1.notify_all();
+    }
+
+    fn pass(&self) {
+        drop(self.closed.1.wait_while(self.closed.0.lock().unwrap(), |closed| *closed).unwrap());
+    }
+
+    pub fn take(&self) -> Seen {
+        std::mem::take(&mut self.notes.lock().unwrap().seen)
+    }
+}
+
+struct WatchedLoader {
+    loader: ModelLoader,
+    watch: Watch,
+}
+
+impl Load for WatchedLoader {
+    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        self.watch.notes.lock().unwrap().seen.loads += 1;
+        let (runner, ready) = self.loader.load(assignment)?;
+        Ok((Box::new(WatchedRunner { runner, watch: self.watch.clone() }), ready))
+    }
+}
+
+struct WatchedRunner {
+    runner: Box<dyn Runner>,
+    watch: Watch,
+}
+
+impl Runner for WatchedRunner {
+    fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
+        self.watch.pass();
+        self.watch.notes.lock().unwrap().write(step);
+        self.runner.run(step, done)
+    }
+}

@@ -1,0 +1,264 @@
+//! The promise: the same request gives the same token ids and the same logprobs, to the bit, in whatever company, chunks,
+//! cache, instructions and number of threads. Each way is compared with every request alone and cold, and the worker's
+//! steps are counted to prove that each thing happened.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use checkpoint::Checkpoint;
+use common::watched::Seen;
+use common::{Answer, Replica, Setup, reference_folder, smollm2};
+use std::path::PathBuf;
+use types::{BLOCK_TOKENS, Finish, Request, Sampling, Token, Tokens};
+use worker::Isa;
+
+const REQUESTS: usize = 64;
+
+#[tokio::test]
+async fn llama_f32_tied() {
+    tiny_every_way("llama-f32-tied").await;
+}
+
+#[tokio::test]
+async fn llama_f32_rope3() {
+    tiny_every_way("llama-f32-rope3").await;
+}
+
+#[tokio::test]
+async fn llama_f16_sharded() {
+    tiny_every_way("llama-f16-sharded").await;
+}
+
+#[tokio::test]
+async fn llama_bf16_odd() {
+    tiny_every_way("llama-bf16-odd").await;
+}
+
+#[tokio::test]
+async fn smollm2_int8_on_f16() {
+    let all = smollm2_requests();
+    let bench = Bench::new("smollm2 int8 f16", smollm2_setup("int8", "f16"), all).await;
+    // All but the two long ones, and a few for what is slow.
+    let (short, few) = (&bench.requests[..REQUESTS - 2], &bench.requests[..8]);
+    bench.company(&bench.requests).await;
+    bench.chunks(&[7, 512], &bench.requests).await;
+    bench.chunks(&[1], short).await;
+    bench.prefix_cache(short).await;
+    bench.preemption(64, &bench.requests).await;
+    bench.threads(&[1, 4], short).await;
+    bench.instructions(&[2], few).await;
+}
+
+#[tokio::test]
+async fn smollm2_other_policies() {
+    for (activations, kv_dtype) in [("int8", "f32"), ("f32", "f32")] {
+        let mut few = smollm2_requests();
+        few.truncate(8);
+        let name = format!("smollm2 {activations} {kv_dtype}");
+        let bench = Bench::new(&name, smollm2_setup(activations, kv_dtype), few).await;
+        bench.same("together", bench.base.clone(), &bench.requests).await;
+        bench.chunks(&[7], &bench.requests).await;
+        bench.instructions(&[2], &bench.requests).await;
+    }
+}
+
+async fn tiny_every_way(folder: &str) {
+    for kv_dtype in ["f16", "f32"] {
+        let model = reference_folder(folder);
+        let requests = tiny_requests(&model);
+        let bench = Bench::new(&format!("{folder} {kv_dtype}"), Setup::new(model, "f32", kv_dtype), requests).await;
+        let all = &bench.requests;
+        bench.company(all).await;
+        bench.chunks(&[1, 7, 512], all).await;
+        bench.prefix_cache(all).await;
+        bench.preemption(64, all).await;
+        bench.threads(&[1, 2, 4], all).await;
+        bench.instructions(&[1, 2], all).await;
+    }
+}
+
+/// Requests, and what each is answered alone.
+struct Bench {
+    name: String,
+    base: Setup,
+    requests: Vec<Request>,
+    expected: Vec<Answer>,
+}
+
+impl Bench {
+    async fn new(name: &str, base: Setup, requests: Vec<Request>) -> Bench {
+        let mut replica = Replica::start(&base).await;
+        let expected = replica.run_alone(&requests).await;
+        let seen = replica.seen();
+        replica.stop().await;
+        let longest = requests.iter().map(|request| request.prompt.len()).max().unwrap();
+        assert_eq!((seen.loads, seen.drawing_max, seen.restarts, seen.hits), (1, 1, 0, 0), "each ran alone and cold");
+        assert_eq!((seen.slice_tokens_max, seen.chunks), (longest, 0), "each prompt ran whole");
+        let n_tokens: usize = expected.iter().map(|answer| answer.drawn.len()).sum();
+        let n_stopped = expected.iter().filter(|answer| answer.finish == Some(Finish::Stop)).count();
+        println!("{name}: {} requests alone, {n_tokens} tokens, {n_stopped} met a stop token", requests.len());
+        assert!(requests.len() < REQUESTS || (1..REQUESTS).contains(&n_stopped), "ends of both kinds");
+        Bench { name: name.into(), base, requests, expected }
+    }
+
+    /// The first of the requests, as they are answered under `setup`, have the bits that they have alone.
+    async fn same(&self, way: &str, setup: Setup, requests: &[Request]) -> Seen {
+        let mut replica = Replica::start(&setup).await;
+        let seen = self.same_on(&mut replica, way, requests).await;
+        replica.stop().await;
+        assert_eq!(seen.loads, 1, "{} {way}: no worker was lost", self.name);
+        seen
+    }
+
+    async fn same_on(&self, replica: &mut Replica, way: &str, requests: &[Request]) -> Seen {
+        let answers = replica.run(requests).await;
+        let seen = replica.seen();
+        println!("{}: {way}: {seen:?}", self.name);
+        for (i, (got, expected)) in answers.iter().zip(&self.expected).enumerate() {
+            let what = || difference(got, expected);
+            assert!(got == expected, "{} {way}: request {i} ({:?}): {}", self.name, requests[i].sampling, what());
+        }
+        seen
+    }
+
+    async fn company(&self, requests: &[Request]) {
+        for steps_in_flight_max in [1, 2, 4] {
+            let way = format!("all at once, {steps_in_flight_max} in flight");
+            let seen = self.same(&way, Setup { steps_in_flight_max, ..self.base.clone() }, requests).await;
+            assert!(seen.drawing_max >= 32, "{way}: {} at once", seen.drawing_max);
+        }
+    }
+
+    async fn chunks(&self, chunks: &[u32], requests: &[Request]) {
+        let longest = requests.iter().map(|request| request.prompt.len()).max().unwrap();
+        for &chunk_tokens_max in chunks {
+            let seen = self
+                .same(
+                    &format!("chunks of {chunk_tokens_max}"),
+                    Setup { chunk_tokens_max, ..self.base.clone() },
+                    requests,
+                )
+                .await;
+            let chunk = chunk_tokens_max as usize;
+            assert_eq!(seen.slice_tokens_max, chunk.min(longest));
+            assert!(chunk >= longest || seen.chunks > 0);
+        }
+    }
+
+    /// The second round finds what the first has left: every whole block of a prompt but for its last token's.
+    async fn prefix_cache(&self, requests: &[Request]) {
+        let n_long = requests.iter().filter(|request| request.prompt.len() > BLOCK_TOKENS as usize).count();
+        let mut replica = Replica::start(&Setup { prefix_cache: true, ..self.base.clone() }).await;
+        self.same_on(&mut replica, "cold prefix cache", requests).await;
+        let warm = self.same_on(&mut replica, "warm prefix cache", requests).await;
+        replica.stop().await;
+        assert_eq!(warm.hits as usize, n_long, "every prompt of more than a block");
+    }
+
+    async fn preemption(&self, n_blocks: u32, requests: &[Request]) {
+        for prefix_cache in [false, true] {
+            let way = format!("{n_blocks} blocks, prefix cache {prefix_cache}");
+            let seen = self.same(&way, Setup { n_blocks, prefix_cache, ..self.base.clone() }, requests).await;
+            assert!(seen.restarts > 0, "{way}: nothing was preempted");
+        }
+    }
+
+    async fn threads(&self, threads: &[usize], requests: &[Request]) {
+        for &threads in threads {
+            self.same(&format!("{threads} threads"), Setup { threads, ..self.base.clone() }, requests).await;
+        }
+    }
+
+    async fn instructions(&self, threads: &[usize], requests: &[Request]) {
+        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512] {
+            if !isa.is_supported() {
+                println!("{}: NOT RUN with {isa:?}: this machine does not have it", self.name);
+                continue;
+            }
+            for &threads in threads {
+                let setup = Setup { isa, threads, ..self.base.clone() };
+                self.same(&format!("{isa:?} on {threads} threads"), setup, requests).await;
+            }
+        }
+    }
+}
+
+/// The first place where two answers differ.
+fn difference(got: &Answer, expected: &Answer) -> String {
+    match got.drawn.iter().zip(&expected.drawn).position(|(got, expected)| got != expected) {
+        Some(i) => format!("token {i} is {:?}, and alone {:?}", got.drawn[i], expected.drawn[i]),
+        None => {
+            let (n, finish) = (got.drawn.len(), got.finish);
+            format!("{n} tokens and {finish:?}, and alone {} and {:?}", expected.drawn.len(), expected.finish)
+        }
+    }
+}
+
+/// Lengths on both sides of a block's and of an attention tile's edge.
+fn tiny_requests(model: &PathBuf) -> Vec<Request> {
+    const LENGTHS: [usize; 16] = [1, 300, 16, 129, 40, 257, 3, 90, 255, 17, 64, 256, 33, 200, 32, 18];
+    let checkpoint = Checkpoint::open(model).unwrap();
+    let spec = checkpoint.spec();
+    let stops: Tokens = (0..5).map(|i| (i * 37 + 11) % spec.vocab).collect();
+    let tokens_max = |i: usize| 8 + (i as u32 * 13) % 33;
+    let mut requests = mixed(spec.vocab, &LENGTHS, tokens_max, &stops);
+    let longest = 700.min(spec.context as usize - 48);
+    requests[REQUESTS - 1].prompt = tokens(99, spec.vocab, longest);
+    requests
+}
+
+fn smollm2_setup(activations: &'static str, kv_dtype: &'static str) -> Setup {
+    Setup { n_blocks: 768, ..Setup::new(smollm2(), activations, kv_dtype) }
+}
+
+/// Short, since the model is real; and two long ones at the end.
+fn smollm2_requests() -> Vec<Request> {
+    const LENGTHS: [usize; 16] = [1, 33, 16, 5, 17, 40, 3, 24, 8, 18, 2, 31, 12, 32, 6, 20];
+    const VOCAB: u32 = 49152;
+    // The comma, the full stop, the line's end and the end of a message.
+    let mut requests = mixed(VOCAB, &LENGTHS, |i| 4 + (i as u32 * 5) % 9, &[28, 30, 198, 2]);
+    requests[REQUESTS - 2].prompt = tokens(98, VOCAB, 270);
+    requests[REQUESTS - 1].prompt = tokens(99, VOCAB, 600);
+    requests
+}
+
+/// Half of the prompts begin alike; the last quarter repeats prompts under other seeds.
+fn mixed(vocab: u32, lengths: &[usize], tokens_max: impl Fn(usize) -> u32, stops: &[Token]) -> Vec<Request> {
+    let request = |i: usize| {
+        let of = if i < REQUESTS * 3 / 4 { i } else { i - REQUESTS / 2 };
+        let seed = if of % 4 < 2 { 0 } else { of as u64 };
+        let length = lengths[(of + of / lengths.len()) % lengths.len()];
+        let sampling = Sampling { tokens_max: tokens_max(i), ..sampling(i, stops) };
+        Request { prompt: tokens(seed, vocab, length), sampling, ..Request::default() }
+    };
+    (0..REQUESTS).map(request).collect()
+}
+
+fn sampling(i: usize, stops: &[Token]) -> Sampling {
+    let any = Sampling { seed: i as u64 * 7919, choice: (i % 3) as u32, logprobs: Some(3), ..Sampling::default() };
+    let drawn = match i % 6 {
+        0 => any,
+        1 => Sampling { temperature: 0.7, ..any },
+        2 => Sampling { temperature: 1.0, top_k: 40, ..any },
+        3 => Sampling { temperature: 1.1, top_p: 0.9, ..any },
+        4 => Sampling { temperature: 0.9, min_p: 0.05, ..any },
+        _ => Sampling { temperature: 1.3, top_k: 50, top_p: 0.95, min_p: 0.02, ..any },
+    };
+    let stop = if i % 5 < 2 { stops.to_vec() } else { Tokens::new() };
+    let logprobs = match i % 16 {
+        15 => None,
+        7 => Some(0),
+        _ => Some(3),
+    };
+    Sampling { stop, tokens_min: (i % 4) as u32, logprobs, ..drawn }
+}
+
+/// Arbitrary tokens, the same for a seed; a shorter prompt is the beginning of a longer one.
+fn tokens(seed: u64, vocab: u32, n: usize) -> Tokens {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x6c6f_636b;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as u32 % vocab
+    };
+    (0..n).map(|_| next()).collect()
+}
