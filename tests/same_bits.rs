@@ -1,6 +1,6 @@
-//! The promise: the same request gives the same token ids and the same logprobs, to the bit, in whatever company, chunks,
-//! cache, instructions and number of threads. Each way is compared with every request alone and cold, and the worker's
-//! steps are counted to prove that each thing happened.
+//! The promise: the same request gives the same token ids and logprobs, to the bit, in whatever company, chunks, cache,
+//! instructions and number of threads. Each way is compared with every request alone and cold, and the worker's steps
+//! are counted to prove that each thing happened.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -61,6 +61,24 @@ async fn smollm2_other_policies() {
         bench.chunks(&[7], &bench.first(8)).await;
         bench.instructions(&bench.first(4), &bench.first(8)).await;
     }
+}
+
+/// The comparison sees what is different: the cache's type is part of the policy, not of the ways above.
+#[tokio::test]
+async fn another_policy_has_other_bits() {
+    let model = reference_folder("llama-f32-tied");
+    let mut requests = tiny_requests(&model);
+    requests.truncate(16);
+    requests.iter_mut().for_each(|request| request.sampling.logprobs = Some(3));
+    let mut answers = Vec::new();
+    for kv_dtype in ["f16", "f32"] {
+        let mut replica = Replica::start(&Setup::new(model.clone(), "f32", kv_dtype)).await;
+        answers.push(replica.run(&requests).await);
+        replica.stop().await;
+    }
+    let n_equal = answers[0].iter().zip(&answers[1]).filter(|(one, other)| one == other).count();
+    println!("{n_equal} of {} answers are the same with another type of cache", requests.len());
+    assert_eq!(n_equal, 0);
 }
 
 async fn tiny_every_way(folder: &str) {
