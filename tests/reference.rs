@@ -93,7 +93,7 @@ async fn greedy_tokens_are_those_of_transformers() {
     let seen = replica.seen();
     replica.stop().await;
     println!(
-        "{} of {} greedy tokens equal, {} near-ties excused, {rounds} rounds; top-2 gaps off by {:e} at most; {} at once",
+        "{} of {} greedy tokens equal, {} near-ties excused, {rounds} rounds; top-2 gaps off by {:e}; {} at once",
         tally.n_equal,
         CASES * STEPS,
         tally.n_excused,
