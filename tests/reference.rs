@@ -1,5 +1,5 @@
-//! The default model against what transformers computes in f32 from its dequantized weights: tokenizer, chat template and
-//! greedy tokens, through coordinator and worker. The tiny checkpoints' logits are compared in `worker/model/tests`.
+//! The default model against what transformers computes in f32 from its dequantized weights: tokenizer, chat template
+//! and greedy tokens, through coordinator and worker. `worker/model/tests` compares the tiny checkpoints' logits.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -93,7 +93,7 @@ async fn greedy_tokens_are_those_of_transformers() {
     let seen = replica.seen();
     replica.stop().await;
     println!(
-        "{} of {} greedy tokens equal, {} near-ties excused, in {rounds} rounds; top-2 gaps differ by at most {:e}; {} at once",
+        "{} of {} greedy tokens equal, {} near-ties excused, {rounds} rounds; top-2 gaps off by {:e}; {} at once",
         tally.n_equal,
         CASES * STEPS,
         tally.n_excused,
@@ -136,9 +136,11 @@ impl Tally {
 /// The same two tokens, in the other order, and near to each other on both sides.
 fn excuse(case: &Case, step: usize, ours: [Token; 2], gap: f32) {
     let [(best, best_logit), (next, next_logit)] = case.top[step];
+    let [first, second] = ours;
     let what = format!(
-        "case {} step {step}: ours {} before {} by {gap:e}, the reference's {best} ({best_logit}) before {next} ({next_logit})",
-        case.name, ours[0], ours[1],
+        "case {} step {step}: ours {first} before {second} by {gap:e}, \
+         the reference's {best} ({best_logit}) before {next} ({next_logit})",
+        case.name,
     );
     assert!(ours == [next, best] && gap <= NEAR && best_logit - next_logit <= NEAR, "no near-tie: {what}");
     println!("excused: {what}");

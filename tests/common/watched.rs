@@ -11,6 +11,8 @@ use worker::{Assignment, Load, LoadError, ModelLoader, Ready, RunError, Runner};
 pub struct Seen {
     pub loads: u32,
     pub steps: u32,
+    /// Most requests that the worker held in one step.
+    pub running_max: usize,
     /// Most requests that drew a token in one step.
     pub drawing_max: usize,
     /// Tokens of the longest slice, and how many slices were as long.
@@ -30,6 +32,7 @@ pub struct Seen {
 struct Notes {
     seen: Seen,
     known: BTreeSet<RequestId>,
+    running: BTreeSet<RequestId>,
     /// Started for the first time, and without a slice yet.
     fresh: BTreeSet<RequestId>,
 }
@@ -37,7 +40,9 @@ struct Notes {
 impl Notes {
     fn write(&mut self, step: &Step) {
         self.seen.steps += 1;
+        self.running.retain(|id| !step.ends.contains(id));
         step.starts.iter().for_each(|request| self.start(request));
+        self.seen.running_max = self.seen.running_max.max(self.running.len());
         step.slices.iter().for_each(|slice| self.slice(slice));
         let drawing = step.slices.iter().filter(|slice| slice.want == Want::Last).count();
         self.seen.drawing_max = self.seen.drawing_max.max(drawing);
@@ -45,6 +50,7 @@ impl Notes {
 
     fn start(&mut self, request: &Request) {
         self.seen.starts += 1;
+        self.running.insert(request.id);
         if self.known.insert(request.id) {
             self.fresh.insert(request.id);
         } else {
