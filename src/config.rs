@@ -244,10 +244,12 @@ impl Config {
             ("max-batch-tokens", self.max_batch_tokens.into()),
             ("max-chunk-tokens", self.max_chunk_tokens.into()),
             ("max-running", self.max_running.into()),
+            ("max-waiting", self.max_waiting.into()),
         ];
         for (name, value) in at_least_one {
             ensure!(value > 0, "--{name} is 0; it must be at least 1");
         }
+        ensure!(self.context.is_none_or(|n| n >= 2), "--context is below 2: a prompt and its answer need a token each");
         ensure!(self.threads <= 1024, "--threads is {}; it must be at most 1024", self.threads);
         if self.max_running > self.max_batch_tokens {
             bail!(

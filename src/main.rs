@@ -9,7 +9,7 @@ mod plan;
 mod roles;
 mod run;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use args::{Cli, Command, Hub, Source};
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::Located;
@@ -17,6 +17,7 @@ use clap::Parser;
 use config::{Config, Settings};
 use roles::Doors;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::pin;
 use std::process::ExitCode;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -70,6 +71,7 @@ fn serve(mut config: Config, located: Located) -> anyhow::Result<()> {
     config.served_model_name.get_or_insert(located.name);
     let metrics = roles::watch(&config)?;
     let checkpoint = Checkpoint::open(&located.path)?;
+    plan::blueprint(&config, &checkpoint)?;
     Runtime::new()?.block_on(async {
         let doors = Doors::open(&config).await?;
         greet(&config, &doors)?;
@@ -120,17 +122,21 @@ fn ask(mut config: Config, located: Located, run: &args::Run) -> anyhow::Result<
     }
     let metrics = roles::watch(&config)?;
     let checkpoint = Checkpoint::open(&located.path)?;
-    Runtime::new()?.block_on(async {
+    plan::blueprint(&config, &checkpoint)?;
+    let runtime = Runtime::new()?;
+    let done = runtime.block_on(async {
         let doors = Doors::open(&config).await?;
         let channel = proto::transport::tcp(&doors.grpc.local_addr()?.to_string())?;
         let shutdown = CancellationToken::new();
-        let asking = async {
-            let asked = run::answer_all(channel, run).await;
-            shutdown.cancel();
-            asked
+        let mut served = pin!(roles::serve(&config, &checkpoint, metrics, doors, shutdown.clone()));
+        let asked = tokio::select! {
+            asked = run::answer_all(channel, run) => asked,
+            served = &mut served => return served.and(Err(anyhow!("the roles ended before the answer"))),
         };
-        let served = roles::serve(&config, &checkpoint, metrics, doors, shutdown.clone());
-        let (asked, served) = tokio::join!(asking, served);
-        asked.and(served.context("the roles did not end well"))
-    })
+        shutdown.cancel();
+        asked.and(served.await.context("the roles did not end well"))
+    });
+    // A read of the terminal cannot be aborted, and nobody waits for its line any more.
+    runtime.shutdown_background();
+    done
 }

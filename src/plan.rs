@@ -8,15 +8,18 @@ use std::fmt::Write;
 
 /// The shard table of this model on this machine.
 pub fn table(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<String> {
+    Ok(render(&checkpoint.spec().name, &blueprint(config, checkpoint)?, roles::memory_bytes())?)
+}
+
+/// How this machine would be placed, or why it cannot be: known before anything is started.
+pub fn blueprint(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<Blueprint> {
     let machine = Machine {
         worker: WorkerId(0),
         host: "this machine".into(),
         device: "cpu".into(),
         memory_bytes: roles::memory_bytes(),
     };
-    let memory = machine.memory_bytes;
-    let blueprint = coordinator::plan(&[machine], &roles::shape(checkpoint), &roles::policy(config), None)?;
-    Ok(render(&checkpoint.spec().name, &blueprint, memory)?)
+    Ok(coordinator::plan(&[machine], &roles::shape(checkpoint), &roles::policy(config), None)?)
 }
 
 fn render(model: &str, blueprint: &Blueprint, memory: u64) -> Result<String, std::fmt::Error> {

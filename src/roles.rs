@@ -67,11 +67,14 @@ pub async fn serve(
         ended = coordinator.ended() => ended,
         ended = worker.ended() => ended,
     };
-    for (part, end) in [(router, router_end), (coordinator, coordinator_end), (worker, worker_end)] {
+    let mut outcome = first;
+    for (mut part, end) in [(router, router_end), (coordinator, coordinator_end), (worker, worker_end)] {
         end.cancel();
-        part.end().await?;
+        // The first to fail is the cause; the rest must end all the same.
+        let ended = part.ended().await;
+        outcome = outcome.and(ended);
     }
-    first
+    outcome
 }
 
 /// A role's task, and what it is called when it fails.
@@ -95,10 +98,6 @@ impl Part {
         self.task = None;
         result.with_context(|| format!("{} panicked", self.name))?.with_context(|| format!("{} failed", self.name))
     }
-
-    async fn end(mut self) -> anyhow::Result<()> {
-        self.ended().await
-    }
 }
 
 /// Epochs of this process are later than those of the one before it.
@@ -113,7 +112,7 @@ fn router_config(config: &Config, metrics: router::Render) -> router::Config {
         names: config.served_model_name.iter().cloned().collect(),
         limits: router::Limits {
             requests_waiting_max: config.max_waiting as usize,
-            requests_max: (config.max_waiting + config.max_running) as usize,
+            requests_max: config.max_waiting as usize + config.max_running as usize,
             ..router::Limits::default()
         },
         waits: router::Waits { drain_max, ..router::Waits::default() },
@@ -206,7 +205,10 @@ fn loader(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<Box<dyn Lo
     };
     Ok(match config.device {
         Device::Cpu => Box::new(ModelLoader { threads: config.threads, isa }),
-        Device::Sim => Box::new(Sim { vocab: checkpoint.spec().vocab, ..Sim::default() }),
+        Device::Sim => {
+            let block_bytes = coordinator::block_bytes(&shape(checkpoint), &policy(config))?;
+            Box::new(Sim { vocab: checkpoint.spec().vocab, block_bytes, ..Sim::default() })
+        }
     })
 }
 

@@ -75,7 +75,11 @@ async fn chat(mut client: InferenceClient<Channel>, mut ask: Ask) -> anyhow::Res
         let Some(question) = tokio::task::spawn_blocking(read_line).await?? else { return Ok(()) };
         match answer(&mut client, &mut ask, &question).await {
             Ok(spoken) => eprintln!("{}", spoken.summary()),
-            Err(error) => eprintln!("{error:#}"),
+            Err(error) => {
+                // The conversation goes on without the question.
+                ask.messages.pop();
+                eprintln!("{error:#}");
+            }
         }
     }
 }
@@ -117,11 +121,7 @@ async fn answer(client: &mut InferenceClient<Channel>, ask: &mut Ask, prompt: &s
     let asked = Instant::now();
     let mut replies = match client.generate(request).await {
         Ok(replies) => replies.into_inner(),
-        Err(status) => {
-            // The question was refused: the conversation goes on without it.
-            ask.messages.pop();
-            bail!("{}", status.message());
-        }
+        Err(status) => bail!("{}", status.message()),
     };
     let mut text = String::new();
     let mut first_token = None;

@@ -63,6 +63,8 @@ pub struct Waits {
     /// For a peer's first frame.
     pub hello_max: Duration,
     pub load_max: Duration,
+    /// For the answer to a step: a rank whose computing thread hangs goes on beating.
+    pub step_max: Duration,
     /// How long the requests of a router that vanished go on.
     pub router_grace: Duration,
     /// What still runs so long after a drain began is cancelled.
@@ -79,6 +81,7 @@ impl Default for Waits {
             state_every: Duration::from_secs(1),
             hello_max: Duration::from_secs(5),
             load_max: Duration::from_secs(600),
+            step_max: Duration::from_secs(600),
             router_grace: Duration::from_secs(10),
             drain_max: Duration::from_secs(30),
             close_max: Duration::from_secs(1),

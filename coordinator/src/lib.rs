@@ -17,14 +17,14 @@ mod steps;
 
 pub use config::{Config, Limits, Waits};
 pub use event::WorkerId;
-pub use placement::{Blueprint, Inventory, Machine, ModelShape, Policy, Unplaceable, plan};
+pub use placement::{Blueprint, Inventory, Machine, ModelShape, Policy, Unplaceable, block_bytes, plan};
 pub use serve::serve;
 
 /// Why a coordinator cannot serve, or go on serving.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the limits cannot be met: {0}")]
+    #[error("the limits cannot be met")]
     Limits(#[from] types::Unsupported),
-    #[error("connections are no longer accepted: {0}")]
+    #[error("connections are no longer accepted")]
     Server(#[source] Box<dyn std::error::Error + Send + Sync>),
 }

@@ -20,6 +20,8 @@ pub(crate) struct Member {
     pid: u32,
     frames: Outbound<wire::RankFrame>,
     beats_missed: u32,
+    /// Its counters as it told them last.
+    told: wire::Heartbeat,
     role: Role,
 }
 
@@ -57,7 +59,10 @@ impl Members {
     pub fn join(&mut self, worker: WorkerId, hello: wire::WorkerHello, frames: Outbound<wire::RankFrame>) {
         let wire::WorkerHello { host, pid, device, memory_bytes, .. } = hello;
         let machine = Machine { worker, host, device, memory_bytes };
-        self.workers.insert(worker, Member { machine, pid, frames, beats_missed: 0, role: Role::Spare });
+        self.workers.insert(
+            worker,
+            Member { machine, pid, frames, beats_missed: 0, told: wire::Heartbeat::default(), role: Role::Spare },
+        );
     }
 
     /// Lets go of a worker; its stream ends with the reason. The role that it had, if it was here.
@@ -79,6 +84,18 @@ impl Members {
         if let Some(member) = self.workers.get_mut(&worker) {
             member.beats_missed = 0;
         }
+    }
+
+    /// Takes a beat, and gives what its counters have grown by.
+    pub fn beat(&mut self, worker: WorkerId, beat: &wire::Heartbeat) -> Option<wire::Heartbeat> {
+        let member = self.workers.get_mut(&worker)?;
+        member.beats_missed = 0;
+        let told = std::mem::replace(&mut member.told, *beat);
+        Some(wire::Heartbeat {
+            steps_done: beat.steps_done.saturating_sub(told.steps_done),
+            compute_micros: beat.compute_micros.saturating_sub(told.compute_micros),
+            idle_micros: beat.idle_micros.saturating_sub(told.idle_micros),
+        })
     }
 
     /// Call once per beat. Beats are counted and not timed, so that a loop that stood still blames nobody for it.

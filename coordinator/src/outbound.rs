@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -33,6 +34,11 @@ impl<T> Outbound<T> {
     /// False: the peer is gone, or leaves too much unread.
     pub fn send(&self, frame: T) -> bool {
         self.frames.try_send(frame).is_ok()
+    }
+
+    /// True: it leaves too much unread. A peer that is gone is no such peer; its reader says so.
+    pub fn is_full_for(&self, frame: T) -> bool {
+        matches!(self.frames.try_send(frame), Err(TrySendError::Full(_)))
     }
 
     pub fn close(self, why: Status) {

@@ -145,7 +145,7 @@ fn choose<'a>(
 }
 
 /// K and V of every layer for the positions of one block.
-fn block_bytes(shape: &ModelShape, policy: &Policy) -> Result<u64, Unplaceable> {
+pub fn block_bytes(shape: &ModelShape, policy: &Policy) -> Result<u64, Unplaceable> {
     let element_bytes = match policy.kv_dtype.as_str() {
         "f16" | "bf16" => 2,
         "f32" => 4,

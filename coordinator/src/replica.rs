@@ -37,6 +37,8 @@ pub(crate) struct Replica {
     draining_since: Option<Micros>,
     state_sent: Micros,
     state_changed: bool,
+    /// Since when the oldest step in flight has been awaited.
+    pub(crate) step_since: Micros,
     pub(crate) pace: Pace,
     /// Filled again and again; kept for its memory.
     pub(crate) step: Step,
@@ -64,6 +66,7 @@ impl Replica {
             draining_since: None,
             state_sent: Micros(0),
             state_changed: false,
+            step_since: Micros(0),
             pace: Pace::default(),
             step: Step::default(),
             outputs: Vec::new(),
@@ -74,7 +77,7 @@ impl Replica {
     pub async fn run(mut self, mut queue: mpsc::Receiver<Event>, shutdown: CancellationToken) -> Result<(), Error> {
         let mut ticks = interval(self.config.waits.beat_every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        while !self.is_over() {
+        while !self.is_over() && !self.is_too_late() {
             let event = tokio::select! {
                 event = queue.recv() => event.unwrap_or(Event::Drain),
                 _ = ticks.tick() => Event::Tick,
@@ -134,6 +137,12 @@ impl Replica {
         self.draining_since.is_some() && is_idle
     }
 
+    /// What was cancelled ends when its step is answered; a rank that hangs answers none.
+    fn is_too_late(&self) -> bool {
+        let max = micros(self.config.waits.drain_max + self.config.waits.close_max);
+        self.draining_since.is_some_and(|since| self.now().since(since).0 > max)
+    }
+
     fn drain(&mut self) {
         tracing::info!("draining");
         let now = self.now();
@@ -154,7 +163,8 @@ impl Replica {
             self.outputs_without_step();
         }
         self.check_when_idle();
-        let grace = micros(self.config.waits.router_grace);
+        // A coordinator that drains will not be there for a router that comes back.
+        let grace = if self.draining_since.is_some() { 0 } else { micros(self.config.waits.router_grace) };
         let forsaken = self.routers.forsaken(now, grace);
         self.cancel_all(forsaken);
         if self.draining_since.is_some_and(|since| now.since(since).0 > micros(self.config.waits.drain_max)) {
@@ -181,14 +191,27 @@ impl Replica {
         for worker in self.members.overdue(now, micros(self.config.waits.load_max)) {
             self.lose(worker, Status::deadline_exceeded("this rank took too long to load"));
         }
+        if let Some(worker) = self.stuck(now) {
+            self.lose(worker, Status::deadline_exceeded("this rank does not answer its step"));
+        }
+    }
+
+    /// The rank that owes an answer to a step for too long.
+    fn stuck(&self, now: Micros) -> Option<WorkerId> {
+        let is_awaited = self.serving.as_ref().is_some_and(|serving| serving.scheduler.stats().n_steps_in_flight > 0);
+        let is_late = now.since(self.step_since).0 > micros(self.config.waits.step_max);
+        let sampler = self.config.policy.grid.sampler();
+        let shards = self.blueprint.iter().flat_map(|blueprint| &blueprint.shards);
+        let late = shards.filter(|shard| shard.rank == sampler).map(|shard| shard.worker).next();
+        late.filter(|_| self.is_ready && is_awaited && is_late)
     }
 
     // -- workers
 
     fn heartbeat(&mut self, worker: WorkerId, beat: &wire::Heartbeat) {
-        self.members.heard(worker);
+        let Some(since) = self.members.beat(worker, beat) else { return };
         if let Some(rank) = self.members.role(worker).and_then(Role::rank) {
-            metrics::rank(rank.0, beat.compute_micros, beat.idle_micros);
+            metrics::rank(rank.0, since.compute_micros, since.idle_micros);
         }
     }
 

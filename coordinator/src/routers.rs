@@ -100,9 +100,9 @@ impl Routers {
     #[must_use]
     pub fn send(&mut self, number: u32, frame: Frame) -> Vec<RequestId> {
         let Some(Router { line: Line::Up { frames, .. }, .. }) = self.table.get(&number) else { return Vec::new() };
-        match frames.send(wire::ReplicaFrame { frame: Some(frame) }) {
-            true => Vec::new(),
-            false => self.cut(number),
+        match frames.is_full_for(wire::ReplicaFrame { frame: Some(frame) }) {
+            true => self.cut(number),
+            false => Vec::new(),
         }
     }
 

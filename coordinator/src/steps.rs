@@ -10,7 +10,7 @@ use scheduler::{Output, Rejected, Stale};
 use std::time::Duration;
 use telemetry::metrics;
 use tonic::Status;
-use types::{Finish, Micros, Request, RequestId, StepDone, Token};
+use types::{Finish, Micros, Request, RequestId, SliceDone, StepDone, Token};
 
 /// How fast requests end, to tell those that find the queue full when to come again.
 #[derive(Debug, Default)]
@@ -111,8 +111,12 @@ impl Replica {
         while self.is_ready {
             let now = self.now();
             let Some(serving) = &mut self.serving else { return };
+            let is_first = serving.scheduler.stats().n_steps_in_flight == 0;
             if !serving.scheduler.next_step(now, &mut self.step) {
                 return;
+            }
+            if is_first {
+                self.step_since = now;
             }
             let bytes = proto::encode_step(&self.step);
             if let Err(worker) = self.members.send_step(&bytes) {
@@ -123,11 +127,17 @@ impl Replica {
 
     pub(crate) fn step_done(&mut self, worker: WorkerId, done: StepDone) {
         self.members.heard(worker);
+        let (now, vocab) = (self.now(), self.config.shape.vocab);
         let is_sampler = matches!(self.members.role(worker), Some(Role::Ready { rank, .. })
             if rank == self.config.policy.grid.sampler());
         let Some(serving) = self.serving.as_mut().filter(|_| is_sampler) else { return };
+        let is_token = |slice: &SliceDone| slice.tokens.iter().all(|out| out.token < vocab);
+        if !done.slices.iter().all(is_token) {
+            return self.lose(worker, Status::invalid_argument("a token outside the vocabulary"));
+        }
         match serving.scheduler.apply(&done, &mut self.outputs) {
             Ok(()) => {
+                self.step_since = now;
                 metrics::step(Duration::from_micros(done.micros.into()));
                 self.outputs_of(&done);
             }

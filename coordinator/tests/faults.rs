@@ -128,7 +128,8 @@ impl Load for NoModel {
 async fn a_model_that_cannot_be_loaded_ends_the_worker() {
     let cluster = Cluster::start(config(64, 128, 16));
     let worker = cluster.worker(NoModel);
-    let error = timeout(PATIENCE, worker.task).await.unwrap().unwrap().unwrap_err().to_string();
+    let error = timeout(PATIENCE, worker.task).await.unwrap().unwrap().unwrap_err();
+    let error = std::error::Error::source(&error).unwrap().to_string();
     assert!(error.contains("needs 9 bytes, 1 are there"), "{error}");
     let _worker = cluster.worker(sim());
     cluster.router().await.check_one(&sim()).await;

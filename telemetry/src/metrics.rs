@@ -26,7 +26,7 @@ const WAITING: Metric =
     alias("lockstep:requests_waiting", "vllm:num_requests_waiting", "Requests in the queue of the coordinator.");
 const KV_USAGE: Metric = alias("lockstep:kv_usage_ratio", "vllm:kv_cache_usage_perc", "KV blocks in use, from 0 to 1.");
 const BLOCKS: Metric = metric("lockstep:kv_blocks", "KV blocks of a rank.");
-const EPOCH: Metric = metric("lockstep:epoch", "Placements under this coordinator.");
+const EPOCH: Metric = metric("lockstep:epoch", "The epoch's number: grows when a placement begins and when one ends.");
 const RANKS_READY: Metric = metric("lockstep:ranks_ready", "Ranks that can take steps.");
 const GAUGES: [&Metric; 6] = [&RUNNING, &WAITING, &KV_USAGE, &BLOCKS, &EPOCH, &RANKS_READY];
 
@@ -211,11 +211,11 @@ pub fn rank_lost() {
     RANKS_LOST.add(1, &[]);
 }
 
-/// A rank's own counters, as its heartbeat tells them.
+/// What a rank's own counters have grown by.
 pub fn rank(rank: u16, compute_micros: u64, idle_micros: u64) {
     let labels = [Label::new("rank", rank.to_string())];
-    RANK_COMPUTE.total(compute_micros, &labels);
-    RANK_IDLE.total(idle_micros, &labels);
+    RANK_COMPUTE.add(compute_micros, &labels);
+    RANK_IDLE.add(idle_micros, &labels);
 }
 
 pub fn step(took: Duration) {

@@ -68,12 +68,14 @@ impl Default for Config {
 /// What another attempt to join would only repeat.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the model cannot be served here: {0}")]
+    #[error("the model cannot be served here")]
     Load(#[source] LoadError),
     #[error("the coordinator refused this worker: {0}")]
     Refused(String),
-    #[error("a thread cannot be started: {0}")]
+    #[error("a thread cannot be started")]
     Thread(#[from] io::Error),
+    #[error("the computing thread is gone")]
+    ThreadGone,
 }
 
 /// Joins the coordinator behind `channel` and computes for it, dialling again when it goes, until `shutdown`.
@@ -97,6 +99,9 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
     loop {
         let begun = tokio::time::Instant::now();
         let ended = worker.session(channel.clone()).await?;
+        if worker.work.is_closed() {
+            return Err(Error::ThreadGone);
+        }
         // A session that lasted is no failed attempt.
         if begun.elapsed() > worker.config.redial_max {
             wait = worker.config.redial_min;

@@ -39,6 +39,8 @@ pub(crate) fn run(mut loader: Box<dyn Load>, mut work: mpsc::Receiver<Work>, pro
     while let Some(next) = work.blocking_recv() {
         progress.add_idle(idle_since.elapsed());
         match next {
+            // A long load outlived the session that asked for this one.
+            Work::Load { reports, .. } if reports.are_unheard() => seat = None,
             Work::Load { assignment, reports } => {
                 // The old cache goes first: there may not be room for two.
                 drop(seat.take());

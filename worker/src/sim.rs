@@ -10,6 +10,9 @@ use types::{
     Token, TokenLogprob, TokenOut, Tokens, Want,
 };
 
+/// Pages that are tracked at most: a rank's KV, modelled in far less memory than it stands for.
+const PAGES_MAX: u32 = 1 << 24;
+
 /// What is modelled: the vocabulary, the size of a page, and times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sim {
@@ -79,6 +82,10 @@ impl Load for Sim {
     fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
         assignment.grid.supported()?;
         let n_blocks = u32::try_from(assignment.kv_bytes / self.block_bytes.max(1)).unwrap_or(u32::MAX);
+        if n_blocks > PAGES_MAX {
+            let (needed, available) = (n_blocks.into(), PAGES_MAX.into());
+            return Err(LoadError::Memory { what: "a table of the sim's pages", needed, available });
+        }
         let numerics = Numerics {
             device_class: DeviceClass::Sim,
             activations: &assignment.activations,

@@ -43,6 +43,12 @@ impl Batch {
         self.tokens.len()
     }
 
+    /// Whether the slices' rows follow each other and are all there are: then no row has two writers.
+    pub fn is_tiled(&self) -> bool {
+        let next = self.slices.iter().try_fold(0, |at, slice| (slice.rows.start == at).then_some(slice.rows.end));
+        next == Some(self.n_rows() as u32)
+    }
+
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();

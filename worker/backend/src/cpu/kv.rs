@@ -186,7 +186,7 @@ impl Kv {
     #[inline(always)]
     unsafe fn store<L: Lanes>(&self, page: usize, slot: usize, k: &[f32], v: &[f32]) {
         let v_start = page + self.half_page() + slot * self.spec.head_dim;
-        debug_assert!((v_start + v.len()) * element(self.spec.dtype) <= self.pages.bytes().len());
+        debug_assert!((v_start + v.len()) * element(self.spec.dtype) <= self.pages.n_bytes());
         // SAFETY: inside the page, which is inside the pages: `page` checked its indices.
         unsafe {
             match self.spec.dtype {

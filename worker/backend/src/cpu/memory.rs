@@ -82,6 +82,10 @@ impl Pages {
         unsafe { std::slice::from_raw_parts_mut(self.start().cast(), self.n_bytes / 4) }
     }
 
+    pub fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: initialized, and owned.
         unsafe { std::slice::from_raw_parts(self.start(), self.n_bytes) }

@@ -232,6 +232,7 @@ impl Attention for Cpu {
         kv: &mut Kv,
     ) {
         kv.check(heads, layer);
+        assert!(batch.is_tiled(), "each row belongs to one slice");
         let n_rows = batch.n_rows();
         let qkv = qkv.shared(n_rows, heads.qkv_cols());
         let kv = &*kv;
@@ -249,6 +250,7 @@ impl Attention for Cpu {
         out: &mut Buffer,
     ) {
         kv.check(heads, layer);
+        assert!(batch.is_tiled(), "each row belongs to one slice");
         let n_rows = batch.n_rows();
         let qkv = qkv.rows(n_rows, heads.qkv_cols());
         let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
