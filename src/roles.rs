@@ -108,11 +108,13 @@ fn micros_since_1970() -> u64 {
 
 fn router_config(config: &Config, metrics: router::Render) -> router::Config {
     let drain_max = Duration::from_secs(config.drain_seconds);
+    let requests_max = config.max_waiting as usize + config.max_running as usize;
     router::Config {
         names: config.served_model_name.iter().cloned().collect(),
         limits: router::Limits {
-            requests_waiting_max: config.max_waiting as usize,
-            requests_max: config.max_waiting as usize + config.max_running as usize,
+            // Without a token yet: those that wait, and those whose prompts are being computed.
+            requests_waiting_max: requests_max,
+            requests_max,
             ..router::Limits::default()
         },
         waits: router::Waits { drain_max, ..router::Waits::default() },

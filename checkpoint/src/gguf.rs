@@ -348,7 +348,8 @@ impl Header {
         let (Some(start), Some(end)) = (start, end) else {
             let (n, at) = (self.n_bytes, self.offset);
             return Fault::malformed(format!(
-                "the tensor {name} has {n} bytes at {at} of its data, past the end of the file of {file} bytes: is it cut off?"
+                "the tensor {name} has {n} bytes at {at} of its data, past the end of the file of {file} bytes: \
+                 is it cut off?"
             ));
         };
         Ok(Entry { dtype: self.dtype, dims: self.dims, bytes: start as usize..end as usize })

@@ -109,7 +109,8 @@ pub(crate) fn token_text(value: &serde_json::Value) -> Option<String> {
     value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned)
 }
 
-/// `{% generation %}` marks what a training loss looks at. A condition that is always true keeps the whitespace control.
+/// `{% generation %}` marks what a training loss looks at. A condition that is always true keeps the whitespace
+/// control.
 fn without_generation_marks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,4 +1,5 @@
-//! Models small enough to write down, whole and damaged in every way: read right, or refused with a word, never a panic.
+//! Models small enough to write down, whole and damaged in every way: read right, or refused with a word, never a
+//! panic.
 
 use super::*;
 use crate::error::Fault;
@@ -98,7 +99,8 @@ fn vocabulary() -> (Vec<String>, Vec<i32>, Vec<String>) {
     (tokens, kinds, merges)
 }
 
-const TEMPLATE: &str = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m.content.strip() + '<|im_end|>\n' }}\
+const TEMPLATE: &str = "{% for m in messages %}\
+    {{ '<|im_start|>' + m['role'] + '\n' + m.content.strip() + '<|im_end|>\n' }}\
                         {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 fn tiny() -> Writer {
@@ -456,14 +458,16 @@ fn templates_as_transformers_runs_them() {
     check("{% for", Err("line 1"));
     check("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", Err("recursion"));
     check(
-        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}\
+         {% endfor %}{% endfor %}{% endfor %}",
         Err("instructions"),
     );
     check(&"x".repeat(2 << 20), Err("bytes are more"));
 }
 
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32,
-    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 10,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+    "vocab_size": 10,
     "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "bos_token_id": 1, "eos_token_id": 2}"#;
 
 fn safetensors(tensors: &[(&str, &[usize])]) -> Vec<u8> {
@@ -560,7 +564,8 @@ fn reads_configs() {
     check("{}", Ok(RopeScaling::None));
     check(r#"{"rope_scaling": {"type": "linear", "factor": 2}}"#, Ok(RopeScaling::Linear { factor: 2.0 }));
     check(r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}"#, Ok(RopeScaling::None));
-    let llama3 = r#"{"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    let llama3 = r#"{"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192}}"#;
     let scaling =
         RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192 };

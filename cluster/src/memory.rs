@@ -1,4 +1,5 @@
-//! A store inside one process. Every change has a revision, and a claim's revision is the incarnation of whoever made it.
+//! A store inside one process. Every change has a revision, and a claim's revision is the incarnation of whoever made
+//! it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

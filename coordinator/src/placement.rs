@@ -86,12 +86,13 @@ pub enum Unplaceable {
     #[error("{host} has {available} bytes, the weights need {needed}: use a larger machine or a smaller quantization")]
     Weights { host: String, needed: u64, available: u64 },
     #[error(
-        "{host} has {available} bytes beside {weights} of weights, the KV cache is to have {needed}: ask for less KV memory"
+        "{host} has {available} bytes beside {weights} of weights, the KV cache is to have {needed}: \
+         ask for less KV memory"
     )]
     KvMemory { host: String, weights: u64, needed: u64, available: u64 },
     #[error(
-        "a context of {context} needs {needed} bytes of KV ({block_bytes} per {BLOCK_TOKENS} tokens), {available} are there: \
-         ask for a shorter context or more KV memory"
+        "a context of {context} needs {needed} bytes of KV ({block_bytes} per {BLOCK_TOKENS} tokens), \
+         {available} are there: ask for a shorter context or more KV memory"
     )]
     Kv { context: u32, block_bytes: u64, needed: u64, available: u64 },
 }

@@ -1,5 +1,5 @@
-//! The loop, and what it owns: the planner, the workers, the routers. Everything that happens comes as an event; nothing
-//! here waits for a peer.
+//! The loop, and what it owns: the planner, the workers, the routers. Everything that happens comes as an event;
+//! nothing here waits for a peer.
 
 use crate::event::{Event, WorkerId};
 use crate::members::{Facts, Members, Role};
@@ -236,7 +236,8 @@ impl Replica {
     fn assign(&mut self, blueprint: Blueprint) {
         let now = self.now();
         self.epoch.n += 1;
-        tracing::info!(epoch = %self.epoch, context = blueprint.context, n_blocks = blueprint.n_blocks, "placing the replica");
+        let Blueprint { context, n_blocks, .. } = blueprint;
+        tracing::info!(epoch = %self.epoch, context, n_blocks, "placing the replica");
         self.state_changed = true;
         let shards = blueprint.shards.clone();
         self.blueprint = Some(blueprint);

@@ -83,7 +83,8 @@ impl Routers {
         }
     }
 
-    /// One frame per router with what it has coming. The requests of those that leave too much unread: they are cut off.
+    /// One frame per router with what it has coming. The requests of those that leave too much unread: they are cut
+    /// off.
     pub fn flush(&mut self) -> Vec<RequestId> {
         let due: Vec<u32> =
             self.table.iter().filter(|(_, router)| !router.outputs.is_empty()).map(|(number, _)| *number).collect();

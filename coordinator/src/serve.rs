@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 use types::Epoch;
 
-/// Serves a replica over the connections that come, until `shutdown`; then takes nothing new, lets what runs finish, and
-/// returns.
+/// Serves a replica over the connections that come, until `shutdown`; then takes nothing new, lets what runs finish,
+/// and returns.
 pub async fn serve<IO, E>(
     incoming: impl Stream<Item = Result<IO, E>>,
     config: Config,

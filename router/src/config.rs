@@ -27,6 +27,8 @@ pub struct Limits {
     /// have to be kept somewhere.
     pub outputs_unread_max: usize,
     pub body_bytes_max: usize,
+    /// Long texts that are read, rendered or tokenized at the same time, on threads of their own.
+    pub long_texts_max: usize,
     /// Choices of one prompt, `n`.
     pub choices_max: u32,
     pub stop_strings_max: usize,
@@ -42,7 +44,8 @@ impl Default for Limits {
             requests_waiting_max: 1024,
             requests_max: 4096,
             outputs_unread_max: 4096,
-            body_bytes_max: 16 << 20,
+            body_bytes_max: 4 << 20,
+            long_texts_max: 4,
             choices_max: 16,
             stop_strings_max: 4096,
             stop_bytes_max: 256 << 10,

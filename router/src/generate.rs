@@ -18,15 +18,30 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use types::{Finish, Priority, Request, Sampling, TenantId, Token, TokenOut, Tokens};
 
-/// Longer texts are tokenized where they hold up no other request.
-const TEXT_INLINE_MAX: usize = 64 << 10;
+/// More than this is read, rendered and tokenized where it holds up no other request.
+const BYTES_INLINE_MAX: usize = 64 << 10;
+/// What a message costs a template besides its text.
+const MESSAGE_BYTES: usize = 64;
+/// Of a model's name that is not known, as an error repeats it.
+const NAME_CHARS_MAX: usize = 100;
+
+/// How much work an input is, in bytes of text.
+fn length(input: &Input) -> usize {
+    match input {
+        Input::TokenIds(_) => 0,
+        Input::Text(text) => text.len(),
+        Input::Chat(chat) => {
+            chat.messages.iter().map(|message| MESSAGE_BYTES + message.role.len() + message.content.len()).sum()
+        }
+    }
+}
 
 /// What every face of the router holds.
 pub struct Front {
@@ -36,6 +51,8 @@ pub struct Front {
     pub admission: Admission,
     /// Counts the generations that somebody still holds.
     pub streams: TaskTracker,
+    /// Places for work on long texts.
+    pub long_texts: Arc<Semaphore>,
     /// Part of every public id: two routers, or two lives of one, never give the same.
     pub nonce: u32,
 }
@@ -166,7 +183,11 @@ impl Front {
     pub fn model(&self, asked: &str, replica: &Replica) -> Result<String, Refusal> {
         let served = self.served(replica);
         let known = asked.is_empty() || asked == replica.model || self.config.names.iter().any(|name| name == asked);
-        if known { Ok(served) } else { Err(Refusal::NoModel { model: asked.to_owned(), served }) }
+        if known {
+            Ok(served)
+        } else {
+            Err(Refusal::NoModel { model: asked.chars().take(NAME_CHARS_MAX).collect(), served })
+        }
     }
 
     /// The model's name in replies.
@@ -186,23 +207,43 @@ impl Front {
 
     /// A prompt's tokens. `add_special` is for plain text; a template writes its special tokens itself.
     pub async fn tokens(self: &Arc<Self>, input: Input, add_special: bool) -> Result<Tokens, Refusal> {
+        let front = self.clone();
+        self.off_runtime(length(&input), move || front.encode(input, add_special)).await?
+    }
+
+    /// Does what is as much work as so many bytes: at once if they are few, and otherwise on a thread of its own, so
+    /// that nobody's stream waits for it. There are few such threads.
+    pub async fn off_runtime<T: Send + 'static>(
+        &self,
+        n_bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        if n_bytes <= BYTES_INLINE_MAX {
+            return Ok(work());
+        }
+        let full = |_| Refusal::Full { retry_after: self.config.waits.retry_after };
+        let place = self.long_texts.clone().try_acquire_owned().map_err(full)?;
+        let done = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            work()
+        });
+        done.await.map_err(|_| Refusal::failed("the text could not be read"))
+    }
+
+    fn encode(&self, input: Input, add_special: bool) -> Result<Tokens, Refusal> {
         let (field, text, add_special) = match input {
             Input::TokenIds(ids) => return self.checked(ids.ids),
             Input::Text(text) => ("text", text, add_special),
             Input::Chat(chat) => ("chat", self.render(chat)?, false),
         };
-        let encode = move |front: &Front, text: &str| {
-            let tokens = front.text.tokenizer.encode(text, add_special);
-            tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))
-        };
-        let tokens = if text.len() <= TEXT_INLINE_MAX {
-            encode(self, &text)?
-        } else {
-            let front = self.clone();
-            let encoded = tokio::task::spawn_blocking(move || encode(&front, &text)).await;
-            encoded.map_err(|_| Refusal::failed("the tokenizer stopped"))??
-        };
-        if tokens.is_empty() { Err(Refusal::invalid(field, "the prompt is empty")) } else { Ok(tokens) }
+        let tokens = self.text.tokenizer.encode(&text, add_special);
+        let tokens = tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))?;
+        if tokens.is_empty() {
+            return Err(Refusal::invalid(field, "the prompt is empty"));
+        }
+        // A tokenizer may know more than the model has rows for.
+        self.check_ids(field, &tokens)?;
+        Ok(tokens)
     }
 
     fn checked(&self, ids: Vec<Token>) -> Result<Tokens, Refusal> {

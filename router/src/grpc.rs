@@ -23,7 +23,12 @@ use tonic_health::server::HealthReporter;
 
 const SERVICE: &str = "lockstep.v1.Inference";
 
-pub async fn serve(front: Arc<Front>, listener: TcpListener, shutdown: CancellationToken) -> Result<(), Error> {
+pub async fn serve(
+    front: Arc<Front>,
+    listener: TcpListener,
+    draining: CancellationToken,
+    end: CancellationToken,
+) -> Result<(), Error> {
     let (reporter, health) = tonic_health::server::health_reporter();
     let body_bytes_max = front.config.limits.body_bytes_max;
     let inference = InferenceServer::new(Service { front: front.clone() }).max_decoding_message_size(body_bytes_max);
@@ -39,15 +44,15 @@ pub async fn serve(front: Arc<Front>, listener: TcpListener, shutdown: Cancellat
         .add_service(health)
         .add_service(reflection().build_v1().map_err(Error::Reflection)?)
         .add_service(reflection().build_v1alpha().map_err(Error::Reflection)?)
-        .serve_with_incoming_shutdown(proto::transport::tcp_incoming(listener), shutdown.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(proto::transport::tcp_incoming(listener), end.cancelled_owned());
     tokio::select! {
         served = served => served.map_err(Error::Grpc),
-        () = report_health(&front, reporter, shutdown) => Ok(()),
+        () = report_health(&front, reporter, draining) => Ok(()),
     }
 }
 
 /// Keeps what the health service says true. Never ends.
-async fn report_health(front: &Front, reporter: HealthReporter, shutdown: CancellationToken) {
+async fn report_health(front: &Front, reporter: HealthReporter, draining: CancellationToken) {
     let mut view = front.link.view();
     loop {
         let ready = view.borrow_and_update().is_ready() && !front.admission.is_draining();
@@ -57,7 +62,7 @@ async fn report_health(front: &Front, reporter: HealthReporter, shutdown: Cancel
         }
         tokio::select! {
             Ok(()) = view.changed() => {}
-            () = shutdown.cancelled(), if !shutdown.is_cancelled() => {}
+            () = draining.cancelled(), if !draining.is_cancelled() => {}
             else => std::future::pending().await,
         }
     }

@@ -23,6 +23,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::Channel;
@@ -63,11 +64,14 @@ pub async fn serve(
     let drain_max = config.waits.drain_max;
     let streams = TaskTracker::new();
     let nonce = generate::random_nonce();
-    let front = Arc::new(Front { config, text, link, admission, streams: streams.clone(), nonce });
+    let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
+    let front = Arc::new(Front { config, text, link, admission, streams: streams.clone(), long_texts, nonce });
     let end = CancellationToken::new();
     let link_task = tokio::spawn(link_task.run(end.clone()));
     let faces = async {
-        tokio::try_join!(http::serve(front.clone(), http, shutdown.clone()), grpc::serve(front, grpc, shutdown.clone()))
+        // The doors stay open while streams end: who comes is told that this is draining, and readiness says so.
+        let http = http::serve(front.clone(), http, end.clone());
+        tokio::try_join!(http, grpc::serve(front.clone(), grpc, shutdown.clone(), end.clone()))
     };
     let served = drain(faces, &shutdown, &streams, drain_max, &end).await;
     end.cancel();

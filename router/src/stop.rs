@@ -1,7 +1,7 @@
 //! Finds the first of many stop strings in a text that comes in pieces. Knows nothing of tokens.
 //!
-//! All strings are in one automaton (Aho and Corasick's), so that thousands cost no more per byte than one. Its state is
-//! the longest end of the text that is the beginning of some stop string: exactly what may not be shown yet.
+//! All strings are in one automaton (Aho and Corasick's), so that thousands cost no more per byte than one. Its state
+//! is the longest end of the text that is the beginning of some stop string: exactly what may not be shown yet.
 //!
 //! `[0, shown) given out · [shown, len - depth) given out now · [len - depth, len) may become a stop string`
 

@@ -24,7 +24,8 @@ impl Assembly {
         self.n_tokens
     }
 
-    /// Appends to `text` what this token lets be shown. The answer is a stop string that it completed: the text is over.
+    /// Appends to `text` what this token lets be shown. The answer is a stop string that it completed: the text is
+    /// over.
     pub fn push(&mut self, token: Token, text: &mut String) -> Option<usize> {
         self.n_tokens += 1;
         let piece = self.detokenizer.push(token);

@@ -100,7 +100,8 @@ class Ending(unittest.TestCase):
             self.fail(f"not every stream began: {errors}")
 
     def assert_refuses(self, own):
-        """While draining there is no new request: a 503, or nobody who listens any more."""
+        """While draining there is no new request: a 503 that says when to come again, and readiness tells the truth."""
+        self.assertEqual(own.get("/ready")[0], 503)
 
         def refuses():
             try:

@@ -1,6 +1,7 @@
 //! Runs one prompt of token ids through a model's runner, without a coordinator: for looking at a model by hand.
 //!
-//! `cargo run -p worker --example generate -- MODEL [--activations f32] [--kv-dtype f32] [--threads 2] [--tokens 32] 504 3575 ..`
+//! `cargo run -p worker --example generate -- MODEL [--activations f32] [--kv-dtype f32] [--threads 2] [--tokens 32]
+//! 504 3575 ..`
 
 use std::time::Instant;
 use types::{BlockId, Epoch, Grid, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Token, Want};

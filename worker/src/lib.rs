@@ -1,5 +1,5 @@
-//! A rank: joins a coordinator, loads its slice of the model, runs steps. Knows nothing of text, of the cluster store or
-//! of other requests than those that steps name.
+//! A rank: joins a coordinator, loads its slice of the model, runs steps. Knows nothing of text, of the cluster store
+//! or of other requests than those that steps name.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod heartbeat;
@@ -14,7 +14,7 @@ pub use backend::cpu::Isa;
 pub use model_runner::{ModelLoader, ModelRunner};
 pub use runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
 
-use session::Worker;
+use session::{Ended, Worker};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +44,8 @@ pub struct Config {
     /// The wait before dialling again doubles from the first to the second.
     pub redial_min: Duration,
     pub redial_max: Duration,
+    /// And is at least this when the coordinator told the rank to leave.
+    pub redial_after_leave: Duration,
 }
 
 impl Default for Config {
@@ -61,6 +63,7 @@ impl Default for Config {
             farewell_timeout: Duration::from_secs(1),
             redial_min: Duration::from_millis(50),
             redial_max: Duration::from_secs(5),
+            redial_after_leave: Duration::from_secs(1),
         }
     }
 }
@@ -99,6 +102,10 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
     loop {
         let begun = tokio::time::Instant::now();
         let ended = worker.session(channel.clone()).await?;
+        if matches!(ended, Ended::Left(_)) {
+            // Who sends its ranks away goes away itself: whoever takes its place is not there yet.
+            wait = wait.max(worker.config.redial_after_leave);
+        }
         if worker.work.is_closed() {
             return Err(Error::ThreadGone);
         }
@@ -106,7 +113,7 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
         if begun.elapsed() > worker.config.redial_max {
             wait = worker.config.redial_min;
         }
-        tracing::warn!(%ended, wait_ms = wait.as_millis() as u64, "joining again");
+        tracing::info!(%ended, wait_ms = wait.as_millis() as u64, "joining again");
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(worker.config.redial_max);
     }

@@ -17,8 +17,8 @@ pub(crate) enum Work {
     Step(Step),
 }
 
-/// Where one session hears from the thread. Weak, so that a session's stream ends with the session and not with the step
-/// that it left behind; then its work is skipped.
+/// Where one session hears from the thread. Weak, so that a session's stream ends with the session and not with the
+/// step that it left behind; then its work is skipped.
 #[derive(Clone)]
 pub(crate) struct Reports {
     /// Frames for the coordinator, in order.
@@ -91,7 +91,8 @@ impl Seat {
             return None;
         }
         if step.epoch != self.epoch {
-            tracing::warn!(step = step.id.0, epoch = %step.epoch, ours = %self.epoch, "a step of another epoch is dropped");
+            let (step, epoch) = (step.id.0, step.epoch);
+            tracing::warn!(step, %epoch, ours = %self.epoch, "a step of another epoch is dropped");
             return Some(self);
         }
         self.done.id = step.id;

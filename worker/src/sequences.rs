@@ -81,7 +81,8 @@ struct Sequence {
     n_prompt: usize,
     sampling: Sampling,
     n_computed: u32,
-    /// The step of its last slice; 0 if none has run, and the first may begin behind a prefix that others have computed.
+    /// The step of its last slice; 0 if none has run, and the first may begin behind a prefix that others have
+    /// computed.
     last_slice: u64,
     /// Nothing could be drawn. What was planned ahead for it is skipped.
     failed: bool,

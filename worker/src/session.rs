@@ -156,7 +156,8 @@ impl Session<'_> {
         Some(Ended::Failed(message))
     }
 
-    /// The coordinator closes the stream when it has read that this rank failed. Leaving before that could lose the word.
+    /// The coordinator closes the stream when it has read that this rank failed. Leaving before that could lose the
+    /// word.
     async fn until_closed(&mut self) {
         let until_closed = async { while let Ok(Some(_)) = self.down.message().await {} };
         let _late = timeout(self.worker.config.farewell_timeout, until_closed).await;

@@ -1,5 +1,5 @@
-//! A real model behind `Runner`: whatever the steps look like, a request's tokens and logprobs are the same, bit for bit;
-//! and what contradicts the protocol is refused.
+//! A real model behind `Runner`: whatever the steps look like, a request's tokens and logprobs are the same, bit for
+//! bit; and what contradicts the protocol is refused.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -92,9 +92,14 @@ struct HubId<'a> {
 }
 
 impl HubId<'_> {
-    /// The repository as one folder name.
+    /// The repository as one folder name; a variant has a folder of its own, so that what a name means does not depend
+    /// on what was fetched before.
     fn folder_name(&self) -> String {
-        self.repo.replace('/', "--")
+        let repo = self.repo.replace('/', "--");
+        match self.variant {
+            Some(variant) => format!("{repo}--{}", variant.to_ascii_uppercase()),
+            None => repo,
+        }
     }
 }
 

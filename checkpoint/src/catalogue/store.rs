@@ -84,7 +84,8 @@ fn list_folder(name: &str, sources: &Sources) -> Vec<Located> {
         return find_entry(entry, sources).into_iter().collect();
     }
     let folder = sources.folder(name);
-    let Some((org, repo)) = name.split_once("--") else { return Vec::new() };
+    let Some((org, rest)) = name.split_once("--") else { return Vec::new() };
+    let repo = rest.split_once("--").map_or(rest, |(repo, _variant)| repo);
     let whole = HubId { repo: &format!("{org}/{repo}"), variant: None };
     if let Ok(Some(path)) = find_in(&folder, whole) {
         return vec![Located { name: whole.repo.to_owned(), path }];

@@ -47,8 +47,8 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// The ids of a text. Control tokens that are spelled out in it become themselves; `add_special` puts around it what
-    /// the model expects around a text (not around a rendered chat, whose template has done that).
+    /// The ids of a text. Control tokens that are spelled out in it become themselves; `add_special` puts around it
+    /// what the model expects around a text (not around a rendered chat, whose template has done that).
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Tokens> {
         if text.len() > TEXT_BYTES_MAX {
             let n = text.len();

@@ -101,8 +101,8 @@ fn character_of(byte: u8) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// The bytes that a byte-level vocabulary has no token for, as it would spell them. Some small models lack a few control
-/// characters. The merging wants all 256, so these get ids behind the last, and are dropped from what it gives.
+/// The bytes that a byte-level vocabulary has no token for, as it would spell them. Some small models lack a few
+/// control characters. The merging wants all 256, so these get ids behind the last, and are dropped from what it gives.
 pub(super) fn missing_bytes(known: impl Fn(&str) -> bool) -> Vec<String> {
     (0..=255).map(|byte| character_of(byte).to_string()).filter(|text| !known(text)).collect()
 }

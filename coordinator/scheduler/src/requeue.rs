@@ -14,8 +14,8 @@ impl Scheduler {
         self.requeue_into(epoch, self.config.n_blocks, out);
     }
 
-    /// The same with workers that have so many blocks. What might outgrow them ends with `Finish::Failed`, so whoever places
-    /// the workers gives them blocks for a full context where it can.
+    /// The same with workers that have so many blocks. What might outgrow them ends with `Finish::Failed`, so whoever
+    /// places the workers gives them blocks for a full context where it can.
     pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: u32, out: &mut Vec<Output>) {
         debug_assert!(epoch > self.epoch, "step ids begin again, so an answer of the old epoch must be known by it");
         self.epoch = epoch;

@@ -76,6 +76,8 @@ fn message(i: usize, value: Value) -> Result<v1::ChatMessage, Refusal> {
     let content = match message.remove("content") {
         Some(Value::String(text)) => text,
         Some(Value::Array(parts)) => text_of(i, parts)?,
+        // What a reply without text looks like when it is sent back.
+        None | Some(Value::Null) if role == "assistant" => String::new(),
         other => return Err(wrong(format!("messages[{i}].content"), "a string or a list of parts", &other.into())),
     };
     Ok(v1::ChatMessage { role, content })

@@ -47,7 +47,9 @@ impl Fields {
     }
 
     pub fn integer(&mut self, name: &'static str) -> Result<Option<i64>, Refusal> {
-        let integer = |value: Value| value.as_i64().ok_or(value);
+        // 3.0 is a whole number too: some clients know no other.
+        let whole = |n: f64| (n.fract() == 0.0 && n.abs() < 9e15).then_some(n as i64);
+        let integer = |value: Value| value.as_i64().or_else(|| value.as_f64().and_then(whole)).ok_or(value);
         self.take(name).map(integer).transpose().map_err(|value| wrong(name, "a whole number", &value))
     }
 

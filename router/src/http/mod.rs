@@ -65,7 +65,7 @@ async fn read(front: &Front, request: Request) -> Result<Fields, HttpError> {
         return Err(HttpError::too_large(bytes_max));
     }
     let body = in_time(front, read_body(request.into_body(), bytes_max)).await??;
-    Fields::parse(&body)
+    front.off_runtime(body.len(), move || Fields::parse(&body)).await?
 }
 
 async fn in_time<T>(front: &Front, body: impl Future<Output = T>) -> Result<T, HttpError> {

@@ -30,7 +30,9 @@ fn parameters_reach_the_replica() {
         let extra = json!({
             "temperature": 0, "top_k": -1, "top_p": 0.5, "min_p": 0.125, "seed": -1, "max_tokens": 3,
             "max_completion_tokens": 5, "min_tokens": 2, "stop_token_ids": [44], "priority": -4,
-            "messages": [{ "role": "developer", "content": [{ "type": "text", "text": "A" }, { "type": "text", "text": "B" }] }],
+            "messages": [{ "role": "developer", "content": [
+                { "type": "text", "text": "A" }, { "type": "text", "text": "B" }
+            ] }],
         });
         let reply = post(house.http, CHAT, &chat(extra)).await;
         assert_eq!(reply.status, 200, "{reply:?}");

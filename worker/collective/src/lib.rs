@@ -4,17 +4,14 @@
 //!
 //! A row-parallel product is a sum over leaves (`types::leaves`), and every rank owns a contiguous run of them:
 //!
-//! ```text
-//! leaves     0 1 2 3 4 5 6 7 8
-//! rank 0     [=========]              owns 0..5: planes 0..4 and 4..5
-//! rank 1               [=======]      owns 5..9: planes 5..6, 6..8 and 8..9
-//! ```
-//! A rank's kernel reduces the largest aligned runs that the rank owns whole, one plane `[n_rows, n_out]` of f32 for each
-//! (`Linear::linear_runs`). `sum_leaves` merges the planes of all ranks in ascending order by `leaves::Fold`, which is
-//! one fixed binary tree over the leaves: whoever owned what, each element is added up in the same order, so its bits
-//! are the same. More ranks finish it so: small messages gather all planes and every rank folds; large ones go all to
-//! all by column, each rank folds its columns, and the finished rows are gathered. A rank that is alone owns the whole
-//! tree, its kernel has one plane, and that plane is the sum.
+//! ```text leaves     0 1 2 3 4 5 6 7 8 rank 0     [=========]              owns 0..5: planes 0..4 and 4..5 rank 1
+//! [=======]      owns 5..9: planes 5..6, 6..8 and 8..9 ``` A rank's kernel reduces the largest aligned runs that the
+//! rank owns whole, one plane `[n_rows, n_out]` of f32 for each (`Linear::linear_runs`). `sum_leaves` merges the planes
+//! of all ranks in ascending order by `leaves::Fold`, which is one fixed binary tree over the leaves: whoever owned
+//! what, each element is added up in the same order, so its bits are the same. More ranks finish it so: small messages
+//! gather all planes and every rank folds; large ones go all to all by column, each rank folds its columns, and the
+//! finished rows are gathered. A rank that is alone owns the whole tree, its kernel has one plane, and that plane is
+//! the sum.
 //!
 //! An enum and not a trait: there is one way to be a stage today, and its callers need no second type parameter for it.
 

@@ -172,7 +172,8 @@ impl<D: Device> Attention<D> {
         let n_rows = batch.n_rows();
         device.linear(&s.x, &self.qkv, n_rows, &mut s.qkv); // [n_rows, qkv_cols]
         device.rope_store(&mut s.qkv, rope, &self.heads, batch, GROUP, self.layer, kv);
-        device.attend(&s.qkv, kv, &self.heads, batch, GROUP, self.layer, &mut s.attended); // [n_rows, n_heads * head_dim]
+        // [n_rows, n_heads * head_dim]
+        device.attend(&s.qkv, kv, &self.heads, batch, GROUP, self.layer, &mut s.attended);
         self.output.forward(device, collective, &s.attended, n_rows, &mut s.attention)
     }
 }

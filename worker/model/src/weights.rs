@@ -1,4 +1,5 @@
-//! Finds a model's tensors by name and hands them to the device, checked. Knows names and shapes, not what they are for.
+//! Finds a model's tensors by name and hands them to the device, checked. Knows names and shapes, not what they are
+//! for.
 
 use crate::{Error, Result};
 use backend::{Device, Stored, StoredType};

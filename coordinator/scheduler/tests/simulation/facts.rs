@@ -15,7 +15,8 @@ macro_rules! facts {
 
             /// Whatever never happened.
             pub fn missing(&self) -> Vec<&'static str> {
-                [$((stringify!($name), self.$name)),*].into_iter().filter(|fact| fact.1 == 0).map(|fact| fact.0).collect()
+                let facts = [$((stringify!($name), self.$name)),*];
+                facts.into_iter().filter(|fact| fact.1 == 0).map(|fact| fact.0).collect()
             }
         }
     };

@@ -2,17 +2,18 @@
 //!
 //! A failing seed prints itself; `check_seed(N)` in a test of one line runs it again.
 //!
-//! What was planted to see whether this notices, each alone, and was caught by the worker, the clients or an
-//! assertion beside the change even with `check()` left out: a sequence's number of admission ignored; a block named before it is full; a hit of the whole
-//! prompt; a block shared without a reference; a revived block left in the LRU; an evicted block that keeps its name;
-//! hashes without tenant, or without what stands before; shared blocks not sent; names that survive a loss of workers;
-//! blocks of a preempted sequence not given back; draws in flight not forgotten by a preemption; a start without its
-//! output; a cancelled sequence that the ranks are never told to forget; an end sent in the step of the next start;
-//! the most urgent as victim; no blocks and yet a slice; a budget overrun; `tokens_min` ignored; one token too many; an
-//! answer out of order taken; an ended sequence that still speaks; a cache read by who must not.
+//! What was planted to see whether this notices, each alone, and was caught by the worker, the clients or an assertion
+//! beside the change even with `check()` left out: a sequence's number of admission ignored; a block named before it is
+//! full; a hit of the whole prompt; a block shared without a reference; a revived block left in the LRU; an evicted
+//! block that keeps its name; hashes without tenant, or without what stands before; shared blocks not sent; names that
+//! survive a loss of workers; blocks of a preempted sequence not given back; draws in flight not forgotten by a
+//! preemption; a start without its output; a cancelled sequence that the ranks are never told to forget; an end sent in
+//! the step of the next start; the most urgent as victim; no blocks and yet a slice; a budget overrun; `tokens_min`
+//! ignored; one token too many; an answer out of order taken; an ended sequence that still speaks; a cache read by who
+//! must not.
 //!
-//! Only `check()` sees what ranks that run steps in order cannot: blocks of an ended sequence given back before its last
-//! slice has landed; a block named when it is planned and not when it is computed; a second slice planned ahead.
+//! Only `check()` sees what ranks that run steps in order cannot: blocks of an ended sequence given back before its
+//! last slice has landed; a block named when it is planned and not when it is computed; a second slice planned ahead.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod facts;

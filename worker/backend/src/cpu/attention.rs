@@ -273,8 +273,8 @@ impl Query {
     }
 }
 
-/// q · k for sixteen positions. The virtual lane j of a product takes elements j, j + 16, ..: here it is a register, whose
-/// lanes are positions, and the tree over virtual lanes is plain addition.
+/// q · k for sixteen positions. The virtual lane j of a product takes elements j, j + 16, ..: here it is a register,
+/// whose lanes are positions, and the tree over virtual lanes is plain addition.
 #[inline(always)]
 fn dots<L: Lanes>(q: &[f32], k: &[[f32; LANES]]) -> L {
     let mut sums = [L::splat(0.0); LANES];

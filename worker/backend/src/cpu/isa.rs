@@ -1,7 +1,7 @@
 //! Which instructions the kernels are compiled for, chosen once at run time.
 //!
-//! A kernel is written once over `Lanes` and instantiated for each set of instructions. Every operation of `Lanes` gives
-//! the same bits in each, and so does every kernel.
+//! A kernel is written once over `Lanes` and instantiated for each set of instructions. Every operation of `Lanes`
+//! gives the same bits in each, and so does every kernel.
 
 use super::lanes::{Lanes, Plain};
 

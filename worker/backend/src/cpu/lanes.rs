@@ -67,7 +67,8 @@ pub(crate) trait Lanes: Real {
     fn dot_nibbles(acc: Self::Int, w: Self::Int, a: i32) -> Self::Int;
     /// Where the sum begins whose terms `dot_offset` adds; `sum_a` is the sum of all a that will meet it.
     fn offset_start(sum_a: i32) -> Self::Int;
-    /// acc[lane] += sum over j of `(w[4 * lane + j] - 128) * a[j]`, w unsigned, a signed and not -128. Exact once all terms are in.
+    /// acc[lane] += sum over j of `(w[4 * lane + j] - 128) * a[j]`, w unsigned, a signed and not -128. Exact once all
+    /// terms are in.
     fn dot_offset(acc: Self::Int, w: Self::Int, a: i32) -> Self::Int;
     /// The four unsigned bytes of each lane.
     fn byte_floats(bytes: Self::Int) -> [Self; 4];

@@ -1,6 +1,7 @@
 //! The CPU as a device: plain Rust, AVX2 and AVX-512 with the same bits, on a team of threads.
 //!
-//! Knows nothing of models or requests. Packing, and everything that an op needs besides its arguments, happens at load.
+//! Knows nothing of models or requests. Packing, and everything that an op needs besides its arguments, happens at
+//! load.
 
 mod attention;
 mod isa;
@@ -74,7 +75,8 @@ impl Buffer {
         self.rows(row + 1, self.cols).get(row * self.cols..).unwrap_or(&[])
     }
 
-    /// The first rows, if they are as wide as an op expects. An op that does not fit its buffers is a bug of its caller.
+    /// The first rows, if they are as wide as an op expects. An op that does not fit its buffers is a bug of its
+    /// caller.
     fn rows(&self, n_rows: usize, cols: usize) -> &[f32] {
         self.check(n_rows, cols);
         &self.pages.floats()[..n_rows * cols]

@@ -275,7 +275,8 @@ impl Noise {
     }
 }
 
-/// Spreads every bit of x over all bits of the result, and is its own inverse's only argument: a bijection (splitmix64).
+/// Spreads every bit of x over all bits of the result, and is its own inverse's only argument: a bijection
+/// (splitmix64).
 fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
