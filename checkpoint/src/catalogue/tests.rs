@@ -113,7 +113,7 @@ fn pulls_once_and_checks() {
     let located = pull("org/m:Q4_1", &sources, &mut progress).unwrap();
     assert_eq!(last, Some((FILE.len() as u64, Some(FILE.len() as u64))));
     assert_eq!(std::fs::read(&located.path).unwrap(), FILE);
-    assert_eq!(located.path, sources.cache.join("models/org--m/m-Q4_1.gguf"));
+    assert_eq!(located.path, sources.cache.join("models/org--m--Q4_1/m-Q4_1.gguf"));
     assert_eq!(hub.asked.lock().unwrap().len(), 2);
     assert_eq!(pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap(), located);
     assert_eq!(locate("org/m:Q4_1", &sources).unwrap(), located);
@@ -126,7 +126,7 @@ fn pulls_once_and_checks() {
 fn goes_on_with_a_part() {
     let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));
     let sources = sources("resume", &hub);
-    let folder = sources.cache.join("models/org--m");
+    let folder = sources.cache.join("models/org--m--Q4_1");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("m-Q4_1.gguf.part"), &FILE[..1234]).unwrap();
     let located = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap();
@@ -142,7 +142,7 @@ fn refuses_another_file() {
     let error = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap_err();
     assert!(matches!(error, Error::Checksum { .. }), "{error}");
     assert!(locate("org/m:Q4_1", &sources).is_err());
-    assert!(!sources.cache.join("models/org--m/m-Q4_1.gguf.part").exists());
+    assert!(!sources.cache.join("models/org--m--Q4_1/m-Q4_1.gguf.part").exists());
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
