@@ -13,6 +13,7 @@ impl Scheduler {
         self.check_limits();
         self.sequences.iter().for_each(|(_, sequence)| self.check_sequence(sequence));
         self.check_in_flight();
+        self.check_suspects();
         self.check_blocks();
     }
 
@@ -87,6 +88,18 @@ impl Scheduler {
                 });
                 assert_eq!(landed, sequence.n_computed);
             }
+        }
+    }
+
+    /// No two suspects can be lost together, and a loss is the loss of one step.
+    fn check_suspects(&self) {
+        let live = self.by_id.values().map(|&idx| &self.sequences[idx]);
+        assert_eq!(live.filter(|sequence| sequence.is_suspect()).count() as u32, self.n_suspects);
+        assert!(self.n_suspects == 0 || self.in_flight.len() <= 1);
+        for step in self.in_flight.iter() {
+            let planned = step.slices.iter().map(|planned| planned.sequence);
+            let of_suspect = |idx: &u32| self.sequences.iter().any(|(other, s)| other == *idx && s.is_suspect());
+            assert!(planned.filter(of_suspect).count() <= 1, "two suspects in a step");
         }
     }
 

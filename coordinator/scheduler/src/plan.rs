@@ -14,18 +14,20 @@ struct Left {
     n_tokens: u32,
     /// Somebody was preempted or got no blocks: whoever were admitted now would be preempted soon.
     short: bool,
+    /// A suspect has a slice: another waits, so that the two are never lost together.
+    suspect: bool,
 }
 
 impl Scheduler {
     /// Fills `step` with the next step, if there is anything to say and not enough in flight.
     pub fn next_step(&mut self, now: Micros, step: &mut Step) -> bool {
         step.clear();
-        if self.in_flight.len() >= self.config.steps_in_flight_max as usize {
+        if self.in_flight.len() >= self.n_steps_allowed() as usize {
             return false;
         }
         let left = self.plan_running();
         if !left.short {
-            self.admit(now, left.n_tokens, step);
+            self.admit(now, left, step);
         }
         let n_slices = self.running.iter().filter(|&&idx| self.sequences[idx].n_planned > 0).count();
         if n_slices == 0 && self.ends.is_empty() {
@@ -35,19 +37,28 @@ impl Scheduler {
         true
     }
 
+    /// How many steps may be in flight. Beside a suspect one, so that it is known which step was lost.
+    fn n_steps_allowed(&self) -> u32 {
+        if self.n_suspects > 0 { 1 } else { self.config.steps_in_flight_max }
+    }
+
     /// Gives each running sequence tokens and blocks for its slice of this step.
     fn plan_running(&mut self) -> Left {
         let ahead_max = self.config.slices_ahead_max;
         let is_decoding = |idx: &&SequenceIdx| self.sequences[**idx].n_missing(ahead_max) == 1;
         let n_decoding = self.running.iter().filter(is_decoding).count() as u32;
         let mut for_chunks = self.config.batch_tokens_max - n_decoding;
-        let mut left = Left { n_tokens: self.config.batch_tokens_max, short: false };
+        let mut left = Left { n_tokens: self.config.batch_tokens_max, short: false, suspect: false };
         let n_preemptions = self.counters.preemptions;
         let mut at = 0;
         while at < self.running.len() {
             let n_missing = self.sequences[self.running[at]].n_missing(ahead_max);
-            let n_wished =
-                if n_missing > 1 { n_missing.min(self.config.chunk_tokens_max).min(for_chunks) } else { n_missing };
+            let is_suspect = self.sequences[self.running[at]].is_suspect();
+            let n_wished = match n_missing {
+                _ if is_suspect && left.suspect => 0,
+                0..=1 => n_missing,
+                _ => n_missing.min(self.config.chunk_tokens_max).min(for_chunks),
+            };
             let n_planned = if self.make_room(at, n_wished) { n_wished } else { 0 };
             self.sequences[self.running[at]].n_planned = n_planned;
             if n_missing > 1 {
@@ -55,6 +66,7 @@ impl Scheduler {
             }
             left.n_tokens -= n_planned;
             left.short |= n_planned < n_wished;
+            left.suspect |= is_suspect && n_planned > 0;
             at += 1;
         }
         left.short |= self.counters.preemptions > n_preemptions;
@@ -101,10 +113,10 @@ impl Scheduler {
 
     /// Starts those that wait, in their order, while there is room. The first that does not fit holds up the rest, so
     /// that a long prompt is not overtaken for ever.
-    fn admit(&mut self, now: Micros, mut n_tokens: u32, step: &mut Step) {
+    fn admit(&mut self, now: Micros, mut left: Left, step: &mut Step) {
         let mut n_promised: u32 = self.running.iter().map(|&idx| self.n_promised(idx)).sum();
-        while n_tokens > 0 && self.running.len() < self.config.running_max as usize {
-            let Some(idx) = self.first_waiting(now) else { return };
+        while left.n_tokens > 0 && self.running.len() < self.config.running_max as usize {
+            let Some(idx) = self.first_waiting(now, left.suspect) else { return };
             let n_hits = self.n_prefix_hits(idx);
             if !self.fits(idx, n_hits, n_promised) {
                 return;
@@ -112,8 +124,9 @@ impl Scheduler {
             self.start(idx, n_hits, step);
             let sequence = &mut self.sequences[idx];
             let n_missing = sequence.n_missing(self.config.slices_ahead_max);
-            sequence.n_planned = n_missing.min(self.config.chunk_tokens_max).min(n_tokens);
-            n_tokens -= sequence.n_planned;
+            sequence.n_planned = n_missing.min(self.config.chunk_tokens_max).min(left.n_tokens);
+            left.n_tokens -= sequence.n_planned;
+            left.suspect |= sequence.is_suspect();
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + sequence.n_planned);
             self.take_blocks(idx, n_blocks);
             n_promised += self.n_promised(idx);
@@ -126,10 +139,15 @@ impl Scheduler {
         sequence.n_blocks_missing(sequence.n_known().max(sequence.n_computed + sequence.n_planned)) + 1
     }
 
-    /// The first that waits and may still run. One past its deadline is reported by `expire`.
-    fn first_waiting(&self, now: Micros) -> Option<SequenceIdx> {
-        let in_time = |idx: &SequenceIdx| self.sequences[*idx].request.deadline.is_none_or(|deadline| now < deadline);
-        self.waiting.iter().find(in_time)
+    /// The first that waits and may still run. One past its deadline is reported by `expire`. Beside a suspect, others
+    /// are passed over: they keep their place, and hold up the rest again as soon as that one has said a token.
+    fn first_waiting(&self, now: Micros, beside_suspect: bool) -> Option<SequenceIdx> {
+        let may_run = |idx: &SequenceIdx| {
+            let sequence = &self.sequences[*idx];
+            sequence.request.deadline.is_none_or(|deadline| now < deadline)
+                && !(beside_suspect && sequence.is_suspect())
+        };
+        self.waiting.iter().find(may_run)
     }
 
     /// How many blocks at the front of its log the pool has.
