@@ -14,8 +14,6 @@ struct Left {
     n_tokens: u32,
     /// Somebody was preempted or got no blocks: whoever were admitted now would be preempted soon.
     short: bool,
-    /// A suspect has a slice: another waits, so that the two are never lost together.
-    suspect: bool,
 }
 
 impl Scheduler {
@@ -27,7 +25,7 @@ impl Scheduler {
         }
         let left = self.plan_running();
         if !left.short {
-            self.admit(now, left, step);
+            self.admit(now, left.n_tokens, step);
         }
         let n_slices = self.running.iter().filter(|&&idx| self.sequences[idx].n_planned > 0).count();
         if n_slices == 0 && self.ends.is_empty() {
@@ -48,17 +46,13 @@ impl Scheduler {
         let is_decoding = |idx: &&SequenceIdx| self.sequences[**idx].n_missing(ahead_max) == 1;
         let n_decoding = self.running.iter().filter(is_decoding).count() as u32;
         let mut for_chunks = self.config.batch_tokens_max - n_decoding;
-        let mut left = Left { n_tokens: self.config.batch_tokens_max, short: false, suspect: false };
+        let mut left = Left { n_tokens: self.config.batch_tokens_max, short: false };
         let n_preemptions = self.counters.preemptions;
         let mut at = 0;
         while at < self.running.len() {
             let n_missing = self.sequences[self.running[at]].n_missing(ahead_max);
-            let is_suspect = self.sequences[self.running[at]].is_suspect();
-            let n_wished = match n_missing {
-                _ if is_suspect && left.suspect => 0,
-                0..=1 => n_missing,
-                _ => n_missing.min(self.config.chunk_tokens_max).min(for_chunks),
-            };
+            let n_wished =
+                if n_missing > 1 { n_missing.min(self.config.chunk_tokens_max).min(for_chunks) } else { n_missing };
             let n_planned = if self.make_room(at, n_wished) { n_wished } else { 0 };
             self.sequences[self.running[at]].n_planned = n_planned;
             if n_missing > 1 {
@@ -66,7 +60,6 @@ impl Scheduler {
             }
             left.n_tokens -= n_planned;
             left.short |= n_planned < n_wished;
-            left.suspect |= is_suspect && n_planned > 0;
             at += 1;
         }
         left.short |= self.counters.preemptions > n_preemptions;
@@ -113,10 +106,12 @@ impl Scheduler {
 
     /// Starts those that wait, in their order, while there is room. The first that does not fit holds up the rest, so
     /// that a long prompt is not overtaken for ever.
-    fn admit(&mut self, now: Micros, mut left: Left, step: &mut Step) {
+    fn admit(&mut self, now: Micros, mut n_tokens: u32, step: &mut Step) {
         let mut n_promised: u32 = self.running.iter().map(|&idx| self.n_promised(idx)).sum();
-        while left.n_tokens > 0 && self.running.len() < self.config.running_max as usize {
-            let Some(idx) = self.first_waiting(now, left.suspect) else { return };
+        let mut beside_suspect =
+            self.n_suspects > 0 && self.running.iter().any(|&idx| self.sequences[idx].is_suspect());
+        while n_tokens > 0 && self.running.len() < self.config.running_max as usize {
+            let Some(idx) = self.first_waiting(now, beside_suspect) else { return };
             let n_hits = self.n_prefix_hits(idx);
             if !self.fits(idx, n_hits, n_promised) {
                 return;
@@ -124,9 +119,9 @@ impl Scheduler {
             self.start(idx, n_hits, step);
             let sequence = &mut self.sequences[idx];
             let n_missing = sequence.n_missing(self.config.slices_ahead_max);
-            sequence.n_planned = n_missing.min(self.config.chunk_tokens_max).min(left.n_tokens);
-            left.n_tokens -= sequence.n_planned;
-            left.suspect |= sequence.is_suspect();
+            sequence.n_planned = n_missing.min(self.config.chunk_tokens_max).min(n_tokens);
+            n_tokens -= sequence.n_planned;
+            beside_suspect |= sequence.is_suspect();
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + sequence.n_planned);
             self.take_blocks(idx, n_blocks);
             n_promised += self.n_promised(idx);
@@ -139,8 +134,8 @@ impl Scheduler {
         sequence.n_blocks_missing(sequence.n_known().max(sequence.n_computed + sequence.n_planned)) + 1
     }
 
-    /// The first that waits and may still run. One past its deadline is reported by `expire`. Beside a suspect, others
-    /// are passed over: they keep their place, and hold up the rest again as soon as that one has said a token.
+    /// The first that waits and may still run. One past its deadline is reported by `expire`. Beside a suspect
+    /// that runs the others are passed over; as soon as it has said a token, the first of them holds up the rest again.
     fn first_waiting(&self, now: Micros, beside_suspect: bool) -> Option<SequenceIdx> {
         let may_run = |idx: &SequenceIdx| {
             let sequence = &self.sequences[*idx];
