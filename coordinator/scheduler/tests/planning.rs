@@ -585,3 +585,25 @@ fn one_suspect_runs_at_a_time_and_the_rest_goes_on_beside_them() {
     }
     assert!(run_out(&mut scheduler).iter().all(|output| output.finish != Some(Finish::Failed)));
 }
+
+#[test]
+fn whoever_runs_in_front_of_what_breaks_does_not_end_for_it() {
+    let config = Config { steps_in_flight_max: 4, batch_tokens_max: 20, chunk_tokens_max: 20, ..config() };
+    let mut scheduler = scheduler(config);
+    scheduler.submit(request(1, 50, 3), Micros(1)).unwrap();
+    scheduler.submit(request(2, 30, 3), Micros(2)).unwrap();
+    let breaks = |step: &Step| step.slices.iter().any(|slice| slice.id.0 == 2);
+    let mut ended = Vec::new();
+    for n in 1..100 {
+        let steps: Vec<Step> = core::iter::from_fn(|| plan(&mut scheduler)).collect();
+        let mut out = Vec::new();
+        if steps.iter().any(breaks) {
+            scheduler.requeue_all(Epoch { incarnation: 0, n }, &mut out);
+        } else {
+            out = steps.iter().flat_map(|step| apply(&mut scheduler, step, 7)).collect();
+        }
+        ended.extend(out.iter().filter_map(|output| Some((output.id.0, output.finish?))));
+    }
+    ended.sort_by_key(|ended| ended.0);
+    assert_eq!(ended, [(1, Finish::Length), (2, Finish::Failed)]);
+}
