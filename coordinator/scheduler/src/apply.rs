@@ -77,6 +77,8 @@ impl Scheduler {
         let sequence = &mut self.sequences[idx];
         let position = sequence.n_output();
         sequence.n_drawing -= 1;
+        self.n_suspects -= u32::from(sequence.is_suspect());
+        sequence.n_losses = 0;
         sequence.request.output.push(token);
         let finish = finish_after(sequence, token);
         self.counters.tokens_drawn += 1;

@@ -13,6 +13,7 @@ impl Scheduler {
         self.check_limits();
         self.sequences.iter().for_each(|(_, sequence)| self.check_sequence(sequence));
         self.check_in_flight();
+        self.check_suspects();
         self.check_blocks();
     }
 
@@ -88,6 +89,14 @@ impl Scheduler {
                 assert_eq!(landed, sequence.n_computed);
             }
         }
+    }
+
+    /// No two suspects can be lost together, and what is lost is the one step in flight.
+    fn check_suspects(&self) {
+        let live = self.by_id.values().map(|&idx| &self.sequences[idx]);
+        assert_eq!(live.filter(|sequence| sequence.is_suspect()).count() as u32, self.n_suspects);
+        assert!(self.n_suspects == 0 || self.in_flight.len() <= 1);
+        assert!(self.running.iter().filter(|&&idx| self.sequences[idx].is_suspect()).count() <= 1);
     }
 
     /// Each block is free, cached or used, and used as often as tables say. Whoever writes a block holds it alone.

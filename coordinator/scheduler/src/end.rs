@@ -34,6 +34,7 @@ impl Scheduler {
     pub(crate) fn end(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
         let (id, key, n_known) = (sequence.request.id, sequence.key, sequence.n_known());
+        self.n_suspects -= u32::from(sequence.is_suspect());
         let before = core::mem::replace(&mut sequence.place, Place::Ending);
         if sequence.held {
             self.ends.push(id);

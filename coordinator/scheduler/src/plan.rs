@@ -20,7 +20,7 @@ impl Scheduler {
     /// Fills `step` with the next step, if there is anything to say and not enough in flight.
     pub fn next_step(&mut self, now: Micros, step: &mut Step) -> bool {
         step.clear();
-        if self.in_flight.len() >= self.config.steps_in_flight_max as usize {
+        if self.in_flight.len() >= self.n_steps_allowed() as usize {
             return false;
         }
         let left = self.plan_running();
@@ -33,6 +33,11 @@ impl Scheduler {
         }
         self.write(step);
         true
+    }
+
+    /// How many steps may be in flight. Beside a suspect one, so that it is known which step was lost.
+    fn n_steps_allowed(&self) -> u32 {
+        if self.n_suspects > 0 { 1 } else { self.config.steps_in_flight_max }
     }
 
     /// Gives each running sequence tokens and blocks for its slice of this step.
@@ -103,8 +108,10 @@ impl Scheduler {
     /// that a long prompt is not overtaken for ever.
     fn admit(&mut self, now: Micros, mut n_tokens: u32, step: &mut Step) {
         let mut n_promised: u32 = self.running.iter().map(|&idx| self.n_promised(idx)).sum();
+        let mut beside_suspect =
+            self.n_suspects > 0 && self.running.iter().any(|&idx| self.sequences[idx].is_suspect());
         while n_tokens > 0 && self.running.len() < self.config.running_max as usize {
-            let Some(idx) = self.first_waiting(now) else { return };
+            let Some(idx) = self.first_waiting(now, beside_suspect) else { return };
             let n_hits = self.n_prefix_hits(idx);
             if !self.fits(idx, n_hits, n_promised) {
                 return;
@@ -114,6 +121,7 @@ impl Scheduler {
             let n_missing = sequence.n_missing(self.config.slices_ahead_max);
             sequence.n_planned = n_missing.min(self.config.chunk_tokens_max).min(n_tokens);
             n_tokens -= sequence.n_planned;
+            beside_suspect |= sequence.is_suspect();
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + sequence.n_planned);
             self.take_blocks(idx, n_blocks);
             n_promised += self.n_promised(idx);
@@ -126,10 +134,15 @@ impl Scheduler {
         sequence.n_blocks_missing(sequence.n_known().max(sequence.n_computed + sequence.n_planned)) + 1
     }
 
-    /// The first that waits and may still run. One past its deadline is reported by `expire`.
-    fn first_waiting(&self, now: Micros) -> Option<SequenceIdx> {
-        let in_time = |idx: &SequenceIdx| self.sequences[*idx].request.deadline.is_none_or(|deadline| now < deadline);
-        self.waiting.iter().find(in_time)
+    /// The first that waits and may still run. One past its deadline is reported by `expire`. Beside a suspect
+    /// that runs the others are passed over; as soon as it has said a token, the first of them holds up the rest again.
+    fn first_waiting(&self, now: Micros, beside_suspect: bool) -> Option<SequenceIdx> {
+        let may_run = |idx: &SequenceIdx| {
+            let sequence = &self.sequences[*idx];
+            sequence.request.deadline.is_none_or(|deadline| now < deadline)
+                && !(beside_suspect && sequence.is_suspect())
+        };
+        self.waiting.iter().find(may_run)
     }
 
     /// How many blocks at the front of its log the pool has.
@@ -167,12 +180,13 @@ impl Scheduler {
         sequence.n_applied = sequence.n_computed;
         sequence.starting = true;
         sequence.held = true;
+        // Hits are told once, as look-ups are: what a preempted sequence finds again is its own.
         if !sequence.admitted {
             sequence.n_cached = sequence.n_computed;
+            self.counters.prefix_hit_tokens += u64::from(sequence.n_computed);
         }
         sequence.admitted = true;
         self.counters.admissions += 1;
-        self.counters.prefix_hit_tokens += u64::from(sequence.n_computed);
         step.starts.push(types::Request { deadline: None, ..sequence.request.clone() });
         // An id that comes back in the step that would have ended it: the start replaces what the ranks hold.
         let (id, key) = (sequence.request.id, sequence.key);

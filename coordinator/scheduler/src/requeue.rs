@@ -1,8 +1,19 @@
 //! The workers were lost: everything begins again from its log, in a new epoch.
+//!
+//! Maybe they broke on a request. It must not break the next workers for ever, and its neighbours must not end for it:
+//!
+//! 1. Whoever has a slice in the oldest step in flight becomes a suspect: answers come in order, so that step is lost.
+//! 2. Whoever says a token is none any more. What breaks the ranks never says another. 3. One suspect runs at a time.
+//! So a neighbour that was lost beside the culprit never meets it again until it is cleared. 4. While there is a
+//! suspect, one step is in flight. Stages run different steps at once, and a later one may break
+//!    first; alone in flight, the oldest step is the one that was lost.
+//!
+//! Rule 1 may accuse a neighbour once for a later step, before there are suspects, and once more beside a culprit that
+//! is none yet. From then on only the culprit is counted, so a limit of three ends the culprit alone.
 
 use crate::blocks::Pool;
 use crate::scheduler::{Output, Scheduler};
-use crate::sequence::{Place, SequenceIdx};
+use crate::sequence::{Place, Sequence, SequenceIdx};
 use alloc::vec::Vec;
 use types::cache::blocks_for;
 use types::{Epoch, Finish};
@@ -15,11 +26,12 @@ impl Scheduler {
     }
 
     /// The same with workers that have so many blocks. What might outgrow them ends with `Finish::Failed`, so whoever
-    /// places the workers gives them blocks for a full context where it can.
+    /// places the workers gives them blocks for a full context where it can. So does what was lost `losses_max` times.
     pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: u32, out: &mut Vec<Output>) {
         debug_assert!(epoch > self.epoch, "step ids begin again, so an answer of the old epoch must be known by it");
         self.epoch = epoch;
         self.n_steps = 0;
+        self.accuse_oldest_step();
         self.in_flight.clear();
         self.config.n_blocks = n_blocks;
         self.blocks = Pool::new(n_blocks);
@@ -28,6 +40,20 @@ impl Scheduler {
         all.iter().for_each(|&idx| self.requeue(idx));
         self.ends.clear();
         self.fail_what_cannot_fit(out);
+        self.fail_what_is_lost_too_often(out);
+    }
+
+    /// What ends already will not be run again.
+    fn accuse_oldest_step(&mut self) {
+        let Some(step) = self.in_flight.pop_oldest() else { return };
+        for planned in &step.slices {
+            let sequence = self.sequences.of_generation(planned.sequence, planned.generation);
+            if let Some(sequence) = sequence.filter(|sequence| sequence.place == Place::Running) {
+                self.n_suspects += u32::from(!sequence.is_suspect());
+                sequence.n_losses += 1;
+            }
+        }
+        self.in_flight.recycle(step);
     }
 
     fn requeue(&mut self, idx: SequenceIdx) {
@@ -47,8 +73,16 @@ impl Scheduler {
 
     fn fail_what_cannot_fit(&mut self, out: &mut Vec<Output>) {
         let n_blocks = self.config.n_blocks;
-        let fits = |idx: &SequenceIdx| blocks_for(self.sequences[*idx].length_max - 1) <= n_blocks;
-        let unfit: Vec<SequenceIdx> = self.waiting.iter().filter(|idx| !fits(idx)).collect();
-        unfit.iter().for_each(|&idx| self.end_early(idx, Finish::Failed, out));
+        self.fail_waiting(|sequence| blocks_for(sequence.length_max - 1) > n_blocks, out);
+    }
+
+    fn fail_what_is_lost_too_often(&mut self, out: &mut Vec<Output>) {
+        let losses_max = self.config.losses_max;
+        self.fail_waiting(|sequence| sequence.n_losses >= losses_max, out);
+    }
+
+    fn fail_waiting(&mut self, is_hopeless: impl Fn(&Sequence) -> bool, out: &mut Vec<Output>) {
+        let hopeless: Vec<SequenceIdx> = self.waiting.iter().filter(|&idx| is_hopeless(&self.sequences[idx])).collect();
+        hopeless.iter().for_each(|&idx| self.end_early(idx, Finish::Failed, out));
     }
 }

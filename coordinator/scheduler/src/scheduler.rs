@@ -35,6 +35,8 @@ pub struct Scheduler {
     pub(crate) waiting: Waiting,
     /// In the order of their keys: the first is served first, the last is preempted first.
     pub(crate) running: Vec<SequenceIdx>,
+    /// How many of those that wait or run are suspects.
+    pub(crate) n_suspects: u32,
     pub(crate) blocks: Pool,
     pub(crate) in_flight: InFlight,
     /// What the ranks may forget, to be said in the next step.
@@ -58,6 +60,7 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             waiting: Waiting::default(),
             running: Vec::with_capacity(config.running_max as usize),
+            n_suspects: 0,
             blocks: Pool::new(config.n_blocks),
             in_flight: InFlight::new(config.steps_in_flight_max, config.running_max),
             ends: Vec::new(),

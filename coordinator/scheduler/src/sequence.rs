@@ -40,6 +40,8 @@ pub(crate) struct Sequence {
     /// The step that is being planned carries its start.
     pub starting: bool,
     pub n_cached: u32,
+    /// Lost steps that it was in since it last said a token.
+    pub n_losses: u32,
     /// Block i holds positions `[i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS)`.
     pub table: Vec<BlockId>,
     pub root: BlockHash,
@@ -64,10 +66,16 @@ impl Sequence {
             n_planned: 0,
             starting: false,
             n_cached: 0,
+            n_losses: 0,
             table: Vec::new(),
             root,
             hashes: Vec::new(),
         }
+    }
+
+    /// It was in a step that was lost and has not said a token since: it may be what the ranks broke on.
+    pub fn is_suspect(&self) -> bool {
+        self.n_losses > 0
     }
 
     /// Tokens of the log.

@@ -343,6 +343,7 @@ fn impossible_configurations_are_refused_by_name() {
         (Config { groups: vec![CacheGroup::FULL; 2], ..config() }, "any number of cache groups but one"),
         (Config { n_blocks: 0, ..config() }, "n_blocks = 0"),
         (Config { running_max: 65, ..config() }, "batch_tokens_max below running_max"),
+        (Config { losses_max: 0, ..config() }, "losses_max = 0"),
         (Config { slices_ahead_max: 2, ..config() }, "slices_ahead_max above 1"),
         (Config { waiting_tokens_max: 255, ..config() }, "waiting_tokens_max below context_max"),
     ];
@@ -495,4 +496,114 @@ fn a_log_that_fills_the_context_is_finished_and_not_too_long() {
         Scheduler::new(Config { n_blocks: 64, context_max: 256, ..config() }, Epoch::default()).unwrap();
     let complete = Request { output: vec![7; 6], ..request(1, 250, 100) };
     assert_eq!(scheduler.submit(complete, Micros(0)), Err(Rejected::Finished(Finish::Length)));
+}
+
+/// Nine requests, of which one breaks the workers with every slice that ends behind a position. `ahead`: the loss is
+/// known before the answers to the steps in front of it. Gives the number of losses and what was heard: (tokens, finish).
+fn run_with_culprit(
+    config: Config,
+    culprit: u64,
+    breaks_behind: u32,
+    ahead: bool,
+) -> (u32, std::collections::BTreeMap<u64, (u32, Option<Finish>)>) {
+    let mut scheduler = scheduler(config);
+    let mut heard = std::collections::BTreeMap::<u64, (u32, Option<Finish>)>::new();
+    (0..9).for_each(|id| scheduler.submit(request(id, 20 + 7 * id as u32, 12), Micros(id)).unwrap());
+    let breaks = |step: &Step| step.slices.iter().any(|s| s.id.0 == culprit && s.range.end > breaks_behind);
+    let (mut n_losses, mut in_flight) = (0, std::collections::VecDeque::new());
+    for _ in 0..10_000 {
+        while let Some(step) = plan(&mut scheduler) {
+            in_flight.push_back(step);
+        }
+        let Some(first) = in_flight.front() else { break };
+        let mut out = Vec::new();
+        if breaks(first) || ahead && in_flight.iter().any(breaks) {
+            n_losses += 1;
+            in_flight.clear();
+            scheduler.requeue_all(Epoch { incarnation: 0, n: 2 * n_losses }, &mut out);
+            scheduler.requeue_all(Epoch { incarnation: 0, n: 2 * n_losses + 1 }, &mut out);
+            scheduler.check();
+        } else {
+            out = apply(&mut scheduler, &in_flight.pop_front().unwrap(), 7);
+        }
+        for output in out {
+            let client = heard.entry(output.id.0).or_default();
+            assert_eq!((output.position, client.1), (client.0, None));
+            *client = (client.0 + output.n_tokens, output.finish);
+        }
+    }
+    assert!(scheduler.is_idle(), "it never ends");
+    (n_losses, heard)
+}
+
+#[test]
+fn what_breaks_the_workers_ends_and_its_neighbours_do_not() {
+    let narrow = || Config { batch_tokens_max: 9, chunk_tokens_max: 9, running_max: 9, ..config() };
+    let tight = || Config { n_blocks: 12, running_max: 9, context_max: 100, ..config() };
+    let deep = || Config { steps_in_flight_max: 4, ..narrow() };
+    let one = || Config { steps_in_flight_max: 1, slices_ahead_max: 0, ..config() };
+    let configs = [config(), narrow(), tight(), deep(), one()];
+    let cases = configs.iter().flat_map(|config| [3, 5].map(|losses_max| Config { losses_max, ..config.clone() }));
+    for (config, culprit) in cases.flat_map(|config| (0..9).map(move |culprit| (config.clone(), culprit))) {
+        let n_prompt = 20 + 7 * culprit as u32;
+        // At its first token, in the middle of its prompt, at its first draw, and when it has said five tokens.
+        for (breaks_behind, n_said) in [(0, 0), (n_prompt / 2, 0), (n_prompt - 1, 0), (n_prompt + 4, 5)] {
+            for ahead in [false, true] {
+                let (n_losses, heard) = run_with_culprit(config.clone(), culprit, breaks_behind, ahead);
+                assert!(n_losses >= config.losses_max);
+                assert_eq!(heard.len(), 9);
+                for (id, ended) in heard {
+                    let expected = if id == culprit { (n_said, Finish::Failed) } else { (12, Finish::Length) };
+                    let case = (culprit, breaks_behind, ahead, &config);
+                    assert_eq!(ended, (expected.0, Some(expected.1)), "request {id} in {case:?}");
+                }
+                if !ahead {
+                    assert_eq!(n_losses, config.losses_max, "each loss is counted against the culprit");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_suspect_runs_at_a_time_and_the_rest_goes_on_beside_them() {
+    let mut scheduler = scheduler(config());
+    (1..4).for_each(|id| scheduler.submit(request(id, 10, 3), Micros(id)).unwrap());
+    assert_eq!(plan(&mut scheduler).unwrap().slices.len(), 3);
+    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, &mut Vec::new());
+    (4..6).for_each(|id| scheduler.submit(request(id, 10, 3), Micros(id)).unwrap());
+    let expected: [&[(u64, u32, u32)]; 3] = [
+        &[(1, 0, 10), (4, 0, 10), (5, 0, 10)],
+        &[(1, 10, 11), (4, 10, 11), (5, 10, 11), (2, 0, 10)],
+        &[(1, 11, 12), (2, 10, 11), (4, 11, 12), (5, 11, 12), (3, 0, 10)],
+    ];
+    for slices_expected in expected {
+        let step = plan(&mut scheduler).unwrap();
+        assert_eq!(slices(&step), slices_expected);
+        assert_eq!(plan(&mut scheduler), None, "beside a suspect one step is in flight");
+        apply(&mut scheduler, &step, 7);
+    }
+    assert!(run_out(&mut scheduler).iter().all(|output| output.finish != Some(Finish::Failed)));
+}
+
+#[test]
+fn whoever_runs_in_front_of_what_breaks_does_not_end_for_it() {
+    let config = Config { steps_in_flight_max: 4, batch_tokens_max: 20, chunk_tokens_max: 20, ..config() };
+    let mut scheduler = scheduler(config);
+    scheduler.submit(request(1, 50, 3), Micros(1)).unwrap();
+    scheduler.submit(request(2, 30, 3), Micros(2)).unwrap();
+    let breaks = |step: &Step| step.slices.iter().any(|slice| slice.id.0 == 2);
+    let mut ended = Vec::new();
+    for n in 1..100 {
+        let steps: Vec<Step> = core::iter::from_fn(|| plan(&mut scheduler)).collect();
+        let mut out = Vec::new();
+        if steps.iter().any(breaks) {
+            scheduler.requeue_all(Epoch { incarnation: 0, n }, &mut out);
+        } else {
+            out = steps.iter().flat_map(|step| apply(&mut scheduler, step, 7)).collect();
+        }
+        ended.extend(out.iter().filter_map(|output| Some((output.id.0, output.finish?))));
+    }
+    ended.sort_by_key(|ended| ended.0);
+    assert_eq!(ended, [(1, Finish::Length), (2, Finish::Failed)]);
 }

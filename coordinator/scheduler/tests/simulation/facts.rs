@@ -25,7 +25,7 @@ macro_rules! facts {
 facts! {
     ticks, steps, tokens, ends_only, in_flight_peak,
     preemptions, prefix_hit_tokens, evictions, slices_ahead, stopped_ahead, tokens_discarded, tokens_redrawn,
-    restarted_in_flight, losses, requeued, resumed, outgrown, stale,
+    restarted_in_flight, losses, breaks, given_up, requeued, resumed, outgrown, stale,
     cancelled_waiting, cancelled_running, expired,
     stopped, length, cancelled, deadline, failed,
     full, too_long, duplicates, refused_draining, refused_late, refused_finished,

@@ -25,6 +25,14 @@ pub fn draw(request: &Request, position: u32, prefix: u64) -> Option<Token> {
 /// A choice that stands for "its logits are sometimes not numbers".
 pub const POISONED: u32 = 13;
 
+/// A choice that stands for "whoever computes it breaks".
+pub const DEADLY: u32 = 14;
+
+/// Whether the ranks break on a slice of the request that ends there: always at the same position of its log.
+pub fn is_deadly(request: &Request, end: u32) -> bool {
+    request.sampling.choice == DEADLY && u64::from(end) > request.sampling.seed % 50
+}
+
 pub struct Expected {
     pub tokens: Vec<Token>,
     pub finish: Finish,

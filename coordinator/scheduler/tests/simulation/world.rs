@@ -1,7 +1,7 @@
 //! Clients, a scheduler, a worker and what happens to them, all drawn from one seed.
 
 use crate::facts::Facts;
-use crate::reference::{Expected, POISONED, length_max, run_alone};
+use crate::reference::{DEADLY, Expected, POISONED, is_deadly, length_max, run_alone};
 use crate::rng::{Rng, mix};
 use crate::worker::{Limits, Worker};
 use scheduler::{Config, Output, Rejected, Scheduler, Stale};
@@ -33,6 +33,8 @@ struct Client {
     tokens: Vec<Token>,
     live: bool,
     cancelled: bool,
+    /// Lost steps that may have been its own, since it last said a token.
+    n_losses: u32,
 }
 
 pub struct World {
@@ -47,6 +49,8 @@ pub struct World {
     in_flight: VecDeque<(Step, StepDone)>,
     clients: BTreeMap<RequestId, Client>,
     n_submitted: u64,
+    /// One request, in some worlds, on which the ranks break.
+    deadly: Option<u64>,
     bases: Vec<Vec<Token>>,
     draining: bool,
     facts: Facts,
@@ -65,6 +69,7 @@ impl World {
             draw_weather(&mut rng)
         };
         let epoch = Epoch { incarnation: 1, n: 0 };
+        let deadly = rng.chance(40).then(|| rng.below(REQUESTS_MAX));
         let bases = (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
         World {
             scheduler: Scheduler::new(config.clone(), epoch).unwrap(),
@@ -77,6 +82,7 @@ impl World {
             in_flight: VecDeque::new(),
             clients: BTreeMap::new(),
             n_submitted: 0,
+            deadly,
             bases,
             draining: false,
             facts: Facts::default(),
@@ -138,13 +144,18 @@ impl World {
             // The blocks behind the first hold the same tokens and do not mean the same.
             prompt[0] = rng.below(1000) as Token;
         }
+        let choice = match rng.chance(5) {
+            _ if self.deadly == Some(self.n_submitted) => DEADLY,
+            true => POISONED,
+            false => 0,
+        };
         Request {
             id: RequestId::new(7, self.n_submitted).unwrap(),
             tenant: TenantId(rng.below(8) / 7),
             prompt,
             sampling: Sampling {
                 seed: rng.next(),
-                choice: if rng.chance(5) { POISONED } else { 0 },
+                choice,
                 tokens_max: if rng.chance(5) { 0 } else { rng.between(1, tokens_max) },
                 tokens_min: if rng.chance(20) { rng.between(0, 10) } else { 0 },
                 stop: if rng.chance(50) { vec![3] } else { vec![] },
@@ -165,7 +176,7 @@ impl World {
         self.n_submitted += 1;
         let expected = run_alone(&request, self.config.context_max);
         let tokens = Vec::new();
-        let client = Client { request: request.clone(), expected, tokens, live: false, cancelled: false };
+        let client = Client { request: request.clone(), expected, tokens, live: false, cancelled: false, n_losses: 0 };
         self.clients.insert(request.id, client);
         self.offer(request);
     }
@@ -175,6 +186,9 @@ impl World {
         let Some(id) = self.draw_client() else { return };
         let client = &self.clients[&id];
         let mut request = client.request.clone();
+        if request.sampling.choice == DEADLY {
+            return; // Whoever brings it again and again can break anything.
+        }
         request.output = client.tokens.clone();
         request.deadline = None;
         self.offer(request);
@@ -189,6 +203,7 @@ impl World {
                 assert!(!client.live && !self.draining);
                 client.live = true;
                 client.cancelled = false;
+                client.n_losses = 0;
                 client.request.deadline = request.deadline;
             }
             Err(rejected) => {
@@ -263,12 +278,20 @@ impl World {
         let is_in_flight = |id| self.in_flight.iter().any(|(step, _)| step.slices.iter().any(|slice| slice.id == id));
         self.facts.restarted_in_flight += step.starts.iter().filter(|start| is_in_flight(start.id)).count() as u64;
         let done = self.worker.run(&step);
+        let breaks = self.breaks(&step);
         self.in_flight.push_back((step, done));
         self.facts.in_flight_peak = self.facts.in_flight_peak.max(self.in_flight.len() as u64);
         assert!(self.in_flight.len() <= self.config.steps_in_flight_max as usize);
+        // A stage that runs ahead breaks while the steps before are still on their way.
+        if breaks && self.rng.chance(50) {
+            self.break_workers();
+        }
     }
 
     fn answer(&mut self) {
+        if self.in_flight.front().is_some_and(|(step, _)| self.breaks(step)) {
+            return self.break_workers();
+        }
         let Some((_, done)) = self.in_flight.pop_front() else { return };
         let mut out = Vec::new();
         self.scheduler.apply(&done, &mut out).unwrap();
@@ -301,8 +324,20 @@ impl World {
         self.facts.stale += 1;
     }
 
+    fn breaks(&self, step: &Step) -> bool {
+        step.slices.iter().any(|slice| is_deadly(&self.clients[&slice.id].request, slice.range.end))
+    }
+
+    fn break_workers(&mut self) {
+        self.facts.breaks += 1;
+        self.lose_workers();
+    }
+
     /// What was in flight is lost with the caches; the new workers may have more room, or less.
     fn lose_workers(&mut self) {
+        for slice in self.in_flight.front().iter().flat_map(|(step, _)| &step.slices) {
+            self.clients.get_mut(&slice.id).unwrap().n_losses += 1;
+        }
         self.in_flight.clear();
         self.epoch.n += 1;
         let mut out = Vec::new();
@@ -326,6 +361,7 @@ impl World {
             assert!(output.n_cached as usize <= client.request.prompt.len() + client.expected.tokens.len());
             let said = done.map_or(&[][..], |done| &done.slices[output.slice].tokens[..output.n_tokens as usize]);
             assert_eq!(said.len(), output.n_tokens as usize);
+            client.n_losses = if said.is_empty() { client.n_losses } else { 0 };
             client.tokens.extend(said.iter().map(|said| said.token));
             assert!(client.expected.tokens.starts_with(&client.tokens), "{} says what it says alone", output.id);
             self.facts.tokens += said.len() as u64;
@@ -337,12 +373,18 @@ impl World {
 
     fn finish(&mut self, id: RequestId, finish: Finish) {
         let fits = self.fits(&self.clients[&id].request);
+        let (losses_max, is_calm) = (self.config.losses_max, self.weather.losses == 0);
         let client = self.clients.get_mut(&id).unwrap();
         client.live = false;
         match finish {
             Finish::Cancelled => assert!(client.cancelled),
             Finish::Deadline => assert!(client.request.deadline.unwrap() <= self.now),
             Finish::Failed if !fits => self.facts.outgrown += 1,
+            Finish::Failed if client.n_losses >= losses_max => {
+                let is_culprit = client.request.sampling.choice == DEADLY;
+                assert!(is_culprit || !is_calm || losses_max < 3, "{id} ends for what another breaks");
+                self.facts.given_up += 1;
+            }
             _ => assert_eq!((&client.tokens, finish), (&client.expected.tokens, client.expected.finish)),
         }
         let is_ahead = self.in_flight.iter().any(|(step, _)| step.slices.iter().any(|slice| slice.id == id));
@@ -385,6 +427,7 @@ fn draw_config(rng: &mut Rng) -> Config {
         steps_in_flight_max: rng.between(1, 4),
         slices_ahead_max: rng.between(0, 1),
         aging_micros: rng.below(1000),
+        losses_max: if rng.chance(70) { 3 } else { rng.between(1, 6) },
         prefix_cache: rng.chance(90),
         policy: PolicyDigest([1; 32]),
         salt: [2; 16],
