@@ -3,9 +3,10 @@
 //! Maybe they broke on a request. It must not break the next workers for ever, and its neighbours must not end for it:
 //!
 //! 1. Whoever has a slice in the oldest step in flight becomes a suspect: answers come in order, so that step is lost.
-//! 2. Whoever says a token is none any more. What breaks the ranks never says another. 3. One suspect runs at a time.
-//! So a neighbour that was lost beside the culprit never meets it again until it is cleared. 4. While there is a
-//! suspect, one step is in flight. Stages run different steps at once, and a later one may break
+//! 2. Whoever says a token is none any more. What breaks the ranks never says another.
+//! 3. One suspect runs at a time. So a neighbour that was lost beside the culprit never meets it again until it is
+//!    cleared.
+//! 4. While there is a suspect, one step is in flight. Stages run different steps at once, and a later one may break
 //!    first; alone in flight, the oldest step is the one that was lost.
 //!
 //! Rule 1 may accuse a neighbour once for a later step, before there are suspects, and once more beside a culprit that

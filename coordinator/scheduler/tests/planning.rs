@@ -499,7 +499,8 @@ fn a_log_that_fills_the_context_is_finished_and_not_too_long() {
 }
 
 /// Nine requests, of which one breaks the workers with every slice that ends behind a position. `ahead`: the loss is
-/// known before the answers to the steps in front of it. Gives the number of losses and what was heard: (tokens, finish).
+/// known before the answers to the steps in front of it. Gives the number of losses and what was heard: (tokens,
+/// finish).
 fn run_with_culprit(
     config: Config,
     culprit: u64,
