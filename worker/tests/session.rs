@@ -221,6 +221,7 @@ async fn a_grid_that_is_not_served_yet_ends_the_worker_by_name() {
     assert!(message.contains("tensor parallelism"), "{message}");
     drop(joined);
     let error = timeout(PATIENCE, scene.worker).await.unwrap().unwrap().unwrap_err();
-    assert!(error.to_string().contains("tensor parallelism"), "{error}");
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.contains("tensor parallelism"), "{cause}");
     scene.server.abort();
 }
