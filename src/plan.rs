@@ -3,7 +3,7 @@
 use crate::config::{Bytes, Config};
 use crate::roles;
 use checkpoint::Checkpoint;
-use coordinator::{Blueprint, Machine, WorkerId};
+use coordinator::{Blueprint, Machine, ModelShape, WorkerId};
 use std::fmt::Write;
 
 /// The shard table of this model on this machine.
@@ -19,7 +19,7 @@ pub fn blueprint(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<Blu
         device: "cpu".into(),
         memory_bytes: roles::memory_bytes(),
     };
-    Ok(coordinator::plan(&[machine], &roles::shape(checkpoint), &roles::policy(config), None)?)
+    Ok(coordinator::plan(&[machine], &ModelShape::of(checkpoint), &roles::policy(config), None)?)
 }
 
 fn render(model: &str, blueprint: &Blueprint, memory: u64) -> Result<String, std::fmt::Error> {

@@ -137,7 +137,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint) -> coordinator::
         replica: REPLICA.into(),
         model: config.served_model_name.clone().unwrap_or_else(|| checkpoint.spec().name.clone()),
         model_path: checkpoint.path().to_owned(),
-        shape: shape(checkpoint),
+        shape: ModelShape::of(checkpoint),
         policy: policy(config),
         prefix_cache: config.prefix_cache,
         // The cache does not outlive the process, so neither need the secret at its root.
@@ -162,21 +162,6 @@ fn random_salt() -> [u8; 16] {
     salt[..8].copy_from_slice(&half());
     salt[8..].copy_from_slice(&half());
     salt
-}
-
-/// What placement needs to know of a model.
-pub fn shape(checkpoint: &Checkpoint) -> ModelShape {
-    let spec = checkpoint.spec();
-    ModelShape {
-        n_layers: spec.n_layers,
-        n_heads: spec.n_heads,
-        n_kv_heads: spec.n_kv_heads,
-        head_dim: spec.head_dim,
-        vocab: spec.vocab,
-        context: spec.context,
-        // Packing keeps the size but for padding.
-        weight_bytes: checkpoint.sizes().total(),
-    }
 }
 
 pub fn policy(config: &Config) -> Policy {
@@ -208,7 +193,7 @@ fn loader(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<Box<dyn Lo
     Ok(match config.device {
         Device::Cpu => Box::new(ModelLoader { threads: config.threads, isa }),
         Device::Sim => {
-            let block_bytes = coordinator::block_bytes(&shape(checkpoint), &policy(config))?;
+            let block_bytes = coordinator::block_bytes(&ModelShape::of(checkpoint), &policy(config))?;
             Box::new(Sim { vocab: checkpoint.spec().vocab, block_bytes, ..Sim::default() })
         }
     })

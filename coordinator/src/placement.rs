@@ -1,6 +1,7 @@
 //! Which machine holds what: a pure function from what is there to a blueprint, or to the arithmetic of why not.
 
 use crate::WorkerId;
+use checkpoint::Checkpoint;
 use std::fmt;
 use std::ops::Range;
 use types::cache::blocks_for;
@@ -18,6 +19,22 @@ pub struct ModelShape {
     pub context: u32,
     /// As they lie in a worker's memory.
     pub weight_bytes: u64,
+}
+
+impl ModelShape {
+    pub fn of(checkpoint: &Checkpoint) -> ModelShape {
+        let spec = checkpoint.spec();
+        ModelShape {
+            n_layers: spec.n_layers,
+            n_heads: spec.n_heads,
+            n_kv_heads: spec.n_kv_heads,
+            head_dim: spec.head_dim,
+            vocab: spec.vocab,
+            context: spec.context,
+            // Packing keeps the size but for padding.
+            weight_bytes: checkpoint.sizes().total(),
+        }
+    }
 }
 
 /// What the operator wants of it.

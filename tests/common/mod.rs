@@ -76,15 +76,7 @@ impl Setup {
             replica: "local".into(),
             model: spec.name.clone(),
             model_path: self.model.clone(),
-            shape: ModelShape {
-                n_layers: spec.n_layers,
-                n_heads: spec.n_heads,
-                n_kv_heads: spec.n_kv_heads,
-                head_dim: spec.head_dim,
-                vocab: spec.vocab,
-                context: spec.context,
-                weight_bytes: checkpoint.sizes().total(),
-            },
+            shape: ModelShape::of(&checkpoint),
             policy: Policy {
                 grid: Grid::SOLO,
                 activations: self.activations.into(),
