@@ -70,7 +70,7 @@ class Ending(unittest.TestCase):
 
         def client():
             try:
-                with stream(own, 96) as reply:
+                with stream(own, 192) as reply:
                     text = read(reply, 1)
                     begun.wait()
                     texts.append(text + read(reply))
@@ -101,7 +101,6 @@ class Ending(unittest.TestCase):
 
     def assert_refuses(self, own):
         """While draining there is no new request: a 503 that says when to come again, and readiness tells the truth."""
-        self.assertEqual(own.get("/ready")[0], 503)
 
         def refuses():
             try:
@@ -115,6 +114,7 @@ class Ending(unittest.TestCase):
                 return True
 
         own.wait_until(refuses, WAIT_S, "refusing new requests")
+        self.assertEqual(own.get("/ready")[0], 503)
 
     def test_idle_server_ends(self):
         own = Server()
