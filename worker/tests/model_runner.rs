@@ -48,10 +48,14 @@ fn steps_of_any_shape_give_the_same_tokens() {
 fn threads_and_instructions_give_the_same_tokens() {
     let assignment = assignment(MODEL);
     let plan = Plan { chunk: 30, together: 16, preempt_every: None };
-    let reference = play(ModelLoader { threads: 1, isa: Isa::Plain }, &assignment, plan);
+    let reference = play(ModelLoader { isa: Isa::Plain, ..loader(1) }, &assignment, plan);
     for threads in [1, 2, 4] {
         for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_supported()) {
-            assert_same(&play(ModelLoader { threads, isa }, &assignment, plan), &reference, "on other threads");
+            assert_same(
+                &play(ModelLoader { isa, ..loader(threads) }, &assignment, plan),
+                &reference,
+                "on other threads",
+            );
         }
     }
 }
