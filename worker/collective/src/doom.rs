@@ -5,18 +5,45 @@ use crate::region::Region;
 use crate::sleep;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use types::Rank;
 
 /// Ends every wait of its rank, from any thread, and tells the peers.
 #[derive(Clone, Debug)]
-pub struct AbortHandle(pub(crate) Option<Arc<Doom>>);
+pub struct AbortHandle(Waiter);
+
+/// Whose waits it ends.
+#[derive(Clone, Debug)]
+enum Waiter {
+    /// A rank alone, which never waits.
+    Solo,
+    Mesh(Arc<Doom>),
+    /// A doorway's join; the number of aborts grows.
+    Join(Arc<AtomicU64>),
+}
 
 impl AbortHandle {
-    /// This rank's operations fail with `Aborted` from now on, those of its peers with `PeerLost`.
+    pub(crate) fn of_solo() -> AbortHandle {
+        AbortHandle(Waiter::Solo)
+    }
+
+    pub(crate) fn of_mesh(doom: Arc<Doom>) -> AbortHandle {
+        AbortHandle(Waiter::Mesh(doom))
+    }
+
+    pub(crate) fn of_join(n_aborts: Arc<AtomicU64>) -> AbortHandle {
+        AbortHandle(Waiter::Join(n_aborts))
+    }
+
+    /// This rank's operations fail with `Aborted` from now on, those of its peers with `PeerLost`. A doorway's handle ends
+    /// the join that is going on, and leaves the doorway as it is.
     pub fn abort(&self) {
-        if let Some(doom) = &self.0 {
-            doom.abort();
+        match &self.0 {
+            Waiter::Solo => {}
+            Waiter::Mesh(doom) => doom.abort(),
+            Waiter::Join(n_aborts) => {
+                n_aborts.fetch_add(1, Ordering::Release);
+            }
         }
     }
 }

@@ -32,20 +32,25 @@ mod ring;
 mod sync;
 
 mod doom;
+mod doorway;
 mod fold;
+mod join;
 mod link;
 mod mesh;
 mod moves;
 mod ops;
+mod plan;
 mod region;
 mod sleep;
 mod wait;
 mod wiring;
 
 pub use doom::AbortHandle;
+pub use doorway::{Doorway, Refused};
 pub use error::{Due, Error, Refusal, Result};
 pub use frame::Kind;
 pub use mesh::{Mesh, Times};
+pub use plan::{MeshPlan, Timeouts, Wire};
 pub use wait::Waits;
 
 use backend::Memory;
@@ -81,6 +86,14 @@ impl Collective {
         }
         let meshes = wiring::in_process(layout, waits)?;
         Ok(meshes.into_iter().map(|mesh| Collective::Mesh(Box::new(mesh))).collect())
+    }
+
+    /// Meets the other ranks of the plan's epoch: all of them join at about the same time, each with its own rank.
+    pub fn join(doorway: &Doorway, plan: MeshPlan) -> Result<Collective> {
+        if plan.layout.grid().n_ranks() == 1 {
+            return Ok(Collective::Solo(plan.layout.part(Rank(0))));
+        }
+        join::join(doorway, &plan).map(|mesh| Collective::Mesh(Box::new(mesh)))
     }
 
     /// What this rank holds of the model.
@@ -188,7 +201,7 @@ impl Collective {
 
     pub fn abort_handle(&self) -> AbortHandle {
         match self {
-            Collective::Solo(_) => AbortHandle(None),
+            Collective::Solo(_) => AbortHandle::of_solo(),
             Collective::Mesh(mesh) => mesh.abort_handle(),
         }
     }

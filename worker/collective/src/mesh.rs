@@ -106,7 +106,7 @@ impl Mesh {
     }
 
     pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle(Some(self.doom.clone()))
+        AbortHandle::of_mesh(self.doom.clone())
     }
 
     pub fn times(&self) -> Times {

@@ -66,11 +66,6 @@ impl SocketLink {
         Ok(true)
     }
 
-    /// Whether something waits to be taken by the system.
-    pub fn is_leaving(&self) -> bool {
-        !self.leaving.is_empty()
-    }
-
     pub fn peek(&mut self) -> Result<Option<Head>> {
         if self.front.is_none() && self.whole()?.is_none() {
             self.receive()?;

@@ -3,8 +3,9 @@
 
 use backend::Activations;
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use collective::Collective;
-use types::{Layout, Shares, Stage};
+use collective::{Collective, Doorway, Error, MeshPlan, Waits, Wire};
+use std::time::Duration;
+use types::{Epoch, Layout, Rank, Shares, Stage};
 
 /// splitmix64.
 pub struct Rng(pub u64);
@@ -64,5 +65,39 @@ pub fn each<T: Send>(ranks: Vec<Collective>, run: impl Fn(&mut Collective, &Cpu)
 
 /// The same ranks over everything that they can talk over.
 pub fn wires(layout: &Layout) -> Vec<(&'static str, Vec<Collective>)> {
-    vec![("memory of one process", Collective::in_process(layout))]
+    let spinning = Waits { spin: true, ..Waits::default() };
+    vec![
+        ("memory of one process", Collective::in_process(layout)),
+        ("memory of one process, spinning", Collective::in_process_with(layout, spinning).unwrap()),
+        ("shared memory", joined(layout, Wire::Memory)),
+        ("sockets", joined(layout, Wire::Socket)),
+    ]
+}
+
+pub const EPOCH: Epoch = Epoch { incarnation: 5, n: 2 };
+
+pub fn joined(layout: &Layout, wire: Wire) -> Vec<Collective> {
+    let plans = plans(layout, wire);
+    join_all(plans).into_iter().map(Result::unwrap).collect()
+}
+
+/// A doorway and a plan for each rank.
+pub fn plans(layout: &Layout, wire: Wire) -> Vec<(Doorway, MeshPlan)> {
+    let doorways: Vec<_> = (0..layout.grid().n_ranks()).map(|_| Doorway::open("127.0.0.1:0").unwrap()).collect();
+    let peers: Vec<_> = doorways.iter().map(|doorway| doorway.address().to_string()).collect();
+    let plan = |(rank, doorway)| {
+        let mut plan = MeshPlan::new(EPOCH, Rank(rank as u16), layout.clone(), peers.clone(), [7; 32]);
+        plan.wire = wire;
+        plan.timeouts.op = Duration::from_secs(30);
+        (doorway, plan)
+    };
+    doorways.into_iter().enumerate().map(plan).collect()
+}
+
+pub fn join_all(plans: Vec<(Doorway, MeshPlan)>) -> Vec<Result<Collective, Error>> {
+    std::thread::scope(|scope| {
+        let start = |(doorway, plan)| scope.spawn(move || Collective::join(&doorway, plan));
+        let threads: Vec<_> = plans.into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }
