@@ -1,4 +1,4 @@
-//! The scheduler against a worker that reads through its block tables, and against each request run alone.
+//! The scheduler against a pipeline of workers that read through its block tables, and against each request run alone.
 //!
 //! A failing seed prints itself; `check_seed(N)` in a test of one line runs it again.
 //!
@@ -17,6 +17,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod facts;
+mod pipeline;
 mod reference;
 mod rng;
 mod worker;
