@@ -83,7 +83,7 @@ fn check_steady_steps(n_stages: u32) {
     for step in steps.iter_mut().skip(1) {
         assert!(scheduler.next_step(Micros(0), step));
     }
-    run_steps(&mut scheduler, 16, &mut steps, &mut done, &mut out);
+    run_steps(&mut scheduler, 40 * u64::from(n_stages), &mut steps, &mut done, &mut out);
     let (before, blocks_before) = (N_ALLOCATIONS.load(Ordering::Relaxed), scheduler.stats().blocks_used);
     run_steps(&mut scheduler, 200 * u64::from(n_stages), &mut steps, &mut done, &mut out);
     assert_eq!(N_ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "{n_stages} stages");

@@ -133,6 +133,21 @@ fn any_number_of_sequences_is_spread_evenly_over_any_number_of_stages() {
 }
 
 #[test]
+fn turns_go_round_even_if_each_step_is_answered_before_the_next() {
+    let mut scheduler = Scheduler::new(config(2), Epoch::default()).unwrap();
+    (0..3).for_each(|id| scheduler.submit(request(id, 5, 50), Micros(0)).unwrap());
+    let mut step = Step::default();
+    let planned: Vec<Vec<u64>> = core::iter::from_fn(|| {
+        scheduler.next_step(Micros(0), &mut step).then_some(())?;
+        scheduler.apply(&answer(&step), &mut Vec::new()).unwrap();
+        Some(ids(&step).into_iter().collect())
+    })
+    .take(6)
+    .collect();
+    assert_eq!(planned, [vec![0, 1, 2], vec![0], vec![1, 2], vec![0], vec![1, 2], vec![0]]);
+}
+
+#[test]
 fn groups_even_out_when_sequences_come_and_go() {
     let mut pipeline = Pipeline::new(config(3));
     // Those with an even id end early, and three come late.
