@@ -32,6 +32,7 @@ impl Progress {
             steps_done: self.steps_done.load(Relaxed),
             compute_micros: self.compute_micros.load(Relaxed),
             idle_micros: self.idle_micros.load(Relaxed),
+            wait_micros: 0,
         }
     }
 }

@@ -12,7 +12,7 @@ pub mod sim;
 
 pub use backend::cpu::Isa;
 pub use model_runner::{ModelLoader, ModelRunner};
-pub use runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
+pub use runner::{Assignment, Load, LoadError, MeshSecret, Ready, RunError, Runner};
 
 use session::{Ended, Worker};
 use std::io;
@@ -32,6 +32,8 @@ pub struct Config {
     /// What it may use for weights and KV.
     pub memory_bytes: u64,
     pub threads: u32,
+    /// Where peers reach this worker's collective.
+    pub mesh_address: String,
     /// Steps that wait for the computing thread. More than a coordinator plans ahead are never there.
     pub steps_queued_max: usize,
     /// Frames that wait for the stream to the coordinator.
@@ -56,6 +58,7 @@ impl Default for Config {
             device: "cpu".into(),
             memory_bytes: 0,
             threads: 1,
+            mesh_address: String::new(),
             steps_queued_max: 16,
             frames_up_max: 64,
             heartbeat_every: Duration::from_millis(100),

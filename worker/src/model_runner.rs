@@ -86,7 +86,7 @@ impl ModelLoader {
 
     /// What `load` does, with the runner's own type.
     pub fn build(&self, assignment: &Assignment) -> Result<(ModelRunner<Cpu>, Ready), LoadError> {
-        let collective = Collective::join(assignment.grid, assignment.rank).map_err(failed(assignment))?;
+        let collective = Collective::join(assignment.layout.grid(), assignment.rank).map_err(failed(assignment))?;
         let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
         let checkpoint = Checkpoint::open(&assignment.model_path).map_err(failed(assignment))?;
         let spec = checkpoint.spec();

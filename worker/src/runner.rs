@@ -2,7 +2,7 @@
 //! calls both traits on one thread that it owns.
 
 use std::path::PathBuf;
-use types::{Epoch, Grid, PolicyDigest, Rank, Step, StepDone, Unsupported};
+use types::{Epoch, Layout, PolicyDigest, Rank, Step, StepDone, Unsupported};
 
 /// Executes steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
 pub trait Runner: Send {
@@ -24,7 +24,11 @@ pub trait Load: Send {
 pub struct Assignment {
     pub epoch: Epoch,
     pub rank: Rank,
-    pub grid: Grid,
+    /// The whole grid.
+    pub layout: Layout,
+    /// Where each rank's collective listens, by rank; empty for a rank alone.
+    pub mesh_addresses: Vec<String>,
+    pub mesh_secret: MeshSecret,
     /// Where this machine finds the model's file or folder.
     pub model_path: PathBuf,
     /// `int8` or `f32`.
@@ -36,6 +40,16 @@ pub struct Assignment {
     pub context: u32,
     pub batch_tokens_max: u32,
     pub running_max: u32,
+}
+
+/// With which the ranks of an epoch prove to each other that they belong to it.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct MeshSecret(pub [u8; 32]);
+
+impl std::fmt::Debug for MeshSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MeshSecret(..)")
+    }
 }
 
 /// What a rank found when it had loaded.

@@ -122,7 +122,7 @@ impl Reports {
     }
 
     fn lost(&self, epoch: Epoch, message: String, why: SeatLost) {
-        let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message };
+        let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message, guilty_rank: None };
         if !self.send(Frame::Failed(failed)) {
             return;
         }

@@ -2,7 +2,7 @@
 //! computes, and never blocks: the seat's thread does.
 
 use crate::heartbeat::{Heart, Progress};
-use crate::runner::Assignment;
+use crate::runner::{Assignment, MeshSecret};
 use crate::seat::{Reports, SeatLost, Work};
 use crate::{Config, Error};
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -75,6 +75,7 @@ impl Worker {
             device: config.device.clone(),
             memory_bytes: config.memory_bytes,
             threads: config.threads,
+            mesh_address: config.mesh_address.clone(),
         }
     }
 }
@@ -148,7 +149,12 @@ impl Session<'_> {
 
     async fn fail(&mut self, message: String) -> Option<Ended> {
         let epoch = self.epoch.unwrap_or_default();
-        let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message: message.clone() };
+        let failed = Failed {
+            epoch_incarnation: epoch.incarnation,
+            epoch_n: epoch.n,
+            message: message.clone(),
+            guilty_rank: None,
+        };
         // If the queue is full for so long, the stream is as good as gone and its end says enough.
         let frame = WorkerFrame { frame: Some(Frame::Failed(failed)) };
         let _late = timeout(self.worker.config.farewell_timeout, self.up.send(frame)).await;
@@ -174,11 +180,14 @@ impl Session<'_> {
 }
 
 fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
-    let (rank, grid) = assign.grid()?;
+    let (rank, layout) = assign.layout()?;
+    let mesh_secret = MeshSecret(assign.secret()?);
     Ok(Assignment {
         epoch: Epoch { incarnation: assign.epoch_incarnation, n: assign.epoch_n },
         rank,
-        grid,
+        layout,
+        mesh_addresses: assign.mesh_addresses,
+        mesh_secret,
         model_path: assign.model_path.into(),
         activations: assign.activations,
         kv_dtype: assign.kv_dtype,

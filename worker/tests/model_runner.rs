@@ -6,7 +6,7 @@ mod common;
 
 use backend::cpu::Isa;
 use common::{Plan, Played, Player, assignment, requests};
-use types::{BlockId, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
+use types::{BlockId, Grid, Layout, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
 use worker::{Assignment, Load, LoadError, ModelLoader, RunError, Runner};
 
 const MODEL: &str = "llama-f16-sharded";
@@ -96,7 +96,11 @@ fn what_cannot_be_loaded_is_said() {
     assert!(matches!(refused(&|a| a.context = 1 << 20), LoadError::Unsupported(_)));
     assert!(matches!(refused(&|a| a.kv_bytes = 10), LoadError::Memory { .. }));
     assert!(matches!(refused(&|a| a.model_path = "no/such/model".into()), LoadError::Model { .. }));
-    assert!(refused(&|a| a.grid.tp = 2).to_string().contains("tensor parallelism"));
+    assert!(
+        refused(&|a| a.layout = Layout::even(Grid { tp: 2, ..Grid::SOLO }, a.layout.n_layers()).unwrap())
+            .to_string()
+            .contains("tensor parallelism")
+    );
 }
 
 #[test]

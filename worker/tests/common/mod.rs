@@ -1,22 +1,28 @@
 //! A coordinator small enough to see through: plays requests on a runner as a plan says.
 
+use checkpoint::Checkpoint;
 use std::path::PathBuf;
 use types::cache::blocks_for;
 use types::{
-    BlockId, Epoch, Grid, Rank, Request, RequestId, Sampling, Slice, SliceDone, Step, StepDone, StepId, TokenOut, Want,
+    BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, SliceDone, Step, StepDone, StepId, TokenOut,
+    Want,
 };
-use worker::{Assignment, Runner};
+use worker::{Assignment, MeshSecret, Runner};
 
 pub const RUNNING_MAX: u32 = 16;
 pub const CONTEXT: u32 = 400;
 pub const VOCAB: u32 = 288;
 
 pub fn assignment(folder: &str) -> Assignment {
+    let model_path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../tests/reference", folder].iter().collect();
+    let n_layers = Checkpoint::open(&model_path).unwrap().spec().n_layers;
     Assignment {
         epoch: Epoch::default(),
         rank: Rank(0),
-        grid: Grid::SOLO,
-        model_path: [env!("CARGO_MANIFEST_DIR"), "../tests/reference", folder].iter().collect::<PathBuf>(),
+        layout: Layout::solo(n_layers),
+        mesh_addresses: vec![],
+        mesh_secret: MeshSecret::default(),
+        model_path,
         activations: "int8".into(),
         kv_dtype: "f16".into(),
         kv_bytes: 4 << 20,
