@@ -36,10 +36,10 @@ pub struct Settings {
     /// Port of the HTTP API, where no full address is given
     #[arg(long, env = "LOCKSTEP_PORT")]
     pub port: Option<u16>,
-    /// Ranks that divide every layer among them [default: 1]
+    /// Ranks that share each layer [default: 1]
     #[arg(long, env = "LOCKSTEP_TP", value_name = "N")]
     pub tp: Option<u16>,
-    /// Stages that divide the layers among them [default: 1]
+    /// Stages that follow each other, each with its own layers [default: 1]
     #[arg(long, env = "LOCKSTEP_PP", value_name = "N")]
     pub pp: Option<u16>,
     /// Workers as threads of this process, not as processes of their own [default: false]
