@@ -41,6 +41,12 @@ pub struct Settings {
     /// Threads of the worker [default: one per core]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
+    /// Ranks that share each layer [default: 1]
+    #[arg(long, env = "LOCKSTEP_TP", value_name = "N")]
+    pub tp: Option<u16>,
+    /// Stages that follow each other, each with its own layers [default: 1]
+    #[arg(long, env = "LOCKSTEP_PP", value_name = "N")]
+    pub pp: Option<u16>,
     /// What meets a quantized weight [default: int8]
     #[arg(long, env = "LOCKSTEP_ACTIVATIONS", value_enum)]
     pub activations: Option<Activations>,
@@ -178,6 +184,8 @@ pub struct Config {
     pub device: Device,
     pub isa: Option<Isa>,
     pub threads: usize,
+    pub tp: u16,
+    pub pp: u16,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
     pub kv_memory: Option<Bytes>,
@@ -219,6 +227,8 @@ impl Settings {
             device: self.device.unwrap_or(Device::Cpu),
             isa: self.isa,
             threads: self.threads.unwrap_or_else(cores),
+            tp: self.tp.unwrap_or(1),
+            pp: self.pp.unwrap_or(1),
             activations: self.activations.unwrap_or(Activations::Int8),
             kv_dtype: self.kv_dtype.unwrap_or(KvDtype::F16),
             kv_memory: self.kv_memory,
@@ -241,6 +251,8 @@ impl Config {
     fn check(&self) -> anyhow::Result<()> {
         let at_least_one = [
             ("threads", self.threads as u64),
+            ("tp", self.tp.into()),
+            ("pp", self.pp.into()),
             ("max-batch-tokens", self.max_batch_tokens.into()),
             ("max-chunk-tokens", self.max_chunk_tokens.into()),
             ("max-running", self.max_running.into()),
@@ -250,6 +262,8 @@ impl Config {
             ensure!(value > 0, "--{name} is 0; it must be at least 1");
         }
         ensure!(self.context.is_none_or(|n| n >= 2), "--context is below 2: a prompt and its answer need a token each");
+        let n_ranks = u32::from(self.tp) * u32::from(self.pp);
+        ensure!(n_ranks <= 4096, "--tp {} times --pp {} is {n_ranks} ranks; at most 4096", self.tp, self.pp);
         ensure!(self.threads <= 1024, "--threads is {}; it must be at most 1024", self.threads);
         if self.max_running > self.max_batch_tokens {
             bail!(

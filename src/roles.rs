@@ -174,7 +174,7 @@ pub fn policy(config: &Config) -> Policy {
         KvDtype::F32 => "f32",
     };
     Policy {
-        grid: Grid::SOLO,
+        grid: Grid { pp: config.pp, tp: config.tp, ep: 1 },
         activations: activations.into(),
         kv_dtype: kv_dtype.into(),
         kv_memory: config.kv_memory.map(|bytes| bytes.0),
