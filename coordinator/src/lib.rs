@@ -17,7 +17,10 @@ mod steps;
 
 pub use config::{Config, Limits, Waits};
 pub use event::WorkerId;
-pub use placement::{Blueprint, Inventory, Machine, ModelShape, Policy, Unplaceable, block_bytes, plan};
+pub use placement::{
+    Blueprint, Bottleneck, Experts, Inventory, Machine, ModelShape, Policy, Prediction, Shard, Unplaceable, Why,
+    block_bytes, plan, predict,
+};
 pub use serve::serve;
 
 /// Why a coordinator cannot serve, or go on serving.

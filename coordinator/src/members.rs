@@ -57,8 +57,8 @@ impl Role {
 
 impl Members {
     pub fn join(&mut self, worker: WorkerId, hello: wire::WorkerHello, frames: Outbound<wire::RankFrame>) {
-        let wire::WorkerHello { host, pid, device, memory_bytes, .. } = hello;
-        let machine = Machine { worker, host, device, memory_bytes };
+        let wire::WorkerHello { host, pid, device, memory_bytes, threads, .. } = hello;
+        let machine = Machine { worker, host, device, memory_bytes, threads, bandwidth_bytes_per_s: 0 };
         self.workers.insert(
             worker,
             Member { machine, pid, frames, beats_missed: 0, told: wire::Heartbeat::default(), role: Role::Spare },
