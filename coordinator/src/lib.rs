@@ -8,12 +8,15 @@ mod config;
 mod event;
 mod members;
 mod outbound;
+mod pace;
 pub mod placement;
+mod ranks;
 mod replica;
 mod routers;
 mod serve;
 mod service;
 mod steps;
+mod views;
 
 pub use config::{Config, Limits, Waits};
 pub use event::WorkerId;

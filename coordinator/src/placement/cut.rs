@@ -47,9 +47,7 @@ impl KvRule {
         let room = |bytes: u64, wanted: f64| if wanted > 0.0 { bytes as f64 / wanted } else { f64::INFINITY };
         let beside = |taken: u64| memory.checked_sub(taken).and_then(|left| left.checked_sub(stage.replicated));
         match self {
-            KvRule::Reserved(budget) => {
-                beside(budget).map_or(-1.0, |left| room(left, sharded).min(room(budget, kv)))
-            }
+            KvRule::Reserved(budget) => beside(budget).map_or(-1.0, |left| room(left, sharded).min(room(budget, kv))),
             KvRule::Quarter => beside(0).map_or(-1.0, |left| room(left, sharded + kv).min(room(memory / 4, kv))),
         }
     }

@@ -42,8 +42,6 @@ pub struct Machine {
     pub device: String,
     pub memory_bytes: u64,
     pub threads: u32,
-    /// As it measured; zero if it did not, and then a table's figure stands for it.
-    pub bandwidth_bytes_per_s: u64,
 }
 
 /// In the order in which they joined.
@@ -229,9 +227,8 @@ fn check(machines: &[&Machine], measure: &Measure, policy: &Policy, grid: Grid) 
 
 /// Who holds a rank now, and the machines with the most memory; in the order in which they joined where it is equal.
 fn largest<'a>(machines: &[&'a Machine], n: usize, now: Option<&Blueprint>) -> Vec<&'a Machine> {
-    let holds = |machine: &Machine| {
-        now.is_some_and(|now| now.shards.iter().any(|shard| shard.worker == machine.worker))
-    };
+    let holds =
+        |machine: &Machine| now.is_some_and(|now| now.shards.iter().any(|shard| shard.worker == machine.worker));
     let mut sorted = machines.to_vec();
     sorted.sort_by_key(|machine| (!holds(machine), std::cmp::Reverse(machine.memory_bytes)));
     sorted.truncate(n);
@@ -276,21 +273,15 @@ impl Planner<'_> {
         let n_blocks = u64::from(blocks_for(self.policy.context.unwrap_or(BLOCK_TOKENS)));
         let kv = self.policy.kv_memory.unwrap_or(n_blocks * whole.block_bytes / n_ranks);
         let needed = (whole.weights / n_ranks).saturating_add(kv);
-        let (mut large, small): (Vec<_>, Vec<_>) =
-            machines.iter().partition(|machine| machine.memory_bytes >= needed);
+        let (mut large, small): (Vec<_>, Vec<_>) = machines.iter().partition(|machine| machine.memory_bytes >= needed);
         large.extend(small);
         large
     }
 
     fn on(&self, machines: &[&Machine]) -> Result<Blueprint, Why> {
         let seats = seats_of(machines);
-        let cutter = Cutter {
-            measure: &self.measure,
-            seats: &seats,
-            tp: self.grid.tp,
-            rule: self.rule(),
-            minds_memory: true,
-        };
+        let cutter =
+            Cutter { measure: &self.measure, seats: &seats, tp: self.grid.tp, rule: self.rule(), minds_memory: true };
         let asked = self.context_asked();
         let layout = cutter.layout(blocks_for(asked).into(), self.n_blocks_wanted(asked));
         match layout {
@@ -365,9 +356,7 @@ impl Planner<'_> {
         let (host, available) = (machines[rank].host.clone(), machines[rank].memory_bytes);
         let weights = holdings[rank].weights;
         match available.checked_sub(weights) {
-            Some(beside) => {
-                Why::KvMemory { rank: rank as u16, host, weights, needed: reserved, available: beside }
-            }
+            Some(beside) => Why::KvMemory { rank: rank as u16, host, weights, needed: reserved, available: beside },
             None => Why::Weights {
                 rank: rank as u16,
                 host,

@@ -1,6 +1,6 @@
 //! How fast a blueprint should be for one sequence, and what holds it back. An estimate from a small table of what
-//! devices of a class do, or from what workers measured; shown beside what is measured, never used to decide anything
-//! but which of two machines is the faster.
+//! devices of a class do with so many threads; shown beside what is measured, and used to decide nothing but which of two
+//! machines is the faster.
 
 use super::shape::Measure;
 use super::{Blueprint, Machine, ModelShape, Policy, Why, class_of};
@@ -36,8 +36,7 @@ struct Class {
 
 const CPU: Class = Class { thread_bytes: 10_000_000_000, host_bytes: 40_000_000_000, thread_operations: 40e9 };
 /// A device is one thread of its own memory.
-const CUDA: Class =
-    Class { thread_bytes: 2_000_000_000_000, host_bytes: u64::MAX, thread_operations: 100e12 };
+const CUDA: Class = Class { thread_bytes: 2_000_000_000_000, host_bytes: u64::MAX, thread_operations: 100e12 };
 
 /// One exchange among ranks of a host, and among hosts.
 const EXCHANGE_HOST_MICROS: f64 = 8.0;
@@ -52,15 +51,12 @@ fn class(device: &str) -> Class {
     }
 }
 
-/// Bytes that each machine reads in a second: as measured where all were, or else as the table has it.
+/// Bytes that each machine reads in a second, as the table has it.
 pub(super) fn speeds(machines: &[&Machine]) -> Vec<u64> {
-    if machines.iter().all(|machine| machine.bandwidth_bytes_per_s > 0) {
-        return machines.iter().map(|machine| machine.bandwidth_bytes_per_s).collect();
-    }
-    machines.iter().map(|machine| from_table(machine)).collect()
+    machines.iter().map(|machine| speed(machine)).collect()
 }
 
-fn from_table(machine: &Machine) -> u64 {
+fn speed(machine: &Machine) -> u64 {
     let class = class(&machine.device);
     class.thread_bytes.saturating_mul(machine.threads.max(1).into()).min(class.host_bytes)
 }

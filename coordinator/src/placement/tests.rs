@@ -33,14 +33,7 @@ fn policy(tp: u16, pp: u16) -> Policy {
 }
 
 fn machine(id: u64, memory_bytes: u64) -> Machine {
-    Machine {
-        worker: WorkerId(id),
-        host: format!("host-{id}"),
-        device: "cpu".into(),
-        memory_bytes,
-        threads: 1,
-        bandwidth_bytes_per_s: 0,
-    }
+    Machine { worker: WorkerId(id), host: format!("host-{id}"), device: "cpu".into(), memory_bytes, threads: 1 }
 }
 
 fn machines(n: u64, memory_bytes: u64) -> Vec<Machine> {
@@ -101,7 +94,12 @@ fn a_refusal_names_the_nearest_grid_that_fits() {
     // 97 MB of weights, of which a machine holds 70.
     refused(&machines(3, 70 << 20), &policy(1, 1), "the weights of rank 0 need", Some((1, 2)));
     refused(&machines(1, 50 << 20), &policy(1, 1), "no other grid fits", None);
-    refused(&machines(9, 8 << 30), &Policy { grid: Grid { tp: 0, pp: 1, ep: 1 }, ..policy(1, 1) }, "no grid", Some((1, 1)));
+    refused(
+        &machines(9, 8 << 30),
+        &Policy { grid: Grid { tp: 0, pp: 1, ep: 1 }, ..policy(1, 1) },
+        "no grid",
+        Some((1, 1)),
+    );
 }
 
 fn layers(plan: &Blueprint) -> Vec<Range<u32>> {
@@ -192,7 +190,6 @@ fn a_stage_sits_on_one_host() {
 #[test]
 fn the_table_has_a_row_per_rank_and_the_prediction_a_cause() {
     let mut all = machines(4, 64 << 30);
-    all.iter_mut().for_each(|machine| machine.bandwidth_bytes_per_s = 40_000_000_000);
     all.iter_mut().for_each(|machine| machine.threads = 4);
     let plan = plan(&all, &smol(), &policy(2, 2), None).unwrap();
     let table = plan.to_string();
@@ -248,7 +245,6 @@ impl Random {
             host: format!("host-{}", random.below(3)),
             threads: 1 + random.below(3) as u32,
             memory_bytes: scale / 2 + random.below(scale),
-            bandwidth_bytes_per_s: 0,
             ..machine(id, 0)
         };
         (0..n).map(|id| machine(self, id)).collect()
