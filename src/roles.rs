@@ -242,6 +242,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         prefix_cache: config.prefix_cache,
         // The cache does not outlive the process, so neither need the secret at its root.
         salt: random_salt(),
+        mesh_seed: random_seed(),
         limits: coordinator::Limits {
             waiting_max: config.max_waiting,
             batch_tokens_max: config.max_batch_tokens,
@@ -253,6 +254,12 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
             ..coordinator::Waits::default()
         },
     }
+}
+
+fn random_seed() -> [u8; 32] {
+    let mut seed = [0; 32];
+    seed.chunks_exact_mut(16).for_each(|half| half.copy_from_slice(&random_salt()));
+    seed
 }
 
 fn random_salt() -> [u8; 16] {
@@ -315,7 +322,9 @@ impl Load for SimLoader {
         };
         let shape = ModelShape::of(&checkpoint);
         let block_bytes = coordinator::block_bytes(&shape, &policy).map_err(|error| failed(error.into()))?;
-        Sim { vocab: checkpoint.spec().vocab, block_bytes, ..Sim::default() }.load(assignment)
+        let spec = checkpoint.spec();
+        let (n_heads, n_kv_heads, head_dim) = (spec.n_heads, spec.n_kv_heads, spec.head_dim);
+        Sim { vocab: spec.vocab, block_bytes, n_heads, n_kv_heads, head_dim, ..Sim::default() }.load(assignment)
     }
 }
 
