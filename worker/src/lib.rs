@@ -11,7 +11,7 @@ mod session;
 pub mod sim;
 
 pub use backend::cpu::Isa;
-pub use collective::AbortHandle;
+pub use collective::{AbortHandle, Doorway, Wire};
 pub use model_runner::{ModelLoader, ModelRunner};
 pub use runner::{Assignment, Load, LoadError, MeshSecret, Ready, RunError, Runner};
 
