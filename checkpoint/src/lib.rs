@@ -11,6 +11,7 @@ mod map;
 pub mod names;
 mod safetensors;
 mod sizes;
+pub mod spans;
 pub mod template;
 pub mod tensor;
 pub mod tokenizer;
