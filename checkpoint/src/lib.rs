@@ -20,7 +20,7 @@ pub mod tokenizer;
 pub use catalogue::{Located, Progress, Sources};
 pub use config::{Defaults, Family, ModelSpec, RopeScaling, RopeSpec};
 pub use error::{Error, Result};
-pub use sizes::Sizes;
+pub use sizes::{LayerSizes, Sizes};
 pub use template::{ChatTemplate, Message};
 pub use tensor::{Dtype, Tensor};
 pub use tokenizer::{Detokenizer, Tokenizer};

@@ -181,9 +181,7 @@ fn worker_event(worker: WorkerId, frame: WorkerFrame) -> Result<Event, Status> {
         Some(worker_frame::Frame::Done(done)) => Ok(Event::StepDone { worker, done: done.into() }),
         Some(worker_frame::Frame::Heartbeat(beat)) => Ok(Event::Heartbeat { worker, beat }),
         Some(worker_frame::Frame::Ready(ready)) => Ok(Event::RankReady { worker, ready }),
-        Some(worker_frame::Frame::Failed(failed)) => {
-            Err(Status::aborted(format!("the rank failed: {}", failed.message)))
-        }
+        Some(worker_frame::Frame::Failed(failed)) => Ok(Event::RankFailed { worker, failed }),
         Some(worker_frame::Frame::Hello(_)) => Err(Status::invalid_argument("a second hello")),
         None => Err(Status::invalid_argument("a frame without content")),
     }
