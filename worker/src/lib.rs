@@ -13,7 +13,7 @@ pub mod sim;
 pub mod source;
 
 pub use backend::cpu::Isa;
-pub use collective::AbortHandle;
+pub use collective::{AbortHandle, Doorway, Wire};
 pub use model_runner::{ModelLoader, ModelRunner};
 pub use runner::{Assignment, Load, LoadError, MeshSecret, Ready, RunError, Runner};
 
