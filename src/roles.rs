@@ -241,8 +241,8 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         policy: policy(config),
         prefix_cache: config.prefix_cache,
         // The cache does not outlive the process, so neither need the secret at its root.
-        salt: random_salt(),
-        mesh_seed: random_seed(),
+        salt: secure::random()?,
+        mesh_seed: secure::random()?,
         limits: coordinator::Limits {
             waiting_max: config.max_waiting,
             batch_tokens_max: config.max_batch_tokens,
@@ -254,21 +254,6 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
             ..coordinator::Waits::default()
         },
     }
-}
-
-fn random_seed() -> [u8; 32] {
-    let mut seed = [0; 32];
-    seed.chunks_exact_mut(16).for_each(|half| half.copy_from_slice(&random_salt()));
-    seed
-}
-
-fn random_salt() -> [u8; 16] {
-    use std::hash::{BuildHasher, RandomState};
-    let half = || RandomState::new().hash_one(0u8).to_le_bytes();
-    let mut salt = [0; 16];
-    salt[..8].copy_from_slice(&half());
-    salt[8..].copy_from_slice(&half());
-    salt
 }
 
 pub fn policy(config: &Config) -> Policy {

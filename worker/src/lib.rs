@@ -2,6 +2,7 @@
 //! or of other requests than those that steps name.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+pub mod fetch;
 mod heartbeat;
 mod model_runner;
 pub mod runner;
