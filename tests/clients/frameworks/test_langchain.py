@@ -66,5 +66,14 @@ class Completions(unittest.TestCase):
         self.assertEqual(texts[1], model.invoke(prompts[1]))
 
 
+class Embeddings(unittest.TestCase):
+    def test_like_is_near(self):
+        model = OpenAIEmbeddings(**options(check_embedding_ctx_length=False))
+        vectors = model.embed_documents(["A cat sat on the mat.", "A cat sat on a mat.", "def f(x): return x + 1"])
+        near, far = (sum(a * b for a, b in zip(vectors[0], other)) for other in vectors[1:])
+        self.assertGreater(near, far)
+        self.assertEqual(model.embed_query("A cat sat on the mat."), vectors[0])
+
+
 if __name__ == "__main__":
     unittest.main()
