@@ -95,6 +95,7 @@ impl Members {
             steps_done: beat.steps_done.saturating_sub(told.steps_done),
             compute_micros: beat.compute_micros.saturating_sub(told.compute_micros),
             idle_micros: beat.idle_micros.saturating_sub(told.idle_micros),
+            wait_micros: beat.wait_micros.saturating_sub(told.wait_micros),
         })
     }
 

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use types::{Epoch, Micros, PolicyDigest, RequestId, Step};
+use types::{Epoch, Layout, Micros, PolicyDigest, RequestId, Step};
 
 /// Events taken before steps are planned and outputs sent: enough to share their cost, too few to delay them.
 const EVENTS_PER_TURN_MAX: usize = 256;
@@ -255,9 +255,9 @@ impl Replica {
             epoch_incarnation: self.epoch.incarnation,
             epoch_n: self.epoch.n,
             rank: shard.rank.0.into(),
-            pp: policy.grid.pp.into(),
-            tp: policy.grid.tp.into(),
-            ep: policy.grid.ep.into(),
+            stages: Layout::solo(self.config.shape.n_layers).stages().iter().map(wire::Stage::from).collect(),
+            mesh_addresses: Vec::new(),
+            mesh_secret: Vec::new(),
             model_path: self.config.model_path.to_string_lossy().into_owned(),
             activations: policy.activations.clone(),
             kv_dtype: policy.kv_dtype.clone(),

@@ -341,7 +341,9 @@ fn sim_digest() -> [u8; 32] {
     let assignment = Assignment {
         epoch: types::Epoch::default(),
         rank: types::Rank(0),
-        grid: types::Grid::SOLO,
+        layout: types::Layout::solo(1),
+        mesh_addresses: vec![],
+        mesh_secret: worker::MeshSecret::default(),
         model_path: "/nowhere".into(),
         activations: "int8".into(),
         kv_dtype: "f16".into(),

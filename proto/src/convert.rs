@@ -4,9 +4,9 @@ use crate::cluster as wire;
 use bytes::Bytes;
 use prost::Message;
 use types::{
-    AdapterId, BlockCopy, BlockId, Constraint, Dry, Epoch, Finish, Goal, Grid, Micros, Penalties, PolicyDigest,
-    Priority, Rank, Request, RequestId, Sampling, Slice, SliceDone, Span, SpanKind, Step, StepDone, StepId, TenantId,
-    TokenLogprob, TokenOut, Tokens, Want, Xtc,
+    AdapterId, BlockCopy, BlockId, Constraint, Dry, Epoch, Finish, Goal, Layout, Micros, Penalties, PolicyDigest,
+    Priority, Rank, Request, RequestId, Sampling, Shares, Slice, SliceDone, Span, SpanKind, Stage, Step, StepDone,
+    StepId, TenantId, TokenLogprob, TokenOut, Tokens, Want, Xtc,
 };
 
 /// A frame that decodes and cannot be meant.
@@ -18,6 +18,8 @@ pub enum Malformed {
     Missing { field: &'static str },
     #[error("{field} is out of range: {value}")]
     OutOfRange { field: &'static str, value: i64 },
+    #[error("assign.stages: {0}")]
+    Stages(types::Unsupported),
     #[error("{field} is out of range: {value}")]
     Number { field: &'static str, value: f32 },
 }
@@ -78,18 +80,35 @@ impl wire::Request {
 }
 
 impl wire::Assign {
-    /// The rank and its grid, every axis at least one.
-    pub fn grid(&self) -> Result<(Rank, Grid), Malformed> {
-        let axis = |field, n: u32| match u16::try_from(n) {
-            Ok(n) if n > 0 => Ok(n),
-            _ => Err(out_of_range(field, n)),
+    /// The rank, and the grid in which it has its place.
+    pub fn layout(&self) -> Result<(Rank, Layout), Malformed> {
+        let stage = |stage: &wire::Stage| {
+            let layers = stage.layer_start..stage.layer_end;
+            Shares::new(stage.share_bounds.clone()).map(|shares| Stage { layers, shares })
         };
-        let grid =
-            Grid { pp: axis("assign.pp", self.pp)?, tp: axis("assign.tp", self.tp)?, ep: axis("assign.ep", self.ep)? };
-        let n_ranks = u32::from(grid.pp) * u32::from(grid.tp);
+        let stages = self.stages.iter().map(stage).collect::<Result<Vec<_>, _>>();
+        let layout = stages.and_then(Layout::new).map_err(Malformed::Stages)?;
         match u16::try_from(self.rank) {
-            Ok(rank) if self.rank < n_ranks && n_ranks <= u32::from(u16::MAX) => Ok((Rank(rank), grid)),
+            Ok(rank) if rank < layout.grid().n_ranks() => Ok((Rank(rank), layout)),
             _ => Err(out_of_range("assign.rank", self.rank)),
+        }
+    }
+
+    /// The epoch's secret. Empty stands for none: a rank alone has nobody to prove anything to.
+    pub fn secret(&self) -> Result<[u8; 32], Malformed> {
+        match self.mesh_secret.len() {
+            0 => Ok([0; 32]),
+            len => self.mesh_secret.as_slice().try_into().map_err(|_| out_of_range("assign.mesh_secret", len)),
+        }
+    }
+}
+
+impl From<&Stage> for wire::Stage {
+    fn from(stage: &Stage) -> wire::Stage {
+        wire::Stage {
+            layer_start: stage.layers.start,
+            layer_end: stage.layers.end,
+            share_bounds: stage.shares.bounds().to_vec(),
         }
     }
 }

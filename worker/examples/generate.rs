@@ -3,9 +3,10 @@
 //! `cargo run -p worker --example generate -- MODEL [--activations f32] [--kv-dtype f32] [--threads 2] [--tokens 32]
 //! 504 3575 ..`
 
+use checkpoint::Checkpoint;
 use std::time::Instant;
-use types::{BlockId, Epoch, Grid, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Token, Want};
-use worker::{Assignment, ModelLoader, Runner};
+use types::{BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Token, Want};
+use worker::{Assignment, MeshSecret, ModelLoader, Runner};
 
 const BATCH_TOKENS_MAX: u32 = 512;
 const KV_BYTES: u64 = 256 << 20;
@@ -24,7 +25,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let assignment = Assignment {
         epoch: Epoch::default(),
         rank: Rank(0),
-        grid: Grid::SOLO,
+        layout: Layout::solo(Checkpoint::open(args.model.as_ref())?.spec().n_layers),
+        mesh_addresses: vec![],
+        mesh_secret: MeshSecret::default(),
         model_path: args.model.clone().into(),
         activations: args.activations.clone(),
         kv_dtype: args.kv_dtype.clone(),

@@ -80,7 +80,7 @@ impl Sim {
 
 impl Load for Sim {
     fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        assignment.grid.supported()?;
+        assignment.layout.grid().supported()?;
         let n_blocks = u32::try_from(assignment.kv_bytes / self.block_bytes.max(1)).unwrap_or(u32::MAX);
         if n_blocks > PAGES_MAX {
             let (needed, available) = (n_blocks.into(), PAGES_MAX.into());

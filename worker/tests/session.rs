@@ -3,7 +3,7 @@
 
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
 use proto::cluster::{
-    Assign, RankFrame, ReplicaFrame, RouterFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame,
+    Assign, RankFrame, ReplicaFrame, RouterFrame, Stage, WorkerFrame, WorkerHello, rank_frame, worker_frame,
 };
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
-use types::{BlockCopy, BlockId, Epoch, RequestId, Slice, Step, StepDone, StepId, Want};
+use types::{BlockCopy, BlockId, Epoch, Grid, Layout, RequestId, Slice, Step, StepDone, StepId, Want};
 use worker::sim::Sim;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -99,13 +99,15 @@ impl Joined {
     }
 }
 
+fn stages(layout: &Layout) -> Vec<Stage> {
+    layout.stages().iter().map(Stage::from).collect()
+}
+
 fn assign() -> Assign {
     Assign {
         epoch_incarnation: EPOCH.incarnation,
         epoch_n: EPOCH.n,
-        pp: 1,
-        tp: 1,
-        ep: 1,
+        stages: stages(&Layout::solo(1)),
         activations: "int8".into(),
         kv_dtype: "f16".into(),
         kv_bytes: 8,
@@ -205,18 +207,19 @@ async fn a_place_that_cannot_be_meant_is_named() {
     let mut scene = Scene::start().await;
     let mut joined = scene.joined().await;
     joined.hello().await;
-    joined.say(rank_frame::Frame::Assign(Assign { tp: 0, ..assign() })).await;
+    joined.say(rank_frame::Frame::Assign(Assign { stages: vec![], ..assign() })).await;
     let message = joined.failed().await;
-    assert!(message.contains("assign.tp"), "{message}");
+    assert!(message.contains("assign.stages"), "{message}");
     scene.end().await;
 }
 
 #[tokio::test]
 async fn a_grid_that_is_not_served_yet_ends_the_worker_by_name() {
+    let two = Layout::even(Grid { tp: 2, ..Grid::SOLO }, 1).unwrap();
     let mut scene = Scene::start().await;
     let mut joined = scene.joined().await;
     joined.hello().await;
-    joined.say(rank_frame::Frame::Assign(Assign { tp: 2, ..assign() })).await;
+    joined.say(rank_frame::Frame::Assign(Assign { stages: stages(&two), ..assign() })).await;
     let message = joined.failed().await;
     assert!(message.contains("tensor parallelism"), "{message}");
     drop(joined);
