@@ -23,7 +23,7 @@ pub(crate) enum Event {
     },
     Submit {
         router: u32,
-        request: wire::Request,
+        request: Box<wire::Request>,
     },
     Cancel {
         router: u32,

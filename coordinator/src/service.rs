@@ -162,7 +162,7 @@ impl<T> Reader<T> {
 fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
     match frame.frame {
         Some(router_frame::Frame::Submit(request)) if RequestId(request.id).router() == router => {
-            Ok(Event::Submit { router, request })
+            Ok(Event::Submit { router, request: Box::new(request) })
         }
         Some(router_frame::Frame::Submit(request)) => {
             let id = RequestId(request.id);
