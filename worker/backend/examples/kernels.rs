@@ -106,7 +106,7 @@ fn main() {
     let memory = vec![1u64; 64 << 20];
     for activations in [Activations::Int8, Activations::F32] {
         println!("== {isa:?}, {threads} threads, {activations:?}");
-        let cpu = Cpu::new(CpuConfig { threads, activations, isa }).unwrap();
+        let cpu = Cpu::new(CpuConfig { threads, activations, isa, spin: true }).unwrap();
         let mut sum = 0;
         report("stream read", memory.len() as f64 * 8.0, "GB/s", time(|| sum ^= black_box(stream(&memory, threads))));
         let empty = cpu.buffer(4, 16).unwrap();

@@ -68,7 +68,7 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// Some of the columns: the only way to slice. They begin and end on the blocks of the type.
+    /// Some of the columns. They begin and end on the blocks of the type.
     pub fn columns(&self, range: Range<usize>) -> Result<Stored<'a>, Error> {
         let (elements, _) = self.dtype.block();
         if range.end > self.k || !range.start.is_multiple_of(elements) || !range.end.is_multiple_of(elements) {
@@ -76,6 +76,16 @@ impl<'a> Stored<'a> {
         }
         let bytes = &self.bytes[self.dtype.row_bytes(range.start)..];
         Ok(Stored { k: range.len(), bytes, ..*self })
+    }
+
+    /// A run of the rows; it may be empty.
+    pub fn rows(&self, range: Range<usize>) -> Result<Stored<'a>, Error> {
+        if range.start > range.end || range.end > self.rows {
+            return Err(Error::Shape(format!("rows {range:?} of {}", self.rows)));
+        }
+        // Past the bytes there is nothing; `check` says so if rows were wanted.
+        let bytes = self.bytes.get(range.start.saturating_mul(self.row_stride)..).unwrap_or(&[]);
+        Ok(Stored { rows: range.len(), bytes, ..*self })
     }
 
     pub fn row(&self, row: usize) -> &'a [u8] {

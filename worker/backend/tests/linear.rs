@@ -182,6 +182,29 @@ fn whoever_owns_which_leaves_the_sum_is_the_same() {
 }
 
 #[test]
+fn a_run_of_rows_gives_its_columns_of_the_product() {
+    let mut rng = Rng(5);
+    let cpu = cpu(Isa::detect(), 2, Activations::Int8);
+    for dtype in TYPES {
+        let file = File::random(&mut rng, dtype, 37, 128);
+        let x = rng.floats(3 * 128);
+        let whole = product(&cpu, &[&file], &x, 3);
+        for rows in [0..37, 0..1, 5..22, 36..37, 37..37, 9..9] {
+            let stored = file.stored().rows(rows.clone()).unwrap();
+            let matrix = cpu.matrix(&[stored]).unwrap();
+            let mut out = cpu.buffer(3, rows.len()).unwrap();
+            cpu.linear(&filled(&cpu, 3, &x), &matrix, 3, &mut out);
+            let expected: Vec<f32> = whole.chunks(37).flat_map(|row| row[rows.clone()].to_vec()).collect();
+            assert_bits(&format!("{dtype:?}, rows {rows:?}"), &all(&cpu, &out, 3), &expected);
+        }
+        assert!(file.stored().rows(5..38).is_err());
+        let part = file.stored().columns(64..128).unwrap();
+        assert_eq!(part.rows(3..7).unwrap().row(2), part.row(5));
+        assert_eq!(part.rows(37..37).unwrap().rows, 0);
+    }
+}
+
+#[test]
 fn what_cannot_be_packed_is_refused() {
     let cpu = cpu(Isa::detect(), 2, Activations::Int8);
     let bytes = [0u8; 340];

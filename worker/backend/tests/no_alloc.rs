@@ -71,7 +71,7 @@ fn ops_allocate_nothing() {
         let batches = [batch(1), batch(3), batch(ROWS_MAX as u32)];
         let mut step = |batch: &Batch| {
             let n = batch.n_rows();
-            cpu.embed(&table, &batch.tokens, &mut residual);
+            cpu.embed(&table, 0, &batch.tokens, &mut residual);
             cpu.linear(&residual, &table, n, &mut logits);
             cpu.rope_store(&mut qkv, &rope, &heads, batch, 0, 0, &mut kv);
             cpu.attend(&qkv, &kv, &heads, batch, 0, 0, &mut x);

@@ -17,7 +17,7 @@
 
 use backend::Memory;
 use std::ops::Range;
-use types::{Grid, Rank, Unsupported};
+use types::{Layout, Part, Rank, Unsupported};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -27,75 +27,70 @@ pub enum Error {
     LeavesMissing { have: Vec<Range<u32>>, n_leaves: u32 },
 }
 
-/// The ranks of this rank's stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The ranks of this rank's stage, and its neighbours in the stages before and after.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// One rank, which owns every leaf.
-    Solo,
+    /// One rank, which owns everything.
+    Solo(Part),
 }
 
 impl Collective {
-    /// What a place in the grid needs.
-    pub fn join(grid: Grid, _rank: Rank) -> Result<Collective, Error> {
-        grid.supported()?;
-        Ok(Collective::Solo)
+    pub fn solo(n_layers: u32) -> Collective {
+        Collective::Solo(Layout::solo(n_layers).part(Rank(0)))
     }
 
-    /// This rank's number among the ranks of its stage.
-    pub fn rank(&self) -> u32 {
+    pub fn part(&self) -> &Part {
         match self {
-            Collective::Solo => 0,
+            Collective::Solo(part) => part,
         }
-    }
-
-    /// Ranks in the stage.
-    pub fn size(&self) -> u32 {
-        match self {
-            Collective::Solo => 1,
-        }
-    }
-
-    /// The leaves that this rank owns of a sum over `n_leaves`.
-    pub fn owned(&self, n_leaves: u32) -> Range<u32> {
-        let (rank, size) = (u64::from(self.rank()), u64::from(self.size()));
-        let cut = |i: u64| (u64::from(n_leaves) * i / size) as u32;
-        cut(rank)..cut(rank + 1)
     }
 
     /// Finishes a row-parallel product in place. `planes` holds this rank's `runs`, one plane of `n_rows` rows each;
     /// afterwards its first plane is the sum over all leaves of all ranks.
     pub fn sum_leaves<M: Memory>(
-        &self,
+        &mut self,
         _device: &M,
         _planes: &mut M::Buffer,
         runs: &[Range<u32>],
         n_leaves: u32,
         _n_rows: usize,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         match self {
-            Collective::Solo if runs.len() == 1 && runs[0] == (0..n_leaves) => Ok(()),
-            Collective::Solo => Err(Error::LeavesMissing { have: runs.to_vec(), n_leaves }),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use types::leaves;
-
-    #[test]
-    fn a_rank_alone_owns_every_sum_whole() {
-        for n_leaves in 1..70 {
-            let owned = Collective::Solo.owned(n_leaves);
-            assert_eq!(leaves::aligned_runs(owned.clone(), n_leaves), std::slice::from_ref(&owned));
-            assert_eq!(owned, 0..n_leaves);
+            Collective::Solo(_) if runs.len() == 1 && runs[0] == (0..n_leaves) => Ok(()),
+            Collective::Solo(_) => Err(Error::LeavesMissing { have: runs.to_vec(), n_leaves }),
         }
     }
 
-    #[test]
-    fn more_ranks_are_refused_by_name() {
-        let refused = Collective::join(Grid { pp: 1, tp: 2, ep: 1 }, Rank(0));
-        assert!(matches!(refused, Err(Error::Unsupported(Unsupported("tensor parallelism")))));
+    /// Each row goes from its owner to the others of the stage.
+    pub fn share_rows<M: Memory>(
+        &mut self,
+        _device: &M,
+        _buffer: &mut M::Buffer,
+        _owner_of: impl Fn(usize) -> u16,
+        _n_rows: usize,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    /// The columns of all ranks, on rank 0 of the stage.
+    pub fn gather_columns<M: Memory>(
+        &mut self,
+        _device: &M,
+        _mine: &M::Buffer,
+        _whole: &mut M::Buffer,
+        _n_units: u32,
+        _n_rows: usize,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    pub fn send_rows<M: Memory>(&mut self, _device: &M, _buffer: &M::Buffer, _n_rows: usize) -> Result<()> {
+        Ok(())
+    }
+
+    pub fn recv_rows<M: Memory>(&mut self, _device: &M, _buffer: &mut M::Buffer, _n_rows: usize) -> Result<()> {
+        Ok(())
     }
 }

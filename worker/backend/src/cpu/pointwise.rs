@@ -82,9 +82,47 @@ impl Kernel for SiluMul<'_> {
     }
 }
 
-/// out[i] = row `tokens[i]` of a packed table, as f32.
+/// residual += x
+pub(crate) struct Add<'a> {
+    pub x: &'a [f32],
+    pub residual: Shared<f32>,
+    pub cols: usize,
+    pub rows: Range<usize>,
+}
+
+impl Kernel for Add<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let (start, n) = (self.rows.start * self.cols, self.rows.len() * self.cols);
+        // SAFETY: the op checked the shapes; one thread has each row.
+        let residual = unsafe { self.residual.part(start, n) };
+        residual.iter_mut().zip(&self.x[start..start + n]).for_each(|(sum, x)| *sum += x);
+    }
+}
+
+/// Each row of x += bias.
+pub(crate) struct AddBias<'a> {
+    pub x: Shared<f32>,
+    pub bias: &'a [f32],
+    pub rows: Range<usize>,
+}
+
+impl Kernel for AddBias<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let n = self.bias.len();
+        for row in self.rows.clone() {
+            // SAFETY: the op checked the shapes; one thread has each row.
+            let x = unsafe { self.x.part(row * n, n) };
+            x.iter_mut().zip(self.bias).for_each(|(x, bias)| *x += bias);
+        }
+    }
+}
+
+/// out[i] = row `tokens[i] - first` of a packed table, as f32, where the table has it.
 pub(crate) struct Embed<'a> {
     pub table: &'a Matrix,
+    pub first: u32,
     pub tokens: &'a [u32],
     pub out: Shared<f32>,
     pub rows: Range<usize>,
@@ -95,9 +133,12 @@ impl Kernel for Embed<'_> {
     fn run<L: Lanes>(self) {
         let n = self.table.k;
         for row in self.rows.clone() {
-            // SAFETY: the op checked the shapes; one thread has each row.
-            let out = unsafe { self.out.part(row * n, n) };
-            unpack_row(self.table, self.tokens[row] as usize, out);
+            let Some(at) = self.tokens[row].checked_sub(self.first).map(|at| at as usize) else { continue };
+            if at < self.table.n_out {
+                // SAFETY: the op checked the shapes; one thread has each row.
+                let out = unsafe { self.out.part(row * n, n) };
+                unpack_row(self.table, at, out);
+            }
         }
     }
 }
@@ -105,7 +146,7 @@ impl Kernel for Embed<'_> {
 #[inline(always)]
 fn unpack_row(table: &Matrix, row: usize, out: &mut [f32]) {
     let is_within = |part: &&Part| (part.first_out..part.first_out + part.rows).contains(&row);
-    let part = table.parts.iter().find(is_within).expect("the op checked that the token is in the table");
+    let part = table.parts.iter().find(is_within).expect("a row of the table is in one of its parts");
     let (tile, lane) = ((row - part.first_out) / LANES, (row - part.first_out) % LANES);
     let tile = &table.pages.bytes()[part.start + tile * part.tile_bytes..][..part.tile_bytes];
     let (unit, unit_bytes) = tile_unit(part.dtype);

@@ -84,7 +84,7 @@ impl File {
 }
 
 pub fn cpu(isa: Isa, threads: usize, activations: Activations) -> Cpu {
-    Cpu::new(CpuConfig { threads, activations, isa }).unwrap()
+    Cpu::new(CpuConfig { threads, activations, isa, spin: true }).unwrap()
 }
 
 /// The reference first.
