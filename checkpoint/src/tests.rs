@@ -324,7 +324,7 @@ fn refuses_what_contradicts_itself() {
     refused(tiny().meta("llama.rope.freq_base", Meta::F32(f32::NAN)), "base is NaN");
     refused(tiny().meta("llama.rope.scaling.type", Meta::Text("yarn")), "type yarn");
     refused(tiny().meta("split.count", Meta::U32(4)), "a GGUF in 4 parts");
-    refused(tiny().meta("llama.expert_count", Meta::U32(8)), "a mixture of 8 experts");
+    refused(tiny().meta("llama.expert_count", Meta::U32(8)), "expert_used_count is missing");
     refused(tiny().meta("tokenizer.ggml.eos_token_id", Meta::U32(70_000)), "70000 is outside the vocabulary of 263");
     refused(tiny().meta("general.alignment", Meta::U32(33)), "general.alignment is 33");
     refused(tiny().tensor("output_norm.weight", &[64], 0, 256), "output_norm.weight occurs twice");

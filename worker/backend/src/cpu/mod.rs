@@ -4,6 +4,8 @@
 //! load.
 
 mod attention;
+mod between;
+mod experts;
 mod isa;
 mod kv;
 pub(crate) mod lanes;
@@ -17,6 +19,7 @@ mod rows;
 mod sample;
 mod team;
 
+pub use experts::Routes;
 pub use isa::Isa;
 pub use kv::{Kv, Rope};
 pub use pack::Matrix;
@@ -162,6 +165,12 @@ impl Cpu {
         self.team.run(w.n_tiles(), &|tiles| product.run(self.config.isa, tiles));
     }
 
+    fn each(&self, x: &mut Buffer, n_rows: usize, each: between::Each) {
+        let cols = x.cols();
+        let x = x.shared(n_rows, cols);
+        self.spread(n_rows, |rows| between::Elementwise { x, cols, each, rows });
+    }
+
     /// Runs a kernel over ranges of items on all threads.
     fn spread<K: Kernel>(&self, n_items: usize, kernel: impl Fn(Range<usize>) -> K + Sync) {
         self.team.run(n_items, &|items| dispatch(self.config.isa, kernel(items)));
@@ -232,7 +241,7 @@ impl Attention for Cpu {
     fn rope_store(
         &self,
         qkv: &mut Buffer,
-        rope: &Rope,
+        rope: Option<&Rope>,
         heads: &Heads,
         batch: &Batch,
         group: usize,
@@ -326,6 +335,46 @@ impl Pointwise for Cpu {
         for (&row, to) in rows.iter().zip(out.chunks_exact_mut(cols)) {
             to.copy_from_slice(x.row(row as usize));
         }
+    }
+
+    fn norm_heads(&self, qkv: &mut Buffer, heads: &Heads, q: &Vec<f32>, k: &Vec<f32>, eps: f32, n_rows: usize) {
+        assert!([q, k].iter().all(|weight| weight.len() == heads.head_dim), "weights are as long as a head");
+        assert!(heads.head_dim <= kv::HEAD_DIM_MAX, "a head of {}", heads.head_dim);
+        let qkv = qkv.shared(n_rows, heads.qkv_cols());
+        self.spread(n_rows, |rows| between::NormHeads { qkv, heads, q, k, eps, rows });
+    }
+
+    fn layer_norm(
+        &self,
+        x: &Buffer,
+        weight: &Vec<f32>,
+        bias: &Vec<f32>,
+        eps: f32,
+        n_rows: usize,
+        out: &mut Buffer,
+    ) {
+        let x = x.rows(n_rows, weight.len());
+        let out = out.shared(n_rows, bias.len());
+        self.spread(n_rows, |rows| between::LayerNorm { x, weight, bias, eps, out, rows });
+    }
+
+    fn gelu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
+        let inner = out.cols();
+        let gate_up = gate_up.rows(n_rows, 2 * inner);
+        let out = out.shared(n_rows, inner);
+        self.spread(n_rows, |rows| between::GeluMul { gate_up, inner, out, rows });
+    }
+
+    fn gelu(&self, x: &mut Buffer, n_rows: usize) {
+        self.each(x, n_rows, between::Each::Gelu);
+    }
+
+    fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
+        self.each(x, n_rows, between::Each::Scale(factor));
+    }
+
+    fn soft_cap(&self, x: &mut Buffer, cap: f32, n_rows: usize) {
+        self.each(x, n_rows, between::Each::SoftCap(cap));
     }
 }
 
