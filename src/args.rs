@@ -1,5 +1,6 @@
 //! Arguments, parsed and nothing more: what they mean together is `config`'s.
 
+use crate::bench;
 use crate::config::Settings;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -26,6 +27,9 @@ pub enum Command {
     /// Show how a model would be placed, in bytes and tokens, without loading it
     #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB")]
     Plan(Plan),
+    /// Put load on a server that speaks OpenAI's API, and measure it
+    #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
+    Bench(bench::Options),
 }
 
 #[derive(Args)]

@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod args;
+mod bench;
 mod config;
 mod models;
 mod plan;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
             print!("{}", self::plan::table(&config, &checkpoint)?);
             Ok(())
         }),
+        Command::Bench(options) => bench::run(&options),
         Command::Pull(pull) => self::pull(&pull.model, &pull.hub),
     };
     match done {

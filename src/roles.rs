@@ -191,7 +191,7 @@ fn loader(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<Box<dyn Lo
         Some(Isa::Avx512) => worker::Isa::Avx512,
     };
     Ok(match config.device {
-        Device::Cpu => Box::new(ModelLoader { threads: config.threads, isa }),
+        Device::Cpu => Box::new(ModelLoader { isa, ..ModelLoader::new(config.threads) }),
         Device::Sim => {
             let block_bytes = coordinator::block_bytes(&ModelShape::of(checkpoint), &policy(config))?;
             Box::new(Sim { vocab: checkpoint.spec().vocab, block_bytes, ..Sim::default() })

@@ -29,6 +29,7 @@ pub struct Limits {
     pub waiting_tokens_max: u64,
     pub batch_tokens_max: u32,
     pub chunk_tokens_max: u32,
+    /// With one stage; every further stage adds one.
     pub steps_in_flight_max: u32,
     /// Events that wait for the loop; whoever sends more waits.
     pub events_max: usize,
@@ -92,6 +93,7 @@ impl Default for Waits {
 impl Config {
     pub(crate) fn scheduler(&self, context: u32, n_blocks: u32, policy: PolicyDigest) -> scheduler::Config {
         let limits = &self.limits;
+        let n_stages = u32::from(self.policy.grid.pp);
         scheduler::Config {
             n_blocks,
             context_max: context,
@@ -101,7 +103,9 @@ impl Config {
             waiting_tokens_max: limits.waiting_tokens_max.max(context.into()),
             batch_tokens_max: limits.batch_tokens_max,
             chunk_tokens_max: limits.chunk_tokens_max,
-            steps_in_flight_max: limits.steps_in_flight_max,
+            n_stages,
+            // Each stage has a step of its own.
+            steps_in_flight_max: limits.steps_in_flight_max + n_stages - 1,
             prefix_cache: self.prefix_cache,
             groups: vec![CacheGroup::FULL],
             policy,

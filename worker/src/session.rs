@@ -3,7 +3,7 @@
 
 use crate::heartbeat::{Heart, Progress};
 use crate::runner::{Assignment, MeshSecret};
-use crate::seat::{Reports, SeatLost, Work};
+use crate::seat::{Reports, SeatLost, Turns, Work};
 use crate::{Config, Error};
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{Assign, Failed, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
@@ -37,6 +37,16 @@ pub(crate) struct Worker {
     pub config: Config,
     pub work: mpsc::Sender<Work>,
     pub progress: Arc<Progress>,
+    pub turns: Arc<Turns>,
+}
+
+/// However a session ends: the step that it leaves behind need not wait for other ranks.
+struct EndTurn<'a>(&'a Turns);
+
+impl Drop for EndTurn<'_> {
+    fn drop(&mut self) {
+        self.0.next();
+    }
 }
 
 impl Worker {
@@ -59,6 +69,7 @@ impl Worker {
         };
         let _heart = Heart::start(self.progress.clone(), up.downgrade(), self.config.heartbeat_every)?;
         let (lost, seat_lost) = mpsc::channel(1);
+        let _end = EndTurn(&self.turns);
         let reports = Reports { up: up.downgrade(), lost: lost.downgrade() };
         // `lost` is held here, so that the seat's queue is open for as long as the session lasts.
         let ended = Session { worker: self, up, reports, down, epoch: None }.run(seat_lost).await;
@@ -127,7 +138,8 @@ impl Session<'_> {
         };
         tracing::info!(epoch = %assignment.epoch, rank = assignment.rank.0, "taking a place");
         self.epoch = Some(assignment.epoch);
-        self.hand_over(Work::Load { assignment, reports: self.reports.clone() }).await
+        let turn = self.worker.turns.next();
+        self.hand_over(Work::Load { assignment, turn, reports: self.reports.clone() }).await
     }
 
     async fn step(&mut self, step: Step) -> Option<Ended> {

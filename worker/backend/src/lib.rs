@@ -64,6 +64,12 @@ pub trait Memory {
     fn read(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
     /// Writes rows, for stage hand-off and tests.
     fn write(&self, buffer: &mut Self::Buffer, row: usize, values: &[f32]);
+    /// What `buffer` was made with.
+    fn cols(&self, buffer: &Self::Buffer) -> usize;
+    /// Reads columns of one row from `col` on.
+    fn read_part(&self, buffer: &Self::Buffer, row: usize, col: usize, out: &mut [f32]);
+    /// Writes columns of one row from `col` on.
+    fn write_part(&self, buffer: &mut Self::Buffer, row: usize, col: usize, values: &[f32]);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -265,7 +265,7 @@ impl<D: Device> Embedding<D> {
             return Ok(collective.recv_rows(device, out, n_rows)?);
         };
         device.embed(rows, *first, tokens, out);
-        Ok(collective.share_rows(device, out, |row| shares.owner(tokens[row], *n_vocab), n_rows)?)
+        Ok(collective.share_rows(device, out, |row| shares.owner(tokens[row], *n_vocab).into(), n_rows)?)
     }
 }
 

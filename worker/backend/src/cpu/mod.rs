@@ -224,6 +224,20 @@ impl Memory for Cpu {
         assert!(cols > 0 && values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());
         buffer.rows_mut(row + values.len() / cols, cols)[row * cols..].copy_from_slice(values);
     }
+
+    fn cols(&self, buffer: &Buffer) -> usize {
+        buffer.cols
+    }
+
+    fn read_part(&self, buffer: &Buffer, row: usize, col: usize, out: &mut [f32]) {
+        out.copy_from_slice(&buffer.row(row)[col..][..out.len()]);
+    }
+
+    fn write_part(&self, buffer: &mut Buffer, row: usize, col: usize, values: &[f32]) {
+        let cols = buffer.cols;
+        let row = &mut buffer.rows_mut(row + 1, cols)[row * cols..];
+        row[col..][..values.len()].copy_from_slice(values);
+    }
 }
 
 impl Linear for Cpu {
