@@ -22,7 +22,7 @@ import reference
 
 SMALL = dict(
     hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
-    vocab_size=264, max_position_embeddings=512,
+    vocab_size=264, max_position_embeddings=512, pad_token_id=0,
 )
 
 
@@ -34,10 +34,11 @@ def rope(**more):
 CHECKPOINTS = {
     # Four experts of which a token meets two: w1, w2, w3 in its files.
     "mixtral": (11, lambda: MixtralConfig(
-        **SMALL | dict(intermediate_size=64), num_local_experts=4, num_experts_per_tok=2), [1, 40, 270]),
+        **SMALL | dict(intermediate_size=32), num_local_experts=4, num_experts_per_tok=2,
+        tie_word_embeddings=True), [1, 40, 270]),
     # Five experts, three met, their weights not made to sum to one; one layer has a dense MLP.
     "qwen3-moe": (12, lambda: Qwen3MoeConfig(
-        **SMALL | dict(num_hidden_layers=3, hidden_size=32), head_dim=32, num_experts=5, num_experts_per_tok=3,
+        **SMALL | dict(num_hidden_layers=3, hidden_size=32), head_dim=16, num_experts=5, num_experts_per_tok=3,
         moe_intermediate_size=32, norm_topk_prob=False, mlp_only_layers=[1]), [1, 40]),
     "qwen3-moe-normed": (13, lambda: Qwen3MoeConfig(
         **SMALL | dict(hidden_size=32), head_dim=16, num_experts=8, num_experts_per_tok=2,
@@ -47,29 +48,29 @@ CHECKPOINTS = {
         **SMALL, use_sliding_window=True, sliding_window=24, max_window_layers=1), [1, 40, 270]),
     # Normed heads that are wider than hidden / n_heads; a context stretched by YaRN.
     "qwen3-yarn": (15, lambda: Qwen3Config(
-        **SMALL, head_dim=32, rope_parameters=rope(
+        **SMALL | dict(hidden_size=32), head_dim=32, rope_parameters=rope(
             rope_type="yarn", factor=4.0, original_max_position_embeddings=64)), [1, 40, 270]),
     "llama-linear": (16, lambda: LlamaConfig(
         **SMALL, rope_parameters=rope(rope_type="linear", factor=4.0)), [1, 40]),
     # Every fourth layer has no positions.
     "smollm3": (17, lambda: SmolLM3Config(
-        **SMALL | dict(num_hidden_layers=4, intermediate_size=64)), [1, 40]),
+        **SMALL | dict(num_hidden_layers=4, hidden_size=32, intermediate_size=64)), [1, 40]),
     # All layers look back over 20 positions.
     "mistral": (18, lambda: MistralConfig(**SMALL, sliding_window=20), [1, 40, 270]),
     # Fused projections, a rope on half of the head with a set of factors for prompts beyond 32.
     "phi3-long": (19, lambda: Phi3Config(
-        **SMALL, pad_token_id=0, original_max_position_embeddings=32, rope_parameters=rope(
+        **SMALL, original_max_position_embeddings=32, rope_parameters=rope(
             rope_type="longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.1, 1.3, 1.7],
             long_factor=[1.2, 2.0, 3.5, 8.0])), [40, 270]),
     # The same served for no more than its original context: the other set.
     "phi3-short": (20, lambda: Phi3Config(
-        **SMALL | dict(max_position_embeddings=64), pad_token_id=0, sliding_window=17, tie_word_embeddings=True,
+        **SMALL | dict(max_position_embeddings=64), sliding_window=17, tie_word_embeddings=True,
         original_max_position_embeddings=64, rope_parameters=rope(
             rope_type="longrope", short_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0],
             long_factor=[1.2, 2.0, 3.5, 8.0, 9.0, 9.0, 9.0, 9.0])), [1, 40]),
     # Capped scores and logits, a window on every other layer, norms on both sides of each sublayer.
     "gemma2": (21, lambda: Gemma2Config(
-        **SMALL, head_dim=32, sliding_window=18, query_pre_attn_scalar=24, attn_logit_softcapping=2.0,
+        **SMALL | dict(hidden_size=32), head_dim=32, sliding_window=18, query_pre_attn_scalar=24, attn_logit_softcapping=2.0,
         final_logit_softcapping=3.0), [1, 40, 270]),
     # Five local layers with their own rope to one global whose rope is scaled; normed heads.
     "gemma3": (22, lambda: Gemma3TextConfig(
@@ -79,7 +80,7 @@ CHECKPOINTS = {
             sliding_attention=dict(rope_type="default", rope_theta=10000.0))), [1, 40, 270]),
     # Learned positions, LayerNorm, rows and columns exchanged.
     "gpt2": (23, lambda: GPT2Config(
-        n_embd=64, n_layer=2, n_head=4, n_positions=320, vocab_size=264), [1, 40, 270]),
+        n_embd=48, n_layer=2, n_head=3, n_positions=320, vocab_size=264), [1, 40, 270]),
 }
 
 

@@ -184,7 +184,8 @@ fn experts(keys: &JsonKeys<'_>, family: Family) -> Result<Option<ExpertsSpec>, F
             normalized: true,
         })),
         Family::Qwen3Moe => Ok(Some(ExpertsSpec {
-            n: keys.length("num_experts")?,
+            // Newer files have Mixtral's name for it.
+            n: keys.optional("num_experts")?.map_or_else(|| keys.length("num_local_experts"), Ok)?,
             n_used: n_used()?,
             inner: keys.length("moe_intermediate_size")?,
             normalized: keys.bool("norm_topk_prob")?.unwrap_or(false),

@@ -46,6 +46,8 @@ pub trait Memory {
     type Kv: Send;
     /// Cosines and sines per position.
     type Rope: Send + Sync;
+    /// Which experts the rows of a pass have met, and room to compute with them.
+    type Routes: Send;
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Self::Buffer>;
     fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
@@ -57,6 +59,8 @@ pub trait Memory {
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
     /// `cos` and `sin`: `[context, head_dim / 2]`, made once by portable arithmetic.
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Self::Rope>;
+    /// For passes of so many rows through experts of `[inner, hidden]`.
+    fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Self::Routes>;
 
     /// What the packed weights of a matrix occupy.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
@@ -249,10 +253,6 @@ pub struct Expert<M: Memory + ?Sized> {
 }
 
 pub trait Experts: Memory {
-    /// The choices of a pass, and room to compute with them.
-    type Routes: Send;
-
-    fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Self::Routes>;
     /// Softmax over each row's scores, then the best of them, the lower id where two are equal.
     /// scores: [n_rows, n_experts]
     fn route(&self, scores: &Self::Buffer, n_rows: usize, routes: &mut Self::Routes);

@@ -28,7 +28,7 @@ pub struct Routes {
 }
 
 impl Routes {
-    fn new(cpu: &Cpu, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
+    pub(crate) fn new(cpu: &Cpu, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
         let Routing { n_experts, n_used, .. } = routing;
         let too_big = || Error::Shape(format!("{n_used} of {n_experts} experts for {rows_max} rows"));
         let n_choices = rows_max.checked_mul(n_used).filter(|n| u32::try_from(*n).is_ok()).ok_or_else(too_big)?;
@@ -109,12 +109,6 @@ fn is_better(score: f32, best: f32) -> bool {
 }
 
 impl Experts for Cpu {
-    type Routes = Routes;
-
-    fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
-        Routes::new(self, rows_max, hidden, inner, routing)
-    }
-
     fn route(&self, scores: &Buffer, n_rows: usize, routes: &mut Routes) {
         let Routing { n_experts, n_used, .. } = routes.routing;
         let scores = scores.rows(n_rows, n_experts);

@@ -27,7 +27,7 @@ pub use pack::Matrix;
 pub(crate) use isa::{Kernel, dispatch};
 
 use crate::{
-    Activations, Attention, Batch, Error, Heads, KvSpec, Linear, Memory, Pointwise, Result, RopeStyle, Stored,
+    Activations, Attention, Batch, Error, Heads, KvSpec, Linear, Memory, Pointwise, Result, RopeStyle, Routing, Stored,
 };
 use memory::{Pages, Shared};
 use std::ops::Range;
@@ -183,6 +183,7 @@ impl Memory for Cpu {
     type Vector = Vec<f32>;
     type Kv = Kv;
     type Rope = Rope;
+    type Routes = Routes;
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {
         let too_big = || Error::Shape(format!("a buffer of {rows_max} x {cols}"));
@@ -209,6 +210,10 @@ impl Memory for Cpu {
 
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
         Rope::new(cos, sin, half_dim, style)
+    }
+
+    fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
+        Routes::new(self, rows_max, hidden, inner, routing)
     }
 
     fn matrix_bytes(&self, matrix: &Matrix) -> usize {
