@@ -198,7 +198,10 @@ impl ModelSpec {
         if !(self.norm_eps.is_finite() && self.norm_eps > 0.0 && self.norm_eps < 1.0) {
             return Fault::malformed(format!("the norm's epsilon is {}", self.norm_eps));
         }
-        [Some(&self.rope), self.local_rope.as_ref()].into_iter().flatten().try_for_each(|rope| rope.check(self.head_dim))?;
+        [Some(&self.rope), self.local_rope.as_ref()]
+            .into_iter()
+            .flatten()
+            .try_for_each(|rope| rope.check(self.head_dim))?;
         self.check_families()?;
         if let Some(token) = self.bos.iter().chain(&self.eos).find(|token| **token >= self.vocab) {
             return Fault::malformed(format!("the special token {token} is outside the vocabulary of {}", self.vocab));
@@ -211,7 +214,11 @@ impl ModelSpec {
     /// What not every family has.
     fn check_families(&self) -> Result<(), Fault> {
         if self.layers.len() != self.n_layers as usize {
-            return Fault::malformed(format!("{} layers are described and {} are there", self.layers.len(), self.n_layers));
+            return Fault::malformed(format!(
+                "{} layers are described and {} are there",
+                self.layers.len(),
+                self.n_layers
+            ));
         }
         if self.layers.iter().any(|layer| layer.window == Some(0)) {
             return Fault::malformed("a layer that sees no position");
@@ -221,10 +228,14 @@ impl ModelSpec {
             return Fault::malformed(format!("a scale or a cap of {number}"));
         }
         match &self.experts {
-            Some(ExpertsSpec { n, n_used, inner, .. }) if *n_used == 0 || n_used > n || *n > EXPERTS_MAX || *inner == 0 => {
+            Some(ExpertsSpec { n, n_used, inner, .. })
+                if *n_used == 0 || n_used > n || *n > EXPERTS_MAX || *inner == 0 =>
+            {
                 Fault::malformed(format!("{n_used} of {n} experts of the width {inner}"))
             }
-            None if self.layers.iter().any(|layer| layer.has_experts) => Fault::malformed("layers of experts without any"),
+            None if self.layers.iter().any(|layer| layer.has_experts) => {
+                Fault::malformed("layers of experts without any")
+            }
             _ => Ok(()),
         }
     }
@@ -243,7 +254,9 @@ impl RopeSpec {
             return Fault::malformed(format!("the rope's base is {}", self.theta));
         }
         match &self.scaling {
-            RopeScaling::Long { short, long, .. } if [short, long].iter().any(|set| set.len() != self.dim as usize / 2) => {
+            RopeScaling::Long { short, long, .. }
+                if [short, long].iter().any(|set| set.len() != self.dim as usize / 2) =>
+            {
                 Fault::malformed(format!("{} and {} factors for a rope of {}", short.len(), long.len(), self.dim))
             }
             scaling => scaling.check(),

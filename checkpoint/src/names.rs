@@ -22,7 +22,7 @@ enum Dim {
     Vocab,
 }
 
-use Dim::{Context, Experts, ExpertInner, HeadDim, Heads, Hidden, Inner, KvHeads, One, Vocab};
+use Dim::{Context, ExpertInner, Experts, HeadDim, Heads, Hidden, Inner, KvHeads, One, Vocab};
 
 /// What we call it, the folder's name, the GGUF's name, `[rows, cols]`.
 struct Row {
@@ -44,7 +44,10 @@ struct Place {
 enum Cut {
     Whole,
     /// Some of the rows (of a vector: of the elements): those after `before`, of `all`.
-    Rows { before: &'static [Dim], all: &'static [Dim] },
+    Rows {
+        before: &'static [Dim],
+        all: &'static [Dim],
+    },
     /// One of the experts' matrices, which follow each other.
     Expert,
 }

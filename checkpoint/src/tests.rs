@@ -672,7 +672,8 @@ fn layers_differ_as_their_config_says() {
     let gemma = r#"{"hidden_act": null, "sliding_window": 9}"#;
     check("Gemma2ForCausalLM", gemma, "9r r 9r r 9r r 9r r");
     check("Gemma3ForCausalLM", gemma, "9l 9l 9l 9l 9l r 9l 9l");
-    let chunked = r#"{"layer_types": ["full_attention", "sliding_attention", "chunked_attention", "", "", "", "", ""]}"#;
+    let chunked =
+        r#"{"layer_types": ["full_attention", "sliding_attention", "chunked_attention", "", "", "", "", ""]}"#;
     check("Qwen3ForCausalLM", chunked, "a layer of the type chunked_attention");
     check("Qwen3ForCausalLM", r#"{"layer_types": []}"#, "0 layers of 8");
     check("MixtralForCausalLM", r#"{"num_local_experts": 4}"#, "rx rx rx rx rx rx rx rx");
@@ -681,7 +682,11 @@ fn layers_differ_as_their_config_says() {
     let few = r#"{"num_experts": 4, "moe_intermediate_size": 32, "mlp_only_layers": [1], "decoder_sparse_step": 2}"#;
     check("Qwen3MoeForCausalLM", few, "r r r rx r rx r rx");
     check("Gemma2ForCausalLM", r#"{"hidden_activation": "silu"}"#, "the activation silu");
-    check("Qwen2ForCausalLM", r#"{"sliding_window": 0, "use_sliding_window": true, "max_window_layers": 0}"#, "no position");
+    check(
+        "Qwen2ForCausalLM",
+        r#"{"sliding_window": 0, "use_sliding_window": true, "max_window_layers": 0}"#,
+        "no position",
+    );
 }
 
 fn letters(layer: &LayerSpec) -> String {

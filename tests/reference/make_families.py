@@ -80,7 +80,7 @@ CHECKPOINTS = {
             sliding_attention=dict(rope_type="default", rope_theta=10000.0))), [1, 40, 270]),
     # Learned positions, LayerNorm, rows and columns exchanged.
     "gpt2": (23, lambda: GPT2Config(
-        n_embd=48, n_layer=2, n_head=3, n_positions=320, vocab_size=264), [1, 40, 270]),
+        n_embd=48, n_layer=2, n_head=3, n_positions=512, vocab_size=264), [1, 40, 270]),
 }
 
 

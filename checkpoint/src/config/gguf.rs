@@ -261,4 +261,3 @@ fn gguf_eos(gguf: &Gguf, bytes: &[u8], tokens: &[&str]) -> Result<Vec<Token>, Fa
     eos.extend(by_text.map(|(id, _)| id as Token));
     distinct(eos)
 }
-

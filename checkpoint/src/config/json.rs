@@ -1,7 +1,8 @@
 //! A spec from `config.json`, and from `generation_config.json` and `tokenizer_config.json` where they are.
 
 use super::{
-    AttentionSpec, Defaults, ExpertsSpec, Family, LayerSpec, ModelSpec, Positions, RopeScaling, RopeSpec, distinct, length,
+    AttentionSpec, Defaults, ExpertsSpec, Family, LayerSpec, ModelSpec, Positions, RopeScaling, RopeSpec, distinct,
+    length,
 };
 use crate::error::Fault;
 use serde_json::Value;
@@ -135,8 +136,13 @@ fn table_of(keys: &JsonKeys<'_>) -> Result<&'static Table, Fault> {
 
 /// What a config can ask for and nothing computes.
 fn refuse_unserved(keys: &JsonKeys<'_>, table: &Table) -> Result<(), Fault> {
-    const SWITCHES: [&str; 5] =
-        ["attention_bias", "mlp_bias", "use_bidirectional_attention", "scale_attn_by_inverse_layer_idx", "add_cross_attention"];
+    const SWITCHES: [&str; 5] = [
+        "attention_bias",
+        "mlp_bias",
+        "use_bidirectional_attention",
+        "scale_attn_by_inverse_layer_idx",
+        "add_cross_attention",
+    ];
     for switch in SWITCHES {
         if keys.bool(switch)?.unwrap_or(false) {
             return Fault::unsupported(format!("a model with {switch}"));

@@ -214,7 +214,9 @@ fn windows_and_caps() {
         let expected = case.whole(&cpus[0].1, 0);
         let name = format!("a window of {window}, a cap of {cap:?}");
         assert_close(&name, &expected, &case.naive(0), 1e-4);
-        cpus[1..].iter().for_each(|(path, cpu)| assert_bits(&format!("{name}, {path}"), &case.whole(cpu, 0), &expected));
+        cpus[1..]
+            .iter()
+            .for_each(|(path, cpu)| assert_bits(&format!("{name}, {path}"), &case.whole(cpu, 0), &expected));
         let (cpu, mut at, mut got) = (&cpus[1].1, 0, Vec::new());
         let mut kv = case.kv(cpu);
         for n in [1, 6, 300, 1, 13, 239] {

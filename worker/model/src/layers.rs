@@ -349,11 +349,7 @@ impl<M: Memory> Head<M> {
     }
 
     /// A model's embedding and its head, which may be the embedding again.
-    pub fn with_embedding(
-        all: &Weights<'_, M>,
-        spec: &ModelSpec,
-        limits: Limits,
-    ) -> Result<(Embedding<M>, Head<M>)> {
+    pub fn with_embedding(all: &Weights<'_, M>, spec: &ModelSpec, limits: Limits) -> Result<(Embedding<M>, Head<M>)> {
         let (model, n_vocab, hidden) = (all.under("model"), spec.vocab as usize, spec.hidden as usize);
         let embedding = Embedding::load(&model, "embed_tokens", n_vocab, hidden)?;
         let head = match spec.tied_embeddings {

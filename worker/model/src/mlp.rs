@@ -182,8 +182,7 @@ impl<M: Memory> Room<M> {
 
 impl<M: Memory> MixtureRoom<M> {
     fn new(device: &M, hidden: usize, spec: &ExpertsSpec, limits: Limits) -> Result<MixtureRoom<M>> {
-        let routing =
-            Routing { n_experts: spec.n as usize, n_used: spec.n_used as usize, normalized: spec.normalized };
+        let routing = Routing { n_experts: spec.n as usize, n_used: spec.n_used as usize, normalized: spec.normalized };
         Ok(MixtureRoom {
             scores: device.buffer(limits.rows_max, routing.n_experts)?,
             routes: device.routes(limits.rows_max, hidden, spec.inner as usize, routing)?,

@@ -126,7 +126,11 @@ fn logits_and_greedy_tokens_are_those_of_transformers() {
             rows.extend(decoded.flat_map(|position| rig.pass(&logs, &[(0, position..position + 1)])));
             for expected in case["logits"].as_array().unwrap() {
                 let position = expected["position"].as_u64().unwrap() as usize;
-                furthest = furthest.max(check_logits(&format!("{name}, {}, position {position}", case["name"]), &rows[position], expected));
+                furthest = furthest.max(check_logits(
+                    &format!("{name}, {}, position {position}", case["name"]),
+                    &rows[position],
+                    expected,
+                ));
             }
             for (row, token) in rows[prompt.len() - 1..].iter().zip(greedy) {
                 let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);

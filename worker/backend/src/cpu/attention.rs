@@ -170,14 +170,7 @@ impl Attend<'_> {
 
     /// scores = q · k * scale: [n_queries, positions of the tile]
     #[inline(always)]
-    fn score<L: Lanes>(
-        &self,
-        queries: &[Query],
-        blocks: &[BlockId],
-        kv_head: usize,
-        tile: usize,
-        state: &mut State,
-    ) {
+    fn score<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, tile: usize, state: &mut State) {
         let dim = self.heads.head_dim;
         let scale = L::splat(self.heads.scale);
         for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {

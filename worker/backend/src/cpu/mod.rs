@@ -363,15 +363,7 @@ impl Pointwise for Cpu {
         self.spread(n_rows, |rows| between::NormHeads { qkv, heads, q, k, eps, rows });
     }
 
-    fn layer_norm(
-        &self,
-        x: &Buffer,
-        weight: &Vec<f32>,
-        bias: &Vec<f32>,
-        eps: f32,
-        n_rows: usize,
-        out: &mut Buffer,
-    ) {
+    fn layer_norm(&self, x: &Buffer, weight: &Vec<f32>, bias: &Vec<f32>, eps: f32, n_rows: usize, out: &mut Buffer) {
         let x = x.rows(n_rows, weight.len());
         let out = out.shared(n_rows, bias.len());
         self.spread(n_rows, |rows| between::LayerNorm { x, weight, bias, eps, out, rows });
