@@ -84,6 +84,40 @@ fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
     }
 }
 
+/// Experts, windows, caps, head norms, biases, positions and both ways of norms, each cut evenly, unevenly, over stages,
+/// and over ranks of which one owns nothing.
+#[test]
+fn every_family_gives_the_tokens_of_one_rank() {
+    const FAMILIES: [(&str, u32); 11] = [
+        ("mixtral", 2),
+        ("qwen3-moe", 3),
+        ("qwen2", 2),
+        ("qwen3-yarn", 2),
+        ("smollm3", 4),
+        ("mistral", 2),
+        ("phi3-long", 2),
+        ("gemma2", 2),
+        ("gemma3", 6),
+        ("gpt2", 2),
+        ("llama-linear", 2),
+    ];
+    for (name, n_layers) in FAMILIES {
+        let (assignment, mut requests) = (assignment(name), requests(5));
+        requests.iter_mut().flat_map(|request| &mut request.prompt).for_each(|token| *token %= 264);
+        let expected = alone(&assignment, &requests);
+        let uneven: [&[u32]; 2] = [&[0, 5, 5, 16], &[0, 11, 14, 16]];
+        let layouts = [
+            Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, n_layers).unwrap(),
+            Layout::even(Grid { tp: 1, pp: 2, ep: 1 }, n_layers).unwrap(),
+            layout(&[1, n_layers - 1], &uneven),
+        ];
+        for layout in layouts {
+            let played = on_grid(&assignment, &layout, &requests, plan(&layout));
+            assert!(played.outputs == expected.outputs, "{name} on {layout:?}");
+        }
+    }
+}
+
 #[test]
 fn steps_of_any_shape_give_the_tokens_of_one_rank() {
     let (assignment, requests) = (assignment(DEEP), requests(10));
