@@ -30,14 +30,16 @@ pub enum Kind {
     Stream = 6,
     /// What was drawn in a step.
     Tokens = 7,
-    /// The sender ends, and says who is to blame.
+    /// The sender has done all that it had to do.
     Leave = 8,
+    /// The sender breaks off, and says who is to blame.
+    Break = 9,
 }
 
 impl Kind {
     fn of(word: u32) -> Option<Kind> {
-        use Kind::{Columns, Leave, Parts, Planes, Rows, Stream, Sums, Tokens};
-        [Planes, Parts, Sums, Rows, Columns, Stream, Tokens, Leave].into_iter().find(|kind| *kind as u32 == word)
+        use Kind::{Break, Columns, Leave, Parts, Planes, Rows, Stream, Sums, Tokens};
+        [Planes, Parts, Sums, Rows, Columns, Stream, Tokens, Leave, Break].into_iter().find(|kind| *kind as u32 == word)
     }
 }
 

@@ -33,6 +33,8 @@ mod sync;
 
 mod doom;
 mod doorway;
+#[cfg(test)]
+mod faults;
 mod fold;
 mod join;
 mod link;
