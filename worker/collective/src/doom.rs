@@ -35,8 +35,8 @@ impl AbortHandle {
         AbortHandle(Waiter::Join(n_aborts))
     }
 
-    /// This rank's operations fail with `Aborted` from now on, those of its peers with `PeerLost`. A doorway's handle ends
-    /// the join that is going on, and leaves the doorway as it is.
+    /// This rank's operations fail with `Aborted` from now on, those of its peers with `PeerLost`. A doorway's handle
+    /// ends the join that is going on, and leaves the doorway as it is.
     pub fn abort(&self) {
         match &self.0 {
             Waiter::Solo => {}

@@ -9,18 +9,18 @@
 //! rank 0     [=========]              owns 0..5: planes 0..4 and 4..5
 //! rank 1               [=======]      owns 5..9: planes 5..6, 6..8 and 8..9
 //! ```
-//! A rank's kernel reduces the largest aligned runs that the rank owns whole, one plane `[n_rows, n_out]` of f32 for each
-//! (`Linear::linear_runs`). `sum_leaves` merges the planes of all ranks in ascending order by `leaves::Fold`, which is one
-//! fixed binary tree over the leaves: whoever owned what, each element is added up in the same order, so its bits are the
-//! same. Small messages gather all planes and every rank folds; large ones go all to all by column, each rank folds its
-//! columns, and the finished columns are gathered. A rank that is alone owns the whole tree, its kernel has one plane, and
-//! that plane is the sum.
+//! A rank's kernel reduces the largest aligned runs that the rank owns whole, one plane `[n_rows, n_out]` of f32 for
+//! each (`Linear::linear_runs`). `sum_leaves` merges the planes of all ranks in ascending order by `leaves::Fold`,
+//! which is one fixed binary tree over the leaves: whoever owned what, each element is added up in the same order, so
+//! its bits are the same. Small messages gather all planes and every rank folds; large ones go all to all by column,
+//! each rank folds its columns, and the finished columns are gathered. A rank that is alone owns the whole tree, its
+//! kernel has one plane, and that plane is the sum.
 //!
 //! # How ranks talk
 //!
 //! Each pair that has something to say has a link: two rings in shared memory, or a TCP connection. Frames carry epoch,
-//! kind, shape or step, and a number: ranks that are out of step get an error that names the peer, never wrong numbers. All
-//! operations move what they send and what they receive together, wait until a deadline, and can be aborted.
+//! kind, shape or step, and a number: ranks that are out of step get an error that names the peer, never wrong numbers.
+//! All operations move what they send and what they receive together, wait until a deadline, and can be aborted.
 //!
 //! An enum and not a trait: there is one way to be several, and its callers need no second type parameter for it.
 #![allow(unsafe_code, reason = "memory that processes share; each block says why it holds")]
@@ -122,7 +122,8 @@ impl Collective {
     }
 
     /// Finishes a row-parallel product in place. `planes` holds this rank's `runs`, one plane of `n_rows` rows each (or
-    /// nothing yet, if it owns no leaf); afterwards its first plane is the sum over all leaves of all ranks of the stage.
+    /// nothing yet, if it owns no leaf); afterwards its first plane is the sum over all leaves of all ranks of the
+    /// stage.
     pub fn sum_leaves<M: Memory>(
         &mut self,
         device: &M,

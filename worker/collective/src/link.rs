@@ -76,8 +76,8 @@ impl Link {
         }
     }
 
-    /// Whether the neighbour has ended, or broken off what it did. `thorough` asks the system too. What it sent before may
-    /// still be here.
+    /// Whether the neighbour has ended, or broken off what it did. `thorough` asks the system too. What it sent before
+    /// may still be here.
     pub fn has_ended(&mut self, thorough: bool) -> Option<Fault> {
         match self {
             Link::Memory(link) => link.has_ended(thorough),

@@ -146,10 +146,6 @@ impl Mesh {
         result.map_err(|error| self.fail(error))
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the loop of `exchange`, cut out so that every way out of it is timed"
-    )]
     fn drive(
         &mut self,
         moves: &mut [Move],

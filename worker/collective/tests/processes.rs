@@ -1,5 +1,5 @@
-//! Ranks as processes of one host, over shared memory and sockets: the bits of threads, and one that is killed or stopped
-//! is named. This program is its own child: `rank N ..` makes it one.
+//! Ranks as processes of one host, over shared memory and sockets: the bits of threads, and one that is killed or
+//! stopped is named. This program is its own child: `rank N ..` makes it one.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/mod.rs"]

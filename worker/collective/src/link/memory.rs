@@ -6,7 +6,7 @@ use crate::region::Region;
 use crate::ring::{Cursors, Nonsense, Reader, Room, Writer};
 use crate::sleep;
 use crate::sync::Ordering;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::sync::Arc;
 use types::Rank;
@@ -94,8 +94,8 @@ impl MemoryLink {
         let n = frame_words(n_words) as u32;
         let Some(room) = self.writer.room(self.side.outgoing(), n)? else { return Ok(None) };
         self.open = Some((room, n));
-        // SAFETY: `room` lies in the ring, whole, and its words are this side's until they are published. A neighbour that
-        // writes there nonetheless changes numbers, any of which are valid.
+        // SAFETY: `room` lies in the ring, whole, and its words are this side's until they are published. A neighbour
+        // that writes there nonetheless changes numbers, any of which are valid.
         Ok(Some(unsafe { std::slice::from_raw_parts_mut(self.out_at(room.at).add(HEAD_WORDS), n_words) }))
     }
 
@@ -156,8 +156,8 @@ impl MemoryLink {
 
     pub fn payload(&self) -> &[u32] {
         let Some((head, at)) = self.front else { return &[] };
-        // SAFETY: `look` has found the frame whole in the ring, and its words are this side's until they are released. A
-        // neighbour that writes there nonetheless changes numbers, any of which are valid.
+        // SAFETY: `look` has found the frame whole in the ring, and its words are this side's until they are released.
+        // A neighbour that writes there nonetheless changes numbers, any of which are valid.
         unsafe { std::slice::from_raw_parts(self.in_at(at).add(HEAD_WORDS), head.n_words as usize) }
     }
 
@@ -168,9 +168,9 @@ impl MemoryLink {
     }
 
     pub fn has_ended(&mut self, thorough: bool) -> Option<Fault> {
-        let hung_up = thorough && self.control.as_mut().is_some_and(hung_up);
-        // After the connection: whoever leaves says so before hanging up. Acquire: what it sent before is seen by who sees
-        // this.
+        let hung_up = thorough && self.control.as_ref().is_some_and(hung_up);
+        // After the connection: whoever leaves says so before hanging up. Acquire: what it sent before is seen by who
+        // sees this.
         let fate = self.side.region.pair().fates[1 - self.side.side].0.load(Ordering::Acquire);
         match fate {
             0 => hung_up.then_some(Fault::Lost(None)),
@@ -193,8 +193,8 @@ impl MemoryLink {
 }
 
 /// Nothing is ever said on a control connection; it only ends.
-fn hung_up(control: &mut TcpStream) -> bool {
-    match control.read(&mut [0]) {
+fn hung_up(control: &TcpStream) -> bool {
+    match control.peek(&mut [0]) {
         Ok(_) => true,
         Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
     }
