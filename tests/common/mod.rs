@@ -87,6 +87,7 @@ impl Setup {
             },
             prefix_cache: self.prefix_cache,
             salt: [7; 16],
+            mesh_seed: [3; 32],
             limits: coordinator::Limits {
                 batch_tokens_max: self.batch_tokens_max,
                 chunk_tokens_max: self.chunk_tokens_max,
@@ -171,7 +172,7 @@ impl Replica {
         let claim = MemoryStore::starting_at(0).claim("local", "in this process");
         let coordinator = coordinator::serve(pipes, setup.coordinator(), claim, coordinator_end.clone());
         let watch = Watch::default();
-        let loader = watch.around(ModelLoader { threads: setup.threads, isa: setup.isa });
+        let loader = watch.around(ModelLoader { isa: setup.isa, ..ModelLoader::new(setup.threads) });
         let config = worker::Config { memory_bytes: 16 << 30, ..worker::Config::default() };
         let worker = worker::serve(dialer.channel(), loader, config, worker_end.clone());
         let (coordinator, worker) = (tokio::spawn(coordinator), tokio::spawn(worker));

@@ -2,6 +2,7 @@
 //! or of other requests than those that steps name.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+pub mod fetch;
 mod heartbeat;
 mod model_runner;
 pub mod runner;
@@ -9,10 +10,12 @@ mod seat;
 pub mod sequences;
 mod session;
 pub mod sim;
+pub mod source;
 
 pub use backend::cpu::Isa;
+pub use collective::{AbortHandle, Doorway, Wire};
 pub use model_runner::{ModelLoader, ModelRunner};
-pub use runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
+pub use runner::{Assignment, Load, LoadError, MeshSecret, Ready, RunError, Runner};
 
 use session::{Ended, Worker};
 use std::io;
@@ -32,6 +35,8 @@ pub struct Config {
     /// What it may use for weights and KV.
     pub memory_bytes: u64,
     pub threads: u32,
+    /// Where peers reach this worker's collective.
+    pub mesh_address: String,
     /// Steps that wait for the computing thread. More than a coordinator plans ahead are never there.
     pub steps_queued_max: usize,
     /// Frames that wait for the stream to the coordinator.
@@ -56,6 +61,7 @@ impl Default for Config {
             device: "cpu".into(),
             memory_bytes: 0,
             threads: 1,
+            mesh_address: String::new(),
             steps_queued_max: 16,
             frames_up_max: 64,
             heartbeat_every: Duration::from_millis(100),
@@ -90,10 +96,11 @@ pub async fn serve(
 ) -> Result<(), Error> {
     let (work, queue) = mpsc::channel(config.steps_queued_max);
     let progress = Arc::new(heartbeat::Progress::default());
-    let counters = progress.clone();
+    let turns = Arc::new(seat::Turns::default());
+    let (counters, places) = (progress.clone(), turns.clone());
     // It ends when `work` is dropped, after the step that it is in.
-    std::thread::Builder::new().name("compute".into()).spawn(move || seat::run(loader, queue, counters))?;
-    let worker = Worker { config, work, progress };
+    std::thread::Builder::new().name("compute".into()).spawn(move || seat::run(loader, queue, counters, places))?;
+    let worker = Worker { config, work, progress, turns };
     shutdown.run_until_cancelled(keep_joined(&worker, &channel)).await.unwrap_or(Ok(()))
 }
 

@@ -1,22 +1,42 @@
 //! What a rank does with a step, and what it takes to become able to. Knows nothing of streams or threads: the session
 //! calls both traits on one thread that it owns.
 
+use collective::AbortHandle;
 use std::path::PathBuf;
-use types::{Epoch, Grid, PolicyDigest, Rank, Step, StepDone, Unsupported};
+use std::time::Duration;
+use types::{Epoch, Layout, PolicyDigest, Rank, Step, StepDone, Unsupported};
 
 /// Executes steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
 pub trait Runner: Send {
     /// Applies the step (ends, starts, slices, pass) and leaves one `SliceDone` per slice. `done` is handed in with its
     /// id and epoch set and the slices of the step before it, to be overwritten, so that their memory is kept.
     ///
+    /// A rank that does not sample has nothing to answer: nobody reads its `done`.
+    ///
     /// An error is the rank's: it cannot go on in this epoch. What fails for one request alone is `SliceDone::failed`.
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError>;
+
+    /// With which another thread ends what `run` waits for, if it waits for other ranks. A runner around another passes
+    /// this on, and what is below.
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        None
+    }
+
+    /// How long all its steps together have waited for other ranks.
+    fn waited(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// Makes a runner for a place in a blueprint. Called again for every epoch that the worker lives to see, so what is
 /// costly (mapped weights) may be kept from one load to the next.
 pub trait Load: Send {
     fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError>;
+
+    /// With which another thread ends what `load` waits for, if it waits for other ranks.
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        None
+    }
 }
 
 /// A rank's place, and what it is to hold.
@@ -24,7 +44,11 @@ pub trait Load: Send {
 pub struct Assignment {
     pub epoch: Epoch,
     pub rank: Rank,
-    pub grid: Grid,
+    /// The whole grid.
+    pub layout: Layout,
+    /// Where each rank's collective listens, by rank; empty for a rank alone.
+    pub mesh_addresses: Vec<String>,
+    pub mesh_secret: MeshSecret,
     /// Where this machine finds the model's file or folder.
     pub model_path: PathBuf,
     /// `int8` or `f32`.
@@ -36,6 +60,16 @@ pub struct Assignment {
     pub context: u32,
     pub batch_tokens_max: u32,
     pub running_max: u32,
+}
+
+/// With which the ranks of an epoch prove to each other that they belong to it.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct MeshSecret(pub [u8; 32]);
+
+impl std::fmt::Debug for MeshSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MeshSecret(..)")
+    }
 }
 
 /// What a rank found when it had loaded.
@@ -57,6 +91,18 @@ pub enum RunError {
     Protocol { step: u64, what: String },
     #[error("the pass failed: {0}")]
     Pass(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("the ranks do not work together: {0}")]
+    Collective(#[from] collective::Error),
+}
+
+impl RunError {
+    /// The rank that is to blame, if it is another.
+    pub fn guilty(&self) -> Option<Rank> {
+        match self {
+            RunError::Collective(error) => error.rank(),
+            RunError::Unsupported(_) | RunError::Protocol { .. } | RunError::Pass(_) => None,
+        }
+    }
 }
 
 /// Why a place could not be taken.
@@ -68,4 +114,16 @@ pub enum LoadError {
     Model { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("{what} needs {needed} bytes, {available} are there")]
     Memory { what: &'static str, needed: u64, available: u64 },
+    #[error("the ranks do not come together: {0}")]
+    Collective(#[from] collective::Error),
+}
+
+impl LoadError {
+    /// The rank that is to blame, if it is another.
+    pub fn guilty(&self) -> Option<Rank> {
+        match self {
+            LoadError::Collective(error) => error.rank(),
+            LoadError::Unsupported(_) | LoadError::Model { .. } | LoadError::Memory { .. } => None,
+        }
+    }
 }

@@ -16,6 +16,7 @@ impl Scheduler {
             self.apply_slice(planned, slice, slice_done, out);
         }
         self.in_flight.recycle(step);
+        self.is_starved = false;
         Ok(())
     }
 

@@ -23,7 +23,12 @@ pub struct Config {
     pub batch_tokens_max: u32,
     /// Tokens of one slice.
     pub chunk_tokens_max: u32,
-    /// Steps planned and not yet applied. As many as the pipeline has stages, or two to keep one device busy.
+    /// A prompt is not cut smaller than this only to keep stages busy: each chunk reads all weights again.
+    pub chunk_tokens_min: u32,
+    /// Stages of the pipeline: so many steps run at once, and so a sequence has its turn in every so manieth step.
+    pub n_stages: u32,
+    /// Steps planned and not yet applied. One more than there are stages keeps all of them busy: the first has its
+    /// next step while the last still computes. More only wait.
     pub steps_in_flight_max: u32,
     /// Slices of a sequence planned before the token that they compute is known here: none or one.
     pub slices_ahead_max: u32,
@@ -50,6 +55,8 @@ impl Default for Config {
             waiting_tokens_max: 4 << 20,
             batch_tokens_max: 512,
             chunk_tokens_max: 512,
+            chunk_tokens_min: 128,
+            n_stages: 1,
             steps_in_flight_max: 2,
             slices_ahead_max: 1,
             losses_max: 3,
@@ -74,6 +81,7 @@ impl Config {
             (self.running_max == 0, "running_max = 0"),
             (self.waiting_max == 0, "waiting_max = 0"),
             (self.chunk_tokens_max == 0, "chunk_tokens_max = 0"),
+            (self.n_stages == 0, "n_stages = 0"),
             (self.steps_in_flight_max == 0, "steps_in_flight_max = 0"),
             (self.steps_in_flight_max > STEPS_IN_FLIGHT_LIMIT, "steps_in_flight_max above 64"),
             (self.slices_ahead_max > 1, "slices_ahead_max above 1"),

@@ -32,6 +32,7 @@ mod scheduler;
 mod sequence;
 mod stats;
 mod submit;
+mod turns;
 mod waiting;
 
 pub use config::Config;

@@ -2,6 +2,8 @@
 //!
 //! Blocks are given out in the order of the keys, so that whoever must be preempted for them has nothing in this step
 //! yet. Tokens are given out to decoding sequences first, because a prompt's chunk can be any length and they cannot.
+//! Which of them have a slice in a step is in `turns.rs`; chunks of one prompt may be in flight in every stage at once,
+//! because each stage computes positions in order.
 
 use crate::in_flight::Planned;
 use crate::scheduler::Scheduler;
@@ -23,36 +25,57 @@ impl Scheduler {
         if self.in_flight.len() >= self.n_steps_allowed() as usize {
             return false;
         }
-        let left = self.plan_running();
-        if !left.short {
-            self.admit(now, left.n_tokens, step);
-        }
-        let n_slices = self.running.iter().filter(|&&idx| self.sequences[idx].n_planned > 0).count();
-        if n_slices == 0 && self.ends.is_empty() {
+        let n_turns = self.n_turns();
+        // Whoever awaits a token comes as many steps behind its draw as there are stages. If all would have to be nearer,
+        // they may: a step that waits at the first stage begins sooner than one that waits for this planner.
+        let distance = (1..=n_turns).rev().find(|&distance| self.plan_slices(distance, now, step));
+        if distance.is_none() && self.ends.is_empty() {
+            self.note_starved();
             return false;
         }
+        self.counters.steps_early += u64::from(distance.is_some_and(|distance| distance < n_turns));
         self.write(step);
         true
     }
 
+    /// Plans slices for which whoever awaits a token is so many steps behind its last one. Without any, nothing has
+    /// changed but that somebody may be preempted.
+    fn plan_slices(&mut self, distance: u32, now: Micros, step: &mut Step) -> bool {
+        let left = self.plan_running(distance);
+        if !left.short {
+            self.admit(now, left.n_tokens, step);
+        }
+        self.running.iter().any(|&idx| self.sequences[idx].n_planned > 0)
+    }
+
+    fn note_starved(&mut self) {
+        let ahead_max = self.config.slices_ahead_max;
+        let all_in_flight = self.running.iter().all(|&idx| self.sequences[idx].n_missing(ahead_max) == 0);
+        if !self.is_starved && !self.running.is_empty() && all_in_flight {
+            self.is_starved = true;
+            self.counters.starved += 1;
+        }
+    }
+
     /// How many steps may be in flight. Beside a suspect one, so that it is known which step was lost.
-    fn n_steps_allowed(&self) -> u32 {
+    pub(crate) fn n_steps_allowed(&self) -> u32 {
         if self.n_suspects > 0 { 1 } else { self.config.steps_in_flight_max }
     }
 
     /// Gives each running sequence tokens and blocks for its slice of this step.
-    fn plan_running(&mut self) -> Left {
+    fn plan_running(&mut self, distance: u32) -> Left {
         let ahead_max = self.config.slices_ahead_max;
-        let is_decoding = |idx: &&SequenceIdx| self.sequences[**idx].n_missing(ahead_max) == 1;
-        let n_decoding = self.running.iter().filter(is_decoding).count() as u32;
-        let mut for_chunks = self.config.batch_tokens_max - n_decoding;
+        let mut for_chunks = self.config.batch_tokens_max - self.give_turns(distance);
         let mut left = Left { n_tokens: self.config.batch_tokens_max, short: false };
         let n_preemptions = self.counters.preemptions;
         let mut at = 0;
         while at < self.running.len() {
-            let n_missing = self.sequences[self.running[at]].n_missing(ahead_max);
-            let n_wished =
-                if n_missing > 1 { n_missing.min(self.config.chunk_tokens_max).min(for_chunks) } else { n_missing };
+            let sequence = &self.sequences[self.running[at]];
+            let n_missing = sequence.n_missing(ahead_max);
+            let n_wished = match n_missing {
+                0 | 1 => u32::from(sequence.has_turn),
+                _ => n_missing.min(sequence.chunk_max).min(for_chunks),
+            };
             let n_planned = if self.make_room(at, n_wished) { n_wished } else { 0 };
             self.sequences[self.running[at]].n_planned = n_planned;
             if n_missing > 1 {
@@ -119,7 +142,7 @@ impl Scheduler {
             self.start(idx, n_hits, step);
             let sequence = &mut self.sequences[idx];
             let n_missing = sequence.n_missing(self.config.slices_ahead_max);
-            sequence.n_planned = n_missing.min(self.config.chunk_tokens_max).min(n_tokens);
+            sequence.n_planned = n_missing.min(sequence.chunk_max).min(n_tokens);
             n_tokens -= sequence.n_planned;
             beside_suspect |= sequence.is_suspect();
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + sequence.n_planned);
@@ -178,6 +201,9 @@ impl Scheduler {
         sequence.generation = self.n_generations;
         sequence.n_computed = n_hits * BLOCK_TOKENS;
         sequence.n_applied = sequence.n_computed;
+        // A prompt is cut for all stages, so that it fills them and none has the whole of it at once.
+        let share = (sequence.n_known() - sequence.n_computed).div_ceil(self.config.n_stages);
+        sequence.chunk_max = share.max(self.config.chunk_tokens_min).min(self.config.chunk_tokens_max);
         sequence.starting = true;
         sequence.held = true;
         // Hits are told once, as look-ups are: what a preempted sequence finds again is its own.
@@ -204,6 +230,7 @@ impl Scheduler {
         step.epoch = self.epoch;
         self.n_steps += 1;
         self.counters.steps += 1;
+        self.is_starved = false;
         self.in_flight.push(step.id);
         for decoding in [true, false] {
             for at in 0..self.running.len() {
@@ -232,6 +259,7 @@ impl Scheduler {
         sequence.n_computed = range.end;
         sequence.n_drawing += u32::from(draws);
         sequence.n_slices_in_flight += 1;
+        sequence.last_step = step.id.0;
         sequence.n_planned = 0;
         sequence.starting = false;
         let planned = Planned { sequence: idx, generation: sequence.generation, range, draws };

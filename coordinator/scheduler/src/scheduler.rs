@@ -4,6 +4,7 @@ use crate::blocks::Pool;
 use crate::in_flight::InFlight;
 use crate::sequence::{SequenceIdx, Sequences};
 use crate::stats::Counters;
+use crate::turns::Turn;
 use crate::waiting::Waiting;
 use crate::{Config, Stats};
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -39,6 +40,10 @@ pub struct Scheduler {
     pub(crate) n_suspects: u32,
     pub(crate) blocks: Pool,
     pub(crate) in_flight: InFlight,
+    /// Who asks for a turn in the step that is being planned. Kept for its memory.
+    pub(crate) turns: Vec<Turn>,
+    /// Since the last step or answer a step was asked for, and all that run were in flight.
+    pub(crate) is_starved: bool,
     /// What the ranks may forget, to be said in the next step.
     pub(crate) ends: Vec<RequestId>,
     pub(crate) draining: bool,
@@ -63,6 +68,8 @@ impl Scheduler {
             n_suspects: 0,
             blocks: Pool::new(config.n_blocks),
             in_flight: InFlight::new(config.steps_in_flight_max, config.running_max),
+            turns: Vec::with_capacity(config.running_max as usize),
+            is_starved: false,
             ends: Vec::new(),
             draining: false,
             latest: Micros(0),

@@ -35,6 +35,12 @@ pub(crate) struct Sequence {
     /// Tokens that slices in flight will draw.
     pub n_drawing: u32,
     pub n_slices_in_flight: u32,
+    /// The step of its last slice in this life.
+    pub last_step: u64,
+    /// No slice of it is longer in this life.
+    pub chunk_max: u32,
+    /// It may have a slice of one token in the step that is being planned.
+    pub has_turn: bool,
     /// The length of its slice in the step that is being planned, zero between steps.
     pub n_planned: u32,
     /// The step that is being planned carries its start.
@@ -63,6 +69,9 @@ impl Sequence {
             n_computed: 0,
             n_drawing: 0,
             n_slices_in_flight: 0,
+            last_step: 0,
+            chunk_max: 0,
+            has_turn: false,
             n_planned: 0,
             starting: false,
             n_cached: 0,
@@ -92,6 +101,17 @@ impl Sequence {
     pub fn n_missing(&self, slices_ahead_max: u32) -> u32 {
         let n_ready = self.n_known() + self.n_drawing.min(slices_ahead_max);
         n_ready.min(self.length_max - 1).saturating_sub(self.n_computed)
+    }
+
+    /// Whether it says a token in each of its steps, or will after the one that is missing or in flight. What has its last
+    /// slice in flight does not.
+    pub fn is_decoding(&self, slices_ahead_max: u32) -> bool {
+        self.n_missing(slices_ahead_max) <= 1 && self.n_computed < self.length_max - 1
+    }
+
+    /// Its next position is that of a token that a step in flight draws.
+    pub fn awaits_draw(&self) -> bool {
+        self.n_computed >= self.n_known()
     }
 
     /// Whether a slice that ends there draws: it ends with the last token that is known or being drawn.
@@ -138,8 +158,10 @@ impl Sequence {
         self.n_computed = 0;
         self.n_drawing = 0;
         self.n_slices_in_flight = 0;
+        self.last_step = 0;
         self.n_planned = 0;
         self.starting = false;
+        self.has_turn = false;
     }
 }
 

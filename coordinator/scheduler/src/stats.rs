@@ -30,6 +30,12 @@ pub struct Counters {
     /// Tokens that came back for a sequence that had been preempted; they are drawn again.
     pub tokens_redrawn: u64,
     pub slices_ahead: u64,
+    /// Steps in which a sequence computes a token that one of the `n_stages - 1` steps before draws: on their way some
+    /// stage waits, because fewer sequences decode than there are stages or they have just bunched.
+    pub steps_early: u64,
+    /// Times that there was room in flight and nothing to plan, because all that ran was in flight. Asking again before
+    /// anything has changed is the same time.
+    pub starved: u64,
     pub admissions: u64,
     pub preemptions: u64,
     /// Sequences that lost their workers and wait again.

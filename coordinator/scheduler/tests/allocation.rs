@@ -4,6 +4,7 @@
 
 use scheduler::{Config, Output, Scheduler};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use types::{Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TokenOut, Want};
 
@@ -54,37 +55,46 @@ fn answer(step: &Step, done: &mut StepDone) {
     }
 }
 
-/// Keeps two steps in flight: plans one, answers the one before.
+/// Keeps all steps but one in flight: plans one, answers the oldest.
 fn run_steps(
     scheduler: &mut Scheduler,
     n_steps: u64,
-    steps: &mut [Step; 2],
+    steps: &mut VecDeque<Step>,
     done: &mut StepDone,
     out: &mut Vec<Output>,
 ) {
     for _ in 0..n_steps {
-        let (newer, older) = steps.split_at_mut(1);
-        assert!(scheduler.next_step(Micros(0), &mut newer[0]));
-        answer(&older[0], done);
+        let mut step = steps.pop_front().unwrap();
+        assert!(scheduler.next_step(Micros(0), &mut step));
+        steps.push_back(step);
+        answer(&steps[0], done);
         out.clear();
         scheduler.apply(done, out).unwrap();
-        steps.swap(0, 1);
     }
+}
+
+fn check_steady_steps(n_stages: u32) {
+    let steps_in_flight_max = n_stages + 1;
+    let config = Config { n_stages, steps_in_flight_max, running_max: N_SEQUENCES as u32, ..Config::default() };
+    let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
+    (0..N_SEQUENCES).for_each(|i| scheduler.submit(request(i), Micros(0)).unwrap());
+    let (mut done, mut out) = (StepDone::default(), Vec::new());
+    let mut steps: VecDeque<Step> = (0..=n_stages).map(|_| Step::default()).collect();
+    for step in steps.iter_mut().skip(1) {
+        assert!(scheduler.next_step(Micros(0), step));
+    }
+    run_steps(&mut scheduler, 40 * u64::from(n_stages), &mut steps, &mut done, &mut out);
+    let (before, blocks_before) = (N_ALLOCATIONS.load(Ordering::Relaxed), scheduler.stats().blocks_used);
+    run_steps(&mut scheduler, 200 * u64::from(n_stages), &mut steps, &mut done, &mut out);
+    assert_eq!(N_ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "{n_stages} stages");
+    let n_said = out.len() as u64 * u64::from(n_stages);
+    assert_eq!(n_said, N_SEQUENCES, "every sequence said a token in the last steps");
+    assert!(scheduler.stats().blocks_used >= blocks_before + 12 * N_SEQUENCES as u32, "blocks were taken");
+    scheduler.check();
 }
 
 // One test in this file: another beside it would be counted.
 #[test]
 fn a_steady_step_allocates_nothing() {
-    let config = Config { steps_in_flight_max: 2, slices_ahead_max: 1, running_max: 64, ..Config::default() };
-    let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
-    (0..N_SEQUENCES).for_each(|i| scheduler.submit(request(i), Micros(0)).unwrap());
-    let (mut steps, mut done, mut out) = (<[Step; 2]>::default(), StepDone::default(), Vec::new());
-    assert!(scheduler.next_step(Micros(0), &mut steps[1]));
-    run_steps(&mut scheduler, 8, &mut steps, &mut done, &mut out);
-    let (before, blocks_before) = (N_ALLOCATIONS.load(Ordering::Relaxed), scheduler.stats().blocks_used);
-    run_steps(&mut scheduler, 200, &mut steps, &mut done, &mut out);
-    assert_eq!(N_ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
-    assert_eq!(out.len() as u64, N_SEQUENCES, "every sequence said a token in the last step");
-    assert!(scheduler.stats().blocks_used >= blocks_before + 12 * N_SEQUENCES as u32, "blocks were taken");
-    scheduler.check();
+    [1, 2, 4].into_iter().for_each(check_steady_steps);
 }

@@ -1,4 +1,4 @@
-//! The scheduler against a worker that reads through its block tables, and against each request run alone.
+//! The scheduler against a pipeline of workers that read through its block tables, and against each request run alone.
 //!
 //! A failing seed prints itself; `check_seed(N)` in a test of one line runs it again.
 //!
@@ -10,13 +10,14 @@
 //! preemption; a start without its output; a cancelled sequence that the ranks are never told to forget; an end sent in
 //! the step of the next start; the most urgent as victim; no blocks and yet a slice; a budget overrun; `tokens_min`
 //! ignored; one token too many; an answer out of order taken; an ended sequence that still speaks; a cache read by who
-//! must not; two suspects of a loss side by side; a loss that accuses nobody.
+//! must not; two suspects of a loss side by side; a loss that accuses nobody; a turn that goes to who gets no block.
 //!
 //! Only `check()` sees what ranks that run steps in order cannot: blocks of an ended sequence given back before its
 //! last slice has landed; a block named when it is planned and not when it is computed; a second slice planned ahead.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod facts;
+mod pipeline;
 mod reference;
 mod rng;
 mod worker;

@@ -1,12 +1,16 @@
-//! A worker that runs steps faithfully and has no model: its "KV" of a position is which token of which log it is.
+//! A stage of workers that runs steps faithfully and has no model: its "KV" of a position is which token of which log
+//! it is.
 //!
-//! It knows what a real worker knows: starts, slices and their blocks. Before it draws it reads every position of the
-//! slice's sequence through its block table; a block that was shared, freed, named or written wrongly shows there.
+//! It knows what a real worker knows: starts, slices and their blocks, what the stage before sends of each row, and at
+//! the first stage the tokens that the last has drawn. It reads every position of a slice's sequence through its block
+//! table; a block that was shared, freed, named or written wrongly shows there.
 
 use crate::reference::{draw, extend, root};
 use std::collections::{BTreeMap, BTreeSet};
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockId, Epoch, Request, RequestId, Slice, SliceDone, Step, StepDone, TokenOut, Want};
+use types::{
+    BLOCK_TOKENS, BlockId, Epoch, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId, TokenOut, Want,
+};
 
 /// What one position of a layer's cache holds: all that its bits would depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,9 +20,14 @@ struct Cell {
     prefix: u64,
 }
 
+/// What goes from stage to stage, for each slice: the log up to and with each of its positions. None of a failed one.
+pub type Hidden = Vec<Option<Vec<u64>>>;
+
 struct Held {
     request: Request,
-    /// Of the log up to and with each position; as long as the log.
+    /// The step that started it.
+    since: StepId,
+    /// Of the log up to and with each position, as far as this stage knows it.
     prefixes: Vec<u64>,
     table: Vec<BlockId>,
     n_computed: Option<u32>,
@@ -49,23 +58,53 @@ impl Worker {
         self.held.len()
     }
 
-    pub fn run(&mut self, step: &Step) -> StepDone {
+    /// Whether the first stage has all tokens of a step: those of its starts, and those that steps before have drawn.
+    pub fn is_ready(&self, step: &Step) -> bool {
+        let starts = |id| step.starts.iter().any(|request| request.id == id);
+        let knows = |slice: &Slice| {
+            let held = &self.held[&slice.id];
+            held.failed || slice.range.end as usize <= held.prefixes.len()
+        };
+        step.slices.iter().all(|slice| starts(slice.id) || knows(slice))
+    }
+
+    /// Runs a step on this stage's layers. The first stage has the rows from its logs, the others from the stage before.
+    pub fn run(&mut self, step: &Step, input: Option<&Hidden>) -> Hidden {
         self.check_step(step);
         self.n_steps += 1;
         for id in &step.ends {
             assert!(self.held.remove(id).is_some(), "{id} ends and is not held");
         }
         for request in &step.starts {
-            self.held.insert(request.id, Held::new(request.clone()));
+            self.held.insert(request.id, Held::new(request.clone(), step.id));
         }
         assert!(self.held.len() as u32 <= self.limits.running_max, "a rank never holds more than may run");
         let mut blocks = step.blocks.iter().copied();
         step.slices.iter().for_each(|slice| self.take_blocks(slice, &mut blocks));
         assert_eq!(blocks.next(), None, "every block belongs to a slice");
+        if let Some(hidden) = input {
+            step.slices.iter().zip(hidden).for_each(|(slice, rows)| self.receive(slice, rows.as_deref()));
+        }
         // A layer writes the rows of all slices before any of them reads.
         step.slices.iter().for_each(|slice| self.write(slice));
-        let slices = step.slices.iter().map(|slice| self.read_and_draw(slice)).collect();
-        StepDone { id: step.id, epoch: step.epoch, slices, micros: 1 }
+        step.slices.iter().map(|slice| self.read(slice)).collect()
+    }
+
+    /// The answer to the step that this stage, the last, has just run.
+    pub fn draw(&mut self, step: &Step) -> StepDone {
+        let draw = |slice: &Slice| self.held.get_mut(&slice.id).expect("its slice has just run").draw(slice);
+        StepDone { id: step.id, epoch: step.epoch, slices: step.slices.iter().map(draw).collect(), micros: 1 }
+    }
+
+    /// The last stage's tokens come to the first. What was drawn for a life that has ended here says nothing.
+    pub fn learn(&mut self, step: &Step, done: &StepDone) {
+        for (slice, done) in step.slices.iter().zip(&done.slices) {
+            let Some(held) = self.held.get_mut(&slice.id).filter(|held| held.since <= step.id) else { continue };
+            held.failed |= done.failed;
+            if let Some(drawn) = done.tokens.first().filter(|_| held.prefixes.len() as u32 == slice.range.end) {
+                held.prefixes.push(extend(*held.prefixes.last().expect("a log has tokens"), drawn.token));
+            }
+        }
     }
 
     fn check_step(&self, step: &Step) {
@@ -93,6 +132,18 @@ impl Worker {
         }
     }
 
+    /// Rows of the stage before: behind the log that the start brought they are all that is known of it.
+    fn receive(&mut self, slice: &Slice, rows: Option<&[u64]>) {
+        let held = self.held.get_mut(&slice.id).expect("it was there when blocks were taken");
+        held.failed |= rows.is_none();
+        for (position, &prefix) in slice.range.clone().zip(rows.unwrap_or_default()) {
+            if held.prefixes.len() as u32 == position {
+                held.prefixes.push(prefix);
+            }
+            assert_eq!(held.prefixes.get(position as usize), Some(&prefix), "stages agree on {}", slice.id);
+        }
+    }
+
     fn write(&mut self, slice: &Slice) {
         let held = &self.held[&slice.id];
         for position in slice.range.clone().filter(|_| !held.failed) {
@@ -102,10 +153,10 @@ impl Worker {
         }
     }
 
-    fn read_and_draw(&mut self, slice: &Slice) -> SliceDone {
-        let held = self.held.get_mut(&slice.id).expect("it was there when blocks were taken");
+    fn read(&self, slice: &Slice) -> Option<Vec<u64>> {
+        let held = &self.held[&slice.id];
         if held.failed {
-            return SliceDone { tokens: Vec::new(), failed: true, ..SliceDone::default() };
+            return None;
         }
         for position in 0..slice.range.end {
             let block = &self.cache[held.table[(position / BLOCK_TOKENS) as usize].0 as usize];
@@ -113,22 +164,25 @@ impl Worker {
             let found = block[(position % BLOCK_TOKENS) as usize];
             assert_eq!(found, Some(expected), "{} reads what is not its own", slice.id);
         }
-        held.draw(slice)
+        Some(held.prefixes[slice.range.start as usize..slice.range.end as usize].to_vec())
     }
 }
 
 impl Held {
-    fn new(request: Request) -> Held {
+    fn new(request: Request, since: StepId) -> Held {
         let mut prefix = root(request.tenant);
         let log = request.prompt.iter().chain(&request.output);
         let prefixes = log.map(|&token| {
             prefix = extend(prefix, token);
             prefix
         });
-        Held { prefixes: prefixes.collect(), request, table: Vec::new(), n_computed: None, failed: false }
+        Held { prefixes: prefixes.collect(), request, since, table: Vec::new(), n_computed: None, failed: false }
     }
 
     fn draw(&mut self, slice: &Slice) -> SliceDone {
+        if self.failed {
+            return SliceDone { tokens: Vec::new(), failed: true, ..SliceDone::default() };
+        }
         let n_log = self.prefixes.len() as u32;
         if slice.want == Want::Nothing {
             assert!(slice.range.end < n_log, "the last position of a log is wanted");

@@ -1,14 +1,15 @@
-//! Clients, a scheduler, a worker and what happens to them, all drawn from one seed.
+//! Clients, a scheduler, workers and what happens to them, all drawn from one seed.
 
 use crate::facts::Facts;
+use crate::pipeline::Pipeline;
 use crate::reference::{DEADLY, Expected, POISONED, is_deadly, length_max, run_alone};
 use crate::rng::{Rng, mix};
 use crate::worker::{Limits, Worker};
 use scheduler::{Config, Output, Rejected, Scheduler, Stale};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use types::cache::blocks_for;
 use types::{
-    Epoch, Finish, Micros, PolicyDigest, Priority, Request, RequestId, Sampling, Step, StepDone, TenantId, Token,
+    Epoch, Finish, Micros, PolicyDigest, Priority, Request, RequestId, Sampling, Step, StepDone, TenantId, Token, Want,
 };
 
 const REQUESTS_MAX: u64 = 24;
@@ -42,11 +43,10 @@ pub struct World {
     weather: Weather,
     config: Config,
     scheduler: Scheduler,
-    worker: Worker,
+    /// Stages, and the steps that are planned and not yet answered.
+    pipeline: Pipeline,
     epoch: Epoch,
     now: Micros,
-    /// Planned and run, its answer not yet delivered.
-    in_flight: VecDeque<(Step, StepDone)>,
     clients: BTreeMap<RequestId, Client>,
     n_submitted: u64,
     /// One request, in some worlds, on which the ranks break.
@@ -73,13 +73,12 @@ impl World {
         let bases = (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
         World {
             scheduler: Scheduler::new(config.clone(), epoch).unwrap(),
-            worker: worker(&config, epoch, config.n_blocks),
+            pipeline: pipeline(&config, epoch),
             weather,
             rng,
             config,
             epoch,
             now: Micros(1),
-            in_flight: VecDeque::new(),
             clients: BTreeMap::new(),
             n_submitted: 0,
             deadly,
@@ -124,8 +123,8 @@ impl World {
     fn check_end(&mut self) {
         let stats = self.scheduler.stats();
         assert_eq!((stats.blocks_used, stats.n_running, stats.n_waiting), (0, 0, 0), "a block leaked");
-        assert_eq!(self.worker.n_held(), 0, "the workers were told to forget all");
-        assert!(self.in_flight.is_empty());
+        assert_eq!(self.pipeline.n_held(), 0, "the workers were told to forget all");
+        assert_eq!(self.pipeline.len(), 0);
         assert!(self.clients.values().all(|client| !client.live), "every stream has ended");
         self.facts.count(&stats);
     }
@@ -275,24 +274,33 @@ impl World {
         assert!(step.starts.iter().all(|request| request.deadline.is_none()), "a deadline does not travel");
         self.trace = trace(self.trace, &step);
         self.facts.ends_only += u64::from(step.slices.is_empty());
-        let is_in_flight = |id| self.in_flight.iter().any(|(step, _)| step.slices.iter().any(|slice| slice.id == id));
-        self.facts.restarted_in_flight += step.starts.iter().filter(|start| is_in_flight(start.id)).count() as u64;
-        let done = self.worker.run(&step);
-        let breaks = self.breaks(&step);
-        self.in_flight.push_back((step, done));
-        self.facts.in_flight_peak = self.facts.in_flight_peak.max(self.in_flight.len() as u64);
-        assert!(self.in_flight.len() <= self.config.steps_in_flight_max as usize);
-        // A stage that runs ahead breaks while the steps before are still on their way.
-        if breaks && self.rng.chance(50) {
-            self.break_workers();
-        }
+        let in_flight: BTreeSet<RequestId> = self.pipeline.slices().map(|slice| slice.id).collect();
+        self.facts.restarted_in_flight +=
+            step.starts.iter().filter(|start| in_flight.contains(&start.id)).count() as u64;
+        let chunks = step.slices.iter().filter(|slice| slice.want == Want::Nothing);
+        self.facts.chunks_in_flight += chunks.filter(|slice| in_flight.contains(&slice.id)).count() as u64;
+        self.pipeline.push(step);
+        self.facts.in_flight_peak = self.facts.in_flight_peak.max(self.pipeline.len() as u64);
+        assert!(self.pipeline.len() <= self.config.steps_in_flight_max as usize);
     }
 
+    /// Stages compute, in any order in which they can; then the oldest step is answered, if it has passed all.
     fn answer(&mut self) {
-        if self.in_flight.front().is_some_and(|(step, _)| self.breaks(step)) {
-            return self.break_workers();
+        for _ in 0..self.rng.below(3 * self.pipeline.n_stages() as u64 + 1) {
+            let movable = self.pipeline.movable();
+            if movable.is_empty() {
+                break;
+            }
+            let at = movable[self.rng.below(movable.len() as u64) as usize];
+            let (step, is_last) = self.pipeline.next_of(at);
+            // A stage may break on a step while the steps before are still on their way.
+            if self.breaks(step) && (is_last || self.rng.chance(30)) {
+                return self.break_workers();
+            }
+            self.pipeline.advance(at);
+            self.facts.stages_busy_peak = self.facts.stages_busy_peak.max(self.pipeline.n_inside() as u64);
         }
-        let Some((_, done)) = self.in_flight.pop_front() else { return };
+        let Some(done) = self.pipeline.deliver() else { return };
         let mut out = Vec::new();
         self.scheduler.apply(&done, &mut out).unwrap();
         self.hear(&out, Some(&done));
@@ -300,7 +308,7 @@ impl World {
 
     /// Answers that belong to no step, or not to the oldest: refused, and nothing has changed.
     fn answer_wrongly(&mut self) {
-        let oldest = self.in_flight.front().map(|(_, done)| done.clone());
+        let oldest = self.pipeline.oldest_answer();
         let mut done = oldest.clone().unwrap_or_default();
         let wrong = self.rng.below(4);
         match wrong {
@@ -335,10 +343,9 @@ impl World {
 
     /// What was in flight is lost with the caches; the new workers may have more room, or less.
     fn lose_workers(&mut self) {
-        for slice in self.in_flight.front().iter().flat_map(|(step, _)| &step.slices) {
+        for slice in self.pipeline.oldest().iter().flat_map(|on_its_way| &on_its_way.step.slices) {
             self.clients.get_mut(&slice.id).unwrap().n_losses += 1;
         }
-        self.in_flight.clear();
         self.epoch.n += 1;
         let mut out = Vec::new();
         if self.rng.chance(50) {
@@ -347,7 +354,7 @@ impl World {
             self.config.n_blocks = draw_n_blocks(&mut self.rng, self.config.context_max);
             self.scheduler.requeue_into(self.epoch, self.config.n_blocks, &mut out);
         }
-        self.worker = worker(&self.config, self.epoch, self.config.n_blocks);
+        self.pipeline = pipeline(&self.config, self.epoch);
         self.facts.losses += 1;
         self.hear(&out, None);
     }
@@ -387,7 +394,7 @@ impl World {
             }
             _ => assert_eq!((&client.tokens, finish), (&client.expected.tokens, client.expected.finish)),
         }
-        let is_ahead = self.in_flight.iter().any(|(step, _)| step.slices.iter().any(|slice| slice.id == id));
+        let is_ahead = self.pipeline.slices().any(|slice| slice.id == id);
         self.facts.stopped_ahead += u64::from(is_ahead && finish == Finish::Stop);
         self.facts.finish(finish);
     }
@@ -424,7 +431,9 @@ fn draw_config(rng: &mut Rng) -> Config {
         waiting_tokens_max: u64::from(120 + rng.between(0, 600)),
         batch_tokens_max: running_max + rng.between(0, 60),
         chunk_tokens_max: rng.between(1, 50),
-        steps_in_flight_max: rng.between(1, 4),
+        chunk_tokens_min: rng.between(1, 50),
+        n_stages: rng.between(1, 4),
+        steps_in_flight_max: rng.between(1, 5),
         slices_ahead_max: rng.between(0, 1),
         aging_micros: rng.below(1000),
         losses_max: if rng.chance(70) { 3 } else { rng.between(1, 6) },
@@ -447,15 +456,16 @@ fn draw_crowd(rng: &mut Rng) -> Config {
         running_max: rng.between(3, 8),
         batch_tokens_max: 64,
         chunk_tokens_max: 64,
-        steps_in_flight_max: 4,
+        steps_in_flight_max: 5,
         slices_ahead_max: 1,
         ..draw_config(rng)
     }
 }
 
-fn worker(config: &Config, epoch: Epoch, n_blocks: u32) -> Worker {
-    let Config { batch_tokens_max, chunk_tokens_max, running_max, .. } = *config;
-    Worker::new(epoch, n_blocks, Limits { batch_tokens_max, chunk_tokens_max, running_max })
+fn pipeline(config: &Config, epoch: Epoch) -> Pipeline {
+    let Config { n_blocks, batch_tokens_max, chunk_tokens_max, running_max, .. } = *config;
+    let stage = |_| Worker::new(epoch, n_blocks, Limits { batch_tokens_max, chunk_tokens_max, running_max });
+    Pipeline::new((0..config.n_stages).map(stage).collect())
 }
 
 fn trace(before: u64, step: &Step) -> u64 {

@@ -1,0 +1,66 @@
+//! Whose turn it is. With several stages, as many steps run at once, and a sequence has one position at a time: so those
+//! that decode are spread over the steps evenly, and each has its turn in every `n_turns`-th.
+//!
+//! ```text
+//! five sequences, two stages:  a b c | d e | a b c | d e | ..    stage 1 draws for d e while stage 0 runs a b c
+//! ```
+//!
+//! Nobody is bound to a group. Whoever has waited longest goes first and a step takes no more than its share, so groups
+//! come about, and even out again when sequences come and go. With one stage every step is everybody's turn.
+
+use crate::scheduler::Scheduler;
+
+/// One that asks for a turn; less is sooner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn {
+    /// It needs a block, there is none, and nobody runs behind it who could be preempted. Its turn would come to nothing,
+    /// so whoever can use one goes first; otherwise all could wait for blocks that only others can give back.
+    is_stuck: bool,
+    n_slices_in_flight: u32,
+    last_step: u64,
+    /// Its place among the running: the order of the keys.
+    at: usize,
+}
+
+impl Scheduler {
+    /// In so many steps everybody has had a turn: one for each stage, as far as steps may be in flight.
+    pub(crate) fn n_turns(&self) -> u32 {
+        self.config.n_stages.min(self.n_steps_allowed())
+    }
+
+    /// Marks those that may have a slice of one token in this step, and counts them. A token that is being drawn can be
+    /// computed `distance` steps behind its draw.
+    pub(crate) fn give_turns(&mut self, distance: u32) -> u32 {
+        let ahead_max = self.config.slices_ahead_max;
+        let mut n_decoding = 0;
+        self.turns.clear();
+        for (at, &idx) in self.running.iter().enumerate() {
+            let sequence = &mut self.sequences[idx];
+            sequence.has_turn = false;
+            n_decoding += u32::from(sequence.is_decoding(ahead_max));
+            let is_near = sequence.awaits_draw() && self.n_steps - sequence.last_step < u64::from(distance);
+            if sequence.n_missing(ahead_max) == 1 && !is_near {
+                let n_blocks = sequence.n_blocks_missing(sequence.n_computed + 1);
+                let is_stuck = at + 1 == self.running.len() && n_blocks > self.blocks.n_available();
+                let (n_slices_in_flight, last_step) = (sequence.n_slices_in_flight, sequence.last_step);
+                self.turns.push(Turn { is_stuck, n_slices_in_flight, last_step, at });
+            }
+        }
+        let n_given = self.n_turns_of_step(n_decoding) as usize;
+        if n_given < self.turns.len() {
+            self.turns.select_nth_unstable(n_given);
+            self.turns.truncate(n_given);
+        }
+        for turn in &self.turns {
+            self.sequences[self.running[turn.at]].has_turn = true;
+        }
+        self.turns.len() as u32
+    }
+
+    /// This step's share of so many: any `n_turns` steps together have all, and two steps differ by one at most.
+    fn n_turns_of_step(&self, n_decoding: u32) -> u32 {
+        let n_turns = self.n_turns();
+        let has_one_more = self.n_steps % u64::from(n_turns) < u64::from(n_decoding % n_turns);
+        (n_decoding / n_turns + u32::from(has_one_more)).max(1)
+    }
+}

@@ -1,0 +1,143 @@
+//! How long prompts and answers are, and words to fill them with: drawn from a seed, so that two servers get the same load.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A small generator (splitmix64) of our own: the same numbers everywhere, for ever.
+pub struct Random {
+    state: u64,
+}
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random { state: seed }
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In `(0, 1)`.
+    pub fn unit(&mut self) -> f64 {
+        ((self.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+    }
+
+    /// The wait until the next of arrivals that know nothing of each other.
+    pub fn exponential(&mut self, rate: f64) -> f64 {
+        -self.unit().ln() / rate
+    }
+
+    fn normal(&mut self) -> f64 {
+        (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Lengths {
+    Fixed(usize),
+    Uniform { from: usize, to: usize },
+    Normal { mean: f64, deviation: f64 },
+}
+
+impl Lengths {
+    /// No length is absurd: a slip of the pen should not ask for a terabyte of prompt.
+    const MAX: usize = 1 << 20;
+
+    pub fn draw(&self, random: &mut Random) -> usize {
+        match *self {
+            Lengths::Fixed(n) => n,
+            Lengths::Uniform { from, to } => from + (random.next() % (to - from + 1) as u64) as usize,
+            Lengths::Normal { mean, deviation } => {
+                (mean + deviation * random.normal()).round().clamp(1.0, Self::MAX as f64) as usize
+            }
+        }
+    }
+}
+
+impl FromStr for Lengths {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Lengths, String> {
+        let wrong = || format!("{text:?} is no length: use 128, uniform:64..256 or normal:128,32");
+        let number = |part: &str| part.trim().parse::<usize>().ok().filter(|n| (1..=Self::MAX).contains(n));
+        let two = |rest: &str, between: &str| {
+            let (a, b) = rest.split_once(between)?;
+            Some((number(a)?, number(b)?))
+        };
+        let lengths = match text.split_once(':') {
+            None => number(text).map(Lengths::Fixed),
+            Some(("uniform", rest)) => {
+                two(rest, "..").filter(|(from, to)| from <= to).map(|(from, to)| Lengths::Uniform { from, to })
+            }
+            Some(("normal", rest)) => two(rest, ",")
+                .map(|(mean, deviation)| Lengths::Normal { mean: mean as f64, deviation: deviation as f64 }),
+            Some(_) => None,
+        };
+        lengths.ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for Lengths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lengths::Fixed(n) => write!(f, "{n}"),
+            Lengths::Uniform { from, to } => write!(f, "uniform:{from}..{to}"),
+            Lengths::Normal { mean, deviation } => write!(f, "normal:{mean},{deviation}"),
+        }
+    }
+}
+
+/// Common words: with the space before it, each is one token in most vocabularies.
+const WORDS: &str = "the of and to in is that it was for on are as with his they be at one have this from or had by \
+    not but what some we can out other were all there when up use your how said an each she which do their time if \
+    will way about many then them write would like so these her long make thing see him two has look more day could \
+    go come did number sound no most people my over know water than call first who may down side been now find any \
+    new work part take get place made live where after back little only round man year came show every good me give \
+    our under name very through just form great think say help low line turn cause much mean before move right boy \
+    old too same tell does set three want air well also play small end put home read hand port large add even land \
+    here must big high such follow act why ask men change went light kind off need house picture try again point \
+    mother world near build self earth father";
+
+pub fn words(n: usize, random: &mut Random) -> String {
+    let all: Vec<&str> = WORDS.split_ascii_whitespace().collect();
+    let chosen: Vec<&str> = (0..n).map(|_| all[(random.next() % all.len() as u64) as usize]).collect();
+    chosen.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_say_what_they_are() {
+        for text in ["128", "uniform:64..256", "normal:128,32"] {
+            assert_eq!(text.parse::<Lengths>().unwrap().to_string(), text);
+        }
+        for text in ["", "0", "-3", "uniform:9..3", "uniform:5", "normal:8", "zipf:3", "99999999999"] {
+            assert!(text.parse::<Lengths>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_same_seed_draws_the_same_and_within_bounds() {
+        let drawn = |seed| {
+            let mut random = Random::new(seed);
+            let lengths = Lengths::Uniform { from: 3, to: 9 };
+            (0..500).map(|_| lengths.draw(&mut random)).collect::<Vec<_>>()
+        };
+        assert_eq!(drawn(1), drawn(1));
+        assert_ne!(drawn(1), drawn(2));
+        assert!((3..=9).all(|n| drawn(1).contains(&n)) && drawn(1).iter().all(|n| (3..=9).contains(n)));
+    }
+
+    #[test]
+    fn arrivals_have_the_rate_that_was_asked() {
+        let mut random = Random::new(7);
+        let mean = (0..20_000).map(|_| random.exponential(4.0)).sum::<f64>() / 20_000.0;
+        assert!((mean - 0.25).abs() < 0.01, "{mean}");
+    }
+}

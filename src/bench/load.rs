@@ -1,0 +1,116 @@
+//! When requests are sent: as others end, or by a clock that does not care. A thread per request under way, because each
+//! only waits.
+
+use super::lengths::Random;
+use super::stream::{Server, Timed, Wanted};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub enum Arrivals {
+    /// So many under way at once.
+    Closed { concurrency: usize },
+    /// Poisson: so many a second on average, and nobody waits for anybody. One that would be beyond `open_max` fails.
+    Open { rate: f64, open_max: usize },
+}
+
+pub enum Outcome {
+    Answered(Timed),
+    Failed(String),
+}
+
+pub struct Measured {
+    pub outcomes: Vec<Outcome>,
+    /// From the first request's sending to the last answer's end.
+    pub took: Duration,
+}
+
+pub fn run(
+    server: &Server,
+    wanted: &[Wanted],
+    arrivals: &Arrivals,
+    random: &mut Random,
+    ended: &(dyn Fn(&Outcome) + Sync),
+) -> Measured {
+    let begun = Instant::now();
+    let outcomes = match *arrivals {
+        Arrivals::Closed { concurrency } => closed(server, wanted, concurrency, ended),
+        Arrivals::Open { rate, open_max } => {
+            open(server, wanted, &schedule(wanted.len(), rate, random), open_max, ended)
+        }
+    };
+    Measured { outcomes, took: begun.elapsed() }
+}
+
+fn closed(server: &Server, wanted: &[Wanted], concurrency: usize, ended: &(dyn Fn(&Outcome) + Sync)) -> Vec<Outcome> {
+    let queue = Mutex::new(wanted.iter().collect::<VecDeque<_>>());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    let client = || {
+        let answers = std::iter::from_fn(|| next().map(|wanted| ask(server, wanted, ended)));
+        answers.collect::<Vec<_>>()
+    };
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..concurrency.min(wanted.len())).map(|_| scope.spawn(client)).collect();
+        let panicked = |_| vec![Outcome::Failed("its thread panicked".into())];
+        clients.into_iter().flat_map(|client| client.join().unwrap_or_else(panicked)).collect()
+    })
+}
+
+/// When each request is sent, from the beginning of the run.
+fn schedule(n: usize, rate: f64, random: &mut Random) -> Vec<Duration> {
+    let mut at = 0.0;
+    (0..n)
+        .map(|_| {
+            let now = at;
+            at += random.exponential(rate);
+            Duration::from_secs_f64(now)
+        })
+        .collect()
+}
+
+fn open(
+    server: &Server,
+    wanted: &[Wanted],
+    schedule: &[Duration],
+    open_max: usize,
+    ended: &(dyn Fn(&Outcome) + Sync),
+) -> Vec<Outcome> {
+    let (sender, outcomes) = mpsc::sync_channel(wanted.len().max(1));
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let mut under_way: Vec<thread::ScopedJoinHandle<'_, ()>> = Vec::new();
+        for (wanted, at) in wanted.iter().zip(schedule) {
+            thread::sleep(at.saturating_sub(begun.elapsed()));
+            under_way.retain(|client| !client.is_finished());
+            let sender = sender.clone();
+            if under_way.len() < open_max {
+                // The channel has room for all and its receiver outlives the scope.
+                under_way.push(scope.spawn(move || drop(sender.send(ask(server, wanted, ended)))));
+            } else {
+                drop(sender.send(Outcome::Failed(format!("{open_max} requests are under way"))));
+            }
+        }
+    });
+    drop(sender);
+    outcomes.into_iter().collect()
+}
+
+fn ask(server: &Server, wanted: &Wanted, ended: &(dyn Fn(&Outcome) + Sync)) -> Outcome {
+    let outcome = match server.ask(wanted) {
+        Ok(timed) => Outcome::Answered(timed),
+        Err(why) => Outcome::Failed(format!("{why:#}")),
+    };
+    ended(&outcome);
+    outcome
+}
+
+impl fmt::Display for Arrivals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Arrivals::Closed { concurrency } => write!(f, "{concurrency} at once"),
+            Arrivals::Open { rate, .. } => write!(f, "{rate}/s"),
+        }
+    }
+}

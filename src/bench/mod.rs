@@ -1,0 +1,149 @@
+//! `lockstep bench`: puts load on any server that speaks OpenAI's completions, and says how it bore it. Knows of the server
+//! only its address, so that peers are measured by the same ruler.
+
+mod lengths;
+mod load;
+mod report;
+mod stream;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use lengths::{Lengths, Random};
+use load::{Arrivals, Outcome};
+use report::{Machine, Report, Run};
+use std::path::PathBuf;
+use std::time::Duration;
+use stream::{Server, Wanted};
+
+#[derive(Args)]
+pub struct Options {
+    /// The server: everything before `/v1`
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    pub url: String,
+    /// The model to ask for [default: the first that the server lists]
+    #[arg(long)]
+    pub model: Option<String>,
+    /// A file with the API key
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Requests under way at once, one run for each: a new one begins as one ends
+    #[arg(long, value_delimiter = ',', default_value = "1,8,32", conflicts_with = "rate")]
+    pub concurrency: Vec<usize>,
+    /// Requests a second that arrive whether or not earlier ones have ended (Poisson), one run for each
+    #[arg(long, value_delimiter = ',')]
+    pub rate: Vec<f64>,
+    /// Requests of each run
+    #[arg(long, default_value_t = 64)]
+    pub requests: usize,
+    /// Requests before the first run that are not counted
+    #[arg(long, default_value_t = 2)]
+    pub warm_up: usize,
+    /// Words of a prompt, about a token each: `128`, `uniform:64..256` or `normal:128,32`
+    #[arg(long, default_value = "128")]
+    pub prompt: Lengths,
+    /// Tokens of an answer, in the same words
+    #[arg(long, default_value = "64")]
+    pub output: Lengths,
+    /// Words that all prompts begin with
+    #[arg(long, default_value_t = 0)]
+    pub shared_prefix: usize,
+    /// Let the model stop where it likes; by default it is asked to ignore its end-of-text
+    #[arg(long)]
+    pub stop_early: bool,
+    /// Give up on a request after so many seconds
+    #[arg(long, default_value_t = 600)]
+    pub timeout: u64,
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Write the figures here as well, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Arrivals that have not ended are threads of this process.
+const OPEN_MAX: usize = 4096;
+
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let server = server(options)?;
+    let mut random = Random::new(options.seed);
+    let prefix = lengths::words(options.shared_prefix, &mut random);
+    let warm_up = wanted(options, options.warm_up, &prefix, &mut random);
+    load::run(&server, &warm_up, &Arrivals::Closed { concurrency: 1 }, &mut random, &|_| {});
+
+    let mut runs = Vec::new();
+    for arrivals in arrivals(options)? {
+        let wanted = wanted(options, options.requests, &prefix, &mut random);
+        let bar = bar(&arrivals, wanted.len());
+        let measured = load::run(&server, &wanted, &arrivals, &mut random, &|outcome| step(&bar, outcome));
+        bar.finish_and_clear();
+        let run = Run::of(&arrivals, &measured);
+        eprintln!("{}", run.summary());
+        runs.push(run);
+    }
+    let report = Report {
+        url: options.url.clone(),
+        model: server.model.clone(),
+        machine: Machine::here(),
+        prompt: options.prompt.to_string(),
+        output: options.output.to_string(),
+        shared_prefix: options.shared_prefix,
+        seed: options.seed,
+        runs,
+    };
+    print!("{report}");
+    if let Some(path) = &options.json {
+        let text = serde_json::to_string_pretty(&report)? + "\n";
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let n_failed: usize = report.runs.iter().map(|run| run.n_failed).sum();
+    ensure!(n_failed == 0, "{n_failed} requests failed");
+    Ok(())
+}
+
+fn server(options: &Options) -> anyhow::Result<Server> {
+    let key = match &options.api_key_file {
+        None => None,
+        Some(path) => {
+            let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            Some(text.trim().to_owned())
+        }
+    };
+    Server::find(&options.url, options.model.as_deref(), key, Duration::from_secs(options.timeout))
+}
+
+fn arrivals(options: &Options) -> anyhow::Result<Vec<Arrivals>> {
+    let is_rate = |rate: &f64| rate.is_finite() && *rate > 0.0;
+    ensure!(options.rate.iter().all(is_rate), "a rate is a positive number of requests a second");
+    let within = |n: &usize| (1..=OPEN_MAX).contains(n);
+    ensure!(options.concurrency.iter().all(within), "a concurrency is from 1 to {OPEN_MAX}");
+    let closed = options.concurrency.iter().map(|&concurrency| Arrivals::Closed { concurrency });
+    let open = options.rate.iter().map(|&rate| Arrivals::Open { rate, open_max: OPEN_MAX });
+    Ok(if options.rate.is_empty() { closed.collect() } else { open.collect() })
+}
+
+fn wanted(options: &Options, n: usize, prefix: &str, random: &mut Random) -> Vec<Wanted> {
+    let one = |_| {
+        let n_words = options.prompt.draw(random).saturating_sub(options.shared_prefix).max(1);
+        let own = lengths::words(n_words, random);
+        Wanted {
+            prompt: if prefix.is_empty() { own } else { format!("{prefix} {own}") },
+            tokens_max: options.output.draw(random).max(1),
+            stop_early: options.stop_early,
+        }
+    };
+    (0..n).map(one).collect()
+}
+
+fn bar(arrivals: &Arrivals, n: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {eta}");
+    let bar = ProgressBar::new(n as u64).with_message(arrivals.to_string());
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn step(bar: &ProgressBar, outcome: &Outcome) {
+    if let Outcome::Failed(why) = outcome {
+        bar.suspend(|| eprintln!("a request failed: {why}"));
+    }
+    bar.inc(1);
+}
