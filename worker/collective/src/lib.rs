@@ -219,10 +219,12 @@ impl Collective {
 }
 
 fn copy_rows<M: Memory>(device: &M, from: &M::Buffer, to: &mut M::Buffer, n_cols: usize, n_rows: usize) {
-    let mut row = vec![0.0; n_cols];
-    for i in 0..n_rows {
-        device.read_part(from, i, 0, &mut row);
-        device.write_part(to, i, 0, &row);
+    const PIECE: usize = 1024;
+    let mut piece = [0.0; PIECE];
+    for (row, col) in (0..n_rows).flat_map(|row| (0..n_cols).step_by(PIECE).map(move |col| (row, col))) {
+        let piece = &mut piece[..PIECE.min(n_cols - col)];
+        device.read_part(from, row, col, piece);
+        device.write_part(to, row, col, piece);
     }
 }
 

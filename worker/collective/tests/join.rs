@@ -64,8 +64,8 @@ fn an_epoch_that_is_over_is_refused() {
     plans[1].1.epoch = old;
     let results = join_all(plans);
     assert!(matches!(results[0], Err(Error::Deadline { rank: Rank(1) })), "{results:?}");
-    let stale = |error: &Error| matches!(error, Error::Stale { rank: Rank(0), ours, theirs } if (*ours, *theirs) == (old, EPOCH));
-    assert!(results[1].as_ref().is_err_and(stale), "{results:?}");
+    let Err(Error::Stale { rank: Rank(0), ours, theirs }) = results[1] else { panic!("{results:?}") };
+    assert_eq!((ours, theirs), (old, EPOCH));
 }
 
 #[test]
