@@ -10,32 +10,7 @@ use scheduler::{Output, Rejected, Stale};
 use std::time::Duration;
 use telemetry::metrics;
 use tonic::Status;
-use types::{Finish, Micros, Request, RequestId, SliceDone, StepDone, Token};
-
-/// How fast requests end, to tell those that find the queue full when to come again.
-#[derive(Debug, Default)]
-pub(crate) struct Pace {
-    last_end: Option<Micros>,
-    /// Between one end and the next, each counting a sixteenth.
-    mean_micros: u64,
-}
-
-impl Pace {
-    const RETRY_MIN_MS: u64 = 100;
-    const RETRY_MAX_MS: u64 = 30_000;
-
-    fn ended(&mut self, now: Micros) {
-        if let Some(last) = self.last_end.replace(now) {
-            self.mean_micros = (self.mean_micros * 15 + now.since(last).0) / 16;
-        }
-    }
-
-    /// When what waits now has been served.
-    fn retry_after_ms(&self, n_waiting: u32) -> u32 {
-        let micros = self.mean_micros.saturating_mul(n_waiting.into());
-        (micros / 1000).clamp(Self::RETRY_MIN_MS, Self::RETRY_MAX_MS) as u32
-    }
-}
+use types::{Finish, Request, RequestId, SliceDone, StepDone, Token};
 
 /// A request that is not taken.
 struct Refusal {
@@ -99,11 +74,14 @@ impl Replica {
         self.cancel_all(lost);
     }
 
-    /// A router may cancel only what is its own.
-    pub(crate) fn cancel_for(&mut self, router: u32, id: RequestId) {
-        if id.router() == router {
-            self.cancel_all(vec![id]);
+    /// A router may cancel only what is its own. What ended at a stop string has not been given up.
+    pub(crate) fn cancel_for(&mut self, router: u32, id: RequestId, stopped: bool) {
+        let Some(serving) = self.serving.as_mut().filter(|_| id.router() == router) else { return };
+        serving.scheduler.cancel(id, &mut self.outputs);
+        if stopped {
+            self.outputs.iter_mut().for_each(|output| output.finish = Some(Finish::Stop));
         }
+        self.outputs_without_step();
     }
 
     /// Plans and sends steps until enough are in flight or there is nothing to do.
@@ -137,6 +115,8 @@ impl Replica {
         }
         match serving.scheduler.apply(&done, &mut self.outputs) {
             Ok(()) => {
+                let n_tokens = done.slices.iter().map(|slice| slice.tokens.len() as u64).sum();
+                self.speed.answered(done.slices.len(), n_tokens, self.step_since, now);
                 self.step_since = now;
                 metrics::step(Duration::from_micros(done.micros.into()));
                 self.outputs_of(&done);
@@ -175,6 +155,9 @@ fn output_frame(output: &Output, done: &StepDone) -> wire::Output {
         tokens,
         finish: output.finish.map_or(wire::Finish::Unspecified, wire::Finish::from).into(),
         cached_tokens: output.n_cached,
+        scored_position: 0,
+        scored: Vec::new(),
+        pooled: Vec::new(),
     }
 }
 

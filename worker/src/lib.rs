@@ -2,6 +2,7 @@
 //! or of other requests than those that steps name.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+pub mod fetch;
 mod heartbeat;
 mod model_runner;
 pub mod runner;
@@ -9,6 +10,7 @@ mod seat;
 pub mod sequences;
 mod session;
 pub mod sim;
+pub mod source;
 
 pub use backend::cpu::Isa;
 pub use collective::{AbortHandle, Doorway, Wire};

@@ -4,6 +4,7 @@
 //! load.
 
 mod attention;
+mod blocks;
 mod isa;
 mod kv;
 pub(crate) mod lanes;
@@ -13,6 +14,7 @@ mod memory;
 mod pack;
 mod panels;
 mod pointwise;
+mod quants;
 mod rows;
 mod sample;
 mod team;
