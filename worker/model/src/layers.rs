@@ -235,7 +235,7 @@ impl<D: Device> RowParallel<D> {
     }
 }
 
-/// Where the stream of a stage begins: rows of a table that is spread over the ranks, or what the stage before has made.
+/// Where the stream of a stage begins: rows of a table that is spread over the ranks, or what the stage before made.
 pub struct Embedding<M: Memory> {
     table: Option<Table<M>>,
     factor: Option<f32>,
