@@ -6,23 +6,24 @@ use crate::error::Fault;
 use std::fmt::Write as _;
 
 /// A metadata value as it is written.
-enum Meta<'a> {
+pub(crate) enum Meta<'a> {
     U32(u32),
     F32(f32),
     Bool(bool),
     Text(&'a str),
     Texts(Vec<String>),
     I32s(Vec<i32>),
+    F32s(Vec<f32>),
 }
 
 #[derive(Default)]
-struct Writer {
+pub(crate) struct Writer {
     values: Vec<(String, Vec<u8>)>,
     tensors: Vec<(String, Vec<u64>, u32, usize)>,
 }
 
 impl Writer {
-    fn meta(mut self, key: &str, value: Meta<'_>) -> Writer {
+    pub fn meta(mut self, key: &str, value: Meta<'_>) -> Writer {
         let mut bytes = Vec::new();
         match value {
             Meta::U32(n) => bytes.extend([&4u32.to_le_bytes()[..], &n.to_le_bytes()].concat()),
@@ -35,6 +36,10 @@ impl Writer {
             }
             Meta::I32s(list) => {
                 bytes.extend(array_head(5, list.len()));
+                list.iter().for_each(|n| bytes.extend(n.to_le_bytes()));
+            }
+            Meta::F32s(list) => {
+                bytes.extend(array_head(6, list.len()));
                 list.iter().for_each(|n| bytes.extend(n.to_le_bytes()));
             }
         }
@@ -54,7 +59,7 @@ impl Writer {
         self
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
         out.extend((self.tensors.len() as u64).to_le_bytes());
@@ -149,17 +154,17 @@ fn tiny() -> Writer {
 }
 
 /// A file that goes when this does.
-struct Temporary(PathBuf);
+pub(crate) struct Temporary(PathBuf);
 
 impl Temporary {
-    fn folder(name: &str) -> Temporary {
+    pub fn folder(name: &str) -> Temporary {
         let path = std::env::temp_dir().join(format!("lockstep-checkpoint-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Temporary(path)
     }
 
-    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+    pub fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
         std::fs::write(self.0.join(name), bytes).unwrap();
         self.0.join(name)
     }
@@ -485,10 +490,10 @@ fn a_damaged_header_is_an_error_or_another_model() {
 }
 
 /// Reproducible, and good enough to choose bytes with.
-struct Random(u64);
+pub(crate) struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % n
     }
