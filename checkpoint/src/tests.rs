@@ -544,6 +544,32 @@ fn templates_as_transformers_runs_them() {
     check(&"x".repeat(2 << 20), Err("bytes are more"));
 }
 
+/// `tests/reference/make_templates.py` asked transformers.
+#[test]
+fn templates_of_models_render_as_in_transformers() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference/templates");
+    let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+    let expected = expected.as_object().unwrap();
+    assert!(expected.len() >= 13);
+    let mut wrong = String::new();
+    for (name, cases) in expected {
+        let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
+        let template = ChatTemplate::new(&source, Some("<s>".into()), Some("</s>".into())).unwrap();
+        for case in cases.as_array().unwrap() {
+            let text = |message: &Value, key: &str| message[key].as_str().unwrap().to_owned();
+            let message = |m: &Value| Message { role: text(m, "role"), content: text(m, "content") };
+            let messages: Vec<Message> = case["messages"].as_array().unwrap().iter().map(message).collect();
+            let rendered = template.render(&messages, case["prompt"].as_bool().unwrap());
+            match (&rendered, case["text"].as_str(), case["text"]["error"].as_str()) {
+                (Ok(rendered), Some(expected), _) if rendered == expected => {}
+                (Err(error), _, Some(expected)) if error.to_string().contains(expected) => {}
+                _ => writeln!(wrong, "{name}: {rendered:?}, and transformers {:?}", case["text"]).unwrap(),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32,
     "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
     "vocab_size": 10,
@@ -621,6 +647,36 @@ fn damaged_safetensors_are_an_error() {
         folder.write("model.safetensors", &bytes);
         let opened = Checkpoint::open(&folder.0);
         assert!(round % 2 == 1 || opened.is_err());
+    }
+}
+
+#[test]
+fn hostile_safetensors_headers_are_an_error() {
+    let folder = Temporary::folder("hostile");
+    folder.write("config.json", CONFIG.as_bytes());
+    let tensor =
+        |shape: &str, offsets: &str| format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#);
+    let pair = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#;
+    let headers = [
+        tensor("[1152921504606846976,1152921504606846976]", "[0,16]"),
+        tensor("[4611686018427387904]", "[0,18446744073709551615]"),
+        tensor("[4]", "[16,0]"),
+        tensor("[4]", "[0,64]"),
+        tensor("[-1]", "[0,16]"),
+        tensor("[0,4]", "[0,0]"),
+        pair.to_owned(),
+        format!("{}{}", "[".repeat(10_000), "]".repeat(10_000)),
+        "{}".to_owned(),
+        "\u{0}".to_owned(),
+    ];
+    for header in headers {
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 16]].concat();
+        folder.write("model.safetensors", &bytes);
+        assert!(Checkpoint::open(&folder.0).is_err(), "{header}");
+    }
+    for len in [0u64, 1 << 20, 1 << 60, u64::MAX] {
+        folder.write("model.safetensors", &[&len.to_le_bytes()[..], b"{}      "].concat());
+        assert!(Checkpoint::open(&folder.0).is_err(), "a header of {len} bytes");
     }
 }
 

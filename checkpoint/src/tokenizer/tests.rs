@@ -154,3 +154,56 @@ fn a_sentence_piece_vocabulary_from_a_gguf() {
     assert!(tokenizer.is_special(0) && tokenizer.is_special(1) && !tokenizer.is_special(3));
     assert_eq!(tokenizer.added_token("<tool>"), Some(3));
 }
+
+/// Bytes flipped, cut out, doubled and put elsewhere: an error or another tokenizer, and never a panic.
+#[test]
+fn a_damaged_vocabulary_is_an_error_or_another() {
+    let folder = Temporary::folder("ids-damaged");
+    let mut random = Random(9);
+    let files = ["llama.gguf", "llama.json", "unigram.json", "bpe.json"].map(|name| std::fs::read(path(name)).unwrap());
+    let mut n_opened = 0;
+    for round in 0..120 {
+        let mut bytes = files[round % files.len()].clone();
+        for _ in 0..=random.below(3) {
+            damage(&mut bytes, &mut random);
+        }
+        let opened = if round % files.len() == 0 {
+            let file = Path::new("t.gguf");
+            Gguf::parse(&bytes).ok().and_then(|header| Tokenizer::from_gguf(&header, &bytes, file).ok())
+        } else {
+            Tokenizer::from_file(&folder.write("tokenizer.json", &bytes)).ok()
+        };
+        if let Some(tokenizer) = opened {
+            n_opened += 1;
+            let ids = tokenizer.encode("hello <s> naïve 漢字 \n\n 12", true).unwrap_or_default();
+            assert!(ids.iter().all(|id| (*id as usize) < tokenizer.n_vocab()));
+            let _ = tokenizer.decode(&ids, false);
+        }
+    }
+    assert!(n_opened > 0, "some damage is in a token's text");
+}
+
+fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
+    let (at, n) = (random.below(bytes.len() - 64), 1 + random.below(48));
+    match random.below(5) {
+        0 => bytes[at] ^= 1 << random.below(8),
+        1 => bytes[at] = b"[]{}\",:0-e\\"[random.below(11)],
+        2 => drop(bytes.drain(at..at + n)),
+        3 => bytes.extend_from_within(at..at + n),
+        _ => {
+            let copied = bytes[at..at + n].to_vec();
+            let to = random.below(bytes.len());
+            bytes.splice(to..to, copied);
+        }
+    }
+}
+
+#[test]
+fn deep_json_is_an_error() {
+    let folder = Temporary::folder("ids-deep");
+    for (open, close) in [("[", "]"), ("{\"a\":", "}")] {
+        let deep = format!("{}0{}", open.repeat(100_000), close.repeat(100_000));
+        let error = Tokenizer::from_file(&folder.write("tokenizer.json", deep.as_bytes())).err().unwrap().to_string();
+        assert!(error.contains("recursion limit"), "{error}");
+    }
+}
