@@ -207,8 +207,19 @@ impl Checkpoint {
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.weights {
             Weights::Gguf { header, files } => Tokenizer::from_gguf(header, &files[0], &self.path),
-            Weights::Folder(_) => Tokenizer::from_file(&self.path.join("tokenizer.json")),
+            Weights::Folder(_) => self.tokenizer_of_folder(),
         }
+    }
+
+    fn tokenizer_of_folder(&self) -> Result<Tokenizer> {
+        let json = self.path.join("tokenizer.json");
+        if !json.exists() && self.path.join("tokenizer.model").exists() {
+            let what = "a folder with a tokenizer.model and no tokenizer.json (saving its tokenizer with transformers \
+                        writes one), which"
+                .to_owned();
+            return Err(Error::Unsupported { path: self.path.clone(), what });
+        }
+        Tokenizer::from_file(&json)
     }
 
     /// The template that turns a chat into a prompt, if the model has one.
