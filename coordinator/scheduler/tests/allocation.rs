@@ -6,7 +6,7 @@ use scheduler::{Config, Output, Scheduler};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
-use types::{Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TokenOut, Want};
+use types::{CacheGroup, CacheKind, Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TokenOut, Want};
 
 struct Counting;
 
@@ -82,7 +82,10 @@ fn run_steps(
 
 fn check_steady_steps(n_stages: u32) {
     let steps_in_flight_max = n_stages + 1;
-    let config = Config { n_stages, steps_in_flight_max, running_max: N_SEQUENCES as u32, ..Config::default() };
+    let window = CacheGroup { kind: CacheKind::Window(50), sharded: true };
+    let (groups, n_blocks) = (vec![CacheGroup::FULL, window], vec![4096, 400]);
+    let running_max = N_SEQUENCES as u32;
+    let config = Config { n_stages, steps_in_flight_max, running_max, groups, n_blocks, ..Config::default() };
     let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
     (0..N_SEQUENCES).for_each(|i| scheduler.submit(request(i), Micros(0)).unwrap());
     let (mut done, mut out) = (StepDone::default(), Vec::new());
@@ -97,6 +100,8 @@ fn check_steady_steps(n_stages: u32) {
     let n_said = out.len() as u64 * u64::from(n_stages);
     assert_eq!(n_said, N_SEQUENCES, "every sequence said a token in the last steps");
     assert!(scheduler.stats().blocks_used >= blocks_before + 12 * N_SEQUENCES as u32, "blocks were taken");
+    assert!(scheduler.stats().blocks_passed >= 12 * N_SEQUENCES, "and given back behind the window");
+    assert!(scheduler.stats().preemptions == 0 && scheduler.stats().evictions > 0);
     scheduler.check();
 }
 
