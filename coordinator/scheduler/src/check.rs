@@ -74,8 +74,8 @@ impl Scheduler {
         }
     }
 
-    /// An entry for every position that is planned, in each group; held are those that a query may still read, and those
-    /// that wait for their name.
+    /// An entry for every position that is planned, in each group; held are those that a query may still read, and
+    /// those that wait for their name.
     fn check_tables(&self, sequence: &Sequence) {
         assert_eq!(sequence.tables.len(), self.pools.len());
         for (pool, Table { blocks, n_passed }) in self.pools.iter().zip(&sequence.tables) {

@@ -92,18 +92,29 @@ impl Scheduler {
     }
 
     /// Gives the running sequence `at` the blocks for so many more tokens. Those behind it make room; it waits if there
-    /// is nobody behind it.
+    /// is nobody behind it, or its own slices in flight make room.
     fn make_room(&mut self, at: usize, n_tokens: u32) -> bool {
         let idx = self.running[at];
         let n_blocks = self.sequences[idx].n_blocks_missing(self.sequences[idx].n_computed + n_tokens);
         while self.n_blocks_available() < n_blocks {
-            if at + 1 == self.running.len() {
+            if at + 1 == self.running.len() || self.gives_back(idx, n_blocks) {
                 return false;
             }
             self.preempt_last();
         }
         self.take_blocks(idx, n_blocks);
         true
+    }
+
+    /// Whether there are so many blocks of each group when its slices in flight have landed and their windows have
+    /// moved on. Nobody is preempted for what comes anyway.
+    fn gives_back(&self, idx: SequenceIdx, n_blocks: u32) -> bool {
+        let sequence = &self.sequences[idx];
+        let mut groups = self.pools.iter().zip(&sequence.tables);
+        groups.all(|(pool, table)| {
+            let n_given_back = pool.group.n_passed(sequence.n_computed) - table.n_passed;
+            n_blocks <= pool.n_available() + n_given_back
+        })
     }
 
     /// Blocks that can be taken now of every group.

@@ -152,3 +152,23 @@ fn blocks_of_slices_in_flight_keep_their_names_until_they_are_computed() {
     scheduler.submit(request(2, (0..40).chain(900..910), 1), Micros(0)).unwrap();
     assert_eq!(plan(&mut scheduler).unwrap().slices[0].range.start, 32);
 }
+
+#[test]
+fn nobody_is_preempted_for_blocks_that_come_back_by_themselves() {
+    // Two prompts of the same length side by side, each with chunks of a window's size: both pools are just enough.
+    let tight = Config { batch_tokens_max: 64, groups: vec![window(40)], n_blocks: vec![12], ..config([24, 12]) };
+    let mut scheduler = Scheduler::new(tight, Epoch::default()).unwrap();
+    (1..3).for_each(|id| {
+        scheduler.submit(request(id, (0..300).map(|at| at + 1000 * id as Token), 20), Micros(id)).unwrap()
+    });
+    let mut in_flight = std::collections::VecDeque::new();
+    let mut n_side_by_side = 0;
+    while !scheduler.is_idle() {
+        in_flight.extend(core::iter::from_fn(|| plan(&mut scheduler)));
+        let step = in_flight.pop_front().unwrap();
+        n_side_by_side += u32::from(step.slices.len() == 2);
+        apply(&mut scheduler, &step);
+    }
+    assert_eq!((scheduler.stats().preemptions, scheduler.stats().tokens_drawn), (0, 40));
+    assert!(n_side_by_side > 10, "{n_side_by_side}");
+}
