@@ -23,7 +23,8 @@ macro_rules! facts {
 }
 
 facts! {
-    ticks, steps, tokens, ends_only, in_flight_peak, stages_busy_peak, chunks_in_flight, steps_early, starved,
+    ticks, steps, tokens, ends_only, in_flight_peak,
+    stages_busy_peak, chunks_in_flight, steps_early, starved,
     preemptions, prefix_hit_tokens, evictions, slices_ahead, stopped_ahead, tokens_discarded, tokens_redrawn,
     restarted_in_flight, losses, breaks, given_up, requeued, resumed, outgrown, stale,
     cancelled_waiting, cancelled_running, expired,
