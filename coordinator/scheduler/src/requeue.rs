@@ -26,8 +26,9 @@ impl Scheduler {
         self.requeue_into(epoch, &n_blocks, out);
     }
 
-    /// The same with workers that have so many blocks of each group. What might outgrow them ends with `Finish::Failed`, so whoever
-    /// places the workers gives them blocks for a full context where it can. So does what was lost `losses_max` times.
+    /// The same with workers that have so many blocks of each group. What might outgrow them ends with
+    /// `Finish::Failed`, so whoever places the workers gives them blocks for a full context where it can. So does what
+    /// was lost `losses_max` times.
     pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: &[u32], out: &mut Vec<Output>) {
         assert_eq!(n_blocks.len(), self.config.groups.len(), "one pool for each cache group");
         debug_assert!(epoch > self.epoch, "step ids begin again, so an answer of the old epoch must be known by it");

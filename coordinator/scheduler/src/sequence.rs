@@ -124,8 +124,8 @@ impl Sequence {
         n_ready.min(self.length_max - 1).saturating_sub(self.n_computed)
     }
 
-    /// Whether it says a token in each of its steps, or will after the one that is missing or in flight. What has its last
-    /// slice in flight does not.
+    /// Whether it says a token in each of its steps, or will after the one that is missing or in flight. What has its
+    /// last slice in flight does not.
     pub fn is_decoding(&self, slices_ahead_max: u32) -> bool {
         self.n_missing(slices_ahead_max) <= 1 && self.n_computed < self.length_max - 1
     }

@@ -1,5 +1,5 @@
-//! Whose turn it is. With several stages, as many steps run at once, and a sequence has one position at a time: so those
-//! that decode are spread over the steps evenly, and each has its turn in every `n_turns`-th.
+//! Whose turn it is. With several stages, as many steps run at once, and a sequence has one position at a time: so
+//! those that decode are spread over the steps evenly, and each has its turn in every `n_turns`-th.
 //!
 //! ```text
 //! five sequences, two stages:  a b c | d e | a b c | d e | ..    stage 1 draws for d e while stage 0 runs a b c
@@ -13,8 +13,8 @@ use crate::scheduler::Scheduler;
 /// One that asks for a turn; less is sooner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn {
-    /// It needs a block, there is none, and nobody runs behind it who could be preempted. Its turn would come to nothing,
-    /// so whoever can use one goes first; otherwise all could wait for blocks that only others can give back.
+    /// It needs a block, there is none, and nobody runs behind it who could be preempted. Its turn would come to
+    /// nothing, so whoever can use one goes first; otherwise all could wait for blocks that only others can give back.
     is_stuck: bool,
     n_slices_in_flight: u32,
     last_step: u64,

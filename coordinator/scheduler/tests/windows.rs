@@ -155,14 +155,15 @@ fn blocks_of_slices_in_flight_keep_their_names_until_they_are_computed() {
 
 #[test]
 fn nobody_is_preempted_for_blocks_that_come_back_by_themselves() {
-    // Two prompts of the same length side by side, each with chunks of a window's size: both pools are just enough.
-    let tight = Config { batch_tokens_max: 64, groups: vec![window(40)], n_blocks: vec![12], ..config([24, 12]) };
+    // Two long prompts fill three stages. The pool has room for one chunk of each and their windows, not for all chunks
+    // that could be in flight.
+    let deep =
+        Config { n_stages: 3, steps_in_flight_max: 4, chunk_tokens_min: 32, batch_tokens_max: 64, ..config([1; 2]) };
+    let tight = Config { groups: vec![window(40)], n_blocks: vec![13], ..deep };
     let mut scheduler = Scheduler::new(tight, Epoch::default()).unwrap();
-    (1..3).for_each(|id| {
-        scheduler.submit(request(id, (0..300).map(|at| at + 1000 * id as Token), 20), Micros(id)).unwrap()
-    });
-    let mut in_flight = std::collections::VecDeque::new();
-    let mut n_side_by_side = 0;
+    let own = |id: u32| (0..300).map(move |at| at + 1000 * id);
+    (1..3).for_each(|id| scheduler.submit(request(id.into(), own(id), 20), Micros(id.into())).unwrap());
+    let (mut in_flight, mut n_side_by_side) = (std::collections::VecDeque::new(), 0);
     while !scheduler.is_idle() {
         in_flight.extend(core::iter::from_fn(|| plan(&mut scheduler)));
         let step = in_flight.pop_front().unwrap();
@@ -170,5 +171,5 @@ fn nobody_is_preempted_for_blocks_that_come_back_by_themselves() {
         apply(&mut scheduler, &step);
     }
     assert_eq!((scheduler.stats().preemptions, scheduler.stats().tokens_drawn), (0, 40));
-    assert!(n_side_by_side > 10, "{n_side_by_side}");
+    assert!(n_side_by_side > 0);
 }

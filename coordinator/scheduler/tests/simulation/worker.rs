@@ -77,7 +77,7 @@ impl Worker {
         step.slices.iter().all(|slice| starts(slice.id) || knows(slice))
     }
 
-    /// Runs a step on this stage's layers. The first stage has the rows from its logs, the others from the stage before.
+    /// Runs a step on this stage's layers. The first stage has the rows from its logs, the others from the one before.
     pub fn run(&mut self, step: &Step, input: Option<&Hidden>) -> Hidden {
         self.check_step(step);
         self.n_steps += 1;
