@@ -79,7 +79,7 @@ async fn scores_and_pooled_states() {
     replica.stop().await;
     for (request, answer) in requests.iter().zip(&expected) {
         match request.goal {
-            Goal::Pool => assert!(answer.pooled.len() == 256 && answer.drawn.is_empty() && answer.scored.is_empty()),
+            Goal::Pool => assert!(answer.pooled.len() == 64 && answer.drawn.is_empty() && answer.scored.is_empty()),
             _ => assert_eq!((answer.scored.len() + 1, answer.pooled.len()), (request.prompt.len(), 0)),
         }
         assert!(request.goal == Goal::Pool || !answer.drawn.is_empty(), "and then it goes on");

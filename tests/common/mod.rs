@@ -125,6 +125,9 @@ pub fn reference_folder(name: &str) -> PathBuf {
 pub struct Answer {
     pub drawn: Vec<Drawn>,
     pub finish: Option<Finish>,
+    /// Of the prompt, if that was asked for.
+    pub scored: Vec<Drawn>,
+    pub pooled: Vec<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
