@@ -92,6 +92,15 @@ impl<D: Device> Model<D> {
     }
 }
 
+impl<M: Memory> Model<M> {
+    /// The hidden states of the last pass, behind the last norm: `[n_rows, hidden]`. On the last stage only.
+    pub fn hidden(&self) -> Option<&M::Buffer> {
+        match &self.family {
+            Loaded::Llama(llama) => llama.hidden(),
+        }
+    }
+}
+
 impl<M: Memory> KvCache<M> {
     pub fn new(device: &M, specs: &[KvSpec]) -> Result<KvCache<M>> {
         let groups = specs.iter().map(|spec| device.kv(*spec)).collect::<backend::Result<_>>()?;

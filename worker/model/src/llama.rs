@@ -97,6 +97,12 @@ impl<D: Device> Llama<D> {
     }
 }
 
+impl<M: Memory> Llama<M> {
+    pub fn hidden(&self) -> Option<&M::Buffer> {
+        self.lm_head.hidden()
+    }
+}
+
 impl<M: Memory> Layer<M> {
     fn load(at: &Weights<'_, M>, shape: &Shape, layer: usize) -> Result<Layer<M>> {
         let norm = |name| Norm::load(at, name, shape.hidden, shape.norm_eps);
