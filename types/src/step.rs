@@ -80,11 +80,7 @@ impl Slice {
         if self.n_draft != 0 {
             return Err(Unsupported("drafts"));
         }
-        match self.want {
-            Want::Nothing | Want::Last => Ok(()),
-            Want::All { .. } => Err(Unsupported("logprobs of the prompt")),
-            Want::Pool => Err(Unsupported("pooling")),
-        }
+        Ok(())
     }
 }
 
@@ -95,12 +91,15 @@ pub enum Want {
     Nothing,
     /// The token after the range.
     Last,
-    /// Logprobs of the tokens at `range.start + 1 ..= range.end`, as far as the log knows them; and, where the range
+    /// Logprobs of the tokens at `range.start + 1 ..= range.end`, as far as they are the prompt's; and, where the range
     /// ends the log, the token after it.
     All { top_n: u8 },
     /// The hidden states of the range, pooled.
     Pool,
 }
+
+/// Rows of one step that are scored. The memory for logits is made for so many beside those that draw.
+pub const SCORED_ROWS_MAX: u32 = 64;
 
 /// Copy a page before the step runs: copy-on-write, or a page that comes back from a slower memory, whose ids begin
 /// where the pool's end.

@@ -26,7 +26,15 @@ impl Scheduler {
     pub(crate) fn end_early(&mut self, idx: SequenceIdx, finish: Finish, out: &mut Vec<Output>) {
         let sequence = &self.sequences[idx];
         let (id, position) = (sequence.request.id, sequence.n_output());
-        out.push(Output { id, position, slice: 0, n_tokens: 0, n_cached: sequence.n_cached, finish: Some(finish) });
+        out.push(Output {
+            id,
+            position,
+            slice: 0,
+            n_tokens: 0,
+            scored_position: 0,
+            n_cached: sequence.n_cached,
+            finish: Some(finish),
+        });
         self.end(idx);
     }
 

@@ -11,11 +11,13 @@ use crate::in_flight::Planned;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Place, SequenceIdx};
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockId, CacheGroup, Micros, Slice, Step, StepId, Want};
+use types::{BLOCK_TOKENS, BlockId, CacheGroup, Micros, SCORED_ROWS_MAX, Slice, Step, StepId};
 
 /// What the running sequences left of a step.
 struct Left {
     n_tokens: u32,
+    /// Rows that may still be scored.
+    n_scores: u32,
     /// Somebody was preempted or got no blocks: whoever were admitted now would be preempted soon.
     short: bool,
 }
@@ -45,7 +47,7 @@ impl Scheduler {
     fn plan_slices(&mut self, distance: u32, now: Micros, step: &mut Step) -> bool {
         let left = self.plan_running(distance);
         if !left.short {
-            self.admit(now, left.n_tokens, step);
+            self.admit(now, left, step);
         }
         self.running.iter().any(|&idx| self.sequences[idx].n_planned > 0)
     }
@@ -68,7 +70,7 @@ impl Scheduler {
     fn plan_running(&mut self, distance: u32) -> Left {
         let ahead_max = self.config.slices_ahead_max;
         let mut for_chunks = self.config.batch_tokens_max - self.give_turns(distance);
-        let mut left = Left { n_tokens: self.config.batch_tokens_max, short: false };
+        let mut left = Left { n_tokens: self.config.batch_tokens_max, n_scores: SCORED_ROWS_MAX, short: false };
         let n_preemptions = self.counters.preemptions;
         let mut at = 0;
         while at < self.running.len() {
@@ -76,13 +78,16 @@ impl Scheduler {
             let n_missing = sequence.n_missing(ahead_max);
             let n_wished = match n_missing {
                 0 | 1 => u32::from(sequence.has_turn),
+                _ if sequence.scores() => n_missing.min(sequence.chunk_max).min(for_chunks).min(left.n_scores),
                 _ => n_missing.min(sequence.chunk_max).min(for_chunks),
             };
+            let scores = sequence.scores();
             let n_planned = if self.make_room(at, n_wished) { n_wished } else { 0 };
             self.sequences[self.running[at]].n_planned = n_planned;
             if n_missing > 1 {
                 for_chunks -= n_planned;
             }
+            left.n_scores -= if scores { n_planned } else { 0 };
             left.n_tokens -= n_planned;
             left.short |= n_planned < n_wished;
             at += 1;
@@ -149,7 +154,8 @@ impl Scheduler {
 
     /// Starts those that wait, in their order, while there is room. The first that does not fit holds up the rest, so
     /// that a long prompt is not overtaken for ever.
-    fn admit(&mut self, now: Micros, mut n_tokens: u32, step: &mut Step) {
+    fn admit(&mut self, now: Micros, left: Left, step: &mut Step) {
+        let Left { mut n_tokens, mut n_scores, .. } = left;
         let mut promised = [0; GROUPS_MAX];
         self.running.iter().for_each(|&idx| self.promise(idx, &mut promised));
         let mut beside_suspect =
@@ -157,13 +163,18 @@ impl Scheduler {
         while n_tokens > 0 && self.running.len() < self.config.running_max as usize {
             let Some(idx) = self.first_waiting(now, beside_suspect) else { return };
             let n_hits = self.n_prefix_hits(idx);
-            if !self.fits(idx, n_hits, &promised) {
+            let scores = self.sequences[idx].scores();
+            if !self.fits(idx, n_hits, &promised) || (scores && n_scores == 0) {
                 return;
             }
             self.start(idx, n_hits, step);
             let sequence = &mut self.sequences[idx];
             let n_missing = sequence.n_missing(self.config.slices_ahead_max);
             sequence.n_planned = n_missing.min(sequence.chunk_max).min(n_tokens);
+            if scores {
+                sequence.n_planned = sequence.n_planned.min(n_scores);
+                n_scores -= sequence.n_planned;
+            }
             n_tokens -= sequence.n_planned;
             beside_suspect |= sequence.is_suspect();
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + sequence.n_planned);
@@ -318,7 +329,7 @@ impl Scheduler {
         for table in &sequence.tables {
             step.blocks.extend_from_slice(&table.blocks[n_blocks_sent as usize..]);
         }
-        let want = if draws { Want::Last } else { Want::Nothing };
+        let want = sequence.want(draws);
         step.slices.push(Slice { id: sequence.request.id, range: range.clone(), n_draft: 0, want });
         self.counters.slices += 1;
         self.counters.slices_ahead += u64::from(range.end > sequence.n_known());

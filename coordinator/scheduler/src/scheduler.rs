@@ -20,6 +20,8 @@ pub struct Output {
     /// The tokens are `done.slices[slice].tokens[..n_tokens]`.
     pub slice: usize,
     pub n_tokens: u32,
+    /// What else the slice gave (its scores, its pooled states) begins at this position of the log; zero: nothing.
+    pub scored_position: u32,
     /// Tokens that the prefix cache spared the request when it was first admitted.
     pub n_cached: u32,
     pub finish: Option<Finish>,

@@ -4,7 +4,7 @@ use crate::waiting::Key;
 use alloc::vec;
 use alloc::vec::Vec;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockHash, BlockId, Request};
+use types::{BLOCK_TOKENS, BlockHash, BlockId, Goal, Request, Want};
 
 pub(crate) type SequenceIdx = u32;
 
@@ -137,7 +137,28 @@ impl Sequence {
 
     /// Whether a slice that ends there draws: it ends with the last token that is known or being drawn.
     pub fn draws_at(&self, end: u32) -> bool {
-        end == self.n_known() + self.n_drawing
+        self.request.goal != Goal::Pool && end == self.n_known() + self.n_drawing
+    }
+
+    /// Whether a slice that begins at `n_computed` has rows to score: those that another token of the prompt follows.
+    pub fn scores(&self) -> bool {
+        let n_prompt = self.request.prompt.len() as u32;
+        matches!(self.request.goal, Goal::Score { .. }) && self.n_computed + 1 < n_prompt
+    }
+
+    /// What a slice that begins at `n_computed` is for.
+    pub fn want(&self, draws: bool) -> Want {
+        match self.request.goal {
+            Goal::Pool => Want::Pool,
+            Goal::Score { top_n } if self.scores() => Want::All { top_n },
+            Goal::Score { .. } | Goal::Generate if draws => Want::Last,
+            Goal::Score { .. } | Goal::Generate => Want::Nothing,
+        }
+    }
+
+    /// All that it was for is done, and no token will be.
+    pub fn is_pooled(&self) -> bool {
+        self.request.goal == Goal::Pool && self.n_applied >= self.n_known()
     }
 
     /// Entries of each of its tables.
@@ -152,7 +173,8 @@ impl Sequence {
 
     /// How many blocks it may take from the prefix cache: full ones, and at least one token is left to compute.
     pub fn n_sharable(&self) -> u32 {
-        if self.request.cache_bypass { 0 } else { (self.n_known() - 1) / BLOCK_TOKENS }
+        let needs_all = self.request.cache_bypass || self.request.goal != Goal::Generate;
+        if needs_all { 0 } else { (self.n_known() - 1) / BLOCK_TOKENS }
     }
 
     /// The name of its block `i`, which is full.

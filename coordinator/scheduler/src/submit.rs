@@ -4,7 +4,7 @@ use crate::Rejected;
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 use crate::waiting::Key;
-use types::{BLOCK_TOKENS, BlockHash, Finish, Micros, Request};
+use types::{BLOCK_TOKENS, BlockHash, Finish, Goal, Micros, Request};
 
 impl Scheduler {
     pub fn submit(&mut self, request: Request, now: Micros) -> Result<(), Rejected> {
@@ -56,7 +56,9 @@ impl Scheduler {
         if n_tokens >= context_max {
             return Err(Rejected::TooLong { limit: "context_max", needed: n_tokens + 1, available: context_max });
         }
-        let wished = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max);
+        // What is pooled says nothing: room for one token is room for its prompt.
+        let tokens_max = if request.goal == Goal::Pool { 1 } else { request.sampling.tokens_max };
+        let wished = request.prompt.len() as u64 + u64::from(tokens_max);
         let length_max = wished.min(context_max) as u32;
         if let Some(n_blocks) = self.config.too_small_pool(length_max) {
             let available = u64::from(n_blocks) * u64::from(BLOCK_TOKENS);

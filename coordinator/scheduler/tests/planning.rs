@@ -3,8 +3,8 @@
 
 use scheduler::{Config, Output, Rejected, Scheduler, Stale};
 use types::{
-    AdapterId, CacheGroup, CacheKind, Epoch, Finish, Micros, Priority, Request, RequestId, Sampling, SliceDone, Step,
-    StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
+    AdapterId, CacheGroup, CacheKind, Epoch, Finish, Goal, Micros, Priority, Request, RequestId, SCORED_ROWS_MAX,
+    Sampling, SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
 };
 
 fn config() -> Config {
@@ -615,4 +615,53 @@ fn whoever_runs_in_front_of_what_breaks_does_not_end_for_it() {
     }
     ended.sort_by_key(|ended| ended.0);
     assert_eq!(ended, [(1, Finish::Length), (2, Finish::Failed)]);
+}
+
+#[test]
+fn a_prompt_is_scored_a_few_rows_a_step() {
+    let mut scheduler = scheduler(Config { batch_tokens_max: 256, chunk_tokens_max: 256, ..config() });
+    let score = |id| Request { goal: Goal::Score { top_n: 1 }, ..request(id, 100, 2) };
+    (1..3).for_each(|id| scheduler.submit(score(id), Micros(0)).unwrap());
+    scheduler.submit(request(3, 20, 2), Micros(0)).unwrap();
+    let first = plan(&mut scheduler).unwrap();
+    // Who comes behind waits for its turn to be scored; the next step has rows again.
+    assert_eq!(slices(&first), [(1, 0, SCORED_ROWS_MAX)]);
+    assert_eq!(first.slices[0].want, Want::All { top_n: 1 });
+    let second = plan(&mut scheduler).unwrap();
+    assert_eq!(slices(&second), [(1, 64, 100), (2, 0, 28), (3, 0, 20)]);
+    let mut done = answer(&first, 7);
+    done.slices[0].scored = vec![TokenOut::default(); 64];
+    let mut out = Vec::new();
+    scheduler.apply(&done, &mut out).unwrap();
+    let said: Vec<_> = out.iter().map(|said| (said.id.0, said.n_tokens, said.scored_position, said.finish)).collect();
+    assert_eq!(said, [(1, 0, 1, None)]);
+    let mut done = answer(&second, 7);
+    done.slices[0].tokens = vec![TokenOut { token: 7, ..TokenOut::default() }];
+    out.clear();
+    scheduler.apply(&done, &mut out).unwrap();
+    assert_eq!((out[0].id.0, out[0].n_tokens, out[0].scored_position), (1, 1, 65));
+    scheduler.check();
+}
+
+#[test]
+fn what_is_pooled_ends_with_its_prompt() {
+    let mut scheduler = scheduler(config());
+    let pool = Request { goal: Goal::Pool, ..request(1, 100, 50) };
+    scheduler.submit(pool.clone(), Micros(0)).unwrap();
+    for range in [(1, 0, 64), (1, 64, 100)] {
+        let step = plan(&mut scheduler).unwrap();
+        assert_eq!((slices(&step), step.slices[0].want), (vec![range], Want::Pool));
+        let out = apply(&mut scheduler, &step, 7);
+        let is_end = range.2 == 100;
+        let finishes: Vec<_> = out.iter().map(|said| (said.n_tokens, said.finish)).collect();
+        assert_eq!(finishes, if is_end { vec![(0, Some(Finish::Stop))] } else { vec![] });
+    }
+    // Its blocks are named and serve others, and not one like it.
+    scheduler.submit(Request { id: RequestId(2), ..pool.clone() }, Micros(0)).unwrap();
+    scheduler.submit(Request { id: RequestId(3), goal: Goal::Generate, ..pool }, Micros(0)).unwrap();
+    let step = plan(&mut scheduler).unwrap();
+    assert_eq!(slices(&step)[0], (2, 0, 64));
+    apply(&mut scheduler, &step, 7);
+    let starts: Vec<_> = (0..3).filter_map(|_| plan(&mut scheduler).map(|step| slices(&step))).flatten().collect();
+    assert!(starts.contains(&(3, 96, 100)), "{starts:?}");
 }

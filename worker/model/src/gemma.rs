@@ -87,6 +87,12 @@ impl<D: Device> Gemma<D> {
     }
 }
 
+impl<M: Memory> Gemma<M> {
+    pub fn hidden(&self) -> Option<&M::Buffer> {
+        self.lm_head.hidden()
+    }
+}
+
 impl<M: Memory> Layer<M> {
     fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize, i: usize) -> Result<Layer<M>> {
         let of = &spec.layers[i];

@@ -89,6 +89,12 @@ impl<D: Device> Gpt2<D> {
     }
 }
 
+impl<M: Memory> Gpt2<M> {
+    pub fn hidden(&self) -> Option<&M::Buffer> {
+        self.lm_head.hidden()
+    }
+}
+
 impl<M: Memory> Layer<M> {
     fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize, i: usize) -> Result<Layer<M>> {
         let of = &spec.layers[i];
