@@ -132,7 +132,8 @@ struct Results {
 
 fn run(mut ranks: Ranks, floor: &Floor, n_rounds: usize) -> Results {
     let side = usize::from(ranks.number);
-    let cpu = Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false }).unwrap();
+    let cpu =
+        Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false }).unwrap();
     let mut planes = cpu.buffer(1, N_COLS).unwrap();
     let run = N_LEAVES / 2 * side as u32..N_LEAVES / 2 * (side as u32 + 1);
     let (ours, mut theirs) = (vec![1.0; N_COLS], vec![0.0; N_COLS]);

@@ -30,7 +30,8 @@ fn mesh(link: Link, bell: Arc<Region>, deadline: Duration) -> Mesh {
 
 /// Receives a row from rank 1.
 fn receive(mesh: &mut Mesh) -> Result<Vec<f32>, Error> {
-    let cpu = Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false }).unwrap();
+    let cpu =
+        Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false }).unwrap();
     let mut buffer = cpu.buffer(1, N_COLS).unwrap();
     mesh.moves.push(Move::block(1, Way::In, 1, 0..N_COLS));
     mesh.exchange(Kind::Rows, 1, &|_| 0, &mut Row(&cpu, &mut buffer))?;
