@@ -25,11 +25,11 @@ fn main() {
     if args.get(1).is_some_and(|arg| arg == "rank") {
         return child(args[2].parse().unwrap(), WIRES[args[3].parse::<usize>().unwrap()]);
     }
-    for wire in 0..WIRES.len() {
-        sums_are_those_of_threads(wire);
-        who_is_killed_is_named(wire);
-        who_is_stopped_is_named(wire);
-        println!("test processes over {:?} ... ok", WIRES[wire]);
+    for (number, wire) in WIRES.iter().enumerate() {
+        sums_are_those_of_threads(number);
+        who_is_killed_is_named(number);
+        who_is_stopped_is_named(number);
+        println!("test processes over {wire:?} ... ok");
     }
 }
 

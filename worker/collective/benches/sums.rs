@@ -1,7 +1,7 @@
-//! How long a `sum_leaves` of 16 KB takes between two processes of one thread each, over shared memory and TCP, beside a
-//! plain ping-pong of as many bytes through shared memory: the floor. Interleaved rounds; a table, then JSON.
+//! How long a `sum_leaves` of 16 KB takes between two processes of one thread each, over shared memory and TCP, beside
+//! a plain ping-pong of as many bytes through shared memory: the floor. Interleaved rounds; a table, then JSON.
 //!
-//! `cargo run --release -p collective --example sums [ROUNDS]`
+//! `cargo bench -p collective --bench sums -- [ROUNDS]`
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
 #![allow(unsafe_code, reason = "the plain ping-pong is plain memory")]
 
@@ -26,7 +26,7 @@ const N_WARM: usize = 100;
 const KINDS: [&str; 4] = ["ping-pong", "shm, spin", "shm, sleep", "tcp, spin"];
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     match args.first().map(String::as_str) {
         Some("peer") => peer(&args[1], &args[2]),
         rounds => measure(rounds.map_or(5, |rounds| rounds.parse().expect("the number of rounds"))),
