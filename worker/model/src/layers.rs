@@ -103,8 +103,8 @@ impl<D: Device> Norm<D> {
     }
 }
 
-/// What a rank owns of the query heads, and the KV heads that those read. A KV head that a boundary cuts is held by both
-/// sides.
+/// What a rank owns of the query heads, and the KV heads that those read. A KV head that a boundary cuts is held by
+/// both sides.
 ///
 /// ```text
 /// query heads  0 1 2 | 3 4 5 | 6 7 8      per_kv = 3
