@@ -60,7 +60,8 @@ enum Weights {
 }
 
 impl Checkpoint {
-    /// A `.gguf` file (of a split model: any of its parts), or a folder with `config.json` and safetensors. Every tensor that the model needs is there and
+    /// A `.gguf` file (of a split model: any of its parts), or a folder with `config.json` and safetensors.
+    /// Every tensor that the model needs is there and
     /// has the right shape and a type that is served, or this says which has not.
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let checkpoint = if path.is_dir() { Checkpoint::open_folder(path)? } else { Checkpoint::open_gguf(path)? };

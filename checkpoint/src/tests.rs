@@ -659,7 +659,9 @@ fn hostile_safetensors_headers_are_an_error() {
     folder.write("config.json", CONFIG.as_bytes());
     let tensor =
         |shape: &str, offsets: &str| format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#);
-    let pair = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#;
+    let entry =
+        |name: &str, offsets: &str| format!(r#""{name}":{{"dtype":"F32","shape":[2],"data_offsets":{offsets}}}"#);
+    let pair = format!("{{{},{}}}", entry("a", "[0,8]"), entry("b", "[4,12]"));
     let headers = [
         tensor("[1152921504606846976,1152921504606846976]", "[0,16]"),
         tensor("[4611686018427387904]", "[0,18446744073709551615]"),
@@ -667,7 +669,7 @@ fn hostile_safetensors_headers_are_an_error() {
         tensor("[4]", "[0,64]"),
         tensor("[-1]", "[0,16]"),
         tensor("[0,4]", "[0,0]"),
-        pair.to_owned(),
+        pair,
         format!("{}{}", "[".repeat(10_000), "]".repeat(10_000)),
         "{}".to_owned(),
         "\u{0}".to_owned(),

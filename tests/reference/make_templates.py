@@ -14,7 +14,8 @@ CHATS = {
     "system": [{"role": "system", "content": " Be brief.\n"}, {"role": "user", "content": "What is 1 < 2 & 3?"}],
     "turns": [{"role": "user", "content": "  Hello  "}, {"role": "assistant", "content": "Hi! \"quoted\"\n"},
               {"role": "user", "content": "naïve 漢字 😀 <b>{{ x }}</b>"}],
-    "thought": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "<think>\nsum\n</think>\n\nIt is 4."},
+    "thought": [{"role": "user", "content": "2+2?"}, {"role": "assistant",
+    "content": "<think>\nsum\n</think>\n\nIt is 4."},
                 {"role": "user", "content": "And 3+3?"}],
     "wrong": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
 }

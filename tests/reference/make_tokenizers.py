@@ -25,18 +25,28 @@ SNIPPETS = [
     "The quick brown fox jumps over the lazy dog. ", "It's 2026, and we've said: \"don't!\" They'll come; I'M HERE'S. ",
     "In 1234567890 years, 3.14159 + 2.71828 = 5.85987; 0xDEADBEEF, 1e-9, 12,345,678 items. ",
     "def f(x: int) -> str:\n    return f\"{x!r:>10}\"\n\n\nclass A(B):\n\tpass\n",
-    "for (int i = 0; i < n; ++i) { sum += a[i] * b[i]; } // loop\n", "fn main() -> Result<(), Box<dyn Error>> {\n        Ok(())\n}\n",
+    "for (int i = 0; i < n; ++i) { sum += a[i] * b[i]; } // loop\n",
+    "fn main() -> Result<(), Box<dyn Error>> {\n        Ok(())\n}\n",
     "SELECT * FROM `users` WHERE id != 7 AND name LIKE '%\\_x%';\n", "<div class=\"a b\">&nbsp;&lt;text&gt;</div>\r\n",
-    "{\"key\": [1, 2.5, null, true], \"k2\": \"\\u00e9\\n\"}", "https://example.org/a/b?c=d&e=%20f#g ", "user@example.com ",
+    "{\"key\": [1, 2.5, null, true], \"k2\": \"\\u00e9\\n\"}", "https://example.org/a/b?c=d&e=%20f#g ",
+    "user@example.com ",
     "漢字かな交じり文。日本語のテキスト、カタカナ・ヒラガナ。", "中文文本，包含标点符号！“引号”和《书名》。", "한국어 텍스트입니다. 안녕하세요! ",
-    "Привет, мир! Как дела? ", "Ελληνικά κείμενα: αβγδ ΑΒΓΔ. ", "مرحبا بالعالم، كيف حالك؟ ", "שלום עולם ", "สวัสดีชาวโลก ",
-    "नमस्ते दुनिया। ", "Zażółć gęślą jaźń. ", "Crème brûlée, naïve façade, Ångström, Übergröße, ﬁne ﬀ ", "e\u0301 o\u0308 n\u0303 \u0041\u030a ",
-    "😀😃👍🏽👨‍👩‍👧‍👦🇩🇪🏳️‍🌈 ", "♥️ ✓ → ∑∫√≈ ½ ² ³ ⅷ Ⅷ ① ٣٤٥ ", "\u200b\u200d\ufeff\u00ad\u2060", "\ufffd\ufffe\uffff\u0000\u0001\u007f\u0085\ue000",
-    "\U0001d49c\U0001d4b7\U0001d4b8 \U00020000\U0002a6d6 \U0010fffd ", "  ", "    ", "\t", "\t\t", "\n", "\n\n", "\r\n", " \n ", "   \n\n   ", "\u00a0",
-    "\u3000", "\u2003", "\u2028", " ", "a", "A", "1", "12", "1234", "!", "...", "?!?!", "---", "___", "''", "'", "\"", "```", "$x^2$", "#!/bin/sh\n",
-    "<|endoftext|>", "<|im_start|>user\n", "<|im_end|>\n", "<s>", "</s>", "<unk>", "<tool>", "<|im_", "|>", "[INST] ", " [/INST]", "▁", "▁▁", "<0x0A>",
-    "Ġ", "ĠĊ", "Don'T 'S 'lL", "HTTPServer2XML parseURL_v2 snake_case CamelCase SCREAMING_CASE ", "aaaaaaaaaaaaaaaa", "................", "0000000000",
-    "supercalifragilisticexpialidocious antidisestablishmentarianism ", "ไม่มีช่องว่างระหว่างคำ", "ㅋㅋㅋㅋ", "１２３ＡＢＣ", "ǅ ǈ ʰ ª º ",
+    "Привет, мир! Как дела? ", "Ελληνικά κείμενα: αβγδ ΑΒΓΔ. ", "مرحبا بالعالم، كيف حالك؟ ", "שלום עולם ",
+    "สวัสดีชาวโลก ",
+    "नमस्ते दुनिया। ", "Zażółć gęślą jaźń. ", "Crème brûlée, naïve façade, Ångström, Übergröße, ﬁne ﬀ ",
+    "e\u0301 o\u0308 n\u0303 \u0041\u030a ",
+    "😀😃👍🏽👨‍👩‍👧‍👦🇩🇪🏳️‍🌈 ", "♥️ ✓ → ∑∫√≈ ½ ² ³ ⅷ Ⅷ ① ٣٤٥ ", "\u200b\u200d\ufeff\u00ad\u2060",
+    "\ufffd\ufffe\uffff\u0000\u0001\u007f\u0085\ue000",
+    "\U0001d49c\U0001d4b7\U0001d4b8 \U00020000\U0002a6d6 \U0010fffd ", "  ", "    ", "\t", "\t\t", "\n", "\n\n",
+    "\r\n", " \n ", "   \n\n   ", "\u00a0",
+    "\u3000", "\u2003", "\u2028", " ", "a", "A", "1", "12", "1234", "!", "...", "?!?!", "---", "___", "''", "'", "\"",
+    "```", "$x^2$", "#!/bin/sh\n",
+    "<|endoftext|>", "<|im_start|>user\n", "<|im_end|>\n", "<s>", "</s>", "<unk>", "<tool>", "<|im_", "|>", "[INST] ",
+    " [/INST]", "▁", "▁▁", "<0x0A>",
+    "Ġ", "ĠĊ", "Don'T 'S 'lL", "HTTPServer2XML parseURL_v2 snake_case CamelCase SCREAMING_CASE ", "aaaaaaaaaaaaaaaa",
+    "................", "0000000000",
+    "supercalifragilisticexpialidocious antidisestablishmentarianism ", "ไม่มีช่องว่างระหว่างคำ", "ㅋㅋㅋㅋ", "１２３ＡＢＣ",
+    "ǅ ǈ ʰ ª º ",
 ]
 
 
@@ -94,7 +104,8 @@ CJK = "[一-龥ࠀ-一가-\ud7ff]+"
 DEEPSEEK3 = (r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^""" "\r\n" r"""\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
              r"| ?[\p{P}\p{S}]+[" "\r\n" r"]*|\s*[" "\r\n" r"]+|\s+(?!\S)|\s+")
 LETTERS = (
-    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥ"
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ"
+    r"Ḁ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥ"
     r"ῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⲳⳲꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+"
     .replace(r"\u1fbe", "\u1fbe").replace(r"\u1fd3", "\u1fd3").replace(r"\u1fdb", "\u1fdb").replace(r"\u2126", "\u2126")
     .replace(r"\u212a", "\u212a").replace(r"\u1f7d", "\u1f7d"))
@@ -104,11 +115,13 @@ BYTES = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 DIGITS = [pre_tokenizers.Digits(individual_digits=True)]
 # The name in a GGUF, how its model's tokenizer.json cuts, whether it normalizes to NFC, whether it ignores merges.
 CUTS = {
-    "gpt-2": (WHOLE, False, False), "smollm": (DIGITS + WHOLE, False, False), "command-r": (DIGITS + WHOLE, True, False),
+    "gpt-2": (WHOLE, False, False), "smollm": (DIGITS + WHOLE, False, False), "command-r": (DIGITS + WHOLE, True,
+    False),
     "llama-bpe": (split(LLAMA3) + BYTES, False, True), "dbrx": (split(LLAMA3) + BYTES, False, False),
     "qwen2": (split(QWEN2) + BYTES, True, False), "stablelm2": (split(QWEN2) + BYTES, False, False),
     "tekken": (split(TEKKEN) + BYTES, False, True), "gpt-4o": (split(GPT4O) + BYTES, False, False),
-    "deepseek-llm": (split("[\r\n]", LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", CJK, r"\p{N}+") + BYTES, False, False),
+    "deepseek-llm": (split("[\r\n]", LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", CJK, r"\p{N}+") + BYTES, False,
+    False),
     "deepseek-coder": (split("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK) + DIGITS + BYTES, False, False),
     "deepseek-v3": (split(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", DEEPSEEK3) + BYTES, False, False),
     "falcon": (split(r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]") + BYTES, False, False),
@@ -142,11 +155,13 @@ def byte_level(expected):
 def sentence_piece(expected):
     text = OUT / "training.txt"
     text.write_text("\n".join(line for part in training_text() for line in part.splitlines() if line.strip()))
-    common = dict(input=str(text), vocab_size=1800, character_coverage=0.995, byte_fallback=True, max_sentence_length=20000,
+    common = dict(input=str(text), vocab_size=1800, character_coverage=0.995, byte_fallback=True,
+        max_sentence_length=20000,
                   normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
                   add_dummy_prefix=True, num_threads=1)
     for kind in ["bpe", "unigram"]:
-        extra = dict(split_digits=True, allow_whitespace_only_pieces=True, user_defined_symbols=["<tool>"]) if kind == "bpe" else {}
+        extra = dict(split_digits=True, allow_whitespace_only_pieces=True,
+            user_defined_symbols=["<tool>"]) if kind == "bpe" else {}
         sentencepiece.SentencePieceTrainer.train(model_prefix=str(OUT / kind), model_type=kind, **common, **extra)
     text.unlink()
     llama(expected, sentencepiece.SentencePieceProcessor(model_file=str(OUT / "bpe.model")))
@@ -169,7 +184,8 @@ def merges_by_score(pieces):
 
 def llama(expected, model):
     pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]
-    tokenizer = tokenizers.Tokenizer(models.BPE({piece: i for i, (piece, _) in enumerate(pieces)}, merges_by_score(pieces),
+    tokenizer = tokenizers.Tokenizer(models.BPE({piece: i for i, (piece, _) in enumerate(pieces)},
+        merges_by_score(pieces),
                                                 unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.add_special_tokens([tokenizers.AddedToken(text, normalized=False) for text in ["<unk>", "<s>", "</s>"]])
     tokenizer.add_tokens([tokenizers.AddedToken("<tool>", normalized=False)])
