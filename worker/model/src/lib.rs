@@ -116,6 +116,8 @@ impl<M: Memory> Model<M> {
     pub fn hidden(&self) -> Option<&M::Buffer> {
         match &self.family {
             Loaded::Llama(llama) => llama.hidden(),
+            Loaded::Gemma(gemma) => gemma.hidden(),
+            Loaded::Gpt2(gpt2) => gpt2.hidden(),
         }
     }
 }
