@@ -214,7 +214,7 @@ fn api_keys(config: &Config) -> anyhow::Result<router::ApiKeys> {
             text
         }
     };
-    for key in &config.api_key {
+    if let Some(key) = &config.api_key {
         ensure!(!key.trim().is_empty(), "--api-key is empty");
         // The key is its own name: it may have a colon.
         lines.push_str(&format!("\napi-key:{key}"));
