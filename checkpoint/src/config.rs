@@ -107,9 +107,6 @@ impl ModelSpec {
             Some(other) => return Fault::unsupported(format!("the architecture {other}")),
             None => return Fault::malformed("the metadata does not name an architecture"),
         };
-        if let Some(n) = gguf.unsigned("split.count")?.filter(|n| *n > 1) {
-            return Fault::unsupported(format!("a GGUF in {n} parts"));
-        }
         let keys = GgufKeys { gguf, prefix: "llama" };
         refuse_experts(keys.optional("expert_count")?)?;
         let (hidden, n_heads) = (keys.length("embedding_length")?, keys.length("attention.head_count")?);
@@ -303,8 +300,8 @@ fn gguf_vocab(gguf: &Gguf) -> Result<u32, Fault> {
 fn gguf_scaling(keys: &GgufKeys<'_>, bytes: &[u8], rope_dim: u32) -> Result<RopeScaling, Fault> {
     if let Some(entry) = keys.gguf.tensor("rope_freqs.weight") {
         let n = u64::from(rope_dim / 2);
-        if entry.dtype != crate::tensor::Dtype::F32 || entry.dims.as_slice() != [n] {
-            return Fault::malformed(format!("the tensor rope_freqs.weight is not {n} numbers of type F32"));
+        if entry.dtype != crate::tensor::Dtype::F32 || entry.dims.as_slice() != [n] || entry.file != 0 {
+            return Fault::malformed(format!("rope_freqs.weight is not {n} numbers of type F32 in the first part"));
         }
         let numbers = bytes[entry.bytes.clone()].chunks_exact(4);
         let divisors = numbers.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();

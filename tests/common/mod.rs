@@ -171,7 +171,7 @@ impl Replica {
         let claim = MemoryStore::starting_at(0).claim("local", "in this process");
         let coordinator = coordinator::serve(pipes, setup.coordinator(), claim, coordinator_end.clone());
         let watch = Watch::default();
-        let loader = watch.around(ModelLoader { threads: setup.threads, isa: setup.isa });
+        let loader = watch.around(ModelLoader { isa: setup.isa, ..ModelLoader::new(setup.threads) });
         let config = worker::Config { memory_bytes: 16 << 30, ..worker::Config::default() };
         let worker = worker::serve(dialer.channel(), loader, config, worker_end.clone());
         let (coordinator, worker) = (tokio::spawn(coordinator), tokio::spawn(worker));

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 use types::{Request, RequestId, Slice, Step, StepDone, Want};
-use worker::{Assignment, Load, LoadError, ModelLoader, Ready, RunError, Runner};
+use worker::{AbortHandle, Assignment, Load, LoadError, ModelLoader, Ready, RunError, Runner};
 
 /// Counted from steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -126,5 +127,13 @@ impl Runner for WatchedRunner {
         self.watch.pass();
         self.watch.notes.lock().unwrap().write(step);
         self.runner.run(step, done)
+    }
+
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        self.runner.abort_handle()
+    }
+
+    fn waited(&self) -> Duration {
+        self.runner.waited()
     }
 }

@@ -36,15 +36,6 @@ impl Grid {
     }
 
     pub fn supported(&self) -> Result<(), Unsupported> {
-        if self.ep != 1 {
-            return Err(Unsupported("expert parallelism"));
-        }
-        if self.tp != 1 {
-            return Err(Unsupported("tensor parallelism"));
-        }
-        if self.pp != 1 {
-            return Err(Unsupported("pipeline parallelism"));
-        }
-        Ok(())
+        if self.ep == 1 { Ok(()) } else { Err(Unsupported("expert parallelism")) }
     }
 }

@@ -14,13 +14,16 @@ use tokio::sync::mpsc;
 pub struct Progress {
     steps_done: AtomicU64,
     compute_micros: AtomicU64,
+    wait_micros: AtomicU64,
     idle_micros: AtomicU64,
 }
 
 impl Progress {
-    pub(crate) fn add_step(&self, took: Duration) {
+    /// A step that took so long, `waited` of it for other ranks.
+    pub(crate) fn add_step(&self, took: Duration, waited: Duration) {
         self.steps_done.fetch_add(1, Relaxed);
-        self.compute_micros.fetch_add(took.as_micros() as u64, Relaxed);
+        self.compute_micros.fetch_add(took.saturating_sub(waited).as_micros() as u64, Relaxed);
+        self.wait_micros.fetch_add(waited.as_micros() as u64, Relaxed);
     }
 
     pub(crate) fn add_idle(&self, took: Duration) {
@@ -32,7 +35,7 @@ impl Progress {
             steps_done: self.steps_done.load(Relaxed),
             compute_micros: self.compute_micros.load(Relaxed),
             idle_micros: self.idle_micros.load(Relaxed),
-            wait_micros: 0,
+            wait_micros: self.wait_micros.load(Relaxed),
         }
     }
 }

@@ -9,8 +9,10 @@ mod seat;
 pub mod sequences;
 mod session;
 pub mod sim;
+pub mod source;
 
 pub use backend::cpu::Isa;
+pub use collective::AbortHandle;
 pub use model_runner::{ModelLoader, ModelRunner};
 pub use runner::{Assignment, Load, LoadError, MeshSecret, Ready, RunError, Runner};
 
@@ -93,10 +95,11 @@ pub async fn serve(
 ) -> Result<(), Error> {
     let (work, queue) = mpsc::channel(config.steps_queued_max);
     let progress = Arc::new(heartbeat::Progress::default());
-    let counters = progress.clone();
+    let turns = Arc::new(seat::Turns::default());
+    let (counters, places) = (progress.clone(), turns.clone());
     // It ends when `work` is dropped, after the step that it is in.
-    std::thread::Builder::new().name("compute".into()).spawn(move || seat::run(loader, queue, counters))?;
-    let worker = Worker { config, work, progress };
+    std::thread::Builder::new().name("compute".into()).spawn(move || seat::run(loader, queue, counters, places))?;
+    let worker = Worker { config, work, progress, turns };
     shutdown.run_until_cancelled(keep_joined(&worker, &channel)).await.unwrap_or(Ok(()))
 }
 

@@ -1,15 +1,18 @@
 //! The runner with a model: a step goes through the sequences, one pass and the draws. Knows nothing of streams, and of
 //! the model only that it turns a batch into logits.
+//!
+//! A step on a rank: ends and starts; on the first stage, what the sampler drew in earlier steps, if a row needs it; the
+//! rows; the pass, which all ranks make together; on the sampler the draws, which it tells the first stage.
 
 use crate::runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
-use crate::sequences::{SequenceLimits, Sequences, Violation};
+use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::{Activations, Batch, Device, Draw, KvDtype, KvSpec};
-use checkpoint::Checkpoint;
-use collective::Collective;
+use checkpoint::{Checkpoint, ModelSpec};
+use collective::{AbortHandle, Collective};
 use model::{KvCache, Limits, Model};
-use std::time::Instant;
-use types::{Step, StepDone, TokenOut, Unsupported};
+use std::time::{Duration, Instant};
+use types::{Part, Step, StepDone, Token, TokenOut, Unsupported};
 
 pub struct ModelRunner<D: Device> {
     device: D,
@@ -17,10 +20,13 @@ pub struct ModelRunner<D: Device> {
     model: Model<D>,
     kv: KvCache<D>,
     sequences: Sequences,
+    is_sampler: bool,
     // What a step needs, kept for its memory.
     batch: Batch,
     draws: Vec<Draw<'static>>,
     drawn: Vec<Option<TokenOut>>,
+    /// From the sampler to the first stage.
+    told: Vec<Option<Token>>,
 }
 
 impl<D: Device> ModelRunner<D> {
@@ -32,19 +38,44 @@ impl<D: Device> ModelRunner<D> {
         limits: SequenceLimits,
     ) -> ModelRunner<D> {
         let outputs_max = limits.outputs_max();
-        let sequences = Sequences::new(limits);
+        let part = collective.part();
+        let (sequences, is_sampler) = (Sequences::new(limits, Tokens::of(part)), part.is_sampler());
         let batch = sequences.new_batch();
         let (draws, drawn) = (Vec::with_capacity(outputs_max), Vec::with_capacity(outputs_max));
-        ModelRunner { device, collective, model, kv, sequences, batch, draws, drawn }
+        let told = Vec::with_capacity(outputs_max);
+        ModelRunner { device, collective, model, kv, sequences, is_sampler, batch, draws, drawn, told }
+    }
+
+    /// Everything up to the rows of the step.
+    fn begin(&mut self, step: &Step) -> Result<(), RunError> {
+        let protocol = |violation: Violation| RunError::Protocol { step: step.id.0, what: violation.to_string() };
+        self.sequences.begin(step).map_err(protocol)?;
+        while let Some(earlier) = self.sequences.must_hear(step) {
+            self.collective.recv_tokens(earlier, &mut self.told)?;
+            self.sequences.hear(&self.told).map_err(protocol)?;
+        }
+        self.sequences.lay_out(step, &mut self.batch).map_err(protocol)
     }
 
     fn pass(&mut self, step: &Step) -> model::Result<()> {
-        let logits = self.model.forward(&self.device, &self.collective, &self.batch, &mut self.kv)?;
-        let mut draws = emptied(std::mem::take(&mut self.draws));
-        self.sequences.draws(step, &mut draws);
-        self.device.draw(logits, &draws, &mut self.drawn);
-        self.draws = emptied(draws);
+        let logits = self.model.forward(&self.device, &mut self.collective, &self.batch, &mut self.kv)?;
+        if let Some(logits) = logits {
+            let mut draws = emptied(std::mem::take(&mut self.draws));
+            self.sequences.draws(step, &mut draws);
+            self.device.draw(logits, &draws, &mut self.drawn);
+            self.draws = emptied(draws);
+        }
         Ok(())
+    }
+
+    /// The logs grow. A message goes to the first stage for each step that has draws, and for no other.
+    fn finish(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
+        if !self.is_sampler {
+            self.sequences.pass_by(step);
+            return Ok(());
+        }
+        self.sequences.finish(step, &mut self.drawn, &mut self.told, &mut done.slices);
+        if self.told.is_empty() { Ok(()) } else { Ok(self.collective.send_tokens(step.id, &self.told)?) }
     }
 }
 
@@ -52,15 +83,29 @@ impl<D: Device> Runner for ModelRunner<D> {
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
         let begun = Instant::now();
         step.supported()?;
-        let protocol = |violation: Violation| RunError::Protocol { step: step.id.0, what: violation.to_string() };
-        self.sequences.begin(step, &mut self.batch).map_err(protocol)?;
+        self.begin(step)?;
         self.drawn.clear();
         if self.batch.n_rows() > 0 {
-            self.pass(step).map_err(|error| RunError::Pass(error.into()))?;
+            self.pass(step).map_err(run_error)?;
         }
-        self.sequences.finish(step, &mut self.drawn, &mut done.slices);
+        self.finish(step, done)?;
         done.micros = u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX);
         Ok(())
+    }
+
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        Some(self.collective.abort_handle())
+    }
+
+    fn waited(&self) -> Duration {
+        Duration::from_micros(self.collective.times().waiting)
+    }
+}
+
+fn run_error(error: model::Error) -> RunError {
+    match error {
+        model::Error::Collective(error) => error.into(),
+        error => RunError::Pass(error.into()),
     }
 }
 
@@ -76,48 +121,75 @@ pub struct ModelLoader {
     /// Threads that compute, the caller's among them.
     pub threads: usize,
     pub isa: Isa,
+    /// Whether who waits keeps its core: not with more threads than cores, those of other ranks counted.
+    pub spin: bool,
 }
 
 impl ModelLoader {
     /// With the widest instructions that this machine has.
     pub fn new(threads: usize) -> ModelLoader {
-        ModelLoader { threads, isa: Isa::detect() }
+        ModelLoader { threads, isa: Isa::detect(), spin: true }
+    }
+
+    /// The runner of the rank that `collective` is, and what it found.
+    pub fn build_with(
+        &self,
+        assignment: &Assignment,
+        collective: Collective,
+    ) -> Result<(ModelRunner<Cpu>, Ready), LoadError> {
+        let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
+        let checkpoint = Checkpoint::open(&assignment.model_path).map_err(failed(assignment))?;
+        let (spec, part) = (checkpoint.spec(), collective.part());
+        let limits = sequence_limits(assignment, spec, part, kv_dtype)?;
+        let cpu = CpuConfig { threads: self.threads, activations, isa: self.isa, spin: self.spin };
+        let device = Cpu::new(cpu).map_err(failed(assignment))?;
+        let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
+        let limits_of_model = Limits { rows_max, outputs_max, context: assignment.context };
+        let model = Model::load(&checkpoint, &device, part, limits_of_model).map_err(failed(assignment))?;
+        let specs = model::kv_specs(spec, part, kv_dtype, limits.n_blocks as usize);
+        let kv = KvCache::new(&device, &specs).map_err(failed(assignment))?;
+        let policy = model::policy(&checkpoint, activations, kv_dtype);
+        let ready = Ready { policy, n_blocks: limits.n_blocks, weight_bytes: model.weight_bytes() as u64 };
+        Ok((ModelRunner::new(device, collective, model, kv, limits), ready))
     }
 
     /// What `load` does, with the runner's own type.
     pub fn build(&self, assignment: &Assignment) -> Result<(ModelRunner<Cpu>, Ready), LoadError> {
-        let collective = Collective::join(assignment.layout.grid(), assignment.rank).map_err(failed(assignment))?;
-        let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
-        let checkpoint = Checkpoint::open(&assignment.model_path).map_err(failed(assignment))?;
-        let spec = checkpoint.spec();
-        if assignment.context > spec.context {
-            return Err(Unsupported("a context longer than the model's").into());
-        }
-        let block_bytes = kv_bytes(&model::kv_specs(spec, kv_dtype, 1));
-        let n_blocks = u32::try_from(assignment.kv_bytes / block_bytes).unwrap_or(u32::MAX);
-        if n_blocks == 0 {
-            let available = assignment.kv_bytes;
-            return Err(LoadError::Memory { what: "one block of the KV cache", needed: block_bytes, available });
-        }
-        let limits = SequenceLimits {
-            n_vocab: spec.vocab,
-            context: assignment.context,
-            n_blocks,
-            groups: model::cache_groups(spec),
-            rows_max: assignment.batch_tokens_max as usize,
-            running_max: assignment.running_max as usize,
-        };
-        let cpu = CpuConfig { threads: self.threads, activations, isa: self.isa };
-        let device = Cpu::new(cpu).map_err(failed(assignment))?;
-        let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
-        let limits_of_model = Limits { rows_max, outputs_max, context: assignment.context };
-        let model = Model::load(&checkpoint, &device, &collective, limits_of_model).map_err(failed(assignment))?;
-        let kv =
-            KvCache::new(&device, &model::kv_specs(spec, kv_dtype, n_blocks as usize)).map_err(failed(assignment))?;
-        let policy = model::policy(&checkpoint, activations, kv_dtype);
-        let ready = Ready { policy, n_blocks, weight_bytes: model.weight_bytes(&device) as u64 };
-        Ok((ModelRunner::new(device, collective, model, kv, limits), ready))
+        assignment.layout.grid().supported()?;
+        let collective = Collective::solo(assignment.layout.n_layers());
+        self.build_with(assignment, collective)
     }
+}
+
+/// Blocks that a rank keeps books of at most: one that has no heads could hold any number of them.
+const BLOCKS_MAX: u32 = 1 << 24;
+
+fn sequence_limits(
+    assignment: &Assignment,
+    spec: &ModelSpec,
+    part: &Part,
+    kv_dtype: KvDtype,
+) -> Result<SequenceLimits, LoadError> {
+    if assignment.layout.n_layers() != spec.n_layers {
+        return Err(Unsupported("a layout with other layers than the model's").into());
+    }
+    if assignment.context > spec.context {
+        return Err(Unsupported("a context longer than the model's").into());
+    }
+    let block_bytes = kv_bytes(&model::kv_specs(spec, part, kv_dtype, 1));
+    let n_blocks = assignment.kv_bytes.checked_div(block_bytes).unwrap_or(u64::MAX).min(BLOCKS_MAX.into()) as u32;
+    if n_blocks == 0 {
+        let available = assignment.kv_bytes;
+        return Err(LoadError::Memory { what: "one block of the KV cache", needed: block_bytes, available });
+    }
+    Ok(SequenceLimits {
+        n_vocab: spec.vocab,
+        context: assignment.context,
+        n_blocks,
+        groups: model::cache_groups(spec),
+        rows_max: assignment.batch_tokens_max as usize,
+        running_max: assignment.running_max as usize,
+    })
 }
 
 impl Load for ModelLoader {

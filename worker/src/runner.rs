@@ -1,7 +1,9 @@
 //! What a rank does with a step, and what it takes to become able to. Knows nothing of streams or threads: the session
 //! calls both traits on one thread that it owns.
 
+use collective::AbortHandle;
 use std::path::PathBuf;
+use std::time::Duration;
 use types::{Epoch, Layout, PolicyDigest, Rank, Step, StepDone, Unsupported};
 
 /// Executes steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
@@ -9,8 +11,21 @@ pub trait Runner: Send {
     /// Applies the step (ends, starts, slices, pass) and leaves one `SliceDone` per slice. `done` is handed in with its
     /// id and epoch set and the slices of the step before it, to be overwritten, so that their memory is kept.
     ///
+    /// A rank that does not sample has nothing to answer: nobody reads its `done`.
+    ///
     /// An error is the rank's: it cannot go on in this epoch. What fails for one request alone is `SliceDone::failed`.
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError>;
+
+    /// With which another thread ends what `run` waits for, if it waits for other ranks. A runner around another passes
+    /// this on, and what is below.
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        None
+    }
+
+    /// How long all its steps together have waited for other ranks.
+    fn waited(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// Makes a runner for a place in a blueprint. Called again for every epoch that the worker lives to see, so what is
@@ -71,6 +86,18 @@ pub enum RunError {
     Protocol { step: u64, what: String },
     #[error("the pass failed: {0}")]
     Pass(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("the ranks do not work together: {0}")]
+    Collective(#[from] collective::Error),
+}
+
+impl RunError {
+    /// The rank that is to blame, if it is another.
+    pub fn guilty(&self) -> Option<Rank> {
+        match self {
+            RunError::Collective(error) => error.rank(),
+            RunError::Unsupported(_) | RunError::Protocol { .. } | RunError::Pass(_) => None,
+        }
+    }
 }
 
 /// Why a place could not be taken.
@@ -82,4 +109,16 @@ pub enum LoadError {
     Model { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("{what} needs {needed} bytes, {available} are there")]
     Memory { what: &'static str, needed: u64, available: u64 },
+    #[error("the ranks do not come together: {0}")]
+    Collective(#[from] collective::Error),
+}
+
+impl LoadError {
+    /// The rank that is to blame, if it is another.
+    pub fn guilty(&self) -> Option<Rank> {
+        match self {
+            LoadError::Collective(error) => error.rank(),
+            LoadError::Unsupported(_) | LoadError::Model { .. } | LoadError::Memory { .. } => None,
+        }
+    }
 }

@@ -1,20 +1,66 @@
 //! The thread that computes. It owns the loader and the runner, takes work from one bounded queue and reports up the
-//! session that gave the work. Knows nothing of sockets; never waits for anything but work and room to report.
+//! session that gave the work. Knows nothing of sockets; waits for work, for room to report, and within a step for other
+//! ranks: that wait the session ends, when it has no use for the step any more.
 
 use crate::heartbeat::Progress;
 use crate::runner::{Assignment, Load, LoadError, Runner};
+use collective::AbortHandle;
 use proto::cluster::{Failed, Ready, WorkerFrame, worker_frame::Frame};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use types::{Epoch, Step, StepDone};
+use types::{Epoch, Rank, Step, StepDone};
 
 /// What a session asks of the thread.
 pub(crate) enum Work {
-    Load { assignment: Assignment, reports: Reports },
+    Load { assignment: Assignment, turn: Turn, reports: Reports },
     Step(Step),
+}
+
+/// Who may sit: of all places that sessions were given, the last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Turn(u64);
+
+/// How a session frees the thread from a place that is over: what it waits for there ends at once.
+#[derive(Default)]
+pub(crate) struct Turns(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    last: Turn,
+    seated: Option<AbortHandle>,
+}
+
+impl Turns {
+    /// Ends every turn before this one.
+    pub fn next(&self) -> Turn {
+        let mut state = self.state();
+        state.last.0 += 1;
+        if let Some(handle) = state.seated.take() {
+            handle.abort();
+        }
+        state.last
+    }
+
+    fn is_over(&self, turn: Turn) -> bool {
+        self.state().last != turn
+    }
+
+    /// False if the turn ended before its place was taken.
+    fn sit(&self, turn: Turn, handle: Option<AbortHandle>) -> bool {
+        let mut state = self.state();
+        let is_on = state.last == turn;
+        if is_on {
+            state.seated = handle;
+        }
+        is_on
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Where one session hears from the thread. Weak, so that a session's stream ends with the session and not with the
@@ -33,20 +79,25 @@ pub(crate) enum SeatLost {
 }
 
 /// Runs until the queue's sender is dropped.
-pub(crate) fn run(mut loader: Box<dyn Load>, mut work: mpsc::Receiver<Work>, progress: Arc<Progress>) {
+pub(crate) fn run(
+    mut loader: Box<dyn Load>,
+    mut work: mpsc::Receiver<Work>,
+    progress: Arc<Progress>,
+    turns: Arc<Turns>,
+) {
     let mut seat = None;
     let mut idle_since = Instant::now();
     while let Some(next) = work.blocking_recv() {
         progress.add_idle(idle_since.elapsed());
         match next {
             // A long load outlived the session that asked for this one.
-            Work::Load { reports, .. } if reports.are_unheard() => seat = None,
-            Work::Load { assignment, reports } => {
+            Work::Load { turn, .. } if turns.is_over(turn) => seat = None,
+            Work::Load { assignment, turn, reports } => {
                 // The old cache goes first: there may not be room for two.
                 drop(seat.take());
-                seat = Seat::take(&mut *loader, &assignment, reports);
+                seat = Seat::take(&mut *loader, &assignment, turn, &turns, reports);
             }
-            Work::Step(step) => seat = seat.and_then(|seat: Seat| seat.run(&step, &progress)),
+            Work::Step(step) => seat = seat.and_then(|seat: Seat| seat.run(&step, &progress, &turns)),
         }
         idle_since = Instant::now();
     }
@@ -55,26 +106,41 @@ pub(crate) fn run(mut loader: Box<dyn Load>, mut work: mpsc::Receiver<Work>, pro
 /// A place taken in one epoch.
 struct Seat {
     epoch: Epoch,
+    turn: Turn,
+    /// It samples; the others have nothing to say of a step.
+    answers: bool,
     runner: Box<dyn Runner>,
+    /// Of the runner's waiting, what has been reported.
+    waited: Duration,
     done: StepDone,
     reports: Reports,
 }
 
 impl Seat {
-    fn take(loader: &mut dyn Load, assignment: &Assignment, reports: Reports) -> Option<Seat> {
+    fn take(
+        loader: &mut dyn Load,
+        assignment: &Assignment,
+        turn: Turn,
+        turns: &Turns,
+        reports: Reports,
+    ) -> Option<Seat> {
         let epoch = assignment.epoch;
         let (runner, ready) = match catch_unwind(AssertUnwindSafe(|| loader.load(assignment))) {
             Ok(Ok(loaded)) => loaded,
             Ok(Err(error)) => {
-                reports.lost(epoch, error.to_string(), SeatLost::Load(error));
+                let (message, guilty) = (error.to_string(), error.guilty());
+                reports.lost(epoch, message, guilty, SeatLost::Load(error));
                 return None;
             }
             Err(panic) => {
                 let message = format!("the loader panicked: {}", panic_message(&*panic));
-                reports.lost(epoch, message.clone(), SeatLost::Run(message));
+                reports.lost(epoch, message.clone(), None, SeatLost::Run(message));
                 return None;
             }
         };
+        if !turns.sit(turn, runner.abort_handle()) {
+            return None;
+        }
         let ready = Ready {
             epoch_incarnation: epoch.incarnation,
             epoch_n: epoch.n,
@@ -82,11 +148,13 @@ impl Seat {
             n_blocks: ready.n_blocks,
             weight_bytes: ready.weight_bytes,
         };
-        reports.send(Frame::Ready(ready)).then(|| Seat { epoch, runner, done: StepDone::default(), reports })
+        let answers = assignment.layout.part(assignment.rank).is_sampler();
+        let (waited, done) = (Duration::ZERO, StepDone::default());
+        reports.send(Frame::Ready(ready)).then(|| Seat { epoch, turn, answers, runner, waited, done, reports })
     }
 
     /// The seat is given up when the step fails or nobody listens any more.
-    fn run(mut self, step: &Step, progress: &Progress) -> Option<Seat> {
+    fn run(mut self, step: &Step, progress: &Progress, turns: &Turns) -> Option<Seat> {
         if self.reports.are_unheard() {
             return None;
         }
@@ -99,14 +167,23 @@ impl Seat {
         self.done.epoch = step.epoch;
         let begun = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| self.runner.run(step, &mut self.done)));
-        progress.add_step(begun.elapsed());
-        let message = match result {
-            Ok(Ok(())) => return self.reports.send(Frame::Done((&self.done).into())).then_some(self),
-            Ok(Err(error)) => error.to_string(),
-            Err(panic) => format!("step {} panicked: {}", step.id.0, panic_message(&*panic)),
+        self.note(begun.elapsed(), progress);
+        let (message, guilty) = match result {
+            Ok(Ok(())) if self.answers => return self.reports.send(Frame::Done((&self.done).into())).then_some(self),
+            Ok(Ok(())) => return Some(self),
+            // Whoever ended the turn knows.
+            _ if turns.is_over(self.turn) => return None,
+            Ok(Err(error)) => (error.to_string(), error.guilty()),
+            Err(panic) => (format!("step {} panicked: {}", step.id.0, panic_message(&*panic)), None),
         };
-        self.reports.lost(self.epoch, message.clone(), SeatLost::Run(message));
+        self.reports.lost(self.epoch, message.clone(), guilty, SeatLost::Run(message));
         None
+    }
+
+    fn note(&mut self, took: Duration, progress: &Progress) {
+        let waited = self.runner.waited();
+        progress.add_step(took, waited.saturating_sub(self.waited));
+        self.waited = waited;
     }
 }
 
@@ -121,9 +198,12 @@ impl Reports {
         self.up.upgrade().is_some_and(|up| up.blocking_send(frame).is_ok())
     }
 
-    fn lost(&self, epoch: Epoch, message: String, why: SeatLost) {
-        let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message, guilty_rank: None };
-        if !self.send(Frame::Failed(failed)) {
+    /// Says that this rank cannot go on, and whose fault it is if another's. Then this one is sound, and waits for what
+    /// the coordinator makes of it.
+    fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: SeatLost) {
+        let guilty_rank = guilty.map(|rank| rank.0.into());
+        let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message, guilty_rank };
+        if !self.send(Frame::Failed(failed)) || guilty.is_some() {
             return;
         }
         if let Some(lost) = self.lost.upgrade() {

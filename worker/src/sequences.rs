@@ -1,11 +1,15 @@
 //! What a rank remembers of each request, and how a step changes it: the token log, the block tables, how far it is
 //! computed. Knows nothing of models or devices; a step that contradicts what is here is refused and never followed.
+//!
+//! All ranks of a replica lay out the same rows for a step, though only some know what was drawn. So a log grows by
+//! position: whoever does not know the token writes `UNKNOWN` in its place, and so do all where nothing could be drawn.
 
 use backend::{Batch, BatchSlice, Draw};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use types::cache::blocks_for;
 use types::{
-    BLOCK_TOKENS, BlockId, CacheGroup, Request, RequestId, Sampling, Slice, SliceDone, Step, Token, TokenOut, Want,
+    BLOCK_TOKENS, BlockId, CacheGroup, Part, Request, RequestId, Sampling, Slice, SliceDone, Step, StepId, Token,
+    TokenOut, Want,
 };
 
 /// What this rank can hold and run at once. A step beyond it breaks the protocol.
@@ -28,6 +32,34 @@ impl SequenceLimits {
         self.rows_max.min(self.running_max)
     }
 }
+
+/// How a rank comes to know what is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tokens {
+    /// It draws.
+    Draws,
+    /// It embeds, and the sampler tells it: one message for each step that draws at all, in the order of steps. A
+    /// message is taken when a row needs a token of it, or when more than so many are on their way.
+    IsTold { late_max: usize },
+    /// It neither embeds nor draws.
+    NeverKnows,
+}
+
+impl Tokens {
+    pub fn of(part: &Part) -> Tokens {
+        match part.n_stages {
+            _ if part.is_sampler() => Tokens::Draws,
+            _ if !part.is_first() => Tokens::NeverKnows,
+            // Whatever else the sampler says to the rest of its own stage comes behind the message.
+            1 => Tokens::IsTold { late_max: 0 },
+            // As many steps as are in flight: by then the oldest has been drawn, and nobody waits for it.
+            n_stages => Tokens::IsTold { late_max: usize::from(n_stages) + 1 },
+        }
+    }
+}
+
+/// What stands in a log for a token that nobody here knows. Any token would do.
+const UNKNOWN: Token = 0;
 
 /// How a step contradicts what this rank holds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,6 +86,8 @@ pub enum Violation {
     WrittenTwice { id: RequestId, block: u32 },
     #[error("request {id} needs {needed} more blocks, {n_left} are left")]
     TooFewBlocks { id: RequestId, needed: usize, n_left: usize },
+    #[error("{n} drawn tokens were told of step {step}, it has {n_draws} draws")]
+    NotAsManyTokens { step: u64, n: usize, n_draws: usize },
     #[error("{0} blocks are left over")]
     BlocksLeftOver(usize),
     #[error("{n} rows, {rows_max} at most")]
@@ -64,6 +98,9 @@ pub enum Violation {
 
 pub struct Sequences {
     limits: SequenceLimits,
+    tokens: Tokens,
+    /// What the sampler has still to tell, steps in order.
+    untold: Untold,
     held: HashMap<RequestId, Sequence>,
     /// Forgotten sequences, kept for their memory.
     spare: Vec<Sequence>,
@@ -71,6 +108,22 @@ pub struct Sequences {
     written: Vec<u64>,
     /// Steps begun: the stamp of the present one.
     n_begun: u64,
+}
+
+/// Draws of which this rank has not been told.
+#[derive(Debug, Default)]
+struct Untold {
+    /// The step, and how many draws it has.
+    steps: VecDeque<(StepId, usize)>,
+    /// Those of all these steps, one after another.
+    draws: VecDeque<UntoldDraw>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct UntoldDraw {
+    id: RequestId,
+    life: u64,
+    position: u32,
 }
 
 /// `[0, n_computed) in the cache · [n_computed, tokens.len()) to be computed`
@@ -84,15 +137,26 @@ struct Sequence {
     /// The step of its last slice; 0 if none has run, and the first may begin behind a prefix that others have
     /// computed.
     last_slice: u64,
-    /// Nothing could be drawn. What was planned ahead for it is skipped.
+    /// The step that began it: what is told of an earlier life is not for this one.
+    life: u64,
+    /// The last token has been drawn and not been told.
+    is_untold: bool,
+    /// Nothing could be drawn. What was planned ahead for it runs, on any tokens, and is worth nothing.
     failed: bool,
     /// Per cache group, the blocks of its positions.
     tables: Vec<Vec<BlockId>>,
 }
 
 impl Sequences {
-    pub fn new(limits: SequenceLimits) -> Sequences {
+    pub fn new(limits: SequenceLimits, tokens: Tokens) -> Sequences {
+        let n_untold = match tokens {
+            Tokens::IsTold { late_max } => late_max + 1,
+            Tokens::Draws | Tokens::NeverKnows => 0,
+        };
+        let draws = VecDeque::with_capacity(n_untold * limits.outputs_max());
         Sequences {
+            tokens,
+            untold: Untold { steps: VecDeque::with_capacity(n_untold), draws },
             held: HashMap::with_capacity(limits.running_max),
             spare: Vec::with_capacity(limits.running_max),
             written: vec![0; limits.n_blocks as usize * limits.groups.len()],
@@ -126,12 +190,44 @@ impl Sequences {
         batch
     }
 
-    /// Applies the ends, starts and slices of a step, and lays out its rows. Slices of failed requests get no rows.
-    pub fn begin(&mut self, step: &Step, batch: &mut Batch) -> Result<(), Violation> {
+    /// Applies the ends and starts of a step.
+    pub fn begin(&mut self, step: &Step) -> Result<(), Violation> {
         self.n_begun += 1;
-        batch.clear();
         step.ends.iter().for_each(|id| self.forget(*id));
-        step.starts.iter().try_for_each(|request| self.start(request))?;
+        step.starts.iter().try_for_each(|request| self.start(request))
+    }
+
+    /// The step of which this rank must be told before it can lay out the rows of the one that it has begun. None if it
+    /// knows enough; ask again after each `hear`.
+    pub fn must_hear(&self, step: &Step) -> Option<StepId> {
+        let Tokens::IsTold { late_max } = self.tokens else { return None };
+        let (oldest, _) = self.untold.steps.front()?;
+        let needs = |slice: &Slice| self.held.get(&slice.id).is_some_and(|sequence| sequence.needs_untold(slice));
+        let must = self.untold.steps.len() > late_max || step.slices.iter().any(needs);
+        must.then_some(*oldest)
+    }
+
+    /// Takes what was drawn in the step that `must_hear` named, in the order of its slices.
+    pub fn hear(&mut self, tokens: &[Option<Token>]) -> Result<(), Violation> {
+        let Some((step, n_draws)) = self.untold.steps.pop_front() else { return Ok(()) };
+        if tokens.len() != n_draws {
+            return Err(Violation::NotAsManyTokens { step: step.0, n: tokens.len(), n_draws });
+        }
+        let n_vocab = self.limits.n_vocab;
+        for (draw, token) in self.untold.draws.drain(..n_draws).zip(tokens) {
+            if let Some(token) = token.filter(|token| *token >= n_vocab) {
+                return Err(Violation::NoSuchToken { id: draw.id, token, n_vocab });
+            }
+            if let Some(sequence) = self.held.get_mut(&draw.id) {
+                sequence.hear(draw, *token);
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies the slices of a step, and lays out its rows.
+    pub fn lay_out(&mut self, step: &Step, batch: &mut Batch) -> Result<(), Violation> {
+        batch.clear();
         let mut blocks = step.blocks.as_slice();
         for slice in &step.slices {
             self.slice(slice, &mut blocks, batch)?;
@@ -161,7 +257,7 @@ impl Sequences {
             return Err(Violation::TooManySequences { n: self.held.len() + 1, running_max });
         }
         let mut sequence = self.spare.pop().unwrap_or_default();
-        sequence.restart(request, &self.limits);
+        sequence.restart(request, &self.limits, self.n_begun);
         self.held.insert(id, sequence);
         Ok(())
     }
@@ -172,14 +268,12 @@ impl Sequences {
         sequence.take_blocks(slice, blocks, &self.limits)?;
         sequence.last_slice = self.n_begun;
         sequence.n_computed = slice.range.end;
-        if !sequence.failed {
-            let n_rows = batch.n_rows() + slice.range.len();
-            if n_rows > self.limits.rows_max {
-                return Err(Violation::TooManyRows { n: n_rows, rows_max: self.limits.rows_max });
-            }
-            sequence.mark_written(slice, &mut self.written, self.limits.n_blocks, self.n_begun)?;
-            sequence.lay_out(slice, batch);
+        let n_rows = batch.n_rows() + slice.range.len();
+        if n_rows > self.limits.rows_max {
+            return Err(Violation::TooManyRows { n: n_rows, rows_max: self.limits.rows_max });
         }
+        sequence.mark_written(slice, &mut self.written, self.limits.n_blocks, self.n_begun)?;
+        sequence.lay_out(slice, batch);
         Ok(())
     }
 
@@ -187,9 +281,7 @@ impl Sequences {
     pub fn draws<'a>(&'a self, step: &Step, draws: &mut Vec<Draw<'a>>) {
         draws.clear();
         for slice in step.slices.iter().filter(|slice| slice.want == Want::Last) {
-            if let Some(sequence) = self.held.get(&slice.id)
-                && !sequence.failed
-            {
+            if let Some(sequence) = self.held.get(&slice.id) {
                 let log = &sequence.tokens[..slice.range.end as usize];
                 let (prompt, output) = log.split_at(sequence.n_prompt.min(log.len()));
                 draws.push(Draw { sampling: &sequence.sampling, prompt, output });
@@ -197,23 +289,49 @@ impl Sequences {
         }
     }
 
-    /// Appends what was drawn to the logs, and answers each slice.
-    pub fn finish(&mut self, step: &Step, drawn: &mut [Option<TokenOut>], done: &mut Vec<SliceDone>) {
+    /// Where tokens are drawn: appends them to the logs, answers each slice, and leaves in `told` what the first stage
+    /// is to be told: nothing for a request that has failed.
+    pub fn finish(
+        &mut self,
+        step: &Step,
+        drawn: &mut [Option<TokenOut>],
+        told: &mut Vec<Option<Token>>,
+        done: &mut Vec<SliceDone>,
+    ) {
         let mut drawn = drawn.iter_mut();
+        told.clear();
         done.resize_with(step.slices.len(), SliceDone::default);
         for (slice, done) in step.slices.iter().zip(done) {
             clear(done);
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
-            if slice.want == Want::Last && !sequence.failed {
-                match drawn.next().and_then(Option::take) {
-                    Some(out) => {
-                        sequence.learn(slice.range.end, out.token);
-                        done.tokens.push(out);
-                    }
-                    None => sequence.failed = true,
-                }
+            if slice.want == Want::Last {
+                let out = drawn.next().and_then(Option::take).filter(|_| !sequence.failed);
+                let token = out.as_ref().map(|out| out.token);
+                sequence.failed |= token.is_none();
+                sequence.grow(slice.range.end, token.unwrap_or(UNKNOWN));
+                told.push(token);
+                done.tokens.extend(out);
             }
             done.failed = sequence.failed;
+        }
+    }
+
+    /// Where tokens are not drawn: the logs grow by what others draw.
+    pub fn pass_by(&mut self, step: &Step) {
+        let is_told = matches!(self.tokens, Tokens::IsTold { .. });
+        let n_before = self.untold.draws.len();
+        for slice in step.slices.iter().filter(|slice| slice.want == Want::Last) {
+            let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
+            let has_grown = sequence.grow(slice.range.end, UNKNOWN);
+            if is_told {
+                sequence.is_untold |= has_grown;
+                let draw = UntoldDraw { id: slice.id, life: sequence.life, position: slice.range.end };
+                self.untold.draws.push_back(draw);
+            }
+        }
+        let n_draws = self.untold.draws.len() - n_before;
+        if n_draws > 0 {
+            self.untold.steps.push_back((step.id, n_draws));
         }
     }
 
@@ -225,7 +343,7 @@ impl Sequences {
 }
 
 impl Sequence {
-    fn restart(&mut self, request: &Request, limits: &SequenceLimits) {
+    fn restart(&mut self, request: &Request, limits: &SequenceLimits, life: u64) {
         /// Tokens that slices planned past a stop may add.
         const PAST_END: usize = 8;
         let n_tokens = request.prompt.len().saturating_add(request.sampling.tokens_max as usize);
@@ -237,6 +355,8 @@ impl Sequence {
         self.sampling.clone_from(&request.sampling);
         self.n_computed = 0;
         self.last_slice = 0;
+        self.life = life;
+        self.is_untold = false;
         self.failed = false;
         self.tables.resize_with(limits.groups.len(), Vec::new);
         for table in &mut self.tables {
@@ -262,8 +382,7 @@ impl Sequence {
             return Err(Violation::TooLong { id, end, context });
         }
         let n_tokens = self.tokens.len() as u32;
-        // A failed request's log has stopped growing, while its slices are planned on until the coordinator knows.
-        if end > n_tokens && !self.failed {
+        if end > n_tokens {
             return Err(Violation::NotInLog { id, end, n_tokens });
         }
         Ok(())
@@ -305,10 +424,25 @@ impl Sequence {
         Ok(())
     }
 
-    /// A drawn token belongs to a position: one that the log already holds is not learned twice.
-    fn learn(&mut self, position: u32, token: Token) {
-        if self.tokens.len() == position as usize {
+    /// A drawn token belongs to a position: one that the log already holds is not learned twice. Whether it was new.
+    fn grow(&mut self, position: u32, token: Token) -> bool {
+        let is_new = self.tokens.len() == position as usize;
+        if is_new {
             self.tokens.push(token);
+        }
+        is_new
+    }
+
+    /// Whether the slice has a row for the token that has not been told.
+    fn needs_untold(&self, slice: &Slice) -> bool {
+        self.is_untold && slice.range.end as usize >= self.tokens.len()
+    }
+
+    fn hear(&mut self, draw: UntoldDraw, token: Option<Token>) {
+        let is_ours = self.life == draw.life && self.is_untold && self.tokens.len() == draw.position as usize + 1;
+        if let Some(last) = self.tokens.last_mut().filter(|_| is_ours) {
+            *last = token.unwrap_or(UNKNOWN);
+            self.is_untold = false;
         }
     }
 
@@ -343,14 +477,19 @@ mod tests {
     const ID: RequestId = RequestId(1);
 
     fn sequences() -> Sequences {
-        Sequences::new(SequenceLimits {
+        sequences_that(Tokens::Draws)
+    }
+
+    fn sequences_that(tokens: Tokens) -> Sequences {
+        let limits = SequenceLimits {
             n_vocab: 100,
             context: 64,
             n_blocks: 8,
             groups: vec![CacheGroup::FULL],
             rows_max: 40,
             running_max: 2,
-        })
+        };
+        Sequences::new(limits, tokens)
     }
 
     fn request(id: RequestId, n_prompt: u32) -> Request {
@@ -369,14 +508,15 @@ mod tests {
     /// Runs a step in which every draw is the given token, or none.
     fn run(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> Result<(Batch, Vec<SliceDone>), Violation> {
         let mut batch = sequences.new_batch();
-        sequences.begin(step, &mut batch)?;
+        sequences.begin(step)?;
+        sequences.lay_out(step, &mut batch)?;
         let mut draws = Vec::new();
         sequences.draws(step, &mut draws);
         assert_eq!(draws.len(), batch.outputs.len());
         let out = |token| TokenOut { token, ..TokenOut::default() };
         let mut drawn: Vec<_> = draws.iter().map(|_| token.map(out)).collect();
         let mut done = Vec::new();
-        sequences.finish(step, &mut drawn, &mut done);
+        sequences.finish(step, &mut drawn, &mut Vec::new(), &mut done);
         Ok((batch, done))
     }
 
@@ -407,7 +547,8 @@ mod tests {
         let mut sequences = sequences();
         let again = Request { output: vec![50, 51], ..request(ID, 4) };
         let all = step(&[again], &[slice(0..6, Want::Last)], &[0]);
-        sequences.begin(&all, &mut Batch { tables: vec![Default::default()], ..Batch::default() }).unwrap();
+        sequences.begin(&all).unwrap();
+        sequences.lay_out(&all, &mut Batch { tables: vec![Default::default()], ..Batch::default() }).unwrap();
         let mut draws = Vec::new();
         sequences.draws(&all, &mut draws);
         assert_eq!((draws[0].position(), draws[0].n_output()), (6, 2));
@@ -428,14 +569,75 @@ mod tests {
         let mut sequences = sequences();
         let (_, done) = run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]), None).unwrap();
         assert!(done[0].failed && done[0].tokens.is_empty());
-        // What was planned ahead takes its blocks and no rows.
-        let planned = step(&[], &[slice(3..17, Want::Last)], &[1]);
+        // What was planned ahead has its rows, as on ranks that know nothing of it, and is worth nothing.
+        let planned = step(&[], &[slice(3..4, Want::Last)], &[]);
         let (batch, done) = run(&mut sequences, &planned, Some(1)).unwrap();
-        assert!(batch.n_rows() == 0 && done[0].failed && done[0].tokens.is_empty());
+        assert!(batch.tokens == [UNKNOWN] && done[0].failed && done[0].tokens.is_empty());
         // Begun again, it is as good as new.
         let (_, done) =
             run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[4]), Some(8)).unwrap();
         assert!(!done[0].failed && done[0].tokens.len() == 1);
+    }
+
+    /// What a rank lays out that is told `token` of each draw; and of how many steps it was told.
+    fn run_told(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> (Vec<Token>, usize) {
+        let (mut batch, mut n_told) = (sequences.new_batch(), 0);
+        sequences.begin(step).unwrap();
+        while sequences.must_hear(step).is_some() {
+            sequences.hear(&vec![token; sequences.untold.steps[0].1]).unwrap();
+            n_told += 1;
+        }
+        sequences.lay_out(step, &mut batch).unwrap();
+        sequences.pass_by(step);
+        (batch.tokens, n_told)
+    }
+
+    #[test]
+    fn who_is_told_waits_only_for_what_it_needs() {
+        let mut sequences = sequences_that(Tokens::IsTold { late_max: 2 });
+        let other = |range| Slice { id: RequestId(2), ..slice(range, Want::Last) };
+        let starts = [request(ID, 3), request(RequestId(2), 3)];
+        let mut told = |step: &Step, token| run_told(&mut sequences, step, token);
+        assert_eq!(told(&step(&starts, &[slice(0..3, Want::Last)], &[0]), None), (vec![0, 1, 2], 0));
+        assert_eq!(told(&step(&[], &[other(0..3)], &[1]), None), (vec![0, 1, 2], 0));
+        assert_eq!(told(&step(&[], &[slice(3..4, Want::Last)], &[]), Some(42)), (vec![42], 1));
+        assert_eq!(told(&step(&[], &[other(3..4)], &[]), Some(43)), (vec![43], 1));
+        // Begun again from its prompt: what was drawn in its old life is not for this one.
+        let again = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[2]);
+        assert_eq!(told(&again, None), (vec![0, 1, 2], 0));
+        assert_eq!(told(&step(&[], &[slice(3..4, Want::Last)], &[]), Some(44)), (vec![44], 3));
+        // More than may be late.
+        for at in 3..6 {
+            told(&step(&[request(ID, at)], &[slice(0..at, Want::Last)], &[3]), Some(9));
+        }
+        assert_eq!(sequences.untold.steps.len(), 3);
+    }
+
+    #[test]
+    fn a_failed_draw_leaves_the_same_rows_on_all_ranks() {
+        let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
+        let next = step(&[], &[slice(3..4, Want::Last)], &[]);
+        let mut sampler = sequences();
+        run(&mut sampler, &first, None).unwrap();
+        let expected = run(&mut sampler, &next, Some(5)).unwrap().0.tokens;
+        for tokens in [Tokens::IsTold { late_max: 0 }, Tokens::IsTold { late_max: 3 }, Tokens::NeverKnows] {
+            let mut sequences = sequences_that(tokens);
+            run_told(&mut sequences, &first, None);
+            assert_eq!(run_told(&mut sequences, &next, None).0, expected);
+        }
+    }
+
+    #[test]
+    fn what_a_sampler_cannot_have_drawn_is_refused() {
+        let check = |told: &[Option<Token>], expected: Violation| {
+            let mut sequences = sequences_that(Tokens::IsTold { late_max: 0 });
+            run_told(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]), None);
+            assert_eq!(sequences.must_hear(&Step::default()), Some(StepId(0)));
+            assert_eq!(sequences.hear(told).unwrap_err(), expected);
+        };
+        check(&[], Violation::NotAsManyTokens { step: 0, n: 0, n_draws: 1 });
+        check(&[Some(1), None], Violation::NotAsManyTokens { step: 0, n: 2, n_draws: 1 });
+        check(&[Some(100)], Violation::NoSuchToken { id: ID, token: 100, n_vocab: 100 });
     }
 
     #[test]

@@ -3,10 +3,11 @@
 
 use crate::heartbeat::{Heart, Progress};
 use crate::runner::{Assignment, MeshSecret};
-use crate::seat::{Reports, SeatLost, Work};
+use crate::seat::{Reports, SeatLost, Turns, Work};
 use crate::{Config, Error};
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{Assign, Failed, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
+use proto::secure::Refused;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -37,6 +38,16 @@ pub(crate) struct Worker {
     pub config: Config,
     pub work: mpsc::Sender<Work>,
     pub progress: Arc<Progress>,
+    pub turns: Arc<Turns>,
+}
+
+/// However a session ends: the step that it leaves behind need not wait for other ranks.
+struct EndTurn<'a>(&'a Turns);
+
+impl Drop for EndTurn<'_> {
+    fn drop(&mut self) {
+        self.0.next();
+    }
 }
 
 impl Worker {
@@ -54,11 +65,12 @@ impl Worker {
             Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
                 return Err(Error::Refused(status.message().into()));
             }
-            Ok(Err(status)) => return Ok(Ended::by(&status)),
+            Ok(Err(status)) => return refused(&status),
             Ok(Ok(response)) => response.into_inner(),
         };
         let _heart = Heart::start(self.progress.clone(), up.downgrade(), self.config.heartbeat_every)?;
         let (lost, seat_lost) = mpsc::channel(1);
+        let _end = EndTurn(&self.turns);
         let reports = Reports { up: up.downgrade(), lost: lost.downgrade() };
         // `lost` is held here, so that the seat's queue is open for as long as the session lasts.
         let ended = Session { worker: self, up, reports, down, epoch: None }.run(seat_lost).await;
@@ -77,6 +89,15 @@ impl Worker {
             threads: config.threads,
             mesh_address: config.mesh_address.clone(),
         }
+    }
+}
+
+/// Whom the coordinator does not trust, or who does not trust it, need not try again.
+fn refused(status: &Status) -> Result<Ended, Error> {
+    match Refused::cause_of(status) {
+        Some(refused) if refused.is_final() => Err(Error::Refused(refused.to_string())),
+        Some(refused) => Ok(Ended::Gone(refused.to_string())),
+        None => Ok(Ended::by(status)),
     }
 }
 
@@ -127,7 +148,8 @@ impl Session<'_> {
         };
         tracing::info!(epoch = %assignment.epoch, rank = assignment.rank.0, "taking a place");
         self.epoch = Some(assignment.epoch);
-        self.hand_over(Work::Load { assignment, reports: self.reports.clone() }).await
+        let turn = self.worker.turns.next();
+        self.hand_over(Work::Load { assignment, turn, reports: self.reports.clone() }).await
     }
 
     async fn step(&mut self, step: Step) -> Option<Ended> {

@@ -5,16 +5,16 @@
 mod common;
 
 use backend::cpu::Isa;
-use common::{Plan, Played, Player, assignment, requests};
-use types::{BlockId, Grid, Layout, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
+use common::{Alone, Plan, Played, Player, assignment, requests};
+use types::{BlockId, Layout, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
 use worker::{Assignment, Load, LoadError, ModelLoader, RunError, Runner};
 
 const MODEL: &str = "llama-f16-sharded";
-const ALONE: Plan = Plan { chunk: 512, together: 1, preempt_every: None };
+const ALONE: Plan = Plan::ALONE;
 
 fn play(loader: ModelLoader, assignment: &Assignment, plan: Plan) -> Played {
     let (mut runner, ready) = loader.build(assignment).unwrap();
-    Player::new(&mut runner, ready.n_blocks).play(&requests(24), plan)
+    Player::new(&mut Alone::new(&mut runner), ready.n_blocks).play(&requests(24), plan)
 }
 
 fn loader(threads: usize) -> ModelLoader {
@@ -32,13 +32,13 @@ fn steps_of_any_shape_give_the_same_tokens() {
         let assignment = Assignment { activations: activations.into(), kv_dtype: kv_dtype.into(), ..assignment(MODEL) };
         let reference = play(loader(1), &assignment, ALONE);
         assert_eq!(reference.outputs.len(), 24);
-        let together = play(loader(1), &assignment, Plan { chunk: 30, together: 16, preempt_every: None });
+        let together = play(loader(1), &assignment, Plan { chunk: 30, together: 16, ..ALONE });
         assert_eq!(together.n_together, 16);
         assert_same(&together, &reference, "together");
         for chunk in [1, 7] {
             assert_same(&play(loader(1), &assignment, Plan { chunk, ..ALONE }), &reference, "in chunks");
         }
-        let preempted = play(loader(1), &assignment, Plan { chunk: 30, together: 5, preempt_every: Some(3) });
+        let preempted = play(loader(1), &assignment, Plan { chunk: 30, together: 5, preempt_every: Some(3), ..ALONE });
         assert!(preempted.n_preempted > 20);
         assert_same(&preempted, &reference, "preempted");
     }
@@ -47,11 +47,15 @@ fn steps_of_any_shape_give_the_same_tokens() {
 #[test]
 fn threads_and_instructions_give_the_same_tokens() {
     let assignment = assignment(MODEL);
-    let plan = Plan { chunk: 30, together: 16, preempt_every: None };
-    let reference = play(ModelLoader { threads: 1, isa: Isa::Plain }, &assignment, plan);
+    let plan = Plan { chunk: 30, together: 16, ..ALONE };
+    let reference = play(ModelLoader { isa: Isa::Plain, ..loader(1) }, &assignment, plan);
     for threads in [1, 2, 4] {
         for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_supported()) {
-            assert_same(&play(ModelLoader { threads, isa }, &assignment, plan), &reference, "on other threads");
+            assert_same(
+                &play(ModelLoader { isa, ..loader(threads) }, &assignment, plan),
+                &reference,
+                "on other threads",
+            );
         }
     }
 }
@@ -96,11 +100,7 @@ fn what_cannot_be_loaded_is_said() {
     assert!(matches!(refused(&|a| a.context = 1 << 20), LoadError::Unsupported(_)));
     assert!(matches!(refused(&|a| a.kv_bytes = 10), LoadError::Memory { .. }));
     assert!(matches!(refused(&|a| a.model_path = "no/such/model".into()), LoadError::Model { .. }));
-    assert!(
-        refused(&|a| a.layout = Layout::even(Grid { tp: 2, ..Grid::SOLO }, a.layout.n_layers()).unwrap())
-            .to_string()
-            .contains("tensor parallelism")
-    );
+    assert!(matches!(refused(&|a| a.layout = Layout::solo(3)), LoadError::Unsupported(_)));
 }
 
 #[test]

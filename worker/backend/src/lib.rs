@@ -64,6 +64,12 @@ pub trait Memory {
     fn read(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
     /// Writes rows, for stage hand-off and tests.
     fn write(&self, buffer: &mut Self::Buffer, row: usize, values: &[f32]);
+    /// What `buffer` was made with.
+    fn cols(&self, buffer: &Self::Buffer) -> usize;
+    /// Reads columns of one row from `col` on.
+    fn read_part(&self, buffer: &Self::Buffer, row: usize, col: usize, out: &mut [f32]);
+    /// Writes columns of one row from `col` on.
+    fn write_part(&self, buffer: &mut Self::Buffer, row: usize, col: usize, values: &[f32]);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +101,8 @@ pub enum RopeStyle {
     Pairs,
 }
 
+/// A rank may own no rows, no heads or no leaves of a matrix: every operation here and below takes matrices and buffers
+/// without rows or columns, and does nothing with them.
 pub trait Linear: Memory {
     /// `out = x · wᵀ` for the first `n_rows` rows. x: [n_rows, k], out: [n_rows, n_out].
     fn linear(&self, x: &Self::Buffer, w: &Self::Matrix, n_rows: usize, out: &mut Self::Buffer);
@@ -164,8 +172,9 @@ pub trait Attention: Memory {
 }
 
 pub trait Pointwise: Memory {
-    /// out[i] = row `tokens[i]` of the table, in f32. table: [n_vocab, hidden]
-    fn embed(&self, table: &Self::Matrix, tokens: &[u32], out: &mut Self::Buffer);
+    /// out[i] = row `tokens[i] - first` of the table, in f32. A token that is not in `first..` and so many rows as the
+    /// table has is somebody else's, and its row of `out` stays as it is. table: [rows of the vocabulary, hidden]
+    fn embed(&self, table: &Self::Matrix, first: u32, tokens: &[u32], out: &mut Self::Buffer);
     /// out = x / rms(x) * weight. x, out: [n_rows, hidden]
     fn rms_norm(&self, x: &Self::Buffer, weight: &Self::Vector, eps: f32, n_rows: usize, out: &mut Self::Buffer);
     /// residual += x, then out = norm(residual). All: [n_rows, hidden]
@@ -178,6 +187,10 @@ pub trait Pointwise: Memory {
         n_rows: usize,
         out: &mut Self::Buffer,
     );
+    /// residual += x: the very sum that `add_rms_norm` makes. Both: [n_rows, cols]
+    fn add(&self, x: &Self::Buffer, residual: &mut Self::Buffer, n_rows: usize);
+    /// Each row of x += bias. x: [n_rows, cols], bias: [cols]
+    fn add_bias(&self, x: &mut Self::Buffer, bias: &Self::Vector, n_rows: usize);
     /// out = silu(gate) * up. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
     fn silu_mul(&self, gate_up: &Self::Buffer, n_rows: usize, out: &mut Self::Buffer);
     /// out[i] = x[rows[i]]: the rows whose logits are wanted.

@@ -87,7 +87,7 @@ fn embed_reads_what_the_file_says() {
         for (path, cpu) in cpus(Activations::Int8) {
             let table = cpu.matrix(&[files[0].stored(), files[1].stored()]).unwrap();
             let mut out = cpu.buffer(tokens.len(), 64).unwrap();
-            cpu.embed(&table, &tokens, &mut out);
+            cpu.embed(&table, 0, &tokens, &mut out);
             assert_bits(&format!("{dtype:?}, {path}"), &all(&cpu, &out, tokens.len()), &expected);
         }
     }

@@ -1,81 +1,225 @@
-//! What the ranks of a stage do together. Knows buffers and leaves; nothing of models, steps or who placed the ranks.
+//! What the ranks of a replica do together. Knows buffers and leaves; nothing of models, steps or who placed the ranks.
 //!
 //! # How a sum is finished
 //!
 //! A row-parallel product is a sum over leaves (`types::leaves`), and every rank owns a contiguous run of them:
 //!
-//! ```text leaves     0 1 2 3 4 5 6 7 8 rank 0     [=========]              owns 0..5: planes 0..4 and 4..5 rank 1
-//! [=======]      owns 5..9: planes 5..6, 6..8 and 8..9 ``` A rank's kernel reduces the largest aligned runs that the
-//! rank owns whole, one plane `[n_rows, n_out]` of f32 for each (`Linear::linear_runs`). `sum_leaves` merges the planes
-//! of all ranks in ascending order by `leaves::Fold`, which is one fixed binary tree over the leaves: whoever owned
-//! what, each element is added up in the same order, so its bits are the same. More ranks finish it so: small messages
-//! gather all planes and every rank folds; large ones go all to all by column, each rank folds its columns, and the
-//! finished rows are gathered. A rank that is alone owns the whole tree, its kernel has one plane, and that plane is
-//! the sum.
+//! ```text
+//! leaves     0 1 2 3 4 5 6 7 8
+//! rank 0     [=========]              owns 0..5: planes 0..4 and 4..5
+//! rank 1               [=======]      owns 5..9: planes 5..6, 6..8 and 8..9
+//! ```
+//! A rank's kernel reduces the largest aligned runs that the rank owns whole, one plane `[n_rows, n_out]` of f32 for each
+//! (`Linear::linear_runs`). `sum_leaves` merges the planes of all ranks in ascending order by `leaves::Fold`, which is one
+//! fixed binary tree over the leaves: whoever owned what, each element is added up in the same order, so its bits are the
+//! same. Small messages gather all planes and every rank folds; large ones go all to all by column, each rank folds its
+//! columns, and the finished columns are gathered. A rank that is alone owns the whole tree, its kernel has one plane, and
+//! that plane is the sum.
 //!
-//! An enum and not a trait: there is one way to be a stage today, and its callers need no second type parameter for it.
+//! # How ranks talk
+//!
+//! Each pair that has something to say has a link: two rings in shared memory, or a TCP connection. Frames carry epoch,
+//! kind, shape or step, and a number: ranks that are out of step get an error that names the peer, never wrong numbers. All
+//! operations move what they send and what they receive together, wait until a deadline, and can be aborted.
+//!
+//! An enum and not a trait: there is one way to be several, and its callers need no second type parameter for it.
+#![allow(unsafe_code, reason = "memory that processes share; each block says why it holds")]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
+
+mod error;
+mod frame;
+mod ring;
+mod sync;
+
+mod doom;
+mod doorway;
+mod fold;
+mod join;
+mod link;
+mod mesh;
+mod moves;
+mod ops;
+mod plan;
+mod region;
+mod sleep;
+mod wait;
+mod wiring;
+
+pub use doom::AbortHandle;
+pub use doorway::{Doorway, Refused};
+pub use error::{Due, Error, Refusal, Result};
+pub use frame::Kind;
+pub use mesh::{Mesh, Times};
+pub use plan::{MeshPlan, Timeouts, Wire};
+pub use wait::Waits;
 
 use backend::Memory;
 use std::ops::Range;
-use types::{Grid, Rank, Unsupported};
+use types::{Layout, Part, Rank, StepId, Token};
 
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("{0}")]
-    Unsupported(#[from] Unsupported),
-    #[error("leaves {have:?} are here and nobody has the rest of {n_leaves}")]
-    LeavesMissing { have: Vec<Range<u32>>, n_leaves: u32 },
-}
+const _: () = assert!(cfg!(target_endian = "little"), "words travel as they lie in memory");
 
-/// The ranks of this rank's stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A rank's place among the ranks of its replica. The computing thread alone uses it.
+#[derive(Debug)]
 pub enum Collective {
-    /// One rank, which owns every leaf.
-    Solo,
+    /// One rank, which owns everything.
+    Solo(Part),
+    /// One of several.
+    Mesh(Box<Mesh>),
 }
 
 impl Collective {
-    /// What a place in the grid needs.
-    pub fn join(grid: Grid, _rank: Rank) -> Result<Collective, Error> {
-        grid.supported()?;
-        Ok(Collective::Solo)
+    /// The only rank of a model of so many layers.
+    pub fn solo(n_layers: u32) -> Collective {
+        Collective::Solo(Layout::solo(n_layers).part(Rank(0)))
+    }
+
+    /// All ranks, by rank, for threads of one process. They sleep where they wait.
+    pub fn in_process(layout: &Layout) -> Vec<Collective> {
+        // As a Vec would.
+        Collective::in_process_with(layout, Waits::default()).expect("memory for the rings of one process")
+    }
+
+    pub fn in_process_with(layout: &Layout, waits: Waits) -> Result<Vec<Collective>> {
+        if layout.grid().n_ranks() == 1 {
+            return Ok(vec![Collective::Solo(layout.part(Rank(0)))]);
+        }
+        let meshes = wiring::in_process(layout, waits)?;
+        Ok(meshes.into_iter().map(|mesh| Collective::Mesh(Box::new(mesh))).collect())
+    }
+
+    /// Meets the other ranks of the plan's epoch: all of them join at about the same time, each with its own rank.
+    pub fn join(doorway: &Doorway, plan: MeshPlan) -> Result<Collective> {
+        if plan.layout.grid().n_ranks() == 1 {
+            return Ok(Collective::Solo(plan.layout.part(Rank(0))));
+        }
+        join::join(doorway, &plan).map(|mesh| Collective::Mesh(Box::new(mesh)))
+    }
+
+    /// What this rank holds of the model.
+    pub fn part(&self) -> &Part {
+        match self {
+            Collective::Solo(part) => part,
+            Collective::Mesh(mesh) => &mesh.part,
+        }
     }
 
     /// This rank's number among the ranks of its stage.
     pub fn rank(&self) -> u32 {
-        match self {
-            Collective::Solo => 0,
-        }
+        self.part().place.tp.into()
     }
 
     /// Ranks in the stage.
     pub fn size(&self) -> u32 {
-        match self {
-            Collective::Solo => 1,
-        }
+        self.part().shares.n_ranks().into()
     }
 
-    /// The leaves that this rank owns of a sum over `n_leaves`.
-    pub fn owned(&self, n_leaves: u32) -> Range<u32> {
-        let (rank, size) = (u64::from(self.rank()), u64::from(self.size()));
-        let cut = |i: u64| (u64::from(n_leaves) * i / size) as u32;
-        cut(rank)..cut(rank + 1)
+    /// What this rank owns of `n_units`: leaves, rows of the vocabulary, experts. It may be nothing.
+    pub fn owned(&self, n_units: u32) -> Range<u32> {
+        self.part().owned(n_units)
     }
 
-    /// Finishes a row-parallel product in place. `planes` holds this rank's `runs`, one plane of `n_rows` rows each;
-    /// afterwards its first plane is the sum over all leaves of all ranks.
+    /// Finishes a row-parallel product in place. `planes` holds this rank's `runs`, one plane of `n_rows` rows each (or
+    /// nothing yet, if it owns no leaf); afterwards its first plane is the sum over all leaves of all ranks of the stage.
     pub fn sum_leaves<M: Memory>(
-        &self,
-        _device: &M,
-        _planes: &mut M::Buffer,
+        &mut self,
+        device: &M,
+        planes: &mut M::Buffer,
         runs: &[Range<u32>],
         n_leaves: u32,
-        _n_rows: usize,
-    ) -> Result<(), Error> {
+        n_rows: usize,
+    ) -> Result<()> {
         match self {
-            Collective::Solo if runs.len() == 1 && runs[0] == (0..n_leaves) => Ok(()),
-            Collective::Solo => Err(Error::LeavesMissing { have: runs.to_vec(), n_leaves }),
+            Collective::Solo(_) if runs.len() == 1 && runs[0] == (0..n_leaves) => Ok(()),
+            Collective::Solo(_) => Err(Error::LeavesMissing { have: runs.to_vec(), n_leaves }),
+            Collective::Mesh(mesh) => mesh.sum_leaves(device, planes, runs, n_leaves, n_rows),
         }
+    }
+
+    /// Each row goes from the rank of the stage that owns it to all others. All ranks give the same owners.
+    pub fn share_rows<M: Memory>(
+        &mut self,
+        device: &M,
+        buffer: &mut M::Buffer,
+        owner_of: impl Fn(usize) -> u32,
+        n_rows: usize,
+    ) -> Result<()> {
+        match self {
+            Collective::Solo(_) => Ok(()),
+            Collective::Mesh(mesh) => mesh.share_rows(device, buffer, owner_of, n_rows),
+        }
+    }
+
+    /// Rank 0 of the stage gets the columns of all: `mine` is [n_rows, owned(n_units)] in its first columns, `whole`
+    /// [n_rows, n_units]. The `whole` of the others stays as it is.
+    pub fn gather_columns<M: Memory>(
+        &mut self,
+        device: &M,
+        mine: &M::Buffer,
+        whole: &mut M::Buffer,
+        n_units: u32,
+        n_rows: usize,
+    ) -> Result<()> {
+        match self {
+            Collective::Solo(_) => copy_rows(device, mine, whole, n_units as usize, n_rows),
+            Collective::Mesh(mesh) => mesh.gather_columns(device, mine, whole, n_units, n_rows)?,
+        }
+        Ok(())
+    }
+
+    /// The first rows to the same rank of the next stage.
+    pub fn send_rows<M: Memory>(&mut self, device: &M, buffer: &M::Buffer, n_rows: usize) -> Result<()> {
+        match self {
+            Collective::Solo(_) => Err(Error::NoPeer("next stage")),
+            Collective::Mesh(mesh) => mesh.send_rows(device, buffer, n_rows),
+        }
+    }
+
+    /// The first rows from the same rank of the stage before.
+    pub fn recv_rows<M: Memory>(&mut self, device: &M, buffer: &mut M::Buffer, n_rows: usize) -> Result<()> {
+        match self {
+            Collective::Solo(_) => Err(Error::NoPeer("stage before")),
+            Collective::Mesh(mesh) => mesh.recv_rows(device, buffer, n_rows),
+        }
+    }
+
+    /// What the sampler drew, to every other rank of the first stage. No token is u32::MAX.
+    pub fn send_tokens(&mut self, step: StepId, tokens: &[Option<Token>]) -> Result<()> {
+        match self {
+            Collective::Solo(_) => Ok(()),
+            Collective::Mesh(mesh) => mesh.send_tokens(step, tokens),
+        }
+    }
+
+    /// What the sampler drew in that step, for the ranks of the first stage other than the sampler itself.
+    pub fn recv_tokens(&mut self, step: StepId, tokens: &mut Vec<Option<Token>>) -> Result<()> {
+        match self {
+            Collective::Solo(_) => Err(Error::NoPeer("sampler to receive tokens from")),
+            Collective::Mesh(mesh) => mesh.recv_tokens(step, tokens),
+        }
+    }
+
+    pub fn abort_handle(&self) -> AbortHandle {
+        match self {
+            Collective::Solo(_) => AbortHandle::of_solo(),
+            Collective::Mesh(mesh) => mesh.abort_handle(),
+        }
+    }
+
+    /// Where the time went.
+    pub fn times(&self) -> Times {
+        match self {
+            Collective::Solo(_) => Times::default(),
+            Collective::Mesh(mesh) => mesh.times(),
+        }
+    }
+}
+
+fn copy_rows<M: Memory>(device: &M, from: &M::Buffer, to: &mut M::Buffer, n_cols: usize, n_rows: usize) {
+    let mut row = vec![0.0; n_cols];
+    for i in 0..n_rows {
+        device.read_part(from, i, 0, &mut row);
+        device.write_part(to, i, 0, &row);
     }
 }
 
@@ -86,16 +230,11 @@ mod tests {
 
     #[test]
     fn a_rank_alone_owns_every_sum_whole() {
+        let solo = Collective::solo(3);
         for n_leaves in 1..70 {
-            let owned = Collective::Solo.owned(n_leaves);
+            let owned = solo.owned(n_leaves);
             assert_eq!(leaves::aligned_runs(owned.clone(), n_leaves), std::slice::from_ref(&owned));
             assert_eq!(owned, 0..n_leaves);
         }
-    }
-
-    #[test]
-    fn more_ranks_are_refused_by_name() {
-        let refused = Collective::join(Grid { pp: 1, tp: 2, ep: 1 }, Rank(0));
-        assert!(matches!(refused, Err(Error::Unsupported(Unsupported("tensor parallelism")))));
     }
 }

@@ -1,71 +1,364 @@
-//! What families are built of, where it is more than one operation of the device. The all-reduce lives in here.
+//! Layers that a family is built of, cut over the ranks of a grid. Each loads only what this rank owns and does its own
+//! share of the talking, so that a family's file reads like its paper and knows neither ranks nor stages.
+//!
+//! ```text
+//! rank's part     loads                                            says
+//! Embedding       its rows of the vocabulary, on the first stage   shares the rows; later stages receive them
+//! ColumnParallel  the rows of the heads or columns that it owns    nothing
+//! RowParallel     the columns of the leaves that it owns           sums over the stage
+//! Norm            all                                              nothing
+//! Head            its rows of the vocabulary, on the last stage    gathers logits; earlier stages send their rows on
+//! ```
+//!
+//! How a family is written on them (`llama.rs` is the example):
+//!
+//! - `load` needs no more than a `Memory`: `Weights` carries the device and the rank's `Part`. It makes the layers
+//!   `part.layers`, and numbers them from 0 for the KV cache.
+//! - `OwnedHeads::of` says which rows of Q, K and V are this rank's and which `Heads` its attention has;
+//!   `owned_inner` which columns of an MLP. Both may be empty: then a buffer has no columns, and operations do nothing.
+//! - `Residual` is the stream between sublayers. A sublayer writes to `residual.due(..)`; the next `Norm::forward` adds
+//!   that and normalizes in one walk. A norm of a sublayer's own output is `Norm::plain`.
+//! - A bias is added where the checkpoint has one: `q_proj.bias` beside `q_proj.weight`.
+//! - Whatever a sublayer gives to `due` is the same on all ranks of the stage: a `RowParallel` has summed it.
 
-use crate::Result;
-use backend::{Device, Stored};
+use crate::weights::Weights;
+use crate::{Limits, Result};
+use backend::{Batch, Device, Heads, Memory};
 use collective::Collective;
 use std::ops::Range;
-use types::Leaves;
+use std::sync::Arc;
 use types::leaves::aligned_runs;
+use types::{DeviceClass, Leaves, Part, Shares, Token};
+
+/// The residual stream of a pass: a sum, and what the last sublayer made and nobody has added yet.
+pub struct Residual<M: Memory> {
+    sum: M::Buffer, // [rows_max, hidden]
+    due: M::Buffer, // [n_planes * rows_max, hidden]
+    is_due: bool,
+}
+
+impl<M: Memory> Residual<M> {
+    /// With room for the planes of the sublayers' row-parallel products.
+    pub fn new(device: &M, limits: Limits, hidden: usize, n_planes: usize) -> Result<Residual<M>> {
+        let Limits { rows_max, .. } = limits;
+        let due = device.buffer(rows_max * n_planes.max(1), hidden)?;
+        Ok(Residual { sum: device.buffer(rows_max, hidden)?, due, is_due: false })
+    }
+
+    /// Where a sublayer writes what is to be added. [n_rows, hidden]
+    pub fn due(&mut self) -> &mut M::Buffer {
+        self.is_due = true;
+        &mut self.due
+    }
+
+    /// Where the stream begins. [n_rows, hidden]
+    fn begin(&mut self) -> &mut M::Buffer {
+        self.is_due = false;
+        &mut self.sum
+    }
+}
+
+impl<D: Device> Residual<D> {
+    /// The whole sum, in the bits that the next norm would see. [n_rows, hidden]
+    pub fn settled(&mut self, device: &D, n_rows: usize) -> &mut D::Buffer {
+        if std::mem::take(&mut self.is_due) {
+            device.add(&self.due, &mut self.sum, n_rows);
+        }
+        &mut self.sum
+    }
+}
 
 /// RMS norm with its weight.
-pub struct Norm<D: Device> {
-    pub weight: D::Vector, // [hidden]
-    pub eps: f32,
+pub struct Norm<M: Memory> {
+    weight: M::Vector, // [hidden]
+    eps: f32,
+}
+
+impl<M: Memory> Norm<M> {
+    pub fn load(at: &Weights<'_, M>, name: &str, len: usize, eps: f32) -> Result<Norm<M>> {
+        Ok(Norm { weight: at.vector(name, len)?, eps })
+    }
 }
 
 impl<D: Device> Norm<D> {
-    /// x: [n_rows, hidden] -> out: [n_rows, hidden]
-    pub fn forward(&self, device: &D, x: &D::Buffer, n_rows: usize, out: &mut D::Buffer) {
-        device.rms_norm(x, &self.weight, self.eps, n_rows, out);
+    /// The norm of the stream, after what is due has been added to it. out: [n_rows, hidden]
+    pub fn forward(&self, device: &D, residual: &mut Residual<D>, n_rows: usize, out: &mut D::Buffer) {
+        match std::mem::take(&mut residual.is_due) {
+            true => device.add_rms_norm(&residual.due, &mut residual.sum, &self.weight, self.eps, n_rows, out),
+            false => self.plain(device, &residual.sum, n_rows, out),
+        }
     }
 
-    /// residual += x, then its norm. All: [n_rows, hidden]
-    pub fn add(&self, device: &D, x: &D::Buffer, residual: &mut D::Buffer, n_rows: usize, out: &mut D::Buffer) {
-        device.add_rms_norm(x, residual, &self.weight, self.eps, n_rows, out);
+    /// x: [n_rows, hidden] -> out: [n_rows, hidden]
+    pub fn plain(&self, device: &D, x: &D::Buffer, n_rows: usize, out: &mut D::Buffer) {
+        device.rms_norm(x, &self.weight, self.eps, n_rows, out);
     }
+}
+
+/// What a rank owns of the query heads, and the KV heads that those read. A KV head that a boundary cuts is held by both
+/// sides.
+///
+/// ```text
+/// query heads  0 1 2 | 3 4 5 | 6 7 8      per_kv = 3
+/// KV heads       0   |   1   |   2
+/// rank 1               [4 ...... 8]       query 4..9, KV 1..3, first = 1
+/// ```
+pub struct OwnedHeads {
+    pub heads: Heads,
+    /// Rows of `q_proj`, and columns of `o_proj`.
+    pub query: Range<usize>,
+    /// Rows of `k_proj` and of `v_proj`.
+    pub kv: Range<usize>,
+    /// How the sum of `o_proj` is cut, over all heads.
+    pub leaves: Leaves,
+}
+
+impl OwnedHeads {
+    /// `heads` are those of the whole layer.
+    pub fn of(part: &Part, whole: Heads) -> OwnedHeads {
+        let Heads { n_heads, head_dim, per_kv, .. } = whole;
+        let leaves = Leaves::o_proj(DeviceClass::Cpu, n_heads as u32, head_dim as u32);
+        let query = elements(&leaves, part);
+        let (start, end) = (query.start / head_dim, query.end / head_dim);
+        let kv = if start < end { start / per_kv..(end - 1) / per_kv + 1 } else { 0..0 };
+        let heads = Heads { n_heads: end - start, n_kv_heads: kv.len(), first: start % per_kv, ..whole };
+        OwnedHeads { heads, query, kv: kv.start * head_dim..kv.end * head_dim, leaves }
+    }
+}
+
+/// What a rank owns of an MLP's columns, and how the sum of `down_proj` over all of them is cut.
+pub fn owned_inner(part: &Part, inner: usize) -> (Range<usize>, Leaves) {
+    let leaves = Leaves::down_proj(DeviceClass::Cpu, inner as u32);
+    (elements(&leaves, part), leaves)
+}
+
+fn elements(leaves: &Leaves, part: &Part) -> Range<usize> {
+    let elements = leaves.elements(&part.owned(leaves.len() as u32));
+    elements.start as usize..elements.end as usize
+}
+
+/// The rows that a rank owns of one matrix in a column-parallel product.
+pub struct Rows<'a> {
+    pub name: &'a str,
+    /// Of the whole matrix.
+    pub n: usize,
+    pub owned: Range<usize>,
+}
+
+/// Matrices that meet the same input, of which each rank has the rows that make its own columns of the output.
+pub struct ColumnParallel<M: Memory> {
+    weight: M::Matrix,       // [n_out, k]
+    bias: Option<M::Vector>, // [n_out]
+}
+
+impl<M: Memory> ColumnParallel<M> {
+    /// The output has the owned rows of each part, one part after another.
+    pub fn load(at: &Weights<'_, M>, k: usize, parts: &[Rows<'_>]) -> Result<ColumnParallel<M>> {
+        let rows = |part: &Rows<'_>| Ok(at.matrix(part.name, part.n, k)?.rows(part.owned.clone())?);
+        let stored = parts.iter().map(rows).collect::<Result<Vec<_>>>()?;
+        Ok(ColumnParallel { weight: at.pack(&stored)?, bias: stacked_bias(at, parts)? })
+    }
+}
+
+impl<D: Device> ColumnParallel<D> {
+    /// x: [n_rows, k] -> out: [n_rows, n_out]
+    pub fn forward(&self, device: &D, x: &D::Buffer, n_rows: usize, out: &mut D::Buffer) {
+        device.linear(x, &self.weight, n_rows, out);
+        if let Some(bias) = &self.bias {
+            device.add_bias(out, bias, n_rows);
+        }
+    }
+}
+
+/// None where no part has one; a part without adds nothing.
+fn stacked_bias<M: Memory>(at: &Weights<'_, M>, parts: &[Rows<'_>]) -> Result<Option<M::Vector>> {
+    let bias = |part: &Rows<'_>| at.bias(part.name, part.n, part.owned.clone());
+    let found = parts.iter().map(bias).collect::<Result<Vec<_>>>()?;
+    if found.iter().all(Option::is_none) {
+        return Ok(None);
+    }
+    let of_part = |(part, bias): (&Rows<'_>, Option<Vec<f32>>)| bias.unwrap_or_else(|| vec![0.0; part.owned.len()]);
+    let stacked: Vec<f32> = parts.iter().zip(found).flat_map(of_part).collect();
+    Ok(Some(at.device().vector(&stacked)?))
 }
 
 /// A matrix whose input is spread over the ranks of a stage: `o_proj` and `down_proj`. Each rank has the columns of its
 /// leaves; the sum over all ranks is finished in here, by the leaves' own tree.
-pub struct RowParallel<D: Device> {
-    weight: D::Matrix, // [n_out, k of the owned leaves]
+pub struct RowParallel<M: Memory> {
+    weight: M::Matrix,       // [n_out, k of the owned leaves]
+    bias: Option<M::Vector>, // [n_out]
     runs: Vec<Range<u32>>,
     n_leaves: u32,
 }
 
-impl<D: Device> RowParallel<D> {
-    /// `whole`: [n_out, k], of which this rank keeps the columns of the leaves that it owns.
-    pub fn load(device: &D, collective: &Collective, whole: Stored<'_>, leaves: &Leaves) -> Result<RowParallel<D>> {
-        RowParallel::load_owned(device, whole, leaves, collective.owned(leaves.len() as u32))
+impl<M: Memory> RowParallel<M> {
+    /// `{name}.weight` is [n_out, leaves.k()].
+    pub fn load(at: &Weights<'_, M>, name: &str, n_out: usize, leaves: &Leaves) -> Result<RowParallel<M>> {
+        let (n_leaves, columns) = (leaves.len() as u32, elements(leaves, at.part()));
+        let owned = at.part().owned(n_leaves);
+        let stored = at.matrix(name, n_out, leaves.k() as usize)?.columns(columns)?;
+        let weight = at.pack_leaves(stored, leaves, owned.clone())?;
+        let bias = at.bias(name, n_out, 0..n_out)?.map(|bias| at.device().vector(&bias)).transpose()?;
+        Ok(RowParallel { weight, bias, runs: aligned_runs(owned, n_leaves), n_leaves })
     }
 
-    fn load_owned(device: &D, whole: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<RowParallel<D>> {
-        let n_leaves = leaves.len() as u32;
-        let elements = leaves.elements(&owned);
-        let stored = whole.columns(elements.start as usize..elements.end as usize)?;
-        let weight = device.matrix_leaves(stored, leaves, owned.clone())?;
-        Ok(RowParallel { weight, runs: aligned_runs(owned, n_leaves), n_leaves })
-    }
-
-    /// Rows that `out` needs for each row of input.
+    /// Rows that `out` needs for each row of input, and one at least: the sum.
     pub fn n_planes(&self) -> usize {
-        self.runs.len()
+        self.runs.len().max(1)
     }
+}
 
-    pub fn bytes(&self, device: &D) -> usize {
-        device.matrix_bytes(&self.weight)
-    }
-
-    /// x: [n_rows, k of the owned leaves] -> the first n_rows of out: [n_rows, n_out]
+impl<D: Device> RowParallel<D> {
+    /// x: [n_rows, k of the owned leaves] -> the first n_rows of out: [n_rows, n_out], the same on all ranks
     pub fn forward(
         &self,
         device: &D,
-        collective: &Collective,
+        collective: &mut Collective,
         x: &D::Buffer,
         n_rows: usize,
         out: &mut D::Buffer,
     ) -> Result<()> {
-        device.linear_runs(x, &self.weight, n_rows, out); // [n_planes * n_rows, n_out]
-        Ok(collective.sum_leaves(device, out, &self.runs, self.n_leaves, n_rows)?)
+        device.linear_runs(x, &self.weight, n_rows, out); // [runs * n_rows, n_out]
+        collective.sum_leaves(device, out, &self.runs, self.n_leaves, n_rows)?;
+        if let Some(bias) = &self.bias {
+            device.add_bias(out, bias, n_rows);
+        }
+        Ok(())
     }
+}
+
+/// Where the stream of a stage begins: rows of a table that is spread over the ranks, or what the stage before has made.
+pub struct Embedding<M: Memory> {
+    table: Option<Table<M>>,
+}
+
+struct Table<M: Memory> {
+    rows: Arc<M::Matrix>, // [owned rows of the vocabulary, hidden]
+    first: u32,
+    shares: Shares,
+    n_vocab: u32,
+}
+
+impl<M: Memory> Embedding<M> {
+    pub fn load(at: &Weights<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<Embedding<M>> {
+        let part = at.part();
+        if !part.is_first() {
+            return Ok(Embedding { table: None });
+        }
+        let rows = vocabulary(at, name, n_vocab, hidden)?.into();
+        let first = part.owned(n_vocab as u32).start;
+        Ok(Embedding { table: Some(Table { rows, first, shares: part.shares.clone(), n_vocab: n_vocab as u32 }) })
+    }
+}
+
+impl<D: Device> Embedding<D> {
+    /// tokens -> the stream [n_rows, hidden]
+    pub fn forward(
+        &self,
+        device: &D,
+        collective: &mut Collective,
+        tokens: &[Token],
+        residual: &mut Residual<D>,
+    ) -> Result<()> {
+        let (n_rows, out) = (tokens.len(), residual.begin());
+        let Some(Table { rows, first, shares, n_vocab }) = &self.table else {
+            return Ok(collective.recv_rows(device, out, n_rows)?);
+        };
+        device.embed(rows, *first, tokens, out);
+        Ok(collective.share_rows(device, out, |row| shares.owner(tokens[row], *n_vocab).into(), n_rows)?)
+    }
+}
+
+/// Where the stream of a stage ends: logits, each rank those of its rows of the vocabulary; or the stage after.
+pub struct Head<M: Memory> {
+    last: Option<Last<M>>,
+}
+
+struct Last<M: Memory> {
+    rows: Arc<M::Matrix>, // [owned rows of the vocabulary, hidden]
+    n_vocab: u32,
+    x: M::Buffer,      // [rows_max, hidden]
+    wanted: M::Buffer, // [outputs_max, hidden]
+    mine: M::Buffer,   // [outputs_max, owned rows of the vocabulary]
+    /// Where a rank does not own all.
+    whole: Option<M::Buffer>, // [outputs_max, n_vocab]
+    is_sampler: bool,
+}
+
+impl<M: Memory> Head<M> {
+    pub fn load(at: &Weights<'_, M>, name: &str, n_vocab: usize, hidden: usize, limits: Limits) -> Result<Head<M>> {
+        match at.part().is_last() {
+            true => Head::of(vocabulary(at, name, n_vocab, hidden)?.into(), at, n_vocab, hidden, limits),
+            false => Ok(Head { last: None }),
+        }
+    }
+
+    /// The head is the embedding, `name`. A stage that is not the first has it once more.
+    pub fn tied(
+        embedding: &Embedding<M>,
+        at: &Weights<'_, M>,
+        name: &str,
+        n_vocab: usize,
+        hidden: usize,
+        limits: Limits,
+    ) -> Result<Head<M>> {
+        match &embedding.table {
+            Some(table) if at.part().is_last() => Head::of(table.rows.clone(), at, n_vocab, hidden, limits),
+            _ => Head::load(at, name, n_vocab, hidden, limits),
+        }
+    }
+
+    fn of(rows: Arc<M::Matrix>, at: &Weights<'_, M>, n_vocab: usize, hidden: usize, limits: Limits) -> Result<Head<M>> {
+        let (device, part) = (at.device(), at.part());
+        let Limits { rows_max, outputs_max, .. } = limits;
+        let is_spread = part.shares.n_ranks() > 1;
+        // Only the sampler ever sees them whole.
+        let whole_rows = if part.is_sampler() { outputs_max } else { 0 };
+        Ok(Head {
+            last: Some(Last {
+                rows,
+                n_vocab: n_vocab as u32,
+                x: device.buffer(rows_max, hidden)?,
+                wanted: device.buffer(outputs_max, hidden)?,
+                mine: device.buffer(outputs_max, part.owned(n_vocab as u32).len())?,
+                whole: if is_spread { Some(device.buffer(whole_rows, n_vocab)?) } else { None },
+                is_sampler: part.is_sampler(),
+            }),
+        })
+    }
+}
+
+impl<D: Device> Head<D> {
+    /// The stream -> the logits of the batch's outputs [batch.outputs.len(), n_vocab], on the rank that samples, if the
+    /// batch has any.
+    pub fn forward(
+        &mut self,
+        device: &D,
+        collective: &mut Collective,
+        norm: &Norm<D>,
+        batch: &Batch,
+        residual: &mut Residual<D>,
+    ) -> Result<Option<&D::Buffer>> {
+        let (n_rows, n_outputs) = (batch.n_rows(), batch.outputs.len());
+        let Some(last) = &mut self.last else {
+            collective.send_rows(device, residual.settled(device, n_rows), n_rows)?;
+            return Ok(None);
+        };
+        if n_outputs == 0 {
+            return Ok(None);
+        }
+        norm.forward(device, residual, n_rows, &mut last.x); // [n_rows, hidden]
+        device.gather(&last.x, &batch.outputs, &mut last.wanted); // [n_outputs, hidden]
+        device.linear(&last.wanted, &last.rows, n_outputs, &mut last.mine); // [n_outputs, owned rows]
+        let Some(whole) = &mut last.whole else { return Ok(Some(&last.mine)) };
+        collective.gather_columns(device, &last.mine, whole, last.n_vocab, n_outputs)?; // [n_outputs, n_vocab]
+        Ok(last.is_sampler.then_some(&*whole))
+    }
+}
+
+/// This rank's rows of a table of the vocabulary. [owned, hidden]
+fn vocabulary<M: Memory>(at: &Weights<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<M::Matrix> {
+    let owned = at.part().owned(n_vocab as u32);
+    let stored = at.matrix(name, n_vocab, hidden)?;
+    at.pack(&[stored.rows(owned.start as usize..owned.end as usize)?])
 }

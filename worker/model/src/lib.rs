@@ -7,12 +7,14 @@ mod llama;
 mod rope;
 mod weights;
 
-pub use llama::Llama;
-
-use backend::{Activations, Batch, Device, KvDtype, KvSpec};
+use backend::{Activations, Batch, Device, Heads, KvDtype, KvSpec, Memory};
 use checkpoint::{Checkpoint, Family, ModelSpec};
 use collective::Collective;
-use types::{CacheGroup, DeviceClass, Numerics, PolicyDigest};
+use layers::OwnedHeads;
+use llama::Llama;
+use std::cell::Cell;
+use types::{CacheGroup, DeviceClass, Numerics, Part, PolicyDigest};
+use weights::Weights;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -41,46 +43,57 @@ pub struct Limits {
     pub context: u32,
 }
 
-/// A model of any family, loaded for a device.
-pub enum Model<D: Device> {
-    Llama(Llama<D>),
+/// What one rank holds of a model, on a device.
+pub struct Model<M: Memory> {
+    family: Loaded<M>,
+    weight_bytes: usize,
 }
 
-/// The paged KV of a model's layers, one entry per cache group.
-pub struct KvCache<D: Device> {
-    groups: Vec<D::Kv>,
+/// One of the families.
+enum Loaded<M: Memory> {
+    Llama(Llama<M>),
 }
 
-impl<D: Device> Model<D> {
-    pub fn load(checkpoint: &Checkpoint, device: &D, collective: &Collective, limits: Limits) -> Result<Model<D>> {
-        match checkpoint.spec().family {
-            Family::Llama => Llama::load(checkpoint, device, collective, limits).map(Model::Llama),
-        }
-    }
+/// The paged KV of a rank's layers, one entry per cache group.
+pub struct KvCache<M: Memory> {
+    groups: Vec<M::Kv>,
+}
 
-    /// One pass over the rows of `batch`. The logits of its outputs: `[batch.outputs.len(), n_vocab]`.
-    pub fn forward(
-        &mut self,
-        device: &D,
-        collective: &Collective,
-        batch: &Batch,
-        kv: &mut KvCache<D>,
-    ) -> Result<&D::Buffer> {
-        match self {
-            Model::Llama(llama) => llama.forward(device, collective, batch, &mut kv.groups[0]),
-        }
+impl<M: Memory> Model<M> {
+    /// Reads what `part` holds, and nothing else of the checkpoint.
+    pub fn load(checkpoint: &Checkpoint, device: &M, part: &Part, limits: Limits) -> Result<Model<M>> {
+        let n_bytes = Cell::new(0);
+        let all = Weights::new(checkpoint, device, part, &n_bytes);
+        let family = match checkpoint.spec().family {
+            Family::Llama => Loaded::Llama(Llama::load(&all, checkpoint, limits)?),
+        };
+        Ok(Model { family, weight_bytes: n_bytes.get() })
     }
 
     /// What the packed weights occupy.
-    pub fn weight_bytes(&self, device: &D) -> usize {
-        match self {
-            Model::Llama(llama) => llama.weight_bytes(device),
+    pub fn weight_bytes(&self) -> usize {
+        self.weight_bytes
+    }
+}
+
+impl<D: Device> Model<D> {
+    /// One pass over the rows of `batch`, which all ranks make together. On the rank that samples, the logits of its
+    /// outputs: `[batch.outputs.len(), n_vocab]`; None elsewhere, and where there are no outputs.
+    pub fn forward(
+        &mut self,
+        device: &D,
+        collective: &mut Collective,
+        batch: &Batch,
+        kv: &mut KvCache<D>,
+    ) -> Result<Option<&D::Buffer>> {
+        match &mut self.family {
+            Loaded::Llama(llama) => llama.forward(device, collective, batch, &mut kv.groups[0]),
         }
     }
 }
 
-impl<D: Device> KvCache<D> {
-    pub fn new(device: &D, specs: &[KvSpec]) -> Result<KvCache<D>> {
+impl<M: Memory> KvCache<M> {
+    pub fn new(device: &M, specs: &[KvSpec]) -> Result<KvCache<M>> {
         let groups = specs.iter().map(|spec| device.kv(*spec)).collect::<backend::Result<_>>()?;
         Ok(KvCache { groups })
     }
@@ -93,17 +106,17 @@ pub fn cache_groups(spec: &ModelSpec) -> Vec<CacheGroup> {
     }
 }
 
-/// The KV of each cache group, for a pool of `n_blocks`.
-pub fn kv_specs(spec: &ModelSpec, dtype: KvDtype, n_blocks: usize) -> Vec<KvSpec> {
-    let full = KvSpec {
-        n_layers: spec.n_layers as usize,
+/// The KV that a rank keeps of each cache group, for a pool of `n_blocks`. A rank without heads keeps none.
+pub fn kv_specs(spec: &ModelSpec, part: &Part, dtype: KvDtype, n_blocks: usize) -> Vec<KvSpec> {
+    let of = |heads: Heads| KvSpec {
+        n_layers: part.layers.len(),
         n_blocks,
-        n_kv_heads: spec.n_kv_heads as usize,
-        head_dim: spec.head_dim as usize,
+        n_kv_heads: OwnedHeads::of(part, heads).heads.n_kv_heads,
+        head_dim: heads.head_dim,
         dtype,
     };
     match spec.family {
-        Family::Llama => vec![full],
+        Family::Llama => vec![of(llama::heads(spec))],
     }
 }
 

@@ -1,10 +1,10 @@
 //! Cosines and sines of rotary positions. In f64 by portable arithmetic, so that every machine has the same tables.
 
 use crate::Result;
-use backend::{Device, RopeStyle};
+use backend::{Memory, RopeStyle};
 use checkpoint::{RopeScaling, RopeSpec};
 
-pub fn load<D: Device>(device: &D, spec: &RopeSpec, context: u32) -> Result<D::Rope> {
+pub fn load<M: Memory>(device: &M, spec: &RopeSpec, context: u32) -> Result<M::Rope> {
     let (cos, sin) = tables(spec, context);
     let style = if spec.pairs { RopeStyle::Pairs } else { RopeStyle::Halves };
     Ok(device.rope(&cos, &sin, spec.dim as usize / 2, style)?)

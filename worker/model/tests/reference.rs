@@ -23,6 +23,7 @@ fn folder(name: &str) -> PathBuf {
 
 struct Rig {
     device: Cpu,
+    collective: Collective,
     model: Model<Cpu>,
     kv: KvCache<Cpu>,
     n_vocab: usize,
@@ -31,12 +32,14 @@ struct Rig {
 impl Rig {
     fn new(name: &str, isa: Isa, threads: usize, activations: Activations, kv_dtype: KvDtype) -> Rig {
         let checkpoint = Checkpoint::open(&folder(name)).unwrap();
-        let device = Cpu::new(CpuConfig { threads, activations, isa }).unwrap();
+        let device = Cpu::new(CpuConfig { threads, activations, isa, spin: true }).unwrap();
         let limits = Limits { rows_max: 512, outputs_max: 512, context: CONTEXT };
-        let model = Model::load(&checkpoint, &device, &Collective::Solo, limits).unwrap();
+        let collective = Collective::solo(checkpoint.spec().n_layers);
+        let part = collective.part();
+        let model = Model::load(&checkpoint, &device, part, limits).unwrap();
         let n_blocks = SEQUENCES * blocks_for(CONTEXT) as usize;
-        let kv = KvCache::new(&device, &model::kv_specs(checkpoint.spec(), kv_dtype, n_blocks)).unwrap();
-        Rig { device, model, kv, n_vocab: checkpoint.spec().vocab as usize }
+        let kv = KvCache::new(&device, &model::kv_specs(checkpoint.spec(), part, kv_dtype, n_blocks)).unwrap();
+        Rig { device, collective, model, kv, n_vocab: checkpoint.spec().vocab as usize }
     }
 
     fn plain(name: &str) -> Rig {
@@ -59,7 +62,7 @@ impl Rig {
             table.bounds.push(table.blocks.len() as u32);
         }
         batch.outputs.extend(0..batch.n_rows() as u32);
-        let logits = self.model.forward(&self.device, &Collective::Solo, &batch, &mut self.kv).unwrap();
+        let logits = self.model.forward(&self.device, &mut self.collective, &batch, &mut self.kv).unwrap().unwrap();
         let mut rows = vec![0.0; batch.n_rows() * self.n_vocab];
         self.device.read(logits, 0..batch.n_rows(), &mut rows);
         rows.chunks_exact(self.n_vocab).map(<[f32]>::to_vec).collect()

@@ -1,11 +1,13 @@
-//! A coordinator small enough to see through: plays requests on a runner as a plan says.
+//! A coordinator small enough to see through: plays requests on ranks as a plan says.
+
+pub mod grid;
 
 use checkpoint::Checkpoint;
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use types::cache::blocks_for;
 use types::{
-    BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, SliceDone, Step, StepDone, StepId, TokenOut,
-    Want,
+    BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, TokenOut, Want,
 };
 use worker::{Assignment, MeshSecret, Runner};
 
@@ -59,6 +61,47 @@ pub struct Plan {
     pub together: usize,
     /// The oldest that has said something since it began is thrown out every so many steps, and begins again.
     pub preempt_every: Option<u64>,
+    /// The requests take turns in so many steps.
+    pub turns: u64,
+    /// Steps that are given before the answer to the first of them: with more than there are turns, a request's next
+    /// step is given before it is known what it says.
+    pub in_flight: usize,
+}
+
+impl Plan {
+    /// One request after another, one step after another.
+    pub const ALONE: Plan = Plan { chunk: 512, together: 1, preempt_every: None, turns: 1, in_flight: 1 };
+}
+
+/// Who runs steps.
+pub trait Ranks {
+    fn give(&mut self, step: Step);
+    /// To the oldest step that has not been answered.
+    fn answer(&mut self) -> StepDone;
+}
+
+/// One rank runs them at once.
+pub struct Alone<'a> {
+    runner: &'a mut dyn Runner,
+    answers: VecDeque<StepDone>,
+}
+
+impl<'a> Alone<'a> {
+    pub fn new(runner: &'a mut dyn Runner) -> Alone<'a> {
+        Alone { runner, answers: VecDeque::new() }
+    }
+}
+
+impl Ranks for Alone<'_> {
+    fn give(&mut self, step: Step) {
+        let mut done = StepDone { id: step.id, ..StepDone::default() };
+        self.runner.run(&step, &mut done).unwrap();
+        self.answers.push_back(done);
+    }
+
+    fn answer(&mut self) -> StepDone {
+        self.answers.pop_front().unwrap()
+    }
 }
 
 pub struct Played {
@@ -70,50 +113,70 @@ pub struct Played {
 struct Live {
     request: Request,
     outputs: Vec<TokenOut>,
+    /// Outputs that steps were given for.
+    n_asked: usize,
     n_computed: u32,
     blocks: Vec<BlockId>,
     has_begun: bool,
 }
 
 pub struct Player<'a> {
-    runner: &'a mut dyn Runner,
+    ranks: &'a mut dyn Ranks,
     free: Vec<BlockId>,
     live: Vec<Live>,
     step: Step,
+    in_flight: VecDeque<Vec<Slice>>,
+    finished: Vec<Live>,
 }
 
 impl<'a> Player<'a> {
-    pub fn new(runner: &'a mut dyn Runner, n_blocks: u32) -> Player<'a> {
-        Player { runner, free: (0..n_blocks).map(BlockId).collect(), live: Vec::new(), step: Step::default() }
+    pub fn new(ranks: &'a mut dyn Ranks, n_blocks: u32) -> Player<'a> {
+        let free = (0..n_blocks).map(BlockId).collect();
+        let (live, finished, in_flight) = (Vec::new(), Vec::new(), VecDeque::new());
+        Player { ranks, free, live, step: Step::default(), in_flight, finished }
     }
 
     pub fn play(&mut self, requests: &[Request], plan: Plan) -> Played {
-        let mut waiting: std::collections::VecDeque<_> = requests.iter().cloned().collect();
-        let mut finished = Vec::new();
+        let mut waiting: VecDeque<_> = requests.iter().cloned().collect();
         let (mut n_preempted, mut n_together) = (0, 0);
-        let mut done = StepDone::default();
         while !waiting.is_empty() || !self.live.is_empty() {
             while self.live.len() < plan.together && !waiting.is_empty() {
                 let request = waiting.pop_front().unwrap();
-                self.live.push(Live { request, outputs: vec![], n_computed: 0, blocks: vec![], has_begun: false });
+                let (outputs, blocks) = (vec![], vec![]);
+                self.live.push(Live { request, outputs, n_asked: 0, n_computed: 0, blocks, has_begun: false });
             }
             if plan.preempt_every.is_some_and(|every| self.step.id.0 % every == every - 1) {
                 n_preempted += self.preempt();
             }
-            self.plan(plan.chunk);
+            // Whoever's turn it is, and if that is nobody, the next.
+            let turn = self.step.id.0;
+            (turn..turn + plan.turns).any(|turn| self.plan(plan.chunk, turn % plan.turns, plan.turns));
             n_together = n_together.max(self.step.slices.len());
-            self.runner.run(&self.step, &mut done).unwrap();
-            self.step.clear();
-            self.step.id = StepId(self.step.id.0 + 1);
-            self.apply(&done.slices, &mut finished);
+            let is_idle = self.step.slices.is_empty();
+            if !is_idle {
+                self.in_flight.push_back(self.step.slices.clone());
+                self.give();
+            }
+            if self.in_flight.len() >= if is_idle { 1 } else { plan.in_flight } {
+                self.answer();
+            }
         }
-        self.runner.run(&self.step, &mut done).unwrap();
-        self.step.clear();
+        self.give();
+        assert!(self.ranks.answer().slices.is_empty());
+        let mut finished = std::mem::take(&mut self.finished);
         finished.sort_by_key(|live: &Live| live.request.id);
         Played { outputs: finished.into_iter().map(|live| live.outputs).collect(), n_preempted, n_together }
     }
 
+    fn give(&mut self) {
+        let next = StepId(self.step.id.0 + 1);
+        self.ranks.give(std::mem::replace(&mut self.step, Step { id: next, ..Step::default() }));
+    }
+
     fn preempt(&mut self) -> u64 {
+        while !self.in_flight.is_empty() {
+            self.answer();
+        }
         // One that has said nothing since it began would never get on.
         let has_spoken = |live: &&mut Live| live.has_begun && live.outputs.len() > live.request.output.len();
         let Some(live) = self.live.iter_mut().find(has_spoken) else { return 0 };
@@ -124,17 +187,22 @@ impl<'a> Player<'a> {
         1
     }
 
-    fn plan(&mut self, chunk: u32) {
-        for live in &mut self.live {
+    /// Whether anybody of this turn has something to compute.
+    fn plan(&mut self, chunk: u32, turn: u64, turns: u64) -> bool {
+        for live in self.live.iter_mut().filter(|live| live.request.id.0 % turns == turn) {
             let request = &mut live.request;
+            if live.n_asked == request.sampling.tokens_max as usize {
+                continue;
+            }
             if !live.has_begun {
                 request.output = live.outputs.iter().map(|out| out.token).collect();
                 self.step.starts.push(request.clone());
                 live.has_begun = true;
             }
-            let n_tokens = (request.prompt.len() + live.outputs.len()) as u32;
+            let n_tokens = (request.prompt.len() + live.n_asked) as u32;
             let end = n_tokens.min(live.n_computed + chunk);
             let want = if end == n_tokens { Want::Last } else { Want::Nothing };
+            live.n_asked += usize::from(want == Want::Last);
             self.step.slices.push(Slice { id: request.id, range: live.n_computed..end, n_draft: 0, want });
             while live.blocks.len() < blocks_for(end) as usize {
                 let block = self.free.pop().unwrap();
@@ -143,20 +211,23 @@ impl<'a> Player<'a> {
             }
             live.n_computed = end;
         }
+        !self.step.slices.is_empty()
     }
 
-    fn apply(&mut self, done: &[SliceDone], finished: &mut Vec<Live>) {
-        assert_eq!(done.len(), self.live.len());
-        for (live, done) in self.live.iter_mut().zip(done) {
+    fn answer(&mut self) {
+        let (slices, done) = (self.in_flight.pop_front().unwrap(), self.ranks.answer());
+        assert_eq!(done.slices.len(), slices.len());
+        for (slice, done) in slices.iter().zip(done.slices) {
             assert!(!done.failed);
-            live.outputs.extend(done.tokens.iter().cloned());
+            let live = self.live.iter_mut().find(|live| live.request.id == slice.id).unwrap();
+            live.outputs.extend(done.tokens);
         }
         for i in (0..self.live.len()).rev() {
             if self.live[i].outputs.len() == self.live[i].request.sampling.tokens_max as usize {
                 let mut live = self.live.remove(i);
                 self.free.append(&mut live.blocks);
                 self.step.ends.push(live.request.id);
-                finished.push(live);
+                self.finished.push(live);
             }
         }
     }

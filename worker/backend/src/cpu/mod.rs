@@ -4,6 +4,7 @@
 //! load.
 
 mod attention;
+mod blocks;
 mod isa;
 mod kv;
 pub(crate) mod lanes;
@@ -13,6 +14,7 @@ mod memory;
 mod pack;
 mod panels;
 mod pointwise;
+mod quants;
 mod rows;
 mod sample;
 mod team;
@@ -38,6 +40,8 @@ pub struct CpuConfig {
     pub threads: usize,
     pub activations: Activations,
     pub isa: Isa,
+    /// Whether threads that wait keep their cores. Not where others want them: ranks of the same machine, say.
+    pub spin: bool,
 }
 
 /// Driven by one thread at a time; its team helps.
@@ -102,7 +106,8 @@ impl Cpu {
         if !config.isa.is_supported() {
             return Err(Error::Unsupported(types::Unsupported("these instructions on this machine")));
         }
-        let team = Team::new(config.threads).map_err(|_| Error::OutOfMemory { what: "threads", n: config.threads })?;
+        let team = Team::new(config.threads, config.spin)
+            .map_err(|_| Error::OutOfMemory { what: "threads", n: config.threads })?;
         let scratch = Scratch { floats: Pages::zeroed("scratch", 0)?, int8: Pages::zeroed("scratch", 0)?, n_words: 0 };
         Ok(Cpu { config, team, scratch: Mutex::new(scratch), samplers: sample::Samplers::default() })
     }
@@ -141,6 +146,9 @@ impl Cpu {
     fn product(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
         let x = x.rows(n_rows, w.k);
         let out = out.shared(w.n_runs * n_rows, w.n_out);
+        if w.n_out == 0 || w.n_runs == 0 {
+            return;
+        }
         let scratch = self.scratch();
         assert!(panels::n_words(n_rows, w.k).is_some_and(|n| n <= scratch.n_words), "x made room for itself");
         let quantized = self.config.activations == Activations::Int8;
@@ -209,6 +217,20 @@ impl Memory for Cpu {
         assert!(cols > 0 && values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());
         buffer.rows_mut(row + values.len() / cols, cols)[row * cols..].copy_from_slice(values);
     }
+
+    fn cols(&self, buffer: &Buffer) -> usize {
+        buffer.cols
+    }
+
+    fn read_part(&self, buffer: &Buffer, row: usize, col: usize, out: &mut [f32]) {
+        out.copy_from_slice(&buffer.row(row)[col..][..out.len()]);
+    }
+
+    fn write_part(&self, buffer: &mut Buffer, row: usize, col: usize, values: &[f32]) {
+        let cols = buffer.cols;
+        let row = &mut buffer.rows_mut(row + 1, cols)[row * cols..];
+        row[col..][..values.len()].copy_from_slice(values);
+    }
 }
 
 impl Linear for Cpu {
@@ -233,6 +255,9 @@ impl Attention for Cpu {
         layer: usize,
         kv: &mut Kv,
     ) {
+        if heads.n_heads == 0 {
+            return;
+        }
         kv.check(heads, layer);
         assert!(batch.is_tiled(), "each row belongs to one slice");
         let n_rows = batch.n_rows();
@@ -251,6 +276,9 @@ impl Attention for Cpu {
         layer: usize,
         out: &mut Buffer,
     ) {
+        if heads.n_heads == 0 {
+            return;
+        }
         kv.check(heads, layer);
         assert!(batch.is_tiled(), "each row belongs to one slice");
         let n_rows = batch.n_rows();
@@ -263,10 +291,9 @@ impl Attention for Cpu {
 }
 
 impl Pointwise for Cpu {
-    fn embed(&self, table: &Matrix, tokens: &[u32], out: &mut Buffer) {
-        assert!(tokens.iter().all(|&token| (token as usize) < table.n_out), "tokens are in the table");
+    fn embed(&self, table: &Matrix, first: u32, tokens: &[u32], out: &mut Buffer) {
         let out = out.shared(tokens.len(), table.k);
-        self.spread(tokens.len(), |rows| pointwise::Embed { table, tokens, out, rows });
+        self.spread(tokens.len(), |rows| pointwise::Embed { table, first, tokens, out, rows });
     }
 
     fn rms_norm(&self, x: &Buffer, weight: &Vec<f32>, eps: f32, n_rows: usize, out: &mut Buffer) {
@@ -288,6 +315,18 @@ impl Pointwise for Cpu {
         let residual = Some(residual.shared(n_rows, weight.len()));
         let out = out.shared(n_rows, weight.len());
         self.spread(n_rows, |rows| pointwise::RmsNorm { x, residual, weight, eps, out, rows });
+    }
+
+    fn add(&self, x: &Buffer, residual: &mut Buffer, n_rows: usize) {
+        let cols = residual.cols();
+        let x = x.rows(n_rows, cols);
+        let residual = residual.shared(n_rows, cols);
+        self.spread(n_rows, |rows| pointwise::Add { x, residual, cols, rows });
+    }
+
+    fn add_bias(&self, x: &mut Buffer, bias: &Vec<f32>, n_rows: usize) {
+        let x = x.shared(n_rows, bias.len());
+        self.spread(n_rows, |rows| pointwise::AddBias { x, bias, rows });
     }
 
     fn silu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {

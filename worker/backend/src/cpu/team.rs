@@ -77,7 +77,7 @@ impl Job<'_> {
 }
 
 impl Team {
-    pub fn new(n_threads: usize) -> std::io::Result<Team> {
+    pub fn new(n_threads: usize, spin: bool) -> std::io::Result<Team> {
         let n_others = n_threads.saturating_sub(1);
         let n_cores = thread::available_parallelism().map_or(1, |n| n.get());
         let shared = Arc::new(Shared {
@@ -86,7 +86,7 @@ impl Team {
             asleep: (0..n_others).map(|_| AtomicBool::new(false)).collect(),
             n_started: AtomicUsize::new(0),
             // With more threads than cores, who spins takes the core from who works.
-            spins_max: if n_threads > n_cores { 0 } else { SPINS_MAX },
+            spins_max: if !spin || n_threads > n_cores { 0 } else { SPINS_MAX },
         });
         let mut team = Team { shared, threads: Vec::with_capacity(n_others), turn: Mutex::new(()) };
         for i in 0..n_others {
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn each_item_is_done_once_by_teams_of_any_size() {
         for n_threads in [1, 2, 4, 8] {
-            let team = Team::new(n_threads).unwrap();
+            let team = Team::new(n_threads, true).unwrap();
             for n_items in [0, 1, 2, 3, 7, 64, 1000] {
                 let counts: Vec<AtomicU32> = (0..n_items).map(|_| AtomicU32::new(0)).collect();
                 for _ in 0..50 {
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_team_wakes_from_sleep() {
-        let team = Team::new(3).unwrap();
+        let team = Team::new(3, true).unwrap();
         let n = AtomicU32::new(0);
         for _ in 0..5 {
             thread::sleep(std::time::Duration::from_millis(3));
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_panic_comes_out_and_the_team_goes_on() {
-        let team = Team::new(4).unwrap();
+        let team = Team::new(4, true).unwrap();
         for bad in [0, 5, 99] {
             let work = |range: Range<usize>| assert!(!range.contains(&bad), "item {bad}");
             assert!(catch_unwind(AssertUnwindSafe(|| team.run(100, &work))).is_err());
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn callers_take_turns() {
-        let team = Team::new(2).unwrap();
+        let team = Team::new(2, true).unwrap();
         let n = AtomicU32::new(0);
         thread::scope(|scope| {
             for _ in 0..3 {

@@ -1,0 +1,97 @@
+//! What can go wrong between ranks, and whose fault it was.
+
+use crate::frame::Kind;
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use types::{Epoch, Rank, Unsupported};
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{0}")]
+    Unsupported(#[from] Unsupported),
+    #[error("leaves {have:?} are here, but this rank owns others of {n_leaves}")]
+    LeavesMissing { have: Vec<Range<u32>>, n_leaves: u32 },
+    /// It ended, its connection broke, or it says that it gives up.
+    #[error("rank {} is gone", .rank.0)]
+    PeerLost { rank: Rank },
+    /// It is there and silent.
+    #[error("rank {} was silent until the deadline", .rank.0)]
+    Deadline { rank: Rank },
+    /// By `AbortHandle`, or because an operation had failed before.
+    #[error("the collective was aborted")]
+    Aborted,
+    #[error("rank {} is in epoch {theirs}, this one in {ours}", .rank.0)]
+    Stale { rank: Rank, ours: Epoch, theirs: Epoch },
+    #[error("rank {} sent {what}", .rank.0)]
+    Garbage { rank: Rank, what: &'static str },
+    /// The ranks do not do the same things in the same order.
+    #[error("rank {} sent {found} where {expected} was due", .rank.0)]
+    OutOfStep { rank: Rank, expected: Due, found: Due },
+    #[error("rank {} refused this one: {why}", .rank.0)]
+    Refused { rank: Rank, why: Refusal },
+    #[error("this rank has no {0}")]
+    NoPeer(&'static str),
+    #[error("no memory can be shared with rank {}, and the plan allows nothing else", .rank.0)]
+    NoSharedMemory { rank: Rank },
+    #[error("a plan that cannot be meant: {0}")]
+    Plan(&'static str),
+    #[error("{what}: {source}")]
+    Io { what: &'static str, source: io::Error },
+}
+
+/// A message as both sides should know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    pub kind: Kind,
+    pub seq: u32,
+    pub tag: u64,
+    pub n_words: u32,
+}
+
+impl fmt::Display for Due {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} no. {} of {} words, tag {:x}", self.kind, self.seq, self.n_words, self.tag)
+    }
+}
+
+/// Why a handshake ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("another version of the protocol")]
+    Version,
+    #[error("the secret is wrong")]
+    WrongSecret,
+    #[error("epoch {theirs} is over, it is {ours}")]
+    Stale { ours: Epoch, theirs: Epoch },
+    #[error("epoch {theirs} has not begun, it is {ours}")]
+    Early { ours: Epoch, theirs: Epoch },
+    #[error("that rank is here already")]
+    Duplicate,
+    #[error("that rank is not expected here")]
+    Unexpected,
+    #[error("no handshake, but garbage")]
+    Garbage,
+    #[error("silence")]
+    Silence,
+    #[error("it hung up")]
+    Gone,
+}
+
+impl Error {
+    /// The rank to blame, if it is one.
+    pub fn rank(&self) -> Option<Rank> {
+        match self {
+            Error::PeerLost { rank }
+            | Error::Deadline { rank }
+            | Error::Stale { rank, .. }
+            | Error::Garbage { rank, .. }
+            | Error::OutOfStep { rank, .. }
+            | Error::Refused { rank, .. }
+            | Error::NoSharedMemory { rank } => Some(*rank),
+            _ => None,
+        }
+    }
+}

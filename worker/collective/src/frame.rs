@@ -1,0 +1,176 @@
+//! What a message looks like: a head of one cache line, then words. The same over memory and over sockets.
+
+use crate::ring::LINE_WORDS;
+use types::Epoch;
+
+pub const HEAD_WORDS: usize = LINE_WORDS as usize;
+/// Longer transfers are cut into frames: 64 KiB.
+pub const FRAME_WORDS_MAX: usize = 16 * 1024;
+
+/// "LSC" and the version of this page.
+const MAGIC: u32 = u32::from_le_bytes(*b"LSC\x01");
+/// Stands where a head would, when the next frame begins at the ring's start.
+const SKIP: u32 = u32::from_le_bytes(*b"SKIP");
+
+/// What a frame carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// All planes of a small sum.
+    Planes = 1,
+    /// The receiver's columns of the planes of a large sum.
+    Parts = 2,
+    /// Finished columns of a large sum.
+    Sums = 3,
+    /// Rows that their owner shares.
+    Rows = 4,
+    /// Columns of one matrix that rank 0 of a stage gathers.
+    Columns = 5,
+    /// The residual stream, to the next stage.
+    Stream = 6,
+    /// What was drawn in a step.
+    Tokens = 7,
+    /// The sender ends, and says who is to blame.
+    Leave = 8,
+}
+
+impl Kind {
+    fn of(word: u32) -> Option<Kind> {
+        use Kind::{Columns, Leave, Parts, Planes, Rows, Stream, Sums, Tokens};
+        [Planes, Parts, Sums, Rows, Columns, Stream, Tokens, Leave].into_iter().find(|kind| *kind as u32 == word)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    pub kind: Kind,
+    /// Frames of this link and direction, counted from zero.
+    pub seq: u32,
+    pub n_words: u32,
+    /// Step id or shape: what both sides must agree on.
+    pub tag: u64,
+    pub epoch: Epoch,
+}
+
+/// What stands where a head should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Front {
+    Head(Head),
+    Skip,
+    Garbage(&'static str),
+}
+
+impl Head {
+    /// `sum`: of the payload, where the wire may change it.
+    pub fn encode(&self, sum: u64) -> [u32; HEAD_WORDS] {
+        let (low, high) = |n: u64| -> (u32, u32) { (n as u32, (n >> 32) as u32) }(self.tag);
+        let incarnation = self.epoch.incarnation;
+        let mut words = [0; HEAD_WORDS];
+        words[..9].copy_from_slice(&[
+            MAGIC,
+            self.kind as u32,
+            self.seq,
+            self.n_words,
+            low,
+            high,
+            incarnation as u32,
+            (incarnation >> 32) as u32,
+            self.epoch.n,
+        ]);
+        words[10..12].copy_from_slice(&[sum as u32, (sum >> 32) as u32]);
+        let check = checksum(&words[..14]);
+        words[14..].copy_from_slice(&[check as u32, (check >> 32) as u32]);
+        words
+    }
+
+    /// The head, and the sum that its payload should have.
+    pub fn decode(words: &[u32; HEAD_WORDS]) -> (Front, u64) {
+        let wide = |at: usize| u64::from(words[at]) | u64::from(words[at + 1]) << 32;
+        let kind = match words[0] {
+            SKIP => return (Front::Skip, 0),
+            MAGIC if wide(14) == checksum(&words[..14]) => Kind::of(words[1]),
+            MAGIC => return (Front::Garbage("a head whose checksum is wrong"), 0),
+            _ => return (Front::Garbage("no message where one should begin"), 0),
+        };
+        let Some(kind) = kind else { return (Front::Garbage("an unknown kind of message"), 0) };
+        if words[3] as usize > FRAME_WORDS_MAX {
+            return (Front::Garbage("a message longer than any"), 0);
+        }
+        let epoch = Epoch { incarnation: wide(6), n: words[8] };
+        (Front::Head(Head { kind, seq: words[2], n_words: words[3], tag: wide(4), epoch }), wide(10))
+    }
+
+    /// What a writer leaves where a frame would not fit before the ring's end.
+    pub fn skip() -> u32 {
+        SKIP
+    }
+}
+
+/// Words that a frame occupies: whole lines.
+pub fn frame_words(n_words: usize) -> usize {
+    HEAD_WORDS + n_words.next_multiple_of(HEAD_WORDS)
+}
+
+/// Against what wires and drivers do to words, not against who means harm: four lanes, each step of which is a bijection,
+/// so that no change of a single word goes unseen.
+pub fn checksum(words: &[u32]) -> u64 {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut lanes = [1u64, 2, 3, 4];
+    let (fours, rest) = words.as_chunks::<4>();
+    for four in fours {
+        for (lane, word) in lanes.iter_mut().zip(four) {
+            *lane = (*lane ^ u64::from(*word)).wrapping_mul(STEP).rotate_left(29);
+        }
+    }
+    for (lane, word) in lanes.iter_mut().zip(rest) {
+        *lane = (*lane ^ u64::from(*word)).wrapping_mul(STEP).rotate_left(29);
+    }
+    let start = (words.len() as u64).wrapping_mul(STEP);
+    lanes.iter().fold(start, |sum, lane| (sum ^ lane).wrapping_mul(STEP).rotate_left(31))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head() -> Head {
+        let epoch = Epoch { incarnation: 0x1234_5678_9abc_def0, n: 7 };
+        Head { kind: Kind::Tokens, seq: 3, n_words: 17, tag: u64::MAX - 5, epoch }
+    }
+
+    #[test]
+    fn heads_come_back() {
+        assert_eq!(Head::decode(&head().encode(99)), (Front::Head(head()), 99));
+        assert_eq!(frame_words(17), HEAD_WORDS + 32);
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_head_is_seen() {
+        let words = head().encode(99);
+        for bit in 0..HEAD_WORDS * 32 {
+            let mut changed = words;
+            changed[bit / 32] ^= 1 << (bit % 32);
+            assert!(matches!(Head::decode(&changed), (Front::Garbage(_), _)), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_checksum_sees_each_word_and_the_length() {
+        for n in 0..40 {
+            let words: Vec<u32> = (0..n).map(|i| i * 77).collect();
+            let sum = checksum(&words);
+            for i in 0..words.len() {
+                let mut changed = words.clone();
+                changed[i] ^= 1 << (i % 32);
+                assert_ne!(checksum(&changed), sum);
+            }
+            assert_ne!(checksum(&[words.as_slice(), &[0]].concat()), sum);
+        }
+    }
+
+    #[test]
+    fn a_length_beyond_the_limit_is_garbage() {
+        let long = Head { n_words: FRAME_WORDS_MAX as u32 + 1, ..head() };
+        assert_eq!(Head::decode(&long.encode(0)).0, Front::Garbage("a message longer than any"));
+    }
+}

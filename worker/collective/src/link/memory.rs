@@ -1,0 +1,186 @@
+//! Two rings in a region: to a thread of this process, or to another process that may write there what it likes.
+
+use super::{Fault, Result};
+use crate::frame::{Front, HEAD_WORDS, Head, frame_words};
+use crate::region::Region;
+use crate::ring::{Cursors, Nonsense, Reader, Room, Writer};
+use crate::sleep;
+use crate::sync::Ordering;
+use std::io::{ErrorKind, Read};
+use std::net::TcpStream;
+use std::sync::Arc;
+use types::Rank;
+
+/// Set in a fate beside the rank that is to blame.
+const ENDED: u32 = 1 << 16;
+
+/// Where a side's words lie, and how its neighbour is woken: all that ending takes.
+#[derive(Clone, Debug)]
+pub struct Side {
+    region: Arc<Region>,
+    side: usize,
+    /// The neighbour's.
+    bell: Arc<Region>,
+}
+
+impl Side {
+    pub fn new(region: Arc<Region>, side: usize, bell: Arc<Region>) -> Side {
+        Side { region, side, bell }
+    }
+
+    /// Says that this side has ended, and who is to blame; the first word stands.
+    pub fn end(&self, culprit: Rank) {
+        let fate = &self.region.pair().fates[self.side].0;
+        let _ = fate.compare_exchange(0, ENDED | u32::from(culprit.0), Ordering::Release, Ordering::Relaxed);
+        self.bell.bell().always(sleep::wake);
+    }
+
+    fn outgoing(&self) -> &Cursors {
+        &self.region.pair().cursors[self.side]
+    }
+
+    fn incoming(&self) -> &Cursors {
+        &self.region.pair().cursors[1 - self.side]
+    }
+
+    fn ring_bell(&self) {
+        self.bell.bell().ring(sleep::wake);
+    }
+}
+
+#[derive(Debug)]
+pub struct MemoryLink {
+    side: Side,
+    ring_words: u32,
+    writer: Writer,
+    /// Where the next frame goes, and the words that it occupies.
+    open: Option<(Room, u32)>,
+    reader: Reader,
+    /// The frame that was peeked at, and where it begins.
+    front: Option<(Head, u32)>,
+    /// The connection of the rendezvous: it ends when the other process does.
+    control: Option<TcpStream>,
+}
+
+impl From<Nonsense> for Fault {
+    fn from(_: Nonsense) -> Fault {
+        Fault::Garbage("an index that cannot be meant")
+    }
+}
+
+impl MemoryLink {
+    pub fn new(side: Side, ring_words: u32, control: Option<TcpStream>) -> MemoryLink {
+        let (writer, reader) = (Writer::new(ring_words), Reader::new(ring_words));
+        MemoryLink { side, ring_words, writer, open: None, reader, front: None, control }
+    }
+
+    pub fn side(&self) -> &Side {
+        &self.side
+    }
+
+    pub fn frame(&mut self, n_words: usize) -> Result<Option<&mut [u32]>> {
+        let n = frame_words(n_words) as u32;
+        let Some(room) = self.writer.room(self.side.outgoing(), n)? else { return Ok(None) };
+        self.open = Some((room, n));
+        // SAFETY: `room` lies in the ring, whole, and its words are this side's until they are published. A neighbour that
+        // writes there nonetheless changes numbers, any of which are valid.
+        Ok(Some(unsafe { std::slice::from_raw_parts_mut(self.out_at(room.at).add(HEAD_WORDS), n_words) }))
+    }
+
+    pub fn send(&mut self, head: &Head) -> Result<()> {
+        let Some((room, n)) = self.open.take() else { return Ok(()) };
+        if room.skip > 0 {
+            // SAFETY: the skipped words end the ring, at least a line of them, and are this side's.
+            unsafe { self.out_at(self.ring_words - room.skip).write(Head::skip()) };
+        }
+        let words = head.encode(0);
+        // SAFETY: as in `frame`: the room begins with the head's line.
+        unsafe { self.out_at(room.at).copy_from_nonoverlapping(words.as_ptr(), HEAD_WORDS) };
+        self.writer.publish(self.side.outgoing(), room.skip + n);
+        self.side.ring_bell();
+        Ok(())
+    }
+
+    pub fn peek(&mut self) -> Result<Option<Head>> {
+        if let Some((head, _)) = self.front {
+            return Ok(Some(head));
+        }
+        let mut front = self.look()?;
+        if front == Some(Front::Skip) {
+            front = self.look()?;
+        }
+        match front {
+            None => Ok(None),
+            Some(Front::Head(head)) => Ok(Some(head)),
+            Some(Front::Skip) => Err(Fault::Garbage("nothing but what is to be skipped")),
+            Some(Front::Garbage(what)) => Err(Fault::Garbage(what)),
+        }
+    }
+
+    /// What begins where the reader stands; what is to be skipped is.
+    fn look(&mut self) -> Result<Option<Front>> {
+        let filled = self.reader.filled(self.side.incoming())?;
+        if filled.n == 0 {
+            return Ok(None);
+        }
+        // Copied once and then judged: the neighbour may write here at any time.
+        let mut words = [0; HEAD_WORDS];
+        // SAFETY: positions are whole lines (`Reader::filled`), so a line from `at` lies in the ring.
+        unsafe { self.in_at(filled.at).copy_to_nonoverlapping(words.as_mut_ptr(), HEAD_WORDS) };
+        let (front, _) = Head::decode(&words);
+        match front {
+            Front::Head(head) if frame_words(head.n_words as usize) > filled.n as usize => {
+                return Err(Fault::Garbage("a message that is shorter than it says"));
+            }
+            Front::Head(head) => self.front = Some((head, filled.at)),
+            Front::Skip if filled.at + filled.n == self.ring_words => {
+                self.reader.release(self.side.incoming(), filled.n);
+            }
+            Front::Skip => return Err(Fault::Garbage("a skip that does not end with the ring")),
+            Front::Garbage(_) => {}
+        }
+        Ok(Some(front))
+    }
+
+    pub fn payload(&self) -> &[u32] {
+        let Some((head, at)) = self.front else { return &[] };
+        // SAFETY: `look` has found the frame whole in the ring, and its words are this side's until they are released. A
+        // neighbour that writes there nonetheless changes numbers, any of which are valid.
+        unsafe { std::slice::from_raw_parts(self.in_at(at).add(HEAD_WORDS), head.n_words as usize) }
+    }
+
+    pub fn release(&mut self) {
+        let Some((head, _)) = self.front.take() else { return };
+        self.reader.release(self.side.incoming(), frame_words(head.n_words as usize) as u32);
+        self.side.ring_bell();
+    }
+
+    pub fn is_lost(&mut self, thorough: bool) -> Option<Fault> {
+        let fate = self.side.region.pair().fates[1 - self.side.side].0.load(Ordering::Acquire);
+        if fate != 0 {
+            return Some(Fault::Lost(Some(Rank(fate as u16))));
+        }
+        let hung_up = thorough && self.control.as_mut().is_some_and(has_ended);
+        hung_up.then_some(Fault::Lost(None))
+    }
+
+    fn out_at(&self, at: u32) -> *mut u32 {
+        debug_assert!(at < self.ring_words);
+        // SAFETY: within the ring, which `words` has found within the region.
+        unsafe { self.side.region.words(self.side.side, self.ring_words).add(at as usize) }
+    }
+
+    fn in_at(&self, at: u32) -> *const u32 {
+        debug_assert!(at < self.ring_words);
+        // SAFETY: as above.
+        unsafe { self.side.region.words(1 - self.side.side, self.ring_words).add(at as usize) }
+    }
+}
+
+/// Nothing is ever said on a control connection; it only ends.
+fn has_ended(control: &mut TcpStream) -> bool {
+    match control.read(&mut [0]) {
+        Ok(_) => true,
+        Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+    }
+}

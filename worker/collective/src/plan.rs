@@ -1,0 +1,81 @@
+//! What a rank must be told to join the others.
+
+use crate::wait::Waits;
+use std::fmt;
+use std::time::Duration;
+use types::{Epoch, Layout, Rank};
+
+/// One rank's place in one epoch of a replica, and where the others listen.
+#[derive(Clone, PartialEq, Eq)]
+pub struct MeshPlan {
+    pub epoch: Epoch,
+    pub rank: Rank,
+    pub layout: Layout,
+    /// Where each rank's doorway is, `host:port`, by rank.
+    pub peers: Vec<String>,
+    /// Of this epoch. Who does not know it is nobody's peer.
+    pub secret: [u8; 32],
+    pub wire: Wire,
+    pub timeouts: Timeouts,
+    /// Whether to spin before sleeping: not with more threads than cores.
+    pub spin: bool,
+}
+
+/// What pairs of ranks may talk over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wire {
+    /// Memory where two ranks can share it, otherwise sockets.
+    #[default]
+    Any,
+    /// Memory, or no mesh at all.
+    Memory,
+    Socket,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Until all peers are met.
+    pub join: Duration,
+    /// Of one operation, from its call on: the other stages' compute time is in it.
+    pub op: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Timeouts {
+        Timeouts { join: Duration::from_secs(30), op: Waits::default().deadline }
+    }
+}
+
+impl MeshPlan {
+    pub fn new(epoch: Epoch, rank: Rank, layout: Layout, peers: Vec<String>, secret: [u8; 32]) -> MeshPlan {
+        let (wire, timeouts, spin) = (Wire::default(), Timeouts::default(), false);
+        MeshPlan { epoch, rank, layout, peers, secret, wire, timeouts, spin }
+    }
+}
+
+impl fmt::Debug for MeshPlan {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MeshPlan")
+            .field("epoch", &self.epoch)
+            .field("rank", &self.rank)
+            .field("layout", &self.layout)
+            .field("peers", &self.peers)
+            .field("wire", &self.wire)
+            .field("timeouts", &self.timeouts)
+            .field("spin", &self.spin)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_not_printed() {
+        let plan = MeshPlan::new(Epoch::default(), Rank(0), Layout::solo(1), vec![], [213; 32]);
+        let printed = format!("{plan:?}");
+        assert!(!printed.contains("213") && !printed.contains("secret") && printed.contains("peers"));
+    }
+}

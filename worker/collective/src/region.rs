@@ -1,0 +1,216 @@
+//! Memory that two ranks share: of one process, or of two on one host. Knows what lies where in it; nothing of messages.
+//!
+//! A region between processes is a sealed memfd: its maker tells process id and descriptor, the neighbour opens it through
+//! `/proc` (the same user, the same process namespace) and looks whether the nonce in it is the one that the maker told.
+//! The seal is asked for before mapping: a neighbour who could shrink the file could kill this process with it.
+//!
+//! ```text
+//! pair   | nonce | cursors 0 -> 1 | cursors 1 -> 0 | fates |  ..  4096 | words 0 -> 1 | words 1 -> 0 |
+//! bell   | nonce | bell |
+//! ```
+
+use crate::ring::{Bell, Cursors, Line};
+use crate::sync::{AtomicU32, Ordering};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::io;
+use std::ptr::NonNull;
+
+pub type Nonce = [u8; 32];
+
+/// Where the words of a pair's rings begin.
+const HEAD_BYTES: usize = 4096;
+
+/// What stands at the beginning of a pair's region. Atomics only: both sides may write at any time.
+#[repr(C)]
+pub struct PairHead {
+    nonce: Line<[AtomicU32; 8]>,
+    pub cursors: [Cursors; 2],
+    /// Per side: zero while it lives, then who was to blame.
+    pub fates: [Line<AtomicU32>; 2],
+}
+
+#[repr(C)]
+pub struct BellHead {
+    nonce: Line<[AtomicU32; 8]>,
+    pub bell: Bell,
+}
+
+const _: () = assert!(size_of::<PairHead>() <= HEAD_BYTES && size_of::<BellHead>() <= HEAD_BYTES);
+
+/// A mapping that never moves.
+#[derive(Debug)]
+pub struct Region {
+    base: NonNull<u8>,
+    n_bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the region; its head is atomics, and its words are reached by raw pointers whose users
+// say why nobody else has them.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Between threads of this process. Zeroed, and nothing is spent until it is touched.
+    pub fn anonymous(n_bytes: usize) -> io::Result<Region> {
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the system's choice.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), n_bytes, prot, flags)? };
+        Region::mapped(base.cast(), n_bytes)
+    }
+
+    fn mapped(base: *mut u8, n_bytes: usize) -> io::Result<Region> {
+        let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Region { base, n_bytes })
+    }
+
+    /// Bytes of a pair's region with rings of so many words.
+    pub fn pair_bytes(ring_words: u32) -> usize {
+        HEAD_BYTES + 2 * 4 * ring_words as usize
+    }
+
+    pub fn bell_bytes() -> usize {
+        HEAD_BYTES
+    }
+
+    pub fn pair(&self) -> &PairHead {
+        // SAFETY: the mapping is longer, begins on a page, and any bits are atomics.
+        unsafe { self.base.cast::<PairHead>().as_ref() }
+    }
+
+    pub fn bell(&self) -> &Bell {
+        // SAFETY: as above.
+        unsafe { &self.base.cast::<BellHead>().as_ref().bell }
+    }
+
+    /// The words of the ring that `side` writes, where they begin.
+    pub fn words(&self, side: usize, ring_words: u32) -> *mut u32 {
+        assert!(side < 2 && Region::pair_bytes(ring_words) <= self.n_bytes, "a ring outside of its region");
+        let at = HEAD_BYTES + side * 4 * ring_words as usize;
+        // SAFETY: within the mapping, as asserted.
+        unsafe { self.base.add(at).cast().as_ptr() }
+    }
+
+    pub fn set_nonce(&self, nonce: &Nonce) {
+        for (word, bytes) in self.pair().nonce.0.iter().zip(nonce.as_chunks::<4>().0) {
+            word.store(u32::from_le_bytes(*bytes), Ordering::Relaxed);
+        }
+    }
+
+    pub fn nonce(&self) -> Nonce {
+        let mut nonce = [0; 32];
+        for (word, bytes) in self.pair().nonce.0.iter().zip(nonce.as_chunks_mut::<4>().0) {
+            *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+        }
+        nonce
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: mapped by this region, and nobody holds a reference any more.
+        unsafe {
+            let _ = munmap(self.base.as_ptr().cast(), self.n_bytes);
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod sealed {
+    use super::{Nonce, Region};
+    use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    use std::io;
+    use std::os::fd::{AsRawFd, OwnedFd};
+
+    /// Which size a mapped file keeps.
+    const KEPT: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+    /// A region that another process can open while its maker keeps the descriptor.
+    #[derive(Debug)]
+    pub struct Offer {
+        fd: OwnedFd,
+        pub nonce: Nonce,
+    }
+
+    impl Offer {
+        pub fn make(n_bytes: usize, nonce: Nonce) -> io::Result<(Region, Offer)> {
+            let fd = memfd_create("lockstep", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+            ftruncate(&fd, n_bytes as u64)?;
+            fcntl_add_seals(&fd, KEPT | SealFlags::SEAL)?;
+            let region = Region::file(&fd, n_bytes)?;
+            region.set_nonce(&nonce);
+            Ok((region, Offer { fd, nonce }))
+        }
+
+        /// Its number in this process.
+        pub fn number(&self) -> u32 {
+            self.fd.as_raw_fd().unsigned_abs()
+        }
+    }
+
+    impl Region {
+        /// What process `pid` offers as its descriptor `number`, if it is that.
+        pub fn open(pid: u32, number: u32, n_bytes: usize, nonce: &Nonce) -> io::Result<Region> {
+            let path = format!("/proc/{pid}/fd/{number}");
+            // Not blocking: another process's descriptor may be a pipe.
+            let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+            let fd = rustix::fs::open(path, flags, Mode::empty())?;
+            let size = rustix::fs::fstat(&fd)?.st_size;
+            if !fcntl_get_seals(&fd)?.contains(KEPT) || usize::try_from(size) != Ok(n_bytes) {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            let region = Region::file(&fd, n_bytes)?;
+            if region.nonce() != *nonce {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            Ok(region)
+        }
+
+        fn file(fd: &OwnedFd, n_bytes: usize) -> io::Result<Region> {
+            let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+            // SAFETY: a new mapping at an address of the system's choice, of a file that is sealed to its size.
+            let base = unsafe { mmap(std::ptr::null_mut(), n_bytes, prot, flags, fd, 0)? };
+            Region::mapped(base.cast(), n_bytes)
+        }
+    }
+
+    /// Which start of which machine this is.
+    pub fn boot_id() -> Vec<u8> {
+        std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+    }
+}
+
+/// Elsewhere no memory is shared between processes: ranks meet over sockets.
+#[cfg(not(target_os = "linux"))]
+mod sealed {
+    use super::{Nonce, Region};
+    use std::io;
+
+    #[derive(Debug)]
+    pub struct Offer {
+        pub nonce: Nonce,
+    }
+
+    impl Offer {
+        pub fn make(_n_bytes: usize, _nonce: Nonce) -> io::Result<(Region, Offer)> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        pub fn number(&self) -> u32 {
+            0
+        }
+    }
+
+    impl Region {
+        pub fn open(_pid: u32, _number: u32, _n_bytes: usize, _nonce: &Nonce) -> io::Result<Region> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+
+    pub fn boot_id() -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+pub use sealed::{Offer, boot_id};

@@ -1,0 +1,140 @@
+//! How a rank waits: it spins for a while, if it may, and then sleeps in slices, between which it looks who is still there.
+
+use crate::link::Link;
+use crate::moves::Way;
+use crate::region::Region;
+use crate::sleep;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::time::{Duration, Instant};
+
+/// How long an operation may take, and whether it may spin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waits {
+    /// Of one operation, from its call on.
+    pub deadline: Duration,
+    /// Whether to spin before sleeping: not with more threads than cores.
+    pub spin: bool,
+}
+
+impl Default for Waits {
+    fn default() -> Waits {
+        Waits { deadline: Duration::from_secs(120), spin: false }
+    }
+}
+
+/// As long as waking up takes several times over.
+const SPIN: Duration = Duration::from_micros(200);
+/// A neighbour that dies without a word is noticed after one.
+const SLICE: Duration = Duration::from_millis(2);
+/// Where a sleeper waits for memory and sockets at once, of which it can only sleep on one.
+const SLICE_MIXED: Duration = Duration::from_micros(100);
+/// Connections that a sleeper listens to; with more it hears the rest a slice later.
+const POLLED_MAX: usize = 16;
+
+/// One operation's waiting.
+#[derive(Debug)]
+pub struct Idle {
+    may_spin: bool,
+    deadline: Instant,
+    /// Since nothing moves.
+    since: Option<Instant>,
+    n_spins: u32,
+    /// What the bell showed when it was armed.
+    armed: Option<u32>,
+    is_in_doubt: bool,
+    has_slept: bool,
+    pub waited: Duration,
+}
+
+impl Idle {
+    pub fn new(begun: Instant, waits: &Waits) -> Idle {
+        Idle {
+            may_spin: waits.spin,
+            deadline: begun + waits.deadline,
+            since: None,
+            n_spins: 0,
+            armed: None,
+            is_in_doubt: false,
+            has_slept: false,
+            waited: Duration::ZERO,
+        }
+    }
+
+    /// Something has moved: waiting begins anew.
+    pub fn moved(&mut self, bell: &Region) {
+        if self.armed.take().is_some() {
+            bell.bell().disarm();
+        }
+        if let Some(since) = self.since.take() {
+            self.waited += since.elapsed();
+            (self.n_spins, self.is_in_doubt, self.has_slept) = (0, false, false);
+        }
+    }
+
+    /// Spins for a moment; false when it is time to sleep.
+    pub fn spin(&mut self) -> bool {
+        const LOOKS: u32 = 64;
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if !self.may_spin || self.n_spins == u32::MAX {
+            return false;
+        }
+        self.n_spins += 1;
+        if self.n_spins.is_multiple_of(LOOKS) && since.elapsed() > SPIN {
+            self.n_spins = u32::MAX;
+            return false;
+        }
+        std::hint::spin_loop();
+        true
+    }
+
+    pub fn is_late(&self) -> bool {
+        Instant::now() >= self.deadline
+    }
+
+    /// Whether a whole slice has passed, so that asking the system costs little.
+    pub fn has_slept(&self) -> bool {
+        self.has_slept
+    }
+
+    /// True the first time, until something moves.
+    pub fn doubt(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_in_doubt, true)
+    }
+
+    /// The first time it arms the bell, so that the caller looks once more; then it sleeps.
+    pub fn sleep<'a>(&mut self, bell: &Region, pending: impl Iterator<Item = (&'a Link, Way)>) {
+        let Some(seen) = self.armed.take() else {
+            self.armed = Some(bell.bell().arm());
+            return;
+        };
+        let mut polled: [Option<PollFd<'_>>; POLLED_MAX] = [const { None }; POLLED_MAX];
+        let (mut n_polled, mut n_memory) = (0, 0);
+        for (link, way) in pending {
+            match link {
+                Link::Memory(_) => n_memory += 1,
+                Link::Socket(link) if n_polled < POLLED_MAX => {
+                    let flags = if way == Way::Out { PollFlags::OUT } else { PollFlags::IN };
+                    polled[n_polled] = Some(PollFd::new(link.stream(), flags));
+                    n_polled += 1;
+                }
+                Link::Socket(_) => {}
+            }
+        }
+        let slice = if n_memory > 0 && n_polled > 0 { SLICE_MIXED } else { SLICE };
+        let slice = slice.min(self.deadline.saturating_duration_since(Instant::now()));
+        match n_polled {
+            0 => sleep::on(&bell.bell().rings, seen, slice),
+            n => listen(polled, n, slice),
+        }
+        bell.bell().disarm();
+        self.has_slept = true;
+    }
+}
+
+fn listen(polled: [Option<PollFd<'_>>; POLLED_MAX], n: usize, slice: Duration) {
+    let Some(first) = polled[0].clone() else { return };
+    let mut listening = polled.map(|fd| fd.unwrap_or_else(|| first.clone()));
+    let slice = rustix::event::Timespec { tv_sec: 0, tv_nsec: slice.subsec_nanos().into() };
+    // Heard, too late, interrupted: the caller looks again in any case.
+    let _ = poll(&mut listening[..n], Some(&slice));
+}

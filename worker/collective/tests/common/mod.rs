@@ -1,0 +1,103 @@
+//! Ranks in threads, over any wire.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use backend::Activations;
+use backend::cpu::{Cpu, CpuConfig, Isa};
+use collective::{Collective, Doorway, Error, MeshPlan, Waits, Wire};
+use std::time::Duration;
+use types::{Epoch, Layout, Rank, Shares, Stage};
+
+/// splitmix64.
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub fn float(&mut self) -> f32 {
+        // Of very different sizes, so that the order of a sum shows in its bits.
+        let scale = 10f32.powi(self.below(8) as i32 - 4);
+        (self.next() as f32 / u64::MAX as f32 - 0.5) * scale
+    }
+
+    pub fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.float()).collect()
+    }
+
+    /// Uneven, and sometimes nothing for some.
+    pub fn shares(&mut self, n_ranks: usize) -> Shares {
+        let mut bounds: Vec<u32> = (1..n_ranks).map(|_| self.below(Shares::WHOLE as usize) as u32).collect();
+        if n_ranks > 2 && self.below(3) == 0 {
+            bounds[1] = bounds[0];
+        }
+        bounds.extend([0, Shares::WHOLE]);
+        bounds.sort_unstable();
+        Shares::new(bounds).unwrap()
+    }
+
+    pub fn layout(&mut self, tp: usize, pp: u32) -> Layout {
+        Layout::new((0..pp).map(|i| Stage { layers: i..i + 1, shares: self.shares(tp) }).collect()).unwrap()
+    }
+}
+
+pub fn cpu() -> Cpu {
+    Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect() }).unwrap()
+}
+
+/// One thread per rank; the answers by rank.
+pub fn each<T: Send>(ranks: Vec<Collective>, run: impl Fn(&mut Collective, &Cpu) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let run = &run;
+        let start = |mut rank: Collective| scope.spawn(move || run(&mut rank, &cpu()));
+        let threads: Vec<_> = ranks.into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// The same ranks over everything that they can talk over.
+pub fn wires(layout: &Layout) -> Vec<(&'static str, Vec<Collective>)> {
+    let spinning = Waits { spin: true, ..Waits::default() };
+    vec![
+        ("memory of one process", Collective::in_process(layout)),
+        ("memory of one process, spinning", Collective::in_process_with(layout, spinning).unwrap()),
+        ("shared memory", joined(layout, Wire::Memory)),
+        ("sockets", joined(layout, Wire::Socket)),
+    ]
+}
+
+pub const EPOCH: Epoch = Epoch { incarnation: 5, n: 2 };
+
+pub fn joined(layout: &Layout, wire: Wire) -> Vec<Collective> {
+    let plans = plans(layout, wire);
+    join_all(plans).into_iter().map(Result::unwrap).collect()
+}
+
+/// A doorway and a plan for each rank.
+pub fn plans(layout: &Layout, wire: Wire) -> Vec<(Doorway, MeshPlan)> {
+    let doorways: Vec<_> = (0..layout.grid().n_ranks()).map(|_| Doorway::open("127.0.0.1:0").unwrap()).collect();
+    let peers: Vec<_> = doorways.iter().map(|doorway| doorway.address().to_string()).collect();
+    let plan = |(rank, doorway)| {
+        let mut plan = MeshPlan::new(EPOCH, Rank(rank as u16), layout.clone(), peers.clone(), [7; 32]);
+        plan.wire = wire;
+        plan.timeouts.op = Duration::from_secs(30);
+        (doorway, plan)
+    };
+    doorways.into_iter().enumerate().map(plan).collect()
+}
+
+pub fn join_all(plans: Vec<(Doorway, MeshPlan)>) -> Vec<Result<Collective, Error>> {
+    std::thread::scope(|scope| {
+        let start = |(doorway, plan)| scope.spawn(move || Collective::join(&doorway, plan));
+        let threads: Vec<_> = plans.into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}

@@ -1,0 +1,83 @@
+//! All ranks of a grid as threads of the test, each with its own slice of the model.
+
+use crate::common::Ranks;
+use collective::Collective;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use types::{Layout, Rank, Shares, Stage, Step, StepDone};
+use worker::{Assignment, ModelLoader, RunError, Runner};
+
+/// Far beyond what a step of a tiny model takes.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+pub struct Threads {
+    steps: Vec<Sender<Arc<Step>>>,
+    answers: Receiver<StepDone>,
+    threads: Vec<JoinHandle<Result<(), RunError>>>,
+    pub n_blocks: u32,
+    pub weight_bytes: Vec<u64>,
+}
+
+impl Threads {
+    pub fn start(loader: &ModelLoader, assignment: &Assignment, layout: &Layout) -> Threads {
+        let (say, answers) = channel();
+        let mut grid = Threads { steps: vec![], answers, threads: vec![], n_blocks: u32::MAX, weight_bytes: vec![] };
+        for (rank, collective) in (0..).map(Rank).zip(Collective::in_process(layout)) {
+            let assignment = Assignment { rank, layout: layout.clone(), ..assignment.clone() };
+            let answers = collective.part().is_sampler().then(|| say.clone());
+            let (runner, ready) = loader.build_with(&assignment, collective).unwrap();
+            grid.n_blocks = grid.n_blocks.min(ready.n_blocks);
+            grid.weight_bytes.push(ready.weight_bytes);
+            let (steps, queue) = channel();
+            grid.steps.push(steps);
+            grid.threads.push(std::thread::spawn(move || run(runner, &queue, answers)));
+        }
+        grid
+    }
+
+    /// All ranks ended well.
+    pub fn end(mut self) {
+        self.steps.clear();
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap().unwrap());
+    }
+}
+
+fn run(
+    mut runner: impl Runner,
+    queue: &Receiver<Arc<Step>>,
+    answers: Option<Sender<StepDone>>,
+) -> Result<(), RunError> {
+    for step in queue {
+        let mut done = StepDone { id: step.id, ..StepDone::default() };
+        runner.run(&step, &mut done)?;
+        if let Some(answers) = &answers {
+            // A test that has failed hears no more.
+            let _ = answers.send(done);
+        }
+    }
+    Ok(())
+}
+
+impl Ranks for Threads {
+    fn give(&mut self, step: Step) {
+        let step = Arc::new(step);
+        self.steps.iter().for_each(|rank| rank.send(step.clone()).unwrap());
+    }
+
+    fn answer(&mut self) -> StepDone {
+        self.answers.recv_timeout(PATIENCE).unwrap()
+    }
+}
+
+/// Stages of so many layers each, with these shares on a scale of 16.
+pub fn layout(layers: &[u32], sixteenths: &[&[u32]]) -> Layout {
+    let mut next = 0;
+    let stages = layers.iter().zip(sixteenths).map(|(n, bounds)| {
+        let bounds = bounds.iter().map(|bound| bound * (Shares::WHOLE / 16)).collect();
+        next += n;
+        Stage { layers: next - n..next, shares: Shares::new(bounds).unwrap() }
+    });
+    Layout::new(stages.collect()).unwrap()
+}

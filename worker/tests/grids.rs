@@ -1,0 +1,137 @@
+//! One model cut over many ranks, as threads of this process: whatever the grid and whatever the steps look like, tokens
+//! and logprobs are those of one rank, bit for bit.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::grid::{Threads, layout};
+use common::{Alone, Plan, Played, Player, Ranks, assignment, requests};
+use types::{BlockId, Grid, Layout, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Want};
+use worker::{Assignment, ModelLoader};
+
+const DEEP: &str = "llama-deep.gguf";
+const N_LAYERS: u32 = 5;
+
+fn loader() -> ModelLoader {
+    ModelLoader { spin: false, ..ModelLoader::new(1) }
+}
+
+fn alone(assignment: &Assignment, requests: &[Request]) -> Played {
+    let (mut runner, ready) = loader().build(assignment).unwrap();
+    Player::new(&mut Alone::new(&mut runner), ready.n_blocks).play(requests, Plan::ALONE)
+}
+
+fn on_grid(assignment: &Assignment, layout: &Layout, requests: &[Request], plan: Plan) -> Played {
+    let mut grid = Threads::start(&loader(), assignment, layout);
+    let n_blocks = grid.n_blocks;
+    let played = Player::new(&mut grid, n_blocks).play(requests, plan);
+    grid.end();
+    played
+}
+
+fn even(tp: u16, pp: u16) -> Layout {
+    Layout::even(Grid { tp, pp, ep: 1 }, N_LAYERS).unwrap()
+}
+
+/// As many steps in flight as a coordinator gives: one per stage, and one ahead.
+fn plan(layout: &Layout) -> Plan {
+    let pp = layout.grid().pp;
+    Plan { chunk: 60, together: 9, preempt_every: Some(4), turns: pp.into(), in_flight: usize::from(pp) + 1 }
+}
+
+#[test]
+fn sixteen_grids_give_the_tokens_of_one_rank() {
+    let (assignment, requests) = (assignment(DEEP), requests(12));
+    let expected = alone(&assignment, &requests);
+    for (tp, pp) in (1..=4).flat_map(|tp| (1..=4).map(move |pp| (tp, pp))) {
+        let layout = even(tp, pp);
+        let played = on_grid(&assignment, &layout, &requests, plan(&layout));
+        assert!(played.outputs == expected.outputs, "tp {tp}, pp {pp}");
+        assert!(played.n_preempted > 2, "tp {tp}, pp {pp}: {} preempted", played.n_preempted);
+    }
+}
+
+#[test]
+fn uneven_shares_and_stages_give_the_tokens_of_one_rank() {
+    let requests = requests(8);
+    let layouts = [
+        layout(&[5], &[&[0, 3, 16]]),
+        layout(&[1, 4], &[&[0, 11, 16], &[0, 5, 16]]),
+        // A rank that owns nothing at all, in the middle and at the end.
+        layout(&[3, 2], &[&[0, 9, 9, 16], &[0, 4, 16, 16]]),
+        layout(&[2, 1, 2], &[&[0, 0, 16], &[0, 16, 16], &[0, 8, 16]]),
+    ];
+    for (activations, kv_dtype) in [("int8", "f16"), ("f32", "f32")] {
+        let assignment = Assignment { activations: activations.into(), kv_dtype: kv_dtype.into(), ..assignment(DEEP) };
+        let expected = alone(&assignment, &requests);
+        for layout in &layouts {
+            let played = on_grid(&assignment, layout, &requests, plan(layout));
+            assert!(played.outputs == expected.outputs, "{activations}, {layout:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
+    for name in ["llama-f32-tied", "llama-bf16-odd"] {
+        let (assignment, requests) = (assignment(name), requests(6));
+        let expected = alone(&assignment, &requests);
+        for (tp, pp) in [(2, 1), (1, 2), (3, 2)] {
+            let layout = Layout::even(Grid { tp, pp, ep: 1 }, 2).unwrap();
+            let played = on_grid(&assignment, &layout, &requests, plan(&layout));
+            assert!(played.outputs == expected.outputs, "{name} on tp {tp}, pp {pp}");
+        }
+    }
+}
+
+#[test]
+fn steps_of_any_shape_give_the_tokens_of_one_rank() {
+    let (assignment, requests) = (assignment(DEEP), requests(10));
+    let expected = alone(&assignment, &requests);
+    let layout = even(2, 2);
+    for (chunk, together, turns, in_flight) in [(1, 10, 2, 3), (7, 10, 1, 1), (7, 3, 1, 2), (512, 10, 3, 6)] {
+        let plan = Plan { chunk, together, turns, in_flight, preempt_every: None };
+        let played = on_grid(&assignment, &layout, &requests, plan);
+        assert!(played.outputs == expected.outputs, "chunks of {chunk}, {together} together, {in_flight} in flight");
+    }
+}
+
+#[test]
+fn a_shared_prefix_gives_the_same_tokens_on_a_grid() {
+    let assignment = assignment(DEEP);
+    let prompt: Vec<_> = (0..70).map(|i| (i * 13) % common::VOCAB).collect();
+    let sampling = Sampling { temperature: 1.0, logprobs: Some(2), ..Sampling::default() };
+    let step = |id: u64, start: u32, last: u32| Step {
+        id: StepId(id),
+        starts: vec![Request {
+            id: RequestId(id),
+            prompt: prompt.clone(),
+            sampling: sampling.clone(),
+            ..Request::default()
+        }],
+        slices: vec![Slice { id: RequestId(id), range: start..70, n_draft: 0, want: Want::Last }],
+        blocks: [9, 2, 5, 7, last].map(BlockId).into(),
+        ..Step::default()
+    };
+    for layout in [even(2, 1), even(2, 3)] {
+        let mut grid = Threads::start(&loader(), &assignment, &layout);
+        grid.give(step(0, 0, 0));
+        grid.give(step(1, 64, 3));
+        let (cold, warm): (StepDone, StepDone) = (grid.answer(), grid.answer());
+        assert_eq!(warm.slices[0].tokens.len(), 1);
+        assert_eq!(warm.slices, cold.slices);
+        grid.end();
+    }
+}
+
+#[test]
+fn each_rank_holds_its_own_part_of_the_weights() {
+    let assignment = assignment(DEEP);
+    let whole = Threads::start(&loader(), &assignment, &Layout::solo(N_LAYERS)).weight_bytes[0];
+    for (tp, pp) in [(2, 1), (1, 3), (2, 2)] {
+        let held = Threads::start(&loader(), &assignment, &even(tp, pp)).weight_bytes;
+        // KV heads that a cut halves are held twice, and tiles of sixteen rows are filled up.
+        assert!(held.iter().sum::<u64>() < whole * 5 / 4, "tp {tp}, pp {pp}: {held:?} of {whole}");
+        assert!(held.iter().all(|bytes| *bytes < whole * 3 / 4), "tp {tp}, pp {pp}: {held:?} of {whole}");
+    }
+}
