@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The tokenizer's crate tells of its tables as it builds them, which is nothing to tell an operator.
 pub const LOG: &str = "info,tk_encode=warn";
@@ -81,6 +81,12 @@ pub struct Settings {
     /// Share the KV of equal beginnings between requests [default: true]
     #[arg(long, env = "LOCKSTEP_PREFIX_CACHE", action = clap::ArgAction::Set)]
     pub prefix_cache: Option<bool>,
+    /// A file of API keys, a line each: key, or name:key; a name's requests share no cache with others'
+    #[arg(long, env = "LOCKSTEP_API_KEYS", value_name = "FILE")]
+    pub api_keys: Option<PathBuf>,
+    /// One API key, beside those of the file
+    #[arg(long, env = "LOCKSTEP_API_KEY", value_name = "KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
     /// Seconds that running requests have to finish after SIGTERM [default: 30]
     #[arg(long, env = "LOCKSTEP_DRAIN_SECONDS")]
     pub drain_seconds: Option<u64>,
@@ -220,6 +226,10 @@ pub struct Config {
     pub max_running: u32,
     pub max_waiting: u32,
     pub prefix_cache: bool,
+    pub api_keys: Option<PathBuf>,
+    // Printed for nobody.
+    #[serde(skip)]
+    pub api_key: Option<String>,
     pub drain_seconds: u64,
     pub log_format: LogFormat,
     pub log: String,
@@ -265,6 +275,8 @@ impl Settings {
             max_running: self.max_running.unwrap_or(64),
             max_waiting: self.max_waiting.unwrap_or(1024),
             prefix_cache: self.prefix_cache.unwrap_or(true),
+            api_keys: self.api_keys,
+            api_key: self.api_key,
             drain_seconds: self.drain_seconds.unwrap_or(30),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log: self.log.unwrap_or_else(|| LOG.into()),

@@ -132,6 +132,8 @@ async fn stop_on_signals(shutdown: CancellationToken) {
 fn ask(mut config: Config, located: Located, run: &args::Run) -> anyhow::Result<()> {
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     (config.http, config.grpc) = (any_port, any_port);
+    // Nobody else knows these doors, and this client has no key.
+    (config.api_keys, config.api_key) = (None, None);
     config.served_model_name.get_or_insert(located.name);
     if config.log == config::LOG {
         config.log = "warn".into();

@@ -3,7 +3,7 @@
 
 use crate::children::{self, Order};
 use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat};
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
 use coordinator::{ModelShape, Policy};
@@ -85,7 +85,7 @@ where
 {
     let claim = MemoryStore::starting_at(micros_since_1970()).claim(replica, "in this process");
     let config = coordinator_config(config, checkpoint, replica);
-    async move { Ok(coordinator::serve(connections, config?, claim, shutdown).await?) }
+    async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) }
 }
 
 /// A router that is attached through `replica`, until `shutdown`.
@@ -97,7 +97,7 @@ pub fn route(
     doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
-    let (config, text) = (router_config(config, metrics), text(checkpoint)?);
+    let (config, text) = (router_config(config, metrics)?, text(checkpoint)?);
     Ok(async move { Ok(router::serve(config, replica, text, doors.http, doors.grpc, shutdown).await?) })
 }
 
@@ -186,10 +186,10 @@ fn micros_since_1970() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn router_config(config: &Config, metrics: router::Render) -> router::Config {
+fn router_config(config: &Config, metrics: router::Render) -> anyhow::Result<router::Config> {
     let drain_max = Duration::from_secs(config.drain_seconds);
     let requests_max = config.max_waiting as usize + config.max_running as usize;
-    router::Config {
+    Ok(router::Config {
         names: config.served_model_name.iter().cloned().collect(),
         limits: router::Limits {
             // Without a token yet: those that wait, and those whose prompts are being computed.
@@ -198,8 +198,28 @@ fn router_config(config: &Config, metrics: router::Render) -> router::Config {
             ..router::Limits::default()
         },
         waits: router::Waits { drain_max, ..router::Waits::default() },
+        keys: api_keys(config)?,
         metrics,
+    })
+}
+
+/// Those of the file and of the flag. A file without a key would let in everybody, which nobody means by it.
+fn api_keys(config: &Config) -> anyhow::Result<router::ApiKeys> {
+    let mut lines = match &config.api_keys {
+        None => String::new(),
+        Some(path) => {
+            let what = || format!("API keys in {}", path.display());
+            let text = std::fs::read_to_string(path).with_context(what)?;
+            ensure!(!router::ApiKeys::parse(&text).with_context(what)?.is_open(), "{}: there are none", what());
+            text
+        }
+    };
+    for key in &config.api_key {
+        ensure!(!key.trim().is_empty(), "--api-key is empty");
+        // The key is its own name: it may have a colon.
+        lines.push_str(&format!("\napi-key:{key}"));
     }
+    Ok(router::ApiKeys::parse(&lines)?)
 }
 
 fn text(checkpoint: &Checkpoint) -> anyhow::Result<router::Text> {
@@ -211,13 +231,9 @@ fn text(checkpoint: &Checkpoint) -> anyhow::Result<router::Text> {
     })
 }
 
-fn coordinator_config(
-    config: &Config,
-    checkpoint: &Checkpoint,
-    replica: &str,
-) -> anyhow::Result<coordinator::Config> {
+fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -> coordinator::Config {
     let defaults = coordinator::Limits::default();
-    Ok(coordinator::Config {
+    coordinator::Config {
         replica: replica.into(),
         model: config.served_model_name.clone().unwrap_or_else(|| checkpoint.spec().name.clone()),
         model_path: checkpoint.path().to_owned(),
@@ -237,7 +253,7 @@ fn coordinator_config(
             drain_max: Duration::from_secs(config.drain_seconds),
             ..coordinator::Waits::default()
         },
-    })
+    }
 }
 
 pub fn policy(config: &Config) -> Policy {
@@ -291,9 +307,9 @@ impl Load for SimLoader {
         };
         let shape = ModelShape::of(&checkpoint);
         let block_bytes = coordinator::block_bytes(&shape, &policy).map_err(|error| failed(error.into()))?;
-        let (n_heads, n_kv_heads, head_dim) = (shape.n_heads, shape.n_kv_heads, shape.head_dim);
-        let sim = Sim { vocab: shape.vocab, block_bytes, n_heads, n_kv_heads, head_dim, ..Sim::default() };
-        Load::load(&mut { sim }, assignment)
+        let spec = checkpoint.spec();
+        let (n_heads, n_kv_heads, head_dim) = (spec.n_heads, spec.n_kv_heads, spec.head_dim);
+        Sim { vocab: spec.vocab, block_bytes, n_heads, n_kv_heads, head_dim, ..Sim::default() }.load(assignment)
     }
 }
 

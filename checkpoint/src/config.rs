@@ -76,6 +76,7 @@ pub struct Defaults {
     pub top_p: Option<f32>,
     pub top_k: Option<u32>,
     pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
 }
 
 /// More than any model has, and little enough that no product of two overflows.
@@ -479,6 +480,7 @@ impl Defaults {
             top_p: number("top_p"),
             top_k: generation.get("top_k").and_then(Value::as_u64).and_then(|k| u32::try_from(k).ok()),
             min_p: number("min_p"),
+            repetition_penalty: number("repetition_penalty"),
         }
     }
 }

@@ -11,6 +11,7 @@ mod map;
 pub mod names;
 mod safetensors;
 mod sizes;
+pub mod spans;
 mod split;
 pub mod template;
 pub mod tensor;

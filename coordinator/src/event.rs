@@ -23,11 +23,12 @@ pub(crate) enum Event {
     },
     Submit {
         router: u32,
-        request: wire::Request,
+        request: Box<wire::Request>,
     },
     Cancel {
         router: u32,
         id: RequestId,
+        stopped: bool,
     },
     RouterGone {
         router: u32,

@@ -6,6 +6,7 @@
 
 mod config;
 mod event;
+mod library;
 mod members;
 mod outbound;
 mod pace;
