@@ -18,7 +18,9 @@ pub mod tensor;
 pub mod tokenizer;
 
 pub use catalogue::{Located, Progress, Sources};
-pub use config::{Defaults, Family, ModelSpec, RopeScaling, RopeSpec};
+pub use config::{
+    AttentionSpec, Defaults, ExpertsSpec, Family, LayerSpec, ModelSpec, Positions, RopeScaling, RopeSpec,
+};
 pub use error::{Error, Result};
 pub use sizes::{LayerSizes, Sizes};
 pub use template::{ChatTemplate, Message};
@@ -26,12 +28,15 @@ pub use tensor::{Dtype, Tensor};
 pub use tokenizer::{Detokenizer, Tokenizer};
 
 use crate::gguf::Gguf;
+use crate::names::Source;
 use crate::safetensors::Shards;
 use memmap2::Mmap;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use std::collections::HashMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// An opened model. Its weights are mapped, not read.
 pub struct Checkpoint {
@@ -39,6 +44,10 @@ pub struct Checkpoint {
     spec: ModelSpec,
     defaults: Defaults,
     weights: Weights,
+    /// Where each tensor of the model is, by its name here.
+    sources: HashMap<String, Source>,
+    /// What a file keeps with rows and columns exchanged, by its name there: turned when it is first asked for.
+    turned: HashMap<String, OnceLock<Vec<u8>>>,
 }
 
 enum Weights {
@@ -63,7 +72,7 @@ impl Checkpoint {
         let (header, files) = split::open(path)?;
         let spec = ModelSpec::from_gguf(&header, &files[0], &catalogue::name_of(path)).map_err(Error::fault(path))?;
         let weights = Weights::Gguf { header, files };
-        Ok(Checkpoint { path: path.to_owned(), spec, defaults: Defaults::default(), weights })
+        Ok(Checkpoint::new(path, spec, Defaults::default(), weights))
     }
 
     fn open_folder(path: &Path) -> Result<Checkpoint> {
@@ -75,7 +84,18 @@ impl Checkpoint {
         let spec =
             ModelSpec::from_config(&config, &generation, &tokenizer, &name).map_err(Error::fault(&config_path))?;
         let defaults = Defaults::from_generation_config(&generation);
-        Ok(Checkpoint { path: path.to_owned(), spec, defaults, weights: Weights::Folder(Shards::open(path)?) })
+        Ok(Checkpoint::new(path, spec, defaults, Weights::Folder(Shards::open(path)?)))
+    }
+
+    fn new(path: &Path, spec: ModelSpec, defaults: Defaults, weights: Weights) -> Checkpoint {
+        let format = match weights {
+            Weights::Gguf { .. } => names::Format::Gguf,
+            Weights::Folder(_) => names::Format::Folder,
+        };
+        let sources = names::sources(&spec, format);
+        let turned = sources.values().filter(|source| source.is_turned);
+        let turned = turned.map(|source| (source.file.clone(), OnceLock::new())).collect();
+        Checkpoint { path: path.to_owned(), spec, defaults, weights, sources, turned }
     }
 
     pub fn path(&self) -> &Path {
@@ -102,10 +122,27 @@ impl Checkpoint {
     }
 
     fn find(&self, name: &str) -> Option<Tensor<'_>> {
+        let source = self.sources.get(name)?;
+        let in_file = self.in_file(&source.file)?;
+        match self.turned.get(&source.file).filter(|_| source.is_turned) {
+            None => in_file.part(source.before, source.shape),
+            Some(turned) => {
+                let bytes = turned.get_or_init(|| in_file.turned());
+                let [rows, cols] = in_file.shape;
+                Tensor { dtype: in_file.dtype, shape: [cols, rows], bytes }.part(source.before, source.shape)
+            }
+        }
+    }
+
+    /// A tensor as the file has it, by the file's name.
+    fn in_file(&self, name: &str) -> Option<Tensor<'_>> {
         match &self.weights {
-            Weights::Folder(shards) => shards.tensor(name),
+            // GPT-2's own folder has no `transformer.` before its names.
+            Weights::Folder(shards) => {
+                shards.tensor(name).or_else(|| shards.tensor(name.strip_prefix("transformer.")?))
+            }
             Weights::Gguf { header, files } => {
-                let entry = header.tensor(&names::gguf_name(name)?)?;
+                let entry = header.tensor(name)?;
                 let shape = tensor::rows_and_cols(&entry.dims).ok()?;
                 Some(Tensor { dtype: entry.dtype, shape, bytes: &files[entry.file][entry.bytes.clone()] })
             }
@@ -114,13 +151,20 @@ impl Checkpoint {
 
     fn check_tensors(&self) -> Result<()> {
         for expected in names::expected(&self.spec) {
-            let tensor = self.tensor(&expected.name)?;
-            if tensor.shape != expected.shape {
+            let no_tensor = || Error::NoTensor { path: self.path.clone(), name: expected.name.clone() };
+            let source = self.sources.get(&expected.name).ok_or_else(no_tensor)?;
+            let tensor = self.in_file(&source.file).ok_or_else(no_tensor)?;
+            let needed = source.shape_in_file();
+            if tensor.shape != needed {
                 let what = format!(
-                    "the tensor {} has the shape {:?}, and the model needs {:?}",
-                    expected.name, tensor.shape, expected.shape
+                    "the tensor {} has the shape {:?}, and the model needs {needed:?}",
+                    expected.name, tensor.shape
                 );
                 return Err(Error::Malformed { path: self.path.clone(), what });
+            }
+            if source.is_turned && tensor.dtype.block() != 1 {
+                let what = format!("the tensor {} of the type {}, turned,", source.file, tensor.dtype.name());
+                return Err(Error::Unsupported { path: self.path.clone(), what });
             }
         }
         Ok(())
@@ -138,13 +182,20 @@ impl Checkpoint {
         // The name is for people: two folders with the same weights are the same model.
         hasher.update(format!("{:?}", ModelSpec { name: String::new(), ..self.spec.clone() }));
         for expected in names::expected(&self.spec) {
-            let Some(tensor) = self.find(&expected.name) else { continue };
-            let (bytes, dtype) = (tensor.bytes, tensor.dtype.name());
-            hasher.update(format!("{} {dtype} {:?} {}\n", expected.name, tensor.shape, bytes.len()));
+            let Some((bytes, dtype)) = self.stored(&expected.name) else { continue };
+            hasher.update(format!("{} {} {:?} {}\n", expected.name, dtype.name(), expected.shape, bytes.len()));
             hasher.update(&bytes[..bytes.len().min(SAMPLE)]);
             hasher.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
         }
         hasher.finalize().into()
+    }
+
+    /// The bytes in the file that hold this tensor: where it is turned, those of all that is turned with it.
+    fn stored(&self, name: &str) -> Option<(&[u8], Dtype)> {
+        let source = self.sources.get(name)?;
+        let in_file = self.in_file(&source.file)?;
+        let tensor = if source.is_turned { in_file } else { in_file.part(source.before, source.shape)? };
+        Some((tensor.bytes, tensor.dtype))
     }
 
     /// What the parts of the model weigh in the file.
@@ -156,8 +207,19 @@ impl Checkpoint {
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.weights {
             Weights::Gguf { header, files } => Tokenizer::from_gguf(header, &files[0], &self.path),
-            Weights::Folder(_) => Tokenizer::from_file(&self.path.join("tokenizer.json")),
+            Weights::Folder(_) => self.tokenizer_of_folder(),
         }
+    }
+
+    fn tokenizer_of_folder(&self) -> Result<Tokenizer> {
+        let json = self.path.join("tokenizer.json");
+        if !json.exists() && self.path.join("tokenizer.model").exists() {
+            let what = "a folder with a tokenizer.model and no tokenizer.json (saving its tokenizer with transformers \
+                        writes one), which"
+                .to_owned();
+            return Err(Error::Unsupported { path: self.path.clone(), what });
+        }
+        Tokenizer::from_file(&json)
     }
 
     /// The template that turns a chat into a prompt, if the model has one.

@@ -33,10 +33,12 @@ impl Sizes {
         let no_layers = vec![LayerSizes::default(); checkpoint.spec().n_layers as usize];
         let mut sizes = Sizes { layers: no_layers, ..Sizes::default() };
         for expected in names::expected(checkpoint.spec()) {
-            let bytes = checkpoint.find(&expected.name).map_or(0, |tensor| tensor.bytes.len() as u64);
+            let n = (expected.shape[0] * expected.shape[1]) as u64;
+            let dtype = checkpoint.stored(&expected.name).map(|(_, dtype)| dtype);
+            let bytes = dtype.and_then(|dtype| dtype.bytes_of(n)).unwrap_or(0);
             match (expected.layer, expected.name.as_str()) {
                 (Some(layer), name) => *sizes.layers[layer as usize].cut_of(name) += bytes,
-                (None, names::EMBEDDING) => sizes.embedding += bytes,
+                (None, names::EMBEDDING | names::POSITIONS) => sizes.embedding += bytes,
                 (None, names::HEAD) => sizes.head += bytes,
                 (None, _) => sizes.norm += bytes,
             }

@@ -111,6 +111,29 @@ impl<'a> Tensor<'a> {
         &self.bytes[row * len..(row + 1) * len]
     }
 
+    /// So many rows from `before` on; of a vector, so many elements.
+    pub(crate) fn part(&self, before: usize, shape: [usize; 2]) -> Option<Tensor<'a>> {
+        let row_bytes = self.dtype.bytes_of(shape[1] as u64)? as usize;
+        let start = match shape[0] {
+            1 => self.dtype.bytes_of(before as u64)? as usize,
+            _ => before.checked_mul(row_bytes)?,
+        };
+        let end = start.checked_add(shape[0].checked_mul(row_bytes)?)?;
+        Some(Tensor { dtype: self.dtype, shape, bytes: self.bytes.get(start..end)? })
+    }
+
+    /// The bytes with rows and columns exchanged, of a type that has no blocks.
+    pub(crate) fn turned(&self) -> Vec<u8> {
+        let size = self.dtype.block_bytes();
+        let mut turned = Vec::with_capacity(self.bytes.len());
+        for col in 0..self.cols() {
+            for row in 0..self.rows() {
+                turned.extend(&self.bytes[(row * self.cols() + col) * size..][..size]);
+            }
+        }
+        turned
+    }
+
     /// All numbers as f32: for norms and other vectors, which are never quantized. Matrices are the device's to read.
     pub fn to_f32(&self) -> Vec<f32> {
         let (halves, floats) = (self.bytes.as_chunks::<2>().0.iter(), self.bytes.as_chunks::<4>().0.iter());

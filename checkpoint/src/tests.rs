@@ -6,23 +6,24 @@ use crate::error::Fault;
 use std::fmt::Write as _;
 
 /// A metadata value as it is written.
-enum Meta<'a> {
+pub(crate) enum Meta<'a> {
     U32(u32),
     F32(f32),
     Bool(bool),
     Text(&'a str),
     Texts(Vec<String>),
     I32s(Vec<i32>),
+    F32s(Vec<f32>),
 }
 
 #[derive(Default)]
-struct Writer {
+pub(crate) struct Writer {
     values: Vec<(String, Vec<u8>)>,
     tensors: Vec<(String, Vec<u64>, u32, usize)>,
 }
 
 impl Writer {
-    fn meta(mut self, key: &str, value: Meta<'_>) -> Writer {
+    pub fn meta(mut self, key: &str, value: Meta<'_>) -> Writer {
         let mut bytes = Vec::new();
         match value {
             Meta::U32(n) => bytes.extend([&4u32.to_le_bytes()[..], &n.to_le_bytes()].concat()),
@@ -35,6 +36,10 @@ impl Writer {
             }
             Meta::I32s(list) => {
                 bytes.extend(array_head(5, list.len()));
+                list.iter().for_each(|n| bytes.extend(n.to_le_bytes()));
+            }
+            Meta::F32s(list) => {
+                bytes.extend(array_head(6, list.len()));
                 list.iter().for_each(|n| bytes.extend(n.to_le_bytes()));
             }
         }
@@ -54,7 +59,7 @@ impl Writer {
         self
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
         out.extend((self.tensors.len() as u64).to_le_bytes());
@@ -149,17 +154,17 @@ fn tiny() -> Writer {
 }
 
 /// A file that goes when this does.
-struct Temporary(PathBuf);
+pub(crate) struct Temporary(PathBuf);
 
 impl Temporary {
-    fn folder(name: &str) -> Temporary {
+    pub fn folder(name: &str) -> Temporary {
         let path = std::env::temp_dir().join(format!("lockstep-checkpoint-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Temporary(path)
     }
 
-    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+    pub fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
         std::fs::write(self.0.join(name), bytes).unwrap();
         self.0.join(name)
     }
@@ -399,7 +404,7 @@ fn refuses_what_contradicts_itself() {
     refused(tiny().meta("llama.block_count", Meta::Text("two")), "llama.block_count is not a number");
     refused(tiny().meta("llama.rope.freq_base", Meta::F32(f32::NAN)), "base is NaN");
     refused(tiny().meta("llama.rope.scaling.type", Meta::Text("yarn")), "type yarn");
-    refused(tiny().meta("llama.expert_count", Meta::U32(8)), "a mixture of 8 experts");
+    refused(tiny().meta("llama.expert_count", Meta::U32(8)), "expert_used_count is missing");
     refused(tiny().meta("tokenizer.ggml.eos_token_id", Meta::U32(70_000)), "70000 is outside the vocabulary of 263");
     refused(tiny().meta("general.alignment", Meta::U32(33)), "general.alignment is 33");
     refused(tiny().tensor("output_norm.weight", &[64], 0, 256), "output_norm.weight occurs twice");
@@ -488,10 +493,10 @@ fn a_damaged_header_is_an_error_or_another_model() {
 }
 
 /// Reproducible, and good enough to choose bytes with.
-struct Random(u64);
+pub(crate) struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % n
     }
@@ -540,6 +545,32 @@ fn templates_as_transformers_runs_them() {
         Err("instructions"),
     );
     check(&"x".repeat(2 << 20), Err("bytes are more"));
+}
+
+/// `tests/reference/make_templates.py` asked transformers.
+#[test]
+fn templates_of_models_render_as_in_transformers() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference/templates");
+    let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+    let expected = expected.as_object().unwrap();
+    assert!(expected.len() >= 13);
+    let mut wrong = String::new();
+    for (name, cases) in expected {
+        let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
+        let template = ChatTemplate::new(&source, Some("<s>".into()), Some("</s>".into())).unwrap();
+        for case in cases.as_array().unwrap() {
+            let text = |message: &Value, key: &str| message[key].as_str().unwrap().to_owned();
+            let message = |m: &Value| Message { role: text(m, "role"), content: text(m, "content") };
+            let messages: Vec<Message> = case["messages"].as_array().unwrap().iter().map(message).collect();
+            let rendered = template.render(&messages, case["prompt"].as_bool().unwrap());
+            match (&rendered, case["text"].as_str(), case["text"]["error"].as_str()) {
+                (Ok(rendered), Some(expected), _) if rendered == expected => {}
+                (Err(error), _, Some(expected)) if error.to_string().contains(expected) => {}
+                _ => writeln!(wrong, "{name}: {rendered:?}, and transformers {:?}", case["text"]).unwrap(),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
 }
 
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32,
@@ -623,6 +654,36 @@ fn damaged_safetensors_are_an_error() {
 }
 
 #[test]
+fn hostile_safetensors_headers_are_an_error() {
+    let folder = Temporary::folder("hostile");
+    folder.write("config.json", CONFIG.as_bytes());
+    let tensor =
+        |shape: &str, offsets: &str| format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#);
+    let pair = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#;
+    let headers = [
+        tensor("[1152921504606846976,1152921504606846976]", "[0,16]"),
+        tensor("[4611686018427387904]", "[0,18446744073709551615]"),
+        tensor("[4]", "[16,0]"),
+        tensor("[4]", "[0,64]"),
+        tensor("[-1]", "[0,16]"),
+        tensor("[0,4]", "[0,0]"),
+        pair.to_owned(),
+        format!("{}{}", "[".repeat(10_000), "]".repeat(10_000)),
+        "{}".to_owned(),
+        "\u{0}".to_owned(),
+    ];
+    for header in headers {
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 16]].concat();
+        folder.write("model.safetensors", &bytes);
+        assert!(Checkpoint::open(&folder.0).is_err(), "{header}");
+    }
+    for len in [0u64, 1 << 20, 1 << 60, u64::MAX] {
+        folder.write("model.safetensors", &[&len.to_le_bytes()[..], b"{}      "].concat());
+        assert!(Checkpoint::open(&folder.0).is_err(), "a header of {len} bytes");
+    }
+}
+
+#[test]
 fn reads_configs() {
     let check = |edit: &str, expect: std::result::Result<RopeScaling, &str>| {
         let mut config: Value = serde_json::from_str(CONFIG).unwrap();
@@ -647,10 +708,27 @@ fn reads_configs() {
     let scaling =
         RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192 };
     check(llama3, Ok(scaling));
-    check(r#"{"rope_scaling": {"rope_type": "yarn", "factor": 2}}"#, Err("type yarn"));
+    check(r#"{"rope_scaling": {"rope_type": "dynamic", "factor": 2}}"#, Err("type dynamic"));
+    let yarn = |magnitude| RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_context: 512,
+        magnitude,
+        truncate: true,
+    };
+    let of_yarn = |more: &str| {
+        format!(r#"{{"rope_scaling": {{"type": "yarn", "factor": 4, "original_max_position_embeddings": 512{more}}}}}"#)
+    };
+    check(&of_yarn(""), Ok(yarn(1.138_629_4)));
+    check(&of_yarn(r#", "attention_factor": 0.5"#), Ok(yarn(0.5)));
+    check(&of_yarn(r#", "mscale": 1, "mscale_all_dim": 1"#), Ok(yarn(1.0)));
+    check(r#"{"rope_scaling": {"rope_type": "longrope", "short_factor": [1]}}"#, Err("long_factor is missing"));
+    let long = r#"{"rope_scaling": {"rope_type": "longrope", "short_factor": [1], "long_factor": [2]}}"#;
+    check(long, Err("1 and 1 factors for a rope of 8"));
     check(r#"{"rope_scaling": {"type": "linear"}}"#, Err("factor is missing"));
     check(r#"{"rope_scaling": {"type": "linear", "factor": 0}}"#, Err("not possible"));
-    check(r#"{"architectures": ["MistralForCausalLM"]}"#, Err("MistralForCausalLM"));
+    check(r#"{"architectures": ["MambaForCausalLM"]}"#, Err("MambaForCausalLM"));
     check(r#"{"attention_bias": true}"#, Err("attention_bias"));
     check(r#"{"hidden_act": "gelu"}"#, Err("gelu"));
     check(r#"{"hidden_size": null}"#, Err("hidden_size is missing"));
@@ -701,4 +779,60 @@ fn a_tokenizer_json_gives_what_the_gguf_gives() {
     damaged("\"id\":260", "\"id\":999", "cannot have the id 999");
     damaged("\"id\":260", "\"id\":99999999", "99999999");
     damaged("{", "", "not JSON");
+}
+
+/// What a config's other keys make of its layers, one letter each: all positions or a window, the rope (r), a local one
+/// (l) or none (n), a dense MLP or experts (x).
+#[test]
+fn layers_differ_as_their_config_says() {
+    let check = |architecture: &str, edit: &str, expect: &str| {
+        let mut config: Value = serde_json::from_str(CONFIG).unwrap();
+        config["architectures"] = serde_json::json!([architecture]);
+        config["num_hidden_layers"] = 8.into();
+        config["num_experts_per_tok"] = 2.into();
+        for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        let found = match ModelSpec::from_config(&config, &Value::Null, &Value::Null, "f") {
+            Err(Fault::Malformed(what) | Fault::Unsupported(what)) => what,
+            Ok(spec) => spec.layers.iter().map(letters).collect::<Vec<_>>().join(" "),
+        };
+        assert!(found.contains(expect), "{architecture} {edit}: {found}");
+    };
+    check("LlamaForCausalLM", "{}", "r r r r r r r r");
+    check("MistralForCausalLM", r#"{"sliding_window": null}"#, "r r r r r r r r");
+    check("MistralForCausalLM", r#"{"sliding_window": 7}"#, "7r 7r 7r 7r 7r 7r 7r 7r");
+    check("Qwen2ForCausalLM", r#"{"sliding_window": 7}"#, "r r r r r r r r");
+    let late = r#"{"sliding_window": 7, "use_sliding_window": true, "max_window_layers": 6}"#;
+    check("Qwen2ForCausalLM", late, "r r r r r r 7r 7r");
+    check("SmolLM3ForCausalLM", "{}", "r r r n r r r n");
+    check("SmolLM3ForCausalLM", r#"{"no_rope_layers": [1, 0, 1, 1, 1, 1, 1, 0]}"#, "r n r r r r r n");
+    let gemma = r#"{"hidden_act": null, "sliding_window": 9}"#;
+    check("Gemma2ForCausalLM", gemma, "9r r 9r r 9r r 9r r");
+    check("Gemma3ForCausalLM", gemma, "9l 9l 9l 9l 9l r 9l 9l");
+    let chunked =
+        r#"{"layer_types": ["full_attention", "sliding_attention", "chunked_attention", "", "", "", "", ""]}"#;
+    check("Qwen3ForCausalLM", chunked, "a layer of the type chunked_attention");
+    check("Qwen3ForCausalLM", r#"{"layer_types": []}"#, "0 layers of 8");
+    check("MixtralForCausalLM", r#"{"num_local_experts": 4}"#, "rx rx rx rx rx rx rx rx");
+    check("MixtralForCausalLM", "{}", "num_local_experts is missing");
+    check("MixtralForCausalLM", r#"{"num_local_experts": 1}"#, "2 of 1 experts");
+    let few = r#"{"num_experts": 4, "moe_intermediate_size": 32, "mlp_only_layers": [1], "decoder_sparse_step": 2}"#;
+    check("Qwen3MoeForCausalLM", few, "r r r rx r rx r rx");
+    check("Gemma2ForCausalLM", r#"{"hidden_activation": "silu"}"#, "the activation silu");
+    check(
+        "Qwen2ForCausalLM",
+        r#"{"sliding_window": 0, "use_sliding_window": true, "max_window_layers": 0}"#,
+        "no position",
+    );
+}
+
+fn letters(layer: &LayerSpec) -> String {
+    let positions = match layer.positions {
+        Positions::Rope => "r",
+        Positions::LocalRope => "l",
+        Positions::None => "n",
+    };
+    let window = layer.window.map_or_else(String::new, |window| window.to_string());
+    format!("{window}{positions}{}", if layer.has_experts { "x" } else { "" })
 }

@@ -22,6 +22,10 @@ pub struct Step {
     /// sequence holds, and a start holds none. So a sequence that starts with a prefix hit gets the shared blocks at
     /// the front of its first run; the hit is `range.start` of its first slice, equal in all groups. `blocks` is used
     /// up exactly.
+    ///
+    /// Blocks of a windowed group that no later query reads may be given to others, and nobody says so: a rank keeps
+    /// its entry and must not follow it. In front of a prefix hit the entries that no query will read are
+    /// `BlockId::NONE` (the first `group.n_passed(range.start)` of the run).
     pub blocks: Vec<BlockId>,
     pub copies: Vec<BlockCopy>,
     /// Sequences to forget before anything else of this step. None of them has a slice in this step, or after it unless

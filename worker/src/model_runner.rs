@@ -1,8 +1,8 @@
 //! The runner with a model: a step goes through the sequences, one pass and the draws. Knows nothing of streams, and of
 //! the model only that it turns a batch into logits.
 //!
-//! A step on a rank: ends and starts; on the first stage, what the sampler drew in earlier steps, if a row needs it; the
-//! rows; the pass, which all ranks make together; on the sampler the draws, which it tells the first stage.
+//! A step on a rank: ends and starts; on the first stage, what the sampler drew in earlier steps, if a row needs it;
+//! the rows; the pass, which all ranks make together; on the sampler the draws, which it tells the first stage.
 
 use crate::runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
 use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};

@@ -57,6 +57,7 @@ impl Scheduler {
         }
         sequence.n_applied = planned.range.end;
         self.name_full_blocks(idx, planned.range.start);
+        self.release_passed_blocks(idx);
         if let Some(drawn) = done.tokens.first() {
             self.append(idx, slice, drawn.token, out);
         }
@@ -70,7 +71,19 @@ impl Scheduler {
         let sequence = &mut self.sequences[idx];
         for i in from / BLOCK_TOKENS..sequence.n_applied / BLOCK_TOKENS {
             let name = sequence.hash(i);
-            self.blocks.name(sequence.table[i as usize], name);
+            for (pool, table) in self.pools.iter_mut().zip(&sequence.tables) {
+                pool.name(table.blocks[i as usize], name);
+            }
+        }
+    }
+
+    /// Gives back what is behind the windows of all that is not planned yet. Slices in flight may still read it: later
+    /// steps may write it at once, because each rank runs steps in order. It is computed and has its name by now.
+    fn release_passed_blocks(&mut self, idx: SequenceIdx) {
+        let sequence = &mut self.sequences[idx];
+        let (position, n_full) = (sequence.n_computed, sequence.n_applied / BLOCK_TOKENS);
+        for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
+            self.counters.blocks_passed += u64::from(pool.release_passed(table, position, n_full));
         }
     }
 

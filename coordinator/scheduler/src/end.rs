@@ -57,10 +57,16 @@ impl Scheduler {
 
     /// The blocks of an ended sequence are free when its last slice in flight has come back.
     pub(crate) fn forget_if_landed(&mut self, idx: SequenceIdx) {
-        let sequence = &mut self.sequences[idx];
-        if sequence.n_slices_in_flight == 0 {
-            self.blocks.release(&mut sequence.table);
+        if self.sequences[idx].n_slices_in_flight == 0 {
+            self.release(idx);
             self.sequences.remove(idx);
+        }
+    }
+
+    /// Gives all blocks of a sequence back.
+    pub(crate) fn release(&mut self, idx: SequenceIdx) {
+        for (pool, table) in self.pools.iter_mut().zip(&mut self.sequences[idx].tables) {
+            pool.release(table);
         }
     }
 }

@@ -33,7 +33,7 @@ pub enum KvDtype {
 }
 
 /// The memory of a device, and how things get there. Everything is made at load; a step allocates nothing.
-pub trait Device: Linear + Attention + Pointwise + Sample + Send + Sync {}
+pub trait Device: Linear + Attention + Pointwise + Experts + Sample + Send + Sync {}
 
 pub trait Memory {
     /// Activations in f32: `[rows_max, cols]`.
@@ -46,6 +46,8 @@ pub trait Memory {
     type Kv: Send;
     /// Cosines and sines per position.
     type Rope: Send + Sync;
+    /// Which experts the rows of a pass have met, and room to compute with them.
+    type Routes: Send;
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Self::Buffer>;
     fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
@@ -57,6 +59,8 @@ pub trait Memory {
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
     /// `cos` and `sin`: `[context, head_dim / 2]`, made once by portable arithmetic.
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Self::Rope>;
+    /// For passes of so many rows through experts of `[inner, hidden]`.
+    fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Self::Routes>;
 
     /// What the packed weights of a matrix occupy.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
@@ -122,12 +126,17 @@ pub struct Heads {
     pub first: usize,
     pub head_dim: usize,
     pub scale: f32,
+    /// A row sees so many positions, its own the last; None: all up to its own.
+    pub window: Option<usize>,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub cap: Option<f32>,
 }
 
 impl Heads {
     /// All heads of a layer on one rank.
     pub fn whole(n_heads: usize, n_kv_heads: usize, head_dim: usize, scale: f32) -> Heads {
-        Heads { n_heads, n_kv_heads, per_kv: n_heads / n_kv_heads, first: 0, head_dim, scale }
+        let per_kv = n_heads / n_kv_heads;
+        Heads { n_heads, n_kv_heads, per_kv, first: 0, head_dim, scale, window: None, cap: None }
     }
 
     /// Which of this rank's KV heads its query head `head` reads.
@@ -142,20 +151,22 @@ impl Heads {
 }
 
 pub trait Attention: Memory {
-    /// Turns Q and K of `qkv` by their positions, then writes K and V to their blocks in the KV dtype.
+    /// Turns Q and K of `qkv` by their positions, if the layer has a rope, then writes K and V to their blocks in the
+    /// KV dtype.
     /// qkv: [n_rows, qkv_cols]
     #[expect(clippy::too_many_arguments, reason = "one fused kernel; each argument is a tensor or a shape")]
     fn rope_store(
         &self,
         qkv: &mut Self::Buffer,
-        rope: &Self::Rope,
+        rope: Option<&Self::Rope>,
         heads: &Heads,
         batch: &Batch,
         group: usize,
         layer: usize,
         kv: &mut Self::Kv,
     );
-    /// Causal attention of each row over the positions of its sequence up to its own, K and V read from their blocks.
+    /// Causal attention of each row over the positions of its sequence up to its own, as far back as its window, K and V
+    /// read from their blocks.
     /// Query head h reads KV head `heads.kv_of(h)`.
     /// qkv: [n_rows, qkv_cols] (Q is read), out: [n_rows, n_heads * head_dim]
     #[expect(clippy::too_many_arguments, reason = "one fused kernel; each argument is a tensor or a shape")]
@@ -195,6 +206,68 @@ pub trait Pointwise: Memory {
     fn silu_mul(&self, gate_up: &Self::Buffer, n_rows: usize, out: &mut Self::Buffer);
     /// out[i] = x[rows[i]]: the rows whose logits are wanted.
     fn gather(&self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer);
+    /// Norms each head of Q and each of K. qkv: [n_rows, qkv_cols], q and k: [head_dim]
+    fn norm_heads(
+        &self,
+        qkv: &mut Self::Buffer,
+        heads: &Heads,
+        q: &Self::Vector,
+        k: &Self::Vector,
+        eps: f32,
+        n_rows: usize,
+    );
+    /// out = (x - mean) / deviation * weight + bias. x, out: [n_rows, hidden]
+    fn layer_norm(
+        &self,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        bias: &Self::Vector,
+        eps: f32,
+        n_rows: usize,
+        out: &mut Self::Buffer,
+    );
+    /// out = gelu(gate) * up, by its tangent form. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
+    fn gelu_mul(&self, gate_up: &Self::Buffer, n_rows: usize, out: &mut Self::Buffer);
+    /// x = gelu(x), by its tangent form.
+    fn gelu(&self, x: &mut Self::Buffer, n_rows: usize);
+    /// x *= factor
+    fn scale(&self, x: &mut Self::Buffer, factor: f32, n_rows: usize);
+    /// x = cap * tanh(x / cap)
+    fn soft_cap(&self, x: &mut Self::Buffer, cap: f32, n_rows: usize);
+}
+
+/// How a router's scores become a choice of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routing {
+    pub n_experts: usize,
+    /// How many a row meets.
+    pub n_used: usize,
+    /// What the chosen count is divided by its sum.
+    pub normalized: bool,
+}
+
+/// The gated MLP of one expert.
+pub struct Expert<M: Memory + ?Sized> {
+    pub gate_up: M::Matrix, // [2 * inner, hidden]
+    pub down: M::Matrix,    // [hidden, inner]
+}
+
+pub trait Experts: Memory {
+    /// Softmax over each row's scores, then the best of them, the lower id where two are equal.
+    /// scores: [n_rows, n_experts]
+    fn route(&self, scores: &Self::Buffer, n_rows: usize, routes: &mut Self::Routes);
+    /// Each row's sum over its experts, every one's product times what it counts, by the tree whose leaves are the
+    /// experts: one plane for each aligned run that this rank owns. `experts` are those of the runs, in order.
+    /// x: [n_rows, hidden], out: [n_runs * n_rows, hidden]
+    fn experts(
+        &self,
+        x: &Self::Buffer,
+        experts: &[Expert<Self>],
+        runs: &[Range<u32>],
+        n_rows: usize,
+        routes: &mut Self::Routes,
+        out: &mut Self::Buffer,
+    );
 }
 
 /// One row's draw: all that it may depend on besides the logits.

@@ -24,6 +24,7 @@ struct Case {
     heads: Heads,
     dtype: KvDtype,
     style: RopeStyle,
+    has_rope: bool,
     cos: Vec<f32>,
     sin: Vec<f32>,
     sequences: Vec<Sequence>,
@@ -45,7 +46,7 @@ impl Case {
             sequences.push(Sequence { qkv, blocks });
         }
         let (cos, sin) = (angles.iter().map(|a| a.cos()).collect(), angles.iter().map(|a| a.sin()).collect());
-        Case { heads, dtype, style, cos, sin, sequences }
+        Case { heads, dtype, style, has_rope: true, cos, sin, sequences }
     }
 
     fn length(&self, sequence: usize) -> usize {
@@ -76,7 +77,7 @@ impl Case {
         let rope = cpu.rope(&self.cos, &self.sin, self.heads.head_dim / 2, self.style).unwrap();
         let mut qkv = filled(cpu, n_rows, &x);
         let mut out = cpu.buffer(n_rows, self.heads.n_heads * self.heads.head_dim).unwrap();
-        cpu.rope_store(&mut qkv, &rope, &self.heads, &batch, 0, LAYER, kv);
+        cpu.rope_store(&mut qkv, self.has_rope.then_some(&rope), &self.heads, &batch, 0, LAYER, kv);
         cpu.attend(&qkv, kv, &self.heads, &batch, 0, LAYER, &mut out);
         all(cpu, &out, n_rows)
     }
@@ -87,7 +88,7 @@ impl Case {
 
     /// Textbook attention in f64 over what the cache holds.
     fn naive(&self, sequence: usize) -> Vec<f64> {
-        let Heads { n_heads, n_kv_heads, head_dim: d, scale, .. } = self.heads;
+        let Heads { n_heads, n_kv_heads, head_dim: d, scale, window, cap, .. } = self.heads;
         let n = self.length(sequence);
         let stored = |x: f64| match self.dtype {
             KvDtype::F16 => f64::from(f16::from_f32(x as f32).to_f32()),
@@ -104,11 +105,16 @@ impl Case {
                 let q = head(position, h);
                 let kv_head = n_heads + h / (n_heads / n_kv_heads);
                 let dot = |t| head(t, kv_head).iter().zip(&q).map(|(k, q)| stored(*k) * q).sum::<f64>();
-                let scores: Vec<f64> = (0..=position).map(|t| dot(t) * f64::from(scale)).collect();
+                let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+                let score = |t| match cap.map(f64::from) {
+                    None => dot(t) * f64::from(scale),
+                    Some(cap) => cap * (dot(t) * f64::from(scale) / cap).tanh(),
+                };
+                let scores: Vec<f64> = (first..=position).map(score).collect();
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let p: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
                 let sum: f64 = p.iter().sum();
-                let v: Vec<Vec<f64>> = (0..=position).map(|t| head(t, kv_head + n_kv_heads)).collect();
+                let v: Vec<Vec<f64>> = (first..=position).map(|t| head(t, kv_head + n_kv_heads)).collect();
                 out.extend((0..d).map(|i| p.iter().zip(&v).map(|(p, v)| p * stored(v[i])).sum::<f64>() / sum));
             }
         }
@@ -195,6 +201,58 @@ fn chunks_and_neighbours_change_nothing() {
             assert_bits(&format!("{shape:?}, sequence {i}"), &got[i], &alone[i]);
         }
     }
+}
+
+/// Windows that end in a block, at its end, in another tile; capped scores; each in chunks and on every path.
+#[test]
+fn windows_and_caps() {
+    let mut rng = Rng(6);
+    for (window, cap) in [(1, None), (5, Some(2.0)), (16, None), (37, Some(0.5)), (256, None), (270, Some(30.0))] {
+        let mut case = Case::new(&mut rng, (6, 2, 24), KvDtype::F32, RopeStyle::Halves, &[560]);
+        case.heads = Heads { window: Some(window), cap, ..case.heads };
+        let cpus = cpus(Activations::F32);
+        let expected = case.whole(&cpus[0].1, 0);
+        let name = format!("a window of {window}, a cap of {cap:?}");
+        assert_close(&name, &expected, &case.naive(0), 1e-4);
+        cpus[1..]
+            .iter()
+            .for_each(|(path, cpu)| assert_bits(&format!("{name}, {path}"), &case.whole(cpu, 0), &expected));
+        let (cpu, mut at, mut got) = (&cpus[1].1, 0, Vec::new());
+        let mut kv = case.kv(cpu);
+        for n in [1, 6, 300, 1, 13, 239] {
+            got.extend(case.step(cpu, &mut kv, &[(0, at..at + n)]));
+            at += n;
+        }
+        assert_bits(&format!("{name}, in chunks"), &got, &expected);
+    }
+}
+
+/// Blocks behind a window may be another's by now: whatever they hold.
+#[test]
+fn what_is_out_of_sight_is_not_read() {
+    let mut case = Case::new(&mut Rng(7), (4, 2, 32), KvDtype::F16, RopeStyle::Halves, &[300]);
+    case.heads = Heads { window: Some(20), ..case.heads };
+    let cpu = cpu(Isa::detect(), 2, Activations::F32);
+    let clean = case.whole(&cpu, 0);
+    let mut kv = case.kv(&cpu);
+    case.step(&cpu, &mut kv, &[(0, 0..290)]);
+    let mut dirty = Case::new(&mut Rng(7), (4, 2, 32), KvDtype::F16, RopeStyle::Halves, &[256]);
+    dirty.sequences[0].qkv.fill(f32::NAN);
+    dirty.sequences[0].blocks = case.sequences[0].blocks[..16].to_vec();
+    dirty.step(&cpu, &mut kv, &[(0, 0..256)]);
+    let got = case.step(&cpu, &mut kv, &[(0, 290..300)]);
+    assert_bits("after NaN", &got, &clean[290 * 4 * 32..]);
+}
+
+#[test]
+fn without_a_rope_nothing_turns() {
+    let mut case = Case::new(&mut Rng(8), (4, 2, 32), KvDtype::F16, RopeStyle::Halves, &[40]);
+    case.cos.fill(1.0);
+    case.sin.fill(0.0);
+    let cpu = cpu(Isa::detect(), 2, Activations::F32);
+    let turned_by_nothing = case.whole(&cpu, 0);
+    case.has_rope = false;
+    assert_bits("no rope", &case.whole(&cpu, 0), &turned_by_nothing);
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn ops_allocate_nothing() {
             let n = batch.n_rows();
             cpu.embed(&table, 0, &batch.tokens, &mut residual);
             cpu.linear(&residual, &table, n, &mut logits);
-            cpu.rope_store(&mut qkv, &rope, &heads, batch, 0, 0, &mut kv);
+            cpu.rope_store(&mut qkv, Some(&rope), &heads, batch, 0, 0, &mut kv);
             cpu.attend(&qkv, &kv, &heads, batch, 0, 0, &mut x);
             cpu.linear_runs(&x, &rows, n, &mut planes);
             cpu.rms_norm(&residual, &weight, 1e-5, n, &mut x);

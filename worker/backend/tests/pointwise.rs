@@ -3,8 +3,8 @@
 
 mod common;
 
-use backend::cpu::{Cpu, Isa};
-use backend::{Activations, Memory, Pointwise};
+use backend::cpu::{Buffer, Cpu, Isa};
+use backend::{Activations, Heads, Memory, Pointwise};
 use common::{File, Rng, TYPES, all, assert_bits, assert_close, cpu, cpus, filled};
 
 /// Runs `op` on all paths: equal bits, and close to what `expected` says.
@@ -100,4 +100,78 @@ fn gather_picks_rows() {
     let mut out = cpu.buffer(3, 2).unwrap();
     cpu.gather(&x, &[3, 0, 3], &mut out);
     assert_eq!(all(&cpu, &out, 3), [3.0, 3.5, 0.0, 0.5, 3.0, 3.5]);
+}
+
+#[test]
+fn layer_norm() {
+    let mut rng = Rng(11);
+    for n in widths() {
+        let (x, weight, bias) = (rng.floats(4 * n), rng.floats(n), rng.floats(n));
+        let row = |x: &[f32]| {
+            let mean = x.iter().map(|x| f64::from(*x)).sum::<f64>() / n as f64;
+            let variance = x.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n as f64;
+            let scale = 1.0 / (variance + 1e-5).sqrt();
+            let normed = |i: usize| (f64::from(x[i]) - mean) * scale * f64::from(weight[i]) + f64::from(bias[i]);
+            (0..n).map(normed).collect::<Vec<_>>()
+        };
+        let expected: Vec<f64> = x.chunks(n).flat_map(row).collect();
+        check(&format!("layer norm of {n}"), &expected, 2e-5, |cpu| {
+            let (weight, bias) = (cpu.vector(&weight).unwrap(), cpu.vector(&bias).unwrap());
+            let mut out = cpu.buffer(4, n).unwrap();
+            cpu.layer_norm(&filled(cpu, 4, &x), &weight, &bias, 1e-5, 4, &mut out);
+            all(cpu, &out, 4)
+        });
+    }
+}
+
+#[test]
+fn norm_heads() {
+    let mut rng = Rng(12);
+    for head_dim in [2, 16, 24, 256] {
+        let heads = Heads::whole(4, 2, head_dim, 1.0);
+        let n = heads.qkv_cols();
+        let (qkv, q, k) = (rng.floats(3 * n), rng.floats(head_dim), rng.floats(head_dim));
+        let head = |(i, x): (usize, &[f32])| {
+            let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / head_dim as f64;
+            let scale = 1.0 / (mean + 1e-6).sqrt();
+            let weight = |j: usize| match i % 8 {
+                0..4 => f64::from(q[j]) * scale,
+                4..6 => f64::from(k[j]) * scale,
+                _ => 1.0,
+            };
+            (0..head_dim).map(|j| f64::from(x[j]) * weight(j)).collect::<Vec<_>>()
+        };
+        let expected: Vec<f64> = qkv.chunks(head_dim).enumerate().flat_map(head).collect();
+        check(&format!("heads of {head_dim}"), &expected, 1e-5, |cpu| {
+            let mut x = filled(cpu, 3, &qkv);
+            cpu.norm_heads(&mut x, &heads, &cpu.vector(&q).unwrap(), &cpu.vector(&k).unwrap(), 1e-6, 3);
+            all(cpu, &x, 3)
+        });
+    }
+}
+
+#[test]
+fn what_is_done_to_each_number() {
+    let mut rng = Rng(13);
+    let gelu = |x: f64| 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x.powi(3))).tanh());
+    for n in widths() {
+        let x: Vec<f32> = rng.floats(3 * 2 * n).iter().map(|x| x * 8.0).collect();
+        let each = |f: &dyn Fn(f64) -> f64| x.iter().map(|x| f(f64::from(*x))).collect::<Vec<_>>();
+        let in_place = |cpu: &Cpu, op: &dyn Fn(&mut Buffer)| {
+            let mut x = filled(cpu, 3, &x);
+            op(&mut x);
+            all(cpu, &x, 3)
+        };
+        check("gelu", &each(&gelu), 1e-5, |cpu| in_place(cpu, &|x| cpu.gelu(x, 3)));
+        check("scale", &each(&|x| x * 2.5), 1e-5, |cpu| in_place(cpu, &|x| cpu.scale(x, 2.5, 3)));
+        let capped = each(&|x| 3.0 * (x / 3.0).tanh());
+        check("cap", &capped, 1e-5, |cpu| in_place(cpu, &|x| cpu.soft_cap(x, 3.0, 3)));
+        let row = |row: &[f32]| (0..n).map(|i| gelu(f64::from(row[i])) * f64::from(row[n + i])).collect::<Vec<_>>();
+        let gated: Vec<f64> = x.chunks(2 * n).flat_map(row).collect();
+        check("gated gelu", &gated, 1e-4, |cpu| {
+            let mut out = cpu.buffer(3, n).unwrap();
+            cpu.gelu_mul(&filled(cpu, 3, &x), 3, &mut out);
+            all(cpu, &out, 3)
+        });
+    }
 }

@@ -24,6 +24,7 @@
 use crate::weights::Weights;
 use crate::{Limits, Result};
 use backend::{Batch, Device, Heads, Memory};
+use checkpoint::ModelSpec;
 use collective::Collective;
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,30 +69,37 @@ impl<D: Device> Residual<D> {
     }
 }
 
-/// RMS norm with its weight.
+/// RMS norm with its weight; where the checkpoint has a bias too, LayerNorm.
 pub struct Norm<M: Memory> {
-    weight: M::Vector, // [hidden]
+    weight: M::Vector,       // [hidden]
+    bias: Option<M::Vector>, // [hidden]
     eps: f32,
 }
 
 impl<M: Memory> Norm<M> {
-    pub fn load(at: &Weights<'_, M>, name: &str, len: usize, eps: f32) -> Result<Norm<M>> {
-        Ok(Norm { weight: at.vector(name, len)?, eps })
+    pub fn load(at: &Weights<'_, M>, name: &str, spec: &ModelSpec) -> Result<Norm<M>> {
+        let hidden = spec.hidden as usize;
+        let bias = at.bias(name, hidden, 0..hidden)?.map(|bias| at.device().vector(&bias)).transpose()?;
+        Ok(Norm { weight: at.vector_plus(name, hidden, spec.norm_offset)?, bias, eps: spec.norm_eps })
     }
 }
 
 impl<D: Device> Norm<D> {
     /// The norm of the stream, after what is due has been added to it. out: [n_rows, hidden]
     pub fn forward(&self, device: &D, residual: &mut Residual<D>, n_rows: usize, out: &mut D::Buffer) {
-        match std::mem::take(&mut residual.is_due) {
-            true => device.add_rms_norm(&residual.due, &mut residual.sum, &self.weight, self.eps, n_rows, out),
-            false => self.plain(device, &residual.sum, n_rows, out),
+        if self.bias.is_none() && std::mem::take(&mut residual.is_due) {
+            device.add_rms_norm(&residual.due, &mut residual.sum, &self.weight, self.eps, n_rows, out);
+        } else {
+            self.plain(device, residual.settled(device, n_rows), n_rows, out);
         }
     }
 
     /// x: [n_rows, hidden] -> out: [n_rows, hidden]
     pub fn plain(&self, device: &D, x: &D::Buffer, n_rows: usize, out: &mut D::Buffer) {
-        device.rms_norm(x, &self.weight, self.eps, n_rows, out);
+        match &self.bias {
+            None => device.rms_norm(x, &self.weight, self.eps, n_rows, out),
+            Some(bias) => device.layer_norm(x, &self.weight, bias, self.eps, n_rows, out),
+        }
     }
 }
 
@@ -227,9 +235,10 @@ impl<D: Device> RowParallel<D> {
     }
 }
 
-/// Where the stream of a stage begins: rows of a table that is spread over the ranks, or what the stage before has made.
+/// Where the stream of a stage begins: rows of a table that is spread over the ranks, or what the stage before made.
 pub struct Embedding<M: Memory> {
     table: Option<Table<M>>,
+    factor: Option<f32>,
 }
 
 struct Table<M: Memory> {
@@ -243,11 +252,17 @@ impl<M: Memory> Embedding<M> {
     pub fn load(at: &Weights<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<Embedding<M>> {
         let part = at.part();
         if !part.is_first() {
-            return Ok(Embedding { table: None });
+            return Ok(Embedding { table: None, factor: None });
         }
         let rows = vocabulary(at, name, n_vocab, hidden)?.into();
         let first = part.owned(n_vocab as u32).start;
-        Ok(Embedding { table: Some(Table { rows, first, shares: part.shares.clone(), n_vocab: n_vocab as u32 }) })
+        let table = Table { rows, first, shares: part.shares.clone(), n_vocab: n_vocab as u32 };
+        Ok(Embedding { table: Some(table), factor: None })
+    }
+
+    /// Rows are multiplied by a factor before the stream begins.
+    pub fn times(self, factor: f32) -> Embedding<M> {
+        Embedding { factor: Some(factor), ..self }
     }
 }
 
@@ -265,6 +280,9 @@ impl<D: Device> Embedding<D> {
             return Ok(collective.recv_rows(device, out, n_rows)?);
         };
         device.embed(rows, *first, tokens, out);
+        if let Some(factor) = self.factor {
+            device.scale(out, factor, n_rows);
+        }
         Ok(collective.share_rows(device, out, |row| shares.owner(tokens[row], *n_vocab).into(), n_rows)?)
     }
 }
@@ -272,6 +290,8 @@ impl<D: Device> Embedding<D> {
 /// Where the stream of a stage ends: logits, each rank those of its rows of the vocabulary; or the stage after.
 pub struct Head<M: Memory> {
     last: Option<Last<M>>,
+    /// Logits become `cap * tanh(logit / cap)`.
+    cap: Option<f32>,
 }
 
 struct Last<M: Memory> {
@@ -289,7 +309,7 @@ impl<M: Memory> Head<M> {
     pub fn load(at: &Weights<'_, M>, name: &str, n_vocab: usize, hidden: usize, limits: Limits) -> Result<Head<M>> {
         match at.part().is_last() {
             true => Head::of(vocabulary(at, name, n_vocab, hidden)?.into(), at, n_vocab, hidden, limits),
-            false => Ok(Head { last: None }),
+            false => Ok(Head { last: None, cap: None }),
         }
     }
 
@@ -324,7 +344,23 @@ impl<M: Memory> Head<M> {
                 whole: if is_spread { Some(device.buffer(whole_rows, n_vocab)?) } else { None },
                 is_sampler: part.is_sampler(),
             }),
+            cap: None,
         })
+    }
+
+    /// A model's embedding and its head, which may be the embedding again.
+    pub fn with_embedding(all: &Weights<'_, M>, spec: &ModelSpec, limits: Limits) -> Result<(Embedding<M>, Head<M>)> {
+        let (model, n_vocab, hidden) = (all.under("model"), spec.vocab as usize, spec.hidden as usize);
+        let embedding = Embedding::load(&model, "embed_tokens", n_vocab, hidden)?;
+        let head = match spec.tied_embeddings {
+            true => Head::tied(&embedding, &model, "embed_tokens", n_vocab, hidden, limits)?,
+            false => Head::load(all, "lm_head", n_vocab, hidden, limits)?,
+        };
+        Ok((embedding, head))
+    }
+
+    pub fn capped(self, cap: Option<f32>) -> Head<M> {
+        Head { cap, ..self }
     }
 }
 
@@ -350,6 +386,9 @@ impl<D: Device> Head<D> {
         norm.forward(device, residual, n_rows, &mut last.x); // [n_rows, hidden]
         device.gather(&last.x, &batch.outputs, &mut last.wanted); // [n_outputs, hidden]
         device.linear(&last.wanted, &last.rows, n_outputs, &mut last.mine); // [n_outputs, owned rows]
+        if let Some(cap) = self.cap {
+            device.soft_cap(&mut last.mine, cap, n_outputs);
+        }
         let Some(whole) = &mut last.whole else { return Ok(Some(&last.mine)) };
         collective.gather_columns(device, &last.mine, whole, last.n_vocab, n_outputs)?; // [n_outputs, n_vocab]
         Ok(last.is_sampler.then_some(&*whole))

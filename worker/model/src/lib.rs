@@ -2,14 +2,20 @@
 //! nothing of kernels, requests or how many ranks there are.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+mod attention;
+mod gemma;
+mod gpt2;
 mod layers;
 mod llama;
+mod mlp;
 mod rope;
 mod weights;
 
-use backend::{Activations, Batch, Device, Heads, KvDtype, KvSpec, Memory};
+use backend::{Activations, Batch, Device, KvDtype, KvSpec, Memory};
 use checkpoint::{Checkpoint, Family, ModelSpec};
 use collective::Collective;
+use gemma::Gemma;
+use gpt2::Gpt2;
 use layers::OwnedHeads;
 use llama::Llama;
 use std::cell::Cell;
@@ -52,6 +58,8 @@ pub struct Model<M: Memory> {
 /// One of the families.
 enum Loaded<M: Memory> {
     Llama(Llama<M>),
+    Gemma(Gemma<M>),
+    Gpt2(Gpt2<M>),
 }
 
 /// The paged KV of a rank's layers, one entry per cache group.
@@ -65,7 +73,16 @@ impl<M: Memory> Model<M> {
         let n_bytes = Cell::new(0);
         let all = Weights::new(checkpoint, device, part, &n_bytes);
         let family = match checkpoint.spec().family {
-            Family::Llama => Loaded::Llama(Llama::load(&all, checkpoint, limits)?),
+            Family::Llama
+            | Family::Mistral
+            | Family::SmolLm3
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Phi3
+            | Family::Mixtral
+            | Family::Qwen3Moe => Loaded::Llama(Llama::load(&all, checkpoint, limits)?),
+            Family::Gemma2 | Family::Gemma3 => Loaded::Gemma(Gemma::load(&all, checkpoint, limits)?),
+            Family::Gpt2 => Loaded::Gpt2(Gpt2::load(&all, checkpoint, limits)?),
         };
         Ok(Model { family, weight_bytes: n_bytes.get() })
     }
@@ -88,6 +105,8 @@ impl<D: Device> Model<D> {
     ) -> Result<Option<&D::Buffer>> {
         match &mut self.family {
             Loaded::Llama(llama) => llama.forward(device, collective, batch, &mut kv.groups[0]),
+            Loaded::Gemma(gemma) => gemma.forward(device, collective, batch, &mut kv.groups[0]),
+            Loaded::Gpt2(gpt2) => gpt2.forward(device, collective, batch, &mut kv.groups[0]),
         }
     }
 }
@@ -99,25 +118,21 @@ impl<M: Memory> KvCache<M> {
     }
 }
 
-/// The cache groups of a model, as the scheduler sees them.
-pub fn cache_groups(spec: &ModelSpec) -> Vec<CacheGroup> {
-    match spec.family {
-        Family::Llama => vec![CacheGroup::FULL],
-    }
+/// The cache groups of a model, as the scheduler sees them. One, of all layers: those with a window keep what is behind
+/// it as long as the others need theirs.
+pub fn cache_groups(_spec: &ModelSpec) -> Vec<CacheGroup> {
+    vec![CacheGroup::FULL]
 }
 
 /// The KV that a rank keeps of each cache group, for a pool of `n_blocks`. A rank without heads keeps none.
 pub fn kv_specs(spec: &ModelSpec, part: &Part, dtype: KvDtype, n_blocks: usize) -> Vec<KvSpec> {
-    let of = |heads: Heads| KvSpec {
+    vec![KvSpec {
         n_layers: part.layers.len(),
         n_blocks,
-        n_kv_heads: OwnedHeads::of(part, heads).heads.n_kv_heads,
-        head_dim: heads.head_dim,
+        n_kv_heads: OwnedHeads::of(part, attention::heads(spec)).heads.n_kv_heads,
+        head_dim: spec.head_dim as usize,
         dtype,
-    };
-    match spec.family {
-        Family::Llama => vec![of(llama::heads(spec))],
-    }
+    }]
 }
 
 /// Everything that can change a bit of what this model answers.

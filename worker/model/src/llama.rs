@@ -1,21 +1,25 @@
-//! The Llama family: pre-norm decoder layers, grouped-query attention with rotary positions, a gated MLP.
+//! The Llama family and those that took its form: pre-norm decoder layers, grouped-query attention, a gated MLP.
+//!
+//! Mistral looks back over a window, Qwen2 has a bias on Q, K and V, Qwen3 norms its heads, SmolLM3 leaves positions out
+//! of some layers, Phi-3 stores its matrices fused; Mixtral and Qwen3-MoE have experts for an MLP. All of that is in
+//! `Attention`, `Mlp` and the spec: the layer is the same.
 
-use crate::layers::{ColumnParallel, Embedding, Head, Norm, OwnedHeads, Residual, RowParallel, Rows, owned_inner};
+use crate::attention::{self, Attention};
+use crate::layers::{Embedding, Head, Norm, Residual};
+use crate::mlp::{self, Activation, Mlp};
+use crate::rope::Ropes;
 use crate::weights::Weights;
-use crate::{Limits, Result, rope};
-use backend::{Batch, Device, Heads, Memory};
+use crate::{Limits, Result};
+use backend::{Batch, Device, Memory};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::Collective;
-
-/// All layers share one cache group.
-const GROUP: usize = 0;
 
 pub struct Llama<M: Memory> {
     embed_tokens: Embedding<M>, // model.embed_tokens.weight [n_vocab, hidden]
     layers: Vec<Layer<M>>,      // model.layers.{i}
     norm: Norm<M>,              // model.norm.weight [hidden]
     lm_head: Head<M>,           // lm_head.weight [n_vocab, hidden], or the embedding again
-    rope: M::Rope,
+    ropes: Ropes<M>,
     residual: Residual<M>,
     scratch: Scratch<M>,
 }
@@ -27,50 +31,31 @@ struct Layer<M: Memory> {
     mlp: Mlp<M>,             // mlp
 }
 
-struct Attention<M: Memory> {
-    qkv: ColumnParallel<M>, // q_proj, k_proj, v_proj [(n_heads + 2 * n_kv_heads) * head_dim, hidden]
-    output: RowParallel<M>, // o_proj [hidden, n_heads * head_dim]
-    heads: Heads,
-    /// In the cache.
-    layer: usize,
-}
-
-struct Mlp<M: Memory> {
-    gate_up: ColumnParallel<M>, // gate_proj, up_proj [2 * inner, hidden]
-    down: RowParallel<M>,       // down_proj [hidden, inner]
-}
-
 /// What a pass works in, made once for the largest.
 struct Scratch<M: Memory> {
-    x: M::Buffer,        // [rows_max, hidden]
-    qkv: M::Buffer,      // [rows_max, (n_heads + 2 * n_kv_heads) * head_dim]
-    attended: M::Buffer, // [rows_max, n_heads * head_dim]
-    gate_up: M::Buffer,  // [rows_max, 2 * inner]
-    inner: M::Buffer,    // [rows_max, inner]
+    x: M::Buffer, // [rows_max, hidden]
+    attention: attention::Room<M>,
+    mlp: mlp::Room<M>,
 }
 
 impl<M: Memory> Llama<M> {
     pub fn load(all: &Weights<'_, M>, checkpoint: &Checkpoint, limits: Limits) -> Result<Llama<M>> {
         let spec = checkpoint.spec();
-        check(spec)?;
-        let shape = &Shape::of(spec);
-        let Shape { n_vocab, hidden, .. } = *shape;
-        let model = all.under("model");
-        let load = |(layer, i): (usize, u32)| Layer::load(&model.under("layers").under(i), shape, layer);
-        let layers = (0..).zip(all.part().layers.clone()).map(load).collect::<Result<Vec<_>>>()?;
-        let embed_tokens = Embedding::load(&model, "embed_tokens", n_vocab, hidden)?;
-        let lm_head = match spec.tied_embeddings {
-            true => Head::tied(&embed_tokens, &model, "embed_tokens", n_vocab, hidden, limits)?,
-            false => Head::load(all, "lm_head", n_vocab, hidden, limits)?,
-        };
+        let hidden = spec.hidden as usize;
+        let layers = all.layers(|at, layer, i| Layer::load(at, spec, layer, i))?;
+        let (embed_tokens, lm_head) = Head::with_embedding(all, spec, limits)?;
         let n_planes = layers.iter().map(Layer::n_planes).max().unwrap_or(1);
         Ok(Llama {
             embed_tokens,
-            norm: Norm::load(&model, "norm", hidden, spec.norm_eps)?,
+            norm: Norm::load(&all.under("model"), "norm", spec)?,
             lm_head,
-            rope: rope::load(all.device(), &spec.rope, limits.context)?,
+            ropes: Ropes::load(all.device(), spec, limits.context)?,
             residual: Residual::new(all.device(), limits, hidden, n_planes)?,
-            scratch: Scratch::new(all, shape, limits)?,
+            scratch: Scratch {
+                x: all.device().buffer(limits.rows_max, hidden)?,
+                attention: attention::Room::new(all, spec, limits)?,
+                mlp: mlp::Room::new(all, spec, limits)?,
+            },
             layers,
         })
     }
@@ -85,146 +70,31 @@ impl<D: Device> Llama<D> {
         batch: &Batch,
         kv: &mut D::Kv,
     ) -> Result<Option<&D::Buffer>> {
-        let (residual, s, n_rows) = (&mut self.residual, &mut self.scratch, batch.n_rows());
+        let (residual, ropes, n_rows) = (&mut self.residual, &self.ropes, batch.n_rows());
+        let Scratch { x, attention, mlp } = &mut self.scratch;
         self.embed_tokens.forward(device, collective, &batch.tokens, residual)?; // [n_rows, hidden]
         for layer in &self.layers {
-            layer.input_norm.forward(device, residual, n_rows, &mut s.x);
-            layer.attention.forward(device, collective, batch, &self.rope, kv, s, residual.due())?;
-            layer.post_norm.forward(device, residual, n_rows, &mut s.x);
-            layer.mlp.forward(device, collective, n_rows, s, residual.due())?;
+            layer.input_norm.forward(device, residual, n_rows, x);
+            layer.attention.forward(device, collective, batch, ropes, kv, x, attention, residual.due())?;
+            layer.post_norm.forward(device, residual, n_rows, x);
+            layer.mlp.forward(device, collective, x, n_rows, mlp, residual.due())?;
         }
         self.lm_head.forward(device, collective, &self.norm, batch, residual) // [n_outputs, n_vocab]
     }
 }
 
 impl<M: Memory> Layer<M> {
-    fn load(at: &Weights<'_, M>, shape: &Shape, layer: usize) -> Result<Layer<M>> {
-        let norm = |name| Norm::load(at, name, shape.hidden, shape.norm_eps);
+    fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize, i: usize) -> Result<Layer<M>> {
+        let of = &spec.layers[i];
         Ok(Layer {
-            input_norm: norm("input_layernorm")?,
-            attention: Attention::load(&at.under("self_attn"), shape, layer)?,
-            post_norm: norm("post_attention_layernorm")?,
-            mlp: Mlp::load(&at.under("mlp"), shape)?,
+            input_norm: Norm::load(at, "input_layernorm", spec)?,
+            attention: Attention::load(&at.under("self_attn"), spec, of, layer)?,
+            post_norm: Norm::load(at, "post_attention_layernorm", spec)?,
+            mlp: Mlp::load(&at.under("mlp"), spec, of, Activation::Silu)?,
         })
     }
 
     fn n_planes(&self) -> usize {
-        self.attention.output.n_planes().max(self.mlp.down.n_planes())
+        self.attention.n_planes().max(self.mlp.n_planes())
     }
-}
-
-impl<M: Memory> Attention<M> {
-    fn load(at: &Weights<'_, M>, shape: &Shape, layer: usize) -> Result<Attention<M>> {
-        let Shape { hidden, heads, .. } = *shape;
-        let OwnedHeads { query, kv, leaves, heads: owned } = OwnedHeads::of(at.part(), heads);
-        let q = Rows { name: "q_proj", n: heads.n_heads * heads.head_dim, owned: query };
-        let k = Rows { name: "k_proj", n: heads.n_kv_heads * heads.head_dim, owned: kv.clone() };
-        let v = Rows { name: "v_proj", n: heads.n_kv_heads * heads.head_dim, owned: kv };
-        Ok(Attention {
-            qkv: ColumnParallel::load(at, hidden, &[q, k, v])?,
-            output: RowParallel::load(at, "o_proj", hidden, &leaves)?,
-            heads: owned,
-            layer,
-        })
-    }
-}
-
-impl<D: Device> Attention<D> {
-    /// s.x: [n_rows, hidden] -> out: [n_rows, hidden]
-    #[expect(clippy::too_many_arguments, reason = "what a pass works with, and one layer's in and out")]
-    fn forward(
-        &self,
-        device: &D,
-        collective: &mut Collective,
-        batch: &Batch,
-        rope: &D::Rope,
-        kv: &mut D::Kv,
-        s: &mut Scratch<D>,
-        out: &mut D::Buffer,
-    ) -> Result<()> {
-        let n_rows = batch.n_rows();
-        self.qkv.forward(device, &s.x, n_rows, &mut s.qkv); // [n_rows, qkv_cols]
-        device.rope_store(&mut s.qkv, rope, &self.heads, batch, GROUP, self.layer, kv);
-        // [n_rows, n_heads * head_dim]
-        device.attend(&s.qkv, kv, &self.heads, batch, GROUP, self.layer, &mut s.attended);
-        self.output.forward(device, collective, &s.attended, n_rows, out)
-    }
-}
-
-impl<M: Memory> Mlp<M> {
-    fn load(at: &Weights<'_, M>, shape: &Shape) -> Result<Mlp<M>> {
-        let Shape { hidden, inner, .. } = *shape;
-        let (owned, leaves) = owned_inner(at.part(), inner);
-        let rows = |name| Rows { name, n: inner, owned: owned.clone() };
-        Ok(Mlp {
-            gate_up: ColumnParallel::load(at, hidden, &[rows("gate_proj"), rows("up_proj")])?,
-            down: RowParallel::load(at, "down_proj", hidden, &leaves)?,
-        })
-    }
-}
-
-impl<D: Device> Mlp<D> {
-    /// s.x: [n_rows, hidden] -> out: [n_rows, hidden]
-    fn forward(
-        &self,
-        device: &D,
-        collective: &mut Collective,
-        n_rows: usize,
-        s: &mut Scratch<D>,
-        out: &mut D::Buffer,
-    ) -> Result<()> {
-        self.gate_up.forward(device, &s.x, n_rows, &mut s.gate_up); // [n_rows, 2 * inner]
-        device.silu_mul(&s.gate_up, n_rows, &mut s.inner); // [n_rows, inner]
-        self.down.forward(device, collective, &s.inner, n_rows, out)
-    }
-}
-
-impl<M: Memory> Scratch<M> {
-    fn new(all: &Weights<'_, M>, shape: &Shape, limits: Limits) -> Result<Scratch<M>> {
-        let heads = OwnedHeads::of(all.part(), shape.heads).heads;
-        let inner = owned_inner(all.part(), shape.inner).0.len();
-        let rows = |cols| all.device().buffer(limits.rows_max, cols);
-        Ok(Scratch {
-            x: rows(shape.hidden)?,
-            qkv: rows(heads.qkv_cols())?,
-            attended: rows(heads.n_heads * heads.head_dim)?,
-            gate_up: rows(2 * inner)?,
-            inner: rows(inner)?,
-        })
-    }
-}
-
-/// The numbers of a spec, of the whole model.
-struct Shape {
-    hidden: usize,
-    heads: Heads,
-    inner: usize,
-    n_vocab: usize,
-    norm_eps: f32,
-}
-
-impl Shape {
-    fn of(spec: &ModelSpec) -> Shape {
-        Shape {
-            hidden: spec.hidden as usize,
-            heads: heads(spec),
-            inner: spec.inner as usize,
-            n_vocab: spec.vocab as usize,
-            norm_eps: spec.norm_eps,
-        }
-    }
-}
-
-/// All heads of a layer.
-pub fn heads(spec: &ModelSpec) -> Heads {
-    let head_dim = spec.head_dim as usize;
-    Heads::whole(spec.n_heads as usize, spec.n_kv_heads as usize, head_dim, 1.0 / (head_dim as f32).sqrt())
-}
-
-/// What a checkpoint may say and no operation here does.
-fn check(spec: &ModelSpec) -> Result<()> {
-    if spec.rope.dim != spec.head_dim {
-        return Err(types::Unsupported("rotary positions on a part of the head").into());
-    }
-    Ok(())
 }

@@ -2,9 +2,36 @@
 
 use crate::Result;
 use backend::{Memory, RopeStyle};
-use checkpoint::{RopeScaling, RopeSpec};
+use checkpoint::{ModelSpec, Positions, RopeScaling, RopeSpec};
 
-pub fn load<M: Memory>(device: &M, spec: &RopeSpec, context: u32) -> Result<M::Rope> {
+/// The ropes of a model's layers.
+pub struct Ropes<M: Memory> {
+    global: Option<M::Rope>,
+    local: Option<M::Rope>,
+}
+
+impl<M: Memory> Ropes<M> {
+    /// Those that some layer turns by.
+    pub fn load(device: &M, spec: &ModelSpec, context: u32) -> Result<Ropes<M>> {
+        let is_used = |positions| spec.layers.iter().any(|layer| layer.positions == positions);
+        let global = Some(&spec.rope).filter(|_| is_used(Positions::Rope));
+        let local = spec.local_rope.as_ref().filter(|_| is_used(Positions::LocalRope));
+        Ok(Ropes {
+            global: global.map(|rope| load(device, rope, context)).transpose()?,
+            local: local.map(|rope| load(device, rope, context)).transpose()?,
+        })
+    }
+
+    pub fn of(&self, positions: Positions) -> Option<&M::Rope> {
+        match positions {
+            Positions::Rope => self.global.as_ref(),
+            Positions::LocalRope => self.local.as_ref(),
+            Positions::None => None,
+        }
+    }
+}
+
+fn load<M: Memory>(device: &M, spec: &RopeSpec, context: u32) -> Result<M::Rope> {
     let (cos, sin) = tables(spec, context);
     let style = if spec.pairs { RopeStyle::Pairs } else { RopeStyle::Halves };
     Ok(device.rope(&cos, &sin, spec.dim as usize / 2, style)?)
@@ -12,36 +39,59 @@ pub fn load<M: Memory>(device: &M, spec: &RopeSpec, context: u32) -> Result<M::R
 
 /// cos, sin: [context, dim / 2]
 fn tables(spec: &RopeSpec, context: u32) -> (Vec<f32>, Vec<f32>) {
-    let turns = frequencies(spec);
+    let turns = frequencies(spec, context);
+    let magnitude = match spec.scaling {
+        RopeScaling::Yarn { magnitude, .. } | RopeScaling::Long { magnitude, .. } => f64::from(magnitude),
+        _ => 1.0,
+    };
     let n = turns.len() * context as usize;
     let (mut cos, mut sin) = (Vec::with_capacity(n), Vec::with_capacity(n));
     for position in 0..context {
         for turn in &turns {
             let (s, c) = libm::sincos(f64::from(position) * turn);
-            cos.push(c as f32);
-            sin.push(s as f32);
+            cos.push((c * magnitude) as f32);
+            sin.push((s * magnitude) as f32);
         }
     }
     (cos, sin)
 }
 
 /// Radians per position of each pair: `theta^(-2i/dim)`, scaled.
-fn frequencies(spec: &RopeSpec) -> Vec<f64> {
+fn frequencies(spec: &RopeSpec, context: u32) -> Vec<f64> {
     let plain = |i: u32| libm::pow(f64::from(spec.theta), -f64::from(2 * i) / f64::from(spec.dim));
-    (0..spec.dim / 2).map(|i| scaled(plain(i), i as usize, &spec.scaling)).collect()
+    (0..spec.dim / 2).map(|i| scaled(plain(i), i as usize, spec, context)).collect()
 }
 
-fn scaled(turn: f64, i: usize, scaling: &RopeScaling) -> f64 {
-    match scaling {
+fn scaled(turn: f64, i: usize, spec: &RopeSpec, context: u32) -> f64 {
+    let divided = |divisors: &[f32]| turn / divisors.get(i).map_or(1.0, |divisor| f64::from(*divisor));
+    match &spec.scaling {
         RopeScaling::None => turn,
         RopeScaling::Linear { factor } => turn / f64::from(*factor),
-        RopeScaling::Divisors(divisors) => turn / divisors.get(i).map_or(1.0, |divisor| f64::from(*divisor)),
+        RopeScaling::Divisors(divisors) => divided(divisors),
+        // By the context that is served and not by how long a sequence has become: K that was stored stays right.
+        RopeScaling::Long { short, long, original_context, .. } => {
+            divided(if context > *original_context { long } else { short })
+        }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
             let (low, high) = (f64::from(*low_freq_factor), f64::from(*high_freq_factor));
             // How often this pair turns within the context that the model was first made for.
             let n_turns = f64::from(*original_context) * turn / (2.0 * std::f64::consts::PI);
             let kept = ((n_turns - low) / (high - low)).clamp(0.0, 1.0);
             turn * (kept + (1.0 - kept) / f64::from(*factor))
+        }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, truncate, .. } => {
+            // The index of the pair that turns so often within the original context.
+            let index = |n_turns: &f32| {
+                let wavelengths = f64::from(*original_context) / (f64::from(*n_turns) * 2.0 * std::f64::consts::PI);
+                f64::from(spec.dim) * libm::log(wavelengths) / (2.0 * libm::log(f64::from(spec.theta)))
+            };
+            let (start, end) = match truncate {
+                true => (index(beta_fast).floor(), index(beta_slow).ceil()),
+                false => (index(beta_fast), index(beta_slow)),
+            };
+            let (start, end) = (start.max(0.0), end.min(f64::from(spec.dim - 1)));
+            let divided = ((i as f64 - start) / (end - start).max(0.001)).clamp(0.0, 1.0);
+            turn * (1.0 - divided + divided / f64::from(*factor))
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Finds a model's tensors by name, cuts what this rank owns of them, and hands it to the device. Knows names and shapes,
-//! not what they are for.
+//! Finds a model's tensors by name, cuts what this rank owns of them, and hands it to the device. Knows names and
+//! shapes, not what they are for.
 
 use crate::{Error, Result};
 use backend::{Memory, Stored, StoredType};
@@ -36,15 +36,23 @@ impl<'a, M: Memory> Weights<'a, M> {
         self.part
     }
 
+    /// Makes each of this rank's layers from its tensors, its number on the rank and its number in the model.
+    pub fn layers<T>(&self, load: impl Fn(&Weights<'a, M>, usize, usize) -> Result<T>) -> Result<Vec<T>> {
+        let all = self.under("model.layers");
+        let layers = self.part.layers.clone().enumerate();
+        layers.map(|(layer, i)| load(&all.under(i), layer, i as usize)).collect()
+    }
+
     /// `{name}.weight`, a matrix of `[rows, cols]`, as it is stored.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Stored<'a>> {
         let tensor = self.tensor(&format!("{name}.weight"), [rows, cols])?;
         Ok(Stored::whole(stored_type(tensor.dtype), rows, cols, tensor.bytes))
     }
 
-    /// `{name}.weight`, a vector of `len` in f32.
-    pub fn vector(&self, name: &str, len: usize) -> Result<M::Vector> {
-        Ok(self.device.vector(&self.tensor(&format!("{name}.weight"), [1, len])?.to_f32())?)
+    /// `{name}.weight`, a vector of `len` in f32, each number plus `offset`.
+    pub fn vector_plus(&self, name: &str, len: usize, offset: f32) -> Result<M::Vector> {
+        let values = self.tensor(&format!("{name}.weight"), [1, len])?.to_f32();
+        Ok(self.device.vector(&values.into_iter().map(|value| value + offset).collect::<Vec<_>>())?)
     }
 
     /// Some of the elements of `{name}.bias`; None where the checkpoint has no such tensor.

@@ -14,6 +14,22 @@ use types::cache::blocks_for;
 use types::{BlockId, Token};
 
 const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-sharded", "llama-bf16-odd"];
+/// What each has that the others have not stands in `tests/reference/README.md`.
+const FAMILIES: [&str; 13] = [
+    "mixtral",
+    "qwen3-moe",
+    "qwen3-moe-normed",
+    "qwen2",
+    "qwen3-yarn",
+    "llama-linear",
+    "smollm3",
+    "mistral",
+    "phi3-long",
+    "phi3-short",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+];
 const CONTEXT: u32 = 400;
 const SEQUENCES: usize = 3;
 
@@ -33,7 +49,7 @@ impl Rig {
     fn new(name: &str, isa: Isa, threads: usize, activations: Activations, kv_dtype: KvDtype) -> Rig {
         let checkpoint = Checkpoint::open(&folder(name)).unwrap();
         let device = Cpu::new(CpuConfig { threads, activations, isa, spin: true }).unwrap();
-        let limits = Limits { rows_max: 512, outputs_max: 512, context: CONTEXT };
+        let limits = Limits { rows_max: 512, outputs_max: 512, context: CONTEXT.min(checkpoint.spec().context) };
         let collective = Collective::solo(checkpoint.spec().n_layers);
         let part = collective.part();
         let model = Model::load(&checkpoint, &device, part, limits).unwrap();
@@ -97,8 +113,9 @@ fn logs(name: &str) -> Vec<Vec<Token>> {
 
 #[test]
 fn logits_and_greedy_tokens_are_those_of_transformers() {
-    for name in FOLDERS {
+    for name in FOLDERS.into_iter().chain(FAMILIES) {
         let mut rig = Rig::plain(name);
+        let mut furthest = 0.0f64;
         for case in cases(name) {
             let (prompt, greedy) = (tokens(&case["prompt"]), tokens(&case["greedy"]));
             let log = [prompt.clone(), greedy.clone()].concat();
@@ -109,22 +126,29 @@ fn logits_and_greedy_tokens_are_those_of_transformers() {
             rows.extend(decoded.flat_map(|position| rig.pass(&logs, &[(0, position..position + 1)])));
             for expected in case["logits"].as_array().unwrap() {
                 let position = expected["position"].as_u64().unwrap() as usize;
-                check_logits(&format!("{name}, {}, position {position}", case["name"]), &rows[position], expected);
+                furthest = furthest.max(check_logits(
+                    &format!("{name}, {}, position {position}", case["name"]),
+                    &rows[position],
+                    expected,
+                ));
             }
             for (row, token) in rows[prompt.len() - 1..].iter().zip(greedy) {
                 let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 assert_eq!(row[token as usize], largest, "{name}, {}", case["name"]);
             }
         }
+        println!("{name}: at most {furthest:.1e} of the largest logit");
     }
 }
 
-fn check_logits(what: &str, row: &[f32], expected: &Value) {
+/// How far the furthest is, as a part of the largest.
+fn check_logits(what: &str, row: &[f32], expected: &Value) -> f64 {
     let expected: Vec<f64> = expected["values"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
     let largest = expected.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
     let furthest = row.iter().zip(&expected).map(|(x, y)| (f64::from(*x) - y).abs()).fold(0.0, f64::max);
     assert_eq!(row.len(), expected.len(), "{what}");
     assert!(furthest <= 1e-4 * largest, "{what}: {furthest} of {largest}");
+    furthest / largest
 }
 
 #[test]
@@ -135,6 +159,24 @@ fn chunks_give_the_same_bits() {
         let whole = bits(&rig.in_chunks(log, 512));
         for chunk in [1, 7, 16, 100] {
             assert!(bits(&rig.in_chunks(log, chunk)) == whole, "{name} in chunks of {chunk}");
+        }
+    }
+}
+
+/// On every path, in chunks and at once, as a server runs them.
+#[test]
+fn every_family_gives_the_same_bits() {
+    for name in FAMILIES {
+        let logs = logs(name);
+        let log = &logs[logs.len().min(2) - 1];
+        let run = |isa, threads, chunk| {
+            bits(&Rig::new(name, isa, threads, Activations::Int8, KvDtype::F16).in_chunks(log, chunk))
+        };
+        let reference = run(Isa::Plain, 1, 512);
+        for (isa, threads, chunk) in [(Isa::Avx2, 2, 7), (Isa::Avx512, 1, 1), (Isa::Avx512, 3, 20)] {
+            if isa.is_supported() {
+                assert!(run(isa, threads, chunk) == reference, "{name} on {isa:?}, {threads} threads, {chunk} a chunk");
+            }
         }
     }
 }

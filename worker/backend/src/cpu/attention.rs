@@ -7,7 +7,7 @@
 use super::isa::{Isa, Kernel, dispatch};
 use super::kv::{HEAD_DIM_MAX, Kv};
 use super::lanes::{LANES, Lanes, Real};
-use super::math::exp;
+use super::math::{exp, soft_cap};
 use super::memory::Shared;
 use crate::{Batch, BatchSlice, Heads};
 use std::cell::RefCell;
@@ -75,8 +75,9 @@ impl Kernel for Items<'_> {
 struct Query {
     row: usize,
     head: usize,
-    /// Positions that it sees: its own and those before.
-    n_visible: usize,
+    /// `[0, first) is out of sight · [first, end) is seen`, its own position the last.
+    first: usize,
+    end: usize,
 }
 
 /// What is kept of the tiles so far, per query, and room for one tile.
@@ -138,8 +139,9 @@ impl Attend<'_> {
         let mut n = 0;
         for row in rows.clone() {
             for head in readers.clone() {
-                let n_visible = slice.start as usize + row - slice.rows.start as usize + 1;
-                queries[n] = Query { row, head, n_visible };
+                let end = slice.start as usize + row - slice.rows.start as usize + 1;
+                let first = self.heads.window.map_or(0, |window| end.saturating_sub(window));
+                queries[n] = Query { row, head, first, end };
                 n += 1;
                 let is_last = row + 1 == rows.end && head + 1 == readers.end;
                 if n == QUERIES_MAX || is_last {
@@ -150,12 +152,13 @@ impl Attend<'_> {
         }
     }
 
-    /// All tiles that the last query sees.
+    /// All tiles that a query sees.
     #[inline(always)]
     fn walk<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, state: &mut State) {
-        let n_visible = queries.iter().map(|query| query.n_visible).max().unwrap_or(0);
-        for (tile, blocks) in blocks[..n_visible.div_ceil(POSITIONS)].chunks(TILE_BLOCKS).enumerate() {
-            self.score::<L>(queries, blocks, kv_head, state);
+        let seen = seen(queries);
+        let blocks = &blocks[..seen.end.div_ceil(POSITIONS)];
+        for (tile, blocks) in blocks.chunks(TILE_BLOCKS).enumerate().skip(seen.start / TILE) {
+            self.score::<L>(queries, blocks, kv_head, tile, state);
             self.weigh::<L>(queries, tile, state);
             self.add_values::<L>(queries, blocks, kv_head, tile, state);
             self.merge::<L>(queries, tile, state);
@@ -167,16 +170,21 @@ impl Attend<'_> {
 
     /// scores = q · k * scale: [n_queries, positions of the tile]
     #[inline(always)]
-    fn score<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, state: &mut State) {
+    fn score<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, tile: usize, state: &mut State) {
         let dim = self.heads.head_dim;
         let scale = L::splat(self.heads.scale);
-        for (i, block) in blocks.iter().enumerate() {
+        for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
             let page = &mut state.page[..POSITIONS * dim];
             self.kv.widen::<L>(self.kv.page(self.layer, block.0, kv_head), page);
             let (k, _) = page.as_chunks::<LANES>(); // [head_dim, 16 positions]
             for (query, scores) in queries.iter().zip(&mut state.scores) {
                 let q = &self.qkv[query.row * self.heads.qkv_cols() + query.head * dim..][..dim];
-                dots::<L>(q, k).mul(scale).store(&mut scores.as_chunks_mut::<LANES>().0[i]);
+                let score = dots::<L>(q, k).mul(scale);
+                let scores = &mut scores.as_chunks_mut::<LANES>().0[i];
+                match self.heads.cap {
+                    None => score.store(scores),
+                    Some(cap) => soft_cap(score, L::splat(cap)).store(scores),
+                }
             }
         }
     }
@@ -185,18 +193,19 @@ impl Attend<'_> {
     #[inline(always)]
     fn weigh<L: Lanes>(&self, queries: &[Query], tile: usize, state: &mut State) {
         for (i, query) in queries.iter().enumerate() {
-            let n = query.n_visible_in(tile);
+            let Range { start, end: n } = query.seen_in(tile);
+            state.scores[i][..start].fill(f32::NEG_INFINITY);
             let (scores, _) = state.scores[i].as_chunks_mut::<LANES>();
             let scores = &mut scores[..n.div_ceil(LANES)];
             let mut largest = L::splat(f32::NEG_INFINITY);
-            for (j, scores) in scores.iter_mut().enumerate() {
+            for (j, scores) in scores.iter_mut().enumerate().skip(start / LANES) {
                 let seen = L::load(scores).keep_first(n - j * LANES, f32::NEG_INFINITY);
                 seen.store(scores);
                 largest = seen.max(largest);
             }
             let largest = largest.largest();
             let mut sum = L::splat(0.0);
-            for scores in scores {
+            for scores in scores.iter_mut().skip(start / LANES) {
                 let p = exp(L::load(scores).sub(L::splat(largest)));
                 p.store(scores);
                 sum = sum.add(p);
@@ -217,12 +226,16 @@ impl Attend<'_> {
     ) {
         let dim = self.heads.head_dim;
         state.tile[..queries.len()].iter_mut().for_each(|tile| tile[..dim.next_multiple_of(LANES)].fill(0.0));
-        for (i, block) in blocks.iter().enumerate() {
+        for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
             let page = &mut state.page[..POSITIONS * dim];
             self.kv.widen::<L>(self.kv.page(self.layer, block.0, kv_head) + self.kv.half_page(), page);
             for (query, (tile_sum, scores)) in queries.iter().zip(state.tile.iter_mut().zip(&state.scores)) {
-                let n = query.n_visible_in(tile).saturating_sub(i * POSITIONS).min(POSITIONS);
-                weighted::<L>(&scores[i * POSITIONS..][..n], page, dim, tile_sum);
+                let seen = query.seen_in(tile);
+                let start = seen.start.saturating_sub(i * POSITIONS).min(POSITIONS);
+                let end = seen.end.saturating_sub(i * POSITIONS).min(POSITIONS);
+                if start < end {
+                    weighted::<L>(&scores[i * POSITIONS..][start..end], &page[start * dim..], dim, tile_sum);
+                }
             }
         }
     }
@@ -231,10 +244,10 @@ impl Attend<'_> {
     #[inline(always)]
     fn merge<L: Lanes>(&self, queries: &[Query], tile: usize, state: &mut State) {
         let n_lanes = self.heads.head_dim.next_multiple_of(LANES);
-        for (i, _) in queries.iter().enumerate().filter(|(_, query)| query.n_visible_in(tile) > 0) {
+        for (i, query) in queries.iter().enumerate().filter(|(_, query)| !query.seen_in(tile).is_empty()) {
             let (before, now) = (state.largest[i], state.tile_largest[i]);
             let (acc, tile_acc) = (&mut state.acc[i][..n_lanes], &state.tile[i][..n_lanes]);
-            if tile == 0 {
+            if tile == query.first / TILE {
                 acc.copy_from_slice(tile_acc);
                 (state.largest[i], state.sum[i]) = (now, state.tile_sum[i]);
                 continue;
@@ -267,10 +280,25 @@ impl Attend<'_> {
 }
 
 impl Query {
+    /// Positions within a tile.
     #[inline(always)]
-    fn n_visible_in(&self, tile: usize) -> usize {
-        self.n_visible.saturating_sub(tile * TILE).min(TILE)
+    fn seen_in(&self, tile: usize) -> Range<usize> {
+        let within = |position: usize| position.saturating_sub(tile * TILE).min(TILE);
+        within(self.first)..within(self.end)
     }
+}
+
+/// What any of the queries sees.
+#[inline(always)]
+fn seen(queries: &[Query]) -> Range<usize> {
+    let first = queries.iter().map(|query| query.first).min().unwrap_or(0);
+    first..queries.iter().map(|query| query.end).max().unwrap_or(0)
+}
+
+/// Blocks of a tile that no query sees any more: others may have them by now.
+#[inline(always)]
+fn out_of_sight(queries: &[Query], tile: usize) -> usize {
+    seen(queries).start.saturating_sub(tile * TILE) / POSITIONS
 }
 
 /// q · k for sixteen positions. The virtual lane j of a product takes elements j, j + 16, ..: here it is a register,

@@ -132,10 +132,10 @@ fn turned(x: f32, y: f32, cos: f32, sin: f32) -> (f32, f32) {
     (x.mul_add(cos, -(y * sin)), y.mul_add(cos, x * sin))
 }
 
-/// Turns Q and K of some rows and stores K and V.
+/// Turns Q and K of some rows, if anything turns, and stores K and V.
 pub(crate) struct RopeStore<'a> {
     pub qkv: Shared<f32>,
-    pub rope: &'a Rope,
+    pub rope: Option<&'a Rope>,
     pub heads: &'a Heads,
     pub batch: &'a Batch,
     pub group: usize,
@@ -167,8 +167,8 @@ impl RopeStore<'_> {
         // SAFETY: the op checked the shape; one thread has each row.
         let row = unsafe { self.qkv.part(row * n_cols, n_cols) };
         let (turning, v) = row.split_at_mut((n_heads + n_kv_heads) * head_dim);
-        for head in turning.chunks_exact_mut(head_dim) {
-            self.rope.turn(head, position);
+        if let Some(rope) = self.rope {
+            turning.chunks_exact_mut(head_dim).for_each(|head| rope.turn(head, position));
         }
         let k = &turning[n_heads * head_dim..];
         for head in 0..n_kv_heads {

@@ -79,23 +79,55 @@ pub(crate) fn silu<R: Real>(x: R) -> R {
     x.div(one.add(exp(R::splat(0.0).sub(x))))
 }
 
+/// The hyperbolic tangent within a few ulp.
+#[inline(always)]
+pub(crate) fn tanh<R: Real>(x: R) -> R {
+    let (zero, one) = (R::splat(0.0), R::splat(1.0));
+    let size = x.abs();
+    let z = x.mul(x);
+    let p = R::splat(-5.704_988_7e-3);
+    let p = p.fma(z, R::splat(2.063_908_9e-2));
+    let p = p.fma(z, R::splat(-5.373_971_6e-2));
+    let p = p.fma(z, R::splat(1.333_144_2e-1));
+    let p = p.fma(z, R::splat(-3.333_328e-1));
+    let small = p.mul(z).fma(x, x);
+    let large = one.sub(R::splat(2.0).div(exp(size.add(size)).add(one)));
+    let large = x.if_less(zero, zero.sub(large), large);
+    size.if_less(R::splat(0.625), small, large)
+}
+
+/// x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
+#[inline(always)]
+pub(crate) fn gelu<R: Real>(x: R) -> R {
+    let inner = x.mul(x).mul(x).fma(R::splat(0.044_715), x).mul(R::splat(0.797_884_56));
+    x.mul(R::splat(0.5)).mul(R::splat(1.0).add(tanh(inner)))
+}
+
+/// cap * tanh(x / cap)
+#[inline(always)]
+pub(crate) fn soft_cap<R: Real>(x: R, cap: R) -> R {
+    tanh(x.div(cap)).mul(cap)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cpu::lanes::{LANES, Lanes};
     use crate::cpu::{Isa, Kernel, dispatch};
 
-    struct Both<'a> {
+    struct All<'a> {
         x: &'a [f32; LANES],
         exp: &'a mut [f32; LANES],
         ln: &'a mut [f32; LANES],
+        tanh: &'a mut [f32; LANES],
     }
 
-    impl Kernel for Both<'_> {
+    impl Kernel for All<'_> {
         #[inline(always)]
         fn run<L: Lanes>(self) {
             exp(L::load(self.x)).store(self.exp);
             ln(L::load(self.x)).store(self.ln);
+            tanh(L::load(self.x)).store(self.tanh);
         }
     }
 
@@ -109,8 +141,8 @@ mod tests {
         (f64::from(got) - expected).abs() / ulp
     }
 
-    fn check(x: f32, function: &str, got: f32, expected: f64) {
-        assert!(ulps(got, expected) < 2.0, "{function}({x}) is {got} and should be {expected}");
+    fn check(x: f32, function: &str, got: f32, expected: f64, ulps_max: f64) {
+        assert!(ulps(got, expected) < ulps_max, "{function}({x}) is {got} and should be {expected}");
     }
 
     #[test]
@@ -125,16 +157,18 @@ mod tests {
             if x == [0.0; LANES] {
                 return;
             }
-            for (x, (exp, ln)) in x.into_iter().map(|x| (x, (exp(x), ln(x)))) {
-                check(x, "exp", exp, f64::from(x).exp());
-                check(x, "ln", ln, f64::from(x).ln());
+            for x in x {
+                check(x, "exp", exp(x), f64::from(x).exp(), 2.0);
+                check(x, "ln", ln(x), f64::from(x).ln(), 2.0);
+                check(x, "tanh", tanh(x), f64::from(x).tanh(), 4.0);
             }
             for &isa in &isas {
-                let (mut got_exp, mut got_ln) = ([0.0; LANES], [0.0; LANES]);
-                dispatch(isa, Both { x: &x, exp: &mut got_exp, ln: &mut got_ln });
+                let (mut got_exp, mut got_ln, mut got_tanh) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+                dispatch(isa, All { x: &x, exp: &mut got_exp, ln: &mut got_ln, tanh: &mut got_tanh });
                 for i in 0..LANES {
                     let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
                     assert!(same(got_exp[i], exp(x[i])) && same(got_ln[i], ln(x[i])), "{isa:?} at {}", x[i]);
+                    assert!(same(got_tanh[i], tanh(x[i])), "{isa:?} at {}", x[i]);
                 }
             }
         }

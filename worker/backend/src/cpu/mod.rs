@@ -4,7 +4,9 @@
 //! load.
 
 mod attention;
+mod between;
 mod blocks;
+mod experts;
 mod isa;
 mod kv;
 pub(crate) mod lanes;
@@ -19,6 +21,7 @@ mod rows;
 mod sample;
 mod team;
 
+pub use experts::Routes;
 pub use isa::Isa;
 pub use kv::{Kv, Rope};
 pub use pack::Matrix;
@@ -26,7 +29,7 @@ pub use pack::Matrix;
 pub(crate) use isa::{Kernel, dispatch};
 
 use crate::{
-    Activations, Attention, Batch, Error, Heads, KvSpec, Linear, Memory, Pointwise, Result, RopeStyle, Stored,
+    Activations, Attention, Batch, Error, Heads, KvSpec, Linear, Memory, Pointwise, Result, RopeStyle, Routing, Stored,
 };
 use memory::{Pages, Shared};
 use std::ops::Range;
@@ -164,6 +167,12 @@ impl Cpu {
         self.team.run(w.n_tiles(), &|tiles| product.run(self.config.isa, tiles));
     }
 
+    fn each(&self, x: &mut Buffer, n_rows: usize, each: between::Each) {
+        let cols = x.cols();
+        let x = x.shared(n_rows, cols);
+        self.spread(n_rows, |rows| between::Elementwise { x, cols, each, rows });
+    }
+
     /// Runs a kernel over ranges of items on all threads.
     fn spread<K: Kernel>(&self, n_items: usize, kernel: impl Fn(Range<usize>) -> K + Sync) {
         self.team.run(n_items, &|items| dispatch(self.config.isa, kernel(items)));
@@ -176,6 +185,7 @@ impl Memory for Cpu {
     type Vector = Vec<f32>;
     type Kv = Kv;
     type Rope = Rope;
+    type Routes = Routes;
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {
         let too_big = || Error::Shape(format!("a buffer of {rows_max} x {cols}"));
@@ -202,6 +212,10 @@ impl Memory for Cpu {
 
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
         Rope::new(cos, sin, half_dim, style)
+    }
+
+    fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
+        Routes::new(self, rows_max, hidden, inner, routing)
     }
 
     fn matrix_bytes(&self, matrix: &Matrix) -> usize {
@@ -248,7 +262,7 @@ impl Attention for Cpu {
     fn rope_store(
         &self,
         qkv: &mut Buffer,
-        rope: &Rope,
+        rope: Option<&Rope>,
         heads: &Heads,
         batch: &Batch,
         group: usize,
@@ -342,6 +356,38 @@ impl Pointwise for Cpu {
         for (&row, to) in rows.iter().zip(out.chunks_exact_mut(cols)) {
             to.copy_from_slice(x.row(row as usize));
         }
+    }
+
+    fn norm_heads(&self, qkv: &mut Buffer, heads: &Heads, q: &Vec<f32>, k: &Vec<f32>, eps: f32, n_rows: usize) {
+        assert!([q, k].iter().all(|weight| weight.len() == heads.head_dim), "weights are as long as a head");
+        assert!(heads.head_dim <= kv::HEAD_DIM_MAX, "a head of {}", heads.head_dim);
+        let qkv = qkv.shared(n_rows, heads.qkv_cols());
+        self.spread(n_rows, |rows| between::NormHeads { qkv, heads, q, k, eps, rows });
+    }
+
+    fn layer_norm(&self, x: &Buffer, weight: &Vec<f32>, bias: &Vec<f32>, eps: f32, n_rows: usize, out: &mut Buffer) {
+        let x = x.rows(n_rows, weight.len());
+        let out = out.shared(n_rows, bias.len());
+        self.spread(n_rows, |rows| between::LayerNorm { x, weight, bias, eps, out, rows });
+    }
+
+    fn gelu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
+        let inner = out.cols();
+        let gate_up = gate_up.rows(n_rows, 2 * inner);
+        let out = out.shared(n_rows, inner);
+        self.spread(n_rows, |rows| between::GeluMul { gate_up, inner, out, rows });
+    }
+
+    fn gelu(&self, x: &mut Buffer, n_rows: usize) {
+        self.each(x, n_rows, between::Each::Gelu);
+    }
+
+    fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
+        self.each(x, n_rows, between::Each::Scale(factor));
+    }
+
+    fn soft_cap(&self, x: &mut Buffer, cap: f32, n_rows: usize) {
+        self.each(x, n_rows, between::Each::SoftCap(cap));
     }
 }
 

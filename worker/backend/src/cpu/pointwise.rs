@@ -44,7 +44,7 @@ impl Kernel for RmsNorm<'_> {
 
 /// The sum of squares in sixteen lanes and one tree, then out = (x * scale) * weight.
 #[inline(always)]
-fn norm<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+pub(crate) fn norm<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let (chunks, tail) = x.as_chunks::<LANES>();
     let mut squares = L::splat(0.0);
     for chunk in chunks {

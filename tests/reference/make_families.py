@@ -1,0 +1,146 @@
+"""Writes a tiny random checkpoint of each family beyond Llama, and beside each what transformers computes with it in f32.
+
+Each has what its family is known for, small enough that a prompt of 40 or 300 tokens meets it: windows shorter than the
+prompt, caps that matter, contexts beyond the one that a rope was made for.
+
+    python make_families.py [NAME ..]
+"""
+
+import json
+import shutil
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers import (
+    Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Phi3Config, Qwen2Config,
+    Qwen3Config, Qwen3MoeConfig, SmolLM3Config,
+)
+
+import make_llama
+import reference
+
+SMALL = dict(
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
+    vocab_size=264, max_position_embeddings=512, pad_token_id=0,
+)
+
+
+def rope(**more):
+    return dict(rope_theta=10000.0, **more)
+
+
+# Name, seed, config, lengths of the prompts.
+CHECKPOINTS = {
+    # Four experts of which a token meets two: w1, w2, w3 in its files.
+    "mixtral": (11, lambda: MixtralConfig(
+        **SMALL | dict(intermediate_size=32), num_local_experts=4, num_experts_per_tok=2,
+        tie_word_embeddings=True), [1, 40, 270]),
+    # Five experts, three met, their weights not made to sum to one; one layer has a dense MLP.
+    "qwen3-moe": (12, lambda: Qwen3MoeConfig(
+        **SMALL | dict(num_hidden_layers=3, hidden_size=32), head_dim=16, num_experts=5, num_experts_per_tok=3,
+        moe_intermediate_size=32, norm_topk_prob=False, mlp_only_layers=[1]), [1, 40]),
+    "qwen3-moe-normed": (13, lambda: Qwen3MoeConfig(
+        **SMALL | dict(hidden_size=32), head_dim=16, num_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=32, norm_topk_prob=True), [1, 40]),
+    # Q, K and V with a bias; the last layer looks back over 24 positions only.
+    "qwen2": (14, lambda: Qwen2Config(
+        **SMALL, use_sliding_window=True, sliding_window=24, max_window_layers=1), [1, 40, 270]),
+    # Normed heads that are wider than hidden / n_heads; a context stretched by YaRN.
+    "qwen3-yarn": (15, lambda: Qwen3Config(
+        **SMALL | dict(hidden_size=32), head_dim=32, rope_parameters=rope(
+            rope_type="yarn", factor=4.0, original_max_position_embeddings=64)), [1, 40, 270]),
+    "llama-linear": (16, lambda: LlamaConfig(
+        **SMALL, rope_parameters=rope(rope_type="linear", factor=4.0)), [1, 40]),
+    # Every fourth layer has no positions.
+    "smollm3": (17, lambda: SmolLM3Config(
+        **SMALL | dict(num_hidden_layers=4, hidden_size=32, intermediate_size=64)), [1, 40]),
+    # All layers look back over 20 positions.
+    "mistral": (18, lambda: MistralConfig(**SMALL, sliding_window=20), [1, 40, 270]),
+    # Fused projections, a rope on half of the head with a set of factors for prompts beyond 32.
+    "phi3-long": (19, lambda: Phi3Config(
+        **SMALL, original_max_position_embeddings=32, rope_parameters=rope(
+            rope_type="longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.1, 1.3, 1.7],
+            long_factor=[1.2, 2.0, 3.5, 8.0])), [40, 270]),
+    # The same served for no more than its original context: the other set.
+    "phi3-short": (20, lambda: Phi3Config(
+        **SMALL | dict(max_position_embeddings=64), sliding_window=17, tie_word_embeddings=True,
+        original_max_position_embeddings=64, rope_parameters=rope(
+            rope_type="longrope", short_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0],
+            long_factor=[1.2, 2.0, 3.5, 8.0, 9.0, 9.0, 9.0, 9.0])), [1, 40]),
+    # Capped scores and logits, a window on every other layer, norms on both sides of each sublayer.
+    "gemma2": (21, lambda: Gemma2Config(
+        **SMALL | dict(hidden_size=32), head_dim=32, sliding_window=18, query_pre_attn_scalar=24, attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0), [1, 40, 270]),
+    # Five local layers with their own rope to one global whose rope is scaled; normed heads.
+    "gemma3": (22, lambda: Gemma3TextConfig(
+        **SMALL | dict(num_hidden_layers=6, hidden_size=32, intermediate_size=64), head_dim=16, sliding_window=18,
+        query_pre_attn_scalar=16, rope_parameters=dict(
+            full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
+            sliding_attention=dict(rope_type="default", rope_theta=10000.0))), [1, 40, 270]),
+    # Learned positions, LayerNorm, rows and columns exchanged.
+    "gpt2": (23, lambda: GPT2Config(
+        n_embd=48, n_layer=2, n_head=3, n_positions=512, vocab_size=264), [1, 40, 270]),
+}
+
+
+def main():
+    reference.settle()
+    for name in sys.argv[1:] or CHECKPOINTS:
+        folder = reference.HERE / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        make(name, folder, *CHECKPOINTS[name])
+
+
+def make(name, folder, seed, config, lengths):
+    config = config()
+    config.bos_token_id, config.eos_token_id = make_llama.BEGIN, make_llama.END
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    randomize(model, torch.Generator().manual_seed(seed))
+    model.save_pretrained(folder)
+    make_llama.write_tokenizer(folder, config.vocab_size)
+    stored = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(100 + seed)
+    cases = [case(stored, length, generator) for length in lengths]
+    reference.write(folder / "expected.json", {"model": name, "versions": reference.versions()}, cases)
+    n_bytes = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+    print(f"{name}: {n_bytes // 1024} KiB")
+    assert n_bytes < 400 * 1024, f"{name}: {n_bytes} bytes of weights are too many for a repository"
+
+
+def randomize(model, generator):
+    """As in make_llama; norms that are stored less one, biases and routers too."""
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        is_gemma = "gemma" in model.config.model_type
+        if name.endswith("bias"):
+            weight.copy_(0.3 * noise)
+        elif weight.dim() == 1:
+            weight.copy_((0.0 if is_gemma else 1.0) + 0.25 * noise)
+        elif any(part in name for part in ("embed", "lm_head", "wte", "wpe")):
+            weight.copy_((0.1 if is_gemma else 0.35) * noise)
+        else:
+            fan_in = weight.shape[-2] if model.config.model_type == "gpt2" else weight.shape[-1]
+            weight.copy_(1.4 * noise / fan_in ** 0.5)
+
+
+def case(model, length, generator):
+    vocab = model.config.vocab_size
+    prompt = torch.randint(0, vocab, (length,), generator=generator).tolist()
+    tokens, top, rows = reference.greedy(model, prompt, make_llama.N_GREEDY, make_llama.TOP_N)
+    whole = model(torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0]
+    drift = float((whole - rows).abs().max() / rows.abs().max())
+    assert drift < 2e-5, f"prefill and decode of the reference differ by {drift}"
+    spots = {at for at in make_llama.LOGITS_AT if at < len(rows)} | {length - 1, length, len(rows) - 1}
+    return {
+        "name": f"prompt of {length}",
+        "prompt": prompt,
+        "greedy": tokens,
+        "top": top,
+        "logits": [{"position": at, "values": [reference.float_of(v) for v in rows[at]]} for at in sorted(spots)],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+//! What some families do between the products: other norms, other activations, scales and caps. A row at a time.
+
+use super::isa::Kernel;
+use super::lanes::{LANES, Lanes};
+use super::math::{gelu, soft_cap};
+use super::memory::Shared;
+use super::pointwise::norm;
+use crate::Heads;
+use std::ops::Range;
+
+/// Norms each head of Q and of K in place. qkv: [n_rows, qkv_cols]
+pub(crate) struct NormHeads<'a> {
+    pub qkv: Shared<f32>,
+    pub heads: &'a Heads,
+    pub q: &'a [f32],
+    pub k: &'a [f32],
+    pub eps: f32,
+    pub rows: Range<usize>,
+}
+
+impl Kernel for NormHeads<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Heads { n_heads, n_kv_heads, head_dim, .. } = *self.heads;
+        let n = self.heads.qkv_cols();
+        for row in self.rows.clone() {
+            // SAFETY: the op checked the shape; one thread has each row.
+            let row = unsafe { self.qkv.part(row * n, n) };
+            let turning = &mut row[..(n_heads + n_kv_heads) * head_dim];
+            for (i, head) in turning.chunks_exact_mut(head_dim).enumerate() {
+                let weight = if i < n_heads { self.q } else { self.k };
+                norm_in_place::<L>(head, weight, self.eps);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn norm_in_place<L: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
+    let mut copy = [0.0; super::kv::HEAD_DIM_MAX];
+    let copy = &mut copy[..x.len()];
+    copy.copy_from_slice(x);
+    norm::<L>(copy, weight, eps, x);
+}
+
+/// out = (x - mean) / deviation * weight + bias
+pub(crate) struct LayerNorm<'a> {
+    pub x: &'a [f32],
+    pub weight: &'a [f32],
+    pub bias: &'a [f32],
+    pub eps: f32,
+    pub out: Shared<f32>,
+    pub rows: Range<usize>,
+}
+
+impl Kernel for LayerNorm<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let n = self.weight.len();
+        for row in self.rows.clone() {
+            let x = &self.x[row * n..][..n];
+            // SAFETY: the op checked the shapes; one thread has each row.
+            let out = unsafe { self.out.part(row * n, n) };
+            let mean = sum::<L>(x) / n as f32;
+            out.iter_mut().zip(x).for_each(|(out, x)| *out = x - mean);
+            let scale = 1.0 / (sum_of_squares::<L>(out) / n as f32 + self.eps).sqrt();
+            for ((out, weight), bias) in out.iter_mut().zip(self.weight).zip(self.bias) {
+                *out = (*out * scale).mul_add(*weight, *bias);
+            }
+        }
+    }
+}
+
+/// In sixteen lanes and one tree.
+#[inline(always)]
+fn sum<L: Lanes>(x: &[f32]) -> f32 {
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    let mut sum = L::splat(0.0);
+    for chunk in chunks {
+        sum = sum.add(L::load(chunk));
+    }
+    sum.add(L::load_first(tail)).sum()
+}
+
+#[inline(always)]
+fn sum_of_squares<L: Lanes>(x: &[f32]) -> f32 {
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    let mut squares = L::splat(0.0);
+    for chunk in chunks {
+        let x = L::load(chunk);
+        squares = x.fma(x, squares);
+    }
+    let tail = L::load_first(tail);
+    tail.fma(tail, squares).sum()
+}
+
+/// out = gelu(gate) * up. gate_up: [n_rows, 2 * inner]
+pub(crate) struct GeluMul<'a> {
+    pub gate_up: &'a [f32],
+    pub inner: usize,
+    pub out: Shared<f32>,
+    pub rows: Range<usize>,
+}
+
+impl Kernel for GeluMul<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        for row in self.rows.clone() {
+            let (gate, up) = self.gate_up[row * 2 * self.inner..][..2 * self.inner].split_at(self.inner);
+            // SAFETY: the op checked the shapes; one thread has each row.
+            let out = unsafe { self.out.part(row * self.inner, self.inner) };
+            for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
+                gelu(L::load_first(gate)).mul(L::load_first(up)).store_first(out);
+            }
+        }
+    }
+}
+
+/// What is done to each number alone.
+#[derive(Clone, Copy)]
+pub(crate) enum Each {
+    Gelu,
+    Scale(f32),
+    SoftCap(f32),
+}
+
+/// In place. x: [n_rows, cols]
+pub(crate) struct Elementwise {
+    pub x: Shared<f32>,
+    pub cols: usize,
+    pub each: Each,
+    pub rows: Range<usize>,
+}
+
+impl Kernel for Elementwise {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        // SAFETY: the op checked the shape; one thread has each row.
+        let x = unsafe { self.x.part(self.rows.start * self.cols, self.rows.len() * self.cols) };
+        for x in x.chunks_mut(LANES) {
+            let lanes = L::load_first(x);
+            match self.each {
+                Each::Gelu => gelu(lanes).store_first(x),
+                Each::Scale(factor) => lanes.mul(L::splat(factor)).store_first(x),
+                Each::SoftCap(cap) => soft_cap(lanes, L::splat(cap)).store_first(x),
+            }
+        }
+    }
+}

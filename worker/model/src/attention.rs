@@ -1,0 +1,107 @@
+//! Attention as most families have it: grouped queries over paged K and V, with what some add to it. Which of that a
+//! layer has, its spec says.
+
+use crate::layers::{ColumnParallel, OwnedHeads, RowParallel, Rows};
+use crate::rope::Ropes;
+use crate::weights::Weights;
+use crate::{Limits, Result};
+use backend::{Batch, Device, Heads, Memory};
+use checkpoint::{LayerSpec, ModelSpec, Positions};
+use collective::Collective;
+
+/// All layers share one cache group.
+const GROUP: usize = 0;
+
+pub struct Attention<M: Memory> {
+    qkv: ColumnParallel<M>, // q_proj, k_proj, v_proj [(n_heads + 2 * n_kv_heads) * head_dim, hidden]
+    head_norms: Option<HeadNorms<M>>,
+    output: RowParallel<M>, // o_proj [hidden, n_heads * head_dim]
+    heads: Heads,
+    positions: Positions,
+    /// In the cache.
+    layer: usize,
+}
+
+/// Every head of Q, and every one of K, is normed before it turns.
+struct HeadNorms<M: Memory> {
+    q: M::Vector, // q_norm.weight [head_dim]
+    k: M::Vector, // k_norm.weight [head_dim]
+    eps: f32,
+}
+
+/// What attention works in.
+pub struct Room<M: Memory> {
+    qkv: M::Buffer,      // [rows_max, (n_heads + 2 * n_kv_heads) * head_dim]
+    attended: M::Buffer, // [rows_max, n_heads * head_dim]
+}
+
+/// All heads of a layer that sees everything.
+pub fn heads(spec: &ModelSpec) -> Heads {
+    let head_dim = spec.head_dim as usize;
+    let whole = Heads::whole(spec.n_heads as usize, spec.n_kv_heads as usize, head_dim, spec.attention.scale);
+    Heads { cap: spec.attention.cap, ..whole }
+}
+
+impl<M: Memory> Attention<M> {
+    /// `layer` counts those of the rank.
+    pub fn load(at: &Weights<'_, M>, spec: &ModelSpec, of: &LayerSpec, layer: usize) -> Result<Attention<M>> {
+        let (hidden, whole) = (spec.hidden as usize, heads(spec));
+        let OwnedHeads { query, kv, leaves, heads } = OwnedHeads::of(at.part(), whole);
+        let q = Rows { name: "q_proj", n: whole.n_heads * whole.head_dim, owned: query };
+        let k = Rows { name: "k_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv.clone() };
+        let v = Rows { name: "v_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv };
+        Ok(Attention {
+            qkv: ColumnParallel::load(at, hidden, &[q, k, v])?,
+            head_norms: if spec.attention.has_head_norms { Some(HeadNorms::load(at, spec)?) } else { None },
+            output: RowParallel::load(at, "o_proj", hidden, &leaves)?,
+            heads: Heads { window: of.window.map(|window| window as usize), ..heads },
+            positions: of.positions,
+            layer,
+        })
+    }
+
+    pub fn n_planes(&self) -> usize {
+        self.output.n_planes()
+    }
+}
+
+impl<M: Memory> HeadNorms<M> {
+    fn load(at: &Weights<'_, M>, spec: &ModelSpec) -> Result<HeadNorms<M>> {
+        let norm = |name| at.vector_plus(name, spec.head_dim as usize, spec.norm_offset);
+        Ok(HeadNorms { q: norm("q_norm")?, k: norm("k_norm")?, eps: spec.norm_eps })
+    }
+}
+
+impl<M: Memory> Room<M> {
+    pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: Limits) -> Result<Room<M>> {
+        let heads = OwnedHeads::of(all.part(), heads(spec)).heads;
+        let rows = |cols| all.device().buffer(limits.rows_max, cols);
+        Ok(Room { qkv: rows(heads.qkv_cols())?, attended: rows(heads.n_heads * heads.head_dim)? })
+    }
+}
+
+impl<D: Device> Attention<D> {
+    /// x: [n_rows, hidden] -> out: [n_rows, hidden]
+    #[expect(clippy::too_many_arguments, reason = "what a pass works with, and one layer's in and out")]
+    pub fn forward(
+        &self,
+        device: &D,
+        collective: &mut Collective,
+        batch: &Batch,
+        ropes: &Ropes<D>,
+        kv: &mut D::Kv,
+        x: &D::Buffer,
+        room: &mut Room<D>,
+        out: &mut D::Buffer,
+    ) -> Result<()> {
+        let n_rows = batch.n_rows();
+        self.qkv.forward(device, x, n_rows, &mut room.qkv); // [n_rows, qkv_cols]
+        if let Some(norms) = &self.head_norms {
+            device.norm_heads(&mut room.qkv, &self.heads, &norms.q, &norms.k, norms.eps, n_rows);
+        }
+        device.rope_store(&mut room.qkv, ropes.of(self.positions), &self.heads, batch, GROUP, self.layer, kv);
+        // [n_rows, n_heads * head_dim]
+        device.attend(&room.qkv, kv, &self.heads, batch, GROUP, self.layer, &mut room.attended);
+        self.output.forward(device, collective, &room.attended, n_rows, out)
+    }
+}
