@@ -13,14 +13,16 @@ pub fn table(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<String>
 
 /// How this machine would be placed, or why it cannot be: known before anything is started.
 pub fn blueprint(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<Blueprint> {
-    let machine = Machine {
-        worker: WorkerId(0),
+    // Its ranks share the machine alike, as processes or as threads.
+    let worker = |rank: u16| Machine {
+        worker: WorkerId(rank.into()),
         host: "this machine".into(),
         device: "cpu".into(),
-        memory_bytes: roles::memory_bytes(),
+        memory_bytes: roles::memory_bytes() / u64::from(config.n_ranks()),
         threads: config.threads as u32,
     };
-    Ok(coordinator::plan(&[machine], &ModelShape::of(checkpoint), &roles::policy(config), None)?)
+    let machines: Vec<Machine> = (0..config.n_ranks()).map(worker).collect();
+    Ok(coordinator::plan(&machines, &ModelShape::of(checkpoint), &roles::policy(config), None)?)
 }
 
 fn render(model: &str, blueprint: &Blueprint, memory: u64) -> Result<String, std::fmt::Error> {

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 use types::cache::blocks_for;
 use types::{
-    BLOCK_TOKENS, BlockId, DeviceClass, Leaves, Numerics, Request, RequestId, Sampling, Slice, SliceDone, Step, StepDone,
-    Token, TokenLogprob, TokenOut, Tokens, Want,
+    BLOCK_TOKENS, BlockId, DeviceClass, Leaves, Numerics, Request, RequestId, Sampling, Slice, SliceDone, Step,
+    StepDone, Token, TokenLogprob, TokenOut, Tokens, Want,
 };
 
 /// Pages that are tracked at most: a rank's KV, modelled in far less memory than it stands for.
