@@ -2,7 +2,7 @@
 //! processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat};
+use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, cores};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
@@ -24,7 +24,7 @@ use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use types::Grid;
-use worker::{Assignment, Load, LoadError, ModelLoader, Ready, Runner, sim::Sim};
+use worker::{Assignment, Doorway, Load, LoadError, ModelLoader, Ready, Runner, sim::Sim};
 
 const REPLICA: &str = "local";
 
@@ -56,14 +56,14 @@ pub async fn serve(
     let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
     let end = CancellationToken::new();
     let (workers, coordinator) = if config.n_ranks() == 1 || config.inproc {
-        let served = coordinate(config, checkpoint, REPLICA, pipes, end.clone());
-        (threads(config, &dialer), Part::start("the coordinator", end, served))
+        let served = coordinate(config, checkpoint, REPLICA, pipes, end.clone())?;
+        (threads(config, &dialer)?, Part::start("the coordinator", end, served))
     } else {
         let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
         let token = Token::random()?;
         let children = processes(config, socket.local_addr()?, token.clone());
         let sockets = secure::incoming(socket, Trust { token: Some(token), tls: None });
-        let served = coordinate(config, checkpoint, REPLICA, pipes.merge(sockets), end.clone());
+        let served = coordinate(config, checkpoint, REPLICA, pipes.merge(sockets), end.clone())?;
         (vec![children], Part::start("the coordinator", end, served))
     };
     let router = route(config, checkpoint, metrics, dialer.channel(), doors, shutdown.clone())?;
@@ -79,13 +79,13 @@ pub fn coordinate<C>(
     replica: &str,
     connections: C,
     shutdown: CancellationToken,
-) -> impl Future<Output = anyhow::Result<()>> + use<C>
+) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<C>>
 where
     C: Stream<Item = io::Result<Connection>>,
 {
     let claim = MemoryStore::starting_at(micros_since_1970()).claim(replica, "in this process");
-    let config = coordinator_config(config, checkpoint, replica);
-    async move { Ok(coordinator::serve(connections, config?, claim, shutdown).await?) }
+    let config = coordinator_config(config, checkpoint, replica)?;
+    Ok(async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) })
 }
 
 /// A router that is attached through `replica`, until `shutdown`.
@@ -102,18 +102,26 @@ pub fn route(
 }
 
 /// A worker for each rank within this process, each with a computing thread of its own.
-fn threads(config: &Config, dialer: &Dialer) -> Vec<Part> {
+fn threads(config: &Config, dialer: &Dialer) -> anyhow::Result<Vec<Part>> {
+    let n_ranks = config.n_ranks();
     let start = |_| {
+        let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let door = if n_ranks > 1 { Some(doorway(any_port)?) } else { None };
         let end = CancellationToken::new();
-        let worker = worker::serve(
-            dialer.channel(),
-            loader(config.device, config.isa, config.threads),
-            worker_config(config, memory_bytes() / u64::from(config.n_ranks())),
-            end.clone(),
-        );
-        Part::start("a worker", end, async { Ok(worker.await?) })
+        let mesh_address = door.as_ref().map_or_else(String::new, |door| door.address().to_string());
+        let loader = loader(config.device, config.isa, config.threads, n_ranks.into(), door);
+        let memory_bytes = memory_bytes() / u64::from(n_ranks);
+        let worker_config = worker_config(config.device, config.threads, memory_bytes, mesh_address);
+        let worker = worker::serve(dialer.channel(), loader, worker_config, end.clone());
+        Ok(Part::start("a worker", end, async { Ok(worker.await?) }))
     };
-    (0..config.n_ranks()).map(start).collect()
+    (0..n_ranks).map(start).collect()
+}
+
+/// Where other ranks find one of this machine.
+pub fn doorway(address: SocketAddr) -> anyhow::Result<Arc<Doorway>> {
+    let opened = Doorway::open(&address.to_string());
+    Ok(Arc::new(opened.with_context(|| format!("cannot listen for other workers on {address}"))?))
 }
 
 /// A process for each rank, which join over loopback.
@@ -122,6 +130,8 @@ fn processes(config: &Config, coordinator: SocketAddr, token: Token) -> Part {
     let mut arguments: Vec<OsString> = ["worker", "--supervised", "--log-format", "json"].map(OsString::from).into();
     let named = [
         ("--join", coordinator.to_string()),
+        ("--mesh-listen", SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).to_string()),
+        ("--local-workers", config.n_ranks().to_string()),
         ("--device", config.device.name()),
         ("--threads", config.threads.to_string()),
         ("--memory", memory.to_string()),
@@ -275,8 +285,15 @@ pub fn policy(config: &Config) -> Policy {
     }
 }
 
-/// What makes a rank of this machine, whatever it is told to hold.
-pub fn loader(device: Device, isa: Option<Isa>, threads: usize) -> Box<dyn Load> {
+/// What makes a rank of this machine, which has `n_local` of them, whatever it is told to hold. Who waits keeps its core
+/// only where there are as many cores as threads.
+pub fn loader(
+    device: Device,
+    isa: Option<Isa>,
+    threads: usize,
+    n_local: usize,
+    door: Option<Arc<Doorway>>,
+) -> Box<dyn Load> {
     let isa = match isa {
         None => worker::Isa::detect(),
         Some(Isa::Plain) => worker::Isa::Plain,
@@ -284,7 +301,12 @@ pub fn loader(device: Device, isa: Option<Isa>, threads: usize) -> Box<dyn Load>
         Some(Isa::Avx512) => worker::Isa::Avx512,
     };
     match device {
-        Device::Cpu => Box::new(ModelLoader { isa, ..ModelLoader::new(threads) }),
+        Device::Cpu => Box::new(ModelLoader {
+            isa,
+            spin: threads * n_local <= cores(),
+            doorway: door,
+            ..ModelLoader::new(threads)
+        }),
         Device::Sim => Box::new(SimLoader),
     }
 }
@@ -313,12 +335,13 @@ impl Load for SimLoader {
     }
 }
 
-fn worker_config(config: &Config, memory_bytes: u64) -> worker::Config {
+pub fn worker_config(device: Device, threads: usize, memory_bytes: u64, mesh_address: String) -> worker::Config {
     worker::Config {
         host: host(),
-        device: config.device.name(),
+        device: device.name(),
         memory_bytes,
-        threads: u32::try_from(config.threads).unwrap_or(u32::MAX),
+        threads: u32::try_from(threads).unwrap_or(u32::MAX),
+        mesh_address,
         ..worker::Config::default()
     }
 }

@@ -11,12 +11,14 @@ use checkpoint::Checkpoint;
 use clap::Args;
 use proto::secure;
 use serde::{Deserialize, Serialize};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
+use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
+use worker::Doorway;
 use worker::fetch::Fetch;
 use worker::source::{self, Source};
 
@@ -72,6 +74,9 @@ pub struct WorkerSettings {
     /// Threads that compute [default: one per core]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
+    /// Workers of this machine, which share its cores and memory [default: 1]
+    #[arg(long, env = "LOCKSTEP_LOCAL_WORKERS", value_name = "N")]
+    pub local_workers: Option<u16>,
     /// Memory for weights and KV cache [default: this machine's]
     #[arg(long, env = "LOCKSTEP_MEMORY", value_name = "BYTES")]
     pub memory: Option<Bytes>,
@@ -110,7 +115,7 @@ pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
         let shutdown = CancellationToken::new();
         tokio::spawn(stop_on_signals(shutdown.clone()));
         let connections = secure::incoming(socket, trust);
-        roles::coordinate(&config, &checkpoint, &replica, connections, shutdown).await
+        roles::coordinate(&config, &checkpoint, &replica, connections, shutdown)?.await
     })
 }
 
@@ -155,7 +160,7 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
         tokio::spawn(stop_on_signals(shutdown.clone()));
         let channel = secure::channel(&join, trust);
         let source = own.source(channel.clone(), cache)?;
-        let seat = own.seat(source)?;
+        let seat = own.seat(&join, source)?;
         Ok(worker::serve(channel, seat.loader, seat.config, shutdown).await?)
     })
 }
@@ -167,21 +172,30 @@ struct Seat {
 }
 
 impl WorkerSettings {
-    fn seat(&self, source: Source) -> anyhow::Result<Seat> {
-        let threads = self.threads.unwrap_or_else(cores);
+    fn seat(&self, join: &str, source: Source) -> anyhow::Result<Seat> {
+        let n_local = usize::from(self.local_workers.unwrap_or(1).max(1));
+        let threads = self.threads.unwrap_or_else(|| (cores() / n_local).max(1));
         ensure!((1..=1024).contains(&threads), "--threads is {threads}; it must be 1 to 1024");
         let device = self.device.unwrap_or(Device::Cpu);
-        let loader = roles::loader(device, self.isa, threads);
-        Ok(Seat {
-            loader: source::load_from(source, loader),
-            config: worker::Config {
-                host: roles::host(),
-                device: device.name(),
-                memory_bytes: self.memory.map_or_else(roles::memory_bytes, |bytes| bytes.0),
-                threads: u32::try_from(threads).unwrap_or(u32::MAX),
-                ..worker::Config::default()
-            },
-        })
+        let (door, mesh_address) = self.doorway(join)?;
+        let loader = roles::loader(device, self.isa, threads, n_local, Some(door));
+        let memory = self.memory.map_or_else(|| roles::memory_bytes() / n_local as u64, |bytes| bytes.0);
+        let config = roles::worker_config(device, threads, memory, mesh_address);
+        Ok(Seat { loader: source::load_from(source, loader), config })
+    }
+
+    /// The door, and what others are told of it.
+    fn doorway(&self, join: &str) -> anyhow::Result<(Arc<Doorway>, String)> {
+        let listen = match self.mesh_listen {
+            Some(listen) => listen,
+            None => SocketAddr::new(own_address(join)?, 0),
+        };
+        let door = roles::doorway(listen)?;
+        let mut address = door.address();
+        if address.ip().is_unspecified() {
+            address.set_ip(own_address(join)?);
+        }
+        Ok((door, address.to_string()))
     }
 
     fn source(&self, coordinator: Channel, cache: impl Fn() -> anyhow::Result<PathBuf>) -> anyhow::Result<Source> {
@@ -194,6 +208,16 @@ impl WorkerSettings {
             (None, None) => Source::AsTold,
         })
     }
+}
+
+/// This machine's address as the coordinator sees it, if nothing between them translates addresses. Nothing is sent.
+fn own_address(coordinator: &str) -> anyhow::Result<IpAddr> {
+    let unknown = || format!("no own address towards {coordinator}: give --mesh-listen ADDR");
+    let there = coordinator.to_socket_addrs().with_context(unknown)?.next().with_context(unknown)?;
+    let any: IpAddr = if there.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).with_context(unknown)?;
+    socket.connect(there).with_context(unknown)?;
+    Ok(socket.local_addr().with_context(unknown)?.ip())
 }
 
 fn print(parts: &[&dyn Printed]) -> anyhow::Result<()> {

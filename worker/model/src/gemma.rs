@@ -63,12 +63,6 @@ impl<M: Memory> Gemma<M> {
     }
 }
 
-impl<M: Memory> Gemma<M> {
-    pub fn hidden(&self) -> Option<&M::Buffer> {
-        self.lm_head.hidden()
-    }
-}
-
 impl<D: Device> Gemma<D> {
     /// The logits of the batch's outputs, on the rank that samples: [batch.outputs.len(), n_vocab]
     pub fn forward(

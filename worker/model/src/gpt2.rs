@@ -64,12 +64,6 @@ impl<M: Memory> Gpt2<M> {
     }
 }
 
-impl<M: Memory> Gpt2<M> {
-    pub fn hidden(&self) -> Option<&M::Buffer> {
-        self.lm_head.hidden()
-    }
-}
-
 impl<D: Device> Gpt2<D> {
     /// The logits of the batch's outputs, on the rank that samples: [batch.outputs.len(), n_vocab]
     pub fn forward(

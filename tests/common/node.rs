@@ -1,0 +1,173 @@
+//! The built binary as processes of their own: started, listened to, asked over HTTP, and killed. Knows command lines and
+//! log lines.
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// For anything that a process is waited for; far beyond what it needs on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(20);
+
+/// One process, killed when it is dropped.
+pub struct Node {
+    child: Child,
+    log: Arc<Mutex<String>>,
+}
+
+impl Node {
+    pub fn start(arguments: &[&str]) -> Node {
+        Node::start_in(Path::new(env!("CARGO_MANIFEST_DIR")), arguments)
+    }
+
+    pub fn start_in(folder: &Path, arguments: &[&str]) -> Node {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+        command.args(arguments).current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let stderr = child.stderr.take().unwrap();
+        let log = Arc::new(Mutex::new(String::new()));
+        let heard = log.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let mut log = heard.lock().unwrap();
+                log.push_str(&line);
+                log.push('\n');
+            }
+        });
+        Node { child, log }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// The first line that has all the words; panics if there is none in time.
+    pub fn until(&mut self, words: &[&str]) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let log = self.log();
+            if let Some(line) = log.lines().find(|line| words.iter().all(|word| line.contains(word))) {
+                return line.to_owned();
+            }
+            if let Some(status) = self.child.try_wait().unwrap().filter(|_| self.log() == log) {
+                panic!("it ended ({status}) and never said {words:?}:\n{log}");
+            }
+            assert!(Instant::now() < deadline, "it never said {words:?}:\n{log}");
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// How it ends by itself.
+    pub fn ended(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it does not end:\n{}", self.log());
+            std::thread::sleep(POLL);
+        }
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// The workers that it has started, by what it says.
+    pub fn workers(&self) -> Vec<u32> {
+        let log = self.log();
+        let begun = log.lines().filter(|line| line.contains("a worker process begins"));
+        begun.map(|line| field(line, "pid").parse().unwrap()).collect()
+    }
+
+    /// Where it listens for HTTP, once it does.
+    pub fn http(&mut self) -> String {
+        let line = self.until(&["serves", "http://"]);
+        let start = line.find("http://").unwrap();
+        line[start..].split("/v1").next().unwrap().to_owned()
+    }
+
+    /// What it answers to a few prompts, as soon as it is ready.
+    pub fn answers(&mut self) -> Vec<Value> {
+        let http = self.http();
+        self.until_ready(&http);
+        ["hello", "a b c d", "the grid is the same"].iter().map(|prompt| answer(&http, prompt)).collect()
+    }
+
+    pub fn until_ready(&mut self, http: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while ureq::get(format!("{http}/ready")).call().is_err() {
+            assert!(Instant::now() < deadline, "it is never ready:\n{}", self.log());
+            assert!(self.child.try_wait().unwrap().is_none(), "it ended:\n{}", self.log());
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ended = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// The value of `name=` in a log line.
+pub fn field<'a>(line: &'a str, name: &str) -> &'a str {
+    let start = line.find(&format!("{name}=")).unwrap_or_else(|| panic!("no {name} in {line}")) + name.len() + 1;
+    line[start..].split(' ').next().unwrap().trim_matches('"')
+}
+
+/// Text and logprobs, which tell more than text alone.
+pub fn answer(http: &str, prompt: &str) -> Value {
+    let asked = json!({"prompt": prompt, "max_tokens": 12, "seed": 7, "temperature": 0.8, "logprobs": 2});
+    let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
+    let mut reply = ureq::Agent::from(agent)
+        .post(format!("{http}/v1/completions"))
+        .header("content-type", "application/json")
+        .send(asked.to_string())
+        .unwrap();
+    let text = reply.body_mut().read_to_string().unwrap();
+    let value: Value = serde_json::from_str(&text).unwrap();
+    assert!(value["choices"].is_array(), "{text}");
+    value["choices"].clone()
+}
+
+/// A process that has ended may be left for its parent to look at.
+pub fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(')').next().unwrap_or_default().trim_start().chars().next();
+    state.is_some_and(|state| state != 'Z' && state != 'X')
+}
+
+/// A folder of this test's own, removed at the end.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("lockstep-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    pub fn write(&self, name: &str, text: &str) -> String {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed is the temporary folder's business.
+        let _left = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,198 @@
+//! Roles as processes of the built binary: the same answers as alone, no orphan, and whoever does not belong refused by
+//! name while the cluster goes on.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "common/node.rs"]
+mod node;
+
+use node::{Folder, Node, PATIENCE, answer, field, is_alive};
+use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::cluster::{WorkerFrame, WorkerHello, worker_frame};
+use proto::secure::{Token, Trust, channel};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+use time::OffsetDateTime;
+
+const MODEL: &str = "tests/reference/llama-f32-tied";
+const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
+
+fn serve(more: &[&str]) -> Node {
+    Node::start(&[&["serve", MODEL, "--activations", "f32"], &DOORS[..], more].concat())
+}
+
+/// A coordinator for one rank, and where it listens.
+fn coordinator(model: &str, more: &[&str]) -> (Node, String) {
+    let listen = ["coordinator", model, "--activations", "f32", "--listen", "127.0.0.1:0"];
+    let mut node = Node::start(&[&listen[..], more].concat());
+    let address = field(&node.until(&["coordinating"]), "address").to_owned();
+    (node, address)
+}
+
+#[test]
+fn a_grid_of_processes_answers_as_one_rank_does() {
+    let alone = serve(&[]).answers();
+    let mut grid = serve(&["--tp", "2", "--pp", "2"]);
+    assert_eq!(grid.answers(), alone);
+    let workers = grid.workers();
+    assert_eq!(workers.len(), 4);
+    // A worker that is killed is started anew, and the answers are the same.
+    rustix::process::kill_process(pid(workers[1]), rustix::process::Signal::KILL).unwrap();
+    grid.until(&["a worker process ended"]);
+    assert_eq!(grid.answers(), alone);
+    assert_eq!(serve(&["--tp", "2", "--pp", "2", "--inproc"]).answers(), alone);
+}
+
+fn pid(pid: u32) -> rustix::process::Pid {
+    rustix::process::Pid::from_raw(pid.cast_signed()).unwrap()
+}
+
+#[test]
+fn no_worker_outlives_its_parent() {
+    for signal in [rustix::process::Signal::KILL, rustix::process::Signal::TERM] {
+        let mut grid = serve(&["--tp", "2"]);
+        let http = grid.http();
+        grid.until_ready(&http);
+        let workers = grid.workers();
+        assert!(workers.len() == 2 && workers.iter().all(|pid| is_alive(*pid)));
+        rustix::process::kill_process(pid(grid.pid()), signal).unwrap();
+        grid.ended();
+        let deadline = Instant::now() + PATIENCE;
+        while workers.iter().any(|pid| is_alive(*pid)) {
+            assert!(Instant::now() < deadline, "a worker outlives its parent");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn who_does_not_belong_is_refused_by_name_and_the_cluster_goes_on() {
+    let folder = Folder::new("tokens");
+    let token = Token::random().unwrap();
+    let good = folder.write("good", token.expose());
+    let bad = folder.write("bad", Token::random().unwrap().expose());
+    let (mut coordinator, address) = coordinator(MODEL, &["--token-file", &good]);
+    let join = ["worker", "--threads", "1", "--join", &address];
+    let mut worker = Node::start(&[&join[..], &["--token-file", &good]].concat());
+    let mut stranger = Node::start(&[&join[..], &["--token-file", &bad]].concat());
+    stranger.until(&["lockstep:", "the join tokens are not the same"]);
+    assert!(!stranger.ended().success());
+    coordinator.until(&["a peer is refused", "the join tokens are not the same"]);
+    let mut nobody = Node::start(&join);
+    nobody.until(&["lockstep:", "the listener asks for a join token"]);
+    assert!(!nobody.ended().success());
+    let mut half = TcpStream::connect(&address).unwrap();
+    half.write_all(b"LOCKSTP1").unwrap();
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 300]] {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.write_all(garbage).unwrap();
+        // A reset says as much as an end.
+        let _reset = stream.read_to_end(&mut Vec::new());
+    }
+    coordinator.until(&["a peer is refused", "no role of a cluster"]);
+    coordinator.until(&["a peer is refused", "nothing was heard for too long"]);
+    another_version(&address, token);
+    worker.until(&["taking a place"]);
+    let arguments = ["router", MODEL, "--coordinator", &address, "--token-file", &good];
+    let mut router = Node::start(&[&arguments[..], &DOORS].concat());
+    assert_eq!(router.answers(), serve(&[]).answers());
+}
+
+/// A worker of a version that is not ours gets as far as its hello.
+fn another_version(address: &str, token: Token) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let status = runtime.block_on(async {
+        let mut client = CoordinatorClient::new(channel(address, Trust { token: Some(token), tls: None }));
+        let hello = WorkerHello { version: "0.0.0".into(), ..WorkerHello::default() };
+        let frame = WorkerFrame { frame: Some(worker_frame::Frame::Hello(hello)) };
+        client.join(tokio_stream::once(frame)).await.unwrap_err()
+    });
+    assert_eq!(status.code(), tonic::Code::FailedPrecondition);
+    assert!(status.message().contains("0.0.0"), "{}", status.message());
+}
+
+/// Files of PEM: an authority, and a certificate that ends `ends_in` seconds from now.
+fn certificate(folder: &Folder, name: &str, authority: &(CertificateParams, KeyPair), ends_in: i64) -> Vec<String> {
+    let mut params = CertificateParams::new(vec!["lockstep.cluster".to_owned()]).unwrap();
+    let now = OffsetDateTime::now_utc();
+    (params.not_before, params.not_after) = (now - time::Duration::DAY, now + time::Duration::seconds(ends_in));
+    let key = KeyPair::generate().unwrap();
+    let issuer = Issuer::from_params(&authority.0, &authority.1);
+    let leaf = params.signed_by(&key, &issuer).unwrap();
+    let root = authority.0.self_signed(&authority.1).unwrap();
+    let pem = |kind: &str, der: &[u8]| pem(kind, der);
+    [
+        ("--tls-cert", pem("CERTIFICATE", leaf.der())),
+        ("--tls-key", pem("PRIVATE KEY", &key.serialize_der())),
+        ("--tls-ca", pem("CERTIFICATE", root.der())),
+    ]
+    .into_iter()
+    .flat_map(|(flag, text)| [flag.to_owned(), folder.write(&format!("{name}{flag}"), &text)])
+    .collect()
+}
+
+fn pem(kind: &str, der: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for three in der.chunks(3) {
+        let bits = three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
+        let digit = |i: usize| char::from(DIGITS[(bits >> (18 - 6 * i)) as usize & 63]);
+        text.extend((0..4).map(|i| if i <= three.len() { digit(i) } else { '=' }));
+    }
+    format!("-----BEGIN {kind}-----\n{text}\n-----END {kind}-----\n")
+}
+
+#[test]
+fn an_expired_certificate_is_refused_by_name_and_the_cluster_goes_on() {
+    let folder = Folder::new("certificates");
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = (params, KeyPair::generate().unwrap());
+    let files = |name: &str, ends_in: i64| certificate(&folder, name, &authority, ends_in);
+    let (good, old) = (files("good", 3600), files("old", -3600));
+    let flags = |files: &[String]| files.iter().map(String::clone).collect::<Vec<_>>();
+    let with = |first: &[&str], files: &[String]| -> Node {
+        let files = flags(files);
+        Node::start(&[first, &files.iter().map(String::as_str).collect::<Vec<_>>()].concat())
+    };
+    let good_flags: Vec<&str> = good.iter().map(String::as_str).collect();
+    let (mut coordinator, address) = coordinator(MODEL, &good_flags);
+    let join = ["worker", "--threads", "1", "--join", &address];
+    let mut expired = with(&join, &old);
+    expired.until(&["lockstep:", "expired"]);
+    assert!(!expired.ended().success());
+    coordinator.until(&["a peer is refused", "expired"]);
+    let mut plain = Node::start(&join);
+    plain.until(&["lockstep:", "the listener speaks TLS"]);
+    let mut worker = with(&join, &good);
+    worker.until(&["taking a place"]);
+    let arguments = [&["router", MODEL, "--coordinator", &address], &DOORS[..]].concat();
+    let http = {
+        let mut router = with(&arguments, &good);
+        let http = router.http();
+        router.until_ready(&http);
+        answer(&http, "over TLS");
+        http
+    };
+    assert!(http.starts_with("http://127.0.0.1:"));
+}
+
+/// The worker stands in a folder where the coordinator's path leads nowhere, so it fetches; a second time it need not.
+#[test]
+fn a_worker_without_the_model_fetches_it() {
+    let folder = Folder::new("fetch");
+    let cache = folder.0.join("cache");
+    let (_coordinator, address) = coordinator(MODEL, &[]);
+    let fetch = ["worker", "--threads", "1", "--join", &address, "--fetch", "--cache", cache.to_str().unwrap()];
+    let mut router = Node::start(&[&["router", MODEL, "--coordinator", &address], &DOORS[..]].concat());
+    let mut worker = Node::start_in(&folder.0, &fetch);
+    worker.until(&["fetching this rank's part"]);
+    let answers = router.answers();
+    assert_eq!(answers, serve(&[]).answers());
+    worker.kill();
+    let mut again = Node::start_in(&folder.0, &fetch);
+    again.until(&["taking a place"]);
+    assert_eq!(router.answers(), answers);
+    assert!(!again.log().contains("fetching"), "{}", again.log());
+}
