@@ -2,6 +2,8 @@
 
 use crate::bench;
 use crate::config::Settings;
+use crate::single::{CoordinatorSettings, RouterSettings, WorkerSettings};
+use crate::trust::TrustSettings;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -21,6 +23,18 @@ pub enum Command {
     /// Ask a model once, or chat with it when no prompt is given
     #[command(after_help = "Example: lockstep run smollm2 \"Why is the sky blue?\"")]
     Run(Run),
+    /// Coordinate a replica whose workers and routers are elsewhere
+    #[command(after_help = "Example: lockstep coordinator smollm2 --tp 2 --listen 0.0.0.0:50100 --token-file token")]
+    Coordinator(Coordinator),
+    /// Compute for a coordinator
+    #[command(after_help = "Example: lockstep worker --join coordinator:50100 --token-file token")]
+    Worker(Worker),
+    /// Answer clients for a coordinator that is elsewhere
+    #[command(after_help = "Example: lockstep router smollm2 --coordinator coordinator:50100 --token-file token")]
+    Router(Router),
+    /// Print a new join token, for the file that all roles of a cluster share
+    #[command(after_help = "Example: (umask 077; lockstep token > token)")]
+    Token,
     /// Fetch a model and verify its checksum
     #[command(after_help = "Example: lockstep pull smollm2")]
     Pull(Pull),
@@ -38,6 +52,47 @@ pub struct Serve {
     pub settings: Settings,
     #[command(flatten)]
     pub source: Source,
+}
+
+#[derive(Args)]
+pub struct Coordinator {
+    #[command(flatten)]
+    pub settings: Settings,
+    #[command(flatten)]
+    pub own: CoordinatorSettings,
+    #[command(flatten)]
+    pub trust: TrustSettings,
+    #[command(flatten)]
+    pub source: Source,
+}
+
+#[derive(Args)]
+pub struct Router {
+    #[command(flatten)]
+    pub settings: Settings,
+    #[command(flatten)]
+    pub own: RouterSettings,
+    #[command(flatten)]
+    pub trust: TrustSettings,
+    #[command(flatten)]
+    pub source: Source,
+}
+
+#[derive(Args)]
+pub struct Worker {
+    #[command(flatten)]
+    pub own: WorkerSettings,
+    #[command(flatten)]
+    pub trust: TrustSettings,
+    /// A TOML file with the same names as the flags; flags and LOCKSTEP_* win over it
+    #[arg(long, env = "LOCKSTEP_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print what was resolved from flags, environment and file, and stop
+    #[arg(long)]
+    pub print_config: bool,
+    /// Started by `serve`, which says the token on standard input and ends this worker with itself
+    #[arg(long, hide = true)]
+    pub supervised: bool,
 }
 
 #[derive(Args)]

@@ -1,14 +1,18 @@
 //! Settings from flags, then `LOCKSTEP_*`, then a file; resolved once into the one `Config` that the roles are built
 //! from. Nothing else reads the environment.
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The tokenizer's crate tells of its tables as it builds them, which is nothing to tell an operator.
 pub const LOG: &str = "info,tk_encode=warn";
+
+/// Of one replica. Beyond it, sums would wait for more peers than they have leaves.
+const RANKS_MAX: u32 = 1024;
 
 /// What can be said, each of it optional. Flags and the file have the same names, because they are the same fields.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
@@ -32,13 +36,22 @@ pub struct Settings {
     /// Port of the HTTP API, where no full address is given
     #[arg(long, env = "LOCKSTEP_PORT")]
     pub port: Option<u16>,
+    /// Ranks that share each layer [default: 1]
+    #[arg(long, env = "LOCKSTEP_TP", value_name = "N")]
+    pub tp: Option<u16>,
+    /// Stages that follow each other, each with its own layers [default: 1]
+    #[arg(long, env = "LOCKSTEP_PP", value_name = "N")]
+    pub pp: Option<u16>,
+    /// Workers as threads of this process, not as processes of their own [default: false]
+    #[arg(long, env = "LOCKSTEP_INPROC", num_args = 0..=1, default_missing_value = "true")]
+    pub inproc: Option<bool>,
     /// What computes [default: cpu]
     #[arg(long, env = "LOCKSTEP_DEVICE", value_enum)]
     pub device: Option<Device>,
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
-    /// Threads of the worker [default: one per core]
+    /// Threads of each worker [default: the cores, divided among this machine's workers]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
     /// What meets a quantized weight [default: int8]
@@ -68,6 +81,12 @@ pub struct Settings {
     /// Share the KV of equal beginnings between requests [default: true]
     #[arg(long, env = "LOCKSTEP_PREFIX_CACHE", action = clap::ArgAction::Set)]
     pub prefix_cache: Option<bool>,
+    /// A file of API keys, a line each: key, or name:key; a name's requests share no cache with others'
+    #[arg(long, env = "LOCKSTEP_API_KEYS", value_name = "FILE")]
+    pub api_keys: Option<PathBuf>,
+    /// One API key, beside those of the file
+    #[arg(long, env = "LOCKSTEP_API_KEY", value_name = "KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
     /// Seconds that running requests have to finish after SIGTERM [default: 30]
     #[arg(long, env = "LOCKSTEP_DRAIN_SECONDS")]
     pub drain_seconds: Option<u64>,
@@ -94,6 +113,23 @@ pub enum Isa {
     Plain,
     Avx2,
     Avx512,
+}
+
+impl Device {
+    pub fn name(self) -> String {
+        flag_value(&self)
+    }
+}
+
+impl Isa {
+    pub fn name(self) -> String {
+        flag_value(&self)
+    }
+}
+
+/// As it is said on a command line.
+fn flag_value(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -175,6 +211,9 @@ pub struct Config {
     pub served_model_name: Option<String>,
     pub http: SocketAddr,
     pub grpc: SocketAddr,
+    pub tp: u16,
+    pub pp: u16,
+    pub inproc: bool,
     pub device: Device,
     pub isa: Option<Isa>,
     pub threads: usize,
@@ -187,6 +226,10 @@ pub struct Config {
     pub max_running: u32,
     pub max_waiting: u32,
     pub prefix_cache: bool,
+    pub api_keys: Option<PathBuf>,
+    // Printed for nobody.
+    #[serde(skip)]
+    pub api_key: Option<String>,
     pub drain_seconds: u64,
     pub log_format: LogFormat,
     pub log: String,
@@ -196,8 +239,7 @@ impl Settings {
     /// These settings, with what they leave open taken from a file.
     pub fn over_file(self, path: Option<&Path>) -> anyhow::Result<Settings> {
         let Some(path) = path else { return Ok(self) };
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        self.over(&text).with_context(|| format!("in {}", path.display()))
+        self.over(&read(path)?).with_context(|| format!("in {}", path.display()))
     }
 
     fn over(self, file: &str) -> anyhow::Result<Settings> {
@@ -211,14 +253,19 @@ impl Settings {
     pub fn resolve(self) -> anyhow::Result<Config> {
         let host = self.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let max_batch_tokens = self.max_batch_tokens.unwrap_or(512);
+        let (tp, pp) = (self.tp.unwrap_or(1), self.pp.unwrap_or(1));
+        let n_ranks = usize::from(tp) * usize::from(pp);
         let config = Config {
             model: self.model.unwrap_or_else(|| "smollm2".into()),
             served_model_name: self.served_model_name,
             http: self.http.unwrap_or(SocketAddr::new(host, self.port.unwrap_or(8000))),
             grpc: self.grpc.unwrap_or(SocketAddr::new(host, 50051)),
+            tp,
+            pp,
+            inproc: self.inproc.unwrap_or(false),
             device: self.device.unwrap_or(Device::Cpu),
             isa: self.isa,
-            threads: self.threads.unwrap_or_else(cores),
+            threads: self.threads.unwrap_or_else(|| (cores() / n_ranks.max(1)).max(1)),
             activations: self.activations.unwrap_or(Activations::Int8),
             kv_dtype: self.kv_dtype.unwrap_or(KvDtype::F16),
             kv_memory: self.kv_memory,
@@ -228,6 +275,8 @@ impl Settings {
             max_running: self.max_running.unwrap_or(64),
             max_waiting: self.max_waiting.unwrap_or(1024),
             prefix_cache: self.prefix_cache.unwrap_or(true),
+            api_keys: self.api_keys,
+            api_key: self.api_key,
             drain_seconds: self.drain_seconds.unwrap_or(30),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log: self.log.unwrap_or_else(|| LOG.into()),
@@ -238,8 +287,15 @@ impl Settings {
 }
 
 impl Config {
+    pub fn n_ranks(&self) -> u16 {
+        // `check` has seen that it is no more than a thousand.
+        self.tp * self.pp
+    }
+
     fn check(&self) -> anyhow::Result<()> {
         let at_least_one = [
+            ("tp", self.tp.into()),
+            ("pp", self.pp.into()),
             ("threads", self.threads as u64),
             ("max-batch-tokens", self.max_batch_tokens.into()),
             ("max-chunk-tokens", self.max_chunk_tokens.into()),
@@ -249,6 +305,8 @@ impl Config {
         for (name, value) in at_least_one {
             ensure!(value > 0, "--{name} is 0; it must be at least 1");
         }
+        let n_ranks = u32::from(self.tp) * u32::from(self.pp);
+        ensure!(n_ranks <= RANKS_MAX, "--tp {} times --pp {} is more than {RANKS_MAX} ranks", self.tp, self.pp);
         ensure!(self.context.is_none_or(|n| n >= 2), "--context is below 2: a prompt and its answer need a token each");
         ensure!(self.threads <= 1024, "--threads is {}; it must be at most 1024", self.threads);
         if self.max_running > self.max_batch_tokens {
@@ -262,7 +320,45 @@ impl Config {
     }
 }
 
-fn cores() -> usize {
+fn read(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// A file for a command whose settings have several parts: each takes what it knows, and nothing may be left.
+#[derive(Default)]
+pub struct File {
+    name: String,
+    table: toml::Table,
+}
+
+impl File {
+    pub fn read(path: Option<&Path>) -> anyhow::Result<File> {
+        let Some(path) = path else { return Ok(File::default()) };
+        let name = path.display().to_string();
+        let table = toml::from_str(&read(path)?).with_context(|| format!("in {name}"))?;
+        Ok(File { name, table })
+    }
+
+    /// These flags, with what they leave open taken from the file.
+    pub fn under<T: Args + Serialize + DeserializeOwned>(&mut self, flags: T) -> anyhow::Result<T> {
+        let known = T::augment_args(clap::Command::new("settings"));
+        let mut merged = toml::Table::new();
+        for argument in known.get_arguments() {
+            let name = argument.get_id().as_str().replace('_', "-");
+            merged.extend(self.table.remove_entry(&name));
+        }
+        let _: T = merged.clone().try_into().with_context(|| format!("in {}", self.name))?;
+        merged.extend(toml::Table::try_from(flags)?);
+        Ok(merged.try_into()?)
+    }
+
+    pub fn end(self) -> anyhow::Result<()> {
+        let left = self.table.keys().next();
+        left.map_or(Ok(()), |name| Err(anyhow!("in {}: {name} is no setting of this command", self.name)))
+    }
+}
+
+pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
@@ -305,6 +401,16 @@ mod tests {
         let config = settings.resolve()?;
         let again = Settings::default().over(&toml::to_string(&config)?)?.resolve()?;
         assert_eq!(again, config);
+        Ok(())
+    }
+
+    #[test]
+    fn each_part_of_a_command_takes_its_own_from_the_file() -> anyhow::Result<()> {
+        let table = toml::from_str("threads = 5\ntls = \"on\"\nworse = 1")?;
+        let mut file = File { name: "a file".into(), table };
+        let settings = file.under(Settings { tp: Some(2), ..Settings::default() })?;
+        assert_eq!((settings.threads, settings.tp), (Some(5), Some(2)));
+        assert!(file.end().is_err_and(|e| e.to_string().contains("tls is no setting")));
         Ok(())
     }
 

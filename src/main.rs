@@ -4,11 +4,16 @@
 
 mod args;
 mod bench;
+mod children;
 mod config;
+mod identity;
 mod models;
 mod plan;
+mod relay;
 mod roles;
 mod run;
+mod single;
+mod trust;
 
 use anyhow::{Context, anyhow};
 use args::{Cli, Command, Hub, Source};
@@ -37,6 +42,10 @@ fn main() -> ExitCode {
             Ok(())
         }),
         Command::Bench(options) => bench::run(&options),
+        Command::Coordinator(coordinator) => single::coordinator(coordinator),
+        Command::Worker(worker) => single::worker(worker),
+        Command::Router(router) => single::router(router),
+        Command::Token => token(),
         Command::Pull(pull) => self::pull(&pull.model, &pull.hub),
     };
     match done {
@@ -63,6 +72,11 @@ fn prepared(
     command(config, located)
 }
 
+fn token() -> anyhow::Result<()> {
+    println!("{}", proto::secure::Token::random()?.expose());
+    Ok(())
+}
+
 fn pull(model: &str, hub: &Hub) -> anyhow::Result<()> {
     let located = models::ready(model, hub)?;
     println!("{}", located.path.display());
@@ -71,7 +85,7 @@ fn pull(model: &str, hub: &Hub) -> anyhow::Result<()> {
 
 fn serve(mut config: Config, located: Located) -> anyhow::Result<()> {
     config.served_model_name.get_or_insert(located.name);
-    let metrics = roles::watch(&config)?;
+    let metrics = roles::watch(&config.log, config.log_format)?;
     let checkpoint = Checkpoint::open(&located.path)?;
     plan::blueprint(&config, &checkpoint)?;
     Runtime::new()?.block_on(async {
@@ -118,11 +132,13 @@ async fn stop_on_signals(shutdown: CancellationToken) {
 fn ask(mut config: Config, located: Located, run: &args::Run) -> anyhow::Result<()> {
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     (config.http, config.grpc) = (any_port, any_port);
+    // Nobody else knows these doors, and this client has no key.
+    (config.api_keys, config.api_key) = (None, None);
     config.served_model_name.get_or_insert(located.name);
     if config.log == config::LOG {
         config.log = "warn".into();
     }
-    let metrics = roles::watch(&config)?;
+    let metrics = roles::watch(&config.log, config.log_format)?;
     let checkpoint = Checkpoint::open(&located.path)?;
     plan::blueprint(&config, &checkpoint)?;
     let runtime = Runtime::new()?;

@@ -1,21 +1,30 @@
-//! Starts the roles of a replica within this process. They talk over pipes in memory with the frames that a cluster
-//! sends over sockets: there is no other way to serve.
+//! Starts the roles of a replica on this machine: router and coordinator within this process, and the workers too, or as
+//! processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
-use crate::config::{Activations, Config, Device, Isa, KvDtype};
-use anyhow::Context;
+use crate::children::{self, Order};
+use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat};
+use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
 use coordinator::{ModelShape, Policy};
-use proto::transport;
-use std::future::Future;
+use proto::secure::{self, Connection, Token, Trust};
+use proto::transport::{self, Dialer};
+use std::ffi::OsString;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
+use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
 use types::Grid;
-use worker::{Load, ModelLoader, sim::Sim};
+use worker::{Assignment, Load, LoadError, ModelLoader, Ready, Runner, sim::Sim};
 
 const REPLICA: &str = "local";
 
@@ -34,7 +43,7 @@ impl Doors {
     }
 }
 
-/// Runs router, coordinator and worker until `shutdown`, and then until what runs has ended. They end in the order in
+/// Runs router, coordinator and workers until `shutdown`, and then until what runs has ended. They end in the order in
 /// which requests pass them, so that nothing under way loses what it needs.
 pub async fn serve(
     config: &Config,
@@ -44,32 +53,100 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let (dialer, pipes) = transport::in_memory();
-    let (router_end, coordinator_end, worker_end) = (shutdown, CancellationToken::new(), CancellationToken::new());
-
-    let claim = MemoryStore::starting_at(micros_since_1970()).claim(REPLICA, "in this process");
-    let coordinator = coordinator::serve(pipes, coordinator_config(config, checkpoint), claim, coordinator_end.clone());
-    let worker =
-        worker::serve(dialer.channel(), loader(config, checkpoint)?, worker_config(config), worker_end.clone());
-    let router = router::serve(
-        router_config(config, metrics),
-        dialer.channel(),
-        text(checkpoint)?,
-        doors.http,
-        doors.grpc,
-        router_end.clone(),
-    );
-
-    let mut coordinator = Part::start("the coordinator", coordinator);
-    let mut worker = Part::start("the worker", worker);
-    let mut router = Part::start("the router", router);
-    let first = tokio::select! {
-        ended = router.ended() => ended,
-        ended = coordinator.ended() => ended,
-        ended = worker.ended() => ended,
+    let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
+    let end = CancellationToken::new();
+    let (workers, coordinator) = if config.n_ranks() == 1 || config.inproc {
+        let served = coordinate(config, checkpoint, REPLICA, pipes, end.clone());
+        (threads(config, &dialer), Part::start("the coordinator", end, served))
+    } else {
+        let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
+        let token = Token::random()?;
+        let children = processes(config, socket.local_addr()?, token.clone());
+        let sockets = secure::incoming(socket, Trust { token: Some(token), tls: None });
+        let served = coordinate(config, checkpoint, REPLICA, pipes.merge(sockets), end.clone());
+        (vec![children], Part::start("the coordinator", end, served))
     };
-    let mut outcome = first;
-    for (mut part, end) in [(router, router_end), (coordinator, coordinator_end), (worker, worker_end)] {
-        end.cancel();
+    let router = route(config, checkpoint, metrics, dialer.channel(), doors, shutdown.clone())?;
+    let mut parts = vec![Part::start("the router", shutdown, router), coordinator];
+    parts.extend(workers);
+    run(parts).await
+}
+
+/// A coordinator over the connections that come, until `shutdown`.
+pub fn coordinate<C>(
+    config: &Config,
+    checkpoint: &Checkpoint,
+    replica: &str,
+    connections: C,
+    shutdown: CancellationToken,
+) -> impl Future<Output = anyhow::Result<()>> + use<C>
+where
+    C: Stream<Item = io::Result<Connection>>,
+{
+    let claim = MemoryStore::starting_at(micros_since_1970()).claim(replica, "in this process");
+    let config = coordinator_config(config, checkpoint, replica);
+    async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) }
+}
+
+/// A router that is attached through `replica`, until `shutdown`.
+pub fn route(
+    config: &Config,
+    checkpoint: &Checkpoint,
+    metrics: router::Render,
+    replica: Channel,
+    doors: Doors,
+    shutdown: CancellationToken,
+) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
+    let (config, text) = (router_config(config, metrics)?, text(checkpoint)?);
+    Ok(async move { Ok(router::serve(config, replica, text, doors.http, doors.grpc, shutdown).await?) })
+}
+
+/// A worker for each rank within this process, each with a computing thread of its own.
+fn threads(config: &Config, dialer: &Dialer) -> Vec<Part> {
+    let start = |_| {
+        let end = CancellationToken::new();
+        let worker = worker::serve(
+            dialer.channel(),
+            loader(config.device, config.isa, config.threads),
+            worker_config(config, memory_bytes() / u64::from(config.n_ranks())),
+            end.clone(),
+        );
+        Part::start("a worker", end, async { Ok(worker.await?) })
+    };
+    (0..config.n_ranks()).map(start).collect()
+}
+
+/// A process for each rank, which join over loopback.
+fn processes(config: &Config, coordinator: SocketAddr, token: Token) -> Part {
+    let memory = Bytes(memory_bytes() / u64::from(config.n_ranks()));
+    let mut arguments: Vec<OsString> = ["worker", "--supervised", "--log-format", "json"].map(OsString::from).into();
+    let named = [
+        ("--join", coordinator.to_string()),
+        ("--device", config.device.name()),
+        ("--threads", config.threads.to_string()),
+        ("--memory", memory.to_string()),
+        ("--log", config.log.clone()),
+    ];
+    for (name, value) in named.into_iter().chain(config.isa.map(|isa| ("--isa", isa.name()))) {
+        arguments.extend([name.into(), value.into()]);
+    }
+    let end = CancellationToken::new();
+    let order = Order { n: config.n_ranks(), arguments, token };
+    Part::start("the workers", end.clone(), children::run(order, end))
+}
+
+/// Runs parts until the first of them ends, and then ends the others one after the other.
+async fn run(mut parts: Vec<Part>) -> anyhow::Result<()> {
+    let first = poll_fn(|cx| {
+        let ended = parts.iter_mut().find_map(|part| match pin!(part.ended()).poll(cx) {
+            Poll::Ready(ended) => Some(ended),
+            Poll::Pending => None,
+        });
+        ended.map_or(Poll::Pending, Poll::Ready)
+    });
+    let mut outcome = first.await;
+    for mut part in parts {
+        part.end.cancel();
         // The first to fail is the cause; the rest must end all the same.
         let ended = part.ended().await;
         outcome = outcome.and(ended);
@@ -80,15 +157,18 @@ pub async fn serve(
 /// A role's task, and what it is called when it fails.
 struct Part {
     name: &'static str,
+    end: CancellationToken,
     task: Option<JoinHandle<anyhow::Result<()>>>,
 }
 
 impl Part {
-    fn start<E>(name: &'static str, role: impl Future<Output = Result<(), E>> + Send + 'static) -> Part
-    where
-        E: std::error::Error + Send + Sync + 'static,
-    {
-        Part { name, task: Some(tokio::spawn(async { Ok(role.await?) })) }
+    /// `end` is what ends the role well.
+    fn start(
+        name: &'static str,
+        end: CancellationToken,
+        role: impl Future<Output = anyhow::Result<()>> + Send + 'static,
+    ) -> Part {
+        Part { name, end, task: Some(tokio::spawn(role)) }
     }
 
     /// Cancel safe: the task is given up only once it has ended.
@@ -106,10 +186,10 @@ fn micros_since_1970() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn router_config(config: &Config, metrics: router::Render) -> router::Config {
+fn router_config(config: &Config, metrics: router::Render) -> anyhow::Result<router::Config> {
     let drain_max = Duration::from_secs(config.drain_seconds);
     let requests_max = config.max_waiting as usize + config.max_running as usize;
-    router::Config {
+    Ok(router::Config {
         names: config.served_model_name.iter().cloned().collect(),
         limits: router::Limits {
             // Without a token yet: those that wait, and those whose prompts are being computed.
@@ -118,8 +198,28 @@ fn router_config(config: &Config, metrics: router::Render) -> router::Config {
             ..router::Limits::default()
         },
         waits: router::Waits { drain_max, ..router::Waits::default() },
+        keys: api_keys(config)?,
         metrics,
+    })
+}
+
+/// Those of the file and of the flag. A file without a key would let in everybody, which nobody means by it.
+fn api_keys(config: &Config) -> anyhow::Result<router::ApiKeys> {
+    let mut lines = match &config.api_keys {
+        None => String::new(),
+        Some(path) => {
+            let what = || format!("API keys in {}", path.display());
+            let text = std::fs::read_to_string(path).with_context(what)?;
+            ensure!(!router::ApiKeys::parse(&text).with_context(what)?.is_open(), "{}: there are none", what());
+            text
+        }
+    };
+    for key in &config.api_key {
+        ensure!(!key.trim().is_empty(), "--api-key is empty");
+        // The key is its own name: it may have a colon.
+        lines.push_str(&format!("\napi-key:{key}"));
     }
+    Ok(router::ApiKeys::parse(&lines)?)
 }
 
 fn text(checkpoint: &Checkpoint) -> anyhow::Result<router::Text> {
@@ -131,10 +231,10 @@ fn text(checkpoint: &Checkpoint) -> anyhow::Result<router::Text> {
     })
 }
 
-fn coordinator_config(config: &Config, checkpoint: &Checkpoint) -> coordinator::Config {
+fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -> coordinator::Config {
     let defaults = coordinator::Limits::default();
     coordinator::Config {
-        replica: REPLICA.into(),
+        replica: replica.into(),
         model: config.served_model_name.clone().unwrap_or_else(|| checkpoint.spec().name.clone()),
         model_path: checkpoint.path().to_owned(),
         shape: ModelShape::of(checkpoint),
@@ -174,7 +274,7 @@ pub fn policy(config: &Config) -> Policy {
         KvDtype::F32 => "f32",
     };
     Policy {
-        grid: Grid::SOLO,
+        grid: Grid { pp: config.pp, tp: config.tp, ep: 1 },
         activations: activations.into(),
         kv_dtype: kv_dtype.into(),
         kv_memory: config.kv_memory.map(|bytes| bytes.0),
@@ -183,33 +283,55 @@ pub fn policy(config: &Config) -> Policy {
     }
 }
 
-fn loader(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<Box<dyn Load>> {
-    let isa = match config.isa {
+/// What makes a rank of this machine, whatever it is told to hold.
+pub fn loader(device: Device, isa: Option<Isa>, threads: usize) -> Box<dyn Load> {
+    let isa = match isa {
         None => worker::Isa::detect(),
         Some(Isa::Plain) => worker::Isa::Plain,
         Some(Isa::Avx2) => worker::Isa::Avx2,
         Some(Isa::Avx512) => worker::Isa::Avx512,
     };
-    Ok(match config.device {
-        Device::Cpu => Box::new(ModelLoader { isa, ..ModelLoader::new(config.threads) }),
-        Device::Sim => {
-            let block_bytes = coordinator::block_bytes(&ModelShape::of(checkpoint), &policy(config))?;
-            Box::new(Sim { vocab: checkpoint.spec().vocab, block_bytes, ..Sim::default() })
-        }
-    })
+    match device {
+        Device::Cpu => Box::new(ModelLoader { isa, ..ModelLoader::new(threads) }),
+        Device::Sim => Box::new(SimLoader),
+    }
 }
 
-fn worker_config(config: &Config) -> worker::Config {
-    let device = match config.device {
-        Device::Cpu => "cpu",
-        Device::Sim => "sim",
-    };
+/// The sim needs a few facts of the model that it stands for.
+struct SimLoader;
+
+impl Load for SimLoader {
+    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        let path = &assignment.model_path;
+        let failed = |source| LoadError::Model { path: path.clone(), source };
+        let checkpoint = Checkpoint::open(path).map_err(|error| failed(error.into()))?;
+        let policy = Policy {
+            grid: Grid::SOLO,
+            activations: assignment.activations.clone(),
+            kv_dtype: assignment.kv_dtype.clone(),
+            kv_memory: None,
+            context: None,
+            running_max: assignment.running_max,
+        };
+        let shape = ModelShape::of(&checkpoint);
+        let block_bytes = coordinator::block_bytes(&shape, &policy).map_err(|error| failed(error.into()))?;
+        Sim { vocab: checkpoint.spec().vocab, block_bytes, ..Sim::default() }.load(assignment)
+    }
+}
+
+fn worker_config(config: &Config, memory_bytes: u64) -> worker::Config {
     worker::Config {
-        device: device.into(),
-        memory_bytes: memory_bytes(),
+        host: host(),
+        device: config.device.name(),
+        memory_bytes,
         threads: u32::try_from(config.threads).unwrap_or(u32::MAX),
         ..worker::Config::default()
     }
+}
+
+/// This machine's name, as its network knows it.
+pub fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// What this machine has, or what the container was given if that is less.
@@ -221,12 +343,12 @@ pub fn memory_bytes() -> u64 {
 }
 
 /// Logs and metrics of this process; the answer renders the page of the metrics.
-pub fn watch(config: &Config) -> anyhow::Result<router::Render> {
-    let format = match config.log_format {
-        crate::config::LogFormat::Text => telemetry::logs::Format::Text,
-        crate::config::LogFormat::Json => telemetry::logs::Format::Json,
+pub fn watch(log: &str, format: LogFormat) -> anyhow::Result<router::Render> {
+    let format = match format {
+        LogFormat::Text => telemetry::logs::Format::Text,
+        LogFormat::Json => telemetry::logs::Format::Json,
     };
-    telemetry::logs::init(format, &config.log)?;
+    telemetry::logs::init(format, log)?;
     let exporter = telemetry::metrics::install(&[])?;
     Ok(Arc::new(move || exporter.render()))
 }

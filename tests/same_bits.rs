@@ -10,7 +10,7 @@ use common::watched::Seen;
 use common::{Answer, Replica, Setup, reference_folder, smollm2};
 use std::cmp::Reverse;
 use std::path::Path;
-use types::{BLOCK_TOKENS, Finish, Request, Sampling, Token, Tokens};
+use types::{BLOCK_TOKENS, Dry, Finish, Penalties, Request, Sampling, Token, Tokens, Xtc};
 use worker::Isa;
 
 const REQUESTS: usize = 64;
@@ -268,6 +268,16 @@ fn mixed(vocab: u32, lengths: &[usize], tokens_max: impl Fn(usize) -> u32, stops
 
 fn sampling(i: usize, stops: &[Token]) -> Sampling {
     let any = Sampling { seed: i as u64 * 7919, choice: (i % 3) as u32, logprobs: Some(3), ..Sampling::default() };
+    let penalties = Penalties { presence: 0.3, frequency: 0.2, repetition: 1.2 };
+    // The tokens that `stops` names exist in every vocabulary here.
+    let dry = Dry { multiplier: 0.8, breakers: vec![stops[..1].to_vec()], ..Dry::default() };
+    let any = match i % 7 {
+        3 => Sampling { penalties, ..any },
+        4 => Sampling { dry, bias: vec![(stops[0], -3.0), (stops[1], 2.5)], ..any },
+        5 => Sampling { bad_words: vec![vec![stops[2]], stops[..2].to_vec()], penalties, ..any },
+        6 => Sampling { typical_p: 0.9, xtc: Xtc { probability: 0.5, threshold: 0.05 }, top_n_sigma: 4.0, ..any },
+        _ => any,
+    };
     let drawn = match i % 6 {
         0 => any,
         1 => Sampling { temperature: 0.7, ..any },

@@ -157,6 +157,7 @@ pub struct Defaults {
     pub top_p: Option<f32>,
     pub top_k: Option<u32>,
     pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
 }
 
 /// More than any model has, and little enough that no product of two overflows.

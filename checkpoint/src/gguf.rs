@@ -78,6 +78,8 @@ pub struct Entry {
     pub dtype: Dtype,
     /// From the slowest to the fastest: the reverse of the file's order.
     pub dims: Vec<u64>,
+    /// Which file of a split model has the bytes.
+    pub file: usize,
     pub bytes: Range<usize>,
 }
 
@@ -122,6 +124,20 @@ impl Gguf {
             .map(|(name, header)| Ok((name.clone(), header.place(&name, data, alignment, bytes.len())?)))
             .collect::<Result<_, Fault>>()?;
         Ok(Gguf { values, tensors })
+    }
+
+    /// Adds the tensors of the next part; metadata is the first part's.
+    pub(crate) fn join(&mut self, part: Gguf, file: usize) -> Result<(), Fault> {
+        if file == 0 {
+            self.values = part.values;
+        }
+        for (name, entry) in part.tensors {
+            if self.tensors.contains_key(&name) {
+                return Fault::malformed(format!("the tensor {name} is in another part too"));
+            }
+            self.tensors.insert(name, Entry { file, ..entry });
+        }
+        Ok(())
     }
 
     pub fn tensor(&self, name: &str) -> Option<&Entry> {
@@ -334,6 +350,9 @@ fn read_tensor_header(cursor: &mut Cursor<'_>, name: &str) -> Result<Header, Fau
     let Some(n_bytes) = n_bytes else {
         return Fault::malformed(format!("the tensor {name} cannot have the dimensions {dims:?} as {type_name}"));
     };
+    if rows == Some(1) && dtype.block() > 1 {
+        return Fault::unsupported(format!("the tensor {name}, a vector of type {type_name},"));
+    }
     Ok(Header { dtype, dims, n_bytes, offset })
 }
 
@@ -352,12 +371,12 @@ impl Header {
                  is it cut off?"
             ));
         };
-        Ok(Entry { dtype: self.dtype, dims: self.dims, bytes: start as usize..end as usize })
+        Ok(Entry { dtype: self.dtype, dims: self.dims, file: 0, bytes: start as usize..end as usize })
     }
 }
 
 fn served(type_name: &str) -> Option<Dtype> {
-    [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::Q8_0, Dtype::Q4_1].into_iter().find(|dtype| dtype.name() == type_name)
+    Dtype::ALL.into_iter().find(|dtype| dtype.name() == type_name)
 }
 
 fn alignment(values: &BTreeMap<String, Value>) -> Result<u64, Fault> {

@@ -11,6 +11,7 @@ mod map;
 pub mod names;
 mod safetensors;
 mod sizes;
+mod split;
 pub mod template;
 pub mod tensor;
 pub mod tokenizer;
@@ -32,6 +33,7 @@ use memmap2::Mmap;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -48,12 +50,16 @@ pub struct Checkpoint {
 }
 
 enum Weights {
-    Gguf { header: Gguf, bytes: Mmap },
+    /// The files are the parts of a split model, in order.
+    Gguf {
+        header: Gguf,
+        files: Vec<Mmap>,
+    },
     Folder(Shards),
 }
 
 impl Checkpoint {
-    /// A `.gguf` file, or a folder with `config.json` and safetensors. Every tensor that the model needs is there and
+    /// A `.gguf` file (of a split model: any of its parts), or a folder with `config.json` and safetensors. Every tensor that the model needs is there and
     /// has the right shape and a type that is served, or this says which has not.
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let checkpoint = if path.is_dir() { Checkpoint::open_folder(path)? } else { Checkpoint::open_gguf(path)? };
@@ -62,10 +68,9 @@ impl Checkpoint {
     }
 
     fn open_gguf(path: &Path) -> Result<Checkpoint> {
-        let bytes = map::map(path)?;
-        let header = Gguf::parse(&bytes).map_err(Error::fault(path))?;
-        let spec = ModelSpec::from_gguf(&header, &bytes, &catalogue::name_of(path)).map_err(Error::fault(path))?;
-        let weights = Weights::Gguf { header, bytes };
+        let (header, files) = split::open(path)?;
+        let spec = ModelSpec::from_gguf(&header, &files[0], &catalogue::name_of(path)).map_err(Error::fault(path))?;
+        let weights = Weights::Gguf { header, files };
         Ok(Checkpoint::new(path, spec, Defaults::default(), weights))
     }
 
@@ -135,10 +140,10 @@ impl Checkpoint {
             Weights::Folder(shards) => {
                 shards.tensor(name).or_else(|| shards.tensor(name.strip_prefix("transformer.")?))
             }
-            Weights::Gguf { header, bytes } => {
+            Weights::Gguf { header, files } => {
                 let entry = header.tensor(name)?;
                 let shape = tensor::rows_and_cols(&entry.dims).ok()?;
-                Some(Tensor { dtype: entry.dtype, shape, bytes: &bytes[entry.bytes.clone()] })
+                Some(Tensor { dtype: entry.dtype, shape, bytes: &files[entry.file][entry.bytes.clone()] })
             }
         }
     }
@@ -156,8 +161,8 @@ impl Checkpoint {
                 );
                 return Err(Error::Malformed { path: self.path.clone(), what });
             }
-            if source.is_turned && tensor.dtype.block() != 1 {
-                let what = format!("the tensor {} of the type {}, turned,", source.file, tensor.dtype.name());
+            if (source.is_turned || source.is_vector()) && tensor.dtype.block() != 1 {
+                let what = format!("the tensor {} of the type {}", source.file, tensor.dtype.name());
                 return Err(Error::Unsupported { path: self.path.clone(), what });
             }
         }
@@ -200,7 +205,7 @@ impl Checkpoint {
     /// The tokenizer: `tokenizer.json` of a folder, or the vocabulary that a GGUF carries.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.weights {
-            Weights::Gguf { header, bytes } => Tokenizer::from_gguf(header, bytes, &self.path),
+            Weights::Gguf { header, files } => Tokenizer::from_gguf(header, &files[0], &self.path),
             Weights::Folder(_) => Tokenizer::from_file(&self.path.join("tokenizer.json")),
         }
     }
@@ -208,7 +213,7 @@ impl Checkpoint {
     /// The template that turns a chat into a prompt, if the model has one.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
         match &self.weights {
-            Weights::Gguf { header, bytes } => ChatTemplate::from_gguf(header, bytes, &self.path),
+            Weights::Gguf { header, files } => ChatTemplate::from_gguf(header, &files[0], &self.path),
             Weights::Folder(_) => ChatTemplate::from_folder(&self.path),
         }
     }
@@ -228,12 +233,14 @@ fn read_json_if_there(path: &Path) -> Result<Value> {
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    let bytes = std::fs::metadata(path).map_err(Error::io(path))?.len();
-    if bytes > JSON_BYTES_MAX {
-        let what = format!("{bytes} bytes, where at most {JSON_BYTES_MAX} are read");
+    let mut text = String::new();
+    let file = map::open_regular(path)?;
+    let n = file.take(JSON_BYTES_MAX + 1).read_to_string(&mut text).map_err(Error::io(path))?;
+    if n as u64 > JSON_BYTES_MAX {
+        let what = format!("more than the {JSON_BYTES_MAX} bytes that are read");
         return Err(Error::Malformed { path: path.to_owned(), what });
     }
-    std::fs::read_to_string(path).map_err(Error::io(path))
+    Ok(text)
 }
 
 /// A file name that stays where it is put: no separators, no parents, nothing hidden.

@@ -7,15 +7,19 @@ use std::path::Path;
 
 /// Maps a whole file, read-only. An empty file is an error here, so that no parser needs to think of it.
 pub(crate) fn map(path: &Path) -> Result<Mmap> {
-    let file = File::open(path).map_err(Error::io(path))?;
-    let metadata = file.metadata().map_err(Error::io(path))?;
-    if !metadata.is_file() {
-        return Err(Error::Malformed { path: path.to_owned(), what: "not a file".into() });
-    }
-    if metadata.len() == 0 {
+    let file = open_regular(path)?;
+    if file.metadata().map_err(Error::io(path))?.len() == 0 {
         return Err(Error::Malformed { path: path.to_owned(), what: "the file is empty".into() });
     }
     map_file(&file).map_err(Error::io(path))
+}
+
+/// Opens a file that ends: not a pipe, which would wait for a writer, nor a device.
+pub(crate) fn open_regular(path: &Path) -> Result<File> {
+    if !std::fs::metadata(path).map_err(Error::io(path))?.is_file() {
+        return Err(Error::Malformed { path: path.to_owned(), what: "not a file".into() });
+    }
+    File::open(path).map_err(Error::io(path))
 }
 
 #[expect(unsafe_code, reason = "the only way to serve weights without reading them into memory first")]

@@ -3,45 +3,78 @@
 use crate::error::Fault;
 use half::{bf16, f16};
 
-/// How the numbers of a tensor are stored: the types that can be served.
+/// How the numbers of a tensor are stored: the types that can be served. What stands in their blocks is the matter of
+/// who packs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     F32,
     F16,
     BF16,
-    /// 32 numbers as an f16 scale and 32 signed bytes.
-    Q8_0,
-    /// 32 numbers as an f16 scale, an f16 minimum and 16 bytes; byte `i` holds number `i` in its low half and
-    /// number `i + 16` in its high half.
+    Q4_0,
     Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2K,
+    Q3K,
+    Q4K,
+    Q5K,
+    Q6K,
+    IQ4NL,
+    MXFP4,
 }
 
 impl Dtype {
+    pub const ALL: [Dtype; 15] = [
+        Dtype::F32,
+        Dtype::F16,
+        Dtype::BF16,
+        Dtype::Q4_0,
+        Dtype::Q4_1,
+        Dtype::Q5_0,
+        Dtype::Q5_1,
+        Dtype::Q8_0,
+        Dtype::Q2K,
+        Dtype::Q3K,
+        Dtype::Q4K,
+        Dtype::Q5K,
+        Dtype::Q6K,
+        Dtype::IQ4NL,
+        Dtype::MXFP4,
+    ];
+
+    /// As a GGUF calls it, numbers per block, bytes per block.
+    const fn row(self) -> (&'static str, usize, usize) {
+        match self {
+            Dtype::F32 => ("F32", 1, 4),
+            Dtype::F16 => ("F16", 1, 2),
+            Dtype::BF16 => ("BF16", 1, 2),
+            Dtype::Q4_0 => ("Q4_0", 32, 18),
+            Dtype::Q4_1 => ("Q4_1", 32, 20),
+            Dtype::Q5_0 => ("Q5_0", 32, 22),
+            Dtype::Q5_1 => ("Q5_1", 32, 24),
+            Dtype::Q8_0 => ("Q8_0", 32, 34),
+            Dtype::Q2K => ("Q2_K", 256, 84),
+            Dtype::Q3K => ("Q3_K", 256, 110),
+            Dtype::Q4K => ("Q4_K", 256, 144),
+            Dtype::Q5K => ("Q5_K", 256, 176),
+            Dtype::Q6K => ("Q6_K", 256, 210),
+            Dtype::IQ4NL => ("IQ4_NL", 32, 18),
+            Dtype::MXFP4 => ("MXFP4", 32, 17),
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        self.row().0
+    }
+
     /// Numbers per block.
-    pub fn block(self) -> usize {
-        match self {
-            Dtype::F32 | Dtype::F16 | Dtype::BF16 => 1,
-            Dtype::Q8_0 | Dtype::Q4_1 => 32,
-        }
+    pub const fn block(self) -> usize {
+        self.row().1
     }
 
-    pub fn block_bytes(self) -> usize {
-        match self {
-            Dtype::F32 => 4,
-            Dtype::F16 | Dtype::BF16 => 2,
-            Dtype::Q8_0 => 34,
-            Dtype::Q4_1 => 20,
-        }
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Dtype::F32 => "F32",
-            Dtype::F16 => "F16",
-            Dtype::BF16 => "BF16",
-            Dtype::Q8_0 => "Q8_0",
-            Dtype::Q4_1 => "Q4_1",
-        }
+    pub const fn block_bytes(self) -> usize {
+        self.row().2
     }
 
     /// Bytes of so many numbers, if they are whole blocks and the count is not absurd.
@@ -101,31 +134,14 @@ impl<'a> Tensor<'a> {
         turned
     }
 
-    /// All numbers as f32: for norms, small tensors and tests. Weights of a size are read by the block.
+    /// All numbers as f32: for norms and other vectors, which are never quantized. Matrices are the device's to read.
     pub fn to_f32(&self) -> Vec<f32> {
-        let mut numbers = Vec::with_capacity(self.rows() * self.cols());
-        for block in self.bytes.chunks_exact(self.dtype.block_bytes()) {
-            push_block(self.dtype, block, &mut numbers);
-        }
-        numbers
-    }
-}
-
-fn push_block(dtype: Dtype, block: &[u8], out: &mut Vec<f32>) {
-    let half_at = |i: usize| f16::from_le_bytes([block[i], block[i + 1]]).to_f32();
-    match dtype {
-        Dtype::F32 => out.push(f32::from_le_bytes([block[0], block[1], block[2], block[3]])),
-        Dtype::F16 => out.push(half_at(0)),
-        Dtype::BF16 => out.push(bf16::from_le_bytes([block[0], block[1]]).to_f32()),
-        Dtype::Q8_0 => {
-            let scale = half_at(0);
-            out.extend(block[2..].iter().map(|byte| scale * f32::from(byte.cast_signed())));
-        }
-        Dtype::Q4_1 => {
-            let (scale, minimum) = (half_at(0), half_at(2));
-            let number = |nibble: u8| scale * f32::from(nibble) + minimum;
-            out.extend(block[4..].iter().map(|byte| number(byte & 15)));
-            out.extend(block[4..].iter().map(|byte| number(byte >> 4)));
+        let (halves, floats) = (self.bytes.as_chunks::<2>().0.iter(), self.bytes.as_chunks::<4>().0.iter());
+        match self.dtype {
+            Dtype::F32 => floats.map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+            Dtype::F16 => halves.map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
+            Dtype::BF16 => halves.map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
+            _ => unreachable!("a file with a quantized vector is refused when it is opened"),
         }
     }
 }

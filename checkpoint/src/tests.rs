@@ -193,7 +193,7 @@ fn opens_a_gguf() {
     assert!(spec.tied_embeddings && spec.rope.pairs && spec.name == "tiny");
     let k = checkpoint.tensor("model.layers.1.self_attn.k_proj.weight").unwrap();
     assert_eq!((k.dtype, k.shape, k.bytes.len()), (Dtype::Q4_1, [32, 64], 32 * 40));
-    assert_eq!(k.to_f32().len(), 32 * 64);
+    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap().to_f32().len(), 64);
     assert!(!checkpoint.has("lm_head.weight"));
     let error = checkpoint.tensor("lm_head.weight").unwrap_err().to_string();
     assert!(error.contains("lm_head.weight") && error.contains("tiny.gguf"), "{error}");
@@ -201,6 +201,79 @@ fn opens_a_gguf() {
     assert_eq!((sizes.embedding, sizes.norm, sizes.head), (263 * 68, 256, 0));
     assert_eq!(sizes.layers[0], 12_288 / 32 * 20 + 3 * 96 * 64 * 2 + 512);
     assert_eq!(sizes.total(), sizes.embedding + 256 + 2 * sizes.layers[0]);
+}
+
+/// The tiny model in three files, as a writer of parts makes them.
+fn in_parts(n: u32) -> Vec<Writer> {
+    let whole = tiny();
+    let total = whole.tensors.len();
+    let place = |writer: Writer, no: u32| {
+        let writer = writer.meta("split.no", Meta::U32(no)).meta("split.count", Meta::U32(n));
+        writer.meta("split.tensors.count", Meta::U32(total as u32))
+    };
+    let mut parts: Vec<Writer> = (0..n).map(|no| place(Writer::default(), no)).collect();
+    parts[0] = place(Writer { values: whole.values, tensors: Vec::new() }, 0);
+    for (i, tensor) in whole.tensors.into_iter().enumerate() {
+        parts[i % n as usize].tensors.push(tensor);
+    }
+    parts
+}
+
+#[test]
+fn opens_a_gguf_in_parts() {
+    let folder = Temporary::folder("parts");
+    let name = |no: usize| format!("tiny-{no:05}-of-00003.gguf");
+    let write = |parts: &[Writer]| {
+        for (i, part) in parts.iter().enumerate() {
+            folder.write(&name(i + 1), &part.bytes());
+        }
+    };
+    let open = |no: usize| Checkpoint::open(&folder.0.join(name(no)));
+    let refused = |expect: &str| {
+        let error = open(2).err().unwrap().to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    write(&in_parts(3));
+    let whole = Checkpoint::open(&folder.write("whole.gguf", &tiny().bytes())).unwrap();
+    for no in 1..=3 {
+        let checkpoint = open(no).unwrap();
+        assert_eq!(checkpoint.sizes(), whole.sizes());
+        assert_eq!(checkpoint.spec(), whole.spec());
+        let shape = |c: &Checkpoint| c.tensor("model.layers.1.mlp.up_proj.weight").unwrap().shape;
+        assert_eq!(shape(&checkpoint), shape(&whole));
+        assert_eq!(checkpoint.tokenizer().unwrap().n_vocab(), 263);
+    }
+    std::fs::remove_file(folder.0.join(name(3))).unwrap();
+    refused("its part tiny-00003-of-00003.gguf is missing");
+    let mut parts = in_parts(3);
+    parts.swap(1, 2);
+    write(&parts);
+    refused("by its name part 2 of 3, by its header 3 of 3");
+    let mut parts = in_parts(3);
+    parts[2].tensors.pop();
+    write(&parts);
+    refused("tensors in all, and should have 20");
+    let mut parts = in_parts(3);
+    let twice = parts[1].tensors[0].clone();
+    parts[2].tensors[0] = twice;
+    write(&parts);
+    refused("is in another part too");
+    let alone = Checkpoint::open(&folder.write("alone.gguf", &in_parts(3)[0].bytes())).err().unwrap().to_string();
+    assert!(alone.contains("one of 3 parts, and its name does not say which"), "{alone}");
+}
+
+#[test]
+#[cfg(unix)]
+fn what_does_not_end_is_not_read() {
+    let folder = Temporary::folder("endless");
+    std::os::unix::fs::symlink("/dev/zero", folder.0.join("config.json")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", folder.0.join("zero.gguf")).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(folder.0.join("pipe.gguf")).status();
+    let pipe = made.is_ok_and(|status| status.success()).then(|| folder.0.join("pipe.gguf"));
+    for path in [Some(folder.0.clone()), Some(folder.0.join("zero.gguf")), pipe].into_iter().flatten() {
+        let error = Checkpoint::open(&path).err().unwrap().to_string();
+        assert!(error.contains("not a file"), "{error}");
+    }
 }
 
 #[test]
@@ -323,13 +396,14 @@ fn refuses_what_contradicts_itself() {
     refused(tiny().meta("llama.block_count", Meta::Text("two")), "llama.block_count is not a number");
     refused(tiny().meta("llama.rope.freq_base", Meta::F32(f32::NAN)), "base is NaN");
     refused(tiny().meta("llama.rope.scaling.type", Meta::Text("yarn")), "type yarn");
-    refused(tiny().meta("split.count", Meta::U32(4)), "a GGUF in 4 parts");
     refused(tiny().meta("llama.expert_count", Meta::U32(8)), "expert_used_count is missing");
     refused(tiny().meta("tokenizer.ggml.eos_token_id", Meta::U32(70_000)), "70000 is outside the vocabulary of 263");
     refused(tiny().meta("general.alignment", Meta::U32(33)), "general.alignment is 33");
     refused(tiny().tensor("output_norm.weight", &[64], 0, 256), "output_norm.weight occurs twice");
     refused(tiny().raw_meta("general.name", &[4, 0, 0, 0, 1, 0, 0, 0]), "general.name occurs twice");
     refused(tiny().tensor("x", &[0], 0, 0), "x has a dimension of zero");
+    refused(tiny().tensor("x", &[64], 8, 68), "the tensor x, a vector of type Q8_0");
+    refused(tiny().tensor("x", &[64, 4], 12, 0), "x cannot have the dimensions [4, 64] as Q4_K");
     refused(tiny().tensor("x", &[33], 8, 0), "x cannot have the dimensions [33] as Q8_0");
     refused(tiny().tensor("x", &[1 << 40, 1 << 40], 0, 0), "x cannot have the dimensions");
     refused(tiny().tensor("x", &[1 << 40], 0, 0), "past the end of the file");

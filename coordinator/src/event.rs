@@ -19,7 +19,7 @@ impl fmt::Display for WorkerId {
 pub(crate) enum Event {
     RouterAttached { router: u32, frames: Outbound<wire::ReplicaFrame> },
     Submit { router: u32, request: wire::Request },
-    Cancel { router: u32, id: RequestId },
+    Cancel { router: u32, id: RequestId, stopped: bool },
     RouterGone { router: u32, why: Status },
     WorkerJoined { worker: WorkerId, hello: wire::WorkerHello, frames: Outbound<wire::RankFrame> },
     RankReady { worker: WorkerId, ready: wire::Ready },

@@ -111,7 +111,7 @@ impl Replica {
         match event {
             Event::RouterAttached { router, frames } => self.router_attached(router, frames),
             Event::Submit { router, request } => self.submit(router, request),
-            Event::Cancel { router, id } => self.cancel_for(router, id),
+            Event::Cancel { router, id, stopped } => self.cancel_for(router, id, stopped),
             Event::RouterGone { router, why } => self.router_gone(router, why),
             Event::WorkerJoined { worker, hello, frames } => {
                 tracing::info!(%worker, host = hello.host, pid = hello.pid, device = hello.device, "a worker joins");

@@ -154,7 +154,9 @@ fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
             let id = RequestId(request.id);
             Err(Status::invalid_argument(format!("request {id} is not of router {router:x}")))
         }
-        Some(router_frame::Frame::Cancel(cancel)) => Ok(Event::Cancel { router, id: RequestId(cancel.id) }),
+        Some(router_frame::Frame::Cancel(cancel)) => {
+            Ok(Event::Cancel { router, id: RequestId(cancel.id), stopped: cancel.stopped })
+        }
         Some(router_frame::Frame::Hello(_)) => Err(Status::invalid_argument("a second hello")),
         None => Err(Status::invalid_argument("a frame without content")),
     }

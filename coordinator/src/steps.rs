@@ -99,11 +99,14 @@ impl Replica {
         self.cancel_all(lost);
     }
 
-    /// A router may cancel only what is its own.
-    pub(crate) fn cancel_for(&mut self, router: u32, id: RequestId) {
-        if id.router() == router {
-            self.cancel_all(vec![id]);
+    /// A router may cancel only what is its own. What ended at a stop string has not been given up.
+    pub(crate) fn cancel_for(&mut self, router: u32, id: RequestId, stopped: bool) {
+        let Some(serving) = self.serving.as_mut().filter(|_| id.router() == router) else { return };
+        serving.scheduler.cancel(id, &mut self.outputs);
+        if stopped {
+            self.outputs.iter_mut().for_each(|output| output.finish = Some(Finish::Stop));
         }
+        self.outputs_without_step();
     }
 
     /// Plans and sends steps until enough are in flight or there is nothing to do.
@@ -175,6 +178,9 @@ fn output_frame(output: &Output, done: &StepDone) -> wire::Output {
         tokens,
         finish: output.finish.map_or(wire::Finish::Unspecified, wire::Finish::from).into(),
         cached_tokens: output.n_cached,
+        scored_position: 0,
+        scored: Vec::new(),
+        pooled: Vec::new(),
     }
 }
 

@@ -13,6 +13,7 @@ pub mod cluster {
 }
 
 mod convert;
+pub mod secure;
 pub mod transport;
 
 pub use convert::{Malformed, decode_step, encode_step, policy_digest};

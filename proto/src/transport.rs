@@ -98,7 +98,7 @@ impl Stream for Pipes {
     }
 }
 
-fn with_limits(endpoint: Endpoint) -> Endpoint {
+pub(crate) fn with_limits(endpoint: Endpoint) -> Endpoint {
     endpoint
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)

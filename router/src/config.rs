@@ -1,5 +1,6 @@
 //! What a router is told at its start. Every limit of the router has its name here.
 
+use crate::keys::ApiKeys;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,8 @@ pub struct Config {
     pub names: Vec<String>,
     pub limits: Limits,
     pub waits: Waits,
+    /// Who may ask. Without keys, everybody.
+    pub keys: ApiKeys,
     /// What `/metrics` answers.
     pub metrics: Render,
 }
@@ -31,6 +34,13 @@ pub struct Limits {
     pub long_texts_max: usize,
     /// Choices of one prompt, `n`.
     pub choices_max: u32,
+    /// Prompts of one request.
+    pub prompts_max: usize,
+    /// Inputs of one request for embeddings, and how many of them are under way at the same time.
+    pub embeddings_max: usize,
+    pub embeddings_at_once_max: usize,
+    /// Connections of the HTTP API; one more is told so and closed.
+    pub connections_max: usize,
     pub stop_strings_max: usize,
     /// Of all stop strings of one request together.
     pub stop_bytes_max: usize,
@@ -47,6 +57,10 @@ impl Default for Limits {
             body_bytes_max: 4 << 20,
             long_texts_max: 4,
             choices_max: 16,
+            prompts_max: 256,
+            embeddings_max: 2048,
+            embeddings_at_once_max: 32,
+            connections_max: 4096,
             stop_strings_max: 4096,
             stop_bytes_max: 256 << 10,
             logprobs_max: 20,
@@ -56,6 +70,8 @@ impl Default for Limits {
 
 #[derive(Clone, Debug)]
 pub struct Waits {
+    /// A connection that has not sent a request's headers by then is closed.
+    pub headers_max: Duration,
     /// A body that has not arrived by then is refused.
     pub body_max: Duration,
     /// How long the first answer of a replica is awaited before a stream is opened: until then a refusal can still be
@@ -80,6 +96,7 @@ pub struct Waits {
 impl Default for Waits {
     fn default() -> Self {
         Waits {
+            headers_max: Duration::from_secs(30),
             body_max: Duration::from_secs(30),
             first_answer_max: Duration::from_secs(2),
             sse_silence_max: Duration::from_secs(15),
@@ -96,6 +113,12 @@ impl Default for Waits {
 
 impl Default for Config {
     fn default() -> Self {
-        Config { names: Vec::new(), limits: Limits::default(), waits: Waits::default(), metrics: Arc::new(String::new) }
+        Config {
+            names: Vec::new(),
+            limits: Limits::default(),
+            waits: Waits::default(),
+            keys: ApiKeys::default(),
+            metrics: Arc::new(String::new),
+        }
     }
 }

@@ -3,27 +3,23 @@
 
 use crate::Text;
 use crate::admission::{Admission, Waiting};
-use crate::config::{Config, Limits};
-use crate::link::{Link, Progress, Replica, Submit, Ticket, Told};
-use crate::measure::{Clock, Face};
+use crate::config::Config;
+use crate::generation::{Choice, Generation, Prompt};
+use crate::link::{Link, Replica, Submit};
+use crate::measure::Clock;
 use crate::refusal::Refusal;
+use crate::sampling::Asked;
 use crate::stop::Stops;
 use crate::text::Assembly;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::hash::{BuildHasher, RandomState};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{Instant, Sleep};
-use tokio_stream::Stream;
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
-use types::{Finish, Priority, Request, Sampling, TenantId, Token, TokenOut, Tokens};
+use types::{Goal, Priority, Request, Sampling, TenantId, Token, Tokens};
 
 /// More than this is read, rendered and tokenized where it holds up no other request.
 const BYTES_INLINE_MAX: usize = 64 << 10;
@@ -59,92 +55,136 @@ pub struct Front {
 
 /// A request as a face has parsed it.
 pub struct Ask {
-    pub request: v1::GenerateRequest,
+    /// May be empty: the model that is served.
+    pub model: String,
+    /// Each is answered on its own, so many times.
+    pub prompts: Vec<Input>,
     pub n_choices: u32,
-    /// The call's own deadline. The request's, if any, is in the request.
+    pub first_choice: u32,
+    pub purpose: Purpose,
+    /// The prompts' texts are wanted back.
+    pub echo: bool,
+    pub priority: i32,
     pub deadline: Option<Instant>,
-    pub face: Face,
+    pub tenant: TenantId,
+    /// None where somebody else counts.
+    pub clock: Option<Clock>,
 }
 
-/// What a stream is made of. The same three as in `lockstep.v1`; `Started` is at hand before the first event.
-#[derive(Debug)]
-pub enum Event {
-    Delta(v1::Delta),
-    Finished(v1::Finished),
+pub enum Purpose {
+    Generate(Box<v1::Sampling>),
+    Pool,
 }
 
 impl Front {
     /// Lets a request in, and sends it to the replica.
     pub async fn generate(self: &Arc<Self>, ask: Ask) -> Result<Generation, Refusal> {
-        let mut clock = Clock::start(ask.face);
-        let begun = self.begin(ask).await;
+        let (mut clock, begun) = self.begin(ask).await;
         match begun {
             Ok(mut generation) => {
-                generation.clock = Some(clock);
+                generation.clock = clock;
                 Ok(generation)
             }
             Err(refusal) => {
-                clock.refused(&refusal);
+                if let Some(clock) = &mut clock {
+                    clock.refused(&refusal);
+                }
                 Err(refusal)
             }
         }
     }
 
-    async fn begin(self: &Arc<Self>, ask: Ask) -> Result<Generation, Refusal> {
-        let Ask { request, n_choices, deadline, .. } = ask;
+    async fn begin(self: &Arc<Self>, ask: Ask) -> (Option<Clock>, Result<Generation, Refusal>) {
+        let Ask { model, prompts, n_choices, first_choice, purpose, echo, priority, deadline, tenant, clock } = ask;
+        let begun = async {
+            let waiting = self.let_in(prompts.len(), n_choices)?;
+            let replica = self.replica()?;
+            let model = self.model(&model, &replica)?;
+            let priority = level(priority)?;
+            let asked = self.purpose(purpose)?;
+            let mut read = Vec::with_capacity(prompts.len());
+            for input in prompts {
+                read.push(self.prompt(input, echo, &replica).await?);
+            }
+            let like = Request { tenant, priority, goal: asked.goal, ..Request::default() };
+            let opened = Opened { waiting, replica, model, like, choices: first_choice..first_choice + n_choices };
+            self.submit(read, asked, deadline, opened)
+        };
+        (clock, begun.await)
+    }
+
+    fn let_in(&self, n_prompts: usize, n_choices: u32) -> Result<Waiting, Refusal> {
         let limits = &self.config.limits;
         if n_choices == 0 || n_choices > limits.choices_max {
             return Err(Refusal::invalid("n", format!("must be 1 to {}, and is {n_choices}", limits.choices_max)));
         }
-        let waiting = self.admission.admit(n_choices)?;
-        let replica = self.replica()?;
-        let model = self.model(&request.model, &replica)?;
-        let deadline = [deadline, after(request.deadline_ms)].into_iter().flatten().min();
-        let priority = priority(request.priority)?;
-        let input = request.input.ok_or_else(|| Refusal::invalid("input", "one of text, chat and token_ids"))?;
-        let asked = request.sampling.unwrap_or_default();
-        let (mut sampling, stops) = self.sampling(asked)?;
-        let prompt = self.tokens(input, true).await?;
-        let room = (replica.context as usize).saturating_sub(prompt.len());
-        if room == 0 {
-            return Err(Refusal::TooLong { n_prompt: prompt.len(), context: replica.context });
+        if n_prompts == 0 || n_prompts > limits.prompts_max {
+            return Err(Refusal::invalid("text", format!("1 to {} prompts, and not {n_prompts}", limits.prompts_max)));
         }
-        // A longer answer than the context allows ends with `length`, as one that was asked to be so long would.
-        sampling.tokens_max = sampling.tokens_max.min(room as u32);
-        let request = Request { tenant: TenantId(0), prompt, sampling, priority, ..Request::default() };
-        self.submit(request, n_choices, stops, deadline, Opened { waiting, replica, model })
+        self.admission.admit(n_prompts as u32 * n_choices)
     }
 
-    /// One request at the replica per choice, all heard through one queue.
+    fn purpose(&self, purpose: Purpose) -> Result<Asked, Refusal> {
+        match purpose {
+            Purpose::Generate(sampling) => self.sampling(*sampling),
+            Purpose::Pool => Ok(Asked {
+                sampling: Sampling { tokens_max: 1, ..Sampling::default() },
+                goal: Goal::Pool,
+                stops: Arc::new(Stops::new(Vec::new())),
+                show_special: false,
+            }),
+        }
+    }
+
+    async fn prompt(self: &Arc<Self>, input: Input, echo: bool, replica: &Replica) -> Result<Prompt, Refusal> {
+        let text = match &input {
+            Input::Text(text) if echo => Some(text.clone()),
+            _ => None,
+        };
+        let ids = self.tokens(input, true).await?;
+        if ids.len() >= replica.context as usize {
+            return Err(Refusal::TooLong { n_prompt: ids.len(), context: replica.context });
+        }
+        let text = text.or_else(|| echo.then(|| self.text.tokenizer.decode(&ids, false)));
+        Ok(Prompt { ids, text })
+    }
+
+    /// One request at the replica per prompt and choice, all heard through one queue.
     fn submit(
         self: &Arc<Self>,
-        request: Request,
-        n_choices: u32,
-        stops: Arc<Stops>,
+        prompts: Vec<Prompt>,
+        asked: Asked,
         deadline: Option<Instant>,
         opened: Opened,
     ) -> Result<Generation, Refusal> {
-        let Opened { waiting, replica, model } = opened;
-        // Each step brings a token, and one place is kept for the end.
-        let unread_max = (request.sampling.tokens_max as usize).min(self.config.limits.outputs_unread_max) + 1;
-        let (ear, heard) = mpsc::channel(unread_max * n_choices as usize);
+        let Opened { waiting, replica, model, like, choices: numbers } = opened;
+        let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
+        // Each step brings a token or scores a part of the prompt, and one place is kept for the end.
+        let unread_max = (asked.sampling.tokens_max as usize).min(self.config.limits.outputs_unread_max) + longest + 1;
+        let (ear, heard) = mpsc::channel(unread_max * numbers.len() * prompts.len());
         let mut choices = Vec::new();
-        for choice in 0..n_choices {
-            let mut request = request.clone();
-            request.sampling.choice = choice;
-            let assembly = Assembly::new(&self.text.tokenizer, stops.clone(), request.sampling.tokens_min);
-            let stop_tokens = request.sampling.stop.clone();
-            let submit = Submit { request, deadline, digest: replica.digest, ear: ear.clone() };
-            let ticket = self.link.submit(submit)?;
-            choices.push(Choice { ticket: Some(ticket), assembly, stop_tokens, n_cached: 0 });
+        for prompt in &prompts {
+            for number in numbers.clone() {
+                let sampling = self.sampling_of(&asked, prompt, number, &replica);
+                let (stop_tokens, tokens_min) = (sampling.stop.clone(), sampling.tokens_min);
+                let request = Request { prompt: prompt.ids.clone(), sampling, ..like.clone() };
+                let request = Request { cache_bypass: request.goal != Goal::Generate, ..request };
+                let assembly = Assembly::new(&self.text.tokenizer, asked.stops.clone(), tokens_min, asked.show_special);
+                let slot = choices.len() as u32;
+                let submit = Submit { request, slot, deadline, digest: replica.digest, ear: ear.clone() };
+                let ticket = self.link.submit(submit)?;
+                choices.push(Choice::new(ticket, assembly, stop_tokens, prompt.ids.len() as u32, asked.goal));
+            }
         }
-        let started = self.started(&choices, &replica, model, &request);
+        let n_prompt = prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
+        let started = self.started(&choices, &replica, model, asked.sampling.seed, n_prompt);
         Ok(Generation {
             started,
             replica,
+            prompts,
             heard,
             choices,
-            stops,
+            stops: asked.stops,
             waiting: Some(waiting),
             deadline: deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline))),
             ready: VecDeque::new(),
@@ -154,10 +194,21 @@ impl Front {
         })
     }
 
-    fn started(&self, choices: &[Choice], replica: &Replica, model: String, request: &Request) -> v1::Started {
-        let ticket = choices.first().and_then(|choice| choice.ticket.as_ref());
-        let id = ticket.map_or(0, |ticket| ticket.id(replica).0);
-        let seed = request.sampling.seed;
+    /// A longer answer than the context allows ends with `length`, as one that was asked to be so long would.
+    fn sampling_of(&self, asked: &Asked, prompt: &Prompt, choice: u32, replica: &Replica) -> Sampling {
+        let room = replica.context - prompt.ids.len() as u32;
+        Sampling { choice, tokens_max: asked.sampling.tokens_max.min(room), ..asked.sampling.clone() }
+    }
+
+    fn started(
+        &self,
+        choices: &[Choice],
+        replica: &Replica,
+        model: String,
+        seed: u64,
+        prompt_tokens: u32,
+    ) -> v1::Started {
+        let id = choices.first().map_or(0, |choice| choice.id(replica));
         let resume = v1::ResumeHandle {
             replica: replica.name.clone(),
             id: format!("{id:016x}"),
@@ -165,13 +216,7 @@ impl Front {
             policy_digest: replica.digest.0.to_vec(),
             incarnation: replica.incarnation,
         };
-        v1::Started {
-            id: format!("{:08x}{id:016x}", self.nonce),
-            model,
-            seed,
-            prompt_tokens: request.prompt.len() as u32,
-            resume: Some(resume),
-        }
+        v1::Started { id: format!("{:08x}{id:016x}", self.nonce), model, seed, prompt_tokens, resume: Some(resume) }
     }
 
     /// The replica that serves now.
@@ -273,47 +318,6 @@ impl Front {
         let rendered = template.render(&messages, chat.add_generation_prompt.unwrap_or(true));
         rendered.map_err(|error| Refusal::invalid("chat", error.to_string()))
     }
-
-    /// What was asked, checked, with the model's defaults for what was not.
-    fn sampling(&self, asked: v1::Sampling) -> Result<(Sampling, Arc<Stops>), Refusal> {
-        let defaults = &self.text.defaults;
-        let limits = &self.config.limits;
-        let temperature = asked.temperature.or(defaults.temperature).unwrap_or(1.0);
-        let top_p = asked.top_p.or(defaults.top_p).unwrap_or(1.0);
-        let min_p = asked.min_p.or(defaults.min_p).unwrap_or(0.0);
-        check("temperature", temperature, (0.0..=2.0).contains(&temperature), "0 to 2")?;
-        check("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
-        check("min_p", min_p, (0.0..=1.0).contains(&min_p), "0 to 1")?;
-        let tokens_max = asked.max_tokens.unwrap_or(u32::MAX);
-        check("max_tokens", tokens_max, tokens_max > 0, "at least 1")?;
-        check("min_tokens", asked.min_tokens, asked.min_tokens <= tokens_max, "at most max_tokens")?;
-        self.check_ids("stop_token_ids", &asked.stop_token_ids)?;
-        let logprobs = asked.logprobs.unwrap_or(0);
-        check("logprobs", logprobs, logprobs <= limits.logprobs_max, &format!("at most {}", limits.logprobs_max))?;
-        let stops = stops(asked.stop, limits)?;
-        let sampling = Sampling {
-            temperature,
-            top_k: asked.top_k.or(defaults.top_k).unwrap_or(0),
-            top_p,
-            min_p,
-            seed: asked.seed.unwrap_or_else(random_seed),
-            choice: 0,
-            tokens_max,
-            tokens_min: asked.min_tokens,
-            stop: self.stop_tokens(asked.stop_token_ids, asked.ignore_eos),
-            logprobs: asked.logprobs.map(|n| n as u8),
-        };
-        Ok((sampling, stops))
-    }
-
-    fn stop_tokens(&self, mut stop: Tokens, ignore_eos: bool) -> Tokens {
-        if !ignore_eos {
-            stop.extend_from_slice(&self.text.spec.eos);
-        }
-        stop.sort_unstable();
-        stop.dedup();
-        stop
-    }
 }
 
 /// What a request has got on its way to being submitted.
@@ -321,205 +325,16 @@ struct Opened {
     waiting: Waiting,
     replica: Arc<Replica>,
     model: String,
+    /// What all have in common besides prompt and sampling.
+    like: Request,
+    choices: std::ops::Range<u32>,
 }
 
-fn check(field: &'static str, value: impl std::fmt::Display, holds: bool, must: &str) -> Result<(), Refusal> {
-    if holds { Ok(()) } else { Err(Refusal::invalid(field, format!("must be {must}, and is {value}"))) }
-}
-
-fn stops(strings: Vec<String>, limits: &Limits) -> Result<Arc<Stops>, Refusal> {
-    let (n, n_bytes) = (strings.len(), strings.iter().map(String::len).sum::<usize>());
-    check("stop", n, n <= limits.stop_strings_max, &format!("at most {} strings", limits.stop_strings_max))?;
-    check("stop", n_bytes, n_bytes <= limits.stop_bytes_max, &format!("at most {} bytes", limits.stop_bytes_max))?;
-    if strings.iter().any(String::is_empty) {
-        return Err(Refusal::invalid("stop", "an empty string would stop everything"));
-    }
-    Ok(Arc::new(Stops::new(strings)))
-}
-
-fn priority(priority: i32) -> Result<Priority, Refusal> {
+fn level(priority: i32) -> Result<Priority, Refusal> {
     let out_of_range = |_| Refusal::invalid("priority", format!("must be -128 to 127, and is {priority}"));
     i8::try_from(priority).map(Priority).map_err(out_of_range)
 }
 
-fn after(millis: u32) -> Option<Instant> {
+pub fn after(millis: u32) -> Option<Instant> {
     (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()))
-}
-
-/// Below 2^53, so that a client in any language can send it back as it came.
-fn random_seed() -> u64 {
-    // The standard library's only source of random bits: keys from the system, another for each.
-    RandomState::new().hash_one(std::time::Instant::now()) >> 11
-}
-
-pub fn random_nonce() -> u32 {
-    random_seed() as u32
-}
-
-/// A request under way. Dropping it cancels what has not finished.
-pub struct Generation {
-    pub started: v1::Started,
-    pub replica: Arc<Replica>,
-    // Before `choices`: whoever hears of a dropped ticket finds the ear closed.
-    heard: mpsc::Receiver<(u32, Told)>,
-    choices: Vec<Choice>,
-    stops: Arc<Stops>,
-    waiting: Option<Waiting>,
-    deadline: Option<Pin<Box<Sleep>>>,
-    ready: VecDeque<(u32, Event)>,
-    failed: Option<Refusal>,
-    clock: Option<Clock>,
-    _counted: TaskTrackerToken,
-}
-
-struct Choice {
-    /// Present until the choice is finished.
-    ticket: Option<Ticket>,
-    assembly: Assembly,
-    stop_tokens: Tokens,
-    n_cached: u32,
-}
-
-impl Generation {
-    /// Waits for the first word of the replica, so that a refusal can be told as one. After `wait_max` the stream is
-    /// opened without it.
-    pub async fn answered(&mut self, wait_max: Duration) -> Result<(), Refusal> {
-        let first = tokio::time::timeout(wait_max, poll_fn(|context| self.poll_heard(context))).await;
-        match first {
-            Ok(()) => self.failed.take().map_or(Ok(()), Err),
-            Err(_) => Ok(()),
-        }
-    }
-
-    /// Ready when there is something to give out, or nothing will come.
-    fn poll_heard(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        while self.ready.is_empty() && self.failed.is_none() && self.is_running() {
-            if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready()) {
-                self.fail(Refusal::Deadline);
-                break;
-            }
-            match ready!(self.heard.poll_recv(context)) {
-                Some((choice, Told::Tokens(progress))) => self.progress(choice, progress),
-                Some((_, Told::Refused(refusal))) => self.fail(refusal),
-                None => self.fail(Refusal::failed("the link to the replica ended")),
-            }
-        }
-        Poll::Ready(())
-    }
-
-    fn is_running(&self) -> bool {
-        self.choices.iter().any(|choice| choice.ticket.is_some())
-    }
-
-    /// One choice that fails takes the others with it: their sum was asked for.
-    fn fail(&mut self, refusal: Refusal) {
-        if let Some(clock) = &mut self.clock {
-            clock.refused(&refusal);
-        }
-        self.failed = Some(refusal);
-        self.choices.iter_mut().for_each(|choice| choice.ticket = None);
-    }
-
-    fn progress(&mut self, choice_idx: u32, progress: Progress) {
-        let Some(choice) = self.choices.get_mut(choice_idx as usize) else { return };
-        if choice.ticket.is_none() {
-            // It ended with a stop string, and these were already on their way.
-            return;
-        }
-        self.waiting = None;
-        if let (Some(clock), false) = (&mut self.clock, progress.tokens.is_empty()) {
-            clock.tokens(progress.tokens.len());
-        }
-        match progress.finish {
-            Some(Finish::Deadline) => return self.fail(Refusal::Deadline),
-            Some(Finish::Failed) => return self.fail(Refusal::failed("the replica gave it up")),
-            Some(Finish::Cancelled) => return self.fail(Refusal::failed("the replica cancelled it")),
-            Some(Finish::Stop | Finish::Length) | None => {}
-        }
-        let (delta, finished) = choice.advance(progress, self.started.prompt_tokens, &self.stops);
-        if !delta.token_ids.is_empty() || !delta.text.is_empty() {
-            self.ready.push_back((choice_idx, Event::Delta(delta)));
-        }
-        if let Some(finished) = finished {
-            self.ready.push_back((choice_idx, Event::Finished(finished)));
-            self.finished();
-        }
-    }
-
-    fn finished(&mut self) {
-        if let (false, Some(clock)) = (self.is_running(), &mut self.clock) {
-            clock.finished("ok");
-        }
-    }
-}
-
-/// Events of all choices as they come, each with its choice. Ends when all have finished, or after one refusal.
-impl Stream for Generation {
-    type Item = Result<(u32, Event), Refusal>;
-
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = self.get_mut();
-        ready!(this.poll_heard(context));
-        match this.ready.pop_front() {
-            Some(event) => Poll::Ready(Some(Ok(event))),
-            None => Poll::Ready(this.failed.take().map(Err)),
-        }
-    }
-}
-
-impl Choice {
-    /// What the tokens say, and whether that is the end.
-    fn advance(&mut self, progress: Progress, n_prompt: u32, stops: &Stops) -> (v1::Delta, Option<v1::Finished>) {
-        let Progress { position, tokens, n_cached, finish } = progress;
-        if position == 0 {
-            self.n_cached = n_cached;
-        }
-        let mut delta = v1::Delta { position, ..v1::Delta::default() };
-        let mut stopped = None;
-        let n_tokens = tokens.len();
-        for (i, out) in tokens.into_iter().enumerate() {
-            let ends = finish == Some(Finish::Stop) && i + 1 == n_tokens && self.stop_tokens.contains(&out.token);
-            if ends {
-                self.assembly.push_stop_token();
-            } else {
-                stopped = self.assembly.push(out.token, &mut delta.text);
-            }
-            delta.token_ids.push(out.token);
-            delta.logprobs.extend(logprob(out));
-            if stopped.is_some() {
-                break;
-            }
-        }
-        if stopped.is_none() && finish.is_some() {
-            stopped = self.assembly.finish(&mut delta.text);
-        }
-        let finished = self.end(finish, stopped.map(|stop| stops.string(stop)), n_prompt);
-        (delta, finished)
-    }
-
-    fn end(&mut self, finish: Option<Finish>, stop: Option<&str>, n_prompt: u32) -> Option<v1::Finished> {
-        if finish.is_none() && stop.is_none() {
-            return None;
-        }
-        // Dropped as it is, the ticket cancels: after a stop string the replica does not know that the text is over.
-        if let (Some(mut ticket), true) = (self.ticket.take(), finish.is_some()) {
-            ticket.over();
-        }
-        let reason = match (stop, finish) {
-            (None, Some(Finish::Length)) => v1::finished::Reason::Length,
-            _ => v1::finished::Reason::Stop,
-        };
-        let usage = v1::Usage {
-            prompt_tokens: n_prompt,
-            cached_tokens: self.n_cached,
-            completion_tokens: self.assembly.n_tokens(),
-        };
-        Some(v1::Finished { reason: reason.into(), stop: stop.unwrap_or_default().to_owned(), usage: Some(usage) })
-    }
-}
-
-fn logprob(out: TokenOut) -> Option<v1::Logprob> {
-    let top = out.top.iter();
-    let top = top.map(|top| v1::Logprob { token_id: top.token, logprob: top.logprob, top: Vec::new() }).collect();
-    out.logprob.map(|logprob| v1::Logprob { token_id: out.token, logprob, top })
 }

@@ -1,8 +1,10 @@
 //! `lockstep.v1.Inference`, health and reflection. Says in gRPC's words what `generate` does.
 
 use crate::Error;
-use crate::generate::{Ask, Event, Front, Generation};
-use crate::measure::Face;
+use crate::embed::EmbedAsk;
+use crate::generate::{Ask, Front, Purpose, after};
+use crate::generation::{Event, Generation};
+use crate::measure::{Clock, Face};
 use crate::refusal::Refusal;
 use proto::v1;
 use proto::v1::generate_reply;
@@ -20,6 +22,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
+use types::TenantId;
 
 const SERVICE: &str = "lockstep.v1.Inference";
 
@@ -77,15 +80,24 @@ impl Inference for Service {
     type GenerateStream = Replies;
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Replies>, Status> {
-        let deadline = call_deadline(request.metadata())?;
-        let ask = Ask { request: request.into_inner(), n_choices: 1, deadline, face: Face::Grpc };
+        let mut clock = Clock::start(Face::Grpc);
+        let ask = self.ask(request).inspect_err(|refusal| clock.refused(refusal)).map_err(status)?;
+        let ask = Ask { clock: Some(clock), ..ask };
         let mut generation = self.front.generate(ask).await.map_err(status)?;
         generation.answered(self.front.config.waits.first_answer_max).await.map_err(status)?;
         let started = Some(generation.started.clone());
         Ok(Response::new(Replies { started, generation }))
     }
 
+    async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedReply>, Status> {
+        let mut clock = Clock::start(Face::Grpc);
+        let ask = self.embed_ask(request).inspect_err(|refusal| clock.refused(refusal)).map_err(status)?;
+        let reply = self.front.embed(ask, &mut clock).await.map_err(status)?;
+        Ok(Response::new(reply))
+    }
+
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeReply>, Status> {
+        self.tenant(request.metadata()).map_err(status)?;
         let request = request.into_inner();
         self.check_model(&request.model)?;
         let input = match request.input {
@@ -101,6 +113,7 @@ impl Inference for Service {
         &self,
         request: Request<v1::DetokenizeRequest>,
     ) -> Result<Response<v1::DetokenizeReply>, Status> {
+        self.tenant(request.metadata()).map_err(status)?;
         let request = request.into_inner();
         self.check_model(&request.model)?;
         self.front.check_ids("token_ids", &request.token_ids).map_err(status)?;
@@ -108,7 +121,11 @@ impl Inference for Service {
         Ok(Response::new(v1::DetokenizeReply { text }))
     }
 
-    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsReply>, Status> {
+    async fn list_models(
+        &self,
+        request: Request<v1::ListModelsRequest>,
+    ) -> Result<Response<v1::ListModelsReply>, Status> {
+        self.tenant(request.metadata()).map_err(status)?;
         let model = |replica: &crate::link::Replica| v1::Model {
             id: self.front.served(replica),
             context: replica.context,
@@ -120,6 +137,51 @@ impl Inference for Service {
 }
 
 impl Service {
+    /// Whose a call is, by its key.
+    fn tenant(&self, metadata: &MetadataMap) -> Result<TenantId, Refusal> {
+        let authorization = metadata.get("authorization").and_then(|value| value.to_str().ok());
+        self.front.config.keys.authorized(authorization).ok_or(Refusal::NoKey)
+    }
+
+    fn ask(&self, request: Request<v1::GenerateRequest>) -> Result<Ask, Refusal> {
+        let tenant = self.tenant(request.metadata())?;
+        let call = call_deadline(request.metadata())?;
+        let request = request.into_inner();
+        let input = request.input.ok_or_else(|| Refusal::invalid("input", "one of text, chat and token_ids"))?;
+        if request.choice == u32::MAX {
+            return Err(Refusal::invalid("choice", "is out of range"));
+        }
+        Ok(Ask {
+            model: request.model,
+            prompts: vec![input],
+            n_choices: 1,
+            first_choice: request.choice,
+            purpose: Purpose::Generate(Box::new(request.sampling.unwrap_or_default())),
+            echo: false,
+            priority: request.priority,
+            deadline: [call, after(request.deadline_ms)].into_iter().flatten().min(),
+            tenant,
+            clock: None,
+        })
+    }
+
+    fn embed_ask(&self, request: Request<v1::EmbedRequest>) -> Result<EmbedAsk, Refusal> {
+        let tenant = self.tenant(request.metadata())?;
+        let call = call_deadline(request.metadata())?;
+        let request = request.into_inner();
+        let input = |input: v1::EmbedInput| match input.input {
+            Some(v1::embed_input::Input::Text(text)) => Ok(Input::Text(text)),
+            Some(v1::embed_input::Input::TokenIds(ids)) => Ok(Input::TokenIds(ids)),
+            None => Err(Refusal::invalid("inputs", "one of text and token_ids")),
+        };
+        Ok(EmbedAsk {
+            model: request.model,
+            inputs: request.inputs.into_iter().map(input).collect::<Result<_, _>>()?,
+            deadline: [call, after(request.deadline_ms)].into_iter().flatten().min(),
+            tenant,
+        })
+    }
+
     fn check_model(&self, model: &str) -> Result<(), Status> {
         self.front.named(model).map_err(status)
     }
@@ -138,8 +200,7 @@ impl Stream for Replies {
         let event = match self.started.take() {
             Some(started) => generate_reply::Event::Started(started),
             None => match ready!(Pin::new(&mut self.generation).poll_next(context)) {
-                Some(Ok((_, Event::Delta(delta)))) => generate_reply::Event::Delta(delta),
-                Some(Ok((_, Event::Finished(finished)))) => generate_reply::Event::Finished(finished),
+                Some(Ok((_, event))) => said(event),
                 Some(Err(refusal)) => return Poll::Ready(Some(Err(status(refusal)))),
                 None => return Poll::Ready(None),
             },
@@ -148,9 +209,20 @@ impl Stream for Replies {
     }
 }
 
+fn said(event: Event) -> generate_reply::Event {
+    match event {
+        Event::Prompt(logprobs) => generate_reply::Event::PromptLogprobs(logprobs),
+        Event::Delta(delta) => generate_reply::Event::Delta(delta),
+        Event::Finished(finished) => generate_reply::Event::Finished(finished),
+        // Who generates does not pool.
+        Event::Pooled(_) => generate_reply::Event::Delta(v1::Delta::default()),
+    }
+}
+
 fn status(refusal: Refusal) -> Status {
     let code = match &refusal {
         Refusal::Invalid { .. } | Refusal::TooLong { .. } | Refusal::TooLarge { .. } => Code::InvalidArgument,
+        Refusal::NoKey => Code::Unauthenticated,
         Refusal::NoModel { .. } => Code::NotFound,
         Refusal::Full { .. } => Code::ResourceExhausted,
         Refusal::NotReady { .. } | Refusal::Draining { .. } | Refusal::Lost => Code::Unavailable,
@@ -166,10 +238,10 @@ fn status(refusal: Refusal) -> Status {
 }
 
 /// The deadline that the client's library put on the call.
-fn call_deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Status> {
+fn call_deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Refusal> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
     let timeout = value.to_str().ok().and_then(timeout);
-    let timeout = timeout.ok_or_else(|| status(Refusal::invalid("grpc-timeout", "is no timeout")))?;
+    let timeout = timeout.ok_or_else(|| Refusal::invalid("grpc-timeout", "is no timeout"))?;
     Ok(Instant::now().checked_add(timeout))
 }
 

@@ -5,16 +5,21 @@
 
 mod admission;
 pub mod config;
+mod embed;
 mod generate;
+mod generation;
 mod grpc;
 mod http;
+mod keys;
 mod link;
 mod measure;
 mod refusal;
+mod sampling;
 mod stop;
 mod text;
 
 pub use config::{Config, Limits, Render, Waits};
+pub use keys::{ApiKeys, NoKey};
 
 use crate::admission::Admission;
 use crate::generate::Front;
@@ -63,7 +68,7 @@ pub async fn serve(
     let admission = Admission::new(&config.limits, shutdown.clone(), config.waits.retry_after);
     let drain_max = config.waits.drain_max;
     let streams = TaskTracker::new();
-    let nonce = generate::random_nonce();
+    let nonce = sampling::random_nonce();
     let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
     let front = Arc::new(Front { config, text, link, admission, streams: streams.clone(), long_texts, nonce });
     let end = CancellationToken::new();

@@ -78,22 +78,28 @@ pub enum Told {
 }
 
 /// Tokens without gap or repetition, whatever happened to the replica in between.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Progress {
     /// Of the first token, counted from the end of the prompt.
     pub position: u32,
     pub tokens: Vec<TokenOut>,
     pub n_cached: u32,
     pub finish: Option<Finish>,
+    /// Logprobs of the prompt's tokens from a position on, as the replica says them: perhaps not for the first time.
+    pub scored_position: u32,
+    pub scored: Vec<TokenOut>,
+    pub pooled: Vec<f32>,
 }
 
-/// Where a request's owner hears of it: which choice, and what.
+/// Where a request's owner hears of it: which slot, and what.
 pub type Ear = mpsc::Sender<(u32, Told)>;
 
 /// A request on its way to the replica.
 pub struct Submit {
     /// Its id is filled in here: it depends on the replica.
     pub request: Request,
+    /// What its owner calls it.
+    pub slot: u32,
     pub deadline: Option<Instant>,
     /// Replicas with another digest would give other tokens.
     pub digest: PolicyDigest,
@@ -103,7 +109,7 @@ pub struct Submit {
 /// The side of the link that the rest of the router holds.
 pub struct Link {
     submits: mpsc::Sender<(u64, Entry)>,
-    cancels: mpsc::Sender<u64>,
+    cancels: mpsc::Sender<Cancel>,
     view: watch::Receiver<View>,
     next_key: AtomicU64,
     retry_after: Duration,
@@ -114,7 +120,15 @@ pub struct Link {
 pub struct Ticket {
     key: u64,
     // Reserved when the request begins, so that a cancel never finds its queue full.
-    cancel: Option<mpsc::OwnedPermit<u64>>,
+    cancel: Option<mpsc::OwnedPermit<Cancel>>,
+}
+
+/// The end of a request that its replica does not know of.
+#[derive(Clone, Copy, Debug)]
+struct Cancel {
+    key: u64,
+    /// At a stop string, and not because nobody wants it.
+    stopped: bool,
 }
 
 impl Ticket {
@@ -126,12 +140,19 @@ impl Ticket {
     pub fn over(&mut self) {
         self.cancel = None;
     }
+
+    /// The text is over, and the replica does not know.
+    pub fn stopped(mut self) {
+        if let Some(permit) = self.cancel.take() {
+            permit.send(Cancel { key: self.key, stopped: true });
+        }
+    }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         if let Some(permit) = self.cancel.take() {
-            permit.send(self.key);
+            permit.send(Cancel { key: self.key, stopped: false });
         }
     }
 }
@@ -150,8 +171,8 @@ impl Link {
         let cancel = self.cancels.clone().try_reserve_owned().map_err(|_| full())?;
         let last = submit.ear.clone().try_reserve_owned().map_err(|_| full())?;
         let key = self.next_key.fetch_add(1, Ordering::Relaxed);
-        let Submit { request, deadline, digest, ear } = submit;
-        let entry = Entry { request, deadline, digest, ear, last, since: Instant::now() };
+        let Submit { request, slot, deadline, digest, ear } = submit;
+        let entry = Entry { request, slot, deadline, digest, ear, last, since: Instant::now() };
         self.submits.try_send((key, entry)).map_err(|_| full())?;
         Ok(Ticket { key, cancel: Some(cancel) })
     }
@@ -185,6 +206,7 @@ pub fn link(channel: Channel, config: &Config) -> (Link, Task) {
 /// A request under way. `request.output` grows with what was told: together with the prompt it is the token log.
 struct Entry {
     request: Request,
+    slot: u32,
     deadline: Option<Instant>,
     digest: PolicyDigest,
     ear: Ear,
@@ -196,13 +218,11 @@ struct Entry {
 
 impl Entry {
     fn end(self, refusal: Refusal) {
-        let choice = self.request.sampling.choice;
-        self.last.send((choice, Told::Refused(refusal)));
+        self.last.send((self.slot, Told::Refused(refusal)));
     }
 
     fn finish(self, progress: Progress) {
-        let choice = self.request.sampling.choice;
-        self.last.send((choice, Told::Tokens(progress)));
+        self.last.send((self.slot, Told::Tokens(progress)));
     }
 
     fn frame(&self, id: RequestId, now: Instant) -> wire::RouterFrame {
@@ -238,7 +258,7 @@ struct Up {
 
 enum Event {
     Submit(u64, Entry),
-    Cancel(u64),
+    Cancel(Cancel),
     Dial,
     Attached(Up),
     Frame(Frame),
@@ -254,7 +274,7 @@ pub struct Task {
     waits: Waits,
     outputs_unread_max: usize,
     submitted: mpsc::Receiver<(u64, Entry)>,
-    cancelled: mpsc::Receiver<u64>,
+    cancelled: mpsc::Receiver<Cancel>,
     view: watch::Sender<View>,
     line: Line,
     reattach: Duration,
@@ -274,7 +294,7 @@ impl Task {
         loop {
             match self.next_event(&end).await {
                 Event::Submit(key, entry) => self.submit(key, entry),
-                Event::Cancel(key) => self.cancel(key),
+                Event::Cancel(cancel) => self.cancel(cancel),
                 Event::Dial => self.line = Line::Dialing(Box::pin(attach(self.channel.clone(), self.waits.attach_max))),
                 Event::Attached(up) => self.attached(up),
                 Event::Frame(frame) => self.hear(frame),
@@ -296,7 +316,7 @@ impl Task {
         tokio::select! {
             biased;
             () = end.cancelled() => Event::End,
-            Some(key) = self.cancelled.recv() => Event::Cancel(key),
+            Some(cancel) = self.cancelled.recv() => Event::Cancel(cancel),
             Some(event) = send_first(&self.outbound, &mut self.outbox) => event,
             Some((key, entry)) = self.submitted.recv(), if takes_requests => Event::Submit(key, entry),
             event = self.line.next(self.waits.replica_silence_max) => event,
@@ -323,7 +343,7 @@ impl Task {
         let now = Instant::now();
         if let Some(finish) = entry.finished() {
             let position = entry.request.output.len() as u32;
-            let progress = Progress { position, tokens: Vec::new(), n_cached: 0, finish: Some(finish) };
+            let progress = Progress { position, finish: Some(finish), ..Progress::default() };
             return self.finish(key, progress);
         }
         if entry.deadline.is_some_and(|deadline| deadline <= now) {
@@ -336,14 +356,14 @@ impl Task {
         }
     }
 
-    fn cancel(&mut self, key: u64) {
-        let parked = self.parked.contains_key(&key);
-        if self.remove(key).is_some() && !parked {
-            self.send_cancel(key);
+    fn cancel(&mut self, cancel: Cancel) {
+        let parked = self.parked.contains_key(&cancel.key);
+        if self.remove(cancel.key).is_some() && !parked {
+            self.send_cancel(cancel);
         }
     }
 
-    fn send_cancel(&mut self, key: u64) {
+    fn send_cancel(&mut self, Cancel { key, stopped }: Cancel) {
         let Some(replica) = self.view.borrow().replica.clone() else { return };
         let id = replica.id(key).0;
         let is_its_submit = |frame: &wire::RouterFrame| match &frame.frame {
@@ -353,7 +373,7 @@ impl Task {
         match self.outbox.iter().position(is_its_submit) {
             // It has not left yet: neither frame is needed.
             Some(unsent) => drop(self.outbox.remove(unsent)),
-            None => self.outbox.push_back(up(wire::router_frame::Frame::Cancel(wire::Cancel { id }))),
+            None => self.outbox.push_back(up(wire::router_frame::Frame::Cancel(wire::Cancel { id, stopped }))),
         }
     }
 
@@ -451,18 +471,26 @@ impl Task {
             return self.broken(key, format!("the replica left a gap: position {} after {n_told}", output.position));
         };
         entry.request.output.extend(tokens.iter().map(|out| out.token as Token));
-        if tokens.is_empty() && finish.is_none() {
+        if tokens.is_empty() && output.scored.is_empty() && finish.is_none() {
             return;
         }
-        let progress = Progress { position: n_told, tokens, n_cached: output.cached_tokens, finish };
+        let progress = Progress {
+            position: n_told,
+            tokens,
+            n_cached: output.cached_tokens,
+            finish,
+            scored_position: output.scored_position,
+            scored: output.scored.into_iter().map(TokenOut::from).collect(),
+            pooled: output.pooled,
+        };
         if finish.is_some() {
             return self.finish(key, progress);
         }
-        match entry.ear.try_send((entry.request.sampling.choice, Told::Tokens(progress))) {
+        match entry.ear.try_send((entry.slot, Told::Tokens(progress))) {
             Ok(()) => {}
-            Err(mpsc::error::TrySendError::Closed(_)) => self.cancel(key),
+            Err(mpsc::error::TrySendError::Closed(_)) => self.cancel(Cancel { key, stopped: false }),
             Err(mpsc::error::TrySendError::Full(_)) => {
-                self.send_cancel(key);
+                self.send_cancel(Cancel { key, stopped: false });
                 self.end(key, Refusal::SlowReader { unread: self.outputs_unread_max });
             }
         }
@@ -470,7 +498,7 @@ impl Task {
 
     /// What the replica sends of this request cannot be meant.
     fn broken(&mut self, key: u64, message: String) {
-        self.send_cancel(key);
+        self.send_cancel(Cancel { key, stopped: false });
         self.end(key, Refusal::failed(message));
     }
 
@@ -639,14 +667,14 @@ mod tests {
         let (ear, heard) = mpsc::channel(n_places);
         let sampling = types::Sampling { tokens_max: 50, stop: vec![9], ..Default::default() };
         let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
-        let submit = Submit { request, deadline: None, digest: PolicyDigest::default(), ear };
+        let submit = Submit { request, slot: 0, deadline: None, digest: PolicyDigest::default(), ear };
         (link.submit(submit).unwrap(), heard)
     }
 
     /// Takes what the router's side has sent.
     fn take(task: &mut Task) {
-        while let Ok(key) = task.cancelled.try_recv() {
-            task.cancel(key);
+        while let Ok(cancel) = task.cancelled.try_recv() {
+            task.cancel(cancel);
         }
         while let Ok((key, entry)) = task.submitted.try_recv() {
             task.submit(key, entry);

@@ -1,5 +1,6 @@
 //! What the router counts and times. Knows no request's content and no client's name.
 
+use crate::http::HttpError;
 use crate::refusal::Refusal;
 use std::time::Instant;
 use telemetry::metrics;
@@ -48,6 +49,11 @@ impl Clock {
 
     pub fn refused(&mut self, refusal: &Refusal) {
         self.end(refusal.label());
+    }
+
+    /// Counts what a face refuses before it is a request.
+    pub fn counted<T>(&mut self, read: Result<T, HttpError>) -> Result<T, HttpError> {
+        read.inspect_err(|error| self.end(error.label()))
     }
 
     fn end(&mut self, outcome: &'static str) {

@@ -11,6 +11,8 @@ pub enum Refusal {
     TooLong { n_prompt: usize, context: u32 },
     #[error("the prompt has {n_prompt} tokens, and the replica cannot hold the request: {message}")]
     TooLarge { n_prompt: usize, message: String },
+    #[error("an API key is needed, as `Authorization: Bearer KEY`, and this is none")]
+    NoKey,
     #[error("the model `{model}` is not served here; `{served}` is")]
     NoModel { model: String, served: String },
     #[error("too many requests are waiting; come again later")]
@@ -63,6 +65,7 @@ impl Refusal {
         match self {
             Refusal::Invalid { .. } => "invalid",
             Refusal::TooLong { .. } | Refusal::TooLarge { .. } => "too_long",
+            Refusal::NoKey => "no_key",
             Refusal::NoModel { .. } => "no_model",
             Refusal::Full { .. } => "full",
             Refusal::NotReady { .. } => "not_ready",

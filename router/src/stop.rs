@@ -16,6 +16,8 @@ pub struct Stops {
     strings: Vec<String>,
     nodes: Vec<Node>,
     edges: BTreeMap<(u32, u8), u32>,
+    /// The text ends behind the stop string that matched, not before it.
+    included: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +34,7 @@ impl Stops {
     /// Empty strings are the caller's to refuse.
     pub fn new(strings: Vec<String>) -> Stops {
         let root = Node { depth: 0, fallback: ROOT, stop: None };
-        let mut stops = Stops { strings: Vec::new(), nodes: vec![root], edges: BTreeMap::new() };
+        let mut stops = Stops { strings: Vec::new(), nodes: vec![root], edges: BTreeMap::new(), included: false };
         for (i, string) in strings.iter().enumerate() {
             debug_assert!(!string.is_empty(), "an empty string stops everything");
             stops.add(i as u32, string.as_bytes());
@@ -40,6 +42,15 @@ impl Stops {
         stops.strings = strings;
         stops.link();
         stops
+    }
+
+    /// What stops is shown too.
+    pub fn included(self, included: bool) -> Stops {
+        Stops { included, ..self }
+    }
+
+    pub fn are_included(&self) -> bool {
+        self.included
     }
 
     pub fn string(&self, stop: usize) -> &str {
@@ -116,7 +127,8 @@ impl Filter {
             self.state = self.stops.next(self.state, byte);
             if let Some(stop) = self.stops.nodes[self.state as usize].stop {
                 let end = scanned + i + 1;
-                shown.push_str(&self.held[..end - self.stops.strings[stop as usize].len()]);
+                let hidden = if self.stops.included { 0 } else { self.stops.strings[stop as usize].len() };
+                shown.push_str(&self.held[..end - hidden]);
                 self.held.clear();
                 return Some(stop as usize);
             }
@@ -167,6 +179,14 @@ mod tests {
         check(&["\n\n"], &["one\n", "two\n", "\nthree"], &["one", "one\ntwo", "one\ntwo"], Some("\n\n"));
         check(&["é!"], &["caf", "é", "?", "é!"], &["caf", "caf", "café?", "café?"], Some("é!"));
         check(&["è"], &["é", "è"], &["é", "é"], Some("è"));
+    }
+
+    #[test]
+    fn what_stops_is_shown_where_it_is_wanted() {
+        let mut filter = Filter::new(Arc::new(Stops::new(vec!["END".into()]).included(true)));
+        let mut shown = String::new();
+        assert_eq!(filter.push("a EN", &mut shown), None);
+        assert_eq!((filter.push("D b", &mut shown), shown.as_str()), (Some(0), "a END"));
     }
 
     #[test]

@@ -15,8 +15,9 @@ pub struct Assembly {
 }
 
 impl Assembly {
-    pub fn new(tokenizer: &Tokenizer, stops: Arc<Stops>, tokens_min: u32) -> Assembly {
-        Assembly { detokenizer: tokenizer.stream(), filter: Filter::new(stops), n_unstoppable: tokens_min, n_tokens: 0 }
+    pub fn new(tokenizer: &Tokenizer, stops: Arc<Stops>, tokens_min: u32, show_special: bool) -> Assembly {
+        let detokenizer = if show_special { tokenizer.stream_with_special() } else { tokenizer.stream() };
+        Assembly { detokenizer, filter: Filter::new(stops), n_unstoppable: tokens_min, n_tokens: 0 }
     }
 
     /// Tokens that count: all up to and with the one that completed a stop string.

@@ -1,7 +1,9 @@
 //! How the next token is drawn. All of it is data: the same values give the same draw anywhere.
 
 use crate::{Token, Tokens};
+use alloc::vec::Vec;
 
+/// What is left at its default changes nothing. In which order these are applied is written beside the sampler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Zero is greedy: the largest logit, ties to the lower id.
@@ -12,6 +14,20 @@ pub struct Sampling {
     pub top_p: f32,
     /// Keep what is at least this fraction of the largest probability; zero keeps all.
     pub min_p: f32,
+    /// Keep the smallest set of tokens, those of the most expected surprise first, whose probabilities reach this; one
+    /// keeps all.
+    pub typical_p: f32,
+    /// Keep logits at most so many standard deviations below the largest; zero keeps all.
+    pub top_n_sigma: f32,
+    pub xtc: Xtc,
+    pub penalties: Penalties,
+    pub dry: Dry,
+    /// Added to logits.
+    pub bias: Vec<(Token, f32)>,
+    /// Nothing else is drawn; empty is no restriction.
+    pub allowed: Tokens,
+    /// Sequences that the output may not contain.
+    pub bad_words: Vec<Tokens>,
     pub seed: u64,
     /// Which of `n` choices of one prompt this is; part of the draw.
     pub choice: u32,
@@ -26,6 +42,38 @@ pub struct Sampling {
     pub logprobs: Option<u8>,
 }
 
+/// Exclude top choices: of the tokens that are at least as likely as `threshold`, with `probability` all but the last.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Xtc {
+    /// Zero: never.
+    pub probability: f32,
+    pub threshold: f32,
+}
+
+/// Against saying again what is in the log.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Penalties {
+    /// Subtracted once from what the output has.
+    pub presence: f32,
+    /// Subtracted as often as the output has it.
+    pub frequency: f32,
+    /// Divides the positive logits of what prompt or output has, and multiplies the negative ones; one changes nothing.
+    pub repetition: f32,
+}
+
+/// Don't repeat yourself: a token that would make a repetition of the log longer loses
+/// `multiplier * base ^ (length - length_allowed)`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dry {
+    /// Zero: never.
+    pub multiplier: f32,
+    pub base: f32,
+    /// The shortest repetition that costs something to go on with.
+    pub length_allowed: u32,
+    /// No repetition reaches over one of these.
+    pub breakers: Vec<Tokens>,
+}
+
 impl Default for Sampling {
     fn default() -> Self {
         Sampling {
@@ -33,6 +81,14 @@ impl Default for Sampling {
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
+            typical_p: 1.0,
+            top_n_sigma: 0.0,
+            xtc: Xtc::default(),
+            penalties: Penalties::default(),
+            dry: Dry::default(),
+            bias: Vec::new(),
+            allowed: Tokens::new(),
+            bad_words: Vec::new(),
             seed: 0,
             choice: 0,
             tokens_max: 16,
@@ -40,6 +96,24 @@ impl Default for Sampling {
             stop: Tokens::new(),
             logprobs: None,
         }
+    }
+}
+
+impl Default for Xtc {
+    fn default() -> Self {
+        Xtc { probability: 0.0, threshold: 0.1 }
+    }
+}
+
+impl Default for Penalties {
+    fn default() -> Self {
+        Penalties { presence: 0.0, frequency: 0.0, repetition: 1.0 }
+    }
+}
+
+impl Default for Dry {
+    fn default() -> Self {
+        Dry { multiplier: 0.0, base: 1.75, length_allowed: 2, breakers: Vec::new() }
     }
 }
 

@@ -9,6 +9,7 @@ mod seat;
 pub mod sequences;
 mod session;
 pub mod sim;
+pub mod source;
 
 pub use backend::cpu::Isa;
 pub use collective::AbortHandle;

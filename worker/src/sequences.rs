@@ -284,7 +284,7 @@ impl Sequences {
             if let Some(sequence) = self.held.get(&slice.id) {
                 let log = &sequence.tokens[..slice.range.end as usize];
                 let (prompt, output) = log.split_at(sequence.n_prompt.min(log.len()));
-                draws.push(Draw { sampling: &sequence.sampling, prompt, output });
+                draws.push(Draw { sampling: &sequence.sampling, prompt, output, score: None });
             }
         }
     }

@@ -7,6 +7,7 @@ use crate::seat::{Reports, SeatLost, Turns, Work};
 use crate::{Config, Error};
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{Assign, Failed, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
+use proto::secure::Refused;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -64,7 +65,7 @@ impl Worker {
             Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
                 return Err(Error::Refused(status.message().into()));
             }
-            Ok(Err(status)) => return Ok(Ended::by(&status)),
+            Ok(Err(status)) => return refused(&status),
             Ok(Ok(response)) => response.into_inner(),
         };
         let _heart = Heart::start(self.progress.clone(), up.downgrade(), self.config.heartbeat_every)?;
@@ -88,6 +89,15 @@ impl Worker {
             threads: config.threads,
             mesh_address: config.mesh_address.clone(),
         }
+    }
+}
+
+/// Whom the coordinator does not trust, or who does not trust it, need not try again.
+fn refused(status: &Status) -> Result<Ended, Error> {
+    match Refused::cause_of(status) {
+        Some(refused) if refused.is_final() => Err(Error::Refused(refused.to_string())),
+        Some(refused) => Ok(Ended::Gone(refused.to_string())),
+        None => Ok(Ended::by(status)),
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! A file is written to `<name>.part`, which a later try goes on with, and gets its name when its checksum is right.
 
-use crate::catalogue::store::choose_gguf;
+use crate::catalogue::store::{all_parts, choose_gguf};
 use crate::catalogue::{Entry, HubId, Located, Progress, Sources};
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
@@ -54,16 +54,20 @@ pub fn pull(id: HubId<'_>, sources: &Sources, progress: &mut dyn FnMut(Progress<
         std::fs::rename(&partial, &folder).map_err(Error::io(&folder))?;
         return Ok(Located { name, path: folder });
     }
-    let Some(file) = choose_gguf(&names, id.variant).and_then(|name| files.iter().find(|file| file.name == *name))
-    else {
+    let chosen = choose_gguf(&names, id.variant).map(|name| all_parts(name));
+    let Some(chosen) = chosen else {
         let ggufs: Vec<_> = names.into_iter().filter(|name| name.ends_with(".gguf")).collect();
         let why = format!("say which of its files as {}:<VARIANT>: [{}]", id.repo, ggufs.join(", "));
         return Err(Error::NotFound { model: id.repo.to_owned(), why });
     };
     std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
-    let path = folder.join(&file.name);
-    fetch(file, &path, sources, progress)?;
-    Ok(Located { name, path })
+    for part in &chosen {
+        let Some(file) = files.iter().find(|file| file.name == *part) else {
+            return Err(Error::NotFound { model: id.repo.to_owned(), why: format!("its part {part} is missing") });
+        };
+        fetch(file, &folder.join(&file.name), sources, progress)?;
+    }
+    Ok(Located { name, path: folder.join(&chosen[0]) })
 }
 
 fn belongs_to_model(name: &str) -> bool {

@@ -6,6 +6,7 @@ mod pip;
 mod store;
 
 use crate::error::{Error, Result};
+use crate::split::Part;
 use std::path::{Path, PathBuf};
 
 /// Where models come from and where they are kept. Who runs this decides; nothing here reads the environment.
@@ -186,6 +187,10 @@ fn hub_id(model: &str) -> Option<HubId<'_>> {
 pub(crate) fn name_of(path: &Path) -> String {
     // `.` and `..` have no name of their own.
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let part = whole.file_name().and_then(|name| name.to_str()).and_then(Part::of);
+    if let Some(part) = part.filter(|part| !part.stem.is_empty()) {
+        return part.stem.to_owned();
+    }
     let name = if whole.is_dir() { whole.file_name() } else { whole.file_stem() };
     name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }

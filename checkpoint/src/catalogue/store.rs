@@ -2,6 +2,7 @@
 
 use crate::catalogue::{CATALOGUE, Entry, HubId, Located, Sources};
 use crate::error::{Error, Result};
+use crate::split::Part;
 use std::path::{Path, PathBuf};
 
 pub fn find_entry(entry: &Entry, sources: &Sources) -> Option<Located> {
@@ -31,12 +32,19 @@ fn find_in(folder: &Path, id: HubId<'_>) -> Result<Option<PathBuf>> {
     }
     let files = file_names(folder)?;
     let Some(file) = choose_gguf(&files, id.variant) else { return Ok(None) };
-    Ok(Some(folder.join(file)))
+    let is_here = all_parts(file).iter().all(|part| files.contains(part));
+    Ok(is_here.then(|| folder.join(file)))
 }
 
-/// The GGUF of a variant; without one, the only GGUF.
+/// A file, or all files of the split model that it is the first of.
+pub fn all_parts(file: &str) -> Vec<String> {
+    Part::of(file).map_or_else(|| vec![file.to_owned()], |part| part.names().collect())
+}
+
+/// The GGUF of a variant; without one, the only GGUF. Of a split model it is the first part.
 pub fn choose_gguf<'a>(files: &'a [String], variant: Option<&str>) -> Option<&'a String> {
-    let ggufs = files.iter().filter(|file| file.ends_with(".gguf"));
+    let is_first = |file: &str| Part::of(file).is_none_or(|part| part.number == 1);
+    let ggufs = files.iter().filter(|file| file.ends_with(".gguf") && is_first(file));
     let fits = |file: &&String| variant.is_none_or(|variant| is_variant(file, variant));
     let mut fitting = ggufs.filter(fits);
     match (fitting.next(), fitting.next()) {
@@ -47,7 +55,7 @@ pub fn choose_gguf<'a>(files: &'a [String], variant: Option<&str>) -> Option<&'a
 
 /// `model-Q4_K_M.gguf` and `model.q4_k_m.gguf` are the variant Q4_K_M; `model-IQ4_K_M.gguf` is not.
 fn is_variant(file: &str, variant: &str) -> bool {
-    let stem = file.trim_end_matches(".gguf").to_ascii_lowercase();
+    let stem = Part::of(file).map_or(file.trim_end_matches(".gguf"), |part| part.stem).to_ascii_lowercase();
     let before = stem.strip_suffix(&variant.to_ascii_lowercase());
     before.is_some_and(|before| before.is_empty() || before.ends_with(['-', '.', '_']))
 }

@@ -102,6 +102,11 @@ fn variants() {
     check(Some("Q8_0"), Some("a.q8_0.gguf"));
     check(Some("Q5_0"), None);
     check(None, None);
+    let parts: Vec<String> = ["b-Q4_K_M-00001-of-00002.gguf", "b-Q4_K_M-00002-of-00002.gguf"].map(str::to_owned).into();
+    for variant in [Some("Q4_K_M"), None] {
+        assert_eq!(store::choose_gguf(&parts, variant), Some(&parts[0]));
+    }
+    assert_eq!(store::all_parts(&parts[0]), parts);
 }
 
 #[test]

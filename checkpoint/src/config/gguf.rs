@@ -39,9 +39,6 @@ const TABLES: [(&str, Family, bool); 9] = [
 impl ModelSpec {
     pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], file_name: &str) -> Result<ModelSpec, Fault> {
         let (prefix, family, pairs) = table_of(gguf, bytes)?;
-        if let Some(n) = gguf.unsigned("split.count")?.filter(|n| *n > 1) {
-            return Fault::unsupported(format!("a GGUF in {n} parts"));
-        }
         let keys = GgufKeys { gguf, bytes, prefix };
         let (hidden, n_heads) = (keys.length("embedding_length")?, keys.length("attention.head_count")?);
         let head_dim = keys.optional("attention.key_length")?.unwrap_or(hidden / n_heads.max(1));
@@ -221,8 +218,8 @@ impl GgufKeys<'_> {
     fn factors(&self, name: &str, dim: u32) -> Result<Option<Vec<f32>>, Fault> {
         let Some(entry) = self.gguf.tensor(name) else { return Ok(None) };
         let n = u64::from(dim / 2);
-        if entry.dtype != crate::tensor::Dtype::F32 || entry.dims.as_slice() != [n] {
-            return Fault::malformed(format!("the tensor {name} is not {n} numbers of type F32"));
+        if entry.dtype != crate::tensor::Dtype::F32 || entry.dims.as_slice() != [n] || entry.file != 0 {
+            return Fault::malformed(format!("{name} is not {n} numbers of type F32 in the first part"));
         }
         let numbers = self.bytes[entry.bytes.clone()].chunks_exact(4);
         Ok(Some(numbers.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()))

@@ -174,7 +174,7 @@ impl Router {
     }
 
     pub async fn cancel(&mut self, id: RequestId) {
-        self.up.send(router_frame(router_frame::Frame::Cancel(wire::Cancel { id: id.0 }))).await.unwrap();
+        self.up.send(router_frame(router_frame::Frame::Cancel(wire::Cancel { id: id.0, stopped: false }))).await.unwrap();
     }
 
     /// Takes one frame; positions must go on without a gap.

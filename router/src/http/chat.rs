@@ -2,10 +2,12 @@
 
 use crate::config::Limits;
 use crate::generate::Front;
-use crate::http::answer::{Asked, Shape, answer, token_text};
+use crate::generation::Prompt;
+use crate::http::answer::{Asked, Echo, Shape, answer, token_text};
 use crate::http::error::HttpError;
 use crate::http::fields::{Fields, wrong};
-use crate::http::read;
+use crate::http::{Page, read};
+use crate::measure::{Clock, Face};
 use crate::refusal::Refusal;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -16,21 +18,26 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 pub async fn chat(State(front): State<Arc<Front>>, request: Request) -> Result<Response, HttpError> {
-    let asked = ask(read(&front, request).await?, &front.config.limits)?;
-    answer(front, asked, Chat).await
+    let mut clock = Clock::start(Face::Http);
+    let page = clock.counted(read(&front, request).await)?;
+    let asked = clock.counted(ask(page, &front.config.limits).map_err(HttpError::from))?;
+    answer(front, asked, clock, Chat).await
 }
 
-fn ask(mut fields: Fields, limits: &Limits) -> Result<Asked, Refusal> {
+fn ask(page: Page, limits: &Limits) -> Result<Asked, Refusal> {
+    let Page { mut fields, tenant } = page;
     let mut sampling = fields.sampling()?;
     sampling.logprobs = logprobs(&mut fields, limits.logprobs_max)?;
-    let request = v1::GenerateRequest {
+    let asked = Asked {
         model: fields.string("model")?.unwrap_or_default(),
-        input: Some(Input::Chat(conversation(&mut fields)?)),
-        sampling: Some(sampling),
+        prompts: vec![Input::Chat(conversation(&mut fields)?)],
+        n_choices: fields.n_choices()?,
         priority: fields.priority()?,
-        deadline_ms: 0,
+        tenant,
+        wishes: fields.wishes(&sampling)?,
+        streaming: fields.stream(&sampling)?,
+        sampling,
     };
-    let asked = Asked { request, n_choices: fields.n_choices()?, streaming: fields.stream()? };
     fields.finish()?;
     Ok(asked)
 }
@@ -115,6 +122,7 @@ impl Shape for Chat {
     const ID_PREFIX: &'static str = "chatcmpl-";
     const OBJECT: &'static str = "chat.completion";
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
+    const PROMPT_IN_CHOICE: bool = false;
 
     fn opening(&self) -> Option<(&'static str, Value)> {
         Some(("delta", json!({ "role": "assistant", "content": "" })))
@@ -139,5 +147,10 @@ impl Shape for Chat {
             content
         });
         json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
+    }
+
+    /// A conversation is not said again.
+    fn echo(&mut self, _: &Tokenizer, _: u32, _: &Prompt, _: &[v1::Logprob]) -> Option<Echo> {
+        None
     }
 }

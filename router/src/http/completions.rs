@@ -1,53 +1,83 @@
 //! `/v1/completions`.
 
 use crate::generate::Front;
-use crate::http::answer::{Asked, Shape, answer, token_text};
+use crate::generation::Prompt;
+use crate::http::answer::{Asked, Echo, Shape, Wishes, answer, token_text};
 use crate::http::error::HttpError;
-use crate::http::fields::{Fields, token_ids, wrong};
-use crate::http::read;
+use crate::http::fields::{token_ids, wrong};
+use crate::http::{Page, read};
+use crate::measure::{Clock, Face};
 use crate::refusal::Refusal;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use checkpoint::Tokenizer;
 use proto::v1;
+use proto::v1::Sampling;
 use proto::v1::generate_request::Input;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 pub async fn completions(State(front): State<Arc<Front>>, request: Request) -> Result<Response, HttpError> {
-    let asked = ask(read(&front, request).await?)?;
-    let offsets = vec![0; asked.n_choices.min(front.config.limits.choices_max) as usize];
-    answer(front, asked, Completion { offsets }).await
+    let mut clock = Clock::start(Face::Http);
+    let page = clock.counted(read(&front, request).await)?;
+    let asked = clock.counted(ask(page).map_err(HttpError::from))?;
+    let n_choices = asked.n_choices.min(front.config.limits.choices_max) as usize;
+    let offsets = vec![0; asked.prompts.len().min(front.config.limits.prompts_max) * n_choices];
+    answer(front, asked, clock, Completion { offsets }).await
 }
 
-fn ask(mut fields: Fields) -> Result<Asked, Refusal> {
+fn ask(page: Page) -> Result<Asked, Refusal> {
+    let Page { mut fields, tenant } = page;
     let mut sampling = fields.sampling()?;
     sampling.logprobs = fields.unsigned("logprobs")?;
+    let mut wishes = fields.wishes(&sampling)?;
+    wishes.echo = fields.boolean("echo")?.unwrap_or(false);
+    if wishes.echo {
+        only_prompt(&mut sampling, &mut wishes);
+    }
     let prompt = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
-    let request = v1::GenerateRequest {
+    let asked = Asked {
         model: fields.string("model")?.unwrap_or_default(),
-        input: Some(input(prompt)?),
-        sampling: Some(sampling),
+        prompts: inputs("prompt", prompt)?,
+        n_choices: fields.n_choices()?,
         priority: fields.priority()?,
-        deadline_ms: 0,
+        tenant,
+        streaming: fields.stream(&sampling)?,
+        sampling: Sampling { prompt_logprobs: sampling.prompt_logprobs.max(echoed(&sampling, &wishes)), ..sampling },
+        wishes,
     };
-    let asked = Asked { request, n_choices: fields.n_choices()?, streaming: fields.stream()? };
     fields.finish()?;
     Ok(asked)
 }
 
-/// Text, token ids, or a list of one of these.
-fn input(prompt: Value) -> Result<Input, Refusal> {
+/// With an echo, no new token at all may be asked for.
+fn only_prompt(sampling: &mut Sampling, wishes: &mut Wishes) {
+    if sampling.max_tokens == Some(0) {
+        wishes.nothing_new = true;
+        sampling.max_tokens = Some(1);
+    }
+}
+
+/// An echo's logprobs are those of the prompt.
+fn echoed(sampling: &Sampling, wishes: &Wishes) -> Option<u32> {
+    sampling.logprobs.filter(|_| wishes.echo)
+}
+
+/// Text, token ids, or a list of some of these.
+pub fn inputs(field: &'static str, prompt: Value) -> Result<Vec<Input>, Refusal> {
+    match prompt {
+        Value::Array(all) if matches!(all.first(), Some(Value::String(_) | Value::Array(_))) => {
+            all.into_iter().map(|one| input(field, one)).collect()
+        }
+        one => Ok(vec![input(field, one)?]),
+    }
+}
+
+fn input(field: &'static str, prompt: Value) -> Result<Input, Refusal> {
     match prompt {
         Value::String(text) => Ok(Input::Text(text)),
-        Value::Array(mut prompts) if matches!(prompts.first(), Some(Value::String(_) | Value::Array(_))) => {
-            match (prompts.len(), prompts.pop()) {
-                (1, Some(prompt)) => input(prompt),
-                (n, _) => Err(Refusal::invalid("prompt", format!("one prompt a request; there are {n}"))),
-            }
-        }
-        ids @ Value::Array(_) => Ok(Input::TokenIds(v1::TokenIds { ids: token_ids("prompt", ids)? })),
-        other => Err(wrong("prompt", "a string or token ids", &other)),
+        ids @ Value::Array(_) => Ok(Input::TokenIds(v1::TokenIds { ids: token_ids(field, ids)? })),
+        other => Err(wrong(field, "text, token ids, or a list of one of these", &other)),
     }
 }
 
@@ -60,6 +90,7 @@ impl Shape for Completion {
     const ID_PREFIX: &'static str = "cmpl-";
     const OBJECT: &'static str = "text_completion";
     const CHUNK_OBJECT: &'static str = "text_completion";
+    const PROMPT_IN_CHOICE: bool = true;
 
     fn opening(&self) -> Option<(&'static str, Value)> {
         None
@@ -74,19 +105,51 @@ impl Shape for Completion {
     }
 
     fn logprobs(&mut self, tokenizer: &Tokenizer, choice: u32, logprobs: &[v1::Logprob]) -> Value {
+        let mut table = Table::default();
         let offset = &mut self.offsets[choice as usize];
-        let (mut tokens, mut offsets, mut top) = (Vec::new(), Vec::new(), Vec::new());
-        for logprob in logprobs {
-            let text = token_text(tokenizer, logprob.token_id);
-            offsets.push(*offset);
-            *offset += text.chars().count();
-            // The drawn token is among them, likely or not.
+        logprobs.iter().for_each(|logprob| table.add(tokenizer, offset, logprob.token_id, Some(logprob)));
+        table.value()
+    }
+
+    fn echo(&mut self, tokenizer: &Tokenizer, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo> {
+        let mut table = Table::default();
+        let offset = &mut self.offsets[choice as usize];
+        // Nothing predicts the first.
+        let scored = [None].into_iter().chain(scored.iter().map(Some));
+        prompt.ids.iter().zip(scored).for_each(|(token, scored)| table.add(tokenizer, offset, *token, scored));
+        let text = prompt.text.clone().unwrap_or_default();
+        *offset = text.chars().count();
+        Some(Echo { text, logprobs: table.value() })
+    }
+}
+
+/// Four lists that run in step, as OpenAI has them.
+#[derive(Default)]
+struct Table {
+    tokens: Vec<String>,
+    offsets: Vec<usize>,
+    logprobs: Vec<Option<f32>>,
+    top: Vec<Value>,
+}
+
+impl Table {
+    fn add(&mut self, tokenizer: &Tokenizer, offset: &mut usize, token: u32, logprob: Option<&v1::Logprob>) {
+        let text = token_text(tokenizer, token);
+        self.offsets.push(*offset);
+        *offset += text.chars().count();
+        self.tokens.push(text);
+        self.logprobs.push(logprob.map(|logprob| logprob.logprob));
+        // The token itself is among them, likely or not.
+        let both = |logprob: &v1::Logprob| {
             let both = logprob.top.iter().chain([logprob]);
             let named = both.map(|top| (token_text(tokenizer, top.token_id), top.logprob.into()));
-            top.push(Value::Object(named.collect::<Map<String, Value>>()));
-            tokens.push(text);
-        }
-        let token_logprobs: Vec<f32> = logprobs.iter().map(|logprob| logprob.logprob).collect();
-        json!({ "text_offset": offsets, "token_logprobs": token_logprobs, "tokens": tokens, "top_logprobs": top })
+            Value::Object(named.collect::<Map<String, Value>>())
+        };
+        self.top.push(logprob.map_or(Value::Null, both));
+    }
+
+    fn value(self) -> Value {
+        let Table { tokens, offsets, logprobs, top } = self;
+        json!({ "text_offset": offsets, "token_logprobs": logprobs, "tokens": tokens, "top_logprobs": top })
     }
 }

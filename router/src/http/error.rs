@@ -16,6 +16,8 @@ pub struct HttpError {
     param: Option<String>,
     message: String,
     retry_after: Option<Duration>,
+    /// One of a few words, for a metric's label.
+    label: &'static str,
 }
 
 const INVALID: &str = "invalid_request_error";
@@ -23,7 +25,8 @@ const SERVER: &str = "server_error";
 
 impl HttpError {
     pub fn bad_request(status: StatusCode, message: impl Into<String>) -> HttpError {
-        HttpError { status, kind: INVALID, code: None, param: None, message: message.into(), retry_after: None }
+        let message = message.into();
+        HttpError { status, kind: INVALID, code: None, param: None, message, retry_after: None, label: "invalid" }
     }
 
     pub fn too_large(bytes_max: usize) -> HttpError {
@@ -37,6 +40,10 @@ impl HttpError {
 
     pub fn wrong_method() -> HttpError {
         HttpError::bad_request(StatusCode::METHOD_NOT_ALLOWED, "this page does not take that method")
+    }
+
+    pub fn label(&self) -> &'static str {
+        self.label
     }
 
     pub fn body(&self) -> Value {
@@ -54,6 +61,7 @@ impl From<Refusal> for HttpError {
             Refusal::Invalid { .. } => (StatusCode::BAD_REQUEST, INVALID, None),
             Refusal::TooLong { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
             Refusal::TooLarge { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
+            Refusal::NoKey => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
             Refusal::NoModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
             Refusal::Full { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("rate_limit_exceeded")),
             Refusal::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("not_ready")),
@@ -68,7 +76,8 @@ impl From<Refusal> for HttpError {
             Refusal::NoModel { .. } => Some("model".to_owned()),
             _ => None,
         };
-        HttpError { status, kind, code, param, message: refusal.to_string(), retry_after: refusal.retry_after() }
+        let (message, retry_after, label) = (refusal.to_string(), refusal.retry_after(), refusal.label());
+        HttpError { status, kind, code, param, message, retry_after, label }
     }
 }
 

@@ -1,11 +1,13 @@
 //! The fields of a JSON body, taken one by one, each refusal naming its field. Knows which fields of OpenAI's and of
 //! other servers would change the answer and are not served yet, and ignores what it does not know.
 
+use crate::http::answer::Wishes;
 use crate::http::error::HttpError;
 use crate::refusal::Refusal;
 use http::StatusCode;
 use proto::v1;
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 
 pub struct Fields(Map<String, Value>);
 
@@ -74,6 +76,8 @@ impl Fields {
     pub fn sampling(&mut self) -> Result<v1::Sampling, Refusal> {
         let newer = self.unsigned("max_completion_tokens")?;
         let older = self.unsigned("max_tokens")?;
+        let repetition = self.number("repetition_penalty")?;
+        let llama_repetition = self.number("repeat_penalty")?;
         Ok(v1::Sampling {
             temperature: self.number("temperature")?,
             top_k: self.top_k()?,
@@ -82,11 +86,62 @@ impl Fields {
             seed: self.seed()?,
             max_tokens: newer.or(older),
             min_tokens: self.unsigned("min_tokens")?.unwrap_or(0),
-            stop: self.stop()?,
+            stop: self.strings("stop")?,
             stop_token_ids: self.token_ids("stop_token_ids")?.unwrap_or_default(),
             ignore_eos: self.boolean("ignore_eos")?.unwrap_or(false),
+            presence_penalty: self.number("presence_penalty")?.unwrap_or(0.0),
+            frequency_penalty: self.number("frequency_penalty")?.unwrap_or(0.0),
+            repetition_penalty: repetition.or(llama_repetition),
+            typical_p: self.number("typical_p")?,
+            top_n_sigma: self.top_n_sigma()?,
+            xtc: Some(self.xtc()?),
+            dry: Some(self.dry()?),
+            logit_bias: self.logit_bias()?,
+            allowed_token_ids: self.allowed_token_ids()?,
+            bad_words: self.strings("bad_words")?,
+            include_stop: self.boolean("include_stop_str_in_output")?.unwrap_or(false),
+            show_special: !self.boolean("skip_special_tokens")?.unwrap_or(true),
             logprobs: None,
+            prompt_logprobs: self.unsigned("prompt_logprobs")?,
         })
+    }
+
+    /// llama.cpp writes -1 for all.
+    fn top_n_sigma(&mut self) -> Result<f32, Refusal> {
+        Ok(self.number("top_n_sigma")?.filter(|n| *n != -1.0).unwrap_or(0.0))
+    }
+
+    fn xtc(&mut self) -> Result<v1::Xtc, Refusal> {
+        let probability = self.number("xtc_probability")?.unwrap_or(0.0);
+        Ok(v1::Xtc { probability, threshold: self.number("xtc_threshold")? })
+    }
+
+    fn dry(&mut self) -> Result<v1::Dry, Refusal> {
+        Ok(v1::Dry {
+            multiplier: self.number("dry_multiplier")?.unwrap_or(0.0),
+            base: self.number("dry_base")?,
+            allowed_length: self.unsigned("dry_allowed_length")?,
+            sequence_breakers: self.strings("dry_sequence_breakers")?,
+        })
+    }
+
+    /// An object of token ids, which are text because names of members are.
+    fn logit_bias(&mut self) -> Result<HashMap<u32, f32>, Refusal> {
+        let Some(Fields(all)) = self.object("logit_bias")? else { return Ok(HashMap::new()) };
+        let one = |(token, bias): (String, Value)| {
+            let id = token.parse().map_err(|_| Refusal::invalid("logit_bias", "its members must be token ids"))?;
+            let bias = bias.as_f64().ok_or_else(|| wrong("logit_bias", "a number for each token", &bias))?;
+            Ok((id, bias as f32))
+        };
+        all.into_iter().map(one).collect()
+    }
+
+    /// No list is no restriction, and an empty one allows nothing.
+    fn allowed_token_ids(&mut self) -> Result<Vec<u32>, Refusal> {
+        match self.token_ids("allowed_token_ids")? {
+            Some(ids) if ids.is_empty() => Err(Refusal::invalid("allowed_token_ids", "allows nothing")),
+            ids => Ok(ids.unwrap_or_default()),
+        }
     }
 
     /// Other servers write -1 for all.
@@ -106,21 +161,33 @@ impl Fields {
         self.take("seed").map(seed).transpose().map_err(|value| wrong("seed", "a whole number", &value))
     }
 
-    fn stop(&mut self) -> Result<Vec<String>, Refusal> {
+    /// A string or a list of them.
+    fn strings(&mut self, name: &'static str) -> Result<Vec<String>, Refusal> {
         let string = |value: Value| match value {
-            Value::String(stop) => Ok(stop),
-            other => Err(wrong("stop", "a string or a list of strings", &other)),
+            Value::String(text) => Ok(text),
+            other => Err(wrong(name, "a string or a list of strings", &other)),
         };
-        match self.take("stop") {
+        match self.take(name) {
             None => Ok(Vec::new()),
-            Some(Value::Array(stops)) => stops.into_iter().map(string).collect(),
+            Some(Value::Array(all)) => all.into_iter().map(string).collect(),
             Some(one) => Ok(vec![string(one)?]),
         }
     }
 
+    /// A field that this page does not take, whatever its value.
+    pub fn refuse_if_meant(&mut self, name: &'static str) -> Result<(), Refusal> {
+        match self.take(name) {
+            Some(_) => Err(Refusal::invalid(name, "is not supported here")),
+            None => Ok(()),
+        }
+    }
+
     /// `stream`, and whether the last chunk tells the usage.
-    pub fn stream(&mut self) -> Result<Option<Streaming>, Refusal> {
+    pub fn stream(&mut self, sampling: &v1::Sampling) -> Result<Option<Streaming>, Refusal> {
         let stream = self.boolean("stream")?.unwrap_or(false);
+        if stream && sampling.prompt_logprobs.is_some() {
+            return Err(Refusal::invalid("prompt_logprobs", "is not for streams"));
+        }
         let options = self.object("stream_options")?;
         match (stream, options) {
             (false, Some(_)) => Err(Refusal::invalid("stream_options", "is for streams; `stream` is not set")),
@@ -130,6 +197,16 @@ impl Fields {
                 Ok(Some(Streaming { include_usage: options.boolean("include_usage")?.unwrap_or(false) }))
             }
         }
+    }
+
+    /// Beside the text. Logprobs are known by now.
+    pub fn wishes(&mut self, sampling: &v1::Sampling) -> Result<Wishes, Refusal> {
+        Ok(Wishes {
+            logprobs: sampling.logprobs.is_some(),
+            prompt_logprobs: sampling.prompt_logprobs.is_some(),
+            token_ids: self.boolean("return_token_ids")?.unwrap_or(false),
+            ..Wishes::default()
+        })
     }
 
     pub fn priority(&mut self) -> Result<i32, Refusal> {
@@ -174,20 +251,10 @@ const UNSERVED: &[(&str, IsNeutral)] = &[
     ("modalities", |value| value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))),
     ("audio", is_empty),
     ("web_search_options", never),
-    ("logit_bias", is_empty),
-    ("presence_penalty", is_zero),
-    ("frequency_penalty", is_zero),
-    ("repetition_penalty", is_one),
-    ("repeat_penalty", is_one),
     ("length_penalty", is_one),
     ("use_beam_search", is_false),
     ("echo", is_false),
     ("suffix", is_empty),
-    ("prompt_logprobs", never),
-    ("bad_words", is_empty),
-    ("allowed_token_ids", never),
-    ("include_stop_str_in_output", is_false),
-    ("skip_special_tokens", is_true),
     ("spaces_between_special_tokens", |value| value.is_boolean()),
     ("truncate_prompt_tokens", never),
     ("add_special_tokens", never),
@@ -203,8 +270,12 @@ const UNSERVED: &[(&str, IsNeutral)] = &[
     ("grammar", is_empty),
     ("json_schema", is_empty),
     ("return_tokens_as_token_ids", is_false),
-    ("typical_p", is_one),
+    // Its target moves with the surprise of every token so far, which the token log does not have.
     ("mirostat", is_zero),
+    ("mirostat_mode", is_zero),
+    ("dry_penalty_last_n", |value| value == -1),
+    ("repeat_last_n", |value| value == -1),
+    ("dynatemp_range", is_zero),
 ];
 
 fn never(_: &Value) -> bool {
@@ -230,10 +301,6 @@ fn is_one(value: &Value) -> bool {
 
 fn is_false(value: &Value) -> bool {
     value == &Value::Bool(false)
-}
-
-fn is_true(value: &Value) -> bool {
-    value == &Value::Bool(true)
 }
 
 pub fn token_ids(name: &'static str, value: Value) -> Result<Vec<u32>, Refusal> {
@@ -263,7 +330,8 @@ mod tests {
 
     fn refused(body: &str) -> Option<String> {
         let mut fields = Fields::parse(body.as_bytes()).unwrap();
-        let read = fields.sampling().and_then(|_| fields.n_choices()).and_then(|_| fields.stream().map(|_| ()));
+        let read = fields.sampling().and_then(|sampling| fields.n_choices().map(|_| sampling));
+        let read = read.and_then(|sampling| fields.stream(&sampling).map(|_| ()));
         match read.and_then(|()| fields.finish()) {
             Ok(()) => None,
             Err(Refusal::Invalid { field, .. }) => Some(field.into_owned()),
@@ -300,8 +368,14 @@ mod tests {
             (r#"{"best_of": 3}"#, "best_of"),
             (r#"{"tools": [{"type": "function"}]}"#, "tools"),
             (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
-            (r#"{"logit_bias": {"5": -100}}"#, "logit_bias"),
-            (r#"{"presence_penalty": 0.1}"#, "presence_penalty"),
+            (r#"{"logit_bias": {"five": -100}}"#, "logit_bias"),
+            (r#"{"logit_bias": {"5": "much"}}"#, "logit_bias"),
+            (r#"{"logit_bias": [5]}"#, "logit_bias"),
+            (r#"{"presence_penalty": "much"}"#, "presence_penalty"),
+            (r#"{"allowed_token_ids": []}"#, "allowed_token_ids"),
+            (r#"{"bad_words": [1]}"#, "bad_words"),
+            (r#"{"dry_multiplier": []}"#, "dry_multiplier"),
+            (r#"{"mirostat": 2}"#, "mirostat"),
             (r#"{"echo": true}"#, "echo"),
             (r#"{"suffix": "end"}"#, "suffix"),
             (r#"{"guided_json": {}}"#, "guided_json"),

@@ -3,22 +3,25 @@
 mod answer;
 mod chat;
 mod completions;
+mod door;
+mod embeddings;
 mod error;
 mod fields;
 mod models;
+mod server;
 mod sse;
 mod tokens;
 
 use crate::Error;
 use crate::generate::Front;
-use crate::http::error::HttpError;
+pub use crate::http::error::HttpError;
 use crate::http::fields::Fields;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::serve::ListenerExt;
 use http::StatusCode;
 use http::header::CONTENT_LENGTH;
 use std::future::Future;
@@ -26,30 +29,33 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
+use types::TenantId;
 
 pub async fn serve(front: Arc<Front>, listener: TcpListener, shutdown: CancellationToken) -> Result<(), Error> {
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "a connection keeps Nagle's delay");
-        }
-    });
-    axum::serve(listener, routes(front)).with_graceful_shutdown(shutdown.cancelled_owned()).await.map_err(Error::Http)
+    let (limits, waits) = (front.config.limits.clone(), front.config.waits.clone());
+    server::serve(routes(front), listener, &limits, &waits, shutdown).await
 }
 
 fn routes(front: Arc<Front>) -> Router {
-    Router::new()
+    let keyed = Router::new()
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .route_layer(from_fn_with_state(front.clone(), door::authorize));
+    // Without a key: what probes and monitoring ask.
+    Router::new()
         .route("/health", get(|| async { "alive\n" }))
         .route("/ready", get(models::ready))
         .route("/cluster", get(models::cluster))
         .route("/metrics", get(metrics))
+        .merge(keyed)
         .fallback(|| async { HttpError::no_such_page() })
         .method_not_allowed_fallback(|| async { HttpError::wrong_method() })
+        .layer(from_fn(door::cors))
         .with_state(front)
 }
 
@@ -57,15 +63,23 @@ async fn metrics(State(front): State<Arc<Front>>) -> Response {
     ([("content-type", "text/plain; version=0.0.4")], (front.config.metrics)()).into_response()
 }
 
+/// What was sent to a page, and by whom.
+struct Page {
+    fields: Fields,
+    tenant: TenantId,
+}
+
 /// The JSON object of a request's body, within its limits of size and time.
-async fn read(front: &Front, request: Request) -> Result<Fields, HttpError> {
+async fn read(front: &Front, request: Request) -> Result<Page, HttpError> {
+    let tenant = request.extensions().get::<TenantId>().copied().unwrap_or_default();
     let bytes_max = front.config.limits.body_bytes_max;
     let declared = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     if declared.is_some_and(|length| length > bytes_max) {
         return Err(HttpError::too_large(bytes_max));
     }
     let body = in_time(front, read_body(request.into_body(), bytes_max)).await??;
-    front.off_runtime(body.len(), move || Fields::parse(&body)).await?
+    let fields = front.off_runtime(body.len(), move || Fields::parse(&body)).await??;
+    Ok(Page { fields, tenant })
 }
 
 async fn in_time<T>(front: &Front, body: impl Future<Output = T>) -> Result<T, HttpError> {

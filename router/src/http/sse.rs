@@ -1,7 +1,7 @@
 //! An answer in chunks as server-sent events. Dropping the stream, as hyper does when a client leaves, cancels the
 //! request.
 
-use crate::generate::{Event, Generation};
+use crate::generation::{Event, Generation};
 use crate::http::answer::{Envelope, Shape, Usage, choice_value, finish_reason};
 use crate::http::error::HttpError;
 use crate::http::fields::Streaming;
@@ -9,6 +9,7 @@ use crate::refusal::Refusal;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use proto::v1;
 use serde_json::Value;
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -28,8 +29,9 @@ pub fn stream<S: Shape>(
     streaming: Streaming,
 ) -> Response {
     let silence_max = envelope.front().config.waits.sse_silence_max;
-    let mut chunks = Chunks { envelope, shape, include_usage: streaming.include_usage, usage: Usage::default() };
-    let opening = chunks.opening(n_choices);
+    let usage = Usage::new(n_choices, envelope.wishes());
+    let mut chunks = Chunks { envelope, shape, n_choices, include_usage: streaming.include_usage, usage };
+    let opening = chunks.opening(&generation);
     let silence = Box::pin(tokio::time::sleep(silence_max));
     let body = Events { chunks, generation, written: opening, ended: false, silence, silence_max };
     let headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
@@ -39,34 +41,72 @@ pub fn stream<S: Shape>(
 struct Chunks<S> {
     envelope: Envelope,
     shape: S,
+    n_choices: u32,
     include_usage: bool,
     usage: Usage,
 }
 
 impl<S: Shape> Chunks<S> {
-    fn opening(&mut self, n_choices: u32) -> String {
+    fn opening(&mut self, generation: &Generation) -> String {
         let mut out = String::new();
-        for choice in 0..n_choices {
+        for slot in 0..generation.prompts.len() as u32 * self.n_choices {
             if let Some(member) = self.shape.opening() {
-                write(&mut out, &self.chunk(choice_value(choice, member, Value::Null, None)));
+                self.open(slot, member, Value::Null, generation, &mut out);
+            }
+            // Without logprobs nothing has to be waited for.
+            if !self.envelope.wishes().logprobs {
+                self.echo(slot, &[], generation, &mut out);
             }
         }
         out
     }
 
-    fn event(&mut self, choice: u32, event: Event, out: &mut String) {
-        let chunk = match event {
-            Event::Delta(delta) if !self.envelope.says(&delta) => return,
-            Event::Delta(delta) => {
-                let logprobs = self.envelope.logprobs_of(&mut self.shape, choice, &delta.logprobs);
-                choice_value(choice, self.shape.piece(Some(&delta.text)), logprobs, None)
+    /// A choice's first chunk tells its prompt, where that is wanted.
+    fn open(
+        &self,
+        slot: u32,
+        member: (&'static str, Value),
+        logprobs: Value,
+        generation: &Generation,
+        out: &mut String,
+    ) {
+        let prompt = &generation.prompts[(slot / self.n_choices) as usize];
+        let mut choice = choice_value(slot, member, logprobs, None);
+        if S::PROMPT_IN_CHOICE {
+            self.envelope.tell_prompt(&mut choice, prompt, &[]);
+        }
+        let mut chunk = self.chunk(choice);
+        if !S::PROMPT_IN_CHOICE {
+            self.envelope.tell_prompt(&mut chunk, prompt, &[]);
+        }
+        write(out, &chunk);
+    }
+
+    fn echo(&mut self, slot: u32, scored: &[v1::Logprob], generation: &Generation, out: &mut String) {
+        let prompt = &generation.prompts[(slot / self.n_choices) as usize];
+        if let Some(echo) = self.envelope.echo(&mut self.shape, slot, prompt, scored) {
+            self.open(slot, self.shape.piece(Some(&echo.text)), echo.logprobs, generation, out);
+        }
+    }
+
+    fn event(&mut self, slot: u32, event: Event, generation: &Generation, out: &mut String) {
+        match event {
+            Event::Prompt(prompt) => self.echo(slot, &prompt.logprobs, generation, out),
+            Event::Delta(delta) if self.envelope.says(&delta) => {
+                let logprobs = self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs);
+                let mut choice = choice_value(slot, self.shape.piece(Some(&delta.text)), logprobs, None);
+                if self.envelope.wishes().token_ids {
+                    choice["token_ids"] = delta.token_ids.into();
+                }
+                write(out, &self.chunk(choice));
             }
+            Event::Delta(_) | Event::Pooled(_) => {}
             Event::Finished(finished) => {
-                self.usage.add(&finished);
-                choice_value(choice, self.shape.piece(None), Value::Null, Some(finish_reason(&finished)))
+                self.usage.add(slot, &finished);
+                let reason = if self.envelope.wishes().nothing_new { "length" } else { finish_reason(&finished) };
+                write(out, &self.chunk(choice_value(slot, self.shape.piece(None), Value::Null, Some(reason))));
             }
-        };
-        write(out, &self.chunk(chunk));
+        }
     }
 
     fn ending(&mut self, out: &mut String) {
@@ -109,7 +149,9 @@ impl<S: Shape> Events<S> {
         for _ in 0..EVENTS_AT_ONCE_MAX {
             match Pin::new(&mut self.generation).poll_next(context) {
                 Poll::Pending => return,
-                Poll::Ready(Some(Ok((choice, event)))) => self.chunks.event(choice, event, &mut self.written),
+                Poll::Ready(Some(Ok((slot, event)))) => {
+                    self.chunks.event(slot, event, &self.generation, &mut self.written);
+                }
                 Poll::Ready(Some(Err(refusal))) => return self.fail(refusal),
                 Poll::Ready(None) => {
                     self.ended = true;

@@ -1,6 +1,7 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them.
 
 use crate::generate::Front;
+use crate::http::answer::token_text;
 use crate::http::chat::conversation;
 use crate::http::error::HttpError;
 use crate::http::read;
@@ -12,20 +13,23 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub async fn tokenize(State(front): State<Arc<Front>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let mut fields = read(&front, request).await?;
+    let mut fields = read(&front, request).await?.fields;
     front.named(&fields.string("model")?.unwrap_or_default())?;
     let add_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
     let input = match fields.string("prompt")? {
         Some(text) => Input::Text(text),
         None => Input::Chat(conversation(&mut fields)?),
     };
+    let with_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
     let tokens = front.tokens(input, add_special).await?;
+    let texts = || tokens.iter().map(|token| token_text(&front.text.tokenizer, *token)).collect::<Vec<_>>();
+    let texts = with_texts.then(texts);
     let context = front.link.replica().map_or(front.text.spec.context, |replica| replica.context);
-    Ok(Json(json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens })))
+    Ok(Json(json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": texts })))
 }
 
 pub async fn detokenize(State(front): State<Arc<Front>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let mut fields = read(&front, request).await?;
+    let mut fields = read(&front, request).await?.fields;
     front.named(&fields.string("model")?.unwrap_or_default())?;
     let tokens = fields.token_ids("tokens")?.ok_or_else(|| Refusal::invalid("tokens", "is missing"))?;
     front.check_ids("tokens", &tokens)?;

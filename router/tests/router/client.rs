@@ -36,6 +36,11 @@ pub async fn get(address: SocketAddr, path: &str) -> Reply {
     send(address, &format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")).await
 }
 
+pub async fn post_with_key(address: SocketAddr, path: &str, key: &str, body: &Value) -> Reply {
+    let request = posting(path, &body.to_string());
+    send(address, &request.replacen("host: test", &format!("host: test\r\nauthorization: Bearer {key}"), 1)).await
+}
+
 pub async fn post(address: SocketAddr, path: &str, body: &Value) -> Reply {
     post_text(address, path, &body.to_string()).await
 }
@@ -52,7 +57,8 @@ fn posting(path: &str, body: &str) -> String {
     )
 }
 
-async fn send(address: SocketAddr, request: &str) -> Reply {
+/// A request as it stands on the wire, to the end of the connection.
+pub async fn send(address: SocketAddr, request: &str) -> Reply {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut bytes = Vec::new();

@@ -201,6 +201,11 @@ async fn answer(frames: &Frames, request: &wire::Request, script: &Script) {
         .await;
     }
     let sampling = request.sampling.clone().unwrap();
+    match request.goal {
+        0 => {}
+        1 => return pool(frames, request).await,
+        _ => score(frames, request, &sampling).await,
+    }
     let mut tokens = script.answer.clone();
     tokens.push(crate::model::END);
     let stop = |(i, token): (usize, &u32)| sampling.stop.contains(token) && i as u32 >= sampling.tokens_min;
@@ -217,9 +222,28 @@ async fn answer(frames: &Frames, request: &wire::Request, script: &Script) {
             tokens: tokens[at..end].iter().map(|token| token_out(*token, &sampling)).collect(),
             finish: if end == n_max { finish.into() } else { 0 },
             cached_tokens: script.n_cached,
+            ..Default::default()
         };
         say(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
         at = end;
+    }
+}
+
+/// The hidden states are the prompt's length and its first token.
+async fn pool(frames: &Frames, request: &wire::Request) {
+    let pooled = vec![request.prompt.len() as f32, request.prompt[0] as f32];
+    let output = wire::Output { id: request.id, pooled, finish: wire::Finish::Stop.into(), ..Default::default() };
+    say(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
+}
+
+/// In chunks of three, each said twice, as a replica does that was lost in between.
+async fn score(frames: &Frames, request: &wire::Request, sampling: &wire::Sampling) {
+    assert!(request.cache_bypass);
+    let sampling = wire::Sampling { logprobs: Some(request.goal - 2), ..sampling.clone() };
+    for first in (1..request.prompt.len()).step_by(3).flat_map(|first| [first, first]) {
+        let scored = request.prompt[first..].iter().take(3).map(|token| token_out(*token, &sampling)).collect();
+        let output = wire::Output { id: request.id, scored_position: first as u32, scored, ..Default::default() };
+        say(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
     }
 }
 

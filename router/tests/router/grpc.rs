@@ -34,7 +34,7 @@ pub async fn generate(house: &House, request: v1::GenerateRequest) -> Result<Hea
     while let Some(reply) = replies.message().await? {
         assert!(finished.is_none(), "nothing follows Finished");
         match reply.event.unwrap() {
-            Event::Started(_) => panic!("a second Started"),
+            Event::Started(_) | Event::PromptLogprobs(_) => panic!("a second Started, or logprobs unasked"),
             Event::Finished(last) => finished = Some(last),
             Event::Delta(delta) => {
                 assert_eq!(delta.position as usize, token_ids.len());

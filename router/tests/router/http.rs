@@ -43,9 +43,37 @@ fn parameters_reach_the_replica() {
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p), (0.0, 0, 0.5, 0.125));
         assert_eq!((sampling.seed, sampling.tokens_max, sampling.tokens_min), (u64::MAX, 5, 2));
         assert_eq!((sampling.stop, sampling.logprobs, sampling.choice), (vec![44, 257], None, 0));
+        assert_eq!((sampling.typical_p, sampling.penalties, sampling.dry, sampling.xtc), (None, None, None, None));
         post(house.http, COMPLETIONS, &json!({ "prompt": [[5, 6]], "ignore_eos": true })).await;
         let sent = house.fake.submits().remove(1);
         assert_eq!((sent.prompt, sent.sampling.unwrap().stop), (vec![5, 6], vec![]));
+        house.close().await;
+    });
+}
+
+#[test]
+fn all_of_sampling_reaches_the_replica() {
+    run(async {
+        let house = House::open(config()).await;
+        let body = json!({
+            "presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.25, "typical_p": 0.75,
+            "top_n_sigma": 2, "xtc_probability": 0.5, "xtc_threshold": 0.25, "dry_multiplier": 0.5, "dry_base": 2,
+            "dry_allowed_length": 3, "dry_sequence_breakers": ["!"], "logit_bias": { "65": -100, "7": 2.5 },
+            "allowed_token_ids": [65, 66, 67], "bad_words": ["AB"],
+        });
+        assert_eq!(post(house.http, COMPLETIONS, &completion(body)).await.status, 200);
+        let sent = house.fake.submits().remove(0).sampling.unwrap();
+        let penalties = sent.penalties.unwrap();
+        assert_eq!((penalties.presence, penalties.frequency, penalties.repetition), (0.5, -0.25, 1.25));
+        assert_eq!((sent.typical_p, sent.top_n_sigma), (Some(0.75), 2.0));
+        let (xtc, dry) = (sent.xtc.unwrap(), sent.dry.unwrap());
+        assert_eq!((xtc.probability, xtc.threshold), (0.5, 0.25));
+        assert_eq!((dry.multiplier, dry.base, dry.length_allowed), (0.5, 2.0, 3));
+        assert_eq!(dry.breakers.iter().map(|run| run.tokens.clone()).collect::<Vec<_>>(), [vec![33]]);
+        assert_eq!((sent.bias_tokens, sent.bias), (vec![7, 65], vec![2.5, -100.0]));
+        assert_eq!(sent.allowed, [65, 66, 67]);
+        // Each token of the toy is a byte: behind a space there are more of them, and so it is no other word.
+        assert_eq!(sent.bad_words.iter().map(|run| run.tokens.clone()).collect::<Vec<_>>(), [vec![65, 66]]);
         house.close().await;
     });
 }
@@ -73,11 +101,25 @@ fn what_is_wrong_is_named() {
             (CHAT, chat(user(json!([{ "type": "image_url" }]))), "messages[0].content[0].type"),
             (COMPLETIONS, json!({}), "prompt"),
             (COMPLETIONS, json!({ "prompt": "" }), "prompt"),
-            (COMPLETIONS, json!({ "prompt": ["a", "b"] }), "prompt"),
+            (COMPLETIONS, json!({ "prompt": ["a", 1] }), "prompt"),
+            (COMPLETIONS, json!({ "prompt": vec!["a"; 257] }), "prompt"),
             (COMPLETIONS, json!({ "prompt": [1, 258] }), "prompt"),
             (COMPLETIONS, json!({ "prompt": [1, "a"] }), "prompt"),
             (COMPLETIONS, completion(json!({ "logprobs": 21 })), "logprobs"),
-            (COMPLETIONS, completion(json!({ "echo": true })), "echo"),
+            (COMPLETIONS, completion(json!({ "max_tokens": 0 })), "max_tokens"),
+            (COMPLETIONS, completion(json!({ "suffix": "end" })), "suffix"),
+            (COMPLETIONS, completion(json!({ "prompt_logprobs": 1, "stream": true })), "prompt_logprobs"),
+            (COMPLETIONS, completion(json!({ "presence_penalty": 2.5 })), "presence_penalty"),
+            (COMPLETIONS, completion(json!({ "repetition_penalty": 0 })), "repetition_penalty"),
+            (COMPLETIONS, completion(json!({ "logit_bias": { "5": 101 } })), "logit_bias"),
+            (COMPLETIONS, completion(json!({ "logit_bias": { "258": 1 } })), "logit_bias"),
+            (COMPLETIONS, completion(json!({ "allowed_token_ids": [258] })), "allowed_token_ids"),
+            (COMPLETIONS, completion(json!({ "bad_words": [""] })), "bad_words"),
+            (COMPLETIONS, completion(json!({ "typical_p": 0 })), "typical_p"),
+            (COMPLETIONS, completion(json!({ "xtc_probability": 2 })), "xtc_probability"),
+            (COMPLETIONS, completion(json!({ "dry_multiplier": -1 })), "dry_multiplier"),
+            (COMPLETIONS, completion(json!({ "mirostat": 2 })), "mirostat"),
+            (CHAT, chat(json!({ "echo": true })), "echo"),
             (COMPLETIONS, completion(json!({ "best_of": 2 })), "best_of"),
         ] {
             let reply = post(house.http, path, &body).await;
@@ -213,7 +255,9 @@ fn pages() {
         assert_eq!((&cluster["phase"], &cluster["epoch"]), (&json!("ready"), &json!("3.1")));
         assert_eq!(cluster["ranks"][0]["pid"], 42);
         let tokens = post(house.http, "/tokenize", &json!({ "prompt": "né" })).await.json();
-        assert_eq!(tokens, json!({ "count": 3, "max_model_len": 200, "tokens": [110, 195, 169] }));
+        assert_eq!(tokens, json!({ "count": 3, "max_model_len": 200, "tokens": [110, 195, 169], "token_strs": null }));
+        let named = post(house.http, "/tokenize", &json!({ "prompt": "hi", "return_token_strs": true })).await.json();
+        assert_eq!(named["token_strs"], json!(["h", "i"]));
         let text = post(house.http, "/detokenize", &json!({ "tokens": [110, 195, 169] })).await.json();
         assert_eq!(text, json!({ "prompt": "né" }));
         house.close().await;

@@ -25,7 +25,7 @@ async fn finish(replies: &mut Streaming<v1::GenerateReply>) -> Result<(String, v
         match reply.event.unwrap() {
             Event::Delta(delta) => text.push_str(&delta.text),
             Event::Finished(finished) => usage = finished.usage,
-            Event::Started(_) => panic!("a second Started"),
+            Event::Started(_) | Event::PromptLogprobs(_) => panic!("a second Started, or logprobs unasked"),
         }
     }
     Ok((text, usage.expect("no Finished")))

@@ -1,8 +1,11 @@
 //! The router between real sockets and a replica whose tokens the test decides.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod apis;
 mod client;
+mod doors;
 mod fake;
+mod fuzz;
 mod grpc;
 mod http;
 mod loss;
@@ -10,7 +13,7 @@ mod model;
 mod shapes;
 
 use crate::fake::Fake;
-use router::{Config, Limits, Waits};
+use router::{ApiKeys, Config, Limits, Waits};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,7 +34,8 @@ pub struct House {
 pub fn config() -> Config {
     let waits = Waits { reattach_min: Duration::from_millis(5), drain_max: Duration::from_secs(5), ..Waits::default() };
     let limits = Limits { body_bytes_max: 1 << 20, ..Limits::default() };
-    Config { names: vec!["toy".into(), "alias".into()], limits, waits, metrics: Arc::new(|| "metric 1\n".into()) }
+    let names = vec!["toy".into(), "alias".into()];
+    Config { names, limits, waits, keys: ApiKeys::default(), metrics: Arc::new(|| "metric 1\n".into()) }
 }
 
 impl House {

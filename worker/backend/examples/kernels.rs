@@ -43,13 +43,16 @@ fn stream(bytes: &[u64], threads: usize) -> u64 {
 fn weights(dtype: StoredType, rows: usize, k: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..rows * dtype.row_bytes(k)).map(|i| (i * 31 % 251) as u8).collect();
     // Scales that are small numbers: an f16 or bf16 of 0x2c2c, an f32 beside it.
-    let (block, header) = match dtype {
-        StoredType::Q8_0 => (34, 2),
-        StoredType::Q4_1 => (20, 4),
-        StoredType::F32 => (4, 4),
-        StoredType::F16 | StoredType::BF16 => (2, 2),
+    let (_, block) = dtype.block();
+    let header = match dtype {
+        StoredType::Q4_1 | StoredType::Q5_1 | StoredType::Q4K | StoredType::Q5K | StoredType::F32 => 0..4,
+        StoredType::Q2K => 80..84,
+        StoredType::Q3K => 108..110,
+        StoredType::Q6K => 208..210,
+        StoredType::MXFP4 => 0..1,
+        _ => 0..2,
     };
-    bytes.chunks_exact_mut(block).for_each(|block| block[..header].fill(0x2c));
+    bytes.chunks_exact_mut(block).for_each(|block| block[header.clone()].fill(0x2c));
     bytes
 }
 
@@ -117,6 +120,9 @@ fn main() {
         println!("a dispatch of four rows: {:.2} us", small.1 * 1e3);
         linear(&cpu, StoredType::Q4_1, 16384, 8192);
         linear(&cpu, StoredType::Q8_0, 16384, 4096);
+        for dtype in [StoredType::Q4_0, StoredType::Q4K, StoredType::Q5K, StoredType::Q6K, StoredType::Q2K] {
+            linear(&cpu, dtype, 16384, 4096);
+        }
         linear(&cpu, StoredType::Q4_1, 3072, 576);
         linear(&cpu, StoredType::Q8_0, 49152, 576);
         if activations == Activations::F32 {

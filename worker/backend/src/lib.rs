@@ -277,6 +277,15 @@ pub struct Draw<'a> {
     /// The log before the token that is drawn.
     pub prompt: &'a [Token],
     pub output: &'a [Token],
+    /// Nothing is drawn: the row's token is known, and its logprob is asked for.
+    pub score: Option<Score>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Score {
+    pub token: Token,
+    /// How many of the most likely are told beside it.
+    pub n_top: u8,
 }
 
 impl Draw<'_> {

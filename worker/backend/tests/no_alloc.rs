@@ -49,25 +49,25 @@ fn batch(n_rows: u32) -> Batch {
 fn ops_allocate_nothing() {
     const ROWS_MAX: usize = 20;
     let mut rng = Rng(1);
-    let heads = Heads::whole(4, 2, 32, 0.2);
-    let files = common::TYPES.map(|dtype| File::random(&mut rng, dtype, 48, 128));
+    let heads = Heads::whole(8, 4, 32, 0.2);
+    let files = common::TYPES.map(|dtype| File::random(&mut rng, dtype, 48, 256));
     for activations in [Activations::Int8, Activations::F32] {
         let cpu = cpu(Isa::detect(), 3, activations);
         let table = cpu.matrix(&files.each_ref().map(File::stored)).unwrap();
-        let leaves = Leaves::o_proj(types::policy::DeviceClass::Cpu, 4, 32);
-        let rows = cpu.matrix_leaves(files[4].stored(), &leaves, 0..4).unwrap();
-        let weight = cpu.vector(&[1.0; 128]).unwrap();
+        let leaves = Leaves::o_proj(types::policy::DeviceClass::Cpu, 8, 32);
+        let rows = cpu.matrix_leaves(files[4].stored(), &leaves, 0..8).unwrap();
+        let weight = cpu.vector(&[1.0; 256]).unwrap();
         let (cos, sin) = (vec![1.0; 32 * 16], vec![0.0; 32 * 16]);
         let rope = cpu.rope(&cos, &sin, 16, RopeStyle::Halves).unwrap();
         let mut kv =
-            cpu.kv(KvSpec { n_layers: 1, n_blocks: 2, n_kv_heads: 2, head_dim: 32, dtype: KvDtype::F16 }).unwrap();
-        let mut x = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * 128));
+            cpu.kv(KvSpec { n_layers: 1, n_blocks: 2, n_kv_heads: 4, head_dim: 32, dtype: KvDtype::F16 }).unwrap();
+        let mut x = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * 256));
         let mut qkv = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * heads.qkv_cols()));
-        let mut residual = cpu.buffer(ROWS_MAX, 128).unwrap();
-        let mut logits = cpu.buffer(ROWS_MAX, 240).unwrap();
+        let mut residual = cpu.buffer(ROWS_MAX, 256).unwrap();
+        let mut logits = cpu.buffer(ROWS_MAX, 15 * 48).unwrap();
         let mut planes = cpu.buffer(ROWS_MAX, 48).unwrap();
-        let mut half = cpu.buffer(ROWS_MAX, 64).unwrap();
-        let mut normed = cpu.buffer(ROWS_MAX, 128).unwrap();
+        let mut half = cpu.buffer(ROWS_MAX, 128).unwrap();
+        let mut normed = cpu.buffer(ROWS_MAX, 256).unwrap();
         let batches = [batch(1), batch(3), batch(ROWS_MAX as u32)];
         let mut step = |batch: &Batch| {
             let n = batch.n_rows();

@@ -94,7 +94,17 @@ fn stored_type(dtype: Dtype) -> StoredType {
         Dtype::F32 => StoredType::F32,
         Dtype::F16 => StoredType::F16,
         Dtype::BF16 => StoredType::BF16,
-        Dtype::Q8_0 => StoredType::Q8_0,
+        Dtype::Q4_0 => StoredType::Q4_0,
         Dtype::Q4_1 => StoredType::Q4_1,
+        Dtype::Q5_0 => StoredType::Q5_0,
+        Dtype::Q5_1 => StoredType::Q5_1,
+        Dtype::Q8_0 => StoredType::Q8_0,
+        Dtype::Q2K => StoredType::Q2K,
+        Dtype::Q3K => StoredType::Q3K,
+        Dtype::Q4K => StoredType::Q4K,
+        Dtype::Q5K => StoredType::Q5K,
+        Dtype::Q6K => StoredType::Q6K,
+        Dtype::IQ4NL => StoredType::IQ4NL,
+        Dtype::MXFP4 => StoredType::MXFP4,
     }
 }

@@ -63,8 +63,10 @@ pub(crate) trait Lanes: Real {
     fn int_add(a: Self::Int, b: Self::Int) -> Self::Int;
     fn low_nibbles(bytes: Self::Int) -> Self::Int;
     fn high_nibbles(bytes: Self::Int) -> Self::Int;
-    /// acc[lane] += sum over j of `w[4 * lane + j] * a[j]`, w unsigned and below 16, a signed.
-    fn dot_nibbles(acc: Self::Int, w: Self::Int, a: i32) -> Self::Int;
+    /// Each byte of `low` with bits of the same byte of `from`, shifted and masked (`mask` is 1 or 3), above its nibble.
+    fn with_bits(low: Self::Int, from: Self::Int, shift: u32, mask: u8) -> Self::Int;
+    /// acc[lane] += sum over j of `w[4 * lane + j] * a[j]`, w unsigned and below 64, a signed.
+    fn dot_small(acc: Self::Int, w: Self::Int, a: i32) -> Self::Int;
     /// Where the sum begins whose terms `dot_offset` adds; `sum_a` is the sum of all a that will meet it.
     fn offset_start(sum_a: i32) -> Self::Int;
     /// acc[lane] += sum over j of `(w[4 * lane + j] - 128) * a[j]`, w unsigned, a signed and not -128. Exact once all
@@ -72,6 +74,8 @@ pub(crate) trait Lanes: Real {
     fn dot_offset(acc: Self::Int, w: Self::Int, a: i32) -> Self::Int;
     /// The four unsigned bytes of each lane.
     fn byte_floats(bytes: Self::Int) -> [Self; 4];
+    /// The lower and the upper unsigned byte of each.
+    fn byte_pairs(from: &[u16; LANES]) -> (Self, Self);
     fn int_to_float(int: Self::Int) -> Self;
     /// Asks for a cache line that need not exist.
     fn prefetch(address: *const u8);

@@ -7,9 +7,14 @@
 use super::isa::{Isa, Kernel, dispatch};
 use super::lanes::{LANES, Lanes};
 use super::memory::Shared;
-use super::pack::{DEPTH_MAX, Leaf, Matrix, Part, tile_unit};
+use super::pack::{DEPTH_MAX, Leaf, Matrix, Part};
 use super::panels::{BLOCK, BLOCK_WORDS, PANEL_ROWS, Panel, n_panels, panel};
+use super::quants::{
+    COLUMN_BYTES, Digits, Head, MXFP4, Packing, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
+};
+use super::quants::{Quant, Scale, Scales, Width, at, packing, unpack};
 use crate::StoredType;
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -31,43 +36,65 @@ unsafe impl Sync for Product<'_> {}
 
 impl Product<'_> {
     pub fn run(&self, isa: Isa, tiles: Range<usize>) {
-        dispatch(isa, Tiles { product: self, tiles });
+        for part in &self.matrix.parts {
+            let start = tiles.start.max(part.first_tile);
+            let end = tiles.end.min(part.first_tile + part.n_tiles());
+            if start < end {
+                self.run_part(isa, part, start - part.first_tile..end - part.first_tile);
+            }
+        }
+    }
+
+    fn run_part(&self, isa: Isa, part: &Part, tiles: Range<usize>) {
+        match part.dtype {
+            StoredType::F32 => self.run_as::<F32>(isa, part, tiles),
+            StoredType::F16 => self.run_as::<F16>(isa, part, tiles),
+            StoredType::BF16 => self.run_as::<BF16>(isa, part, tiles),
+            StoredType::Q4_0 => self.run_quantized::<Q4_0>(isa, part, tiles),
+            StoredType::Q4_1 => self.run_quantized::<Q4_1>(isa, part, tiles),
+            StoredType::Q5_0 => self.run_quantized::<Q5_0>(isa, part, tiles),
+            StoredType::Q5_1 => self.run_quantized::<Q5_1>(isa, part, tiles),
+            StoredType::Q8_0 | StoredType::IQ4NL => self.run_quantized::<Q8_0>(isa, part, tiles),
+            StoredType::MXFP4 => self.run_quantized::<MXFP4>(isa, part, tiles),
+            StoredType::Q2K => self.run_quantized::<Q2K>(isa, part, tiles),
+            StoredType::Q3K => self.run_quantized::<Q3K>(isa, part, tiles),
+            StoredType::Q4K => self.run_quantized::<Q4K>(isa, part, tiles),
+            StoredType::Q5K => self.run_quantized::<Q5K>(isa, part, tiles),
+            StoredType::Q6K => self.run_quantized::<Q6K>(isa, part, tiles),
+        }
+    }
+
+    fn run_quantized<Q: Quant>(&self, isa: Isa, part: &Part, tiles: Range<usize>) {
+        match self.quantized {
+            true => self.run_as::<Int8<Q>>(isa, part, tiles),
+            false => self.run_as::<Floats<Q>>(isa, part, tiles),
+        }
+    }
+
+    fn run_as<W: Weights>(&self, isa: Isa, part: &Part, tiles: Range<usize>) {
+        dispatch(isa, Tiles::<W> { product: self, part, tiles, weights: PhantomData });
     }
 }
 
 /// Whether a weight of this type meets quantized activations, if the policy quantizes any.
 pub(crate) fn is_quantized(dtype: StoredType) -> bool {
-    matches!(dtype, StoredType::Q8_0 | StoredType::Q4_1)
+    packing(dtype).width != Width::Element
 }
 
-struct Tiles<'a> {
+/// Some tiles of one part. A function of its own for each type of weight.
+struct Tiles<'a, W> {
     product: &'a Product<'a>,
+    part: &'a Part,
     tiles: Range<usize>,
+    weights: PhantomData<W>,
 }
 
-impl Kernel for Tiles<'_> {
+impl<W: Weights> Kernel for Tiles<'_, W> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        for part in &self.product.matrix.parts {
-            let start = self.tiles.start.max(part.first_tile);
-            let end = self.tiles.end.min(part.first_tile + part.n_tiles());
-            for tile in start..end {
-                tile_by_type::<L>(self.product, part, tile - part.first_tile);
-            }
+        for tile in self.tiles.clone() {
+            tile_by_panels::<L, W>(self.product, self.part, tile);
         }
-    }
-}
-
-#[inline(always)]
-fn tile_by_type<L: Lanes>(product: &Product<'_>, part: &Part, tile: usize) {
-    match (part.dtype, product.quantized) {
-        (StoredType::Q8_0, true) => tile_by_panels::<L, Int8<Q8_0>>(product, part, tile),
-        (StoredType::Q4_1, true) => tile_by_panels::<L, Int8<Q4_1>>(product, part, tile),
-        (StoredType::Q8_0, false) => tile_by_panels::<L, Q8_0>(product, part, tile),
-        (StoredType::Q4_1, false) => tile_by_panels::<L, Q4_1>(product, part, tile),
-        (StoredType::F32, _) => tile_by_panels::<L, F32>(product, part, tile),
-        (StoredType::F16, _) => tile_by_panels::<L, F16>(product, part, tile),
-        (StoredType::BF16, _) => tile_by_panels::<L, BF16>(product, part, tile),
     }
 }
 
@@ -87,9 +114,7 @@ fn tile_by_panels<L: Lanes, W: Weights>(product: &Product<'_>, part: &Part, tile
 
 /// How one type of weight is walked along K.
 trait Weights {
-    /// Elements of K per step.
-    const STEP: usize;
-    const STEP_BYTES: usize;
+    const PACKING: Packing;
     /// Words of a panel per row and step.
     const STEP_WORDS: usize;
     const QUANTIZED: bool;
@@ -97,8 +122,8 @@ trait Weights {
     /// acc += the product over one step.
     ///
     /// # Safety
-    /// `w` is at `STEP_BYTES` bytes of a tile, `a` at `STEP_WORDS * M` words of a panel of width M.
-    unsafe fn step<L: Lanes, const M: usize>(w: *const u8, a: *const u32, acc: &mut [L; M]);
+    /// `w` is at a step of a tile, `a` at `STEP_WORDS * M` words of a panel of width M.
+    unsafe fn step<L: Lanes, const M: usize>(head: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]);
 }
 
 struct Cut<'a> {
@@ -112,7 +137,7 @@ impl Cut<'_> {
     #[inline(always)]
     fn compute<L: Lanes, W: Weights, const M: usize>(&self) {
         let matrix = self.product.matrix;
-        let words_per_row = matrix.k / W::STEP * W::STEP_WORDS;
+        let words_per_row = matrix.k / W::PACKING.unit * W::STEP_WORDS;
         let panels = if W::QUANTIZED { self.product.int8 } else { self.product.floats };
         let start = self.part.start + self.tile * self.part.tile_bytes;
         debug_assert!(start + self.part.tile_bytes <= matrix.pages.bytes().len());
@@ -121,17 +146,22 @@ impl Cut<'_> {
             (matrix.pages.start().add(start).cast_const(), panels.add(self.panel.rows_start * words_per_row))
         };
         let mut pile = Pile::<L, M>::new();
+        let mut head = Head::none();
         let (mut k, mut plane) = (0, 0);
         for &Leaf { k_end, n_merges, ends_run } in &matrix.leaves {
             let mut acc = [L::splat(0.0); M];
             while k < k_end {
                 // SAFETY: k is below the matrix's, so a step of the tile and of the panel is left.
                 unsafe {
-                    W::step(w, a, &mut acc);
-                    w = w.add(W::STEP_BYTES);
+                    if W::PACKING.has_head(self.part.first, k) {
+                        head = Head::read(W::PACKING, w);
+                        w = w.add(W::PACKING.head_bytes());
+                    }
+                    W::step(&head, w, a, &mut acc);
+                    w = w.add(W::PACKING.step_bytes);
                     a = a.add(W::STEP_WORDS * M);
                 }
-                k += W::STEP;
+                k += W::PACKING.unit;
             }
             pile.push(acc, n_merges);
             if ends_run {
@@ -192,16 +222,6 @@ impl<L: Lanes, const M: usize> Pile<L, M> {
     }
 }
 
-/// 16 rows of `SIZE` bytes at `at`.
-///
-/// # Safety
-/// So many bytes are there, and aligned for T.
-#[inline(always)]
-unsafe fn at<'a, T>(at: *const u8) -> &'a T {
-    // SAFETY: the caller's promise.
-    unsafe { &*at.cast::<T>() }
-}
-
 /// acc += w * x for one k.
 ///
 /// # Safety
@@ -221,155 +241,148 @@ const AHEAD: usize = 2304;
 struct F32;
 struct F16;
 struct BF16;
-struct Q8_0;
-struct Q4_1;
-struct Int8<W>(W);
+/// A quantized type that meets f32.
+struct Floats<Q>(PhantomData<Q>);
+/// A quantized type that meets int8.
+struct Int8<Q>(PhantomData<Q>);
 
 impl Weights for F32 {
-    const STEP: usize = 1;
-    const STEP_BYTES: usize = tile_unit(StoredType::F32).1;
+    const PACKING: Packing = packing(StoredType::F32);
     const STEP_WORDS: usize = 1;
     const QUANTIZED: bool = false;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise; tiles of f32 begin on 64 bytes.
         unsafe { add_products(L::load(at(w)), a, acc) }
     }
 }
 
 impl Weights for F16 {
-    const STEP: usize = 1;
-    const STEP_BYTES: usize = tile_unit(StoredType::F16).1;
+    const PACKING: Packing = packing(StoredType::F16);
     const STEP_WORDS: usize = 1;
     const QUANTIZED: bool = false;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise; tiles begin on 32 bytes.
         unsafe { add_products(L::from_f16(at(w)), a, acc) }
     }
 }
 
 impl Weights for BF16 {
-    const STEP: usize = 1;
-    const STEP_BYTES: usize = tile_unit(StoredType::BF16).1;
+    const PACKING: Packing = packing(StoredType::BF16);
     const STEP_WORDS: usize = 1;
     const QUANTIZED: bool = false;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise; tiles begin on 32 bytes.
         unsafe { add_products(L::from_bf16(at(w)), a, acc) }
     }
 }
 
-impl Weights for Q8_0 {
-    const STEP: usize = BLOCK;
-    const STEP_BYTES: usize = tile_unit(StoredType::Q8_0).1;
+impl<Q: Quant> Weights for Floats<Q> {
+    const PACKING: Packing = Q::PACKING;
     const STEP_WORDS: usize = BLOCK;
     const QUANTIZED: bool = false;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise: 32 bytes of scales, then 8 groups of 64; 32 × M words.
+    unsafe fn step<L: Lanes, const M: usize>(head: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+        let mut numbers = [[0.0; LANES]; BLOCK];
+        // SAFETY: the caller's promise: a step, and 32 × M words.
         unsafe {
-            let scale = L::from_f16(at(w));
-            for group in 0..8 {
-                let q = L::byte_floats(L::bytes(at(w.add(32 + 64 * group))));
-                for j in 0..4 {
-                    let weight = scale.mul(q[j].sub(L::splat(128.0)));
-                    add_products(weight, a.add((4 * group + j) * M), acc);
-                }
+            unpack::<L, Q>(head, w, &mut numbers);
+            for k in 0..BLOCK {
+                add_products(L::load(&numbers[k]), a.add(k * M), acc);
             }
         }
     }
 }
 
-impl Weights for Q4_1 {
-    const STEP: usize = BLOCK;
-    const STEP_BYTES: usize = tile_unit(StoredType::Q4_1).1;
-    const STEP_WORDS: usize = BLOCK;
-    const QUANTIZED: bool = false;
-
-    #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise: 32 bytes of scales, 32 of minima, then 4 groups of 64; 32 × M words.
-        unsafe {
-            let (scale, minimum) = (L::from_f16(at(w)), L::from_f16(at(w.add(32))));
-            for group in 0..4 {
-                let bytes = L::bytes(at(w.add(64 + 64 * group)));
-                let (low, high) = (L::byte_floats(L::low_nibbles(bytes)), L::byte_floats(L::high_nibbles(bytes)));
-                for j in 0..4 {
-                    add_products(scale.fma(low[j], minimum), a.add((8 * group + j) * M), acc);
-                }
-                for j in 0..4 {
-                    add_products(scale.fma(high[j], minimum), a.add((8 * group + 4 + j) * M), acc);
-                }
-            }
-        }
-    }
-}
-
-impl Weights for Int8<Q8_0> {
-    const STEP: usize = BLOCK;
-    const STEP_BYTES: usize = tile_unit(StoredType::Q8_0).1;
+impl<Q: Quant> Weights for Int8<Q> {
+    const PACKING: Packing = Q::PACKING;
     const STEP_WORDS: usize = BLOCK_WORDS;
     const QUANTIZED: bool = true;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise: 32 bytes of scales, then 8 groups of 64; 11 × M words.
+    unsafe fn step<L: Lanes, const M: usize>(head: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+        // SAFETY: the caller's promise: a step, and 12 × M words.
         unsafe {
-            let mut dots = [L::int_splat(0); M];
-            for m in 0..M {
-                dots[m] = L::offset_start(*a.add(9 * M + m) as i32);
-            }
-            for group in 0..8 {
-                L::prefetch(w.wrapping_add(AHEAD + 64 * group));
-                let bytes = L::bytes(at(w.add(32 + 64 * group)));
-                for m in 0..M {
-                    dots[m] = L::dot_offset(dots[m], bytes, *a.add(group * M + m) as i32);
-                }
-            }
-            let scale = L::from_f16(at(w));
-            for m in 0..M {
-                let both = scale.mul(L::splat(f32::from_bits(*a.add(8 * M + m))));
-                acc[m] = L::int_to_float(dots[m]).fma(both, acc[m]);
+            let digits = w.add(Q::PACKING.scale_columns * COLUMN_BYTES);
+            if Q::Scales::TWO {
+                let first = dots::<L, Q, M>(0..2, digits, a, a.add(11 * M));
+                let second = dots::<L, Q, M>(2..4, digits, a, a.add(12 * M));
+                let scales = Q::Scales::read(head, w);
+                scale::<L, Q, M>(scales[0], &first, a, a.add(13 * M), acc);
+                scale::<L, Q, M>(scales[1], &second, a, a.add(14 * M), acc);
+            } else {
+                let whole = dots::<L, Q, M>(0..4, digits, a, a.add(9 * M));
+                let scales = Q::Scales::read(head, w);
+                scale::<L, Q, M>(scales[0], &whole, a, a.add(10 * M), acc);
             }
         }
     }
 }
 
-impl Weights for Int8<Q4_1> {
-    const STEP: usize = BLOCK;
-    const STEP_BYTES: usize = tile_unit(StoredType::Q4_1).1;
-    const STEP_WORDS: usize = BLOCK_WORDS;
-    const QUANTIZED: bool = true;
+/// The integer products over some pairs of groups; `sums` are of the activations that they meet.
+///
+/// # Safety
+/// The digits of a step are at `digits`; the pairs are below 4; M × 8 words at `a` and M at `sums`.
+#[inline(always)]
+unsafe fn dots<L: Lanes, Q: Quant, const M: usize>(
+    pairs: Range<usize>,
+    digits: *const u8,
+    a: *const u32,
+    sums: *const u32,
+) -> [L::Int; M] {
+    const { assert!(Q::PACKING.width as usize == Q::Digits::WIDTH as usize, "read as they are packed") };
+    let is_wide = Q::PACKING.width as usize == Width::Eight as usize;
+    let n_lines = Q::PACKING.step_bytes.div_ceil(64);
+    let mut dots = [L::int_splat(0); M];
+    // SAFETY: the caller's promise.
+    unsafe {
+        for m in 0..M {
+            let sum = *sums.add(m) as i32;
+            dots[m] = if is_wide { L::offset_start(sum) } else { L::int_splat(-i32::from(Q::OFFSET) * sum) };
+        }
+        for i in pairs {
+            for line in n_lines * i / 4..n_lines * (i + 1) / 4 {
+                L::prefetch(digits.wrapping_add(AHEAD + 64 * line));
+            }
+            let pair = Q::Digits::pair::<L>(digits, i);
+            for j in 0..2 {
+                for m in 0..M {
+                    let four = *a.add((2 * i + j) * M + m) as i32;
+                    dots[m] = match is_wide {
+                        true => L::dot_offset(dots[m], pair[j], four),
+                        false => L::dot_small(dots[m], pair[j], four),
+                    };
+                }
+            }
+        }
+    }
+    dots
+}
 
-    #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise: 32 bytes of scales, 32 of minima, then 4 groups of 64; 11 × M words.
-        unsafe {
-            let mut dots = [L::int_splat(0); M];
-            L::prefetch(w.wrapping_add(AHEAD));
-            for group in 0..4 {
-                L::prefetch(w.wrapping_add(AHEAD + 64 + 64 * group));
-                let bytes = L::bytes(at(w.add(64 + 64 * group)));
-                let (low, high) = (L::low_nibbles(bytes), L::high_nibbles(bytes));
-                for m in 0..M {
-                    dots[m] = L::dot_nibbles(dots[m], low, *a.add(2 * group * M + m) as i32);
-                }
-                for m in 0..M {
-                    dots[m] = L::dot_nibbles(dots[m], high, *a.add((2 * group + 1) * M + m) as i32);
-                }
-            }
-            let (scale, minimum) = (L::from_f16(at(w)), L::from_f16(at(w.add(32))));
-            for m in 0..M {
-                let both = scale.mul(L::splat(f32::from_bits(*a.add(8 * M + m))));
-                acc[m] = L::int_to_float(dots[m]).fma(both, acc[m]);
-                acc[m] = minimum.fma(L::splat(f32::from_bits(*a.add(10 * M + m))), acc[m]);
-            }
+/// acc += dots × scales, and what the minimum adds: `scaled_sums` are of the activations, times their scale.
+///
+/// # Safety
+/// 15 × M words at `a`, M at `scaled_sums`.
+#[inline(always)]
+unsafe fn scale<L: Lanes, Q: Quant, const M: usize>(
+    of: Scale<L>,
+    dots: &[L::Int; M],
+    a: *const u32,
+    scaled_sums: *const u32,
+    acc: &mut [L; M],
+) {
+    for m in 0..M {
+        // SAFETY: the caller's promise.
+        let (scale, sum) = unsafe { (f32::from_bits(*a.add(8 * M + m)), f32::from_bits(*scaled_sums.add(m))) };
+        acc[m] = L::int_to_float(dots[m]).fma(of.scale.mul(L::splat(scale)), acc[m]);
+        if Q::Scales::HAS_MINIMUM {
+            acc[m] = of.minimum.fma(L::splat(sum), acc[m]);
         }
     }
 }

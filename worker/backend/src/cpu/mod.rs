@@ -5,6 +5,7 @@
 
 mod attention;
 mod between;
+mod blocks;
 mod experts;
 mod isa;
 mod kv;
@@ -15,6 +16,7 @@ mod memory;
 mod pack;
 mod panels;
 mod pointwise;
+mod quants;
 mod rows;
 mod sample;
 mod team;

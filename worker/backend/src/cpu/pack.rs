@@ -1,15 +1,18 @@
 //! Weights as kernels want them: tiles of sixteen rows, a lane each, walked along K.
 //!
 //! ```text
-//! F32, F16, BF16   per k:          16 elements
-//! Q8_0             per 32 k:       16 f16 scales · 8 groups of 16 × 4 bytes (q + 128)
-//! Q4_1             per 32 k:       16 f16 scales · 16 f16 minima · 4 groups of 16 × 4 bytes
-//!                                  (group g: low nibbles are k = 8g .. 8g+4, high nibbles 8g+4 .. 8g+8)
+//! F32, F16, BF16   per k:      16 elements
+//! quantized        per 32 k:   16 × scales (and minima) of two bytes each · digits of 16 × 32 numbers
+//!                  digits:     8 bits: 8 groups of 16 × 4 bytes, group g being k = 4g .. 4g+4
+//!                              less: 4 × 64 bytes, low nibbles group 2i, high nibbles group 2i+1; then the upper bits
+//! Q2_K to Q6_K     per block:  16 × (d, and minus m) before the steps of a block of 256
 //! ```
 //! Rows are padded to sixteen with zeros. A matrix is a list of parts, each with a type of its own.
 
+use super::blocks::sub_block;
 use super::lanes::LANES;
 use super::memory::{Pages, Shared};
+use super::quants::{COLUMN_BYTES, Packing, SUPER, Width, pack_digits, packing};
 use super::team::Team;
 use crate::{Error, Result, Stored, StoredType};
 use std::ops::Range;
@@ -36,6 +39,8 @@ pub(crate) struct Part {
     pub first_out: usize,
     /// The number of its first tile, counted over all parts.
     pub first_tile: usize,
+    /// Where the first element stands in its block of the file.
+    pub first: usize,
     /// Where its first tile begins, in bytes.
     pub start: usize,
     pub tile_bytes: usize,
@@ -58,16 +63,6 @@ pub(crate) struct Leaf {
 
 /// How deep the stack of partial sums may become: 2^11 leaves.
 pub(crate) const DEPTH_MAX: usize = 12;
-
-/// Elements along K, and bytes of sixteen rows of them.
-pub(crate) const fn tile_unit(dtype: StoredType) -> (usize, usize) {
-    match dtype {
-        StoredType::F32 => (1, 64),
-        StoredType::F16 | StoredType::BF16 => (1, 32),
-        StoredType::Q8_0 => (32, 544),
-        StoredType::Q4_1 => (32, 320),
-    }
-}
 
 impl Matrix {
     pub(crate) fn stack(parts: &[Stored<'_>], team: &Team) -> Result<Matrix> {
@@ -137,14 +132,14 @@ fn walk(leaves: &Leaves, owned: Range<u32>) -> Result<(Vec<Leaf>, usize)> {
 
 fn check(stored: &Stored<'_>, k: usize, leaves: &[Leaf]) -> Result<()> {
     let (rows, dtype) = (stored.rows, stored.dtype);
-    let (block, _) = dtype.block();
+    let unit = dtype.unit();
     if stored.k != k {
         return Err(Error::Shape(format!("a matrix of {rows} x {} where k is {k}", stored.k)));
     }
-    if leaves.iter().any(|leaf| !leaf.k_end.is_multiple_of(block)) {
-        return Err(Error::Shape(format!("{dtype:?} of {rows} x {k}: a row or a leaf is not whole blocks of {block}")));
+    if leaves.iter().any(|leaf| !leaf.k_end.is_multiple_of(unit)) {
+        return Err(Error::Shape(format!("{dtype:?} of {rows} x {k}: a row or a leaf is not whole units of {unit}")));
     }
-    let row_bytes = dtype.row_bytes(k);
+    let row_bytes = stored.row_bytes();
     if rows > 1 && stored.row_stride < row_bytes {
         return Err(Error::Shape(format!("rows of {row_bytes} bytes every {} bytes", stored.row_stride)));
     }
@@ -157,9 +152,9 @@ fn lay_out(stored: &[Stored<'_>], k: usize) -> Result<(Vec<Part>, usize)> {
     let (mut first_out, mut first_tile, mut start) = (0usize, 0, 0usize);
     for stored in stored {
         let too_big = || Error::Shape(format!("a matrix of {} x {k} does not fit an address space", stored.rows));
-        let (unit, unit_bytes) = tile_unit(stored.dtype);
-        let tile_bytes = (k / unit).checked_mul(unit_bytes).ok_or_else(too_big)?;
-        let part = Part { dtype: stored.dtype, rows: stored.rows, first_out, first_tile, start, tile_bytes };
+        let Stored { dtype, rows, first, .. } = *stored;
+        let tile_bytes = packing(dtype).tile_bytes(first, k).ok_or_else(too_big)?;
+        let part = Part { dtype, rows, first_out, first_tile, first, start, tile_bytes };
         let n_bytes = part.n_tiles().checked_mul(tile_bytes).ok_or_else(too_big)?;
         first_out = first_out.checked_add(stored.rows).ok_or_else(too_big)?;
         first_tile += part.n_tiles();
@@ -169,63 +164,75 @@ fn lay_out(stored: &[Stored<'_>], k: usize) -> Result<(Vec<Part>, usize)> {
     Ok((parts, start))
 }
 
-/// Elements of K that are packed for all sixteen rows before the next: what is written stays in the nearest cache.
-const STRETCH: usize = 256;
-
 /// Writes the tile whose first row is `row` over zeros.
 fn pack_tile(stored: &Stored<'_>, row: usize, to: &mut [u8]) {
-    let (unit, unit_bytes) = tile_unit(stored.dtype);
-    for (i, to) in to.chunks_mut(STRETCH / unit * unit_bytes).enumerate() {
-        let start = stored.dtype.row_bytes(i * STRETCH);
-        let n_bytes = stored.dtype.row_bytes(to.len() / unit_bytes * unit);
+    let packing = packing(stored.dtype);
+    if packing.width == Width::Element {
+        return pack_elements(stored, row, packing.step_bytes / LANES, to);
+    }
+    let mut rest = to;
+    let mut k = 0;
+    // All rows of a stretch before the next: what is written stays in the nearest cache.
+    while k < stored.k {
+        let end = stored.k.min((stored.first + k + 1).next_multiple_of(SUPER) - stored.first);
+        let n_bytes = packing.head_bytes() + (end - k) / packing.unit * packing.step_bytes;
+        let (stretch, after) = rest.split_at_mut(n_bytes);
         for lane in 0..LANES.min(stored.rows - row) {
-            pack_lane(stored.dtype, &stored.row(row + lane)[start..start + n_bytes], lane, to);
+            pack_lane(
+                stored.dtype,
+                packing,
+                stored.row(row + lane),
+                stored.first + k..stored.first + end,
+                lane,
+                stretch,
+            );
+        }
+        (rest, k) = (after, end);
+    }
+}
+
+/// The elements `range` of a row's blocks, all within one run of 256.
+fn pack_lane(dtype: StoredType, packing: Packing, row: &[u8], range: Range<usize>, lane: usize, to: &mut [u8]) {
+    let (head, steps) = to.split_at_mut(packing.head_bytes());
+    let (block, block_bytes) = dtype.block();
+    for (i, step) in steps.chunks_exact_mut(packing.step_bytes).enumerate() {
+        let at = range.start + i * packing.unit;
+        let from = &row[at / block * block_bytes..][..block_bytes];
+        let sub = sub_block(dtype, from, at % block / packing.unit);
+        let (scales, digits) = step.split_at_mut(packing.scale_columns * COLUMN_BYTES);
+        put_columns(&sub.scales, lane, scales);
+        if i == 0 {
+            put_columns(&sub.head, lane, head);
+        }
+        pack_digits(packing.width, &sub.q, lane, digits);
+    }
+}
+
+fn put_columns(columns: &[[u8; 2]], lane: usize, to: &mut [u8]) {
+    for (value, to) in columns.iter().zip(to.as_chunks_mut::<COLUMN_BYTES>().0) {
+        to[2 * lane..][..2].copy_from_slice(value);
+    }
+}
+
+/// Elements of K that are packed for all sixteen rows before the next.
+const STRETCH: usize = 256;
+
+fn pack_elements(stored: &Stored<'_>, row: usize, size: usize, to: &mut [u8]) {
+    for (i, to) in to.chunks_mut(STRETCH * LANES * size).enumerate() {
+        for lane in 0..LANES.min(stored.rows - row) {
+            let from = &stored.row(row + lane)[i * STRETCH * size..][..to.len() / LANES];
+            match size {
+                4 => spread::<4>(from, lane, to),
+                _ => spread::<2>(from, lane, to),
+            }
         }
     }
 }
 
-fn pack_lane(dtype: StoredType, from: &[u8], lane: usize, to: &mut [u8]) {
-    match dtype {
-        StoredType::F32 => pack_elements::<4>(from, lane, to),
-        StoredType::F16 | StoredType::BF16 => pack_elements::<2>(from, lane, to),
-        StoredType::Q8_0 => pack_q8_0(from, lane, to),
-        StoredType::Q4_1 => pack_q4_1(from, lane, to),
-    }
-}
-
-fn pack_elements<const SIZE: usize>(row: &[u8], lane: usize, to: &mut [u8]) {
+fn spread<const SIZE: usize>(row: &[u8], lane: usize, to: &mut [u8]) {
     let (elements, _) = row.as_chunks::<SIZE>();
     let (cells, _) = to.as_chunks_mut::<SIZE>();
     for (element, cells) in elements.iter().zip(cells.chunks_exact_mut(LANES)) {
         cells[lane] = *element;
     }
-}
-
-fn pack_q8_0(row: &[u8], lane: usize, to: &mut [u8]) {
-    for (from, to) in row.as_chunks::<34>().0.iter().zip(to.as_chunks_mut::<544>().0) {
-        to[2 * lane..][..2].copy_from_slice(&from[..2]);
-        for (group, four) in from[2..].as_chunks::<4>().0.iter().enumerate() {
-            put(to, 32 + 64 * group + 4 * lane, u32::from_le_bytes(*four) ^ 0x8080_8080);
-        }
-    }
-}
-
-fn pack_q4_1(row: &[u8], lane: usize, to: &mut [u8]) {
-    const LOW: u32 = 0x0f0f_0f0f;
-    for (from, to) in row.as_chunks::<20>().0.iter().zip(to.as_chunks_mut::<320>().0) {
-        to[2 * lane..][..2].copy_from_slice(&from[..2]);
-        to[32 + 2 * lane..][..2].copy_from_slice(&from[2..4]);
-        // The file's byte i holds elements i (low nibble) and i + 16 (high nibble).
-        for (pair, eight) in from[4..].as_chunks::<8>().0.iter().enumerate() {
-            let [a, b, c, d, e, f, g, h] = *eight;
-            let (first, second) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
-            let at = 64 + 64 * pair + 4 * lane;
-            put(to, at, first & LOW | (second & LOW) << 4);
-            put(to, at + 128, first >> 4 & LOW | second & !LOW);
-        }
-    }
-}
-
-fn put(to: &mut [u8], at: usize, word: u32) {
-    to[at..at + 4].copy_from_slice(&word.to_le_bytes());
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! f32    per k:       one float of each row
-//! int8   per 32 k:    8 × (4 bytes of each row) · scale of each row · sum of q of each row · scale × sum of each row
+//! int8   per 32 k:    8 × (4 bytes of each row), then of each row: scale · sum of q · scale × sum,
+//!                     sums of the first and second 16 q · scale × these
 //! ```
 //! A row's numbers depend on that row alone; which panel it lies in is a matter of speed.
 
@@ -13,8 +14,8 @@ use std::ops::Range;
 
 /// Elements per quantized block.
 pub(crate) const BLOCK: usize = 32;
-/// Words per row and block: 32 bytes, a scale, a sum, their product.
-pub(crate) const BLOCK_WORDS: usize = 11;
+/// Words per row and block: 32 bytes, a scale, sums, their products.
+pub(crate) const BLOCK_WORDS: usize = 15;
 /// Rows of a full panel.
 pub(crate) const PANEL_ROWS: usize = 12;
 
@@ -45,7 +46,7 @@ pub(crate) fn panel(n_rows: usize, i: usize) -> Panel {
 
 /// The words that the panels of so many rows take.
 pub(crate) fn n_words(n_rows: usize, k: usize) -> Option<usize> {
-    // An int8 block has 11 words for 32 elements: f32 is the larger of the two.
+    // An int8 block has 15 words for 32 elements: f32 is the larger of the two.
     n_rows.checked_next_multiple_of(PANEL_ROWS)?.checked_mul(k.checked_next_multiple_of(BLOCK)?)
 }
 
@@ -103,13 +104,18 @@ fn quantize_row<L: Lanes>(row: &[f32], width: usize, lane: usize, to: &mut [u32]
         rounded(low, inverse).store_first(q_low);
         rounded(high, inverse).store_first(q_high);
         let bytes = q.map(|q| q as i32 as i8);
-        let sum: i32 = bytes.iter().map(|&q| i32::from(q)).sum();
+        let sum = |q: &[i8]| q.iter().map(|&q| i32::from(q)).sum::<i32>();
+        let (first, second) = (sum(&bytes[..LANES]), sum(&bytes[LANES..]));
         for (word, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
             to[word * width + lane] = u32::from_le_bytes(four.map(|q| q as u8));
         }
         to[8 * width + lane] = scale.to_bits();
-        to[9 * width + lane] = sum as u32;
-        to[10 * width + lane] = (scale * sum as f32).to_bits();
+        to[9 * width + lane] = (first + second) as u32;
+        to[10 * width + lane] = (scale * (first + second) as f32).to_bits();
+        to[11 * width + lane] = first as u32;
+        to[12 * width + lane] = second as u32;
+        to[13 * width + lane] = (scale * first as f32).to_bits();
+        to[14 * width + lane] = (scale * second as f32).to_bits();
     }
 }
 

@@ -4,7 +4,9 @@ use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::math::silu;
 use super::memory::Shared;
-use super::pack::{Matrix, Part, tile_unit};
+use super::pack::{Matrix, Part};
+use super::panels::BLOCK;
+use super::quants::{Head, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quant, packing, unpack};
 use crate::StoredType;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -137,49 +139,62 @@ impl Kernel for Embed<'_> {
             if at < self.table.n_out {
                 // SAFETY: the op checked the shapes; one thread has each row.
                 let out = unsafe { self.out.part(row * n, n) };
-                unpack_row(self.table, at, out);
+                unpack_row::<L>(self.table, at, out);
             }
         }
     }
 }
 
 #[inline(always)]
-fn unpack_row(table: &Matrix, row: usize, out: &mut [f32]) {
+fn unpack_row<L: Lanes>(table: &Matrix, row: usize, out: &mut [f32]) {
     let is_within = |part: &&Part| (part.first_out..part.first_out + part.rows).contains(&row);
     let part = table.parts.iter().find(is_within).expect("a row of the table is in one of its parts");
     let (tile, lane) = ((row - part.first_out) / LANES, (row - part.first_out) % LANES);
     let tile = &table.pages.bytes()[part.start + tile * part.tile_bytes..][..part.tile_bytes];
-    let (unit, unit_bytes) = tile_unit(part.dtype);
-    for (from, to) in tile.chunks_exact(unit_bytes).zip(out.chunks_exact_mut(unit)) {
-        match part.dtype {
-            StoredType::F32 => to[0] = f32::from_le_bytes(element(from, lane)),
-            StoredType::F16 => to[0] = f16::from_le_bytes(element(from, lane)).to_f32(),
-            StoredType::BF16 => to[0] = bf16::from_le_bytes(element(from, lane)).to_f32(),
-            StoredType::Q8_0 => unpack_q8_0(from, lane, to),
-            StoredType::Q4_1 => unpack_q4_1(from, lane, to),
-        }
+    match part.dtype {
+        StoredType::F32 => unpack_elements(tile, lane, f32::from_le_bytes, out),
+        StoredType::F16 => unpack_elements(tile, lane, |bytes| f16::from_le_bytes(bytes).to_f32(), out),
+        StoredType::BF16 => unpack_elements(tile, lane, |bytes| bf16::from_le_bytes(bytes).to_f32(), out),
+        StoredType::Q4_0 => unpack_steps::<L, Q4_0>(part, tile, lane, out),
+        StoredType::Q4_1 => unpack_steps::<L, Q4_1>(part, tile, lane, out),
+        StoredType::Q5_0 => unpack_steps::<L, Q5_0>(part, tile, lane, out),
+        StoredType::Q5_1 => unpack_steps::<L, Q5_1>(part, tile, lane, out),
+        StoredType::Q8_0 | StoredType::IQ4NL => unpack_steps::<L, Q8_0>(part, tile, lane, out),
+        StoredType::MXFP4 => unpack_steps::<L, MXFP4>(part, tile, lane, out),
+        StoredType::Q2K => unpack_steps::<L, Q2K>(part, tile, lane, out),
+        StoredType::Q3K => unpack_steps::<L, Q3K>(part, tile, lane, out),
+        StoredType::Q4K => unpack_steps::<L, Q4K>(part, tile, lane, out),
+        StoredType::Q5K => unpack_steps::<L, Q5K>(part, tile, lane, out),
+        StoredType::Q6K => unpack_steps::<L, Q6K>(part, tile, lane, out),
     }
 }
 
 #[inline(always)]
-fn unpack_q8_0(from: &[u8], lane: usize, to: &mut [f32]) {
-    let scale = f16::from_le_bytes(element(from, lane)).to_f32();
-    for (group, to) in to.chunks_exact_mut(4).enumerate() {
-        let four: [u8; 4] = element(&from[32 + 64 * group..], lane);
-        to.iter_mut().zip(four).for_each(|(to, q)| *to = scale * (f32::from(q) - 128.0));
+fn unpack_elements<const SIZE: usize>(tile: &[u8], lane: usize, of: impl Fn([u8; SIZE]) -> f32, out: &mut [f32]) {
+    for (from, to) in tile.chunks_exact(SIZE * LANES).zip(out) {
+        *to = of(element(from, lane));
     }
 }
 
+/// All sixteen rows, of which one is kept: a lookup is small beside the layers that follow.
 #[inline(always)]
-fn unpack_q4_1(from: &[u8], lane: usize, to: &mut [f32]) {
-    let scale = f16::from_le_bytes(element(from, lane)).to_f32();
-    let minimum = f16::from_le_bytes(element(&from[32..], lane)).to_f32();
-    for (group, to) in to.chunks_exact_mut(8).enumerate() {
-        let four: [u8; 4] = element(&from[64 + 64 * group..], lane);
-        for j in 0..4 {
-            to[j] = scale.mul_add(f32::from(four[j] & 15), minimum);
-            to[4 + j] = scale.mul_add(f32::from(four[j] >> 4), minimum);
+fn unpack_steps<L: Lanes, Q: Quant>(part: &Part, tile: &[u8], lane: usize, out: &mut [f32]) {
+    let packing = packing(part.dtype);
+    let mut rest = tile;
+    let mut head = Head::<L>::none();
+    let mut numbers = [[0.0; LANES]; BLOCK];
+    for (i, to) in out.chunks_exact_mut(BLOCK).enumerate() {
+        if packing.has_head(part.first, i * BLOCK) {
+            let (from, after) = rest.split_at(packing.head_bytes());
+            // SAFETY: a head; tiles, and all in them, begin on 32 bytes.
+            head = unsafe { Head::read(packing, from.as_ptr()) };
+            rest = after;
         }
+        let (step, after) = rest.split_at(packing.step_bytes);
+        // SAFETY: a step of this type, as `pack` laid it out.
+        unsafe { unpack::<L, Q>(&head, step.as_ptr(), &mut numbers) };
+        to.iter_mut().zip(&numbers).for_each(|(to, numbers)| *to = numbers[lane]);
+        rest = after;
     }
 }
 

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use backend::cpu::{Buffer, Cpu, CpuConfig, Isa};
-use backend::{Activations, Memory, Stored, StoredType};
+use backend::{Activations, Memory, Pointwise, Stored, StoredType};
 use half::{bf16, f16};
 
 pub struct Rng(pub u64);
@@ -30,8 +30,27 @@ impl Rng {
     }
 }
 
-pub const TYPES: [StoredType; 5] =
-    [StoredType::F32, StoredType::F16, StoredType::BF16, StoredType::Q8_0, StoredType::Q4_1];
+pub const TYPES: [StoredType; 15] = [
+    StoredType::F32,
+    StoredType::F16,
+    StoredType::BF16,
+    StoredType::Q4_0,
+    StoredType::Q4_1,
+    StoredType::Q5_0,
+    StoredType::Q5_1,
+    StoredType::Q8_0,
+    StoredType::Q2K,
+    StoredType::Q3K,
+    StoredType::Q4K,
+    StoredType::Q5K,
+    StoredType::Q6K,
+    StoredType::IQ4NL,
+    StoredType::MXFP4,
+];
+
+pub fn is_quantized(dtype: StoredType) -> bool {
+    dtype.block().0 > 1
+}
 
 /// The bytes of a file, and what they stand for.
 pub struct File {
@@ -43,44 +62,60 @@ pub struct File {
 }
 
 impl File {
+    /// What a file of these bytes stands for is read back through an embedding, whose numbers `quants.rs` holds
+    /// against another reader's.
     pub fn random(rng: &mut Rng, dtype: StoredType, rows: usize, k: usize) -> File {
-        let mut file = File { dtype, rows, k, bytes: Vec::new(), values: Vec::new() };
+        let mut bytes = Vec::new();
         for _ in 0..rows * k / dtype.block().0 {
-            file.push_block(rng);
+            bytes.extend(random_block(rng, dtype));
         }
-        file
-    }
-
-    fn push_block(&mut self, rng: &mut Rng) {
-        let x = rng.unit();
-        match self.dtype {
-            StoredType::F32 => self.push(&x.to_le_bytes(), &[x]),
-            StoredType::F16 => self.push(&f16::from_f32(x).to_le_bytes(), &[f16::from_f32(x).to_f32()]),
-            StoredType::BF16 => self.push(&bf16::from_f32(x).to_le_bytes(), &[bf16::from_f32(x).to_f32()]),
-            StoredType::Q8_0 => {
-                let scale = f16::from_f32(x / 100.0);
-                let q: [u8; 32] = std::array::from_fn(|_| rng.next() as u8);
-                let values = q.map(|q| scale.to_f32() * f32::from(q as i8));
-                self.push(&[&scale.to_le_bytes()[..], &q].concat(), &values);
-            }
-            StoredType::Q4_1 => {
-                let (scale, minimum) = (f16::from_f32(x / 10.0), f16::from_f32(rng.unit()));
-                let q: [u8; 16] = std::array::from_fn(|_| rng.next() as u8);
-                let value = |q: u8| scale.to_f32().mul_add(f32::from(q), minimum.to_f32());
-                let values: Vec<f32> = q.iter().map(|q| value(q & 15)).chain(q.iter().map(|q| value(q >> 4))).collect();
-                self.push(&[&scale.to_le_bytes()[..], &minimum.to_le_bytes(), &q].concat(), &values);
-            }
-        }
-    }
-
-    fn push(&mut self, bytes: &[u8], values: &[f32]) {
-        self.bytes.extend(bytes);
-        self.values.extend(values);
+        let values = dequantized(&cpu(Isa::Plain, 1, Activations::F32), Stored::whole(dtype, rows, k, &bytes));
+        File { dtype, rows, k, bytes, values }
     }
 
     pub fn stored(&self) -> Stored<'_> {
         Stored::whole(self.dtype, self.rows, self.k, &self.bytes)
     }
+}
+
+fn random_block(rng: &mut Rng, dtype: StoredType) -> Vec<u8> {
+    let x = rng.unit();
+    match dtype {
+        StoredType::F32 => return x.to_le_bytes().into(),
+        StoredType::F16 => return f16::from_f32(x).to_le_bytes().into(),
+        StoredType::BF16 => return bf16::from_f32(x).to_le_bytes().into(),
+        _ => {}
+    }
+    let mut block: Vec<u8> = (0..dtype.block().1).map(|_| rng.next() as u8).collect();
+    // Where its scale stands, where its minimum, and how large a scale makes numbers near one.
+    let (scale_at, minimum_at, size) = match dtype {
+        StoredType::Q4_0 | StoredType::Q5_0 => (0, None, 0.1),
+        StoredType::Q4_1 | StoredType::Q5_1 => (0, Some((2, 1.0)), 0.1),
+        StoredType::Q2K => (80, Some((82, 0.05)), 0.02),
+        StoredType::Q3K => (108, None, 0.01),
+        StoredType::Q4K | StoredType::Q5K => (0, Some((2, 0.01)), 0.001),
+        StoredType::Q6K => (208, None, 0.0005),
+        StoredType::MXFP4 => {
+            block[0] = 118 + rng.below(8) as u8;
+            return block;
+        }
+        _ => (0, None, 0.01),
+    };
+    let mut put = |at: usize, x: f32| block[at..at + 2].copy_from_slice(&f16::from_f32(x).to_le_bytes());
+    put(scale_at, x * size);
+    if let Some((at, size)) = minimum_at {
+        put(at, rng.unit() * size);
+    }
+    block
+}
+
+/// All numbers of a matrix, as an embedding reads them.
+pub fn dequantized(cpu: &Cpu, stored: Stored<'_>) -> Vec<f32> {
+    let table = cpu.matrix(&[stored]).unwrap();
+    let mut out = cpu.buffer(stored.rows, stored.k).unwrap();
+    let rows: Vec<u32> = (0..stored.rows as u32).collect();
+    cpu.embed(&table, &rows, &mut out);
+    all(cpu, &out, stored.rows)
 }
 
 pub fn cpu(isa: Isa, threads: usize, activations: Activations) -> Cpu {

@@ -180,8 +180,18 @@ impl Lanes for Avx2 {
         unsafe { Self::low_nibbles(Avx2Int(_mm256_srli_epi16::<4>(bytes.0), _mm256_srli_epi16::<4>(bytes.1))) }
     }
     #[inline(always)]
-    fn dot_nibbles(acc: Avx2Int, w: Avx2Int, a: i32) -> Avx2Int {
-        // 2 * 15 * 127 fits 16 bits: nothing saturates.
+    fn with_bits(low: Avx2Int, from: Avx2Int, shift: u32, mask: u8) -> Avx2Int {
+        unsafe {
+            let (shift, mask) = (_mm_cvtsi32_si128(shift as i32), _mm256_set1_epi8(mask as i8));
+            let first = _mm256_and_si256(_mm256_srl_epi32(from.0, shift), mask);
+            let second = _mm256_and_si256(_mm256_srl_epi32(from.1, shift), mask);
+            let (first, second) = (_mm256_slli_epi32::<4>(first), _mm256_slli_epi32::<4>(second));
+            Avx2Int(_mm256_or_si256(low.0, first), _mm256_or_si256(low.1, second))
+        }
+    }
+    #[inline(always)]
+    fn dot_small(acc: Avx2Int, w: Avx2Int, a: i32) -> Avx2Int {
+        // 2 * 63 * 127 fits 16 bits: nothing saturates.
         unsafe {
             let (a, ones) = (_mm256_set1_epi32(a), _mm256_set1_epi16(1));
             let low = _mm256_madd_epi16(_mm256_maddubs_epi16(w.0, a), ones);
@@ -218,6 +228,18 @@ impl Lanes for Avx2 {
                 float(_mm256_srli_epi32::<16>(bytes.0), _mm256_srli_epi32::<16>(bytes.1)),
                 float(_mm256_srli_epi32::<24>(bytes.0), _mm256_srli_epi32::<24>(bytes.1)),
             ]
+        }
+    }
+    #[inline(always)]
+    fn byte_pairs(from: &[u16; LANES]) -> (Self, Self) {
+        unsafe {
+            let from: *const __m128i = from.as_ptr().cast();
+            let first = _mm256_cvtepu16_epi32(_mm_loadu_si128(from));
+            let second = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(1)));
+            let mask = _mm256_set1_epi32(0xff);
+            let low = Avx2Int(_mm256_and_si256(first, mask), _mm256_and_si256(second, mask));
+            let high = Avx2Int(_mm256_srli_epi32::<8>(first), _mm256_srli_epi32::<8>(second));
+            (Self::int_to_float(low), Self::int_to_float(high))
         }
     }
     #[inline(always)]

@@ -139,7 +139,15 @@ impl Lanes for Avx512 {
         unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), _mm512_set1_epi8(15)) }
     }
     #[inline(always)]
-    fn dot_nibbles(acc: __m512i, w: __m512i, a: i32) -> __m512i {
+    fn with_bits(low: __m512i, from: __m512i, shift: u32, mask: u8) -> __m512i {
+        unsafe {
+            let bits = _mm512_srl_epi32(from, _mm_cvtsi32_si128(shift as i32));
+            let bits = _mm512_and_si512(bits, _mm512_set1_epi8(mask as i8));
+            _mm512_or_si512(low, _mm512_slli_epi32::<4>(bits))
+        }
+    }
+    #[inline(always)]
+    fn dot_small(acc: __m512i, w: __m512i, a: i32) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(a)) }
     }
     #[inline(always)]
@@ -160,6 +168,14 @@ impl Lanes for Avx512 {
                 Avx512(_mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32::<16>(bytes), low))),
                 Avx512(_mm512_cvtepi32_ps(_mm512_srli_epi32::<24>(bytes))),
             ]
+        }
+    }
+    #[inline(always)]
+    fn byte_pairs(from: &[u16; LANES]) -> (Self, Self) {
+        unsafe {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+            let (low, high) = (_mm512_and_si512(words, _mm512_set1_epi32(0xff)), _mm512_srli_epi32::<8>(words));
+            (Avx512(_mm512_cvtepi32_ps(low)), Avx512(_mm512_cvtepi32_ps(high)))
         }
     }
     #[inline(always)]

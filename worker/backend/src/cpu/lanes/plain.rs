@@ -136,7 +136,12 @@ impl Lanes for Plain {
         bytes.map(|word| (word >> 4) & 0x0f0f_0f0f)
     }
     #[inline(always)]
-    fn dot_nibbles(acc: PlainInt, w: PlainInt, a: i32) -> PlainInt {
+    fn with_bits(low: PlainInt, from: PlainInt, shift: u32, mask: u8) -> PlainInt {
+        let mask = i32::from_ne_bytes([mask; 4]);
+        PlainInt(std::array::from_fn(|i| low.0[i] | ((from.0[i] >> shift) & mask) << 4))
+    }
+    #[inline(always)]
+    fn dot_small(acc: PlainInt, w: PlainInt, a: i32) -> PlainInt {
         PlainInt(std::array::from_fn(|i| acc.0[i] + dot(w.0[i], a, 0)))
     }
     #[inline(always)]
@@ -150,6 +155,10 @@ impl Lanes for Plain {
     #[inline(always)]
     fn byte_floats(bytes: PlainInt) -> [Plain; 4] {
         std::array::from_fn(|j| Plain(bytes.0.map(|word| f32::from(word.to_le_bytes()[j]))))
+    }
+    #[inline(always)]
+    fn byte_pairs(from: &[u16; LANES]) -> (Plain, Plain) {
+        (Plain(from.map(|word| f32::from(word as u8))), Plain(from.map(|word| f32::from((word >> 8) as u8))))
     }
     #[inline(always)]
     fn int_to_float(int: PlainInt) -> Plain {

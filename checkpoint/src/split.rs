@@ -1,0 +1,117 @@
+//! A GGUF in one file, or in several that are numbered: `model-00001-of-00003.gguf`. Any of them stands for all.
+
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::map::map;
+use memmap2::Mmap;
+use std::path::Path;
+
+/// The parts of one model that are believed.
+const PARTS_MAX: u32 = 4096;
+
+/// What the name of a part says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part<'a> {
+    pub stem: &'a str,
+    /// From one.
+    pub number: u32,
+    pub count: u32,
+}
+
+impl<'a> Part<'a> {
+    pub fn of(file_name: &'a str) -> Option<Part<'a>> {
+        let (rest, count) = file_name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+        let (stem, number) = rest.rsplit_once('-')?;
+        let (number, count) = (five_digits(number)?, five_digits(count)?);
+        (1 <= number && number <= count && count <= PARTS_MAX).then_some(Part { stem, number, count })
+    }
+
+    /// The names of all parts, in order.
+    pub fn names(self) -> impl Iterator<Item = String> {
+        let Part { stem, count, .. } = self;
+        (1..=count).map(move |number| format!("{stem}-{number:05}-of-{count:05}.gguf"))
+    }
+}
+
+fn five_digits(text: &str) -> Option<u32> {
+    let plain = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    if plain { text.parse().ok() } else { None }
+}
+
+/// Opens all parts: one header, whose metadata is the first part's, and the bytes of each.
+pub(crate) fn open(path: &Path) -> Result<(Gguf, Vec<Mmap>)> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    match Part::of(name) {
+        Some(part) if part.count > 1 => open_parts(path, part),
+        _ => open_whole(path),
+    }
+}
+
+fn open_whole(path: &Path) -> Result<(Gguf, Vec<Mmap>)> {
+    let bytes = map(path)?;
+    let header = Gguf::parse(&bytes).map_err(Error::fault(path))?;
+    match header.unsigned("split.count").map_err(Error::fault(path))? {
+        None | Some(0 | 1) => Ok((header, vec![bytes])),
+        Some(count) => malformed(path, format!("one of {count} parts, and its name does not say which")),
+    }
+}
+
+fn open_parts(path: &Path, part: Part<'_>) -> Result<(Gguf, Vec<Mmap>)> {
+    let mut header = Gguf::default();
+    let mut files = Vec::new();
+    for (index, name) in part.names().enumerate() {
+        let path_of_part = path.with_file_name(&name);
+        if !path_of_part.exists() {
+            return malformed(path, format!("its part {name} is missing"));
+        }
+        let bytes = map(&path_of_part)?;
+        let parsed = Gguf::parse(&bytes).map_err(Error::fault(&path_of_part))?;
+        check_place(&parsed, index as u64, part.count.into(), &path_of_part)?;
+        header.join(parsed, index).map_err(Error::fault(&path_of_part))?;
+        files.push(bytes);
+    }
+    let told = header.unsigned("split.tensors.count").map_err(Error::fault(path))?;
+    let found = header.tensors().count() as u64;
+    match told {
+        Some(told) if told == found => Ok((header, files)),
+        Some(told) => malformed(path, format!("its parts have {found} tensors in all, and should have {told}")),
+        None => malformed(path, "the first part does not say how many tensors there are in all".to_owned()),
+    }
+}
+
+fn check_place(header: &Gguf, index: u64, count: u64, path: &Path) -> Result<()> {
+    let read = |key: &str| header.unsigned(key).map_err(Error::fault(path));
+    match (read("split.no")?, read("split.count")?) {
+        (Some(no), Some(of)) if (no, of) == (index, count) => Ok(()),
+        (Some(no), Some(of)) => {
+            malformed(path, format!("by its name part {} of {count}, by its header {} of {of}", index + 1, no + 1))
+        }
+        _ => malformed(path, "named as a part, and its header does not say of how many".to_owned()),
+    }
+}
+
+fn malformed<T>(path: &Path, what: String) -> Result<T> {
+    Err(Error::Malformed { path: path.to_owned(), what })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_parts() {
+        let check = |name: &str, expect: Option<(&str, u32, u32)>| {
+            assert_eq!(Part::of(name).map(|part| (part.stem, part.number, part.count)), expect, "{name}");
+        };
+        check("m-Q4_K_M-00002-of-00003.gguf", Some(("m-Q4_K_M", 2, 3)));
+        check("m-of-x-00001-of-00001.gguf", Some(("m-of-x", 1, 1)));
+        check("m-00004-of-00003.gguf", None);
+        check("m-00000-of-00003.gguf", None);
+        check("m-1-of-3.gguf", None);
+        check("m-00001-of-99999.gguf", None);
+        check("m-+0001-of-00003.gguf", None);
+        check("m.gguf", None);
+        let part = Part::of("m-00002-of-00002.gguf").unwrap();
+        assert_eq!(part.names().collect::<Vec<_>>(), ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]);
+    }
+}

@@ -1,0 +1,248 @@
+//! A request under way: what the replica says of it, as events. Knows tokens and text, and neither face.
+
+use crate::admission::Waiting;
+use crate::link::{Progress, Replica, Ticket, Told};
+use crate::measure::Clock;
+use crate::refusal::Refusal;
+use crate::stop::Stops;
+use crate::text::Assembly;
+use proto::v1;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Sleep;
+use tokio_stream::Stream;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use types::{Finish, Goal, TokenOut, Tokens};
+
+/// What a stream is made of. The same as in `lockstep.v1`; `Started` is at hand before the first event.
+#[derive(Debug)]
+pub enum Event {
+    /// Once, before the first delta, if logprobs of the prompt were asked for.
+    Prompt(v1::PromptLogprobs),
+    Delta(v1::Delta),
+    /// The hidden states of the prompt, where nothing else was asked for.
+    Pooled(Vec<f32>),
+    Finished(v1::Finished),
+}
+
+/// A prompt as the replica has got it.
+pub struct Prompt {
+    pub ids: Tokens,
+    /// Where it is to be echoed.
+    pub text: Option<String>,
+}
+
+/// A request under way. Dropping it cancels what has not finished.
+pub struct Generation {
+    pub started: v1::Started,
+    pub replica: Arc<Replica>,
+    /// Its choices follow one another, prompt by prompt.
+    pub prompts: Vec<Prompt>,
+    // Before `choices`: whoever hears of a dropped ticket finds the ear closed.
+    pub(crate) heard: mpsc::Receiver<(u32, Told)>,
+    pub(crate) choices: Vec<Choice>,
+    pub(crate) stops: Arc<Stops>,
+    pub(crate) waiting: Option<Waiting>,
+    pub(crate) deadline: Option<Pin<Box<Sleep>>>,
+    pub(crate) ready: VecDeque<(u32, Event)>,
+    pub(crate) failed: Option<Refusal>,
+    pub(crate) clock: Option<Clock>,
+    pub(crate) _counted: TaskTrackerToken,
+}
+
+/// One answer to one prompt.
+pub(crate) struct Choice {
+    /// Present until the choice is finished.
+    ticket: Option<Ticket>,
+    assembly: Assembly,
+    stop_tokens: Tokens,
+    n_prompt: u32,
+    n_cached: u32,
+    /// Logprobs of the prompt so far, until all of them are given out.
+    scored: Option<Vec<v1::Logprob>>,
+}
+
+impl Generation {
+    /// Waits for the first word of the replica, so that a refusal can be told as one. After `wait_max` the stream is
+    /// opened without it.
+    pub async fn answered(&mut self, wait_max: Duration) -> Result<(), Refusal> {
+        let first = tokio::time::timeout(wait_max, poll_fn(|context| self.poll_heard(context))).await;
+        match first {
+            Ok(()) => self.failed.take().map_or(Ok(()), Err),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Ready when there is something to give out, or nothing will come.
+    fn poll_heard(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        while self.ready.is_empty() && self.failed.is_none() && self.is_running() {
+            if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready()) {
+                self.fail(Refusal::Deadline);
+                break;
+            }
+            match ready!(self.heard.poll_recv(context)) {
+                Some((choice, Told::Tokens(progress))) => self.progress(choice, progress),
+                Some((_, Told::Refused(refusal))) => self.fail(refusal),
+                None => self.fail(Refusal::failed("the link to the replica ended")),
+            }
+        }
+        Poll::Ready(())
+    }
+
+    fn is_running(&self) -> bool {
+        self.choices.iter().any(|choice| choice.ticket.is_some())
+    }
+
+    /// One choice that fails takes the others with it: their sum was asked for.
+    fn fail(&mut self, refusal: Refusal) {
+        if let Some(clock) = &mut self.clock {
+            clock.refused(&refusal);
+        }
+        self.failed = Some(refusal);
+        self.choices.iter_mut().for_each(|choice| choice.ticket = None);
+    }
+
+    fn progress(&mut self, choice_idx: u32, mut progress: Progress) {
+        let Some(choice) = self.choices.get_mut(choice_idx as usize) else { return };
+        if choice.ticket.is_none() {
+            // It ended with a stop string, and these were already on their way.
+            return;
+        }
+        self.waiting = None;
+        if !choice.hear_scores(progress.scored_position, &progress.scored) {
+            return self.fail(Refusal::failed("the replica left a gap in the prompt's logprobs"));
+        }
+        if let (Some(clock), false) = (&mut self.clock, progress.tokens.is_empty()) {
+            clock.tokens(progress.tokens.len());
+        }
+        match progress.finish {
+            Some(Finish::Deadline) => return self.fail(Refusal::Deadline),
+            Some(Finish::Failed) => return self.fail(Refusal::failed("the replica gave it up")),
+            Some(Finish::Cancelled) => return self.fail(Refusal::failed("the replica cancelled it")),
+            Some(Finish::Stop | Finish::Length) | None => {}
+        }
+        if progress.tokens.is_empty() && progress.finish.is_none() {
+            return;
+        }
+        if let Some(logprobs) = choice.scored.take() {
+            self.ready.push_back((choice_idx, Event::Prompt(v1::PromptLogprobs { logprobs })));
+        }
+        let pooled = std::mem::take(&mut progress.pooled);
+        if !pooled.is_empty() {
+            self.ready.push_back((choice_idx, Event::Pooled(pooled)));
+        }
+        let (delta, finished) = choice.advance(progress, &self.stops);
+        if !delta.token_ids.is_empty() || !delta.text.is_empty() {
+            self.ready.push_back((choice_idx, Event::Delta(delta)));
+        }
+        if let Some(finished) = finished {
+            self.ready.push_back((choice_idx, Event::Finished(finished)));
+            self.finished();
+        }
+    }
+
+    fn finished(&mut self) {
+        if let (false, Some(clock)) = (self.is_running(), &mut self.clock) {
+            clock.finished("ok");
+        }
+    }
+}
+
+/// Events of all choices as they come, each with its choice. Ends when all have finished, or after one refusal.
+impl Stream for Generation {
+    type Item = Result<(u32, Event), Refusal>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        ready!(this.poll_heard(context));
+        match this.ready.pop_front() {
+            Some(event) => Poll::Ready(Some(Ok(event))),
+            None => Poll::Ready(this.failed.take().map(Err)),
+        }
+    }
+}
+
+impl Choice {
+    pub fn new(ticket: Ticket, assembly: Assembly, stop_tokens: Tokens, n_prompt: u32, goal: Goal) -> Choice {
+        let scored = matches!(goal, Goal::Score { .. }).then(Vec::new);
+        Choice { ticket: Some(ticket), assembly, stop_tokens, n_prompt, n_cached: 0, scored }
+    }
+
+    /// Its request's id at the replica, while it runs.
+    pub fn id(&self, replica: &Replica) -> u64 {
+        self.ticket.as_ref().map_or(0, |ticket| ticket.id(replica).0)
+    }
+
+    /// A replica that begins again says them again. False where some are missing.
+    ///
+    /// `[1, position) said before · [position, ..) said now`
+    fn hear_scores(&mut self, position: u32, scored: &[TokenOut]) -> bool {
+        let Some(known) = self.scored.as_mut().filter(|_| !scored.is_empty()) else { return true };
+        let first = position.saturating_sub(1) as usize;
+        let Some(n_twice) = known.len().checked_sub(first) else { return false };
+        known.extend(scored.iter().skip(n_twice).cloned().filter_map(logprob));
+        true
+    }
+
+    /// What the tokens say, and whether that is the end.
+    fn advance(&mut self, progress: Progress, stops: &Stops) -> (v1::Delta, Option<v1::Finished>) {
+        let Progress { position, tokens, n_cached, finish, .. } = progress;
+        if position == 0 {
+            self.n_cached = n_cached;
+        }
+        let mut delta = v1::Delta { position, ..v1::Delta::default() };
+        let mut stopped = None;
+        let n_tokens = tokens.len();
+        for (i, out) in tokens.into_iter().enumerate() {
+            let ends = finish == Some(Finish::Stop) && i + 1 == n_tokens && self.stop_tokens.contains(&out.token);
+            if ends && !stops.are_included() {
+                self.assembly.push_stop_token();
+            } else {
+                stopped = self.assembly.push(out.token, &mut delta.text);
+            }
+            delta.token_ids.push(out.token);
+            delta.logprobs.extend(logprob(out));
+            if stopped.is_some() {
+                break;
+            }
+        }
+        if stopped.is_none() && finish.is_some() {
+            stopped = self.assembly.finish(&mut delta.text);
+        }
+        let finished = self.end(finish, stopped.map(|stop| stops.string(stop)));
+        (delta, finished)
+    }
+
+    fn end(&mut self, finish: Option<Finish>, stop: Option<&str>) -> Option<v1::Finished> {
+        if finish.is_none() && stop.is_none() {
+            return None;
+        }
+        match (self.ticket.take(), finish) {
+            (Some(mut ticket), Some(_)) => ticket.over(),
+            // The replica does not know of stop strings.
+            (Some(ticket), None) => ticket.stopped(),
+            (None, _) => {}
+        }
+        let reason = match (stop, finish) {
+            (None, Some(Finish::Length)) => v1::finished::Reason::Length,
+            _ => v1::finished::Reason::Stop,
+        };
+        let usage = v1::Usage {
+            prompt_tokens: self.n_prompt,
+            cached_tokens: self.n_cached,
+            completion_tokens: self.assembly.n_tokens(),
+        };
+        Some(v1::Finished { reason: reason.into(), stop: stop.unwrap_or_default().to_owned(), usage: Some(usage) })
+    }
+}
+
+fn logprob(out: TokenOut) -> Option<v1::Logprob> {
+    let top = out.top.iter();
+    let top = top.map(|top| v1::Logprob { token_id: top.token, logprob: top.logprob, top: Vec::new() }).collect();
+    out.logprob.map(|logprob| v1::Logprob { token_id: out.token, logprob, top })
+}

@@ -1,0 +1,130 @@
+//! Connections: how many there may be, and how long one may take to ask something. Knows no page.
+
+use crate::Error;
+use crate::config::{Limits, Waits};
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::Service;
+
+/// What a connection beyond the limit reads.
+const FULL: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+/// After a failed accept: descriptors may have run out, and come back.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+pub async fn serve(
+    routes: Router,
+    listener: TcpListener,
+    limits: &Limits,
+    waits: &Waits,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    let places = Arc::new(Semaphore::new(limits.connections_max.clamp(1, Semaphore::MAX_PERMITS)));
+    let connections = TaskTracker::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shutdown.cancelled() => break,
+        };
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        match places.clone().try_acquire_owned() {
+            Ok(place) => {
+                let connection = connection(stream, routes.clone(), waits.headers_max, shutdown.clone());
+                connections.spawn(async move {
+                    connection.await;
+                    drop(place);
+                });
+            }
+            // What does not fit into the socket's buffer is not worth a task.
+            Err(_) => drop(stream.try_write(FULL)),
+        }
+    }
+    connections.close();
+    connections.wait().await;
+    Ok(())
+}
+
+async fn connection(mut stream: TcpStream, routes: Router, headers_max: Duration, shutdown: CancellationToken) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection keeps Nagle's delay");
+    }
+    // A first byte at least, so that it is worth to have buffers.
+    let first = tokio::time::timeout(headers_max, stream.readable());
+    let came = tokio::select! {
+        first = first => first.is_ok(),
+        () = shutdown.cancelled() => false,
+    };
+    if !came {
+        // Whether the other side hears of the end is its own affair.
+        let _gone = stream.shutdown().await;
+        return;
+    }
+    let asked = Arc::new(AtomicBool::new(false));
+    let service = TowerToHyperService::new(Noticed { routes, asked: asked.clone() });
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(headers_max);
+    let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut late = pin!(too_late(asked, headers_max));
+    let mut draining = false;
+    loop {
+        tokio::select! {
+            // An error is the client's: it left in the middle of something.
+            _ended = served.as_mut() => return,
+            () = late.as_mut() => return,
+            () = shutdown.cancelled(), if !draining => {
+                draining = true;
+                served.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// Ends when nothing was asked in time. The protocol's own deadline begins only where it knows which protocol it is.
+async fn too_late(asked: Arc<AtomicBool>, headers_max: Duration) {
+    tokio::time::sleep(headers_max).await;
+    if asked.load(Ordering::Relaxed) {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// The routes of one connection, which notes that something was asked.
+#[derive(Clone)]
+struct Noticed {
+    routes: Router,
+    asked: Arc<AtomicBool>,
+}
+
+impl<B> Service<http::Request<B>> for Noticed
+where
+    Router: Service<http::Request<B>>,
+    <Router as Service<http::Request<B>>>::Future: Send + 'static,
+{
+    type Response = <Router as Service<http::Request<B>>>::Response;
+    type Error = <Router as Service<http::Request<B>>>::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.routes.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        self.asked.store(true, Ordering::Relaxed);
+        Box::pin(self.routes.call(request))
+    }
+}

@@ -1,0 +1,191 @@
+//! How a request is to be drawn: what was asked, checked, with the model's defaults for what was not. Words become
+//! tokens here; nothing behind the router sees them.
+
+use crate::config::Limits;
+use crate::generate::Front;
+use crate::refusal::Refusal;
+use crate::stop::Stops;
+use proto::v1;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use types::{Dry, Goal, Penalties, Sampling, Tokens, Xtc};
+
+/// Where repetitions end unless the request says otherwise.
+const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// A request's sampling, and what is asked of its text.
+pub struct Asked {
+    pub sampling: Sampling,
+    pub goal: Goal,
+    pub stops: Arc<Stops>,
+    /// Special tokens are part of the text.
+    pub show_special: bool,
+}
+
+impl Front {
+    pub fn sampling(&self, asked: v1::Sampling) -> Result<Asked, Refusal> {
+        let limits = &self.config.limits;
+        let tokens_max = asked.max_tokens.unwrap_or(u32::MAX);
+        check("max_tokens", tokens_max, tokens_max > 0, "at least 1")?;
+        check("min_tokens", asked.min_tokens, asked.min_tokens <= tokens_max, "at most max_tokens")?;
+        self.check_ids("stop_token_ids", &asked.stop_token_ids)?;
+        self.check_ids("allowed_token_ids", &asked.allowed_token_ids)?;
+        let stops = stops(&asked, limits)?;
+        let sampling = Sampling {
+            penalties: self.penalties(&asked)?,
+            xtc: xtc(asked.xtc)?,
+            dry: self.dry(asked.dry.clone().unwrap_or_default())?,
+            bias: self.bias(&asked)?,
+            bad_words: self.bad_words(&asked.bad_words)?,
+            seed: asked.seed.unwrap_or_else(random_seed),
+            tokens_max,
+            tokens_min: asked.min_tokens,
+            logprobs: n_logprobs("logprobs", asked.logprobs, limits)?,
+            ..self.filters(&asked)?
+        };
+        let goal = match n_logprobs("prompt_logprobs", asked.prompt_logprobs, limits)? {
+            Some(top_n) => Goal::Score { top_n },
+            None => Goal::Generate,
+        };
+        let stop = self.stop_tokens(asked.stop_token_ids, asked.ignore_eos);
+        let sampling = Sampling { stop, allowed: asked.allowed_token_ids, ..sampling };
+        Ok(Asked { sampling, goal, stops, show_special: asked.show_special })
+    }
+
+    /// Temperature, and which tokens may be drawn.
+    fn filters(&self, asked: &v1::Sampling) -> Result<Sampling, Refusal> {
+        let defaults = &self.text.defaults;
+        let temperature = asked.temperature.or(defaults.temperature).unwrap_or(1.0);
+        let top_p = asked.top_p.or(defaults.top_p).unwrap_or(1.0);
+        let min_p = asked.min_p.or(defaults.min_p).unwrap_or(0.0);
+        let typical_p = asked.typical_p.unwrap_or(1.0);
+        let top_n_sigma = asked.top_n_sigma;
+        check("temperature", temperature, (0.0..=2.0).contains(&temperature), "0 to 2")?;
+        check("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
+        check("min_p", min_p, (0.0..=1.0).contains(&min_p), "0 to 1")?;
+        check("typical_p", typical_p, typical_p > 0.0 && typical_p <= 1.0, "above 0 and at most 1")?;
+        check("top_n_sigma", top_n_sigma, (0.0..=1000.0).contains(&top_n_sigma), "0 to 1000")?;
+        let top_k = asked.top_k.or(defaults.top_k).unwrap_or(0);
+        Ok(Sampling { temperature, top_k, top_p, min_p, typical_p, top_n_sigma, ..Sampling::default() })
+    }
+
+    fn penalties(&self, asked: &v1::Sampling) -> Result<Penalties, Refusal> {
+        let (presence, frequency) = (asked.presence_penalty, asked.frequency_penalty);
+        let repetition = asked.repetition_penalty.or(self.text.defaults.repetition_penalty).unwrap_or(1.0);
+        check("presence_penalty", presence, (-2.0..=2.0).contains(&presence), "-2 to 2")?;
+        check("frequency_penalty", frequency, (-2.0..=2.0).contains(&frequency), "-2 to 2")?;
+        check("repetition_penalty", repetition, (0.01..=100.0).contains(&repetition), "0.01 to 100")?;
+        Ok(Penalties { presence, frequency, repetition })
+    }
+
+    fn dry(&self, asked: v1::Dry) -> Result<Dry, Refusal> {
+        let neutral = Dry::default();
+        let (multiplier, base) = (asked.multiplier, asked.base.unwrap_or(neutral.base));
+        check("dry_multiplier", multiplier, (0.0..=100.0).contains(&multiplier), "0 to 100")?;
+        check("dry_base", base, (1.0..=100.0).contains(&base), "1 to 100")?;
+        let length_allowed = asked.allowed_length.unwrap_or(neutral.length_allowed);
+        if multiplier == 0.0 {
+            return Ok(neutral);
+        }
+        let breakers = match asked.sequence_breakers.is_empty() {
+            true => BREAKERS.map(str::to_owned).to_vec(),
+            false => asked.sequence_breakers,
+        };
+        let breakers = self.words("dry_sequence_breakers", &breakers)?;
+        Ok(Dry { multiplier, base, length_allowed, breakers })
+    }
+
+    /// In the order of the tokens, so that equal requests are equal.
+    fn bias(&self, asked: &v1::Sampling) -> Result<Vec<(u32, f32)>, Refusal> {
+        let mut all: Vec<(u32, f32)> = asked.logit_bias.iter().map(|(token, bias)| (*token, *bias)).collect();
+        all.sort_unstable_by_key(|(token, _)| *token);
+        let tokens: Tokens = all.iter().map(|(token, _)| *token).collect();
+        self.check_ids("logit_bias", &tokens)?;
+        let is_wild = |(_, bias): &&(u32, f32)| !(-100.0..=100.0).contains(bias);
+        match all.iter().find(is_wild) {
+            Some((token, bias)) => {
+                Err(Refusal::invalid("logit_bias", format!("must be -100 to 100, and is {bias} for {token}")))
+            }
+            None => Ok(all),
+        }
+    }
+
+    fn bad_words(&self, words: &[String]) -> Result<Vec<Tokens>, Refusal> {
+        self.words("bad_words", words)
+    }
+
+    /// Each word's tokens, at the beginning of a text and, where that is another token, behind a space.
+    fn words(&self, field: &'static str, words: &[String]) -> Result<Vec<Tokens>, Refusal> {
+        let limits = &self.config.limits;
+        check_many(field, words, limits)?;
+        let mut runs = Vec::new();
+        for word in words {
+            let first = self.word(field, word)?;
+            let spaced = self.word(field, &format!(" {}", word.trim_start()))?;
+            let is_another = spaced.len() == first.len() && spaced.first() != first.first();
+            runs.push(first);
+            runs.extend(is_another.then_some(spaced));
+        }
+        Ok(runs)
+    }
+
+    fn word(&self, field: &'static str, word: &str) -> Result<Tokens, Refusal> {
+        let tokens = self.text.tokenizer.encode(word, false);
+        let tokens = tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))?;
+        if tokens.is_empty() { Err(Refusal::invalid(field, "a word has no token")) } else { Ok(tokens) }
+    }
+
+    fn stop_tokens(&self, mut stop: Tokens, ignore_eos: bool) -> Tokens {
+        if !ignore_eos {
+            stop.extend_from_slice(&self.text.spec.eos);
+        }
+        stop.sort_unstable();
+        stop.dedup();
+        stop
+    }
+}
+
+fn xtc(asked: Option<v1::Xtc>) -> Result<Xtc, Refusal> {
+    let v1::Xtc { probability, threshold } = asked.unwrap_or_default();
+    let threshold = threshold.unwrap_or(Xtc::default().threshold);
+    check("xtc_probability", probability, (0.0..=1.0).contains(&probability), "0 to 1")?;
+    check("xtc_threshold", threshold, (0.0..=1.0).contains(&threshold), "0 to 1")?;
+    Ok(Xtc { probability, threshold })
+}
+
+/// How many likely tokens are told beside each, if any are.
+fn n_logprobs(field: &'static str, n: Option<u32>, limits: &Limits) -> Result<Option<u8>, Refusal> {
+    let Some(n) = n else { return Ok(None) };
+    check(field, n, n <= limits.logprobs_max, &format!("at most {}", limits.logprobs_max))?;
+    Ok(u8::try_from(n).ok())
+}
+
+fn stops(asked: &v1::Sampling, limits: &Limits) -> Result<Arc<Stops>, Refusal> {
+    check_many("stop", &asked.stop, limits)?;
+    Ok(Arc::new(Stops::new(asked.stop.clone()).included(asked.include_stop)))
+}
+
+fn check_many(field: &'static str, strings: &[String], limits: &Limits) -> Result<(), Refusal> {
+    let (n, n_bytes) = (strings.len(), strings.iter().map(String::len).sum::<usize>());
+    check(field, n, n <= limits.stop_strings_max, &format!("at most {} strings", limits.stop_strings_max))?;
+    check(field, n_bytes, n_bytes <= limits.stop_bytes_max, &format!("at most {} bytes", limits.stop_bytes_max))?;
+    if strings.iter().any(String::is_empty) {
+        return Err(Refusal::invalid(field, "an empty string would be found everywhere"));
+    }
+    Ok(())
+}
+
+/// Not-a-number is in no range.
+fn check(field: &'static str, value: impl std::fmt::Display, holds: bool, must: &str) -> Result<(), Refusal> {
+    if holds { Ok(()) } else { Err(Refusal::invalid(field, format!("must be {must}, and is {value}"))) }
+}
+
+/// Below 2^53, so that a client in any language can send it back as it came.
+fn random_seed() -> u64 {
+    // The standard library's only source of random bits: keys from the system, another for each.
+    RandomState::new().hash_one(std::time::Instant::now()) >> 11
+}
+
+pub fn random_nonce() -> u32 {
+    random_seed() as u32
+}

@@ -1,0 +1,111 @@
+//! Who gets in: keys, browsers, and connections that ask nothing.
+
+use crate::client::{get, post, post_with_key, read_until, send};
+use crate::grpc::{ask, client};
+use crate::{House, config, eventually, run};
+use router::ApiKeys;
+use serde_json::json;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const COMPLETIONS: &str = "/v1/completions";
+
+#[test]
+fn a_key_opens_and_names_the_tenant() {
+    run(async {
+        let mut config = config();
+        config.keys = ApiKeys::parse("alice:k1\nbob:k2\nalice:k3").unwrap();
+        let house = House::open(config).await;
+        let body = json!({ "prompt": "Hi" });
+        for path in ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"] {
+            for reply in [post(house.http, path, &body).await, post_with_key(house.http, path, "k4", &body).await] {
+                assert_eq!((reply.status, &reply.json()["error"]["code"]), (401, &json!("invalid_api_key")), "{path}");
+            }
+        }
+        assert_eq!(get(house.http, "/v1/models").await.status, 401);
+        for open in ["/health", "/ready", "/metrics"] {
+            assert_eq!(get(house.http, open).await.status, 200, "{open}");
+        }
+        for key in ["k1", "k2", "k3"] {
+            assert_eq!(post_with_key(house.http, COMPLETIONS, key, &body).await.status, 200);
+        }
+        assert_eq!(post_with_key(house.http, "/tokenize", "k1", &body).await.status, 200);
+        let tenants: Vec<_> = house.fake.submits().iter().map(|sent| sent.tenant).collect();
+        assert!(tenants[0] == tenants[2] && tenants[0] != tenants[1] && !tenants.contains(&0), "{tenants:?}");
+
+        let refused = client(&house).generate(ask("Hi")).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Unauthenticated);
+        let mut keyed = tonic::Request::new(ask("Hi"));
+        keyed.metadata_mut().insert("authorization", "Bearer k2".parse().unwrap());
+        assert!(client(&house).generate(keyed).await.is_ok());
+        eventually(|| async { house.fake.submits().len() == 4 }).await;
+        assert_eq!(house.fake.submits()[3].tenant, tenants[1]);
+        house.close().await;
+    });
+}
+
+#[test]
+fn browsers_may_ask() {
+    run(async {
+        let mut config = config();
+        config.keys = ApiKeys::parse("k1").unwrap();
+        let house = House::open(config).await;
+        let preflight = "OPTIONS /v1/completions HTTP/1.1\r\nhost: test\r\nconnection: close\r\norigin: http://x\r\n\
+             access-control-request-method: POST\r\naccess-control-request-headers: authorization,x-more\r\n\r\n";
+        let reply = send(house.http, preflight).await;
+        assert_eq!((reply.status, reply.headers["access-control-allow-origin"].as_str()), (204, "*"));
+        assert_eq!(reply.headers["access-control-allow-headers"], "authorization,x-more");
+        assert!(reply.headers["access-control-allow-methods"].contains("POST"));
+        // Refusals too: a page could not read them otherwise.
+        let refused = post(house.http, COMPLETIONS, &json!({})).await;
+        assert_eq!((refused.status, refused.headers["access-control-allow-origin"].as_str()), (401, "*"));
+        house.close().await;
+    });
+}
+
+#[test]
+fn connections_that_ask_nothing_are_closed() {
+    run(async {
+        let mut config = config();
+        config.waits.headers_max = Duration::from_millis(150);
+        let house = House::open(config).await;
+        let mut silent = Vec::new();
+        for start in ["", "P", "PR", "POST /v1/completions HTTP/1.1\r\nhost: te"] {
+            let mut stream = TcpStream::connect(house.http).await.unwrap();
+            stream.write_all(start.as_bytes()).await.unwrap();
+            silent.push((start, stream));
+        }
+        let body = json!({ "prompt": "Hi" });
+        assert_eq!(post(house.http, COMPLETIONS, &body).await.status, 200);
+        for (start, mut stream) in silent {
+            let mut rest = Vec::new();
+            // Closed, or refused and closed.
+            let _reset = stream.read_to_end(&mut rest).await;
+            let rest = String::from_utf8_lossy(&rest).into_owned();
+            assert!(rest.is_empty() || rest.starts_with("HTTP/1.1 4"), "{start:?}: {rest}");
+        }
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_connection_too_many_is_told_so() {
+    run(async {
+        let mut config = config();
+        config.limits.connections_max = 1;
+        let house = House::open(config).await;
+        eventually(|| async {
+            let mut first = TcpStream::connect(house.http).await.unwrap();
+            first.write_all(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
+            if !read_until(&mut first, "\r\n\r\n").await.starts_with("HTTP/1.1 200") {
+                return false;
+            }
+            let mut second = TcpStream::connect(house.http).await.unwrap();
+            read_until(&mut second, "\r\n\r\n").await.starts_with("HTTP/1.1 503")
+        })
+        .await;
+        eventually(|| async { get(house.http, "/health").await.status == 200 }).await;
+        house.close().await;
+    });
+}

@@ -1,0 +1,201 @@
+//! One role in this process, for a cluster on several machines: a coordinator, a worker or a router. What they are built
+//! from is `roles`'s; whom they trust is `trust`'s.
+
+use crate::args;
+use crate::children;
+use crate::config::{Bytes, Device, File, Isa, LOG, LogFormat, cores};
+use crate::roles::{self, Doors};
+use crate::{models, stop_on_signals};
+use anyhow::{Context, ensure};
+use checkpoint::Checkpoint;
+use clap::Args;
+use proto::secure;
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio_util::sync::CancellationToken;
+
+/// What a coordinator is told besides what `serve` is told.
+#[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct CoordinatorSettings {
+    /// Where workers and routers reach this coordinator [default: 127.0.0.1:50100]
+    #[arg(long, env = "LOCKSTEP_LISTEN", value_name = "ADDR")]
+    pub listen: Option<SocketAddr>,
+    /// The replica's name in logs and resume handles [default: this machine's name and the port]
+    #[arg(long, env = "LOCKSTEP_REPLICA", value_name = "NAME")]
+    pub replica: Option<String>,
+}
+
+/// What a router is told besides what `serve` is told.
+#[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RouterSettings {
+    /// The coordinator of the replica that serves
+    #[arg(long, env = "LOCKSTEP_COORDINATOR", value_name = "HOST:PORT")]
+    pub coordinator: Option<String>,
+}
+
+/// A worker needs to know nothing of the model: the coordinator says what it is to hold.
+#[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct WorkerSettings {
+    /// The coordinator to compute for
+    #[arg(long, env = "LOCKSTEP_JOIN", value_name = "HOST:PORT")]
+    pub join: Option<String>,
+    /// Where other workers reach this one [default: any port of the address by which the coordinator is reached]
+    #[arg(long, env = "LOCKSTEP_MESH_LISTEN", value_name = "ADDR")]
+    pub mesh_listen: Option<SocketAddr>,
+    /// The model on this machine, where it is not at the coordinator's path
+    #[arg(long, env = "LOCKSTEP_MODEL_PATH", value_name = "PATH")]
+    pub model_path: Option<PathBuf>,
+    /// A folder that holds the model under the name that it has at the coordinator
+    #[arg(long, env = "LOCKSTEP_MODELS", value_name = "DIR", conflicts_with = "model_path")]
+    pub models: Option<PathBuf>,
+    /// What computes [default: cpu]
+    #[arg(long, env = "LOCKSTEP_DEVICE", value_enum)]
+    pub device: Option<Device>,
+    /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
+    #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
+    pub isa: Option<Isa>,
+    /// Threads that compute [default: one per core]
+    #[arg(long, env = "LOCKSTEP_THREADS")]
+    pub threads: Option<usize>,
+    /// Memory for weights and KV cache [default: this machine's]
+    #[arg(long, env = "LOCKSTEP_MEMORY", value_name = "BYTES")]
+    pub memory: Option<Bytes>,
+    /// How logs are written to stderr [default: text]
+    #[arg(long, env = "LOCKSTEP_LOG_FORMAT", value_enum)]
+    pub log_format: Option<LogFormat>,
+    /// Which logs are written, as info or router=debug,info [default: info]
+    #[arg(long, env = "LOCKSTEP_LOG")]
+    pub log: Option<String>,
+}
+
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 50100);
+/// A worker's runtime carries one stream; its cores are for computing.
+const WORKER_RUNTIME_THREADS: usize = 1;
+
+pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
+    let mut file = File::read(args.source.config.as_deref())?;
+    let (own, trust) = (file.under(args.own)?, file.under(args.trust)?);
+    let mut config = file.under(args.settings)?.resolve()?;
+    file.end()?;
+    let listen = own.listen.unwrap_or(LISTEN);
+    if args.source.print_config {
+        return print(&[&own, &trust, &config]);
+    }
+    let located = models::ready(&config.model, &args.source.hub)?;
+    config.served_model_name.get_or_insert(located.name);
+    // Installed, so that the same counters are kept as in `serve`.
+    let _metrics = roles::watch(&config.log, config.log_format)?;
+    let checkpoint = Checkpoint::open(&located.path)?;
+    let trust = trust.resolve("coordinator", &listen.to_string(), None)?;
+    Runtime::new()?.block_on(async {
+        let socket = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
+        let address = socket.local_addr()?;
+        let replica = own.replica.unwrap_or_else(|| format!("{}:{}", roles::host(), address.port()));
+        tracing::info!(%address, replica, tls = trust.tls.is_some(), token = trust.token.is_some(), "coordinating");
+        let shutdown = CancellationToken::new();
+        tokio::spawn(stop_on_signals(shutdown.clone()));
+        let connections = secure::incoming(socket, trust);
+        roles::coordinate(&config, &checkpoint, &replica, connections, shutdown).await
+    })
+}
+
+pub fn router(args: args::Router) -> anyhow::Result<()> {
+    let mut file = File::read(args.source.config.as_deref())?;
+    let (own, trust) = (file.under(args.own)?, file.under(args.trust)?);
+    let mut config = file.under(args.settings)?.resolve()?;
+    file.end()?;
+    if args.source.print_config {
+        return print(&[&own, &trust, &config]);
+    }
+    let coordinator = own.coordinator.context("--coordinator HOST:PORT is missing: where the replica is reached")?;
+    let located = models::ready(&config.model, &args.source.hub)?;
+    config.served_model_name.get_or_insert(located.name);
+    let metrics = roles::watch(&config.log, config.log_format)?;
+    let checkpoint = Checkpoint::open(&located.path)?;
+    let trust = trust.resolve("router", &coordinator, None)?;
+    Runtime::new()?.block_on(async {
+        let doors = Doors::open(&config).await?;
+        crate::greet(&config, &doors)?;
+        let shutdown = CancellationToken::new();
+        tokio::spawn(stop_on_signals(shutdown.clone()));
+        roles::route(&config, &checkpoint, metrics, secure::channel(&coordinator, trust), doors, shutdown)?.await
+    })
+}
+
+pub fn worker(args: args::Worker) -> anyhow::Result<()> {
+    let mut file = File::read(args.config.as_deref())?;
+    let (own, trust) = (file.under(args.own)?, file.under(args.trust)?);
+    file.end()?;
+    if args.print_config {
+        return print(&[&own, &trust]);
+    }
+    let shutdown = CancellationToken::new();
+    let handed = args.supervised.then(|| children::be_one(shutdown.clone())).transpose()?;
+    let join = own.join.clone().context("--join HOST:PORT is missing: the coordinator to compute for")?;
+    roles::watch(own.log.as_deref().unwrap_or(LOG), own.log_format.unwrap_or(LogFormat::Text))?;
+    let trust = trust.resolve("worker", &join, handed)?;
+    let runtime = Builder::new_multi_thread().worker_threads(WORKER_RUNTIME_THREADS).enable_all().build()?;
+    runtime.block_on(async {
+        tokio::spawn(stop_on_signals(shutdown.clone()));
+        let channel = secure::channel(&join, trust);
+        let seat = own.seat()?;
+        Ok(worker::serve(channel, seat.loader, seat.config, shutdown).await?)
+    })
+}
+
+/// What a worker is built from.
+struct Seat {
+    loader: Box<dyn worker::Load>,
+    config: worker::Config,
+}
+
+impl WorkerSettings {
+    fn seat(&self) -> anyhow::Result<Seat> {
+        let threads = self.threads.unwrap_or_else(cores);
+        ensure!((1..=1024).contains(&threads), "--threads is {threads}; it must be 1 to 1024");
+        let device = self.device.unwrap_or(Device::Cpu);
+        let loader = roles::loader(device, self.isa, threads);
+        Ok(Seat {
+            loader: worker::source::load_from(self.source(), loader),
+            config: worker::Config {
+                host: roles::host(),
+                device: device.name(),
+                memory_bytes: self.memory.map_or_else(roles::memory_bytes, |bytes| bytes.0),
+                threads: u32::try_from(threads).unwrap_or(u32::MAX),
+                ..worker::Config::default()
+            },
+        })
+    }
+
+    fn source(&self) -> worker::source::Source {
+        match (&self.model_path, &self.models) {
+            (Some(path), _) => worker::source::Source::Path(path.clone()),
+            (None, Some(folder)) => worker::source::Source::Folder(folder.clone()),
+            (None, None) => worker::source::Source::AsTold,
+        }
+    }
+}
+
+fn print(parts: &[&dyn Printed]) -> anyhow::Result<()> {
+    for part in parts {
+        print!("{}", part.toml()?);
+    }
+    Ok(())
+}
+
+/// Settings that `--print-config` shows.
+trait Printed {
+    fn toml(&self) -> anyhow::Result<String>;
+}
+
+impl<T: Serialize> Printed for T {
+    fn toml(&self) -> anyhow::Result<String> {
+        Ok(toml::to_string(self)?)
+    }
+}

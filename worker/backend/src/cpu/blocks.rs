@@ -1,0 +1,173 @@
+//! A file's blocks, thirty-two numbers at a time: the digits of each as an unsigned byte, and the scales beside them, as
+//! `quants` wants them packed. Nothing is rounded: a number is the same before and after.
+
+use super::quants::{COLUMNS_MAX, SIGN};
+use crate::StoredType;
+
+/// Thirty-two numbers of one row.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Sub {
+    pub q: [u8; 32],
+    /// What the sub-blocks of a block share.
+    pub head: [[u8; 2]; COLUMNS_MAX],
+    pub scales: [[u8; 2]; COLUMNS_MAX],
+}
+
+/// The `i`-th thirty-two of a block.
+pub(crate) fn sub_block(dtype: StoredType, block: &[u8], i: usize) -> Sub {
+    match dtype {
+        StoredType::Q4_0 => simple(nibbles(block, 2), &[at(block, 0)]),
+        StoredType::Q4_1 => simple(nibbles(block, 4), &[at(block, 0), at(block, 2)]),
+        StoredType::Q5_0 => simple(fives(block, 2), &[at(block, 0)]),
+        StoredType::Q5_1 => simple(fives(block, 4), &[at(block, 0), at(block, 2)]),
+        StoredType::Q8_0 => simple(fixed::<32>(block, 2).map(|q| q ^ SIGN), &[at(block, 0)]),
+        StoredType::IQ4NL => simple(nibbles(block, 2).map(|name| IQ4NL[name as usize] as u8 ^ SIGN), &[at(block, 0)]),
+        StoredType::MXFP4 => {
+            simple(nibbles(block, 1).map(|name| MXFP4[name as usize] as u8 ^ SIGN), &[half_power(block[0])])
+        }
+        StoredType::Q2K => q2_k(block, i),
+        StoredType::Q3K => q3_k(block, i),
+        StoredType::Q4K => q4_k(block, i),
+        StoredType::Q5K => q5_k(block, i),
+        StoredType::Q6K => q6_k(block, i),
+        StoredType::F32 | StoredType::F16 | StoredType::BF16 => unreachable!("elements, not blocks"),
+    }
+}
+
+/// What the nibbles of IQ4_NL name.
+const IQ4NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// Twice the numbers of four bits: a sign, two bits of exponent, one of fraction.
+const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+#[inline(always)]
+fn simple(q: [u8; 32], columns: &[[u8; 2]]) -> Sub {
+    let mut scales = [[0; 2]; COLUMNS_MAX];
+    scales[..columns.len()].copy_from_slice(columns);
+    Sub { q, head: [[0; 2]; COLUMNS_MAX], scales }
+}
+
+#[inline(always)]
+fn fixed<const N: usize>(block: &[u8], at: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&block[at..at + N]);
+    bytes
+}
+
+#[inline(always)]
+fn at(block: &[u8], at: usize) -> [u8; 2] {
+    fixed(block, at)
+}
+
+/// An f16 with its sign turned: minima of blocks of 256 are subtracted.
+#[inline(always)]
+fn minus(half: [u8; 2]) -> [u8; 2] {
+    [half[0], half[1] ^ SIGN]
+}
+
+/// Half of 2^(e - 127), as a bf16: exact, subnormal where e is below 2.
+fn half_power(e: u8) -> [u8; 2] {
+    let bits = if e < 2 { 0x20 << e } else { u16::from(e - 1) << 7 };
+    bits.to_le_bytes()
+}
+
+#[inline(always)]
+fn nibbles(block: &[u8], start: usize) -> [u8; 32] {
+    let bytes: [u8; 16] = fixed(block, start);
+    let mut q = [0; 32];
+    for i in 0..16 {
+        q[i] = bytes[i] & 15;
+        q[i + 16] = bytes[i] >> 4;
+    }
+    q
+}
+
+/// 32 fifth bits, then nibbles.
+#[inline(always)]
+fn fives(block: &[u8], start: usize) -> [u8; 32] {
+    let high = u32::from_le_bytes(fixed(block, start));
+    let mut q = nibbles(block, start + 4);
+    for (i, q) in q.iter_mut().enumerate() {
+        *q |= ((high >> i & 1) << 4) as u8;
+    }
+    q
+}
+
+/// Bytes `start..start + 32`, shifted and masked.
+#[inline(always)]
+fn bits(block: &[u8], start: usize, shift: usize, mask: u8) -> [u8; 32] {
+    fixed::<32>(block, start).map(|byte| byte >> shift & mask)
+}
+
+#[inline(always)]
+fn join(low: [u8; 32], high: [u8; 32], shift: u8) -> [u8; 32] {
+    let mut q = low;
+    for (q, high) in q.iter_mut().zip(high) {
+        *q |= high << shift;
+    }
+    q
+}
+
+/// 16 scales and minima · 64 bytes of two bits · d · m
+fn q2_k(block: &[u8], i: usize) -> Sub {
+    let pair = |i: usize| [block[i] & 15, block[i] >> 4];
+    Sub {
+        q: bits(block, 16 + i / 4 * 32, i % 4 * 2, 3),
+        head: [at(block, 80), minus(at(block, 82))],
+        scales: [pair(2 * i), pair(2 * i + 1)],
+    }
+}
+
+/// 32 bytes of third bits · 64 bytes of two bits · 12 bytes of scales · d
+fn q3_k(block: &[u8], i: usize) -> Sub {
+    // Scales are six bits with 32 added: four of them in the first eight bytes, two in the last four.
+    let scale = |i: usize| {
+        let low = block[96 + i % 8] >> (i / 8 * 4) & 15;
+        let high = block[104 + i % 4] >> (i / 4 * 2) & 3;
+        (low | high << 4) + (SIGN - 32)
+    };
+    Sub {
+        q: join(bits(block, 32 + i / 4 * 32, i % 4 * 2, 3), bits(block, 0, i, 1), 2),
+        head: [at(block, 108), [0; 2]],
+        scales: [[scale(2 * i), scale(2 * i + 1)], [0; 2]],
+    }
+}
+
+/// d · m · 12 bytes of scales and minima · 128 bytes of nibbles
+fn q4_k(block: &[u8], i: usize) -> Sub {
+    Sub {
+        q: bits(block, 16 + i / 2 * 32, i % 2 * 4, 15),
+        head: [at(block, 0), minus(at(block, 2))],
+        scales: [six_bits(block, i), [0; 2]],
+    }
+}
+
+/// d · m · 12 bytes of scales and minima · 32 bytes of fifth bits · 128 bytes of nibbles
+fn q5_k(block: &[u8], i: usize) -> Sub {
+    Sub {
+        q: join(bits(block, 48 + i / 2 * 32, i % 2 * 4, 15), bits(block, 16, i, 1), 4),
+        head: [at(block, 0), minus(at(block, 2))],
+        scales: [six_bits(block, i), [0; 2]],
+    }
+}
+
+/// The scale and the minimum of a thirty-two: the last four have their upper bits above those of the first.
+#[inline(always)]
+fn six_bits(block: &[u8], i: usize) -> [u8; 2] {
+    let byte = |i: usize| block[4 + i];
+    if i < 4 {
+        return [byte(i) & 63, byte(i + 4) & 63];
+    }
+    let low = byte(i + 4);
+    [low & 15 | byte(i - 4) >> 6 << 4, low >> 4 | byte(i) >> 6 << 4]
+}
+
+/// 128 bytes of nibbles · 64 bytes of two bits · 16 × i8 scale · d
+fn q6_k(block: &[u8], i: usize) -> Sub {
+    let low = bits(block, i / 4 * 64 + i % 2 * 32, i % 4 / 2 * 4, 15);
+    let high = bits(block, 128 + i / 4 * 32, i % 4 * 2, 3);
+    Sub {
+        q: join(low, high, 4),
+        head: [at(block, 208), [0; 2]],
+        scales: [[block[192 + 2 * i] ^ SIGN, block[193 + 2 * i] ^ SIGN], [0; 2]],
+    }
+}

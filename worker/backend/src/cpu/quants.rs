@@ -1,0 +1,399 @@
+//! Quantized weights as they are packed: what a step of thirty-two numbers of sixteen rows is made of, and how lanes read
+//! it. Every type is digits of some width times scales of some kind.
+#![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
+
+use super::lanes::{LANES, Lanes};
+use super::panels::BLOCK;
+use crate::StoredType;
+
+/// The elements that share what stands in a head.
+pub(crate) const SUPER: usize = 256;
+/// Added to a signed byte, so that it is stored unsigned.
+pub(crate) const SIGN: u8 = 0x80;
+/// The widest head or set of scales, in columns of two bytes for each row.
+pub(crate) const COLUMNS_MAX: usize = 2;
+pub(crate) const COLUMN_BYTES: usize = 2 * LANES;
+
+/// How sixteen rows of a type lie in a tile: `[head] [scales, digits] [scales, digits] .. [head] ..`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packing {
+    /// Elements per step: one, or a block of activations.
+    pub unit: usize,
+    pub step_bytes: usize,
+    pub head_columns: usize,
+    pub scale_columns: usize,
+    pub width: Width,
+}
+
+/// How the digits of a step are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Width {
+    /// Not digits: numbers.
+    Element,
+    Four,
+    Five,
+    Six,
+    Eight,
+}
+
+impl Width {
+    /// Bytes of a step's digits in sixteen rows.
+    const fn bytes(self) -> usize {
+        BLOCK * LANES / 8
+            * match self {
+                Width::Element => 0,
+                Width::Four => 4,
+                Width::Five => 5,
+                Width::Six => 6,
+                Width::Eight => 8,
+            }
+    }
+}
+
+pub(crate) const fn packing(dtype: StoredType) -> Packing {
+    match dtype {
+        StoredType::F32 => elements(4),
+        StoredType::F16 | StoredType::BF16 => elements(2),
+        StoredType::Q4_0 => steps(0, 1, Width::Four),
+        StoredType::Q4_1 => steps(0, 2, Width::Four),
+        StoredType::Q5_0 => steps(0, 1, Width::Five),
+        StoredType::Q5_1 => steps(0, 2, Width::Five),
+        StoredType::Q8_0 | StoredType::IQ4NL | StoredType::MXFP4 => steps(0, 1, Width::Eight),
+        StoredType::Q2K => steps(2, 2, Width::Four),
+        StoredType::Q3K => steps(1, 1, Width::Four),
+        StoredType::Q4K => steps(2, 1, Width::Four),
+        StoredType::Q5K => steps(2, 1, Width::Five),
+        StoredType::Q6K => steps(1, 1, Width::Six),
+    }
+}
+
+const fn elements(size: usize) -> Packing {
+    Packing { unit: 1, step_bytes: size * LANES, head_columns: 0, scale_columns: 0, width: Width::Element }
+}
+
+const fn steps(head_columns: usize, scale_columns: usize, width: Width) -> Packing {
+    let step_bytes = scale_columns * COLUMN_BYTES + width.bytes();
+    Packing { unit: BLOCK, step_bytes, head_columns, scale_columns, width }
+}
+
+impl Packing {
+    pub const fn head_bytes(self) -> usize {
+        self.head_columns * COLUMN_BYTES
+    }
+
+    /// Bytes of sixteen rows of `k` elements, of which the first is element `first` of its block.
+    pub fn tile_bytes(self, first: usize, k: usize) -> Option<usize> {
+        let heads = if k == 0 { 0 } else { first.checked_add(k)?.div_ceil(SUPER) };
+        (k / self.unit).checked_mul(self.step_bytes)?.checked_add(heads.checked_mul(self.head_bytes())?)
+    }
+
+    /// Whether a head stands before the step at `k`.
+    #[inline(always)]
+    pub const fn has_head(self, first: usize, k: usize) -> bool {
+        self.head_columns > 0 && (k == 0 || (first + k).is_multiple_of(SUPER))
+    }
+}
+
+/// A quantized type: `scale × (digit - OFFSET)`, or `scale × digit + minimum`.
+pub(crate) trait Quant {
+    const PACKING: Packing;
+    type Digits: Digits;
+    type Scales: Scales;
+    /// What was added to a digit to make it unsigned; none where there is a minimum.
+    const OFFSET: u8;
+}
+
+macro_rules! quants {
+    ($($name:ident: $width:ident, $scales:ident, $offset:expr;)*) => {$(
+        pub(crate) struct $name;
+        impl Quant for $name {
+            const PACKING: Packing = packing(StoredType::$name);
+            type Digits = $width;
+            type Scales = $scales;
+            const OFFSET: u8 = $offset;
+        }
+    )*};
+}
+
+quants! {
+    Q4_0: Fours, Half, 8;
+    Q4_1: Fours, HalfAndMinimum, 0;
+    Q5_0: Fives, Half, 16;
+    Q5_1: Fives, HalfAndMinimum, 0;
+    Q8_0: Eights, Half, SIGN;
+    MXFP4: Eights, Power, SIGN;
+    Q2K: Fours, HeadTimesTwoPairs, 0;
+    Q3K: Fours, HeadTimesTwo, 4;
+    Q4K: Fours, HeadTimesPair, 0;
+    Q5K: Fives, HeadTimesPair, 0;
+    Q6K: Sixes, HeadTimesTwo, 32;
+}
+
+/// What the steps up to the next head share.
+#[derive(Clone, Copy)]
+pub(crate) struct Head<L> {
+    scale: L,
+    minimum: L,
+}
+
+impl<L: Lanes> Head<L> {
+    #[inline(always)]
+    pub fn none() -> Head<L> {
+        Head { scale: L::splat(0.0), minimum: L::splat(0.0) }
+    }
+
+    /// # Safety
+    /// The head of `packing` is at `w`.
+    #[inline(always)]
+    pub unsafe fn read(packing: Packing, w: *const u8) -> Head<L> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let minimum = if packing.head_columns > 1 { column::<L>(w, 1) } else { L::splat(0.0) };
+            Head { scale: column::<L>(w, 0), minimum }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Scale<L> {
+    pub scale: L,
+    /// Nothing reads it where the type has none.
+    pub minimum: L,
+}
+
+pub(crate) trait Scales {
+    const HAS_MINIMUM: bool;
+    /// Whether the two halves of a step have scales of their own.
+    const TWO: bool;
+
+    /// Of the two halves of a step.
+    ///
+    /// # Safety
+    /// The scales of a step are at `w`.
+    unsafe fn read<L: Lanes>(head: &Head<L>, w: *const u8) -> [Scale<L>; 2];
+}
+
+/// `T` at `at`.
+///
+/// # Safety
+/// So many bytes are there, and aligned for T.
+#[inline(always)]
+pub(crate) unsafe fn at<'a, T>(at: *const u8) -> &'a T {
+    // SAFETY: the caller's promise.
+    unsafe { &*at.cast::<T>() }
+}
+
+/// A column of f16.
+///
+/// # Safety
+/// There are so many columns at `w`.
+#[inline(always)]
+unsafe fn column<L: Lanes>(w: *const u8, i: usize) -> L {
+    // SAFETY: the caller's promise; columns begin on 32 bytes.
+    unsafe { L::from_f16(at(w.add(COLUMN_BYTES * i))) }
+}
+
+#[inline(always)]
+fn both<L: Lanes>(scale: L, minimum: L) -> [Scale<L>; 2] {
+    [Scale { scale, minimum }; 2]
+}
+
+/// An f16.
+pub(crate) struct Half;
+/// Two f16.
+pub(crate) struct HalfAndMinimum;
+/// A bf16, because an f16 does not hold every power of two.
+pub(crate) struct Power;
+/// A scale and a minimum of six bits, times those of the head.
+pub(crate) struct HeadTimesPair;
+/// The same for each half.
+pub(crate) struct HeadTimesTwoPairs;
+/// A signed scale for each half, times that of the head.
+pub(crate) struct HeadTimesTwo;
+
+impl Scales for Half {
+    const HAS_MINIMUM: bool = false;
+    const TWO: bool = false;
+
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(_: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { both(column(w, 0), L::splat(0.0)) }
+    }
+}
+
+impl Scales for HalfAndMinimum {
+    const HAS_MINIMUM: bool = true;
+    const TWO: bool = false;
+
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(_: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { both(column(w, 0), column(w, 1)) }
+    }
+}
+
+impl Scales for Power {
+    const HAS_MINIMUM: bool = false;
+    const TWO: bool = false;
+
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(_: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { both(L::from_bf16(at(w)), L::splat(0.0)) }
+    }
+}
+
+impl Scales for HeadTimesPair {
+    const HAS_MINIMUM: bool = true;
+    const TWO: bool = false;
+
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(head: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
+        // SAFETY: the caller's promise.
+        let (scale, minimum) = unsafe { L::byte_pairs(at(w)) };
+        both(head.scale.mul(scale), head.minimum.mul(minimum))
+    }
+}
+
+impl Scales for HeadTimesTwoPairs {
+    const HAS_MINIMUM: bool = true;
+    const TWO: bool = true;
+
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(head: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { [HeadTimesPair::read(head, w)[0], HeadTimesPair::read(head, w.add(COLUMN_BYTES))[0]] }
+    }
+}
+
+impl Scales for HeadTimesTwo {
+    const HAS_MINIMUM: bool = false;
+    const TWO: bool = true;
+
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(head: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
+        // SAFETY: the caller's promise.
+        let (first, second) = unsafe { L::byte_pairs(at(w)) };
+        let sign = L::splat(f32::from(SIGN));
+        let of = [head.scale.mul(first.sub(sign)), head.scale.mul(second.sub(sign))];
+        [Scale { scale: of[0], minimum: of[0] }, Scale { scale: of[1], minimum: of[1] }]
+    }
+}
+
+pub(crate) trait Digits {
+    const WIDTH: Width;
+
+    /// Elements 8i to 8i + 4, and from there to 8i + 8, as unsigned bytes.
+    ///
+    /// # Safety
+    /// The digits of a step are at `w`, and i is below 4.
+    unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2];
+}
+
+pub(crate) struct Fours;
+/// Nibbles, then 64 bytes of fifth bits: bit g of a byte belongs to group g.
+pub(crate) struct Fives;
+/// Nibbles, then two times 64 bytes with the upper bits of four groups.
+pub(crate) struct Sixes;
+pub(crate) struct Eights;
+
+impl Digits for Fours {
+    const WIDTH: Width = Width::Four;
+
+    #[inline(always)]
+    unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
+        // SAFETY: the caller's promise.
+        let bytes = L::bytes(unsafe { at(w.add(64 * i)) });
+        [L::low_nibbles(bytes), L::high_nibbles(bytes)]
+    }
+}
+
+impl Digits for Fives {
+    const WIDTH: Width = Width::Five;
+
+    #[inline(always)]
+    unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
+        // SAFETY: the caller's promise: 256 bytes of nibbles, and 64 of bits.
+        let (low, bits) = unsafe { (Fours::pair::<L>(w, i), L::bytes(at(w.add(256)))) };
+        [L::with_bits(low[0], bits, 2 * i as u32, 1), L::with_bits(low[1], bits, 2 * i as u32 + 1, 1)]
+    }
+}
+
+impl Digits for Sixes {
+    const WIDTH: Width = Width::Six;
+
+    #[inline(always)]
+    unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
+        // SAFETY: the caller's promise: 256 bytes of nibbles, and two times 64 of bits.
+        let (low, bits) = unsafe { (Fours::pair::<L>(w, i), L::bytes(at(w.add(256 + i / 2 * 64)))) };
+        let shift = i as u32 % 2 * 4;
+        [L::with_bits(low[0], bits, shift, 3), L::with_bits(low[1], bits, shift + 2, 3)]
+    }
+}
+
+impl Digits for Eights {
+    const WIDTH: Width = Width::Eight;
+
+    #[inline(always)]
+    unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { [L::bytes(at(w.add(128 * i))), L::bytes(at(w.add(128 * i + 64)))] }
+    }
+}
+
+/// The numbers of a step. They are the file's, bit for bit: no product of a digit and a scale is rounded, only the sum
+/// with a minimum.
+///
+/// # Safety
+/// A step of the type is at `w`.
+#[inline(always)]
+pub(crate) unsafe fn unpack<L: Lanes, Q: Quant>(head: &Head<L>, w: *const u8, to: &mut [[f32; LANES]; BLOCK]) {
+    // SAFETY: the caller's promise.
+    let scales = unsafe { Q::Scales::read(head, w) };
+    for i in 0..4 {
+        let Scale { scale, minimum } = scales[i / 2];
+        // SAFETY: the caller's promise.
+        let pair = unsafe { Q::Digits::pair::<L>(w.add(Q::PACKING.scale_columns * COLUMN_BYTES), i) };
+        for (group, digits) in pair.into_iter().enumerate() {
+            let digits = L::byte_floats(digits);
+            for j in 0..4 {
+                let number = match Q::Scales::HAS_MINIMUM {
+                    true => scale.fma(digits[j], minimum),
+                    false => scale.mul(digits[j].sub(L::splat(f32::from(Q::OFFSET)))),
+                };
+                number.store(&mut to[8 * i + 4 * group + j]);
+            }
+        }
+    }
+}
+
+/// Writes the digits of one row over zeros.
+pub(crate) fn pack_digits(width: Width, q: &[u8; BLOCK], lane: usize, to: &mut [u8]) {
+    let (groups, _) = q.as_chunks::<4>();
+    let word = |group: usize| u32::from_le_bytes(groups[group]);
+    if width == Width::Eight {
+        (0..8).for_each(|group| put(to, 64 * group + 4 * lane, word(group)));
+        return;
+    }
+    const LOW: u32 = 0x0f0f_0f0f;
+    for i in 0..4 {
+        put(to, 64 * i + 4 * lane, word(2 * i) & LOW | (word(2 * i + 1) & LOW) << 4);
+    }
+    let high = |group: usize| word(group) >> 4 & LOW;
+    match width {
+        Width::Five => put(to, 256 + 4 * lane, (0..8).fold(0, |bits, group| bits | high(group) << group)),
+        Width::Six => {
+            for half in 0..2 {
+                let bits = (0..4).fold(0, |bits, i| bits | high(4 * half + i) << (2 * i));
+                put(to, 256 + 64 * half + 4 * lane, bits);
+            }
+        }
+        Width::Element | Width::Four | Width::Eight => {}
+    }
+}
+
+#[inline(always)]
+fn put(to: &mut [u8], at: usize, word: u32) {
+    to[at..at + 4].copy_from_slice(&word.to_le_bytes());
+}

@@ -1,0 +1,160 @@
+//! What changes logits before anything is drawn: masks, bias and penalties. A function of the row and the log.
+
+use crate::Draw;
+use types::{Dry, Penalties, Sampling, Token, Tokens};
+
+/// A longer repetition costs what one of this length costs: by then nothing is left of the logit, and the search for
+/// repetitions stays short in a log that says one word for ever.
+pub(super) const REPETITION_MAX: usize = 64;
+/// So much is more than any logit, and so little that sums of it stay numbers.
+const PENALTY_MAX: f64 = 1e30;
+
+/// Whether this draw sees the row as it is.
+pub(super) fn is_plain(draw: &Draw<'_>) -> bool {
+    let Sampling { bias, allowed, bad_words, penalties, dry, .. } = draw.sampling;
+    bias.is_empty()
+        && allowed.is_empty()
+        && bad_words.is_empty()
+        && *penalties == Penalties::default()
+        && dry.multiplier == 0.0
+        && !hides_stops(draw)
+}
+
+fn hides_stops(draw: &Draw<'_>) -> bool {
+    draw.n_output() < draw.sampling.tokens_min && !draw.sampling.stop.is_empty()
+}
+
+/// Writes the row to `edited` as this draw sees it. `marks` is zero for every token of the vocabulary, before and after.
+pub(super) fn edit(row: &[f32], draw: &Draw<'_>, edited: &mut Vec<f32>, marks: &mut Vec<u32>) {
+    let sampling = draw.sampling;
+    allow(row, &sampling.allowed, edited);
+    sampling.bad_words.iter().for_each(|word| forbid_end(edited, word, draw.output));
+    if hides_stops(draw) {
+        sampling.stop.iter().for_each(|stop| mask(edited, *stop));
+    }
+    for (token, bias) in &sampling.bias {
+        change(edited, *token, |logit| logit + bias);
+    }
+    marks.resize(row.len(), 0);
+    if sampling.penalties != Penalties::default() {
+        penalize(edited, draw, &sampling.penalties, marks);
+    }
+    if sampling.dry.multiplier > 0.0 {
+        penalize_repetitions(edited, draw, &sampling.dry, marks);
+    }
+}
+
+fn allow(row: &[f32], allowed: &[Token], edited: &mut Vec<f32>) {
+    edited.clear();
+    if allowed.is_empty() {
+        return edited.extend_from_slice(row);
+    }
+    edited.resize(row.len(), f32::NEG_INFINITY);
+    for &token in allowed {
+        if let (Some(to), Some(from)) = (edited.get_mut(token as usize), row.get(token as usize)) {
+            *to = *from;
+        }
+    }
+}
+
+fn change(row: &mut [f32], token: Token, to: impl FnOnce(f32) -> f32) {
+    if let Some(logit) = row.get_mut(token as usize) {
+        *logit = to(*logit);
+    }
+}
+
+fn mask(row: &mut [f32], token: Token) {
+    change(row, token, |_| f32::NEG_INFINITY);
+}
+
+/// Masks a word's last token where the output ends with all that stands before it.
+fn forbid_end(row: &mut [f32], word: &[Token], output: &[Token]) {
+    if let Some((last, before)) = word.split_last()
+        && output.ends_with(before)
+    {
+        mask(row, *last);
+    }
+}
+
+/// Marks what the prompt has; below it a token's occurrences in the output are counted.
+const IN_PROMPT: u32 = 1 << 31;
+
+fn penalize(row: &mut [f32], draw: &Draw<'_>, penalties: &Penalties, marks: &mut [u32]) {
+    for token in draw.prompt.iter().filter(|token| (**token as usize) < row.len()) {
+        marks[*token as usize] |= IN_PROMPT;
+    }
+    for token in draw.output.iter().filter(|token| (**token as usize) < row.len()) {
+        marks[*token as usize] += 1;
+    }
+    for &token in draw.prompt.iter().chain(draw.output) {
+        let Some(mark) = marks.get_mut(token as usize) else { continue };
+        // A token's first occurrence takes its mark away: the others find nothing.
+        let mark = std::mem::take(mark);
+        if mark != 0 {
+            change(row, token, |logit| penalized(logit, mark & !IN_PROMPT, penalties));
+        }
+    }
+}
+
+fn penalized(logit: f32, n_output: u32, penalties: &Penalties) -> f32 {
+    let Penalties { presence, frequency, repetition } = *penalties;
+    let logit = if logit > 0.0 { logit / repetition } else { logit * repetition };
+    let logit = logit - frequency * n_output as f32;
+    if n_output > 0 { logit - presence } else { logit }
+}
+
+/// The log as one slice after another, counted from its end.
+struct Backwards<'a> {
+    prompt: &'a [Token],
+    output: &'a [Token],
+}
+
+impl Backwards<'_> {
+    fn len(&self) -> usize {
+        self.prompt.len() + self.output.len()
+    }
+
+    /// The token before which `i` others stand at the log's end.
+    fn get(&self, i: usize) -> Token {
+        match self.output.len().checked_sub(i + 1) {
+            Some(at) => self.output[at],
+            None => self.prompt[self.len() - 1 - i],
+        }
+    }
+
+    /// Whether `run` ends before the last `i` tokens.
+    fn run_ends_at(&self, i: usize, run: &[Token]) -> bool {
+        i + run.len() <= self.len() && run.iter().rev().enumerate().all(|(j, token)| self.get(i + j) == *token)
+    }
+
+    /// How many tokens the log has after the last breaker.
+    fn since_breaker(&self, breakers: &[Tokens], max: usize) -> usize {
+        let is_broken = |i: &usize| breakers.iter().any(|run| self.run_ends_at(*i, run));
+        (0..max.min(self.len())).find(is_broken).unwrap_or(max.min(self.len()))
+    }
+}
+
+/// `.. a b c [x] .. a b c [?]`: what followed the same end before is penalized by the length of what is the same.
+fn penalize_repetitions(row: &mut [f32], draw: &Draw<'_>, dry: &Dry, marks: &mut [u32]) {
+    let log = Backwards { prompt: draw.prompt, output: draw.output };
+    let length_max = log.since_breaker(&dry.breakers, REPETITION_MAX);
+    let length_min = (dry.length_allowed as usize).max(1);
+    if length_max < length_min || log.len() < 2 {
+        return;
+    }
+    for i in 1..log.len() {
+        let same = (0..length_max.min(log.len() - i)).take_while(|&j| log.get(j) == log.get(i + j)).count();
+        if let Some(mark) = marks.get_mut(log.get(i - 1) as usize).filter(|_| same >= length_min) {
+            *mark = (*mark).max(same as u32);
+        }
+    }
+    for i in 1..log.len() {
+        let token = log.get(i - 1);
+        let same = marks.get_mut(token as usize).map_or(0, std::mem::take);
+        if same > 0 {
+            let over = f64::from(same.saturating_sub(dry.length_allowed));
+            let penalty = f64::from(dry.multiplier) * libm::pow(f64::from(dry.base), over);
+            change(row, token, |logit| logit - penalty.min(PENALTY_MAX) as f32);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Which tokens may be drawn: the filters, in the order that `super` writes down. Knows one row and no log.
+
+use super::noise::Noise;
+use crate::cpu::{Isa, math, rows};
+use types::{Sampling, Token};
+
+/// A row that is drawn from with some heat.
+pub(super) struct Heated<'a> {
+    row: &'a [f32],
+    largest: f32,
+    sampling: &'a Sampling,
+    isa: Isa,
+    scale: f64,
+    /// Logits below it, less the largest, are filtered out by top_n_sigma.
+    deviation: f64,
+    /// Scaled logits below it are filtered out by min_p.
+    least: f64,
+}
+
+impl<'a> Heated<'a> {
+    pub fn new(row: &'a [f32], largest: f32, sampling: &'a Sampling, isa: Isa) -> Heated<'a> {
+        let deviation = match sampling.top_n_sigma > 0.0 {
+            true => -f64::from(sampling.top_n_sigma) * deviation(row),
+            false => f64::NEG_INFINITY,
+        };
+        let least = match sampling.min_p > 0.0 {
+            true => libm::log(f64::from(sampling.min_p)),
+            false => f64::NEG_INFINITY,
+        };
+        let scale = 1.0 / f64::from(sampling.temperature);
+        Heated { row, largest, sampling, isa, scale, deviation, least }
+    }
+
+    /// The logit over the temperature, zero for the largest.
+    pub fn scaled(&self, token: Token) -> f64 {
+        f64::from(self.row[token as usize] - self.largest) * self.scale
+    }
+
+    /// What top_n_sigma and min_p keep; the largest is always among it.
+    pub fn keeps(&self, token: Token) -> bool {
+        let below = f64::from(self.row[token as usize] - self.largest);
+        below >= self.deviation && below * self.scale >= self.least
+    }
+
+    fn keeps_all(&self) -> bool {
+        self.deviation == f64::NEG_INFINITY && self.least == f64::NEG_INFINITY
+    }
+
+    /// The probability over that of the largest.
+    fn weight(&self, key: &Key) -> f64 {
+        f64::from(math::exp((self.row[key.token() as usize] - self.largest) * self.scale_f32()))
+    }
+
+    // Of the smallest temperatures the inverse is infinite, and zero times that is no number.
+    fn scale_f32(&self) -> f32 {
+        (1.0 / self.sampling.temperature).min(f32::MAX)
+    }
+
+    fn top_k(&self) -> usize {
+        if self.sampling.top_k == 0 { self.row.len() } else { self.row.len().min(self.sampling.top_k as usize) }
+    }
+
+    /// Whether `keeps` is all that is asked of a token: then nothing needs to be in order.
+    pub fn is_unordered(&self) -> bool {
+        let Sampling { top_p, typical_p, xtc, .. } = self.sampling;
+        self.top_k() == self.row.len() && *top_p >= 1.0 && *typical_p >= 1.0 && xtc.probability == 0.0
+    }
+
+    /// Fills `keys` with the tokens that all filters keep, the most likely first. There is one at least.
+    pub fn select(&self, noise: &Noise, keys: &mut Vec<Key>) {
+        let Sampling { top_p, typical_p, xtc, .. } = self.sampling;
+        let only_top_p = self.keeps_all() && self.top_k() == self.row.len() && *typical_p >= 1.0;
+        match only_top_p && *top_p < 1.0 {
+            true => self.top_p_of_all(keys),
+            false => {
+                self.candidates(keys);
+                self.typical(keys);
+                self.top_p(keys);
+            }
+        }
+        // What is masked is no choice.
+        let n = keys.partition_point(|key| self.row[key.token() as usize] > f32::NEG_INFINITY);
+        keys.truncate(n);
+        if xtc.probability > 0.0 && noise.coin() < f64::from(xtc.probability) {
+            self.exclude_top_choices(keys);
+        }
+    }
+
+    /// Thresholds and top_k cut the same end off, so their order does not matter.
+    fn candidates(&self, keys: &mut Vec<Key>) {
+        select_largest(self.row, self.top_k(), keys);
+        let n = keys.partition_point(|key| self.keeps(key.token()));
+        keys.truncate(n.max(1));
+    }
+
+    /// Keeps those whose surprise is nearest to the expected one, until they reach typical_p.
+    fn typical(&self, keys: &mut Vec<Key>) {
+        if self.sampling.typical_p >= 1.0 {
+            return;
+        }
+        let total: f64 = keys.iter().map(|key| self.weight(key)).sum();
+        let log_total = libm::log(total);
+        let surprise = |key: &Key| log_total - self.scaled(key.token());
+        let expected = |key: &Key| match self.weight(key) {
+            0.0 => 0.0,
+            weight => weight / total * surprise(key),
+        };
+        let entropy: f64 = keys.iter().map(expected).sum();
+        // Sorted as if nearness were likelihood, and back.
+        keys.iter_mut().for_each(|key| *key = Key::new(key.token(), -((surprise(key) - entropy).abs() as f32)));
+        keys.sort_unstable();
+        let wanted = total * f64::from(self.sampling.typical_p);
+        let n = self.n_reaching(wanted, keys).unwrap_or(keys.len());
+        keys.truncate(n);
+        keys.iter_mut().for_each(|key| *key = Key::new(key.token(), self.row[key.token() as usize]));
+        keys.sort_unstable();
+    }
+
+    fn top_p(&self, keys: &mut Vec<Key>) {
+        if self.sampling.top_p < 1.0 {
+            let total: f64 = keys.iter().map(|key| self.weight(key)).sum();
+            let n = self.n_reaching(total * f64::from(self.sampling.top_p), keys).unwrap_or(keys.len());
+            keys.truncate(n);
+        }
+    }
+
+    /// Looks at a few of the most likely first: most distributions have their top_p in so few.
+    fn top_p_of_all(&self, keys: &mut Vec<Key>) {
+        const FIRST_LOOK: usize = 64;
+        let total = f64::from(rows::sum_exp(self.isa, self.row, self.largest, self.scale_f32()));
+        let wanted = total * f64::from(self.sampling.top_p);
+        let mut n_seen = FIRST_LOOK.min(self.row.len());
+        loop {
+            select_largest(self.row, n_seen, keys);
+            if let Some(n) = self.n_reaching(wanted, keys) {
+                return keys.truncate(n);
+            }
+            if n_seen == self.row.len() {
+                return;
+            }
+            n_seen = (n_seen * 8).min(self.row.len());
+        }
+    }
+
+    /// How many of the first keys it takes to reach a weight.
+    fn n_reaching(&self, wanted: f64, keys: &[Key]) -> Option<usize> {
+        let mut reached = 0.0;
+        let reaches = |key: &Key| {
+            reached += self.weight(key);
+            reached >= wanted
+        };
+        keys.iter().position(reaches).map(|i| i + 1)
+    }
+
+    /// Of those that reach the threshold only the least likely stays.
+    fn exclude_top_choices(&self, keys: &mut Vec<Key>) {
+        let total: f64 = keys.iter().map(|key| self.weight(key)).sum();
+        let threshold = total * f64::from(self.sampling.xtc.threshold);
+        let n_top = keys.partition_point(|key| self.weight(key) >= threshold);
+        if n_top > 1 {
+            keys.drain(..n_top - 1);
+        }
+    }
+}
+
+/// The standard deviation of a row's logits; what is masked is not among them.
+fn deviation(row: &[f32]) -> f64 {
+    let numbers = || row.iter().filter(|logit| **logit > f32::NEG_INFINITY).map(|logit| f64::from(*logit));
+    let n = numbers().count().max(1) as f64;
+    let mean = numbers().sum::<f64>() / n;
+    (numbers().map(|logit| (logit - mean) * (logit - mean)).sum::<f64>() / n).sqrt()
+}
+
+/// A logit and its token as one number: the smaller, the more likely, and among equals the lower id.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key(u64);
+
+impl Key {
+    fn new(token: Token, logit: f32) -> Key {
+        // Adding zero makes -0 equal to 0. The bits of a positive float grow with it, those of a negative one fall.
+        let bits = (logit + 0.0).to_bits();
+        let falling = if bits >> 31 == 0 { !bits & 0x7fff_ffff } else { bits };
+        Key(u64::from(falling) << 32 | u64::from(token))
+    }
+
+    pub fn token(self) -> Token {
+        self.0 as Token
+    }
+}
+
+/// The k largest of a row in order. One pass: whatever cannot be among them is not looked at twice.
+pub(super) fn select_largest(row: &[f32], k: usize, keys: &mut Vec<Key>) {
+    let room = row.len().min((2 * k).max(256));
+    keys.clear();
+    let mut bar = Key(u64::MAX);
+    for (token, &logit) in row.iter().enumerate() {
+        let key = Key::new(token as Token, logit);
+        if key < bar {
+            keys.push(key);
+            if keys.len() == room && room < row.len() {
+                keys.select_nth_unstable(k - 1);
+                keys.truncate(k);
+                bar = keys[k - 1];
+            }
+        }
+    }
+    keys.sort_unstable();
+    keys.truncate(k);
+}

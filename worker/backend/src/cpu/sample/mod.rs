@@ -1,0 +1,179 @@
+//! Draws a token from a row of logits. Knows rows and what was asked of each; nothing of sequences.
+//!
+//! In this order, which is vLLM's for what vLLM has; the rest stands where llama.cpp has it:
+//! ```text
+//! logits -> logprobs are of these
+//!        -> allowed tokens -> bad words -> stop tokens before tokens_min -> bias                       (edits.rs)
+//!        -> repetition, frequency, presence penalty -> DRY
+//!        -> greedy: the largest, of equals the lower id
+//!        -> temperature -> top_n_sigma -> min_p -> top_k -> typical_p -> top_p -> XTC                (filters.rs)
+//!        -> the survivor with the largest (logit - largest) / temperature + noise(seed, choice, position, token)
+//! ```
+//! Where a filter cuts among equals, the lower id stays. Each filter sees the probabilities that those before it left,
+//! but for top_p, typical_p and XTC they need no sum. Nothing here depends on an order of work, so rows may be drawn by
+//! any thread, and candidates visited in any way; all that is remembered from one token to the next is the log.
+
+mod edits;
+mod filters;
+mod noise;
+#[cfg(test)]
+mod tests;
+
+use super::memory::Shared;
+use super::{Buffer, Cpu, Isa, math, rows};
+use crate::{Draw, Sample};
+use filters::{Heated, Key, select_largest};
+use noise::Noise;
+use std::sync::{Mutex, PoisonError};
+use types::{Token, TokenLogprob, TokenOut};
+
+impl Sample for Cpu {
+    fn draw(&self, logits: &Buffer, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>) {
+        out.clear();
+        out.resize_with(draws.len(), || None);
+        self.samplers.prepare(self.config().threads, logits.cols());
+        let drawn = Shared::new(out.as_mut_ptr());
+        self.team.run(draws.len(), &|rows| {
+            let mut scratch = self.samplers.take(self.config().isa);
+            for row in rows {
+                // SAFETY: `out` is as long as `draws`, and one thread has this row.
+                let to = unsafe { drawn.part(row, 1) };
+                to[0] = draw_row(logits.row(row), &draws[row], &mut scratch);
+            }
+            self.samplers.put(scratch);
+        });
+    }
+}
+
+/// A scratch for every thread that may draw at once, made before they do.
+#[derive(Default)]
+pub(super) struct Samplers(Mutex<Vec<Scratch>>);
+
+impl Samplers {
+    fn prepare(&self, n_threads: usize, n_vocab: usize) {
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.len() < n_threads || free.iter().any(|scratch| scratch.keys.capacity() < n_vocab) {
+            free.clear();
+            free.resize_with(n_threads, || Scratch::new(n_vocab));
+        }
+    }
+
+    fn take(&self, isa: Isa) -> Scratch {
+        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Scratch { isa, ..free.unwrap_or_else(|| Scratch::new(0)) }
+    }
+
+    fn put(&self, scratch: Scratch) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+    }
+}
+
+/// What one thread needs to draw; its memory is kept.
+struct Scratch {
+    isa: Isa,
+    keys: Vec<Key>,
+    edited: Vec<f32>,
+    /// One per token of the vocabulary, zero between draws.
+    marks: Vec<u32>,
+}
+
+impl Scratch {
+    fn new(n_vocab: usize) -> Scratch {
+        Scratch {
+            isa: Isa::Plain,
+            keys: Vec::with_capacity(n_vocab),
+            edited: Vec::with_capacity(n_vocab),
+            marks: Vec::with_capacity(n_vocab),
+        }
+    }
+}
+
+/// None if the row holds something that is no number, or nothing that can be drawn.
+fn draw_row(row: &[f32], draw: &Draw<'_>, scratch: &mut Scratch) -> Option<TokenOut> {
+    let Scratch { isa, keys, edited, marks } = scratch;
+    let isa = *isa;
+    let largest = largest_of(isa, row)?;
+    if let Some(score) = draw.score {
+        return Some(told(row, largest, score.token, Some(score.n_top), isa, keys));
+    }
+    let token = match edits::is_plain(draw) {
+        true => drawn(row, largest, draw, isa, keys),
+        false => {
+            edits::edit(row, draw, edited, marks);
+            drawn(edited, largest_of(isa, edited)?, draw, isa, keys)
+        }
+    };
+    Some(told(row, largest, token, draw.sampling.logprobs, isa, keys))
+}
+
+/// The largest logit of a row that has only numbers; -infinity counts as one, being a mask.
+fn largest_of(isa: Isa, row: &[f32]) -> Option<f32> {
+    let holds_nan = row.iter().fold(false, |holds, logit| holds | logit.is_nan());
+    let largest = rows::largest(isa, row);
+    (!holds_nan && largest.is_finite()).then_some(largest)
+}
+
+fn drawn(row: &[f32], largest: f32, draw: &Draw<'_>, isa: Isa, keys: &mut Vec<Key>) -> Token {
+    let first = row.iter().position(|logit| *logit == largest).map_or(0, |token| token as Token);
+    let sampling = draw.sampling;
+    if sampling.is_greedy() {
+        return first;
+    }
+    let noise = Noise::new(sampling.seed, sampling.choice, draw.position());
+    let heated = Heated::new(row, largest, sampling, isa);
+    if heated.is_unordered() {
+        // The most likely raises the bar that the rest must pass.
+        let mut best = Best::new(first, &heated, &noise);
+        (0..row.len() as Token)
+            .filter(|token| heated.keeps(*token))
+            .for_each(|token| best.offer(token, &heated, &noise));
+        return best.token;
+    }
+    heated.select(&noise, keys);
+    let mut best = Best::new(keys.first().map_or(first, |key| key.token()), &heated, &noise);
+    keys.iter().for_each(|key| best.offer(key.token(), &heated, &noise));
+    best.token
+}
+
+struct Best {
+    token: Token,
+    score: f64,
+}
+
+impl Best {
+    fn new(token: Token, heated: &Heated<'_>, noise: &Noise) -> Best {
+        Best { token, score: heated.scaled(token) + noise.gumbel(token) }
+    }
+
+    fn offer(&mut self, token: Token, heated: &Heated<'_>, noise: &Noise) {
+        let scaled = heated.scaled(token);
+        // Bounds first: almost no token of a vocabulary needs its logarithms.
+        if scaled + Noise::MAX < self.score {
+            return;
+        }
+        let bits = noise.bits(token);
+        if scaled + Noise::bound(bits) < self.score {
+            return;
+        }
+        let score = scaled + Noise::gumbel_of(bits);
+        if score > self.score || (score == self.score && token < self.token) {
+            *self = Best { token, score };
+        }
+    }
+}
+
+/// The token, with its logprob and the most likely beside it where they are asked for.
+fn told(row: &[f32], largest: f32, token: Token, logprobs: Option<u8>, isa: Isa, keys: &mut Vec<Key>) -> TokenOut {
+    let mut out = TokenOut { token, logprob: None, top: Vec::new() };
+    if let Some(n_top) = logprobs {
+        let log_sum = largest + math::ln(rows::sum_exp(isa, row, largest, 1.0));
+        let logprob = |token: Token| row.get(token as usize).map_or(f32::NEG_INFINITY, |logit| logit - log_sum);
+        out.logprob = Some(logprob(token));
+        if n_top > 0 {
+            select_largest(row, usize::from(n_top), keys);
+            let told = |key: &Key| TokenLogprob { token: key.token(), logprob: logprob(key.token()) };
+            out.top.extend(keys.iter().map(told));
+        }
+    }
+    out
+}
