@@ -6,13 +6,14 @@ PYTHON ?= python3
 ARGS ?=
 # Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
 CLIENT_PACKAGES := target/client-packages
+FRAMEWORK_PACKAGES := target/framework-packages
 
 .PHONY: help serve test clients check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
 	@echo "make test    ready what the tests need, run them all"
-	@echo "make clients only the tests with real clients: openai, gRPC by reflection, curl"
+	@echo "make clients only the tests with real clients: openai, gRPC by reflection, curl, LangChain, litellm"
 	@echo "make check   formatting and lints"
 
 serve:
@@ -28,14 +29,17 @@ test:
 	$(CARGO) test --workspace --locked
 	$(MAKE) clients
 
-clients: $(CLIENT_PACKAGES)/.ready
+clients: $(CLIENT_PACKAGES)/.ready $(FRAMEWORK_PACKAGES)/.ready
 	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
 	PYTHONPATH=$(CLIENT_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep
+	PYTHONPATH=$(FRAMEWORK_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep test_langchain test_litellm
 
 $(CLIENT_PACKAGES)/.ready: tests/clients/requirements.txt
-	rm -rf $(CLIENT_PACKAGES)
-	$(PYTHON) -m pip install --quiet --no-warn-conflicts --root-user-action ignore --target $(CLIENT_PACKAGES) -r $<
+$(FRAMEWORK_PACKAGES)/.ready: tests/clients/frameworks/requirements.txt
+%-packages/.ready:
+	rm -rf $(@D)
+	$(PYTHON) -m pip install --quiet --no-warn-conflicts --root-user-action ignore --ignore-installed --target $(@D) -r $<
 	touch $@
 
 check:

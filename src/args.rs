@@ -93,6 +93,8 @@ pub struct Worker {
     /// Started by `serve`, which says the token on standard input and ends this worker with itself
     #[arg(long, hide = true)]
     pub supervised: bool,
+    #[command(flatten)]
+    pub hub: Hub,
 }
 
 #[derive(Args)]

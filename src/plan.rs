@@ -18,6 +18,7 @@ pub fn blueprint(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<Blu
         host: "this machine".into(),
         device: "cpu".into(),
         memory_bytes: roles::memory_bytes(),
+        threads: config.threads as u32,
     };
     Ok(coordinator::plan(&[machine], &ModelShape::of(checkpoint), &roles::policy(config), None)?)
 }

@@ -241,7 +241,8 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         policy: policy(config),
         prefix_cache: config.prefix_cache,
         // The cache does not outlive the process, so neither need the secret at its root.
-        salt: random_salt(),
+        salt: secure::random()?,
+        mesh_seed: secure::random()?,
         limits: coordinator::Limits {
             waiting_max: config.max_waiting,
             batch_tokens_max: config.max_batch_tokens,
@@ -253,15 +254,6 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
             ..coordinator::Waits::default()
         },
     }
-}
-
-fn random_salt() -> [u8; 16] {
-    use std::hash::{BuildHasher, RandomState};
-    let half = || RandomState::new().hash_one(0u8).to_le_bytes();
-    let mut salt = [0; 16];
-    salt[..8].copy_from_slice(&half());
-    salt[8..].copy_from_slice(&half());
-    salt
 }
 
 pub fn policy(config: &Config) -> Policy {
@@ -315,7 +307,9 @@ impl Load for SimLoader {
         };
         let shape = ModelShape::of(&checkpoint);
         let block_bytes = coordinator::block_bytes(&shape, &policy).map_err(|error| failed(error.into()))?;
-        Sim { vocab: checkpoint.spec().vocab, block_bytes, ..Sim::default() }.load(assignment)
+        let spec = checkpoint.spec();
+        let (n_heads, n_kv_heads, head_dim) = (spec.n_heads, spec.n_kv_heads, spec.head_dim);
+        Sim { vocab: spec.vocab, block_bytes, n_heads, n_kv_heads, head_dim, ..Sim::default() }.load(assignment)
     }
 }
 

@@ -127,7 +127,7 @@ async fn answer(client: &mut InferenceClient<Channel>, ask: &mut Ask, prompt: &s
     let mut first_token = None;
     while let Some(reply) = replies.message().await.map_err(|status| anyhow::anyhow!("{}", status.message()))? {
         match reply.event.context("a reply without an event")? {
-            Event::Started(_) => {}
+            Event::Started(_) | Event::PromptLogprobs(_) => {}
             Event::Delta(delta) => {
                 first_token.get_or_insert_with(|| asked.elapsed());
                 show(&delta.text)?;

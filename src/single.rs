@@ -14,8 +14,11 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use tokio::net::TcpListener;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use worker::fetch::Fetch;
+use worker::source::{self, Source};
 
 /// What a coordinator is told besides what `serve` is told.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
@@ -54,6 +57,12 @@ pub struct WorkerSettings {
     /// A folder that holds the model under the name that it has at the coordinator
     #[arg(long, env = "LOCKSTEP_MODELS", value_name = "DIR", conflicts_with = "model_path")]
     pub models: Option<PathBuf>,
+    /// Fetch this rank's part of the model from the coordinator, where it is not on this machine [default: false]
+    #[arg(
+        long, env = "LOCKSTEP_FETCH", num_args = 0..=1, default_missing_value = "true",
+        conflicts_with_all = ["model_path", "models"]
+    )]
+    pub fetch: Option<bool>,
     /// What computes [default: cpu]
     #[arg(long, env = "LOCKSTEP_DEVICE", value_enum)]
     pub device: Option<Device>,
@@ -140,11 +149,13 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let join = own.join.clone().context("--join HOST:PORT is missing: the coordinator to compute for")?;
     roles::watch(own.log.as_deref().unwrap_or(LOG), own.log_format.unwrap_or(LogFormat::Text))?;
     let trust = trust.resolve("worker", &join, handed)?;
+    let cache = || Ok(models::sources(&args.hub)?.cache);
     let runtime = Builder::new_multi_thread().worker_threads(WORKER_RUNTIME_THREADS).enable_all().build()?;
     runtime.block_on(async {
         tokio::spawn(stop_on_signals(shutdown.clone()));
         let channel = secure::channel(&join, trust);
-        let seat = own.seat()?;
+        let source = own.source(channel.clone(), cache)?;
+        let seat = own.seat(source)?;
         Ok(worker::serve(channel, seat.loader, seat.config, shutdown).await?)
     })
 }
@@ -156,13 +167,13 @@ struct Seat {
 }
 
 impl WorkerSettings {
-    fn seat(&self) -> anyhow::Result<Seat> {
+    fn seat(&self, source: Source) -> anyhow::Result<Seat> {
         let threads = self.threads.unwrap_or_else(cores);
         ensure!((1..=1024).contains(&threads), "--threads is {threads}; it must be 1 to 1024");
         let device = self.device.unwrap_or(Device::Cpu);
         let loader = roles::loader(device, self.isa, threads);
         Ok(Seat {
-            loader: worker::source::load_from(self.source(), loader),
+            loader: source::load_from(source, loader),
             config: worker::Config {
                 host: roles::host(),
                 device: device.name(),
@@ -173,12 +184,15 @@ impl WorkerSettings {
         })
     }
 
-    fn source(&self) -> worker::source::Source {
-        match (&self.model_path, &self.models) {
-            (Some(path), _) => worker::source::Source::Path(path.clone()),
-            (None, Some(folder)) => worker::source::Source::Folder(folder.clone()),
-            (None, None) => worker::source::Source::AsTold,
-        }
+    fn source(&self, coordinator: Channel, cache: impl Fn() -> anyhow::Result<PathBuf>) -> anyhow::Result<Source> {
+        Ok(match (&self.model_path, &self.models) {
+            (Some(path), _) => Source::Path(path.clone()),
+            (None, Some(folder)) => Source::Folder(folder.clone()),
+            (None, None) if self.fetch.unwrap_or(false) => {
+                Source::Fetched(Fetch { channel: coordinator, runtime: Handle::current(), cache: cache()? })
+            }
+            (None, None) => Source::AsTold,
+        })
     }
 }
 

@@ -11,6 +11,7 @@ mod map;
 pub mod names;
 mod safetensors;
 mod sizes;
+pub mod spans;
 mod split;
 pub mod template;
 pub mod tensor;
@@ -21,7 +22,7 @@ pub use config::{
     AttentionSpec, Defaults, ExpertsSpec, Family, LayerSpec, ModelSpec, Positions, RopeScaling, RopeSpec,
 };
 pub use error::{Error, Result};
-pub use sizes::Sizes;
+pub use sizes::{LayerSizes, Sizes};
 pub use template::{ChatTemplate, Message};
 pub use tensor::{Dtype, Tensor};
 pub use tokenizer::{Detokenizer, Tokenizer};

@@ -1,26 +1,43 @@
-//! Bytes of each part of a model as stored: what a shard table is made of. Knows no ranks.
+//! Bytes of each part of a model as stored, by how ranks may divide it: what a shard table is made of. Knows no ranks.
 
 use crate::{Checkpoint, names};
+use std::ops::{Add, Sub};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     pub embedding: u64,
     /// By layer, in order.
-    pub layers: Vec<u64>,
+    pub layers: Vec<LayerSizes>,
     pub norm: u64,
     /// Zero where the head is the embedding.
     pub head: u64,
 }
 
+/// A layer's bytes, or those of several layers together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerSizes {
+    /// What is cut by query heads: `q_proj` and `o_proj`.
+    pub heads: u64,
+    /// What is cut by KV heads: `k_proj` and `v_proj`.
+    pub kv_heads: u64,
+    /// What is cut by the MLP's columns, shared experts among it.
+    pub mlp: u64,
+    /// What is cut by experts: all of them together.
+    pub experts: u64,
+    /// What every rank of a stage holds: norms, a router, and whatever has no known cut.
+    pub replicated: u64,
+}
+
 impl Sizes {
     pub(crate) fn of(checkpoint: &Checkpoint) -> Sizes {
-        let mut sizes = Sizes { layers: vec![0; checkpoint.spec().n_layers as usize], ..Sizes::default() };
+        let no_layers = vec![LayerSizes::default(); checkpoint.spec().n_layers as usize];
+        let mut sizes = Sizes { layers: no_layers, ..Sizes::default() };
         for expected in names::expected(checkpoint.spec()) {
             let n = (expected.shape[0] * expected.shape[1]) as u64;
             let dtype = checkpoint.stored(&expected.name).map(|(_, dtype)| dtype);
             let bytes = dtype.and_then(|dtype| dtype.bytes_of(n)).unwrap_or(0);
             match (expected.layer, expected.name.as_str()) {
-                (Some(layer), _) => sizes.layers[layer as usize] += bytes,
+                (Some(layer), name) => *sizes.layers[layer as usize].cut_of(name) += bytes,
                 (None, names::EMBEDDING | names::POSITIONS) => sizes.embedding += bytes,
                 (None, names::HEAD) => sizes.head += bytes,
                 (None, _) => sizes.norm += bytes,
@@ -30,6 +47,54 @@ impl Sizes {
     }
 
     pub fn total(&self) -> u64 {
-        self.embedding + self.layers.iter().sum::<u64>() + self.norm + self.head
+        self.embedding + self.layers.iter().map(LayerSizes::total).sum::<u64>() + self.norm + self.head
+    }
+}
+
+impl LayerSizes {
+    /// Where a tensor of this Hugging Face name counts.
+    fn cut_of(&mut self, name: &str) -> &mut u64 {
+        let is_of = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
+        if is_of(&[".experts."]) {
+            &mut self.experts
+        } else if is_of(&[".q_proj.", ".o_proj."]) {
+            &mut self.heads
+        } else if is_of(&[".k_proj.", ".v_proj."]) {
+            &mut self.kv_heads
+        } else if is_of(&[".gate_proj.", ".up_proj.", ".down_proj."]) {
+            &mut self.mlp
+        } else {
+            &mut self.replicated
+        }
+    }
+
+    pub fn total(&self) -> u64 {
+        self.heads + self.kv_heads + self.mlp + self.experts + self.replicated
+    }
+
+    fn each(self, other: LayerSizes, with: impl Fn(u64, u64) -> u64) -> LayerSizes {
+        LayerSizes {
+            heads: with(self.heads, other.heads),
+            kv_heads: with(self.kv_heads, other.kv_heads),
+            mlp: with(self.mlp, other.mlp),
+            experts: with(self.experts, other.experts),
+            replicated: with(self.replicated, other.replicated),
+        }
+    }
+}
+
+impl Add for LayerSizes {
+    type Output = LayerSizes;
+
+    fn add(self, other: LayerSizes) -> LayerSizes {
+        self.each(other, |a, b| a + b)
+    }
+}
+
+impl Sub for LayerSizes {
+    type Output = LayerSizes;
+
+    fn sub(self, other: LayerSizes) -> LayerSizes {
+        self.each(other, |a, b| a - b)
     }
 }

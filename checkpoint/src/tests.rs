@@ -199,8 +199,11 @@ fn opens_a_gguf() {
     assert!(error.contains("lm_head.weight") && error.contains("tiny.gguf"), "{error}");
     let sizes = checkpoint.sizes();
     assert_eq!((sizes.embedding, sizes.norm, sizes.head), (263 * 68, 256, 0));
-    assert_eq!(sizes.layers[0], 12_288 / 32 * 20 + 3 * 96 * 64 * 2 + 512);
-    assert_eq!(sizes.total(), sizes.embedding + 256 + 2 * sizes.layers[0]);
+    let layer = sizes.layers[0];
+    assert_eq!(layer.total(), 12_288 / 32 * 20 + 3 * 96 * 64 * 2 + 512);
+    assert_eq!((layer.mlp, layer.experts, layer.replicated), (3 * 96 * 64 * 2, 0, 512));
+    assert_eq!(layer.heads, 2 * layer.kv_heads);
+    assert_eq!(sizes.total(), sizes.embedding + 256 + 2 * layer.total());
 }
 
 /// The tiny model in three files, as a writer of parts makes them.

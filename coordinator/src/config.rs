@@ -3,7 +3,7 @@
 use crate::placement::{ModelShape, Policy};
 use std::path::PathBuf;
 use std::time::Duration;
-use types::{CacheGroup, PolicyDigest};
+use types::{CacheGroup, Epoch, PolicyDigest};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -18,6 +18,8 @@ pub struct Config {
     pub prefix_cache: bool,
     /// The cluster's secret at the root of every block hash.
     pub salt: [u8; 16],
+    /// From which every epoch's secret is derived, with which its ranks know each other.
+    pub mesh_seed: [u8; 32],
     pub limits: Limits,
     pub waits: Waits,
 }
@@ -66,6 +68,11 @@ pub struct Waits {
     pub load_max: Duration,
     /// For the answer to a step: a rank whose computing thread hangs goes on beating.
     pub step_max: Duration,
+    /// For the computing thread of a rank that its peers blame to move, once it has a place again.
+    pub suspect_max: Duration,
+    /// Between placements that end because ranks do not reach each other: doubles from the first to the second.
+    pub replace_min: Duration,
+    pub replace_max: Duration,
     /// How long the requests of a router that vanished go on.
     pub router_grace: Duration,
     /// What still runs so long after a drain began is cancelled.
@@ -83,6 +90,9 @@ impl Default for Waits {
             hello_max: Duration::from_secs(5),
             load_max: Duration::from_secs(600),
             step_max: Duration::from_secs(600),
+            suspect_max: Duration::from_secs(3),
+            replace_min: Duration::from_millis(100),
+            replace_max: Duration::from_secs(10),
             router_grace: Duration::from_secs(10),
             drain_max: Duration::from_secs(30),
             close_max: Duration::from_secs(1),
@@ -91,6 +101,14 @@ impl Default for Waits {
 }
 
 impl Config {
+    /// Known to the ranks of one epoch and to nobody else, not even to those of another.
+    pub(crate) fn mesh_secret(&self, epoch: Epoch) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_keyed(&self.mesh_seed);
+        hasher.update(&epoch.incarnation.to_le_bytes());
+        hasher.update(&epoch.n.to_le_bytes());
+        *hasher.finalize().as_bytes()
+    }
+
     pub(crate) fn scheduler(&self, context: u32, n_blocks: u32, policy: PolicyDigest) -> scheduler::Config {
         let limits = &self.limits;
         let n_stages = u32::from(self.policy.grid.pp);

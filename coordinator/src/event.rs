@@ -17,15 +17,49 @@ impl fmt::Display for WorkerId {
 }
 
 pub(crate) enum Event {
-    RouterAttached { router: u32, frames: Outbound<wire::ReplicaFrame> },
-    Submit { router: u32, request: wire::Request },
-    Cancel { router: u32, id: RequestId, stopped: bool },
-    RouterGone { router: u32, why: Status },
-    WorkerJoined { worker: WorkerId, hello: wire::WorkerHello, frames: Outbound<wire::RankFrame> },
-    RankReady { worker: WorkerId, ready: wire::Ready },
-    StepDone { worker: WorkerId, done: StepDone },
-    Heartbeat { worker: WorkerId, beat: wire::Heartbeat },
-    RankLost { worker: WorkerId, why: Status },
+    RouterAttached {
+        router: u32,
+        frames: Outbound<wire::ReplicaFrame>,
+    },
+    Submit {
+        router: u32,
+        request: Box<wire::Request>,
+    },
+    Cancel {
+        router: u32,
+        id: RequestId,
+        stopped: bool,
+    },
+    RouterGone {
+        router: u32,
+        why: Status,
+    },
+    WorkerJoined {
+        worker: WorkerId,
+        hello: wire::WorkerHello,
+        frames: Outbound<wire::RankFrame>,
+    },
+    RankReady {
+        worker: WorkerId,
+        ready: wire::Ready,
+    },
+    StepDone {
+        worker: WorkerId,
+        done: StepDone,
+    },
+    Heartbeat {
+        worker: WorkerId,
+        beat: wire::Heartbeat,
+    },
+    /// It cannot go on in its epoch, and may know whose fault that is.
+    RankFailed {
+        worker: WorkerId,
+        failed: wire::Failed,
+    },
+    RankLost {
+        worker: WorkerId,
+        why: Status,
+    },
     Tick,
     Drain,
 }

@@ -6,18 +6,25 @@
 
 mod config;
 mod event;
+mod library;
 mod members;
 mod outbound;
+mod pace;
 pub mod placement;
+mod ranks;
 mod replica;
 mod routers;
 mod serve;
 mod service;
 mod steps;
+mod views;
 
 pub use config::{Config, Limits, Waits};
 pub use event::WorkerId;
-pub use placement::{Blueprint, Inventory, Machine, ModelShape, Policy, Unplaceable, block_bytes, plan};
+pub use placement::{
+    Blueprint, Bottleneck, Experts, Inventory, Machine, ModelShape, Policy, Prediction, Shard, Unplaceable, Why,
+    block_bytes, plan, predict,
+};
 pub use serve::serve;
 
 /// Why a coordinator cannot serve, or go on serving.

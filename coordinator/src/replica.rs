@@ -2,21 +2,20 @@
 //! nothing here waits for a peer.
 
 use crate::event::{Event, WorkerId};
-use crate::members::{Facts, Members, Role};
-use crate::placement::{Blueprint, Policy, plan};
+use crate::members::Members;
+use crate::pace::{Pace, Speed};
+use crate::placement::{Blueprint, Prediction};
+use crate::ranks::Placing;
 use crate::routers::Routers;
-use crate::steps::Pace;
 use crate::{Config, Error};
 use proto::cluster as wire;
-use proto::cluster::state::Phase;
-use scheduler::{Output, Scheduler, Stats};
+use scheduler::{Output, Scheduler};
 use std::time::Duration;
-use telemetry::metrics;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use types::{Epoch, Layout, Micros, PolicyDigest, RequestId, Step};
+use types::{Epoch, Micros, PolicyDigest, RequestId, Step};
 
 /// Events taken before steps are planned and outputs sent: enough to share their cost, too few to delay them.
 const EVENTS_PER_TURN_MAX: usize = 256;
@@ -29,17 +28,22 @@ pub(crate) struct Replica {
     pub(crate) members: Members,
     pub(crate) routers: Routers,
     /// Present while every rank has been given its place.
-    blueprint: Option<Blueprint>,
+    pub(crate) blueprint: Option<Blueprint>,
+    pub(crate) placing: Placing,
+    pub(crate) prediction: Option<Prediction>,
     /// Present from the first time that all ranks were ready.
     pub(crate) serving: Option<Serving>,
     /// All ranks of the blueprint are ready.
     pub(crate) is_ready: bool,
-    draining_since: Option<Micros>,
+    pub(crate) draining_since: Option<Micros>,
     state_sent: Micros,
-    state_changed: bool,
+    pub(crate) state_changed: bool,
+    pub(crate) looked: Micros,
+    pub(crate) speed_told: Micros,
     /// Since when the oldest step in flight has been awaited.
     pub(crate) step_since: Micros,
     pub(crate) pace: Pace,
+    pub(crate) speed: Speed,
     /// Filled again and again; kept for its memory.
     pub(crate) step: Step,
     /// Empty between calls; kept for its memory.
@@ -49,7 +53,7 @@ pub(crate) struct Replica {
 /// What is settled when the replica serves for the first time, and outlives its workers.
 pub(crate) struct Serving {
     pub scheduler: Scheduler,
-    policy: PolicyDigest,
+    pub policy: PolicyDigest,
 }
 
 impl Replica {
@@ -61,13 +65,18 @@ impl Replica {
             members: Members::default(),
             routers: Routers::default(),
             blueprint: None,
+            placing: Placing::default(),
+            prediction: None,
             serving: None,
             is_ready: false,
             draining_since: None,
             state_sent: Micros(0),
             state_changed: false,
+            looked: Micros(0),
+            speed_told: Micros(0),
             step_since: Micros(0),
             pace: Pace::default(),
+            speed: Speed::default(),
             step: Step::default(),
             outputs: Vec::new(),
         }
@@ -86,6 +95,7 @@ impl Replica {
             self.turn(event, &mut queue)?;
         }
         self.check_when_idle();
+        self.tell_speed();
         self.members.leave_all("the coordinator has drained");
         self.routers.close_all(&Status::unavailable("the coordinator has drained"));
         Ok(())
@@ -110,17 +120,14 @@ impl Replica {
     fn handle(&mut self, event: Event) -> Result<(), Error> {
         match event {
             Event::RouterAttached { router, frames } => self.router_attached(router, frames),
-            Event::Submit { router, request } => self.submit(router, request),
+            Event::Submit { router, request } => self.submit(router, *request),
             Event::Cancel { router, id, stopped } => self.cancel_for(router, id, stopped),
             Event::RouterGone { router, why } => self.router_gone(router, why),
-            Event::WorkerJoined { worker, hello, frames } => {
-                tracing::info!(%worker, host = hello.host, pid = hello.pid, device = hello.device, "a worker joins");
-                self.members.join(worker, hello, frames);
-                self.place();
-            }
+            Event::WorkerJoined { worker, hello, frames } => self.worker_joined(worker, hello, frames),
             Event::RankReady { worker, ready } => self.rank_ready(worker, &ready)?,
             Event::StepDone { worker, done } => self.step_done(worker, done),
             Event::Heartbeat { worker, beat } => self.heartbeat(worker, &beat),
+            Event::RankFailed { worker, failed } => self.rank_failed(worker, &failed),
             Event::RankLost { worker, why } => self.lose(worker, why),
             Event::Tick => self.tick(),
             Event::Drain => self.drain(),
@@ -158,6 +165,7 @@ impl Replica {
     fn tick(&mut self) {
         let now = self.now();
         self.dismiss_the_silent(now);
+        self.place_if_due(now);
         if let Some(serving) = &mut self.serving {
             serving.scheduler.expire(now, &mut self.outputs);
             self.outputs_without_step();
@@ -173,6 +181,7 @@ impl Replica {
         if now.since(self.state_sent).0 >= micros(self.config.waits.state_every) {
             self.state_changed = true;
         }
+        self.look(now);
     }
 
     /// Whenever nothing runs, nothing may be held.
@@ -191,159 +200,19 @@ impl Replica {
         for worker in self.members.overdue(now, micros(self.config.waits.load_max)) {
             self.lose(worker, Status::deadline_exceeded("this rank took too long to load"));
         }
+        for (worker, why) in self.members.unmoved(now, micros(self.config.waits.suspect_max)) {
+            self.lose(worker, Status::deadline_exceeded(format!("this rank beats and does not compute: {why}")));
+        }
         if let Some(worker) = self.stuck(now) {
             self.lose(worker, Status::deadline_exceeded("this rank does not answer its step"));
         }
     }
 
-    /// The rank that owes an answer to a step for too long.
+    /// The rank that all others wait for, when a step has been awaited for too long.
     fn stuck(&self, now: Micros) -> Option<WorkerId> {
         let is_awaited = self.serving.as_ref().is_some_and(|serving| serving.scheduler.stats().n_steps_in_flight > 0);
         let is_late = now.since(self.step_since).0 > micros(self.config.waits.step_max);
-        let sampler = self.config.policy.grid.sampler();
-        let shards = self.blueprint.iter().flat_map(|blueprint| &blueprint.shards);
-        let late = shards.filter(|shard| shard.rank == sampler).map(|shard| shard.worker).next();
-        late.filter(|_| self.is_ready && is_awaited && is_late)
-    }
-
-    // -- workers
-
-    fn heartbeat(&mut self, worker: WorkerId, beat: &wire::Heartbeat) {
-        let Some(since) = self.members.beat(worker, beat) else { return };
-        if let Some(rank) = self.members.role(worker).and_then(Role::rank) {
-            metrics::rank(rank.0, since.compute_micros, since.idle_micros);
-        }
-    }
-
-    /// Lays the replica out, if it is not and can be.
-    fn place(&mut self) {
-        if self.blueprint.is_some() {
-            return;
-        }
-        let (inventory, policy) = (self.members.inventory(), self.policy_in_force());
-        match plan(&inventory, &self.config.shape, &policy, None) {
-            Ok(blueprint) => self.assign(blueprint),
-            Err(why) => tracing::warn!(%why, n_workers = inventory.len(), "the replica cannot be placed"),
-        }
-    }
-
-    /// Once it serves, the context is a promise to those who were welcomed.
-    fn policy_in_force(&self) -> Policy {
-        let promised = self.serving.as_ref().map(|serving| serving.scheduler.config().context_max);
-        Policy { context: promised.or(self.config.policy.context), ..self.config.policy.clone() }
-    }
-
-    fn assign(&mut self, blueprint: Blueprint) {
-        let now = self.now();
-        self.epoch.n += 1;
-        let Blueprint { context, n_blocks, .. } = blueprint;
-        tracing::info!(epoch = %self.epoch, context, n_blocks, "placing the replica");
-        self.state_changed = true;
-        let shards = blueprint.shards.clone();
-        self.blueprint = Some(blueprint);
-        for shard in shards {
-            let assign = self.assignment(&shard);
-            if !self.members.assign(shard.worker, shard.rank, assign, now) {
-                return self.lose(shard.worker, Status::resource_exhausted("this rank leaves its frames unread"));
-            }
-        }
-    }
-
-    fn assignment(&self, shard: &crate::placement::Shard) -> wire::Assign {
-        let policy = &self.config.policy;
-        wire::Assign {
-            epoch_incarnation: self.epoch.incarnation,
-            epoch_n: self.epoch.n,
-            rank: shard.rank.0.into(),
-            stages: Layout::solo(self.config.shape.n_layers).stages().iter().map(wire::Stage::from).collect(),
-            mesh_addresses: Vec::new(),
-            mesh_secret: Vec::new(),
-            model_path: self.config.model_path.to_string_lossy().into_owned(),
-            activations: policy.activations.clone(),
-            kv_dtype: policy.kv_dtype.clone(),
-            kv_bytes: shard.kv_bytes,
-            context: self.blueprint.as_ref().map_or(0, |blueprint| blueprint.context),
-            batch_tokens_max: self.config.limits.batch_tokens_max,
-            running_max: policy.running_max,
-        }
-    }
-
-    fn rank_ready(&mut self, worker: WorkerId, ready: &wire::Ready) -> Result<(), Error> {
-        self.members.heard(worker);
-        let of = Epoch { incarnation: ready.epoch_incarnation, n: ready.epoch_n };
-        let Some(Role::Loading { rank, .. }) = self.members.role(worker) else { return Ok(()) };
-        if of != self.epoch {
-            return Ok(());
-        }
-        match self.accept(ready) {
-            Ok(facts) => self.members.ready(worker, rank, facts),
-            Err(why) => {
-                self.lose(worker, why);
-                return Ok(());
-            }
-        }
-        let facts = self.blueprint.as_ref().and_then(|blueprint| self.members.all_ready(blueprint));
-        facts.map_or(Ok(()), |facts| self.begin(&facts))
-    }
-
-    /// A stream moves only to an equal digest.
-    fn accept(&self, ready: &wire::Ready) -> Result<Facts, Status> {
-        let policy = proto::policy_digest(&ready.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        if let Some(ours) = self.serving.as_ref().map(|serving| serving.policy).filter(|ours| *ours != policy) {
-            return Err(Status::failed_precondition(format!(
-                "this rank computes under {policy}, the replica under {ours}"
-            )));
-        }
-        match ready.n_blocks {
-            0 => Err(Status::resource_exhausted("this rank has no room for a single KV block")),
-            n_blocks => Ok(Facts { policy, n_blocks }),
-        }
-    }
-
-    /// All ranks are ready: serve, or go on serving.
-    fn begin(&mut self, facts: &[Facts]) -> Result<(), Error> {
-        let (Some(blueprint), Some(first)) = (&self.blueprint, facts.first()) else { return Ok(()) };
-        let held = facts.iter().map(|facts| facts.n_blocks).min().unwrap_or(0);
-        let n_blocks = blueprint.n_blocks.min(held);
-        match &mut self.serving {
-            Some(serving) => serving.scheduler.requeue_into(self.epoch, n_blocks, &mut self.outputs),
-            None => {
-                let config = self.config.scheduler(blueprint.context, n_blocks, first.policy);
-                let mut scheduler = Scheduler::new(config, self.epoch)?;
-                if self.draining_since.is_some() {
-                    scheduler.drain();
-                }
-                self.serving = Some(Serving { scheduler, policy: first.policy });
-            }
-        }
-        self.outputs_without_step();
-        self.is_ready = true;
-        self.state_changed = true;
-        tracing::info!(epoch = %self.epoch, n_blocks, "the replica is ready");
-        self.welcome();
-        Ok(())
-    }
-
-    /// A worker is gone, or is told to go. If it held a rank the epoch ends: all that ran waits, in an epoch without
-    /// workers, for the next placement.
-    pub(crate) fn lose(&mut self, worker: WorkerId, why: Status) {
-        let message = why.message().to_owned();
-        let Some(role) = self.members.dismiss(worker, why) else { return };
-        tracing::warn!(%worker, rank = role.rank().map(|rank| rank.0), why = message, "a worker is lost");
-        if role.rank().is_none() {
-            return;
-        }
-        metrics::rank_lost();
-        self.epoch.n += 1;
-        self.blueprint = None;
-        self.is_ready = false;
-        self.state_changed = true;
-        self.members.release_all();
-        if let Some(serving) = &mut self.serving {
-            serving.scheduler.requeue_all(self.epoch, &mut self.outputs);
-            self.outputs_without_step();
-        }
-        self.place();
+        self.members.furthest_behind().filter(|_| self.is_ready && is_awaited && is_late)
     }
 
     // -- routers
@@ -364,7 +233,7 @@ impl Replica {
         self.routers.gone(router, why, now);
     }
 
-    fn welcome(&mut self) {
+    pub(crate) fn welcome(&mut self) {
         let Some(serving) = &self.serving else { return };
         let welcome = |router| wire::Welcome {
             version: proto::VERSION.into(),
@@ -390,43 +259,6 @@ impl Replica {
         let state = self.state();
         let lost = self.routers.broadcast(&state);
         self.cancel_all(lost);
-    }
-
-    fn phase(&self) -> Phase {
-        match (&self.draining_since, &self.serving, self.is_ready) {
-            (Some(_), _, _) => Phase::Draining,
-            (None, None, _) => Phase::Loading,
-            (None, Some(_), true) => Phase::Ready,
-            (None, Some(_), false) => Phase::Recovering,
-        }
-    }
-
-    fn state(&self) -> wire::State {
-        let stats = self.serving.as_ref().map(|serving| serving.scheduler.stats()).unwrap_or_default();
-        let ranks = self.members.states(self.blueprint.as_ref());
-        self.measure(&stats, if self.is_ready { ranks.len() as u32 } else { 0 });
-        wire::State {
-            phase: self.phase().into(),
-            epoch_incarnation: self.epoch.incarnation,
-            epoch_n: self.epoch.n,
-            n_waiting: stats.n_waiting,
-            n_running: stats.n_running,
-            blocks_used: stats.blocks_used,
-            blocks_total: stats.blocks_total,
-            ranks,
-        }
-    }
-
-    fn measure(&self, stats: &Stats, n_ranks_ready: u32) {
-        metrics::epoch(self.epoch.n, n_ranks_ready);
-        metrics::load(stats.n_running, stats.n_waiting, stats.blocks_used, stats.blocks_total);
-        metrics::planned(metrics::Planned {
-            steps: stats.steps,
-            preemptions: stats.preemptions,
-            tokens_out: stats.tokens_drawn,
-            tokens_discarded: stats.tokens_discarded,
-            prefix_hit_tokens: stats.prefix_hit_tokens,
-        });
     }
 
     pub(crate) fn cancel_all(&mut self, ids: Vec<RequestId>) {

@@ -3,8 +3,10 @@
 
 use crate::config::Config;
 use crate::event::{Event, WorkerId};
+use crate::library::{Library, ModelStream};
 use crate::outbound::{OutboundStream, outbound};
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
+use proto::cluster::{GetModelRequest, ModelFiles, ReadModelRequest};
 use proto::cluster::{RankFrame, ReplicaFrame, RouterFrame, WorkerFrame, router_frame, worker_frame};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -14,6 +16,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use types::RequestId;
 
 pub(crate) struct Service {
+    library: Library,
     events: mpsc::Sender<Event>,
     hello_max: Duration,
     router_frames_max: usize,
@@ -26,6 +29,7 @@ pub(crate) struct Service {
 impl Service {
     pub fn server(events: mpsc::Sender<Event>, config: &Config) -> CoordinatorServer<Service> {
         let service = Service {
+            library: Library::new(config.model_path.clone()),
             events,
             hello_max: config.waits.hello_max,
             router_frames_max: config.limits.router_frames_max,
@@ -75,6 +79,16 @@ fn same_version(theirs: &str) -> Result<(), Status> {
 impl Coordinator for Service {
     type AttachStream = OutboundStream<ReplicaFrame>;
     type JoinStream = OutboundStream<RankFrame>;
+    type ReadModelStream = ModelStream;
+
+    async fn get_model(&self, request: Request<GetModelRequest>) -> Result<Response<ModelFiles>, Status> {
+        same_version(&request.get_ref().version)?;
+        Ok(Response::new(self.library.files().await?))
+    }
+
+    async fn read_model(&self, request: Request<ReadModelRequest>) -> Result<Response<ModelStream>, Status> {
+        Ok(Response::new(self.library.read(request.get_ref()).await?))
+    }
 
     async fn attach(&self, request: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
         let mut inbound = request.into_inner();
@@ -148,7 +162,7 @@ impl<T> Reader<T> {
 fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
     match frame.frame {
         Some(router_frame::Frame::Submit(request)) if RequestId(request.id).router() == router => {
-            Ok(Event::Submit { router, request })
+            Ok(Event::Submit { router, request: Box::new(request) })
         }
         Some(router_frame::Frame::Submit(request)) => {
             let id = RequestId(request.id);
@@ -167,9 +181,7 @@ fn worker_event(worker: WorkerId, frame: WorkerFrame) -> Result<Event, Status> {
         Some(worker_frame::Frame::Done(done)) => Ok(Event::StepDone { worker, done: done.into() }),
         Some(worker_frame::Frame::Heartbeat(beat)) => Ok(Event::Heartbeat { worker, beat }),
         Some(worker_frame::Frame::Ready(ready)) => Ok(Event::RankReady { worker, ready }),
-        Some(worker_frame::Frame::Failed(failed)) => {
-            Err(Status::aborted(format!("the rank failed: {}", failed.message)))
-        }
+        Some(worker_frame::Frame::Failed(failed)) => Ok(Event::RankFailed { worker, failed }),
         Some(worker_frame::Frame::Hello(_)) => Err(Status::invalid_argument("a second hello")),
         None => Err(Status::invalid_argument("a frame without content")),
     }

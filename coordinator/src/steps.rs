@@ -10,32 +10,7 @@ use scheduler::{Output, Rejected, Stale};
 use std::time::Duration;
 use telemetry::metrics;
 use tonic::Status;
-use types::{Finish, Micros, Request, RequestId, SliceDone, StepDone, Token};
-
-/// How fast requests end, to tell those that find the queue full when to come again.
-#[derive(Debug, Default)]
-pub(crate) struct Pace {
-    last_end: Option<Micros>,
-    /// Between one end and the next, each counting a sixteenth.
-    mean_micros: u64,
-}
-
-impl Pace {
-    const RETRY_MIN_MS: u64 = 100;
-    const RETRY_MAX_MS: u64 = 30_000;
-
-    fn ended(&mut self, now: Micros) {
-        if let Some(last) = self.last_end.replace(now) {
-            self.mean_micros = (self.mean_micros * 15 + now.since(last).0) / 16;
-        }
-    }
-
-    /// When what waits now has been served.
-    fn retry_after_ms(&self, n_waiting: u32) -> u32 {
-        let micros = self.mean_micros.saturating_mul(n_waiting.into());
-        (micros / 1000).clamp(Self::RETRY_MIN_MS, Self::RETRY_MAX_MS) as u32
-    }
-}
+use types::{Finish, Request, RequestId, SliceDone, StepDone, Token};
 
 /// A request that is not taken.
 struct Refusal {
@@ -140,6 +115,8 @@ impl Replica {
         }
         match serving.scheduler.apply(&done, &mut self.outputs) {
             Ok(()) => {
+                let n_tokens = done.slices.iter().map(|slice| slice.tokens.len() as u64).sum();
+                self.speed.answered(done.slices.len(), n_tokens, self.step_since, now);
                 self.step_since = now;
                 metrics::step(Duration::from_micros(done.micros.into()));
                 self.outputs_of(&done);

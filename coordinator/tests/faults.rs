@@ -3,12 +3,16 @@
 
 mod common;
 
-use common::{Cluster, PATIENCE, Random, Router, attach, config, hello, next, request, router_frame as up_frame, sim};
+use common::{
+    Cluster, PATIENCE, Random, Router, attach, config, grid_sim, hello, next, on_grid, request,
+    router_frame as up_frame, sim,
+};
 use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::refused::Reason;
 use proto::cluster::replica_frame::Frame;
 use proto::cluster::{rank_frame, router_frame, worker_frame};
+use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -25,9 +29,13 @@ async fn submit_many(router: &mut Router, random: &mut Random, n: usize) {
 }
 
 fn check_all(router: &mut Router) {
+    check_all_of(router, &sim());
+}
+
+fn check_all_of(router: &mut Router, sim: &Sim) {
     for (_, stream) in router.streams.drain() {
         assert!(stream.finish.is_some_and(|finish| finish != Finish::Cancelled));
-        stream.check(&sim());
+        stream.check(sim);
     }
 }
 
@@ -288,17 +296,27 @@ async fn requests_that_cannot_be_meant_are_refused_alone() {
 struct RawWorker {
     up: mpsc::Sender<wire::WorkerFrame>,
     down: Streaming<wire::RankFrame>,
+    /// Its place, for whoever keeps it.
+    last: wire::Assign,
 }
 
 impl RawWorker {
     async fn join(cluster: &Cluster, version: &str) -> Result<RawWorker, Status> {
+        RawWorker::join_at(cluster, version, "").await
+    }
+
+    async fn join_at(cluster: &Cluster, version: &str, mesh_address: &str) -> Result<RawWorker, Status> {
         let (up, frames) = mpsc::channel(16);
-        let hello =
-            wire::WorkerHello { version: version.into(), memory_bytes: 1 << 30, ..wire::WorkerHello::default() };
+        let hello = wire::WorkerHello {
+            version: version.into(),
+            memory_bytes: 1 << 30,
+            mesh_address: mesh_address.into(),
+            ..wire::WorkerHello::default()
+        };
         up.try_send(frame(worker_frame::Frame::Hello(hello))).unwrap();
         let mut client = CoordinatorClient::new(cluster.dialer.channel());
         let down = timeout(PATIENCE, client.join(ReceiverStream::new(frames))).await.unwrap()?.into_inner();
-        Ok(RawWorker { up, down })
+        Ok(RawWorker { up, down, last: wire::Assign::default() })
     }
 
     async fn next(&mut self) -> Result<rank_frame::Frame, Status> {
@@ -318,7 +336,24 @@ impl RawWorker {
     }
 
     async fn ready(&mut self, digest: [u8; 32]) {
-        let wire::Assign { epoch_incarnation, epoch_n, .. } = self.assigned().await;
+        self.last = self.assigned().await;
+        self.say_ready(digest).await;
+    }
+
+    async fn blame(&self, rank: u32) {
+        let wire::Assign { epoch_incarnation, epoch_n, .. } = self.last;
+        let message = "no answer".into();
+        let failed = wire::Failed { epoch_incarnation, epoch_n, message, guilty_rank: Some(rank) };
+        self.say(worker_frame::Frame::Failed(failed)).await;
+    }
+
+    async fn beat(&self, steps_done: u64) {
+        let beat = wire::Heartbeat { steps_done, ..wire::Heartbeat::default() };
+        self.say(worker_frame::Frame::Heartbeat(beat)).await;
+    }
+
+    async fn say_ready(&self, digest: [u8; 32]) {
+        let wire::Assign { epoch_incarnation, epoch_n, .. } = self.last;
         let policy_digest = digest.to_vec();
         let ready = wire::Ready { epoch_incarnation, epoch_n, policy_digest, n_blocks: 64, weight_bytes: 0 };
         self.say(worker_frame::Frame::Ready(ready)).await;
@@ -386,5 +421,145 @@ async fn ranks_that_lie_are_dismissed_by_name() {
     let _worker = cluster.worker(sim());
     router.hear_all().await;
     router.streams.remove(&id).unwrap().check(&sim());
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_rank_of_a_grid_may_die_and_another_takes_its_place() {
+    let cluster = Cluster::start(on_grid(config(64, 128, 16), 2, 2));
+    let slow = Sim { step_micros: 200, ..grid_sim() };
+    let mut workers: VecDeque<_> = (0..4).map(|_| cluster.worker(slow.clone())).collect();
+    let mut router = cluster.router().await;
+    submit_many(&mut router, &mut Random(6), 300).await;
+    let epoch = router.state.epoch_n;
+    for n_killed in 1..=4 {
+        for _ in 0..15 {
+            router.hear().await;
+        }
+        // The longest-serving one: every rank dies once.
+        workers.pop_front().unwrap().kill().await;
+        workers.push_back(cluster.worker(slow.clone()));
+        let is_back =
+            |state: &wire::State| state.phase() == wire::state::Phase::Ready && state.epoch_n >= epoch + 2 * n_killed;
+        router.hear_until(is_back).await;
+        assert_eq!(router.state.ranks.len(), 4);
+    }
+    router.hear_all().await;
+    check_all_of(&mut router, &grid_sim());
+    router.hear_idle().await;
+    assert_eq!(router.state.epoch_n, epoch + 8, "each loss ended an epoch and each placement began one");
+    cluster.stop().await;
+}
+
+/// Raw workers that are ranks of a 2 x 1 grid, in order of rank.
+async fn two_ranks(cluster: &Cluster) -> [RawWorker; 2] {
+    let mut ranks = [
+        RawWorker::join_at(cluster, proto::VERSION, "here:1").await.unwrap(),
+        RawWorker::join_at(cluster, proto::VERSION, "there:1").await.unwrap(),
+    ];
+    for (i, worker) in ranks.iter_mut().enumerate() {
+        let assign = worker.assigned().await;
+        assert_eq!((assign.rank as usize, assign.mesh_addresses.len()), (i, 2));
+        assert_eq!(assign.mesh_addresses, ["here:1", "there:1"]);
+        worker.last = assign;
+    }
+    assert_eq!(ranks[0].last.mesh_secret, ranks[1].last.mesh_secret);
+    assert_eq!(ranks[0].last.mesh_secret.len(), 32);
+    ranks
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ranks_that_do_not_reach_each_other_are_placed_ever_more_slowly() {
+    let mut config = on_grid(config(64, 128, 16), 2, 1);
+    config.waits.replace_min = Duration::from_millis(40);
+    let cluster = Cluster::start(config);
+    let [mut here, mut there] = two_ranks(&cluster).await;
+    let begun = tokio::time::Instant::now();
+    let mut secrets = vec![here.last.mesh_secret.clone()];
+    for _ in 0..4 {
+        // Each blames the other, and both stay.
+        here.blame(1).await;
+        there.blame(0).await;
+        (here.last, there.last) = (here.assigned().await, there.assigned().await);
+        assert_eq!((here.last.rank, there.last.rank), (0, 1));
+        assert_eq!(here.last.epoch_n, there.last.epoch_n);
+        secrets.push(here.last.mesh_secret.clone());
+        for worker in [&here, &there] {
+            worker.beat(secrets.len() as u64).await;
+        }
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(40 + 80 + 160 + 320), "each wait is twice the one before");
+    secrets.sort();
+    secrets.dedup();
+    assert_eq!(secrets.len(), 5, "every epoch has a secret of its own");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blamed_rank_that_beats_and_does_not_compute_is_lost_by_name() {
+    let mut config = on_grid(config(64, 128, 16), 2, 1);
+    (config.waits.replace_min, config.waits.suspect_max) = (Duration::from_millis(1), Duration::from_millis(300));
+    let cluster = Cluster::start(config);
+    let [mut reporter, mut hung] = two_ranks(&cluster).await;
+    reporter.blame(1).await;
+    reporter.last = reporter.assigned().await;
+    hung.last = hung.assigned().await;
+    let beats = async {
+        loop {
+            reporter.beat(1).await;
+            // Its counters stand still.
+            let beat = wire::Heartbeat::default();
+            if hung.up.send(frame(worker_frame::Frame::Heartbeat(beat))).await.is_err() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, beats).await.unwrap();
+    let end = hung.ended().await;
+    assert!(end.message().contains("does not compute") && end.message().contains("no answer"), "{end:?}");
+    let mut next = RawWorker::join_at(&cluster, proto::VERSION, "elsewhere:1").await.unwrap();
+    assert_eq!(next.assigned().await.rank, 1, "another takes the rank, and the reporter keeps its own");
+    assert_eq!(reporter.assigned().await.rank, 0);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ranks_of_one_grid_agree_or_the_stranger_goes() {
+    let mut config = on_grid(config(64, 128, 16), 2, 1);
+    config.waits.drain_max = Duration::from_millis(50);
+    let cluster = Cluster::start(config);
+    let [mut first, stranger] = two_ranks(&cluster).await;
+    let twin = RawWorker::join_at(&cluster, proto::VERSION, "here:1").await.unwrap().ended().await;
+    assert!(twin.code() == Code::AlreadyExists && twin.message().contains("here:1"), "{twin:?}");
+    first.say_ready(sim_digest()).await;
+    stranger.say_ready([9; 32]).await;
+    let end = stranger.ended().await;
+    assert!(end.code() == Code::FailedPrecondition && end.message().contains("computes under"), "{end:?}");
+
+    // The cluster goes on with whoever fits.
+    let mut second = RawWorker::join_at(&cluster, proto::VERSION, "there:2").await.unwrap();
+    (first.last, second.last) = (first.assigned().await, second.assigned().await);
+    first.say_ready(sim_digest()).await;
+    second.say_ready(sim_digest()).await;
+    let mut router = cluster.router().await;
+    assert_eq!(router.welcome.policy_digest, sim_digest());
+
+    // Every rank gets the same bytes, and what any but the sampler answers is not heard.
+    router.submit(request(vec![1, 2, 3], 10)).await;
+    let (rank_frame::Frame::Step(a), rank_frame::Frame::Step(b)) =
+        (first.next().await.unwrap(), second.next().await.unwrap())
+    else {
+        panic!("a step follows")
+    };
+    assert_eq!(a, b);
+    let step = proto::decode_step(&a).unwrap();
+    let nonsense = StepDone { id: step.id, epoch: step.epoch, ..StepDone::default() };
+    second.say(worker_frame::Frame::Done((&nonsense).into())).await;
+    let token = types::TokenOut { token: 7, ..types::TokenOut::default() };
+    let slices = vec![types::SliceDone { tokens: vec![token], ..types::SliceDone::default() }];
+    let done = StepDone { id: step.id, epoch: step.epoch, slices, ..StepDone::default() };
+    first.say(worker_frame::Frame::Done((&done).into())).await;
+    router.hear_until(|state| state.actual.is_some_and(|actual| actual.tokens == 1)).await;
     cluster.stop().await;
 }

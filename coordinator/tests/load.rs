@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Cluster, Random, Router, Said, config, sim};
+use common::{Cluster, Random, Router, Said, config, grid_sim, on_grid, sim};
 use proto::cluster::refused::Reason;
 use std::collections::{HashMap, VecDeque};
 use types::{Finish, Request, RequestId};
@@ -23,6 +23,7 @@ struct Traffic {
     cancel_after: HashMap<RequestId, usize>,
     /// Somebody was told to come again, and nobody has ended since.
     is_full: bool,
+    n_requests: usize,
     n_ended: usize,
     n_full: usize,
     n_cancelled: usize,
@@ -30,7 +31,7 @@ struct Traffic {
 
 impl Traffic {
     async fn run(&mut self) {
-        while self.n_ended < N_REQUESTS {
+        while self.n_ended < self.n_requests {
             while !self.is_full && self.router.streams.len() < OUTSTANDING_MAX {
                 let Some(request) = self.to_submit.pop_back() else { break };
                 self.submit(request).await;
@@ -80,32 +81,57 @@ impl Traffic {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_requests_leave_nothing_behind() {
-    let exporter = telemetry::metrics::install(&[]).unwrap();
+impl Traffic {
+    fn new(mut random: Random, router: Router, sim: Sim, n_requests: usize) -> Traffic {
+        let to_submit = (0..n_requests).map(|_| random.request()).collect();
+        let cancel_after = HashMap::new();
+        let (n_ended, n_full, n_cancelled) = (0, 0, 0);
+        Traffic {
+            random,
+            router,
+            sim,
+            to_submit,
+            cancel_after,
+            is_full: false,
+            n_requests,
+            n_ended,
+            n_full,
+            n_cancelled,
+        }
+    }
+}
+
+fn tight() -> coordinator::Config {
     let mut config = config(24, 128, 32);
     config.limits.waiting_max = 64;
     config.limits.batch_tokens_max = 96;
     config.limits.chunk_tokens_max = 24;
-    let cluster = Cluster::start(config);
+    config
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_requests_leave_nothing_behind() {
+    let exporter = telemetry::metrics::install(&[]).unwrap();
+    let cluster = Cluster::start(tight());
     let _worker = cluster.worker(sim());
-    let mut random = Random(1);
-    let to_submit = (0..N_REQUESTS).map(|_| random.request()).collect();
-    let router = cluster.router().await;
-    let cancel_after = HashMap::new();
-    let mut traffic = Traffic {
-        random,
-        router,
-        sim: sim(),
-        to_submit,
-        cancel_after,
-        is_full: false,
-        n_ended: 0,
-        n_full: 0,
-        n_cancelled: 0,
-    };
+    let mut traffic = Traffic::new(Random(1), cluster.router().await, sim(), N_REQUESTS);
     traffic.run().await;
     traffic.router.hear_idle().await;
+    cluster.stop().await;
+    let mut n_full = traffic.n_full;
+    let n_cancelled = traffic.n_cancelled;
+
+    // And on a grid: every rank runs every step, and one answers.
+    let cluster = Cluster::start(on_grid(tight(), 2, 2));
+    let _workers: Vec<_> = (0..4).map(|_| cluster.worker(grid_sim())).collect();
+    let mut traffic = Traffic::new(Random(2), cluster.router().await, grid_sim(), N_REQUESTS / 5);
+    traffic.run().await;
+    traffic.router.hear_idle().await;
+    let ranks: Vec<_> = traffic.router.state.ranks.iter().map(|rank| (rank.rank, rank.stage, rank.tp)).collect();
+    assert_eq!(ranks, [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)]);
+    assert_eq!(traffic.router.state.blocks_total, 24, "the pool is what each rank holds");
+    n_full += traffic.n_full;
+
     let page = exporter.render();
     let counter = |name: &str| -> u64 {
         let line = page.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap_or_else(|| panic!("{page}"));
@@ -114,11 +140,8 @@ async fn ten_thousand_requests_leave_nothing_behind() {
     let preemptions = counter("lockstep:preemptions_total");
     let hits = counter("vllm:prefix_cache_hits_total");
     let steps = counter("lockstep:steps_total");
-    println!(
-        "{steps} steps, {preemptions} preemptions, {hits} tokens hit, {} full, {} cancelled",
-        traffic.n_full, traffic.n_cancelled
-    );
-    assert!(preemptions > 0 && hits > 0 && traffic.n_full > 0 && traffic.n_cancelled > 0);
+    println!("{steps} steps, {preemptions} preemptions, {hits} tokens hit, {n_full} full, {n_cancelled} cancelled");
+    assert!(preemptions > 0 && hits > 0 && n_full > 0 && n_cancelled > 0);
     assert!(!page.contains("lockstep:ranks_lost_total"), "the protocol held");
     cluster.stop().await;
 }

@@ -30,6 +30,8 @@ pub struct Limits {
     /// have to be kept somewhere.
     pub outputs_unread_max: usize,
     pub body_bytes_max: usize,
+    /// A body beyond the limit is read so far before it is refused: who still sends reads nothing.
+    pub body_discarded_max: usize,
     /// Long texts that are read, rendered or tokenized at the same time, on threads of their own.
     pub long_texts_max: usize,
     /// Choices of one prompt, `n`.
@@ -55,6 +57,7 @@ impl Default for Limits {
             requests_max: 4096,
             outputs_unread_max: 4096,
             body_bytes_max: 4 << 20,
+            body_discarded_max: 64 << 20,
             long_texts_max: 4,
             choices_max: 16,
             prompts_max: 256,

@@ -108,7 +108,7 @@ pub struct Submit {
 
 /// The side of the link that the rest of the router holds.
 pub struct Link {
-    submits: mpsc::Sender<(u64, Entry)>,
+    submits: mpsc::Sender<(u64, Box<Entry>)>,
     cancels: mpsc::Sender<Cancel>,
     view: watch::Receiver<View>,
     next_key: AtomicU64,
@@ -172,7 +172,7 @@ impl Link {
         let last = submit.ear.clone().try_reserve_owned().map_err(|_| full())?;
         let key = self.next_key.fetch_add(1, Ordering::Relaxed);
         let Submit { request, slot, deadline, digest, ear } = submit;
-        let entry = Entry { request, slot, deadline, digest, ear, last, since: Instant::now() };
+        let entry = Box::new(Entry { request, slot, deadline, digest, ear, last, since: Instant::now() });
         self.submits.try_send((key, entry)).map_err(|_| full())?;
         Ok(Ticket { key, cancel: Some(cancel) })
     }
@@ -257,7 +257,7 @@ struct Up {
 }
 
 enum Event {
-    Submit(u64, Entry),
+    Submit(u64, Box<Entry>),
     Cancel(Cancel),
     Dial,
     Attached(Up),
@@ -273,7 +273,7 @@ pub struct Task {
     channel: Channel,
     waits: Waits,
     outputs_unread_max: usize,
-    submitted: mpsc::Receiver<(u64, Entry)>,
+    submitted: mpsc::Receiver<(u64, Box<Entry>)>,
     cancelled: mpsc::Receiver<Cancel>,
     view: watch::Sender<View>,
     line: Line,
@@ -293,7 +293,7 @@ impl Task {
     pub async fn run(mut self, end: CancellationToken) {
         loop {
             match self.next_event(&end).await {
-                Event::Submit(key, entry) => self.submit(key, entry),
+                Event::Submit(key, entry) => self.submit(key, *entry),
                 Event::Cancel(cancel) => self.cancel(cancel),
                 Event::Dial => self.line = Line::Dialing(Box::pin(attach(self.channel.clone(), self.waits.attach_max))),
                 Event::Attached(up) => self.attached(up),
@@ -677,7 +677,7 @@ mod tests {
             task.cancel(cancel);
         }
         while let Ok((key, entry)) = task.submitted.try_recv() {
-            task.submit(key, entry);
+            task.submit(key, *entry);
         }
     }
 

@@ -51,8 +51,16 @@ const REFUSED: Metric = metric("lockstep:requests_refused_total", "Requests that
 const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Ranks that were lost.");
 const REQUESTS: Metric = metric("lockstep:requests_total", "Requests of clients, by face and outcome.");
 const RANK_COMPUTE: Metric = metric("lockstep:rank_compute_micros_total", "Time in which a rank computed.");
+const RANK_WAIT: Metric =
+    metric("lockstep:rank_wait_micros_total", "Time in which a rank waited for its peers, within a step.");
 const RANK_IDLE: Metric = metric("lockstep:rank_idle_micros_total", "Time in which a rank waited for a step.");
-const COUNTERS: [&Metric; 13] = [
+const RANK_BUBBLE: Metric = metric(
+    "lockstep:rank_bubble_micros_total",
+    "Time in which a rank did not compute although a step was in flight somewhere.",
+);
+const STARVED: Metric =
+    metric("lockstep:starved_total", "Times that a stage could have had a step and nothing was left to plan.");
+const COUNTERS: [&Metric; 16] = [
     &PREFIX_QUERIES,
     &PREFIX_HITS,
     &PREEMPTIONS,
@@ -65,7 +73,10 @@ const COUNTERS: [&Metric; 13] = [
     &RANKS_LOST,
     &REQUESTS,
     &RANK_COMPUTE,
+    &RANK_WAIT,
     &RANK_IDLE,
+    &RANK_BUBBLE,
+    &STARVED,
 ];
 
 const FIRST_TOKEN: Metric = alias(
@@ -175,6 +186,7 @@ pub struct Planned {
     pub tokens_out: u64,
     pub tokens_discarded: u64,
     pub prefix_hit_tokens: u64,
+    pub starved: u64,
 }
 
 pub fn planned(planned: Planned) {
@@ -183,6 +195,7 @@ pub fn planned(planned: Planned) {
     GENERATION_TOKENS.total(planned.tokens_out, &[]);
     DISCARDED_TOKENS.total(planned.tokens_discarded, &[]);
     PREFIX_HITS.total(planned.prefix_hit_tokens, &[]);
+    STARVED.total(planned.starved, &[]);
 }
 
 /// A request was taken; `looks_up` says that it may read the prefix cache.
@@ -212,10 +225,20 @@ pub fn rank_lost() {
 }
 
 /// What a rank's own counters have grown by.
-pub fn rank(rank: u16, compute_micros: u64, idle_micros: u64) {
-    let labels = [Label::new("rank", rank.to_string())];
+pub fn rank(rank: u16, compute_micros: u64, wait_micros: u64, idle_micros: u64) {
+    let labels = of_rank(rank);
     RANK_COMPUTE.add(compute_micros, &labels);
+    RANK_WAIT.add(wait_micros, &labels);
     RANK_IDLE.add(idle_micros, &labels);
+}
+
+/// Of the time in which steps were in flight, what this rank did not compute in.
+pub fn bubble(rank: u16, micros: u64) {
+    RANK_BUBBLE.add(micros, &of_rank(rank));
+}
+
+fn of_rank(rank: u16) -> [Label; 1] {
+    [Label::new("rank", rank.to_string())]
 }
 
 pub fn step(took: Duration) {

@@ -106,6 +106,25 @@ class Seeds(unittest.TestCase):
             together = list(pool.map(self.draw, range(8)))
         self.assertEqual(alone, together)
 
+    def test_all_of_sampling_repeats(self):
+        more = {
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.5,
+            "logit_bias": {"28": -100},
+            "extra_body": {
+                "top_k": 50,
+                "typical_p": 0.9,
+                "top_n_sigma": 3,
+                "xtc_probability": 0.5,
+                "repetition_penalty": 1.2,
+                "dry_multiplier": 0.8,
+                "bad_words": ["the"],
+            },
+        }
+        one = self.draw(7, **more)
+        self.assertEqual(one, self.draw(7, **more))
+        self.assertNotIn(" the ", one[0])
+
     def test_choices_differ_and_repeat(self):
         several = self.draw(3, n=3)
         self.assertEqual(len(several), 3)
@@ -130,10 +149,54 @@ class Completions(unittest.TestCase):
         ids = self.complete(prompt=[504, 3575, 282, 4649, 314])
         self.assertEqual(ids.choices[0].text, self.complete().choices[0].text)
 
+    def test_several_prompts(self):
+        prompts = ["The capital of France is", "The capital of Italy is"]
+        reply = self.complete(prompt=prompts, n=2)
+        self.assertEqual([choice.index for choice in reply.choices], [0, 1, 2, 3])
+        alone = [self.complete(prompt=prompt).choices[0].text for prompt in prompts]
+        self.assertEqual([choice.text for choice in reply.choices], [alone[0], alone[0], alone[1], alone[1]])
+
+    def test_echo(self):
+        plain = self.complete().choices[0].text
+        self.assertEqual(self.complete(echo=True).choices[0].text, "The capital of France is" + plain)
+        streamed = "".join(chunk.choices[0].text for chunk in self.complete(echo=True, stream=True) if chunk.choices)
+        self.assertEqual(streamed, "The capital of France is" + plain)
+
+    def test_echo_with_logprobs(self):
+        reply = self.complete(echo=True, logprobs=2)
+        told, whole = reply.choices[0].logprobs, reply.choices[0].text
+        self.assertEqual("".join(told.tokens), whole)
+        self.assertEqual(len(told.tokens), reply.usage.prompt_tokens + reply.usage.completion_tokens)
+        self.assertIsNone(told.token_logprobs[0])
+        self.assertTrue(all(logprob <= 0 for logprob in told.token_logprobs[1:]))
+        self.assertEqual([whole[at:].startswith(t) for at, t in zip(told.text_offset, told.tokens)], [True] * len(told.tokens))
+        # What was said, scored as a prompt, has the logprobs that it had as an answer.
+        again = self.complete(prompt=whole, echo=True, logprobs=2, max_tokens=0)
+        self.assertEqual(again.choices[0].text, whole)
+        self.assertEqual(again.choices[0].logprobs.token_logprobs, told.token_logprobs)
+
     def test_stream_says_the_same(self):
         whole = self.complete().choices[0].text
         streamed = "".join(chunk.choices[0].text for chunk in self.complete(stream=True) if chunk.choices)
         self.assertEqual(streamed, whole)
+
+
+class Embeddings(unittest.TestCase):
+    def embed(self, texts, **more):
+        reply = client.embeddings.create(model="smollm2", input=texts, **more)
+        return [one.embedding for one in reply.data]
+
+    def test_like_is_near(self):
+        same, near, far = self.embed(["A cat sat on the mat.", "A cat sat on a mat.", "def f(x): return x + 1"])
+        self.assertEqual(len(same), 576)
+        self.assertAlmostEqual(sum(a * a for a in same), 1, places=4)
+        dot = lambda a, b: sum(x * y for x, y in zip(a, b))
+        self.assertGreater(dot(same, near), dot(same, far))
+
+    def test_alone_and_among_others(self):
+        texts = ["One.", "Two and " * 200, "Three."]
+        self.assertEqual(self.embed(texts), [self.embed(text)[0] for text in texts])
+        self.assertEqual(self.embed("One.", encoding_format="float"), self.embed("One."))
 
 
 class Models(unittest.TestCase):
@@ -151,9 +214,23 @@ class Refusals(unittest.TestCase):
         for word in words:
             self.assertIn(word, str(caught.exception))
         self.assertTrue(caught.exception.type, "an error has OpenAI's fields")
+        return caught.exception
 
     def test_unknown_model(self):
         self.refused(openai.NotFoundError, "no-such-model", model="no-such-model")
+
+    def test_a_key_is_needed(self):
+        keyed = Server("--api-key", "k1")
+        try:
+            with openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="none", max_retries=0) as stranger:
+                self.refused(openai.AuthenticationError, "key", call=stranger.models.list)
+            with openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="k1", max_retries=0) as friend:
+                self.assertEqual(len(list(friend.models.list())), 1)
+        finally:
+            keyed.stop()
+
+    def test_pages_that_are_not(self):
+        self.refused(openai.NotFoundError, call=lambda: client.post("/nothing", cast_to=object, body={}))
 
     def test_values_out_of_range(self):
         self.refused(openai.BadRequestError, "temperature", temperature=-1)

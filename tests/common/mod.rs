@@ -87,6 +87,7 @@ impl Setup {
             },
             prefix_cache: self.prefix_cache,
             salt: [7; 16],
+            mesh_seed: [3; 32],
             limits: coordinator::Limits {
                 batch_tokens_max: self.batch_tokens_max,
                 chunk_tokens_max: self.chunk_tokens_max,

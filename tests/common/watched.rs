@@ -115,6 +115,10 @@ impl Load for WatchedLoader {
         let (runner, ready) = self.loader.load(assignment)?;
         Ok((Box::new(WatchedRunner { runner, watch: self.watch.clone() }), ready))
     }
+
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        self.loader.abort_handle()
+    }
 }
 
 struct WatchedRunner {

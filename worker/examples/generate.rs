@@ -1,11 +1,16 @@
 //! Runs one prompt of token ids through a model's runner, without a coordinator: for looking at a model by hand.
 //!
 //! `cargo run -p worker --example generate -- MODEL [--activations f32] [--kv-dtype f32] [--threads 2] [--tokens 32]
-//! 504 3575 ..`
+//! [--tp 2] [--pp 2] 504 3575 ..`
+//!
+//! The ranks of a grid are threads of this process, each with so many threads.
 
 use checkpoint::Checkpoint;
+use collective::Collective;
 use std::time::Instant;
-use types::{BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Token, Want};
+use types::{
+    BlockId, Epoch, Grid, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Token, Want,
+};
 use worker::{Assignment, MeshSecret, ModelLoader, Runner};
 
 const BATCH_TOKENS_MAX: u32 = 512;
@@ -17,15 +22,29 @@ struct Args {
     kv_dtype: String,
     threads: usize,
     n_tokens: u32,
+    grid: Grid,
     prompt: Vec<Token>,
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+type Fault = Box<dyn std::error::Error + Send + Sync>;
+
+fn main() -> Result<(), Fault> {
     let args = args()?;
-    let assignment = Assignment {
+    let assignment = assignment(&args)?;
+    std::thread::scope(|scope| {
+        let ranks = Collective::in_process(&assignment.layout).into_iter().zip(0..);
+        let (args, assignment) = (&args, &assignment);
+        let threads: Vec<_> =
+            ranks.map(|(rank, i)| scope.spawn(move || run(args, assignment, rank, Rank(i)))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a rank panicked")?)
+    })
+}
+
+fn assignment(args: &Args) -> Result<Assignment, Fault> {
+    Ok(Assignment {
         epoch: Epoch::default(),
         rank: Rank(0),
-        layout: Layout::solo(Checkpoint::open(args.model.as_ref())?.spec().n_layers),
+        layout: Layout::even(args.grid, Checkpoint::open(args.model.as_ref())?.spec().n_layers)?,
         mesh_addresses: vec![],
         mesh_secret: MeshSecret::default(),
         model_path: args.model.clone().into(),
@@ -35,14 +54,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         context: args.prompt.len() as u32 + args.n_tokens,
         batch_tokens_max: BATCH_TOKENS_MAX,
         running_max: 1,
-    };
-    let begun = Instant::now();
-    let (mut runner, ready) = ModelLoader::new(args.threads).build(&assignment)?;
-    eprintln!("loaded in {:.3} s: {ready:?}", begun.elapsed().as_secs_f64());
-    generate(&mut runner, &args)
+    })
 }
 
-fn generate(runner: &mut dyn Runner, args: &Args) -> Result<(), Box<dyn std::error::Error>> {
+/// All ranks run the same steps; the sampler alone has something to say.
+fn run(args: &Args, assignment: &Assignment, collective: Collective, rank: Rank) -> Result<(), Fault> {
+    let begun = Instant::now();
+    let is_sampler = collective.part().is_sampler();
+    let spin = args.grid.n_ranks() == 1;
+    let loader = ModelLoader { spin, ..ModelLoader::new(args.threads) };
+    let (mut runner, ready) = loader.build_with(&Assignment { rank, ..assignment.clone() }, collective)?;
+    eprintln!("rank {} loaded in {:.3} s: {ready:?}", rank.0, begun.elapsed().as_secs_f64());
+    generate(&mut runner, args, is_sampler)
+}
+
+fn generate(runner: &mut dyn Runner, args: &Args, is_sampler: bool) -> Result<(), Fault> {
     let sampling = Sampling { tokens_max: args.n_tokens, logprobs: Some(0), ..Sampling::default() };
     let request = Request { id: RequestId(1), prompt: args.prompt.clone(), sampling, ..Request::default() };
     let (mut step, mut done) = (Step { starts: vec![request], ..Step::default() }, StepDone::default());
@@ -55,22 +81,28 @@ fn generate(runner: &mut dyn Runner, args: &Args) -> Result<(), Box<dyn std::err
         let needed = types::cache::blocks_for(end);
         step.blocks.extend((n_blocks..needed).map(BlockId));
         runner.run(&step, &mut done)?;
-        for out in &done.slices[0].tokens {
+        for out in done.slices.iter().flat_map(|slice| &slice.tokens) {
             println!("{} {:?}", out.token, out.logprob);
         }
         if n_computed < n_prompt && end == n_prompt {
-            eprintln!("prefill: {:.1} tokens/s", f64::from(n_prompt) / begun.elapsed().as_secs_f64());
+            say(is_sampler, "prefill", n_prompt, begun);
             begun = Instant::now();
         }
         (n_computed, n_blocks) = (end, needed);
         step.clear();
         step.id = StepId(step.id.0 + 1);
     }
-    eprintln!("decode: {:.1} tokens/s", f64::from(args.n_tokens - 1) / begun.elapsed().as_secs_f64());
+    say(is_sampler, "decode", args.n_tokens - 1, begun);
     Ok(())
 }
 
-fn args() -> Result<Args, Box<dyn std::error::Error>> {
+fn say(is_sampler: bool, what: &str, n_tokens: u32, begun: Instant) {
+    if is_sampler {
+        eprintln!("{what}: {:.1} tokens/s", f64::from(n_tokens) / begun.elapsed().as_secs_f64());
+    }
+}
+
+fn args() -> Result<Args, Fault> {
     let mut words = std::env::args().skip(1);
     let mut args = Args {
         model: words.next().ok_or("which model?")?,
@@ -78,6 +110,7 @@ fn args() -> Result<Args, Box<dyn std::error::Error>> {
         kv_dtype: "f16".into(),
         threads: 1,
         n_tokens: 32,
+        grid: Grid::SOLO,
         prompt: Vec::new(),
     };
     while let Some(word) = words.next() {
@@ -87,6 +120,8 @@ fn args() -> Result<Args, Box<dyn std::error::Error>> {
             "--kv-dtype" => args.kv_dtype = value()?,
             "--threads" => args.threads = value()?.parse()?,
             "--tokens" => args.n_tokens = value()?.parse()?,
+            "--tp" => args.grid.tp = value()?.parse()?,
+            "--pp" => args.grid.pp = value()?.parse()?,
             token => args.prompt.push(token.parse()?),
         }
     }

@@ -2,6 +2,7 @@
 //! or of other requests than those that steps name.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+pub mod fetch;
 mod heartbeat;
 mod model_runner;
 pub mod runner;
@@ -12,7 +13,7 @@ pub mod sim;
 pub mod source;
 
 pub use backend::cpu::Isa;
-pub use collective::AbortHandle;
+pub use collective::{AbortHandle, Doorway, Wire};
 pub use model_runner::{ModelLoader, ModelRunner};
 pub use runner::{Assignment, Load, LoadError, MeshSecret, Ready, RunError, Runner};
 

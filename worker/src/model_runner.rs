@@ -9,8 +9,9 @@ use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::{Activations, Batch, Device, Draw, KvDtype, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
-use collective::{AbortHandle, Collective};
+use collective::{AbortHandle, Collective, Doorway, MeshPlan, Wire};
 use model::{KvCache, Limits, Model};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use types::{Part, Step, StepDone, Token, TokenOut, Unsupported};
 
@@ -116,19 +117,22 @@ fn emptied<'a>(mut draws: Vec<Draw<'_>>) -> Vec<Draw<'a>> {
 }
 
 /// Loads models for this machine's CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ModelLoader {
     /// Threads that compute, the caller's among them.
     pub threads: usize,
     pub isa: Isa,
     /// Whether who waits keeps its core: not with more threads than cores, those of other ranks counted.
     pub spin: bool,
+    /// Where peers find this worker, if it is to have any.
+    pub doorway: Option<Arc<Doorway>>,
+    pub wire: Wire,
 }
 
 impl ModelLoader {
-    /// With the widest instructions that this machine has.
+    /// With the widest instructions that this machine has, and without peers.
     pub fn new(threads: usize) -> ModelLoader {
-        ModelLoader { threads, isa: Isa::detect(), spin: true }
+        ModelLoader { threads, isa: Isa::detect(), spin: true, doorway: None, wire: Wire::default() }
     }
 
     /// The runner of the rank that `collective` is, and what it found.
@@ -153,11 +157,22 @@ impl ModelLoader {
         Ok((ModelRunner::new(device, collective, model, kv, limits), ready))
     }
 
-    /// What `load` does, with the runner's own type.
+    /// What `load` does, with the runner's own type. The ranks come together first: nobody waits for another's reading.
     pub fn build(&self, assignment: &Assignment) -> Result<(ModelRunner<Cpu>, Ready), LoadError> {
-        assignment.layout.grid().supported()?;
-        let collective = Collective::solo(assignment.layout.n_layers());
-        self.build_with(assignment, collective)
+        self.build_with(assignment, self.join(assignment)?)
+    }
+
+    fn join(&self, assignment: &Assignment) -> Result<Collective, LoadError> {
+        let Assignment { epoch, rank, layout, mesh_addresses, mesh_secret, .. } = assignment;
+        layout.grid().supported()?;
+        if layout.grid().n_ranks() == 1 {
+            return Ok(Collective::solo(layout.n_layers()));
+        }
+        let Some(doorway) = &self.doorway else {
+            return Err(Unsupported("a grid of several ranks, of a worker that has no address for peers").into());
+        };
+        let plan = MeshPlan::new(*epoch, *rank, layout.clone(), mesh_addresses.clone(), mesh_secret.0);
+        Ok(Collective::join(doorway, MeshPlan { wire: self.wire, spin: self.spin, ..plan })?)
     }
 }
 
@@ -196,6 +211,10 @@ impl Load for ModelLoader {
     fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
         let (runner, ready) = self.build(assignment)?;
         Ok((Box::new(runner), ready))
+    }
+
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        self.doorway.as_ref().map(|doorway| doorway.abort_handle())
     }
 }
 

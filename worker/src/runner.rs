@@ -32,6 +32,11 @@ pub trait Runner: Send {
 /// costly (mapped weights) may be kept from one load to the next.
 pub trait Load: Send {
     fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError>;
+
+    /// With which another thread ends what `load` waits for, if it waits for other ranks.
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        None
+    }
 }
 
 /// A rank's place, and what it is to hold.

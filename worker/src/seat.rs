@@ -74,8 +74,18 @@ pub(crate) struct Reports {
 }
 
 pub(crate) enum SeatLost {
+    /// It would only be so again.
     Load(LoadError),
     Run(String),
+}
+
+impl SeatLost {
+    fn by(error: LoadError) -> SeatLost {
+        match error {
+            LoadError::Collective(error) => SeatLost::Run(error.to_string()),
+            error => SeatLost::Load(error),
+        }
+    }
 }
 
 /// Runs until the queue's sender is dropped.
@@ -125,11 +135,16 @@ impl Seat {
         reports: Reports,
     ) -> Option<Seat> {
         let epoch = assignment.epoch;
+        if !turns.sit(turn, loader.abort_handle()) {
+            return None;
+        }
         let (runner, ready) = match catch_unwind(AssertUnwindSafe(|| loader.load(assignment))) {
             Ok(Ok(loaded)) => loaded,
+            // Whoever ended the turn knows.
+            _ if turns.is_over(turn) => return None,
             Ok(Err(error)) => {
                 let (message, guilty) = (error.to_string(), error.guilty());
-                reports.lost(epoch, message, guilty, SeatLost::Load(error));
+                reports.lost(epoch, message, guilty, SeatLost::by(error));
                 return None;
             }
             Err(panic) => {

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 use types::cache::blocks_for;
 use types::{
-    BLOCK_TOKENS, BlockId, DeviceClass, Numerics, Request, RequestId, Sampling, Slice, SliceDone, Step, StepDone,
-    Token, TokenLogprob, TokenOut, Tokens, Want,
+    BLOCK_TOKENS, BlockId, DeviceClass, Leaves, Numerics, Request, RequestId, Sampling, Slice, SliceDone, Step,
+    StepDone, Token, TokenLogprob, TokenOut, Tokens, Want,
 };
 
 /// Pages that are tracked at most: a rank's KV, modelled in far less memory than it stands for.
@@ -17,8 +17,13 @@ const PAGES_MAX: u32 = 1 << 24;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sim {
     pub vocab: u32,
-    /// Of KV per block; with an assignment's `kv_bytes` it gives the number of blocks.
+    /// Of KV per block, of all layers and heads; with an assignment's `kv_bytes` a rank's part of it gives the number
+    /// of blocks.
     pub block_bytes: u64,
+    /// How attention is cut over the ranks of a stage.
+    pub n_heads: u32,
+    pub n_kv_heads: u32,
+    pub head_dim: u32,
     pub weight_bytes: u64,
     /// A pass takes `step_micros + token_micros * n_tokens + slice_micros * n_slices`.
     pub step_micros: u64,
@@ -29,7 +34,17 @@ pub struct Sim {
 impl Default for Sim {
     /// No time passes, and a block is a byte.
     fn default() -> Self {
-        Sim { vocab: 512, block_bytes: 1, weight_bytes: 0, step_micros: 0, token_micros: 0, slice_micros: 0 }
+        Sim {
+            vocab: 512,
+            block_bytes: 1,
+            n_heads: 1,
+            n_kv_heads: 1,
+            head_dim: 1,
+            weight_bytes: 0,
+            step_micros: 0,
+            token_micros: 0,
+            slice_micros: 0,
+        }
     }
 }
 
@@ -73,6 +88,18 @@ impl Sim {
         TokenOut { token, logprob: Some(logprob(token)), top }
     }
 
+    /// What a rank keeps of a block: its layers, and all KV heads that its query heads read.
+    fn block_bytes_of(&self, assignment: &Assignment) -> u64 {
+        let part = assignment.layout.part(assignment.rank);
+        let leaves = Leaves::o_proj(DeviceClass::Sim, self.n_heads, self.head_dim);
+        let columns = leaves.elements(&part.owned(leaves.len() as u32));
+        let columns_per_kv = (self.n_heads / self.n_kv_heads.max(1)).max(1) * self.head_dim;
+        let kv_heads = columns.end.div_ceil(columns_per_kv).saturating_sub(columns.start / columns_per_kv);
+        let of_all = u64::from(assignment.layout.n_layers()) * u64::from(self.n_kv_heads);
+        let of_rank = part.layers.len() as u64 * u64::from(kv_heads);
+        (self.block_bytes * of_rank / of_all.max(1)).max(1)
+    }
+
     fn micros(&self, step: &Step) -> u64 {
         self.step_micros + self.token_micros * step.n_tokens() as u64 + self.slice_micros * step.slices.len() as u64
     }
@@ -80,8 +107,7 @@ impl Sim {
 
 impl Load for Sim {
     fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        assignment.layout.grid().supported()?;
-        let n_blocks = u32::try_from(assignment.kv_bytes / self.block_bytes.max(1)).unwrap_or(u32::MAX);
+        let n_blocks = u32::try_from(assignment.kv_bytes / self.block_bytes_of(assignment)).unwrap_or(u32::MAX);
         if n_blocks > PAGES_MAX {
             let (needed, available) = (n_blocks.into(), PAGES_MAX.into());
             return Err(LoadError::Memory { what: "a table of the sim's pages", needed, available });

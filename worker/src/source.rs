@@ -1,9 +1,10 @@
 //! Where this machine has the model that it is told to load. Knows paths and no formats.
 
+use crate::fetch::Fetch;
 use crate::runner::{Assignment, Load, LoadError, Ready, Runner};
 use std::path::PathBuf;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Source {
     /// At the coordinator's path.
     AsTold,
@@ -11,6 +12,8 @@ pub enum Source {
     Path(PathBuf),
     /// In this folder, under the name that it has at the coordinator.
     Folder(PathBuf),
+    /// At the coordinator, unless it is here all the same.
+    Fetched(Fetch),
 }
 
 /// A loader that finds the model on this machine first.
@@ -24,32 +27,20 @@ struct Located {
 }
 
 impl Source {
-    fn path(&self, told: &std::path::Path) -> PathBuf {
+    fn path(&self, assignment: &Assignment) -> Result<PathBuf, LoadError> {
+        let told = &assignment.model_path;
         match self {
-            Source::AsTold => told.to_owned(),
-            Source::Path(path) => path.clone(),
-            Source::Folder(folder) => folder.join(told.file_name().unwrap_or_default()),
+            Source::AsTold => Ok(told.clone()),
+            Source::Path(path) => Ok(path.clone()),
+            Source::Folder(folder) => Ok(folder.join(told.file_name().unwrap_or_default())),
+            Source::Fetched(fetch) => fetch.model(assignment),
         }
     }
 }
 
 impl Load for Located {
     fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        let model_path = self.source.path(&assignment.model_path);
+        let model_path = self.source.path(assignment)?;
         self.loader.load(&Assignment { model_path, ..assignment.clone() })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::path::Path;
-
-    #[test]
-    fn a_machine_may_have_the_model_elsewhere() {
-        let told = Path::new("/models/tiny.gguf");
-        assert_eq!(Source::AsTold.path(told), told);
-        assert_eq!(Source::Path("/here.gguf".into()).path(told), Path::new("/here.gguf"));
-        assert_eq!(Source::Folder("/disk".into()).path(told), Path::new("/disk/tiny.gguf"));
     }
 }

@@ -2,14 +2,16 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
-#[allow(dead_code, reason = "shared with a test that plays whole requests")]
+#[allow(dead_code, reason = "shared with tests that play whole requests")]
 mod common;
 
+use collective::Collective;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex, PoisonError};
 use types::cache::blocks_for;
-use types::{BlockId, Request, Sampling, Slice, Step, StepDone, Want};
-use worker::{ModelLoader, Runner};
+use types::{BlockId, Grid, Rank, Request, Sampling, Slice, Step, StepDone, StepId, Want};
+use worker::{Assignment, ModelLoader, Runner};
 
 struct Counting;
 
@@ -35,7 +37,7 @@ static COUNTING: Counting = Counting;
 fn steps(requests: &[Request], n: u32) -> Vec<Step> {
     let mut n_given = 0;
     let mut step = |i: u32| {
-        let mut step = Step::default();
+        let mut step = Step { id: StepId(i.into()), ..Step::default() };
         for request in requests {
             let n_prompt = request.prompt.len() as u32;
             let (start, end) = if i == 0 { (0, n_prompt) } else { (n_prompt + i - 1, n_prompt + i) };
@@ -51,23 +53,69 @@ fn steps(requests: &[Request], n: u32) -> Vec<Step> {
     steps
 }
 
-#[test]
-fn steady_steps_allocate_nothing() {
-    const WARM_UP: u32 = 3;
-    const N: u32 = 40;
+/// The count is of the whole process: one test at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+const WARM_UP: usize = 4;
+const N: u32 = 40;
+
+fn decoding() -> Vec<Request> {
     let mut requests = common::requests(8);
     for request in &mut requests {
         request.sampling = Sampling { logprobs: None, tokens_max: N, ..request.sampling.clone() };
     }
+    requests
+}
+
+#[test]
+fn steady_steps_allocate_nothing() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     for threads in [1, 3] {
         let (mut runner, _) = ModelLoader::new(threads).build(&common::assignment("llama-f16-sharded")).unwrap();
         let mut done = StepDone::default();
         let mut counted = Vec::with_capacity(N as usize);
-        for step in steps(&requests, N) {
+        for step in steps(&decoding(), N) {
             let before = N_ALLOCATIONS.load(Ordering::Relaxed);
             runner.run(&step, &mut done).unwrap();
             counted.push(N_ALLOCATIONS.load(Ordering::Relaxed) - before);
         }
-        assert_eq!(counted[WARM_UP as usize..].iter().sum::<usize>(), 0, "{threads} threads: {counted:?}");
+        assert_eq!(counted[WARM_UP..].iter().sum::<usize>(), 0, "{threads} threads: {counted:?}");
+    }
+}
+
+/// Allocations of all ranks together, after the first steps.
+fn allocations_of(grid: Grid) -> usize {
+    let assignment = common::assignment("llama-f16-sharded");
+    let layout = types::Layout::even(grid, assignment.layout.n_layers()).unwrap();
+    let steps = steps(&decoding(), N);
+    let (warm, measured) = (Barrier::new(grid.n_ranks().into()), Barrier::new(grid.n_ranks().into()));
+    let rank = &|rank: Rank, collective: Collective| {
+        let assignment = Assignment { rank, layout: layout.clone(), ..assignment.clone() };
+        let (mut runner, _) = ModelLoader::new(1).build_with(&assignment, collective).unwrap();
+        let mut done = StepDone::default();
+        steps[..WARM_UP].iter().for_each(|step| runner.run(step, &mut done).unwrap());
+        warm.wait();
+        let before = N_ALLOCATIONS.load(Ordering::Relaxed);
+        // Nobody begins before all have read the count, and nobody ends before all have read it again.
+        measured.wait();
+        steps[WARM_UP..].iter().for_each(|step| runner.run(step, &mut done).unwrap());
+        measured.wait();
+        let after = N_ALLOCATIONS.load(Ordering::Relaxed);
+        warm.wait();
+        after - before
+    };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = Collective::in_process(&layout).into_iter().zip(0..).collect();
+        let threads: Vec<_> =
+            ranks.into_iter().map(|(collective, i)| scope.spawn(move || rank(Rank(i), collective))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).max().unwrap()
+    })
+}
+
+#[test]
+fn steady_steps_of_a_grid_allocate_nothing() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    for (tp, pp) in [(2, 1), (1, 2), (2, 2)] {
+        assert_eq!(allocations_of(Grid { tp, pp, ep: 1 }), 0, "tp {tp}, pp {pp}");
     }
 }

@@ -1,6 +1,10 @@
 //! A worker over TCP, driven by a coordinator that says just what the test wants.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[allow(dead_code, reason = "shared with tests that play whole requests")]
+mod common;
+
+use collective::Collective;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
 use proto::cluster::{
     Assign, RankFrame, ReplicaFrame, RouterFrame, Stage, WorkerFrame, WorkerHello, rank_frame, worker_frame,
@@ -15,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use types::{BlockCopy, BlockId, Epoch, Grid, Layout, RequestId, Slice, Step, StepDone, StepId, Want};
 use worker::sim::Sim;
+use worker::{Assignment, Load, LoadError, ModelLoader, Ready, Runner};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const EPOCH: Epoch = Epoch { incarnation: 3, n: 2 };
@@ -90,8 +95,16 @@ impl Joined {
 
     /// Takes the worker as far as its first step.
     async fn seat(&mut self) {
+        self.seat_as(assign()).await;
+    }
+
+    async fn seat_as(&mut self, assign: Assign) {
         assert_eq!(self.hello().await.version, proto::VERSION);
-        self.say(rank_frame::Frame::Assign(assign())).await;
+        self.place(assign).await;
+    }
+
+    async fn place(&mut self, assign: Assign) {
+        self.say(rank_frame::Frame::Assign(assign)).await;
         match self.hear().await {
             worker_frame::Frame::Ready(ready) => assert_eq!((ready.epoch_n, ready.n_blocks), (EPOCH.n, 8)),
             other => panic!("{other:?}"),
@@ -131,6 +144,10 @@ struct Scene {
 
 impl Scene {
     async fn start() -> Scene {
+        Scene::start_with(Box::new(Sim::default())).await
+    }
+
+    async fn start_with(loader: Box<dyn Load>) -> Scene {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let channel = proto::transport::tcp(&listener.local_addr().unwrap().to_string()).unwrap();
         let (joined, seats) = mpsc::channel(4);
@@ -140,7 +157,7 @@ impl Scene {
         let server = tokio::spawn(async { serve.await.unwrap() });
         let stop = CancellationToken::new();
         let config = worker::Config { device: "sim".into(), ..worker::Config::default() };
-        let worker = tokio::spawn(worker::serve(channel, Box::new(Sim::default()), config, stop.clone()));
+        let worker = tokio::spawn(worker::serve(channel, loader, config, stop.clone()));
         Scene { joined: seats, worker, stop, server }
     }
 
@@ -214,17 +231,94 @@ async fn a_place_that_cannot_be_meant_is_named() {
 }
 
 #[tokio::test]
-async fn a_grid_that_is_not_served_yet_ends_the_worker_by_name() {
-    let two = Layout::even(Grid { tp: 2, ..Grid::SOLO }, 1).unwrap();
+async fn a_model_that_cannot_be_loaded_ends_the_worker_by_name() {
     let mut scene = Scene::start().await;
     let mut joined = scene.joined().await;
     joined.hello().await;
-    joined.say(rank_frame::Frame::Assign(Assign { stages: stages(&two), ..assign() })).await;
+    joined.say(rank_frame::Frame::Assign(Assign { kv_bytes: 1 << 40, ..assign() })).await;
     let message = joined.failed().await;
-    assert!(message.contains("tensor parallelism"), "{message}");
+    assert!(message.contains("a table of the sim's pages"), "{message}");
     drop(joined);
     let error = timeout(PATIENCE, scene.worker).await.unwrap().unwrap().unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
-    assert!(cause.contains("tensor parallelism"), "{cause}");
+    assert!(cause.contains("a table of the sim's pages"), "{cause}");
     scene.server.abort();
+}
+
+#[tokio::test]
+async fn only_the_rank_that_samples_answers() {
+    let two = Layout::even(Grid { pp: 2, ..Grid::SOLO }, 2).unwrap();
+    for (rank, answers) in [(0, false), (1, true)] {
+        let mut scene = Scene::start().await;
+        let mut joined = scene.joined().await;
+        joined.seat_as(Assign { stages: stages(&two), rank, ..assign() }).await;
+        joined.step(&first_step(EPOCH)).await;
+        let beyond = Step { id: StepId(1), blocks: vec![BlockId(8)], ..first_step(EPOCH) };
+        joined.step(&beyond).await;
+        if answers {
+            assert_eq!(joined.done().await.slices[0].tokens.len(), 1);
+        }
+        assert!(joined.failed().await.contains("step 1 breaks the protocol"));
+        drop(joined);
+        scene.end().await;
+    }
+}
+
+/// Loads rank 0 of two; the other rank is the test's, and silent.
+struct Half {
+    others: std::sync::mpsc::Sender<Collective>,
+}
+
+impl Load for Half {
+    fn load(&mut self, _: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        let whole = common::assignment("llama-f16-sharded");
+        let layout = half(whole.layout.n_layers());
+        let [mine, other] = Collective::in_process(&layout).try_into().unwrap();
+        self.others.send(other).unwrap();
+        let (runner, ready) = ModelLoader::new(1).build_with(&Assignment { layout, ..whole }, mine)?;
+        Ok((Box::new(runner), Ready { n_blocks: 8, ..ready }))
+    }
+}
+
+fn half(n_layers: u32) -> Layout {
+    Layout::even(Grid { tp: 2, ..Grid::SOLO }, n_layers).unwrap()
+}
+
+fn assign_half() -> Assign {
+    Assign { stages: stages(&half(2)), ..assign() }
+}
+
+// The deadline of a collective is far beyond the test's patience: who gets on was freed.
+#[tokio::test]
+async fn a_rank_that_waits_for_another_is_freed_for_its_next_place() {
+    let (others, silent) = std::sync::mpsc::channel();
+    let mut scene = Scene::start_with(Box::new(Half { others })).await;
+    let mut joined = scene.joined().await;
+    joined.seat_as(assign_half()).await;
+    joined.step(&first_step(EPOCH)).await;
+    let _first = silent.recv_timeout(PATIENCE).unwrap();
+    // Another place of the same session.
+    joined.place(assign_half()).await;
+    joined.step(&first_step(EPOCH)).await;
+    let _second = silent.recv_timeout(PATIENCE).unwrap();
+    // The session ends, and the next has a place.
+    drop(joined);
+    scene.joined().await.seat_as(assign_half()).await;
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn who_lost_another_names_it_and_stays() {
+    let (others, silent) = std::sync::mpsc::channel();
+    let mut scene = Scene::start_with(Box::new(Half { others })).await;
+    let mut joined = scene.joined().await;
+    joined.seat_as(assign_half()).await;
+    joined.step(&first_step(EPOCH)).await;
+    drop(silent.recv_timeout(PATIENCE).unwrap());
+    match joined.hear().await {
+        worker_frame::Frame::Failed(failed) => assert_eq!(failed.guilty_rank, Some(1), "{}", failed.message),
+        other => panic!("{other:?}"),
+    }
+    joined.place(assign_half()).await;
+    scene.end().await;
 }

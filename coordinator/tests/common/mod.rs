@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use checkpoint::Sizes;
 use cluster::MemoryStore;
 use coordinator::{Config, Limits, ModelShape, Policy, Waits};
 use proto::cluster as wire;
@@ -31,7 +32,18 @@ pub fn sim() -> Sim {
 }
 
 pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
-    let shape = ModelShape { n_layers: 1, n_heads: 1, n_kv_heads: 1, head_dim: 1, vocab: 64, context, weight_bytes: 0 };
+    let shape = ModelShape {
+        n_layers: 1,
+        hidden: 1,
+        n_heads: 1,
+        n_kv_heads: 1,
+        head_dim: 1,
+        inner: 1,
+        vocab: 64,
+        context,
+        experts: None,
+        sizes: Sizes::default(),
+    };
     let policy = Policy {
         grid: Grid::SOLO,
         activations: "int8".into(),
@@ -48,10 +60,32 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         policy,
         prefix_cache: true,
         salt: [7; 16],
+        mesh_seed: [7; 32],
         limits: Limits::default(),
         // More patience than a cluster has: a busy machine that tests must not look like a dead worker.
         waits: Waits { state_every: Duration::from_millis(10), beats_missed_max: 30, ..Waits::default() },
     }
+}
+
+/// 16 tokens x 4 layers x K and V x 2 heads x 32 numbers x 2 bytes.
+const GRID_BLOCK_BYTES: u64 = 16_384;
+
+/// A rank of `on_grid`, whatever the grid.
+pub fn grid_sim() -> Sim {
+    Sim { vocab: 64, block_bytes: GRID_BLOCK_BYTES, n_heads: 4, n_kv_heads: 2, head_dim: 32, ..Sim::default() }
+}
+
+/// The same replica on `tp` ranks in each of `pp` stages, which divide its model evenly.
+pub fn on_grid(config: Config, tp: u16, pp: u16) -> Config {
+    let n_blocks = config.policy.kv_memory.unwrap() / BLOCK_BYTES;
+    let n_ranks = u64::from(tp) * u64::from(pp);
+    let policy = Policy {
+        grid: Grid { tp, pp, ep: 1 },
+        kv_memory: Some(n_blocks * GRID_BLOCK_BYTES / n_ranks),
+        ..config.policy
+    };
+    let shape = ModelShape { n_layers: 4, n_heads: 4, n_kv_heads: 2, head_dim: 32, ..config.shape };
+    Config { shape, policy, ..config }
 }
 
 pub struct Cluster {
@@ -174,7 +208,10 @@ impl Router {
     }
 
     pub async fn cancel(&mut self, id: RequestId) {
-        self.up.send(router_frame(router_frame::Frame::Cancel(wire::Cancel { id: id.0, stopped: false }))).await.unwrap();
+        self.up
+            .send(router_frame(router_frame::Frame::Cancel(wire::Cancel { id: id.0, stopped: false })))
+            .await
+            .unwrap();
     }
 
     /// Takes one frame; positions must go on without a gap.

@@ -13,6 +13,7 @@ mod sse;
 mod tokens;
 
 use crate::Error;
+use crate::config::Limits;
 use crate::generate::Front;
 pub use crate::http::error::HttpError;
 use crate::http::fields::Fields;
@@ -72,12 +73,12 @@ struct Page {
 /// The JSON object of a request's body, within its limits of size and time.
 async fn read(front: &Front, request: Request) -> Result<Page, HttpError> {
     let tenant = request.extensions().get::<TenantId>().copied().unwrap_or_default();
-    let bytes_max = front.config.limits.body_bytes_max;
+    let limits = &front.config.limits;
     let declared = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-    if declared.is_some_and(|length| length > bytes_max) {
-        return Err(HttpError::too_large(bytes_max));
+    if declared.is_some_and(|length| length > limits.body_discarded_max) {
+        return Err(HttpError::too_large(limits.body_bytes_max));
     }
-    let body = in_time(front, read_body(request.into_body(), bytes_max)).await??;
+    let body = in_time(front, read_body(request.into_body(), limits)).await??;
     let fields = front.off_runtime(body.len(), move || Fields::parse(&body)).await??;
     Ok(Page { fields, tenant })
 }
@@ -87,16 +88,19 @@ async fn in_time<T>(front: &Front, body: impl Future<Output = T>) -> Result<T, H
     read.map_err(|_| HttpError::bad_request(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"))
 }
 
-async fn read_body(body: Body, bytes_max: usize) -> Result<Vec<u8>, HttpError> {
+/// What is too large is read to its end all the same, within reason: a client that still sends reads no refusal.
+async fn read_body(body: Body, limits: &Limits) -> Result<Vec<u8>, HttpError> {
     let mut chunks = body.into_data_stream();
-    let mut bytes = Vec::new();
+    let (mut bytes, mut n_bytes) = (Vec::new(), 0);
     while let Some(chunk) = chunks.next().await {
         let broken = |_| HttpError::bad_request(StatusCode::BAD_REQUEST, "the body broke off");
         let chunk = chunk.map_err(broken)?;
-        if bytes.len() + chunk.len() > bytes_max {
-            return Err(HttpError::too_large(bytes_max));
+        n_bytes += chunk.len();
+        if n_bytes <= limits.body_bytes_max {
+            bytes.extend_from_slice(&chunk);
+        } else if n_bytes > limits.body_discarded_max {
+            break;
         }
-        bytes.extend_from_slice(&chunk);
     }
-    Ok(bytes)
+    if n_bytes > limits.body_bytes_max { Err(HttpError::too_large(limits.body_bytes_max)) } else { Ok(bytes) }
 }

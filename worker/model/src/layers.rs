@@ -401,3 +401,44 @@ fn vocabulary<M: Memory>(at: &Weights<'_, M>, name: &str, n_vocab: usize, hidden
     let stored = at.matrix(name, n_vocab, hidden)?;
     at.pack(&[stored.rows(owned.start as usize..owned.end as usize)?])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::{Layout, Rank, Stage};
+
+    fn parts(bounds: &[u32]) -> Vec<Part> {
+        let shares = Shares::new(bounds.iter().map(|bound| bound * (Shares::WHOLE / 16)).collect()).unwrap();
+        let layout = Layout::new(vec![Stage { layers: 0..1, shares }]).unwrap();
+        (0..layout.grid().n_ranks()).map(|rank| layout.part(Rank(rank))).collect()
+    }
+
+    #[test]
+    fn each_query_head_is_owned_once_and_reads_its_own_kv_head() {
+        for (n_heads, n_kv_heads, head_dim) in [(9, 3, 64), (6, 2, 16), (32, 8, 80), (4, 4, 8), (7, 1, 128)] {
+            let whole = Heads::whole(n_heads, n_kv_heads, head_dim, 1.0);
+            for bounds in [&[0, 16][..], &[0, 8, 16], &[0, 5, 11, 16], &[0, 0, 1, 15, 16]] {
+                let mut next = 0;
+                for part in parts(bounds) {
+                    let OwnedHeads { heads, query, kv, .. } = OwnedHeads::of(&part, whole);
+                    assert_eq!((query.start, query.len()), (next * head_dim, heads.n_heads * head_dim));
+                    assert_eq!(kv.len(), heads.n_kv_heads * head_dim);
+                    for head in 0..heads.n_heads {
+                        assert_eq!(kv.start / head_dim + heads.kv_of(head), whole.kv_of(next + head));
+                        assert!(heads.kv_of(head) < heads.n_kv_heads);
+                    }
+                    next += heads.n_heads;
+                }
+                assert_eq!(next, n_heads);
+            }
+        }
+    }
+
+    #[test]
+    fn who_owns_no_leaf_owns_no_heads_and_no_columns() {
+        let [_, none, _] = parts(&[0, 8, 8, 16]).try_into().unwrap();
+        let owned = OwnedHeads::of(&none, Heads::whole(6, 2, 16, 1.0));
+        assert!(owned.query.is_empty() && owned.kv.is_empty() && owned.heads.qkv_cols() == 0);
+        assert!(owned_inner(&none, 224).0.is_empty());
+    }
+}

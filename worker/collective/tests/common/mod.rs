@@ -50,7 +50,7 @@ impl Rng {
 }
 
 pub fn cpu() -> Cpu {
-    Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect() }).unwrap()
+    Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false }).unwrap()
 }
 
 /// One thread per rank; the answers by rank.

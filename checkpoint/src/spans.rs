@@ -1,0 +1,150 @@
+//! Where a model's bytes lie: its files, and the run of each tensor in them. For whoever copies parts of a model from
+//! one machine to another; knows nothing of how a tensor is read.
+
+use crate::error::{Error, Fault, Result};
+use crate::gguf::Gguf;
+use crate::{is_plain_name, map};
+use safetensors::SafeTensors;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// More files than any model has.
+const FILES_MAX: usize = 8192;
+
+/// One file of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileSpans {
+    pub path: PathBuf,
+    pub n_bytes: u64,
+    /// Of tensors, in the order in which they lie; what is between them is header or nothing.
+    pub spans: Vec<Span>,
+}
+
+/// The bytes of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// None: it is of no layer, as embedding and head are.
+    pub layer: Option<u32>,
+    pub bytes: Range<u64>,
+}
+
+/// The files that make the model at `path`, which is what `Checkpoint::open` takes.
+pub fn of_model(path: &Path) -> Result<Vec<FileSpans>> {
+    let files = if path.is_dir() { folder_files(path)? } else { gguf_files(path) };
+    if files.len() > FILES_MAX {
+        let what = format!("{} files, where at most {FILES_MAX} are read", files.len());
+        return Err(Error::Malformed { path: path.to_owned(), what });
+    }
+    files.iter().map(|file| of_file(file)).collect()
+}
+
+fn of_file(path: &Path) -> Result<FileSpans> {
+    let n_bytes = std::fs::metadata(path).map_err(Error::io(path))?.len();
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    let mut spans = match extension {
+        Some("gguf") => of_gguf(&map::map(path)?).map_err(Error::fault(path))?,
+        Some("safetensors") => of_safetensors(&map::map(path)?).map_err(Error::fault(path))?,
+        _ => Vec::new(),
+    };
+    spans.sort_by_key(|span| span.bytes.start);
+    Ok(FileSpans { path: path.to_owned(), n_bytes, spans })
+}
+
+fn of_gguf(bytes: &[u8]) -> std::result::Result<Vec<Span>, Fault> {
+    let header = Gguf::parse(bytes)?;
+    let span = |name: &str, bytes: &Range<usize>| Span { layer: layer_of(name), bytes: wide(bytes) };
+    Ok(header.tensors().map(|(name, entry)| span(name, &entry.bytes)).collect())
+}
+
+fn of_safetensors(bytes: &[u8]) -> std::result::Result<Vec<Span>, Fault> {
+    let malformed = |error| Fault::Malformed(format!("not safetensors: {error}"));
+    let (n_header, header) = SafeTensors::read_metadata(bytes).map_err(malformed)?;
+    // The header's length, eight bytes, and the header come first.
+    let data = 8 + n_header;
+    let span =
+        |name: &str, at: (usize, usize)| Span { layer: layer_of(name), bytes: wide(&(data + at.0..data + at.1)) };
+    Ok(header.tensors().iter().map(|(name, tensor)| span(name, tensor.data_offsets)).collect())
+}
+
+fn wide(range: &Range<usize>) -> Range<u64> {
+    range.start as u64..range.end as u64
+}
+
+/// `blk.7.attn_q.weight` and `model.layers.7.self_attn.q_proj.weight` are both of layer 7, and so is GPT-2's `h.7.ln_1.weight`.
+fn layer_of(name: &str) -> Option<u32> {
+    let mut parts = name.split('.');
+    parts.find(|part| matches!(*part, "blk" | "layers" | "h"))?;
+    parts.next()?.parse().ok()
+}
+
+/// A file, or all the parts that its name says it is one of.
+fn gguf_files(path: &Path) -> Vec<PathBuf> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let parts = || {
+        let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+        let (stem, _) = rest.rsplit_once('-')?;
+        let n: usize = count.parse().ok().filter(|n| count.len() == 5 && (2..=FILES_MAX).contains(n))?;
+        Some((1..=n).map(|i| path.with_file_name(format!("{stem}-{i:05}-of-{count}.gguf"))).collect())
+    };
+    parts().unwrap_or_else(|| vec![path.to_owned()])
+}
+
+/// Weights, and the texts that say how to read them.
+fn folder_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(Error::io(folder))? {
+        let path = entry.map_err(Error::io(folder))?.path();
+        let is_plain = path.file_name().and_then(|name| name.to_str()).is_some_and(is_plain_name);
+        let is_part = matches!(path.extension().and_then(|e| e.to_str()), Some("json" | "safetensors" | "jinja"));
+        if is_plain && is_part && path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Checkpoint;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn layers_are_read_from_names() {
+        assert_eq!(layer_of("blk.7.attn_q.weight"), Some(7));
+        assert_eq!(layer_of("model.language_model.layers.31.mlp.up_proj.weight"), Some(31));
+        assert_eq!(layer_of("token_embd.weight"), None);
+        assert_eq!(layer_of("blk"), None);
+    }
+
+    #[test]
+    fn parts_of_a_split_file_belong_together() {
+        let parts = gguf_files(Path::new("a/m-00002-of-00003.gguf"));
+        assert_eq!(parts.len(), 3);
+        assert_eq!(parts[0], Path::new("a/m-00001-of-00003.gguf"));
+        assert_eq!(gguf_files(Path::new("a/m.gguf")), [Path::new("a/m.gguf")]);
+    }
+
+    /// The bytes that a span names are the tensor's.
+    #[test]
+    fn spans_are_where_the_tensors_are() {
+        for name in ["llama-f32-tied", "llama-f16-sharded"] {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference").join(name);
+            let checkpoint = Checkpoint::open(&folder).unwrap();
+            let files = of_model(&folder).unwrap();
+            let mut held = BTreeSet::new();
+            for file in &files {
+                let bytes = std::fs::read(&file.path).unwrap();
+                assert_eq!(bytes.len() as u64, file.n_bytes);
+                let spans = file.spans.iter();
+                held.extend(spans.map(|s| bytes[s.bytes.start as usize..s.bytes.end as usize].to_vec()));
+            }
+            for expected in crate::names::expected(checkpoint.spec()) {
+                let tensor = checkpoint.tensor(&expected.name).unwrap();
+                assert!(held.contains(tensor.bytes), "{name}: {}", expected.name);
+            }
+            assert!(files.iter().any(|file| file.path.ends_with("config.json") && file.spans.is_empty()));
+        }
+    }
+}

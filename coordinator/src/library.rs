@@ -1,0 +1,130 @@
+//! Lends the model's files to workers that have no copy. Knows which files they are and where their layers lie, and reads
+//! from these and no others.
+
+use checkpoint::{Checkpoint, spans};
+use proto::cluster::{LayerBytes, ModelBytes, ModelFile, ModelFiles, ReadModelRequest};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+/// Read and checked at once.
+const MESSAGE_BYTES: usize = 1 << 20;
+/// Messages that wait for one reader.
+const MESSAGES_UNREAD_MAX: usize = 4;
+/// Reads at once; each has a thread for as long as its reader takes bytes.
+const READS_MAX: usize = 64;
+/// A worker that waits for its turn longer than this is told to come again.
+const TURN_MAX: Duration = Duration::from_secs(20);
+
+pub(crate) type ModelStream = ReceiverStream<Result<ModelBytes, Status>>;
+
+pub(crate) struct Library {
+    model: PathBuf,
+    /// Opened when somebody asks for it: most clusters have the model everywhere.
+    shelf: OnceCell<Arc<Shelf>>,
+    reads: Arc<Semaphore>,
+}
+
+struct Shelf {
+    files: ModelFiles,
+    paths: Vec<PathBuf>,
+}
+
+impl Library {
+    pub fn new(model: PathBuf) -> Library {
+        Library { model, shelf: OnceCell::new(), reads: Arc::new(Semaphore::new(READS_MAX)) }
+    }
+
+    pub async fn files(&self) -> Result<ModelFiles, Status> {
+        Ok(self.shelf().await?.files.clone())
+    }
+
+    async fn shelf(&self) -> Result<Arc<Shelf>, Status> {
+        let open = async {
+            let model = self.model.clone();
+            let opened = tokio::task::spawn_blocking(move || Shelf::open(&model)).await;
+            let opened = opened.map_err(|_| Status::internal("the model's files cannot be listed"))?;
+            opened.map(Arc::new).map_err(|error| Status::internal(format!("the model cannot be lent: {error}")))
+        };
+        self.shelf.get_or_try_init(|| open).await.cloned()
+    }
+
+    pub async fn read(&self, wanted: &ReadModelRequest) -> Result<ModelStream, Status> {
+        let shelf = self.shelf().await?;
+        if wanted.digest != shelf.files.digest {
+            return Err(Status::failed_precondition("another model is served here"));
+        }
+        let file = wanted.file as usize;
+        let Some(known) = shelf.files.files.get(file) else {
+            return Err(Status::invalid_argument(format!("the model has no file {file}")));
+        };
+        if wanted.start > wanted.end || wanted.end > known.n_bytes {
+            let (start, end, n_bytes) = (wanted.start, wanted.end, known.n_bytes);
+            return Err(Status::invalid_argument(format!("bytes {start}..{end} of a file of {n_bytes}")));
+        }
+        let turn = tokio::time::timeout(TURN_MAX, self.reads.clone().acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else {
+            return Err(Status::resource_exhausted("too many workers read the model at once"));
+        };
+        let (messages, stream) = mpsc::channel(MESSAGES_UNREAD_MAX);
+        let (path, range) = (shelf.paths[file].clone(), wanted.start..wanted.end);
+        tokio::task::spawn_blocking(move || lend(&path, range, &messages, turn));
+        Ok(ReceiverStream::new(stream))
+    }
+}
+
+impl Shelf {
+    fn open(model: &Path) -> checkpoint::Result<Shelf> {
+        let digest = Checkpoint::open(model)?.digest().to_vec();
+        let (mut files, mut paths) = (Vec::new(), Vec::new());
+        for file in spans::of_model(model)? {
+            let span =
+                |span: &spans::Span| LayerBytes { layer: span.layer, start: span.bytes.start, end: span.bytes.end };
+            files.push(ModelFile {
+                name: name_of(&file.path),
+                n_bytes: file.n_bytes,
+                spans: file.spans.iter().map(span).collect(),
+            });
+            paths.push(file.path);
+        }
+        let files = ModelFiles { digest, name: name_of(model), is_folder: model.is_dir(), files };
+        Ok(Shelf { files, paths })
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Ends when the range is read or nobody takes the bytes any more.
+fn lend(
+    path: &Path,
+    range: std::ops::Range<u64>,
+    messages: &mpsc::Sender<Result<ModelBytes, Status>>,
+    _turn: OwnedSemaphorePermit,
+) {
+    let mut start = range.start;
+    let read = || {
+        let file = File::open(path)?;
+        while start < range.end {
+            let n_bytes = usize::try_from(range.end - start).unwrap_or(usize::MAX).min(MESSAGE_BYTES);
+            let mut bytes = vec![0; n_bytes];
+            file.read_exact_at(&mut bytes, start)?;
+            let checksum = blake3::hash(&bytes).as_bytes().to_vec();
+            if messages.blocking_send(Ok(ModelBytes { start, bytes, checksum })).is_err() {
+                break;
+            }
+            start += n_bytes as u64;
+        }
+        std::io::Result::Ok(())
+    };
+    if let Err(error) = { read }() {
+        let why = Status::data_loss(format!("{} cannot be read: {error}", name_of(path)));
+        let _gone = messages.blocking_send(Err(why));
+    }
+}

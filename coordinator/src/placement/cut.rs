@@ -1,0 +1,311 @@
+//! Where a model is cut, for machines that have their ranks already: layers among stages, shares among the ranks of a
+//! stage.
+//!
+//! The slowest stage sets the pace, so the cut makes it as fast as it can be; but first it makes room. A pool of block
+//! ids is as large as the smallest rank holds, so a rank that is short of memory gives up layers or shares until the
+//! pool is as large as is wanted.
+
+use super::shape::{Holding, Measure};
+use std::ops::Range;
+use types::{Layout, Part, Place, Shares, Stage};
+
+/// A machine as the cut sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seat {
+    pub memory: u64,
+    /// Bytes that it reads in a second, or any other number in proportion.
+    pub speed: u64,
+}
+
+/// How much memory a rank's KV may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KvRule {
+    /// So much of every rank, kept free of weights.
+    Reserved(u64),
+    /// What the weights leave, at most a quarter of the machine's memory.
+    Quarter,
+}
+
+impl KvRule {
+    /// Bytes for the KV of a rank with such weights; None if those do not fit.
+    pub fn budget(self, memory: u64, weights: u64) -> Option<u64> {
+        match self {
+            KvRule::Reserved(kv) => (weights.checked_add(kv)? <= memory).then_some(kv),
+            KvRule::Quarter => Some(memory.checked_sub(weights)?.min(memory / 4)),
+        }
+    }
+
+    fn holds(self, memory: u64, holding: &Holding, n_blocks: u64) -> bool {
+        let needed = n_blocks.checked_mul(holding.block_bytes);
+        self.budget(memory, holding.weights).zip(needed).is_some_and(|(budget, needed)| needed <= budget)
+    }
+
+    /// The largest part of a stage that a rank has room for.
+    fn portion_max(self, memory: u64, stage: &Holding, n_blocks: u64) -> f64 {
+        let sharded = (stage.weights - stage.replicated) as f64;
+        let kv = n_blocks as f64 * stage.block_bytes as f64;
+        let room = |bytes: u64, wanted: f64| if wanted > 0.0 { bytes as f64 / wanted } else { f64::INFINITY };
+        let beside = |taken: u64| memory.checked_sub(taken).and_then(|left| left.checked_sub(stage.replicated));
+        match self {
+            KvRule::Reserved(budget) => beside(budget).map_or(-1.0, |left| room(left, sharded).min(room(budget, kv))),
+            KvRule::Quarter => beside(0).map_or(-1.0, |left| room(left, sharded + kv).min(room(memory / 4, kv))),
+        }
+    }
+}
+
+pub(crate) struct Cutter<'a> {
+    pub measure: &'a Measure<'a>,
+    /// By rank.
+    pub seats: &'a [Seat],
+    pub tp: u16,
+    pub rule: KvRule,
+    /// False: the cut that would be made if memory were endless.
+    pub minds_memory: bool,
+}
+
+/// One stage's ranks, and how long the slowest of them takes.
+struct Dealt {
+    shares: Shares,
+    time: f64,
+}
+
+/// Of the pool that could be had, a tenth is given for speed.
+const POOL_KEPT: (u64, u64) = (9, 10);
+/// Deals of a stage that are tried until no rank has more than it has room for, for each of its ranks.
+const DEALS_TRIED_PER_RANK: usize = 12;
+/// Halvings of the pace: more than a float's precision asks for.
+const PACE_HALVINGS: u32 = 48;
+
+impl Cutter<'_> {
+    fn pp(&self) -> u16 {
+        (self.seats.len() / usize::from(self.tp)) as u16
+    }
+
+    /// The fastest layout whose pool has `n_blocks_wanted`, or nearly the most that any has, but never less than
+    /// `n_blocks_min` where that can be. None: the weights alone do not fit.
+    pub fn layout(&self, n_blocks_min: u64, n_blocks_wanted: u64) -> Option<Layout> {
+        let n_blocks = self.pool(n_blocks_min, n_blocks_wanted)?;
+        let mut pace = self.slowest(&self.ends(f64::INFINITY, n_blocks)?, n_blocks)?;
+        let mut too_fast = 0.0;
+        for _ in 0..PACE_HALVINGS {
+            let middle = f64::midpoint(too_fast, pace);
+            match self.ends(middle, n_blocks) {
+                Some(_) => pace = middle,
+                None => too_fast = middle,
+            }
+        }
+        let ends = self.even_ends(pace, n_blocks).or_else(|| self.ends(f64::INFINITY, n_blocks))?;
+        self.build(&ends, n_blocks)
+    }
+
+    fn pool(&self, n_blocks_min: u64, n_blocks_wanted: u64) -> Option<u64> {
+        let fits = |n_blocks| self.ends(f64::INFINITY, n_blocks).is_some();
+        if fits(n_blocks_wanted) {
+            return Some(n_blocks_wanted);
+        }
+        if !fits(0) {
+            return None;
+        }
+        let (mut held, mut too_many) = (0, n_blocks_wanted);
+        while held + 1 < too_many {
+            let middle = held.midpoint(too_many);
+            if fits(middle) {
+                held = middle;
+            } else {
+                too_many = middle;
+            }
+        }
+        Some((held * POOL_KEPT.0 / POOL_KEPT.1).max(n_blocks_min.min(held)))
+    }
+
+    /// Where the stages end when each in turn takes as many layers as it can at this pace.
+    fn ends(&self, pace: f64, n_blocks: u64) -> Option<Vec<u32>> {
+        let mut ends = Vec::new();
+        let mut start = 0;
+        for stage in 0..self.pp() {
+            start = self.reach(stage, start, pace, n_blocks)?;
+            ends.push(start);
+        }
+        Some(ends)
+    }
+
+    /// As far as a stage that starts here can go; a layer is left for each stage behind it, and the last must end.
+    fn reach(&self, stage: u16, start: u32, pace: f64, n_blocks: u64) -> Option<u32> {
+        let n_layers = self.measure.shape.n_layers;
+        let end_max = n_layers - u32::from(self.pp() - 1 - stage);
+        let can = |end| self.deal(stage, start..end, n_blocks).is_some_and(|dealt| dealt.time <= pace);
+        if stage + 1 == self.pp() {
+            return can(n_layers).then_some(n_layers);
+        }
+        last_that(start + 1, end_max, can)
+    }
+
+    /// The same pace with the work spread: each stage ends as near to its part of all work as the others allow.
+    fn even_ends(&self, pace: f64, n_blocks: u64) -> Option<Vec<u32>> {
+        let starts = self.starts_from_behind(pace, n_blocks)?;
+        let mut ends = Vec::new();
+        let mut start = 0;
+        for stage in 0..self.pp() - 1 {
+            let end_max = self.reach(stage, start, pace, n_blocks)?;
+            let end_min = starts[usize::from(stage) + 1].max(start + 1);
+            start = self.due_end(stage).clamp(end_min.min(end_max), end_max);
+            ends.push(start);
+        }
+        ends.push(self.reach(self.pp() - 1, start, pace, n_blocks)?);
+        Some(ends)
+    }
+
+    /// The earliest layer at which each stage may start, so that those behind it can finish.
+    fn starts_from_behind(&self, pace: f64, n_blocks: u64) -> Option<Vec<u32>> {
+        let mut starts = vec![0; usize::from(self.pp())];
+        let mut end = self.measure.shape.n_layers;
+        for stage in (1..self.pp()).rev() {
+            let can = |back: u32| self.deal(stage, end - back..end, n_blocks).is_some_and(|dealt| dealt.time <= pace);
+            end -= last_that(1, end.checked_sub(u32::from(stage))?, can)?;
+            starts[usize::from(stage)] = end;
+        }
+        Some(starts)
+    }
+
+    /// Where a stage ends if work is divided by speed alone.
+    fn due_end(&self, stage: u16) -> u32 {
+        let n_layers = self.measure.shape.n_layers;
+        let read_by = |end: u32| match end {
+            0 => 0,
+            end => self.measure.stage(0, 1 + u16::from(end < n_layers), 0..end).read,
+        };
+        let speed = |seats: &[Seat]| seats.iter().map(|seat| seat.speed as f64).sum::<f64>();
+        let n_ranks = (usize::from(stage) + 1) * usize::from(self.tp);
+        let due = read_by(n_layers) as f64 * speed(&self.seats[..n_ranks]) / speed(self.seats);
+        let off = |end: u32| (read_by(end) as f64 - due).abs();
+        (1..=n_layers).min_by(|a, b| off(*a).total_cmp(&off(*b))).unwrap_or(n_layers)
+    }
+
+    fn slowest(&self, ends: &[u32], n_blocks: u64) -> Option<f64> {
+        let times = runs(ends).enumerate().map(|(i, run)| self.deal(i as u16, run, n_blocks).map(|dealt| dealt.time));
+        times.collect::<Option<Vec<f64>>>().map(|times| times.into_iter().fold(0.0, f64::max))
+    }
+
+    fn build(&self, ends: &[u32], n_blocks: u64) -> Option<Layout> {
+        let stage = |(i, layers): (usize, Range<u32>)| {
+            let shares = self.deal(i as u16, layers.clone(), n_blocks)?.shares;
+            Some(Stage { layers, shares })
+        };
+        Layout::new(runs(ends).enumerate().map(stage).collect::<Option<_>>()?).ok()
+    }
+
+    /// Divides a stage among its ranks: by speed, and no more to any than it has room for.
+    fn deal(&self, stage: u16, layers: Range<u32>, n_blocks: u64) -> Option<Dealt> {
+        let tp = usize::from(self.tp);
+        let seats = &self.seats[usize::from(stage) * tp..][..tp];
+        let whole = self.measure.stage(stage, self.pp(), layers.clone());
+        let mut rooms: Vec<f64> = match self.minds_memory {
+            true => seats.iter().map(|seat| self.rule.portion_max(seat.memory, &whole, n_blocks)).collect(),
+            false => vec![f64::INFINITY; tp],
+        };
+        // A cut falls on a leaf, which may be more than there is room for: then that rank takes a little less.
+        for _ in 0..DEALS_TRIED_PER_RANK * tp {
+            let parts = portions(seats, &rooms, self.measure.n_leaves())?;
+            let shares = shares(&parts);
+            let holdings = self.holdings(stage, &layers, &shares);
+            let is_over = |tp: &usize| !self.rule.holds(seats[*tp].memory, &holdings[*tp], n_blocks);
+            let Some(over) = (0..tp).find(is_over).filter(|_| self.minds_memory) else {
+                let times = holdings.iter().zip(seats).map(|(held, seat)| held.read as f64 / seat.speed.max(1) as f64);
+                return Some(Dealt { shares, time: times.fold(0.0, f64::max) });
+            };
+            rooms[over] = parts[over] - 0.25 / f64::from(self.measure.n_leaves());
+        }
+        None
+    }
+
+    fn holdings(&self, stage: u16, layers: &Range<u32>, shares: &Shares) -> Vec<Holding> {
+        let part = |tp| {
+            let place = Place { stage, tp, ep: 0 };
+            Part { place, layers: layers.clone(), shares: shares.clone(), n_stages: self.pp() }
+        };
+        (0..self.tp).map(|tp| self.measure.part(&part(tp))).collect()
+    }
+}
+
+/// The last of `first..=last` for which all up to it can.
+fn last_that(first: u32, last: u32, can: impl Fn(u32) -> bool) -> Option<u32> {
+    if first > last || !can(first) {
+        return None;
+    }
+    let (mut good, mut bad) = (first, last + 1);
+    while good + 1 < bad {
+        let middle = good.midpoint(bad);
+        if can(middle) {
+            good = middle;
+        } else {
+            bad = middle;
+        }
+    }
+    Some(good)
+}
+
+fn runs(ends: &[u32]) -> impl Iterator<Item = Range<u32>> {
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    starts.zip(ends).map(|(start, end)| start..*end)
+}
+
+/// Parts of one whole, in proportion to speed, with at least a leaf each and no more than there is room for.
+fn portions(seats: &[Seat], rooms: &[f64], n_leaves: u32) -> Option<Vec<f64>> {
+    // A little more than a leaf, so that rounding to the scale of shares loses none.
+    let floor = (1.0 / f64::from(n_leaves) + 1e-6).min(1.0 / seats.len() as f64);
+    if rooms.iter().any(|room| *room < floor - 1e-9) {
+        return None;
+    }
+    let mut parts = by_speed(seats, floor);
+    let mut is_full = vec![false; seats.len()];
+    for _ in 0..seats.len() {
+        let over = |i: &usize| !is_full[*i] && parts[*i] > rooms[*i] + 1e-12;
+        let newly_full: Vec<usize> = (0..seats.len()).filter(over).collect();
+        if newly_full.is_empty() {
+            break;
+        }
+        for i in newly_full {
+            (parts[i], is_full[i]) = (rooms[i], true);
+        }
+        let sum = |wanted: bool| (0..parts.len()).filter(|i| is_full[*i] == wanted).map(|i| parts[i]).sum::<f64>();
+        let (full, rest) = (sum(true), sum(false));
+        let scale = (1.0 - full) / rest;
+        (0..parts.len()).filter(|i| !is_full[*i]).for_each(|i| parts[i] *= scale);
+    }
+    let fits = parts.iter().zip(rooms).all(|(part, room)| *part <= room + 1e-9);
+    (fits && (parts.iter().sum::<f64>() - 1.0).abs() < 1e-9).then_some(parts)
+}
+
+/// In proportion to speed; who would get less than the floor gets that, from those that have more.
+fn by_speed(seats: &[Seat], floor: f64) -> Vec<f64> {
+    let mut is_floored = vec![false; seats.len()];
+    loop {
+        let left = 1.0 - floor * is_floored.iter().filter(|floored| **floored).count() as f64;
+        let free = seats.iter().zip(&is_floored).filter(|(_, floored)| !**floored);
+        let speed: f64 = free.map(|(seat, _)| seat.speed.max(1) as f64).sum();
+        let part = |i: usize| match is_floored[i] {
+            true => floor,
+            false => left * seats[i].speed.max(1) as f64 / speed,
+        };
+        let parts: Vec<f64> = (0..seats.len()).map(part).collect();
+        let Some(low) = (0..seats.len()).find(|i| !is_floored[*i] && parts[*i] < floor - 1e-12) else {
+            return parts;
+        };
+        is_floored[low] = true;
+    }
+}
+
+fn shares(parts: &[f64]) -> Shares {
+    let n = parts.len() as u16;
+    if parts.iter().all(|part| (part - parts[0]).abs() < 1e-9) {
+        return Shares::even(n);
+    }
+    let mut bounds = vec![0];
+    let mut sum = 0.0;
+    for part in &parts[..parts.len() - 1] {
+        sum += part;
+        bounds.push(((sum * f64::from(Shares::WHOLE)).round() as u32).min(Shares::WHOLE));
+    }
+    bounds.push(Shares::WHOLE);
+    Shares::new(bounds).unwrap_or_else(|_| Shares::even(n))
+}

@@ -1,0 +1,391 @@
+//! Which machine holds what: a pure function from what is there to a blueprint, or to the arithmetic of why not.
+
+mod cut;
+mod predict;
+mod seats;
+mod shape;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use predict::{Bottleneck, Prediction, predict};
+pub use shape::{Experts, ModelShape};
+
+use crate::WorkerId;
+use cut::{Cutter, KvRule, Seat};
+use shape::{Holding, Measure};
+use std::fmt;
+use std::ops::Range;
+use types::cache::blocks_for;
+use types::{BLOCK_TOKENS, DeviceClass, Grid, Layout, Place, Rank, Unsupported};
+
+/// What the operator wants of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    pub grid: Grid,
+    /// `int8` or `f32`.
+    pub activations: String,
+    /// `f16`, `bf16` or `f32`.
+    pub kv_dtype: String,
+    /// Per rank. None: what eight full contexts need, at most a quarter of the machine's memory.
+    pub kv_memory: Option<u64>,
+    /// None: the model's, or as much of it as the KV memory holds.
+    pub context: Option<u32>,
+    pub running_max: u32,
+}
+
+/// A worker that could take a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    pub worker: WorkerId,
+    pub host: String,
+    pub device: String,
+    pub memory_bytes: u64,
+    pub threads: u32,
+}
+
+/// In the order in which they joined.
+pub type Inventory = [Machine];
+
+/// A replica laid out: the same figures for everybody who reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blueprint {
+    pub grid: Grid,
+    /// Told to every rank, which computes from it what it holds.
+    pub layout: Layout,
+    pub context: u32,
+    /// Of every rank: one pool of block ids.
+    pub n_blocks: u32,
+    /// By rank.
+    pub shards: Vec<Shard>,
+}
+
+/// What one rank holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    pub rank: Rank,
+    pub place: Place,
+    pub worker: WorkerId,
+    pub host: String,
+    pub layers: Range<u32>,
+    pub heads: Range<u32>,
+    pub kv_heads: Range<u32>,
+    pub weight_bytes: u64,
+    pub kv_bytes: u64,
+    pub kv_tokens: u64,
+}
+
+/// There is no blueprint: why, and what could be had instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unplaceable {
+    pub why: Why,
+    /// The grid nearest to the one asked for that these machines could serve.
+    pub nearest: Option<Grid>,
+}
+
+/// Why there is no blueprint, with the figures.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Why {
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    #[error("tp {tp} x pp {pp} is no grid: both must be at least 1")]
+    NoGrid { tp: u16, pp: u16 },
+    #[error("tp {tp} x pp {pp} needs {needed} workers, {there} are there")]
+    TooFew { tp: u16, pp: u16, needed: usize, there: usize },
+    #[error("tp {tp} is more than the model can be cut into: its attention has {n_leaves} runs of heads")]
+    Heads { tp: u16, n_leaves: u32 },
+    #[error("pp {pp} is more than the model has layers: {n_layers}")]
+    Layers { pp: u16, n_layers: u32 },
+    #[error("{0:?} is no KV dtype: use f16, bf16 or f32")]
+    KvDtype(String),
+    #[error("a context of {asked} was asked for, the model was made for {model}: ask for at most that")]
+    Context { asked: u32, model: u32 },
+    #[error(
+        "{host} has {available} bytes, the weights of rank {rank} need {needed}{}: \
+         use a larger machine, more ranks or a smaller quantization",
+        altogether(.all_needed, .all_available)
+    )]
+    Weights { rank: u16, host: String, needed: u64, available: u64, all_needed: u64, all_available: u64 },
+    #[error(
+        "{host} has {available} bytes beside {weights} of weights, the KV cache of rank {rank} is to have {needed}: \
+         ask for less KV memory"
+    )]
+    KvMemory { rank: u16, host: String, weights: u64, needed: u64, available: u64 },
+    #[error(
+        "a context of {context} needs {needed} bytes of KV on rank {rank} ({block_bytes} per {BLOCK_TOKENS} tokens), \
+         {available} are there: ask for a shorter context or more KV memory"
+    )]
+    Kv { rank: u16, context: u32, block_bytes: u64, needed: u64, available: u64 },
+}
+
+fn altogether(needed: &u64, available: &u64) -> String {
+    format!(" (all ranks need {needed}, their machines have {available})")
+}
+
+impl fmt::Display for Unplaceable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.why.fmt(f)?;
+        match (self.nearest, &self.why) {
+            (Some(Grid { tp, pp, .. }), _) => write!(f, "; the nearest grid that fits is tp {tp} x pp {pp}"),
+            (None, Why::Unsupported(_) | Why::KvDtype(_) | Why::Context { .. }) => Ok(()),
+            (None, _) => write!(f, "; no other grid fits either"),
+        }
+    }
+}
+
+impl std::error::Error for Unplaceable {}
+
+/// Lays the replica out on what is there. `now` is the blueprint in force: who holds a rank keeps it.
+pub fn plan(
+    inventory: &Inventory,
+    shape: &ModelShape,
+    policy: &Policy,
+    now: Option<&Blueprint>,
+) -> Result<Blueprint, Unplaceable> {
+    let machines = alike(inventory);
+    let planned = plan_grid(&machines, shape, policy, policy.grid, now);
+    planned.map_err(|why| Unplaceable { why, nearest: nearest(&machines, shape, policy) })
+}
+
+/// Ranks of one replica must agree in every bit, so they are devices of one class: that of who joined first.
+fn alike(inventory: &Inventory) -> Vec<&Machine> {
+    let first = inventory.first();
+    inventory.iter().filter(|machine| first.is_some_and(|first| machine.device == first.device)).collect()
+}
+
+fn class_of(machines: &[&Machine]) -> DeviceClass {
+    match machines.first().map(|machine| machine.device.as_str()) {
+        Some("cuda") => DeviceClass::Cuda,
+        Some("sim") => DeviceClass::Sim,
+        _ => DeviceClass::Cpu,
+    }
+}
+
+/// More are not tried when a grid is looked for that fits.
+const RANKS_TRIED_MAX: u16 = 64;
+
+/// The grid that fits and is nearest to what was asked for: in ranks, then in `tp`.
+fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy) -> Option<Grid> {
+    let asked = policy.grid;
+    let n_max = RANKS_TRIED_MAX.min(u16::try_from(machines.len()).unwrap_or(u16::MAX));
+    let of_tp = |tp: u16| (1..=n_max / tp).map(move |pp| Grid { pp, tp, ep: 1 });
+    let mut grids: Vec<Grid> = (1..=n_max).flat_map(of_tp).filter(|grid| *grid != asked).collect();
+    let n_asked = u32::from(asked.tp) * u32::from(asked.pp);
+    grids.sort_by_key(|grid| (u32::from(grid.n_ranks()).abs_diff(n_asked), grid.tp.abs_diff(asked.tp)));
+    grids.into_iter().find(|grid| plan_grid(machines, shape, policy, *grid, None).is_ok())
+}
+
+fn plan_grid(
+    machines: &[&Machine],
+    shape: &ModelShape,
+    policy: &Policy,
+    grid: Grid,
+    now: Option<&Blueprint>,
+) -> Result<Blueprint, Why> {
+    let measure = Measure::new(shape, class_of(machines), &policy.kv_dtype)?;
+    check(machines, &measure, policy, grid)?;
+    let planner = Planner { measure, policy, grid };
+    let by_need = planner.large_enough_first(machines);
+    let n_ranks = usize::from(grid.n_ranks());
+    let (largest_free, largest) = (largest(machines, n_ranks, now), largest(machines, n_ranks, None));
+    let attempts = [(&by_need, now), (&largest_free, now), (&largest, None)];
+    let mut result = Err(Why::NoGrid { tp: grid.tp, pp: grid.pp });
+    for (preferred, now) in attempts {
+        result = planner.on(&seats::seat(preferred, grid, now));
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
+}
+
+fn check(machines: &[&Machine], measure: &Measure, policy: &Policy, grid: Grid) -> Result<(), Why> {
+    let Grid { tp, pp, ep } = grid;
+    if tp == 0 || pp == 0 {
+        return Err(Why::NoGrid { tp, pp });
+    }
+    if ep != 1 {
+        return Err(Unsupported("expert parallelism apart from tp: experts are spread over a stage's ranks").into());
+    }
+    let (n_layers, n_leaves) = (measure.shape.n_layers, measure.n_leaves());
+    if u32::from(tp) > n_leaves {
+        return Err(Why::Heads { tp, n_leaves });
+    }
+    if u32::from(pp) > n_layers {
+        return Err(Why::Layers { pp, n_layers });
+    }
+    let (needed, there) = (usize::from(tp) * usize::from(pp), machines.len());
+    if there < needed {
+        return Err(Why::TooFew { tp, pp, needed, there });
+    }
+    let (asked, model) = (policy.context.unwrap_or(measure.shape.context), measure.shape.context);
+    if asked > model {
+        return Err(Why::Context { asked, model });
+    }
+    Ok(())
+}
+
+/// Who holds a rank now, and the machines with the most memory; in the order in which they joined where it is equal.
+fn largest<'a>(machines: &[&'a Machine], n: usize, now: Option<&Blueprint>) -> Vec<&'a Machine> {
+    let holds =
+        |machine: &Machine| now.is_some_and(|now| now.shards.iter().any(|shard| shard.worker == machine.worker));
+    let mut sorted = machines.to_vec();
+    sorted.sort_by_key(|machine| (!holds(machine), std::cmp::Reverse(machine.memory_bytes)));
+    sorted.truncate(n);
+    sorted
+}
+
+const CONTEXTS_BY_DEFAULT: u64 = 8;
+
+struct Planner<'a> {
+    measure: Measure<'a>,
+    policy: &'a Policy,
+    grid: Grid,
+}
+
+impl Planner<'_> {
+    fn shape(&self) -> &ModelShape {
+        self.measure.shape
+    }
+
+    fn rule(&self) -> KvRule {
+        self.policy.kv_memory.map_or(KvRule::Quarter, KvRule::Reserved)
+    }
+
+    fn context_asked(&self) -> u32 {
+        self.policy.context.unwrap_or(self.shape().context)
+    }
+
+    /// What all that may run could fill, or by default a few contexts.
+    fn n_blocks_wanted(&self, context: u32) -> u64 {
+        let n_running = u64::from(self.policy.running_max.max(1));
+        let n_contexts = match self.rule() {
+            KvRule::Reserved(_) => n_running,
+            KvRule::Quarter => n_running.min(CONTEXTS_BY_DEFAULT),
+        };
+        (n_contexts * u64::from(blocks_for(context))).min(u64::from(u32::MAX) - 1)
+    }
+
+    /// Those first that have room for an even part and for a context beside it.
+    fn large_enough_first<'a>(&self, machines: &[&'a Machine]) -> Vec<&'a Machine> {
+        let whole = self.measure.stage(0, 1, 0..self.shape().n_layers);
+        let n_ranks = u64::from(self.grid.n_ranks());
+        let n_blocks = u64::from(blocks_for(self.policy.context.unwrap_or(BLOCK_TOKENS)));
+        let kv = self.policy.kv_memory.unwrap_or(n_blocks * whole.block_bytes / n_ranks);
+        let needed = (whole.weights / n_ranks).saturating_add(kv);
+        let (mut large, small): (Vec<_>, Vec<_>) = machines.iter().partition(|machine| machine.memory_bytes >= needed);
+        large.extend(small);
+        large
+    }
+
+    fn on(&self, machines: &[&Machine]) -> Result<Blueprint, Why> {
+        let seats = seats_of(machines);
+        let cutter =
+            Cutter { measure: &self.measure, seats: &seats, tp: self.grid.tp, rule: self.rule(), minds_memory: true };
+        let asked = self.context_asked();
+        let layout = cutter.layout(blocks_for(asked).into(), self.n_blocks_wanted(asked));
+        match layout {
+            Some(layout) => self.fill(machines, layout),
+            None => Err(self.too_heavy(machines, &Cutter { minds_memory: false, ..cutter })),
+        }
+    }
+
+    /// The figures of a layout whose weights fit.
+    fn fill(&self, machines: &[&Machine], layout: Layout) -> Result<Blueprint, Why> {
+        let holdings = self.holdings(&layout);
+        let budgets: Vec<u64> =
+            machines.iter().zip(&holdings).map(|(machine, held)| self.budget(machine, held)).collect();
+        let blocks = |rank: usize| budgets[rank].checked_div(holdings[rank].block_bytes).unwrap_or(u64::MAX);
+        let smallest = (0..budgets.len()).min_by_key(|rank| blocks(*rank)).unwrap_or(0);
+        let context = self.context(smallest, holdings[smallest].block_bytes, budgets[smallest])?;
+        let n_blocks = blocks(smallest).min(self.n_blocks_wanted(context)) as u32;
+        let shard = |(i, held): (usize, &Holding)| {
+            let rank = Rank(i as u16);
+            Shard {
+                rank,
+                place: self.grid.place(rank),
+                worker: machines[i].worker,
+                host: machines[i].host.clone(),
+                layers: layout.part(rank).layers,
+                heads: held.heads.clone(),
+                kv_heads: held.kv_heads.clone(),
+                weight_bytes: held.weights,
+                kv_bytes: u64::from(n_blocks) * held.block_bytes,
+                kv_tokens: u64::from(n_blocks) * u64::from(BLOCK_TOKENS),
+            }
+        };
+        let shards = holdings.iter().enumerate().map(shard).collect();
+        Ok(Blueprint { grid: self.grid, layout, context, n_blocks, shards })
+    }
+
+    fn holdings(&self, layout: &Layout) -> Vec<Holding> {
+        (0..self.grid.n_ranks()).map(|rank| self.measure.part(&layout.part(Rank(rank)))).collect()
+    }
+
+    fn budget(&self, machine: &Machine, held: &Holding) -> u64 {
+        self.rule().budget(machine.memory_bytes, held.weights).unwrap_or(0)
+    }
+
+    /// A context that was asked for is given or refused; otherwise it is what the model knows and the memory holds.
+    fn context(&self, rank: usize, block_bytes: u64, available: u64) -> Result<u32, Why> {
+        let asked = self.context_asked();
+        let n_held = available.checked_div(block_bytes).unwrap_or(u64::MAX);
+        let held = n_held.saturating_mul(BLOCK_TOKENS.into());
+        if held >= u64::from(asked) {
+            return Ok(asked);
+        }
+        if self.policy.context.is_none() && held > 0 {
+            return Ok(held as u32);
+        }
+        let needed = u64::from(blocks_for(asked)) * block_bytes;
+        Err(Why::Kv { rank: rank as u16, context: asked, block_bytes, needed, available })
+    }
+
+    /// Why the weights do not fit: shown on the cut that speed alone would make, on the rank that lacks the most.
+    fn too_heavy(&self, machines: &[&Machine], endless: &Cutter) -> Why {
+        let Some(layout) = endless.layout(0, 0) else {
+            return Why::NoGrid { tp: self.grid.tp, pp: self.grid.pp };
+        };
+        let holdings = self.holdings(&layout);
+        let reserved = self.policy.kv_memory.unwrap_or(0);
+        let lacks = |rank: &usize| {
+            let needed = holdings[*rank].weights.saturating_add(reserved);
+            i128::from(needed) - i128::from(machines[*rank].memory_bytes)
+        };
+        let rank = (0..holdings.len()).max_by_key(lacks).unwrap_or(0);
+        let (host, available) = (machines[rank].host.clone(), machines[rank].memory_bytes);
+        let weights = holdings[rank].weights;
+        match available.checked_sub(weights) {
+            Some(beside) => Why::KvMemory { rank: rank as u16, host, weights, needed: reserved, available: beside },
+            None => Why::Weights {
+                rank: rank as u16,
+                host,
+                needed: weights,
+                available,
+                all_needed: holdings.iter().map(|held| held.weights).sum(),
+                all_available: machines.iter().map(|machine| machine.memory_bytes).sum(),
+            },
+        }
+    }
+}
+
+/// Machines that differ by less than this are alike, and get alike parts.
+const SPEEDS_ALIKE: (u64, u64) = (5, 4);
+
+fn seats_of(machines: &[&Machine]) -> Vec<Seat> {
+    let speeds: Vec<u64> = predict::speeds(machines);
+    let (slowest, fastest) = (speeds.iter().min().copied().unwrap_or(1), speeds.iter().max().copied().unwrap_or(1));
+    let are_alike = fastest.saturating_mul(SPEEDS_ALIKE.1) <= slowest.saturating_mul(SPEEDS_ALIKE.0);
+    let seat = |(machine, speed): (&&Machine, &u64)| Seat {
+        memory: machine.memory_bytes,
+        speed: if are_alike { slowest } else { *speed },
+    };
+    machines.iter().zip(&speeds).map(seat).collect()
+}
+
+/// K and V of every layer and head for the positions of one block.
+pub fn block_bytes(shape: &ModelShape, policy: &Policy) -> Result<u64, Unplaceable> {
+    let measure = Measure::new(shape, DeviceClass::Cpu, &policy.kv_dtype);
+    let measure = measure.map_err(|why| Unplaceable { why, nearest: None })?;
+    Ok(measure.stage(0, 1, 0..shape.n_layers).block_bytes.max(1))
+}

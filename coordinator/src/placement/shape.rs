@@ -1,0 +1,187 @@
+//! What each part of a model weighs, reads and remembers, as a rank that is given it will find. Knows no machines.
+
+use super::Why;
+use checkpoint::{Checkpoint, LayerSizes, Sizes};
+use std::ops::Range;
+use types::{BLOCK_TOKENS, DeviceClass, Leaves, Part, Place, Shares};
+
+/// What placement needs to know of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelShape {
+    pub n_layers: u32,
+    pub hidden: u32,
+    pub n_heads: u32,
+    pub n_kv_heads: u32,
+    pub head_dim: u32,
+    /// The width of the MLP.
+    pub inner: u32,
+    pub vocab: u32,
+    /// The positions that it was made for.
+    pub context: u32,
+    pub experts: Option<Experts>,
+    /// As they lie in the file; packing keeps them but for padding.
+    pub sizes: Sizes,
+}
+
+/// Of each layer that has experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    pub n: u32,
+    /// Of those, what a token goes through.
+    pub n_used: u32,
+}
+
+impl ModelShape {
+    pub fn of(checkpoint: &Checkpoint) -> ModelShape {
+        let spec = checkpoint.spec();
+        ModelShape {
+            n_layers: spec.n_layers,
+            hidden: spec.hidden,
+            n_heads: spec.n_heads,
+            n_kv_heads: spec.n_kv_heads,
+            head_dim: spec.head_dim,
+            inner: spec.inner,
+            vocab: spec.vocab,
+            context: spec.context,
+            experts: None,
+            sizes: checkpoint.sizes(),
+        }
+    }
+}
+
+/// What one rank holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holding {
+    pub heads: Range<u32>,
+    /// All that its query heads read: one that a boundary cuts is held on both sides.
+    pub kv_heads: Range<u32>,
+    pub weights: u64,
+    /// Of the weights, what every rank of the stage holds.
+    pub replicated: u64,
+    /// What a pass of one row reads: an embedding is looked up and not read, a head is read whole.
+    pub read: u64,
+    /// K and V of its layers and heads for the positions of one block.
+    pub block_bytes: u64,
+}
+
+/// Measures parts of one model.
+pub(crate) struct Measure<'a> {
+    pub shape: &'a ModelShape,
+    o_proj: Leaves,
+    down_proj: Leaves,
+    /// `before[i]` is the sum of the layers before layer i.
+    before: Vec<LayerSizes>,
+    element_bytes: u64,
+}
+
+impl<'a> Measure<'a> {
+    pub fn new(shape: &'a ModelShape, class: DeviceClass, kv_dtype: &str) -> Result<Measure<'a>, Why> {
+        let element_bytes = match kv_dtype {
+            "f16" | "bf16" => 2,
+            "f32" => 4,
+            other => return Err(Why::KvDtype(other.into())),
+        };
+        let mut before = vec![LayerSizes::default()];
+        for layer in &shape.sizes.layers {
+            before.push(before[before.len() - 1] + *layer);
+        }
+        // A shape without sizes has layers all the same.
+        before.resize(shape.n_layers as usize + 1, before[before.len() - 1]);
+        let o_proj = Leaves::o_proj(class, shape.n_heads, shape.head_dim);
+        let down_proj = Leaves::down_proj(class, shape.inner);
+        Ok(Measure { shape, o_proj, down_proj, before, element_bytes })
+    }
+
+    /// The smallest runs of heads that a rank can own.
+    pub fn n_leaves(&self) -> u32 {
+        self.o_proj.len() as u32
+    }
+
+    pub fn part(&self, part: &Part) -> Holding {
+        let heads = self.heads(part);
+        let kv_heads = self.kv_heads(&heads);
+        let layers = self.layers(part, &heads, &kv_heads);
+        let outer = self.outer(part);
+        let head_rows = part.is_last().then(|| self.rows(part, self.head_bytes())).unwrap_or(0);
+        let row = u64::from(kv_heads.len() as u32) * u64::from(self.shape.head_dim) * self.element_bytes;
+        Holding {
+            weights: layers.total() + outer.total(),
+            replicated: layers.replicated + outer.replicated,
+            read: layers.total() - layers.experts + self.experts_read(layers.experts) + outer.replicated + head_rows,
+            block_bytes: u64::from(BLOCK_TOKENS) * part.layers.len() as u64 * 2 * row,
+            heads,
+            kv_heads,
+        }
+    }
+
+    /// A stage as one rank would hold it.
+    pub fn stage(&self, stage: u16, n_stages: u16, layers: Range<u32>) -> Holding {
+        let place = Place { stage, tp: 0, ep: 0 };
+        self.part(&Part { place, layers, shares: Shares::even(1), n_stages })
+    }
+
+    fn heads(&self, part: &Part) -> Range<u32> {
+        let run = part.owned(self.n_leaves());
+        let elements = self.o_proj.elements(&run);
+        let start = elements.start / self.shape.head_dim;
+        match run.is_empty() {
+            true => start..start,
+            false => start..elements.end.div_ceil(self.shape.head_dim),
+        }
+    }
+
+    fn kv_heads(&self, heads: &Range<u32>) -> Range<u32> {
+        let per_kv = (self.shape.n_heads / self.shape.n_kv_heads.max(1)).max(1);
+        let start = heads.start / per_kv;
+        match heads.is_empty() {
+            true => start..start,
+            false => start..heads.end.div_ceil(per_kv).min(self.shape.n_kv_heads),
+        }
+    }
+
+    fn layers(&self, part: &Part, heads: &Range<u32>, kv_heads: &Range<u32>) -> LayerSizes {
+        let shape = self.shape;
+        let all = self.before[part.layers.end as usize] - self.before[part.layers.start as usize];
+        let columns = self.down_proj.elements(&part.owned(self.down_proj.len() as u32));
+        let experts = shape.experts.map_or(0..1, |experts| part.owned(experts.n));
+        LayerSizes {
+            heads: portion(all.heads, heads, shape.n_heads),
+            kv_heads: portion(all.kv_heads, kv_heads, shape.n_kv_heads),
+            mlp: portion(all.mlp, &columns, shape.inner),
+            experts: portion(all.experts, &experts, shape.experts.map_or(1, |experts| experts.n)),
+            replicated: all.replicated,
+        }
+    }
+
+    /// What belongs to no layer: rows of the vocabulary, and the last norm.
+    fn outer(&self, part: &Part) -> LayerSizes {
+        let sizes = &self.shape.sizes;
+        // One matrix serves as both where one rank has both.
+        let tied_here = part.is_first() && sizes.head == 0;
+        let embedding = if part.is_first() { self.rows(part, sizes.embedding) } else { 0 };
+        let head = if part.is_last() && !tied_here { self.rows(part, self.head_bytes()) } else { 0 };
+        let replicated = if part.is_last() { sizes.norm } else { 0 };
+        LayerSizes { heads: embedding, mlp: head, replicated, ..LayerSizes::default() }
+    }
+
+    fn rows(&self, part: &Part, bytes: u64) -> u64 {
+        portion(bytes, &part.owned(self.shape.vocab), self.shape.vocab)
+    }
+
+    fn head_bytes(&self) -> u64 {
+        match self.shape.sizes.head {
+            0 => self.shape.sizes.embedding,
+            head => head,
+        }
+    }
+
+    fn experts_read(&self, bytes: u64) -> u64 {
+        self.shape.experts.map_or(bytes, |experts| portion(bytes, &(0..experts.n_used), experts.n))
+    }
+}
+
+/// So many of `of` equal units, rounded up.
+fn portion(bytes: u64, units: &Range<u32>, of: u32) -> u64 {
+    let n = u128::from(units.end.saturating_sub(units.start));
+    (u128::from(bytes) * n).div_ceil(u128::from(of.max(1))) as u64
+}

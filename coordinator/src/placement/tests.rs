@@ -1,0 +1,350 @@
+//! Known figures, and thousands of random models and machines.
+
+use super::*;
+use checkpoint::{LayerSizes, Sizes};
+use types::Shares;
+
+/// Nine query heads, three of K and V, thirty layers, and a head that weighs nine of them.
+fn smol() -> ModelShape {
+    let layer = LayerSizes { heads: 460_800, kv_heads: 153_600, mlp: 1_843_200, experts: 0, replicated: 4608 };
+    ModelShape {
+        n_layers: 30,
+        hidden: 576,
+        n_heads: 9,
+        n_kv_heads: 3,
+        head_dim: 64,
+        inner: 1536,
+        vocab: 49152,
+        context: 8192,
+        experts: None,
+        sizes: Sizes { embedding: 9 * layer.total(), layers: vec![layer; 30], norm: 2304, head: 0 },
+    }
+}
+
+fn policy(tp: u16, pp: u16) -> Policy {
+    Policy {
+        grid: Grid { tp, pp, ep: 1 },
+        activations: "int8".into(),
+        kv_dtype: "f16".into(),
+        kv_memory: None,
+        context: None,
+        running_max: 64,
+    }
+}
+
+fn machine(id: u64, memory_bytes: u64) -> Machine {
+    Machine { worker: WorkerId(id), host: format!("host-{id}"), device: "cpu".into(), memory_bytes, threads: 1 }
+}
+
+fn machines(n: u64, memory_bytes: u64) -> Vec<Machine> {
+    (0..n).map(|id| machine(id, memory_bytes)).collect()
+}
+
+#[track_caller]
+fn check(memory_bytes: u64, policy: Policy, expect: Result<(u32, u32), &str>) {
+    let got = plan(&[machine(1, memory_bytes)], &smol(), &policy, None);
+    match expect {
+        Ok(figures) => assert_eq!(got.map(|plan| (plan.context, plan.n_blocks)).unwrap(), figures),
+        Err(part) => assert!(got.as_ref().is_err_and(|e| e.to_string().contains(part)), "{got:?}"),
+    }
+}
+
+#[test]
+fn figures_follow_from_memory() {
+    let policy = || policy(1, 1);
+    // A block: 16 tokens x 30 layers x 2 x 3 heads x 64 x 2 bytes = 368640 bytes.
+    check(64 << 30, policy(), Ok((8192, 8 * 512)));
+    check(4 << 30, policy(), Ok((8192, (1 << 30) / 368_640)));
+    check(64 << 30, Policy { kv_memory: Some(368_640 * 600), ..policy() }, Ok((8192, 600)));
+    check(64 << 30, Policy { kv_dtype: "f32".into(), kv_memory: Some(368_640 * 1200), ..policy() }, Ok((8192, 600)));
+    // What all that may run could fill is enough.
+    let few = Policy { running_max: 2, context: Some(32), kv_memory: Some(1 << 30), ..policy() };
+    check(64 << 30, few, Ok((32, 4)));
+    // Nobody asked for the whole context.
+    check(64 << 30, Policy { kv_memory: Some(368_640 * 10), ..policy() }, Ok((160, 10)));
+}
+
+#[test]
+fn refusals_show_the_arithmetic() {
+    let policy = || policy(1, 1);
+    let weights = smol().sizes.total();
+    check(50 << 20, policy(), Err(&format!("has 52428800 bytes, the weights of rank 0 need {weights}")));
+    let beside = (200 << 20) - weights;
+    let much = Policy { kv_memory: Some(1 << 30), ..policy() };
+    check(200 << 20, much, Err(&format!("has {beside} bytes beside {weights} of weights")));
+    let long = Policy { context: Some(8192), kv_memory: Some(368_640 * 10), ..policy() };
+    check(64 << 30, long, Err("needs 188743680 bytes of KV on rank 0 (368640 per 16 tokens), 3686400"));
+    check(64 << 30, Policy { context: Some(9000), ..policy() }, Err("asked for, the model was made for 8192"));
+    check(64 << 30, Policy { kv_dtype: "int3".into(), ..policy() }, Err("int3"));
+}
+
+#[track_caller]
+fn refused(machines: &[Machine], policy: &Policy, why: &str, nearest: Option<(u16, u16)>) {
+    let error = plan(machines, &smol(), policy, None).unwrap_err();
+    assert!(error.to_string().contains(why), "{error}");
+    assert_eq!(error.nearest.map(|grid| (grid.tp, grid.pp)), nearest, "{error}");
+}
+
+#[test]
+fn a_refusal_names_the_nearest_grid_that_fits() {
+    refused(&[], &policy(1, 1), "needs 1 workers, 0 are there; no other grid", None);
+    refused(&machines(3, 8 << 30), &policy(2, 2), "needs 4 workers, 3 are there; the nearest grid", Some((1, 3)));
+    refused(&machines(16, 8 << 30), &policy(12, 1), "its attention has 9 runs of heads", Some((6, 2)));
+    refused(&machines(40, 8 << 30), &policy(1, 40), "more than the model has layers: 30", Some((2, 20)));
+    // 97 MB of weights, of which a machine holds 70.
+    refused(&machines(3, 70 << 20), &policy(1, 1), "the weights of rank 0 need", Some((1, 2)));
+    refused(&machines(1, 50 << 20), &policy(1, 1), "no other grid fits", None);
+    refused(
+        &machines(9, 8 << 30),
+        &Policy { grid: Grid { tp: 0, pp: 1, ep: 1 }, ..policy(1, 1) },
+        "no grid",
+        Some((1, 1)),
+    );
+}
+
+fn layers(plan: &Blueprint) -> Vec<Range<u32>> {
+    plan.layout.stages().iter().map(|stage| stage.layers.clone()).collect()
+}
+
+#[test]
+fn uneven_is_ordinary() {
+    let plan = plan(&machines(4, 64 << 30), &smol(), &policy(2, 2), None).unwrap();
+    // The head weighs nine layers: 39 in all, and the embedding is not read.
+    assert_eq!(layers(&plan), [0..19, 19..30]);
+    let heads: Vec<_> = plan.shards.iter().map(|shard| (shard.heads.clone(), shard.kv_heads.clone())).collect();
+    // Nine heads in two: five and four. The second KV head is read on both sides, and held on both.
+    assert_eq!(heads, [(0..5, 0..2), (5..9, 1..3), (0..5, 0..2), (5..9, 1..3)]);
+    assert_eq!(plan.layout.stages()[0].shares, Shares::even(2));
+    let sum: u64 = plan.shards.iter().map(|shard| shard.kv_bytes).sum();
+    assert_eq!(sum, u64::from(plan.n_blocks) * 368_640 * 4 / 3);
+    assert!(plan.shards.iter().map(|shard| shard.weight_bytes).sum::<u64>() > smol().sizes.total());
+}
+
+#[test]
+fn thirty_layers_over_four_stages() {
+    let without_head = ModelShape { sizes: Sizes { embedding: 0, ..smol().sizes }, ..smol() };
+    let plan = plan(&machines(4, 64 << 30), &without_head, &policy(1, 4), None).unwrap();
+    let mut n: Vec<usize> = layers(&plan).iter().map(Range::len).collect();
+    n.sort_unstable();
+    assert_eq!(n, [7, 7, 8, 8]);
+}
+
+#[test]
+fn a_faster_machine_gets_more_and_a_smaller_one_less() {
+    let mut all = machines(2, 64 << 30);
+    all[0].threads = 3;
+    let fast = plan(&all, &smol(), &policy(2, 1), None).unwrap();
+    assert_eq!(fast.shards[0].heads, 0..7, "three quarters of nine, rounded");
+    let fast = plan(&all, &smol(), &policy(1, 2), None).unwrap();
+    assert_eq!(layers(&fast), [0..29, 29..30]);
+
+    let all = [machine(0, 48 << 20), machine(1, 64 << 30)];
+    let tight = Policy { kv_memory: Some(16 << 20), ..policy(2, 1) };
+    let small = plan(&all, &smol(), &tight, None).unwrap();
+    let held = small.shards.iter().find(|shard| shard.host == "host-0").unwrap();
+    assert!(held.heads.len() == 3 && held.weight_bytes + (16 << 20) <= 48 << 20, "{small}");
+}
+
+#[test]
+fn layers_move_until_the_pool_is_balanced() {
+    // Speed alone would cut at 20; then the first stage's KV limits the pool.
+    let tight = Policy { kv_memory: Some(12_288 * 15 * 400), ..policy(1, 2) };
+    let plan = plan(&machines(2, 1 << 30), &smol(), &tight, None).unwrap();
+    assert!(layers(&plan)[0].end <= 17, "{plan}");
+    assert!(plan.n_blocks >= 360, "{plan}");
+}
+
+#[test]
+fn experts_are_spread_over_the_ranks() {
+    let layer = LayerSizes { experts: 8 << 20, mlp: 0, ..smol().sizes.layers[0] };
+    let sizes = Sizes { layers: vec![layer; 4], ..smol().sizes };
+    let moe = ModelShape { n_layers: 4, experts: Some(Experts { n: 8, n_used: 2 }), sizes, ..smol() };
+    let plan = plan(&machines(2, 64 << 30), &moe, &policy(2, 1), None).unwrap();
+    let [a, b] = &plan.shards[..] else { panic!("two ranks") };
+    assert!(a.weight_bytes.abs_diff(b.weight_bytes) < 1 << 20 && a.weight_bytes > 16 << 20, "{plan}");
+    let measure = Measure::new(&moe, DeviceClass::Cpu, "f16").unwrap();
+    let whole = measure.stage(0, 1, 0..4);
+    assert_eq!(whole.weights - whole.read, 4 * 6 << 20, "six of eight experts rest, the embedding is the head");
+}
+
+#[test]
+fn who_holds_a_rank_keeps_it() {
+    let all = [machine(1, 1 << 20), machine(2, 8 << 30), machine(3, 16 << 30)];
+    let first = plan(&all, &smol(), &policy(1, 1), None).unwrap();
+    assert_eq!(first.shards[0].worker, WorkerId(2), "the first that is large enough");
+    let now = plan(&all[2..], &smol(), &policy(1, 1), None).unwrap();
+    assert_eq!(plan(&all, &smol(), &policy(1, 1), Some(&now)).unwrap(), now);
+}
+
+#[test]
+fn a_stage_sits_on_one_host() {
+    let mut all = machines(4, 8 << 30);
+    for (machine, host) in all.iter_mut().zip(["a", "b", "b", "a"]) {
+        machine.host = host.into();
+    }
+    let plan = plan(&all, &smol(), &policy(2, 2), None).unwrap();
+    let hosts: Vec<_> = plan.shards.iter().map(|shard| shard.host.as_str()).collect();
+    assert_eq!(hosts, ["a", "a", "b", "b"]);
+}
+
+#[test]
+fn the_table_has_a_row_per_rank_and_the_prediction_a_cause() {
+    let mut all = machines(4, 64 << 30);
+    all.iter_mut().for_each(|machine| machine.threads = 4);
+    let plan = plan(&all, &smol(), &policy(2, 2), None).unwrap();
+    let table = plan.to_string();
+    assert_eq!(table.lines().count(), 6, "{table}");
+    let prediction = predict(&all, &smol(), &policy(2, 2), &plan).unwrap();
+    assert_eq!(prediction.bottleneck, Bottleneck::Collective, "four hosts, and a small model");
+    let solo = super::plan(&all[..1], &smol(), &policy(1, 1), None).unwrap();
+    let alone = predict(&all, &smol(), &policy(1, 1), &solo).unwrap();
+    assert_eq!((alone.bottleneck, alone.exchange_micros), (Bottleneck::MemoryBandwidth, 0.0));
+    assert!(prediction.exchange_micros > prediction.work_micros && prediction.work_micros < alone.work_micros);
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)) % n
+    }
+
+    fn model(&mut self) -> ModelShape {
+        let n_layers = 1 + self.below(12) as u32;
+        let n_kv_heads = 1 + self.below(4) as u32;
+        let experts = (self.below(4) == 0).then(|| Experts { n: 8, n_used: 2 });
+        let mut layer = || LayerSizes {
+            heads: self.below(1 << 20),
+            kv_heads: self.below(1 << 18),
+            mlp: self.below(1 << 21),
+            experts: if experts.is_some() { self.below(1 << 22) } else { 0 },
+            replicated: self.below(1 << 12),
+        };
+        let layers = (0..n_layers).map(|_| layer()).collect();
+        let head = if self.below(2) == 0 { 0 } else { self.below(1 << 22) };
+        ModelShape {
+            n_layers,
+            hidden: 256,
+            n_heads: n_kv_heads * (1 + self.below(4) as u32),
+            n_kv_heads,
+            head_dim: [16, 32, 64, 80][self.below(4) as usize],
+            inner: 32 * (1 + self.below(40) as u32),
+            vocab: 1 + self.below(5000) as u32,
+            context: 16 + self.below(2000) as u32,
+            experts,
+            sizes: Sizes { embedding: self.below(1 << 22), layers, norm: 1024, head },
+        }
+    }
+
+    fn machines(&mut self, n: u64, memory: u64) -> Vec<Machine> {
+        let scale = memory.max(2);
+        let machine = |random: &mut Random, id| Machine {
+            host: format!("host-{}", random.below(3)),
+            threads: 1 + random.below(3) as u32,
+            memory_bytes: scale / 2 + random.below(scale),
+            ..machine(id, 0)
+        };
+        (0..n).map(|id| machine(self, id)).collect()
+    }
+
+    fn policy(&mut self) -> Policy {
+        let kv_memory = (self.below(3) == 0).then(|| self.below(1 << 22));
+        let context = (self.below(3) == 0).then(|| 16 + self.below(200) as u32);
+        let running_max = 1 + self.below(8) as u32;
+        let grid = Grid { tp: 1 + self.below(4) as u16, pp: 1 + self.below(4) as u16, ep: 1 };
+        Policy { grid, kv_memory, context, running_max, ..policy(1, 1) }
+    }
+}
+
+fn check_blueprint(plan: &Blueprint, machines: &[Machine], shape: &ModelShape, policy: &Policy) {
+    let layout = &plan.layout;
+    assert_eq!((layout.grid(), layout.n_layers()), (policy.grid, shape.n_layers));
+    assert_eq!(plan.shards.len(), usize::from(policy.grid.n_ranks()));
+    let mut workers: Vec<_> = plan.shards.iter().map(|shard| shard.worker).collect();
+    workers.sort_unstable();
+    workers.dedup();
+    assert_eq!(workers.len(), plan.shards.len(), "each worker holds one rank");
+    assert!(plan.n_blocks > 0 && plan.context > 0);
+    assert!(policy.context.is_none_or(|context| plan.context == context));
+    assert!(u64::from(plan.n_blocks) * 16 >= u64::from(plan.context), "a context fits the pool");
+    let measure = Measure::new(shape, DeviceClass::Cpu, &policy.kv_dtype).unwrap();
+    for shard in &plan.shards {
+        let machine = machines.iter().find(|machine| machine.worker == shard.worker).unwrap();
+        let held = measure.part(&layout.part(shard.rank));
+        assert_eq!((held.weights, &held.heads, &held.kv_heads), (shard.weight_bytes, &shard.heads, &shard.kv_heads));
+        assert!(shard.weight_bytes + shard.kv_bytes <= machine.memory_bytes, "{plan}");
+        assert!(policy.kv_memory.is_none_or(|kv| shard.kv_bytes <= kv));
+        assert!(!shard.heads.is_empty() && !shard.kv_heads.is_empty());
+        assert_eq!(shard.kv_bytes, u64::from(plan.n_blocks) * held.block_bytes);
+    }
+    for stage in plan.shards.chunks(usize::from(policy.grid.tp)) {
+        assert_eq!((stage[0].heads.start, stage[stage.len() - 1].heads.end), (0, shape.n_heads));
+        assert!(stage.windows(2).all(|pair| pair[0].heads.end == pair[1].heads.start));
+        assert!(stage.iter().map(|shard| shard.kv_heads.len()).sum::<usize>() >= shape.n_kv_heads as usize);
+    }
+}
+
+fn check_refusal(error: &Unplaceable, machines: &[Machine], shape: &ModelShape, policy: &Policy) {
+    match &error.why {
+        Why::Weights { needed, available, .. } | Why::KvMemory { needed, available, .. } => {
+            assert!(needed > available, "{error}");
+        }
+        Why::Kv { context, block_bytes, needed, available, .. } => {
+            assert!(needed > available, "{error}");
+            assert_eq!(*needed, u64::from(blocks_for(*context)) * block_bytes);
+        }
+        Why::TooFew { needed, there, .. } => assert!(needed > there && *there == machines.len()),
+        Why::Heads { tp, n_leaves } => assert!(u32::from(*tp) > *n_leaves && *n_leaves <= shape.n_heads),
+        Why::Layers { pp, n_layers } => assert!(u32::from(*pp) > *n_layers && *n_layers == shape.n_layers),
+        Why::Context { asked, model } => assert!(asked > model),
+        other => panic!("{other:?}"),
+    }
+    if let Some(grid) = error.nearest {
+        assert_ne!(grid, policy.grid);
+        let policy = Policy { grid, ..policy.clone() };
+        check_blueprint(&plan(machines, shape, &policy, None).unwrap(), machines, shape, &policy);
+    }
+}
+
+/// A lost worker's rank goes to a spare. Whether everybody else stayed where they were.
+fn survives_loss(random: &mut Random, now: &Blueprint, machines: &[Machine], shape: &ModelShape, of: &Policy) -> bool {
+    let lost = now.shards[random.below(now.shards.len() as u64) as usize].worker;
+    let mut left: Vec<Machine> = machines.iter().filter(|machine| machine.worker != lost).cloned().collect();
+    left.push(Machine { memory_bytes: 64 << 30, ..machine(99, 0) });
+    let Ok(next) = plan(&left, shape, of, Some(now)) else { return false };
+    check_blueprint(&next, &left, shape, of);
+    now.shards.iter().zip(&next.shards).all(|(old, new)| old.worker == lost || old.worker == new.worker)
+}
+
+#[test]
+fn thousands_of_models_and_machines() {
+    let (mut n_placed, mut n_refused, mut n_moved) = (0, 0, 0);
+    for seed in 0..2500 {
+        let random = &mut Random(seed);
+        let (shape, policy) = (random.model(), random.policy());
+        let n_ranks = u64::from(policy.grid.n_ranks());
+        let n = (n_ranks + random.below(3)).saturating_sub(random.below(6) / 5);
+        let memory = shape.sizes.total() / n_ranks * (1 + random.below(4)) + random.below(1 << 21);
+        let machines = random.machines(n, memory);
+        let planned = plan(&machines, &shape, &policy, None);
+        assert_eq!(planned, plan(&machines, &shape, &policy, None), "seed {seed}: the same twice");
+        match planned {
+            Ok(blueprint) => {
+                n_placed += 1;
+                check_blueprint(&blueprint, &machines, &shape, &policy);
+                assert_eq!(plan(&machines, &shape, &policy, Some(&blueprint)), Ok(blueprint.clone()), "seed {seed}");
+                n_moved += u32::from(!survives_loss(random, &blueprint, &machines, &shape, &policy));
+            }
+            Err(error) => {
+                n_refused += 1;
+                check_refusal(&error, &machines, &shape, &policy);
+            }
+        }
+    }
+    // A machine of just the size of its rank may be too small for any other cut.
+    assert!(n_moved * 50 < n_placed, "{n_moved} of {n_placed} moved though there was a spare");
+    assert!(n_placed > 800 && n_refused > 400, "{n_placed} placed, {n_refused} refused");
+}

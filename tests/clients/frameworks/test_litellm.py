@@ -1,0 +1,67 @@
+"""litellm, unmodified, with this as an OpenAI-compatible server."""
+
+import os
+import unittest
+
+# Its table of prices comes from its own package: a test asks nobody outside.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+
+import litellm
+
+from server import Server
+
+server = None
+ASK = [{"role": "user", "content": "Name three colours."}]
+
+
+def setUpModule():
+    global server
+    litellm.telemetry = False
+    server = Server()
+
+
+def tearDownModule():
+    server.stop()
+
+
+def options(**more):
+    here = {"api_base": f"{server.url}/v1", "api_key": "none", "max_retries": 0, "temperature": 0, "max_tokens": 16}
+    return here | more
+
+
+def chat(**more):
+    return litellm.completion(**({"model": "openai/smollm2", "messages": ASK} | options() | more))
+
+
+class LiteLlm(unittest.TestCase):
+    def test_chat(self):
+        reply = chat()
+        self.assertTrue(reply.choices[0].message.content.strip())
+        self.assertEqual(reply.usage.total_tokens, reply.usage.prompt_tokens + reply.usage.completion_tokens)
+
+    def test_stream_says_the_same(self):
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chat(stream=True))
+        self.assertEqual(text, chat().choices[0].message.content)
+
+    def test_seed_and_choices(self):
+        draw = lambda seed: [choice.message.content for choice in chat(temperature=1, n=2, seed=seed).choices]
+        self.assertEqual(draw(5), draw(5))
+        self.assertEqual(len(set(draw(5))), 2)
+
+    def test_completion(self):
+        reply = litellm.text_completion(
+            model="text-completion-openai/smollm2", prompt="The capital of France is", **options(max_tokens=8)
+        )
+        self.assertIn("Paris", reply.choices[0].text)
+
+    def test_errors_have_their_classes(self):
+        with self.assertRaises(litellm.BadRequestError):
+            chat(temperature=5)
+        with self.assertRaises(litellm.NotFoundError):
+            chat(model="openai/no-such-model")
+        with self.assertRaises(litellm.BadRequestError):
+            chat(messages=[{"role": "user", "content": "word " * 10_000}])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,77 @@
+use super::*;
+use proto::cluster::LayerBytes;
+use types::{Grid, Layout, Rank};
+
+const MIB: u64 = 1 << 20;
+
+/// A header of one MiB, an embedding, and four layers of four MiB each.
+fn file() -> ModelFile {
+    let span = |layer, start: u64, end: u64| LayerBytes { layer, start: start * MIB, end: end * MIB };
+    let layers = (0..4).map(|layer| span(Some(layer), 5 + u64::from(layer) * 4, 9 + u64::from(layer) * 4));
+    let spans = std::iter::once(span(None, 1, 5)).chain(layers).collect();
+    ModelFile { name: "model.gguf".into(), n_bytes: 21 * MIB, spans }
+}
+
+fn files() -> ModelFiles {
+    ModelFiles { digest: vec![7; 32], name: "model.gguf".into(), is_folder: false, files: vec![file()] }
+}
+
+#[test]
+fn a_rank_needs_the_header_its_layers_and_the_ends_of_the_rest() {
+    let layout = Layout::even(Grid { pp: 4, tp: 1, ep: 1 }, 4).unwrap();
+    let of = |rank| needed(&file(), &layout.part(Rank(rank)));
+    let mib = |n: u64| n * MIB / CHUNK_BYTES;
+    for rank in 0..4u16 {
+        let needed = of(rank);
+        assert!((0..mib(1)).all(|chunk| needed.contains(&chunk)), "the header");
+        let start = 5 + u64::from(rank) * 4;
+        assert!((mib(start)..mib(start + 4)).all(|chunk| needed.contains(&chunk)), "its layer");
+        let edge = rank == 0 || rank == 3;
+        assert_eq!(needed.contains(&(mib(2))), edge, "the middle of the embedding");
+        assert!(needed.contains(&mib(1)) && needed.contains(&(mib(5) - 1)), "its ends");
+    }
+    assert_eq!(of(1).len() as u64, mib(1) + mib(4) + 2 * 4);
+    let solo = needed(&file(), &Layout::solo(4).part(Rank(0)));
+    assert_eq!(solo.len() as u64, mib(21));
+    assert_eq!(runs(&solo), [0..mib(21)]);
+    assert_eq!(runs(&BTreeSet::from([1, 2, 3, 7, 9, 10])), [1..4, 7..8, 9..11]);
+}
+
+#[test]
+fn a_journal_is_believed_as_far_as_it_is_whole() {
+    let folder = std::env::temp_dir().join(format!("lockstep-journal-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("journal");
+    let mut journal = Journal::open(&path, &files()).unwrap();
+    journal.add(0, 3..9).unwrap();
+    journal.add(1, 0..1).unwrap();
+    drop(journal);
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+    let mut again = Journal::open(&path, &files()).unwrap();
+    assert!(again.has(0, 8) && !again.has(0, 9) && !again.has(1, 0), "the last record was cut");
+    again.add(1, 0..1).unwrap();
+    drop(again);
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
+    let mut other = files();
+    other.files[0].n_bytes += 1;
+    assert_eq!(Journal::open(&path, &other).unwrap().len(), 0, "of other files");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn names_that_lead_elsewhere_are_refused() {
+    assert!(check(&files()).is_ok());
+    for name in ["", "..", "../x", "/x", "a/b", ".hidden", "a\0b"] {
+        let mut bad = files();
+        bad.files[0].name = name.into();
+        bad.name = name.into();
+        assert!(matches!(check(&bad), Err(FetchError::Manifest(_))), "{name:?}");
+    }
+    let mut outside = files();
+    outside.files[0].n_bytes = 20 * MIB;
+    assert!(check(&outside).is_err());
+    let mut twice = files();
+    twice.files.push(file());
+    assert!(check(&twice).is_err());
+}
