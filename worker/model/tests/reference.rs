@@ -30,11 +30,29 @@ const FAMILIES: [&str; 13] = [
     "gemma3",
     "gpt2",
 ];
+/// Made by llama.cpp's own converter.
+const GGUFS: [&str; 11] = [
+    "gguf-llama3",
+    "gguf-mistral",
+    "gguf-mixtral",
+    "gguf-smollm3",
+    "gguf-qwen2",
+    "gguf-qwen3-yarn",
+    "gguf-qwen3-moe",
+    "gguf-phi3",
+    "gguf-gemma2",
+    "gguf-gemma3",
+    "gguf-gpt2",
+];
 const CONTEXT: u32 = 400;
 const SEQUENCES: usize = 3;
 
 fn folder(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../../tests/reference", name].iter().collect()
+}
+
+fn model_path(name: &str) -> PathBuf {
+    if name.starts_with("gguf-") { folder(name).join("model.gguf") } else { folder(name) }
 }
 
 struct Rig {
@@ -47,7 +65,7 @@ struct Rig {
 
 impl Rig {
     fn new(name: &str, isa: Isa, threads: usize, activations: Activations, kv_dtype: KvDtype) -> Rig {
-        let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+        let checkpoint = Checkpoint::open(&model_path(name)).unwrap();
         let device = Cpu::new(CpuConfig { threads, activations, isa, spin: true }).unwrap();
         let limits = Limits { rows_max: 512, outputs_max: 512, context: CONTEXT.min(checkpoint.spec().context) };
         let collective = Collective::solo(checkpoint.spec().n_layers);
@@ -113,7 +131,7 @@ fn logs(name: &str) -> Vec<Vec<Token>> {
 
 #[test]
 fn logits_and_greedy_tokens_are_those_of_transformers() {
-    for name in FOLDERS.into_iter().chain(FAMILIES) {
+    for name in FOLDERS.into_iter().chain(FAMILIES).chain(GGUFS) {
         let mut rig = Rig::plain(name);
         let mut furthest = 0.0f64;
         for case in cases(name) {
@@ -166,7 +184,7 @@ fn chunks_give_the_same_bits() {
 /// On every path, in chunks and at once, as a server runs them.
 #[test]
 fn every_family_gives_the_same_bits() {
-    for name in FAMILIES {
+    for name in FAMILIES.into_iter().chain(GGUFS) {
         let logs = logs(name);
         let log = &logs[logs.len().min(2) - 1];
         let run = |isa, threads, chunk| {
