@@ -4,6 +4,7 @@ use crate::bench;
 use crate::config::Settings;
 use crate::single::{CoordinatorSettings, RouterSettings, WorkerSettings};
 use crate::trust::TrustSettings;
+use crate::{status, top};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -41,6 +42,12 @@ pub enum Command {
     /// Show how a model would be placed, in bytes and tokens, without loading it
     #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB")]
     Plan(Plan),
+    /// Show the live cluster once: each rank's place, memory and where its time goes
+    #[command(after_help = "Example: lockstep status --url http://127.0.0.1:8000")]
+    Status(status::Look),
+    /// Show the live cluster, again and again
+    #[command(after_help = "Example: lockstep top --every 2")]
+    Top(top::Top),
     /// Put load on a server that speaks OpenAI's API, and measure it
     #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
     Bench(bench::Options),

@@ -13,6 +13,8 @@ mod relay;
 mod roles;
 mod run;
 mod single;
+mod status;
+mod top;
 mod trust;
 
 use anyhow::{Context, anyhow};
@@ -41,6 +43,8 @@ fn main() -> ExitCode {
             print!("{}", self::plan::table(&config, &checkpoint)?);
             Ok(())
         }),
+        Command::Status(look) => status::Cluster::new(look).show().map(|page| print!("{page}")),
+        Command::Top(top) => top::run(&top),
         Command::Bench(options) => bench::run(&options),
         Command::Coordinator(coordinator) => single::coordinator(coordinator),
         Command::Worker(worker) => single::worker(worker),

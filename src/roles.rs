@@ -85,7 +85,7 @@ where
 {
     let claim = MemoryStore::starting_at(micros_since_1970()).claim(replica, "in this process");
     let config = coordinator_config(config, checkpoint, replica);
-    async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) }
+    async move { Ok(coordinator::serve(connections, config?, claim, shutdown).await?) }
 }
 
 /// A router that is attached through `replica`, until `shutdown`.
@@ -214,7 +214,7 @@ fn api_keys(config: &Config) -> anyhow::Result<router::ApiKeys> {
             text
         }
     };
-    for key in &config.api_key {
+    if let Some(key) = &config.api_key {
         ensure!(!key.trim().is_empty(), "--api-key is empty");
         // The key is its own name: it may have a colon.
         lines.push_str(&format!("\napi-key:{key}"));
@@ -231,9 +231,9 @@ fn text(checkpoint: &Checkpoint) -> anyhow::Result<router::Text> {
     })
 }
 
-fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -> coordinator::Config {
+fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -> anyhow::Result<coordinator::Config> {
     let defaults = coordinator::Limits::default();
-    coordinator::Config {
+    Ok(coordinator::Config {
         replica: replica.into(),
         model: config.served_model_name.clone().unwrap_or_else(|| checkpoint.spec().name.clone()),
         model_path: checkpoint.path().to_owned(),
@@ -253,7 +253,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
             drain_max: Duration::from_secs(config.drain_seconds),
             ..coordinator::Waits::default()
         },
-    }
+    })
 }
 
 pub fn policy(config: &Config) -> Policy {

@@ -10,7 +10,7 @@ use common::watched::Seen;
 use common::{Answer, Replica, Setup, reference_folder, smollm2};
 use std::cmp::Reverse;
 use std::path::Path;
-use types::{BLOCK_TOKENS, Dry, Finish, Penalties, Request, Sampling, Token, Tokens, Xtc};
+use types::{BLOCK_TOKENS, Dry, Finish, Goal, Penalties, Request, Sampling, Token, Tokens, Xtc};
 use worker::Isa;
 
 const REQUESTS: usize = 64;
@@ -60,6 +60,47 @@ async fn smollm2_other_policies() {
         let bench = Bench::new(&name, smollm2_setup(activations, kv_dtype), few).await;
         bench.chunks(&[7], &bench.first(8)).await;
         bench.instructions(&bench.first(4), &bench.first(8)).await;
+    }
+}
+
+/// What needs the rows of the prompt: logprobs of its tokens, and pooled hidden states.
+#[tokio::test]
+async fn scores_and_pooled_states() {
+    let model = reference_folder("llama-f32-rope3");
+    let mut requests = tiny_requests(&model);
+    requests.truncate(24);
+    for (i, request) in requests.iter_mut().enumerate() {
+        request.goal = if i % 3 == 0 { Goal::Pool } else { Goal::Score { top_n: (i % 4) as u8 } };
+        request.sampling.tokens_max = request.sampling.tokens_max.min(12);
+    }
+    let base = Setup::new(model, "f32", "f16");
+    let mut replica = Replica::start(&base).await;
+    let expected = replica.run_alone(&requests).await;
+    replica.stop().await;
+    for (request, answer) in requests.iter().zip(&expected) {
+        match request.goal {
+            Goal::Pool => assert!(answer.pooled.len() == 64 && answer.drawn.is_empty() && answer.scored.is_empty()),
+            _ => assert_eq!((answer.scored.len() + 1, answer.pooled.len()), (request.prompt.len(), 0)),
+        }
+        assert!(request.goal == Goal::Pool || !answer.drawn.is_empty(), "and then it goes on");
+    }
+    let small = Setup { n_blocks: 50, prefix_cache: true, ..base.clone() };
+    let ways = [
+        ("in company", base.clone()),
+        ("in chunks", Setup { chunk_tokens_max: 7, ..base.clone() }),
+        ("preempted and with a cache", small),
+        ("plain", Setup { isa: Isa::Plain, threads: 1, ..base }),
+    ];
+    for (way, setup) in ways {
+        let mut replica = Replica::start(&setup).await;
+        // The second round would find what the first has cached.
+        for _ in 0..2 {
+            let got = replica.run(&requests).await;
+            let differing: Vec<usize> = (0..requests.len()).filter(|&i| got[i] != expected[i]).collect();
+            assert!(differing.is_empty(), "{way}: requests {differing:?} differ from what they are alone");
+        }
+        assert_eq!(replica.seen().hits, 0, "{way}: what needs all rows reads no cache");
+        replica.stop().await;
     }
 }
 

@@ -60,7 +60,8 @@ enum Weights {
 }
 
 impl Checkpoint {
-    /// A `.gguf` file (of a split model: any of its parts), or a folder with `config.json` and safetensors. Every tensor that the model needs is there and
+    /// A `.gguf` file (of a split model: any of its parts), or a folder with `config.json` and safetensors.
+    /// Every tensor that the model needs is there and
     /// has the right shape and a type that is served, or this says which has not.
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let checkpoint = if path.is_dir() { Checkpoint::open_folder(path)? } else { Checkpoint::open_gguf(path)? };
@@ -207,8 +208,19 @@ impl Checkpoint {
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.weights {
             Weights::Gguf { header, files } => Tokenizer::from_gguf(header, &files[0], &self.path),
-            Weights::Folder(_) => Tokenizer::from_file(&self.path.join("tokenizer.json")),
+            Weights::Folder(_) => self.tokenizer_of_folder(),
         }
+    }
+
+    fn tokenizer_of_folder(&self) -> Result<Tokenizer> {
+        let json = self.path.join("tokenizer.json");
+        if !json.exists() && self.path.join("tokenizer.model").exists() {
+            let what = "a folder with a tokenizer.model and no tokenizer.json (saving its tokenizer with transformers \
+                        writes one), which"
+                .to_owned();
+            return Err(Error::Unsupported { path: self.path.clone(), what });
+        }
+        Tokenizer::from_file(&json)
     }
 
     /// The template that turns a chat into a prompt, if the model has one.

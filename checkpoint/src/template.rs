@@ -39,7 +39,7 @@ impl ChatTemplate {
         environment.set_syntax(syntax);
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(python_method);
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
@@ -137,6 +137,34 @@ fn failed(error: minijinja::Error) -> Error {
         (_, Some(line)) => format!("{detail} (line {line})"),
         (_, None) => detail,
     })
+}
+
+/// Python's methods of strings, lists and objects.
+fn python_method(
+    state: &mut minijinja::State<'_, '_>,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> std::result::Result<Value, minijinja::Error> {
+    match (method, value.as_str(), args) {
+        ("title", Some(text), []) => Ok(title(text).into()),
+        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
+    }
+}
+
+/// As Python's: a word begins after whatever is no letter.
+fn title(text: &str) -> String {
+    let mut titled = String::with_capacity(text.len());
+    let mut in_word = false;
+    for character in text.chars() {
+        if in_word {
+            titled.extend(character.to_lowercase());
+        } else {
+            titled.extend(character.to_uppercase());
+        }
+        in_word = character.is_alphabetic();
+    }
+    titled
 }
 
 fn raise_exception(message: String) -> std::result::Result<Value, minijinja::Error> {

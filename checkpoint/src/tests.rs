@@ -6,23 +6,24 @@ use crate::error::Fault;
 use std::fmt::Write as _;
 
 /// A metadata value as it is written.
-enum Meta<'a> {
+pub(crate) enum Meta<'a> {
     U32(u32),
     F32(f32),
     Bool(bool),
     Text(&'a str),
     Texts(Vec<String>),
     I32s(Vec<i32>),
+    F32s(Vec<f32>),
 }
 
 #[derive(Default)]
-struct Writer {
+pub(crate) struct Writer {
     values: Vec<(String, Vec<u8>)>,
     tensors: Vec<(String, Vec<u64>, u32, usize)>,
 }
 
 impl Writer {
-    fn meta(mut self, key: &str, value: Meta<'_>) -> Writer {
+    pub fn meta(mut self, key: &str, value: Meta<'_>) -> Writer {
         let mut bytes = Vec::new();
         match value {
             Meta::U32(n) => bytes.extend([&4u32.to_le_bytes()[..], &n.to_le_bytes()].concat()),
@@ -35,6 +36,10 @@ impl Writer {
             }
             Meta::I32s(list) => {
                 bytes.extend(array_head(5, list.len()));
+                list.iter().for_each(|n| bytes.extend(n.to_le_bytes()));
+            }
+            Meta::F32s(list) => {
+                bytes.extend(array_head(6, list.len()));
                 list.iter().for_each(|n| bytes.extend(n.to_le_bytes()));
             }
         }
@@ -54,7 +59,7 @@ impl Writer {
         self
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
         out.extend((self.tensors.len() as u64).to_le_bytes());
@@ -149,17 +154,17 @@ fn tiny() -> Writer {
 }
 
 /// A file that goes when this does.
-struct Temporary(PathBuf);
+pub(crate) struct Temporary(PathBuf);
 
 impl Temporary {
-    fn folder(name: &str) -> Temporary {
+    pub fn folder(name: &str) -> Temporary {
         let path = std::env::temp_dir().join(format!("lockstep-checkpoint-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Temporary(path)
     }
 
-    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+    pub fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
         std::fs::write(self.0.join(name), bytes).unwrap();
         self.0.join(name)
     }
@@ -488,10 +493,10 @@ fn a_damaged_header_is_an_error_or_another_model() {
 }
 
 /// Reproducible, and good enough to choose bytes with.
-struct Random(u64);
+pub(crate) struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % n
     }
@@ -540,6 +545,32 @@ fn templates_as_transformers_runs_them() {
         Err("instructions"),
     );
     check(&"x".repeat(2 << 20), Err("bytes are more"));
+}
+
+/// `tests/reference/make_templates.py` asked transformers.
+#[test]
+fn templates_of_models_render_as_in_transformers() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference/templates");
+    let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+    let expected = expected.as_object().unwrap();
+    assert!(expected.len() >= 13);
+    let mut wrong = String::new();
+    for (name, cases) in expected {
+        let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
+        let template = ChatTemplate::new(&source, Some("<s>".into()), Some("</s>".into())).unwrap();
+        for case in cases.as_array().unwrap() {
+            let text = |message: &Value, key: &str| message[key].as_str().unwrap().to_owned();
+            let message = |m: &Value| Message { role: text(m, "role"), content: text(m, "content") };
+            let messages: Vec<Message> = case["messages"].as_array().unwrap().iter().map(message).collect();
+            let rendered = template.render(&messages, case["prompt"].as_bool().unwrap());
+            match (&rendered, case["text"].as_str(), case["text"]["error"].as_str()) {
+                (Ok(rendered), Some(expected), _) if rendered == expected => {}
+                (Err(error), _, Some(expected)) if error.to_string().contains(expected) => {}
+                _ => writeln!(wrong, "{name}: {rendered:?}, and transformers {:?}", case["text"]).unwrap(),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
 }
 
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32,
@@ -619,6 +650,38 @@ fn damaged_safetensors_are_an_error() {
         folder.write("model.safetensors", &bytes);
         let opened = Checkpoint::open(&folder.0);
         assert!(round % 2 == 1 || opened.is_err());
+    }
+}
+
+#[test]
+fn hostile_safetensors_headers_are_an_error() {
+    let folder = Temporary::folder("hostile");
+    folder.write("config.json", CONFIG.as_bytes());
+    let tensor =
+        |shape: &str, offsets: &str| format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#);
+    let entry =
+        |name: &str, offsets: &str| format!(r#""{name}":{{"dtype":"F32","shape":[2],"data_offsets":{offsets}}}"#);
+    let pair = format!("{{{},{}}}", entry("a", "[0,8]"), entry("b", "[4,12]"));
+    let headers = [
+        tensor("[1152921504606846976,1152921504606846976]", "[0,16]"),
+        tensor("[4611686018427387904]", "[0,18446744073709551615]"),
+        tensor("[4]", "[16,0]"),
+        tensor("[4]", "[0,64]"),
+        tensor("[-1]", "[0,16]"),
+        tensor("[0,4]", "[0,0]"),
+        pair,
+        format!("{}{}", "[".repeat(10_000), "]".repeat(10_000)),
+        "{}".to_owned(),
+        "\u{0}".to_owned(),
+    ];
+    for header in headers {
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 16]].concat();
+        folder.write("model.safetensors", &bytes);
+        assert!(Checkpoint::open(&folder.0).is_err(), "{header}");
+    }
+    for len in [0u64, 1 << 20, 1 << 60, u64::MAX] {
+        folder.write("model.safetensors", &[&len.to_le_bytes()[..], b"{}      "].concat());
+        assert!(Checkpoint::open(&folder.0).is_err(), "a header of {len} bytes");
     }
 }
 

@@ -113,7 +113,7 @@ impl Config {
         let limits = &self.limits;
         let n_stages = u32::from(self.policy.grid.pp);
         scheduler::Config {
-            n_blocks,
+            n_blocks: vec![n_blocks],
             context_max: context,
             running_max: self.policy.running_max,
             waiting_max: limits.waiting_max,

@@ -180,7 +180,7 @@ impl Replica {
         let held = facts.iter().map(|facts| facts.n_blocks).min().unwrap_or(0);
         let n_blocks = blueprint.n_blocks.min(held);
         match &mut self.serving {
-            Some(serving) => serving.scheduler.requeue_into(self.epoch, n_blocks, &mut self.outputs),
+            Some(serving) => serving.scheduler.requeue_into(self.epoch, &[n_blocks], &mut self.outputs),
             None => {
                 let config = self.config.scheduler(blueprint.context, n_blocks, first.policy);
                 let mut scheduler = Scheduler::new(config, self.epoch)?;

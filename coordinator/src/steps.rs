@@ -147,7 +147,9 @@ impl Replica {
 }
 
 fn output_frame(output: &Output, done: &StepDone) -> wire::Output {
-    let drawn = done.slices.get(output.slice).map_or(&[][..], |slice| &slice.tokens);
+    let slice = done.slices.get(output.slice);
+    let drawn = slice.map_or(&[][..], |slice| &slice.tokens);
+    let beside = slice.filter(|_| output.scored_position > 0);
     let tokens = drawn.iter().take(output.n_tokens as usize).map(wire::TokenOut::from).collect();
     wire::Output {
         id: output.id.0,
@@ -155,9 +157,9 @@ fn output_frame(output: &Output, done: &StepDone) -> wire::Output {
         tokens,
         finish: output.finish.map_or(wire::Finish::Unspecified, wire::Finish::from).into(),
         cached_tokens: output.n_cached,
-        scored_position: 0,
-        scored: Vec::new(),
-        pooled: Vec::new(),
+        scored_position: output.scored_position,
+        scored: beside.map_or(&[][..], |slice| &slice.scored).iter().map(wire::TokenOut::from).collect(),
+        pooled: beside.map_or_else(Vec::new, |slice| slice.pooled.clone()),
     }
 }
 

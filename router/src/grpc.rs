@@ -134,6 +134,12 @@ impl Inference for Service {
         let models = self.front.link.replica().iter().map(|replica| model(replica)).collect();
         Ok(Response::new(v1::ListModelsReply { models }))
     }
+
+    async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Result<Response<v1::Topology>, Status> {
+        self.tenant(request.metadata()).map_err(status)?;
+        let view = self.front.link.view().borrow().clone();
+        Ok(Response::new(crate::topology::topology(&view)))
+    }
 }
 
 impl Service {

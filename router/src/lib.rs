@@ -17,6 +17,7 @@ mod refusal;
 mod sampling;
 mod stop;
 mod text;
+mod topology;
 
 pub use config::{Config, Limits, Render, Waits};
 pub use keys::{ApiKeys, NoKey};

@@ -126,6 +126,9 @@ pub fn reference_folder(name: &str) -> PathBuf {
 pub struct Answer {
     pub drawn: Vec<Drawn>,
     pub finish: Option<Finish>,
+    /// Of the prompt, if that was asked for.
+    pub scored: Vec<Drawn>,
+    pub pooled: Vec<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -279,6 +282,14 @@ fn take(output: wire::Output, requests: &[Request], open: &mut BTreeMap<u64, usi
     let next = requests[i].output.len() + answer.drawn.len();
     assert_eq!(output.position as usize, next, "request {i} goes on at its next position");
     answer.finish = output.finished().unwrap();
+    // Who begins again says scores again: from the position on, the same.
+    let (at, scored) = ((output.scored_position as usize).saturating_sub(1), output.scored);
+    assert!(scored.is_empty() || at <= answer.scored.len(), "request {i} leaves a gap in its scores");
+    if !scored.is_empty() {
+        answer.scored.truncate(at);
+    }
+    answer.scored.extend(scored.into_iter().map(|out| Drawn::from(TokenOut::from(out))));
+    answer.pooled.extend(output.pooled.iter().map(|value| value.to_bits()));
     answer.drawn.extend(output.tokens.into_iter().map(|out| Drawn::from(TokenOut::from(out))));
     if answer.finish.is_some() {
         open.remove(&output.id);

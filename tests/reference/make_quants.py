@@ -17,7 +17,8 @@ with open("quants.bin", "wb") as out:
         elements, n_bytes = GGML_QUANT_SIZES[kind]
         blocks = random.integers(0, 256, (N // elements, n_bytes), dtype=np.uint8)
         for at in HALVES.get(kind, [0]):
-            halves = (random.standard_normal(len(blocks)) * 10.0 ** random.uniform(-8, 1, len(blocks))).astype(np.float16)
+            halves = (random.standard_normal(len(blocks)) * 10.0 ** random.uniform(-8, 1,
+                len(blocks))).astype(np.float16)
             blocks[:, at:at + 2] = halves.view(np.uint8).reshape(-1, 2)
         if kind == T.MXFP4:
             blocks[:4, 0] = [0, 1, 2, 250]

@@ -26,6 +26,6 @@ pub use leaves::Leaves;
 pub use policy::{DeviceClass, Numerics, PolicyDigest};
 pub use request::{Constraint, Goal, Priority, Request, Span, SpanKind};
 pub use sampling::{Dry, Penalties, Sampling, Xtc};
-pub use step::{BlockCopy, Finish, Slice, SliceDone, Step, StepDone, TokenLogprob, TokenOut, Want};
+pub use step::{BlockCopy, Finish, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob, TokenOut, Want};
 pub use topology::{Grid, Place};
 pub use unsupported::Unsupported;

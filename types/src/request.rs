@@ -77,11 +77,6 @@ impl Request {
 
     /// What the types can say and nothing serves yet, refused by name.
     pub fn supported(&self) -> Result<(), Unsupported> {
-        match self.goal {
-            Goal::Generate => {}
-            Goal::Score { .. } => return Err(Unsupported("logprobs of the prompt")),
-            Goal::Pool => return Err(Unsupported("pooling")),
-        }
         if self.adapter.is_some() {
             return Err(Unsupported("adapter"));
         }

@@ -22,6 +22,10 @@ pub struct Step {
     /// sequence holds, and a start holds none. So a sequence that starts with a prefix hit gets the shared blocks at
     /// the front of its first run; the hit is `range.start` of its first slice, equal in all groups. `blocks` is used
     /// up exactly.
+    ///
+    /// Blocks of a windowed group that no later query reads may be given to others, and nobody says so: a rank keeps
+    /// its entry and must not follow it. In front of a prefix hit the entries that no query will read are
+    /// `BlockId::NONE` (the first `group.n_passed(range.start)` of the run).
     pub blocks: Vec<BlockId>,
     pub copies: Vec<BlockCopy>,
     /// Sequences to forget before anything else of this step. None of them has a slice in this step, or after it unless
@@ -76,11 +80,7 @@ impl Slice {
         if self.n_draft != 0 {
             return Err(Unsupported("drafts"));
         }
-        match self.want {
-            Want::Nothing | Want::Last => Ok(()),
-            Want::All { .. } => Err(Unsupported("logprobs of the prompt")),
-            Want::Pool => Err(Unsupported("pooling")),
-        }
+        Ok(())
     }
 }
 
@@ -91,12 +91,15 @@ pub enum Want {
     Nothing,
     /// The token after the range.
     Last,
-    /// Logprobs of the tokens at `range.start + 1 ..= range.end`, as far as the log knows them; and, where the range
+    /// Logprobs of the tokens at `range.start + 1 ..= range.end`, as far as they are the prompt's; and, where the range
     /// ends the log, the token after it.
     All { top_n: u8 },
     /// The hidden states of the range, pooled.
     Pool,
 }
+
+/// Rows of one step that are scored. The memory for logits is made for so many beside those that draw.
+pub const SCORED_ROWS_MAX: u32 = 64;
 
 /// Copy a page before the step runs: copy-on-write, or a page that comes back from a slower memory, whose ids begin
 /// where the pool's end.

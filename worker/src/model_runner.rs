@@ -1,8 +1,8 @@
 //! The runner with a model: a step goes through the sequences, one pass and the draws. Knows nothing of streams, and of
 //! the model only that it turns a batch into logits.
 //!
-//! A step on a rank: ends and starts; on the first stage, what the sampler drew in earlier steps, if a row needs it; the
-//! rows; the pass, which all ranks make together; on the sampler the draws, which it tells the first stage.
+//! A step on a rank: ends and starts; on the first stage, what the sampler drew in earlier steps, if a row needs it;
+//! the rows; the pass, which all ranks make together; on the sampler the draws, which it tells the first stage.
 
 use crate::runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
 use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};
@@ -28,6 +28,8 @@ pub struct ModelRunner<D: Device> {
     drawn: Vec<Option<TokenOut>>,
     /// From the sampler to the first stage.
     told: Vec<Option<Token>>,
+    /// A row's hidden state.
+    state: Vec<f32>,
 }
 
 impl<D: Device> ModelRunner<D> {
@@ -37,6 +39,7 @@ impl<D: Device> ModelRunner<D> {
         model: Model<D>,
         kv: KvCache<D>,
         limits: SequenceLimits,
+        hidden: usize,
     ) -> ModelRunner<D> {
         let outputs_max = limits.outputs_max();
         let part = collective.part();
@@ -44,7 +47,8 @@ impl<D: Device> ModelRunner<D> {
         let batch = sequences.new_batch();
         let (draws, drawn) = (Vec::with_capacity(outputs_max), Vec::with_capacity(outputs_max));
         let told = Vec::with_capacity(outputs_max);
-        ModelRunner { device, collective, model, kv, sequences, is_sampler, batch, draws, drawn, told }
+        let state = vec![0.0; hidden];
+        ModelRunner { device, collective, model, kv, sequences, is_sampler, batch, draws, drawn, told, state }
     }
 
     /// Everything up to the rows of the step.
@@ -65,6 +69,10 @@ impl<D: Device> ModelRunner<D> {
             self.sequences.draws(step, &mut draws);
             self.device.draw(logits, &draws, &mut self.drawn);
             self.draws = emptied(draws);
+        }
+        if let (true, true, Some(hidden)) = (self.is_sampler, self.batch.wants_hidden, self.model.hidden()) {
+            let read = |row: usize, state: &mut [f32]| self.device.read(hidden, row..row + 1, state);
+            self.sequences.pool(step, &self.batch, &mut self.state, read);
         }
         Ok(())
     }
@@ -154,7 +162,7 @@ impl ModelLoader {
         let kv = KvCache::new(&device, &specs).map_err(failed(assignment))?;
         let policy = model::policy(&checkpoint, activations, kv_dtype);
         let ready = Ready { policy, n_blocks: limits.n_blocks, weight_bytes: model.weight_bytes() as u64 };
-        Ok((ModelRunner::new(device, collective, model, kv, limits), ready))
+        Ok((ModelRunner::new(device, collective, model, kv, limits, spec.hidden as usize), ready))
     }
 
     /// What `load` does, with the runner's own type. The ranks come together first: nobody waits for another's reading.

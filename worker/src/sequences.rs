@@ -4,12 +4,13 @@
 //! All ranks of a replica lay out the same rows for a step, though only some know what was drawn. So a log grows by
 //! position: whoever does not know the token writes `UNKNOWN` in its place, and so do all where nothing could be drawn.
 
-use backend::{Batch, BatchSlice, Draw};
+use backend::{Batch, BatchSlice, Draw, Score};
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use types::cache::blocks_for;
 use types::{
-    BLOCK_TOKENS, BlockId, CacheGroup, Part, Request, RequestId, Sampling, Slice, SliceDone, Step, StepId, Token,
-    TokenOut, Want,
+    BLOCK_TOKENS, BlockId, CacheGroup, Part, Request, RequestId, SCORED_ROWS_MAX, Sampling, Slice, SliceDone, Step,
+    StepId, Token, TokenOut, Want,
 };
 
 /// What this rank can hold and run at once. A step beyond it breaks the protocol.
@@ -27,9 +28,9 @@ pub struct SequenceLimits {
 }
 
 impl SequenceLimits {
-    /// Rows of one step whose logits are wanted: one per slice, and no slice is empty.
+    /// Rows of one step whose logits are wanted: one per slice, as no slice is empty, and those that are scored.
     pub fn outputs_max(&self) -> usize {
-        self.rows_max.min(self.running_max)
+        self.rows_max.min(self.running_max + SCORED_ROWS_MAX as usize)
     }
 }
 
@@ -92,6 +93,8 @@ pub enum Violation {
     BlocksLeftOver(usize),
     #[error("{n} rows, {rows_max} at most")]
     TooManyRows { n: usize, rows_max: usize },
+    #[error("{n} rows with logits, {outputs_max} at most")]
+    TooManyOutputs { n: usize, outputs_max: usize },
     #[error("{n} sequences, {running_max} at most")]
     TooManySequences { n: usize, running_max: usize },
 }
@@ -141,6 +144,8 @@ struct Sequence {
     life: u64,
     /// The last token has been drawn and not been told.
     is_untold: bool,
+    /// The sum of the hidden states so far, where they are pooled.
+    pooled: Vec<f32>,
     /// Nothing could be drawn. What was planned ahead for it runs, on any tokens, and is worth nothing.
     failed: bool,
     /// Per cache group, the blocks of its positions.
@@ -180,7 +185,7 @@ impl Sequences {
         batch.tokens.reserve(rows_max);
         batch.positions.reserve(rows_max);
         batch.slices.reserve(running_max);
-        batch.outputs.reserve(running_max);
+        batch.outputs.reserve(self.limits.outputs_max());
         batch.tables.resize_with(self.limits.groups.len(), Default::default);
         for table in &mut batch.tables {
             table.blocks.reserve(running_max * blocks_for(context) as usize);
@@ -274,17 +279,35 @@ impl Sequences {
         }
         sequence.mark_written(slice, &mut self.written, self.limits.n_blocks, self.n_begun)?;
         sequence.lay_out(slice, batch);
-        Ok(())
+        let (n, outputs_max) = (batch.outputs.len(), self.limits.outputs_max());
+        if n > outputs_max { Err(Violation::TooManyOutputs { n, outputs_max }) } else { Ok(()) }
     }
 
     /// The draws of a step's outputs, in the order of `batch.outputs`.
     pub fn draws<'a>(&'a self, step: &Step, draws: &mut Vec<Draw<'a>>) {
         draws.clear();
-        for slice in step.slices.iter().filter(|slice| slice.want == Want::Last) {
-            if let Some(sequence) = self.held.get(&slice.id) {
+        for slice in &step.slices {
+            let Some(sequence) = self.held.get(&slice.id) else { continue };
+            for (token, n_top) in sequence.scores(slice) {
+                let (prompt, output) = (&sequence.tokens[..0], &sequence.tokens[..0]);
+                let score = Some(Score { token, n_top });
+                draws.push(Draw { sampling: &sequence.sampling, prompt, output, score });
+            }
+            if sequence.draws(slice) {
                 let log = &sequence.tokens[..slice.range.end as usize];
                 let (prompt, output) = log.split_at(sequence.n_prompt.min(log.len()));
                 draws.push(Draw { sampling: &sequence.sampling, prompt, output, score: None });
+            }
+        }
+    }
+
+    /// Pools the rows of the slices that are for it, each row read by `read` into the memory that it is handed.
+    pub fn pool(&mut self, step: &Step, batch: &Batch, state: &mut [f32], mut read: impl FnMut(usize, &mut [f32])) {
+        for (slice, rows) in step.slices.iter().zip(&batch.slices).filter(|(slice, _)| slice.want == Want::Pool) {
+            let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
+            for row in rows.rows.clone() {
+                read(row as usize, state);
+                sequence.pool(state);
             }
         }
     }
@@ -304,7 +327,16 @@ impl Sequences {
         for (slice, done) in step.slices.iter().zip(done) {
             clear(done);
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
-            if slice.want == Want::Last {
+            for _ in sequence.scored(slice) {
+                let out = drawn.next().and_then(Option::take);
+                sequence.failed |= out.is_none();
+                done.scored.extend(out);
+            }
+            if slice.want == Want::Pool && slice.range.end as usize == sequence.n_prompt {
+                sequence.give_pooled(&mut done.pooled);
+                sequence.failed |= done.pooled.is_empty();
+            }
+            if sequence.draws(slice) {
                 let out = drawn.next().and_then(Option::take).filter(|_| !sequence.failed);
                 let token = out.as_ref().map(|out| out.token);
                 sequence.failed |= token.is_none();
@@ -320,8 +352,9 @@ impl Sequences {
     pub fn pass_by(&mut self, step: &Step) {
         let is_told = matches!(self.tokens, Tokens::IsTold { .. });
         let n_before = self.untold.draws.len();
-        for slice in step.slices.iter().filter(|slice| slice.want == Want::Last) {
-            let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
+        for slice in &step.slices {
+            let held = self.held.get_mut(&slice.id);
+            let Some(sequence) = held.filter(|sequence| sequence.draws(slice)) else { continue };
             let has_grown = sequence.grow(slice.range.end, UNKNOWN);
             if is_told {
                 sequence.is_untold |= has_grown;
@@ -357,6 +390,7 @@ impl Sequence {
         self.last_slice = 0;
         self.life = life;
         self.is_untold = false;
+        self.pooled.clear();
         self.failed = false;
         self.tables.resize_with(limits.groups.len(), Vec::new);
         for table in &mut self.tables {
@@ -446,14 +480,56 @@ impl Sequence {
         }
     }
 
+    /// Whether the slice draws the token behind its range. Asked before the log grows.
+    fn draws(&self, slice: &Slice) -> bool {
+        match slice.want {
+            Want::Last => true,
+            Want::All { .. } => slice.range.end as usize == self.tokens.len(),
+            Want::Nothing | Want::Pool => false,
+        }
+    }
+
+    /// Positions whose rows are scored: another token of the prompt follows.
+    fn scored(&self, slice: &Slice) -> Range<u32> {
+        match slice.want {
+            Want::All { .. } => {
+                slice.range.start..slice.range.end.min((self.n_prompt as u32).saturating_sub(1)).max(slice.range.start)
+            }
+            Want::Nothing | Want::Last | Want::Pool => 0..0,
+        }
+    }
+
+    /// The tokens that the scored rows are asked for, and how many likely ones beside each.
+    fn scores(&self, slice: &Slice) -> Vec<(Token, u8)> {
+        let top_n = if let Want::All { top_n } = slice.want { top_n } else { 0 };
+        self.scored(slice).map(|position| (self.tokens[position as usize + 1], top_n)).collect()
+    }
+
+    /// Adds a position's hidden state; positions come in their order, so the sum has one.
+    fn pool(&mut self, state: &[f32]) {
+        self.pooled.resize(state.len(), 0.0);
+        self.pooled.iter_mut().zip(state).for_each(|(sum, value)| *sum += value);
+    }
+
+    /// The mean over the prompt, if it is one of numbers.
+    fn give_pooled(&mut self, to: &mut Vec<f32>) {
+        let n = self.n_prompt as f32;
+        to.extend(self.pooled.iter().map(|sum| sum / n));
+        if !to.iter().all(|value| value.is_finite()) {
+            to.clear();
+        }
+    }
+
     fn lay_out(&self, slice: &Slice, batch: &mut Batch) {
         let first = batch.n_rows() as u32;
         let rows = first..first + slice.range.len() as u32;
         batch.tokens.extend_from_slice(&self.tokens[slice.range.start as usize..slice.range.end as usize]);
         batch.positions.extend(slice.range.clone());
-        if slice.want == Want::Last {
+        batch.outputs.extend(self.scored(slice).map(|position| first + position - slice.range.start));
+        if self.draws(slice) {
             batch.outputs.push(rows.end - 1);
         }
+        batch.wants_hidden |= slice.want == Want::Pool;
         batch.slices.push(BatchSlice { rows, start: slice.range.start });
         for (of_batch, of_sequence) in batch.tables.iter_mut().zip(&self.tables) {
             of_batch.blocks.extend_from_slice(of_sequence);

@@ -78,7 +78,10 @@ impl Sim {
     fn draw_out(&self, sequence: &Sequence) -> TokenOut {
         let sampling = &sequence.request.sampling;
         let n_generated = (sequence.log.len() - sequence.request.prompt.len()) as u32;
-        let token = self.draw(sampling, sequence.prompt, n_generated);
+        self.told(sequence, self.draw(sampling, sequence.prompt, n_generated), sampling)
+    }
+
+    fn told(&self, sequence: &Sequence, token: Token, sampling: &Sampling) -> TokenOut {
         let Some(n_top) = sampling.logprobs else { return TokenOut { token, ..TokenOut::default() } };
         let logprob = |token: Token| -((mix(sequence.prompt, token.into()) % 1024) as f32) / 64.0;
         let top = (0..u32::from(n_top))
@@ -98,6 +101,19 @@ impl Sim {
         let of_all = u64::from(assignment.layout.n_layers()) * u64::from(self.n_kv_heads);
         let of_rank = part.layers.len() as u64 * u64::from(kv_heads);
         (self.block_bytes * of_rank / of_all.max(1)).max(1)
+    }
+
+    /// Of the prompt's tokens behind the slice's positions.
+    fn score(&self, sequence: &Sequence, slice: &Slice, n_top: u8) -> Vec<TokenOut> {
+        let sampling = Sampling { logprobs: Some(n_top), ..Sampling::default() };
+        let known = sequence.request.prompt.iter().enumerate();
+        let scored = known.filter(|(at, _)| (slice.range.start + 1..=slice.range.end).contains(&(*at as u32)));
+        scored.map(|(_, token)| self.told(sequence, *token, &sampling)).collect()
+    }
+
+    /// Four numbers of the prompt's hash.
+    fn pool(sequence: &Sequence) -> Vec<f32> {
+        (0..4).map(|i| (mix(sequence.prompt, i) % 1024) as f32 / 512.0 - 1.0).collect()
     }
 
     fn micros(&self, step: &Step) -> u64 {
@@ -168,15 +184,31 @@ impl SimRunner {
         sequence.begin_or_continue(slice)?;
         sequence.read(&self.pages)?;
         sequence.write(slice, &mut self.pages)?;
-        if slice.want != Want::Last {
-            return Ok(SliceDone::default());
+        let mut done = SliceDone::default();
+        let is_end = sequence.log.len() == slice.range.end as usize;
+        let draws = match slice.want {
+            Want::Nothing => false,
+            Want::Last => true,
+            Want::All { top_n } => {
+                done.scored = self.sim.score(sequence, slice, top_n);
+                is_end
+            }
+            Want::Pool => {
+                if slice.range.end as usize == sequence.request.prompt.len() {
+                    done.pooled = Sim::pool(sequence);
+                }
+                false
+            }
+        };
+        if !draws {
+            return Ok(done);
         }
         if sequence.log.len() != slice.range.end as usize {
             return Err(format!("{} draws position {}, which it has", slice.id, slice.range.end));
         }
         let out = self.sim.draw_out(sequence);
         sequence.log.push(out.token);
-        Ok(SliceDone { tokens: vec![out], ..SliceDone::default() })
+        Ok(SliceDone { tokens: vec![out], ..done })
     }
 
     fn apply(&mut self, step: &Step, done: &mut StepDone) -> Result<(), String> {

@@ -1,5 +1,6 @@
 //! Where this machine has the model that it is told to load. Knows paths and no formats.
 
+use crate::AbortHandle;
 use crate::fetch::Fetch;
 use crate::runner::{Assignment, Load, LoadError, Ready, Runner};
 use std::path::PathBuf;
@@ -42,5 +43,9 @@ impl Load for Located {
     fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
         let model_path = self.source.path(assignment)?;
         self.loader.load(&Assignment { model_path, ..assignment.clone() })
+    }
+
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        self.loader.abort_handle()
     }
 }

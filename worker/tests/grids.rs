@@ -1,13 +1,15 @@
-//! One model cut over many ranks, as threads of this process: whatever the grid and whatever the steps look like, tokens
-//! and logprobs are those of one rank, bit for bit.
+//! One model cut over many ranks, as threads of this process: whatever the grid and whatever the steps look like,
+//! tokens and logprobs are those of one rank, bit for bit.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[allow(dead_code, reason = "shared with tests that need other parts of it")]
 mod common;
 
 use common::grid::{Threads, layout};
 use common::{Alone, Plan, Played, Player, Ranks, assignment, requests};
+use std::sync::Arc;
 use types::{BlockId, Grid, Layout, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Want};
-use worker::{Assignment, ModelLoader};
+use worker::{Assignment, Doorway, MeshSecret, ModelLoader, Wire};
 
 const DEEP: &str = "llama-deep.gguf";
 const N_LAYERS: u32 = 5;
@@ -167,5 +169,27 @@ fn each_rank_holds_its_own_part_of_the_weights() {
         // KV heads that a cut halves are held twice, and tiles of sixteen rows are filled up.
         assert!(held.iter().sum::<u64>() < whole * 5 / 4, "tp {tp}, pp {pp}: {held:?} of {whole}");
         assert!(held.iter().all(|bytes| *bytes < whole * 3 / 4), "tp {tp}, pp {pp}: {held:?} of {whole}");
+    }
+}
+
+#[test]
+fn ranks_that_meet_through_doorways_give_the_tokens_of_one_rank() {
+    let (alone_assignment, requests) = (assignment(DEEP), requests(6));
+    let expected = alone(&alone_assignment, &requests);
+    for (wire, tp, pp) in [(Wire::Any, 2, 2), (Wire::Socket, 2, 2), (Wire::Socket, 1, 3)] {
+        let layout = even(tp, pp);
+        let open = |_| Arc::new(Doorway::open("127.0.0.1:0").unwrap());
+        let doorways: Vec<_> = (0..layout.grid().n_ranks()).map(open).collect();
+        let assignment = Assignment {
+            mesh_addresses: doorways.iter().map(|doorway| doorway.address().to_string()).collect(),
+            mesh_secret: MeshSecret([7; 32]),
+            ..alone_assignment.clone()
+        };
+        let loaders = doorways.iter().map(|doorway| ModelLoader { doorway: Some(doorway.clone()), wire, ..loader() });
+        let mut grid = Threads::meet(loaders, &assignment, &layout);
+        let n_blocks = grid.n_blocks;
+        let played = Player::new(&mut grid, n_blocks).play(&requests, plan(&layout));
+        grid.end();
+        assert!(played.outputs == expected.outputs, "{wire:?}, tp {tp}, pp {pp}");
     }
 }

@@ -2,6 +2,7 @@
 //! bit; and what contradicts the protocol is refused.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[allow(dead_code, reason = "shared with tests that need other parts of it")]
 mod common;
 
 use backend::cpu::Isa;

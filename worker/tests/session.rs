@@ -7,7 +7,8 @@ mod common;
 use collective::Collective;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
 use proto::cluster::{
-    Assign, RankFrame, ReplicaFrame, RouterFrame, Stage, WorkerFrame, WorkerHello, rank_frame, worker_frame,
+    Assign, GetModelRequest, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, ReplicaFrame, RouterFrame, Stage,
+    WorkerFrame, WorkerHello, rank_frame, worker_frame,
 };
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -39,6 +40,7 @@ struct Puppet {
 impl Coordinator for Puppet {
     type AttachStream = ReceiverStream<Result<ReplicaFrame, Status>>;
     type JoinStream = ReceiverStream<Result<RankFrame, Status>>;
+    type ReadModelStream = ReceiverStream<Result<ModelBytes, Status>>;
 
     async fn attach(&self, _: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
         Err(Status::unimplemented("no routers here"))
@@ -49,6 +51,14 @@ impl Coordinator for Puppet {
         let joined = Joined { down, inbound: request.into_inner(), n_beats: 0 };
         self.joined.send(joined).await.map_err(|_| Status::unavailable("the test is over"))?;
         Ok(Response::new(ReceiverStream::new(frames)))
+    }
+
+    async fn get_model(&self, _: Request<GetModelRequest>) -> Result<Response<ModelFiles>, Status> {
+        Err(Status::unimplemented("no model here"))
+    }
+
+    async fn read_model(&self, _: Request<ReadModelRequest>) -> Result<Response<Self::ReadModelStream>, Status> {
+        Err(Status::unimplemented("no model here"))
     }
 }
 

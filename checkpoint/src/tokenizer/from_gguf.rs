@@ -1,64 +1,21 @@
-//! A tokenizer from the vocabulary that a GGUF carries. Knows how the pre-tokenizers are called there.
+//! A tokenizer from the vocabulary that a GGUF carries: byte-level or SentencePiece.
 
 use crate::error::{Error, Fault, Result};
 use crate::gguf::Gguf;
 use crate::tokenizer::pieces::{Pieces, Spelling, missing_bytes};
-use crate::tokenizer::{KIND_CONTROL, KIND_UNUSED, KIND_USER_DEFINED, Tokenizer, VOCAB_MAX};
+use crate::tokenizer::recipes::{Recipe, recipe};
+use crate::tokenizer::{
+    KIND_BYTE, KIND_CONTROL, KIND_UNKNOWN, KIND_UNUSED, KIND_USER_DEFINED, Tokenizer, VOCAB_MAX, scores,
+};
 use std::collections::HashMap;
 use std::path::Path;
-use tokenizers::SplitDelimiterBehavior;
 use tokenizers::models::bpe::{BpeConfig, PipelineBPE};
-use tokenizers::normalizers::NFC;
+use tokenizers::normalizers::{NFC, Prepend, Replace};
 use tokenizers::pipeline::{
     NormalizerChain, PipelineModel, PipelineNormalizer, PipelinePostProcessor, PipelinePreTokenizer, PipelineTokenizer,
 };
-use tokenizers::pre_tokenizers::digits::Digits;
-use tokenizers::pre_tokenizers::sequence::PipelineSequence;
-use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::vocab::bucket_added_vocabulary::{AddedToken, AddedVocabulary};
 use types::{Token, Tokens};
-
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const LLAMA3: &str = concat!(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|",
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-);
-const QWEN2: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const TEKKEN: &str = concat!(
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|",
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-);
-
-/// How a text is cut before it is merged, and what else goes with the name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Recipe {
-    /// Each digit stands alone, before anything else is cut.
-    digits: bool,
-    regex: &'static str,
-    /// Equal characters are spelled equally first.
-    nfc: bool,
-    /// A piece that is a token is not merged.
-    ignore_merges: bool,
-    /// Where the file does not say.
-    add_bos: bool,
-}
-
-const PLAIN: Recipe = Recipe { digits: false, regex: GPT2, nfc: false, ignore_merges: false, add_bos: false };
-
-/// `tokenizer.ggml.pre`.
-fn recipe(pre: &str) -> Option<Recipe> {
-    Some(match pre {
-        "gpt-2" | "gpt2" | "phi-2" | "mpt" | "olmo" | "jais" => PLAIN,
-        "smollm" | "starcoder" | "refact" | "codeshell" | "exaone" => Recipe { digits: true, ..PLAIN },
-        "command-r" => Recipe { digits: true, nfc: true, ..PLAIN },
-        "llama-bpe" | "llama3" | "llama-v3" => Recipe { regex: LLAMA3, ignore_merges: true, add_bos: true, ..PLAIN },
-        "qwen2" | "deepseek-r1-qwen" => Recipe { regex: QWEN2, nfc: true, ..PLAIN },
-        "tekken" => Recipe { regex: TEKKEN, ignore_merges: true, add_bos: true, ..PLAIN },
-        _ => return None,
-    })
-}
 
 impl Tokenizer {
     pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Tokenizer> {
@@ -74,22 +31,29 @@ struct Vocabulary<'a> {
     tokens: Vec<&'a str>,
     /// As many as there are tokens.
     kinds: Vec<i64>,
-    merges: Vec<(&'a str, &'a str)>,
     /// A text's id; the lower one where two tokens have the same text.
     ids: HashMap<&'a str, Token>,
-    recipe: Recipe,
+    merging: Merging<'a>,
     before: Tokens,
     after: Tokens,
 }
 
+/// `tokenizer.ggml.model`.
+enum Merging<'a> {
+    /// `gpt2`: bytes, merged in the order of a list.
+    ByteLevel { recipe: Recipe, merges: Vec<(&'a str, &'a str)> },
+    /// `llama`: characters, merged in the order of scores, bytes for those that are unknown.
+    SentencePiece { scores: Vec<f64>, add_space_prefix: bool },
+}
+
 impl<'a> Vocabulary<'a> {
     fn read(gguf: &Gguf, bytes: &'a [u8]) -> std::result::Result<Vocabulary<'a>, Fault> {
-        match gguf.text(bytes, "tokenizer.ggml.model")? {
-            Some("gpt2") => {}
+        let model = match gguf.text(bytes, "tokenizer.ggml.model")? {
+            Some(model @ ("gpt2" | "llama")) => model,
             Some(other) => return Fault::unsupported(format!("the tokenizer model {other}")),
             None => return Fault::malformed("there is no tokenizer in the file"),
-        }
-        let recipe = read_recipe(gguf, bytes)?;
+        };
+        let recipe = if model == "gpt2" { Some(read_recipe(gguf, bytes)?) } else { None };
         let tokens = gguf.texts(bytes, "tokenizer.ggml.tokens")?.unwrap_or_default();
         if tokens.is_empty() || tokens.len() > VOCAB_MAX {
             return Fault::malformed(format!("a vocabulary of {} tokens", tokens.len()));
@@ -102,29 +66,46 @@ impl<'a> Vocabulary<'a> {
         for (id, token) in tokens.iter().enumerate() {
             ids.entry(*token).or_insert(id as Token);
         }
-        let merges = read_merges(gguf, bytes, &ids)?;
-        let (before, after) = read_surroundings(gguf, recipe, tokens.len())?;
-        Ok(Vocabulary { tokens, kinds, merges, ids, recipe, before, after })
+        let merging = match recipe {
+            Some(recipe) => Merging::ByteLevel { recipe, merges: read_merges(gguf, bytes, &ids)? },
+            None => read_scores(gguf, bytes, tokens.len())?,
+        };
+        let (before, after) = read_surroundings(gguf, recipe.is_none_or(|recipe| recipe.add_bos), tokens.len())?;
+        Ok(Vocabulary { tokens, kinds, ids, merging, before, after })
     }
 
+    /// Whether a token is matched in a text as a whole.
     fn added(&self, id: usize) -> bool {
-        matches!(self.kinds[id], KIND_CONTROL | KIND_USER_DEFINED)
+        let is_unknown = self.kinds[id] == KIND_UNKNOWN && matches!(self.merging, Merging::SentencePiece { .. });
+        is_unknown || matches!(self.kinds[id], KIND_CONTROL | KIND_USER_DEFINED)
     }
 
     fn pieces(&self) -> std::result::Result<Pieces, Fault> {
+        let is_byte_level = matches!(self.merging, Merging::ByteLevel { .. });
         Pieces::collect(self.tokens.iter().enumerate().map(|(id, token)| {
             let bytes = match self.kinds[id] {
                 KIND_UNUSED => Vec::new(),
-                _ if self.added(id) => token.as_bytes().to_vec(),
-                _ => Spelling::ByteLevel.bytes(token),
+                KIND_BYTE if !is_byte_level => Spelling::SentencePiece.bytes(token),
+                _ if self.added(id) && is_byte_level => token.as_bytes().to_vec(),
+                _ if is_byte_level => Spelling::ByteLevel.bytes(token),
+                _ => token.replace('▁', " ").into_bytes(),
             };
-            (bytes, self.kinds[id] == KIND_CONTROL)
+            (bytes, matches!(self.kinds[id], KIND_CONTROL | KIND_UNKNOWN))
         }))
     }
 
     fn pipeline(&self) -> Result<PipelineTokenizer> {
         let failed = |error: tokenizers::Error| Error::Tokenizer(error.to_string());
-        let normalizers = if self.recipe.nfc { vec![PipelineNormalizer::NFC(NFC)] } else { Vec::new() };
+        let (normalizers, pre_tokenizer, bpe) = match &self.merging {
+            Merging::ByteLevel { recipe, merges } => {
+                let normalizers = if recipe.nfc { vec![PipelineNormalizer::NFC(NFC)] } else { Vec::new() };
+                (normalizers, recipe.pre_tokenizer().map_err(failed)?, self.byte_level_bpe(*recipe, merges))
+            }
+            Merging::SentencePiece { scores, add_space_prefix } => {
+                let normalizers = spaces_to_words(*add_space_prefix).map_err(failed)?;
+                (normalizers, PipelinePreTokenizer::None, self.sentence_piece_bpe(scores))
+            }
+        };
         let added = (0..self.tokens.len()).filter(|id| self.added(*id)).map(|id| self.added_token(id));
         let mut added_vocabulary = AddedVocabulary::new();
         let id_of = |text: &str| self.ids.get(text).copied();
@@ -134,8 +115,8 @@ impl<'a> Vocabulary<'a> {
         Ok(PipelineTokenizer::from_parts(
             added_vocabulary,
             normalizers,
-            self.pre_tokenizer().map_err(failed)?,
-            PipelineModel::BPE(PipelineBPE::from_config(self.bpe()).map_err(failed)?),
+            pre_tokenizer,
+            PipelineModel::BPE(PipelineBPE::from_config(bpe).map_err(failed)?),
             PipelinePostProcessor::default(),
             None,
             Default::default(),
@@ -145,31 +126,60 @@ impl<'a> Vocabulary<'a> {
     }
 
     fn added_token(&self, id: usize) -> AddedToken {
-        AddedToken::from(self.tokens[id], self.kinds[id] == KIND_CONTROL).normalized(false)
+        AddedToken::from(self.tokens[id], self.kinds[id] != KIND_USER_DEFINED).normalized(false)
     }
 
-    fn pre_tokenizer(&self) -> tokenizers::Result<PipelinePreTokenizer> {
-        let pattern = SplitPattern::Regex(self.recipe.regex.to_owned());
-        let split = PipelinePreTokenizer::Split(Split::native(pattern, SplitDelimiterBehavior::Isolated, false)?);
-        if !self.recipe.digits {
-            return Ok(split);
-        }
-        let digits = PipelinePreTokenizer::Digits(Digits::new(true));
-        Ok(PipelinePreTokenizer::Sequence(PipelineSequence::new(vec![digits, split])))
+    /// The tokens that merging may give.
+    fn merged_tokens(&self) -> impl Iterator<Item = (String, Token)> {
+        let used = |id: Token| self.kinds[id as usize] != KIND_UNUSED;
+        self.ids.iter().filter(move |(_, id)| used(**id)).map(|(text, id)| ((*text).to_owned(), *id))
     }
 
-    fn bpe(&self) -> BpeConfig {
+    fn byte_level_bpe(&self, recipe: Recipe, merges: &[(&str, &str)]) -> BpeConfig {
         let used = |text: &str| self.ids.get(text).is_some_and(|id| self.kinds[*id as usize] != KIND_UNUSED);
-        let ids = self.ids.iter().filter(|(text, _)| used(text)).map(|(text, id)| ((*text).to_owned(), *id));
         let missing = missing_bytes(used).into_iter().zip(self.tokens.len() as Token..);
         BpeConfig {
-            vocab: ids.chain(missing).collect(),
-            merges: self.merges.iter().map(|(left, right)| ((*left).to_owned(), (*right).to_owned())).collect(),
+            vocab: self.merged_tokens().chain(missing).collect(),
+            merges: merges.iter().map(|(left, right)| ((*left).to_owned(), (*right).to_owned())).collect(),
             byte_level: true,
-            ignore_merges: self.recipe.ignore_merges,
+            ignore_merges: recipe.ignore_merges,
             ..BpeConfig::default()
         }
     }
+
+    fn sentence_piece_bpe(&self, scores: &[f64]) -> BpeConfig {
+        let unknown = self.kinds.iter().position(|kind| *kind == KIND_UNKNOWN);
+        let has_byte = |byte: u8| self.ids.contains_key(format!("<0x{byte:02X}>").as_str());
+        let mut mergeable = self.ids.clone();
+        mergeable.retain(|_, id| self.kinds[*id as usize] != KIND_UNUSED);
+        BpeConfig {
+            vocab: self.merged_tokens().collect(),
+            merges: scores::merges(&self.tokens, scores, &mergeable)
+                .into_iter()
+                .filter(|(left, right)| mergeable.contains_key(format!("{left}{right}").as_str()))
+                .collect(),
+            unk_token: unknown.map(|id| self.tokens[id].to_owned()),
+            fuse_unk: true,
+            byte_fallback: (0..=255).all(has_byte),
+            ..BpeConfig::default()
+        }
+    }
+}
+
+/// Words begin with `▁`, which stands for the space before them; the first of a text has none, and may be given one.
+fn spaces_to_words(add_space_prefix: bool) -> tokenizers::Result<Vec<PipelineNormalizer>> {
+    let prefix = add_space_prefix.then(|| PipelineNormalizer::Prepend(Prepend::new("▁".to_owned())));
+    let spaces = PipelineNormalizer::Replace(Replace::new(" ", "▁")?);
+    Ok(prefix.into_iter().chain([spaces]).collect())
+}
+
+fn read_scores<'a>(gguf: &Gguf, bytes: &[u8], n_vocab: usize) -> std::result::Result<Merging<'a>, Fault> {
+    let scores = gguf.floats(bytes, "tokenizer.ggml.scores")?.unwrap_or_default();
+    if scores.len() != n_vocab {
+        return Fault::malformed(format!("{} scores for {n_vocab} tokens", scores.len()));
+    }
+    let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    Ok(Merging::SentencePiece { scores, add_space_prefix })
 }
 
 fn read_recipe(gguf: &Gguf, bytes: &[u8]) -> std::result::Result<Recipe, Fault> {
@@ -206,7 +216,7 @@ fn read_merges<'a>(
     Ok(merges)
 }
 
-fn read_surroundings(gguf: &Gguf, recipe: Recipe, n_vocab: usize) -> std::result::Result<(Tokens, Tokens), Fault> {
+fn read_surroundings(gguf: &Gguf, add_bos: bool, n_vocab: usize) -> std::result::Result<(Tokens, Tokens), Fault> {
     let surrounding = |which: &str, default: bool| -> std::result::Result<Tokens, Fault> {
         if !gguf.bool(&format!("tokenizer.ggml.add_{which}_token"))?.unwrap_or(default) {
             return Ok(Tokens::new());
@@ -217,5 +227,5 @@ fn read_surroundings(gguf: &Gguf, recipe: Recipe, n_vocab: usize) -> std::result
             _ => Fault::malformed(format!("{which} is to be added to texts, and {key} does not say what it is")),
         }
     };
-    Ok((surrounding("bos", recipe.add_bos)?, surrounding("eos", false)?))
+    Ok((surrounding("bos", add_bos)?, surrounding("eos", false)?))
 }

@@ -7,6 +7,8 @@ mod detokenizer;
 mod from_gguf;
 mod from_json;
 mod pieces;
+mod recipes;
+mod scores;
 
 pub use detokenizer::Detokenizer;
 
@@ -18,8 +20,10 @@ use types::{Token, Tokens};
 
 /// A GGUF's token kinds that matter: what is matched in a text as a whole, and what is not text at all.
 pub(crate) const KIND_CONTROL: i64 = 3;
+const KIND_UNKNOWN: i64 = 2;
 const KIND_USER_DEFINED: i64 = 4;
 const KIND_UNUSED: i64 = 5;
+const KIND_BYTE: i64 = 6;
 
 /// Longer texts are refused: no context holds them, and their offsets are 32 bits wide.
 pub const TEXT_BYTES_MAX: usize = 64 << 20;
@@ -65,8 +69,12 @@ impl Tokenizer {
         // A byte that the vocabulary lacks has an id behind it.
         let ids: Tokens =
             PipelineToken::cast_slice(&ids).iter().copied().filter(|id| (*id as usize) < self.n_vocab()).collect();
-        let (before, after): (&[Token], &[Token]) =
+        let (mut before, after): (&[Token], &[Token]) =
             if add_special { (&self.0.before, &self.0.after) } else { (&[], &[]) };
+        // A text that begins with it already does not get another.
+        if ids.starts_with(before) {
+            before = &[];
+        }
         Ok([before, &ids, after].concat())
     }
 
@@ -117,3 +125,6 @@ impl Tokenizer {
 pub(crate) fn test_alphabet() -> Vec<String> {
     pieces::missing_bytes(|_| false)
 }
+
+#[cfg(test)]
+mod tests;

@@ -53,12 +53,24 @@ impl Scheduler {
         }
         if done.failed {
             let position = sequence.n_output();
-            return self.report(idx, position, slice, 0, Some(Finish::Failed), out);
+            return self.report(
+                idx,
+                Said { position, slice, n_tokens: 0, scored_position: 0 },
+                Some(Finish::Failed),
+                out,
+            );
         }
         sequence.n_applied = planned.range.end;
         self.name_full_blocks(idx, planned.range.start);
+        self.release_passed_blocks(idx);
+        let (position, is_pooled) = (self.sequences[idx].n_output(), self.sequences[idx].is_pooled());
+        let said = Said { position, slice, n_tokens: 0, scored_position: planned.range.start + 1 };
         if let Some(drawn) = done.tokens.first() {
-            self.append(idx, slice, drawn.token, out);
+            self.append(idx, said, drawn.token, out);
+        } else if is_pooled {
+            self.report(idx, said, Some(Finish::Stop), out);
+        } else if !done.scored.is_empty() {
+            self.report(idx, said, None, out);
         }
     }
 
@@ -70,37 +82,51 @@ impl Scheduler {
         let sequence = &mut self.sequences[idx];
         for i in from / BLOCK_TOKENS..sequence.n_applied / BLOCK_TOKENS {
             let name = sequence.hash(i);
-            self.blocks.name(sequence.table[i as usize], name);
+            for (pool, table) in self.pools.iter_mut().zip(&sequence.tables) {
+                pool.name(table.blocks[i as usize], name);
+            }
         }
     }
 
-    fn append(&mut self, idx: SequenceIdx, slice: usize, token: Token, out: &mut Vec<Output>) {
+    /// Gives back what is behind the windows of all that is not planned yet. Slices in flight may still read it: later
+    /// steps may write it at once, because each rank runs steps in order. It is computed and has its name by now.
+    fn release_passed_blocks(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
-        let position = sequence.n_output();
+        let (position, n_full) = (sequence.n_computed, sequence.n_applied / BLOCK_TOKENS);
+        for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
+            self.counters.blocks_passed += u64::from(pool.release_passed(table, position, n_full));
+        }
+    }
+
+    fn append(&mut self, idx: SequenceIdx, said: Said, token: Token, out: &mut Vec<Output>) {
+        let sequence = &mut self.sequences[idx];
         sequence.n_drawing -= 1;
         self.n_suspects -= u32::from(sequence.is_suspect());
         sequence.n_losses = 0;
         sequence.request.output.push(token);
         let finish = finish_after(sequence, token);
         self.counters.tokens_drawn += 1;
-        self.report(idx, position, slice, 1, finish, out);
+        self.report(idx, Said { n_tokens: 1, ..said }, finish, out);
     }
 
-    fn report(
-        &mut self,
-        idx: SequenceIdx,
-        position: u32,
-        slice: usize,
-        n_tokens: u32,
-        finish: Option<Finish>,
-        out: &mut Vec<Output>,
-    ) {
+    fn report(&mut self, idx: SequenceIdx, said: Said, finish: Option<Finish>, out: &mut Vec<Output>) {
         let sequence = &self.sequences[idx];
-        out.push(Output { id: sequence.request.id, position, slice, n_tokens, n_cached: sequence.n_cached, finish });
+        let Said { position, slice, n_tokens, scored_position } = said;
+        let (id, n_cached) = (sequence.request.id, sequence.n_cached);
+        out.push(Output { id, position, slice, n_tokens, scored_position, n_cached, finish });
         if finish.is_some() {
             self.end(idx);
         }
     }
+}
+
+/// What a slice gave, as an `Output` tells it.
+#[derive(Clone, Copy)]
+struct Said {
+    position: u32,
+    slice: usize,
+    n_tokens: u32,
+    scored_position: u32,
 }
 
 /// Whether the log ends with the token just appended.

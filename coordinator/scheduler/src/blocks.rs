@@ -1,14 +1,16 @@
-//! The pool of blocks. Each is free (no name, no holder), used (some holders), or cached (a name, no holder).
+//! The pool of a group's blocks. Each is free (no name, no holder), used (some holders), or cached (a name, no holder).
 //!
 //! A used block with a name is full and computed, and is never written again; so it may have several holders.
 
 use crate::lru::Lru;
 use crate::prefix::PrefixIndex;
+use crate::sequence::Table;
 use alloc::vec;
 use alloc::vec::Vec;
-use types::{BlockHash, BlockId};
+use types::{BlockHash, BlockId, CacheGroup};
 
 pub(crate) struct Pool {
+    pub group: CacheGroup,
     /// How many tables hold each block.
     refs: Vec<u32>,
     free: Vec<BlockId>,
@@ -18,8 +20,9 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub fn new(n_blocks: u32) -> Pool {
+    pub fn new(group: CacheGroup, n_blocks: u32) -> Pool {
         Pool {
+            group,
             refs: vec![0; n_blocks as usize],
             // The lowest is taken first.
             free: (0..n_blocks).rev().map(BlockId).collect(),
@@ -115,18 +118,32 @@ impl Pool {
 
     /// Gives all blocks of a table back, the last first: of a chain whose holders are gone the end is evicted before
     /// what it stands on.
-    pub fn release(&mut self, table: &mut Vec<BlockId>) {
-        while let Some(block) = table.pop() {
-            let refs = &mut self.refs[block.0 as usize];
-            debug_assert!(*refs > 0);
-            *refs -= 1;
-            if *refs > 0 {
-                continue;
-            }
-            match self.name_of(block) {
-                Some(_) => self.cached.push(block),
-                None => self.free.push(block),
-            }
+    pub fn release(&mut self, table: &mut Table) {
+        table.held().iter().rev().for_each(|&block| self.let_go(block));
+        table.clear();
+    }
+
+    /// Gives back what no query from `position` on reads, of the first `n_full` blocks: the first first, because it is
+    /// the least recently used. Gives how many.
+    pub fn release_passed(&mut self, table: &mut Table, position: u32, n_full: u32) -> u32 {
+        let passed = table.n_passed..self.group.n_passed(position).min(n_full).max(table.n_passed);
+        for entry in &mut table.blocks[passed.start as usize..passed.end as usize] {
+            self.let_go(core::mem::replace(entry, BlockId::NONE));
+        }
+        table.n_passed = passed.end;
+        passed.len() as u32
+    }
+
+    fn let_go(&mut self, block: BlockId) {
+        let refs = &mut self.refs[block.0 as usize];
+        debug_assert!(*refs > 0);
+        *refs -= 1;
+        if *refs > 0 {
+            return;
+        }
+        match self.name_of(block) {
+            Some(_) => self.cached.push(block),
+            None => self.free.push(block),
         }
     }
 }
@@ -134,6 +151,11 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use types::CacheKind;
+
+    fn take(pool: &mut Pool, n_blocks: u32) -> Table {
+        Table { blocks: (0..n_blocks).map(|_| pool.take().unwrap()).collect(), n_passed: 0 }
+    }
 
     fn name(i: u8) -> BlockHash {
         BlockHash([i; 16])
@@ -141,16 +163,16 @@ mod tests {
 
     #[test]
     fn named_blocks_stay_until_their_room_is_needed_and_the_end_of_a_chain_goes_first() {
-        let mut pool = Pool::new(4);
-        let mut table: Vec<_> = (0..3).map(|_| pool.take().unwrap()).collect();
-        pool.name(table[0], name(0));
-        pool.name(table[1], name(1));
-        let (first, second) = (table[0], table[1]);
+        let mut pool = Pool::new(CacheGroup::FULL, 4);
+        let mut table = take(&mut pool, 3);
+        let (first, second) = (table.blocks[0], table.blocks[1]);
+        pool.name(first, name(0));
+        pool.name(second, name(1));
         pool.release(&mut table);
         assert_eq!((pool.n_free(), pool.n_cached(), pool.n_used()), (2, 2, 0));
-        let mut taken: Vec<_> = (0..3).map(|_| pool.take().unwrap()).collect();
+        let mut taken = take(&mut pool, 3);
         assert_eq!((pool.find(&name(0)), pool.find(&name(1))), (Some(first), None), "the end goes first");
-        assert!(taken.contains(&second));
+        assert!(taken.blocks.contains(&second));
         pool.share(first);
         assert_eq!(pool.take(), None);
         assert_eq!((pool.n_used(), pool.n_evictions()), (4, 1));
@@ -160,19 +182,40 @@ mod tests {
 
     #[test]
     fn a_shared_block_is_used_until_its_last_holder_lets_go() {
-        let mut pool = Pool::new(2);
+        let mut pool = Pool::new(CacheGroup::FULL, 2);
         let block = pool.take().unwrap();
         pool.name(block, name(7));
         pool.share(block);
-        pool.release(&mut vec![block]);
+        let table = || Table { blocks: vec![block], n_passed: 0 };
+        pool.release(&mut table());
         assert_eq!((pool.refs(block), pool.n_used()), (1, 1));
-        pool.release(&mut vec![block]);
+        pool.release(&mut table());
         assert_eq!((pool.refs(block), pool.n_used(), pool.n_cached()), (0, 0, 1));
     }
 
     #[test]
+    fn blocks_behind_a_window_are_given_back_once_and_their_entries_stay() {
+        let mut pool = Pool::new(CacheGroup { kind: CacheKind::Window(20), sharded: true }, 4);
+        let mut table = take(&mut pool, 4);
+        let first = table.blocks[0];
+        pool.name(first, name(0));
+        assert_eq!(
+            [(34, 9), (35, 0), (35, 1), (35, 9), (51, 9)]
+                .map(|(position, n)| pool.release_passed(&mut table, position, n)),
+            [0, 0, 1, 0, 1]
+        );
+        assert_eq!(
+            (table.blocks.len(), table.held().len(), table.blocks[..2].to_vec()),
+            (4, 2, vec![BlockId::NONE; 2])
+        );
+        assert_eq!((pool.n_cached(), pool.n_free(), pool.find(&name(0))), (1, 1, Some(first)));
+        pool.release(&mut table);
+        assert_eq!((pool.n_used(), table.n_passed, table.blocks.len()), (0, 0, 0));
+    }
+
+    #[test]
     fn the_first_of_two_equal_blocks_keeps_the_name() {
-        let mut pool = Pool::new(2);
+        let mut pool = Pool::new(CacheGroup::FULL, 2);
         let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
         pool.name(a, name(1));
         pool.name(b, name(1));

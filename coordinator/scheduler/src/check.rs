@@ -1,11 +1,12 @@
 //! The planner's invariants, for tests and simulations: called each tick, it panics at the first that does not hold.
 
+use crate::blocks::Pool;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Place, Sequence};
+use crate::sequence::{Place, Sequence, Table};
 use alloc::vec;
 use alloc::vec::Vec;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockId};
+use types::{BLOCK_TOKENS, BlockId, Goal};
 
 impl Scheduler {
     pub fn check(&self) {
@@ -14,7 +15,8 @@ impl Scheduler {
         self.sequences.iter().for_each(|(_, sequence)| self.check_sequence(sequence));
         self.check_in_flight();
         self.check_suspects();
-        self.check_blocks();
+        self.pools.iter().enumerate().for_each(|(group, pool)| self.check_blocks(group, pool));
+        self.check_ends();
     }
 
     /// Each sequence is where it says it is, and nowhere else.
@@ -53,7 +55,7 @@ impl Scheduler {
         match sequence.place {
             Place::Waiting => {
                 assert_eq!((sequence.generation, n_applied, n_computed, n_drawing), (0, 0, 0, 0));
-                assert_eq!((sequence.n_slices_in_flight, sequence.table.len()), (0, 0));
+                assert_eq!((sequence.n_slices_in_flight, sequence.n_entries()), (0, 0));
                 assert!(n_known < length_max);
             }
             Place::Running => {
@@ -62,12 +64,28 @@ impl Scheduler {
                 assert!(n_known < length_max && n_known + n_drawing <= length_max && n_computed < length_max);
                 assert!(n_drawing <= 1 + self.config.slices_ahead_max);
                 assert!(n_computed <= n_known + self.config.slices_ahead_max);
-                assert_eq!(n_drawing > 0, n_computed >= n_known, "who has caught up draws");
-                assert_eq!(sequence.table.len() as u32, blocks_for(n_computed));
+                let draws = sequence.request.goal != Goal::Pool;
+                assert_eq!(n_drawing > 0, draws && n_computed >= n_known, "who has caught up draws");
+                self.check_tables(sequence);
             }
             Place::Ending => {
                 assert!(sequence.n_slices_in_flight > 0, "an ended sequence waits for its slices only");
-                assert_eq!(sequence.table.len() as u32, blocks_for(n_computed), "and keeps its blocks until then");
+                self.check_tables(sequence);
+            }
+        }
+    }
+
+    /// An entry for every position that is planned, in each group; held are those that a query may still read, and
+    /// those that wait for their name.
+    fn check_tables(&self, sequence: &Sequence) {
+        assert_eq!(sequence.tables.len(), self.pools.len());
+        for (pool, Table { blocks, n_passed }) in self.pools.iter().zip(&sequence.tables) {
+            assert_eq!(blocks.len() as u32, blocks_for(sequence.n_computed));
+            assert!(*n_passed <= pool.group.n_passed(sequence.n_computed), "what a query will read is held");
+            let is_passed = blocks.iter().map(|&block| block == BlockId::NONE);
+            assert!(is_passed.eq((0..blocks.len() as u32).map(|i| i < *n_passed)), "what is passed is at the front");
+            if sequence.place == Place::Running && sequence.n_slices_in_flight == 0 {
+                assert_eq!(*n_passed, pool.group.n_passed(sequence.n_computed), "and nothing else is held");
             }
         }
     }
@@ -100,37 +118,41 @@ impl Scheduler {
     }
 
     /// Each block is free, cached or used, and used as often as tables say. Whoever writes a block holds it alone.
-    fn check_blocks(&self) {
-        let mut n_holders = vec![0; self.blocks.n_total() as usize];
-        let mut n_writers = vec![0; self.blocks.n_total() as usize];
+    fn check_blocks(&self, group: usize, pool: &Pool) {
+        let mut n_holders = vec![0; pool.n_total() as usize];
+        let mut n_writers = vec![0; pool.n_total() as usize];
         for (_, sequence) in self.sequences.iter() {
-            for (i, block) in sequence.table.iter().enumerate() {
+            let table = &sequence.tables[group];
+            for (i, block) in table.blocks.iter().enumerate().skip(table.n_passed as usize) {
                 n_holders[block.0 as usize] += 1;
                 let is_full = (i as u32 + 1) * BLOCK_TOKENS <= sequence.n_applied;
                 n_writers[block.0 as usize] += u32::from(!is_full);
-                if let Some(name) = self.blocks.name_of(*block) {
+                if let Some(name) = pool.name_of(*block) {
                     assert_eq!(sequence.hashes.get(i), Some(name), "a name is the hash of what is in the block");
                     assert!(is_full, "a block that is written has no name");
                 }
             }
         }
-        let mut is_free = vec![false; self.blocks.n_total() as usize];
-        self.blocks.free().iter().for_each(|block| is_free[block.0 as usize] = true);
+        let mut is_free = vec![false; pool.n_total() as usize];
+        pool.free().iter().for_each(|block| is_free[block.0 as usize] = true);
         let (mut n_used, mut n_named) = (0, 0);
-        for block in (0..self.blocks.n_total()).map(BlockId) {
-            let (holders, at) = (self.blocks.refs(block), block.0 as usize);
+        for block in (0..pool.n_total()).map(BlockId) {
+            let (holders, at) = (pool.refs(block), block.0 as usize);
             assert_eq!(holders, n_holders[at], "references are what tables hold");
             assert!(n_writers[at] == 0 || holders == 1, "a block that is written has one holder");
-            let name = self.blocks.name_of(block);
-            assert!(name.is_none_or(|name| self.blocks.find(name) == Some(block)), "a name leads to its block");
-            assert_eq!(self.blocks.is_cached(block), holders == 0 && name.is_some());
+            let name = pool.name_of(block);
+            assert!(name.is_none_or(|name| pool.find(name) == Some(block)), "a name leads to its block");
+            assert_eq!(pool.is_cached(block), holders == 0 && name.is_some());
             assert_eq!(is_free[at], holders == 0 && name.is_none());
             n_used += u32::from(holders > 0);
             n_named += u32::from(name.is_some());
         }
-        assert_eq!(n_used, self.blocks.n_used());
-        assert_eq!(n_named, self.blocks.n_named());
-        assert_eq!(self.blocks.n_free() + n_used + self.blocks.n_cached(), self.blocks.n_total());
+        assert_eq!(n_used, pool.n_used());
+        assert_eq!(n_named, pool.n_named());
+        assert_eq!(pool.n_free() + n_used + pool.n_cached(), pool.n_total());
+    }
+
+    fn check_ends(&self) {
         let ended: Vec<_> = self.ends.iter().filter(|id| self.is_held(id)).collect();
         assert!(ended.is_empty(), "the ranks are not told to forget what they run: {ended:?}");
     }

@@ -7,10 +7,13 @@ use types::{CacheGroup, PolicyDigest, Unsupported};
 /// Deeper than any pipeline; what is in flight is allocated ahead.
 const STEPS_IN_FLIGHT_LIMIT: u32 = 64;
 
+/// No model has more than three.
+pub(crate) const GROUPS_MAX: usize = 8;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Blocks of the KV cache on every rank.
-    pub n_blocks: u32,
+    /// Blocks of each group's pool, on every rank that has layers of the group.
+    pub n_blocks: Vec<u32>,
     /// Tokens of one sequence, prompt and output.
     pub context_max: u32,
     /// Sequences that hold blocks at the same time.
@@ -38,6 +41,7 @@ pub struct Config {
     pub aging_micros: u64,
     /// Full blocks keep their name after their sequence ends and serve the next that begins alike.
     pub prefix_cache: bool,
+    /// Tables and blocks are each group's own; a position is computed in all of them at once.
     pub groups: Vec<CacheGroup>,
     /// The root of every block hash.
     pub policy: PolicyDigest,
@@ -48,7 +52,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
-            n_blocks: 4096,
+            n_blocks: vec![4096],
             context_max: 8192,
             running_max: 64,
             waiting_max: 1024,
@@ -70,13 +74,27 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The size of the first pool that is too small for a log of such length, even with nothing else in it.
+    pub(crate) fn too_small_pool(&self, length_max: u32) -> Option<u32> {
+        let needed = |group: &CacheGroup| group.n_held_max(length_max - 1, self.slice_max());
+        let mut pools = self.groups.iter().zip(&self.n_blocks);
+        pools.find(|(group, n_blocks)| needed(group) > **n_blocks).map(|(_, &n_blocks)| n_blocks)
+    }
+
+    /// No slice is longer.
+    pub(crate) fn slice_max(&self) -> u32 {
+        self.chunk_tokens_max.min(self.batch_tokens_max)
+    }
+
     /// What could never plan a step, or would starve somebody, is refused by name.
     pub(crate) fn supported(&self) -> Result<(), Unsupported> {
         self.groups.iter().try_for_each(CacheGroup::supported)?;
         let refusals = [
-            (self.groups.len() != 1, "any number of cache groups but one"),
-            (self.n_blocks == 0, "n_blocks = 0"),
-            (self.n_blocks == u32::MAX, "n_blocks = u32::MAX"),
+            (self.groups.is_empty(), "no cache groups"),
+            (self.groups.len() > GROUPS_MAX, "more than 8 cache groups"),
+            (self.n_blocks.len() != self.groups.len(), "other than one n_blocks for each cache group"),
+            (self.n_blocks.contains(&0), "n_blocks = 0"),
+            (self.n_blocks.contains(&u32::MAX), "n_blocks = u32::MAX"),
             (self.context_max < 2, "context_max below 2"),
             (self.running_max == 0, "running_max = 0"),
             (self.waiting_max == 0, "waiting_max = 0"),

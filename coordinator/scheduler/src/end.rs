@@ -26,7 +26,15 @@ impl Scheduler {
     pub(crate) fn end_early(&mut self, idx: SequenceIdx, finish: Finish, out: &mut Vec<Output>) {
         let sequence = &self.sequences[idx];
         let (id, position) = (sequence.request.id, sequence.n_output());
-        out.push(Output { id, position, slice: 0, n_tokens: 0, n_cached: sequence.n_cached, finish: Some(finish) });
+        out.push(Output {
+            id,
+            position,
+            slice: 0,
+            n_tokens: 0,
+            scored_position: 0,
+            n_cached: sequence.n_cached,
+            finish: Some(finish),
+        });
         self.end(idx);
     }
 
@@ -57,10 +65,16 @@ impl Scheduler {
 
     /// The blocks of an ended sequence are free when its last slice in flight has come back.
     pub(crate) fn forget_if_landed(&mut self, idx: SequenceIdx) {
-        let sequence = &mut self.sequences[idx];
-        if sequence.n_slices_in_flight == 0 {
-            self.blocks.release(&mut sequence.table);
+        if self.sequences[idx].n_slices_in_flight == 0 {
+            self.release(idx);
             self.sequences.remove(idx);
+        }
+    }
+
+    /// Gives all blocks of a sequence back.
+    pub(crate) fn release(&mut self, idx: SequenceIdx) {
+        for (pool, table) in self.pools.iter_mut().zip(&mut self.sequences[idx].tables) {
+            pool.release(table);
         }
     }
 }

@@ -5,15 +5,19 @@
 //! Which of them have a slice in a step is in `turns.rs`; chunks of one prompt may be in flight in every stage at once,
 //! because each stage computes positions in order.
 
+use crate::blocks::Pool;
+use crate::config::GROUPS_MAX;
 use crate::in_flight::Planned;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Place, SequenceIdx};
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, Micros, Slice, Step, StepId, Want};
+use types::{BLOCK_TOKENS, BlockId, CacheGroup, Micros, SCORED_ROWS_MAX, Slice, Step, StepId};
 
 /// What the running sequences left of a step.
 struct Left {
     n_tokens: u32,
+    /// Rows that may still be scored.
+    n_scores: u32,
     /// Somebody was preempted or got no blocks: whoever were admitted now would be preempted soon.
     short: bool,
 }
@@ -26,8 +30,8 @@ impl Scheduler {
             return false;
         }
         let n_turns = self.n_turns();
-        // Whoever awaits a token comes as many steps behind its draw as there are stages. If all would have to be nearer,
-        // they may: a step that waits at the first stage begins sooner than one that waits for this planner.
+        // Whoever awaits a token comes as many steps behind its draw as there are stages. If all would have to be
+        // nearer, they may: a step that waits at the first stage begins sooner than one that waits for this planner.
         let distance = (1..=n_turns).rev().find(|&distance| self.plan_slices(distance, now, step));
         if distance.is_none() && self.ends.is_empty() {
             self.note_starved();
@@ -43,7 +47,7 @@ impl Scheduler {
     fn plan_slices(&mut self, distance: u32, now: Micros, step: &mut Step) -> bool {
         let left = self.plan_running(distance);
         if !left.short {
-            self.admit(now, left.n_tokens, step);
+            self.admit(now, left, step);
         }
         self.running.iter().any(|&idx| self.sequences[idx].n_planned > 0)
     }
@@ -66,7 +70,7 @@ impl Scheduler {
     fn plan_running(&mut self, distance: u32) -> Left {
         let ahead_max = self.config.slices_ahead_max;
         let mut for_chunks = self.config.batch_tokens_max - self.give_turns(distance);
-        let mut left = Left { n_tokens: self.config.batch_tokens_max, short: false };
+        let mut left = Left { n_tokens: self.config.batch_tokens_max, n_scores: SCORED_ROWS_MAX, short: false };
         let n_preemptions = self.counters.preemptions;
         let mut at = 0;
         while at < self.running.len() {
@@ -74,13 +78,16 @@ impl Scheduler {
             let n_missing = sequence.n_missing(ahead_max);
             let n_wished = match n_missing {
                 0 | 1 => u32::from(sequence.has_turn),
+                _ if sequence.scores() => n_missing.min(sequence.chunk_max).min(for_chunks).min(left.n_scores),
                 _ => n_missing.min(sequence.chunk_max).min(for_chunks),
             };
+            let scores = sequence.scores();
             let n_planned = if self.make_room(at, n_wished) { n_wished } else { 0 };
             self.sequences[self.running[at]].n_planned = n_planned;
             if n_missing > 1 {
                 for_chunks -= n_planned;
             }
+            left.n_scores -= if scores { n_planned } else { 0 };
             left.n_tokens -= n_planned;
             left.short |= n_planned < n_wished;
             at += 1;
@@ -90,12 +97,12 @@ impl Scheduler {
     }
 
     /// Gives the running sequence `at` the blocks for so many more tokens. Those behind it make room; it waits if there
-    /// is nobody behind it.
+    /// is nobody behind it, or its own slices in flight make room.
     fn make_room(&mut self, at: usize, n_tokens: u32) -> bool {
         let idx = self.running[at];
         let n_blocks = self.sequences[idx].n_blocks_missing(self.sequences[idx].n_computed + n_tokens);
-        while self.blocks.n_available() < n_blocks {
-            if at + 1 == self.running.len() {
+        while self.n_blocks_available() < n_blocks {
+            if at + 1 == self.running.len() || self.gives_back(idx, n_blocks) {
                 return false;
             }
             self.preempt_last();
@@ -104,21 +111,39 @@ impl Scheduler {
         true
     }
 
+    /// Whether there are so many blocks of each group when its slices in flight have landed and their windows have
+    /// moved on. Nobody is preempted for what comes anyway.
+    fn gives_back(&self, idx: SequenceIdx, n_blocks: u32) -> bool {
+        let sequence = &self.sequences[idx];
+        let mut groups = self.pools.iter().zip(&sequence.tables);
+        groups.all(|(pool, table)| {
+            let n_given_back = pool.group.n_passed(sequence.n_computed) - table.n_passed;
+            n_blocks <= pool.n_available() + n_given_back
+        })
+    }
+
+    /// Blocks that can be taken now of every group.
+    pub(crate) fn n_blocks_available(&self) -> u32 {
+        self.pools.iter().map(Pool::n_available).min().unwrap_or(0)
+    }
+
+    /// Takes so many blocks of each group.
     fn take_blocks(&mut self, idx: SequenceIdx, n_blocks: u32) {
-        let before = self.blocks.n_evictions();
-        for _ in 0..n_blocks {
-            let block = self.blocks.take().expect("as many blocks as were counted");
-            self.sequences[idx].table.push(block);
+        for (pool, table) in self.pools.iter_mut().zip(&mut self.sequences[idx].tables) {
+            let before = pool.n_evictions();
+            for _ in 0..n_blocks {
+                table.blocks.push(pool.take().expect("as many blocks as were counted"));
+            }
+            self.counters.evictions += pool.n_evictions() - before;
         }
-        self.counters.evictions += self.blocks.n_evictions() - before;
     }
 
     /// The least urgent running sequence gives its blocks back and will begin again from its log. Later steps may write
     /// the blocks at once: ranks run steps in order.
     fn preempt_last(&mut self) {
         let Some(idx) = self.running.pop() else { return };
+        self.release(idx);
         let sequence = &mut self.sequences[idx];
-        self.blocks.release(&mut sequence.table);
         sequence.rewind();
         // The ranks forget it, so that they never hold more than may run; the start brings its log back.
         sequence.held = false;
@@ -129,32 +154,49 @@ impl Scheduler {
 
     /// Starts those that wait, in their order, while there is room. The first that does not fit holds up the rest, so
     /// that a long prompt is not overtaken for ever.
-    fn admit(&mut self, now: Micros, mut n_tokens: u32, step: &mut Step) {
-        let mut n_promised: u32 = self.running.iter().map(|&idx| self.n_promised(idx)).sum();
+    fn admit(&mut self, now: Micros, left: Left, step: &mut Step) {
+        let Left { mut n_tokens, mut n_scores, .. } = left;
+        let mut promised = [0; GROUPS_MAX];
+        self.running.iter().for_each(|&idx| self.promise(idx, &mut promised));
         let mut beside_suspect =
             self.n_suspects > 0 && self.running.iter().any(|&idx| self.sequences[idx].is_suspect());
         while n_tokens > 0 && self.running.len() < self.config.running_max as usize {
             let Some(idx) = self.first_waiting(now, beside_suspect) else { return };
             let n_hits = self.n_prefix_hits(idx);
-            if !self.fits(idx, n_hits, n_promised) {
+            let scores = self.sequences[idx].scores();
+            if !self.fits(idx, n_hits, &promised) || (scores && n_scores == 0) {
                 return;
             }
             self.start(idx, n_hits, step);
             let sequence = &mut self.sequences[idx];
             let n_missing = sequence.n_missing(self.config.slices_ahead_max);
             sequence.n_planned = n_missing.min(sequence.chunk_max).min(n_tokens);
+            if scores {
+                sequence.n_planned = sequence.n_planned.min(n_scores);
+                n_scores -= sequence.n_planned;
+            }
             n_tokens -= sequence.n_planned;
             beside_suspect |= sequence.is_suspect();
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + sequence.n_planned);
             self.take_blocks(idx, n_blocks);
-            n_promised += self.n_promised(idx);
+            self.promise(idx, &mut promised);
         }
     }
 
-    /// Blocks that a running sequence needs for its log, and one more.
-    fn n_promised(&self, idx: SequenceIdx) -> u32 {
+    /// Adds the blocks of each group that a running sequence needs for its log, and one more.
+    fn promise(&self, idx: SequenceIdx, promised: &mut [u32; GROUPS_MAX]) {
         let sequence = &self.sequences[idx];
-        sequence.n_blocks_missing(sequence.n_known().max(sequence.n_computed + sequence.n_planned)) + 1
+        let n_tokens = sequence.n_known().max(sequence.n_computed + sequence.n_planned);
+        for ((pool, table), n_promised) in self.pools.iter().zip(&sequence.tables).zip(promised) {
+            let n_needed = self.n_needed(pool.group, n_tokens, sequence.n_computed);
+            *n_promised += n_needed.saturating_sub(table.held().len() as u32) + 1;
+        }
+    }
+
+    /// Blocks of a group that a sequence needs to go on from `start` until so many positions are computed.
+    fn n_needed(&self, group: CacheGroup, n_tokens: u32, start: u32) -> u32 {
+        let slice_max = n_tokens.saturating_sub(start).clamp(1, self.config.slice_max());
+        group.n_held_max(n_tokens, slice_max)
     }
 
     /// The first that waits and may still run. One past its deadline is reported by `expire`. Beside a suspect
@@ -168,35 +210,69 @@ impl Scheduler {
         self.waiting.iter().find(may_run)
     }
 
-    /// How many blocks at the front of its log the pool has.
+    /// How many blocks at the front of its log need not be computed: each pool has what a query behind them reads. That
+    /// is all of them in a full group, and in a windowed one those that the window touches.
     fn n_prefix_hits(&mut self, idx: SequenceIdx) -> u32 {
         if !self.config.prefix_cache {
             return 0;
         }
         let sequence = &mut self.sequences[idx];
-        (0..sequence.n_sharable()).take_while(|&i| self.blocks.find(&sequence.hash(i)).is_some()).count() as u32
+        // Of each group, how many blocks in a row the pool has up to here.
+        let mut n_in_row = [0; GROUPS_MAX];
+        let mut n_hits = 0;
+        for n_blocks in 1..=sequence.n_sharable() {
+            let name = sequence.hash(n_blocks - 1);
+            let mut serves = true;
+            for (pool, n_in_row) in self.pools.iter().zip(&mut n_in_row) {
+                *n_in_row = if pool.find(&name).is_some() { *n_in_row + 1 } else { 0 };
+                serves &= n_blocks - *n_in_row <= pool.group.n_passed(n_blocks * BLOCK_TOKENS);
+                if *n_in_row == 0 && pool.group.keeps_all() {
+                    return n_hits;
+                }
+            }
+            if serves {
+                n_hits = n_blocks;
+            }
+        }
+        n_hits
     }
 
-    /// Whether there are blocks for its whole log, beside those that the running need for theirs and one more for each.
-    fn fits(&self, idx: SequenceIdx, n_hits: u32, n_promised: u32) -> bool {
-        let is_idle_block = |name| self.blocks.find(name).is_some_and(|block| self.blocks.is_cached(block));
+    /// Whether each pool has blocks for its whole log, beside those that the running need for theirs and one more for
+    /// each.
+    fn fits(&self, idx: SequenceIdx, n_hits: u32, promised: &[u32; GROUPS_MAX]) -> bool {
         let sequence = &self.sequences[idx];
-        let n_revived = sequence.hashes[..n_hits as usize].iter().filter(|name| is_idle_block(name)).count() as u32;
-        let n_needed = blocks_for(sequence.n_known()) - n_hits + n_revived;
-        n_needed + n_promised <= self.blocks.n_available()
+        let start = n_hits * BLOCK_TOKENS;
+        self.pools.iter().zip(promised).all(|(pool, n_promised)| {
+            let is_idle_block = |name| pool.find(name).is_some_and(|block| pool.is_cached(block));
+            let shared = &sequence.hashes[pool.group.n_passed(start) as usize..n_hits as usize];
+            let n_revived = shared.iter().filter(|name| is_idle_block(name)).count() as u32;
+            let n_needed = self.n_needed(pool.group, sequence.n_known(), start);
+            n_needed.saturating_sub(shared.len() as u32) + n_revived + n_promised <= pool.n_available()
+        })
     }
 
-    /// `[0, n_hits blocks) shared · the rest is computed`
+    /// Takes what others have computed: `[0, n_passed) NONE · [n_passed, n_hits) shared`, in each group.
+    fn share_prefix(&mut self, idx: SequenceIdx, n_hits: u32) {
+        let sequence = &mut self.sequences[idx];
+        for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
+            table.n_passed = pool.group.n_passed(n_hits * BLOCK_TOKENS);
+            table.blocks.resize(table.n_passed as usize, BlockId::NONE);
+            for name in &sequence.hashes[table.n_passed as usize..n_hits as usize] {
+                let block = pool.find(name).expect("a hit is in the index");
+                pool.share(block);
+                table.blocks.push(block);
+            }
+        }
+    }
+
+    /// `[0, n_hits blocks) computed by others · the rest is computed`
     fn start(&mut self, idx: SequenceIdx, n_hits: u32, step: &mut Step) {
         self.n_generations += 1;
         let sequence = &mut self.sequences[idx];
         self.waiting.remove(sequence.key, sequence.n_known());
         sequence.reserve();
-        for i in 0..n_hits {
-            let block = self.blocks.find(&sequence.hash(i)).expect("a hit is in the index");
-            self.blocks.share(block);
-            sequence.table.push(block);
-        }
+        self.share_prefix(idx, n_hits);
+        let sequence = &mut self.sequences[idx];
         sequence.place = Place::Running;
         sequence.generation = self.n_generations;
         sequence.n_computed = n_hits * BLOCK_TOKENS;
@@ -250,8 +326,10 @@ impl Scheduler {
         let range = sequence.n_computed..sequence.n_computed + sequence.n_planned;
         let draws = sequence.draws_at(range.end);
         let n_blocks_sent = if sequence.starting { 0 } else { blocks_for(range.start) };
-        step.blocks.extend_from_slice(&sequence.table[n_blocks_sent as usize..]);
-        let want = if draws { Want::Last } else { Want::Nothing };
+        for table in &sequence.tables {
+            step.blocks.extend_from_slice(&table.blocks[n_blocks_sent as usize..]);
+        }
+        let want = sequence.want(draws);
         step.slices.push(Slice { id: sequence.request.id, range: range.clone(), n_draft: 0, want });
         self.counters.slices += 1;
         self.counters.slices_ahead += u64::from(range.end > sequence.n_known());

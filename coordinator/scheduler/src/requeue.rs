@@ -12,30 +12,32 @@
 //! Rule 1 may accuse a neighbour once for a later step, before there are suspects, and once more beside a culprit that
 //! is none yet. From then on only the culprit is counted, so a limit of three ends the culprit alone.
 
-use crate::blocks::Pool;
-use crate::scheduler::{Output, Scheduler};
+use crate::scheduler::{Output, Scheduler, pools};
+use crate::sequence::Table;
 use crate::sequence::{Place, Sequence, SequenceIdx};
 use alloc::vec::Vec;
-use types::cache::blocks_for;
 use types::{Epoch, Finish};
 
 impl Scheduler {
     /// All that ran waits again, with its log and its place in the order. The caches of the workers are gone, so no
     /// block has a name; what was in flight will not come back; steps are counted from zero.
     pub fn requeue_all(&mut self, epoch: Epoch, out: &mut Vec<Output>) {
-        self.requeue_into(epoch, self.config.n_blocks, out);
+        let n_blocks = self.config.n_blocks.clone();
+        self.requeue_into(epoch, &n_blocks, out);
     }
 
-    /// The same with workers that have so many blocks. What might outgrow them ends with `Finish::Failed`, so whoever
-    /// places the workers gives them blocks for a full context where it can. So does what was lost `losses_max` times.
-    pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: u32, out: &mut Vec<Output>) {
+    /// The same with workers that have so many blocks of each group. What might outgrow them ends with
+    /// `Finish::Failed`, so whoever places the workers gives them blocks for a full context where it can. So does what
+    /// was lost `losses_max` times.
+    pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: &[u32], out: &mut Vec<Output>) {
+        assert_eq!(n_blocks.len(), self.config.groups.len(), "one pool for each cache group");
         debug_assert!(epoch > self.epoch, "step ids begin again, so an answer of the old epoch must be known by it");
         self.epoch = epoch;
         self.n_steps = 0;
         self.accuse_oldest_step();
         self.in_flight.clear();
-        self.config.n_blocks = n_blocks;
-        self.blocks = Pool::new(n_blocks);
+        self.config.n_blocks.copy_from_slice(n_blocks);
+        self.pools = pools(&self.config);
         self.running.clear();
         let all: Vec<SequenceIdx> = self.sequences.iter().map(|(idx, _)| idx).collect();
         all.iter().for_each(|&idx| self.requeue(idx));
@@ -60,7 +62,7 @@ impl Scheduler {
     fn requeue(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
         sequence.held = false;
-        sequence.table.clear();
+        sequence.tables.iter_mut().for_each(Table::clear);
         match sequence.place {
             Place::Waiting => {}
             Place::Ending => self.sequences.remove(idx),
@@ -73,8 +75,8 @@ impl Scheduler {
     }
 
     fn fail_what_cannot_fit(&mut self, out: &mut Vec<Output>) {
-        let n_blocks = self.config.n_blocks;
-        self.fail_waiting(|sequence| blocks_for(sequence.length_max - 1) > n_blocks, out);
+        let config = self.config.clone();
+        self.fail_waiting(|sequence| config.too_small_pool(sequence.length_max).is_some(), out);
     }
 
     fn fail_what_is_lost_too_often(&mut self, out: &mut Vec<Output>) {

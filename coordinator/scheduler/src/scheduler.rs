@@ -20,6 +20,8 @@ pub struct Output {
     /// The tokens are `done.slices[slice].tokens[..n_tokens]`.
     pub slice: usize,
     pub n_tokens: u32,
+    /// What else the slice gave (its scores, its pooled states) begins at this position of the log; zero: nothing.
+    pub scored_position: u32,
     /// Tokens that the prefix cache spared the request when it was first admitted.
     pub n_cached: u32,
     pub finish: Option<Finish>,
@@ -38,7 +40,8 @@ pub struct Scheduler {
     pub(crate) running: Vec<SequenceIdx>,
     /// How many of those that wait or run are suspects.
     pub(crate) n_suspects: u32,
-    pub(crate) blocks: Pool,
+    /// Of each cache group.
+    pub(crate) pools: Vec<Pool>,
     pub(crate) in_flight: InFlight,
     /// Who asks for a turn in the step that is being planned. Kept for its memory.
     pub(crate) turns: Vec<Turn>,
@@ -66,7 +69,7 @@ impl Scheduler {
             waiting: Waiting::default(),
             running: Vec::with_capacity(config.running_max as usize),
             n_suspects: 0,
-            blocks: Pool::new(config.n_blocks),
+            pools: pools(&config),
             in_flight: InFlight::new(config.steps_in_flight_max, config.running_max),
             turns: Vec::with_capacity(config.running_max as usize),
             is_starved: false,
@@ -104,10 +107,14 @@ impl Scheduler {
             n_running: self.running.len() as u32,
             n_steps_in_flight: self.in_flight.len() as u32,
             waiting_tokens: self.waiting.n_tokens(),
-            blocks_total: self.blocks.n_total(),
-            blocks_used: self.blocks.n_used(),
-            blocks_cached: self.blocks.n_cached(),
+            blocks_total: self.pools.iter().map(Pool::n_total).sum(),
+            blocks_used: self.pools.iter().map(Pool::n_used).sum(),
+            blocks_cached: self.pools.iter().map(Pool::n_cached).sum(),
             counters: self.counters,
         }
     }
+}
+
+pub(crate) fn pools(config: &Config) -> Vec<Pool> {
+    config.groups.iter().zip(&config.n_blocks).map(|(&group, &n_blocks)| Pool::new(group, n_blocks)).collect()
 }

@@ -1,9 +1,10 @@
 //! One request on its way: its log, how far it is computed and planned, and which blocks it holds.
 
 use crate::waiting::Key;
+use alloc::vec;
 use alloc::vec::Vec;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockHash, BlockId, Request};
+use types::{BLOCK_TOKENS, BlockHash, BlockId, Goal, Request, Want};
 
 pub(crate) type SequenceIdx = u32;
 
@@ -48,15 +49,35 @@ pub(crate) struct Sequence {
     pub n_cached: u32,
     /// Lost steps that it was in since it last said a token.
     pub n_losses: u32,
-    /// Block i holds positions `[i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS)`.
-    pub table: Vec<BlockId>,
+    /// Of each cache group. All have as many entries.
+    pub tables: Vec<Table>,
     pub root: BlockHash,
     /// Of the first full blocks of the log, each hashed once; never more than the log has.
     pub hashes: Vec<BlockHash>,
 }
 
+/// One group's blocks of one sequence: entry i is of positions `[i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS)`.
+///
+/// `[0, n_passed) behind the window, NONE · [n_passed, len) held`
+#[derive(Clone, Default)]
+pub(crate) struct Table {
+    pub blocks: Vec<BlockId>,
+    pub n_passed: u32,
+}
+
+impl Table {
+    pub fn held(&self) -> &[BlockId] {
+        &self.blocks[self.n_passed as usize..]
+    }
+
+    pub fn clear(&mut self) {
+        self.blocks.clear();
+        self.n_passed = 0;
+    }
+}
+
 impl Sequence {
-    pub fn new(request: Request, key: Key, length_max: u32, root: BlockHash) -> Sequence {
+    pub fn new(request: Request, key: Key, length_max: u32, root: BlockHash, n_groups: usize) -> Sequence {
         Sequence {
             request,
             key,
@@ -76,7 +97,7 @@ impl Sequence {
             starting: false,
             n_cached: 0,
             n_losses: 0,
-            table: Vec::new(),
+            tables: vec![Table::default(); n_groups],
             root,
             hashes: Vec::new(),
         }
@@ -103,8 +124,8 @@ impl Sequence {
         n_ready.min(self.length_max - 1).saturating_sub(self.n_computed)
     }
 
-    /// Whether it says a token in each of its steps, or will after the one that is missing or in flight. What has its last
-    /// slice in flight does not.
+    /// Whether it says a token in each of its steps, or will after the one that is missing or in flight. What has its
+    /// last slice in flight does not.
     pub fn is_decoding(&self, slices_ahead_max: u32) -> bool {
         self.n_missing(slices_ahead_max) <= 1 && self.n_computed < self.length_max - 1
     }
@@ -116,17 +137,44 @@ impl Sequence {
 
     /// Whether a slice that ends there draws: it ends with the last token that is known or being drawn.
     pub fn draws_at(&self, end: u32) -> bool {
-        end == self.n_known() + self.n_drawing
+        self.request.goal != Goal::Pool && end == self.n_known() + self.n_drawing
     }
 
-    /// Blocks that it does not hold yet and needs to have so many positions computed.
+    /// Whether a slice that begins at `n_computed` has rows to score: those that another token of the prompt follows.
+    pub fn scores(&self) -> bool {
+        let n_prompt = self.request.prompt.len() as u32;
+        matches!(self.request.goal, Goal::Score { .. }) && self.n_computed + 1 < n_prompt
+    }
+
+    /// What a slice that begins at `n_computed` is for.
+    pub fn want(&self, draws: bool) -> Want {
+        match self.request.goal {
+            Goal::Pool => Want::Pool,
+            Goal::Score { top_n } if self.scores() => Want::All { top_n },
+            Goal::Score { .. } | Goal::Generate if draws => Want::Last,
+            Goal::Score { .. } | Goal::Generate => Want::Nothing,
+        }
+    }
+
+    /// All that it was for is done, and no token will be.
+    pub fn is_pooled(&self) -> bool {
+        self.request.goal == Goal::Pool && self.n_applied >= self.n_known()
+    }
+
+    /// Entries of each of its tables.
+    pub fn n_entries(&self) -> u32 {
+        self.tables.first().map_or(0, |table| table.blocks.len() as u32)
+    }
+
+    /// Blocks that it needs of each group to have so many positions computed, beside those that it has.
     pub fn n_blocks_missing(&self, n_tokens: u32) -> u32 {
-        blocks_for(n_tokens).saturating_sub(self.table.len() as u32)
+        blocks_for(n_tokens).saturating_sub(self.n_entries())
     }
 
     /// How many blocks it may take from the prefix cache: full ones, and at least one token is left to compute.
     pub fn n_sharable(&self) -> u32 {
-        if self.request.cache_bypass { 0 } else { (self.n_known() - 1) / BLOCK_TOKENS }
+        let needs_all = self.request.cache_bypass || self.request.goal != Goal::Generate;
+        if needs_all { 0 } else { (self.n_known() - 1) / BLOCK_TOKENS }
     }
 
     /// The name of its block `i`, which is full.
@@ -144,14 +192,16 @@ impl Sequence {
     /// Takes the memory of its whole life, so that its steps take none.
     pub fn reserve(&mut self) {
         let n_blocks_max = blocks_for(self.length_max - 1) as usize;
-        self.table.reserve_exact(n_blocks_max - self.table.len().min(n_blocks_max));
+        for table in &mut self.tables {
+            table.blocks.reserve_exact(n_blocks_max - table.blocks.len().min(n_blocks_max));
+        }
         self.hashes.reserve_exact(n_blocks_max - self.hashes.len().min(n_blocks_max));
         self.request.output.reserve_exact((self.length_max - self.n_known()) as usize);
     }
 
-    /// Forgets all that was planned: it waits and will begin again from its log. Its table is empty by now.
+    /// Forgets all that was planned: it waits and will begin again from its log. Its tables are empty by now.
     pub fn rewind(&mut self) {
-        debug_assert!(self.table.is_empty());
+        debug_assert!(self.tables.iter().all(|table| table.blocks.is_empty() && table.n_passed == 0));
         self.place = Place::Waiting;
         self.generation = 0;
         self.n_applied = 0;

@@ -8,6 +8,7 @@ pub struct Stats {
     pub n_running: u32,
     pub n_steps_in_flight: u32,
     pub waiting_tokens: u64,
+    /// Of all cache groups together, as are the next two.
     pub blocks_total: u32,
     /// Blocks that some sequence holds.
     pub blocks_used: u32,
@@ -41,6 +42,8 @@ pub struct Counters {
     /// Sequences that lost their workers and wait again.
     pub requeued: u64,
     pub prefix_hit_tokens: u64,
+    /// Blocks that a sequence that went on gave back, because they lay behind the window of their group.
+    pub blocks_passed: u64,
     /// Blocks that lost their name because their room was needed.
     pub evictions: u64,
     pub running_peak: u32,

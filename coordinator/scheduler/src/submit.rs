@@ -4,8 +4,7 @@ use crate::Rejected;
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 use crate::waiting::Key;
-use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockHash, Finish, Micros, Request};
+use types::{BLOCK_TOKENS, BlockHash, Finish, Goal, Micros, Request};
 
 impl Scheduler {
     pub fn submit(&mut self, request: Request, now: Micros) -> Result<(), Rejected> {
@@ -15,7 +14,7 @@ impl Scheduler {
         self.n_arrivals += 1;
         let root = BlockHash::root(&self.config.policy, request.tenant, request.adapter, &self.config.salt);
         let (id, deadline) = (request.id, request.deadline);
-        let sequence = Sequence::new(request, key, length_max, root);
+        let sequence = Sequence::new(request, key, length_max, root, self.pools.len());
         let n_tokens = sequence.n_known();
         let idx = self.sequences.insert(sequence);
         self.waiting.insert(key, idx, n_tokens);
@@ -57,10 +56,12 @@ impl Scheduler {
         if n_tokens >= context_max {
             return Err(Rejected::TooLong { limit: "context_max", needed: n_tokens + 1, available: context_max });
         }
-        let wished = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max);
+        // What is pooled says nothing: room for one token is room for its prompt.
+        let tokens_max = if request.goal == Goal::Pool { 1 } else { request.sampling.tokens_max };
+        let wished = request.prompt.len() as u64 + u64::from(tokens_max);
         let length_max = wished.min(context_max) as u32;
-        if blocks_for(length_max - 1) > self.config.n_blocks {
-            let available = u64::from(self.config.n_blocks) * u64::from(BLOCK_TOKENS);
+        if let Some(n_blocks) = self.config.too_small_pool(length_max) {
+            let available = u64::from(n_blocks) * u64::from(BLOCK_TOKENS);
             return Err(Rejected::TooLong { limit: "n_blocks", needed: u64::from(length_max - 1), available });
         }
         Ok(length_max)

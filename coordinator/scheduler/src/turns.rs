@@ -1,5 +1,5 @@
-//! Whose turn it is. With several stages, as many steps run at once, and a sequence has one position at a time: so those
-//! that decode are spread over the steps evenly, and each has its turn in every `n_turns`-th.
+//! Whose turn it is. With several stages, as many steps run at once, and a sequence has one position at a time: so
+//! those that decode are spread over the steps evenly, and each has its turn in every `n_turns`-th.
 //!
 //! ```text
 //! five sequences, two stages:  a b c | d e | a b c | d e | ..    stage 1 draws for d e while stage 0 runs a b c
@@ -13,8 +13,8 @@ use crate::scheduler::Scheduler;
 /// One that asks for a turn; less is sooner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn {
-    /// It needs a block, there is none, and nobody runs behind it who could be preempted. Its turn would come to nothing,
-    /// so whoever can use one goes first; otherwise all could wait for blocks that only others can give back.
+    /// It needs a block, there is none, and nobody runs behind it who could be preempted. Its turn would come to
+    /// nothing, so whoever can use one goes first; otherwise all could wait for blocks that only others can give back.
     is_stuck: bool,
     n_slices_in_flight: u32,
     last_step: u64,
@@ -32,6 +32,7 @@ impl Scheduler {
     /// computed `distance` steps behind its draw.
     pub(crate) fn give_turns(&mut self, distance: u32) -> u32 {
         let ahead_max = self.config.slices_ahead_max;
+        let n_available = self.n_blocks_available();
         let mut n_decoding = 0;
         self.turns.clear();
         for (at, &idx) in self.running.iter().enumerate() {
@@ -41,7 +42,7 @@ impl Scheduler {
             let is_near = sequence.awaits_draw() && self.n_steps - sequence.last_step < u64::from(distance);
             if sequence.n_missing(ahead_max) == 1 && !is_near {
                 let n_blocks = sequence.n_blocks_missing(sequence.n_computed + 1);
-                let is_stuck = at + 1 == self.running.len() && n_blocks > self.blocks.n_available();
+                let is_stuck = at + 1 == self.running.len() && n_blocks > n_available;
                 let (n_slices_in_flight, last_step) = (sequence.n_slices_in_flight, sequence.last_step);
                 self.turns.push(Turn { is_stuck, n_slices_in_flight, last_step, at });
             }

@@ -4,24 +4,31 @@
 
 use scheduler::{Config, Output, Scheduler};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use types::{Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TokenOut, Want};
+use types::{CacheGroup, CacheKind, Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TokenOut, Want};
 
 struct Counting;
 
-static N_ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    /// Of this thread: the test harness has its own.
+    static N_ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count_one() {
+    N_ALLOCATIONS.with(|n| n.set(n.get() + 1));
+}
 
 // SAFETY: every call goes on to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        N_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        count_one();
         // SAFETY: the caller keeps the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, n_bytes: usize) -> *mut u8 {
-        N_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        count_one();
         // SAFETY: the caller keeps the contract.
         unsafe { System.realloc(at, layout, n_bytes) }
     }
@@ -75,7 +82,10 @@ fn run_steps(
 
 fn check_steady_steps(n_stages: u32) {
     let steps_in_flight_max = n_stages + 1;
-    let config = Config { n_stages, steps_in_flight_max, running_max: N_SEQUENCES as u32, ..Config::default() };
+    let window = CacheGroup { kind: CacheKind::Window(50), sharded: true };
+    let (groups, n_blocks) = (vec![CacheGroup::FULL, window], vec![4096, 400]);
+    let running_max = N_SEQUENCES as u32;
+    let config = Config { n_stages, steps_in_flight_max, running_max, groups, n_blocks, ..Config::default() };
     let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
     (0..N_SEQUENCES).for_each(|i| scheduler.submit(request(i), Micros(0)).unwrap());
     let (mut done, mut out) = (StepDone::default(), Vec::new());
@@ -84,16 +94,17 @@ fn check_steady_steps(n_stages: u32) {
         assert!(scheduler.next_step(Micros(0), step));
     }
     run_steps(&mut scheduler, 40 * u64::from(n_stages), &mut steps, &mut done, &mut out);
-    let (before, blocks_before) = (N_ALLOCATIONS.load(Ordering::Relaxed), scheduler.stats().blocks_used);
+    let (before, blocks_before) = (N_ALLOCATIONS.get(), scheduler.stats().blocks_used);
     run_steps(&mut scheduler, 200 * u64::from(n_stages), &mut steps, &mut done, &mut out);
-    assert_eq!(N_ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "{n_stages} stages");
+    assert_eq!(N_ALLOCATIONS.get() - before, 0, "{n_stages} stages");
     let n_said = out.len() as u64 * u64::from(n_stages);
     assert_eq!(n_said, N_SEQUENCES, "every sequence said a token in the last steps");
     assert!(scheduler.stats().blocks_used >= blocks_before + 12 * N_SEQUENCES as u32, "blocks were taken");
+    assert!(scheduler.stats().blocks_passed >= 12 * N_SEQUENCES, "and given back behind the window");
+    assert!(scheduler.stats().preemptions == 0 && scheduler.stats().evictions > 0);
     scheduler.check();
 }
 
-// One test in this file: another beside it would be counted.
 #[test]
 fn a_steady_step_allocates_nothing() {
     [1, 2, 4].into_iter().for_each(check_steady_steps);

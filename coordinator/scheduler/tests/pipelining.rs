@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use types::{Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, Token, TokenOut, Want};
 
 fn config(n_stages: u32) -> Config {
-    Config { n_blocks: 1024, running_max: 64, n_stages, steps_in_flight_max: n_stages + 1, ..Config::default() }
+    Config { n_blocks: vec![1024], running_max: 64, n_stages, steps_in_flight_max: n_stages + 1, ..Config::default() }
 }
 
 fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {

@@ -3,13 +3,13 @@
 
 use scheduler::{Config, Output, Rejected, Scheduler, Stale};
 use types::{
-    AdapterId, CacheGroup, CacheKind, Epoch, Finish, Micros, Priority, Request, RequestId, Sampling, SliceDone, Step,
-    StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
+    AdapterId, CacheGroup, CacheKind, Epoch, Finish, Goal, Micros, Priority, Request, RequestId, SCORED_ROWS_MAX,
+    Sampling, SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
 };
 
 fn config() -> Config {
     Config {
-        n_blocks: 64,
+        n_blocks: vec![64],
         context_max: 256,
         running_max: 8,
         batch_tokens_max: 64,
@@ -27,6 +27,10 @@ fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {
     let prompt = (0..n_prompt).map(|position| id as Token * 1000 + position).collect();
     let sampling = Sampling { tokens_max, ..Sampling::default() };
     Request { id: RequestId(id), prompt, sampling, ..Request::default() }
+}
+
+fn window(n_positions: u32) -> CacheGroup {
+    CacheGroup { kind: CacheKind::Window(n_positions), sharded: true }
 }
 
 fn plan(scheduler: &mut Scheduler) -> Option<Step> {
@@ -229,7 +233,7 @@ fn generated_blocks_serve_the_next_turn_and_running_ones_serve_neighbours() {
 #[test]
 fn the_least_urgent_is_preempted_and_begins_again_from_its_log() {
     // Three sequences that grow from two blocks to four in a pool of nine.
-    let mut scheduler = scheduler(Config { n_blocks: 9, context_max: 64, slices_ahead_max: 0, ..config() });
+    let mut scheduler = scheduler(Config { n_blocks: vec![9], context_max: 64, slices_ahead_max: 0, ..config() });
     for (id, priority) in [(1, 0), (2, 1), (3, 0)] {
         scheduler.submit(Request { priority: Priority(priority), ..request(id, 18, 40) }, Micros(id)).unwrap();
     }
@@ -251,7 +255,7 @@ fn the_least_urgent_is_preempted_and_begins_again_from_its_log() {
 
 #[test]
 fn what_was_planned_for_a_preempted_sequence_is_dropped_whoever_runs_in_its_place() {
-    let config = Config { n_blocks: 6, context_max: 96, steps_in_flight_max: 4, ..config() };
+    let config = Config { n_blocks: vec![6], context_max: 96, steps_in_flight_max: 4, ..config() };
     let mut scheduler = scheduler(config);
     scheduler.submit(request(1, 20, 30), Micros(0)).unwrap();
     scheduler.submit(request(2, 47, 30), Micros(0)).unwrap();
@@ -277,7 +281,7 @@ fn what_was_planned_for_a_preempted_sequence_is_dropped_whoever_runs_in_its_plac
 
 #[test]
 fn a_request_that_does_not_fit_now_is_not_overtaken() {
-    let mut scheduler = scheduler(Config { n_blocks: 10, context_max: 160, ..config() });
+    let mut scheduler = scheduler(Config { n_blocks: vec![10], context_max: 160, ..config() });
     scheduler.submit(request(1, 60, 20), Micros(0)).unwrap();
     let step = plan(&mut scheduler).unwrap();
     scheduler.submit(request(2, 150, 5), Micros(1)).unwrap();
@@ -303,7 +307,7 @@ fn whoever_waits_long_enough_goes_first() {
 
 #[test]
 fn refusals_say_why() {
-    let limited = || Config { n_blocks: 10, waiting_max: 3, waiting_tokens_max: 300, ..config() };
+    let limited = || Config { n_blocks: vec![10], waiting_max: 3, waiting_tokens_max: 300, ..config() };
     let mut submitted = scheduler(limited());
     submitted.submit(request(1, 60, 10), Micros(5)).unwrap();
     let resumed = |output: &[Token], tokens_max| Request { output: output.to_vec(), ..request(2, 9, tokens_max) };
@@ -337,11 +341,15 @@ fn refusals_say_why() {
 
 #[test]
 fn impossible_configurations_are_refused_by_name() {
-    let window = CacheGroup { kind: CacheKind::Window(512), sharded: true };
+    let latent = CacheGroup { kind: CacheKind::Latent, sharded: false };
     let cases = [
-        (Config { groups: vec![window], ..config() }, "a windowed cache group"),
-        (Config { groups: vec![CacheGroup::FULL; 2], ..config() }, "any number of cache groups but one"),
-        (Config { n_blocks: 0, ..config() }, "n_blocks = 0"),
+        (Config { groups: vec![window(0)], ..config() }, "a window of no position"),
+        (Config { groups: vec![latent], ..config() }, "a latent cache group"),
+        (Config { groups: vec![CacheGroup::FULL; 2], ..config() }, "other than one n_blocks for each cache group"),
+        (Config { groups: vec![], ..config() }, "no cache groups"),
+        (Config { groups: vec![window(4); 9], n_blocks: vec![9; 9], ..config() }, "more than 8 cache groups"),
+        (Config { n_stages: 0, ..config() }, "n_stages = 0"),
+        (Config { n_blocks: vec![0], ..config() }, "n_blocks = 0"),
         (Config { running_max: 65, ..config() }, "batch_tokens_max below running_max"),
         (Config { losses_max: 0, ..config() }, "losses_max = 0"),
         (Config { slices_ahead_max: 2, ..config() }, "slices_ahead_max above 1"),
@@ -444,14 +452,14 @@ fn lost_workers_cost_no_request_and_the_cache() {
     assert_eq!(replay.starts[0].output, [7]);
     assert_eq!(apply(&mut scheduler, &replay, 7)[0].position, 1);
     let mut out = Vec::new();
-    scheduler.requeue_into(Epoch { incarnation: 0, n: 2 }, 2, &mut out);
+    scheduler.requeue_into(Epoch { incarnation: 0, n: 2 }, &[2], &mut out);
     assert_eq!(out[0].finish, Some(Finish::Failed), "it can never fit the new workers");
     assert!(scheduler.is_idle());
 }
 
 #[test]
 fn ranks_never_hold_more_than_may_run() {
-    let limits = Config { n_blocks: 8, context_max: 128, running_max: 2, slices_ahead_max: 0, ..config() };
+    let limits = Config { n_blocks: vec![8], context_max: 128, running_max: 2, slices_ahead_max: 0, ..config() };
     let mut scheduler = Scheduler::new(limits, Epoch::default()).unwrap();
     scheduler.submit(request(1, 30, 90), Micros(0)).unwrap();
     scheduler.submit(Request { priority: Priority(9), ..request(2, 30, 60) }, Micros(0)).unwrap();
@@ -473,7 +481,7 @@ fn ranks_never_hold_more_than_may_run() {
 
 #[test]
 fn counters_only_grow() {
-    let mut scheduler = Scheduler::new(Config { n_blocks: 16, ..config() }, Epoch::default()).unwrap();
+    let mut scheduler = Scheduler::new(Config { n_blocks: vec![16], ..config() }, Epoch::default()).unwrap();
     let run = |scheduler: &mut Scheduler, ids: std::ops::Range<u64>| {
         for id in ids {
             scheduler.submit(request(id, 100, 2), Micros(0)).unwrap();
@@ -493,7 +501,7 @@ fn counters_only_grow() {
 #[test]
 fn a_log_that_fills_the_context_is_finished_and_not_too_long() {
     let mut scheduler =
-        Scheduler::new(Config { n_blocks: 64, context_max: 256, ..config() }, Epoch::default()).unwrap();
+        Scheduler::new(Config { n_blocks: vec![64], context_max: 256, ..config() }, Epoch::default()).unwrap();
     let complete = Request { output: vec![7; 6], ..request(1, 250, 100) };
     assert_eq!(scheduler.submit(complete, Micros(0)), Err(Rejected::Finished(Finish::Length)));
 }
@@ -540,7 +548,7 @@ fn run_with_culprit(
 #[test]
 fn what_breaks_the_workers_ends_and_its_neighbours_do_not() {
     let narrow = || Config { batch_tokens_max: 9, chunk_tokens_max: 9, running_max: 9, ..config() };
-    let tight = || Config { n_blocks: 12, running_max: 9, context_max: 100, ..config() };
+    let tight = || Config { n_blocks: vec![12], running_max: 9, context_max: 100, ..config() };
     let deep = || Config { steps_in_flight_max: 4, ..narrow() };
     let one = || Config { steps_in_flight_max: 1, slices_ahead_max: 0, ..config() };
     let configs = [config(), narrow(), tight(), deep(), one()];
@@ -607,4 +615,53 @@ fn whoever_runs_in_front_of_what_breaks_does_not_end_for_it() {
     }
     ended.sort_by_key(|ended| ended.0);
     assert_eq!(ended, [(1, Finish::Length), (2, Finish::Failed)]);
+}
+
+#[test]
+fn a_prompt_is_scored_a_few_rows_a_step() {
+    let mut scheduler = scheduler(Config { batch_tokens_max: 256, chunk_tokens_max: 256, ..config() });
+    let score = |id| Request { goal: Goal::Score { top_n: 1 }, ..request(id, 100, 2) };
+    (1..3).for_each(|id| scheduler.submit(score(id), Micros(0)).unwrap());
+    scheduler.submit(request(3, 20, 2), Micros(0)).unwrap();
+    let first = plan(&mut scheduler).unwrap();
+    // Who comes behind waits for its turn to be scored; the next step has rows again.
+    assert_eq!(slices(&first), [(1, 0, SCORED_ROWS_MAX)]);
+    assert_eq!(first.slices[0].want, Want::All { top_n: 1 });
+    let second = plan(&mut scheduler).unwrap();
+    assert_eq!(slices(&second), [(1, 64, 100), (2, 0, 28), (3, 0, 20)]);
+    let mut done = answer(&first, 7);
+    done.slices[0].scored = vec![TokenOut::default(); 64];
+    let mut out = Vec::new();
+    scheduler.apply(&done, &mut out).unwrap();
+    let said: Vec<_> = out.iter().map(|said| (said.id.0, said.n_tokens, said.scored_position, said.finish)).collect();
+    assert_eq!(said, [(1, 0, 1, None)]);
+    let mut done = answer(&second, 7);
+    done.slices[0].tokens = vec![TokenOut { token: 7, ..TokenOut::default() }];
+    out.clear();
+    scheduler.apply(&done, &mut out).unwrap();
+    assert_eq!((out[0].id.0, out[0].n_tokens, out[0].scored_position), (1, 1, 65));
+    scheduler.check();
+}
+
+#[test]
+fn what_is_pooled_ends_with_its_prompt() {
+    let mut scheduler = scheduler(config());
+    let pool = Request { goal: Goal::Pool, ..request(1, 100, 50) };
+    scheduler.submit(pool.clone(), Micros(0)).unwrap();
+    for range in [(1, 0, 64), (1, 64, 100)] {
+        let step = plan(&mut scheduler).unwrap();
+        assert_eq!((slices(&step), step.slices[0].want), (vec![range], Want::Pool));
+        let out = apply(&mut scheduler, &step, 7);
+        let is_end = range.2 == 100;
+        let finishes: Vec<_> = out.iter().map(|said| (said.n_tokens, said.finish)).collect();
+        assert_eq!(finishes, if is_end { vec![(0, Some(Finish::Stop))] } else { vec![] });
+    }
+    // Its blocks are named and serve others, and not one like it.
+    scheduler.submit(Request { id: RequestId(2), ..pool.clone() }, Micros(0)).unwrap();
+    scheduler.submit(Request { id: RequestId(3), goal: Goal::Generate, ..pool }, Micros(0)).unwrap();
+    let step = plan(&mut scheduler).unwrap();
+    assert_eq!(slices(&step)[0], (2, 0, 64));
+    apply(&mut scheduler, &step, 7);
+    let starts: Vec<_> = (0..3).filter_map(|_| plan(&mut scheduler).map(|step| slices(&step))).flatten().collect();
+    assert!(starts.contains(&(3, 96, 100)), "{starts:?}");
 }

@@ -127,8 +127,8 @@ fn shared_speeds(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
 fn operations(shape: &ModelShape) -> f64 {
     let of = |a: u32, b: u32| f64::from(a) * f64::from(b);
     let attention = 2.0 * of((shape.n_heads + shape.n_kv_heads) * shape.head_dim, shape.hidden);
-    let n_mlps = shape.experts.map_or(1.0, |experts| f64::from(experts.n_used));
-    let mlp = 3.0 * of(shape.hidden, shape.inner) * n_mlps;
+    let inner = shape.experts.map_or(shape.inner, |experts| experts.n_used * experts.inner);
+    let mlp = 3.0 * of(shape.hidden, inner);
     f64::from(shape.n_layers) * (attention + mlp) + of(shape.vocab, shape.hidden)
 }
 

@@ -29,6 +29,8 @@ pub struct Experts {
     pub n: u32,
     /// Of those, what a token goes through.
     pub n_used: u32,
+    /// The width of one.
+    pub inner: u32,
 }
 
 impl ModelShape {
@@ -43,7 +45,7 @@ impl ModelShape {
             inner: spec.inner,
             vocab: spec.vocab,
             context: spec.context,
-            experts: None,
+            experts: spec.experts.map(|experts| Experts { n: experts.n, n_used: experts.n_used, inner: experts.inner }),
             sizes: checkpoint.sizes(),
         }
     }

@@ -15,7 +15,8 @@ impl fmt::Display for Blueprint {
         let rows: Vec<[String; 10]> = self.shards.iter().map(Shard::row).collect();
         let width = |i: usize| rows.iter().map(|row| row[i].len()).chain([COLUMNS[i].len()]).max().unwrap_or(0);
         let line = |f: &mut fmt::Formatter<'_>, cells: [&str; 10]| {
-            cells.iter().enumerate().try_for_each(|(i, cell)| write!(f, "{cell:>width$}  ", width = width(i)))
+            let padded = cells.iter().enumerate().map(|(i, cell)| format!("{cell:>width$}", width = width(i)));
+            f.write_str(&padded.collect::<Vec<_>>().join("  "))
         };
         line(f, COLUMNS)?;
         rows.iter().try_for_each(|row| {

@@ -158,7 +158,7 @@ fn layers_move_until_the_pool_is_balanced() {
 fn experts_are_spread_over_the_ranks() {
     let layer = LayerSizes { experts: 8 << 20, mlp: 0, ..smol().sizes.layers[0] };
     let sizes = Sizes { layers: vec![layer; 4], ..smol().sizes };
-    let moe = ModelShape { n_layers: 4, experts: Some(Experts { n: 8, n_used: 2 }), sizes, ..smol() };
+    let moe = ModelShape { n_layers: 4, experts: Some(Experts { n: 8, n_used: 2, inner: 64 }), sizes, ..smol() };
     let plan = plan(&machines(2, 64 << 30), &moe, &policy(2, 1), None).unwrap();
     let [a, b] = &plan.shards[..] else { panic!("two ranks") };
     assert!(a.weight_bytes.abs_diff(b.weight_bytes) < 1 << 20 && a.weight_bytes > 16 << 20, "{plan}");
@@ -215,7 +215,7 @@ impl Random {
     fn model(&mut self) -> ModelShape {
         let n_layers = 1 + self.below(12) as u32;
         let n_kv_heads = 1 + self.below(4) as u32;
-        let experts = (self.below(4) == 0).then(|| Experts { n: 8, n_used: 2 });
+        let experts = (self.below(4) == 0).then(|| Experts { n: 8, n_used: 2, inner: 64 });
         let mut layer = || LayerSizes {
             heads: self.below(1 << 20),
             kv_heads: self.below(1 << 18),

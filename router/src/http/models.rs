@@ -3,8 +3,9 @@
 use crate::generate::Front;
 use crate::http::answer::unix_seconds;
 use crate::http::error::HttpError;
-use crate::link::{Replica, View};
+use crate::link::Replica;
 use crate::refusal::Refusal;
+use crate::topology;
 use axum::Json;
 use axum::extract::{Path, State};
 use proto::cluster as wire;
@@ -55,44 +56,5 @@ pub async fn ready(State(front): State<Arc<Front>>) -> Result<&'static str, Http
 
 pub async fn cluster(State(front): State<Arc<Front>>) -> Json<Value> {
     let view = front.link.view().borrow().clone();
-    Json(json!({ "replicas": replica(&view).into_iter().collect::<Vec<_>>() }))
-}
-
-fn replica(view: &View) -> Option<Value> {
-    if view.replica.is_none() && view.state.is_none() {
-        return None;
-    }
-    let state = view.state.clone().unwrap_or_default();
-    let known = view.replica.as_deref();
-    Some(json!({
-        "replica": known.map(|replica| &replica.name),
-        "model": known.map(|replica| &replica.model),
-        "context": known.map(|replica| replica.context),
-        "policy_digest": known.map(|replica| replica.digest.to_string()),
-        "phase": phase(view.phase()),
-        "epoch": format!("{}.{}", state.epoch_incarnation, state.epoch_n),
-        "requests": { "waiting": state.n_waiting, "running": state.n_running },
-        "blocks": { "used": state.blocks_used, "total": state.blocks_total },
-        "ranks": state.ranks.iter().map(rank).collect::<Vec<_>>(),
-    }))
-}
-
-fn rank(rank: &wire::RankState) -> Value {
-    json!({
-        "rank": rank.rank,
-        "stage": rank.stage,
-        "tp": rank.tp,
-        "pid": rank.pid,
-        "state": rank.state,
-        "host": rank.host,
-    })
-}
-
-fn phase(phase: wire::state::Phase) -> &'static str {
-    match phase {
-        wire::state::Phase::Ready => "ready",
-        wire::state::Phase::Recovering => "recovering",
-        wire::state::Phase::Draining => "draining",
-        wire::state::Phase::Loading | wire::state::Phase::Unspecified => "loading",
-    }
+    Json(topology::json(&topology::topology(&view)))
 }

@@ -133,6 +133,7 @@ type Frames = mpsc::Sender<Result<wire::ReplicaFrame, Status>>;
 impl Coordinator for Service {
     type AttachStream = ReceiverStream<Result<wire::ReplicaFrame, Status>>;
     type JoinStream = ReceiverStream<Result<wire::RankFrame, Status>>;
+    type ReadModelStream = ReceiverStream<Result<wire::ModelBytes, Status>>;
 
     async fn attach(&self, up: Request<Streaming<wire::RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
         let (frames, out) = mpsc::channel(4096);
@@ -149,6 +150,14 @@ impl Coordinator for Service {
     }
 
     async fn join(&self, _: Request<Streaming<wire::WorkerFrame>>) -> Result<Response<Self::JoinStream>, Status> {
+        Err(Status::unimplemented("no workers here"))
+    }
+
+    async fn get_model(&self, _: Request<wire::GetModelRequest>) -> Result<Response<wire::ModelFiles>, Status> {
+        Err(Status::unimplemented("no workers here"))
+    }
+
+    async fn read_model(&self, _: Request<wire::ReadModelRequest>) -> Result<Response<Self::ReadModelStream>, Status> {
         Err(Status::unimplemented("no workers here"))
     }
 }

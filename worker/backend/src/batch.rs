@@ -14,6 +14,8 @@ pub struct Batch {
     pub tables: Vec<BlockTables>,
     /// The rows whose logits are wanted, ascending.
     pub outputs: Vec<u32>,
+    /// The hidden states of rows are wanted, whether or not their logits are.
+    pub wants_hidden: bool,
 }
 
 /// Consecutive rows of one sequence, at consecutive positions.
@@ -55,6 +57,7 @@ impl Batch {
         self.positions.clear();
         self.slices.clear();
         self.outputs.clear();
+        self.wants_hidden = false;
         for table in &mut self.tables {
             table.blocks.clear();
             table.bounds.clear();

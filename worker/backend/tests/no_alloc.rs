@@ -42,6 +42,7 @@ fn batch(n_rows: u32) -> Batch {
         slices: vec![BatchSlice { rows: 0..n_rows, start: 0 }],
         tables,
         outputs: vec![n_rows - 1],
+        wants_hidden: false,
     }
 }
 

@@ -35,8 +35,8 @@ impl AbortHandle {
         AbortHandle(Waiter::Join(n_aborts))
     }
 
-    /// This rank's operations fail with `Aborted` from now on, those of its peers with `PeerLost`. A doorway's handle ends
-    /// the join that is going on, and leaves the doorway as it is.
+    /// This rank's operations fail with `Aborted` from now on, those of its peers with `PeerLost`. A doorway's handle
+    /// ends the join that is going on, and leaves the doorway as it is.
     pub fn abort(&self) {
         match &self.0 {
             Waiter::Solo => {}
@@ -77,18 +77,27 @@ impl Doom {
     }
 
     /// No operation begins any more, and those who share memory hear who is to blame.
-    pub fn end(&self, culprit: Rank) {
+    pub fn break_off(&self, culprit: Rank) {
+        self.end(|side| side.break_off(culprit));
+    }
+
+    /// The same, after all that was to be done.
+    pub fn leave(&self) {
+        self.end(Side::leave);
+    }
+
+    fn end(&self, tell: impl Fn(&Side)) {
         self.ended.store(true, Ordering::Release);
         for peer in &self.peers {
             if let Way::Memory(side) = peer {
-                side.end(culprit);
+                tell(side);
             }
         }
     }
 
     /// Both ways of a connection: this rank's reads end as well.
     fn abort(&self) {
-        self.end(self.rank);
+        self.break_off(self.rank);
         for peer in &self.peers {
             if let Way::Socket(stream) = peer {
                 let _ = stream.shutdown(Shutdown::Both);

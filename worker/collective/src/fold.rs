@@ -17,8 +17,8 @@ pub struct Plane {
     pub number: usize,
 }
 
-/// out = the sum of all planes, which come in ascending order of their leaves. `source` has a plane's elements, as many as
-/// `out`.
+/// out = the sum of all planes, which come in ascending order of their leaves. `source` has a plane's elements, as many
+/// as `out`.
 pub fn fold<'a>(planes: &[Plane], source: impl Fn(&Plane) -> &'a [f32], stack: &mut [f32], out: &mut [f32]) {
     for start in (0..out.len()).step_by(TILE) {
         let end = (start + TILE).min(out.len());

@@ -30,14 +30,16 @@ pub enum Kind {
     Stream = 6,
     /// What was drawn in a step.
     Tokens = 7,
-    /// The sender ends, and says who is to blame.
+    /// The sender has done all that it had to do.
     Leave = 8,
+    /// The sender breaks off, and says who is to blame.
+    Break = 9,
 }
 
 impl Kind {
     fn of(word: u32) -> Option<Kind> {
-        use Kind::{Columns, Leave, Parts, Planes, Rows, Stream, Sums, Tokens};
-        [Planes, Parts, Sums, Rows, Columns, Stream, Tokens, Leave].into_iter().find(|kind| *kind as u32 == word)
+        use Kind::{Break, Columns, Leave, Parts, Planes, Rows, Stream, Sums, Tokens};
+        [Planes, Parts, Sums, Rows, Columns, Stream, Tokens, Leave, Break].into_iter().find(|kind| *kind as u32 == word)
     }
 }
 
@@ -63,16 +65,15 @@ pub enum Front {
 impl Head {
     /// `sum`: of the payload, where the wire may change it.
     pub fn encode(&self, sum: u64) -> [u32; HEAD_WORDS] {
-        let (low, high) = |n: u64| -> (u32, u32) { (n as u32, (n >> 32) as u32) }(self.tag);
-        let incarnation = self.epoch.incarnation;
+        let (tag, incarnation) = (self.tag, self.epoch.incarnation);
         let mut words = [0; HEAD_WORDS];
         words[..9].copy_from_slice(&[
             MAGIC,
             self.kind as u32,
             self.seq,
             self.n_words,
-            low,
-            high,
+            tag as u32,
+            (tag >> 32) as u32,
             incarnation as u32,
             (incarnation >> 32) as u32,
             self.epoch.n,
@@ -111,8 +112,8 @@ pub fn frame_words(n_words: usize) -> usize {
     HEAD_WORDS + n_words.next_multiple_of(HEAD_WORDS)
 }
 
-/// Against what wires and drivers do to words, not against who means harm: four lanes, each step of which is a bijection,
-/// so that no change of a single word goes unseen.
+/// Against what wires and drivers do to words, not against who means harm: four lanes, each step of which is a
+/// bijection, so that no change of a single word goes unseen.
 pub fn checksum(words: &[u32]) -> u64 {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut lanes = [1u64, 2, 3, 4];

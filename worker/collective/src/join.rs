@@ -1,5 +1,5 @@
-//! How ranks meet: each dials those of lower rank that it talks to, and lets in those of higher rank. Who cannot be meant
-//! is sent away and harms nobody. Knows nothing of what they will say to each other.
+//! How ranks meet: each dials those of lower rank that it talks to, and lets in those of higher rank. Who cannot be
+//! meant is sent away and harms nobody. Knows nothing of what they will say to each other.
 
 mod handshake;
 mod talk;

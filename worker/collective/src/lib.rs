@@ -9,18 +9,18 @@
 //! rank 0     [=========]              owns 0..5: planes 0..4 and 4..5
 //! rank 1               [=======]      owns 5..9: planes 5..6, 6..8 and 8..9
 //! ```
-//! A rank's kernel reduces the largest aligned runs that the rank owns whole, one plane `[n_rows, n_out]` of f32 for each
-//! (`Linear::linear_runs`). `sum_leaves` merges the planes of all ranks in ascending order by `leaves::Fold`, which is one
-//! fixed binary tree over the leaves: whoever owned what, each element is added up in the same order, so its bits are the
-//! same. Small messages gather all planes and every rank folds; large ones go all to all by column, each rank folds its
-//! columns, and the finished columns are gathered. A rank that is alone owns the whole tree, its kernel has one plane, and
-//! that plane is the sum.
+//! A rank's kernel reduces the largest aligned runs that the rank owns whole, one plane `[n_rows, n_out]` of f32 for
+//! each (`Linear::linear_runs`). `sum_leaves` merges the planes of all ranks in ascending order by `leaves::Fold`,
+//! which is one fixed binary tree over the leaves: whoever owned what, each element is added up in the same order, so
+//! its bits are the same. Small messages gather all planes and every rank folds; large ones go all to all by column,
+//! each rank folds its columns, and the finished columns are gathered. A rank that is alone owns the whole tree, its
+//! kernel has one plane, and that plane is the sum.
 //!
 //! # How ranks talk
 //!
 //! Each pair that has something to say has a link: two rings in shared memory, or a TCP connection. Frames carry epoch,
-//! kind, shape or step, and a number: ranks that are out of step get an error that names the peer, never wrong numbers. All
-//! operations move what they send and what they receive together, wait until a deadline, and can be aborted.
+//! kind, shape or step, and a number: ranks that are out of step get an error that names the peer, never wrong numbers.
+//! All operations move what they send and what they receive together, wait until a deadline, and can be aborted.
 //!
 //! An enum and not a trait: there is one way to be several, and its callers need no second type parameter for it.
 #![allow(unsafe_code, reason = "memory that processes share; each block says why it holds")]
@@ -33,6 +33,8 @@ mod sync;
 
 mod doom;
 mod doorway;
+#[cfg(test)]
+mod faults;
 mod fold;
 mod join;
 mod link;
@@ -120,7 +122,8 @@ impl Collective {
     }
 
     /// Finishes a row-parallel product in place. `planes` holds this rank's `runs`, one plane of `n_rows` rows each (or
-    /// nothing yet, if it owns no leaf); afterwards its first plane is the sum over all leaves of all ranks of the stage.
+    /// nothing yet, if it owns no leaf); afterwards its first plane is the sum over all leaves of all ranks of the
+    /// stage.
     pub fn sum_leaves<M: Memory>(
         &mut self,
         device: &M,
@@ -216,10 +219,12 @@ impl Collective {
 }
 
 fn copy_rows<M: Memory>(device: &M, from: &M::Buffer, to: &mut M::Buffer, n_cols: usize, n_rows: usize) {
-    let mut row = vec![0.0; n_cols];
-    for i in 0..n_rows {
-        device.read_part(from, i, 0, &mut row);
-        device.write_part(to, i, 0, &row);
+    const PIECE: usize = 1024;
+    let mut piece = [0.0; PIECE];
+    for (row, col) in (0..n_rows).flat_map(|row| (0..n_cols).step_by(PIECE).map(move |col| (row, col))) {
+        let piece = &mut piece[..PIECE.min(n_cols - col)];
+        device.read_part(from, row, col, piece);
+        device.write_part(to, row, col, piece);
     }
 }
 

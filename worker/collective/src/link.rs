@@ -14,6 +14,8 @@ use types::Rank;
 pub enum Fault {
     /// It is gone, and names who is to blame if it is not itself.
     Lost(Option<Rank>),
+    /// It has left in good order, after all that it had to send.
+    Left,
     Garbage(&'static str),
 }
 
@@ -74,11 +76,13 @@ impl Link {
         }
     }
 
-    /// Whether the neighbour has ended. `thorough` asks the system too. What it sent before may still be here.
-    pub fn is_lost(&mut self, thorough: bool) -> Option<Fault> {
+    /// Whether the neighbour has ended, or broken off what it did. `thorough` asks the system too. What it sent before
+    /// may still be here.
+    pub fn has_ended(&mut self, thorough: bool) -> Option<Fault> {
         match self {
-            Link::Memory(link) => link.is_lost(thorough),
-            // A socket's end arrives in its place, behind the last frame.
+            Link::Memory(link) => link.has_ended(thorough),
+            // The end arrives in its place, behind the last frame.
+            Link::Socket(link) if thorough => link.has_ended(),
             Link::Socket(_) => None,
         }
     }

@@ -146,10 +146,6 @@ impl Mesh {
         result.map_err(|error| self.fail(error))
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the loop of `exchange`, cut out so that every way out of it is timed"
-    )]
     fn drive(
         &mut self,
         moves: &mut [Move],
@@ -213,7 +209,7 @@ impl Mesh {
             each.is_flushed = each.words == 0 && peer.link.flush()?;
             Ok(n_words > 0 || each.is_flushed)
         };
-        send().map_err(|fault| blamed(rank, fault))
+        send().map_err(|fault| self.blamed(rank, fault))
     }
 
     /// One frame in, if there is one.
@@ -227,7 +223,11 @@ impl Mesh {
     ) -> Result<bool> {
         let epoch = self.epoch;
         let (rank, peer) = self.peer(each.peer)?;
-        let Some(head) = peer.link.peek().map_err(|fault| blamed(rank, fault))? else { return Ok(false) };
+        let head = match peer.link.peek() {
+            Ok(Some(head)) => head,
+            Ok(None) => return Ok(false),
+            Err(fault) => return Err(self.blamed(rank, fault)),
+        };
         let n_words = if each.way == Way::HoldAny { head.n_words as usize } else { each.frame_words() };
         check(rank, &head, peer.due(kind, tag, n_words), epoch)?;
         peer.n_received = peer.n_received.wrapping_add(1);
@@ -260,15 +260,37 @@ impl Mesh {
         if idle.is_late() {
             return Err(Error::Deadline { rank: late });
         }
-        for each in pending() {
-            let (rank, peer) = self.peer(each.peer)?;
-            if let Some(fault) = peer.link.is_lost(idle.has_slept()) {
-                // What it sent before it ended may have come since the last round: one more, then it is lost.
-                return if idle.doubt() { Ok(()) } else { Err(blamed(rank, fault)) };
-            }
+        if let Some((rank, fault)) = self.who_ended(idle.has_slept(), pending) {
+            // What it sent before it ended may have come since the last round: one more, then it is lost.
+            return if idle.doubt() { Ok(()) } else { Err(self.blamed(rank, fault)) };
         }
         idle.sleep(&self.bell, pending().filter_map(|each| Some((&self.peers[each.peer].as_ref()?.link, each.way))));
         Ok(())
+    }
+
+    /// The first peer that has broken off, or has left while it is waited for.
+    fn who_ended<'m, P: Iterator<Item = &'m Move>>(
+        &mut self,
+        thorough: bool,
+        pending: impl Fn() -> P,
+    ) -> Option<(Rank, Fault)> {
+        let ended = |(rank, peer): (usize, &mut Option<Peer>)| {
+            let fault = peer.as_mut()?.link.has_ended(thorough)?;
+            let is_meant = fault != Fault::Left || pending().any(|each| each.peer == rank);
+            is_meant.then_some((Rank(rank as u16), fault))
+        };
+        self.peers.iter_mut().enumerate().find_map(ended)
+    }
+
+    fn blamed(&self, rank: Rank, fault: Fault) -> Error {
+        match fault {
+            // Another than this rank, or the peer itself: it says what it likes.
+            Fault::Lost(Some(culprit)) if culprit != self.rank && culprit.0 < self.grid.n_ranks() => {
+                Error::PeerLost { rank: culprit }
+            }
+            Fault::Lost(_) | Fault::Left => Error::PeerLost { rank },
+            Fault::Garbage(what) => Error::Garbage { rank, what },
+        }
     }
 
     /// Ends this rank's part in the collective, and tells the peers who is to blame.
@@ -276,17 +298,16 @@ impl Mesh {
         let culprit = error.rank().unwrap_or(self.rank);
         // An abort that broke a connection shows as a lost peer.
         let was_aborted = self.doom.is_ended();
-        self.leave(culprit);
+        self.doom.break_off(culprit);
+        self.last_frames(Kind::Break, culprit);
         if was_aborted { Error::Aborted } else { error }
     }
 
-    fn leave(&mut self, culprit: Rank) {
-        self.doom.end(culprit);
-        let epoch = self.epoch;
+    fn last_frames(&mut self, kind: Kind, culprit: Rank) {
+        let (tag, epoch) = (culprit.0.into(), self.epoch);
         for peer in self.peers.iter_mut().flatten() {
             if let Link::Socket(link) = &mut peer.link {
-                let tag = culprit.0.into();
-                link.leave(&Head { kind: Kind::Leave, seq: peer.n_sent, n_words: 0, tag, epoch });
+                link.leave(&Head { kind, seq: peer.n_sent, n_words: 0, tag, epoch });
             }
         }
     }
@@ -294,8 +315,15 @@ impl Mesh {
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        if !self.doom.is_ended() {
-            self.leave(self.rank);
+        if self.doom.is_ended() {
+            return;
+        }
+        if std::thread::panicking() {
+            self.doom.break_off(self.rank);
+            self.last_frames(Kind::Break, self.rank);
+        } else {
+            self.doom.leave();
+            self.last_frames(Kind::Leave, self.rank);
         }
     }
 }
@@ -307,11 +335,4 @@ fn check(rank: Rank, head: &Head, expected: Due, epoch: Epoch) -> Result<()> {
     }
     let found = Due { kind: head.kind, seq: head.seq, tag: head.tag, n_words: head.n_words };
     if found == expected { Ok(()) } else { Err(Error::OutOfStep { rank, expected, found }) }
-}
-
-fn blamed(rank: Rank, fault: Fault) -> Error {
-    match fault {
-        Fault::Lost(culprit) => Error::PeerLost { rank: culprit.unwrap_or(rank) },
-        Fault::Garbage(what) => Error::Garbage { rank, what },
-    }
 }

@@ -1,8 +1,10 @@
-//! Memory that two ranks share: of one process, or of two on one host. Knows what lies where in it; nothing of messages.
+//! Memory that two ranks share: of one process, or of two on one host. Knows what lies where in it; nothing of
+//! messages.
 //!
-//! A region between processes is a sealed memfd: its maker tells process id and descriptor, the neighbour opens it through
-//! `/proc` (the same user, the same process namespace) and looks whether the nonce in it is the one that the maker told.
-//! The seal is asked for before mapping: a neighbour who could shrink the file could kill this process with it.
+//! A region between processes is a sealed memfd: its maker tells process id and descriptor, the neighbour opens it
+//! through `/proc` (the same user, the same process namespace) and looks whether the nonce in it is the one that the
+//! maker told. The seal is asked for before mapping: a neighbour who could shrink the file could kill this process with
+//! it.
 //!
 //! ```text
 //! pair   | nonce | cursors 0 -> 1 | cursors 1 -> 0 | fates |  ..  4096 | words 0 -> 1 | words 1 -> 0 |

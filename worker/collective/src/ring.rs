@@ -1,13 +1,13 @@
-//! The indices of a ring that one side writes and one side reads, and the bell that wakes a sleeping side. Knows nothing
-//! of what the words mean, nor where they lie.
+//! The indices of a ring that one side writes and one side reads, and the bell that wakes a sleeping side. Knows
+//! nothing of what the words mean, nor where they lie.
 //!
 //! ```text
 //! words      0 ─────── read ═══════ written ─────── capacity
 //!            free      [the reader's)               free
 //! ```
-//! Positions count words for ever and wrap with u32; the place in the ring is the position modulo the capacity, which is a
-//! power of two. Each side keeps its own position to itself and only tells it to the other, so that a neighbour who writes
-//! nonsense into the shared indices can stop the talk and not send this side outside of the ring.
+//! Positions count words for ever and wrap with u32; the place in the ring is the position modulo the capacity, which
+//! is a power of two. Each side keeps its own position to itself and only tells it to the other, so that a neighbour
+//! who writes nonsense into the shared indices can stop the talk and not send this side outside of the ring.
 
 use super::sync::{AtomicU32, Ordering, fence};
 
@@ -164,7 +164,8 @@ impl Bell {
         wake(&self.rings);
     }
 
-    /// Before sleeping. Afterwards look once more whether there is nothing to do, then sleep while `rings` is the answer.
+    /// Before sleeping. Afterwards look once more whether there is nothing to do, then sleep while `rings` is the
+    /// answer.
     pub fn arm(&self) -> u32 {
         let seen = self.rings.load(Ordering::Acquire);
         self.sleeps.store(1, Ordering::Relaxed);

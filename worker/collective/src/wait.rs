@@ -1,4 +1,5 @@
-//! How a rank waits: it spins for a while, if it may, and then sleeps in slices, between which it looks who is still there.
+//! How a rank waits: it spins for a while, if it may, and then sleeps in slices, between which it looks who is still
+//! there.
 
 use crate::link::Link;
 use crate::moves::Way;

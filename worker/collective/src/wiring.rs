@@ -13,7 +13,8 @@ const STAGE_WORDS: u32 = 1 << 17;
 /// Between stages: a rank should not have to wait until the next stage takes what it has made.
 const HOP_WORDS: u32 = 1 << 20;
 
-/// Whether two ranks ever talk: peers of a stage, the same rank of neighbouring stages, the sampler and the first stage.
+/// Whether two ranks ever talk: peers of a stage, the same rank of neighbouring stages, the sampler and the first
+/// stage.
 pub fn talk(grid: Grid, a: Rank, b: Rank) -> bool {
     let (a_place, b_place) = (grid.place(a), grid.place(b));
     let is_hop = a_place.stage.abs_diff(b_place.stage) == 1 && a_place.tp == b_place.tp;

@@ -63,6 +63,12 @@ impl<M: Memory> Gemma<M> {
     }
 }
 
+impl<M: Memory> Gemma<M> {
+    pub fn hidden(&self) -> Option<&M::Buffer> {
+        self.lm_head.hidden()
+    }
+}
+
 impl<D: Device> Gemma<D> {
     /// The logits of the batch's outputs, on the rank that samples: [batch.outputs.len(), n_vocab]
     pub fn forward(
@@ -84,6 +90,12 @@ impl<D: Device> Gemma<D> {
             layer.post_feedforward_norm.plain(device, out, n_rows, residual.due());
         }
         self.lm_head.forward(device, collective, &self.norm, batch, residual) // [n_outputs, n_vocab]
+    }
+}
+
+impl<M: Memory> Gemma<M> {
+    pub fn hidden(&self) -> Option<&M::Buffer> {
+        self.lm_head.hidden()
     }
 }
 

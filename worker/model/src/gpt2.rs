@@ -64,6 +64,12 @@ impl<M: Memory> Gpt2<M> {
     }
 }
 
+impl<M: Memory> Gpt2<M> {
+    pub fn hidden(&self) -> Option<&M::Buffer> {
+        self.lm_head.hidden()
+    }
+}
+
 impl<D: Device> Gpt2<D> {
     /// The logits of the batch's outputs, on the rank that samples: [batch.outputs.len(), n_vocab]
     pub fn forward(
@@ -86,6 +92,12 @@ impl<D: Device> Gpt2<D> {
             layer.mlp.forward(device, collective, x, n_rows, mlp, residual.due())?;
         }
         self.lm_head.forward(device, collective, &self.norm, batch, residual) // [n_outputs, n_vocab]
+    }
+}
+
+impl<M: Memory> Gpt2<M> {
+    pub fn hidden(&self) -> Option<&M::Buffer> {
+        self.lm_head.hidden()
     }
 }
 

@@ -103,8 +103,8 @@ impl<D: Device> Norm<D> {
     }
 }
 
-/// What a rank owns of the query heads, and the KV heads that those read. A KV head that a boundary cuts is held by both
-/// sides.
+/// What a rank owns of the query heads, and the KV heads that those read. A KV head that a boundary cuts is held by
+/// both sides.
 ///
 /// ```text
 /// query heads  0 1 2 | 3 4 5 | 6 7 8      per_kv = 3
@@ -235,7 +235,7 @@ impl<D: Device> RowParallel<D> {
     }
 }
 
-/// Where the stream of a stage begins: rows of a table that is spread over the ranks, or what the stage before has made.
+/// Where the stream of a stage begins: rows of a table that is spread over the ranks, or what the stage before made.
 pub struct Embedding<M: Memory> {
     table: Option<Table<M>>,
     factor: Option<f32>,
@@ -364,6 +364,14 @@ impl<M: Memory> Head<M> {
     }
 }
 
+impl<M: Memory> Head<M> {
+    /// What the last pass made of its rows, behind the last norm: [n_rows, hidden]. On the last stage, if the batch had
+    /// outputs or wanted it.
+    pub fn hidden(&self) -> Option<&M::Buffer> {
+        self.last.as_ref().map(|last| &last.x)
+    }
+}
+
 impl<D: Device> Head<D> {
     /// The stream -> the logits of the batch's outputs [batch.outputs.len(), n_vocab], on the rank that samples, if the
     /// batch has any.
@@ -380,10 +388,13 @@ impl<D: Device> Head<D> {
             collective.send_rows(device, residual.settled(device, n_rows), n_rows)?;
             return Ok(None);
         };
-        if n_outputs == 0 {
+        if n_outputs == 0 && !batch.wants_hidden {
             return Ok(None);
         }
         norm.forward(device, residual, n_rows, &mut last.x); // [n_rows, hidden]
+        if n_outputs == 0 {
+            return Ok(None);
+        }
         device.gather(&last.x, &batch.outputs, &mut last.wanted); // [n_outputs, hidden]
         device.linear(&last.wanted, &last.rows, n_outputs, &mut last.mine); // [n_outputs, owned rows]
         if let Some(cap) = self.cap {

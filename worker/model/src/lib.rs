@@ -111,6 +111,17 @@ impl<D: Device> Model<D> {
     }
 }
 
+impl<M: Memory> Model<M> {
+    /// The hidden states of the last pass, behind the last norm: `[n_rows, hidden]`. On the last stage only.
+    pub fn hidden(&self) -> Option<&M::Buffer> {
+        match &self.family {
+            Loaded::Llama(llama) => llama.hidden(),
+            Loaded::Gemma(gemma) => gemma.hidden(),
+            Loaded::Gpt2(gpt2) => gpt2.hidden(),
+        }
+    }
+}
+
 impl<M: Memory> KvCache<M> {
     pub fn new(device: &M, specs: &[KvSpec]) -> Result<KvCache<M>> {
         let groups = specs.iter().map(|spec| device.kv(*spec)).collect::<backend::Result<_>>()?;

@@ -83,6 +83,12 @@ impl<D: Device> Llama<D> {
     }
 }
 
+impl<M: Memory> Llama<M> {
+    pub fn hidden(&self) -> Option<&M::Buffer> {
+        self.lm_head.hidden()
+    }
+}
+
 impl<M: Memory> Layer<M> {
     fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize, i: usize) -> Result<Layer<M>> {
         let of = &spec.layers[i];

@@ -1,5 +1,5 @@
-//! Finds a model's tensors by name, cuts what this rank owns of them, and hands it to the device. Knows names and shapes,
-//! not what they are for.
+//! Finds a model's tensors by name, cuts what this rank owns of them, and hands it to the device. Knows names and
+//! shapes, not what they are for.
 
 use crate::{Error, Result};
 use backend::{Memory, Stored, StoredType};

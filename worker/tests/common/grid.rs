@@ -1,13 +1,14 @@
 //! All ranks of a grid as threads of the test, each with its own slice of the model.
 
 use crate::common::Ranks;
+use backend::cpu::Cpu;
 use collective::Collective;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use types::{Layout, Rank, Shares, Stage, Step, StepDone};
-use worker::{Assignment, ModelLoader, RunError, Runner};
+use worker::{Assignment, ModelLoader, ModelRunner, Ready, RunError, Runner};
 
 /// Far beyond what a step of a tiny model takes.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -20,19 +21,47 @@ pub struct Threads {
     pub weight_bytes: Vec<u64>,
 }
 
+type Built = (ModelRunner<Cpu>, Ready);
+
 impl Threads {
+    /// Over memory of this process.
     pub fn start(loader: &ModelLoader, assignment: &Assignment, layout: &Layout) -> Threads {
+        let builds = Collective::in_process(layout).into_iter().map(|collective| {
+            let loader = loader.clone();
+            move |assignment: &Assignment| loader.build_with(assignment, collective).unwrap()
+        });
+        Threads::of(builds, assignment, layout)
+    }
+
+    /// Each rank comes through its loader's doorway.
+    pub fn meet(loaders: impl Iterator<Item = ModelLoader>, assignment: &Assignment, layout: &Layout) -> Threads {
+        let builds = loaders.map(|loader| move |assignment: &Assignment| loader.build(assignment).unwrap());
+        Threads::of(builds, assignment, layout)
+    }
+
+    fn of<B>(builds: impl Iterator<Item = B>, assignment: &Assignment, layout: &Layout) -> Threads
+    where
+        B: FnOnce(&Assignment) -> Built + Send + 'static,
+    {
         let (say, answers) = channel();
+        let (built, found) = channel();
         let mut grid = Threads { steps: vec![], answers, threads: vec![], n_blocks: u32::MAX, weight_bytes: vec![] };
-        for (rank, collective) in (0..).map(Rank).zip(Collective::in_process(layout)) {
+        for (rank, build) in (0..).map(Rank).zip(builds) {
             let assignment = Assignment { rank, layout: layout.clone(), ..assignment.clone() };
-            let answers = collective.part().is_sampler().then(|| say.clone());
-            let (runner, ready) = loader.build_with(&assignment, collective).unwrap();
-            grid.n_blocks = grid.n_blocks.min(ready.n_blocks);
-            grid.weight_bytes.push(ready.weight_bytes);
+            let answers = layout.part(rank).is_sampler().then(|| say.clone());
             let (steps, queue) = channel();
             grid.steps.push(steps);
-            grid.threads.push(std::thread::spawn(move || run(runner, &queue, answers)));
+            let built = built.clone();
+            grid.threads.push(std::thread::spawn(move || {
+                let (runner, ready) = build(&assignment);
+                built.send(ready).unwrap();
+                run(runner, &queue, answers)
+            }));
+        }
+        for _ in 0..grid.threads.len() {
+            let ready = found.recv_timeout(PATIENCE).unwrap();
+            grid.n_blocks = grid.n_blocks.min(ready.n_blocks);
+            grid.weight_bytes.push(ready.weight_bytes);
         }
         grid
     }

@@ -23,8 +23,10 @@ macro_rules! facts {
 }
 
 facts! {
-    ticks, steps, tokens, ends_only, in_flight_peak, stages_busy_peak, chunks_in_flight, steps_early, starved,
-    preemptions, prefix_hit_tokens, evictions, slices_ahead, stopped_ahead, tokens_discarded, tokens_redrawn,
+    ticks, steps, tokens, ends_only, in_flight_peak,
+    stages_busy_peak, chunks_in_flight, steps_early, starved,
+    preemptions, prefix_hit_tokens, windowed_hits, blocks_passed, evictions,
+    slices_ahead, stopped_ahead, tokens_discarded, tokens_redrawn,
     restarted_in_flight, losses, breaks, given_up, requeued, resumed, outgrown, stale,
     cancelled_waiting, cancelled_running, expired,
     stopped, length, cancelled, deadline, failed,
@@ -40,6 +42,7 @@ impl Facts {
         self.slices_ahead = stats.slices_ahead;
         self.steps_early = stats.steps_early;
         self.starved = stats.starved;
+        self.blocks_passed = stats.blocks_passed;
         self.tokens_discarded = stats.tokens_discarded;
         self.tokens_redrawn = stats.tokens_redrawn;
         self.requeued = stats.requeued;

@@ -10,7 +10,9 @@
 //! preemption; a start without its output; a cancelled sequence that the ranks are never told to forget; an end sent in
 //! the step of the next start; the most urgent as victim; no blocks and yet a slice; a budget overrun; `tokens_min`
 //! ignored; one token too many; an answer out of order taken; an ended sequence that still speaks; a cache read by who
-//! must not; two suspects of a loss side by side; a loss that accuses nobody; a turn that goes to who gets no block.
+//! must not; two suspects of a loss side by side; a loss that accuses nobody; a turn that goes to who gets no block; a
+//! window's block given back one position too early, or to a slice of the step that still reads it; a hit whose window
+//! is not all there; a block given back before it has its name.
 //!
 //! Only `check()` sees what ranks that run steps in order cannot: blocks of an ended sequence given back before its
 //! last slice has landed; a block named when it is planned and not when it is computed; a second slice planned ahead.

@@ -7,9 +7,9 @@
 
 use crate::reference::{draw, extend, root};
 use std::collections::{BTreeMap, BTreeSet};
-use types::cache::blocks_for;
 use types::{
-    BLOCK_TOKENS, BlockId, Epoch, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId, TokenOut, Want,
+    BLOCK_TOKENS, BlockId, CacheGroup, Epoch, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId, TokenOut,
+    Want,
 };
 
 /// What one position of a layer's cache holds: all that its bits would depend on.
@@ -29,11 +29,13 @@ struct Held {
     since: StepId,
     /// Of the log up to and with each position, as far as this stage knows it.
     prefixes: Vec<u64>,
-    table: Vec<BlockId>,
+    /// Of each cache group; entries behind a window stay and go stale.
+    tables: Vec<Vec<BlockId>>,
     n_computed: Option<u32>,
     failed: bool,
 }
 
+#[derive(Clone, Copy)]
 pub struct Limits {
     pub batch_tokens_max: u32,
     pub chunk_tokens_max: u32,
@@ -45,13 +47,20 @@ pub struct Worker {
     n_steps: u64,
     limits: Limits,
     held: BTreeMap<RequestId, Held>,
-    cache: Vec<[Option<Cell>; BLOCK_TOKENS as usize]>,
+    caches: Vec<Cache>,
+}
+
+/// The layers of one cache group.
+struct Cache {
+    group: CacheGroup,
+    blocks: Vec<[Option<Cell>; BLOCK_TOKENS as usize]>,
 }
 
 impl Worker {
-    pub fn new(epoch: Epoch, n_blocks: u32, limits: Limits) -> Worker {
-        let cache = vec![[None; BLOCK_TOKENS as usize]; n_blocks as usize];
-        Worker { epoch, n_steps: 0, limits, held: BTreeMap::new(), cache }
+    pub fn new(epoch: Epoch, groups: &[CacheGroup], n_blocks: &[u32], limits: Limits) -> Worker {
+        let blocks = |n_blocks| vec![[None; BLOCK_TOKENS as usize]; n_blocks as usize];
+        let caches = groups.iter().zip(n_blocks).map(|(&group, &n)| Cache { group, blocks: blocks(n) }).collect();
+        Worker { epoch, n_steps: 0, limits, held: BTreeMap::new(), caches }
     }
 
     pub fn n_held(&self) -> usize {
@@ -68,7 +77,7 @@ impl Worker {
         step.slices.iter().all(|slice| starts(slice.id) || knows(slice))
     }
 
-    /// Runs a step on this stage's layers. The first stage has the rows from its logs, the others from the stage before.
+    /// Runs a step on this stage's layers. The first stage has the rows from its logs, the others from the one before.
     pub fn run(&mut self, step: &Step, input: Option<&Hidden>) -> Hidden {
         self.check_step(step);
         self.n_steps += 1;
@@ -76,7 +85,7 @@ impl Worker {
             assert!(self.held.remove(id).is_some(), "{id} ends and is not held");
         }
         for request in &step.starts {
-            self.held.insert(request.id, Held::new(request.clone(), step.id));
+            self.held.insert(request.id, Held::new(request.clone(), step.id, self.caches.len()));
         }
         assert!(self.held.len() as u32 <= self.limits.running_max, "a rank never holds more than may run");
         let mut blocks = step.blocks.iter().copied();
@@ -127,8 +136,14 @@ impl Worker {
         let is_hit = held.n_computed.is_none() && slice.range.start > 0;
         assert!(!(is_hit && held.request.cache_bypass), "a request that must not read the cache has read it");
         held.n_computed = Some(slice.range.end);
-        while (held.table.len() as u32) < blocks_for(slice.range.end) {
-            held.table.push(blocks.next().expect("a block for every position"));
+        for (cache, table) in self.caches.iter().zip(&mut held.tables) {
+            let n_none = if table.is_empty() { cache.group.n_passed(slice.range.start) } else { 0 };
+            let n_missing = cache.group.n_blocks(slice.range.end) as usize - table.len();
+            let new: Vec<BlockId> = blocks.by_ref().take(n_missing).collect();
+            assert_eq!(new.len(), n_missing, "a block for every position");
+            let is_none = new.iter().map(|&block| block == BlockId::NONE);
+            assert!(is_none.eq((0..n_missing as u32).map(|at| at < n_none)), "NONE is what no query will read");
+            table.extend(new);
         }
     }
 
@@ -148,8 +163,10 @@ impl Worker {
         let held = &self.held[&slice.id];
         for position in slice.range.clone().filter(|_| !held.failed) {
             let prefix = *held.prefixes.get(position as usize).expect("the token is in the log when its slice runs");
-            let block = &mut self.cache[held.table[(position / BLOCK_TOKENS) as usize].0 as usize];
-            block[(position % BLOCK_TOKENS) as usize] = Some(Cell { position, prefix });
+            for (cache, table) in self.caches.iter_mut().zip(&held.tables) {
+                let block = &mut cache.blocks[table[(position / BLOCK_TOKENS) as usize].0 as usize];
+                block[(position % BLOCK_TOKENS) as usize] = Some(Cell { position, prefix });
+            }
         }
     }
 
@@ -158,25 +175,29 @@ impl Worker {
         if held.failed {
             return None;
         }
-        for position in 0..slice.range.end {
-            let block = &self.cache[held.table[(position / BLOCK_TOKENS) as usize].0 as usize];
-            let expected = Cell { position, prefix: held.prefixes[position as usize] };
-            let found = block[(position % BLOCK_TOKENS) as usize];
-            assert_eq!(found, Some(expected), "{} reads what is not its own", slice.id);
+        for (cache, table) in self.caches.iter().zip(&held.tables) {
+            // All that the queries of the slice read, the first of them farthest back.
+            for position in cache.group.first_read(slice.range.start)..slice.range.end {
+                let block = &cache.blocks[table[(position / BLOCK_TOKENS) as usize].0 as usize];
+                let expected = Cell { position, prefix: held.prefixes[position as usize] };
+                let found = block[(position % BLOCK_TOKENS) as usize];
+                assert_eq!(found, Some(expected), "{} reads what is not its own", slice.id);
+            }
         }
         Some(held.prefixes[slice.range.start as usize..slice.range.end as usize].to_vec())
     }
 }
 
 impl Held {
-    fn new(request: Request, since: StepId) -> Held {
+    fn new(request: Request, since: StepId, n_groups: usize) -> Held {
         let mut prefix = root(request.tenant);
         let log = request.prompt.iter().chain(&request.output);
         let prefixes = log.map(|&token| {
             prefix = extend(prefix, token);
             prefix
         });
-        Held { prefixes: prefixes.collect(), request, since, table: Vec::new(), n_computed: None, failed: false }
+        let tables = vec![Vec::new(); n_groups];
+        Held { prefixes: prefixes.collect(), request, since, tables, n_computed: None, failed: false }
     }
 
     fn draw(&mut self, slice: &Slice) -> SliceDone {

@@ -7,9 +7,9 @@ use crate::rng::{Rng, mix};
 use crate::worker::{Limits, Worker};
 use scheduler::{Config, Output, Rejected, Scheduler, Stale};
 use std::collections::{BTreeMap, BTreeSet};
-use types::cache::blocks_for;
 use types::{
-    Epoch, Finish, Micros, PolicyDigest, Priority, Request, RequestId, Sampling, Step, StepDone, TenantId, Token, Want,
+    BlockId, CacheGroup, CacheKind, Epoch, Finish, Micros, PolicyDigest, Priority, Request, RequestId, Sampling, Step,
+    StepDone, TenantId, Token, Want,
 };
 
 const REQUESTS_MAX: u64 = 24;
@@ -233,7 +233,10 @@ impl World {
     }
 
     fn fits(&self, request: &Request) -> bool {
-        blocks_for(length_max(request, self.config.context_max) - 1) <= self.config.n_blocks
+        let n_tokens = length_max(request, self.config.context_max) - 1;
+        let slice_max = self.config.chunk_tokens_max.min(self.config.batch_tokens_max);
+        let mut pools = self.config.groups.iter().zip(&self.config.n_blocks);
+        pools.all(|(group, &n_blocks)| group.n_held_max(n_tokens, slice_max) <= n_blocks)
     }
 
     fn draw_client(&mut self) -> Option<RequestId> {
@@ -279,6 +282,7 @@ impl World {
             step.starts.iter().filter(|start| in_flight.contains(&start.id)).count() as u64;
         let chunks = step.slices.iter().filter(|slice| slice.want == Want::Nothing);
         self.facts.chunks_in_flight += chunks.filter(|slice| in_flight.contains(&slice.id)).count() as u64;
+        self.facts.windowed_hits += u64::from(step.blocks.contains(&BlockId::NONE));
         self.pipeline.push(step);
         self.facts.in_flight_peak = self.facts.in_flight_peak.max(self.pipeline.len() as u64);
         assert!(self.pipeline.len() <= self.config.steps_in_flight_max as usize);
@@ -351,8 +355,8 @@ impl World {
         if self.rng.chance(50) {
             self.scheduler.requeue_all(self.epoch, &mut out);
         } else {
-            self.config.n_blocks = draw_n_blocks(&mut self.rng, self.config.context_max);
-            self.scheduler.requeue_into(self.epoch, self.config.n_blocks, &mut out);
+            self.config.n_blocks = draw_n_blocks(&mut self.rng, &self.config);
+            self.scheduler.requeue_into(self.epoch, &self.config.n_blocks, &mut out);
         }
         self.pipeline = pipeline(&self.config, self.epoch);
         self.facts.losses += 1;
@@ -411,20 +415,39 @@ fn draw_weather(rng: &mut Rng) -> Weather {
     }
 }
 
-fn draw_n_blocks(rng: &mut Rng, context_max: u32) -> u32 {
-    let least = blocks_for(context_max - 1);
+fn draw_n_blocks(rng: &mut Rng, config: &Config) -> Vec<u32> {
+    let slice_max = config.chunk_tokens_max.min(config.batch_tokens_max);
+    let draw = |group: &CacheGroup| {
+        let least = group.n_held_max(config.context_max - 1, slice_max);
+        match rng.below(10) {
+            0 => rng.between(least.div_ceil(2), least),
+            1..8 => rng.between(least, least + 6),
+            _ => rng.between(least, 40),
+        }
+    };
+    config.groups.iter().map(draw).collect()
+}
+
+/// Most models keep everything; some keep windows beside it, or nothing but windows.
+fn draw_groups(rng: &mut Rng) -> Vec<CacheGroup> {
+    let window = |rng: &mut Rng| {
+        let n_positions_max = if rng.chance(50) { 20 } else { 70 };
+        CacheGroup { kind: CacheKind::Window(rng.between(1, n_positions_max)), sharded: true }
+    };
     match rng.below(10) {
-        0 => rng.between(least.div_ceil(2), least),
-        1..8 => rng.between(least, least + 6),
-        _ => rng.between(least, 40),
+        0..4 => vec![CacheGroup::FULL],
+        4 => vec![CacheGroup::FULL, CacheGroup::FULL],
+        5..7 => vec![CacheGroup::FULL, window(rng)],
+        7..9 => vec![window(rng)],
+        _ => vec![window(rng), CacheGroup::FULL, window(rng)],
     }
 }
 
 fn draw_config(rng: &mut Rng) -> Config {
     let context_max = rng.between(20, 120);
     let running_max = rng.between(1, 8);
-    Config {
-        n_blocks: draw_n_blocks(rng, context_max),
+    let config = Config {
+        groups: draw_groups(rng),
         context_max,
         running_max,
         waiting_max: rng.between(1, 12),
@@ -441,15 +464,18 @@ fn draw_config(rng: &mut Rng) -> Config {
         policy: PolicyDigest([1; 32]),
         salt: [2; 16],
         ..Config::default()
-    }
+    };
+    Config { n_blocks: draw_n_blocks(rng, &config), ..config }
 }
 
 /// Many short sequences in a pool that never suffices, with a full pipeline: who is preempted is soon back, while what
 /// was planned for it before is still in flight.
 fn draw_crowd(rng: &mut Rng) -> Config {
     let context_max = rng.between(40, 60);
+    let groups = draw_groups(rng);
     Config {
-        n_blocks: rng.between(6, 16),
+        n_blocks: groups.iter().map(|_| rng.between(6, 16)).collect(),
+        groups,
         waiting_max: 24,
         waiting_tokens_max: 10_000,
         context_max,
@@ -463,8 +489,9 @@ fn draw_crowd(rng: &mut Rng) -> Config {
 }
 
 fn pipeline(config: &Config, epoch: Epoch) -> Pipeline {
-    let Config { n_blocks, batch_tokens_max, chunk_tokens_max, running_max, .. } = *config;
-    let stage = |_| Worker::new(epoch, n_blocks, Limits { batch_tokens_max, chunk_tokens_max, running_max });
+    let Config { batch_tokens_max, chunk_tokens_max, running_max, .. } = *config;
+    let limits = Limits { batch_tokens_max, chunk_tokens_max, running_max };
+    let stage = |_| Worker::new(epoch, &config.groups, &config.n_blocks, limits);
     Pipeline::new((0..config.n_stages).map(stage).collect())
 }
 

@@ -1,5 +1,5 @@
-//! A file's blocks, thirty-two numbers at a time: the digits of each as an unsigned byte, and the scales beside them, as
-//! `quants` wants them packed. Nothing is rounded: a number is the same before and after.
+//! A file's blocks, thirty-two numbers at a time: the digits of each as an unsigned byte, and the scales beside them,
+//! as `quants` wants them packed. Nothing is rounded: a number is the same before and after.
 
 use super::quants::{COLUMNS_MAX, SIGN};
 use crate::StoredType;

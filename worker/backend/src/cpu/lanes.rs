@@ -63,7 +63,7 @@ pub(crate) trait Lanes: Real {
     fn int_add(a: Self::Int, b: Self::Int) -> Self::Int;
     fn low_nibbles(bytes: Self::Int) -> Self::Int;
     fn high_nibbles(bytes: Self::Int) -> Self::Int;
-    /// Each byte of `low` with bits of the same byte of `from`, shifted and masked (`mask` is 1 or 3), above its nibble.
+    /// Each byte of `low` with bits of the same byte of `from`, shifted and masked (by 1 or 3), above its nibble.
     fn with_bits(low: Self::Int, from: Self::Int, shift: u32, mask: u8) -> Self::Int;
     /// acc[lane] += sum over j of `w[4 * lane + j] * a[j]`, w unsigned and below 64, a signed.
     fn dot_small(acc: Self::Int, w: Self::Int, a: i32) -> Self::Int;

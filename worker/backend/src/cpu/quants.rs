@@ -1,5 +1,5 @@
-//! Quantized weights as they are packed: what a step of thirty-two numbers of sixteen rows is made of, and how lanes read
-//! it. Every type is digits of some width times scales of some kind.
+//! Quantized weights as they are packed: what a step of thirty-two numbers of sixteen rows is made of, and how lanes
+//! read it. Every type is digits of some width times scales of some kind.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
 use super::lanes::{LANES, Lanes};

@@ -114,7 +114,7 @@ pub fn dequantized(cpu: &Cpu, stored: Stored<'_>) -> Vec<f32> {
     let table = cpu.matrix(&[stored]).unwrap();
     let mut out = cpu.buffer(stored.rows, stored.k).unwrap();
     let rows: Vec<u32> = (0..stored.rows as u32).collect();
-    cpu.embed(&table, &rows, &mut out);
+    cpu.embed(&table, 0, &rows, &mut out);
     all(cpu, &out, stored.rows)
 }
 

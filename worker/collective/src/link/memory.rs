@@ -6,13 +6,15 @@ use crate::region::Region;
 use crate::ring::{Cursors, Nonsense, Reader, Room, Writer};
 use crate::sleep;
 use crate::sync::Ordering;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::sync::Arc;
 use types::Rank;
 
-/// Set in a fate beside the rank that is to blame.
-const ENDED: u32 = 1 << 16;
+/// A fate: broken off, beside the rank that is to blame.
+const BROKEN: u32 = 1 << 16;
+/// A fate: left in good order.
+const LEFT: u32 = 1 << 17;
 
 /// Where a side's words lie, and how its neighbour is woken: all that ending takes.
 #[derive(Clone, Debug)]
@@ -28,10 +30,20 @@ impl Side {
         Side { region, side, bell }
     }
 
-    /// Says that this side has ended, and who is to blame; the first word stands.
-    pub fn end(&self, culprit: Rank) {
-        let fate = &self.region.pair().fates[self.side].0;
-        let _ = fate.compare_exchange(0, ENDED | u32::from(culprit.0), Ordering::Release, Ordering::Relaxed);
+    /// Says that this side has broken off, and who is to blame.
+    pub fn break_off(&self, culprit: Rank) {
+        self.end(BROKEN | u32::from(culprit.0));
+    }
+
+    /// Says that this side has done all that it had to do.
+    pub fn leave(&self) {
+        self.end(LEFT);
+    }
+
+    /// The first word stands.
+    fn end(&self, fate: u32) {
+        let ours = &self.region.pair().fates[self.side].0;
+        let _ = ours.compare_exchange(0, fate, Ordering::Release, Ordering::Relaxed);
         self.bell.bell().always(sleep::wake);
     }
 
@@ -82,8 +94,8 @@ impl MemoryLink {
         let n = frame_words(n_words) as u32;
         let Some(room) = self.writer.room(self.side.outgoing(), n)? else { return Ok(None) };
         self.open = Some((room, n));
-        // SAFETY: `room` lies in the ring, whole, and its words are this side's until they are published. A neighbour that
-        // writes there nonetheless changes numbers, any of which are valid.
+        // SAFETY: `room` lies in the ring, whole, and its words are this side's until they are published. A neighbour
+        // that writes there nonetheless changes numbers, any of which are valid.
         Ok(Some(unsafe { std::slice::from_raw_parts_mut(self.out_at(room.at).add(HEAD_WORDS), n_words) }))
     }
 
@@ -144,8 +156,8 @@ impl MemoryLink {
 
     pub fn payload(&self) -> &[u32] {
         let Some((head, at)) = self.front else { return &[] };
-        // SAFETY: `look` has found the frame whole in the ring, and its words are this side's until they are released. A
-        // neighbour that writes there nonetheless changes numbers, any of which are valid.
+        // SAFETY: `look` has found the frame whole in the ring, and its words are this side's until they are released.
+        // A neighbour that writes there nonetheless changes numbers, any of which are valid.
         unsafe { std::slice::from_raw_parts(self.in_at(at).add(HEAD_WORDS), head.n_words as usize) }
     }
 
@@ -155,13 +167,16 @@ impl MemoryLink {
         self.side.ring_bell();
     }
 
-    pub fn is_lost(&mut self, thorough: bool) -> Option<Fault> {
+    pub fn has_ended(&mut self, thorough: bool) -> Option<Fault> {
+        let hung_up = thorough && self.control.as_ref().is_some_and(hung_up);
+        // After the connection: whoever leaves says so before hanging up. Acquire: what it sent before is seen by who
+        // sees this.
         let fate = self.side.region.pair().fates[1 - self.side.side].0.load(Ordering::Acquire);
-        if fate != 0 {
-            return Some(Fault::Lost(Some(Rank(fate as u16))));
+        match fate {
+            0 => hung_up.then_some(Fault::Lost(None)),
+            fate if fate & BROKEN != 0 => Some(Fault::Lost(Some(Rank(fate as u16)))),
+            _ => Some(Fault::Left),
         }
-        let hung_up = thorough && self.control.as_mut().is_some_and(has_ended);
-        hung_up.then_some(Fault::Lost(None))
     }
 
     fn out_at(&self, at: u32) -> *mut u32 {
@@ -178,8 +193,8 @@ impl MemoryLink {
 }
 
 /// Nothing is ever said on a control connection; it only ends.
-fn has_ended(control: &mut TcpStream) -> bool {
-    match control.read(&mut [0]) {
+fn hung_up(control: &TcpStream) -> bool {
+    match control.peek(&mut [0]) {
         Ok(_) => true,
         Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
     }

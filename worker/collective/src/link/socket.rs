@@ -60,7 +60,7 @@ impl SocketLink {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // Perhaps it has said before why it ended.
-                Err(_) => return Err(self.last_word()),
+                Err(_) => return Err(self.why_ended()),
             }
         }
         Ok(true)
@@ -71,9 +71,26 @@ impl SocketLink {
             self.receive()?;
             self.whole()?;
         }
-        match self.front {
-            Some(head) if head.kind == Kind::Leave => Err(Fault::Lost(Some(Rank(head.tag as u16)))),
-            front => Ok(front),
+        match self.front.as_ref().and_then(last_word) {
+            Some(fault) => Err(fault),
+            None => Ok(self.front),
+        }
+    }
+
+    /// Whether the neighbour says that it has ended, or just has, behind what was not read yet.
+    pub fn has_ended(&mut self) -> Option<Fault> {
+        let held = match self.front {
+            Some(head) if last_word(&head).is_none() => head,
+            _ => return self.peek().err(),
+        };
+        // A frame that is still in use: look behind it, as far as there is room.
+        let is_full = self.arrived.end == 4 * self.incoming.len();
+        let received = if is_full { Ok(()) } else { self.receive() };
+        let behind = self.arrived.start / 4 + frame_words(held.n_words as usize);
+        let words = self.incoming[..self.arrived.end / 4].get(behind..).unwrap_or(&[]);
+        match words.first_chunk().map(Head::decode) {
+            Some((Front::Head(head), _)) => last_word(&head),
+            _ => received.err(),
         }
     }
 
@@ -144,7 +161,7 @@ impl SocketLink {
     }
 
     /// When it can be written to no more: who it says is to blame, if it said so behind what was not read yet.
-    fn last_word(&mut self) -> Fault {
+    fn why_ended(&mut self) -> Fault {
         loop {
             let n = self.arrived.len();
             match self.peek() {
@@ -154,5 +171,14 @@ impl SocketLink {
                 Ok(None) => {}
             }
         }
+    }
+}
+
+/// What a frame says about its sender's end.
+fn last_word(head: &Head) -> Option<Fault> {
+    match head.kind {
+        Kind::Break => Some(Fault::Lost(Some(Rank(head.tag as u16)))),
+        Kind::Leave => Some(Fault::Left),
+        _ => None,
     }
 }

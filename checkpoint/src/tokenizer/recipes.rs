@@ -1,0 +1,124 @@
+//! The named pre-tokenizers of byte-level vocabularies: how a text is cut before it is merged. A name that is not here
+//! is refused, because a guess would give other ids.
+
+use tokenizers::SplitDelimiterBehavior;
+use tokenizers::pipeline::PipelinePreTokenizer;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::PipelineSequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|",
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
+const GPT4O: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
+const CJK: &str = "[一-龥ࠀ-一가-\u{d7ff}]+";
+const DEEPSEEK_V3: &str = concat!(
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|"##,
+    "[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+);
+/// The letters that have two cases.
+const DEEPSEEK_LETTERS: &str = concat!(
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ",
+    r"Ḁ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u{1f7d}",
+    r"ᾀ-ᾴᾶ-ᾼ\u{1fbe}ῂ-ῄῆ-ῌῐ-\u{1fd3}ῖ-\u{1fdb}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u{2126}ℨ\u{212a}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄ",
+    r"Ⰰ-ⱻⱾ-ⳤⳫ-ⳮⲳⳳⳲꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ\u{10400}-\u{1044f}𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+);
+const FINNISH: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+
+/// One cut after another, each of what the last left whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    /// Each digit stands alone.
+    Digits,
+    /// Each match stands alone, and so does what lies between two.
+    Regex(&'static str),
+}
+
+/// How a text is cut, and what else goes with the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Recipe {
+    cuts: &'static [Cut],
+    /// Equal characters are spelled equally first.
+    pub nfc: bool,
+    /// A piece that is a token is not merged.
+    pub ignore_merges: bool,
+    /// Where the file does not say.
+    pub add_bos: bool,
+}
+
+const fn plain(cuts: &'static [Cut]) -> Recipe {
+    Recipe { cuts, nfc: false, ignore_merges: false, add_bos: false }
+}
+
+/// `tokenizer.ggml.pre`.
+pub(super) fn recipe(pre: &str) -> Option<Recipe> {
+    use Cut::{Digits, Regex};
+    const DIGITS: &[Cut] = &[Digits, Regex(GPT2)];
+    Some(match pre {
+        "gpt-2" | "gpt2" | "phi-2" | "mpt" | "olmo" | "jais" | "roberta-bpe" | "trillion" | "gigachat" => {
+            plain(&[Regex(GPT2)])
+        }
+        "smollm" | "starcoder" | "refact" | "codeshell" | "exaone" | "minerva-7b" => plain(DIGITS),
+        "command-r" => Recipe { nfc: true, ..plain(DIGITS) },
+        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2" => {
+            Recipe { ignore_merges: true, add_bos: true, ..plain(&[Regex(LLAMA3)]) }
+        }
+        "dbrx" | "smaug-bpe" | "chatglm-bpe" | "glm4" => plain(&[Regex(LLAMA3)]),
+        "qwen2" | "deepseek-r1-qwen" | "megrez" => Recipe { nfc: true, ..plain(&[Regex(QWEN2)]) },
+        "stablelm2" => plain(&[Regex(QWEN2)]),
+        "tekken" => Recipe { ignore_merges: true, add_bos: true, ..plain(&[Regex(TEKKEN)]) },
+        "gpt-4o" | "llama4" => plain(&[Regex(GPT4O)]),
+        "deepseek-llm" => plain(&[
+            Regex("[\r\n]"),
+            Regex(DEEPSEEK_LETTERS),
+            Regex(r"\s?[!-/:-~！-／：-～‘-‟　-。]+"),
+            Regex(r"\s+$"),
+            Regex(CJK),
+            Regex(r"\p{N}+"),
+        ]),
+        "deepseek-coder" => plain(&[Regex("[\r\n]"), Regex(r"\s?\p{L}+"), Regex(r"\s?\p{P}+"), Regex(CJK), Digits]),
+        "deepseek-v3" | "hunyuan-dense" => {
+            plain(&[Regex(r"\p{N}{1,3}"), Regex("[一-龥\u{3040}-ゟ゠-ヿ]+"), Regex(DEEPSEEK_V3)])
+        }
+        "falcon" => plain(&[Regex(r"[\p{P}\$\+<=>\^~\|`]+"), Regex(GPT2), Regex("[0-9][0-9][0-9]")]),
+        "bloom" | "poro-chat" | "gpt3-finnish" => plain(&[Regex(FINNISH)]),
+        "viking" => plain(&[Regex(FINNISH), Digits]),
+        _ => return None,
+    })
+}
+
+impl Recipe {
+    pub fn pre_tokenizer(self) -> tokenizers::Result<PipelinePreTokenizer> {
+        let cut = |cut: &Cut| {
+            Ok(match cut {
+                Cut::Digits => PipelinePreTokenizer::Digits(Digits::new(true)),
+                Cut::Regex(regex) => {
+                    let pattern = SplitPattern::Regex((*regex).to_owned());
+                    PipelinePreTokenizer::Split(Split::new(pattern, SplitDelimiterBehavior::Isolated, false)?)
+                }
+            })
+        };
+        let mut cuts = self.cuts.iter().map(cut).collect::<tokenizers::Result<Vec<_>>>()?;
+        match (cuts.pop(), cuts.is_empty()) {
+            (Some(only), true) => Ok(only),
+            (Some(last), false) => {
+                cuts.push(last);
+                Ok(PipelinePreTokenizer::Sequence(PipelineSequence::new(cuts)))
+            }
+            (None, _) => Ok(PipelinePreTokenizer::None),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The live cluster as people look at it: the same facts for gRPC and, as JSON, for `/cluster`. Knows nothing of requests.
+
+use crate::link::View;
+use proto::cluster as wire;
+use proto::v1;
+use serde_json::{Value, json};
+use types::PolicyDigest;
+
+pub fn topology(view: &View) -> v1::Topology {
+    v1::Topology { replicas: replica(view).into_iter().collect() }
+}
+
+fn replica(view: &View) -> Option<v1::ReplicaTopology> {
+    if view.replica.is_none() && view.state.is_none() {
+        return None;
+    }
+    let state = view.state.clone().unwrap_or_default();
+    let actual = state.actual.unwrap_or_default();
+    let measured = |per_s: f64| (per_s > 0.0).then_some(per_s);
+    let used = f64::from(state.blocks_used) / f64::from(state.blocks_total.max(1));
+    let mut replica = v1::ReplicaTopology {
+        phase: phase(view.phase()).into(),
+        epoch: format!("{}.{}", state.epoch_incarnation, state.epoch_n),
+        tp: state.tp,
+        pp: state.pp,
+        n_waiting: state.n_waiting,
+        n_running: state.n_running,
+        blocks_used: state.blocks_used,
+        blocks_total: state.blocks_total,
+        ranks: state.ranks.iter().map(|state| rank(state, used)).collect(),
+        n_spares: state.n_spares,
+        predicted_tokens_per_s_low: state.prediction.as_ref().map(|prediction| prediction.tokens_per_s_low),
+        predicted_tokens_per_s_high: state.prediction.as_ref().map(|prediction| prediction.tokens_per_s_high),
+        bottleneck: state.prediction.map(|prediction| prediction.bottleneck).unwrap_or_default(),
+        alone_tokens_per_s: measured(actual.alone_tokens_per_s),
+        busy_tokens_per_s: measured(actual.busy_tokens_per_s),
+        tokens: actual.tokens,
+        steps: actual.steps,
+        starved: actual.starved,
+        ..v1::ReplicaTopology::default()
+    };
+    if let Some(known) = view.replica.as_deref() {
+        replica.replica.clone_from(&known.name);
+        replica.model.clone_from(&known.model);
+        replica.context = known.context;
+        replica.policy_digest = known.digest.0.to_vec();
+    }
+    Some(replica)
+}
+
+fn rank(state: &wire::RankState, kv_used: f64) -> v1::RankTopology {
+    let times = state.times.unwrap_or_default();
+    let part = |micros: u64, of: u64| if of == 0 { 0.0 } else { micros as f64 / of as f64 };
+    v1::RankTopology {
+        rank: state.rank,
+        stage: state.stage,
+        tp: state.tp,
+        pid: state.pid,
+        state: state.state.clone(),
+        host: state.host.clone(),
+        device: state.device.clone(),
+        threads: state.threads,
+        layer_start: state.layer_start,
+        layer_end: state.layer_end,
+        head_start: state.head_start,
+        head_end: state.head_end,
+        kv_heads: state.kv_heads,
+        memory_bytes: state.memory_bytes,
+        weight_bytes: state.weight_bytes,
+        kv_bytes: state.kv_bytes,
+        kv_tokens: state.kv_tokens,
+        kv_used,
+        steps: times.steps,
+        compute_share: part(times.compute_micros, times.wall_micros),
+        wait_share: part(times.wait_micros, times.wall_micros),
+        idle_share: part(times.idle_micros, times.wall_micros),
+        step_compute_micros: part(times.compute_micros, times.steps),
+        step_wait_micros: part(times.wait_micros, times.steps),
+        step_idle_micros: part(times.idle_micros, times.steps),
+        bubble_share: part(times.in_flight_micros.saturating_sub(times.compute_micros), times.in_flight_micros),
+    }
+}
+
+fn phase(phase: wire::state::Phase) -> &'static str {
+    match phase {
+        wire::state::Phase::Ready => "ready",
+        wire::state::Phase::Recovering => "recovering",
+        wire::state::Phase::Draining => "draining",
+        wire::state::Phase::Loading | wire::state::Phase::Unspecified => "loading",
+    }
+}
+
+pub fn json(topology: &v1::Topology) -> Value {
+    json!({ "replicas": topology.replicas.iter().map(replica_json).collect::<Vec<_>>() })
+}
+
+fn replica_json(replica: &v1::ReplicaTopology) -> Value {
+    let named = |name: &String| (!name.is_empty()).then(|| name.clone());
+    let digest: Option<[u8; 32]> = replica.policy_digest.clone().try_into().ok();
+    let predicted = replica.predicted_tokens_per_s_low.zip(replica.predicted_tokens_per_s_high);
+    json!({
+        "replica": named(&replica.replica),
+        "model": named(&replica.model),
+        "context": (replica.context > 0).then_some(replica.context),
+        "policy_digest": digest.map(|digest| PolicyDigest(digest).to_string()),
+        "phase": replica.phase,
+        "epoch": replica.epoch,
+        "grid": { "tp": replica.tp, "pp": replica.pp },
+        "requests": { "waiting": replica.n_waiting, "running": replica.n_running },
+        "blocks": { "used": replica.blocks_used, "total": replica.blocks_total },
+        "tokens_per_s": {
+            "predicted": predicted.map(|(low, high)| json!({
+                "low": low, "high": high, "bottleneck": replica.bottleneck,
+            })),
+            "alone": replica.alone_tokens_per_s,
+            "busy": replica.busy_tokens_per_s,
+        },
+        "tokens": replica.tokens,
+        "steps": replica.steps,
+        "starved": replica.starved,
+        "spares": replica.n_spares,
+        "ranks": replica.ranks.iter().map(rank_json).collect::<Vec<_>>(),
+    })
+}
+
+fn rank_json(rank: &v1::RankTopology) -> Value {
+    json!({
+        "rank": rank.rank,
+        "stage": rank.stage,
+        "tp": rank.tp,
+        "pid": rank.pid,
+        "state": rank.state,
+        "host": rank.host,
+        "device": rank.device,
+        "threads": rank.threads,
+        "layers": [rank.layer_start, rank.layer_end],
+        "heads": [rank.head_start, rank.head_end],
+        "kv_heads": rank.kv_heads,
+        "memory": { "total": rank.memory_bytes, "weights": rank.weight_bytes, "kv": rank.kv_bytes },
+        "kv": { "tokens": rank.kv_tokens, "used": rank.kv_used },
+        "time": {
+            "compute": rank.compute_share, "wait": rank.wait_share, "idle": rank.idle_share,
+            "bubble": rank.bubble_share,
+        },
+        "step_micros": {
+            "steps": rank.steps, "compute": rank.step_compute_micros, "wait": rank.step_wait_micros,
+            "idle": rank.step_idle_micros,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_as_shares_and_per_step() {
+        let times = wire::RankTimes {
+            steps: 100,
+            wall_micros: 1_000_000,
+            compute_micros: 500_000,
+            wait_micros: 300_000,
+            idle_micros: 200_000,
+            in_flight_micros: 1_000_000,
+        };
+        let ranks =
+            vec![wire::RankState { rank: 3, stage: 1, tp: 1, times: Some(times), ..wire::RankState::default() }];
+        let prediction =
+            wire::Prediction { tokens_per_s_low: 5.0, tokens_per_s_high: 9.0, bottleneck: "compute".into() };
+        let state = wire::State {
+            blocks_used: 1,
+            blocks_total: 4,
+            ranks,
+            prediction: Some(prediction),
+            ..wire::State::default()
+        };
+        let topology = topology(&View { replica: None, state: Some(state) });
+        let rank = &topology.replicas[0].ranks[0];
+        assert_eq!((rank.compute_share, rank.wait_share, rank.idle_share, rank.bubble_share), (0.5, 0.3, 0.2, 0.5));
+        assert_eq!((rank.step_compute_micros, rank.step_wait_micros, rank.kv_used), (5000.0, 3000.0, 0.25));
+        let page = json(&topology);
+        let replica = &page["replicas"][0];
+        assert_eq!(replica["tokens_per_s"]["predicted"]["bottleneck"], "compute");
+        assert!(replica["tokens_per_s"]["alone"].is_null() && replica["replica"].is_null());
+        assert_eq!(replica["ranks"][0]["step_micros"]["compute"], 5000.0);
+        assert!(self::topology(&View::default()).replicas.is_empty());
+    }
+}

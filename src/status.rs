@@ -1,0 +1,165 @@
+//! `status`: the live cluster, once. Reads `/cluster` of a router and lays it out; knows nothing of how it came to be.
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::Value;
+use std::fmt::Write;
+use std::time::Duration;
+
+/// Where to look.
+#[derive(Args, Clone)]
+pub struct Look {
+    /// A router's HTTP address
+    #[arg(long, env = "LOCKSTEP_URL", default_value = "http://127.0.0.1:8000")]
+    pub url: String,
+    /// A key, where the router asks for one
+    #[arg(long, env = "LOCKSTEP_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+}
+
+/// A page that says more is no cluster's.
+const PAGE_BYTES_MAX: u64 = 16 << 20;
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+pub struct Cluster {
+    agent: ureq::Agent,
+    look: Look,
+}
+
+impl Cluster {
+    pub fn new(look: Look) -> Cluster {
+        let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX));
+        Cluster { agent: config.build().into(), look }
+    }
+
+    /// The page as it is now, as lines.
+    pub fn show(&self) -> anyhow::Result<String> {
+        let url = format!("{}/cluster", self.look.url.trim_end_matches('/'));
+        let mut request = self.agent.get(&url);
+        if let Some(key) = &self.look.api_key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let mut response = request.call().with_context(|| format!("{url} does not answer"))?;
+        let text = response.body_mut().with_config().limit(PAGE_BYTES_MAX).read_to_string()?;
+        let page: Value = serde_json::from_str(&text).with_context(|| format!("{url} does not answer with JSON"))?;
+        Ok(render(&page))
+    }
+}
+
+const COLUMNS: [&str; 15] = [
+    "rank", "stage", "tp", "state", "host", "pid", "layers", "heads", "weights", "kv", "kv used", "compute", "wait",
+    "idle", "step",
+];
+
+/// The page of all replicas.
+pub fn render(page: &Value) -> String {
+    let replicas = page["replicas"].as_array().map_or(&[][..], Vec::as_slice);
+    if replicas.is_empty() {
+        return "no replica is attached\n".into();
+    }
+    replicas.iter().map(replica).collect::<Vec<_>>().join("\n")
+}
+
+fn replica(replica: &Value) -> String {
+    let mut out = String::new();
+    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let (grid, requests, blocks) = (&replica["grid"], &replica["requests"], &replica["blocks"]);
+    // Writing to a string does not fail.
+    let _written = writeln!(
+        out,
+        "{} · {} · {} · epoch {} · tp {} x pp {} · {} running, {} waiting · {}/{} blocks · {} spares",
+        text(&replica["replica"]),
+        text(&replica["model"]),
+        text(&replica["phase"]),
+        text(&replica["epoch"]),
+        grid["tp"],
+        grid["pp"],
+        requests["running"],
+        requests["waiting"],
+        blocks["used"],
+        blocks["total"],
+        replica["spares"],
+    );
+    let _written = writeln!(out, "{}", speed(&replica["tokens_per_s"]));
+    let ranks = replica["ranks"].as_array().map_or(&[][..], Vec::as_slice);
+    let rows: Vec<[String; 15]> = std::iter::once(COLUMNS.map(str::to_owned)).chain(ranks.iter().map(rank)).collect();
+    for row in &rows {
+        let width = |i: usize| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0);
+        let cells: Vec<String> = row.iter().enumerate().map(|(i, cell)| format!("{cell:>w$}", w = width(i))).collect();
+        let _written = writeln!(out, "{}", cells.join("  "));
+    }
+    out
+}
+
+fn speed(tokens_per_s: &Value) -> String {
+    let number = |value: &Value| value.as_f64().map_or_else(|| "-".into(), |n| format!("{n:.0}"));
+    let predicted = &tokens_per_s["predicted"];
+    let band = match predicted.is_null() {
+        true => "predicted -".into(),
+        false => format!(
+            "predicted {} to {} for one sequence ({})",
+            number(&predicted["low"]),
+            number(&predicted["high"]),
+            predicted["bottleneck"].as_str().unwrap_or("-")
+        ),
+    };
+    format!("tokens/s: {band} · one alone {} · all {}", number(&tokens_per_s["alone"]), number(&tokens_per_s["busy"]))
+}
+
+fn rank(rank: &Value) -> [String; 15] {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let range = |pair: &Value| format!("{}..{}", pair[0], pair[1]);
+    let mebibytes = |bytes: &Value| format!("{} MiB", bytes.as_u64().unwrap_or(0).div_ceil(1 << 20));
+    let percent = |share: &Value| format!("{:.0}%", share.as_f64().unwrap_or(0.0) * 100.0);
+    let (memory, time, step) = (&rank["memory"], &rank["time"], &rank["step_micros"]);
+    let micros = ["compute", "wait", "idle"].map(|part| format!("{:.0}", step[part].as_f64().unwrap_or(0.0)));
+    [
+        text(&rank["rank"]),
+        text(&rank["stage"]),
+        text(&rank["tp"]),
+        text(&rank["state"]),
+        text(&rank["host"]),
+        text(&rank["pid"]),
+        range(&rank["layers"]),
+        range(&rank["heads"]),
+        mebibytes(&memory["weights"]),
+        mebibytes(&memory["kv"]),
+        percent(&rank["kv"]["used"]),
+        percent(&time["compute"]),
+        percent(&time["wait"]),
+        percent(&time["idle"]),
+        format!("{} us", micros.join("+")),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_page_becomes_a_table() {
+        let rank = json!({
+            "rank": 0, "stage": 0, "tp": 0, "pid": 7, "state": "ready", "host": "here", "layers": [0, 30],
+            "heads": [0, 5], "memory": { "weights": 5 << 20, "kv": 1 }, "kv": { "used": 0.5 },
+            "time": { "compute": 0.75, "wait": 0.25, "idle": 0.0 },
+            "step_micros": { "compute": 900.4, "wait": 300.0, "idle": 0.0 },
+        });
+        let page = json!({ "replicas": [{
+            "replica": "local", "model": "m", "phase": "ready", "epoch": "1.1", "grid": { "tp": 1, "pp": 1 },
+            "requests": { "running": 2, "waiting": 0 }, "blocks": { "used": 1, "total": 2 }, "spares": 0,
+            "tokens_per_s": { "predicted": { "low": 5.0, "high": 9.0, "bottleneck": "compute" }, "alone": 7.0 },
+            "ranks": [rank],
+        }] });
+        let text = render(&page);
+        for part in ["local · m · ready", "predicted 5 to 9", "one alone 7 · all -", "0..30", "5 MiB", "900+300+0 us"]
+        {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        let widths: Vec<usize> = text.lines().skip(2).map(|line| line.chars().count()).collect();
+        assert!(widths.len() == 2 && widths[0] == widths[1], "{text}");
+        assert!(render(&json!({})).contains("no replica"));
+        // A page of something else is shown with what it has.
+        assert!(render(&json!({ "replicas": [{}] })).contains("predicted -"));
+    }
+}

@@ -1,0 +1,258 @@
+//! Peers that do what they must not, seen from inside: every one is named, and none brings wrong numbers.
+
+use crate::error::Error;
+use crate::frame::{FRAME_WORDS_MAX, HEAD_WORDS, Head, Kind, checksum, frame_words};
+use crate::link::{Link, MemoryLink, Side, SocketLink};
+use crate::mesh::{Mesh, Wiring};
+use crate::moves::{Ends, Move, Way};
+use crate::region::Region;
+use crate::ring::LINE_WORDS;
+use crate::sync::Ordering;
+use crate::wait::Waits;
+use backend::cpu::{Cpu, CpuConfig, Isa};
+use backend::{Activations, Memory};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+use types::{Epoch, Grid, Layout, Rank};
+
+const EPOCH: Epoch = Epoch { incarnation: 3, n: 4 };
+const N_COLS: usize = 40;
+
+/// Rank 0 of ten, with a link to the next.
+fn mesh(link: Link, bell: Arc<Region>, deadline: Duration) -> Mesh {
+    let layout = Layout::even(Grid { pp: 1, tp: 10, ep: 1 }, 1).unwrap();
+    let waits = Waits { deadline, spin: false };
+    let links = [None, Some(link)].into_iter().chain((2..10).map(|_| None)).collect();
+    Mesh::new(&layout, Wiring { rank: Rank(0), epoch: EPOCH, waits, bell, links }).unwrap()
+}
+
+/// Receives a row from rank 1.
+fn receive(mesh: &mut Mesh) -> Result<Vec<f32>, Error> {
+    let cpu =
+        Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false }).unwrap();
+    let mut buffer = cpu.buffer(1, N_COLS).unwrap();
+    mesh.moves.push(Move::block(1, Way::In, 1, 0..N_COLS));
+    mesh.exchange(Kind::Rows, 1, &|_| 0, &mut Row(&cpu, &mut buffer))?;
+    let mut row = vec![0.0; N_COLS];
+    cpu.read(&buffer, 0..1, &mut row);
+    Ok(row)
+}
+
+struct Row<'a>(&'a Cpu, &'a mut <Cpu as Memory>::Buffer);
+
+impl Ends for Row<'_> {
+    fn read(&mut self, _row: usize, _col: usize, _out: &mut [u32]) {
+        unreachable!("nothing is sent");
+    }
+
+    fn write(&mut self, _peer: usize, row: usize, col: usize, words: &[u32]) {
+        self.0.write_part(self.1, row, col, bytemuck::cast_slice(words));
+    }
+}
+
+fn bell() -> Arc<Region> {
+    Arc::new(Region::anonymous(Region::bell_bytes()).unwrap())
+}
+
+/// What rank 1 should send.
+fn due() -> Head {
+    Head { kind: Kind::Rows, seq: 0, n_words: N_COLS as u32, tag: 1, epoch: EPOCH }
+}
+
+fn payload() -> Vec<u32> {
+    (0..N_COLS).map(|i| (i as f32).to_bits()).collect()
+}
+
+/// A frame's words, with a right checksum.
+fn frame(head: Head) -> Vec<u32> {
+    let mut words = head.encode(checksum(&payload())).to_vec();
+    words.extend(payload());
+    words.resize(frame_words(N_COLS), 0);
+    words
+}
+
+fn connected() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (ours, _) = listener.accept().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    (ours, theirs)
+}
+
+/// What rank 0 sees of a peer that sends these words over a socket, and then hangs up or says nothing more.
+fn over_socket(words: &[u32], n_bytes: usize, hangs_up: bool) -> Result<Vec<f32>, Error> {
+    let (ours, mut theirs) = connected();
+    theirs.write_all(&bytemuck::cast_slice::<u32, u8>(words)[..n_bytes]).unwrap();
+    let kept = (!hangs_up).then_some(theirs);
+    let result = receive(&mut mesh(Link::Socket(SocketLink::new(ours)), bell(), Duration::from_millis(300)));
+    drop(kept);
+    result
+}
+
+const PEER: Rank = Rank(1);
+
+#[test]
+fn what_is_meant_arrives() {
+    let words = frame(due());
+    let row = over_socket(&words, 4 * words.len(), true).unwrap();
+    assert!(row.iter().enumerate().all(|(i, value)| *value == i as f32));
+}
+
+#[test]
+fn a_peer_that_ends_or_stops_in_the_middle_is_named() {
+    let words = frame(due());
+    for n_bytes in [0, 1, 4 * HEAD_WORDS, 4 * HEAD_WORDS + 3, 4 * words.len() - 1] {
+        assert!(matches!(over_socket(&words, n_bytes, true), Err(Error::PeerLost { rank: PEER })), "{n_bytes} bytes");
+        assert!(matches!(over_socket(&words, n_bytes, false), Err(Error::Deadline { rank: PEER })), "{n_bytes} bytes");
+    }
+}
+
+#[test]
+fn garbage_on_a_socket_is_named() {
+    let good = frame(due());
+    let changed = |at: usize| {
+        let mut words = good.clone();
+        words[at] ^= 1 << 13;
+        words
+    };
+    let long = Head { n_words: FRAME_WORDS_MAX as u32 + 1, ..due() };
+    let skip = [vec![Head::skip()], vec![0; 63]].concat();
+    for words in [changed(0), changed(1), changed(3), changed(10), changed(HEAD_WORDS), frame(long), skip] {
+        let result = over_socket(&words, 4 * words.len(), false);
+        assert!(matches!(result, Err(Error::Garbage { rank: PEER, .. })), "{result:?}");
+    }
+}
+
+#[test]
+fn a_peer_that_is_out_of_step_is_named() {
+    let heads = [
+        Head { kind: Kind::Sums, ..due() },
+        Head { seq: 1, ..due() },
+        Head { tag: 2, ..due() },
+        Head { n_words: N_COLS as u32 - 1, ..due() },
+    ];
+    for head in heads {
+        let mut words = frame(head);
+        words[..HEAD_WORDS].copy_from_slice(&head.encode(checksum(&payload()[..head.n_words as usize])));
+        let result = over_socket(&words, 4 * words.len(), false);
+        assert!(matches!(result, Err(Error::OutOfStep { rank: PEER, .. })), "{result:?}");
+    }
+    let stale = Epoch { n: EPOCH.n - 1, ..EPOCH };
+    let words = frame(Head { epoch: stale, ..due() });
+    let result = over_socket(&words, 4 * words.len(), false);
+    assert!(matches!(result, Err(Error::Stale { rank: PEER, ours: EPOCH, theirs }) if theirs == stale));
+}
+
+#[test]
+fn who_breaks_off_names_the_culprit() {
+    let words = Head { kind: Kind::Break, n_words: 0, tag: 9, ..due() }.encode(checksum(&[]));
+    let result = over_socket(&words, 4 * HEAD_WORDS, true);
+    assert!(matches!(result, Err(Error::PeerLost { rank: Rank(9) })), "{result:?}");
+}
+
+const RING: u32 = 1 << 15;
+
+/// Both ends of a link in memory, and what they share.
+fn in_memory() -> (MemoryLink, MemoryLink, Arc<Region>, Arc<Region>) {
+    let region = Arc::new(Region::anonymous(Region::pair_bytes(RING)).unwrap());
+    let bells = [bell(), bell()];
+    let side = |i: usize| MemoryLink::new(Side::new(region.clone(), i, bells[1 - i].clone()), RING, None);
+    (side(0), side(1), region.clone(), bells[0].clone())
+}
+
+/// What rank 0 sees of a peer that has done this to the memory they share.
+fn over_memory(does: impl FnOnce(&Region, &mut MemoryLink)) -> Result<Vec<f32>, Error> {
+    let (ours, mut theirs, region, bell) = in_memory();
+    does(&region, &mut theirs);
+    receive(&mut mesh(Link::Memory(ours), bell, Duration::from_millis(100)))
+}
+
+fn send(link: &mut MemoryLink, head: Head) {
+    link.frame(N_COLS).unwrap().unwrap().copy_from_slice(&payload());
+    link.send(&head).unwrap();
+}
+
+#[test]
+fn what_is_meant_arrives_through_memory() {
+    let row = over_memory(|_, link| send(link, due())).unwrap();
+    assert!(row.iter().enumerate().all(|(i, value)| *value == i as f32));
+}
+
+#[test]
+fn nonsense_in_shared_memory_is_named() {
+    for written in [1, RING + LINE_WORDS, 1 << 31, u32::MAX] {
+        let result = over_memory(|region, _| region.pair().cursors[1].written.0.store(written, Ordering::Release));
+        assert!(matches!(result, Err(Error::Garbage { rank: PEER, .. })), "{written}: {result:?}");
+    }
+    for (at, word) in [(0, 7), (1, 99), (3, u32::MAX), (3, 1000), (0, Head::skip())] {
+        let result = over_memory(|region, link| {
+            send(link, due());
+            // SAFETY: a word of the first head, and nobody reads yet.
+            unsafe { region.words(1, RING).add(at).write(word) };
+        });
+        assert!(matches!(result, Err(Error::Garbage { rank: PEER, .. })), "{at}: {result:?}");
+    }
+    let result = over_memory(|region, link| {
+        // A head that promises more than was written.
+        send(link, Head { n_words: 4000, ..due() });
+        region.pair().cursors[1].written.0.store(LINE_WORDS, Ordering::Release);
+    });
+    assert!(matches!(result, Err(Error::Garbage { rank: PEER, .. })), "{result:?}");
+}
+
+#[test]
+fn a_reader_that_says_nonsense_is_named() {
+    let (mut ours, _theirs, region, _) = in_memory();
+    let mut n_sent = 0;
+    while ours.frame(FRAME_WORDS_MAX).unwrap().is_some() {
+        ours.send(&Head { n_words: FRAME_WORDS_MAX as u32, ..due() }).unwrap();
+        n_sent += 1;
+    }
+    assert_eq!(n_sent, 1);
+    region.pair().cursors[0].read.0.store(RING, Ordering::Release);
+    assert!(ours.frame(FRAME_WORDS_MAX).is_err());
+}
+
+#[test]
+fn a_ring_wraps_with_frames_of_every_length() {
+    let (mut ours, mut theirs, ..) = in_memory();
+    let mut n_words = 1;
+    for seq in 0..3000 {
+        n_words = (n_words * 31 + 7) % 9000;
+        let head = Head { kind: Kind::Sums, seq, n_words: n_words as u32, tag: 0, epoch: EPOCH };
+        ours.frame(n_words).unwrap().unwrap().fill(seq);
+        ours.send(&head).unwrap();
+        assert_eq!(theirs.peek(), Ok(Some(head)));
+        assert!(theirs.payload().iter().all(|word| *word == seq));
+        theirs.release();
+        assert_eq!(theirs.peek(), Ok(None));
+    }
+}
+
+#[test]
+fn who_blames_nobody_that_can_be_is_to_blame() {
+    for culprit in [0, 10, 60_000] {
+        let result = over_memory(|_, link| link.side().break_off(Rank(culprit)));
+        assert!(matches!(result, Err(Error::PeerLost { rank: PEER })), "{culprit}: {result:?}");
+    }
+}
+
+#[test]
+fn who_breaks_off_in_memory_names_the_culprit() {
+    let result = over_memory(|_, link| link.side().break_off(Rank(9)));
+    assert!(matches!(result, Err(Error::PeerLost { rank: Rank(9) })), "{result:?}");
+}
+
+#[test]
+fn a_peer_that_ended_is_named_but_what_it_sent_counts() {
+    let result = over_memory(|_, link| link.side().leave());
+    assert!(matches!(result, Err(Error::PeerLost { rank: PEER })));
+    let result = over_memory(|_, link| {
+        send(link, due());
+        link.side().leave();
+    });
+    assert!(result.is_ok());
+    assert!(matches!(over_memory(|_, _| {}), Err(Error::Deadline { rank: PEER })));
+}
