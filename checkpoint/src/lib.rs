@@ -163,8 +163,8 @@ impl Checkpoint {
                 );
                 return Err(Error::Malformed { path: self.path.clone(), what });
             }
-            if source.is_turned && tensor.dtype.block() != 1 {
-                let what = format!("the tensor {} of the type {}, turned,", source.file, tensor.dtype.name());
+            if (source.is_turned || source.is_vector()) && tensor.dtype.block() != 1 {
+                let what = format!("the tensor {} of the type {}", source.file, tensor.dtype.name());
                 return Err(Error::Unsupported { path: self.path.clone(), what });
             }
         }

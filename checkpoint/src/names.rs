@@ -14,7 +14,7 @@ enum Dim {
     Hidden,
     Heads,
     KvHeads,
-    HeadDim,
+    OneHead,
     Inner,
     ExpertInner,
     Experts,
@@ -22,7 +22,7 @@ enum Dim {
     Vocab,
 }
 
-use Dim::{Context, ExpertInner, Experts, HeadDim, Heads, Hidden, Inner, KvHeads, One, Vocab};
+use Dim::{Context, ExpertInner, Experts, OneHead, Heads, Hidden, Inner, KvHeads, One, Vocab};
 
 /// What we call it, the folder's name, the GGUF's name, `[rows, cols]`.
 struct Row {
@@ -95,8 +95,8 @@ const ATTENTION_BIAS: &[Row] = &[
     row("self_attn.v_proj.bias", [One, KvHeads], "attn_v.bias"),
 ];
 const HEAD_NORMS: &[Row] = &[
-    row("self_attn.q_norm.weight", [One, HeadDim], "attn_q_norm.weight"),
-    row("self_attn.k_norm.weight", [One, HeadDim], "attn_k_norm.weight"),
+    row("self_attn.q_norm.weight", [One, OneHead], "attn_q_norm.weight"),
+    row("self_attn.k_norm.weight", [One, OneHead], "attn_k_norm.weight"),
 ];
 const MLP: &[Row] = &[
     row("mlp.gate_proj.weight", [Inner, Hidden], "ffn_gate.weight"),
@@ -359,7 +359,7 @@ fn length(dim: Dim, spec: &ModelSpec) -> usize {
         Dim::Hidden => spec.hidden,
         Dim::Heads => return heads(spec.n_heads),
         Dim::KvHeads => return heads(spec.n_kv_heads),
-        Dim::HeadDim => spec.head_dim,
+        Dim::OneHead => spec.head_dim,
         Dim::Inner => spec.inner,
         Dim::ExpertInner => spec.experts.map_or(0, |experts| experts.inner),
         Dim::Experts => n_experts(spec),

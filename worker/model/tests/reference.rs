@@ -30,11 +30,29 @@ const FAMILIES: [&str; 13] = [
     "gemma3",
     "gpt2",
 ];
+/// Made by llama.cpp's own converter.
+const GGUFS: [&str; 11] = [
+    "gguf-llama3",
+    "gguf-mistral",
+    "gguf-mixtral",
+    "gguf-smollm3",
+    "gguf-qwen2",
+    "gguf-qwen3-yarn",
+    "gguf-qwen3-moe",
+    "gguf-phi3",
+    "gguf-gemma2",
+    "gguf-gemma3",
+    "gguf-gpt2",
+];
 const CONTEXT: u32 = 400;
 const SEQUENCES: usize = 3;
 
 fn folder(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../../tests/reference", name].iter().collect()
+}
+
+fn model_path(name: &str) -> PathBuf {
+    if name.starts_with("gguf-") { folder(name).join("model.gguf") } else { folder(name) }
 }
 
 struct Rig {
@@ -47,7 +65,7 @@ struct Rig {
 
 impl Rig {
     fn new(name: &str, isa: Isa, threads: usize, activations: Activations, kv_dtype: KvDtype) -> Rig {
-        let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+        let checkpoint = Checkpoint::open(&model_path(name)).unwrap();
         let device = Cpu::new(CpuConfig { threads, activations, isa, spin: true }).unwrap();
         let limits = Limits { rows_max: 512, outputs_max: 512, context: CONTEXT.min(checkpoint.spec().context) };
         let collective = Collective::solo(checkpoint.spec().n_layers);
@@ -113,7 +131,7 @@ fn logs(name: &str) -> Vec<Vec<Token>> {
 
 #[test]
 fn logits_and_greedy_tokens_are_those_of_transformers() {
-    for name in FOLDERS.into_iter().chain(FAMILIES) {
+    for name in FOLDERS.into_iter().chain(FAMILIES).chain(GGUFS) {
         let mut rig = Rig::plain(name);
         let mut furthest = 0.0f64;
         for case in cases(name) {
@@ -163,10 +181,51 @@ fn chunks_give_the_same_bits() {
     }
 }
 
+/// Without what a family is known for the logits are others: so the checkpoints meet it.
+#[test]
+fn what_a_family_is_known_for_matters() {
+    let check = |name: &str, edit: &str| {
+        let edited = std::env::temp_dir().join(format!("lockstep-quirk-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&edited).unwrap();
+        let mut config: Value =
+            serde_json::from_str(&std::fs::read_to_string(folder(name).join("config.json")).unwrap()).unwrap();
+        for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        std::fs::write(edited.join("config.json"), config.to_string()).unwrap();
+        std::fs::copy(folder(name).join("model.safetensors"), edited.join("model.safetensors")).unwrap();
+        let log = &logs(name)[logs(name).len().min(2) - 1];
+        let whole = Rig::plain(name).in_chunks(log, 512);
+        let other = Rig::plain(edited.to_str().unwrap()).in_chunks(log, 512);
+        std::fs::remove_dir_all(&edited).unwrap();
+        let last = |rows: &[Vec<f32>]| rows.last().unwrap().clone();
+        let (whole, other) = (last(&whole), last(&other));
+        let largest = whole.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+        let furthest = whole.iter().zip(&other).map(|(x, y)| (x - y).abs()).fold(0.0f32, f32::max);
+        assert!(furthest > 1e-2 * largest, "{name} {edit}: {furthest} of {largest}");
+    };
+    check("mixtral", r#"{"num_experts_per_tok": 1}"#);
+    check("qwen3-moe", r#"{"norm_topk_prob": true}"#);
+    check("qwen2", r#"{"use_sliding_window": false, "layer_types": null}"#);
+    check("qwen3-yarn", r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}"#);
+    check("llama-linear", r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}"#);
+    check("smollm3", r#"{"no_rope_layers": [1, 1, 1, 1]}"#);
+    check("mistral", r#"{"sliding_window": null}"#);
+    check("mistral", r#"{"sliding_window": 21}"#);
+    check("phi3-short", r#"{"sliding_window": null}"#);
+    check("phi3-short", r#"{"original_max_position_embeddings": 63}"#);
+    check("gemma2", r#"{"attn_logit_softcapping": null}"#);
+    check("gemma2", r#"{"final_logit_softcapping": null}"#);
+    check("gemma2", r#"{"sliding_window": 400}"#);
+    check("gemma3", r#"{"sliding_window": 19}"#);
+    let one_rope = r#"{"rope_parameters": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0}}"#;
+    check("gemma3", one_rope);
+}
+
 /// On every path, in chunks and at once, as a server runs them.
 #[test]
 fn every_family_gives_the_same_bits() {
-    for name in FAMILIES {
+    for name in FAMILIES.into_iter().chain(GGUFS) {
         let logs = logs(name);
         let log = &logs[logs.len().min(2) - 1];
         let run = |isa, threads, chunk| {

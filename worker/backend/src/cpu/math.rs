@@ -86,7 +86,7 @@ pub(crate) fn tanh<R: Real>(x: R) -> R {
     let size = x.abs();
     let z = x.mul(x);
     let p = R::splat(-5.704_988_7e-3);
-    let p = p.fma(z, R::splat(2.063_908_9e-2));
+    let p = p.fma(z, R::splat(2.063_909e-2));
     let p = p.fma(z, R::splat(-5.373_971_6e-2));
     let p = p.fma(z, R::splat(1.333_144_2e-1));
     let p = p.fma(z, R::splat(-3.333_328e-1));
@@ -99,7 +99,7 @@ pub(crate) fn tanh<R: Real>(x: R) -> R {
 /// x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
 #[inline(always)]
 pub(crate) fn gelu<R: Real>(x: R) -> R {
-    let inner = x.mul(x).mul(x).fma(R::splat(0.044_715), x).mul(R::splat(0.797_884_56));
+    let inner = x.mul(x).mul(x).fma(R::splat(0.044_715), x).mul(R::splat(0.797_884_6));
     x.mul(R::splat(0.5)).mul(R::splat(1.0).add(tanh(inner)))
 }
 
