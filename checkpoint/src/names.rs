@@ -22,7 +22,7 @@ enum Dim {
     Vocab,
 }
 
-use Dim::{Context, ExpertInner, Experts, OneHead, Heads, Hidden, Inner, KvHeads, One, Vocab};
+use Dim::{Context, ExpertInner, Experts, Heads, Hidden, Inner, KvHeads, One, OneHead, Vocab};
 
 /// What we call it, the folder's name, the GGUF's name, `[rows, cols]`.
 struct Row {
