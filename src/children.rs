@@ -175,8 +175,8 @@ impl Life {
 
     /// What it said last that was no log: how it failed.
     fn last_words(&mut self) -> String {
-        let words = self.relays.drain(..).filter_map(|relay| relay.join().ok().flatten());
-        words.last().unwrap_or_else(|| "it said nothing".into())
+        let mut words = self.relays.drain(..).filter_map(|relay| relay.join().ok().flatten());
+        words.next_back().unwrap_or_else(|| "it said nothing".into())
     }
 }
 

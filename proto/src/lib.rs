@@ -1,6 +1,7 @@
 //! The only crate that encodes: generated code, and conversions between it and `types`.
 //!
 //! A conversion from the wire checks everything that the types promise and nothing that only the receiver can know.
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 pub mod v1 {
     #![allow(clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]

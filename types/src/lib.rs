@@ -3,6 +3,7 @@
 //! Knows nothing of encodings, clocks, sockets, devices or text. What is decided here is decided once: how a
 //! block is hashed, where a sum over K is cut, in which order the pieces are added.
 #![no_std]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 extern crate alloc;
 

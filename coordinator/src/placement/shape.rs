@@ -104,7 +104,7 @@ impl<'a> Measure<'a> {
         let kv_heads = self.kv_heads(&heads);
         let layers = self.layers(part, &heads, &kv_heads);
         let outer = self.outer(part);
-        let head_rows = part.is_last().then(|| self.rows(part, self.head_bytes())).unwrap_or(0);
+        let head_rows = if part.is_last() { self.rows(part, self.head_bytes()) } else { 0 };
         let row = u64::from(kv_heads.len() as u32) * u64::from(self.shape.head_dim) * self.element_bytes;
         Holding {
             weights: layers.total() + outer.total(),

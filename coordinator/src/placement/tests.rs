@@ -164,7 +164,7 @@ fn experts_are_spread_over_the_ranks() {
     assert!(a.weight_bytes.abs_diff(b.weight_bytes) < 1 << 20 && a.weight_bytes > 16 << 20, "{plan}");
     let measure = Measure::new(&moe, DeviceClass::Cpu, "f16").unwrap();
     let whole = measure.stage(0, 1, 0..4);
-    assert_eq!(whole.weights - whole.read, 4 * 6 << 20, "six of eight experts rest, the embedding is the head");
+    assert_eq!(whole.weights - whole.read, (4 * 6) << 20, "six of eight experts rest, the embedding is the head");
 }
 
 #[test]
@@ -215,7 +215,7 @@ impl Random {
     fn model(&mut self) -> ModelShape {
         let n_layers = 1 + self.below(12) as u32;
         let n_kv_heads = 1 + self.below(4) as u32;
-        let experts = (self.below(4) == 0).then(|| Experts { n: 8, n_used: 2, inner: 64 });
+        let experts = (self.below(4) == 0).then_some(Experts { n: 8, n_used: 2, inner: 64 });
         let mut layer = || LayerSizes {
             heads: self.below(1 << 20),
             kv_heads: self.below(1 << 18),
