@@ -84,6 +84,7 @@ impl Setup {
                 kv_memory: Some(self.kv_bytes(spec)),
                 context: None,
                 running_max: self.running_max,
+                slice_max: self.chunk_tokens_max.min(self.batch_tokens_max),
             },
             prefix_cache: self.prefix_cache,
             salt: [7; 16],

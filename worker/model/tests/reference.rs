@@ -218,7 +218,14 @@ fn what_a_family_is_known_for_matters() {
     check("mistral", r#"{"sliding_window": null}"#);
     check("mistral", r#"{"sliding_window": 21}"#);
     check("phi3-short", r#"{"sliding_window": null}"#);
-    check("phi3-short", r#"{"original_max_position_embeddings": 63}"#);
+    check(
+        "phi3-short",
+        r#"{"rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 63,
+            "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0],
+            "long_factor": [1.2, 2.0, 3.5, 8.0, 9.0, 9.0, 9.0, 9.0]
+        }}"#,
+    );
     check("gemma2", r#"{"attn_logit_softcapping": null}"#);
     check("gemma2", r#"{"final_logit_softcapping": null}"#);
     check("gemma2", r#"{"sliding_window": 400}"#);
