@@ -41,12 +41,6 @@ async fn gemma3() {
     tiny_every_way("gemma3").await;
 }
 
-/// One cache group, with a window.
-#[tokio::test]
-async fn mistral() {
-    tiny_every_way("mistral").await;
-}
-
 #[tokio::test]
 async fn smollm2_int8_on_f16() {
     let bench = Bench::new("smollm2 int8 f16", smollm2_setup("int8", "f16"), smollm2_requests()).await;

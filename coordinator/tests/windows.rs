@@ -1,5 +1,5 @@
-//! Cache groups from the shape to the ranks: pools of their own, told to each rank, and nothing read that another wrote.
-//! The sim refuses a step that would.
+//! Cache groups from the shape to the ranks: pools of their own, told to each rank, and nothing read that another
+//! wrote. The sim refuses a step that would.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,5 +1,6 @@
-//! Models with windows behind `Runner`, planned by the scheduler: blocks behind a window are given back while a sequence
-//! runs and others write them, and tokens and logprobs are those of a sequence that keeps everything, bit for bit.
+//! Models with windows behind `Runner`, planned by the scheduler: blocks behind a window are given back while a
+//! sequence runs and others write them, and tokens and logprobs are those of a sequence that keeps everything, bit for
+//! bit.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[allow(dead_code, reason = "shared with tests that need other parts of it")]
