@@ -376,9 +376,15 @@ async fn greet_dialler(peer: &mut Connection, token: Option<&Token>) -> Result<(
         }
         _ => Verdict::Welcome,
     };
+    let told = tell(peer, verdict).await;
+    // Who is refused may have hung up, and is refused all the same.
+    verdict.accept()?;
+    Ok(told?)
+}
+
+async fn tell(peer: &mut Connection, verdict: Verdict) -> io::Result<()> {
     peer.write_all(&[verdict as u8]).await?;
-    peer.flush().await?;
-    Ok(verdict.accept()?)
+    peer.flush().await
 }
 
 async fn greet_listener(peer: &mut Connection, token: Option<&Token>) -> Result<(), Unconnected> {
@@ -397,6 +403,9 @@ async fn greet_listener(peer: &mut Connection, token: Option<&Token>) -> Result<
     if let Some(token) = token {
         let theirs: [u8; PROOF_BYTES] = nonce_at(&reply, REPLY_BYTES - PROOF_BYTES);
         if token.proof("listener", &dialler, &listener) != blake3::Hash::from_bytes(theirs) {
+            // Proves nothing, and tells the listener why nobody came.
+            let _told = peer.write_all(&answer).await;
+            let _told = peer.flush().await;
             return Err(Refused::TokenWrong.into());
         }
         answer = *token.proof("dialler", &dialler, &listener).as_bytes();
