@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use types::Grid;
+use types::{DeviceClass, Grid, Numerics, PolicyDigest};
 use worker::{Assignment, Doorway, Load, LoadError, ModelLoader, Ready, Runner, sim::Sim};
 
 const REPLICA: &str = "local";
@@ -250,6 +250,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         model_path: checkpoint.path().to_owned(),
         shape: ModelShape::of(checkpoint),
         policy: policy(config),
+        policy_digest: policy_digest(config, checkpoint),
         prefix_cache: config.prefix_cache,
         // The cache does not outlive the process, so neither need the secret at its root.
         salt: secure::random()?,
@@ -267,19 +268,38 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
     })
 }
 
-pub fn policy(config: &Config) -> Policy {
-    let activations = match config.activations {
+/// The simulation has a policy of its own, which no model gives.
+fn policy_digest(config: &Config, checkpoint: &Checkpoint) -> Option<PolicyDigest> {
+    let numerics = Numerics {
+        device_class: DeviceClass::Cpu,
+        activations: activations(config),
+        kv_dtype: kv_dtype(config),
+        weights: checkpoint.digest(),
+        quantization: "none",
+        adapter: None,
+    };
+    (config.device == Device::Cpu).then(|| numerics.digest())
+}
+
+fn activations(config: &Config) -> &'static str {
+    match config.activations {
         Activations::Int8 => "int8",
         Activations::F32 => "f32",
-    };
-    let kv_dtype = match config.kv_dtype {
+    }
+}
+
+fn kv_dtype(config: &Config) -> &'static str {
+    match config.kv_dtype {
         KvDtype::F16 => "f16",
         KvDtype::F32 => "f32",
-    };
+    }
+}
+
+pub fn policy(config: &Config) -> Policy {
     Policy {
         grid: Grid { pp: config.pp, tp: config.tp, ep: 1 },
-        activations: activations.into(),
-        kv_dtype: kv_dtype.into(),
+        activations: activations(config).into(),
+        kv_dtype: kv_dtype(config).into(),
         kv_memory: config.kv_memory.map(|bytes| bytes.0),
         context: config.context,
         running_max: config.max_running,

@@ -5,6 +5,8 @@
 mod common;
 #[path = "grids/cover.rs"]
 mod cover;
+#[path = "grids/default_model.rs"]
+mod default_model;
 #[path = "grids/product.rs"]
 mod product;
 

@@ -158,11 +158,12 @@ impl Replica {
         facts.map_or(Ok(()), |facts| self.begin(&facts))
     }
 
-    /// A stream moves only to an equal digest, and all ranks of an epoch have one: of the replica, or else of the first
-    /// that was ready. It names version, model, weights and numerics.
+    /// A stream moves only to an equal digest, and all ranks of an epoch have one: the configured one or, where there is
+    /// none, that of the first that was ready. It names version, model, weights and numerics.
     fn accept(&self, ready: &wire::Ready) -> Result<Facts, Status> {
         let policy = proto::policy_digest(&ready.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let ours = self.serving.as_ref().map(|serving| serving.policy).or_else(|| self.members.policy());
+        let served = || self.serving.as_ref().map(|serving| serving.policy);
+        let ours = self.config.policy_digest.or_else(served).or_else(|| self.members.policy());
         if let Some(ours) = ours.filter(|ours| *ours != policy) {
             return Err(Status::failed_precondition(format!(
                 "this rank computes under {policy}, the replica under {ours}: another model, or other numerics"

@@ -172,6 +172,7 @@ impl Setup {
                 Cut::Unlike => KV_PLENTY,
             }),
             shape,
+            policy_digest: None,
             prefix_cache: self.prefix_cache,
             salt: [7; 16],
             mesh_seed: [3; 32],

@@ -122,6 +122,10 @@ impl Session<'_> {
                 Ok(Some(RankFrame { frame: Some(frame) })) => self.handle(frame).await,
                 Ok(Some(RankFrame { frame: None })) => self.fail("a frame without content".into()).await,
                 Ok(None) => Some(Ended::Gone("it closed the stream".into())),
+                // As at the hello: this worker is not what the replica needs, and would not be the next time.
+                Err(status) if status.code() == Code::FailedPrecondition => {
+                    return Err(Error::Refused(status.message().into()));
+                }
                 Err(status) => Some(Ended::by(&status)),
             };
             if let Some(ended) = ended {
