@@ -45,7 +45,7 @@ $(FRAMEWORK_PACKAGES)/.ready: tests/clients/frameworks/requirements.txt
 	touch $@
 
 grids:
-	$(CARGO) test --locked --test grids -- --ignored --nocapture
+	LOCKSTEP_GRIDS=all $(CARGO) test --locked --test grids -- --nocapture the_whole_product
 
 hosts:
 	deploy/dev/packages.sh ip:iproute2

@@ -1,5 +1,5 @@
-//! The built binary as processes of their own: started, listened to, asked over HTTP, and killed. Knows command lines and
-//! log lines.
+//! The built binary as processes of their own: started, listened to, asked over HTTP, and killed. Knows command lines
+//! and log lines.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use serde_json::{Value, json};

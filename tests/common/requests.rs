@@ -1,4 +1,5 @@
-//! What the tests ask: prompts, parameters and seeds of all kinds, the same for every run. Knows vocabularies by their size.
+//! What the tests ask: prompts, parameters and seeds of all kinds, the same for every run. Knows vocabularies by their
+//! size.
 
 use super::Answer;
 use checkpoint::Checkpoint;

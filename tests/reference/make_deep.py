@@ -1,6 +1,6 @@
-"""Writes tiny random Llama GGUFs that are deep and odd enough to be cut over many ranks: five layers, heads in three leaves
-(so that a cut falls within the group of a KV head, and a fourth rank gets none) or in five (so that four ranks get some, and
-not as many), seven leaves of an MLP, a prime vocabulary, quantized weights of two types.
+"""Writes tiny random Llama GGUFs that are deep and odd enough to be cut over many ranks: five layers, heads in three
+leaves (so that a cut falls within the group of a KV head, and a fourth rank gets none) or in five (so that four ranks
+get some, and not as many), seven leaves of an MLP, a prime vocabulary, quantized weights of two types.
 
     python make_deep.py     writes llama-deep.gguf and llama-wide.gguf
 
