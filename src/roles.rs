@@ -1,5 +1,5 @@
-//! Starts the roles of a replica on this machine: router and coordinator within this process, and the workers too, or as
-//! processes of their own. Whatever the way, they send each other the frames that a cluster sends.
+//! Starts the roles of a replica on this machine: router and coordinator within this process, and the workers too, or
+//! as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
 use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, cores};
@@ -285,8 +285,8 @@ pub fn policy(config: &Config) -> Policy {
     }
 }
 
-/// What makes a rank of this machine, which has `n_local` of them, whatever it is told to hold. Who waits keeps its core
-/// only where there are as many cores as threads.
+/// What makes a rank of this machine, which has `n_local` of them, whatever it is told to hold. Who waits keeps its
+/// core only where there are as many cores as threads.
 pub fn loader(
     device: Device,
     isa: Option<Isa>,

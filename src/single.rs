@@ -1,5 +1,5 @@
-//! One role in this process, for a cluster on several machines: a coordinator, a worker or a router. What they are built
-//! from is `roles`'s; whom they trust is `trust`'s.
+//! One role in this process, for a cluster on several machines: a coordinator, a worker or a router. What they are
+//! built from is `roles`'s; whom they trust is `trust`'s.
 
 use crate::args;
 use crate::children;

@@ -237,9 +237,9 @@ impl Replica {
         }
     }
 
-    /// The epoch ends and nobody is dismissed: whoever is dead says so by its stream, whoever is stopped by its silence,
-    /// and whoever hangs by a counter that does not move. Two that do not reach each other are both well, so that the next
-    /// placement waits, each time longer.
+    /// The epoch ends and nobody is dismissed: whoever is dead says so by its stream, whoever is stopped by its
+    /// silence, and whoever hangs by a counter that does not move. Two that do not reach each other are both well, so
+    /// that the next placement waits, each time longer.
     fn blame(&mut self, reporter: WorkerId, blamed: WorkerId, rank: u32, message: &str) {
         let (host, of) = (self.members.host(blamed).to_owned(), self.members.host(reporter).to_owned());
         let by = self.members.role(reporter).and_then(Role::rank).map(|rank| rank.0);

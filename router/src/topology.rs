@@ -1,4 +1,5 @@
-//! The live cluster as people look at it: the same facts for gRPC and, as JSON, for `/cluster`. Knows nothing of requests.
+//! The live cluster as people look at it: the same facts for gRPC and, as JSON, for `/cluster`. Knows nothing of
+//! requests.
 
 use crate::link::View;
 use proto::cluster as wire;

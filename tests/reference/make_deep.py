@@ -1,5 +1,5 @@
-"""Writes a tiny random Llama GGUF that is deep and odd enough to be cut over many ranks: five layers, six heads in three
-leaves (so that a cut falls within the group of a KV head, and a fourth rank gets none), seven leaves of an MLP, a prime
+"""Writes a tiny random Llama GGUF that is deep and odd enough to be cut over many ranks: five layers, six heads in
+three leaves (so that a cut falls within the group of a KV head, and a fourth rank gets none), seven leaves of an MLP, a prime
 vocabulary, quantized weights of two types.
 
     python make_deep.py     writes llama-deep.gguf

@@ -191,7 +191,7 @@ impl Session<'_> {
         let _late = timeout(self.worker.config.farewell_timeout, until_closed).await;
     }
 
-    /// The seat has said `Failed`.
+    /// The seat is saying `Failed`.
     async fn seat_lost(mut self, why: SeatLost) -> Result<Ended, Error> {
         self.until_closed().await;
         match why {

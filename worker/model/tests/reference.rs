@@ -184,11 +184,13 @@ fn chunks_give_the_same_bits() {
 /// Without what a family is known for the logits are others: so the checkpoints meet it.
 #[test]
 fn what_a_family_is_known_for_matters() {
+    let config = |name: &str| -> Value {
+        serde_json::from_str(&std::fs::read_to_string(folder(name).join("config.json")).unwrap()).unwrap()
+    };
     let check = |name: &str, edit: &str| {
         let edited = std::env::temp_dir().join(format!("lockstep-quirk-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&edited).unwrap();
-        let mut config: Value =
-            serde_json::from_str(&std::fs::read_to_string(folder(name).join("config.json")).unwrap()).unwrap();
+        let mut config = config(name);
         for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
             config[key] = value.clone();
         }
@@ -212,8 +214,11 @@ fn what_a_family_is_known_for_matters() {
     check("smollm3", r#"{"no_rope_layers": [1, 1, 1, 1]}"#);
     check("mistral", r#"{"sliding_window": null}"#);
     check("mistral", r#"{"sliding_window": 21}"#);
+    let mut rope = config("phi3-short")["rope_parameters"].take();
+    rope["original_max_position_embeddings"] = 63.into();
+    let other_factors = serde_json::json!({ "rope_parameters": rope }).to_string();
     check("phi3-short", r#"{"sliding_window": null}"#);
-    check("phi3-short", r#"{"original_max_position_embeddings": 63}"#);
+    check("phi3-short", &other_factors);
     check("gemma2", r#"{"attn_logit_softcapping": null}"#);
     check("gemma2", r#"{"final_logit_softcapping": null}"#);
     check("gemma2", r#"{"sliding_window": 400}"#);
