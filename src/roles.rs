@@ -2,7 +2,7 @@
 //! as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, cores};
+use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, Wire, cores};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
@@ -109,7 +109,7 @@ fn threads(config: &Config, dialer: &Dialer) -> anyhow::Result<Vec<Part>> {
         let door = if n_ranks > 1 { Some(doorway(any_port)?) } else { None };
         let end = CancellationToken::new();
         let mesh_address = door.as_ref().map_or_else(String::new, |door| door.address().to_string());
-        let loader = loader(config.device, config.isa, config.threads, n_ranks.into(), door);
+        let loader = loader(config.device, config.isa, config.threads, n_ranks.into(), door, config.wire);
         let memory_bytes = memory_bytes() / u64::from(n_ranks);
         let worker_config = worker_config(config.device, config.threads, memory_bytes, mesh_address);
         let worker = worker::serve(dialer.channel(), loader, worker_config, end.clone());
@@ -135,6 +135,7 @@ fn processes(config: &Config, coordinator: SocketAddr, token: Token) -> Part {
         ("--device", config.device.name()),
         ("--threads", config.threads.to_string()),
         ("--memory", memory.to_string()),
+        ("--wire", config.wire.name()),
         ("--log", config.log.clone()),
     ];
     for (name, value) in named.into_iter().chain(config.isa.map(|isa| ("--isa", isa.name()))) {
@@ -293,6 +294,7 @@ pub fn loader(
     threads: usize,
     n_local: usize,
     door: Option<Arc<Doorway>>,
+    wire: Wire,
 ) -> Box<dyn Load> {
     let isa = match isa {
         None => worker::Isa::detect(),
@@ -305,6 +307,11 @@ pub fn loader(
             isa,
             spin: threads * n_local <= cores(),
             doorway: door,
+            wire: match wire {
+                Wire::Auto => worker::Wire::Any,
+                Wire::Shm => worker::Wire::Memory,
+                Wire::Tcp => worker::Wire::Socket,
+            },
             ..ModelLoader::new(threads)
         }),
         Device::Sim => Box::new(SimLoader),
