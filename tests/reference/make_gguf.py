@@ -107,7 +107,7 @@ def round_weights(model):
         weight.copy_(rounded.T if is_turned else rounded)
 
 
-def convert(folder, out):
+def convert(folder, out, kind="MOSTLY_Q8_0"):
     import gguf
     from conversion import get_model_class
     from conversion.base import ModelBase, ModelType, TextModel, get_model_architecture
@@ -117,10 +117,10 @@ def convert(folder, out):
     AutoTokenizer.from_pretrained = PreTrainedTokenizerFast.from_pretrained
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     hparams = ModelBase.load_hparams(folder, False)
-    kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
-    kind.set_vocab = TextModel._set_vocab_gpt2
+    family = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+    family.set_vocab = TextModel._set_vocab_gpt2
     with torch.inference_mode():
-        kind(folder, gguf.LlamaFileType.MOSTLY_Q8_0, out, eager=True).write()
+        family(folder, gguf.LlamaFileType[kind], out, eager=True).write()
 
 
 if __name__ == "__main__":
