@@ -283,6 +283,7 @@ pub fn policy(config: &Config) -> Policy {
         kv_memory: config.kv_memory.map(|bytes| bytes.0),
         context: config.context,
         running_max: config.max_running,
+        slice_max: config.max_chunk_tokens.min(config.max_batch_tokens),
     }
 }
 
@@ -326,19 +327,8 @@ impl Load for SimLoader {
         let path = &assignment.model_path;
         let failed = |source| LoadError::Model { path: path.clone(), source };
         let checkpoint = Checkpoint::open(path).map_err(|error| failed(error.into()))?;
-        let policy = Policy {
-            grid: Grid::SOLO,
-            activations: assignment.activations.clone(),
-            kv_dtype: assignment.kv_dtype.clone(),
-            kv_memory: None,
-            context: None,
-            running_max: assignment.running_max,
-        };
-        let shape = ModelShape::of(&checkpoint);
-        let block_bytes = coordinator::block_bytes(&shape, &policy).map_err(|error| failed(error.into()))?;
         let spec = checkpoint.spec();
-        let (n_heads, n_kv_heads, head_dim) = (spec.n_heads, spec.n_kv_heads, spec.head_dim);
-        Sim { vocab: spec.vocab, block_bytes, n_heads, n_kv_heads, head_dim, ..Sim::default() }.load(assignment)
+        Sim { vocab: spec.vocab, groups: spec.cache_groups().groups().to_vec(), ..Sim::default() }.load(assignment)
     }
 }
 

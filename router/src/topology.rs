@@ -38,6 +38,7 @@ fn replica(view: &View) -> Option<v1::ReplicaTopology> {
         tokens: actual.tokens,
         steps: actual.steps,
         starved: actual.starved,
+        steps_early: actual.steps_early,
         ..v1::ReplicaTopology::default()
     };
     if let Some(known) = view.replica.as_deref() {
@@ -119,6 +120,7 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "tokens": replica.tokens,
         "steps": replica.steps,
         "starved": replica.starved,
+        "steps_early": replica.steps_early,
         "spares": replica.n_spares,
         "ranks": replica.ranks.iter().map(rank_json).collect::<Vec<_>>(),
     })

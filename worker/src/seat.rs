@@ -160,7 +160,6 @@ impl Seat {
             epoch_incarnation: epoch.incarnation,
             epoch_n: epoch.n,
             policy_digest: ready.policy.0.to_vec(),
-            n_blocks: ready.n_blocks,
             weight_bytes: ready.weight_bytes,
         };
         let answers = assignment.layout.part(assignment.rank).is_sampler();

@@ -213,6 +213,7 @@ fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
         model_path: assign.model_path.into(),
         activations: assign.activations,
         kv_dtype: assign.kv_dtype,
+        n_blocks: assign.n_blocks,
         kv_bytes: assign.kv_bytes,
         context: assign.context,
         batch_tokens_max: assign.batch_tokens_max,
