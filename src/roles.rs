@@ -2,7 +2,7 @@
 //! as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, Wire, cores};
+use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, Watched, Wire, cores};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
@@ -18,6 +18,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use telemetry::logs::Telling;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_stream::{Stream, StreamExt};
@@ -140,6 +141,9 @@ fn processes(config: &Config, coordinator: SocketAddr, token: Token) -> Part {
     ];
     for (name, value) in named.into_iter().chain(config.isa.map(|isa| ("--isa", isa.name()))) {
         arguments.extend([name.into(), value.into()]);
+    }
+    if let Some(collector) = &config.otlp_endpoint {
+        arguments.extend(["--otlp-endpoint".into(), collector.into()]);
     }
     let end = CancellationToken::new();
     let order = Order { n: config.n_ranks(), arguments, token };
@@ -356,13 +360,14 @@ pub fn memory_bytes() -> u64 {
     limit.and_then(|text| text.trim().parse().ok()).map_or(total, |limit: u64| limit.min(total))
 }
 
-/// Logs and metrics of this process; the answer renders the page of the metrics.
-pub fn watch(log: &str, format: LogFormat) -> anyhow::Result<router::Render> {
-    let format = match format {
+/// Logs, spans and metrics of this process; the answer renders the page of the metrics.
+pub fn watch(watched: &Watched<'_>) -> anyhow::Result<router::Render> {
+    let format = match watched.log_format {
         LogFormat::Text => telemetry::logs::Format::Text,
         LogFormat::Json => telemetry::logs::Format::Json,
     };
-    telemetry::logs::init(format, log)?;
+    let Watched { log: filter, collector, steps, .. } = *watched;
+    telemetry::logs::init(Telling { format, filter, collector, steps })?;
     let exporter = telemetry::metrics::install(&[])?;
     Ok(Arc::new(move || exporter.render()))
 }
