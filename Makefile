@@ -2,13 +2,15 @@
 # registries; what else is missing they fetch into target/ and the model cache.
 CARGO ?= cargo
 PYTHON ?= python3
+# For each fuzz target.
+FUZZ_SECONDS ?= 60
 # Given to `lockstep serve`: make serve ARGS="--port 9000"
 ARGS ?=
 # Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
 CLIENT_PACKAGES := target/client-packages
 FRAMEWORK_PACKAGES := target/framework-packages
 
-.PHONY: help serve test clients grids hosts check
+.PHONY: help serve test clients grids hosts fuzz check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -16,6 +18,7 @@ help:
 	@echo "make clients only the tests with real clients: openai, gRPC by reflection, curl, LangChain, litellm"
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
+	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
 	@echo "make check   formatting and lints"
 
 serve:
@@ -50,6 +53,11 @@ grids:
 hosts:
 	deploy/dev/packages.sh ip:iproute2
 	$(CARGO) test --locked --test hosts -- --nocapture
+
+# Plain tests, on the toolchain that builds the rest; a round that failed says how it is repeated.
+fuzz:
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test -p checkpoint --test fuzz --locked -- --nocapture
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test -p router --test router --locked -- --nocapture fuzz::mutated_bodies
 
 check:
 	$(CARGO) fmt --all --check

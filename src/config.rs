@@ -99,6 +99,12 @@ pub struct Settings {
     /// Which logs are written, as info or router=debug,info [default: info, but for the tokenizer]
     #[arg(long, env = "LOCKSTEP_LOG")]
     pub log: Option<String>,
+    /// Where an OpenTelemetry collector takes OTLP over gRPC, as http://host:4317 [default: no spans are sent]
+    #[arg(long, alias = "otlp", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+    /// Send a span of each step and rank too, not only of requests [default: false]
+    #[arg(long, env = "LOCKSTEP_OTLP_STEPS", num_args = 0..=1, default_missing_value = "true")]
+    pub otlp_steps: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -254,6 +260,17 @@ pub struct Config {
     pub drain_seconds: u64,
     pub log_format: LogFormat,
     pub log: String,
+    pub otlp_endpoint: Option<String>,
+    pub otlp_steps: bool,
+}
+
+/// What a process tells of itself.
+pub struct Watched<'a> {
+    pub log: &'a str,
+    pub log_format: LogFormat,
+    pub collector: Option<&'a str>,
+    /// With spans of steps.
+    pub steps: bool,
 }
 
 impl Settings {
@@ -302,6 +319,9 @@ impl Settings {
             drain_seconds: self.drain_seconds.unwrap_or(30),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log: self.log.unwrap_or_else(|| LOG.into()),
+            // As the variable's standard has it: empty is unset.
+            otlp_endpoint: self.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
+            otlp_steps: self.otlp_steps.unwrap_or(false),
         };
         config.check()?;
         Ok(config)
@@ -309,6 +329,11 @@ impl Settings {
 }
 
 impl Config {
+    pub fn watched(&self) -> Watched<'_> {
+        let collector = self.otlp_endpoint.as_deref();
+        Watched { log: &self.log, log_format: self.log_format, collector, steps: self.otlp_steps }
+    }
+
     pub fn n_ranks(&self) -> u16 {
         // `check` has seen that it is no more than a thousand.
         self.tp * self.pp

@@ -115,16 +115,16 @@ impl Setup {
             kv_memory: Some(kv_memory),
             context: None,
             running_max: self.running_max,
+            slice_max: self.chunk_tokens_max.min(self.batch_tokens_max),
         }
     }
 
-    /// The least memory with which the pool of the grid has `n_blocks`.
+    /// The least memory with which the largest pool of the grid has `n_blocks`.
     fn kv_memory(&self, shape: &ModelShape) -> u64 {
         let alike = Setup { cut: Cut::Alike, ..self.clone() };
-        let holds = |memory: u64| alike.plan(shape, memory).is_ok_and(|blueprint| blueprint.n_blocks >= self.n_blocks);
-        let solo = Setup { grid: Grid::SOLO, ..self.clone() }.policy(0);
-        let mut enough = u64::from(self.n_blocks) * coordinator::block_bytes(shape, &solo).unwrap();
-        let mut too_little = 0;
+        let largest = |blueprint: Blueprint| blueprint.n_blocks().into_iter().max();
+        let holds = |memory: u64| alike.plan(shape, memory).is_ok_and(|plan| largest(plan) >= Some(self.n_blocks));
+        let (mut too_little, mut enough) = (0, KV_PLENTY);
         while enough - too_little > enough / KV_PRECISION {
             let middle = too_little.midpoint(enough);
             if holds(middle) {
