@@ -97,7 +97,10 @@ fn a_window_takes_less_memory_and_leaves_more_for_the_rest() {
     assert_eq!((with.context, without.context), (15_600, 3120));
     let asked = Policy { context: Some(32_768), ..scarce };
     let error = plan(&[machine(1, 64 << 30)], &local(), &asked, None).unwrap_err().to_string();
-    assert!(error.contains("needs 119832576 bytes of KV on rank 0 (at most 344064 per 16 tokens), 67108864"), "{error}");
+    assert!(
+        error.contains("needs 119832576 bytes of KV on rank 0 (at most 344064 per 16 tokens), 67108864"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -208,7 +211,13 @@ fn layers_move_until_the_pool_is_balanced() {
 fn experts_are_spread_over_the_ranks() {
     let layer = LayerSizes { experts: 8 << 20, mlp: 0, ..smol().sizes.layers[0] };
     let sizes = Sizes { layers: vec![layer; 4], ..smol().sizes };
-    let moe = ModelShape { n_layers: 4, cache: LayerGroups::full(4), experts: Some(Experts { n: 8, n_used: 2, inner: 64 }), sizes, ..smol() };
+    let moe = ModelShape {
+        n_layers: 4,
+        cache: LayerGroups::full(4),
+        experts: Some(Experts { n: 8, n_used: 2, inner: 64 }),
+        sizes,
+        ..smol()
+    };
     let plan = plan(&machines(2, 64 << 30), &moe, &policy(2, 1), None).unwrap();
     let [a, b] = &plan.shards[..] else { panic!("two ranks") };
     assert!(a.weight_bytes.abs_diff(b.weight_bytes) < 1 << 20 && a.weight_bytes > 16 << 20, "{plan}");
