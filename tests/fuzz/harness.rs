@@ -78,7 +78,9 @@ impl Random {
         let seed = target.bytes().fold(round, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         // Neighbours differ in few bits, and so would their first numbers.
-        (0..4).for_each(|_| drop(random.below(2)));
+        for _ in 0..4 {
+            random.below(2);
+        }
         random
     }
 
