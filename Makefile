@@ -56,8 +56,8 @@ hosts:
 
 # Plain tests, on the toolchain that builds the rest; a round that failed says how it is repeated.
 fuzz:
-	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test -p checkpoint --test fuzz --locked -- --nocapture
-	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test -p router --test router --locked -- --nocapture fuzz::mutated_bodies
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test fuzz -- --nocapture
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test router -- --nocapture fuzz::mutated_bodies
 
 check:
 	$(CARGO) fmt --all --check

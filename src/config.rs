@@ -271,6 +271,8 @@ pub struct Watched<'a> {
     pub collector: Option<&'a str>,
     /// With spans of steps.
     pub steps: bool,
+    /// The label `model_name` of its metrics, by which dashboards made for vLLM choose.
+    pub model: Option<&'a str>,
 }
 
 impl Settings {
@@ -331,7 +333,8 @@ impl Settings {
 impl Config {
     pub fn watched(&self) -> Watched<'_> {
         let collector = self.otlp_endpoint.as_deref();
-        Watched { log: &self.log, log_format: self.log_format, collector, steps: self.otlp_steps }
+        let (log, model) = (&*self.log, self.served_model_name.as_deref());
+        Watched { log, log_format: self.log_format, collector, steps: self.otlp_steps, model }
     }
 
     pub fn n_ranks(&self) -> u16 {

@@ -386,8 +386,9 @@ pub fn watch(watched: &Watched<'_>) -> anyhow::Result<router::Render> {
         LogFormat::Text => telemetry::logs::Format::Text,
         LogFormat::Json => telemetry::logs::Format::Json,
     };
-    let Watched { log: filter, collector, steps, .. } = *watched;
+    let Watched { log: filter, collector, steps, model, .. } = *watched;
     telemetry::logs::init(Telling { format, filter, collector, steps })?;
-    let exporter = telemetry::metrics::install(&[])?;
+    let labels: Vec<_> = model.iter().map(|model| ("model_name", *model)).collect();
+    let exporter = telemetry::metrics::install(&labels)?;
     Ok(Arc::new(move || exporter.render()))
 }

@@ -162,7 +162,7 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let log = own.log.as_deref().unwrap_or(LOG);
     let log_format = own.log_format.unwrap_or(LogFormat::Text);
     // Whether steps have spans is the coordinator's to say.
-    roles::watch(&Watched { log, log_format, collector: collector.as_deref(), steps: true })?;
+    roles::watch(&Watched { log, log_format, collector: collector.as_deref(), steps: true, model: None })?;
     let trust = trust.resolve("worker", &join, handed)?;
     let cache = || Ok(models::sources(&args.hub)?.cache);
     let runtime = Builder::new_multi_thread().worker_threads(WORKER_RUNTIME_THREADS).enable_all().build()?;
