@@ -16,6 +16,7 @@ use proto::v1::generate_request::Input;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
+use telemetry::spans::Traced;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -67,6 +68,7 @@ pub struct Ask {
     pub priority: i32,
     pub deadline: Option<Instant>,
     pub tenant: TenantId,
+    pub trace: Traced,
     /// None where somebody else counts.
     pub clock: Option<Clock>,
 }
@@ -82,6 +84,9 @@ impl Front {
         let (mut clock, begun) = self.begin(ask).await;
         match begun {
             Ok(mut generation) => {
+                if let Some(clock) = &mut clock {
+                    clock.begun(&generation);
+                }
                 generation.clock = clock;
                 Ok(generation)
             }
@@ -95,19 +100,23 @@ impl Front {
     }
 
     async fn begin(self: &Arc<Self>, ask: Ask) -> (Option<Clock>, Result<Generation, Refusal>) {
-        let Ask { model, prompts, n_choices, first_choice, purpose, echo, priority, deadline, tenant, clock } = ask;
+        let Ask { model, prompts, n_choices, first_choice, purpose, echo, priority, deadline, tenant, trace, clock } =
+            ask;
         let begun = async {
             let waiting = self.let_in(prompts.len(), n_choices)?;
             let replica = self.replica()?;
             let model = self.model(&model, &replica)?;
             let priority = level(priority)?;
             let asked = self.purpose(purpose)?;
+            let preparing = trace.prepare();
             let mut read = Vec::with_capacity(prompts.len());
             for input in prompts {
                 read.push(self.prompt(input, echo, &replica).await?);
             }
+            drop(preparing);
             let like = Request { tenant, priority, goal: asked.goal, ..Request::default() };
-            let opened = Opened { waiting, replica, model, like, choices: first_choice..first_choice + n_choices };
+            let choices = first_choice..first_choice + n_choices;
+            let opened = Opened { waiting, replica, model, like, choices, traceparent: trace.traceparent() };
             self.submit(read, asked, deadline, opened)
         };
         (clock, begun.await)
@@ -157,7 +166,7 @@ impl Front {
         deadline: Option<Instant>,
         opened: Opened,
     ) -> Result<Generation, Refusal> {
-        let Opened { waiting, replica, model, like, choices: numbers } = opened;
+        let Opened { waiting, replica, model, like, choices: numbers, traceparent } = opened;
         let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
         // Each step brings a token or scores a part of the prompt, and one place is kept for the end.
         let unread_max = (asked.sampling.tokens_max as usize).min(self.config.limits.outputs_unread_max) + longest + 1;
@@ -171,7 +180,8 @@ impl Front {
                 let request = Request { cache_bypass: request.goal != Goal::Generate, ..request };
                 let assembly = Assembly::new(&self.text.tokenizer, asked.stops.clone(), tokens_min, asked.show_special);
                 let slot = choices.len() as u32;
-                let submit = Submit { request, slot, deadline, digest: replica.digest, ear: ear.clone() };
+                let (digest, traceparent, ear) = (replica.digest, traceparent.clone(), ear.clone());
+                let submit = Submit { request, slot, deadline, digest, traceparent, ear };
                 let ticket = self.link.submit(submit)?;
                 choices.push(Choice::new(ticket, assembly, stop_tokens, prompt.ids.len() as u32, asked.goal));
             }
@@ -328,6 +338,7 @@ struct Opened {
     /// What all have in common besides prompt and sampling.
     like: Request,
     choices: std::ops::Range<u32>,
+    traceparent: String,
 }
 
 fn level(priority: i32) -> Result<Priority, Refusal> {

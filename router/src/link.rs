@@ -103,6 +103,8 @@ pub struct Submit {
     pub deadline: Option<Instant>,
     /// Replicas with another digest would give other tokens.
     pub digest: PolicyDigest,
+    /// Of the request's span; empty where nobody records it.
+    pub traceparent: String,
     pub ear: Ear,
 }
 
@@ -171,8 +173,8 @@ impl Link {
         let cancel = self.cancels.clone().try_reserve_owned().map_err(|_| full())?;
         let last = submit.ear.clone().try_reserve_owned().map_err(|_| full())?;
         let key = self.next_key.fetch_add(1, Ordering::Relaxed);
-        let Submit { request, slot, deadline, digest, ear } = submit;
-        let entry = Box::new(Entry { request, slot, deadline, digest, ear, last, since: Instant::now() });
+        let Submit { request, slot, deadline, digest, traceparent, ear } = submit;
+        let entry = Box::new(Entry { request, slot, deadline, digest, traceparent, ear, last, since: Instant::now() });
         self.submits.try_send((key, entry)).map_err(|_| full())?;
         Ok(Ticket { key, cancel: Some(cancel) })
     }
@@ -209,6 +211,7 @@ struct Entry {
     slot: u32,
     deadline: Option<Instant>,
     digest: PolicyDigest,
+    traceparent: String,
     ear: Ear,
     // A place in the ear's queue that is kept for the end, so that a slow reader hears of it too.
     last: mpsc::OwnedPermit<(u32, Told)>,
@@ -228,6 +231,7 @@ impl Entry {
     fn frame(&self, id: RequestId, now: Instant) -> wire::RouterFrame {
         let mut request = wire::Request::from(&self.request);
         request.id = id.0;
+        request.traceparent.clone_from(&self.traceparent);
         request.deadline_micros =
             self.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
         up(wire::router_frame::Frame::Submit(request))
@@ -667,7 +671,8 @@ mod tests {
         let (ear, heard) = mpsc::channel(n_places);
         let sampling = types::Sampling { tokens_max: 50, stop: vec![9], ..Default::default() };
         let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
-        let submit = Submit { request, slot: 0, deadline: None, digest: PolicyDigest::default(), ear };
+        let digest = PolicyDigest::default();
+        let submit = Submit { request, slot: 0, deadline: None, digest, traceparent: String::new(), ear };
         (link.submit(submit).unwrap(), heard)
     }
 

@@ -2,8 +2,8 @@
 from the same weights.
 
 The weights are first rounded to what a Q8_0 can hold, so the file and the model that transformers runs are the same
-numbers, and whatever the converter did to them (permuted Q and K, norms plus one, fused and stacked tensors) is met as in
-the wild.
+numbers, and whatever the converter did to them (permuted Q and K, norms plus one, fused and stacked tensors) is met as
+in the wild.
 
     python make_gguf.py LLAMA_CPP [NAME ..]          LLAMA_CPP: a folder with `conversion/` and `gguf-py/`
 """
@@ -25,8 +25,8 @@ import make_llama
 import reference
 
 SMALL = dict(
-    hidden_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=64,
-    vocab_size=264, max_position_embeddings=512, pad_token_id=0, tie_word_embeddings=True,
+    hidden_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+    intermediate_size=64, vocab_size=264, max_position_embeddings=512, pad_token_id=0, tie_word_embeddings=True,
 )
 BY_HIDDEN = {key: value for key, value in SMALL.items() if key != "head_dim"} | dict(
     hidden_size=128, intermediate_size=128)
@@ -38,7 +38,8 @@ CHECKPOINTS = {
         original_max_position_embeddings=8192)), [1, 40]),
     "gguf-mistral": (42, lambda: MistralConfig(**SMALL, sliding_window=None), [1, 40]),
     "gguf-mixtral": (43, lambda: MixtralConfig(
-        **SMALL | dict(intermediate_size=32, num_hidden_layers=1), num_local_experts=4, num_experts_per_tok=2), [1, 40]),
+        **SMALL | dict(intermediate_size=32, num_hidden_layers=1), num_local_experts=4, num_experts_per_tok=2),
+        [1, 40]),
     "gguf-smollm3": (44, lambda: SmolLM3Config(
         **BY_HIDDEN | dict(num_hidden_layers=4, intermediate_size=64)), [1, 40]),
     "gguf-qwen2": (45, lambda: Qwen2Config(**BY_HIDDEN), [1, 40]),

@@ -72,13 +72,14 @@ fn write_logits(arguments: &Arguments) -> Result<()> {
     let mut collective = Collective::solo(spec.n_layers);
     let limits = Limits { rows_max: CHUNK, outputs_max: CHUNK, context: u32::try_from(arguments.window)? };
     let mut model = Model::load(&arguments.checkpoint, &device, collective.part(), limits)?;
-    let specs = model::kv_specs(spec, collective.part(), arguments.kv_dtype, n_blocks as usize);
+    let pools = vec![n_blocks; spec.cache_groups().groups().len()];
+    let specs = model::kv_specs(spec, collective.part(), arguments.kv_dtype, &pools);
     let mut kv = KvCache::new(&device, &specs)?;
     let mut rows = vec![0.0; CHUNK * spec.vocab as usize];
     let mut out = BufWriter::new(io::stdout().lock());
     for window in arguments.ids.chunks(arguments.window) {
         for (i, chunk) in window.chunks(CHUNK).enumerate() {
-            let batch = batch_of(chunk, i * CHUNK)?;
+            let batch = batch_of(chunk, i * CHUNK, pools.len())?;
             let logits = model.forward(&device, &mut collective, &batch, &mut kv)?;
             let logits = logits.ok_or("no logits where all were wanted")?;
             let rows = &mut rows[..chunk.len() * spec.vocab as usize]; // [chunk, vocab]
@@ -92,7 +93,7 @@ fn write_logits(arguments: &Arguments) -> Result<()> {
 }
 
 /// The next tokens of the only sequence, whose logits are all wanted.
-fn batch_of(tokens: &[Token], start: usize) -> Result<Batch> {
+fn batch_of(tokens: &[Token], start: usize, n_groups: usize) -> Result<Batch> {
     let (start, n_rows) = (u32::try_from(start)?, u32::try_from(tokens.len())?);
     let blocks: Vec<_> = (0..blocks_for(start + n_rows)).map(BlockId).collect();
     let bounds = vec![0, u32::try_from(blocks.len())?];
@@ -100,7 +101,7 @@ fn batch_of(tokens: &[Token], start: usize) -> Result<Batch> {
         tokens: tokens.to_vec(),
         positions: (start..start + n_rows).collect(),
         slices: vec![BatchSlice { rows: 0..n_rows, start }],
-        tables: vec![BlockTables { blocks, bounds }],
+        tables: vec![BlockTables { blocks, bounds }; n_groups],
         outputs: (0..n_rows).collect(),
         wants_hidden: false,
     })

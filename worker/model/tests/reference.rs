@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::ops::Range;
 use std::path::PathBuf;
 use types::cache::blocks_for;
-use types::{BlockId, Token};
+use types::{BlockId, CacheGroup, Token};
 
 const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-sharded", "llama-bf16-odd"];
 /// What each has that the others have not stands in `tests/reference/README.md`.
@@ -71,6 +71,7 @@ struct Rig {
     collective: Collective,
     model: Model<Cpu>,
     kv: KvCache<Cpu>,
+    groups: Vec<CacheGroup>,
     n_vocab: usize,
 }
 
@@ -82,9 +83,10 @@ impl Rig {
         let collective = Collective::solo(checkpoint.spec().n_layers);
         let part = collective.part();
         let model = Model::load(&checkpoint, &device, part, limits).unwrap();
-        let n_blocks = SEQUENCES * blocks_for(CONTEXT) as usize;
-        let kv = KvCache::new(&device, &model::kv_specs(checkpoint.spec(), part, kv_dtype, n_blocks)).unwrap();
-        Rig { device, collective, model, kv, n_vocab: checkpoint.spec().vocab as usize }
+        let groups = checkpoint.spec().cache_groups().groups().to_vec();
+        let n_blocks = vec![SEQUENCES as u32 * blocks_for(CONTEXT); groups.len()];
+        let kv = KvCache::new(&device, &model::kv_specs(checkpoint.spec(), part, kv_dtype, &n_blocks)).unwrap();
+        Rig { device, collective, model, kv, groups, n_vocab: checkpoint.spec().vocab as usize }
     }
 
     fn plain(name: &str) -> Rig {
@@ -93,7 +95,7 @@ impl Rig {
 
     /// One pass over ranges of the sequences' logs: the logits of every row.
     fn pass(&mut self, logs: &[Vec<Token>], slices: &[(usize, Range<u32>)]) -> Vec<Vec<f32>> {
-        let mut batch = Batch { tables: vec![Default::default()], ..Batch::default() };
+        let mut batch = Batch { tables: vec![Default::default(); self.groups.len()], ..Batch::default() };
         batch.clear();
         for (sequence, range) in slices {
             let first = batch.n_rows() as u32;
@@ -102,9 +104,12 @@ impl Rig {
             batch.slices.push(BatchSlice { rows: first..first + range.len() as u32, start: range.start });
             // Scattered and in descending order: nothing may depend on where a block lies.
             let block = |i: u32| BlockId((blocks_for(CONTEXT) - 1 - i) * SEQUENCES as u32 + *sequence as u32);
-            let table = &mut batch.tables[0];
-            table.blocks.extend((0..blocks_for(range.end)).map(block));
-            table.bounds.push(table.blocks.len() as u32);
+            for (table, group) in batch.tables.iter_mut().zip(&self.groups) {
+                let n_passed = group.n_passed(range.start);
+                let entry = |i| if i < n_passed { BlockId::NONE } else { block(i) };
+                table.blocks.extend((0..blocks_for(range.end)).map(entry));
+                table.bounds.push(table.blocks.len() as u32);
+            }
         }
         batch.outputs.extend(0..batch.n_rows() as u32);
         let logits = self.model.forward(&self.device, &mut self.collective, &batch, &mut self.kv).unwrap().unwrap();
@@ -195,11 +200,13 @@ fn chunks_give_the_same_bits() {
 /// Without what a family is known for the logits are others: so the checkpoints meet it.
 #[test]
 fn what_a_family_is_known_for_matters() {
+    let config = |name: &str| -> Value {
+        serde_json::from_str(&std::fs::read_to_string(folder(name).join("config.json")).unwrap()).unwrap()
+    };
     let check = |name: &str, edit: &str| {
         let edited = std::env::temp_dir().join(format!("lockstep-quirk-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&edited).unwrap();
-        let mut config: Value =
-            serde_json::from_str(&std::fs::read_to_string(folder(name).join("config.json")).unwrap()).unwrap();
+        let mut config = config(name);
         for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
             config[key] = value.clone();
         }
@@ -223,8 +230,11 @@ fn what_a_family_is_known_for_matters() {
     check("smollm3", r#"{"no_rope_layers": [1, 1, 1, 1]}"#);
     check("mistral", r#"{"sliding_window": null}"#);
     check("mistral", r#"{"sliding_window": 21}"#);
+    let mut rope = config("phi3-short")["rope_parameters"].take();
+    rope["original_max_position_embeddings"] = 63.into();
+    let other_factors = serde_json::json!({ "rope_parameters": rope }).to_string();
     check("phi3-short", r#"{"sliding_window": null}"#);
-    check("phi3-short", r#"{"original_max_position_embeddings": 63}"#);
+    check("phi3-short", &other_factors);
     check("gemma2", r#"{"attn_logit_softcapping": null}"#);
     check("gemma2", r#"{"final_logit_softcapping": null}"#);
     check("gemma2", r#"{"sliding_window": 400}"#);
