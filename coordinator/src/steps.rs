@@ -57,13 +57,13 @@ impl Replica {
         let (id, n_prompt, looks_up) = (request.id, request.prompt.len(), !request.cache_bypass);
         serving.scheduler.submit(request, now)?;
         self.routers.taken(id);
-        metrics::taken(n_prompt, looks_up);
+        metrics::taken(&self.of, n_prompt, looks_up);
         Ok(())
     }
 
     fn refuse(&mut self, id: RequestId, refusal: Refusal) {
         let n_waiting = self.serving.as_ref().map_or(0, |serving| serving.scheduler.stats().n_waiting);
-        metrics::refused(label(refusal.reason));
+        metrics::refused(&self.of, label(refusal.reason));
         let refused = wire::Refused {
             id: id.0,
             reason: refusal.reason.into(),
@@ -118,7 +118,7 @@ impl Replica {
                 let n_tokens = done.slices.iter().map(|slice| slice.tokens.len() as u64).sum();
                 self.speed.answered(done.slices.len(), n_tokens, self.step_since, now);
                 self.step_since = now;
-                metrics::step(Duration::from_micros(done.micros.into()));
+                metrics::step(&self.of, Duration::from_micros(done.micros.into()));
                 self.outputs_of(&done);
             }
             // Its epoch ended while the answer was on its way.
@@ -132,7 +132,7 @@ impl Replica {
         for output in self.outputs.drain(..) {
             if let Some(finish) = output.finish {
                 self.pace.ended(now);
-                metrics::finished(finish_label(finish));
+                metrics::finished(&self.of, finish_label(finish));
             }
             self.routers.push(output_frame(&output, done));
         }
