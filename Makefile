@@ -2,18 +2,21 @@
 # registries; what else is missing they fetch into target/ and the model cache.
 CARGO ?= cargo
 PYTHON ?= python3
+# For each fuzz target.
+FUZZ_SECONDS ?= 60
 # Given to `lockstep serve`: make serve ARGS="--port 9000"
 ARGS ?=
 # Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
 CLIENT_PACKAGES := target/client-packages
 FRAMEWORK_PACKAGES := target/framework-packages
 
-.PHONY: help serve test clients check
+.PHONY: help serve test clients fuzz check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
 	@echo "make test    ready what the tests need, run them all"
 	@echo "make clients only the tests with real clients: openai, gRPC by reflection, curl, LangChain, litellm"
+	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
 	@echo "make check   formatting and lints"
 
 serve:
@@ -41,6 +44,11 @@ $(FRAMEWORK_PACKAGES)/.ready: tests/clients/frameworks/requirements.txt
 	rm -rf $(@D)
 	$(PYTHON) -m pip install --quiet --no-warn-conflicts --root-user-action ignore --ignore-installed --target $(@D) -r $<
 	touch $@
+
+# Plain tests, on the toolchain that builds the rest; a round that failed says how it is repeated.
+fuzz:
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test -p checkpoint --test fuzz --locked -- --nocapture
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test -p router --test router --locked -- --nocapture fuzz::mutated_bodies
 
 check:
 	$(CARGO) fmt --all --check

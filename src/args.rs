@@ -54,6 +54,9 @@ pub enum Command {
     /// Fetch a model and verify its checksum
     #[command(after_help = "Example: lockstep pull smollm2")]
     Pull(Pull),
+    /// List the models that are here, and those that have a short name
+    #[command(after_help = "Example: lockstep models --json")]
+    Models(Models),
     /// Show how a model would be placed, in bytes and tokens, without loading it
     #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB")]
     Plan(Plan),
@@ -121,7 +124,7 @@ pub struct Worker {
 
 #[derive(Args)]
 pub struct Run {
-    /// What to ask; without it, a chat begins
+    /// What to ask, or - for what stands on standard input; without it, a chat begins
     #[arg(index = 2)]
     pub prompt: Option<String>,
     /// Sampling temperature; 0 is greedy
@@ -146,6 +149,15 @@ pub struct Run {
 pub struct Pull {
     /// A catalogue name, or a hub id as org/name or org/name:Q4_K_M
     pub model: String,
+    #[command(flatten)]
+    pub hub: Hub,
+}
+
+#[derive(Args)]
+pub struct Models {
+    /// As JSON, for programs
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub hub: Hub,
 }
@@ -185,6 +197,12 @@ pub struct Hub {
     pub hf_home: Option<PathBuf>,
     #[arg(long, env = "HF_HUB_CACHE", hide = true)]
     pub hf_hub_cache: Option<PathBuf>,
+    /// Ollama's models are used where they are.
+    #[arg(long, env = "OLLAMA_MODELS", hide = true)]
+    pub ollama_models: Option<PathBuf>,
+    /// And so are llama.cpp's.
+    #[arg(long, env = "LLAMA_CACHE", hide = true)]
+    pub llama_cache: Option<PathBuf>,
     #[arg(long, env = "XDG_CACHE_HOME", hide = true)]
     pub xdg_cache_home: Option<PathBuf>,
     #[arg(long, env = "HOME", hide = true)]

@@ -54,6 +54,9 @@ pub struct Settings {
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
+    /// What workers of this machine exchange numbers over [default: auto]
+    #[arg(long, env = "LOCKSTEP_WIRE", value_enum)]
+    pub wire: Option<Wire>,
     /// Threads of each worker [default: the cores, divided among this machine's workers]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
@@ -99,6 +102,12 @@ pub struct Settings {
     /// Which logs are written, as info or router=debug,info [default: info, but for the tokenizer]
     #[arg(long, env = "LOCKSTEP_LOG")]
     pub log: Option<String>,
+    /// Where an OpenTelemetry collector takes OTLP over gRPC, as http://host:4317 [default: no spans are sent]
+    #[arg(long, alias = "otlp", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+    /// Send a span of each step and rank too, not only of requests [default: false]
+    #[arg(long, env = "LOCKSTEP_OTLP_STEPS", num_args = 0..=1, default_missing_value = "true")]
+    pub otlp_steps: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -118,7 +127,24 @@ pub enum Isa {
     Avx512,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wire {
+    /// Memory where two workers are on one machine, otherwise TCP
+    Auto,
+    /// Memory that they share, or not at all
+    Shm,
+    /// TCP, on one machine too
+    Tcp,
+}
+
 impl Device {
+    pub fn name(self) -> String {
+        flag_value(&self)
+    }
+}
+
+impl Wire {
     pub fn name(self) -> String {
         flag_value(&self)
     }
@@ -220,6 +246,7 @@ pub struct Config {
     pub inproc: bool,
     pub device: Device,
     pub isa: Option<Isa>,
+    pub wire: Wire,
     pub threads: usize,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
@@ -237,6 +264,17 @@ pub struct Config {
     pub drain_seconds: u64,
     pub log_format: LogFormat,
     pub log: String,
+    pub otlp_endpoint: Option<String>,
+    pub otlp_steps: bool,
+}
+
+/// What a process tells of itself.
+pub struct Watched<'a> {
+    pub log: &'a str,
+    pub log_format: LogFormat,
+    pub collector: Option<&'a str>,
+    /// With spans of steps.
+    pub steps: bool,
 }
 
 impl Settings {
@@ -271,6 +309,7 @@ impl Settings {
             inproc: self.inproc.unwrap_or(false),
             device: self.device.unwrap_or(Device::Cpu),
             isa: self.isa,
+            wire: self.wire.unwrap_or(Wire::Auto),
             threads: self.threads.unwrap_or_else(|| (cores() / n_local.max(1)).max(1)),
             activations: self.activations.unwrap_or(Activations::Int8),
             kv_dtype: self.kv_dtype.unwrap_or(KvDtype::F16),
@@ -286,6 +325,9 @@ impl Settings {
             drain_seconds: self.drain_seconds.unwrap_or(30),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log: self.log.unwrap_or_else(|| LOG.into()),
+            // As the variable's standard has it: empty is unset.
+            otlp_endpoint: self.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
+            otlp_steps: self.otlp_steps.unwrap_or(false),
         };
         config.check()?;
         Ok(config)
@@ -293,6 +335,11 @@ impl Settings {
 }
 
 impl Config {
+    pub fn watched(&self) -> Watched<'_> {
+        let collector = self.otlp_endpoint.as_deref();
+        Watched { log: &self.log, log_format: self.log_format, collector, steps: self.otlp_steps }
+    }
+
     /// Of one replica.
     pub fn n_ranks(&self) -> u16 {
         // `check` has seen that it is no more than a thousand.

@@ -2,7 +2,7 @@
 //! too, or as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, cores};
+use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, Watched, Wire, cores};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
@@ -18,6 +18,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use telemetry::logs::Telling;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
@@ -156,7 +157,7 @@ fn threads(config: &Config, dialer: &Dialer) -> anyhow::Result<Vec<Part>> {
         let door = if n_ranks > 1 { Some(doorway(any_port)?) } else { None };
         let end = CancellationToken::new();
         let mesh_address = door.as_ref().map_or_else(String::new, |door| door.address().to_string());
-        let loader = loader(config.device, config.isa, config.threads, n_workers.into(), door);
+        let loader = loader(config.device, config.isa, config.threads, n_workers.into(), door, config.wire);
         let memory_bytes = memory_bytes() / u64::from(n_workers);
         let worker_config = worker_config(config.device, config.threads, memory_bytes, mesh_address);
         let worker = worker::serve(dialer.channel(), loader, worker_config, end.clone());
@@ -182,10 +183,14 @@ fn processes(config: &Config, coordinator: SocketAddr, token: Token, first: u16)
         ("--device", config.device.name()),
         ("--threads", config.threads.to_string()),
         ("--memory", memory.to_string()),
+        ("--wire", config.wire.name()),
         ("--log", config.log.clone()),
     ];
     for (name, value) in named.into_iter().chain(config.isa.map(|isa| ("--isa", isa.name()))) {
         arguments.extend([name.into(), value.into()]);
+    }
+    if let Some(collector) = &config.otlp_endpoint {
+        arguments.extend(["--otlp-endpoint".into(), collector.into()]);
     }
     let end = CancellationToken::new();
     let order = Order { n: config.n_ranks(), first, arguments, token };
@@ -329,17 +334,19 @@ pub fn policy(config: &Config) -> Policy {
         kv_memory: config.kv_memory.map(|bytes| bytes.0),
         context: config.context,
         running_max: config.max_running,
+        slice_max: config.max_chunk_tokens.min(config.max_batch_tokens),
     }
 }
 
-/// What makes a rank of this machine, which has `n_local` of them, whatever it is told to hold. Who waits keeps its core
-/// only where there are as many cores as threads.
+/// What makes a rank of this machine, which has `n_local` of them, whatever it is told to hold. Who waits keeps its
+/// core only where there are as many cores as threads.
 pub fn loader(
     device: Device,
     isa: Option<Isa>,
     threads: usize,
     n_local: usize,
     door: Option<Arc<Doorway>>,
+    wire: Wire,
 ) -> Box<dyn Load> {
     let isa = match isa {
         None => worker::Isa::detect(),
@@ -352,6 +359,11 @@ pub fn loader(
             isa,
             spin: threads * n_local <= cores(),
             doorway: door,
+            wire: match wire {
+                Wire::Auto => worker::Wire::Any,
+                Wire::Shm => worker::Wire::Memory,
+                Wire::Tcp => worker::Wire::Socket,
+            },
             ..ModelLoader::new(threads)
         }),
         Device::Sim => Box::new(SimLoader),
@@ -366,19 +378,8 @@ impl Load for SimLoader {
         let path = &assignment.model_path;
         let failed = |source| LoadError::Model { path: path.clone(), source };
         let checkpoint = Checkpoint::open(path).map_err(|error| failed(error.into()))?;
-        let policy = Policy {
-            grid: Grid::SOLO,
-            activations: assignment.activations.clone(),
-            kv_dtype: assignment.kv_dtype.clone(),
-            kv_memory: None,
-            context: None,
-            running_max: assignment.running_max,
-        };
-        let shape = ModelShape::of(&checkpoint);
-        let block_bytes = coordinator::block_bytes(&shape, &policy).map_err(|error| failed(error.into()))?;
         let spec = checkpoint.spec();
-        let (n_heads, n_kv_heads, head_dim) = (spec.n_heads, spec.n_kv_heads, spec.head_dim);
-        Sim { vocab: spec.vocab, block_bytes, n_heads, n_kv_heads, head_dim, ..Sim::default() }.load(assignment)
+        Sim { vocab: spec.vocab, groups: spec.cache_groups().groups().to_vec(), ..Sim::default() }.load(assignment)
     }
 }
 
@@ -407,13 +408,14 @@ pub fn memory_bytes() -> u64 {
     limit.and_then(|text| text.trim().parse().ok()).map_or(total, |limit: u64| limit.min(total))
 }
 
-/// Logs and metrics of this process; the answer renders the page of the metrics.
-pub fn watch(log: &str, format: LogFormat) -> anyhow::Result<router::Render> {
-    let format = match format {
+/// Logs, spans and metrics of this process; the answer renders the page of the metrics.
+pub fn watch(watched: &Watched<'_>) -> anyhow::Result<router::Render> {
+    let format = match watched.log_format {
         LogFormat::Text => telemetry::logs::Format::Text,
         LogFormat::Json => telemetry::logs::Format::Json,
     };
-    telemetry::logs::init(format, log)?;
+    let Watched { log: filter, collector, steps, .. } = *watched;
+    telemetry::logs::init(Telling { format, filter, collector, steps })?;
     let exporter = telemetry::metrics::install(&[])?;
     Ok(Arc::new(move || exporter.render()))
 }

@@ -1,9 +1,9 @@
-//! One role in this process, for a cluster on several machines: a coordinator, a worker or a router. What they are built
-//! from is `roles`'s; whom they trust is `trust`'s.
+//! One role in this process, for a cluster on several machines: a coordinator, a worker or a router. What they are
+//! built from is `roles`'s; whom they trust is `trust`'s.
 
 use crate::args;
 use crate::children;
-use crate::config::{Bytes, Device, File, Isa, LOG, LogFormat, cores};
+use crate::config::{Bytes, Device, File, Isa, LOG, LogFormat, Watched, Wire, cores};
 use crate::roles::{self, Doors};
 use crate::{models, stop_on_signals};
 use anyhow::{Context, ensure};
@@ -87,6 +87,9 @@ pub struct WorkerSettings {
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
+    /// What workers exchange numbers over [default: auto]
+    #[arg(long, env = "LOCKSTEP_WIRE", value_enum)]
+    pub wire: Option<Wire>,
     /// Threads that compute [default: one per core]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
@@ -102,6 +105,9 @@ pub struct WorkerSettings {
     /// Which logs are written, as info or router=debug,info [default: info]
     #[arg(long, env = "LOCKSTEP_LOG")]
     pub log: Option<String>,
+    /// Where an OpenTelemetry collector takes OTLP over gRPC, as http://host:4317 [default: no spans are sent]
+    #[arg(long, alias = "otlp", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
 }
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 50100);
@@ -120,7 +126,7 @@ pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
     let located = models::ready(&config.model, &args.source.hub)?;
     config.served_model_name.get_or_insert(located.name);
     // Installed, so that the same counters are kept as in `serve`.
-    let _metrics = roles::watch(&config.log, config.log_format)?;
+    let _metrics = roles::watch(&config.watched())?;
     let checkpoint = Checkpoint::open(&located.path)?;
     let trust = trust.resolve("coordinator", &listen.to_string(), None)?;
     Runtime::new()?.block_on(async {
@@ -149,7 +155,7 @@ pub fn router(args: args::Router) -> anyhow::Result<()> {
     ensure!(twice.is_none(), "--coordinator {} is given twice", twice.map_or("", |(_, address)| address));
     let located = models::ready(&config.model, &args.source.hub)?;
     config.served_model_name.get_or_insert(located.name);
-    let metrics = roles::watch(&config.log, config.log_format)?;
+    let metrics = roles::watch(&config.watched())?;
     let checkpoint = Checkpoint::open(&located.path)?;
     let trusts = addresses.iter().map(|address| trust.resolve("router", address, None));
     let trusts = trusts.collect::<anyhow::Result<Vec<_>>>()?;
@@ -174,7 +180,11 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     let handed = args.supervised.then(|| children::be_one(shutdown.clone())).transpose()?;
     let join = own.join.clone().context("--join HOST:PORT is missing: the coordinator to compute for")?;
-    roles::watch(own.log.as_deref().unwrap_or(LOG), own.log_format.unwrap_or(LogFormat::Text))?;
+    let collector = own.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty());
+    let log = own.log.as_deref().unwrap_or(LOG);
+    let log_format = own.log_format.unwrap_or(LogFormat::Text);
+    // Whether steps have spans is the coordinator's to say.
+    roles::watch(&Watched { log, log_format, collector: collector.as_deref(), steps: true })?;
     let trust = trust.resolve("worker", &join, handed)?;
     let cache = || Ok(models::sources(&args.hub)?.cache);
     let runtime = Builder::new_multi_thread().worker_threads(WORKER_RUNTIME_THREADS).enable_all().build()?;
@@ -200,7 +210,8 @@ impl WorkerSettings {
         ensure!((1..=1024).contains(&threads), "--threads is {threads}; it must be 1 to 1024");
         let device = self.device.unwrap_or(Device::Cpu);
         let (door, mesh_address) = self.doorway(join)?;
-        let loader = roles::loader(device, self.isa, threads, n_local, Some(door));
+        let wire = self.wire.unwrap_or(Wire::Auto);
+        let loader = roles::loader(device, self.isa, threads, n_local, Some(door), wire);
         let memory = self.memory.map_or_else(|| roles::memory_bytes() / n_local as u64, |bytes| bytes.0);
         let config = roles::worker_config(device, threads, memory, mesh_address);
         Ok(Seat { loader: source::load_from(source, loader), config })

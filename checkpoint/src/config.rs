@@ -7,7 +7,7 @@ mod gguf;
 mod json;
 
 use crate::error::Fault;
-use types::Token;
+use types::{CacheKind, LayerGroups, Token};
 
 /// An architecture: which table of names it has, and which file of the model crate computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,6 +23,25 @@ pub enum Family {
     Gemma2,
     Gemma3,
     Gpt2,
+}
+
+impl Family {
+    /// As its makers write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Llama => "Llama",
+            Family::Mistral => "Mistral",
+            Family::SmolLm3 => "SmolLM3",
+            Family::Qwen2 => "Qwen2",
+            Family::Qwen3 => "Qwen3",
+            Family::Phi3 => "Phi-3",
+            Family::Mixtral => "Mixtral",
+            Family::Qwen3Moe => "Qwen3 MoE",
+            Family::Gemma2 => "Gemma 2",
+            Family::Gemma3 => "Gemma 3",
+            Family::Gpt2 => "GPT-2",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -167,6 +186,15 @@ const EXPERTS_MAX: u32 = 2048;
 const EOS_MAX: usize = 64;
 
 impl ModelSpec {
+    /// What each layer keeps of the positions behind it. A window that no context outgrows is none.
+    pub fn cache_groups(&self) -> LayerGroups {
+        let kind = |layer: &LayerSpec| match layer.window.filter(|window| *window < self.context) {
+            Some(window) => CacheKind::Window(window),
+            None => CacheKind::Full,
+        };
+        LayerGroups::of(self.layers.iter().map(kind))
+    }
+
     /// Numbers that agree with each other, or a refusal that names those which do not.
     fn checked(self) -> Result<ModelSpec, Fault> {
         let lengths = [

@@ -7,6 +7,7 @@ use crate::pace::{Pace, Speed};
 use crate::placement::{Blueprint, Prediction};
 use crate::ranks::Placing;
 use crate::routers::Routers;
+use crate::traces::Traces;
 use crate::{Config, Error};
 use proto::cluster as wire;
 use scheduler::{Output, Scheduler};
@@ -47,6 +48,7 @@ pub(crate) struct Replica {
     pub(crate) step_since: Micros,
     pub(crate) pace: Pace,
     pub(crate) speed: Speed,
+    pub(crate) traces: Traces,
     /// Filled again and again; kept for its memory.
     pub(crate) step: Step,
     /// Empty between calls; kept for its memory.
@@ -81,6 +83,7 @@ impl Replica {
             step_since: Micros(0),
             pace: Pace::default(),
             speed: Speed::default(),
+            traces: Traces::default(),
             step: Step::default(),
             outputs: Vec::new(),
         }

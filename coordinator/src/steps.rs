@@ -3,6 +3,7 @@
 use crate::event::WorkerId;
 use crate::members::Role;
 use crate::replica::Replica;
+use crate::traces;
 use proto::cluster as wire;
 use proto::cluster::refused::Reason;
 use proto::cluster::replica_frame::Frame;
@@ -47,6 +48,7 @@ impl Replica {
     fn take(&mut self, request: wire::Request) -> Result<(), Refusal> {
         let now = self.now();
         let invalid = |message: String| Refusal { reason: Reason::Invalid, message };
+        let traced = traces::submitted(&request);
         let request = request.received(now).map_err(|malformed| invalid(malformed.to_string()))?;
         if let Some(token) = beyond(&request, self.config.shape.vocab) {
             return Err(invalid(format!("token {token} is outside the vocabulary of {}", self.config.shape.vocab)));
@@ -57,6 +59,9 @@ impl Replica {
         let (id, n_prompt, looks_up) = (request.id, request.prompt.len(), !request.cache_bypass);
         serving.scheduler.submit(request, now)?;
         self.routers.taken(id);
+        if let Some(submitted) = traced {
+            self.traces.taken(submitted, now);
+        }
         metrics::taken(&self.of, n_prompt, looks_up);
         Ok(())
     }
@@ -96,7 +101,7 @@ impl Replica {
             if is_first {
                 self.step_since = now;
             }
-            let bytes = proto::encode_step(&self.step);
+            let bytes = proto::encode_traced_step(&self.step, self.traces.planned(&self.step));
             if let Err(worker) = self.members.send_step(&bytes) {
                 self.lose(worker, Status::resource_exhausted("this rank leaves its steps unread"));
             }
@@ -115,6 +120,7 @@ impl Replica {
         }
         match serving.scheduler.apply(&done, &mut self.outputs) {
             Ok(()) => {
+                self.traces.answered(done.id);
                 let n_tokens = done.slices.iter().map(|slice| slice.tokens.len() as u64).sum();
                 self.speed.answered(done.slices.len(), n_tokens, self.step_since, now);
                 self.step_since = now;
@@ -130,6 +136,7 @@ impl Replica {
     fn outputs_of(&mut self, done: &StepDone) {
         let now = self.now();
         for output in self.outputs.drain(..) {
+            self.traces.told(&output, output.finish.map(finish_label), now);
             if let Some(finish) = output.finish {
                 self.pace.ended(now);
                 metrics::finished(&self.of, finish_label(finish));

@@ -17,6 +17,7 @@ use proto::v1::generate_request::Input;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
+use telemetry::spans::Traced;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -68,6 +69,7 @@ pub struct Ask {
     pub priority: i32,
     pub deadline: Option<Instant>,
     pub tenant: TenantId,
+    pub trace: Traced,
     /// None where somebody else counts.
     pub clock: Option<Clock>,
 }
@@ -83,6 +85,9 @@ impl Front {
         let (mut clock, begun) = self.begin(ask).await;
         match begun {
             Ok(mut generation) => {
+                if let Some(clock) = &mut clock {
+                    clock.begun(&generation);
+                }
                 generation.clock = clock;
                 Ok(generation)
             }
@@ -96,19 +101,23 @@ impl Front {
     }
 
     async fn begin(self: &Arc<Self>, ask: Ask) -> (Option<Clock>, Result<Generation, Refusal>) {
-        let Ask { model, prompts, n_choices, first_choice, purpose, echo, priority, deadline, tenant, clock } = ask;
+        let Ask { model, prompts, n_choices, first_choice, purpose, echo, priority, deadline, tenant, trace, clock } =
+            ask;
         let begun = async {
             let waiting = self.let_in(prompts.len(), n_choices)?;
             let model = self.model(&model, &*self.replica()?)?;
             let priority = level(priority)?;
             let asked = self.purpose(purpose)?;
+            let preparing = trace.prepare();
             let mut read = Vec::with_capacity(prompts.len());
             for input in prompts {
                 read.push(self.prompt(input, echo).await?);
             }
+            drop(preparing);
             let picked = self.pick(&read)?;
             let like = Request { tenant, priority, goal: asked.goal, ..Request::default() };
-            let opened = Opened { waiting, picked, model, like, choices: first_choice..first_choice + n_choices };
+            let choices = first_choice..first_choice + n_choices;
+            let opened = Opened { waiting, picked, model, like, choices, traceparent: trace.traceparent() };
             self.submit(read, asked, deadline, opened)
         };
         (clock, begun.await)
@@ -166,7 +175,7 @@ impl Front {
         deadline: Option<Instant>,
         opened: Opened<'_>,
     ) -> Result<Generation, Refusal> {
-        let Opened { waiting, picked, model, like, choices: numbers } = opened;
+        let Opened { waiting, picked, model, like, choices: numbers, traceparent } = opened;
         let replica = picked.replica.clone();
         // Each step brings a token or scores a part of the prompt, and one place is kept for the end.
         let unread_max =
@@ -181,7 +190,8 @@ impl Front {
                 let request = Request { cache_bypass: request.goal != Goal::Generate, ..request };
                 let assembly = Assembly::new(&self.text.tokenizer, asked.stops.clone(), tokens_min, asked.show_special);
                 let slot = choices.len() as u32;
-                let submit = Submit { request, slot, deadline, digest: replica.digest, ear: ear.clone() };
+                let (digest, traceparent, ear) = (replica.digest, traceparent.clone(), ear.clone());
+                let submit = Submit { request, slot, deadline, digest, traceparent, ear };
                 let ticket = picked.submit(submit)?;
                 choices.push(Choice::new(ticket, assembly, stop_tokens, prompt.ids.len() as u32, asked.goal));
             }
@@ -338,6 +348,7 @@ struct Opened<'a> {
     /// What all have in common besides prompt and sampling.
     like: Request,
     choices: std::ops::Range<u32>,
+    traceparent: String,
 }
 
 fn longest(prompts: &[Prompt]) -> usize {

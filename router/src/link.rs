@@ -111,6 +111,8 @@ pub struct Submit {
     pub deadline: Option<Instant>,
     /// Replicas with another digest would give other tokens.
     pub digest: PolicyDigest,
+    /// Of the request's span; empty where nobody records it.
+    pub traceparent: String,
     pub ear: Ear,
 }
 
@@ -193,9 +195,9 @@ impl Link {
         let cancel = self.cancels.clone().try_reserve_owned().map_err(|_| full())?;
         let last = submit.ear.clone().try_reserve_owned().map_err(|_| full())?;
         let key = self.next_key.fetch_add(1, Ordering::Relaxed);
-        let Submit { request, slot, deadline, digest, ear } = submit;
-        let work = self.ledger.enter(request.n_tokens() as u64);
-        let entry = Box::new(Entry { request, slot, deadline, digest, ear, last, work, since: Instant::now() });
+        let Submit { request, slot, deadline, digest, traceparent, ear } = submit;
+        let (work, since) = (self.ledger.enter(request.n_tokens() as u64), Instant::now());
+        let entry = Box::new(Entry { request, slot, deadline, digest, traceparent, ear, last, work, since });
         self.submits.try_send((key, entry)).map_err(|_| full())?;
         Ok(Ticket { key, cancel: Some(cancel) })
     }
@@ -234,6 +236,7 @@ struct Entry {
     slot: u32,
     deadline: Option<Instant>,
     digest: PolicyDigest,
+    traceparent: String,
     ear: Ear,
     // A place in the ear's queue that is kept for the end, so that a slow reader hears of it too.
     last: mpsc::OwnedPermit<(u32, Told)>,
@@ -257,6 +260,7 @@ impl Entry {
     fn frame(&self, id: RequestId, now: Instant) -> wire::RouterFrame {
         let mut request = wire::Request::from(&self.request);
         request.id = id.0;
+        request.traceparent.clone_from(&self.traceparent);
         request.deadline_micros =
             self.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
         up(wire::router_frame::Frame::Submit(request))
@@ -717,7 +721,8 @@ mod tests {
         let (ear, heard) = mpsc::channel(n_places);
         let sampling = types::Sampling { tokens_max: 50, stop: vec![9], ..Default::default() };
         let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
-        let submit = Submit { request, slot: 0, deadline: None, digest: PolicyDigest::default(), ear };
+        let digest = PolicyDigest::default();
+        let submit = Submit { request, slot: 0, deadline: None, digest, traceparent: String::new(), ear };
         (link.submit(submit).unwrap(), heard)
     }
 

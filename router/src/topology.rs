@@ -1,4 +1,5 @@
-//! The live cluster as people look at it: the same facts for gRPC and, as JSON, for `/cluster`. Knows nothing of requests.
+//! The live cluster as people look at it: the same facts for gRPC and, as JSON, for `/cluster`. Knows nothing of
+//! requests.
 
 use crate::link::View;
 use proto::cluster as wire;
@@ -38,6 +39,7 @@ fn replica(view: &View) -> v1::ReplicaTopology {
         tokens: actual.tokens,
         steps: actual.steps,
         starved: actual.starved,
+        steps_early: actual.steps_early,
         backlog_tokens: state.backlog_tokens,
         ..v1::ReplicaTopology::default()
     };
@@ -127,6 +129,7 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "tokens": replica.tokens,
         "steps": replica.steps,
         "starved": replica.starved,
+        "steps_early": replica.steps_early,
         "spares": replica.n_spares,
         "ranks": replica.ranks.iter().map(rank_json).collect::<Vec<_>>(),
     })

@@ -61,7 +61,11 @@ const RANK_BUBBLE: Metric = metric(
 );
 const STARVED: Metric =
     metric("lockstep:starved_total", "Times that a stage could have had a step and nothing was left to plan.");
-const COUNTERS: [&Metric; 16] = [
+const STEPS_EARLY: Metric = metric(
+    "lockstep:steps_early_total",
+    "Steps nearer behind another of the same sequence than there are stages: on their way some stage waits.",
+);
+const COUNTERS: [&Metric; 17] = [
     &PREFIX_QUERIES,
     &PREFIX_HITS,
     &PREEMPTIONS,
@@ -78,6 +82,7 @@ const COUNTERS: [&Metric; 16] = [
     &RANK_IDLE,
     &RANK_BUBBLE,
     &STARVED,
+    &STEPS_EARLY,
 ];
 
 const FIRST_TOKEN: Metric = alias(
@@ -203,6 +208,7 @@ pub struct Planned {
     pub tokens_discarded: u64,
     pub prefix_hit_tokens: u64,
     pub starved: u64,
+    pub steps_early: u64,
 }
 
 pub fn planned(of: &Of, planned: Planned) {
@@ -213,6 +219,7 @@ pub fn planned(of: &Of, planned: Planned) {
     DISCARDED_TOKENS.total(planned.tokens_discarded, &labels);
     PREFIX_HITS.total(planned.prefix_hit_tokens, &labels);
     STARVED.total(planned.starved, &labels);
+    STEPS_EARLY.total(planned.steps_early, &labels);
 }
 
 /// A request was taken; `looks_up` says that it may read the prefix cache.
@@ -290,7 +297,7 @@ mod tests {
         let (one, other) = (Of::replica("one"), Of::replica("other"));
         load(&one, 3, 2, 1, 4);
         load(&other, 9, 0, 0, 4);
-        planned(&one, Planned { steps: 7, prefix_hit_tokens: 5, ..Planned::default() });
+        planned(&one, Planned { steps: 7, prefix_hit_tokens: 5, starved: 2, steps_early: 3, ..Planned::default() });
         planned(&other, Planned { steps: 2, ..Planned::default() });
         finished(&one, "stop");
         first_token(Duration::from_millis(3));
@@ -303,6 +310,8 @@ mod tests {
             "lockstep:steps_total{model_name=\"toy\",replica=\"one\"} 7",
             "lockstep:steps_total{model_name=\"toy\",replica=\"other\"} 2",
             "vllm:prefix_cache_hits_total{model_name=\"toy\",replica=\"one\"} 5",
+            "lockstep:starved_total{model_name=\"toy\",replica=\"one\"} 2",
+            "lockstep:steps_early_total{model_name=\"toy\",replica=\"one\"} 3",
             "vllm:request_success_total{model_name=\"toy\",replica=\"one\",finished_reason=\"stop\"} 1",
             "vllm:time_to_first_token_seconds_bucket{model_name=\"toy\",le=\"0.005\"} 1",
         ] {

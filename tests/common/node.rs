@@ -1,5 +1,5 @@
-//! The built binary as processes of their own: started, listened to, asked over HTTP, and killed. Knows command lines and
-//! log lines.
+//! The built binary as processes of their own: started, listened to, asked over HTTP, and killed. Knows command lines
+//! and log lines.
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};

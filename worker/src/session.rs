@@ -134,8 +134,8 @@ impl Session<'_> {
     async fn handle(&mut self, frame: rank_frame::Frame) -> Option<Ended> {
         match frame {
             rank_frame::Frame::Assign(assign) => self.assign(assign).await,
-            rank_frame::Frame::Step(bytes) => match proto::decode_step(&bytes) {
-                Ok(step) => self.step(step).await,
+            rank_frame::Frame::Step(bytes) => match proto::decode_traced_step(&bytes) {
+                Ok((step, traceparent)) => self.step(step, traceparent).await,
                 Err(malformed) => self.fail(format!("a step that cannot be read: {malformed}")).await,
             },
             rank_frame::Frame::Leave(leave) => Some(Ended::Left(leave.reason)),
@@ -153,13 +153,13 @@ impl Session<'_> {
         self.hand_over(Work::Load { assignment, turn, reports: self.reports.clone() }).await
     }
 
-    async fn step(&mut self, step: Step) -> Option<Ended> {
+    async fn step(&mut self, step: Step, traceparent: String) -> Option<Ended> {
         if self.epoch != Some(step.epoch) {
             tracing::warn!(step = step.id.0, epoch = %step.epoch, "a step of another epoch is dropped");
             return None;
         }
         match step.supported() {
-            Ok(()) => self.hand_over(Work::Step(step)).await,
+            Ok(()) => self.hand_over(Work::Step { step, traceparent }).await,
             Err(unsupported) => self.fail(unsupported.to_string()).await,
         }
     }
@@ -192,7 +192,7 @@ impl Session<'_> {
         let _late = timeout(self.worker.config.farewell_timeout, until_closed).await;
     }
 
-    /// The seat has said `Failed`.
+    /// The seat is saying `Failed`.
     async fn seat_lost(mut self, why: SeatLost) -> Result<Ended, Error> {
         self.until_closed().await;
         match why {
@@ -214,6 +214,7 @@ fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
         model_path: assign.model_path.into(),
         activations: assign.activations,
         kv_dtype: assign.kv_dtype,
+        n_blocks: assign.n_blocks,
         kv_bytes: assign.kv_bytes,
         context: assign.context,
         batch_tokens_max: assign.batch_tokens_max,
