@@ -16,10 +16,23 @@ pub struct Cli {
     pub command: Command,
 }
 
+const SERVE_HELP: &str = "\
+Families, from safetensors (as a Hugging Face folder) and from GGUF:
+  Llama and what is made like it (SmolLM2, Yi, ..)  tp up to the query heads; a KV head may be cut
+  Mistral, SmolLM3, Qwen2, Qwen3, Phi-3             the same
+  Gemma 2, Gemma 3                                  the same; windowed layers by turns
+  GPT-2                                             the same; positions are learned
+  Mixtral, Qwen3-MoE                                the same, and the experts are spread over a stage's ranks
+pp goes up to the layers. `lockstep plan MODEL --tp N --pp N` shows who would hold what, or why it cannot be.
+
+Examples: lockstep serve smollm2 --http 127.0.0.1:8000
+          lockstep serve smollm2 --tp 2 --pp 2      four worker processes
+          lockstep serve smollm2 --replicas 2       two replicas behind one address";
+
 #[derive(Subcommand)]
 pub enum Command {
     /// Serve a model on this machine: OpenAI's API over HTTP, and gRPC
-    #[command(after_help = "Example: lockstep serve smollm2 --http 127.0.0.1:8000")]
+    #[command(after_help = SERVE_HELP)]
     Serve(Serve),
     /// Ask a model once, or chat with it when no prompt is given
     #[command(after_help = "Example: lockstep run smollm2 \"Why is the sky blue?\"")]
@@ -30,8 +43,10 @@ pub enum Command {
     /// Compute for a coordinator
     #[command(after_help = "Example: lockstep worker --join coordinator:50100 --token-file token")]
     Worker(Worker),
-    /// Answer clients for a coordinator that is elsewhere
-    #[command(after_help = "Example: lockstep router smollm2 --coordinator coordinator:50100 --token-file token")]
+    /// Answer clients for coordinators that are elsewhere
+    #[command(
+        after_help = "Example: lockstep router smollm2 --coordinator one:50100 --coordinator two:50100 --token-file token"
+    )]
     Router(Router),
     /// Print a new join token, for the file that all roles of a cluster share
     #[command(after_help = "Example: (umask 077; lockstep token > token)")]
@@ -39,6 +54,9 @@ pub enum Command {
     /// Fetch a model and verify its checksum
     #[command(after_help = "Example: lockstep pull smollm2")]
     Pull(Pull),
+    /// List the models that are here, and those that have a short name
+    #[command(after_help = "Example: lockstep models --json")]
+    Models(Models),
     /// Show how a model would be placed, in bytes and tokens, without loading it
     #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB")]
     Plan(Plan),
@@ -106,7 +124,7 @@ pub struct Worker {
 
 #[derive(Args)]
 pub struct Run {
-    /// What to ask; without it, a chat begins
+    /// What to ask, or - for what stands on standard input; without it, a chat begins
     #[arg(index = 2)]
     pub prompt: Option<String>,
     /// Sampling temperature; 0 is greedy
@@ -131,6 +149,15 @@ pub struct Run {
 pub struct Pull {
     /// A catalogue name, or a hub id as org/name or org/name:Q4_K_M
     pub model: String,
+    #[command(flatten)]
+    pub hub: Hub,
+}
+
+#[derive(Args)]
+pub struct Models {
+    /// As JSON, for programs
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub hub: Hub,
 }
@@ -170,6 +197,12 @@ pub struct Hub {
     pub hf_home: Option<PathBuf>,
     #[arg(long, env = "HF_HUB_CACHE", hide = true)]
     pub hf_hub_cache: Option<PathBuf>,
+    /// Ollama's models are used where they are.
+    #[arg(long, env = "OLLAMA_MODELS", hide = true)]
+    pub ollama_models: Option<PathBuf>,
+    /// And so are llama.cpp's.
+    #[arg(long, env = "LLAMA_CACHE", hide = true)]
+    pub llama_cache: Option<PathBuf>,
     #[arg(long, env = "XDG_CACHE_HOME", hide = true)]
     pub xdg_cache_home: Option<PathBuf>,
     #[arg(long, env = "HOME", hide = true)]

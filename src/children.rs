@@ -1,5 +1,5 @@
-//! Worker processes of this machine: starts them from the same executable, says their logs as its own, starts those anew
-//! that die, and ends them. Knows nothing of what they compute.
+//! Worker processes of this machine: starts them from the same executable, says their logs as its own, starts those
+//! anew that die, and ends them. Knows nothing of what they compute.
 //!
 //! No child outlives this process, however it ends. A child's standard input is a pipe that brings the join token and
 //! then nothing: its end is this process's end, and the child ends too. Besides, the kernel kills the child when the
@@ -37,6 +37,8 @@ const ORPHAN_MAX: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub struct Order {
     pub n: u16,
+    /// The first one's number in the logs; those of other orders may come before.
+    pub first: u16,
     /// Of each; never with a secret among them, because everybody sees them.
     pub arguments: Vec<OsString>,
     pub token: Token,
@@ -45,7 +47,8 @@ pub struct Order {
 /// Keeps the children alive until `end`. Returns when all of them have ended.
 pub async fn run(order: Order, end: CancellationToken) -> anyhow::Result<()> {
     let (lost, mut losses) = mpsc::channel(usize::from(order.n).max(1));
-    let keepers: Vec<Keeper> = (0..order.n).map(|worker| Keeper::start(worker, &order, lost.clone())).collect();
+    let keepers: Vec<Keeper> =
+        (order.first..order.first + order.n).map(|worker| Keeper::start(worker, &order, lost.clone())).collect();
     drop(lost);
     let result = tokio::select! {
         () = end.cancelled() => Ok(()),
@@ -108,7 +111,8 @@ fn keep(worker: u16, order: &Order, end: &Receiver<()>) -> anyhow::Result<()> {
         }
         quick_deaths += 1;
         let signal = status.signal();
-        tracing::warn!(worker, %status, signal, wait_ms = wait.as_millis() as u64, last_words, "a worker process ended");
+        let wait_ms = wait.as_millis() as u64;
+        tracing::warn!(worker, %status, signal, wait_ms, last_words, "a worker process ended");
         if quick_deaths > QUICK_DEATHS_MAX {
             bail!("worker {worker} ended {quick_deaths} times in a row ({status}): {last_words}");
         }

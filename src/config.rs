@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// The tokenizer's crate tells of its tables as it builds them, which is nothing to tell an operator.
 pub const LOG: &str = "info,tk_encode=warn";
 
-/// Of one replica. Beyond it, sums would wait for more peers than they have leaves.
+/// Of one machine. Beyond it, sums would wait for more peers than they have leaves.
 const RANKS_MAX: u32 = 1024;
 
 /// What can be said, each of it optional. Flags and the file have the same names, because they are the same fields.
@@ -42,6 +42,9 @@ pub struct Settings {
     /// Stages that follow each other, each with its own layers [default: 1]
     #[arg(long, env = "LOCKSTEP_PP", value_name = "N")]
     pub pp: Option<u16>,
+    /// Replicas of the whole grid, each with workers of its own, behind the one router [default: 1]
+    #[arg(long, env = "LOCKSTEP_REPLICAS", value_name = "N")]
+    pub replicas: Option<u16>,
     /// Workers as threads of this process, not as processes of their own [default: false]
     #[arg(long, env = "LOCKSTEP_INPROC", num_args = 0..=1, default_missing_value = "true")]
     pub inproc: Option<bool>,
@@ -51,6 +54,9 @@ pub struct Settings {
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
+    /// What workers of this machine exchange numbers over [default: auto]
+    #[arg(long, env = "LOCKSTEP_WIRE", value_enum)]
+    pub wire: Option<Wire>,
     /// Threads of each worker [default: the cores, divided among this machine's workers]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
@@ -96,6 +102,12 @@ pub struct Settings {
     /// Which logs are written, as info or router=debug,info [default: info, but for the tokenizer]
     #[arg(long, env = "LOCKSTEP_LOG")]
     pub log: Option<String>,
+    /// Where an OpenTelemetry collector takes OTLP over gRPC, as http://host:4317 [default: no spans are sent]
+    #[arg(long, alias = "otlp", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+    /// Send a span of each step and rank too, not only of requests [default: false]
+    #[arg(long, env = "LOCKSTEP_OTLP_STEPS", num_args = 0..=1, default_missing_value = "true")]
+    pub otlp_steps: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -115,7 +127,24 @@ pub enum Isa {
     Avx512,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wire {
+    /// Memory where two workers are on one machine, otherwise TCP
+    Auto,
+    /// Memory that they share, or not at all
+    Shm,
+    /// TCP, on one machine too
+    Tcp,
+}
+
 impl Device {
+    pub fn name(self) -> String {
+        flag_value(&self)
+    }
+}
+
+impl Wire {
     pub fn name(self) -> String {
         flag_value(&self)
     }
@@ -213,9 +242,11 @@ pub struct Config {
     pub grpc: SocketAddr,
     pub tp: u16,
     pub pp: u16,
+    pub replicas: u16,
     pub inproc: bool,
     pub device: Device,
     pub isa: Option<Isa>,
+    pub wire: Wire,
     pub threads: usize,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
@@ -233,6 +264,19 @@ pub struct Config {
     pub drain_seconds: u64,
     pub log_format: LogFormat,
     pub log: String,
+    pub otlp_endpoint: Option<String>,
+    pub otlp_steps: bool,
+}
+
+/// What a process tells of itself.
+pub struct Watched<'a> {
+    pub log: &'a str,
+    pub log_format: LogFormat,
+    pub collector: Option<&'a str>,
+    /// With spans of steps.
+    pub steps: bool,
+    /// The label `model_name` of its metrics, by which dashboards made for vLLM choose.
+    pub model: Option<&'a str>,
 }
 
 impl Settings {
@@ -254,7 +298,8 @@ impl Settings {
         let host = self.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let max_batch_tokens = self.max_batch_tokens.unwrap_or(512);
         let (tp, pp) = (self.tp.unwrap_or(1), self.pp.unwrap_or(1));
-        let n_ranks = usize::from(tp) * usize::from(pp);
+        let replicas = self.replicas.unwrap_or(1);
+        let n_local = usize::from(tp) * usize::from(pp) * usize::from(replicas);
         let config = Config {
             model: self.model.unwrap_or_else(|| "smollm2".into()),
             served_model_name: self.served_model_name,
@@ -262,10 +307,12 @@ impl Settings {
             grpc: self.grpc.unwrap_or(SocketAddr::new(host, 50051)),
             tp,
             pp,
+            replicas,
             inproc: self.inproc.unwrap_or(false),
             device: self.device.unwrap_or(Device::Cpu),
             isa: self.isa,
-            threads: self.threads.unwrap_or_else(|| (cores() / n_ranks.max(1)).max(1)),
+            wire: self.wire.unwrap_or(Wire::Auto),
+            threads: self.threads.unwrap_or_else(|| (cores() / n_local.max(1)).max(1)),
             activations: self.activations.unwrap_or(Activations::Int8),
             kv_dtype: self.kv_dtype.unwrap_or(KvDtype::F16),
             kv_memory: self.kv_memory,
@@ -280,6 +327,9 @@ impl Settings {
             drain_seconds: self.drain_seconds.unwrap_or(30),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log: self.log.unwrap_or_else(|| LOG.into()),
+            // As the variable's standard has it: empty is unset.
+            otlp_endpoint: self.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
+            otlp_steps: self.otlp_steps.unwrap_or(false),
         };
         config.check()?;
         Ok(config)
@@ -287,15 +337,28 @@ impl Settings {
 }
 
 impl Config {
+    pub fn watched(&self) -> Watched<'_> {
+        let collector = self.otlp_endpoint.as_deref();
+        let (log, model) = (&*self.log, self.served_model_name.as_deref());
+        Watched { log, log_format: self.log_format, collector, steps: self.otlp_steps, model }
+    }
+
+    /// Of one replica.
     pub fn n_ranks(&self) -> u16 {
         // `check` has seen that it is no more than a thousand.
         self.tp * self.pp
+    }
+
+    /// Workers of this machine, which share its cores and its memory.
+    pub fn n_workers(&self) -> u16 {
+        self.n_ranks() * self.replicas
     }
 
     fn check(&self) -> anyhow::Result<()> {
         let at_least_one = [
             ("tp", self.tp.into()),
             ("pp", self.pp.into()),
+            ("replicas", self.replicas.into()),
             ("threads", self.threads as u64),
             ("max-batch-tokens", self.max_batch_tokens.into()),
             ("max-chunk-tokens", self.max_chunk_tokens.into()),
@@ -307,6 +370,8 @@ impl Config {
         }
         let n_ranks = u32::from(self.tp) * u32::from(self.pp);
         ensure!(n_ranks <= RANKS_MAX, "--tp {} times --pp {} is more than {RANKS_MAX} ranks", self.tp, self.pp);
+        let n_workers = n_ranks * u32::from(self.replicas);
+        ensure!(n_workers <= RANKS_MAX, "--replicas {} of {n_ranks} ranks are more than {RANKS_MAX}", self.replicas);
         ensure!(self.context.is_none_or(|n| n >= 2), "--context is below 2: a prompt and its answer need a token each");
         ensure!(self.threads <= 1024, "--threads is {}; it must be at most 1024", self.threads);
         if self.max_running > self.max_batch_tokens {

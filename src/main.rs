@@ -4,6 +4,7 @@
 
 mod args;
 mod bench;
+mod chat;
 mod children;
 mod config;
 mod identity;
@@ -14,6 +15,7 @@ mod roles;
 mod run;
 mod single;
 mod status;
+mod terminal;
 mod top;
 mod trust;
 
@@ -51,7 +53,9 @@ fn main() -> ExitCode {
         Command::Router(router) => single::router(router),
         Command::Token => token(),
         Command::Pull(pull) => self::pull(&pull.model, &pull.hub),
+        Command::Models(models) => models::list(&models),
     };
+    telemetry::flush();
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -89,7 +93,7 @@ fn pull(model: &str, hub: &Hub) -> anyhow::Result<()> {
 
 fn serve(mut config: Config, located: Located) -> anyhow::Result<()> {
     config.served_model_name.get_or_insert(located.name);
-    let metrics = roles::watch(&config.log, config.log_format)?;
+    let metrics = roles::watch(&config.watched())?;
     let checkpoint = Checkpoint::open(&located.path)?;
     plan::blueprint(&config, &checkpoint)?;
     Runtime::new()?.block_on(async {
@@ -142,7 +146,8 @@ fn ask(mut config: Config, located: Located, run: &args::Run) -> anyhow::Result<
     if config.log == config::LOG {
         config.log = "warn".into();
     }
-    let metrics = roles::watch(&config.log, config.log_format)?;
+    let metrics = roles::watch(&config.watched())?;
+    let history = models::cache(&run.source.hub)?.join("history");
     let checkpoint = Checkpoint::open(&located.path)?;
     plan::blueprint(&config, &checkpoint)?;
     let runtime = Runtime::new()?;
@@ -152,7 +157,7 @@ fn ask(mut config: Config, located: Located, run: &args::Run) -> anyhow::Result<
         let shutdown = CancellationToken::new();
         let mut served = pin!(roles::serve(&config, &checkpoint, metrics, doors, shutdown.clone()));
         let asked = tokio::select! {
-            asked = run::answer_all(channel, run) => asked,
+            asked = run::answer_all(channel, run, history) => asked,
             served = &mut served => return served.and(Err(anyhow!("the roles ended before the answer"))),
         };
         shutdown.cancel();

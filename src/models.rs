@@ -1,22 +1,35 @@
 //! From a model's name to its files, fetched if they are not here, with a bar while that takes.
 
-use crate::args::Hub;
+use crate::args::{self, Hub};
 use anyhow::Context;
-use checkpoint::catalogue::{self, Located, Progress, Sources};
-use indicatif::{ProgressBar, ProgressStyle};
+use checkpoint::Checkpoint;
+use checkpoint::catalogue::{self, CATALOGUE, Listed, Located, Origin, Progress, Sources};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// Where models come from, out of what the user's machine says already.
 pub fn sources(hub: &Hub) -> anyhow::Result<Sources> {
-    let user_cache = || hub.xdg_cache_home.clone().or_else(|| hub.home.as_ref().map(|home| home.join(".cache")));
-    let cache = hub.cache.clone().or_else(|| user_cache().map(|cache| cache.join("lockstep")));
-    let mut sources = Sources::new(cache.context("there is no home folder to keep models in: give --cache DIR")?);
+    let mut sources = Sources::new(cache(hub)?);
     sources.hub_token = hub.hf_token.clone();
     sources.hub_cache = hub_cache(hub);
+    let in_home = |path: &str| hub.home.as_ref().map(|home| home.join(path));
+    sources.ollama = hub.ollama_models.clone().or_else(|| in_home(".ollama/models"));
+    sources.llama_cpp = hub.llama_cache.clone().or_else(|| user_cache(hub).map(|cache| cache.join("llama.cpp")));
     if let Some(endpoint) = &hub.hf_endpoint {
         sources.hub_endpoint = endpoint.clone();
     }
     Ok(sources)
+}
+
+/// Where this program keeps what it fetches and remembers.
+pub fn cache(hub: &Hub) -> anyhow::Result<PathBuf> {
+    let cache = hub.cache.clone().or_else(|| user_cache(hub).map(|cache| cache.join("lockstep")));
+    cache.context("there is no home folder to keep models in: give --cache DIR")
+}
+
+fn user_cache(hub: &Hub) -> Option<PathBuf> {
+    hub.xdg_cache_home.clone().or_else(|| hub.home.as_ref().map(|home| home.join(".cache")))
 }
 
 /// Where Hugging Face's own tools keep what they fetched.
@@ -31,6 +44,94 @@ pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<Located> {
     let result = catalogue::pull(model, &sources(hub)?, &mut |progress| show(&bar, progress));
     bar.finish_and_clear();
     Ok(result?)
+}
+
+/// What `models` says of one.
+struct Row {
+    listed: Listed,
+    n_bytes: u64,
+    /// Family and quantization, or why it is not served.
+    opened: Result<(String, String), String>,
+}
+
+impl Row {
+    fn of(listed: Listed) -> Row {
+        let opened = Checkpoint::open(&listed.path).map_err(|error| error.to_string()).map(|checkpoint| {
+            let kinds: Vec<&str> = checkpoint.quantization().iter().map(|dtype| dtype.name()).collect();
+            (checkpoint.spec().family.name().to_owned(), kinds.join("+"))
+        });
+        Row { n_bytes: catalogue::bytes_of(&listed.path), listed, opened }
+    }
+
+    fn columns(&self) -> [String; 5] {
+        let path = self.listed.path.display();
+        let (family, quantization, place) = match &self.opened {
+            Ok((family, quantization)) => (family.clone(), quantization.clone(), path.to_string()),
+            Err(why) => ("-".into(), "-".into(), format!("{path} (not served: {why})")),
+        };
+        [self.listed.model.clone(), family, quantization, HumanBytes(self.n_bytes).to_string(), place]
+    }
+
+    fn json(&self) -> Value {
+        let Listed { model, path, origin } = &self.listed;
+        let opened = self.opened.as_ref();
+        json!({
+            "model": model,
+            "path": path.display().to_string(),
+            "origin": origin_name(*origin),
+            "bytes": self.n_bytes,
+            "family": opened.ok().map(|(family, _)| family),
+            "quantization": opened.ok().map(|(_, quantization)| quantization),
+            "error": opened.err(),
+        })
+    }
+}
+
+fn origin_name(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Pulled => "pulled",
+        Origin::HuggingFace => "hugging face",
+        Origin::LlamaCpp => "llama.cpp",
+        Origin::Ollama => "ollama",
+    }
+}
+
+/// Lists the models that are here, and what the catalogue knows besides.
+pub fn list(models: &args::Models) -> anyhow::Result<()> {
+    let rows: Vec<Row> = catalogue::list(&sources(&models.hub)?).into_iter().map(Row::of).collect();
+    match models.json {
+        true => println!("{:#}", page(&rows)),
+        false => print!("{}", table(&rows)),
+    }
+    Ok(())
+}
+
+fn is_here(rows: &[Row], name: &str) -> bool {
+    rows.iter().any(|row| row.listed.model == name)
+}
+
+fn page(rows: &[Row]) -> Value {
+    let entries = CATALOGUE.iter().map(|entry| {
+        let is_here = is_here(rows, entry.name);
+        json!({ "model": entry.name, "about": entry.about, "bytes": entry.bytes, "hub_id": entry.hub_id, "here": is_here })
+    });
+    json!({ "models": rows.iter().map(Row::json).collect::<Vec<_>>(), "catalogue": entries.collect::<Vec<_>>() })
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut lines = vec![["MODEL", "FAMILY", "QUANTIZATION", "SIZE", "WHERE"].map(str::to_owned)];
+    lines.extend(rows.iter().map(Row::columns));
+    for entry in CATALOGUE.iter().filter(|entry| !is_here(rows, entry.name)) {
+        let what = format!("not here: `lockstep pull {}` fetches {}", entry.name, entry.about);
+        lines.push([entry.name.into(), "-".into(), "-".into(), HumanBytes(entry.bytes).to_string(), what]);
+    }
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths = [0, 1, 2, 3].map(width);
+    let padded = |[model, family, quantization, size, place]: &[String; 5]| {
+        let [a, b, c, d] = widths;
+        format!("{model:<a$}  {family:<b$}  {quantization:<c$}  {size:>d$}  {place}\n")
+    };
+    lines.iter().map(padded).collect()
 }
 
 fn show(bar: &ProgressBar, progress: Progress<'_>) {

@@ -1,26 +1,40 @@
 //! `run`: one answer to stdout, or a chat. A gRPC client of the same roles that `serve` starts, within this process.
 
 use crate::args::Run;
+use crate::chat::{self, Message, Said};
+use crate::terminal::{Line, Lines};
 use anyhow::{Context, bail};
 use proto::v1;
 use proto::v1::generate_reply::Event;
 use proto::v1::generate_request::Input;
 use proto::v1::inference_client::InferenceClient;
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{IsTerminal, Read, Write};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
 use tonic::transport::Channel;
+
+const SYSTEM: &str = "system";
+const USER: &str = "user";
+const ASSISTANT: &str = "assistant";
 
 /// How often the roles are asked whether they have loaded, and how many times: a large model takes minutes.
 const READY_POLL: Duration = Duration::from_millis(20);
 const READY_POLLS_MAX: u32 = 30_000;
 
-/// Answers the prompt, or holds a chat where there is none.
-pub async fn answer_all(channel: Channel, run: &Run) -> anyhow::Result<()> {
+/// Answers the prompt, or holds a chat where there is none. A history is kept at `history`.
+pub async fn answer_all(channel: Channel, run: &Run, history: PathBuf) -> anyhow::Result<()> {
     let mut client = InferenceClient::new(channel);
     until_ready(&mut client).await?;
-    match &run.prompt {
+    match run.prompt.as_deref() {
+        Some("-") => {
+            let mut prompt = String::new();
+            let read = || std::io::stdin().read_to_string(&mut prompt).map(|_| prompt);
+            let prompt = read().context("standard input cannot be read as text")?;
+            once(client, Ask::new(run), &prompt).await
+        }
         Some(prompt) => once(client, Ask::new(run), prompt).await,
-        None => chat(client, Ask::new(run)).await,
+        None => chat(client, Ask::new(run), Lines::open(history)?).await,
     }
 }
 
@@ -50,7 +64,7 @@ impl Ask {
             max_tokens: run.max_tokens,
             ..v1::Sampling::default()
         };
-        let messages = run.system.iter().map(|text| message("system", text)).collect();
+        let messages = run.system.iter().map(|text| message(SYSTEM, text)).collect();
         Ask { sampling, messages }
     }
 }
@@ -67,28 +81,132 @@ async fn once(mut client: InferenceClient<Channel>, mut ask: Ask, prompt: &str) 
     Ok(())
 }
 
-/// Asks for questions until the input ends. The conversation is sent whole each time: the prefix cache knows it.
-async fn chat(mut client: InferenceClient<Channel>, mut ask: Ask) -> anyhow::Result<()> {
-    eprintln!("A line is a question; an empty line or the end of input leaves.");
+/// Asks for messages until the input ends. The conversation is sent whole each time: the prefix cache knows it.
+async fn chat(mut client: InferenceClient<Channel>, mut ask: Ask, mut lines: Lines) -> anyhow::Result<()> {
+    let is_terminal = lines.is_terminal();
+    let mut verbose = is_terminal;
+    if is_terminal {
+        eprintln!("/help lists the commands; Ctrl-D leaves.");
+    }
     loop {
-        eprint!("> ");
-        let Some(question) = tokio::task::spawn_blocking(read_line).await?? else { return Ok(()) };
-        match answer(&mut client, &mut ask, &question).await {
-            Ok(spoken) => eprintln!("{}", spoken.summary()),
-            Err(error) => {
-                // The conversation goes on without the question.
-                ask.messages.pop();
-                eprintln!("{error:#}");
-            }
+        // Reading cannot be awaited. Its thread is left behind when the process ends.
+        let read = move || next_message(&mut lines).map(|message| (message, lines));
+        let (message, back) = tokio::task::spawn_blocking(read).await??;
+        lines = back;
+        let Some(message) = message else { return Ok(()) };
+        match chat::read(&message) {
+            Said::Leave => return Ok(()),
+            Said::Question(question) => match interruptible(&mut client, &mut ask, &question, is_terminal).await {
+                Ok(Some(spoken)) if verbose => eprintln!("{}", spoken.summary()),
+                Ok(_) => {}
+                Err(error) => eprintln!("{error:#}"),
+            },
+            Said::Verbose(to) => verbose = to,
+            other => eprint!("{}", ask.change(other)),
         }
     }
 }
 
-fn read_line() -> std::io::Result<Option<String>> {
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line)?;
-    let line = line.trim();
-    Ok((!line.is_empty()).then(|| line.to_owned()))
+/// A whole message, or none where the input ends.
+fn next_message(lines: &mut Lines) -> anyhow::Result<Option<String>> {
+    let mut message = Message::default();
+    loop {
+        let prompt = if message.is_begun() { "... " } else { ">>> " };
+        let whole = match lines.next(prompt)? {
+            Line::Text(line) => message.line(&line),
+            Line::Dropped if message.is_begun() => {
+                message = Message::default();
+                None
+            }
+            Line::Dropped => {
+                eprintln!("Ctrl-D or /bye leaves.");
+                None
+            }
+            Line::End => match message.end() {
+                None => return Ok(None),
+                whole => whole,
+            },
+        };
+        if let Some(message) = whole {
+            lines.remember(&message);
+            return Ok(Some(message));
+        }
+    }
+}
+
+impl Ask {
+    /// Does what a command says, and tells what there is to tell.
+    fn change(&mut self, said: Said) -> String {
+        match said {
+            Said::Help => return chat::HELP.to_owned(),
+            Said::Wrong(why) => return format!("{why}\n"),
+            Said::Show => return self.show(),
+            Said::Clear => self.messages.retain(|message| message.role == SYSTEM),
+            Said::Set(setting) => setting.apply(&mut self.sampling),
+            Said::System(text) => {
+                self.messages.retain(|message| message.role != SYSTEM);
+                let instructions = Some(text).filter(|text| !text.is_empty());
+                self.messages.splice(0..0, instructions.map(|text| message(SYSTEM, &text)));
+            }
+            Said::Question(_) | Said::Leave | Said::Verbose(_) => {}
+        }
+        String::new()
+    }
+
+    fn show(&self) -> String {
+        let v1::Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, max_tokens, .. } =
+            &self.sampling;
+        let shown = |name: &str, value: Option<String>| {
+            format!("{name:<16} {}\n", value.unwrap_or_else(|| "the model's default".into()))
+        };
+        let system = self.messages.iter().find(|message| message.role == SYSTEM);
+        [
+            shown("system", system.map(|message| message.content.clone())),
+            shown("temperature", temperature.map(|value| value.to_string())),
+            shown("top_k", top_k.map(|value| value.to_string())),
+            shown("top_p", top_p.map(|value| value.to_string())),
+            shown("min_p", min_p.map(|value| value.to_string())),
+            shown("repeat_penalty", repetition_penalty.map(|value| value.to_string())),
+            shown("presence_penalty", Some(self.sampling.presence_penalty.to_string())),
+            shown("frequency_penalty", Some(self.sampling.frequency_penalty.to_string())),
+            shown("seed", seed.map(|value| value.to_string())),
+            shown("max_tokens", max_tokens.map(|value| value.to_string())),
+            format!("{:<16} {:?}\n", "stop", self.sampling.stop),
+            format!("{:<16} {}\n", "messages", self.messages.len()),
+        ]
+        .concat()
+    }
+}
+
+/// An answer that Ctrl-C stops, where somebody is there to press it; none if that happened. What the model has said by
+/// then stays in the conversation.
+async fn interruptible(
+    client: &mut InferenceClient<Channel>,
+    ask: &mut Ask,
+    question: &str,
+    is_terminal: bool,
+) -> anyhow::Result<Option<Spoken>> {
+    let n_before = ask.messages.len();
+    let mut interrupts = is_terminal.then(|| signal(SignalKind::interrupt())).transpose()?;
+    let interrupted = async {
+        match &mut interrupts {
+            Some(interrupts) => interrupts.recv().await,
+            None => std::future::pending().await,
+        }
+    };
+    let answered = tokio::select! {
+        answered = answer(client, ask, question) => answered.map(Some),
+        _ = interrupted => Ok(None),
+    };
+    if matches!(answered, Ok(None)) {
+        show("\n")?;
+    }
+    let has_answer = ask.messages.last().is_some_and(|last| last.role == ASSISTANT && !last.content.is_empty());
+    if answered.is_err() || !has_answer {
+        // The conversation goes on without the question.
+        ask.messages.truncate(n_before);
+    }
+    answered
 }
 
 /// How an answer went, in figures.
@@ -111,7 +229,7 @@ impl Spoken {
 
 /// Streams one answer to stdout, and remembers it in the conversation.
 async fn answer(client: &mut InferenceClient<Channel>, ask: &mut Ask, prompt: &str) -> anyhow::Result<Spoken> {
-    ask.messages.push(message("user", prompt));
+    ask.messages.push(message(USER, prompt));
     let chat = v1::Chat { messages: ask.messages.clone(), add_generation_prompt: None };
     let request = v1::GenerateRequest {
         input: Some(Input::Chat(chat)),
@@ -123,7 +241,7 @@ async fn answer(client: &mut InferenceClient<Channel>, ask: &mut Ask, prompt: &s
         Ok(replies) => replies.into_inner(),
         Err(status) => bail!("{}", status.message()),
     };
-    let mut text = String::new();
+    ask.messages.push(message(ASSISTANT, ""));
     let mut first_token = None;
     while let Some(reply) = replies.message().await.map_err(|status| anyhow::anyhow!("{}", status.message()))? {
         match reply.event.context("a reply without an event")? {
@@ -131,11 +249,13 @@ async fn answer(client: &mut InferenceClient<Channel>, ask: &mut Ask, prompt: &s
             Event::Delta(delta) => {
                 first_token.get_or_insert_with(|| asked.elapsed());
                 show(&delta.text)?;
-                text.push_str(&delta.text);
+                // At once: who stops the answer keeps what was said.
+                if let Some(said) = ask.messages.last_mut() {
+                    said.content.push_str(&delta.text);
+                }
             }
             Event::Finished(finished) => {
                 show("\n")?;
-                ask.messages.push(message("assistant", &text));
                 let first_token = first_token.unwrap_or_else(|| asked.elapsed());
                 let n_tokens = finished.usage.map_or(0, |usage| usage.completion_tokens);
                 return Ok(Spoken { n_tokens, first_token, rest: asked.elapsed() - first_token });

@@ -1,16 +1,17 @@
-//! One role in this process, for a cluster on several machines: a coordinator, a worker or a router. What they are built
-//! from is `roles`'s; whom they trust is `trust`'s.
+//! One role in this process, for a cluster on several machines: a coordinator, a worker or a router. What they are
+//! built from is `roles`'s; whom they trust is `trust`'s.
 
 use crate::args;
 use crate::children;
-use crate::config::{Bytes, Device, File, Isa, LOG, LogFormat, cores};
+use crate::config::{Bytes, Device, File, Isa, LOG, LogFormat, Watched, Wire, cores};
 use crate::roles::{self, Doors};
 use crate::{models, stop_on_signals};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use clap::Args;
-use proto::secure;
-use serde::{Deserialize, Serialize};
+use proto::secure::{self, Trust};
+use router::Coordinator;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,9 +39,24 @@ pub struct CoordinatorSettings {
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RouterSettings {
-    /// The coordinator of the replica that serves
-    #[arg(long, env = "LOCKSTEP_COORDINATOR", value_name = "HOST:PORT")]
-    pub coordinator: Option<String>,
+    /// The coordinator of a replica that serves; several replicas share the requests
+    #[arg(long, env = "LOCKSTEP_COORDINATOR", value_name = "HOST:PORT", value_delimiter = ',')]
+    #[serde(deserialize_with = "one_or_many")]
+    pub coordinator: Option<Vec<String>>,
+}
+
+/// In a file one address may stand for a list of one.
+fn one_or_many<'a, D: Deserializer<'a>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(Some(match OneOrMany::deserialize(value)? {
+        OneOrMany::One(one) => vec![one],
+        OneOrMany::Many(many) => many,
+    }))
 }
 
 /// A worker needs to know nothing of the model: the coordinator says what it is to hold.
@@ -71,6 +87,9 @@ pub struct WorkerSettings {
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
+    /// What workers exchange numbers over [default: auto]
+    #[arg(long, env = "LOCKSTEP_WIRE", value_enum)]
+    pub wire: Option<Wire>,
     /// Threads that compute [default: one per core]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
@@ -86,6 +105,9 @@ pub struct WorkerSettings {
     /// Which logs are written, as info or router=debug,info [default: info]
     #[arg(long, env = "LOCKSTEP_LOG")]
     pub log: Option<String>,
+    /// Where an OpenTelemetry collector takes OTLP over gRPC, as http://host:4317 [default: no spans are sent]
+    #[arg(long, alias = "otlp", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
 }
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 50100);
@@ -104,7 +126,7 @@ pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
     let located = models::ready(&config.model, &args.source.hub)?;
     config.served_model_name.get_or_insert(located.name);
     // Installed, so that the same counters are kept as in `serve`.
-    let _metrics = roles::watch(&config.log, config.log_format)?;
+    let _metrics = roles::watch(&config.watched())?;
     let checkpoint = Checkpoint::open(&located.path)?;
     let trust = trust.resolve("coordinator", &listen.to_string(), None)?;
     Runtime::new()?.block_on(async {
@@ -127,18 +149,24 @@ pub fn router(args: args::Router) -> anyhow::Result<()> {
     if args.source.print_config {
         return print(&[&own, &trust, &config]);
     }
-    let coordinator = own.coordinator.context("--coordinator HOST:PORT is missing: where the replica is reached")?;
+    let addresses = own.coordinator.unwrap_or_default();
+    ensure!(!addresses.is_empty(), "--coordinator HOST:PORT is missing: where a replica is reached");
+    let twice = addresses.iter().enumerate().find(|(i, address)| addresses[..*i].contains(address));
+    ensure!(twice.is_none(), "--coordinator {} is given twice", twice.map_or("", |(_, address)| address));
     let located = models::ready(&config.model, &args.source.hub)?;
     config.served_model_name.get_or_insert(located.name);
-    let metrics = roles::watch(&config.log, config.log_format)?;
+    let metrics = roles::watch(&config.watched())?;
     let checkpoint = Checkpoint::open(&located.path)?;
-    let trust = trust.resolve("router", &coordinator, None)?;
+    let trusts = addresses.iter().map(|address| trust.resolve("router", address, None));
+    let trusts = trusts.collect::<anyhow::Result<Vec<_>>>()?;
     Runtime::new()?.block_on(async {
         let doors = Doors::open(&config).await?;
         crate::greet(&config, &doors)?;
         let shutdown = CancellationToken::new();
         tokio::spawn(stop_on_signals(shutdown.clone()));
-        roles::route(&config, &checkpoint, metrics, secure::channel(&coordinator, trust), doors, shutdown)?.await
+        let reached = |(name, trust): (String, Trust)| Coordinator { channel: secure::channel(&name, trust), name };
+        let coordinators = addresses.into_iter().zip(trusts).map(reached).collect();
+        roles::route(&config, &checkpoint, metrics, coordinators, doors, shutdown)?.await
     })
 }
 
@@ -152,7 +180,11 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     let handed = args.supervised.then(|| children::be_one(shutdown.clone())).transpose()?;
     let join = own.join.clone().context("--join HOST:PORT is missing: the coordinator to compute for")?;
-    roles::watch(own.log.as_deref().unwrap_or(LOG), own.log_format.unwrap_or(LogFormat::Text))?;
+    let collector = own.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty());
+    let log = own.log.as_deref().unwrap_or(LOG);
+    let log_format = own.log_format.unwrap_or(LogFormat::Text);
+    // Whether steps have spans is the coordinator's to say.
+    roles::watch(&Watched { log, log_format, collector: collector.as_deref(), steps: true, model: None })?;
     let trust = trust.resolve("worker", &join, handed)?;
     let cache = || Ok(models::sources(&args.hub)?.cache);
     let runtime = Builder::new_multi_thread().worker_threads(WORKER_RUNTIME_THREADS).enable_all().build()?;
@@ -178,7 +210,8 @@ impl WorkerSettings {
         ensure!((1..=1024).contains(&threads), "--threads is {threads}; it must be 1 to 1024");
         let device = self.device.unwrap_or(Device::Cpu);
         let (door, mesh_address) = self.doorway(join)?;
-        let loader = roles::loader(device, self.isa, threads, n_local, Some(door));
+        let wire = self.wire.unwrap_or(Wire::Auto);
+        let loader = roles::loader(device, self.isa, threads, n_local, Some(door), wire);
         let memory = self.memory.map_or_else(|| roles::memory_bytes() / n_local as u64, |bytes| bytes.0);
         let config = roles::worker_config(device, threads, memory, mesh_address);
         Ok(Seat { loader: source::load_from(source, loader), config })

@@ -25,6 +25,25 @@ pub enum Family {
     Gpt2,
 }
 
+impl Family {
+    /// As its makers write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Llama => "Llama",
+            Family::Mistral => "Mistral",
+            Family::SmolLm3 => "SmolLM3",
+            Family::Qwen2 => "Qwen2",
+            Family::Qwen3 => "Qwen3",
+            Family::Phi3 => "Phi-3",
+            Family::Mixtral => "Mixtral",
+            Family::Qwen3Moe => "Qwen3 MoE",
+            Family::Gemma2 => "Gemma 2",
+            Family::Gemma3 => "Gemma 3",
+            Family::Gpt2 => "GPT-2",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
     pub family: Family,

@@ -199,6 +199,20 @@ impl Checkpoint {
         Some((tensor.bytes, tensor.dtype))
     }
 
+    /// The types of the model's matrices, those that weigh most first. Vectors are left out: they are never packed.
+    pub fn quantization(&self) -> Vec<Dtype> {
+        let mut weights: Vec<(Dtype, usize)> = Vec::new();
+        for expected in names::expected(&self.spec).iter().filter(|expected| expected.shape[0] > 1) {
+            let Some((bytes, dtype)) = self.stored(&expected.name) else { continue };
+            match weights.iter_mut().find(|(known, _)| *known == dtype) {
+                Some((_, n_bytes)) => *n_bytes += bytes.len(),
+                None => weights.push((dtype, bytes.len())),
+            }
+        }
+        weights.sort_by_key(|(_, n_bytes)| std::cmp::Reverse(*n_bytes));
+        weights.into_iter().map(|(dtype, _)| dtype).collect()
+    }
+
     /// What the parts of the model weigh in the file.
     pub fn sizes(&self) -> Sizes {
         Sizes::of(self)

@@ -460,38 +460,6 @@ fn a_file_that_is_cut_off_is_an_error() {
     }
 }
 
-#[test]
-fn a_damaged_header_is_an_error_or_another_model() {
-    let whole = tiny().bytes();
-    let header = whole.len() - 60_000;
-    let folder = Temporary::folder("damaged");
-    let path = folder.0.join("t.gguf");
-    let mut random = Random(2026);
-    for round in 0..6000 {
-        let mut bytes = whole.clone();
-        for _ in 0..=random.below(4) {
-            let at = random.below(header);
-            match random.below(4) {
-                0 => bytes[at] ^= 1 << random.below(8),
-                1 => bytes[at] = random.below(256) as u8,
-                2 => bytes[at..at + 8].copy_from_slice(&(u64::MAX >> random.below(64)).to_le_bytes()),
-                _ => bytes[at..at + 4].fill(0),
-            }
-        }
-        let Ok(gguf) = Gguf::parse(&bytes) else { continue };
-        // All that is read later must stay within the bytes too.
-        let _ = ModelSpec::from_gguf(&gguf, &bytes, "file");
-        assert!(gguf.tensors().all(|(_, entry)| entry.bytes.end <= bytes.len()));
-        if round % 100 == 0 {
-            let _ = ChatTemplate::from_gguf(&gguf, &bytes, &path);
-            if let Ok(tokenizer) = Tokenizer::from_gguf(&gguf, &bytes, &path) {
-                let ids = tokenizer.encode("hello <|im_end|> 漢", true).unwrap();
-                assert!(ids.iter().all(|id| (*id as usize) < tokenizer.n_vocab()));
-            }
-        }
-    }
-}
-
 /// Reproducible, and good enough to choose bytes with.
 pub(crate) struct Random(pub u64);
 
@@ -545,6 +513,21 @@ fn templates_as_transformers_runs_them() {
         Err("instructions"),
     );
     check(&"x".repeat(2 << 20), Err("bytes are more"));
+    check("{{ ''[::-1] }}", Err("stumbled"));
+    for huge in [
+        "{{ 'x' | indent(9999999999) }}",
+        "{{ 'x' | indent(width=9999999999) }}",
+        "{{ [1] | slice(9999999999) }}",
+        "{{ [1] | batch(9999999999, 0) }}",
+        "{{ '%9999999999d' | format(1) }}",
+        "{{ '{:9999999999}'.format(1) }}",
+    ] {
+        check(huge, Err("at most 10000 at once"));
+    }
+    for huge in ["{{ 'x' * 9999999999 }}", "{{ [1] * 9999999999 }}", "{{ range(9999999999) }}"] {
+        check(huge, Err("too"));
+    }
+    check("{{ 'a\nb' | indent(2) }}{{ '%5.1f' | format(2.25) }}", Ok("a\n  b  2.2"));
 }
 
 /// `tests/reference/make_templates.py` asked transformers.

@@ -15,6 +15,8 @@ pub struct Config {
     pub model_path: PathBuf,
     pub shape: ModelShape,
     pub policy: Policy,
+    /// What every rank must compute under. None: what the first that is ready computes under, where no model is.
+    pub policy_digest: Option<PolicyDigest>,
     pub prefix_cache: bool,
     /// The cluster's secret at the root of every block hash.
     pub salt: [u8; 16],

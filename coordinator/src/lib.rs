@@ -17,6 +17,7 @@ mod routers;
 mod serve;
 mod service;
 mod steps;
+mod traces;
 mod views;
 
 pub use config::{Config, Limits, Waits};

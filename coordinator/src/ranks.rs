@@ -44,8 +44,7 @@ impl Replica {
     pub(crate) fn heartbeat(&mut self, worker: WorkerId, beat: &wire::Heartbeat) {
         let Some(since) = self.members.beat(worker, beat) else { return };
         if let Some(rank) = self.members.role(worker).and_then(Role::rank) {
-            let compute = since.compute_micros.saturating_sub(since.wait_micros);
-            metrics::rank(rank.0, compute, since.wait_micros, since.idle_micros);
+            metrics::rank(&self.of, rank.0, since.compute_micros, since.wait_micros, since.idle_micros);
         }
     }
 
@@ -159,11 +158,12 @@ impl Replica {
         facts.map_or(Ok(()), |facts| self.begin(&facts))
     }
 
-    /// A stream moves only to an equal digest, and all ranks of an epoch have one: of the replica, or else of the first
-    /// that was ready. It names version, model, weights and numerics.
+    /// A stream moves only to an equal digest, and all ranks of an epoch have one: the configured one or, where there is
+    /// none, that of the first that was ready. It names version, model, weights and numerics.
     fn accept(&self, ready: &wire::Ready) -> Result<Facts, Status> {
         let policy = proto::policy_digest(&ready.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let ours = self.serving.as_ref().map(|serving| serving.policy).or_else(|| self.members.policy());
+        let served = || self.serving.as_ref().map(|serving| serving.policy);
+        let ours = self.config.policy_digest.or_else(served).or_else(|| self.members.policy());
         if let Some(ours) = ours.filter(|ours| *ours != policy) {
             return Err(Status::failed_precondition(format!(
                 "this rank computes under {policy}, the replica under {ours}: another model, or other numerics"
@@ -210,7 +210,7 @@ impl Replica {
             self.placing.not_before = None;
         }
         if rank.is_some() {
-            metrics::rank_lost();
+            metrics::rank_lost(&self.of);
             self.end_epoch();
         }
         self.place();
@@ -234,9 +234,9 @@ impl Replica {
         }
     }
 
-    /// The epoch ends and nobody is dismissed: whoever is dead says so by its stream, whoever is stopped by its silence,
-    /// and whoever hangs by a counter that does not move. Two that do not reach each other are both well, so that the next
-    /// placement waits, each time longer.
+    /// The epoch ends and nobody is dismissed: whoever is dead says so by its stream, whoever is stopped by its
+    /// silence, and whoever hangs by a counter that does not move. Two that do not reach each other are both well, so
+    /// that the next placement waits, each time longer.
     fn blame(&mut self, reporter: WorkerId, blamed: WorkerId, rank: u32, message: &str) {
         let (host, of) = (self.members.host(blamed).to_owned(), self.members.host(reporter).to_owned());
         let by = self.members.role(reporter).and_then(Role::rank).map(|rank| rank.0);

@@ -7,10 +7,12 @@ use crate::pace::{Pace, Speed};
 use crate::placement::{Blueprint, Prediction};
 use crate::ranks::Placing;
 use crate::routers::Routers;
+use crate::traces::Traces;
 use crate::{Config, Error};
 use proto::cluster as wire;
 use scheduler::{Output, Scheduler};
 use std::time::Duration;
+use telemetry::metrics::Of;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -22,6 +24,8 @@ const EVENTS_PER_TURN_MAX: usize = 256;
 
 pub(crate) struct Replica {
     pub(crate) config: Config,
+    /// In its metrics.
+    pub(crate) of: Of,
     began: Instant,
     /// Grows when a placement begins and when it ends.
     pub(crate) epoch: Epoch,
@@ -44,6 +48,7 @@ pub(crate) struct Replica {
     pub(crate) step_since: Micros,
     pub(crate) pace: Pace,
     pub(crate) speed: Speed,
+    pub(crate) traces: Traces,
     /// Filled again and again; kept for its memory.
     pub(crate) step: Step,
     /// Empty between calls; kept for its memory.
@@ -59,6 +64,7 @@ pub(crate) struct Serving {
 impl Replica {
     pub fn new(config: Config, epoch: Epoch) -> Replica {
         Replica {
+            of: Of::replica(&config.replica),
             config,
             began: Instant::now(),
             epoch,
@@ -77,6 +83,7 @@ impl Replica {
             step_since: Micros(0),
             pace: Pace::default(),
             speed: Speed::default(),
+            traces: Traces::default(),
             step: Step::default(),
             outputs: Vec::new(),
         }

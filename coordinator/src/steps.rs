@@ -3,6 +3,7 @@
 use crate::event::WorkerId;
 use crate::members::Role;
 use crate::replica::Replica;
+use crate::traces;
 use proto::cluster as wire;
 use proto::cluster::refused::Reason;
 use proto::cluster::replica_frame::Frame;
@@ -47,6 +48,7 @@ impl Replica {
     fn take(&mut self, request: wire::Request) -> Result<(), Refusal> {
         let now = self.now();
         let invalid = |message: String| Refusal { reason: Reason::Invalid, message };
+        let traced = traces::submitted(&request);
         let request = request.received(now).map_err(|malformed| invalid(malformed.to_string()))?;
         if let Some(token) = beyond(&request, self.config.shape.vocab) {
             return Err(invalid(format!("token {token} is outside the vocabulary of {}", self.config.shape.vocab)));
@@ -57,13 +59,16 @@ impl Replica {
         let (id, n_prompt, looks_up) = (request.id, request.prompt.len(), !request.cache_bypass);
         serving.scheduler.submit(request, now)?;
         self.routers.taken(id);
-        metrics::taken(n_prompt, looks_up);
+        if let Some(submitted) = traced {
+            self.traces.taken(submitted, now);
+        }
+        metrics::taken(&self.of, n_prompt, looks_up);
         Ok(())
     }
 
     fn refuse(&mut self, id: RequestId, refusal: Refusal) {
         let n_waiting = self.serving.as_ref().map_or(0, |serving| serving.scheduler.stats().n_waiting);
-        metrics::refused(label(refusal.reason));
+        metrics::refused(&self.of, label(refusal.reason));
         let refused = wire::Refused {
             id: id.0,
             reason: refusal.reason.into(),
@@ -96,7 +101,7 @@ impl Replica {
             if is_first {
                 self.step_since = now;
             }
-            let bytes = proto::encode_step(&self.step);
+            let bytes = proto::encode_traced_step(&self.step, self.traces.planned(&self.step));
             if let Err(worker) = self.members.send_step(&bytes) {
                 self.lose(worker, Status::resource_exhausted("this rank leaves its steps unread"));
             }
@@ -115,10 +120,11 @@ impl Replica {
         }
         match serving.scheduler.apply(&done, &mut self.outputs) {
             Ok(()) => {
+                self.traces.answered(done.id);
                 let n_tokens = done.slices.iter().map(|slice| slice.tokens.len() as u64).sum();
                 self.speed.answered(done.slices.len(), n_tokens, self.step_since, now);
                 self.step_since = now;
-                metrics::step(Duration::from_micros(done.micros.into()));
+                metrics::step(&self.of, Duration::from_micros(done.micros.into()));
                 self.outputs_of(&done);
             }
             // Its epoch ended while the answer was on its way.
@@ -130,9 +136,10 @@ impl Replica {
     fn outputs_of(&mut self, done: &StepDone) {
         let now = self.now();
         for output in self.outputs.drain(..) {
+            self.traces.told(&output, output.finish.map(finish_label), now);
             if let Some(finish) = output.finish {
                 self.pace.ended(now);
-                metrics::finished(finish_label(finish));
+                metrics::finished(&self.of, finish_label(finish));
             }
             self.routers.push(output_frame(&output, done));
         }

@@ -38,11 +38,22 @@ fn check_number(field: &'static str, value: f32, in_range: impl Fn(f32) -> bool)
 
 /// A step's bytes, the same for every rank.
 pub fn encode_step(step: &Step) -> Bytes {
-    wire::Step::from(step).encode_to_vec().into()
+    encode_traced_step(step, String::new())
+}
+
+/// With the `traceparent` of its span, which is empty where nobody records it.
+pub fn encode_traced_step(step: &Step, traceparent: String) -> Bytes {
+    wire::Step { traceparent, ..wire::Step::from(step) }.encode_to_vec().into()
 }
 
 pub fn decode_step(bytes: &[u8]) -> Result<Step, Malformed> {
-    wire::Step::decode(bytes)?.try_into()
+    decode_traced_step(bytes).map(|(step, _)| step)
+}
+
+pub fn decode_traced_step(bytes: &[u8]) -> Result<(Step, String), Malformed> {
+    let mut step = wire::Step::decode(bytes)?;
+    let traceparent = std::mem::take(&mut step.traceparent);
+    Ok((step.try_into()?, traceparent))
 }
 
 impl From<&Request> for wire::Request {
@@ -61,6 +72,7 @@ impl From<&Request> for wire::Request {
             adapter: request.adapter.map(|adapter| adapter.0),
             constraint: request.constraint.as_ref().map(|constraint| constraint.grammar.to_vec()),
             spans: request.spans.iter().map(wire::Span::from).collect(),
+            traceparent: String::new(),
         }
     }
 }
@@ -339,6 +351,7 @@ impl From<&Step> for wire::Step {
             blocks: step.blocks.iter().map(|block| block.0).collect(),
             copies: step.copies.iter().flat_map(|copy| [copy.from.0, copy.to.0]).collect(),
             ends: step.ends.iter().map(|id| id.0).collect(),
+            traceparent: String::new(),
         }
     }
 }

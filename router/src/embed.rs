@@ -7,6 +7,7 @@ use crate::refusal::Refusal;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use std::sync::Arc;
+use telemetry::spans::Traced;
 use tokio::time::Instant;
 use tokio_stream::StreamExt;
 use types::TenantId;
@@ -20,16 +21,19 @@ pub struct EmbedAsk {
 
 impl Front {
     pub async fn embed(self: &Arc<Self>, ask: EmbedAsk, clock: &mut Clock) -> Result<v1::EmbedReply, Refusal> {
-        let embedded = self.embed_all(ask).await;
+        let embedded = self.embed_all(ask, &clock.trace()).await;
         match &embedded {
-            Ok(_) => clock.finished("ok"),
+            Ok(reply) => {
+                clock.used(reply.usage.as_ref());
+                clock.finished("ok");
+            }
             Err(refusal) => clock.refused(refusal),
         }
         embedded
     }
 
     /// A few at a time, so that one request does not fill the queue for all.
-    async fn embed_all(self: &Arc<Self>, ask: EmbedAsk) -> Result<v1::EmbedReply, Refusal> {
+    async fn embed_all(self: &Arc<Self>, ask: EmbedAsk, trace: &Traced) -> Result<v1::EmbedReply, Refusal> {
         let EmbedAsk { model, mut inputs, deadline, tenant } = ask;
         let limits = &self.config.limits;
         let (n, n_max) = (inputs.len(), limits.embeddings_max);
@@ -49,6 +53,7 @@ impl Front {
                 priority: 0,
                 deadline,
                 tenant,
+                trace: trace.clone(),
                 clock: None,
             };
             self.embed_some(ask, &mut reply).await?;

@@ -141,6 +141,9 @@ impl Generation {
             self.ready.push_back((choice_idx, Event::Delta(delta)));
         }
         if let Some(finished) = finished {
+            if let Some(clock) = &mut self.clock {
+                clock.used(finished.usage.as_ref());
+            }
             self.ready.push_back((choice_idx, Event::Finished(finished)));
             self.finished();
         }

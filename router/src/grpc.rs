@@ -4,7 +4,7 @@ use crate::Error;
 use crate::embed::EmbedAsk;
 use crate::generate::{Ask, Front, Purpose, after};
 use crate::generation::{Event, Generation};
-use crate::measure::{Clock, Face};
+use crate::measure::{Caller, Clock, Face};
 use crate::refusal::Refusal;
 use proto::v1;
 use proto::v1::generate_reply;
@@ -14,6 +14,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use telemetry::spans::Traced;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_stream::Stream;
@@ -56,15 +57,16 @@ pub async fn serve(
 
 /// Keeps what the health service says true. Never ends.
 async fn report_health(front: &Front, reporter: HealthReporter, draining: CancellationToken) {
-    let mut view = front.link.view();
+    let mut views = front.replicas.views();
     loop {
-        let ready = view.borrow_and_update().is_ready() && !front.admission.is_draining();
+        views.mark_unchanged();
+        let ready = front.replicas.is_any_ready() && !front.admission.is_draining();
         let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
         for service in ["", SERVICE] {
             reporter.set_service_status(service, status).await;
         }
         tokio::select! {
-            Ok(()) = view.changed() => {}
+            Ok(()) = views.changed() => {}
             () = draining.cancelled(), if !draining.is_cancelled() => {}
             else => std::future::pending().await,
         }
@@ -80,9 +82,9 @@ impl Inference for Service {
     type GenerateStream = Replies;
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Replies>, Status> {
-        let mut clock = Clock::start(Face::Grpc);
+        let mut clock = Clock::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
         let ask = self.ask(request).inspect_err(|refusal| clock.refused(refusal)).map_err(status)?;
-        let ask = Ask { clock: Some(clock), ..ask };
+        let ask = Ask { trace: clock.trace(), clock: Some(clock), ..ask };
         let mut generation = self.front.generate(ask).await.map_err(status)?;
         generation.answered(self.front.config.waits.first_answer_max).await.map_err(status)?;
         let started = Some(generation.started.clone());
@@ -90,7 +92,7 @@ impl Inference for Service {
     }
 
     async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedReply>, Status> {
-        let mut clock = Clock::start(Face::Grpc);
+        let mut clock = Clock::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
         let ask = self.embed_ask(request).inspect_err(|refusal| clock.refused(refusal)).map_err(status)?;
         let reply = self.front.embed(ask, &mut clock).await.map_err(status)?;
         Ok(Response::new(reply))
@@ -131,14 +133,13 @@ impl Inference for Service {
             context: replica.context,
             policy_digest: replica.digest.0.to_vec(),
         };
-        let models = self.front.link.replica().iter().map(|replica| model(replica)).collect();
+        let models = self.front.replicas.any().iter().map(|replica| model(replica)).collect();
         Ok(Response::new(v1::ListModelsReply { models }))
     }
 
     async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Result<Response<v1::Topology>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
-        let view = self.front.link.view().borrow().clone();
-        Ok(Response::new(crate::topology::topology(&view)))
+        Ok(Response::new(crate::topology::topology(&self.front.replicas.views().borrow())))
     }
 }
 
@@ -167,6 +168,7 @@ impl Service {
             priority: request.priority,
             deadline: [call, after(request.deadline_ms)].into_iter().flatten().min(),
             tenant,
+            trace: Traced::default(),
             clock: None,
         })
     }

@@ -1,8 +1,12 @@
-//! What people watch: logs, and every metric's name in one place. Knows nothing of who measures or why.
+//! What people watch: logs, and every metric's and every span's name in one place. Knows nothing of who measures or why.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 pub mod logs;
 pub mod metrics;
+mod otlp;
+pub mod spans;
+
+pub use otlp::flush;
 
 /// What cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -11,6 +15,8 @@ pub enum Error {
     Filter { filter: String, source: tracing_subscriber::filter::ParseError },
     #[error("logs are set up already")]
     LogsTwice,
+    #[error("no spans can be sent to {endpoint}: {why}")]
+    Collector { endpoint: String, why: String },
     #[error("metrics cannot be set up: {0}")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),
     #[error("a thread cannot be started: {0}")]

@@ -9,7 +9,7 @@ use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::{Activations, Batch, Device, Draw, KvDtype, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
-use collective::{AbortHandle, Collective, Doorway, MeshPlan, Wire};
+use collective::{AbortHandle, Collective, Doorway, MeshPlan, Refused, Wire};
 use model::{KvCache, Limits, Model};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -180,7 +180,11 @@ impl ModelLoader {
             return Err(Unsupported("a grid of several ranks, of a worker that has no address for peers").into());
         };
         let plan = MeshPlan::new(*epoch, *rank, layout.clone(), mesh_addresses.clone(), mesh_secret.0);
-        Ok(Collective::join(doorway, MeshPlan { wire: self.wire, spin: self.spin, ..plan })?)
+        let joined = Collective::join(doorway, MeshPlan { wire: self.wire, spin: self.spin, ..plan });
+        for Refused { from, why } in doorway.refusals() {
+            tracing::warn!(peer = %from, %why, "a rank is refused");
+        }
+        Ok(joined?)
     }
 }
 

@@ -10,13 +10,22 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use telemetry::spans;
 use tokio::sync::mpsc;
 use types::{Epoch, Rank, Step, StepDone};
 
 /// What a session asks of the thread.
 pub(crate) enum Work {
-    Load { assignment: Assignment, turn: Turn, reports: Reports },
-    Step(Step),
+    Load {
+        assignment: Assignment,
+        turn: Turn,
+        reports: Reports,
+    },
+    /// With its span at the coordinator; empty where nobody records it.
+    Step {
+        step: Step,
+        traceparent: String,
+    },
 }
 
 /// Who may sit: of all places that sessions were given, the last.
@@ -69,7 +78,7 @@ impl Turns {
 pub(crate) struct Reports {
     /// Frames for the coordinator, in order.
     pub up: mpsc::WeakSender<WorkerFrame>,
-    /// Why this rank cannot go on. The coordinator has been told when this arrives.
+    /// Why this rank cannot go on. The coordinator is told right afterwards.
     pub lost: mpsc::WeakSender<SeatLost>,
 }
 
@@ -107,7 +116,9 @@ pub(crate) fn run(
                 drop(seat.take());
                 seat = Seat::take(&mut *loader, &assignment, turn, &turns, reports);
             }
-            Work::Step(step) => seat = seat.and_then(|seat: Seat| seat.run(&step, &progress, &turns)),
+            Work::Step { step, traceparent } => {
+                seat = seat.and_then(|seat: Seat| seat.run(&step, &traceparent, &progress, &turns));
+            }
         }
         idle_since = Instant::now();
     }
@@ -116,6 +127,7 @@ pub(crate) fn run(
 /// A place taken in one epoch.
 struct Seat {
     epoch: Epoch,
+    rank: Rank,
     turn: Turn,
     /// It samples; the others have nothing to say of a step.
     answers: bool,
@@ -163,12 +175,12 @@ impl Seat {
             weight_bytes: ready.weight_bytes,
         };
         let answers = assignment.layout.part(assignment.rank).is_sampler();
-        let (waited, done) = (Duration::ZERO, StepDone::default());
-        reports.send(Frame::Ready(ready)).then(|| Seat { epoch, turn, answers, runner, waited, done, reports })
+        let (rank, waited, done) = (assignment.rank, Duration::ZERO, StepDone::default());
+        reports.send(Frame::Ready(ready)).then(|| Seat { epoch, rank, turn, answers, runner, waited, done, reports })
     }
 
     /// The seat is given up when the step fails or nobody listens any more.
-    fn run(mut self, step: &Step, progress: &Progress, turns: &Turns) -> Option<Seat> {
+    fn run(mut self, step: &Step, traceparent: &str, progress: &Progress, turns: &Turns) -> Option<Seat> {
         if self.reports.are_unheard() {
             return None;
         }
@@ -179,9 +191,13 @@ impl Seat {
         }
         self.done.id = step.id;
         self.done.epoch = step.epoch;
+        let pass = (!traceparent.is_empty()).then(|| spans::pass(traceparent, step.id.0, self.rank.0));
         let begun = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| self.runner.run(step, &mut self.done)));
-        self.note(begun.elapsed(), progress);
+        let waited = self.note(begun.elapsed(), progress);
+        if let Some(pass) = pass {
+            pass.waited(waited);
+        }
         let (message, guilty) = match result {
             Ok(Ok(())) if self.answers => return self.reports.send(Frame::Done((&self.done).into())).then_some(self),
             Ok(Ok(())) => return Some(self),
@@ -194,10 +210,13 @@ impl Seat {
         None
     }
 
-    fn note(&mut self, took: Duration, progress: &Progress) {
+    /// How long this step waited for other ranks.
+    fn note(&mut self, took: Duration, progress: &Progress) -> Duration {
         let waited = self.runner.waited();
-        progress.add_step(took, waited.saturating_sub(self.waited));
+        let of_step = waited.saturating_sub(self.waited);
+        progress.add_step(took, of_step);
         self.waited = waited;
+        of_step
     }
 }
 
@@ -217,13 +236,12 @@ impl Reports {
     fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: SeatLost) {
         let guilty_rank = guilty.map(|rank| rank.0.into());
         let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message, guilty_rank };
-        if !self.send(Frame::Failed(failed)) || guilty.is_some() {
-            return;
-        }
-        if let Some(lost) = self.lost.upgrade() {
+        // The session first: the coordinator closes the stream when it has read this, and the end alone gives no reason.
+        if let Some(lost) = self.lost.upgrade().filter(|_| guilty.is_none()) {
             // A session that is gone needs no reason.
             let _gone = lost.blocking_send(why);
         }
+        self.send(Frame::Failed(failed));
     }
 }
 

@@ -87,6 +87,7 @@ impl Worker {
             device: config.device.clone(),
             memory_bytes: config.memory_bytes,
             threads: config.threads,
+            cores: config.cores,
             mesh_address: config.mesh_address.clone(),
         }
     }
@@ -122,6 +123,10 @@ impl Session<'_> {
                 Ok(Some(RankFrame { frame: Some(frame) })) => self.handle(frame).await,
                 Ok(Some(RankFrame { frame: None })) => self.fail("a frame without content".into()).await,
                 Ok(None) => Some(Ended::Gone("it closed the stream".into())),
+                // As at the hello: this worker is not what the replica needs, and would not be the next time.
+                Err(status) if status.code() == Code::FailedPrecondition => {
+                    return Err(Error::Refused(status.message().into()));
+                }
                 Err(status) => Some(Ended::by(&status)),
             };
             if let Some(ended) = ended {
@@ -133,8 +138,8 @@ impl Session<'_> {
     async fn handle(&mut self, frame: rank_frame::Frame) -> Option<Ended> {
         match frame {
             rank_frame::Frame::Assign(assign) => self.assign(assign).await,
-            rank_frame::Frame::Step(bytes) => match proto::decode_step(&bytes) {
-                Ok(step) => self.step(step).await,
+            rank_frame::Frame::Step(bytes) => match proto::decode_traced_step(&bytes) {
+                Ok((step, traceparent)) => self.step(step, traceparent).await,
                 Err(malformed) => self.fail(format!("a step that cannot be read: {malformed}")).await,
             },
             rank_frame::Frame::Leave(leave) => Some(Ended::Left(leave.reason)),
@@ -152,13 +157,13 @@ impl Session<'_> {
         self.hand_over(Work::Load { assignment, turn, reports: self.reports.clone() }).await
     }
 
-    async fn step(&mut self, step: Step) -> Option<Ended> {
+    async fn step(&mut self, step: Step, traceparent: String) -> Option<Ended> {
         if self.epoch != Some(step.epoch) {
             tracing::warn!(step = step.id.0, epoch = %step.epoch, "a step of another epoch is dropped");
             return None;
         }
         match step.supported() {
-            Ok(()) => self.hand_over(Work::Step(step)).await,
+            Ok(()) => self.hand_over(Work::Step { step, traceparent }).await,
             Err(unsupported) => self.fail(unsupported.to_string()).await,
         }
     }
@@ -191,7 +196,7 @@ impl Session<'_> {
         let _late = timeout(self.worker.config.farewell_timeout, until_closed).await;
     }
 
-    /// The seat has said `Failed`.
+    /// The seat is saying `Failed`.
     async fn seat_lost(mut self, why: SeatLost) -> Result<Ended, Error> {
         self.until_closed().await;
         match why {

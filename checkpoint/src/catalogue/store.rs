@@ -1,6 +1,6 @@
-//! Models in this program's cache and in a Hugging Face cache. Fetches nothing.
+//! Models in this program's cache and in a Hugging Face cache, both laid out by repository. Fetches nothing.
 
-use crate::catalogue::{CATALOGUE, Entry, HubId, Located, Sources};
+use crate::catalogue::{CATALOGUE, Entry, HubId, Listed, Located, Origin, Sources, others};
 use crate::error::{Error, Result};
 use crate::split::Part;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,8 @@ pub fn find_hub(id: HubId<'_>, sources: &Sources) -> Result<Option<Located>> {
             return Ok(Some(Located { name, path }));
         }
     }
-    Ok(None)
+    let name = id.repo.rsplit('/').next().unwrap_or(id.repo).to_owned();
+    Ok(others::find_llama_cpp(id, sources).map(|path| Located { name, path }))
 }
 
 fn find_in(folder: &Path, id: HubId<'_>) -> Result<Option<PathBuf>> {
@@ -54,13 +55,13 @@ pub fn choose_gguf<'a>(files: &'a [String], variant: Option<&str>) -> Option<&'a
 }
 
 /// `model-Q4_K_M.gguf` and `model.q4_k_m.gguf` are the variant Q4_K_M; `model-IQ4_K_M.gguf` is not.
-fn is_variant(file: &str, variant: &str) -> bool {
+pub fn is_variant(file: &str, variant: &str) -> bool {
     let stem = Part::of(file).map_or(file.trim_end_matches(".gguf"), |part| part.stem).to_ascii_lowercase();
     let before = stem.strip_suffix(&variant.to_ascii_lowercase());
     before.is_some_and(|before| before.is_empty() || before.ends_with(['-', '.', '_']))
 }
 
-fn file_names(folder: &Path) -> Result<Vec<String>> {
+pub fn file_names(folder: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder))? {
         let entry = entry.map_err(Error::io(folder))?;
@@ -81,23 +82,61 @@ fn snapshots(repo: &str, sources: &Sources) -> Vec<PathBuf> {
     first.into_iter().map(|revision| root.join("snapshots").join(revision)).collect()
 }
 
-pub fn list(sources: &Sources) -> Vec<Located> {
+pub fn list(sources: &Sources) -> Vec<Listed> {
     let folders = file_names(&sources.cache.join("models")).unwrap_or_default();
     // What is still being fetched is no model.
     folders.iter().filter(|name| !name.ends_with(".part")).flat_map(|folder| list_folder(folder, sources)).collect()
 }
 
-fn list_folder(name: &str, sources: &Sources) -> Vec<Located> {
+fn list_folder(name: &str, sources: &Sources) -> Vec<Listed> {
     if let Some(entry) = CATALOGUE.iter().find(|entry| entry.name == name) {
-        return find_entry(entry, sources).into_iter().collect();
+        let here = find_entry(entry, sources).into_iter();
+        return here.map(|Located { name, path }| Listed { model: name, path, origin: Origin::Pulled }).collect();
     }
-    let folder = sources.folder(name);
     let Some((org, rest)) = name.split_once("--") else { return Vec::new() };
     let repo = rest.split_once("--").map_or(rest, |(repo, _variant)| repo);
-    let whole = HubId { repo: &format!("{org}/{repo}"), variant: None };
-    if let Ok(Some(path)) = find_in(&folder, whole) {
-        return vec![Located { name: whole.repo.to_owned(), path }];
+    list_in(&sources.folder(name), &format!("{org}/{repo}"), Origin::Pulled)
+}
+
+/// The models of the Hugging Face cache, each in the revision that its name finds.
+pub fn list_hub(sources: &Sources) -> Vec<Listed> {
+    let Some(cache) = &sources.hub_cache else { return Vec::new() };
+    let folders = file_names(cache).unwrap_or_default().into_iter();
+    let repos = folders.filter_map(|folder| Some(folder.strip_prefix("models--")?.replacen("--", "/", 1)));
+    let newest = repos.filter_map(|repo| Some((snapshots(&repo, sources).into_iter().next()?, repo)));
+    newest.flat_map(|(folder, repo)| list_in(&folder, &repo, Origin::HuggingFace)).collect()
+}
+
+/// What a folder of a repository holds: the whole model, or each of its GGUFs.
+fn list_in(folder: &Path, repo: &str, origin: Origin) -> Vec<Listed> {
+    let whole = HubId { repo, variant: None };
+    if let Ok(Some(path)) = find_in(folder, whole) {
+        let variant = path.file_name().and_then(|file| variant_of(file.to_str()?)).filter(|_| path.is_file());
+        let model = variant.map_or_else(|| repo.to_owned(), |variant| format!("{repo}:{variant}"));
+        return vec![Listed { model, path, origin }];
     }
-    let ggufs = file_names(&folder).unwrap_or_default().into_iter().filter(|file| file.ends_with(".gguf"));
-    ggufs.map(|file| Located { name: whole.repo.to_owned(), path: folder.join(file) }).collect()
+    let files = file_names(folder).unwrap_or_default();
+    let of_variant = |file: &String| {
+        let variant = variant_of(file)?;
+        let id = HubId { repo, variant: Some(variant) };
+        let path = find_in(folder, id).ok()?.filter(|path| path.ends_with(file))?;
+        Some(Listed { model: format!("{repo}:{variant}"), path, origin })
+    };
+    files.iter().filter_map(of_variant).collect()
+}
+
+/// `Q4_K_M` of `model-Q4_K_M.gguf`: what stands behind the last separator that is no part of it.
+fn variant_of(file: &str) -> Option<&str> {
+    let stem = Part::of(file).map_or(file.strip_suffix(".gguf")?, |part| part.stem);
+    let variant = stem.rsplit(['-', '.']).next()?;
+    (variant.len() < stem.len() && !variant.is_empty()).then_some(variant)
+}
+
+/// All files of a model: the parts of a split one, or what a folder holds.
+pub fn files_of(path: &Path) -> Vec<PathBuf> {
+    if path.is_dir() {
+        return file_names(path).unwrap_or_default().into_iter().map(|file| path.join(file)).collect();
+    }
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    all_parts(name).into_iter().map(|part| path.with_file_name(part)).collect()
 }

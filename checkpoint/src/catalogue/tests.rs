@@ -195,5 +195,51 @@ fn finds_a_hugging_face_cache() {
     let sources = Sources { hub_cache: Some(root.clone()), ..Sources::new("nowhere".into()) };
     let located = locate("org/m", &sources).unwrap();
     assert_eq!(located.path, repo.join("snapshots/bbb/m-Q4_1.gguf"));
+    let listed = Listed { model: "org/m:Q4_1".into(), path: located.path, origin: Origin::HuggingFace };
+    assert_eq!(list(&sources), [listed]);
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+#[test]
+fn finds_what_others_have_fetched() {
+    let root = std::env::temp_dir().join(format!("lockstep-checkpoint-others-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&root);
+    let write = |path: &str, bytes: &[u8]| {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    };
+    let manifest = |digest: &str| {
+        let layers = serde_json::json!([{ "mediaType": "application/vnd.ollama.image.license", "digest": "sha256:00" },
+            { "mediaType": "application/vnd.ollama.image.model", "digest": digest }]);
+        serde_json::json!({ "layers": layers }).to_string().into_bytes()
+    };
+    let library = "ollama/manifests/registry.ollama.ai/library";
+    let digest = "ab".repeat(32);
+    write(&format!("{library}/qwen2.5/0.5b"), &manifest(&format!("sha256:{digest}")));
+    write(&format!("{library}/qwen2.5/latest"), &manifest(&format!("sha256:{digest}")));
+    write(&format!("{library}/evil/latest"), &manifest("sha256:../../secret"));
+    write(&format!("{library}/gone/latest"), &manifest(&format!("sha256:{}", "cd".repeat(32))));
+    write(&format!("{library}/broken/latest"), b"{");
+    write(&format!("ollama/blobs/sha256-{digest}"), b"GGUF");
+    for file in ["org_m_m-Q4_K_M.gguf", "org_m_m-Q8_0.gguf", "org_other_o.gguf", "manifest=org=m=latest.json"] {
+        write(&format!("llama.cpp/{file}"), b"GGUF");
+    }
+    let (ollama, llama_cpp) = (Some(root.join("ollama")), Some(root.join("llama.cpp")));
+    let sources = Sources { ollama, llama_cpp, ..Sources::new("nowhere".into()) };
+    let blob = root.join(format!("ollama/blobs/sha256-{digest}"));
+    for model in ["qwen2.5", "qwen2.5:0.5b"] {
+        assert_eq!(locate(model, &sources).unwrap(), Located { name: model.into(), path: blob.clone() });
+    }
+    for model in ["evil", "gone", "broken", "qwen2.5:7b", "..:latest", "qwen2.5:../evil"] {
+        assert!(locate(model, &sources).is_err(), "{model}");
+    }
+    let in_cache = |file: &str| root.join("llama.cpp").join(file);
+    assert_eq!(locate("org/m:Q8_0", &sources).unwrap().path, in_cache("org_m_m-Q8_0.gguf"));
+    assert_eq!(locate("org/other", &sources).unwrap().path, in_cache("org_other_o.gguf"));
+    assert!(locate("org/m", &sources).is_err(), "two fit");
+    let models: Vec<String> = list(&sources).into_iter().map(|listed| listed.model).collect();
+    assert_eq!(models.len(), 5, "{models:?}");
+    assert!(models.iter().all(|model| locate(model, &sources).is_ok()), "each is found by what it is called");
     std::fs::remove_dir_all(&root).unwrap();
 }

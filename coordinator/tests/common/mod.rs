@@ -62,6 +62,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         policy,
         prefix_cache: true,
         salt: [7; 16],
+        policy_digest: None,
         mesh_seed: [7; 32],
         limits: Limits::default(),
         // More patience than a cluster has: a busy machine that tests must not look like a dead worker.

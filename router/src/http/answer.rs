@@ -91,6 +91,7 @@ pub async fn answer<S: Shape>(front: Arc<Front>, asked: Asked, clock: Clock, sha
         priority,
         deadline: None,
         tenant,
+        trace: clock.trace(),
         clock: Some(clock),
     };
     let mut generation = front.generate(ask).await?;

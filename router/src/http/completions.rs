@@ -6,7 +6,7 @@ use crate::http::answer::{Asked, Echo, Shape, Wishes, answer, token_text};
 use crate::http::error::HttpError;
 use crate::http::fields::{token_ids, wrong};
 use crate::http::{Page, read};
-use crate::measure::{Clock, Face};
+use crate::measure::{Caller, Clock, Face};
 use crate::refusal::Refusal;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 pub async fn completions(State(front): State<Arc<Front>>, request: Request) -> Result<Response, HttpError> {
-    let mut clock = Clock::start(Face::Http);
+    let mut clock = Clock::start(Face::Http, &Caller::of_http(request.headers()));
     let page = clock.counted(read(&front, request).await)?;
     let asked = clock.counted(ask(page).map_err(HttpError::from))?;
     let n_choices = asked.n_choices.min(front.config.limits.choices_max) as usize;

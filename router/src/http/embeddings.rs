@@ -7,7 +7,7 @@ use crate::http::completions::inputs;
 use crate::http::error::HttpError;
 use crate::http::fields::Fields;
 use crate::http::{Page, read};
-use crate::measure::{Clock, Face};
+use crate::measure::{Caller, Clock, Face};
 use crate::refusal::Refusal;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub async fn embeddings(State(front): State<Arc<Front>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let mut clock = Clock::start(Face::Http);
+    let mut clock = Clock::start(Face::Http, &Caller::of_http(request.headers()));
     let page = clock.counted(read(&front, request).await)?;
     let (ask, encoding) = clock.counted(ask(page).map_err(HttpError::from))?;
     // Prompts have another name here.

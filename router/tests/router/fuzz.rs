@@ -1,11 +1,19 @@
 //! Bodies that no client would send: each gets an answer or a typed error, and a neighbour's stream goes on.
 
+#[allow(dead_code, reason = "each crate that has fuzz targets uses a part of it")]
+#[path = "../../../tests/fuzz/harness.rs"]
+mod harness;
+
 use crate::client::{post_text, post_until, read_until};
-use crate::{House, config, run};
-use serde_json::{Map, Value, json};
+use crate::{House, config, run, run_within};
+use harness::{Rounds, mutate, scramble};
+use serde_json::{Value, json};
+use std::time::Duration;
 
 const PAGES: [&str; 5] = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"];
-const ROUNDS: usize = 1200;
+const ROUNDS: u64 = 1200;
+/// As long as a target may be told to run.
+const HANGS_AFTER: Duration = Duration::from_secs(3600);
 
 /// Bodies that are right, with every field that there is.
 fn right() -> Vec<Value> {
@@ -22,94 +30,35 @@ fn right() -> Vec<Value> {
     ]
 }
 
-fn nasty(random: &mut Random) -> Value {
-    let all = [
-        Value::Null,
-        json!(true),
-        json!(-1),
-        json!(0),
-        json!(1e308),
-        json!(-1e-320),
-        json!(u64::MAX),
-        json!(i64::MIN),
-        json!(2147483648u32),
-        json!(0.5),
-        json!(""),
-        json!("NaN"),
-        json!("\u{0}\u{ffff}\u{202e}😀"),
-        json!("x".repeat(5000)),
-        json!([]),
-        json!({}),
-        json!([[]]),
-        json!([null]),
-        json!([[[[1]]]]),
-        json!({ "": null }),
-        json!(vec!["a"; 300]),
-        json!(vec![1; 300]),
-        json!({ "type": "json_schema" }),
-    ];
-    all[random.below(all.len())].clone()
-}
-
-/// Changes one place of a tree: another value, a member gone, or one more.
-fn mutate(value: &mut Value, random: &mut Random) {
-    match value {
-        Value::Object(members) if !members.is_empty() && random.below(4) > 0 => mutate_member(members, random),
-        Value::Array(items) if !items.is_empty() && random.below(4) > 0 => {
-            let i = random.below(items.len());
-            mutate(&mut items[i], random);
-        }
-        other => *other = nasty(random),
-    }
-}
-
-fn mutate_member(members: &mut Map<String, Value>, random: &mut Random) {
-    let name = members.keys().nth(random.below(members.len())).cloned().unwrap();
-    match random.below(8) {
-        0 => drop(members.remove(&name)),
-        1 => drop(members.insert(format!("{name}x"), nasty(random))),
-        _ => mutate(&mut members[&name], random),
-    }
-}
-
-/// Bytes changed, lost or doubled: mostly no JSON any more.
-fn scramble(text: &str, random: &mut Random) -> String {
-    let mut letters: Vec<char> = text.chars().collect();
-    let at = random.below(letters.len());
-    match random.below(3) {
-        0 => letters[at] = ['"', '{', ']', '\\', '9', '\u{1}', 'é'][random.below(7)],
-        1 => letters.truncate(at),
-        _ => letters.insert(at, letters[at]),
-    }
-    letters.into_iter().collect()
-}
-
 #[test]
 fn mutated_bodies() {
-    run(async {
+    run_within(HANGS_AFTER, async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 3);
         let neighbour = json!({ "prompt": "neighbour", "stream": true });
         let mut stream = post_until(house.http, PAGES[1], &neighbour, "\"l\"").await;
         house.fake.script(|script| script.hold_at = usize::MAX);
-        let (mut random, right) = (Random(11), right());
+        let right = right();
+        let mut rounds = Rounds::of("request JSON", ROUNDS);
         let mut n_taken = 0;
-        for round in 0..ROUNDS {
-            let mut body = right[round % right.len()].clone();
+        while let Some(mut random) = rounds.next() {
+            let kind = random.below(right.len());
+            let mut body = right[kind].clone();
             (0..random.below(4)).for_each(|_| mutate(&mut body, &mut random));
             let mut text = body.to_string();
-            if random.below(5) == 0 {
+            if random.one_in(5) {
                 text = scramble(&text, &mut random);
             }
-            let page = PAGES[if random.below(4) > 0 { round % right.len() } else { random.below(PAGES.len()) }];
+            let page = PAGES[if random.one_in(4) { random.below(PAGES.len()) } else { kind }];
             let reply = post_text(house.http, page, &text).await;
-            n_taken += usize::from(reply.status == 200);
+            n_taken += u64::from(reply.status == 200);
             assert!([200, 400, 404].contains(&reply.status), "{page} {text}: {reply:?}");
             if reply.status != 200 {
                 assert!(reply.json()["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{text}");
             }
         }
-        assert!((ROUNDS / 20..ROUNDS).contains(&n_taken), "{n_taken} of {ROUNDS} were taken");
+        let n = rounds.n();
+        assert!(!rounds.are_many() || (n / 20..n).contains(&n_taken), "{n_taken} of {n} were taken");
         // The neighbour's replica says the rest in another life.
         house.fake.die();
         house.fake.welcome();
@@ -144,13 +93,4 @@ fn bodies_of_great_size() {
         assert_eq!(house.fake.seen(), []);
         house.close().await;
     });
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n
-    }
 }

@@ -1,8 +1,8 @@
 //! The Llama family and those that took its form: pre-norm decoder layers, grouped-query attention, a gated MLP.
 //!
-//! Mistral looks back over a window, Qwen2 has a bias on Q, K and V, Qwen3 norms its heads, SmolLM3 leaves positions out
-//! of some layers, Phi-3 stores its matrices fused; Mixtral and Qwen3-MoE have experts for an MLP. All of that is in
-//! `Attention`, `Mlp` and the spec: the layer is the same.
+//! Mistral looks back over a window, Qwen2 has a bias on Q, K and V, Qwen3 norms its heads, SmolLM3 leaves positions
+//! out of some layers, Phi-3 stores its matrices fused; Mixtral and Qwen3-MoE have experts for an MLP. All of that is
+//! in `Attention`, `Mlp` and the spec: the layer is the same.
 
 use crate::attention::{self, Attention};
 use crate::layers::{Embedding, Head, Norm, Residual};

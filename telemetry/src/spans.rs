@@ -1,0 +1,198 @@
+//! Every span: its name, its fields, and the typed functions that set them. Knows nothing of who records them.
+//!
+//! A request's spans (`request`, `prepare`, `sequence`) are made where a collector is named; those of steps (`step` at
+//! the coordinator, `pass` at each rank), of which there are hundreds a second, only where they are asked for too. Where
+//! they are not, making one costs a look at a flag.
+
+use crate::otlp;
+use std::time::Duration;
+use tracing::field::Empty;
+use tracing::{Level, Span};
+
+/// What the spans of all roles have as their target, so that one filter names them.
+pub(crate) const TARGET: &str = "span";
+/// Of spans that are there whenever a collector is, and of those of steps.
+pub(crate) const REQUESTS: Level = Level::INFO;
+pub(crate) const STEPS: Level = Level::DEBUG;
+
+/// A span of a request or a step; it ends when it is dropped.
+#[derive(Clone, Debug)]
+pub struct Traced(Span);
+
+/// One that nobody records.
+impl Default for Traced {
+    fn default() -> Traced {
+        Traced(Span::none())
+    }
+}
+
+impl Traced {
+    /// Whether anybody records it.
+    pub fn is_recorded(&self) -> bool {
+        !self.0.is_disabled()
+    }
+
+    /// As W3C Trace Context writes it, for the other side of a wire; empty where nobody records it.
+    pub fn traceparent(&self) -> String {
+        if self.is_recorded() { otlp::traceparent(&self.0) } else { String::new() }
+    }
+
+    /// Also a part of what `other` waits for.
+    pub fn link(&self, other: &Traced) {
+        if self.is_recorded() && other.is_recorded() {
+            otlp::link(&self.0, &other.0);
+        }
+    }
+
+    fn join(self, traceparent: &str, tracestate: &str) -> Traced {
+        if self.is_recorded() && !traceparent.is_empty() {
+            otlp::join(&self.0, traceparent, tracestate);
+        }
+        self
+    }
+
+    fn failed(&self, why: &'static str) {
+        self.0.record("otel.status_code", "ERROR");
+        self.0.record("error.type", why);
+    }
+}
+
+/// OTLP knows no numbers but signed ones; others would arrive as text.
+fn whole(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// How much a request read and wrote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub n_prompt: u64,
+    pub n_cached: u64,
+    pub n_output: u64,
+}
+
+/// The router's: from a request's arrival to its end. With the caller's trace, if it has sent one.
+pub fn request(face: &'static str, traceparent: &str, tracestate: &str) -> Traced {
+    let span = tracing::span!(
+        target: TARGET,
+        parent: None,
+        REQUESTS,
+        "request",
+        otel.kind = "server",
+        otel.status_code = Empty,
+        error.type = Empty,
+        gen_ai.operation.name = Empty,
+        gen_ai.request.model = Empty,
+        gen_ai.response.id = Empty,
+        gen_ai.usage.input_tokens = Empty,
+        gen_ai.usage.output_tokens = Empty,
+        gen_ai.usage.cache_read.input_tokens = Empty,
+        gen_ai.response.time_to_first_chunk = Empty,
+        lockstep.face = face,
+        lockstep.choices = Empty,
+        lockstep.outcome = Empty,
+    );
+    Traced(span).join(traceparent, tracestate)
+}
+
+impl Traced {
+    /// What a request turned out to be, once it has been read.
+    pub fn begun(&self, id: &str, model: &str, n_choices: u64) {
+        self.0.record("gen_ai.response.id", id);
+        self.0.record("gen_ai.request.model", model);
+        self.0.record("lockstep.choices", whole(n_choices));
+    }
+
+    pub fn first_token(&self, after: Duration) {
+        self.0.record("gen_ai.response.time_to_first_chunk", after.as_secs_f64());
+    }
+
+    pub fn ended(&self, outcome: &'static str, usage: Usage) {
+        self.0.record("lockstep.outcome", outcome);
+        self.0.record("gen_ai.usage.input_tokens", whole(usage.n_prompt));
+        self.0.record("gen_ai.usage.output_tokens", whole(usage.n_output));
+        self.0.record("gen_ai.usage.cache_read.input_tokens", whole(usage.n_cached));
+        if outcome != "ok" {
+            self.failed(outcome);
+        }
+    }
+
+    /// The router's: template and tokenizer.
+    pub fn prepare(&self) -> Traced {
+        Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "prepare", otel.kind = "internal"))
+    }
+}
+
+/// The coordinator's: one choice of a request, from its submission to its end.
+pub fn sequence(traceparent: &str, id: u64, n_prompt: u64, n_output: u64) -> Traced {
+    let span = tracing::span!(
+        target: TARGET,
+        parent: None,
+        REQUESTS,
+        "sequence",
+        otel.kind = "server",
+        otel.status_code = Empty,
+        error.type = Empty,
+        lockstep.id = format_args!("{id:016x}"),
+        lockstep.prompt_tokens = whole(n_prompt),
+        lockstep.resumed_tokens = whole(n_output),
+        lockstep.cached_tokens = Empty,
+        lockstep.seconds_to_first_token = Empty,
+        lockstep.steps = Empty,
+        lockstep.finish = Empty,
+    );
+    Traced(span).join(traceparent, "")
+}
+
+impl Traced {
+    pub fn sequence_started(&self, after: Duration, n_cached: u64) {
+        self.0.record("lockstep.seconds_to_first_token", after.as_secs_f64());
+        self.0.record("lockstep.cached_tokens", whole(n_cached));
+    }
+
+    pub fn sequence_ended(&self, finish: &'static str, n_steps: u64) {
+        self.0.record("lockstep.finish", finish);
+        self.0.record("lockstep.steps", whole(n_steps));
+        if finish == "error" {
+            self.failed(finish);
+        }
+    }
+}
+
+/// The coordinator's: from the sending of a step to its answer.
+pub fn step(id: u64, epoch: u32, n_slices: u64, n_positions: u64) -> Traced {
+    Traced(tracing::span!(
+        target: TARGET,
+        parent: None,
+        STEPS,
+        "step",
+        otel.kind = "client",
+        lockstep.step = whole(id),
+        lockstep.epoch = epoch,
+        lockstep.slices = whole(n_slices),
+        lockstep.positions = whole(n_positions),
+    ))
+}
+
+/// A rank's: its pass over a step.
+pub fn pass(traceparent: &str, step: u64, rank: u16) -> Traced {
+    let span = tracing::span!(
+        target: TARGET,
+        parent: None,
+        STEPS,
+        "pass",
+        otel.kind = "server",
+        lockstep.step = whole(step),
+        lockstep.rank = rank,
+        lockstep.wait_micros = Empty,
+    );
+    Traced(span).join(traceparent, "")
+}
+
+impl Traced {
+    /// Of a pass: how long it waited for other ranks.
+    pub fn waited(&self, waited: Duration) {
+        if self.is_recorded() {
+            self.0.record("lockstep.wait_micros", i64::try_from(waited.as_micros()).unwrap_or(i64::MAX));
+        }
+    }
+}
