@@ -10,12 +10,14 @@ ARGS ?=
 CLIENT_PACKAGES := target/client-packages
 FRAMEWORK_PACKAGES := target/framework-packages
 
-.PHONY: help serve test clients fuzz check
+.PHONY: help serve test clients grids hosts fuzz check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
 	@echo "make test    ready what the tests need, run them all"
 	@echo "make clients only the tests with real clients: openai, gRPC by reflection, curl, LangChain, litellm"
+	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
+	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
 	@echo "make check   formatting and lints"
 
@@ -26,7 +28,7 @@ serve:
 
 # The tests are built first: they bring the binary that fetches the model that they need. One profile, one build.
 test:
-	deploy/dev/packages.sh curl:curl etcd:etcd-server
+	deploy/dev/packages.sh curl:curl etcd:etcd-server ip:iproute2
 	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
 	$(CARGO) test --workspace --locked
@@ -44,6 +46,13 @@ $(FRAMEWORK_PACKAGES)/.ready: tests/clients/frameworks/requirements.txt
 	rm -rf $(@D)
 	$(PYTHON) -m pip install --quiet --no-warn-conflicts --root-user-action ignore --ignore-installed --target $(@D) -r $<
 	touch $@
+
+grids:
+	LOCKSTEP_GRIDS=all $(CARGO) test --locked --test grids -- --nocapture the_whole_product
+
+hosts:
+	deploy/dev/packages.sh ip:iproute2
+	$(CARGO) test --locked --test hosts -- --nocapture
 
 # Plain tests, on the toolchain that builds the rest; a round that failed says how it is repeated.
 fuzz:

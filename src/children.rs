@@ -1,5 +1,5 @@
-//! Worker processes of this machine: starts them from the same executable, says their logs as its own, starts those anew
-//! that die, and ends them. Knows nothing of what they compute.
+//! Worker processes of this machine: starts them from the same executable, says their logs as its own, starts those
+//! anew that die, and ends them. Knows nothing of what they compute.
 //!
 //! No child outlives this process, however it ends. A child's standard input is a pipe that brings the join token and
 //! then nothing: its end is this process's end, and the child ends too. Besides, the kernel kills the child when the
@@ -108,7 +108,8 @@ fn keep(worker: u16, order: &Order, end: &Receiver<()>) -> anyhow::Result<()> {
         }
         quick_deaths += 1;
         let signal = status.signal();
-        tracing::warn!(worker, %status, signal, wait_ms = wait.as_millis() as u64, last_words, "a worker process ended");
+        let wait_ms = wait.as_millis() as u64;
+        tracing::warn!(worker, %status, signal, wait_ms, last_words, "a worker process ended");
         if quick_deaths > QUICK_DEATHS_MAX {
             bail!("worker {worker} ended {quick_deaths} times in a row ({status}): {last_words}");
         }

@@ -51,6 +51,9 @@ pub struct Settings {
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
+    /// What workers of this machine exchange numbers over [default: auto]
+    #[arg(long, env = "LOCKSTEP_WIRE", value_enum)]
+    pub wire: Option<Wire>,
     /// Threads of each worker [default: the cores, divided among this machine's workers]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
@@ -121,7 +124,24 @@ pub enum Isa {
     Avx512,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wire {
+    /// Memory where two workers are on one machine, otherwise TCP
+    Auto,
+    /// Memory that they share, or not at all
+    Shm,
+    /// TCP, on one machine too
+    Tcp,
+}
+
 impl Device {
+    pub fn name(self) -> String {
+        flag_value(&self)
+    }
+}
+
+impl Wire {
     pub fn name(self) -> String {
         flag_value(&self)
     }
@@ -222,6 +242,7 @@ pub struct Config {
     pub inproc: bool,
     pub device: Device,
     pub isa: Option<Isa>,
+    pub wire: Wire,
     pub threads: usize,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
@@ -284,6 +305,7 @@ impl Settings {
             inproc: self.inproc.unwrap_or(false),
             device: self.device.unwrap_or(Device::Cpu),
             isa: self.isa,
+            wire: self.wire.unwrap_or(Wire::Auto),
             threads: self.threads.unwrap_or_else(|| (cores() / n_ranks.max(1)).max(1)),
             activations: self.activations.unwrap_or(Activations::Int8),
             kv_dtype: self.kv_dtype.unwrap_or(KvDtype::F16),

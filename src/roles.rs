@@ -1,8 +1,8 @@
-//! Starts the roles of a replica on this machine: router and coordinator within this process, and the workers too, or as
-//! processes of their own. Whatever the way, they send each other the frames that a cluster sends.
+//! Starts the roles of a replica on this machine: router and coordinator within this process, and the workers too, or
+//! as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, Watched, cores};
+use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, Watched, Wire, cores};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use types::Grid;
+use types::{DeviceClass, Grid, Numerics, PolicyDigest};
 use worker::{Assignment, Doorway, Load, LoadError, ModelLoader, Ready, Runner, sim::Sim};
 
 const REPLICA: &str = "local";
@@ -110,7 +110,7 @@ fn threads(config: &Config, dialer: &Dialer) -> anyhow::Result<Vec<Part>> {
         let door = if n_ranks > 1 { Some(doorway(any_port)?) } else { None };
         let end = CancellationToken::new();
         let mesh_address = door.as_ref().map_or_else(String::new, |door| door.address().to_string());
-        let loader = loader(config.device, config.isa, config.threads, n_ranks.into(), door);
+        let loader = loader(config.device, config.isa, config.threads, n_ranks.into(), door, config.wire);
         let memory_bytes = memory_bytes() / u64::from(n_ranks);
         let worker_config = worker_config(config.device, config.threads, memory_bytes, mesh_address);
         let worker = worker::serve(dialer.channel(), loader, worker_config, end.clone());
@@ -136,6 +136,7 @@ fn processes(config: &Config, coordinator: SocketAddr, token: Token) -> Part {
         ("--device", config.device.name()),
         ("--threads", config.threads.to_string()),
         ("--memory", memory.to_string()),
+        ("--wire", config.wire.name()),
         ("--log", config.log.clone()),
     ];
     for (name, value) in named.into_iter().chain(config.isa.map(|isa| ("--isa", isa.name()))) {
@@ -253,6 +254,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         model_path: checkpoint.path().to_owned(),
         shape: ModelShape::of(checkpoint),
         policy: policy(config),
+        policy_digest: policy_digest(config, checkpoint),
         prefix_cache: config.prefix_cache,
         // The cache does not outlive the process, so neither need the secret at its root.
         salt: secure::random()?,
@@ -270,33 +272,54 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
     })
 }
 
-pub fn policy(config: &Config) -> Policy {
-    let activations = match config.activations {
+/// The simulation has a policy of its own, which no model gives.
+fn policy_digest(config: &Config, checkpoint: &Checkpoint) -> Option<PolicyDigest> {
+    let numerics = Numerics {
+        device_class: DeviceClass::Cpu,
+        activations: activations(config),
+        kv_dtype: kv_dtype(config),
+        weights: checkpoint.digest(),
+        quantization: "none",
+        adapter: None,
+    };
+    (config.device == Device::Cpu).then(|| numerics.digest())
+}
+
+fn activations(config: &Config) -> &'static str {
+    match config.activations {
         Activations::Int8 => "int8",
         Activations::F32 => "f32",
-    };
-    let kv_dtype = match config.kv_dtype {
-        KvDtype::F16 => "f16",
-        KvDtype::F32 => "f32",
-    };
-    Policy {
-        grid: Grid { pp: config.pp, tp: config.tp, ep: 1 },
-        activations: activations.into(),
-        kv_dtype: kv_dtype.into(),
-        kv_memory: config.kv_memory.map(|bytes| bytes.0),
-        context: config.context,
-        running_max: config.max_running,
     }
 }
 
-/// What makes a rank of this machine, which has `n_local` of them, whatever it is told to hold. Who waits keeps its core
-/// only where there are as many cores as threads.
+fn kv_dtype(config: &Config) -> &'static str {
+    match config.kv_dtype {
+        KvDtype::F16 => "f16",
+        KvDtype::F32 => "f32",
+    }
+}
+
+pub fn policy(config: &Config) -> Policy {
+    Policy {
+        grid: Grid { pp: config.pp, tp: config.tp, ep: 1 },
+        activations: activations(config).into(),
+        kv_dtype: kv_dtype(config).into(),
+        kv_memory: config.kv_memory.map(|bytes| bytes.0),
+        context: config.context,
+        running_max: config.max_running,
+        slice_max: config.max_chunk_tokens.min(config.max_batch_tokens),
+    }
+}
+
+/// What makes a rank of this machine, which has `n_local` of them, whatever it is told to hold. Who waits keeps its
+/// core only where there are as many cores as threads.
 pub fn loader(
     device: Device,
     isa: Option<Isa>,
     threads: usize,
     n_local: usize,
     door: Option<Arc<Doorway>>,
+    wire: Wire,
 ) -> Box<dyn Load> {
     let isa = match isa {
         None => worker::Isa::detect(),
@@ -309,6 +332,11 @@ pub fn loader(
             isa,
             spin: threads * n_local <= cores(),
             doorway: door,
+            wire: match wire {
+                Wire::Auto => worker::Wire::Any,
+                Wire::Shm => worker::Wire::Memory,
+                Wire::Tcp => worker::Wire::Socket,
+            },
             ..ModelLoader::new(threads)
         }),
         Device::Sim => Box::new(SimLoader),
@@ -323,19 +351,8 @@ impl Load for SimLoader {
         let path = &assignment.model_path;
         let failed = |source| LoadError::Model { path: path.clone(), source };
         let checkpoint = Checkpoint::open(path).map_err(|error| failed(error.into()))?;
-        let policy = Policy {
-            grid: Grid::SOLO,
-            activations: assignment.activations.clone(),
-            kv_dtype: assignment.kv_dtype.clone(),
-            kv_memory: None,
-            context: None,
-            running_max: assignment.running_max,
-        };
-        let shape = ModelShape::of(&checkpoint);
-        let block_bytes = coordinator::block_bytes(&shape, &policy).map_err(|error| failed(error.into()))?;
         let spec = checkpoint.spec();
-        let (n_heads, n_kv_heads, head_dim) = (spec.n_heads, spec.n_kv_heads, spec.head_dim);
-        Sim { vocab: spec.vocab, block_bytes, n_heads, n_kv_heads, head_dim, ..Sim::default() }.load(assignment)
+        Sim { vocab: spec.vocab, groups: spec.cache_groups().groups().to_vec(), ..Sim::default() }.load(assignment)
     }
 }
 

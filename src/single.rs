@@ -1,9 +1,9 @@
-//! One role in this process, for a cluster on several machines: a coordinator, a worker or a router. What they are built
-//! from is `roles`'s; whom they trust is `trust`'s.
+//! One role in this process, for a cluster on several machines: a coordinator, a worker or a router. What they are
+//! built from is `roles`'s; whom they trust is `trust`'s.
 
 use crate::args;
 use crate::children;
-use crate::config::{Bytes, Device, File, Isa, LOG, LogFormat, Watched, cores};
+use crate::config::{Bytes, Device, File, Isa, LOG, LogFormat, Watched, Wire, cores};
 use crate::roles::{self, Doors};
 use crate::{models, stop_on_signals};
 use anyhow::{Context, ensure};
@@ -71,6 +71,9 @@ pub struct WorkerSettings {
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
+    /// What workers exchange numbers over [default: auto]
+    #[arg(long, env = "LOCKSTEP_WIRE", value_enum)]
+    pub wire: Option<Wire>,
     /// Threads that compute [default: one per core]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
@@ -185,7 +188,8 @@ impl WorkerSettings {
         ensure!((1..=1024).contains(&threads), "--threads is {threads}; it must be 1 to 1024");
         let device = self.device.unwrap_or(Device::Cpu);
         let (door, mesh_address) = self.doorway(join)?;
-        let loader = roles::loader(device, self.isa, threads, n_local, Some(door));
+        let wire = self.wire.unwrap_or(Wire::Auto);
+        let loader = roles::loader(device, self.isa, threads, n_local, Some(door), wire);
         let memory = self.memory.map_or_else(|| roles::memory_bytes() / n_local as u64, |bytes| bytes.0);
         let config = roles::worker_config(device, threads, memory, mesh_address);
         Ok(Seat { loader: source::load_from(source, loader), config })

@@ -1,5 +1,5 @@
-//! `top`: the live cluster, again and again, on a terminal that is drawn anew each time. A page that cannot be had is told
-//! and asked for again: a cluster that restarts is worth watching.
+//! `top`: the live cluster, again and again, on a terminal that is drawn anew each time. A page that cannot be had is
+//! told and asked for again: a cluster that restarts is worth watching.
 
 use crate::status::{Cluster, Look};
 use clap::Args;

@@ -2,18 +2,22 @@
 //! name while the cluster goes on.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "processes/intruder.rs"]
+mod intruder;
 #[path = "common/node.rs"]
 mod node;
 
+use intruder::Intruder;
 use node::{Folder, Node, PATIENCE, answer, field, is_alive};
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{WorkerFrame, WorkerHello, worker_frame};
 use proto::secure::{Token, Trust, channel};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
+use types::{DeviceClass, Numerics};
 
 const MODEL: &str = "tests/reference/llama-f32-tied";
 const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
@@ -97,6 +101,92 @@ fn who_does_not_belong_is_refused_by_name_and_the_cluster_goes_on() {
     let arguments = ["router", MODEL, "--coordinator", &address, "--token-file", &good];
     let mut router = Node::start(&[&arguments[..], &DOORS].concat());
     assert_eq!(router.answers(), serve(&[]).answers());
+}
+
+/// A router of a coordinator that has what it needs.
+fn router(address: &str) -> Node {
+    Node::start(&[&["router", MODEL, "--coordinator", address], &DOORS[..]].concat())
+}
+
+#[test]
+fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
+    let (mut coordinator, address) = coordinator(MODEL, &[]);
+    let join = ["worker", "--threads", "1", "--join", &address];
+    // It comes first, and has the shape of the model that is served.
+    let mut stranger = Node::start(&[&join[..], &["--model-path", "tests/reference/llama-linear"]].concat());
+    let refusal = ["computes under", "another model, or other numerics"];
+    stranger.until(&["lockstep:", refusal[0], refusal[1]]);
+    assert!(!stranger.ended().success());
+    coordinator.until(&["a worker is lost", refusal[0], refusal[1]]);
+
+    // The same model, with another type of cache than the coordinator asked for.
+    let weights = checkpoint::Checkpoint::open(std::path::Path::new(MODEL)).unwrap().digest();
+    let class = DeviceClass::Cpu;
+    let numerics = |kv_dtype| Numerics {
+        device_class: class,
+        activations: "f32",
+        kv_dtype,
+        weights,
+        quantization: "none",
+        adapter: None,
+    };
+    let mut intruder = Intruder::join(&address, "").unwrap();
+    intruder.assigned();
+    intruder.ready(numerics("f32").digest());
+    let end = intruder.ended();
+    assert_eq!(end.code(), tonic::Code::FailedPrecondition);
+    assert!(refusal.iter().all(|words| end.message().contains(words)), "{end:?}");
+    let mut twin = Intruder::join(&address, "").unwrap();
+    twin.assigned();
+    twin.ready(numerics("f16").digest());
+    coordinator.until(&["the replica is ready"]);
+    drop(twin);
+
+    let mut worker = Node::start(&join);
+    worker.until(&["taking a place"]);
+    assert_eq!(router(&address).answers(), serve(&[]).answers());
+}
+
+#[test]
+fn a_second_one_of_a_place_is_refused_by_name_and_the_cluster_goes_on() {
+    let (mut coordinator, address) = coordinator(MODEL, &["--tp", "2"]);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];
+    let mut first = Node::start(&[&join[..], &["--mesh-listen", &port]].concat());
+    coordinator.until(&["a worker joins"]);
+    let end = Intruder::join(&address, &port).and_then(|mut twin| Err::<(), _>(twin.ended())).unwrap_err();
+    assert!(end.code() == tonic::Code::AlreadyExists && end.message().contains(&port), "{end:?}");
+    coordinator.until(&["refused: its mesh address is another worker's"]);
+    let mut second = Node::start(&[&join[..], &["--mesh-listen", &port]].concat());
+    second.until(&["lockstep:", "cannot listen for other workers", &port]);
+    assert!(!second.ended().success());
+
+    // Strangers at the first one's door for peers, while it waits for the second: one says garbage, one stops midway.
+    let mut silent = TcpStream::connect(&port).unwrap();
+    silent.write_all(b"LOCKSTEP").unwrap();
+    let mut loud = TcpStream::connect(&port).unwrap();
+    loud.write_all(&[0x5a; 400]).unwrap();
+    let _second = Node::start(&join);
+    first.until(&["a rank is refused", "no handshake, but garbage"]);
+    first.until(&["a rank is refused", "silence"]);
+    assert_eq!(router(&address).answers(), serve(&[]).answers());
+}
+
+/// A worker that holds a rank, and then does not do what ranks do.
+#[test]
+fn a_rank_that_says_garbage_to_its_peer_is_blamed_by_name_and_the_cluster_goes_on() {
+    let (mut coordinator, address) = coordinator(MODEL, &["--tp", "2"]);
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut intruder = Intruder::join(&address, &door.local_addr().unwrap().to_string()).unwrap();
+    let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];
+    let _first = Node::start(&join);
+    intruder.assigned();
+    // The honest one knocks.
+    let (mut peer, _) = door.accept().unwrap();
+    peer.write_all(&[0x5a; 400]).unwrap();
+    coordinator.until(&["a rank is blamed by a peer", "rank=0", "no handshake, but garbage"]);
+    let _second = Node::start(&join);
+    assert_eq!(router(&address).answers(), serve(&[]).answers());
 }
 
 /// A worker of a version that is not ours gets as far as its hello.

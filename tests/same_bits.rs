@@ -5,15 +5,12 @@
 
 mod common;
 
-use checkpoint::Checkpoint;
+use common::requests::{REQUESTS, difference, smollm2_requests, tiny_requests};
 use common::watched::Seen;
 use common::{Answer, Replica, Setup, reference_folder, smollm2};
 use std::cmp::Reverse;
-use std::path::Path;
-use types::{BLOCK_TOKENS, Dry, Finish, Goal, Penalties, Request, Sampling, Token, Tokens, Xtc};
+use types::{BLOCK_TOKENS, Finish, Goal, Request};
 use worker::Isa;
-
-const REQUESTS: usize = 64;
 
 #[tokio::test]
 async fn llama_f32_tied() {
@@ -254,94 +251,6 @@ impl Bench {
     }
 }
 
-/// The first place where two answers differ.
-fn difference(got: &Answer, expected: &Answer) -> String {
-    match got.drawn.iter().zip(&expected.drawn).position(|(got, expected)| got != expected) {
-        Some(i) => format!("token {i} is {:?}, and alone {:?}", got.drawn[i], expected.drawn[i]),
-        None => {
-            let (n, finish) = (got.drawn.len(), got.finish);
-            format!("{n} tokens and {finish:?}, and alone {} and {:?}", expected.drawn.len(), expected.finish)
-        }
-    }
-}
-
-/// Lengths on both sides of a block's and of an attention tile's edge.
-fn tiny_requests(model: &Path) -> Vec<Request> {
-    const LENGTHS: [usize; 16] = [1, 300, 16, 129, 40, 257, 3, 90, 255, 17, 64, 256, 33, 200, 32, 18];
-    let checkpoint = Checkpoint::open(model).unwrap();
-    let spec = checkpoint.spec();
-    let stops: Tokens = (0..5).map(|i| (i * 37 + 11) % spec.vocab).collect();
-    // Every fourth outgrows the blocks that it was admitted with, so that a small pool runs short.
-    let tokens_max = |i: usize| 8 + (i as u32 * 13) % 33 + if i % 4 == 1 { 64 } else { 0 };
-    let mut requests = mixed(spec.vocab, &LENGTHS, tokens_max, &stops);
-    let longest = 700.min(spec.context as usize - 48);
-    requests[REQUESTS - 1].prompt = tokens(99, spec.vocab, longest);
-    requests
-}
-
 fn smollm2_setup(activations: &'static str, kv_dtype: &'static str) -> Setup {
     Setup { n_blocks: 768, ..Setup::new(smollm2(), activations, kv_dtype) }
-}
-
-/// Short, since the model is real; and two long ones at the end.
-fn smollm2_requests() -> Vec<Request> {
-    const LENGTHS: [usize; 16] = [1, 33, 16, 5, 17, 40, 3, 24, 8, 18, 2, 31, 12, 32, 6, 20];
-    const VOCAB: u32 = 49152;
-    let tokens_max = |i: usize| 4 + (i as u32 * 5) % 9 + if i % 4 == 1 { 24 } else { 0 };
-    // The comma, the full stop, the line's end and the end of a message.
-    let mut requests = mixed(VOCAB, &LENGTHS, tokens_max, &[28, 30, 198, 2]);
-    requests[REQUESTS - 2].prompt = tokens(98, VOCAB, 270);
-    requests[REQUESTS - 1].prompt = tokens(99, VOCAB, 600);
-    requests
-}
-
-/// Half of the prompts begin alike; the last quarter repeats prompts under other seeds.
-fn mixed(vocab: u32, lengths: &[usize], tokens_max: impl Fn(usize) -> u32, stops: &[Token]) -> Vec<Request> {
-    let request = |i: usize| {
-        let of = if i < REQUESTS * 3 / 4 { i } else { i - REQUESTS / 2 };
-        let seed = if of % 4 < 2 { 0 } else { of as u64 };
-        let length = lengths[(of + of / lengths.len()) % lengths.len()];
-        let sampling = Sampling { tokens_max: tokens_max(i), ..sampling(i, stops) };
-        Request { prompt: tokens(seed, vocab, length), sampling, ..Request::default() }
-    };
-    (0..REQUESTS).map(request).collect()
-}
-
-fn sampling(i: usize, stops: &[Token]) -> Sampling {
-    let any = Sampling { seed: i as u64 * 7919, choice: (i % 3) as u32, logprobs: Some(3), ..Sampling::default() };
-    let penalties = Penalties { presence: 0.3, frequency: 0.2, repetition: 1.2 };
-    // The tokens that `stops` names exist in every vocabulary here.
-    let dry = Dry { multiplier: 0.8, breakers: vec![stops[..1].to_vec()], ..Dry::default() };
-    let any = match i % 7 {
-        3 => Sampling { penalties, ..any },
-        4 => Sampling { dry, bias: vec![(stops[0], -3.0), (stops[1], 2.5)], ..any },
-        5 => Sampling { bad_words: vec![vec![stops[2]], stops[..2].to_vec()], penalties, ..any },
-        6 => Sampling { typical_p: 0.9, xtc: Xtc { probability: 0.5, threshold: 0.05 }, top_n_sigma: 4.0, ..any },
-        _ => any,
-    };
-    let drawn = match i % 6 {
-        0 => any,
-        1 => Sampling { temperature: 0.7, ..any },
-        2 => Sampling { temperature: 1.0, top_k: 40, ..any },
-        3 => Sampling { temperature: 1.1, top_p: 0.9, ..any },
-        4 => Sampling { temperature: 0.9, min_p: 0.05, ..any },
-        _ => Sampling { temperature: 1.3, top_k: 50, top_p: 0.95, min_p: 0.02, ..any },
-    };
-    let stop = if i % 5 < 2 { stops.to_vec() } else { Tokens::new() };
-    let logprobs = match i % 16 {
-        15 => None,
-        7 => Some(0),
-        _ => Some(3),
-    };
-    Sampling { stop, tokens_min: (i % 4) as u32, logprobs, ..drawn }
-}
-
-/// Arbitrary tokens, the same for a seed; a shorter prompt is the beginning of a longer one.
-fn tokens(seed: u64, vocab: u32, n: usize) -> Tokens {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x6c6f_636b;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as u32 % vocab
-    };
-    (0..n).map(|_| next()).collect()
 }

@@ -7,7 +7,7 @@ mod gguf;
 mod json;
 
 use crate::error::Fault;
-use types::Token;
+use types::{CacheKind, LayerGroups, Token};
 
 /// An architecture: which table of names it has, and which file of the model crate computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -186,6 +186,15 @@ const EXPERTS_MAX: u32 = 2048;
 const EOS_MAX: usize = 64;
 
 impl ModelSpec {
+    /// What each layer keeps of the positions behind it. A window that no context outgrows is none.
+    pub fn cache_groups(&self) -> LayerGroups {
+        let kind = |layer: &LayerSpec| match layer.window.filter(|window| *window < self.context) {
+            Some(window) => CacheKind::Window(window),
+            None => CacheKind::Full,
+        };
+        LayerGroups::of(self.layers.iter().map(kind))
+    }
+
     /// Numbers that agree with each other, or a refusal that names those which do not.
     fn checked(self) -> Result<ModelSpec, Fault> {
         let lengths = [

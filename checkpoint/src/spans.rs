@@ -70,7 +70,8 @@ fn wide(range: &Range<usize>) -> Range<u64> {
     range.start as u64..range.end as u64
 }
 
-/// `blk.7.attn_q.weight` and `model.layers.7.self_attn.q_proj.weight` are both of layer 7, and so is GPT-2's `h.7.ln_1.weight`.
+/// `blk.7.attn_q.weight` and `model.layers.7.self_attn.q_proj.weight` are both of layer 7, and so is GPT-2's
+/// `h.7.ln_1.weight`.
 fn layer_of(name: &str) -> Option<u32> {
     let mut parts = name.split('.');
     parts.find(|part| matches!(*part, "blk" | "layers" | "h"))?;

@@ -3,7 +3,7 @@
 use crate::placement::{ModelShape, Policy};
 use std::path::PathBuf;
 use std::time::Duration;
-use types::{CacheGroup, Epoch, PolicyDigest};
+use types::{Epoch, PolicyDigest};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -15,6 +15,8 @@ pub struct Config {
     pub model_path: PathBuf,
     pub shape: ModelShape,
     pub policy: Policy,
+    /// What every rank must compute under. None: what the first that is ready computes under, where no model is.
+    pub policy_digest: Option<PolicyDigest>,
     pub prefix_cache: bool,
     /// The cluster's secret at the root of every block hash.
     pub salt: [u8; 16],
@@ -109,23 +111,24 @@ impl Config {
         *hasher.finalize().as_bytes()
     }
 
-    pub(crate) fn scheduler(&self, context: u32, n_blocks: u32, policy: PolicyDigest) -> scheduler::Config {
+    pub(crate) fn scheduler(&self, context: u32, n_blocks: Vec<u32>, policy: PolicyDigest) -> scheduler::Config {
         let limits = &self.limits;
         let n_stages = u32::from(self.policy.grid.pp);
         scheduler::Config {
-            n_blocks: vec![n_blocks],
+            n_blocks,
             context_max: context,
             running_max: self.policy.running_max,
             waiting_max: limits.waiting_max,
             // A prompt that fits the context must fit an empty queue.
             waiting_tokens_max: limits.waiting_tokens_max.max(context.into()),
             batch_tokens_max: limits.batch_tokens_max,
-            chunk_tokens_max: limits.chunk_tokens_max,
+            // What pools were made for.
+            chunk_tokens_max: limits.chunk_tokens_max.min(self.policy.slice_max),
             n_stages,
             // Each stage has a step of its own.
             steps_in_flight_max: limits.steps_in_flight_max + n_stages - 1,
             prefix_cache: self.prefix_cache,
-            groups: vec![CacheGroup::FULL],
+            groups: self.shape.cache.groups().to_vec(),
             policy,
             salt: self.salt,
             ..scheduler::Config::default()

@@ -1,5 +1,5 @@
-//! Lends the model's files to workers that have no copy. Knows which files they are and where their layers lie, and reads
-//! from these and no others.
+//! Lends the model's files to workers that have no copy. Knows which files they are and where their layers lie, and
+//! reads from these and no others.
 
 use checkpoint::{Checkpoint, spans};
 use proto::cluster::{LayerBytes, ModelBytes, ModelFile, ModelFiles, ReadModelRequest};

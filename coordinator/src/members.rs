@@ -50,7 +50,6 @@ pub(crate) enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub policy: PolicyDigest,
-    pub n_blocks: u32,
     pub weight_bytes: u64,
 }
 
@@ -303,7 +302,7 @@ impl Member {
             memory_bytes: self.machine.memory_bytes,
             weight_bytes,
             kv_bytes: shard.kv_bytes,
-            kv_tokens: shard.kv_tokens,
+            kv_tokens: shard.kv_tokens_max(),
             times: Some(self.window.last),
         }
     }

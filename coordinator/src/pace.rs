@@ -2,6 +2,7 @@
 //! is told; knows no clock.
 
 use proto::cluster as wire;
+use scheduler::Counters;
 use types::Micros;
 
 /// How fast requests end, to tell those that find the queue full when to come again.
@@ -82,13 +83,15 @@ impl Speed {
         self.n_steps
     }
 
-    pub fn actual(&self, starved: u64) -> wire::Actual {
+    /// The planner's counters are told beside what is counted here.
+    pub fn actual(&self, planned: &Counters) -> wire::Actual {
         wire::Actual {
             alone_tokens_per_s: self.alone.per_s(),
             busy_tokens_per_s: self.busy.per_s(),
             tokens: self.busy.tokens,
             steps: self.n_steps,
-            starved,
+            starved: planned.starved,
+            steps_early: planned.steps_early,
         }
     }
 }
@@ -106,7 +109,7 @@ mod tests {
         speed.answered(1, 1, Micros(60_000), Micros(70_000));
         speed.answered(1, 1, Micros(900_000), Micros(950_000));
         speed.answered(4, 4, Micros(950_000), Micros(970_000));
-        let actual = speed.actual(0);
+        let actual = speed.actual(&Counters::default());
         assert_eq!((actual.alone_tokens_per_s, actual.tokens, actual.steps), (100.0, 8, 5));
         assert_eq!(speed.in_flight_micros(), 140_000);
     }

@@ -103,8 +103,8 @@ impl Replica {
     fn assign(&mut self, blueprint: Blueprint) {
         let now = self.now();
         self.epoch.n += 1;
-        let Blueprint { grid, context, n_blocks, .. } = blueprint;
-        tracing::info!(epoch = %self.epoch, tp = grid.tp, pp = grid.pp, context, n_blocks, "placing the replica");
+        let (Blueprint { grid, context, .. }, n_blocks) = (&blueprint, blueprint.n_blocks());
+        tracing::info!(epoch = %self.epoch, tp = grid.tp, pp = grid.pp, context, ?n_blocks, "placing the replica");
         self.state_changed = true;
         let assigns: Vec<wire::Assign> =
             blueprint.shards.iter().map(|shard| self.assignment(&blueprint, shard)).collect();
@@ -132,6 +132,7 @@ impl Replica {
             model_path: self.config.model_path.to_string_lossy().into_owned(),
             activations: policy.activations.clone(),
             kv_dtype: policy.kv_dtype.clone(),
+            n_blocks: blueprint.n_blocks(),
             kv_bytes: shard.kv_bytes,
             context: blueprint.context,
             batch_tokens_max: self.config.limits.batch_tokens_max,
@@ -158,31 +159,28 @@ impl Replica {
         facts.map_or(Ok(()), |facts| self.begin(&facts))
     }
 
-    /// A stream moves only to an equal digest, and all ranks of an epoch have one: of the replica, or else of the first
-    /// that was ready. It names version, model, weights and numerics.
+    /// A stream moves only to an equal digest, and all ranks of an epoch have one: the configured one or, where there is
+    /// none, that of the first that was ready. It names version, model, weights and numerics.
     fn accept(&self, ready: &wire::Ready) -> Result<Facts, Status> {
         let policy = proto::policy_digest(&ready.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let ours = self.serving.as_ref().map(|serving| serving.policy).or_else(|| self.members.policy());
+        let served = || self.serving.as_ref().map(|serving| serving.policy);
+        let ours = self.config.policy_digest.or_else(served).or_else(|| self.members.policy());
         if let Some(ours) = ours.filter(|ours| *ours != policy) {
             return Err(Status::failed_precondition(format!(
                 "this rank computes under {policy}, the replica under {ours}: another model, or other numerics"
             )));
         }
-        match ready.n_blocks {
-            0 => Err(Status::resource_exhausted("this rank has no room for a single KV block")),
-            n_blocks => Ok(Facts { policy, n_blocks, weight_bytes: ready.weight_bytes }),
-        }
+        Ok(Facts { policy, weight_bytes: ready.weight_bytes })
     }
 
     /// All ranks are ready: serve, or go on serving.
     fn begin(&mut self, facts: &[Facts]) -> Result<(), Error> {
         let (Some(blueprint), Some(first)) = (&self.blueprint, facts.first()) else { return Ok(()) };
-        let held = facts.iter().map(|facts| facts.n_blocks).min().unwrap_or(0);
-        let n_blocks = blueprint.n_blocks.min(held);
+        let n_blocks = blueprint.n_blocks();
         match &mut self.serving {
-            Some(serving) => serving.scheduler.requeue_into(self.epoch, &[n_blocks], &mut self.outputs),
+            Some(serving) => serving.scheduler.requeue_into(self.epoch, &n_blocks, &mut self.outputs),
             None => {
-                let config = self.config.scheduler(blueprint.context, n_blocks, first.policy);
+                let config = self.config.scheduler(blueprint.context, n_blocks.clone(), first.policy);
                 let mut scheduler = Scheduler::new(config, self.epoch)?;
                 if self.draining_since.is_some() {
                     scheduler.drain();
@@ -194,7 +192,7 @@ impl Replica {
         self.is_ready = true;
         self.placing.ready_since = Some(self.now());
         self.state_changed = true;
-        tracing::info!(epoch = %self.epoch, n_ranks = facts.len(), n_blocks, "the replica is ready");
+        tracing::info!(epoch = %self.epoch, n_ranks = facts.len(), ?n_blocks, "the replica is ready");
         self.welcome();
         Ok(())
     }
@@ -237,9 +235,9 @@ impl Replica {
         }
     }
 
-    /// The epoch ends and nobody is dismissed: whoever is dead says so by its stream, whoever is stopped by its silence,
-    /// and whoever hangs by a counter that does not move. Two that do not reach each other are both well, so that the next
-    /// placement waits, each time longer.
+    /// The epoch ends and nobody is dismissed: whoever is dead says so by its stream, whoever is stopped by its
+    /// silence, and whoever hangs by a counter that does not move. Two that do not reach each other are both well, so
+    /// that the next placement waits, each time longer.
     fn blame(&mut self, reporter: WorkerId, blamed: WorkerId, rank: u32, message: &str) {
         let (host, of) = (self.members.host(blamed).to_owned(), self.members.host(reporter).to_owned());
         let by = self.members.role(reporter).and_then(Role::rank).map(|rank| rank.0);

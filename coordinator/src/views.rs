@@ -47,7 +47,7 @@ impl Replica {
                 tokens_per_s_high: prediction.high,
                 bottleneck: prediction.bottleneck.to_string(),
             }),
-            actual: Some(self.speed.actual(stats.starved)),
+            actual: Some(self.speed.actual(&stats.counters)),
             tp: grid.tp.into(),
             pp: grid.pp.into(),
         }
@@ -63,6 +63,7 @@ impl Replica {
             tokens_discarded: stats.tokens_discarded,
             prefix_hit_tokens: stats.prefix_hit_tokens,
             starved: stats.starved,
+            steps_early: stats.steps_early,
         });
     }
 
@@ -83,7 +84,7 @@ impl Replica {
 
     /// What was predicted beside what is.
     pub(crate) fn tell_speed(&self) {
-        let actual = self.speed.actual(self.stats().starved);
+        let actual = self.speed.actual(&self.stats().counters);
         let Some(prediction) = self.prediction.as_ref().filter(|_| self.speed.n_steps() > 0) else { return };
         let text = |per_s: f64| if per_s > 0.0 { format!("{per_s:.0} tokens/s") } else { "none ran so".into() };
         tracing::info!(

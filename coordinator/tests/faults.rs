@@ -355,7 +355,7 @@ impl RawWorker {
     async fn say_ready(&self, digest: [u8; 32]) {
         let wire::Assign { epoch_incarnation, epoch_n, .. } = self.last;
         let policy_digest = digest.to_vec();
-        let ready = wire::Ready { epoch_incarnation, epoch_n, policy_digest, n_blocks: 64, weight_bytes: 0 };
+        let ready = wire::Ready { epoch_incarnation, epoch_n, policy_digest, weight_bytes: 0 };
         self.say(worker_frame::Frame::Ready(ready)).await;
     }
 
@@ -382,6 +382,7 @@ fn sim_digest() -> [u8; 32] {
         model_path: "/nowhere".into(),
         activations: "int8".into(),
         kv_dtype: "f16".into(),
+        n_blocks: vec![1],
         kv_bytes: 64,
         context: 16,
         batch_tokens_max: 16,

@@ -1,5 +1,6 @@
 //! Connections between roles on sockets, and how both sides prove that they belong to the cluster: TLS with
-//! certificates on both sides, a join token, or both. Knows nothing of what is sent afterwards, nor where keys come from.
+//! certificates on both sides, a join token, or both. Knows nothing of what is sent afterwards, nor where keys come
+//! from.
 //!
 //! Every connection begins with a greeting, inside TLS where there is TLS:
 //!
@@ -9,6 +10,7 @@
 //! dialler  keyed(token, "dialler" d l)                  →
 //!          ← verdict
 //! ```
+//! A dialler that finds the listener's proof wrong answers with zeros.
 //! So a token is never sent, what was overheard cannot be sent again, and whoever is refused is told why before a
 //! single frame of HTTP.
 
@@ -364,8 +366,7 @@ async fn greet_dialler(peer: &mut Connection, token: Option<&Token>) -> Result<(
         let proof = token.proof("listener", &dialler, &listener);
         reply[REPLY_BYTES - PROOF_BYTES..].copy_from_slice(proof.as_bytes());
     }
-    peer.write_all(&reply).await?;
-    peer.flush().await?;
+    say(peer, &reply).await?;
     verdict.accept()?;
     let mut answer = [0; PROOF_BYTES];
     peer.read_exact(&mut answer).await.map_err(of_tls)?;
@@ -376,9 +377,10 @@ async fn greet_dialler(peer: &mut Connection, token: Option<&Token>) -> Result<(
         }
         _ => Verdict::Welcome,
     };
-    peer.write_all(&[verdict as u8]).await?;
-    peer.flush().await?;
-    Ok(verdict.accept()?)
+    let told = say(peer, &[verdict as u8]).await;
+    // Who was refused need not have stayed to hear it.
+    verdict.accept()?;
+    Ok(told?)
 }
 
 async fn greet_listener(peer: &mut Connection, token: Option<&Token>) -> Result<(), Unconnected> {
@@ -387,28 +389,34 @@ async fn greet_listener(peer: &mut Connection, token: Option<&Token>) -> Result<
     hello[..MAGIC.len()].copy_from_slice(&MAGIC);
     hello[MAGIC.len()] = token.is_some().into();
     hello[MAGIC.len() + 1..].copy_from_slice(&dialler);
-    peer.write_all(&hello).await.map_err(of_tls)?;
-    peer.flush().await.map_err(of_tls)?;
+    say(peer, &hello).await.map_err(of_tls)?;
     let mut reply = [0; REPLY_BYTES];
     read_magic(peer, &mut reply, TLS_ALERT, Refused::TlsMissing).await?;
     Verdict::from(reply[MAGIC.len()]).accept()?;
     let listener = nonce_at(&reply, MAGIC.len() + 1);
-    let mut answer = [0; PROOF_BYTES];
-    if let Some(token) = token {
-        let theirs: [u8; PROOF_BYTES] = nonce_at(&reply, REPLY_BYTES - PROOF_BYTES);
-        if token.proof("listener", &dialler, &listener) != blake3::Hash::from_bytes(theirs) {
-            return Err(Refused::TokenWrong.into());
-        }
-        answer = *token.proof("dialler", &dialler, &listener).as_bytes();
+    let theirs = blake3::Hash::from_bytes(nonce_at(&reply, REPLY_BYTES - PROOF_BYTES));
+    let is_ours = token.is_none_or(|token| token.proof("listener", &dialler, &listener) == theirs);
+    // To a listener of another token nothing is proved; that this is no proof tells it why.
+    let answer = match token {
+        Some(token) if is_ours => *token.proof("dialler", &dialler, &listener).as_bytes(),
+        _ => [0; PROOF_BYTES],
+    };
+    say(peer, &answer).await.map_err(of_tls)?;
+    if !is_ours {
+        return Err(Refused::TokenWrong.into());
     }
-    peer.write_all(&answer).await.map_err(of_tls)?;
-    peer.flush().await.map_err(of_tls)?;
     let mut verdict = [0];
     peer.read_exact(&mut verdict).await.map_err(of_tls)?;
     Ok(Verdict::from(verdict[0]).accept()?)
 }
 
-/// Fills a message that begins with the magic. The first bytes are looked at first: what begins otherwise may be shorter.
+async fn say(peer: &mut Connection, message: &[u8]) -> io::Result<()> {
+    peer.write_all(message).await?;
+    peer.flush().await
+}
+
+/// Fills a message that begins with the magic. The first bytes are looked at first: what begins otherwise may be
+/// shorter.
 async fn read_magic(
     peer: &mut Connection,
     message: &mut [u8],

@@ -1,4 +1,5 @@
-//! The live cluster as people look at it: the same facts for gRPC and, as JSON, for `/cluster`. Knows nothing of requests.
+//! The live cluster as people look at it: the same facts for gRPC and, as JSON, for `/cluster`. Knows nothing of
+//! requests.
 
 use crate::link::View;
 use proto::cluster as wire;
@@ -37,6 +38,7 @@ fn replica(view: &View) -> Option<v1::ReplicaTopology> {
         tokens: actual.tokens,
         steps: actual.steps,
         starved: actual.starved,
+        steps_early: actual.steps_early,
         ..v1::ReplicaTopology::default()
     };
     if let Some(known) = view.replica.as_deref() {
@@ -118,6 +120,7 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "tokens": replica.tokens,
         "steps": replica.steps,
         "starved": replica.starved,
+        "steps_early": replica.steps_early,
         "spares": replica.n_spares,
         "ranks": replica.ranks.iter().map(rank_json).collect::<Vec<_>>(),
     })

@@ -1,4 +1,5 @@
-//! How long prompts and answers are, and words to fill them with: drawn from a seed, so that two servers get the same load.
+//! How long prompts and answers are, and words to fill them with: drawn from a seed, so that two servers get the same
+//! load.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,5 +1,5 @@
-//! When requests are sent: as others end, or by a clock that does not care. A thread per request under way, because each
-//! only waits.
+//! When requests are sent: as others end, or by a clock that does not care. A thread per request under way, because
+//! each only waits.
 
 use super::lengths::Random;
 use super::stream::{Server, Timed, Wanted};

@@ -1,5 +1,5 @@
-//! `lockstep bench`: puts load on any server that speaks OpenAI's completions, and says how it bore it. Knows of the server
-//! only its address, so that peers are measured by the same ruler.
+//! `lockstep bench`: puts load on any server that speaks OpenAI's completions, and says how it bore it. Knows of the
+//! server only its address, so that peers are measured by the same ruler.
 
 mod lengths;
 mod load;

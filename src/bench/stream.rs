@@ -1,4 +1,5 @@
-//! One request to a server: sent, and its answer timed as it arrives. Knows OpenAI's completions and their event stream.
+//! One request to a server: sent, and its answer timed as it arrives. Knows OpenAI's completions and their event
+//! stream.
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};

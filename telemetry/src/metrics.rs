@@ -60,7 +60,11 @@ const RANK_BUBBLE: Metric = metric(
 );
 const STARVED: Metric =
     metric("lockstep:starved_total", "Times that a stage could have had a step and nothing was left to plan.");
-const COUNTERS: [&Metric; 16] = [
+const STEPS_EARLY: Metric = metric(
+    "lockstep:steps_early_total",
+    "Steps nearer behind another of the same sequence than there are stages: on their way some stage waits.",
+);
+const COUNTERS: [&Metric; 17] = [
     &PREFIX_QUERIES,
     &PREFIX_HITS,
     &PREEMPTIONS,
@@ -77,6 +81,7 @@ const COUNTERS: [&Metric; 16] = [
     &RANK_IDLE,
     &RANK_BUBBLE,
     &STARVED,
+    &STEPS_EARLY,
 ];
 
 const FIRST_TOKEN: Metric = alias(
@@ -187,6 +192,7 @@ pub struct Planned {
     pub tokens_discarded: u64,
     pub prefix_hit_tokens: u64,
     pub starved: u64,
+    pub steps_early: u64,
 }
 
 pub fn planned(planned: Planned) {
@@ -196,6 +202,7 @@ pub fn planned(planned: Planned) {
     DISCARDED_TOKENS.total(planned.tokens_discarded, &[]);
     PREFIX_HITS.total(planned.prefix_hit_tokens, &[]);
     STARVED.total(planned.starved, &[]);
+    STEPS_EARLY.total(planned.steps_early, &[]);
 }
 
 /// A request was taken; `looks_up` says that it may read the prefix cache.
@@ -269,7 +276,7 @@ mod tests {
     fn the_page_has_both_names_and_buckets() {
         let exporter = install(&[("model_name", "toy")]).unwrap();
         load(3, 2, 1, 4);
-        planned(Planned { steps: 7, prefix_hit_tokens: 5, ..Planned::default() });
+        planned(Planned { steps: 7, prefix_hit_tokens: 5, starved: 2, steps_early: 3, ..Planned::default() });
         finished("stop");
         first_token(Duration::from_millis(3));
         let page = exporter.render();
@@ -279,6 +286,8 @@ mod tests {
             "vllm:kv_cache_usage_perc{model_name=\"toy\"} 0.25",
             "lockstep:steps_total{model_name=\"toy\"} 7",
             "vllm:prefix_cache_hits_total{model_name=\"toy\"} 5",
+            "lockstep:starved_total{model_name=\"toy\"} 2",
+            "lockstep:steps_early_total{model_name=\"toy\"} 3",
             "vllm:request_success_total{model_name=\"toy\",finished_reason=\"stop\"} 1",
             "vllm:time_to_first_token_seconds_bucket{model_name=\"toy\",le=\"0.005\"} 1",
         ] {

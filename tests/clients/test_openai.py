@@ -169,7 +169,8 @@ class Completions(unittest.TestCase):
         self.assertEqual(len(told.tokens), reply.usage.prompt_tokens + reply.usage.completion_tokens)
         self.assertIsNone(told.token_logprobs[0])
         self.assertTrue(all(logprob <= 0 for logprob in told.token_logprobs[1:]))
-        self.assertEqual([whole[at:].startswith(t) for at, t in zip(told.text_offset, told.tokens)], [True] * len(told.tokens))
+        stand = [whole[at:].startswith(token) for at, token in zip(told.text_offset, told.tokens)]
+        self.assertEqual(stand, [True] * len(told.tokens))
         # What was said, scored as a prompt, has the logprobs that it had as an answer.
         again = self.complete(prompt=whole, echo=True, logprobs=2, max_tokens=0)
         self.assertEqual(again.choices[0].text, whole)

@@ -1,33 +1,65 @@
-//! A replica in this process without a router: coordinator and worker talk over pipes in memory, as in `serve`, and the
-//! test is the router. Knows requests and answers as token ids and bits, no text.
+//! A replica without a router: a coordinator in this process, workers as threads of it or as processes of the built
+//! binary, and the test is the router. Knows requests and answers as token ids and bits, no text.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod node;
+pub mod requests;
 pub mod watched;
 
+use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, Sources};
-use checkpoint::{Checkpoint, ModelSpec};
 use cluster::MemoryStore;
-use coordinator::{ModelShape, Policy};
+use coordinator::{Blueprint, Machine, ModelShape, Policy, Unplaceable, WorkerId, plan};
+use node::Node;
 use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::secure::{self, Connection, Trust};
 use proto::transport::{self, Dialer};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
-use types::{BLOCK_TOKENS, Finish, Grid, Request, RequestId, Token, TokenOut};
+use types::{Finish, Grid, Layout, Request, RequestId, Token, TokenOut};
 use watched::{Seen, Watch};
 use wire::{replica_frame, router_frame};
-use worker::{Isa, ModelLoader};
+use worker::{Doorway, Isa, ModelLoader, Wire};
 
 /// For one round of requests; far beyond what any needs, so that a test that hangs says so.
 const ROUND_MAX: Duration = Duration::from_secs(600);
 const FRAMES_UP_MAX: usize = 16;
+/// What a worker says that it has.
+const MEMORY: u64 = 16 << 30;
+/// Of the worker that is taken for a fast one.
+const THREADS_OF_FAST: u32 = 3;
+/// KV memory that asks for no balance: who is fast may hold more.
+const KV_PLENTY: u64 = 1 << 30;
+/// The least KV memory is found to this part of it.
+const KV_PRECISION: u64 = 1024;
+
+/// What workers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workers {
+    Threads,
+    Processes,
+}
+
+/// Whether they are cut alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    Alike,
+    /// One worker is taken for three times as fast as the others, and memory is plenty, so that it holds more.
+    Unlike,
+}
 
 /// Everything that must not change an answer, but for the numeric policy's two fields.
 #[derive(Clone, Debug)]
@@ -44,6 +76,10 @@ pub struct Setup {
     pub running_max: u32,
     pub steps_in_flight_max: u32,
     pub prefix_cache: bool,
+    pub grid: Grid,
+    pub workers: Workers,
+    pub wire: Wire,
+    pub cut: Cut,
 }
 
 impl Setup {
@@ -60,31 +96,83 @@ impl Setup {
             running_max: 64,
             steps_in_flight_max: 2,
             prefix_cache: false,
+            grid: Grid::SOLO,
+            workers: Workers::Threads,
+            wire: Wire::Any,
+            cut: Cut::Alike,
         }
     }
 
-    fn kv_bytes(&self, spec: &ModelSpec) -> u64 {
-        let element_bytes = if self.kv_dtype == "f16" { 2 } else { 4 };
-        let row_bytes = u64::from(spec.n_kv_heads * spec.head_dim) * element_bytes;
-        u64::from(self.n_blocks) * u64::from(BLOCK_TOKENS) * u64::from(spec.n_layers) * 2 * row_bytes
+    pub fn on(&self, tp: u16, pp: u16) -> Setup {
+        Setup { grid: Grid { tp, pp, ep: 1 }, threads: 1, ..self.clone() }
+    }
+
+    fn policy(&self, kv_memory: u64) -> Policy {
+        Policy {
+            grid: self.grid,
+            activations: self.activations.into(),
+            kv_dtype: self.kv_dtype.into(),
+            kv_memory: Some(kv_memory),
+            context: None,
+            running_max: self.running_max,
+            slice_max: self.chunk_tokens_max.min(self.batch_tokens_max),
+        }
+    }
+
+    /// The least memory with which the largest pool of the grid has `n_blocks`.
+    fn kv_memory(&self, shape: &ModelShape) -> u64 {
+        let alike = Setup { cut: Cut::Alike, ..self.clone() };
+        let largest = |blueprint: Blueprint| blueprint.n_blocks().into_iter().max();
+        let holds = |memory: u64| alike.plan(shape, memory).is_ok_and(|plan| largest(plan) >= Some(self.n_blocks));
+        let (mut too_little, mut enough) = (0, KV_PLENTY);
+        while enough - too_little > enough / KV_PRECISION {
+            let middle = too_little.midpoint(enough);
+            if holds(middle) {
+                enough = middle;
+            } else {
+                too_little = middle;
+            }
+        }
+        enough
+    }
+
+    fn plan(&self, shape: &ModelShape, kv_memory: u64) -> Result<Blueprint, Unplaceable> {
+        let machine = |(i, threads)| Machine {
+            worker: WorkerId(i),
+            host: String::new(),
+            device: "cpu".into(),
+            memory_bytes: MEMORY,
+            threads,
+        };
+        let inventory: Vec<Machine> = (0..).zip(self.speeds()).map(machine).collect();
+        plan(&inventory, shape, &self.policy(kv_memory), None)
+    }
+
+    /// How the model is cut where memory is plenty, or why it cannot be.
+    pub fn layout(&self) -> Result<Layout, Unplaceable> {
+        let shape = ModelShape::of(&Checkpoint::open(&self.model).unwrap());
+        self.plan(&shape, KV_PLENTY).map(|blueprint| blueprint.layout)
+    }
+
+    /// What the workers say of their threads, by which they are taken for fast or slow.
+    fn speeds(&self) -> Vec<u32> {
+        let fast = if self.cut == Cut::Unlike { THREADS_OF_FAST } else { 1 };
+        (0..self.grid.n_ranks()).map(|i| if i == 1 { fast } else { 1 }).collect()
     }
 
     fn coordinator(&self) -> coordinator::Config {
         let checkpoint = Checkpoint::open(&self.model).unwrap();
-        let spec = checkpoint.spec();
+        let shape = ModelShape::of(&checkpoint);
         coordinator::Config {
             replica: "local".into(),
-            model: spec.name.clone(),
+            model: checkpoint.spec().name.clone(),
             model_path: self.model.clone(),
-            shape: ModelShape::of(&checkpoint),
-            policy: Policy {
-                grid: Grid::SOLO,
-                activations: self.activations.into(),
-                kv_dtype: self.kv_dtype.into(),
-                kv_memory: Some(self.kv_bytes(spec)),
-                context: None,
-                running_max: self.running_max,
-            },
+            policy: self.policy(match self.cut {
+                Cut::Alike => self.kv_memory(&shape),
+                Cut::Unlike => KV_PLENTY,
+            }),
+            shape,
+            policy_digest: None,
             prefix_cache: self.prefix_cache,
             salt: [7; 16],
             mesh_seed: [3; 32],
@@ -115,6 +203,12 @@ pub fn smollm2() -> PathBuf {
         Ok(located) => located.path,
         Err(error) => panic!("{error}: run `make test`, or `lockstep pull smollm2`"),
     }
+}
+
+/// A file for a GGUF.
+pub fn reference_model(name: &str) -> PathBuf {
+    let path = reference_folder(name);
+    if name.starts_with("gguf-") { path.join("model.gguf") } else { path }
 }
 
 pub fn reference_folder(name: &str) -> PathBuf {
@@ -155,6 +249,9 @@ impl From<TokenOut> for Drawn {
     }
 }
 
+/// A rank's layers and heads.
+pub type Part = (Range<u32>, Range<u32>);
+
 /// A replica that serves, and the one router that is attached to it.
 pub struct Replica {
     up: mpsc::Sender<wire::RouterFrame>,
@@ -162,7 +259,11 @@ pub struct Replica {
     router: u32,
     n_submitted: u64,
     watch: Watch,
-    worker: JoinHandle<Result<(), worker::Error>>,
+    threads: Vec<JoinHandle<Result<(), worker::Error>>>,
+    processes: Vec<Node>,
+    /// As they were told last, by rank.
+    ranks: Vec<wire::RankState>,
+    n_cached: usize,
     coordinator: JoinHandle<Result<(), coordinator::Error>>,
     worker_end: CancellationToken,
     coordinator_end: CancellationToken,
@@ -173,16 +274,32 @@ impl Replica {
         let (dialer, pipes) = transport::in_memory();
         let (worker_end, coordinator_end) = (CancellationToken::new(), CancellationToken::new());
         let claim = MemoryStore::starting_at(0).claim("local", "in this process");
-        let coordinator = coordinator::serve(pipes, setup.coordinator(), claim, coordinator_end.clone());
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
+        let connections = pipes.merge(secure::incoming(socket, Trust::default()));
+        let coordinator = coordinator::serve(connections, setup.coordinator(), claim, coordinator_end.clone());
+        let coordinator = tokio::spawn(coordinator);
         let watch = Watch::default();
-        let loader = watch.around(ModelLoader { isa: setup.isa, ..ModelLoader::new(setup.threads) });
-        let config = worker::Config { memory_bytes: 16 << 30, ..worker::Config::default() };
-        let worker = worker::serve(dialer.channel(), loader, config, worker_end.clone());
-        let (coordinator, worker) = (tokio::spawn(coordinator), tokio::spawn(worker));
+        let (threads, processes) = match setup.workers {
+            Workers::Threads => (start_threads(setup, &dialer, &watch, &worker_end), Vec::new()),
+            Workers::Processes => (Vec::new(), start_processes(setup, address)),
+        };
         let (up, down) = attach(&dialer).await;
-        let router = 0;
-        let mut replica =
-            Replica { up, down, router, n_submitted: 0, watch, worker, coordinator, worker_end, coordinator_end };
+        let mut replica = Replica {
+            up,
+            down,
+            router: 0,
+            n_submitted: 0,
+            watch,
+            threads,
+            processes,
+            ranks: Vec::new(),
+            n_cached: 0,
+            coordinator,
+            worker_end,
+            coordinator_end,
+        };
         replica.router = replica.welcome().await;
         replica
     }
@@ -204,6 +321,8 @@ impl Replica {
                     self.watch.open();
                 }
                 replica_frame::Frame::Outputs(outputs) => {
+                    let is_hit = |output: &&wire::Output| output.position == 0 && output.cached_tokens > 0;
+                    self.n_cached += outputs.outputs.iter().filter(is_hit).count();
                     outputs.outputs.into_iter().for_each(|output| take(output, requests, &mut open, &mut answers));
                 }
                 replica_frame::Frame::Refused(refused) => panic!("refused: {refused:?}"),
@@ -227,12 +346,30 @@ impl Replica {
         self.watch.take()
     }
 
+    /// Requests that found their beginning computed, by what was answered.
+    pub fn n_cached(&self) -> usize {
+        self.n_cached
+    }
+
+    /// The layers and heads of each rank.
+    pub fn parts(&self) -> Vec<Part> {
+        let part = |rank: &wire::RankState| (rank.layer_start..rank.layer_end, rank.head_start..rank.head_end);
+        self.ranks.iter().map(part).collect()
+    }
+
+    /// Ranks that are held by a worker which is taken for a fast one.
+    pub fn n_fast(&self) -> usize {
+        self.ranks.iter().filter(|rank| rank.threads == THREADS_OF_FAST).count()
+    }
+
     pub async fn stop(self) {
         drop((self.up, self.down));
         self.coordinator_end.cancel();
         self.coordinator.await.unwrap().unwrap();
         self.worker_end.cancel();
-        self.worker.await.unwrap().unwrap();
+        for worker in self.threads {
+            worker.await.unwrap().unwrap();
+        }
     }
 
     async fn welcome(&mut self) -> u32 {
@@ -253,14 +390,49 @@ impl Replica {
     }
 
     async fn frame(&mut self, deadline: Instant) -> replica_frame::Frame {
-        tokio::select! {
-            ended = &mut self.worker => panic!("the worker ended: {ended:?}"),
+        assert!(!self.threads.iter().any(JoinHandle::is_finished), "a worker ended");
+        let frame = tokio::select! {
             ended = &mut self.coordinator => panic!("the coordinator ended: {ended:?}"),
             message = timeout_at(deadline, self.down.message()) => {
                 message.expect("an answer in time").unwrap().expect("the stream stays").frame.expect("a frame")
             }
+        };
+        if let replica_frame::Frame::State(state) = &frame {
+            self.ranks.clone_from(&state.ranks);
         }
+        frame
     }
+}
+
+fn start_threads(
+    setup: &Setup,
+    dialer: &Dialer,
+    watch: &Watch,
+    end: &CancellationToken,
+) -> Vec<JoinHandle<Result<(), worker::Error>>> {
+    let start = |speed| {
+        let door = Arc::new(Doorway::open("127.0.0.1:0").unwrap());
+        let mesh_address = door.address().to_string();
+        let (doorway, isa, wire) = (Some(door), setup.isa, setup.wire);
+        // With one rank for each core or more, nobody spins.
+        let spin = setup.grid.n_ranks() == 1;
+        let loader = watch.around(ModelLoader { isa, wire, doorway, spin, ..ModelLoader::new(setup.threads) });
+        let config = worker::Config { memory_bytes: MEMORY, threads: speed, mesh_address, ..worker::Config::default() };
+        tokio::spawn(worker::serve(dialer.channel(), loader, config, end.clone()))
+    };
+    setup.speeds().into_iter().map(start).collect()
+}
+
+fn start_processes(setup: &Setup, coordinator: SocketAddr) -> Vec<Node> {
+    let wire = match setup.wire {
+        Wire::Any => "auto",
+        Wire::Memory => "shm",
+        Wire::Socket => "tcp",
+    };
+    let (coordinator, n_local) = (coordinator.to_string(), setup.grid.n_ranks().to_string());
+    let join = ["worker", "--join", &coordinator, "--local-workers", &n_local, "--wire", wire, "--memory", "16GiB"];
+    let start = |speed: u32| Node::start(&[&join[..], &["--threads", &speed.to_string()]].concat());
+    setup.speeds().into_iter().map(start).collect()
 }
 
 async fn attach(dialer: &Dialer) -> (mpsc::Sender<wire::RouterFrame>, Streaming<wire::ReplicaFrame>) {

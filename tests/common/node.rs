@@ -1,5 +1,6 @@
-//! The built binary as processes of their own: started, listened to, asked over HTTP, and killed. Knows command lines and
-//! log lines.
+//! The built binary as processes of their own: started, listened to, asked over HTTP, and killed. Knows command lines
+//! and log lines.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 /// For anything that a process is waited for; far beyond what it needs on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const BINARY: &str = env!("CARGO_BIN_EXE_lockstep");
 const POLL: Duration = Duration::from_millis(20);
 
 /// One process, killed when it is dropped.
@@ -24,8 +26,13 @@ impl Node {
     }
 
     pub fn start_in(folder: &Path, arguments: &[&str]) -> Node {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
-        command.args(arguments).current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut command = Command::new(BINARY);
+        command.args(arguments).current_dir(folder);
+        Node::spawn(command)
+    }
+
+    pub fn spawn(mut command: Command) -> Node {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let stderr = child.stderr.take().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
@@ -128,24 +135,40 @@ pub fn field<'a>(line: &'a str, name: &str) -> &'a str {
 
 /// Text and logprobs, which tell more than text alone.
 pub fn answer(http: &str, prompt: &str) -> Value {
-    let asked = json!({"prompt": prompt, "max_tokens": 12, "seed": 7, "temperature": 0.8, "logprobs": 2});
-    let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
-    let mut reply = ureq::Agent::from(agent)
-        .post(format!("{http}/v1/completions"))
-        .header("content-type", "application/json")
-        .send(asked.to_string())
-        .unwrap();
-    let text = reply.body_mut().read_to_string().unwrap();
+    complete(http, &json!({"prompt": prompt, "max_tokens": 12, "seed": 7, "temperature": 0.8, "logprobs": 2}))
+}
+
+/// The choices of a completion.
+pub fn complete(http: &str, asked: &Value) -> Value {
+    let text = post(http, asked).body_mut().read_to_string().unwrap();
     let value: Value = serde_json::from_str(&text).unwrap();
     assert!(value["choices"].is_array(), "{text}");
     value["choices"].clone()
 }
 
+/// The answer's head; its body may still be on the way.
+pub fn post(http: &str, asked: &Value) -> ureq::http::Response<ureq::Body> {
+    let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
+    let request = ureq::Agent::from(agent).post(format!("{http}/v1/completions"));
+    request.header("content-type", "application/json").send(asked.to_string()).unwrap()
+}
+
+/// What the system says of a process, from its state on.
+fn stat(pid: u32) -> Vec<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+}
+
 /// A process that has ended may be left for its parent to look at.
 pub fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit(')').next().unwrap_or_default().trim_start().chars().next();
-    state.is_some_and(|state| state != 'Z' && state != 'X')
+    stat(pid).first().is_some_and(|state| state != "Z" && state != "X")
+}
+
+/// Time on the processors so far, in the system's ticks.
+pub fn cpu_ticks(pid: u32) -> u64 {
+    let stat = stat(pid);
+    // utime and stime.
+    stat[11].parse::<u64>().unwrap() + stat[12].parse::<u64>().unwrap()
 }
 
 /// A folder of this test's own, removed at the end.

@@ -1,5 +1,6 @@
 //! A worker's loader and runner that also write down what they are asked to do. They see the steps themselves, so their
-//! counts are what happened, whoever else counts.
+//! counts are what happened, whoever else counts. Of a grid's ranks, which all see the same steps, the one that samples
+//! writes.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
@@ -111,9 +112,10 @@ struct WatchedLoader {
 
 impl Load for WatchedLoader {
     fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        self.watch.notes.lock().unwrap().seen.loads += 1;
+        let writes = assignment.layout.part(assignment.rank).is_sampler();
+        self.watch.notes.lock().unwrap().seen.loads += u32::from(writes);
         let (runner, ready) = self.loader.load(assignment)?;
-        Ok((Box::new(WatchedRunner { runner, watch: self.watch.clone() }), ready))
+        Ok((Box::new(WatchedRunner { runner, watch: self.watch.clone(), writes }), ready))
     }
 
     fn abort_handle(&self) -> Option<AbortHandle> {
@@ -124,12 +126,15 @@ impl Load for WatchedLoader {
 struct WatchedRunner {
     runner: Box<dyn Runner>,
     watch: Watch,
+    writes: bool,
 }
 
 impl Runner for WatchedRunner {
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
         self.watch.pass();
-        self.watch.notes.lock().unwrap().write(step);
+        if self.writes {
+            self.watch.notes.lock().unwrap().write(step);
+        }
         self.runner.run(step, done)
     }
 

@@ -1,10 +1,10 @@
-"""Writes a tiny random Llama GGUF that is deep and odd enough to be cut over many ranks: five layers, six heads in three
-leaves (so that a cut falls within the group of a KV head, and a fourth rank gets none), seven leaves of an MLP, a prime
-vocabulary, quantized weights of two types.
+"""Writes tiny random Llama GGUFs that are deep and odd enough to be cut over many ranks: five layers, heads in three
+leaves (so that a cut falls within the group of a KV head, and a fourth rank gets none) or in five (so that four ranks
+get some, and not as many), seven leaves of an MLP, a prime vocabulary, quantized weights of two types.
 
-    python make_deep.py     writes llama-deep.gguf
+    python make_deep.py     writes llama-deep.gguf and llama-wide.gguf
 
-There is no reference beside it: every grid must give what one rank gives.
+There is no reference beside them: every grid must give what one rank gives.
 """
 
 import pathlib
@@ -13,33 +13,39 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as T
 
-OUT = pathlib.Path(__file__).parent / "llama-deep.gguf"
-LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB = 5, 64, 6, 2, 16, 224, 293
-random = np.random.default_rng(5)
+HERE = pathlib.Path(__file__).parent
+LAYERS, HIDDEN, KV_HEADS, HEAD_DIM, INNER, VOCAB = 5, 64, 2, 16, 224, 293
 
 
 def main():
-    writer = gguf.GGUFWriter(OUT, "llama")
-    writer.add_name("deep")
+    write("deep", 6)
+    write("wide", 10)
+
+
+def write(name, heads):
+    writer = gguf.GGUFWriter(HERE / f"llama-{name}.gguf", "llama")
+    writer.add_name(name)
     writer.add_block_count(LAYERS)
     writer.add_context_length(512)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
+    writer.add_head_count(heads)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_key_length(HEAD_DIM)
     writer.add_value_length(HEAD_DIM)
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(VOCAB)
-    add_tensors(writer)
+    add_tensors(writer, heads)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def add_tensors(writer):
+def add_tensors(writer, heads):
+    random = np.random.default_rng(5)
+
     def matrix(name, rows, cols, kind, scale):
         values = (scale * random.standard_normal((rows, cols))).astype(np.float32)
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -56,10 +62,10 @@ def add_tensors(writer):
     for i in range(LAYERS):
         kind, other = (T.Q8_0, T.Q4_1) if i % 2 == 0 else (T.Q4_1, T.Q8_0)
         norm(f"blk.{i}.attn_norm.weight")
-        projection(f"blk.{i}.attn_q.weight", HEADS * HEAD_DIM, HIDDEN, kind)
+        projection(f"blk.{i}.attn_q.weight", heads * HEAD_DIM, HIDDEN, kind)
         projection(f"blk.{i}.attn_k.weight", KV_HEADS * HEAD_DIM, HIDDEN, other)
         projection(f"blk.{i}.attn_v.weight", KV_HEADS * HEAD_DIM, HIDDEN, kind)
-        projection(f"blk.{i}.attn_output.weight", HIDDEN, HEADS * HEAD_DIM, other)
+        projection(f"blk.{i}.attn_output.weight", HIDDEN, heads * HEAD_DIM, other)
         norm(f"blk.{i}.ffn_norm.weight")
         projection(f"blk.{i}.ffn_gate.weight", INNER, HIDDEN, other)
         projection(f"blk.{i}.ffn_up.weight", INNER, HIDDEN, kind)

@@ -1,4 +1,4 @@
-"""Writes a tiny random checkpoint of each family beyond Llama, and beside each what transformers computes with it in f32.
+"""Writes a tiny random checkpoint of each family beyond Llama, and beside each what transformers computes in f32.
 
 Each has what its family is known for, small enough that a prompt of 40 or 300 tokens meets it: windows shorter than the
 prompt, caps that matter, contexts beyond the one that a rope was made for.
@@ -70,8 +70,8 @@ CHECKPOINTS = {
             long_factor=[1.2, 2.0, 3.5, 8.0, 9.0, 9.0, 9.0, 9.0])), [1, 40]),
     # Capped scores and logits, a window on every other layer, norms on both sides of each sublayer.
     "gemma2": (21, lambda: Gemma2Config(
-        **SMALL | dict(hidden_size=32), head_dim=32, sliding_window=18, query_pre_attn_scalar=24, attn_logit_softcapping=2.0,
-        final_logit_softcapping=3.0), [1, 40, 270]),
+        **SMALL | dict(hidden_size=32), head_dim=32, sliding_window=18, query_pre_attn_scalar=24,
+        attn_logit_softcapping=2.0, final_logit_softcapping=3.0), [1, 40, 270]),
     # Five local layers with their own rope to one global whose rope is scaled; normed heads.
     "gemma3": (22, lambda: Gemma3TextConfig(
         **SMALL | dict(num_hidden_layers=6, hidden_size=32, intermediate_size=64), head_dim=16, sliding_window=18,

@@ -2,8 +2,8 @@
 from the same weights.
 
 The weights are first rounded to what a Q8_0 can hold, so the file and the model that transformers runs are the same
-numbers, and whatever the converter did to them (permuted Q and K, norms plus one, fused and stacked tensors) is met as in
-the wild.
+numbers, and whatever the converter did to them (permuted Q and K, norms plus one, fused and stacked tensors) is met as
+in the wild.
 
     python make_gguf.py LLAMA_CPP [NAME ..]          LLAMA_CPP: a folder with `conversion/` and `gguf-py/`
 """
@@ -25,8 +25,8 @@ import make_llama
 import reference
 
 SMALL = dict(
-    hidden_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=64,
-    vocab_size=264, max_position_embeddings=512, pad_token_id=0, tie_word_embeddings=True,
+    hidden_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+    intermediate_size=64, vocab_size=264, max_position_embeddings=512, pad_token_id=0, tie_word_embeddings=True,
 )
 BY_HIDDEN = {key: value for key, value in SMALL.items() if key != "head_dim"} | dict(
     hidden_size=128, intermediate_size=128)
@@ -38,7 +38,8 @@ CHECKPOINTS = {
         original_max_position_embeddings=8192)), [1, 40]),
     "gguf-mistral": (42, lambda: MistralConfig(**SMALL, sliding_window=None), [1, 40]),
     "gguf-mixtral": (43, lambda: MixtralConfig(
-        **SMALL | dict(intermediate_size=32, num_hidden_layers=1), num_local_experts=4, num_experts_per_tok=2), [1, 40]),
+        **SMALL | dict(intermediate_size=32, num_hidden_layers=1), num_local_experts=4, num_experts_per_tok=2),
+        [1, 40]),
     "gguf-smollm3": (44, lambda: SmolLM3Config(
         **BY_HIDDEN | dict(num_hidden_layers=4, intermediate_size=64)), [1, 40]),
     "gguf-qwen2": (45, lambda: Qwen2Config(**BY_HIDDEN), [1, 40]),
@@ -106,7 +107,7 @@ def round_weights(model):
         weight.copy_(rounded.T if is_turned else rounded)
 
 
-def convert(folder, out):
+def convert(folder, out, kind="MOSTLY_Q8_0"):
     import gguf
     from conversion import get_model_class
     from conversion.base import ModelBase, ModelType, TextModel, get_model_architecture
@@ -116,10 +117,10 @@ def convert(folder, out):
     AutoTokenizer.from_pretrained = PreTrainedTokenizerFast.from_pretrained
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     hparams = ModelBase.load_hparams(folder, False)
-    kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
-    kind.set_vocab = TextModel._set_vocab_gpt2
+    family = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+    family.set_vocab = TextModel._set_vocab_gpt2
     with torch.inference_mode():
-        kind(folder, gguf.LlamaFileType.MOSTLY_Q8_0, out, eager=True).write()
+        family(folder, gguf.LlamaFileType[kind], out, eager=True).write()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 //! What a layer remembers, and in which pages.
 
 use crate::Unsupported;
+use alloc::vec::Vec;
+use core::ops::Range;
 
 /// Positions per block. Sixteen blocks make one tile of attention.
 pub const BLOCK_TOKENS: u32 = 16;
+
+/// Of one pool: nobody keeps books of more.
+pub const BLOCKS_MAX: u32 = 1 << 24;
 
 /// What layers of one kind keep of the positions behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,6 +84,53 @@ impl CacheGroup {
     }
 }
 
+/// The cache groups of a model, and to which each of its layers belongs: the same for all who read it, so that a rank
+/// and its coordinator mean the same runs of blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerGroups {
+    groups: Vec<CacheGroup>,
+    /// By layer, its place in `groups`.
+    of_layers: Vec<usize>,
+}
+
+impl LayerGroups {
+    /// Layers of one kind share a group. Groups stand in the order of their first layers.
+    pub fn of(kinds: impl IntoIterator<Item = CacheKind>) -> LayerGroups {
+        let mut groups: Vec<CacheGroup> = Vec::new();
+        let of_layer = |kind| {
+            let known = groups.iter().position(|group| group.kind == kind);
+            known.unwrap_or_else(|| {
+                groups.push(CacheGroup { kind, sharded: true });
+                groups.len() - 1
+            })
+        };
+        let of_layers = kinds.into_iter().map(of_layer).collect();
+        LayerGroups { groups, of_layers }
+    }
+
+    /// All layers keep everything.
+    pub fn full(n_layers: u32) -> LayerGroups {
+        LayerGroups::of((0..n_layers).map(|_| CacheKind::Full))
+    }
+
+    pub fn groups(&self) -> &[CacheGroup] {
+        &self.groups
+    }
+
+    /// Of each group, how many of these layers belong to it: none where a stage has no layer of it.
+    pub fn n_layers(&self, layers: &Range<u32>) -> impl Iterator<Item = usize> {
+        let of_layers = &self.of_layers[layers.start as usize..layers.end as usize];
+        (0..self.groups.len()).map(|group| of_layers.iter().filter(|of| **of == group).count())
+    }
+
+    /// Where a rank that has `layers` keeps one of them: the group, and the layer's number among those of the group.
+    pub fn place(&self, layers: &Range<u32>, layer: u32) -> (usize, usize) {
+        let group = self.of_layers[layer as usize];
+        let before = &self.of_layers[layers.start as usize..layer as usize];
+        (group, before.iter().filter(|of| **of == group).count())
+    }
+}
+
 /// How many blocks hold so many positions.
 pub fn blocks_for(n_tokens: u32) -> u32 {
     n_tokens.div_ceil(BLOCK_TOKENS)
@@ -87,6 +139,20 @@ pub fn blocks_for(n_tokens: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
+
+    #[test]
+    fn layers_of_one_kind_share_a_group() {
+        let (full, local) = (CacheKind::Full, CacheKind::Window(18));
+        let layers = LayerGroups::of([local, local, full, local, full]);
+        let kinds: Vec<_> = layers.groups().iter().map(|group| group.kind).collect();
+        assert_eq!(kinds, [local, full]);
+        let n_layers = |range: Range<u32>| layers.n_layers(&range).collect::<Vec<_>>();
+        assert_eq!((n_layers(0..5), n_layers(0..2), n_layers(4..5)), (vec![3, 2], vec![2, 0], vec![0, 1]));
+        let places: Vec<_> = (1..5).map(|layer| layers.place(&(1..5), layer)).collect();
+        assert_eq!(places, [(0, 0), (1, 0), (0, 1), (1, 1)]);
+        assert_eq!(LayerGroups::full(3).groups(), [CacheGroup::FULL]);
+    }
 
     #[test]
     fn blocks_are_passed_when_the_whole_block_is_behind_the_window() {

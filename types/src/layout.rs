@@ -5,8 +5,8 @@
 //! stage 0  layers 0..15   shares 0 ── 8 Mi ── 16 Mi     rank 0 | rank 1
 //! stage 1  layers 15..30  shares 0 ── 9 Mi ── 16 Mi     rank 2 | rank 3
 //! ```
-//! A share is a part of a scale, not a number of heads: the same cut falls among heads, leaves of an MLP, experts and rows
-//! of the vocabulary wherever it falls, and all ranks compute it with one function.
+//! A share is a part of a scale, not a number of heads: the same cut falls among heads, leaves of an MLP, experts and
+//! rows of the vocabulary wherever it falls, and all ranks compute it with one function.
 
 use crate::topology::{Grid, Place};
 use crate::{Rank, Unsupported};

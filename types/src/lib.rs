@@ -20,7 +20,7 @@ pub mod topology;
 pub mod unsupported;
 
 pub use block_hash::BlockHash;
-pub use cache::{BLOCK_TOKENS, CacheGroup, CacheKind};
+pub use cache::{BLOCK_TOKENS, BLOCKS_MAX, CacheGroup, CacheKind, LayerGroups};
 pub use id::{AdapterId, BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantId, Token, Tokens};
 pub use layout::{Layout, Part, Shares, Stage};
 pub use leaves::Leaves;

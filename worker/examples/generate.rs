@@ -14,7 +14,7 @@ use types::{
 use worker::{Assignment, MeshSecret, ModelLoader, Runner};
 
 const BATCH_TOKENS_MAX: u32 = 512;
-const KV_BYTES: u64 = 256 << 20;
+const KV_BYTES: u64 = 1 << 30;
 
 struct Args {
     model: String,
@@ -41,17 +41,20 @@ fn main() -> Result<(), Fault> {
 }
 
 fn assignment(args: &Args) -> Result<Assignment, Fault> {
+    let checkpoint = Checkpoint::open(args.model.as_ref())?;
+    let context = args.prompt.len() as u32 + args.n_tokens;
     Ok(Assignment {
         epoch: Epoch::default(),
         rank: Rank(0),
-        layout: Layout::even(args.grid, Checkpoint::open(args.model.as_ref())?.spec().n_layers)?,
+        layout: Layout::even(args.grid, checkpoint.spec().n_layers)?,
         mesh_addresses: vec![],
         mesh_secret: MeshSecret::default(),
         model_path: args.model.clone().into(),
         activations: args.activations.clone(),
         kv_dtype: args.kv_dtype.clone(),
+        n_blocks: vec![types::cache::blocks_for(context); checkpoint.spec().cache_groups().groups().len()],
         kv_bytes: KV_BYTES,
-        context: args.prompt.len() as u32 + args.n_tokens,
+        context,
         batch_tokens_max: BATCH_TOKENS_MAX,
         running_max: 1,
     })
@@ -65,10 +68,10 @@ fn run(args: &Args, assignment: &Assignment, collective: Collective, rank: Rank)
     let loader = ModelLoader { spin, ..ModelLoader::new(args.threads) };
     let (mut runner, ready) = loader.build_with(&Assignment { rank, ..assignment.clone() }, collective)?;
     eprintln!("rank {} loaded in {:.3} s: {ready:?}", rank.0, begun.elapsed().as_secs_f64());
-    generate(&mut runner, args, is_sampler)
+    generate(&mut runner, args, assignment.n_blocks.len(), is_sampler)
 }
 
-fn generate(runner: &mut dyn Runner, args: &Args, is_sampler: bool) -> Result<(), Fault> {
+fn generate(runner: &mut dyn Runner, args: &Args, n_groups: usize, is_sampler: bool) -> Result<(), Fault> {
     let sampling = Sampling { tokens_max: args.n_tokens, logprobs: Some(0), ..Sampling::default() };
     let request = Request { id: RequestId(1), prompt: args.prompt.clone(), sampling, ..Request::default() };
     let (mut step, mut done) = (Step { starts: vec![request], ..Step::default() }, StepDone::default());
@@ -79,7 +82,8 @@ fn generate(runner: &mut dyn Runner, args: &Args, is_sampler: bool) -> Result<()
         let want = if end < n_prompt { Want::Nothing } else { Want::Last };
         step.slices.push(Slice { id: RequestId(1), range: n_computed..end, n_draft: 0, want });
         let needed = types::cache::blocks_for(end);
-        step.blocks.extend((n_blocks..needed).map(BlockId));
+        // Every group keeps everything, each in a pool of its own.
+        (0..n_groups).for_each(|_| step.blocks.extend((n_blocks..needed).map(BlockId)));
         runner.run(&step, &mut done)?;
         for out in done.slices.iter().flat_map(|slice| &slice.tokens) {
             println!("{} {:?}", out.token, out.logprob);

@@ -9,11 +9,11 @@ use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::{Activations, Batch, Device, Draw, KvDtype, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
-use collective::{AbortHandle, Collective, Doorway, MeshPlan, Wire};
+use collective::{AbortHandle, Collective, Doorway, MeshPlan, Refused, Wire};
 use model::{KvCache, Limits, Model};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use types::{Part, Step, StepDone, Token, TokenOut, Unsupported};
+use types::{BLOCKS_MAX, Part, Step, StepDone, Token, TokenOut, Unsupported};
 
 pub struct ModelRunner<D: Device> {
     device: D,
@@ -158,10 +158,10 @@ impl ModelLoader {
         let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
         let limits_of_model = Limits { rows_max, outputs_max, context: assignment.context };
         let model = Model::load(&checkpoint, &device, part, limits_of_model).map_err(failed(assignment))?;
-        let specs = model::kv_specs(spec, part, kv_dtype, limits.n_blocks as usize);
+        let specs = model::kv_specs(spec, part, kv_dtype, &limits.n_blocks);
         let kv = KvCache::new(&device, &specs).map_err(failed(assignment))?;
         let policy = model::policy(&checkpoint, activations, kv_dtype);
-        let ready = Ready { policy, n_blocks: limits.n_blocks, weight_bytes: model.weight_bytes() as u64 };
+        let ready = Ready { policy, weight_bytes: model.weight_bytes() as u64 };
         Ok((ModelRunner::new(device, collective, model, kv, limits, spec.hidden as usize), ready))
     }
 
@@ -180,12 +180,13 @@ impl ModelLoader {
             return Err(Unsupported("a grid of several ranks, of a worker that has no address for peers").into());
         };
         let plan = MeshPlan::new(*epoch, *rank, layout.clone(), mesh_addresses.clone(), mesh_secret.0);
-        Ok(Collective::join(doorway, MeshPlan { wire: self.wire, spin: self.spin, ..plan })?)
+        let joined = Collective::join(doorway, MeshPlan { wire: self.wire, spin: self.spin, ..plan });
+        for Refused { from, why } in doorway.refusals() {
+            tracing::warn!(peer = %from, %why, "a rank is refused");
+        }
+        Ok(joined?)
     }
 }
-
-/// Blocks that a rank keeps books of at most: one that has no heads could hold any number of them.
-const BLOCKS_MAX: u32 = 1 << 24;
 
 fn sequence_limits(
     assignment: &Assignment,
@@ -199,17 +200,24 @@ fn sequence_limits(
     if assignment.context > spec.context {
         return Err(Unsupported("a context longer than the model's").into());
     }
-    let block_bytes = kv_bytes(&model::kv_specs(spec, part, kv_dtype, 1));
-    let n_blocks = assignment.kv_bytes.checked_div(block_bytes).unwrap_or(u64::MAX).min(BLOCKS_MAX.into()) as u32;
-    if n_blocks == 0 {
-        let available = assignment.kv_bytes;
-        return Err(LoadError::Memory { what: "one block of the KV cache", needed: block_bytes, available });
+    let groups = spec.cache_groups().groups().to_vec();
+    let n_blocks = assignment.n_blocks.clone();
+    if n_blocks.len() != groups.len() {
+        return Err(Unsupported("other than one pool for each cache group of the model").into());
+    }
+    // A rank without heads could hold any number of them.
+    if n_blocks.iter().any(|n_blocks| !(1..=BLOCKS_MAX).contains(n_blocks)) {
+        return Err(Unsupported("a pool of no block, or of more than 2^24").into());
+    }
+    let (needed, available) = (kv_bytes(&model::kv_specs(spec, part, kv_dtype, &n_blocks)), assignment.kv_bytes);
+    if needed > available {
+        return Err(LoadError::Memory { what: "the KV cache", needed, available });
     }
     Ok(SequenceLimits {
         n_vocab: spec.vocab,
         context: assignment.context,
+        groups,
         n_blocks,
-        groups: model::cache_groups(spec),
         rows_max: assignment.batch_tokens_max as usize,
         running_max: assignment.running_max as usize,
     })
@@ -243,7 +251,7 @@ fn kv_dtype(name: &str) -> Result<KvDtype, Unsupported> {
 }
 
 fn kv_bytes(specs: &[KvSpec]) -> u64 {
-    specs.iter().map(|spec| (spec.n_blocks * spec.block_bytes()) as u64).sum()
+    specs.iter().map(|spec| (spec.n_blocks as u64).saturating_mul(spec.block_bytes() as u64)).sum()
 }
 
 fn failed<E: std::error::Error + Send + Sync + 'static>(assignment: &Assignment) -> impl FnOnce(E) -> LoadError + '_ {

@@ -55,7 +55,9 @@ pub struct Assignment {
     pub activations: String,
     /// `f16` or `f32`.
     pub kv_dtype: String,
-    /// Memory for the KV cache of this rank; the number of blocks follows from it.
+    /// Blocks of each cache group's pool, the same on all ranks; ids run from zero.
+    pub n_blocks: Vec<u32>,
+    /// Memory for the KV cache of this rank: what it keeps of the pools must fit.
     pub kv_bytes: u64,
     pub context: u32,
     pub batch_tokens_max: u32,
@@ -76,8 +78,6 @@ impl std::fmt::Debug for MeshSecret {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
     pub policy: PolicyDigest,
-    /// Blocks that its KV memory holds; ids run from zero.
-    pub n_blocks: u32,
     pub weight_bytes: u64,
 }
 

@@ -78,7 +78,7 @@ impl Turns {
 pub(crate) struct Reports {
     /// Frames for the coordinator, in order.
     pub up: mpsc::WeakSender<WorkerFrame>,
-    /// Why this rank cannot go on. The coordinator has been told when this arrives.
+    /// Why this rank cannot go on. The coordinator is told right afterwards.
     pub lost: mpsc::WeakSender<SeatLost>,
 }
 
@@ -172,7 +172,6 @@ impl Seat {
             epoch_incarnation: epoch.incarnation,
             epoch_n: epoch.n,
             policy_digest: ready.policy.0.to_vec(),
-            n_blocks: ready.n_blocks,
             weight_bytes: ready.weight_bytes,
         };
         let answers = assignment.layout.part(assignment.rank).is_sampler();
@@ -237,13 +236,12 @@ impl Reports {
     fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: SeatLost) {
         let guilty_rank = guilty.map(|rank| rank.0.into());
         let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message, guilty_rank };
-        if !self.send(Frame::Failed(failed)) || guilty.is_some() {
-            return;
-        }
-        if let Some(lost) = self.lost.upgrade() {
+        // The session first: the coordinator closes the stream when it has read this, and the end alone gives no reason.
+        if let Some(lost) = self.lost.upgrade().filter(|_| guilty.is_none()) {
             // A session that is gone needs no reason.
             let _gone = lost.blocking_send(why);
         }
+        self.send(Frame::Failed(failed));
     }
 }
 

@@ -19,8 +19,9 @@ pub struct SequenceLimits {
     pub n_vocab: u32,
     /// Positions of one sequence.
     pub context: u32,
-    pub n_blocks: u32,
     pub groups: Vec<CacheGroup>,
+    /// Of each group's pool.
+    pub n_blocks: Vec<u32>,
     /// Rows of one step.
     pub rows_max: usize,
     /// Sequences held, and so the slices of one step.
@@ -108,7 +109,7 @@ pub struct Sequences {
     /// Forgotten sequences, kept for their memory.
     spare: Vec<Sequence>,
     /// In which step each block of each group was last written, to notice two writers in one.
-    written: Vec<u64>,
+    written: Vec<Vec<u64>>,
     /// Steps begun: the stamp of the present one.
     n_begun: u64,
 }
@@ -164,7 +165,7 @@ impl Sequences {
             untold: Untold { steps: VecDeque::with_capacity(n_untold), draws },
             held: HashMap::with_capacity(limits.running_max),
             spare: Vec::with_capacity(limits.running_max),
-            written: vec![0; limits.n_blocks as usize * limits.groups.len()],
+            written: limits.n_blocks.iter().map(|n_blocks| vec![0; *n_blocks as usize]).collect(),
             n_begun: 0,
             limits,
         }
@@ -277,7 +278,7 @@ impl Sequences {
         if n_rows > self.limits.rows_max {
             return Err(Violation::TooManyRows { n: n_rows, rows_max: self.limits.rows_max });
         }
-        sequence.mark_written(slice, &mut self.written, self.limits.n_blocks, self.n_begun)?;
+        sequence.mark_written(slice, &mut self.written, self.n_begun)?;
         sequence.lay_out(slice, batch);
         let (n, outputs_max) = (batch.outputs.len(), self.limits.outputs_max());
         if n > outputs_max { Err(Violation::TooManyOutputs { n, outputs_max }) } else { Ok(()) }
@@ -428,13 +429,18 @@ impl Sequence {
         blocks: &mut &[BlockId],
         limits: &SequenceLimits,
     ) -> Result<(), Violation> {
-        let (id, n_blocks) = (slice.id, limits.n_blocks);
-        for (group, table) in limits.groups.iter().zip(&mut self.tables) {
+        let id = slice.id;
+        for ((group, &n_blocks), table) in limits.groups.iter().zip(&limits.n_blocks).zip(&mut self.tables) {
             let needed = (group.n_blocks(slice.range.end) as usize).saturating_sub(table.len());
             let Some((new, rest)) = blocks.split_at_checked(needed) else {
                 return Err(Violation::TooFewBlocks { id, needed, n_left: blocks.len() });
             };
-            if let Some(block) = new.iter().find(|block| block.0 >= n_blocks) {
+            // What lies behind the window of all that is still to come need not be anywhere.
+            let n_unread = (group.n_passed(slice.range.start) as usize).saturating_sub(table.len()).min(needed);
+            let is_missing = |(i, block): &(usize, &BlockId)| {
+                block.0 >= n_blocks && !(*i < n_unread && **block == BlockId::NONE)
+            };
+            if let Some((_, block)) = new.iter().enumerate().find(is_missing) {
                 return Err(Violation::NoSuchBlock { id, block: block.0, n_blocks });
             }
             table.extend_from_slice(new);
@@ -444,11 +450,11 @@ impl Sequence {
     }
 
     /// Rows are stored by many threads at once: no two slices may store into one block.
-    fn mark_written(&self, slice: &Slice, written: &mut [u64], n_blocks: u32, stamp: u64) -> Result<(), Violation> {
+    fn mark_written(&self, slice: &Slice, written: &mut [Vec<u64>], stamp: u64) -> Result<(), Violation> {
         let touched = slice.range.start / BLOCK_TOKENS..blocks_for(slice.range.end);
-        for (group, table) in self.tables.iter().enumerate() {
+        for (table, written) in self.tables.iter().zip(written) {
             for block in &table[touched.start as usize..touched.end as usize] {
-                let last = &mut written[group * n_blocks as usize + block.0 as usize];
+                let last = &mut written[block.0 as usize];
                 if *last == stamp {
                     return Err(Violation::WrittenTwice { id: slice.id, block: block.0 });
                 }
@@ -557,15 +563,18 @@ mod tests {
     }
 
     fn sequences_that(tokens: Tokens) -> Sequences {
-        let limits = SequenceLimits {
+        Sequences::new(limits(), tokens)
+    }
+
+    fn limits() -> SequenceLimits {
+        SequenceLimits {
             n_vocab: 100,
             context: 64,
-            n_blocks: 8,
             groups: vec![CacheGroup::FULL],
+            n_blocks: vec![8],
             rows_max: 40,
             running_max: 2,
-        };
-        Sequences::new(limits, tokens)
+        }
     }
 
     fn request(id: RequestId, n_prompt: u32) -> Request {
@@ -714,6 +723,76 @@ mod tests {
         check(&[], Violation::NotAsManyTokens { step: 0, n: 0, n_draws: 1 });
         check(&[Some(1), None], Violation::NotAsManyTokens { step: 0, n: 2, n_draws: 1 });
         check(&[Some(100)], Violation::NoSuchToken { id: ID, token: 100, n_vocab: 100 });
+    }
+
+    /// All of them in flight: nothing is heard before it must be.
+    #[test]
+    fn what_was_drawn_for_an_earlier_life_is_dropped() {
+        let mut sequences = sequences_that(Tokens::IsTold { late_max: 8 });
+        let mut silent = |step: &Step| {
+            sequences.begin(step).unwrap();
+            sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
+            sequences.pass_by(step);
+        };
+        // Preempted with a draw on its way, it begins again from the same log and draws at the same position; then it
+        // ends, and another takes its id.
+        let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
+        let again = Step { ends: vec![ID], ..first.clone() };
+        let other = Request { prompt: vec![9, 8, 7], ..request(ID, 3) };
+        [&first, &again, &Step { starts: vec![other], ..again.clone() }].into_iter().for_each(&mut silent);
+        let next = step(&[], &[slice(3..4, Want::Last)], &[]);
+        sequences.begin(&next).unwrap();
+        for (token, is_told) in [(50, false), (51, false), (52, true)] {
+            assert!(sequences.must_hear(&next).is_some(), "a row needs what has not been told");
+            sequences.hear(&[Some(token)]).unwrap();
+            assert_eq!(sequences.held[&ID].is_untold, !is_told, "{token}");
+        }
+        assert_eq!(sequences.must_hear(&next), None);
+        let mut batch = sequences.new_batch();
+        sequences.lay_out(&next, &mut batch).unwrap();
+        assert_eq!(batch.tokens, [52], "its own, once");
+    }
+
+    #[test]
+    fn a_draw_of_a_log_that_has_gone_on_is_dropped() {
+        let mut sequences = sequences_that(Tokens::IsTold { late_max: 8 });
+        let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
+        // What the draw gave has come home: the log that begins again has it, and is drawn one further on.
+        let longer = Request { output: vec![50], ..request(ID, 3) };
+        let again = Step { ends: vec![ID], ..step(&[longer], &[slice(0..4, Want::Last)], &[0]) };
+        for step in [&first, &again] {
+            sequences.begin(step).unwrap();
+            sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
+            sequences.pass_by(step);
+        }
+        let next = step(&[], &[slice(4..5, Want::Last)], &[]);
+        assert_eq!(run_told(&mut sequences, &next, Some(77)), (vec![77], 2));
+        assert_eq!(sequences.held[&ID].tokens[..5], [0, 1, 2, 50, 77]);
+    }
+
+    #[test]
+    fn a_window_needs_no_block_behind_it_and_each_group_has_its_own_pool() {
+        let window = CacheGroup { kind: types::CacheKind::Window(20), sharded: true };
+        let windowed = || {
+            let limits = SequenceLimits { groups: vec![CacheGroup::FULL, window], n_blocks: vec![8, 4], ..limits() };
+            Sequences::new(limits, Tokens::Draws)
+        };
+        let none = BlockId::NONE.0;
+        // Behind 48 positions, 29 to 47 are read: of its three blocks the first is not.
+        let hit = |blocks: &[u32]| {
+            run(&mut windowed(), &step(&[request(ID, 50)], &[slice(48..50, Want::Last)], blocks), Some(1))
+        };
+        let (batch, _) = hit(&[4, 5, 6, 7, none, 1, 2, 3]).unwrap();
+        assert_eq!(batch.tables[0].of(0), [4, 5, 6, 7].map(BlockId));
+        assert_eq!(batch.tables[1].of(0), [none, 1, 2, 3].map(BlockId));
+        hit(&[4, 5, 6, 7, 0, 1, 2, 3]).unwrap();
+        let refused = |block, n_blocks| Violation::NoSuchBlock { id: ID, block, n_blocks };
+        assert_eq!(hit(&[4, 5, 6, 7, none, none, 2, 3]).unwrap_err(), refused(none, 4), "it is read");
+        assert_eq!(hit(&[none, 5, 6, 7, none, 1, 2, 3]).unwrap_err(), refused(none, 8), "all is read");
+        assert_eq!(hit(&[4, 5, 6, 7, none, 1, 2, 4]).unwrap_err(), refused(4, 4), "the pool is smaller");
+        assert_eq!(hit(&[4, 5, 6, 7, 9, 1, 2, 3]).unwrap_err(), refused(9, 4), "no block, and not said to be none");
+        // The same id in two groups is not the same block.
+        hit(&[3, 2, 1, 0, none, 2, 1, 0]).unwrap();
     }
 
     #[test]

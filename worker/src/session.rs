@@ -122,6 +122,10 @@ impl Session<'_> {
                 Ok(Some(RankFrame { frame: Some(frame) })) => self.handle(frame).await,
                 Ok(Some(RankFrame { frame: None })) => self.fail("a frame without content".into()).await,
                 Ok(None) => Some(Ended::Gone("it closed the stream".into())),
+                // As at the hello: this worker is not what the replica needs, and would not be the next time.
+                Err(status) if status.code() == Code::FailedPrecondition => {
+                    return Err(Error::Refused(status.message().into()));
+                }
                 Err(status) => Some(Ended::by(&status)),
             };
             if let Some(ended) = ended {
@@ -191,7 +195,7 @@ impl Session<'_> {
         let _late = timeout(self.worker.config.farewell_timeout, until_closed).await;
     }
 
-    /// The seat has said `Failed`.
+    /// The seat is saying `Failed`.
     async fn seat_lost(mut self, why: SeatLost) -> Result<Ended, Error> {
         self.until_closed().await;
         match why {
@@ -213,6 +217,7 @@ fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
         model_path: assign.model_path.into(),
         activations: assign.activations,
         kv_dtype: assign.kv_dtype,
+        n_blocks: assign.n_blocks,
         kv_bytes: assign.kv_bytes,
         context: assign.context,
         batch_tokens_max: assign.batch_tokens_max,

@@ -6,24 +6,16 @@ use std::collections::HashMap;
 use std::time::Duration;
 use types::cache::blocks_for;
 use types::{
-    BLOCK_TOKENS, BlockId, DeviceClass, Leaves, Numerics, Request, RequestId, Sampling, Slice, SliceDone, Step,
-    StepDone, Token, TokenLogprob, TokenOut, Tokens, Want,
+    BLOCK_TOKENS, BLOCKS_MAX, BlockId, CacheGroup, DeviceClass, Numerics, Request, RequestId, Sampling, Slice,
+    SliceDone, Step, StepDone, Token, TokenLogprob, TokenOut, Tokens, Unsupported, Want,
 };
 
-/// Pages that are tracked at most: a rank's KV, modelled in far less memory than it stands for.
-const PAGES_MAX: u32 = 1 << 24;
-
-/// What is modelled: the vocabulary, the size of a page, and times.
+/// What is modelled: the vocabulary, what layers keep, and times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sim {
     pub vocab: u32,
-    /// Of KV per block, of all layers and heads; with an assignment's `kv_bytes` a rank's part of it gives the number
-    /// of blocks.
-    pub block_bytes: u64,
-    /// How attention is cut over the ranks of a stage.
-    pub n_heads: u32,
-    pub n_kv_heads: u32,
-    pub head_dim: u32,
+    /// Each has a pool of pages, as large as an assignment says.
+    pub groups: Vec<CacheGroup>,
     pub weight_bytes: u64,
     /// A pass takes `step_micros + token_micros * n_tokens + slice_micros * n_slices`.
     pub step_micros: u64,
@@ -32,14 +24,11 @@ pub struct Sim {
 }
 
 impl Default for Sim {
-    /// No time passes, and a block is a byte.
+    /// No time passes, and all layers keep everything.
     fn default() -> Self {
         Sim {
             vocab: 512,
-            block_bytes: 1,
-            n_heads: 1,
-            n_kv_heads: 1,
-            head_dim: 1,
+            groups: vec![CacheGroup::FULL],
             weight_bytes: 0,
             step_micros: 0,
             token_micros: 0,
@@ -91,18 +80,6 @@ impl Sim {
         TokenOut { token, logprob: Some(logprob(token)), top }
     }
 
-    /// What a rank keeps of a block: its layers, and all KV heads that its query heads read.
-    fn block_bytes_of(&self, assignment: &Assignment) -> u64 {
-        let part = assignment.layout.part(assignment.rank);
-        let leaves = Leaves::o_proj(DeviceClass::Sim, self.n_heads, self.head_dim);
-        let columns = leaves.elements(&part.owned(leaves.len() as u32));
-        let columns_per_kv = (self.n_heads / self.n_kv_heads.max(1)).max(1) * self.head_dim;
-        let kv_heads = columns.end.div_ceil(columns_per_kv).saturating_sub(columns.start / columns_per_kv);
-        let of_all = u64::from(assignment.layout.n_layers()) * u64::from(self.n_kv_heads);
-        let of_rank = part.layers.len() as u64 * u64::from(kv_heads);
-        (self.block_bytes * of_rank / of_all.max(1)).max(1)
-    }
-
     /// Of the prompt's tokens behind the slice's positions.
     fn score(&self, sequence: &Sequence, slice: &Slice, n_top: u8) -> Vec<TokenOut> {
         let sampling = Sampling { logprobs: Some(n_top), ..Sampling::default() };
@@ -123,9 +100,12 @@ impl Sim {
 
 impl Load for Sim {
     fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        let n_blocks = u32::try_from(assignment.kv_bytes / self.block_bytes_of(assignment)).unwrap_or(u32::MAX);
-        if n_blocks > PAGES_MAX {
-            let (needed, available) = (n_blocks.into(), PAGES_MAX.into());
+        let n_blocks = &assignment.n_blocks;
+        if n_blocks.len() != self.groups.len() {
+            return Err(Unsupported("other than one pool for each cache group of the model").into());
+        }
+        if let Some(n_blocks) = n_blocks.iter().find(|n_blocks| **n_blocks > BLOCKS_MAX) {
+            let (needed, available) = ((*n_blocks).into(), BLOCKS_MAX.into());
             return Err(LoadError::Memory { what: "a table of the sim's pages", needed, available });
         }
         let numerics = Numerics {
@@ -136,7 +116,7 @@ impl Load for Sim {
             quantization: "none",
             adapter: None,
         };
-        let ready = Ready { policy: numerics.digest(), n_blocks, weight_bytes: self.weight_bytes };
+        let ready = Ready { policy: numerics.digest(), weight_bytes: self.weight_bytes };
         Ok((Box::new(SimRunner::new(self.clone(), n_blocks)), ready))
     }
 }
@@ -144,7 +124,8 @@ impl Load for Sim {
 pub struct SimRunner {
     sim: Sim,
     sequences: HashMap<RequestId, Sequence>,
-    pages: Vec<Page>,
+    /// Of each group.
+    pages: Vec<Vec<Page>>,
 }
 
 /// What a page holds: how many positions, and the chain over all tokens up to the last of them.
@@ -162,13 +143,16 @@ struct Sequence {
     log: Tokens,
     /// `chain[i]` is the hash of `log[..i]`, as far as computed: `[0, chain.len() - 1)` is computed.
     chain: Vec<u64>,
-    blocks: Vec<BlockId>,
+    /// Of each group.
+    tables: Vec<Vec<BlockId>>,
     has_begun: bool,
 }
 
 impl SimRunner {
-    pub fn new(sim: Sim, n_blocks: u32) -> SimRunner {
-        SimRunner { sim, sequences: HashMap::new(), pages: vec![Page::default(); n_blocks as usize] }
+    /// Pages of each group.
+    pub fn new(sim: Sim, n_blocks: &[u32]) -> SimRunner {
+        let pages = n_blocks.iter().map(|n_blocks| vec![Page::default(); *n_blocks as usize]).collect();
+        SimRunner { sim, sequences: HashMap::new(), pages }
     }
 
     /// Sequences that are held; zero when a coordinator has ended all of them.
@@ -180,9 +164,12 @@ impl SimRunner {
         let Some(sequence) = self.sequences.get_mut(&slice.id) else {
             return Err(format!("{} has a slice and was not started", slice.id));
         };
-        sequence.take_blocks(slice, blocks, self.pages.len())?;
+        let groups = || self.sim.groups.iter().copied();
+        for ((group, table), pages) in groups().zip(&mut sequence.tables).zip(&self.pages) {
+            take_blocks(group, table, slice, blocks, pages.len())?;
+        }
         sequence.begin_or_continue(slice)?;
-        sequence.read(&self.pages)?;
+        groups().zip(&self.pages).enumerate().try_for_each(|(i, (group, pages))| sequence.read(group, i, pages))?;
         sequence.write(slice, &mut self.pages)?;
         let mut done = SliceDone::default();
         let is_end = sequence.log.len() == slice.range.end as usize;
@@ -216,7 +203,7 @@ impl SimRunner {
             self.sequences.remove(id).ok_or_else(|| format!("{id} ends and was not held"))?;
         }
         for request in &step.starts {
-            self.sequences.insert(request.id, Sequence::new(request.clone()));
+            self.sequences.insert(request.id, Sequence::new(request.clone(), self.pages.len()));
         }
         let mut blocks = step.blocks.iter().copied();
         done.slices.clear();
@@ -245,31 +232,15 @@ impl Runner for SimRunner {
 }
 
 impl Sequence {
-    fn new(request: Request) -> Sequence {
+    fn new(request: Request, n_groups: usize) -> Sequence {
         let log: Tokens = request.prompt.iter().chain(&request.output).copied().collect();
         let prompt = hash_tokens(&request.prompt);
-        Sequence { request, prompt, log, chain: vec![CHAIN_ROOT], blocks: Vec::new(), has_begun: false }
+        let tables = vec![Vec::new(); n_groups];
+        Sequence { request, prompt, log, chain: vec![CHAIN_ROOT], tables, has_begun: false }
     }
 
     fn n_computed(&self) -> u32 {
         self.chain.len() as u32 - 1
-    }
-
-    /// The run's length is what `range.end` needs and the sequence does not hold.
-    fn take_blocks(
-        &mut self,
-        slice: &Slice,
-        blocks: &mut impl Iterator<Item = BlockId>,
-        n_blocks: usize,
-    ) -> Result<(), String> {
-        while self.blocks.len() < blocks_for(slice.range.end) as usize {
-            let block = blocks.next().ok_or_else(|| format!("{} lacks a block for {:?}", slice.id, slice.range))?;
-            if block.0 as usize >= n_blocks {
-                return Err(format!("{} is given block {} of {n_blocks}", slice.id, block.0));
-            }
-            self.blocks.push(block);
-        }
-        Ok(())
     }
 
     /// The first slice may begin behind whole shared blocks; every other begins where the one before it ended.
@@ -286,26 +257,30 @@ impl Sequence {
         Ok(())
     }
 
-    /// Attention reads every position behind the slice: each page must hold what this sequence's log says.
-    fn read(&self, pages: &[Page]) -> Result<(), String> {
+    /// Attention reads every position behind the slice that its window shows: each page must hold what this sequence's
+    /// log says.
+    fn read(&self, group: CacheGroup, i: usize, pages: &[Page]) -> Result<(), String> {
         let n_computed = self.n_computed();
-        for (i, block) in self.blocks.iter().take(blocks_for(n_computed) as usize).enumerate() {
-            let end = ((i as u32 + 1) * BLOCK_TOKENS).min(n_computed);
-            let expected = Page { n_filled: end - i as u32 * BLOCK_TOKENS, chain: self.chain[end as usize] };
-            if pages[block.0 as usize] != expected {
-                return Err(format!("{} reads block {} and finds another's", self.request.id, block.0));
+        for i_block in group.n_passed(n_computed)..blocks_for(n_computed) {
+            let block = self.tables[i][i_block as usize];
+            let end = ((i_block + 1) * BLOCK_TOKENS).min(n_computed);
+            let expected = Page { n_filled: end - i_block * BLOCK_TOKENS, chain: self.chain[end as usize] };
+            if pages.get(block.0 as usize) != Some(&expected) {
+                return Err(format!("{} reads block {} of group {i} and finds another's", self.request.id, block.0));
             }
         }
         Ok(())
     }
 
-    fn write(&mut self, slice: &Slice, pages: &mut [Page]) -> Result<(), String> {
+    fn write(&mut self, slice: &Slice, pages: &mut [Vec<Page>]) -> Result<(), String> {
         self.extend_chain(slice.range.end)?;
         let first = slice.range.start / BLOCK_TOKENS;
         for i in first..blocks_for(slice.range.end) {
             let end = ((i + 1) * BLOCK_TOKENS).min(slice.range.end);
             let page = Page { n_filled: end - i * BLOCK_TOKENS, chain: self.chain[end as usize] };
-            pages[self.blocks[i as usize].0 as usize] = page;
+            for (table, pages) in self.tables.iter().zip(&mut *pages) {
+                pages[table[i as usize].0 as usize] = page;
+            }
         }
         Ok(())
     }
@@ -319,6 +294,25 @@ impl Sequence {
         }
         Ok(())
     }
+}
+
+/// The run's length is what `range.end` needs and the table does not hold. Behind the window there may be none.
+fn take_blocks(
+    group: CacheGroup,
+    table: &mut Vec<BlockId>,
+    slice: &Slice,
+    blocks: &mut impl Iterator<Item = BlockId>,
+    n_blocks: usize,
+) -> Result<(), String> {
+    while table.len() < group.n_blocks(slice.range.end) as usize {
+        let block = blocks.next().ok_or_else(|| format!("{} lacks a block for {:?}", slice.id, slice.range))?;
+        let is_behind = block == BlockId::NONE && table.len() < group.n_passed(slice.range.start) as usize;
+        if block.0 as usize >= n_blocks && !is_behind {
+            return Err(format!("{} is given block {} of {n_blocks}", slice.id, block.0));
+        }
+        table.push(block);
+    }
+    Ok(())
 }
 
 const CHAIN_ROOT: u64 = 0x6c6f_636b_7374_6570;
@@ -371,7 +365,7 @@ mod tests {
         let request = request(0..20);
         let reference = sim.reference(&request);
         for chunk in [1, 7, 20] {
-            let mut runner = SimRunner::new(sim.clone(), 4);
+            let mut runner = SimRunner::new(sim.clone(), &[4]);
             let mut output = Tokens::new();
             let mut starts = vec![request.clone()];
             let mut start = 0;
@@ -394,7 +388,7 @@ mod tests {
         let sim = Sim::default();
         let whole = sim.reference(&request(0..5));
         let resumed = Request { output: whole[..3].to_vec(), ..request(0..5) };
-        let mut runner = SimRunner::new(sim, 2);
+        let mut runner = SimRunner::new(sim, &[2]);
         let done = run(&mut runner, &step(vec![resumed], vec![slice(0..8, Want::Last)], &[0])).unwrap();
         assert_eq!(done.slices[0].tokens[0].token, whole[3]);
     }
@@ -410,7 +404,7 @@ mod tests {
 
     #[test]
     fn violations_are_named() {
-        let mut runner = SimRunner::new(Sim::default(), 4);
+        let mut runner = SimRunner::new(Sim::default(), &[4]);
         refused(run(&mut runner, &step(vec![], vec![slice(0..1, Want::Last)], &[0])), "was not started");
         let start = || vec![request(0..20)];
         refused(run(&mut runner, &step(start(), vec![slice(0..20, Want::Last)], &[0])), "lacks a block");
@@ -428,7 +422,7 @@ mod tests {
 
     #[test]
     fn a_prefix_hit_reads_what_another_wrote() {
-        let mut runner = SimRunner::new(Sim::default(), 4);
+        let mut runner = SimRunner::new(Sim::default(), &[4]);
         run(&mut runner, &step(vec![request(0..20)], vec![slice(0..20, Want::Last)], &[0, 1])).unwrap();
         let twin = Request { id: RequestId(2), ..request(0..18) };
         let hit = Slice { id: RequestId(2), ..slice(16..18, Want::Last) };
@@ -436,5 +430,25 @@ mod tests {
         let stranger = Request { id: RequestId(3), ..request(1..19) };
         let miss = Slice { id: RequestId(3), ..slice(16..18, Want::Last) };
         refused(run(&mut runner, &step(vec![stranger], vec![miss], &[0, 3])), "finds another's");
+    }
+
+    #[test]
+    fn a_window_reads_what_it_shows_and_no_more() {
+        let window = CacheGroup { kind: types::CacheKind::Window(18), sharded: true };
+        let sim = Sim { groups: vec![CacheGroup::FULL, window], ..Sim::default() };
+        let mut runner = SimRunner::new(sim, &[4, 3]);
+        // Behind 48 positions the window shows the last 17: of the windowed pages the first is free.
+        let first = step(vec![request(0..49)], vec![slice(0..48, Want::Nothing)], &[0, 1, 2, 0, 1, 2]);
+        run(&mut runner, &first).unwrap();
+        run(&mut runner, &step(vec![], vec![slice(48..49, Want::Last)], &[3, 0])).unwrap();
+        let twin = |blocks: &[u32]| {
+            let twin = Request { id: RequestId(2), ..request(0..50) };
+            step(vec![twin], vec![Slice { id: RequestId(2), ..slice(48..50, Want::Last) }], blocks)
+        };
+        let none = BlockId::NONE.0;
+        refused(run(&mut runner, &twin(&[0, 1, 2, 3, none, none, 2, 0])), "block 4294967295 of 3");
+        refused(run(&mut runner, &twin(&[0, 1, 2, 3, none, 2, 1, 0])), "of group 1 and finds another's");
+        refused(run(&mut runner, &twin(&[1, 0, 2, 3, none, 1, 2, 0])), "of group 0 and finds another's");
+        run(&mut runner, &twin(&[0, 1, 2, 3, none, 1, 2, 0])).unwrap();
     }
 }

@@ -19,14 +19,13 @@ fn loader() -> ModelLoader {
 }
 
 fn alone(assignment: &Assignment, requests: &[Request]) -> Played {
-    let (mut runner, ready) = loader().build(assignment).unwrap();
-    Player::new(&mut Alone::new(&mut runner), ready.n_blocks).play(requests, Plan::ALONE)
+    let (mut runner, _) = loader().build(assignment).unwrap();
+    Player::new(&mut Alone::new(&mut runner), assignment).play(requests, Plan::ALONE)
 }
 
 fn on_grid(assignment: &Assignment, layout: &Layout, requests: &[Request], plan: Plan) -> Played {
     let mut grid = Threads::start(&loader(), assignment, layout);
-    let n_blocks = grid.n_blocks;
-    let played = Player::new(&mut grid, n_blocks).play(requests, plan);
+    let played = Player::new(&mut grid, assignment).play(requests, plan);
     grid.end();
     played
 }
@@ -86,8 +85,8 @@ fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
     }
 }
 
-/// Experts, windows, caps, head norms, biases, positions and both ways of norms, each cut evenly, unevenly, over stages,
-/// and over ranks of which one owns nothing.
+/// Experts, windows, caps, head norms, biases, positions and both ways of norms, each cut evenly, unevenly, over
+/// stages, and over ranks of which one owns nothing.
 #[test]
 fn every_family_gives_the_tokens_of_one_rank() {
     const FAMILIES: [(&str, u32); 11] = [
@@ -187,8 +186,7 @@ fn ranks_that_meet_through_doorways_give_the_tokens_of_one_rank() {
         };
         let loaders = doorways.iter().map(|doorway| ModelLoader { doorway: Some(doorway.clone()), wire, ..loader() });
         let mut grid = Threads::meet(loaders, &assignment, &layout);
-        let n_blocks = grid.n_blocks;
-        let played = Player::new(&mut grid, n_blocks).play(&requests, plan(&layout));
+            let played = Player::new(&mut grid, &assignment).play(&requests, plan(&layout));
         grid.end();
         assert!(played.outputs == expected.outputs, "{wire:?}, tp {tp}, pp {pp}");
     }

@@ -14,8 +14,8 @@ const MODEL: &str = "llama-f16-sharded";
 const ALONE: Plan = Plan::ALONE;
 
 fn play(loader: ModelLoader, assignment: &Assignment, plan: Plan) -> Played {
-    let (mut runner, ready) = loader.build(assignment).unwrap();
-    Player::new(&mut Alone::new(&mut runner), ready.n_blocks).play(&requests(24), plan)
+    let (mut runner, _) = loader.build(assignment).unwrap();
+    Player::new(&mut Alone::new(&mut runner), assignment).play(&requests(24), plan)
 }
 
 fn loader(threads: usize) -> ModelLoader {
@@ -100,6 +100,10 @@ fn what_cannot_be_loaded_is_said() {
     assert!(matches!(refused(&|a| a.activations = "f16".into()), LoadError::Unsupported(_)));
     assert!(matches!(refused(&|a| a.context = 1 << 20), LoadError::Unsupported(_)));
     assert!(matches!(refused(&|a| a.kv_bytes = 10), LoadError::Memory { .. }));
+    assert!(matches!(refused(&|a| a.n_blocks = vec![1 << 20]), LoadError::Memory { .. }));
+    for n_blocks in [vec![], vec![9; 2], vec![0], vec![u32::MAX]] {
+        assert!(matches!(refused(&|a| a.n_blocks.clone_from(&n_blocks)), LoadError::Unsupported(_)), "{n_blocks:?}");
+    }
     assert!(matches!(refused(&|a| a.model_path = "no/such/model".into()), LoadError::Model { .. }));
     assert!(matches!(refused(&|a| a.layout = Layout::solo(3)), LoadError::Unsupported(_)));
 }

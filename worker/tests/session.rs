@@ -116,7 +116,7 @@ impl Joined {
     async fn place(&mut self, assign: Assign) {
         self.say(rank_frame::Frame::Assign(assign)).await;
         match self.hear().await {
-            worker_frame::Frame::Ready(ready) => assert_eq!((ready.epoch_n, ready.n_blocks), (EPOCH.n, 8)),
+            worker_frame::Frame::Ready(ready) => assert_eq!(ready.epoch_n, EPOCH.n),
             other => panic!("{other:?}"),
         }
     }
@@ -133,7 +133,7 @@ fn assign() -> Assign {
         stages: stages(&Layout::solo(1)),
         activations: "int8".into(),
         kv_dtype: "f16".into(),
-        kv_bytes: 8,
+        n_blocks: vec![8],
         ..Assign::default()
     }
 }
@@ -245,7 +245,7 @@ async fn a_model_that_cannot_be_loaded_ends_the_worker_by_name() {
     let mut scene = Scene::start().await;
     let mut joined = scene.joined().await;
     joined.hello().await;
-    joined.say(rank_frame::Frame::Assign(Assign { kv_bytes: 1 << 40, ..assign() })).await;
+    joined.say(rank_frame::Frame::Assign(Assign { n_blocks: vec![1 << 30], ..assign() })).await;
     let message = joined.failed().await;
     assert!(message.contains("a table of the sim's pages"), "{message}");
     drop(joined);
@@ -286,7 +286,7 @@ impl Load for Half {
         let [mine, other] = Collective::in_process(&layout).try_into().unwrap();
         self.others.send(other).unwrap();
         let (runner, ready) = ModelLoader::new(1).build_with(&Assignment { layout, ..whole }, mine)?;
-        Ok((Box::new(runner), Ready { n_blocks: 8, ..ready }))
+        Ok((Box::new(runner), ready))
     }
 }
 

@@ -1,10 +1,12 @@
 //! Where a model is cut, for machines that have their ranks already: layers among stages, shares among the ranks of a
 //! stage.
 //!
-//! The slowest stage sets the pace, so the cut makes it as fast as it can be; but first it makes room. A pool of block
-//! ids is as large as the smallest rank holds, so a rank that is short of memory gives up layers or shares until the
-//! pool is as large as is wanted.
+//! The slowest stage sets the pace, so the cut makes it as fast as it can be; but first it makes room. Pools of block
+//! ids are as large as the smallest rank holds, so a rank that is short of memory gives up layers or shares until the
+//! pools are as large as is wanted. Their size is a number of blocks on the scale of `Pools`.
 
+use super::last_that;
+use super::pools::Pools;
 use super::shape::{Holding, Measure};
 use std::ops::Range;
 use types::{Layout, Part, Place, Shares, Stage};
@@ -35,15 +37,14 @@ impl KvRule {
         }
     }
 
-    fn holds(self, memory: u64, holding: &Holding, n_blocks: u64) -> bool {
-        let needed = n_blocks.checked_mul(holding.block_bytes);
-        self.budget(memory, holding.weights).zip(needed).is_some_and(|(budget, needed)| needed <= budget)
+    fn holds(self, memory: u64, holding: &Holding, kv: u64) -> bool {
+        self.budget(memory, holding.weights).is_some_and(|budget| kv <= budget)
     }
 
-    /// The largest part of a stage that a rank has room for.
-    fn portion_max(self, memory: u64, stage: &Holding, n_blocks: u64) -> f64 {
+    /// The largest part of a stage that a rank has room for. `kv` is what the whole stage needs.
+    fn portion_max(self, memory: u64, stage: &Holding, kv: u64) -> f64 {
         let sharded = (stage.weights - stage.replicated) as f64;
-        let kv = n_blocks as f64 * stage.block_bytes as f64;
+        let kv = kv as f64;
         let room = |bytes: u64, wanted: f64| if wanted > 0.0 { bytes as f64 / wanted } else { f64::INFINITY };
         let beside = |taken: u64| memory.checked_sub(taken).and_then(|left| left.checked_sub(stage.replicated));
         match self {
@@ -55,6 +56,7 @@ impl KvRule {
 
 pub(crate) struct Cutter<'a> {
     pub measure: &'a Measure<'a>,
+    pub pools: &'a Pools<'a>,
     /// By rank.
     pub seats: &'a [Seat],
     pub tp: u16,
@@ -137,7 +139,7 @@ impl Cutter<'_> {
         if stage + 1 == self.pp() {
             return can(n_layers).then_some(n_layers);
         }
-        last_that(start + 1, end_max, can)
+        last_layer_that(start + 1, end_max, can)
     }
 
     /// The same pace with the work spread: each stage ends as near to its part of all work as the others allow.
@@ -161,7 +163,7 @@ impl Cutter<'_> {
         let mut end = self.measure.shape.n_layers;
         for stage in (1..self.pp()).rev() {
             let can = |back: u32| self.deal(stage, end - back..end, n_blocks).is_some_and(|dealt| dealt.time <= pace);
-            end -= last_that(1, end.checked_sub(u32::from(stage))?, can)?;
+            end -= last_layer_that(1, end.checked_sub(u32::from(stage))?, can)?;
             starts[usize::from(stage)] = end;
         }
         Some(starts)
@@ -199,8 +201,9 @@ impl Cutter<'_> {
         let tp = usize::from(self.tp);
         let seats = &self.seats[usize::from(stage) * tp..][..tp];
         let whole = self.measure.stage(stage, self.pp(), layers.clone());
+        let kv = |holding: &Holding| self.pools.bytes(n_blocks, &holding.block_bytes);
         let mut rooms: Vec<f64> = match self.minds_memory {
-            true => seats.iter().map(|seat| self.rule.portion_max(seat.memory, &whole, n_blocks)).collect(),
+            true => seats.iter().map(|seat| self.rule.portion_max(seat.memory, &whole, kv(&whole))).collect(),
             false => vec![f64::INFINITY; tp],
         };
         // A cut falls on a leaf, which may be more than there is room for: then that rank takes a little less.
@@ -208,7 +211,7 @@ impl Cutter<'_> {
             let parts = portions(seats, &rooms, self.measure.n_leaves())?;
             let shares = shares(&parts);
             let holdings = self.holdings(stage, &layers, &shares);
-            let is_over = |tp: &usize| !self.rule.holds(seats[*tp].memory, &holdings[*tp], n_blocks);
+            let is_over = |tp: &usize| !self.rule.holds(seats[*tp].memory, &holdings[*tp], kv(&holdings[*tp]));
             let Some(over) = (0..tp).find(is_over).filter(|_| self.minds_memory) else {
                 let times = holdings.iter().zip(seats).map(|(held, seat)| held.read as f64 / seat.speed.max(1) as f64);
                 return Some(Dealt { shares, time: times.fold(0.0, f64::max) });
@@ -227,21 +230,8 @@ impl Cutter<'_> {
     }
 }
 
-/// The last of `first..=last` for which all up to it can.
-fn last_that(first: u32, last: u32, can: impl Fn(u32) -> bool) -> Option<u32> {
-    if first > last || !can(first) {
-        return None;
-    }
-    let (mut good, mut bad) = (first, last + 1);
-    while good + 1 < bad {
-        let middle = good.midpoint(bad);
-        if can(middle) {
-            good = middle;
-        } else {
-            bad = middle;
-        }
-    }
-    Some(good)
+fn last_layer_that(first: u32, last: u32, can: impl Fn(u32) -> bool) -> Option<u32> {
+    last_that(first.into(), last.into(), |layer| can(layer as u32)).map(|layer| layer as u32)
 }
 
 fn runs(ends: &[u32]) -> impl Iterator<Item = Range<u32>> {

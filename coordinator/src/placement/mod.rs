@@ -1,6 +1,7 @@
 //! Which machine holds what: a pure function from what is there to a blueprint, or to the arithmetic of why not.
 
 mod cut;
+mod pools;
 mod predict;
 mod seats;
 mod shape;
@@ -13,11 +14,11 @@ pub use shape::{Experts, ModelShape};
 
 use crate::WorkerId;
 use cut::{Cutter, KvRule, Seat};
+use pools::Pools;
 use shape::{Holding, Measure};
 use std::fmt;
 use std::ops::Range;
-use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, DeviceClass, Grid, Layout, Place, Rank, Unsupported};
+use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Grid, Layout, Place, Rank, Unsupported};
 
 /// What the operator wants of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub struct Policy {
     /// None: the model's, or as much of it as the KV memory holds.
     pub context: Option<u32>,
     pub running_max: u32,
+    /// Tokens of one slice at most: behind a window, a sequence holds these beside it.
+    pub slice_max: u32,
 }
 
 /// A worker that could take a rank.
@@ -54,10 +57,30 @@ pub struct Blueprint {
     /// Told to every rank, which computes from it what it holds.
     pub layout: Layout,
     pub context: u32,
-    /// Of every rank: one pool of block ids.
-    pub n_blocks: u32,
+    /// Of each cache group of the model, one pool of block ids for all ranks.
+    pub pools: Vec<Pool>,
     /// By rank.
     pub shards: Vec<Shard>,
+}
+
+/// Block ids that layers of one kind share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    pub group: CacheGroup,
+    pub n_blocks: u32,
+}
+
+impl Pool {
+    pub fn n_tokens(&self) -> u64 {
+        u64::from(self.n_blocks) * u64::from(BLOCK_TOKENS)
+    }
+}
+
+impl Blueprint {
+    /// Of each pool.
+    pub fn n_blocks(&self) -> Vec<u32> {
+        self.pools.iter().map(|pool| pool.n_blocks).collect()
+    }
 }
 
 /// What one rank holds.
@@ -72,7 +95,15 @@ pub struct Shard {
     pub kv_heads: Range<u32>,
     pub weight_bytes: u64,
     pub kv_bytes: u64,
-    pub kv_tokens: u64,
+    /// Of each pool, the positions whose K and V it keeps: none of one of which its stage has no layer.
+    pub kv_tokens: Vec<u64>,
+}
+
+impl Shard {
+    /// Positions that some layer of it keeps.
+    pub fn kv_tokens_max(&self) -> u64 {
+        self.kv_tokens.iter().copied().max().unwrap_or(0)
+    }
 }
 
 /// There is no blueprint: why, and what could be had instead.
@@ -112,8 +143,8 @@ pub enum Why {
     )]
     KvMemory { rank: u16, host: String, weights: u64, needed: u64, available: u64 },
     #[error(
-        "a context of {context} needs {needed} bytes of KV on rank {rank} ({block_bytes} per {BLOCK_TOKENS} tokens), \
-         {available} are there: ask for a shorter context or more KV memory"
+        "a context of {context} needs {needed} bytes of KV on rank {rank} (at most {block_bytes} per {BLOCK_TOKENS} \
+         tokens), {available} are there: ask for a shorter context or more KV memory"
     )]
     Kv { rank: u16, context: u32, block_bytes: u64, needed: u64, available: u64 },
 }
@@ -235,8 +266,6 @@ fn largest<'a>(machines: &[&'a Machine], n: usize, now: Option<&Blueprint>) -> V
     sorted
 }
 
-const CONTEXTS_BY_DEFAULT: u64 = 8;
-
 struct Planner<'a> {
     measure: Measure<'a>,
     policy: &'a Policy,
@@ -256,22 +285,25 @@ impl Planner<'_> {
         self.policy.context.unwrap_or(self.shape().context)
     }
 
+    fn pools(&self, context: u32) -> Pools<'_> {
+        let Policy { slice_max, running_max, .. } = *self.policy;
+        Pools { groups: self.shape().cache.groups(), context, slice_max: slice_max.max(1), running_max }
+    }
+
     /// What all that may run could fill, or by default a few contexts.
-    fn n_blocks_wanted(&self, context: u32) -> u64 {
-        let n_running = u64::from(self.policy.running_max.max(1));
-        let n_contexts = match self.rule() {
-            KvRule::Reserved(_) => n_running,
-            KvRule::Quarter => n_running.min(CONTEXTS_BY_DEFAULT),
-        };
-        (n_contexts * u64::from(blocks_for(context))).min(u64::from(u32::MAX) - 1)
+    fn size_wanted(&self, pools: &Pools) -> u64 {
+        match self.rule() {
+            KvRule::Reserved(_) => pools.max(),
+            KvRule::Quarter => pools.by_default(),
+        }
     }
 
     /// Those first that have room for an even part and for a context beside it.
     fn large_enough_first<'a>(&self, machines: &[&'a Machine]) -> Vec<&'a Machine> {
         let whole = self.measure.stage(0, 1, 0..self.shape().n_layers);
         let n_ranks = u64::from(self.grid.n_ranks());
-        let n_blocks = u64::from(blocks_for(self.policy.context.unwrap_or(BLOCK_TOKENS)));
-        let kv = self.policy.kv_memory.unwrap_or(n_blocks * whole.block_bytes / n_ranks);
+        let pools = self.pools(self.policy.context.unwrap_or(BLOCK_TOKENS));
+        let kv = self.policy.kv_memory.unwrap_or(pools.bytes(pools.min(), &whole.block_bytes) / n_ranks);
         let needed = (whole.weights / n_ranks).saturating_add(kv);
         let (mut large, small): (Vec<_>, Vec<_>) = machines.iter().partition(|machine| machine.memory_bytes >= needed);
         large.extend(small);
@@ -280,10 +312,10 @@ impl Planner<'_> {
 
     fn on(&self, machines: &[&Machine]) -> Result<Blueprint, Why> {
         let seats = seats_of(machines);
-        let cutter =
-            Cutter { measure: &self.measure, seats: &seats, tp: self.grid.tp, rule: self.rule(), minds_memory: true };
-        let asked = self.context_asked();
-        let layout = cutter.layout(blocks_for(asked).into(), self.n_blocks_wanted(asked));
+        let (measure, rule, tp) = (&self.measure, self.rule(), self.grid.tp);
+        let pools = self.pools(self.context_asked());
+        let cutter = Cutter { measure, pools: &pools, seats: &seats, tp, rule, minds_memory: true };
+        let layout = cutter.layout(pools.min(), self.size_wanted(&pools));
         match layout {
             Some(layout) => self.fill(machines, layout),
             None => Err(self.too_heavy(machines, &Cutter { minds_memory: false, ..cutter })),
@@ -295,10 +327,15 @@ impl Planner<'_> {
         let holdings = self.holdings(&layout);
         let budgets: Vec<u64> =
             machines.iter().zip(&holdings).map(|(machine, held)| self.budget(machine, held)).collect();
-        let blocks = |rank: usize| budgets[rank].checked_div(holdings[rank].block_bytes).unwrap_or(u64::MAX);
-        let smallest = (0..budgets.len()).min_by_key(|rank| blocks(*rank)).unwrap_or(0);
-        let context = self.context(smallest, holdings[smallest].block_bytes, budgets[smallest])?;
-        let n_blocks = blocks(smallest).min(self.n_blocks_wanted(context)) as u32;
+        let fits = |pools: &Pools, size: u64| {
+            let mut ranks = holdings.iter().zip(&budgets);
+            ranks.all(|(held, budget)| pools.fit(size, &held.block_bytes, *budget))
+        };
+        let context = self.context(&holdings, &budgets, |pools| fits(pools, pools.min()))?;
+        let pools = self.pools(context);
+        let size = last_that(pools.min(), self.size_wanted(&pools), |size| fits(&pools, size)).unwrap_or(pools.min());
+        let of_group = |(group, n_blocks): (&CacheGroup, u64)| Pool { group: *group, n_blocks: n_blocks as u32 };
+        let sized: Vec<Pool> = pools.groups.iter().zip(pools.at(size)).map(of_group).collect();
         let shard = |(i, held): (usize, &Holding)| {
             let rank = Rank(i as u16);
             Shard {
@@ -310,12 +347,12 @@ impl Planner<'_> {
                 heads: held.heads.clone(),
                 kv_heads: held.kv_heads.clone(),
                 weight_bytes: held.weights,
-                kv_bytes: u64::from(n_blocks) * held.block_bytes,
-                kv_tokens: u64::from(n_blocks) * u64::from(BLOCK_TOKENS),
+                kv_bytes: pools.bytes(size, &held.block_bytes),
+                kv_tokens: self.kv_tokens(&sized, &layout.part(rank).layers),
             }
         };
         let shards = holdings.iter().enumerate().map(shard).collect();
-        Ok(Blueprint { grid: self.grid, layout, context, n_blocks, shards })
+        Ok(Blueprint { grid: self.grid, layout, context, pools: sized, shards })
     }
 
     fn holdings(&self, layout: &Layout) -> Vec<Holding> {
@@ -326,19 +363,28 @@ impl Planner<'_> {
         self.rule().budget(machine.memory_bytes, held.weights).unwrap_or(0)
     }
 
+    fn kv_tokens(&self, pools: &[Pool], layers: &Range<u32>) -> Vec<u64> {
+        let n_layers = self.shape().cache.n_layers(layers);
+        pools.iter().zip(n_layers).map(|(pool, n_layers)| if n_layers > 0 { pool.n_tokens() } else { 0 }).collect()
+    }
+
     /// A context that was asked for is given or refused; otherwise it is what the model knows and the memory holds.
-    fn context(&self, rank: usize, block_bytes: u64, available: u64) -> Result<u32, Why> {
+    fn context(&self, holdings: &[Holding], budgets: &[u64], fits: impl Fn(&Pools) -> bool) -> Result<u32, Why> {
         let asked = self.context_asked();
-        let n_held = available.checked_div(block_bytes).unwrap_or(u64::MAX);
-        let held = n_held.saturating_mul(BLOCK_TOKENS.into());
-        if held >= u64::from(asked) {
+        if fits(&self.pools(asked)) {
             return Ok(asked);
         }
-        if self.policy.context.is_none() && held > 0 {
-            return Ok(held as u32);
+        let in_blocks = |n_blocks: u64| self.pools(n_blocks as u32 * BLOCK_TOKENS);
+        let n_blocks = last_that(1, u64::from(asked / BLOCK_TOKENS), |n_blocks| fits(&in_blocks(n_blocks)));
+        if let (None, Some(n_blocks)) = (self.policy.context, n_blocks) {
+            return Ok(in_blocks(n_blocks).context);
         }
-        let needed = u64::from(blocks_for(asked)) * block_bytes;
-        Err(Why::Kv { rank: rank as u16, context: asked, block_bytes, needed, available })
+        let pools = self.pools(asked);
+        let needed = |rank: usize| pools.bytes(pools.min(), &holdings[rank].block_bytes);
+        let lacks = |rank: &usize| i128::from(needed(*rank)) - i128::from(budgets[*rank]);
+        let rank = (0..budgets.len()).max_by_key(lacks).unwrap_or(0);
+        let (block_bytes, available) = (holdings[rank].block_bytes.iter().sum(), budgets[rank]);
+        Err(Why::Kv { rank: rank as u16, context: asked, block_bytes, needed: needed(rank), available })
     }
 
     /// Why the weights do not fit: shown on the cut that speed alone would make, on the rank that lacks the most.
@@ -369,6 +415,23 @@ impl Planner<'_> {
     }
 }
 
+/// The last of `first..=last` for which all up to it can.
+fn last_that(first: u64, last: u64, can: impl Fn(u64) -> bool) -> Option<u64> {
+    if first > last || !can(first) {
+        return None;
+    }
+    let (mut good, mut bad) = (first, last + 1);
+    while good + 1 < bad {
+        let middle = good.midpoint(bad);
+        if can(middle) {
+            good = middle;
+        } else {
+            bad = middle;
+        }
+    }
+    Some(good)
+}
+
 /// Machines that differ by less than this are alike, and get alike parts.
 const SPEEDS_ALIKE: (u64, u64) = (5, 4);
 
@@ -381,11 +444,4 @@ fn seats_of(machines: &[&Machine]) -> Vec<Seat> {
         speed: if are_alike { slowest } else { *speed },
     };
     machines.iter().zip(&speeds).map(seat).collect()
-}
-
-/// K and V of every layer and head for the positions of one block.
-pub fn block_bytes(shape: &ModelShape, policy: &Policy) -> Result<u64, Unplaceable> {
-    let measure = Measure::new(shape, DeviceClass::Cpu, &policy.kv_dtype);
-    let measure = measure.map_err(|why| Unplaceable { why, nearest: None })?;
-    Ok(measure.stage(0, 1, 0..shape.n_layers).block_bytes.max(1))
 }

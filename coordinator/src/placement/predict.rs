@@ -1,6 +1,6 @@
 //! How fast a blueprint should be for one sequence, and what holds it back. An estimate from a small table of what
-//! devices of a class do with so many threads; shown beside what is measured, and used to decide nothing but which of two
-//! machines is the faster.
+//! devices of a class do with so many threads; shown beside what is measured, and used to decide nothing but which of
+//! two machines is the faster.
 
 use super::shape::Measure;
 use super::{Blueprint, Machine, ModelShape, Policy, Why, class_of};

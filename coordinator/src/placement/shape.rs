@@ -3,7 +3,7 @@
 use super::Why;
 use checkpoint::{Checkpoint, LayerSizes, Sizes};
 use std::ops::Range;
-use types::{BLOCK_TOKENS, DeviceClass, Leaves, Part, Place, Shares};
+use types::{BLOCK_TOKENS, DeviceClass, LayerGroups, Leaves, Part, Place, Shares};
 
 /// What placement needs to know of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct ModelShape {
     /// The positions that it was made for.
     pub context: u32,
     pub experts: Option<Experts>,
+    /// What its layers keep of the positions behind them.
+    pub cache: LayerGroups,
     /// As they lie in the file; packing keeps them but for padding.
     pub sizes: Sizes,
 }
@@ -46,6 +48,7 @@ impl ModelShape {
             vocab: spec.vocab,
             context: spec.context,
             experts: spec.experts.map(|experts| Experts { n: experts.n, n_used: experts.n_used, inner: experts.inner }),
+            cache: spec.cache_groups(),
             sizes: checkpoint.sizes(),
         }
     }
@@ -62,8 +65,9 @@ pub(crate) struct Holding {
     pub replicated: u64,
     /// What a pass of one row reads: an embedding is looked up and not read, a head is read whole.
     pub read: u64,
-    /// K and V of its layers and heads for the positions of one block.
-    pub block_bytes: u64,
+    /// K and V of its heads for the positions of one block of each cache group: nothing of one of which its stage has no
+    /// layer.
+    pub block_bytes: Vec<u64>,
 }
 
 /// Measures parts of one model.
@@ -106,11 +110,12 @@ impl<'a> Measure<'a> {
         let outer = self.outer(part);
         let head_rows = if part.is_last() { self.rows(part, self.head_bytes()) } else { 0 };
         let row = u64::from(kv_heads.len() as u32) * u64::from(self.shape.head_dim) * self.element_bytes;
+        let n_layers = self.shape.cache.n_layers(&part.layers);
         Holding {
             weights: layers.total() + outer.total(),
             replicated: layers.replicated + outer.replicated,
             read: layers.total() - layers.experts + self.experts_read(layers.experts) + outer.replicated + head_rows,
-            block_bytes: u64::from(BLOCK_TOKENS) * part.layers.len() as u64 * 2 * row,
+            block_bytes: n_layers.map(|n_layers| u64::from(BLOCK_TOKENS) * n_layers as u64 * 2 * row).collect(),
             heads,
             kv_heads,
         }

@@ -1,9 +1,9 @@
 //! The shard table as text.
 
-use super::{Blueprint, Shard};
+use super::{Blueprint, Pool, Shard};
 use std::fmt;
 use std::ops::Range;
-use types::{BLOCK_TOKENS, Grid};
+use types::{BLOCK_TOKENS, CacheKind, Grid};
 
 const COLUMNS: [&str; 10] =
     ["rank", "stage", "tp", "layers", "heads", "kv heads", "weights", "kv", "kv tokens", "host"];
@@ -11,7 +11,8 @@ const COLUMNS: [&str; 10] =
 impl fmt::Display for Blueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Grid { pp, tp, .. } = self.grid;
-        writeln!(f, "tp {tp} x pp {pp} · context {} · {} blocks of {BLOCK_TOKENS}", self.context, self.n_blocks)?;
+        let pools: Vec<String> = self.pools.iter().map(Pool::text).collect();
+        writeln!(f, "tp {tp} x pp {pp} · context {} · {}", self.context, pools.join(" · "))?;
         let rows: Vec<[String; 10]> = self.shards.iter().map(Shard::row).collect();
         let width = |i: usize| rows.iter().map(|row| row[i].len()).chain([COLUMNS[i].len()]).max().unwrap_or(0);
         let line = |f: &mut fmt::Formatter<'_>, cells: [&str; 10]| {
@@ -23,6 +24,16 @@ impl fmt::Display for Blueprint {
             writeln!(f)?;
             line(f, row.each_ref().map(String::as_str))
         })
+    }
+}
+
+impl Pool {
+    fn text(&self) -> String {
+        let blocks = format!("{} blocks of {BLOCK_TOKENS}", self.n_blocks);
+        match self.group.kind {
+            CacheKind::Window(window) => format!("{blocks} for a window of {window}"),
+            CacheKind::Full | CacheKind::Latent | CacheKind::Recurrent => blocks,
+        }
     }
 }
 
@@ -38,7 +49,7 @@ impl Shard {
             range(&self.kv_heads),
             mebibytes(self.weight_bytes),
             mebibytes(self.kv_bytes),
-            self.kv_tokens.to_string(),
+            self.kv_tokens.iter().map(u64::to_string).collect::<Vec<_>>().join(" + "),
             self.host.clone(),
         ]
     }

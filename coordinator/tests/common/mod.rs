@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
-use types::{Finish, Grid, Request, RequestId, Token, Tokens};
+use types::{Finish, Grid, LayerGroups, Request, RequestId, Token, Tokens};
 use worker::Load;
 use worker::sim::Sim;
 
@@ -28,7 +28,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 const BLOCK_BYTES: u64 = 64;
 
 pub fn sim() -> Sim {
-    Sim { vocab: 64, block_bytes: BLOCK_BYTES, ..Sim::default() }
+    Sim { vocab: 64, ..Sim::default() }
 }
 
 pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
@@ -42,6 +42,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         vocab: 64,
         context,
         experts: None,
+        cache: LayerGroups::full(1),
         sizes: Sizes::default(),
     };
     let policy = Policy {
@@ -51,6 +52,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         kv_memory: Some(n_blocks * BLOCK_BYTES),
         context: Some(context),
         running_max,
+        slice_max: Limits::default().chunk_tokens_max,
     };
     Config {
         replica: "replica-0".into(),
@@ -60,6 +62,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         policy,
         prefix_cache: true,
         salt: [7; 16],
+        policy_digest: None,
         mesh_seed: [7; 32],
         limits: Limits::default(),
         // More patience than a cluster has: a busy machine that tests must not look like a dead worker.
@@ -72,7 +75,7 @@ const GRID_BLOCK_BYTES: u64 = 16_384;
 
 /// A rank of `on_grid`, whatever the grid.
 pub fn grid_sim() -> Sim {
-    Sim { vocab: 64, block_bytes: GRID_BLOCK_BYTES, n_heads: 4, n_kv_heads: 2, head_dim: 32, ..Sim::default() }
+    sim()
 }
 
 /// The same replica on `tp` ranks in each of `pp` stages, which divide its model evenly.
@@ -84,7 +87,8 @@ pub fn on_grid(config: Config, tp: u16, pp: u16) -> Config {
         kv_memory: Some(n_blocks * GRID_BLOCK_BYTES / n_ranks),
         ..config.policy
     };
-    let shape = ModelShape { n_layers: 4, n_heads: 4, n_kv_heads: 2, head_dim: 32, ..config.shape };
+    let cache = LayerGroups::full(4);
+    let shape = ModelShape { n_layers: 4, n_heads: 4, n_kv_heads: 2, head_dim: 32, cache, ..config.shape };
     Config { shape, policy, ..config }
 }
 

@@ -165,10 +165,9 @@ pub trait Attention: Memory {
         layer: usize,
         kv: &mut Self::Kv,
     );
-    /// Causal attention of each row over the positions of its sequence up to its own, as far back as its window, K and V
-    /// read from their blocks.
-    /// Query head h reads KV head `heads.kv_of(h)`.
-    /// qkv: [n_rows, qkv_cols] (Q is read), out: [n_rows, n_heads * head_dim]
+    /// Causal attention of each row over the positions of its sequence up to its own, as far back as its window, K and
+    /// V read from their blocks. Query head h reads KV head `heads.kv_of(h)`. qkv: [n_rows, qkv_cols] (Q is read), out:
+    /// [n_rows, n_heads * head_dim]
     #[expect(clippy::too_many_arguments, reason = "one fused kernel; each argument is a tensor or a shape")]
     fn attend(
         &self,

@@ -78,15 +78,17 @@ fn silu_of_extremes_is_a_number() {
 
 #[test]
 fn embed_reads_what_the_file_says() {
+    // The widest block of any type.
+    const WIDTH: usize = 256;
     let mut rng = Rng(3);
     for dtype in TYPES {
-        let files = [File::random(&mut rng, dtype, 21, 64), File::random(&mut rng, dtype, 18, 64)];
+        let files = [File::random(&mut rng, dtype, 21, WIDTH), File::random(&mut rng, dtype, 18, WIDTH)];
         let tokens = [0u32, 20, 15, 16, 38, 21, 5, 5];
         let values: Vec<f32> = files.iter().flat_map(|file| file.values.clone()).collect();
-        let expected: Vec<f32> = tokens.iter().flat_map(|&t| values[t as usize * 64..][..64].to_vec()).collect();
+        let expected: Vec<f32> = tokens.iter().flat_map(|&t| values[t as usize * WIDTH..][..WIDTH].to_vec()).collect();
         for (path, cpu) in cpus(Activations::Int8) {
             let table = cpu.matrix(&[files[0].stored(), files[1].stored()]).unwrap();
-            let mut out = cpu.buffer(tokens.len(), 64).unwrap();
+            let mut out = cpu.buffer(tokens.len(), WIDTH).unwrap();
             cpu.embed(&table, 0, &tokens, &mut out);
             assert_bits(&format!("{dtype:?}, {path}"), &all(&cpu, &out, tokens.len()), &expected);
         }

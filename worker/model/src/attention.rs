@@ -4,13 +4,10 @@
 use crate::layers::{ColumnParallel, OwnedHeads, RowParallel, Rows};
 use crate::rope::Ropes;
 use crate::weights::Weights;
-use crate::{Limits, Result};
+use crate::{KvCache, Limits, Result};
 use backend::{Batch, Device, Heads, Memory};
 use checkpoint::{LayerSpec, ModelSpec, Positions};
 use collective::Collective;
-
-/// All layers share one cache group.
-const GROUP: usize = 0;
 
 pub struct Attention<M: Memory> {
     qkv: ColumnParallel<M>, // q_proj, k_proj, v_proj [(n_heads + 2 * n_kv_heads) * head_dim, hidden]
@@ -18,8 +15,8 @@ pub struct Attention<M: Memory> {
     output: RowParallel<M>, // o_proj [hidden, n_heads * head_dim]
     heads: Heads,
     positions: Positions,
-    /// In the cache.
-    layer: usize,
+    /// The cache group, and the layer's number among those that the rank has of it.
+    place: (usize, usize),
 }
 
 /// Every head of Q, and every one of K, is normed before it turns.
@@ -43,8 +40,9 @@ pub fn heads(spec: &ModelSpec) -> Heads {
 }
 
 impl<M: Memory> Attention<M> {
-    /// `layer` counts those of the rank.
-    pub fn load(at: &Weights<'_, M>, spec: &ModelSpec, of: &LayerSpec, layer: usize) -> Result<Attention<M>> {
+    /// `layer` is its number in the model.
+    pub fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize) -> Result<Attention<M>> {
+        let of: &LayerSpec = &spec.layers[layer];
         let (hidden, whole) = (spec.hidden as usize, heads(spec));
         let OwnedHeads { query, kv, leaves, heads } = OwnedHeads::of(at.part(), whole);
         let q = Rows { name: "q_proj", n: whole.n_heads * whole.head_dim, owned: query };
@@ -56,7 +54,7 @@ impl<M: Memory> Attention<M> {
             output: RowParallel::load(at, "o_proj", hidden, &leaves)?,
             heads: Heads { window: of.window.map(|window| window as usize), ..heads },
             positions: of.positions,
-            layer,
+            place: spec.cache_groups().place(&at.part().layers, layer as u32),
         })
     }
 
@@ -89,19 +87,21 @@ impl<D: Device> Attention<D> {
         collective: &mut Collective,
         batch: &Batch,
         ropes: &Ropes<D>,
-        kv: &mut D::Kv,
+        kv: &mut KvCache<D>,
         x: &D::Buffer,
         room: &mut Room<D>,
         out: &mut D::Buffer,
     ) -> Result<()> {
         let n_rows = batch.n_rows();
+        let (group, layer) = self.place;
+        let kv = &mut kv.groups[group];
         self.qkv.forward(device, x, n_rows, &mut room.qkv); // [n_rows, qkv_cols]
         if let Some(norms) = &self.head_norms {
             device.norm_heads(&mut room.qkv, &self.heads, &norms.q, &norms.k, norms.eps, n_rows);
         }
-        device.rope_store(&mut room.qkv, ropes.of(self.positions), &self.heads, batch, GROUP, self.layer, kv);
+        device.rope_store(&mut room.qkv, ropes.of(self.positions), &self.heads, batch, group, layer, kv);
         // [n_rows, n_heads * head_dim]
-        device.attend(&room.qkv, kv, &self.heads, batch, GROUP, self.layer, &mut room.attended);
+        device.attend(&room.qkv, kv, &self.heads, batch, group, layer, &mut room.attended);
         self.output.forward(device, collective, &room.attended, n_rows, out)
     }
 }

@@ -7,7 +7,7 @@ use crate::layers::{Embedding, Head, Norm, Residual};
 use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
 use crate::weights::Weights;
-use crate::{Limits, Result};
+use crate::{KvCache, Limits, Result};
 use backend::{Batch, Device, Memory};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::Collective;
@@ -43,7 +43,7 @@ impl<M: Memory> Gemma<M> {
     pub fn load(all: &Weights<'_, M>, checkpoint: &Checkpoint, limits: Limits) -> Result<Gemma<M>> {
         let (spec, device) = (checkpoint.spec(), all.device());
         let hidden = spec.hidden as usize;
-        let layers = all.layers(|at, layer, i| Layer::load(at, spec, layer, i))?;
+        let layers = all.layers(|at, layer| Layer::load(at, spec, layer))?;
         let (embed_tokens, lm_head) = Head::with_embedding(all, spec, limits)?;
         let n_planes = layers.iter().map(Layer::n_planes).max().unwrap_or(1);
         Ok(Gemma {
@@ -70,7 +70,7 @@ impl<D: Device> Gemma<D> {
         device: &D,
         collective: &mut Collective,
         batch: &Batch,
-        kv: &mut D::Kv,
+        kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
         let (residual, ropes, n_rows) = (&mut self.residual, &self.ropes, batch.n_rows());
         let Scratch { x, out, attention, mlp } = &mut self.scratch;
@@ -94,14 +94,13 @@ impl<M: Memory> Gemma<M> {
 }
 
 impl<M: Memory> Layer<M> {
-    fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize, i: usize) -> Result<Layer<M>> {
-        let of = &spec.layers[i];
+    fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize) -> Result<Layer<M>> {
         Ok(Layer {
             input_norm: Norm::load(at, "input_layernorm", spec)?,
-            attention: Attention::load(&at.under("self_attn"), spec, of, layer)?,
+            attention: Attention::load(&at.under("self_attn"), spec, layer)?,
             post_attention_norm: Norm::load(at, "post_attention_layernorm", spec)?,
             pre_feedforward_norm: Norm::load(at, "pre_feedforward_layernorm", spec)?,
-            mlp: Mlp::load(&at.under("mlp"), spec, of, Activation::Gelu)?,
+            mlp: Mlp::load(&at.under("mlp"), spec, &spec.layers[layer], Activation::Gelu)?,
             post_feedforward_norm: Norm::load(at, "post_feedforward_layernorm", spec)?,
         })
     }

@@ -5,7 +5,7 @@ use crate::layers::{Embedding, Head, Norm, Residual};
 use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
 use crate::weights::Weights;
-use crate::{Limits, Result};
+use crate::{KvCache, Limits, Result};
 use backend::{Batch, Device, Memory};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::Collective;
@@ -40,7 +40,7 @@ impl<M: Memory> Gpt2<M> {
     pub fn load(all: &Weights<'_, M>, checkpoint: &Checkpoint, limits: Limits) -> Result<Gpt2<M>> {
         let (spec, model) = (checkpoint.spec(), all.under("model"));
         let (hidden, n_positions) = (spec.hidden as usize, spec.context as usize);
-        let layers = all.layers(|at, layer, i| Layer::load(at, spec, layer, i))?;
+        let layers = all.layers(|at, layer| Layer::load(at, spec, layer))?;
         let (embed_tokens, lm_head) = Head::with_embedding(all, spec, limits)?;
         let embed_positions = match all.part().is_first() {
             true => Some(model.pack(&[model.matrix("embed_positions", n_positions, hidden)?])?),
@@ -71,7 +71,7 @@ impl<D: Device> Gpt2<D> {
         device: &D,
         collective: &mut Collective,
         batch: &Batch,
-        kv: &mut D::Kv,
+        kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
         let (residual, ropes, n_rows) = (&mut self.residual, &self.ropes, batch.n_rows());
         let Scratch { x, attention, mlp } = &mut self.scratch;
@@ -96,13 +96,12 @@ impl<M: Memory> Gpt2<M> {
 }
 
 impl<M: Memory> Layer<M> {
-    fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize, i: usize) -> Result<Layer<M>> {
-        let of = &spec.layers[i];
+    fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize) -> Result<Layer<M>> {
         Ok(Layer {
             input_norm: Norm::load(at, "input_layernorm", spec)?,
-            attention: Attention::load(&at.under("self_attn"), spec, of, layer)?,
+            attention: Attention::load(&at.under("self_attn"), spec, layer)?,
             post_norm: Norm::load(at, "post_attention_layernorm", spec)?,
-            mlp: Mlp::load(&at.under("mlp"), spec, of, Activation::PlainGelu)?,
+            mlp: Mlp::load(&at.under("mlp"), spec, &spec.layers[layer], Activation::PlainGelu)?,
         })
     }
 

@@ -19,7 +19,7 @@ use gpt2::Gpt2;
 use layers::OwnedHeads;
 use llama::Llama;
 use std::cell::Cell;
-use types::{CacheGroup, DeviceClass, Numerics, Part, PolicyDigest};
+use types::{DeviceClass, Numerics, Part, PolicyDigest};
 use weights::Weights;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -104,9 +104,9 @@ impl<D: Device> Model<D> {
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
         match &mut self.family {
-            Loaded::Llama(llama) => llama.forward(device, collective, batch, &mut kv.groups[0]),
-            Loaded::Gemma(gemma) => gemma.forward(device, collective, batch, &mut kv.groups[0]),
-            Loaded::Gpt2(gpt2) => gpt2.forward(device, collective, batch, &mut kv.groups[0]),
+            Loaded::Llama(llama) => llama.forward(device, collective, batch, kv),
+            Loaded::Gemma(gemma) => gemma.forward(device, collective, batch, kv),
+            Loaded::Gpt2(gpt2) => gpt2.forward(device, collective, batch, kv),
         }
     }
 }
@@ -129,21 +129,19 @@ impl<M: Memory> KvCache<M> {
     }
 }
 
-/// The cache groups of a model, as the scheduler sees them. One, of all layers: those with a window keep what is behind
-/// it as long as the others need theirs.
-pub fn cache_groups(_spec: &ModelSpec) -> Vec<CacheGroup> {
-    vec![CacheGroup::FULL]
-}
-
-/// The KV that a rank keeps of each cache group, for a pool of `n_blocks`. A rank without heads keeps none.
-pub fn kv_specs(spec: &ModelSpec, part: &Part, dtype: KvDtype, n_blocks: usize) -> Vec<KvSpec> {
-    vec![KvSpec {
-        n_layers: part.layers.len(),
-        n_blocks,
-        n_kv_heads: OwnedHeads::of(part, attention::heads(spec)).heads.n_kv_heads,
+/// The KV that a rank keeps of each cache group, for pools of so many blocks. A rank without heads keeps none, and of a
+/// group of which its stage has no layer neither.
+pub fn kv_specs(spec: &ModelSpec, part: &Part, dtype: KvDtype, n_blocks: &[u32]) -> Vec<KvSpec> {
+    let n_kv_heads = OwnedHeads::of(part, attention::heads(spec)).heads.n_kv_heads;
+    let groups = spec.cache_groups();
+    let of_group = |(n_layers, n_blocks): (usize, &u32)| KvSpec {
+        n_layers,
+        n_blocks: *n_blocks as usize,
+        n_kv_heads,
         head_dim: spec.head_dim as usize,
         dtype,
-    }]
+    };
+    groups.n_layers(&part.layers).zip(n_blocks).map(of_group).collect()
 }
 
 /// Everything that can change a bit of what this model answers.

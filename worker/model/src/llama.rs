@@ -1,15 +1,15 @@
 //! The Llama family and those that took its form: pre-norm decoder layers, grouped-query attention, a gated MLP.
 //!
-//! Mistral looks back over a window, Qwen2 has a bias on Q, K and V, Qwen3 norms its heads, SmolLM3 leaves positions out
-//! of some layers, Phi-3 stores its matrices fused; Mixtral and Qwen3-MoE have experts for an MLP. All of that is in
-//! `Attention`, `Mlp` and the spec: the layer is the same.
+//! Mistral looks back over a window, Qwen2 has a bias on Q, K and V, Qwen3 norms its heads, SmolLM3 leaves positions
+//! out of some layers, Phi-3 stores its matrices fused; Mixtral and Qwen3-MoE have experts for an MLP. All of that is
+//! in `Attention`, `Mlp` and the spec: the layer is the same.
 
 use crate::attention::{self, Attention};
 use crate::layers::{Embedding, Head, Norm, Residual};
 use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
 use crate::weights::Weights;
-use crate::{Limits, Result};
+use crate::{KvCache, Limits, Result};
 use backend::{Batch, Device, Memory};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::Collective;
@@ -42,7 +42,7 @@ impl<M: Memory> Llama<M> {
     pub fn load(all: &Weights<'_, M>, checkpoint: &Checkpoint, limits: Limits) -> Result<Llama<M>> {
         let spec = checkpoint.spec();
         let hidden = spec.hidden as usize;
-        let layers = all.layers(|at, layer, i| Layer::load(at, spec, layer, i))?;
+        let layers = all.layers(|at, layer| Layer::load(at, spec, layer))?;
         let (embed_tokens, lm_head) = Head::with_embedding(all, spec, limits)?;
         let n_planes = layers.iter().map(Layer::n_planes).max().unwrap_or(1);
         Ok(Llama {
@@ -68,7 +68,7 @@ impl<D: Device> Llama<D> {
         device: &D,
         collective: &mut Collective,
         batch: &Batch,
-        kv: &mut D::Kv,
+        kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
         let (residual, ropes, n_rows) = (&mut self.residual, &self.ropes, batch.n_rows());
         let Scratch { x, attention, mlp } = &mut self.scratch;
@@ -90,13 +90,12 @@ impl<M: Memory> Llama<M> {
 }
 
 impl<M: Memory> Layer<M> {
-    fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize, i: usize) -> Result<Layer<M>> {
-        let of = &spec.layers[i];
+    fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize) -> Result<Layer<M>> {
         Ok(Layer {
             input_norm: Norm::load(at, "input_layernorm", spec)?,
-            attention: Attention::load(&at.under("self_attn"), spec, of, layer)?,
+            attention: Attention::load(&at.under("self_attn"), spec, layer)?,
             post_norm: Norm::load(at, "post_attention_layernorm", spec)?,
-            mlp: Mlp::load(&at.under("mlp"), spec, of, Activation::Silu)?,
+            mlp: Mlp::load(&at.under("mlp"), spec, &spec.layers[layer], Activation::Silu)?,
         })
     }
 

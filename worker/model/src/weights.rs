@@ -36,11 +36,10 @@ impl<'a, M: Memory> Weights<'a, M> {
         self.part
     }
 
-    /// Makes each of this rank's layers from its tensors, its number on the rank and its number in the model.
-    pub fn layers<T>(&self, load: impl Fn(&Weights<'a, M>, usize, usize) -> Result<T>) -> Result<Vec<T>> {
+    /// Makes each of this rank's layers from its tensors and its number in the model.
+    pub fn layers<T>(&self, load: impl Fn(&Weights<'a, M>, usize) -> Result<T>) -> Result<Vec<T>> {
         let all = self.under("model.layers");
-        let layers = self.part.layers.clone().enumerate();
-        layers.map(|(layer, i)| load(&all.under(i), layer, i as usize)).collect()
+        self.part.layers.clone().map(|layer| load(&all.under(layer), layer as usize)).collect()
     }
 
     /// `{name}.weight`, a matrix of `[rows, cols]`, as it is stored.

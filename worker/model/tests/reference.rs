@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::ops::Range;
 use std::path::PathBuf;
 use types::cache::blocks_for;
-use types::{BlockId, Token};
+use types::{BlockId, CacheGroup, Token};
 
 const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-sharded", "llama-bf16-odd"];
 /// What each has that the others have not stands in `tests/reference/README.md`.
@@ -30,8 +30,19 @@ const FAMILIES: [&str; 13] = [
     "gemma3",
     "gpt2",
 ];
-/// Made by llama.cpp's own converter.
-const GGUFS: [&str; 11] = [
+/// Made by llama.cpp's own converter; `gguf-k-*` also by its quantizer.
+const GGUFS: [&str; 22] = [
+    "gguf-k-llama3",
+    "gguf-k-mistral",
+    "gguf-k-mixtral",
+    "gguf-k-smollm3",
+    "gguf-k-qwen2",
+    "gguf-k-qwen3-yarn",
+    "gguf-k-qwen3-moe",
+    "gguf-k-phi3",
+    "gguf-k-gemma2",
+    "gguf-k-gemma3",
+    "gguf-k-gpt2",
     "gguf-llama3",
     "gguf-mistral",
     "gguf-mixtral",
@@ -60,6 +71,7 @@ struct Rig {
     collective: Collective,
     model: Model<Cpu>,
     kv: KvCache<Cpu>,
+    groups: Vec<CacheGroup>,
     n_vocab: usize,
 }
 
@@ -71,9 +83,10 @@ impl Rig {
         let collective = Collective::solo(checkpoint.spec().n_layers);
         let part = collective.part();
         let model = Model::load(&checkpoint, &device, part, limits).unwrap();
-        let n_blocks = SEQUENCES * blocks_for(CONTEXT) as usize;
-        let kv = KvCache::new(&device, &model::kv_specs(checkpoint.spec(), part, kv_dtype, n_blocks)).unwrap();
-        Rig { device, collective, model, kv, n_vocab: checkpoint.spec().vocab as usize }
+        let groups = checkpoint.spec().cache_groups().groups().to_vec();
+        let n_blocks = vec![SEQUENCES as u32 * blocks_for(CONTEXT); groups.len()];
+        let kv = KvCache::new(&device, &model::kv_specs(checkpoint.spec(), part, kv_dtype, &n_blocks)).unwrap();
+        Rig { device, collective, model, kv, groups, n_vocab: checkpoint.spec().vocab as usize }
     }
 
     fn plain(name: &str) -> Rig {
@@ -82,7 +95,7 @@ impl Rig {
 
     /// One pass over ranges of the sequences' logs: the logits of every row.
     fn pass(&mut self, logs: &[Vec<Token>], slices: &[(usize, Range<u32>)]) -> Vec<Vec<f32>> {
-        let mut batch = Batch { tables: vec![Default::default()], ..Batch::default() };
+        let mut batch = Batch { tables: vec![Default::default(); self.groups.len()], ..Batch::default() };
         batch.clear();
         for (sequence, range) in slices {
             let first = batch.n_rows() as u32;
@@ -91,9 +104,12 @@ impl Rig {
             batch.slices.push(BatchSlice { rows: first..first + range.len() as u32, start: range.start });
             // Scattered and in descending order: nothing may depend on where a block lies.
             let block = |i: u32| BlockId((blocks_for(CONTEXT) - 1 - i) * SEQUENCES as u32 + *sequence as u32);
-            let table = &mut batch.tables[0];
-            table.blocks.extend((0..blocks_for(range.end)).map(block));
-            table.bounds.push(table.blocks.len() as u32);
+            for (table, group) in batch.tables.iter_mut().zip(&self.groups) {
+                let n_passed = group.n_passed(range.start);
+                let entry = |i| if i < n_passed { BlockId::NONE } else { block(i) };
+                table.blocks.extend((0..blocks_for(range.end)).map(entry));
+                table.bounds.push(table.blocks.len() as u32);
+            }
         }
         batch.outputs.extend(0..batch.n_rows() as u32);
         let logits = self.model.forward(&self.device, &mut self.collective, &batch, &mut self.kv).unwrap().unwrap();
@@ -184,11 +200,13 @@ fn chunks_give_the_same_bits() {
 /// Without what a family is known for the logits are others: so the checkpoints meet it.
 #[test]
 fn what_a_family_is_known_for_matters() {
+    let config = |name: &str| -> Value {
+        serde_json::from_str(&std::fs::read_to_string(folder(name).join("config.json")).unwrap()).unwrap()
+    };
     let check = |name: &str, edit: &str| {
         let edited = std::env::temp_dir().join(format!("lockstep-quirk-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&edited).unwrap();
-        let mut config: Value =
-            serde_json::from_str(&std::fs::read_to_string(folder(name).join("config.json")).unwrap()).unwrap();
+        let mut config = config(name);
         for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
             config[key] = value.clone();
         }
@@ -212,8 +230,11 @@ fn what_a_family_is_known_for_matters() {
     check("smollm3", r#"{"no_rope_layers": [1, 1, 1, 1]}"#);
     check("mistral", r#"{"sliding_window": null}"#);
     check("mistral", r#"{"sliding_window": 21}"#);
+    let mut rope = config("phi3-short")["rope_parameters"].take();
+    rope["original_max_position_embeddings"] = 63.into();
+    let other_factors = serde_json::json!({ "rope_parameters": rope }).to_string();
     check("phi3-short", r#"{"sliding_window": null}"#);
-    check("phi3-short", r#"{"original_max_position_embeddings": 63}"#);
+    check("phi3-short", &other_factors);
     check("gemma2", r#"{"attn_logit_softcapping": null}"#);
     check("gemma2", r#"{"final_logit_softcapping": null}"#);
     check("gemma2", r#"{"sliding_window": 400}"#);
@@ -280,4 +301,55 @@ fn one_kv_type_is_not_another() {
     let log = &logs(FOLDERS[0])[2];
     let run = |kv| bits(&Rig::new(FOLDERS[0], Isa::detect(), 1, Activations::F32, kv).in_chunks(log, 512));
     assert!(run(KvDtype::F16) != run(KvDtype::F32), "the cache has the type that was asked for");
+}
+
+/// What llama.cpp says at every position: `tests/reference/make_llama_cpp.py` tells how it was asked.
+fn rows_of_llama_cpp(name: &str, n_vocab: usize) -> Vec<Vec<f32>> {
+    let bytes = std::fs::read(folder(name).join("llama-cpp.f32")).unwrap();
+    let (floats, rest) = bytes.as_chunks::<4>();
+    assert!(rest.is_empty() && floats.len().is_multiple_of(n_vocab), "{name}: {} bytes", bytes.len());
+    let floats: Vec<f32> = floats.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    floats.chunks_exact(n_vocab).map(<[f32]>::to_vec).collect()
+}
+
+/// Ours at the same positions: every log, but for its last token.
+fn rows_of_every_log(name: &str, mut rig: Rig) -> Vec<Vec<f32>> {
+    logs(name).iter().flat_map(|log| rig.in_chunks(&log[..log.len() - 1], 512)).collect()
+}
+
+#[test]
+fn logits_are_those_of_llama_cpp_at_every_position() {
+    for name in GGUFS {
+        let rig = Rig::plain(name);
+        let theirs = rows_of_llama_cpp(name, rig.n_vocab);
+        let ours = rows_of_every_log(name, rig);
+        assert_eq!(ours.len(), theirs.len(), "{name}");
+        let mut furthest = 0.0f32;
+        for (position, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+            let largest = theirs.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+            let off = ours.iter().zip(theirs).map(|(x, y)| (x - y).abs()).fold(0.0f32, f32::max);
+            assert!(off <= 1e-4 * largest, "{name}, row {position}: {off} of {largest}");
+            furthest = furthest.max(off / largest);
+        }
+        println!("{name}: {} rows, at most {furthest:.1e} of the largest logit", theirs.len());
+    }
+}
+
+/// As a server runs them, with int8 activations and an f16 KV cache, they stray from f32 no further than llama.cpp does
+/// as its server runs them.
+#[test]
+fn quantized_activations_stray_no_further_than_those_of_llama_cpp() {
+    for name in GGUFS {
+        let text = std::fs::read_to_string(folder(name).join("expected.json")).unwrap();
+        let expected: Value = serde_json::from_str(&text).unwrap();
+        let allowed = 1.05 * expected["llama_cpp"]["stored_off_by"].as_f64().unwrap();
+        let rig = Rig::new(name, Isa::detect(), 1, Activations::Int8, KvDtype::F16);
+        let theirs = rows_of_llama_cpp(name, rig.n_vocab).concat();
+        let ours = rows_of_every_log(name, rig).concat();
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let off: f64 = ours.iter().zip(&theirs).map(|(x, y)| square(x - y)).sum();
+        let off = (off / theirs.iter().map(|x| square(*x)).sum::<f64>()).sqrt();
+        println!("{name}: off by {off:.2e}, {allowed:.2e} allowed");
+        assert!(off <= allowed, "{name}: {off} of {allowed}");
+    }
 }

@@ -17,7 +17,6 @@ pub struct Threads {
     steps: Vec<Sender<Arc<Step>>>,
     answers: Receiver<StepDone>,
     threads: Vec<JoinHandle<Result<(), RunError>>>,
-    pub n_blocks: u32,
     pub weight_bytes: Vec<u64>,
 }
 
@@ -45,7 +44,7 @@ impl Threads {
     {
         let (say, answers) = channel();
         let (built, found) = channel();
-        let mut grid = Threads { steps: vec![], answers, threads: vec![], n_blocks: u32::MAX, weight_bytes: vec![] };
+        let mut grid = Threads { steps: vec![], answers, threads: vec![], weight_bytes: vec![] };
         for (rank, build) in (0..).map(Rank).zip(builds) {
             let assignment = Assignment { rank, layout: layout.clone(), ..assignment.clone() };
             let answers = layout.part(rank).is_sampler().then(|| say.clone());
@@ -60,7 +59,6 @@ impl Threads {
         }
         for _ in 0..grid.threads.len() {
             let ready = found.recv_timeout(PATIENCE).unwrap();
-            grid.n_blocks = grid.n_blocks.min(ready.n_blocks);
             grid.weight_bytes.push(ready.weight_bytes);
         }
         grid

@@ -12,12 +12,15 @@ use types::{
 use worker::{Assignment, MeshSecret, Runner};
 
 pub const RUNNING_MAX: u32 = 16;
+/// For all that may run at once.
+pub const N_BLOCKS: u32 = 400;
 pub const CONTEXT: u32 = 400;
 pub const VOCAB: u32 = 288;
 
 pub fn assignment(folder: &str) -> Assignment {
     let model_path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../tests/reference", folder].iter().collect();
-    let n_layers = Checkpoint::open(&model_path).unwrap().spec().n_layers;
+    let checkpoint = Checkpoint::open(&model_path).unwrap();
+    let (n_layers, n_groups) = (checkpoint.spec().n_layers, checkpoint.spec().cache_groups().groups().len());
     Assignment {
         epoch: Epoch::default(),
         rank: Rank(0),
@@ -27,7 +30,8 @@ pub fn assignment(folder: &str) -> Assignment {
         model_path,
         activations: "int8".into(),
         kv_dtype: "f16".into(),
-        kv_bytes: 4 << 20,
+        n_blocks: vec![N_BLOCKS; n_groups],
+        kv_bytes: 64 << 20,
         context: CONTEXT,
         batch_tokens_max: 512,
         running_max: RUNNING_MAX,
@@ -122,6 +126,8 @@ struct Live {
 
 pub struct Player<'a> {
     ranks: &'a mut dyn Ranks,
+    /// Every sequence keeps all of its blocks, the same in each group's pool.
+    n_groups: usize,
     free: Vec<BlockId>,
     live: Vec<Live>,
     step: Step,
@@ -130,10 +136,11 @@ pub struct Player<'a> {
 }
 
 impl<'a> Player<'a> {
-    pub fn new(ranks: &'a mut dyn Ranks, n_blocks: u32) -> Player<'a> {
-        let free = (0..n_blocks).map(BlockId).collect();
+    pub fn new(ranks: &'a mut dyn Ranks, assignment: &Assignment) -> Player<'a> {
+        let free = (0..N_BLOCKS).map(BlockId).collect();
         let (live, finished, in_flight) = (Vec::new(), Vec::new(), VecDeque::new());
-        Player { ranks, free, live, step: Step::default(), in_flight, finished }
+        let n_groups = assignment.n_blocks.len();
+        Player { ranks, n_groups, free, live, step: Step::default(), in_flight, finished }
     }
 
     pub fn play(&mut self, requests: &[Request], plan: Plan) -> Played {
@@ -204,11 +211,11 @@ impl<'a> Player<'a> {
             let want = if end == n_tokens { Want::Last } else { Want::Nothing };
             live.n_asked += usize::from(want == Want::Last);
             self.step.slices.push(Slice { id: request.id, range: live.n_computed..end, n_draft: 0, want });
+            let n_held = live.blocks.len();
             while live.blocks.len() < blocks_for(end) as usize {
-                let block = self.free.pop().unwrap();
-                live.blocks.push(block);
-                self.step.blocks.push(block);
+                live.blocks.push(self.free.pop().unwrap());
             }
+            (0..self.n_groups).for_each(|_| self.step.blocks.extend_from_slice(&live.blocks[n_held..]));
             live.n_computed = end;
         }
         !self.step.slices.is_empty()

@@ -1,7 +1,7 @@
 //! Mixtures of experts: who is chosen, and what the chosen make of a row.
 //!
-//! Rows are grouped by expert for the products' sake only: a row's bits do not know its neighbours. What a row's experts
-//! have made is added by the leaves' tree, whose leaves are the experts, absent ones skipped.
+//! Rows are grouped by expert for the products' sake only: a row's bits do not know its neighbours. What a row's
+//! experts have made is added by the leaves' tree, whose leaves are the experts, absent ones skipped.
 
 use super::rows::{largest, sum_exp};
 use super::{Buffer, Cpu, Isa};

@@ -24,7 +24,8 @@ fn hides_stops(draw: &Draw<'_>) -> bool {
     draw.n_output() < draw.sampling.tokens_min && !draw.sampling.stop.is_empty()
 }
 
-/// Writes the row to `edited` as this draw sees it. `marks` is zero for every token of the vocabulary, before and after.
+/// Writes the row to `edited` as this draw sees it. `marks` is zero for every token of the vocabulary, before and
+/// after.
 pub(super) fn edit(row: &[f32], draw: &Draw<'_>, edited: &mut Vec<f32>, marks: &mut Vec<u32>) {
     let sampling = draw.sampling;
     allow(row, &sampling.allowed, edited);

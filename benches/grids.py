@@ -1,0 +1,153 @@
+"""What a model keeps of its speed when it is cut over processes: tensor and pipeline parallel, over shared memory and
+TCP, beside one process with as many threads. Interleaved rounds; median and range; and where a step's time goes.
+
+    python grids.py LOCKSTEP MODEL [--rounds N] [--out FILE]
+
+Pairs of workers take shared memory where they can see each other's. For TCP the second worker runs in a process
+namespace of its own (`unshare`, which wants root), as on another host, over loopback.
+"""
+
+import argparse
+import re
+import statistics
+import sys
+from pathlib import Path
+
+import quiet
+
+ONE, TP, PP, TP_TCP, PP_TCP = "1 process x 2 threads", "tp=2 shm", "pp=2 shm", "tp=2 tcp", "pp=2 tcp"
+GRIDS = {ONE: (1, 1, "shm"), TP: (2, 1, "shm"), PP: (1, 2, "shm"), TP_TCP: (2, 1, "tcp"), PP_TCP: (1, 2, "tcp")}
+# What is asked of each: grid, requests at once.
+RUNS = [(ONE, 1), (TP, 1), (TP_TCP, 1), (PP, 1), (PP_TCP, 1), (ONE, 8), (TP, 8), (PP, 16)]
+KEPT = [("tp=2 over shm, batch 1", (TP, 1), (ONE, 1)), ("tp=2 over shm, batch 8", (TP, 8), (ONE, 8)),
+        ("pp=2 over shm, 16 sequences, against batch 8", (PP, 16), (ONE, 8))]
+KEPT_MIN, TCP_MAX_MICROS = 0.90, 45
+CORES = 2
+COUNTER = re.compile(r'^lockstep:rank_(\w+)_micros_total\{.*?rank="(\d+)".*?\} (\d+)', re.MULTILINE)
+STEPS = re.compile(r"^lockstep:steps_total\S* (\d+)", re.MULTILINE)
+
+
+def main():
+    arguments = parse()
+    figures = {}
+    for i in range(arguments.rounds):
+        for grid, n_at_once in RUNS if i % 2 == 0 else RUNS[::-1]:
+            run(arguments, figures, grid, n_at_once, i)
+    text = report(arguments, figures)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("lockstep", type=Path)
+    parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=30, help="of the model: a step has two sums in each")
+    parser.add_argument("--requests", type=int, default=2, help="for each that is under way at once")
+    parser.add_argument("--output", default="128")
+    parser.add_argument("--foreign-max", type=float, default=0.1, help="cores that others may use in a window")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def server(arguments, grid):
+    tp, pp, wire = GRIDS[grid]
+    http, grpc, listen = (quiet.free_port() for _ in range(3))
+    outside = ["--http", f"{quiet.LOOPBACK}:{http}", "--grpc", f"{quiet.LOOPBACK}:{grpc}"]
+    cut = ["--tp", tp, "--pp", pp]
+    if wire == "shm":
+        threads = CORES // (tp * pp)
+        return quiet.Server([
+            [arguments.lockstep, "serve", arguments.model, *cut, "--threads", threads, *outside]], http, "/ready")
+    at = f"{quiet.LOOPBACK}:{listen}"
+    worker = [arguments.lockstep, "worker", "--join", at, "--threads", 1, "--local-workers", 2]
+    return quiet.Server([
+        [arguments.lockstep, "coordinator", arguments.model, *cut, "--listen", at],
+        worker,
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *worker],
+        [arguments.lockstep, "router", arguments.model, "--coordinator", at, *outside],
+    ], http, "/ready")
+
+
+def run(arguments, figures, grid, n_at_once, seed):
+    with server(arguments, grid) as one:
+        def measure():
+            before = counters(one)
+            measured = quiet.load(arguments.lockstep, one.url, n_at_once, arguments.requests * n_at_once, "16",
+                                  arguments.output, seed)
+            # Each of those at once makes a token in the time that one waits for its next.
+            speed = n_at_once * 1000 / measured["per_token_ms"]["mean"]
+            return {"tokens_per_s": speed, "parts": parts(before, counters(one))}
+        measured, foreign = quiet.quietly(measure, arguments.foreign_max)
+    print(f"round {seed}, {grid}, {n_at_once} at once: "
+          + (f"{measured['tokens_per_s']:.1f} tokens/s" if measured else "no quiet window")
+          + f", others {foreign:.2f} cores", file=sys.stderr, flush=True)
+    seen = figures.setdefault((grid, n_at_once), [])
+    if measured:
+        seen.append(measured)
+
+
+def counters(one):
+    """Steps so far, and of each rank where its time went so far, in microseconds, by name."""
+    page = one.get("/metrics")
+    steps = STEPS.search(page)
+    return int(steps[1]) if steps else 0, {(part, rank): int(n) for part, rank, n in COUNTER.findall(page)}
+
+
+def parts(before, after):
+    """Of each part, microseconds of a rank in a step: the ranks' mean."""
+    n_steps = max(1, after[0] - before[0])
+    ranks = {rank for _, rank in after[1]}
+    sums = {}
+    for (part, rank), n in after[1].items():
+        sums[part] = sums.get(part, 0) + n - before[1].get((part, rank), 0)
+    return {part: n / n_steps / max(1, len(ranks)) for part, n in sums.items()}
+
+
+def report(arguments, figures):
+    def speeds(key):
+        return [one["tokens_per_s"] for one in figures.get(key, [])]
+
+    lines = [f"{quiet.machine()}. {arguments.model}, {arguments.rounds} interleaved rounds, answers of "
+             f"{arguments.output} tokens; median (range). Windows in which others used more than "
+             f"{arguments.foreign_max} cores are dropped.", "", "| grid | at once | decode tokens/s | microseconds of a step |", "|---|---|---|---|"]
+    for key in RUNS:
+        step = statistics.median(1e6 * key[1] / speed for speed in speeds(key)) if speeds(key) else float("nan")
+        lines.append(f"| {key[0]} | {key[1]} | {quiet.spread(speeds(key))} | {step:.0f} |")
+    lines += ["", "| what is kept | of its speed | asked |", "|---|---|---|"]
+    for name, mine, base in KEPT:
+        if speeds(mine) and speeds(base):
+            kept = statistics.median(speeds(mine)) / statistics.median(speeds(base))
+            lines.append(f"| {name} | {kept:.3f} | {KEPT_MIN:.2f} |")
+    lines += ["", *tcp(arguments, speeds), "", *where(figures)]
+    return "\n".join(lines) + "\n"
+
+
+def tcp(arguments, speeds):
+    lines = ["| what TCP adds at batch 1 | microseconds | asked |", "|---|---|---|"]
+    # Two sums in each layer, the embedding's rows, the logits' columns; a hop of rows and one of tokens.
+    n_sums = 2 * arguments.layers
+    for name, over_tcp, over_shm, n in [("a collective", TP_TCP, TP, n_sums + 2), ("a hop", PP_TCP, PP, 2)]:
+        if speeds((over_tcp, 1)) and speeds((over_shm, 1)):
+            step = [statistics.median(1e6 / speed for speed in speeds((grid, 1))) for grid in (over_tcp, over_shm)]
+            lines.append(f"| {name} ({n} in a step) | {(step[0] - step[1]) / n:.1f} | {TCP_MAX_MICROS} |")
+    return lines
+
+
+def where(figures):
+    """Every counter of a rank's time that the metrics have, so that a new one shows by itself."""
+    names = sorted({part for runs in figures.values() for one in runs for part in one["parts"]})
+    lines = ["Microseconds of a rank in a step, from the metrics:", "",
+             "| grid | at once | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
+    for key in RUNS:
+        runs = figures.get(key, [])
+        if runs:
+            cells = [f"{statistics.median(one['parts'].get(name, 0.0) for one in runs):.0f}" for name in names]
+            lines.append(f"| {key[0]} | {key[1]} | " + " | ".join(cells) + " |")
+    return lines
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+//! How many blocks the pool of each cache group has. Knows groups and lengths; no machines, no bytes but those that it
+//! is handed.
+//!
+//! All pools grow together, on one scale: the blocks of a group that keeps everything. Behind a window less is kept, so
+//! that such a group's pool is smaller; how much smaller depends on how long sequences are. Up to one whole context the
+//! scale is that of a sequence alone. Beyond, pools are for `running_max` sequences of one length, of which eight whole
+//! contexts are divided among all: longer ones find the full pool empty first, shorter ones the windowed.
+
+use types::cache::blocks_for;
+use types::{BLOCKS_MAX, CacheGroup};
+
+/// So many whole contexts are room enough where nobody said how much memory there is.
+const CONTEXTS_BY_DEFAULT: u64 = 8;
+
+/// The pools of sequences of at most `context` positions, computed in slices of at most `slice_max`.
+#[derive(Clone, Debug)]
+pub(crate) struct Pools<'a> {
+    pub groups: &'a [CacheGroup],
+    pub context: u32,
+    pub slice_max: u32,
+    pub running_max: u32,
+}
+
+impl Pools<'_> {
+    /// The size at which one whole context fits every pool.
+    pub fn min(&self) -> u64 {
+        blocks_for(self.context).into()
+    }
+
+    /// The size that the default asks for.
+    pub fn by_default(&self) -> u64 {
+        self.contexts(CONTEXTS_BY_DEFAULT.min(self.n_running()))
+    }
+
+    /// The size from which on there is room for all that may run.
+    pub fn max(&self) -> u64 {
+        self.contexts(self.n_running())
+    }
+
+    fn contexts(&self, n: u64) -> u64 {
+        (n * self.min()).min(BLOCKS_MAX.into())
+    }
+
+    fn n_running(&self) -> u64 {
+        self.running_max.max(1).into()
+    }
+
+    /// Blocks of each group's pool.
+    pub fn at(&self, size: u64) -> impl Iterator<Item = u64> {
+        self.groups.iter().map(move |group| self.of_group(group, size))
+    }
+
+    /// What a rank needs that keeps so many bytes of a block of each group.
+    pub fn bytes(&self, size: u64, block_bytes: &[u64]) -> u64 {
+        self.at(size).zip(block_bytes).map(|(n_blocks, bytes)| n_blocks.saturating_mul(*bytes)).fold(0, u64::saturating_add)
+    }
+
+    /// Whether that is no more than it has.
+    pub fn fit(&self, size: u64, block_bytes: &[u64], available: u64) -> bool {
+        self.bytes(size, block_bytes) <= available
+    }
+
+    fn of_group(&self, group: &CacheGroup, size: u64) -> u64 {
+        if group.keeps_all() {
+            return size;
+        }
+        let whole = u64::from(group.n_held_max(self.context, self.slice_max));
+        if size <= self.min() {
+            return size.min(whole);
+        }
+        // Most sequences decode: what a long slice needs besides is there once, as steps are not longer.
+        let decoding = u64::from(group.n_held_max(self.context, 1));
+        let mean_length = (self.by_default() / self.n_running()).max(1);
+        let n_sequences_held = size * decoding.min(mean_length);
+        let due = n_sequences_held.div_ceil(mean_length) + (whole - decoding);
+        due.max(whole).min(size).min(whole * self.n_running())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::CacheKind;
+
+    const LOCAL: CacheGroup = CacheGroup { kind: CacheKind::Window(512), sharded: true };
+
+    fn pools(context: u32, running_max: u32) -> Pools<'static> {
+        Pools { groups: &[LOCAL, CacheGroup::FULL], context, slice_max: 512, running_max }
+    }
+
+    #[test]
+    fn a_window_has_a_part_of_what_all_is() {
+        // (context, running, size of the full pool, blocks of the windowed one)
+        let cases = [
+            // One sequence: the window, a slice, and a block that neither fills.
+            (32_768, 64, 2048, 65),
+            (32_768, 64, 100, 65),
+            (32_768, 64, 10, 10),
+            // Sequences of 4,096 positions: 33 of 256 blocks each, and one slice.
+            (32_768, 64, 8 * 2048, 64 * 33 + 32),
+            (32_768, 64, 4 * 2048, 32 * 33 + 32),
+            // Sequences shorter than the window keep all that they have.
+            (4096, 64, 8 * 256, 8 * 256),
+            // Few run: each may be as long as the context.
+            (32_768, 2, 2 * 2048, 2 * 33 + 32),
+            (32_768, 1, 2 * 2048, 65),
+        ];
+        for (context, running_max, size, expected) in cases {
+            let got: Vec<u64> = pools(context, running_max).at(size).collect();
+            assert_eq!(got, [expected, size], "{context} {running_max}");
+        }
+    }
+
+    #[test]
+    fn pools_grow_together_and_each_holds_a_whole_context() {
+        for (context, running_max) in [(16, 1), (500, 3), (4096, 64), (100_000, 7), (131_072, 256)] {
+            let pools = pools(context, running_max);
+            let at = |size| pools.at(size).collect::<Vec<u64>>();
+            let whole = u64::from(LOCAL.n_held_max(context, 512));
+            assert_eq!(at(pools.min()), [whole, pools.min()]);
+            let sizes: Vec<u64> = (0..2000).map(|i| i * (pools.max() + 10) / 1999).collect();
+            assert!(sizes.windows(2).all(|pair| at(pair[0])[0] <= at(pair[1])[0]), "{context} {running_max}");
+            let all = at(pools.by_default())[0];
+            assert!(all >= u64::from(running_max).min(8) * u64::from(LOCAL.n_held_max(context, 1)) || all >= whole);
+            assert_eq!(pools.bytes(10, &[3, 5]), at(10)[0] * 3 + 50);
+        }
+        assert_eq!(pools(1 << 20, 64).bytes(9, &[u64::MAX, u64::MAX]), u64::MAX, "more than there is");
+    }
+}

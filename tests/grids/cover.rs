@@ -1,0 +1,46 @@
+//! Runs that together meet every pair of values that any run can meet. Knows the values by their numbers; what they mean
+//! is the caller's.
+
+use std::collections::BTreeSet;
+
+/// A number for each factor, in order.
+pub type Run = Vec<usize>;
+/// A factor and its value, and a later factor and its value.
+type Pair = (usize, usize, usize, usize);
+
+/// Greedy and the same each time: the next run is the first of those that meet most of what is left.
+pub fn pairwise(n_values: &[usize], is_possible: impl Fn(&[usize]) -> bool) -> Vec<Run> {
+    let possible: Vec<Run> = all(n_values).into_iter().filter(|run| is_possible(run)).collect();
+    let mut left: BTreeSet<Pair> = possible.iter().flat_map(|run| pairs(run)).collect();
+    let mut cover = Vec::new();
+    while !left.is_empty() {
+        let met = |run: &&Run| pairs(run).filter(|pair| left.contains(pair)).count();
+        // `max_by_key` gives the last of equals.
+        let next = possible.iter().rev().max_by_key(met).expect("what is left is met by some run").clone();
+        for pair in pairs(&next) {
+            left.remove(&pair);
+        }
+        cover.push(next);
+    }
+    cover
+}
+
+/// The pairs that a possible run has and no run of `cover` does.
+pub fn missing(cover: &[Run], n_values: &[usize], is_possible: impl Fn(&[usize]) -> bool) -> Vec<Pair> {
+    let met: BTreeSet<Pair> = cover.iter().flat_map(|run| pairs(run)).collect();
+    let possible = all(n_values).into_iter().filter(|run| is_possible(run));
+    let wanted: BTreeSet<Pair> = possible.flat_map(|run| pairs(&run).collect::<Vec<_>>()).collect();
+    wanted.difference(&met).copied().collect()
+}
+
+fn all(n_values: &[usize]) -> Vec<Run> {
+    let mut runs = vec![Run::new()];
+    for &n in n_values {
+        runs = runs.iter().flat_map(|run| (0..n).map(move |value| [&run[..], &[value]].concat())).collect();
+    }
+    runs
+}
+
+fn pairs(run: &[usize]) -> impl Iterator<Item = Pair> {
+    (0..run.len()).flat_map(move |i| (0..i).map(move |j| (j, run[j], i, run[i])))
+}

@@ -1,0 +1,189 @@
+"""How far int8 activations and an f16 KV take the default model from f32: mean KL(f32 || engine) over every position of
+a text, for Lockstep and for llama.cpp.
+
+    python kl.py MODEL.gguf LOGITS [--positions N] [--window N] [--threads N] [--transformers N] [--out FILE]
+
+LOGITS is the binary of `cargo build -p model --example logits`. The reference is Lockstep's own f32 path, which is
+checked here against transformers on the dequantized weights, over the first `--transformers` positions. Everything runs
+in step over pipes, so that no more than a few hundred rows of logits exist at any time. The text is `kl.txt`.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import peer
+
+TEXT = Path(__file__).resolve().parent / "kl.txt"
+CHUNK = 512
+LIMIT = 1.05
+
+
+def main():
+    arguments = parse()
+    peer.settle()
+    judged = {
+        "llama.cpp, default (flash attention)": peer.FLASH_AUTO,
+        "llama.cpp, flash attention off": peer.FLASH_OFF,
+    }
+    models = {
+        name: peer.Model(arguments.model, arguments.window, peer.F16, flash, arguments.threads, CHUNK)
+        for name, flash in judged.items()
+    }
+    any_model = next(iter(models.values()))
+    ids = any_model.tokenize(TEXT.read_text())[:arguments.positions]
+    assert len(ids) == arguments.positions, f"the text has {len(ids)} tokens"
+    with tempfile.NamedTemporaryFile("w", suffix=".ids") as file:
+        file.write(" ".join(map(str, ids)))
+        file.flush()
+        far = compare(arguments, ids, models, file.name)
+        check = against_transformers(arguments, ids, file.name) if arguments.transformers else None
+    text = report(arguments, far, check)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+    ours, theirs = far["Lockstep, int8 and f16"], far[next(iter(judged))]
+    sys.exit(0 if ours.mean <= LIMIT * theirs.mean else 1)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("logits", type=Path)
+    parser.add_argument("--positions", type=int, default=8192)
+    parser.add_argument("--window", type=int, default=8192)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--transformers", type=int, default=512)
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+class Ours:
+    """The example `logits` in a process of its own; rows come through a pipe."""
+
+    def __init__(self, arguments, ids, activations, kv, n_vocab):
+        self.n_vocab = n_vocab
+        command = [arguments.logits, arguments.model, ids, arguments.window, activations, kv, arguments.threads]
+        self.process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE)
+
+    def rows(self, n):
+        """[n, n_vocab]"""
+        data = self.process.stdout.read(4 * n * self.n_vocab)
+        assert len(data) == 4 * n * self.n_vocab, f"the engine ended early: {self.process.poll()}"
+        return np.frombuffer(data, dtype="<f4").reshape(n, self.n_vocab)
+
+    def close(self):
+        self.process.stdout.close()
+        self.process.wait(timeout=60)
+
+
+class Far:
+    """What has been seen of one engine beside the reference."""
+
+    def __init__(self):
+        self.kls, self.same_best = [], []
+
+    def add(self, reference, rows):
+        log_q = log_softmax(rows)
+        self.kls.append((np.exp(reference) * (reference - log_q)).sum(axis=1))
+        self.same_best.append(reference.argmax(axis=1) == log_q.argmax(axis=1))
+
+    def all(self):
+        return np.concatenate(self.kls)
+
+    @property
+    def mean(self):
+        return float(self.all().mean())
+
+
+def log_softmax(rows):
+    rows = rows.astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    return rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+
+
+def compare(arguments, ids, models, file):
+    n_vocab = next(iter(models.values())).n_vocab
+    reference = Ours(arguments, file, "f32", "f32", n_vocab)
+    engines = {
+        "Lockstep, int8 and f16": Ours(arguments, file, "int8", "f16", n_vocab),
+        "Lockstep, f32 and f16": Ours(arguments, file, "f32", "f16", n_vocab),
+        "Lockstep, int8 and f32": Ours(arguments, file, "int8", "f32", n_vocab),
+    }
+    far = {name: Far() for name in [*engines, *models]}
+    for start in range(0, len(ids), arguments.window):
+        window = ids[start:start + arguments.window]
+        theirs = {name: model.rows(window) for name, model in models.items()}
+        for at in range(0, len(window), CHUNK):
+            n = min(CHUNK, len(window) - at)
+            expected = log_softmax(reference.rows(n))
+            for name, engine in engines.items():
+                far[name].add(expected, engine.rows(n))
+            for name, rows in theirs.items():
+                far[name].add(expected, next(rows))
+            print(f"{start + at + n} of {len(ids)}: "
+                  + ", ".join(f"{name} {seen.mean:.6f}" for name, seen in far.items()), file=sys.stderr, flush=True)
+    for engine in [reference, *engines.values()]:
+        engine.close()
+    return far
+
+
+def against_transformers(arguments, ids, file):
+    """The furthest that a logit of the f32 path is from that of transformers, as a part of the largest."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(arguments.threads)
+    n = min(arguments.transformers, arguments.window)
+    model = AutoModelForCausalLM.from_pretrained(
+        arguments.model.parent, gguf_file=arguments.model.name, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids[:n]])).logits[0].numpy()
+    ours = Ours(arguments, file, "f32", "f32", expected.shape[1])
+    rows = ours.rows(n)
+    ours.process.kill()
+    ours.close()
+    seen = Far()
+    seen.add(log_softmax(expected), rows)
+    return n, float(np.abs(rows - expected).max() / np.abs(expected).max()), seen.mean
+
+
+def report(arguments, far, check):
+    kls = {name: seen.all() for name, seen in far.items()}
+    ours, theirs = kls["Lockstep, int8 and f16"], kls["llama.cpp, default (flash attention)"]
+    low, high = interval(ours, theirs)
+    lines = [
+        "| engine | mean KL | median | p99 | largest | same best token |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, seen in far.items():
+        kl = kls[name]
+        best = 100 * np.concatenate(seen.same_best).mean()
+        lines.append(f"| {name} | {kl.mean():.6f} | {np.median(kl):.6f} | {np.quantile(kl, 0.99):.5f} "
+                     f"| {kl.max():.4f} | {best:.2f}% |")
+    lines.append("")
+    lines.append(f"{arguments.positions} positions in windows of {arguments.window}. Lockstep's mean is "
+                 f"{ours.mean() / theirs.mean():.3f} of llama.cpp's (95% of resamples: {low:.3f} to {high:.3f}); "
+                 f"at most {LIMIT} was asked.")
+    if check:
+        n, furthest, kl = check
+        lines.append("")
+        lines.append(f"The reference beside transformers over the first {n} positions: logits at most {furthest:.1e} "
+                     f"of the largest apart, mean KL {kl:.1e}.")
+    return "\n".join(lines) + "\n"
+
+
+def interval(ours, theirs, block=64, n_draws=2000):
+    """Of the ratio of the means, by drawing whole blocks of positions: neighbours are alike."""
+    n = len(ours) // block
+    sums = np.stack([x[:n * block].reshape(n, block).sum(axis=1) for x in (ours, theirs)])
+    drawn = sums[:, np.random.default_rng(1).integers(0, n, (n_draws, n))].sum(axis=2)
+    return np.quantile(drawn[0] / drawn[1], [0.025, 0.975])
+
+
+if __name__ == "__main__":
+    main()

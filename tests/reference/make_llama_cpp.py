@@ -1,0 +1,76 @@
+"""Adds to each `gguf-*/` what llama.cpp says of it.
+
+    python make_llama_cpp.py [NAME ..]
+
+`llama-cpp.f32` holds the logits of every position of every case (prompt, then greedy tokens but the last), row after
+row, as little-endian f32. They are of a twin of the file whose weights llama.cpp itself has dequantized to F32, with an
+F32 KV cache and no flash attention: so llama.cpp's arithmetic is f32 throughout, and another's must agree to rounding.
+`llama_cpp` in `expected.json` says how far llama.cpp is from that when it serves the file as it is, with activations
+quantized and an f16 KV cache: the root mean square of the differences, as a part of that of the logits.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+import peer
+import reference
+
+# LongRoPE's set of factors goes by the size of the context: the same side of the original one as in the tests.
+N_CTX = 512
+
+
+def main():
+    peer.settle()
+    for folder in map(reference.HERE.joinpath, sys.argv[1:]) if sys.argv[1:] else sorted(reference.HERE.glob("gguf-*")):
+        make(folder)
+
+
+def make(folder):
+    expected = json.loads((folder / "expected.json").read_text())
+    logs = [case["prompt"] + case["greedy"][:-1] for case in expected["cases"]]
+    with tempfile.TemporaryDirectory() as scratch:
+        twin = Path(scratch) / "f32.gguf"
+        dequantize(folder / "model.gguf", twin)
+        exact = rows_of(twin, logs, peer.F32, peer.FLASH_OFF)
+    stored = rows_of(folder / "model.gguf", logs, peer.F16, peer.FLASH_AUTO)
+    check(folder.name, expected["cases"], exact)
+    exact, stored = np.concatenate(exact), np.concatenate(stored)
+    exact.astype("<f4").tofile(folder / "llama-cpp.f32")
+    off = float(np.sqrt(((stored - exact) ** 2).mean() / (exact ** 2).mean()))
+    expected["versions"] |= peer.version()
+    head = {key: value for key, value in expected.items() if key != "cases"}
+    head["llama_cpp"] = {"stored_off_by": float(f"{off:.4g}")}
+    reference.write(folder / "expected.json", head, expected["cases"])
+    print(f"{folder.name}: as it stands off by {off:.1e}")
+
+
+def dequantize(source, to):
+    peer.quantize(source, to, llama_cpp.LLAMA_FTYPE_ALL_F32)
+
+
+def rows_of(path, logs, kv, flash):
+    """Of each log: [positions, vocab]"""
+    model = peer.Model(path, N_CTX, kv, flash)
+    rows = [np.concatenate(list(model.rows(log))) for log in logs]
+    model.close()
+    return rows
+
+
+def check(name, cases, rows):
+    """That llama.cpp and transformers mean the same model, before either becomes a reference."""
+    furthest = 0.0
+    for case, rows in zip(cases, rows):
+        for spot in case["logits"]:
+            values = np.array(spot["values"])
+            furthest = max(furthest, float(np.abs(rows[spot["position"]] - values).max() / np.abs(values).max()))
+    print(f"{name}: llama.cpp and transformers at most {furthest:.1e} of the largest logit apart")
+    assert furthest < 1e-4, f"{name}: {furthest}"
+
+
+if __name__ == "__main__":
+    main()
