@@ -125,7 +125,8 @@ def report(arguments, figures):
 
     lines = [f"{quiet.machine()}. {arguments.model}, {arguments.rounds} interleaved rounds, answers of "
              f"{arguments.output} tokens; median (range). Windows in which others used more than "
-             f"{arguments.foreign_max} cores are dropped.", "", "| grid | at once | decode tokens/s | microseconds of a step |", "|---|---|---|---|"]
+             f"{arguments.foreign_max} cores are dropped.", "",
+             "| grid | at once | decode tokens/s | microseconds of a step |", "|---|---|---|---|"]
     for key in RUNS:
         step = statistics.median(1e6 * key[1] / speed for speed in speeds(key)) if speeds(key) else float("nan")
         lines.append(f"| {key[0]} | {key[1]} | {quiet.spread(speeds(key))} | {step:.0f} |")

@@ -239,7 +239,9 @@ fn what_a_family_is_known_for_matters() {
     check("gemma2", r#"{"final_logit_softcapping": null}"#);
     check("gemma2", r#"{"sliding_window": 400}"#);
     check("gemma3", r#"{"sliding_window": 19}"#);
-    let one_rope = r#"{"rope_parameters": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0}}"#;
+    let one_rope = r#"{"rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000000.0}}}"#;
     check("gemma3", one_rope);
 }
 
