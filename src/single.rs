@@ -120,6 +120,7 @@ pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
     let mut config = file.under(args.settings)?.resolve()?;
     file.end()?;
     let listen = own.listen.unwrap_or(LISTEN);
+    ensure!(config.replicas == 1, "--replicas {}: a coordinator has one replica; start another one", config.replicas);
     if args.source.print_config {
         return print(&[&own, &trust, &config]);
     }
@@ -149,6 +150,7 @@ pub fn router(args: args::Router) -> anyhow::Result<()> {
     if args.source.print_config {
         return print(&[&own, &trust, &config]);
     }
+    ensure!(config.replicas == 1, "--replicas {}: give --coordinator once for each replica", config.replicas);
     let addresses = own.coordinator.unwrap_or_default();
     ensure!(!addresses.is_empty(), "--coordinator HOST:PORT is missing: where a replica is reached");
     let twice = addresses.iter().enumerate().find(|(i, address)| addresses[..*i].contains(address));
@@ -268,5 +270,19 @@ trait Printed {
 impl<T: Serialize> Printed for T {
     fn toml(&self) -> anyhow::Result<String> {
         Ok(toml::to_string(self)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coordinators_are_one_or_several() {
+        let read = |file: &str| toml::from_str::<RouterSettings>(file).unwrap().coordinator;
+        let addresses = |list: &[&str]| Some(list.iter().map(|address| (*address).to_owned()).collect::<Vec<_>>());
+        assert_eq!(read("coordinator = \"a:1\""), addresses(&["a:1"]));
+        assert_eq!(read("coordinator = [\"a:1\", \"b:2\"]"), addresses(&["a:1", "b:2"]));
+        assert_eq!(read(""), None);
     }
 }
