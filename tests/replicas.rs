@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/node.rs"]
-#[allow(dead_code, reason = "each test binary uses a part")]
 mod node;
 
 use node::{Node, PATIENCE, answer, field};
