@@ -44,9 +44,8 @@ pub enum Command {
     #[command(after_help = "Example: lockstep worker --join coordinator:50100 --token-file token")]
     Worker(Worker),
     /// Answer clients for coordinators that are elsewhere
-    #[command(
-        after_help = "Example: lockstep router smollm2 --coordinator one:50100 --coordinator two:50100 --token-file token"
-    )]
+    #[command(after_help = "Example: lockstep router smollm2 --coordinator one:50100 --coordinator two:50100 \
+                      --token-file token")]
     Router(Router),
     /// Print a new join token, for the file that all roles of a cluster share
     #[command(after_help = "Example: (umask 077; lockstep token > token)")]

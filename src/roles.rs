@@ -1,5 +1,5 @@
-//! Starts the roles of one or more replicas on this machine: router and coordinators within this process, and the workers
-//! too, or as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
+//! Starts the roles of one or more replicas on this machine: router and coordinators within this process, and the
+//! workers too, or as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
 use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, Watched, Wire, cores};

@@ -312,9 +312,7 @@ impl Window {
     fn close(&mut self, told: &wire::Heartbeat, now: Micros, in_flight: u64) -> wire::RankTimes {
         let grown = grown(&self.from, told);
         let wall_micros = now.since(self.since).0;
-        // A step that took long is told at its end, and may have begun in the window before.
-        let compute_micros = grown.compute_micros.min(wall_micros);
-        let wait_micros = grown.wait_micros.min(wall_micros - compute_micros);
+        let (compute_micros, wait_micros) = within(wall_micros, grown.compute_micros, grown.wait_micros);
         self.last = wire::RankTimes {
             steps: grown.steps_done,
             wall_micros,
@@ -328,6 +326,16 @@ impl Window {
     }
 }
 
+/// A step that took long is told at its end, and may have begun in the window before: then its parts keep their ratio.
+fn within(wall: u64, compute: u64, wait: u64) -> (u64, u64) {
+    let busy = compute.saturating_add(wait);
+    if busy <= wall {
+        return (compute, wait);
+    }
+    let scaled = (u128::from(compute) * u128::from(wall) / u128::from(busy)) as u64;
+    (scaled, wall - scaled)
+}
+
 fn grown(from: &wire::Heartbeat, to: &wire::Heartbeat) -> wire::Heartbeat {
     wire::Heartbeat {
         steps_done: to.steps_done.saturating_sub(from.steps_done),
@@ -339,4 +347,17 @@ fn grown(from: &wire::Heartbeat, to: &wire::Heartbeat) -> wire::Heartbeat {
 
 fn frame(frame: wire::rank_frame::Frame) -> wire::RankFrame {
     wire::RankFrame { frame: Some(frame) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_window_fill_no_more_than_it() {
+        assert_eq!(within(100, 30, 20), (30, 20));
+        assert_eq!(within(100, 120, 80), (60, 40));
+        assert_eq!(within(100, 0, 300), (0, 100));
+        assert_eq!(within(0, 5, 5), (0, 0));
+    }
 }

@@ -1,5 +1,5 @@
-//! How much work a replica has, as far as this router knows: what it gave to the replica itself, at once, and what others
-//! gave to it, as the replica tells. Knows numbers of tokens and no requests.
+//! How much work a replica has, as far as this router knows: what it gave to the replica itself, at once, and what
+//! others gave to it, as the replica tells. Knows numbers of tokens and no requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -2,8 +2,8 @@
 //! no text, no clients and no other replica.
 //!
 //! A coordinator that is lost takes no stream with it. The table holds each request's token log; when a coordinator
-//! with the same policy digest is there again, it gets prompt and output so far and goes on from there. An entry holds all
-//! that another link would need to go on with it.
+//! with the same policy digest is there again, it gets prompt and output so far and goes on from there. An entry holds
+//! all that another link would need to go on with it.
 
 use crate::config::{Config, Waits};
 use crate::ledger::{Item, Ledger};

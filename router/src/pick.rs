@@ -1,5 +1,5 @@
-//! Which replica gets a request: pure functions over a table of what is known of each. Knows no streams, no requests and no
-//! clock.
+//! Which replica gets a request: pure functions over a table of what is known of each. Knows no streams, no requests
+//! and no clock.
 
 use types::PolicyDigest;
 

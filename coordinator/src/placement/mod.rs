@@ -197,8 +197,8 @@ fn class_of(machines: &[&Machine]) -> DeviceClass {
 /// More are not tried when a grid is looked for that fits.
 const RANKS_TRIED_MAX: u16 = 64;
 
-/// The grid that fits and is nearest to what was asked for: in ranks, then in `tp`. Where one axis is too long, the other
-/// stays if it can.
+/// The grid that fits and is nearest to what was asked for: in ranks, then in `tp`. Where one axis is too long, the
+/// other stays if it can.
 fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy, why: &Why) -> Option<Grid> {
     let asked = policy.grid;
     let n_max = RANKS_TRIED_MAX.min(u16::try_from(machines.len()).unwrap_or(u16::MAX));
