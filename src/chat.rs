@@ -196,8 +196,8 @@ mod tests {
 
     #[test]
     fn commands_are_read() {
-        let check =
-            |text: &str, expect: &Said| assert_eq!(format!("{:?}", read(text)), format!("{expect:?}"), "{text}");
+        // A setting holds a function, and functions have no equality.
+        let check = |text: &str, expect: &Said| assert_eq!(format!("{:?}", read(text)), format!("{expect:?}"));
         check("why?", &Said::Question("why?".into()));
         check(" /bye ", &Said::Leave);
         check("/?", &Said::Help);
