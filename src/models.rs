@@ -113,7 +113,8 @@ fn is_here(rows: &[Row], name: &str) -> bool {
 fn page(rows: &[Row]) -> Value {
     let entries = CATALOGUE.iter().map(|entry| {
         let is_here = is_here(rows, entry.name);
-        json!({ "model": entry.name, "about": entry.about, "bytes": entry.bytes, "hub_id": entry.hub_id, "here": is_here })
+        let (model, about, hub_id) = (entry.name, entry.about, entry.hub_id);
+        json!({ "model": model, "about": about, "bytes": entry.bytes, "hub_id": hub_id, "here": is_here })
     });
     json!({ "models": rows.iter().map(Row::json).collect::<Vec<_>>(), "catalogue": entries.collect::<Vec<_>>() })
 }

@@ -1,4 +1,4 @@
-//! What people watch: logs, and every metric's and every span's name in one place. Knows nothing of who measures or why.
+//! What people watch: logs, and the name of every metric and span in one place. Knows nothing of who measures or why.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 pub mod logs;

@@ -1,8 +1,8 @@
 //! Every span: its name, its fields, and the typed functions that set them. Knows nothing of who records them.
 //!
 //! A request's spans (`request`, `prepare`, `sequence`) are made where a collector is named; those of steps (`step` at
-//! the coordinator, `pass` at each rank), of which there are hundreds a second, only where they are asked for too. Where
-//! they are not, making one costs a look at a flag.
+//! the coordinator, `pass` at each rank), of which there are hundreds a second, only where they are asked for too.
+//! Where they are not, making one costs a look at a flag.
 
 use crate::otlp;
 use std::time::Duration;
@@ -167,7 +167,7 @@ pub fn step(id: u64, epoch: u32, n_slices: u64, n_positions: u64) -> Traced {
         "step",
         otel.kind = "client",
         lockstep.step = whole(id),
-        lockstep.epoch = epoch,
+        lockstep.epoch = i64::from(epoch),
         lockstep.slices = whole(n_slices),
         lockstep.positions = whole(n_positions),
     ))
@@ -182,7 +182,7 @@ pub fn pass(traceparent: &str, step: u64, rank: u16) -> Traced {
         "pass",
         otel.kind = "server",
         lockstep.step = whole(step),
-        lockstep.rank = rank,
+        lockstep.rank = i64::from(rank),
         lockstep.wait_micros = Empty,
     );
     Traced(span).join(traceparent, "")

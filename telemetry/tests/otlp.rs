@@ -96,6 +96,7 @@ fn a_collector_hears_a_request_as_a_tree() {
     assert_eq!(attribute(request, "gen_ai.response.time_to_first_chunk"), Some(Value::DoubleValue(0.003)));
     assert_eq!(attribute(sequence, "lockstep.id"), Some(Value::StringValue("0000000000000007".into())));
     assert_eq!(attribute(pass, "lockstep.wait_micros"), Some(Value::IntValue(9)));
+    assert_eq!(attribute(pass, "lockstep.rank"), Some(Value::IntValue(1)));
     let other = heard.iter().rfind(|span| span.name == "request").unwrap();
     assert_eq!((other.parent_span_id.len(), other.status.as_ref().unwrap().code), (0, 2));
     let resource = collector.0.lock().unwrap()[0].resource_spans[0].resource.clone().unwrap();

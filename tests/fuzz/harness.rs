@@ -1,5 +1,5 @@
-//! What every fuzz target has: rounds that can be repeated, a limit of time and of memory for each, and mutations of JSON.
-//! Included by the tests of several crates; knows none of the formats.
+//! What every fuzz target has: rounds that can be repeated, a limit of time and of memory for each, and mutations of
+//! JSON. Included by the tests of several crates; knows none of the formats.
 //!
 //! `FUZZ_SECONDS=60` lets a target run for so long; without it each does a fixed number of rounds. Each round has a
 //! random source of its own, so `FUZZ_ROUND=n` repeats one that failed.

@@ -4,7 +4,7 @@ use crate::harness::{Random, Rounds, scramble};
 use crate::reference;
 use checkpoint::{ChatTemplate, Message};
 
-/// What templates are made of, and what they should not be made of. Not `'x' * n`: that is known to make 100 MB at once.
+/// What templates are made of, and what they should not be made of. Not `'x' * n`: it is known to make 100 MB.
 const PIECES: &[&str] = &[
     "{{ messages }}",
     "{{ messages | tojson(indent=4) }}",
