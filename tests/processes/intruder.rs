@@ -61,7 +61,6 @@ impl Intruder {
             epoch_incarnation: self.place.epoch_incarnation,
             epoch_n: self.place.epoch_n,
             policy_digest: policy.0.to_vec(),
-            n_blocks: 256,
             weight_bytes: 1,
         };
         self.runtime.block_on(self.up.send(frame(Frame::Ready(ready)))).unwrap();
