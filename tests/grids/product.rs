@@ -77,7 +77,8 @@ fn write(rows: &[Row], refused: &[String]) {
         "# Every family on every grid\n\n\
          Made by `make grids` on two cores of an AMD Zen 4. Each run: {REQUESTS} mixed requests at once on a pool of\n\
          {FEW_BLOCKS} blocks with the prefix cache on, workers as threads, every pair of ranks over shared memory or \
-         over TCP.\nEqual: answers whose token ids and logprobs have the bits that the request has alone on one rank.\n\n\
+         over TCP.\nEqual: answers whose token ids and logprobs have the bits that the request has alone on one \
+         rank.\n\n\
          {} runs, {} tokens.\n\n\
          | checkpoint | tp x pp | wire | requests | tokens | prefix hits | preemptions | equal |\n\
          |---|---|---|---:|---:|---:|---:|---|\n",
