@@ -9,8 +9,9 @@ ARGS ?=
 # Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
 CLIENT_PACKAGES := target/client-packages
 FRAMEWORK_PACKAGES := target/framework-packages
+REFERENCE_PACKAGES := target/reference-packages
 
-.PHONY: help serve test clients grids hosts fuzz check
+.PHONY: help serve test clients grids hosts fuzz kl check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -19,6 +20,7 @@ help:
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
+	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make check   formatting and lints"
 
 serve:
@@ -42,6 +44,7 @@ clients: $(CLIENT_PACKAGES)/.ready $(FRAMEWORK_PACKAGES)/.ready
 
 $(CLIENT_PACKAGES)/.ready: tests/clients/requirements.txt
 $(FRAMEWORK_PACKAGES)/.ready: tests/clients/frameworks/requirements.txt
+$(REFERENCE_PACKAGES)/.ready: tests/reference/requirements.txt
 %-packages/.ready:
 	rm -rf $(@D)
 	$(PYTHON) -m pip install --quiet --no-warn-conflicts --root-user-action ignore --ignore-installed --target $(@D) -r $<
@@ -56,8 +59,15 @@ hosts:
 
 # Plain tests, on the toolchain that builds the rest; a round that failed says how it is repeated.
 fuzz:
-	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test -p checkpoint --test fuzz --locked -- --nocapture
-	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test -p router --test router --locked -- --nocapture fuzz::mutated_bodies
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test fuzz -- --nocapture
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test router -- --nocapture fuzz::mutated_bodies
+
+# Installing the packages builds llama.cpp, which asks for a C++ compiler and some minutes.
+kl: $(REFERENCE_PACKAGES)/.ready
+	$(CARGO) build --locked
+	$(CARGO) build --locked -p model --example logits
+	PYTHONPATH=$(REFERENCE_PACKAGES) $(PYTHON) tests/reference/kl.py "$$(target/debug/lockstep pull smollm2)" \
+		target/debug/examples/logits
 
 check:
 	$(CARGO) fmt --all --check

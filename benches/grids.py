@@ -8,9 +8,10 @@ namespace of its own (`unshare`, which wants root), as on another host, over loo
 """
 
 import argparse
-import re
+import json
 import statistics
 import sys
+import threading
 from pathlib import Path
 
 import quiet
@@ -23,8 +24,8 @@ KEPT = [("tp=2 over shm, batch 1", (TP, 1), (ONE, 1)), ("tp=2 over shm, batch 8"
         ("pp=2 over shm, 16 sequences, against batch 8", (PP, 16), (ONE, 8))]
 KEPT_MIN, TCP_MAX_MICROS = 0.90, 45
 CORES = 2
-COUNTER = re.compile(r'^lockstep:rank_(\w+)_micros_total\{.*?rank="(\d+)".*?\} (\d+)', re.MULTILINE)
-STEPS = re.compile(r"^lockstep:steps_total\S* (\d+)", re.MULTILINE)
+# The coordinator looks at where its ranks' time went once a second.
+LOOK_S = 1.0
 
 
 def main():
@@ -74,12 +75,12 @@ def server(arguments, grid):
 def run(arguments, figures, grid, n_at_once, seed):
     with server(arguments, grid) as one:
         def measure():
-            before = counters(one)
-            measured = quiet.load(arguments.lockstep, one.url, n_at_once, arguments.requests * n_at_once, "16",
-                                  arguments.output, seed)
+            with Looks(one) as looks:
+                measured = quiet.load(arguments.lockstep, one.url, n_at_once, arguments.requests * n_at_once, "16",
+                                      arguments.output, seed)
             # Each of those at once makes a token in the time that one waits for its next.
             speed = n_at_once * 1000 / measured["per_token_ms"]["mean"]
-            return {"tokens_per_s": speed, "parts": parts(before, counters(one))}
+            return {"tokens_per_s": speed, "parts": looks.parts()}
         measured, foreign = quiet.quietly(measure, arguments.foreign_max)
     print(f"round {seed}, {grid}, {n_at_once} at once: "
           + (f"{measured['tokens_per_s']:.1f} tokens/s" if measured else "no quiet window")
@@ -89,21 +90,33 @@ def run(arguments, figures, grid, n_at_once, seed):
         seen.append(measured)
 
 
-def counters(one):
-    """Steps so far, and of each rank where its time went so far, in microseconds, by name."""
-    page = one.get("/metrics")
-    steps = STEPS.search(page)
-    return int(steps[1]) if steps else 0, {(part, rank): int(n) for part, rank, n in COUNTER.findall(page)}
+class Looks:
+    """What `/cluster` says of the ranks' steps, once a second while the block runs."""
 
+    def __init__(self, one):
+        self.one, self.seen, self.over = one, [], threading.Event()
+        self.thread = threading.Thread(target=self.look, daemon=True)
 
-def parts(before, after):
-    """Of each part, microseconds of a rank in a step: the ranks' mean."""
-    n_steps = max(1, after[0] - before[0])
-    ranks = {rank for _, rank in after[1]}
-    sums = {}
-    for (part, rank), n in after[1].items():
-        sums[part] = sums.get(part, 0) + n - before[1].get((part, rank), 0)
-    return {part: n / n_steps / max(1, len(ranks)) for part, n in sums.items()}
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+
+    def look(self):
+        while not self.over.wait(LOOK_S):
+            for replica in json.loads(self.one.get("/cluster"))["replicas"]:
+                self.seen += [rank["step_micros"] for rank in replica["ranks"]]
+
+    def parts(self):
+        """Of each part that the page tells, microseconds of a rank in a step: the mean over steps and ranks."""
+        n_steps = sum(step["steps"] for step in self.seen)
+        names = {name for step in self.seen for name in step if name != "steps"}
+        if n_steps == 0:
+            return {}
+        return {name: sum(step.get(name, 0) * step["steps"] for step in self.seen) / n_steps for name in names}
 
 
 def report(arguments, figures):
@@ -112,7 +125,8 @@ def report(arguments, figures):
 
     lines = [f"{quiet.machine()}. {arguments.model}, {arguments.rounds} interleaved rounds, answers of "
              f"{arguments.output} tokens; median (range). Windows in which others used more than "
-             f"{arguments.foreign_max} cores are dropped.", "", "| grid | at once | decode tokens/s | microseconds of a step |", "|---|---|---|---|"]
+             f"{arguments.foreign_max} cores are dropped.", "",
+             "| grid | at once | decode tokens/s | microseconds of a step |", "|---|---|---|---|"]
     for key in RUNS:
         step = statistics.median(1e6 * key[1] / speed for speed in speeds(key)) if speeds(key) else float("nan")
         lines.append(f"| {key[0]} | {key[1]} | {quiet.spread(speeds(key))} | {step:.0f} |")
@@ -137,9 +151,9 @@ def tcp(arguments, speeds):
 
 
 def where(figures):
-    """Every counter of a rank's time that the metrics have, so that a new one shows by itself."""
+    """Every part of a rank's step that the page tells, so that a new one shows by itself."""
     names = sorted({part for runs in figures.values() for one in runs for part in one["parts"]})
-    lines = ["Microseconds of a rank in a step, from the metrics:", "",
+    lines = ["Microseconds of a rank in a step, as `/cluster` tells them:", "",
              "| grid | at once | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
     for key in RUNS:
         runs = figures.get(key, [])

@@ -89,8 +89,8 @@ def run(arguments, figures, kind, concurrency, seed):
 def report(arguments, figures):
     lines = [
         f"{quiet.machine()}. {arguments.model.name}, prompts of {arguments.prompt} words, answers of "
-        f"{arguments.output} tokens, {arguments.threads} threads, {arguments.rounds} interleaved rounds; median (range). Windows in which "
-        f"others used more than {arguments.foreign_max} cores are dropped.",
+        f"{arguments.output} tokens, {arguments.threads} threads, {arguments.rounds} interleaved rounds; median "
+        f"(range). Windows in which others used more than {arguments.foreign_max} cores are dropped.",
         "",
         "| at once | server | tokens/s | first token ms | between tokens ms | of llama.cpp |",
         "|---|---|---|---|---|---|",

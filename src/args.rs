@@ -16,10 +16,23 @@ pub struct Cli {
     pub command: Command,
 }
 
+const SERVE_HELP: &str = "\
+Families, from safetensors (as a Hugging Face folder) and from GGUF:
+  Llama and what is made like it (SmolLM2, Yi, ..)  tp up to the query heads; a KV head may be cut
+  Mistral, SmolLM3, Qwen2, Qwen3, Phi-3             the same
+  Gemma 2, Gemma 3                                  the same; windowed layers by turns
+  GPT-2                                             the same; positions are learned
+  Mixtral, Qwen3-MoE                                the same, and the experts are spread over a stage's ranks
+pp goes up to the layers. `lockstep plan MODEL --tp N --pp N` shows who would hold what, or why it cannot be.
+
+Examples: lockstep serve smollm2 --http 127.0.0.1:8000
+          lockstep serve smollm2 --tp 2 --pp 2      four worker processes
+          lockstep serve smollm2 --replicas 2       two replicas behind one address";
+
 #[derive(Subcommand)]
 pub enum Command {
     /// Serve a model on this machine: OpenAI's API over HTTP, and gRPC
-    #[command(after_help = "Example: lockstep serve smollm2 --http 127.0.0.1:8000")]
+    #[command(after_help = SERVE_HELP)]
     Serve(Serve),
     /// Ask a model once, or chat with it when no prompt is given
     #[command(after_help = "Example: lockstep run smollm2 \"Why is the sky blue?\"")]
@@ -30,8 +43,10 @@ pub enum Command {
     /// Compute for a coordinator
     #[command(after_help = "Example: lockstep worker --join coordinator:50100 --token-file token")]
     Worker(Worker),
-    /// Answer clients for a coordinator that is elsewhere
-    #[command(after_help = "Example: lockstep router smollm2 --coordinator coordinator:50100 --token-file token")]
+    /// Answer clients for coordinators that are elsewhere
+    #[command(
+        after_help = "Example: lockstep router smollm2 --coordinator one:50100 --coordinator two:50100 --token-file token"
+    )]
     Router(Router),
     /// Print a new join token, for the file that all roles of a cluster share
     #[command(after_help = "Example: (umask 077; lockstep token > token)")]

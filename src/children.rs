@@ -37,6 +37,8 @@ const ORPHAN_MAX: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub struct Order {
     pub n: u16,
+    /// The first one's number in the logs; those of other orders may come before.
+    pub first: u16,
     /// Of each; never with a secret among them, because everybody sees them.
     pub arguments: Vec<OsString>,
     pub token: Token,
@@ -45,7 +47,8 @@ pub struct Order {
 /// Keeps the children alive until `end`. Returns when all of them have ended.
 pub async fn run(order: Order, end: CancellationToken) -> anyhow::Result<()> {
     let (lost, mut losses) = mpsc::channel(usize::from(order.n).max(1));
-    let keepers: Vec<Keeper> = (0..order.n).map(|worker| Keeper::start(worker, &order, lost.clone())).collect();
+    let keepers: Vec<Keeper> =
+        (order.first..order.first + order.n).map(|worker| Keeper::start(worker, &order, lost.clone())).collect();
     drop(lost);
     let result = tokio::select! {
         () = end.cancelled() => Ok(()),

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// The tokenizer's crate tells of its tables as it builds them, which is nothing to tell an operator.
 pub const LOG: &str = "info,tk_encode=warn";
 
-/// Of one replica. Beyond it, sums would wait for more peers than they have leaves.
+/// Of one machine. Beyond it, sums would wait for more peers than they have leaves.
 const RANKS_MAX: u32 = 1024;
 
 /// What can be said, each of it optional. Flags and the file have the same names, because they are the same fields.
@@ -42,6 +42,9 @@ pub struct Settings {
     /// Stages that follow each other, each with its own layers [default: 1]
     #[arg(long, env = "LOCKSTEP_PP", value_name = "N")]
     pub pp: Option<u16>,
+    /// Replicas of the whole grid, each with workers of its own, behind the one router [default: 1]
+    #[arg(long, env = "LOCKSTEP_REPLICAS", value_name = "N")]
+    pub replicas: Option<u16>,
     /// Workers as threads of this process, not as processes of their own [default: false]
     #[arg(long, env = "LOCKSTEP_INPROC", num_args = 0..=1, default_missing_value = "true")]
     pub inproc: Option<bool>,
@@ -239,6 +242,7 @@ pub struct Config {
     pub grpc: SocketAddr,
     pub tp: u16,
     pub pp: u16,
+    pub replicas: u16,
     pub inproc: bool,
     pub device: Device,
     pub isa: Option<Isa>,
@@ -271,6 +275,8 @@ pub struct Watched<'a> {
     pub collector: Option<&'a str>,
     /// With spans of steps.
     pub steps: bool,
+    /// The label `model_name` of its metrics, by which dashboards made for vLLM choose.
+    pub model: Option<&'a str>,
 }
 
 impl Settings {
@@ -292,7 +298,8 @@ impl Settings {
         let host = self.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let max_batch_tokens = self.max_batch_tokens.unwrap_or(512);
         let (tp, pp) = (self.tp.unwrap_or(1), self.pp.unwrap_or(1));
-        let n_ranks = usize::from(tp) * usize::from(pp);
+        let replicas = self.replicas.unwrap_or(1);
+        let n_local = usize::from(tp) * usize::from(pp) * usize::from(replicas);
         let config = Config {
             model: self.model.unwrap_or_else(|| "smollm2".into()),
             served_model_name: self.served_model_name,
@@ -300,11 +307,12 @@ impl Settings {
             grpc: self.grpc.unwrap_or(SocketAddr::new(host, 50051)),
             tp,
             pp,
+            replicas,
             inproc: self.inproc.unwrap_or(false),
             device: self.device.unwrap_or(Device::Cpu),
             isa: self.isa,
             wire: self.wire.unwrap_or(Wire::Auto),
-            threads: self.threads.unwrap_or_else(|| (cores() / n_ranks.max(1)).max(1)),
+            threads: self.threads.unwrap_or_else(|| (cores() / n_local.max(1)).max(1)),
             activations: self.activations.unwrap_or(Activations::Int8),
             kv_dtype: self.kv_dtype.unwrap_or(KvDtype::F16),
             kv_memory: self.kv_memory,
@@ -331,18 +339,26 @@ impl Settings {
 impl Config {
     pub fn watched(&self) -> Watched<'_> {
         let collector = self.otlp_endpoint.as_deref();
-        Watched { log: &self.log, log_format: self.log_format, collector, steps: self.otlp_steps }
+        let (log, model) = (&*self.log, self.served_model_name.as_deref());
+        Watched { log, log_format: self.log_format, collector, steps: self.otlp_steps, model }
     }
 
+    /// Of one replica.
     pub fn n_ranks(&self) -> u16 {
         // `check` has seen that it is no more than a thousand.
         self.tp * self.pp
+    }
+
+    /// Workers of this machine, which share its cores and its memory.
+    pub fn n_workers(&self) -> u16 {
+        self.n_ranks() * self.replicas
     }
 
     fn check(&self) -> anyhow::Result<()> {
         let at_least_one = [
             ("tp", self.tp.into()),
             ("pp", self.pp.into()),
+            ("replicas", self.replicas.into()),
             ("threads", self.threads as u64),
             ("max-batch-tokens", self.max_batch_tokens.into()),
             ("max-chunk-tokens", self.max_chunk_tokens.into()),
@@ -354,6 +370,8 @@ impl Config {
         }
         let n_ranks = u32::from(self.tp) * u32::from(self.pp);
         ensure!(n_ranks <= RANKS_MAX, "--tp {} times --pp {} is more than {RANKS_MAX} ranks", self.tp, self.pp);
+        let n_workers = n_ranks * u32::from(self.replicas);
+        ensure!(n_workers <= RANKS_MAX, "--replicas {} of {n_ranks} ranks are more than {RANKS_MAX}", self.replicas);
         ensure!(self.context.is_none_or(|n| n >= 2), "--context is below 2: a prompt and its answer need a token each");
         ensure!(self.threads <= 1024, "--threads is {}; it must be at most 1024", self.threads);
         if self.max_running > self.max_batch_tokens {

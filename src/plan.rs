@@ -1,6 +1,6 @@
 //! `plan`: what would lie where, and how fast it should be, without loading it.
 
-use crate::config::Config;
+use crate::config::{Config, cores};
 use crate::roles;
 use checkpoint::Checkpoint;
 use coordinator::{Blueprint, Machine, ModelShape, WorkerId};
@@ -11,7 +11,8 @@ pub fn table(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<String>
     let (shape, policy) = (ModelShape::of(checkpoint), roles::policy(config));
     let prediction = coordinator::predict(&machines(config), &shape, &policy, &blueprint)?;
     let model = &checkpoint.spec().name;
-    Ok(format!("{model} · {blueprint}\npredicted: {prediction} (a table's figures for machines of this class)\n"))
+    let each = if config.replicas > 1 { format!("{} replicas, each ", config.replicas) } else { String::new() };
+    Ok(format!("{model} · {each}{blueprint}\npredicted: {prediction} (a table's figures for machines of this class)\n"))
 }
 
 /// How this machine would be placed, or why it cannot be: known before anything is started.
@@ -19,14 +20,15 @@ pub fn blueprint(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<Blu
     Ok(coordinator::plan(&machines(config), &ModelShape::of(checkpoint), &roles::policy(config), None)?)
 }
 
-/// The workers that `serve` would start.
+/// The workers that `serve` would start for one replica.
 fn machines(config: &Config) -> Vec<Machine> {
     let machine = |i: u16| Machine {
         worker: WorkerId(i.into()),
         host: roles::host(),
         device: config.device.name(),
-        memory_bytes: roles::memory_bytes() / u64::from(config.n_ranks()),
+        memory_bytes: roles::memory_bytes() / u64::from(config.n_workers()),
         threads: u32::try_from(config.threads).unwrap_or(u32::MAX),
+        cores: u32::try_from(cores()).unwrap_or(u32::MAX),
     };
     (0..config.n_ranks()).map(machine).collect()
 }

@@ -1,5 +1,5 @@
-//! Starts the roles of a replica on this machine: router and coordinator within this process, and the workers too, or
-//! as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
+//! Starts the roles of one or more replicas on this machine: router and coordinators within this process, and the workers
+//! too, or as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
 use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, Watched, Wire, cores};
@@ -20,10 +20,9 @@ use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use telemetry::logs::Telling;
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 use types::{DeviceClass, Grid, Numerics, PolicyDigest};
 use worker::{Assignment, Doorway, Load, LoadError, ModelLoader, Ready, Runner, sim::Sim};
 
@@ -44,7 +43,7 @@ impl Doors {
     }
 }
 
-/// Runs router, coordinator and workers until `shutdown`, and then until what runs has ended. They end in the order in
+/// Runs router, coordinators and workers until `shutdown`, and then until what runs has ended. They end in the order in
 /// which requests pass them, so that nothing under way loses what it needs.
 pub async fn serve(
     config: &Config,
@@ -53,24 +52,72 @@ pub async fn serve(
     doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let (dialer, pipes) = transport::in_memory();
-    let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
+    let (mut groups, mut coordinators) = (Vec::new(), Vec::new());
+    for n in 0..config.replicas {
+        let (group, coordinator) = Group::start(config, checkpoint, n).await?;
+        groups.push(group);
+        coordinators.push(coordinator);
+    }
+    let router = route(config, checkpoint, metrics, coordinators, doors, shutdown.clone())?;
     let end = CancellationToken::new();
-    let (workers, coordinator) = if config.n_ranks() == 1 || config.inproc {
-        let served = coordinate(config, checkpoint, REPLICA, pipes, end.clone())?;
-        (threads(config, &dialer)?, Part::start("the coordinator", end, served))
-    } else {
-        let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
-        let token = Token::random()?;
-        let children = processes(config, socket.local_addr()?, token.clone());
-        let sockets = secure::incoming(socket, Trust { token: Some(token), tls: None });
-        let served = coordinate(config, checkpoint, REPLICA, pipes.merge(sockets), end.clone())?;
-        (vec![children], Part::start("the coordinator", end, served))
-    };
-    let router = route(config, checkpoint, metrics, dialer.channel(), doors, shutdown.clone())?;
-    let mut parts = vec![Part::start("the router", shutdown, router), coordinator];
-    parts.extend(workers);
-    run(parts).await
+    let replicas = Part::start("the replica", end.clone(), run_groups(groups, end));
+    run(vec![Part::start("the router", shutdown, router), replicas]).await
+}
+
+/// A replica: its coordinator and its workers.
+struct Group {
+    name: String,
+    /// Of its coordinator; the rest ends with that.
+    end: CancellationToken,
+    parts: Vec<Part>,
+}
+
+impl Group {
+    async fn start(config: &Config, checkpoint: &Checkpoint, n: u16) -> anyhow::Result<(Group, router::Coordinator)> {
+        let name = if config.replicas > 1 { format!("{REPLICA}-{n}") } else { REPLICA.to_owned() };
+        let (dialer, pipes) = transport::in_memory();
+        let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
+        let end = CancellationToken::new();
+        let mut parts = Vec::new();
+        if config.n_ranks() == 1 || config.inproc {
+            let served = coordinate(config, checkpoint, &name, pipes, end.clone())?;
+            parts.push(Part::start("the coordinator", end.clone(), served));
+            parts.extend(threads(config, &dialer)?);
+        } else {
+            let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
+            let (address, token) = (socket.local_addr()?, Token::random()?);
+            let sockets = secure::incoming(socket, Trust { token: Some(token.clone()), tls: None });
+            let served = coordinate(config, checkpoint, &name, pipes.merge(sockets), end.clone())?;
+            parts.push(Part::start("the coordinator", end.clone(), served));
+            parts.push(processes(config, address, token, n * config.n_ranks()));
+        }
+        Ok((Group { name: name.clone(), end, parts }, router::Coordinator { name, channel: dialer.channel() }))
+    }
+}
+
+/// Runs replicas until `end`, or until none is left: one that fails is told of, and the others go on.
+async fn run_groups(groups: Vec<Group>, end: CancellationToken) -> anyhow::Result<()> {
+    let ends: Vec<CancellationToken> = groups.iter().map(|group| group.end.clone()).collect();
+    let mut running = JoinSet::new();
+    for group in groups {
+        running.spawn(async move { (group.name, run(group.parts).await) });
+    }
+    let mut outcome = Ok(());
+    loop {
+        let ended = tokio::select! {
+            () = end.cancelled(), if !ends.iter().all(CancellationToken::is_cancelled) => {
+                ends.iter().for_each(CancellationToken::cancel);
+                continue;
+            }
+            ended = running.join_next() => ended,
+        };
+        let Some(ended) = ended else { return outcome };
+        let (name, ended) = ended.context("a replica panicked")?;
+        if let Err(error) = &ended {
+            tracing::error!(replica = name, left = running.len(), error = format!("{error:#}"), "a replica has failed");
+        }
+        outcome = outcome.and(ended);
+    }
 }
 
 /// A coordinator over the connections that come, until `shutdown`.
@@ -89,29 +136,29 @@ where
     Ok(async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) })
 }
 
-/// A router that is attached through `replica`, until `shutdown`.
+/// A router of the replicas that these coordinate, until `shutdown`.
 pub fn route(
     config: &Config,
     checkpoint: &Checkpoint,
     metrics: router::Render,
-    replica: Channel,
+    coordinators: Vec<router::Coordinator>,
     doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
-    let (config, text) = (router_config(config, metrics)?, text(checkpoint)?);
-    Ok(async move { Ok(router::serve(config, replica, text, doors.http, doors.grpc, shutdown).await?) })
+    let (config, text) = (router_config(config, coordinators.len(), metrics)?, text(checkpoint)?);
+    Ok(async move { Ok(router::serve(config, coordinators, text, doors.http, doors.grpc, shutdown).await?) })
 }
 
 /// A worker for each rank within this process, each with a computing thread of its own.
 fn threads(config: &Config, dialer: &Dialer) -> anyhow::Result<Vec<Part>> {
-    let n_ranks = config.n_ranks();
+    let (n_ranks, n_workers) = (config.n_ranks(), config.n_workers());
     let start = |_| {
         let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let door = if n_ranks > 1 { Some(doorway(any_port)?) } else { None };
         let end = CancellationToken::new();
         let mesh_address = door.as_ref().map_or_else(String::new, |door| door.address().to_string());
-        let loader = loader(config.device, config.isa, config.threads, n_ranks.into(), door, config.wire);
-        let memory_bytes = memory_bytes() / u64::from(n_ranks);
+        let loader = loader(config.device, config.isa, config.threads, n_workers.into(), door, config.wire);
+        let memory_bytes = memory_bytes() / u64::from(n_workers);
         let worker_config = worker_config(config.device, config.threads, memory_bytes, mesh_address);
         let worker = worker::serve(dialer.channel(), loader, worker_config, end.clone());
         Ok(Part::start("a worker", end, async { Ok(worker.await?) }))
@@ -125,14 +172,14 @@ pub fn doorway(address: SocketAddr) -> anyhow::Result<Arc<Doorway>> {
     Ok(Arc::new(opened.with_context(|| format!("cannot listen for other workers on {address}"))?))
 }
 
-/// A process for each rank, which join over loopback.
-fn processes(config: &Config, coordinator: SocketAddr, token: Token) -> Part {
-    let memory = Bytes(memory_bytes() / u64::from(config.n_ranks()));
+/// A process for each rank, which join over loopback; `first` is the first one's number.
+fn processes(config: &Config, coordinator: SocketAddr, token: Token, first: u16) -> Part {
+    let memory = Bytes(memory_bytes() / u64::from(config.n_workers()));
     let mut arguments: Vec<OsString> = ["worker", "--supervised", "--log-format", "json"].map(OsString::from).into();
     let named = [
         ("--join", coordinator.to_string()),
         ("--mesh-listen", SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).to_string()),
-        ("--local-workers", config.n_ranks().to_string()),
+        ("--local-workers", config.n_workers().to_string()),
         ("--device", config.device.name()),
         ("--threads", config.threads.to_string()),
         ("--memory", memory.to_string()),
@@ -146,7 +193,7 @@ fn processes(config: &Config, coordinator: SocketAddr, token: Token) -> Part {
         arguments.extend(["--otlp-endpoint".into(), collector.into()]);
     }
     let end = CancellationToken::new();
-    let order = Order { n: config.n_ranks(), arguments, token };
+    let order = Order { n: config.n_ranks(), first, arguments, token };
     Part::start("the workers", end.clone(), children::run(order, end))
 }
 
@@ -201,9 +248,9 @@ fn micros_since_1970() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn router_config(config: &Config, metrics: router::Render) -> anyhow::Result<router::Config> {
+fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) -> anyhow::Result<router::Config> {
     let drain_max = Duration::from_secs(config.drain_seconds);
-    let requests_max = config.max_waiting as usize + config.max_running as usize;
+    let requests_max = (config.max_waiting as usize + config.max_running as usize) * n_replicas;
     Ok(router::Config {
         names: config.served_model_name.iter().cloned().collect(),
         limits: router::Limits {
@@ -362,6 +409,7 @@ pub fn worker_config(device: Device, threads: usize, memory_bytes: u64, mesh_add
         device: device.name(),
         memory_bytes,
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
+        cores: u32::try_from(cores()).unwrap_or(u32::MAX),
         mesh_address,
         ..worker::Config::default()
     }
@@ -386,8 +434,9 @@ pub fn watch(watched: &Watched<'_>) -> anyhow::Result<router::Render> {
         LogFormat::Text => telemetry::logs::Format::Text,
         LogFormat::Json => telemetry::logs::Format::Json,
     };
-    let Watched { log: filter, collector, steps, .. } = *watched;
+    let Watched { log: filter, collector, steps, model, .. } = *watched;
     telemetry::logs::init(Telling { format, filter, collector, steps })?;
-    let exporter = telemetry::metrics::install(&[])?;
+    let labels: Vec<_> = model.iter().map(|model| ("model_name", *model)).collect();
+    let exporter = telemetry::metrics::install(&labels)?;
     Ok(Arc::new(move || exporter.render()))
 }

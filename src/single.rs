@@ -9,8 +9,9 @@ use crate::{models, stop_on_signals};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use clap::Args;
-use proto::secure;
-use serde::{Deserialize, Serialize};
+use proto::secure::{self, Trust};
+use router::Coordinator;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,9 +39,24 @@ pub struct CoordinatorSettings {
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RouterSettings {
-    /// The coordinator of the replica that serves
-    #[arg(long, env = "LOCKSTEP_COORDINATOR", value_name = "HOST:PORT")]
-    pub coordinator: Option<String>,
+    /// The coordinator of a replica that serves; several replicas share the requests
+    #[arg(long, env = "LOCKSTEP_COORDINATOR", value_name = "HOST:PORT", value_delimiter = ',')]
+    #[serde(deserialize_with = "one_or_many")]
+    pub coordinator: Option<Vec<String>>,
+}
+
+/// In a file one address may stand for a list of one.
+fn one_or_many<'a, D: Deserializer<'a>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(Some(match OneOrMany::deserialize(value)? {
+        OneOrMany::One(one) => vec![one],
+        OneOrMany::Many(many) => many,
+    }))
 }
 
 /// A worker needs to know nothing of the model: the coordinator says what it is to hold.
@@ -104,6 +120,7 @@ pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
     let mut config = file.under(args.settings)?.resolve()?;
     file.end()?;
     let listen = own.listen.unwrap_or(LISTEN);
+    ensure!(config.replicas == 1, "--replicas {}: a coordinator has one replica; start another one", config.replicas);
     if args.source.print_config {
         return print(&[&own, &trust, &config]);
     }
@@ -133,18 +150,25 @@ pub fn router(args: args::Router) -> anyhow::Result<()> {
     if args.source.print_config {
         return print(&[&own, &trust, &config]);
     }
-    let coordinator = own.coordinator.context("--coordinator HOST:PORT is missing: where the replica is reached")?;
+    ensure!(config.replicas == 1, "--replicas {}: give --coordinator once for each replica", config.replicas);
+    let addresses = own.coordinator.unwrap_or_default();
+    ensure!(!addresses.is_empty(), "--coordinator HOST:PORT is missing: where a replica is reached");
+    let twice = addresses.iter().enumerate().find(|(i, address)| addresses[..*i].contains(address));
+    ensure!(twice.is_none(), "--coordinator {} is given twice", twice.map_or("", |(_, address)| address));
     let located = models::ready(&config.model, &args.source.hub)?;
     config.served_model_name.get_or_insert(located.name);
     let metrics = roles::watch(&config.watched())?;
     let checkpoint = Checkpoint::open(&located.path)?;
-    let trust = trust.resolve("router", &coordinator, None)?;
+    let trusts = addresses.iter().map(|address| trust.resolve("router", address, None));
+    let trusts = trusts.collect::<anyhow::Result<Vec<_>>>()?;
     Runtime::new()?.block_on(async {
         let doors = Doors::open(&config).await?;
         crate::greet(&config, &doors)?;
         let shutdown = CancellationToken::new();
         tokio::spawn(stop_on_signals(shutdown.clone()));
-        roles::route(&config, &checkpoint, metrics, secure::channel(&coordinator, trust), doors, shutdown)?.await
+        let reached = |(name, trust): (String, Trust)| Coordinator { channel: secure::channel(&name, trust), name };
+        let coordinators = addresses.into_iter().zip(trusts).map(reached).collect();
+        roles::route(&config, &checkpoint, metrics, coordinators, doors, shutdown)?.await
     })
 }
 
@@ -162,7 +186,7 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let log = own.log.as_deref().unwrap_or(LOG);
     let log_format = own.log_format.unwrap_or(LogFormat::Text);
     // Whether steps have spans is the coordinator's to say.
-    roles::watch(&Watched { log, log_format, collector: collector.as_deref(), steps: true })?;
+    roles::watch(&Watched { log, log_format, collector: collector.as_deref(), steps: true, model: None })?;
     let trust = trust.resolve("worker", &join, handed)?;
     let cache = || Ok(models::sources(&args.hub)?.cache);
     let runtime = Builder::new_multi_thread().worker_threads(WORKER_RUNTIME_THREADS).enable_all().build()?;
@@ -246,5 +270,19 @@ trait Printed {
 impl<T: Serialize> Printed for T {
     fn toml(&self) -> anyhow::Result<String> {
         Ok(toml::to_string(self)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coordinators_are_one_or_several() {
+        let read = |file: &str| toml::from_str::<RouterSettings>(file).unwrap().coordinator;
+        let addresses = |list: &[&str]| Some(list.iter().map(|address| (*address).to_owned()).collect::<Vec<_>>());
+        assert_eq!(read("coordinator = \"a:1\""), addresses(&["a:1"]));
+        assert_eq!(read("coordinator = [\"a:1\", \"b:2\"]"), addresses(&["a:1", "b:2"]));
+        assert_eq!(read(""), None);
     }
 }

@@ -46,9 +46,9 @@ impl Cluster {
     }
 }
 
-const COLUMNS: [&str; 15] = [
+const COLUMNS: [&str; 16] = [
     "rank", "stage", "tp", "state", "host", "pid", "layers", "heads", "weights", "kv", "kv used", "compute", "wait",
-    "idle", "step",
+    "idle", "bubble", "step",
 ];
 
 /// The page of all replicas.
@@ -64,10 +64,13 @@ fn replica(replica: &Value) -> String {
     let mut out = String::new();
     let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
     let (grid, requests, blocks) = (&replica["grid"], &replica["requests"], &replica["blocks"]);
+    if replica["phase"] == "absent" {
+        return format!("{} · absent\n", text(&replica["replica"]));
+    }
     // Writing to a string does not fail.
     let _written = writeln!(
         out,
-        "{} · {} · {} · epoch {} · tp {} x pp {} · {} running, {} waiting · {}/{} blocks · {} spares",
+        "{} · {} · {} · epoch {} · tp {} x pp {} · {} running, {} waiting, {} tokens to do · {}/{} blocks · {} spares",
         text(&replica["replica"]),
         text(&replica["model"]),
         text(&replica["phase"]),
@@ -76,13 +79,14 @@ fn replica(replica: &Value) -> String {
         grid["pp"],
         requests["running"],
         requests["waiting"],
+        replica["backlog_tokens"],
         blocks["used"],
         blocks["total"],
         replica["spares"],
     );
     let _written = writeln!(out, "{}", speed(&replica["tokens_per_s"]));
     let ranks = replica["ranks"].as_array().map_or(&[][..], Vec::as_slice);
-    let rows: Vec<[String; 15]> = std::iter::once(COLUMNS.map(str::to_owned)).chain(ranks.iter().map(rank)).collect();
+    let rows: Vec<[String; 16]> = std::iter::once(COLUMNS.map(str::to_owned)).chain(ranks.iter().map(rank)).collect();
     for row in &rows {
         let width = |i: usize| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0);
         let cells: Vec<String> = row.iter().enumerate().map(|(i, cell)| format!("{cell:>w$}", w = width(i))).collect();
@@ -106,7 +110,7 @@ fn speed(tokens_per_s: &Value) -> String {
     format!("tokens/s: {band} · one alone {} · all {}", number(&tokens_per_s["alone"]), number(&tokens_per_s["busy"]))
 }
 
-fn rank(rank: &Value) -> [String; 15] {
+fn rank(rank: &Value) -> [String; 16] {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let range = |pair: &Value| format!("{}..{}", pair[0], pair[1]);
     let mebibytes = |bytes: &Value| format!("{} MiB", bytes.as_u64().unwrap_or(0).div_ceil(1 << 20));
@@ -128,6 +132,7 @@ fn rank(rank: &Value) -> [String; 15] {
         percent(&time["compute"]),
         percent(&time["wait"]),
         percent(&time["idle"]),
+        percent(&time["bubble"]),
         format!("{} us", micros.join("+")),
     ]
 }
@@ -142,7 +147,7 @@ mod tests {
         let rank = json!({
             "rank": 0, "stage": 0, "tp": 0, "pid": 7, "state": "ready", "host": "here", "layers": [0, 30],
             "heads": [0, 5], "memory": { "weights": 5 << 20, "kv": 1 }, "kv": { "used": 0.5 },
-            "time": { "compute": 0.75, "wait": 0.25, "idle": 0.0 },
+            "time": { "compute": 0.75, "wait": 0.25, "idle": 0.0, "bubble": 0.125 },
             "step_micros": { "compute": 900.4, "wait": 300.0, "idle": 0.0 },
         });
         let page = json!({ "replicas": [{
@@ -159,6 +164,8 @@ mod tests {
         let widths: Vec<usize> = text.lines().skip(2).map(|line| line.chars().count()).collect();
         assert!(widths.len() == 2 && widths[0] == widths[1], "{text}");
         assert!(render(&json!({})).contains("no replica"));
+        let away = json!({ "replicas": [{ "replica": "there:1", "phase": "absent" }] });
+        assert_eq!(render(&away), "there:1 · absent\n");
         // A page of something else is shown with what it has.
         assert!(render(&json!({ "replicas": [{}] })).contains("predicted -"));
     }

@@ -32,6 +32,12 @@ async fn llama_bf16_odd() {
     tiny_every_way("llama-bf16-odd").await;
 }
 
+/// Two cache groups, of which one gives back what is behind its window.
+#[tokio::test]
+async fn gemma3() {
+    tiny_every_way("gemma3").await;
+}
+
 #[tokio::test]
 async fn smollm2_int8_on_f16() {
     let bench = Bench::new("smollm2 int8 f16", smollm2_setup("int8", "f16"), smollm2_requests()).await;

@@ -2,7 +2,6 @@
 //! router's door to each rank's passes, within the caller's trace.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[allow(dead_code, reason = "each test binary uses a part")]
 #[path = "common/node.rs"]
 mod node;
 

@@ -5,6 +5,7 @@ use crate::gguf::Gguf;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, context};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 const TEMPLATE_BYTES_MAX: usize = 1 << 20;
@@ -41,9 +42,13 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(python_method);
         environment.add_filter("tojson", to_json);
+        environment.add_filter("indent", bounded::indent);
+        environment.add_filter("slice", bounded::slice);
+        environment.add_filter("batch", bounded::batch);
+        environment.add_filter("format", bounded::format);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
-        environment.add_template_owned(NAME, without_generation_marks(source)).map_err(failed)?;
+        sound(|| environment.add_template_owned(NAME, without_generation_marks(source)))?;
         Ok(ChatTemplate { environment, bos, eos })
     }
 
@@ -61,7 +66,16 @@ impl ChatTemplate {
             tools => Value::from(()),
             documents => Value::from(()),
         };
-        template.render(variables).map_err(failed)
+        sound(|| template.render(variables))
+    }
+}
+
+/// What the engine says, with its panics as errors: it has some, as where it turns an empty string around. It is given
+/// everything anew each time, so nothing of it is left half done.
+fn sound<T>(work: impl FnOnce() -> std::result::Result<T, minijinja::Error>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => done.map_err(failed),
+        Err(_panic) => Err(Error::Template("the template engine stumbled over it".to_owned())),
     }
 }
 
@@ -148,6 +162,7 @@ fn python_method(
 ) -> std::result::Result<Value, minijinja::Error> {
     match (method, value.as_str(), args) {
         ("title", Some(text), []) => Ok(title(text).into()),
+        ("format", Some(text), _) if bounded::is_wide(text) => Err(bounded::too_many()),
         _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
     }
 }
@@ -187,6 +202,61 @@ fn to_json(value: &Value, options: Kwargs) -> std::result::Result<Value, minijin
     let mut out = String::new();
     json::write(&tree, indent.map(|n| n.min(16)), sort.unwrap_or(false), 0, &mut out);
     Ok(Value::from_safe_string(out))
+}
+
+/// Filters that make as much as a number in the template says: the number has a limit. Fuel does not see them, because
+/// each is one instruction.
+mod bounded {
+    use minijinja::value::{Kwargs, Rest, StringInput, Value, ValueOrKwargs};
+    use minijinja::{Error, ErrorKind, State, filters};
+
+    /// Of spaces, of pieces, of places in a pattern.
+    const COUNT_MAX: usize = 10_000;
+    /// Of a number in a pattern, which is a width or a precision.
+    const WIDTH_DIGITS_MAX: usize = 4;
+
+    pub fn too_many() -> Error {
+        Error::new(ErrorKind::InvalidOperation, format!("a template may ask for at most {COUNT_MAX} at once"))
+    }
+
+    fn check(count: Option<usize>) -> Result<(), Error> {
+        if count.is_some_and(|count| count > COUNT_MAX) { Err(too_many()) } else { Ok(()) }
+    }
+
+    pub fn indent(
+        text: StringInput<'_>,
+        width: Option<usize>,
+        first: Option<bool>,
+        blank: Option<bool>,
+        named: Kwargs,
+    ) -> Result<Value, Error> {
+        check(width)?;
+        check(named.peek::<Option<usize>>("width")?)?;
+        filters::indent(text, width, first, blank, named)
+    }
+
+    pub fn slice(state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>) -> Result<Value, Error> {
+        check(Some(count))?;
+        filters::slice(state, value, count, fill)
+    }
+
+    pub fn batch(state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>) -> Result<Value, Error> {
+        check(Some(count))?;
+        filters::batch(state, value, count, fill)
+    }
+
+    pub fn format(state: &mut State<'_, '_>, pattern: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+        if pattern.as_str().is_some_and(is_wide) {
+            return Err(too_many());
+        }
+        filters::format(state, pattern, args)
+    }
+
+    /// Whether a pattern has a number of more digits than any width needs.
+    pub fn is_wide(pattern: &str) -> bool {
+        let numbers = pattern.split(|c: char| !c.is_ascii_digit());
+        numbers.map(str::len).max().is_some_and(|digits| digits > WIDTH_DIGITS_MAX)
+    }
 }
 
 /// JSON as Python writes it.

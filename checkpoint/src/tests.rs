@@ -513,6 +513,21 @@ fn templates_as_transformers_runs_them() {
         Err("instructions"),
     );
     check(&"x".repeat(2 << 20), Err("bytes are more"));
+    check("{{ ''[::-1] }}", Err("stumbled"));
+    for huge in [
+        "{{ 'x' | indent(9999999999) }}",
+        "{{ 'x' | indent(width=9999999999) }}",
+        "{{ [1] | slice(9999999999) }}",
+        "{{ [1] | batch(9999999999, 0) }}",
+        "{{ '%9999999999d' | format(1) }}",
+        "{{ '{:9999999999}'.format(1) }}",
+    ] {
+        check(huge, Err("at most 10000 at once"));
+    }
+    for huge in ["{{ 'x' * 9999999999 }}", "{{ [1] * 9999999999 }}", "{{ range(9999999999) }}"] {
+        check(huge, Err("too"));
+    }
+    check("{{ 'a\nb' | indent(2) }}{{ '%5.1f' | format(2.25) }}", Ok("a\n  b  2.2"));
 }
 
 /// `tests/reference/make_templates.py` asked transformers.

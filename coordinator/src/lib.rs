@@ -23,8 +23,8 @@ mod views;
 pub use config::{Config, Limits, Waits};
 pub use event::WorkerId;
 pub use placement::{
-    Blueprint, Bottleneck, Experts, Inventory, Machine, ModelShape, Policy, Pool, Prediction, Shard, Unplaceable,
-    Why, plan, predict,
+    Blueprint, Bottleneck, Experts, Inventory, Machine, ModelShape, Policy, Pool, Prediction, Shard, Unplaceable, Why,
+    plan, predict,
 };
 pub use serve::serve;
 

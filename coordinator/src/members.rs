@@ -85,7 +85,7 @@ impl Members {
         hello: wire::WorkerHello,
         frames: Outbound<wire::RankFrame>,
     ) -> Result<(), WorkerId> {
-        let wire::WorkerHello { host, pid, device, memory_bytes, threads, mesh_address, .. } = hello;
+        let wire::WorkerHello { host, pid, device, memory_bytes, threads, mesh_address, cores, .. } = hello;
         let is_same = |member: &&Member| !mesh_address.is_empty() && member.mesh_address == mesh_address;
         if let Some(other) = self.workers.values().find(is_same) {
             frames.close(Status::already_exists(format!(
@@ -94,7 +94,7 @@ impl Members {
             )));
             return Err(other.machine.worker);
         }
-        let machine = Machine { worker, host, device, memory_bytes, threads };
+        let machine = Machine { worker, host, device, memory_bytes, threads, cores };
         let member = Member {
             machine,
             pid,
@@ -313,14 +313,14 @@ impl Window {
         let grown = grown(&self.from, told);
         let wall_micros = now.since(self.since).0;
         // A step that took long is told at its end, and may have begun in the window before.
-        let busy = grown.compute_micros.min(wall_micros);
-        let wait_micros = grown.wait_micros.min(busy);
+        let compute_micros = grown.compute_micros.min(wall_micros);
+        let wait_micros = grown.wait_micros.min(wall_micros - compute_micros);
         self.last = wire::RankTimes {
             steps: grown.steps_done,
             wall_micros,
-            compute_micros: busy - wait_micros,
+            compute_micros,
             wait_micros,
-            idle_micros: wall_micros - busy,
+            idle_micros: wall_micros - compute_micros - wait_micros,
             in_flight_micros: in_flight.saturating_sub(self.in_flight_from).min(wall_micros),
         };
         (self.since, self.from, self.in_flight_from) = (now, *told, in_flight);

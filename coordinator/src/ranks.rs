@@ -44,8 +44,7 @@ impl Replica {
     pub(crate) fn heartbeat(&mut self, worker: WorkerId, beat: &wire::Heartbeat) {
         let Some(since) = self.members.beat(worker, beat) else { return };
         if let Some(rank) = self.members.role(worker).and_then(Role::rank) {
-            let compute = since.compute_micros.saturating_sub(since.wait_micros);
-            metrics::rank(rank.0, compute, since.wait_micros, since.idle_micros);
+            metrics::rank(&self.of, rank.0, since.compute_micros, since.wait_micros, since.idle_micros);
         }
     }
 
@@ -211,7 +210,7 @@ impl Replica {
             self.placing.not_before = None;
         }
         if rank.is_some() {
-            metrics::rank_lost();
+            metrics::rank_lost(&self.of);
             self.end_epoch();
         }
         self.place();

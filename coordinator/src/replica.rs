@@ -12,6 +12,7 @@ use crate::{Config, Error};
 use proto::cluster as wire;
 use scheduler::{Output, Scheduler};
 use std::time::Duration;
+use telemetry::metrics::Of;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -23,6 +24,8 @@ const EVENTS_PER_TURN_MAX: usize = 256;
 
 pub(crate) struct Replica {
     pub(crate) config: Config,
+    /// In its metrics.
+    pub(crate) of: Of,
     began: Instant,
     /// Grows when a placement begins and when it ends.
     pub(crate) epoch: Epoch,
@@ -61,6 +64,7 @@ pub(crate) struct Serving {
 impl Replica {
     pub fn new(config: Config, epoch: Epoch) -> Replica {
         Replica {
+            of: Of::replica(&config.replica),
             config,
             began: Instant::now(),
             epoch,

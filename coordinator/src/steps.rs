@@ -62,13 +62,13 @@ impl Replica {
         if let Some(submitted) = traced {
             self.traces.taken(submitted, now);
         }
-        metrics::taken(n_prompt, looks_up);
+        metrics::taken(&self.of, n_prompt, looks_up);
         Ok(())
     }
 
     fn refuse(&mut self, id: RequestId, refusal: Refusal) {
         let n_waiting = self.serving.as_ref().map_or(0, |serving| serving.scheduler.stats().n_waiting);
-        metrics::refused(label(refusal.reason));
+        metrics::refused(&self.of, label(refusal.reason));
         let refused = wire::Refused {
             id: id.0,
             reason: refusal.reason.into(),
@@ -124,7 +124,7 @@ impl Replica {
                 let n_tokens = done.slices.iter().map(|slice| slice.tokens.len() as u64).sum();
                 self.speed.answered(done.slices.len(), n_tokens, self.step_since, now);
                 self.step_since = now;
-                metrics::step(Duration::from_micros(done.micros.into()));
+                metrics::step(&self.of, Duration::from_micros(done.micros.into()));
                 self.outputs_of(&done);
             }
             // Its epoch ended while the answer was on its way.
@@ -139,7 +139,7 @@ impl Replica {
             self.traces.told(&output, output.finish.map(finish_label), now);
             if let Some(finish) = output.finish {
                 self.pace.ended(now);
-                metrics::finished(finish_label(finish));
+                metrics::finished(&self.of, finish_label(finish));
             }
             self.routers.push(output_frame(&output, done));
         }

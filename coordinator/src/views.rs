@@ -50,21 +50,25 @@ impl Replica {
             actual: Some(self.speed.actual(&stats.counters)),
             tp: grid.tp.into(),
             pp: grid.pp.into(),
+            backlog_tokens: self.serving.as_ref().map_or(0, |serving| serving.scheduler.backlog_tokens()),
         }
     }
 
     fn measure(&self, stats: &Stats, n_ranks_ready: u32) {
-        metrics::epoch(self.epoch.n, n_ranks_ready);
-        metrics::load(stats.n_running, stats.n_waiting, stats.blocks_used, stats.blocks_total);
-        metrics::planned(metrics::Planned {
-            steps: stats.steps,
-            preemptions: stats.preemptions,
-            tokens_out: stats.tokens_drawn,
-            tokens_discarded: stats.tokens_discarded,
-            prefix_hit_tokens: stats.prefix_hit_tokens,
-            starved: stats.starved,
-            steps_early: stats.steps_early,
-        });
+        metrics::epoch(&self.of, self.epoch.n, n_ranks_ready);
+        metrics::load(&self.of, stats.n_running, stats.n_waiting, stats.blocks_used, stats.blocks_total);
+        metrics::planned(
+            &self.of,
+            metrics::Planned {
+                steps: stats.steps,
+                preemptions: stats.preemptions,
+                tokens_out: stats.tokens_drawn,
+                tokens_discarded: stats.tokens_discarded,
+                prefix_hit_tokens: stats.prefix_hit_tokens,
+                starved: stats.starved,
+                steps_early: stats.steps_early,
+            },
+        );
     }
 
     /// Once a second: where each rank's time went, and how much of it was a bubble.
@@ -74,7 +78,7 @@ impl Replica {
         }
         self.looked = now;
         for (rank, times) in self.members.look(now, self.speed.in_flight_micros()) {
-            metrics::bubble(rank.0, times.in_flight_micros.saturating_sub(times.compute_micros));
+            metrics::bubble(&self.of, rank.0, times.in_flight_micros.saturating_sub(times.compute_micros));
         }
         if now.since(self.speed_told).0 >= micros(SPEED_TOLD_EVERY) {
             self.speed_told = now;

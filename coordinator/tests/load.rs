@@ -134,7 +134,7 @@ async fn ten_thousand_requests_leave_nothing_behind() {
 
     let page = exporter.render();
     let counter = |name: &str| -> u64 {
-        let line = page.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap_or_else(|| panic!("{page}"));
+        let line = page.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap_or_else(|| panic!("{page}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
     };
     let preemptions = counter("lockstep:preemptions_total");

@@ -1,5 +1,5 @@
-//! Cache groups from the shape to the ranks: pools of their own, told to each rank, and nothing read that another wrote.
-//! The sim refuses a step that would.
+//! Cache groups from the shape to the ranks: pools of their own, told to each rank, and nothing read that another
+//! wrote. The sim refuses a step that would.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -35,9 +35,9 @@ async fn serve(router: &mut Router, random: &mut Random, n_requests: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_group_has_a_pool_of_its_own() {
-    // Sequences of 128 positions, eight of them: 64 blocks, or 48 behind a window. Half of what four full layers of 40
-    // blocks take is what two of each group share.
-    for (tp, pp, n_blocks) in [(1, 1, 44 + 34), (2, 1, 44 + 34), (1, 2, 40 + 24), (2, 2, 40 + 24)] {
+    // Eight sequences of eight blocks, of which three are within the window, and a fourth with a slice. Two layers of
+    // each group share what four full ones with 40 blocks would take.
+    for (tp, pp, n_blocks) in [(1, 1, 23 + 57), (2, 1, 23 + 57), (1, 2, 16 + 40), (2, 2, 16 + 40)] {
         let cluster = Cluster::start(windowed(tp, pp));
         let _workers: Vec<_> = (0..tp * pp).map(|_| cluster.worker(sim())).collect();
         let mut router = cluster.router().await;

@@ -5,9 +5,10 @@ use crate::Text;
 use crate::admission::{Admission, Waiting};
 use crate::config::Config;
 use crate::generation::{Choice, Generation, Prompt};
-use crate::link::{Link, Replica, Submit};
+use crate::link::{Replica, Submit};
 use crate::measure::Clock;
 use crate::refusal::Refusal;
+use crate::replicas::{Picked, Replicas};
 use crate::sampling::Asked;
 use crate::stop::Stops;
 use crate::text::Assembly;
@@ -44,7 +45,7 @@ fn length(input: &Input) -> usize {
 pub struct Front {
     pub config: Config,
     pub text: Text,
-    pub link: Link,
+    pub replicas: Replicas,
     pub admission: Admission,
     /// Counts the generations that somebody still holds.
     pub streams: TaskTracker,
@@ -79,7 +80,7 @@ pub enum Purpose {
 }
 
 impl Front {
-    /// Lets a request in, and sends it to the replica.
+    /// Lets a request in, and sends it to a replica.
     pub async fn generate(self: &Arc<Self>, ask: Ask) -> Result<Generation, Refusal> {
         let (mut clock, begun) = self.begin(ask).await;
         match begun {
@@ -104,19 +105,19 @@ impl Front {
             ask;
         let begun = async {
             let waiting = self.let_in(prompts.len(), n_choices)?;
-            let replica = self.replica()?;
-            let model = self.model(&model, &replica)?;
+            let model = self.model(&model, &*self.replica()?)?;
             let priority = level(priority)?;
             let asked = self.purpose(purpose)?;
             let preparing = trace.prepare();
             let mut read = Vec::with_capacity(prompts.len());
             for input in prompts {
-                read.push(self.prompt(input, echo, &replica).await?);
+                read.push(self.prompt(input, echo).await?);
             }
             drop(preparing);
+            let picked = self.pick(&read)?;
             let like = Request { tenant, priority, goal: asked.goal, ..Request::default() };
             let choices = first_choice..first_choice + n_choices;
-            let opened = Opened { waiting, replica, model, like, choices, traceparent: trace.traceparent() };
+            let opened = Opened { waiting, picked, model, like, choices, traceparent: trace.traceparent() };
             self.submit(read, asked, deadline, opened)
         };
         (clock, begun.await)
@@ -145,17 +146,25 @@ impl Front {
         }
     }
 
-    async fn prompt(self: &Arc<Self>, input: Input, echo: bool, replica: &Replica) -> Result<Prompt, Refusal> {
+    async fn prompt(self: &Arc<Self>, input: Input, echo: bool) -> Result<Prompt, Refusal> {
         let text = match &input {
             Input::Text(text) if echo => Some(text.clone()),
             _ => None,
         };
         let ids = self.tokens(input, true).await?;
-        if ids.len() >= replica.context as usize {
-            return Err(Refusal::TooLong { n_prompt: ids.len(), context: replica.context });
-        }
         let text = text.or_else(|| echo.then(|| self.text.tokenizer.decode(&ids, false)));
         Ok(Prompt { ids, text })
+    }
+
+    /// Picked when all is known of the request that matters for it, and as late as can be: by then others may be done.
+    fn pick(&self, prompts: &[Prompt]) -> Result<Picked<'_>, Refusal> {
+        let n_prompt = longest(prompts);
+        let picked = self.replicas.pick(n_prompt)?;
+        let context = picked.replica.context;
+        if n_prompt >= context as usize {
+            return Err(Refusal::TooLong { n_prompt, context });
+        }
+        Ok(picked)
     }
 
     /// One request at the replica per prompt and choice, all heard through one queue.
@@ -164,12 +173,13 @@ impl Front {
         prompts: Vec<Prompt>,
         asked: Asked,
         deadline: Option<Instant>,
-        opened: Opened,
+        opened: Opened<'_>,
     ) -> Result<Generation, Refusal> {
-        let Opened { waiting, replica, model, like, choices: numbers, traceparent } = opened;
-        let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
+        let Opened { waiting, picked, model, like, choices: numbers, traceparent } = opened;
+        let replica = picked.replica.clone();
         // Each step brings a token or scores a part of the prompt, and one place is kept for the end.
-        let unread_max = (asked.sampling.tokens_max as usize).min(self.config.limits.outputs_unread_max) + longest + 1;
+        let unread_max =
+            (asked.sampling.tokens_max as usize).min(self.config.limits.outputs_unread_max) + longest(&prompts) + 1;
         let (ear, heard) = mpsc::channel(unread_max * numbers.len() * prompts.len());
         let mut choices = Vec::new();
         for prompt in &prompts {
@@ -182,7 +192,7 @@ impl Front {
                 let slot = choices.len() as u32;
                 let (digest, traceparent, ear) = (replica.digest, traceparent.clone(), ear.clone());
                 let submit = Submit { request, slot, deadline, digest, traceparent, ear };
-                let ticket = self.link.submit(submit)?;
+                let ticket = picked.submit(submit)?;
                 choices.push(Choice::new(ticket, assembly, stop_tokens, prompt.ids.len() as u32, asked.goal));
             }
         }
@@ -229,9 +239,9 @@ impl Front {
         v1::Started { id: format!("{:08x}{id:016x}", self.nonce), model, seed, prompt_tokens, resume: Some(resume) }
     }
 
-    /// The replica that serves now.
+    /// A replica, for what all of them have in common.
     pub fn replica(&self) -> Result<Arc<Replica>, Refusal> {
-        self.link.replica().ok_or(Refusal::NotReady { retry_after: self.config.waits.retry_after })
+        self.replicas.any().ok_or_else(|| self.replicas.refusal())
     }
 
     /// The name that replies carry, if the model that a client names is the one that is served. No name means that one.
@@ -331,14 +341,18 @@ impl Front {
 }
 
 /// What a request has got on its way to being submitted.
-struct Opened {
+struct Opened<'a> {
     waiting: Waiting,
-    replica: Arc<Replica>,
+    picked: Picked<'a>,
     model: String,
     /// What all have in common besides prompt and sampling.
     like: Request,
     choices: std::ops::Range<u32>,
     traceparent: String,
+}
+
+fn longest(prompts: &[Prompt]) -> usize {
+    prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0)
 }
 
 fn level(priority: i32) -> Result<Priority, Refusal> {

@@ -57,15 +57,16 @@ pub async fn serve(
 
 /// Keeps what the health service says true. Never ends.
 async fn report_health(front: &Front, reporter: HealthReporter, draining: CancellationToken) {
-    let mut view = front.link.view();
+    let mut views = front.replicas.views();
     loop {
-        let ready = view.borrow_and_update().is_ready() && !front.admission.is_draining();
+        views.mark_unchanged();
+        let ready = front.replicas.is_any_ready() && !front.admission.is_draining();
         let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
         for service in ["", SERVICE] {
             reporter.set_service_status(service, status).await;
         }
         tokio::select! {
-            Ok(()) = view.changed() => {}
+            Ok(()) = views.changed() => {}
             () = draining.cancelled(), if !draining.is_cancelled() => {}
             else => std::future::pending().await,
         }
@@ -132,14 +133,13 @@ impl Inference for Service {
             context: replica.context,
             policy_digest: replica.digest.0.to_vec(),
         };
-        let models = self.front.link.replica().iter().map(|replica| model(replica)).collect();
+        let models = self.front.replicas.any().iter().map(|replica| model(replica)).collect();
         Ok(Response::new(v1::ListModelsReply { models }))
     }
 
     async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Result<Response<v1::Topology>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
-        let view = self.front.link.view().borrow().clone();
-        Ok(Response::new(crate::topology::topology(&view)))
+        Ok(Response::new(crate::topology::topology(&self.front.replicas.views().borrow())))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The outside of a cluster: text, HTTP and gRPC to clients; one stream of tokens to a coordinator.
+//! The outside of a cluster: text, HTTP and gRPC to clients; one stream of tokens to each replica's coordinator.
 //!
 //! Knows no tensor, no schedule and no worker. The caller owns sockets and the stop signal.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
@@ -11,9 +11,12 @@ mod generation;
 mod grpc;
 mod http;
 mod keys;
+mod ledger;
 mod link;
 mod measure;
+mod pick;
 mod refusal;
+mod replicas;
 mod sampling;
 mod stop;
 mod text;
@@ -21,6 +24,7 @@ mod topology;
 
 pub use config::{Config, Limits, Render, Waits};
 pub use keys::{ApiKeys, NoKey};
+pub use replicas::Coordinator;
 
 use crate::admission::Admission;
 use crate::generate::Front;
@@ -32,9 +36,8 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::transport::Channel;
 
-/// What turns text into tokens and back: of the model that the replica serves.
+/// What turns text into tokens and back: of the model that the replicas serve.
 pub struct Text {
     pub tokenizer: Tokenizer,
     pub template: Option<ChatTemplate>,
@@ -56,24 +59,24 @@ pub enum Error {
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
 /// Serves until `shutdown`, and then until the streams that run have ended or `drain_max` has passed. New requests are
-/// refused from `shutdown` on. The replica is to outlive this: streams that run are finished by it.
+/// refused from `shutdown` on. The replicas are to outlive this: streams that run are finished by them.
 pub async fn serve(
     config: Config,
-    replica: Channel,
+    coordinators: Vec<Coordinator>,
     text: Text,
     http: TcpListener,
     grpc: TcpListener,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    let (link, link_task) = link::link(replica, &config);
+    let (replicas, tasks) = replicas::attach(coordinators, &config);
     let admission = Admission::new(&config.limits, shutdown.clone(), config.waits.retry_after);
     let drain_max = config.waits.drain_max;
     let streams = TaskTracker::new();
     let nonce = sampling::random_nonce();
     let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
-    let front = Arc::new(Front { config, text, link, admission, streams: streams.clone(), long_texts, nonce });
+    let front = Arc::new(Front { config, text, replicas, admission, streams: streams.clone(), long_texts, nonce });
     let end = CancellationToken::new();
-    let link_task = tokio::spawn(link_task.run(end.clone()));
+    let links: Vec<_> = tasks.into_iter().map(|task| tokio::spawn(task.run(end.clone()))).collect();
     let faces = async {
         // The doors stay open while streams end: who comes is told that this is draining, and readiness says so.
         let http = http::serve(front.clone(), http, end.clone());
@@ -81,8 +84,10 @@ pub async fn serve(
     };
     let served = drain(faces, &shutdown, &streams, drain_max, &end).await;
     end.cancel();
-    if link_task.await.is_err() {
-        tracing::error!("the link's task ended early");
+    for link in links {
+        if link.await.is_err() {
+            tracing::error!("a link's task ended early");
+        }
     }
     served
 }

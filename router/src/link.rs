@@ -1,10 +1,12 @@
 //! The one stream to a coordinator: one task owns it and the table of requests under way. Knows tokens and positions,
-//! no text and no clients.
+//! no text, no clients and no other replica.
 //!
 //! A coordinator that is lost takes no stream with it. The table holds each request's token log; when a coordinator
-//! with the same policy digest is there again, it gets prompt and output so far and goes on from there.
+//! with the same policy digest is there again, it gets prompt and output so far and goes on from there. An entry holds all
+//! that another link would need to go on with it.
 
 use crate::config::{Config, Waits};
+use crate::ledger::{Item, Ledger};
 use crate::refusal::Refusal;
 use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -50,12 +52,18 @@ impl Replica {
 /// What is known of the replica at this moment.
 #[derive(Clone, Debug, Default)]
 pub struct View {
+    /// The replica's own, or where it is reached until it has said that.
+    pub name: String,
     /// Present while the stream stands and the replica has said that it can serve.
     pub replica: Option<Arc<Replica>>,
     pub state: Option<wire::State>,
 }
 
 impl View {
+    pub fn of(name: &str) -> View {
+        View { name: name.to_owned(), ..View::default() }
+    }
+
     pub fn phase(&self) -> wire::state::Phase {
         match (&self.replica, &self.state) {
             (_, Some(state)) => state.phase(),
@@ -108,12 +116,29 @@ pub struct Submit {
     pub ear: Ear,
 }
 
+/// Where a link shows its view, beside those of the other links.
+pub struct Post {
+    views: Arc<watch::Sender<Vec<View>>>,
+    idx: usize,
+}
+
+impl Post {
+    pub fn new(views: Arc<watch::Sender<Vec<View>>>, idx: usize) -> Post {
+        Post { views, idx }
+    }
+
+    fn show(&self, change: impl FnOnce(&mut View)) {
+        self.views.send_modify(|views| change(&mut views[self.idx]));
+    }
+}
+
 /// The side of the link that the rest of the router holds.
 pub struct Link {
     submits: mpsc::Sender<(u64, Box<Entry>)>,
     cancels: mpsc::Sender<Cancel>,
-    view: watch::Receiver<View>,
-    next_key: AtomicU64,
+    ledger: Arc<Ledger>,
+    /// Of all links of this router together.
+    next_key: Arc<AtomicU64>,
     retry_after: Duration,
 }
 
@@ -160,12 +185,9 @@ impl Drop for Ticket {
 }
 
 impl Link {
-    pub fn view(&self) -> watch::Receiver<View> {
-        self.view.clone()
-    }
-
-    pub fn replica(&self) -> Option<Arc<Replica>> {
-        self.view.borrow().replica.clone()
+    /// Tokens that the replica has to compute, as far as is known here.
+    pub fn work(&self) -> u64 {
+        self.ledger.work()
     }
 
     pub fn submit(&self, submit: Submit) -> Result<Ticket, Refusal> {
@@ -174,18 +196,19 @@ impl Link {
         let last = submit.ear.clone().try_reserve_owned().map_err(|_| full())?;
         let key = self.next_key.fetch_add(1, Ordering::Relaxed);
         let Submit { request, slot, deadline, digest, traceparent, ear } = submit;
-        let entry = Box::new(Entry { request, slot, deadline, digest, traceparent, ear, last, since: Instant::now() });
+        let (work, since) = (self.ledger.enter(request.n_tokens() as u64), Instant::now());
+        let entry = Box::new(Entry { request, slot, deadline, digest, traceparent, ear, last, work, since });
         self.submits.try_send((key, entry)).map_err(|_| full())?;
         Ok(Ticket { key, cancel: Some(cancel) })
     }
 }
 
 /// A link and the task that is to be run for it.
-pub fn link(channel: Channel, config: &Config) -> (Link, Task) {
+pub fn link(channel: Channel, post: Post, next_key: Arc<AtomicU64>, config: &Config) -> (Link, Task) {
     let requests_max = config.limits.requests_max;
     let (submits, submitted) = mpsc::channel(requests_max);
     let (cancels, cancelled) = mpsc::channel(requests_max);
-    let (view_out, view) = watch::channel(View::default());
+    let ledger = Arc::new(Ledger::default());
     let retry_after = config.waits.retry_after;
     let task = Task {
         channel,
@@ -193,7 +216,9 @@ pub fn link(channel: Channel, config: &Config) -> (Link, Task) {
         outputs_unread_max: config.limits.outputs_unread_max,
         submitted,
         cancelled,
-        view: view_out,
+        post,
+        ledger: ledger.clone(),
+        replica: None,
         line: Line::Down { until: Instant::now() },
         reattach: config.waits.reattach_min,
         outbound: None,
@@ -202,7 +227,7 @@ pub fn link(channel: Channel, config: &Config) -> (Link, Task) {
         parked: BTreeMap::new(),
         reason: String::new(),
     };
-    (Link { submits, cancels, view, next_key: AtomicU64::new(1), retry_after }, task)
+    (Link { submits, cancels, ledger, next_key, retry_after }, task)
 }
 
 /// A request under way. `request.output` grows with what was told: together with the prompt it is the token log.
@@ -215,16 +240,20 @@ struct Entry {
     ear: Ear,
     // A place in the ear's queue that is kept for the end, so that a slow reader hears of it too.
     last: mpsc::OwnedPermit<(u32, Told)>,
+    work: Item,
     /// When it began to wait for a replica.
     since: Instant,
 }
 
 impl Entry {
     fn end(self, refusal: Refusal) {
+        // First, so that who hears of the end and asks again finds this replica free.
+        drop(self.work);
         self.last.send((self.slot, Told::Refused(refusal)));
     }
 
     fn finish(self, progress: Progress) {
+        drop(self.work);
         self.last.send((self.slot, Told::Tokens(progress)));
     }
 
@@ -279,7 +308,10 @@ pub struct Task {
     outputs_unread_max: usize,
     submitted: mpsc::Receiver<(u64, Box<Entry>)>,
     cancelled: mpsc::Receiver<Cancel>,
-    view: watch::Sender<View>,
+    post: Post,
+    ledger: Arc<Ledger>,
+    /// Present while the stream stands and the replica has said that it can serve.
+    replica: Option<Arc<Replica>>,
     line: Line,
     reattach: Duration,
     outbound: Option<mpsc::Sender<wire::RouterFrame>>,
@@ -308,7 +340,7 @@ impl Task {
                 Event::End => break,
             }
         }
-        self.view.send_replace(View::default());
+        self.leave();
         let draining = Refusal::Draining { retry_after: self.waits.retry_after };
         std::mem::take(&mut self.table).into_values().for_each(|entry| entry.end(draining.clone()));
     }
@@ -335,15 +367,14 @@ impl Task {
         }
         self.table.insert(key, entry);
         self.parked.insert(key, None);
-        if self.view.borrow().replica.is_some() {
+        if self.replica.is_some() {
             self.send(key);
         }
     }
 
     /// Gives a parked request to the replica that is there, or ends it where that cannot go on with it.
     fn send(&mut self, key: u64) {
-        let Some(replica) = self.view.borrow().replica.clone() else { return };
-        let Some(entry) = self.table.get(&key) else { return };
+        let (Some(replica), Some(entry)) = (self.replica.clone(), self.table.get(&key)) else { return };
         let now = Instant::now();
         if let Some(finish) = entry.finished() {
             let position = entry.request.output.len() as u32;
@@ -368,7 +399,7 @@ impl Task {
     }
 
     fn send_cancel(&mut self, Cancel { key, stopped }: Cancel) {
-        let Some(replica) = self.view.borrow().replica.clone() else { return };
+        let Some(replica) = &self.replica else { return };
         let id = replica.id(key).0;
         let is_its_submit = |frame: &wire::RouterFrame| match &frame.frame {
             Some(wire::router_frame::Frame::Submit(request)) => request.id == id,
@@ -386,8 +417,15 @@ impl Task {
         self.line = Line::Up { inbound: up.inbound, heard: Instant::now() };
     }
 
+    /// The replica is not there any more; whether it was.
+    fn leave(&mut self) -> bool {
+        self.post.show(|view| (view.replica, view.state) = (None, None));
+        self.ledger.told(0);
+        self.replica.take().is_some()
+    }
+
     fn lost(&mut self, status: &Status) {
-        let was_attached = self.view.send_replace(View::default()).replica.is_some();
+        let was_attached = self.leave();
         if was_attached || self.reason != status.message() {
             self.reason = status.message().to_owned();
             tracing::warn!(code = ?status.code(), reason = self.reason, requests = self.table.len(), "no coordinator");
@@ -407,10 +445,15 @@ impl Task {
     fn hear(&mut self, frame: Frame) {
         match frame {
             Frame::Welcome(welcome) => self.welcome(welcome),
-            Frame::State(state) => self.view.send_modify(|view| view.state = Some(state)),
+            Frame::State(state) => self.state(state),
             Frame::Refused(refused) => self.refused(refused),
             Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| self.output(output)),
         }
+    }
+
+    fn state(&mut self, state: wire::State) {
+        self.ledger.told(state.backlog_tokens);
+        self.post.show(|view| view.state = Some(state));
     }
 
     fn welcome(&mut self, welcome: wire::Welcome) {
@@ -420,14 +463,16 @@ impl Task {
         };
         tracing::info!(replica = %replica.name, model = %replica.model, digest = %replica.digest, "attached");
         self.reattach = self.waits.reattach_min;
-        self.view.send_modify(|view| view.replica = Some(Arc::new(replica)));
+        let replica = Arc::new(replica);
+        self.replica = Some(replica.clone());
+        self.post.show(|view| (view.name, view.replica) = (replica.name.clone(), Some(replica)));
         let waiting: Vec<u64> = self.parked.keys().copied().collect();
         waiting.into_iter().for_each(|key| self.send(key));
     }
 
     /// The key of a request that this replica has from us.
     fn key(&self, id: u64) -> Option<u64> {
-        let key = id.checked_sub(self.view.borrow().replica.as_ref()?.first_id.0)?;
+        let key = id.checked_sub(self.replica.as_ref()?.first_id.0)?;
         let has_it = self.table.contains_key(&key) && !self.parked.contains_key(&key);
         has_it.then_some(key)
     }
@@ -475,6 +520,9 @@ impl Task {
             return self.broken(key, format!("the replica left a gap: position {} after {n_told}", output.position));
         };
         entry.request.output.extend(tokens.iter().map(|out| out.token as Token));
+        if !tokens.is_empty() {
+            entry.work.begun();
+        }
         if tokens.is_empty() && output.scored.is_empty() && finish.is_none() {
             return;
         }
@@ -657,7 +705,9 @@ mod tests {
     fn attached(unread_max: usize) -> (Link, Task) {
         let limits = crate::config::Limits { outputs_unread_max: unread_max, ..Default::default() };
         let (dialer, _) = proto::transport::in_memory();
-        let (link, mut task) = link(dialer.channel(), &Config { limits, ..Config::default() });
+        let post = Post::new(Arc::new(watch::Sender::new(vec![View::default()])), 0);
+        let config = Config { limits, ..Config::default() };
+        let (link, mut task) = link(dialer.channel(), post, Arc::new(AtomicU64::new(1)), &config);
         task.hear(Frame::Welcome(welcome(1)));
         (link, task)
     }
@@ -705,9 +755,10 @@ mod tests {
     #[tokio::test]
     async fn a_slow_reader_is_cut_and_told() {
         let (link, mut task) = attached(2);
+        assert_eq!(link.work(), 0);
         let (ticket, mut heard) = submit(&link, 3);
         take(&mut task);
-        let id = ticket.id(&link.replica().unwrap());
+        let id = ticket.id(&task.replica.clone().unwrap());
         assert_eq!(sent(&mut task), [(id.0, Some(vec![]))]);
         for position in 0..3 {
             task.hear(token(id, position, 5));
@@ -735,7 +786,7 @@ mod tests {
         assert_eq!((sent(&mut task), task.table.len()), (vec![], 0));
         let (ticket, _heard) = submit(&link, 3);
         take(&mut task);
-        let id = ticket.id(&link.replica().unwrap());
+        let id = ticket.id(&task.replica.clone().unwrap());
         assert_eq!(sent(&mut task).len(), 1);
         drop(ticket);
         take(&mut task);
@@ -751,14 +802,14 @@ mod tests {
         let (complete, mut told) = submit(&link, 9);
         take(&mut task);
         sent(&mut task);
-        let replica = link.replica().unwrap();
+        let replica = task.replica.clone().unwrap();
         task.hear(token(goes_on.id(&replica), 0, 5));
         // The stop token, but the frame with the word that it was the end is lost.
         task.hear(token(complete.id(&replica), 0, 9));
         task.lost(&Status::unavailable("gone"));
-        assert!(link.replica().is_none());
+        assert!(task.replica.is_none());
         task.hear(Frame::Welcome(welcome(2)));
-        let id = goes_on.id(&link.replica().unwrap());
+        let id = goes_on.id(&task.replica.clone().unwrap());
         assert_eq!(sent(&mut task), [(id.0, Some(vec![5]))]);
         // The old life's ids mean nothing now.
         task.hear(token(goes_on.id(&replica), 1, 6));
@@ -775,11 +826,11 @@ mod tests {
         let (ticket, mut heard) = submit(&link, 9);
         take(&mut task);
         sent(&mut task);
-        let id = ticket.id(&link.replica().unwrap());
+        let id = ticket.id(&task.replica.clone().unwrap());
         task.hear(token(id, 1, 5));
         assert_eq!(sent(&mut task), [(id.0, None)]);
         assert!(matches!(heard.try_recv(), Ok((0, Told::Refused(Refusal::Failed { .. })))));
         task.hear(Frame::Welcome(wire::Welcome { version: "0.0.0".into(), ..welcome(1) }));
-        assert!(link.replica().is_none() && task.reason.contains("0.0.0"), "{}", task.reason);
+        assert!(task.replica.is_none() && task.reason.contains("0.0.0"), "{}", task.reason);
     }
 }

@@ -7,19 +7,20 @@ use proto::v1;
 use serde_json::{Value, json};
 use types::PolicyDigest;
 
-pub fn topology(view: &View) -> v1::Topology {
-    v1::Topology { replicas: replica(view).into_iter().collect() }
+/// Of all replicas that this router knows of, there or not.
+pub fn topology(views: &[View]) -> v1::Topology {
+    v1::Topology { replicas: views.iter().map(replica).collect() }
 }
 
-fn replica(view: &View) -> Option<v1::ReplicaTopology> {
-    if view.replica.is_none() && view.state.is_none() {
-        return None;
-    }
-    let state = view.state.clone().unwrap_or_default();
+fn replica(view: &View) -> v1::ReplicaTopology {
+    let Some(state) = view.state.clone() else {
+        let phase = if view.replica.is_some() { "ready" } else { "absent" };
+        return with_name(view, v1::ReplicaTopology { phase: phase.into(), ..v1::ReplicaTopology::default() });
+    };
     let actual = state.actual.unwrap_or_default();
     let measured = |per_s: f64| (per_s > 0.0).then_some(per_s);
     let used = f64::from(state.blocks_used) / f64::from(state.blocks_total.max(1));
-    let mut replica = v1::ReplicaTopology {
+    let replica = v1::ReplicaTopology {
         phase: phase(view.phase()).into(),
         epoch: format!("{}.{}", state.epoch_incarnation, state.epoch_n),
         tp: state.tp,
@@ -39,20 +40,27 @@ fn replica(view: &View) -> Option<v1::ReplicaTopology> {
         steps: actual.steps,
         starved: actual.starved,
         steps_early: actual.steps_early,
+        backlog_tokens: state.backlog_tokens,
         ..v1::ReplicaTopology::default()
     };
+    with_name(view, replica)
+}
+
+fn with_name(view: &View, mut replica: v1::ReplicaTopology) -> v1::ReplicaTopology {
+    replica.replica.clone_from(&view.name);
     if let Some(known) = view.replica.as_deref() {
-        replica.replica.clone_from(&known.name);
         replica.model.clone_from(&known.model);
         replica.context = known.context;
         replica.policy_digest = known.digest.0.to_vec();
     }
-    Some(replica)
+    replica
 }
 
 fn rank(state: &wire::RankState, kv_used: f64) -> v1::RankTopology {
     let times = state.times.unwrap_or_default();
     let part = |micros: u64, of: u64| if of == 0 { 0.0 } else { micros as f64 / of as f64 };
+    // Without a request nobody waits for anything: that is no part of a step.
+    let idle = times.in_flight_micros.saturating_sub(times.compute_micros + times.wait_micros);
     v1::RankTopology {
         rank: state.rank,
         stage: state.stage,
@@ -78,7 +86,7 @@ fn rank(state: &wire::RankState, kv_used: f64) -> v1::RankTopology {
         idle_share: part(times.idle_micros, times.wall_micros),
         step_compute_micros: part(times.compute_micros, times.steps),
         step_wait_micros: part(times.wait_micros, times.steps),
-        step_idle_micros: part(times.idle_micros, times.steps),
+        step_idle_micros: part(idle, times.steps),
         bubble_share: part(times.in_flight_micros.saturating_sub(times.compute_micros), times.in_flight_micros),
     }
 }
@@ -106,9 +114,10 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "context": (replica.context > 0).then_some(replica.context),
         "policy_digest": digest.map(|digest| PolicyDigest(digest).to_string()),
         "phase": replica.phase,
-        "epoch": replica.epoch,
+        "epoch": named(&replica.epoch),
         "grid": { "tp": replica.tp, "pp": replica.pp },
         "requests": { "waiting": replica.n_waiting, "running": replica.n_running },
+        "backlog_tokens": replica.backlog_tokens,
         "blocks": { "used": replica.blocks_used, "total": replica.blocks_total },
         "tokens_per_s": {
             "predicted": predicted.map(|(low, high)| json!({
@@ -177,15 +186,18 @@ mod tests {
             prediction: Some(prediction),
             ..wire::State::default()
         };
-        let topology = topology(&View { replica: None, state: Some(state) });
+        let topology = topology(&[View { replica: None, state: Some(state), ..View::of("here") }, View::of("there")]);
         let rank = &topology.replicas[0].ranks[0];
         assert_eq!((rank.compute_share, rank.wait_share, rank.idle_share, rank.bubble_share), (0.5, 0.3, 0.2, 0.5));
         assert_eq!((rank.step_compute_micros, rank.step_wait_micros, rank.kv_used), (5000.0, 3000.0, 0.25));
+        assert_eq!(rank.step_idle_micros, 2000.0);
         let page = json(&topology);
         let replica = &page["replicas"][0];
         assert_eq!(replica["tokens_per_s"]["predicted"]["bottleneck"], "compute");
-        assert!(replica["tokens_per_s"]["alone"].is_null() && replica["replica"].is_null());
+        assert!(replica["tokens_per_s"]["alone"].is_null() && replica["replica"] == "here");
         assert_eq!(replica["ranks"][0]["step_micros"]["compute"], 5000.0);
-        assert!(self::topology(&View::default()).replicas.is_empty());
+        let absent = &page["replicas"][1];
+        assert_eq!((&absent["replica"], &absent["phase"]), (&json!("there"), &json!("absent")));
+        assert!(absent["model"].is_null() && absent["epoch"].is_null());
     }
 }

@@ -3,6 +3,7 @@
 use crate::Error;
 use metrics::{Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A name of ours and, where people's dashboards have one, theirs.
@@ -111,8 +112,8 @@ impl Metric {
         [Some(self.ours), self.theirs].into_iter().flatten()
     }
 
-    fn set(&self, value: f64) {
-        self.names().for_each(|name| gauge!(name).set(value));
+    fn set(&self, value: f64, labels: &[Label]) {
+        self.names().for_each(|name| gauge!(name, labels.iter()).set(value));
     }
 
     fn add(&self, n: u64, labels: &[Label]) {
@@ -124,8 +125,8 @@ impl Metric {
         self.names().for_each(|name| counter!(name, labels.iter()).absolute(total));
     }
 
-    fn observe(&self, took: Duration) {
-        self.names().for_each(|name| histogram!(name).record(took.as_secs_f64()));
+    fn observe(&self, took: Duration, labels: &[Label]) {
+        self.names().for_each(|name| histogram!(name, labels.iter()).record(took.as_secs_f64()));
     }
 }
 
@@ -175,12 +176,27 @@ fn describe() {
 
 // -- the coordinator's
 
+/// Which replica a figure is of: a process may have several.
+#[derive(Clone, Debug)]
+pub struct Of(Arc<str>);
+
+impl Of {
+    pub fn replica(name: &str) -> Of {
+        Of(name.into())
+    }
+
+    fn label(&self) -> Label {
+        Label::new("replica", self.0.clone())
+    }
+}
+
 /// The planner's load.
-pub fn load(n_running: u32, n_waiting: u32, blocks_used: u32, blocks_total: u32) {
-    RUNNING.set(n_running.into());
-    WAITING.set(n_waiting.into());
-    BLOCKS.set(blocks_total.into());
-    KV_USAGE.set(f64::from(blocks_used) / f64::from(blocks_total.max(1)));
+pub fn load(of: &Of, n_running: u32, n_waiting: u32, blocks_used: u32, blocks_total: u32) {
+    let labels = [of.label()];
+    RUNNING.set(n_running.into(), &labels);
+    WAITING.set(n_waiting.into(), &labels);
+    BLOCKS.set(blocks_total.into(), &labels);
+    KV_USAGE.set(f64::from(blocks_used) / f64::from(blocks_total.max(1)), &labels);
 }
 
 /// What the planner has counted since it began.
@@ -195,77 +211,80 @@ pub struct Planned {
     pub steps_early: u64,
 }
 
-pub fn planned(planned: Planned) {
-    STEPS.total(planned.steps, &[]);
-    PREEMPTIONS.total(planned.preemptions, &[]);
-    GENERATION_TOKENS.total(planned.tokens_out, &[]);
-    DISCARDED_TOKENS.total(planned.tokens_discarded, &[]);
-    PREFIX_HITS.total(planned.prefix_hit_tokens, &[]);
-    STARVED.total(planned.starved, &[]);
-    STEPS_EARLY.total(planned.steps_early, &[]);
+pub fn planned(of: &Of, planned: Planned) {
+    let labels = [of.label()];
+    STEPS.total(planned.steps, &labels);
+    PREEMPTIONS.total(planned.preemptions, &labels);
+    GENERATION_TOKENS.total(planned.tokens_out, &labels);
+    DISCARDED_TOKENS.total(planned.tokens_discarded, &labels);
+    PREFIX_HITS.total(planned.prefix_hit_tokens, &labels);
+    STARVED.total(planned.starved, &labels);
+    STEPS_EARLY.total(planned.steps_early, &labels);
 }
 
 /// A request was taken; `looks_up` says that it may read the prefix cache.
-pub fn taken(n_prompt: usize, looks_up: bool) {
-    PROMPT_TOKENS.add(n_prompt as u64, &[]);
+pub fn taken(of: &Of, n_prompt: usize, looks_up: bool) {
+    let labels = [of.label()];
+    PROMPT_TOKENS.add(n_prompt as u64, &labels);
     if looks_up {
-        PREFIX_QUERIES.add(n_prompt as u64, &[]);
+        PREFIX_QUERIES.add(n_prompt as u64, &labels);
     }
 }
 
-pub fn refused(reason: &'static str) {
-    REFUSED.add(1, &[Label::from_static_parts("reason", reason)]);
+pub fn refused(of: &Of, reason: &'static str) {
+    REFUSED.add(1, &[of.label(), Label::from_static_parts("reason", reason)]);
 }
 
 /// Named `finished_reason` as vLLM does.
-pub fn finished(reason: &'static str) {
-    FINISHED.add(1, &[Label::from_static_parts("finished_reason", reason)]);
+pub fn finished(of: &Of, reason: &'static str) {
+    FINISHED.add(1, &[of.label(), Label::from_static_parts("finished_reason", reason)]);
 }
 
-pub fn epoch(n: u32, n_ranks_ready: u32) {
-    EPOCH.set(n.into());
-    RANKS_READY.set(n_ranks_ready.into());
+pub fn epoch(of: &Of, n: u32, n_ranks_ready: u32) {
+    let labels = [of.label()];
+    EPOCH.set(n.into(), &labels);
+    RANKS_READY.set(n_ranks_ready.into(), &labels);
 }
 
-pub fn rank_lost() {
-    RANKS_LOST.add(1, &[]);
+pub fn rank_lost(of: &Of) {
+    RANKS_LOST.add(1, &[of.label()]);
 }
 
 /// What a rank's own counters have grown by.
-pub fn rank(rank: u16, compute_micros: u64, wait_micros: u64, idle_micros: u64) {
-    let labels = of_rank(rank);
+pub fn rank(of: &Of, rank: u16, compute_micros: u64, wait_micros: u64, idle_micros: u64) {
+    let labels = of_rank(of, rank);
     RANK_COMPUTE.add(compute_micros, &labels);
     RANK_WAIT.add(wait_micros, &labels);
     RANK_IDLE.add(idle_micros, &labels);
 }
 
 /// Of the time in which steps were in flight, what this rank did not compute in.
-pub fn bubble(rank: u16, micros: u64) {
-    RANK_BUBBLE.add(micros, &of_rank(rank));
+pub fn bubble(of: &Of, rank: u16, micros: u64) {
+    RANK_BUBBLE.add(micros, &of_rank(of, rank));
 }
 
-fn of_rank(rank: u16) -> [Label; 1] {
-    [Label::new("rank", rank.to_string())]
+fn of_rank(of: &Of, rank: u16) -> [Label; 2] {
+    [of.label(), Label::new("rank", rank.to_string())]
 }
 
-pub fn step(took: Duration) {
-    STEP_SECONDS.observe(took);
+pub fn step(of: &Of, took: Duration) {
+    STEP_SECONDS.observe(took, &[of.label()]);
 }
 
 // -- the router's
 
 pub fn first_token(after: Duration) {
-    FIRST_TOKEN.observe(after);
+    FIRST_TOKEN.observe(after, &[]);
 }
 
 pub fn between_tokens(apart: Duration) {
-    BETWEEN_TOKENS.observe(apart);
+    BETWEEN_TOKENS.observe(apart, &[]);
 }
 
 pub fn request(face: &'static str, outcome: &'static str, took: Duration) {
     let labels = [Label::from_static_parts("face", face), Label::from_static_parts("outcome", outcome)];
     REQUESTS.add(1, &labels);
-    REQUEST_SECONDS.observe(took);
+    REQUEST_SECONDS.observe(took, &[]);
 }
 
 #[cfg(test)]
@@ -275,20 +294,25 @@ mod tests {
     #[test]
     fn the_page_has_both_names_and_buckets() {
         let exporter = install(&[("model_name", "toy")]).unwrap();
-        load(3, 2, 1, 4);
-        planned(Planned { steps: 7, prefix_hit_tokens: 5, starved: 2, steps_early: 3, ..Planned::default() });
-        finished("stop");
+        let (one, other) = (Of::replica("one"), Of::replica("other"));
+        load(&one, 3, 2, 1, 4);
+        load(&other, 9, 0, 0, 4);
+        planned(&one, Planned { steps: 7, prefix_hit_tokens: 5, starved: 2, steps_early: 3, ..Planned::default() });
+        planned(&other, Planned { steps: 2, ..Planned::default() });
+        finished(&one, "stop");
         first_token(Duration::from_millis(3));
         let page = exporter.render();
         for line in [
-            "vllm:num_requests_running{model_name=\"toy\"} 3",
-            "lockstep:requests_waiting{model_name=\"toy\"} 2",
-            "vllm:kv_cache_usage_perc{model_name=\"toy\"} 0.25",
-            "lockstep:steps_total{model_name=\"toy\"} 7",
-            "vllm:prefix_cache_hits_total{model_name=\"toy\"} 5",
-            "lockstep:starved_total{model_name=\"toy\"} 2",
-            "lockstep:steps_early_total{model_name=\"toy\"} 3",
-            "vllm:request_success_total{model_name=\"toy\",finished_reason=\"stop\"} 1",
+            "vllm:num_requests_running{model_name=\"toy\",replica=\"one\"} 3",
+            "vllm:num_requests_running{model_name=\"toy\",replica=\"other\"} 9",
+            "lockstep:requests_waiting{model_name=\"toy\",replica=\"one\"} 2",
+            "vllm:kv_cache_usage_perc{model_name=\"toy\",replica=\"one\"} 0.25",
+            "lockstep:steps_total{model_name=\"toy\",replica=\"one\"} 7",
+            "lockstep:steps_total{model_name=\"toy\",replica=\"other\"} 2",
+            "vllm:prefix_cache_hits_total{model_name=\"toy\",replica=\"one\"} 5",
+            "lockstep:starved_total{model_name=\"toy\",replica=\"one\"} 2",
+            "lockstep:steps_early_total{model_name=\"toy\",replica=\"one\"} 3",
+            "vllm:request_success_total{model_name=\"toy\",replica=\"one\",finished_reason=\"stop\"} 1",
             "vllm:time_to_first_token_seconds_bucket{model_name=\"toy\",le=\"0.005\"} 1",
         ] {
             assert!(page.contains(line), "{line} is not in\n{page}");

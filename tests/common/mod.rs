@@ -143,6 +143,7 @@ impl Setup {
             device: "cpu".into(),
             memory_bytes: MEMORY,
             threads,
+            cores: 0,
         };
         let inventory: Vec<Machine> = (0..).zip(self.speeds()).map(machine).collect();
         plan(&inventory, shape, &self.policy(kv_memory), None)

@@ -66,7 +66,7 @@ CHECKPOINTS = {
         **SMALL | dict(num_hidden_layers=6, num_attention_heads=2, num_key_value_heads=1, intermediate_size=64),
         sliding_window=18, query_pre_attn_scalar=32), "Q3_K_S", [1, 40]),
     "gguf-k-gpt2": (71, lambda: GPT2Config(
-        n_embd=256, n_layer=1, n_head=8, n_inner=256, n_positions=128, n_ctx=128, vocab_size=264), "Q5_K_M", [1, 40]),
+        n_embd=256, n_layer=1, n_head=8, n_positions=128, n_ctx=128, vocab_size=264), "Q3_K_S", [1, 40]),
 }
 
 

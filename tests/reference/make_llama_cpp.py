@@ -22,6 +22,8 @@ import reference
 
 # LongRoPE's set of factors goes by the size of the context: the same side of the original one as in the tests.
 N_CTX = 512
+# As parts of the largest logit. llama.cpp looks GELU up in a table of f16.
+FURTHEST, FURTHEST_WITH_GELU = 1e-4, 1e-3
 
 
 def main():
@@ -64,12 +66,13 @@ def rows_of(path, logs, kv, flash):
 def check(name, cases, rows):
     """That llama.cpp and transformers mean the same model, before either becomes a reference."""
     furthest = 0.0
+    allowed = FURTHEST_WITH_GELU if any(family in name for family in ("gemma", "gpt2")) else FURTHEST
     for case, rows in zip(cases, rows):
         for spot in case["logits"]:
             values = np.array(spot["values"])
             furthest = max(furthest, float(np.abs(rows[spot["position"]] - values).max() / np.abs(values).max()))
     print(f"{name}: llama.cpp and transformers at most {furthest:.1e} of the largest logit apart")
-    assert furthest < 1e-4, f"{name}: {furthest}"
+    assert furthest < allowed, f"{name}: {furthest}"
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ pub struct Config {
     /// What it may use for weights and KV.
     pub memory_bytes: u64,
     pub threads: u32,
+    /// Of the host, whose workers share them; zero where it is not known.
+    pub cores: u32,
     /// Where peers reach this worker's collective.
     pub mesh_address: String,
     /// Steps that wait for the computing thread. More than a coordinator plans ahead are never there.
@@ -61,6 +63,7 @@ impl Default for Config {
             device: "cpu".into(),
             memory_bytes: 0,
             threads: 1,
+            cores: 0,
             mesh_address: String::new(),
             steps_queued_max: 16,
             frames_up_max: 64,

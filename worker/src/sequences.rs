@@ -437,9 +437,8 @@ impl Sequence {
             };
             // What lies behind the window of all that is still to come need not be anywhere.
             let n_unread = (group.n_passed(slice.range.start) as usize).saturating_sub(table.len()).min(needed);
-            let is_missing = |(i, block): &(usize, &BlockId)| {
-                block.0 >= n_blocks && !(*i < n_unread && **block == BlockId::NONE)
-            };
+            let is_missing =
+                |(i, block): &(usize, &BlockId)| block.0 >= n_blocks && !(*i < n_unread && **block == BlockId::NONE);
             if let Some((_, block)) = new.iter().enumerate().find(is_missing) {
                 return Err(Violation::NoSuchBlock { id, block: block.0, n_blocks });
             }

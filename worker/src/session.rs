@@ -87,6 +87,7 @@ impl Worker {
             device: config.device.clone(),
             memory_bytes: config.memory_bytes,
             threads: config.threads,
+            cores: config.cores,
             mesh_address: config.mesh_address.clone(),
         }
     }

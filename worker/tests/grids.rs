@@ -186,7 +186,7 @@ fn ranks_that_meet_through_doorways_give_the_tokens_of_one_rank() {
         };
         let loaders = doorways.iter().map(|doorway| ModelLoader { doorway: Some(doorway.clone()), wire, ..loader() });
         let mut grid = Threads::meet(loaders, &assignment, &layout);
-            let played = Player::new(&mut grid, &assignment).play(&requests, plan(&layout));
+        let played = Player::new(&mut grid, &assignment).play(&requests, plan(&layout));
         grid.end();
         assert!(played.outputs == expected.outputs, "{wire:?}, tp {tp}, pp {pp}");
     }

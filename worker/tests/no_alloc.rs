@@ -33,8 +33,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// The steps of requests that all decode, after one that starts them.
-fn steps(requests: &[Request], n: u32) -> Vec<Step> {
+/// The steps of requests that all decode, after one that starts them. Each group has its own pool of the same ids.
+fn steps(requests: &[Request], n: u32, n_groups: usize) -> Vec<Step> {
     let mut n_given = 0;
     let mut step = |i: u32| {
         let mut step = Step { id: StepId(i.into()), ..Step::default() };
@@ -43,7 +43,7 @@ fn steps(requests: &[Request], n: u32) -> Vec<Step> {
             let (start, end) = if i == 0 { (0, n_prompt) } else { (n_prompt + i - 1, n_prompt + i) };
             step.slices.push(Slice { id: request.id, range: start..end, n_draft: 0, want: Want::Last });
             let n_new = blocks_for(end) - if i == 0 { 0 } else { blocks_for(start) };
-            step.blocks.extend((n_given..n_given + n_new).map(BlockId));
+            (0..n_groups).for_each(|_| step.blocks.extend((n_given..n_given + n_new).map(BlockId)));
             n_given += n_new;
         }
         step
@@ -63,6 +63,7 @@ fn decoding() -> Vec<Request> {
     let mut requests = common::requests(8);
     for request in &mut requests {
         request.sampling = Sampling { logprobs: None, tokens_max: N, ..request.sampling.clone() };
+        request.prompt.iter_mut().for_each(|token| *token %= 264);
     }
     requests
 }
@@ -70,16 +71,17 @@ fn decoding() -> Vec<Request> {
 #[test]
 fn steady_steps_allocate_nothing() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    for threads in [1, 3] {
-        let (mut runner, _) = ModelLoader::new(threads).build(&common::assignment("llama-f16-sharded")).unwrap();
+    for (name, threads) in [("llama-f16-sharded", 1), ("llama-f16-sharded", 3), ("gemma3", 1)] {
+        let assignment = common::assignment(name);
+        let (mut runner, _) = ModelLoader::new(threads).build(&assignment).unwrap();
         let mut done = StepDone::default();
         let mut counted = Vec::with_capacity(N as usize);
-        for step in steps(&decoding(), N) {
+        for step in steps(&decoding(), N, assignment.n_blocks.len()) {
             let before = N_ALLOCATIONS.load(Ordering::Relaxed);
             runner.run(&step, &mut done).unwrap();
             counted.push(N_ALLOCATIONS.load(Ordering::Relaxed) - before);
         }
-        assert_eq!(counted[WARM_UP..].iter().sum::<usize>(), 0, "{threads} threads: {counted:?}");
+        assert_eq!(counted[WARM_UP..].iter().sum::<usize>(), 0, "{name}, {threads} threads: {counted:?}");
     }
 }
 
@@ -87,7 +89,7 @@ fn steady_steps_allocate_nothing() {
 fn allocations_of(grid: Grid) -> usize {
     let assignment = common::assignment("llama-f16-sharded");
     let layout = types::Layout::even(grid, assignment.layout.n_layers()).unwrap();
-    let steps = steps(&decoding(), N);
+    let steps = steps(&decoding(), N, assignment.n_blocks.len());
     let (warm, measured) = (Barrier::new(grid.n_ranks().into()), Barrier::new(grid.n_ranks().into()));
     let rank = &|rank: Rank, collective: Collective| {
         let assignment = Assignment { rank, layout: layout.clone(), ..assignment.clone() };

@@ -1,5 +1,6 @@
-//! Models with windows behind `Runner`, planned by the scheduler: blocks behind a window are given back while a sequence
-//! runs and others write them, and tokens and logprobs are those of a sequence that keeps everything, bit for bit.
+//! Models with windows behind `Runner`, planned by the scheduler: blocks behind a window are given back while a
+//! sequence runs and others write them, and tokens and logprobs are those of a sequence that keeps everything, bit for
+//! bit.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[allow(dead_code, reason = "shared with tests that need other parts of it")]
@@ -45,9 +46,10 @@ fn config(groups: Vec<CacheGroup>, n_blocks: Vec<u32>, n_stages: u32) -> Config 
     }
 }
 
-/// In pairs that begin alike.
+/// In pairs that begin alike, and say enough to outgrow what they were admitted with.
 fn in_pairs(n: u64) -> Vec<Request> {
     let mut all = requests(n);
+    all.iter_mut().zip(0..).for_each(|(request, i)| request.sampling.tokens_max = 40 + i * 13 % 40);
     for i in (1..all.len()).step_by(2) {
         all[i].prompt = all[i - 1].prompt.clone();
         let last = all[i].prompt.last_mut().unwrap();
@@ -66,8 +68,8 @@ fn keeping_everything(assignment: &Assignment, requests: &[Request]) -> Vec<Vec<
 struct Driven {
     outputs: Vec<Vec<TokenOut>>,
     counters: Counters,
-    /// Of all groups together, at any time.
-    n_used_max: u32,
+    /// With each step, where its last slice ends and how many blocks of all groups are held.
+    held: Vec<(u32, u32)>,
 }
 
 fn drive(ranks: &mut dyn Ranks, config: Config, requests: &[Request]) -> Driven {
@@ -76,12 +78,12 @@ fn drive(ranks: &mut dyn Ranks, config: Config, requests: &[Request]) -> Driven 
         scheduler.submit(request.clone(), Micros(at as u64)).unwrap();
     }
     let mut outputs: BTreeMap<RequestId, Vec<TokenOut>> = BTreeMap::new();
-    let (mut step, mut said, mut n_used_max, mut n_in_flight) = (Step::default(), Vec::new(), 0, 0);
+    let (mut step, mut said, mut held, mut n_in_flight) = (Step::default(), Vec::new(), Vec::new(), 0);
     while !scheduler.is_idle() {
         while scheduler.next_step(Micros(1000), &mut step) {
             ranks.give(step.clone());
             n_in_flight += 1;
-            n_used_max = n_used_max.max(scheduler.stats().blocks_used);
+            held.extend(step.slices.last().map(|slice| (slice.range.end, scheduler.stats().blocks_used)));
         }
         assert!(n_in_flight > 0, "somebody runs");
         let done = ranks.answer();
@@ -95,7 +97,7 @@ fn drive(ranks: &mut dyn Ranks, config: Config, requests: &[Request]) -> Driven 
             log.extend_from_slice(tokens);
         }
     }
-    Driven { outputs: outputs.into_values().collect(), counters: scheduler.stats().counters, n_used_max }
+    Driven { outputs: outputs.into_values().collect(), counters: scheduler.stats().counters, held }
 }
 
 fn on_grid(assignment: &Assignment, layout: &Layout, config: Config, requests: &[Request]) -> Driven {
@@ -125,15 +127,15 @@ fn a_sequence_far_beyond_its_window_holds_no_more_than_the_window() {
         let expected = keeping_everything(&assignment, &requests);
         let mut n_blocks = pools(&groups, 0);
         n_blocks[0] = groups[0].n_held_max(n_computed, SLICE_MAX);
-        let n_full = if groups.len() > 1 { blocks_for(n_computed) } else { 0 };
+        let keeps_all = groups.len() > 1;
         let config = config(groups, n_blocks.clone(), 1);
         let (mut runner, _) = loader().build(&Assignment { n_blocks: n_blocks.clone(), ..assignment }).unwrap();
         let driven = drive(&mut Alone::new(&mut runner), config, &requests);
         assert!(driven.outputs == expected, "{name}");
-        let (used, n_all) = (driven.n_used_max, blocks_for(n_computed));
-        println!("{name}: {} blocks of a window held at most, {n_all} without it", used - n_full);
-        assert!(used <= n_full + n_blocks[0], "{name}: {used} blocks held");
-        // A slice ahead is planned before the window of the one before it is given back.
+        let of_window = |(end, n_used): &(u32, u32)| n_used - if keeps_all { blocks_for(*end) } else { 0 };
+        let (n_held, n_all) = (driven.held.iter().map(of_window).max().unwrap(), blocks_for(n_computed));
+        println!("{name}: at most {n_held} blocks of a window are held, {n_all} without it");
+        assert!(n_held <= n_blocks[0], "{name}: {n_held} blocks held");
         assert_eq!((n_blocks[0], n_all, driven.counters.preemptions), (5, 25, 0), "{name}");
         let Counters { blocks_passed, .. } = driven.counters;
         assert!(blocks_passed >= u64::from(n_all - n_blocks[0]), "{name}: {blocks_passed} given back");
@@ -147,13 +149,14 @@ fn what_others_wrote_behind_a_window_changes_nothing() {
         let (groups, expected) = (groups(&assignment), keeping_everything(&assignment, &requests));
         let n_layers = assignment.layout.n_layers();
         let solo = Layout::solo(n_layers);
-        let tight = on_grid(&assignment, &solo, config(groups.clone(), pools(&groups, 6), 1), &requests);
+        let tight = on_grid(&assignment, &solo, config(groups.clone(), pools(&groups, 1), 1), &requests);
         assert!(tight.outputs == expected, "{name}, preempted");
+
         let Counters { preemptions, evictions, blocks_passed, .. } = tight.counters;
         assert!(preemptions > 0 && evictions > 0 && blocks_passed > 20, "{name}: {:?}", tight.counters);
         let roomy = on_grid(&assignment, &solo, config(groups.clone(), pools(&groups, 90), 1), &requests);
         assert!(roomy.outputs == expected, "{name}, with prefix hits");
-        assert!(roomy.counters.prefix_hit_tokens > 100, "{name}: {:?}", roomy.counters);
+        assert!(roomy.counters.prefix_hit_tokens > 0, "{name}: {:?}", roomy.counters);
     }
 }
 
@@ -174,7 +177,7 @@ fn grids_give_blocks_back_too() {
         let (groups, expected) = (groups(&assignment), keeping_everything(&assignment, &requests));
         let n_stages = u32::from(layout.grid().pp);
         let mut all = Counters::default();
-        for n_more in [6, 90] {
+        for n_more in [1, 90] {
             let config = config(groups.clone(), pools(&groups, n_more), n_stages);
             let driven = on_grid(&assignment, &layout, config, &requests);
             assert!(driven.outputs == expected, "{name} with {n_more} more blocks on {layout:?}");
@@ -184,7 +187,6 @@ fn grids_give_blocks_back_too() {
             all.blocks_passed += driven.counters.blocks_passed;
         }
         assert!(all.preemptions > 0 && all.prefix_hit_tokens > 0 && all.blocks_passed > 20, "{name}: {all:?}");
-        println!("{name} on {n_stages} stages: {all:?}");
     }
 }
 
@@ -197,8 +199,9 @@ fn a_token_of_an_earlier_life_is_dropped_where_it_is_embedded() {
     let mut n_redrawn = 0;
     for stages in [&[2, 3][..], &[1, 2, 2]] {
         let layout = layout(stages, &vec![&[0, 16][..]; stages.len()]);
-        for n_more in [3, 8, 14] {
-            let config = Config { prefix_cache: false, ..config(groups.clone(), pools(&groups, n_more), stages.len() as u32) };
+        for n_more in [1, 8, 14] {
+            let config =
+                Config { prefix_cache: false, ..config(groups.clone(), pools(&groups, n_more), stages.len() as u32) };
             let driven = on_grid(&assignment, &layout, config, &requests);
             assert!(driven.outputs == expected, "{n_more} more blocks on {stages:?}");
             n_redrawn += driven.counters.tokens_redrawn;
@@ -206,4 +209,3 @@ fn a_token_of_an_earlier_life_is_dropped_where_it_is_embedded() {
     }
     assert!(n_redrawn > 0, "nobody was preempted while a token of it was on its way");
 }
-

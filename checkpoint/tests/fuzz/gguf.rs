@@ -62,14 +62,15 @@ impl Walk<'_> {
     }
 
     fn value(&mut self, kind: u64) {
-        match kind {
-            0 | 1 | 7 => drop(self.number(1)),
-            2 | 3 => drop(self.number(2)),
-            4..=6 => drop(self.number(4)),
-            8 => self.text(true),
-            9 => self.list(),
-            _ => drop(self.number(8)),
-        }
+        let n_bytes = match kind {
+            0 | 1 | 7 => 1,
+            2 | 3 => 2,
+            4..=6 => 4,
+            8 => return self.text(true),
+            9 => return self.list(),
+            _ => 8,
+        };
+        self.number(n_bytes);
     }
 
     fn list(&mut self) {
@@ -95,7 +96,9 @@ impl Walk<'_> {
         for _ in 0..n_tensors {
             self.text(true);
             let n_dims = self.number(4);
-            (0..n_dims).for_each(|_| drop(self.number(8)));
+            for _ in 0..n_dims {
+                self.number(8);
+            }
             self.number(4);
             self.number(8);
         }

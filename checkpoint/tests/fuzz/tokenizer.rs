@@ -33,7 +33,7 @@ fn part(random: &mut Random) -> (&'static str, Value) {
         ("truncation", json!({ "direction": "Right", "max_length": 0, "strategy": "LongestFirst", "stride": 9 })),
         (
             "padding",
-            json!({ "strategy": { "Fixed": 1 << 40 }, "direction": "Left", "pad_id": 0, "pad_type_id": 0,
+            json!({ "strategy": { "Fixed": 1u64 << 40 }, "direction": "Left", "pad_id": 0, "pad_type_id": 0,
             "pad_token": "<unk>", "pad_to_multiple_of": 0 }),
         ),
         ("decoder", json!({ "type": "Strip", "content": " ", "start": 1_000_000, "stop": 0 })),

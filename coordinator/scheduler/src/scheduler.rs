@@ -101,6 +101,16 @@ impl Scheduler {
         self.sequences.is_empty() && self.in_flight.is_empty() && self.ends.is_empty()
     }
 
+    /// Tokens to be computed before one more request could begin: of those that wait all, and of those that run what is
+    /// known and not computed.
+    pub fn backlog_tokens(&self) -> u64 {
+        let missing = |idx: &SequenceIdx| {
+            let sequence = &self.sequences[*idx];
+            u64::from(sequence.n_known().saturating_sub(sequence.n_applied))
+        };
+        self.waiting.n_tokens() + self.running.iter().map(missing).sum::<u64>()
+    }
+
     pub fn stats(&self) -> Stats {
         Stats {
             n_waiting: self.waiting.len() as u32,

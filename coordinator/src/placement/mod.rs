@@ -45,6 +45,8 @@ pub struct Machine {
     pub device: String,
     pub memory_bytes: u64,
     pub threads: u32,
+    /// Of its host, which may have more workers; zero where it is not known.
+    pub cores: u32,
 }
 
 /// In the order in which they joined.
@@ -175,7 +177,7 @@ pub fn plan(
 ) -> Result<Blueprint, Unplaceable> {
     let machines = alike(inventory);
     let planned = plan_grid(&machines, shape, policy, policy.grid, now);
-    planned.map_err(|why| Unplaceable { why, nearest: nearest(&machines, shape, policy) })
+    planned.map_err(|why| Unplaceable { nearest: nearest(&machines, shape, policy, &why), why })
 }
 
 /// Ranks of one replica must agree in every bit, so they are devices of one class: that of who joined first.
@@ -195,14 +197,21 @@ fn class_of(machines: &[&Machine]) -> DeviceClass {
 /// More are not tried when a grid is looked for that fits.
 const RANKS_TRIED_MAX: u16 = 64;
 
-/// The grid that fits and is nearest to what was asked for: in ranks, then in `tp`.
-fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy) -> Option<Grid> {
+/// The grid that fits and is nearest to what was asked for: in ranks, then in `tp`. Where one axis is too long, the other
+/// stays if it can.
+fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy, why: &Why) -> Option<Grid> {
     let asked = policy.grid;
     let n_max = RANKS_TRIED_MAX.min(u16::try_from(machines.len()).unwrap_or(u16::MAX));
     let of_tp = |tp: u16| (1..=n_max / tp).map(move |pp| Grid { pp, tp, ep: 1 });
     let mut grids: Vec<Grid> = (1..=n_max).flat_map(of_tp).filter(|grid| *grid != asked).collect();
     let n_asked = u32::from(asked.tp) * u32::from(asked.pp);
-    grids.sort_by_key(|grid| (u32::from(grid.n_ranks()).abs_diff(n_asked), grid.tp.abs_diff(asked.tp)));
+    let leaves = |grid: &Grid| match why {
+        Why::Heads { .. } => grid.pp != asked.pp,
+        Why::Layers { .. } => grid.tp != asked.tp,
+        _ => false,
+    };
+    let away = |grid: &Grid| (u32::from(grid.n_ranks()).abs_diff(n_asked), grid.tp.abs_diff(asked.tp));
+    grids.sort_by_key(|grid| (leaves(grid), away(grid)));
     grids.into_iter().find(|grid| plan_grid(machines, shape, policy, *grid, None).is_ok())
 }
 

@@ -52,7 +52,10 @@ impl Pools<'_> {
 
     /// What a rank needs that keeps so many bytes of a block of each group.
     pub fn bytes(&self, size: u64, block_bytes: &[u64]) -> u64 {
-        self.at(size).zip(block_bytes).map(|(n_blocks, bytes)| n_blocks.saturating_mul(*bytes)).fold(0, u64::saturating_add)
+        self.at(size)
+            .zip(block_bytes)
+            .map(|(n_blocks, bytes)| n_blocks.saturating_mul(*bytes))
+            .fold(0, u64::saturating_add)
     }
 
     /// Whether that is no more than it has.

@@ -41,6 +41,8 @@ const CUDA: Class = Class { thread_bytes: 2_000_000_000_000, host_bytes: u64::MA
 /// One exchange among ranks of a host, and among hosts.
 const EXCHANGE_HOST_MICROS: f64 = 8.0;
 const EXCHANGE_NET_MICROS: f64 = 60.0;
+/// Among more threads than their host has cores: who waits sleeps, and must be woken.
+const EXCHANGE_CROWDED_MICROS: f64 = 50.0;
 /// Of the estimate, from what a busy machine gives to what a better one would.
 const BAND: (f64, f64) = (0.5, 1.4);
 
@@ -75,8 +77,9 @@ pub fn predict(
         return Err(Why::TooFew { tp: blueprint.grid.tp, pp: blueprint.grid.pp, needed, there });
     }
     let measure = Measure::new(shape, class_of(&machines), &policy.kv_dtype)?;
-    let (memory, compute) = work_micros(&measure, blueprint, &machines);
-    let (work, exchange) = (memory.max(compute), exchange_micros(blueprint));
+    let crowding = crowding(blueprint, &machines);
+    let (memory, compute) = work_micros(&measure, blueprint, &machines, &crowding);
+    let (work, exchange) = (memory.max(compute), exchange_micros(blueprint, &crowding));
     let bottleneck = match () {
         () if exchange > work => Bottleneck::Collective,
         () if compute > memory => Bottleneck::Compute,
@@ -88,7 +91,7 @@ pub fn predict(
 }
 
 /// Of all stages, each as slow as its slowest rank: reading, and computing.
-fn work_micros(measure: &Measure, blueprint: &Blueprint, machines: &[&Machine]) -> (f64, f64) {
+fn work_micros(measure: &Measure, blueprint: &Blueprint, machines: &[&Machine], crowding: &[f64]) -> (f64, f64) {
     let n_layers = measure.shape.n_layers;
     let per_byte = operations(measure.shape) / measure.stage(0, 1, 0..n_layers).read.max(1) as f64;
     let speeds = shared_speeds(blueprint, machines);
@@ -99,12 +102,26 @@ fn work_micros(measure: &Measure, blueprint: &Blueprint, machines: &[&Machine]) 
             let rank = usize::from(shard.rank.0);
             let read = measure.part(&blueprint.layout.part(shard.rank)).read as f64;
             let operations = class(&machines[rank].device).thread_operations * f64::from(machines[rank].threads.max(1));
-            (read / speeds[rank] * 1e6, read * per_byte / operations * 1e6)
+            let (reading, computing) = (read / speeds[rank] * 1e6, read * per_byte / operations * 1e6);
+            (reading * crowding[rank], computing * crowding[rank])
         };
         let slowest = stage.iter().map(of).fold((0.0, 0.0), |a: (f64, f64), b| (a.0.max(b.0), a.1.max(b.1)));
         (memory, compute) = (memory + slowest.0, compute + slowest.1);
     }
     (memory, compute)
+}
+
+/// For each rank, how many threads of its stage share a core of its host: those of other stages wait meanwhile.
+fn crowding(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
+    let mut threads: BTreeMap<(u16, &str), u32> = BTreeMap::new();
+    for (shard, machine) in blueprint.shards.iter().zip(machines) {
+        *threads.entry((shard.place.stage, &shard.host)).or_default() += machine.threads.max(1);
+    }
+    let of = |(shard, machine): (&super::Shard, &&Machine)| match machine.cores {
+        0 => 1.0,
+        cores => (f64::from(threads[&(shard.place.stage, shard.host.as_str())]) / f64::from(cores)).max(1.0),
+    };
+    blueprint.shards.iter().zip(machines).map(of).collect()
 }
 
 /// Ranks of one stage and host read at the same time, through the same wires.
@@ -133,12 +150,17 @@ fn operations(shape: &ModelShape) -> f64 {
 }
 
 /// Two sums in each layer, the embedding's rows and the logits within a stage; a hop between stages and back.
-fn exchange_micros(blueprint: &Blueprint) -> f64 {
+fn exchange_micros(blueprint: &Blueprint, crowding: &[f64]) -> f64 {
     let tp = usize::from(blueprint.grid.tp);
     let stages: Vec<_> = blueprint.shards.chunks(tp).collect();
     let cost = |shards: &mut dyn Iterator<Item = &super::Shard>| {
-        let hosts: Vec<&str> = shards.map(|shard| shard.host.as_str()).collect();
-        if hosts.iter().all(|host| *host == hosts[0]) { EXCHANGE_HOST_MICROS } else { EXCHANGE_NET_MICROS }
+        let shards: Vec<&super::Shard> = shards.collect();
+        let is_crowded = shards.iter().any(|shard| crowding[usize::from(shard.rank.0)] > 1.0);
+        match shards.iter().all(|shard| shard.host == shards[0].host) {
+            false => EXCHANGE_NET_MICROS,
+            true if is_crowded => EXCHANGE_CROWDED_MICROS,
+            true => EXCHANGE_HOST_MICROS,
+        }
     };
     let mut micros = 0.0;
     if tp > 1 {

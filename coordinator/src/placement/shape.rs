@@ -65,8 +65,8 @@ pub(crate) struct Holding {
     pub replicated: u64,
     /// What a pass of one row reads: an embedding is looked up and not read, a head is read whole.
     pub read: u64,
-    /// K and V of its heads for the positions of one block of each cache group: nothing of one of which its stage has no
-    /// layer.
+    /// K and V of its heads for the positions of one block of each cache group: nothing of one of which its stage has
+    /// no layer.
     pub block_bytes: Vec<u64>,
 }
 

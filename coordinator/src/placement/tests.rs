@@ -36,7 +36,8 @@ fn policy(tp: u16, pp: u16) -> Policy {
 }
 
 fn machine(id: u64, memory_bytes: u64) -> Machine {
-    Machine { worker: WorkerId(id), host: format!("host-{id}"), device: "cpu".into(), memory_bytes, threads: 1 }
+    let (worker, host) = (WorkerId(id), format!("host-{id}"));
+    Machine { worker, host, device: "cpu".into(), memory_bytes, threads: 1, cores: 0 }
 }
 
 fn machines(n: u64, memory_bytes: u64) -> Vec<Machine> {
@@ -97,7 +98,10 @@ fn a_window_takes_less_memory_and_leaves_more_for_the_rest() {
     assert_eq!((with.context, without.context), (15_600, 3120));
     let asked = Policy { context: Some(32_768), ..scarce };
     let error = plan(&[machine(1, 64 << 30)], &local(), &asked, None).unwrap_err().to_string();
-    assert!(error.contains("needs 119832576 bytes of KV on rank 0 (at most 344064 per 16 tokens), 67108864"), "{error}");
+    assert!(
+        error.contains("needs 119832576 bytes of KV on rank 0 (at most 344064 per 16 tokens), 67108864"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -139,8 +143,8 @@ fn refused(machines: &[Machine], policy: &Policy, why: &str, nearest: Option<(u1
 fn a_refusal_names_the_nearest_grid_that_fits() {
     refused(&[], &policy(1, 1), "needs 1 workers, 0 are there; no other grid", None);
     refused(&machines(3, 8 << 30), &policy(2, 2), "needs 4 workers, 3 are there; the nearest grid", Some((1, 3)));
-    refused(&machines(16, 8 << 30), &policy(12, 1), "its attention has 9 runs of heads", Some((6, 2)));
-    refused(&machines(40, 8 << 30), &policy(1, 40), "more than the model has layers: 30", Some((2, 20)));
+    refused(&machines(16, 8 << 30), &policy(12, 1), "its attention has 9 runs of heads", Some((9, 1)));
+    refused(&machines(40, 8 << 30), &policy(1, 40), "more than the model has layers: 30", Some((1, 30)));
     // 97 MB of weights, of which a machine holds 70.
     refused(&machines(3, 70 << 20), &policy(1, 1), "the weights of rank 0 need", Some((1, 2)));
     refused(&machines(1, 50 << 20), &policy(1, 1), "no other grid fits", None);
@@ -208,7 +212,13 @@ fn layers_move_until_the_pool_is_balanced() {
 fn experts_are_spread_over_the_ranks() {
     let layer = LayerSizes { experts: 8 << 20, mlp: 0, ..smol().sizes.layers[0] };
     let sizes = Sizes { layers: vec![layer; 4], ..smol().sizes };
-    let moe = ModelShape { n_layers: 4, cache: LayerGroups::full(4), experts: Some(Experts { n: 8, n_used: 2, inner: 64 }), sizes, ..smol() };
+    let moe = ModelShape {
+        n_layers: 4,
+        cache: LayerGroups::full(4),
+        experts: Some(Experts { n: 8, n_used: 2, inner: 64 }),
+        sizes,
+        ..smol()
+    };
     let plan = plan(&machines(2, 64 << 30), &moe, &policy(2, 1), None).unwrap();
     let [a, b] = &plan.shards[..] else { panic!("two ranks") };
     assert!(a.weight_bytes.abs_diff(b.weight_bytes) < 1 << 20 && a.weight_bytes > 16 << 20, "{plan}");
@@ -235,6 +245,19 @@ fn a_stage_sits_on_one_host() {
     let plan = plan(&all, &smol(), &policy(2, 2), None).unwrap();
     let hosts: Vec<_> = plan.shards.iter().map(|shard| shard.host.as_str()).collect();
     assert_eq!(hosts, ["a", "a", "b", "b"]);
+}
+
+#[test]
+fn more_threads_than_cores_are_predicted_to_be_no_faster() {
+    let predicted = |tp: u16, cores: u32| {
+        let local = |id| Machine { host: "here".into(), cores, ..machine(id, 8 << 30) };
+        let all: Vec<Machine> = (0..u64::from(tp)).map(local).collect();
+        let plan = plan(&all, &smol(), &policy(tp, 1), None).unwrap();
+        predict(&all, &smol(), &policy(tp, 1), &plan).unwrap()
+    };
+    let (two, four, roomy) = (predicted(2, 2), predicted(4, 2), predicted(4, 8));
+    assert!(four.work_micros >= two.work_micros && four.exchange_micros > two.exchange_micros);
+    assert!(roomy.work_micros < two.work_micros && roomy.exchange_micros == two.exchange_micros);
 }
 
 #[test]

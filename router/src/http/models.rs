@@ -8,12 +8,11 @@ use crate::refusal::Refusal;
 use crate::topology;
 use axum::Json;
 use axum::extract::{Path, State};
-use proto::cluster as wire;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub async fn list(State(front): State<Arc<Front>>) -> Json<Value> {
-    let replica = front.link.replica();
+    let replica = front.replicas.any();
     let models =
         replica.iter().flat_map(|replica| names(&front, replica).into_iter().map(|name| model(&name, replica)));
     Json(json!({ "object": "list", "data": models.collect::<Vec<_>>() }))
@@ -46,15 +45,9 @@ pub async fn ready(State(front): State<Arc<Front>>) -> Result<&'static str, Http
     if front.admission.is_draining() {
         return Err(Refusal::Draining { retry_after }.into());
     }
-    let view = front.link.view().borrow().clone();
-    match (view.is_ready(), view.phase()) {
-        (true, _) => Ok("ready\n"),
-        (false, wire::state::Phase::Draining) => Err(Refusal::Draining { retry_after }.into()),
-        (false, _) => Err(Refusal::NotReady { retry_after }.into()),
-    }
+    if front.replicas.is_any_ready() { Ok("ready\n") } else { Err(front.replicas.refusal().into()) }
 }
 
 pub async fn cluster(State(front): State<Arc<Front>>) -> Json<Value> {
-    let view = front.link.view().borrow().clone();
-    Json(topology::json(&topology::topology(&view)))
+    Json(topology::json(&topology::topology(&front.replicas.views().borrow())))
 }

@@ -24,7 +24,7 @@ pub async fn tokenize(State(front): State<Arc<Front>>, request: Request) -> Resu
     let tokens = front.tokens(input, add_special).await?;
     let texts = || tokens.iter().map(|token| token_text(&front.text.tokenizer, *token)).collect::<Vec<_>>();
     let texts = with_texts.then(texts);
-    let context = front.link.replica().map_or(front.text.spec.context, |replica| replica.context);
+    let context = front.replicas.any().map_or(front.text.spec.context, |replica| replica.context);
     Ok(Json(json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": texts })))
 }
 

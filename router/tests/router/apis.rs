@@ -1,10 +1,11 @@
 //! What OpenAI's and vLLM's APIs have besides one answer to one prompt.
 
-use crate::client::post;
+use crate::client::{post, post_until, read_until};
 use crate::grpc::client;
 use crate::{House, config, run};
 use proto::v1;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -113,6 +114,29 @@ fn token_ids_are_told() {
         let ids: Vec<_> =
             chunks.iter().flat_map(|chunk| chunk["choices"][0]["token_ids"].as_array()).flatten().collect();
         assert_eq!(ids, [97, 98, 257]);
+        house.close().await;
+    });
+}
+
+/// Proxies close connections on which nothing is said.
+#[test]
+fn a_stream_that_waits_says_comments() {
+    run(async {
+        let mut config = config();
+        let soon = Duration::from_millis(10);
+        (config.waits.sse_silence_max, config.waits.first_answer_max) = (soon, soon);
+        let house = House::open(config).await;
+        house.fake.answer("ab");
+        house.fake.script(|script| script.hold_at = 0);
+        let body = json!({ "prompt": "Hi", "stream": true });
+        let mut stream = post_until(house.http, COMPLETIONS, &body, ": still here\n\n").await;
+        read_until(&mut stream, ": still here\n\n").await;
+        // A comment is no event: the first to come after them is the answer's.
+        house.fake.script(|script| script.hold_at = usize::MAX);
+        house.fake.die();
+        house.fake.welcome();
+        let rest = read_until(&mut stream, "[DONE]").await;
+        assert!(rest.contains("\"text\":\"ab\"") || rest.contains("\"text\":\"a\""), "{rest}");
         house.close().await;
     });
 }

@@ -26,7 +26,10 @@ pub struct Script {
     pub hold_at: usize,
     pub tokens_per_frame: usize,
     pub refuse: Option<(wire::refused::Reason, u32)>,
+    pub name: &'static str,
     pub digest: [u8; 32],
+    /// As its states tell.
+    pub backlog: u64,
     pub n_cached: u32,
     /// Repeat so many tokens that a resubmitted request has already got.
     pub overlap: usize,
@@ -40,7 +43,9 @@ impl Default for Script {
             hold_at: usize::MAX,
             tokens_per_frame: 1,
             refuse: None,
+            name: "replica-0",
             digest: [7; 32],
+            backlog: 0,
             n_cached: 0,
             overlap: 0,
             last: wire::Finish::Unspecified,
@@ -78,8 +83,8 @@ impl Fake {
         Fake { channel: dialer.channel(), shared }
     }
 
-    pub fn channel(&self) -> Channel {
-        self.channel.clone()
+    pub fn coordinator(&self) -> router::Coordinator {
+        router::Coordinator { name: "somewhere".into(), channel: self.channel.clone() }
     }
 
     pub fn script(&self, change: impl FnOnce(&mut Script)) {
@@ -168,7 +173,7 @@ async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFr
     welcomed.wait_for(|welcomed| *welcomed).await.unwrap();
     say(&frames, Frame::Welcome(welcome(shared, router))).await;
     let now = *phase.borrow_and_update();
-    say(&frames, Frame::State(state(now))).await;
+    say(&frames, Frame::State(state(shared, now))).await;
     let mut running = HashMap::new();
     loop {
         tokio::select! {
@@ -178,7 +183,7 @@ async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFr
             },
             Ok(()) = phase.changed() => {
                 let now = *phase.borrow_and_update();
-                say(&frames, Frame::State(state(now))).await;
+                say(&frames, Frame::State(state(shared, now))).await;
             }
         }
     }
@@ -266,19 +271,27 @@ async fn say(frames: &Frames, frame: Frame) {
 }
 
 fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
+    let script = shared.script.lock().unwrap();
     wire::Welcome {
         version: proto::VERSION.into(),
         router,
-        replica: "replica-0".into(),
+        replica: script.name.into(),
         model: "org/toy".into(),
         context: crate::model::CONTEXT,
-        policy_digest: shared.script.lock().unwrap().digest.to_vec(),
+        policy_digest: script.digest.to_vec(),
         vocab: crate::model::VOCAB,
         incarnation: 3,
     }
 }
 
-fn state(phase: wire::state::Phase) -> wire::State {
+fn state(shared: &Shared, phase: wire::state::Phase) -> wire::State {
     let rank = wire::RankState { state: "ready".into(), pid: 42, ..Default::default() };
-    wire::State { phase: phase.into(), epoch_incarnation: 3, epoch_n: 1, ranks: vec![rank], ..Default::default() }
+    wire::State {
+        phase: phase.into(),
+        epoch_incarnation: 3,
+        epoch_n: 1,
+        ranks: vec![rank],
+        backlog_tokens: shared.script.lock().unwrap().backlog,
+        ..Default::default()
+    }
 }

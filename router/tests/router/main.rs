@@ -10,6 +10,7 @@ mod grpc;
 mod http;
 mod loss;
 mod model;
+mod replicas;
 mod shapes;
 
 use crate::fake::Fake;
@@ -22,9 +23,10 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// A router that serves, and the replica behind it.
+/// A router that serves, and the replica behind it; or several.
 pub struct House {
     pub fake: Fake,
+    pub more: Vec<Fake>,
     pub http: SocketAddr,
     pub grpc: SocketAddr,
     pub shutdown: CancellationToken,
@@ -47,13 +49,43 @@ impl House {
     }
 
     pub async fn open_unready(config: Config) -> House {
-        let fake = Fake::start();
+        House::of(config, vec![Fake::start()]).await
+    }
+
+    /// Two replicas, ready.
+    pub async fn open_two(config: Config) -> House {
+        let house = House::of(config, vec![Fake::start(), Fake::start()]).await;
+        house.fake.script(|script| script.name = "one");
+        house.other().script(|script| script.name = "two");
+        house.fake.welcome();
+        house.other().welcome();
+        house.phases(["ready", "ready"]).await;
+        house
+    }
+
+    pub fn other(&self) -> &Fake {
+        &self.more[0]
+    }
+
+    /// Waits until `/cluster` says so.
+    pub async fn phases(&self, expect: [&str; 2]) {
+        eventually(|| async {
+            let page = client::get(self.http, "/cluster").await.json();
+            let replicas = page["replicas"].as_array().unwrap();
+            replicas.iter().map(|replica| replica["phase"].as_str().unwrap()).eq(expect)
+        })
+        .await;
+    }
+
+    async fn of(config: Config, mut fakes: Vec<Fake>) -> House {
         let (http, grpc) = (listener().await, listener().await);
         let addresses = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
         let shutdown = CancellationToken::new();
-        let serve = router::serve(config, fake.channel(), model::text(), http, grpc, shutdown.clone());
+        let coordinators = fakes.iter().map(Fake::coordinator).collect();
+        let serve = router::serve(config, coordinators, model::text(), http, grpc, shutdown.clone());
         let served = tokio::spawn(serve);
-        House { fake, http: addresses.0, grpc: addresses.1, shutdown, served }
+        let fake = fakes.remove(0);
+        House { fake, more: fakes, http: addresses.0, grpc: addresses.1, shutdown, served }
     }
 
     pub async fn ready(&self) {

@@ -1,5 +1,5 @@
-//! A model's logits at every position of a text whose tokens are given: rows of f32 on stdout, as `tests/reference/kl.py`
-//! reads them. Knows nothing of texts or of what the logits are compared with.
+//! A model's logits at every position of a text whose tokens are given: rows of f32 on stdout, as
+//! `tests/reference/kl.py` reads them. Knows nothing of texts or of what the logits are compared with.
 //!
 //!     cargo run -p model --example logits -- MODEL IDS WINDOW int8|f32 f16|f32 THREADS [plain|avx2|avx512]
 //!
