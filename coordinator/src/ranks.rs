@@ -158,8 +158,8 @@ impl Replica {
         facts.map_or(Ok(()), |facts| self.begin(&facts))
     }
 
-    /// A stream moves only to an equal digest, and all ranks of an epoch have one: the configured one or, where there is
-    /// none, that of the first that was ready. It names version, model, weights and numerics.
+    /// A stream moves only to an equal digest, and all ranks of an epoch have one: the configured one or, where there
+    /// is none, that of the first that was ready. It names version, model, weights and numerics.
     fn accept(&self, ready: &wire::Ready) -> Result<Facts, Status> {
         let policy = proto::policy_digest(&ready.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
         let served = || self.serving.as_ref().map(|serving| serving.policy);

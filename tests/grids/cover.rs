@@ -1,5 +1,5 @@
-//! Runs that together meet every pair of values that any run can meet. Knows the values by their numbers; what they mean
-//! is the caller's.
+//! Runs that together meet every pair of values that any run can meet. Knows the values by their numbers; what they
+//! mean is the caller's.
 
 use std::collections::BTreeSet;
 
