@@ -2,9 +2,6 @@
 TCP, beside one process with as many threads. Interleaved rounds; median and range; and where a step's time goes.
 
     python grids.py LOCKSTEP MODEL [--rounds N] [--out FILE]
-
-Pairs of workers take shared memory where they can see each other's. For TCP the second worker runs in a process
-namespace of its own (`unshare`, which wants root), as on another host, over loopback.
 """
 
 import argparse
@@ -55,21 +52,10 @@ def parse():
 
 def server(arguments, grid):
     tp, pp, wire = GRIDS[grid]
-    http, grpc, listen = (quiet.free_port() for _ in range(3))
+    http, grpc = quiet.free_port(), quiet.free_port()
     outside = ["--http", f"{quiet.LOOPBACK}:{http}", "--grpc", f"{quiet.LOOPBACK}:{grpc}"]
-    cut = ["--tp", tp, "--pp", pp]
-    if wire == "shm":
-        threads = CORES // (tp * pp)
-        return quiet.Server([
-            [arguments.lockstep, "serve", arguments.model, *cut, "--threads", threads, *outside]], http, "/ready")
-    at = f"{quiet.LOOPBACK}:{listen}"
-    worker = [arguments.lockstep, "worker", "--join", at, "--threads", 1, "--local-workers", 2]
-    return quiet.Server([
-        [arguments.lockstep, "coordinator", arguments.model, *cut, "--listen", at],
-        worker,
-        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *worker],
-        [arguments.lockstep, "router", arguments.model, "--coordinator", at, *outside],
-    ], http, "/ready")
+    cut = ["--tp", tp, "--pp", pp, "--wire", wire, "--threads", CORES // (tp * pp)]
+    return quiet.Server([[arguments.lockstep, "serve", arguments.model, *cut, *outside]], http, "/ready")
 
 
 def run(arguments, figures, grid, n_at_once, seed):

@@ -52,9 +52,11 @@ async fn each_group_has_a_pool_of_its_own() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_rank_is_replaced_with_the_same_pools() {
     let cluster = Cluster::start(windowed(1, 2));
-    let first = cluster.worker(sim());
-    let (_second, _spare) = (cluster.worker(sim()), cluster.worker(sim()));
+    let (first, _second) = (cluster.worker(sim()), cluster.worker(sim()));
     let (mut router, mut random) = (cluster.router().await, Random(9));
+    // Only now the spare: of three, any two could have a place.
+    router.hear_until(|state| state.ranks.len() == 2).await;
+    let _spare = cluster.worker(sim());
     for _ in 0..60 {
         router.submit(random.request()).await;
     }

@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// For anything that a process is waited for; far beyond what it needs on a busy machine.
@@ -18,6 +19,8 @@ const POLL: Duration = Duration::from_millis(20);
 pub struct Node {
     child: Child,
     log: Arc<Mutex<String>>,
+    /// Ends with what the process says.
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Node {
@@ -37,14 +40,14 @@ impl Node {
         let stderr = child.stderr.take().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
         let heard = log.clone();
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 let mut log = heard.lock().unwrap();
                 log.push_str(&line);
                 log.push('\n');
             }
         });
-        Node { child, log }
+        Node { child, log, reader: Some(reader) }
     }
 
     pub fn pid(&self) -> u32 {
@@ -63,8 +66,13 @@ impl Node {
             if let Some(line) = log.lines().find(|line| words.iter().all(|word| line.contains(word))) {
                 return line.to_owned();
             }
-            if let Some(status) = self.child.try_wait().unwrap().filter(|_| self.log() == log) {
-                panic!("it ended ({status}) and never said {words:?}:\n{log}");
+            if let Some(status) = self.child.try_wait().unwrap() {
+                // Its last lines may still be on their way.
+                let Some(reader) = self.reader.take() else {
+                    panic!("it ended ({status}) and never said {words:?}:\n{log}");
+                };
+                reader.join().unwrap();
+                continue;
             }
             assert!(Instant::now() < deadline, "it never said {words:?}:\n{log}");
             std::thread::sleep(POLL);

@@ -236,7 +236,7 @@ impl Reports {
     fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: SeatLost) {
         let guilty_rank = guilty.map(|rank| rank.0.into());
         let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message, guilty_rank };
-        // The session first: the coordinator closes the stream when it has read this, and the end alone gives no reason.
+        // The session first: the coordinator closes the stream once it has read this, and the end gives no reason.
         if let Some(lost) = self.lost.upgrade().filter(|_| guilty.is_none()) {
             // A session that is gone needs no reason.
             let _gone = lost.blocking_send(why);
