@@ -11,7 +11,7 @@ CLIENT_PACKAGES := target/client-packages
 FRAMEWORK_PACKAGES := target/framework-packages
 REFERENCE_PACKAGES := target/reference-packages
 
-.PHONY: help serve test clients grids hosts fuzz kl check
+.PHONY: help serve test clients grids hosts fuzz kl loom bench bench-sums bench-grids check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -21,6 +21,8 @@ help:
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
+	@echo "make loom    all interleavings of the memory that ranks share"
+	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
 	@echo "make check   formatting and lints"
 
 serve:
@@ -68,6 +70,20 @@ kl: $(REFERENCE_PACKAGES)/.ready
 	$(CARGO) build --locked -p model --example logits
 	PYTHONPATH=$(REFERENCE_PACKAGES) $(PYTHON) tests/reference/kl.py "$$(target/debug/lockstep pull smollm2)" \
 		target/debug/examples/logits
+
+# Timings, for a machine that nobody else uses; no test depends on them.
+bench: bench-sums bench-grids
+
+bench-sums:
+	$(CARGO) bench --locked -p collective --bench sums -- 40
+
+bench-grids:
+	$(CARGO) build --release --locked
+	$(PYTHON) benches/grids.py target/release/lockstep smollm2 --rounds 8 --requests 3
+
+# All interleavings of the rings between ranks: another build, of one small crate.
+loom:
+	RUSTFLAGS="--cfg loom" $(CARGO) test --locked -p collective --test loom --target-dir target/loom
 
 check:
 	$(CARGO) fmt --all --check

@@ -29,7 +29,8 @@ def main():
     arguments = parse()
     figures = {}
     for i in range(arguments.rounds):
-        for grid, n_at_once in RUNS if i % 2 == 0 else RUNS[::-1]:
+        runs = [key for key in RUNS if key[1] == 1 or not arguments.only_alone]
+        for grid, n_at_once in runs if i % 2 == 0 else runs[::-1]:
             run(arguments, figures, grid, n_at_once, i)
     text = report(arguments, figures)
     print(text)
@@ -45,6 +46,7 @@ def parse():
     parser.add_argument("--layers", type=int, default=30, help="of the model: a step has two sums in each")
     parser.add_argument("--requests", type=int, default=2, help="for each that is under way at once")
     parser.add_argument("--output", default="128")
+    parser.add_argument("--only-alone", action="store_true", help="one sequence at a time, none of the batches")
     parser.add_argument("--foreign-max", type=float, default=0.1, help="cores that others may use in a window")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
@@ -71,9 +73,8 @@ def run(arguments, figures, grid, n_at_once, seed):
     print(f"round {seed}, {grid}, {n_at_once} at once: "
           + (f"{measured['tokens_per_s']:.1f} tokens/s" if measured else "no quiet window")
           + f", others {foreign:.2f} cores", file=sys.stderr, flush=True)
-    seen = figures.setdefault((grid, n_at_once), [])
     if measured:
-        seen.append(measured)
+        figures.setdefault((grid, n_at_once), {})[seed] = measured
 
 
 class Looks:
@@ -107,7 +108,11 @@ class Looks:
 
 def report(arguments, figures):
     def speeds(key):
-        return [one["tokens_per_s"] for one in figures.get(key, [])]
+        return [one["tokens_per_s"] for one in figures.get(key, {}).values()]
+
+    def kept(mine, base):
+        mine, base = figures.get(mine, {}), figures.get(base, {})
+        return [mine[i]["tokens_per_s"] / base[i]["tokens_per_s"] for i in mine if i in base]
 
     lines = [f"{quiet.machine()}. {arguments.model}, {arguments.rounds} interleaved rounds, answers of "
              f"{arguments.output} tokens; median (range). Windows in which others used more than "
@@ -116,33 +121,31 @@ def report(arguments, figures):
     for key in RUNS:
         step = statistics.median(1e6 * key[1] / speed for speed in speeds(key)) if speeds(key) else float("nan")
         lines.append(f"| {key[0]} | {key[1]} | {quiet.spread(speeds(key))} | {step:.0f} |")
-    lines += ["", "| what is kept | of its speed | asked |", "|---|---|---|"]
+    lines += ["", "| what is kept, round by round | of its speed | asked |", "|---|---|---|"]
     for name, mine, base in KEPT:
-        if speeds(mine) and speeds(base):
-            kept = statistics.median(speeds(mine)) / statistics.median(speeds(base))
-            lines.append(f"| {name} | {kept:.3f} | {KEPT_MIN:.2f} |")
-    lines += ["", *tcp(arguments, speeds), "", *where(figures)]
+        lines.append(f"| {name} | {quiet.spread(kept(mine, base), 3)} | {KEPT_MIN:.2f} |")
+    lines += ["", *tcp(arguments, figures), "", *where(figures)]
     return "\n".join(lines) + "\n"
 
 
-def tcp(arguments, speeds):
+def tcp(arguments, figures):
     lines = ["| what TCP adds at batch 1 | microseconds | asked |", "|---|---|---|"]
     # Two sums in each layer, the embedding's rows, the logits' columns; a hop of rows and one of tokens.
     n_sums = 2 * arguments.layers
     for name, over_tcp, over_shm, n in [("a collective", TP_TCP, TP, n_sums + 2), ("a hop", PP_TCP, PP, 2)]:
-        if speeds((over_tcp, 1)) and speeds((over_shm, 1)):
-            step = [statistics.median(1e6 / speed for speed in speeds((grid, 1))) for grid in (over_tcp, over_shm)]
-            lines.append(f"| {name} ({n} in a step) | {(step[0] - step[1]) / n:.1f} | {TCP_MAX_MICROS} |")
+        there, here = figures.get((over_tcp, 1), {}), figures.get((over_shm, 1), {})
+        added = [(1e6 / there[i]["tokens_per_s"] - 1e6 / here[i]["tokens_per_s"]) / n for i in there if i in here]
+        lines.append(f"| {name} ({n} in a step) | {quiet.spread(added)} | {TCP_MAX_MICROS} |")
     return lines
 
 
 def where(figures):
     """Every part of a rank's step that the page tells, so that a new one shows by itself."""
-    names = sorted({part for runs in figures.values() for one in runs for part in one["parts"]})
+    names = sorted({part for runs in figures.values() for one in runs.values() for part in one["parts"]})
     lines = ["Microseconds of a rank in a step, as `/cluster` tells them:", "",
              "| grid | at once | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
     for key in RUNS:
-        runs = figures.get(key, [])
+        runs = figures.get(key, {}).values()
         if runs:
             cells = [f"{statistics.median(one['parts'].get(name, 0.0) for one in runs):.0f}" for name in names]
             lines.append(f"| {key[0]} | {key[1]} | " + " | ".join(cells) + " |")

@@ -139,8 +139,9 @@ def quietly(measure, foreign_max, tries=5):
     return None, min(foreign)
 
 
-def spread(values):
+def spread(values, digits=1):
     """Median and range, as text."""
     if not values:
         return "no quiet window"
-    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f}, n={len(values)})"
+    middle, least, most = (f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    return f"{middle} ({least} to {most}, n={len(values)})"

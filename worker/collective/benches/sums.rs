@@ -1,5 +1,6 @@
 //! How long a `sum_leaves` of 16 KB takes between two processes of one thread each, over shared memory and TCP, beside
-//! a plain ping-pong of as many bytes through shared memory: the floor. Interleaved rounds; a table, then JSON.
+//! a plain ping-pong of as many bytes through shared memory: the floor. And how long one sequence's row takes to the next
+//! stage, and its token back. Interleaved rounds; a table, then JSON.
 //!
 //! `cargo bench -p collective --bench sums -- [ROUNDS]`
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
@@ -15,7 +16,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
-use types::{Epoch, Grid, Layout, Rank};
+use types::{Epoch, Grid, Layout, Rank, StepId, Token};
 
 const N_COLS: usize = 4096;
 const N_LEAVES: u32 = 16;
@@ -23,7 +24,18 @@ const N_LEAVES: u32 = 16;
 const N_OPS: usize = 2000;
 /// Not counted: caches, branch predictors, the other side's start.
 const N_WARM: usize = 100;
-const KINDS: [&str; 4] = ["ping-pong", "shm, spin", "shm, sleep", "tcp, spin"];
+/// Of a row that one stage hands to the next: as of a small model.
+const N_HIDDEN: usize = 576;
+const KINDS: [&str; 1 + MESHES.len()] =
+    ["ping-pong", "sum, shm, spin", "sum, shm, sleep", "sum, tcp, spin", "row and token, shm", "row and token, tcp"];
+/// What each of them but the floor runs on: a wire, whether who waits spins, stages.
+const MESHES: [(Wire, bool, u16); 5] = [
+    (Wire::Memory, true, 1),
+    (Wire::Memory, false, 1),
+    (Wire::Socket, true, 1),
+    (Wire::Memory, true, 2),
+    (Wire::Socket, true, 2),
+];
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
@@ -75,21 +87,38 @@ struct Ranks {
 impl Ranks {
     /// `exchange` tells the other our addresses and has its.
     fn meet<I: Iterator<Item = String>>(number: u16, exchange: impl FnOnce(&str) -> I) -> Ranks {
-        let wires = [(Wire::Memory, true), (Wire::Memory, false), (Wire::Socket, true)];
-        let doorways = wires.map(|_| Doorway::open("127.0.0.1:0").unwrap());
+        let doorways = MESHES.map(|_| Doorway::open("127.0.0.1:0").unwrap());
         let ours = doorways.each_ref().map(|doorway| doorway.address().to_string());
         let theirs = exchange(&ours.join(" ")).next().unwrap();
-        let join = |((doorway, theirs), (wire, spin)): ((&Doorway, &str), (Wire, bool))| {
+        let join = |((doorway, theirs), (wire, spin, pp)): ((&Doorway, &str), (Wire, bool, u16))| {
             let mine = doorway.address().to_string();
             let mut peers = vec![mine, theirs.to_string()];
             peers.rotate_right(number.into());
-            let layout = Layout::even(Grid { pp: 1, tp: 2, ep: 1 }, 1).unwrap();
+            let layout = Layout::even(Grid { pp, tp: 2 / pp, ep: 1 }, pp.into()).unwrap();
             let plan = MeshPlan::new(Epoch::default(), Rank(number), layout, peers, [1; 32]);
             Collective::join(doorway, MeshPlan { wire, spin, ..plan }).unwrap()
         };
-        let kinds = doorways.iter().zip(theirs.split(' ')).zip(wires).map(join).collect();
+        let kinds = doorways.iter().zip(theirs.split(' ')).zip(MESHES).map(join).collect();
         Ranks { number, kinds }
     }
+
+    /// A row from the first stage to the second, and the token that it makes back.
+    fn hop(&mut self, kind: usize, cpu: &Cpu, row: &mut Row, step: StepId) {
+        let rank = &mut self.kinds[kind];
+        if self.number == 0 {
+            rank.send_rows(cpu, &row.hidden, 1).unwrap();
+            rank.recv_tokens(step, &mut row.tokens).unwrap();
+        } else {
+            rank.recv_rows(cpu, &mut row.hidden, 1).unwrap();
+            rank.send_tokens(step, &[Some(7)]).unwrap();
+        }
+    }
+}
+
+/// What goes from stage to stage, and what comes back.
+struct Row {
+    hidden: <Cpu as Memory>::Buffer,
+    tokens: Vec<Option<Token>>,
 }
 
 /// Two buffers and two flags in shared memory, and nothing else.
@@ -126,7 +155,7 @@ impl Floor {
 
 /// Microseconds of each operation, by kind, and where the collectives' time went.
 struct Results {
-    micros: [Vec<f64>; 4],
+    micros: [Vec<f64>; KINDS.len()],
     times: Vec<Times>,
 }
 
@@ -137,16 +166,22 @@ fn run(mut ranks: Ranks, floor: &Floor, n_rounds: usize) -> Results {
     let mut planes = cpu.buffer(1, N_COLS).unwrap();
     let run = N_LEAVES / 2 * side as u32..N_LEAVES / 2 * (side as u32 + 1);
     let (ours, mut theirs) = (vec![1.0; N_COLS], vec![0.0; N_COLS]);
-    let mut micros: [Vec<f64>; 4] = Default::default();
+    let mut micros: [Vec<f64>; KINDS.len()] = Default::default();
+    let mut row = Row { hidden: cpu.buffer(1, N_HIDDEN).unwrap(), tokens: Vec::new() };
     let mut seq = 0;
     for _ in 0..n_rounds {
         for (kind, micros) in micros.iter_mut().enumerate() {
+            let is_hop = kind > 0 && MESHES[kind - 1].2 > 1;
             for i in 0..N_WARM + N_OPS {
-                cpu.write(&mut planes, 0, &ours);
+                if !is_hop {
+                    cpu.write(&mut planes, 0, &ours);
+                }
                 let begun = Instant::now();
                 if kind == 0 {
                     seq += 1;
                     floor.exchange(side, seq, &ours, &mut theirs);
+                } else if is_hop {
+                    ranks.hop(kind - 1, &cpu, &mut row, StepId(micros.len() as u64));
                 } else {
                     let rank = &mut ranks.kinds[kind - 1];
                     rank.sum_leaves(&cpu, &mut planes, std::slice::from_ref(&run), N_LEAVES, 1).unwrap();
@@ -181,18 +216,18 @@ fn report(results: &Results, n_rounds: usize, (idle_before, all_before): (u64, u
     println!(
         "16 KB between two processes, {n_rounds} x {N_OPS} operations, {cores} cores, load {load}, idle {idle:.2}\n"
     );
-    println!("{:<12} {:>9} {:>9} {:>9} {:>9}  microseconds", "", "median", "p90", "p99", "of floor");
+    println!("{:<20} {:>9} {:>9} {:>9} {:>9}  microseconds", "", "median", "p90", "p99", "of floor");
     let mut rows = Vec::new();
     let floor = quantile(&results.micros[0], 0.5);
     for (kind, micros) in KINDS.iter().zip(&results.micros) {
         let [median, p90, p99] = [0.5, 0.9, 0.99].map(|q| quantile(micros, q));
-        println!("{kind:<12} {median:>9.2} {p90:>9.2} {p99:>9.2} {:>9.2}", median / floor);
+        println!("{kind:<20} {median:>9.2} {p90:>9.2} {p99:>9.2} {:>9.2}", median / floor);
         rows.push(format!(r#""{kind}":{{"median":{median:.2},"p90":{p90:.2},"p99":{p99:.2}}}"#));
     }
     let n_ops = (n_rounds * (N_OPS + N_WARM)) as f64;
     for (kind, times) in KINDS.iter().skip(1).zip(&results.times) {
         let [waiting, moving, folding] = [times.waiting, times.moving, times.folding].map(|t| t as f64 / n_ops);
-        println!("{kind:<12} mean: waiting {waiting:.2}, moving {moving:.2}, folding {folding:.2}");
+        println!("{kind:<20} mean: waiting {waiting:.2}, moving {moving:.2}, folding {folding:.2}");
     }
     println!(
         "\n{{\"bytes\":16384,\"cores\":{cores},\"load\":\"{load}\",\"idle\":{idle:.2},\"micros\":{{{}}}}}",
