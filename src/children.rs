@@ -135,6 +135,11 @@ impl Life {
         // The running file itself, whatever has been put in its place since.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("lockstep").args(&order.arguments);
+        // What the parent was told is in the arguments, as far as it is meant for a worker.
+        let ours = |name: &OsString| name.to_string_lossy().starts_with("LOCKSTEP_");
+        for name in std::env::vars_os().map(|(name, _)| name).filter(ours) {
+            command.env_remove(name);
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A group of its own: Ctrl-C is for the parent, which drains and then ends its children.
         let mut child = command.process_group(0).spawn()?;

@@ -8,13 +8,14 @@ mod intruder;
 mod node;
 
 use intruder::Intruder;
-use node::{Folder, Node, PATIENCE, answer, field, is_alive};
+use node::{BINARY, Folder, Node, PATIENCE, answer, field, is_alive};
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{WorkerFrame, WorkerHello, worker_frame};
 use proto::secure::{Token, Trust, channel};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::Command;
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use types::{DeviceClass, Numerics};
@@ -46,6 +47,18 @@ fn a_grid_of_processes_answers_as_one_rank_does() {
     grid.until(&["a worker process ended"]);
     assert_eq!(grid.answers(), alone);
     assert_eq!(serve(&["--tp", "2", "--pp", "2", "--inproc"]).answers(), alone);
+}
+
+/// What the parent has from its environment is for the parent.
+#[test]
+fn workers_are_told_by_their_parent_alone() {
+    let folder = Folder::new("environment");
+    let config = folder.write("config", &format!("model = \"{MODEL}\"\nactivations = \"f32\"\ntp = 2\n"));
+    let mut command = Command::new(BINARY);
+    command.arg("serve").args(DOORS).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.env("LOCKSTEP_CONFIG", &config).env("LOCKSTEP_TOKEN_FILE", folder.0.join("none"));
+    command.env("LOCKSTEP_MODELS", &folder.0).env("LOCKSTEP_TLS", "on");
+    assert_eq!(Node::spawn(command).answers(), serve(&[]).answers());
 }
 
 fn pid(pid: u32) -> rustix::process::Pid {

@@ -260,6 +260,7 @@ impl Replica {
         self.placing.ready_since = None;
         self.state_changed = true;
         self.members.release_all();
+        self.traces.epoch_ended();
         if let Some(serving) = &mut self.serving {
             serving.scheduler.requeue_all(self.epoch, &mut self.outputs);
             self.outputs_without_step();

@@ -62,6 +62,11 @@ impl Traces {
         traceparent
     }
 
+    /// What is still out will not be answered, and the next epoch counts its steps anew.
+    pub fn epoch_ended(&mut self) {
+        self.steps.clear();
+    }
+
     pub fn answered(&mut self, id: StepId) {
         while self.steps.front().is_some_and(|(first, _)| *first <= id) {
             self.steps.pop_front();

@@ -42,7 +42,7 @@ impl Front {
         }
         let mut reply = v1::EmbedReply { usage: Some(v1::Usage::default()), ..v1::EmbedReply::default() };
         while !inputs.is_empty() {
-            let n = inputs.len().min(limits.embeddings_at_once_max.max(1));
+            let n = inputs.len().min(limits.embeddings_at_once_max).min(self.admission.places() as usize).max(1);
             let ask = Ask {
                 model: model.clone(),
                 prompts: inputs.drain(..n).collect(),

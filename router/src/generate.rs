@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use telemetry::spans::Traced;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 use types::{Goal, Priority, Request, Sampling, TenantId, Token, Tokens};
 
@@ -286,8 +286,9 @@ impl Front {
         if n_bytes <= BYTES_INLINE_MAX {
             return Ok(work());
         }
-        let full = |_| Refusal::Full { retry_after: self.config.waits.retry_after };
-        let place = self.long_texts.clone().try_acquire_owned().map_err(full)?;
+        let waits = &self.config.waits;
+        let place = timeout(waits.body_max, self.long_texts.clone().acquire_owned()).await;
+        let place = place.ok().and_then(Result::ok).ok_or(Refusal::Full { retry_after: waits.retry_after })?;
         let done = tokio::task::spawn_blocking(move || {
             let _place = place;
             work()

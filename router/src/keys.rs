@@ -33,7 +33,7 @@ impl ApiKeys {
     }
 
     fn add(&mut self, line: &str) -> Result<(), ()> {
-        let (name, key) = line.split_once(':').unwrap_or((line, line));
+        let (name, key) = line.split_once(':').map_or((line, line), |(name, key)| (name.trim(), key.trim()));
         if name.is_empty() || key.is_empty() {
             return Err(());
         }
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_key_names_its_tenant() {
-        let keys = ApiKeys::parse("# the house\nalice:k1\n\nbob:k2\nalice:k3\n plain \n").unwrap();
+        let keys = ApiKeys::parse("# the house\nalice:k1\n\nbob: k2\nalice :k3\n plain \n").unwrap();
         assert!(!keys.is_open());
         assert_eq!(keys.tenant("k1"), keys.tenant("k3"));
         let tenants = ["k1", "k2", "plain"].map(|key| keys.tenant(key).unwrap());

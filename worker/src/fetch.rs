@@ -86,7 +86,7 @@ impl Fetch {
     pub(crate) fn model(&self, assignment: &Assignment) -> Result<PathBuf, LoadError> {
         let part = assignment.layout.part(assignment.rank);
         let fetched = self.runtime.block_on(self.bring(&assignment.model_path, &part));
-        fetched.map_err(|error| LoadError::Model { path: assignment.model_path.clone(), source: error.into() })
+        fetched.map_err(|source| LoadError::Fetch { path: assignment.model_path.clone(), source })
     }
 
     async fn bring(&self, told: &Path, part: &Part) -> Result<PathBuf, FetchError> {

@@ -1,6 +1,7 @@
 //! What a rank does with a step, and what it takes to become able to. Knows nothing of streams or threads: the session
 //! calls both traits on one thread that it owns.
 
+use crate::fetch::FetchError;
 use collective::AbortHandle;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -116,6 +117,8 @@ pub enum LoadError {
     Memory { what: &'static str, needed: u64, available: u64 },
     #[error("the ranks do not come together: {0}")]
     Collective(#[from] collective::Error),
+    #[error("{path} cannot be fetched: {source}", path = path.display())]
+    Fetch { path: PathBuf, source: FetchError },
 }
 
 impl LoadError {
@@ -123,7 +126,10 @@ impl LoadError {
     pub fn guilty(&self) -> Option<Rank> {
         match self {
             LoadError::Collective(error) => error.rank(),
-            LoadError::Unsupported(_) | LoadError::Model { .. } | LoadError::Memory { .. } => None,
+            LoadError::Unsupported(_)
+            | LoadError::Model { .. }
+            | LoadError::Memory { .. }
+            | LoadError::Fetch { .. } => None,
         }
     }
 }

@@ -91,7 +91,8 @@ pub(crate) enum SeatLost {
 impl SeatLost {
     fn by(error: LoadError) -> SeatLost {
         match error {
-            LoadError::Collective(error) => SeatLost::Run(error.to_string()),
+            // The next attempt may fare better.
+            error @ (LoadError::Collective(_) | LoadError::Fetch { .. }) => SeatLost::Run(error.to_string()),
             error => SeatLost::Load(error),
         }
     }

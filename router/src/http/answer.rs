@@ -170,7 +170,8 @@ impl Whole {
         }
         let mut choice = choice_value(slot, shape.whole(&text), logprobs, reason);
         if envelope.wishes.token_ids {
-            choice["token_ids"] = self.token_ids.as_slice().into();
+            let told = if envelope.wishes.nothing_new { &[][..] } else { &self.token_ids };
+            choice["token_ids"] = told.into();
         }
         if S::PROMPT_IN_CHOICE {
             envelope.tell_prompt(&mut choice, prompt, &self.scored);

@@ -79,6 +79,8 @@ async fn connection(mut stream: TcpStream, routes: Router, headers_max: Duration
     let service = TowerToHyperService::new(Noticed { routes, asked: asked.clone() });
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(headers_max);
+    // Who has lost power does not say so.
+    builder.http2().timer(TokioTimer::new()).keep_alive_interval(headers_max).keep_alive_timeout(headers_max);
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut late = pin!(too_late(asked, headers_max));
     let mut draining = false;

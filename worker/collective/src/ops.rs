@@ -92,7 +92,7 @@ impl Mesh {
         if result.is_ok() {
             self.fold_held(&own, sum, size);
             device.write(planes, 0, &self.scratch.sum[..size]);
-            self.release_stage();
+            self.release_planes(sum.idx);
         }
         self.scratch.planes = own;
         result
@@ -115,8 +115,12 @@ impl Mesh {
         self.spent.folding += begun.elapsed();
     }
 
-    fn release_stage(&mut self) {
+    /// Of those that had any: of the others, a later frame may be here already.
+    fn release_planes(&mut self, idx: usize) {
         for tp in self.others() {
+            if self.n_planes(idx, tp) == 0 {
+                continue;
+            }
             let rank = self.in_stage(tp);
             if let Ok((_, peer)) = self.peer(rank) {
                 peer.link.release();

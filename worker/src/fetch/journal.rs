@@ -59,10 +59,12 @@ impl Journal {
     }
 }
 
-/// Of the files' names and sizes: another list is another journal.
+/// Of where the files lie, their names and sizes: another list is another journal.
 fn head(files: &ModelFiles) -> [u8; HEAD_BYTES] {
     let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 journal of a fetched model");
     hasher.update(&files.digest);
+    hasher.update(&(files.name.len() as u64).to_le_bytes()).update(files.name.as_bytes());
+    hasher.update(&[files.is_folder.into()]);
     for file in &files.files {
         hasher.update(&(file.name.len() as u64).to_le_bytes()).update(file.name.as_bytes());
         hasher.update(&file.n_bytes.to_le_bytes());
