@@ -414,11 +414,6 @@ async fn ranks_that_lie_are_dismissed_by_name() {
     let end = stranger.ended().await;
     assert!(end.message().contains("computes under"), "{end:?}");
 
-    let mut silent = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
-    silent.assigned().await;
-    let end = silent.ended().await;
-    assert!(end.message().contains("not heard of"), "{end:?}");
-
     let _worker = cluster.worker(sim());
     router.hear_all().await;
     router.streams.remove(&id).unwrap().check(&sim());
@@ -522,6 +517,19 @@ async fn a_blamed_rank_that_beats_and_does_not_compute_is_lost_by_name() {
     let mut next = RawWorker::join_at(&cluster, proto::VERSION, "elsewhere:1").await.unwrap();
     assert_eq!(next.assigned().await.rank, 1, "another takes the rank, and the reporter keeps its own");
     assert_eq!(reporter.assigned().await.rank, 0);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_is_silent_is_dismissed() {
+    let mut config = config(64, 128, 16);
+    config.waits.beats_missed_max = 5;
+    let cluster = Cluster::start(config);
+    let silent = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
+    let end = silent.ended().await;
+    assert!(end.message().contains("not heard of"), "{end:?}");
+    let _worker = cluster.worker(sim());
+    cluster.router().await.check_one(&sim()).await;
     cluster.stop().await;
 }
 

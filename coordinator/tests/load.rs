@@ -104,8 +104,6 @@ impl Traffic {
 fn tight() -> coordinator::Config {
     let mut config = config(24, 128, 32);
     config.limits.waiting_max = 64;
-    // On a machine that is busy with something else nobody is lost for being late.
-    config.waits.beats_missed_max = 30_000;
     config.limits.batch_tokens_max = 96;
     config.limits.chunk_tokens_max = 24;
     config
