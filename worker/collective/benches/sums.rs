@@ -1,6 +1,6 @@
 //! How long a `sum_leaves` of 16 KB takes between two processes of one thread each, over shared memory and TCP, beside
-//! a plain ping-pong of as many bytes through shared memory: the floor. And how long one sequence's row takes to the next
-//! stage, and its token back. Interleaved rounds; a table, then JSON.
+//! a plain ping-pong of as many bytes through shared memory: the floor. And how long one sequence's row takes to the
+//! next stage, and its token back. Interleaved rounds; a table, then JSON.
 //!
 //! `cargo bench -p collective --bench sums -- [ROUNDS]`
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
