@@ -1,37 +1,17 @@
 //! A steady step allocates nothing: not the layout of the batch, not the pass, not the draws, not the answer.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
-#![allow(unsafe_code, reason = "an allocator that counts")]
 
+#[path = "../../tests/common/allocations.rs"]
+mod allocations;
 #[allow(dead_code, reason = "shared with tests that play whole requests")]
 mod common;
 
+use allocations::n_allocations;
 use collective::Collective;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
 use types::cache::blocks_for;
 use types::{BlockId, Grid, Rank, Request, Sampling, Slice, Step, StepDone, StepId, Want};
 use worker::{Assignment, ModelLoader, Runner};
-
-struct Counting;
-
-static N_ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: passes everything on.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        N_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(start, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// The steps of requests that all decode, after one that starts them. Each group has its own pool of the same ids.
 fn steps(requests: &[Request], n: u32, n_groups: usize) -> Vec<Step> {
@@ -77,9 +57,9 @@ fn steady_steps_allocate_nothing() {
         let mut done = StepDone::default();
         let mut counted = Vec::with_capacity(N as usize);
         for step in steps(&decoding(), N, assignment.n_blocks.len()) {
-            let before = N_ALLOCATIONS.load(Ordering::Relaxed);
+            let before = n_allocations();
             runner.run(&step, &mut done).unwrap();
-            counted.push(N_ALLOCATIONS.load(Ordering::Relaxed) - before);
+            counted.push(n_allocations() - before);
         }
         assert_eq!(counted[WARM_UP..].iter().sum::<usize>(), 0, "{name}, {threads} threads: {counted:?}");
     }
@@ -97,12 +77,12 @@ fn allocations_of(grid: Grid) -> usize {
         let mut done = StepDone::default();
         steps[..WARM_UP].iter().for_each(|step| runner.run(step, &mut done).unwrap());
         warm.wait();
-        let before = N_ALLOCATIONS.load(Ordering::Relaxed);
+        let before = n_allocations();
         // Nobody begins before all have read the count, and nobody ends before all have read it again.
         measured.wait();
         steps[WARM_UP..].iter().for_each(|step| runner.run(step, &mut done).unwrap());
         measured.wait();
-        let after = N_ALLOCATIONS.load(Ordering::Relaxed);
+        let after = n_allocations();
         warm.wait();
         after - before
     };

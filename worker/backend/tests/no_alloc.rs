@@ -1,38 +1,18 @@
 //! A step allocates nothing: everything is made at load.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
-#![allow(unsafe_code, reason = "an allocator that counts")]
 
+#[path = "../../../tests/common/allocations.rs"]
+mod allocations;
 mod common;
 
+use allocations::n_allocations;
 use backend::cpu::Isa;
 use backend::{
     Activations, Attention, Batch, BatchSlice, BlockTables, Heads, KvDtype, KvSpec, Linear, Memory, Pointwise,
     RopeStyle,
 };
 use common::{File, Rng, cpu, filled};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use types::{BlockId, Leaves};
-
-struct Counting;
-
-static N_ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: passes everything on.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        N_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(start, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 fn batch(n_rows: u32) -> Batch {
     let tables = vec![BlockTables { blocks: vec![BlockId(1), BlockId(0)], bounds: vec![0, 2] }];
@@ -83,8 +63,8 @@ fn ops_allocate_nothing() {
             cpu.gather(&residual, &batch.outputs, &mut x);
         };
         batches.iter().for_each(&mut step);
-        let before = N_ALLOCATIONS.load(Ordering::Relaxed);
+        let before = n_allocations();
         batches.iter().cycle().take(30).for_each(&mut step);
-        assert_eq!(N_ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "{activations:?}");
+        assert_eq!(n_allocations() - before, 0, "{activations:?}");
     }
 }

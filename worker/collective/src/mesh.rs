@@ -79,6 +79,14 @@ pub(crate) struct Wiring {
     pub links: Vec<Option<Link>>,
 }
 
+/// What all ranks do at the same time, and who owns its rows.
+#[derive(Clone, Copy)]
+struct Op<'a> {
+    kind: Kind,
+    tag: u64,
+    owner_of: OwnerOf<'a>,
+}
+
 /// What came of one round over all moves.
 enum Round {
     Done,
@@ -87,7 +95,7 @@ enum Round {
 }
 
 impl Peer {
-    fn due(&self, kind: Kind, tag: u64, n_words: usize) -> Due {
+    fn due(&self, Op { kind, tag, .. }: Op<'_>, n_words: usize) -> Due {
         Due { kind, seq: self.n_received, tag, n_words: n_words as u32 }
     }
 }
@@ -137,7 +145,7 @@ impl Mesh {
         let mut moves = std::mem::take(&mut self.moves);
         let begun = Instant::now();
         let mut idle = Idle::new(begun, &self.waits);
-        let result = self.drive(&mut moves, kind, tag, owner_of, ends, &mut idle);
+        let result = self.drive(&mut moves, Op { kind, tag, owner_of }, ends, &mut idle);
         idle.moved(&self.bell);
         self.spent.waiting += idle.waited;
         self.spent.moving += begun.elapsed().saturating_sub(idle.waited);
@@ -146,17 +154,9 @@ impl Mesh {
         result.map_err(|error| self.fail(error))
     }
 
-    fn drive(
-        &mut self,
-        moves: &mut [Move],
-        kind: Kind,
-        tag: u64,
-        owner_of: OwnerOf<'_>,
-        ends: &mut impl Ends,
-        idle: &mut Idle,
-    ) -> Result<()> {
+    fn drive(&mut self, moves: &mut [Move], op: Op<'_>, ends: &mut impl Ends, idle: &mut Idle) -> Result<()> {
         loop {
-            match self.round(moves, kind, tag, owner_of, ends)? {
+            match self.round(moves, op, ends)? {
                 Round::Done => return Ok(()),
                 Round::Moved => idle.moved(&self.bell),
                 Round::Still => self.idle(idle, moves)?,
@@ -164,19 +164,12 @@ impl Mesh {
         }
     }
 
-    fn round(
-        &mut self,
-        moves: &mut [Move],
-        kind: Kind,
-        tag: u64,
-        owner_of: OwnerOf<'_>,
-        ends: &mut impl Ends,
-    ) -> Result<Round> {
+    fn round(&mut self, moves: &mut [Move], op: Op<'_>, ends: &mut impl Ends) -> Result<Round> {
         let (mut is_done, mut has_moved) = (true, false);
         for each in moves.iter_mut().filter(|each| !each.is_done()) {
             has_moved |= match each.way {
-                Way::Out => self.push(each, kind, tag, owner_of, ends)?,
-                Way::In | Way::Hold | Way::HoldAny => self.pull(each, kind, tag, owner_of, ends)?,
+                Way::Out => self.push(each, op, ends)?,
+                Way::In | Way::Hold | Way::HoldAny => self.pull(each, op, ends)?,
             };
             is_done &= each.is_done();
         }
@@ -188,21 +181,15 @@ impl Mesh {
     }
 
     /// One frame out, if there is room.
-    fn push(
-        &mut self,
-        each: &mut Move,
-        kind: Kind,
-        tag: u64,
-        owner_of: OwnerOf<'_>,
-        ends: &mut impl Ends,
-    ) -> Result<bool> {
+    fn push(&mut self, each: &mut Move, op: Op<'_>, ends: &mut impl Ends) -> Result<bool> {
         let epoch = self.epoch;
         let (rank, peer) = self.peer(each.peer)?;
         let mut send = || {
             let n_words = each.frame_words();
             if n_words > 0 {
                 let Some(frame) = peer.link.frame(n_words)? else { return Ok(false) };
-                each.fill(frame, owner_of, ends);
+                each.fill(frame, op.owner_of, ends);
+                let (kind, tag) = (op.kind, op.tag);
                 peer.link.send(&Head { kind, seq: peer.n_sent, n_words: n_words as u32, tag, epoch })?;
                 peer.n_sent = peer.n_sent.wrapping_add(1);
             }
@@ -213,14 +200,7 @@ impl Mesh {
     }
 
     /// One frame in, if there is one.
-    fn pull(
-        &mut self,
-        each: &mut Move,
-        kind: Kind,
-        tag: u64,
-        owner_of: OwnerOf<'_>,
-        ends: &mut impl Ends,
-    ) -> Result<bool> {
+    fn pull(&mut self, each: &mut Move, op: Op<'_>, ends: &mut impl Ends) -> Result<bool> {
         let epoch = self.epoch;
         let (rank, peer) = self.peer(each.peer)?;
         let head = match peer.link.peek() {
@@ -229,10 +209,10 @@ impl Mesh {
             Err(fault) => return Err(self.blamed(rank, fault)),
         };
         let n_words = if each.way == Way::HoldAny { head.n_words as usize } else { each.frame_words() };
-        check(rank, &head, peer.due(kind, tag, n_words), epoch)?;
+        check(rank, &head, peer.due(op, n_words), epoch)?;
         peer.n_received = peer.n_received.wrapping_add(1);
         if each.way == Way::In {
-            each.empty(peer.link.payload(), owner_of, ends);
+            each.empty(peer.link.payload(), op.owner_of, ends);
             peer.link.release();
         } else {
             each.words = 0;

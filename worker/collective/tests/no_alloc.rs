@@ -1,36 +1,16 @@
 //! A steady step allocates nothing, however it waits.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
-#![allow(unsafe_code, reason = "an allocator that counts")]
 
+#[path = "../../../tests/common/allocations.rs"]
+mod allocations;
 mod common;
 
+use allocations::n_allocations;
 use backend::Memory;
 use common::each;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use types::leaves::aligned_runs;
 use types::{Grid, StepId};
-
-struct Counting;
-
-static N_ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: passes everything on.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        N_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(start, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 #[test]
 fn ops_allocate_nothing() {
@@ -48,7 +28,7 @@ fn ops_allocate_nothing() {
                 if step == 3 {
                     // All have seen everything once.
                     barrier.wait();
-                    before = N_ALLOCATIONS.load(Ordering::Relaxed);
+                    before = n_allocations();
                     barrier.wait();
                 }
                 if part.is_first() {
@@ -69,7 +49,7 @@ fn ops_allocate_nothing() {
                 }
             }
             barrier.wait();
-            let after = N_ALLOCATIONS.load(Ordering::Relaxed);
+            let after = n_allocations();
             barrier.wait();
             assert_eq!(after - before, 0, "{wire}");
         });

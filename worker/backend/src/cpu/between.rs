@@ -4,7 +4,7 @@ use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::math::{gelu, soft_cap};
 use super::memory::Shared;
-use super::pointwise::norm;
+use super::pointwise::{norm, sum_of_squares};
 use crate::Heads;
 use std::ops::Range;
 
@@ -80,40 +80,6 @@ fn sum<L: Lanes>(x: &[f32]) -> f32 {
         sum = sum.add(L::load(chunk));
     }
     sum.add(L::load_first(tail)).sum()
-}
-
-#[inline(always)]
-fn sum_of_squares<L: Lanes>(x: &[f32]) -> f32 {
-    let (chunks, tail) = x.as_chunks::<LANES>();
-    let mut squares = L::splat(0.0);
-    for chunk in chunks {
-        let x = L::load(chunk);
-        squares = x.fma(x, squares);
-    }
-    let tail = L::load_first(tail);
-    tail.fma(tail, squares).sum()
-}
-
-/// out = gelu(gate) * up. gate_up: [n_rows, 2 * inner]
-pub(crate) struct GeluMul<'a> {
-    pub gate_up: &'a [f32],
-    pub inner: usize,
-    pub out: Shared<f32>,
-    pub rows: Range<usize>,
-}
-
-impl Kernel for GeluMul<'_> {
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        for row in self.rows.clone() {
-            let (gate, up) = self.gate_up[row * 2 * self.inner..][..2 * self.inner].split_at(self.inner);
-            // SAFETY: the op checked the shapes; one thread has each row.
-            let out = unsafe { self.out.part(row * self.inner, self.inner) };
-            for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
-                gelu(L::load_first(gate)).mul(L::load_first(up)).store_first(out);
-            }
-        }
-    }
 }
 
 /// What is done to each number alone.

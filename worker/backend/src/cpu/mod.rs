@@ -173,6 +173,13 @@ impl Cpu {
         self.spread(n_rows, |rows| between::Elementwise { x, cols, each, rows });
     }
 
+    fn gated(&self, gate: pointwise::Gate, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
+        let inner = out.cols();
+        let gate_up = gate_up.rows(n_rows, 2 * inner);
+        let out = out.shared(n_rows, inner);
+        self.spread(n_rows, |rows| pointwise::Gated { gate, gate_up, inner, out, rows });
+    }
+
     /// Runs a kernel over ranges of items on all threads.
     fn spread<K: Kernel>(&self, n_items: usize, kernel: impl Fn(Range<usize>) -> K + Sync) {
         self.team.run(n_items, &|items| dispatch(self.config.isa, kernel(items)));
@@ -344,10 +351,7 @@ impl Pointwise for Cpu {
     }
 
     fn silu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        let inner = out.cols();
-        let gate_up = gate_up.rows(n_rows, 2 * inner);
-        let out = out.shared(n_rows, inner);
-        self.spread(n_rows, |rows| pointwise::SiluMul { gate_up, inner, out, rows });
+        self.gated(pointwise::Gate::Silu, gate_up, n_rows, out);
     }
 
     fn gather(&self, x: &Buffer, rows: &[u32], out: &mut Buffer) {
@@ -372,10 +376,7 @@ impl Pointwise for Cpu {
     }
 
     fn gelu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        let inner = out.cols();
-        let gate_up = gate_up.rows(n_rows, 2 * inner);
-        let out = out.shared(n_rows, inner);
-        self.spread(n_rows, |rows| between::GeluMul { gate_up, inner, out, rows });
+        self.gated(pointwise::Gate::Gelu, gate_up, n_rows, out);
     }
 
     fn gelu(&self, x: &mut Buffer, n_rows: usize) {

@@ -2,7 +2,7 @@
 
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
-use super::math::silu;
+use super::math::{gelu, silu};
 use super::memory::Shared;
 use super::pack::{Matrix, Part};
 use super::panels::BLOCK;
@@ -42,32 +42,55 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
-/// The sum of squares in sixteen lanes and one tree, then out = (x * scale) * weight.
+/// out = (x * scale) * weight
 #[inline(always)]
 pub(crate) fn norm<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let scale = 1.0 / (sum_of_squares::<L>(x) / x.len() as f32 + eps).sqrt();
+    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = (x * scale) * weight;
+    }
+}
+
+/// In sixteen lanes and one tree.
+#[inline(always)]
+pub(crate) fn sum_of_squares<L: Lanes>(x: &[f32]) -> f32 {
     let (chunks, tail) = x.as_chunks::<LANES>();
     let mut squares = L::splat(0.0);
     for chunk in chunks {
         let x = L::load(chunk);
         squares = x.fma(x, squares);
     }
-    let x_tail = L::load_first(tail);
-    let squares = x_tail.fma(x_tail, squares).sum();
-    let scale = 1.0 / (squares / x.len() as f32 + eps).sqrt();
-    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
-        *out = (x * scale) * weight;
+    let tail = L::load_first(tail);
+    tail.fma(tail, squares).sum()
+}
+
+/// What the gate of an MLP goes through.
+#[derive(Clone, Copy)]
+pub(crate) enum Gate {
+    Silu,
+    Gelu,
+}
+
+impl Gate {
+    #[inline(always)]
+    fn of<L: Lanes>(self, x: L) -> L {
+        match self {
+            Gate::Silu => silu(x),
+            Gate::Gelu => gelu(x),
+        }
     }
 }
 
-/// out = silu(gate) * up. gate_up: [n_rows, 2 * inner]
-pub(crate) struct SiluMul<'a> {
+/// out = gate(gate) * up. gate_up: [n_rows, 2 * inner]
+pub(crate) struct Gated<'a> {
+    pub gate: Gate,
     pub gate_up: &'a [f32],
     pub inner: usize,
     pub out: Shared<f32>,
     pub rows: Range<usize>,
 }
 
-impl Kernel for SiluMul<'_> {
+impl Kernel for Gated<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         for row in self.rows.clone() {
@@ -76,8 +99,8 @@ impl Kernel for SiluMul<'_> {
             let out = unsafe { self.out.part(row * self.inner, self.inner) };
             for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
                 match (gate.first_chunk(), up.first_chunk(), out.first_chunk_mut()) {
-                    (Some(gate), Some(up), Some(out)) => silu(L::load(gate)).mul(L::load(up)).store(out),
-                    _ => silu(L::load_first(gate)).mul(L::load_first(up)).store_first(out),
+                    (Some(gate), Some(up), Some(out)) => self.gate.of(L::load(gate)).mul(L::load(up)).store(out),
+                    _ => self.gate.of(L::load_first(gate)).mul(L::load_first(up)).store_first(out),
                 }
             }
         }
