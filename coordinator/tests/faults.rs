@@ -426,8 +426,9 @@ async fn any_rank_of_a_grid_may_die_and_another_takes_its_place() {
     let slow = Sim { step_micros: 200, ..grid_sim() };
     let mut workers: VecDeque<_> = (0..4).map(|_| cluster.worker(slow.clone())).collect();
     let mut router = cluster.router().await;
-    submit_many(&mut router, &mut Random(6), 300).await;
+    router.hear_until(|state| state.phase() == wire::state::Phase::Ready).await;
     let epoch = router.state.epoch_n;
+    submit_many(&mut router, &mut Random(6), 300).await;
     for n_killed in 1..=4 {
         for _ in 0..15 {
             router.hear().await;
@@ -462,6 +463,13 @@ async fn two_ranks(cluster: &Cluster) -> [RawWorker; 2] {
     assert_eq!(ranks[0].last.mesh_secret, ranks[1].last.mesh_secret);
     assert_eq!(ranks[0].last.mesh_secret.len(), 32);
     ranks
+}
+
+/// Until the coordinator tells that it has heard a rank's word.
+async fn heard_ready(cluster: &Cluster, rank: usize) {
+    let (_up, mut down) = attach(&cluster.dialer, &[hello(proto::VERSION)]).await.unwrap();
+    let is_heard = |state: &wire::State| state.ranks.get(rank).is_some_and(|rank| rank.state == "ready");
+    while !matches!(next(&mut down).await.unwrap(), Frame::State(state) if is_heard(&state)) {}
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -542,6 +550,8 @@ async fn ranks_of_one_grid_agree_or_the_stranger_goes() {
     let twin = RawWorker::join_at(&cluster, proto::VERSION, "here:1").await.unwrap().ended().await;
     assert!(twin.code() == Code::AlreadyExists && twin.message().contains("here:1"), "{twin:?}");
     first.say_ready(sim_digest()).await;
+    // Two connections have no order: whoever is heard first is the measure.
+    heard_ready(&cluster, 0).await;
     stranger.say_ready([9; 32]).await;
     let end = stranger.ended().await;
     assert!(end.code() == Code::FailedPrecondition && end.message().contains("computes under"), "{end:?}");
