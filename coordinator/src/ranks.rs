@@ -7,7 +7,7 @@ use crate::placement::{Blueprint, Machine, Policy, Shard, Why, plan, predict};
 use crate::replica::{Replica, Serving, micros};
 use crate::{Error, pace::Speed};
 use proto::cluster as wire;
-use scheduler::Scheduler;
+use scheduler::{Loss, Scheduler};
 use telemetry::metrics;
 use tonic::Status;
 use types::{Epoch, Micros, Rank};
@@ -177,7 +177,7 @@ impl Replica {
         let (Some(blueprint), Some(first)) = (&self.blueprint, facts.first()) else { return Ok(()) };
         let n_blocks = blueprint.n_blocks();
         match &mut self.serving {
-            Some(serving) => serving.scheduler.requeue_into(self.epoch, &n_blocks, &mut self.outputs),
+            Some(serving) => serving.scheduler.requeue_into(self.epoch, &n_blocks, Loss::Planned, &mut self.outputs),
             None => {
                 let config = self.config.scheduler(blueprint.context, n_blocks.clone(), first.policy);
                 let mut scheduler = Scheduler::new(config, self.epoch)?;
@@ -200,6 +200,15 @@ impl Replica {
 
     /// A worker is gone, or is told to go. If it held a rank the epoch ends.
     pub(crate) fn lose(&mut self, worker: WorkerId, why: Status) {
+        self.let_go(worker, why, Loss::Unexplained);
+    }
+
+    /// It says that it cannot go on.
+    fn broken(&mut self, worker: WorkerId, message: &str) {
+        self.let_go(worker, Status::aborted(format!("the rank failed: {message}")), Loss::Reported);
+    }
+
+    fn let_go(&mut self, worker: WorkerId, why: Status, loss: Loss) {
         let message = why.message().to_owned();
         let was_suspect = self.members.is_suspect(worker);
         let Some((role, host)) = self.members.dismiss(worker, why) else { return };
@@ -211,7 +220,7 @@ impl Replica {
         }
         if rank.is_some() {
             metrics::rank_lost(&self.of);
-            self.end_epoch();
+            self.end_epoch(loss);
         }
         self.place();
     }
@@ -220,8 +229,7 @@ impl Replica {
     pub(crate) fn rank_failed(&mut self, worker: WorkerId, failed: &wire::Failed) {
         self.members.heard(worker);
         let of = Epoch { incarnation: failed.epoch_incarnation, n: failed.epoch_n };
-        let own_fault = || Status::aborted(format!("the rank failed: {}", failed.message));
-        let Some(guilty) = failed.guilty_rank else { return self.lose(worker, own_fault()) };
+        let Some(guilty) = failed.guilty_rank else { return self.broken(worker, &failed.message) };
         if of != self.epoch {
             // Of an epoch that has ended: one report of its end was enough.
             return;
@@ -230,7 +238,7 @@ impl Replica {
         let blamed = shards.filter(|shard| u32::from(shard.rank.0) == guilty).map(|shard| shard.worker).next();
         match blamed {
             Some(blamed) if blamed != worker => self.blame(worker, blamed, guilty, &failed.message),
-            _ => self.lose(worker, own_fault()),
+            _ => self.broken(worker, &failed.message),
         }
     }
 
@@ -249,11 +257,11 @@ impl Replica {
         let doublings = self.placing.n_fruitless.saturating_sub(1).min(20);
         let wait = (micros(self.config.waits.replace_min) << doublings).min(replace_max);
         self.placing.not_before = Some(now.plus(wait));
-        self.end_epoch();
+        self.end_epoch(Loss::Unexplained);
     }
 
     /// All that ran waits, in an epoch without workers, for the next placement. The workers stay.
-    fn end_epoch(&mut self) {
+    fn end_epoch(&mut self, loss: Loss) {
         self.epoch.n += 1;
         self.blueprint = None;
         self.is_ready = false;
@@ -262,7 +270,7 @@ impl Replica {
         self.members.release_all();
         self.traces.epoch_ended();
         if let Some(serving) = &mut self.serving {
-            serving.scheduler.requeue_all(self.epoch, &mut self.outputs);
+            serving.scheduler.requeue_all(self.epoch, loss, &mut self.outputs);
             self.outputs_without_step();
         }
     }
