@@ -12,11 +12,12 @@
 //! Rule 1 may accuse a neighbour once for a later step, before there are suspects, and once more beside a culprit that
 //! is none yet. From then on only the culprit is counted, so a limit of three ends the culprit alone.
 
+use crate::Config;
 use crate::scheduler::{Output, Scheduler, pools};
 use crate::sequence::Table;
 use crate::sequence::{Place, Sequence, SequenceIdx};
 use alloc::vec::Vec;
-use types::{Epoch, Finish};
+use types::{Epoch, Finish, Unsupported};
 
 impl Scheduler {
     /// All that ran waits again, with its log and its place in the order. The caches of the workers are gone, so no
@@ -30,11 +31,31 @@ impl Scheduler {
     /// `Finish::Failed`, so whoever places the workers gives them blocks for a full context where it can. So does what
     /// was lost `losses_max` times.
     pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: &[u32], out: &mut Vec<Output>) {
+        self.accuse_oldest_step();
+        self.begin_anew(epoch, n_blocks, out);
+    }
+
+    /// The same because it is wanted so, and not because something broke: nobody is accused.
+    pub fn lay_aside_all(&mut self, epoch: Epoch, out: &mut Vec<Output>) {
+        let n_blocks = self.config.n_blocks.clone();
+        self.begin_anew(epoch, &n_blocks, out);
+    }
+
+    /// From now on there are so many stages, and so many steps at once. Between one epoch and the next.
+    pub fn reshape(&mut self, n_stages: u32, steps_in_flight_max: u32) -> Result<(), Unsupported> {
+        assert!(self.in_flight.is_empty(), "no step is on its way through stages that are no more");
+        let config = Config { n_stages, steps_in_flight_max, ..self.config.clone() };
+        config.supported()?;
+        self.in_flight.make_room(steps_in_flight_max, config.running_max);
+        self.config = config;
+        Ok(())
+    }
+
+    fn begin_anew(&mut self, epoch: Epoch, n_blocks: &[u32], out: &mut Vec<Output>) {
         assert_eq!(n_blocks.len(), self.config.groups.len(), "one pool for each cache group");
         debug_assert!(epoch > self.epoch, "step ids begin again, so an answer of the old epoch must be known by it");
         self.epoch = epoch;
         self.n_steps = 0;
-        self.accuse_oldest_step();
         self.in_flight.clear();
         self.config.n_blocks.copy_from_slice(n_blocks);
         self.pools = pools(&self.config);
@@ -67,6 +88,7 @@ impl Scheduler {
             Place::Waiting => {}
             Place::Ending => self.sequences.remove(idx),
             Place::Running => {
+                self.counters.tokens_requeued += u64::from(sequence.n_computed);
                 sequence.rewind();
                 self.waiting.insert(sequence.key, idx, sequence.n_known());
                 self.counters.requeued += 1;
