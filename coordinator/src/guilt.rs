@@ -48,9 +48,9 @@ fn is_waited_for(ranks: &[Testimony], rank: &Testimony) -> bool {
 /// Of those that wait and are furthest behind, and whom they wait for.
 fn ends_of_wires(ranks: &[Testimony]) -> Vec<WorkerId> {
     let behind = furthest_behind(ranks.iter().filter(|rank| rank.in_step));
-    let waits_for = |rank: &Testimony| ranks.iter().any(|other| {
-        other.waits_for == Some(rank.rank) && behind.contains(&other.worker)
-    });
+    let waits_for = |rank: &Testimony| {
+        ranks.iter().any(|other| other.waits_for == Some(rank.rank) && behind.contains(&other.worker))
+    };
     let is_end = |rank: &&Testimony| behind.contains(&rank.worker) || waits_for(rank);
     ranks.iter().filter(is_end).map(|rank| rank.worker).collect()
 }
