@@ -111,7 +111,7 @@ fn p99(values: impl Iterator<Item = u64>) -> Option<u64> {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use types::Slice;
+    use types::{RequestId, Slice, Want};
 
     const BEAT: u64 = 100_000;
     const MILLI: u64 = 1000;
@@ -132,8 +132,9 @@ mod tests {
 
     #[test]
     fn work_is_tokens_and_what_they_look_at() {
+        let slice = |range| Slice { id: RequestId(1), range, n_draft: 0, want: Want::Last };
         let step = |ranges: &[std::ops::Range<u32>]| Step {
-            slices: ranges.iter().map(|range| Slice { range: range.clone(), ..Slice::default() }).collect(),
+            slices: ranges.iter().cloned().map(slice).collect(),
             ..Step::default()
         };
         assert_eq!(work(&step(&[])), 1);
