@@ -219,6 +219,7 @@ pub fn link(channel: Channel, post: Post, next_key: Arc<AtomicU64>, config: &Con
         post,
         ledger: ledger.clone(),
         replica: None,
+        former: None,
         line: Line::Down { until: Instant::now() },
         reattach: config.waits.reattach_min,
         outbound: None,
@@ -312,6 +313,8 @@ pub struct Task {
     ledger: Arc<Ledger>,
     /// Present while the stream stands and the replica has said that it can serve.
     replica: Option<Arc<Replica>>,
+    /// This router's number at the replica, now or before.
+    former: Option<wire::FormerNumber>,
     line: Line,
     reattach: Duration,
     outbound: Option<mpsc::Sender<wire::RouterFrame>>,
@@ -331,7 +334,7 @@ impl Task {
             match self.next_event(&end).await {
                 Event::Submit(key, entry) => self.submit(key, *entry),
                 Event::Cancel(cancel) => self.cancel(cancel),
-                Event::Dial => self.line = Line::Dialing(Box::pin(attach(self.channel.clone(), self.waits.attach_max))),
+                Event::Dial => self.line = Line::Dialing(Box::pin(self.attach())),
                 Event::Attached(up) => self.attached(up),
                 Event::Frame(frame) => self.hear(frame),
                 Event::Lost(status) => self.lost(&status),
@@ -412,6 +415,10 @@ impl Task {
         }
     }
 
+    fn attach(&self) -> impl Future<Output = Result<Up, Status>> + Send + use<> {
+        attach(self.channel.clone(), self.waits.attach_max, self.former)
+    }
+
     fn attached(&mut self, up: Up) {
         self.outbound = Some(up.outbound);
         self.line = Line::Up { inbound: up.inbound, heard: Instant::now() };
@@ -463,6 +470,8 @@ impl Task {
         };
         tracing::info!(replica = %replica.name, model = %replica.model, digest = %replica.digest, "attached");
         self.reattach = self.waits.reattach_min;
+        // Said when this router attaches again, so that nobody computes for the stream that is gone.
+        self.former = Some(wire::FormerNumber { incarnation: replica.incarnation, router: replica.first_id.router() });
         let replica = Arc::new(replica);
         self.replica = Some(replica.clone());
         self.post.show(|view| (view.name, view.replica) = (replica.name.clone(), Some(replica)));
@@ -616,9 +625,9 @@ impl Line {
     }
 }
 
-async fn attach(channel: Channel, wait_max: Duration) -> Result<Up, Status> {
+async fn attach(channel: Channel, wait_max: Duration, former: Option<wire::FormerNumber>) -> Result<Up, Status> {
     let (outbound, frames) = mpsc::channel(FRAMES_SENDING_MAX);
-    let hello = wire::RouterHello { version: proto::VERSION.to_owned() };
+    let hello = wire::RouterHello { version: proto::VERSION.to_owned(), former };
     let said = outbound.try_send(up(wire::router_frame::Frame::Hello(hello)));
     debug_assert!(said.is_ok(), "a new queue has room for one frame");
     let mut client = CoordinatorClient::new(channel)

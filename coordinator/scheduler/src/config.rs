@@ -88,7 +88,7 @@ impl Config {
     }
 
     /// What could never plan a step, or would starve somebody, is refused by name.
-    pub(crate) fn supported(&self) -> Result<(), Unsupported> {
+    pub fn supported(&self) -> Result<(), Unsupported> {
         self.groups.iter().try_for_each(CacheGroup::supported)?;
         let refusals = [
             (self.groups.is_empty(), "no cache groups"),

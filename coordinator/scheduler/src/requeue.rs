@@ -13,11 +13,12 @@
 //! Rule 1 may accuse a neighbour once for a later step, before there are suspects, and once more beside a culprit that
 //! is none yet. From then on only the culprit is counted, so a limit above two losses ends the culprit alone.
 
+use crate::Config;
 use crate::scheduler::{Output, Scheduler, pools};
 use crate::sequence::Table;
 use crate::sequence::{Place, Sequence, SequenceIdx};
 use alloc::vec::Vec;
-use types::{Epoch, Finish};
+use types::{Epoch, Finish, Unsupported};
 
 /// Why the workers are gone, which says how likely it is that a request broke them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +70,16 @@ impl Scheduler {
         self.fail_what_is_suspected_too_much(out);
     }
 
+    /// From now on there are so many stages, and so many steps at once. Between one epoch and the next.
+    pub fn reshape(&mut self, n_stages: u32, steps_in_flight_max: u32) -> Result<(), Unsupported> {
+        assert!(self.in_flight.is_empty(), "no step is on its way through stages that are no more");
+        let config = Config { n_stages, steps_in_flight_max, ..self.config.clone() };
+        config.supported()?;
+        self.in_flight.make_room(steps_in_flight_max, config.running_max);
+        self.config = config;
+        Ok(())
+    }
+
     /// What ends already will not be run again.
     fn accuse_oldest_step(&mut self, weight: u32) {
         let Some(step) = self.in_flight.pop_oldest() else { return };
@@ -90,6 +101,7 @@ impl Scheduler {
             Place::Waiting => {}
             Place::Ending => self.sequences.remove(idx),
             Place::Running => {
+                self.counters.tokens_requeued += u64::from(sequence.n_computed);
                 sequence.rewind();
                 self.waiting.insert(sequence.key, idx, sequence.n_known());
                 self.counters.requeued += 1;

@@ -67,7 +67,15 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         limits: Limits::default(),
         // More patience than a cluster has: a busy machine that tests must not look like a dead worker.
         // Nobody is lost for being late on a machine that is busy with something else; a test that means it says so.
-        waits: Waits { state_every: Duration::from_millis(10), beats_missed_max: 30_000, ..Waits::default() },
+        waits: Waits {
+            state_every: Duration::from_millis(10),
+            beats_missed_max: 30_000,
+            hang_min: Duration::from_secs(600),
+            // As long as anybody waits here: a grid stays what it is, but for a test that means it.
+            replan_after: Duration::from_secs(600),
+            regrow_after: Duration::from_millis(100),
+            ..Waits::default()
+        },
     }
 }
 
@@ -149,7 +157,7 @@ impl Worker {
 }
 
 pub fn hello(version: &str) -> wire::RouterFrame {
-    router_frame(router_frame::Frame::Hello(wire::RouterHello { version: version.into() }))
+    router_frame(router_frame::Frame::Hello(wire::RouterHello { version: version.into(), former: None }))
 }
 
 pub fn router_frame(frame: router_frame::Frame) -> wire::RouterFrame {

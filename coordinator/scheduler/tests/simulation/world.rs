@@ -107,6 +107,7 @@ impl World {
         match self.rng.below(100) {
             at if at < submits => self.submit(),
             at if at < submits + cancels => self.cancel(),
+            at if at < submits + cancels + losses && self.rng.chance(25) => self.change_grid(),
             at if at < submits + cancels + losses => self.lose_workers(Loss::Unexplained),
             30..31 => self.submit_again(),
             31..33 => self.answer_wrongly(),
@@ -361,6 +362,19 @@ impl World {
         }
         self.pipeline = pipeline(&self.config, self.epoch);
         self.facts.losses += 1;
+        self.hear(&out, None);
+    }
+
+    /// Wanted by an operator: nothing broke, so that nobody comes nearer to being given up.
+    fn change_grid(&mut self) {
+        self.epoch.n += 1;
+        let mut out = Vec::new();
+        self.scheduler.requeue_all(self.epoch, Loss::Planned, &mut out);
+        self.config.n_stages = self.rng.between(1, 4);
+        self.config.steps_in_flight_max = self.rng.between(1, self.config.n_stages + 2);
+        self.scheduler.reshape(self.config.n_stages, self.config.steps_in_flight_max).unwrap();
+        self.pipeline = pipeline(&self.config, self.epoch);
+        self.facts.grids += 1;
         self.hear(&out, None);
     }
 
