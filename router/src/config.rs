@@ -1,6 +1,7 @@
 //! What a router is told at its start. Every limit of the router has its name here.
 
 use crate::keys::ApiKeys;
+use crate::resume::ResumeKey;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ pub struct Config {
     pub waits: Waits,
     /// Who may ask. Without keys, everybody.
     pub keys: ApiKeys,
+    /// Of all routers of the cluster, which go on with each other's streams.
+    pub resume_key: ResumeKey,
     /// What `/metrics` answers.
     pub metrics: Render,
 }
@@ -38,6 +41,8 @@ pub struct Limits {
     pub long_texts_max: usize,
     /// Choices of one prompt, `n`.
     pub choices_max: u32,
+    /// Choices of one stream, of all its prompts, that can be gone on with elsewhere: each event says where each is.
+    pub choices_resumed_max: usize,
     /// Prompts of one request.
     pub prompts_max: usize,
     /// Inputs of one request for embeddings, and how many of them are under way at the same time.
@@ -63,6 +68,7 @@ impl Default for Limits {
             body_discarded_max: 64 << 20,
             long_texts_max: 4,
             choices_max: 16,
+            choices_resumed_max: 64,
             prompts_max: 256,
             embeddings_max: 2048,
             embeddings_at_once_max: 32,
@@ -127,6 +133,7 @@ impl Default for Config {
             limits: Limits::default(),
             waits: Waits::default(),
             keys: ApiKeys::default(),
+            resume_key: ResumeKey::of(&[]),
             metrics: Arc::new(String::new),
         }
     }

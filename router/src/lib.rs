@@ -18,6 +18,7 @@ mod peers;
 mod pick;
 mod refusal;
 mod replicas;
+mod resume;
 mod sampling;
 mod stop;
 mod text;
@@ -27,6 +28,7 @@ mod topology;
 pub use config::{Config, Limits, Render, Waits};
 pub use keys::{ApiKeys, NoKey};
 pub use replicas::Coordinator;
+pub use resume::ResumeKey;
 
 use crate::admission::Admission;
 use crate::generate::Front;

@@ -115,6 +115,8 @@ pub struct Submit {
     pub deadline: Option<Instant>,
     /// Replicas with another digest would give other tokens.
     pub digest: PolicyDigest,
+    /// As whose the replica may have it already.
+    pub adopts: Option<RequestId>,
     /// Of the request's span; empty where nobody records it.
     pub traceparent: String,
     pub ear: Ear,
@@ -146,12 +148,13 @@ impl Link {
         let full = || Refusal::Full { retry_after: self.retry_after };
         let cancel = self.cancels.clone().try_reserve_owned().map_err(|_| full())?;
         let last = submit.ear.clone().try_reserve_owned().map_err(|_| full())?;
-        let Submit { key, request, slot, deadline, digest, traceparent, ear } = submit;
+        let Submit { key, request, slot, deadline, digest, adopts, traceparent, ear } = submit;
         let (work, since) = (self.ledger.enter(request.n_tokens() as u64), Instant::now());
         let home = Home::at(cancel);
         let ticket = Ticket::new(key, home.clone());
-        let n_lost = 0;
-        let entry = Entry { request, slot, deadline, digest, traceparent, ear, last, home, work, since, n_lost };
+        let (n_lost, left) = (0, None);
+        let entry =
+            Entry { request, slot, deadline, digest, adopts, left, traceparent, ear, last, home, work, since, n_lost };
         match self.submits.try_send((key, Box::new(entry))) {
             Ok(()) => Ok(ticket),
             Err(_) => {
@@ -168,6 +171,7 @@ impl Link {
         };
         if entry.home.moves_to(cancel) {
             entry.work = self.ledger.enter(entry.request.n_tokens() as u64);
+            entry.adopts = None;
             place.send((key, Box::new(entry)));
         }
         Ok(())
@@ -212,6 +216,10 @@ struct Entry {
     slot: u32,
     deadline: Option<Instant>,
     digest: PolicyDigest,
+    /// As whose the replica may have it already.
+    adopts: Option<RequestId>,
+    /// What it was called at which life of which replica, when that was lost.
+    left: Option<(RequestId, Arc<Replica>)>,
     traceparent: String,
     ear: Ear,
     // A place in the ear's queue that is kept for the end, so that a slow reader hears of it too.
@@ -241,13 +249,22 @@ impl Entry {
         Need { digest: self.digest, n_tokens: prompt.len() as u64 + u64::from(sampling.tokens_max) }
     }
 
-    fn frame(&self, id: RequestId, now: Instant) -> wire::RouterFrame {
+    /// For a replica, which may have it from before.
+    fn frame(&mut self, replica: &Replica, id: RequestId, now: Instant) -> wire::RouterFrame {
+        let is_there = |left: &(RequestId, Arc<Replica>)| {
+            (&left.1.name, left.1.incarnation) == (&replica.name, replica.incarnation)
+        };
+        let left = self.left.take().filter(is_there).map(|(id, _)| id);
+        let of = self.adopts.take().or(left);
         let mut request = wire::Request::from(&self.request);
         request.id = id.0;
         request.traceparent.clone_from(&self.traceparent);
         request.deadline_micros =
             self.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
-        up(wire::router_frame::Frame::Submit(request))
+        up(match of {
+            Some(of) => wire::router_frame::Frame::Adopt(wire::Adopt { of: of.0, request: Some(request) }),
+            None => wire::router_frame::Frame::Submit(request),
+        })
     }
 
     /// The log is complete: nobody has to be waited for who says so, and could be lost before.
@@ -379,12 +396,12 @@ impl Task {
 
     /// Gives a parked request to the replica that is there, or ends it where nobody can go on with it.
     fn send(&mut self, key: u64) {
-        let (Some(replica), Some(entry)) = (self.replica.clone(), self.table.get(&key)) else { return };
+        let (Some(replica), Some(entry)) = (self.replica.clone(), self.table.get_mut(&key)) else { return };
         let (now, need) = (Instant::now(), entry.need());
         if entry.deadline.is_some_and(|deadline| deadline <= now) {
             self.end(key, Refusal::Deadline);
         } else if need.digest == replica.digest && need.n_tokens <= replica.context.into() {
-            self.outbox.push_back(entry.frame(replica.id(key), now));
+            self.outbox.push_back(entry.frame(&replica, replica.id(key), now));
             self.parked.remove(&key);
         } else if !self.move_one(key) && !self.peers.besides(self.idx).may_come_for(need) {
             self.end(key, Refusal::Lost);
@@ -447,11 +464,12 @@ impl Task {
     }
 
     /// The replica does not have it any more.
-    fn park(&mut self, key: u64) {
+    fn park(&mut self, key: u64, replica: Option<&Arc<Replica>>) {
         let (now, losses_max) = (Instant::now(), self.losses_max);
         let Some(entry) = self.table.get_mut(&key) else { return };
         if self.parked.insert(key, None).is_none() {
             (entry.since, entry.n_lost) = (now, entry.n_lost + 1);
+            entry.left = replica.map(|replica| (replica.id(key), replica.clone()));
         }
         let times = entry.n_lost;
         if times > losses_max {
@@ -471,6 +489,7 @@ impl Task {
         let id = replica.id(key).0;
         let is_its_submit = |frame: &wire::RouterFrame| match &frame.frame {
             Some(wire::router_frame::Frame::Submit(request)) => request.id == id,
+            Some(wire::router_frame::Frame::Adopt(adopt)) => adopt.request.as_ref().is_some_and(|of| of.id == id),
             _ => false,
         };
         match self.outbox.iter().position(is_its_submit) {
@@ -485,24 +504,24 @@ impl Task {
         self.line = Line::Up { inbound: up.inbound, heard: Instant::now() };
     }
 
-    /// The replica is not there any more; whether it was.
-    fn leave(&mut self) -> bool {
+    /// The replica is not there any more; which was.
+    fn leave(&mut self) -> Option<Arc<Replica>> {
         self.peers.show(self.idx, |view| (view.replica, view.state) = (None, None));
         self.ledger.told(0);
         (self.draining, self.recovering_since) = (false, None);
-        self.replica.take().is_some()
+        self.replica.take()
     }
 
     fn lost(&mut self, status: &Status) {
-        let was_attached = self.leave();
-        if was_attached || self.reason != status.message() {
+        let replica = self.leave();
+        if replica.is_some() || self.reason != status.message() {
             self.reason = status.message().to_owned();
             tracing::warn!(code = ?status.code(), reason = self.reason, requests = self.table.len(), "no coordinator");
         }
         self.outbound = None;
         self.outbox.clear();
         let keys: Vec<u64> = self.table.keys().copied().collect();
-        keys.into_iter().for_each(|key| self.park(key));
+        keys.into_iter().for_each(|key| self.park(key, replica.as_ref()));
         self.move_away();
         self.line = Line::Down { until: Instant::now() + self.reattach };
         self.reattach = (self.reattach * 2).min(self.waits.reattach_max);
@@ -633,7 +652,8 @@ impl Task {
 
     /// The replica has ended a request that somebody still wants.
     fn put_out(&mut self, key: u64) {
-        self.park(key);
+        // Nothing of it is left there.
+        self.park(key, None);
         if self.move_one(key) {
             return;
         }
@@ -825,7 +845,7 @@ mod tests {
         let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
         let digest = PolicyDigest::default();
         let (key, traceparent) = (link.keys(1), String::new());
-        let submit = Submit { key, request, slot: 0, deadline: None, digest, traceparent, ear };
+        let submit = Submit { key, request, slot: 0, deadline: None, digest, adopts: None, traceparent, ear };
         (link.submit(submit).unwrap(), heard)
     }
 
@@ -853,6 +873,10 @@ mod tests {
     fn sent(task: &mut Task) -> Vec<(u64, Option<Vec<u32>>)> {
         let frames = task.outbox.drain(..).map(|frame| match frame.frame {
             Some(wire::router_frame::Frame::Submit(request)) => (request.id, Some(request.output)),
+            Some(wire::router_frame::Frame::Adopt(adopt)) => {
+                let request = adopt.request.unwrap();
+                (request.id, Some(request.output))
+            }
             Some(wire::router_frame::Frame::Cancel(cancel)) => (cancel.id, None),
             other => panic!("{other:?}"),
         });

@@ -2,7 +2,7 @@
 //! tokens' values and no clients.
 
 use crate::link::{Link, View};
-use crate::pick::{self, Row};
+use crate::pick::{self, Row, Standing};
 use crate::replicas::row;
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::watch;
@@ -63,13 +63,13 @@ pub struct Others {
 impl Others {
     /// Who can go on with a request at once. What was given to it before counts.
     pub fn ready_for(&mut self, need: Need, n_tokens: u64) -> Option<Link> {
-        let idx = pick::equal(&self.rows, need, Some(self.idx))?;
+        let idx = pick::equal(&self.rows, need, Standing::Ready, Some(self.idx))?;
         self.rows[idx].work += n_tokens;
         Some(self.links[idx].clone())
     }
 
     pub fn is_any_ready_for(&self, need: Need) -> bool {
-        pick::equal(&self.rows, need, Some(self.idx)).is_some()
+        pick::equal(&self.rows, need, Standing::Ready, Some(self.idx)).is_some()
     }
 
     /// Whether somebody may come to be able to: who is away could be anybody.

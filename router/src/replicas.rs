@@ -3,9 +3,10 @@
 
 use crate::config::{Config, Waits};
 use crate::link::{self, Link, Replica, Submit, Task, View};
-use crate::peers::Peers;
-use crate::pick::{Row, Standing, least_work, strangers};
+use crate::peers::{Need, Peers};
+use crate::pick::{Row, Standing, equal, least_work, strangers};
 use crate::refusal::Refusal;
+use crate::resume::{Handle, NoResume};
 use crate::ticket::Ticket;
 use proto::cluster::state::Phase;
 use std::sync::Arc;
@@ -94,6 +95,23 @@ impl Replicas {
             picked.and_then(|idx| Some(Picked { link: &self.links[idx], replica: views[idx].replica.clone()? }));
         drop(views);
         picked.ok_or_else(|| self.refusal())
+    }
+
+    /// For a stream that is gone on with: who had it, or else who says the same.
+    pub fn pick_again(&self, need: Need, before: &Handle) -> Result<Picked<'_>, Refusal> {
+        let views = self.views.borrow();
+        let table: Vec<Row> = views.iter().zip(&self.links).map(|(view, link)| row(view, link)).collect();
+        let had_it = |(view, row): (&View, &Row)| {
+            let is_it = view.replica.as_ref().is_some_and(|of| before.is_of(&of.name, of.incarnation));
+            is_it && row.standing == Standing::Ready && row.meets(need)
+        };
+        let idx = views.iter().zip(&table).position(had_it);
+        let idx = idx.or_else(|| equal(&table, need, Standing::Recovering, None));
+        let picked = idx.and_then(|idx| Some(Picked { link: &self.links[idx], replica: views[idx].replica.clone()? }));
+        picked.ok_or_else(|| match table.iter().any(|row| row.may_come_for(need)) {
+            true => Refusal::NotReady { retry_after: self.retry_after },
+            false => NoResume::OtherPolicy.into(),
+        })
     }
 
     /// Why nobody takes requests.

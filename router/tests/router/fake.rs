@@ -28,6 +28,7 @@ pub struct Script {
     pub refuse: Option<(wire::refused::Reason, u32)>,
     pub name: &'static str,
     pub digest: [u8; 32],
+    pub context: u32,
     /// As its states tell.
     pub backlog: u64,
     pub n_cached: u32,
@@ -45,6 +46,7 @@ impl Default for Script {
             refuse: None,
             name: "replica-0",
             digest: [7; 32],
+            context: crate::model::CONTEXT,
             backlog: 0,
             n_cached: 0,
             overlap: 0,
@@ -62,6 +64,8 @@ pub struct Fake {
 struct Shared {
     script: Mutex<Script>,
     seen: Mutex<Vec<Seen>>,
+    /// As whose it may have had requests before.
+    adopted: Mutex<Vec<u64>>,
     /// Counts lives: a change ends the streams of the life before.
     life: watch::Sender<u32>,
     welcomed: watch::Sender<bool>,
@@ -76,6 +80,7 @@ impl Fake {
         let shared = Arc::new(Shared {
             script: Mutex::default(),
             seen: Mutex::default(),
+            adopted: Mutex::default(),
             life: watch::channel(1).0,
             welcomed: watch::channel(false).0,
             phase: watch::channel(wire::state::Phase::Ready).0,
@@ -127,6 +132,10 @@ impl Fake {
             Seen::Cancel(_) => None,
         };
         self.seen().into_iter().filter_map(submit).collect()
+    }
+
+    pub fn adopted(&self) -> Vec<u64> {
+        self.shared.adopted.lock().unwrap().clone()
     }
 
     pub fn cancels(&self) -> Vec<u64> {
@@ -211,6 +220,10 @@ async fn hear(shared: &Shared, frames: &Frames, frame: Up, running: &mut HashMap
             running.remove(&cancel.id);
             shared.seen.lock().unwrap().push(Seen::Cancel(cancel.id));
         }
+        Up::Adopt(adopt) => {
+            shared.adopted.lock().unwrap().push(adopt.of);
+            Box::pin(hear(shared, frames, Up::Submit(adopt.request.unwrap()), running)).await;
+        }
         Up::Submit(request) => {
             shared.seen.lock().unwrap().push(Seen::Submit(Box::new(request.clone())));
             let script = shared.script.lock().unwrap().clone();
@@ -292,7 +305,7 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         router,
         replica: script.name.into(),
         model: "org/toy".into(),
-        context: crate::model::CONTEXT,
+        context: script.context,
         policy_digest: script.digest.to_vec(),
         vocab: crate::model::VOCAB,
         incarnation: 3,
