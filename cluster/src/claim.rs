@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::DropGuard;
 
 /// For the store to take the entry away; it goes by itself when its lease ends.
 const RELEASE_MAX: Duration = Duration::from_secs(3);
@@ -31,9 +31,24 @@ pub struct Claim {
 
 #[derive(Debug)]
 enum Holds {
-    Memory { store: MemoryStore, replica: String, registration: Registration },
+    Memory(Hold),
     /// Whoever keeps it in a store elsewhere.
     Kept(Kept),
+}
+
+/// The entry goes when this is dropped.
+#[derive(Debug)]
+struct Hold {
+    store: MemoryStore,
+    replica: String,
+    incarnation: u64,
+    registration: Registration,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.store.release(&self.replica, self.incarnation);
+    }
 }
 
 /// The side of a keeper's task that the claim has.
@@ -47,7 +62,8 @@ pub(crate) struct Kept {
 
 impl Claim {
     pub(crate) fn in_memory(store: MemoryStore, replica: &str, incarnation: u64, registration: Registration) -> Claim {
-        Claim { incarnation, holds: Holds::Memory { store, replica: replica.into(), registration } }
+        let hold = Hold { store, replica: replica.into(), incarnation, registration };
+        Claim { incarnation, holds: Holds::Memory(hold) }
     }
 
     pub(crate) fn kept(incarnation: u64, kept: Kept) -> Claim {
@@ -62,9 +78,9 @@ impl Claim {
     /// Changes what the others read, unless the claim is lost.
     pub fn say(&mut self, change: impl FnOnce(&mut Registration)) {
         match &mut self.holds {
-            Holds::Memory { store, replica, registration } => {
-                change(registration);
-                store.say(replica, self.incarnation, registration);
+            Holds::Memory(hold) => {
+                change(&mut hold.registration);
+                hold.store.say(&hold.replica, hold.incarnation, &hold.registration);
             }
             Holds::Kept(kept) => {
                 kept.says.send_if_modified(|registration| {
@@ -79,7 +95,7 @@ impl Claim {
     /// Waits for a later claim. Safe to drop at any point.
     pub async fn lost(&mut self) -> ClaimLost {
         match &mut self.holds {
-            Holds::Memory { store, replica, .. } => store.lost(replica, self.incarnation).await,
+            Holds::Memory(hold) => hold.store.lost(&hold.replica, hold.incarnation).await,
             Holds::Kept(kept) => {
                 let lost = kept.lost.wait_for(Option::is_some).await.ok().and_then(|lost| lost.clone());
                 match lost {
@@ -93,29 +109,13 @@ impl Claim {
 
     /// Takes the entry away and waits until that is done, or for so long as may be waited for it.
     pub async fn release(self) {
-        // What lives in memory goes when it is dropped.
-        let Holds::Kept(kept) = self.into_holds() else { return };
-        let Kept { keeper, end, .. } = kept;
-        end.disarm().cancel();
-        // Late: it goes with its lease.
-        let _late = timeout(RELEASE_MAX, keeper).await;
-    }
-
-    fn into_holds(mut self) -> Holds {
-        let nothing = Holds::Kept(Kept {
-            says: watch::Sender::new(Registration::default()),
-            lost: watch::channel(None).1,
-            keeper: tokio::spawn(async {}),
-            end: CancellationToken::new().drop_guard(),
-        });
-        std::mem::replace(&mut self.holds, nothing)
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        if let Holds::Memory { store, replica, .. } = &self.holds {
-            store.release(replica, self.incarnation);
+        match self.holds {
+            Holds::Memory(hold) => drop(hold),
+            Holds::Kept(Kept { keeper, end, .. }) => {
+                end.disarm().cancel();
+                // Late: it goes with its lease.
+                let _late = timeout(RELEASE_MAX, keeper).await;
+            }
         }
     }
 }
