@@ -29,6 +29,8 @@ pub struct Limits {
     /// A stream whose reader has left so many steps unread is cut, and its request cancelled: tokens keep coming and
     /// have to be kept somewhere.
     pub outputs_unread_max: usize,
+    /// A request whose replica was lost so often before it said a token is not given to another: it may be the cause.
+    pub losses_max: u32,
     pub body_bytes_max: usize,
     /// A body beyond the limit is read so far before it is refused: who still sends reads nothing.
     pub body_discarded_max: usize,
@@ -56,6 +58,7 @@ impl Default for Limits {
             requests_waiting_max: 1024,
             requests_max: 4096,
             outputs_unread_max: 4096,
+            losses_max: 8,
             body_bytes_max: 4 << 20,
             body_discarded_max: 64 << 20,
             long_texts_max: 4,
@@ -88,8 +91,10 @@ pub struct Waits {
     pub attach_max: Duration,
     /// A coordinator says something every second; one that is silent for so long is taken for lost.
     pub replica_silence_max: Duration,
-    /// Streams of a lost coordinator wait so long for one that can go on with them.
+    /// Streams of a lost coordinator wait so long for one that can go on with them: it come again, or another.
     pub replica_absence_max: Duration,
+    /// Streams of a replica that has been without its ranks for so long go to another one that is ready.
+    pub recovery_max: Duration,
     /// From the stop signal until streams that still run are ended.
     pub drain_max: Duration,
     /// What a client is told to wait when all is full or not ready.
@@ -108,6 +113,7 @@ impl Default for Waits {
             attach_max: Duration::from_secs(3),
             replica_silence_max: Duration::from_secs(10),
             replica_absence_max: Duration::from_secs(60),
+            recovery_max: Duration::from_secs(10),
             drain_max: Duration::from_secs(30),
             retry_after: Duration::from_secs(1),
         }

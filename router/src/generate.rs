@@ -182,6 +182,7 @@ impl Front {
             (asked.sampling.tokens_max as usize).min(self.config.limits.outputs_unread_max) + longest(&prompts) + 1;
         let (ear, heard) = mpsc::channel(unread_max * numbers.len() * prompts.len());
         let mut choices = Vec::new();
+        let first_key = picked.keys((numbers.len() * prompts.len()) as u64);
         for prompt in &prompts {
             for number in numbers.clone() {
                 let sampling = self.sampling_of(&asked, prompt, number, &replica);
@@ -191,7 +192,8 @@ impl Front {
                 let assembly = Assembly::new(&self.text.tokenizer, asked.stops.clone(), tokens_min, asked.show_special);
                 let slot = choices.len() as u32;
                 let (digest, traceparent, ear) = (replica.digest, traceparent.clone(), ear.clone());
-                let submit = Submit { request, slot, deadline, digest, traceparent, ear };
+                let key = first_key + u64::from(slot);
+                let submit = Submit { key, request, slot, deadline, digest, traceparent, ear };
                 let ticket = picked.submit(submit)?;
                 choices.push(Choice::new(ticket, assembly, stop_tokens, prompt.ids.len() as u32, asked.goal));
             }

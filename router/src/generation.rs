@@ -1,11 +1,12 @@
 //! A request under way: what the replica says of it, as events. Knows tokens and text, and neither face.
 
 use crate::admission::Waiting;
-use crate::link::{Progress, Replica, Ticket, Told};
+use crate::link::{Progress, Replica, Told};
 use crate::measure::Clock;
 use crate::refusal::Refusal;
 use crate::stop::Stops;
 use crate::text::Assembly;
+use crate::ticket::Ticket;
 use proto::v1;
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -178,7 +179,7 @@ impl Choice {
 
     /// Its request's id at the replica, while it runs.
     pub fn id(&self, replica: &Replica) -> u64 {
-        self.ticket.as_ref().map_or(0, |ticket| ticket.id(replica).0)
+        self.ticket.as_ref().map_or(0, |ticket| replica.id(ticket.key()).0)
     }
 
     /// A replica that begins again says them again. False where some are missing.
@@ -226,7 +227,7 @@ impl Choice {
             return None;
         }
         match (self.ticket.take(), finish) {
-            (Some(mut ticket), Some(_)) => ticket.over(),
+            (Some(ticket), Some(_)) => ticket.over(),
             // The replica does not know of stop strings.
             (Some(ticket), None) => ticket.stopped(),
             (None, _) => {}

@@ -236,7 +236,7 @@ fn status(refusal: Refusal) -> Status {
         Refusal::NotReady { .. } | Refusal::Draining { .. } | Refusal::Lost => Code::Unavailable,
         Refusal::Deadline => Code::DeadlineExceeded,
         Refusal::SlowReader { .. } => Code::Aborted,
-        Refusal::Failed { .. } => Code::Internal,
+        Refusal::Failed { .. } | Refusal::LostTooOften { .. } => Code::Internal,
     };
     let mut metadata = MetadataMap::new();
     if let Some(wait) = refusal.retry_after() {

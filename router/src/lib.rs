@@ -14,12 +14,14 @@ mod keys;
 mod ledger;
 mod link;
 mod measure;
+mod peers;
 mod pick;
 mod refusal;
 mod replicas;
 mod sampling;
 mod stop;
 mod text;
+mod ticket;
 mod topology;
 
 pub use config::{Config, Limits, Render, Waits};

@@ -25,6 +25,8 @@ pub enum Refusal {
     Deadline,
     #[error("the replica was lost and none that gives the same tokens came back")]
     Lost,
+    #[error("its replica was lost {times} times before it said a token: it may be the cause, and is not tried again")]
+    LostTooOften { times: u32 },
     #[error("the stream was read too slowly: {unread} steps were left unread")]
     SlowReader { unread: usize },
     #[error("the request could not be computed: {message}")]
@@ -72,6 +74,7 @@ impl Refusal {
             Refusal::Draining { .. } => "draining",
             Refusal::Deadline => "deadline",
             Refusal::Lost => "lost",
+            Refusal::LostTooOften { .. } => "lost_too_often",
             Refusal::SlowReader { .. } => "slow_reader",
             Refusal::Failed { .. } => "failed",
         }

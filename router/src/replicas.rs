@@ -2,9 +2,11 @@
 //! request. Knows no text and no tokens' values.
 
 use crate::config::{Config, Waits};
-use crate::link::{self, Link, Post, Replica, Submit, Task, Ticket, View};
+use crate::link::{self, Link, Replica, Submit, Task, View};
+use crate::peers::Peers;
 use crate::pick::{Row, Standing, least_work, strangers};
 use crate::refusal::Refusal;
+use crate::ticket::Ticket;
 use proto::cluster::state::Phase;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -36,6 +38,10 @@ pub struct Picked<'a> {
 }
 
 impl Picked<'_> {
+    pub fn keys(&self, n: u64) -> u64 {
+        self.link.keys(n)
+    }
+
     pub fn submit(&self, submit: Submit) -> Result<Ticket, Refusal> {
         self.link.submit(submit)
     }
@@ -44,15 +50,15 @@ impl Picked<'_> {
 /// The links, and a task to be run for each.
 pub fn attach(coordinators: Vec<Coordinator>, config: &Config) -> (Replicas, Vec<Task>) {
     let views = coordinators.iter().map(|coordinator| View::of(&coordinator.name)).collect();
-    let (sender, views) = watch::channel(views);
-    let sender = Arc::new(sender);
+    let peers = Peers::new(views);
     // One count for all links, so that no two requests of this router have the same key.
     let keys = Arc::new(AtomicU64::new(1));
     let link = |(idx, coordinator): (usize, Coordinator)| {
-        link::link(coordinator.channel, Post::new(sender.clone(), idx), keys.clone(), config)
+        link::link(coordinator.channel, peers.clone(), idx, keys.clone(), config)
     };
-    let (links, tasks) = coordinators.into_iter().enumerate().map(link).unzip();
+    let tasks = coordinators.into_iter().enumerate().map(link).collect();
     let Waits { retry_after, .. } = config.waits;
+    let (links, views) = (peers.links(), peers.views());
     (Replicas { links, views, told_strangers: AtomicBool::new(false), retry_after }, tasks)
 }
 
@@ -100,7 +106,7 @@ impl Replicas {
     }
 }
 
-fn row(view: &View, link: &Link) -> Row {
+pub fn row(view: &View, link: &Link) -> Row {
     let standing = match (&view.replica, view.phase()) {
         (None, _) => Standing::Absent,
         (Some(_), Phase::Ready) => Standing::Ready,

@@ -68,6 +68,7 @@ impl From<Refusal> for HttpError {
             Refusal::Draining { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("draining")),
             Refusal::Deadline => (StatusCode::GATEWAY_TIMEOUT, SERVER, Some("deadline_exceeded")),
             Refusal::Lost => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("replica_lost")),
+            Refusal::LostTooOften { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("lost_too_often")),
             Refusal::SlowReader { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("slow_reader")),
             Refusal::Failed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, None),
         };

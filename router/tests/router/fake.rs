@@ -66,6 +66,8 @@ struct Shared {
     life: watch::Sender<u32>,
     welcomed: watch::Sender<bool>,
     phase: watch::Sender<wire::state::Phase>,
+    /// Counts the times that all that runs was ended.
+    cancelled: watch::Sender<u32>,
 }
 
 impl Fake {
@@ -77,6 +79,7 @@ impl Fake {
             life: watch::channel(1).0,
             welcomed: watch::channel(false).0,
             phase: watch::channel(wire::state::Phase::Ready).0,
+            cancelled: watch::channel(0).0,
         });
         let service = CoordinatorServer::new(Service(shared.clone()));
         tokio::spawn(proto::transport::server().add_service(service).serve_with_incoming(pipes));
@@ -107,6 +110,11 @@ impl Fake {
     pub fn die(&self) {
         self.shared.welcomed.send_replace(false);
         self.shared.life.send_modify(|life| *life += 1);
+    }
+
+    /// Ends what runs, as a coordinator does whose drain takes too long.
+    pub fn cancel_all(&self) {
+        self.shared.cancelled.send_modify(|times| *times += 1);
     }
 
     pub fn seen(&self) -> Vec<Seen> {
@@ -170,6 +178,7 @@ impl Coordinator for Service {
 async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFrame>, frames: Frames) {
     let mut welcomed = shared.welcomed.subscribe();
     let mut phase = shared.phase.subscribe();
+    let mut cancelled = shared.cancelled.subscribe();
     welcomed.wait_for(|welcomed| *welcomed).await.unwrap();
     say(&frames, Frame::Welcome(welcome(shared, router))).await;
     let now = *phase.borrow_and_update();
@@ -184,6 +193,12 @@ async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFr
             Ok(()) = phase.changed() => {
                 let now = *phase.borrow_and_update();
                 say(&frames, Frame::State(state(shared, now))).await;
+            }
+            Ok(()) = cancelled.changed() => {
+                for (id, ()) in running.drain() {
+                    let output = wire::Output { id, finish: wire::Finish::Cancelled.into(), ..Default::default() };
+                    say(&frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
+                }
             }
         }
     }
