@@ -95,6 +95,14 @@ impl Watch {
         Watch { state: watch::channel(State::default()).1, told, due, has_looked: true }
     }
 
+    /// The changes that are there already.
+    pub fn now(&mut self) -> Vec<Change> {
+        if !self.has_looked || self.state.has_changed().unwrap_or(false) {
+            self.look();
+        }
+        self.due.drain(..).collect()
+    }
+
     /// Waits for the next change; for ever where no more can come. Safe to drop at any point.
     pub async fn next(&mut self) -> Change {
         loop {
@@ -104,11 +112,16 @@ impl Watch {
             if self.has_looked && self.state.changed().await.is_err() {
                 return std::future::pending().await;
             }
-            self.has_looked = true;
-            let members = self.state.borrow_and_update().members.clone();
-            self.due = changes(&self.told, &members);
-            self.told = members;
+            self.look();
         }
+    }
+
+    fn look(&mut self) {
+        self.has_looked = true;
+        let members = self.state.borrow_and_update().members.clone();
+        // What is due already counts as told.
+        self.due.extend(changes(&self.told, &members));
+        self.told = members;
     }
 }
 

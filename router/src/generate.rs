@@ -157,7 +157,7 @@ impl Front {
     }
 
     /// Picked when all is known of the request that matters for it, and as late as can be: by then others may be done.
-    fn pick(&self, prompts: &[Prompt]) -> Result<Picked<'_>, Refusal> {
+    fn pick(&self, prompts: &[Prompt]) -> Result<Picked, Refusal> {
         let n_prompt = longest(prompts);
         let picked = self.replicas.pick(n_prompt)?;
         let context = picked.replica.context;
@@ -173,7 +173,7 @@ impl Front {
         prompts: Vec<Prompt>,
         asked: Asked,
         deadline: Option<Instant>,
-        opened: Opened<'_>,
+        opened: Opened,
     ) -> Result<Generation, Refusal> {
         let Opened { waiting, picked, model, like, choices: numbers, traceparent } = opened;
         let replica = picked.replica.clone();
@@ -344,9 +344,9 @@ impl Front {
 }
 
 /// What a request has got on its way to being submitted.
-struct Opened<'a> {
+struct Opened {
     waiting: Waiting,
-    picked: Picked<'a>,
+    picked: Picked,
     model: String,
     /// What all have in common besides prompt and sampling.
     like: Request,
