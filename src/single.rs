@@ -5,7 +5,7 @@ use crate::args;
 use crate::children;
 use crate::config::{Bytes, Device, File, Isa, LOG, LogFormat, Watched, Wire, cores};
 use crate::roles::{self, Doors};
-use crate::{models, stop_on_signals};
+use crate::{models, page, stop_on_signals};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use clap::Args;
@@ -15,13 +15,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use worker::Doorway;
 use worker::fetch::Fetch;
 use worker::source::{self, Source};
+use worker::{AbortHandle, Assignment, Doorway, LoadError, Ready, Runner};
 
 /// What a coordinator is told besides what `serve` is told.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
@@ -33,6 +34,9 @@ pub struct CoordinatorSettings {
     /// The replica's name in logs and resume handles [default: this machine's name and the port]
     #[arg(long, env = "LOCKSTEP_REPLICA", value_name = "NAME")]
     pub replica: Option<String>,
+    /// Address of this role's own /health, /ready and /metrics, over plain HTTP [default: none]
+    #[arg(long, env = "LOCKSTEP_HEALTH", value_name = "ADDR")]
+    pub health: Option<SocketAddr>,
 }
 
 /// What a router is told besides what `serve` is told.
@@ -108,6 +112,9 @@ pub struct WorkerSettings {
     /// Where an OpenTelemetry collector takes OTLP over gRPC, as http://host:4317 [default: no spans are sent]
     #[arg(long, alias = "otlp", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
+    /// Address of this role's own /health, /ready and /metrics, over plain HTTP [default: none]
+    #[arg(long, env = "LOCKSTEP_HEALTH", value_name = "ADDR")]
+    pub health: Option<SocketAddr>,
 }
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 50100);
@@ -126,8 +133,8 @@ pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
     }
     let located = models::ready(&config.model, &args.source.hub)?;
     config.served_model_name.get_or_insert(located.name);
-    // Installed, so that the same counters are kept as in `serve`.
-    let _metrics = roles::watch(&config.watched())?;
+    // Installed whether or not there is a page: the same counters are kept as in `serve`.
+    let metrics = roles::watch(&config.watched())?;
     let checkpoint = Checkpoint::open(&located.path)?;
     let trust = trust.resolve("coordinator", &listen.to_string(), None)?;
     Runtime::new()?.block_on(async {
@@ -137,6 +144,11 @@ pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
         tracing::info!(%address, replica, tls = trust.tls.is_some(), token = trust.token.is_some(), "coordinating");
         let shutdown = CancellationToken::new();
         tokio::spawn(stop_on_signals(shutdown.clone()));
+        if let Some(health) = own.health {
+            let (page, draining) = (metrics.clone(), shutdown.clone());
+            let is_ready = move || !draining.is_cancelled() && page::has_ready_ranks(&page());
+            page::open(health, metrics, is_ready).await?;
+        }
         let connections = secure::incoming(socket, trust);
         roles::coordinate(&config, &checkpoint, &replica, connections, shutdown)?.await
     })
@@ -186,7 +198,8 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let log = own.log.as_deref().unwrap_or(LOG);
     let log_format = own.log_format.unwrap_or(LogFormat::Text);
     // Whether steps have spans is the coordinator's to say.
-    roles::watch(&Watched { log, log_format, collector: collector.as_deref(), steps: true, model: None })?;
+    let watched = Watched { log, log_format, collector: collector.as_deref(), steps: true, model: None };
+    let metrics = roles::watch(&watched)?;
     let trust = trust.resolve("worker", &join, handed)?;
     let cache = || Ok(models::sources(&args.hub)?.cache);
     let runtime = Builder::new_multi_thread().worker_threads(WORKER_RUNTIME_THREADS).enable_all().build()?;
@@ -195,8 +208,38 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
         let channel = secure::channel(&join, trust);
         let source = own.source(channel.clone(), cache)?;
         let seat = own.seat(&join, source)?;
-        Ok(worker::serve(channel, seat.loader, seat.config, shutdown).await?)
+        let (loader, holds) = Telling::around(seat.loader);
+        if let Some(health) = own.health {
+            page::open(health, metrics, move || holds.load(Ordering::Relaxed)).await?;
+        }
+        Ok(worker::serve(channel, loader, seat.config, shutdown).await?)
     })
+}
+
+/// Tells its page whether this rank holds its part of the model.
+struct Telling {
+    loader: Box<dyn worker::Load>,
+    holds: Arc<AtomicBool>,
+}
+
+impl Telling {
+    fn around(loader: Box<dyn worker::Load>) -> (Box<dyn worker::Load>, Arc<AtomicBool>) {
+        let holds = Arc::new(AtomicBool::new(false));
+        (Box::new(Telling { loader, holds: holds.clone() }), holds)
+    }
+}
+
+impl worker::Load for Telling {
+    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        self.holds.store(false, Ordering::Relaxed);
+        let loaded = self.loader.load(assignment);
+        self.holds.store(loaded.is_ok(), Ordering::Relaxed);
+        loaded
+    }
+
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        self.loader.abort_handle()
+    }
 }
 
 /// What a worker is built from.
