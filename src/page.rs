@@ -21,7 +21,8 @@ pub async fn open(
     let address = bound.local_addr()?;
     let ready = move || {
         let is_ready = is_ready();
-        let answer = if is_ready { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") };
+        let answer =
+            if is_ready { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") };
         async move { answer }
     };
     let page = Router::new()

@@ -158,10 +158,10 @@ capabilities:
 {{- end }}
 {{- end -}}
 
-{{/* metadata of a pod: (dict "root" $ "component" "router" "of" .Values.router) */}}
+{{/* No version in it: pods that hold GPUs are replaced only when they would be others. (dict "root" $ "component" "router" "of" .Values.router) */}}
 {{- define "lockstep.podMetadata" -}}
 labels:
-  {{- include "lockstep.labels" .root | nindent 2 }}
+  {{- include "lockstep.selector" .root | nindent 2 }}
   app.kubernetes.io/component: {{ .component }}
   {{- with .of.podLabels }}
   {{- toYaml . | nindent 2 }}
@@ -265,7 +265,7 @@ livenessProbe:
   {{- include "lockstep.container" . | nindent 2 }}
   args: [pull, {{ .Values.model.name | quote }}]
   env:
-    {{- include "lockstep.modelEnv" . | nindent 4 }}
+    {{- include "lockstep.modelEnv" . | trim | nindent 4 }}
     {{- with .Values.model.hub.tokenSecret }}
     {{- if .name }}
     - name: HF_TOKEN

@@ -10,15 +10,15 @@
     - --health={{ include "lockstep.any" . }}:{{ .Values.network.healthPort }}
     - --replica=$(POD_NAME)
     - --token-file=/etc/lockstep/join/token
-    {{- include "lockstep.engineArgs" . | nindent 4 }}
-    {{- include "lockstep.limitArgs" . | nindent 4 }}
+    {{- include "lockstep.engineArgs" . | trim | nindent 4 }}
+    {{- include "lockstep.limitArgs" . | trim | nindent 4 }}
     {{- include "lockstep.logArgs" . | nindent 4 }}
     {{- with .Values.coordinator.extraArgs }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   env:
     {{- include "lockstep.podEnv" . | nindent 4 }}
-    {{- include "lockstep.modelEnv" . | nindent 4 }}
+    {{- include "lockstep.modelEnv" . | trim | nindent 4 }}
     {{- with .Values.coordinator.extraEnv }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -32,7 +32,7 @@
     {{- include "lockstep.securityContext" . | nindent 4 }}
   volumeMounts:
     {{- include "lockstep.tokenMount" . | nindent 4 }}
-    {{- include "lockstep.modelMounts" . | nindent 4 }}
+    {{- include "lockstep.modelMounts" . | trim | nindent 4 }}
 {{- end -}}
 
 {{/* What a rank is given of the node: (dict "root" $ "ranks" 1), the latter as many as share the container. */}}
@@ -108,8 +108,10 @@ between epochs nobody answers there.
     - name: GROUP
       valueFrom: {fieldRef: {fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']"}}
     {{- end }}
-    {{- include "lockstep.modelEnv" .root | nindent 4 }}
-    {{- include "lockstep.rankEnv" .root | nindent 4 }}
+    {{- include "lockstep.modelEnv" .root | trim | nindent 4 }}
+    {{- with include "lockstep.rankEnv" .root }}
+    {{- . | trim | nindent 4 }}
+    {{- end }}
   ports:
     - {name: mesh-{{ .n }}, containerPort: {{ add $values.network.meshPort .n }}}
     - {name: health-{{ .n }}, containerPort: {{ add $values.network.healthPort 1 .n }}}
@@ -126,7 +128,7 @@ between epochs nobody answers there.
   volumeMounts:
     - {name: shm, mountPath: /dev/shm}
     {{- include "lockstep.tokenMount" .root | nindent 4 }}
-    {{- include "lockstep.modelMounts" .root | nindent 4 }}
+    {{- include "lockstep.modelMounts" .root | trim | nindent 4 }}
 {{- end -}}
 
 {{/* What a pod with ranks has beside its containers. Ranks of a pod share memory that they find through /proc. */}}
@@ -143,7 +145,7 @@ runtimeClassName: {{ .Values.gpu.runtimeClassName }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ .Values.shm.sizeLimit }}}
 {{ include "lockstep.tokenVolume" . }}
-{{ include "lockstep.modelVolumes" . }}
+{{ include "lockstep.modelVolumes" . | trim }}
 {{- end -}}
 
 {{/* A pod's spec that has a coordinator and ranks: a whole group, or its first pod. */}}
@@ -151,7 +153,9 @@ runtimeClassName: {{ .Values.gpu.runtimeClassName }}
 {{ include "lockstep.podSpec" (dict "root" . "of" .Values.workers "grace" (include "lockstep.grace" .)) }}
 {{- include "lockstep.rankPod" . }}
 initContainers:
-  {{- include "lockstep.modelInit" . | nindent 2 }}
+  {{- with include "lockstep.modelInit" . }}
+  {{- . | trim | nindent 2 }}
+  {{- end }}
   {{- $join := printf "%s:%v" (ternary "[::1]" "127.0.0.1" (eq .Values.network.ipFamily "IPv6")) .Values.network.coordinatorPort }}
   {{- range $n := until (include "lockstep.ranksPerPod" . | int) }}
   {{- include "lockstep.rankContainer" (dict "root" $ "n" $n "join" $join "isSidecar" true "fetches" false) | nindent 2 }}
