@@ -82,6 +82,19 @@ CASES = {
     "everything-serve": (None, {**EVERYTHING, "mode": "serve", "autoscaling": {"enabled": True}, "gateway": {
         **GATEWAY, "inferencePool": {"enabled": "auto", "endpointPicker": {"name": "picker"}}}}, ALL_APIS, OLDEST),
     "route": (None, {"gateway": GATEWAY, "fullnameOverride": "front"}, ALL_APIS, OLDEST),
+    "etcd": (None, {"etcd": {"mode": "own"}, "replicas": 2, "autoscaling": {"enabled": True}}, ALL_APIS, OLDEST),
+    "etcd-lws": (None, {**GRID, "etcd": {"mode": "own", "prefix": "/ours", "own": {
+        "antiAffinity": "soft", "storage": {"size": ""}, "nodeSelector": {"pool": "cpu"},
+        "tolerations": [{"key": "cpu", "operator": "Exists"}]}},
+        "networkPolicy": {"enabled": True}, "image": {"pullSecrets": [{"name": "pull"}]}}, [LWS], OLDEST),
+    "etcd-statefulsets": (None, {**GRID, "etcd": {"mode": "own", "own": {
+        "members": 5, "storage": {"className": "fast"}}}, "network": {"ipFamily": "IPv6"}}, [], OLDEST),
+    "etcd-external": (None, {"etcd": {"mode": "external", "external": {
+        "endpoints": ["https://etcd-a.example.com:2379", "https://etcd-b.example.com:2379"],
+        "tls": {"caSecret": {"name": "etcd-ca"}, "clientSecret": "etcd-client"},
+        "user": "lockstep", "passwordSecret": {"name": "etcd-user"}}}}, [], OLDEST),
+    "etcd-external-statefulsets": (None, {**GRID, "etcd": {"mode": "external", "external": {
+        "endpoints": ["etcd:2379"], "tls": {"caSecret": {"name": "etcd-ca"}}}}}, [], OLDEST),
     "bare": (None, {"serviceAccount": {"create": False}, "tests": {"enabled": False}, "router": {
         "pdb": {"enabled": False}}, "workers": {"pdb": {"enabled": False}}}, [], OLDEST),
 }
@@ -177,8 +190,14 @@ def pods(objects):
     return found
 
 
-def serving(objects):
+def standing(objects):
+    """All but the pod of `helm test`."""
     return [made for made in pods(objects) if made.owner["kind"] != "Pod"]
+
+
+def serving(objects):
+    """Those of Lockstep's roles."""
+    return [made for made in standing(objects) if made.labels["app.kubernetes.io/component"] != "etcd"]
 
 
 def selects(selector, labels):

@@ -4,6 +4,7 @@ the real binary takes what it is told."""
 import ipaddress
 import os
 import re
+import shutil
 import subprocess
 
 import chart
@@ -25,7 +26,7 @@ def lasting(case):
 @EACH
 def test_every_selector_selects(case):
     objects = chart.rendered(case)
-    running = chart.serving(objects)
+    running = chart.standing(objects)
     for made in objects:
         spec = made.get("spec", {})
         if made["kind"] in ("Deployment", "StatefulSet"):
@@ -43,7 +44,7 @@ def test_every_selector_selects(case):
 def test_budgets_cover_all_pods_once(case):
     objects = chart.rendered(case)
     budgets = chart.of_kind(objects, "PodDisruptionBudget")
-    for found in chart.serving(objects):
+    for found in chart.standing(objects):
         over = [made for made in budgets if chart.selects(made["spec"]["selector"], found.labels)]
         assert len(over) <= 1, f"{found}: the eviction API refuses pods with several budgets"
         if case not in ("bare", "laptop-cpu"):
@@ -54,7 +55,7 @@ def test_budgets_cover_all_pods_once(case):
 def test_services_reach_ports(case):
     objects = chart.rendered(case)
     for service in chart.of_kind(objects, "Service"):
-        behind = [found for found in chart.serving(objects)
+        behind = [found for found in chart.standing(objects)
                   if chart.selects({"matchLabels": service["spec"]["selector"]}, found.labels)]
         assert behind, f"{service['metadata']['name']} has no pods"
         for port in service["spec"]["ports"]:
@@ -95,6 +96,9 @@ def test_the_router_knows_every_coordinator(case):
         if role(container) != "router":
             continue
         addresses = flags(container, "coordinator")
+        if flags(container, "etcd-endpoints"):
+            assert not addresses, "one of both tells"
+            continue
         places = [pods_of_address(objects, address) for address in addresses]
         pods = places[0][0]
         n_groups = pods.n
@@ -160,14 +164,15 @@ def test_ports_are_distinct_and_listened_to(case):
 
 @EACH
 def test_addresses_are_of_the_family(case):
+    is_6 = CASES[case][1].get("network", {}).get("ipFamily") == "IPv6"
     for _, container in lasting(case):
         for name in ("http", "grpc", "listen", "health"):
             for address in flags(container, name):
                 host = address.rsplit(":", 1)[0].strip("[]")
-                assert ipaddress.ip_address(host).version == (6 if case.startswith("ipv6") else 4)
+                assert ipaddress.ip_address(host).version == (6 if is_6 else 4)
         for address in flags(container, "mesh-listen"):
             # Told to the other ranks as it is, so it must be the pod's own.
-            assert address.startswith("[$(POD_IP)]:" if case.startswith("ipv6") else "$(POD_IP):")
+            assert address.startswith("[$(POD_IP)]:" if is_6 else "$(POD_IP):")
 
 
 @EACH
@@ -244,13 +249,15 @@ def test_rollouts_ask_for_no_gpu_twice(case):
 @EACH
 def test_what_is_mounted_is_there(case):
     for found in chart.pods(chart.rendered(case)):
+        claimed = found.owner["spec"].get("volumeClaimTemplates", [])
         volumes = {volume["name"]: volume for volume in found.spec.get("volumes", [])}
+        volumes.update({claim["metadata"]["name"]: claim for claim in claimed})
         mounted = {mount["name"] for c in found.containers for mount in c.get("volumeMounts", [])}
         assert mounted == set(volumes), f"{found}"
         for container in found.containers:
             mounts = {mount["mountPath"]: mount for mount in container.get("volumeMounts", [])}
             paths = [p for argument in container["args"] for p in re.findall(r"(?<![\w:])/(?!/)[\w./-]+", argument)
-                     if "://" not in argument]
+                     if "://" not in argument and not argument.startswith("--etcd-prefix=")]
             for path in paths:
                 assert any(path.startswith(f"{mount}/") for mount in mounts), f"{container['name']}: {path}"
             cache = next((e["value"] for e in container.get("env", []) if e["name"] == "LOCKSTEP_CACHE"), None)
@@ -259,8 +266,8 @@ def test_what_is_mounted_is_there(case):
             if role(container) in ("worker", "serve"):
                 shm = volumes[mounts["/dev/shm"]["name"]]
                 assert shm["emptyDir"]["medium"] == "Memory" and shm["emptyDir"]["sizeLimit"]
-            for kind in ("model", "join", "keys"):
-                assert all(mount["readOnly"] for mount in mounts.values() if mount["name"] == kind)
+            for mount in mounts.values():
+                assert mount.get("readOnly") or mount["name"] in ("cache", "shm", "data")
 
 
 @EACH
@@ -327,7 +334,7 @@ def test_policies_let_in_who_belongs(case):
     policies = chart.of_kind(objects, "NetworkPolicy")
     if not policies:
         return
-    for found in chart.serving(objects):
+    for found in chart.standing(objects):
         over = [made for made in policies if chart.selects(made["spec"]["podSelector"], found.labels)]
         assert len(over) == 1, f"{found}"
         open_to = {}
@@ -337,11 +344,85 @@ def test_policies_let_in_who_belongs(case):
                     open_to.setdefault(number, []).append(rule.get("from"))
         assert set(found.ports.values()) <= set(open_to), f"{found}: a port is closed to all"
         for name, number in found.ports.items():
-            if name.startswith("mesh") or name == "coordinator":
-                for peers in open_to[number]:
-                    peer = peers[0]["podSelector"]
-                    components = peer["matchExpressions"][0]["values"]
-                    assert "router" in components and "workers" in components and "test" not in components
+            if not name.startswith(("mesh", "coordinator", "client", "peer")):
+                continue
+            for peers in open_to[number]:
+                who = [other.labels["app.kubernetes.io/component"] for other in chart.pods(objects)
+                       if chart.selects(peers[0]["podSelector"], other.labels)]
+                if name == "peer":
+                    assert set(who) == {"etcd"}
+                else:
+                    assert "router" in who and not {"etcd", "test"} & set(who)
+                    # Ranks are told all by their coordinator.
+                    assert "workers" not in who or name != "client"
+
+
+# -- etcd
+
+ETCD = [case for case, (_, values, _, _) in CASES.items() if "etcd" in values]
+OWN_ETCD = [case for case in ETCD if CASES[case][1]["etcd"]["mode"] == "own"]
+
+
+def test_there_are_cases_with_etcd():
+    assert len(ETCD) >= 5 and len(OWN_ETCD) >= 3
+
+
+@pytest.mark.parametrize("case", ETCD)
+def test_roles_meet_in_one_store(case):
+    objects = chart.rendered(case)
+    stores = set()
+    for found, container in lasting(case):
+        if role(container) == "worker":
+            assert not any("etcd" in argument for argument in container["args"]), "a worker never sees the store"
+            continue
+        stores.add((flag(container, "etcd-endpoints"), flag(container, "etcd-prefix")))
+        if role(container) == "coordinator":
+            # What it tells others is a name that leads to its own pod.
+            address = flag(container, "advertise").replace("$(POD_NAME)", f"{found.owner['metadata']['name']}-0")
+            assert pods_of_address(objects, address)[0].owner is found.owner
+    assert len(stores) == 1
+    endpoints = stores.pop()[0].split(",")
+    if case in OWN_ETCD:
+        places = [pods_of_address(objects, endpoint) for endpoint in endpoints]
+        assert [int(n) for _, n, _ in places] == list(range(places[0][0].n))
+        assert {port for _, _, port in places} == {places[0][0].ports["client"]}
+    else:
+        assert endpoints == CASES[case][1]["etcd"]["external"]["endpoints"]
+
+
+@pytest.mark.parametrize("case", OWN_ETCD)
+def test_members_know_each_other(case):
+    objects = chart.rendered(case)
+    found = next(pods for pods in chart.standing(objects) if pods.labels["app.kubernetes.io/component"] == "etcd")
+    container = found.spec["containers"][0]
+    members = dict(member.split("=", 1) for member in flag(container, "initial-cluster").split(","))
+    name = found.owner["metadata"]["name"]
+    assert list(members) == [f"{name}-{n}" for n in range(found.n)]
+    for n in range(found.n):
+        own = flag(container, "initial-advertise-peer-urls").replace("$(POD_NAME)", f"{name}-{n}")
+        assert members[f"{name}-{n}"] == own, "a member that does not find itself in the list does not start"
+        assert pods_of_address(objects, own.removeprefix("http://"))[0].owner is found.owner
+    for kind, port in (("client", "client"), ("peer", "peer"), ("metrics", "etcd-metrics")):
+        assert flag(container, f"listen-{kind}-urls").endswith(f":{found.ports[port]}")
+    # A member whose majority is away is alive, else none would be there when it comes back.
+    for probe, path in (("livenessProbe", "/health?serializable=true"), ("readinessProbe", "/health")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "etcd-metrics"}
+    assert found.spec["affinity"]["podAntiAffinity"]
+    budget = chart.named(objects, "PodDisruptionBudget", name)
+    assert budget["spec"]["maxUnavailable"] == 1 and found.n % 2 == 1
+
+
+def test_etcd_takes_its_flags():
+    """Of an etcd that is here; the tests of the store ready one."""
+    etcd = shutil.which("etcd")
+    if not etcd:
+        pytest.skip("there is no etcd here")
+    told = subprocess.run([etcd, "--help"], capture_output=True, text=True, timeout=60)
+    known = set(re.findall(r"^\s+--?([a-z-]+)", told.stdout + told.stderr, re.M))
+    objects = chart.rendered("etcd")
+    found = next(pods for pods in chart.standing(objects) if pods.labels["app.kubernetes.io/component"] == "etcd")
+    for argument in found.spec["containers"][0]["args"]:
+        assert argument.removeprefix("--").split("=")[0] in known, argument
 
 
 # -- models
@@ -404,10 +485,15 @@ def expanded(container):
 @EACH
 def test_the_binary_takes_every_flag(case, binary):
     knows_cuda = ask(binary, ["worker", "--join=a:1", "--device=cuda", "--print-config"]).returncode == 0
+    knows_etcd = ask(binary, ["router", "--etcd-endpoints=a:1", "--print-config"]).returncode == 0
     asked = set()
     for found in chart.pods(chart.rendered(case)):
         for container in found.containers:
+            if container["name"] == "etcd":
+                continue
             arguments, environment = expanded(container)
+            if not knows_etcd:
+                arguments = [a for a in arguments if not a.startswith(("--etcd-", "--advertise="))]
             if not knows_cuda:
                 # Of a binary that has no CUDA yet everything else is asked.
                 arguments = [a.replace("--device=cuda", "--device=cpu").replace("=bf16", "=f32") for a in arguments]

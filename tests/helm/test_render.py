@@ -16,7 +16,8 @@ import yaml
 from chart import CASES, CHART, HELM3, HELM4
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-GOLDENS = ["default", "laptop-cpu", "one-node-8-gpu", "grid-lws", "grid-statefulsets", "everything-serve"]
+GOLDENS = ["default", "laptop-cpu", "one-node-8-gpu", "grid-lws", "grid-statefulsets", "everything-serve",
+           "etcd", "etcd-external"]
 BOTH = pytest.mark.parametrize("version", [HELM3, HELM4])
 
 
@@ -151,6 +152,14 @@ REFUSED = {
         {"gateway": {"inferencePool": {"enabled": "true", "endpointPicker": {"name": "a"}}}}, "mode=serve"),
     "a pool without a picker": ({"mode": "serve", "gateway": {"inferencePool": {"enabled": "true"}}}, "endpointPicker"),
     "a route to nowhere": ({"gateway": {"httpRoute": {"enabled": "true"}}}, "parentRefs"),
+    "etcd for nobody": ({"mode": "serve", "etcd": {"mode": "own"}}, "mode=serve"),
+    "two members": ({"etcd": {"own": {"members": 2}}}, "members"),
+    "an etcd of nowhere": ({"etcd": {"mode": "external"}}, "endpoints"),
+    "an endpoint without a port": ({"etcd": {"external": {"endpoints": ["etcd"]}}}, "endpoints"),
+    "a certificate without an authority": ({"etcd": {"mode": "external", "external": {
+        "endpoints": ["a:1"], "tls": {"clientSecret": "b"}}}}, "caSecret"),
+    "a user without a password": ({"etcd": {"mode": "external", "external": {
+        "endpoints": ["a:1"], "user": "b"}}}, "passwordSecret"),
     "bf16 on a CPU": ({"engine": {"activations": "bf16"}}, "bf16"),
     "more at once than in a step": ({"engine": {"maxRunning": 600}}, "maxRunning"),
 }

@@ -100,6 +100,86 @@ labels:
 {{ printf "%s-%v.%s.%s.svc:%v" $holder .group $holder .root.Release.Namespace .root.Values.network.coordinatorPort }}
 {{- end -}}
 
+{{/* -- the store in which coordinators register, and routers find them */}}
+
+{{- define "lockstep.hasEtcd" -}}
+{{- if and (eq .Values.mode "roles") (ne .Values.etcd.mode "none") -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "lockstep.etcdEndpoints" -}}
+{{- if eq .Values.etcd.mode "external" -}}
+{{ join "," .Values.etcd.external.endpoints }}
+{{- else -}}
+{{- $name := printf "%s-etcd" (include "lockstep.fullname" .) -}}
+{{- $members := list -}}
+{{- range $n := until (int .Values.etcd.own.members) -}}
+{{- $members = append $members (printf "%s-%d.%s.%s.svc:2379" $name $n $name $.Release.Namespace) -}}
+{{- end -}}
+{{ join "," $members }}
+{{- end -}}
+{{- end -}}
+
+{{- define "lockstep.etcdArgs" -}}
+- --etcd-endpoints={{ include "lockstep.etcdEndpoints" . }}
+- --etcd-prefix={{ .Values.etcd.prefix | default (printf "/lockstep/%s/%s" .Release.Namespace (include "lockstep.fullname" .)) }}
+{{- if eq .Values.etcd.mode "external" }}
+{{- with .Values.etcd.external }}
+{{- if .tls.caSecret.name }}
+- --etcd-ca=/etc/lockstep/etcd-ca/ca
+{{- end }}
+{{- if .tls.clientSecret }}
+- --etcd-cert=/etc/lockstep/etcd-client/tls.crt
+- --etcd-key=/etc/lockstep/etcd-client/tls.key
+{{- end }}
+{{- if .user }}
+- --etcd-user={{ .user }}
+- --etcd-password-file=/etc/lockstep/etcd-password/password
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.etcdMounts" -}}
+{{- if and (include "lockstep.hasEtcd" .) (eq .Values.etcd.mode "external") }}
+{{- with .Values.etcd.external }}
+{{- if .tls.caSecret.name }}
+- {name: etcd-ca, mountPath: /etc/lockstep/etcd-ca, readOnly: true}
+{{- end }}
+{{- if .tls.clientSecret }}
+- {name: etcd-client, mountPath: /etc/lockstep/etcd-client, readOnly: true}
+{{- end }}
+{{- if .user }}
+- {name: etcd-password, mountPath: /etc/lockstep/etcd-password, readOnly: true}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.etcdVolumes" -}}
+{{- if and (include "lockstep.hasEtcd" .) (eq .Values.etcd.mode "external") }}
+{{- with .Values.etcd.external }}
+{{- if .tls.caSecret.name }}
+- name: etcd-ca
+  secret:
+    secretName: {{ .tls.caSecret.name }}
+    items: [{key: {{ .tls.caSecret.key }}, path: ca}]
+    defaultMode: 0440
+{{- end }}
+{{- if .tls.clientSecret }}
+- name: etcd-client
+  secret: {secretName: {{ .tls.clientSecret }}, defaultMode: 0440}
+{{- end }}
+{{- if .user }}
+- name: etcd-password
+  secret:
+    secretName: {{ .passwordSecret.name }}
+    items: [{key: {{ .passwordSecret.key }}, path: password}]
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "lockstep.any" -}}
 {{ ternary "[::]" "0.0.0.0" (eq .Values.network.ipFamily "IPv6") }}
 {{- end -}}

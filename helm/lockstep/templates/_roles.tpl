@@ -9,6 +9,10 @@
     - --listen={{ include "lockstep.any" . }}:{{ .Values.network.coordinatorPort }}
     - --health={{ include "lockstep.any" . }}:{{ .Values.network.healthPort }}
     - --replica=$(POD_NAME)
+    {{- if include "lockstep.hasEtcd" . }}
+    - --advertise=$(POD_NAME).{{ include "lockstep.coordinatorHolder" . }}.{{ .Release.Namespace }}.svc:{{ .Values.network.coordinatorPort }}
+    {{- include "lockstep.etcdArgs" . | trim | nindent 4 }}
+    {{- end }}
     - --token-file=/etc/lockstep/join/token
     {{- include "lockstep.engineArgs" . | trim | nindent 4 }}
     {{- include "lockstep.limitArgs" . | trim | nindent 4 }}
@@ -32,6 +36,9 @@
     {{- include "lockstep.securityContext" . | nindent 4 }}
   volumeMounts:
     {{- include "lockstep.tokenMount" . | nindent 4 }}
+    {{- with include "lockstep.etcdMounts" . }}
+    {{- . | trim | nindent 4 }}
+    {{- end }}
     {{- include "lockstep.modelMounts" . | trim | nindent 4 }}
 {{- end -}}
 
@@ -164,6 +171,9 @@ containers:
   {{- include "lockstep.coordinatorContainer" . | nindent 2 }}
 volumes:
   {{- include "lockstep.rankVolumes" . | nindent 2 }}
+  {{- with include "lockstep.etcdVolumes" . }}
+  {{- . | trim | nindent 2 }}
+  {{- end }}
 {{- end -}}
 
 {{/* A pod's spec that has ranks alone: (dict "root" $ "join" "HOST:PORT") */}}
