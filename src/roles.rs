@@ -24,7 +24,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use types::{DeviceClass, Grid, Numerics, PolicyDigest};
-use worker::{Assignment, Doorway, Load, LoadError, ModelLoader, Ready, Runner, sim::Sim};
+use worker::{Assignment, Doorway, Ended, Load, LoadError, Loaded, ModelLoader, Ready, sim::Sim};
 
 const REPLICA: &str = "local";
 
@@ -58,7 +58,8 @@ pub async fn serve(
         groups.push(group);
         coordinators.push(coordinator);
     }
-    let router = route(config, checkpoint, metrics, coordinators, doors, shutdown.clone())?;
+    let resume_key = resume_key(None);
+    let router = route(config, checkpoint, metrics, coordinators, resume_key, doors, shutdown.clone())?;
     let end = CancellationToken::new();
     let replicas = Part::start("the replica", end.clone(), run_groups(groups, end));
     run(vec![Part::start("the router", shutdown, router), replicas]).await
@@ -142,10 +143,12 @@ pub fn route(
     checkpoint: &Checkpoint,
     metrics: router::Render,
     coordinators: Vec<router::Coordinator>,
+    resume_key: router::ResumeKey,
     doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
-    let (config, text) = (router_config(config, coordinators.len(), metrics)?, text(checkpoint)?);
+    let config = router::Config { resume_key, ..router_config(config, coordinators.len(), metrics)? };
+    let text = text(checkpoint)?;
     Ok(async move { Ok(router::serve(config, coordinators, text, doors.http, doors.grpc, shutdown).await?) })
 }
 
@@ -262,7 +265,14 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
         waits: router::Waits { drain_max, ..router::Waits::default() },
         keys: api_keys(config)?,
         metrics,
+        ..router::Config::default()
     })
+}
+
+/// From the cluster's token, so that every router of it reads the handles that one has made. Where there is none, the
+/// cluster stands on one machine and trusts whoever reaches it.
+pub fn resume_key(token: Option<&Token>) -> router::ResumeKey {
+    router::ResumeKey::of(token.map_or(&[], |token| token.expose().as_bytes()))
 }
 
 /// Those of the file and of the flag. A file without a key would let in everybody, which nobody means by it.
@@ -394,12 +404,13 @@ pub fn loader(
 struct SimLoader;
 
 impl Load for SimLoader {
-    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         let path = &assignment.model_path;
         let failed = |source| LoadError::Model { path: path.clone(), source };
         let checkpoint = Checkpoint::open(path).map_err(|error| failed(error.into()))?;
         let spec = checkpoint.spec();
-        Sim { vocab: spec.vocab, groups: spec.cache_groups().groups().to_vec(), ..Sim::default() }.load(assignment)
+        Sim { vocab: spec.vocab, groups: spec.cache_groups().groups().to_vec(), ..Sim::default() }
+            .load(assignment, ended)
     }
 }
 
