@@ -148,7 +148,11 @@ def replica():
               (f"rate(lockstep:prefix_queries_total{OF}{rate})", "{{replica}} asked"),
               (f"rate(lockstep:prefix_hits_total{OF}{rate})", "{{replica}} had")),
         panel("Placements", "short", (f"changes(lockstep:epoch{OF}[5m])", "{{replica}} changes in 5 min"),
-              (f"increase(lockstep:ranks_lost_total{OF}[5m])", "{{replica}} ranks lost in 5 min")),
+              (f"increase(lockstep:ranks_lost_total{OF}[5m])", "{{replica}} ranks lost in 5 min: {{cause}}")),
+        panel("Until it served again", "s",
+              *[(quantile(q, "lockstep:recovery_seconds", OF, ", replica, cause"),
+                 "{{replica}} {{cause}} p%g" % (q * 100)) for q in (0.5, 0.99)], about="From a loss being noticed, or a change being asked for."),
+        panel("Positions computed again", "short", (f"rate(lockstep:replayed_tokens_total{OF}{rate})", "{{replica}}")),
         panel("Stages that had nothing to do", "short", (f"rate(lockstep:starved_total{OF}{rate})", "{{replica}}"),
               about="A stage could have had a step, and nothing was left to plan."),
         panel("Steps too near behind another", "short", (f"rate(lockstep:steps_early_total{OF}{rate})", "{{replica}}"),
@@ -170,6 +174,8 @@ def rank_grid():
     good, bad = ((None, "blue"), (0.5, "green")), ((None, "green"), (0.25, "orange"), (0.5, "red"))
     lines = [panel(f"{title} over time", "percentunit", (share(name), "{{replica}} {{rank}}"), width=12, min=0)
              for title, name in (("Computing", "compute"), ("Bubble", "bubble"))]
+    slow = panel("Slow ranks", "short", (f"lockstep:rank_slow{OF} == 1", "{{replica}} {{rank}}"), width=24, height=5,
+                 about="Which compute for much longer than others do over the same work.")
     about = "Where the time of each rank goes. Rank = stage x tp + place in the stage."
     return dashboard("ranks", "rank grid", about, [
         grid("Computing", "compute", "Time in which a rank computed.", good),
@@ -177,6 +183,7 @@ def rank_grid():
         grid("Idle", "idle", "Waiting for a step.", ((None, "green"), (0.9, "blue"))),
         grid("Bubble", "bubble", "Not computing although a step was in flight somewhere.", bad),
         *lines,
+        slow,
     ], has_replica=True)
 
 
@@ -187,7 +194,7 @@ def slo():
                f"[$__range])) / sum({every})"
 
     bad = 'rate(lockstep:requests_total{namespace=~"$namespace", model_name=~"$model", ' \
-          'outcome=~"failed|lost|not_ready"}[$__range])'
+          'outcome=~"failed|lost|lost_too_often|not_ready"}[$__range])'
     every = f"rate(lockstep:requests_total{DOOR}[$__range])"
     goal = {"min": 0, "max": 1, "decimals": 3}
     windows = [(f"model:lockstep_request_failures:ratio_rate{window}{DOOR} / 0.001", "{{model_name}} %s" % window)

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use worker::fetch::Fetch;
 use worker::source::{self, Source};
-use worker::{AbortHandle, Assignment, Doorway, LoadError, Ready, Runner};
+use worker::{Assignment, Doorway, Ended, LoadError, Loaded, Ready};
 
 /// What a coordinator is told besides what `serve` is told.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
@@ -231,15 +231,11 @@ impl Telling {
 }
 
 impl worker::Load for Telling {
-    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         self.holds.store(false, Ordering::Relaxed);
-        let loaded = self.loader.load(assignment);
+        let loaded = self.loader.load(assignment, ended);
         self.holds.store(loaded.is_ok(), Ordering::Relaxed);
         loaded
-    }
-
-    fn abort_handle(&self) -> Option<AbortHandle> {
-        self.loader.abort_handle()
     }
 }
 
