@@ -10,13 +10,16 @@ ARGS ?=
 CLIENT_PACKAGES := target/client-packages
 FRAMEWORK_PACKAGES := target/framework-packages
 REFERENCE_PACKAGES := target/reference-packages
+HELM_PACKAGES := target/helm-packages
+HELM_TOOLS := target/helm-tools
 
-.PHONY: help serve test clients grids hosts fuzz kl loom bench bench-sums bench-grids check
+.PHONY: help serve test clients helm grids hosts fuzz kl loom bench bench-sums bench-grids check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
 	@echo "make test    ready what the tests need, run them all"
 	@echo "make clients only the tests with real clients: openai, gRPC by reflection, curl, LangChain, litellm"
+	@echo "make helm    the chart by Helm 3 and 4, images, dashboards and rules by promtool"
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
@@ -44,9 +47,16 @@ clients: $(CLIENT_PACKAGES)/.ready $(FRAMEWORK_PACKAGES)/.ready
 	PYTHONPATH=$(CLIENT_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep
 	PYTHONPATH=$(FRAMEWORK_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep test_langchain test_litellm
 
+# The chart and what is beside it, with the tools of those who use them; each is fetched once, and nothing is installed.
+helm: $(HELM_PACKAGES)/.ready
+	$(PYTHON) tests/helm/tools.py $(HELM_TOOLS)
+	$(CARGO) test --workspace --locked --no-run
+	PYTHONPATH=$(HELM_PACKAGES) $(PYTHON) -m pytest -q -p no:cacheprovider tests/helm
+
 $(CLIENT_PACKAGES)/.ready: tests/clients/requirements.txt
 $(FRAMEWORK_PACKAGES)/.ready: tests/clients/frameworks/requirements.txt
 $(REFERENCE_PACKAGES)/.ready: tests/reference/requirements.txt
+$(HELM_PACKAGES)/.ready: tests/helm/requirements.txt
 %-packages/.ready:
 	rm -rf $(@D)
 	$(PYTHON) -m pip install --quiet --no-warn-conflicts --root-user-action ignore --ignore-installed --target $(@D) -r $<

@@ -9,6 +9,7 @@ mod children;
 mod config;
 mod identity;
 mod models;
+mod page;
 mod plan;
 mod relay;
 mod roles;
