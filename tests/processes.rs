@@ -18,7 +18,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
-use types::{DeviceClass, Numerics};
+use types::{DeviceClass, Numerics, PolicyDigest};
 
 const MODEL: &str = "tests/reference/llama-f32-tied";
 const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
