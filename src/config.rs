@@ -96,6 +96,15 @@ pub struct Settings {
     /// Seconds that running requests have to finish after SIGTERM [default: 30]
     #[arg(long, env = "LOCKSTEP_DRAIN_SECONDS")]
     pub drain_seconds: Option<u64>,
+    /// Seconds that a lost rank's place is kept for another worker, before fewer ranks carry the model [default: 10]
+    #[arg(long, env = "LOCKSTEP_REPLAN_SECONDS")]
+    pub replan_seconds: Option<u64>,
+    /// Seconds that enough workers must have been there before the model is spread over them again [default: 10]
+    #[arg(long, env = "LOCKSTEP_REGROW_SECONDS")]
+    pub regrow_seconds: Option<u64>,
+    /// Seconds that a worker may take to load its part of the model [default: 600]
+    #[arg(long, env = "LOCKSTEP_LOAD_SECONDS")]
+    pub load_seconds: Option<u64>,
     /// How logs are written to stderr [default: text]
     #[arg(long, env = "LOCKSTEP_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
@@ -262,6 +271,9 @@ pub struct Config {
     #[serde(skip)]
     pub api_key: Option<String>,
     pub drain_seconds: u64,
+    pub replan_seconds: u64,
+    pub regrow_seconds: u64,
+    pub load_seconds: u64,
     pub log_format: LogFormat,
     pub log: String,
     pub otlp_endpoint: Option<String>,
@@ -325,6 +337,9 @@ impl Settings {
             api_keys: self.api_keys,
             api_key: self.api_key,
             drain_seconds: self.drain_seconds.unwrap_or(30),
+            replan_seconds: self.replan_seconds.unwrap_or(10),
+            regrow_seconds: self.regrow_seconds.unwrap_or(10),
+            load_seconds: self.load_seconds.unwrap_or(600),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log: self.log.unwrap_or_else(|| LOG.into()),
             // As the variable's standard has it: empty is unset.
@@ -364,6 +379,7 @@ impl Config {
             ("max-chunk-tokens", self.max_chunk_tokens.into()),
             ("max-running", self.max_running.into()),
             ("max-waiting", self.max_waiting.into()),
+            ("load-seconds", self.load_seconds),
         ];
         for (name, value) in at_least_one {
             ensure!(value > 0, "--{name} is 0; it must be at least 1");

@@ -14,6 +14,7 @@ mod plan;
 mod relay;
 mod roles;
 mod run;
+mod scale;
 mod single;
 mod status;
 mod store;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         }),
         Command::Status(look) => status::Cluster::new(look).show().map(|page| print!("{page}")),
         Command::Top(top) => top::run(&top),
+        Command::Scale(scale) => self::scale::run(&scale),
         Command::Bench(options) => bench::run(&options),
         Command::Coordinator(coordinator) => single::coordinator(coordinator),
         Command::Worker(worker) => single::worker(worker),

@@ -349,6 +349,9 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         },
         waits: coordinator::Waits {
             drain_max: Duration::from_secs(config.drain_seconds),
+            replan_after: Duration::from_secs(config.replan_seconds),
+            regrow_after: Duration::from_secs(config.regrow_seconds),
+            load_max: Duration::from_secs(config.load_seconds),
             ..coordinator::Waits::default()
         },
     })
