@@ -139,6 +139,11 @@ impl Link {
         self.ledger.work()
     }
 
+    /// How long a request of so many tokens would wait for its first.
+    pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
+        self.ledger.wait(n_tokens)
+    }
+
     /// So many keys that follow one another, for the choices of one request.
     pub fn keys(&self, n: u64) -> u64 {
         self.next_key.fetch_add(n, Ordering::Relaxed)
@@ -507,7 +512,7 @@ impl Task {
     /// The replica is not there any more; which was.
     fn leave(&mut self) -> Option<Arc<Replica>> {
         self.peers.show(self.idx, |view| (view.replica, view.state) = (None, None));
-        self.ledger.told(0);
+        self.ledger.gone();
         (self.draining, self.recovering_since) = (false, None);
         self.replica.take()
     }
@@ -539,6 +544,9 @@ impl Task {
     fn state(&mut self, state: wire::State) {
         use wire::state::Phase;
         self.ledger.told(state.backlog_tokens);
+        if let Some(actual) = &state.actual {
+            self.ledger.worked(actual);
+        }
         self.draining = state.phase() == Phase::Draining;
         let recovers = matches!(state.phase(), Phase::Recovering | Phase::Loading);
         self.recovering_since = recovers.then(|| self.recovering_since.unwrap_or_else(Instant::now));
@@ -924,6 +932,35 @@ mod tests {
         assert_eq!(sent(&mut task), [(id.0, None)]);
         // What was on its way is nobody's.
         task.hear(token(id, 0, 5));
+    }
+
+    #[tokio::test]
+    async fn a_hundred_thousand_cancels_leave_nothing() {
+        let (link, mut task) = attached(10);
+        let free = (link.submits.capacity(), link.cancels.capacity());
+        for round in 0..1000 {
+            // At the replica, with and without a token, in a queue, and ended by a stop string.
+            let at_the_replica: Vec<_> = (0..75).map(|_| submit(&link, 3)).collect();
+            take(&mut task);
+            for (ticket, _) in at_the_replica.iter().take(25) {
+                task.hear(token(id(&task, ticket), 0, 5));
+            }
+            if round % 100 == 50 {
+                task.lost(&Status::unavailable("gone"));
+                task.hear(Frame::Welcome(welcome(round)));
+            }
+            let in_a_queue: Vec<_> = (0..25).map(|_| submit(&link, 3)).collect();
+            drop(in_a_queue);
+            for (i, (ticket, heard)) in at_the_replica.into_iter().enumerate() {
+                if i % 3 == 0 { ticket.stopped() } else { drop((heard, ticket)) }
+            }
+            take(&mut task);
+            assert!(task.table.is_empty() && task.parked.is_empty());
+            assert_eq!(link.work(), 0);
+            assert!(task.outbox.len() <= 3 * 75);
+            task.outbox.clear();
+        }
+        assert_eq!((link.submits.capacity(), link.cancels.capacity()), free);
     }
 
     #[tokio::test]

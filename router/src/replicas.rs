@@ -39,6 +39,10 @@ pub struct Picked<'a> {
 }
 
 impl Picked<'_> {
+    pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
+        self.link.wait(n_tokens)
+    }
+
     pub fn keys(&self, n: u64) -> u64 {
         self.link.keys(n)
     }
