@@ -15,6 +15,7 @@ mod roles;
 mod run;
 mod single;
 mod status;
+mod store;
 mod terminal;
 mod top;
 mod trust;

@@ -56,6 +56,15 @@ impl Routers {
         self.forget_if_idle(router);
     }
 
+    /// The router has come again under another number. Its requests, which nobody listens to any more.
+    pub fn forget(&mut self, number: u32) -> Vec<RequestId> {
+        let Some(router) = self.table.remove(&number) else { return Vec::new() };
+        if let Line::Up { frames, .. } = router.line {
+            frames.close(Status::aborted("this router has come again"));
+        }
+        sorted(router.live)
+    }
+
     /// Requests whose routers have been gone for longer than the grace.
     pub fn forsaken(&self, now: Micros, grace_micros: u64) -> Vec<RequestId> {
         let is_over = |router: &&Router| match router.line {

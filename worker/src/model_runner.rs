@@ -4,12 +4,12 @@
 //! A step on a rank: ends and starts; on the first stage, what the sampler drew in earlier steps, if a row needs it;
 //! the rows; the pass, which all ranks make together; on the sampler the draws, which it tells the first stage.
 
-use crate::runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
+use crate::runner::{Assignment, Load, LoadError, Loaded, Ready, RunError, Runner};
 use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::{Activations, Batch, Device, Draw, KvDtype, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
-use collective::{AbortHandle, Collective, Doorway, MeshPlan, Refused, Wire};
+use collective::{AbortHandle, Collective, Doorway, Ended, MeshPlan, Refused, Wire};
 use model::{KvCache, Limits, Model};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -149,42 +149,102 @@ impl ModelLoader {
         assignment: &Assignment,
         collective: Collective,
     ) -> Result<(ModelRunner<Cpu>, Ready), LoadError> {
+        let (parts, ready) = self.prepare(assignment, collective.part(), &Ended::default())?;
+        Ok((parts.with(collective), ready))
+    }
+
+    /// What `load` and then `meet` do, with the runner's own type.
+    pub fn build(&self, assignment: &Assignment) -> Result<(ModelRunner<Cpu>, Ready), LoadError> {
+        let (apart, ready) = self.load_apart(assignment, &Ended::default())?;
+        Ok((apart.join(&Ended::default())?, ready))
+    }
+
+    fn load_apart(&self, assignment: &Assignment, ended: &Ended) -> Result<(Apart, Ready), LoadError> {
+        let way = self.way(assignment)?;
+        let (parts, ready) = self.prepare(assignment, &assignment.layout.part(assignment.rank), ended)?;
+        Ok((Apart { parts, way }, ready))
+    }
+
+    /// How the others are met, once all have loaded.
+    fn way(&self, assignment: &Assignment) -> Result<Way, LoadError> {
+        let Assignment { epoch, rank, layout, mesh_addresses, mesh_secret, timeouts, .. } = assignment;
+        layout.grid().supported()?;
+        if layout.grid().n_ranks() == 1 {
+            return Ok(Way::Alone { n_layers: layout.n_layers() });
+        }
+        let Some(doorway) = self.doorway.clone() else {
+            return Err(Unsupported("a grid of several ranks, of a worker that has no address for peers").into());
+        };
+        let plan = MeshPlan::new(*epoch, *rank, layout.clone(), mesh_addresses.clone(), mesh_secret.0);
+        let plan = MeshPlan { wire: self.wire, spin: self.spin, timeouts: *timeouts, ..plan };
+        Ok(Way::Through { doorway, plan: Box::new(plan) })
+    }
+
+    fn prepare(&self, assignment: &Assignment, part: &Part, ended: &Ended) -> Result<(Parts<Cpu>, Ready), LoadError> {
         let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
         let checkpoint = Checkpoint::open(&assignment.model_path).map_err(failed(assignment))?;
-        let (spec, part) = (checkpoint.spec(), collective.part());
+        let spec = checkpoint.spec();
         let limits = sequence_limits(assignment, spec, part, kv_dtype)?;
         let cpu = CpuConfig { threads: self.threads, activations, isa: self.isa, spin: self.spin };
         let device = Cpu::new(cpu).map_err(failed(assignment))?;
         let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
         let limits_of_model = Limits { rows_max, outputs_max, context: assignment.context };
-        let model = Model::load(&checkpoint, &device, part, limits_of_model).map_err(failed(assignment))?;
+        let model =
+            Model::load_until(&checkpoint, &device, part, limits_of_model, ended).map_err(failed(assignment))?;
         let specs = model::kv_specs(spec, part, kv_dtype, &limits.n_blocks);
         let kv = KvCache::new(&device, &specs).map_err(failed(assignment))?;
         let policy = model::policy(&checkpoint, activations, kv_dtype);
         let ready = Ready { policy, weight_bytes: model.weight_bytes() as u64 };
-        Ok((ModelRunner::new(device, collective, model, kv, limits, spec.hidden as usize), ready))
+        Ok((Parts { device, model, kv, limits, hidden: spec.hidden as usize }, ready))
     }
+}
 
-    /// What `load` does, with the runner's own type. The ranks come together first: nobody waits for another's reading.
-    pub fn build(&self, assignment: &Assignment) -> Result<(ModelRunner<Cpu>, Ready), LoadError> {
-        self.build_with(assignment, self.join(assignment)?)
+/// All of a runner but the other ranks.
+struct Parts<D: Device> {
+    device: D,
+    model: Model<D>,
+    kv: KvCache<D>,
+    limits: SequenceLimits,
+    hidden: usize,
+}
+
+impl<D: Device> Parts<D> {
+    fn with(self, collective: Collective) -> ModelRunner<D> {
+        let Parts { device, model, kv, limits, hidden } = self;
+        ModelRunner::new(device, collective, model, kv, limits, hidden)
     }
+}
 
-    fn join(&self, assignment: &Assignment) -> Result<Collective, LoadError> {
-        let Assignment { epoch, rank, layout, mesh_addresses, mesh_secret, .. } = assignment;
-        layout.grid().supported()?;
-        if layout.grid().n_ranks() == 1 {
-            return Ok(Collective::solo(layout.n_layers()));
-        }
-        let Some(doorway) = &self.doorway else {
-            return Err(Unsupported("a grid of several ranks, of a worker that has no address for peers").into());
+/// A rank that has loaded and has not met the others.
+struct Apart {
+    parts: Parts<Cpu>,
+    way: Way,
+}
+
+enum Way {
+    Alone { n_layers: u32 },
+    Through { doorway: Arc<Doorway>, plan: Box<MeshPlan> },
+}
+
+impl Apart {
+    fn join(self, ended: &Ended) -> Result<ModelRunner<Cpu>, LoadError> {
+        let collective = match self.way {
+            Way::Alone { n_layers } => Collective::solo(n_layers),
+            Way::Through { doorway, plan } => {
+                let joined = Collective::join_until(&doorway, *plan, ended);
+                for Refused { from, why } in doorway.refusals() {
+                    tracing::warn!(peer = %from, %why, "a rank is refused");
+                }
+                joined?
+            }
         };
-        let plan = MeshPlan::new(*epoch, *rank, layout.clone(), mesh_addresses.clone(), mesh_secret.0);
-        let joined = Collective::join(doorway, MeshPlan { wire: self.wire, spin: self.spin, ..plan });
-        for Refused { from, why } in doorway.refusals() {
-            tracing::warn!(peer = %from, %why, "a rank is refused");
-        }
-        Ok(joined?)
+        Ok(self.parts.with(collective))
+    }
+}
+
+impl Loaded for Apart {
+    fn meet(self: Box<Self>, ended: &Ended) -> Result<Box<dyn Runner>, LoadError> {
+        Ok(Box::new(self.join(ended)?))
     }
 }
 
@@ -224,13 +284,9 @@ fn sequence_limits(
 }
 
 impl Load for ModelLoader {
-    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        let (runner, ready) = self.build(assignment)?;
-        Ok((Box::new(runner), ready))
-    }
-
-    fn abort_handle(&self) -> Option<AbortHandle> {
-        self.doorway.as_ref().map(|doorway| doorway.abort_handle())
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let (apart, ready) = self.load_apart(assignment, ended)?;
+        Ok((Box::new(apart), ready))
     }
 }
 

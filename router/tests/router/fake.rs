@@ -177,6 +177,10 @@ impl Coordinator for Service {
         Err(Status::unimplemented("no workers here"))
     }
 
+    async fn scale(&self, _: Request<wire::ScaleRequest>) -> Result<Response<wire::ScaleReply>, Status> {
+        Err(Status::unimplemented("no grid here"))
+    }
+
     async fn get_model(&self, _: Request<wire::GetModelRequest>) -> Result<Response<wire::ModelFiles>, Status> {
         Err(Status::unimplemented("no workers here"))
     }
