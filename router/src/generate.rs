@@ -220,18 +220,7 @@ impl Front {
             }
             choices.push(choice);
         }
-        let first_id = replica.id(first_key).0;
-        let mut handle = Handle {
-            digest: replica.digest,
-            seed: asked.sampling.seed,
-            context: before.as_ref().map_or(replica.context, |before| before.context),
-            public: before.as_ref().map_or((self.nonce, first_id), |before| before.public),
-            created: before.as_ref().map_or_else(unix_seconds, |before| before.created),
-            first_id,
-            incarnation: replica.incarnation,
-            replica: String::new(),
-        };
-        handle.replica.clone_from(&replica.name);
+        let handle = self.handle(before, &replica, asked.sampling.seed, replica.id(first_key).0);
         let sealed = handle.seal(&self.config.resume_key, &print, like.tenant);
         let n_prompt = prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
         Ok(Generation {
@@ -251,6 +240,16 @@ impl Front {
             clock: None,
             _counted: self.streams.token(),
         })
+    }
+
+    /// What can be told of a stream from now on; the reply that it began as does not change.
+    fn handle(&self, before: Option<Handle>, replica: &Replica, seed: u64, first_id: u64) -> Handle {
+        let (context, public, created) = match before {
+            Some(before) => (before.context, before.public, before.created),
+            None => (replica.context, (self.nonce, first_id), unix_seconds()),
+        };
+        let (digest, incarnation, replica) = (replica.digest, replica.incarnation, replica.name.clone());
+        Handle { digest, seed, context, public, created, first_id, incarnation, replica }
     }
 
     /// Each step brings a token or scores a part of the prompt, and one place is kept for the end.

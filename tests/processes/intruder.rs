@@ -2,7 +2,7 @@
 
 use crate::node::PATIENCE;
 use proto::cluster::coordinator_client::CoordinatorClient;
-use proto::cluster::{Assign, Heartbeat, Loaded, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
+use proto::cluster::{Assign, Heartbeat, RankFrame, Loaded, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
 use proto::secure::{Trust, channel};
 use std::time::Duration;
 use tokio::runtime::Runtime;
