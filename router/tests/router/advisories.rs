@@ -1,10 +1,11 @@
 //! What has been published of servers of this kind, one test for each way in that a client has.
 //!
-//! Others stand where their code is. Files that run code when they are read: there is no reader of such files, and
-//! `checkpoint/src/tests.rs` has what is refused. Headers of GGUF that overflow, templates that never end: the fuzz
-//! targets in `checkpoint/tests/fuzz`. Names in a hub's answer that leave their folder: `checkpoint/src/catalogue/tests.rs`.
-//! Frames between ranks beyond their bounds: `worker/collective/tests/faults.rs`. Strangers at a cluster's doors:
-//! `tests/processes.rs`. Bodies of great size: `fuzz.rs`; connections that ask nothing: `doors.rs`.
+//! Others stand where their code is. Files that run code when they are read, and headers of GGUF that overflow:
+//! `tests/advisories.rs`, and with templates that never end the fuzz targets in `checkpoint/tests/fuzz`. Names in a hub's
+//! answer that leave their folder: `checkpoint/src/catalogue/tests.rs`. One tenant's prefix found by another:
+//! `coordinator/tests/tenants.rs`. Frames that cannot be meant: `coordinator/tests/faults.rs`. Strangers at a cluster's
+//! doors, and garbage between ranks: `tests/processes.rs`. Bodies of great size: `fuzz.rs`; connections that ask
+//! nothing: `doors.rs`; stop strings by the thousand: `router/src/stop.rs`.
 
 use crate::client::{get, post, post_with_key, send};
 use crate::grpc::{ask, client};
