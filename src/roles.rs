@@ -284,6 +284,7 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
         limits: router::Limits {
             // Without a token yet: those that wait, and those whose prompts are being computed.
             requests_waiting_max: requests_max,
+            waiting_tokens_max: coordinator::Limits::default().waiting_tokens_max as usize * n_replicas,
             requests_max,
             ..router::Limits::default()
         },

@@ -172,6 +172,7 @@ impl Service {
             tenant,
             resume: request.resume.map(resume).transpose()?,
             trace: Traced::default(),
+            room: Vec::new(),
             clock: None,
         })
     }
@@ -257,7 +258,7 @@ fn status(refusal: Refusal) -> Status {
         Refusal::NoResume(_) => Code::InvalidArgument,
         Refusal::NoKey => Code::Unauthenticated,
         Refusal::NoModel { .. } => Code::NotFound,
-        Refusal::Full { .. } => Code::ResourceExhausted,
+        Refusal::Full { .. } | Refusal::TooLate { .. } => Code::ResourceExhausted,
         Refusal::NotReady { .. } | Refusal::Draining { .. } | Refusal::Lost => Code::Unavailable,
         Refusal::Deadline => Code::DeadlineExceeded,
         Refusal::SlowReader { .. } => Code::Aborted,

@@ -142,6 +142,11 @@ impl Link {
         self.ledger.work()
     }
 
+    /// How long a request of so many tokens would wait for its first.
+    pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
+        self.ledger.wait(n_tokens)
+    }
+
     /// So many keys that follow one another, for the choices of one request.
     pub fn keys(&self, n: u64) -> u64 {
         self.next_key.fetch_add(n, Ordering::Relaxed)
@@ -155,9 +160,9 @@ impl Link {
         let (work, since) = (self.ledger.enter(request.n_tokens() as u64), Instant::now());
         let home = Home::at(cancel);
         let ticket = Ticket::new(key, home.clone());
-        let (n_lost, left) = (0, None);
+        let n_lost = 0;
         let entry =
-            Entry { request, slot, deadline, digest, adopts, left, traceparent, ear, last, home, work, since, n_lost };
+            Entry { request, slot, deadline, digest, adopts, traceparent, ear, last, home, work, since, n_lost };
         match self.submits.try_send((key, Box::new(entry))) {
             Ok(()) => Ok(ticket),
             Err(_) => {
@@ -229,8 +234,6 @@ struct Entry {
     digest: PolicyDigest,
     /// As whose the replica may have it already.
     adopts: Option<RequestId>,
-    /// What it was called at which life of which replica, when that was lost.
-    left: Option<(RequestId, Arc<Replica>)>,
     traceparent: String,
     ear: Ear,
     // A place in the ear's queue that is kept for the end, so that a slow reader hears of it too.
@@ -260,19 +263,13 @@ impl Entry {
         Need { digest: self.digest, n_tokens: prompt.len() as u64 + u64::from(sampling.tokens_max) }
     }
 
-    /// For a replica, which may have it from before.
-    fn frame(&mut self, replica: &Replica, id: RequestId, now: Instant) -> wire::RouterFrame {
-        let is_there = |left: &(RequestId, Arc<Replica>)| {
-            (&left.1.name, left.1.incarnation) == (&replica.name, replica.incarnation)
-        };
-        let left = self.left.take().filter(is_there).map(|(id, _)| id);
-        let of = self.adopts.take().or(left);
+    fn frame(&mut self, id: RequestId, now: Instant) -> wire::RouterFrame {
         let mut request = wire::Request::from(&self.request);
         request.id = id.0;
         request.traceparent.clone_from(&self.traceparent);
         request.deadline_micros =
             self.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
-        up(match of {
+        up(match self.adopts.take() {
             Some(of) => wire::router_frame::Frame::Adopt(wire::Adopt { of: of.0, request: Some(request) }),
             None => wire::router_frame::Frame::Submit(request),
         })
@@ -455,7 +452,7 @@ impl Task {
         if entry.deadline.is_some_and(|deadline| deadline <= now) {
             self.end(key, Refusal::Deadline);
         } else if need.digest == replica.digest && need.n_tokens <= replica.context.into() {
-            self.outbox.push_back(entry.frame(&replica, replica.id(key), now));
+            self.outbox.push_back(entry.frame(replica.id(key), now));
             self.parked.remove(&key);
         } else if !self.move_one(key) && !self.peers.besides(self.place).may_come_for(need) {
             self.end(key, Refusal::Lost);
@@ -518,12 +515,11 @@ impl Task {
     }
 
     /// The replica does not have it any more.
-    fn park(&mut self, key: u64, replica: Option<&Arc<Replica>>) {
+    fn park(&mut self, key: u64) {
         let (now, losses_max) = (Instant::now(), self.losses_max);
         let Some(entry) = self.table.get_mut(&key) else { return };
         if self.parked.insert(key, None).is_none() {
             (entry.since, entry.n_lost) = (now, entry.n_lost + 1);
-            entry.left = replica.map(|replica| (replica.id(key), replica.clone()));
         }
         let times = entry.n_lost;
         if times > losses_max {
@@ -558,24 +554,24 @@ impl Task {
         self.line = Line::Up { inbound: up.inbound, heard: Instant::now() };
     }
 
-    /// The replica is not there any more; which was.
-    fn leave(&mut self) -> Option<Arc<Replica>> {
+    /// The replica is not there any more; whether it was.
+    fn leave(&mut self) -> bool {
         self.peers.show(self.place, |view| (view.replica, view.state) = (None, None));
-        self.ledger.told(0);
+        self.ledger.gone();
         (self.draining, self.recovering_since) = (false, None);
-        self.replica.take()
+        self.replica.take().is_some()
     }
 
     fn lost(&mut self, status: &Status) {
-        let replica = self.leave();
-        if replica.is_some() || self.reason != status.message() {
+        let was_attached = self.leave();
+        if was_attached || self.reason != status.message() {
             self.reason = status.message().to_owned();
             tracing::warn!(code = ?status.code(), reason = self.reason, requests = self.table.len(), "no coordinator");
         }
         self.outbound = None;
         self.outbox.clear();
         let keys: Vec<u64> = self.table.keys().copied().collect();
-        keys.into_iter().for_each(|key| self.park(key, replica.as_ref()));
+        keys.into_iter().for_each(|key| self.park(key));
         self.move_away();
         self.line = Line::Down { until: Instant::now() + self.reattach };
         self.reattach = (self.reattach * 2).min(self.waits.reattach_max);
@@ -593,6 +589,9 @@ impl Task {
     fn state(&mut self, state: wire::State) {
         use wire::state::Phase;
         self.ledger.told(state.backlog_tokens);
+        if let Some(actual) = &state.actual {
+            self.ledger.worked(actual);
+        }
         self.draining = state.phase() == Phase::Draining;
         let recovers = matches!(state.phase(), Phase::Recovering | Phase::Loading);
         self.recovering_since = recovers.then(|| self.recovering_since.unwrap_or_else(Instant::now));
@@ -711,8 +710,7 @@ impl Task {
 
     /// The replica has ended a request that somebody still wants.
     fn put_out(&mut self, key: u64) {
-        // Nothing of it is left there.
-        self.park(key, None);
+        self.park(key);
         if self.move_one(key) {
             return;
         }
@@ -992,6 +990,35 @@ mod tests {
         assert_eq!(sent(&mut task), [(id.0, None)]);
         // What was on its way is nobody's.
         task.hear(token(id, 0, 5));
+    }
+
+    #[tokio::test]
+    async fn a_hundred_thousand_cancels_leave_nothing() {
+        let (link, mut task) = attached(10);
+        let free = (link.submits.capacity(), link.cancels.capacity());
+        for round in 0..1000 {
+            // At the replica, with and without a token, in a queue, and ended by a stop string.
+            let at_the_replica: Vec<_> = (0..75).map(|_| submit(&link, 3)).collect();
+            take(&mut task);
+            for (ticket, _) in at_the_replica.iter().take(25) {
+                task.hear(token(id(&task, ticket), 0, 5));
+            }
+            if round % 100 == 50 {
+                task.lost(&Status::unavailable("gone"));
+                task.hear(Frame::Welcome(welcome(round)));
+            }
+            let in_a_queue: Vec<_> = (0..25).map(|_| submit(&link, 3)).collect();
+            drop(in_a_queue);
+            for (i, (ticket, heard)) in at_the_replica.into_iter().enumerate() {
+                if i % 3 == 0 { ticket.stopped() } else { drop((heard, ticket)) }
+            }
+            take(&mut task);
+            assert!(task.table.is_empty() && task.parked.is_empty());
+            assert_eq!(link.work(), 0);
+            assert!(task.outbox.len() <= 3 * 75);
+            task.outbox.clear();
+        }
+        assert_eq!((link.submits.capacity(), link.cancels.capacity()), free);
     }
 
     #[tokio::test]

@@ -37,6 +37,10 @@ pub struct Picked {
 }
 
 impl Picked {
+    pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
+        self.link.wait(n_tokens)
+    }
+
     pub fn keys(&self, n: u64) -> u64 {
         self.link.keys(n)
     }

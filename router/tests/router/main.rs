@@ -1,6 +1,7 @@
 //! The router between real sockets and a replica whose tokens the test decides.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod advisories;
 mod apis;
 mod client;
 mod doors;
@@ -10,6 +11,7 @@ mod grpc;
 mod http;
 mod loss;
 mod model;
+mod overload;
 mod replicas;
 mod resume;
 mod shapes;
