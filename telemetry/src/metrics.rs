@@ -29,7 +29,8 @@ const KV_USAGE: Metric = alias("lockstep:kv_usage_ratio", "vllm:kv_cache_usage_p
 const BLOCKS: Metric = metric("lockstep:kv_blocks", "KV blocks of a rank.");
 const EPOCH: Metric = metric("lockstep:epoch", "The epoch's number: grows when a placement begins and when one ends.");
 const RANKS_READY: Metric = metric("lockstep:ranks_ready", "Ranks that can take steps.");
-const STORE_CONNECTED: Metric = metric("lockstep:store_connected", "1 while the cluster store answers, 0 while it is away.");
+const STORE_CONNECTED: Metric =
+    metric("lockstep:store_connected", "1 while the cluster store answers, 0 while it is away.");
 const STORE_SINCE: Metric =
     metric("lockstep:store_since_seconds", "Unix time at which the cluster store came or went.");
 const GAUGES: [&Metric; 8] =

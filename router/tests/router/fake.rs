@@ -28,6 +28,8 @@ pub struct Script {
     pub refuse: Option<(wire::refused::Reason, u32)>,
     pub name: &'static str,
     pub digest: [u8; 32],
+    /// Of its claim.
+    pub incarnation: u64,
     /// As its states tell.
     pub backlog: u64,
     pub n_cached: u32,
@@ -45,6 +47,7 @@ impl Default for Script {
             refuse: None,
             name: "replica-0",
             digest: [7; 32],
+            incarnation: 3,
             backlog: 0,
             n_cached: 0,
             overlap: 0,
@@ -295,7 +298,7 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         context: crate::model::CONTEXT,
         policy_digest: script.digest.to_vec(),
         vocab: crate::model::VOCAB,
-        incarnation: 3,
+        incarnation: script.incarnation,
     }
 }
 
