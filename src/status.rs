@@ -4,7 +4,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
 use std::fmt::Write;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Where to look.
 #[derive(Args, Clone)]
@@ -53,11 +53,23 @@ const COLUMNS: [&str; 16] = [
 
 /// The page of all replicas.
 pub fn render(page: &Value) -> String {
+    let store = if page["store"].is_null() { String::new() } else { store(&page["store"]) };
     let replicas = page["replicas"].as_array().map_or(&[][..], Vec::as_slice);
     if replicas.is_empty() {
-        return "no replica is attached\n".into();
+        return format!("{store}no replica is attached\n");
     }
-    replicas.iter().map(replica).collect::<Vec<_>>().join("\n")
+    store + &replicas.iter().map(replica).collect::<Vec<_>>().join("\n")
+}
+
+/// Where the replicas are known from.
+fn store(store: &Value) -> String {
+    let kind = store["kind"].as_str().unwrap_or("-");
+    let since = UNIX_EPOCH + Duration::from_secs(store["since"].as_u64().unwrap_or(0));
+    let seconds = since.elapsed().unwrap_or_default().as_secs();
+    match store["reason"].as_str() {
+        None => format!("store: {kind} · there for {seconds} s\n"),
+        Some(reason) => format!("store: {kind} · away for {seconds} s, nobody joins or leaves: {reason}\n"),
+    }
 }
 
 fn replica(replica: &Value) -> String {
@@ -166,6 +178,12 @@ mod tests {
         assert!(render(&json!({})).contains("no replica"));
         let away = json!({ "replicas": [{ "replica": "there:1", "phase": "absent" }] });
         assert_eq!(render(&away), "there:1 · absent\n");
+        let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
+        let told = render(&json!({ "store": store, "replicas": [] }));
+        assert!(told.starts_with("store: etcd · away for ") && told.ends_with("no replica is attached\n"), "{told}");
+        assert!(
+            render(&json!({ "store": { "kind": "static", "since": 7 } })).starts_with("store: static · there for ")
+        );
         // A page of something else is shown with what it has.
         assert!(render(&json!({ "replicas": [{}] })).contains("predicted -"));
     }
