@@ -142,7 +142,7 @@ KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, Hea
 
 #define LINEAR(name)                                                                                                \
     KERNEL(256) name(const void* digits, const void* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,      \
-                     u32 n_rows, Pieces pieces)
+                     u32 n_rows, BY_VALUE Pieces pieces)
 #define LINEARS(kind) \
     LINEAR(linear_##kind##_r8); LINEAR(linear_##kind##_r16); LINEAR(linear_##kind##_r32); LINEAR(linear_##kind##_r64)
 LINEARS(bf16);
@@ -156,8 +156,8 @@ LINEARS(w4h);
 // order[i] / n_used of x, or row i where `order` is null, and writes row i of out: [n_choices, ld_out].
 // grid (ceil(n_tiles / (8 / P)), ceil(n_rows / 16), n_experts of this rank), n_rows those of the pass
 #define LINEAR_GROUPED(name)                                                                                        \
-    KERNEL(256) name(const u64* digits, const u64* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,        \
-                     const u32* starts, u32 first, const u32* order, u32 n_used, Pieces pieces)
+    KERNEL_SHARING(256, 2) name(const u64* digits, const u64* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,        \
+                     const u32* starts, u32 first, const u32* order, u32 n_used, BY_VALUE Pieces pieces)
 LINEAR_GROUPED(linear_grouped_bf16);
 LINEAR_GROUPED(linear_grouped_w8);
 LINEAR_GROUPED(linear_grouped_w8h);
