@@ -180,7 +180,8 @@ KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_d
 
 // attend_d{D}_q{QUERIES}: D = padded(head_dim) of 32, 64, 96, 128, 160, 192, 224, 256; QUERIES 16 for all (few rows), and
 // 64 up to D = 128, 32 beyond (many rows). A block of threads takes an item's rows for a KV head and walks all tiles.
-// grid (n_items, n_kv_heads * ceil(per_kv / QUERIES)), block 128, dynamic shared memory ATTEND_SMEM(D, QUERIES).
+// grid (n_items, n_kv_heads * ceil(per_kv / QUERIES)), block 128, dynamic shared memory ATTEND_SMEM(D, QUERIES), which
+// may be over 48 KiB (96 KiB for d128_q64).
 // out: bf16 rows of n_heads * head_dim
 //
 // attend_split_d{D}_q16: a block takes one tile, counted from `tile_first`: grid z = n of tiles at most. It writes
@@ -191,7 +192,7 @@ KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_d
     KERNEL(128) name(const float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items, const u32* blocks, \
                      bf16* out)
 #define ATTEND_SPLIT(name)                                                                                          \
-    KERNEL(128) name(const float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items, const u32* blocks, \
+    KERNEL_SHARING(128, 4) name(const float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items, const u32* blocks, \
                      u32 tile_first, u32 n_tiles, float* partial)
 ATTEND(attend_d32_q16); ATTEND(attend_d64_q16); ATTEND(attend_d96_q16); ATTEND(attend_d128_q16);
 ATTEND(attend_d160_q16); ATTEND(attend_d192_q16); ATTEND(attend_d224_q16); ATTEND(attend_d256_q16);
@@ -221,4 +222,4 @@ KERNEL(256) fold_experts(const float* y, const u32* place, const u32* chosen, co
 // Draws from each row of logits (f32 [n_rows, n_vocab]) as the CPU does, bit for bit: greedy, or temperature with or
 // without min_p. What edits or orders the logits (penalties, bias, top_k, top_p, ..) is drawn by the host.
 // grid (n_rows), block 512
-KERNEL(512) draw(const float* logits, u32 n_vocab, const DrawRow* draws, Drawn* out);
+KERNEL_SHARING(512, 2) draw(const float* logits, u32 n_vocab, const DrawRow* draws, Drawn* out);
