@@ -158,19 +158,25 @@ impl ModelLoader {
         ModelLoader { place, threads, isa, spin: true, doorway: None, wire: Wire::default() }
     }
 
-    /// The runner on the CPU of the rank that `collective` is, and what it found.
+    /// The runner of the rank that `collective` is, and what it found.
     pub fn build_with(
         &self,
         assignment: &Assignment,
         collective: Collective,
-    ) -> Result<(ModelRunner<Cpu>, Ready), LoadError> {
-        let device = Cpu::new(self.cpu(activations(&assignment.activations)?)).map_err(failed(assignment))?;
-        on_device(device, assignment, collective)
+    ) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        match &self.place {
+            Place::Cpu => {
+                let device = Cpu::new(self.cpu(activations(&assignment.activations)?)).map_err(failed(assignment))?;
+                on_device(device, assignment, collective)
+            }
+            Place::Cuda { ordinal, cache } => {
+                on_device(self.cuda(*ordinal, cache.as_deref(), assignment)?, assignment, collective)
+            }
+        }
     }
 
-    /// What `load` does on the CPU, with the runner's own type. The ranks come together first: nobody waits for
-    /// another's reading.
-    pub fn build(&self, assignment: &Assignment) -> Result<(ModelRunner<Cpu>, Ready), LoadError> {
+    /// What `load` does. The ranks come together first: nobody waits for another's reading.
+    pub fn build(&self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
         self.build_with(assignment, self.join(assignment)?)
     }
 
@@ -207,11 +213,11 @@ impl ModelLoader {
 }
 
 /// The rank's runner and what it found, on any device.
-fn on_device<D: Device>(
+fn on_device<D: Device + 'static>(
     device: D,
     assignment: &Assignment,
     collective: Collective,
-) -> Result<(ModelRunner<D>, Ready), LoadError> {
+) -> Result<(Box<dyn Runner>, Ready), LoadError> {
     let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
     let checkpoint = Checkpoint::open(&assignment.model_path).map_err(failed(assignment))?;
     let (spec, part, class) = (checkpoint.spec(), collective.part(), device.class());
@@ -223,7 +229,8 @@ fn on_device<D: Device>(
     let kv = KvCache::new(&device, &specs).map_err(failed(assignment))?;
     let policy = model::policy(&checkpoint, class, activations, kv_dtype);
     let ready = Ready { policy, weight_bytes: model.weight_bytes() as u64 };
-    Ok((ModelRunner::new(device, collective, model, kv, limits, spec.hidden as usize), ready))
+    let runner = ModelRunner::new(device, collective, model, kv, limits, spec.hidden as usize);
+    Ok((Box::new(runner), ready))
 }
 
 fn sequence_limits(
@@ -265,22 +272,12 @@ fn sequence_limits(
 
 impl Load for ModelLoader {
     fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        Ok(match &self.place {
-            Place::Cpu => boxed(self.build(assignment)?),
-            Place::Cuda { ordinal, cache } => {
-                let collective = self.join(assignment)?;
-                boxed(on_device(self.cuda(*ordinal, cache.as_deref(), assignment)?, assignment, collective)?)
-            }
-        })
+        self.build(assignment)
     }
 
     fn abort_handle(&self) -> Option<AbortHandle> {
         self.doorway.as_ref().map(|doorway| doorway.abort_handle())
     }
-}
-
-fn boxed<D: Device + 'static>((runner, ready): (ModelRunner<D>, Ready)) -> (Box<dyn Runner>, Ready) {
-    (Box::new(runner), ready)
 }
 
 fn activations(name: &str) -> Result<Activations, Unsupported> {

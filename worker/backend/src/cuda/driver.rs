@@ -215,6 +215,9 @@ impl Stream {
     /// `from` stays as it is until the stream is through: it is pinned memory that its owner does not touch before.
     pub unsafe fn write(&self, to: &Bytes, at: usize, from: &[u8]) -> Result<()> {
         to.check(at, from.len());
+        if from.is_empty() {
+            return Ok(());
+        }
         self.context.enter()?;
         // SAFETY: inside the allocation; the rest is the caller's promise.
         said("copy to the device", unsafe { result::memcpy_htod_async(to.at(at), from, self.raw) })
@@ -224,6 +227,9 @@ impl Stream {
     /// Nobody looks at `to` or frees it before the stream is through.
     pub unsafe fn read(&self, from: &Bytes, at: usize, to: &mut [u8]) -> Result<()> {
         from.check(at, to.len());
+        if to.is_empty() {
+            return Ok(());
+        }
         self.context.enter()?;
         // SAFETY: inside the allocation; the rest is the caller's promise.
         said("copy from the device", unsafe { result::memcpy_dtoh_async(to, from.at(at), self.raw) })
@@ -233,6 +239,9 @@ impl Stream {
     pub fn copy(&self, to: &Bytes, to_at: usize, from: &Bytes, from_at: usize, n: usize) -> Result<()> {
         to.check(to_at, n);
         from.check(from_at, n);
+        if n == 0 {
+            return Ok(());
+        }
         self.context.enter()?;
         // SAFETY: both ranges are inside their allocations, which outlive the stream's work: freeing waits for it.
         let asked = unsafe { result::memcpy_dtod_async(to.at(to_at), from.at(from_at), n, self.raw) };
@@ -375,7 +384,7 @@ pub(crate) struct Pinned {
 
 // SAFETY: plain memory with one owner.
 unsafe impl Send for Pinned {}
-// SAFETY: shared, it is only read.
+// SAFETY: shared, nothing of it is reached.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
@@ -389,13 +398,8 @@ impl Pinned {
         Ok(Pinned { start, len, context: context.clone() })
     }
 
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: so many bytes, written by `zeroed`, while self lives.
-        unsafe { std::slice::from_raw_parts(self.start, self.len) }
-    }
-
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and self is borrowed alone.
+        // SAFETY: so many bytes, written by `zeroed`, while self lives and is borrowed alone.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 }

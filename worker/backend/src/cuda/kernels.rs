@@ -16,7 +16,7 @@ macro_rules! text {
 }
 
 const HEADERS: &[Text] =
-    &[text!("kernels.cuh"), text!("device.cuh"), text!("math.cuh")];
+    &[text!("kernels.cuh"), text!("device.cuh"), text!("math.cuh"), text!("rows.cuh"), text!("weights.cuh")];
 
 /// No multiply and add is fused that the source does not fuse: the bits are those of the emulator.
 const OPTIONS: &[&str] = &["-std=c++17", "-fmad=false", "-default-device"];
@@ -199,9 +199,7 @@ pub(super) struct Kernels {
 
 impl Kernels {
     pub fn load(context: &Arc<Context>, card: &Card, cache: Option<&Path>) -> Result<Kernels> {
-        let compiler = Compiler::find()?;
-        let arch = Arch(card.capability.0, card.capability.1);
-        let cubins = compiled(&compiler, arch, cache)?;
+        let cubins = compile(Arch(card.capability.0, card.capability.1), cache)?;
         let (mut functions, mut modules) = (BTreeMap::new(), Vec::new());
         for (unit, cubin) in UNITS.iter().zip(cubins) {
             let module = Module::load(context, &cubin)?;
@@ -223,6 +221,11 @@ impl Kernels {
         // SAFETY: the module lives as long as self; the rest is the caller's promise.
         unsafe { stream.launch(function, shape, args) }
     }
+}
+
+/// The code of all kernels for an architecture, unit by unit.
+pub fn compile(arch: Arch, cache: Option<&Path>) -> Result<Vec<Vec<u8>>> {
+    compiled(&Compiler::find()?, arch, cache)
 }
 
 /// Units do not know each other, so each is compiled by a thread of its own.
@@ -267,9 +270,8 @@ mod tests {
         let code: String = code.flat_map(|line| [line.trim_end_matches('\\'), "\n"]).collect();
         let mut names = Vec::new();
         let name = |text: &str| text.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("").to_owned();
-        for (at, _) in code.match_indices("KERNEL(") {
-            let after = &code[at..];
-            let after = after.split_once(')').map_or("", |(_, rest)| rest.trim_start());
+        for (at, _) in ["KERNEL(", "KERNEL_SHARING("].iter().flat_map(|text| code.match_indices(text)) {
+            let after = code[at..].split_once(')').map_or("", |(_, rest)| rest.trim_start());
             names.push(name(after));
         }
         for macro_name in ["ATTEND(", "ATTEND_SPLIT(", "LINEAR_GROUPED("] {

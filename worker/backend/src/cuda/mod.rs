@@ -29,11 +29,12 @@ pub use attention::{Kv, Rope};
 pub use compiler::{Arch, Compiler, Program, Text};
 pub use driver::{Card, Driver};
 pub use experts::Routes;
+pub use kernels::compile;
 pub use weights::Matrix;
 
 use crate::cpu::{Cpu, CpuConfig};
 use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Result, RopeStyle, Routing, Stored};
-use driver::{Bytes, Context, Shape, Stream};
+use driver::{Bytes, Context, Event, Shape, Stream};
 use half::bf16;
 use kernels::{Kernels, arguments};
 use std::ffi::c_void;
@@ -160,6 +161,24 @@ impl Cuda {
     /// What nobody has taken of the device's memory.
     pub fn free_bytes(&self) -> Result<u64> {
         self.context.free_bytes()
+    }
+
+    /// Seconds that the device takes for what `work` begins.
+    pub fn seconds(&self, work: impl FnOnce()) -> Result<f64> {
+        let (begin, end) = (Event::new(&self.context)?, Event::new(&self.context)?);
+        begin.record(&self.stream)?;
+        work();
+        end.record(&self.stream)?;
+        end.wait()?;
+        Ok(f64::from(end.millis_since(&begin)?) / 1e3)
+    }
+
+    /// Begins to copy the first rows of a buffer to another.
+    pub fn copy_rows(&self, from: &Buffer, to: &mut Buffer, n_rows: usize) {
+        from.check(n_rows, to.cols);
+        to.check(n_rows, to.cols);
+        to.becomes_bf16(from.is_bf16());
+        self.note(self.stream.copy(&to.bytes, 0, &from.bytes, 0, n_rows * from.row_bytes()));
     }
 
     /// Runs a kernel, unless something has failed before.
