@@ -55,7 +55,8 @@ fn build() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut hasher = DefaultHasher::new();
     for folder in ["src/cuda/kernels", "emulator"] {
-        let mut files: Vec<_> = std::fs::read_dir(root.join(folder)).unwrap().map(|file| file.unwrap().path()).collect();
+        let mut files: Vec<_> =
+            std::fs::read_dir(root.join(folder)).unwrap().map(|file| file.unwrap().path()).collect();
         files.sort();
         files.iter().for_each(|file| std::fs::read(file).unwrap().hash(&mut hasher));
     }

@@ -105,7 +105,8 @@ impl Packed {
         for (row, weights) in weights.chunks_mut(k.max(1)).enumerate() {
             for (group, weights) in weights.chunks_mut(32).enumerate() {
                 let at = row / 16 * n_groups + group;
-                let to = (&mut digits[at * digit_bytes..][..digit_bytes], &mut scales[at * scale_bytes..][..scale_bytes]);
+                let to =
+                    (&mut digits[at * digit_bytes..][..digit_bytes], &mut scales[at * scale_bytes..][..scale_bytes]);
                 pack_group(rng, kind, row % 16, weights, to);
             }
         }
@@ -304,10 +305,8 @@ fn fold(planes: &[f32], runs: &[Range<u32>], n: usize) -> Vec<f32> {
     let mut fold = Fold::default();
     let merges: Vec<u8> = runs.iter().map(|run| fold.push(run) as u8).collect();
     let (planes, merges, out) = (Memory::of(planes), Memory::of(&merges), Memory::filled(n, UNWRITTEN));
-    Launch::new([n.div_ceil(256), 1, 1], 256).ok(
-        "fold_planes",
-        arguments![planes.start(), runs.len() as u32, merges.start(), n as u64, out.start()],
-    );
+    Launch::new([n.div_ceil(256), 1, 1], 256)
+        .ok("fold_planes", arguments![planes.start(), runs.len() as u32, merges.start(), n as u64, out.start()]);
     out.read()
 }
 
@@ -316,7 +315,9 @@ fn columns_of(w: &Packed, columns: Range<u32>) -> Packed {
     let (first, end) = (columns.start as usize, columns.end as usize);
     let (n_tiles, n_groups) = (w.n_out.div_ceil(16), w.k.div_ceil(32));
     let digits = w.digits.read();
-    let of_tile = |tile: usize| digits[(tile * n_groups + first / 32) * 1024..(tile * n_groups + end.div_ceil(32)) * 1024].to_vec();
+    let of_tile = |tile: usize| {
+        digits[(tile * n_groups + first / 32) * 1024..(tile * n_groups + end.div_ceil(32)) * 1024].to_vec()
+    };
     let mine: Vec<u8> = (0..n_tiles).flat_map(of_tile).collect();
     let weights = columns_of_rows(&w.weights, w.k, &columns);
     Packed { kind: "bf16", n_out: w.n_out, k: end - first, digits: Memory::of(&mine), scales: Memory::of(&[]), weights }
@@ -329,9 +330,12 @@ fn columns_of_rows(x: &[f32], k: usize, columns: &Range<u32>) -> Vec<f32> {
 #[test]
 fn planes_fold_by_the_tree() {
     for n_leaves in [1, 2, 5, 8, 37, 256u32] {
-        let runs: Vec<_> = [0..n_leaves / 3, n_leaves / 3..n_leaves].into_iter().flat_map(|r| aligned_runs(r, n_leaves)).collect();
+        let runs: Vec<_> =
+            [0..n_leaves / 3, n_leaves / 3..n_leaves].into_iter().flat_map(|r| aligned_runs(r, n_leaves)).collect();
         let planes = Rng(u64::from(n_leaves)).floats(runs.len() * 300);
-        let of = |i: usize| sum_runs(&runs.iter().enumerate().map(|(j, run)| (run.clone(), planes[j * 300 + i])).collect::<Vec<_>>());
+        let of = |i: usize| {
+            sum_runs(&runs.iter().enumerate().map(|(j, run)| (run.clone(), planes[j * 300 + i])).collect::<Vec<_>>())
+        };
         let expected: Vec<f32> = (0..300).map(of).collect();
         assert_bits(&format!("{n_leaves} leaves"), &fold(&planes, &runs, 300), &expected);
     }
@@ -351,7 +355,8 @@ fn parts_of_a_stack_write_side_by_side() {
         );
     }
     let (first, second) = (expected(&x, &first, &pieces), expected(&x, &second, &pieces));
-    let stacked: Vec<f32> = (0..3).flat_map(|row| [&first[row * 24..][..24], &second[row * 10..][..10]].concat()).collect();
+    let stacked: Vec<f32> =
+        (0..3).flat_map(|row| [&first[row * 24..][..24], &second[row * 10..][..10]].concat()).collect();
     assert_bits("stack", &out.read(), &stacked);
 }
 
@@ -375,8 +380,17 @@ fn experts_multiply_the_rows_that_chose_them() {
         Launch { order: 5, ..Launch::new(grid, 256) }.ok(
             &format!("linear_grouped_{kind}"),
             arguments![
-                digits.start(), scales.start(), rows.start(), out.start(), ld, n, starts_at.start(), 1u32,
-                order_at.start(), n_used as u32, pieces,
+                digits.start(),
+                scales.start(),
+                rows.start(),
+                out.start(),
+                ld,
+                n,
+                starts_at.start(),
+                1u32,
+                order_at.start(),
+                n_used as u32,
+                pieces,
             ],
         );
         let of = |i: usize| {
@@ -387,13 +401,23 @@ fn experts_multiply_the_rows_that_chose_them() {
         let by_choice: Vec<f32> = (0..n_rows * n_used).flat_map(of).collect();
         assert_bits(kind, &out.read(), &by_choice);
         // Rows that are already in order of expert.
-        let sorted: Vec<f32> = order.iter().flat_map(|choice| x[*choice as usize / n_used * k..][..k].to_vec()).collect();
+        let sorted: Vec<f32> =
+            order.iter().flat_map(|choice| x[*choice as usize / n_used * k..][..k].to_vec()).collect();
         let (rows, again) = (Memory::of(&bf16_rows(&sorted, k)), Memory::filled(n_rows * n_used * n_out, UNWRITTEN));
         Launch { order: 1, ..Launch::new([grid[0], (n_rows * n_used).div_ceil(16), 3], 256) }.ok(
             &format!("linear_grouped_{kind}"),
             arguments![
-                digits.start(), scales.start(), rows.start(), again.start(), ld, n, starts_at.start(), 1u32,
-                std::ptr::null::<u32>(), 1u32, pieces,
+                digits.start(),
+                scales.start(),
+                rows.start(),
+                again.start(),
+                ld,
+                n,
+                starts_at.start(),
+                1u32,
+                std::ptr::null::<u32>(),
+                1u32,
+                pieces,
             ],
         );
         assert_bits(kind, &again.read(), &by_choice);

@@ -15,4 +15,10 @@ mod common;
 
 mod device;
 
+mod attention;
+mod experts;
+mod functions;
 mod linear;
+mod planted;
+mod pointwise;
+mod sample;
