@@ -17,9 +17,24 @@ use std::path::PathBuf;
 use types::cache::blocks_for;
 use types::{BlockId, CacheGroup, Token};
 
+/// What is in the families, and in the formats, at least once.
+const NAMES: [&str; 11] = [
+    "llama-f32-tied",
+    "llama-bf16-odd",
+    "mistral",
+    "qwen3-yarn",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "qwen3-moe",
+    "gguf-k-llama3",
+    "gguf-k-mixtral",
+    "gguf-k-phi3",
+];
 const CONTEXT: u32 = 400;
 const SEQUENCES: usize = 3;
-/// Of the largest logit.
+/// Of the largest logit for the farthest, and of all logits together. Weights are random and some families have more
+/// products between two norms than others: there the farthest of thousands may be twice as far.
 const TOLERANCE: f32 = 2e-2;
 
 fn model_path(name: &str) -> PathBuf {
@@ -110,20 +125,28 @@ fn assert_near_the_cpu(name: &str, n_tokens: u32) {
     let (mut cpu, mut cuda) = (on_cpu(name), on_cuda(name));
     let log = log(n_tokens, 1, cpu.n_vocab);
     let (expected, got) = (cpu.in_chunks(&log, 512), cuda.in_chunks(&log, 512));
-    let largest = expected.iter().flatten().fold(0.0f32, |largest, x| largest.max(x.abs()));
-    let apart = expected.iter().flatten().zip(got.iter().flatten()).map(|(a, b)| (a - b).abs());
-    // `max` passes over what is no number.
-    assert!(got.iter().flatten().all(|x| x.is_finite()), "{name}: a logit that is no number");
-    let apart = apart.fold(0.0, f32::max) / largest;
-    println!("{name}: {apart:.1e} of the largest logit apart");
-    assert!(apart <= TOLERANCE, "{name}: logits are {apart} of the largest apart");
+    let (expected, got) = (expected.concat(), got.concat());
+    assert!(got.iter().all(|logit| logit.is_finite()), "{name}: a logit that is no number");
+    let apart: Vec<f32> = expected.iter().zip(&got).map(|(a, b)| a - b).collect();
+    let (far, typical) = (largest(&apart) / largest(&expected), norm(&apart) / norm(&expected));
+    println!("{name}: at most {far:.1e} of the largest logit apart, {typical:.1e} of all");
+    assert!(far <= if name.starts_with("llama") { TOLERANCE } else { 2.0 * TOLERANCE }, "{name}: {far}");
+    assert!(typical <= TOLERANCE, "{name}: {typical}");
+}
+
+fn largest(numbers: &[f32]) -> f32 {
+    numbers.iter().fold(0.0, |largest, x| largest.max(x.abs()))
+}
+
+fn norm(numbers: &[f32]) -> f32 {
+    numbers.iter().map(|x| x * x).sum::<f32>().sqrt()
 }
 
 #[test]
 fn logits_are_the_cpus_but_for_bf16() {
     on_fake_cuda("logits_are_the_cpus_but_for_bf16", &[], || {
-        for name in ["llama-f32-tied"] {
-            assert_near_the_cpu(name, 40);
+        for name in NAMES {
+            assert_near_the_cpu(name, 24);
         }
     });
 }

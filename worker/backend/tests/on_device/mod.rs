@@ -301,7 +301,7 @@ impl Attended {
             batch.slices.push(BatchSlice { rows, start: range.start as u32 });
             let n = self.lengths[*sequence].div_ceil(16);
             let table = &mut batch.tables[0];
-            table.blocks.extend((0..n).map(|i| BlockId(((i * 7 + sequence * 23) % N_BLOCKS) as u32)));
+            table.blocks.extend((0..n).map(|i| BlockId((N_BLOCKS - 1 - 3 * i - sequence) as u32)));
             table.bounds.push(table.blocks.len() as u32);
         }
         batch
