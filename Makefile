@@ -11,7 +11,7 @@ CLIENT_PACKAGES := target/client-packages
 FRAMEWORK_PACKAGES := target/framework-packages
 REFERENCE_PACKAGES := target/reference-packages
 
-.PHONY: help serve test clients grids hosts fuzz kl loom bench bench-sums bench-grids check
+.PHONY: help serve test clients grids hosts fuzz kl loom bench bench-sums bench-grids gpu-check check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -23,6 +23,7 @@ help:
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
+	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench for one)"
 	@echo "make check   formatting and lints"
 
 serve:
@@ -80,6 +81,13 @@ bench-sums:
 bench-grids:
 	$(CARGO) build --release --locked
 	$(PYTHON) benches/grids.py target/release/lockstep smollm2 --rounds 8 --requests 3
+
+# Needs no network. On a machine without Rust, GPU_CHECK names the program that was built elsewhere.
+gpu-check:
+ifndef GPU_CHECK
+	$(CARGO) build --release --locked -p worker --example gpu_check
+endif
+	$(or $(GPU_CHECK),target/release/examples/gpu_check) $(if $(PART),--part $(PART)) $(ARGS)
 
 # All interleavings of the rings between ranks: another build, of one small crate.
 loom:

@@ -9,6 +9,7 @@ mod on_device;
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Arch, Compiler, Cuda, CudaConfig, Driver, compile};
 use backend::{Activations, Error, KvDtype};
+use common as numbers;
 use fake_cuda::on_fake_cuda;
 use std::path::PathBuf;
 

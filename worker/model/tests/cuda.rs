@@ -4,149 +4,23 @@
 
 #[path = "../../backend/tests/fake_cuda/mod.rs"]
 mod fake_cuda;
+mod whole;
 
-use backend::cpu::{Cpu, CpuConfig, Isa};
-use backend::cuda::{Cuda, CudaConfig};
-use backend::{Activations, Batch, BatchSlice, Device, KvDtype};
-use checkpoint::Checkpoint;
-use collective::Collective;
 use fake_cuda::on_fake_cuda;
-use model::{KvCache, Limits, Model};
-use std::ops::Range;
-use std::path::PathBuf;
-use types::cache::blocks_for;
-use types::{BlockId, CacheGroup, Token};
+use std::path::{Path, PathBuf};
+use whole::{NAMES, distance, keeps_its_bits};
 
-/// What is in the families, and in the formats, at least once.
-const NAMES: [&str; 11] = [
-    "llama-f32-tied",
-    "llama-bf16-odd",
-    "mistral",
-    "qwen3-yarn",
-    "gemma2",
-    "gemma3",
-    "gpt2",
-    "qwen3-moe",
-    "gguf-k-llama3",
-    "gguf-k-mixtral",
-    "gguf-k-phi3",
-];
-const CONTEXT: u32 = 400;
-const SEQUENCES: usize = 3;
-/// Of the largest logit for the farthest, and of all logits together. Weights are random and some families have more
-/// products between two norms than others: there the farthest of thousands may be twice as far.
-const TOLERANCE: f32 = 2e-2;
-
-fn model_path(name: &str) -> PathBuf {
-    let folder: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../../tests/reference", name].iter().collect();
-    if name.starts_with("gguf-") { folder.join("model.gguf") } else { folder }
-}
-
-struct Rig<D: Device> {
-    device: D,
-    collective: Collective,
-    model: Model<D>,
-    kv: KvCache<D>,
-    groups: Vec<CacheGroup>,
-    n_vocab: usize,
-}
-
-fn host(activations: Activations) -> CpuConfig {
-    CpuConfig { threads: 1, activations, isa: Isa::detect(), spin: false }
-}
-
-fn on_cpu(name: &str) -> Rig<Cpu> {
-    Rig::new(name, Cpu::new(host(Activations::F32)).unwrap(), KvDtype::F32)
-}
-
-fn on_cuda(name: &str) -> Rig<Cuda> {
-    let config = CudaConfig { ordinal: 0, cache: None, host: host(Activations::F32) };
-    Rig::new(name, Cuda::open(&config).unwrap(), KvDtype::Bf16)
-}
-
-impl<D: Device> Rig<D> {
-    fn new(name: &str, device: D, kv_dtype: KvDtype) -> Rig<D> {
-        let checkpoint = Checkpoint::open(&model_path(name)).unwrap();
-        let spec = checkpoint.spec();
-        let limits = Limits { rows_max: 512, outputs_max: 512, context: CONTEXT.min(spec.context) };
-        let collective = Collective::solo(spec.n_layers);
-        let part = collective.part();
-        let model = Model::load(&checkpoint, &device, part, limits).unwrap();
-        let groups = spec.cache_groups().groups().to_vec();
-        let n_blocks = vec![SEQUENCES as u32 * blocks_for(CONTEXT); groups.len()];
-        let specs = model::kv_specs(spec, part, device.class(), kv_dtype, &n_blocks);
-        let kv = KvCache::new(&device, &specs).unwrap();
-        Rig { collective, model, kv, groups, n_vocab: spec.vocab as usize, device }
-    }
-
-    /// One pass over ranges of the sequences' logs: the logits of every row.
-    fn pass(&mut self, logs: &[Vec<Token>], slices: &[(usize, Range<u32>)]) -> Vec<Vec<f32>> {
-        let mut batch = Batch { tables: vec![Default::default(); self.groups.len()], ..Batch::default() };
-        batch.clear();
-        for (sequence, range) in slices {
-            let first = batch.n_rows() as u32;
-            batch.tokens.extend(&logs[*sequence][range.start as usize..range.end as usize]);
-            batch.positions.extend(range.clone());
-            batch.slices.push(BatchSlice { rows: first..first + range.len() as u32, start: range.start });
-            // Scattered and in descending order: nothing may depend on where a block lies.
-            let block = |i: u32| BlockId((blocks_for(CONTEXT) - 1 - i) * SEQUENCES as u32 + *sequence as u32);
-            for (table, group) in batch.tables.iter_mut().zip(&self.groups) {
-                let n_passed = group.n_passed(range.start);
-                let entry = |i| if i < n_passed { BlockId::NONE } else { block(i) };
-                table.blocks.extend((0..blocks_for(range.end)).map(entry));
-                table.bounds.push(table.blocks.len() as u32);
-            }
-        }
-        batch.outputs.extend(0..batch.n_rows() as u32);
-        let logits = self.model.forward(&self.device, &mut self.collective, &batch, &mut self.kv).unwrap().unwrap();
-        let mut rows = vec![0.0; batch.n_rows() * self.n_vocab];
-        self.device.read(logits, 0..batch.n_rows(), &mut rows);
-        self.device.settle().unwrap();
-        rows.chunks_exact(self.n_vocab).map(<[f32]>::to_vec).collect()
-    }
-
-    /// The logits of every position of one log, computed in chunks.
-    fn in_chunks(&mut self, log: &[Token], chunk: u32) -> Vec<Vec<f32>> {
-        let (logs, n) = ([log.to_vec()], log.len() as u32);
-        let starts = (0..n).step_by(chunk as usize);
-        starts.flat_map(|start| self.pass(&logs, &[(0, start..n.min(start + chunk))])).collect()
-    }
-}
-
-fn log(n: u32, seed: u32, n_vocab: usize) -> Vec<Token> {
-    (0..n).map(|i| (i * i * 7 + i * 13 + seed * 31) % n_vocab as u32).collect()
-}
-
-fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
-    rows.iter().map(|row| row.iter().map(|logit| logit.to_bits()).collect()).collect()
-}
-
-fn assert_near_the_cpu(name: &str, n_tokens: u32) {
-    let (mut cpu, mut cuda) = (on_cpu(name), on_cuda(name));
-    let log = log(n_tokens, 1, cpu.n_vocab);
-    let (expected, got) = (cpu.in_chunks(&log, 512), cuda.in_chunks(&log, 512));
-    let (expected, got) = (expected.concat(), got.concat());
-    assert!(got.iter().all(|logit| logit.is_finite()), "{name}: a logit that is no number");
-    let apart: Vec<f32> = expected.iter().zip(&got).map(|(a, b)| a - b).collect();
-    let (far, typical) = (largest(&apart) / largest(&expected), norm(&apart) / norm(&expected));
-    println!("{name}: at most {far:.1e} of the largest logit apart, {typical:.1e} of all");
-    assert!(far <= if name.starts_with("llama") { TOLERANCE } else { 2.0 * TOLERANCE }, "{name}: {far}");
-    assert!(typical <= TOLERANCE, "{name}: {typical}");
-}
-
-fn largest(numbers: &[f32]) -> f32 {
-    numbers.iter().fold(0.0, |largest, x| largest.max(x.abs()))
-}
-
-fn norm(numbers: &[f32]) -> f32 {
-    numbers.iter().map(|x| x * x).sum::<f32>().sqrt()
+fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference")
 }
 
 #[test]
 fn logits_are_the_cpus_but_for_bf16() {
     on_fake_cuda("logits_are_the_cpus_but_for_bf16", &[], || {
         for name in NAMES {
-            assert_near_the_cpu(name, 24);
+            let distance = distance(&models(), name, 24, None);
+            println!("{name}: {:.1e} of the largest, {:.1e} of all", distance.farthest, distance.typical);
+            assert!(distance.is_good(), "{name}: {} and {}", distance.farthest, distance.typical);
         }
     });
 }
@@ -154,15 +28,16 @@ fn logits_are_the_cpus_but_for_bf16() {
 #[test]
 fn chunks_and_company_change_no_bit() {
     on_fake_cuda("chunks_and_company_change_no_bit", &[], || {
-        let name = "llama-f32-tied";
-        let mut rig = on_cuda(name);
-        let logs: Vec<Vec<Token>> = (0..3).map(|seed| log([37, 21, 70][seed as usize], seed, rig.n_vocab)).collect();
-        let alone: Vec<_> = logs.iter().map(|log| bits(&rig.in_chunks(log, 512))).collect();
-        for chunk in [1, 5, 16] {
-            assert!(bits(&rig.in_chunks(&logs[0], chunk)) == alone[0], "chunks of {chunk}");
+        for name in ["llama-f32-tied", "gguf-k-mixtral", "gemma3"] {
+            assert!(keeps_its_bits(&models(), name, None), "{name}");
         }
-        let whole: Vec<_> = logs.iter().enumerate().map(|(i, log)| (i, 0..log.len() as u32)).collect();
-        let together = bits(&rig.pass(&logs, &whole));
-        assert!(together == alone.concat(), "three sequences in one pass");
+    });
+}
+
+/// What is missing between two threads of a kernel shows in another order of them.
+#[test]
+fn the_order_of_threads_changes_no_bit() {
+    on_fake_cuda("the_order_of_threads_changes_no_bit", &[("FAKE_CUDA_ORDER", "12345")], || {
+        assert!(keeps_its_bits(&models(), "llama-bf16-odd", None));
     });
 }

@@ -241,10 +241,14 @@ fn compiled(compiler: &Compiler, arch: Arch, cache: Option<&Path>) -> Result<Vec
 /// What a block of this kernel may ask for.
 fn shared_bytes_max(name: &str, card: &Card) -> u32 {
     match name {
-        // A row of any length that fits.
-        "rms_norm" | "add_rms_norm" | "layer_norm" => card.shared_bytes_max,
+        "rms_norm" | "add_rms_norm" | "layer_norm" => norm_bytes_max(card),
         _ => attend_of(name).map_or(0, |(head_dim, queries)| attend_shared_bytes(head_dim, queries)),
     }
+}
+
+/// A row of any length that fits, beside the little that the norms' kernels have without asking.
+pub(super) fn norm_bytes_max(card: &Card) -> u32 {
+    card.shared_bytes_max.saturating_sub(1 << 10)
 }
 
 /// `attend_d64_q16` -> 64, 16

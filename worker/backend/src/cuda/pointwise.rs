@@ -1,7 +1,7 @@
 //! What happens to rows by themselves.
 
 use super::driver::Shape;
-use super::kernels::{HeadShape, arguments};
+use super::kernels::{HeadShape, arguments, norm_bytes_max};
 use super::weights::Kind;
 use super::{Buffer, Cuda, Matrix, Vector, by_row, padded};
 use crate::{Error, Heads, Pointwise};
@@ -17,7 +17,7 @@ fn form(x: &Buffer) -> u32 {
 impl Cuda {
     /// A row in shared memory, if it fits.
     fn by_row_in_shared(&self, n_rows: usize, cols: usize) -> Option<Shape> {
-        let shared_bytes = u32::try_from(cols * 4).ok().filter(|n| *n <= self.card.shared_bytes_max);
+        let shared_bytes = u32::try_from(cols * 4).ok().filter(|n| *n <= norm_bytes_max(&self.card));
         let fits = shared_bytes.ok_or_else(|| Error::Shape(format!("a norm over {cols} columns on this device")));
         self.note(fits).map(|shared_bytes| Shape { shared_bytes, ..by_row(n_rows) })
     }

@@ -36,7 +36,6 @@ const THREADS: u32 = 512;
 
 /// Room for the draws of a pass.
 pub(super) struct Room {
-    rows: Bytes,
     drawn: Bytes,
     n_max: usize,
     // Kept for their memory.
@@ -48,11 +47,8 @@ pub(super) struct Room {
 
 impl Room {
     pub fn new(context: &Arc<Context>) -> Result<Room> {
-        let none = || Bytes::new(context, "draws", 0);
-        let (rows, drawn) = (none()?, none()?);
         let mut room = Room {
-            rows,
-            drawn,
+            drawn: Bytes::new(context, "draws", 0)?,
             n_max: 0,
             asked: Vec::new(),
             answers: Vec::new(),
@@ -65,7 +61,6 @@ impl Room {
 
     pub fn reserve(&mut self, context: &Arc<Context>, n_max: usize) -> Result<()> {
         if n_max > self.n_max {
-            self.rows = Bytes::new(context, "draws", n_max * size_of::<DrawRow>())?;
             self.drawn = Bytes::new(context, "draws", n_max * size_of::<Drawn>())?;
             self.n_max = n_max;
             self.asked.reserve(n_max);
@@ -104,8 +99,8 @@ impl Cuda {
         room.asked.extend(draws.iter().map(|draw| DrawRow::of(draw).unwrap_or_else(DrawRow::idle)));
         room.answers.clear();
         room.answers.resize(draws.len(), Drawn::default());
-        self.place(&room.rows, 0, bytemuck::cast_slice(&room.asked))?;
-        let (from, n_vocab, rows, drawn) = (logits.at(), logits.cols as u32, room.rows.at(0), room.drawn.at(0));
+        let rows = self.upload(bytemuck::cast_slice(&room.asked));
+        let (from, n_vocab, drawn) = (logits.at(), logits.cols as u32, room.drawn.at(0));
         let shape = Shape { grid: [draws.len() as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
         // SAFETY: there are logits, questions and room for answers for so many rows.
         unsafe { self.launch("draw", shape, arguments![from, n_vocab, rows, drawn]) };

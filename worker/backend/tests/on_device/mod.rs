@@ -1,7 +1,7 @@
 //! A device's operations beside the CPU's, on fresh random numbers: how far they are apart, and whether a row's bits know
 //! its neighbours. For tests over the fake driver, and for a real one.
 
-use crate::common::{File, Rng, TYPES, cpu};
+use crate::numbers::{File, Rng, TYPES, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::{
     Activations, Batch, BatchSlice, BlockTables, Device, Draw, Expert, Heads, KvDtype, KvSpec, RopeStyle, Routing,
