@@ -6,10 +6,11 @@ use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Watched
 use crate::device::Device;
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
-use cluster::MemoryStore;
+use cluster::{Claim, MemoryStore, Registration, Store};
 use coordinator::{ModelShape, Policy};
 use proto::secure::{self, Connection, Token, Trust};
 use proto::transport::{self, Dialer};
+use router::Membership;
 use std::ffi::OsString;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -25,9 +26,11 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use types::{Grid, Numerics, PolicyDigest};
-use worker::{Assignment, Doorway, Load, LoadError, ModelLoader, Ready, Runner, sim::Sim};
+use worker::{Assignment, Doorway, Ended, Load, LoadError, Loaded, ModelLoader, Ready, sim::Sim};
 
 const REPLICA: &str = "local";
+/// By which a router's queues are sized where a store tells of replicas as they come.
+const REPLICAS_EXPECTED: usize = 16;
 
 /// Where clients reach the router.
 pub struct Doors {
@@ -59,7 +62,8 @@ pub async fn serve(
         groups.push(group);
         coordinators.push(coordinator);
     }
-    let router = route(config, checkpoint, metrics, coordinators, doors, shutdown.clone())?;
+    let resume_key = resume_key(None);
+    let router = route(config, checkpoint, metrics, coordinators.into(), resume_key, doors, shutdown.clone())?;
     let end = CancellationToken::new();
     let replicas = Part::start("the replica", end.clone(), run_groups(groups, end));
     run(vec![Part::start("the router", shutdown, router), replicas]).await
@@ -80,15 +84,16 @@ impl Group {
         let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
         let end = CancellationToken::new();
         let mut parts = Vec::new();
+        let claim = MemoryStore::starting_at(micros_since_1970()).claim(&name, "in this process");
         if config.n_ranks() == 1 || config.inproc {
-            let served = coordinate(config, checkpoint, &name, pipes, end.clone())?;
+            let served = coordinate(config, checkpoint, &name, claim, pipes, end.clone())?;
             parts.push(Part::start("the coordinator", end.clone(), served));
             parts.extend(threads(config, &dialer, n * config.n_ranks())?);
         } else {
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
             let (address, token) = (socket.local_addr()?, Token::random()?);
             let sockets = secure::incoming(socket, Trust { token: Some(token.clone()), tls: None });
-            let served = coordinate(config, checkpoint, &name, pipes.merge(sockets), end.clone())?;
+            let served = coordinate(config, checkpoint, &name, claim, pipes.merge(sockets), end.clone())?;
             parts.push(Part::start("the coordinator", end.clone(), served));
             parts.push(processes(config, address, token, n * config.n_ranks())?);
         }
@@ -126,13 +131,13 @@ pub fn coordinate<C>(
     config: &Config,
     checkpoint: &Checkpoint,
     replica: &str,
+    claim: Claim,
     connections: C,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<C>>
 where
     C: Stream<Item = io::Result<Connection>>,
 {
-    let claim = MemoryStore::starting_at(micros_since_1970()).claim(replica, "in this process");
     let config = coordinator_config(config, checkpoint, replica)?;
     Ok(async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) })
 }
@@ -142,12 +147,19 @@ pub fn route(
     config: &Config,
     checkpoint: &Checkpoint,
     metrics: router::Render,
-    coordinators: Vec<router::Coordinator>,
+    membership: Membership,
+    resume_key: router::ResumeKey,
     doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
-    let (config, text) = (router_config(config, coordinators.len(), metrics)?, text(checkpoint)?);
-    Ok(async move { Ok(router::serve(config, coordinators, text, doors.http, doors.grpc, shutdown).await?) })
+    let n_replicas = match &membership {
+        Membership::Given(given) => given.len(),
+        Membership::Followed { store: Store::Static { given, .. }, .. } => given.0.len(),
+        Membership::Followed { .. } => REPLICAS_EXPECTED,
+    };
+    let config = router::Config { resume_key, ..router_config(config, n_replicas, metrics)? };
+    let text = text(checkpoint)?;
+    Ok(async move { Ok(router::serve(config, membership, text, doors.http, doors.grpc, shutdown).await?) })
 }
 
 /// A worker for each rank within this process, each with a computing thread of its own; `first` is the first one's
@@ -250,6 +262,22 @@ impl Part {
     }
 }
 
+/// For a coordinator that nobody looks for. Its claims are later than those of the process before it.
+pub fn memory_store() -> Store {
+    Store::Memory(MemoryStore::starting_at(micros_since_1970()))
+}
+
+/// What a coordinator says of itself before its workers have come.
+pub fn registration(config: &Config, checkpoint: &Checkpoint, address: String) -> Registration {
+    let policy_digest = policy_digest(config, checkpoint).map(|digest| digest.to_string()).unwrap_or_default();
+    let model = model_name(config, checkpoint);
+    Registration { address, model, policy_digest, tp: config.tp, pp: config.pp, ranks_ready: 0 }
+}
+
+fn model_name(config: &Config, checkpoint: &Checkpoint) -> String {
+    config.served_model_name.clone().unwrap_or_else(|| checkpoint.spec().name.clone())
+}
+
 /// Epochs of this process are later than those of the one before it.
 fn micros_since_1970() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -270,7 +298,14 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
         waits: router::Waits { drain_max, ..router::Waits::default() },
         keys: api_keys(config)?,
         metrics,
+        ..router::Config::default()
     })
+}
+
+/// From the cluster's token, so that every router of it reads the handles that one has made. Where there is none, the
+/// cluster stands on one machine and trusts whoever reaches it.
+pub fn resume_key(token: Option<&Token>) -> router::ResumeKey {
+    router::ResumeKey::of(token.map_or(&[], |token| token.expose().as_bytes()))
 }
 
 /// Those of the file and of the flag. A file without a key would let in everybody, which nobody means by it.
@@ -305,7 +340,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
     let defaults = coordinator::Limits::default();
     Ok(coordinator::Config {
         replica: replica.into(),
-        model: config.served_model_name.clone().unwrap_or_else(|| checkpoint.spec().name.clone()),
+        model: model_name(config, checkpoint),
         model_path: checkpoint.path().to_owned(),
         shape: ModelShape::of(checkpoint),
         policy: policy(config),
@@ -406,12 +441,13 @@ pub fn loader(
 struct SimLoader;
 
 impl Load for SimLoader {
-    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         let path = &assignment.model_path;
         let failed = |source| LoadError::Model { path: path.clone(), source };
         let checkpoint = Checkpoint::open(path).map_err(|error| failed(error.into()))?;
         let spec = checkpoint.spec();
-        Sim { vocab: spec.vocab, groups: spec.cache_groups().groups().to_vec(), ..Sim::default() }.load(assignment)
+        Sim { vocab: spec.vocab, groups: spec.cache_groups().groups().to_vec(), ..Sim::default() }
+            .load(assignment, ended)
     }
 }
 

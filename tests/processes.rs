@@ -145,13 +145,13 @@ fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
     };
     let mut intruder = Intruder::join(&address, "").unwrap();
     intruder.assigned();
-    intruder.ready(numerics("f32").digest());
+    intruder.loaded(numerics("f32").digest());
     let end = intruder.ended();
     assert_eq!(end.code(), tonic::Code::FailedPrecondition);
     assert!(refusal.iter().all(|words| end.message().contains(words)), "{end:?}");
     let mut twin = Intruder::join(&address, "").unwrap();
     twin.assigned();
-    twin.ready(numerics("f16").digest());
+    twin.loaded(numerics("f16").digest());
     coordinator.until(&["the replica is ready"]);
     drop(twin);
 

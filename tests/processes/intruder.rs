@@ -2,7 +2,7 @@
 
 use crate::node::PATIENCE;
 use proto::cluster::coordinator_client::CoordinatorClient;
-use proto::cluster::{Assign, Heartbeat, RankFrame, Ready, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
+use proto::cluster::{Assign, Heartbeat, RankFrame, Loaded, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
 use proto::secure::{Trust, channel};
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -56,14 +56,14 @@ impl Intruder {
         }
     }
 
-    pub fn ready(&mut self, policy: PolicyDigest) {
-        let ready = Ready {
+    pub fn loaded(&mut self, policy: PolicyDigest) {
+        let loaded = Loaded {
             epoch_incarnation: self.place.epoch_incarnation,
             epoch_n: self.place.epoch_n,
             policy_digest: policy.0.to_vec(),
             weight_bytes: 1,
         };
-        self.runtime.block_on(self.up.send(frame(Frame::Ready(ready)))).unwrap();
+        self.runtime.block_on(self.up.send(frame(Frame::Loaded(loaded)))).unwrap();
     }
 
     /// How the coordinator ends its stream.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Instant;
 use types::cache::blocks_for;
 use types::{BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
-use worker::{Assignment, MeshSecret, ModelLoader, Place, Runner};
+use worker::{Assignment, MeshSecret, ModelLoader, Place, Runner, Timeouts};
 
 pub const N_LAYERS: u32 = 32;
 const HIDDEN: usize = 4096;
@@ -75,6 +75,7 @@ fn assignment(model: &Path, n_layers: u32) -> Assignment {
         layout: Layout::solo(n_layers),
         mesh_addresses: vec![],
         mesh_secret: MeshSecret::default(),
+        timeouts: Timeouts::default(),
         model_path: model.to_owned(),
         activations: "bf16".into(),
         kv_dtype: "bf16".into(),

@@ -9,7 +9,7 @@ use checkpoint::Checkpoint;
 use serde_json::json;
 use std::path::Path;
 use types::{Epoch, Grid, Layout, Rank};
-use worker::{Assignment, MeshSecret, ModelLoader, Place};
+use worker::{Assignment, MeshSecret, ModelLoader, Place, Timeouts};
 
 const DEEP: &str = "llama-deep.gguf";
 const N_TOKENS: u32 = 60;
@@ -43,6 +43,7 @@ fn assignment(model: &Path) -> Assignment {
         layout: Layout::solo(spec.n_layers),
         mesh_addresses: vec![],
         mesh_secret: MeshSecret::default(),
+        timeouts: Timeouts::default(),
         model_path: model.to_owned(),
         activations: "bf16".into(),
         kv_dtype: "bf16".into(),

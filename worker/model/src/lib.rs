@@ -13,7 +13,7 @@ mod weights;
 
 use backend::{Activations, Batch, BatchLimits, Device, KvDtype, KvSpec, Memory};
 use checkpoint::{Checkpoint, Family, ModelSpec};
-use collective::Collective;
+use collective::{Collective, Ended};
 use gemma::Gemma;
 use gpt2::Gpt2;
 use layers::OwnedHeads;
@@ -36,6 +36,8 @@ pub enum Error {
     Backend(#[from] backend::Error),
     #[error(transparent)]
     Collective(#[from] collective::Error),
+    #[error("the load was broken off")]
+    BrokenOff,
 }
 
 /// The largest step: what the scratch memory is made for.
@@ -70,10 +72,21 @@ pub struct KvCache<M: Memory> {
 impl<M: Memory> Model<M> {
     /// Reads what `part` holds, and nothing else of the checkpoint.
     pub fn load(checkpoint: &Checkpoint, device: &M, part: &Part, limits: Limits) -> Result<Model<M>> {
+        Model::load_until(checkpoint, device, part, limits, &Ended::default())
+    }
+
+    /// The same, broken off before the next tensor when it is said that nobody wants it any more.
+    pub fn load_until(
+        checkpoint: &Checkpoint,
+        device: &M,
+        part: &Part,
+        limits: Limits,
+        ended: &Ended,
+    ) -> Result<Model<M>> {
         let n_groups = checkpoint.spec().cache_groups().groups().len();
         device.batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
         let n_bytes = Cell::new(0);
-        let all = Weights::new(checkpoint, device, part, &n_bytes);
+        let all = Weights::new(checkpoint, device, part, &n_bytes, ended);
         let family = match checkpoint.spec().family {
             Family::Llama
             | Family::Mistral
