@@ -14,7 +14,7 @@ HELM_PACKAGES := target/helm-packages
 HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
 
-.PHONY: help protoc serve test clients helm grids hosts fuzz kl loom bench bench-sums bench-grids check
+.PHONY: help protoc serve test clients helm grids hosts fuzz kl loom bench bench-sums bench-grids gpu-check check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -27,6 +27,7 @@ help:
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
+	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench for one)"
 	@echo "make check   formatting and lints"
 
 # etcd's client is built with protoc: the system's, or else one that a Python package carries.
@@ -99,6 +100,13 @@ bench-sums: protoc
 bench-grids: protoc
 	$(CARGO) build --release --locked
 	$(PYTHON) benches/grids.py target/release/lockstep smollm2 --rounds 8 --requests 3
+
+# Needs no network. On a machine without Rust, GPU_CHECK names the program that was built elsewhere.
+gpu-check:
+ifndef GPU_CHECK
+	$(CARGO) build --release --locked -p worker --example gpu_check
+endif
+	$(or $(GPU_CHECK),target/release/examples/gpu_check) $(if $(PART),--part $(PART)) $(ARGS)
 
 # All interleavings of the rings between ranks: another build, of one small crate.
 loom:

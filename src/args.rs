@@ -64,7 +64,7 @@ pub enum Command {
     #[command(after_help = "Example: lockstep models --json")]
     Models(Models),
     /// Show how a model would be placed, in bytes and tokens, without loading it
-    #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB")]
+    #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB\n         lockstep plan --devices")]
     Plan(Plan),
     /// Show the live cluster once: each rank's place, memory and where its time goes
     #[command(after_help = "Example: lockstep status --url http://127.0.0.1:8000")]
@@ -177,6 +177,9 @@ pub struct Models {
 
 #[derive(Args)]
 pub struct Plan {
+    /// List what this machine has to compute on, with drivers, memory and NCCL, and stop
+    #[arg(long)]
+    pub devices: bool,
     #[command(flatten)]
     pub settings: Settings,
     #[command(flatten)]

@@ -3,7 +3,8 @@
 
 use crate::args;
 use crate::children;
-use crate::config::{Bytes, Device, File, Isa, LOG, LogFormat, Watched, Wire, cores};
+use crate::config::{Bytes, File, Isa, LOG, LogFormat, Watched, Wire, cores};
+use crate::device::Device;
 use crate::roles::{self, Doors};
 use crate::{models, page, stop_on_signals, store};
 use anyhow::{Context, ensure};
@@ -75,9 +76,12 @@ pub struct WorkerSettings {
         conflicts_with_all = ["model_path", "models"]
     )]
     pub fetch: Option<bool>,
-    /// What computes [default: cpu]
-    #[arg(long, env = "LOCKSTEP_DEVICE", value_enum)]
+    /// What computes: cpu, cuda, cuda:N, auto (a GPU if there is one), or sim (no model) [default: cpu]
+    #[arg(long, env = "LOCKSTEP_DEVICE", value_name = "DEVICE")]
     pub device: Option<Device>,
+    /// Where kernels are kept that were compiled for a GPU [default: beside the models]
+    #[arg(long, env = "LOCKSTEP_KERNEL_CACHE", value_name = "DIR")]
+    pub kernel_cache: Option<PathBuf>,
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
@@ -224,11 +228,12 @@ impl RouterSettings {
 
 pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let mut file = File::read(args.config.as_deref())?;
-    let (own, trust) = (file.under(args.own)?, file.under(args.trust)?);
+    let (mut own, trust) = (file.under(args.own)?, file.under(args.trust)?);
     file.end()?;
     if args.print_config {
         return print(&[&own, &trust]);
     }
+    own.kernel_cache = own.kernel_cache.or_else(|| models::kernels(&args.hub));
     let shutdown = CancellationToken::new();
     let handed = args.supervised.then(|| children::be_one(shutdown.clone())).transpose()?;
     let join = own.join.clone().context("--join HOST:PORT is missing: the coordinator to compute for")?;
@@ -287,11 +292,14 @@ impl WorkerSettings {
         let n_local = usize::from(self.local_workers.unwrap_or(1).max(1));
         let threads = self.threads.unwrap_or_else(|| (cores() / n_local).max(1));
         ensure!((1..=1024).contains(&threads), "--threads is {threads}; it must be 1 to 1024");
-        let device = self.device.unwrap_or(Device::Cpu);
+        let device = self.device.unwrap_or(Device::Cpu).of_worker(0)?;
         let (door, mesh_address) = self.doorway(join)?;
         let wire = self.wire.unwrap_or(Wire::Auto);
-        let loader = roles::loader(device, self.isa, threads, n_local, Some(door), wire);
-        let memory = self.memory.map_or_else(|| roles::memory_bytes() / n_local as u64, |bytes| bytes.0);
+        let loader = roles::loader(device, self.kernel_cache.clone(), self.isa, threads, n_local, Some(door), wire)?;
+        let memory = match self.memory {
+            Some(memory) => memory.0,
+            None => device.memory_bytes(self.local_workers.unwrap_or(1), roles::memory_bytes())?,
+        };
         let config = roles::worker_config(device, threads, memory, mesh_address);
         Ok(Seat { loader: source::load_from(source, loader), config })
     }
