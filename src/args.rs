@@ -3,6 +3,7 @@
 use crate::bench;
 use crate::config::Settings;
 use crate::single::{CoordinatorSettings, RouterSettings, WorkerSettings};
+use crate::store::StoreSettings;
 use crate::trust::TrustSettings;
 use crate::{status, top};
 use clap::{Args, Parser, Subcommand};
@@ -85,6 +86,8 @@ pub struct Coordinator {
     #[command(flatten)]
     pub own: CoordinatorSettings,
     #[command(flatten)]
+    pub store: StoreSettings,
+    #[command(flatten)]
     pub trust: TrustSettings,
     #[command(flatten)]
     pub source: Source,
@@ -96,6 +99,8 @@ pub struct Router {
     pub settings: Settings,
     #[command(flatten)]
     pub own: RouterSettings,
+    #[command(flatten)]
+    pub store: StoreSettings,
     #[command(flatten)]
     pub trust: TrustSettings,
     #[command(flatten)]

@@ -16,6 +16,7 @@ mod roles;
 mod run;
 mod single;
 mod status;
+mod store;
 mod terminal;
 mod top;
 mod trust;

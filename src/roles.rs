@@ -5,10 +5,11 @@ use crate::children::{self, Order};
 use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, Watched, Wire, cores};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
-use cluster::MemoryStore;
+use cluster::{Claim, MemoryStore, Registration, Store};
 use coordinator::{ModelShape, Policy};
 use proto::secure::{self, Connection, Token, Trust};
 use proto::transport::{self, Dialer};
+use router::Membership;
 use std::ffi::OsString;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -27,6 +28,8 @@ use types::{DeviceClass, Grid, Numerics, PolicyDigest};
 use worker::{Assignment, Doorway, Ended, Load, LoadError, Loaded, ModelLoader, Ready, sim::Sim};
 
 const REPLICA: &str = "local";
+/// By which a router's queues are sized where a store tells of replicas as they come.
+const REPLICAS_EXPECTED: usize = 16;
 
 /// Where clients reach the router.
 pub struct Doors {
@@ -59,7 +62,7 @@ pub async fn serve(
         coordinators.push(coordinator);
     }
     let resume_key = resume_key(None);
-    let router = route(config, checkpoint, metrics, coordinators, resume_key, doors, shutdown.clone())?;
+    let router = route(config, checkpoint, metrics, coordinators.into(), resume_key, doors, shutdown.clone())?;
     let end = CancellationToken::new();
     let replicas = Part::start("the replica", end.clone(), run_groups(groups, end));
     run(vec![Part::start("the router", shutdown, router), replicas]).await
@@ -80,15 +83,16 @@ impl Group {
         let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
         let end = CancellationToken::new();
         let mut parts = Vec::new();
+        let claim = MemoryStore::starting_at(micros_since_1970()).claim(&name, "in this process");
         if config.n_ranks() == 1 || config.inproc {
-            let served = coordinate(config, checkpoint, &name, pipes, end.clone())?;
+            let served = coordinate(config, checkpoint, &name, claim, pipes, end.clone())?;
             parts.push(Part::start("the coordinator", end.clone(), served));
             parts.extend(threads(config, &dialer)?);
         } else {
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
             let (address, token) = (socket.local_addr()?, Token::random()?);
             let sockets = secure::incoming(socket, Trust { token: Some(token.clone()), tls: None });
-            let served = coordinate(config, checkpoint, &name, pipes.merge(sockets), end.clone())?;
+            let served = coordinate(config, checkpoint, &name, claim, pipes.merge(sockets), end.clone())?;
             parts.push(Part::start("the coordinator", end.clone(), served));
             parts.push(processes(config, address, token, n * config.n_ranks()));
         }
@@ -126,13 +130,13 @@ pub fn coordinate<C>(
     config: &Config,
     checkpoint: &Checkpoint,
     replica: &str,
+    claim: Claim,
     connections: C,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<C>>
 where
     C: Stream<Item = io::Result<Connection>>,
 {
-    let claim = MemoryStore::starting_at(micros_since_1970()).claim(replica, "in this process");
     let config = coordinator_config(config, checkpoint, replica)?;
     Ok(async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) })
 }
@@ -142,14 +146,19 @@ pub fn route(
     config: &Config,
     checkpoint: &Checkpoint,
     metrics: router::Render,
-    coordinators: Vec<router::Coordinator>,
+    membership: Membership,
     resume_key: router::ResumeKey,
     doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
-    let config = router::Config { resume_key, ..router_config(config, coordinators.len(), metrics)? };
+    let n_replicas = match &membership {
+        Membership::Given(given) => given.len(),
+        Membership::Followed { store: Store::Static { given, .. }, .. } => given.0.len(),
+        Membership::Followed { .. } => REPLICAS_EXPECTED,
+    };
+    let config = router::Config { resume_key, ..router_config(config, n_replicas, metrics)? };
     let text = text(checkpoint)?;
-    Ok(async move { Ok(router::serve(config, coordinators, text, doors.http, doors.grpc, shutdown).await?) })
+    Ok(async move { Ok(router::serve(config, membership, text, doors.http, doors.grpc, shutdown).await?) })
 }
 
 /// A worker for each rank within this process, each with a computing thread of its own.
@@ -245,6 +254,22 @@ impl Part {
     }
 }
 
+/// For a coordinator that nobody looks for. Its claims are later than those of the process before it.
+pub fn memory_store() -> Store {
+    Store::Memory(MemoryStore::starting_at(micros_since_1970()))
+}
+
+/// What a coordinator says of itself before its workers have come.
+pub fn registration(config: &Config, checkpoint: &Checkpoint, address: String) -> Registration {
+    let policy_digest = policy_digest(config, checkpoint).map(|digest| digest.to_string()).unwrap_or_default();
+    let model = model_name(config, checkpoint);
+    Registration { address, model, policy_digest, tp: config.tp, pp: config.pp, ranks_ready: 0 }
+}
+
+fn model_name(config: &Config, checkpoint: &Checkpoint) -> String {
+    config.served_model_name.clone().unwrap_or_else(|| checkpoint.spec().name.clone())
+}
+
 /// Epochs of this process are later than those of the one before it.
 fn micros_since_1970() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -307,7 +332,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
     let defaults = coordinator::Limits::default();
     Ok(coordinator::Config {
         replica: replica.into(),
-        model: config.served_model_name.clone().unwrap_or_else(|| checkpoint.spec().name.clone()),
+        model: model_name(config, checkpoint),
         model_path: checkpoint.path().to_owned(),
         shape: ModelShape::of(checkpoint),
         policy: policy(config),

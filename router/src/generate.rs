@@ -167,7 +167,7 @@ impl Front {
     }
 
     /// Picked when all is known of the request that matters for it, and as late as can be: by then others may be done.
-    fn place(&self, wanted: &Wanted, resume: Option<Resume>) -> Result<Placed<'_>, Refusal> {
+    fn place(&self, wanted: &Wanted, resume: Option<Resume>) -> Result<Placed, Refusal> {
         let n_prompt = longest(&wanted.prompts);
         let Some(resume) = resume else {
             let picked = self.replicas.pick(n_prompt)?;
@@ -188,7 +188,7 @@ impl Front {
     }
 
     /// One request at the replica per prompt and choice, all heard through one queue.
-    fn submit(self: &Arc<Self>, wanted: Wanted, placed: Placed<'_>, opening: Opening) -> Result<Generation, Refusal> {
+    fn submit(self: &Arc<Self>, wanted: Wanted, placed: Placed, opening: Opening) -> Result<Generation, Refusal> {
         let Wanted { prompts, asked, like, .. } = wanted;
         let Placed { picked, requests, print, before, marks } = placed;
         let Opening { waiting, model, deadline, traceparent } = opening;
@@ -390,8 +390,8 @@ impl Wanted {
 }
 
 /// What becomes of a request, and where.
-struct Placed<'a> {
-    picked: Picked<'a>,
+struct Placed {
+    picked: Picked,
     requests: Vec<Request>,
     print: Fingerprint,
     /// Of the stream that is gone on with.

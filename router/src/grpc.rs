@@ -141,7 +141,7 @@ impl Inference for Service {
 
     async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Result<Response<v1::Topology>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
-        Ok(Response::new(crate::topology::topology(&self.front.replicas.views().borrow())))
+        Ok(Response::new(self.front.replicas.topology()))
     }
 }
 

@@ -64,8 +64,8 @@ class Pod:
             word = word.replace(host, address)
         for inside, outside in mounts.items():
             word = re.sub(rf"(?<![\w.]){re.escape(inside)}(?![\w.-])", str(outside), word)
-        # Several pods share this machine: each listens on its own address.
-        return word.replace("0.0.0.0:", f"{self.address}:")
+        # Several pods share this machine: each listens on its own address, which is its loopback too.
+        return re.sub(r"(?<![\d.])(0\.0\.0\.0|127\.0\.0\.1):", f"{self.address}:", word)
 
     def start(self, container):
         command, environment = self.command(container)

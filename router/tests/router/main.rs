@@ -82,7 +82,7 @@ impl House {
         let (http, grpc) = (listener().await, listener().await);
         let addresses = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
         let shutdown = CancellationToken::new();
-        let coordinators = fakes.iter().map(Fake::coordinator).collect();
+        let coordinators: Vec<_> = fakes.iter().map(Fake::coordinator).collect();
         let serve = router::serve(config, coordinators, model::text(), http, grpc, shutdown.clone());
         let served = tokio::spawn(serve);
         let fake = fakes.remove(0);
