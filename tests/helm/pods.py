@@ -56,7 +56,8 @@ class Pod:
         known = {**self.environment, **environment}
         words = [re.sub(r"\$\((\w+)\)", lambda m: known[m.group(1)], word) for word in container["args"]]
         mounts = {mount["mountPath"]: self.cluster.volume(self, mount["name"]) for mount in container["volumeMounts"]}
-        return [str(chart.BINARY), *(self.local(word, mounts) for word in words)], {
+        program = self.cluster.programs[container.get("command", ["lockstep"])[0]]
+        return [program, *(self.local(word, mounts) for word in words)], {
             name: self.local(value, mounts) for name, value in environment.items()}
 
     def local(self, word, mounts):
@@ -87,7 +88,9 @@ class Pod:
     def is_ready(self):
         """By each container's readiness; a door's, which is gRPC, says the same as /ready."""
         for container in self.template.lasting:
-            url = self.url(container, "livenessProbe").replace("/health", "/ready")
+            is_door = "grpc" in container["readinessProbe"]
+            url = self.url(container, "livenessProbe").replace("/health", "/ready") if is_door else self.url(
+                container, "readinessProbe")
             if get(url)[0] != 200:
                 return False
         return True
@@ -111,7 +114,7 @@ class Pod:
 
 
 class Cluster:
-    """All pods of a release's roles."""
+    """All pods of a release, but for its test's."""
 
     def __init__(self, objects, folder, model):
         self.folder, self.model = pathlib.Path(folder), model
@@ -122,7 +125,8 @@ class Cluster:
         self.token.mkdir()
         secret = subprocess.run([str(chart.BINARY), "token"], capture_output=True, text=True, check=True, timeout=60)
         (self.token / "token").write_text(secret.stdout)
-        for template in chart.serving(objects):
+        self.programs = {"lockstep": str(chart.BINARY), "etcd": shutil.which("etcd")}
+        for template in chart.standing(objects):
             self.add(template)
 
     def volume(self, pod, name):

@@ -2,6 +2,7 @@
 of it is replaced, and ends when it is told to."""
 
 import json
+import shutil
 
 import chart
 import pods
@@ -15,6 +16,8 @@ VALUES = {"model": {"source": "pvc", "path": "llama-f32-tied", "pvc": {"claim": 
 LAYOUTS = {
     "pod": ({"topology": {"tp": 2, "pp": 2}}, []),
     "lws": ({"topology": {"tp": 2, "pp": 2, "ranksPerPod": 2}}, [LWS]),
+    # Two replicas that are found by an etcd of three members.
+    "etcd": ({"topology": {"tp": 2}, "replicas": 2, "etcd": {"mode": "own"}}, []),
     "statefulsets": ({"topology": {"tp": 2, "pp": 2, "ranksPerPod": 2}}, []),
 }
 ASKED = {"prompt": "One two three", "max_tokens": 16, "temperature": 0}
@@ -22,6 +25,8 @@ ASKED = {"prompt": "One two three", "max_tokens": 16, "temperature": 0}
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def cluster(request, tmp_path_factory):
+    if request.param == "etcd" and not shutil.which("etcd"):
+        pytest.skip("there is no etcd here")
     values, apis = LAYOUTS[request.param]
     objects = chart.rendered_fresh({**VALUES, **values}, apis)
     made = pods.Cluster(objects, tmp_path_factory.mktemp(request.param), ROOT / "tests" / "reference")
@@ -42,8 +47,10 @@ ANSWERS = set()
 
 
 def test_it_serves(cluster):
-    replica = json.loads(pods.get(f"{cluster.door()}/cluster")[1])["replicas"][0]
-    assert len(replica["ranks"]) == 4 and replica["grid"]["tp"] == 2 and replica["grid"]["pp"] == 2
+    def n_ranks():
+        return [len(replica["ranks"]) for replica in json.loads(pods.get(f"{cluster.door()}/cluster")[1])["replicas"]]
+
+    pods.wait_until("four ranks are seen", lambda: sum(n_ranks()) == 4, cluster.logs)
     # Whatever the pods, the same request has the same answer.
     ANSWERS.add(answer(cluster))
     assert len(ANSWERS) == 1
@@ -54,15 +61,14 @@ def test_metrics_are_where_monitors_look(cluster):
         for container in pod.template.lasting:
             status, page = pods.get(pod.url(container, "livenessProbe").replace("/health", "/metrics"))
             assert status == 200
-            if chart.role(container) == "coordinator":
+            if container["name"] == "coordinator":
                 assert 'lockstep:ranks_ready{' in page
 
 
 def test_a_pod_is_replaced(cluster):
     """As in a rollout: the old one ends first, then the new one comes; the door stays open."""
     before = answer(cluster)
-    holders = [pod for pod in cluster.pods if pod not in cluster.of("router")]
-    pod = holders[-1]
+    pod = [pod for pod in cluster.pods if pod not in cluster.of("router") + cluster.of("etcd")][-1]
     statuses = pod.end()
     assert set(statuses.values()) == {0}, f"{pod.name}: {statuses}\n{cluster.logs()}"
     pod.start_all()
@@ -73,6 +79,7 @@ def test_a_pod_is_replaced(cluster):
 
 def test_it_ends_in_order(cluster):
     """Last of this layout: the router drains, then the groups."""
-    for pod in [*cluster.of("router"), *(pod for pod in cluster.pods if pod not in cluster.of("router"))]:
+    doors, stores = cluster.of("router"), cluster.of("etcd")
+    for pod in [*doors, *(pod for pod in cluster.pods if pod not in doors + stores)]:
         statuses = pod.end()
         assert set(statuses.values()) == {0}, f"{pod.name}: {statuses}\n{cluster.logs()}"
