@@ -58,6 +58,7 @@ clients: protoc $(CLIENT_PACKAGES)/.ready $(FRAMEWORK_PACKAGES)/.ready
 
 # The chart and what is beside it, with the tools of those who use them; each is fetched once, and nothing is installed.
 helm: $(HELM_PACKAGES)/.ready
+	deploy/dev/packages.sh etcd:etcd-server strip:binutils
 	$(PYTHON) tests/helm/tools.py $(HELM_TOOLS)
 	$(CARGO) test --workspace --locked --no-run
 	PYTHONPATH=$(HELM_PACKAGES) $(PYTHON) -m pytest -q -p no:cacheprovider tests/helm

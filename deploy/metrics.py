@@ -28,7 +28,7 @@ def constants(text):
 
 def kinds(text):
     """name of the constant -> counter, gauge or histogram"""
-    lists = re.findall(r"const (GAUGES|COUNTERS|HISTOGRAMS): \[&Metric; \d+\] = \[(.*?)\];", text, re.S)
+    lists = re.findall(r"const (GAUGES|COUNTERS|HISTOGRAMS): \[&Metric; \d+\] =\s*\[(.*?)\];", text, re.S)
     return {name: kind[:-1].lower() for kind, of in lists for name in re.findall(r"&(\w+)", of)}
 
 

@@ -63,11 +63,14 @@ CASES = {
     "grid-statefulsets-by-choice": (None, {**GRID, "topology": {**GRID["topology"], "groups": "StatefulSet"}}, [LWS],
                                     OLDEST),
     "grid-in-a-pod": (None, {"topology": {"tp": 2, "pp": 2}, "replicas": 3, "model": PVC}, [], OLDEST),
-    "gpu-pod": (None, {"device": "cuda", "topology": {"tp": 2}, "gpu": {"runtimeClassName": "nvidia", "perRank": 2},
+    "gpu-pod": (None, {"device": "cuda", "topology": {"tp": 2}, "gpu": {"runtimeClassName": "nvidia"},
                        "engine": {"activations": "bf16"}, "model": PVC}, [], OLDEST),
     "gpu-rdma": (None, {**GRID, "device": "cuda", "model": PVC,
                         "rdma": {"enabled": True, "env": {"NCCL_IB_HCA": "mlx5"}},
                         "topology": {**GRID["topology"], "exclusiveTopology": "rack"}}, [LWS], OLDEST),
+    "gpu-dra": (None, {**GRID, "device": "cuda", "model": PVC, "gpu": {"dra": {"enabled": True}}}, [LWS], "1.34.0"),
+    "gpu-dra-serve": ("one-node-8-gpu", {"gpu": {"dra": {"enabled": True}, "runtimeClassName": "nvidia"}}, [],
+                      "1.34.0"),
     "sim": (None, {"device": "sim", "replicas": 20}, [], OLDEST),
     "image-volume": (None, {"model": {"source": "image", "path": "model.gguf",
                                       "image": {"reference": "registry.example.com/models/llama:1"}}}, [], "1.33.0"),
@@ -122,6 +125,13 @@ def rendered(case, version=HELM4, kube=NEWEST, folder=CHART):
     """The objects of a case."""
     file, values, apis, _ = CASES[case]
     status, out, error = template(version, values, apis, kube, file, folder)
+    assert status == 0, error
+    return [made for made in yaml.safe_load_all(out) if made]
+
+
+def rendered_fresh(values, apis):
+    """Of no case."""
+    status, out, error = template(HELM4, values, apis)
     assert status == 0, error
     return [made for made in yaml.safe_load_all(out) if made]
 

@@ -156,7 +156,9 @@ def test_compose_is_a_cluster_of_four_ranks():
     assert "--tp=2" in coordinator and "--pp=2" in coordinator and len(ranks) == 4
     for name in ranks:
         assert {"--join=coordinator:50100", "--local-workers=4"} <= set(services[name]["command"])
-    assert "--listen=0.0.0.0:50100" in coordinator and "--coordinator=coordinator:50100" in router
+    assert "--listen=0.0.0.0:50100" in coordinator and "--advertise=coordinator:50100" in coordinator
+    assert "--etcd-endpoints=etcd:2379" in coordinator and "--etcd-endpoints=etcd:2379" in router
+    assert "--advertise-client-urls=http://etcd:2379" in services["etcd"]["command"]
     for service in services.values():
         for other in service.get("depends_on", {}):
             assert other in services
@@ -189,6 +191,7 @@ def test_the_binary_takes_composes_commands():
         command = service.get("command")
         if "lockstep" not in service["image"]:
             continue
+        assert not command[0].startswith("-")
         model = [re.sub(r"\$\{LOCKSTEP_MODEL:-(\w+)\}", r"\1", word) for word in command]
         model.append("--help" if model[0] == "pull" else "--print-config")
         environment = {key: str(value) for key, value in service["environment"].items()}

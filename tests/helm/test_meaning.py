@@ -137,7 +137,8 @@ def test_every_rank_has_one_coordinator(case):
                 coordinator = next(c for c in place.lasting if role(c) == "coordinator")
             assert int(port) == int(flag(coordinator, "listen").rsplit(":", 1)[1])
             # A rank that dials loopback would not ask for TLS, and its coordinator, which listens to all, does.
-            assert flag(container, "tls") == "on" and flag(container, "device") == flag(coordinator, "device")
+            assert flag(container, "tls") == "on"
+            assert flag(container, "device").split(":")[0] == flag(coordinator, "device")
             key = place.owner["metadata"]["name"]
             asked, had, _ = n_ranks.get(key, (0, 0, 0))
             per_group = found.n // place.n if place.n else 1
@@ -316,16 +317,33 @@ def test_ranks_of_a_pod_see_each_other(case):
 def test_gpus_are_asked_for_only_with_cuda(case):
     for found in chart.pods(chart.rendered(case)):
         for container in found.containers:
-            is_cuda = "--device=cuda" in container["args"] and role(container) in ("worker", "serve")
+            is_rank = container["name"] != "etcd" and role(container) in ("worker", "serve")
+            is_cuda = is_rank and flag(container, "device").startswith("cuda")
             resources = container.get("resources", {})
             limit = resources.get("limits", {}).get("nvidia.com/gpu")
-            assert (limit is not None) == is_cuda
+            claims = [claim["name"] for claim in resources.get("claims", [])]
+            assert (limit is not None or claims == ["gpus"]) == is_cuda and not (limit and claims)
             if is_cuda:
-                per_rank = CASES[case][1].get("gpu", {}).get("perRank", 1)
-                n_ranks = int(flag(container, "tp")) * int(flag(container, "pp")) if role(container) == "serve" else 1
-                assert int(limit) == n_ranks * per_rank
-                assert resources["requests"]["nvidia.com/gpu"] == limit
                 assert container["image"].endswith("-cuda") or "@" in container["image"]
+            if limit:
+                n_ranks = int(flag(container, "tp")) * int(flag(container, "pp")) if role(container) == "serve" else 1
+                assert int(limit) == n_ranks and resources["requests"]["nvidia.com/gpu"] == limit
+
+
+@pytest.mark.parametrize("case", ["gpu-dra", "gpu-dra-serve"])
+def test_a_pods_ranks_share_its_claim(case):
+    objects = chart.rendered(case)
+    claim = chart.of_kind(objects, "ResourceClaimTemplate")[0]
+    n_gpus = claim["spec"]["spec"]["devices"]["requests"][0]["exactly"]["count"]
+    for found in chart.serving(objects):
+        ranks = [c for c in found.lasting if role(c) in ("worker", "serve")]
+        claims = [{"name": "gpus", "resourceClaimTemplateName": claim["metadata"]["name"]}]
+        assert found.spec.get("resourceClaims", []) == (claims if ranks else [])
+        if role(found.lasting[-1]) == "serve":
+            assert flag(ranks[0], "device") == "cuda" and n_gpus == int(flag(ranks[0], "tp"))
+        elif ranks:
+            # Each takes another of the pod's GPUs.
+            assert [flag(c, "device") for c in ranks] == [f"cuda:{n}" for n in range(n_gpus)]
 
 
 @EACH
@@ -496,7 +514,7 @@ def test_the_binary_takes_every_flag(case, binary):
                 arguments = [a for a in arguments if not a.startswith(("--etcd-", "--advertise="))]
             if not knows_cuda:
                 # Of a binary that has no CUDA yet everything else is asked.
-                arguments = [a.replace("--device=cuda", "--device=cpu").replace("=bf16", "=f32") for a in arguments]
+                arguments = [re.sub(r"^--device=cuda.*", "--device=cpu", a).replace("=bf16", "=f32") for a in arguments]
             prints = role(container) in ("serve", "router", "coordinator", "worker")
             # The last word makes it stop before it does anything; what it does not know it refuses before that.
             call = (*arguments, "--print-config" if prints else "--help")

@@ -86,7 +86,7 @@ def test_every_metric_exists(where, expression):
 def test_every_label_exists(where, expression):
     """Of what is chosen by: a label that a series lacks would choose nothing, and nobody would see why."""
     # Of the scrape, of every page, and of what rules record.
-    everywhere = {"namespace", "model_name"}
+    everywhere = {"namespace", "pod", "model_name"}
     for name, chosen in re.findall(r"(?<![\w:])((?:lockstep|vllm):\w+)\{([^}]*)\}", expression):
         for label in re.findall(r"(\w+)\s*(?:=|!)", chosen):
             assert label in known_series()[name] | everywhere, f"{where}: {name} has no label {label}"

@@ -47,8 +47,10 @@
 {{- $values := .root.Values -}}
 {{- $resources := deepCopy $values.workers.resources -}}
 {{- $extended := dict -}}
-{{- if eq $values.device "cuda" -}}
-{{- $_ := set $extended $values.gpu.resource (mul $values.gpu.perRank .ranks | toString) -}}
+{{- if and (eq $values.device "cuda") $values.gpu.dra.enabled -}}
+{{- $_ := set $resources "claims" (list (dict "name" "gpus")) -}}
+{{- else if eq $values.device "cuda" -}}
+{{- $_ := set $extended $values.gpu.resource (.ranks | toString) -}}
 {{- end -}}
 {{- if $values.rdma.enabled -}}
 {{- $_ := set $extended $values.rdma.resource ($values.rdma.count | int | toString) -}}
@@ -92,7 +94,7 @@ between epochs nobody answers there.
     - --token-file=/etc/lockstep/join/token
     - --mesh-listen={{ include "lockstep.podIp" .root }}:{{ add $values.network.meshPort .n }}
     - --health={{ include "lockstep.any" .root }}:{{ add $values.network.healthPort 1 .n }}
-    - --device={{ $values.device }}
+    - --device={{ $values.device }}{{ if and (eq $values.device "cuda") $values.gpu.dra.enabled }}:{{ .n }}{{ end }}
     {{- if .fetches }}
     - --fetch
     {{- end }}
@@ -143,8 +145,19 @@ between epochs nobody answers there.
 {{- if gt (include "lockstep.ranksPerPod" . | int) 1 }}
 shareProcessNamespace: true
 {{- end }}
-{{- if and (eq .Values.device "cuda") .Values.gpu.runtimeClassName }}
-runtimeClassName: {{ .Values.gpu.runtimeClassName }}
+{{- include "lockstep.gpuPod" . }}
+{{- end -}}
+
+{{/* Of a pod with GPUs. */}}
+{{- define "lockstep.gpuPod" -}}
+{{- if eq .Values.device "cuda" }}
+{{- with .Values.gpu.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- if .Values.gpu.dra.enabled }}
+resourceClaims:
+  - {name: gpus, resourceClaimTemplateName: {{ include "lockstep.fullname" . }}-gpus}
+{{- end }}
 {{- end }}
 {{- end -}}
 
