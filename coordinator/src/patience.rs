@@ -132,14 +132,12 @@ mod tests {
 
     #[test]
     fn work_is_tokens_and_what_they_look_at() {
-        let slice = |range| Slice { id: RequestId(1), range, n_draft: 0, want: Want::Last };
-        let step = |ranges: &[std::ops::Range<u32>]| Step {
-            slices: ranges.iter().cloned().map(slice).collect(),
-            ..Step::default()
-        };
+        let slice =
+            |&(start, end): &(u32, u32)| Slice { id: RequestId(1), range: start..end, n_draft: 0, want: Want::Last };
+        let step = |ranges: &[(u32, u32)]| Step { slices: ranges.iter().map(slice).collect(), ..Step::default() };
         assert_eq!(work(&step(&[])), 1);
-        assert_eq!(work(&step(&[0..512])), 512 + 256);
-        assert_eq!(work(&step(&[2047..2048, 0..1])), 3 + 1);
+        assert_eq!(work(&step(&[(0, 512)])), 512 + 256);
+        assert_eq!(work(&step(&[(2047, 2048), (0, 1)])), 3 + 1);
     }
 
     #[test]
