@@ -1,5 +1,5 @@
-//! How long a step may take before whoever computes it is taken for hung: a bounded memory of how long recent ones took.
-//! Knows no clock and no rank; time is told to it.
+//! How long a step may take before whoever computes it is taken for hung: a bounded memory of how long recent ones
+//! took. Knows no clock and no rank; time is told to it.
 
 use crate::Waits;
 use crate::replica::micros;
@@ -89,8 +89,8 @@ impl Patience {
         expected.clamp(micros(waits.hang_min), micros(waits.step_max).max(micros(waits.hang_min)))
     }
 
-    /// What all but the slowest hundredth of such steps take: never less than of all that were seen, and for a step that
-    /// has more work than those, so much longer in proportion.
+    /// What all but the slowest hundredth of such steps take: never less than of all that were seen, and for a step
+    /// that has more work than those, so much longer in proportion.
     fn expected(&self, work: u64) -> Option<u64> {
         let of_all = p99(self.took.iter().map(|took| took.micros))?;
         let scaled = |took: &Took| took.micros.saturating_mul(work.max(took.work)) / took.work;
