@@ -1,5 +1,5 @@
-//! A cluster of processes under load that loses ranks, goes on with fewer, gets them back, is given other grids and another
-//! coordinator: no request fails, and every answer is what one rank alone says.
+//! A cluster of processes under load that loses ranks, goes on with fewer, gets them back, is given other grids and
+//! another coordinator: no request fails, and every answer is what one rank alone says.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/node.rs"]
