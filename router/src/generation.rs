@@ -111,7 +111,7 @@ impl Generation {
         self.ready.iter().any(|(_, event)| !matches!(event, Event::Told(_)))
     }
 
-    fn is_running(&self) -> bool {
+    pub fn is_running(&self) -> bool {
         self.choices.iter().any(|choice| choice.ticket.is_some())
     }
 
