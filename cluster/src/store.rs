@@ -13,7 +13,10 @@ use tokio::sync::watch;
 pub enum Store {
     Memory(MemoryStore),
     /// Members that were given and never change, named by their addresses. A claim here is known to nobody else.
-    Static { given: Addresses, own: MemoryStore },
+    Static {
+        given: Addresses,
+        own: MemoryStore,
+    },
     Etcd(EtcdStore),
 }
 

@@ -31,7 +31,8 @@ const EPOCH: Metric = metric("lockstep:epoch", "The epoch's number: grows when a
 const RANKS_READY: Metric = metric("lockstep:ranks_ready", "Ranks that can take steps.");
 const RANK_SLOW: Metric =
     metric("lockstep:rank_slow", "1: this rank computes for much longer than others do over the same work.");
-const STORE_CONNECTED: Metric = metric("lockstep:store_connected", "1 while the cluster store answers, 0 while it is away.");
+const STORE_CONNECTED: Metric =
+    metric("lockstep:store_connected", "1 while the cluster store answers, 0 while it is away.");
 const STORE_SINCE: Metric =
     metric("lockstep:store_since_seconds", "Unix time at which the cluster store came or went.");
 const GAUGES: [&Metric; 9] =

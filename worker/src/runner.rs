@@ -29,6 +29,20 @@ pub trait Runner: Send {
     }
 }
 
+impl<R: Runner + ?Sized> Runner for Box<R> {
+    fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
+        (**self).run(step, done)
+    }
+
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        (**self).abort_handle()
+    }
+
+    fn waited(&self) -> Duration {
+        (**self).waited()
+    }
+}
+
 /// Makes a runner for a place in a blueprint. Called again for every epoch that the worker lives to see, so what is
 /// costly (mapped weights) may be kept from one load to the next.
 pub trait Load: Send {

@@ -68,9 +68,11 @@ async fn try_take(line: &Line, replica: &str, address: &str, holder: &str) -> Re
         None => (0, 0),
     };
     let record = claim_value(holder, address, floor);
-    let txn = Txn::new()
-        .when([Compare::mod_revision(key, CompareOp::Equal, seen)])
-        .and_then([TxnOp::put(key, record.clone(), None)]);
+    let txn = Txn::new().when([Compare::mod_revision(key, CompareOp::Equal, seen)]).and_then([TxnOp::put(
+        key,
+        record.clone(),
+        None,
+    )]);
     let done = transact(line, &txn).await?;
     Ok(done.succeeded().then(|| taken(incarnation(revision(&done), floor), holder, address, record)))
 }
@@ -265,9 +267,11 @@ impl Keeper {
         }
         let seen = found.map_or(0, |entry| entry.mod_revision());
         let record = claim_value(holder, address, ours.saturating_sub(1));
-        let txn = Txn::new()
-            .when([Compare::mod_revision(key, CompareOp::Equal, seen)])
-            .and_then([TxnOp::put(key, record.clone(), None)]);
+        let txn = Txn::new().when([Compare::mod_revision(key, CompareOp::Equal, seen)]).and_then([TxnOp::put(
+            key,
+            record.clone(),
+            None,
+        )]);
         let done = transact(&self.line, &txn).await?;
         if done.succeeded() {
             tracing::warn!(replica = self.replica, incarnation = ours, "etcd had forgotten the claim");

@@ -113,7 +113,8 @@ mod tests {
         for bad in ["", "{}", "{\"incarnation\": 1, \"address\": \"x\"}", "[1]"] {
             assert_eq!(read_member(bad.as_bytes()), None, "{bad}");
         }
-        let long = format!("{{\"incarnation\": 1, \"address\": \"h:1\", \"model\": {:?}}}", "x".repeat(VALUE_BYTES_MAX));
+        let long =
+            format!("{{\"incarnation\": 1, \"address\": \"h:1\", \"model\": {:?}}}", "x".repeat(VALUE_BYTES_MAX));
         assert_eq!(read_member(long.as_bytes()), None);
     }
 

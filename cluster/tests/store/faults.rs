@@ -83,7 +83,8 @@ async fn etcd_that_dies_and_comes_back_is_a_pause() {
 async fn a_watch_that_missed_a_compaction_tells_the_outcome() {
     let etcd = Etcd::start(1);
     let proxy = Proxy::to(etcd.port(0)).await;
-    let (router, coordinator) = (open(vec![proxy.endpoint.clone()], PREFIX).await, open(etcd.endpoints(), PREFIX).await);
+    let (router, coordinator) =
+        (open(vec![proxy.endpoint.clone()], PREFIX).await, open(etcd.endpoints(), PREFIX).await);
     let mut watch = router.watch();
     let (a, mut b) = (claim(&coordinator, "a", "h:1").await, claim(&coordinator, "b", "h:2").await);
     assert_eq!(next(&mut watch).await, is("a", "h:1", &a));

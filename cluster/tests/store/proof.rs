@@ -41,7 +41,8 @@ fn pem(label: &str, der: &[u8]) -> String {
     let mut text = format!("-----BEGIN {label}-----\n");
     for (i, three) in der.chunks(3).enumerate() {
         let bits = three.iter().enumerate().fold(0, |bits, (i, byte)| bits | u32::from(*byte) << (16 - 8 * i));
-        let digit = |at: usize| if at <= three.len() { DIGITS[(bits >> (18 - 6 * at) & 63) as usize] as char } else { '=' };
+        let digit =
+            |at: usize| if at <= three.len() { DIGITS[(bits >> (18 - 6 * at) & 63) as usize] as char } else { '=' };
         text.extend((0..4).map(digit));
         text.push_str(if i % 16 == 15 { "\n" } else { "" });
     }
@@ -69,7 +70,9 @@ async fn certificates_on_both_sides() {
     assert_eq!(next(&mut store.watch()).await, is("a", "h:1", &held));
     // Without a certificate, and with an authority that has not signed etcd's: nobody is there, and it says why.
     let (stranger, _, _) = certificates();
-    for (store, expect) in [(with(None, &authority).await, "ertificate"), (with(proven(), &stranger).await, "ertificate")] {
+    for (store, expect) in
+        [(with(None, &authority).await, "ertificate"), (with(proven(), &stranger).await, "ertificate")]
+    {
         let mut health = store.unwrap().health();
         let told = |why: &str| why.contains(expect);
         let seen = health.wait_for(|health| health.away.as_deref().is_some_and(told));

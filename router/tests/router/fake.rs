@@ -29,6 +29,8 @@ pub struct Script {
     pub name: &'static str,
     pub digest: [u8; 32],
     pub context: u32,
+    /// Of its claim.
+    pub incarnation: u64,
     /// As its states tell.
     pub backlog: u64,
     pub computed_per_s: u64,
@@ -48,6 +50,7 @@ impl Default for Script {
             name: "replica-0",
             digest: [7; 32],
             context: crate::model::CONTEXT,
+            incarnation: 3,
             backlog: 0,
             computed_per_s: 0,
             n_cached: 0,
@@ -314,7 +317,7 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         context: script.context,
         policy_digest: script.digest.to_vec(),
         vocab: crate::model::VOCAB,
-        incarnation: 3,
+        incarnation: script.incarnation,
     }
 }
 
