@@ -588,10 +588,7 @@ impl Task {
 
     fn state(&mut self, state: wire::State) {
         use wire::state::Phase;
-        self.ledger.told(state.backlog_tokens);
-        if let Some(actual) = &state.actual {
-            self.ledger.worked(actual);
-        }
+        self.ledger.told(&state);
         self.draining = state.phase() == Phase::Draining;
         let recovers = matches!(state.phase(), Phase::Recovering | Phase::Loading);
         self.recovering_since = recovers.then(|| self.recovering_since.unwrap_or_else(Instant::now));
