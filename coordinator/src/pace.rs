@@ -94,6 +94,7 @@ impl Speed {
             steps_early: planned.steps_early,
             computed: planned.tokens_computed,
             busy_micros: self.busy.micros,
+            admissions: planned.admissions,
         }
     }
 }

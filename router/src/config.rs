@@ -123,7 +123,7 @@ impl Default for Waits {
             reattach_min: Duration::from_millis(50),
             reattach_max: Duration::from_secs(1),
             attach_max: Duration::from_secs(3),
-            replica_silence_max: Duration::from_secs(10),
+            replica_silence_max: Duration::from_secs(3),
             replica_absence_max: Duration::from_secs(60),
             recovery_max: Duration::from_secs(10),
             drain_max: Duration::from_secs(30),

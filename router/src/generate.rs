@@ -97,6 +97,10 @@ impl Front {
             Ok(mut generation) => {
                 if let Some(clock) = &mut clock {
                     clock.begun(&generation);
+                    // All of it was said before.
+                    if !generation.is_running() {
+                        clock.finished("ok");
+                    }
                 }
                 generation.clock = clock;
                 Ok(generation)

@@ -80,8 +80,8 @@ pub(crate) struct Choice {
 }
 
 impl Generation {
-    /// Waits for the first word of the replica that is new to the client, so that a refusal can be told as one. After `wait_max` the stream is
-    /// opened without it.
+    /// Waits for the first word of the replica that is new to the client, so that a refusal can be told as one. After
+    /// `wait_max` the stream is opened without it.
     pub async fn answered(&mut self, wait_max: Duration) -> Result<(), Refusal> {
         let first = tokio::time::timeout(wait_max, poll_fn(|context| self.poll_heard(context))).await;
         match first {
@@ -111,7 +111,7 @@ impl Generation {
         self.ready.iter().any(|(_, event)| !matches!(event, Event::Told(_)))
     }
 
-    fn is_running(&self) -> bool {
+    pub fn is_running(&self) -> bool {
         self.choices.iter().any(|choice| choice.ticket.is_some())
     }
 

@@ -1,7 +1,7 @@
 //! How much work a replica has, as far as this router knows: what it gave to the replica itself, at once, and what
 //! others gave to it, as the replica tells; and how fast it works. Knows numbers of tokens, no requests and no clock.
 
-use proto::cluster::Actual;
+use proto::cluster::State;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,8 +14,11 @@ const MEASURED_MICROS_MIN: u64 = 50_000;
 pub struct Ledger {
     own: AtomicU64,
     others: AtomicU64,
-    /// Tokens in a thousand seconds; zero until it is known.
-    rate: AtomicU64,
+    n_waiting: AtomicU64,
+    /// For a thousand tokens of prompts; zero until it is known.
+    micros_computing: AtomicU64,
+    /// From one request that begins to run to the next, while others wait; zero until it is known.
+    micros_between: AtomicU64,
     measured: Mutex<Option<Measured>>,
 }
 
@@ -23,7 +26,23 @@ pub struct Ledger {
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     computed: u64,
+    drawn: u64,
+    begun: u64,
     busy_micros: u64,
+    somebody_waits: bool,
+}
+
+impl Measured {
+    /// What was done since. None where less was done: the replica was placed anew.
+    fn since(self, last: Measured) -> Option<Measured> {
+        Some(Measured {
+            computed: self.computed.checked_sub(last.computed)?,
+            drawn: self.drawn.checked_sub(last.drawn)?,
+            begun: self.begun.checked_sub(last.begun)?,
+            busy_micros: self.busy_micros.checked_sub(last.busy_micros)?,
+            somebody_waits: self.somebody_waits && last.somebody_waits,
+        })
+    }
 }
 
 impl Ledger {
@@ -32,39 +51,57 @@ impl Ledger {
     }
 
     /// The replica says what it has in all. What is not from here is other routers'.
-    pub fn told(&self, n_tokens: u64) {
-        self.others.store(n_tokens.saturating_sub(self.own.load(Relaxed)), Relaxed);
+    pub fn told(&self, state: &State) {
+        self.others.store(state.backlog_tokens.saturating_sub(self.own.load(Relaxed)), Relaxed);
+        self.n_waiting.store(state.n_waiting.into(), Relaxed);
+        let Some(actual) = &state.actual else { return };
+        self.measure(Measured {
+            computed: actual.computed,
+            drawn: actual.tokens,
+            begun: actual.admissions,
+            busy_micros: actual.busy_micros,
+            somebody_waits: state.n_waiting > 0,
+        });
     }
 
-    /// The replica says what it has done since it was placed. One that works otherwise now is known by what it does
-    /// now: each look counts a quarter.
-    pub fn worked(&self, actual: &Actual) {
-        let Actual { computed, busy_micros, .. } = *actual;
+    /// Time counts that says how long something takes for which others wait: prompts that were computed, where little
+    /// else was; and requests that began while there were more.
+    fn measure(&self, now: Measured) {
         let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = measured.filter(|last| last.computed <= computed && last.busy_micros <= busy_micros);
-        let since = since.unwrap_or(Measured { computed: 0, busy_micros: 0 });
-        let micros = busy_micros - since.busy_micros;
-        if micros < MEASURED_MICROS_MIN {
+        let Some(done) = measured.and_then(|last| now.since(last)) else {
+            *measured = Some(now);
+            return;
+        };
+        if done.busy_micros < MEASURED_MICROS_MIN || (done.somebody_waits && done.begun == 0) {
             return;
         }
-        *measured = Some(Measured { computed, busy_micros });
-        let now = u128::from(computed - since.computed) * 1_000_000_000 / u128::from(micros);
-        let before = u128::from(self.rate.load(Relaxed));
-        let rate = if before == 0 { now } else { (3 * before + now) / 4 };
-        self.rate.store(u64::try_from(rate).unwrap_or(u64::MAX), Relaxed);
+        *measured = Some(now);
+        if done.computed > 0 && done.computed >= done.drawn.saturating_mul(2) {
+            mix(&self.micros_computing, done.busy_micros, 1000, done.computed);
+        }
+        if done.somebody_waits {
+            mix(&self.micros_between, done.busy_micros, 1, done.begun);
+        }
     }
 
     /// The replica is gone, and another life of it may be another machine.
     pub fn gone(&self) {
-        self.told(0);
-        self.rate.store(0, Relaxed);
+        self.others.store(0, Relaxed);
+        self.n_waiting.store(0, Relaxed);
+        self.micros_computing.store(0, Relaxed);
+        self.micros_between.store(0, Relaxed);
         *self.measured.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// How long it takes until so many more tokens are computed, behind all that is there. None while nobody knows.
+    /// How long it takes until so many more tokens are computed, behind all that is there; or until the requests that
+    /// wait have begun, if that is longer. None while nobody knows.
     pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
-        let rate = Some(self.rate.load(Relaxed)).filter(|rate| *rate > 0)?;
-        let micros = u128::from(self.work().saturating_add(n_tokens)) * 1_000_000_000 / u128::from(rate);
+        let n_waiting = self.n_waiting.load(Relaxed);
+        let computing = known(&self.micros_computing)
+            .map(|micros| (u128::from(self.work()) + u128::from(n_tokens)) * u128::from(micros) / 1000);
+        let between = known(&self.micros_between).filter(|_| n_waiting > 0);
+        let beginning = between.map(|micros| (u128::from(n_waiting) + 1) * u128::from(micros));
+        let micros = computing.max(beginning)?;
         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
 
@@ -73,6 +110,17 @@ impl Ledger {
         self.own.fetch_add(n_tokens, Relaxed);
         Item { ledger: self.clone(), n_tokens }
     }
+}
+
+/// What `n` took of so many microseconds, `times` over. Each look counts a quarter.
+fn mix(mean: &AtomicU64, micros: u64, times: u64, n: u64) {
+    let now = u128::from(micros) * u128::from(times) / u128::from(n.max(1));
+    let mixed = known(mean).map_or(now, |before| (3 * u128::from(before) + now) / 4);
+    mean.store(u64::try_from(mixed).unwrap_or(u64::MAX).max(1), Relaxed);
+}
+
+fn known(mean: &AtomicU64) -> Option<u64> {
+    Some(mean.load(Relaxed)).filter(|micros| *micros > 0)
 }
 
 /// What is left to do of one request, as far as anybody can know.
@@ -100,13 +148,18 @@ impl Drop for Item {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proto::cluster::Actual;
+
+    fn backlog(backlog_tokens: u64) -> State {
+        State { backlog_tokens, ..State::default() }
+    }
 
     #[test]
     fn own_work_is_known_at_once_and_others_when_it_is_told() {
         let ledger = Arc::new(Ledger::default());
         let mut item = ledger.enter(500);
         assert_eq!(ledger.work(), 500);
-        ledger.told(700);
+        ledger.told(&backlog(700));
         assert_eq!(ledger.work(), 700);
         item.begun();
         item.begun();
@@ -115,33 +168,56 @@ mod tests {
         assert_eq!(ledger.work(), 200);
         // Of what this router has sent, the replica has not got everything yet.
         let _item = ledger.enter(500);
-        ledger.told(20);
+        ledger.told(&backlog(20));
         assert_eq!(ledger.work(), 500);
     }
 
+    fn seconds(ledger: &Ledger, n_tokens: u64) -> Option<u64> {
+        ledger.wait(n_tokens).map(|wait| wait.as_secs_f64().round() as u64)
+    }
+
     #[test]
-    fn the_wait_is_the_work_by_the_rate_that_was_measured_last() {
+    fn prompts_wait_for_prompts() {
         let ledger = Arc::new(Ledger::default());
-        let worked = |computed, busy_micros| ledger.worked(&Actual { computed, busy_micros, ..Actual::default() });
-        let seconds = |n_tokens| ledger.wait(n_tokens).map(|wait| wait.as_secs_f64().round() as u64);
-        assert_eq!(seconds(1000), None);
-        // Too short to know anything by.
-        worked(10, 49_999);
-        assert_eq!(seconds(1000), None);
-        worked(200, 1_000_000);
-        assert_eq!(seconds(1000), Some(5));
-        let item = ledger.enter(1000);
-        ledger.told(3000);
-        assert_eq!(seconds(1000), Some(20));
-        drop(item);
-        // It has become slower, and then there is another in its place.
-        (2..40).for_each(|second| worked(200 + 100 * (second - 1), 1_000_000 * second));
-        assert_eq!(seconds(1000), Some(30));
-        worked(600, 1_000_000);
-        assert!(seconds(1000).unwrap() < 30);
+        let told = |computed, tokens, busy_micros| {
+            let actual = Actual { computed, tokens, busy_micros, ..Actual::default() };
+            ledger.told(&State { actual: Some(actual), ..backlog(3000) });
+        };
+        told(5000, 4000, 9_000_000);
+        assert_eq!(seconds(&ledger, 1000), None, "what was before is not known");
+        told(5020, 4000, 9_049_999);
+        assert_eq!(seconds(&ledger, 1000), None, "too short to know anything by");
+        told(5200, 4000, 10_000_000);
+        assert_eq!(seconds(&ledger, 1000), Some(20));
+        // Answers that are drawn one by one say nothing of how fast prompts are.
+        told(5210, 4010, 20_000_000);
+        assert_eq!(seconds(&ledger, 1000), Some(20));
+        // It has become slower.
+        (1..40).for_each(|second| told(5210 + 100 * second, 4010, 20_000_000 + 1_000_000 * second));
+        assert_eq!(seconds(&ledger, 1000), Some(40));
         ledger.gone();
-        assert_eq!(seconds(1000), None);
-        worked(0, u64::MAX);
-        assert_eq!(seconds(u64::MAX), None, "nothing was computed");
+        assert_eq!((seconds(&ledger, 1000), ledger.work()), (None, 0));
+        told(0, 0, 0);
+        told(0, 0, u64::MAX);
+        assert_eq!(seconds(&ledger, u64::MAX), None, "nothing was computed");
+    }
+
+    #[test]
+    fn requests_wait_for_those_before_them() {
+        let ledger = Arc::new(Ledger::default());
+        let told = |admissions, n_waiting, busy_micros| {
+            let actual =
+                Actual { admissions, busy_micros, computed: busy_micros, tokens: busy_micros, ..Actual::default() };
+            ledger.told(&State { actual: Some(actual), n_waiting, ..State::default() });
+        };
+        told(10, 0, 1_000_000);
+        told(20, 4, 2_000_000);
+        assert_eq!(seconds(&ledger, 1), None, "nobody waited when it began");
+        told(20, 9, 3_000_000);
+        told(21, 9, 6_000_000);
+        assert_eq!(seconds(&ledger, 1), Some(40), "one in four seconds, and nine before it");
+        // With nobody before it, it begins.
+        told(30, 0, 7_000_000);
+        assert_eq!(seconds(&ledger, 1), None);
     }
 }

@@ -173,14 +173,14 @@ impl Link {
     }
 
     /// Takes over what another link had. Given back where this one is full.
-    fn adopt(&self, key: u64, mut entry: Entry) -> Result<(), Entry> {
+    fn adopt(&self, key: u64, mut entry: Box<Entry>) -> Result<(), Box<Entry>> {
         let (Ok(place), Ok(cancel)) = (self.submits.try_reserve(), self.cancels.clone().try_reserve_owned()) else {
             return Err(entry);
         };
         if entry.home.moves_to(cancel) {
             entry.work = self.ledger.enter(entry.request.n_tokens() as u64);
             entry.adopts = None;
-            place.send((key, Box::new(entry)));
+            place.send((key, entry));
         }
         Ok(())
     }
@@ -485,13 +485,13 @@ impl Task {
         let Some(entry) = self.table.get(&key) else { return false };
         let Some(link) = others.ready_for(entry.need(), entry.request.n_tokens() as u64) else { return false };
         let Some(entry) = self.table.remove(&key) else { return false };
-        match link.adopt(key, entry) {
+        match link.adopt(key, Box::new(entry)) {
             Ok(()) => {
                 self.parked.remove(&key);
                 true
             }
             Err(entry) => {
-                self.table.insert(key, entry);
+                self.table.insert(key, *entry);
                 false
             }
         }
@@ -588,10 +588,7 @@ impl Task {
 
     fn state(&mut self, state: wire::State) {
         use wire::state::Phase;
-        self.ledger.told(state.backlog_tokens);
-        if let Some(actual) = &state.actual {
-            self.ledger.worked(actual);
-        }
+        self.ledger.told(&state);
         self.draining = state.phase() == Phase::Draining;
         let recovers = matches!(state.phase(), Phase::Recovering | Phase::Loading);
         self.recovering_since = recovers.then(|| self.recovering_since.unwrap_or_else(Instant::now));

@@ -18,7 +18,7 @@ pub enum Refusal {
     NoModel { model: String, served: String },
     #[error("too many requests are waiting; come again later")]
     Full { retry_after: Duration },
-    #[error("the first token is expected in {} s, after the request's deadline; come again later", wait.as_secs_f32().ceil())]
+    #[error("no token is expected before the request's deadline, but in {} s; come again later", wait.as_secs())]
     TooLate { wait: Duration, retry_after: Duration },
     #[error("no replica is ready to serve")]
     NotReady { retry_after: Duration },

@@ -1,8 +1,8 @@
 //! What has been published of servers of this kind, one test for each way in that a client has.
 //!
 //! Others stand where their code is. Files that run code when they are read, and headers of GGUF that overflow:
-//! `tests/advisories.rs`, and with templates that never end the fuzz targets in `checkpoint/tests/fuzz`. Names in a hub's
-//! answer that leave their folder: `checkpoint/src/catalogue/tests.rs`. One tenant's prefix found by another:
+//! `tests/advisories.rs`; these and templates that never end: the fuzz targets in `checkpoint/tests/fuzz`. Names in a
+//! hub's answer that leave their folder: `checkpoint/src/catalogue/tests.rs`. One tenant's prefix found by another:
 //! `coordinator/tests/tenants.rs`. Frames that cannot be meant: `coordinator/tests/faults.rs`. Strangers at a cluster's
 //! doors, and garbage between ranks: `tests/processes.rs`. Bodies of great size: `fuzz.rs`; connections that ask
 //! nothing: `doors.rs`; stop strings by the thousand: `router/src/stop.rs`.

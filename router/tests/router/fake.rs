@@ -33,7 +33,7 @@ pub struct Script {
     pub incarnation: u64,
     /// As its states tell.
     pub backlog: u64,
-    pub computed_per_s: u64,
+    pub actual: wire::Actual,
     pub n_cached: u32,
     /// Repeat so many tokens that a resubmitted request has already got.
     pub overlap: usize,
@@ -52,7 +52,7 @@ impl Default for Script {
             context: crate::model::CONTEXT,
             incarnation: 3,
             backlog: 0,
-            computed_per_s: 0,
+            actual: wire::Actual::default(),
             n_cached: 0,
             overlap: 0,
             last: wire::Finish::Unspecified,
@@ -324,14 +324,13 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
 fn state(shared: &Shared, phase: wire::state::Phase) -> wire::State {
     let rank = wire::RankState { state: "ready".into(), pid: 42, ..Default::default() };
     let script = shared.script.lock().unwrap();
-    let actual = wire::Actual { computed: script.computed_per_s, busy_micros: 1_000_000, ..Default::default() };
     wire::State {
         phase: phase.into(),
         epoch_incarnation: 3,
         epoch_n: 1,
         ranks: vec![rank],
         backlog_tokens: script.backlog,
-        actual: (script.computed_per_s > 0).then_some(actual),
+        actual: Some(script.actual),
         ..Default::default()
     }
 }

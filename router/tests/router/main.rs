@@ -38,7 +38,10 @@ pub struct House {
 }
 
 pub fn config() -> Config {
-    let waits = Waits { reattach_min: Duration::from_millis(5), drain_max: Duration::from_secs(5), ..Waits::default() };
+    // A fake says nothing unless something has changed.
+    let replica_silence_max = Duration::from_secs(600);
+    let (reattach_min, drain_max) = (Duration::from_millis(5), Duration::from_secs(5));
+    let waits = Waits { reattach_min, drain_max, replica_silence_max, ..Waits::default() };
     let limits = Limits { body_bytes_max: 1 << 20, ..Limits::default() };
     let names = vec!["toy".into(), "alias".into()];
     Config { names, limits, waits, metrics: Arc::new(|| "metric 1\n".into()), ..Config::default() }

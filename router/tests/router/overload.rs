@@ -24,7 +24,8 @@ fn what_cannot_be_in_time_is_refused_at_once() {
     run(async {
         let house = House::open(config()).await;
         // An hour of work, whatever this machine does.
-        house.fake.script(|script| (script.backlog, script.computed_per_s) = (3_600_000, 1000));
+        let actual = proto::cluster::Actual { computed: 1000, busy_micros: 1_000_000, ..Default::default() };
+        house.fake.script(|script| (script.backlog, script.actual) = (3_600_000, actual));
         house.fake.phase(Phase::Ready);
         let page = || async { crate::client::get(house.http, "/cluster").await.json() };
         eventually(|| async { page().await["replicas"][0]["backlog_tokens"] == 3_600_000 }).await;
@@ -42,7 +43,6 @@ fn what_cannot_be_in_time_is_refused_at_once() {
             assert_eq!(post(house.http, COMPLETIONS, &body).await.status, 200, "{body}");
         }
         // What is not known is not held against anybody.
-        house.fake.script(|script| script.computed_per_s = 0);
         house.fake.die();
         eventually(|| async { crate::client::get(house.http, "/ready").await.status == 503 }).await;
         house.fake.welcome();
