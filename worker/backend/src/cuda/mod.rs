@@ -297,9 +297,8 @@ impl Memory for Cuda {
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {
         let too_big = || Error::Shape(format!("a buffer of {rows_max} x {cols}"));
-        let size = |cols: usize, each: usize| {
-            rows_max.checked_mul(cols).and_then(|n| n.checked_mul(each)).ok_or_else(too_big)
-        };
+        let size =
+            |cols: usize, each: usize| rows_max.checked_mul(cols).and_then(|n| n.checked_mul(each)).ok_or_else(too_big);
         if u32::try_from(cols).is_err() || u32::try_from(rows_max).is_err() {
             return Err(too_big());
         }

@@ -113,9 +113,7 @@ impl Cuda {
     fn draw_by_host(&self, logits: &Buffer, row: usize, draw: &Draw<'_>, room: &mut Room) -> Result<Option<TokenOut>> {
         room.logits.resize(logits.cols, 0.0);
         // SAFETY: `logits` is borrowed until the stream is through.
-        unsafe {
-            self.stream.read(&logits.bytes, row * logits.cols * 4, bytemuck::cast_slice_mut(&mut room.logits))
-        }?;
+        unsafe { self.stream.read(&logits.bytes, row * logits.cols * 4, bytemuck::cast_slice_mut(&mut room.logits)) }?;
         self.stream.finish()?;
         self.host.draw_rows(&room.logits, logits.cols, std::slice::from_ref(draw), &mut room.by_host);
         Ok(room.by_host.pop().flatten())
