@@ -162,7 +162,8 @@ DEVICE const bf16* page_of(const bf16* kv, const HeadShape& heads, const Work& w
 
 // scores = q . k * scale, for each query and each position of the blocks that are seen.
 template <int D, int QUERIES>
-DEVICE void score_tile(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work, u32 tile) {
+DEVICE void score_tile(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work,
+                       u32 tile) {
     const u32 QT = QUERIES / 16, LD = Room<D, QUERIES>::QUERY_WORDS;
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const Seen seen = seen_blocks(work, tile);
@@ -376,7 +377,8 @@ DEFINE_ATTEND(224, 16) DEFINE_ATTEND(224, 32) DEFINE_SPLIT(224)
 DEFINE_ATTEND(256, 16) DEFINE_ATTEND(256, 32) DEFINE_SPLIT(256)
 
 // A lane has pairs of elements 2 * lane, 2 * lane + 64, ..
-KERNEL(32) attend_merge(const float* partial, HeadShape heads, const u32* positions, u32 tile_first, u32 n_tiles, bf16* out) {
+KERNEL(32) attend_merge(const float* partial, HeadShape heads, const u32* positions, u32 tile_first, u32 n_tiles,
+                        bf16* out) {
     const u32 PAIRS = 4, row = blockIdx.x, n = padded(heads.head_dim);
     const u32 place = row * heads.n_heads + blockIdx.y, end = positions[row] + 1;
     const u32 first = heads.window ? minus(end, heads.window) : 0;

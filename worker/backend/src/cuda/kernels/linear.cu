@@ -122,7 +122,8 @@ DEVICE void few_rows(const void* digits, const void* scales, const Rows& rows, c
         u32 slot = i / (R * 16), row = row_first + i / 16 % R, column = (tile_first + slot) * 16 + i % 16;
         if (row < rows.n_rows && column < rows.n_out) {
             const float* from = sums + slot * n_slots * R * 16 + i % (R * 16);
-            fold_pieces(from, R * 16, pieces, rows.out + (u64)row * rows.ld_out + column, (u64)rows.n_rows * rows.ld_out);
+            float* to = rows.out + (u64)row * rows.ld_out + column;
+            fold_pieces(from, R * 16, pieces, to, (u64)rows.n_rows * rows.ld_out);
         }
     }
 }

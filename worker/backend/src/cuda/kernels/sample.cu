@@ -134,7 +134,8 @@ DEVICE u32 drawn(const float* row, u32 n, const Largest& largest, const DrawRow&
     return best.token;
 }
 
-// ln of the sum of e^(x - largest), which sixteen lanes add: all threads make the terms of a chunk, half a warp adds them.
+// ln of the sum of e^(x - largest), which sixteen lanes add: all threads make the terms of a chunk, half a
+// warp adds them.
 DEVICE float log_sum_of(const float* row, u32 n, float largest) {
     SHARED(float, terms, CHUNK);
     SHARED(float, log_sum, 1);
