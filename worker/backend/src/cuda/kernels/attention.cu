@@ -208,7 +208,8 @@ DEVICE void weigh_tile(const Room<D, QUERIES>& room, u32 tile) {
             largest = larger(score[i], largest);
         }
         largest = tree_largest(largest);
-        // The row has been read by all of its lanes: they have met.
+        // All lanes have read the row, and now it is written anew.
+        __syncwarp();
         UNROLL
         for (u32 i = 0; i < TILE / 16; i++) {
             bf16 p = narrow(largest == minus_infinity() ? 0.0f : exp_of(score[i] - largest));
@@ -242,6 +243,8 @@ DEVICE void add_values(const Room<D, QUERIES>& room, const bf16* kv, const HeadS
                        float (&acc)[QUERIES / 16][D / 32][4]) {
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const Seen seen = seen_blocks(work, tile);
+    // So many blocks are asked for at once.
+    UNROLL_BY(QUERIES == 16 ? 4 : 2)
     for (u32 block = seen.first; block < seen.end; block++) {
         const bf16* v = page_of<D>(kv, heads, work, tile, block) + POSITIONS * D + (warp * (D / 4) + g) * POSITIONS;
         const u32 position = tile * TILE + block * POSITIONS + 4 * t;
