@@ -83,6 +83,21 @@ struct DrawRow {
     u32 wants_logprob;
 };
 
+// The same where tokens have to be ordered: top_k, top_p, and min_p beside them.
+struct FilterRow {
+    u64 key;
+    double scale;
+    double least;
+    double top_p;  // 1: all
+    float scale_f32;  // 1 / temperature in f32, at most the largest f32
+    u32 top_k;  // 0: all
+    u32 wants_logprob;
+    u32 unused;
+};
+
+// Tokens that a filter keeps on the device; where it takes more to know, the host draws.
+#define SURVIVORS_MAX 1024u
+
 struct Drawn {
     u32 token;  // DRAWN_NONE: the row holds something that is no number, or nothing that can be drawn
     float logprob;  // logit - log_sum, if it was wanted
@@ -90,6 +105,7 @@ struct Drawn {
     float log_sum;  // largest + ln(sum of e^(logit - largest)), if the logprob was wanted
 };
 #define DRAWN_NONE 0xffffffffu
+#define DRAWN_BY_HOST 0xfffffffeu
 
 // Which arguments are bf16 rows; the others are f32 rows.
 #define FORM_X_BF16 1u
@@ -227,6 +243,8 @@ KERNEL(256) fold_experts(const float* y, const u32* place, const u32* chosen, co
 // ---- sampling (sample.cu) -----------------------------------------------------------------------------------------
 
 // Draws from each row of logits (f32 [n_rows, n_vocab]) as the CPU does, bit for bit: greedy, or temperature with or
-// without min_p. What edits or orders the logits (penalties, bias, top_k, top_p, ..) is drawn by the host.
-// grid (n_rows), block 512
+// without min_p. What edits logits (penalties, bias, ..) has been done before. grid (n_rows), block 512
 KERNEL_SHARING(512, 2) draw(const float* logits, u32 n_vocab, const DrawRow* draws, Drawn* out);
+// The same with top_k and top_p. DRAWN_BY_HOST where they keep, or min_p keeps before top_p, more than SURVIVORS_MAX.
+// Not for other filters (top_n_sigma, typical_p, XTC). grid (n_rows), block 512
+KERNEL_SHARING(512, 2) draw_filtered(const float* logits, u32 n_vocab, const FilterRow* filters, Drawn* out);
