@@ -11,7 +11,7 @@ CLIENT_PACKAGES := target/client-packages
 FRAMEWORK_PACKAGES := target/framework-packages
 REFERENCE_PACKAGES := target/reference-packages
 
-.PHONY: help serve test clients grids hosts fuzz kl loom bench bench-sums bench-grids gpu-check check
+.PHONY: help serve test clients grids hosts kernels fuzz kl loom bench bench-sums bench-grids gpu-check check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -19,6 +19,7 @@ help:
 	@echo "make clients only the tests with real clients: openai, gRPC by reflection, curl, LangChain, litellm"
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
+	@echo "make kernels every CUDA kernel through nvcc, without a device: no spills, no more registers than the table"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make loom    all interleavings of the memory that ranks share"
@@ -59,6 +60,11 @@ grids:
 hosts:
 	deploy/dev/packages.sh ip:iproute2
 	$(CARGO) test --locked --test hosts -- --nocapture
+
+# Compilers from Python packages, half a gigabyte once; then a minute or two. After a change that is meant to take more registers:
+# make kernels ARGS=--write
+kernels:
+	$(PYTHON) deploy/dev/cuda-kernels.py $(ARGS)
 
 # Plain tests, on the toolchain that builds the rest; a round that failed says how it is repeated.
 fuzz:
