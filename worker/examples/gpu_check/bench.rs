@@ -1,5 +1,5 @@
-//! How fast a model of Llama-3.1-8B's shape decodes with random weights, beside what the device copies: a step reads every
-//! weight once, so copying speed is the floor.
+//! How fast a model of Llama-3.1-8B's shape decodes with random weights, beside what the device copies: a step reads
+//! every weight once, so copying speed is the floor.
 
 use crate::Finding;
 use serde_json::{Value, json};

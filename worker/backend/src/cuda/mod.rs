@@ -9,8 +9,8 @@
 //! uploads   what a pass tells the device: positions, tables, tokens
 //! the rest  the operations, each a launch or two
 //! ```
-//! Operations are begun in order on one stream and return at once; who reads waits. What fails is remembered and said by
-//! `settle`, and nothing more is begun until then. All memory is made at load.
+//! Operations are begun in order on one stream and return at once; who reads waits. What fails is remembered and said
+//! by `settle`, and nothing more is begun until then. All memory is made at load.
 //!
 //! Knows nothing of models or requests. Ranks exchange through the host, as those of processors do.
 

@@ -1,5 +1,5 @@
-//! A device's operations beside the CPU's, on fresh random numbers: how far they are apart, and whether a row's bits know
-//! its neighbours. For tests over the fake driver, and for a real one.
+//! A device's operations beside the CPU's, on fresh random numbers: how far they are apart, and whether a row's bits
+//! know its neighbours. For tests over the fake driver, and for a real one.
 
 use crate::numbers::{File, Rng, TYPES, cpu};
 use backend::cpu::{Cpu, Isa};
