@@ -1,7 +1,6 @@
 //! What is served, whether it is ready, and by which ranks.
 
-use crate::generate::Front;
-use crate::http::answer::unix_seconds;
+use crate::generate::{Front, unix_seconds};
 use crate::http::error::HttpError;
 use crate::link::Replica;
 use crate::refusal::Refusal;
@@ -49,5 +48,5 @@ pub async fn ready(State(front): State<Arc<Front>>) -> Result<&'static str, Http
 }
 
 pub async fn cluster(State(front): State<Arc<Front>>) -> Json<Value> {
-    Json(topology::json(&topology::topology(&front.replicas.views().borrow())))
+    Json(topology::json(&front.replicas.topology()))
 }

@@ -28,8 +28,12 @@ pub struct Script {
     pub refuse: Option<(wire::refused::Reason, u32)>,
     pub name: &'static str,
     pub digest: [u8; 32],
+    pub context: u32,
+    /// Of its claim.
+    pub incarnation: u64,
     /// As its states tell.
     pub backlog: u64,
+    pub computed_per_s: u64,
     pub n_cached: u32,
     /// Repeat so many tokens that a resubmitted request has already got.
     pub overlap: usize,
@@ -45,7 +49,10 @@ impl Default for Script {
             refuse: None,
             name: "replica-0",
             digest: [7; 32],
+            context: crate::model::CONTEXT,
+            incarnation: 3,
             backlog: 0,
+            computed_per_s: 0,
             n_cached: 0,
             overlap: 0,
             last: wire::Finish::Unspecified,
@@ -62,10 +69,14 @@ pub struct Fake {
 struct Shared {
     script: Mutex<Script>,
     seen: Mutex<Vec<Seen>>,
+    /// As whose it may have had requests before.
+    adopted: Mutex<Vec<u64>>,
     /// Counts lives: a change ends the streams of the life before.
     life: watch::Sender<u32>,
     welcomed: watch::Sender<bool>,
     phase: watch::Sender<wire::state::Phase>,
+    /// Counts the times that all that runs was ended.
+    cancelled: watch::Sender<u32>,
 }
 
 impl Fake {
@@ -74,9 +85,11 @@ impl Fake {
         let shared = Arc::new(Shared {
             script: Mutex::default(),
             seen: Mutex::default(),
+            adopted: Mutex::default(),
             life: watch::channel(1).0,
             welcomed: watch::channel(false).0,
             phase: watch::channel(wire::state::Phase::Ready).0,
+            cancelled: watch::channel(0).0,
         });
         let service = CoordinatorServer::new(Service(shared.clone()));
         tokio::spawn(proto::transport::server().add_service(service).serve_with_incoming(pipes));
@@ -109,6 +122,11 @@ impl Fake {
         self.shared.life.send_modify(|life| *life += 1);
     }
 
+    /// Ends what runs, as a coordinator does whose drain takes too long.
+    pub fn cancel_all(&self) {
+        self.shared.cancelled.send_modify(|times| *times += 1);
+    }
+
     pub fn seen(&self) -> Vec<Seen> {
         self.shared.seen.lock().unwrap().clone()
     }
@@ -119,6 +137,10 @@ impl Fake {
             Seen::Cancel(_) => None,
         };
         self.seen().into_iter().filter_map(submit).collect()
+    }
+
+    pub fn adopted(&self) -> Vec<u64> {
+        self.shared.adopted.lock().unwrap().clone()
     }
 
     pub fn cancels(&self) -> Vec<u64> {
@@ -158,6 +180,10 @@ impl Coordinator for Service {
         Err(Status::unimplemented("no workers here"))
     }
 
+    async fn scale(&self, _: Request<wire::ScaleRequest>) -> Result<Response<wire::ScaleReply>, Status> {
+        Err(Status::unimplemented("no grid here"))
+    }
+
     async fn get_model(&self, _: Request<wire::GetModelRequest>) -> Result<Response<wire::ModelFiles>, Status> {
         Err(Status::unimplemented("no workers here"))
     }
@@ -170,6 +196,7 @@ impl Coordinator for Service {
 async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFrame>, frames: Frames) {
     let mut welcomed = shared.welcomed.subscribe();
     let mut phase = shared.phase.subscribe();
+    let mut cancelled = shared.cancelled.subscribe();
     welcomed.wait_for(|welcomed| *welcomed).await.unwrap();
     say(&frames, Frame::Welcome(welcome(shared, router))).await;
     let now = *phase.borrow_and_update();
@@ -185,6 +212,12 @@ async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFr
                 let now = *phase.borrow_and_update();
                 say(&frames, Frame::State(state(shared, now))).await;
             }
+            Ok(()) = cancelled.changed() => {
+                for (id, ()) in running.drain() {
+                    let output = wire::Output { id, finish: wire::Finish::Cancelled.into(), ..Default::default() };
+                    say(&frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
+                }
+            }
         }
     }
 }
@@ -195,6 +228,10 @@ async fn hear(shared: &Shared, frames: &Frames, frame: Up, running: &mut HashMap
         Up::Cancel(cancel) => {
             running.remove(&cancel.id);
             shared.seen.lock().unwrap().push(Seen::Cancel(cancel.id));
+        }
+        Up::Adopt(adopt) => {
+            shared.adopted.lock().unwrap().push(adopt.of);
+            Box::pin(hear(shared, frames, Up::Submit(adopt.request.unwrap()), running)).await;
         }
         Up::Submit(request) => {
             shared.seen.lock().unwrap().push(Seen::Submit(Box::new(request.clone())));
@@ -277,21 +314,24 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         router,
         replica: script.name.into(),
         model: "org/toy".into(),
-        context: crate::model::CONTEXT,
+        context: script.context,
         policy_digest: script.digest.to_vec(),
         vocab: crate::model::VOCAB,
-        incarnation: 3,
+        incarnation: script.incarnation,
     }
 }
 
 fn state(shared: &Shared, phase: wire::state::Phase) -> wire::State {
     let rank = wire::RankState { state: "ready".into(), pid: 42, ..Default::default() };
+    let script = shared.script.lock().unwrap();
+    let actual = wire::Actual { computed: script.computed_per_s, busy_micros: 1_000_000, ..Default::default() };
     wire::State {
         phase: phase.into(),
         epoch_incarnation: 3,
         epoch_n: 1,
         ranks: vec![rank],
-        backlog_tokens: shared.script.lock().unwrap().backlog,
+        backlog_tokens: script.backlog,
+        actual: (script.computed_per_s > 0).then_some(actual),
         ..Default::default()
     }
 }
