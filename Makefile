@@ -14,7 +14,8 @@ HELM_PACKAGES := target/helm-packages
 HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
 
-.PHONY: help protoc serve test clients helm grids hosts kernels fuzz kl loom bench bench-sums bench-grids gpu-check check
+.PHONY: help protoc serve test clients helm grids hosts kernels fuzz kl loom bench bench-sums bench-grids gpu-check
+.PHONY: check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"

@@ -32,7 +32,7 @@ fn emulator() -> &'static Emulator {
     EMULATOR.get_or_init(|| {
         const RTLD_NOW: c_int = 2;
         let file = CString::new(build().into_os_string().into_encoded_bytes()).unwrap();
-        // SAFETY: the library is what `build` has just made, and its functions have the types that `emulator.cpp` gives.
+        // SAFETY: the library is what `build` has just made; its functions have the types that `emulator.cpp` says.
         unsafe {
             let library = dlopen(file.as_ptr(), RTLD_NOW);
             assert!(!library.is_null(), "{:?}", CStr::from_ptr(dlerror()));
