@@ -14,7 +14,8 @@ HELM_PACKAGES := target/helm-packages
 HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
 
-.PHONY: help protoc serve test clients helm grids hosts kernels fuzz kl loom bench bench-sums bench-grids gpu-check check
+.PHONY: help protoc serve test clients helm grids hosts kernels fuzz kl loom bench bench-sums bench-grids gpu-check
+.PHONY: check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -81,8 +82,8 @@ hosts: protoc
 	deploy/dev/packages.sh ip:iproute2
 	$(CARGO) test --locked --test hosts -- --nocapture
 
-# Compilers from Python packages, half a gigabyte once; then a minute or two. After a change that is meant to take more registers:
-# make kernels ARGS=--write
+# Compilers from Python packages, half a gigabyte once; then a minute or two. After a change that is meant to take more
+# registers: make kernels ARGS=--write
 kernels:
 	$(PYTHON) deploy/dev/cuda-kernels.py $(ARGS)
 

@@ -5,8 +5,8 @@
 
 The compilers come from Python packages, pinned, into target/. NVRTC, which compiles what is shipped, must take every
 unit with no header but ours. From nvcc come the numbers: a kernel that spills, has a stack frame, or takes more
-registers or shared memory than the table says fails; so does one that the table does not know. `--write` makes the table
-anew, to be looked at and committed.
+registers or shared memory than the table says fails; so does one that the table does not know. `--write` makes the
+table anew, to be looked at and committed.
 """
 
 import argparse

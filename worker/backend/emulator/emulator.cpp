@@ -47,6 +47,7 @@ struct Machine {
     std::vector<unsigned> order, place;
     // Always the first in order that can run, so that a warp gets as far ahead of the others as barriers let it.
     bool is_eager = false;
+    size_t first_ready = 0;
     unsigned n_running = 0, n_waiting = 0;
     int barrier_place = 0;
     void* main = nullptr;
@@ -135,12 +136,15 @@ void run(Fiber& next) {
     emulator_switch(&last.stack_pointer, next.stack_pointer);
 }
 
-// The next in order that can.
+// The next in order that can. An eager machine looks from the first of whom it is not known that they cannot.
 void run_others() {
-    size_t n = machine.fibers.size(), start = machine.is_eager ? 0 : machine.place[fiber->index] + 1;
-    for (size_t i = 0; i < n; i++) {
-        Fiber& next = machine.fibers[machine.order[(start + i) % n]];
-        if (next.state == State::Ready) return run(next);
+    size_t n = machine.fibers.size(), start = machine.is_eager ? machine.first_ready : machine.place[fiber->index] + 1;
+    for (size_t i = start; i < (machine.is_eager ? n : start + n); i++) {
+        Fiber& next = machine.fibers[machine.order[i < n ? i : i - n]];
+        if (next.state == State::Ready) {
+            machine.first_ready = i + 1;
+            return run(next);
+        }
     }
     fail("no thread can run: some wait at a barrier or for their warp, and others have left or wait elsewhere");
 }
@@ -195,6 +199,7 @@ void run_block(unsigned n, int order) {
     }
     machine.n_running = n;
     machine.n_waiting = 0;
+    machine.first_ready = 0;
     machine.placed.clear();
     machine.n_shared = machine.n_dynamic;
     memset(machine.memory, 0xff, SHARED_BYTES);
@@ -220,6 +225,7 @@ void barrier(int place) {
     fiber->state = State::AtBarrier;
     if (++machine.n_waiting == machine.fibers.size()) {
         machine.n_waiting = 0;
+        machine.first_ready = 0;
         for (Fiber& f : machine.fibers) f.state = State::Ready;
     }
     run_others();
@@ -232,6 +238,7 @@ void wait_for_warp() {
 
 void release_warp(Warp& warp) {
     Fiber* first = fiber - fiber->lane;
+    machine.first_ready = 0;
     for (int lane = 0; lane < 32; lane++) {
         if (first[lane].warp == &warp) first[lane].state = State::Ready;
     }

@@ -1,6 +1,6 @@
 //! The emulator as a device: builds it once, launches kernels by name, and guards the memory that they are given.
 
-use std::cell::UnsafeCell;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::hash::{Hash, Hasher};
@@ -32,7 +32,7 @@ fn emulator() -> &'static Emulator {
     EMULATOR.get_or_init(|| {
         const RTLD_NOW: c_int = 2;
         let file = CString::new(build().into_os_string().into_encoded_bytes()).unwrap();
-        // SAFETY: the library is what `build` has just made; its functions have the types that `emulator.cpp` gives them.
+        // SAFETY: the library is what `build` has just made; its functions have the types that `emulator.cpp` says.
         unsafe {
             let library = dlopen(file.as_ptr(), RTLD_NOW);
             assert!(!library.is_null(), "{:?}", CStr::from_ptr(dlerror()));
@@ -129,13 +129,16 @@ macro_rules! arguments {
     ($($value:expr),* $(,)?) => { &mut [$( std::ptr::from_mut(&mut { $value }).cast::<std::ffi::c_void>() ),*] };
 }
 
-const GUARD: usize = 64;
 const FENCE: u8 = 0xa5;
+/// A multiple of what any machine calls a page.
+const PAGE: usize = 64 << 10;
 
-/// Memory of the device: begins on 16 bytes, and has fences at both ends.
+/// Memory of the device: begins on 16 bytes, and ends, but for what that takes, where nothing may be read. What lies
+/// before it and behind it, up to there, must not be written.
 pub struct Memory<T> {
-    /// Kernels write to it behind the compiler's back.
-    words: Vec<UnsafeCell<u128>>,
+    /// A page that nobody may touch, pages, and another such page.
+    pages: *mut u8,
+    n_pages: usize,
     n: usize,
     of: std::marker::PhantomData<T>,
 }
@@ -143,12 +146,21 @@ pub struct Memory<T> {
 impl<T: bytemuck::Pod> Memory<T> {
     pub fn of(values: &[T]) -> Memory<T> {
         let n_bytes = size_of_val(values);
-        let mut words = vec![0u128; (2 * GUARD + n_bytes).div_ceil(16)];
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
-        bytes.fill(FENCE);
-        bytes[GUARD..GUARD + n_bytes].copy_from_slice(bytemuck::cast_slice(values));
-        let words = words.into_iter().map(UnsafeCell::new).collect();
-        Memory { words, n: values.len(), of: std::marker::PhantomData }
+        let n_pages = n_bytes.div_ceil(PAGE).max(1);
+        let none = std::ptr::null_mut();
+        // SAFETY: fresh pages of nobody; the inner ones may be touched.
+        let pages = unsafe {
+            let pages = mmap_anonymous(none, (n_pages + 2) * PAGE, ProtFlags::empty(), MapFlags::PRIVATE).unwrap();
+            mprotect(pages.byte_add(PAGE), n_pages * PAGE, MprotectFlags::READ | MprotectFlags::WRITE).unwrap();
+            pages.cast::<u8>()
+        };
+        let memory: Memory<T> = Memory { pages, n_pages, n: values.len(), of: std::marker::PhantomData };
+        // SAFETY: all inside the inner pages, which are as long as the values at least.
+        unsafe {
+            pages.add(PAGE).write_bytes(FENCE, n_pages * PAGE);
+            memory.start().cast::<u8>().copy_from_nonoverlapping(values.as_ptr().cast(), n_bytes);
+        }
+        memory
     }
 
     pub fn filled(n: usize, value: T) -> Memory<T> {
@@ -156,18 +168,26 @@ impl<T: bytemuck::Pod> Memory<T> {
     }
 
     pub fn start(&self) -> *mut T {
-        UnsafeCell::raw_get(self.words.as_ptr()).cast::<u8>().wrapping_add(GUARD).cast::<T>()
+        let n_bytes = (self.n * size_of::<T>()).next_multiple_of(16);
+        self.pages.wrapping_add((self.n_pages + 1) * PAGE - n_bytes).cast()
     }
 
     /// What a kernel left, and nothing beside it.
     pub fn read(&self) -> Vec<T> {
-        // SAFETY: no kernel runs: a launch returns when all its threads have.
-        let words: Vec<u128> = self.words.iter().map(|word| unsafe { *word.get() }).collect();
-        let bytes: &[u8] = bytemuck::cast_slice(&words);
-        let end = GUARD + self.n * size_of::<T>();
-        let mut fences = bytes[..GUARD].iter().chain(&bytes[end..]);
+        // SAFETY: the inner pages; no kernel runs, as a launch returns when all its threads have.
+        let bytes = unsafe { std::slice::from_raw_parts(self.pages.add(PAGE), self.n_pages * PAGE) };
+        let start = self.start().addr() - bytes.as_ptr().addr();
+        let end = start + self.n * size_of::<T>();
+        let mut fences = bytes[..start].iter().chain(&bytes[end..]);
         assert!(fences.all(|byte| *byte == FENCE), "a kernel wrote beside its memory");
-        bytes[GUARD..end].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+        bytes[start..end].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+    }
+}
+
+impl<T> Drop for Memory<T> {
+    fn drop(&mut self) {
+        // SAFETY: what `of` mapped, and nobody has pointers to any more.
+        unsafe { munmap(self.pages.cast(), (self.n_pages + 2) * PAGE) }.unwrap();
     }
 }
 

@@ -200,14 +200,14 @@ fn filters_keep_what_the_cpus_keep() {
     ];
     for n_vocab in [1, 7, 513, 3001] {
         let rows: Vec<_> = (0..samplings.len()).map(|i| logits(200 + i as u64, n_vocab)).collect();
-        let orders = if n_vocab < 600 { &ORDERS[..] } else { &ORDERS[3..] };
+        let orders = if n_vocab < 600 { &ORDERS[2..] } else { &ORDERS[3..] };
         assert_eq!(check_filtered(&format!("a vocabulary of {n_vocab}"), &rows, &samplings, orders), 0);
     }
     // Rows of many equal numbers, of masks, of nothing, and of what is none.
     let mut masked = vec![f32::NEG_INFINITY; 600];
     (masked[599], masked[300], masked[301]) = (-5.0, -5.5, -0.0);
     let rows = [vec![1.0; 600], masked, vec![f32::NEG_INFINITY; 600], vec![f32::NAN; 600]];
-    check_filtered("special rows", &rows, &samplings[3..7], &ORDERS);
+    check_filtered("special rows", &rows, &samplings[3..7], &ORDERS[..2]);
 }
 
 #[test]

@@ -202,8 +202,8 @@ KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_d
 
 // attend_d{D}_q{QUERIES}: D = padded(head_dim) of 32, 64, 96, 128, 160, 192, 224, 256; QUERIES 16 for all (few rows),
 // and 64 up to D = 128, 32 beyond (many rows). A block of threads takes an item's rows for a KV head and walks all
-// tiles. grid (n_items, n_kv_heads * ceil(per_kv / QUERIES)), block 128, dynamic shared memory ATTEND_SMEM(D, QUERIES), which
-// may be over 48 KiB (96 KiB for d128_q64).
+// tiles. grid (n_items, n_kv_heads * ceil(per_kv / QUERIES)), block 128, dynamic shared memory
+// ATTEND_SMEM(D, QUERIES), which may be over 48 KiB (88 KiB for d128_q64: ask the driver for it).
 // out: bf16 rows of n_heads * head_dim
 //
 // attend_split_d{D}_q16: a block takes one tile, counted from `tile_first`: grid z = n of tiles at most. It writes

@@ -1,5 +1,5 @@
-// Draws a token from each row of logits: the CPU's draw (`cpu/sample`), bit for bit. One block for each row. Knows no log:
-// what edits logits has been done before.
+// Draws a token from each row of logits: the CPU's draw (`cpu/sample`), bit for bit. One block for each row. Knows no
+// log: what edits logits has been done before.
 #include "kernels.cuh"
 #include "math.cuh"
 
@@ -140,8 +140,8 @@ DEVICE u32 drawn(const float* row, u32 n, const Largest& largest, const DrawRow&
     return best_of_all(best, scores, tokens);
 }
 
-// The sum of e^((x - largest) * scale), which sixteen lanes add: all threads make the terms of a chunk, half a warp adds
-// them.
+// The sum of e^((x - largest) * scale), which sixteen lanes add: all threads make the terms of a chunk, half a warp
+// adds them.
 DEVICE float sum_exp_of(const float* row, u32 n, float largest, float scale) {
     SHARED(float, terms, CHUNK);
     SHARED(float, whole, 1);
@@ -276,7 +276,7 @@ DEVICE void sort_keys(const float* row, u32 n_vocab, u64 last, u64* keys) {
     __syncthreads();
 }
 
-// How many of n weights it takes to reach what is wanted; more than n if they do not. Added one by one, as the CPU does.
+// How many of n weights it takes to reach what is wanted; more than n if they do not. One by one, as the CPU does.
 DEVICE u32 n_reaching(const double* weights, u32 n, double wanted) {
     double reached = 0.0;
     for (u32 i = 0; i < n; i++) {
@@ -303,7 +303,8 @@ DEVICE u32 n_kept(const float* row, u32 n_vocab, const Largest& largest, const F
         weights[i] = is_kept ? (double)exp_of(below * filter.scale_f32) : -1.0;
     }
     // Where nothing but top_p is asked for, it is of the whole row.
-    const float whole = is_whole && filter.top_p < 1.0 ? sum_exp_of(row, n_vocab, largest.value, filter.scale_f32) : 0.0f;
+    const bool has_top_p = filter.top_p < 1.0;
+    const float whole = is_whole && has_top_p ? sum_exp_of(row, n_vocab, largest.value, filter.scale_f32) : 0.0f;
     __syncthreads();
     if (threadIdx.x == 0) {
         u32 n_seen = 0;
@@ -313,7 +314,7 @@ DEVICE u32 n_kept(const float* row, u32 n_vocab, const Largest& largest, const F
         }
         bool sees_all = is_all || n_seen < n;
         u32 reaching = n_seen + 1;
-        if (filter.top_p < 1.0 && (is_whole || sees_all)) {
+        if (has_top_p && (is_whole || sees_all)) {
             reaching = n_reaching(weights, n_seen, (is_whole ? (double)whole : total) * filter.top_p);
         }
         *kept = reaching <= n_seen ? reaching : sees_all ? n_seen : 0;
