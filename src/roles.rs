@@ -58,7 +58,8 @@ pub async fn serve(
         groups.push(group);
         coordinators.push(coordinator);
     }
-    let router = route(config, checkpoint, metrics, coordinators, doors, shutdown.clone())?;
+    let resume_key = resume_key(None);
+    let router = route(config, checkpoint, metrics, coordinators, resume_key, doors, shutdown.clone())?;
     let end = CancellationToken::new();
     let replicas = Part::start("the replica", end.clone(), run_groups(groups, end));
     run(vec![Part::start("the router", shutdown, router), replicas]).await
@@ -142,10 +143,12 @@ pub fn route(
     checkpoint: &Checkpoint,
     metrics: router::Render,
     coordinators: Vec<router::Coordinator>,
+    resume_key: router::ResumeKey,
     doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
-    let (config, text) = (router_config(config, coordinators.len(), metrics)?, text(checkpoint)?);
+    let config = router::Config { resume_key, ..router_config(config, coordinators.len(), metrics)? };
+    let text = text(checkpoint)?;
     Ok(async move { Ok(router::serve(config, coordinators, text, doors.http, doors.grpc, shutdown).await?) })
 }
 
@@ -262,7 +265,14 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
         waits: router::Waits { drain_max, ..router::Waits::default() },
         keys: api_keys(config)?,
         metrics,
+        ..router::Config::default()
     })
+}
+
+/// From the cluster's token, so that every router of it reads the handles that one has made. Where there is none, the
+/// cluster stands on one machine and trusts whoever reaches it.
+pub fn resume_key(token: Option<&Token>) -> router::ResumeKey {
+    router::ResumeKey::of(token.map_or(&[], |token| token.expose().as_bytes()))
 }
 
 /// Those of the file and of the flag. A file without a key would let in everybody, which nobody means by it.

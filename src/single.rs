@@ -167,8 +167,9 @@ pub fn router(args: args::Router) -> anyhow::Result<()> {
         let shutdown = CancellationToken::new();
         tokio::spawn(stop_on_signals(shutdown.clone()));
         let reached = |(name, trust): (String, Trust)| Coordinator { channel: secure::channel(&name, trust), name };
+        let resume_key = roles::resume_key(trusts.first().and_then(|trust| trust.token.as_ref()));
         let coordinators = addresses.into_iter().zip(trusts).map(reached).collect();
-        roles::route(&config, &checkpoint, metrics, coordinators, doors, shutdown)?.await
+        roles::route(&config, &checkpoint, metrics, coordinators, resume_key, doors, shutdown)?.await
     })
 }
 

@@ -28,6 +28,12 @@ pub(crate) enum Event {
         router: u32,
         request: Box<wire::Request>,
     },
+    /// A request that may be here already, under another id.
+    Adopt {
+        router: u32,
+        of: RequestId,
+        request: Box<wire::Request>,
+    },
     Cancel {
         router: u32,
         id: RequestId,

@@ -4,6 +4,7 @@
 //! leaves through one bounded queue per peer.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+mod adopt;
 mod config;
 mod event;
 mod grids;

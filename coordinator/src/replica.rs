@@ -142,7 +142,8 @@ impl Replica {
     fn handle(&mut self, event: Event) -> Result<(), Error> {
         match event {
             Event::RouterAttached { router, former, frames } => self.router_attached(router, former, frames),
-            Event::Submit { router, request } => self.submit(router, *request),
+            Event::Submit { router, request } => drop(self.submit(router, *request)),
+            Event::Adopt { router, of, request } => self.adopt(router, of, *request),
             Event::Cancel { router, id, stopped } => self.cancel_for(router, id, stopped),
             Event::RouterGone { router, why } => self.router_gone(router, why),
             Event::WorkerJoined { worker, hello, frames } => self.worker_joined(worker, hello, frames),

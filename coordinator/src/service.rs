@@ -183,16 +183,24 @@ fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
         Some(router_frame::Frame::Submit(request)) if RequestId(request.id).router() == router => {
             Ok(Event::Submit { router, request: Box::new(request) })
         }
-        Some(router_frame::Frame::Submit(request)) => {
-            let id = RequestId(request.id);
-            Err(Status::invalid_argument(format!("request {id} is not of router {router:x}")))
-        }
+        Some(router_frame::Frame::Submit(request)) => Err(not_of(router, request.id)),
+        Some(router_frame::Frame::Adopt(adopt)) => match adopt.request {
+            Some(request) if RequestId(request.id).router() == router => {
+                Ok(Event::Adopt { router, of: RequestId(adopt.of), request: Box::new(request) })
+            }
+            Some(request) => Err(not_of(router, request.id)),
+            None => Err(Status::invalid_argument("an adoption of no request")),
+        },
         Some(router_frame::Frame::Cancel(cancel)) => {
             Ok(Event::Cancel { router, id: RequestId(cancel.id), stopped: cancel.stopped })
         }
         Some(router_frame::Frame::Hello(_)) => Err(Status::invalid_argument("a second hello")),
         None => Err(Status::invalid_argument("a frame without content")),
     }
+}
+
+fn not_of(router: u32, id: u64) -> Status {
+    Status::invalid_argument(format!("request {} is not of router {router:x}", RequestId(id)))
 }
 
 fn worker_event(worker: WorkerId, frame: WorkerFrame) -> Result<Event, Status> {

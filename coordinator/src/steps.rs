@@ -37,14 +37,14 @@ impl From<Rejected> for Refusal {
 }
 
 impl Replica {
-    pub(crate) fn submit(&mut self, router: u32, request: wire::Request) {
+    /// Whether it was taken.
+    pub(crate) fn submit(&mut self, router: u32, request: wire::Request) -> bool {
         if !self.routers.is_attached(router) {
-            return;
+            return false;
         }
         let id = RequestId(request.id);
-        if let Err(refusal) = self.take(request) {
-            self.refuse(id, refusal);
-        }
+        let taken = self.take(request);
+        taken.map_err(|refusal| self.refuse(id, refusal)).is_ok()
     }
 
     fn take(&mut self, request: wire::Request) -> Result<(), Refusal> {

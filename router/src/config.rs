@@ -1,6 +1,7 @@
 //! What a router is told at its start. Every limit of the router has its name here.
 
 use crate::keys::ApiKeys;
+use crate::resume::ResumeKey;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ pub struct Config {
     pub waits: Waits,
     /// Who may ask. Without keys, everybody.
     pub keys: ApiKeys,
+    /// Of all routers of the cluster, which go on with each other's streams.
+    pub resume_key: ResumeKey,
     /// What `/metrics` answers.
     pub metrics: Render,
 }
@@ -29,6 +32,8 @@ pub struct Limits {
     /// A stream whose reader has left so many steps unread is cut, and its request cancelled: tokens keep coming and
     /// have to be kept somewhere.
     pub outputs_unread_max: usize,
+    /// A request whose replica was lost so often before it said a token is not given to another: it may be the cause.
+    pub losses_max: u32,
     pub body_bytes_max: usize,
     /// A body beyond the limit is read so far before it is refused: who still sends reads nothing.
     pub body_discarded_max: usize,
@@ -36,6 +41,8 @@ pub struct Limits {
     pub long_texts_max: usize,
     /// Choices of one prompt, `n`.
     pub choices_max: u32,
+    /// Choices of one stream, of all its prompts, that can be gone on with elsewhere: each event says where each is.
+    pub choices_resumed_max: usize,
     /// Prompts of one request.
     pub prompts_max: usize,
     /// Inputs of one request for embeddings, and how many of them are under way at the same time.
@@ -56,10 +63,12 @@ impl Default for Limits {
             requests_waiting_max: 1024,
             requests_max: 4096,
             outputs_unread_max: 4096,
+            losses_max: 8,
             body_bytes_max: 4 << 20,
             body_discarded_max: 64 << 20,
             long_texts_max: 4,
             choices_max: 16,
+            choices_resumed_max: 64,
             prompts_max: 256,
             embeddings_max: 2048,
             embeddings_at_once_max: 32,
@@ -88,8 +97,10 @@ pub struct Waits {
     pub attach_max: Duration,
     /// A coordinator says something every second; one that is silent for so long is taken for lost.
     pub replica_silence_max: Duration,
-    /// Streams of a lost coordinator wait so long for one that can go on with them.
+    /// Streams of a lost coordinator wait so long for one that can go on with them: it come again, or another.
     pub replica_absence_max: Duration,
+    /// Streams of a replica that has been without its ranks for so long go to another one that is ready.
+    pub recovery_max: Duration,
     /// From the stop signal until streams that still run are ended.
     pub drain_max: Duration,
     /// What a client is told to wait when all is full or not ready.
@@ -108,6 +119,7 @@ impl Default for Waits {
             attach_max: Duration::from_secs(3),
             replica_silence_max: Duration::from_secs(10),
             replica_absence_max: Duration::from_secs(60),
+            recovery_max: Duration::from_secs(10),
             drain_max: Duration::from_secs(30),
             retry_after: Duration::from_secs(1),
         }
@@ -121,6 +133,7 @@ impl Default for Config {
             limits: Limits::default(),
             waits: Waits::default(),
             keys: ApiKeys::default(),
+            resume_key: ResumeKey::of(&[]),
             metrics: Arc::new(String::new),
         }
     }

@@ -14,17 +14,21 @@ mod keys;
 mod ledger;
 mod link;
 mod measure;
+mod peers;
 mod pick;
 mod refusal;
 mod replicas;
+mod resume;
 mod sampling;
 mod stop;
 mod text;
+mod ticket;
 mod topology;
 
 pub use config::{Config, Limits, Render, Waits};
 pub use keys::{ApiKeys, NoKey};
 pub use replicas::Coordinator;
+pub use resume::ResumeKey;
 
 use crate::admission::Admission;
 use crate::generate::Front;

@@ -1,13 +1,15 @@
 //! The one stream to a coordinator: one task owns it and the table of requests under way. Knows tokens and positions,
 //! no text, no clients and no other replica.
 //!
-//! A coordinator that is lost takes no stream with it. The table holds each request's token log; when a coordinator
-//! with the same policy digest is there again, it gets prompt and output so far and goes on from there. An entry holds
-//! all that another link would need to go on with it.
+//! A coordinator that is lost takes no stream with it. The table holds each request's token log; whoever has the same
+//! policy digest gets prompt and output so far and goes on from there: another replica that is ready, or else the first
+//! that will be, the same one included. An entry holds all that another link needs to go on with it.
 
 use crate::config::{Config, Waits};
 use crate::ledger::{Item, Ledger};
+use crate::peers::{Need, Others, Peers};
 use crate::refusal::Refusal;
+use crate::ticket::{Cancel, Home, Ticket};
 use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use std::collections::{BTreeMap, VecDeque};
@@ -43,7 +45,7 @@ pub struct Replica {
 }
 
 impl Replica {
-    fn id(&self, key: u64) -> RequestId {
+    pub fn id(&self, key: u64) -> RequestId {
         debug_assert_eq!(RequestId(key).router(), 0, "a trillion requests");
         RequestId(self.first_id.0 | key)
     }
@@ -104,6 +106,8 @@ pub type Ear = mpsc::Sender<(u32, Told)>;
 
 /// A request on its way to the replica.
 pub struct Submit {
+    /// Of all links of this router together.
+    pub key: u64,
     /// Its id is filled in here: it depends on the replica.
     pub request: Request,
     /// What its owner calls it.
@@ -111,28 +115,15 @@ pub struct Submit {
     pub deadline: Option<Instant>,
     /// Replicas with another digest would give other tokens.
     pub digest: PolicyDigest,
+    /// As whose the replica may have it already.
+    pub adopts: Option<RequestId>,
     /// Of the request's span; empty where nobody records it.
     pub traceparent: String,
     pub ear: Ear,
 }
 
-/// Where a link shows its view, beside those of the other links.
-pub struct Post {
-    views: Arc<watch::Sender<Vec<View>>>,
-    idx: usize,
-}
-
-impl Post {
-    pub fn new(views: Arc<watch::Sender<Vec<View>>>, idx: usize) -> Post {
-        Post { views, idx }
-    }
-
-    fn show(&self, change: impl FnOnce(&mut View)) {
-        self.views.send_modify(|views| change(&mut views[self.idx]));
-    }
-}
-
-/// The side of the link that the rest of the router holds.
+/// The side of the link that the rest of the router holds, and the other links.
+#[derive(Clone)]
 pub struct Link {
     submits: mpsc::Sender<(u64, Box<Entry>)>,
     cancels: mpsc::Sender<Cancel>,
@@ -142,84 +133,74 @@ pub struct Link {
     retry_after: Duration,
 }
 
-/// A request under way. Dropping it cancels the request, unless it was told to be over.
-#[derive(Debug)]
-pub struct Ticket {
-    key: u64,
-    // Reserved when the request begins, so that a cancel never finds its queue full.
-    cancel: Option<mpsc::OwnedPermit<Cancel>>,
-}
-
-/// The end of a request that its replica does not know of.
-#[derive(Clone, Copy, Debug)]
-struct Cancel {
-    key: u64,
-    /// At a stop string, and not because nobody wants it.
-    stopped: bool,
-}
-
-impl Ticket {
-    pub fn id(&self, replica: &Replica) -> RequestId {
-        replica.id(self.key)
-    }
-
-    /// The request is over at the replica: there is nothing to cancel.
-    pub fn over(&mut self) {
-        self.cancel = None;
-    }
-
-    /// The text is over, and the replica does not know.
-    pub fn stopped(mut self) {
-        if let Some(permit) = self.cancel.take() {
-            permit.send(Cancel { key: self.key, stopped: true });
-        }
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if let Some(permit) = self.cancel.take() {
-            permit.send(Cancel { key: self.key, stopped: false });
-        }
-    }
-}
-
 impl Link {
     /// Tokens that the replica has to compute, as far as is known here.
     pub fn work(&self) -> u64 {
         self.ledger.work()
     }
 
+    /// So many keys that follow one another, for the choices of one request.
+    pub fn keys(&self, n: u64) -> u64 {
+        self.next_key.fetch_add(n, Ordering::Relaxed)
+    }
+
     pub fn submit(&self, submit: Submit) -> Result<Ticket, Refusal> {
         let full = || Refusal::Full { retry_after: self.retry_after };
         let cancel = self.cancels.clone().try_reserve_owned().map_err(|_| full())?;
         let last = submit.ear.clone().try_reserve_owned().map_err(|_| full())?;
-        let key = self.next_key.fetch_add(1, Ordering::Relaxed);
-        let Submit { request, slot, deadline, digest, traceparent, ear } = submit;
+        let Submit { key, request, slot, deadline, digest, adopts, traceparent, ear } = submit;
         let (work, since) = (self.ledger.enter(request.n_tokens() as u64), Instant::now());
-        let entry = Box::new(Entry { request, slot, deadline, digest, traceparent, ear, last, work, since });
-        self.submits.try_send((key, entry)).map_err(|_| full())?;
-        Ok(Ticket { key, cancel: Some(cancel) })
+        let home = Home::at(cancel);
+        let ticket = Ticket::new(key, home.clone());
+        let (n_lost, left) = (0, None);
+        let entry =
+            Entry { request, slot, deadline, digest, adopts, left, traceparent, ear, last, home, work, since, n_lost };
+        match self.submits.try_send((key, Box::new(entry))) {
+            Ok(()) => Ok(ticket),
+            Err(_) => {
+                ticket.over();
+                Err(full())
+            }
+        }
+    }
+
+    /// Takes over what another link had. Given back where this one is full.
+    fn adopt(&self, key: u64, mut entry: Entry) -> Result<(), Entry> {
+        let (Ok(place), Ok(cancel)) = (self.submits.try_reserve(), self.cancels.clone().try_reserve_owned()) else {
+            return Err(entry);
+        };
+        if entry.home.moves_to(cancel) {
+            entry.work = self.ledger.enter(entry.request.n_tokens() as u64);
+            entry.adopts = None;
+            place.send((key, Box::new(entry)));
+        }
+        Ok(())
     }
 }
 
-/// A link and the task that is to be run for it.
-pub fn link(channel: Channel, post: Post, next_key: Arc<AtomicU64>, config: &Config) -> (Link, Task) {
+/// The task of a link, which introduces itself to the others. It is to be run.
+pub fn link(channel: Channel, peers: Peers, idx: usize, next_key: Arc<AtomicU64>, config: &Config) -> Task {
     let requests_max = config.limits.requests_max;
     let (submits, submitted) = mpsc::channel(requests_max);
     let (cancels, cancelled) = mpsc::channel(requests_max);
     let ledger = Arc::new(Ledger::default());
     let retry_after = config.waits.retry_after;
-    let task = Task {
+    peers.introduce(Link { submits, cancels, ledger: ledger.clone(), next_key, retry_after });
+    Task {
         channel,
         waits: config.waits.clone(),
         outputs_unread_max: config.limits.outputs_unread_max,
+        losses_max: config.limits.losses_max,
         submitted,
         cancelled,
-        post,
-        ledger: ledger.clone(),
+        views: peers.views(),
+        peers,
+        idx,
+        ledger,
         replica: None,
         former: None,
+        draining: false,
+        recovering_since: None,
         line: Line::Down { until: Instant::now() },
         reattach: config.waits.reattach_min,
         outbound: None,
@@ -227,8 +208,7 @@ pub fn link(channel: Channel, post: Post, next_key: Arc<AtomicU64>, config: &Con
         table: BTreeMap::new(),
         parked: BTreeMap::new(),
         reason: String::new(),
-    };
-    (Link { submits, cancels, ledger, next_key, retry_after }, task)
+    }
 }
 
 /// A request under way. `request.output` grows with what was told: together with the prompt it is the token log.
@@ -237,13 +217,20 @@ struct Entry {
     slot: u32,
     deadline: Option<Instant>,
     digest: PolicyDigest,
+    /// As whose the replica may have it already.
+    adopts: Option<RequestId>,
+    /// What it was called at which life of which replica, when that was lost.
+    left: Option<(RequestId, Arc<Replica>)>,
     traceparent: String,
     ear: Ear,
     // A place in the ear's queue that is kept for the end, so that a slow reader hears of it too.
     last: mpsc::OwnedPermit<(u32, Told)>,
+    home: Arc<Home>,
     work: Item,
     /// When it began to wait for a replica.
     since: Instant,
+    /// How often its replica was lost since it last said a token.
+    n_lost: u32,
 }
 
 impl Entry {
@@ -258,16 +245,30 @@ impl Entry {
         self.last.send((self.slot, Told::Tokens(progress)));
     }
 
-    fn frame(&self, id: RequestId, now: Instant) -> wire::RouterFrame {
+    fn need(&self) -> Need {
+        let Request { prompt, sampling, .. } = &self.request;
+        Need { digest: self.digest, n_tokens: prompt.len() as u64 + u64::from(sampling.tokens_max) }
+    }
+
+    /// For a replica, which may have it from before.
+    fn frame(&mut self, replica: &Replica, id: RequestId, now: Instant) -> wire::RouterFrame {
+        let is_there = |left: &(RequestId, Arc<Replica>)| {
+            (&left.1.name, left.1.incarnation) == (&replica.name, replica.incarnation)
+        };
+        let left = self.left.take().filter(is_there).map(|(id, _)| id);
+        let of = self.adopts.take().or(left);
         let mut request = wire::Request::from(&self.request);
         request.id = id.0;
         request.traceparent.clone_from(&self.traceparent);
         request.deadline_micros =
             self.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
-        up(wire::router_frame::Frame::Submit(request))
+        up(match of {
+            Some(of) => wire::router_frame::Frame::Adopt(wire::Adopt { of: of.0, request: Some(request) }),
+            None => wire::router_frame::Frame::Submit(request),
+        })
     }
 
-    /// The log is complete, and only the word that says so was lost.
+    /// The log is complete: nobody has to be waited for who says so, and could be lost before.
     fn finished(&self) -> Option<Finish> {
         let Request { output, sampling, .. } = &self.request;
         let n_output = output.len() as u32;
@@ -298,6 +299,8 @@ enum Event {
     Frame(Frame),
     Lost(Status),
     Sent,
+    /// The replicas, as this link sees them, have changed.
+    Seen,
     Due,
     End,
 }
@@ -307,21 +310,30 @@ pub struct Task {
     channel: Channel,
     waits: Waits,
     outputs_unread_max: usize,
+    losses_max: u32,
     submitted: mpsc::Receiver<(u64, Box<Entry>)>,
     cancelled: mpsc::Receiver<Cancel>,
-    post: Post,
+    peers: Peers,
+    views: watch::Receiver<Vec<View>>,
+    /// Its place among the links.
+    idx: usize,
     ledger: Arc<Ledger>,
     /// Present while the stream stands and the replica has said that it can serve.
     replica: Option<Arc<Replica>>,
     /// This router's number at the replica, now or before.
     former: Option<wire::FormerNumber>,
+    /// It finishes what it has, and takes nothing more.
+    draining: bool,
+    /// Since when it has been without its ranks.
+    recovering_since: Option<Instant>,
     line: Line,
     reattach: Duration,
     outbound: Option<mpsc::Sender<wire::RouterFrame>>,
     outbox: VecDeque<wire::RouterFrame>,
     /// By key, so in order of arrival. A request's id is its key under the router's number at the replica.
     table: BTreeMap<u64, Entry>,
-    /// Keys of the table that the replica does not have, and when to submit them again where it asked for patience.
+    /// Keys of the table that the replica does not have, and when to submit them again where it asked for patience. Who
+    /// else can go on with one takes it.
     parked: BTreeMap<u64, Option<Instant>>,
     /// Of the last failure to reach a coordinator: the same one is not logged again and again.
     reason: String,
@@ -339,6 +351,7 @@ impl Task {
                 Event::Frame(frame) => self.hear(frame),
                 Event::Lost(status) => self.lost(&status),
                 Event::Sent => {}
+                Event::Seen => self.move_away(),
                 Event::Due => self.due(Instant::now()),
                 Event::End => break,
             }
@@ -351,6 +364,7 @@ impl Task {
     async fn next_event(&mut self, end: &CancellationToken) -> Event {
         let due = self.next_due();
         let takes_requests = self.outbox.len() < FRAMES_UNSENT_MAX;
+        let looks_elsewhere = !self.serves() && !self.parked.is_empty();
         // In a fixed order, so that the same arrivals give the same frames.
         tokio::select! {
             biased;
@@ -359,12 +373,13 @@ impl Task {
             Some(event) = send_first(&self.outbound, &mut self.outbox) => event,
             Some((key, entry)) = self.submitted.recv(), if takes_requests => Event::Submit(key, entry),
             event = self.line.next(self.waits.replica_silence_max) => event,
+            Ok(()) = self.views.changed(), if looks_elsewhere => Event::Seen,
             () = until(due) => Event::Due,
         }
     }
 
     fn submit(&mut self, key: u64, entry: Entry) {
-        if entry.ear.is_closed() {
+        if entry.ear.is_closed() || entry.home.is_over() {
             // Its owner has left already, and the cancel may have overtaken it.
             return;
         }
@@ -372,25 +387,96 @@ impl Task {
         self.parked.insert(key, None);
         if self.replica.is_some() {
             self.send(key);
+        } else {
+            self.move_away();
         }
     }
 
-    /// Gives a parked request to the replica that is there, or ends it where that cannot go on with it.
+    /// What waits here may be given to the replica.
+    fn serves(&self) -> bool {
+        self.replica.is_some() && !self.draining
+    }
+
+    /// Gives a parked request to the replica that is there, or ends it where nobody can go on with it.
     fn send(&mut self, key: u64) {
-        let (Some(replica), Some(entry)) = (self.replica.clone(), self.table.get(&key)) else { return };
-        let now = Instant::now();
-        if let Some(finish) = entry.finished() {
-            let position = entry.request.output.len() as u32;
-            let progress = Progress { position, finish: Some(finish), ..Progress::default() };
-            return self.finish(key, progress);
-        }
+        let (Some(replica), Some(entry)) = (self.replica.clone(), self.table.get_mut(&key)) else { return };
+        let (now, need) = (Instant::now(), entry.need());
         if entry.deadline.is_some_and(|deadline| deadline <= now) {
             self.end(key, Refusal::Deadline);
-        } else if entry.digest != replica.digest {
-            self.end(key, Refusal::Lost);
-        } else {
-            self.outbox.push_back(entry.frame(replica.id(key), now));
+        } else if need.digest == replica.digest && need.n_tokens <= replica.context.into() {
+            self.outbox.push_back(entry.frame(&replica, replica.id(key), now));
             self.parked.remove(&key);
+        } else if !self.move_one(key) && !self.peers.besides(self.idx).may_come_for(need) {
+            self.end(key, Refusal::Lost);
+        }
+    }
+
+    /// To the replica that is there, all that wait for it and were not asked for patience.
+    fn send_all(&mut self) {
+        let waiting = self.parked.iter().filter(|(_, retry)| retry.is_none()).map(|(key, _)| *key);
+        let waiting: Vec<u64> = waiting.collect();
+        waiting.into_iter().for_each(|key| self.send(key));
+    }
+
+    /// Gives what waits here to those who can go on with it at once.
+    fn move_away(&mut self) {
+        let waiting: Vec<u64> = self.parked.keys().copied().collect();
+        let mut others = self.peers.besides(self.idx);
+        for key in waiting {
+            self.move_to(key, &mut others);
+        }
+    }
+
+    fn move_one(&mut self, key: u64) -> bool {
+        let mut others = self.peers.besides(self.idx);
+        self.move_to(key, &mut others)
+    }
+
+    /// True: it is another link's now.
+    fn move_to(&mut self, key: u64, others: &mut Others) -> bool {
+        let Some(entry) = self.table.get(&key) else { return false };
+        let Some(link) = others.ready_for(entry.need(), entry.request.n_tokens() as u64) else { return false };
+        let Some(entry) = self.table.remove(&key) else { return false };
+        match link.adopt(key, entry) {
+            Ok(()) => {
+                self.parked.remove(&key);
+                true
+            }
+            Err(entry) => {
+                self.table.insert(key, entry);
+                false
+            }
+        }
+    }
+
+    /// The replica has been without its ranks for too long: its requests go to others, where there are any.
+    fn give_up_recovery(&mut self) {
+        self.recovering_since = None;
+        let others = self.peers.besides(self.idx);
+        let at_the_replica = self.table.iter().filter(|(key, _)| !self.parked.contains_key(key));
+        let movable = at_the_replica.filter(|(_, entry)| others.is_any_ready_for(entry.need()));
+        let movable: Vec<u64> = movable.map(|(key, _)| *key).collect();
+        if !movable.is_empty() {
+            tracing::warn!(requests = movable.len(), "a replica recovers for too long: its requests move");
+        }
+        for key in movable {
+            if self.move_one(key) {
+                self.send_cancel(Cancel { key, stopped: false });
+            }
+        }
+    }
+
+    /// The replica does not have it any more.
+    fn park(&mut self, key: u64, replica: Option<&Arc<Replica>>) {
+        let (now, losses_max) = (Instant::now(), self.losses_max);
+        let Some(entry) = self.table.get_mut(&key) else { return };
+        if self.parked.insert(key, None).is_none() {
+            (entry.since, entry.n_lost) = (now, entry.n_lost + 1);
+            entry.left = replica.map(|replica| (replica.id(key), replica.clone()));
+        }
+        let times = entry.n_lost;
+        if times > losses_max {
+            self.end(key, Refusal::LostTooOften { times });
         }
     }
 
@@ -406,6 +492,7 @@ impl Task {
         let id = replica.id(key).0;
         let is_its_submit = |frame: &wire::RouterFrame| match &frame.frame {
             Some(wire::router_frame::Frame::Submit(request)) => request.id == id,
+            Some(wire::router_frame::Frame::Adopt(adopt)) => adopt.request.as_ref().is_some_and(|of| of.id == id),
             _ => false,
         };
         match self.outbox.iter().position(is_its_submit) {
@@ -424,28 +511,26 @@ impl Task {
         self.line = Line::Up { inbound: up.inbound, heard: Instant::now() };
     }
 
-    /// The replica is not there any more; whether it was.
-    fn leave(&mut self) -> bool {
-        self.post.show(|view| (view.replica, view.state) = (None, None));
+    /// The replica is not there any more; which was.
+    fn leave(&mut self) -> Option<Arc<Replica>> {
+        self.peers.show(self.idx, |view| (view.replica, view.state) = (None, None));
         self.ledger.told(0);
-        self.replica.take().is_some()
+        (self.draining, self.recovering_since) = (false, None);
+        self.replica.take()
     }
 
     fn lost(&mut self, status: &Status) {
-        let was_attached = self.leave();
-        if was_attached || self.reason != status.message() {
+        let replica = self.leave();
+        if replica.is_some() || self.reason != status.message() {
             self.reason = status.message().to_owned();
             tracing::warn!(code = ?status.code(), reason = self.reason, requests = self.table.len(), "no coordinator");
         }
         self.outbound = None;
         self.outbox.clear();
-        let now = Instant::now();
-        for (key, entry) in &mut self.table {
-            if self.parked.insert(*key, None).is_none() {
-                entry.since = now;
-            }
-        }
-        self.line = Line::Down { until: now + self.reattach };
+        let keys: Vec<u64> = self.table.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.park(key, replica.as_ref()));
+        self.move_away();
+        self.line = Line::Down { until: Instant::now() + self.reattach };
         self.reattach = (self.reattach * 2).min(self.waits.reattach_max);
     }
 
@@ -459,8 +544,17 @@ impl Task {
     }
 
     fn state(&mut self, state: wire::State) {
+        use wire::state::Phase;
         self.ledger.told(state.backlog_tokens);
-        self.post.show(|view| view.state = Some(state));
+        self.draining = state.phase() == Phase::Draining;
+        let recovers = matches!(state.phase(), Phase::Recovering | Phase::Loading);
+        self.recovering_since = recovers.then(|| self.recovering_since.unwrap_or_else(Instant::now));
+        self.peers.show(self.idx, |view| view.state = Some(state));
+        if self.serves() {
+            self.send_all();
+        } else {
+            self.move_away();
+        }
     }
 
     fn welcome(&mut self, welcome: wire::Welcome) {
@@ -474,9 +568,8 @@ impl Task {
         self.former = Some(wire::FormerNumber { incarnation: replica.incarnation, router: replica.first_id.router() });
         let replica = Arc::new(replica);
         self.replica = Some(replica.clone());
-        self.post.show(|view| (view.name, view.replica) = (replica.name.clone(), Some(replica)));
-        let waiting: Vec<u64> = self.parked.keys().copied().collect();
-        waiting.into_iter().for_each(|key| self.send(key));
+        self.peers.show(self.idx, |view| (view.name, view.replica) = (replica.name.clone(), Some(replica)));
+        self.send_all();
     }
 
     /// The key of a request that this replica has from us.
@@ -490,11 +583,16 @@ impl Task {
         let Some(key) = self.key(refused.id) else { return };
         let Some(entry) = self.table.get(&key) else { return };
         let refusal = self.refusal(&refused, entry.request.prompt.len());
-        let retry_after = refusal.retry_after().filter(|_| !entry.request.output.is_empty());
-        match retry_after {
-            // A stream that has begun is not given up because its replica is busy coming back.
-            Some(wait) => drop(self.parked.insert(key, Some(Instant::now() + wait))),
-            None => self.end(key, refusal),
+        let has_begun = !entry.request.output.is_empty() || entry.n_lost > 0;
+        let Some(wait) = refusal.retry_after() else { return self.end(key, refusal) };
+        // Who is full was the one with the least work; who drains or is not ready may have neighbours.
+        self.parked.insert(key, Some(Instant::now() + wait));
+        if !matches!(refusal, Refusal::Full { .. }) && self.move_one(key) {
+            return;
+        }
+        // A stream that has begun is not given up because its replica is busy coming back.
+        if !has_begun {
+            self.end(key, refusal);
         }
     }
 
@@ -521,6 +619,8 @@ impl Task {
         let Some(key) = self.key(output.id) else { return };
         let Some(entry) = self.table.get_mut(&key) else { return };
         let finish = match output.finished() {
+            // Not by this router: it drains and ends what still runs. Others can go on.
+            Ok(Some(Finish::Cancelled)) => return self.put_out(key),
             Ok(finish) => finish,
             Err(error) => return self.broken(key, error.to_string()),
         };
@@ -531,7 +631,9 @@ impl Task {
         entry.request.output.extend(tokens.iter().map(|out| out.token as Token));
         if !tokens.is_empty() {
             entry.work.begun();
+            entry.n_lost = 0;
         }
+        let finish = finish.or_else(|| entry.finished());
         if tokens.is_empty() && output.scored.is_empty() && finish.is_none() {
             return;
         }
@@ -557,6 +659,18 @@ impl Task {
         }
     }
 
+    /// The replica has ended a request that somebody still wants.
+    fn put_out(&mut self, key: u64) {
+        // Nothing of it is left there.
+        self.park(key, None);
+        if self.move_one(key) {
+            return;
+        }
+        if let Some(retry) = self.parked.get_mut(&key) {
+            *retry = Some(Instant::now() + self.waits.retry_after);
+        }
+    }
+
     /// What the replica sends of this request cannot be meant.
     fn broken(&mut self, key: u64, message: String) {
         self.send_cancel(Cancel { key, stopped: false });
@@ -568,16 +682,24 @@ impl Task {
     }
 
     fn next_due(&self) -> Option<Instant> {
-        self.parked.iter().flat_map(|(key, retry)| [*retry, self.give_up(key)]).flatten().min()
+        let parked = self.parked.iter().flat_map(|(key, retry)| [*retry, self.give_up(key)]);
+        let recovered = self.recovering_since.map(|since| since + self.waits.recovery_max);
+        parked.chain([recovered]).flatten().min()
     }
 
     fn due(&mut self, now: Instant) {
+        if self.recovering_since.is_some_and(|since| since + self.waits.recovery_max <= now) {
+            self.give_up_recovery();
+        }
         let parked: Vec<_> = self.parked.iter().map(|(key, retry)| (*key, *retry)).collect();
         for (key, retry) in parked {
             if self.give_up(&key).is_some_and(|give_up| give_up <= now) {
                 self.end(key, Refusal::Lost);
-            } else if retry.is_some_and(|retry| retry <= now) {
-                self.send(key);
+            } else if retry.is_some_and(|retry| retry <= now) && !self.move_one(key) {
+                self.parked.insert(key, None);
+                if self.serves() {
+                    self.send(key);
+                }
             }
         }
     }
@@ -714,11 +836,11 @@ mod tests {
     fn attached(unread_max: usize) -> (Link, Task) {
         let limits = crate::config::Limits { outputs_unread_max: unread_max, ..Default::default() };
         let (dialer, _) = proto::transport::in_memory();
-        let post = Post::new(Arc::new(watch::Sender::new(vec![View::default()])), 0);
+        let peers = Peers::new(vec![View::default()]);
         let config = Config { limits, ..Config::default() };
-        let (link, mut task) = link(dialer.channel(), post, Arc::new(AtomicU64::new(1)), &config);
+        let mut task = link(dialer.channel(), peers.clone(), 0, Arc::new(AtomicU64::new(1)), &config);
         task.hear(Frame::Welcome(welcome(1)));
-        (link, task)
+        (peers.links().remove(0), task)
     }
 
     fn welcome(router: u32) -> wire::Welcome {
@@ -731,7 +853,8 @@ mod tests {
         let sampling = types::Sampling { tokens_max: 50, stop: vec![9], ..Default::default() };
         let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
         let digest = PolicyDigest::default();
-        let submit = Submit { request, slot: 0, deadline: None, digest, traceparent: String::new(), ear };
+        let (key, traceparent) = (link.keys(1), String::new());
+        let submit = Submit { key, request, slot: 0, deadline: None, digest, adopts: None, traceparent, ear };
         (link.submit(submit).unwrap(), heard)
     }
 
@@ -745,6 +868,10 @@ mod tests {
         }
     }
 
+    fn id(task: &Task, ticket: &Ticket) -> RequestId {
+        task.replica.as_ref().unwrap().id(ticket.key())
+    }
+
     fn token(id: RequestId, position: u32, token: u32) -> Frame {
         let tokens = vec![wire::TokenOut { token, ..Default::default() }];
         let output = wire::Output { id: id.0, position, tokens, ..Default::default() };
@@ -755,6 +882,10 @@ mod tests {
     fn sent(task: &mut Task) -> Vec<(u64, Option<Vec<u32>>)> {
         let frames = task.outbox.drain(..).map(|frame| match frame.frame {
             Some(wire::router_frame::Frame::Submit(request)) => (request.id, Some(request.output)),
+            Some(wire::router_frame::Frame::Adopt(adopt)) => {
+                let request = adopt.request.unwrap();
+                (request.id, Some(request.output))
+            }
             Some(wire::router_frame::Frame::Cancel(cancel)) => (cancel.id, None),
             other => panic!("{other:?}"),
         });
@@ -767,7 +898,7 @@ mod tests {
         assert_eq!(link.work(), 0);
         let (ticket, mut heard) = submit(&link, 3);
         take(&mut task);
-        let id = ticket.id(&task.replica.clone().unwrap());
+        let id = id(&task, &ticket);
         assert_eq!(sent(&mut task), [(id.0, Some(vec![]))]);
         for position in 0..3 {
             task.hear(token(id, position, 5));
@@ -795,7 +926,7 @@ mod tests {
         assert_eq!((sent(&mut task), task.table.len()), (vec![], 0));
         let (ticket, _heard) = submit(&link, 3);
         take(&mut task);
-        let id = ticket.id(&task.replica.clone().unwrap());
+        let id = id(&task, &ticket);
         assert_eq!(sent(&mut task).len(), 1);
         drop(ticket);
         take(&mut task);
@@ -805,28 +936,117 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lost_replica_gets_the_log_and_a_complete_one_is_not_sent() {
+    async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
         let (link, mut task) = attached(10);
         let (goes_on, _heard) = submit(&link, 9);
         let (complete, mut told) = submit(&link, 9);
         take(&mut task);
         sent(&mut task);
-        let replica = task.replica.clone().unwrap();
-        task.hear(token(goes_on.id(&replica), 0, 5));
-        // The stop token, but the frame with the word that it was the end is lost.
-        task.hear(token(complete.id(&replica), 0, 9));
+        let before = id(&task, &goes_on);
+        task.hear(token(before, 0, 5));
+        // The stop token: the frame with the word that it was the end need not come.
+        task.hear(token(id(&task, &complete), 0, 9));
+        let end = told.try_recv();
+        assert!(matches!(&end, Ok((0, Told::Tokens(end))) if end.finish == Some(Finish::Stop)), "{end:?}");
         task.lost(&Status::unavailable("gone"));
         assert!(task.replica.is_none());
         task.hear(Frame::Welcome(welcome(2)));
-        let id = goes_on.id(&task.replica.clone().unwrap());
+        let id = id(&task, &goes_on);
         assert_eq!(sent(&mut task), [(id.0, Some(vec![5]))]);
         // The old life's ids mean nothing now.
-        task.hear(token(goes_on.id(&replica), 1, 6));
+        task.hear(token(before, 1, 6));
         task.hear(token(id, 1, 7));
-        assert_eq!(task.table[&goes_on.key].request.output, [5, 7]);
-        told.try_recv().unwrap();
-        let end = told.try_recv();
-        assert!(matches!(&end, Ok((0, Told::Tokens(end))) if end.finish == Some(Finish::Stop)), "{end:?}");
+        assert_eq!(task.table[&goes_on.key()].request.output, [5, 7]);
+    }
+
+    /// Two tasks that have replicas; of the second one's, the views must be told to be ready.
+    fn neighbours() -> (Vec<Link>, Task, Task) {
+        let peers = Peers::new(vec![View::default(); 2]);
+        let (config, keys) = (Config::default(), Arc::new(AtomicU64::new(1)));
+        let new = |idx| {
+            let (dialer, _) = proto::transport::in_memory();
+            let mut task = link(dialer.channel(), peers.clone(), idx, keys.clone(), &config);
+            task.hear(Frame::Welcome(welcome(1)));
+            task
+        };
+        let (one, two) = (new(0), new(1));
+        (peers.links(), one, two)
+    }
+
+    #[tokio::test]
+    async fn what_a_lost_replica_had_goes_to_another_and_its_cancel_follows() {
+        let (links, mut one, mut two) = neighbours();
+        let (begun, _heard) = submit(&links[0], 9);
+        let (fresh, _fresh) = submit(&links[0], 9);
+        let (unwanted, gone) = submit(&links[0], 9);
+        take(&mut one);
+        one.hear(token(id(&one, &begun), 0, 5));
+        assert_eq!((links[0].work(), links[1].work()), (5, 0));
+        // Nobody tells the link of the one that ends meanwhile: what has moved is heard of where it went.
+        drop((unwanted, gone));
+        one.lost(&Status::unavailable("gone"));
+        assert!(one.table.is_empty() && one.parked.is_empty());
+        assert_eq!((links[0].work(), links[1].work()), (0, 5));
+        take(&mut two);
+        let ids = [&begun, &fresh].map(|ticket| id(&two, ticket).0);
+        assert_eq!(sent(&mut two), [(ids[0], Some(vec![5])), (ids[1], Some(vec![]))]);
+        take(&mut one);
+        drop(fresh);
+        take(&mut two);
+        assert_eq!((sent(&mut two), sent(&mut one)), (vec![(ids[1], None)], vec![]));
+    }
+
+    #[tokio::test]
+    async fn who_ends_a_request_by_itself_loses_it_to_another() {
+        let (links, mut one, mut two) = neighbours();
+        let (ticket, mut heard) = submit(&links[0], 9);
+        take(&mut one);
+        one.hear(token(id(&one, &ticket), 0, 5));
+        let ended = wire::Output { id: id(&one, &ticket).0, position: 1, ..Default::default() };
+        let ended = wire::Output { finish: wire::Finish::Cancelled.into(), ..ended };
+        one.hear(Frame::Outputs(wire::Outputs { outputs: vec![ended] }));
+        take(&mut two);
+        assert_eq!(sent(&mut two), [(id(&two, &ticket).0, Some(vec![5]))]);
+        heard.try_recv().unwrap();
+        assert!(heard.try_recv().is_err() && one.table.is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_recovers_for_too_long_loses_its_requests() {
+        let (links, mut one, mut two) = neighbours();
+        let (ticket, _heard) = submit(&links[0], 9);
+        take(&mut one);
+        sent(&mut one);
+        let recovers = wire::State { phase: wire::state::Phase::Recovering.into(), ..Default::default() };
+        one.hear(Frame::State(recovers));
+        let due = one.next_due().unwrap();
+        one.due(due);
+        assert_eq!((sent(&mut one), one.table.len()), (vec![(id(&two, &ticket).0, None)], 0));
+        take(&mut two);
+        assert_eq!(sent(&mut two), [(id(&two, &ticket).0, Some(vec![]))]);
+    }
+
+    #[tokio::test]
+    async fn who_has_less_room_or_another_policy_gets_nothing_and_a_killer_is_not_handed_on_for_ever() {
+        let (links, mut one, mut two) = neighbours();
+        let (_ticket, mut heard) = submit(&links[0], 9);
+        take(&mut one);
+        for welcome in
+            [wire::Welcome { context: 51, ..welcome(1) }, wire::Welcome { policy_digest: vec![1; 32], ..welcome(1) }]
+        {
+            two.hear(Frame::Welcome(welcome));
+            one.lost(&Status::unavailable("gone"));
+            assert_eq!((one.table.len(), one.parked.len()), (1, 1));
+            one.hear(Frame::Welcome(self::welcome(1)));
+            assert!(one.parked.is_empty());
+        }
+        for _ in 2..=Config::default().limits.losses_max {
+            assert!(heard.try_recv().is_err());
+            one.lost(&Status::unavailable("gone"));
+            one.hear(Frame::Welcome(welcome(1)));
+        }
+        let end = heard.try_recv();
+        assert!(matches!(end, Ok((0, Told::Refused(Refusal::LostTooOften { times: 9 })))), "{end:?}");
     }
 
     #[tokio::test]
@@ -835,7 +1055,7 @@ mod tests {
         let (ticket, mut heard) = submit(&link, 9);
         take(&mut task);
         sent(&mut task);
-        let id = ticket.id(&task.replica.clone().unwrap());
+        let id = id(&task, &ticket);
         task.hear(token(id, 1, 5));
         assert_eq!(sent(&mut task), [(id.0, None)]);
         assert!(matches!(heard.try_recv(), Ok((0, Told::Refused(Refusal::Failed { .. })))));

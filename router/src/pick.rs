@@ -1,6 +1,7 @@
 //! Which replica gets a request: pure functions over a table of what is known of each. Knows no streams, no requests
 //! and no clock.
 
+use crate::peers::Need;
 use types::PolicyDigest;
 
 /// One replica, as the router knows it at this moment.
@@ -31,6 +32,28 @@ pub fn least_work(table: &[Row], n_prompt: u32) -> Option<usize> {
     let key = |row: &Row| (row.context <= n_prompt, row.work);
     let open = candidates(table).filter(|(_, row)| Some(row.digest) == digest(table));
     open.min_by_key(|(_, row)| key(row)).map(|(idx, _)| idx)
+}
+
+/// Who can go on with a request, and say what it would have said, in no worse a standing: of the best the one with the
+/// least work.
+pub fn equal(table: &[Row], need: Need, worst: Standing, besides: Option<usize>) -> Option<usize> {
+    let others = table.iter().enumerate().filter(|(idx, _)| Some(*idx) != besides);
+    let able = others.filter(|(_, row)| row.standing <= worst && row.meets(need));
+    able.min_by_key(|(_, row)| (row.standing, row.work)).map(|(idx, _)| idx)
+}
+
+impl Row {
+    pub fn meets(&self, need: Need) -> bool {
+        self.digest == need.digest && u64::from(self.context) >= need.n_tokens
+    }
+
+    pub fn may_come_for(&self, need: Need) -> bool {
+        match self.standing {
+            Standing::Absent => true,
+            Standing::Ready | Standing::Recovering => self.meets(need),
+            Standing::Draining => false,
+        }
+    }
 }
 
 /// Those that could serve and get nothing, because they would answer otherwise than the first.
@@ -96,6 +119,21 @@ mod tests {
         // The first policy is gone: the other one serves.
         let table = [row(Absent, 9), other(Ready, 0), row(Draining, 8)];
         assert_eq!((least_work(&table, 10), strangers(&table).count()), (Some(1), 0));
+    }
+
+    #[test]
+    fn who_goes_on_has_the_same_policy_and_the_same_room() {
+        let need = Need { digest: PolicyDigest([1; 32]), n_tokens: 90 };
+        let same = |standing, work| Row { digest: need.digest, ..row(standing, work) };
+        let small = Row { context: 89, ..same(Ready, 0) };
+        let check = |table: &[Row], expect| assert_eq!(equal(table, need, Ready, Some(0)), expect, "{table:?}");
+        check(&[same(Ready, 0), row(Ready, 0), small, same(Recovering, 0), same(Ready, 9), same(Ready, 8)], Some(5));
+        check(&[same(Ready, 0), row(Ready, 0), small, same(Recovering, 0), same(Draining, 0)], None);
+        assert_eq!(equal(&[same(Recovering, 0), same(Ready, 9)], need, Recovering, None), Some(1));
+        assert_eq!(equal(&[same(Absent, 0), same(Recovering, 0)], need, Recovering, None), Some(1));
+        let may_come = [same(Recovering, 0), row(Absent, 0)];
+        assert!(may_come.iter().all(|row| row.may_come_for(need)));
+        assert!(![row(Ready, 0), small, same(Draining, 0)].iter().any(|row| row.may_come_for(need)));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Why a request is not served, or not to its end. Knows neither HTTP nor gRPC; both say it in their own words.
 
+use crate::resume::NoResume;
 use std::borrow::Cow;
 use std::time::Duration;
 
@@ -25,6 +26,10 @@ pub enum Refusal {
     Deadline,
     #[error("the replica was lost and none that gives the same tokens came back")]
     Lost,
+    #[error("the resume handle {0}")]
+    NoResume(#[from] NoResume),
+    #[error("its replica was lost {times} times before it said a token: it may be the cause, and is not tried again")]
+    LostTooOften { times: u32 },
     #[error("the stream was read too slowly: {unread} steps were left unread")]
     SlowReader { unread: usize },
     #[error("the request could not be computed: {message}")]
@@ -72,6 +77,8 @@ impl Refusal {
             Refusal::Draining { .. } => "draining",
             Refusal::Deadline => "deadline",
             Refusal::Lost => "lost",
+            Refusal::NoResume(_) => "no_resume",
+            Refusal::LostTooOften { .. } => "lost_too_often",
             Refusal::SlowReader { .. } => "slow_reader",
             Refusal::Failed { .. } => "failed",
         }

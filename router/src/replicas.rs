@@ -2,9 +2,12 @@
 //! request. Knows no text and no tokens' values.
 
 use crate::config::{Config, Waits};
-use crate::link::{self, Link, Post, Replica, Submit, Task, Ticket, View};
-use crate::pick::{Row, Standing, least_work, strangers};
+use crate::link::{self, Link, Replica, Submit, Task, View};
+use crate::peers::{Need, Peers};
+use crate::pick::{Row, Standing, equal, least_work, strangers};
 use crate::refusal::Refusal;
+use crate::resume::{Handle, NoResume};
+use crate::ticket::Ticket;
 use proto::cluster::state::Phase;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -36,6 +39,10 @@ pub struct Picked<'a> {
 }
 
 impl Picked<'_> {
+    pub fn keys(&self, n: u64) -> u64 {
+        self.link.keys(n)
+    }
+
     pub fn submit(&self, submit: Submit) -> Result<Ticket, Refusal> {
         self.link.submit(submit)
     }
@@ -44,15 +51,15 @@ impl Picked<'_> {
 /// The links, and a task to be run for each.
 pub fn attach(coordinators: Vec<Coordinator>, config: &Config) -> (Replicas, Vec<Task>) {
     let views = coordinators.iter().map(|coordinator| View::of(&coordinator.name)).collect();
-    let (sender, views) = watch::channel(views);
-    let sender = Arc::new(sender);
+    let peers = Peers::new(views);
     // One count for all links, so that no two requests of this router have the same key.
     let keys = Arc::new(AtomicU64::new(1));
     let link = |(idx, coordinator): (usize, Coordinator)| {
-        link::link(coordinator.channel, Post::new(sender.clone(), idx), keys.clone(), config)
+        link::link(coordinator.channel, peers.clone(), idx, keys.clone(), config)
     };
-    let (links, tasks) = coordinators.into_iter().enumerate().map(link).unzip();
+    let tasks = coordinators.into_iter().enumerate().map(link).collect();
     let Waits { retry_after, .. } = config.waits;
+    let (links, views) = (peers.links(), peers.views());
     (Replicas { links, views, told_strangers: AtomicBool::new(false), retry_after }, tasks)
 }
 
@@ -90,6 +97,23 @@ impl Replicas {
         picked.ok_or_else(|| self.refusal())
     }
 
+    /// For a stream that is gone on with: who had it, or else who says the same.
+    pub fn pick_again(&self, need: Need, before: &Handle) -> Result<Picked<'_>, Refusal> {
+        let views = self.views.borrow();
+        let table: Vec<Row> = views.iter().zip(&self.links).map(|(view, link)| row(view, link)).collect();
+        let had_it = |(view, row): (&View, &Row)| {
+            let is_it = view.replica.as_ref().is_some_and(|of| before.is_of(&of.name, of.incarnation));
+            is_it && row.standing == Standing::Ready && row.meets(need)
+        };
+        let idx = views.iter().zip(&table).position(had_it);
+        let idx = idx.or_else(|| equal(&table, need, Standing::Recovering, None));
+        let picked = idx.and_then(|idx| Some(Picked { link: &self.links[idx], replica: views[idx].replica.clone()? }));
+        picked.ok_or_else(|| match table.iter().any(|row| row.may_come_for(need)) {
+            true => Refusal::NotReady { retry_after: self.retry_after },
+            false => NoResume::OtherPolicy.into(),
+        })
+    }
+
     /// Why nobody takes requests.
     pub fn refusal(&self) -> Refusal {
         let retry_after = self.retry_after;
@@ -100,7 +124,7 @@ impl Replicas {
     }
 }
 
-fn row(view: &View, link: &Link) -> Row {
+pub fn row(view: &View, link: &Link) -> Row {
     let standing = match (&view.replica, view.phase()) {
         (None, _) => Standing::Absent,
         (Some(_), Phase::Ready) => Standing::Ready,

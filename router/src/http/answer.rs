@@ -7,6 +7,7 @@ use crate::http::fields::Streaming;
 use crate::http::sse;
 use crate::measure::Clock;
 use crate::refusal::Refusal;
+use crate::resume::Resume;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use checkpoint::Tokenizer;
@@ -14,7 +15,6 @@ use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 use tokio_stream::StreamExt;
 use types::TenantId;
 
@@ -75,11 +75,12 @@ pub struct Asked {
     pub priority: i32,
     pub tenant: TenantId,
     pub streaming: Option<Streaming>,
+    pub resume: Option<Resume>,
     pub wishes: Wishes,
 }
 
 pub async fn answer<S: Shape>(front: Arc<Front>, asked: Asked, clock: Clock, shape: S) -> Result<Response, HttpError> {
-    let Asked { model, prompts, sampling, n_choices, priority, tenant, streaming, mut wishes } = asked;
+    let Asked { model, prompts, sampling, n_choices, priority, tenant, streaming, resume, mut wishes } = asked;
     wishes.logprobs = sampling.logprobs.is_some();
     let ask = Ask {
         model,
@@ -91,6 +92,7 @@ pub async fn answer<S: Shape>(front: Arc<Front>, asked: Asked, clock: Clock, sha
         priority,
         deadline: None,
         tenant,
+        resume,
         trace: clock.trace(),
         clock: Some(clock),
     };
@@ -154,7 +156,7 @@ impl Whole {
                 self.logprobs.extend(delta.logprobs);
             }
             Event::Finished(finished) => self.finished = Some(finished),
-            Event::Pooled(_) => {}
+            Event::Told(_) | Event::Pooled(_) => {}
         }
     }
 
@@ -200,7 +202,7 @@ impl Envelope {
         Envelope {
             front,
             id: format!("{id_prefix}{}", started.id),
-            created: unix_seconds(),
+            created: generation.created,
             model: started.model.clone(),
             fingerprint: format!("fp_{}", generation.replica.digest),
             seed: started.seed,
@@ -329,8 +331,4 @@ impl Usage {
 /// A token's own text: a character's part shows as a replacement character, and its bytes tell which part.
 pub fn token_text(tokenizer: &Tokenizer, token: u32) -> String {
     String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned()
-}
-
-pub fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -1,6 +1,7 @@
 //! A refusal in OpenAI's shape.
 
 use crate::refusal::Refusal;
+use crate::resume::NoResume;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
@@ -68,16 +69,27 @@ impl From<Refusal> for HttpError {
             Refusal::Draining { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("draining")),
             Refusal::Deadline => (StatusCode::GATEWAY_TIMEOUT, SERVER, Some("deadline_exceeded")),
             Refusal::Lost => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("replica_lost")),
+            Refusal::NoResume(why) => (no_resume(*why), INVALID, Some(why.label())),
+            Refusal::LostTooOften { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("lost_too_often")),
             Refusal::SlowReader { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("slow_reader")),
             Refusal::Failed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, None),
         };
         let param = match &refusal {
             Refusal::Invalid { field, .. } => Some(field.to_string()),
             Refusal::NoModel { .. } => Some("model".to_owned()),
+            Refusal::NoResume(_) => Some("Last-Event-ID".to_owned()),
             _ => None,
         };
         let (message, retry_after, label) = (refusal.to_string(), refusal.retry_after(), refusal.label());
         HttpError { status, kind, code, param, message, retry_after, label }
+    }
+}
+
+fn no_resume(why: NoResume) -> StatusCode {
+    match why {
+        NoResume::Forged => StatusCode::FORBIDDEN,
+        NoResume::OtherPolicy => StatusCode::CONFLICT,
+        _ => StatusCode::BAD_REQUEST,
     }
 }
 

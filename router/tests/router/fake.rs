@@ -28,6 +28,7 @@ pub struct Script {
     pub refuse: Option<(wire::refused::Reason, u32)>,
     pub name: &'static str,
     pub digest: [u8; 32],
+    pub context: u32,
     /// As its states tell.
     pub backlog: u64,
     pub n_cached: u32,
@@ -45,6 +46,7 @@ impl Default for Script {
             refuse: None,
             name: "replica-0",
             digest: [7; 32],
+            context: crate::model::CONTEXT,
             backlog: 0,
             n_cached: 0,
             overlap: 0,
@@ -62,10 +64,14 @@ pub struct Fake {
 struct Shared {
     script: Mutex<Script>,
     seen: Mutex<Vec<Seen>>,
+    /// As whose it may have had requests before.
+    adopted: Mutex<Vec<u64>>,
     /// Counts lives: a change ends the streams of the life before.
     life: watch::Sender<u32>,
     welcomed: watch::Sender<bool>,
     phase: watch::Sender<wire::state::Phase>,
+    /// Counts the times that all that runs was ended.
+    cancelled: watch::Sender<u32>,
 }
 
 impl Fake {
@@ -74,9 +80,11 @@ impl Fake {
         let shared = Arc::new(Shared {
             script: Mutex::default(),
             seen: Mutex::default(),
+            adopted: Mutex::default(),
             life: watch::channel(1).0,
             welcomed: watch::channel(false).0,
             phase: watch::channel(wire::state::Phase::Ready).0,
+            cancelled: watch::channel(0).0,
         });
         let service = CoordinatorServer::new(Service(shared.clone()));
         tokio::spawn(proto::transport::server().add_service(service).serve_with_incoming(pipes));
@@ -109,6 +117,11 @@ impl Fake {
         self.shared.life.send_modify(|life| *life += 1);
     }
 
+    /// Ends what runs, as a coordinator does whose drain takes too long.
+    pub fn cancel_all(&self) {
+        self.shared.cancelled.send_modify(|times| *times += 1);
+    }
+
     pub fn seen(&self) -> Vec<Seen> {
         self.shared.seen.lock().unwrap().clone()
     }
@@ -119,6 +132,10 @@ impl Fake {
             Seen::Cancel(_) => None,
         };
         self.seen().into_iter().filter_map(submit).collect()
+    }
+
+    pub fn adopted(&self) -> Vec<u64> {
+        self.shared.adopted.lock().unwrap().clone()
     }
 
     pub fn cancels(&self) -> Vec<u64> {
@@ -174,6 +191,7 @@ impl Coordinator for Service {
 async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFrame>, frames: Frames) {
     let mut welcomed = shared.welcomed.subscribe();
     let mut phase = shared.phase.subscribe();
+    let mut cancelled = shared.cancelled.subscribe();
     welcomed.wait_for(|welcomed| *welcomed).await.unwrap();
     say(&frames, Frame::Welcome(welcome(shared, router))).await;
     let now = *phase.borrow_and_update();
@@ -189,6 +207,12 @@ async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFr
                 let now = *phase.borrow_and_update();
                 say(&frames, Frame::State(state(shared, now))).await;
             }
+            Ok(()) = cancelled.changed() => {
+                for (id, ()) in running.drain() {
+                    let output = wire::Output { id, finish: wire::Finish::Cancelled.into(), ..Default::default() };
+                    say(&frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
+                }
+            }
         }
     }
 }
@@ -199,6 +223,10 @@ async fn hear(shared: &Shared, frames: &Frames, frame: Up, running: &mut HashMap
         Up::Cancel(cancel) => {
             running.remove(&cancel.id);
             shared.seen.lock().unwrap().push(Seen::Cancel(cancel.id));
+        }
+        Up::Adopt(adopt) => {
+            shared.adopted.lock().unwrap().push(adopt.of);
+            Box::pin(hear(shared, frames, Up::Submit(adopt.request.unwrap()), running)).await;
         }
         Up::Submit(request) => {
             shared.seen.lock().unwrap().push(Seen::Submit(Box::new(request.clone())));
@@ -281,7 +309,7 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         router,
         replica: script.name.into(),
         model: "org/toy".into(),
-        context: crate::model::CONTEXT,
+        context: script.context,
         policy_digest: script.digest.to_vec(),
         vocab: crate::model::VOCAB,
         incarnation: 3,

@@ -11,10 +11,11 @@ mod http;
 mod loss;
 mod model;
 mod replicas;
+mod resume;
 mod shapes;
 
 use crate::fake::Fake;
-use router::{ApiKeys, Config, Limits, Waits};
+use router::{Config, Limits, Waits};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ pub fn config() -> Config {
     let waits = Waits { reattach_min: Duration::from_millis(5), drain_max: Duration::from_secs(5), ..Waits::default() };
     let limits = Limits { body_bytes_max: 1 << 20, ..Limits::default() };
     let names = vec!["toy".into(), "alias".into()];
-    Config { names, limits, waits, keys: ApiKeys::default(), metrics: Arc::new(|| "metric 1\n".into()) }
+    Config { names, limits, waits, metrics: Arc::new(|| "metric 1\n".into()), ..Config::default() }
 }
 
 impl House {
@@ -77,7 +78,7 @@ impl House {
         .await;
     }
 
-    async fn of(config: Config, mut fakes: Vec<Fake>) -> House {
+    pub async fn of(config: Config, mut fakes: Vec<Fake>) -> House {
         let (http, grpc) = (listener().await, listener().await);
         let addresses = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
         let shutdown = CancellationToken::new();

@@ -1,12 +1,14 @@
 //! Several replicas behind one router: who gets a request, whose cancel it is, and what is left when one is gone.
 
-use crate::client::get;
+use crate::client::{get, post};
 use crate::grpc::{ask, client, generate};
 use crate::{House, config, eventually, run};
 use proto::cluster::state::Phase;
 use proto::v1;
 use proto::v1::generate_reply::Event;
+use router::{Config, Waits};
 use serde_json::{Value, json};
+use std::time::Duration;
 use tonic::Streaming;
 
 type Replies = Streaming<v1::GenerateReply>;
@@ -111,23 +113,157 @@ fn who_drains_or_is_away_gets_nothing_and_all_are_shown() {
 }
 
 #[test]
-fn one_that_is_lost_keeps_its_streams_and_the_other_goes_on() {
+fn streams_of_one_that_is_lost_go_on_at_the_other() {
     run(async {
         let house = House::open_two(config()).await;
         hold(&house, 3);
         let (_, first) = held(&house, "x").await;
         let (_, second) = held(&house, "x").await;
-        house.fake.die();
-        house.phases(["absent", "ready"]).await;
+        assert_eq!(n_submits(&house), (1, 1));
         hold(&house, usize::MAX);
-        assert_eq!(generate(&house, ask("x")).await.unwrap().text, "Hello, world");
-        // Told to go on, the second replica has nothing to do with what the first had.
+        house.fake.die();
+        assert_eq!(rest(first).await, "ello, world");
+        assert_eq!(n_submits(&house), (1, 2));
+        let (before, after) = (house.fake.submits().remove(0), house.other().submits().remove(1));
+        assert_eq!((&before.prompt, &before.sampling), (&after.prompt, &after.sampling));
+        assert_eq!(after.output, b"Hel".map(u32::from));
+        // The other's own is nobody else's affair, and ends as it wants to.
         drop(second);
         eventually(|| async { house.other().cancels().len() == 1 }).await;
-        assert_eq!(n_submits(&house), (1, 2));
-        house.fake.welcome();
+        assert_eq!(house.other().cancels(), [house.other().submits()[0].id]);
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_request_without_a_token_moves_too_and_its_cancel_follows() {
+    run(async {
+        let house = House::open_two(config()).await;
+        hold(&house, 0);
+        let asked = |text: &'static str| {
+            let mut client = client(&house);
+            tokio::spawn(async move { client.generate(ask(text)).await.unwrap().into_inner() })
+        };
+        let first = asked("moves");
+        eventually(|| async { n_submits(&house) == (1, 0) }).await;
+        let asked = [first, asked("stays")];
+        eventually(|| async { n_submits(&house) == (1, 1) }).await;
+        house.fake.die();
+        eventually(|| async { n_submits(&house) == (1, 2) }).await;
+        asked.iter().for_each(tokio::task::JoinHandle::abort);
+        eventually(|| async { house.other().cancels().len() == 2 }).await;
+        house.close().await;
+    });
+}
+
+#[test]
+fn choices_logprobs_and_stop_strings_are_right_after_a_move() {
+    run(async {
+        let body = json!({
+            "prompt": "x", "n": 3, "logprobs": 2, "stop": ["wor"], "stream": true, "return_token_ids": true,
+            "presence_penalty": 0.5, "seed": 7, "stream_options": {"include_usage": true},
+        });
+        let undisturbed = House::open_two(config()).await;
+        let expect = joined(&post(undisturbed.http, "/v1/completions", &body).await);
+        undisturbed.close().await;
+        for hold_at in [0, 3, 9] {
+            let house = House::open_two(config()).await;
+            hold(&house, hold_at);
+            let stream = tokio::spawn({
+                let (http, body) = (house.http, body.clone());
+                async move { post(http, "/v1/completions", &body).await }
+            });
+            eventually(|| async { n_submits(&house) == (3, 0) }).await;
+            hold(&house, usize::MAX);
+            house.fake.die();
+            assert_eq!(joined(&stream.await.unwrap()), expect, "held at {hold_at}");
+            assert_eq!(n_submits(&house), (3, 3));
+            house.close().await;
+        }
+    });
+}
+
+/// What each choice says in all, and the usage.
+fn joined(reply: &crate::client::Reply) -> Vec<Value> {
+    let mut choices = vec![json!({ "text": "", "tokens": [], "logprobs": [], "offsets": [], "end": null }); 3];
+    for chunk in reply.chunks() {
+        if let Some(usage) = chunk["usage"].as_object() {
+            choices.push(json!(usage));
+        }
+        for said in chunk["choices"].as_array().unwrap() {
+            let choice = &mut choices[said["index"].as_u64().unwrap() as usize];
+            let text = format!("{}{}", choice["text"].as_str().unwrap(), said["text"].as_str().unwrap());
+            choice["text"] = text.into();
+            for (to, from) in [
+                ("tokens", &said["token_ids"]),
+                ("logprobs", &said["logprobs"]["token_logprobs"]),
+                ("offsets", &said["logprobs"]["text_offset"]),
+            ] {
+                choice[to].as_array_mut().unwrap().extend(from.as_array().cloned().unwrap_or_default());
+            }
+            if !said["finish_reason"].is_null() {
+                choice["end"] = said["finish_reason"].clone();
+            }
+        }
+    }
+    choices
+}
+
+#[test]
+fn where_nobody_can_go_on_a_stream_fails_once_and_in_time() {
+    run(async {
+        let waits = Waits { replica_absence_max: Duration::from_millis(300), ..config().waits };
+        let house = House::open_two(Config { waits, ..config() }).await;
+        hold(&house, 3);
+        let (_, mut first) = held(&house, "x").await;
+        let (_, mut second) = held(&house, "x").await;
+        house.other().die();
+        house.fake.die();
+        for replies in [&mut first, &mut second] {
+            let end = loop {
+                match replies.message().await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => panic!("it ended well"),
+                    Err(status) => break status,
+                }
+            };
+            assert_eq!(end.code(), tonic::Code::Unavailable);
+            assert!(end.message().contains("lost"), "{end:?}");
+        }
+        house.close().await;
+    });
+}
+
+#[test]
+fn whoever_comes_first_goes_on() {
+    run(async {
+        let house = House::open_two(config()).await;
+        hold(&house, 3);
+        let (_, first) = held(&house, "x").await;
+        house.other().die();
+        house.phases(["ready", "absent"]).await;
+        house.fake.die();
+        house.phases(["absent", "absent"]).await;
+        hold(&house, usize::MAX);
+        house.other().welcome();
         assert_eq!(rest(first).await, "ello, world");
-        assert_eq!(n_submits(&house), (2, 2));
+        assert_eq!(n_submits(&house), (1, 1));
+        house.close().await;
+    });
+}
+
+#[test]
+fn who_drains_for_too_long_loses_its_streams_to_another() {
+    run(async {
+        let house = House::open_two(config()).await;
+        hold(&house, 3);
+        let (_, first) = held(&house, "x").await;
+        house.fake.phase(Phase::Draining);
+        house.phases(["draining", "ready"]).await;
+        hold(&house, usize::MAX);
+        house.fake.cancel_all();
+        assert_eq!(rest(first).await, "ello, world");
+        assert_eq!(n_submits(&house), (1, 1));
         house.close().await;
     });
 }
