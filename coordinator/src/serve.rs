@@ -33,6 +33,7 @@ where
     let epoch = Epoch { incarnation: claim.incarnation(), n: 0 };
     let replica = pin!(Replica::new(config, epoch).run(queue, shutdown));
     tokio::select! {
+        biased;
         ended = &mut server => match ended {
             Ok(()) => Err(Error::Server("no more connections can come".into())),
             Err(error) => Err(Error::Server(error.into())),

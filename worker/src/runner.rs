@@ -4,6 +4,7 @@
 use crate::fetch::FetchError;
 use collective::{AbortHandle, Ended, Timeouts};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::time::Duration;
 use types::{Epoch, Layout, PolicyDigest, Rank, Step, StepDone, Unsupported};
 
@@ -17,6 +18,12 @@ pub trait Runner: Send {
     /// An error is the rank's: it cannot go on in this epoch. What fails for one request alone is `SliceDone::failed`.
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError>;
 
+    /// What a step that `run` has applied still waits for, where its time is modelled: only a task can wait so. A runner
+    /// with a model has done all its waiting in `run`.
+    fn rest(&mut self) -> Option<Rest<'_>> {
+        None
+    }
+
     /// With which another thread ends what `run` waits for, if it waits for other ranks. A runner around another passes
     /// this on, and what is below.
     fn abort_handle(&self) -> Option<AbortHandle> {
@@ -28,6 +35,8 @@ pub trait Runner: Send {
         Duration::ZERO
     }
 }
+
+pub type Rest<'a> = Pin<Box<dyn Future<Output = Result<(), RunError>> + Send + 'a>>;
 
 /// Makes a runner for a place in a blueprint. Called again for every epoch that the worker lives to see, so what is
 /// costly (mapped weights) may be kept from one load to the next.
