@@ -4,6 +4,8 @@ CARGO ?= cargo
 PYTHON ?= python3
 # For each fuzz target.
 FUZZ_SECONDS ?= 60
+# Simulated clusters, each another story.
+SEEDS ?= 10000
 # Given to `lockstep serve`: make serve ARGS="--port 9000"
 ARGS ?=
 # Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
@@ -11,7 +13,7 @@ CLIENT_PACKAGES := target/client-packages
 FRAMEWORK_PACKAGES := target/framework-packages
 REFERENCE_PACKAGES := target/reference-packages
 
-.PHONY: help serve test clients grids hosts fuzz kl loom bench bench-sums bench-grids check
+.PHONY: help serve test clients grids hosts fuzz soak kl loom bench bench-sums bench-grids check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -20,6 +22,7 @@ help:
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
+	@echo "make soak    SEEDS (10000) simulated clusters with all that can befall them; a seed that fails says how to see it"
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
@@ -63,6 +66,9 @@ hosts:
 fuzz:
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test fuzz -- --nocapture
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test router -- --nocapture fuzz::mutated_bodies
+
+soak:
+	SIMULATION_SEEDS=$(SEEDS) $(CARGO) test --locked --test simulation -- --nocapture seeds
 
 # Installing the packages builds llama.cpp, which asks for a C++ compiler and some minutes.
 kl: $(REFERENCE_PACKAGES)/.ready
