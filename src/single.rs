@@ -3,25 +3,28 @@
 
 use crate::args;
 use crate::children;
-use crate::config::{Bytes, Device, File, Isa, LOG, LogFormat, Watched, Wire, cores};
+use crate::config::{Bytes, File, Isa, LOG, LogFormat, Watched, Wire, cores};
+use crate::device::Device;
 use crate::roles::{self, Doors};
-use crate::{models, stop_on_signals};
+use crate::{models, page, stop_on_signals, store};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use clap::Args;
-use proto::secure::{self, Trust};
-use router::Coordinator;
-use serde::{Deserialize, Deserializer, Serialize};
+use cluster::{Addresses, Store};
+use proto::secure;
+use router::Membership;
+use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use worker::Doorway;
 use worker::fetch::Fetch;
 use worker::source::{self, Source};
+use worker::{Assignment, Doorway, Ended, LoadError, Loaded, Ready};
 
 /// What a coordinator is told besides what `serve` is told.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
@@ -33,6 +36,12 @@ pub struct CoordinatorSettings {
     /// The replica's name in logs and resume handles [default: this machine's name and the port]
     #[arg(long, env = "LOCKSTEP_REPLICA", value_name = "NAME")]
     pub replica: Option<String>,
+    /// Where others reach this coordinator, as etcd tells it [default: where it listens, or this machine's name]
+    #[arg(long, env = "LOCKSTEP_ADVERTISE", value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+    /// Address of this role's own /health, /ready and /metrics, over plain HTTP [default: none]
+    #[arg(long, env = "LOCKSTEP_HEALTH", value_name = "ADDR")]
+    pub health: Option<SocketAddr>,
 }
 
 /// What a router is told besides what `serve` is told.
@@ -40,23 +49,9 @@ pub struct CoordinatorSettings {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RouterSettings {
     /// The coordinator of a replica that serves; several replicas share the requests
-    #[arg(long, env = "LOCKSTEP_COORDINATOR", value_name = "HOST:PORT", value_delimiter = ',')]
-    #[serde(deserialize_with = "one_or_many")]
+    #[arg(long, alias = "coordinators", env = "LOCKSTEP_COORDINATOR", value_name = "HOST:PORT", value_delimiter = ',')]
+    #[serde(deserialize_with = "store::one_or_many")]
     pub coordinator: Option<Vec<String>>,
-}
-
-/// In a file one address may stand for a list of one.
-fn one_or_many<'a, D: Deserializer<'a>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum OneOrMany {
-        One(String),
-        Many(Vec<String>),
-    }
-    Ok(Some(match OneOrMany::deserialize(value)? {
-        OneOrMany::One(one) => vec![one],
-        OneOrMany::Many(many) => many,
-    }))
 }
 
 /// A worker needs to know nothing of the model: the coordinator says what it is to hold.
@@ -81,9 +76,12 @@ pub struct WorkerSettings {
         conflicts_with_all = ["model_path", "models"]
     )]
     pub fetch: Option<bool>,
-    /// What computes [default: cpu]
-    #[arg(long, env = "LOCKSTEP_DEVICE", value_enum)]
+    /// What computes: cpu, cuda, cuda:N, auto (a GPU if there is one), or sim (no model) [default: cpu]
+    #[arg(long, env = "LOCKSTEP_DEVICE", value_name = "DEVICE")]
     pub device: Option<Device>,
+    /// Where kernels are kept that were compiled for a GPU [default: beside the models]
+    #[arg(long, env = "LOCKSTEP_KERNEL_CACHE", value_name = "DIR")]
+    pub kernel_cache: Option<PathBuf>,
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
@@ -108,6 +106,9 @@ pub struct WorkerSettings {
     /// Where an OpenTelemetry collector takes OTLP over gRPC, as http://host:4317 [default: no spans are sent]
     #[arg(long, alias = "otlp", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
+    /// Address of this role's own /health, /ready and /metrics, over plain HTTP [default: none]
+    #[arg(long, env = "LOCKSTEP_HEALTH", value_name = "ADDR")]
+    pub health: Option<SocketAddr>,
 }
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 50100);
@@ -116,70 +117,123 @@ const WORKER_RUNTIME_THREADS: usize = 1;
 
 pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
     let mut file = File::read(args.source.config.as_deref())?;
-    let (own, trust) = (file.under(args.own)?, file.under(args.trust)?);
+    let (own, trust, store) = (file.under(args.own)?, file.under(args.trust)?, file.under(args.store)?);
     let mut config = file.under(args.settings)?.resolve()?;
     file.end()?;
     let listen = own.listen.unwrap_or(LISTEN);
     ensure!(config.replicas == 1, "--replicas {}: a coordinator has one replica; start another one", config.replicas);
+    ensure!(own.advertise.is_none() || store.is_given(), "--advertise needs --etcd-endpoints HOST:PORT");
+    store.check()?;
     if args.source.print_config {
-        return print(&[&own, &trust, &config]);
+        return print(&[&own, &store, &trust, &config]);
     }
     let located = models::ready(&config.model, &args.source.hub)?;
     config.served_model_name.get_or_insert(located.name);
-    // Installed, so that the same counters are kept as in `serve`.
-    let _metrics = roles::watch(&config.watched())?;
+    // Installed whether or not there is a page: the same counters are kept as in `serve`.
+    let metrics = roles::watch(&config.watched())?;
     let checkpoint = Checkpoint::open(&located.path)?;
     let trust = trust.resolve("coordinator", &listen.to_string(), None)?;
     Runtime::new()?.block_on(async {
         let socket = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
         let address = socket.local_addr()?;
-        let replica = own.replica.unwrap_or_else(|| format!("{}:{}", roles::host(), address.port()));
-        tracing::info!(%address, replica, tls = trust.tls.is_some(), token = trust.token.is_some(), "coordinating");
+        let replica = own.replica.clone().unwrap_or_else(|| format!("{}:{}", roles::host(), address.port()));
         let shutdown = CancellationToken::new();
         tokio::spawn(stop_on_signals(shutdown.clone()));
+        if let Some(health) = own.health {
+            let (page, draining) = (metrics.clone(), shutdown.clone());
+            let is_ready = move || !draining.is_cancelled() && page::has_ready_ranks(&page());
+            page::open(health, metrics, is_ready).await?;
+        }
+        let store = store.open().await?.unwrap_or_else(roles::memory_store);
+        let registration = roles::registration(&config, &checkpoint, own.advertised(address)?);
+        let claiming = shutdown.run_until_cancelled(store.claim(&replica, registration));
+        // A signal has come before the store did: there is nothing to drain.
+        let Some(claim) = claiming.await else { return Ok(()) };
+        let claim = claim?;
+        let (incarnation, tls, token) = (claim.incarnation(), trust.tls.is_some(), trust.token.is_some());
+        tracing::info!(%address, replica, incarnation, store = store.kind(), tls, token, "coordinating");
         let connections = secure::incoming(socket, trust);
-        roles::coordinate(&config, &checkpoint, &replica, connections, shutdown)?.await
+        roles::coordinate(&config, &checkpoint, &replica, claim, connections, shutdown)?.await
     })
+}
+
+impl CoordinatorSettings {
+    /// What others are told of where it listens.
+    fn advertised(&self, listens: SocketAddr) -> anyhow::Result<String> {
+        match &self.advertise {
+            Some(address) => {
+                address.parse::<Addresses>().context("--advertise")?;
+                Ok(address.clone())
+            }
+            None if listens.ip().is_unspecified() => Ok(format!("{}:{}", roles::host(), listens.port())),
+            None => Ok(listens.to_string()),
+        }
+    }
 }
 
 pub fn router(args: args::Router) -> anyhow::Result<()> {
     let mut file = File::read(args.source.config.as_deref())?;
-    let (own, trust) = (file.under(args.own)?, file.under(args.trust)?);
+    let (own, trust, store) = (file.under(args.own)?, file.under(args.trust)?, file.under(args.store)?);
     let mut config = file.under(args.settings)?.resolve()?;
     file.end()?;
     if args.source.print_config {
-        return print(&[&own, &trust, &config]);
+        return print(&[&own, &store, &trust, &config]);
     }
     ensure!(config.replicas == 1, "--replicas {}: give --coordinator once for each replica", config.replicas);
-    let addresses = own.coordinator.unwrap_or_default();
-    ensure!(!addresses.is_empty(), "--coordinator HOST:PORT is missing: where a replica is reached");
-    let twice = addresses.iter().enumerate().find(|(i, address)| addresses[..*i].contains(address));
-    ensure!(twice.is_none(), "--coordinator {} is given twice", twice.map_or("", |(_, address)| address));
+    store.check()?;
+    let given = own.given(store.is_given())?;
     let located = models::ready(&config.model, &args.source.hub)?;
     config.served_model_name.get_or_insert(located.name);
     let metrics = roles::watch(&config.watched())?;
     let checkpoint = Checkpoint::open(&located.path)?;
-    let trusts = addresses.iter().map(|address| trust.resolve("router", address, None));
-    let trusts = trusts.collect::<anyhow::Result<Vec<_>>>()?;
+    for address in given.iter().flat_map(|Addresses(addresses)| addresses) {
+        trust.resolve("router", address, None)?;
+    }
     Runtime::new()?.block_on(async {
         let doors = Doors::open(&config).await?;
         crate::greet(&config, &doors)?;
         let shutdown = CancellationToken::new();
         tokio::spawn(stop_on_signals(shutdown.clone()));
-        let reached = |(name, trust): (String, Trust)| Coordinator { channel: secure::channel(&name, trust), name };
-        let resume_key = roles::resume_key(trusts.first().and_then(|trust| trust.token.as_ref()));
-        let coordinators = addresses.into_iter().zip(trusts).map(reached).collect();
-        roles::route(&config, &checkpoint, metrics, coordinators, resume_key, doors, shutdown)?.await
+        let store = match (given, store.open().await?) {
+            (Some(given), _) => Store::fixed(given, 0),
+            (None, store) => store.context("neither --coordinator nor --etcd-endpoints is given")?,
+        };
+        let resume_key = roles::resume_key(trust.token()?.as_ref());
+        let dial = move |address: &str| {
+            let trust = trust.resolve("router", address, None).map_err(|error| format!("{error:#}"))?;
+            Ok(secure::channel(address, trust))
+        };
+        let membership = Membership::Followed { store, dial: Box::new(dial) };
+        roles::route(&config, &checkpoint, metrics, membership, resume_key, doors, shutdown)?.await
     })
+}
+
+impl RouterSettings {
+    /// The coordinators that are given, or none where a store tells of them.
+    fn given(&self, has_store: bool) -> anyhow::Result<Option<Addresses>> {
+        let addresses = self.coordinator.clone().unwrap_or_default();
+        ensure!(
+            addresses.is_empty() == has_store,
+            "give --coordinator HOST:PORT, where a replica is reached, or --etcd-endpoints HOST:PORT, which tells: one \
+             of them"
+        );
+        if has_store {
+            return Ok(None);
+        }
+        let twice = addresses.iter().enumerate().find(|(i, address)| addresses[..*i].contains(address));
+        ensure!(twice.is_none(), "--coordinator {} is given twice", twice.map_or("", |(_, address)| address));
+        Ok(Some(addresses.join(",").parse::<Addresses>().context("--coordinator")?))
+    }
 }
 
 pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let mut file = File::read(args.config.as_deref())?;
-    let (own, trust) = (file.under(args.own)?, file.under(args.trust)?);
+    let (mut own, trust) = (file.under(args.own)?, file.under(args.trust)?);
     file.end()?;
     if args.print_config {
         return print(&[&own, &trust]);
     }
+    own.kernel_cache = own.kernel_cache.or_else(|| models::kernels(&args.hub));
     let shutdown = CancellationToken::new();
     let handed = args.supervised.then(|| children::be_one(shutdown.clone())).transpose()?;
     let join = own.join.clone().context("--join HOST:PORT is missing: the coordinator to compute for")?;
@@ -187,7 +241,8 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let log = own.log.as_deref().unwrap_or(LOG);
     let log_format = own.log_format.unwrap_or(LogFormat::Text);
     // Whether steps have spans is the coordinator's to say.
-    roles::watch(&Watched { log, log_format, collector: collector.as_deref(), steps: true, model: None })?;
+    let watched = Watched { log, log_format, collector: collector.as_deref(), steps: true, model: None };
+    let metrics = roles::watch(&watched)?;
     let trust = trust.resolve("worker", &join, handed)?;
     let cache = || Ok(models::sources(&args.hub)?.cache);
     let runtime = Builder::new_multi_thread().worker_threads(WORKER_RUNTIME_THREADS).enable_all().build()?;
@@ -196,8 +251,34 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
         let channel = secure::channel(&join, trust);
         let source = own.source(channel.clone(), cache)?;
         let seat = own.seat(&join, source)?;
-        Ok(worker::serve(channel, seat.loader, seat.config, shutdown).await?)
+        let (loader, holds) = Telling::around(seat.loader);
+        if let Some(health) = own.health {
+            page::open(health, metrics, move || holds.load(Ordering::Relaxed)).await?;
+        }
+        Ok(worker::serve(channel, loader, seat.config, shutdown).await?)
     })
+}
+
+/// Tells its page whether this rank holds its part of the model.
+struct Telling {
+    loader: Box<dyn worker::Load>,
+    holds: Arc<AtomicBool>,
+}
+
+impl Telling {
+    fn around(loader: Box<dyn worker::Load>) -> (Box<dyn worker::Load>, Arc<AtomicBool>) {
+        let holds = Arc::new(AtomicBool::new(false));
+        (Box::new(Telling { loader, holds: holds.clone() }), holds)
+    }
+}
+
+impl worker::Load for Telling {
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        self.holds.store(false, Ordering::Relaxed);
+        let loaded = self.loader.load(assignment, ended);
+        self.holds.store(loaded.is_ok(), Ordering::Relaxed);
+        loaded
+    }
 }
 
 /// What a worker is built from.
@@ -211,11 +292,14 @@ impl WorkerSettings {
         let n_local = usize::from(self.local_workers.unwrap_or(1).max(1));
         let threads = self.threads.unwrap_or_else(|| (cores() / n_local).max(1));
         ensure!((1..=1024).contains(&threads), "--threads is {threads}; it must be 1 to 1024");
-        let device = self.device.unwrap_or(Device::Cpu);
+        let device = self.device.unwrap_or(Device::Cpu).of_worker(0)?;
         let (door, mesh_address) = self.doorway(join)?;
         let wire = self.wire.unwrap_or(Wire::Auto);
-        let loader = roles::loader(device, self.isa, threads, n_local, Some(door), wire);
-        let memory = self.memory.map_or_else(|| roles::memory_bytes() / n_local as u64, |bytes| bytes.0);
+        let loader = roles::loader(device, self.kernel_cache.clone(), self.isa, threads, n_local, Some(door), wire)?;
+        let memory = match self.memory {
+            Some(memory) => memory.0,
+            None => device.memory_bytes(self.local_workers.unwrap_or(1), roles::memory_bytes())?,
+        };
         let config = roles::worker_config(device, threads, memory, mesh_address);
         Ok(Seat { loader: source::load_from(source, loader), config })
     }

@@ -4,7 +4,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
 use std::fmt::Write;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Where to look.
 #[derive(Args, Clone)]
@@ -46,18 +46,30 @@ impl Cluster {
     }
 }
 
-const COLUMNS: [&str; 16] = [
-    "rank", "stage", "tp", "state", "host", "pid", "layers", "heads", "weights", "kv", "kv used", "compute", "wait",
+const COLUMNS: [&str; 17] = [
+    "rank", "stage", "tp", "state", "host", "device", "pid", "layers", "heads", "weights", "kv", "kv used", "compute", "wait",
     "idle", "bubble", "step",
 ];
 
 /// The page of all replicas.
 pub fn render(page: &Value) -> String {
+    let store = if page["store"].is_null() { String::new() } else { store(&page["store"]) };
     let replicas = page["replicas"].as_array().map_or(&[][..], Vec::as_slice);
     if replicas.is_empty() {
-        return "no replica is attached\n".into();
+        return format!("{store}no replica is attached\n");
     }
-    replicas.iter().map(replica).collect::<Vec<_>>().join("\n")
+    store + &replicas.iter().map(replica).collect::<Vec<_>>().join("\n")
+}
+
+/// Where the replicas are known from.
+fn store(store: &Value) -> String {
+    let kind = store["kind"].as_str().unwrap_or("-");
+    let since = UNIX_EPOCH + Duration::from_secs(store["since"].as_u64().unwrap_or(0));
+    let seconds = since.elapsed().unwrap_or_default().as_secs();
+    match store["reason"].as_str() {
+        None => format!("store: {kind} · there for {seconds} s\n"),
+        Some(reason) => format!("store: {kind} · away for {seconds} s, nobody joins or leaves: {reason}\n"),
+    }
 }
 
 fn replica(replica: &Value) -> String {
@@ -86,7 +98,7 @@ fn replica(replica: &Value) -> String {
     );
     let _written = writeln!(out, "{}", speed(&replica["tokens_per_s"]));
     let ranks = replica["ranks"].as_array().map_or(&[][..], Vec::as_slice);
-    let rows: Vec<[String; 16]> = std::iter::once(COLUMNS.map(str::to_owned)).chain(ranks.iter().map(rank)).collect();
+    let rows: Vec<[String; 17]> = std::iter::once(COLUMNS.map(str::to_owned)).chain(ranks.iter().map(rank)).collect();
     for row in &rows {
         let width = |i: usize| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0);
         let cells: Vec<String> = row.iter().enumerate().map(|(i, cell)| format!("{cell:>w$}", w = width(i))).collect();
@@ -110,7 +122,7 @@ fn speed(tokens_per_s: &Value) -> String {
     format!("tokens/s: {band} · one alone {} · all {}", number(&tokens_per_s["alone"]), number(&tokens_per_s["busy"]))
 }
 
-fn rank(rank: &Value) -> [String; 16] {
+fn rank(rank: &Value) -> [String; 17] {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let range = |pair: &Value| format!("{}..{}", pair[0], pair[1]);
     let mebibytes = |bytes: &Value| format!("{} MiB", bytes.as_u64().unwrap_or(0).div_ceil(1 << 20));
@@ -123,6 +135,7 @@ fn rank(rank: &Value) -> [String; 16] {
         text(&rank["tp"]),
         text(&rank["state"]),
         text(&rank["host"]),
+        text(&rank["device"]),
         text(&rank["pid"]),
         range(&rank["layers"]),
         range(&rank["heads"]),
@@ -145,7 +158,7 @@ mod tests {
     #[test]
     fn a_page_becomes_a_table() {
         let rank = json!({
-            "rank": 0, "stage": 0, "tp": 0, "pid": 7, "state": "ready", "host": "here", "layers": [0, 30],
+            "rank": 0, "stage": 0, "tp": 0, "pid": 7, "state": "ready", "host": "here", "device": "cuda", "layers": [0, 30],
             "heads": [0, 5], "memory": { "weights": 5 << 20, "kv": 1 }, "kv": { "used": 0.5 },
             "time": { "compute": 0.75, "wait": 0.25, "idle": 0.0, "bubble": 0.125 },
             "step_micros": { "compute": 900.4, "wait": 300.0, "idle": 0.0 },
@@ -157,7 +170,7 @@ mod tests {
             "ranks": [rank],
         }] });
         let text = render(&page);
-        for part in ["local · m · ready", "predicted 5 to 9", "one alone 7 · all -", "0..30", "5 MiB", "900+300+0 us"]
+        for part in ["local · m · ready", "predicted 5 to 9", "one alone 7 · all -", "0..30", "cuda", "5 MiB", "900+300+0 us"]
         {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
@@ -166,6 +179,12 @@ mod tests {
         assert!(render(&json!({})).contains("no replica"));
         let away = json!({ "replicas": [{ "replica": "there:1", "phase": "absent" }] });
         assert_eq!(render(&away), "there:1 · absent\n");
+        let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
+        let told = render(&json!({ "store": store, "replicas": [] }));
+        assert!(told.starts_with("store: etcd · away for ") && told.ends_with("no replica is attached\n"), "{told}");
+        assert!(
+            render(&json!({ "store": { "kind": "static", "since": 7 } })).starts_with("store: static · there for ")
+        );
         // A page of something else is shown with what it has.
         assert!(render(&json!({ "replicas": [{}] })).contains("predicted -"));
     }

@@ -21,7 +21,7 @@ impl FromStr for Addresses {
     }
 }
 
-fn is_address(text: &str) -> bool {
+pub(crate) fn is_address(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     let is_name = !host.is_empty() && !host.contains(char::is_whitespace) && !host.contains('/');
     is_name && port.parse::<u16>().is_ok_and(|port| port > 0)

@@ -1,10 +1,41 @@
-//! The store behind membership: who serves which replica, and since when. Knows nothing of what a replica does.
+//! The store behind membership: who serves which replica, where, and since when. Knows nothing of what a replica does.
 //!
-//! A vanished entry is a suspicion; an open stream is the truth.
+//! A coordinator claims its replica's name; the claim's revision is the incarnation of all its epochs, and a later claim
+//! fences an earlier one. What it registers under the claim is what routers follow. A vanished entry is a suspicion; an
+//! open stream is the truth.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod addresses;
+mod claim;
+mod etcd;
 mod memory;
+mod state;
+mod store;
 
 pub use addresses::{Addresses, BadAddress};
-pub use memory::{Claim, Member, MemoryStore};
+pub use claim::{Claim, ClaimLost};
+pub use etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdWaits};
+pub use memory::MemoryStore;
+pub use state::{Change, Health, Member, Members, Registration, Watch};
+pub use store::Store;
+
+/// Why a store cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("{0:?} is no replica's name: it has 1 to {NAME_BYTES_MAX} printable characters, and no / or space")]
+    Name(String),
+    #[error("etcd at {0:?}: {1}")]
+    Endpoint(String, String),
+    #[error("the store refuses this user: {0}")]
+    Refused(String),
+    #[error("the store is away: {0}")]
+    Away(String),
+}
+
+pub const NAME_BYTES_MAX: usize = 253;
+
+/// A name becomes a part of a key, and people read it in logs.
+fn check_name(name: &str) -> Result<(), Error> {
+    let is_good = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic() && b != b'/');
+    if is_good { Ok(()) } else { Err(Error::Name(name.into())) }
+}

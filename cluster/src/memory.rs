@@ -1,101 +1,83 @@
 //! A store inside one process. Every change has a revision, and a claim's revision is the incarnation of whoever made
 //! it.
 
-use std::collections::BTreeMap;
+use crate::claim::{Claim, ClaimLost};
+use crate::state::{Held, Member, Members, Registration, State, Watch};
 use std::sync::Arc;
 use tokio::sync::watch;
-
-/// A replica and the coordinator that holds it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
-    pub incarnation: u64,
-    pub address: String,
-}
-
-type Members = BTreeMap<String, Member>;
 
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     state: Arc<watch::Sender<State>>,
 }
 
-#[derive(Debug)]
-struct State {
-    revision: u64,
-    members: Members,
-}
-
 impl MemoryStore {
     /// Revisions count from here. A process passes the time, so that its epochs are later than those of the process
     /// before it, whose ids a client may still hold.
     pub fn starting_at(revision: u64) -> MemoryStore {
-        MemoryStore { state: Arc::new(watch::Sender::new(State { revision, members: Members::new() })) }
+        MemoryStore::with(State { revision, ..State::default() })
+    }
+
+    pub(crate) fn with(state: State) -> MemoryStore {
+        MemoryStore { state: Arc::new(watch::Sender::new(state)) }
     }
 
     /// Takes a replica, from whoever held it: their epoch is older from now on.
     pub fn claim(&self, replica: &str, address: &str) -> Claim {
+        self.claim_as(replica, Registration { address: address.into(), ..Registration::default() })
+    }
+
+    pub fn claim_as(&self, replica: &str, registration: Registration) -> Claim {
         let mut incarnation = 0;
         self.state.send_modify(|state| {
             state.revision += 1;
             incarnation = state.revision;
-            state.members.insert(replica.into(), Member { incarnation, address: address.into() });
+            let address = registration.address.clone();
+            let held = Held { incarnation, holder: incarnation.to_string(), address };
+            state.held.insert(replica.into(), held);
+            state.members.insert(replica.into(), Member { incarnation, registration: registration.clone() });
         });
-        Claim { store: self.clone(), replica: replica.into(), incarnation }
+        Claim::in_memory(self.clone(), replica, incarnation, registration)
     }
 
-    pub fn members(&self) -> BTreeMap<String, Member> {
+    pub fn members(&self) -> Members {
         self.state.borrow().members.clone()
     }
 
-    /// Waits for a state of the members that fits.
-    pub async fn wait_for(&self, mut fits: impl FnMut(&BTreeMap<String, Member>) -> bool) -> BTreeMap<String, Member> {
+    pub fn watch(&self) -> Watch {
+        Watch::new(self.state.subscribe())
+    }
+
+    /// Changes the entry of the claim with this incarnation, if it is the last one.
+    pub(crate) fn say(&self, replica: &str, incarnation: u64, registration: &Registration) {
+        self.state.send_if_modified(|state| {
+            let Some(member) = state.members.get_mut(replica) else { return false };
+            let is_news = member.incarnation == incarnation && member.registration != *registration;
+            if is_news {
+                member.registration = registration.clone();
+                state.revision += 1;
+            }
+            is_news
+        });
+    }
+
+    pub(crate) async fn lost(&self, replica: &str, ours: u64) -> ClaimLost {
         let mut changes = self.state.subscribe();
-        let state = changes.wait_for(|state| fits(&state.members)).await.expect("the sender is held by self");
-        state.members.clone()
+        let is_later = |state: &State| state.held.get(replica).is_some_and(|held| held.incarnation > ours);
+        let state = changes.wait_for(is_later).await.expect("the sender is held by self");
+        let held = &state.held[replica];
+        ClaimLost { replica: replica.into(), by: held.address.clone(), ours, theirs: held.incarnation }
     }
-}
 
-/// Holds a replica's entry until it is dropped.
-#[derive(Debug)]
-pub struct Claim {
-    store: MemoryStore,
-    replica: String,
-    incarnation: u64,
-}
-
-impl Claim {
-    pub fn incarnation(&self) -> u64 {
-        self.incarnation
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        self.store.state.send_if_modified(|state| {
+    pub(crate) fn release(&self, replica: &str, incarnation: u64) {
+        self.state.send_if_modified(|state| {
             // Whoever took the replica over keeps it.
-            let is_ours = state.members.get(&self.replica).is_some_and(|member| member.incarnation == self.incarnation);
+            let is_ours = state.members.get(replica).is_some_and(|member| member.incarnation == incarnation);
             if is_ours {
-                state.members.remove(&self.replica);
+                state.members.remove(replica);
                 state.revision += 1;
             }
             is_ours
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_later_claim_has_a_later_incarnation_and_stays() {
-        let store = MemoryStore::starting_at(100);
-        let first = store.claim("a", "here");
-        let second = store.claim("a", "there");
-        assert!(second.incarnation() > first.incarnation() && first.incarnation() > 100);
-        drop(first);
-        assert_eq!(store.members()["a"].address, "there");
-        drop(second);
-        assert!(store.wait_for(BTreeMap::is_empty).await.is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! Requests that change their router: of one that has left, by another or by its own next life. What was said of them
-//! is said again, and they go on under a new id. Knows tokens, and no clients.
+//! Requests that change their router, because a client goes on with its stream at another one. What was said of them is
+//! said again, and they go on under a new id. Knows tokens, and no clients.
 //!
 //! A log is a function of its request, so that who sends the same request learns nothing that computing it again would
 //! not tell; anything else than the same request is no claim to it.

@@ -108,7 +108,7 @@ impl Placing {
     }
 
     /// A lost rank's place is kept for a while; but who had grown in vain need not wait for what it has just had.
-    pub fn ended(&mut self, now: Micros, why: Ending<'_>, waits: &Waits) {
+    pub fn ended(&mut self, now: Micros, why: Ending, waits: &Waits) {
         let was_in_vain = self.is_grown && self.ready_since.is_none();
         if self.is_grown && why != Ending::Wanted {
             let was_worth_it = self.lasted(now) > WORTH_IT * micros(waits.regrow_after);

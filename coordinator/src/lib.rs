@@ -41,4 +41,6 @@ pub enum Error {
     Limits(#[from] types::Unsupported),
     #[error("connections are no longer accepted")]
     Server(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    ClaimLost(#[from] cluster::ClaimLost),
 }

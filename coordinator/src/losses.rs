@@ -2,9 +2,10 @@
 
 use crate::event::WorkerId;
 use crate::guilt;
-use crate::members::{Allowed, Role};
+use crate::members::{Allowed, Dismissed, Role};
 use crate::replica::{Replica, micros};
 use proto::cluster as wire;
+use scheduler::Loss;
 use std::time::Duration;
 use telemetry::metrics;
 use telemetry::spans::{self, Traced};
@@ -51,24 +52,29 @@ impl Cause {
 
 /// Why an epoch ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending<'a> {
-    Lost {
-        cause: Cause,
-        rank: u16,
-        host: &'a str,
-    },
+pub(crate) enum Ending {
+    Lost(Cause),
     /// Ranks blame each other, or one of several hangs: nobody is let go.
     Doubt,
     /// The grid is to be another.
     Wanted,
 }
 
-impl Ending<'_> {
+impl Ending {
     fn label(self) -> &'static str {
         match self {
-            Ending::Lost { cause, .. } => cause.label(),
+            Ending::Lost(cause) => cause.label(),
             Ending::Doubt => "doubt",
             Ending::Wanted => "wanted",
+        }
+    }
+
+    /// What it says of the requests that were in the lost step.
+    fn loss(self) -> Loss {
+        match self {
+            Ending::Wanted => Loss::Planned,
+            Ending::Lost(Cause::Failed) => Loss::Reported,
+            Ending::Lost(_) | Ending::Doubt => Loss::Unexplained,
         }
     }
 }
@@ -77,9 +83,21 @@ impl Ending<'_> {
 pub(crate) struct Recovery {
     since: Micros,
     /// Of the first epoch that ended, if several did.
-    cause: &'static str,
+    why: Ending,
+    /// The rank that was lost first, and its host.
+    lost: Option<(u16, String)>,
     tokens_requeued_before: u64,
     span: Traced,
+}
+
+impl Recovery {
+    /// A rank is lost, as which nobody may have known when the epoch ended.
+    fn found(&mut self, cause: Cause, rank: u16, host: String) {
+        if self.why == Ending::Doubt {
+            self.why = Ending::Lost(cause);
+        }
+        self.lost.get_or_insert((rank, host));
+    }
 }
 
 impl Replica {
@@ -138,8 +156,9 @@ impl Replica {
     pub(crate) fn lose(&mut self, worker: WorkerId, cause: Cause, why: Status) {
         let message = why.message().to_owned();
         let was_suspect = self.members.is_suspect(worker);
-        let Some((role, host)) = self.members.dismiss(worker, why) else { return };
-        let rank = role.rank().map(|rank| rank.0);
+        let Some(Dismissed { role, blamed_as, host }) = self.members.dismiss(worker, why) else { return };
+        // Its peers may have noticed first: then its epoch has ended, and it has a rank no more.
+        let rank = role.rank().or(blamed_as).map(|rank| rank.0);
         tracing::warn!(%worker, rank, host, kind = cause.label(), cause = message, "a worker is lost");
         if was_suspect {
             // It was the guilty one: those who named it need not wait.
@@ -148,7 +167,12 @@ impl Replica {
         self.placing.crowd_changed();
         if let Some(rank) = rank {
             metrics::rank_lost(&self.of, cause.label());
-            self.end_epoch(Ending::Lost { cause, rank, host: &host });
+            if role.rank().is_some() {
+                self.end_epoch(Ending::Lost(cause));
+            }
+            if let Some(recovery) = &mut self.recovery {
+                recovery.found(cause, rank, host);
+            }
         }
         self.place();
     }
@@ -190,7 +214,7 @@ impl Replica {
 
     /// All that ran waits, in an epoch without workers, for the next placement. The workers stay, and end what they do
     /// for this one.
-    pub(crate) fn end_epoch(&mut self, why: Ending<'_>) {
+    pub(crate) fn end_epoch(&mut self, why: Ending) {
         let now = self.now();
         self.begin_recovery(now, why);
         self.placing.ended(now, why, &self.config.waits);
@@ -205,25 +229,19 @@ impl Replica {
             metrics::rank_slow(&self.of, rank.0, false);
         }
         if let Some(serving) = &mut self.serving {
-            match why {
-                Ending::Wanted => serving.scheduler.lay_aside_all(self.epoch, &mut self.outputs),
-                Ending::Lost { .. } | Ending::Doubt => serving.scheduler.requeue_all(self.epoch, &mut self.outputs),
-            }
+            serving.scheduler.requeue_all(self.epoch, why.loss(), &mut self.outputs);
             self.outputs_without_step();
         }
     }
 
-    fn begin_recovery(&mut self, now: Micros, why: Ending<'_>) {
+    fn begin_recovery(&mut self, now: Micros, why: Ending) {
         let Some(serving) = self.serving.as_ref().filter(|_| self.recovery.is_none()) else { return };
-        let (rank, host) = match why {
-            Ending::Lost { rank, host, .. } => (Some(rank), host),
-            Ending::Doubt | Ending::Wanted => (None, ""),
-        };
         self.recovery = Some(Recovery {
             since: now,
-            cause: why.label(),
+            why,
+            lost: None,
             tokens_requeued_before: serving.scheduler.stats().tokens_requeued,
-            span: spans::recovery(why.label(), self.epoch.n, rank, host),
+            span: spans::recovery(self.epoch.n),
         });
     }
 
@@ -232,9 +250,11 @@ impl Replica {
         let (Some(recovery), Some(serving)) = (self.recovery.take(), &self.serving) else { return };
         let took = Duration::from_micros(self.now().since(recovery.since).0);
         let n_replayed = serving.scheduler.stats().tokens_requeued - recovery.tokens_requeued_before;
-        recovery.span.recovered(grid.tp, grid.pp, n_replayed);
-        metrics::recovered(&self.of, recovery.cause, took, n_replayed);
-        let (cause, millis) = (recovery.cause, took.as_millis() as u64);
+        let (cause, millis) = (recovery.why.label(), took.as_millis() as u64);
+        let lost = recovery.lost.as_ref().map(|(rank, host)| (*rank, &**host));
+        recovery.span.recovered_from(cause, lost);
+        recovery.span.recovered_on(grid.tp, grid.pp, n_replayed);
+        metrics::recovered(&self.of, cause, took, n_replayed);
         tracing::info!(cause, millis, tokens_replayed = n_replayed, "the replica goes on");
         self.scaled(grid, took, n_replayed);
     }

@@ -74,8 +74,18 @@ pub(crate) struct Facts {
 
 /// A peer says that this worker did not answer. It is cleared by what only its computing thread can change.
 struct Suspicion {
+    /// As which it was named.
+    rank: Option<Rank>,
     told: wire::Heartbeat,
     why: String,
+}
+
+/// What a worker that was let go had been.
+pub(crate) struct Dismissed {
+    pub role: Role,
+    /// The rank as which its peers had named it, if its epoch ended by that.
+    pub blamed_as: Option<Rank>,
+    pub host: String,
 }
 
 /// Where its time went, between two looks.
@@ -141,11 +151,11 @@ impl Members {
         Ok(())
     }
 
-    /// Lets go of a worker; its stream ends with the reason. The role and the host that it had, if it was here.
-    pub fn dismiss(&mut self, worker: WorkerId, why: Status) -> Option<(Role, String)> {
-        let member = self.workers.remove(&worker)?;
-        member.frames.close(why);
-        Some((member.role, member.machine.host))
+    /// Lets go of a worker; its stream ends with the reason. What it was, if it was here.
+    pub fn dismiss(&mut self, worker: WorkerId, why: Status) -> Option<Dismissed> {
+        let Member { frames, role, suspicion, machine, .. } = self.workers.remove(&worker)?;
+        frames.close(why);
+        Some(Dismissed { role, blamed_as: suspicion.and_then(|suspicion| suspicion.rank), host: machine.host })
     }
 
     /// Those that were never blamed come first: a spare is the better peer.
@@ -208,7 +218,7 @@ impl Members {
     pub fn suspect(&mut self, worker: WorkerId, why: String) {
         if let Some(member) = self.workers.get_mut(&worker) {
             member.n_blames += 1;
-            member.suspicion = Some(Suspicion { told: member.told, why });
+            member.suspicion = Some(Suspicion { rank: member.role.rank(), told: member.told, why });
         }
     }
 

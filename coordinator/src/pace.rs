@@ -92,6 +92,8 @@ impl Speed {
             steps: self.n_steps,
             starved: planned.starved,
             steps_early: planned.steps_early,
+            computed: planned.tokens_computed,
+            busy_micros: self.busy.micros,
         }
     }
 }

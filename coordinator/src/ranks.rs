@@ -8,7 +8,7 @@ use crate::placement::{Blueprint, Machine, Shard, predict};
 use crate::replica::{Replica, Serving};
 use crate::{Error, pace::Speed};
 use proto::cluster as wire;
-use scheduler::Scheduler;
+use scheduler::{Loss, Scheduler};
 use std::time::Duration;
 use telemetry::metrics;
 use tonic::Status;
@@ -173,7 +173,7 @@ impl Replica {
         match &mut self.serving {
             Some(serving) => {
                 serving.scheduler.reshape(grid.pp.into(), self.config.steps_in_flight_max(grid))?;
-                serving.scheduler.requeue_into(self.epoch, &n_blocks, &mut self.outputs);
+                serving.scheduler.requeue_into(self.epoch, &n_blocks, Loss::Planned, &mut self.outputs);
             }
             None => {
                 let mut scheduler = Scheduler::new(self.config.scheduler(blueprint, first.policy), self.epoch)?;

@@ -10,6 +10,7 @@ use crate::pace::{Pace, Speed};
 use crate::patience::Patience;
 use crate::placement::{Blueprint, Prediction};
 use crate::routers::Routers;
+use crate::serve::Told;
 use crate::slow::Slowness;
 use crate::traces::Traces;
 use crate::{Config, Error};
@@ -17,7 +18,7 @@ use proto::cluster as wire;
 use scheduler::{Output, Scheduler};
 use std::time::Duration;
 use telemetry::metrics::Of;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -30,6 +31,8 @@ pub(crate) struct Replica {
     pub(crate) config: Config,
     /// In its metrics.
     pub(crate) of: Of,
+    /// For the store.
+    pub(crate) tell: watch::Sender<Told>,
     began: Instant,
     /// Grows when a placement begins and when it ends.
     pub(crate) epoch: Epoch,
@@ -71,8 +74,9 @@ pub(crate) struct Serving {
 }
 
 impl Replica {
-    pub fn new(config: Config, epoch: Epoch) -> Replica {
+    pub fn new(config: Config, epoch: Epoch, tell: watch::Sender<Told>) -> Replica {
         Replica {
+            tell,
             of: Of::replica(&config.replica),
             placing: Placing::new(config.policy.grid),
             config,

@@ -3,22 +3,22 @@
 use crate::replica::Replica;
 use crate::service::Service;
 use crate::{Config, Error};
-use cluster::Claim;
+use cluster::{Claim, Registration};
 use std::pin::pin;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
-use types::Epoch;
+use types::{Epoch, PolicyDigest};
 
 /// Serves a replica over the connections that come, until `shutdown`; then takes nothing new, lets what runs finish,
 /// and returns.
 pub async fn serve<IO, E>(
     incoming: impl Stream<Item = Result<IO, E>>,
     config: Config,
-    claim: Claim,
+    mut claim: Claim,
     shutdown: CancellationToken,
 ) -> Result<(), Error>
 where
@@ -31,18 +31,47 @@ where
     let router = proto::transport::server().add_service(Service::server(events, &config));
     let mut server = pin!(router.serve_with_incoming_shutdown(incoming, closing.cancelled()));
     let epoch = Epoch { incarnation: claim.incarnation(), n: 0 };
-    let replica = pin!(Replica::new(config, epoch).run(queue, shutdown));
-    tokio::select! {
-        biased;
-        ended = &mut server => match ended {
-            Ok(()) => Err(Error::Server("no more connections can come".into())),
-            Err(error) => Err(Error::Server(error.into())),
-        },
-        result = replica => {
-            closing.cancel();
-            // The streams have ended; a peer that does not close its connection is left behind.
-            let _late = timeout(close_max, server).await;
-            result
+    let (tell, mut told) = watch::channel(Told::default());
+    let mut replica = pin!(Replica::new(config, epoch, tell).run(queue, shutdown));
+    let result = loop {
+        tokio::select! {
+            biased;
+            ended = &mut server => break match ended {
+                Ok(()) => Err(Error::Server("no more connections can come".into())),
+                Err(error) => Err(Error::Server(error.into())),
+            },
+            // At once: who has the later claim serves, and what this one still says is refused by its epoch.
+            lost = claim.lost() => break Err(Error::ClaimLost(lost)),
+            Ok(()) = told.changed() => {
+                let told = told.borrow_and_update().clone();
+                claim.say(|registration| told.write(registration));
+            }
+            result = &mut replica => {
+                closing.cancel();
+                // The streams have ended; a peer that does not close its connection is left behind.
+                let _late = timeout(close_max, server).await;
+                break result;
+            }
         }
+    };
+    claim.release().await;
+    result
+}
+
+/// What the replica has to say of itself to those who look for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub policy: Option<PolicyDigest>,
+    pub tp: u16,
+    pub pp: u16,
+    pub ranks_ready: u16,
+}
+
+impl Told {
+    fn write(&self, registration: &mut Registration) {
+        if let Some(policy) = self.policy {
+            registration.policy_digest = policy.to_string();
+        }
+        (registration.tp, registration.pp, registration.ranks_ready) = (self.tp, self.pp, self.ranks_ready);
     }
 }

@@ -1,6 +1,7 @@
 //! What the replica says of itself: its state to the routers, its figures to the metrics, its speed to the log.
 
 use crate::replica::{Replica, micros};
+use crate::serve::Told;
 use crate::slow::{Change, Pass};
 use proto::cluster as wire;
 use proto::cluster::state::Phase;
@@ -30,8 +31,15 @@ impl Replica {
     pub(crate) fn state(&self) -> wire::State {
         let stats = self.stats();
         let ranks = self.members.states(self.blueprint.as_ref(), &self.slowness);
-        self.measure(&stats, if self.is_ready { ranks.len() as u32 } else { 0 });
+        let n_ranks_ready = if self.is_ready { ranks.len() } else { 0 };
+        self.measure(&stats, n_ranks_ready as u32);
         let grid = self.blueprint.as_ref().map_or(self.placing.wanted, |blueprint| blueprint.grid);
+        self.tell_store(Told {
+            policy: self.serving.as_ref().map(|serving| serving.policy),
+            tp: grid.tp,
+            pp: grid.pp,
+            ranks_ready: n_ranks_ready as u16,
+        });
         let prediction = self.prediction.filter(|_| self.blueprint.is_some());
         wire::State {
             phase: self.phase().into(),
@@ -53,6 +61,14 @@ impl Replica {
             pp: grid.pp.into(),
             backlog_tokens: self.serving.as_ref().map_or(0, |serving| serving.scheduler.backlog_tokens()),
         }
+    }
+
+    fn tell_store(&self, told: Told) {
+        self.tell.send_if_modified(|before| {
+            let is_news = *before != told;
+            *before = told;
+            is_news
+        });
     }
 
     fn measure(&self, stats: &Stats, n_ranks_ready: u32) {

@@ -361,6 +361,13 @@ impl RawWorker {
         self.say(worker_frame::Frame::Failed(failed)).await;
     }
 
+    /// It is in a step, and waits there for a rank or for nobody.
+    async fn beat_in_step(&self, waits_for: Option<u32>) {
+        let beat = wire::Heartbeat { in_step: true, waits_for, ..wire::Heartbeat::default() };
+        // Who was dismissed is heard no more.
+        let _ended = self.up.send(frame(worker_frame::Frame::Heartbeat(beat))).await;
+    }
+
     async fn beat(&self, steps_done: u64) {
         let beat = wire::Heartbeat { steps_done, ..wire::Heartbeat::default() };
         self.say(worker_frame::Frame::Heartbeat(beat)).await;
@@ -541,6 +548,66 @@ async fn a_blamed_rank_that_beats_and_does_not_compute_is_lost_by_name() {
     let mut next = RawWorker::join_at(&cluster, proto::VERSION, "elsewhere:1").await.unwrap();
     assert_eq!(next.assigned().await.rank, 1, "another takes the rank, and the reporter keeps its own");
     assert_eq!(reporter.assigned().await.rank, 0);
+    cluster.stop().await;
+}
+
+/// Two ranks that have met, and a step that nobody answers.
+async fn two_ranks_in_a_step(cluster: &Cluster) -> [RawWorker; 2] {
+    let mut ranks = two_ranks(cluster).await;
+    for rank in &ranks {
+        rank.say_loaded(sim_digest()).await;
+    }
+    for rank in &mut ranks {
+        rank.meet().await;
+    }
+    let mut router = cluster.router().await;
+    router.submit(request(vec![1, 2, 3], 10)).await;
+    for rank in &mut ranks {
+        assert!(matches!(rank.next().await, Ok(rank_frame::Frame::Step(_))));
+    }
+    // Its request goes on without it.
+    drop(router);
+    ranks
+}
+
+fn shortly(mut config: coordinator::Config) -> coordinator::Config {
+    config.waits.step_first_max = Duration::from_millis(300);
+    config.waits.replace_min = Duration::from_millis(1);
+    config.limits.steps_in_flight_max = 1;
+    config
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_ranks_in_a_step_the_one_that_does_not_wait_hangs() {
+    let cluster = Cluster::start(shortly(on_grid(config(64, 128, 16), 2, 1)));
+    let [mut waits, hangs] = two_ranks_in_a_step(&cluster).await;
+    // Both have done as many steps.
+    waits.beat_in_step(Some(1)).await;
+    hangs.beat_in_step(None).await;
+    let end = hangs.ended().await;
+    assert!(end.message().contains("does not answer its step") && end.message().contains("hangs"), "{end:?}");
+    // The other one is told at once that its place is over, and gets the next.
+    assert!(matches!(waits.next().await, Ok(rank_frame::Frame::Release(_))));
+    let _other = RawWorker::join_at(&cluster, proto::VERSION, "elsewhere:1").await.unwrap();
+    assert_eq!(waits.assigned().await.mesh_addresses, ["here:1", "elsewhere:1"]);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_the_ranks_do_not_show_who_hangs_nobody_is_let_go_for_it() {
+    let mut config = shortly(on_grid(config(64, 128, 16), 2, 1));
+    config.waits.suspect_max = Duration::from_millis(300);
+    let cluster = Cluster::start(config);
+    let [mut one, mut other] = two_ranks_in_a_step(&cluster).await;
+    one.beat_in_step(None).await;
+    other.beat_in_step(None).await;
+    // Both are given another place, and whose thread moves there keeps it.
+    (one.last, other.last) = (one.assigned().await, other.assigned().await);
+    one.beat(1).await;
+    let end = other.ended().await;
+    assert!(end.message().contains("beats and does not compute"), "{end:?}");
+    let _third = RawWorker::join_at(&cluster, proto::VERSION, "elsewhere:1").await.unwrap();
+    assert_eq!(one.assigned().await.mesh_addresses, ["here:1", "elsewhere:1"]);
     cluster.stop().await;
 }
 

@@ -27,6 +27,8 @@ pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
 pub struct Limits {
     /// Requests that were let in and have no token yet. One more is refused with a 429.
     pub requests_waiting_max: usize,
+    /// Tokens of their prompts together. One request alone may have more.
+    pub waiting_tokens_max: usize,
     /// Requests under way, waiting or not.
     pub requests_max: usize,
     /// A stream whose reader has left so many steps unread is cut, and its request cancelled: tokens keep coming and
@@ -35,6 +37,8 @@ pub struct Limits {
     /// A request whose replica was lost so often before it said a token is not given to another: it may be the cause.
     pub losses_max: u32,
     pub body_bytes_max: usize,
+    /// Of all bodies that are read at the same time.
+    pub bodies_bytes_max: usize,
     /// A body beyond the limit is read so far before it is refused: who still sends reads nothing.
     pub body_discarded_max: usize,
     /// Long texts that are read, rendered or tokenized at the same time, on threads of their own.
@@ -61,10 +65,12 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             requests_waiting_max: 1024,
+            waiting_tokens_max: 4 << 20,
             requests_max: 4096,
             outputs_unread_max: 4096,
             losses_max: 8,
             body_bytes_max: 4 << 20,
+            bodies_bytes_max: 256 << 20,
             body_discarded_max: 64 << 20,
             long_texts_max: 4,
             choices_max: 16,

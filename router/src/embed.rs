@@ -55,6 +55,7 @@ impl Front {
                 tenant,
                 resume: None,
                 trace: trace.clone(),
+                room: Vec::new(),
                 clock: None,
             };
             self.embed_some(ask, &mut reply).await?;

@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use telemetry::spans::Traced;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 use types::{Goal, Priority, Request, RequestId, Sampling, TenantId, Token, Tokens};
@@ -53,6 +53,8 @@ pub struct Front {
     pub streams: TaskTracker,
     /// Places for work on long texts.
     pub long_texts: Arc<Semaphore>,
+    /// Room for bodies that are read.
+    pub bodies: Arc<Semaphore>,
     /// Part of every public id: two routers, or two lives of one, never give the same.
     pub nonce: u32,
 }
@@ -74,9 +76,13 @@ pub struct Ask {
     /// The stream is gone on with, behind what the client has.
     pub resume: Option<Resume>,
     pub trace: Traced,
+    pub room: Room,
     /// None where somebody else counts.
     pub clock: Option<Clock>,
 }
+
+/// Places in memory that a request's text takes until it is tokens.
+pub type Room = Vec<OwnedSemaphorePermit>;
 
 pub enum Purpose {
     Generate(Box<v1::Sampling>),
@@ -109,27 +115,32 @@ impl Front {
             ask;
         let (trace, clock) = (ask.trace, ask.clock);
         let begun = async {
-            let waiting = self.let_in(prompts.len(), n_choices)?;
-            let model = self.model(&model, &*self.replica()?)?;
             let priority = level(priority)?;
+            let mut waiting = self.let_in(prompts.len(), n_choices, priority)?;
+            let model = self.model(&model, &*self.replica()?)?;
             let asked = self.purpose(purpose, resume.as_ref().map(|resume| resume.opened.handle.seed))?;
             let preparing = trace.prepare();
             let mut read = Vec::with_capacity(prompts.len());
             for input in prompts {
                 read.push(self.prompt(input, echo).await?);
             }
-            drop(preparing);
+            drop((preparing, ask.room));
             let like = Request { tenant, priority, goal: asked.goal, ..Request::default() };
             let numbers = first_choice..first_choice + n_choices;
             let wanted = Wanted { prompts: read, asked, like, numbers };
             let placed = self.place(&wanted, resume)?;
-            let (deadline, traceparent) = (deadline, trace.traceparent());
+            let n_tokens = placed.requests.iter().map(Request::n_tokens);
+            self.admission.admit_tokens(&mut waiting, n_tokens.clone().sum())?;
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let wait = placed.picked.wait(n_tokens.max().unwrap_or(0) as u64);
+            self.admission.in_time(wait, left, priority)?;
+            let traceparent = trace.traceparent();
             self.submit(wanted, placed, Opening { waiting, model, deadline, traceparent })
         };
         (clock, begun.await)
     }
 
-    fn let_in(&self, n_prompts: usize, n_choices: u32) -> Result<Waiting, Refusal> {
+    fn let_in(&self, n_prompts: usize, n_choices: u32, priority: Priority) -> Result<Waiting, Refusal> {
         let limits = &self.config.limits;
         if n_choices == 0 || n_choices > limits.choices_max {
             return Err(Refusal::invalid("n", format!("must be 1 to {}, and is {n_choices}", limits.choices_max)));
@@ -137,7 +148,7 @@ impl Front {
         if n_prompts == 0 || n_prompts > limits.prompts_max {
             return Err(Refusal::invalid("text", format!("1 to {} prompts, and not {n_prompts}", limits.prompts_max)));
         }
-        self.admission.admit(n_prompts as u32 * n_choices)
+        self.admission.admit(n_prompts as u32 * n_choices, priority)
     }
 
     /// `seed` is what was drawn for a stream that is gone on with.
@@ -167,7 +178,7 @@ impl Front {
     }
 
     /// Picked when all is known of the request that matters for it, and as late as can be: by then others may be done.
-    fn place(&self, wanted: &Wanted, resume: Option<Resume>) -> Result<Placed<'_>, Refusal> {
+    fn place(&self, wanted: &Wanted, resume: Option<Resume>) -> Result<Placed, Refusal> {
         let n_prompt = longest(&wanted.prompts);
         let Some(resume) = resume else {
             let picked = self.replicas.pick(n_prompt)?;
@@ -188,7 +199,7 @@ impl Front {
     }
 
     /// One request at the replica per prompt and choice, all heard through one queue.
-    fn submit(self: &Arc<Self>, wanted: Wanted, placed: Placed<'_>, opening: Opening) -> Result<Generation, Refusal> {
+    fn submit(self: &Arc<Self>, wanted: Wanted, placed: Placed, opening: Opening) -> Result<Generation, Refusal> {
         let Wanted { prompts, asked, like, .. } = wanted;
         let Placed { picked, requests, print, before, marks } = placed;
         let Opening { waiting, model, deadline, traceparent } = opening;
@@ -209,18 +220,7 @@ impl Front {
             }
             choices.push(choice);
         }
-        let first_id = replica.id(first_key).0;
-        let mut handle = Handle {
-            digest: replica.digest,
-            seed: asked.sampling.seed,
-            context: before.as_ref().map_or(replica.context, |before| before.context),
-            public: before.as_ref().map_or((self.nonce, first_id), |before| before.public),
-            created: before.as_ref().map_or_else(unix_seconds, |before| before.created),
-            first_id,
-            incarnation: replica.incarnation,
-            replica: String::new(),
-        };
-        handle.replica.clone_from(&replica.name);
+        let handle = self.handle(before, &replica, asked.sampling.seed, replica.id(first_key).0);
         let sealed = handle.seal(&self.config.resume_key, &print, like.tenant);
         let n_prompt = prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
         Ok(Generation {
@@ -240,6 +240,16 @@ impl Front {
             clock: None,
             _counted: self.streams.token(),
         })
+    }
+
+    /// What can be told of a stream from now on; the reply that it began as does not change.
+    fn handle(&self, before: Option<Handle>, replica: &Replica, seed: u64, first_id: u64) -> Handle {
+        let (context, public, created) = match before {
+            Some(before) => (before.context, before.public, before.created),
+            None => (replica.context, (self.nonce, first_id), unix_seconds()),
+        };
+        let (digest, incarnation, replica) = (replica.digest, replica.incarnation, replica.name.clone());
+        Handle { digest, seed, context, public, created, first_id, incarnation, replica }
     }
 
     /// Each step brings a token or scores a part of the prompt, and one place is kept for the end.
@@ -390,8 +400,8 @@ impl Wanted {
 }
 
 /// What becomes of a request, and where.
-struct Placed<'a> {
-    picked: Picked<'a>,
+struct Placed {
+    picked: Picked,
     requests: Vec<Request>,
     print: Fingerprint,
     /// Of the stream that is gone on with.

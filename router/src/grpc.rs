@@ -148,7 +148,7 @@ impl Inference for Service {
 
     async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Result<Response<v1::Topology>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
-        Ok(Response::new(crate::topology::topology(&self.front.replicas.views().borrow())))
+        Ok(Response::new(self.front.replicas.topology()))
     }
 }
 
@@ -179,6 +179,7 @@ impl Service {
             tenant,
             resume: request.resume.map(resume).transpose()?,
             trace: Traced::default(),
+            room: Vec::new(),
             clock: None,
         })
     }
@@ -264,7 +265,7 @@ fn status(refusal: Refusal) -> Status {
         Refusal::NoResume(_) => Code::InvalidArgument,
         Refusal::NoKey => Code::Unauthenticated,
         Refusal::NoModel { .. } => Code::NotFound,
-        Refusal::Full { .. } => Code::ResourceExhausted,
+        Refusal::Full { .. } | Refusal::TooLate { .. } => Code::ResourceExhausted,
         Refusal::NotReady { .. } | Refusal::Draining { .. } | Refusal::Lost => Code::Unavailable,
         Refusal::Deadline => Code::DeadlineExceeded,
         Refusal::SlowReader { .. } => Code::Aborted,

@@ -19,16 +19,18 @@ mod pick;
 mod refusal;
 mod replicas;
 mod resume;
+mod roster;
 mod sampling;
 mod stop;
+mod target;
 mod text;
 mod ticket;
 mod topology;
 
 pub use config::{Config, Limits, Render, Waits};
 pub use keys::{ApiKeys, NoKey};
-pub use replicas::Coordinator;
 pub use resume::ResumeKey;
+pub use roster::{Coordinator, Dial, Membership};
 
 use crate::admission::Admission;
 use crate::generate::Front;
@@ -69,7 +71,7 @@ const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 /// refused from `shutdown` on. The replicas are to outlive this: streams that run are finished by them.
 pub async fn serve(
     config: Config,
-    coordinators: Vec<Coordinator>,
+    members: impl Into<Membership>,
     text: Text,
     http: TcpListener,
     grpc: TcpListener,
@@ -80,13 +82,13 @@ pub async fn serve(
         let http = http::serve(front.clone(), http, end.clone());
         tokio::try_join!(http, grpc::serve(front, connections, draining, end)).map(|_| ())
     };
-    serve_faces(config, coordinators, text, shutdown, faces).await
+    serve_faces(config, members.into(), text, shutdown, faces).await
 }
 
 /// The same with the gRPC face alone, over the connections that come.
 pub async fn serve_grpc<IO, E>(
     config: Config,
-    coordinators: Vec<Coordinator>,
+    members: impl Into<Membership>,
     text: Text,
     incoming: impl Stream<Item = Result<IO, E>>,
     shutdown: CancellationToken,
@@ -96,32 +98,32 @@ where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let faces = |front, draining, end| grpc::serve(front, incoming, draining, end);
-    serve_faces(config, coordinators, text, shutdown, faces).await
+    serve_faces(config, members.into(), text, shutdown, faces).await
 }
 
 async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     config: Config,
-    coordinators: Vec<Coordinator>,
+    members: Membership,
     text: Text,
     shutdown: CancellationToken,
     faces: impl FnOnce(Arc<Front>, CancellationToken, CancellationToken) -> F,
 ) -> Result<(), Error> {
-    let (replicas, tasks) = replicas::attach(coordinators, &config);
+    let end = CancellationToken::new();
+    let (replicas, roster) = replicas::attach(members, &config, end.clone());
     let admission = Admission::new(&config.limits, shutdown.clone(), config.waits.retry_after);
     let drain_max = config.waits.drain_max;
     let streams = TaskTracker::new();
     let nonce = sampling::random_nonce();
     let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
-    let front = Arc::new(Front { config, text, replicas, admission, streams: streams.clone(), long_texts, nonce });
-    let end = CancellationToken::new();
-    let links: Vec<_> = tasks.into_iter().map(|task| tokio::spawn(task.run(end.clone()))).collect();
+    let bodies = Arc::new(Semaphore::new(config.limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS)));
+    let front = Front { config, text, replicas, admission, streams: streams.clone(), long_texts, bodies, nonce };
+    let front = Arc::new(front);
+    let roster = tokio::spawn(roster.run());
     // The doors stay open while streams end: who comes is told that this is draining, and readiness says so.
     let served = drain(faces(front, shutdown.clone(), end.clone()), &shutdown, &streams, drain_max, &end).await;
     end.cancel();
-    for link in links {
-        if link.await.is_err() {
-            tracing::error!("a link's task ended early");
-        }
+    if roster.await.is_err() {
+        tracing::error!("the task of the links ended early");
     }
     served
 }

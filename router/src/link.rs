@@ -9,6 +9,7 @@ use crate::config::{Config, Waits};
 use crate::ledger::{Item, Ledger};
 use crate::peers::{Need, Others, Peers};
 use crate::refusal::Refusal;
+use crate::target::Target;
 use crate::ticket::{Cancel, Home, Ticket};
 use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -54,6 +55,8 @@ impl Replica {
 /// What is known of the replica at this moment.
 #[derive(Clone, Debug, Default)]
 pub struct View {
+    /// Among those of the other links.
+    pub place: usize,
     /// The replica's own, or where it is reached until it has said that.
     pub name: String,
     /// Present while the stream stands and the replica has said that it can serve.
@@ -139,6 +142,11 @@ impl Link {
         self.ledger.work()
     }
 
+    /// How long a request of so many tokens would wait for its first.
+    pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
+        self.ledger.wait(n_tokens)
+    }
+
     /// So many keys that follow one another, for the choices of one request.
     pub fn keys(&self, n: u64) -> u64 {
         self.next_key.fetch_add(n, Ordering::Relaxed)
@@ -152,9 +160,9 @@ impl Link {
         let (work, since) = (self.ledger.enter(request.n_tokens() as u64), Instant::now());
         let home = Home::at(cancel);
         let ticket = Ticket::new(key, home.clone());
-        let (n_lost, left) = (0, None);
+        let n_lost = 0;
         let entry =
-            Entry { request, slot, deadline, digest, adopts, left, traceparent, ear, last, home, work, since, n_lost };
+            Entry { request, slot, deadline, digest, adopts, traceparent, ear, last, home, work, since, n_lost };
         match self.submits.try_send((key, Box::new(entry))) {
             Ok(()) => Ok(ticket),
             Err(_) => {
@@ -179,15 +187,22 @@ impl Link {
 }
 
 /// The task of a link, which introduces itself to the others. It is to be run.
-pub fn link(channel: Channel, peers: Peers, idx: usize, next_key: Arc<AtomicU64>, config: &Config) -> Task {
+pub fn link(
+    target: watch::Receiver<Target>,
+    peers: Peers,
+    place: usize,
+    next_key: Arc<AtomicU64>,
+    config: &Config,
+) -> Task {
     let requests_max = config.limits.requests_max;
     let (submits, submitted) = mpsc::channel(requests_max);
     let (cancels, cancelled) = mpsc::channel(requests_max);
     let ledger = Arc::new(Ledger::default());
     let retry_after = config.waits.retry_after;
-    peers.introduce(Link { submits, cancels, ledger: ledger.clone(), next_key, retry_after });
+    peers.introduce(place, Link { submits, cancels, ledger: ledger.clone(), next_key, retry_after });
     Task {
-        channel,
+        target,
+        aimed: 0,
         waits: config.waits.clone(),
         outputs_unread_max: config.limits.outputs_unread_max,
         losses_max: config.limits.losses_max,
@@ -195,7 +210,7 @@ pub fn link(channel: Channel, peers: Peers, idx: usize, next_key: Arc<AtomicU64>
         cancelled,
         views: peers.views(),
         peers,
-        idx,
+        place,
         ledger,
         replica: None,
         former: None,
@@ -219,8 +234,6 @@ struct Entry {
     digest: PolicyDigest,
     /// As whose the replica may have it already.
     adopts: Option<RequestId>,
-    /// What it was called at which life of which replica, when that was lost.
-    left: Option<(RequestId, Arc<Replica>)>,
     traceparent: String,
     ear: Ear,
     // A place in the ear's queue that is kept for the end, so that a slow reader hears of it too.
@@ -250,19 +263,13 @@ impl Entry {
         Need { digest: self.digest, n_tokens: prompt.len() as u64 + u64::from(sampling.tokens_max) }
     }
 
-    /// For a replica, which may have it from before.
-    fn frame(&mut self, replica: &Replica, id: RequestId, now: Instant) -> wire::RouterFrame {
-        let is_there = |left: &(RequestId, Arc<Replica>)| {
-            (&left.1.name, left.1.incarnation) == (&replica.name, replica.incarnation)
-        };
-        let left = self.left.take().filter(is_there).map(|(id, _)| id);
-        let of = self.adopts.take().or(left);
+    fn frame(&mut self, id: RequestId, now: Instant) -> wire::RouterFrame {
         let mut request = wire::Request::from(&self.request);
         request.id = id.0;
         request.traceparent.clone_from(&self.traceparent);
         request.deadline_micros =
             self.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
-        up(match of {
+        up(match self.adopts.take() {
             Some(of) => wire::router_frame::Frame::Adopt(wire::Adopt { of: of.0, request: Some(request) }),
             None => wire::router_frame::Frame::Submit(request),
         })
@@ -301,13 +308,17 @@ enum Event {
     Sent,
     /// The replicas, as this link sees them, have changed.
     Seen,
+    /// The store says otherwise where the replica is, or whether it is there.
+    Target,
     Due,
     End,
 }
 
 /// Owns the stream and the table. One loop, one closed set of events.
 pub struct Task {
-    channel: Channel,
+    target: watch::Receiver<Target>,
+    /// The incarnation that was the last known one when it dialled.
+    aimed: u64,
     waits: Waits,
     outputs_unread_max: usize,
     losses_max: u32,
@@ -315,8 +326,8 @@ pub struct Task {
     cancelled: mpsc::Receiver<Cancel>,
     peers: Peers,
     views: watch::Receiver<Vec<View>>,
-    /// Its place among the links.
-    idx: usize,
+    /// Among the links.
+    place: usize,
     ledger: Arc<Ledger>,
     /// Present while the stream stands and the replica has said that it can serve.
     replica: Option<Arc<Replica>>,
@@ -346,19 +357,55 @@ impl Task {
             match self.next_event(&end).await {
                 Event::Submit(key, entry) => self.submit(key, *entry),
                 Event::Cancel(cancel) => self.cancel(cancel),
-                Event::Dial => self.line = Line::Dialing(Box::pin(self.attach())),
+                Event::Dial => self.dial(),
                 Event::Attached(up) => self.attached(up),
                 Event::Frame(frame) => self.hear(frame),
                 Event::Lost(status) => self.lost(&status),
                 Event::Sent => {}
                 Event::Seen => self.move_away(),
+                Event::Target => self.retarget(),
                 Event::Due => self.due(Instant::now()),
                 Event::End => break,
             }
+            if self.is_forsaken() {
+                break;
+            }
         }
         self.leave();
-        let draining = Refusal::Draining { retry_after: self.waits.retry_after };
-        std::mem::take(&mut self.table).into_values().for_each(|entry| entry.end(draining.clone()));
+        let retry_after = self.waits.retry_after;
+        let is_end = end.is_cancelled();
+        let refusal = if is_end { Refusal::Draining { retry_after } } else { Refusal::NotReady { retry_after } };
+        // Who was just about to be sent here hears of it too.
+        self.submitted.close();
+        let submitted = std::iter::from_fn(|| self.submitted.try_recv().ok()).map(|(_, entry)| *entry);
+        let left = std::mem::take(&mut self.table).into_values().chain(submitted);
+        left.for_each(|entry| entry.end(refusal.clone()));
+    }
+
+    fn dial(&mut self) {
+        let Target { channel, incarnation, .. } = self.target.borrow_and_update().clone();
+        self.aimed = incarnation;
+        self.line = Line::Dialing(Box::pin(attach(channel, self.waits.attach_max, self.former)));
+    }
+
+    /// An open stream stays unless somebody else has claimed the replica later: that the store has lost sight of it is
+    /// a suspicion, and the stream is the truth.
+    fn retarget(&mut self) {
+        let incarnation = self.target.borrow_and_update().incarnation;
+        let of_line = self.replica.as_ref().map_or(self.aimed, |replica| replica.incarnation);
+        if of_line < incarnation {
+            self.reattach = self.waits.reattach_min;
+            if !matches!(self.line, Line::Down { .. }) {
+                self.lost(&Status::aborted("another coordinator has claimed the replica"));
+            }
+            self.line = Line::Down { until: Instant::now() };
+        }
+    }
+
+    /// The store does not have it, nobody answers, and nobody waits for it.
+    fn is_forsaken(&self) -> bool {
+        let is_down = matches!(self.line, Line::Down { .. });
+        is_down && self.table.is_empty() && !self.target.borrow().is_listed
     }
 
     async fn next_event(&mut self, end: &CancellationToken) -> Event {
@@ -374,6 +421,7 @@ impl Task {
             Some((key, entry)) = self.submitted.recv(), if takes_requests => Event::Submit(key, entry),
             event = self.line.next(self.waits.replica_silence_max) => event,
             Ok(()) = self.views.changed(), if looks_elsewhere => Event::Seen,
+            Ok(()) = self.target.changed() => Event::Target,
             () = until(due) => Event::Due,
         }
     }
@@ -404,9 +452,9 @@ impl Task {
         if entry.deadline.is_some_and(|deadline| deadline <= now) {
             self.end(key, Refusal::Deadline);
         } else if need.digest == replica.digest && need.n_tokens <= replica.context.into() {
-            self.outbox.push_back(entry.frame(&replica, replica.id(key), now));
+            self.outbox.push_back(entry.frame(replica.id(key), now));
             self.parked.remove(&key);
-        } else if !self.move_one(key) && !self.peers.besides(self.idx).may_come_for(need) {
+        } else if !self.move_one(key) && !self.peers.besides(self.place).may_come_for(need) {
             self.end(key, Refusal::Lost);
         }
     }
@@ -421,14 +469,14 @@ impl Task {
     /// Gives what waits here to those who can go on with it at once.
     fn move_away(&mut self) {
         let waiting: Vec<u64> = self.parked.keys().copied().collect();
-        let mut others = self.peers.besides(self.idx);
+        let mut others = self.peers.besides(self.place);
         for key in waiting {
             self.move_to(key, &mut others);
         }
     }
 
     fn move_one(&mut self, key: u64) -> bool {
-        let mut others = self.peers.besides(self.idx);
+        let mut others = self.peers.besides(self.place);
         self.move_to(key, &mut others)
     }
 
@@ -452,7 +500,7 @@ impl Task {
     /// The replica has been without its ranks for too long: its requests go to others, where there are any.
     fn give_up_recovery(&mut self) {
         self.recovering_since = None;
-        let others = self.peers.besides(self.idx);
+        let others = self.peers.besides(self.place);
         let at_the_replica = self.table.iter().filter(|(key, _)| !self.parked.contains_key(key));
         let movable = at_the_replica.filter(|(_, entry)| others.is_any_ready_for(entry.need()));
         let movable: Vec<u64> = movable.map(|(key, _)| *key).collect();
@@ -467,12 +515,11 @@ impl Task {
     }
 
     /// The replica does not have it any more.
-    fn park(&mut self, key: u64, replica: Option<&Arc<Replica>>) {
+    fn park(&mut self, key: u64) {
         let (now, losses_max) = (Instant::now(), self.losses_max);
         let Some(entry) = self.table.get_mut(&key) else { return };
         if self.parked.insert(key, None).is_none() {
             (entry.since, entry.n_lost) = (now, entry.n_lost + 1);
-            entry.left = replica.map(|replica| (replica.id(key), replica.clone()));
         }
         let times = entry.n_lost;
         if times > losses_max {
@@ -502,33 +549,29 @@ impl Task {
         }
     }
 
-    fn attach(&self) -> impl Future<Output = Result<Up, Status>> + Send + use<> {
-        attach(self.channel.clone(), self.waits.attach_max, self.former)
-    }
-
     fn attached(&mut self, up: Up) {
         self.outbound = Some(up.outbound);
         self.line = Line::Up { inbound: up.inbound, heard: Instant::now() };
     }
 
-    /// The replica is not there any more; which was.
-    fn leave(&mut self) -> Option<Arc<Replica>> {
-        self.peers.show(self.idx, |view| (view.replica, view.state) = (None, None));
-        self.ledger.told(0);
+    /// The replica is not there any more; whether it was.
+    fn leave(&mut self) -> bool {
+        self.peers.show(self.place, |view| (view.replica, view.state) = (None, None));
+        self.ledger.gone();
         (self.draining, self.recovering_since) = (false, None);
-        self.replica.take()
+        self.replica.take().is_some()
     }
 
     fn lost(&mut self, status: &Status) {
-        let replica = self.leave();
-        if replica.is_some() || self.reason != status.message() {
+        let was_attached = self.leave();
+        if was_attached || self.reason != status.message() {
             self.reason = status.message().to_owned();
             tracing::warn!(code = ?status.code(), reason = self.reason, requests = self.table.len(), "no coordinator");
         }
         self.outbound = None;
         self.outbox.clear();
         let keys: Vec<u64> = self.table.keys().copied().collect();
-        keys.into_iter().for_each(|key| self.park(key, replica.as_ref()));
+        keys.into_iter().for_each(|key| self.park(key));
         self.move_away();
         self.line = Line::Down { until: Instant::now() + self.reattach };
         self.reattach = (self.reattach * 2).min(self.waits.reattach_max);
@@ -546,10 +589,13 @@ impl Task {
     fn state(&mut self, state: wire::State) {
         use wire::state::Phase;
         self.ledger.told(state.backlog_tokens);
+        if let Some(actual) = &state.actual {
+            self.ledger.worked(actual);
+        }
         self.draining = state.phase() == Phase::Draining;
         let recovers = matches!(state.phase(), Phase::Recovering | Phase::Loading);
         self.recovering_since = recovers.then(|| self.recovering_since.unwrap_or_else(Instant::now));
-        self.peers.show(self.idx, |view| view.state = Some(state));
+        self.peers.show(self.place, |view| view.state = Some(state));
         if self.serves() {
             self.send_all();
         } else {
@@ -562,13 +608,16 @@ impl Task {
             Ok(replica) => replica,
             Err(status) => return self.lost(&status),
         };
+        if replica.incarnation < self.target.borrow().incarnation {
+            return self.lost(&Status::failed_precondition("the coordinator's claim is not the last one"));
+        }
         tracing::info!(replica = %replica.name, model = %replica.model, digest = %replica.digest, "attached");
         self.reattach = self.waits.reattach_min;
         // Said when this router attaches again, so that nobody computes for the stream that is gone.
         self.former = Some(wire::FormerNumber { incarnation: replica.incarnation, router: replica.first_id.router() });
         let replica = Arc::new(replica);
         self.replica = Some(replica.clone());
-        self.peers.show(self.idx, |view| (view.name, view.replica) = (replica.name.clone(), Some(replica)));
+        self.peers.show(self.place, |view| (view.name, view.replica) = (replica.name.clone(), Some(replica)));
         self.send_all();
     }
 
@@ -661,8 +710,7 @@ impl Task {
 
     /// The replica has ended a request that somebody still wants.
     fn put_out(&mut self, key: u64) {
-        // Nothing of it is left there.
-        self.park(key, None);
+        self.park(key);
         if self.move_one(key) {
             return;
         }
@@ -832,15 +880,24 @@ mod tests {
         check(5, 6, &[7], None);
     }
 
+    fn given(dialer: &proto::transport::Dialer) -> (watch::Sender<Target>, watch::Receiver<Target>) {
+        watch::channel(Target { channel: dialer.channel(), incarnation: 0, is_listed: true })
+    }
+
+    fn links(peers: &Peers) -> Vec<Link> {
+        peers.table(&peers.views().borrow()).into_iter().map(|(_, link)| link).collect()
+    }
+
     /// A task that has a replica and no wire: what it would send stands in its outbox.
     fn attached(unread_max: usize) -> (Link, Task) {
         let limits = crate::config::Limits { outputs_unread_max: unread_max, ..Default::default() };
         let (dialer, _) = proto::transport::in_memory();
-        let peers = Peers::new(vec![View::default()]);
+        let peers = Peers::default();
+        peers.sit(View::default());
         let config = Config { limits, ..Config::default() };
-        let mut task = link(dialer.channel(), peers.clone(), 0, Arc::new(AtomicU64::new(1)), &config);
+        let mut task = link(given(&dialer).1, peers.clone(), 0, Arc::new(AtomicU64::new(1)), &config);
         task.hear(Frame::Welcome(welcome(1)));
-        (peers.links().remove(0), task)
+        (links(&peers).remove(0), task)
     }
 
     fn welcome(router: u32) -> wire::Welcome {
@@ -936,6 +993,35 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_hundred_thousand_cancels_leave_nothing() {
+        let (link, mut task) = attached(10);
+        let free = (link.submits.capacity(), link.cancels.capacity());
+        for round in 0..1000 {
+            // At the replica, with and without a token, in a queue, and ended by a stop string.
+            let at_the_replica: Vec<_> = (0..75).map(|_| submit(&link, 3)).collect();
+            take(&mut task);
+            for (ticket, _) in at_the_replica.iter().take(25) {
+                task.hear(token(id(&task, ticket), 0, 5));
+            }
+            if round % 100 == 50 {
+                task.lost(&Status::unavailable("gone"));
+                task.hear(Frame::Welcome(welcome(round)));
+            }
+            let in_a_queue: Vec<_> = (0..25).map(|_| submit(&link, 3)).collect();
+            drop(in_a_queue);
+            for (i, (ticket, heard)) in at_the_replica.into_iter().enumerate() {
+                if i % 3 == 0 { ticket.stopped() } else { drop((heard, ticket)) }
+            }
+            take(&mut task);
+            assert!(task.table.is_empty() && task.parked.is_empty());
+            assert_eq!(link.work(), 0);
+            assert!(task.outbox.len() <= 3 * 75);
+            task.outbox.clear();
+        }
+        assert_eq!((link.submits.capacity(), link.cancels.capacity()), free);
+    }
+
+    #[tokio::test]
     async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
         let (link, mut task) = attached(10);
         let (goes_on, _heard) = submit(&link, 9);
@@ -961,16 +1047,17 @@ mod tests {
 
     /// Two tasks that have replicas; of the second one's, the views must be told to be ready.
     fn neighbours() -> (Vec<Link>, Task, Task) {
-        let peers = Peers::new(vec![View::default(); 2]);
+        let peers = Peers::default();
+        (0..2).for_each(|place| peers.sit(View { place, ..View::default() }));
         let (config, keys) = (Config::default(), Arc::new(AtomicU64::new(1)));
-        let new = |idx| {
+        let new = |place| {
             let (dialer, _) = proto::transport::in_memory();
-            let mut task = link(dialer.channel(), peers.clone(), idx, keys.clone(), &config);
+            let mut task = link(given(&dialer).1, peers.clone(), place, keys.clone(), &config);
             task.hear(Frame::Welcome(welcome(1)));
             task
         };
         let (one, two) = (new(0), new(1));
-        (peers.links(), one, two)
+        (links(&peers), one, two)
     }
 
     #[tokio::test]
@@ -1061,5 +1148,52 @@ mod tests {
         assert!(matches!(heard.try_recv(), Ok((0, Told::Refused(Refusal::Failed { .. })))));
         task.hear(Frame::Welcome(wire::Welcome { version: "0.0.0".into(), ..welcome(1) }));
         assert!(task.replica.is_none() && task.reason.contains("0.0.0"), "{}", task.reason);
+    }
+
+    /// A task that is attached under claim 5, and what it is told.
+    fn claimed() -> (watch::Sender<Target>, Task) {
+        let (dialer, _) = proto::transport::in_memory();
+        let (target, aim) = given(&dialer);
+        let peers = Peers::default();
+        peers.sit(View::default());
+        let mut task = link(aim, peers, 0, Arc::new(AtomicU64::new(1)), &Config::default());
+        target.send_modify(|target| target.incarnation = 5);
+        task.retarget();
+        task.line = Line::Dialing(Box::pin(std::future::pending()));
+        task.hear(Frame::Welcome(wire::Welcome { incarnation: 5, ..welcome(1) }));
+        (target, task)
+    }
+
+    #[tokio::test]
+    async fn a_later_claim_ends_the_stream_of_an_older_one() {
+        let (target, mut task) = claimed();
+        assert!(task.replica.is_some());
+        // A lease that was made anew is the same claim.
+        target.send_modify(|target| target.incarnation = 5);
+        task.retarget();
+        assert!(task.replica.is_some());
+        target.send_modify(|target| target.incarnation = 6);
+        task.retarget();
+        assert!(task.replica.is_none() && matches!(task.line, Line::Down { .. }));
+        // The older one is still there and answers first.
+        task.line = Line::Dialing(Box::pin(std::future::pending()));
+        task.hear(Frame::Welcome(wire::Welcome { incarnation: 5, ..welcome(1) }));
+        assert!(task.replica.is_none() && task.reason.contains("claim"), "{}", task.reason);
+        // A claim that the store has not told of yet.
+        task.hear(Frame::Welcome(wire::Welcome { incarnation: 7, ..welcome(1) }));
+        assert!(task.replica.is_some());
+    }
+
+    #[tokio::test]
+    async fn who_vanishes_from_the_store_stays_while_the_stream_stands() {
+        let (target, mut task) = claimed();
+        target.send_modify(|target| target.is_listed = false);
+        task.retarget();
+        assert!(task.replica.is_some() && !task.is_forsaken());
+        task.lost(&Status::unavailable("gone"));
+        assert!(task.is_forsaken());
+        target.send_modify(|target| target.is_listed = true);
+        task.retarget();
+        assert!(!task.is_forsaken());
     }
 }

@@ -4,14 +4,16 @@
 use crate::link::{Link, View};
 use crate::pick::{self, Row, Standing};
 use crate::replicas::row;
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::watch;
 use types::PolicyDigest;
 
-/// The links and their views, each at its own place.
-#[derive(Clone)]
+/// The links and their views, each at its own place. Replicas come and go; no place is given twice.
+#[derive(Clone, Default)]
 pub struct Peers {
-    links: Arc<RwLock<Vec<Link>>>,
+    links: Arc<RwLock<BTreeMap<usize, Link>>>,
+    /// In the order in which they came.
     views: Arc<watch::Sender<Vec<View>>>,
 }
 
@@ -24,32 +26,44 @@ pub struct Need {
 }
 
 impl Peers {
-    pub fn new(views: Vec<View>) -> Peers {
-        Peers { links: Arc::default(), views: Arc::new(watch::Sender::new(views)) }
+    /// A view, whose link comes next.
+    pub fn sit(&self, view: View) {
+        self.views.send_modify(|views| views.push(view));
     }
 
     /// A link, at the place of its view.
-    pub fn introduce(&self, link: Link) {
-        self.links.write().unwrap_or_else(PoisonError::into_inner).push(link);
+    pub fn introduce(&self, place: usize, link: Link) {
+        self.links.write().unwrap_or_else(PoisonError::into_inner).insert(place, link);
     }
 
-    pub fn links(&self) -> Vec<Link> {
-        self.links.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn leave(&self, place: usize) {
+        self.views.send_modify(|views| views.retain(|view| view.place != place));
+        self.links.write().unwrap_or_else(PoisonError::into_inner).remove(&place);
+    }
+
+    /// For each view that has one, its link.
+    pub fn table<'a>(&self, views: &'a [View]) -> Vec<(&'a View, Link)> {
+        let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
+        views.iter().filter_map(|view| Some((view, links.get(&view.place)?.clone()))).collect()
     }
 
     pub fn views(&self) -> watch::Receiver<Vec<View>> {
         self.views.subscribe()
     }
 
-    pub fn show(&self, idx: usize, change: impl FnOnce(&mut View)) {
-        self.views.send_modify(|views| change(&mut views[idx]));
+    pub fn show(&self, place: usize, change: impl FnOnce(&mut View)) {
+        self.views.send_if_modified(|views| {
+            let view = views.iter_mut().find(|view| view.place == place);
+            view.map(change).is_some()
+        });
     }
 
     /// All but one, as they are now.
-    pub fn besides(&self, idx: usize) -> Others {
-        let links = self.links();
-        let rows = self.views.borrow().iter().zip(&links).map(|(view, link)| row(view, link)).collect();
-        Others { rows, links, idx }
+    pub fn besides(&self, place: usize) -> Others {
+        let views = self.views.borrow();
+        let others = self.table(&views).into_iter().filter(|(view, _)| view.place != place);
+        let (rows, links) = others.map(|(view, link)| (row(view, &link), link)).unzip();
+        Others { rows, links }
     }
 }
 
@@ -57,24 +71,22 @@ impl Peers {
 pub struct Others {
     rows: Vec<Row>,
     links: Vec<Link>,
-    idx: usize,
 }
 
 impl Others {
     /// Who can go on with a request at once. What was given to it before counts.
     pub fn ready_for(&mut self, need: Need, n_tokens: u64) -> Option<Link> {
-        let idx = pick::equal(&self.rows, need, Standing::Ready, Some(self.idx))?;
+        let idx = pick::equal(&self.rows, need, Standing::Ready)?;
         self.rows[idx].work += n_tokens;
         Some(self.links[idx].clone())
     }
 
     pub fn is_any_ready_for(&self, need: Need) -> bool {
-        pick::equal(&self.rows, need, Standing::Ready, Some(self.idx)).is_some()
+        pick::equal(&self.rows, need, Standing::Ready).is_some()
     }
 
     /// Whether somebody may come to be able to: who is away could be anybody.
     pub fn may_come_for(&self, need: Need) -> bool {
-        let others = self.rows.iter().enumerate().filter(|(idx, _)| *idx != self.idx);
-        others.map(|(_, row)| row).any(|row| row.may_come_for(need))
+        self.rows.iter().any(|row| row.may_come_for(need))
     }
 }

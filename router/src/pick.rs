@@ -36,9 +36,8 @@ pub fn least_work(table: &[Row], n_prompt: u32) -> Option<usize> {
 
 /// Who can go on with a request, and say what it would have said, in no worse a standing: of the best the one with the
 /// least work.
-pub fn equal(table: &[Row], need: Need, worst: Standing, besides: Option<usize>) -> Option<usize> {
-    let others = table.iter().enumerate().filter(|(idx, _)| Some(*idx) != besides);
-    let able = others.filter(|(_, row)| row.standing <= worst && row.meets(need));
+pub fn equal(table: &[Row], need: Need, worst: Standing) -> Option<usize> {
+    let able = table.iter().enumerate().filter(|(_, row)| row.standing <= worst && row.meets(need));
     able.min_by_key(|(_, row)| (row.standing, row.work)).map(|(idx, _)| idx)
 }
 
@@ -126,11 +125,11 @@ mod tests {
         let need = Need { digest: PolicyDigest([1; 32]), n_tokens: 90 };
         let same = |standing, work| Row { digest: need.digest, ..row(standing, work) };
         let small = Row { context: 89, ..same(Ready, 0) };
-        let check = |table: &[Row], expect| assert_eq!(equal(table, need, Ready, Some(0)), expect, "{table:?}");
-        check(&[same(Ready, 0), row(Ready, 0), small, same(Recovering, 0), same(Ready, 9), same(Ready, 8)], Some(5));
-        check(&[same(Ready, 0), row(Ready, 0), small, same(Recovering, 0), same(Draining, 0)], None);
-        assert_eq!(equal(&[same(Recovering, 0), same(Ready, 9)], need, Recovering, None), Some(1));
-        assert_eq!(equal(&[same(Absent, 0), same(Recovering, 0)], need, Recovering, None), Some(1));
+        let check = |table: &[Row], expect| assert_eq!(equal(table, need, Ready), expect, "{table:?}");
+        check(&[row(Ready, 0), small, same(Recovering, 0), same(Ready, 9), same(Ready, 8)], Some(4));
+        check(&[row(Ready, 0), small, same(Recovering, 0), same(Draining, 0)], None);
+        assert_eq!(equal(&[same(Recovering, 0), same(Ready, 9)], need, Recovering), Some(1));
+        assert_eq!(equal(&[same(Absent, 0), same(Recovering, 0)], need, Recovering), Some(1));
         let may_come = [same(Recovering, 0), row(Absent, 0)];
         assert!(may_come.iter().all(|row| row.may_come_for(need)));
         assert!(![row(Ready, 0), small, same(Draining, 0)].iter().any(|row| row.may_come_for(need)));

@@ -18,6 +18,8 @@ pub enum Refusal {
     NoModel { model: String, served: String },
     #[error("too many requests are waiting; come again later")]
     Full { retry_after: Duration },
+    #[error("the first token is expected in {} s, after the request's deadline; come again later", wait.as_secs_f32().ceil())]
+    TooLate { wait: Duration, retry_after: Duration },
     #[error("no replica is ready to serve")]
     NotReady { retry_after: Duration },
     #[error("draining: no new requests are taken here")]
@@ -58,9 +60,10 @@ impl Refusal {
 
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Refusal::Full { retry_after } | Refusal::NotReady { retry_after } | Refusal::Draining { retry_after } => {
-                Some(*retry_after)
-            }
+            Refusal::Full { retry_after }
+            | Refusal::TooLate { retry_after, .. }
+            | Refusal::NotReady { retry_after }
+            | Refusal::Draining { retry_after } => Some(*retry_after),
             _ => None,
         }
     }
@@ -73,6 +76,7 @@ impl Refusal {
             Refusal::NoKey => "no_key",
             Refusal::NoModel { .. } => "no_model",
             Refusal::Full { .. } => "full",
+            Refusal::TooLate { .. } => "too_late",
             Refusal::NotReady { .. } => "not_ready",
             Refusal::Draining { .. } => "draining",
             Refusal::Deadline => "deadline",

@@ -1,15 +1,15 @@
 //! Resume handles: what a client shows, with how far it has read, to have its stream gone on with at any router of the
 //! cluster. Knows the request by its fingerprint only: the client says it again.
 //!
-//! A handle is one word of text: fields, and a code over them, the whole request and its tenant under the cluster's key.
-//! Whoever changes a letter, another request or another tenant gets nothing. A stream is a function of its request, so
-//! a handle opens nothing that asking again would not.
+//! A handle is one word of text: fields, the request's fingerprint among them, and a code over them and the tenant
+//! under the cluster's key. Whoever changes a letter, another request or another tenant gets nothing. A stream is a
+//! function of its request, so a handle opens nothing that asking again would not.
 
 use std::fmt::{self, Display};
 use types::{PolicyDigest, Request, TenantId};
 
 const VERSION: u8 = 1;
-const PRINT_BYTES: usize = 8;
+const PRINT_BYTES: usize = 16;
 const CODE_BYTES: usize = 16;
 const KEY_PURPOSE: &str = "lockstep 2026 resume handle";
 const PRINT_PURPOSE: &str = "lockstep 2026 resume fingerprint";
@@ -23,9 +23,9 @@ const NAME_BYTES_MAX: usize = 255;
 pub enum NoResume {
     #[error("is no resume handle with positions")]
     Garbled,
-    #[error("was not made by this cluster, or was changed")]
+    #[error("was not made by this cluster for this client, or was changed")]
     Forged,
-    #[error("was made for another request, or another client's: say again what was asked, with the same fields")]
+    #[error("was made for another request: say again what was asked, with the same fields")]
     OtherRequest,
     #[error("was made for {expected} choices, and tells the positions of {got}")]
     OtherChoices { expected: usize, got: usize },
@@ -83,7 +83,7 @@ pub struct Handle {
 
 /// Of everything that a stream is a function of, as it is submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fingerprint([u8; 32]);
+pub struct Fingerprint([u8; PRINT_BYTES]);
 
 impl Fingerprint {
     /// `text` is what is asked of the text, which replicas never see.
@@ -95,14 +95,16 @@ impl Fingerprint {
         };
         requests.for_each(|request| add(&proto::said(request)));
         text.for_each(|text| add(text.as_bytes()));
-        Fingerprint(*hasher.finalize().as_bytes())
+        let mut print = [0; PRINT_BYTES];
+        hasher.finalize_xof().fill(&mut print);
+        Fingerprint(print)
     }
 }
 
 impl Handle {
     pub fn seal(&self, key: &ResumeKey, print: &Fingerprint, tenant: TenantId) -> String {
         let mut bytes = self.fields(print);
-        let code = code(key, &bytes, print, tenant);
+        let code = code(key, &bytes, tenant);
         bytes.extend_from_slice(&code);
         encode(&bytes)
     }
@@ -115,7 +117,7 @@ impl Handle {
     fn fields(&self, print: &Fingerprint) -> Vec<u8> {
         let mut bytes = vec![VERSION];
         bytes.extend_from_slice(&self.digest.0);
-        bytes.extend_from_slice(&print.0[..PRINT_BYTES]);
+        bytes.extend_from_slice(&print.0);
         for number in [self.seed, self.public.1, self.created, self.first_id, self.incarnation] {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
@@ -150,13 +152,14 @@ impl Opened {
     }
 
     pub fn check(&self, key: &ResumeKey, print: &Fingerprint, tenant: TenantId) -> Result<(), NoResume> {
-        if self.bytes[PRINT_AT..PRINT_AT + PRINT_BYTES] != print.0[..PRINT_BYTES] {
-            return Err(NoResume::OtherRequest);
-        }
         // Without a way out at the first difference: how much of a guess was right is nobody's to know.
-        let expected = code(key, &self.bytes, print, tenant);
+        let expected = code(key, &self.bytes, tenant);
         let differs = expected.iter().zip(&self.code).fold(0, |all, (a, b)| all | (a ^ b));
-        if std::hint::black_box(differs) == 0 { Ok(()) } else { Err(NoResume::Forged) }
+        if std::hint::black_box(differs) != 0 {
+            return Err(NoResume::Forged);
+        }
+        let is_of_it = self.bytes[PRINT_AT..PRINT_AT + PRINT_BYTES] == print.0;
+        if is_of_it { Ok(()) } else { Err(NoResume::OtherRequest) }
     }
 }
 
@@ -181,9 +184,9 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     Some(*first)
 }
 
-fn code(key: &ResumeKey, fields: &[u8], print: &Fingerprint, tenant: TenantId) -> [u8; CODE_BYTES] {
+fn code(key: &ResumeKey, fields: &[u8], tenant: TenantId) -> [u8; CODE_BYTES] {
     let mut hasher = blake3::Hasher::new_keyed(&key.0);
-    hasher.update(&print.0).update(&tenant.0.to_le_bytes()).update(fields);
+    hasher.update(&tenant.0.to_le_bytes()).update(fields);
     let mut code = [0; CODE_BYTES];
     code.copy_from_slice(&hasher.finalize().as_bytes()[..CODE_BYTES]);
     code

@@ -2,14 +2,35 @@
 //! requests.
 
 use crate::link::View;
+use cluster::Health;
 use proto::cluster as wire;
 use proto::v1;
 use serde_json::{Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
 use types::PolicyDigest;
 
+/// Where the replicas are known from.
+pub struct StoreView {
+    pub kind: &'static str,
+    pub health: Health,
+}
+
 /// Of all replicas that this router knows of, there or not.
-pub fn topology(views: &[View]) -> v1::Topology {
-    v1::Topology { replicas: views.iter().map(replica).collect() }
+pub fn topology(views: &[View], store: Option<StoreView>) -> v1::Topology {
+    v1::Topology { replicas: views.iter().map(replica).collect(), store: store.map(of_store) }
+}
+
+fn of_store(StoreView { kind, health }: StoreView) -> v1::StoreTopology {
+    v1::StoreTopology {
+        kind: kind.into(),
+        connected: health.is_connected(),
+        since_unix_seconds: unix_seconds(health.since),
+        reason: health.away.unwrap_or_default(),
+    }
+}
+
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 fn replica(view: &View) -> v1::ReplicaTopology {
@@ -101,7 +122,17 @@ fn phase(phase: wire::state::Phase) -> &'static str {
 }
 
 pub fn json(topology: &v1::Topology) -> Value {
-    json!({ "replicas": topology.replicas.iter().map(replica_json).collect::<Vec<_>>() })
+    let replicas: Vec<Value> = topology.replicas.iter().map(replica_json).collect();
+    json!({ "store": topology.store.as_ref().map(store_json), "replicas": replicas })
+}
+
+fn store_json(store: &v1::StoreTopology) -> Value {
+    json!({
+        "kind": store.kind,
+        "connected": store.connected,
+        "since": store.since_unix_seconds,
+        "reason": (!store.reason.is_empty()).then_some(&store.reason),
+    })
 }
 
 fn replica_json(replica: &v1::ReplicaTopology) -> Value {
@@ -186,7 +217,10 @@ mod tests {
             prediction: Some(prediction),
             ..wire::State::default()
         };
-        let topology = topology(&[View { replica: None, state: Some(state), ..View::of("here") }, View::of("there")]);
+        let views = [View { replica: None, state: Some(state), ..View::of("here") }, View::of("there")];
+        let since = UNIX_EPOCH + std::time::Duration::from_secs(7);
+        let health = Health { since, away: Some("no answer".into()) };
+        let topology = topology(&views, Some(StoreView { kind: "etcd", health }));
         let rank = &topology.replicas[0].ranks[0];
         assert_eq!((rank.compute_share, rank.wait_share, rank.idle_share, rank.bubble_share), (0.5, 0.3, 0.2, 0.5));
         assert_eq!((rank.step_compute_micros, rank.step_wait_micros, rank.kv_used), (5000.0, 3000.0, 0.25));
@@ -196,6 +230,9 @@ mod tests {
         assert_eq!(replica["tokens_per_s"]["predicted"]["bottleneck"], "compute");
         assert!(replica["tokens_per_s"]["alone"].is_null() && replica["replica"] == "here");
         assert_eq!(replica["ranks"][0]["step_micros"]["compute"], 5000.0);
+        let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
+        assert_eq!(page["store"], store);
+        assert!(json(&super::topology(&[], None))["store"].is_null());
         let absent = &page["replicas"][1];
         assert_eq!((&absent["replica"], &absent["phase"]), (&json!("there"), &json!("absent")));
         assert!(absent["model"].is_null() && absent["epoch"].is_null());

@@ -31,7 +31,12 @@ const EPOCH: Metric = metric("lockstep:epoch", "The epoch's number: grows when a
 const RANKS_READY: Metric = metric("lockstep:ranks_ready", "Ranks that can take steps.");
 const RANK_SLOW: Metric =
     metric("lockstep:rank_slow", "1: this rank computes for much longer than others do over the same work.");
-const GAUGES: [&Metric; 7] = [&RUNNING, &WAITING, &KV_USAGE, &BLOCKS, &EPOCH, &RANKS_READY, &RANK_SLOW];
+const STORE_CONNECTED: Metric =
+    metric("lockstep:store_connected", "1 while the cluster store answers, 0 while it is away.");
+const STORE_SINCE: Metric =
+    metric("lockstep:store_since_seconds", "Unix time at which the cluster store came or went.");
+const GAUGES: [&Metric; 9] =
+    [&RUNNING, &WAITING, &KV_USAGE, &BLOCKS, &EPOCH, &RANKS_READY, &RANK_SLOW, &STORE_CONNECTED, &STORE_SINCE];
 
 const PREFIX_QUERIES: Metric = alias(
     "lockstep:prefix_queries_total",
@@ -288,6 +293,14 @@ fn of_rank(of: &Of, rank: u16) -> [Label; 2] {
 
 pub fn step(of: &Of, took: Duration) {
     STEP_SECONDS.observe(took, &[of.label()]);
+}
+
+// -- of both
+
+/// Whether the store behind membership is there, and since when that is so, as Unix time.
+pub fn store(is_connected: bool, since: Duration) {
+    STORE_CONNECTED.set(f64::from(u8::from(is_connected)), &[]);
+    STORE_SINCE.set(since.as_secs_f64().floor(), &[]);
 }
 
 // -- the router's

@@ -187,6 +187,8 @@ impl Setup {
             waits: coordinator::Waits {
                 beat_every: Duration::from_millis(20),
                 beats_missed_max: 30_000,
+                hang_min: ROUND_MAX,
+                step_first_max: ROUND_MAX,
                 state_every: Duration::from_millis(20),
                 ..coordinator::Waits::default()
             },

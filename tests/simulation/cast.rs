@@ -40,15 +40,20 @@ impl Stage {
     /// A process after the other, for as long as the host is up.
     async fn play(self, host: Host) -> turmoil::Result {
         let name = host.name();
+        // A port of the host: the process that comes next finds it bound.
+        let mesh = match host {
+            Host::Worker(..) => Some(Mesh::open(&name, self.record.clone()).await?),
+            Host::Router(_) | Host::Coordinator(_) | Host::Client(_) => None,
+        };
         loop {
             let stop = CancellationToken::new();
             self.record.seen().stops.insert(name.clone(), stop.clone());
             self.record.note(&name, "starts");
-            let ended = match host {
-                Host::Router(_) => self.router(stop).await,
-                Host::Coordinator(replica) => self.coordinator(replica, stop).await,
-                Host::Worker(replica, _) => self.worker(&name, replica, stop).await,
-                Host::Client(_) => Ok(()),
+            let ended = match (host, &mesh) {
+                (Host::Router(_), _) => self.router(stop).await,
+                (Host::Coordinator(replica), _) => self.coordinator(replica, stop).await,
+                (Host::Worker(replica, _), Some(mesh)) => self.worker(&name, replica, mesh, stop).await,
+                (Host::Worker(..) | Host::Client(_), _) => Ok(()),
             };
             self.record.note(&name, format!("ended: {ended:?}"));
             if let Err(error) = ended.as_ref().map_err(ToString::to_string) {
@@ -78,8 +83,7 @@ impl Stage {
         Ok(coordinator::serve(listen().await?, config, claim, stop).await?)
     }
 
-    async fn worker(&self, name: &str, replica: usize, stop: CancellationToken) -> turmoil::Result {
-        let mesh = Mesh::open(name, self.record.clone()).await?;
+    async fn worker(&self, name: &str, replica: usize, mesh: &Mesh, stop: CancellationToken) -> turmoil::Result {
         let config = worker::Config {
             host: name.into(),
             pid: 1,
@@ -88,7 +92,7 @@ impl Stage {
             mesh_address: format!("{name}:{MESH_PORT}"),
             ..worker::Config::default()
         };
-        let rank = SimRank { sim: self.script.sim.clone(), mesh };
+        let rank = SimRank { sim: self.script.sim.clone(), mesh: mesh.clone() };
         let channel = channel(&Host::Coordinator(replica).name());
         Ok(worker::serve_in_tasks(channel, Box::new(rank), config, stop).await?)
     }

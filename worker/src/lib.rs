@@ -13,8 +13,9 @@ pub mod sim;
 pub mod source;
 
 pub use backend::cpu::Isa;
-pub use collective::{AbortHandle, Doorway, Ended, Timeouts, Wire};
-pub use model_runner::{ModelLoader, ModelRunner};
+pub use backend::cuda::{Card, Compiler, Driver};
+pub use collective::{AbortHandle, Doorway, Ended, Timeouts, Wire, nccl_version};
+pub use model_runner::{ModelLoader, ModelRunner, Place};
 pub use runner::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready, Rest, RunError, Runner};
 
 use session::Worker;

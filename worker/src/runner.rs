@@ -36,6 +36,24 @@ pub trait Runner: Send {
     }
 }
 
+impl<R: Runner + ?Sized> Runner for Box<R> {
+    fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
+        (**self).run(step, done)
+    }
+
+    fn rest(&mut self) -> Option<Rest<'_>> {
+        (**self).rest()
+    }
+
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        (**self).abort_handle()
+    }
+
+    fn waited(&self) -> Duration {
+        (**self).waited()
+    }
+}
+
 pub type Rest<'a> = Pin<Box<dyn Future<Output = Result<(), RunError>> + Send + 'a>>;
 
 /// Makes a runner for a place in a blueprint. Called again for every epoch that the worker lives to see, so what is

@@ -1,6 +1,6 @@
 //! An answer in OpenAI's shapes, whole or in chunks. What differs between chat and completions is a `Shape`.
 
-use crate::generate::{Ask, Front, Purpose};
+use crate::generate::{Ask, Front, Purpose, Room};
 use crate::generation::{Event, Generation, Prompt};
 use crate::http::error::HttpError;
 use crate::http::fields::Streaming;
@@ -15,6 +15,7 @@ use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use tokio::time::Instant;
 use tokio_stream::StreamExt;
 use types::TenantId;
 
@@ -73,14 +74,17 @@ pub struct Asked {
     pub sampling: v1::Sampling,
     pub n_choices: u32,
     pub priority: i32,
+    pub deadline: Option<Instant>,
     pub tenant: TenantId,
     pub streaming: Option<Streaming>,
+    pub room: Room,
     pub resume: Option<Resume>,
     pub wishes: Wishes,
 }
 
 pub async fn answer<S: Shape>(front: Arc<Front>, asked: Asked, clock: Clock, shape: S) -> Result<Response, HttpError> {
-    let Asked { model, prompts, sampling, n_choices, priority, tenant, streaming, resume, mut wishes } = asked;
+    let Asked { model, prompts, sampling, n_choices, priority, deadline, tenant, streaming, room, resume, mut wishes } =
+        asked;
     wishes.logprobs = sampling.logprobs.is_some();
     let ask = Ask {
         model,
@@ -90,10 +94,11 @@ pub async fn answer<S: Shape>(front: Arc<Front>, asked: Asked, clock: Clock, sha
         purpose: Purpose::Generate(Box::new(sampling)),
         echo: wishes.echo,
         priority,
-        deadline: None,
+        deadline,
         tenant,
         resume,
         trace: clock.trace(),
+        room,
         clock: Some(clock),
     };
     let mut generation = front.generate(ask).await?;

@@ -33,9 +33,11 @@ fn ask(mut page: Page, limits: &Limits) -> Result<Asked, Refusal> {
         prompts: vec![Input::Chat(conversation(fields)?)],
         n_choices: fields.n_choices()?,
         priority: fields.priority()?,
+        deadline: fields.deadline()?,
         tenant,
         wishes: fields.wishes(&sampling)?,
         streaming: fields.stream(&sampling)?,
+        room: std::mem::take(&mut page.room),
         resume: None,
         sampling,
     };

@@ -42,9 +42,11 @@ fn ask(mut page: Page, limits: &Limits) -> Result<Asked, Refusal> {
         prompts: inputs("prompt", prompt)?,
         n_choices: fields.n_choices()?,
         priority: fields.priority()?,
+        deadline: fields.deadline()?,
         tenant,
         streaming: fields.stream(&sampling)?,
         sampling: Sampling { prompt_logprobs: sampling.prompt_logprobs.max(echoed(&sampling, &wishes)), ..sampling },
+        room: std::mem::take(&mut page.room),
         resume: None,
         wishes,
     };

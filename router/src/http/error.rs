@@ -65,6 +65,7 @@ impl From<Refusal> for HttpError {
             Refusal::NoKey => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
             Refusal::NoModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
             Refusal::Full { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("rate_limit_exceeded")),
+            Refusal::TooLate { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("deadline_too_short")),
             Refusal::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("not_ready")),
             Refusal::Draining { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("draining")),
             Refusal::Deadline => (StatusCode::GATEWAY_TIMEOUT, SERVER, Some("deadline_exceeded")),

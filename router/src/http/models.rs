@@ -48,5 +48,5 @@ pub async fn ready(State(front): State<Arc<Front>>) -> Result<&'static str, Http
 }
 
 pub async fn cluster(State(front): State<Arc<Front>>) -> Json<Value> {
-    Json(topology::json(&topology::topology(&front.replicas.views().borrow())))
+    Json(topology::json(&front.replicas.topology()))
 }

@@ -96,7 +96,7 @@ pub async fn post_and_leave_open(address: SocketAddr, path: &str, body: &Value) 
 }
 
 pub async fn read_until(stream: &mut TcpStream, sign: &str) -> String {
-    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
     while !String::from_utf8_lossy(&bytes).contains(sign) {
         let n = stream.read(&mut buffer).await.unwrap();
         assert!(n > 0, "{sign:?} never came in {:?}", String::from_utf8_lossy(&bytes));

@@ -29,8 +29,11 @@ pub struct Script {
     pub name: &'static str,
     pub digest: [u8; 32],
     pub context: u32,
+    /// Of its claim.
+    pub incarnation: u64,
     /// As its states tell.
     pub backlog: u64,
+    pub computed_per_s: u64,
     pub n_cached: u32,
     /// Repeat so many tokens that a resubmitted request has already got.
     pub overlap: usize,
@@ -47,7 +50,9 @@ impl Default for Script {
             name: "replica-0",
             digest: [7; 32],
             context: crate::model::CONTEXT,
+            incarnation: 3,
             backlog: 0,
+            computed_per_s: 0,
             n_cached: 0,
             overlap: 0,
             last: wire::Finish::Unspecified,
@@ -312,18 +317,21 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         context: script.context,
         policy_digest: script.digest.to_vec(),
         vocab: crate::model::VOCAB,
-        incarnation: 3,
+        incarnation: script.incarnation,
     }
 }
 
 fn state(shared: &Shared, phase: wire::state::Phase) -> wire::State {
     let rank = wire::RankState { state: "ready".into(), pid: 42, ..Default::default() };
+    let script = shared.script.lock().unwrap();
+    let actual = wire::Actual { computed: script.computed_per_s, busy_micros: 1_000_000, ..Default::default() };
     wire::State {
         phase: phase.into(),
         epoch_incarnation: 3,
         epoch_n: 1,
         ranks: vec![rank],
-        backlog_tokens: shared.script.lock().unwrap().backlog,
+        backlog_tokens: script.backlog,
+        actual: (script.computed_per_s > 0).then_some(actual),
         ..Default::default()
     }
 }

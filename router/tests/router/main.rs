@@ -1,6 +1,7 @@
 //! The router between real sockets and a replica whose tokens the test decides.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod advisories;
 mod apis;
 mod client;
 mod doors;
@@ -10,8 +11,10 @@ mod grpc;
 mod http;
 mod loss;
 mod model;
+mod overload;
 mod replicas;
 mod resume;
+mod roster;
 mod shapes;
 
 use crate::fake::Fake;
@@ -78,12 +81,16 @@ impl House {
         .await;
     }
 
-    pub async fn of(config: Config, mut fakes: Vec<Fake>) -> House {
+    pub async fn of(config: Config, fakes: Vec<Fake>) -> House {
+        let coordinators: Vec<_> = fakes.iter().map(Fake::coordinator).collect();
+        House::with(config, fakes, coordinators.into()).await
+    }
+
+    pub async fn with(config: Config, mut fakes: Vec<Fake>, members: router::Membership) -> House {
         let (http, grpc) = (listener().await, listener().await);
         let addresses = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
         let shutdown = CancellationToken::new();
-        let coordinators = fakes.iter().map(Fake::coordinator).collect();
-        let serve = router::serve(config, coordinators, model::text(), http, grpc, shutdown.clone());
+        let serve = router::serve(config, members, model::text(), http, grpc, shutdown.clone());
         let served = tokio::spawn(serve);
         let fake = fakes.remove(0);
         House { fake, more: fakes, http: addresses.0, grpc: addresses.1, shutdown, served }

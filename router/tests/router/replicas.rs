@@ -14,7 +14,7 @@ use tonic::Streaming;
 type Replies = Streaming<v1::GenerateReply>;
 
 /// A stream that the replica holds after three tokens, as soon as it has said the first; and what it was started with.
-async fn held(house: &House, text: &str) -> (v1::Started, Replies) {
+pub async fn held(house: &House, text: &str) -> (v1::Started, Replies) {
     let mut replies = client(house).generate(ask(text)).await.unwrap().into_inner();
     let Some(Event::Started(started)) = replies.message().await.unwrap().unwrap().event else { panic!("no Started") };
     replies.message().await.unwrap().unwrap();
@@ -22,7 +22,7 @@ async fn held(house: &House, text: &str) -> (v1::Started, Replies) {
 }
 
 /// The rest of a stream whose first token has been read.
-async fn rest(mut replies: Replies) -> String {
+pub async fn rest(mut replies: Replies) -> String {
     let mut text = String::new();
     while let Some(reply) = replies.message().await.unwrap() {
         if let Some(Event::Delta(delta)) = reply.event {

@@ -245,7 +245,7 @@ fn nobody_goes_on_with_another_ones_stream() {
         let whole = post_with_key(first.http, COMPLETIONS, "k1", &body).await;
         let (id, _) = whole.identified()[2].clone();
         let after = |key: &str| format!("{key}\r\nlast-event-id: {id}");
-        assert_eq!(post_with_key(second.http, COMPLETIONS, &after("k2"), &body).await.status, 400);
+        assert_eq!(post_with_key(second.http, COMPLETIONS, &after("k2"), &body).await.status, 403);
         assert_eq!(post_after(stranger.http, COMPLETIONS, &id, &body).await.status, 403);
         // Another key of the same tenant.
         let rest = post_with_key(second.http, COMPLETIONS, &after("k3"), &body).await;

@@ -40,6 +40,7 @@ mod join;
 mod link;
 mod mesh;
 mod moves;
+mod nccl;
 mod ops;
 mod plan;
 mod region;
@@ -52,6 +53,7 @@ pub use doorway::{Doorway, Refused};
 pub use error::{Due, Error, Refusal, Result};
 pub use frame::Kind;
 pub use mesh::{Mesh, Times};
+pub use nccl::{NcclError, NcclVersion, nccl_version};
 pub use plan::{MeshPlan, Timeouts, Wire};
 pub use wait::Waits;
 

@@ -1,0 +1,121 @@
+//! A replica's name, held by one coordinator until a later claim. Knows not where it is written down.
+
+use crate::memory::MemoryStore;
+use crate::state::Registration;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::DropGuard;
+
+/// For the store to take the entry away; it goes by itself when its lease ends.
+const RELEASE_MAX: Duration = Duration::from_secs(3);
+
+/// Somebody has claimed the replica later: whatever this process does under its own epochs is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("claim lost: {by} has claimed replica {replica:?} later, as incarnation {theirs}; this one was {ours}")]
+pub struct ClaimLost {
+    pub replica: String,
+    /// Where the later one is reached.
+    pub by: String,
+    pub ours: u64,
+    pub theirs: u64,
+}
+
+/// Holds a replica's entry until it is released, dropped or lost.
+#[derive(Debug)]
+pub struct Claim {
+    incarnation: u64,
+    holds: Holds,
+}
+
+#[derive(Debug)]
+enum Holds {
+    Memory(Hold),
+    /// Whoever keeps it in a store elsewhere.
+    Kept(Kept),
+}
+
+/// The entry goes when this is dropped.
+#[derive(Debug)]
+struct Hold {
+    store: MemoryStore,
+    replica: String,
+    incarnation: u64,
+    registration: Registration,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.store.release(&self.replica, self.incarnation);
+    }
+}
+
+/// The side of a keeper's task that the claim has.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub says: watch::Sender<Registration>,
+    pub lost: watch::Receiver<Option<ClaimLost>>,
+    pub keeper: JoinHandle<()>,
+    pub end: DropGuard,
+}
+
+impl Claim {
+    pub(crate) fn in_memory(store: MemoryStore, replica: &str, incarnation: u64, registration: Registration) -> Claim {
+        let hold = Hold { store, replica: replica.into(), incarnation, registration };
+        Claim { incarnation, holds: Holds::Memory(hold) }
+    }
+
+    pub(crate) fn kept(incarnation: u64, kept: Kept) -> Claim {
+        Claim { incarnation, holds: Holds::Kept(kept) }
+    }
+
+    /// Of all epochs under this claim. Later claims have higher ones, and a lease that is made anew keeps it.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Changes what the others read, unless the claim is lost.
+    pub fn say(&mut self, change: impl FnOnce(&mut Registration)) {
+        match &mut self.holds {
+            Holds::Memory(hold) => {
+                change(&mut hold.registration);
+                hold.store.say(&hold.replica, hold.incarnation, &hold.registration);
+            }
+            Holds::Kept(kept) => {
+                kept.says.send_if_modified(|registration| {
+                    let before = registration.clone();
+                    change(registration);
+                    *registration != before
+                });
+            }
+        }
+    }
+
+    /// Waits for a later claim. Safe to drop at any point.
+    pub async fn lost(&mut self) -> ClaimLost {
+        match &mut self.holds {
+            Holds::Memory(hold) => hold.store.lost(&hold.replica, hold.incarnation).await,
+            Holds::Kept(kept) => {
+                let lost = kept.lost.wait_for(Option::is_some).await.ok().and_then(|lost| lost.clone());
+                match lost {
+                    Some(lost) => lost,
+                    // The keeper has ended, as it does at the end of the runtime.
+                    None => std::future::pending().await,
+                }
+            }
+        }
+    }
+
+    /// Takes the entry away and waits until that is done, or for so long as may be waited for it.
+    pub async fn release(self) {
+        match self.holds {
+            Holds::Memory(hold) => drop(hold),
+            Holds::Kept(Kept { keeper, end, .. }) => {
+                end.disarm().cancel();
+                // Late: it goes with its lease.
+                let _late = timeout(RELEASE_MAX, keeper).await;
+            }
+        }
+    }
+}

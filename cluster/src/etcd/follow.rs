@@ -1,0 +1,141 @@
+//! Follows all that stands under the prefix: read as a whole, then each change from that revision on, and from the start
+//! whenever the stream is lost, whatever the reason: a lost leader, a compaction, an etcd that was restored.
+
+use super::keys::{Entry, read_claim, read_member};
+use super::line::{Failed, Line, Pause, failed};
+use crate::state::{Health, State};
+use etcd_client::{Event, EventType, GetOptions, KeyValue, WatchOptions, WatchStream};
+use std::sync::Arc;
+use std::time::SystemTime;
+use tokio::sync::watch;
+
+pub(super) struct Follower {
+    pub line: Arc<Line>,
+    pub state: watch::Sender<State>,
+    pub health: watch::Sender<Health>,
+}
+
+impl Follower {
+    /// Until its task is aborted.
+    pub async fn run(self) {
+        let mut pause = Pause::new(&self.line.waits);
+        loop {
+            match self.attach().await {
+                Ok(stream) => {
+                    self.connected();
+                    pause.reset();
+                    let why = self.follow(stream).await;
+                    // Perhaps it is only one of the members: etcd is away when nobody answers.
+                    tracing::debug!(why, "the watch is lost");
+                }
+                Err(failed) => {
+                    self.away(failed);
+                    pause.wait().await;
+                }
+            }
+        }
+    }
+
+    async fn attach(&self) -> Result<WatchStream, Failed> {
+        let root = &self.line.keys.root;
+        let options = || Some(GetOptions::new().with_prefix());
+        let listing = self.line.call(|mut client| async move { client.get(root.as_str(), options()).await }).await?;
+        let revision = listing.header().map_or(0, |header| header.revision());
+        self.list(listing.kvs(), revision);
+        let options = || Some(WatchOptions::new().with_prefix().with_start_revision(revision + 1));
+        self.line.call(|mut client| async move { client.watch(root.as_str(), options()).await }).await
+    }
+
+    fn list(&self, entries: &[KeyValue], revision: i64) {
+        self.state.send_modify(|state| {
+            let listings = state.listings + 1;
+            *state = State { revision: revision.unsigned_abs(), listings, ..State::default() };
+            entries.iter().for_each(|entry| self.put(state, entry));
+        });
+    }
+
+    /// Returns why it ended.
+    async fn follow(&self, mut stream: WatchStream) -> String {
+        loop {
+            let response = match stream.message().await {
+                Ok(Some(response)) => response,
+                Ok(None) => return "etcd ended the stream".into(),
+                Err(error) => return format!("{:?}", failed(&error)),
+            };
+            if response.canceled() {
+                let (why, compacted) = (response.cancel_reason(), response.compact_revision());
+                return format!("etcd ended the watch: {why} (compacted up to {compacted})");
+            }
+            if !response.events().is_empty() {
+                self.state.send_modify(|state| response.events().iter().for_each(|event| self.apply(state, event)));
+            }
+        }
+    }
+
+    fn apply(&self, state: &mut State, event: &Event) {
+        let Some(entry) = event.kv() else { return };
+        // The header's revision may be ahead of the events that have come.
+        state.revision = entry.mod_revision().unsigned_abs();
+        match event.event_type() {
+            EventType::Put => self.put(state, entry),
+            EventType::Delete => self.delete(state, entry.key()),
+        }
+    }
+
+    fn put(&self, state: &mut State, entry: &KeyValue) {
+        match self.line.keys.entry(entry.key()) {
+            Some(Entry::Claim(name)) => {
+                state.held.insert(name.into(), read_claim(entry.value(), entry.mod_revision()));
+            }
+            Some(Entry::Member(name)) => match read_member(entry.value()) {
+                Some(member) => drop(state.members.insert(name.into(), member)),
+                None => {
+                    tracing::warn!(replica = name, "its entry in etcd cannot be read");
+                    state.members.remove(name);
+                }
+            },
+            None => {}
+        }
+    }
+
+    fn delete(&self, state: &mut State, key: &[u8]) {
+        match self.line.keys.entry(key) {
+            Some(Entry::Claim(name)) => drop(state.held.remove(name)),
+            Some(Entry::Member(name)) => drop(state.members.remove(name)),
+            None => {}
+        }
+    }
+
+    fn connected(&self) {
+        self.health.send_if_modified(|health| {
+            let was_away = !health.is_connected();
+            if was_away {
+                let n_members = self.state.borrow().members.len();
+                tracing::info!(n_members, away_s = seconds_since(health.since), "etcd is connected");
+                *health = Health::connected();
+            }
+            was_away
+        });
+    }
+
+    fn away(&self, failed: Failed) {
+        let why = match failed {
+            Failed::Refused(why) => format!("it refuses this user: {why}"),
+            Failed::Away(why) => why,
+            Failed::LeaseGone => "the lease has ended".into(),
+        };
+        self.health.send_if_modified(|health| {
+            if health.away.as_ref() == Some(&why) {
+                return false;
+            }
+            let since = if health.is_connected() { SystemTime::now() } else { health.since };
+            tracing::warn!(why, "etcd is away: nobody joins or leaves until it is back, all else goes on");
+            *health = Health { since, away: Some(why) };
+            true
+        });
+    }
+}
+
+fn seconds_since(since: SystemTime) -> u64 {
+    since.elapsed().unwrap_or_default().as_secs()
+}

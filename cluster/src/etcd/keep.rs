@@ -1,0 +1,298 @@
+//! Keeps one claim: takes the name, registers under a lease, and registers again whenever etcd shows otherwise, under the
+//! same incarnation, until a later claim.
+
+use super::keys::{claim_value, incarnation, member_value, read_claim};
+use super::line::{Failed, Line, Pause};
+use crate::Error;
+use crate::claim::ClaimLost;
+use crate::state::{Held, Registration, State};
+use etcd_client::{Client, Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
+use std::convert::Infallible;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::watch;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
+use tokio_util::sync::CancellationToken;
+
+/// Each round of a registration that does not succeed has found another claim, which is rare.
+const ROUNDS_MAX: usize = 8;
+/// Somebody keeps deleting what is written: not faster than this.
+const AGAIN_MIN: Duration = Duration::from_millis(200);
+
+/// A name that was taken.
+pub(super) struct Taken {
+    pub incarnation: u64,
+    holder: String,
+    address: String,
+    /// What stands under the claim's key.
+    record: Vec<u8>,
+}
+
+/// Takes a name from whoever held it. Waits while etcd is away.
+pub(super) async fn take(line: &Line, replica: &str, address: &str) -> Result<Taken, Error> {
+    let holder = new_holder();
+    let mut pause = Pause::new(&line.waits);
+    let mut reason = String::new();
+    loop {
+        match try_take(line, replica, address, &holder).await {
+            Ok(Some(taken)) => return Ok(taken),
+            // Somebody else was faster.
+            Ok(None) => {}
+            Err(Failed::Refused(why)) => return Err(Error::Refused(why)),
+            Err(failed) => {
+                let why = Error::from(failed).to_string();
+                if why != reason {
+                    tracing::warn!(replica, why, "the claim waits for the store");
+                    reason = why;
+                }
+            }
+        }
+        pause.wait().await;
+    }
+}
+
+async fn try_take(line: &Line, replica: &str, address: &str, holder: &str) -> Result<Option<Taken>, Failed> {
+    let key = line.keys.claim(replica);
+    let key = key.as_str();
+    let before = line.call(|mut client| async move { client.get(key, None).await }).await?;
+    let (seen, floor) = match before.kvs().first() {
+        Some(entry) => {
+            let held = read_claim(entry.value(), entry.mod_revision());
+            if held.holder == holder {
+                // An attempt that had no answer has succeeded.
+                return Ok(Some(taken(held.incarnation, holder, address, entry.value().to_vec())));
+            }
+            (entry.mod_revision(), held.incarnation)
+        }
+        None => (0, 0),
+    };
+    let record = claim_value(holder, address, floor);
+    let txn = Txn::new().when([Compare::mod_revision(key, CompareOp::Equal, seen)]).and_then([TxnOp::put(
+        key,
+        record.clone(),
+        None,
+    )]);
+    let done = transact(line, &txn).await?;
+    Ok(done.succeeded().then(|| taken(incarnation(revision(&done), floor), holder, address, record)))
+}
+
+fn taken(incarnation: u64, holder: &str, address: &str, record: Vec<u8>) -> Taken {
+    Taken { incarnation, holder: holder.into(), address: address.into(), record }
+}
+
+/// Unlike any other.
+fn new_holder() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{:x}-{:016x}", since.as_micros(), RandomState::new().build_hasher().finish())
+}
+
+async fn transact(line: &Line, txn: &Txn) -> Result<TxnResponse, Failed> {
+    let ask = |mut client: Client| {
+        let txn = txn.clone();
+        async move { client.txn(txn).await }
+    };
+    line.call(ask).await
+}
+
+fn revision(done: &TxnResponse) -> i64 {
+    done.header().map_or(0, |header| header.revision())
+}
+
+pub(super) struct Keeper {
+    line: Arc<Line>,
+    state: watch::Receiver<State>,
+    says: watch::Receiver<Registration>,
+    lost: watch::Sender<Option<ClaimLost>>,
+    replica: String,
+    taken: Taken,
+    lease: Option<i64>,
+    written: Written,
+}
+
+/// Where etcd stood when the registration was written: what is older tells nothing of it.
+#[derive(Clone, Copy, Default)]
+struct Written {
+    revision: u64,
+    listings: u64,
+}
+
+/// Why a registration does not stand.
+enum Ended {
+    Lost(ClaimLost),
+    Failed(Failed),
+}
+
+impl From<Failed> for Ended {
+    fn from(failed: Failed) -> Ended {
+        Ended::Failed(failed)
+    }
+}
+
+enum Next {
+    Beat,
+    Write,
+    /// Etcd shows something else than what was written.
+    Amiss,
+}
+
+impl Keeper {
+    pub fn new(
+        line: Arc<Line>,
+        state: watch::Receiver<State>,
+        says: watch::Receiver<Registration>,
+        lost: watch::Sender<Option<ClaimLost>>,
+        replica: &str,
+        taken: Taken,
+    ) -> Keeper {
+        let (replica, written) = (replica.to_owned(), Written::default());
+        Keeper { line, state, says, lost, replica, taken, lease: None, written }
+    }
+
+    /// Until `end` or a later claim; then it takes its entry away.
+    pub async fn run(mut self, end: CancellationToken) {
+        if let Some(lost) = end.run_until_cancelled(self.keep()).await {
+            tracing::error!(replica = self.replica, by = lost.by, ours = lost.ours, theirs = lost.theirs, "claim lost");
+            self.lost.send_replace(Some(lost));
+        }
+        if let Some(lease) = self.lease {
+            // Away: the entry goes with its lease.
+            let _away = self.line.call(|mut client| async move { client.lease_revoke(lease).await }).await;
+        }
+    }
+
+    async fn keep(&mut self) -> ClaimLost {
+        let mut pause = Pause::new(&self.line.waits);
+        let mut reason = String::new();
+        loop {
+            let failed = match self.hold(&mut pause).await {
+                Ended::Lost(lost) => return lost,
+                Ended::Failed(failed) => failed,
+            };
+            if failed == Failed::LeaseGone {
+                tracing::info!(replica = self.replica, "the lease has ended: a new one under the same incarnation");
+                self.lease = None;
+            }
+            let why = Error::from(failed).to_string();
+            if why != reason {
+                tracing::warn!(replica = self.replica, why, "the registration is not kept");
+                reason = why;
+            }
+            pause.wait().await;
+        }
+    }
+
+    /// Registers, and keeps that up until it fails.
+    async fn hold(&mut self, pause: &mut Pause) -> Ended {
+        let failed = async {
+            let lease = self.lease().await?;
+            self.register(lease).await?;
+            pause.reset();
+            self.stay(lease).await
+        };
+        match failed.await {
+            Ok(never) => match never {},
+            Err(ended) => ended,
+        }
+    }
+
+    async fn lease(&mut self) -> Result<i64, Ended> {
+        if let Some(lease) = self.lease {
+            return Ok(lease);
+        }
+        let seconds = i64::try_from(self.line.waits.lease.as_secs()).unwrap_or(i64::MAX).max(1);
+        let granted = self.line.call(|mut client| async move { client.lease_grant(seconds, None).await }).await?;
+        Ok(*self.lease.insert(granted.id()))
+    }
+
+    async fn stay(&mut self, lease: i64) -> Result<Infallible, Ended> {
+        let every = self.line.waits.beat_every;
+        let mut beats = interval_at(Instant::now() + every, every);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            match self.next(&mut beats).await {
+                Next::Beat => self.beat(lease).await?,
+                Next::Write => self.register(lease).await?,
+                Next::Amiss => {
+                    sleep(AGAIN_MIN).await;
+                    self.register(lease).await?;
+                }
+            }
+        }
+    }
+
+    async fn next(&mut self, beats: &mut Interval) -> Next {
+        let (replica, taken, written) = (&self.replica, &self.taken, self.written);
+        tokio::select! {
+            _ = beats.tick() => Next::Beat,
+            Ok(()) = self.says.changed() => Next::Write,
+            Ok(_) = self.state.wait_for(|state| written.is_amiss(state, replica, taken)) => Next::Amiss,
+        }
+    }
+
+    async fn beat(&self, lease: i64) -> Result<(), Failed> {
+        // A stream for each: there is none to be lost.
+        self.line.call(|mut client| async move { client.lease_keep_alive(lease).await.map(drop) }).await
+    }
+
+    /// Writes what is said, in one transaction with a look at who holds the claim.
+    async fn register(&mut self, lease: i64) -> Result<(), Ended> {
+        let (claim, member) = (self.line.keys.claim(&self.replica), self.line.keys.member(&self.replica));
+        for _ in 0..ROUNDS_MAX {
+            let listings = self.state.borrow().listings;
+            let value = member_value(self.taken.incarnation, &self.says.borrow_and_update());
+            let txn = Txn::new()
+                .when([Compare::value(claim.as_str(), CompareOp::Equal, self.taken.record.clone())])
+                .and_then([TxnOp::put(member.as_str(), value, Some(PutOptions::new().with_lease(lease)))])
+                .or_else([TxnOp::get(claim.as_str(), None)]);
+            let done = transact(&self.line, &txn).await?;
+            if done.succeeded() {
+                self.written = Written { revision: revision(&done).unsigned_abs(), listings };
+                return Ok(());
+            }
+            self.contest(&claim, found(&done)).await?;
+        }
+        Err(Ended::Failed(Failed::Away("the claim changes all the time".into())))
+    }
+
+    /// The claim's key does not say what was written there. A later claim ends this one; where there is none, etcd has
+    /// forgotten, and is told again.
+    async fn contest(&mut self, key: &str, found: Option<KeyValue>) -> Result<(), Ended> {
+        let held = found.as_ref().map(|entry| read_claim(entry.value(), entry.mod_revision()));
+        let Taken { incarnation: ours, holder, address, .. } = &self.taken;
+        if let Some(Held { incarnation: theirs, address: by, .. }) =
+            held.filter(|held| held.incarnation >= *ours && held.holder != *holder)
+        {
+            return Err(Ended::Lost(ClaimLost { replica: self.replica.clone(), by, ours: *ours, theirs }));
+        }
+        let seen = found.map_or(0, |entry| entry.mod_revision());
+        let record = claim_value(holder, address, ours.saturating_sub(1));
+        let txn = Txn::new().when([Compare::mod_revision(key, CompareOp::Equal, seen)]).and_then([TxnOp::put(
+            key,
+            record.clone(),
+            None,
+        )]);
+        let done = transact(&self.line, &txn).await?;
+        if done.succeeded() {
+            tracing::warn!(replica = self.replica, incarnation = ours, "etcd had forgotten the claim");
+            self.taken.record = record;
+        }
+        Ok(())
+    }
+}
+
+impl Written {
+    fn is_amiss(self, state: &State, replica: &str, taken: &Taken) -> bool {
+        let is_news = state.revision >= self.revision || state.listings != self.listings;
+        let holds = state.held.get(replica).is_some_and(|held| held.holder == taken.holder);
+        let is_member = state.members.get(replica).is_some_and(|member| member.incarnation == taken.incarnation);
+        is_news && !(holds && is_member)
+    }
+}
+
+fn found(done: &TxnResponse) -> Option<KeyValue> {
+    done.op_responses().into_iter().find_map(|response| match response {
+        TxnOpResponse::Get(got) => got.kvs().first().cloned(),
+        _ => None,
+    })
+}

@@ -1,0 +1,231 @@
+//! Calls to etcd, each with a deadline and told apart by what their failure means. Knows no keys' meaning.
+
+use super::keys::Keys;
+use super::{EtcdConfig, EtcdTls, EtcdWaits};
+use crate::Error;
+use crate::state::Health;
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
+use std::error::Error as _;
+use std::future::Future;
+use std::time::{Duration, SystemTime};
+use tokio::sync::Mutex;
+use tokio::time::{sleep, timeout};
+
+/// A connection on which nothing is said is asked so often whether it lives. etcd forbids more than every five seconds.
+const PING_EVERY: Duration = Duration::from_secs(10);
+const PING_MAX: Duration = Duration::from_secs(5);
+const CONNECT_MAX: Duration = Duration::from_secs(2);
+/// Before another member is asked.
+const NEXT_MEMBER: Duration = Duration::from_millis(50);
+
+/// Why a call has failed, by what is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Failed {
+    /// It would only be so again.
+    Refused(String),
+    Away(String),
+    /// A new lease is needed.
+    LeaseGone,
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Error {
+        match failed {
+            Failed::Refused(why) => Error::Refused(why),
+            Failed::Away(why) => Error::Away(why),
+            Failed::LeaseGone => Error::Away("the lease has ended".into()),
+        }
+    }
+}
+
+/// Before anything was heard.
+pub(super) fn not_yet() -> Health {
+    Health { since: SystemTime::now(), away: Some("it was not reached yet".into()) }
+}
+
+pub(super) struct Line {
+    pub keys: Keys,
+    pub waits: EtcdWaits,
+    endpoints: Vec<String>,
+    options: ConnectOptions,
+    /// With a user, making it asks etcd for a token.
+    client: Mutex<Option<Client>>,
+}
+
+impl Line {
+    pub async fn new(config: EtcdConfig) -> Result<Line, Error> {
+        let endpoints = &config.endpoints;
+        if endpoints.is_empty() {
+            return Err(Error::Endpoint(String::new(), "no address is given".into()));
+        }
+        let bad = endpoints.iter().find_map(|endpoint| Some((endpoint, unfit(endpoint, config.tls.is_some())?)));
+        if let Some((endpoint, why)) = bad {
+            return Err(Error::Endpoint(endpoint.clone(), why.into()));
+        }
+        let options = ConnectOptions::new()
+            .with_keep_alive(PING_EVERY, PING_MAX)
+            .with_connect_timeout(CONNECT_MAX)
+            // A member that has lost the others says so, in place of a silence without end.
+            .with_require_leader(true);
+        let options = match &config.tls {
+            Some(tls) => options.with_tls(tls_options(tls)),
+            None => options,
+        };
+        // Without a user nobody is asked: it only reads addresses and certificates.
+        let checked = Client::connect(endpoints, Some(options.clone())).await;
+        checked.map_err(|error| Error::Endpoint(endpoints.join(","), reason(&error)))?;
+        let options = match config.user {
+            Some((name, password)) => options.with_user(name, password).with_auto_token_refresh(true),
+            None => options,
+        };
+        let (keys, client) = (Keys::under(&config.prefix), Mutex::new(None));
+        Ok(Line { keys, waits: config.waits, endpoints: config.endpoints, options, client })
+    }
+
+    /// One of the members may be down, and which is asked is left to chance: so each has its turn before etcd is away.
+    pub async fn call<T, F>(&self, ask: impl Fn(Client) -> F) -> Result<T, Failed>
+    where
+        F: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let mut turns_left = self.endpoints.len();
+        loop {
+            match self.try_call(&ask).await {
+                Err(Failed::Away(_)) if turns_left > 0 => {
+                    turns_left -= 1;
+                    sleep(NEXT_MEMBER).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    async fn try_call<T, F>(&self, ask: impl Fn(Client) -> F) -> Result<T, Failed>
+    where
+        F: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let asked = async { ask(self.client().await?).await };
+        match timeout(self.waits.call_max, asked).await {
+            Ok(answer) => answer.map_err(|error| failed(&error)),
+            Err(_) => Err(Failed::Away("it does not answer".into())),
+        }
+    }
+
+    async fn client(&self) -> Result<Client, etcd_client::Error> {
+        let mut client = self.client.lock().await;
+        if let Some(client) = &*client {
+            return Ok(client.clone());
+        }
+        let made = Client::connect(&self.endpoints, Some(self.options.clone())).await?;
+        Ok(client.insert(made).clone())
+    }
+}
+
+/// Doubles up to its limit.
+pub(super) struct Pause {
+    next: Duration,
+    waits: EtcdWaits,
+}
+
+impl Pause {
+    pub fn new(waits: &EtcdWaits) -> Pause {
+        Pause { next: waits.retry_min, waits: waits.clone() }
+    }
+
+    pub fn reset(&mut self) {
+        self.next = self.waits.retry_min;
+    }
+
+    pub async fn wait(&mut self) {
+        sleep(self.next).await;
+        self.next = (self.next * 2).min(self.waits.retry_max);
+    }
+}
+
+/// Why it can never be an endpoint.
+fn unfit(endpoint: &str, has_tls: bool) -> Option<&'static str> {
+    let (scheme, address) = endpoint.split_once("://").map_or((None, endpoint), |(s, rest)| (Some(s), rest));
+    match scheme {
+        Some("https") if !has_tls => Some("https needs the authority that has signed etcd's certificate"),
+        Some("http") if has_tls => Some("certificates are given, and http does not ask for any"),
+        Some("http" | "https") | None if crate::addresses::is_address(address) => None,
+        _ => Some("it reads host:port, http://host:port or https://host:port"),
+    }
+}
+
+fn tls_options(tls: &EtcdTls) -> TlsOptions {
+    let options = TlsOptions::new().ca_certificate(Certificate::from_pem(&tls.authority));
+    match &tls.identity {
+        Some((certificate, key)) => options.identity(Identity::from_pem(certificate, key)),
+        None => options,
+    }
+}
+
+pub(super) fn failed(error: &etcd_client::Error) -> Failed {
+    // Of tonic's codes: this crate sees no tonic but through the client.
+    const NOT_FOUND: i32 = 5;
+    const PERMISSION_DENIED: i32 = 7;
+    const UNAUTHENTICATED: i32 = 16;
+    let why = reason(error);
+    match error {
+        etcd_client::Error::LeaseKeepAliveError(_) => Failed::LeaseGone,
+        etcd_client::Error::GRpcStatus(status) => match i32::from(status.code()) {
+            NOT_FOUND if status.message().contains("lease") => Failed::LeaseGone,
+            PERMISSION_DENIED | UNAUTHENTICATED => Failed::Refused(why),
+            // A wrong password, no user where etcd asks for one, and a user where it asks for none.
+            _ if ["authentication", "user name is empty"].iter().any(|part| status.message().contains(part)) => {
+                Failed::Refused(why)
+            }
+            _ => Failed::Away(why),
+        },
+        _ => Failed::Away(why),
+    }
+}
+
+/// The whole chain, each part once: what is outermost often says least.
+fn reason(error: &etcd_client::Error) -> String {
+    let (first, source): (String, Option<&dyn std::error::Error>) = match error {
+        etcd_client::Error::GRpcStatus(status) => (status.message().to_owned(), status.source()),
+        etcd_client::Error::TransportError(transport) => (transport.to_string(), transport.source()),
+        other => (other.to_string(), other.source()),
+    };
+    let mut parts = vec![first];
+    let mut next = source;
+    while let Some(error) = next {
+        let text = error.to_string();
+        if !parts.iter().any(|part| part.contains(&text)) {
+            parts.push(text);
+        }
+        next = error.source();
+    }
+    parts.join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(endpoint: &str, has_tls: bool, fits: bool) {
+        assert_eq!(unfit(endpoint, has_tls).is_none(), fits, "{endpoint}");
+    }
+
+    #[test]
+    fn endpoints_are_looked_at() {
+        check("h:1", false, true);
+        check("h:1", true, true);
+        check("http://h:1", false, true);
+        check("http://h:1", true, false);
+        check("https://h:1", true, true);
+        check("https://h:1", false, false);
+        check("ftp://h:1", false, false);
+        check("h", false, false);
+    }
+
+    #[tokio::test]
+    async fn certificates_that_are_none_are_refused_at_once() {
+        let tls = EtcdTls { authority: b"nonsense".to_vec(), identity: Some((vec![], vec![])) };
+        let (endpoints, waits) = (vec!["https://127.0.0.1:1".to_owned()], EtcdWaits::default());
+        let config = EtcdConfig { endpoints, prefix: "/x".into(), tls: Some(tls), user: None, waits };
+        assert!(matches!(Line::new(config).await.err(), Some(Error::Endpoint(..))));
+    }
+}

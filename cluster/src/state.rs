@@ -1,0 +1,155 @@
+//! What a store knows at one moment, and how others follow it: as the difference to what they were told. Whoever reads
+//! slowly misses steps and no outcome, so nothing piles up.
+
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::SystemTime;
+use tokio::sync::watch;
+
+/// What a coordinator says of its replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Registration {
+    /// `host:port`, where routers and workers reach it.
+    pub address: String,
+    pub model: String,
+    /// Empty until it is known.
+    pub policy_digest: String,
+    pub tp: u16,
+    pub pp: u16,
+    pub ranks_ready: u16,
+}
+
+/// A replica and the coordinator that holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub incarnation: u64,
+    pub registration: Registration,
+}
+
+/// By name.
+pub type Members = BTreeMap<String, Member>;
+
+/// Who holds a replica's name, there or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub incarnation: u64,
+    /// Tells claims of one incarnation apart, which only a store that lost its memory could give twice.
+    pub holder: String,
+    pub address: String,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct State {
+    /// Of the last change.
+    pub revision: u64,
+    /// How often it was read as a whole. Afterwards the revision may be lower: a store can lose its memory.
+    pub listings: u64,
+    pub members: Members,
+    pub held: BTreeMap<String, Held>,
+}
+
+/// Whether the store is there. Where it is not, nobody joins or leaves, and all else goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    pub since: SystemTime,
+    /// Why it is away.
+    pub away: Option<String>,
+}
+
+impl Health {
+    pub(crate) fn connected() -> Health {
+        Health { since: SystemTime::now(), away: None }
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.away.is_none()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It is new, or another than before.
+    Is(String, Member),
+    /// A suspicion, not a death.
+    Gone(String),
+}
+
+/// Follows the members: first those that are there, then each change.
+pub struct Watch {
+    state: watch::Receiver<State>,
+    told: Members,
+    due: VecDeque<Change>,
+    has_looked: bool,
+}
+
+impl Watch {
+    pub(crate) fn new(state: watch::Receiver<State>) -> Watch {
+        Watch { state, told: Members::new(), due: VecDeque::new(), has_looked: false }
+    }
+
+    /// Of members that never change, in this order.
+    pub(crate) fn given(members: Vec<(String, Member)>) -> Watch {
+        let told = members.iter().cloned().collect();
+        let due = members.into_iter().map(|(name, member)| Change::Is(name, member)).collect();
+        Watch { state: watch::channel(State::default()).1, told, due, has_looked: true }
+    }
+
+    /// The changes that are there already.
+    pub fn now(&mut self) -> Vec<Change> {
+        if !self.has_looked || self.state.has_changed().unwrap_or(false) {
+            self.look();
+        }
+        self.due.drain(..).collect()
+    }
+
+    /// Waits for the next change; for ever where no more can come. Safe to drop at any point.
+    pub async fn next(&mut self) -> Change {
+        loop {
+            if let Some(change) = self.due.pop_front() {
+                return change;
+            }
+            if self.has_looked && self.state.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+            self.look();
+        }
+    }
+
+    fn look(&mut self) {
+        self.has_looked = true;
+        let members = self.state.borrow_and_update().members.clone();
+        // What is due already counts as told.
+        self.due.extend(changes(&self.told, &members));
+        self.told = members;
+    }
+}
+
+fn changes(told: &Members, now: &Members) -> VecDeque<Change> {
+    let gone = told.keys().filter(|name| !now.contains_key(*name));
+    let gone = gone.map(|name| Change::Gone(name.clone()));
+    let mut news: Vec<_> = now.iter().filter(|(name, member)| told.get(*name) != Some(*member)).collect();
+    // As they came.
+    news.sort_by_key(|(_, member)| member.incarnation);
+    gone.chain(news.into_iter().map(|(name, member)| Change::Is(name.clone(), member.clone()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_slow_reader_is_told_the_outcome() {
+        let member = |incarnation| Member { incarnation, registration: Registration::default() };
+        let state = watch::Sender::new(State::default());
+        let mut watch = Watch::new(state.subscribe());
+        state.send_modify(|state| drop(state.members.insert("a".into(), member(1))));
+        assert_eq!(watch.next().await, Change::Is("a".into(), member(1)));
+        state.send_modify(|state| drop(state.members.insert("b".into(), member(2))));
+        state.send_modify(|state| drop(state.members.remove("b")));
+        state.send_modify(|state| drop(state.members.insert("c".into(), member(3))));
+        state.send_modify(|state| drop(state.members.remove("a")));
+        assert_eq!(watch.next().await, Change::Gone("a".into()));
+        assert_eq!(watch.next().await, Change::Is("c".into(), member(3)));
+    }
+}

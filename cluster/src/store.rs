@@ -1,0 +1,89 @@
+//! The stores behind one door: memory within a process, addresses that were given as flags, etcd.
+
+use crate::addresses::Addresses;
+use crate::claim::Claim;
+use crate::etcd::EtcdStore;
+use crate::memory::MemoryStore;
+use crate::state::{Health, Member, Registration, Watch};
+use crate::{Error, check_name};
+use tokio::sync::watch;
+
+/// Clones are the same store.
+#[derive(Clone, Debug)]
+pub enum Store {
+    Memory(MemoryStore),
+    /// Members that were given and never change, named by their addresses. A claim here is known to nobody else.
+    Static {
+        given: Addresses,
+        own: MemoryStore,
+    },
+    Etcd(EtcdStore),
+}
+
+impl Store {
+    /// Members that are given; claims of this process have later incarnations than `revision`.
+    pub fn fixed(given: Addresses, revision: u64) -> Store {
+        Store::Static { given, own: MemoryStore::starting_at(revision) }
+    }
+
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Store::Memory(_) => "memory",
+            Store::Static { .. } => "static",
+            Store::Etcd(_) => "etcd",
+        }
+    }
+
+    /// Takes a replica's name from whoever held it. Waits while the store is away; whoever waits may drop it.
+    pub async fn claim(&self, replica: &str, registration: Registration) -> Result<Claim, Error> {
+        check_name(replica)?;
+        match self {
+            Store::Memory(store) | Store::Static { own: store, .. } => Ok(store.claim_as(replica, registration)),
+            Store::Etcd(store) => store.claim(replica, registration).await,
+        }
+    }
+
+    pub fn watch(&self) -> Watch {
+        match self {
+            Store::Memory(store) => store.watch(),
+            Store::Static { given: Addresses(addresses), .. } => Watch::given(addresses.iter().map(given).collect()),
+            Store::Etcd(store) => store.watch(),
+        }
+    }
+
+    /// What is here or given is always there.
+    pub fn health(&self) -> watch::Receiver<Health> {
+        match self {
+            Store::Memory(_) | Store::Static { .. } => watch::channel(Health::connected()).1,
+            Store::Etcd(store) => store.health(),
+        }
+    }
+}
+
+/// Nobody knows the incarnation of who answers there: none is too old.
+fn given(address: &String) -> (String, Member) {
+    let registration = Registration { address: address.clone(), ..Registration::default() };
+    (address.clone(), Member { incarnation: 0, registration })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::Change;
+
+    #[tokio::test]
+    async fn given_members_are_there_and_stay() {
+        let store = Store::fixed("b:1,a:2".parse().unwrap(), 7);
+        let mut watch = store.watch();
+        // In their order, by which of equals the first is chosen.
+        for expect in ["b:1", "a:2"] {
+            let Change::Is(name, member) = watch.next().await else { panic!("a given member is gone") };
+            assert_eq!((name.as_str(), member.registration.address.as_str()), (expect, expect));
+        }
+        let claim = store.claim("mine", Registration::default()).await.unwrap();
+        assert!(claim.incarnation() > 7);
+        let more = tokio::time::timeout(std::time::Duration::from_millis(50), watch.next()).await;
+        assert!(more.is_err(), "{more:?}");
+        assert_eq!(store.claim("a/b", Registration::default()).await.unwrap_err(), Error::Name("a/b".into()));
+    }
+}

@@ -1,0 +1,148 @@
+//! The suite: each case gets two sides of one store, as two processes would have them.
+
+use super::{at, claim, gone, is, is_silent, next, open, within};
+use crate::etcd::Etcd;
+use cluster::{Error, MemoryStore, Store};
+use std::pin::Pin;
+
+type Case = fn(Store, Store) -> Pin<Box<dyn Future<Output = ()>>>;
+
+const SUITE: &[(&str, Case)] = &[
+    ("claim", |one, other| Box::pin(a_claim_is_seen_until_it_is_released(one, other))),
+    ("fence", |one, other| Box::pin(a_second_claim_fences_the_first(one, other))),
+    ("order", |one, other| Box::pin(changes_come_in_order(one, other))),
+    ("late", |one, other| Box::pin(who_comes_late_is_told_what_is_there(one, other))),
+    ("race", |one, other| Box::pin(of_many_claims_the_last_stands(one, other))),
+    ("names", |one, other| Box::pin(names_that_are_none_are_refused(one, other))),
+];
+
+#[tokio::test]
+async fn memory_conforms() {
+    for (name, case) in SUITE {
+        eprintln!("memory: {name}");
+        let store = Store::Memory(MemoryStore::starting_at(100));
+        case(store.clone(), store).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_conforms() {
+    let etcd = Etcd::start(1);
+    for (name, case) in SUITE {
+        eprintln!("etcd: {name}");
+        let prefix = format!("/conformance/{name}");
+        case(open(etcd.endpoints(), &prefix).await, open(etcd.endpoints(), &prefix).await).await;
+    }
+}
+
+async fn a_claim_is_seen_until_it_is_released(one: Store, other: Store) {
+    let mut watches = [one.watch(), other.watch()];
+    let held = claim(&one, "a", "h:1").await;
+    for watch in &mut watches {
+        assert_eq!(next(watch).await, is("a", "h:1", &held));
+    }
+    let before = held.incarnation();
+    held.release().await;
+    for watch in &mut watches {
+        assert_eq!(next(watch).await, gone("a"));
+    }
+    let again = claim(&other, "a", "h:2").await;
+    assert!(again.incarnation() > before);
+    assert_eq!(next(&mut watches[0]).await, is("a", "h:2", &again));
+    // Not released but dropped, as at the end of a process that has no time.
+    drop(again);
+    assert_eq!(next(&mut watches[0]).await, gone("a"));
+}
+
+async fn a_second_claim_fences_the_first(one: Store, other: Store) {
+    let mut watch = one.watch();
+    let mut first = claim(&one, "a", "h:1").await;
+    assert_eq!(next(&mut watch).await, is("a", "h:1", &first));
+    let second = claim(&other, "a", "h:2").await;
+    assert!(second.incarnation() > first.incarnation());
+    let lost = within("the claim is lost", first.lost()).await;
+    assert_eq!((lost.replica.as_str(), lost.by.as_str()), ("a", "h:2"));
+    assert_eq!((lost.ours, lost.theirs), (first.incarnation(), second.incarnation()));
+    // Its entry may go before the other's comes.
+    let mut seen = next(&mut watch).await;
+    if seen == gone("a") {
+        seen = next(&mut watch).await;
+    }
+    assert_eq!(seen, is("a", "h:2", &second));
+    // Whatever the first still does changes nothing.
+    first.say(|registration| registration.address = "h:9".into());
+    first.release().await;
+    is_silent(&mut watch).await;
+    second.release().await;
+    assert_eq!(next(&mut watch).await, gone("a"));
+}
+
+async fn changes_come_in_order(one: Store, other: Store) {
+    let mut watch = other.watch();
+    let mut a = claim(&one, "a", "h:1").await;
+    assert_eq!(next(&mut watch).await, is("a", "h:1", &a));
+    let b = claim(&other, "b", "h:2").await;
+    assert_eq!(next(&mut watch).await, is("b", "h:2", &b));
+    for n in 3..8 {
+        let address = format!("h:{n}");
+        a.say(|registration| registration.address.clone_from(&address));
+        assert_eq!(next(&mut watch).await, is("a", &address, &a));
+    }
+    // What is said again is no change.
+    a.say(|registration| registration.address = "h:7".into());
+    is_silent(&mut watch).await;
+    b.release().await;
+    assert_eq!(next(&mut watch).await, gone("b"));
+    a.release().await;
+    assert_eq!(next(&mut watch).await, gone("a"));
+}
+
+async fn who_comes_late_is_told_what_is_there(one: Store, other: Store) {
+    let first = claim(&one, "z", "h:1").await;
+    let second = claim(&one, "a", "h:2").await;
+    let mut seen = other.watch();
+    // Two writes, and who looks between them sees the first alone: either way each comes once.
+    let mut both = vec![next(&mut seen).await, next(&mut seen).await];
+    both.sort();
+    assert_eq!(both, [is("a", "h:2", &second), is("z", "h:1", &first)]);
+    // By then all is there, and comes in the order of the claims.
+    let mut late = other.watch();
+    assert_eq!(next(&mut late).await, is("z", "h:1", &first));
+    assert_eq!(next(&mut late).await, is("a", "h:2", &second));
+    is_silent(&mut late).await;
+}
+
+async fn of_many_claims_the_last_stands(one: Store, other: Store) {
+    const N: usize = 8;
+    let mut claims = Vec::new();
+    let contenders: Vec<_> = (0..N).map(|i| if i % 2 == 0 { one.clone() } else { other.clone() }).collect();
+    let tasks: Vec<_> = contenders
+        .into_iter()
+        .enumerate()
+        .map(|(i, store)| tokio::spawn(async move { claim(&store, "a", &format!("h:{}", i + 1)).await }))
+        .collect();
+    for task in tasks {
+        claims.push(task.await.unwrap());
+    }
+    claims.sort_by_key(cluster::Claim::incarnation);
+    claims.windows(2).for_each(|pair| assert!(pair[0].incarnation() < pair[1].incarnation()));
+    let last = claims.pop().unwrap();
+    for earlier in &mut claims {
+        let lost = within("an earlier claim is lost", earlier.lost()).await;
+        assert!(lost.theirs > lost.ours);
+    }
+    drop(claims);
+    let mut watch = one.watch();
+    let stands = |(_, member): &(String, Option<(String, u64)>)| {
+        member.as_ref().is_some_and(|(_, incarnation)| *incarnation == last.incarnation())
+    };
+    while !stands(&next(&mut watch).await) {}
+    is_silent(&mut watch).await;
+}
+
+async fn names_that_are_none_are_refused(one: Store, _other: Store) {
+    for name in ["", "a/b", "a b", "ä", &"x".repeat(cluster::NAME_BYTES_MAX + 1)] {
+        let refused = within("a refusal", one.claim(name, at("h:1"))).await;
+        assert_eq!(refused.unwrap_err(), Error::Name(name.into()));
+    }
+}

@@ -1,0 +1,221 @@
+//! etcd as it fails: leases that lapse, connections that are cut, members that die, memories that are lost. What was
+//! claimed keeps its incarnation unless somebody else has claimed it.
+
+use super::proxy::Proxy;
+use super::{LEASE, claim, config, gone, is, is_silent, next, open, until, within};
+use crate::etcd::Etcd;
+use cluster::{EtcdStore, EtcdWaits, Store};
+use etcd_client::Client;
+use std::time::Duration;
+
+const PREFIX: &str = "/faults";
+
+/// A client of the test's own, of one member.
+async fn client(etcd: &Etcd, i: usize) -> Client {
+    Client::connect([etcd.endpoint(i)], None).await.unwrap()
+}
+
+/// Now and, if etcd is not there yet, again.
+async fn retried<T, F: Future<Output = Result<T, etcd_client::Error>>>(what: &str, ask: impl Fn() -> F) -> T {
+    within(what, async {
+        loop {
+            match tokio::time::timeout(Duration::from_secs(2), ask()).await {
+                Ok(Ok(done)) => return done,
+                _ => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_lapses_is_made_anew_under_the_same_incarnation() {
+    let etcd = Etcd::start(1);
+    // No sign of life for an hour: the lease ends again and again.
+    let waits = EtcdWaits { beat_every: Duration::from_secs(3600), ..EtcdWaits::with_lease(LEASE) };
+    let paused = EtcdStore::open(cluster::EtcdConfig { waits, ..config(etcd.endpoints(), PREFIX) }).await.unwrap();
+    let mut held = claim(&Store::Etcd(paused), "a", "h:1").await;
+    let router = open(etcd.endpoints(), PREFIX).await;
+    let mut watch = router.watch();
+    assert_eq!(next(&mut watch).await, is("a", "h:1", &held));
+    for _ in 0..2 {
+        assert_eq!(next(&mut watch).await, gone("a"));
+        assert_eq!(next(&mut watch).await, is("a", "h:1", &held));
+    }
+    let lost = tokio::time::timeout(Duration::from_millis(50), held.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
+    held.release().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_that_dies_and_comes_back_is_a_pause() {
+    let mut etcd = Etcd::start(1);
+    let (coordinator, router) = (open(etcd.endpoints(), PREFIX).await, open(etcd.endpoints(), PREFIX).await);
+    let mut watch = router.watch();
+    let held = claim(&coordinator, "a", "h:1").await;
+    assert_eq!(next(&mut watch).await, is("a", "h:1", &held));
+    until(&router, true).await;
+    etcd.kill(0);
+    for store in [&router, &coordinator] {
+        let away = until(store, false).await;
+        assert!(away.away.is_some_and(|why| !why.is_empty()));
+    }
+    // Who is there stays, and who comes waits.
+    is_silent(&mut watch).await;
+    let joins = coordinator.clone();
+    let joins = tokio::spawn(async move { claim(&joins, "b", "h:2").await });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!joins.is_finished());
+    etcd.start_again(0);
+    let joined = within("the claim that waited", joins).await.unwrap();
+    assert!(joined.incarnation() > held.incarnation());
+    // The lease may have lapsed, if the machine was slow; it is never another incarnation.
+    loop {
+        match next(&mut watch).await {
+            seen if seen == is("b", "h:2", &joined) => break,
+            seen => assert!(seen == gone("a") || seen == is("a", "h:1", &held), "{seen:?}"),
+        }
+    }
+    until(&router, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_missed_a_compaction_tells_the_outcome() {
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::to(etcd.port(0)).await;
+    let (router, coordinator) =
+        (open(vec![proxy.endpoint.clone()], PREFIX).await, open(etcd.endpoints(), PREFIX).await);
+    let mut watch = router.watch();
+    let (a, mut b) = (claim(&coordinator, "a", "h:1").await, claim(&coordinator, "b", "h:2").await);
+    assert_eq!(next(&mut watch).await, is("a", "h:1", &a));
+    assert_eq!(next(&mut watch).await, is("b", "h:2", &b));
+    proxy.cut();
+    until(&router, false).await;
+    let mut near = coordinator.watch();
+    a.release().await;
+    b.say(|registration| registration.address = "h:3".into());
+    let c = claim(&coordinator, "c", "h:4").await;
+    // Seen nearby, so it is written.
+    while next(&mut near).await != is("c", "h:4", &c) {}
+    let direct = client(&etcd, 0).await;
+    let now = retried("a revision", || {
+        let mut direct = direct.clone();
+        async move { direct.get("x", None).await }
+    });
+    let now = now.await.header().unwrap().revision();
+    retried("a compaction", || {
+        let mut direct = direct.clone();
+        async move { direct.compact(now, None).await }
+    })
+    .await;
+    proxy.mend();
+    assert_eq!(next(&mut watch).await, gone("a"));
+    assert_eq!(next(&mut watch).await, is("b", "h:3", &b));
+    assert_eq!(next(&mut watch).await, is("c", "h:4", &c));
+}
+
+/// A coordinator that is cut off for longer than its lease, and what another one does meanwhile.
+async fn cut_off(replaced: bool) {
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::to(etcd.port(0)).await;
+    let (far, near) = (open(vec![proxy.endpoint.clone()], PREFIX).await, open(etcd.endpoints(), PREFIX).await);
+    let mut watch = near.watch();
+    let mut held = claim(&far, "a", "h:1").await;
+    assert_eq!(next(&mut watch).await, is("a", "h:1", &held));
+    proxy.cut();
+    assert_eq!(next(&mut watch).await, gone("a"));
+    let later = if replaced { Some(claim(&near, "a", "h:2").await) } else { None };
+    if let Some(later) = &later {
+        assert_eq!(next(&mut watch).await, is("a", "h:2", later));
+    }
+    proxy.mend();
+    match later {
+        None => assert_eq!(next(&mut watch).await, is("a", "h:1", &held)),
+        Some(later) => {
+            let lost = within("the claim is lost", held.lost()).await;
+            assert_eq!((lost.theirs, lost.by.as_str()), (later.incarnation(), "h:2"));
+            is_silent(&mut watch).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_cut_off_comes_back_as_the_same() {
+    cut_off(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_cut_off_and_replaced_is_fenced() {
+    cut_off(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_etcd_forgot_is_told_again() {
+    let mut etcd = Etcd::start(1);
+    let (coordinator, router) = (open(etcd.endpoints(), PREFIX).await, open(etcd.endpoints(), PREFIX).await);
+    // Some history, so that the new etcd counts from far below.
+    for _ in 0..10 {
+        claim(&coordinator, "old", "h:9").await.release().await;
+    }
+    let mut held = claim(&coordinator, "a", "h:1").await;
+    let mut watch = router.watch();
+    while next(&mut watch).await != is("a", "h:1", &held) {}
+    etcd.kill(0);
+    etcd.start_empty(0);
+    // It is gone for as long as nobody knows it.
+    let mut seen = next(&mut watch).await;
+    if seen == gone("a") {
+        seen = next(&mut watch).await;
+    }
+    assert_eq!(seen, is("a", "h:1", &held));
+    let lost = tokio::time::timeout(Duration::from_millis(50), held.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
+    // And a later claim is later, whatever the new etcd counts.
+    let later = claim(&router, "a", "h:2").await;
+    assert!(later.incarnation() > held.incarnation());
+    assert_eq!(within("the claim is lost", held.lost()).await.theirs, later.incarnation());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_dies_is_a_pause() {
+    let mut etcd = Etcd::start(3);
+    let (coordinator, router) = (open(etcd.endpoints(), PREFIX).await, open(etcd.endpoints(), PREFIX).await);
+    let mut watch = router.watch();
+    let mut held = claim(&coordinator, "a", "h:1").await;
+    assert_eq!(next(&mut watch).await, is("a", "h:1", &held));
+    for round in 0..2 {
+        let leader = leader(&etcd).await;
+        etcd.kill(leader);
+        let name = format!("b{round}");
+        let joined = claim(&coordinator, &name, "h:2").await;
+        assert!(joined.incarnation() > held.incarnation());
+        // On a slow machine the election may take longer than the lease.
+        while next(&mut watch).await != is(&name, "h:2", &joined) {}
+        joined.release().await;
+        while next(&mut watch).await != gone(&name) {}
+        etcd.start_again(leader);
+    }
+    let lost = tokio::time::timeout(Duration::from_millis(50), held.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
+    held.say(|registration| registration.address = "h:3".into());
+    while next(&mut watch).await != is("a", "h:3", &held) {}
+}
+
+/// The member that the others follow.
+async fn leader(etcd: &Etcd) -> usize {
+    within("a leader", async {
+        loop {
+            for i in 0..3 {
+                let asked = async { client(etcd, i).await.status().await };
+                if let Ok(Ok(status)) = tokio::time::timeout(Duration::from_secs(1), asked).await
+                    && status.leader() != 0
+                    && status.leader() == status.header().unwrap().member_id()
+                {
+                    return i;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await
+}

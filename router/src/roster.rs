@@ -1,0 +1,176 @@
+//! Which replicas there are, as the store tells it: a link for each, begun when one appears and ended when one is gone
+//! and its stream too. Knows addresses and claims, no requests.
+
+use crate::config::Config;
+use crate::link::{self, View};
+use crate::peers::Peers;
+use crate::target::Target;
+use cluster::{Change, Member, Store, Watch};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+/// Where a replica's coordinator is reached.
+#[derive(Clone, Debug)]
+pub struct Coordinator {
+    /// As people know it, until the replica says its own name.
+    pub name: String,
+    pub channel: Channel,
+}
+
+/// A channel to an address, or why there can be none.
+pub type Dial = Box<dyn Fn(&str) -> Result<Channel, String> + Send>;
+
+/// Where a router's replicas come from.
+pub enum Membership {
+    /// In this order, from the start to the end.
+    Given(Vec<Coordinator>),
+    /// Whoever the store has.
+    Followed { store: Store, dial: Dial },
+}
+
+impl From<Vec<Coordinator>> for Membership {
+    fn from(coordinators: Vec<Coordinator>) -> Membership {
+        Membership::Given(coordinators)
+    }
+}
+
+/// Owns the links' tasks.
+pub struct Roster {
+    watch: Option<Watch>,
+    dial: Dial,
+    peers: Peers,
+    config: Config,
+    /// One count for all links, so that no two requests of this router have the same key.
+    keys: Arc<AtomicU64>,
+    /// By the replica's name in the store.
+    seats: BTreeMap<String, Seat>,
+    next_place: usize,
+    links: JoinSet<usize>,
+    end: CancellationToken,
+}
+
+/// A link's place among the others, and what it is told.
+struct Seat {
+    place: usize,
+    target: watch::Sender<Target>,
+    address: String,
+}
+
+impl Roster {
+    /// Links to all that are there by now. Needs a runtime, in which their tasks begin.
+    pub fn new(membership: Membership, peers: Peers, config: &Config, end: CancellationToken) -> Roster {
+        let unreachable: Dial = Box::new(|_| Err("no replica can be added".into()));
+        let (given, watch, dial) = match membership {
+            Membership::Given(given) => (given, None, unreachable),
+            Membership::Followed { store, dial } => (Vec::new(), Some(store.watch()), dial),
+        };
+        let config = config.clone();
+        let (keys, seats, links) = (Arc::new(AtomicU64::new(1)), BTreeMap::new(), JoinSet::new());
+        let mut roster = Roster { watch, dial, peers, config, keys, seats, next_place: 0, links, end };
+        for Coordinator { name, channel } in given {
+            // Whoever holds a sender could say otherwise; nobody will.
+            drop(roster.sit(&name, Target { channel, incarnation: 0, is_listed: true }));
+        }
+        let there = roster.watch.as_mut().map(Watch::now).unwrap_or_default();
+        there.into_iter().for_each(|change| roster.apply(change));
+        roster
+    }
+
+    /// Until `end`, and then until every link has ended.
+    pub async fn run(mut self) {
+        let end = self.end.clone();
+        loop {
+            tokio::select! {
+                biased;
+                change = next(&mut self.watch), if !end.is_cancelled() => self.apply(change),
+                Some(ended) = self.links.join_next() => self.ended(ended),
+                () = end.cancelled(), if !end.is_cancelled() => {}
+                else => return,
+            }
+        }
+    }
+
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::Is(name, member) => self.is(&name, &member),
+            Change::Gone(name) => {
+                let Some(seat) = self.seats.get(&name) else { return };
+                tracing::info!(replica = name, "the store has it no more: a suspicion, while its stream stands");
+                seat.target.send_modify(|target| target.is_listed = false);
+            }
+        }
+    }
+
+    fn is(&mut self, name: &str, member: &Member) {
+        let address = &member.registration.address;
+        let seat = self.seats.get(name);
+        let channel = match seat.filter(|seat| seat.address == *address) {
+            Some(seat) => Ok(seat.target.borrow().channel.clone()),
+            None => (self.dial)(address),
+        };
+        let channel = match channel {
+            Ok(channel) => channel,
+            Err(why) => return tracing::warn!(replica = name, address, why, "it is not dialled"),
+        };
+        let target = Target { channel, incarnation: member.incarnation, is_listed: true };
+        match self.seats.get_mut(name) {
+            Some(seat) => {
+                seat.address.clone_from(address);
+                seat.target.send_if_modified(|now| now.becomes(target));
+            }
+            None => {
+                tracing::info!(replica = name, address, incarnation = member.incarnation, "the store has a replica");
+                let (place, target) = self.sit(name, target);
+                self.seats.insert(name.into(), Seat { place, target, address: address.clone() });
+            }
+        }
+    }
+
+    /// A new link, which is begun.
+    fn sit(&mut self, name: &str, target: Target) -> (usize, watch::Sender<Target>) {
+        let place = self.next_place;
+        self.next_place += 1;
+        let (target, aim) = watch::channel(target);
+        self.peers.sit(View { place, ..View::of(name) });
+        let task = link::link(aim, self.peers.clone(), place, self.keys.clone(), &self.config);
+        let end = self.end.clone();
+        self.links.spawn(async move {
+            task.run(end).await;
+            place
+        });
+        (place, target)
+    }
+
+    fn ended(&mut self, ended: Result<usize, JoinError>) {
+        let Ok(place) = ended else {
+            return tracing::error!("a link's task ended early");
+        };
+        if self.end.is_cancelled() {
+            return;
+        }
+        self.peers.leave(place);
+        let Some(name) = self.seats.iter().find(|(_, seat)| seat.place == place).map(|(name, _)| name.clone()) else {
+            return;
+        };
+        tracing::info!(replica = name, "a replica is gone");
+        let Some(seat) = self.seats.remove(&name) else { return };
+        let target = seat.target.borrow().clone();
+        if target.is_listed {
+            // It came back while the link ended.
+            let (place, target) = self.sit(&name, target);
+            self.seats.insert(name, Seat { place, target, address: seat.address });
+        }
+    }
+}
+
+async fn next(watch: &mut Option<Watch>) -> Change {
+    match watch {
+        Some(watch) => watch.next().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,109 @@
+//! Replicas that come and go while the router runs, as a store tells of them: what vanishes there is a suspicion, an
+//! open stream is the truth, and the last claim is the one that counts.
+
+use crate::client::get;
+use crate::fake::Fake;
+use crate::grpc::{ask, client, generate};
+use crate::replicas::{held, rest};
+use crate::{House, config, eventually, run};
+use cluster::{Claim, MemoryStore, Store};
+use proto::v1::GetTopologyRequest;
+use router::Membership;
+use serde_json::{Value, json};
+
+/// Fakes say that they serve under incarnation 3.
+const BEFORE: u64 = 2;
+
+/// Two replicas, reached at `one:1` and `two:1`, of which the store has none yet.
+async fn house() -> (House, MemoryStore) {
+    let (one, two) = (Fake::start(), Fake::start());
+    one.script(|script| script.name = "one");
+    two.script(|script| (script.name, script.incarnation) = ("two", 4));
+    [&one, &two].into_iter().for_each(Fake::welcome);
+    let store = MemoryStore::starting_at(BEFORE);
+    let channels = [("one:1", one.coordinator().channel), ("two:1", two.coordinator().channel)];
+    let dial = move |address: &str| {
+        let found = channels.iter().find(|(name, _)| *name == address);
+        found.map(|(_, channel)| channel.clone()).ok_or_else(|| "nobody has this address".to_owned())
+    };
+    let membership = Membership::Followed { store: Store::Memory(store.clone()), dial: Box::new(dial) };
+    (House::with(config(), vec![one, two], membership).await, store)
+}
+
+async fn page(house: &House) -> Vec<Value> {
+    get(house.http, "/cluster").await.json()["replicas"].as_array().unwrap().clone()
+}
+
+async fn shown(house: &House, expect: &[(&str, &str)]) {
+    eventually(|| async {
+        let page = page(house).await;
+        let shown = page.iter().map(|of| (of["replica"].as_str().unwrap(), of["phase"].as_str().unwrap()));
+        shown.eq(expect.iter().copied())
+    })
+    .await;
+}
+
+async fn claimed(house: &House, store: &MemoryStore, name: &str, address: &str) -> Claim {
+    let n_before = page(house).await.len();
+    let claim = store.claim(name, address);
+    eventually(|| async { page(house).await.len() == n_before + 1 }).await;
+    claim
+}
+
+#[test]
+fn replicas_appear_and_disappear() {
+    run(async {
+        let (house, store) = house().await;
+        assert_eq!((get(house.http, "/ready").await.status, page(&house).await), (503, vec![]));
+        let first = claimed(&house, &store, "one", "one:1").await;
+        house.ready().await;
+        generate(&house, ask("x")).await.unwrap();
+        let _second = claimed(&house, &store, "two", "two:1").await;
+        shown(&house, &[("one", "ready"), ("two", "ready")]).await;
+        let topology = client(&house).get_topology(GetTopologyRequest {}).await.unwrap().into_inner();
+        assert_eq!(topology.store.map(|store| (store.kind, store.connected)), Some(("memory".into(), true)));
+        // Nobody answers at this address: it is there and absent.
+        let third = claimed(&house, &store, "three", "one:1").await;
+        drop(third);
+        // An entry that vanishes takes nothing with it: new requests too are served over the open stream.
+        drop(first);
+        eventually(|| async { page(&house).await.iter().all(|of| of["replica"] != "three") }).await;
+        house.fake.script(|script| script.hold_at = 3);
+        let (_, stream) = held(&house, "x").await;
+        assert_eq!(house.fake.submits().len(), 2);
+        // The stream ends: now it is gone, and its request goes on elsewhere.
+        house.fake.die();
+        shown(&house, &[("two", "ready")]).await;
+        assert!("Hello, world".ends_with(&rest(stream).await));
+        assert_eq!(house.other().submits().len(), 1);
+        // And it can come back.
+        house.fake.welcome();
+        house.fake.script(|script| script.incarnation = 9);
+        let _again = claimed(&house, &store, "one", "one:1").await;
+        shown(&house, &[("two", "ready"), ("one", "ready")]).await;
+        house.close().await;
+    });
+}
+
+#[test]
+fn the_later_of_two_claims_serves() {
+    run(async {
+        let (house, store) = house().await;
+        let _first = claimed(&house, &store, "name", "one:1").await;
+        house.ready().await;
+        house.fake.script(|script| script.hold_at = 3);
+        let (_, stream) = held(&house, "x").await;
+        // The first is there still and says what it says; nobody listens to it.
+        let _second = store.claim("name", "two:1");
+        shown(&house, &[("two", "ready")]).await;
+        assert!("Hello, world".ends_with(&rest(stream).await));
+        assert_eq!((house.fake.submits().len(), house.other().submits().len()), (1, 1));
+        // A third claim by the first's address: it answers under its old one, and is refused.
+        let _third = store.claim("name", "one:1");
+        eventually(|| async { page(&house).await[0]["phase"] == "absent" }).await;
+        assert_eq!(get(house.http, "/ready").await.json()["error"]["code"], json!("not_ready"));
+        house.fake.script(|script| script.incarnation = 5);
+        house.ready().await;
+        house.close().await;
+    });
+}

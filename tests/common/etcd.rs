@@ -1,0 +1,151 @@
+//! A real etcd of a test's own: members on loopback, killed and started again. Knows the program's flags, no keys.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Ports are free when they are looked for; by the time they are used somebody else may have one.
+const STARTS_MAX: usize = 5;
+/// A member that cannot have its ports says so by its end, soon.
+const SETTLE: Duration = Duration::from_millis(300);
+
+/// How clients prove themselves, as files.
+pub struct Tls {
+    pub authority: String,
+    pub certificate: String,
+    pub key: String,
+}
+
+pub struct Etcd {
+    folder: PathBuf,
+    scheme: &'static str,
+    flags: Vec<String>,
+    members: Vec<Member>,
+}
+
+struct Member {
+    client: u16,
+    peer: u16,
+    child: Option<Child>,
+}
+
+impl Etcd {
+    pub fn start(n_members: usize) -> Etcd {
+        Etcd::start_with(n_members, None)
+    }
+
+    pub fn start_with(n_members: usize, tls: Option<&Tls>) -> Etcd {
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let flags = tls.map(Tls::flags).unwrap_or_default();
+        for _ in 0..STARTS_MAX {
+            let mut etcd = Etcd { folder: folder(), scheme, flags: flags.clone(), members: ports(n_members) };
+            (0..n_members).for_each(|i| etcd.spawn(i));
+            std::thread::sleep(SETTLE);
+            let ended = etcd.members.iter_mut().any(|m| m.child.as_mut().unwrap().try_wait().unwrap().is_some());
+            if !ended {
+                return etcd;
+            }
+            eprintln!("etcd ended at its start: {}", etcd.log(0));
+        }
+        panic!("etcd does not start: see above");
+    }
+
+    pub fn endpoint(&self, i: usize) -> String {
+        format!("{}://127.0.0.1:{}", self.scheme, self.members[i].client)
+    }
+
+    pub fn endpoints(&self) -> Vec<String> {
+        (0..self.members.len()).map(|i| self.endpoint(i)).collect()
+    }
+
+    pub fn port(&self, i: usize) -> u16 {
+        self.members[i].client
+    }
+
+    /// As a power failure would.
+    pub fn kill(&mut self, i: usize) {
+        let mut child = self.members[i].child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    pub fn start_again(&mut self, i: usize) {
+        self.spawn(i);
+    }
+
+    /// It has forgotten all: a new disk under the same address.
+    pub fn start_empty(&mut self, i: usize) {
+        std::fs::remove_dir_all(self.data(i)).unwrap();
+        self.spawn(i);
+    }
+
+    pub fn log(&self, i: usize) -> String {
+        std::fs::read_to_string(self.folder.join(format!("{i}.log"))).unwrap_or_default()
+    }
+
+    fn data(&self, i: usize) -> PathBuf {
+        self.folder.join(format!("{i}"))
+    }
+
+    fn spawn(&mut self, i: usize) {
+        let peer = |i: usize| format!("http://127.0.0.1:{}", self.members[i].peer);
+        let all: Vec<String> = (0..self.members.len()).map(|i| format!("m{i}={}", peer(i))).collect();
+        let log = std::fs::File::options().create(true).append(true).open(self.folder.join(format!("{i}.log")));
+        let mut command = Command::new("etcd");
+        command.args(["--name", &format!("m{i}"), "--data-dir"]).arg(self.data(i));
+        command.args(["--listen-client-urls", &self.endpoint(i), "--advertise-client-urls", &self.endpoint(i)]);
+        command.args(["--listen-peer-urls", &peer(i), "--initial-advertise-peer-urls", &peer(i)]);
+        command.args(["--initial-cluster", &all.join(","), "--initial-cluster-state", "new"]).args(&self.flags);
+        // Other processors than the most common ones have to be asked for.
+        command.env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH.replace("aarch64", "arm64"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.unwrap());
+        match command.spawn() {
+            Ok(child) => self.members[i].child = Some(child),
+            Err(error) => panic!("etcd cannot be started ({error}): run `make test`, or install Debian's etcd-server"),
+        }
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        for child in self.members.iter_mut().filter_map(|member| member.child.as_mut()) {
+            // It may have ended by itself.
+            let _ended = child.kill();
+            let _reaped = child.wait();
+        }
+        // What cannot be removed is the temporary folder's business.
+        let _left = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Tls {
+    fn flags(&self) -> Vec<String> {
+        let Tls { authority, certificate, key } = self;
+        [
+            format!("--cert-file={certificate}"),
+            format!("--key-file={key}"),
+            format!("--trusted-ca-file={authority}"),
+            "--client-cert-auth".into(),
+        ]
+        .into()
+    }
+}
+
+fn folder() -> PathBuf {
+    static N: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    let n = N.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let path: &Path = &std::env::temp_dir();
+    let path = path.join(format!("lockstep-etcd-{}-{n}", std::process::id()));
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+/// All held at once, so that no two are the same.
+fn ports(n_members: usize) -> Vec<Member> {
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap();
+    let held: Vec<(TcpListener, TcpListener)> = (0..n_members).map(|_| (free(), free())).collect();
+    let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
+    held.iter().map(|(client, peer)| Member { client: port(client), peer: port(peer), child: None }).collect()
+}
