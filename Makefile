@@ -4,6 +4,8 @@ CARGO ?= cargo
 PYTHON ?= python3
 # For each fuzz target.
 FUZZ_SECONDS ?= 60
+# Simulated clusters, each another story.
+SEEDS ?= 10000
 # Given to `lockstep serve`: make serve ARGS="--port 9000"
 ARGS ?=
 # Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
@@ -14,7 +16,7 @@ HELM_PACKAGES := target/helm-packages
 HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
 
-.PHONY: help protoc serve test clients helm grids hosts kernels fuzz kl loom bench bench-sums bench-grids gpu-check
+.PHONY: help protoc serve test clients helm grids hosts kernels fuzz soak kl loom bench bench-sums bench-grids gpu-check
 .PHONY: check
 
 help:
@@ -26,6 +28,7 @@ help:
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
 	@echo "make kernels every CUDA kernel through nvcc, without a device: no spills, no more registers than the table"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
+	@echo "make soak    SEEDS (10000) simulated clusters with all that can befall them; a seed that fails says how to see it"
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
@@ -91,6 +94,9 @@ kernels:
 fuzz: protoc
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test fuzz -- --nocapture
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test router -- --nocapture fuzz::mutated_bodies
+
+soak:
+	SIMULATION_SEEDS=$(SEEDS) $(CARGO) test --locked --test simulation -- --nocapture seeds
 
 # Installing the packages builds llama.cpp, which asks for a C++ compiler and some minutes.
 kl: protoc $(REFERENCE_PACKAGES)/.ready

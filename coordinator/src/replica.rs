@@ -111,10 +111,12 @@ impl Replica {
         let mut ticks = interval(self.config.waits.beat_every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !self.is_over() && !self.is_too_late() {
+            // In a fixed order, so that the same arrivals give the same frames. The queue comes last: it may never be empty.
             let event = tokio::select! {
-                event = queue.recv() => event.unwrap_or(Event::Drain),
-                _ = ticks.tick() => Event::Tick,
+                biased;
                 () = shutdown.cancelled(), if self.draining_since.is_none() => Event::Drain,
+                _ = ticks.tick() => Event::Tick,
+                event = queue.recv() => event.unwrap_or(Event::Drain),
             };
             self.turn(event, &mut queue)?;
         }

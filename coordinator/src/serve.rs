@@ -35,6 +35,7 @@ where
     let mut replica = pin!(Replica::new(config, epoch, tell).run(queue, shutdown));
     let result = loop {
         tokio::select! {
+            biased;
             ended = &mut server => break match ended {
                 Ok(()) => Err(Error::Server("no more connections can come".into())),
                 Err(error) => Err(Error::Server(error.into())),

@@ -8,7 +8,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::DuplexStream;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -41,6 +41,16 @@ pub fn tcp(address: &str) -> Result<Channel, tonic::transport::Error> {
     Ok(with_limits(Endpoint::from_shared(format!("http://{address}"))?).connect_lazy())
 }
 
+/// The same over connections that somebody else makes.
+pub fn over<C, IO>(connector: C) -> Channel
+where
+    C: Service<Uri, Response = TokioIo<IO>, Error = io::Error> + Send + 'static,
+    C::Future: Send,
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    with_limits(Endpoint::from_static("http://peer")).connect_with_connector_lazy(connector)
+}
+
 /// A listener's connections, each without Nagle's delay.
 pub fn tcp_incoming(listener: TcpListener) -> TcpIncoming {
     TcpIncoming::from(listener).with_nodelay(Some(true))
@@ -60,7 +70,7 @@ pub struct Dialer {
 
 impl Dialer {
     pub fn channel(&self) -> Channel {
-        with_limits(Endpoint::from_static("http://in-memory")).connect_with_connector_lazy(self.clone())
+        over(self.clone())
     }
 }
 

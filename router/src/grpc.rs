@@ -16,10 +16,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use telemetry::spans::Traced;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Connected;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Response, Status};
 use tonic_health::ServingStatus;
@@ -28,12 +29,16 @@ use types::TenantId;
 
 const SERVICE: &str = "lockstep.v1.Inference";
 
-pub async fn serve(
+pub async fn serve<IO, E>(
     front: Arc<Front>,
-    listener: TcpListener,
+    incoming: impl Stream<Item = Result<IO, E>>,
     draining: CancellationToken,
     end: CancellationToken,
-) -> Result<(), Error> {
+) -> Result<(), Error>
+where
+    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let (reporter, health) = tonic_health::server::health_reporter();
     let body_bytes_max = front.config.limits.body_bytes_max;
     let inference = InferenceServer::new(Service { front: front.clone() }).max_decoding_message_size(body_bytes_max);
@@ -49,8 +54,9 @@ pub async fn serve(
         .add_service(health)
         .add_service(reflection().build_v1().map_err(Error::Reflection)?)
         .add_service(reflection().build_v1alpha().map_err(Error::Reflection)?)
-        .serve_with_incoming_shutdown(proto::transport::tcp_incoming(listener), end.cancelled_owned());
+        .serve_with_incoming_shutdown(incoming, end.cancelled_owned());
     tokio::select! {
+        biased;
         served = served => served.map_err(Error::Grpc),
         () = report_health(&front, reporter, draining) => Ok(()),
     }
@@ -67,6 +73,7 @@ async fn report_health(front: &Front, reporter: HealthReporter, draining: Cancel
             reporter.set_service_status(service, status).await;
         }
         tokio::select! {
+            biased;
             Ok(()) = views.changed() => {}
             () = draining.cancelled(), if !draining.is_cancelled() => {}
             else => std::future::pending().await,

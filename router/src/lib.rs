@@ -38,10 +38,13 @@ use checkpoint::{ChatTemplate, Defaults, ModelSpec, Tokenizer};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tonic::transport::server::Connected;
 
 /// What turns text into tokens and back: of the model that the replicas serve.
 pub struct Text {
@@ -64,7 +67,7 @@ pub enum Error {
 /// When streams have ended: how long their last words may be on their way.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
-/// Serves until `shutdown`, and then until the streams that run have ended or `drain_max` has passed. New requests are
+/// Serves both faces until `shutdown`, and then until the streams that run have ended or `drain_max` has passed. New requests are
 /// refused from `shutdown` on. The replicas are to outlive this: streams that run are finished by them.
 pub async fn serve(
     config: Config,
@@ -74,8 +77,39 @@ pub async fn serve(
     grpc: TcpListener,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
+    let connections = proto::transport::tcp_incoming(grpc);
+    let faces = |front: Arc<Front>, draining, end: CancellationToken| async move {
+        let http = http::serve(front.clone(), http, end.clone());
+        tokio::try_join!(http, grpc::serve(front, connections, draining, end)).map(|_| ())
+    };
+    serve_faces(config, members.into(), text, shutdown, faces).await
+}
+
+/// The same with the gRPC face alone, over the connections that come.
+pub async fn serve_grpc<IO, E>(
+    config: Config,
+    members: impl Into<Membership>,
+    text: Text,
+    incoming: impl Stream<Item = Result<IO, E>>,
+    shutdown: CancellationToken,
+) -> Result<(), Error>
+where
+    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let faces = |front, draining, end| grpc::serve(front, incoming, draining, end);
+    serve_faces(config, members.into(), text, shutdown, faces).await
+}
+
+async fn serve_faces<F: Future<Output = Result<(), Error>>>(
+    config: Config,
+    members: Membership,
+    text: Text,
+    shutdown: CancellationToken,
+    faces: impl FnOnce(Arc<Front>, CancellationToken, CancellationToken) -> F,
+) -> Result<(), Error> {
     let end = CancellationToken::new();
-    let (replicas, roster) = replicas::attach(members.into(), &config, end.clone());
+    let (replicas, roster) = replicas::attach(members, &config, end.clone());
     let admission = Admission::new(&config.limits, shutdown.clone(), config.waits.retry_after);
     let drain_max = config.waits.drain_max;
     let streams = TaskTracker::new();
@@ -85,12 +119,8 @@ pub async fn serve(
     let front = Front { config, text, replicas, admission, streams: streams.clone(), long_texts, bodies, nonce };
     let front = Arc::new(front);
     let roster = tokio::spawn(roster.run());
-    let faces = async {
-        // The doors stay open while streams end: who comes is told that this is draining, and readiness says so.
-        let http = http::serve(front.clone(), http, end.clone());
-        tokio::try_join!(http, grpc::serve(front.clone(), grpc, shutdown.clone(), end.clone()))
-    };
-    let served = drain(faces, &shutdown, &streams, drain_max, &end).await;
+    // The doors stay open while streams end: who comes is told that this is draining, and readiness says so.
+    let served = drain(faces(front, shutdown.clone(), end.clone()), &shutdown, &streams, drain_max, &end).await;
     end.cancel();
     if roster.await.is_err() {
         tracing::error!("the task of the links ended early");
@@ -101,7 +131,7 @@ pub async fn serve(
 /// Runs the faces to their end. After `shutdown` they have until no stream runs, but no longer than `drain_max`; then
 /// `end` ends what is left. A health watch or an idle connection keeps nobody here.
 async fn drain(
-    faces: impl Future<Output = Result<((), ()), Error>>,
+    faces: impl Future<Output = Result<(), Error>>,
     shutdown: &CancellationToken,
     streams: &TaskTracker,
     drain_max: Duration,
@@ -117,7 +147,8 @@ async fn drain(
         tokio::time::sleep(LAST_WORDS_MAX).await;
     };
     tokio::select! {
-        served = faces => served.map(|_| ()),
+        biased;
+        served = faces => served,
         () = too_late => Ok(()),
     }
 }

@@ -86,6 +86,7 @@ impl Roster {
         let end = self.end.clone();
         loop {
             tokio::select! {
+                biased;
                 change = next(&mut self.watch), if !end.is_cancelled() => self.apply(change),
                 Some(ended) = self.links.join_next() => self.ended(ended),
                 () = end.cancelled(), if !end.is_cancelled() => {}

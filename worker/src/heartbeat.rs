@@ -1,6 +1,7 @@
 //! Says ten times a second, from a thread of its own, that this rank lives and how far it is: a step that takes long is
-//! not taken for a death.
+//! not taken for a death. Where time is modelled no step takes any, and a task does.
 
+use crate::Footing;
 use crate::seat::Turns;
 use proto::cluster::{Heartbeat, WorkerFrame, worker_frame::Frame};
 use std::io;
@@ -9,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
 
 /// Counters since the worker began; the coordinator takes differences.
 #[derive(Debug, Default)]
@@ -60,30 +62,53 @@ impl Progress {
     }
 }
 
+/// What is said of one worker, and to whom.
+pub(crate) struct Pulse {
+    pub progress: Arc<Progress>,
+    pub turns: Arc<Turns>,
+    pub up: mpsc::WeakSender<WorkerFrame>,
+}
+
+impl Pulse {
+    /// False when nobody listens any more.
+    fn beat(&self) -> bool {
+        let frame = WorkerFrame { frame: Some(Frame::Heartbeat(self.progress.beat(&self.turns))) };
+        let Some(up) = self.up.upgrade() else { return false };
+        // A full queue is full of frames that say as much.
+        !matches!(up.try_send(frame), Err(mpsc::error::TrySendError::Closed(_)))
+    }
+}
+
 /// Beats until it is dropped.
-pub(crate) struct Heart {
-    _alive: SyncSender<()>,
+pub(crate) enum Heart {
+    Thread { _alive: SyncSender<()> },
+    Task { _beats: AbortOnDropHandle<()> },
 }
 
 impl Heart {
-    pub fn start(
-        progress: Arc<Progress>,
-        turns: Arc<Turns>,
-        up: mpsc::WeakSender<WorkerFrame>,
-        every: Duration,
-    ) -> io::Result<Heart> {
+    pub fn start(footing: Footing, pulse: Pulse, every: Duration) -> io::Result<Heart> {
+        match footing {
+            Footing::Threads => Heart::on_a_thread(pulse, every),
+            Footing::Tasks => Ok(Heart::in_a_task(pulse, every)),
+        }
+    }
+
+    fn on_a_thread(pulse: Pulse, every: Duration) -> io::Result<Heart> {
         let (alive, stopped) = sync_channel(0);
-        let beat = move || {
-            while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-                let frame = WorkerFrame { frame: Some(Frame::Heartbeat(progress.beat(&turns))) };
-                let Some(up) = up.upgrade() else { break };
-                // A full queue is full of frames that say as much.
-                if let Err(mpsc::error::TrySendError::Closed(_)) = up.try_send(frame) {
+        let beats = move || while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) && pulse.beat() {};
+        std::thread::Builder::new().name("heartbeat".into()).spawn(beats)?;
+        Ok(Heart::Thread { _alive: alive })
+    }
+
+    fn in_a_task(pulse: Pulse, every: Duration) -> Heart {
+        let beats = async move {
+            loop {
+                tokio::time::sleep(every).await;
+                if !pulse.beat() {
                     break;
                 }
             }
         };
-        std::thread::Builder::new().name("heartbeat".into()).spawn(beat)?;
-        Ok(Heart { _alive: alive })
+        Heart::Task { _beats: AbortOnDropHandle::new(tokio::spawn(beats)) }
     }
 }

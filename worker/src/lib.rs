@@ -16,7 +16,7 @@ pub use backend::cpu::Isa;
 pub use backend::cuda::{Card, Compiler, Driver};
 pub use collective::{AbortHandle, Doorway, Ended, Timeouts, Wire, nccl_version};
 pub use model_runner::{ModelLoader, ModelRunner, Place};
-pub use runner::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready, RunError, Runner};
+pub use runner::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready, Rest, RunError, Runner};
 
 use session::Worker;
 use std::io;
@@ -97,8 +97,36 @@ pub enum Error {
     Hung(Duration),
 }
 
+/// On what a worker computes and beats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Footing {
+    Threads,
+    Tasks,
+}
+
 /// Joins the coordinator behind `channel` and computes for it, dialling again when it goes, until `shutdown`.
 pub async fn serve(
+    channel: Channel,
+    loader: Box<dyn Load>,
+    config: Config,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    serve_on(Footing::Threads, channel, loader, config, shutdown).await
+}
+
+/// The same without a thread of its own, for runners that model their time and do not use it: so a whole cluster runs in
+/// one thread, on virtual time.
+pub async fn serve_in_tasks(
+    channel: Channel,
+    loader: Box<dyn Load>,
+    config: Config,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    serve_on(Footing::Tasks, channel, loader, config, shutdown).await
+}
+
+async fn serve_on(
+    footing: Footing,
     channel: Channel,
     loader: Box<dyn Load>,
     config: Config,
@@ -109,8 +137,12 @@ pub async fn serve(
     let turns = Arc::new(seat::Turns::default());
     let (counters, places) = (progress.clone(), turns.clone());
     // It ends when `work` is dropped, after the step that it is in.
-    std::thread::Builder::new().name("compute".into()).spawn(move || seat::run(loader, queue, counters, places))?;
-    let worker = Worker { config, work, progress, turns };
+    let seat = seat::run(loader, queue, counters, places);
+    match footing {
+        Footing::Threads => drop(std::thread::Builder::new().name("compute".into()).spawn(|| seat::drive(seat))?),
+        Footing::Tasks => drop(tokio::spawn(seat)),
+    }
+    let worker = Worker { config, footing, work, progress, turns };
     shutdown.run_until_cancelled(keep_joined(&worker, &channel)).await.unwrap_or(Ok(()))
 }
 

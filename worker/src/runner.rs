@@ -4,6 +4,7 @@
 use crate::fetch::FetchError;
 use collective::{AbortHandle, Ended, Timeouts};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::time::Duration;
 use types::{Epoch, Layout, PolicyDigest, Rank, Step, StepDone, Unsupported};
 
@@ -16,6 +17,12 @@ pub trait Runner: Send {
     ///
     /// An error is the rank's: it cannot go on in this epoch. What fails for one request alone is `SliceDone::failed`.
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError>;
+
+    /// What a step that `run` has applied still waits for, where its time is modelled: only a task can wait so. A runner
+    /// with a model has done all its waiting in `run`.
+    fn rest(&mut self) -> Option<Rest<'_>> {
+        None
+    }
 
     /// With which another thread ends what `run` waits for, if it waits for other ranks. A runner around another passes
     /// this on, and what is below.
@@ -34,6 +41,10 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
         (**self).run(step, done)
     }
 
+    fn rest(&mut self) -> Option<Rest<'_>> {
+        (**self).rest()
+    }
+
     fn abort_handle(&self) -> Option<AbortHandle> {
         (**self).abort_handle()
     }
@@ -42,6 +53,8 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
         (**self).waited()
     }
 }
+
+pub type Rest<'a> = Pin<Box<dyn Future<Output = Result<(), RunError>> + Send + 'a>>;
 
 /// Makes a runner for a place in a blueprint. Called again for every epoch that the worker lives to see, so what is
 /// costly (mapped weights) may be kept from one load to the next.

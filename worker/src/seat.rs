@@ -1,6 +1,6 @@
-//! The thread that computes. It owns the loader and the runner, takes work from one bounded queue and reports up the
-//! session that gave the work. Knows nothing of sockets; waits for work, for room to report, and within a step for
-//! other ranks: that wait the session ends, when it has no use for the step any more.
+//! Who computes: a thread, or a task where time is only modelled. It owns the loader and the runner, takes work from one
+//! bounded queue and reports up the session that gave the work. Knows nothing of sockets; waits for work, for room to
+//! report, and within a step for other ranks: that wait the session ends, when it has no use for the step any more.
 
 use crate::heartbeat::Progress;
 use crate::runner::{Assignment, Load, LoadError, Loaded as LoadedPlace, Runner};
@@ -8,10 +8,15 @@ use collective::{AbortHandle, Ended};
 use proto::cluster::{Failed, Loaded, Ready, WorkerFrame, worker_frame::Frame};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll, Wake};
+use std::thread::Thread;
+use std::time::Duration;
 use telemetry::spans;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use types::{Epoch, Rank, Step, StepDone};
 
 /// What a session asks of the thread.
@@ -112,8 +117,37 @@ impl SeatLost {
     }
 }
 
+/// Polls a future on this thread to its end, and sleeps while there is nothing to do. It enters no runtime, so that what
+/// is polled may block, and may enter one of its own.
+pub(crate) fn drive<T>(future: impl Future<Output = T>) -> T {
+    let bell = Arc::new(Bell { sleeper: std::thread::current(), has_rung: AtomicBool::new(false) });
+    let waker = bell.clone().into();
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return out;
+        }
+        // Others park on this thread too, and may take a wake-up for theirs.
+        while !bell.has_rung.swap(false, Relaxed) {
+            std::thread::park();
+        }
+    }
+}
+
+struct Bell {
+    sleeper: Thread,
+    has_rung: AtomicBool,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.has_rung.store(true, Relaxed);
+        self.sleeper.unpark();
+    }
+}
+
 /// Runs until the queue's sender is dropped.
-pub(crate) fn run(
+pub(crate) async fn run(
     mut loader: Box<dyn Load>,
     mut work: mpsc::Receiver<Work>,
     progress: Arc<Progress>,
@@ -121,20 +155,21 @@ pub(crate) fn run(
 ) {
     let mut standing = Standing::Nowhere;
     let mut idle_since = Instant::now();
-    while let Some(next) = work.blocking_recv() {
+    while let Some(next) = work.recv().await {
         progress.busy(true);
         progress.add_idle(idle_since.elapsed());
         standing = match (next, standing) {
             (Work::Load { assignment, turn, reports }, old) => {
                 // The old cache goes first: there may not be room for two.
                 drop(old);
-                Place::load(&mut *loader, &assignment, turn, reports).map_or(Standing::Nowhere, Standing::Loaded)
+                let place = Place::load(&mut *loader, &assignment, turn, reports).await;
+                place.map_or(Standing::Nowhere, Standing::Loaded)
             }
             (Work::Meet { epoch }, Standing::Loaded(place)) if place.epoch == epoch => {
-                place.meet(&turns).map_or(Standing::Nowhere, Standing::Seated)
+                place.meet(&turns).await.map_or(Standing::Nowhere, Standing::Seated)
             }
             (Work::Step { step, traceparent }, Standing::Seated(seat)) => {
-                let seat = seat.run(&step, &traceparent, &progress);
+                let seat = seat.run(&step, &traceparent, &progress).await;
                 seat.map_or(Standing::Nowhere, Standing::Seated)
             }
             (Work::Release, _) => Standing::Nowhere,
@@ -178,14 +213,14 @@ struct Seat {
 }
 
 impl Place {
-    fn load(loader: &mut dyn Load, assignment: &Assignment, turn: Turn, reports: Reports) -> Option<Place> {
+    async fn load(loader: &mut dyn Load, assignment: &Assignment, turn: Turn, reports: Reports) -> Option<Place> {
         // A long step may have outlived the session that asked for this one.
         if turn.is_over() {
             return None;
         }
         let (epoch, rank) = (assignment.epoch, assignment.rank);
-        let load = || loader.load(assignment, &turn.0);
-        let (loaded, ready) = reports.attempt(epoch, &turn, load)?;
+        let attempt = attempt(|| loader.load(assignment, &turn.0));
+        let (loaded, ready) = reports.heed(epoch, &turn, attempt).await?;
         let said = Loaded {
             epoch_incarnation: epoch.incarnation,
             epoch_n: epoch.n,
@@ -193,24 +228,25 @@ impl Place {
             weight_bytes: ready.weight_bytes,
         };
         let answers = assignment.layout.part(rank).is_sampler();
-        reports.send(Frame::Loaded(said)).then(|| Place { epoch, rank, turn, answers, loaded, reports })
+        reports.send(Frame::Loaded(said)).await.then(|| Place { epoch, rank, turn, answers, loaded, reports })
     }
 
-    fn meet(self, turns: &Turns) -> Option<Seat> {
+    async fn meet(self, turns: &Turns) -> Option<Seat> {
         let Place { epoch, rank, turn, answers, loaded, reports } = self;
-        let runner = reports.attempt(epoch, &turn, || loaded.meet(&turn.0))?;
+        let attempt = attempt(|| loaded.meet(&turn.0));
+        let runner = reports.heed(epoch, &turn, attempt).await?;
         if !turns.sit(&turn, runner.abort_handle()) {
             return None;
         }
         let (waited, done) = (Duration::ZERO, StepDone::default());
         let ready = Ready { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n };
-        reports.send(Frame::Ready(ready)).then(|| Seat { epoch, rank, turn, answers, runner, waited, done, reports })
+        reports.send(Frame::Ready(ready)).await.then(|| Seat { epoch, rank, turn, answers, runner, waited, done, reports })
     }
 }
 
 impl Seat {
     /// The seat is given up when the step fails or nobody listens any more.
-    fn run(mut self, step: &Step, traceparent: &str, progress: &Progress) -> Option<Seat> {
+    async fn run(mut self, step: &Step, traceparent: &str, progress: &Progress) -> Option<Seat> {
         if self.reports.are_unheard() {
             return None;
         }
@@ -225,19 +261,26 @@ impl Seat {
         let begun = Instant::now();
         progress.begin_step();
         let result = catch_unwind(AssertUnwindSafe(|| self.runner.run(step, &mut self.done)));
+        let mut result = result.map_err(|panic| panic_message(&*panic).to_owned());
+        if let (Ok(Ok(())), Some(rest)) = (&result, self.runner.rest()) {
+            result = Ok(rest.await);
+        }
         let waited = self.note(begun.elapsed(), progress);
         if let Some(pass) = pass {
             pass.waited(waited);
         }
         let (message, guilty) = match result {
-            Ok(Ok(())) if self.answers => return self.reports.send(Frame::Done((&self.done).into())).then_some(self),
+            Ok(Ok(())) if self.answers => {
+                let done = Frame::Done((&self.done).into());
+                return self.reports.send(done).await.then_some(self);
+            }
             Ok(Ok(())) => return Some(self),
             // Whoever ended the turn knows.
             _ if self.turn.is_over() => return None,
             Ok(Err(error)) => (error.to_string(), error.guilty()),
-            Err(panic) => (format!("step {} panicked: {}", step.id.0, panic_message(&*panic)), None),
+            Err(panicked) => (format!("step {} panicked: {panicked}", step.id.0), None),
         };
-        self.reports.lost(self.epoch, message.clone(), guilty, SeatLost::Run(message));
+        self.reports.lost(self.epoch, message.clone(), guilty, SeatLost::Run(message)).await;
         None
     }
 
@@ -257,41 +300,49 @@ impl Reports {
     }
 
     /// What a loader or the others gave; None where that failed, which has been said, or where the turn is over.
-    fn attempt<T>(&self, epoch: Epoch, turn: &Turn, go: impl FnOnce() -> Result<T, LoadError>) -> Option<T> {
-        let result = catch_unwind(AssertUnwindSafe(go));
+    async fn heed<T>(&self, epoch: Epoch, turn: &Turn, result: Attempt<T>) -> Option<T> {
         if turn.is_over() {
             // Whoever ended the turn knows.
             return None;
         }
         match result {
             Ok(Ok(got)) => return Some(got),
-            Ok(Err(error)) => self.lost(epoch, error.to_string(), error.guilty(), SeatLost::by(error)),
-            Err(panic) => {
-                let message = format!("the loader panicked: {}", panic_message(&*panic));
-                self.lost(epoch, message.clone(), None, SeatLost::Run(message));
+            Ok(Err(error)) => {
+                self.lost(epoch, error.to_string(), error.guilty(), SeatLost::by(error)).await;
+            }
+            Err(panicked) => {
+                let message = format!("the loader panicked: {panicked}");
+                self.lost(epoch, message.clone(), None, SeatLost::Run(message)).await;
             }
         }
         None
     }
 
     /// Waits for room: the session drains its queue, or closes it.
-    fn send(&self, frame: Frame) -> bool {
-        let frame = WorkerFrame { frame: Some(frame) };
-        self.up.upgrade().is_some_and(|up| up.blocking_send(frame).is_ok())
+    async fn send(&self, frame: Frame) -> bool {
+        let Some(up) = self.up.upgrade() else { return false };
+        up.send(WorkerFrame { frame: Some(frame) }).await.is_ok()
     }
 
     /// Says that this rank cannot go on, and whose fault it is if another's. Then this one is sound, and waits for what
     /// the coordinator makes of it.
-    fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: SeatLost) {
+    async fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: SeatLost) {
         let guilty_rank = guilty.map(|rank| rank.0.into());
         let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message, guilty_rank };
         // The session first: the coordinator closes the stream once it has read this, and the end gives no reason.
         if let Some(lost) = self.lost.upgrade().filter(|_| guilty.is_none()) {
             // A session that is gone needs no reason.
-            let _gone = lost.blocking_send(why);
+            let _gone = lost.send(why).await;
         }
-        self.send(Frame::Failed(failed));
+        self.send(Frame::Failed(failed)).await;
     }
+}
+
+/// What a loader or the others gave; or what a panic said.
+type Attempt<T> = Result<Result<T, LoadError>, String>;
+
+fn attempt<T>(go: impl FnOnce() -> Result<T, LoadError>) -> Attempt<T> {
+    catch_unwind(AssertUnwindSafe(go)).map_err(|panic| panic_message(&*panic).to_owned())
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> &str {

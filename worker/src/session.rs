@@ -1,10 +1,10 @@
 //! One life of the stream to a coordinator: hello, a place, steps down and answers up. Knows nothing of what a step
 //! computes, and never blocks: the seat's thread does.
 
-use crate::heartbeat::{Heart, Progress};
+use crate::heartbeat::{Heart, Progress, Pulse};
 use crate::runner::{Assignment, MeshSecret};
 use crate::seat::{Reports, SeatLost, Turns, Work};
-use crate::{Config, Error};
+use crate::{Config, Error, Footing};
 use collective::Timeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{Assign, Failed, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
@@ -38,6 +38,7 @@ impl Ended {
 /// What all sessions of a worker share.
 pub(crate) struct Worker {
     pub config: Config,
+    pub footing: Footing,
     pub work: mpsc::Sender<Work>,
     pub progress: Arc<Progress>,
     pub turns: Arc<Turns>,
@@ -70,8 +71,8 @@ impl Worker {
             Ok(Err(status)) => return refused(&status),
             Ok(Ok(response)) => response.into_inner(),
         };
-        let (progress, turns) = (self.progress.clone(), self.turns.clone());
-        let _heart = Heart::start(progress, turns, up.downgrade(), self.config.heartbeat_every)?;
+        let pulse = Pulse { progress: self.progress.clone(), turns: self.turns.clone(), up: up.downgrade() };
+        let _heart = Heart::start(self.footing, pulse, self.config.heartbeat_every)?;
         let (lost, seat_lost) = mpsc::channel(1);
         let _end = EndTurn(&self.turns);
         let reports = Reports { up: up.downgrade(), lost: lost.downgrade() };

@@ -1,0 +1,160 @@
+//! Clients: each asks, reads to the end, goes on elsewhere when a stream breaks off, and holds what it reads against the
+//! reference. Knows nothing of the cluster but its routers.
+
+use crate::net::channel;
+use crate::record::Record;
+use crate::rules::{Broken, Rules};
+use crate::script::{Ask, Host, ROUTERS};
+use proto::v1;
+use proto::v1::generate_reply::Event;
+use proto::v1::inference_client::InferenceClient;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::sleep;
+use tonic::Status;
+use tonic::transport::Channel;
+use types::Tokens;
+
+/// Before a client that was disappointed tries again.
+const BACKOFF: Duration = Duration::from_millis(200);
+
+pub fn millis() -> u64 {
+    turmoil::sim_elapsed().unwrap_or_default().as_millis() as u64
+}
+
+/// All calls of one client, at their times. Ends when the last has ended.
+pub async fn play(client: usize, rules: Arc<Rules>, record: Record) -> turmoil::Result {
+    let channels: Vec<Channel> = (0..ROUTERS).map(|router| channel(&Host::Router(router).name())).collect();
+    let mut calls = tokio::task::JoinSet::new();
+    for (number, ask) in rules.script.asks.iter().enumerate().filter(|(_, ask)| ask.client == client) {
+        let call = Call {
+            number,
+            ask: ask.clone(),
+            rules: rules.clone(),
+            record: record.clone(),
+            channels: channels.clone(),
+            got: Tokens::new(),
+            handle: None,
+        };
+        calls.spawn(call.run());
+    }
+    while let Some(ended) = calls.join_next().await {
+        ended?;
+    }
+    Ok(())
+}
+
+struct Call {
+    number: usize,
+    ask: Ask,
+    rules: Arc<Rules>,
+    record: Record,
+    channels: Vec<Channel>,
+    got: Tokens,
+    handle: Option<String>,
+}
+
+enum Ended {
+    Finished(v1::Finished),
+    /// By the client, who has enough.
+    Left,
+}
+
+impl Call {
+    fn name(&self) -> String {
+        format!("call {}", self.number)
+    }
+
+    async fn run(mut self) {
+        self.record.seen().open.insert(self.number);
+        sleep(Duration::from_millis(self.ask.at_millis)).await;
+        let mut router = self.ask.router;
+        loop {
+            let begun_millis = millis();
+            let handle = self.handle.clone();
+            let ended = self.attempt(router).await;
+            let status = match ended {
+                Ok(Ended::Finished(finished)) => break self.finished(&finished),
+                Ok(Ended::Left) => break self.record.count("left"),
+                Err(status) => status,
+            };
+            let has_begun = self.handle != handle;
+            self.record.note(&self.name(), format!("at router {router}: {:?}, begun: {has_begun}", status.code()));
+            let broken = Broken { begun_millis, at_millis: millis(), router, has_begun, status };
+            if let Err(why) = self.rules.judge(&self.ask, &broken) {
+                let (name, status) = (self.name(), &broken.status);
+                self.record.violation(format!("{name}: {why}: {:?} {}", status.code(), status.message()));
+                break;
+            }
+            if broken.is_deadline() {
+                self.record.count("deadline");
+                break;
+            }
+            self.record.count("tried again");
+            sleep(BACKOFF).await;
+            router = (router + 1) % ROUTERS;
+        }
+        self.record.note(&self.name(), format!("ends with {} tokens", self.got.len()));
+        self.record.seen().open.remove(&self.number);
+    }
+
+    fn request(&self) -> v1::GenerateRequest {
+        let resume = self.handle.clone().map(|handle| v1::Resume { handle, position: self.got.len() as u32 });
+        let left = |deadline: u64| (self.ask.at_millis + deadline).saturating_sub(millis()).max(1);
+        let deadline_ms = self.ask.deadline_millis.map_or(0, left) as u32;
+        v1::GenerateRequest { resume, deadline_ms, ..self.ask.request() }
+    }
+
+    async fn attempt(&mut self, router: usize) -> Result<Ended, Status> {
+        let mut client = InferenceClient::new(self.channels[router].clone());
+        if self.handle.is_some() {
+            self.record.count("resumed");
+        }
+        let mut replies = client.generate(self.request()).await?.into_inner();
+        while let Some(reply) = replies.message().await? {
+            match reply.event {
+                Some(Event::Started(started)) => self.handle = started.resume.map(|resume| resume.handle),
+                Some(Event::Delta(delta)) => self.take(&delta),
+                Some(Event::Finished(finished)) => return Ok(Ended::Finished(finished)),
+                Some(Event::PromptLogprobs(_)) | None => self.violation("something that was not asked for"),
+            }
+            if self.ask.leaves_at.is_some_and(|n_tokens| self.got.len() >= n_tokens) {
+                return Ok(Ended::Left);
+            }
+        }
+        Err(Status::data_loss("the stream ended without an end"))
+    }
+
+    /// Each index once, in order, and each as the reference has it.
+    fn take(&mut self, delta: &v1::Delta) {
+        self.record.note(&self.name(), format!("at {}: {:?}", delta.position, delta.token_ids));
+        if !delta.token_ids.is_empty() && delta.position as usize != self.got.len() {
+            self.violation(&format!("tokens from {} on, behind {}", delta.position, self.got.len()));
+        }
+        self.got.extend(&delta.token_ids);
+        let (reference, _) = self.ask.reference(&self.rules.script.sim);
+        if !reference.starts_with(&self.got) {
+            self.violation(&format!("{:?} is not what the reference begins with: {reference:?}", self.got));
+        }
+    }
+
+    fn finished(&mut self, finished: &v1::Finished) {
+        self.record.count("finished");
+        let (reference, reason) = self.ask.reference(&self.rules.script.sim);
+        if self.got != reference {
+            self.violation(&format!("it ends behind {:?}, the reference has {reference:?}", self.got));
+        }
+        if finished.reason() != reason {
+            self.violation(&format!("it ends by {:?} and not by {reason:?}", finished.reason()));
+        }
+        let usage = finished.usage.unwrap_or_default();
+        let expected = (self.ask.prompt.len() as u32, reference.len() as u32);
+        if (usage.prompt_tokens, usage.completion_tokens) != expected {
+            self.violation(&format!("usage {usage:?}, and it was {expected:?}"));
+        }
+    }
+
+    fn violation(&self, what: &str) {
+        self.record.violation(format!("{}: {what}", self.name()));
+    }
+}

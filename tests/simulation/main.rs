@@ -1,0 +1,88 @@
+//! Whole clusters on virtual time over a simulated network: the router, coordinator, scheduler and worker that ship, with
+//! ranks that model their time, and everything that can go wrong. All of a run follows from its seed.
+//!
+//! `SIMULATION_SEED=7` tells the story of one seed; `SIMULATION_SEEDS=10000` runs as many, from `SIMULATION_FIRST` on.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod cast;
+mod client;
+#[path = "../../router/tests/router/model.rs"]
+mod model;
+mod net;
+mod operator;
+mod random;
+mod rank;
+mod record;
+mod rules;
+mod script;
+mod weather;
+mod world;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use world::{Outcome, run};
+
+/// What CI runs, within a minute.
+const SEEDS: u64 = 200;
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text:?}")))
+}
+
+/// Fails with all that went wrong, and how to see it again.
+#[track_caller]
+fn check(seed: u64) -> Outcome {
+    let outcome = run(seed, false);
+    assert!(outcome.violations.is_empty(), "{}", told(seed, &outcome));
+    outcome
+}
+
+fn told(seed: u64, outcome: &Outcome) -> String {
+    let violations = outcome.violations.join("\n  ");
+    format!("\nSIMULATION_SEED={seed} cargo test --test simulation seeds -- --nocapture\n  {violations}\n")
+}
+
+#[test]
+fn seeds() {
+    if let Some(seed) = number("SIMULATION_SEED") {
+        let outcome = run(seed, true);
+        println!("trace {:016x} of {} lines, {:?}", outcome.hash, outcome.n_lines, outcome.counts);
+        assert!(outcome.violations.is_empty(), "{}", told(seed, &outcome));
+        return;
+    }
+    let (first, n_seeds) = (number("SIMULATION_FIRST").unwrap_or(0), number("SIMULATION_SEEDS").unwrap_or(SEEDS));
+    let (next, failed) = (AtomicU64::new(first), Mutex::new(Vec::new()));
+    let counts = Mutex::new(BTreeMap::<&str, u64>::new());
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Relaxed);
+            if seed >= first + n_seeds {
+                break;
+            }
+            let outcome = run(seed, false);
+            let mut counts = counts.lock().unwrap();
+            outcome.counts.iter().for_each(|(what, n)| *counts.entry(what).or_default() += n);
+            if !outcome.violations.is_empty() {
+                println!("{}", told(seed, &outcome));
+                failed.lock().unwrap().push(seed);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+        (0..n_threads).for_each(|_| drop(scope.spawn(work)));
+    });
+    println!("{n_seeds} seeds from {first} on: {:?}", counts.lock().unwrap());
+    let failed = failed.into_inner().unwrap();
+    assert!(failed.is_empty(), "{} of {n_seeds} seeds fail: {failed:?}", failed.len());
+}
+
+#[test]
+fn the_same_seed_is_the_same_story() {
+    for seed in [1, 2, 3] {
+        let (first, again) = (check(seed), check(seed));
+        assert_eq!((first.hash, first.n_lines), (again.hash, again.n_lines), "seed {seed}");
+    }
+}

@@ -1,0 +1,82 @@
+//! Connections of the simulated network, as the roles take them. Knows nothing of what is sent.
+
+use hyper_util::rt::TokioIo;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_stream::Stream;
+use tonic::transport::server::Connected;
+use tonic::transport::{Channel, Uri};
+use tower::service_fn;
+use turmoil::net::{TcpListener, TcpStream};
+
+/// Where every role of the cluster listens.
+pub const PORT: u16 = 7000;
+
+pub struct Wire(TcpStream);
+
+impl AsyncRead for Wire {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+impl Connected for Wire {
+    type ConnectInfo = Option<SocketAddr>;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.0.peer_addr().ok()
+    }
+}
+
+/// A listener's connections, of the host that this is called on.
+pub async fn listen() -> io::Result<Incoming> {
+    let listener = TcpListener::bind(("0.0.0.0", PORT)).await?;
+    Ok(Incoming { listener: Arc::new(listener), accepting: None })
+}
+
+type Accepting = Pin<Box<dyn Future<Output = io::Result<(TcpStream, SocketAddr)>> + Send>>;
+
+pub struct Incoming {
+    listener: Arc<TcpListener>,
+    accepting: Option<Accepting>,
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<Wire>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let listener = self.listener.clone();
+        let accepting = self.accepting.get_or_insert_with(|| Box::pin(async move { listener.accept().await }));
+        let accepted = ready!(accepting.as_mut().poll(cx));
+        self.accepting = None;
+        Poll::Ready(Some(accepted.map(|(stream, _)| Wire(stream))))
+    }
+}
+
+/// With the limits and timers of every role's channels.
+pub fn channel(host: &str) -> Channel {
+    let host = host.to_owned();
+    proto::transport::over(service_fn(move |_: Uri| {
+        let host = host.clone();
+        async move { Ok(TokioIo::new(TcpStream::connect((host.as_str(), PORT)).await?)) }
+    }))
+}

@@ -1,0 +1,78 @@
+//! Who operates the cluster: changes grids when the script says so, and looks at the end whether all is at rest.
+
+use crate::cast::routers;
+use crate::client::millis;
+use crate::net::channel;
+use crate::record::Record;
+use crate::rules::{RECOVERY_MILLIS, Rules};
+use crate::script::{CALM_MILLIS, Fault, Host, What};
+use proto::cluster::ScaleRequest;
+use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::v1;
+use proto::v1::inference_client::InferenceClient;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+use tonic::transport::Channel;
+
+const LOOK: Duration = Duration::from_millis(500);
+/// What a router left behind is computed for ten seconds more, behind a wire whose end nobody told for as long.
+const REST_MILLIS: u64 = 14_000;
+
+pub async fn play(rules: Arc<Rules>, record: Record) -> turmoil::Result {
+    let scales = rules.script.faults.iter().filter(|fault| matches!(fault.what, What::Scale { .. }));
+    for fault in scales.copied() {
+        tokio::spawn(scale(fault, record.clone()));
+    }
+    while !record.seen().open.is_empty() || millis() < CALM_MILLIS {
+        sleep(LOOK).await;
+    }
+    let by_millis = millis().max(CALM_MILLIS + RECOVERY_MILLIS - REST_MILLIS) + REST_MILLIS;
+    let channels: Vec<Channel> = routers().map(|router| channel(&router.name())).collect();
+    loop {
+        let Err(unrest) = rest(&channels).await else { break };
+        if millis() > by_millis {
+            record.violation(format!("the cluster does not come to rest: {unrest}"));
+            break;
+        }
+        sleep(LOOK).await;
+    }
+    record.note("operator", "at rest");
+    Ok(())
+}
+
+/// An operator who is refused shrugs; what matters is what becomes of the requests.
+async fn scale(fault: Fault, record: Record) {
+    sleep(Duration::from_millis(fault.at_millis)).await;
+    let What::Scale { replica, tp, pp } = fault.what else { return };
+    let mut client = CoordinatorClient::new(channel(&Host::Coordinator(replica).name()));
+    let asked = ScaleRequest { version: proto::VERSION.into(), tp: tp.into(), pp: pp.into() };
+    match timeout(Duration::from_secs(20), client.scale(asked)).await {
+        Ok(Ok(_)) => {
+            record.count("scaled");
+            record.note("operator", format!("replica {replica} is on {tp} x {pp}"));
+        }
+        Ok(Err(status)) => record.note("operator", format!("{tp} x {pp} for replica {replica}: {:?}", status.code())),
+        Err(_) => record.note("operator", format!("{tp} x {pp} for replica {replica}: no answer")),
+    }
+}
+
+/// Every router sees every replica ready, with nothing waiting, nothing running and no block in use.
+async fn rest(channels: &[Channel]) -> Result<(), String> {
+    for channel in channels {
+        let mut client = InferenceClient::new(channel.clone());
+        let topology = match timeout(LOOK * 4, client.get_topology(v1::GetTopologyRequest::default())).await {
+            Ok(Ok(reply)) => reply.into_inner(),
+            Ok(Err(status)) => return Err(format!("{status:?}")),
+            Err(_) => return Err("no answer".into()),
+        };
+        for replica in topology.replicas {
+            let held = (replica.n_waiting, replica.n_running, replica.blocks_used);
+            if replica.phase != "ready" || held != (0, 0, 0) {
+                let (name, phase) = (replica.replica, replica.phase);
+                return Err(format!("{name} is {phase} with (waiting, running, blocks) {held:?}"));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,303 @@
+//! What happens in a simulation, all of it drawn from the seed before anything runs: who plays, what clients ask, and
+//! what befalls the cluster. Plain data, so that a failing seed can be read.
+
+use crate::random::Random;
+use proto::v1;
+use types::{Request, Sampling, Token, Tokens};
+use worker::sim::Sim;
+
+/// As the tokenizer has them, and its end token.
+pub const VOCAB: u32 = 258;
+pub const END: Token = 257;
+pub const CONTEXT: u32 = 1024;
+pub const ROUTERS: usize = 2;
+pub const CLIENTS: usize = 2;
+/// Requests and faults begin before this; faults last no longer than until `CALM`.
+const BUSY_MILLIS: u64 = 12_000;
+/// From here on nothing is broken, and nothing breaks.
+pub const CALM_MILLIS: u64 = 18_000;
+/// More than are ever generated while a simulation runs: who cancels this and is not heard leaves work behind.
+const ENDLESS_TOKENS: u32 = 950;
+
+#[derive(Clone, Debug)]
+pub struct Script {
+    pub replicas: Vec<ReplicaPlan>,
+    pub sim: Sim,
+    pub n_blocks: u64,
+    pub running_max: u32,
+    pub prefix_cache: bool,
+    pub asks: Vec<Ask>,
+    /// In the order of their beginnings.
+    pub faults: Vec<Fault>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ReplicaPlan {
+    pub tp: u16,
+    pub pp: u16,
+    pub n_workers: usize,
+}
+
+/// One call of one client.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub at_millis: u64,
+    pub client: usize,
+    /// Asked first; another one after a failure.
+    pub router: usize,
+    pub prompt: Tokens,
+    pub sampling: v1::Sampling,
+    pub choice: u32,
+    pub priority: i32,
+    pub deadline_millis: Option<u64>,
+    /// The client leaves when it has so many tokens.
+    pub leaves_at: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Host {
+    Router(usize),
+    Coordinator(usize),
+    Worker(usize, usize),
+    Client(usize),
+}
+
+impl Host {
+    pub fn name(self) -> String {
+        match self {
+            Host::Router(router) => format!("router-{router}"),
+            Host::Coordinator(replica) => format!("coordinator-{replica}"),
+            Host::Worker(replica, worker) => format!("worker-{replica}-{worker}"),
+            Host::Client(client) => format!("client-{client}"),
+        }
+    }
+
+    pub fn replica(self) -> Option<usize> {
+        match self {
+            Host::Coordinator(replica) | Host::Worker(replica, _) => Some(replica),
+            Host::Router(_) | Host::Client(_) => None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    pub at_millis: u64,
+    /// Until it is mended.
+    pub lasts_millis: u64,
+    pub what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum What {
+    /// The process dies, and another comes.
+    Kill(Host),
+    /// A politely stopped one, likewise.
+    Drain(Host),
+    /// Nothing passes in either direction, and all of it arrives later: a stopped process, or a lossy wire under TCP.
+    Stall(Host, Host),
+    /// The same with everybody.
+    Freeze(Host),
+    /// What is sent meanwhile is lost: connections over it are dead, and not told so.
+    Cut(Host, Host),
+    /// The same from the first to the second alone.
+    Mute(Host, Host),
+    Slow(Host, Host),
+    /// The rank beats and does not compute.
+    Hang(Host),
+    /// An operator wants another grid.
+    Scale { replica: usize, tp: u16, pp: u16 },
+}
+
+impl Fault {
+    pub fn end_millis(&self) -> u64 {
+        self.at_millis + self.lasts_millis
+    }
+}
+
+impl Script {
+    pub fn of(seed: u64) -> Script {
+        let mut random = Random::new(seed);
+        let replicas = vec![replica(&mut random, true), replica(&mut random, false)];
+        let sim = Sim {
+            vocab: VOCAB,
+            step_micros: random.from_to(1_000, 12_000),
+            token_micros: random.from_to(0, 50),
+            ..Sim::default()
+        };
+        let faults = faults(&mut random, &replicas);
+        let asks = asks(&mut random);
+        Script {
+            replicas,
+            sim,
+            n_blocks: *random.one_of(&[66, 96, 160]),
+            running_max: random.from_to(3, 12) as u32,
+            prefix_cache: !random.once_in(4),
+            asks,
+            faults,
+        }
+    }
+
+    pub fn hosts(&self) -> Vec<Host> {
+        let workers = |(replica, plan): (usize, &ReplicaPlan)| {
+            (0..plan.n_workers).map(move |worker| Host::Worker(replica, worker)).collect::<Vec<_>>()
+        };
+        let coordinators = (0..self.replicas.len()).map(Host::Coordinator);
+        let workers = self.replicas.iter().enumerate().flat_map(workers);
+        coordinators.chain((0..ROUTERS).map(Host::Router)).chain(workers).collect()
+    }
+}
+
+fn replica(random: &mut Random, is_large: bool) -> ReplicaPlan {
+    const GRIDS: [(u16, u16); 4] = [(1, 1), (2, 1), (1, 2), (2, 2)];
+    let (tp, pp) = *random.one_of(if is_large { &GRIDS } else { &GRIDS[..3] });
+    let n_spares = usize::from(!random.once_in(3));
+    ReplicaPlan { tp, pp, n_workers: usize::from(tp * pp) + n_spares }
+}
+
+// -- what befalls the cluster
+
+fn faults(random: &mut Random, replicas: &[ReplicaPlan]) -> Vec<Fault> {
+    let n_faults = random.from_to(0, 7);
+    let mut faults: Vec<Fault> = (0..n_faults)
+        .map(|_| {
+            let at_millis = random.from_to(500, BUSY_MILLIS);
+            let what = what(random, replicas);
+            // Short ones fall between two beats, long ones outlast every patience but that of a load.
+            let longest = *random.one_of(&[300, 1500, 6000, 14_000]);
+            let lasts_millis = random.from_to(20, longest).min(CALM_MILLIS - at_millis);
+            Fault { at_millis, lasts_millis, what }
+        })
+        .collect();
+    faults.sort_by_key(|fault| fault.at_millis);
+    faults
+}
+
+fn what(random: &mut Random, replicas: &[ReplicaPlan]) -> What {
+    let replica = random.below(replicas.len() as u64) as usize;
+    let worker = Host::Worker(replica, random.below(replicas[replica].n_workers as u64) as usize);
+    let (router, coordinator) = (Host::Router(random.below(ROUTERS as u64) as usize), Host::Coordinator(replica));
+    let anybody = *random.one_of(&[worker, worker, coordinator, router]);
+    let (from, to) = link(random, worker, coordinator, router);
+    match random.below(12) {
+        0..=3 => What::Kill(anybody),
+        4 => What::Drain(anybody),
+        5 => What::Stall(from, to),
+        6 => What::Freeze(anybody),
+        7 => What::Cut(from, to),
+        8 => What::Mute(from, to),
+        9 => What::Slow(from, to),
+        10 => What::Hang(worker),
+        _ => {
+            let (tp, pp) = *random.one_of(&[(1, 1), (2, 1), (1, 2), (2, 2)]);
+            What::Scale { replica, tp, pp }
+        }
+    }
+}
+
+/// Two that talk to each other, in any order.
+fn link(random: &mut Random, worker: Host, coordinator: Host, router: Host) -> (Host, Host) {
+    let client = Host::Client(random.below(CLIENTS as u64) as usize);
+    let mate = match worker {
+        Host::Worker(replica, worker) if worker > 0 => Host::Worker(replica, worker - 1),
+        _ => coordinator,
+    };
+    let pairs = [(worker, coordinator), (worker, mate), (router, coordinator), (client, router)];
+    let (a, b) = *random.one_of(&pairs);
+    if random.once_in(2) { (a, b) } else { (b, a) }
+}
+
+// -- what clients ask
+
+fn asks(random: &mut Random) -> Vec<Ask> {
+    let n_asks = random.from_to(6, 22);
+    let mut asks = Vec::new();
+    for _ in 0..n_asks {
+        let ask = ask(random);
+        if random.once_in(6) {
+            // Two answers to one prompt.
+            asks.push(Ask { choice: 1, ..ask.clone() });
+        }
+        asks.push(ask);
+    }
+    asks
+}
+
+fn ask(random: &mut Random) -> Ask {
+    let leaves_at = random.once_in(6).then(|| random.below(12) as usize);
+    let longest = *random.one_of(&[4, 30, 120]);
+    let max_tokens = if leaves_at.is_some() { ENDLESS_TOKENS } else { random.from_to(1, longest) as u32 };
+    let n_stop = if leaves_at.is_some() { 0 } else { *random.one_of(&[0, 0, 2, 12]) };
+    let letter = char::from(b'A' + random.below(4) as u8);
+    let penalty = |random: &mut Random| if random.once_in(4) { 0.5 } else { 0.0 };
+    let sampling = v1::Sampling {
+        temperature: Some(if random.once_in(4) { 0.0 } else { 0.7 }),
+        seed: Some(random.below(1000)),
+        max_tokens: Some(max_tokens),
+        min_tokens: random.below(4).min(max_tokens.into()) as u32,
+        stop_token_ids: (0..n_stop).map(|_| random.below(VOCAB.into()) as u32).collect(),
+        stop: if random.once_in(6) && leaves_at.is_none() { vec![letter.into()] } else { Vec::new() },
+        ignore_eos: leaves_at.is_some(),
+        logprobs: random.once_in(8).then_some(2),
+        presence_penalty: penalty(random),
+        frequency_penalty: penalty(random),
+        repetition_penalty: Some(1.0 + penalty(random)),
+        ..v1::Sampling::default()
+    };
+    Ask {
+        at_millis: random.from_to(0, BUSY_MILLIS),
+        client: random.below(CLIENTS as u64) as usize,
+        router: random.below(ROUTERS as u64) as usize,
+        prompt: prompt(random),
+        sampling,
+        choice: 0,
+        priority: random.from_to(0, 2) as i32,
+        deadline_millis: random.once_in(6).then(|| random.from_to(300, 8000)),
+        leaves_at,
+    }
+}
+
+/// A few families begin alike, so that the prefix cache has something to find.
+fn prompt(random: &mut Random) -> Tokens {
+    let (family, n_shared, n_own) = (random.below(3) as u32, 16 * random.below(4) as u32, random.from_to(1, 20));
+    let shared = (0..n_shared).map(|i| (i * 7 + family) % 256);
+    shared.chain((0..n_own).map(|_| random.below(256) as u32)).collect()
+}
+
+impl Ask {
+    pub fn request(&self) -> v1::GenerateRequest {
+        let ids = v1::TokenIds { ids: self.prompt.clone() };
+        v1::GenerateRequest {
+            input: Some(v1::generate_request::Input::TokenIds(ids)),
+            sampling: Some(self.sampling.clone()),
+            choice: self.choice,
+            priority: self.priority,
+            ..v1::GenerateRequest::default()
+        }
+    }
+
+    /// What the answer must be, whatever happens: its tokens, and whether it stops before its length.
+    pub fn reference(&self, sim: &Sim) -> (Tokens, v1::finished::Reason) {
+        let asked = &self.sampling;
+        let end = (!asked.ignore_eos).then_some(END);
+        let sampling = Sampling {
+            seed: asked.seed.unwrap_or_default(),
+            choice: self.choice,
+            tokens_max: asked.max_tokens.unwrap_or(CONTEXT),
+            tokens_min: asked.min_tokens,
+            stop: asked.stop_token_ids.iter().copied().chain(end).collect(),
+            ..Sampling::default()
+        };
+        let request = Request { prompt: self.prompt.clone(), sampling, ..Request::default() };
+        let mut tokens = sim.reference(&request);
+        let letters: Tokens = asked.stop.iter().flat_map(|stop| stop.bytes()).map(Token::from).collect();
+        let is_letter = |(at, token): (usize, &Token)| at >= asked.min_tokens as usize && letters.contains(token);
+        if let Some(at) = tokens.iter().enumerate().position(is_letter) {
+            tokens.truncate(at + 1);
+            return (tokens, v1::finished::Reason::Stop);
+        }
+        let stops = tokens.last().is_some_and(|last| request.sampling.is_stop(*last))
+            && tokens.len() as u32 > request.sampling.tokens_min;
+        (tokens, if stops { v1::finished::Reason::Stop } else { v1::finished::Reason::Length })
+    }
+}

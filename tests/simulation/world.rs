@@ -1,0 +1,105 @@
+//! One simulation from its seed: the cast, the clients, the weather, and what is left to check at the end.
+
+use crate::cast::Stage;
+use crate::record::Record;
+use crate::rules::Rules;
+use crate::script::{CLIENTS, Host, Script};
+use crate::weather::{LATENCY_MAX, LATENCY_MIN, Weather};
+use crate::{client, operator};
+use cluster::MemoryStore;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Once};
+use std::time::{Duration, UNIX_EPOCH};
+
+/// Messages arrive between two ticks; timers are exact.
+const TICK: Duration = Duration::from_millis(5);
+const MILLIS_MAX: u64 = 150_000;
+
+/// What came of a seed.
+pub struct Outcome {
+    pub hash: u64,
+    pub n_lines: u64,
+    pub violations: Vec<String>,
+    pub counts: BTreeMap<&'static str, u64>,
+}
+
+thread_local! {
+    /// What tasks of this thread's simulation have panicked with: their runtimes would swallow it.
+    static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// `is_told`: the whole story is printed.
+pub fn run(seed: u64, is_told: bool) -> Outcome {
+    hear_panics();
+    let script = Script::of(seed);
+    if is_told {
+        println!("{script:#?}");
+    }
+    let record = Record::new(is_told);
+    let ran = catch_unwind(AssertUnwindSafe(|| simulate(seed, &script, &record)));
+    for panic in PANICS.take() {
+        record.violation(format!("a panic: {panic}"));
+    }
+    if let Ok(Err(error)) = ran {
+        record.violation(format!("the simulation ended: {error}"));
+    }
+    let hash = record.hash();
+    let seen = record.seen();
+    let (violations, counts) = (seen.violations.clone(), seen.counts.clone());
+    Outcome { hash, n_lines: seen.n_lines, violations, counts }
+}
+
+fn simulate(seed: u64, script: &Script, record: &Record) -> turmoil::Result {
+    let mut sim = turmoil::Builder::new()
+        .rng_seed(seed)
+        .epoch(UNIX_EPOCH)
+        .simulation_duration(Duration::from_millis(MILLIS_MAX * 2))
+        .tick_duration(TICK)
+        .min_message_latency(LATENCY_MIN)
+        .max_message_latency(LATENCY_MAX)
+        .tcp_capacity(4096)
+        .udp_capacity(4096)
+        .build();
+    let rules = Arc::new(Rules { script: script.clone() });
+    let stage = Stage {
+        script: Arc::new(script.clone()),
+        record: record.clone(),
+        store: MemoryStore::starting_at(1),
+    };
+    stage.open(&mut sim);
+    for client in 0..CLIENTS {
+        sim.client(Host::Client(client).name(), client::play(client, rules.clone(), record.clone()));
+    }
+    sim.client("operator", operator::play(rules.clone(), record.clone()));
+    let mut weather = Weather::new(script, record.clone());
+    while !sim.step()? && !is_too_late(&rules, record, sim.elapsed()) {
+        weather.pass(&mut sim);
+    }
+    Ok(())
+}
+
+/// Every call ends in time.
+fn is_too_late(rules: &Rules, record: &Record, elapsed: Duration) -> bool {
+    let now = elapsed.as_millis() as u64;
+    let open = record.seen().open.clone();
+    let late: Vec<usize> = open.into_iter().filter(|call| rules.ends_by(&rules.script.asks[*call]) < now).collect();
+    if !late.is_empty() {
+        record.violation(format!("calls {late:?} do not end"));
+    } else if now > MILLIS_MAX {
+        record.violation("the simulation does not end".into());
+    }
+    !late.is_empty() || now > MILLIS_MAX
+}
+
+fn hear_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            PANICS.with_borrow_mut(|panics| panics.push(panic.to_string()));
+            before(panic);
+        }));
+    });
+}
