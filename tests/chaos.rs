@@ -28,9 +28,7 @@ const FAULTS: [(&str, Fault); 12] = [
         city.end_worker(dice.below(city.n_workers()));
         None
     }),
-    ("three workers killed in a row", |city, _| {
-        (0..3).map(|_| city.kill_worker(0)).max()
-    }),
+    ("three workers killed in a row", |city, _| (0..3).map(|_| city.kill_worker(0)).max()),
     ("coordinator killed", |city, dice| {
         city.kill_coordinator(dice.below(2));
         None
@@ -129,7 +127,9 @@ fn round(
 
 /// To standard output, which the harness shows on demand.
 fn table(rows: &[Row]) {
-    println!("| fault | rounds | found out, ms (worst) | longest gap of any stream, ms | resumed by clients | a round, ms |");
+    println!(
+        "| fault | rounds | found out, ms (worst) | longest gap of any stream, ms | resumed by clients | a round, ms |"
+    );
     println!("|---|---|---|---|---|---|");
     for (fault, _) in FAULTS {
         let of: Vec<&Row> = rows.iter().filter(|row| row.fault == fault).collect();
