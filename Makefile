@@ -10,21 +10,24 @@ ARGS ?=
 CLIENT_PACKAGES := target/client-packages
 FRAMEWORK_PACKAGES := target/framework-packages
 REFERENCE_PACKAGES := target/reference-packages
-
+HELM_PACKAGES := target/helm-packages
+HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
 
-.PHONY: help protoc serve test clients grids hosts fuzz kl loom bench bench-sums bench-grids check
+.PHONY: help protoc serve test clients helm grids hosts fuzz kl loom bench bench-sums bench-grids gpu-check check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
 	@echo "make test    ready what the tests need, run them all"
 	@echo "make clients only the tests with real clients: openai, gRPC by reflection, curl, LangChain, litellm"
+	@echo "make helm    the chart by Helm 3 and 4, images, dashboards and rules by promtool"
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
+	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
 	@echo "make check   formatting and lints"
 
 # etcd's client is built with protoc: the system's, or else one that a Python package carries.
@@ -53,9 +56,17 @@ clients: protoc $(CLIENT_PACKAGES)/.ready $(FRAMEWORK_PACKAGES)/.ready
 	PYTHONPATH=$(CLIENT_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep
 	PYTHONPATH=$(FRAMEWORK_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep test_langchain test_litellm
 
+# The chart and what is beside it, with the tools of those who use them; each is fetched once, and nothing is installed.
+helm: $(HELM_PACKAGES)/.ready
+	deploy/dev/packages.sh etcd:etcd-server strip:binutils
+	$(PYTHON) tests/helm/tools.py $(HELM_TOOLS)
+	$(CARGO) test --workspace --locked --no-run
+	PYTHONPATH=$(HELM_PACKAGES) $(PYTHON) -m pytest -q -p no:cacheprovider tests/helm
+
 $(CLIENT_PACKAGES)/.ready: tests/clients/requirements.txt
 $(FRAMEWORK_PACKAGES)/.ready: tests/clients/frameworks/requirements.txt
 $(REFERENCE_PACKAGES)/.ready: tests/reference/requirements.txt
+$(HELM_PACKAGES)/.ready: tests/helm/requirements.txt
 $(PROTOC_PACKAGES)/.ready: deploy/dev/protoc.txt
 %-packages/.ready:
 	rm -rf $(@D)
@@ -90,6 +101,13 @@ bench-sums: protoc
 bench-grids: protoc
 	$(CARGO) build --release --locked
 	$(PYTHON) benches/grids.py target/release/lockstep smollm2 --rounds 8 --requests 3
+
+# Needs no network. On a machine without Rust, GPU_CHECK names the program that was built elsewhere.
+gpu-check:
+ifndef GPU_CHECK
+	$(CARGO) build --release --locked -p worker --example gpu_check
+endif
+	$(or $(GPU_CHECK),target/release/examples/gpu_check) $(if $(PART),--part $(PART)) $(ARGS)
 
 # All interleavings of the rings between ranks: another build, of one small crate.
 loom:

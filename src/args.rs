@@ -5,7 +5,7 @@ use crate::config::Settings;
 use crate::single::{CoordinatorSettings, RouterSettings, WorkerSettings};
 use crate::store::StoreSettings;
 use crate::trust::TrustSettings;
-use crate::{status, top};
+use crate::{scale, status, top};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -29,6 +29,12 @@ pp goes up to the layers. `lockstep plan MODEL --tp N --pp N` shows who would ho
 Examples: lockstep serve smollm2 --http 127.0.0.1:8000
           lockstep serve smollm2 --tp 2 --pp 2      four worker processes
           lockstep serve smollm2 --replicas 2       two replicas behind one address";
+
+const SCALE_HELP: &str = "\
+The workers must have joined already: `lockstep status` shows spares. What does not fit is refused with the
+arithmetic, and then nothing has changed. A coordinator that is started again begins with the grid of its own flags.
+
+Example: lockstep scale --coordinator 127.0.0.1:50100 --tp 2 --pp 1";
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -58,7 +64,7 @@ pub enum Command {
     #[command(after_help = "Example: lockstep models --json")]
     Models(Models),
     /// Show how a model would be placed, in bytes and tokens, without loading it
-    #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB")]
+    #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB\n         lockstep plan --devices")]
     Plan(Plan),
     /// Show the live cluster once: each rank's place, memory and where its time goes
     #[command(after_help = "Example: lockstep status --url http://127.0.0.1:8000")]
@@ -66,6 +72,9 @@ pub enum Command {
     /// Show the live cluster, again and again
     #[command(after_help = "Example: lockstep top --every 2")]
     Top(top::Top),
+    /// Give a replica that serves another grid, with the same tokens and without failing a request
+    #[command(after_help = SCALE_HELP)]
+    Scale(scale::Scale),
     /// Put load on a server that speaks OpenAI's API, and measure it
     #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
     Bench(bench::Options),
@@ -168,6 +177,9 @@ pub struct Models {
 
 #[derive(Args)]
 pub struct Plan {
+    /// List what this machine has to compute on, with drivers, memory and NCCL, and stop
+    #[arg(long)]
+    pub devices: bool,
     #[command(flatten)]
     pub settings: Settings,
     #[command(flatten)]

@@ -36,7 +36,8 @@ const ORPHAN_MAX: Duration = Duration::from_secs(2);
 /// What to start.
 #[derive(Clone)]
 pub struct Order {
-    pub n: u16,
+    /// What each computes on.
+    pub devices: Vec<String>,
     /// The first one's number in the logs; those of other orders may come before.
     pub first: u16,
     /// Of each; never with a secret among them, because everybody sees them.
@@ -46,9 +47,9 @@ pub struct Order {
 
 /// Keeps the children alive until `end`. Returns when all of them have ended.
 pub async fn run(order: Order, end: CancellationToken) -> anyhow::Result<()> {
-    let (lost, mut losses) = mpsc::channel(usize::from(order.n).max(1));
-    let keepers: Vec<Keeper> =
-        (order.first..order.first + order.n).map(|worker| Keeper::start(worker, &order, lost.clone())).collect();
+    let (lost, mut losses) = mpsc::channel(order.devices.len().max(1));
+    let workers = (order.first..).zip(&order.devices);
+    let keepers: Vec<Keeper> = workers.map(|(worker, _)| Keeper::start(worker, &order, lost.clone())).collect();
     drop(lost);
     let result = tokio::select! {
         () = end.cancelled() => Ok(()),
@@ -135,6 +136,9 @@ impl Life {
         // The running file itself, whatever has been put in its place since.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("lockstep").args(&order.arguments);
+        if let Some(device) = order.devices.get(usize::from(worker - order.first)) {
+            command.args(["--device", device]);
+        }
         // What the parent was told is in the arguments, as far as it is meant for a worker.
         let ours = |name: &OsString| name.to_string_lossy().starts_with("LOCKSTEP_");
         for name in std::env::vars_os().map(|(name, _)| name).filter(ours) {

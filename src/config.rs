@@ -1,12 +1,14 @@
 //! Settings from flags, then `LOCKSTEP_*`, then a file; resolved once into the one `Config` that the roles are built
 //! from. Nothing else reads the environment.
 
+use crate::device::Device;
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use types::DeviceClass;
 
 /// The tokenizer's crate tells of its tables as it builds them, which is nothing to tell an operator.
 pub const LOG: &str = "info,tk_encode=warn";
@@ -48,9 +50,13 @@ pub struct Settings {
     /// Workers as threads of this process, not as processes of their own [default: false]
     #[arg(long, env = "LOCKSTEP_INPROC", num_args = 0..=1, default_missing_value = "true")]
     pub inproc: Option<bool>,
-    /// What computes [default: cpu]
-    #[arg(long, env = "LOCKSTEP_DEVICE", value_enum)]
+    /// What computes: cpu, cuda (each worker a GPU by turns), cuda:N, auto (a GPU if there is one), or sim (no model)
+    /// [default: cpu]
+    #[arg(long, env = "LOCKSTEP_DEVICE", value_name = "DEVICE")]
     pub device: Option<Device>,
+    /// Where kernels are kept that were compiled for a GPU [default: beside the models]
+    #[arg(long, env = "LOCKSTEP_KERNEL_CACHE", value_name = "DIR")]
+    pub kernel_cache: Option<PathBuf>,
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
@@ -60,10 +66,10 @@ pub struct Settings {
     /// Threads of each worker [default: the cores, divided among this machine's workers]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
-    /// What meets a quantized weight [default: int8]
+    /// What meets a weight: int8 or f32 where that is quantized on the CPU, bf16 on a GPU [default: int8, or bf16]
     #[arg(long, env = "LOCKSTEP_ACTIVATIONS", value_enum)]
     pub activations: Option<Activations>,
-    /// What K and V are kept in [default: f16]
+    /// What K and V are kept in: f16 or f32 on the CPU, bf16 on a GPU [default: f16, or bf16]
     #[arg(long, env = "LOCKSTEP_KV_DTYPE", value_enum)]
     pub kv_dtype: Option<KvDtype>,
     /// Memory for the KV cache, as 512MiB or 4GiB [default: what 8 full contexts need, at most a quarter of memory]
@@ -96,6 +102,15 @@ pub struct Settings {
     /// Seconds that running requests have to finish after SIGTERM [default: 30]
     #[arg(long, env = "LOCKSTEP_DRAIN_SECONDS")]
     pub drain_seconds: Option<u64>,
+    /// Seconds that a lost rank's place is kept for another worker, before fewer ranks carry the model [default: 10]
+    #[arg(long, env = "LOCKSTEP_REPLAN_SECONDS")]
+    pub replan_seconds: Option<u64>,
+    /// Seconds that enough workers must have been there before the model is spread over them again [default: 10]
+    #[arg(long, env = "LOCKSTEP_REGROW_SECONDS")]
+    pub regrow_seconds: Option<u64>,
+    /// Seconds that a worker may take to load its part of the model [default: 600]
+    #[arg(long, env = "LOCKSTEP_LOAD_SECONDS")]
+    pub load_seconds: Option<u64>,
     /// How logs are written to stderr [default: text]
     #[arg(long, env = "LOCKSTEP_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
@@ -108,15 +123,6 @@ pub struct Settings {
     /// Send a span of each step and rank too, not only of requests [default: false]
     #[arg(long, env = "LOCKSTEP_OTLP_STEPS", num_args = 0..=1, default_missing_value = "true")]
     pub otlp_steps: Option<bool>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Device {
-    /// This machine's processor
-    Cpu,
-    /// No model: tokens drawn from each request's hash, to drive the rest of the path
-    Sim,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -136,12 +142,6 @@ pub enum Wire {
     Shm,
     /// TCP, on one machine too
     Tcp,
-}
-
-impl Device {
-    pub fn name(self) -> String {
-        flag_value(&self)
-    }
 }
 
 impl Wire {
@@ -166,6 +166,7 @@ fn flag_value(value: &impl ValueEnum) -> String {
 pub enum Activations {
     Int8,
     F32,
+    Bf16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -173,6 +174,7 @@ pub enum Activations {
 pub enum KvDtype {
     F16,
     F32,
+    Bf16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -245,6 +247,7 @@ pub struct Config {
     pub replicas: u16,
     pub inproc: bool,
     pub device: Device,
+    pub kernel_cache: Option<PathBuf>,
     pub isa: Option<Isa>,
     pub wire: Wire,
     pub threads: usize,
@@ -262,6 +265,9 @@ pub struct Config {
     #[serde(skip)]
     pub api_key: Option<String>,
     pub drain_seconds: u64,
+    pub replan_seconds: u64,
+    pub regrow_seconds: u64,
+    pub load_seconds: u64,
     pub log_format: LogFormat,
     pub log: String,
     pub otlp_endpoint: Option<String>,
@@ -300,6 +306,11 @@ impl Settings {
         let (tp, pp) = (self.tp.unwrap_or(1), self.pp.unwrap_or(1));
         let replicas = self.replicas.unwrap_or(1);
         let n_local = usize::from(tp) * usize::from(pp) * usize::from(replicas);
+        let device = self.device.unwrap_or(Device::Cpu).resolved();
+        let (activations, kv_dtype) = match device.class() {
+            DeviceClass::Cuda => (Activations::Bf16, KvDtype::Bf16),
+            DeviceClass::Cpu | DeviceClass::Sim => (Activations::Int8, KvDtype::F16),
+        };
         let config = Config {
             model: self.model.unwrap_or_else(|| "smollm2".into()),
             served_model_name: self.served_model_name,
@@ -309,12 +320,13 @@ impl Settings {
             pp,
             replicas,
             inproc: self.inproc.unwrap_or(false),
-            device: self.device.unwrap_or(Device::Cpu),
+            device,
+            kernel_cache: self.kernel_cache,
             isa: self.isa,
             wire: self.wire.unwrap_or(Wire::Auto),
             threads: self.threads.unwrap_or_else(|| (cores() / n_local.max(1)).max(1)),
-            activations: self.activations.unwrap_or(Activations::Int8),
-            kv_dtype: self.kv_dtype.unwrap_or(KvDtype::F16),
+            activations: self.activations.unwrap_or(activations),
+            kv_dtype: self.kv_dtype.unwrap_or(kv_dtype),
             kv_memory: self.kv_memory,
             context: self.context,
             max_batch_tokens,
@@ -325,6 +337,9 @@ impl Settings {
             api_keys: self.api_keys,
             api_key: self.api_key,
             drain_seconds: self.drain_seconds.unwrap_or(30),
+            replan_seconds: self.replan_seconds.unwrap_or(10),
+            regrow_seconds: self.regrow_seconds.unwrap_or(10),
+            load_seconds: self.load_seconds.unwrap_or(600),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log: self.log.unwrap_or_else(|| LOG.into()),
             // As the variable's standard has it: empty is unset.
@@ -364,6 +379,7 @@ impl Config {
             ("max-chunk-tokens", self.max_chunk_tokens.into()),
             ("max-running", self.max_running.into()),
             ("max-waiting", self.max_waiting.into()),
+            ("load-seconds", self.load_seconds),
         ];
         for (name, value) in at_least_one {
             ensure!(value > 0, "--{name} is 0; it must be at least 1");
@@ -374,6 +390,16 @@ impl Config {
         ensure!(n_workers <= RANKS_MAX, "--replicas {} of {n_ranks} ranks are more than {RANKS_MAX}", self.replicas);
         ensure!(self.context.is_none_or(|n| n >= 2), "--context is below 2: a prompt and its answer need a token each");
         ensure!(self.threads <= 1024, "--threads is {}; it must be at most 1024", self.threads);
+        let is_bf16 = (self.activations == Activations::Bf16, self.kv_dtype == KvDtype::Bf16);
+        match (self.device.class(), is_bf16) {
+            (DeviceClass::Cuda, (true, true)) | (DeviceClass::Cpu | DeviceClass::Sim, (false, false)) => {}
+            (class, _) => bail!(
+                "--activations {} with --kv-dtype {}: both are bf16 on a GPU, and neither is on {}",
+                flag_value(&self.activations),
+                flag_value(&self.kv_dtype),
+                if class == DeviceClass::Cuda { "cpu" } else { class.name() }
+            ),
+        }
         if self.max_running > self.max_batch_tokens {
             bail!(
                 "--max-running {} is more than --max-batch-tokens {}: not all of them could take a step",
@@ -476,6 +502,23 @@ mod tests {
         let settings = file.under(Settings { tp: Some(2), ..Settings::default() })?;
         assert_eq!((settings.threads, settings.tp), (Some(5), Some(2)));
         assert!(file.end().is_err_and(|e| e.to_string().contains("tls is no setting")));
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_brings_its_numbers() -> anyhow::Result<()> {
+        let on = |device| Settings { device: Some(device), ..Settings::default() };
+        let cuda = on(Device::Cuda(Some(1))).resolve()?;
+        assert_eq!((cuda.activations, cuda.kv_dtype), (Activations::Bf16, KvDtype::Bf16));
+        let again = Settings::default().over(&toml::to_string(&cuda)?)?.resolve()?;
+        assert_eq!(again, cuda);
+        for wrong in [
+            Settings { activations: Some(Activations::Int8), ..on(Device::Cuda(None)) },
+            Settings { kv_dtype: Some(KvDtype::F16), ..on(Device::Cuda(None)) },
+            Settings { kv_dtype: Some(KvDtype::Bf16), ..on(Device::Cpu) },
+        ] {
+            assert!(wrong.resolve().is_err_and(|e| e.to_string().contains("both are bf16 on a GPU")));
+        }
         Ok(())
     }
 

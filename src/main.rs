@@ -7,12 +7,15 @@ mod bench;
 mod chat;
 mod children;
 mod config;
+mod device;
 mod identity;
 mod models;
+mod page;
 mod plan;
 mod relay;
 mod roles;
 mod run;
+mod scale;
 mod single;
 mod status;
 mod store;
@@ -41,6 +44,10 @@ fn main() -> ExitCode {
             let settings = std::mem::take(&mut run.settings);
             prepared(settings, &run.source, |config, located| ask(config, located, &run))
         }
+        Command::Plan(plan) if plan.devices => {
+            print!("{}", device::list());
+            Ok(())
+        }
         Command::Plan(plan) => prepared(plan.settings, &plan.source, |config, located| {
             let checkpoint = Checkpoint::open(&located.path)?;
             print!("{}", self::plan::table(&config, &checkpoint)?);
@@ -48,6 +55,7 @@ fn main() -> ExitCode {
         }),
         Command::Status(look) => status::Cluster::new(look).show().map(|page| print!("{page}")),
         Command::Top(top) => top::run(&top),
+        Command::Scale(scale) => self::scale::run(&scale),
         Command::Bench(options) => bench::run(&options),
         Command::Coordinator(coordinator) => single::coordinator(coordinator),
         Command::Worker(worker) => single::worker(worker),
@@ -72,7 +80,8 @@ fn prepared(
     source: &Source,
     command: impl FnOnce(Config, Located) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let config = settings.over_file(source.config.as_deref())?.resolve()?;
+    let mut config = settings.over_file(source.config.as_deref())?.resolve()?;
+    config.kernel_cache = config.kernel_cache.or_else(|| models::kernels(&source.hub));
     if source.print_config {
         print!("{}", toml::to_string(&config)?);
         return Ok(());

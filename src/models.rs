@@ -28,6 +28,11 @@ pub fn cache(hub: &Hub) -> anyhow::Result<PathBuf> {
     cache.context("there is no home folder to keep models in: give --cache DIR")
 }
 
+/// Where compiled kernels are kept, if anything can be.
+pub fn kernels(hub: &Hub) -> Option<PathBuf> {
+    cache(hub).ok().map(|cache| cache.join("kernels"))
+}
+
 fn user_cache(hub: &Hub) -> Option<PathBuf> {
     hub.xdg_cache_home.clone().or_else(|| hub.home.as_ref().map(|home| home.join(".cache")))
 }

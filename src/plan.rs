@@ -9,7 +9,7 @@ use coordinator::{Blueprint, Machine, ModelShape, WorkerId};
 pub fn table(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<String> {
     let blueprint = blueprint(config, checkpoint)?;
     let (shape, policy) = (ModelShape::of(checkpoint), roles::policy(config));
-    let prediction = coordinator::predict(&machines(config), &shape, &policy, &blueprint)?;
+    let prediction = coordinator::predict(&machines(config)?, &shape, &policy, &blueprint)?;
     let model = &checkpoint.spec().name;
     let each = if config.replicas > 1 { format!("{} replicas, each ", config.replicas) } else { String::new() };
     Ok(format!("{model} · {each}{blueprint}\npredicted: {prediction} (a table's figures for machines of this class)\n"))
@@ -17,18 +17,19 @@ pub fn table(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<String>
 
 /// How this machine would be placed, or why it cannot be: known before anything is started.
 pub fn blueprint(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<Blueprint> {
-    Ok(coordinator::plan(&machines(config), &ModelShape::of(checkpoint), &roles::policy(config), None)?)
+    Ok(coordinator::plan(&machines(config)?, &ModelShape::of(checkpoint), &roles::policy(config), None)?)
 }
 
 /// The workers that `serve` would start for one replica.
-fn machines(config: &Config) -> Vec<Machine> {
+fn machines(config: &Config) -> anyhow::Result<Vec<Machine>> {
+    let memory_bytes = roles::worker_memory(config)?;
     let machine = |i: u16| Machine {
         worker: WorkerId(i.into()),
         host: roles::host(),
-        device: config.device.name(),
-        memory_bytes: roles::memory_bytes() / u64::from(config.n_workers()),
+        device: config.device.class().name().into(),
+        memory_bytes,
         threads: u32::try_from(config.threads).unwrap_or(u32::MAX),
         cores: u32::try_from(cores()).unwrap_or(u32::MAX),
     };
-    (0..config.n_ranks()).map(machine).collect()
+    Ok((0..config.n_ranks()).map(machine).collect())
 }

@@ -2,7 +2,8 @@
 //! workers too, or as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Config, Device, Isa, KvDtype, LogFormat, Watched, Wire, cores};
+use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Watched, Wire, cores};
+use crate::device::Device;
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use cluster::{Claim, MemoryStore, Registration, Store};
@@ -14,7 +15,7 @@ use std::ffi::OsString;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -24,8 +25,8 @@ use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
-use types::{DeviceClass, Grid, Numerics, PolicyDigest};
-use worker::{Assignment, Doorway, Load, LoadError, ModelLoader, Ready, Runner, sim::Sim};
+use types::{Grid, Numerics, PolicyDigest};
+use worker::{Assignment, Doorway, Ended, Load, LoadError, Loaded, ModelLoader, Ready, sim::Sim};
 
 const REPLICA: &str = "local";
 /// By which a router's queues are sized where a store tells of replicas as they come.
@@ -61,7 +62,8 @@ pub async fn serve(
         groups.push(group);
         coordinators.push(coordinator);
     }
-    let router = route(config, checkpoint, metrics, coordinators.into(), doors, shutdown.clone())?;
+    let resume_key = resume_key(None);
+    let router = route(config, checkpoint, metrics, coordinators.into(), resume_key, doors, shutdown.clone())?;
     let end = CancellationToken::new();
     let replicas = Part::start("the replica", end.clone(), run_groups(groups, end));
     run(vec![Part::start("the router", shutdown, router), replicas]).await
@@ -86,14 +88,14 @@ impl Group {
         if config.n_ranks() == 1 || config.inproc {
             let served = coordinate(config, checkpoint, &name, claim, pipes, end.clone())?;
             parts.push(Part::start("the coordinator", end.clone(), served));
-            parts.extend(threads(config, &dialer)?);
+            parts.extend(threads(config, &dialer, n * config.n_ranks())?);
         } else {
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
             let (address, token) = (socket.local_addr()?, Token::random()?);
             let sockets = secure::incoming(socket, Trust { token: Some(token.clone()), tls: None });
             let served = coordinate(config, checkpoint, &name, claim, pipes.merge(sockets), end.clone())?;
             parts.push(Part::start("the coordinator", end.clone(), served));
-            parts.push(processes(config, address, token, n * config.n_ranks()));
+            parts.push(processes(config, address, token, n * config.n_ranks())?);
         }
         Ok((Group { name: name.clone(), end, parts }, router::Coordinator { name, channel: dialer.channel() }))
     }
@@ -146,6 +148,7 @@ pub fn route(
     checkpoint: &Checkpoint,
     metrics: router::Render,
     membership: Membership,
+    resume_key: router::ResumeKey,
     doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
@@ -154,20 +157,24 @@ pub fn route(
         Membership::Followed { store: Store::Static { given, .. }, .. } => given.0.len(),
         Membership::Followed { .. } => REPLICAS_EXPECTED,
     };
-    let (config, text) = (router_config(config, n_replicas, metrics)?, text(checkpoint)?);
+    let config = router::Config { resume_key, ..router_config(config, n_replicas, metrics)? };
+    let text = text(checkpoint)?;
     Ok(async move { Ok(router::serve(config, membership, text, doors.http, doors.grpc, shutdown).await?) })
 }
 
-/// A worker for each rank within this process, each with a computing thread of its own.
-fn threads(config: &Config, dialer: &Dialer) -> anyhow::Result<Vec<Part>> {
+/// A worker for each rank within this process, each with a computing thread of its own; `first` is the first one's
+/// number.
+fn threads(config: &Config, dialer: &Dialer, first: u16) -> anyhow::Result<Vec<Part>> {
     let (n_ranks, n_workers) = (config.n_ranks(), config.n_workers());
-    let start = |_| {
+    let memory_bytes = worker_memory(config)?;
+    let start = |i| {
         let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let door = if n_ranks > 1 { Some(doorway(any_port)?) } else { None };
         let end = CancellationToken::new();
         let mesh_address = door.as_ref().map_or_else(String::new, |door| door.address().to_string());
-        let loader = loader(config.device, config.isa, config.threads, n_workers.into(), door, config.wire);
-        let memory_bytes = memory_bytes() / u64::from(n_workers);
+        let device = config.device.of_worker(first + i)?;
+        let cache = config.kernel_cache.clone();
+        let loader = loader(device, cache, config.isa, config.threads, n_workers.into(), door, config.wire)?;
         let worker_config = worker_config(config.device, config.threads, memory_bytes, mesh_address);
         let worker = worker::serve(dialer.channel(), loader, worker_config, end.clone());
         Ok(Part::start("a worker", end, async { Ok(worker.await?) }))
@@ -182,14 +189,13 @@ pub fn doorway(address: SocketAddr) -> anyhow::Result<Arc<Doorway>> {
 }
 
 /// A process for each rank, which join over loopback; `first` is the first one's number.
-fn processes(config: &Config, coordinator: SocketAddr, token: Token, first: u16) -> Part {
-    let memory = Bytes(memory_bytes() / u64::from(config.n_workers()));
+fn processes(config: &Config, coordinator: SocketAddr, token: Token, first: u16) -> anyhow::Result<Part> {
+    let memory = Bytes(worker_memory(config)?);
     let mut arguments: Vec<OsString> = ["worker", "--supervised", "--log-format", "json"].map(OsString::from).into();
     let named = [
         ("--join", coordinator.to_string()),
         ("--mesh-listen", SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).to_string()),
         ("--local-workers", config.n_workers().to_string()),
-        ("--device", config.device.name()),
         ("--threads", config.threads.to_string()),
         ("--memory", memory.to_string()),
         ("--wire", config.wire.name()),
@@ -201,9 +207,14 @@ fn processes(config: &Config, coordinator: SocketAddr, token: Token, first: u16)
     if let Some(collector) = &config.otlp_endpoint {
         arguments.extend(["--otlp-endpoint".into(), collector.into()]);
     }
+    if let Some(cache) = &config.kernel_cache {
+        arguments.extend(["--kernel-cache".into(), cache.into()]);
+    }
+    let devices = (first..first + config.n_ranks()).map(|i| Ok(config.device.of_worker(i)?.to_string()));
+    let devices = devices.collect::<anyhow::Result<_>>()?;
     let end = CancellationToken::new();
-    let order = Order { n: config.n_ranks(), first, arguments, token };
-    Part::start("the workers", end.clone(), children::run(order, end))
+    let order = Order { devices, first, arguments, token };
+    Ok(Part::start("the workers", end.clone(), children::run(order, end)))
 }
 
 /// Runs parts until the first of them ends, and then ends the others one after the other.
@@ -281,13 +292,21 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
         limits: router::Limits {
             // Without a token yet: those that wait, and those whose prompts are being computed.
             requests_waiting_max: requests_max,
+            waiting_tokens_max: coordinator::Limits::default().waiting_tokens_max as usize * n_replicas,
             requests_max,
             ..router::Limits::default()
         },
         waits: router::Waits { drain_max, ..router::Waits::default() },
         keys: api_keys(config)?,
         metrics,
+        ..router::Config::default()
     })
+}
+
+/// From the cluster's token, so that every router of it reads the handles that one has made. Where there is none, the
+/// cluster stands on one machine and trusts whoever reaches it.
+pub fn resume_key(token: Option<&Token>) -> router::ResumeKey {
+    router::ResumeKey::of(token.map_or(&[], |token| token.expose().as_bytes()))
 }
 
 /// Those of the file and of the flag. A file without a key would let in everybody, which nobody means by it.
@@ -339,6 +358,9 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         },
         waits: coordinator::Waits {
             drain_max: Duration::from_secs(config.drain_seconds),
+            replan_after: Duration::from_secs(config.replan_seconds),
+            regrow_after: Duration::from_secs(config.regrow_seconds),
+            load_max: Duration::from_secs(config.load_seconds),
             ..coordinator::Waits::default()
         },
     })
@@ -347,20 +369,21 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
 /// The simulation has a policy of its own, which no model gives.
 fn policy_digest(config: &Config, checkpoint: &Checkpoint) -> Option<PolicyDigest> {
     let numerics = Numerics {
-        device_class: DeviceClass::Cpu,
+        device_class: config.device.class(),
         activations: activations(config),
         kv_dtype: kv_dtype(config),
         weights: checkpoint.digest(),
         quantization: "none",
         adapter: None,
     };
-    (config.device == Device::Cpu).then(|| numerics.digest())
+    (config.device != Device::Sim).then(|| numerics.digest())
 }
 
 fn activations(config: &Config) -> &'static str {
     match config.activations {
         Activations::Int8 => "int8",
         Activations::F32 => "f32",
+        Activations::Bf16 => "bf16",
     }
 }
 
@@ -368,6 +391,7 @@ fn kv_dtype(config: &Config) -> &'static str {
     match config.kv_dtype {
         KvDtype::F16 => "f16",
         KvDtype::F32 => "f32",
+        KvDtype::Bf16 => "bf16",
     }
 }
 
@@ -387,20 +411,22 @@ pub fn policy(config: &Config) -> Policy {
 /// core only where there are as many cores as threads.
 pub fn loader(
     device: Device,
+    cache: Option<PathBuf>,
     isa: Option<Isa>,
     threads: usize,
     n_local: usize,
     door: Option<Arc<Doorway>>,
     wire: Wire,
-) -> Box<dyn Load> {
+) -> anyhow::Result<Box<dyn Load>> {
     let isa = match isa {
         None => worker::Isa::detect(),
         Some(Isa::Plain) => worker::Isa::Plain,
         Some(Isa::Avx2) => worker::Isa::Avx2,
         Some(Isa::Avx512) => worker::Isa::Avx512,
     };
-    match device {
-        Device::Cpu => Box::new(ModelLoader {
+    Ok(match device.place(cache)? {
+        Some(place) => Box::new(ModelLoader {
+            place,
             isa,
             spin: threads * n_local <= cores(),
             doorway: door,
@@ -411,27 +437,28 @@ pub fn loader(
             },
             ..ModelLoader::new(threads)
         }),
-        Device::Sim => Box::new(SimLoader),
-    }
+        None => Box::new(SimLoader),
+    })
 }
 
 /// The sim needs a few facts of the model that it stands for.
 struct SimLoader;
 
 impl Load for SimLoader {
-    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         let path = &assignment.model_path;
         let failed = |source| LoadError::Model { path: path.clone(), source };
         let checkpoint = Checkpoint::open(path).map_err(|error| failed(error.into()))?;
         let spec = checkpoint.spec();
-        Sim { vocab: spec.vocab, groups: spec.cache_groups().groups().to_vec(), ..Sim::default() }.load(assignment)
+        Sim { vocab: spec.vocab, groups: spec.cache_groups().groups().to_vec(), ..Sim::default() }
+            .load(assignment, ended)
     }
 }
 
 pub fn worker_config(device: Device, threads: usize, memory_bytes: u64, mesh_address: String) -> worker::Config {
     worker::Config {
         host: host(),
-        device: device.name(),
+        device: device.class().name().into(),
         memory_bytes,
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         cores: u32::try_from(cores()).unwrap_or(u32::MAX),
@@ -443,6 +470,11 @@ pub fn worker_config(device: Device, threads: usize, memory_bytes: u64, mesh_add
 /// This machine's name, as its network knows it.
 pub fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// What each of this machine's workers may use.
+pub fn worker_memory(config: &Config) -> anyhow::Result<u64> {
+    config.device.memory_bytes(config.n_workers(), memory_bytes())
 }
 
 /// What this machine has, or what the container was given if that is less.

@@ -3,9 +3,10 @@
 
 use crate::args;
 use crate::children;
-use crate::config::{Bytes, Device, File, Isa, LOG, LogFormat, Watched, Wire, cores};
+use crate::config::{Bytes, File, Isa, LOG, LogFormat, Watched, Wire, cores};
+use crate::device::Device;
 use crate::roles::{self, Doors};
-use crate::{models, stop_on_signals, store};
+use crate::{models, page, stop_on_signals, store};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use clap::Args;
@@ -16,13 +17,14 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use worker::Doorway;
 use worker::fetch::Fetch;
 use worker::source::{self, Source};
+use worker::{Assignment, Doorway, Ended, LoadError, Loaded, Ready};
 
 /// What a coordinator is told besides what `serve` is told.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
@@ -37,6 +39,9 @@ pub struct CoordinatorSettings {
     /// Where others reach this coordinator, as etcd tells it [default: where it listens, or this machine's name]
     #[arg(long, env = "LOCKSTEP_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
+    /// Address of this role's own /health, /ready and /metrics, over plain HTTP [default: none]
+    #[arg(long, env = "LOCKSTEP_HEALTH", value_name = "ADDR")]
+    pub health: Option<SocketAddr>,
 }
 
 /// What a router is told besides what `serve` is told.
@@ -71,9 +76,12 @@ pub struct WorkerSettings {
         conflicts_with_all = ["model_path", "models"]
     )]
     pub fetch: Option<bool>,
-    /// What computes [default: cpu]
-    #[arg(long, env = "LOCKSTEP_DEVICE", value_enum)]
+    /// What computes: cpu, cuda, cuda:N, auto (a GPU if there is one), or sim (no model) [default: cpu]
+    #[arg(long, env = "LOCKSTEP_DEVICE", value_name = "DEVICE")]
     pub device: Option<Device>,
+    /// Where kernels are kept that were compiled for a GPU [default: beside the models]
+    #[arg(long, env = "LOCKSTEP_KERNEL_CACHE", value_name = "DIR")]
+    pub kernel_cache: Option<PathBuf>,
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
@@ -98,6 +106,9 @@ pub struct WorkerSettings {
     /// Where an OpenTelemetry collector takes OTLP over gRPC, as http://host:4317 [default: no spans are sent]
     #[arg(long, alias = "otlp", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
+    /// Address of this role's own /health, /ready and /metrics, over plain HTTP [default: none]
+    #[arg(long, env = "LOCKSTEP_HEALTH", value_name = "ADDR")]
+    pub health: Option<SocketAddr>,
 }
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 50100);
@@ -118,8 +129,8 @@ pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
     }
     let located = models::ready(&config.model, &args.source.hub)?;
     config.served_model_name.get_or_insert(located.name);
-    // Installed, so that the same counters are kept as in `serve`.
-    let _metrics = roles::watch(&config.watched())?;
+    // Installed whether or not there is a page: the same counters are kept as in `serve`.
+    let metrics = roles::watch(&config.watched())?;
     let checkpoint = Checkpoint::open(&located.path)?;
     let trust = trust.resolve("coordinator", &listen.to_string(), None)?;
     Runtime::new()?.block_on(async {
@@ -128,6 +139,11 @@ pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
         let replica = own.replica.clone().unwrap_or_else(|| format!("{}:{}", roles::host(), address.port()));
         let shutdown = CancellationToken::new();
         tokio::spawn(stop_on_signals(shutdown.clone()));
+        if let Some(health) = own.health {
+            let (page, draining) = (metrics.clone(), shutdown.clone());
+            let is_ready = move || !draining.is_cancelled() && page::has_ready_ranks(&page());
+            page::open(health, metrics, is_ready).await?;
+        }
         let store = store.open().await?.unwrap_or_else(roles::memory_store);
         let registration = roles::registration(&config, &checkpoint, own.advertised(address)?);
         let claiming = shutdown.run_until_cancelled(store.claim(&replica, registration));
@@ -182,12 +198,13 @@ pub fn router(args: args::Router) -> anyhow::Result<()> {
             (Some(given), _) => Store::fixed(given, 0),
             (None, store) => store.context("neither --coordinator nor --etcd-endpoints is given")?,
         };
+        let resume_key = roles::resume_key(trust.token()?.as_ref());
         let dial = move |address: &str| {
             let trust = trust.resolve("router", address, None).map_err(|error| format!("{error:#}"))?;
             Ok(secure::channel(address, trust))
         };
         let membership = Membership::Followed { store, dial: Box::new(dial) };
-        roles::route(&config, &checkpoint, metrics, membership, doors, shutdown)?.await
+        roles::route(&config, &checkpoint, metrics, membership, resume_key, doors, shutdown)?.await
     })
 }
 
@@ -211,11 +228,12 @@ impl RouterSettings {
 
 pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let mut file = File::read(args.config.as_deref())?;
-    let (own, trust) = (file.under(args.own)?, file.under(args.trust)?);
+    let (mut own, trust) = (file.under(args.own)?, file.under(args.trust)?);
     file.end()?;
     if args.print_config {
         return print(&[&own, &trust]);
     }
+    own.kernel_cache = own.kernel_cache.or_else(|| models::kernels(&args.hub));
     let shutdown = CancellationToken::new();
     let handed = args.supervised.then(|| children::be_one(shutdown.clone())).transpose()?;
     let join = own.join.clone().context("--join HOST:PORT is missing: the coordinator to compute for")?;
@@ -223,7 +241,8 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let log = own.log.as_deref().unwrap_or(LOG);
     let log_format = own.log_format.unwrap_or(LogFormat::Text);
     // Whether steps have spans is the coordinator's to say.
-    roles::watch(&Watched { log, log_format, collector: collector.as_deref(), steps: true, model: None })?;
+    let watched = Watched { log, log_format, collector: collector.as_deref(), steps: true, model: None };
+    let metrics = roles::watch(&watched)?;
     let trust = trust.resolve("worker", &join, handed)?;
     let cache = || Ok(models::sources(&args.hub)?.cache);
     let runtime = Builder::new_multi_thread().worker_threads(WORKER_RUNTIME_THREADS).enable_all().build()?;
@@ -232,8 +251,34 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
         let channel = secure::channel(&join, trust);
         let source = own.source(channel.clone(), cache)?;
         let seat = own.seat(&join, source)?;
-        Ok(worker::serve(channel, seat.loader, seat.config, shutdown).await?)
+        let (loader, holds) = Telling::around(seat.loader);
+        if let Some(health) = own.health {
+            page::open(health, metrics, move || holds.load(Ordering::Relaxed)).await?;
+        }
+        Ok(worker::serve(channel, loader, seat.config, shutdown).await?)
     })
+}
+
+/// Tells its page whether this rank holds its part of the model.
+struct Telling {
+    loader: Box<dyn worker::Load>,
+    holds: Arc<AtomicBool>,
+}
+
+impl Telling {
+    fn around(loader: Box<dyn worker::Load>) -> (Box<dyn worker::Load>, Arc<AtomicBool>) {
+        let holds = Arc::new(AtomicBool::new(false));
+        (Box::new(Telling { loader, holds: holds.clone() }), holds)
+    }
+}
+
+impl worker::Load for Telling {
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        self.holds.store(false, Ordering::Relaxed);
+        let loaded = self.loader.load(assignment, ended);
+        self.holds.store(loaded.is_ok(), Ordering::Relaxed);
+        loaded
+    }
 }
 
 /// What a worker is built from.
@@ -247,11 +292,14 @@ impl WorkerSettings {
         let n_local = usize::from(self.local_workers.unwrap_or(1).max(1));
         let threads = self.threads.unwrap_or_else(|| (cores() / n_local).max(1));
         ensure!((1..=1024).contains(&threads), "--threads is {threads}; it must be 1 to 1024");
-        let device = self.device.unwrap_or(Device::Cpu);
+        let device = self.device.unwrap_or(Device::Cpu).of_worker(0)?;
         let (door, mesh_address) = self.doorway(join)?;
         let wire = self.wire.unwrap_or(Wire::Auto);
-        let loader = roles::loader(device, self.isa, threads, n_local, Some(door), wire);
-        let memory = self.memory.map_or_else(|| roles::memory_bytes() / n_local as u64, |bytes| bytes.0);
+        let loader = roles::loader(device, self.kernel_cache.clone(), self.isa, threads, n_local, Some(door), wire)?;
+        let memory = match self.memory {
+            Some(memory) => memory.0,
+            None => device.memory_bytes(self.local_workers.unwrap_or(1), roles::memory_bytes())?,
+        };
         let config = roles::worker_config(device, threads, memory, mesh_address);
         Ok(Seat { loader: source::load_from(source, loader), config })
     }

@@ -46,8 +46,8 @@ impl Cluster {
     }
 }
 
-const COLUMNS: [&str; 16] = [
-    "rank", "stage", "tp", "state", "host", "pid", "layers", "heads", "weights", "kv", "kv used", "compute", "wait",
+const COLUMNS: [&str; 17] = [
+    "rank", "stage", "tp", "state", "host", "device", "pid", "layers", "heads", "weights", "kv", "kv used", "compute", "wait",
     "idle", "bubble", "step",
 ];
 
@@ -98,7 +98,7 @@ fn replica(replica: &Value) -> String {
     );
     let _written = writeln!(out, "{}", speed(&replica["tokens_per_s"]));
     let ranks = replica["ranks"].as_array().map_or(&[][..], Vec::as_slice);
-    let rows: Vec<[String; 16]> = std::iter::once(COLUMNS.map(str::to_owned)).chain(ranks.iter().map(rank)).collect();
+    let rows: Vec<[String; 17]> = std::iter::once(COLUMNS.map(str::to_owned)).chain(ranks.iter().map(rank)).collect();
     for row in &rows {
         let width = |i: usize| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0);
         let cells: Vec<String> = row.iter().enumerate().map(|(i, cell)| format!("{cell:>w$}", w = width(i))).collect();
@@ -122,7 +122,7 @@ fn speed(tokens_per_s: &Value) -> String {
     format!("tokens/s: {band} · one alone {} · all {}", number(&tokens_per_s["alone"]), number(&tokens_per_s["busy"]))
 }
 
-fn rank(rank: &Value) -> [String; 16] {
+fn rank(rank: &Value) -> [String; 17] {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let range = |pair: &Value| format!("{}..{}", pair[0], pair[1]);
     let mebibytes = |bytes: &Value| format!("{} MiB", bytes.as_u64().unwrap_or(0).div_ceil(1 << 20));
@@ -135,6 +135,7 @@ fn rank(rank: &Value) -> [String; 16] {
         text(&rank["tp"]),
         text(&rank["state"]),
         text(&rank["host"]),
+        text(&rank["device"]),
         text(&rank["pid"]),
         range(&rank["layers"]),
         range(&rank["heads"]),
@@ -157,7 +158,7 @@ mod tests {
     #[test]
     fn a_page_becomes_a_table() {
         let rank = json!({
-            "rank": 0, "stage": 0, "tp": 0, "pid": 7, "state": "ready", "host": "here", "layers": [0, 30],
+            "rank": 0, "stage": 0, "tp": 0, "pid": 7, "state": "ready", "host": "here", "device": "cuda", "layers": [0, 30],
             "heads": [0, 5], "memory": { "weights": 5 << 20, "kv": 1 }, "kv": { "used": 0.5 },
             "time": { "compute": 0.75, "wait": 0.25, "idle": 0.0, "bubble": 0.125 },
             "step_micros": { "compute": 900.4, "wait": 300.0, "idle": 0.0 },
@@ -169,7 +170,7 @@ mod tests {
             "ranks": [rank],
         }] });
         let text = render(&page);
-        for part in ["local · m · ready", "predicted 5 to 9", "one alone 7 · all -", "0..30", "5 MiB", "900+300+0 us"]
+        for part in ["local · m · ready", "predicted 5 to 9", "one alone 7 · all -", "0..30", "cuda", "5 MiB", "900+300+0 us"]
         {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }

@@ -39,10 +39,7 @@ pub enum TlsMode {
 impl TrustSettings {
     /// For a role that listens on or dials `address`; `handed` is a token that came another way than by a file.
     pub fn resolve(&self, role: &str, address: &str, handed: Option<Token>) -> anyhow::Result<Trust> {
-        let token = match &self.token_file {
-            Some(path) => Some(read_token(path)?),
-            None => handed,
-        };
+        let token = self.token()?.or(handed);
         let is_local = is_loopback(address);
         let files = self.files()?;
         let has_files = files.is_some();
@@ -62,6 +59,11 @@ impl TrustSettings {
             tracing::warn!(address, "what roles say to each other is not encrypted: --tls is off");
         }
         Ok(Trust { token, tls })
+    }
+
+    /// The join token, where one is given.
+    pub fn token(&self) -> anyhow::Result<Option<Token>> {
+        self.token_file.as_deref().map(read_token).transpose()
     }
 
     fn files(&self) -> anyhow::Result<Option<(&Path, &Path, &Path)>> {

@@ -18,7 +18,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
-use types::{DeviceClass, Numerics};
+use types::{DeviceClass, Numerics, PolicyDigest};
 
 const MODEL: &str = "tests/reference/llama-f32-tied";
 const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
@@ -121,6 +121,13 @@ fn router(address: &str) -> Node {
     Node::start(&[&["router", MODEL, "--coordinator", address], &DOORS[..]].concat())
 }
 
+/// Under which ranks of this model compute.
+fn policy(kv_dtype: &str) -> PolicyDigest {
+    let weights = checkpoint::Checkpoint::open(std::path::Path::new(MODEL)).unwrap().digest();
+    let (device_class, activations, quantization) = (DeviceClass::Cpu, "f32", "none");
+    Numerics { device_class, activations, kv_dtype, weights, quantization, adapter: None }.digest()
+}
+
 #[test]
 fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
     let (mut coordinator, address) = coordinator(MODEL, &[]);
@@ -133,25 +140,16 @@ fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
     coordinator.until(&["a worker is lost", refusal[0], refusal[1]]);
 
     // The same model, with another type of cache than the coordinator asked for.
-    let weights = checkpoint::Checkpoint::open(std::path::Path::new(MODEL)).unwrap().digest();
-    let class = DeviceClass::Cpu;
-    let numerics = |kv_dtype| Numerics {
-        device_class: class,
-        activations: "f32",
-        kv_dtype,
-        weights,
-        quantization: "none",
-        adapter: None,
-    };
     let mut intruder = Intruder::join(&address, "").unwrap();
     intruder.assigned();
-    intruder.ready(numerics("f32").digest());
+    intruder.loaded(policy("f32"));
     let end = intruder.ended();
     assert_eq!(end.code(), tonic::Code::FailedPrecondition);
     assert!(refusal.iter().all(|words| end.message().contains(words)), "{end:?}");
     let mut twin = Intruder::join(&address, "").unwrap();
     twin.assigned();
-    twin.ready(numerics("f16").digest());
+    twin.loaded(policy("f16"));
+    twin.ready();
     coordinator.until(&["the replica is ready"]);
     drop(twin);
 
@@ -194,7 +192,8 @@ fn a_rank_that_says_garbage_to_its_peer_is_blamed_by_name_and_the_cluster_goes_o
     let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];
     let _first = Node::start(&join);
     intruder.assigned();
-    // The honest one knocks.
+    intruder.loaded(policy("f16"));
+    // The honest one knocks, once both have loaded.
     let (mut peer, _) = door.accept().unwrap();
     peer.write_all(&[0x5a; 400]).unwrap();
     coordinator.until(&["a rank is blamed by a peer", "rank=0", "no handshake, but garbage"]);

@@ -1,9 +1,9 @@
 //! What a coordinator is told at its start. Declared once, resolved by the binary, passed whole.
 
-use crate::placement::{ModelShape, Policy};
+use crate::placement::{Blueprint, ModelShape, Policy};
 use std::path::PathBuf;
 use std::time::Duration;
-use types::{Epoch, PolicyDigest};
+use types::{Epoch, Grid, PolicyDigest};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -67,17 +67,31 @@ pub struct Waits {
     pub state_every: Duration,
     /// For a peer's first frame.
     pub hello_max: Duration,
+    /// For a rank to load what it is to hold.
     pub load_max: Duration,
-    /// For the answer to a step: a rank whose computing thread hangs goes on beating.
+    /// For ranks that have loaded to meet each other.
+    pub meet_max: Duration,
+    /// A rank whose computing thread hangs goes on beating. A step that is not answered within `hang_factor` times what
+    /// such steps took lately has one that hangs; never before the first of these, always after the second.
+    pub hang_min: Duration,
     pub step_max: Duration,
+    pub hang_factor: u32,
+    /// For the first step after a load.
+    pub step_first_max: Duration,
+    /// For one operation among ranks. Longer than a step, because the coordinator hears of all ranks and they do not.
+    pub exchange_max: Duration,
     /// For the computing thread of a rank that its peers blame to move, once it has a place again.
     pub suspect_max: Duration,
     /// Between placements that end because ranks do not reach each other: doubles from the first to the second.
     pub replace_min: Duration,
     pub replace_max: Duration,
+    /// How long a lost rank's place is kept for another worker, before fewer ranks carry the model.
+    pub replan_after: Duration,
+    /// How long enough workers must have been there before the model is spread over more of them again.
+    pub regrow_after: Duration,
     /// How long the requests of a router that vanished go on.
     pub router_grace: Duration,
-    /// What still runs so long after a drain began is cancelled.
+    /// What still runs so long after a drain began is left to the routers, who may go on with it elsewhere.
     pub drain_max: Duration,
     /// For connections to close at the end.
     pub close_max: Duration,
@@ -91,10 +105,17 @@ impl Default for Waits {
             state_every: Duration::from_secs(1),
             hello_max: Duration::from_secs(5),
             load_max: Duration::from_secs(600),
+            meet_max: Duration::from_secs(30),
+            hang_min: Duration::from_secs(3),
             step_max: Duration::from_secs(600),
+            hang_factor: 8,
+            step_first_max: Duration::from_secs(120),
+            exchange_max: Duration::from_secs(900),
             suspect_max: Duration::from_secs(3),
             replace_min: Duration::from_millis(100),
             replace_max: Duration::from_secs(10),
+            replan_after: Duration::from_secs(10),
+            regrow_after: Duration::from_secs(10),
             router_grace: Duration::from_secs(10),
             drain_max: Duration::from_secs(30),
             close_max: Duration::from_secs(1),
@@ -111,11 +132,15 @@ impl Config {
         *hasher.finalize().as_bytes()
     }
 
-    pub(crate) fn scheduler(&self, context: u32, n_blocks: Vec<u32>, policy: PolicyDigest) -> scheduler::Config {
-        let limits = &self.limits;
-        let n_stages = u32::from(self.policy.grid.pp);
+    /// Each stage has a step of its own.
+    pub(crate) fn steps_in_flight_max(&self, grid: Grid) -> u32 {
+        self.limits.steps_in_flight_max + u32::from(grid.pp).saturating_sub(1)
+    }
+
+    pub(crate) fn scheduler(&self, blueprint: &Blueprint, policy: PolicyDigest) -> scheduler::Config {
+        let (limits, context) = (&self.limits, blueprint.context);
         scheduler::Config {
-            n_blocks,
+            n_blocks: blueprint.n_blocks(),
             context_max: context,
             running_max: self.policy.running_max,
             waiting_max: limits.waiting_max,
@@ -124,9 +149,8 @@ impl Config {
             batch_tokens_max: limits.batch_tokens_max,
             // What pools were made for.
             chunk_tokens_max: limits.chunk_tokens_max.min(self.policy.slice_max),
-            n_stages,
-            // Each stage has a step of its own.
-            steps_in_flight_max: limits.steps_in_flight_max + n_stages - 1,
+            n_stages: blueprint.grid.pp.into(),
+            steps_in_flight_max: self.steps_in_flight_max(blueprint.grid),
             prefix_cache: self.prefix_cache,
             groups: self.shape.cache.groups().to_vec(),
             policy,

@@ -3,8 +3,9 @@
 use crate::outbound::Outbound;
 use proto::cluster as wire;
 use std::fmt;
+use tokio::sync::oneshot;
 use tonic::Status;
-use types::{RequestId, StepDone};
+use types::{Grid, RequestId, StepDone};
 
 /// A worker's connection. Not its rank: that is what placement gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,10 +20,18 @@ impl fmt::Display for WorkerId {
 pub(crate) enum Event {
     RouterAttached {
         router: u32,
+        /// Its number before, if it had one.
+        former: Option<wire::FormerNumber>,
         frames: Outbound<wire::ReplicaFrame>,
     },
     Submit {
         router: u32,
+        request: Box<wire::Request>,
+    },
+    /// A request that may be here already, under another id.
+    Adopt {
+        router: u32,
+        of: RequestId,
         request: Box<wire::Request>,
     },
     Cancel {
@@ -38,6 +47,10 @@ pub(crate) enum Event {
         worker: WorkerId,
         hello: wire::WorkerHello,
         frames: Outbound<wire::RankFrame>,
+    },
+    RankLoaded {
+        worker: WorkerId,
+        loaded: wire::Loaded,
     },
     RankReady {
         worker: WorkerId,
@@ -59,6 +72,11 @@ pub(crate) enum Event {
     RankLost {
         worker: WorkerId,
         why: Status,
+    },
+    /// An operator wants another grid.
+    Scale {
+        grid: Grid,
+        reply: oneshot::Sender<Result<wire::ScaleReply, Status>>,
     },
     Tick,
     Drain,

@@ -4,18 +4,24 @@
 //! leaves through one bounded queue per peer.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+mod adopt;
 mod config;
 mod event;
+mod grids;
+mod guilt;
 mod library;
+mod losses;
 mod members;
 mod outbound;
 mod pace;
+mod patience;
 pub mod placement;
 mod ranks;
 mod replica;
 mod routers;
 mod serve;
 mod service;
+mod slow;
 mod steps;
 mod traces;
 mod views;
@@ -24,7 +30,7 @@ pub use config::{Config, Limits, Waits};
 pub use event::WorkerId;
 pub use placement::{
     Blueprint, Bottleneck, Experts, Inventory, Machine, ModelShape, Policy, Pool, Prediction, Shard, Unplaceable, Why,
-    plan, predict,
+    plan, plan_fewer, predict,
 };
 pub use serve::serve;
 

@@ -1,8 +1,10 @@
 //! The workers that have joined: which rank each holds, and whether it was heard of lately. Knows no requests.
 
 use crate::WorkerId;
+use crate::guilt::Testimony;
 use crate::outbound::Outbound;
 use crate::placement::{Blueprint, Machine, Shard};
+use crate::slow::Slowness;
 use bytes::Bytes;
 use proto::cluster as wire;
 use std::collections::BTreeMap;
@@ -40,10 +42,27 @@ pub(crate) enum Role {
         rank: Rank,
         since: Micros,
     },
+    /// Waits until all others have loaded too.
+    Loaded {
+        rank: Rank,
+        facts: Facts,
+    },
+    Meeting {
+        rank: Rank,
+        facts: Facts,
+        since: Micros,
+    },
     Ready {
         rank: Rank,
         facts: Facts,
     },
+}
+
+/// For how long a rank may be on its way to being ready.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowed {
+    pub load_micros: u64,
+    pub meet_micros: u64,
 }
 
 /// What a rank said when it had loaded.
@@ -55,8 +74,18 @@ pub(crate) struct Facts {
 
 /// A peer says that this worker did not answer. It is cleared by what only its computing thread can change.
 struct Suspicion {
+    /// As which it was named.
+    rank: Option<Rank>,
     told: wire::Heartbeat,
     why: String,
+}
+
+/// What a worker that was let go had been.
+pub(crate) struct Dismissed {
+    pub role: Role,
+    /// The rank as which its peers had named it, if its epoch ended by that.
+    pub blamed_as: Option<Rank>,
+    pub host: String,
 }
 
 /// Where its time went, between two looks.
@@ -72,7 +101,17 @@ impl Role {
     pub fn rank(self) -> Option<Rank> {
         match self {
             Role::Spare => None,
-            Role::Loading { rank, .. } | Role::Ready { rank, .. } => Some(rank),
+            Role::Loading { rank, .. }
+            | Role::Loaded { rank, .. }
+            | Role::Meeting { rank, .. }
+            | Role::Ready { rank, .. } => Some(rank),
+        }
+    }
+
+    fn facts(self) -> Option<Facts> {
+        match self {
+            Role::Spare | Role::Loading { .. } => None,
+            Role::Loaded { facts, .. } | Role::Meeting { facts, .. } | Role::Ready { facts, .. } => Some(facts),
         }
     }
 }
@@ -112,11 +151,11 @@ impl Members {
         Ok(())
     }
 
-    /// Lets go of a worker; its stream ends with the reason. The role and the host that it had, if it was here.
-    pub fn dismiss(&mut self, worker: WorkerId, why: Status) -> Option<(Role, String)> {
-        let member = self.workers.remove(&worker)?;
-        member.frames.close(why);
-        Some((member.role, member.machine.host))
+    /// Lets go of a worker; its stream ends with the reason. What it was, if it was here.
+    pub fn dismiss(&mut self, worker: WorkerId, why: Status) -> Option<Dismissed> {
+        let Member { frames, role, suspicion, machine, .. } = self.workers.remove(&worker)?;
+        frames.close(why);
+        Some(Dismissed { role, blamed_as: suspicion.and_then(|suspicion| suspicion.rank), host: machine.host })
     }
 
     /// Those that were never blamed come first: a spare is the better peer.
@@ -163,12 +202,14 @@ impl Members {
         self.workers.values().filter(is_silent).map(|member| member.machine.worker).collect()
     }
 
-    pub fn overdue(&self, now: Micros, load_max_micros: u64) -> Vec<WorkerId> {
-        let is_overdue = |member: &&Member| match member.role {
-            Role::Loading { since, .. } => now.since(since).0 > load_max_micros,
-            Role::Spare | Role::Ready { .. } => false,
+    /// Who takes too long to become ready, and at what.
+    pub fn overdue(&self, now: Micros, allowed: Allowed) -> Vec<(WorkerId, &'static str)> {
+        let overdue = |member: &Member| match member.role {
+            Role::Loading { since, .. } if now.since(since).0 > allowed.load_micros => Some("to load"),
+            Role::Meeting { since, .. } if now.since(since).0 > allowed.meet_micros => Some("to meet the others"),
+            _ => None,
         };
-        self.workers.values().filter(is_overdue).map(|member| member.machine.worker).collect()
+        self.workers.values().filter_map(|member| Some((member.machine.worker, overdue(member)?))).collect()
     }
 
     // -- suspicion
@@ -177,7 +218,7 @@ impl Members {
     pub fn suspect(&mut self, worker: WorkerId, why: String) {
         if let Some(member) = self.workers.get_mut(&worker) {
             member.n_blames += 1;
-            member.suspicion = Some(Suspicion { told: member.told, why });
+            member.suspicion = Some(Suspicion { rank: member.role.rank(), told: member.told, why });
         }
     }
 
@@ -189,7 +230,7 @@ impl Members {
     pub fn unmoved(&self, now: Micros, suspect_max_micros: u64) -> Vec<(WorkerId, String)> {
         let is_unmoved = |member: &Member| match member.role {
             Role::Loading { since, .. } => now.since(since).0 > suspect_max_micros,
-            Role::Spare | Role::Ready { .. } => false,
+            _ => false,
         };
         let why = |member: &Member| {
             let suspicion = member.suspicion.as_ref().filter(|_| is_unmoved(member))?;
@@ -198,11 +239,20 @@ impl Members {
         self.workers.values().filter_map(why).collect()
     }
 
-    /// Who of the ranks has done the fewest steps since it took its rank: all others wait for it.
-    pub fn furthest_behind(&self) -> Option<WorkerId> {
-        let ranks = self.workers.values().filter(|member| member.role.rank().is_some());
-        let behind = ranks.min_by_key(|member| member.told.steps_done.saturating_sub(member.steps_before));
-        behind.map(|member| member.machine.worker)
+    /// What each rank said of itself last.
+    pub fn testimonies(&self, sampler: Rank) -> Vec<Testimony> {
+        let testimony = |member: &Member| {
+            let rank = member.role.rank()?;
+            Some(Testimony {
+                worker: member.machine.worker,
+                rank,
+                n_steps: member.told.steps_done.saturating_sub(member.steps_before),
+                in_step: member.told.in_step,
+                waits_for: member.told.waits_for.and_then(|rank| u16::try_from(rank).ok()).map(Rank),
+                is_sampler: rank == sampler,
+            })
+        };
+        self.workers.values().filter_map(testimony).collect()
     }
 
     // -- ranks
@@ -214,20 +264,42 @@ impl Members {
         member.frames.send(frame(wire::rank_frame::Frame::Assign(assign)))
     }
 
-    pub fn ready(&mut self, worker: WorkerId, rank: Rank, facts: Facts) {
+    pub fn loaded(&mut self, worker: WorkerId, rank: Rank, facts: Facts) {
         if let Some(member) = self.workers.get_mut(&worker) {
-            member.role = Role::Ready { rank, facts };
+            member.role = Role::Loaded { rank, facts };
             member.suspicion = None;
+        }
+    }
+
+    pub fn all_loaded(&self, blueprint: &Blueprint) -> bool {
+        let is_loaded = |shard: &Shard| matches!(self.role(shard.worker), Some(Role::Loaded { .. }));
+        blueprint.shards.iter().all(is_loaded)
+    }
+
+    /// Tells all that have loaded to meet. The first that has no room for the word.
+    pub fn meet(&mut self, meet: wire::Meet, now: Micros) -> Result<(), WorkerId> {
+        for member in self.workers.values_mut() {
+            let Role::Loaded { rank, facts } = member.role else { continue };
+            member.role = Role::Meeting { rank, facts, since: now };
+            if !member.frames.send(frame(wire::rank_frame::Frame::Meet(meet))) {
+                return Err(member.machine.worker);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn ready(&mut self, worker: WorkerId) {
+        if let Some(member) = self.workers.get_mut(&worker)
+            && let Role::Meeting { rank, facts, .. } = member.role
+        {
+            member.role = Role::Ready { rank, facts };
             member.steps_before = member.told.steps_done;
         }
     }
 
-    /// The policy of any rank that is ready.
+    /// The policy of any rank that has loaded.
     pub fn policy(&self) -> Option<PolicyDigest> {
-        self.workers.values().find_map(|member| match member.role {
-            Role::Ready { facts, .. } => Some(facts.policy),
-            Role::Spare | Role::Loading { .. } => None,
-        })
+        self.workers.values().find_map(|member| Some(member.role.facts()?.policy))
     }
 
     /// What the ranks of a blueprint said, if all of them are ready.
@@ -239,9 +311,13 @@ impl Members {
         blueprint.shards.iter().map(|shard| facts(shard.worker)).collect()
     }
 
-    /// The blueprint is void: nobody holds a rank.
+    /// The blueprint is void: nobody holds a rank, and whoever did ends what it does for it.
     pub fn release_all(&mut self) {
-        self.workers.values_mut().for_each(|member| member.role = Role::Spare);
+        for member in self.workers.values_mut().filter(|member| member.role != Role::Spare) {
+            member.role = Role::Spare;
+            // One that has no room even for this will have none for its next place.
+            let _told = member.frames.send(frame(wire::rank_frame::Frame::Release(wire::Release {})));
+        }
     }
 
     /// The same bytes to every rank. The first worker that has no room for them.
@@ -273,18 +349,22 @@ impl Members {
         ranks.map(|(rank, member)| (rank, member.window.close(&member.told, now, in_flight_micros))).collect()
     }
 
-    pub fn states(&self, blueprint: Option<&Blueprint>) -> Vec<wire::RankState> {
+    pub fn states(&self, blueprint: Option<&Blueprint>, slowness: &Slowness) -> Vec<wire::RankState> {
         let shards = blueprint.iter().flat_map(|blueprint| &blueprint.shards);
-        shards.filter_map(|shard| Some(self.workers.get(&shard.worker)?.state(shard))).collect()
+        let state = |shard: &Shard| Some(self.workers.get(&shard.worker)?.state(shard, slowness.is_slow(shard.rank)));
+        shards.filter_map(state).collect()
     }
 }
 
 impl Member {
-    fn state(&self, shard: &Shard) -> wire::RankState {
-        let (state, weight_bytes) = match self.role {
-            Role::Ready { facts, .. } => ("ready", facts.weight_bytes.max(1)),
-            Role::Spare | Role::Loading { .. } => ("loading", shard.weight_bytes),
+    fn state(&self, shard: &Shard, is_slow: bool) -> wire::RankState {
+        let state = match self.role {
+            Role::Ready { .. } if is_slow => "slow",
+            Role::Ready { .. } => "ready",
+            Role::Loaded { .. } | Role::Meeting { .. } => "meeting",
+            Role::Spare | Role::Loading { .. } => "loading",
         };
+        let weight_bytes = self.role.facts().map_or(shard.weight_bytes, |facts| facts.weight_bytes.max(1));
         wire::RankState {
             rank: shard.rank.0.into(),
             stage: shard.place.stage.into(),
@@ -342,6 +422,7 @@ fn grown(from: &wire::Heartbeat, to: &wire::Heartbeat) -> wire::Heartbeat {
         compute_micros: to.compute_micros.saturating_sub(from.compute_micros),
         idle_micros: to.idle_micros.saturating_sub(from.idle_micros),
         wait_micros: to.wait_micros.saturating_sub(from.wait_micros),
+        ..*to
     }
 }
 

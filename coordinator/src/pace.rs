@@ -92,6 +92,9 @@ impl Speed {
             steps: self.n_steps,
             starved: planned.starved,
             steps_early: planned.steps_early,
+            computed: planned.tokens_computed,
+            busy_micros: self.busy.micros,
+            admissions: planned.admissions,
         }
     }
 }

@@ -1,28 +1,20 @@
-//! The loop's part that deals with workers: who holds which rank, when an epoch begins, and why it ends.
+//! The loop's part that deals with workers: who joins, who holds which rank, and when an epoch begins.
 
 use crate::event::WorkerId;
+use crate::losses::Cause;
 use crate::members::{Facts, Role};
 use crate::outbound::Outbound;
-use crate::placement::{Blueprint, Machine, Policy, Shard, Why, plan, predict};
-use crate::replica::{Replica, Serving, micros};
+use crate::placement::{Blueprint, Machine, Shard, predict};
+use crate::replica::{Replica, Serving};
 use crate::{Error, pace::Speed};
 use proto::cluster as wire;
-use scheduler::Scheduler;
+use scheduler::{Loss, Scheduler};
+use std::time::Duration;
 use telemetry::metrics;
 use tonic::Status;
-use types::{Epoch, Micros, Rank};
+use types::{Epoch, Grid, Micros, Rank};
 
-/// What is remembered from one placement to the next.
-#[derive(Default)]
-pub(crate) struct Placing {
-    /// The blueprint that was in force last: who held a rank keeps it.
-    last: Option<Blueprint>,
-    /// Not before, because the ranks did not reach each other.
-    not_before: Option<Micros>,
-    /// Epochs in a row that ended so.
-    n_fruitless: u32,
-    ready_since: Option<Micros>,
-}
+const UNREAD: &str = "this rank leaves its frames unread";
 
 impl Replica {
     pub(crate) fn worker_joined(
@@ -38,6 +30,7 @@ impl Replica {
                 return tracing::warn!(%worker, host, pid, %other, "refused: its mesh address is another worker's");
             }
         }
+        self.placing.crowd_changed();
         self.place();
     }
 
@@ -51,7 +44,7 @@ impl Replica {
     // -- an epoch begins
 
     pub(crate) fn place_if_due(&mut self, now: Micros) {
-        if self.placing.not_before.is_some_and(|not_before| now >= not_before) {
+        if self.placing.is_due(now) {
             self.place();
         }
     }
@@ -59,40 +52,22 @@ impl Replica {
     /// Lays the replica out, if it is not and can be.
     pub(crate) fn place(&mut self) {
         let now = self.now();
-        let must_wait = self.placing.not_before.is_some_and(|not_before| now < not_before);
-        if self.blueprint.is_some() || must_wait {
+        if self.blueprint.is_some() || self.placing.must_wait(now) {
             return;
         }
-        self.placing.not_before = None;
-        let (inventory, policy) = (self.members.inventory(), self.policy_in_force());
-        let last = self.placing.last.as_ref().map(|last| self.without_suspects(last));
-        match plan(&inventory, &self.config.shape, &policy, last.as_ref()) {
+        let inventory = self.members.inventory();
+        match self.choose(now, &inventory) {
             Ok(blueprint) => {
-                self.predict(&inventory, &policy, &blueprint);
+                self.predict(&inventory, &blueprint);
                 self.assign(blueprint);
             }
-            Err(why) if matches!(why.why, Why::TooFew { .. }) => {
-                tracing::info!(%why, "the replica waits for workers");
-            }
-            Err(why) => tracing::warn!(%why, n_workers = inventory.len(), "the replica cannot be placed"),
+            Err(why) => self.placing.tell(&why, inventory.len()),
         }
     }
 
-    /// A rank whose peers blame its worker is free for another.
-    fn without_suspects(&self, blueprint: &Blueprint) -> Blueprint {
-        let is_trusted = |shard: &&Shard| !self.members.is_suspect(shard.worker);
-        let shards = blueprint.shards.iter().filter(is_trusted).cloned().collect();
-        Blueprint { shards, ..blueprint.clone() }
-    }
-
-    /// Once it serves, the context is a promise to those who were welcomed.
-    fn policy_in_force(&self) -> Policy {
-        let promised = self.serving.as_ref().map(|serving| serving.scheduler.config().context_max);
-        Policy { context: promised.or(self.config.policy.context), ..self.config.policy.clone() }
-    }
-
-    fn predict(&mut self, inventory: &[Machine], policy: &Policy, blueprint: &Blueprint) {
-        self.prediction = predict(inventory, &self.config.shape, policy, blueprint).ok();
+    fn predict(&mut self, inventory: &[Machine], blueprint: &Blueprint) {
+        let policy = self.policy_on(blueprint.grid);
+        self.prediction = predict(inventory, &self.config.shape, &policy, blueprint).ok();
         self.speed = Speed::default();
         if let Some(prediction) = &self.prediction {
             tracing::info!(%prediction, "this layout should give");
@@ -108,17 +83,18 @@ impl Replica {
         let assigns: Vec<wire::Assign> =
             blueprint.shards.iter().map(|shard| self.assignment(&blueprint, shard)).collect();
         let workers: Vec<(WorkerId, Rank)> = blueprint.shards.iter().map(|shard| (shard.worker, shard.rank)).collect();
-        self.placing.last = Some(blueprint.clone());
+        self.placing.begun(&blueprint);
         self.blueprint = Some(blueprint);
         for ((worker, rank), assign) in workers.into_iter().zip(assigns) {
             if !self.members.assign(worker, rank, assign, now) {
-                return self.lose(worker, Status::resource_exhausted("this rank leaves its frames unread"));
+                return self.lose(worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
             }
         }
     }
 
     fn assignment(&self, blueprint: &Blueprint, shard: &Shard) -> wire::Assign {
-        let policy = &self.config.policy;
+        let (policy, waits) = (&self.config.policy, &self.config.waits);
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let is_alone = blueprint.shards.len() == 1;
         let mesh_addresses = blueprint.shards.iter().map(|shard| self.members.mesh_address(shard.worker));
         wire::Assign {
@@ -136,32 +112,50 @@ impl Replica {
             context: blueprint.context,
             batch_tokens_max: self.config.limits.batch_tokens_max,
             running_max: policy.running_max,
+            meet_max_millis: millis(waits.meet_max),
+            exchange_max_millis: millis(waits.exchange_max),
+        }
+    }
+
+    /// The word to meet goes out when all have loaded: nobody waits among the others for one that still reads.
+    pub(crate) fn rank_loaded(&mut self, worker: WorkerId, loaded: &wire::Loaded) {
+        self.members.heard(worker);
+        let of = Epoch { incarnation: loaded.epoch_incarnation, n: loaded.epoch_n };
+        let Some(Role::Loading { rank, .. }) = self.members.role(worker) else { return };
+        if of != self.epoch {
+            return;
+        }
+        match self.accept(loaded) {
+            Ok(facts) => self.members.loaded(worker, rank, facts),
+            Err(why) => return self.lose(worker, Cause::Wrong, why),
+        }
+        self.state_changed = true;
+        if self.blueprint.as_ref().is_some_and(|blueprint| self.members.all_loaded(blueprint)) {
+            let meet = wire::Meet { epoch_incarnation: self.epoch.incarnation, epoch_n: self.epoch.n };
+            let now = self.now();
+            if let Err(worker) = self.members.meet(meet, now) {
+                self.lose(worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
+            }
         }
     }
 
     pub(crate) fn rank_ready(&mut self, worker: WorkerId, ready: &wire::Ready) -> Result<(), Error> {
         self.members.heard(worker);
         let of = Epoch { incarnation: ready.epoch_incarnation, n: ready.epoch_n };
-        let Some(Role::Loading { rank, .. }) = self.members.role(worker) else { return Ok(()) };
         if of != self.epoch {
             return Ok(());
         }
-        match self.accept(ready) {
-            Ok(facts) => self.members.ready(worker, rank, facts),
-            Err(why) => {
-                self.lose(worker, why);
-                return Ok(());
-            }
-        }
+        self.members.ready(worker);
         self.state_changed = true;
         let facts = self.blueprint.as_ref().and_then(|blueprint| self.members.all_ready(blueprint));
-        facts.map_or(Ok(()), |facts| self.begin(&facts))
+        facts.filter(|_| !self.is_ready).map_or(Ok(()), |facts| self.begin(&facts))
     }
 
     /// A stream moves only to an equal digest, and all ranks of an epoch have one: the configured one or, where there
-    /// is none, that of the first that was ready. It names version, model, weights and numerics.
-    fn accept(&self, ready: &wire::Ready) -> Result<Facts, Status> {
-        let policy = proto::policy_digest(&ready.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
+    /// is none, that of the first that had loaded. It names version, model, weights and numerics.
+    fn accept(&self, loaded: &wire::Loaded) -> Result<Facts, Status> {
+        let policy =
+            proto::policy_digest(&loaded.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
         let served = || self.serving.as_ref().map(|serving| serving.policy);
         let ours = self.config.policy_digest.or_else(served).or_else(|| self.members.policy());
         if let Some(ours) = ours.filter(|ours| *ours != policy) {
@@ -169,18 +163,20 @@ impl Replica {
                 "this rank computes under {policy}, the replica under {ours}: another model, or other numerics"
             )));
         }
-        Ok(Facts { policy, weight_bytes: ready.weight_bytes })
+        Ok(Facts { policy, weight_bytes: loaded.weight_bytes })
     }
 
     /// All ranks are ready: serve, or go on serving.
     fn begin(&mut self, facts: &[Facts]) -> Result<(), Error> {
         let (Some(blueprint), Some(first)) = (&self.blueprint, facts.first()) else { return Ok(()) };
-        let n_blocks = blueprint.n_blocks();
+        let (grid, n_blocks) = (blueprint.grid, blueprint.n_blocks());
         match &mut self.serving {
-            Some(serving) => serving.scheduler.requeue_into(self.epoch, &n_blocks, &mut self.outputs),
+            Some(serving) => {
+                serving.scheduler.reshape(grid.pp.into(), self.config.steps_in_flight_max(grid))?;
+                serving.scheduler.requeue_into(self.epoch, &n_blocks, Loss::Planned, &mut self.outputs);
+            }
             None => {
-                let config = self.config.scheduler(blueprint.context, n_blocks.clone(), first.policy);
-                let mut scheduler = Scheduler::new(config, self.epoch)?;
+                let mut scheduler = Scheduler::new(self.config.scheduler(blueprint, first.policy), self.epoch)?;
                 if self.draining_since.is_some() {
                     scheduler.drain();
                 }
@@ -189,81 +185,13 @@ impl Replica {
         }
         self.outputs_without_step();
         self.is_ready = true;
-        self.placing.ready_since = Some(self.now());
+        let now = self.now();
+        self.placing.ready(now);
         self.state_changed = true;
-        tracing::info!(epoch = %self.epoch, n_ranks = facts.len(), ?n_blocks, "the replica is ready");
+        let (Grid { tp, pp, .. }, epoch) = (grid, self.epoch);
+        tracing::info!(%epoch, tp, pp, n_ranks = facts.len(), ?n_blocks, "the replica is ready");
+        self.recovered(grid);
         self.welcome();
         Ok(())
-    }
-
-    // -- an epoch ends
-
-    /// A worker is gone, or is told to go. If it held a rank the epoch ends.
-    pub(crate) fn lose(&mut self, worker: WorkerId, why: Status) {
-        let message = why.message().to_owned();
-        let was_suspect = self.members.is_suspect(worker);
-        let Some((role, host)) = self.members.dismiss(worker, why) else { return };
-        let rank = role.rank().map(|rank| rank.0);
-        tracing::warn!(%worker, rank, host, cause = message, "a worker is lost");
-        if was_suspect {
-            // It was the guilty one: those who named it need not wait.
-            self.placing.not_before = None;
-        }
-        if rank.is_some() {
-            metrics::rank_lost(&self.of);
-            self.end_epoch();
-        }
-        self.place();
-    }
-
-    /// A rank cannot go on. If it names a peer, it stays, and its peer is suspected.
-    pub(crate) fn rank_failed(&mut self, worker: WorkerId, failed: &wire::Failed) {
-        self.members.heard(worker);
-        let of = Epoch { incarnation: failed.epoch_incarnation, n: failed.epoch_n };
-        let own_fault = || Status::aborted(format!("the rank failed: {}", failed.message));
-        let Some(guilty) = failed.guilty_rank else { return self.lose(worker, own_fault()) };
-        if of != self.epoch {
-            // Of an epoch that has ended: one report of its end was enough.
-            return;
-        }
-        let shards = self.blueprint.iter().flat_map(|blueprint| &blueprint.shards);
-        let blamed = shards.filter(|shard| u32::from(shard.rank.0) == guilty).map(|shard| shard.worker).next();
-        match blamed {
-            Some(blamed) if blamed != worker => self.blame(worker, blamed, guilty, &failed.message),
-            _ => self.lose(worker, own_fault()),
-        }
-    }
-
-    /// The epoch ends and nobody is dismissed: whoever is dead says so by its stream, whoever is stopped by its
-    /// silence, and whoever hangs by a counter that does not move. Two that do not reach each other are both well, so
-    /// that the next placement waits, each time longer.
-    fn blame(&mut self, reporter: WorkerId, blamed: WorkerId, rank: u32, message: &str) {
-        let (host, of) = (self.members.host(blamed).to_owned(), self.members.host(reporter).to_owned());
-        let by = self.members.role(reporter).and_then(Role::rank).map(|rank| rank.0);
-        tracing::warn!(worker = %blamed, rank, host, cause = message, by, by_host = of, "a rank is blamed by a peer");
-        self.members.suspect(blamed, format!("{of} says: {message}"));
-        let now = self.now();
-        let replace_max = micros(self.config.waits.replace_max);
-        let lasted = self.placing.ready_since.map_or(0, |since| now.since(since).0);
-        self.placing.n_fruitless = if lasted > replace_max { 0 } else { self.placing.n_fruitless + 1 };
-        let doublings = self.placing.n_fruitless.saturating_sub(1).min(20);
-        let wait = (micros(self.config.waits.replace_min) << doublings).min(replace_max);
-        self.placing.not_before = Some(now.plus(wait));
-        self.end_epoch();
-    }
-
-    /// All that ran waits, in an epoch without workers, for the next placement. The workers stay.
-    fn end_epoch(&mut self) {
-        self.epoch.n += 1;
-        self.blueprint = None;
-        self.is_ready = false;
-        self.placing.ready_since = None;
-        self.state_changed = true;
-        self.members.release_all();
-        self.traces.epoch_ended();
-        if let Some(serving) = &mut self.serving {
-            serving.scheduler.requeue_all(self.epoch, &mut self.outputs);
-            self.outputs_without_step();
-        }
     }
 }

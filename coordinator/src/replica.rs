@@ -1,13 +1,17 @@
 //! The loop, and what it owns: the planner, the workers, the routers. Everything that happens comes as an event;
 //! nothing here waits for a peer.
 
-use crate::event::{Event, WorkerId};
+use crate::event::Event;
+use crate::grids::{Placing, Scaling};
+use crate::losses::{Cause, Recovery};
 use crate::members::Members;
+use crate::outbound::Outbound;
 use crate::pace::{Pace, Speed};
+use crate::patience::Patience;
 use crate::placement::{Blueprint, Prediction};
-use crate::ranks::Placing;
 use crate::routers::Routers;
 use crate::serve::Told;
+use crate::slow::Slowness;
 use crate::traces::Traces;
 use crate::{Config, Error};
 use proto::cluster as wire;
@@ -37,6 +41,11 @@ pub(crate) struct Replica {
     /// Present while every rank has been given its place.
     pub(crate) blueprint: Option<Blueprint>,
     pub(crate) placing: Placing,
+    /// Present while the replica has served and does not.
+    pub(crate) recovery: Option<Recovery>,
+    pub(crate) scaling: Option<Scaling>,
+    pub(crate) patience: Patience,
+    pub(crate) slowness: Slowness,
     pub(crate) prediction: Option<Prediction>,
     /// Present from the first time that all ranks were ready.
     pub(crate) serving: Option<Serving>,
@@ -69,13 +78,17 @@ impl Replica {
         Replica {
             tell,
             of: Of::replica(&config.replica),
+            placing: Placing::new(config.policy.grid),
             config,
             began: Instant::now(),
             epoch,
             members: Members::default(),
             routers: Routers::default(),
             blueprint: None,
-            placing: Placing::default(),
+            recovery: None,
+            scaling: None,
+            patience: Patience::default(),
+            slowness: Slowness::default(),
             prediction: None,
             serving: None,
             is_ready: false,
@@ -106,6 +119,8 @@ impl Replica {
             self.turn(event, &mut queue)?;
         }
         self.check_when_idle();
+        let n_left = self.routers.all_live().len();
+        tracing::info!(n_left, "drained: what is left is for the routers to go on with elsewhere");
         self.tell_speed();
         self.members.leave_all("the coordinator has drained");
         self.routers.close_all(&Status::unavailable("the coordinator has drained"));
@@ -130,16 +145,19 @@ impl Replica {
 
     fn handle(&mut self, event: Event) -> Result<(), Error> {
         match event {
-            Event::RouterAttached { router, frames } => self.router_attached(router, frames),
-            Event::Submit { router, request } => self.submit(router, *request),
+            Event::RouterAttached { router, former, frames } => self.router_attached(router, former, frames),
+            Event::Submit { router, request } => drop(self.submit(router, *request)),
+            Event::Adopt { router, of, request } => self.adopt(router, of, *request),
             Event::Cancel { router, id, stopped } => self.cancel_for(router, id, stopped),
             Event::RouterGone { router, why } => self.router_gone(router, why),
             Event::WorkerJoined { worker, hello, frames } => self.worker_joined(worker, hello, frames),
+            Event::RankLoaded { worker, loaded } => self.rank_loaded(worker, &loaded),
             Event::RankReady { worker, ready } => self.rank_ready(worker, &ready)?,
             Event::StepDone { worker, done } => self.step_done(worker, done),
             Event::Heartbeat { worker, beat } => self.heartbeat(worker, &beat),
             Event::RankFailed { worker, failed } => self.rank_failed(worker, &failed),
-            Event::RankLost { worker, why } => self.lose(worker, why),
+            Event::RankLost { worker, why } => self.lose(worker, Cause::of(&why), why),
+            Event::Scale { grid, reply } => self.scale(grid, reply),
             Event::Tick => self.tick(),
             Event::Drain => self.drain(),
         }
@@ -155,9 +173,10 @@ impl Replica {
         self.draining_since.is_some() && is_idle
     }
 
-    /// What was cancelled ends when its step is answered; a rank that hangs answers none.
+    /// What still runs is left to the routers: their streams end without a word of their requests, so that they may
+    /// go on with them elsewhere.
     fn is_too_late(&self) -> bool {
-        let max = micros(self.config.waits.drain_max + self.config.waits.close_max);
+        let max = micros(self.config.waits.drain_max);
         self.draining_since.is_some_and(|since| self.now().since(since).0 > max)
     }
 
@@ -175,7 +194,7 @@ impl Replica {
 
     fn tick(&mut self) {
         let now = self.now();
-        self.dismiss_the_silent(now);
+        self.dismiss_the_overdue(now);
         self.place_if_due(now);
         if let Some(serving) = &mut self.serving {
             serving.scheduler.expire(now, &mut self.outputs);
@@ -186,9 +205,6 @@ impl Replica {
         let grace = if self.draining_since.is_some() { 0 } else { micros(self.config.waits.router_grace) };
         let forsaken = self.routers.forsaken(now, grace);
         self.cancel_all(forsaken);
-        if self.draining_since.is_some_and(|since| now.since(since).0 > micros(self.config.waits.drain_max)) {
-            self.cancel_everything();
-        }
         if now.since(self.state_sent).0 >= micros(self.config.waits.state_every) {
             self.state_changed = true;
         }
@@ -204,32 +220,21 @@ impl Replica {
         }
     }
 
-    fn dismiss_the_silent(&mut self, now: Micros) {
-        for worker in self.members.silent(self.config.waits.beats_missed_max) {
-            self.lose(worker, Status::deadline_exceeded("this rank was not heard of for too long"));
-        }
-        for worker in self.members.overdue(now, micros(self.config.waits.load_max)) {
-            self.lose(worker, Status::deadline_exceeded("this rank took too long to load"));
-        }
-        for (worker, why) in self.members.unmoved(now, micros(self.config.waits.suspect_max)) {
-            self.lose(worker, Status::deadline_exceeded(format!("this rank beats and does not compute: {why}")));
-        }
-        if let Some(worker) = self.stuck(now) {
-            self.lose(worker, Status::deadline_exceeded("this rank does not answer its step"));
-        }
-    }
-
-    /// The rank that all others wait for, when a step has been awaited for too long.
-    fn stuck(&self, now: Micros) -> Option<WorkerId> {
-        let is_awaited = self.serving.as_ref().is_some_and(|serving| serving.scheduler.stats().n_steps_in_flight > 0);
-        let is_late = now.since(self.step_since).0 > micros(self.config.waits.step_max);
-        self.members.furthest_behind().filter(|_| self.is_ready && is_awaited && is_late)
-    }
-
     // -- routers
 
-    fn router_attached(&mut self, router: u32, frames: crate::outbound::Outbound<wire::ReplicaFrame>) {
-        tracing::info!(router, "a router attaches");
+    fn router_attached(
+        &mut self,
+        router: u32,
+        former: Option<wire::FormerNumber>,
+        frames: Outbound<wire::ReplicaFrame>,
+    ) {
+        let former = former.filter(|former| former.incarnation == self.epoch.incarnation).map(|former| former.router);
+        tracing::info!(router, former, "a router attaches");
+        if let Some(former) = former {
+            // It brings what it still wants under its new number.
+            let forsaken = self.routers.forget(former);
+            self.cancel_all(forsaken);
+        }
         self.routers.attach(router, frames);
         if self.serving.is_some() {
             self.welcome();
@@ -278,11 +283,6 @@ impl Replica {
             serving.scheduler.cancel(id, &mut self.outputs);
         }
         self.outputs_without_step();
-    }
-
-    fn cancel_everything(&mut self) {
-        let all = self.routers.all_live();
-        self.cancel_all(all);
     }
 }
 

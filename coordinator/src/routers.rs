@@ -41,6 +41,12 @@ impl Routers {
         matches!(self.table.get(&router), Some(Router { line: Line::Up { .. }, .. }))
     }
 
+    /// Its router has left, and the request is still here.
+    pub fn is_left_behind(&self, id: RequestId) -> bool {
+        let is_left = |router: &Router| matches!(router.line, Line::Gone { .. }) && router.live.contains(&id);
+        self.table.get(&id.router()).is_some_and(is_left)
+    }
+
     /// The stream has ended. What the router has running is kept until `forsaken`.
     pub fn gone(&mut self, router: u32, why: Status, now: Micros) {
         let Some(entry) = self.table.get_mut(&router) else { return };
@@ -48,6 +54,15 @@ impl Routers {
             frames.close(why);
         }
         self.forget_if_idle(router);
+    }
+
+    /// The router has come again under another number. Its requests, which nobody listens to any more.
+    pub fn forget(&mut self, number: u32) -> Vec<RequestId> {
+        let Some(router) = self.table.remove(&number) else { return Vec::new() };
+        if let Line::Up { frames, .. } = router.line {
+            frames.close(Status::aborted("this router has come again"));
+        }
+        sorted(router.live)
     }
 
     /// Requests whose routers have been gone for longer than the grace.

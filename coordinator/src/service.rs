@@ -6,19 +6,21 @@ use crate::event::{Event, WorkerId};
 use crate::library::{Library, ModelStream};
 use crate::outbound::{OutboundStream, outbound};
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
-use proto::cluster::{GetModelRequest, ModelFiles, ReadModelRequest};
+use proto::cluster::{GetModelRequest, ModelFiles, ReadModelRequest, ScaleReply, ScaleRequest};
 use proto::cluster::{RankFrame, ReplicaFrame, RouterFrame, WorkerFrame, router_frame, worker_frame};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status, Streaming};
-use types::RequestId;
+use types::{Grid, RequestId};
 
 pub(crate) struct Service {
     library: Library,
     events: mpsc::Sender<Event>,
     hello_max: Duration,
+    /// For another grid to be in force: its ranks load and meet.
+    scale_max: Duration,
     router_frames_max: usize,
     rank_frames_max: usize,
     /// Routers and workers are numbered as they come. No number comes twice in one incarnation.
@@ -32,6 +34,7 @@ impl Service {
             library: Library::new(config.model_path.clone()),
             events,
             hello_max: config.waits.hello_max,
+            scale_max: config.waits.load_max + config.waits.meet_max,
             router_frames_max: config.limits.router_frames_max,
             rank_frames_max: config.limits.rank_frames_max,
             next_router: AtomicU32::new(1),
@@ -90,18 +93,34 @@ impl Coordinator for Service {
         Ok(Response::new(self.library.read(request.get_ref()).await?))
     }
 
+    async fn scale(&self, request: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
+        let ScaleRequest { version, tp, pp } = request.into_inner();
+        same_version(&version)?;
+        let (Ok(tp), Ok(pp)) = (u16::try_from(tp), u16::try_from(pp)) else {
+            return Err(Status::invalid_argument(format!("tp {tp} x pp {pp} is no grid")));
+        };
+        let (reply, answer) = oneshot::channel();
+        self.tell(Event::Scale { grid: Grid { tp, pp, ep: 1 }, reply }).await?;
+        match tokio::time::timeout(self.scale_max, answer).await {
+            Ok(Ok(answer)) => answer.map(Response::new),
+            Ok(Err(_)) => Err(Status::unavailable("this coordinator is ending")),
+            Err(_) => Err(Status::deadline_exceeded("the grid is not in force yet; the coordinator goes on trying")),
+        }
+    }
+
     async fn attach(&self, request: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
         let mut inbound = request.into_inner();
         let Some(router_frame::Frame::Hello(hello)) = self.hello(&mut inbound).await?.frame else {
             return Err(Status::invalid_argument("a router's first frame must be its hello"));
         };
         same_version(&hello.version)?;
+        let former = hello.former;
         let router = self.next_router.fetch_add(1, Relaxed);
         if router >= RequestId::ROUTERS_MAX {
             return Err(Status::resource_exhausted("this coordinator has no router numbers left: restart it"));
         }
         let (frames, stream, closed) = outbound(self.router_frames_max);
-        self.tell(Event::RouterAttached { router, frames }).await?;
+        self.tell(Event::RouterAttached { router, former, frames }).await?;
         let reader = Reader { inbound, events: self.events.clone(), closed };
         tokio::spawn(
             reader.run(move |frame| router_event(router, frame), move |why| Event::RouterGone { router, why }),
@@ -164,10 +183,14 @@ fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
         Some(router_frame::Frame::Submit(request)) if RequestId(request.id).router() == router => {
             Ok(Event::Submit { router, request: Box::new(request) })
         }
-        Some(router_frame::Frame::Submit(request)) => {
-            let id = RequestId(request.id);
-            Err(Status::invalid_argument(format!("request {id} is not of router {router:x}")))
-        }
+        Some(router_frame::Frame::Submit(request)) => Err(not_of(router, request.id)),
+        Some(router_frame::Frame::Adopt(adopt)) => match adopt.request {
+            Some(request) if RequestId(request.id).router() == router => {
+                Ok(Event::Adopt { router, of: RequestId(adopt.of), request: Box::new(request) })
+            }
+            Some(request) => Err(not_of(router, request.id)),
+            None => Err(Status::invalid_argument("an adoption of no request")),
+        },
         Some(router_frame::Frame::Cancel(cancel)) => {
             Ok(Event::Cancel { router, id: RequestId(cancel.id), stopped: cancel.stopped })
         }
@@ -176,10 +199,15 @@ fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
     }
 }
 
+fn not_of(router: u32, id: u64) -> Status {
+    Status::invalid_argument(format!("request {} is not of router {router:x}", RequestId(id)))
+}
+
 fn worker_event(worker: WorkerId, frame: WorkerFrame) -> Result<Event, Status> {
     match frame.frame {
         Some(worker_frame::Frame::Done(done)) => Ok(Event::StepDone { worker, done: done.into() }),
         Some(worker_frame::Frame::Heartbeat(beat)) => Ok(Event::Heartbeat { worker, beat }),
+        Some(worker_frame::Frame::Loaded(loaded)) => Ok(Event::RankLoaded { worker, loaded }),
         Some(worker_frame::Frame::Ready(ready)) => Ok(Event::RankReady { worker, ready }),
         Some(worker_frame::Frame::Failed(failed)) => Ok(Event::RankFailed { worker, failed }),
         Some(worker_frame::Frame::Hello(_)) => Err(Status::invalid_argument("a second hello")),

@@ -1,7 +1,9 @@
 //! The loop's part that moves tokens: requests in, steps out, answers in, outputs out.
 
 use crate::event::WorkerId;
+use crate::losses::Cause;
 use crate::members::Role;
+use crate::patience;
 use crate::replica::Replica;
 use crate::traces;
 use proto::cluster as wire;
@@ -35,14 +37,14 @@ impl From<Rejected> for Refusal {
 }
 
 impl Replica {
-    pub(crate) fn submit(&mut self, router: u32, request: wire::Request) {
+    /// Whether it was taken.
+    pub(crate) fn submit(&mut self, router: u32, request: wire::Request) -> bool {
         if !self.routers.is_attached(router) {
-            return;
+            return false;
         }
         let id = RequestId(request.id);
-        if let Err(refusal) = self.take(request) {
-            self.refuse(id, refusal);
-        }
+        let taken = self.take(request);
+        taken.map_err(|refusal| self.refuse(id, refusal)).is_ok()
     }
 
     fn take(&mut self, request: wire::Request) -> Result<(), Refusal> {
@@ -101,9 +103,10 @@ impl Replica {
             if is_first {
                 self.step_since = now;
             }
+            self.patience.sent(patience::work(&self.step));
             let bytes = proto::encode_traced_step(&self.step, self.traces.planned(&self.step));
             if let Err(worker) = self.members.send_step(&bytes) {
-                self.lose(worker, Status::resource_exhausted("this rank leaves its steps unread"));
+                self.lose(worker, Cause::Deaf, Status::resource_exhausted("this rank leaves its steps unread"));
             }
         }
     }
@@ -111,25 +114,27 @@ impl Replica {
     pub(crate) fn step_done(&mut self, worker: WorkerId, done: StepDone) {
         self.members.heard(worker);
         let (now, vocab) = (self.now(), self.config.shape.vocab);
-        let is_sampler = matches!(self.members.role(worker), Some(Role::Ready { rank, .. })
-            if rank == self.config.policy.grid.sampler());
+        let sampler = self.blueprint.as_ref().map(|blueprint| blueprint.grid.sampler());
+        let is_sampler = matches!(self.members.role(worker), Some(Role::Ready { rank, .. }) if Some(rank) == sampler);
         let Some(serving) = self.serving.as_mut().filter(|_| is_sampler) else { return };
         let is_token = |slice: &SliceDone| slice.tokens.iter().all(|out| out.token < vocab);
         if !done.slices.iter().all(is_token) {
-            return self.lose(worker, Status::invalid_argument("a token outside the vocabulary"));
+            let why = Status::invalid_argument("a token outside the vocabulary");
+            return self.lose(worker, Cause::Wrong, why);
         }
         match serving.scheduler.apply(&done, &mut self.outputs) {
             Ok(()) => {
                 self.traces.answered(done.id);
                 let n_tokens = done.slices.iter().map(|slice| slice.tokens.len() as u64).sum();
                 self.speed.answered(done.slices.len(), n_tokens, self.step_since, now);
+                self.patience.answered(now.since(self.step_since).0);
                 self.step_since = now;
                 metrics::step(&self.of, Duration::from_micros(done.micros.into()));
                 self.outputs_of(&done);
             }
             // Its epoch ended while the answer was on its way.
             Err(Stale::Epoch { .. }) => {}
-            Err(stale) => self.lose(worker, Status::invalid_argument(stale.to_string())),
+            Err(stale) => self.lose(worker, Cause::Wrong, Status::invalid_argument(stale.to_string())),
         }
     }
 

@@ -2,12 +2,13 @@
 
 use crate::replica::{Replica, micros};
 use crate::serve::Told;
+use crate::slow::{Change, Pass};
 use proto::cluster as wire;
 use proto::cluster::state::Phase;
 use scheduler::Stats;
 use std::time::Duration;
 use telemetry::metrics;
-use types::Micros;
+use types::{Micros, Rank};
 
 /// Long enough for its times to mean something, short enough to see a change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -29,10 +30,10 @@ impl Replica {
 
     pub(crate) fn state(&self) -> wire::State {
         let stats = self.stats();
-        let ranks = self.members.states(self.blueprint.as_ref());
+        let ranks = self.members.states(self.blueprint.as_ref(), &self.slowness);
         let n_ranks_ready = if self.is_ready { ranks.len() } else { 0 };
         self.measure(&stats, n_ranks_ready as u32);
-        let grid = self.config.policy.grid;
+        let grid = self.blueprint.as_ref().map_or(self.placing.wanted, |blueprint| blueprint.grid);
         self.tell_store(Told {
             policy: self.serving.as_ref().map(|serving| serving.policy),
             tp: grid.tp,
@@ -93,12 +94,34 @@ impl Replica {
             return;
         }
         self.looked = now;
-        for (rank, times) in self.members.look(now, self.speed.in_flight_micros()) {
+        let times = self.members.look(now, self.speed.in_flight_micros());
+        for (rank, times) in &times {
             metrics::bubble(&self.of, rank.0, times.in_flight_micros.saturating_sub(times.compute_micros));
         }
+        self.name_the_slow(&times);
+        self.grow_if_due(now);
         if now.since(self.speed_told).0 >= micros(SPEED_TOLD_EVERY) {
             self.speed_told = now;
             self.tell_speed();
+        }
+    }
+
+    /// A slow rank is named and stays: to let it go would cost more than it does.
+    fn name_the_slow(&mut self, times: &[(Rank, wire::RankTimes)]) {
+        let Some(blueprint) = self.blueprint.as_ref().filter(|_| self.is_ready) else { return };
+        let pass = |(rank, times): &(Rank, wire::RankTimes)| Pass {
+            rank: *rank,
+            stage: blueprint.grid.place(*rank).stage,
+            n_steps: times.steps,
+            compute_micros: times.compute_micros,
+        };
+        let passes: Vec<Pass> = times.iter().map(pass).collect();
+        for Change { rank, is_slow, micros, others_micros } in self.slowness.look(&passes) {
+            let host = blueprint.shards.iter().find(|shard| shard.rank == rank).map_or("", |shard| &shard.host);
+            let word = if is_slow { "a rank is slow" } else { "a rank is as fast as others again" };
+            tracing::warn!(rank = rank.0, host, micros, others_micros, "{word}");
+            metrics::rank_slow(&self.of, rank.0, is_slow);
+            self.state_changed = true;
         }
     }
 

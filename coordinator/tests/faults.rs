@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 use types::{Finish, RequestId, Sampling, Step, StepDone};
 use worker::sim::Sim;
-use worker::{Assignment, Load, LoadError, Ready, RunError, Runner};
+use worker::{Assignment, Ended, Load, LoadError, Loaded, Ready, RunError, Runner};
 
 async fn submit_many(router: &mut Router, random: &mut Random, n: usize) {
     for _ in 0..n {
@@ -90,8 +90,9 @@ struct BuggyRunner {
 }
 
 impl Load for Buggy {
-    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        let (sim, ready) = sim().load(assignment)?;
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let (loaded, ready) = sim().load(assignment, ended)?;
+        let sim = loaded.meet(ended)?;
         Ok((Box::new(BuggyRunner { sim, n_steps_left: self.n_steps_left.take(), bug: self.bug }), ready))
     }
 }
@@ -127,7 +128,7 @@ async fn a_rank_that_panics_or_fails_joins_again() {
 struct NoModel;
 
 impl Load for NoModel {
-    fn load(&mut self, _: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+    fn load(&mut self, _: &Assignment, _: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         Err(LoadError::Memory { what: "the model", needed: 9, available: 1 })
     }
 }
@@ -324,10 +325,14 @@ impl RawWorker {
         Ok(frame.ok_or_else(|| Status::ok("ended"))?.frame.unwrap())
     }
 
+    /// Its next place; it may be told first that the one it has is over.
     async fn assigned(&mut self) -> wire::Assign {
-        match self.next().await.unwrap() {
-            rank_frame::Frame::Assign(assign) => assign,
-            other => panic!("{other:?}"),
+        loop {
+            match self.next().await.unwrap() {
+                rank_frame::Frame::Assign(assign) => return assign,
+                rank_frame::Frame::Release(_) => {}
+                other => panic!("{other:?}"),
+            }
         }
     }
 
@@ -337,7 +342,16 @@ impl RawWorker {
 
     async fn ready(&mut self, digest: [u8; 32]) {
         self.last = self.assigned().await;
-        self.say_ready(digest).await;
+        self.say_loaded(digest).await;
+        self.meet().await;
+    }
+
+    /// Once all have loaded.
+    async fn meet(&mut self) {
+        let rank_frame::Frame::Meet(meet) = self.next().await.unwrap() else { panic!("the word to meet follows") };
+        let wire::Meet { epoch_incarnation, epoch_n } = meet;
+        assert_eq!(epoch_n, self.last.epoch_n);
+        self.say(worker_frame::Frame::Ready(wire::Ready { epoch_incarnation, epoch_n })).await;
     }
 
     async fn blame(&self, rank: u32) {
@@ -347,16 +361,23 @@ impl RawWorker {
         self.say(worker_frame::Frame::Failed(failed)).await;
     }
 
+    /// It is in a step, and waits there for a rank or for nobody.
+    async fn beat_in_step(&self, waits_for: Option<u32>) {
+        let beat = wire::Heartbeat { in_step: true, waits_for, ..wire::Heartbeat::default() };
+        // Who was dismissed is heard no more.
+        let _ended = self.up.send(frame(worker_frame::Frame::Heartbeat(beat))).await;
+    }
+
     async fn beat(&self, steps_done: u64) {
         let beat = wire::Heartbeat { steps_done, ..wire::Heartbeat::default() };
         self.say(worker_frame::Frame::Heartbeat(beat)).await;
     }
 
-    async fn say_ready(&self, digest: [u8; 32]) {
+    async fn say_loaded(&self, digest: [u8; 32]) {
         let wire::Assign { epoch_incarnation, epoch_n, .. } = self.last;
         let policy_digest = digest.to_vec();
-        let ready = wire::Ready { epoch_incarnation, epoch_n, policy_digest, weight_bytes: 0 };
-        self.say(worker_frame::Frame::Ready(ready)).await;
+        let loaded = wire::Loaded { epoch_incarnation, epoch_n, policy_digest, weight_bytes: 0 };
+        self.say(worker_frame::Frame::Loaded(loaded)).await;
     }
 
     async fn ended(mut self) -> Status {
@@ -387,8 +408,9 @@ fn sim_digest() -> [u8; 32] {
         context: 16,
         batch_tokens_max: 16,
         running_max: 1,
+        timeouts: worker::Timeouts::default(),
     };
-    sim().load(&assignment).unwrap().1.policy.0
+    sim().load(&assignment, &Ended::default()).unwrap().1.policy.0
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -410,7 +432,8 @@ async fn ranks_that_lie_are_dismissed_by_name() {
     assert!(end.message().contains("slices"), "{end:?}");
 
     let mut stranger = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
-    stranger.ready([9; 32]).await;
+    stranger.last = stranger.assigned().await;
+    stranger.say_loaded([9; 32]).await;
     let end = stranger.ended().await;
     assert!(end.message().contains("computes under"), "{end:?}");
 
@@ -466,9 +489,9 @@ async fn two_ranks(cluster: &Cluster) -> [RawWorker; 2] {
 }
 
 /// Until the coordinator tells that it has heard a rank's word.
-async fn heard_ready(cluster: &Cluster, rank: usize) {
+async fn heard_loaded(cluster: &Cluster, rank: usize) {
     let (_up, mut down) = attach(&cluster.dialer, &[hello(proto::VERSION)]).await.unwrap();
-    let is_heard = |state: &wire::State| state.ranks.get(rank).is_some_and(|rank| rank.state == "ready");
+    let is_heard = |state: &wire::State| state.ranks.get(rank).is_some_and(|rank| rank.state == "meeting");
     while !matches!(next(&mut down).await.unwrap(), Frame::State(state) if is_heard(&state)) {}
 }
 
@@ -528,6 +551,66 @@ async fn a_blamed_rank_that_beats_and_does_not_compute_is_lost_by_name() {
     cluster.stop().await;
 }
 
+/// Two ranks that have met, and a step that nobody answers.
+async fn two_ranks_in_a_step(cluster: &Cluster) -> [RawWorker; 2] {
+    let mut ranks = two_ranks(cluster).await;
+    for rank in &ranks {
+        rank.say_loaded(sim_digest()).await;
+    }
+    for rank in &mut ranks {
+        rank.meet().await;
+    }
+    let mut router = cluster.router().await;
+    router.submit(request(vec![1, 2, 3], 10)).await;
+    for rank in &mut ranks {
+        assert!(matches!(rank.next().await, Ok(rank_frame::Frame::Step(_))));
+    }
+    // Its request goes on without it.
+    drop(router);
+    ranks
+}
+
+fn shortly(mut config: coordinator::Config) -> coordinator::Config {
+    config.waits.step_first_max = Duration::from_millis(300);
+    config.waits.replace_min = Duration::from_millis(1);
+    config.limits.steps_in_flight_max = 1;
+    config
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_ranks_in_a_step_the_one_that_does_not_wait_hangs() {
+    let cluster = Cluster::start(shortly(on_grid(config(64, 128, 16), 2, 1)));
+    let [mut waits, hangs] = two_ranks_in_a_step(&cluster).await;
+    // Both have done as many steps.
+    waits.beat_in_step(Some(1)).await;
+    hangs.beat_in_step(None).await;
+    let end = hangs.ended().await;
+    assert!(end.message().contains("does not answer its step") && end.message().contains("hangs"), "{end:?}");
+    // The other one is told at once that its place is over, and gets the next.
+    assert!(matches!(waits.next().await, Ok(rank_frame::Frame::Release(_))));
+    let _other = RawWorker::join_at(&cluster, proto::VERSION, "elsewhere:1").await.unwrap();
+    assert_eq!(waits.assigned().await.mesh_addresses, ["here:1", "elsewhere:1"]);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_the_ranks_do_not_show_who_hangs_nobody_is_let_go_for_it() {
+    let mut config = shortly(on_grid(config(64, 128, 16), 2, 1));
+    config.waits.suspect_max = Duration::from_millis(300);
+    let cluster = Cluster::start(config);
+    let [mut one, mut other] = two_ranks_in_a_step(&cluster).await;
+    one.beat_in_step(None).await;
+    other.beat_in_step(None).await;
+    // Both are given another place, and whose thread moves there keeps it.
+    (one.last, other.last) = (one.assigned().await, other.assigned().await);
+    one.beat(1).await;
+    let end = other.ended().await;
+    assert!(end.message().contains("beats and does not compute"), "{end:?}");
+    let _third = RawWorker::join_at(&cluster, proto::VERSION, "elsewhere:1").await.unwrap();
+    assert_eq!(one.assigned().await.mesh_addresses, ["here:1", "elsewhere:1"]);
+    cluster.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rank_that_is_silent_is_dismissed() {
     let mut config = config(64, 128, 16);
@@ -549,18 +632,20 @@ async fn ranks_of_one_grid_agree_or_the_stranger_goes() {
     let [mut first, stranger] = two_ranks(&cluster).await;
     let twin = RawWorker::join_at(&cluster, proto::VERSION, "here:1").await.unwrap().ended().await;
     assert!(twin.code() == Code::AlreadyExists && twin.message().contains("here:1"), "{twin:?}");
-    first.say_ready(sim_digest()).await;
+    first.say_loaded(sim_digest()).await;
     // Two connections have no order: whoever is heard first is the measure.
-    heard_ready(&cluster, 0).await;
-    stranger.say_ready([9; 32]).await;
+    heard_loaded(&cluster, 0).await;
+    stranger.say_loaded([9; 32]).await;
     let end = stranger.ended().await;
     assert!(end.code() == Code::FailedPrecondition && end.message().contains("computes under"), "{end:?}");
 
     // The cluster goes on with whoever fits.
     let mut second = RawWorker::join_at(&cluster, proto::VERSION, "there:2").await.unwrap();
     (first.last, second.last) = (first.assigned().await, second.assigned().await);
-    first.say_ready(sim_digest()).await;
-    second.say_ready(sim_digest()).await;
+    first.say_loaded(sim_digest()).await;
+    second.say_loaded(sim_digest()).await;
+    first.meet().await;
+    second.meet().await;
     let mut router = cluster.router().await;
     assert_eq!(router.welcome.policy_digest, sim_digest());
 

@@ -125,6 +125,12 @@ impl From<&Stage> for wire::Stage {
     }
 }
 
+/// All that a request's stream is a function of, and nothing else of it: the same bytes for the same stream.
+pub fn said(request: &Request) -> Vec<u8> {
+    let request = wire::Request { id: 0, output: Vec::new(), priority: 0, ..request.into() };
+    request.encode_to_vec()
+}
+
 /// A digest as it stands in frames and handles.
 pub fn policy_digest(bytes: &[u8]) -> Result<PolicyDigest, Malformed> {
     bytes.try_into().map(PolicyDigest).map_err(|_| out_of_range("policy_digest", bytes.len()))

@@ -17,7 +17,7 @@ mod convert;
 pub mod secure;
 pub mod transport;
 
-pub use convert::{Malformed, decode_step, decode_traced_step, encode_step, encode_traced_step, policy_digest};
+pub use convert::{Malformed, decode_step, decode_traced_step, encode_step, encode_traced_step, policy_digest, said};
 
 /// Every message of every service, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

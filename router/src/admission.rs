@@ -6,10 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
+use types::Priority;
+
+/// Who can wait leaves this part of the places to others: one of so many.
+const PLACES_FOR_OTHERS: usize = 4;
 
 pub struct Admission {
     waiting: Arc<Semaphore>,
     places: u32,
+    tokens: Arc<Semaphore>,
+    tokens_max: u32,
     draining: CancellationToken,
     retry_after: Duration,
 }
@@ -18,13 +24,21 @@ pub struct Admission {
 #[derive(Debug)]
 pub struct Waiting {
     _places: OwnedSemaphorePermit,
+    _tokens: Option<OwnedSemaphorePermit>,
 }
 
 impl Admission {
     pub fn new(limits: &Limits, draining: CancellationToken, retry_after: Duration) -> Admission {
-        let places = limits.requests_waiting_max.min(Semaphore::MAX_PERMITS);
-        let waiting = Arc::new(Semaphore::new(places));
-        Admission { waiting, places: u32::try_from(places).unwrap_or(u32::MAX), draining, retry_after }
+        let max = u32::MAX as usize;
+        let (places, tokens_max) = (limits.requests_waiting_max.min(max), limits.waiting_tokens_max.min(max));
+        Admission {
+            waiting: Arc::new(Semaphore::new(places)),
+            places: places as u32,
+            tokens: Arc::new(Semaphore::new(tokens_max)),
+            tokens_max: tokens_max as u32,
+            draining,
+            retry_after,
+        }
     }
 
     pub fn is_draining(&self) -> bool {
@@ -37,7 +51,7 @@ impl Admission {
     }
 
     /// Places for all choices of a request, or for none.
-    pub fn admit(&self, n_choices: u32) -> Result<Waiting, Refusal> {
+    pub fn admit(&self, n_choices: u32, priority: Priority) -> Result<Waiting, Refusal> {
         if self.is_draining() {
             return Err(Refusal::Draining { retry_after: self.retry_after });
         }
@@ -46,9 +60,99 @@ impl Admission {
             let message = format!("{n_choices} answers at once are more than this server ever takes, which is {most}");
             return Err(Refusal::invalid("n", message));
         }
+        let n_others = if priority > Priority::default() { self.places as usize / PLACES_FOR_OTHERS } else { 0 };
+        let is_room = self.waiting.available_permits() >= n_choices as usize + n_others;
         match self.waiting.clone().try_acquire_many_owned(n_choices) {
-            Ok(places) => Ok(Waiting { _places: places }),
-            Err(_) => Err(Refusal::Full { retry_after: self.retry_after }),
+            Ok(_places) if is_room => Ok(Waiting { _places, _tokens: None }),
+            _ => Err(self.full()),
         }
+    }
+
+    /// Room for what is to be computed before the first token. More than there ever is takes all of it.
+    pub fn admit_tokens(&self, waiting: &mut Waiting, n_tokens: usize) -> Result<(), Refusal> {
+        let n_tokens = u32::try_from(n_tokens).map_or(self.tokens_max, |n| n.min(self.tokens_max));
+        let tokens = self.tokens.clone().try_acquire_many_owned(n_tokens).map_err(|_| self.full())?;
+        waiting._tokens = Some(tokens);
+        Ok(())
+    }
+
+    /// Refuses early what its deadline would end unanswered. Who goes before others does not wait for them, and how
+    /// long it waits nobody has measured.
+    pub fn in_time(&self, wait: Option<Duration>, left: Option<Duration>, priority: Priority) -> Result<(), Refusal> {
+        match (wait, left) {
+            (Some(wait), Some(left)) if wait > left && priority >= Priority::default() => {
+                let retry_after = (wait - left).clamp(self.retry_after, RETRY_AFTER_MAX.max(self.retry_after));
+                Err(Refusal::TooLate { wait, retry_after })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn full(&self) -> Refusal {
+        Refusal::Full { retry_after: self.retry_after }
+    }
+}
+
+/// By then everything may be different.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn admission(requests_waiting_max: usize, waiting_tokens_max: usize) -> Admission {
+        let limits = Limits { requests_waiting_max, waiting_tokens_max, ..Limits::default() };
+        Admission::new(&limits, CancellationToken::new(), SECOND)
+    }
+
+    fn full() -> Refusal {
+        Refusal::Full { retry_after: SECOND }
+    }
+
+    #[test]
+    fn who_can_wait_leaves_room_to_who_cannot() {
+        let admission = admission(8, 100);
+        let background = Priority(1);
+        let _six = admission.admit(6, background).unwrap();
+        assert_eq!(admission.admit(1, background).unwrap_err(), full());
+        let one = admission.admit(1, Priority(0)).unwrap();
+        let _last = admission.admit(1, Priority(-1)).unwrap();
+        assert_eq!(admission.admit(1, Priority(-1)).unwrap_err(), full());
+        drop(one);
+        assert_eq!(admission.admit(1, background).unwrap_err(), full());
+        assert!(admission.admit(1, Priority(0)).is_ok());
+    }
+
+    #[test]
+    fn tokens_have_room_or_wait_outside() {
+        let admission = admission(8, 100);
+        let waits = || admission.admit(1, Priority(0)).unwrap();
+        let (mut first, mut second, mut third) = (waits(), waits(), waits());
+        admission.admit_tokens(&mut first, 60).unwrap();
+        assert_eq!(admission.admit_tokens(&mut second, 41).unwrap_err(), full());
+        admission.admit_tokens(&mut second, 40).unwrap();
+        assert_eq!(admission.admit_tokens(&mut third, usize::MAX).unwrap_err(), full());
+        drop((first, second));
+        // More than all fits where nothing else is.
+        admission.admit_tokens(&mut third, usize::MAX).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_in_time_is_told_when_to_come_again() {
+        let admission = admission(8, 100);
+        let check = |wait: Option<u64>, left: Option<u64>, priority, retry_after: Option<u64>| {
+            let (wait, left) = (wait.map(Duration::from_secs), left.map(Duration::from_secs));
+            let told = admission.in_time(wait, left, Priority(priority)).err().map(|refusal| refusal.retry_after());
+            assert_eq!(told, retry_after.map(|seconds| Some(Duration::from_secs(seconds))), "{wait:?} of {left:?}");
+        };
+        check(Some(10), Some(10), 0, None);
+        check(Some(10), Some(3), 0, Some(7));
+        check(Some(1000), Some(3), 0, Some(60));
+        check(Some(10), Some(3), 1, Some(7));
+        check(Some(10), Some(3), -1, None);
+        check(Some(10), None, 0, None);
+        check(None, Some(0), 0, None);
     }
 }

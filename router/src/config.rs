@@ -1,6 +1,7 @@
 //! What a router is told at its start. Every limit of the router has its name here.
 
 use crate::keys::ApiKeys;
+use crate::resume::ResumeKey;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ pub struct Config {
     pub waits: Waits,
     /// Who may ask. Without keys, everybody.
     pub keys: ApiKeys,
+    /// Of all routers of the cluster, which go on with each other's streams.
+    pub resume_key: ResumeKey,
     /// What `/metrics` answers.
     pub metrics: Render,
 }
@@ -24,6 +27,8 @@ pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
 pub struct Limits {
     /// Requests that were let in and have no token yet. One more is refused with a 429.
     pub requests_waiting_max: usize,
+    /// Tokens of their prompts together. One request alone may have more.
+    pub waiting_tokens_max: usize,
     /// Requests under way, waiting or not.
     pub requests_max: usize,
     /// A stream whose reader has left so many steps unread is cut, and its request cancelled: tokens keep coming and
@@ -32,12 +37,16 @@ pub struct Limits {
     /// A request whose replica was lost so often before it said a token is not given to another: it may be the cause.
     pub losses_max: u32,
     pub body_bytes_max: usize,
+    /// Of all bodies that are read at the same time.
+    pub bodies_bytes_max: usize,
     /// A body beyond the limit is read so far before it is refused: who still sends reads nothing.
     pub body_discarded_max: usize,
     /// Long texts that are read, rendered or tokenized at the same time, on threads of their own.
     pub long_texts_max: usize,
     /// Choices of one prompt, `n`.
     pub choices_max: u32,
+    /// Choices of one stream, of all its prompts, that can be gone on with elsewhere: each event says where each is.
+    pub choices_resumed_max: usize,
     /// Prompts of one request.
     pub prompts_max: usize,
     /// Inputs of one request for embeddings, and how many of them are under way at the same time.
@@ -56,13 +65,16 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             requests_waiting_max: 1024,
+            waiting_tokens_max: 4 << 20,
             requests_max: 4096,
             outputs_unread_max: 4096,
             losses_max: 8,
             body_bytes_max: 4 << 20,
+            bodies_bytes_max: 256 << 20,
             body_discarded_max: 64 << 20,
             long_texts_max: 4,
             choices_max: 16,
+            choices_resumed_max: 64,
             prompts_max: 256,
             embeddings_max: 2048,
             embeddings_at_once_max: 32,
@@ -111,7 +123,7 @@ impl Default for Waits {
             reattach_min: Duration::from_millis(50),
             reattach_max: Duration::from_secs(1),
             attach_max: Duration::from_secs(3),
-            replica_silence_max: Duration::from_secs(10),
+            replica_silence_max: Duration::from_secs(3),
             replica_absence_max: Duration::from_secs(60),
             recovery_max: Duration::from_secs(10),
             drain_max: Duration::from_secs(30),
@@ -127,6 +139,7 @@ impl Default for Config {
             limits: Limits::default(),
             waits: Waits::default(),
             keys: ApiKeys::default(),
+            resume_key: ResumeKey::of(&[]),
             metrics: Arc::new(String::new),
         }
     }

@@ -53,7 +53,9 @@ impl Front {
                 priority: 0,
                 deadline,
                 tenant,
+                resume: None,
                 trace: trace.clone(),
+                room: Vec::new(),
                 clock: None,
             };
             self.embed_some(ask, &mut reply).await?;
@@ -73,7 +75,7 @@ impl Front {
                     let usage = reply.usage.get_or_insert_default();
                     usage.prompt_tokens += finished.usage.map_or(0, |usage| usage.prompt_tokens);
                 }
-                (_, Event::Prompt(_) | Event::Delta(_)) => {}
+                (_, Event::Prompt(_) | Event::Told(_) | Event::Delta(_)) => {}
             }
         }
         match reply.embeddings[first..].iter().any(|embedding| embedding.values.is_empty()) {

@@ -7,8 +7,10 @@ use crate::config::Config;
 use crate::generation::{Choice, Generation, Prompt};
 use crate::link::{Replica, Submit};
 use crate::measure::Clock;
+use crate::peers::Need;
 use crate::refusal::Refusal;
 use crate::replicas::{Picked, Replicas};
+use crate::resume::{Fingerprint, Handle, Marks, NoResume, Resume};
 use crate::sampling::Asked;
 use crate::stop::Stops;
 use crate::text::Assembly;
@@ -16,12 +18,12 @@ use proto::v1;
 use proto::v1::generate_request::Input;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use telemetry::spans::Traced;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
-use types::{Goal, Priority, Request, Sampling, TenantId, Token, Tokens};
+use types::{Goal, Priority, Request, RequestId, Sampling, TenantId, Token, Tokens};
 
 /// More than this is read, rendered and tokenized where it holds up no other request.
 const BYTES_INLINE_MAX: usize = 64 << 10;
@@ -51,6 +53,8 @@ pub struct Front {
     pub streams: TaskTracker,
     /// Places for work on long texts.
     pub long_texts: Arc<Semaphore>,
+    /// Room for bodies that are read.
+    pub bodies: Arc<Semaphore>,
     /// Part of every public id: two routers, or two lives of one, never give the same.
     pub nonce: u32,
 }
@@ -69,10 +73,16 @@ pub struct Ask {
     pub priority: i32,
     pub deadline: Option<Instant>,
     pub tenant: TenantId,
+    /// The stream is gone on with, behind what the client has.
+    pub resume: Option<Resume>,
     pub trace: Traced,
+    pub room: Room,
     /// None where somebody else counts.
     pub clock: Option<Clock>,
 }
+
+/// Places in memory that a request's text takes until it is tokens.
+pub type Room = Vec<OwnedSemaphorePermit>;
 
 pub enum Purpose {
     Generate(Box<v1::Sampling>),
@@ -87,6 +97,10 @@ impl Front {
             Ok(mut generation) => {
                 if let Some(clock) = &mut clock {
                     clock.begun(&generation);
+                    // All of it was said before.
+                    if !generation.is_running() {
+                        clock.finished("ok");
+                    }
                 }
                 generation.clock = clock;
                 Ok(generation)
@@ -101,29 +115,36 @@ impl Front {
     }
 
     async fn begin(self: &Arc<Self>, ask: Ask) -> (Option<Clock>, Result<Generation, Refusal>) {
-        let Ask { model, prompts, n_choices, first_choice, purpose, echo, priority, deadline, tenant, trace, clock } =
+        let Ask { model, prompts, n_choices, first_choice, purpose, echo, priority, deadline, tenant, resume, .. } =
             ask;
+        let (trace, clock) = (ask.trace, ask.clock);
         let begun = async {
-            let waiting = self.let_in(prompts.len(), n_choices)?;
-            let model = self.model(&model, &*self.replica()?)?;
             let priority = level(priority)?;
-            let asked = self.purpose(purpose)?;
+            let mut waiting = self.let_in(prompts.len(), n_choices, priority)?;
+            let model = self.model(&model, &*self.replica()?)?;
+            let asked = self.purpose(purpose, resume.as_ref().map(|resume| resume.opened.handle.seed))?;
             let preparing = trace.prepare();
             let mut read = Vec::with_capacity(prompts.len());
             for input in prompts {
                 read.push(self.prompt(input, echo).await?);
             }
-            drop(preparing);
-            let picked = self.pick(&read)?;
+            drop((preparing, ask.room));
             let like = Request { tenant, priority, goal: asked.goal, ..Request::default() };
-            let choices = first_choice..first_choice + n_choices;
-            let opened = Opened { waiting, picked, model, like, choices, traceparent: trace.traceparent() };
-            self.submit(read, asked, deadline, opened)
+            let numbers = first_choice..first_choice + n_choices;
+            let wanted = Wanted { prompts: read, asked, like, numbers };
+            let placed = self.place(&wanted, resume)?;
+            let n_tokens = placed.requests.iter().map(Request::n_tokens);
+            self.admission.admit_tokens(&mut waiting, n_tokens.clone().sum())?;
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let wait = placed.picked.wait(n_tokens.max().unwrap_or(0) as u64);
+            self.admission.in_time(wait, left, priority)?;
+            let traceparent = trace.traceparent();
+            self.submit(wanted, placed, Opening { waiting, model, deadline, traceparent })
         };
         (clock, begun.await)
     }
 
-    fn let_in(&self, n_prompts: usize, n_choices: u32) -> Result<Waiting, Refusal> {
+    fn let_in(&self, n_prompts: usize, n_choices: u32, priority: Priority) -> Result<Waiting, Refusal> {
         let limits = &self.config.limits;
         if n_choices == 0 || n_choices > limits.choices_max {
             return Err(Refusal::invalid("n", format!("must be 1 to {}, and is {n_choices}", limits.choices_max)));
@@ -131,12 +152,16 @@ impl Front {
         if n_prompts == 0 || n_prompts > limits.prompts_max {
             return Err(Refusal::invalid("text", format!("1 to {} prompts, and not {n_prompts}", limits.prompts_max)));
         }
-        self.admission.admit(n_prompts as u32 * n_choices)
+        self.admission.admit(n_prompts as u32 * n_choices, priority)
     }
 
-    fn purpose(&self, purpose: Purpose) -> Result<Asked, Refusal> {
+    /// `seed` is what was drawn for a stream that is gone on with.
+    fn purpose(&self, purpose: Purpose, seed: Option<u64>) -> Result<Asked, Refusal> {
         match purpose {
-            Purpose::Generate(sampling) => self.sampling(*sampling),
+            Purpose::Generate(mut sampling) => {
+                sampling.seed = sampling.seed.or(seed);
+                self.sampling(*sampling)
+            }
             Purpose::Pool => Ok(Asked {
                 sampling: Sampling { tokens_max: 1, ..Sampling::default() },
                 goal: Goal::Pool,
@@ -157,51 +182,56 @@ impl Front {
     }
 
     /// Picked when all is known of the request that matters for it, and as late as can be: by then others may be done.
-    fn pick(&self, prompts: &[Prompt]) -> Result<Picked, Refusal> {
-        let n_prompt = longest(prompts);
-        let picked = self.replicas.pick(n_prompt)?;
-        let context = picked.replica.context;
-        if n_prompt >= context as usize {
-            return Err(Refusal::TooLong { n_prompt, context });
-        }
-        Ok(picked)
+    fn place(&self, wanted: &Wanted, resume: Option<Resume>) -> Result<Placed, Refusal> {
+        let n_prompt = longest(&wanted.prompts);
+        let Some(resume) = resume else {
+            let picked = self.replicas.pick(n_prompt)?;
+            let requests = wanted.requests(picked.replica.context)?;
+            let print = wanted.print(&requests);
+            let marks = Marks::none(requests.len());
+            return Ok(Placed { picked, requests, print, before: None, marks });
+        };
+        let Resume { opened, marks } = resume;
+        let requests = wanted.requests(opened.handle.context)?;
+        let print = wanted.print(&requests);
+        opened.check(&self.config.resume_key, &print, wanted.like.tenant)?;
+        check_marks(&marks, &requests)?;
+        let n_tokens = requests.iter().map(|request| request.prompt.len() + request.sampling.tokens_max as usize).max();
+        let need = Need { digest: opened.handle.digest, n_tokens: n_tokens.unwrap_or(0) as u64 };
+        let picked = self.replicas.pick_again(need, &opened.handle)?;
+        Ok(Placed { picked, requests, print, before: Some(opened.handle), marks })
     }
 
     /// One request at the replica per prompt and choice, all heard through one queue.
-    fn submit(
-        self: &Arc<Self>,
-        prompts: Vec<Prompt>,
-        asked: Asked,
-        deadline: Option<Instant>,
-        opened: Opened,
-    ) -> Result<Generation, Refusal> {
-        let Opened { waiting, picked, model, like, choices: numbers, traceparent } = opened;
+    fn submit(self: &Arc<Self>, wanted: Wanted, placed: Placed, opening: Opening) -> Result<Generation, Refusal> {
+        let Wanted { prompts, asked, like, .. } = wanted;
+        let Placed { picked, requests, print, before, marks } = placed;
+        let Opening { waiting, model, deadline, traceparent } = opening;
         let replica = picked.replica.clone();
-        // Each step brings a token or scores a part of the prompt, and one place is kept for the end.
-        let unread_max =
-            (asked.sampling.tokens_max as usize).min(self.config.limits.outputs_unread_max) + longest(&prompts) + 1;
-        let (ear, heard) = mpsc::channel(unread_max * numbers.len() * prompts.len());
+        let (ear, heard) = mpsc::channel(self.unread_max(&requests));
+        let first_key = picked.keys(requests.len() as u64);
         let mut choices = Vec::new();
-        let first_key = picked.keys((numbers.len() * prompts.len()) as u64);
-        for prompt in &prompts {
-            for number in numbers.clone() {
-                let sampling = self.sampling_of(&asked, prompt, number, &replica);
-                let (stop_tokens, tokens_min) = (sampling.stop.clone(), sampling.tokens_min);
-                let request = Request { prompt: prompt.ids.clone(), sampling, ..like.clone() };
-                let request = Request { cache_bypass: request.goal != Goal::Generate, ..request };
-                let assembly = Assembly::new(&self.text.tokenizer, asked.stops.clone(), tokens_min, asked.show_special);
-                let slot = choices.len() as u32;
+        for (slot, (request, mark)) in requests.into_iter().zip(&marks.choices).enumerate() {
+            let tokens_min = request.sampling.tokens_min;
+            let assembly = Assembly::new(&self.text.tokenizer, asked.stops.clone(), tokens_min, asked.show_special);
+            let (key, adopts) = (first_key + slot as u64, adopted(&request, before.as_ref(), &replica, slot));
+            let mut choice = Choice::new(None, assembly, &request, mark.n_tokens());
+            if !mark.has_ended() {
                 let (digest, traceparent, ear) = (replica.digest, traceparent.clone(), ear.clone());
-                let key = first_key + u64::from(slot);
-                let submit = Submit { key, request, slot, deadline, digest, traceparent, ear };
-                let ticket = picked.submit(submit)?;
-                choices.push(Choice::new(ticket, assembly, stop_tokens, prompt.ids.len() as u32, asked.goal));
+                let slot = slot as u32;
+                let submit = Submit { key, request, slot, deadline, digest, adopts, traceparent, ear };
+                choice.begin(picked.submit(submit)?);
             }
+            choices.push(choice);
         }
+        let handle = self.handle(before, &replica, asked.sampling.seed, replica.id(first_key).0);
+        let sealed = handle.seal(&self.config.resume_key, &print, like.tenant);
         let n_prompt = prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
-        let started = self.started(&choices, &replica, model, asked.sampling.seed, n_prompt);
         Ok(Generation {
-            started,
+            started: started(&handle, &sealed, model, n_prompt),
+            created: handle.created,
+            handle: Some(sealed).filter(|_| choices.len() <= self.config.limits.choices_resumed_max),
+            marks,
             replica,
             prompts,
             heard,
@@ -216,29 +246,23 @@ impl Front {
         })
     }
 
-    /// A longer answer than the context allows ends with `length`, as one that was asked to be so long would.
-    fn sampling_of(&self, asked: &Asked, prompt: &Prompt, choice: u32, replica: &Replica) -> Sampling {
-        let room = replica.context - prompt.ids.len() as u32;
-        Sampling { choice, tokens_max: asked.sampling.tokens_max.min(room), ..asked.sampling.clone() }
+    /// What can be told of a stream from now on; the reply that it began as does not change.
+    fn handle(&self, before: Option<Handle>, replica: &Replica, seed: u64, first_id: u64) -> Handle {
+        let (context, public, created) = match before {
+            Some(before) => (before.context, before.public, before.created),
+            None => (replica.context, (self.nonce, first_id), unix_seconds()),
+        };
+        let (digest, incarnation, replica) = (replica.digest, replica.incarnation, replica.name.clone());
+        Handle { digest, seed, context, public, created, first_id, incarnation, replica }
     }
 
-    fn started(
-        &self,
-        choices: &[Choice],
-        replica: &Replica,
-        model: String,
-        seed: u64,
-        prompt_tokens: u32,
-    ) -> v1::Started {
-        let id = choices.first().map_or(0, |choice| choice.id(replica));
-        let resume = v1::ResumeHandle {
-            replica: replica.name.clone(),
-            id: format!("{id:016x}"),
-            seed,
-            policy_digest: replica.digest.0.to_vec(),
-            incarnation: replica.incarnation,
+    /// Each step brings a token or scores a part of the prompt, and one place is kept for the end.
+    fn unread_max(&self, requests: &[Request]) -> usize {
+        let of = |request: &Request| {
+            let scores = if request.goal == Goal::Generate { 0 } else { request.prompt.len() };
+            (request.sampling.tokens_max as usize).min(self.config.limits.outputs_unread_max) + scores + 1
         };
-        v1::Started { id: format!("{:08x}{id:016x}", self.nonce), model, seed, prompt_tokens, resume: Some(resume) }
+        requests.iter().map(of).sum()
     }
 
     /// A replica, for what all of them have in common.
@@ -343,15 +367,93 @@ impl Front {
     }
 }
 
-/// What a request has got on its way to being submitted.
-struct Opened {
-    waiting: Waiting,
-    picked: Picked,
-    model: String,
+/// A request that has been read.
+struct Wanted {
+    prompts: Vec<Prompt>,
+    asked: Asked,
     /// What all have in common besides prompt and sampling.
     like: Request,
-    choices: std::ops::Range<u32>,
+    numbers: std::ops::Range<u32>,
+}
+
+impl Wanted {
+    /// One for each choice of each prompt, as a replica with such a context gets them.
+    fn requests(&self, context: u32) -> Result<Vec<Request>, Refusal> {
+        let n_prompt = longest(&self.prompts);
+        if n_prompt >= context as usize {
+            return Err(Refusal::TooLong { n_prompt, context });
+        }
+        let each = self.prompts.iter().flat_map(|prompt| self.numbers.clone().map(move |number| (prompt, number)));
+        Ok(each.map(|(prompt, number)| self.request(prompt, number, context)).collect())
+    }
+
+    fn request(&self, prompt: &Prompt, choice: u32, context: u32) -> Request {
+        let sampling = &self.asked.sampling;
+        let room = context - prompt.ids.len() as u32;
+        let sampling = Sampling { choice, tokens_max: sampling.tokens_max.min(room), ..sampling.clone() };
+        let cache_bypass = self.like.goal != Goal::Generate;
+        Request { prompt: prompt.ids.clone(), sampling, cache_bypass, ..self.like.clone() }
+    }
+
+    fn print(&self, requests: &[Request]) -> Fingerprint {
+        let stops = &self.asked.stops;
+        let flags = [stops.are_included(), self.asked.show_special];
+        let flags = flags.map(|flag| if flag { "yes" } else { "no" });
+        Fingerprint::of(requests.iter(), flags.into_iter().chain(stops.strings()))
+    }
+}
+
+/// What becomes of a request, and where.
+struct Placed {
+    picked: Picked,
+    requests: Vec<Request>,
+    print: Fingerprint,
+    /// Of the stream that is gone on with.
+    before: Option<Handle>,
+    marks: Marks,
+}
+
+/// What a request has got on its way to being submitted.
+struct Opening {
+    waiting: Waiting,
+    model: String,
+    deadline: Option<Instant>,
     traceparent: String,
+}
+
+fn check_marks(marks: &Marks, requests: &[Request]) -> Result<(), NoResume> {
+    let (expected, got) = (requests.len(), marks.choices.len());
+    if expected != got {
+        return Err(NoResume::OtherChoices { expected, got });
+    }
+    let ends = requests.iter().map(|request| request.sampling.tokens_max);
+    let beyond = marks.choices.iter().zip(ends).find(|(mark, end)| mark.n_tokens() > *end);
+    beyond.map_or(Ok(()), |(mark, end)| Err(NoResume::Beyond { position: mark.n_tokens(), end }))
+}
+
+/// The id under which the same life of the same replica may still have the request.
+fn adopted(request: &Request, before: Option<&Handle>, replica: &Replica, slot: usize) -> Option<RequestId> {
+    let before = before.filter(|before| before.is_of(&replica.name, replica.incarnation))?;
+    // Tokens can be said again, and what stands beside them cannot.
+    let says_tokens_alone = request.goal == Goal::Generate && request.sampling.logprobs.is_none();
+    says_tokens_alone.then_some(RequestId(before.first_id + slot as u64))
+}
+
+fn started(handle: &Handle, sealed: &str, model: String, prompt_tokens: u32) -> v1::Started {
+    let (nonce, id) = handle.public;
+    let resume = v1::ResumeHandle {
+        replica: handle.replica.clone(),
+        id: format!("{:016x}", handle.first_id),
+        seed: handle.seed,
+        policy_digest: handle.digest.0.to_vec(),
+        incarnation: handle.incarnation,
+        handle: sealed.to_owned(),
+    };
+    v1::Started { id: format!("{nonce:08x}{id:016x}"), model, seed: handle.seed, prompt_tokens, resume: Some(resume) }
+}
+
+pub fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn longest(prompts: &[Prompt]) -> usize {

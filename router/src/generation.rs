@@ -4,6 +4,7 @@ use crate::admission::Waiting;
 use crate::link::{Progress, Replica, Told};
 use crate::measure::Clock;
 use crate::refusal::Refusal;
+use crate::resume::{Marks, NoResume};
 use crate::stop::Stops;
 use crate::text::Assembly;
 use crate::ticket::Ticket;
@@ -18,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tokio_util::task::task_tracker::TaskTrackerToken;
-use types::{Finish, Goal, TokenOut, Tokens};
+use types::{Finish, Goal, Request, TokenOut, Tokens};
 
 /// What a stream is made of. The same as in `lockstep.v1`; `Started` is at hand before the first event.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub enum Event {
     /// Once, before the first delta, if logprobs of the prompt were asked for.
     Prompt(v1::PromptLogprobs),
     Delta(v1::Delta),
+    /// A delta that the client has already, because it goes on with a stream.
+    Told(v1::Delta),
     /// The hidden states of the prompt, where nothing else was asked for.
     Pooled(Vec<f32>),
     Finished(v1::Finished),
@@ -42,6 +45,12 @@ pub struct Prompt {
 pub struct Generation {
     pub started: v1::Started,
     pub replica: Arc<Replica>,
+    /// In seconds since 1970: when the stream began, here or elsewhere.
+    pub created: u64,
+    /// What the client has of it already.
+    pub marks: Marks,
+    /// None where there are too many choices to go on with.
+    pub handle: Option<String>,
     /// Its choices follow one another, prompt by prompt.
     pub prompts: Vec<Prompt>,
     // Before `choices`: whoever hears of a dropped ticket finds the ear closed.
@@ -63,14 +72,16 @@ pub(crate) struct Choice {
     assembly: Assembly,
     stop_tokens: Tokens,
     n_prompt: u32,
+    /// Tokens that the client has already.
+    n_told: u32,
     n_cached: u32,
     /// Logprobs of the prompt so far, until all of them are given out.
     scored: Option<Vec<v1::Logprob>>,
 }
 
 impl Generation {
-    /// Waits for the first word of the replica, so that a refusal can be told as one. After `wait_max` the stream is
-    /// opened without it.
+    /// Waits for the first word of the replica that is new to the client, so that a refusal can be told as one. After
+    /// `wait_max` the stream is opened without it.
     pub async fn answered(&mut self, wait_max: Duration) -> Result<(), Refusal> {
         let first = tokio::time::timeout(wait_max, poll_fn(|context| self.poll_heard(context))).await;
         match first {
@@ -81,7 +92,7 @@ impl Generation {
 
     /// Ready when there is something to give out, or nothing will come.
     fn poll_heard(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        while self.ready.is_empty() && self.failed.is_none() && self.is_running() {
+        while !self.has_news() && self.failed.is_none() && self.is_running() {
             if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready()) {
                 self.fail(Refusal::Deadline);
                 break;
@@ -95,7 +106,12 @@ impl Generation {
         Poll::Ready(())
     }
 
-    fn is_running(&self) -> bool {
+    /// Something that the client does not have.
+    fn has_news(&self) -> bool {
+        self.ready.iter().any(|(_, event)| !matches!(event, Event::Told(_)))
+    }
+
+    pub fn is_running(&self) -> bool {
         self.choices.iter().any(|choice| choice.ticket.is_some())
     }
 
@@ -137,10 +153,16 @@ impl Generation {
         if !pooled.is_empty() {
             self.ready.push_back((choice_idx, Event::Pooled(pooled)));
         }
-        let (delta, finished) = choice.advance(progress, &self.stops);
-        if !delta.token_ids.is_empty() || !delta.text.is_empty() {
-            self.ready.push_back((choice_idx, Event::Delta(delta)));
+        let has_finish = progress.finish.is_some();
+        let (told, delta, finished) = choice.advance(progress, &self.stops);
+        let (end, position) = (choice.assembly.n_tokens(), choice.n_told);
+        if (has_finish || finished.is_some()) && end < position {
+            return self.fail(NoResume::Beyond { position, end }.into());
         }
+        let says = |delta: &v1::Delta| !delta.token_ids.is_empty() || !delta.text.is_empty();
+        let told = Some(told).filter(says).map(Event::Told);
+        let delta = Some(delta).filter(says).map(Event::Delta);
+        self.ready.extend([told, delta].into_iter().flatten().map(|event| (choice_idx, event)));
         if let Some(finished) = finished {
             if let Some(clock) = &mut self.clock {
                 clock.used(finished.usage.as_ref());
@@ -172,14 +194,15 @@ impl Stream for Generation {
 }
 
 impl Choice {
-    pub fn new(ticket: Ticket, assembly: Assembly, stop_tokens: Tokens, n_prompt: u32, goal: Goal) -> Choice {
-        let scored = matches!(goal, Goal::Score { .. }).then(Vec::new);
-        Choice { ticket: Some(ticket), assembly, stop_tokens, n_prompt, n_cached: 0, scored }
+    /// Without a ticket, of one that has ended before.
+    pub fn new(ticket: Option<Ticket>, assembly: Assembly, request: &Request, n_told: u32) -> Choice {
+        let scored = matches!(request.goal, Goal::Score { .. }).then(Vec::new);
+        let n_prompt = request.prompt.len() as u32;
+        Choice { ticket, assembly, stop_tokens: request.sampling.stop.clone(), n_prompt, n_told, n_cached: 0, scored }
     }
 
-    /// Its request's id at the replica, while it runs.
-    pub fn id(&self, replica: &Replica) -> u64 {
-        self.ticket.as_ref().map_or(0, |ticket| replica.id(ticket.key()).0)
+    pub fn begin(&mut self, ticket: Ticket) {
+        self.ticket = Some(ticket);
     }
 
     /// A replica that begins again says them again. False where some are missing.
@@ -193,16 +216,18 @@ impl Choice {
         true
     }
 
-    /// What the tokens say, and whether that is the end.
-    fn advance(&mut self, progress: Progress, stops: &Stops) -> (v1::Delta, Option<v1::Finished>) {
+    /// What the tokens say, of it first what the client has already, and whether that is the end.
+    fn advance(&mut self, progress: Progress, stops: &Stops) -> (v1::Delta, v1::Delta, Option<v1::Finished>) {
         let Progress { position, tokens, n_cached, finish, .. } = progress;
         if position == 0 {
             self.n_cached = n_cached;
         }
-        let mut delta = v1::Delta { position, ..v1::Delta::default() };
+        let mut told = v1::Delta { position, ..v1::Delta::default() };
+        let mut delta = v1::Delta { position: position.max(self.n_told), ..v1::Delta::default() };
         let mut stopped = None;
         let n_tokens = tokens.len();
         for (i, out) in tokens.into_iter().enumerate() {
+            let delta = if position + (i as u32) < self.n_told { &mut told } else { &mut delta };
             let ends = finish == Some(Finish::Stop) && i + 1 == n_tokens && self.stop_tokens.contains(&out.token);
             if ends && !stops.are_included() {
                 self.assembly.push_stop_token();
@@ -216,10 +241,12 @@ impl Choice {
             }
         }
         if stopped.is_none() && finish.is_some() {
-            stopped = self.assembly.finish(&mut delta.text);
+            // Who has the last token has this too: they are told together.
+            let has_all = self.assembly.n_tokens() <= self.n_told;
+            stopped = self.assembly.finish(if has_all { &mut told.text } else { &mut delta.text });
         }
         let finished = self.end(finish, stopped.map(|stop| stops.string(stop)));
-        (delta, finished)
+        (told, delta, finished)
     }
 
     fn end(&mut self, finish: Option<Finish>, stop: Option<&str>) -> Option<v1::Finished> {

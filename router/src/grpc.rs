@@ -6,6 +6,7 @@ use crate::generate::{Ask, Front, Purpose, after};
 use crate::generation::{Event, Generation};
 use crate::measure::{Caller, Clock, Face};
 use crate::refusal::Refusal;
+use crate::resume::{Mark, Marks, NoResume, Opened, Resume};
 use proto::v1;
 use proto::v1::generate_reply;
 use proto::v1::generate_request::Input;
@@ -88,7 +89,8 @@ impl Inference for Service {
         let mut generation = self.front.generate(ask).await.map_err(status)?;
         generation.answered(self.front.config.waits.first_answer_max).await.map_err(status)?;
         let started = Some(generation.started.clone());
-        Ok(Response::new(Replies { started, generation }))
+        let has_tokens = generation.marks.choices.iter().any(|mark| mark.n_tokens() > 0);
+        Ok(Response::new(Replies { started, has_tokens, generation }))
     }
 
     async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedReply>, Status> {
@@ -168,7 +170,9 @@ impl Service {
             priority: request.priority,
             deadline: [call, after(request.deadline_ms)].into_iter().flatten().min(),
             tenant,
+            resume: request.resume.map(resume).transpose()?,
             trace: Traced::default(),
+            room: Vec::new(),
             clock: None,
         })
     }
@@ -198,6 +202,8 @@ impl Service {
 /// A generation as replies. Dropping it cancels the request: so does a client that leaves.
 pub struct Replies {
     started: Option<v1::Started>,
+    /// The client has read beyond the prompt before.
+    has_tokens: bool,
     generation: Generation,
 }
 
@@ -205,34 +211,54 @@ impl Stream for Replies {
     type Item = Result<v1::GenerateReply, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let event = match self.started.take() {
-            Some(started) => generate_reply::Event::Started(started),
-            None => match ready!(Pin::new(&mut self.generation).poll_next(context)) {
-                Some(Ok((_, event))) => said(event),
+        if let Some(started) = self.started.take() {
+            return reply(generate_reply::Event::Started(started));
+        }
+        loop {
+            match ready!(Pin::new(&mut self.generation).poll_next(context)) {
+                Some(Ok((_, event))) => {
+                    if let Some(event) = self.said(event) {
+                        return reply(event);
+                    }
+                }
                 Some(Err(refusal)) => return Poll::Ready(Some(Err(status(refusal)))),
                 None => return Poll::Ready(None),
-            },
-        };
-        Poll::Ready(Some(Ok(v1::GenerateReply { event: Some(event) })))
+            }
+        }
     }
 }
 
-fn said(event: Event) -> generate_reply::Event {
-    match event {
-        Event::Prompt(logprobs) => generate_reply::Event::PromptLogprobs(logprobs),
-        Event::Delta(delta) => generate_reply::Event::Delta(delta),
-        Event::Finished(finished) => generate_reply::Event::Finished(finished),
-        // Who generates does not pool.
-        Event::Pooled(_) => generate_reply::Event::Delta(v1::Delta::default()),
+fn reply(event: generate_reply::Event) -> Poll<Option<Result<v1::GenerateReply, Status>>> {
+    Poll::Ready(Some(Ok(v1::GenerateReply { event: Some(event) })))
+}
+
+impl Replies {
+    /// Nothing where the client has it already.
+    fn said(&self, event: Event) -> Option<generate_reply::Event> {
+        match event {
+            Event::Prompt(logprobs) if !self.has_tokens => Some(generate_reply::Event::PromptLogprobs(logprobs)),
+            Event::Delta(delta) => Some(generate_reply::Event::Delta(delta)),
+            Event::Finished(finished) => Some(generate_reply::Event::Finished(finished)),
+            // Who generates does not pool.
+            Event::Prompt(_) | Event::Told(_) | Event::Pooled(_) => None,
+        }
     }
+}
+
+fn resume(asked: v1::Resume) -> Result<Resume, Refusal> {
+    let choices = vec![Mark::at(asked.position)];
+    Ok(Resume { opened: Opened::read(&asked.handle)?, marks: Marks { choices, usage: false } })
 }
 
 fn status(refusal: Refusal) -> Status {
     let code = match &refusal {
         Refusal::Invalid { .. } | Refusal::TooLong { .. } | Refusal::TooLarge { .. } => Code::InvalidArgument,
+        Refusal::NoResume(NoResume::OtherPolicy) => Code::FailedPrecondition,
+        Refusal::NoResume(NoResume::Forged) => Code::PermissionDenied,
+        Refusal::NoResume(_) => Code::InvalidArgument,
         Refusal::NoKey => Code::Unauthenticated,
         Refusal::NoModel { .. } => Code::NotFound,
-        Refusal::Full { .. } => Code::ResourceExhausted,
+        Refusal::Full { .. } | Refusal::TooLate { .. } => Code::ResourceExhausted,
         Refusal::NotReady { .. } | Refusal::Draining { .. } | Refusal::Lost => Code::Unavailable,
         Refusal::Deadline => Code::DeadlineExceeded,
         Refusal::SlowReader { .. } => Code::Aborted,

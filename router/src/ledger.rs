@@ -1,14 +1,48 @@
 //! How much work a replica has, as far as this router knows: what it gave to the replica itself, at once, and what
-//! others gave to it, as the replica tells. Knows numbers of tokens and no requests.
+//! others gave to it, as the replica tells; and how fast it works. Knows numbers of tokens, no requests and no clock.
 
-use std::sync::Arc;
+use proto::cluster::State;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Less than this says little of how fast a replica is.
+const MEASURED_MICROS_MIN: u64 = 50_000;
 
 /// Of one replica.
 #[derive(Debug, Default)]
 pub struct Ledger {
     own: AtomicU64,
     others: AtomicU64,
+    n_waiting: AtomicU64,
+    /// For a thousand tokens of prompts; zero until it is known.
+    micros_computing: AtomicU64,
+    /// From one request that begins to run to the next, while others wait; zero until it is known.
+    micros_between: AtomicU64,
+    measured: Mutex<Option<Measured>>,
+}
+
+/// What the replica had done when it was last looked at.
+#[derive(Clone, Copy, Debug)]
+struct Measured {
+    computed: u64,
+    drawn: u64,
+    begun: u64,
+    busy_micros: u64,
+    somebody_waits: bool,
+}
+
+impl Measured {
+    /// What was done since. None where less was done: the replica was placed anew.
+    fn since(self, last: Measured) -> Option<Measured> {
+        Some(Measured {
+            computed: self.computed.checked_sub(last.computed)?,
+            drawn: self.drawn.checked_sub(last.drawn)?,
+            begun: self.begun.checked_sub(last.begun)?,
+            busy_micros: self.busy_micros.checked_sub(last.busy_micros)?,
+            somebody_waits: self.somebody_waits && last.somebody_waits,
+        })
+    }
 }
 
 impl Ledger {
@@ -17,8 +51,58 @@ impl Ledger {
     }
 
     /// The replica says what it has in all. What is not from here is other routers'.
-    pub fn told(&self, n_tokens: u64) {
-        self.others.store(n_tokens.saturating_sub(self.own.load(Relaxed)), Relaxed);
+    pub fn told(&self, state: &State) {
+        self.others.store(state.backlog_tokens.saturating_sub(self.own.load(Relaxed)), Relaxed);
+        self.n_waiting.store(state.n_waiting.into(), Relaxed);
+        let Some(actual) = &state.actual else { return };
+        self.measure(Measured {
+            computed: actual.computed,
+            drawn: actual.tokens,
+            begun: actual.admissions,
+            busy_micros: actual.busy_micros,
+            somebody_waits: state.n_waiting > 0,
+        });
+    }
+
+    /// Time counts that says how long something takes for which others wait: prompts that were computed, where little
+    /// else was; and requests that began while there were more.
+    fn measure(&self, now: Measured) {
+        let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(done) = measured.and_then(|last| now.since(last)) else {
+            *measured = Some(now);
+            return;
+        };
+        if done.busy_micros < MEASURED_MICROS_MIN || (done.somebody_waits && done.begun == 0) {
+            return;
+        }
+        *measured = Some(now);
+        if done.computed > 0 && done.computed >= done.drawn.saturating_mul(2) {
+            mix(&self.micros_computing, done.busy_micros, 1000, done.computed);
+        }
+        if done.somebody_waits {
+            mix(&self.micros_between, done.busy_micros, 1, done.begun);
+        }
+    }
+
+    /// The replica is gone, and another life of it may be another machine.
+    pub fn gone(&self) {
+        self.others.store(0, Relaxed);
+        self.n_waiting.store(0, Relaxed);
+        self.micros_computing.store(0, Relaxed);
+        self.micros_between.store(0, Relaxed);
+        *self.measured.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// How long it takes until so many more tokens are computed, behind all that is there; or until the requests that
+    /// wait have begun, if that is longer. None while nobody knows.
+    pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
+        let n_waiting = self.n_waiting.load(Relaxed);
+        let computing = known(&self.micros_computing)
+            .map(|micros| (u128::from(self.work()) + u128::from(n_tokens)) * u128::from(micros) / 1000);
+        let between = known(&self.micros_between).filter(|_| n_waiting > 0);
+        let beginning = between.map(|micros| (u128::from(n_waiting) + 1) * u128::from(micros));
+        let micros = computing.max(beginning)?;
+        Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
 
     /// Until the result is dropped, so much more is to be done there.
@@ -26,6 +110,17 @@ impl Ledger {
         self.own.fetch_add(n_tokens, Relaxed);
         Item { ledger: self.clone(), n_tokens }
     }
+}
+
+/// What `n` took of so many microseconds, `times` over. Each look counts a quarter.
+fn mix(mean: &AtomicU64, micros: u64, times: u64, n: u64) {
+    let now = u128::from(micros) * u128::from(times) / u128::from(n.max(1));
+    let mixed = known(mean).map_or(now, |before| (3 * u128::from(before) + now) / 4);
+    mean.store(u64::try_from(mixed).unwrap_or(u64::MAX).max(1), Relaxed);
+}
+
+fn known(mean: &AtomicU64) -> Option<u64> {
+    Some(mean.load(Relaxed)).filter(|micros| *micros > 0)
 }
 
 /// What is left to do of one request, as far as anybody can know.
@@ -53,13 +148,18 @@ impl Drop for Item {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proto::cluster::Actual;
+
+    fn backlog(backlog_tokens: u64) -> State {
+        State { backlog_tokens, ..State::default() }
+    }
 
     #[test]
     fn own_work_is_known_at_once_and_others_when_it_is_told() {
         let ledger = Arc::new(Ledger::default());
         let mut item = ledger.enter(500);
         assert_eq!(ledger.work(), 500);
-        ledger.told(700);
+        ledger.told(&backlog(700));
         assert_eq!(ledger.work(), 700);
         item.begun();
         item.begun();
@@ -68,7 +168,56 @@ mod tests {
         assert_eq!(ledger.work(), 200);
         // Of what this router has sent, the replica has not got everything yet.
         let _item = ledger.enter(500);
-        ledger.told(20);
+        ledger.told(&backlog(20));
         assert_eq!(ledger.work(), 500);
+    }
+
+    fn seconds(ledger: &Ledger, n_tokens: u64) -> Option<u64> {
+        ledger.wait(n_tokens).map(|wait| wait.as_secs_f64().round() as u64)
+    }
+
+    #[test]
+    fn prompts_wait_for_prompts() {
+        let ledger = Arc::new(Ledger::default());
+        let told = |computed, tokens, busy_micros| {
+            let actual = Actual { computed, tokens, busy_micros, ..Actual::default() };
+            ledger.told(&State { actual: Some(actual), ..backlog(3000) });
+        };
+        told(5000, 4000, 9_000_000);
+        assert_eq!(seconds(&ledger, 1000), None, "what was before is not known");
+        told(5020, 4000, 9_049_999);
+        assert_eq!(seconds(&ledger, 1000), None, "too short to know anything by");
+        told(5200, 4000, 10_000_000);
+        assert_eq!(seconds(&ledger, 1000), Some(20));
+        // Answers that are drawn one by one say nothing of how fast prompts are.
+        told(5210, 4010, 20_000_000);
+        assert_eq!(seconds(&ledger, 1000), Some(20));
+        // It has become slower.
+        (1..40).for_each(|second| told(5210 + 100 * second, 4010, 20_000_000 + 1_000_000 * second));
+        assert_eq!(seconds(&ledger, 1000), Some(40));
+        ledger.gone();
+        assert_eq!((seconds(&ledger, 1000), ledger.work()), (None, 0));
+        told(0, 0, 0);
+        told(0, 0, u64::MAX);
+        assert_eq!(seconds(&ledger, u64::MAX), None, "nothing was computed");
+    }
+
+    #[test]
+    fn requests_wait_for_those_before_them() {
+        let ledger = Arc::new(Ledger::default());
+        let told = |admissions, n_waiting, busy_micros| {
+            let actual =
+                Actual { admissions, busy_micros, computed: busy_micros, tokens: busy_micros, ..Actual::default() };
+            ledger.told(&State { actual: Some(actual), n_waiting, ..State::default() });
+        };
+        told(10, 0, 1_000_000);
+        told(20, 4, 2_000_000);
+        assert_eq!(seconds(&ledger, 1), None, "nobody waited when it began");
+        told(20, 9, 3_000_000);
+        told(21, 9, 6_000_000);
+        assert_eq!(seconds(&ledger, 1), Some(40), "one in four seconds, and nine before it");
+        // With nobody before it, it begins.
+        told(30, 0, 7_000_000);
+        assert_eq!(seconds(&ledger, 1), None);
     }
 }

@@ -18,6 +18,7 @@ mod peers;
 mod pick;
 mod refusal;
 mod replicas;
+mod resume;
 mod roster;
 mod sampling;
 mod stop;
@@ -28,6 +29,7 @@ mod topology;
 
 pub use config::{Config, Limits, Render, Waits};
 pub use keys::{ApiKeys, NoKey};
+pub use resume::ResumeKey;
 pub use roster::{Coordinator, Dial, Membership};
 
 use crate::admission::Admission;
@@ -79,7 +81,9 @@ pub async fn serve(
     let streams = TaskTracker::new();
     let nonce = sampling::random_nonce();
     let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
-    let front = Arc::new(Front { config, text, replicas, admission, streams: streams.clone(), long_texts, nonce });
+    let bodies = Arc::new(Semaphore::new(config.limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS)));
+    let front = Front { config, text, replicas, admission, streams: streams.clone(), long_texts, bodies, nonce };
+    let front = Arc::new(front);
     let roster = tokio::spawn(roster.run());
     let faces = async {
         // The doors stay open while streams end: who comes is told that this is draining, and readiness says so.

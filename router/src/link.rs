@@ -118,6 +118,8 @@ pub struct Submit {
     pub deadline: Option<Instant>,
     /// Replicas with another digest would give other tokens.
     pub digest: PolicyDigest,
+    /// As whose the replica may have it already.
+    pub adopts: Option<RequestId>,
     /// Of the request's span; empty where nobody records it.
     pub traceparent: String,
     pub ear: Ear,
@@ -140,6 +142,11 @@ impl Link {
         self.ledger.work()
     }
 
+    /// How long a request of so many tokens would wait for its first.
+    pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
+        self.ledger.wait(n_tokens)
+    }
+
     /// So many keys that follow one another, for the choices of one request.
     pub fn keys(&self, n: u64) -> u64 {
         self.next_key.fetch_add(n, Ordering::Relaxed)
@@ -149,12 +156,13 @@ impl Link {
         let full = || Refusal::Full { retry_after: self.retry_after };
         let cancel = self.cancels.clone().try_reserve_owned().map_err(|_| full())?;
         let last = submit.ear.clone().try_reserve_owned().map_err(|_| full())?;
-        let Submit { key, request, slot, deadline, digest, traceparent, ear } = submit;
+        let Submit { key, request, slot, deadline, digest, adopts, traceparent, ear } = submit;
         let (work, since) = (self.ledger.enter(request.n_tokens() as u64), Instant::now());
         let home = Home::at(cancel);
         let ticket = Ticket::new(key, home.clone());
         let n_lost = 0;
-        let entry = Entry { request, slot, deadline, digest, traceparent, ear, last, home, work, since, n_lost };
+        let entry =
+            Entry { request, slot, deadline, digest, adopts, traceparent, ear, last, home, work, since, n_lost };
         match self.submits.try_send((key, Box::new(entry))) {
             Ok(()) => Ok(ticket),
             Err(_) => {
@@ -165,13 +173,14 @@ impl Link {
     }
 
     /// Takes over what another link had. Given back where this one is full.
-    fn adopt(&self, key: u64, mut entry: Entry) -> Result<(), Entry> {
+    fn adopt(&self, key: u64, mut entry: Box<Entry>) -> Result<(), Box<Entry>> {
         let (Ok(place), Ok(cancel)) = (self.submits.try_reserve(), self.cancels.clone().try_reserve_owned()) else {
             return Err(entry);
         };
         if entry.home.moves_to(cancel) {
             entry.work = self.ledger.enter(entry.request.n_tokens() as u64);
-            place.send((key, Box::new(entry)));
+            entry.adopts = None;
+            place.send((key, entry));
         }
         Ok(())
     }
@@ -204,6 +213,7 @@ pub fn link(
         place,
         ledger,
         replica: None,
+        former: None,
         draining: false,
         recovering_since: None,
         line: Line::Down { until: Instant::now() },
@@ -222,6 +232,8 @@ struct Entry {
     slot: u32,
     deadline: Option<Instant>,
     digest: PolicyDigest,
+    /// As whose the replica may have it already.
+    adopts: Option<RequestId>,
     traceparent: String,
     ear: Ear,
     // A place in the ear's queue that is kept for the end, so that a slow reader hears of it too.
@@ -251,13 +263,16 @@ impl Entry {
         Need { digest: self.digest, n_tokens: prompt.len() as u64 + u64::from(sampling.tokens_max) }
     }
 
-    fn frame(&self, id: RequestId, now: Instant) -> wire::RouterFrame {
+    fn frame(&mut self, id: RequestId, now: Instant) -> wire::RouterFrame {
         let mut request = wire::Request::from(&self.request);
         request.id = id.0;
         request.traceparent.clone_from(&self.traceparent);
         request.deadline_micros =
             self.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
-        up(wire::router_frame::Frame::Submit(request))
+        up(match self.adopts.take() {
+            Some(of) => wire::router_frame::Frame::Adopt(wire::Adopt { of: of.0, request: Some(request) }),
+            None => wire::router_frame::Frame::Submit(request),
+        })
     }
 
     /// The log is complete: nobody has to be waited for who says so, and could be lost before.
@@ -316,6 +331,8 @@ pub struct Task {
     ledger: Arc<Ledger>,
     /// Present while the stream stands and the replica has said that it can serve.
     replica: Option<Arc<Replica>>,
+    /// This router's number at the replica, now or before.
+    former: Option<wire::FormerNumber>,
     /// It finishes what it has, and takes nothing more.
     draining: bool,
     /// Since when it has been without its ranks.
@@ -368,7 +385,7 @@ impl Task {
     fn dial(&mut self) {
         let Target { channel, incarnation, .. } = self.target.borrow_and_update().clone();
         self.aimed = incarnation;
-        self.line = Line::Dialing(Box::pin(attach(channel, self.waits.attach_max)));
+        self.line = Line::Dialing(Box::pin(attach(channel, self.waits.attach_max, self.former)));
     }
 
     /// An open stream stays unless somebody else has claimed the replica later: that the store has lost sight of it is
@@ -430,7 +447,7 @@ impl Task {
 
     /// Gives a parked request to the replica that is there, or ends it where nobody can go on with it.
     fn send(&mut self, key: u64) {
-        let (Some(replica), Some(entry)) = (self.replica.clone(), self.table.get(&key)) else { return };
+        let (Some(replica), Some(entry)) = (self.replica.clone(), self.table.get_mut(&key)) else { return };
         let (now, need) = (Instant::now(), entry.need());
         if entry.deadline.is_some_and(|deadline| deadline <= now) {
             self.end(key, Refusal::Deadline);
@@ -468,13 +485,13 @@ impl Task {
         let Some(entry) = self.table.get(&key) else { return false };
         let Some(link) = others.ready_for(entry.need(), entry.request.n_tokens() as u64) else { return false };
         let Some(entry) = self.table.remove(&key) else { return false };
-        match link.adopt(key, entry) {
+        match link.adopt(key, Box::new(entry)) {
             Ok(()) => {
                 self.parked.remove(&key);
                 true
             }
             Err(entry) => {
-                self.table.insert(key, entry);
+                self.table.insert(key, *entry);
                 false
             }
         }
@@ -522,6 +539,7 @@ impl Task {
         let id = replica.id(key).0;
         let is_its_submit = |frame: &wire::RouterFrame| match &frame.frame {
             Some(wire::router_frame::Frame::Submit(request)) => request.id == id,
+            Some(wire::router_frame::Frame::Adopt(adopt)) => adopt.request.as_ref().is_some_and(|of| of.id == id),
             _ => false,
         };
         match self.outbox.iter().position(is_its_submit) {
@@ -539,7 +557,7 @@ impl Task {
     /// The replica is not there any more; whether it was.
     fn leave(&mut self) -> bool {
         self.peers.show(self.place, |view| (view.replica, view.state) = (None, None));
-        self.ledger.told(0);
+        self.ledger.gone();
         (self.draining, self.recovering_since) = (false, None);
         self.replica.take().is_some()
     }
@@ -570,7 +588,7 @@ impl Task {
 
     fn state(&mut self, state: wire::State) {
         use wire::state::Phase;
-        self.ledger.told(state.backlog_tokens);
+        self.ledger.told(&state);
         self.draining = state.phase() == Phase::Draining;
         let recovers = matches!(state.phase(), Phase::Recovering | Phase::Loading);
         self.recovering_since = recovers.then(|| self.recovering_since.unwrap_or_else(Instant::now));
@@ -592,6 +610,8 @@ impl Task {
         }
         tracing::info!(replica = %replica.name, model = %replica.model, digest = %replica.digest, "attached");
         self.reattach = self.waits.reattach_min;
+        // Said when this router attaches again, so that nobody computes for the stream that is gone.
+        self.former = Some(wire::FormerNumber { incarnation: replica.incarnation, router: replica.first_id.router() });
         let replica = Arc::new(replica);
         self.replica = Some(replica.clone());
         self.peers.show(self.place, |view| (view.name, view.replica) = (replica.name.clone(), Some(replica)));
@@ -772,9 +792,9 @@ impl Line {
     }
 }
 
-async fn attach(channel: Channel, wait_max: Duration) -> Result<Up, Status> {
+async fn attach(channel: Channel, wait_max: Duration, former: Option<wire::FormerNumber>) -> Result<Up, Status> {
     let (outbound, frames) = mpsc::channel(FRAMES_SENDING_MAX);
-    let hello = wire::RouterHello { version: proto::VERSION.to_owned() };
+    let hello = wire::RouterHello { version: proto::VERSION.to_owned(), former };
     let said = outbound.try_send(up(wire::router_frame::Frame::Hello(hello)));
     debug_assert!(said.is_ok(), "a new queue has room for one frame");
     let mut client = CoordinatorClient::new(channel)
@@ -888,7 +908,7 @@ mod tests {
         let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
         let digest = PolicyDigest::default();
         let (key, traceparent) = (link.keys(1), String::new());
-        let submit = Submit { key, request, slot: 0, deadline: None, digest, traceparent, ear };
+        let submit = Submit { key, request, slot: 0, deadline: None, digest, adopts: None, traceparent, ear };
         (link.submit(submit).unwrap(), heard)
     }
 
@@ -916,6 +936,10 @@ mod tests {
     fn sent(task: &mut Task) -> Vec<(u64, Option<Vec<u32>>)> {
         let frames = task.outbox.drain(..).map(|frame| match frame.frame {
             Some(wire::router_frame::Frame::Submit(request)) => (request.id, Some(request.output)),
+            Some(wire::router_frame::Frame::Adopt(adopt)) => {
+                let request = adopt.request.unwrap();
+                (request.id, Some(request.output))
+            }
             Some(wire::router_frame::Frame::Cancel(cancel)) => (cancel.id, None),
             other => panic!("{other:?}"),
         });
@@ -963,6 +987,35 @@ mod tests {
         assert_eq!(sent(&mut task), [(id.0, None)]);
         // What was on its way is nobody's.
         task.hear(token(id, 0, 5));
+    }
+
+    #[tokio::test]
+    async fn a_hundred_thousand_cancels_leave_nothing() {
+        let (link, mut task) = attached(10);
+        let free = (link.submits.capacity(), link.cancels.capacity());
+        for round in 0..1000 {
+            // At the replica, with and without a token, in a queue, and ended by a stop string.
+            let at_the_replica: Vec<_> = (0..75).map(|_| submit(&link, 3)).collect();
+            take(&mut task);
+            for (ticket, _) in at_the_replica.iter().take(25) {
+                task.hear(token(id(&task, ticket), 0, 5));
+            }
+            if round % 100 == 50 {
+                task.lost(&Status::unavailable("gone"));
+                task.hear(Frame::Welcome(welcome(round)));
+            }
+            let in_a_queue: Vec<_> = (0..25).map(|_| submit(&link, 3)).collect();
+            drop(in_a_queue);
+            for (i, (ticket, heard)) in at_the_replica.into_iter().enumerate() {
+                if i % 3 == 0 { ticket.stopped() } else { drop((heard, ticket)) }
+            }
+            take(&mut task);
+            assert!(task.table.is_empty() && task.parked.is_empty());
+            assert_eq!(link.work(), 0);
+            assert!(task.outbox.len() <= 3 * 75);
+            task.outbox.clear();
+        }
+        assert_eq!((link.submits.capacity(), link.cancels.capacity()), free);
     }
 
     #[tokio::test]

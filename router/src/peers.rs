@@ -2,7 +2,7 @@
 //! tokens' values and no clients.
 
 use crate::link::{Link, View};
-use crate::pick::{self, Row};
+use crate::pick::{self, Row, Standing};
 use crate::replicas::row;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -76,13 +76,13 @@ pub struct Others {
 impl Others {
     /// Who can go on with a request at once. What was given to it before counts.
     pub fn ready_for(&mut self, need: Need, n_tokens: u64) -> Option<Link> {
-        let idx = pick::equal(&self.rows, need)?;
+        let idx = pick::equal(&self.rows, need, Standing::Ready)?;
         self.rows[idx].work += n_tokens;
         Some(self.links[idx].clone())
     }
 
     pub fn is_any_ready_for(&self, need: Need) -> bool {
-        pick::equal(&self.rows, need).is_some()
+        pick::equal(&self.rows, need, Standing::Ready).is_some()
     }
 
     /// Whether somebody may come to be able to: who is away could be anybody.

@@ -34,15 +34,15 @@ pub fn least_work(table: &[Row], n_prompt: u32) -> Option<usize> {
     open.min_by_key(|(_, row)| key(row)).map(|(idx, _)| idx)
 }
 
-/// Who can go on with a request at once, and say what it would have said: the ready one with the least work.
-pub fn equal(table: &[Row], need: Need) -> Option<usize> {
-    let rows = table.iter().enumerate();
-    let able = rows.filter(|(_, row)| row.standing == Standing::Ready && row.meets(need));
-    able.min_by_key(|(_, row)| row.work).map(|(idx, _)| idx)
+/// Who can go on with a request, and say what it would have said, in no worse a standing: of the best the one with the
+/// least work.
+pub fn equal(table: &[Row], need: Need, worst: Standing) -> Option<usize> {
+    let able = table.iter().enumerate().filter(|(_, row)| row.standing <= worst && row.meets(need));
+    able.min_by_key(|(_, row)| (row.standing, row.work)).map(|(idx, _)| idx)
 }
 
 impl Row {
-    fn meets(&self, need: Need) -> bool {
+    pub fn meets(&self, need: Need) -> bool {
         self.digest == need.digest && u64::from(self.context) >= need.n_tokens
     }
 
@@ -125,9 +125,11 @@ mod tests {
         let need = Need { digest: PolicyDigest([1; 32]), n_tokens: 90 };
         let same = |standing, work| Row { digest: need.digest, ..row(standing, work) };
         let small = Row { context: 89, ..same(Ready, 0) };
-        let check = |table: &[Row], expect| assert_eq!(equal(table, need), expect, "{table:?}");
+        let check = |table: &[Row], expect| assert_eq!(equal(table, need, Ready), expect, "{table:?}");
         check(&[row(Ready, 0), small, same(Recovering, 0), same(Ready, 9), same(Ready, 8)], Some(4));
         check(&[row(Ready, 0), small, same(Recovering, 0), same(Draining, 0)], None);
+        assert_eq!(equal(&[same(Recovering, 0), same(Ready, 9)], need, Recovering), Some(1));
+        assert_eq!(equal(&[same(Absent, 0), same(Recovering, 0)], need, Recovering), Some(1));
         let may_come = [same(Recovering, 0), row(Absent, 0)];
         assert!(may_come.iter().all(|row| row.may_come_for(need)));
         assert!(![row(Ready, 0), small, same(Draining, 0)].iter().any(|row| row.may_come_for(need)));

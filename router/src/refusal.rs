@@ -1,5 +1,6 @@
 //! Why a request is not served, or not to its end. Knows neither HTTP nor gRPC; both say it in their own words.
 
+use crate::resume::NoResume;
 use std::borrow::Cow;
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ pub enum Refusal {
     NoModel { model: String, served: String },
     #[error("too many requests are waiting; come again later")]
     Full { retry_after: Duration },
+    #[error("no token is expected before the request's deadline, but in {} s; come again later", wait.as_secs())]
+    TooLate { wait: Duration, retry_after: Duration },
     #[error("no replica is ready to serve")]
     NotReady { retry_after: Duration },
     #[error("draining: no new requests are taken here")]
@@ -25,6 +28,8 @@ pub enum Refusal {
     Deadline,
     #[error("the replica was lost and none that gives the same tokens came back")]
     Lost,
+    #[error("the resume handle {0}")]
+    NoResume(#[from] NoResume),
     #[error("its replica was lost {times} times before it said a token: it may be the cause, and is not tried again")]
     LostTooOften { times: u32 },
     #[error("the stream was read too slowly: {unread} steps were left unread")]
@@ -55,9 +60,10 @@ impl Refusal {
 
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Refusal::Full { retry_after } | Refusal::NotReady { retry_after } | Refusal::Draining { retry_after } => {
-                Some(*retry_after)
-            }
+            Refusal::Full { retry_after }
+            | Refusal::TooLate { retry_after, .. }
+            | Refusal::NotReady { retry_after }
+            | Refusal::Draining { retry_after } => Some(*retry_after),
             _ => None,
         }
     }
@@ -70,10 +76,12 @@ impl Refusal {
             Refusal::NoKey => "no_key",
             Refusal::NoModel { .. } => "no_model",
             Refusal::Full { .. } => "full",
+            Refusal::TooLate { .. } => "too_late",
             Refusal::NotReady { .. } => "not_ready",
             Refusal::Draining { .. } => "draining",
             Refusal::Deadline => "deadline",
             Refusal::Lost => "lost",
+            Refusal::NoResume(_) => "no_resume",
             Refusal::LostTooOften { .. } => "lost_too_often",
             Refusal::SlowReader { .. } => "slow_reader",
             Refusal::Failed { .. } => "failed",

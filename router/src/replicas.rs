@@ -3,9 +3,10 @@
 
 use crate::config::{Config, Waits};
 use crate::link::{Link, Replica, Submit, View};
-use crate::peers::Peers;
-use crate::pick::{Row, Standing, least_work, strangers};
+use crate::peers::{Need, Peers};
+use crate::pick::{Row, Standing, equal, least_work, strangers};
 use crate::refusal::Refusal;
+use crate::resume::{Handle, NoResume};
 use crate::roster::{Membership, Roster};
 use crate::ticket::Ticket;
 use crate::topology::{self, StoreView};
@@ -36,6 +37,10 @@ pub struct Picked {
 }
 
 impl Picked {
+    pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
+        self.link.wait(n_tokens)
+    }
+
     pub fn keys(&self, n: u64) -> u64 {
         self.link.keys(n)
     }
@@ -98,6 +103,25 @@ impl Replicas {
             picked.and_then(|(view, link)| Some(Picked { link: link.clone(), replica: view.replica.clone()? }));
         drop(views);
         picked.ok_or_else(|| self.refusal())
+    }
+
+    /// For a stream that is gone on with: who had it, or else who says the same.
+    pub fn pick_again(&self, need: Need, before: &Handle) -> Result<Picked, Refusal> {
+        let views = self.views.borrow();
+        let table = self.peers.table(&views);
+        let rows: Vec<Row> = table.iter().map(|(view, link)| row(view, link)).collect();
+        let had_it = |((view, _), row): (&(&View, Link), &Row)| {
+            let is_it = view.replica.as_ref().is_some_and(|of| before.is_of(&of.name, of.incarnation));
+            is_it && row.standing == Standing::Ready && row.meets(need)
+        };
+        let idx = table.iter().zip(&rows).position(had_it);
+        let picked = idx.or_else(|| equal(&rows, need, Standing::Recovering)).map(|idx| &table[idx]);
+        let picked =
+            picked.and_then(|(view, link)| Some(Picked { link: link.clone(), replica: view.replica.clone()? }));
+        picked.ok_or_else(|| match rows.iter().any(|row| row.may_come_for(need)) {
+            true => Refusal::NotReady { retry_after: self.retry_after },
+            false => NoResume::OtherPolicy.into(),
+        })
     }
 
     /// Why nobody takes requests.

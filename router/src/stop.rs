@@ -53,6 +53,10 @@ impl Stops {
         self.included
     }
 
+    pub fn strings(&self) -> impl Iterator<Item = &str> {
+        self.strings.iter().map(String::as_str)
+    }
+
     pub fn string(&self, stop: usize) -> &str {
         &self.strings[stop]
     }

@@ -51,6 +51,7 @@ impl Ticket {
         Ticket { key, home }
     }
 
+    #[cfg(test)]
     pub fn key(&self) -> u64 {
         self.key
     }

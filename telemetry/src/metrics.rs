@@ -29,12 +29,14 @@ const KV_USAGE: Metric = alias("lockstep:kv_usage_ratio", "vllm:kv_cache_usage_p
 const BLOCKS: Metric = metric("lockstep:kv_blocks", "KV blocks of a rank.");
 const EPOCH: Metric = metric("lockstep:epoch", "The epoch's number: grows when a placement begins and when one ends.");
 const RANKS_READY: Metric = metric("lockstep:ranks_ready", "Ranks that can take steps.");
+const RANK_SLOW: Metric =
+    metric("lockstep:rank_slow", "1: this rank computes for much longer than others do over the same work.");
 const STORE_CONNECTED: Metric =
     metric("lockstep:store_connected", "1 while the cluster store answers, 0 while it is away.");
 const STORE_SINCE: Metric =
     metric("lockstep:store_since_seconds", "Unix time at which the cluster store came or went.");
-const GAUGES: [&Metric; 8] =
-    [&RUNNING, &WAITING, &KV_USAGE, &BLOCKS, &EPOCH, &RANKS_READY, &STORE_CONNECTED, &STORE_SINCE];
+const GAUGES: [&Metric; 9] =
+    [&RUNNING, &WAITING, &KV_USAGE, &BLOCKS, &EPOCH, &RANKS_READY, &RANK_SLOW, &STORE_CONNECTED, &STORE_SINCE];
 
 const PREFIX_QUERIES: Metric = alias(
     "lockstep:prefix_queries_total",
@@ -54,7 +56,9 @@ const STEPS: Metric = metric("lockstep:steps_total", "Steps that were planned.")
 const FINISHED: Metric =
     alias("lockstep:requests_finished_total", "vllm:request_success_total", "Requests that ended, by reason.");
 const REFUSED: Metric = metric("lockstep:requests_refused_total", "Requests that were not taken, by reason.");
-const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Ranks that were lost.");
+const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Ranks that were lost, by cause.");
+const REPLAYED_TOKENS: Metric =
+    metric("lockstep:replayed_tokens_total", "Positions computed again because the ranks that had them are no more.");
 const REQUESTS: Metric = metric("lockstep:requests_total", "Requests of clients, by face and outcome.");
 const RANK_COMPUTE: Metric = metric("lockstep:rank_compute_micros_total", "Time in which a rank computed.");
 const RANK_WAIT: Metric =
@@ -70,7 +74,7 @@ const STEPS_EARLY: Metric = metric(
     "lockstep:steps_early_total",
     "Steps nearer behind another of the same sequence than there are stages: on their way some stage waits.",
 );
-const COUNTERS: [&Metric; 17] = [
+const COUNTERS: [&Metric; 18] = [
     &PREFIX_QUERIES,
     &PREFIX_HITS,
     &PREEMPTIONS,
@@ -81,6 +85,7 @@ const COUNTERS: [&Metric; 17] = [
     &FINISHED,
     &REFUSED,
     &RANKS_LOST,
+    &REPLAYED_TOKENS,
     &REQUESTS,
     &RANK_COMPUTE,
     &RANK_WAIT,
@@ -103,7 +108,11 @@ const BETWEEN_TOKENS: Metric = alias(
 const REQUEST_SECONDS: Metric =
     alias("lockstep:request_seconds", "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.");
 const STEP_SECONDS: Metric = metric("lockstep:step_seconds", "Time of a pass on the device.");
-const HISTOGRAMS: [&Metric; 4] = [&FIRST_TOKEN, &BETWEEN_TOKENS, &REQUEST_SECONDS, &STEP_SECONDS];
+const RECOVERY_SECONDS: Metric = metric(
+    "lockstep:recovery_seconds",
+    "From a loss being noticed, or a change being asked for, until the replica served again.",
+);
+const HISTOGRAMS: [&Metric; 5] = [&FIRST_TOKEN, &BETWEEN_TOKENS, &REQUEST_SECONDS, &STEP_SECONDS, &RECOVERY_SECONDS];
 
 /// From half a millisecond to two minutes, about three buckets per factor of ten.
 const SECONDS: [f64; 17] =
@@ -251,8 +260,18 @@ pub fn epoch(of: &Of, n: u32, n_ranks_ready: u32) {
     RANKS_READY.set(n_ranks_ready.into(), &labels);
 }
 
-pub fn rank_lost(of: &Of) {
-    RANKS_LOST.add(1, &[of.label()]);
+pub fn rank_lost(of: &Of, cause: &'static str) {
+    RANKS_LOST.add(1, &[of.label(), Label::from_static_parts("cause", cause)]);
+}
+
+/// The replica serves again.
+pub fn recovered(of: &Of, cause: &'static str, took: Duration, n_tokens_replayed: u64) {
+    RECOVERY_SECONDS.observe(took, &[of.label(), Label::from_static_parts("cause", cause)]);
+    REPLAYED_TOKENS.add(n_tokens_replayed, &[of.label()]);
+}
+
+pub fn rank_slow(of: &Of, rank: u16, is_slow: bool) {
+    RANK_SLOW.set(f64::from(u8::from(is_slow)), &of_rank(of, rank));
 }
 
 /// What a rank's own counters have grown by.

@@ -173,6 +173,42 @@ pub fn step(id: u64, epoch: u32, n_slices: u64, n_positions: u64) -> Traced {
     ))
 }
 
+/// The coordinator's: from the end of an epoch until the replica serves again.
+pub fn recovery(epoch: u32) -> Traced {
+    Traced(tracing::span!(
+        target: TARGET,
+        parent: None,
+        REQUESTS,
+        "recovery",
+        otel.kind = "internal",
+        lockstep.epoch = i64::from(epoch),
+        lockstep.cause = Empty,
+        lockstep.rank = Empty,
+        lockstep.host = Empty,
+        lockstep.tp = Empty,
+        lockstep.pp = Empty,
+        lockstep.replayed_tokens = Empty,
+    ))
+}
+
+impl Traced {
+    /// Of a recovery: why the epoch ended, and who was lost if somebody was.
+    pub fn recovered_from(&self, cause: &'static str, lost: Option<(u16, &str)>) {
+        self.0.record("lockstep.cause", cause);
+        if let Some((rank, host)) = lost {
+            self.0.record("lockstep.rank", i64::from(rank));
+            self.0.record("lockstep.host", host);
+        }
+    }
+
+    /// Of a recovery: what the replica serves on now, and what it computes again.
+    pub fn recovered_on(&self, tp: u16, pp: u16, n_tokens_replayed: u64) {
+        self.0.record("lockstep.tp", i64::from(tp));
+        self.0.record("lockstep.pp", i64::from(pp));
+        self.0.record("lockstep.replayed_tokens", whole(n_tokens_replayed));
+    }
+}
+
 /// A rank's: its pass over a step.
 pub fn pass(traceparent: &str, step: u64, rank: u16) -> Traced {
     let span = tracing::span!(

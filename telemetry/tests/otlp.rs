@@ -81,6 +81,10 @@ fn a_collector_hears_a_request_as_a_tree() {
     let refused = spans::request("grpc", "no traceparent at all", "");
     refused.ended("full", Usage::default());
     drop(refused);
+    let recovery = spans::recovery(4);
+    recovery.recovered_from("hung", Some((3, "there")));
+    recovery.recovered_on(2, 1, 77);
+    drop(recovery);
     telemetry::flush();
     let heard = collector.spans();
     let named = |name: &str| heard.iter().find(|span| span.name == name).unwrap();
@@ -97,6 +101,11 @@ fn a_collector_hears_a_request_as_a_tree() {
     assert_eq!(attribute(sequence, "lockstep.id"), Some(Value::StringValue("0000000000000007".into())));
     assert_eq!(attribute(pass, "lockstep.wait_micros"), Some(Value::IntValue(9)));
     assert_eq!(attribute(pass, "lockstep.rank"), Some(Value::IntValue(1)));
+    let recovery = named("recovery");
+    let told = ["lockstep.rank", "lockstep.tp", "lockstep.pp", "lockstep.replayed_tokens"];
+    let told = told.map(|name| attribute(recovery, name));
+    assert_eq!(told, [3, 2, 1, 77].map(|n| Some(Value::IntValue(n))));
+    assert_eq!(attribute(recovery, "lockstep.cause"), Some(Value::StringValue("hung".into())));
     let other = heard.iter().rfind(|span| span.name == "request").unwrap();
     assert_eq!((other.parent_span_id.len(), other.status.as_ref().unwrap().code), (0, 2));
     let resource = collector.0.lock().unwrap()[0].resource_spans[0].resource.clone().unwrap();

@@ -34,7 +34,10 @@ class Curl(unittest.TestCase):
         self.assertTrue(json.loads(chat())["choices"][0]["message"]["content"].strip())
 
     def test_chat_streams_events(self):
-        events = [line for line in chat(stream=True).split("\n\n") if line]
+        blocks = [block.split("\n") for block in chat(stream=True).split("\n\n") if block]
+        # The data, and behind it where to go on from.
+        self.assertTrue(all(block[1].startswith("id: ") for block in blocks[:-1]), blocks)
+        events = [block[0] for block in blocks]
         self.assertTrue(all(event.startswith("data: ") for event in events), events)
         self.assertEqual(events[-1], "data: [DONE]")
         parts = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]

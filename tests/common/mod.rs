@@ -187,6 +187,8 @@ impl Setup {
             waits: coordinator::Waits {
                 beat_every: Duration::from_millis(20),
                 beats_missed_max: 30_000,
+                hang_min: ROUND_MAX,
+                step_first_max: ROUND_MAX,
                 state_every: Duration::from_millis(20),
                 ..coordinator::Waits::default()
             },
@@ -438,7 +440,7 @@ fn start_processes(setup: &Setup, coordinator: SocketAddr) -> Vec<Node> {
 
 async fn attach(dialer: &Dialer) -> (mpsc::Sender<wire::RouterFrame>, Streaming<wire::ReplicaFrame>) {
     let (frames, sent) = mpsc::channel(FRAMES_UP_MAX);
-    let hello = wire::RouterHello { version: proto::VERSION.into() };
+    let hello = wire::RouterHello { version: proto::VERSION.into(), former: None };
     frames.send(up(router_frame::Frame::Hello(hello))).await.unwrap();
     let mut client = CoordinatorClient::new(dialer.channel()).max_decoding_message_size(proto::FRAME_BYTES_MAX);
     (frames, client.attach(ReceiverStream::new(sent)).await.unwrap().into_inner())

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use types::{Request, RequestId, Slice, Step, StepDone, Want};
-use worker::{AbortHandle, Assignment, Load, LoadError, ModelLoader, Ready, RunError, Runner};
+use worker::{AbortHandle, Assignment, Ended, Load, LoadError, Loaded, ModelLoader, Ready, RunError, Runner};
 
 /// Counted from steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,15 +111,25 @@ struct WatchedLoader {
 }
 
 impl Load for WatchedLoader {
-    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         let writes = assignment.layout.part(assignment.rank).is_sampler();
         self.watch.notes.lock().unwrap().seen.loads += u32::from(writes);
-        let (runner, ready) = self.loader.load(assignment)?;
-        Ok((Box::new(WatchedRunner { runner, watch: self.watch.clone(), writes }), ready))
+        let (loaded, ready) = self.loader.load(assignment, ended)?;
+        Ok((Box::new(WatchedPlace { loaded, watch: self.watch.clone(), writes }), ready))
     }
+}
 
-    fn abort_handle(&self) -> Option<AbortHandle> {
-        self.loader.abort_handle()
+struct WatchedPlace {
+    loaded: Box<dyn Loaded>,
+    watch: Watch,
+    writes: bool,
+}
+
+impl Loaded for WatchedPlace {
+    fn meet(self: Box<Self>, ended: &Ended) -> Result<Box<dyn Runner>, LoadError> {
+        let WatchedPlace { loaded, watch, writes } = *self;
+        let runner = loaded.meet(ended)?;
+        Ok(Box::new(WatchedRunner { runner, watch, writes }))
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::node::PATIENCE;
 use proto::cluster::coordinator_client::CoordinatorClient;
-use proto::cluster::{Assign, Heartbeat, RankFrame, Ready, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
+use proto::cluster::{Assign, Heartbeat, Loaded, Meet, RankFrame, Ready, WorkerFrame, WorkerHello};
+use proto::cluster::{rank_frame, worker_frame::Frame};
 use proto::secure::{Trust, channel};
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -56,14 +57,26 @@ impl Intruder {
         }
     }
 
-    pub fn ready(&mut self, policy: PolicyDigest) {
-        let ready = Ready {
+    pub fn loaded(&mut self, policy: PolicyDigest) {
+        let loaded = Loaded {
             epoch_incarnation: self.place.epoch_incarnation,
             epoch_n: self.place.epoch_n,
             policy_digest: policy.0.to_vec(),
             weight_bytes: 1,
         };
-        self.runtime.block_on(self.up.send(frame(Frame::Ready(ready)))).unwrap();
+        self.runtime.block_on(self.up.send(frame(Frame::Loaded(loaded)))).unwrap();
+    }
+
+    /// Until the coordinator says that all have loaded; then it says that it has met them.
+    pub fn ready(&mut self) {
+        loop {
+            let message = self.runtime.block_on(async { timeout(PATIENCE, self.down.message()).await });
+            let frame = message.unwrap().unwrap().expect("the stream stays").frame;
+            if let Some(rank_frame::Frame::Meet(Meet { epoch_incarnation, epoch_n })) = frame {
+                let ready = Ready { epoch_incarnation, epoch_n };
+                return self.runtime.block_on(self.up.send(self::frame(Frame::Ready(ready)))).unwrap();
+            }
+        }
     }
 
     /// How the coordinator ends its stream.

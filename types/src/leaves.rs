@@ -39,11 +39,11 @@ impl Leaves {
         Leaves { bounds: [0, k].into() }
     }
 
-    /// How `o_proj` is cut: on CPU by query heads, on CUDA in eight.
+    /// How `o_proj` is cut: on CPU by query heads, on CUDA in eight runs of whole heads, as equal as can be.
     pub fn o_proj(class: DeviceClass, n_heads: u32, head_dim: u32) -> Leaves {
         match class {
             DeviceClass::Cpu | DeviceClass::Sim => Leaves::of_heads(n_heads, head_dim),
-            DeviceClass::Cuda => Leaves::on_grain(n_heads * head_dim, Leaves::CUDA),
+            DeviceClass::Cuda => Leaves::of_heads(n_heads, head_dim).in_runs(Leaves::CUDA),
         }
     }
 
@@ -65,6 +65,12 @@ impl Leaves {
         let mut bounds: Vec<u32> = (0..n_heads).step_by(heads_per_leaf as usize).map(|head| head * head_dim).collect();
         bounds.push(k);
         Leaves { bounds }
+    }
+
+    /// So many runs of these leaves as leaves, or these if there are not more.
+    fn in_runs(&self, n: u32) -> Leaves {
+        let (n_leaves, n) = (self.len(), self.len().min(n as usize));
+        Leaves { bounds: (0..=n).map(|i| self.bounds[i * n_leaves / n]).collect() }
     }
 
     /// The fewest of 16 to 64 equal leaves on the grain; where K has no such divisor, 16 that differ by one grain.
@@ -194,6 +200,10 @@ mod tests {
         assert_eq!(Leaves::of_heads(4, 8).bounds(), &[0, 32]);
         assert_eq!(Leaves::of_heads(6, 16).bounds(), &[0, 32, 64, 96]);
         assert_eq!(Leaves::of_heads(3, 80).bounds(), &[0, 160, 240]);
+        let on_cuda = |n_heads, head_dim| Leaves::o_proj(DeviceClass::Cuda, n_heads, head_dim);
+        assert_eq!(on_cuda(32, 128), Leaves::on_grain(4096, 8));
+        assert_eq!(on_cuda(9, 64).bounds(), &[0, 64, 128, 192, 256, 320, 384, 448, 576]);
+        assert_eq!(on_cuda(6, 16).bounds(), &[0, 32, 64, 96]);
         assert_eq!(Leaves::of_inner(1536).len(), 16);
         assert_eq!(Leaves::of_inner(11008).len(), 43);
         assert_eq!(Leaves::of_inner(128).len(), 4);

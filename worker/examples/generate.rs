@@ -57,6 +57,7 @@ fn assignment(args: &Args) -> Result<Assignment, Fault> {
         context,
         batch_tokens_max: BATCH_TOKENS_MAX,
         running_max: 1,
+        timeouts: worker::Timeouts::default(),
     })
 }
 

@@ -12,6 +12,7 @@
 use crate::fetch::journal::Journal;
 use crate::runner::{Assignment, LoadError};
 use checkpoint::Checkpoint;
+use collective::Ended;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{GetModelRequest, ModelBytes, ModelFile, ModelFiles, ReadModelRequest};
 use std::collections::BTreeSet;
@@ -49,7 +50,9 @@ const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 const SAY_EVERY: Duration = Duration::from_secs(2);
 const LOCK_POLL: Duration = Duration::from_millis(100);
-/// As long as a coordinator waits for a rank to load.
+/// Between two looks whether the place that it is for is over.
+const END_POLL: Duration = Duration::from_millis(50);
+/// As long as a coordinator waits for a rank to load, unless it is told otherwise.
 const LOCK_MAX: Duration = Duration::from_secs(600);
 
 /// Why the model could not be brought here.
@@ -71,6 +74,8 @@ pub enum FetchError {
     OtherModel,
     #[error("what was fetched cannot be opened")]
     Unreadable(#[from] checkpoint::Error),
+    #[error("the fetch was broken off")]
+    BrokenOff,
 }
 
 /// Where from and where to.
@@ -83,9 +88,16 @@ pub struct Fetch {
 
 impl Fetch {
     /// The model on this machine, with everything in it that this rank needs. For a thread of its own.
-    pub(crate) fn model(&self, assignment: &Assignment) -> Result<PathBuf, LoadError> {
+    pub(crate) fn model(&self, assignment: &Assignment, ended: &Ended) -> Result<PathBuf, LoadError> {
         let part = assignment.layout.part(assignment.rank);
-        let fetched = self.runtime.block_on(self.bring(&assignment.model_path, &part));
+        let fetched = self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                fetched = self.bring(&assignment.model_path, &part) => fetched,
+                // What the journal has by then is not fetched again.
+                () = until_said(ended) => Err(FetchError::BrokenOff),
+            }
+        });
         fetched.map_err(|source| LoadError::Fetch { path: assignment.model_path.clone(), source })
     }
 
@@ -98,7 +110,7 @@ impl Fetch {
             tracing::info!(path = %told.display(), "the model is here already");
             return Ok(told.to_owned());
         }
-        let place = Place::open(&self.cache, files)?;
+        let place = Place::open(&self.cache, files).await?;
         place.fill(&mut client, part).await?;
         let path = place.model();
         // A bad cache is not to be believed again.
@@ -107,6 +119,12 @@ impl Fetch {
             Ok(_) => place.forget().and(Err(FetchError::OtherModel)),
             Err(error) => place.forget().and(Err(error.into())),
         }
+    }
+}
+
+async fn until_said(ended: &Ended) {
+    while !ended.is_said() {
+        tokio::time::sleep(END_POLL).await;
     }
 }
 
@@ -197,7 +215,7 @@ struct Progress {
 }
 
 impl Place {
-    fn open(cache: &Path, files: ModelFiles) -> Result<Place, FetchError> {
+    async fn open(cache: &Path, files: ModelFiles) -> Result<Place, FetchError> {
         let digest: String = files.digest.iter().map(|byte| format!("{byte:02x}")).collect();
         let folder = cache.join("fetched").join(digest);
         std::fs::create_dir_all(folder.join(&files.name)).map_err(io_at(&folder))?;
@@ -210,7 +228,7 @@ impl Place {
                 TryLockError::Error(source) => return Err(FetchError::Io { path: lock_path, source }),
                 TryLockError::WouldBlock if since.elapsed() > LOCK_MAX => return Err(FetchError::Locked),
                 // Another worker of this machine fetches its part: afterwards, most of ours may be there.
-                TryLockError::WouldBlock => std::thread::sleep(LOCK_POLL),
+                TryLockError::WouldBlock => tokio::time::sleep(LOCK_POLL).await,
             }
         }
         Ok(Place { folder, files, _lock: lock })

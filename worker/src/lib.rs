@@ -13,11 +13,12 @@ pub mod sim;
 pub mod source;
 
 pub use backend::cpu::Isa;
-pub use collective::{AbortHandle, Doorway, Wire};
-pub use model_runner::{ModelLoader, ModelRunner};
-pub use runner::{Assignment, Load, LoadError, MeshSecret, Ready, RunError, Runner};
+pub use backend::cuda::{Card, Compiler, Driver};
+pub use collective::{AbortHandle, Doorway, Ended, Timeouts, Wire, nccl_version};
+pub use model_runner::{ModelLoader, ModelRunner, Place};
+pub use runner::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready, RunError, Runner};
 
-use session::{Ended, Worker};
+use session::Worker;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,6 +54,9 @@ pub struct Config {
     pub redial_max: Duration,
     /// And is at least this when the coordinator told the rank to leave.
     pub redial_after_leave: Duration,
+    /// How long the computing thread may take to come back from what the last session left it in. Until then this
+    /// worker does not join: it could take no place.
+    pub come_back_max: Duration,
 }
 
 impl Default for Config {
@@ -73,6 +77,7 @@ impl Default for Config {
             redial_min: Duration::from_millis(50),
             redial_max: Duration::from_secs(5),
             redial_after_leave: Duration::from_secs(1),
+            come_back_max: Duration::from_secs(120),
         }
     }
 }
@@ -88,6 +93,8 @@ pub enum Error {
     Thread(#[from] io::Error),
     #[error("the computing thread is gone")]
     ThreadGone,
+    #[error("the computing thread hangs: it has not come back for {} s", .0.as_secs())]
+    Hung(Duration),
 }
 
 /// Joins the coordinator behind `channel` and computes for it, dialling again when it goes, until `shutdown`.
@@ -112,13 +119,12 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
     loop {
         let begun = tokio::time::Instant::now();
         let ended = worker.session(channel.clone()).await?;
-        if matches!(ended, Ended::Left(_)) {
+        if let session::Ended::Left(reason) = &ended {
+            tracing::info!(reason, "the coordinator lets this worker go: it waits for the next one");
             // Who sends its ranks away goes away itself: whoever takes its place is not there yet.
             wait = wait.max(worker.config.redial_after_leave);
         }
-        if worker.work.is_closed() {
-            return Err(Error::ThreadGone);
-        }
+        come_back(worker).await?;
         // A session that lasted is no failed attempt.
         if begun.elapsed() > worker.config.redial_max {
             wait = worker.config.redial_min;
@@ -127,4 +133,22 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(worker.config.redial_max);
     }
+}
+
+/// Waits for the computing thread to be free. A device that hangs keeps it for ever; whoever started this process may
+/// start another.
+async fn come_back(worker: &Worker) -> Result<(), Error> {
+    const LOOK: Duration = Duration::from_millis(10);
+    const SAY_AFTER: Duration = Duration::from_secs(1);
+    let (begun, mut is_said) = (tokio::time::Instant::now(), false);
+    while worker.progress.is_busy() && !worker.work.is_closed() {
+        if begun.elapsed() > worker.config.come_back_max {
+            return Err(Error::Hung(worker.config.come_back_max));
+        }
+        if begun.elapsed() > SAY_AFTER && !std::mem::replace(&mut is_said, true) {
+            tracing::warn!("the computing thread is still busy with what is over: this worker joins when it is free");
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    if worker.work.is_closed() { Err(Error::ThreadGone) } else { Ok(()) }
 }

@@ -4,16 +4,18 @@
 //! A step on a rank: ends and starts; on the first stage, what the sampler drew in earlier steps, if a row needs it;
 //! the rows; the pass, which all ranks make together; on the sampler the draws, which it tells the first stage.
 
-use crate::runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
+use crate::runner::{Assignment, Load, LoadError, Loaded, Ready, RunError, Runner};
 use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};
 use backend::cpu::{Cpu, CpuConfig, Isa};
+use backend::cuda::{Cuda, CudaConfig};
 use backend::{Activations, Batch, Device, Draw, KvDtype, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
-use collective::{AbortHandle, Collective, Doorway, MeshPlan, Refused, Wire};
+use collective::{AbortHandle, Collective, Doorway, Ended, MeshPlan, Refused, Wire};
 use model::{KvCache, Limits, Model};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use types::{BLOCKS_MAX, Part, Step, StepDone, Token, TokenOut, Unsupported};
+use types::{BLOCKS_MAX, DeviceClass, Part, Step, StepDone, Token, TokenOut, Unsupported};
 
 pub struct ModelRunner<D: Device> {
     device: D,
@@ -74,7 +76,7 @@ impl<D: Device> ModelRunner<D> {
             let read = |row: usize, state: &mut [f32]| self.device.read(hidden, row..row + 1, state);
             self.sequences.pool(step, &self.batch, &mut self.state, read);
         }
-        Ok(())
+        Ok(self.device.settle()?)
     }
 
     /// The logs grow. A message goes to the first stage for each step that has draws, and for no other.
@@ -124,9 +126,21 @@ fn emptied<'a>(mut draws: Vec<Draw<'_>>) -> Vec<Draw<'a>> {
     draws.into_iter().map(|_| unreachable!("it is empty")).collect()
 }
 
-/// Loads models for this machine's CPU.
+/// Which of a machine's devices a rank computes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Cpu,
+    Cuda {
+        ordinal: u32,
+        /// Where compiled kernels are kept between starts.
+        cache: Option<PathBuf>,
+    },
+}
+
+/// Loads models for a device of this machine.
 #[derive(Clone, Debug)]
 pub struct ModelLoader {
+    pub place: Place,
     /// Threads that compute, the caller's among them.
     pub threads: usize,
     pub isa: Isa,
@@ -138,9 +152,10 @@ pub struct ModelLoader {
 }
 
 impl ModelLoader {
-    /// With the widest instructions that this machine has, and without peers.
+    /// For the CPU, with the widest instructions that this machine has, and without peers.
     pub fn new(threads: usize) -> ModelLoader {
-        ModelLoader { threads, isa: Isa::detect(), spin: true, doorway: None, wire: Wire::default() }
+        let (place, isa) = (Place::Cpu, Isa::detect());
+        ModelLoader { place, threads, isa, spin: true, doorway: None, wire: Wire::default() }
     }
 
     /// The runner of the rank that `collective` is, and what it found.
@@ -148,43 +163,142 @@ impl ModelLoader {
         &self,
         assignment: &Assignment,
         collective: Collective,
-    ) -> Result<(ModelRunner<Cpu>, Ready), LoadError> {
-        let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
-        let checkpoint = Checkpoint::open(&assignment.model_path).map_err(failed(assignment))?;
-        let (spec, part) = (checkpoint.spec(), collective.part());
-        let limits = sequence_limits(assignment, spec, part, kv_dtype)?;
-        let cpu = CpuConfig { threads: self.threads, activations, isa: self.isa, spin: self.spin };
-        let device = Cpu::new(cpu).map_err(failed(assignment))?;
-        let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
-        let limits_of_model = Limits { rows_max, outputs_max, context: assignment.context };
-        let model = Model::load(&checkpoint, &device, part, limits_of_model).map_err(failed(assignment))?;
-        let specs = model::kv_specs(spec, part, kv_dtype, &limits.n_blocks);
-        let kv = KvCache::new(&device, &specs).map_err(failed(assignment))?;
-        let policy = model::policy(&checkpoint, activations, kv_dtype);
-        let ready = Ready { policy, weight_bytes: model.weight_bytes() as u64 };
-        Ok((ModelRunner::new(device, collective, model, kv, limits, spec.hidden as usize), ready))
+    ) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        let (parts, ready) = self.prepare(assignment, collective.part(), &Ended::default())?;
+        Ok((parts.with(collective), ready))
     }
 
-    /// What `load` does, with the runner's own type. The ranks come together first: nobody waits for another's reading.
-    pub fn build(&self, assignment: &Assignment) -> Result<(ModelRunner<Cpu>, Ready), LoadError> {
-        self.build_with(assignment, self.join(assignment)?)
+    /// What `load` and then `meet` do.
+    pub fn build(&self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        let (apart, ready) = self.load_apart(assignment, &Ended::default())?;
+        Ok((apart.join(&Ended::default())?, ready))
     }
 
-    fn join(&self, assignment: &Assignment) -> Result<Collective, LoadError> {
-        let Assignment { epoch, rank, layout, mesh_addresses, mesh_secret, .. } = assignment;
+    fn load_apart(&self, assignment: &Assignment, ended: &Ended) -> Result<(Apart, Ready), LoadError> {
+        let way = self.way(assignment)?;
+        let (parts, ready) = self.prepare(assignment, &assignment.layout.part(assignment.rank), ended)?;
+        Ok((Apart { parts, way }, ready))
+    }
+
+    /// How the others are met, once all have loaded.
+    fn way(&self, assignment: &Assignment) -> Result<Way, LoadError> {
+        let Assignment { epoch, rank, layout, mesh_addresses, mesh_secret, timeouts, .. } = assignment;
         layout.grid().supported()?;
         if layout.grid().n_ranks() == 1 {
-            return Ok(Collective::solo(layout.n_layers()));
+            return Ok(Way::Alone { n_layers: layout.n_layers() });
         }
-        let Some(doorway) = &self.doorway else {
+        let Some(doorway) = self.doorway.clone() else {
             return Err(Unsupported("a grid of several ranks, of a worker that has no address for peers").into());
         };
         let plan = MeshPlan::new(*epoch, *rank, layout.clone(), mesh_addresses.clone(), mesh_secret.0);
-        let joined = Collective::join(doorway, MeshPlan { wire: self.wire, spin: self.spin, ..plan });
-        for Refused { from, why } in doorway.refusals() {
-            tracing::warn!(peer = %from, %why, "a rank is refused");
+        let plan = MeshPlan { wire: self.wire, spin: self.spin, timeouts: *timeouts, ..plan };
+        Ok(Way::Through { doorway, plan: Box::new(plan) })
+    }
+
+    fn prepare(
+        &self,
+        assignment: &Assignment,
+        part: &Part,
+        ended: &Ended,
+    ) -> Result<(Box<dyn Prepared>, Ready), LoadError> {
+        match &self.place {
+            Place::Cpu => {
+                let device = Cpu::new(self.cpu(activations(&assignment.activations)?)).map_err(failed(assignment))?;
+                on_device(device, assignment, part, ended)
+            }
+            Place::Cuda { ordinal, cache } => {
+                on_device(self.cuda(*ordinal, cache.as_deref(), assignment)?, assignment, part, ended)
+            }
         }
-        Ok(joined?)
+    }
+
+    fn cpu(&self, activations: Activations) -> CpuConfig {
+        CpuConfig { threads: self.threads, activations, isa: self.isa, spin: self.spin }
+    }
+
+    fn cuda(&self, ordinal: u32, cache: Option<&Path>, assignment: &Assignment) -> Result<Cuda, LoadError> {
+        if activations(&assignment.activations)? != Activations::Bf16 {
+            return Err(Unsupported("activations other than bf16 on CUDA: give --activations bf16 to all roles").into());
+        }
+        // It packs weights, and draws where tokens are sorted: in between it waits for the device.
+        let host = CpuConfig { spin: false, ..self.cpu(Activations::F32) };
+        let config = CudaConfig { ordinal, cache: cache.map(Path::to_owned), host };
+        Cuda::open(&config).map_err(failed(assignment))
+    }
+}
+
+/// What a rank holds, on any device, and what it found.
+fn on_device<D: Device + 'static>(
+    device: D,
+    assignment: &Assignment,
+    part: &Part,
+    ended: &Ended,
+) -> Result<(Box<dyn Prepared>, Ready), LoadError> {
+    let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
+    let checkpoint = Checkpoint::open(&assignment.model_path).map_err(failed(assignment))?;
+    let (spec, class) = (checkpoint.spec(), device.class());
+    let limits = sequence_limits(assignment, spec, part, class, kv_dtype)?;
+    let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
+    let limits_of_model = Limits { rows_max, outputs_max, context: assignment.context };
+    let model = Model::load_until(&checkpoint, &device, part, limits_of_model, ended).map_err(failed(assignment))?;
+    let specs = model::kv_specs(spec, part, class, kv_dtype, &limits.n_blocks);
+    let kv = KvCache::new(&device, &specs).map_err(failed(assignment))?;
+    let policy = model::policy(&checkpoint, class, activations, kv_dtype);
+    let ready = Ready { policy, weight_bytes: model.weight_bytes() as u64 };
+    Ok((Box::new(Parts { device, model, kv, limits, hidden: spec.hidden as usize }), ready))
+}
+
+/// All of a runner but the other ranks.
+struct Parts<D: Device> {
+    device: D,
+    model: Model<D>,
+    kv: KvCache<D>,
+    limits: SequenceLimits,
+    hidden: usize,
+}
+
+/// The same, on whichever device.
+trait Prepared: Send {
+    fn with(self: Box<Self>, collective: Collective) -> Box<dyn Runner>;
+}
+
+impl<D: Device + 'static> Prepared for Parts<D> {
+    fn with(self: Box<Self>, collective: Collective) -> Box<dyn Runner> {
+        let Parts { device, model, kv, limits, hidden } = *self;
+        Box::new(ModelRunner::new(device, collective, model, kv, limits, hidden))
+    }
+}
+
+/// A rank that has loaded and has not met the others.
+struct Apart {
+    parts: Box<dyn Prepared>,
+    way: Way,
+}
+
+enum Way {
+    Alone { n_layers: u32 },
+    Through { doorway: Arc<Doorway>, plan: Box<MeshPlan> },
+}
+
+impl Apart {
+    fn join(self, ended: &Ended) -> Result<Box<dyn Runner>, LoadError> {
+        let collective = match self.way {
+            Way::Alone { n_layers } => Collective::solo(n_layers),
+            Way::Through { doorway, plan } => {
+                let joined = Collective::join_until(&doorway, *plan, ended);
+                for Refused { from, why } in doorway.refusals() {
+                    tracing::warn!(peer = %from, %why, "a rank is refused");
+                }
+                joined?
+            }
+        };
+        Ok(self.parts.with(collective))
+    }
+}
+
+impl Loaded for Apart {
+    fn meet(self: Box<Self>, ended: &Ended) -> Result<Box<dyn Runner>, LoadError> {
+        self.join(ended)
     }
 }
 
@@ -192,6 +306,7 @@ fn sequence_limits(
     assignment: &Assignment,
     spec: &ModelSpec,
     part: &Part,
+    class: DeviceClass,
     kv_dtype: KvDtype,
 ) -> Result<SequenceLimits, LoadError> {
     if assignment.layout.n_layers() != spec.n_layers {
@@ -209,7 +324,8 @@ fn sequence_limits(
     if n_blocks.iter().any(|n_blocks| !(1..=BLOCKS_MAX).contains(n_blocks)) {
         return Err(Unsupported("a pool of no block, or of more than 2^24").into());
     }
-    let (needed, available) = (kv_bytes(&model::kv_specs(spec, part, kv_dtype, &n_blocks)), assignment.kv_bytes);
+    let needed = kv_bytes(&model::kv_specs(spec, part, class, kv_dtype, &n_blocks));
+    let available = assignment.kv_bytes;
     if needed > available {
         return Err(LoadError::Memory { what: "the KV cache", needed, available });
     }
@@ -224,13 +340,9 @@ fn sequence_limits(
 }
 
 impl Load for ModelLoader {
-    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        let (runner, ready) = self.build(assignment)?;
-        Ok((Box::new(runner), ready))
-    }
-
-    fn abort_handle(&self) -> Option<AbortHandle> {
-        self.doorway.as_ref().map(|doorway| doorway.abort_handle())
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let (apart, ready) = self.load_apart(assignment, ended)?;
+        Ok((Box::new(apart), ready))
     }
 }
 
@@ -238,7 +350,8 @@ fn activations(name: &str) -> Result<Activations, Unsupported> {
     match name {
         "int8" => Ok(Activations::Int8),
         "f32" => Ok(Activations::F32),
-        _ => Err(Unsupported("activations other than int8 and f32")),
+        "bf16" => Ok(Activations::Bf16),
+        _ => Err(Unsupported("activations other than int8, f32 and bf16")),
     }
 }
 
@@ -246,7 +359,8 @@ fn kv_dtype(name: &str) -> Result<KvDtype, Unsupported> {
     match name {
         "f16" => Ok(KvDtype::F16),
         "f32" => Ok(KvDtype::F32),
-        _ => Err(Unsupported("a KV cache other than f16 and f32")),
+        "bf16" => Ok(KvDtype::Bf16),
+        _ => Err(Unsupported("a KV cache other than f16, f32 and bf16")),
     }
 }
 

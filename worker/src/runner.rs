@@ -2,7 +2,7 @@
 //! calls both traits on one thread that it owns.
 
 use crate::fetch::FetchError;
-use collective::AbortHandle;
+use collective::{AbortHandle, Ended, Timeouts};
 use std::path::PathBuf;
 use std::time::Duration;
 use types::{Epoch, Layout, PolicyDigest, Rank, Step, StepDone, Unsupported};
@@ -29,14 +29,38 @@ pub trait Runner: Send {
     }
 }
 
+impl<R: Runner + ?Sized> Runner for Box<R> {
+    fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
+        (**self).run(step, done)
+    }
+
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        (**self).abort_handle()
+    }
+
+    fn waited(&self) -> Duration {
+        (**self).waited()
+    }
+}
+
 /// Makes a runner for a place in a blueprint. Called again for every epoch that the worker lives to see, so what is
 /// costly (mapped weights) may be kept from one load to the next.
 pub trait Load: Send {
-    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError>;
+    /// Everything but the other ranks: nobody waits for another's reading. When `ended` is said, the place is over, and
+    /// what takes long is broken off, with whatever error.
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError>;
+}
 
-    /// With which another thread ends what `load` waits for, if it waits for other ranks.
-    fn abort_handle(&self) -> Option<AbortHandle> {
-        None
+/// A place that is loaded, and whose rank has not met the others.
+pub trait Loaded: Send {
+    /// Called when all ranks have loaded, so that all of them come at about the same time.
+    fn meet(self: Box<Self>, ended: &Ended) -> Result<Box<dyn Runner>, LoadError>;
+}
+
+/// A runner that needs no others has met them.
+impl<R: Runner + 'static> Loaded for R {
+    fn meet(self: Box<Self>, _: &Ended) -> Result<Box<dyn Runner>, LoadError> {
+        Ok(self)
     }
 }
 
@@ -63,6 +87,8 @@ pub struct Assignment {
     pub context: u32,
     pub batch_tokens_max: u32,
     pub running_max: u32,
+    /// For the ranks to meet, and for one operation among them.
+    pub timeouts: Timeouts,
 }
 
 /// With which the ranks of an epoch prove to each other that they belong to it.

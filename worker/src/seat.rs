@@ -3,9 +3,9 @@
 //! other ranks: that wait the session ends, when it has no use for the step any more.
 
 use crate::heartbeat::Progress;
-use crate::runner::{Assignment, Load, LoadError, Runner};
-use collective::AbortHandle;
-use proto::cluster::{Failed, Ready, WorkerFrame, worker_frame::Frame};
+use crate::runner::{Assignment, Load, LoadError, Loaded as LoadedPlace, Runner};
+use collective::{AbortHandle, Ended};
+use proto::cluster::{Failed, Loaded, Ready, WorkerFrame, worker_frame::Frame};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,22 +17,28 @@ use types::{Epoch, Rank, Step, StepDone};
 /// What a session asks of the thread.
 pub(crate) enum Work {
     Load {
-        assignment: Assignment,
+        assignment: Box<Assignment>,
         turn: Turn,
         reports: Reports,
+    },
+    /// All ranks of the epoch have loaded.
+    Meet {
+        epoch: Epoch,
     },
     /// With its span at the coordinator; empty where nobody records it.
     Step {
         step: Step,
         traceparent: String,
     },
+    /// The place is over, and nobody needs what it holds.
+    Release,
 }
 
-/// Who may sit: of all places that sessions were given, the last.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Turn(u64);
+/// Of all places that sessions were given, one; and how it is heard that it is over.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Turn(Ended);
 
-/// How a session frees the thread from a place that is over: what it waits for there ends at once.
+/// How a session frees the thread from a place that is over: what it does and waits for there ends.
 #[derive(Default)]
 pub(crate) struct Turns(Mutex<State>);
 
@@ -46,21 +52,23 @@ impl Turns {
     /// Ends every turn before this one.
     pub fn next(&self) -> Turn {
         let mut state = self.state();
-        state.last.0 += 1;
+        state.last.0.end();
+        state.last = Turn::default();
         if let Some(handle) = state.seated.take() {
             handle.abort();
         }
-        state.last
+        state.last.clone()
     }
 
-    fn is_over(&self, turn: Turn) -> bool {
-        self.state().last != turn
+    /// The rank that the thread waits for at this moment, within a step.
+    pub fn waits_for(&self) -> Option<Rank> {
+        self.state().seated.as_ref()?.waits_for()
     }
 
-    /// False if the turn ended before its place was taken.
-    fn sit(&self, turn: Turn, handle: Option<AbortHandle>) -> bool {
+    /// False if the turn has ended: what has not begun to wait will not.
+    fn sit(&self, turn: &Turn, handle: Option<AbortHandle>) -> bool {
         let mut state = self.state();
-        let is_on = state.last == turn;
+        let is_on = !turn.is_over();
         if is_on {
             state.seated = handle;
         }
@@ -69,6 +77,12 @@ impl Turns {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Turn {
+    fn is_over(&self) -> bool {
+        self.0.is_said()
     }
 }
 
@@ -105,32 +119,56 @@ pub(crate) fn run(
     progress: Arc<Progress>,
     turns: Arc<Turns>,
 ) {
-    let mut seat = None;
+    let mut standing = Standing::Nowhere;
     let mut idle_since = Instant::now();
     while let Some(next) = work.blocking_recv() {
+        progress.busy(true);
         progress.add_idle(idle_since.elapsed());
-        match next {
-            // A long load outlived the session that asked for this one.
-            Work::Load { turn, .. } if turns.is_over(turn) => seat = None,
-            Work::Load { assignment, turn, reports } => {
+        standing = match (next, standing) {
+            (Work::Load { assignment, turn, reports }, old) => {
                 // The old cache goes first: there may not be room for two.
-                drop(seat.take());
-                seat = Seat::take(&mut *loader, &assignment, turn, &turns, reports);
+                drop(old);
+                Place::load(&mut *loader, &assignment, turn, reports).map_or(Standing::Nowhere, Standing::Loaded)
             }
-            Work::Step { step, traceparent } => {
-                seat = seat.and_then(|seat: Seat| seat.run(&step, &traceparent, &progress, &turns));
+            (Work::Meet { epoch }, Standing::Loaded(place)) if place.epoch == epoch => {
+                place.meet(&turns).map_or(Standing::Nowhere, Standing::Seated)
             }
-        }
+            (Work::Step { step, traceparent }, Standing::Seated(seat)) => {
+                let seat = seat.run(&step, &traceparent, &progress);
+                seat.map_or(Standing::Nowhere, Standing::Seated)
+            }
+            (Work::Release, _) => Standing::Nowhere,
+            // What came for a place that was lost meanwhile.
+            (Work::Meet { .. } | Work::Step { .. }, same) => same,
+        };
+        progress.busy(false);
         idle_since = Instant::now();
     }
 }
 
-/// A place taken in one epoch.
-struct Seat {
+/// What the thread has.
+enum Standing {
+    Nowhere,
+    Loaded(Place),
+    Seated(Seat),
+}
+
+/// A place taken in one epoch, before the other ranks are met.
+struct Place {
     epoch: Epoch,
     rank: Rank,
     turn: Turn,
     /// It samples; the others have nothing to say of a step.
+    answers: bool,
+    loaded: Box<dyn LoadedPlace>,
+    reports: Reports,
+}
+
+/// The same among the others.
+struct Seat {
+    epoch: Epoch,
+    rank: Rank,
+    turn: Turn,
     answers: bool,
     runner: Box<dyn Runner>,
     /// Of the runner's waiting, what has been reported.
@@ -139,49 +177,40 @@ struct Seat {
     reports: Reports,
 }
 
-impl Seat {
-    fn take(
-        loader: &mut dyn Load,
-        assignment: &Assignment,
-        turn: Turn,
-        turns: &Turns,
-        reports: Reports,
-    ) -> Option<Seat> {
-        let epoch = assignment.epoch;
-        if !turns.sit(turn, loader.abort_handle()) {
+impl Place {
+    fn load(loader: &mut dyn Load, assignment: &Assignment, turn: Turn, reports: Reports) -> Option<Place> {
+        // A long step may have outlived the session that asked for this one.
+        if turn.is_over() {
             return None;
         }
-        let (runner, ready) = match catch_unwind(AssertUnwindSafe(|| loader.load(assignment))) {
-            Ok(Ok(loaded)) => loaded,
-            // Whoever ended the turn knows.
-            _ if turns.is_over(turn) => return None,
-            Ok(Err(error)) => {
-                let (message, guilty) = (error.to_string(), error.guilty());
-                reports.lost(epoch, message, guilty, SeatLost::by(error));
-                return None;
-            }
-            Err(panic) => {
-                let message = format!("the loader panicked: {}", panic_message(&*panic));
-                reports.lost(epoch, message.clone(), None, SeatLost::Run(message));
-                return None;
-            }
-        };
-        if !turns.sit(turn, runner.abort_handle()) {
-            return None;
-        }
-        let ready = Ready {
+        let (epoch, rank) = (assignment.epoch, assignment.rank);
+        let load = || loader.load(assignment, &turn.0);
+        let (loaded, ready) = reports.attempt(epoch, &turn, load)?;
+        let said = Loaded {
             epoch_incarnation: epoch.incarnation,
             epoch_n: epoch.n,
             policy_digest: ready.policy.0.to_vec(),
             weight_bytes: ready.weight_bytes,
         };
-        let answers = assignment.layout.part(assignment.rank).is_sampler();
-        let (rank, waited, done) = (assignment.rank, Duration::ZERO, StepDone::default());
-        reports.send(Frame::Ready(ready)).then(|| Seat { epoch, rank, turn, answers, runner, waited, done, reports })
+        let answers = assignment.layout.part(rank).is_sampler();
+        reports.send(Frame::Loaded(said)).then(|| Place { epoch, rank, turn, answers, loaded, reports })
     }
 
+    fn meet(self, turns: &Turns) -> Option<Seat> {
+        let Place { epoch, rank, turn, answers, loaded, reports } = self;
+        let runner = reports.attempt(epoch, &turn, || loaded.meet(&turn.0))?;
+        if !turns.sit(&turn, runner.abort_handle()) {
+            return None;
+        }
+        let (waited, done) = (Duration::ZERO, StepDone::default());
+        let ready = Ready { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n };
+        reports.send(Frame::Ready(ready)).then(|| Seat { epoch, rank, turn, answers, runner, waited, done, reports })
+    }
+}
+
+impl Seat {
     /// The seat is given up when the step fails or nobody listens any more.
-    fn run(mut self, step: &Step, traceparent: &str, progress: &Progress, turns: &Turns) -> Option<Seat> {
+    fn run(mut self, step: &Step, traceparent: &str, progress: &Progress) -> Option<Seat> {
         if self.reports.are_unheard() {
             return None;
         }
@@ -194,6 +223,7 @@ impl Seat {
         self.done.epoch = step.epoch;
         let pass = (!traceparent.is_empty()).then(|| spans::pass(traceparent, step.id.0, self.rank.0));
         let begun = Instant::now();
+        progress.begin_step();
         let result = catch_unwind(AssertUnwindSafe(|| self.runner.run(step, &mut self.done)));
         let waited = self.note(begun.elapsed(), progress);
         if let Some(pass) = pass {
@@ -203,7 +233,7 @@ impl Seat {
             Ok(Ok(())) if self.answers => return self.reports.send(Frame::Done((&self.done).into())).then_some(self),
             Ok(Ok(())) => return Some(self),
             // Whoever ended the turn knows.
-            _ if turns.is_over(self.turn) => return None,
+            _ if self.turn.is_over() => return None,
             Ok(Err(error)) => (error.to_string(), error.guilty()),
             Err(panic) => (format!("step {} panicked: {}", step.id.0, panic_message(&*panic)), None),
         };
@@ -224,6 +254,24 @@ impl Seat {
 impl Reports {
     fn are_unheard(&self) -> bool {
         self.up.upgrade().is_none_or(|up| up.is_closed())
+    }
+
+    /// What a loader or the others gave; None where that failed, which has been said, or where the turn is over.
+    fn attempt<T>(&self, epoch: Epoch, turn: &Turn, go: impl FnOnce() -> Result<T, LoadError>) -> Option<T> {
+        let result = catch_unwind(AssertUnwindSafe(go));
+        if turn.is_over() {
+            // Whoever ended the turn knows.
+            return None;
+        }
+        match result {
+            Ok(Ok(got)) => return Some(got),
+            Ok(Err(error)) => self.lost(epoch, error.to_string(), error.guilty(), SeatLost::by(error)),
+            Err(panic) => {
+                let message = format!("the loader panicked: {}", panic_message(&*panic));
+                self.lost(epoch, message.clone(), None, SeatLost::Run(message));
+            }
+        }
+        None
     }
 
     /// Waits for room: the session drains its queue, or closes it.

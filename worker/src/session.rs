@@ -5,10 +5,12 @@ use crate::heartbeat::{Heart, Progress};
 use crate::runner::{Assignment, MeshSecret};
 use crate::seat::{Reports, SeatLost, Turns, Work};
 use crate::{Config, Error};
+use collective::Timeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;
-use proto::cluster::{Assign, Failed, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
+use proto::cluster::{Assign, Failed, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
 use proto::secure::Refused;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
@@ -68,7 +70,8 @@ impl Worker {
             Ok(Err(status)) => return refused(&status),
             Ok(Ok(response)) => response.into_inner(),
         };
-        let _heart = Heart::start(self.progress.clone(), up.downgrade(), self.config.heartbeat_every)?;
+        let (progress, turns) = (self.progress.clone(), self.turns.clone());
+        let _heart = Heart::start(progress, turns, up.downgrade(), self.config.heartbeat_every)?;
         let (lost, seat_lost) = mpsc::channel(1);
         let _end = EndTurn(&self.turns);
         let reports = Reports { up: up.downgrade(), lost: lost.downgrade() };
@@ -142,6 +145,8 @@ impl Session<'_> {
                 Ok((step, traceparent)) => self.step(step, traceparent).await,
                 Err(malformed) => self.fail(format!("a step that cannot be read: {malformed}")).await,
             },
+            rank_frame::Frame::Meet(meet) => self.meet(meet).await,
+            rank_frame::Frame::Release(_) => self.release().await,
             rank_frame::Frame::Leave(leave) => Some(Ended::Left(leave.reason)),
         }
     }
@@ -154,7 +159,24 @@ impl Session<'_> {
         tracing::info!(epoch = %assignment.epoch, rank = assignment.rank.0, "taking a place");
         self.epoch = Some(assignment.epoch);
         let turn = self.worker.turns.next();
-        self.hand_over(Work::Load { assignment, turn, reports: self.reports.clone() }).await
+        let (assignment, reports) = (Box::new(assignment), self.reports.clone());
+        self.hand_over(Work::Load { assignment, turn, reports }).await
+    }
+
+    async fn meet(&mut self, meet: Meet) -> Option<Ended> {
+        let epoch = Epoch { incarnation: meet.epoch_incarnation, n: meet.epoch_n };
+        if self.epoch != Some(epoch) {
+            tracing::warn!(%epoch, "a word to meet in another epoch is not heeded");
+            return None;
+        }
+        self.hand_over(Work::Meet { epoch }).await
+    }
+
+    /// Whatever the thread does for the place that is over ends now.
+    async fn release(&mut self) -> Option<Ended> {
+        self.epoch = None;
+        self.worker.turns.next();
+        self.hand_over(Work::Release).await
     }
 
     async fn step(&mut self, step: Step, traceparent: String) -> Option<Ended> {
@@ -209,6 +231,8 @@ impl Session<'_> {
 fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
     let (rank, layout) = assign.layout()?;
     let mesh_secret = MeshSecret(assign.secret()?);
+    let default = Timeouts::default();
+    let or = |millis: u64, default| if millis == 0 { default } else { Duration::from_millis(millis) };
     Ok(Assignment {
         epoch: Epoch { incarnation: assign.epoch_incarnation, n: assign.epoch_n },
         rank,
@@ -223,5 +247,9 @@ fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
         context: assign.context,
         batch_tokens_max: assign.batch_tokens_max,
         running_max: assign.running_max,
+        timeouts: Timeouts {
+            join: or(assign.meet_max_millis, default.join),
+            op: or(assign.exchange_max_millis, default.op),
+        },
     })
 }

@@ -1,7 +1,8 @@
 //! A runner without a model: tokens drawn from the request's hash, after a modelled time. It is as strict as a real
 //! rank can be: it keeps what each page holds, and a step that would read anything else is refused.
 
-use crate::runner::{Assignment, Load, LoadError, Ready, RunError, Runner};
+use crate::Ended;
+use crate::runner::{Assignment, Load, LoadError, Loaded, Ready, RunError, Runner};
 use std::collections::HashMap;
 use std::time::Duration;
 use types::cache::blocks_for;
@@ -99,7 +100,7 @@ impl Sim {
 }
 
 impl Load for Sim {
-    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, _: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         let n_blocks = &assignment.n_blocks;
         if n_blocks.len() != self.groups.len() {
             return Err(Unsupported("other than one pool for each cache group of the model").into());

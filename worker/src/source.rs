@@ -1,8 +1,8 @@
 //! Where this machine has the model that it is told to load. Knows paths and no formats.
 
-use crate::AbortHandle;
+use crate::Ended;
 use crate::fetch::Fetch;
-use crate::runner::{Assignment, Load, LoadError, Ready, Runner};
+use crate::runner::{Assignment, Load, LoadError, Loaded, Ready};
 use std::path::PathBuf;
 
 #[derive(Clone, Debug)]
@@ -28,24 +28,20 @@ struct Located {
 }
 
 impl Source {
-    fn path(&self, assignment: &Assignment) -> Result<PathBuf, LoadError> {
+    fn path(&self, assignment: &Assignment, ended: &Ended) -> Result<PathBuf, LoadError> {
         let told = &assignment.model_path;
         match self {
             Source::AsTold => Ok(told.clone()),
             Source::Path(path) => Ok(path.clone()),
             Source::Folder(folder) => Ok(folder.join(told.file_name().unwrap_or_default())),
-            Source::Fetched(fetch) => fetch.model(assignment),
+            Source::Fetched(fetch) => fetch.model(assignment, ended),
         }
     }
 }
 
 impl Load for Located {
-    fn load(&mut self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        let model_path = self.source.path(assignment)?;
-        self.loader.load(&Assignment { model_path, ..assignment.clone() })
-    }
-
-    fn abort_handle(&self) -> Option<AbortHandle> {
-        self.loader.abort_handle()
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let model_path = self.source.path(assignment, ended)?;
+        self.loader.load(&Assignment { model_path, ..assignment.clone() }, ended)
     }
 }

@@ -8,7 +8,7 @@ mod common;
 use backend::cpu::Isa;
 use common::{Alone, Plan, Played, Player, assignment, requests};
 use types::{BlockId, Layout, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
-use worker::{Assignment, Load, LoadError, ModelLoader, RunError, Runner};
+use worker::{Assignment, Ended, Load, LoadError, ModelLoader, RunError, Runner};
 
 const MODEL: &str = "llama-f16-sharded";
 const ALONE: Plan = Plan::ALONE;
@@ -94,7 +94,7 @@ fn what_cannot_be_loaded_is_said() {
     let refused = |change: &dyn Fn(&mut Assignment)| {
         let mut assignment = assignment(MODEL);
         change(&mut assignment);
-        loader(1).load(&assignment).err().unwrap()
+        loader(1).load(&assignment, &Ended::default()).err().unwrap()
     };
     assert!(matches!(refused(&|a| a.kv_dtype = "q8".into()), LoadError::Unsupported(_)));
     assert!(matches!(refused(&|a| a.activations = "f16".into()), LoadError::Unsupported(_)));

@@ -7,8 +7,8 @@ mod common;
 use collective::Collective;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
 use proto::cluster::{
-    Assign, GetModelRequest, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, ReplicaFrame, RouterFrame, Stage,
-    WorkerFrame, WorkerHello, rank_frame, worker_frame,
+    Assign, GetModelRequest, Meet, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, Release, ReplicaFrame,
+    RouterFrame, ScaleReply, ScaleRequest, Stage, WorkerFrame, WorkerHello, rank_frame, worker_frame,
 };
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use types::{BlockCopy, BlockId, Epoch, Grid, Layout, RequestId, Slice, Step, StepDone, StepId, Want};
 use worker::sim::Sim;
-use worker::{Assignment, Load, LoadError, ModelLoader, Ready, Runner};
+use worker::{Assignment, Ended, Load, LoadError, Loaded, ModelLoader, Ready};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const EPOCH: Epoch = Epoch { incarnation: 3, n: 2 };
@@ -51,6 +51,10 @@ impl Coordinator for Puppet {
         let joined = Joined { down, inbound: request.into_inner(), n_beats: 0 };
         self.joined.send(joined).await.map_err(|_| Status::unavailable("the test is over"))?;
         Ok(Response::new(ReceiverStream::new(frames)))
+    }
+
+    async fn scale(&self, _: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
+        Err(Status::unimplemented("no grid here"))
     }
 
     async fn get_model(&self, _: Request<GetModelRequest>) -> Result<Response<ModelFiles>, Status> {
@@ -115,6 +119,20 @@ impl Joined {
 
     async fn place(&mut self, assign: Assign) {
         self.say(rank_frame::Frame::Assign(assign)).await;
+        self.loaded().await;
+        self.meet().await;
+    }
+
+    async fn loaded(&mut self) {
+        match self.hear().await {
+            worker_frame::Frame::Loaded(loaded) => assert_eq!(loaded.epoch_n, EPOCH.n),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn meet(&mut self) {
+        let meet = Meet { epoch_incarnation: EPOCH.incarnation, epoch_n: EPOCH.n };
+        self.say(rank_frame::Frame::Meet(meet)).await;
         match self.hear().await {
             worker_frame::Frame::Ready(ready) => assert_eq!(ready.epoch_n, EPOCH.n),
             other => panic!("{other:?}"),
@@ -280,7 +298,7 @@ struct Half {
 }
 
 impl Load for Half {
-    fn load(&mut self, _: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+    fn load(&mut self, _: &Assignment, _: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         let whole = common::assignment("llama-f16-sharded");
         let layout = half(whole.layout.n_layers());
         let [mine, other] = Collective::in_process(&layout).try_into().unwrap();
@@ -330,5 +348,59 @@ async fn who_lost_another_names_it_and_stays() {
         other => panic!("{other:?}"),
     }
     joined.place(assign_half()).await;
+    scene.end().await;
+}
+
+/// Every other load lasts until nobody wants it any more.
+struct Slow {
+    begun: std::sync::mpsc::Sender<()>,
+    n_loads: u32,
+}
+
+impl Load for Slow {
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        self.n_loads += 1;
+        self.begun.send(()).unwrap();
+        while self.n_loads % 2 == 1 && !ended.is_said() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Sim::default().load(assignment, ended)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_load_is_broken_off_when_its_place_is_over() {
+    let (say, begun) = std::sync::mpsc::channel();
+    let mut scene = Scene::start_with(Box::new(Slow { begun: say, n_loads: 0 })).await;
+    let mut joined = scene.joined().await;
+    joined.hello().await;
+    joined.say(rank_frame::Frame::Assign(assign())).await;
+    begun.recv_timeout(PATIENCE).unwrap();
+    joined.say(rank_frame::Frame::Release(Release {})).await;
+    // Nothing is said of the load that was broken off, and the next place is taken at once.
+    joined.place(assign()).await;
+    joined.step(&first_step(EPOCH)).await;
+    assert_eq!(joined.done().await.slices.len(), 1);
+    begun.recv_timeout(PATIENCE).unwrap();
+    // With the session, too.
+    joined.say(rank_frame::Frame::Assign(assign())).await;
+    begun.recv_timeout(PATIENCE).unwrap();
+    drop(joined);
+    scene.joined().await.seat().await;
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn who_is_released_holds_nothing_and_heeds_no_late_word() {
+    let mut scene = Scene::start().await;
+    let mut joined = scene.joined().await;
+    joined.seat().await;
+    joined.say(rank_frame::Frame::Release(Release {})).await;
+    // Of the place that it had: nobody answers, and nobody is harmed.
+    joined.step(&first_step(EPOCH)).await;
+    joined.say(rank_frame::Frame::Meet(Meet { epoch_incarnation: EPOCH.incarnation, epoch_n: EPOCH.n })).await;
+    joined.place(assign()).await;
+    joined.step(&first_step(EPOCH)).await;
+    assert_eq!(joined.done().await.slices.len(), 1);
     scene.end().await;
 }

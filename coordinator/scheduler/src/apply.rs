@@ -102,7 +102,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[idx];
         sequence.n_drawing -= 1;
         self.n_suspects -= u32::from(sequence.is_suspect());
-        sequence.n_losses = 0;
+        sequence.suspicion = 0;
         sequence.request.output.push(token);
         let finish = finish_after(sequence, token);
         self.counters.tokens_drawn += 1;

@@ -35,8 +35,9 @@ pub struct Config {
     pub steps_in_flight_max: u32,
     /// Slices of a sequence planned before the token that they compute is known here: none or one.
     pub slices_ahead_max: u32,
-    /// Steps lost under a request, without a token from it between, after which it is not tried again.
-    pub losses_max: u32,
+    /// A request that is suspected so much is not tried again: the weights of the losses that it was in, since it said
+    /// a token last. Three that were reported, or six that nobody explained.
+    pub suspicion_max: u32,
     /// Waiting so long is worth one level of priority, so that the least important request runs in the end.
     pub aging_micros: u64,
     /// Full blocks keep their name after their sequence ends and serve the next that begins alike.
@@ -63,7 +64,7 @@ impl Default for Config {
             n_stages: 1,
             steps_in_flight_max: 2,
             slices_ahead_max: 1,
-            losses_max: 3,
+            suspicion_max: 6,
             aging_micros: 1_000_000,
             prefix_cache: true,
             groups: vec![CacheGroup::FULL],
@@ -87,7 +88,7 @@ impl Config {
     }
 
     /// What could never plan a step, or would starve somebody, is refused by name.
-    pub(crate) fn supported(&self) -> Result<(), Unsupported> {
+    pub fn supported(&self) -> Result<(), Unsupported> {
         self.groups.iter().try_for_each(CacheGroup::supported)?;
         let refusals = [
             (self.groups.is_empty(), "no cache groups"),
@@ -103,7 +104,7 @@ impl Config {
             (self.steps_in_flight_max == 0, "steps_in_flight_max = 0"),
             (self.steps_in_flight_max > STEPS_IN_FLIGHT_LIMIT, "steps_in_flight_max above 64"),
             (self.slices_ahead_max > 1, "slices_ahead_max above 1"),
-            (self.losses_max == 0, "losses_max = 0"),
+            (self.suspicion_max == 0, "suspicion_max = 0"),
             // Otherwise a prompt could wait for ever behind the decoding of others.
             (self.batch_tokens_max < self.running_max, "batch_tokens_max below running_max"),
             // Otherwise a request that fits the context would be told to retry for ever.

@@ -34,6 +34,13 @@ impl InFlight {
         }
     }
 
+    /// For so many steps, in memory taken now.
+    pub fn make_room(&mut self, steps_max: u32, slices_max: u32) {
+        let steps_max = steps_max as usize;
+        self.steps.reserve(steps_max.saturating_sub(self.steps.len()));
+        self.spare.resize_with(steps_max, || Vec::with_capacity(slices_max as usize));
+    }
+
     pub fn push(&mut self, id: StepId) {
         let slices = self.spare.pop().unwrap_or_default();
         self.steps.push_back(StepInFlight { id, slices });

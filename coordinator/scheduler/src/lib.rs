@@ -37,5 +37,6 @@ mod waiting;
 
 pub use config::Config;
 pub use refusal::{Rejected, Stale};
+pub use requeue::Loss;
 pub use scheduler::{Output, Scheduler};
 pub use stats::{Counters, Stats};

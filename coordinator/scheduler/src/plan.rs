@@ -199,15 +199,19 @@ impl Scheduler {
         group.n_held_max(n_tokens, slice_max)
     }
 
-    /// The first that waits and may still run. One past its deadline is reported by `expire`. Beside a suspect
-    /// that runs the others are passed over; as soon as it has said a token, the first of them holds up the rest again.
+    /// The first that waits and may still run. One past its deadline is reported by `expire`. Of the suspects it is the
+    /// least suspicious one that may; beside one that runs they are all passed over, and as soon as it has said a
+    /// token, the next of them holds up the rest again.
     fn first_waiting(&self, now: Micros, beside_suspect: bool) -> Option<SequenceIdx> {
-        let may_run = |idx: &SequenceIdx| {
-            let sequence = &self.sequences[*idx];
-            sequence.request.deadline.is_none_or(|deadline| now < deadline)
-                && !(beside_suspect && sequence.is_suspect())
-        };
-        self.waiting.iter().find(may_run)
+        let is_in_time =
+            |idx: &SequenceIdx| self.sequences[*idx].request.deadline.is_none_or(|deadline| now < deadline);
+        let mut in_time = self.waiting.iter().filter(is_in_time);
+        if self.n_suspects == 0 {
+            return in_time.next();
+        }
+        let suspects = in_time.clone().filter(|&idx| self.sequences[idx].is_suspect() && !beside_suspect);
+        let least = suspects.min_by_key(|&idx| self.sequences[idx].suspicion);
+        in_time.find(|&idx| !self.sequences[idx].is_suspect() || Some(idx) == least)
     }
 
     /// How many blocks at the front of its log need not be computed: each pool has what a query behind them reads. That

@@ -4,37 +4,61 @@
 //!
 //! 1. Whoever has a slice in the oldest step in flight becomes a suspect: answers come in order, so that step is lost.
 //! 2. Whoever says a token is none any more. What breaks the ranks never says another.
-//! 3. One suspect runs at a time. So a neighbour that was lost beside the culprit never meets it again until it is
-//!    cleared.
+//! 3. One suspect runs at a time, the least suspicious first. So a neighbour that was lost beside the culprit never
+//!    meets it again until it is cleared, and whoever runs alone when workers are lost for another reason, three times
+//!    in a row, is not the same each time.
 //! 4. While there is a suspect, one step is in flight. Stages run different steps at once, and a later one may break
 //!    first; alone in flight, the oldest step is the one that was lost.
 //!
 //! Rule 1 may accuse a neighbour once for a later step, before there are suspects, and once more beside a culprit that
-//! is none yet. From then on only the culprit is counted, so a limit of three ends the culprit alone.
+//! is none yet. From then on only the culprit is counted, so a limit above two losses ends the culprit alone.
 
+use crate::Config;
 use crate::scheduler::{Output, Scheduler, pools};
 use crate::sequence::Table;
 use crate::sequence::{Place, Sequence, SequenceIdx};
 use alloc::vec::Vec;
-use types::{Epoch, Finish};
+use types::{Epoch, Finish, Unsupported};
+
+/// Why the workers are gone, which says how likely it is that a request broke them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Somebody wanted it: no request is to blame.
+    Planned,
+    /// They died, hang or cannot be reached. Machines do that; so does a request now and then.
+    Unexplained,
+    /// They said that a step failed.
+    Reported,
+}
+
+impl Loss {
+    /// What it adds to the suspicion against whoever was in the lost step.
+    pub const fn weight(self) -> u32 {
+        match self {
+            Loss::Planned => 0,
+            Loss::Unexplained => 1,
+            Loss::Reported => 2,
+        }
+    }
+}
 
 impl Scheduler {
     /// All that ran waits again, with its log and its place in the order. The caches of the workers are gone, so no
     /// block has a name; what was in flight will not come back; steps are counted from zero.
-    pub fn requeue_all(&mut self, epoch: Epoch, out: &mut Vec<Output>) {
+    pub fn requeue_all(&mut self, epoch: Epoch, loss: Loss, out: &mut Vec<Output>) {
         let n_blocks = self.config.n_blocks.clone();
-        self.requeue_into(epoch, &n_blocks, out);
+        self.requeue_into(epoch, &n_blocks, loss, out);
     }
 
     /// The same with workers that have so many blocks of each group. What might outgrow them ends with
     /// `Finish::Failed`, so whoever places the workers gives them blocks for a full context where it can. So does what
-    /// was lost `losses_max` times.
-    pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: &[u32], out: &mut Vec<Output>) {
+    /// is suspected too much.
+    pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: &[u32], loss: Loss, out: &mut Vec<Output>) {
         assert_eq!(n_blocks.len(), self.config.groups.len(), "one pool for each cache group");
         debug_assert!(epoch > self.epoch, "step ids begin again, so an answer of the old epoch must be known by it");
         self.epoch = epoch;
         self.n_steps = 0;
-        self.accuse_oldest_step();
+        self.accuse_oldest_step(loss.weight());
         self.in_flight.clear();
         self.config.n_blocks.copy_from_slice(n_blocks);
         self.pools = pools(&self.config);
@@ -43,17 +67,27 @@ impl Scheduler {
         all.iter().for_each(|&idx| self.requeue(idx));
         self.ends.clear();
         self.fail_what_cannot_fit(out);
-        self.fail_what_is_lost_too_often(out);
+        self.fail_what_is_suspected_too_much(out);
+    }
+
+    /// From now on there are so many stages, and so many steps at once. Between one epoch and the next.
+    pub fn reshape(&mut self, n_stages: u32, steps_in_flight_max: u32) -> Result<(), Unsupported> {
+        assert!(self.in_flight.is_empty(), "no step is on its way through stages that are no more");
+        let config = Config { n_stages, steps_in_flight_max, ..self.config.clone() };
+        config.supported()?;
+        self.in_flight.make_room(steps_in_flight_max, config.running_max);
+        self.config = config;
+        Ok(())
     }
 
     /// What ends already will not be run again.
-    fn accuse_oldest_step(&mut self) {
+    fn accuse_oldest_step(&mut self, weight: u32) {
         let Some(step) = self.in_flight.pop_oldest() else { return };
         for planned in &step.slices {
             let sequence = self.sequences.of_generation(planned.sequence, planned.generation);
             if let Some(sequence) = sequence.filter(|sequence| sequence.place == Place::Running) {
-                self.n_suspects += u32::from(!sequence.is_suspect());
-                sequence.n_losses += 1;
+                self.n_suspects += u32::from(weight > 0 && !sequence.is_suspect());
+                sequence.suspicion += weight;
             }
         }
         self.in_flight.recycle(step);
@@ -67,6 +101,7 @@ impl Scheduler {
             Place::Waiting => {}
             Place::Ending => self.sequences.remove(idx),
             Place::Running => {
+                self.counters.tokens_requeued += u64::from(sequence.n_computed);
                 sequence.rewind();
                 self.waiting.insert(sequence.key, idx, sequence.n_known());
                 self.counters.requeued += 1;
@@ -79,9 +114,9 @@ impl Scheduler {
         self.fail_waiting(|sequence| config.too_small_pool(sequence.length_max).is_some(), out);
     }
 
-    fn fail_what_is_lost_too_often(&mut self, out: &mut Vec<Output>) {
-        let losses_max = self.config.losses_max;
-        self.fail_waiting(|sequence| sequence.n_losses >= losses_max, out);
+    fn fail_what_is_suspected_too_much(&mut self, out: &mut Vec<Output>) {
+        let suspicion_max = self.config.suspicion_max;
+        self.fail_waiting(|sequence| sequence.suspicion >= suspicion_max, out);
     }
 
     fn fail_waiting(&mut self, is_hopeless: impl Fn(&Sequence) -> bool, out: &mut Vec<Output>) {

@@ -9,7 +9,7 @@ use crate::waiting::Waiting;
 use crate::{Config, Stats};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use types::{Epoch, Finish, Micros, RequestId, Unsupported};
+use types::{Epoch, Finish, Micros, Request, RequestId, Unsupported};
 
 /// What happened to a request: it said a token, or it ended, or both.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +103,11 @@ impl Scheduler {
 
     /// Tokens to be computed before one more request could begin: of those that wait all, and of those that run what is
     /// known and not computed.
+    /// A request that has not ended, with what it has said so far.
+    pub fn request(&self, id: RequestId) -> Option<&Request> {
+        self.by_id.get(&id).map(|&idx| &self.sequences[idx].request)
+    }
+
     pub fn backlog_tokens(&self) -> u64 {
         let missing = |idx: &SequenceIdx| {
             let sequence = &self.sequences[*idx];

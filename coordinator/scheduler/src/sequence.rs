@@ -47,8 +47,8 @@ pub(crate) struct Sequence {
     /// The step that is being planned carries its start.
     pub starting: bool,
     pub n_cached: u32,
-    /// Lost steps that it was in since it last said a token.
-    pub n_losses: u32,
+    /// The weights of the lost steps that it was in since it last said a token.
+    pub suspicion: u32,
     /// Of each cache group. All have as many entries.
     pub tables: Vec<Table>,
     pub root: BlockHash,
@@ -96,7 +96,7 @@ impl Sequence {
             n_planned: 0,
             starting: false,
             n_cached: 0,
-            n_losses: 0,
+            suspicion: 0,
             tables: vec![Table::default(); n_groups],
             root,
             hashes: Vec::new(),
@@ -105,7 +105,7 @@ impl Sequence {
 
     /// It was in a step that was lost and has not said a token since: it may be what the ranks broke on.
     pub fn is_suspect(&self) -> bool {
-        self.n_losses > 0
+        self.suspicion > 0
     }
 
     /// Tokens of the log.

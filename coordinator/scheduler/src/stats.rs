@@ -41,6 +41,8 @@ pub struct Counters {
     pub preemptions: u64,
     /// Sequences that lost their workers and wait again.
     pub requeued: u64,
+    /// Positions that these had computed, and compute again.
+    pub tokens_requeued: u64,
     pub prefix_hit_tokens: u64,
     /// Blocks that a sequence that went on gave back, because they lay behind the window of their group.
     pub blocks_passed: u64,

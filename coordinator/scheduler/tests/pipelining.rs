@@ -1,7 +1,7 @@
 //! Several stages: who is in which step, how prompts are cut for them, and that no stage waits where it need not.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use scheduler::{Config, Output, Scheduler, Stats};
+use scheduler::{Config, Loss, Output, Scheduler, Stats};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use types::{Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, Token, TokenOut, Want};
 
@@ -238,7 +238,7 @@ fn beside_a_suspect_there_is_one_step_and_so_one_group() {
     (0..4).for_each(|id| scheduler.submit(request(id, 5, 9), Micros(0)).unwrap());
     let mut step = Step::default();
     assert!(scheduler.next_step(Micros(0), &mut step));
-    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, &mut Vec::new());
+    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, Loss::Unexplained, &mut Vec::new());
     (4..8).for_each(|id| scheduler.submit(request(id, 5, 9), Micros(0)).unwrap());
     for n_slices in [5, 6, 7, 8, 4] {
         assert!(scheduler.next_step(Micros(0), &mut step));

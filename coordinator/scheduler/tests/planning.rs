@@ -1,7 +1,7 @@
 //! What is planned, case by case: admission, chunks, prefix hits, preemption, order, ends.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use scheduler::{Config, Output, Rejected, Scheduler, Stale};
+use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
 use types::{
     AdapterId, CacheGroup, CacheKind, Epoch, Finish, Goal, Micros, Priority, Request, RequestId, SCORED_ROWS_MAX,
     Sampling, SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
@@ -351,7 +351,7 @@ fn impossible_configurations_are_refused_by_name() {
         (Config { n_stages: 0, ..config() }, "n_stages = 0"),
         (Config { n_blocks: vec![0], ..config() }, "n_blocks = 0"),
         (Config { running_max: 65, ..config() }, "batch_tokens_max below running_max"),
-        (Config { losses_max: 0, ..config() }, "losses_max = 0"),
+        (Config { suspicion_max: 0, ..config() }, "suspicion_max = 0"),
         (Config { slices_ahead_max: 2, ..config() }, "slices_ahead_max above 1"),
         (Config { waiting_tokens_max: 255, ..config() }, "waiting_tokens_max below context_max"),
     ];
@@ -444,7 +444,7 @@ fn lost_workers_cost_no_request_and_the_cache() {
     apply(&mut scheduler, &step, 7);
     let lost = plan(&mut scheduler).unwrap();
     let epoch = Epoch { incarnation: 0, n: 1 };
-    scheduler.requeue_all(epoch, &mut Vec::new());
+    scheduler.requeue_all(epoch, Loss::Unexplained, &mut Vec::new());
     scheduler.check();
     assert!(matches!(scheduler.apply(&answer(&lost, 7), &mut Vec::new()), Err(Stale::Epoch { .. })));
     let replay = plan(&mut scheduler).unwrap();
@@ -452,7 +452,7 @@ fn lost_workers_cost_no_request_and_the_cache() {
     assert_eq!(replay.starts[0].output, [7]);
     assert_eq!(apply(&mut scheduler, &replay, 7)[0].position, 1);
     let mut out = Vec::new();
-    scheduler.requeue_into(Epoch { incarnation: 0, n: 2 }, &[2], &mut out);
+    scheduler.requeue_into(Epoch { incarnation: 0, n: 2 }, &[2], Loss::Planned, &mut out);
     assert_eq!(out[0].finish, Some(Finish::Failed), "it can never fit the new workers");
     assert!(scheduler.is_idle());
 }
@@ -493,7 +493,7 @@ fn counters_only_grow() {
     run(&mut scheduler, 0..8);
     let before = scheduler.stats().evictions;
     assert!(before > 0);
-    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, &mut Vec::new());
+    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, Loss::Unexplained, &mut Vec::new());
     run(&mut scheduler, 9..10);
     assert!(scheduler.stats().evictions >= before);
 }
@@ -529,8 +529,8 @@ fn run_with_culprit(
         if breaks(first) || ahead && in_flight.iter().any(breaks) {
             n_losses += 1;
             in_flight.clear();
-            scheduler.requeue_all(Epoch { incarnation: 0, n: 2 * n_losses }, &mut out);
-            scheduler.requeue_all(Epoch { incarnation: 0, n: 2 * n_losses + 1 }, &mut out);
+            scheduler.requeue_all(Epoch { incarnation: 0, n: 2 * n_losses }, Loss::Unexplained, &mut out);
+            scheduler.requeue_all(Epoch { incarnation: 0, n: 2 * n_losses + 1 }, Loss::Unexplained, &mut out);
             scheduler.check();
         } else {
             out = apply(&mut scheduler, &in_flight.pop_front().unwrap(), 7);
@@ -552,14 +552,15 @@ fn what_breaks_the_workers_ends_and_its_neighbours_do_not() {
     let deep = || Config { steps_in_flight_max: 4, ..narrow() };
     let one = || Config { steps_in_flight_max: 1, slices_ahead_max: 0, ..config() };
     let configs = [config(), narrow(), tight(), deep(), one()];
-    let cases = configs.iter().flat_map(|config| [3, 5].map(|losses_max| Config { losses_max, ..config.clone() }));
+    let cases =
+        configs.iter().flat_map(|config| [3, 5].map(|suspicion_max| Config { suspicion_max, ..config.clone() }));
     for (config, culprit) in cases.flat_map(|config| (0..9).map(move |culprit| (config.clone(), culprit))) {
         let n_prompt = 20 + 7 * culprit as u32;
         // At its first token, in the middle of its prompt, at its first draw, and when it has said five tokens.
         for (breaks_behind, n_said) in [(0, 0), (n_prompt / 2, 0), (n_prompt - 1, 0), (n_prompt + 4, 5)] {
             for ahead in [false, true] {
                 let (n_losses, heard) = run_with_culprit(config.clone(), culprit, breaks_behind, ahead);
-                assert!(n_losses >= config.losses_max);
+                assert!(n_losses >= config.suspicion_max);
                 assert_eq!(heard.len(), 9);
                 for (id, ended) in heard {
                     let expected = if id == culprit { (n_said, Finish::Failed) } else { (12, Finish::Length) };
@@ -567,7 +568,7 @@ fn what_breaks_the_workers_ends_and_its_neighbours_do_not() {
                     assert_eq!(ended, (expected.0, Some(expected.1)), "request {id} in {case:?}");
                 }
                 if !ahead {
-                    assert_eq!(n_losses, config.losses_max, "each loss is counted against the culprit");
+                    assert_eq!(n_losses, config.suspicion_max, "each loss is counted against the culprit");
                 }
             }
         }
@@ -579,7 +580,7 @@ fn one_suspect_runs_at_a_time_and_the_rest_goes_on_beside_them() {
     let mut scheduler = scheduler(config());
     (1..4).for_each(|id| scheduler.submit(request(id, 10, 3), Micros(id)).unwrap());
     assert_eq!(plan(&mut scheduler).unwrap().slices.len(), 3);
-    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, &mut Vec::new());
+    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, Loss::Unexplained, &mut Vec::new());
     (4..6).for_each(|id| scheduler.submit(request(id, 10, 3), Micros(id)).unwrap());
     let expected: [&[(u64, u32, u32)]; 3] = [
         &[(1, 0, 10), (4, 0, 10), (5, 0, 10)],
@@ -596,6 +597,29 @@ fn one_suspect_runs_at_a_time_and_the_rest_goes_on_beside_them() {
 }
 
 #[test]
+fn nobody_ends_for_losses_that_nobody_caused() {
+    let mut scheduler = scheduler(config());
+    (0..4).for_each(|id| scheduler.submit(request(id, 10, 3), Micros(id)).unwrap());
+    // In their turns, the least suspicious first: whoever is alone with a loss is another the next time.
+    for n in 1..=12 {
+        let step = plan(&mut scheduler).unwrap();
+        let alone = (n > 1).then(|| slices(&step)[0].0 as u32);
+        assert_eq!(alone, (n > 1).then(|| (n - 2) % 4), "of {step:?}");
+        let mut out = Vec::new();
+        scheduler.requeue_all(Epoch { incarnation: 0, n }, Loss::Unexplained, &mut out);
+        assert_eq!(out, []);
+    }
+    for n in 13..=30 {
+        plan(&mut scheduler).unwrap();
+        let mut out = Vec::new();
+        scheduler.requeue_all(Epoch { incarnation: 0, n }, Loss::Planned, &mut out);
+        assert_eq!(out, [], "what is planned is nobody's fault");
+    }
+    let ended = run_out(&mut scheduler);
+    assert_eq!(ended.iter().filter(|output| output.finish == Some(Finish::Length)).count(), 4);
+}
+
+#[test]
 fn whoever_runs_in_front_of_what_breaks_does_not_end_for_it() {
     let config = Config { steps_in_flight_max: 4, batch_tokens_max: 20, chunk_tokens_max: 20, ..config() };
     let mut scheduler = scheduler(config);
@@ -607,7 +631,7 @@ fn whoever_runs_in_front_of_what_breaks_does_not_end_for_it() {
         let steps: Vec<Step> = core::iter::from_fn(|| plan(&mut scheduler)).collect();
         let mut out = Vec::new();
         if steps.iter().any(breaks) {
-            scheduler.requeue_all(Epoch { incarnation: 0, n }, &mut out);
+            scheduler.requeue_all(Epoch { incarnation: 0, n }, Loss::Unexplained, &mut out);
         } else {
             out = steps.iter().flat_map(|step| apply(&mut scheduler, step, 7)).collect();
         }

@@ -1,7 +1,7 @@
 //! Cache groups that keep a window: what a step carries for each, what is given back, and what a prefix hit needs.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use scheduler::{Config, Rejected, Scheduler};
+use scheduler::{Config, Loss, Rejected, Scheduler};
 use types::cache::blocks_for;
 use types::{
     BlockId, CacheGroup, CacheKind, Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, Token,
@@ -88,7 +88,7 @@ fn what_the_smaller_pool_cannot_hold_is_refused() {
     assert!(scheduler.is_idle());
     scheduler.submit(request(2, 0..60, 20), Micros(0)).unwrap();
     let mut out = Vec::new();
-    scheduler.requeue_into(Epoch { incarnation: 0, n: 1 }, &[24, 4], &mut out);
+    scheduler.requeue_into(Epoch { incarnation: 0, n: 1 }, &[24, 4], Loss::Unexplained, &mut out);
     assert!(scheduler.is_idle() && out.len() == 1, "the new workers have no room for it");
 }
 

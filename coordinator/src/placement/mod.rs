@@ -1,6 +1,7 @@
 //! Which machine holds what: a pure function from what is there to a blueprint, or to the arithmetic of why not.
 
 mod cut;
+mod fewer;
 mod pools;
 mod predict;
 mod seats;
@@ -9,6 +10,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use fewer::plan_fewer;
 pub use predict::{Bottleneck, Prediction, predict};
 pub use shape::{Experts, ModelShape};
 

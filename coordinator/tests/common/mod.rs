@@ -67,7 +67,15 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         limits: Limits::default(),
         // More patience than a cluster has: a busy machine that tests must not look like a dead worker.
         // Nobody is lost for being late on a machine that is busy with something else; a test that means it says so.
-        waits: Waits { state_every: Duration::from_millis(10), beats_missed_max: 30_000, ..Waits::default() },
+        waits: Waits {
+            state_every: Duration::from_millis(10),
+            beats_missed_max: 30_000,
+            hang_min: Duration::from_secs(600),
+            // As long as anybody waits here: a grid stays what it is, but for a test that means it.
+            replan_after: Duration::from_secs(600),
+            regrow_after: Duration::from_millis(100),
+            ..Waits::default()
+        },
     }
 }
 
@@ -90,7 +98,9 @@ pub fn on_grid(config: Config, tp: u16, pp: u16) -> Config {
     };
     let cache = LayerGroups::full(4);
     let shape = ModelShape { n_layers: 4, n_heads: 4, n_kv_heads: 2, head_dim: 32, cache, ..config.shape };
-    Config { shape, policy, ..config }
+    // Ranks on `sim` do not wait for each other as those of a real grid do: one may be any number of steps behind.
+    let limits = Limits { rank_frames_max: 1 << 16, ..config.limits };
+    Config { shape, policy, limits, ..config }
 }
 
 pub struct Cluster {
@@ -147,7 +157,7 @@ impl Worker {
 }
 
 pub fn hello(version: &str) -> wire::RouterFrame {
-    router_frame(router_frame::Frame::Hello(wire::RouterHello { version: version.into() }))
+    router_frame(router_frame::Frame::Hello(wire::RouterHello { version: version.into(), former: None }))
 }
 
 pub fn router_frame(frame: router_frame::Frame) -> wire::RouterFrame {

@@ -1,12 +1,13 @@
 //! An answer in OpenAI's shapes, whole or in chunks. What differs between chat and completions is a `Shape`.
 
-use crate::generate::{Ask, Front, Purpose};
+use crate::generate::{Ask, Front, Purpose, Room};
 use crate::generation::{Event, Generation, Prompt};
 use crate::http::error::HttpError;
 use crate::http::fields::Streaming;
 use crate::http::sse;
 use crate::measure::Clock;
 use crate::refusal::Refusal;
+use crate::resume::Resume;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use checkpoint::Tokenizer;
@@ -14,7 +15,7 @@ use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::time::Instant;
 use tokio_stream::StreamExt;
 use types::TenantId;
 
@@ -73,13 +74,17 @@ pub struct Asked {
     pub sampling: v1::Sampling,
     pub n_choices: u32,
     pub priority: i32,
+    pub deadline: Option<Instant>,
     pub tenant: TenantId,
     pub streaming: Option<Streaming>,
+    pub room: Room,
+    pub resume: Option<Resume>,
     pub wishes: Wishes,
 }
 
 pub async fn answer<S: Shape>(front: Arc<Front>, asked: Asked, clock: Clock, shape: S) -> Result<Response, HttpError> {
-    let Asked { model, prompts, sampling, n_choices, priority, tenant, streaming, mut wishes } = asked;
+    let Asked { model, prompts, sampling, n_choices, priority, deadline, tenant, streaming, room, resume, mut wishes } =
+        asked;
     wishes.logprobs = sampling.logprobs.is_some();
     let ask = Ask {
         model,
@@ -89,9 +94,11 @@ pub async fn answer<S: Shape>(front: Arc<Front>, asked: Asked, clock: Clock, sha
         purpose: Purpose::Generate(Box::new(sampling)),
         echo: wishes.echo,
         priority,
-        deadline: None,
+        deadline,
         tenant,
+        resume,
         trace: clock.trace(),
+        room,
         clock: Some(clock),
     };
     let mut generation = front.generate(ask).await?;
@@ -154,7 +161,7 @@ impl Whole {
                 self.logprobs.extend(delta.logprobs);
             }
             Event::Finished(finished) => self.finished = Some(finished),
-            Event::Pooled(_) => {}
+            Event::Told(_) | Event::Pooled(_) => {}
         }
     }
 
@@ -200,7 +207,7 @@ impl Envelope {
         Envelope {
             front,
             id: format!("{id_prefix}{}", started.id),
-            created: unix_seconds(),
+            created: generation.created,
             model: started.model.clone(),
             fingerprint: format!("fp_{}", generation.replica.digest),
             seed: started.seed,
@@ -329,8 +336,4 @@ impl Usage {
 /// A token's own text: a character's part shows as a replacement character, and its bytes tell which part.
 pub fn token_text(tokenizer: &Tokenizer, token: u32) -> String {
     String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned()
-}
-
-pub fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -24,22 +24,26 @@ pub async fn chat(State(front): State<Arc<Front>>, request: Request) -> Result<R
     answer(front, asked, clock, Chat).await
 }
 
-fn ask(page: Page, limits: &Limits) -> Result<Asked, Refusal> {
-    let Page { mut fields, tenant } = page;
+fn ask(mut page: Page, limits: &Limits) -> Result<Asked, Refusal> {
+    let (fields, tenant) = (&mut page.fields, page.tenant);
     let mut sampling = fields.sampling()?;
-    sampling.logprobs = logprobs(&mut fields, limits.logprobs_max)?;
+    sampling.logprobs = logprobs(fields, limits.logprobs_max)?;
     let asked = Asked {
         model: fields.string("model")?.unwrap_or_default(),
-        prompts: vec![Input::Chat(conversation(&mut fields)?)],
+        prompts: vec![Input::Chat(conversation(fields)?)],
         n_choices: fields.n_choices()?,
         priority: fields.priority()?,
+        deadline: fields.deadline()?,
         tenant,
         wishes: fields.wishes(&sampling)?,
         streaming: fields.stream(&sampling)?,
+        room: std::mem::take(&mut page.room),
+        resume: None,
         sampling,
     };
-    fields.finish()?;
-    Ok(asked)
+    let resume = page.resume(asked.streaming, limits)?;
+    page.fields.finish()?;
+    Ok(Asked { resume, ..asked })
 }
 
 fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {

@@ -1,5 +1,6 @@
 //! `/v1/completions`.
 
+use crate::config::Limits;
 use crate::generate::Front;
 use crate::generation::Prompt;
 use crate::http::answer::{Asked, Echo, Shape, Wishes, answer, token_text};
@@ -20,14 +21,14 @@ use std::sync::Arc;
 pub async fn completions(State(front): State<Arc<Front>>, request: Request) -> Result<Response, HttpError> {
     let mut clock = Clock::start(Face::Http, &Caller::of_http(request.headers()));
     let page = clock.counted(read(&front, request).await)?;
-    let asked = clock.counted(ask(page).map_err(HttpError::from))?;
+    let asked = clock.counted(ask(page, &front.config.limits).map_err(HttpError::from))?;
     let n_choices = asked.n_choices.min(front.config.limits.choices_max) as usize;
     let offsets = vec![0; asked.prompts.len().min(front.config.limits.prompts_max) * n_choices];
     answer(front, asked, clock, Completion { offsets }).await
 }
 
-fn ask(page: Page) -> Result<Asked, Refusal> {
-    let Page { mut fields, tenant } = page;
+fn ask(mut page: Page, limits: &Limits) -> Result<Asked, Refusal> {
+    let (fields, tenant) = (&mut page.fields, page.tenant);
     let mut sampling = fields.sampling()?;
     sampling.logprobs = fields.unsigned("logprobs")?;
     let mut wishes = fields.wishes(&sampling)?;
@@ -41,13 +42,17 @@ fn ask(page: Page) -> Result<Asked, Refusal> {
         prompts: inputs("prompt", prompt)?,
         n_choices: fields.n_choices()?,
         priority: fields.priority()?,
+        deadline: fields.deadline()?,
         tenant,
         streaming: fields.stream(&sampling)?,
         sampling: Sampling { prompt_logprobs: sampling.prompt_logprobs.max(echoed(&sampling, &wishes)), ..sampling },
+        room: std::mem::take(&mut page.room),
+        resume: None,
         wishes,
     };
-    fields.finish()?;
-    Ok(asked)
+    let resume = page.resume(asked.streaming, limits)?;
+    page.fields.finish()?;
+    Ok(Asked { resume, ..asked })
 }
 
 /// With an echo, no new token at all may be asked for.

@@ -1,8 +1,7 @@
 //! `/v1/embeddings`.
 
 use crate::embed::EmbedAsk;
-use crate::generate::Front;
-use crate::http::answer::unix_seconds;
+use crate::generate::{Front, unix_seconds};
 use crate::http::completions::inputs;
 use crate::http::error::HttpError;
 use crate::http::fields::Fields;
@@ -41,7 +40,7 @@ fn usage_value(usage: &v1::Usage) -> Value {
 }
 
 fn ask(page: Page) -> Result<(EmbedAsk, Encoding), Refusal> {
-    let Page { mut fields, tenant } = page;
+    let Page { mut fields, tenant, .. } = page;
     let encoding = encoding(&mut fields)?;
     let input = fields.take("input").ok_or_else(|| Refusal::invalid("input", "is missing"))?;
     let model = fields.string("model")?.unwrap_or_default();

@@ -1,6 +1,7 @@
 //! A refusal in OpenAI's shape.
 
 use crate::refusal::Refusal;
+use crate::resume::NoResume;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
@@ -64,10 +65,12 @@ impl From<Refusal> for HttpError {
             Refusal::NoKey => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
             Refusal::NoModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
             Refusal::Full { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("rate_limit_exceeded")),
+            Refusal::TooLate { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("deadline_too_short")),
             Refusal::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("not_ready")),
             Refusal::Draining { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("draining")),
             Refusal::Deadline => (StatusCode::GATEWAY_TIMEOUT, SERVER, Some("deadline_exceeded")),
             Refusal::Lost => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("replica_lost")),
+            Refusal::NoResume(why) => (no_resume(*why), INVALID, Some(why.label())),
             Refusal::LostTooOften { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("lost_too_often")),
             Refusal::SlowReader { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("slow_reader")),
             Refusal::Failed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, None),
@@ -75,10 +78,19 @@ impl From<Refusal> for HttpError {
         let param = match &refusal {
             Refusal::Invalid { field, .. } => Some(field.to_string()),
             Refusal::NoModel { .. } => Some("model".to_owned()),
+            Refusal::NoResume(_) => Some("Last-Event-ID".to_owned()),
             _ => None,
         };
         let (message, retry_after, label) = (refusal.to_string(), refusal.retry_after(), refusal.label());
         HttpError { status, kind, code, param, message, retry_after, label }
+    }
+}
+
+fn no_resume(why: NoResume) -> StatusCode {
+    match why {
+        NoResume::Forged => StatusCode::FORBIDDEN,
+        NoResume::OtherPolicy => StatusCode::CONFLICT,
+        _ => StatusCode::BAD_REQUEST,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The fields of a JSON body, taken one by one, each refusal naming its field. Knows which fields of OpenAI's and of
 //! other servers would change the answer and are not served yet, and ignores what it does not know.
 
+use crate::generate::after;
 use crate::http::answer::Wishes;
 use crate::http::error::HttpError;
 use crate::refusal::Refusal;
@@ -8,6 +9,7 @@ use http::StatusCode;
 use proto::v1;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
+use tokio::time::Instant;
 
 pub struct Fields(Map<String, Value>);
 
@@ -212,6 +214,11 @@ impl Fields {
     pub fn priority(&mut self) -> Result<i32, Refusal> {
         let fits = |n: i64| i32::try_from(n).map_err(|_| Refusal::invalid("priority", format!("{n} is out of range")));
         self.integer("priority")?.map_or(Ok(0), fits)
+    }
+
+    /// As `lockstep.v1` has it: the request ends, or is refused, when so many milliseconds have passed.
+    pub fn deadline(&mut self) -> Result<Option<Instant>, Refusal> {
+        Ok(after(self.unsigned("deadline_ms")?.unwrap_or(0)))
     }
 
     /// Choices of one prompt.

@@ -14,9 +14,11 @@ mod tokens;
 
 use crate::Error;
 use crate::config::Limits;
-use crate::generate::Front;
+use crate::generate::{Front, Room};
 pub use crate::http::error::HttpError;
-use crate::http::fields::Fields;
+use crate::http::fields::{Fields, Streaming};
+use crate::refusal::Refusal;
+use crate::resume::Resume;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -24,7 +26,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http::StatusCode;
-use http::header::CONTENT_LENGTH;
+use http::header::{CONTENT_LENGTH, HeaderValue};
 use std::future::Future;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -68,19 +70,37 @@ async fn metrics(State(front): State<Arc<Front>>) -> Response {
 struct Page {
     fields: Fields,
     tenant: TenantId,
+    /// As the client says it; empty where it says nothing.
+    last_event_id: String,
+    /// Taken by the body until its text has become tokens.
+    room: Room,
+}
+
+impl Page {
+    /// The stream that is to be gone on with, if one is.
+    fn resume(&self, streaming: Option<Streaming>, limits: &Limits) -> Result<Option<Resume>, Refusal> {
+        match (self.last_event_id.as_str(), streaming) {
+            ("", _) => Ok(None),
+            (_, None) => Err(Refusal::invalid("Last-Event-ID", "is for streams; `stream` is not set")),
+            (text, Some(_)) => Ok(Some(Resume::parse(text, limits.choices_resumed_max)?)),
+        }
+    }
 }
 
 /// The JSON object of a request's body, within its limits of size and time.
 async fn read(front: &Front, request: Request) -> Result<Page, HttpError> {
     let tenant = request.extensions().get::<TenantId>().copied().unwrap_or_default();
     let limits = &front.config.limits;
+    // What is no text is no handle: it is refused as one.
+    let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).trim().to_owned();
+    let last_event_id = request.headers().get("last-event-id").map(text).unwrap_or_default();
     let declared = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     if declared.is_some_and(|length| length > limits.body_discarded_max) {
         return Err(HttpError::too_large(limits.body_bytes_max));
     }
-    let body = in_time(front, read_body(request.into_body(), limits)).await??;
+    let (body, room) = in_time(front, read_body(front, request.into_body())).await??;
     let fields = front.off_runtime(body.len(), move || Fields::parse(&body)).await??;
-    Ok(Page { fields, tenant })
+    Ok(Page { fields, tenant, last_event_id, room })
 }
 
 async fn in_time<T>(front: &Front, body: impl Future<Output = T>) -> Result<T, HttpError> {
@@ -89,18 +109,33 @@ async fn in_time<T>(front: &Front, body: impl Future<Output = T>) -> Result<T, H
 }
 
 /// What is too large is read to its end all the same, within reason: a client that still sends reads no refusal.
-async fn read_body(body: Body, limits: &Limits) -> Result<Vec<u8>, HttpError> {
+/// So is one for which there is no room beside the others.
+async fn read_body(front: &Front, body: Body) -> Result<(Vec<u8>, Room), HttpError> {
+    let limits = &front.config.limits;
     let mut chunks = body.into_data_stream();
-    let (mut bytes, mut n_bytes) = (Vec::new(), 0);
+    let (mut bytes, mut n_bytes, mut room, mut is_room) = (Vec::new(), 0, Vec::new(), true);
     while let Some(chunk) = chunks.next().await {
         let broken = |_| HttpError::bad_request(StatusCode::BAD_REQUEST, "the body broke off");
         let chunk = chunk.map_err(broken)?;
         n_bytes += chunk.len();
-        if n_bytes <= limits.body_bytes_max {
-            bytes.extend_from_slice(&chunk);
-        } else if n_bytes > limits.body_discarded_max {
+        let wanted = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
+        if n_bytes > limits.body_discarded_max {
             break;
         }
+        if n_bytes > limits.body_bytes_max || !is_room {
+            continue;
+        }
+        match front.bodies.clone().try_acquire_many_owned(wanted) {
+            Ok(taken) => {
+                room.push(taken);
+                bytes.extend_from_slice(&chunk);
+            }
+            Err(_) => is_room = false,
+        }
     }
-    if n_bytes > limits.body_bytes_max { Err(HttpError::too_large(limits.body_bytes_max)) } else { Ok(bytes) }
+    match n_bytes > limits.body_bytes_max {
+        true => Err(HttpError::too_large(limits.body_bytes_max)),
+        false if !is_room => Err(Refusal::Full { retry_after: front.config.waits.retry_after }.into()),
+        false => Ok((bytes, room)),
+    }
 }

@@ -1,7 +1,6 @@
 //! What is served, whether it is ready, and by which ranks.
 
-use crate::generate::Front;
-use crate::http::answer::unix_seconds;
+use crate::generate::{Front, unix_seconds};
 use crate::http::error::HttpError;
 use crate::link::Replica;
 use crate::refusal::Refusal;

@@ -20,8 +20,17 @@ impl Reply {
 
     /// Each event's data.
     pub fn events(&self) -> Vec<String> {
-        let data = |event: &str| event.strip_prefix("data: ").map(str::to_owned);
+        let data = |event: &str| event.strip_prefix("data: ")?.lines().next().map(str::to_owned);
         self.body.split("\n\n").filter_map(data).collect()
+    }
+
+    /// Each event's id and data, but for those without an id.
+    pub fn identified(&self) -> Vec<(String, String)> {
+        let both = |event: &str| {
+            let (data, id) = event.strip_prefix("data: ")?.split_once("\nid: ")?;
+            Some((id.to_owned(), data.to_owned()))
+        };
+        self.body.split("\n\n").filter_map(both).collect()
     }
 
     /// Events but the last, which says that it is the last.
@@ -34,6 +43,13 @@ impl Reply {
 
 pub async fn get(address: SocketAddr, path: &str) -> Reply {
     send(address, &format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")).await
+}
+
+/// A request of a stream, behind what an event's id says.
+pub async fn post_after(address: SocketAddr, path: &str, last_event_id: &str, body: &Value) -> Reply {
+    let request = posting(path, &body.to_string());
+    let with_id = format!("host: test\r\nlast-event-id: {last_event_id}");
+    send(address, &request.replacen("host: test", &with_id, 1)).await
 }
 
 pub async fn post_with_key(address: SocketAddr, path: &str, key: &str, body: &Value) -> Reply {
@@ -80,7 +96,7 @@ pub async fn post_and_leave_open(address: SocketAddr, path: &str, body: &Value) 
 }
 
 pub async fn read_until(stream: &mut TcpStream, sign: &str) -> String {
-    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
     while !String::from_utf8_lossy(&bytes).contains(sign) {
         let n = stream.read(&mut buffer).await.unwrap();
         assert!(n > 0, "{sign:?} never came in {:?}", String::from_utf8_lossy(&bytes));

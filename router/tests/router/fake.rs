@@ -28,10 +28,12 @@ pub struct Script {
     pub refuse: Option<(wire::refused::Reason, u32)>,
     pub name: &'static str,
     pub digest: [u8; 32],
+    pub context: u32,
     /// Of its claim.
     pub incarnation: u64,
     /// As its states tell.
     pub backlog: u64,
+    pub actual: wire::Actual,
     pub n_cached: u32,
     /// Repeat so many tokens that a resubmitted request has already got.
     pub overlap: usize,
@@ -47,8 +49,10 @@ impl Default for Script {
             refuse: None,
             name: "replica-0",
             digest: [7; 32],
+            context: crate::model::CONTEXT,
             incarnation: 3,
             backlog: 0,
+            actual: wire::Actual::default(),
             n_cached: 0,
             overlap: 0,
             last: wire::Finish::Unspecified,
@@ -65,6 +69,8 @@ pub struct Fake {
 struct Shared {
     script: Mutex<Script>,
     seen: Mutex<Vec<Seen>>,
+    /// As whose it may have had requests before.
+    adopted: Mutex<Vec<u64>>,
     /// Counts lives: a change ends the streams of the life before.
     life: watch::Sender<u32>,
     welcomed: watch::Sender<bool>,
@@ -79,6 +85,7 @@ impl Fake {
         let shared = Arc::new(Shared {
             script: Mutex::default(),
             seen: Mutex::default(),
+            adopted: Mutex::default(),
             life: watch::channel(1).0,
             welcomed: watch::channel(false).0,
             phase: watch::channel(wire::state::Phase::Ready).0,
@@ -132,6 +139,10 @@ impl Fake {
         self.seen().into_iter().filter_map(submit).collect()
     }
 
+    pub fn adopted(&self) -> Vec<u64> {
+        self.shared.adopted.lock().unwrap().clone()
+    }
+
     pub fn cancels(&self) -> Vec<u64> {
         let cancel = |seen| match seen {
             Seen::Cancel(id) => Some(id),
@@ -167,6 +178,10 @@ impl Coordinator for Service {
 
     async fn join(&self, _: Request<Streaming<wire::WorkerFrame>>) -> Result<Response<Self::JoinStream>, Status> {
         Err(Status::unimplemented("no workers here"))
+    }
+
+    async fn scale(&self, _: Request<wire::ScaleRequest>) -> Result<Response<wire::ScaleReply>, Status> {
+        Err(Status::unimplemented("no grid here"))
     }
 
     async fn get_model(&self, _: Request<wire::GetModelRequest>) -> Result<Response<wire::ModelFiles>, Status> {
@@ -213,6 +228,10 @@ async fn hear(shared: &Shared, frames: &Frames, frame: Up, running: &mut HashMap
         Up::Cancel(cancel) => {
             running.remove(&cancel.id);
             shared.seen.lock().unwrap().push(Seen::Cancel(cancel.id));
+        }
+        Up::Adopt(adopt) => {
+            shared.adopted.lock().unwrap().push(adopt.of);
+            Box::pin(hear(shared, frames, Up::Submit(adopt.request.unwrap()), running)).await;
         }
         Up::Submit(request) => {
             shared.seen.lock().unwrap().push(Seen::Submit(Box::new(request.clone())));
@@ -295,7 +314,7 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         router,
         replica: script.name.into(),
         model: "org/toy".into(),
-        context: crate::model::CONTEXT,
+        context: script.context,
         policy_digest: script.digest.to_vec(),
         vocab: crate::model::VOCAB,
         incarnation: script.incarnation,
@@ -304,12 +323,14 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
 
 fn state(shared: &Shared, phase: wire::state::Phase) -> wire::State {
     let rank = wire::RankState { state: "ready".into(), pid: 42, ..Default::default() };
+    let script = shared.script.lock().unwrap();
     wire::State {
         phase: phase.into(),
         epoch_incarnation: 3,
         epoch_n: 1,
         ranks: vec![rank],
-        backlog_tokens: shared.script.lock().unwrap().backlog,
+        backlog_tokens: script.backlog,
+        actual: Some(script.actual),
         ..Default::default()
     }
 }

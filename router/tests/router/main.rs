@@ -1,6 +1,7 @@
 //! The router between real sockets and a replica whose tokens the test decides.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod advisories;
 mod apis;
 mod client;
 mod doors;
@@ -10,12 +11,14 @@ mod grpc;
 mod http;
 mod loss;
 mod model;
+mod overload;
 mod replicas;
+mod resume;
 mod roster;
 mod shapes;
 
 use crate::fake::Fake;
-use router::{ApiKeys, Config, Limits, Waits};
+use router::{Config, Limits, Waits};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,10 +38,13 @@ pub struct House {
 }
 
 pub fn config() -> Config {
-    let waits = Waits { reattach_min: Duration::from_millis(5), drain_max: Duration::from_secs(5), ..Waits::default() };
+    // A fake says nothing unless something has changed.
+    let replica_silence_max = Duration::from_secs(600);
+    let (reattach_min, drain_max) = (Duration::from_millis(5), Duration::from_secs(5));
+    let waits = Waits { reattach_min, drain_max, replica_silence_max, ..Waits::default() };
     let limits = Limits { body_bytes_max: 1 << 20, ..Limits::default() };
     let names = vec!["toy".into(), "alias".into()];
-    Config { names, limits, waits, keys: ApiKeys::default(), metrics: Arc::new(|| "metric 1\n".into()) }
+    Config { names, limits, waits, metrics: Arc::new(|| "metric 1\n".into()), ..Config::default() }
 }
 
 impl House {
@@ -78,7 +84,7 @@ impl House {
         .await;
     }
 
-    async fn of(config: Config, fakes: Vec<Fake>) -> House {
+    pub async fn of(config: Config, fakes: Vec<Fake>) -> House {
         let coordinators: Vec<_> = fakes.iter().map(Fake::coordinator).collect();
         House::with(config, fakes, coordinators.into()).await
     }

@@ -140,13 +140,13 @@ fn a_request_without_a_token_moves_too_and_its_cancel_follows() {
     run(async {
         let house = House::open_two(config()).await;
         hold(&house, 0);
-        let asked: Vec<_> = ["stays", "leaves"]
-            .map(|text| {
-                let mut client = client(&house);
-                tokio::spawn(async move { client.generate(ask(text)).await.unwrap().into_inner() })
-            })
-            .into_iter()
-            .collect();
+        let asked = |text: &'static str| {
+            let mut client = client(&house);
+            tokio::spawn(async move { client.generate(ask(text)).await.unwrap().into_inner() })
+        };
+        let first = asked("moves");
+        eventually(|| async { n_submits(&house) == (1, 0) }).await;
+        let asked = [first, asked("stays")];
         eventually(|| async { n_submits(&house) == (1, 1) }).await;
         house.fake.die();
         eventually(|| async { n_submits(&house) == (1, 2) }).await;

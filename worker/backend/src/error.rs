@@ -12,4 +12,10 @@ pub enum Error {
     Unsupported(#[from] types::Unsupported),
     #[error("shape: {0}")]
     Shape(String),
+    #[error("no CUDA: {0}")]
+    NoCuda(String),
+    #[error("the CUDA driver could not {what}: {why}")]
+    Driver { what: &'static str, why: String },
+    #[error("the kernels cannot be compiled: {0}")]
+    Compiler(String),
 }

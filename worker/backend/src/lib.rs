@@ -6,6 +6,7 @@
 
 pub mod batch;
 pub mod cpu;
+pub mod cuda;
 mod error;
 pub mod stored;
 
@@ -14,15 +15,18 @@ pub use error::Error;
 pub use stored::{Stored, StoredType};
 
 use std::ops::Range;
-use types::{Leaves, Sampling, Token, TokenOut};
+use types::{DeviceClass, Leaves, Sampling, Token, TokenOut};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What meets a quantized weight.
+/// What meets a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activations {
+    /// Where the weight is quantized; otherwise f32.
     Int8,
     F32,
+    /// On CUDA.
+    Bf16,
 }
 
 /// The type that K and V are stored in, and read back from even by the step that wrote them.
@@ -30,11 +34,56 @@ pub enum Activations {
 pub enum KvDtype {
     F16,
     F32,
+    /// On CUDA.
+    Bf16,
+}
+
+impl Activations {
+    pub fn name(self) -> &'static str {
+        match self {
+            Activations::Int8 => "int8",
+            Activations::F32 => "f32",
+            Activations::Bf16 => "bf16",
+        }
+    }
+}
+
+impl KvDtype {
+    pub fn name(self) -> &'static str {
+        match self {
+            KvDtype::F16 => "f16",
+            KvDtype::F32 => "f32",
+            KvDtype::Bf16 => "bf16",
+        }
+    }
+
+    pub const fn bytes(self) -> usize {
+        match self {
+            KvDtype::F16 | KvDtype::Bf16 => 2,
+            KvDtype::F32 => 4,
+        }
+    }
+}
+
+/// All that a model needs of a device. Operations may only be begun when they return: whoever reads waits for them.
+pub trait Device: Linear + Attention + Pointwise + Experts + Sample + Send + Sync {
+    /// What failed since this was asked last, of what was begun. A pass is good if this says so behind it.
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The largest batch that a device is to make room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimits {
+    pub rows_max: usize,
+    /// Positions of one sequence.
+    pub context: u32,
+    /// Cache groups, each with tables of its own.
+    pub n_groups: usize,
 }
 
 /// The memory of a device, and how things get there. Everything is made at load; a step allocates nothing.
-pub trait Device: Linear + Attention + Pointwise + Experts + Sample + Send + Sync {}
-
 pub trait Memory {
     /// Activations in f32: `[rows_max, cols]`.
     type Buffer: Send;
@@ -49,6 +98,9 @@ pub trait Memory {
     /// Which experts the rows of a pass have met, and room to compute with them.
     type Routes: Send;
 
+    /// Devices that agree with this one in every bit.
+    fn class(&self) -> DeviceClass;
+
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Self::Buffer>;
     fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
     /// Matrices that meet the same input are stacked by rows, so that it is quantized once. Their types may differ.
@@ -59,6 +111,14 @@ pub trait Memory {
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
     /// `cos` and `sin`: `[context, head_dim / 2]`, made once by portable arithmetic.
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Self::Rope>;
+    /// Makes room for what `begin` takes.
+    fn batches(&self, _limits: BatchLimits) -> Result<()> {
+        Ok(())
+    }
+
+    /// Every pass begins with this: what the device wants to have of its batch before it computes.
+    fn begin(&self, _batch: &Batch) {}
+
     /// For passes of so many rows through experts of `[inner, hidden]`.
     fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Self::Routes>;
 
@@ -88,11 +148,7 @@ pub struct KvSpec {
 impl KvSpec {
     /// Bytes of one block over all layers: what the size of the pool is counted in.
     pub fn block_bytes(&self) -> usize {
-        let element = match self.dtype {
-            KvDtype::F16 => 2,
-            KvDtype::F32 => 4,
-        };
-        2 * self.n_layers * types::BLOCK_TOKENS as usize * self.n_kv_heads * self.head_dim * element
+        2 * self.n_layers * types::BLOCK_TOKENS as usize * self.n_kv_heads * self.head_dim * self.dtype.bytes()
     }
 }
 

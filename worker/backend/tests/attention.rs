@@ -93,6 +93,7 @@ impl Case {
         let stored = |x: f64| match self.dtype {
             KvDtype::F16 => f64::from(f16::from_f32(x as f32).to_f32()),
             KvDtype::F32 => x,
+            KvDtype::Bf16 => unreachable!("the processor has no such cache"),
         };
         let head = |position: usize, head: usize| {
             let start = position * self.heads.qkv_cols() + head * d;

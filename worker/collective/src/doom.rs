@@ -5,7 +5,7 @@ use crate::region::Region;
 use crate::sleep;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use types::Rank;
 
 /// Ends every wait of its rank, from any thread, and tells the peers.
@@ -18,8 +18,20 @@ enum Waiter {
     /// A rank alone, which never waits.
     Solo,
     Mesh(Arc<Doom>),
-    /// A doorway's join; the number of aborts grows.
-    Join(Arc<AtomicU64>),
+}
+
+/// That nobody wants any more what is under way. Said once, from any thread; whoever takes long looks now and then.
+#[derive(Clone, Debug, Default)]
+pub struct Ended(Arc<AtomicBool>);
+
+impl Ended {
+    pub fn end(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub fn is_said(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 impl AbortHandle {
@@ -31,19 +43,19 @@ impl AbortHandle {
         AbortHandle(Waiter::Mesh(doom))
     }
 
-    pub(crate) fn of_join(n_aborts: Arc<AtomicU64>) -> AbortHandle {
-        AbortHandle(Waiter::Join(n_aborts))
-    }
-
-    /// This rank's operations fail with `Aborted` from now on, those of its peers with `PeerLost`. A doorway's handle
-    /// ends the join that is going on, and leaves the doorway as it is.
+    /// This rank's operations fail with `Aborted` from now on, those of its peers with `PeerLost`.
     pub fn abort(&self) {
         match &self.0 {
             Waiter::Solo => {}
             Waiter::Mesh(doom) => doom.abort(),
-            Waiter::Join(n_aborts) => {
-                n_aborts.fetch_add(1, Ordering::Release);
-            }
+        }
+    }
+
+    /// Whom the rank waits for at this moment, if it sleeps over it.
+    pub fn waits_for(&self) -> Option<Rank> {
+        match &self.0 {
+            Waiter::Solo => None,
+            Waiter::Mesh(doom) => doom.awaited(),
         }
     }
 }
@@ -52,9 +64,14 @@ impl AbortHandle {
 pub struct Doom {
     rank: Rank,
     ended: AtomicBool,
+    /// The rank that is waited for, or nobody.
+    awaited: AtomicU32,
     bell: Arc<Region>,
     peers: Vec<Way>,
 }
+
+/// No rank has this number.
+const NOBODY: u32 = u32::MAX;
 
 /// How a peer is told.
 #[derive(Debug)]
@@ -69,11 +86,21 @@ impl Doom {
             Link::Memory(link) => Ok(Way::Memory(link.side().clone())),
             Link::Socket(link) => link.stream().try_clone().map(Way::Socket),
         };
-        Ok(Doom { rank, ended: AtomicBool::new(false), bell, peers: links.map(way).collect::<Result<_, _>>()? })
+        let peers = links.map(way).collect::<Result<_, _>>()?;
+        Ok(Doom { rank, ended: AtomicBool::new(false), awaited: AtomicU32::new(NOBODY), bell, peers })
     }
 
     pub fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    /// Told to whoever asks why nothing moves; it orders nothing.
+    pub fn waits_for(&self, rank: Option<Rank>) {
+        self.awaited.store(rank.map_or(NOBODY, |rank| rank.0.into()), Ordering::Relaxed);
+    }
+
+    fn awaited(&self) -> Option<Rank> {
+        u16::try_from(self.awaited.load(Ordering::Relaxed)).ok().map(Rank)
     }
 
     /// No operation begins any more, and those who share memory hear who is to blame.

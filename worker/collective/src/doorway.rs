@@ -1,12 +1,10 @@
 //! Where a worker's peers knock: one listening socket, for one epoch after another.
 
-use crate::doom::AbortHandle;
 use crate::error::{Error, Refusal, Result};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// Refusals that are remembered; the oldest go first.
 const REFUSALS_MAX: usize = 64;
@@ -17,8 +15,6 @@ pub struct Doorway {
     listener: TcpListener,
     address: SocketAddr,
     refusals: Mutex<VecDeque<Refused>>,
-    /// Counts aborts, each of which ends the join that is going on.
-    n_aborts: Arc<AtomicU64>,
 }
 
 /// Who was sent away, and why.
@@ -34,25 +30,16 @@ impl Doorway {
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Doorway { listener, address, refusals: Mutex::default(), n_aborts: Arc::default() })
+        Ok(Doorway { listener, address, refusals: Mutex::default() })
     }
 
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Ends a join that is going on.
-    pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle::of_join(self.n_aborts.clone())
-    }
-
     /// Who was sent away since the last call.
     pub fn refusals(&self) -> Vec<Refused> {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
-    }
-
-    pub(crate) fn n_aborts(&self) -> u64 {
-        self.n_aborts.load(Ordering::Acquire)
     }
 
     pub(crate) fn refused(&self, from: SocketAddr, why: Refusal) {

@@ -4,6 +4,7 @@
 mod handshake;
 mod talk;
 
+use crate::doom::Ended;
 use crate::doorway::Doorway;
 use crate::error::{Error, Refusal, Result};
 use crate::link::Link;
@@ -36,7 +37,8 @@ pub(crate) struct Join<'a> {
     doorway: &'a Doorway,
     plan: &'a MeshPlan,
     deadline: Instant,
-    n_aborts: u64,
+    /// The place that it is for is over.
+    ended: &'a Ended,
     /// This rank's bell, and how others on this host open it.
     bell: Arc<Region>,
     offer: Option<Offer>,
@@ -61,7 +63,7 @@ enum Seat {
     Here(Box<Link>),
 }
 
-pub(crate) fn join(doorway: &Doorway, plan: &MeshPlan) -> Result<Mesh> {
+pub(crate) fn join(doorway: &Doorway, plan: &MeshPlan, ended: &Ended) -> Result<Mesh> {
     let deadline = Instant::now() + plan.timeouts.join;
     let grid = plan.layout.grid();
     if plan.rank.0 >= grid.n_ranks() || plan.peers.len() != usize::from(grid.n_ranks()) {
@@ -74,7 +76,7 @@ pub(crate) fn join(doorway: &Doorway, plan: &MeshPlan) -> Result<Mesh> {
         doorway,
         plan,
         deadline,
-        n_aborts: doorway.n_aborts(),
+        ended,
         bell: Arc::new(bell),
         offer,
         n_handshakes: AtomicUsize::new(0),
@@ -142,7 +144,7 @@ impl Join<'_> {
     /// All are here, or it has failed; a passed deadline is a failure that names who is missing.
     fn is_over(&self) -> bool {
         let Some(missing) = self.empty().into_iter().next() else { return true };
-        if self.doorway.n_aborts() != self.n_aborts {
+        if self.ended.is_said() {
             self.fail(Error::Aborted);
         } else if Instant::now() >= self.deadline {
             self.fail(Error::Deadline { rank: missing });

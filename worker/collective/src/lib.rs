@@ -40,6 +40,7 @@ mod join;
 mod link;
 mod mesh;
 mod moves;
+mod nccl;
 mod ops;
 mod plan;
 mod region;
@@ -47,11 +48,12 @@ mod sleep;
 mod wait;
 mod wiring;
 
-pub use doom::AbortHandle;
+pub use doom::{AbortHandle, Ended};
 pub use doorway::{Doorway, Refused};
 pub use error::{Due, Error, Refusal, Result};
 pub use frame::Kind;
 pub use mesh::{Mesh, Times};
+pub use nccl::{NcclError, NcclVersion, nccl_version};
 pub use plan::{MeshPlan, Timeouts, Wire};
 pub use wait::Waits;
 
@@ -92,10 +94,15 @@ impl Collective {
 
     /// Meets the other ranks of the plan's epoch: all of them join at about the same time, each with its own rank.
     pub fn join(doorway: &Doorway, plan: MeshPlan) -> Result<Collective> {
+        Collective::join_until(doorway, plan, &Ended::default())
+    }
+
+    /// The same, broken off when it is said that the place is over: before it began, too.
+    pub fn join_until(doorway: &Doorway, plan: MeshPlan, ended: &Ended) -> Result<Collective> {
         if plan.layout.grid().n_ranks() == 1 {
             return Ok(Collective::Solo(plan.layout.part(Rank(0))));
         }
-        join::join(doorway, &plan).map(|mesh| Collective::Mesh(Box::new(mesh)))
+        join::join(doorway, &plan, ended).map(|mesh| Collective::Mesh(Box::new(mesh)))
     }
 
     /// What this rank holds of the model.

@@ -147,6 +147,7 @@ impl Mesh {
         let mut idle = Idle::new(begun, &self.waits);
         let result = self.drive(&mut moves, Op { kind, tag, owner_of }, ends, &mut idle);
         idle.moved(&self.bell);
+        self.doom.waits_for(None);
         self.spent.waiting += idle.waited;
         self.spent.moving += begun.elapsed().saturating_sub(idle.waited);
         moves.clear();
@@ -244,6 +245,7 @@ impl Mesh {
             // What it sent before it ended may have come since the last round: one more, then it is lost.
             return if idle.doubt() { Ok(()) } else { Err(self.blamed(rank, fault)) };
         }
+        self.doom.waits_for(Some(late));
         idle.sleep(&self.bell, pending().filter_map(|each| Some((&self.peers[each.peer].as_ref()?.link, each.way))));
         Ok(())
     }

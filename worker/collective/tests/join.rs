@@ -3,7 +3,7 @@
 
 mod common;
 
-use collective::{Collective, Doorway, Error, MeshPlan, Refusal, Refused, Wire};
+use collective::{Collective, Doorway, Ended, Error, MeshPlan, Refusal, Refused, Wire};
 use common::{EPOCH, join_all, plans};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -179,15 +179,18 @@ fn another_version_is_refused() {
 fn a_join_can_be_called_off() {
     let mut plans = plans(&layout(2), Wire::Any);
     let (door, plan) = plans.remove(0);
-    let handle = door.abort_handle();
+    let ended = Ended::default();
     let result = std::thread::scope(|scope| {
-        scope.spawn(move || {
+        scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(30));
-            handle.abort();
+            ended.end();
         });
-        Collective::join(&door, plan)
+        Collective::join_until(&door, plan.clone(), &ended)
     });
     assert!(matches!(result, Err(Error::Aborted)), "{result:?}");
+    // Said before it begins, it is not lost.
+    let late = Collective::join_until(&door, plan, &ended);
+    assert!(matches!(late, Err(Error::Aborted)), "{late:?}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::error::Error;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use types::cache::blocks_for;
-use types::{BlockId, Token};
+use types::{BlockId, DeviceClass, Token};
 
 /// Rows of one pass.
 const CHUNK: usize = 64;
@@ -73,7 +73,7 @@ fn write_logits(arguments: &Arguments) -> Result<()> {
     let limits = Limits { rows_max: CHUNK, outputs_max: CHUNK, context: u32::try_from(arguments.window)? };
     let mut model = Model::load(&arguments.checkpoint, &device, collective.part(), limits)?;
     let pools = vec![n_blocks; spec.cache_groups().groups().len()];
-    let specs = model::kv_specs(spec, collective.part(), arguments.kv_dtype, &pools);
+    let specs = model::kv_specs(spec, collective.part(), DeviceClass::Cpu, arguments.kv_dtype, &pools);
     let mut kv = KvCache::new(&device, &specs)?;
     let mut rows = vec![0.0; CHUNK * spec.vocab as usize];
     let mut out = BufWriter::new(io::stdout().lock());

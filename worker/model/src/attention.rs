@@ -44,7 +44,7 @@ impl<M: Memory> Attention<M> {
     pub fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize) -> Result<Attention<M>> {
         let of: &LayerSpec = &spec.layers[layer];
         let (hidden, whole) = (spec.hidden as usize, heads(spec));
-        let OwnedHeads { query, kv, leaves, heads } = OwnedHeads::of(at.part(), whole);
+        let OwnedHeads { query, kv, leaves, heads } = OwnedHeads::of(at.device().class(), at.part(), whole);
         let q = Rows { name: "q_proj", n: whole.n_heads * whole.head_dim, owned: query };
         let k = Rows { name: "k_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv.clone() };
         let v = Rows { name: "v_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv };
@@ -72,7 +72,7 @@ impl<M: Memory> HeadNorms<M> {
 
 impl<M: Memory> Room<M> {
     pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: Limits) -> Result<Room<M>> {
-        let heads = OwnedHeads::of(all.part(), heads(spec)).heads;
+        let heads = OwnedHeads::of(all.device().class(), all.part(), heads(spec)).heads;
         let rows = |cols| all.device().buffer(limits.rows_max, cols);
         Ok(Room { qkv: rows(heads.qkv_cols())?, attended: rows(heads.n_heads * heads.head_dim)? })
     }

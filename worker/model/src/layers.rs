@@ -122,10 +122,10 @@ pub struct OwnedHeads {
 }
 
 impl OwnedHeads {
-    /// `heads` are those of the whole layer.
-    pub fn of(part: &Part, whole: Heads) -> OwnedHeads {
+    /// `whole` are those of the whole layer.
+    pub fn of(class: DeviceClass, part: &Part, whole: Heads) -> OwnedHeads {
         let Heads { n_heads, head_dim, per_kv, .. } = whole;
-        let leaves = Leaves::o_proj(DeviceClass::Cpu, n_heads as u32, head_dim as u32);
+        let leaves = Leaves::o_proj(class, n_heads as u32, head_dim as u32);
         let query = elements(&leaves, part);
         let (start, end) = (query.start / head_dim, query.end / head_dim);
         let kv = if start < end { start / per_kv..(end - 1) / per_kv + 1 } else { 0..0 };
@@ -135,8 +135,8 @@ impl OwnedHeads {
 }
 
 /// What a rank owns of an MLP's columns, and how the sum of `down_proj` over all of them is cut.
-pub fn owned_inner(part: &Part, inner: usize) -> (Range<usize>, Leaves) {
-    let leaves = Leaves::down_proj(DeviceClass::Cpu, inner as u32);
+pub fn owned_inner(class: DeviceClass, part: &Part, inner: usize) -> (Range<usize>, Leaves) {
+    let leaves = Leaves::down_proj(class, inner as u32);
     (elements(&leaves, part), leaves)
 }
 
@@ -426,12 +426,14 @@ mod tests {
 
     #[test]
     fn each_query_head_is_owned_once_and_reads_its_own_kv_head() {
-        for (n_heads, n_kv_heads, head_dim) in [(9, 3, 64), (6, 2, 16), (32, 8, 80), (4, 4, 8), (7, 1, 128)] {
+        let shapes = [(9, 3, 64), (6, 2, 16), (32, 8, 80), (4, 4, 8), (7, 1, 128), (40, 8, 128)];
+        let classes = [DeviceClass::Cpu, DeviceClass::Cuda];
+        for (class, (n_heads, n_kv_heads, head_dim)) in classes.into_iter().flat_map(|c| shapes.map(|s| (c, s))) {
             let whole = Heads::whole(n_heads, n_kv_heads, head_dim, 1.0);
             for bounds in [&[0, 16][..], &[0, 8, 16], &[0, 5, 11, 16], &[0, 0, 1, 15, 16]] {
                 let mut next = 0;
                 for part in parts(bounds) {
-                    let OwnedHeads { heads, query, kv, .. } = OwnedHeads::of(&part, whole);
+                    let OwnedHeads { heads, query, kv, .. } = OwnedHeads::of(class, &part, whole);
                     assert_eq!((query.start, query.len()), (next * head_dim, heads.n_heads * head_dim));
                     assert_eq!(kv.len(), heads.n_kv_heads * head_dim);
                     for head in 0..heads.n_heads {
@@ -448,8 +450,8 @@ mod tests {
     #[test]
     fn who_owns_no_leaf_owns_no_heads_and_no_columns() {
         let [_, none, _] = parts(&[0, 8, 8, 16]).try_into().unwrap();
-        let owned = OwnedHeads::of(&none, Heads::whole(6, 2, 16, 1.0));
+        let owned = OwnedHeads::of(DeviceClass::Cpu, &none, Heads::whole(6, 2, 16, 1.0));
         assert!(owned.query.is_empty() && owned.kv.is_empty() && owned.heads.qkv_cols() == 0);
-        assert!(owned_inner(&none, 224).0.is_empty());
+        assert!(owned_inner(DeviceClass::Cpu, &none, 224).0.is_empty());
     }
 }

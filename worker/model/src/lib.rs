@@ -11,9 +11,9 @@ mod mlp;
 mod rope;
 mod weights;
 
-use backend::{Activations, Batch, Device, KvDtype, KvSpec, Memory};
+use backend::{Activations, Batch, BatchLimits, Device, KvDtype, KvSpec, Memory};
 use checkpoint::{Checkpoint, Family, ModelSpec};
-use collective::Collective;
+use collective::{Collective, Ended};
 use gemma::Gemma;
 use gpt2::Gpt2;
 use layers::OwnedHeads;
@@ -36,6 +36,8 @@ pub enum Error {
     Backend(#[from] backend::Error),
     #[error(transparent)]
     Collective(#[from] collective::Error),
+    #[error("the load was broken off")]
+    BrokenOff,
 }
 
 /// The largest step: what the scratch memory is made for.
@@ -70,8 +72,21 @@ pub struct KvCache<M: Memory> {
 impl<M: Memory> Model<M> {
     /// Reads what `part` holds, and nothing else of the checkpoint.
     pub fn load(checkpoint: &Checkpoint, device: &M, part: &Part, limits: Limits) -> Result<Model<M>> {
+        Model::load_until(checkpoint, device, part, limits, &Ended::default())
+    }
+
+    /// The same, broken off before the next tensor when it is said that nobody wants it any more.
+    pub fn load_until(
+        checkpoint: &Checkpoint,
+        device: &M,
+        part: &Part,
+        limits: Limits,
+        ended: &Ended,
+    ) -> Result<Model<M>> {
+        let n_groups = checkpoint.spec().cache_groups().groups().len();
+        device.batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
         let n_bytes = Cell::new(0);
-        let all = Weights::new(checkpoint, device, part, &n_bytes);
+        let all = Weights::new(checkpoint, device, part, &n_bytes, ended);
         let family = match checkpoint.spec().family {
             Family::Llama
             | Family::Mistral
@@ -103,6 +118,7 @@ impl<D: Device> Model<D> {
         batch: &Batch,
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
+        device.begin(batch);
         match &mut self.family {
             Loaded::Llama(llama) => llama.forward(device, collective, batch, kv),
             Loaded::Gemma(gemma) => gemma.forward(device, collective, batch, kv),
@@ -131,8 +147,14 @@ impl<M: Memory> KvCache<M> {
 
 /// The KV that a rank keeps of each cache group, for pools of so many blocks. A rank without heads keeps none, and of a
 /// group of which its stage has no layer neither.
-pub fn kv_specs(spec: &ModelSpec, part: &Part, dtype: KvDtype, n_blocks: &[u32]) -> Vec<KvSpec> {
-    let n_kv_heads = OwnedHeads::of(part, attention::heads(spec)).heads.n_kv_heads;
+pub fn kv_specs(
+    spec: &ModelSpec,
+    part: &Part,
+    class: DeviceClass,
+    dtype: KvDtype,
+    n_blocks: &[u32],
+) -> Vec<KvSpec> {
+    let n_kv_heads = OwnedHeads::of(class, part, attention::heads(spec)).heads.n_kv_heads;
     let groups = spec.cache_groups();
     let of_group = |(n_layers, n_blocks): (usize, &u32)| KvSpec {
         n_layers,
@@ -145,17 +167,16 @@ pub fn kv_specs(spec: &ModelSpec, part: &Part, dtype: KvDtype, n_blocks: &[u32])
 }
 
 /// Everything that can change a bit of what this model answers.
-pub fn policy(checkpoint: &Checkpoint, activations: Activations, kv_dtype: KvDtype) -> PolicyDigest {
+pub fn policy(
+    checkpoint: &Checkpoint,
+    device_class: DeviceClass,
+    activations: Activations,
+    kv_dtype: KvDtype,
+) -> PolicyDigest {
     let numerics = Numerics {
-        device_class: DeviceClass::Cpu,
-        activations: match activations {
-            Activations::Int8 => "int8",
-            Activations::F32 => "f32",
-        },
-        kv_dtype: match kv_dtype {
-            KvDtype::F16 => "f16",
-            KvDtype::F32 => "f32",
-        },
+        device_class,
+        activations: activations.name(),
+        kv_dtype: kv_dtype.name(),
         weights: checkpoint.digest(),
         quantization: "none",
         adapter: None,

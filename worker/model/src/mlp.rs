@@ -89,7 +89,7 @@ impl<D: Device> Mlp<D> {
 impl<M: Memory> Dense<M> {
     fn load(at: &Weights<'_, M>, spec: &ModelSpec, activation: Activation) -> Result<Dense<M>> {
         let (hidden, inner) = (spec.hidden as usize, spec.inner as usize);
-        let (owned, leaves) = owned_inner(at.part(), inner);
+        let (owned, leaves) = owned_inner(at.device().class(), at.part(), inner);
         let rows = |name| Rows { name, n: inner, owned: owned.clone() };
         let up = match activation {
             Activation::Silu | Activation::Gelu => vec![rows("gate_proj"), rows("up_proj")],
@@ -171,7 +171,7 @@ impl<D: Device> Mixture<D> {
 impl<M: Memory> Room<M> {
     pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: Limits) -> Result<Room<M>> {
         let (device, rows_max) = (all.device(), limits.rows_max);
-        let inner = owned_inner(all.part(), spec.inner as usize).0.len();
+        let inner = owned_inner(device.class(), all.part(), spec.inner as usize).0.len();
         let mixture = match &spec.experts {
             Some(experts) => Some(MixtureRoom::new(device, spec.hidden as usize, experts, limits)?),
             None => None,

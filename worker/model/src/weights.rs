@@ -4,6 +4,7 @@
 use crate::{Error, Result};
 use backend::{Memory, Stored, StoredType};
 use checkpoint::{Checkpoint, Dtype, Tensor};
+use collective::Ended;
 use std::cell::Cell;
 use std::ops::Range;
 use types::{Leaves, Part};
@@ -15,12 +16,19 @@ pub struct Weights<'a, M: Memory> {
     part: &'a Part,
     /// What all packed matrices occupy.
     n_bytes: &'a Cell<usize>,
+    ended: &'a Ended,
     path: String,
 }
 
 impl<'a, M: Memory> Weights<'a, M> {
-    pub fn new(checkpoint: &'a Checkpoint, device: &'a M, part: &'a Part, n_bytes: &'a Cell<usize>) -> Weights<'a, M> {
-        Weights { checkpoint, device, part, n_bytes, path: String::new() }
+    pub fn new(
+        checkpoint: &'a Checkpoint,
+        device: &'a M,
+        part: &'a Part,
+        n_bytes: &'a Cell<usize>,
+        ended: &'a Ended,
+    ) -> Weights<'a, M> {
+        Weights { checkpoint, device, part, n_bytes, ended, path: String::new() }
     }
 
     pub fn under(&self, part: impl std::fmt::Display) -> Weights<'a, M> {
@@ -79,6 +87,9 @@ impl<'a, M: Memory> Weights<'a, M> {
     }
 
     fn tensor(&self, name: &str, expected: [usize; 2]) -> Result<Tensor<'a>> {
+        if self.ended.is_said() {
+            return Err(Error::BrokenOff);
+        }
         let path = format!("{}{name}", self.path);
         let tensor = self.checkpoint.tensor(&path)?;
         if tensor.shape != expected {

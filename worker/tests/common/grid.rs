@@ -1,14 +1,13 @@
 //! All ranks of a grid as threads of the test, each with its own slice of the model.
 
 use crate::common::Ranks;
-use backend::cpu::Cpu;
 use collective::Collective;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use types::{Layout, Rank, Shares, Stage, Step, StepDone};
-use worker::{Assignment, ModelLoader, ModelRunner, Ready, RunError, Runner};
+use worker::{Assignment, ModelLoader, Ready, RunError, Runner};
 
 /// Far beyond what a step of a tiny model takes.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -20,7 +19,7 @@ pub struct Threads {
     pub weight_bytes: Vec<u64>,
 }
 
-type Built = (ModelRunner<Cpu>, Ready);
+type Built = (Box<dyn Runner>, Ready);
 
 impl Threads {
     /// Over memory of this process.

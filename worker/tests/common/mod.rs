@@ -9,7 +9,7 @@ use types::cache::blocks_for;
 use types::{
     BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, TokenOut, Want,
 };
-use worker::{Assignment, MeshSecret, Runner};
+use worker::{Assignment, MeshSecret, Runner, Timeouts};
 
 pub const RUNNING_MAX: u32 = 16;
 /// For all that may run at once.
@@ -35,6 +35,7 @@ pub fn assignment(folder: &str) -> Assignment {
         context: CONTEXT,
         batch_tokens_max: 512,
         running_max: RUNNING_MAX,
+        timeouts: Timeouts::default(),
     }
 }
 

@@ -27,7 +27,7 @@ facts! {
     stages_busy_peak, chunks_in_flight, steps_early, starved,
     preemptions, prefix_hit_tokens, windowed_hits, blocks_passed, evictions,
     slices_ahead, stopped_ahead, tokens_discarded, tokens_redrawn,
-    restarted_in_flight, losses, breaks, given_up, requeued, resumed, outgrown, stale,
+    restarted_in_flight, grids, losses, breaks, given_up, requeued, resumed, outgrown, stale,
     cancelled_waiting, cancelled_running, expired,
     stopped, length, cancelled, deadline, failed,
     full, too_long, duplicates, refused_draining, refused_late, refused_finished,

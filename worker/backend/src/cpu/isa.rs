@@ -15,6 +15,14 @@ pub enum Isa {
 }
 
 impl Isa {
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Plain => "plain",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+
     /// The widest that this machine has.
     pub fn detect() -> Isa {
         [Isa::Avx512, Isa::Avx2].into_iter().find(|isa| isa.is_supported()).unwrap_or(Isa::Plain)

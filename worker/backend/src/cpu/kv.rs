@@ -25,10 +25,13 @@ pub struct Kv {
 
 impl Kv {
     pub fn new(spec: KvSpec) -> Result<Kv> {
+        if spec.dtype == KvDtype::Bf16 {
+            return Err(types::Unsupported("a KV cache of bf16 on the CPU").into());
+        }
         if spec.head_dim > HEAD_DIM_MAX || !spec.head_dim.is_multiple_of(2) {
             return Err(Error::Shape(format!("a head of {} (even, at most {HEAD_DIM_MAX})", spec.head_dim)));
         }
-        let n_bytes = [2, spec.n_layers, spec.n_blocks, POSITIONS, spec.n_kv_heads, spec.head_dim, element(spec.dtype)]
+        let n_bytes = [2, spec.n_layers, spec.n_blocks, POSITIONS, spec.n_kv_heads, spec.head_dim, spec.dtype.bytes()]
             .into_iter()
             .try_fold(1usize, usize::checked_mul)
             .ok_or_else(|| Error::Shape(format!("a cache of {spec:?}")))?;
@@ -75,18 +78,12 @@ impl Kv {
                     L::from_f16(from).store(to);
                 }
             }
+            KvDtype::Bf16 => unreachable!("`new` refuses it"),
         }
     }
 
     fn halves(&self) -> &[u16] {
         bytemuck::cast_slice(self.pages.bytes())
-    }
-}
-
-const fn element(dtype: KvDtype) -> usize {
-    match dtype {
-        KvDtype::F16 => 2,
-        KvDtype::F32 => 4,
     }
 }
 
@@ -186,7 +183,7 @@ impl Kv {
     #[inline(always)]
     unsafe fn store<L: Lanes>(&self, page: usize, slot: usize, k: &[f32], v: &[f32]) {
         let v_start = page + self.half_page() + slot * self.spec.head_dim;
-        debug_assert!((v_start + v.len()) * element(self.spec.dtype) <= self.pages.n_bytes());
+        debug_assert!((v_start + v.len()) * self.spec.dtype.bytes() <= self.pages.n_bytes());
         // SAFETY: inside the page, which is inside the pages: `page` checked its indices.
         unsafe {
             match self.spec.dtype {
@@ -200,6 +197,7 @@ impl Kv {
                     k.iter().enumerate().for_each(|(i, x)| *to.add(page + i * POSITIONS + slot) = *x);
                     v.iter().enumerate().for_each(|(i, x)| *to.add(v_start + i) = *x);
                 }
+                KvDtype::Bf16 => unreachable!("`new` refuses it"),
             }
         }
     }

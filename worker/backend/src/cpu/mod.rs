@@ -5,21 +5,21 @@
 
 mod attention;
 mod between;
-mod blocks;
+pub(crate) mod blocks;
 mod experts;
 mod isa;
 mod kv;
 pub(crate) mod lanes;
 mod linear;
 pub(crate) mod math;
-mod memory;
+pub(crate) mod memory;
 mod pack;
 mod panels;
 mod pointwise;
 mod quants;
 mod rows;
-mod sample;
-mod team;
+pub(crate) mod sample;
+pub(crate) mod team;
 
 pub use experts::Routes;
 pub use isa::Isa;
@@ -35,7 +35,7 @@ use memory::{Pages, Shared};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use team::Team;
-use types::Leaves;
+use types::{DeviceClass, Leaves};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuConfig {
@@ -106,6 +106,9 @@ impl Buffer {
 
 impl Cpu {
     pub fn new(config: CpuConfig) -> Result<Cpu> {
+        if config.activations == Activations::Bf16 {
+            return Err(Error::Unsupported(types::Unsupported("activations in bf16 on the CPU")));
+        }
         if !config.isa.is_supported() {
             return Err(Error::Unsupported(types::Unsupported("these instructions on this machine")));
         }
@@ -193,6 +196,10 @@ impl Memory for Cpu {
     type Kv = Kv;
     type Rope = Rope;
     type Routes = Routes;
+
+    fn class(&self) -> DeviceClass {
+        DeviceClass::Cpu
+    }
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {
         let too_big = || Error::Shape(format!("a buffer of {rows_max} x {cols}"));

@@ -17,18 +17,29 @@ pub(super) struct Heated<'a> {
     least: f64,
 }
 
+/// What logits are multiplied by.
+pub(super) fn scale(sampling: &Sampling) -> f64 {
+    1.0 / f64::from(sampling.temperature)
+}
+
+/// The scaled logit below which min_p keeps nothing.
+pub(super) fn least(min_p: f32) -> f64 {
+    if min_p > 0.0 { libm::log(f64::from(min_p)) } else { f64::NEG_INFINITY }
+}
+
+/// Whether no filter needs tokens in order, whatever the row.
+pub(super) fn is_unordered(sampling: &Sampling) -> bool {
+    let Sampling { top_k, top_p, typical_p, xtc, .. } = sampling;
+    *top_k == 0 && *top_p >= 1.0 && *typical_p >= 1.0 && xtc.probability == 0.0
+}
+
 impl<'a> Heated<'a> {
     pub fn new(row: &'a [f32], largest: f32, sampling: &'a Sampling, isa: Isa) -> Heated<'a> {
         let deviation = match sampling.top_n_sigma > 0.0 {
             true => -f64::from(sampling.top_n_sigma) * deviation(row),
             false => f64::NEG_INFINITY,
         };
-        let least = match sampling.min_p > 0.0 {
-            true => libm::log(f64::from(sampling.min_p)),
-            false => f64::NEG_INFINITY,
-        };
-        let scale = 1.0 / f64::from(sampling.temperature);
-        Heated { row, largest, sampling, isa, scale, deviation, least }
+        Heated { row, largest, sampling, isa, scale: scale(sampling), deviation, least: least(sampling.min_p) }
     }
 
     /// The logit over the temperature, zero for the largest.

@@ -25,20 +25,33 @@ use crate::{Draw, Sample};
 use filters::{Heated, Key, select_largest};
 use noise::Noise;
 use std::sync::{Mutex, PoisonError};
-use types::{Token, TokenLogprob, TokenOut};
+use types::{Sampling, Token, TokenLogprob, TokenOut};
 
 impl Sample for Cpu {
     fn draw(&self, logits: &Buffer, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>) {
+        self.draw_rows(logits.rows(draws.len(), logits.cols()), logits.cols(), draws, out);
+    }
+}
+
+impl Cpu {
+    /// rows: [draws.len(), n_vocab]
+    pub(crate) fn draw_rows(
+        &self,
+        logits: &[f32],
+        n_vocab: usize,
+        draws: &[Draw<'_>],
+        out: &mut Vec<Option<TokenOut>>,
+    ) {
         out.clear();
         out.resize_with(draws.len(), || None);
-        self.samplers.prepare(self.config().threads, logits.cols());
+        self.samplers.prepare(self.config().threads, n_vocab);
         let drawn = Shared::new(out.as_mut_ptr());
         self.team.run(draws.len(), &|rows| {
             let mut scratch = self.samplers.take(self.config().isa);
             for row in rows {
                 // SAFETY: `out` is as long as `draws`, and one thread has this row.
                 let to = unsafe { drawn.part(row, 1) };
-                to[0] = draw_row(logits.row(row), &draws[row], &mut scratch);
+                to[0] = draw_row(&logits[row * n_vocab..][..n_vocab], &draws[row], &mut scratch);
             }
             self.samplers.put(scratch);
         });
@@ -86,6 +99,32 @@ impl Scratch {
             marks: Vec::with_capacity(n_vocab),
         }
     }
+}
+
+/// A draw that sees its row as it is and needs nothing in order: what a device needs to know to make it.
+pub(crate) struct Plain {
+    /// Of the noise.
+    pub key: u64,
+    /// Of logits, before noise is added.
+    pub scale: f64,
+    /// Scaled logits below it are not drawn.
+    pub least: f64,
+}
+
+/// None where more is asked of a draw.
+pub(crate) fn plain(draw: &Draw<'_>) -> Option<Plain> {
+    let Sampling { seed, choice, min_p, .. } = *draw.sampling;
+    let is_told_alone = draw.score.is_none() && draw.sampling.logprobs.is_none_or(|n_top| n_top == 0);
+    if !edits::is_plain(draw) || !is_told_alone {
+        return None;
+    }
+    let key = Noise::new(seed, choice, draw.position()).key();
+    if draw.sampling.is_greedy() {
+        return Some(Plain { key, scale: 1.0, least: f64::NEG_INFINITY });
+    }
+    let is_unordered = filters::is_unordered(draw.sampling) && draw.sampling.top_n_sigma <= 0.0;
+    let (scale, least) = (filters::scale(draw.sampling), filters::least(min_p));
+    is_unordered.then_some(Plain { key, scale, least })
 }
 
 /// None if the row holds something that is no number, or nothing that can be drawn.

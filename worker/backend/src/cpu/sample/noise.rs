@@ -17,6 +17,10 @@ impl Noise {
         Noise { key: mix(mix(seed.wrapping_add(Noise::STEP)) ^ place) }
     }
 
+    pub(super) fn key(&self) -> u64 {
+        self.key
+    }
+
     pub(super) fn bits(&self, token: Token) -> u64 {
         mix(self.key.wrapping_add(Noise::STEP.wrapping_mul(u64::from(token) + 1)))
     }

@@ -1,0 +1,42 @@
+//! Requests that change their router, because a client goes on with its stream at another one. What was said of them is
+//! said again, and they go on under a new id. Knows tokens, and no clients.
+//!
+//! A log is a function of its request, so that who sends the same request learns nothing that computing it again would
+//! not tell; anything else than the same request is no claim to it.
+
+use crate::replica::Replica;
+use proto::cluster as wire;
+use types::{Goal, Request, RequestId, Token};
+
+impl Replica {
+    pub(crate) fn adopt(&mut self, router: u32, of: RequestId, mut request: wire::Request) {
+        let (id, n_told) = (request.id, request.output.len());
+        let said = self.said_since(of, &request);
+        request.output.extend_from_slice(&said);
+        if !self.submit(router, request) {
+            return;
+        }
+        if !said.is_empty() {
+            let tokens = said.into_iter().map(|token| wire::TokenOut { token, ..Default::default() }).collect();
+            self.routers.push(wire::Output { id, position: n_told as u32, tokens, ..Default::default() });
+        }
+        // Nobody hears what it says. Its blocks stay in the prefix cache, where the new one finds them.
+        if self.routers.is_left_behind(of) {
+            self.cancel_all(vec![of]);
+        }
+    }
+
+    /// What the same request has said here beyond what its router knows. Nothing stands beside a token in the log, so
+    /// who wants more than tokens computes them again.
+    fn said_since(&self, of: RequestId, request: &wire::Request) -> Vec<Token> {
+        let Some(left) = self.serving.as_ref().and_then(|serving| serving.scheduler.request(of)) else {
+            return Vec::new();
+        };
+        let Ok(request) = Request::try_from(request.clone()) else { return Vec::new() };
+        let says_tokens_alone = request.goal == Goal::Generate && request.sampling.logprobs.is_none();
+        match left.output.strip_prefix(request.output.as_slice()) {
+            Some(said) if says_tokens_alone && proto::said(left) == proto::said(&request) => said.to_vec(),
+            _ => Vec::new(),
+        }
+    }
+}

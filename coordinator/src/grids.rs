@@ -1,0 +1,254 @@
+//! The loop's part that chooses the grid: the one that is wanted; a smaller one where workers are missing for long; the
+//! wanted one again when they have come back; another one when an operator says so.
+
+use crate::losses::Ending;
+use crate::placement::{Blueprint, Machine, Policy, Unplaceable, Why, plan, plan_fewer};
+use crate::replica::{Replica, micros};
+use crate::{Error, Waits};
+use proto::cluster as wire;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tonic::Status;
+use types::{Grid, Micros};
+
+/// Times that the wait before growing doubles when it turns out to be in vain.
+const DOUBLINGS_MAX: u32 = 6;
+/// A grid that was grown to and lasted for so many such waits was worth it.
+const WORTH_IT: u64 = 4;
+
+/// What is remembered from one placement to the next.
+pub(crate) struct Placing {
+    pub wanted: Grid,
+    /// The blueprint that was in force last: who held a rank keeps it.
+    last: Option<Blueprint>,
+    /// Not before, because the ranks did not reach each other.
+    not_before: Option<Micros>,
+    /// Epochs in a row that ended so.
+    n_fruitless: u32,
+    ready_since: Option<Micros>,
+    /// From when on a part of the grid will do.
+    fewer_from: Option<Micros>,
+    /// When it is to be tried again though nobody has come or gone.
+    try_at: Option<Micros>,
+    /// Since when more ranks than are in force could be had.
+    wider_since: Option<Micros>,
+    /// The grid in force was grown to.
+    is_grown: bool,
+    /// Growths in a row that did not last.
+    n_relapses: u32,
+    /// Why there is no grid, as it was told last.
+    told: String,
+}
+
+/// An operator waits for the grid to be in force.
+pub(crate) struct Scaling {
+    reply: oneshot::Sender<Result<wire::ScaleReply, Status>>,
+}
+
+impl Placing {
+    pub fn new(wanted: Grid) -> Placing {
+        Placing {
+            wanted,
+            last: None,
+            not_before: None,
+            n_fruitless: 0,
+            ready_since: None,
+            fewer_from: None,
+            try_at: None,
+            wider_since: None,
+            is_grown: false,
+            n_relapses: 0,
+            told: String::new(),
+        }
+    }
+
+    pub fn is_due(&self, now: Micros) -> bool {
+        [self.not_before, self.try_at].into_iter().flatten().any(|at| now >= at)
+    }
+
+    /// Otherwise what was due has come.
+    pub fn must_wait(&mut self, now: Micros) -> bool {
+        let must_wait = self.not_before.is_some_and(|not_before| now < not_before);
+        if !must_wait {
+            self.not_before = None;
+            self.try_at = self.try_at.filter(|at| now < *at);
+        }
+        must_wait
+    }
+
+    /// Somebody came or went: what could be had is another question.
+    pub fn crowd_changed(&mut self) {
+        self.wider_since = None;
+    }
+
+    pub fn trust_again(&mut self) {
+        self.not_before = None;
+    }
+
+    pub fn doubt(&mut self, now: Micros, waits: &Waits) {
+        let replace_max = micros(waits.replace_max);
+        self.n_fruitless = if self.lasted(now) > replace_max { 0 } else { self.n_fruitless + 1 };
+        let doublings = self.n_fruitless.saturating_sub(1).min(20);
+        let wait = (micros(waits.replace_min) << doublings).min(replace_max);
+        self.not_before = Some(now.plus(wait));
+    }
+
+    fn lasted(&self, now: Micros) -> u64 {
+        self.ready_since.map_or(0, |since| now.since(since).0)
+    }
+
+    pub fn begun(&mut self, blueprint: &Blueprint) {
+        self.last = Some(blueprint.clone());
+        self.told.clear();
+    }
+
+    pub fn ready(&mut self, now: Micros) {
+        self.ready_since = Some(now);
+        (self.fewer_from, self.try_at, self.wider_since) = (None, None, None);
+    }
+
+    /// A lost rank's place is kept for a while; but who had grown in vain need not wait for what it has just had.
+    pub fn ended(&mut self, now: Micros, why: Ending, waits: &Waits) {
+        let was_in_vain = self.is_grown && self.ready_since.is_none();
+        if self.is_grown && why != Ending::Wanted {
+            let was_worth_it = self.lasted(now) > WORTH_IT * micros(waits.regrow_after);
+            self.n_relapses = if was_worth_it { 0 } else { (self.n_relapses + 1).min(DOUBLINGS_MAX) };
+        }
+        let keep = if was_in_vain || why == Ending::Wanted { 0 } else { micros(waits.replan_after) };
+        // A second loss does not begin the wait anew.
+        let from = now.plus(keep);
+        let from = self.fewer_from.map_or(from, |already| already.min(from));
+        (self.fewer_from, self.try_at) = (Some(from), Some(from));
+        (self.ready_since, self.wider_since, self.is_grown) = (None, None, false);
+    }
+
+    /// Once for each reason.
+    pub fn tell(&mut self, why: &Unplaceable, n_workers: usize) {
+        let text = why.to_string();
+        if text == self.told {
+            return;
+        }
+        match why.why {
+            Why::TooFew { .. } => tracing::info!(%why, "the replica waits for workers"),
+            _ => tracing::warn!(%why, n_workers, "the replica cannot be placed"),
+        }
+        self.told = text;
+    }
+
+    /// Whether more ranks could be had for so long that it is no passing guest.
+    fn is_wider_for_long(&mut self, now: Micros, waits: &Waits) -> bool {
+        let since = *self.wider_since.get_or_insert(now);
+        now.since(since).0 >= micros(waits.regrow_after) << self.n_relapses
+    }
+}
+
+impl Replica {
+    /// Once it serves, the context is a promise to those who were welcomed.
+    pub(crate) fn policy_on(&self, grid: Grid) -> Policy {
+        let promised = self.serving.as_ref().map(|serving| serving.scheduler.config().context_max);
+        Policy { grid, context: promised.or(self.config.policy.context), ..self.config.policy.clone() }
+    }
+
+    /// The wanted grid; or the largest part of it that fits, when lost ranks have not been replaced for long enough.
+    pub(crate) fn choose(&self, now: Micros, inventory: &[Machine]) -> Result<Blueprint, Unplaceable> {
+        let last = self.placing.last.as_ref().map(|last| self.without_suspects(last));
+        let (shape, policy) = (&self.config.shape, self.policy_on(self.placing.wanted));
+        let planned = plan(inventory, shape, &policy, last.as_ref());
+        // Who has never served waits for what was asked for.
+        let fewer_will_do = self.serving.is_some() && self.placing.fewer_from.is_some_and(|from| now >= from);
+        match planned {
+            Err(_) if fewer_will_do => plan_fewer(inventory, shape, &policy, last.as_ref()),
+            planned => planned,
+        }
+    }
+
+    /// A rank whose peers blame its worker is free for another.
+    fn without_suspects(&self, blueprint: &Blueprint) -> Blueprint {
+        let shards = blueprint.shards.iter().filter(|shard| !self.members.is_suspect(shard.worker)).cloned().collect();
+        Blueprint { shards, ..blueprint.clone() }
+    }
+
+    // -- more ranks again
+
+    /// Call about once a second. Where the replica runs on a part of its grid and more ranks have been there for long
+    /// enough, it is spread over them.
+    pub(crate) fn grow_if_due(&mut self, now: Micros) {
+        let grid = self.blueprint.as_ref().filter(|_| self.is_ready).map(|blueprint| blueprint.grid);
+        let Some(grid) = grid.filter(|grid| *grid != self.placing.wanted && self.draining_since.is_none()) else {
+            return;
+        };
+        let Some(wider) = self.wider_than(grid) else { return self.placing.crowd_changed() };
+        if self.placing.is_wider_for_long(now, &self.config.waits) {
+            let (from_tp, from_pp, Grid { tp, pp, .. }) = (grid.tp, grid.pp, wider);
+            tracing::info!(from_tp, from_pp, tp, pp, "workers have come back: the model is spread over them");
+            self.end_epoch(Ending::Wanted);
+            self.placing.is_grown = true;
+            self.place();
+        }
+    }
+
+    fn wider_than(&self, grid: Grid) -> Option<Grid> {
+        if self.members.n_spares() == 0 {
+            return None;
+        }
+        let (inventory, policy) = (self.members.inventory(), self.policy_on(self.placing.wanted));
+        let planned = plan(&inventory, &self.config.shape, &policy, None)
+            .or_else(|_| plan_fewer(&inventory, &self.config.shape, &policy, None));
+        planned.ok().map(|blueprint| blueprint.grid).filter(|wider| wider.n_ranks() > grid.n_ranks())
+    }
+
+    // -- another grid
+
+    /// An operator wants another grid: refused with the arithmetic where it cannot be, and then nothing has happened.
+    pub(crate) fn scale(&mut self, grid: Grid, reply: oneshot::Sender<Result<wire::ScaleReply, Status>>) {
+        let in_force = self.blueprint.as_ref().filter(|_| self.is_ready).map(|blueprint| blueprint.grid);
+        if in_force == Some(grid) && self.draining_since.is_none() {
+            self.placing.wanted = grid;
+            // Who asked and left needs no answer.
+            let _gone = reply.send(Ok(scale_reply(grid, Duration::ZERO, 0)));
+            return;
+        }
+        if let Err(refused) = self.may_scale(grid) {
+            let _gone = reply.send(Err(refused));
+            return;
+        }
+        let Grid { tp, pp, .. } = grid;
+        tracing::info!(tp, pp, "another grid is asked for");
+        self.placing.wanted = grid;
+        if let Some(before) = self.scaling.replace(Scaling { reply }) {
+            let _gone = before.reply.send(Err(Status::aborted(format!("then tp {tp} x pp {pp} was asked for"))));
+        }
+        self.end_epoch(Ending::Wanted);
+        self.place();
+    }
+
+    fn may_scale(&self, grid: Grid) -> Result<(), Status> {
+        let unplaceable = |why: Unplaceable| Status::failed_precondition(why.to_string());
+        if self.draining_since.is_some() {
+            return Err(Status::unavailable("the coordinator is draining"));
+        }
+        let Some(serving) = &self.serving else {
+            return Err(Status::unavailable("the replica has not served yet: it is loading"));
+        };
+        let policy = self.policy_on(grid);
+        let blueprint = plan(&self.members.inventory(), &self.config.shape, &policy, None).map_err(unplaceable)?;
+        let planner = self.config.scheduler(&blueprint, serving.policy);
+        planner.supported().map_err(|error| Status::failed_precondition(Error::from(error).to_string()))
+    }
+
+    /// The replica serves again: whoever asked for a grid hears which it is.
+    pub(crate) fn scaled(&mut self, grid: Grid, took: Duration, n_replayed: u64) {
+        if let Some(scaling) = self.scaling.take() {
+            let _gone = scaling.reply.send(Ok(scale_reply(grid, took, n_replayed)));
+        }
+    }
+}
+
+fn scale_reply(grid: Grid, took: Duration, tokens_replayed: u64) -> wire::ScaleReply {
+    wire::ScaleReply {
+        tp: grid.tp.into(),
+        pp: grid.pp.into(),
+        micros: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+        tokens_replayed,
+    }
+}

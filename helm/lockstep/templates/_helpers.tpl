@@ -1,0 +1,506 @@
+{{/* Names, labels, and what the pods of all roles have in common. */}}
+
+{{- define "lockstep.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Forty characters, so that `-coordinator` and a revision's hash still fit in a label. */}}
+{{- define "lockstep.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "lockstep.selector" -}}
+app.kubernetes.io/name: {{ include "lockstep.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "lockstep.labels" -}}
+{{ include "lockstep.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* metadata of an object: (dict "root" $ "name" "router" "component" "router") */}}
+{{- define "lockstep.metadata" -}}
+name: {{ include "lockstep.fullname" .root }}{{ with .name }}-{{ . }}{{ end }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "lockstep.labels" .root | nindent 2 }}
+  {{- with .component }}
+  app.kubernetes.io/component: {{ . }}
+  {{- end }}
+{{- end -}}
+
+{{- define "lockstep.image" -}}
+{{- $tag := .Values.image.tag | default (printf "%s%s" .Chart.AppVersion (ternary "-cuda" "" (eq .Values.device "cuda"))) -}}
+{{- if .Values.image.digest -}}
+{{ printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{- else -}}
+{{ printf "%s:%s" .Values.image.repository $tag }}
+{{- end -}}
+{{- end -}}
+
+{{- define "lockstep.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ .Values.serviceAccount.name | default (include "lockstep.fullname" .) }}
+{{- else -}}
+{{ .Values.serviceAccount.name | default "default" }}
+{{- end -}}
+{{- end -}}
+
+{{- define "lockstep.joinSecret" -}}
+{{ .Values.join.existingSecret | default (printf "%s-join" (include "lockstep.fullname" .)) }}
+{{- end -}}
+
+{{/* -- the grid */}}
+
+{{- define "lockstep.ranks" -}}
+{{ mul .Values.topology.tp .Values.topology.pp }}
+{{- end -}}
+
+{{- define "lockstep.ranksPerPod" -}}
+{{ .Values.topology.ranksPerPod | int | default (include "lockstep.ranks" . | int) }}
+{{- end -}}
+
+{{- define "lockstep.podsPerGroup" -}}
+{{ div (include "lockstep.ranks" . | int) (include "lockstep.ranksPerPod" . | int) }}
+{{- end -}}
+
+{{/* serve, pod, lws or statefulset */}}
+{{- define "lockstep.layout" -}}
+{{- $groups := .Values.topology.groups -}}
+{{- if eq .Values.mode "serve" -}}serve
+{{- else if eq (include "lockstep.podsPerGroup" . | int) 1 -}}pod
+{{- else if eq $groups "StatefulSet" -}}statefulset
+{{- else if or (eq $groups "LeaderWorkerSet") (.Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1") -}}lws
+{{- else -}}statefulset
+{{- end -}}
+{{- end -}}
+
+{{/* How many groups the router looks for: those that there may be. */}}
+{{- define "lockstep.groupsMax" -}}
+{{ ternary .Values.autoscaling.maxReplicas .Values.replicas .Values.autoscaling.enabled }}
+{{- end -}}
+
+{{/* The workload that holds the coordinators, and whose headless Service names their pods. */}}
+{{- define "lockstep.coordinatorHolder" -}}
+{{ include "lockstep.fullname" . }}-{{ ternary "coordinator" "replica" (eq (include "lockstep.layout" .) "statefulset") }}
+{{- end -}}
+
+{{/* Where the coordinator of a group is reached: (dict "root" $ "group" 0) */}}
+{{- define "lockstep.coordinatorAddress" -}}
+{{- $holder := include "lockstep.coordinatorHolder" .root -}}
+{{ printf "%s-%v.%s.%s.svc:%v" $holder .group $holder .root.Release.Namespace .root.Values.network.coordinatorPort }}
+{{- end -}}
+
+{{/* -- the store in which coordinators register, and routers find them */}}
+
+{{- define "lockstep.hasEtcd" -}}
+{{- if and (eq .Values.mode "roles") (ne .Values.etcd.mode "none") -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "lockstep.etcdEndpoints" -}}
+{{- if eq .Values.etcd.mode "external" -}}
+{{ join "," .Values.etcd.external.endpoints }}
+{{- else -}}
+{{- $name := printf "%s-etcd" (include "lockstep.fullname" .) -}}
+{{- $members := list -}}
+{{- range $n := until (int .Values.etcd.own.members) -}}
+{{- $members = append $members (printf "%s-%d.%s.%s.svc:2379" $name $n $name $.Release.Namespace) -}}
+{{- end -}}
+{{ join "," $members }}
+{{- end -}}
+{{- end -}}
+
+{{- define "lockstep.etcdArgs" -}}
+- --etcd-endpoints={{ include "lockstep.etcdEndpoints" . }}
+- --etcd-prefix={{ .Values.etcd.prefix | default (printf "/lockstep/%s/%s" .Release.Namespace (include "lockstep.fullname" .)) }}
+{{- if eq .Values.etcd.mode "external" }}
+{{- with .Values.etcd.external }}
+{{- if .tls.caSecret.name }}
+- --etcd-ca=/etc/lockstep/etcd-ca/ca
+{{- end }}
+{{- if .tls.clientSecret }}
+- --etcd-cert=/etc/lockstep/etcd-client/tls.crt
+- --etcd-key=/etc/lockstep/etcd-client/tls.key
+{{- end }}
+{{- if .user }}
+- --etcd-user={{ .user }}
+- --etcd-password-file=/etc/lockstep/etcd-password/password
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.etcdMounts" -}}
+{{- if and (include "lockstep.hasEtcd" .) (eq .Values.etcd.mode "external") }}
+{{- with .Values.etcd.external }}
+{{- if .tls.caSecret.name }}
+- {name: etcd-ca, mountPath: /etc/lockstep/etcd-ca, readOnly: true}
+{{- end }}
+{{- if .tls.clientSecret }}
+- {name: etcd-client, mountPath: /etc/lockstep/etcd-client, readOnly: true}
+{{- end }}
+{{- if .user }}
+- {name: etcd-password, mountPath: /etc/lockstep/etcd-password, readOnly: true}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.etcdVolumes" -}}
+{{- if and (include "lockstep.hasEtcd" .) (eq .Values.etcd.mode "external") }}
+{{- with .Values.etcd.external }}
+{{- if .tls.caSecret.name }}
+- name: etcd-ca
+  secret:
+    secretName: {{ .tls.caSecret.name }}
+    items: [{key: {{ .tls.caSecret.key }}, path: ca}]
+    defaultMode: 0440
+{{- end }}
+{{- if .tls.clientSecret }}
+- name: etcd-client
+  secret: {secretName: {{ .tls.clientSecret }}, defaultMode: 0440}
+{{- end }}
+{{- if .user }}
+- name: etcd-password
+  secret:
+    secretName: {{ .passwordSecret.name }}
+    items: [{key: {{ .passwordSecret.key }}, path: password}]
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.any" -}}
+{{ ternary "[::]" "0.0.0.0" (eq .Values.network.ipFamily "IPv6") }}
+{{- end -}}
+
+{{- define "lockstep.podIp" -}}
+{{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq .Values.network.ipFamily "IPv6") }}
+{{- end -}}
+
+{{/* -- how long an end may take */}}
+
+{{- define "lockstep.graceNeeded" -}}
+{{ add .Values.drain.preStopSeconds .Values.drain.drainSeconds .Values.drain.marginSeconds }}
+{{- end -}}
+
+{{- define "lockstep.grace" -}}
+{{- if kindIs "invalid" .Values.drain.terminationGracePeriodSeconds -}}
+{{ include "lockstep.graceNeeded" . }}
+{{- else -}}
+{{ .Values.drain.terminationGracePeriodSeconds | int }}
+{{- end -}}
+{{- end -}}
+
+{{/* A rank in a pod of its own outlives its coordinator's drain, so it waits before it hears of the end. */}}
+{{- define "lockstep.workerPreStop" -}}
+{{ add .Values.drain.drainSeconds 2 }}
+{{- end -}}
+
+{{- define "lockstep.workerGrace" -}}
+{{ max (add (include "lockstep.workerPreStop" . | int) .Values.drain.marginSeconds) (include "lockstep.grace" . | int) }}
+{{- end -}}
+
+{{/* -- pods */}}
+
+{{- define "lockstep.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: {{ .Values.podSecurity.runAsUser }}
+runAsGroup: {{ .Values.podSecurity.runAsGroup }}
+fsGroup: {{ .Values.podSecurity.fsGroup }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "lockstep.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* A rank's: with RDMA it may pin memory. */}}
+{{- define "lockstep.rankSecurityContext" -}}
+{{ include "lockstep.securityContext" . }}
+{{- if .Values.rdma.enabled }}
+  add: [IPC_LOCK]
+{{- end }}
+{{- end -}}
+
+{{/* No version in it: pods that hold GPUs are replaced only when they would be others. (dict "root" $ "component" "router" "of" .Values.router) */}}
+{{- define "lockstep.podMetadata" -}}
+labels:
+  {{- include "lockstep.selector" .root | nindent 2 }}
+  app.kubernetes.io/component: {{ .component }}
+  {{- with .of.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .of.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* What every pod's spec begins with: (dict "root" $ "of" .Values.router "grace" 45) */}}
+{{- define "lockstep.podSpec" -}}
+serviceAccountName: {{ include "lockstep.serviceAccount" .root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ .grace }}
+securityContext:
+  {{- include "lockstep.podSecurityContext" .root | nindent 2 }}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .of.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.container" -}}
+image: {{ include "lockstep.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end -}}
+
+{{/* startup, readiness and liveness over a page of health: (dict "root" $ "port" "health") */}}
+{{- define "lockstep.healthProbes" -}}
+startupProbe:
+  httpGet: {path: /health, port: {{ .port }}}
+  {{- toYaml .root.Values.probes.startup | nindent 2 }}
+readinessProbe:
+  httpGet: {path: /ready, port: {{ .port }}}
+  timeoutSeconds: 3
+  {{- toYaml .root.Values.probes.readiness | nindent 2 }}
+livenessProbe:
+  httpGet: {path: /health, port: {{ .port }}}
+  timeoutSeconds: 5
+  {{- toYaml .root.Values.probes.liveness | nindent 2 }}
+{{- end -}}
+
+{{/* Of who serves clients: ready by gRPC's own health service, which says the same as /ready; alive by HTTP. */}}
+{{- define "lockstep.clientProbes" -}}
+startupProbe:
+  httpGet: {path: /health, port: http}
+  {{- toYaml .Values.probes.startup | nindent 2 }}
+readinessProbe:
+  grpc: {port: {{ .Values.network.grpcPort }}}
+  timeoutSeconds: 3
+  {{- toYaml .Values.probes.readiness | nindent 2 }}
+livenessProbe:
+  httpGet: {path: /health, port: http}
+  timeoutSeconds: 5
+  {{- toYaml .Values.probes.liveness | nindent 2 }}
+{{- end -}}
+
+{{/* -- the model */}}
+
+{{/* What the program is told to serve. */}}
+{{- define "lockstep.model" -}}
+{{- if eq .Values.model.source "hub" -}}
+{{ .Values.model.name }}
+{{- else -}}
+/model/{{ .Values.model.path }}
+{{- end -}}
+{{- end -}}
+
+{{- define "lockstep.modelEnv" -}}
+- name: LOCKSTEP_CACHE
+  value: /cache
+{{- if eq .Values.model.source "hub" }}
+{{- with .Values.model.hub.endpoint }}
+- name: HF_ENDPOINT
+  value: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Fetches what is missing and verifies its checksums; the same image, so that both mean the same by a name. */}}
+{{- define "lockstep.modelInit" -}}
+{{- if eq .Values.model.source "hub" }}
+- name: model
+  {{- include "lockstep.container" . | nindent 2 }}
+  args: [pull, {{ .Values.model.name | quote }}]
+  env:
+    {{- include "lockstep.modelEnv" . | trim | nindent 4 }}
+    {{- with .Values.model.hub.tokenSecret }}
+    {{- if .name }}
+    - name: HF_TOKEN
+      valueFrom:
+        secretKeyRef: {name: {{ .name }}, key: {{ .key }}}
+    {{- end }}
+    {{- end }}
+  resources:
+    requests: {cpu: 500m, memory: 256Mi}
+    limits: {memory: 1Gi}
+  securityContext:
+    {{- include "lockstep.securityContext" . | nindent 4 }}
+  volumeMounts:
+    - {name: cache, mountPath: /cache}
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.modelMounts" -}}
+- {name: cache, mountPath: /cache}
+{{- if eq .Values.model.source "pvc" }}
+- name: model
+  mountPath: /model
+  readOnly: true
+  {{- with .Values.model.pvc.subPath }}
+  subPath: {{ . }}
+  {{- end }}
+{{- else if eq .Values.model.source "image" }}
+- {name: model, mountPath: /model, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.modelVolumes" -}}
+- name: cache
+  {{- if and (eq .Values.model.source "hub") .Values.model.hub.cache.claim }}
+  persistentVolumeClaim: {claimName: {{ .Values.model.hub.cache.claim }}}
+  {{- else }}
+  emptyDir: {sizeLimit: {{ .Values.model.hub.cache.sizeLimit }}}
+  {{- end }}
+{{- if eq .Values.model.source "pvc" }}
+- name: model
+  persistentVolumeClaim: {claimName: {{ .Values.model.pvc.claim }}, readOnly: true}
+{{- else if eq .Values.model.source "image" }}
+- name: model
+  image: {reference: {{ .Values.model.image.reference | quote }}, pullPolicy: {{ .Values.model.image.pullPolicy }}}
+{{- end }}
+{{- end -}}
+
+{{/* -- arguments */}}
+
+{{- define "lockstep.logArgs" -}}
+- --log-format={{ .Values.log.format }}
+{{- with .Values.log.filter }}
+- --log={{ . }}
+{{- end }}
+{{- with .Values.telemetry.otlpEndpoint }}
+- --otlp-endpoint={{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* What router and coordinator must mean alike. */}}
+{{- define "lockstep.limitArgs" -}}
+{{- with .Values.model.servedName }}
+- --served-model-name={{ . }}
+{{- end }}
+{{- with .Values.engine.maxBatchTokens }}
+- --max-batch-tokens={{ . | int64 }}
+{{- end }}
+{{- with .Values.engine.maxRunning }}
+- --max-running={{ . | int64 }}
+{{- end }}
+{{- with .Values.engine.maxWaiting }}
+- --max-waiting={{ . | int64 }}
+{{- end }}
+- --drain-seconds={{ .Values.drain.drainSeconds }}
+{{- end -}}
+
+{{/* Of who plans steps: the coordinator, or `serve`. */}}
+{{- define "lockstep.engineArgs" -}}
+- --tp={{ .Values.topology.tp }}
+- --pp={{ .Values.topology.pp }}
+- --device={{ .Values.device }}
+{{- with .Values.engine.activations }}
+- --activations={{ . }}
+{{- end }}
+{{- with .Values.engine.kvDtype }}
+- --kv-dtype={{ . }}
+{{- end }}
+{{- with .Values.engine.kvMemory }}
+- --kv-memory={{ . }}
+{{- end }}
+{{- with .Values.engine.context }}
+- --context={{ . | int64 }}
+{{- end }}
+{{- with .Values.engine.maxChunkTokens }}
+- --max-chunk-tokens={{ . | int64 }}
+{{- end }}
+{{- if not (kindIs "invalid" .Values.engine.prefixCache) }}
+- --prefix-cache={{ .Values.engine.prefixCache }}
+{{- end }}
+{{- if .Values.telemetry.steps }}
+- --otlp-steps
+{{- end }}
+{{- end -}}
+
+{{/* Of who serves clients. */}}
+{{- define "lockstep.doorArgs" -}}
+- --http={{ include "lockstep.any" . }}:{{ .Values.network.httpPort }}
+- --grpc={{ include "lockstep.any" . }}:{{ .Values.network.grpcPort }}
+{{- if .Values.apiKeys.existingSecret }}
+- --api-keys=/etc/lockstep/keys/keys
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.doorPorts" -}}
+- {name: http, containerPort: {{ .Values.network.httpPort }}}
+- {name: grpc, containerPort: {{ .Values.network.grpcPort }}}
+{{- end -}}
+
+{{- define "lockstep.keyMounts" -}}
+{{- if .Values.apiKeys.existingSecret }}
+- {name: keys, mountPath: /etc/lockstep/keys, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.keyVolumes" -}}
+{{- if .Values.apiKeys.existingSecret }}
+- name: keys
+  secret:
+    secretName: {{ .Values.apiKeys.existingSecret }}
+    items: [{key: {{ .Values.apiKeys.key }}, path: keys}]
+    defaultMode: 0440
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.tokenMount" -}}
+- {name: join, mountPath: /etc/lockstep/join, readOnly: true}
+{{- end -}}
+
+{{- define "lockstep.tokenVolume" -}}
+- name: join
+  secret:
+    secretName: {{ include "lockstep.joinSecret" . }}
+    items: [{key: {{ .Values.join.key }}, path: token}]
+    defaultMode: 0440
+{{- end -}}
+
+{{- define "lockstep.podEnv" -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- end -}}
+
+{{/* Whether to render what needs an API: (list $ "auto" "monitoring.coreos.com/v1"); "true" insists. */}}
+{{- define "lockstep.wants" -}}
+{{- $root := index . 0 }}{{- $wish := index . 1 }}{{- $api := index . 2 -}}
+{{- if or (eq $wish "true") (and (eq $wish "auto") ($root.Capabilities.APIVersions.Has $api)) -}}yes{{- end -}}
+{{- end -}}

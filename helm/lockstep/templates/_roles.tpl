@@ -1,0 +1,204 @@
+{{/* The containers of a group: its coordinator, and its ranks. */}}
+
+{{- define "lockstep.coordinatorContainer" -}}
+- name: coordinator
+  {{- include "lockstep.container" . | nindent 2 }}
+  args:
+    - coordinator
+    - {{ include "lockstep.model" . | quote }}
+    - --listen={{ include "lockstep.any" . }}:{{ .Values.network.coordinatorPort }}
+    - --health={{ include "lockstep.any" . }}:{{ .Values.network.healthPort }}
+    - --replica=$(POD_NAME)
+    {{- if include "lockstep.hasEtcd" . }}
+    - --advertise=$(POD_NAME).{{ include "lockstep.coordinatorHolder" . }}.{{ .Release.Namespace }}.svc:{{ .Values.network.coordinatorPort }}
+    {{- include "lockstep.etcdArgs" . | trim | nindent 4 }}
+    {{- end }}
+    - --token-file=/etc/lockstep/join/token
+    {{- include "lockstep.engineArgs" . | trim | nindent 4 }}
+    {{- include "lockstep.limitArgs" . | trim | nindent 4 }}
+    {{- include "lockstep.logArgs" . | nindent 4 }}
+    {{- with .Values.coordinator.extraArgs }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  env:
+    {{- include "lockstep.podEnv" . | nindent 4 }}
+    {{- include "lockstep.modelEnv" . | trim | nindent 4 }}
+    {{- with .Values.coordinator.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  ports:
+    - {name: coordinator, containerPort: {{ .Values.network.coordinatorPort }}}
+    - {name: health, containerPort: {{ .Values.network.healthPort }}}
+  {{- include "lockstep.healthProbes" (dict "root" . "port" "health") | nindent 2 }}
+  resources:
+    {{- toYaml .Values.coordinator.resources | nindent 4 }}
+  securityContext:
+    {{- include "lockstep.securityContext" . | nindent 4 }}
+  volumeMounts:
+    {{- include "lockstep.tokenMount" . | nindent 4 }}
+    {{- with include "lockstep.etcdMounts" . }}
+    {{- . | trim | nindent 4 }}
+    {{- end }}
+    {{- include "lockstep.modelMounts" . | trim | nindent 4 }}
+{{- end -}}
+
+{{/* What a rank is given of the node: (dict "root" $ "ranks" 1), the latter as many as share the container. */}}
+{{- define "lockstep.rankResources" -}}
+{{- $values := .root.Values -}}
+{{- $resources := deepCopy $values.workers.resources -}}
+{{- $extended := dict -}}
+{{- if and (eq $values.device "cuda") $values.gpu.dra.enabled -}}
+{{- $_ := set $resources "claims" (list (dict "name" "gpus")) -}}
+{{- else if eq $values.device "cuda" -}}
+{{- $_ := set $extended $values.gpu.resource (.ranks | toString) -}}
+{{- end -}}
+{{- if $values.rdma.enabled -}}
+{{- $_ := set $extended $values.rdma.resource ($values.rdma.count | int | toString) -}}
+{{- end -}}
+{{- $_ := set $resources "limits" (merge (dict) $extended (default (dict) $resources.limits)) -}}
+{{- $_ := set $resources "requests" (merge (dict) $extended (default (dict) $resources.requests)) -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{- define "lockstep.rankEnv" -}}
+{{- if .Values.rdma.enabled }}
+- {name: NCCL_IB_DISABLE, value: "0"}
+{{- range $name, $value := .Values.rdma.env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+{{- with .Values.workers.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/*
+One rank: (dict "root" $ "n" 0 "join" "HOST:PORT" "isSidecar" true "fetches" false). A sidecar starts before its pod's
+coordinator and ends after it, so what drains still has its ranks. Nothing may knock at a mesh port but other ranks:
+between epochs nobody answers there.
+*/}}
+{{- define "lockstep.rankContainer" -}}
+{{- $values := .root.Values -}}
+{{- $perPod := include "lockstep.ranksPerPod" .root | int -}}
+{{- $limits := default (dict) $values.workers.resources.limits -}}
+- name: rank-{{ .n }}
+  {{- include "lockstep.container" .root | nindent 2 }}
+  {{- if .isSidecar }}
+  restartPolicy: Always
+  {{- end }}
+  args:
+    - worker
+    - --join={{ .join }}
+    # Also towards the coordinator of the same pod, which listens to all.
+    - --tls=on
+    - --token-file=/etc/lockstep/join/token
+    - --mesh-listen={{ include "lockstep.podIp" .root }}:{{ add $values.network.meshPort .n }}
+    - --health={{ include "lockstep.any" .root }}:{{ add $values.network.healthPort 1 .n }}
+    - --device={{ $values.device }}{{ if and (eq $values.device "cuda") $values.gpu.dra.enabled }}:{{ .n }}{{ end }}
+    {{- if .fetches }}
+    - --fetch
+    {{- end }}
+    {{- /* A rank with a GPU of its own shares no memory that counts. */}}
+    {{- if and (gt $perPod 1) (not $limits.cpu) (ne $values.device "cuda") }}
+    - --local-workers={{ $perPod }}
+    {{- end }}
+    {{- with $values.engine.threads }}
+    - --threads={{ . | int64 }}
+    {{- end }}
+    {{- with $values.engine.wire }}
+    - --wire={{ . }}
+    {{- end }}
+    {{- include "lockstep.logArgs" .root | nindent 4 }}
+    {{- with $values.workers.extraArgs }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  env:
+    {{- include "lockstep.podEnv" .root | nindent 4 }}
+    {{- if eq (include "lockstep.layout" .root) "statefulset" }}
+    - name: GROUP
+      valueFrom: {fieldRef: {fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']"}}
+    {{- end }}
+    {{- include "lockstep.modelEnv" .root | trim | nindent 4 }}
+    {{- with include "lockstep.rankEnv" .root }}
+    {{- . | trim | nindent 4 }}
+    {{- end }}
+  ports:
+    - {name: mesh-{{ .n }}, containerPort: {{ add $values.network.meshPort .n }}}
+    - {name: health-{{ .n }}, containerPort: {{ add $values.network.healthPort 1 .n }}}
+  {{- include "lockstep.healthProbes" (dict "root" .root "port" (printf "health-%v" .n)) | nindent 2 }}
+  {{- if not .isSidecar }}
+  lifecycle:
+    preStop:
+      sleep: {seconds: {{ include "lockstep.workerPreStop" .root }}}
+  {{- end }}
+  resources:
+    {{- include "lockstep.rankResources" (dict "root" .root "ranks" 1) | nindent 4 }}
+  securityContext:
+    {{- include "lockstep.rankSecurityContext" .root | nindent 4 }}
+  volumeMounts:
+    - {name: shm, mountPath: /dev/shm}
+    {{- include "lockstep.tokenMount" .root | nindent 4 }}
+    {{- include "lockstep.modelMounts" .root | trim | nindent 4 }}
+{{- end -}}
+
+{{/* What a pod with ranks has beside its containers. Ranks of a pod share memory that they find through /proc. */}}
+{{- define "lockstep.rankPod" -}}
+{{- if gt (include "lockstep.ranksPerPod" . | int) 1 }}
+shareProcessNamespace: true
+{{- end }}
+{{- include "lockstep.gpuPod" . }}
+{{- end -}}
+
+{{/* Of a pod with GPUs. */}}
+{{- define "lockstep.gpuPod" -}}
+{{- if eq .Values.device "cuda" }}
+{{- with .Values.gpu.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- if .Values.gpu.dra.enabled }}
+resourceClaims:
+  - {name: gpus, resourceClaimTemplateName: {{ include "lockstep.fullname" . }}-gpus}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.rankVolumes" -}}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .Values.shm.sizeLimit }}}
+{{ include "lockstep.tokenVolume" . }}
+{{ include "lockstep.modelVolumes" . | trim }}
+{{- end -}}
+
+{{/* A pod's spec that has a coordinator and ranks: a whole group, or its first pod. */}}
+{{- define "lockstep.leaderSpec" -}}
+{{ include "lockstep.podSpec" (dict "root" . "of" .Values.workers "grace" (include "lockstep.grace" .)) }}
+{{- include "lockstep.rankPod" . }}
+initContainers:
+  {{- with include "lockstep.modelInit" . }}
+  {{- . | trim | nindent 2 }}
+  {{- end }}
+  {{- $join := printf "%s:%v" (ternary "[::1]" "127.0.0.1" (eq .Values.network.ipFamily "IPv6")) .Values.network.coordinatorPort }}
+  {{- range $n := until (include "lockstep.ranksPerPod" . | int) }}
+  {{- include "lockstep.rankContainer" (dict "root" $ "n" $n "join" $join "isSidecar" true "fetches" false) | nindent 2 }}
+  {{- end }}
+containers:
+  {{- include "lockstep.coordinatorContainer" . | nindent 2 }}
+volumes:
+  {{- include "lockstep.rankVolumes" . | nindent 2 }}
+  {{- with include "lockstep.etcdVolumes" . }}
+  {{- . | trim | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{/* A pod's spec that has ranks alone: (dict "root" $ "join" "HOST:PORT") */}}
+{{- define "lockstep.followerSpec" -}}
+{{- $fetches := eq .root.Values.model.source "hub" -}}
+{{ include "lockstep.podSpec" (dict "root" .root "of" .root.Values.workers "grace" (include "lockstep.workerGrace" .root)) }}
+{{- include "lockstep.rankPod" .root }}
+containers:
+  {{- range $n := until (include "lockstep.ranksPerPod" .root | int) }}
+  {{- include "lockstep.rankContainer" (dict "root" $.root "n" $n "join" $.join "isSidecar" false "fetches" $fetches) | nindent 2 }}
+  {{- end }}
+volumes:
+  {{- include "lockstep.rankVolumes" .root | nindent 2 }}
+{{- end -}}

@@ -1,0 +1,266 @@
+//! What has been published of servers of this kind, one test for each way in that a client has.
+//!
+//! Others stand where their code is. Files that run code when they are read, and headers of GGUF that overflow:
+//! `tests/advisories.rs`; these and templates that never end: the fuzz targets in `checkpoint/tests/fuzz`. Names in a
+//! hub's answer that leave their folder: `checkpoint/src/catalogue/tests.rs`. One tenant's prefix found by another:
+//! `coordinator/tests/tenants.rs`. Frames that cannot be meant: `coordinator/tests/faults.rs`. Strangers at a cluster's
+//! doors, and garbage between ranks: `tests/processes.rs`. Bodies of great size: `fuzz.rs`; connections that ask
+//! nothing: `doors.rs`; stop strings by the thousand: `router/src/stop.rs`.
+
+use crate::client::{get, post, post_with_key, send};
+use crate::grpc::{ask, client};
+use crate::{House, config, eventually, run_within};
+use proto::v1;
+use router::{ApiKeys, Config};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tonic::Code;
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+const PATIENCE: Duration = Duration::from_secs(120);
+
+async fn is_served(house: &House) {
+    let reply = post(house.http, COMPLETIONS, &json!({ "prompt": "x", "max_tokens": 2 })).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+}
+
+/// A number, list or text where the engine would have to do, keep or say something for each.
+fn greedy() -> Vec<Value> {
+    let many = |n: usize| (0..n).map(|i| json!(format!("s{i}"))).collect::<Value>();
+    let bias = (0..100_000).map(|i| (i.to_string(), json!(1))).collect::<serde_json::Map<_, _>>();
+    let nested = (0..200).fold(json!("x"), |inner, _| json!([inner]));
+    vec![
+        json!({ "n": u32::MAX }),
+        json!({ "n": 17 }),
+        json!({ "best_of": 1_000_000 }),
+        json!({ "n": 2, "best_of": 1_000_000 }),
+        json!({ "logprobs": u32::MAX }),
+        json!({ "logprobs": 21 }),
+        json!({ "prompt_logprobs": 100_000 }),
+        json!({ "prompt_logprobs": -1 }),
+        json!({ "stop": many(60_000) }),
+        json!({ "stop": ["x".repeat(600_000)] }),
+        json!({ "bad_words": many(60_000) }),
+        json!({ "dry_sequence_breakers": many(60_000), "dry_multiplier": 1 }),
+        json!({ "logit_bias": bias }),
+        json!({ "logit_bias": { "4294967295": 1 } }),
+        json!({ "logit_bias": { "5": 1e300 } }),
+        json!({ "allowed_token_ids": [4_000_000_000u32] }),
+        json!({ "stop_token_ids": (0..100_000).collect::<Vec<u32>>() }),
+        json!({ "min_tokens": u32::MAX, "max_tokens": 5 }),
+        json!({ "temperature": 1e308 }),
+        json!({ "temperature": 1e-300, "top_p": 1e-300 }),
+        json!({ "top_k": i64::MIN }),
+        json!({ "repetition_penalty": 0 }),
+        json!({ "seed": 1e300 }),
+        json!({ "priority": i64::MAX }),
+        json!({ "deadline_ms": -1 }),
+        json!({ "prompt": (0..100_000).map(|_| "x").collect::<Vec<_>>() }),
+        json!({ "prompt": [4_294_967_295u32] }),
+        json!({ "prompt": [[], []] }),
+        json!({ "prompt": nested }),
+        json!({ "prompt": "x".repeat(900_000) }),
+        json!({ "guided_regex": "((a+)+)+$" }),
+        json!({ "guided_grammar": "root ::= root" }),
+        json!({ "guided_json": { "$ref": "#" } }),
+        json!({ "response_format": { "type": "json_schema", "json_schema": { "$ref": "#" } } }),
+        json!({ "chat_template": "{% for i in range(1000000000) %}{% endfor %}" }),
+    ]
+}
+
+#[test]
+fn one_request_does_not_take_the_server_down() {
+    run_within(PATIENCE, async {
+        let house = House::open(config()).await;
+        for more in greedy() {
+            let named: Vec<&String> = more.as_object().unwrap().keys().collect();
+            let mut body = json!({ "prompt": "x" });
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let n_before = house.fake.submits().len();
+            let reply = post(house.http, COMPLETIONS, &body).await;
+            assert!(matches!(reply.status, 400 | 404 | 413 | 429), "{named:?}: {} {}", reply.status, reply.body);
+            assert!(
+                reply.json()["error"]["message"].is_string() && reply.body.len() < 2000,
+                "{named:?}: {}",
+                reply.body
+            );
+            assert_eq!(house.fake.submits().len(), n_before, "{named:?} came to the replica");
+        }
+        is_served(&house).await;
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_conversation_of_great_length_is_no_bomb() {
+    run_within(PATIENCE, async {
+        let house = House::open(config()).await;
+        let messages: Vec<Value> = (0..20_000).map(|_| json!({ "role": "user", "content": "{{ 7 * 7 }}" })).collect();
+        assert_eq!(post(house.http, CHAT, &json!({ "messages": messages })).await.status, 400);
+        // What a client says is text, and never part of the template.
+        let message = json!([{ "role": "user", "content": "{{ 7 * 7 }}{% raw %}" }]);
+        assert_eq!(post(house.http, CHAT, &json!({ "messages": message })).await.status, 200);
+        let prompt: Vec<u8> = house.fake.submits()[0].prompt.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
+        assert!(String::from_utf8(prompt).unwrap().contains("{{ 7 * 7 }}{% raw %}"));
+        is_served(&house).await;
+        house.close().await;
+    });
+}
+
+/// Every page that answers with a key, however its name is written, answers nothing without one.
+#[test]
+fn no_page_goes_around_the_key() {
+    run_within(PATIENCE, async {
+        let house = House::open(Config { keys: ApiKeys::parse("k1").unwrap(), ..config() }).await;
+        let pages = [COMPLETIONS, CHAT, "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models", "/v1/models/toy"];
+        for page in pages {
+            let upper = page.to_uppercase();
+            let written = [
+                page.to_owned(),
+                format!("{page}/"),
+                format!("/{page}"),
+                format!("/.{page}"),
+                format!("/health/..{page}"),
+                format!("/health/%2e%2e{page}"),
+                format!("{page}?key=k1"),
+                format!("{page}%00"),
+                format!("{page};x"),
+                upper,
+            ];
+            for path in written {
+                for method in ["GET", "POST", "HEAD", "PUT", "OPTIONS"] {
+                    let body = r#"{"prompt": "x", "tokens": [1], "input": "x"}"#;
+                    let head = "host: test\r\nconnection: close\r\nx-original-url: /health\r\nx-api-key: k1";
+                    let n = body.len();
+                    let request = format!("{method} {path} HTTP/1.1\r\n{head}\r\ncontent-length: {n}\r\n\r\n{body}");
+                    let reply = send(house.http, &request).await;
+                    assert!(matches!(reply.status, 400 | 401 | 404 | 405), "{method} {path}: {reply:?}");
+                }
+            }
+            let wrong = post_with_key(house.http, page, "k2", &json!({ "prompt": "x" })).await;
+            assert!(matches!(wrong.status, 401 | 405), "{page}: {wrong:?}");
+        }
+        let unauthenticated = |code: Code| assert_eq!(code, Code::Unauthenticated);
+        let mut client = client(&house);
+        unauthenticated(client.generate(ask("x")).await.unwrap_err().code());
+        unauthenticated(client.embed(v1::EmbedRequest::default()).await.unwrap_err().code());
+        unauthenticated(client.tokenize(v1::TokenizeRequest::default()).await.unwrap_err().code());
+        unauthenticated(client.detokenize(v1::DetokenizeRequest::default()).await.unwrap_err().code());
+        unauthenticated(client.list_models(v1::ListModelsRequest {}).await.unwrap_err().code());
+        unauthenticated(client.get_topology(v1::GetTopologyRequest {}).await.unwrap_err().code());
+        assert!(house.fake.submits().is_empty());
+        house.close().await;
+    });
+}
+
+/// A label that a client chooses is a series for each of its wishes, for as long as the server lives.
+#[test]
+fn metrics_have_no_label_of_a_clients_choice() {
+    run_within(PATIENCE, async {
+        let exporter = telemetry::metrics::install(&[]).unwrap();
+        let metrics: router::Render = Arc::new(move || exporter.render());
+        let house = House::open(Config { metrics, ..config() }).await;
+        for i in 0..50 {
+            let body = json!({ "prompt": "x", "model": format!("evil-{i}"), "user": format!("evil-{i}") });
+            post(house.http, COMPLETIONS, &body).await;
+            get(house.http, &format!("/evil-{i}")).await;
+            let head = format!("host: evil-{i}\r\nuser-agent: evil-{i}\r\ntraceparent: evil-{i}\r\nconnection: close");
+            send(house.http, &format!("EVIL-{i} /v1/models/evil-{i} HTTP/1.1\r\n{head}\r\n\r\n")).await;
+        }
+        is_served(&house).await;
+        let page = get(house.http, "/metrics").await.body;
+        assert!(page.contains("lockstep:") && !page.to_lowercase().contains("evil"), "{page}");
+        let labels = |line: &str| line.split_once('{').map(|(_, rest)| rest.split('}').next().unwrap().to_owned());
+        let outcomes: Vec<String> = page.lines().filter_map(labels).filter(|of| of.contains("outcome=")).collect();
+        assert!(!outcomes.is_empty() && outcomes.len() < 64, "{outcomes:?}");
+        house.close().await;
+    });
+}
+
+/// Nothing that a client sends says whose cache it reads: only its key does.
+#[test]
+fn the_prefix_cache_is_the_keys_own() {
+    run_within(PATIENCE, async {
+        let keys = ApiKeys::parse("alice:k1\nbob:k2").unwrap();
+        let house = House::open(Config { keys, ..config() }).await;
+        let plain = json!({ "prompt": "secret", "max_tokens": 1 });
+        let claims = json!({ "prompt": "secret", "max_tokens": 1, "user": "alice", "tenant": "alice",
+            "cache_salt": "alice", "prompt_cache_key": "alice", "metadata": { "tenant": "alice" } });
+        for (key, body) in [("k1", &plain), ("k2", &plain), ("k2", &claims), ("k1", &claims)] {
+            assert_eq!(post_with_key(house.http, COMPLETIONS, key, body).await.status, 200);
+        }
+        let tenants: Vec<u64> = house.fake.submits().iter().map(|request| request.tenant).collect();
+        assert_eq!((tenants[0], tenants[1]), (tenants[3], tenants[2]));
+        assert!(tenants[0] != tenants[1] && !tenants.contains(&0));
+        house.close().await;
+    });
+}
+
+/// Streams that are opened and reset faster than they can be served: their work ends with them.
+#[test]
+fn rapid_resets_leave_nothing_behind() {
+    run_within(PATIENCE, async {
+        let house = House::open(config()).await;
+        house.fake.script(|script| script.hold_at = 1);
+        let grpc = ask("x");
+        for (address, path, body) in [
+            (house.http, COMPLETIONS, br#"{"prompt": "x", "stream": true}"#.to_vec()),
+            (house.grpc, "/lockstep.v1.Inference/Generate", grpc_body(&grpc)),
+        ] {
+            for _ in 0..5 {
+                reset_rapidly(address, path, &body, 400).await;
+            }
+            let (submits, cancels) = (|| house.fake.submits().len(), || house.fake.cancels().len());
+            eventually(|| async { submits() == cancels() }).await;
+        }
+        house.fake.script(|script| script.hold_at = usize::MAX);
+        is_served(&house).await;
+        house.close().await;
+    });
+}
+
+/// A message as gRPC frames it.
+fn grpc_body(request: &v1::GenerateRequest) -> Vec<u8> {
+    // The field `text`, by hand: this crate encodes nothing.
+    let Some(v1::generate_request::Input::Text(text)) = &request.input else { panic!("a text") };
+    let message = [&[0x12, text.len() as u8], text.as_bytes()].concat();
+    [&[0, 0, 0, 0, message.len() as u8], &message[..]].concat()
+}
+
+/// HTTP/2 by hand: each stream is opened, sent its body and reset. The server may have enough of it and hang up.
+async fn reset_rapidly(address: SocketAddr, path: &str, body: &[u8], n_streams: u32) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(4, 0, 0, &[]));
+    for i in 0..n_streams {
+        let id = 2 * i + 1;
+        bytes.extend(frame(1, 4, id, &headers(path)));
+        bytes.extend(frame(0, 1, id, body));
+        bytes.extend(frame(3, 0, id, &8u32.to_be_bytes()));
+    }
+    // It may be closed midway.
+    let _closed = stream.write_all(&bytes).await;
+    let _half = stream.shutdown().await;
+    let _end = tokio::time::timeout(Duration::from_secs(2), stream.read_to_end(&mut Vec::new())).await;
+}
+
+fn frame(kind: u8, flags: u8, id: u32, payload: &[u8]) -> Vec<u8> {
+    let n = (payload.len() as u32).to_be_bytes();
+    [&n[1..], &[kind, flags], &id.to_be_bytes(), payload].concat()
+}
+
+/// POST over http: what has a number in HPACK's table by that, the rest as plain text.
+fn headers(path: &str) -> Vec<u8> {
+    let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
+    let named = |name: &str, value: &str| [&[0][..], &text(name), &text(value)].concat();
+    let mut all = vec![0x83, 0x86];
+    all.extend([&[4][..], &text(path), &[1], &text("test")].concat());
+    all.extend(named("content-type", "application/grpc"));
+    all.extend(named("te", "trailers"));
+    all
+}

@@ -1,0 +1,117 @@
+//! More than can be done: refused early, by name and with a word when to come again; and nothing is kept without a
+//! limit.
+
+use crate::client::{Reply, post, post_and_leave_open, read_until};
+use crate::grpc::{ask, client};
+use crate::{House, config, eventually, run, run_within};
+use proto::cluster::state::Phase;
+use proto::v1;
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tonic::Code;
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn check_refused(reply: &Reply, code: &str) {
+    assert_eq!((reply.status, reply.json()["error"]["code"].as_str()), (429, Some(code)), "{reply:?}");
+    assert!(reply.headers["retry-after"].parse::<u64>().unwrap() > 0);
+}
+
+#[test]
+fn what_cannot_be_in_time_is_refused_at_once() {
+    run(async {
+        let house = House::open(config()).await;
+        // An hour of work, whatever this machine does.
+        let actual = proto::cluster::Actual { computed: 1000, busy_micros: 1_000_000, ..Default::default() };
+        house.fake.script(|script| (script.backlog, script.actual) = (3_600_000, actual));
+        house.fake.phase(Phase::Ready);
+        let page = || async { crate::client::get(house.http, "/cluster").await.json() };
+        eventually(|| async { page().await["replicas"][0]["backlog_tokens"] == 3_600_000 }).await;
+        let late = json!({ "prompt": "x", "deadline_ms": 600_000 });
+        check_refused(&post(house.http, COMPLETIONS, &late).await, "deadline_too_short");
+        let request = v1::GenerateRequest { deadline_ms: 600_000, ..ask("x") };
+        let status = client(&house).generate(request).await.unwrap_err();
+        assert_eq!((status.code(), status.metadata().get("retry-after").unwrap().to_str().unwrap()), (FULL, "60"));
+        assert!(house.fake.submits().is_empty());
+        // Time enough, no deadline at all, and one that does not wait for the others.
+        for more in [json!({ "deadline_ms": 7_200_000 }), json!({}), json!({ "deadline_ms": 600_000, "priority": -1 })]
+        {
+            let mut body = json!({ "prompt": "x" });
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            assert_eq!(post(house.http, COMPLETIONS, &body).await.status, 200, "{body}");
+        }
+        // What is not known is not held against anybody.
+        house.fake.die();
+        eventually(|| async { crate::client::get(house.http, "/ready").await.status == 503 }).await;
+        house.fake.welcome();
+        house.ready().await;
+        assert_eq!(post(house.http, COMPLETIONS, &late).await.status, 200);
+        house.close().await;
+    });
+}
+
+const FULL: Code = Code::ResourceExhausted;
+
+#[test]
+fn tokens_that_wait_are_limited() {
+    run(async {
+        let mut config = config();
+        config.limits.waiting_tokens_max = 10;
+        let house = House::open(config).await;
+        house.fake.script(|script| script.hold_at = 0);
+        let waiting = post_and_leave_open(house.http, COMPLETIONS, &json!({ "prompt": "1234", "n": 2 })).await;
+        eventually(|| async { house.fake.submits().len() == 2 }).await;
+        check_refused(&post(house.http, COMPLETIONS, &json!({ "prompt": "123" })).await, "rate_limit_exceeded");
+        let last = post_and_leave_open(house.http, COMPLETIONS, &json!({ "prompt": "12" })).await;
+        eventually(|| async { house.fake.submits().len() == 3 }).await;
+        drop((waiting, last));
+        eventually(|| async { house.fake.cancels().len() == 3 }).await;
+        house.fake.script(|script| script.hold_at = usize::MAX);
+        // One alone may have more.
+        assert_eq!(post(house.http, COMPLETIONS, &json!({ "prompt": "1234567890123" })).await.status, 200);
+        house.close().await;
+    });
+}
+
+#[test]
+fn bodies_that_are_read_together_are_limited() {
+    run(async {
+        let mut config = config();
+        config.limits.bodies_bytes_max = 1000;
+        let house = House::open(config).await;
+        let mut slow = TcpStream::connect(house.http).await.unwrap();
+        let head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: 950\r\n\r\n";
+        slow.write_all(format!("{head}{}", " ".repeat(900)).as_bytes()).await.unwrap();
+        let body = json!({ "prompt": "x".repeat(100) });
+        eventually(|| async { post(house.http, COMPLETIONS, &body).await.status == 429 }).await;
+        check_refused(&post(house.http, COMPLETIONS, &body).await, "rate_limit_exceeded");
+        let rest = r#"{"prompt": "x"}"#;
+        slow.write_all(format!("{rest:>50}").as_bytes()).await.unwrap();
+        assert!(read_until(&mut slow, "\r\n").await.starts_with("HTTP/1.1 200"));
+        assert_eq!(post(house.http, COMPLETIONS, &body).await.status, 200);
+        house.close().await;
+    });
+}
+
+/// The answer is larger than what sockets hold, so that it can only be kept here, or not at all.
+#[test]
+fn who_does_not_read_is_cut_and_the_rest_goes_on() {
+    run_within(Duration::from_secs(120), async {
+        let mut config = config();
+        config.limits.outputs_unread_max = 4;
+        let house = House::open(config).await;
+        house.fake.script(|script| script.answer = vec![120; 150]);
+        let prompts: Vec<String> = (0..12).map(|i| format!("prompt {i}")).collect();
+        let body = json!({ "prompt": prompts, "n": 16, "logprobs": 20, "stream": true });
+        let mut unread = post_and_leave_open(house.http, COMPLETIONS, &body).await;
+        eventually(|| async { house.fake.submits().len() == 12 * 16 }).await;
+        // Nobody reads the one while others are served.
+        let other: Value = post(house.http, COMPLETIONS, &json!({ "prompt": "x", "max_tokens": 3 })).await.json();
+        assert_eq!(other["usage"]["completion_tokens"], 3);
+        eventually(|| async { !house.fake.cancels().is_empty() }).await;
+        assert!(read_until(&mut unread, "slow_reader").await.starts_with("HTTP/1.1 200"));
+        house.close().await;
+    });
+}

@@ -1,0 +1,285 @@
+//! A stream that broke off with its router goes on at another one, behind what the client has: byte for byte what the
+//! undisturbed one said, wherever it broke off.
+
+use crate::client::{Reply, post, post_after, post_with_key};
+use crate::grpc::{ask, client, generate};
+use crate::{House, config, eventually, run_within};
+use proto::v1;
+use proto::v1::generate_reply::Event;
+use router::{ApiKeys, Config, ResumeKey};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tonic::Code;
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Two routers of one cluster, with the same replica behind them.
+async fn open_both(config: Config) -> (House, House) {
+    let first = House::open(config.clone()).await;
+    let second = House::of(config, vec![first.fake.clone()]).await;
+    second.ready().await;
+    (first, second)
+}
+
+async fn close_both(houses: (House, House)) {
+    houses.0.close().await;
+    houses.1.close().await;
+}
+
+/// The chunks of each choice, and those of none; of neighbours that may come in any order, in one.
+fn by_choice(events: &[String]) -> BTreeMap<Option<u64>, Vec<&str>> {
+    let mut all: BTreeMap<_, Vec<&str>> = BTreeMap::new();
+    for event in events {
+        let chunk: Value = serde_json::from_str(event).unwrap_or_default();
+        all.entry(chunk["choices"][0]["index"].as_u64()).or_default().push(event);
+    }
+    all
+}
+
+fn bodies() -> Vec<(&'static str, Value)> {
+    let stream = |mut body: Value| {
+        body["stream"] = true.into();
+        body["stream_options"] = json!({ "include_usage": true });
+        body
+    };
+    let messages = json!([{ "role": "user", "content": "A" }]);
+    vec![
+        (COMPLETIONS, stream(json!({ "prompt": "x" }))),
+        (COMPLETIONS, stream(json!({ "prompt": "x", "seed": 7, "return_token_ids": true }))),
+        (COMPLETIONS, stream(json!({ "prompt": "xy", "presence_penalty": 1.0, "max_tokens": 5 }))),
+        (COMPLETIONS, stream(json!({ "prompt": ["x", "yz"], "n": 2, "logprobs": 2 }))),
+        (COMPLETIONS, stream(json!({ "prompt": "x", "logprobs": 0, "echo": true }))),
+        (COMPLETIONS, stream(json!({ "prompt": "x", "stop": ["wor", "Hellx"] }))),
+        (COMPLETIONS, stream(json!({ "prompt": "x", "stop": ["worldly"], "include_stop_str_in_output": true }))),
+        (COMPLETIONS, stream(json!({ "prompt": "x", "echo": true, "max_tokens": 0 }))),
+        (CHAT, stream(json!({ "messages": messages, "n": 2, "stop": "zzz" }))),
+        (CHAT, stream(json!({ "messages": messages, "logprobs": true, "top_logprobs": 2 }))),
+    ]
+}
+
+#[test]
+fn wherever_a_stream_breaks_off_the_rest_is_what_it_would_have_been() {
+    run_within(PATIENCE, async {
+        for (tokens_per_frame, answer) in [(1, "Hello, world"), (5, "h\u{e9}llo w\u{f6}rld \u{1f600}")] {
+            let (first, second) = open_both(config()).await;
+            first.fake.answer(answer);
+            first.fake.script(|script| script.tokens_per_frame = tokens_per_frame);
+            for (path, body) in bodies() {
+                let whole = post(first.http, path, &body).await;
+                check_every_cut(&second, path, &body, &whole).await;
+            }
+            close_both((first, second)).await;
+        }
+    });
+}
+
+async fn check_every_cut(second: &House, path: &str, body: &Value, whole: &Reply) {
+    let events = whole.events();
+    let identified = whole.identified();
+    assert_eq!(identified.len() + 1, events.len(), "each event but the last has an id: {}", whole.body);
+    for (cut, (id, _)) in identified.iter().enumerate() {
+        let rest = post_after(second.http, path, id, body).await;
+        assert_eq!(rest.status, 200, "{}", rest.body);
+        let joined: Vec<String> = events[..=cut].iter().cloned().chain(rest.events()).collect();
+        assert_eq!(by_choice(&joined), by_choice(&events), "cut behind event {cut} of {path} {body}");
+        // What is told of the position is the same too, and so one may break off again.
+        let (last, _) = identified.last().unwrap();
+        let ends = |id: &str| id.split_once(':').unwrap().1.to_owned();
+        let last_told = rest.identified().last().map_or_else(|| ends(id), |(id, _)| ends(id));
+        assert_eq!(last_told, ends(last));
+    }
+}
+
+#[test]
+fn a_second_break_is_as_good_as_the_first_and_the_seed_stays() {
+    run_within(PATIENCE, async {
+        let (first, second) = open_both(config()).await;
+        let body = json!({ "prompt": "x", "stream": true });
+        let whole = post(first.http, COMPLETIONS, &body).await;
+        let mut id = whole.identified()[0].0.clone();
+        for at in 1..whole.identified().len() {
+            let house = if at % 2 == 1 { &second } else { &first };
+            let rest = post_after(house.http, COMPLETIONS, &id, &body).await;
+            assert_eq!(rest.events(), whole.events()[at..]);
+            id = rest.identified()[0].0.clone();
+        }
+        let seeds: Vec<u64> = first.fake.submits().iter().map(|of| of.sampling.as_ref().unwrap().seed).collect();
+        assert!(seeds.len() > 10 && seeds.iter().all(|seed| *seed == seeds[0]), "{seeds:?}");
+        // The replica may have had each of them before, and is told as whose.
+        let ids: Vec<u64> = first.fake.submits().iter().map(|of| of.id).collect();
+        assert_eq!(first.fake.adopted(), ids[..ids.len() - 1]);
+        close_both((first, second)).await;
+    });
+}
+
+#[test]
+fn what_is_over_is_over_at_once() {
+    run_within(PATIENCE, async {
+        let (first, second) = open_both(config()).await;
+        let body = json!({ "prompt": "x", "stream": true, "n": 2, "stream_options": { "include_usage": true } });
+        let whole = post(first.http, COMPLETIONS, &body).await;
+        let identified = whole.identified();
+        let [.., (all_ended, _), (usage, told)] = &identified[..] else { panic!("{}", whole.body) };
+        let n_submits = first.fake.submits().len();
+        let rest = post_after(second.http, COMPLETIONS, all_ended, &body).await;
+        assert_eq!(rest.events(), [told.as_str(), "[DONE]"]);
+        assert_eq!(post_after(second.http, COMPLETIONS, usage, &body).await.events(), ["[DONE]"]);
+        assert_eq!(first.fake.submits().len(), n_submits);
+        close_both((first, second)).await;
+    });
+}
+
+#[test]
+fn grpc_streams_go_on_too() {
+    run_within(PATIENCE, async {
+        let (first, second) = open_both(config()).await;
+        let sampling = v1::Sampling { logprobs: Some(1), prompt_logprobs: Some(0), ..Default::default() };
+        let stopping = v1::Sampling { stop: vec!["wor".into()], ..Default::default() };
+        for (sampling, n_tokens) in [(v1::Sampling::default(), 13), (sampling, 13), (stopping, 10)] {
+            let request = v1::GenerateRequest { sampling: Some(sampling), ..ask("prompt") };
+            let (started, whole) = listen(&first, request.clone()).await;
+            let handle = started.resume.as_ref().unwrap().handle.clone();
+            for position in 0..=n_tokens {
+                let resume = Some(v1::Resume { handle: handle.clone(), position });
+                let (again, rest) = listen(&second, v1::GenerateRequest { resume, ..request.clone() }).await;
+                assert_eq!((&again.id, again.seed), (&started.id, started.seed));
+                let before = whole.deltas.iter().filter(|delta| delta.position < position).cloned();
+                let joined: Vec<v1::Delta> = before.chain(rest.deltas).collect();
+                assert_eq!(joined, whole.deltas, "behind {position}");
+                assert_eq!(rest.finished, whole.finished);
+                assert_eq!(rest.n_scored, if position == 0 { whole.n_scored } else { 0 });
+            }
+            let resume = Some(v1::Resume { handle, position: n_tokens + 1 });
+            let beyond = listen_to_its_end(&second, v1::GenerateRequest { resume, ..request }).await.unwrap_err();
+            assert_eq!(beyond.code(), Code::InvalidArgument);
+            assert!(beyond.message().contains("beyond"), "{beyond:?}");
+        }
+        close_both((first, second)).await;
+    });
+}
+
+#[derive(Debug)]
+struct Listened {
+    deltas: Vec<v1::Delta>,
+    finished: v1::Finished,
+    n_scored: usize,
+}
+
+async fn listen(house: &House, request: v1::GenerateRequest) -> (v1::Started, Listened) {
+    listen_to_its_end(house, request).await.unwrap()
+}
+
+async fn listen_to_its_end(
+    house: &House,
+    request: v1::GenerateRequest,
+) -> Result<(v1::Started, Listened), tonic::Status> {
+    let mut replies = client(house).generate(request).await?.into_inner();
+    let Some(Event::Started(started)) = replies.message().await?.unwrap().event else { panic!("no Started") };
+    let mut listened = Listened { deltas: Vec::new(), finished: v1::Finished::default(), n_scored: 0 };
+    while let Some(reply) = replies.message().await? {
+        match reply.event.unwrap() {
+            Event::Delta(delta) => listened.deltas.push(delta),
+            Event::Finished(finished) => listened.finished = finished,
+            Event::PromptLogprobs(scored) => listened.n_scored += scored.logprobs.len(),
+            Event::Started(_) => panic!("a second Started"),
+        }
+    }
+    Ok((started, listened))
+}
+
+#[test]
+fn what_does_not_belong_together_is_refused_by_name() {
+    run_within(PATIENCE, async {
+        let (first, second) = open_both(config()).await;
+        let body = json!({ "prompt": "x", "stream": true });
+        let whole = post(first.http, COMPLETIONS, &body).await;
+        let (id, _) = whole.identified()[2].clone();
+        let (handle, _) = id.split_once(':').unwrap();
+        // A letter of the seed.
+        let letter = if &handle[60..61] == "A" { "B" } else { "A" };
+        let changed = format!("{}{letter}{}", &handle[..60], &handle[61..]);
+        let check = async |id: &str, body: &Value, status: u16, code: Option<&str>| {
+            let reply = post_after(second.http, COMPLETIONS, id, body).await;
+            assert_eq!((reply.status, reply.json()["error"]["code"].as_str()), (status, code), "{id}: {}", reply.body);
+            assert_eq!(reply.json()["error"]["param"], "Last-Event-ID");
+        };
+        check("1", &body, 400, Some("resume_garbled")).await;
+        check(&format!("{handle}:"), &body, 400, Some("resume_garbled")).await;
+        check(&format!("{handle}:x"), &body, 400, Some("resume_garbled")).await;
+        check(&format!("{changed}:3"), &body, 403, Some("resume_forged")).await;
+        check(&format!("{handle}:3,3"), &body, 400, Some("resume_other_request")).await;
+        check(&format!("{handle}:200"), &body, 400, Some("resume_beyond_end")).await;
+        check(&format!("{handle}:14"), &body, 400, Some("resume_beyond_end")).await;
+        for (field, value) in [("prompt", json!("y")), ("seed", json!(3)), ("stop", json!("w")), ("top_k", json!(3))] {
+            let mut other = body.clone();
+            other[field] = value;
+            check(&id, &other, 400, Some("resume_other_request")).await;
+        }
+        check(&id, &json!({ "prompt": "x" }), 400, None).await;
+        // Another policy than the one that it was said under.
+        first.fake.script(|script| script.digest = [8; 32]);
+        first.fake.die();
+        first.fake.welcome();
+        let is_new = async || {
+            let page = crate::client::get(second.http, "/cluster").await.json();
+            page["replicas"][0]["policy_digest"].as_str().is_some_and(|digest| digest.starts_with("08"))
+        };
+        eventually(is_new).await;
+        check(&id, &body, 409, Some("resume_other_policy")).await;
+        close_both((first, second)).await;
+    });
+}
+
+#[test]
+fn nobody_goes_on_with_another_ones_stream() {
+    run_within(PATIENCE, async {
+        let keys = ApiKeys::parse("alice:k1\nbob:k2\nalice:k3").unwrap();
+        let (first, second) = open_both(Config { keys, ..config() }).await;
+        let stranger = Config { resume_key: ResumeKey::of(b"another cluster"), ..config() };
+        let stranger = House::of(stranger, vec![first.fake.clone()]).await;
+        stranger.ready().await;
+        let body = json!({ "prompt": "x", "stream": true });
+        let whole = post_with_key(first.http, COMPLETIONS, "k1", &body).await;
+        let (id, _) = whole.identified()[2].clone();
+        let after = |key: &str| format!("{key}\r\nlast-event-id: {id}");
+        assert_eq!(post_with_key(second.http, COMPLETIONS, &after("k2"), &body).await.status, 403);
+        assert_eq!(post_after(stranger.http, COMPLETIONS, &id, &body).await.status, 403);
+        // Another key of the same tenant.
+        let rest = post_with_key(second.http, COMPLETIONS, &after("k3"), &body).await;
+        assert_eq!(rest.events(), whole.events()[3..]);
+        stranger.close().await;
+        close_both((first, second)).await;
+    });
+}
+
+#[test]
+fn another_replica_of_the_same_policy_goes_on_and_one_with_less_room_does_not() {
+    run_within(PATIENCE, async {
+        let house = House::open_two(config()).await;
+        let heard = generate(&house, ask("x")).await.unwrap();
+        let resume = heard.started.resume.unwrap();
+        assert_eq!(resume.replica, "one");
+        house.fake.die();
+        house.phases(["absent", "ready"]).await;
+        let resume = v1::Resume { handle: resume.handle, position: 5 };
+        let request = v1::GenerateRequest { resume: Some(resume), ..ask("x") };
+        let (_, rest) = listen(&house, request.clone()).await;
+        assert_eq!(rest.deltas.iter().map(|delta| delta.text.as_str()).collect::<String>(), ", world");
+        assert!(house.other().adopted().is_empty());
+        // As long as somebody may come who can, it is worth to come again; then it is not.
+        house.other().script(|script| script.context = 100);
+        house.other().die();
+        house.phases(["absent", "absent"]).await;
+        house.other().welcome();
+        house.phases(["absent", "ready"]).await;
+        assert_eq!(listen_to_its_end(&house, request.clone()).await.err().unwrap().code(), Code::Unavailable);
+        house.fake.script(|script| script.digest = [8; 32]);
+        house.fake.welcome();
+        house.phases(["ready", "ready"]).await;
+        assert_eq!(listen_to_its_end(&house, request).await.err().unwrap().code(), Code::FailedPrecondition);
+        house.close().await;
+    });
+}

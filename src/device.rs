@@ -1,0 +1,190 @@
+//! `--device`: how it is said, what it means on this machine, and what there is to choose from. Knows what drivers
+//! answer; nothing of kernels.
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::str::FromStr;
+use types::DeviceClass;
+use worker::{Driver, Place};
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Device {
+    /// A GPU where there is one that can be used, otherwise the processor.
+    Auto,
+    /// This machine's processor.
+    Cpu,
+    /// A GPU: this one, or each worker its own by turns.
+    Cuda(Option<u32>),
+    /// No model: tokens drawn from each request's hash, to drive the rest of the path.
+    Sim,
+}
+
+/// Of a device's free memory, what weights, KV and the room to work in may take. The driver keeps some for itself as
+/// kernels are loaded, and others may use the device too.
+const USABLE_PERCENT: u64 = 88;
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Device, String> {
+        match text.split_once(':') {
+            None if text == "auto" => Ok(Device::Auto),
+            None if text == "cpu" => Ok(Device::Cpu),
+            None if text == "cuda" => Ok(Device::Cuda(None)),
+            None if text == "sim" => Ok(Device::Sim),
+            Some(("cuda", number)) if number.parse::<u32>().is_ok() => Ok(Device::Cuda(number.parse().ok())),
+            _ => Err(format!("{text:?} is no device: auto, cpu, cuda, cuda:N or sim")),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Auto => f.write_str("auto"),
+            Device::Cpu => f.write_str("cpu"),
+            Device::Cuda(None) => f.write_str("cuda"),
+            Device::Cuda(Some(number)) => write!(f, "cuda:{number}"),
+            Device::Sim => f.write_str("sim"),
+        }
+    }
+}
+
+impl TryFrom<String> for Device {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Device, String> {
+        text.parse()
+    }
+}
+
+impl From<Device> for String {
+    fn from(device: Device) -> String {
+        device.to_string()
+    }
+}
+
+impl Device {
+    /// `auto` becomes what this machine has.
+    pub fn resolved(self) -> Device {
+        match self {
+            Device::Auto if usable().is_ok() => Device::Cuda(None),
+            Device::Auto => Device::Cpu,
+            said => said,
+        }
+    }
+
+    pub fn class(self) -> DeviceClass {
+        match self {
+            Device::Auto | Device::Cpu => DeviceClass::Cpu,
+            Device::Cuda(_) => DeviceClass::Cuda,
+            Device::Sim => DeviceClass::Sim,
+        }
+    }
+
+    /// What the worker of this number computes on, of all that this machine has.
+    pub fn of_worker(self, number: u16) -> anyhow::Result<Device> {
+        Ok(match self.resolved() {
+            Device::Cuda(None) => {
+                let ordinals = usable()?;
+                Device::Cuda(Some(ordinals[usize::from(number) % ordinals.len()]))
+            }
+            one => one,
+        })
+    }
+
+    /// What a worker on this device may use, where so many of this machine share its devices.
+    pub fn memory_bytes(self, n_workers: u16, of_machine: u64) -> anyhow::Result<u64> {
+        let Device::Cuda(ordinal) = self.resolved() else { return Ok(of_machine / u64::from(n_workers.max(1))) };
+        let (n_sharing, ordinal) = match ordinal {
+            Some(ordinal) => (n_workers.into(), ordinal),
+            None => {
+                let ordinals = usable()?;
+                (usize::from(n_workers).div_ceil(ordinals.len()), ordinals[0])
+            }
+        };
+        let driver = Driver::find()?;
+        let free = driver.free_bytes(&driver.card(ordinal)?)?;
+        Ok(free / 100 * USABLE_PERCENT / (n_sharing.max(1) as u64))
+    }
+
+    /// Where a model's loader puts things; `cache` is for compiled kernels.
+    pub fn place(self, cache: Option<PathBuf>) -> anyhow::Result<Option<Place>> {
+        Ok(match self.of_worker(0)? {
+            Device::Cuda(ordinal) => {
+                let ordinal = ordinal.unwrap_or(0);
+                Driver::find()?.card(ordinal)?.check()?;
+                Some(Place::Cuda { ordinal, cache })
+            }
+            Device::Auto | Device::Cpu => Some(Place::Cpu),
+            Device::Sim => None,
+        })
+    }
+}
+
+/// The GPUs on which kernels can run; at least one.
+fn usable() -> anyhow::Result<Vec<u32>> {
+    let cards = Driver::find()?.cards()?;
+    let ordinals: Vec<u32> = cards.iter().filter(|card| card.check().is_ok()).map(|card| card.ordinal).collect();
+    match cards.first() {
+        _ if !ordinals.is_empty() => Ok(ordinals),
+        None => bail!("no CUDA: the driver has no device"),
+        Some(card) => Err(card.check().err().context("no device")?.into()),
+    }
+}
+
+/// What this machine has to compute on, as lines.
+pub fn list() -> String {
+    let mut out = format!("cpu     {} cores, {}\n", crate::config::cores(), worker::Isa::detect().name());
+    // Writing to a string does not fail.
+    match Driver::find().and_then(|driver| Ok((driver, driver.cards()?))) {
+        Err(error) => {
+            let _written = writeln!(out, "cuda    none: {error}");
+        }
+        Ok((driver, cards)) => {
+            let _written = writeln!(out, "cuda    driver for CUDA {driver}, {} devices", cards.len());
+            for card in &cards {
+                let (major, minor) = card.capability;
+                let free = driver.free_bytes(card).map_or_else(|error| error.to_string(), gibibytes);
+                let _written = writeln!(
+                    out,
+                    "cuda:{}  {}, sm_{major}{minor}, {} multiprocessors, {} of {} free{}",
+                    card.ordinal,
+                    card.name,
+                    card.multiprocessors,
+                    free,
+                    gibibytes(card.memory_bytes),
+                    card.check().err().map_or_else(String::new, |error| format!(": {error}")),
+                );
+            }
+        }
+    }
+    let nvrtc = worker::Compiler::find().map_or_else(|error| error.to_string(), |compiler| compiler.to_string());
+    let nccl = worker::nccl_version().map_or_else(|error| error.to_string(), |version| version.to_string());
+    let _written = writeln!(out, "nvrtc   {nvrtc}\nnccl    {nccl}");
+    out
+}
+
+fn gibibytes(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_as_they_are_written() {
+        for said in ["auto", "cpu", "cuda", "cuda:3", "sim"] {
+            assert_eq!(said.parse::<Device>().map(|device| device.to_string()), Ok(said.to_owned()));
+        }
+        for wrong in ["gpu", "cuda:", "cuda:x", "cpu:0", "cuda:-1", ""] {
+            assert!(wrong.parse::<Device>().is_err_and(|error| error.contains("cuda:N")), "{wrong}");
+        }
+    }
+}

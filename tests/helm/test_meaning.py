@@ -1,0 +1,553 @@
+"""What the rendered objects mean together: who finds whom, what is mounted where, how long an end may take, and whether
+the real binary takes what it is told."""
+
+import ipaddress
+import os
+import re
+import shutil
+import subprocess
+
+import chart
+import pytest
+from chart import CASES, flag, flags, role
+
+EACH = pytest.mark.parametrize("case", CASES)
+# Seconds that a process needs after its drain for connections to close.
+CLOSING_S = 5
+
+
+def lasting(case):
+    """(pods, container) of everything that runs until it is ended."""
+    return [(found, c) for found in chart.serving(chart.rendered(case)) for c in found.lasting]
+
+
+# -- who finds whom
+
+@EACH
+def test_every_selector_selects(case):
+    objects = chart.rendered(case)
+    running = chart.standing(objects)
+    for made in objects:
+        spec = made.get("spec", {})
+        if made["kind"] in ("Deployment", "StatefulSet"):
+            labels = spec["template"]["metadata"]["labels"]
+            assert chart.selects(spec["selector"], labels)
+            others = [found.labels for found in chart.pods(objects) if found.owner is not made]
+            assert not [labels for labels in others if chart.selects(spec["selector"], labels)], "it has others' pods"
+        elif made["kind"] in ("PodDisruptionBudget", "PodMonitor", "InferencePool"):
+            assert [found for found in running if chart.selects(spec["selector"], found.labels)], made["kind"]
+        elif made["kind"] == "NetworkPolicy":
+            assert [found for found in running if chart.selects(spec["podSelector"], found.labels)]
+
+
+@EACH
+def test_budgets_cover_all_pods_once(case):
+    objects = chart.rendered(case)
+    budgets = chart.of_kind(objects, "PodDisruptionBudget")
+    for found in chart.standing(objects):
+        over = [made for made in budgets if chart.selects(made["spec"]["selector"], found.labels)]
+        assert len(over) <= 1, f"{found}: the eviction API refuses pods with several budgets"
+        if case not in ("bare", "laptop-cpu"):
+            assert over, f"{found} has no budget"
+
+
+@EACH
+def test_services_reach_ports(case):
+    objects = chart.rendered(case)
+    for service in chart.of_kind(objects, "Service"):
+        behind = [found for found in chart.standing(objects)
+                  if chart.selects({"matchLabels": service["spec"]["selector"]}, found.labels)]
+        assert behind, f"{service['metadata']['name']} has no pods"
+        for port in service["spec"]["ports"]:
+            for found in behind:
+                assert port["targetPort"] in found.ports, f"{found} has no port {port['targetPort']}"
+    for monitor in chart.of_kind(objects, "PodMonitor"):
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+            assert [found for found in chart.serving(objects) if endpoint["port"] in found.ports
+                    and chart.selects(monitor["spec"]["selector"], found.labels)], endpoint["port"]
+
+
+def pods_of_address(objects, address):
+    """The pods that a name of a headless Service's pod stands for."""
+    match = re.fullmatch(r"([a-z0-9-]+)-(\d+|\$\(GROUP\))\.([a-z0-9-]+)\.models\.svc:(\d+)", address)
+    assert match, address
+    owner_name, n, service_name, port = match.groups()
+    owners = chart.of_kind(objects, "StatefulSet", "LeaderWorkerSet")
+    owner = next(made for made in owners if made["metadata"]["name"] == owner_name)
+    if owner["kind"] == "StatefulSet":
+        assert owner["spec"]["serviceName"] == service_name
+        service = chart.named(objects, "Service", service_name)
+        # The ranks look for it before it can be ready.
+        assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
+        found = next(pods for pods in chart.pods(objects) if pods.owner is owner)
+        assert chart.selects({"matchLabels": service["spec"]["selector"]}, found.labels)
+    else:
+        # LeaderWorkerSet makes a headless Service of its own name, and leaders have the group's number.
+        assert service_name == owner_name and owner["spec"]["networkConfig"]["subdomainPolicy"] == "Shared"
+        found = next(pods for pods in chart.pods(objects) if pods.owner is owner and pods.part == " leader")
+    return found, n, int(port)
+
+
+@EACH
+def test_the_router_knows_every_coordinator(case):
+    objects = chart.rendered(case)
+    values = CASES[case][1]
+    for found, container in lasting(case):
+        if role(container) != "router":
+            continue
+        addresses = flags(container, "coordinator")
+        if flags(container, "etcd-endpoints"):
+            assert not addresses, "one of both tells"
+            continue
+        places = [pods_of_address(objects, address) for address in addresses]
+        pods = places[0][0]
+        n_groups = pods.n
+        if values.get("autoscaling", {}).get("enabled"):
+            assert "replicas" not in pods.owner["spec"], "two would say how many there are"
+            scalers = chart.of_kind(objects, "ScaledObject", "HorizontalPodAutoscaler")
+            scaler = next(made for made in scalers if made["metadata"]["name"].endswith("-replica"))
+            n_groups = scaler["spec"].get("maxReplicaCount") or scaler["spec"]["maxReplicas"]
+        assert [int(n) for _, n, _ in places] == list(range(n_groups))
+        coordinator = next(c for c in pods.lasting if role(c) == "coordinator")
+        assert {port for _, _, port in places} == {int(flag(coordinator, "listen").rsplit(":", 1)[1])}
+
+
+@EACH
+def test_every_rank_has_one_coordinator(case):
+    objects = chart.rendered(case)
+    n_ranks = {}
+    for found in chart.serving(objects):
+        for container in found.lasting:
+            if role(container) != "worker":
+                continue
+            join = flag(container, "join")
+            host, port = join.rsplit(":", 1)
+            if host in ("127.0.0.1", "[::1]"):
+                coordinator = next(c for c in found.lasting if role(c) == "coordinator")
+                place = found
+            elif host == "$(LWS_LEADER_ADDRESS)":
+                place = next(p for p in chart.pods(objects) if p.owner is found.owner and p.part == " leader")
+                coordinator = next(c for c in place.lasting if role(c) == "coordinator")
+            else:
+                place, n, _ = pods_of_address(objects, join)
+                assert n == "$(GROUP)"
+                index = next(e for e in container["env"] if e["name"] == "GROUP")
+                assert index["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['apps.kubernetes.io/pod-index']"
+                assert place.n == found.n, "as many groups of ranks as coordinators"
+                coordinator = next(c for c in place.lasting if role(c) == "coordinator")
+            assert int(port) == int(flag(coordinator, "listen").rsplit(":", 1)[1])
+            # A rank that dials loopback would not ask for TLS, and its coordinator, which listens to all, does.
+            assert flag(container, "tls") == "on"
+            assert flag(container, "device").split(":")[0] == flag(coordinator, "device")
+            key = place.owner["metadata"]["name"]
+            asked, had, _ = n_ranks.get(key, (0, 0, 0))
+            per_group = found.n // place.n if place.n else 1
+            n_ranks[key] = (int(flag(coordinator, "tp")) * int(flag(coordinator, "pp")), had + per_group, place.n)
+    for name, (asked, had, _) in n_ranks.items():
+        assert asked == had, f"{name}: {had} ranks for a grid of {asked}"
+
+
+# -- ports and probes
+
+@EACH
+def test_ports_are_distinct_and_listened_to(case):
+    for found in chart.serving(chart.rendered(case)):
+        ports = [(p["name"], p["containerPort"]) for c in found.lasting for p in c["ports"]]
+        for part in zip(*ports):
+            assert len(set(part)) == len(part), f"{found}: {ports}"
+        for container in found.lasting:
+            said = {int(flag(container, name).rsplit(":", 1)[1])
+                    for name in ("http", "grpc", "listen", "health", "mesh-listen") if flags(container, name)}
+            assert said == {p["containerPort"] for p in container["ports"]}, f"{found} {container['name']}"
+            for p in container["ports"]:
+                assert len(p["name"]) <= 15
+
+
+@EACH
+def test_addresses_are_of_the_family(case):
+    is_6 = CASES[case][1].get("network", {}).get("ipFamily") == "IPv6"
+    for _, container in lasting(case):
+        for name in ("http", "grpc", "listen", "health"):
+            for address in flags(container, name):
+                host = address.rsplit(":", 1)[0].strip("[]")
+                assert ipaddress.ip_address(host).version == (6 if is_6 else 4)
+        for address in flags(container, "mesh-listen"):
+            # Told to the other ranks as it is, so it must be the pod's own.
+            assert address.startswith("[$(POD_IP)]:" if is_6 else "$(POD_IP):")
+
+
+@EACH
+def test_probes(case):
+    for found, container in lasting(case):
+        named = {p["name"]: p["containerPort"] for p in container["ports"]}
+        is_door = role(container) in ("router", "serve")
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = container[kind]
+            if "grpc" in probe:
+                # The kubelet speaks no TLS: only the clients' door has gRPC without it.
+                assert is_door and kind == "readinessProbe" and probe["grpc"]["port"] == named["grpc"]
+            else:
+                get = probe["httpGet"]
+                # A mesh port is nobody's to knock at: between epochs no rank answers there.
+                assert get["port"] == "http" if is_door else get["port"].startswith("health")
+                assert get["port"] in named, f"{found} {container['name']}"
+                # Alive is not ready: what loads for an hour is not to be ended for it.
+                assert get["path"] == ("/ready" if kind == "readinessProbe" else "/health")
+        ready, alive = container["readinessProbe"], container["livenessProbe"]
+        assert alive["periodSeconds"] * alive["failureThreshold"] > ready["periodSeconds"] * ready["failureThreshold"]
+
+
+# -- ends
+
+@EACH
+def test_an_end_fits_into_its_grace(case):
+    for found in chart.serving(chart.rendered(case)):
+        grace = found.spec["terminationGracePeriodSeconds"]
+        drains = []
+        for container in found.lasting:
+            wait = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+            drain = int(flag(container, "drain-seconds")) if flags(container, "drain-seconds") else 0
+            assert wait + drain + CLOSING_S <= grace, f"{found} {container['name']}: {wait} + {drain} in {grace}"
+            assert (wait > 0) == (role(container) in ("router", "serve") or found.part == " worker"
+                                  or found.labels["app.kubernetes.io/component"] == "workers")
+            drains.append((role(container), wait, drain))
+        if any(kind == "coordinator" for kind, _, _ in drains):
+            # Ranks beside a coordinator are sidecars: Kubernetes ends them after it.
+            assert [c["name"] for c in found.spec["containers"]] == ["coordinator"]
+
+
+@EACH
+def test_ranks_outlive_their_coordinators_drain(case):
+    objects = chart.rendered(case)
+    coordinators = [c for found in chart.serving(objects) for c in found.lasting if role(c) == "coordinator"]
+    for found in chart.serving(objects):
+        for container in found.spec["containers"]:
+            if role(container) == "worker":
+                wait = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+                assert wait > int(flag(coordinators[0], "drain-seconds"))
+
+
+@EACH
+def test_rollouts_ask_for_no_gpu_twice(case):
+    for made in chart.rendered(case):
+        component = made["metadata"].get("labels", {}).get("app.kubernetes.io/component")
+        if made["kind"] == "Deployment" and component == "serve":
+            assert made["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+        elif made["kind"] == "Deployment":
+            # A router holds no GPU: the new one comes first.
+            assert made["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+        elif made["kind"] == "LeaderWorkerSet":
+            rolling = made["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"]
+            assert rolling == {"maxSurge": 0, "maxUnavailable": 1}
+            assert made["spec"]["startupPolicy"] == "LeaderCreated", "a leader is ready only with its ranks"
+        elif made["kind"] == "StatefulSet":
+            assert made["spec"]["podManagementPolicy"] == "Parallel", "ranks of one group wait for each other"
+            assert made["spec"]["updateStrategy"] == {"type": "RollingUpdate"}
+
+
+# -- what is in a pod
+
+@EACH
+def test_what_is_mounted_is_there(case):
+    for found in chart.pods(chart.rendered(case)):
+        claimed = found.owner["spec"].get("volumeClaimTemplates", [])
+        volumes = {volume["name"]: volume for volume in found.spec.get("volumes", [])}
+        volumes.update({claim["metadata"]["name"]: claim for claim in claimed})
+        mounted = {mount["name"] for c in found.containers for mount in c.get("volumeMounts", [])}
+        assert mounted == set(volumes), f"{found}"
+        for container in found.containers:
+            mounts = {mount["mountPath"]: mount for mount in container.get("volumeMounts", [])}
+            paths = [p for argument in container["args"] for p in re.findall(r"(?<![\w:])/(?!/)[\w./-]+", argument)
+                     if "://" not in argument and not argument.startswith("--etcd-prefix=")]
+            for path in paths:
+                assert any(path.startswith(f"{mount}/") for mount in mounts), f"{container['name']}: {path}"
+            cache = next((e["value"] for e in container.get("env", []) if e["name"] == "LOCKSTEP_CACHE"), None)
+            if cache:
+                assert not mounts[cache].get("readOnly"), "it is written to"
+            if role(container) in ("worker", "serve"):
+                shm = volumes[mounts["/dev/shm"]["name"]]
+                assert shm["emptyDir"]["medium"] == "Memory" and shm["emptyDir"]["sizeLimit"]
+            for mount in mounts.values():
+                assert mount.get("readOnly") or mount["name"] in ("cache", "shm", "data")
+
+
+@EACH
+def test_the_token_is_in_every_role_and_secret(case):
+    objects = chart.rendered(case)
+    made = {secret["metadata"]["name"] for secret in chart.of_kind(objects, "Secret")}
+    given = CASES[case][1].get("join", {}).get("existingSecret")
+    for found, container in lasting(case):
+        if role(container) == "serve":
+            continue
+        assert flag(container, "token-file") == "/etc/lockstep/join/token"
+        secret = next(v["secret"] for v in found.spec["volumes"] if v["name"] == "join")
+        assert secret["items"][0]["path"] == "token" and secret["defaultMode"] == 0o440
+        assert {secret["secretName"]} == (made or {given})
+
+
+@EACH
+def test_nobody_is_privileged(case):
+    for found in chart.pods(chart.rendered(case)):
+        pod = found.spec["securityContext"]
+        assert pod["runAsNonRoot"] and pod["runAsUser"] > 0 and pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert found.spec["automountServiceAccountToken"] is False
+        assert not any(found.spec.get(host) for host in ("hostNetwork", "hostPID", "hostIPC"))
+        for container in found.containers:
+            own = container["securityContext"]
+            assert own["readOnlyRootFilesystem"] and own["allowPrivilegeEscalation"] is False
+            assert own["capabilities"]["drop"] == ["ALL"]
+            is_rdma = case == "gpu-rdma" and container["name"].startswith("rank-")
+            assert own["capabilities"].get("add", []) == (["IPC_LOCK"] if is_rdma else [])
+
+
+@EACH
+def test_ranks_of_a_pod_see_each_other(case):
+    """Their shared memory is opened through /proc/PID/fd, so they need one namespace of processes."""
+    for found in chart.serving(chart.rendered(case)):
+        ranks = [c for c in found.lasting if role(c) == "worker"]
+        assert found.spec.get("shareProcessNamespace", False) == (len(ranks) > 1)
+        for container in ranks:
+            has_limits = "cpu" in (container["resources"].get("limits") or {})
+            # With limits of its own a container sees its share; without, it must be told that it is one of several.
+            # Of GPUs each rank has its own, whose memory is not to be divided; then threads are said.
+            is_cuda = flag(container, "device").startswith("cuda")
+            expect = [] if has_limits or is_cuda or len(ranks) == 1 else [str(len(ranks))]
+            assert flags(container, "local-workers") == expect
+            assert has_limits or not is_cuda or len(ranks) == 1 or flags(container, "threads")
+
+
+@EACH
+def test_gpus_are_asked_for_only_with_cuda(case):
+    for found in chart.pods(chart.rendered(case)):
+        for container in found.containers:
+            is_rank = container["name"] != "etcd" and role(container) in ("worker", "serve")
+            is_cuda = is_rank and flag(container, "device").startswith("cuda")
+            resources = container.get("resources", {})
+            limit = resources.get("limits", {}).get("nvidia.com/gpu")
+            claims = [claim["name"] for claim in resources.get("claims", [])]
+            assert (limit is not None or claims == ["gpus"]) == is_cuda and not (limit and claims)
+            if is_cuda:
+                assert container["image"].endswith("-cuda") or "@" in container["image"]
+            if limit:
+                n_ranks = int(flag(container, "tp")) * int(flag(container, "pp")) if role(container) == "serve" else 1
+                assert int(limit) == n_ranks and resources["requests"]["nvidia.com/gpu"] == limit
+
+
+@pytest.mark.parametrize("case", ["gpu-dra", "gpu-dra-serve"])
+def test_a_pods_ranks_share_its_claim(case):
+    objects = chart.rendered(case)
+    claim = chart.of_kind(objects, "ResourceClaimTemplate")[0]
+    n_gpus = claim["spec"]["spec"]["devices"]["requests"][0]["exactly"]["count"]
+    for found in chart.serving(objects):
+        ranks = [c for c in found.lasting if role(c) in ("worker", "serve")]
+        claims = [{"name": "gpus", "resourceClaimTemplateName": claim["metadata"]["name"]}]
+        assert found.spec.get("resourceClaims", []) == (claims if ranks else [])
+        if role(found.lasting[-1]) == "serve":
+            assert flag(ranks[0], "device") == "cuda" and n_gpus == int(flag(ranks[0], "tp"))
+        elif ranks:
+            # Each takes another of the pod's GPUs.
+            assert [flag(c, "device") for c in ranks] == [f"cuda:{n}" for n in range(n_gpus)]
+
+
+@EACH
+def test_policies_let_in_who_belongs(case):
+    objects = chart.rendered(case)
+    policies = chart.of_kind(objects, "NetworkPolicy")
+    if not policies:
+        return
+    for found in chart.standing(objects):
+        over = [made for made in policies if chart.selects(made["spec"]["podSelector"], found.labels)]
+        assert len(over) == 1, f"{found}"
+        open_to = {}
+        for rule in over[0]["spec"]["ingress"]:
+            for port in rule["ports"]:
+                for number in range(port["port"], port.get("endPort", port["port"]) + 1):
+                    open_to.setdefault(number, []).append(rule.get("from"))
+        assert set(found.ports.values()) <= set(open_to), f"{found}: a port is closed to all"
+        for name, number in found.ports.items():
+            if not name.startswith(("mesh", "coordinator", "client", "peer")):
+                continue
+            for peers in open_to[number]:
+                who = [other.labels["app.kubernetes.io/component"] for other in chart.pods(objects)
+                       if chart.selects(peers[0]["podSelector"], other.labels)]
+                if name == "peer":
+                    assert set(who) == {"etcd"}
+                else:
+                    assert "router" in who and not {"etcd", "test"} & set(who)
+                    # Ranks are told all by their coordinator.
+                    assert "workers" not in who or name != "client"
+
+
+# -- etcd
+
+ETCD = [case for case, (_, values, _, _) in CASES.items() if "etcd" in values]
+OWN_ETCD = [case for case in ETCD if CASES[case][1]["etcd"]["mode"] == "own"]
+
+
+def test_there_are_cases_with_etcd():
+    assert len(ETCD) >= 5 and len(OWN_ETCD) >= 3
+
+
+@pytest.mark.parametrize("case", ETCD)
+def test_roles_meet_in_one_store(case):
+    objects = chart.rendered(case)
+    stores = set()
+    for found, container in lasting(case):
+        if role(container) == "worker":
+            assert not any("etcd" in argument for argument in container["args"]), "a worker never sees the store"
+            continue
+        stores.add((flag(container, "etcd-endpoints"), flag(container, "etcd-prefix")))
+        if role(container) == "coordinator":
+            # What it tells others is a name that leads to its own pod.
+            address = flag(container, "advertise").replace("$(POD_NAME)", f"{found.owner['metadata']['name']}-0")
+            assert pods_of_address(objects, address)[0].owner is found.owner
+    assert len(stores) == 1
+    endpoints = stores.pop()[0].split(",")
+    if case in OWN_ETCD:
+        places = [pods_of_address(objects, endpoint) for endpoint in endpoints]
+        assert [int(n) for _, n, _ in places] == list(range(places[0][0].n))
+        assert {port for _, _, port in places} == {places[0][0].ports["client"]}
+    else:
+        assert endpoints == CASES[case][1]["etcd"]["external"]["endpoints"]
+
+
+@pytest.mark.parametrize("case", OWN_ETCD)
+def test_members_know_each_other(case):
+    objects = chart.rendered(case)
+    found = next(pods for pods in chart.standing(objects) if pods.labels["app.kubernetes.io/component"] == "etcd")
+    container = found.spec["containers"][0]
+    members = dict(member.split("=", 1) for member in flag(container, "initial-cluster").split(","))
+    name = found.owner["metadata"]["name"]
+    assert list(members) == [f"{name}-{n}" for n in range(found.n)]
+    for n in range(found.n):
+        own = flag(container, "initial-advertise-peer-urls").replace("$(POD_NAME)", f"{name}-{n}")
+        assert members[f"{name}-{n}"] == own, "a member that does not find itself in the list does not start"
+        assert pods_of_address(objects, own.removeprefix("http://"))[0].owner is found.owner
+    for kind, port in (("client", "client"), ("peer", "peer"), ("metrics", "etcd-metrics")):
+        assert flag(container, f"listen-{kind}-urls").endswith(f":{found.ports[port]}")
+    # A member whose majority is away is alive, else none would be there when it comes back.
+    for probe, path in (("livenessProbe", "/health?serializable=true"), ("readinessProbe", "/health")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "etcd-metrics"}
+    assert found.spec["affinity"]["podAntiAffinity"]
+    budget = chart.named(objects, "PodDisruptionBudget", name)
+    assert budget["spec"]["maxUnavailable"] == 1 and found.n % 2 == 1
+
+
+def test_etcd_takes_its_flags():
+    """Of an etcd that is here; the tests of the store ready one."""
+    etcd = shutil.which("etcd")
+    if not etcd:
+        pytest.skip("there is no etcd here")
+    told = subprocess.run([etcd, "--help"], capture_output=True, text=True, timeout=60)
+    known = set(re.findall(r"^\s+--?([a-z-]+)", told.stdout + told.stderr, re.M))
+    objects = chart.rendered("etcd")
+    found = next(pods for pods in chart.standing(objects) if pods.labels["app.kubernetes.io/component"] == "etcd")
+    for argument in found.spec["containers"][0]["args"]:
+        assert argument.removeprefix("--").split("=")[0] in known, argument
+
+
+# -- models
+
+def test_hub_models_are_pulled_before_anything_needs_them():
+    for case in ("default", "hub", "grid-lws", "grid-statefulsets", "laptop-cpu"):
+        for found in chart.serving(chart.rendered(case)):
+            needs = {role(c) for c in found.lasting} & {"router", "coordinator", "serve"}
+            first = found.containers[0]
+            assert (role(first) == "pull") == bool(needs), f"{case}: {found}"
+            for container in found.lasting:
+                # Ranks in pods of their own have the coordinator send them what they hold.
+                fetches = "--fetch" in container["args"]
+                assert fetches == (role(container) == "worker" and not needs)
+
+
+def test_mounted_models_are_at_one_path_everywhere():
+    for case in ("everything-lws", "everything-statefulsets", "image-volume", "gpu-rdma"):
+        path = "/model/model.gguf" if case == "image-volume" else "/model/m.gguf"
+        for found in chart.serving(chart.rendered(case)):
+            for container in found.lasting:
+                assert "model" in {mount["name"] for mount in container["volumeMounts"]}
+                if role(container) != "worker":
+                    assert container["args"][1] == path
+
+
+def test_the_hubs_token_reaches_only_who_pulls():
+    for found in chart.serving(chart.rendered("hub")):
+        for container in found.containers:
+            has_token = "HF_TOKEN" in {e["name"] for e in container.get("env", [])}
+            assert has_token == (role(container) == "pull")
+
+
+# -- the binary
+
+@pytest.fixture(scope="module")
+def binary():
+    assert chart.BINARY.exists(), f"{chart.BINARY} is not built: cargo build, or LOCKSTEP_BINARY"
+    return str(chart.BINARY)
+
+
+def ask(binary, arguments, environment=None):
+    environment = {"PATH": os.environ["PATH"], **(environment or {})}
+    return subprocess.run([binary, *arguments], capture_output=True, text=True, timeout=60, env=environment)
+
+
+def expanded(container):
+    """Arguments and environment as a kubelet would make them."""
+    known = {"POD_NAME": "probe-0", "POD_IP": "fd00::1" if "[::]:" in " ".join(container["args"]) else "10.0.0.1",
+             "GROUP": "0", "LWS_LEADER_ADDRESS": "probe-0.probe.models"}
+    environment = {e["name"]: e.get("value", known.get(e["name"], "secret")) for e in container.get("env", [])}
+    arguments = [re.sub(r"\$\((\w+)\)", lambda m: known[m.group(1)], a) for a in container["args"]]
+    assert "$(" not in " ".join(arguments)
+    for name in re.findall(r"\$\((\w+)\)", " ".join(container["args"])):
+        # What LeaderWorkerSet sets is not the chart's to set.
+        assert name in environment or name.startswith("LWS_"), f"{name} is used and not set"
+    return arguments, environment
+
+
+@EACH
+def test_the_binary_takes_every_flag(case, binary):
+    knows_cuda = ask(binary, ["worker", "--join=a:1", "--device=cuda", "--print-config"]).returncode == 0
+    knows_etcd = ask(binary, ["router", "--etcd-endpoints=a:1", "--print-config"]).returncode == 0
+    asked = set()
+    for found in chart.pods(chart.rendered(case)):
+        for container in found.containers:
+            if container["name"] == "etcd":
+                continue
+            arguments, environment = expanded(container)
+            if not knows_etcd:
+                arguments = [a for a in arguments if not a.startswith(("--etcd-", "--advertise="))]
+            if not knows_cuda:
+                # Of a binary that has no CUDA yet everything else is asked.
+                arguments = [re.sub(r"^--device=cuda.*", "--device=cpu", a).replace("=bf16", "=f32") for a in arguments]
+            prints = role(container) in ("serve", "router", "coordinator", "worker")
+            # The last word makes it stop before it does anything; what it does not know it refuses before that.
+            call = (*arguments, "--print-config" if prints else "--help")
+            if call not in asked:
+                asked.add(call)
+                done = ask(binary, call, environment)
+                assert done.returncode == 0, f"{found} {container['name']}: {' '.join(call)}\n{done.stderr}"
+
+
+def test_the_binary_refuses_what_it_does_not_know(binary):
+    assert ask(binary, ["worker", "--join=a:1", "--unheard-of", "--print-config"]).returncode == 2
+    assert ask(binary, ["bench", "--unheard-of", "--help"]).returncode == 2
+
+
+def test_values_reach_the_program(binary):
+    containers, printed = {}, {}
+    for _, container in lasting("everything-lws"):
+        # Of ranks the first.
+        containers.setdefault(role(container), container)
+    for name, container in containers.items():
+        arguments, environment = expanded(container)
+        printed[name] = ask(binary, [*arguments, "--print-config"], environment).stdout
+    for line in ("tp = 2", "pp = 2", 'activations = "f32"', 'kv-dtype = "f32"', 'kv-memory = "4GiB"', "context = 8192",
+                 "max-batch-tokens = 1048576", "max-chunk-tokens = 512", "max-running = 128", "max-waiting = 64",
+                 "prefix-cache = false", 'served-model-name = "ours"', "drain-seconds = 90", 'replica = "probe-0"',
+                 'log = "router=debug,info"', 'otlp-endpoint = "http://collector:4317"', "otlp-steps = true",
+                 'health = "0.0.0.0:9100"', 'listen = "0.0.0.0:50100"'):
+        assert line in printed["coordinator"].splitlines(), f"{line}\n{printed['coordinator']}"
+    for line in ('http = "0.0.0.0:8000"', 'grpc = "0.0.0.0:50051"', 'api-keys = "/etc/lockstep/keys/keys"',
+                 "max-running = 128", "max-waiting = 64", "drain-seconds = 90"):
+        assert line in printed["router"].splitlines(), f"{line}\n{printed['router']}"
+    for line in ("threads = 4", 'tls = "on"', 'mesh-listen = "10.0.0.1:50200"', 'wire = "auto"'):
+        assert line in printed["worker"].splitlines(), f"{line}\n{printed['worker']}"

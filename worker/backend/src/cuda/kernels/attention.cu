@@ -1,0 +1,403 @@
+// Attention over paged K and V, tile by tile, on the tensor cores; and what is stored before.
+//
+// Queries are the left operand: sixteen heads of one KV head, of consecutive rows. Four warps share a tile: for the
+// scores each takes blocks of positions, for the weighted values each takes a quarter of the head.
+#include "kernels.cuh"
+#include "math.cuh"
+
+#define POSITIONS 16
+#define TILE 256
+#define TILE_BLOCKS (TILE / POSITIONS)
+#define WARPS 4
+// Floats from one row of scores to the next: rows begin in different banks.
+#define SCORES_LD 264
+
+DEVICE u32 minus(u32 a, u32 b) { return a > b ? a - b : 0; }
+DEVICE u32 qkv_cols(const HeadShape& heads) { return (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim; }
+
+// ---- turning and storing ------------------------------------------------------------------------------------------
+
+DEVICE void turn(float* head, const float* cos, const float* sin, u32 half_dim, u32 style) {
+    for (u32 i = threadIdx.x; i < half_dim; i += 32) {
+        float* x = head + (style == 0 ? i : 2 * i);
+        float* y = head + (style == 0 ? i + half_dim : 2 * i + 1);
+        float a = *x, b = *y, c = cos[i], s = sin[i];
+        *x = fmaf(a, c, -(b * s));
+        *y = fmaf(b, c, a * s);
+    }
+    __syncwarp();
+}
+
+KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_dim, u32 style, HeadShape heads,
+                      const u32* positions, const u32* slots, bf16* kv) {
+    const u32 row = blockIdx.x, turning = heads.n_heads + heads.n_kv_heads, n = padded(heads.head_dim);
+    float* head = qkv + (u64)row * qkv_cols(heads) + blockIdx.y * heads.head_dim;
+    if (cos && blockIdx.y < turning) {
+        u64 at = (u64)positions[row] * half_dim;
+        turn(head, cos + at, sin + at, half_dim, style);
+    }
+    if (blockIdx.y < heads.n_heads) {
+        return;
+    }
+    const bool is_value = blockIdx.y >= turning;
+    const u32 kv_head = blockIdx.y - (is_value ? turning : heads.n_heads);
+    const u32 block = slots[row] / POSITIONS, slot = slots[row] % POSITIONS;
+    bf16* page = kv + ((u64)block * heads.n_kv_heads + kv_head) * 2 * POSITIONS * n;
+    for (u32 i = threadIdx.x; i < n; i += 32) {
+        bf16* to = is_value ? page + POSITIONS * n + i * POSITIONS + slot : page + slot * n + i;
+        *to = narrow(i < heads.head_dim ? head[i] : 0.0f);
+    }
+}
+
+// ---- what the tiles before have come to ---------------------------------------------------------------------------
+
+struct Merge {
+    float largest, sum, keep, take;
+};
+
+// acc becomes acc * keep + tile * take. A tile that is not seen, and the first that is, change no bit of the rest.
+DEVICE Merge merge_tile(float largest, float sum, float tile_largest, float tile_sum) {
+    if (tile_largest == minus_infinity()) {
+        return {largest, sum, 1.0f, 0.0f};
+    }
+    if (largest == minus_infinity()) {
+        return {tile_largest, tile_sum, 0.0f, 1.0f};
+    }
+    float both = larger(largest, tile_largest);
+    float keep = exp_of(largest - both), take = exp_of(tile_largest - both);
+    return {both, fmaf(sum, keep, tile_sum * take), keep, take};
+}
+
+// ---- a block's queries and its room ---------------------------------------------------------------------------------
+
+template <int D, int QUERIES>
+struct Room {
+    // Words from one query to the next; 64 bytes more than a head, so that two rows meet no bank twice.
+    static constexpr u32 QUERY_WORDS = D / 2 + 16;
+    u32* queries;   // [QUERIES, QUERY_WORDS] of two bf16
+    float* scores;  // [QUERIES, SCORES_LD], then as many bf16 of e^score in the same rows
+    u32 *first, *end, *place;  // positions [first, end) are seen; place = row * n_heads + head
+    float *largest, *sum, *keep, *take;
+
+    DEVICE_MEMBER explicit Room(u8* bytes) {
+        queries = (u32*)bytes;
+        scores = (float*)(queries + QUERIES * QUERY_WORDS);
+        first = (u32*)(scores + QUERIES * SCORES_LD);
+        end = first + QUERIES;
+        place = end + QUERIES;
+        largest = (float*)(place + QUERIES);
+        sum = largest + QUERIES;
+        keep = sum + QUERIES;
+        take = keep + QUERIES;
+    }
+};
+
+// What a block has to do: rows of a sequence, and the heads of them that read one KV head.
+struct Work {
+    u32 kv_head, head, n_heads;
+    u32 row, n_rows, n_queries;
+    u32 seen_first, seen_end;
+    const u32* table;
+};
+
+DEVICE Work work_of(const HeadShape& heads, const AttendItem& item, const u32* blocks, u32 queries_max) {
+    Work work;
+    u32 n_chunks = ceil_div(heads.per_kv, queries_max), chunk = blockIdx.y % n_chunks;
+    work.kv_head = blockIdx.y / n_chunks;
+    u32 start = minus(work.kv_head * heads.per_kv, heads.first);
+    u32 end = min_of(minus((work.kv_head + 1) * heads.per_kv, heads.first), heads.n_heads);
+    work.head = start + chunk * queries_max;
+    work.n_heads = min_of(minus(end, work.head), queries_max);
+    work.row = item.row;
+    work.n_rows = item.n_rows;
+    work.n_queries = item.n_rows * work.n_heads;
+    work.seen_end = item.position + item.n_rows;
+    work.seen_first = heads.window ? minus(item.position + 1, heads.window) : 0;
+    work.table = blocks + item.table;
+    return work;
+}
+
+template <int D, int QUERIES>
+DEVICE void load_queries(const Room<D, QUERIES>& room, const float* qkv, const HeadShape& heads, const Work& work,
+                         u32 position) {
+    for (u32 i = threadIdx.x; i < QUERIES; i += WARPS * 32) {
+        bool is = i < work.n_queries;
+        u32 row = is ? i / work.n_heads : 0, end = position + row + 1;
+        room.end[i] = is ? end : 0;
+        room.first[i] = is && heads.window ? minus(end, heads.window) : 0;
+        room.place[i] = is ? (work.row + row) * heads.n_heads + work.head + i % work.n_heads : 0;
+        room.largest[i] = minus_infinity();
+        room.sum[i] = 0.0f;
+    }
+    for (u32 i = threadIdx.x; i < QUERIES * D / 2; i += WARPS * 32) {
+        u32 query = i / (D / 2), at = i % (D / 2) * 2;
+        u32 pair = 0;
+        if (query < work.n_queries && at < heads.head_dim) {
+            u32 row = work.row + query / work.n_heads, head = work.head + query % work.n_heads;
+            const float* from = qkv + (u64)row * qkv_cols(heads) + head * heads.head_dim + at;
+            pair = pack_bf16(from[0], from[1]);
+        }
+        room.queries[query * Room<D, QUERIES>::QUERY_WORDS + at / 2] = pair;
+    }
+    __syncthreads();
+}
+
+// ---- a tile ---------------------------------------------------------------------------------------------------------
+
+// The blocks of a tile that any query sees: [first, end).
+struct Seen {
+    u32 first, end;
+};
+
+DEVICE Seen seen_blocks(const Work& work, u32 tile) {
+    u32 start = tile * TILE;
+    return {minus(work.seen_first, start) / POSITIONS, ceil_div(min_of(work.seen_end - start, TILE), POSITIONS)};
+}
+
+template <int D>
+DEVICE const bf16* page_of(const bf16* kv, const HeadShape& heads, const Work& work, u32 tile, u32 block) {
+    u64 id = work.table[tile * TILE_BLOCKS + block];
+    return kv + (id * heads.n_kv_heads + work.kv_head) * 2 * POSITIONS * D;
+}
+
+// scores = q . k * scale, for each query and each position of the blocks that are seen.
+template <int D, int QUERIES>
+DEVICE void score_tile(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work, u32 tile) {
+    const u32 QT = QUERIES / 16, LD = Room<D, QUERIES>::QUERY_WORDS;
+    const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const Seen seen = seen_blocks(work, tile);
+    for (u32 block = seen.first + warp; block < seen.end; block += WARPS) {
+        const Words4* k = (const Words4*)(page_of<D>(kv, heads, work, tile, block) + g * D) + t;
+        float acc[QT][2][4] = {};
+        UNROLL
+        for (u32 i = 0; i < D / 32; i++) {
+            const Words4 right[2] = {k[i * 4], k[D + i * 4]};
+            UNROLL
+            for (u32 q = 0; q < QT; q++) {
+                const Words4* left = (const Words4*)(room.queries + (q * 16 + g) * LD) + i * 4 + t;
+                const Words4 low = left[0], high = left[8 * LD / 4];
+                UNROLL
+                for (u32 n = 0; n < 2; n++) {
+                    multiply_tiles(acc[q][n], low.w[0], high.w[0], low.w[1], high.w[1], right[n].w[0], right[n].w[1]);
+                    multiply_tiles(acc[q][n], low.w[2], high.w[2], low.w[3], high.w[3], right[n].w[2], right[n].w[3]);
+                }
+            }
+        }
+        UNROLL
+        for (u32 i = 0; i < QT * 8; i++) {
+            u32 q = i / 8 * 16 + g + i % 4 / 2 * 8, position = block * POSITIONS + i / 4 % 2 * 8 + 2 * t + i % 2;
+            float score = acc[i / 8][i / 4 % 2][i % 4] * heads.scale;
+            room.scores[q * SCORES_LD + position] = heads.cap > 0.0f ? soft_cap_of(score, heads.cap) : score;
+        }
+    }
+}
+
+// Scores become bf16 of e^(score - largest of the tile), 0 where a query does not see: half a warp for each row.
+template <int D, int QUERIES, bool IS_SPLIT>
+DEVICE void weigh_tile(const Room<D, QUERIES>& room, u32 tile) {
+    const u32 lane = threadIdx.x % 16;
+    for (u32 q = threadIdx.x / 16; q < QUERIES; q += WARPS * 2) {
+        float* scores = room.scores + q * SCORES_LD;
+        float score[TILE / 16], largest = minus_infinity(), sum = 0.0f;
+        UNROLL
+        for (u32 i = 0; i < TILE / 16; i++) {
+            u32 position = tile * TILE + i * 16 + lane;
+            bool is_seen = room.first[q] <= position && position < room.end[q];
+            score[i] = is_seen ? scores[i * 16 + lane] : minus_infinity();
+            largest = larger(score[i], largest);
+        }
+        largest = tree_largest(largest);
+        // The row has been read by all of its lanes: they have met.
+        UNROLL
+        for (u32 i = 0; i < TILE / 16; i++) {
+            bf16 p = narrow(largest == minus_infinity() ? 0.0f : exp_of(score[i] - largest));
+            ((bf16*)scores)[i * 16 + lane] = p;
+            sum = sum + widen(p);
+        }
+        sum = tree_sum(sum);
+        if (lane == 0) {
+            Merge merge = {largest, sum, 0.0f, 1.0f};
+            if (!IS_SPLIT) {
+                merge = merge_tile(room.largest[q], room.sum[q], largest, sum);
+            }
+            room.largest[q] = merge.largest;
+            room.sum[q] = merge.sum;
+            room.keep[q] = merge.keep;
+            room.take[q] = merge.take;
+        }
+    }
+}
+
+// Which halves of a pair of positions are seen by any query: what others' blocks hold behind the end is nobody's.
+DEVICE u32 seen_pair(const Work& work, u32 position) {
+    u32 low = work.seen_first <= position && position < work.seen_end ? 0xffffu : 0;
+    u32 high = work.seen_first <= position + 1 && position + 1 < work.seen_end ? 0xffff0000u : 0;
+    return low | high;
+}
+
+// acc = p . v over the tile's positions, ascending; a warp has a quarter of the head. acc[16 queries][8 elements][..]
+template <int D, int QUERIES>
+DEVICE void add_values(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work, u32 tile,
+                       float (&acc)[QUERIES / 16][D / 32][4]) {
+    const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const Seen seen = seen_blocks(work, tile);
+    for (u32 block = seen.first; block < seen.end; block++) {
+        const bf16* v = page_of<D>(kv, heads, work, tile, block) + POSITIONS * D + (warp * (D / 4) + g) * POSITIONS;
+        const u32 position = tile * TILE + block * POSITIONS + 4 * t;
+        const u32 low_seen = seen_pair(work, position), high_seen = seen_pair(work, position + 2);
+        Words2 left[QUERIES / 16][2];
+        UNROLL
+        for (u32 i = 0; i < QUERIES / 8; i++) {
+            const bf16* row = (const bf16*)(room.scores + (i * 8 + g) * SCORES_LD);
+            left[i / 2][i % 2] = *(const Words2*)(row + block * POSITIONS + 4 * t);
+        }
+        UNROLL
+        for (u32 n = 0; n < D / 32; n++) {
+            const Words2 right = *(const Words2*)(v + n * 8 * POSITIONS + 4 * t);
+            UNROLL
+            for (u32 q = 0; q < QUERIES / 16; q++) {
+                multiply_tiles(acc[q][n], left[q][0].w[0], left[q][1].w[0], left[q][0].w[1], left[q][1].w[1],
+                               right.w[0] & low_seen, right.w[1] & high_seen);
+            }
+        }
+    }
+}
+
+// ---- the kernels ----------------------------------------------------------------------------------------------------
+
+// Writes two neighbours of a head's output, and behind the last head the padding.
+DEVICE void put_pair(bf16* out, const HeadShape& heads, u32 place, u32 at, float low, float high) {
+    const u32 cols = heads.n_heads * heads.head_dim, row = place / heads.n_heads, head = place % heads.n_heads;
+    if (at < heads.head_dim) {
+        *(u32*)(out + (u64)row * padded(cols) + head * heads.head_dim + at) = pack_bf16(low, high);
+    } else if (head + 1 == heads.n_heads && head * heads.head_dim + at < padded(cols)) {
+        *(u32*)(out + (u64)row * padded(cols) + head * heads.head_dim + at) = 0;
+    }
+}
+
+// Where element i of a lane's accumulators belongs: a query, and an element of the head.
+struct Place {
+    u32 query, at;
+};
+
+template <int D>
+DEVICE Place place_of(u32 i) {
+    const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, n = D / 32;
+    return {i / (4 * n) * 16 + g + i % 4 / 2 * 8, warp * (D / 4) + i / 4 % n * 8 + 2 * t + i % 2};
+}
+
+template <int D, int QUERIES>
+DEVICE void attend(const float* qkv, const bf16* kv, const HeadShape& heads, const AttendItem* items, const u32* blocks,
+                   bf16* out) {
+    SHARED_DYNAMIC(bytes);
+    const u32 QT = QUERIES / 16, ND = D / 32;
+    const Room<D, QUERIES> room(bytes);
+    const AttendItem item = items[blockIdx.x];
+    const Work work = work_of(heads, item, blocks, QUERIES);
+    if (work.n_queries == 0) {
+        return;
+    }
+    load_queries(room, qkv, heads, work, item.position);
+    float acc[QT][ND][4] = {};
+    for (u32 tile = work.seen_first / TILE; tile * TILE < work.seen_end; tile++) {
+        score_tile(room, kv, heads, work, tile);
+        __syncthreads();
+        weigh_tile<D, QUERIES, false>(room, tile);
+        __syncthreads();
+        float now[QT][ND][4] = {};
+        add_values(room, kv, heads, work, tile, now);
+        UNROLL
+        for (u32 i = 0; i < QT * ND * 4; i++) {
+            u32 query = place_of<D>(i).query;
+            float& sum = acc[i / (4 * ND)][i / 4 % ND][i % 4];
+            sum = fmaf(sum, room.keep[query], now[i / (4 * ND)][i / 4 % ND][i % 4] * room.take[query]);
+        }
+        __syncthreads();
+    }
+    UNROLL
+    for (u32 i = 0; i < QT * ND * 4; i += 2) {
+        Place place = place_of<D>(i);
+        if (place.query < work.n_queries) {
+            const float(&sums)[4] = acc[i / (4 * ND)][i / 4 % ND];
+            float sum = room.sum[place.query];
+            put_pair(out, heads, room.place[place.query], place.at, sums[i % 4] / sum, sums[i % 4 + 1] / sum);
+        }
+    }
+}
+
+template <int D, int QUERIES>
+DEVICE void attend_split(const float* qkv, const bf16* kv, const HeadShape& heads, const AttendItem* items,
+                         const u32* blocks, u32 tile_first, u32 n_tiles, float* partial) {
+    SHARED_DYNAMIC(bytes);
+    const u32 QT = QUERIES / 16, ND = D / 32, tile = tile_first + blockIdx.z;
+    const Room<D, QUERIES> room(bytes);
+    const AttendItem item = items[blockIdx.x];
+    const Work work = work_of(heads, item, blocks, QUERIES);
+    if (work.n_queries == 0 || tile * TILE >= work.seen_end || (tile + 1) * TILE <= work.seen_first) {
+        return;
+    }
+    load_queries(room, qkv, heads, work, item.position);
+    score_tile(room, kv, heads, work, tile);
+    __syncthreads();
+    weigh_tile<D, QUERIES, true>(room, tile);
+    __syncthreads();
+    float acc[QT][ND][4] = {};
+    add_values(room, kv, heads, work, tile, acc);
+    UNROLL
+    for (u32 i = 0; i < QT * ND * 4; i++) {
+        Place place = place_of<D>(i);
+        if (place.query < work.n_queries) {
+            float* to = partial + ((u64)room.place[place.query] * n_tiles + blockIdx.z) * (D + 2);
+            to[2 + place.at] = acc[i / (4 * ND)][i / 4 % ND][i % 4];
+        }
+    }
+    if (threadIdx.x < work.n_queries) {
+        float* to = partial + ((u64)room.place[threadIdx.x] * n_tiles + blockIdx.z) * (D + 2);
+        to[0] = room.largest[threadIdx.x];
+        to[1] = room.sum[threadIdx.x];
+    }
+}
+
+#define DEFINE_ATTEND(D, QUERIES)                                                   \
+    ATTEND(attend_d##D##_q##QUERIES) {                                              \
+        attend<D, QUERIES>(qkv, kv, heads, items, blocks, out);                     \
+    }
+#define DEFINE_SPLIT(D)                                                                             \
+    ATTEND_SPLIT(attend_split_d##D##_q16) {                                                         \
+        attend_split<D, 16>(qkv, kv, heads, items, blocks, tile_first, n_tiles, partial);           \
+    }
+DEFINE_ATTEND(32, 16) DEFINE_ATTEND(32, 64) DEFINE_SPLIT(32)
+DEFINE_ATTEND(64, 16) DEFINE_ATTEND(64, 64) DEFINE_SPLIT(64)
+DEFINE_ATTEND(96, 16) DEFINE_ATTEND(96, 64) DEFINE_SPLIT(96)
+DEFINE_ATTEND(128, 16) DEFINE_ATTEND(128, 64) DEFINE_SPLIT(128)
+DEFINE_ATTEND(160, 16) DEFINE_ATTEND(160, 32) DEFINE_SPLIT(160)
+DEFINE_ATTEND(192, 16) DEFINE_ATTEND(192, 32) DEFINE_SPLIT(192)
+DEFINE_ATTEND(224, 16) DEFINE_ATTEND(224, 32) DEFINE_SPLIT(224)
+DEFINE_ATTEND(256, 16) DEFINE_ATTEND(256, 32) DEFINE_SPLIT(256)
+
+// A lane has pairs of elements 2 * lane, 2 * lane + 64, ..
+KERNEL(32) attend_merge(const float* partial, HeadShape heads, const u32* positions, u32 tile_first, u32 n_tiles, bf16* out) {
+    const u32 PAIRS = 4, row = blockIdx.x, n = padded(heads.head_dim);
+    const u32 place = row * heads.n_heads + blockIdx.y, end = positions[row] + 1;
+    const u32 first = heads.window ? minus(end, heads.window) : 0;
+    float acc[PAIRS][2] = {}, largest = minus_infinity(), sum = 0.0f;
+    for (u32 tile = first / TILE; tile * TILE < end; tile++) {
+        const float* from = partial + ((u64)place * n_tiles + tile - tile_first) * (n + 2);
+        Merge merge = merge_tile(largest, sum, from[0], from[1]);
+        largest = merge.largest;
+        sum = merge.sum;
+        UNROLL
+        for (u32 i = 0; i < PAIRS * 2; i++) {
+            u32 at = i / 2 * 64 + threadIdx.x * 2 + i % 2;
+            float now = at < n ? from[2 + at] : 0.0f;
+            acc[i / 2][i % 2] = fmaf(acc[i / 2][i % 2], merge.keep, now * merge.take);
+        }
+    }
+    UNROLL
+    for (u32 i = 0; i < PAIRS; i++) {
+        u32 at = i * 64 + threadIdx.x * 2;
+        if (at < n) {
+            put_pair(out, heads, place, at, acc[i][0] / sum, acc[i][1] / sum);
+        }
+    }
+}

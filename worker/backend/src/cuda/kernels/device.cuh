@@ -1,0 +1,184 @@
+// What a kernel needs of a device, under names that nvcc, NVRTC and the emulator all know. The only place with inline
+// PTX: each function that has some has an emulated twin. Includes no header of CUDA's.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#ifdef EMULATOR
+#include "emulator.h"
+#else
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// So many blocks at least share a multiprocessor.
+#define KERNEL_SHARING(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
+#define DEVICE static DEVICE_MEMBER
+#define DEVICE_MEMBER __device__ __forceinline__
+// Memory of a block: of a size known here, or told at the launch.
+#define SHARED(type, name, n) __shared__ __align__(16) type name[n]
+#define SHARED_DYNAMIC(name) extern __shared__ __align__(16) u8 name[]
+#define UNROLL _Pragma("unroll")
+#define PRAGMA(words) _Pragma(#words)
+#define UNROLL_BY(n) PRAGMA(unroll n)
+// Of a shape that is passed by value: it may be indexed where it lies.
+#define BY_VALUE const __grid_constant__
+#endif
+
+struct bf16 {
+    u16 bits;
+};
+
+DEVICE u32 min_of(u32 a, u32 b) { return a < b ? a : b; }
+DEVICE u32 max_of(u32 a, u32 b) { return a > b ? a : b; }
+DEVICE u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
+// The row of bf16 that holds so many numbers.
+DEVICE u32 padded(u32 n) { return (n + 31) & ~31u; }
+
+DEVICE float bits_to_float(u32 bits) {
+#ifdef EMULATOR
+    return emulator::cast<float>(bits);
+#else
+    return __uint_as_float(bits);
+#endif
+}
+
+DEVICE u32 float_to_bits(float x) {
+#ifdef EMULATOR
+    return emulator::cast<u32>(x);
+#else
+    return __float_as_uint(x);
+#endif
+}
+
+DEVICE double bits_to_double(u64 bits) {
+#ifdef EMULATOR
+    return emulator::cast<double>(bits);
+#else
+    return __longlong_as_double((long long)bits);
+#endif
+}
+
+DEVICE u64 double_to_bits(double x) {
+#ifdef EMULATOR
+    return emulator::cast<u64>(x);
+#else
+    return (u64)__double_as_longlong(x);
+#endif
+}
+
+DEVICE float minus_infinity() { return bits_to_float(0xff800000u); }
+
+DEVICE float widen(bf16 x) { return bits_to_float((u32)x.bits << 16); }
+DEVICE float low_bf16(u32 pair) { return bits_to_float(pair << 16); }
+
+// Two numbers to the nearest bf16, ties to even; a NaN becomes 0x7fff. `low` stands in the lower half.
+DEVICE u32 pack_bf16(float low, float high) {
+#ifdef EMULATOR
+    return emulator::round_bf16(low) | emulator::round_bf16(high) << 16;
+#else
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+#endif
+}
+
+DEVICE bf16 narrow(float x) {
+    bf16 out;
+    out.bits = (u16)pack_bf16(x, 0.0f);
+    return out;
+}
+
+// The f16 in the lower half of a word.
+DEVICE float widen_f16(u32 bits) {
+#ifdef EMULATOR
+    return emulator::widen_f16(bits & 0xffffu);
+#else
+    float x;
+    asm("{ .reg .b16 h; mov.b16 h, %1; cvt.f32.f16 %0, h; }" : "=f"(x) : "h"((u16)bits));
+    return x;
+#endif
+}
+
+// 16 bytes, which must be aligned.
+struct __align__(16) Words4 {
+    u32 w[4];
+};
+struct __align__(8) Words2 {
+    u32 w[2];
+};
+
+// acc[16 x 8] += a[16 x 16] * b[16 x 8]. With g = lane / 4 and t = lane % 4, a lane holds
+//   a[0], a[1]: rows g and g + 8 of a, columns 2t and 2t + 1; a[2], a[3]: the same rows, columns 2t + 8 and 2t + 9
+//   b[0]: rows 2t and 2t + 1 of b, column g; b[1]: rows 2t + 8 and 2t + 9
+//   acc[0], acc[1]: row g, columns 2t and 2t + 1; acc[2], acc[3]: row g + 8
+DEVICE void multiply_tiles(float (&acc)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#ifdef EMULATOR
+    emulator::multiply_tiles(acc, a0, a1, a2, a3, b0, b1);
+#else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#endif
+}
+
+// Begins to copy 16 bytes to shared memory. They are there after `copies_arrived` of their group, and a barrier.
+DEVICE void copy_async(void* shared, const void* global) {
+#ifdef EMULATOR
+    emulator::copy_async(shared, global);
+#else
+    u32 to = (u32)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+#endif
+}
+
+// Ends a group of copies.
+DEVICE void commit_copies() {
+#ifdef EMULATOR
+    emulator::commit_copies();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most N of this thread's groups are under way.
+template <int N>
+DEVICE void copies_arrived() {
+#ifdef EMULATOR
+    emulator::copies_arrived(N);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// Weights are read once: they need not stay in the nearest cache.
+DEVICE Words4 load_once(const Words4* from) {
+#ifdef EMULATOR
+    return *from;
+#else
+    Words4 x;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+        : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3])
+        : "l"(from));
+    return x;
+#endif
+}
+
+DEVICE Words2 load_once(const Words2* from) {
+#ifdef EMULATOR
+    return *from;
+#else
+    Words2 x;
+    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(x.w[0]), "=r"(x.w[1]) : "l"(from));
+    return x;
+#endif
+}
+
+// Of all 32 lanes, whose warp is whole.
+DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE double shuffle_xor(double x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE float shuffle(float x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+DEVICE u32 votes(bool is) { return __ballot_sync(0xffffffffu, is); }
+DEVICE u32 count_ones(u32 x) { return (u32)__popc(x); }

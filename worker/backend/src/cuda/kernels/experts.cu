@@ -1,0 +1,173 @@
+// Mixtures of experts: who is chosen, in which order they are computed, and the sum of what they made. The products
+// between are `linear_grouped_*`.
+#include "kernels.cuh"
+#include "math.cuh"
+
+#define NOBODY 0xffffffffu
+
+// Lane j of sixteen takes scores j, j + 16, ..; both halves of the warp do the same.
+DEVICE float largest_of(const float* scores, u32 n) {
+    float largest = minus_infinity();
+    for (u32 i = threadIdx.x % 16; i < n; i += 16) {
+        largest = larger(scores[i], largest);
+    }
+    return tree_largest(largest);
+}
+
+DEVICE float sum_exp(const float* scores, u32 n, float shift) {
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x % 16; i < n; i += 16) {
+        sum = sum + exp_of(scores[i] - shift);
+    }
+    return tree_sum(sum);
+}
+
+struct Candidate {
+    u32 id;
+    float score;
+
+    // The larger score, of equals the lower id; what is no number only where there is nothing else.
+    DEVICE_MEMBER void offer(u32 other, float its_score) {
+        bool is_better = its_score > score || (is_nan(score) && !is_nan(its_score));
+        bool is_equal = its_score == score || (is_nan(score) && is_nan(its_score));
+        if (other != NOBODY && (id == NOBODY || is_better || (is_equal && other < id))) {
+            id = other;
+            score = its_score;
+        }
+    }
+};
+
+// The best of those that are not taken. Bit j of a lane's `taken` is expert 32 j + lane.
+DEVICE u32 best_of(const float* scores, u32 n, u32 taken) {
+    Candidate best = {NOBODY, 0.0f};
+    for (u32 i = threadIdx.x; i < n; i += 32) {
+        if (!(taken >> i / 32 & 1)) {
+            best.offer(i, scores[i]);
+        }
+    }
+    UNROLL
+    for (int half = 16; half > 0; half /= 2) {
+        u32 id = shuffle_xor(best.id, half);
+        best.offer(id, shuffle_xor(best.score, half));
+    }
+    return best.id;
+}
+
+KERNEL(32) route(const float* scores, u32 n_experts, u32 n_used, u32 normalized, u32* chosen, float* weights) {
+    SHARED(float, counts, 32);
+    const float* row = scores + (u64)blockIdx.x * n_experts;
+    const u64 at = (u64)blockIdx.x * n_used;
+    const float shift = largest_of(row, n_experts), sum = sum_exp(row, n_experts, shift);
+    u32 taken = 0;
+    for (u32 i = 0; i < n_used; i++) {
+        u32 best = best_of(row, n_experts, taken);
+        taken |= best % 32 == threadIdx.x ? 1u << best / 32 : 0;
+    }
+    u32 n_before = 0;
+    for (u32 i = threadIdx.x; i < padded(n_experts); i += 32) {
+        bool is_taken = taken >> i / 32 & 1;
+        u32 all = votes(is_taken), place = n_before + count_ones(all & ((1u << threadIdx.x) - 1));
+        if (is_taken) {
+            chosen[at + place] = i;
+            counts[place] = exp_of(row[i] - shift) / sum;
+        }
+        n_before += count_ones(all);
+    }
+    __syncwarp();
+    float total = 0.0f;
+    for (u32 i = 0; i < n_used; i++) {
+        total = total + counts[i];
+    }
+    if (threadIdx.x < n_used) {
+        weights[at + threadIdx.x] = normalized ? counts[threadIdx.x] / total : counts[threadIdx.x];
+    }
+}
+
+// A warp for each expert looks at all choices: nobody waits for another's count.
+KERNEL(32) group_choices(const u32* chosen, u32 n_choices, u32* starts, u32* order, u32* place) {
+    const u32 expert = blockIdx.x;
+    u32 start = 0;
+    for (u32 i = threadIdx.x; i < padded(n_choices); i += 32) {
+        start += count_ones(votes(i < n_choices && chosen[i] < expert));
+    }
+    if (threadIdx.x == 0) {
+        starts[expert] = start;
+        if (expert + 1 == gridDim.x) {
+            starts[gridDim.x] = n_choices;
+        }
+    }
+    for (u32 i = threadIdx.x; i < padded(n_choices); i += 32) {
+        bool is_mine = i < n_choices && chosen[i] == expert;
+        u32 all = votes(is_mine);
+        if (is_mine) {
+            u32 to = start + count_ones(all & ((1u << threadIdx.x) - 1));
+            order[to] = i;
+            place[i] = to;
+        }
+        start += count_ones(all);
+    }
+}
+
+// Deep enough for 2^10 experts.
+#define DEPTH 11
+
+// The sums that wait, the topmost first, and above which bit of their ids the tree joins each with what follows it.
+struct Waiting {
+    float sums[DEPTH];
+    u32 levels[DEPTH];
+    u32 depth;
+
+    DEVICE_MEMBER void push(float sum, u32 level) {
+        UNROLL
+        for (int i = DEPTH - 1; i > 0; i--) {
+            sums[i] = sums[i - 1];
+            levels[i] = levels[i - 1];
+        }
+        sums[0] = sum;
+        levels[0] = level;
+        depth++;
+    }
+
+    // Joins the topmost with `sum`, which stands behind it.
+    DEVICE_MEMBER float pop(float sum) {
+        sum = sums[0] + sum;
+        UNROLL
+        for (int i = 0; i + 1 < DEPTH; i++) {
+            sums[i] = sums[i + 1];
+            levels[i] = levels[i + 1];
+        }
+        depth--;
+        return sum;
+    }
+};
+
+KERNEL(256) fold_experts(const float* y, const u32* place, const u32* chosen, const float* weights, u32 n_used,
+                         const u32* runs, u32 cols, float* out) {
+    const u32 column = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y, n_rows = gridDim.y;
+    if (column >= cols) {
+        return;
+    }
+    Waiting waiting = {};
+    float sum = -0.0f;
+    u32 last = NOBODY;
+    for (u32 choice = row * n_used; choice < (row + 1) * n_used; choice++) {
+        u32 expert = chosen[choice];
+        if (expert < runs[2 * blockIdx.z] || expert >= runs[2 * blockIdx.z + 1]) {
+            continue;
+        }
+        float made = y[(u64)place[choice] * cols + column] * weights[choice];
+        if (last != NOBODY) {
+            u32 level = 32 - __clz(last ^ expert);
+            while (waiting.depth > 0 && waiting.levels[0] < level) {
+                sum = waiting.pop(sum);
+            }
+            waiting.push(sum, level);
+        }
+        sum = made;
+        last = expert;
+    }
+    while (waiting.depth > 0) {
+        sum = waiting.pop(sum);
+    }
+    out[((u64)blockIdx.z * n_rows + row) * cols + column] = sum;
+}

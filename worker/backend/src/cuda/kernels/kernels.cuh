@@ -1,0 +1,225 @@
+// Every kernel: what it computes, how it is launched, how its data lie. The host is written against this page, and each
+// .cu includes it, so that a signature that differs does not compile. Knows nothing of models, requests or ranks.
+//
+// COMPILING   Each .cu is a unit of its own; headers are found by name. `-std=c++17 -fmad=false`, no fast math: a
+//             multiply and an add are fused only where `fmaf` says so. sm_80 or later.
+// LAUNCHING   No kernel is launched with an empty grid: without rows, columns or heads there is nothing to do. Shared
+//             memory is static except where a size is told. Pointers to rows and weights are aligned to 16 bytes.
+// ROWS        f32: `[n_rows, cols]`, one after another. bf16: `[n_rows, padded(cols)]`, padded(n) = n rounded up to a
+//             multiple of 32, and the padding is zero: whoever writes bf16 rows writes it. `FORM_*` flags say which
+//             form an argument has where both are taken. Products are f32, and so is the residual stream; what feeds a
+//             product is bf16, rounded to the nearest, ties to even.
+//
+// WEIGHTS     A matrix [n_out, k] is cut in tiles of 16 outputs, and k in groups of 32; both are padded with zeros (a
+//             digit of 0 with a scale and a minimum of 0). n_groups = padded(k) / 32. `digits` is, tile after tile and
+//             group after group, for row r of the tile and element e of the group, lane = r % 8 * 4 + e / 8, h = r / 8:
+//               bf16       1024 bytes  [h][lane][e % 8] of bf16: rows of 32 elements, as in the matrix
+//               w8, w8h     512 bytes  [lane][h][e % 8] of u8
+//               w4, w4h     256 bytes  [lane][h] of u32, whose nibble j is element e % 8 = j
+//             `scales` (none for bf16) is, tile after tile and group after group, pairs of f16 (scale, minimum):
+//               w8, w4       64 bytes  [r % 8][h] one pair for the 32 elements
+//               w8h, w4h    128 bytes  [e / 16][r % 8][h] one pair for each 16
+//             weight = bf16(fmaf(scale, digit, minimum)): the one number that stands for it wherever it is used.
+//             Signed or offset digits are stored unsigned, with minimum = -offset * scale, which is exact.
+//
+// PRODUCTS    K is cut in at most PIECES_MAX pieces at multiples of 32 (`Pieces`): the owned leaves of a row-parallel
+//             matrix; of any other 4 strands, piece i ending at group (i + 1) * n_groups / 4 (fewer if there are fewer
+//             groups: then n = n_groups). Within a piece: one accumulator in f32 from 0, a step for each 16 elements,
+//             two for each group: step s takes, for t = 0..4 in this order, elements 8t + 4s and 8t + 4s + 1, and then
+//             for t = 0..4 elements 8t + 4s + 2 and 8t + 4s + 3. (On the tensor cores the sixteen products of a step
+//             and the accumulator are one sum, whose inner order is the hardware's; the emulator adds one by one.)
+//             Pieces are added by the tree of `types::leaves`. How many rows there are, and which kernel computes them,
+//             does not enter.
+// ATTENTION   Tiles of 256 positions from 0. score = q . k in bf16 on the tensor cores, steps as above along head_dim;
+//             times scale; softly capped; -inf where a row does not see. p = bf16(exp(score - largest of the tile));
+//             sum of p in 16 lanes (lane = position % 16, ascending) and one tree (halves onto halves); p . v in
+//             steps of 16 positions, ascending, with 4t, 4t + 1 for t = 0..4 and then 4t + 2, 4t + 3. Tiles merge in
+//             ascending order: largest = max, acc = fmaf(acc, keep, tile * take); out = acc / sum. A tile that a row
+//             does not see changes nothing. Split or not, decode or prefill: the same bits.
+// FUNCTIONS   exp, ln, tanh, silu, gelu, soft cap and the reductions over a row are the CPU's, operation for operation,
+//             so pointwise results in f32 are the CPU's bits.
+#pragma once
+#include "device.cuh"
+
+// ---- shapes that are passed by value ---------------------------------------------------------------------------
+
+#define PIECES_MAX 8
+// `end[i]` is where piece i ends, in groups of 32, ascending. After piece i its sum is pushed on a stack and the two
+// topmost are merged `merges[i]` times; if `ends_run[i]` the stack holds one number, which is the next plane's.
+struct Pieces {
+    u32 n;
+    u32 n_groups;
+    u32 end[PIECES_MAX];
+    u8 merges[PIECES_MAX];
+    u8 ends_run[PIECES_MAX];
+};
+
+// Of one layer on this rank; as `backend::Heads`. window 0: all positions. cap 0: none.
+struct HeadShape {
+    u32 n_heads;
+    u32 n_kv_heads;
+    u32 per_kv;
+    u32 first;
+    u32 head_dim;
+    u32 window;
+    float scale;
+    float cap;
+};
+
+// Consecutive rows of one sequence that a block of threads attends together; none (`n_rows` 0) does nothing.
+struct AttendItem {
+    u32 row;
+    u32 n_rows;  // n_rows * min(per_kv, QUERIES) <= QUERIES of the kernel
+    u32 position;  // of the first row
+    u32 table;  // where its sequence's block table begins in `blocks`
+};
+
+// What a row's draw depends on besides its logits.
+struct DrawRow {
+    u64 key;  // of (seed, choice, position): the CPU's `Noise::new`
+    double scale;  // 1 / temperature; unused where greedy
+    double least;  // scaled logits below it are not drawn (ln of min_p; -inf without)
+    u32 is_greedy;
+    u32 wants_logprob;
+};
+
+struct Drawn {
+    u32 token;  // DRAWN_NONE: the row holds something that is no number, or nothing that can be drawn
+    float logprob;  // logit - log_sum, if it was wanted
+    float largest;
+    float log_sum;  // largest + ln(sum of e^(logit - largest)), if the logprob was wanted
+};
+#define DRAWN_NONE 0xffffffffu
+
+// Which arguments are bf16 rows; the others are f32 rows.
+#define FORM_X_BF16 1u
+#define FORM_OUT_BF16 2u
+
+// ---- rows (rows.cu): grid (n_rows), block 256, unless told otherwise ---------------------------------------------
+
+// Between the two forms of rows.
+KERNEL(256) round_rows(const float* x, u32 cols, bf16* out);
+KERNEL(256) widen_rows(const bf16* x, u32 cols, float* out);
+// out[i] = x[rows[i]]; rows of either form, as words of 4 bytes. grid (n of rows)
+KERNEL(256) gather_rows(const u32* x, const u32* rows, u32 n_words, u32* out);
+// residual += x. `residual` f32.
+KERNEL(256) add_rows(const void* x, float* residual, u32 cols, u32 forms);
+// x += bias, in f32.
+KERNEL(256) add_bias(float* x, const float* bias, u32 cols);
+// out = silu(gate) * up, or gelu. gate_up: [n_rows, 2 * inner] f32, out: [n_rows, inner] of either form
+KERNEL(256) silu_mul(const float* gate_up, u32 inner, void* out, u32 forms);
+KERNEL(256) gelu_mul(const float* gate_up, u32 inner, void* out, u32 forms);
+// In place, f32: gelu(x); x * factor; cap * tanh(x / cap)
+KERNEL(256) gelu_rows(float* x, u32 cols);
+KERNEL(256) scale_rows(float* x, u32 cols, float factor);
+KERNEL(256) soft_cap_rows(float* x, u32 cols, float cap);
+// out[i] = row tokens[i] - first of the table, if it has that row: the weights' numbers, f32. grid (n of tokens)
+KERNEL(256) embed_bf16(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k, float* out);
+KERNEL(256) embed_w8(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k, float* out);
+KERNEL(256) embed_w8h(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k, float* out);
+KERNEL(256) embed_w4(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k, float* out);
+KERNEL(256) embed_w4h(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k, float* out);
+
+// ---- norms (norms.cu): grid (n_rows), block 256 -------------------------------------------------------------------
+// Shared memory: 4 * cols bytes, dynamic (over 48 KiB: ask the driver for it). weight, bias: f32 [cols]
+
+KERNEL(256) rms_norm(const void* x, const float* weight, float eps, u32 cols, void* out, u32 forms);
+// residual += x, then out = norm(residual). `residual` f32
+KERNEL(256) add_rms_norm(const void* x, float* residual, const float* weight, float eps, u32 cols, void* out, u32 forms);
+KERNEL(256) layer_norm(const void* x, const float* weight, const float* bias, float eps, u32 cols, void* out, u32 forms);
+// Norms each head of Q with `q` and of K with `k`, in place. qkv: f32. grid (n_rows, n_heads + n_kv_heads), block 32,
+// no dynamic shared memory; head_dim at most 256
+KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, HeadShape heads);
+
+// ---- products (linear.cu): block 256 ------------------------------------------------------------------------------
+// x: bf16 [n_rows, 32 * pieces.n_groups]; out[(plane * n_rows + row) * ld_out + column], f32, columns below n_out: parts
+// of a stacked matrix write side by side. One plane for each piece that ends a run, so one where nothing is cut.
+//
+//   linear_{kind}_r8, _r16, _r32   few rows: that many for each block. grid (ceil(n_tiles / (8 / P)), ceil(n_rows / R))
+//                                  where n_tiles = ceil(n_out / 16), P = pieces.n rounded up to a power of two
+//   linear_{kind}_r64              many rows: 64 for each block. grid (ceil(n_out / 128), ceil(n_rows / 64))
+// kind: bf16, w8, w8h, w4, w4h. Any of the four may compute any number of rows; the bits are the same.
+
+#define LINEAR(name)                                                                                                \
+    KERNEL(256) name(const void* digits, const void* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,      \
+                     u32 n_rows, BY_VALUE Pieces pieces)
+#define LINEARS(kind) \
+    LINEAR(linear_##kind##_r8); LINEAR(linear_##kind##_r16); LINEAR(linear_##kind##_r32); LINEAR(linear_##kind##_r64)
+LINEARS(bf16);
+LINEARS(w8);
+LINEARS(w8h);
+LINEARS(w4);
+LINEARS(w4h);
+
+// Experts: matrix e of `digits` and `scales` (device pointers, n of them = grid z) is that of expert first + e, whose
+// rows are choices starts[first + e] .. starts[first + e + 1] in the order of `group_choices`. Choice i reads row
+// order[i] / n_used of x, or row i where `order` is null, and writes row i of out: [n_choices, ld_out].
+// grid (ceil(n_tiles / (8 / P)), ceil(n_rows / 16), n_experts of this rank), n_rows those of the pass
+#define LINEAR_GROUPED(name)                                                                                        \
+    KERNEL_SHARING(256, 2) name(const u64* digits, const u64* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,        \
+                     const u32* starts, u32 first, const u32* order, u32 n_used, BY_VALUE Pieces pieces)
+LINEAR_GROUPED(linear_grouped_bf16);
+LINEAR_GROUPED(linear_grouped_w8);
+LINEAR_GROUPED(linear_grouped_w8h);
+LINEAR_GROUPED(linear_grouped_w4);
+LINEAR_GROUPED(linear_grouped_w4h);
+
+// out = the sum of planes by the tree: after plane i is pushed, merge `merges[i]` times; in the end merge what is left.
+// planes: [n_planes, n] f32, out: [n], which may be the first plane. grid (ceil(n / 256)), block 256
+KERNEL(256) fold_planes(const float* planes, u32 n_planes, const u8* merges, u64 n, float* out);
+
+// ---- attention (attention.cu) -------------------------------------------------------------------------------------
+// kv: bf16, of one layer: [n_blocks][n_kv_heads][K: [16 positions][D] | V: [D][16 positions]], D = padded(head_dim).
+// The host zeroes it once. Query heads, KV heads and `first` as in `backend::Heads`.
+
+// Turns Q and K of qkv (f32 [n_rows, (n_heads + 2 n_kv_heads) * head_dim]) in place, where `cos` is not null, and
+// stores K and V. slots[row] = block * 16 + position % 16. cos, sin: f32 [context, half_dim].
+// style 0: i and i + half_dim turn together; 1: 2i and 2i + 1. grid (n_rows, n_heads + 2 n_kv_heads), block 32
+KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_dim, u32 style, HeadShape heads,
+                      const u32* positions, const u32* slots, bf16* kv);
+
+// attend_d{D}_q{QUERIES}: D = padded(head_dim) of 32, 64, 96, 128, 160, 192, 224, 256; QUERIES 16 for all (few rows), and
+// 64 up to D = 128, 32 beyond (many rows). A block of threads takes an item's rows for a KV head and walks all tiles.
+// grid (n_items, n_kv_heads * ceil(per_kv / QUERIES)), block 128, dynamic shared memory ATTEND_SMEM(D, QUERIES), which
+// may be over 48 KiB (96 KiB for d128_q64).
+// out: bf16 rows of n_heads * head_dim
+//
+// attend_split_d{D}_q16: a block takes one tile, counted from `tile_first`: grid z = n of tiles at most. It writes
+// partial[((row * n_heads + head) * n_tiles + tile) * (D + 2)]: largest, sum, acc[D], f32, of tiles that the row sees;
+// then attend_merge: grid (n_rows, n_heads), block 32.
+#define ATTEND_SMEM(D, QUERIES) ((QUERIES) * ((D) * 2 + 64) + (QUERIES) * 264 * 4 + (QUERIES) * 7 * 4)
+#define ATTEND(name)                                                                                                \
+    KERNEL(128) name(const float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items, const u32* blocks, \
+                     bf16* out)
+#define ATTEND_SPLIT(name)                                                                                          \
+    KERNEL_SHARING(128, 4) name(const float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items, const u32* blocks, \
+                     u32 tile_first, u32 n_tiles, float* partial)
+ATTEND(attend_d32_q16); ATTEND(attend_d64_q16); ATTEND(attend_d96_q16); ATTEND(attend_d128_q16);
+ATTEND(attend_d160_q16); ATTEND(attend_d192_q16); ATTEND(attend_d224_q16); ATTEND(attend_d256_q16);
+ATTEND(attend_d32_q64); ATTEND(attend_d64_q64); ATTEND(attend_d96_q64); ATTEND(attend_d128_q64);
+ATTEND(attend_d160_q32); ATTEND(attend_d192_q32); ATTEND(attend_d224_q32); ATTEND(attend_d256_q32);
+ATTEND_SPLIT(attend_split_d32_q16); ATTEND_SPLIT(attend_split_d64_q16); ATTEND_SPLIT(attend_split_d96_q16);
+ATTEND_SPLIT(attend_split_d128_q16); ATTEND_SPLIT(attend_split_d160_q16); ATTEND_SPLIT(attend_split_d192_q16);
+ATTEND_SPLIT(attend_split_d224_q16); ATTEND_SPLIT(attend_split_d256_q16);
+KERNEL(32) attend_merge(const float* partial, HeadShape heads, const u32* positions, u32 tile_first, u32 n_tiles, bf16* out);
+
+// ---- experts (experts.cu) -----------------------------------------------------------------------------------------
+
+// Softmax of each row's scores (f32 [n_rows, n_experts]), the n_used best in ascending order of id, and what each counts.
+// chosen, weights: [n_rows, n_used]. grid (n_rows), block 32; n_used at most 32, n_experts at most 1024
+KERNEL(32) route(const float* scores, u32 n_experts, u32 n_used, u32 normalized, u32* chosen, float* weights);
+// The choices in order of expert, then choice: order[starts[e] .. starts[e + 1]] are those of expert e, and
+// place[order[i]] = i. n_choices = n_rows * n_used; starts: [n_experts + 1]. grid (n_experts), block 32
+KERNEL(32) group_choices(const u32* chosen, u32 n_choices, u32* starts, u32* order, u32* place);
+// out[(run * n_rows + row) * cols + column]: the sum of y[place[choice]] * weights[choice] over the row's choices whose
+// expert is in runs[2 * run] .. runs[2 * run + 1], by the tree whose leaves are the experts; -0.0 where there is none.
+// y: f32 [n_choices, cols]. grid (ceil(cols / 256), n_rows, n_runs), block 256
+KERNEL(256) fold_experts(const float* y, const u32* place, const u32* chosen, const float* weights, u32 n_used,
+                         const u32* runs, u32 cols, float* out);
+
+// ---- sampling (sample.cu) -----------------------------------------------------------------------------------------
+
+// Draws from each row of logits (f32 [n_rows, n_vocab]) as the CPU does, bit for bit: greedy, or temperature with or
+// without min_p. What edits or orders the logits (penalties, bias, top_k, top_p, ..) is drawn by the host.
+// grid (n_rows), block 512
+KERNEL_SHARING(512, 2) draw(const float* logits, u32 n_vocab, const DrawRow* draws, Drawn* out);

@@ -1,0 +1,297 @@
+// Products of rows with packed weights. The weights are the left operand of the tensor cores (16 outputs), the rows the
+// right one (8 rows): an output's bits know neither how many rows there are nor which of the kernels computed it.
+#include "weights.cuh"
+
+// Partial sums that wait for their neighbours: of eight pieces at most three do. Shifted, so that no index is dynamic.
+template <int N>
+struct Stack {
+    float waiting[3][N];
+
+    DEVICE_MEMBER void push(const float (&sum)[N]) {
+        UNROLL
+        for (int i = 0; i < N; i++) {
+            waiting[2][i] = waiting[1][i];
+            waiting[1][i] = waiting[0][i];
+            waiting[0][i] = sum[i];
+        }
+    }
+
+    // sum becomes the topmost + sum.
+    DEVICE_MEMBER void merge(float (&sum)[N]) {
+        UNROLL
+        for (int i = 0; i < N; i++) {
+            sum[i] = waiting[0][i] + sum[i];
+            waiting[0][i] = waiting[1][i];
+            waiting[1][i] = waiting[2][i];
+        }
+    }
+};
+
+DEVICE void multiply_group(float (&acc)[4], const Fragment& w, const Words4& x) {
+    multiply_tiles(acc, w.a[0][0], w.a[0][1], w.a[0][2], w.a[0][3], x.w[0], x.w[1]);
+    multiply_tiles(acc, w.a[1][0], w.a[1][1], w.a[1][2], w.a[1][3], x.w[2], x.w[3]);
+}
+
+// ---- few rows: a warp for each piece of a tile -------------------------------------------------------------------
+
+struct Rows {
+    const bf16* x;
+    // Row i is row order[i] / n_used of x; null: row i.
+    const u32* order;
+    u32 n_used;
+    u32 n_rows;
+    float* out;  // of the first row
+    u32 ld_out;
+    u32 n_out;
+};
+
+// Sixteen outputs of 8 * NR rows over the groups of one piece.
+template <class Kind, int NR>
+DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& rows, u32 row_first, u32 tile,
+                           u32 n_groups, u32 begin, u32 end, float (&acc)[NR][4]) {
+    const int AHEAD = 4;
+    const u32 lane = threadIdx.x % 32;
+    const Words4* x[NR];
+    UNROLL
+    for (int n = 0; n < NR; n++) {
+        // What is computed of rows that do not exist is not written.
+        u32 row = min_of(row_first + n * 8 + lane / 4, rows.n_rows - 1);
+        u32 from = rows.order ? rows.order[row] / rows.n_used : row;
+        x[n] = (const Words4*)(rows.x + (u64)from * n_groups * 32) + lane % 4;
+    }
+    for (u32 group = begin; group < end; group += AHEAD) {
+        typename Kind::Raw raw[AHEAD];
+        UNROLL
+        for (int i = 0; i < AHEAD; i++) {
+            if (group + i < end) {
+                raw[i] = Kind::fetch(digits, scales, (u64)tile * n_groups + group + i, lane);
+            }
+        }
+        UNROLL
+        for (int i = 0; i < AHEAD; i++) {
+            if (group + i < end) {
+                Fragment w = Kind::widen(raw[i]);
+                UNROLL
+                for (int n = 0; n < NR; n++) {
+                    multiply_group(acc[n], w, x[n][(group + i) * 4]);
+                }
+            }
+        }
+    }
+}
+
+// The tree over the pieces of one output of one row, each piece's sum `stride` floats after the last.
+DEVICE void fold_pieces(const float* sums, u32 stride, const Pieces& pieces, float* out, u64 plane) {
+    Stack<1> stack = {};
+    for (u32 piece = 0; piece < pieces.n; piece++) {
+        float sum[1] = {sums[piece * stride]};
+        for (u32 i = 0; i < pieces.merges[piece]; i++) {
+            stack.merge(sum);
+        }
+        if (pieces.ends_run[piece]) {
+            *out = sum[0];
+            out += plane;
+        } else {
+            stack.push(sum);
+        }
+    }
+}
+
+template <class Kind, int NR>
+DEVICE void few_rows(const void* digits, const void* scales, const Rows& rows, const Pieces& pieces) {
+    const u32 WARPS = 8, R = 8 * NR;
+    SHARED(float, sums, WARPS * R * 16);
+    const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const u32 n_slots = pieces.n <= 1 ? 1 : pieces.n <= 2 ? 2 : pieces.n <= 4 ? 4 : 8;
+    const u32 tile_first = blockIdx.x * (WARPS / n_slots), row_first = blockIdx.y * R;
+    const u32 tile = tile_first + warp / n_slots, piece = warp % n_slots;
+    if (piece < pieces.n && tile * 16 < rows.n_out) {
+        float acc[NR][4] = {};
+        u32 begin = piece == 0 ? 0 : pieces.end[piece - 1];
+        multiply_piece<Kind, NR>(digits, scales, rows, row_first, tile, pieces.n_groups, begin, pieces.end[piece], acc);
+        UNROLL
+        for (int n = 0; n < NR; n++) {
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                sums[(warp * R + n * 8 + 2 * t + i % 2) * 16 + g + i / 2 * 8] = acc[n][i];
+            }
+        }
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < WARPS / n_slots * R * 16; i += 256) {
+        u32 slot = i / (R * 16), row = row_first + i / 16 % R, column = (tile_first + slot) * 16 + i % 16;
+        if (row < rows.n_rows && column < rows.n_out) {
+            const float* from = sums + slot * n_slots * R * 16 + i % (R * 16);
+            fold_pieces(from, R * 16, pieces, rows.out + (u64)row * rows.ld_out + column, (u64)rows.n_rows * rows.ld_out);
+        }
+    }
+}
+
+// ---- many rows: 128 outputs of 64 rows for each block, a warp has 32 of each ---------------------------------------
+
+#define STAGES 4
+#define TILE_ROWS 64
+
+// Asks for one group of all rows of the block: 16 bytes for each thread.
+DEVICE void copy_group(Words4* stage, const bf16* x, u32 row_first, u32 n_rows, u32 n_groups, u32 group) {
+    u32 row = min_of(row_first + threadIdx.x / 4, n_rows - 1);
+    copy_async(stage + threadIdx.x, (const Words4*)(x + (u64)row * n_groups * 32) + group * 4 + threadIdx.x % 4);
+}
+
+// acc[tile][8 rows][..]; the warp's four times eight rows begin at `x` in shared memory.
+template <class Kind>
+DEVICE void multiply_stage(const typename Kind::Raw (&raw)[2], const Words4* x, float (&acc)[32]) {
+    const u32 lane = threadIdx.x % 32;
+    Words4 right[4];
+    UNROLL
+    for (int n = 0; n < 4; n++) {
+        right[n] = x[n * 32 + lane];
+    }
+    UNROLL
+    for (int m = 0; m < 2; m++) {
+        Fragment w = Kind::widen(raw[m]);
+        UNROLL
+        for (int n = 0; n < 4; n++) {
+            float(&sums)[4] = *(float(*)[4])(acc + (m * 4 + n) * 4);
+            multiply_group(sums, w, right[n]);
+        }
+    }
+}
+
+DEVICE void store_run(const float (&acc)[32], float* out, u32 ld_out, u32 column, u32 row, u32 n_out, u32 n_rows) {
+    UNROLL
+    for (int i = 0; i < 32; i++) {
+        u32 c = column + i / 16 * 16 + i % 4 / 2 * 8, r = row + i / 4 % 4 * 8 + i % 2;
+        if (c < n_out && r < n_rows) {
+            out[(u64)r * ld_out + c] = acc[i];
+        }
+    }
+}
+
+template <class Kind>
+DEVICE void many_rows(const void* digits, const void* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,
+                      u32 n_rows, const Pieces& pieces) {
+    SHARED(Words4, stages, STAGES * TILE_ROWS * 4);
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_groups = pieces.n_groups;
+    const u32 row_first = blockIdx.y * TILE_ROWS, warp_row = warp / 4 * 32, n_tiles = ceil_div(n_out, 16);
+    const u32 column = blockIdx.x * 128 + warp % 4 * 32;
+    u64 at[2];
+    typename Kind::Raw next[2];
+    UNROLL
+    for (int m = 0; m < 2; m++) {
+        at[m] = (u64)min_of(column / 16 + m, n_tiles - 1) * n_groups;
+        next[m] = Kind::fetch(digits, scales, at[m], lane);
+    }
+    UNROLL
+    for (u32 group = 0; group < STAGES - 1; group++) {
+        if (group < n_groups) {
+            copy_group(stages + group * TILE_ROWS * 4, x, row_first, n_rows, n_groups, group);
+        }
+        commit_copies();
+    }
+    float acc[32] = {};
+    Stack<32> stack = {};
+    u32 piece = 0;
+    for (u32 group = 0; group < n_groups; group++) {
+        copies_arrived<STAGES - 2>();
+        // All threads' copies are there, and nobody reads the stage before any more.
+        __syncthreads();
+        u32 ahead = group + STAGES - 1;
+        if (ahead < n_groups) {
+            copy_group(stages + ahead % STAGES * TILE_ROWS * 4, x, row_first, n_rows, n_groups, ahead);
+        }
+        commit_copies();
+        typename Kind::Raw raw[2] = {next[0], next[1]};
+        if (group + 1 < n_groups) {
+            UNROLL
+            for (int m = 0; m < 2; m++) {
+                next[m] = Kind::fetch(digits, scales, at[m] + group + 1, lane);
+            }
+        }
+        multiply_stage<Kind>(raw, stages + group % STAGES * TILE_ROWS * 4 + warp_row * 4, acc);
+        if (group + 1 == pieces.end[piece]) {
+            for (u32 i = 0; i < pieces.merges[piece]; i++) {
+                stack.merge(acc);
+            }
+            if (pieces.ends_run[piece]) {
+                store_run(acc, out, ld_out, column + lane / 4, row_first + warp_row + lane % 4 * 2, n_out, n_rows);
+                out += (u64)n_rows * ld_out;
+            } else {
+                stack.push(acc);
+            }
+            UNROLL
+            for (int i = 0; i < 32; i++) {
+                acc[i] = 0.0f;
+            }
+            piece++;
+        }
+    }
+}
+
+// ---- the kernels -------------------------------------------------------------------------------------------------
+
+#define DEFINE_FEW(name, Kind, NR)                                          \
+    LINEAR(name) {                                                          \
+        Rows rows = {x, 0, 1, n_rows, out, ld_out, n_out};                  \
+        few_rows<Kind, NR>(digits, scales, rows, pieces);                   \
+    }
+#define DEFINE_KIND(kind, Kind)                                             \
+    DEFINE_FEW(linear_##kind##_r8, Kind, 1)                                 \
+    DEFINE_FEW(linear_##kind##_r16, Kind, 2)                                \
+    DEFINE_FEW(linear_##kind##_r32, Kind, 4)                                \
+    LINEAR(linear_##kind##_r64) {                                           \
+        many_rows<Kind>(digits, scales, x, out, ld_out, n_out, n_rows, pieces); \
+    }                                                                       \
+    LINEAR_GROUPED(linear_grouped_##kind) {                                 \
+        grouped<Kind>(digits, scales, x, out, ld_out, n_out, starts, first, order, n_used, pieces); \
+    }
+
+template <class Kind>
+DEVICE void grouped(const u64* digits, const u64* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,
+                    const u32* starts, u32 first, const u32* order, u32 n_used, const Pieces& pieces) {
+    const u32 expert = blockIdx.z, start = starts[first + expert], n_rows = starts[first + expert + 1] - start;
+    if (blockIdx.y * 16 >= n_rows) {
+        return;
+    }
+    const bf16* from = order ? x : x + (u64)start * pieces.n_groups * 32;
+    Rows rows = {from, order ? order + start : 0, n_used, n_rows, out + (u64)start * ld_out, ld_out, n_out};
+    few_rows<Kind, 2>((const void*)digits[expert], (const void*)scales[expert], rows, pieces);
+}
+
+DEFINE_KIND(bf16, KindBf16)
+DEFINE_KIND(w8, KindW8)
+DEFINE_KIND(w8h, KindW8h)
+DEFINE_KIND(w4, KindW4)
+DEFINE_KIND(w4h, KindW4h)
+
+// Deep enough for 2^12 planes.
+#define FOLD_DEPTH 12
+
+KERNEL(256) fold_planes(const float* planes, u32 n_planes, const u8* merges, u64 n, float* out) {
+    u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
+    if (i >= n) {
+        return;
+    }
+    float waiting[FOLD_DEPTH] = {};
+    u32 depth = 0;
+    float sum = -0.0f;
+    for (u32 plane = 0; plane < n_planes; plane++) {
+        sum = planes[plane * n + i];
+        bool is_last = plane + 1 == n_planes;
+        u32 n_merges = is_last ? depth : merges[plane];
+        for (u32 m = 0; m < n_merges; m++) {
+            sum = waiting[0] + sum;
+            UNROLL
+            for (int j = 0; j + 1 < FOLD_DEPTH; j++) {
+                waiting[j] = waiting[j + 1];
+            }
+        }
+        depth = depth + 1 - n_merges;
+        UNROLL
+        for (int j = FOLD_DEPTH - 1; j > 0; j--) {
+            waiting[j] = waiting[j - 1];
+        }
+        waiting[0] = sum;
+    }
+    out[i] = sum;
+}

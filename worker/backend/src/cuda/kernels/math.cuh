@@ -1,0 +1,101 @@
+// Elementary functions and reductions over a row: the CPU's (`cpu/math.rs`, `cpu/lanes.rs`), operation for operation.
+#pragma once
+#include "device.cuh"
+
+// `if a > b { a } else { b }`: a NaN on either side gives b.
+DEVICE float larger(float a, float b) { return a > b ? a : b; }
+DEVICE float smaller(float a, float b) { return a < b ? a : b; }
+DEVICE bool is_nan(float x) { return x != x; }
+
+// 2^x for an integer in -126..=127.
+DEVICE float pow2(float x) { return bits_to_float((u32)((int)x + 127) << 23); }
+
+// e^x within 2 ulp. Exactly 0 for what is too small, infinity for what is too large.
+DEVICE float exp_of(float x) {
+    // The constant stands first: a NaN in x is what comes out.
+    x = smaller(89.0f, larger(-104.0f, x));
+    if (is_nan(x)) {
+        return x;
+    }
+    float n = rintf(x * 1.44269504f);
+    float r = fmaf(n, -0.6933594f, x);
+    r = fmaf(n, 2.1219444e-4f, r);
+    float p = 1.9875691e-4f;
+    p = fmaf(p, r, 1.3981999e-3f);
+    p = fmaf(p, r, 8.333452e-3f);
+    p = fmaf(p, r, 4.1665796e-2f);
+    p = fmaf(p, r, 1.6666665e-1f);
+    p = fmaf(p, r, 0.5f);
+    p = fmaf(p, r * r, r) + 1.0f;
+    // In two steps: 2^n itself may be out of range where e^x is not.
+    float half = rintf(n * 0.5f);
+    return p * pow2(half) * pow2(n - half);
+}
+
+// The natural logarithm of a positive normal number, within 2 ulp: what a sum of e^(x - largest) is.
+DEVICE float ln_of(float x) {
+    u32 bits = float_to_bits(x);
+    float e = (float)(bits >> 23 & 0xffu) - 126.0f;
+    float m = bits_to_float((bits & 0x007fffffu) | 0x3f000000u);
+    // From [0.5, 1) to [sqrt(1/2), sqrt(2)), less one.
+    bool is_low = m < 0.70710678118f;
+    e = is_low ? e - 1.0f : e;
+    float f = (is_low ? m + m : m) - 1.0f;
+    float z = f * f;
+    float p = 7.0376836e-2f;
+    p = fmaf(p, f, -1.151461e-1f);
+    p = fmaf(p, f, 1.1676999e-1f);
+    p = fmaf(p, f, -1.2420141e-1f);
+    p = fmaf(p, f, 1.4249323e-1f);
+    p = fmaf(p, f, -1.6668058e-1f);
+    p = fmaf(p, f, 2.0000715e-1f);
+    p = fmaf(p, f, -2.4999994e-1f);
+    p = fmaf(p, f, 3.333333e-1f);
+    float y = fmaf(e, -2.1219444e-4f, p * f * z);
+    y = fmaf(z, -0.5f, y);
+    return fmaf(e, 0.6933594f, f + y);
+}
+
+// x / (1 + e^-x)
+DEVICE float silu_of(float x) { return x / (1.0f + exp_of(0.0f - x)); }
+
+DEVICE float tanh_of(float x) {
+    float size = fabsf(x);
+    float z = x * x;
+    float p = -5.7049887e-3f;
+    p = fmaf(p, z, 2.063909e-2f);
+    p = fmaf(p, z, -5.3739716e-2f);
+    p = fmaf(p, z, 1.3331442e-1f);
+    p = fmaf(p, z, -3.333328e-1f);
+    float small = fmaf(p * z, x, x);
+    float large = 1.0f - 2.0f / (exp_of(size + size) + 1.0f);
+    large = x < 0.0f ? 0.0f - large : large;
+    return size < 0.625f ? small : large;
+}
+
+// x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
+DEVICE float gelu_of(float x) {
+    float inner = fmaf(x * x * x, 0.044715f, x) * 0.7978846f;
+    return x * 0.5f * (1.0f + tanh_of(inner));
+}
+
+// cap * tanh(x / cap)
+DEVICE float soft_cap_of(float x, float cap) { return tanh_of(x / cap) * cap; }
+
+// A row is reduced in sixteen lanes, lane j taking elements j, j + 16, ..; here they are the lanes of half a warp, and
+// both halves may have a row of their own. The one tree: halves are added to halves.
+DEVICE float tree_sum(float lane) {
+    UNROLL
+    for (int half = 8; half > 0; half /= 2) {
+        lane = lane + shuffle_xor(lane, half);
+    }
+    return lane;
+}
+
+DEVICE float tree_largest(float lane) {
+    UNROLL
+    for (int half = 8; half > 0; half /= 2) {
+        lane = larger(shuffle_xor(lane, half), lane);
+    }
+    return lane;
+}

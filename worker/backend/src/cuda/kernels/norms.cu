@@ -1,0 +1,94 @@
+// Norms: one block for each row, which all threads bring to shared memory and half a warp reduces in sixteen lanes.
+#include "kernels.cuh"
+#include "math.cuh"
+#include "rows.cuh"
+
+// Lane j of sixteen takes elements j, j + 16, ..; of a whole warp, whose two halves do the same.
+template <class Number>
+DEVICE float sum_of_squares(u32 n, Number number) {
+    float sum = 0.0f;
+    UNROLL_BY(8)
+    for (u32 i = threadIdx.x % 16; i < n; i += 16) {
+        float x = number(i);
+        sum = fmaf(x, x, sum);
+    }
+    return tree_sum(sum);
+}
+
+DEVICE float sum_of(const float* x, u32 n) {
+    float sum = 0.0f;
+    UNROLL_BY(8)
+    for (u32 i = threadIdx.x % 16; i < n; i += 16) {
+        sum = sum + x[i];
+    }
+    return tree_sum(sum);
+}
+
+DEVICE float scale_of(float sum_of_squares, u32 n, float eps) { return 1.0f / sqrtf(sum_of_squares / (float)n + eps); }
+
+// out = (row * scale) * weight; `row` in shared memory, just written.
+DEVICE void norm_row(const float* row, const float* weight, float eps, u32 cols, void* out, u32 forms) {
+    SHARED(float, shared_scale, 1);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        float sum = sum_of_squares(cols, [=](u32 i) { return row[i]; });
+        if (threadIdx.x == 0) {
+            *shared_scale = scale_of(sum, cols, eps);
+        }
+    }
+    __syncthreads();
+    float scale = *shared_scale;
+    put_row(out, blockIdx.x, cols, forms & FORM_OUT_BF16, [=](u32 i) { return row[i] * scale * weight[i]; });
+}
+
+KERNEL(256) rms_norm(const void* x, const float* weight, float eps, u32 cols, void* out, u32 forms) {
+    SHARED_DYNAMIC(bytes);
+    float* row = (float*)bytes;
+    for (u32 i = threadIdx.x; i < cols; i += 256) {
+        row[i] = number_at(x, blockIdx.x, cols, i, forms & FORM_X_BF16);
+    }
+    norm_row(row, weight, eps, cols, out, forms);
+}
+
+KERNEL(256) add_rms_norm(const void* x, float* residual, const float* weight, float eps, u32 cols, void* out, u32 forms) {
+    SHARED_DYNAMIC(bytes);
+    float* row = (float*)bytes;
+    float* sum = residual + (u64)blockIdx.x * cols;
+    for (u32 i = threadIdx.x; i < cols; i += 256) {
+        row[i] = sum[i] = sum[i] + number_at(x, blockIdx.x, cols, i, forms & FORM_X_BF16);
+    }
+    norm_row(row, weight, eps, cols, out, forms);
+}
+
+KERNEL(256) layer_norm(const void* x, const float* weight, const float* bias, float eps, u32 cols, void* out, u32 forms) {
+    SHARED_DYNAMIC(bytes);
+    SHARED(float, shared, 2);
+    float* row = (float*)bytes;
+    for (u32 i = threadIdx.x; i < cols; i += 256) {
+        row[i] = number_at(x, blockIdx.x, cols, i, forms & FORM_X_BF16);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        float mean = sum_of(row, cols) / (float)cols;
+        float sum = sum_of_squares(cols, [=](u32 i) { return row[i] - mean; });
+        if (threadIdx.x == 0) {
+            shared[0] = mean;
+            shared[1] = scale_of(sum, cols, eps);
+        }
+    }
+    __syncthreads();
+    float mean = shared[0], scale = shared[1];
+    put_row(out, blockIdx.x, cols, forms & FORM_OUT_BF16,
+            [=](u32 i) { return fmaf((row[i] - mean) * scale, weight[i], bias[i]); });
+}
+
+KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, HeadShape heads) {
+    const u32 n_cols = (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim;
+    float* x = qkv + (u64)blockIdx.x * n_cols + blockIdx.y * heads.head_dim;
+    const float* weight = blockIdx.y < heads.n_heads ? q : k;
+    // The lanes meet in the sum: nobody writes before all have read.
+    float scale = scale_of(sum_of_squares(heads.head_dim, [=](u32 i) { return x[i]; }), heads.head_dim, eps);
+    for (u32 i = threadIdx.x; i < heads.head_dim; i += 32) {
+        x[i] = x[i] * scale * weight[i];
+    }
+}

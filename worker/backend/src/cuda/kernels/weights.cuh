@@ -1,0 +1,116 @@
+// Packed weights, as `kernels.cuh` lays them out: how a lane reads its part of sixteen rows of thirty-two elements.
+//
+// A kind has `Raw`, what a lane loads; `fetch`, which loads it; `widen`, which makes bf16 of it; and `one`, a single weight.
+#pragma once
+#include "kernels.cuh"
+
+// Sixteen rows of thirty-two weights for the tensor cores: a[step][register], as `multiply_tiles` wants them.
+struct Fragment {
+    u32 a[2][4];
+};
+
+struct KindBf16 {
+    struct Raw {
+        Words4 rows[2];
+    };
+
+    static DEVICE_MEMBER Raw fetch(const void* digits, const void*, u64 at, u32 lane) {
+        const Words4* from = (const Words4*)digits + at * 64 + lane;
+        Raw raw;
+        raw.rows[0] = load_once(from);
+        raw.rows[1] = load_once(from + 32);
+        return raw;
+    }
+
+    static DEVICE_MEMBER Fragment widen(const Raw& raw) {
+        Fragment out;
+        UNROLL
+        for (int step = 0; step < 2; step++) {
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                out.a[step][i] = raw.rows[i % 2].w[2 * step + i / 2];
+            }
+        }
+        return out;
+    }
+
+    static DEVICE_MEMBER bf16 one(const void* digits, const void*, u64 at, u32 row, u32 element) {
+        return ((const bf16*)digits)[at * 512 + row * 32 + element];
+    }
+};
+
+// The pair (scale, minimum) in a word.
+struct Scale {
+    float scale, minimum;
+
+    DEVICE_MEMBER explicit Scale(u32 pair) : scale(widen_f16(pair)), minimum(widen_f16(pair >> 16)) {}
+    // A digit below 2^23, made a float by its bits.
+    DEVICE_MEMBER float of(u32 digit) const {
+        return fmaf(scale, bits_to_float(0x4b000000u | digit) - 8388608.0f, minimum);
+    }
+};
+
+// BITS: 8 or 4. HALVES: each sixteen elements have a scale of their own.
+template <int BITS, bool HALVES>
+struct KindQuantized {
+    // The words that hold eight digits.
+    static constexpr int WORDS = BITS / 4;
+    struct Digits {
+        u32 rows[2][WORDS];
+    };
+    struct Raw {
+        Digits digits;
+        Words2 scales;
+    };
+
+    static DEVICE_MEMBER u64 scale_at(u64 at, u32 row, u32 half) { return HALVES ? (at * 2 + half) * 8 + row : at * 8 + row; }
+
+    static DEVICE_MEMBER Raw fetch(const void* digits, const void* scales, u64 at, u32 lane) {
+        Raw raw;
+        if (BITS == 8) {
+            Words4 words = load_once((const Words4*)digits + at * 32 + lane);
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                raw.digits.rows[i / 2][i % WORDS] = words.w[i];
+            }
+        } else {
+            Words2 words = load_once((const Words2*)digits + at * 32 + lane);
+            raw.digits.rows[0][0] = words.w[0];
+            raw.digits.rows[1][0] = words.w[1];
+        }
+        raw.scales = load_once((const Words2*)scales + scale_at(at, lane / 4, lane % 4 / 2));
+        return raw;
+    }
+
+    static DEVICE_MEMBER u32 digit(const u32 (&words)[WORDS], int i) {
+        return words[i * BITS / 32] >> (i * BITS % 32) & ((1u << BITS) - 1);
+    }
+
+    static DEVICE_MEMBER Fragment widen(const Raw& raw) {
+        Fragment out;
+        UNROLL
+        for (int row = 0; row < 2; row++) {
+            Scale scale(raw.scales.w[row]);
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                float low = scale.of(digit(raw.digits.rows[row], 2 * i));
+                float high = scale.of(digit(raw.digits.rows[row], 2 * i + 1));
+                out.a[i / 2][row + i % 2 * 2] = pack_bf16(low, high);
+            }
+        }
+        return out;
+    }
+
+    static DEVICE_MEMBER bf16 one(const void* digits, const void* scales, u64 at, u32 row, u32 element) {
+        u32 lane = row % 8 * 4 + element / 8, h = row / 8;
+        const u8* byte = (const u8*)digits + ((at * 32 + lane) * 2 + h) * BITS + element % 8 * BITS / 8;
+        u32 digit = *byte >> (element % 8 * BITS % 8) & ((1u << BITS) - 1);
+        Scale scale(((const Words2*)scales)[scale_at(at, row % 8, element / 16)].w[h]);
+        return narrow(scale.of(digit));
+    }
+};
+
+typedef KindQuantized<8, false> KindW8;
+typedef KindQuantized<8, true> KindW8h;
+typedef KindQuantized<4, false> KindW4;
+typedef KindQuantized<4, true> KindW4h;

@@ -1,0 +1,412 @@
+//! A GPU of NVIDIA as a device. Built into every binary; the driver and its compiler are looked for when a device is
+//! opened, and where they are missing that is an error like any other.
+//!
+//! ```text
+//! driver    what the driver offers: contexts, streams, memory, launches
+//! compiler  sources -> a cubin, kept on disk
+//! kernels   names and arguments; kernels/*.cu are the sources, kernels/kernels.cuh the page both sides are written to
+//! weights   stored matrices -> tiles of digits and scales
+//! uploads   what a pass tells the device: positions, tables, tokens
+//! the rest  the operations, each a launch or two
+//! ```
+//! Operations are begun in order on one stream and return at once; who reads waits. What fails is remembered and said by
+//! `settle`, and nothing more is begun until then. All memory is made at load.
+//!
+//! Knows nothing of models or requests. Ranks exchange through the host, as those of processors do.
+
+mod attention;
+mod compiler;
+mod driver;
+mod experts;
+mod kernels;
+mod linear;
+mod pointwise;
+mod sample;
+mod uploads;
+mod weights;
+
+pub use attention::{Kv, Rope};
+pub use compiler::{Arch, Compiler, Program, Text};
+pub use driver::{Card, Driver};
+pub use experts::Routes;
+pub use kernels::compile;
+pub use weights::Matrix;
+
+use crate::cpu::{Cpu, CpuConfig};
+use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Result, RopeStyle, Routing, Stored};
+use driver::{Bytes, Context, Event, Shape, Stream};
+use half::bf16;
+use kernels::{Kernels, arguments};
+use std::ffi::c_void;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use types::{DeviceClass, Leaves};
+use uploads::Uploads;
+use weights::{GROUP, Packer};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaConfig {
+    /// Which of the driver's devices.
+    pub ordinal: u32,
+    /// Where compiled kernels are kept between starts.
+    pub cache: Option<PathBuf>,
+    /// The processor beside it packs weights, and draws what the device has no kernel for.
+    pub host: CpuConfig,
+}
+
+/// Driven by one thread at a time.
+pub struct Cuda {
+    card: Card,
+    host: Cpu,
+    kernels: Kernels,
+    uploads: Mutex<Uploads>,
+    scratch: Mutex<Scratch>,
+    draws: Mutex<sample::Room>,
+    fault: Mutex<Option<Error>>,
+    stream: Stream,
+    context: Arc<Context>,
+}
+
+/// What operations need besides their arguments, grown when buffers are made.
+struct Scratch {
+    /// Rows on their way from one form to the other.
+    rows: Bytes,
+    /// What the tiles of a split attention have made.
+    partial: Bytes,
+}
+
+/// `[rows_max, cols]`, in f32 or, where a product is what reads it, in bf16.
+pub struct Buffer {
+    bytes: Bytes,
+    rows_max: usize,
+    cols: usize,
+    is_bf16: AtomicBool,
+}
+
+impl Buffer {
+    fn is_bf16(&self) -> bool {
+        self.is_bf16.load(Ordering::Relaxed)
+    }
+
+    /// What an operation is about to write.
+    fn becomes_bf16(&self, is_bf16: bool) {
+        self.is_bf16.store(is_bf16, Ordering::Relaxed);
+    }
+
+    fn row_bytes(&self) -> usize {
+        if self.is_bf16() { padded(self.cols) * 2 } else { self.cols * 4 }
+    }
+
+    /// An operation that does not fit its buffers is a bug of its caller.
+    fn check(&self, n_rows: usize, cols: usize) {
+        let fits = n_rows <= self.rows_max && cols == self.cols;
+        assert!(fits, "{n_rows} rows of {cols} in a buffer of {} x {}", self.rows_max, self.cols);
+    }
+
+    fn at(&self) -> u64 {
+        self.bytes.at(0)
+    }
+}
+
+/// A vector of f32.
+pub struct Vector {
+    bytes: Bytes,
+    len: usize,
+}
+
+impl Vector {
+    fn at(&self) -> u64 {
+        self.bytes.at(0)
+    }
+}
+
+/// The numbers that a row of bf16 has room for.
+fn padded(cols: usize) -> usize {
+    cols.next_multiple_of(GROUP)
+}
+
+impl Cuda {
+    pub fn open(config: &CudaConfig) -> Result<Cuda> {
+        let driver = Driver::find()?;
+        let card = driver.card(config.ordinal)?;
+        card.check()?;
+        let context = Context::open(driver, &card)?;
+        Ok(Cuda {
+            host: Cpu::new(config.host)?,
+            kernels: Kernels::load(&context, &card, config.cache.as_deref())?,
+            uploads: Mutex::new(Uploads::new(&context, uploads::BYTES_MIN)?),
+            scratch: Mutex::new(Scratch {
+                rows: Bytes::new(&context, "scratch", 0)?,
+                partial: Bytes::new(&context, "scratch", attention::PARTIAL_BYTES)?,
+            }),
+            draws: Mutex::new(sample::Room::new(&context)?),
+            fault: Mutex::new(None),
+            stream: Stream::new(&context)?,
+            card,
+            context,
+        })
+    }
+
+    pub fn card(&self) -> &Card {
+        &self.card
+    }
+
+    /// The processor beside it.
+    pub fn host(&self) -> &Cpu {
+        &self.host
+    }
+
+    /// What nobody has taken of the device's memory.
+    pub fn free_bytes(&self) -> Result<u64> {
+        self.context.free_bytes()
+    }
+
+    /// Seconds that the device takes for what `work` begins.
+    pub fn seconds(&self, work: impl FnOnce()) -> Result<f64> {
+        let (begin, end) = (Event::new(&self.context)?, Event::new(&self.context)?);
+        begin.record(&self.stream)?;
+        work();
+        end.record(&self.stream)?;
+        end.wait()?;
+        Ok(f64::from(end.millis_since(&begin)?) / 1e3)
+    }
+
+    /// Begins to copy the first rows of a buffer to another.
+    pub fn copy_rows(&self, from: &Buffer, to: &mut Buffer, n_rows: usize) {
+        from.check(n_rows, to.cols);
+        to.check(n_rows, to.cols);
+        to.becomes_bf16(from.is_bf16());
+        self.note(self.stream.copy(&to.bytes, 0, &from.bytes, 0, n_rows * from.row_bytes()));
+    }
+
+    /// Runs a kernel, unless something has failed before.
+    ///
+    /// # Safety
+    /// As for `Kernels::launch`.
+    unsafe fn launch(&self, name: &str, shape: Shape, args: &[*const c_void]) {
+        if self.is_well() {
+            // SAFETY: the caller's promise.
+            self.note(unsafe { self.kernels.launch(&self.stream, name, shape, args) });
+        }
+    }
+
+    fn is_well(&self) -> bool {
+        lock(&self.fault).is_none()
+    }
+
+    /// The first that fails is the cause of what comes after it.
+    fn note<T>(&self, result: Result<T>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                lock(&self.fault).get_or_insert(error);
+                None
+            }
+        }
+    }
+
+    fn scratch(&self) -> MutexGuard<'_, Scratch> {
+        lock(&self.scratch)
+    }
+
+    /// Words that the device is to have for the rest of the pass.
+    fn upload(&self, words: &[u32]) -> u64 {
+        let uploaded = lock(&self.uploads).put(&self.stream, words.len(), |to| to.copy_from_slice(words));
+        self.note(uploaded).unwrap_or(0)
+    }
+
+    /// The rows in bf16: where they are, or rounded into the scratch. Another such call takes that away.
+    fn in_bf16(&self, x: &Buffer, n_rows: usize) -> u64 {
+        if x.is_bf16() {
+            return x.at();
+        }
+        let (from, cols, to) = (x.at(), x.cols as u32, self.scratch().rows.at(0));
+        // SAFETY: x has so many rows, and `buffer` made the scratch as large as any buffer's rows in bf16.
+        unsafe { self.launch("round_rows", by_row(n_rows), arguments![from, cols, to]) };
+        to
+    }
+
+    /// Makes the rows f32 where they stand.
+    fn to_f32(&self, x: &Buffer, n_rows: usize) {
+        if !x.is_bf16() {
+            return;
+        }
+        let scratch = self.scratch();
+        if n_rows > 0 && x.cols > 0 {
+            self.note(self.stream.copy(&scratch.rows, 0, &x.bytes, 0, n_rows * x.row_bytes()));
+            let (from, cols, to) = (scratch.rows.at(0), x.cols as u32, x.at());
+            // SAFETY: the scratch has the rows in bf16, and x is as large in f32.
+            unsafe { self.launch("widen_rows", by_row(n_rows), arguments![from, cols, to]) };
+        }
+        x.becomes_bf16(false);
+    }
+
+    /// Copies from the device, and has it when it returns.
+    ///
+    /// Whoever asks cannot go on without an answer and has no way to be told: a rank whose device has failed must not
+    /// send its peers what it does not have. The step fails as a whole.
+    fn fetch(&self, from: &Bytes, at: usize, to: &mut [u8]) {
+        // SAFETY: `to` is borrowed until the stream is through.
+        let fetched = unsafe { self.stream.read(from, at, to) }.and_then(|()| self.stream.finish());
+        self.note(fetched);
+        let fault = lock(&self.fault);
+        assert!(fault.is_none(), "the device failed: {}", fault.as_ref().map_or_else(String::new, Error::to_string));
+    }
+
+    fn place(&self, to: &Bytes, at: usize, from: &[u8]) -> Result<()> {
+        // SAFETY: `from` is borrowed until the stream is through.
+        unsafe { self.stream.write(to, at, from) }?;
+        self.stream.finish()
+    }
+
+    fn packer<T>(&self, pack: impl FnOnce(Packer<'_>) -> Result<T>) -> Result<T> {
+        let write = |to: &Bytes, at: usize, from: &[u8]| self.place(to, at, from);
+        pack(Packer { context: &self.context, team: &self.host.team, write: &write })
+    }
+
+    fn floats(&self, what: &'static str, values: &[f32]) -> Result<Bytes> {
+        let bytes = Bytes::new(&self.context, what, size_of_val(values))?;
+        self.place(&bytes, 0, bytemuck::cast_slice(values))?;
+        Ok(bytes)
+    }
+}
+
+/// A block of 256 for each row.
+fn by_row(n_rows: usize) -> Shape {
+    Shape { grid: [n_rows as u32, 1, 1], block: [256, 1, 1], shared_bytes: 0 }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What an aborted operation left in it, the next overwrites.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory for Cuda {
+    type Buffer = Buffer;
+    type Matrix = Matrix;
+    type Vector = Vector;
+    type Kv = Kv;
+    type Rope = Rope;
+    type Routes = Routes;
+
+    fn class(&self) -> DeviceClass {
+        DeviceClass::Cuda
+    }
+
+    fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {
+        let too_big = || Error::Shape(format!("a buffer of {rows_max} x {cols}"));
+        let size = |cols: usize, each: usize| {
+            rows_max.checked_mul(cols).and_then(|n| n.checked_mul(each)).ok_or_else(too_big)
+        };
+        if u32::try_from(cols).is_err() || u32::try_from(rows_max).is_err() {
+            return Err(too_big());
+        }
+        let (in_f32, in_bf16) = (size(cols, 4)?, size(padded(cols), 2)?);
+        {
+            let mut scratch = self.scratch();
+            if scratch.rows.len() < in_bf16 {
+                scratch.rows = Bytes::new(&self.context, "scratch", in_bf16)?;
+            }
+        }
+        let bytes = Bytes::new(&self.context, "a buffer", in_f32.max(in_bf16))?;
+        self.stream.fill(&bytes, 0)?;
+        Ok(Buffer { bytes, rows_max, cols, is_bf16: AtomicBool::new(false) })
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Vector> {
+        Ok(Vector { bytes: self.floats("a vector", values)?, len: values.len() })
+    }
+
+    fn matrix(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
+        self.packer(|packer| packer.stack(parts))
+    }
+
+    fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
+        self.packer(|packer| packer.of_leaves(stored, leaves, owned))
+    }
+
+    fn kv(&self, spec: KvSpec) -> Result<Kv> {
+        Kv::new(self, spec)
+    }
+
+    fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
+        Rope::new(self, cos, sin, half_dim, style)
+    }
+
+    fn batches(&self, limits: BatchLimits) -> Result<()> {
+        let n_bytes = uploads::bytes_for(limits).ok_or_else(|| Error::Shape(format!("batches of {limits:?}")))?;
+        *lock(&self.uploads) = Uploads::new(&self.context, n_bytes)?;
+        lock(&self.draws).reserve(&self.context, limits.rows_max)
+    }
+
+    fn begin(&self, batch: &Batch) {
+        let begun = lock(&self.uploads).begin(&self.stream, batch);
+        self.note(begun);
+    }
+
+    fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
+        Routes::new(self, rows_max, hidden, inner, routing)
+    }
+
+    fn matrix_bytes(&self, matrix: &Matrix) -> usize {
+        matrix.n_bytes
+    }
+
+    fn read(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {
+        buffer.check(rows.end, buffer.cols);
+        assert_eq!(out.len(), rows.len() * buffer.cols, "room for {rows:?} of {} columns", buffer.cols);
+        let start = rows.start * buffer.row_bytes();
+        match buffer.is_bf16() {
+            false => self.fetch(&buffer.bytes, start, bytemuck::cast_slice_mut(out)),
+            true => {
+                for (row, out) in rows.zip(out.chunks_exact_mut(buffer.cols.max(1))) {
+                    self.read_part(buffer, row, 0, out);
+                }
+            }
+        }
+    }
+
+    fn write(&self, buffer: &mut Buffer, row: usize, values: &[f32]) {
+        let cols = buffer.cols;
+        assert!(cols > 0 && values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());
+        buffer.check(row + values.len() / cols, cols);
+        self.to_f32(buffer, buffer.rows_max);
+        self.note(self.place(&buffer.bytes, row * cols * 4, bytemuck::cast_slice(values)));
+    }
+
+    fn cols(&self, buffer: &Buffer) -> usize {
+        buffer.cols
+    }
+
+    fn read_part(&self, buffer: &Buffer, row: usize, col: usize, out: &mut [f32]) {
+        buffer.check(row + 1, buffer.cols);
+        assert!(col + out.len() <= buffer.cols, "{} columns from {col} of {}", out.len(), buffer.cols);
+        if !buffer.is_bf16() {
+            let at = (row * buffer.cols + col) * 4;
+            return self.fetch(&buffer.bytes, at, bytemuck::cast_slice_mut(out));
+        }
+        const PIECE: usize = 512;
+        let mut halves = [0u16; PIECE];
+        for (i, out) in out.chunks_mut(PIECE).enumerate() {
+            let halves = &mut halves[..out.len()];
+            let at = row * buffer.row_bytes() + (col + i * PIECE) * 2;
+            self.fetch(&buffer.bytes, at, bytemuck::cast_slice_mut(halves));
+            out.iter_mut().zip(halves).for_each(|(out, bits)| *out = bf16::from_bits(*bits).to_f32());
+        }
+    }
+
+    fn write_part(&self, buffer: &mut Buffer, row: usize, col: usize, values: &[f32]) {
+        buffer.check(row + 1, buffer.cols);
+        assert!(col + values.len() <= buffer.cols, "{} columns from {col} of {}", values.len(), buffer.cols);
+        self.to_f32(buffer, buffer.rows_max);
+        self.note(self.place(&buffer.bytes, (row * buffer.cols + col) * 4, bytemuck::cast_slice(values)));
+    }
+}
+
+impl crate::Device for Cuda {
+    fn settle(&self) -> Result<()> {
+        lock(&self.fault).take().map_or(Ok(()), Err)
+    }
+}

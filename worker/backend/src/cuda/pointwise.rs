@@ -1,0 +1,179 @@
+//! What happens to rows by themselves.
+
+use super::driver::Shape;
+use super::kernels::{HeadShape, arguments, norm_bytes_max};
+use super::weights::Kind;
+use super::{Buffer, Cuda, Matrix, Vector, by_row, padded};
+use crate::{Error, Heads, Pointwise};
+
+/// As in the header.
+const X_BF16: u32 = 1;
+const OUT_BF16: u32 = 2;
+
+fn form(x: &Buffer) -> u32 {
+    if x.is_bf16() { X_BF16 } else { 0 }
+}
+
+impl Cuda {
+    /// A row in shared memory, if it fits.
+    fn by_row_in_shared(&self, n_rows: usize, cols: usize) -> Option<Shape> {
+        let shared_bytes = u32::try_from(cols * 4).ok().filter(|n| *n <= norm_bytes_max(&self.card));
+        let fits = shared_bytes.ok_or_else(|| Error::Shape(format!("a norm over {cols} columns on this device")));
+        self.note(fits).map(|shared_bytes| Shape { shared_bytes, ..by_row(n_rows) })
+    }
+
+    fn gated(&self, name: &str, gate_up: &Buffer, n_rows: usize, out: &Buffer) {
+        let inner = out.cols;
+        gate_up.check(n_rows, 2 * inner);
+        out.check(n_rows, inner);
+        if n_rows == 0 || inner == 0 {
+            return;
+        }
+        self.to_f32(gate_up, n_rows);
+        out.becomes_bf16(true);
+        let (from, cols, to) = (gate_up.at(), inner as u32, out.at());
+        // SAFETY: both have so many rows.
+        unsafe { self.launch(name, by_row(n_rows), arguments![from, cols, to, OUT_BF16]) };
+    }
+
+    /// The f32 of x that a kernel changes in place.
+    fn in_place(&self, x: &Buffer, n_rows: usize) -> Option<(u64, u32)> {
+        x.check(n_rows, x.cols);
+        self.to_f32(x, n_rows);
+        (n_rows > 0 && x.cols > 0).then(|| (x.at(), x.cols as u32))
+    }
+}
+
+fn embed_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Bf16 => "embed_bf16",
+        Kind::W8 => "embed_w8",
+        Kind::W8h => "embed_w8h",
+        Kind::W4 => "embed_w4",
+        Kind::W4h => "embed_w4h",
+    }
+}
+
+impl Pointwise for Cuda {
+    fn embed(&self, table: &Matrix, first: u32, tokens: &[u32], out: &mut Buffer) {
+        out.check(tokens.len(), table.k);
+        self.to_f32(out, tokens.len());
+        let [part] = &table.parts[..] else { return };
+        if tokens.is_empty() {
+            return;
+        }
+        let (digits, scales, tokens_at) = (part.digits.at(0), part.scales.at(0), self.upload(tokens));
+        let (n_table, k, to) = (part.rows as u32, table.k as u32, out.at());
+        let args = arguments![digits, scales, tokens_at, first, n_table, k, to];
+        // SAFETY: the packer laid the table out for its kind; a token without a row in it is passed over.
+        unsafe { self.launch(embed_of(part.kind), by_row(tokens.len()), args) };
+    }
+
+    fn rms_norm(&self, x: &Buffer, weight: &Vector, eps: f32, n_rows: usize, out: &mut Buffer) {
+        x.check(n_rows, weight.len);
+        out.check(n_rows, weight.len);
+        let Some(shape) = self.by_row_in_shared(n_rows, x.cols).filter(|_| n_rows > 0) else { return };
+        let forms = form(x) | OUT_BF16;
+        out.becomes_bf16(true);
+        let (x, weight, cols, to) = (x.at(), weight.at(), out.cols as u32, out.at());
+        // SAFETY: both have so many rows as wide as the weight.
+        unsafe { self.launch("rms_norm", shape, arguments![x, weight, eps, cols, to, forms]) };
+    }
+
+    fn add_rms_norm(
+        &self,
+        x: &Buffer,
+        residual: &mut Buffer,
+        weight: &Vector,
+        eps: f32,
+        n_rows: usize,
+        out: &mut Buffer,
+    ) {
+        [x, &*residual, &*out].iter().for_each(|rows| rows.check(n_rows, weight.len));
+        let Some(shape) = self.by_row_in_shared(n_rows, x.cols).filter(|_| n_rows > 0) else { return };
+        self.to_f32(residual, n_rows);
+        let forms = form(x) | OUT_BF16;
+        out.becomes_bf16(true);
+        let (x, residual, weight, cols, to) = (x.at(), residual.at(), weight.at(), out.cols as u32, out.at());
+        let args = arguments![x, residual, weight, eps, cols, to, forms];
+        // SAFETY: all have so many rows as wide as the weight.
+        unsafe { self.launch("add_rms_norm", shape, args) };
+    }
+
+    fn add(&self, x: &Buffer, residual: &mut Buffer, n_rows: usize) {
+        x.check(n_rows, residual.cols);
+        let Some((residual, cols)) = self.in_place(residual, n_rows) else { return };
+        let (x, forms) = (x.at(), form(x));
+        // SAFETY: both have so many rows.
+        unsafe { self.launch("add_rows", by_row(n_rows), arguments![x, residual, cols, forms]) };
+    }
+
+    fn add_bias(&self, x: &mut Buffer, bias: &Vector, n_rows: usize) {
+        x.check(n_rows, bias.len);
+        let Some((x, cols)) = self.in_place(x, n_rows) else { return };
+        let bias = bias.at();
+        // SAFETY: x has so many rows as wide as the bias.
+        unsafe { self.launch("add_bias", by_row(n_rows), arguments![x, bias, cols]) };
+    }
+
+    fn silu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
+        self.gated("silu_mul", gate_up, n_rows, out);
+    }
+
+    fn gather(&self, x: &Buffer, rows: &[u32], out: &mut Buffer) {
+        out.check(rows.len(), x.cols);
+        assert!(rows.iter().all(|row| (*row as usize) < x.rows_max), "rows of a buffer of {}", x.rows_max);
+        out.becomes_bf16(x.is_bf16());
+        if rows.is_empty() || x.cols == 0 {
+            return;
+        }
+        let n_words = if x.is_bf16() { padded(x.cols) / 2 } else { x.cols } as u32;
+        let (x, rows_at, to) = (x.at(), self.upload(rows), out.at());
+        // SAFETY: every row is in x, and out has room for so many.
+        unsafe { self.launch("gather_rows", by_row(rows.len()), arguments![x, rows_at, n_words, to]) };
+    }
+
+    fn norm_heads(&self, qkv: &mut Buffer, heads: &Heads, q: &Vector, k: &Vector, eps: f32, n_rows: usize) {
+        assert!([q, k].iter().all(|weight| weight.len == heads.head_dim), "weights are as long as a head");
+        qkv.check(n_rows, heads.qkv_cols());
+        let Some((qkv, _)) = self.in_place(qkv, n_rows) else { return };
+        let n_normed = (heads.n_heads + heads.n_kv_heads) as u32;
+        let shape = Shape { grid: [n_rows as u32, n_normed, 1], block: [32, 1, 1], shared_bytes: 0 };
+        let (q, k, heads) = (q.at(), k.at(), HeadShape::of(heads));
+        // SAFETY: qkv has so many rows of these heads; `Kv::new` has refused heads that are too wide.
+        unsafe { self.launch("norm_heads", shape, arguments![qkv, q, k, eps, heads]) };
+    }
+
+    fn layer_norm(&self, x: &Buffer, weight: &Vector, bias: &Vector, eps: f32, n_rows: usize, out: &mut Buffer) {
+        x.check(n_rows, weight.len);
+        out.check(n_rows, bias.len);
+        let Some(shape) = self.by_row_in_shared(n_rows, x.cols).filter(|_| n_rows > 0) else { return };
+        let forms = form(x) | OUT_BF16;
+        out.becomes_bf16(true);
+        let (x, weight, bias, cols, to) = (x.at(), weight.at(), bias.at(), out.cols as u32, out.at());
+        // SAFETY: both have so many rows as wide as the weight and the bias.
+        unsafe { self.launch("layer_norm", shape, arguments![x, weight, bias, eps, cols, to, forms]) };
+    }
+
+    fn gelu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
+        self.gated("gelu_mul", gate_up, n_rows, out);
+    }
+
+    fn gelu(&self, x: &mut Buffer, n_rows: usize) {
+        let Some((x, cols)) = self.in_place(x, n_rows) else { return };
+        // SAFETY: x has so many rows.
+        unsafe { self.launch("gelu_rows", by_row(n_rows), arguments![x, cols]) };
+    }
+
+    fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
+        let Some((x, cols)) = self.in_place(x, n_rows) else { return };
+        // SAFETY: x has so many rows.
+        unsafe { self.launch("scale_rows", by_row(n_rows), arguments![x, cols, factor]) };
+    }
+
+    fn soft_cap(&self, x: &mut Buffer, cap: f32, n_rows: usize) {
+        let Some((x, cols)) = self.in_place(x, n_rows) else { return };
+        // SAFETY: x has so many rows.
+        unsafe { self.launch("soft_cap_rows", by_row(n_rows), arguments![x, cols, cap]) };
+    }
+}

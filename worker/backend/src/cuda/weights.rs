@@ -1,0 +1,393 @@
+//! Weights as the kernels want them: tiles of sixteen outputs, groups of thirty-two along k, digits of 4, 8 or 16 bits
+//! with a scale and a minimum for each thirty-two or sixteen. `kernels/kernels.cuh` draws the layout.
+//!
+//! Every stored type becomes one of five kinds. Types of 5 and 6 bits grow to 8, those of 2 and 3 to 4; MXFP4, whose
+//! powers of two an f16 does not hold, and what is not quantized become bf16.
+
+use super::driver::{Bytes, Context};
+use super::kernels::{PIECES_MAX, Pieces};
+use crate::cpu::blocks::{Sub, sub_block};
+use crate::cpu::memory::Shared;
+use crate::cpu::team::Team;
+use crate::{Error, Result, Stored, StoredType};
+use half::{bf16, f16};
+use std::ops::Range;
+use std::sync::Arc;
+use types::Leaves;
+use types::leaves::{Fold, aligned_runs};
+
+pub(super) const TILE: usize = 16;
+pub(super) const GROUP: usize = 32;
+/// Bytes that are packed before they are copied to the device.
+const STRETCH_BYTES: usize = 16 << 20;
+/// Products that are not cut otherwise have so many strands.
+const STRANDS: u32 = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Bf16,
+    W8,
+    W8h,
+    W4,
+    W4h,
+}
+
+impl Kind {
+    pub fn of(dtype: StoredType) -> Kind {
+        match dtype {
+            StoredType::F32 | StoredType::F16 | StoredType::BF16 | StoredType::MXFP4 => Kind::Bf16,
+            StoredType::Q4_0 | StoredType::Q4_1 | StoredType::Q4K => Kind::W4,
+            StoredType::Q2K | StoredType::Q3K => Kind::W4h,
+            StoredType::Q5_0 | StoredType::Q5_1 | StoredType::Q8_0 | StoredType::IQ4NL | StoredType::Q5K => Kind::W8,
+            StoredType::Q6K => Kind::W8h,
+        }
+    }
+
+    /// Of a tile's group.
+    const fn digit_bytes(self) -> usize {
+        match self {
+            Kind::Bf16 => 1024,
+            Kind::W8 | Kind::W8h => 512,
+            Kind::W4 | Kind::W4h => 256,
+        }
+    }
+
+    const fn scale_bytes(self) -> usize {
+        match self {
+            Kind::Bf16 => 0,
+            Kind::W8 | Kind::W4 => 64,
+            Kind::W8h | Kind::W4h => 128,
+        }
+    }
+}
+
+/// `[n_out, k]` on the device.
+pub struct Matrix {
+    pub(super) k: usize,
+    pub(super) n_out: usize,
+    pub(super) n_runs: usize,
+    pub(super) pieces: Pieces,
+    pub(super) parts: Vec<Part>,
+    pub(super) n_bytes: usize,
+}
+
+/// Consecutive rows of one kind.
+pub(super) struct Part {
+    pub kind: Kind,
+    pub rows: usize,
+    /// The column of the product that the first row gives.
+    pub first_out: usize,
+    pub digits: Bytes,
+    pub scales: Bytes,
+}
+
+impl Part {
+    pub fn n_tiles(&self) -> usize {
+        self.rows.div_ceil(TILE)
+    }
+}
+
+/// What weights are made with.
+pub(super) struct Packer<'a> {
+    pub context: &'a Arc<Context>,
+    pub team: &'a Team,
+    /// Copies to the device, and is done when it returns.
+    pub write: &'a dyn Fn(&Bytes, usize, &[u8]) -> Result<()>,
+}
+
+impl Packer<'_> {
+    /// Rows below each other, which meet the same input.
+    pub fn stack(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
+        let k = parts.first().map_or(0, |part| part.k);
+        self.pack(parts, k, strands(k))
+    }
+
+    pub fn of_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
+        if owned.start > owned.end || owned.end as usize > leaves.len() || leaves.len() > PIECES_MAX {
+            return Err(Error::Shape(format!("leaves {owned:?} of {}", leaves.len())));
+        }
+        let k = leaves.elements(&owned).len();
+        self.pack(&[stored], k, pieces_of(leaves, owned)?)
+    }
+
+    fn pack(&self, stored: &[Stored<'_>], k: usize, (pieces, n_runs): (Pieces, usize)) -> Result<Matrix> {
+        stored.iter().try_for_each(|stored| check(stored, k))?;
+        let mut parts: Vec<Part> = Vec::new();
+        let (mut first_out, mut n_bytes) = (0, 0);
+        // Neighbours of one kind are one part: one launch computes them.
+        for run in stored.chunk_by(|a, b| Kind::of(a.dtype) == Kind::of(b.dtype)) {
+            let part = self.part(run, k, first_out)?;
+            first_out += part.rows;
+            n_bytes += part.digits.len() + part.scales.len();
+            parts.push(part);
+        }
+        parts.retain(|part| part.rows > 0);
+        Ok(Matrix { k, n_out: first_out, n_runs, pieces, parts, n_bytes })
+    }
+
+    fn part(&self, stored: &[Stored<'_>], k: usize, first_out: usize) -> Result<Part> {
+        let kind = stored.first().map_or(Kind::Bf16, |stored| Kind::of(stored.dtype));
+        let rows = stored.iter().try_fold(0usize, |n, stored| n.checked_add(stored.rows));
+        let too_big = || Error::Shape(format!("a matrix of k {k} that does not fit an address space"));
+        let rows = rows.ok_or_else(too_big)?;
+        let n_groups = k.div_ceil(GROUP);
+        let cells = rows.div_ceil(TILE).checked_mul(n_groups).ok_or_else(too_big)?;
+        let bytes = |each: usize| cells.checked_mul(each).ok_or_else(too_big);
+        let digits = Bytes::new(self.context, "weights", bytes(kind.digit_bytes())?)?;
+        let scales = Bytes::new(self.context, "scales", bytes(kind.scale_bytes())?)?;
+        let part = Part { kind, rows, first_out, digits, scales };
+        if cells > 0 {
+            self.fill(&part, &Rows { stored, k, n_groups })?;
+        }
+        Ok(part)
+    }
+
+    /// Stretch after stretch, so that the host never holds a whole matrix twice.
+    fn fill(&self, part: &Part, rows: &Rows<'_>) -> Result<()> {
+        let (digit_bytes, scale_bytes) =
+            (rows.n_groups * part.kind.digit_bytes(), rows.n_groups * part.kind.scale_bytes());
+        let tiles_max = (STRETCH_BYTES / digit_bytes).clamp(1, part.n_tiles());
+        let (mut digits, mut scales) = (vec![0u8; tiles_max * digit_bytes], vec![0u8; tiles_max * scale_bytes]);
+        for first in (0..part.n_tiles()).step_by(tiles_max) {
+            let n = tiles_max.min(part.n_tiles() - first);
+            digits[..n * digit_bytes].fill(0);
+            scales[..n * scale_bytes].fill(0);
+            let (to_digits, to_scales) = (Shared::new(digits.as_mut_ptr()), Shared::new(scales.as_mut_ptr()));
+            self.team.run(n, &|tiles| {
+                for tile in tiles {
+                    // SAFETY: there is room for `tiles_max` tiles; one thread has each.
+                    let (digits, scales) = unsafe {
+                        (
+                            to_digits.part(tile * digit_bytes, digit_bytes),
+                            to_scales.part(tile * scale_bytes, scale_bytes),
+                        )
+                    };
+                    rows.pack_tile(part.kind, part.rows, first + tile, digits, scales);
+                }
+            });
+            (self.write)(&part.digits, first * digit_bytes, &digits[..n * digit_bytes])?;
+            (self.write)(&part.scales, first * scale_bytes, &scales[..n * scale_bytes])?;
+        }
+        Ok(())
+    }
+}
+
+fn check(stored: &Stored<'_>, k: usize) -> Result<()> {
+    if stored.k != k {
+        return Err(Error::Shape(format!("a matrix of {} x {} where k is {k}", stored.rows, stored.k)));
+    }
+    if stored.rows > 1 && stored.row_stride < stored.row_bytes() {
+        return Err(Error::Shape(format!("rows of {} bytes every {}", stored.row_bytes(), stored.row_stride)));
+    }
+    // A rank without leaves holds no columns, and nothing of the file.
+    if stored.rows > 0 && k > 0 { stored.check() } else { Ok(()) }
+}
+
+/// How a sum is cut that no rank shares.
+fn strands(k: usize) -> (Pieces, usize) {
+    let n_groups = k.div_ceil(GROUP) as u32;
+    let n = STRANDS.min(n_groups);
+    let mut pieces = Pieces { n, n_groups, ..Pieces::default() };
+    for (i, end) in pieces.end.iter_mut().enumerate().take(n as usize) {
+        *end = ((i as u64 + 1) * u64::from(n_groups) / u64::from(n)) as u32;
+    }
+    push_runs(&mut pieces, std::slice::from_ref(&(0..n)));
+    // A product of nothing is one plane all the same.
+    (pieces, 1)
+}
+
+/// The leaves `owned`, and how many runs of them there are.
+fn pieces_of(leaves: &Leaves, owned: Range<u32>) -> Result<(Pieces, usize)> {
+    let elements = leaves.elements(&owned);
+    let mut pieces =
+        Pieces { n: owned.len() as u32, n_groups: elements.len().div_ceil(GROUP) as u32, ..Pieces::default() };
+    for (leaf, end) in owned.clone().zip(&mut pieces.end) {
+        let at = leaves.leaf(leaf as usize).end - elements.start;
+        if !at.is_multiple_of(GROUP as u32) && leaf as usize + 1 != leaves.len() {
+            return Err(Error::Shape(format!("a leaf that ends at {at}")));
+        }
+        *end = at.div_ceil(GROUP as u32);
+    }
+    let runs = aligned_runs(owned.clone(), leaves.len() as u32);
+    let runs: Vec<Range<u32>> = runs.iter().map(|run| run.start - owned.start..run.end - owned.start).collect();
+    push_runs(&mut pieces, &runs);
+    Ok((pieces, runs.len()))
+}
+
+/// The order of pushes and merges within each run of pieces.
+fn push_runs(pieces: &mut Pieces, runs: &[Range<u32>]) {
+    for run in runs {
+        let (mut fold, mut depth) = (Fold::default(), 0);
+        for piece in run.clone() {
+            let at = piece - run.start;
+            let mut merges = fold.push(&(at..at + 1)) as usize;
+            depth = depth + 1 - merges;
+            let ends_run = piece + 1 == run.end;
+            if ends_run {
+                merges += Fold::n_last(depth);
+            }
+            pieces.merges[piece as usize] = merges as u8;
+            pieces.ends_run[piece as usize] = ends_run.into();
+        }
+    }
+}
+
+/// The rows of several stored matrices, one after another.
+struct Rows<'a> {
+    stored: &'a [Stored<'a>],
+    k: usize,
+    n_groups: usize,
+}
+
+impl Rows<'_> {
+    fn find(&self, row: usize) -> Option<(&Stored<'_>, usize)> {
+        let mut row = row;
+        for stored in self.stored {
+            if row < stored.rows {
+                return Some((stored, row));
+            }
+            row -= stored.rows;
+        }
+        None
+    }
+
+    /// Over zeros.
+    fn pack_tile(&self, kind: Kind, n_rows: usize, tile: usize, digits: &mut [u8], scales: &mut [u8]) {
+        for r in 0..TILE.min(n_rows - tile * TILE) {
+            let Some((stored, row)) = self.find(tile * TILE + r) else { return };
+            let bytes = stored.row(row);
+            for group in 0..self.n_groups {
+                let digits = &mut digits[group * kind.digit_bytes()..][..kind.digit_bytes()];
+                let scales = &mut scales[group * kind.scale_bytes()..][..kind.scale_bytes()];
+                match kind {
+                    Kind::Bf16 => {
+                        let n = GROUP.min(self.k - group * GROUP);
+                        put_elements(&elements(stored, bytes, group * GROUP, n), n, r, digits);
+                    }
+                    _ => put_group(kind, &group_of(stored, bytes, group), r, digits, scales),
+                }
+            }
+        }
+    }
+}
+
+/// Some numbers of a row, each rounded once to the nearest bf16.
+fn elements(stored: &Stored<'_>, row: &[u8], at: usize, n: usize) -> [bf16; GROUP] {
+    let mut out = [bf16::ZERO; GROUP];
+    let two = |i: usize| [row[2 * (at + i)], row[2 * (at + i) + 1]];
+    let out_n = out.iter_mut().enumerate().take(n);
+    match stored.dtype {
+        StoredType::BF16 => out_n.for_each(|(i, out)| *out = bf16::from_le_bytes(two(i))),
+        StoredType::F16 => out_n.for_each(|(i, out)| *out = bf16::from_f32(f16::from_le_bytes(two(i)).to_f32())),
+        StoredType::F32 => out_n.for_each(|(i, out)| {
+            let at = 4 * (at + i);
+            *out = bf16::from_f32(f32::from_le_bytes([row[at], row[at + 1], row[at + 2], row[at + 3]]));
+        }),
+        _ => {
+            let group = group_of(stored, row, at / GROUP);
+            let number = |i: usize| f32::from(group.digits[i]).mul_add(group.scales[0].0, group.scales[0].1);
+            out_n.for_each(|(i, out)| *out = bf16::from_f32(number(i)));
+        }
+    }
+    out
+}
+
+fn put_elements(elements: &[bf16; GROUP], n: usize, r: usize, digits: &mut [u8]) {
+    let start = r / 8 * 512 + r % 8 * 64;
+    for (i, element) in elements.iter().enumerate().take(n) {
+        digits[start + 2 * i..][..2].copy_from_slice(&element.to_le_bytes());
+    }
+}
+
+/// Thirty-two numbers of a row: digits, and a scale and a minimum for each half.
+struct Group {
+    digits: [u8; GROUP],
+    scales: [(f32, f32); 2],
+}
+
+fn group_of(stored: &Stored<'_>, row: &[u8], group: usize) -> Group {
+    let (block, block_bytes) = stored.dtype.block();
+    let at = stored.first + group * GROUP;
+    let from = &row[at / block * block_bytes..][..block_bytes];
+    let sub = sub_block(stored.dtype, from, at % block / GROUP);
+    Group { digits: sub.q, scales: [scales(stored.dtype, &sub, 0), scales(stored.dtype, &sub, 1)] }
+}
+
+/// Of one half: the scale, and what is added to its multiples.
+fn scales(dtype: StoredType, sub: &Sub, half: usize) -> (f32, f32) {
+    let number = |bytes: [u8; 2]| f16::from_le_bytes(bytes).to_f32();
+    let offset = |scale: f32, offset: f32| (scale, -offset * scale);
+    let head = |scale: f32| number(sub.head[0]) * scale;
+    // Signed scales are stored with 128 added.
+    let signed = || f32::from(sub.scales[0][half]) - 128.0;
+    let pair = |pair: [u8; 2]| (head(pair[0].into()), number(sub.head[1]) * f32::from(pair[1]));
+    match dtype {
+        StoredType::Q4_0 => offset(number(sub.scales[0]), 8.0),
+        StoredType::Q5_0 => offset(number(sub.scales[0]), 16.0),
+        StoredType::Q8_0 | StoredType::IQ4NL => offset(number(sub.scales[0]), 128.0),
+        StoredType::Q4_1 | StoredType::Q5_1 => (number(sub.scales[0]), number(sub.scales[1])),
+        StoredType::MXFP4 => offset(bf16::from_le_bytes(sub.scales[0]).to_f32(), 128.0),
+        StoredType::Q4K | StoredType::Q5K => pair(sub.scales[0]),
+        StoredType::Q2K => pair(sub.scales[half]),
+        StoredType::Q3K => offset(rounded(head(signed())), 4.0),
+        StoredType::Q6K => offset(rounded(head(signed())), 32.0),
+        StoredType::F32 | StoredType::F16 | StoredType::BF16 => unreachable!("elements, not blocks"),
+    }
+}
+
+/// As it is stored, so that its multiples are exact.
+fn rounded(x: f32) -> f32 {
+    f16::from_f32(x).to_f32()
+}
+
+fn put_group(kind: Kind, group: &Group, r: usize, digits: &mut [u8], scales: &mut [u8]) {
+    let h = r / 8;
+    for (i, eight) in group.digits.as_chunks::<8>().0.iter().enumerate() {
+        let lane = r % 8 * 4 + i;
+        match kind {
+            Kind::W4 | Kind::W4h => {
+                let word = eight.iter().rev().fold(0u32, |word, digit| word << 4 | u32::from(*digit));
+                digits[(lane * 2 + h) * 4..][..4].copy_from_slice(&word.to_le_bytes());
+            }
+            _ => digits[lane * 16 + h * 8..][..8].copy_from_slice(eight),
+        }
+    }
+    let n_halves = kind.scale_bytes() / 64;
+    for (half, (scale, minimum)) in group.scales.iter().enumerate().take(n_halves) {
+        let to = &mut scales[((half * 8 + r % 8) * 2 + h) * 4..][..4];
+        to[..2].copy_from_slice(&f16::from_f32(*scale).to_le_bytes());
+        to[2..].copy_from_slice(&f16::from_f32(*minimum).to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leaves_of(k: u32, n: u32) -> Leaves {
+        Leaves::on_grain(k, n)
+    }
+
+    #[test]
+    fn strands_are_quarters_of_the_groups() {
+        let (pieces, n_runs) = strands(32 * 10);
+        assert_eq!((pieces.n, pieces.n_groups, n_runs), (4, 10, 1));
+        assert_eq!(pieces.end[..4], [2, 5, 7, 10]);
+        assert_eq!((&pieces.merges[..4], &pieces.ends_run[..4]), (&[0, 1, 0, 2][..], &[0, 0, 0, 1][..]));
+        let (pieces, _) = strands(70);
+        assert_eq!((pieces.n, pieces.end[..3].to_vec()), (3, vec![1, 2, 3]));
+        assert_eq!(pieces.merges[..3], [0, 1, 1]);
+        assert_eq!(strands(0).0.n, 0);
+    }
+
+    #[test]
+    fn a_rank_owns_runs_of_leaves() {
+        let leaves = leaves_of(32 * 16, 8);
+        let (pieces, n_runs) = pieces_of(&leaves, 3..8).unwrap();
+        assert_eq!((pieces.n, pieces.n_groups, n_runs), (5, 10, 2));
+        assert_eq!(pieces.end[..5], [2, 4, 6, 8, 10]);
+        assert_eq!((&pieces.merges[..5], &pieces.ends_run[..5]), (&[0, 0, 1, 0, 2][..], &[1, 0, 0, 0, 1][..]));
+        let (pieces, n_runs) = pieces_of(&leaves, 2..2).unwrap();
+        assert_eq!((pieces.n, n_runs), (0, 0));
+    }
+}

@@ -1,0 +1,119 @@
+//! CUDA as a device, over a driver that runs its kernels on an emulator: operations beside the CPU's, the cache of
+//! compiled kernels, and what is said where something is missing. With NVRTC on this machine, the real compiler too.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+mod fake_cuda;
+mod on_device;
+
+use backend::cpu::{CpuConfig, Isa};
+use backend::cuda::{Arch, Compiler, Cuda, CudaConfig, Driver, compile};
+use backend::{Activations, Error, KvDtype};
+use common as numbers;
+use fake_cuda::on_fake_cuda;
+use std::path::PathBuf;
+
+fn config(cache: Option<PathBuf>) -> CudaConfig {
+    let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
+    CudaConfig { ordinal: 0, cache, host }
+}
+
+#[test]
+fn operations_are_the_cpus_but_for_bf16() {
+    on_fake_cuda("operations_are_the_cpus_but_for_bf16", &[], || {
+        let cuda = Cuda::open(&config(None)).unwrap();
+        let checks = on_device::checks(&cuda, KvDtype::Bf16, &[1, 11, 20, 70], 3);
+        for check in &checks {
+            println!("{}: {:.1e}, the same bits: {}", check.name, check.apart, check.same_bits);
+        }
+        let bad: Vec<_> = checks.iter().filter(|check| !check.is_good()).map(|check| &check.name).collect();
+        assert!(bad.is_empty() && checks.len() > 30, "{bad:?}");
+    });
+}
+
+#[test]
+fn compiled_kernels_are_kept_and_what_is_broken_is_made_anew() {
+    on_fake_cuda("compiled_kernels_are_kept_and_what_is_broken_is_made_anew", &[], || {
+        let folder = std::env::temp_dir().join(format!("lockstep-kernels-{}", std::process::id()));
+        let (here, elsewhere) = (Arch(9, 0), Arch(8, 0));
+        let made = compile(here, Some(&folder)).unwrap();
+        let files = || -> Vec<PathBuf> {
+            let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect();
+            files.sort();
+            files
+        };
+        let (first, contents) = (files(), std::fs::read(&files()[0]).unwrap());
+        assert_eq!(first.len(), made.len());
+        // A planted cubin with its checksum is what is read, so nothing was compiled.
+        let planted = b"planted".to_vec();
+        for file in &first {
+            std::fs::write(file, [blake3::hash(&planted).as_bytes(), &planted[..]].concat()).unwrap();
+        }
+        assert!(compile(here, Some(&folder)).unwrap().iter().all(|cubin| *cubin == planted));
+        // Cut short, changed, and empty.
+        std::fs::write(&first[0], &contents[..contents.len() - 1]).unwrap();
+        std::fs::write(&first[1], [&[1u8; 32][..], b"planted"].concat()).unwrap();
+        std::fs::write(&first[2], b"").unwrap();
+        let again = compile(here, Some(&folder)).unwrap();
+        assert_eq!(again.iter().filter(|cubin| **cubin == planted).count(), made.len() - 3);
+        assert_eq!(std::fs::read(&first[0]).unwrap(), contents);
+        compile(elsewhere, Some(&folder)).unwrap();
+        assert_eq!(files().len(), 2 * made.len(), "another architecture is another file, and nothing is left behind");
+        std::fs::remove_dir_all(&folder).unwrap();
+    });
+}
+
+#[test]
+fn a_compiler_that_refuses_is_quoted() {
+    on_fake_cuda("a_compiler_that_refuses_is_quoted", &[("FAKE_NVRTC_FAILS", "1")], || {
+        let failed = Cuda::open(&config(None)).err().unwrap();
+        assert!(matches!(&failed, Error::Compiler(why) if why.contains("it was to fail")), "{failed}");
+    });
+}
+
+#[test]
+fn an_old_driver_is_refused_by_its_version() {
+    on_fake_cuda("an_old_driver_is_refused_by_its_version", &[("FAKE_CUDA_VERSION", "12020")], || {
+        let failed = Cuda::open(&config(None)).err().unwrap();
+        assert!(matches!(&failed, Error::NoCuda(why) if why.contains("CUDA 12.2")), "{failed}");
+    });
+}
+
+#[test]
+fn a_driver_without_devices_says_so() {
+    on_fake_cuda("a_driver_without_devices_says_so", &[("FAKE_CUDA_DEVICES", "0")], || {
+        assert!(matches!(Driver::find(), Err(Error::NoCuda(_))));
+    });
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    on_fake_cuda("a_device_that_is_not_there_is_named", &[], || {
+        let failed = Cuda::open(&CudaConfig { ordinal: 3, ..config(None) }).err().unwrap();
+        assert!(failed.to_string().contains("there is no device 3: the driver has 1"), "{failed}");
+        let card = Driver::find().unwrap().card(0).unwrap();
+        assert_eq!((card.capability, card.multiprocessors), ((9, 0), 132));
+    });
+}
+
+#[test]
+fn a_machine_without_a_driver_is_an_error_and_no_panic() {
+    match Driver::find() {
+        Ok(driver) => println!("this machine has a driver, for CUDA {driver}"),
+        Err(error) => assert!(matches!(error, Error::NoCuda(_)), "{error}"),
+    }
+}
+
+#[test]
+fn the_real_compiler_takes_every_kernel() {
+    let compiler = match Compiler::find() {
+        Ok(compiler) => compiler,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    for arch in [Arch(8, 0), Arch(9, 0)] {
+        let cubins = compile(arch, None).unwrap();
+        let sizes: Vec<usize> = cubins.iter().map(Vec::len).collect();
+        println!("NVRTC {compiler} for {arch}: {sizes:?} bytes");
+        assert!(cubins.iter().all(|cubin| cubin.starts_with(b"\x7fELF")), "{arch}");
+    }
+}

@@ -1,0 +1,193 @@
+//! The emulator as a device: builds it once, launches kernels by name, and guards the memory that they are given.
+
+use std::cell::UnsafeCell;
+use std::collections::hash_map::DefaultHasher;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Thread orders that every kernel is run in: ascending, descending, and a few shuffled.
+pub const ORDERS: [i32; 4] = [0, 1, 2, 77];
+
+type LaunchFn = unsafe extern "C" fn(*const c_char, *const u32, *const u32, u32, *mut *mut c_void, c_int) -> c_int;
+type ErrorFn = unsafe extern "C" fn() -> *const c_char;
+type KernelFn = unsafe extern "C" fn(u32) -> *const c_char;
+
+unsafe extern "C" {
+    fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn dlerror() -> *const c_char;
+}
+
+struct Emulator {
+    launch: LaunchFn,
+    error: ErrorFn,
+    kernel: KernelFn,
+}
+
+fn emulator() -> &'static Emulator {
+    static EMULATOR: OnceLock<Emulator> = OnceLock::new();
+    EMULATOR.get_or_init(|| {
+        const RTLD_NOW: c_int = 2;
+        let file = CString::new(build().into_os_string().into_encoded_bytes()).unwrap();
+        // SAFETY: the library is what `build` has just made; its functions have the types that `emulator.cpp` gives them.
+        unsafe {
+            let library = dlopen(file.as_ptr(), RTLD_NOW);
+            assert!(!library.is_null(), "{:?}", CStr::from_ptr(dlerror()));
+            let find = |name: &CStr| {
+                let function = dlsym(library, name.as_ptr());
+                assert!(!function.is_null(), "{name:?}");
+                function
+            };
+            Emulator {
+                launch: std::mem::transmute::<*mut c_void, LaunchFn>(find(c"emulator_launch")),
+                error: std::mem::transmute::<*mut c_void, ErrorFn>(find(c"emulator_error")),
+                kernel: std::mem::transmute::<*mut c_void, KernelFn>(find(c"emulator_kernel")),
+            }
+        }
+    })
+}
+
+/// Compiles where the sources have changed; the name says what it was made of.
+fn build() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut hasher = DefaultHasher::new();
+    for folder in ["src/cuda/kernels", "emulator"] {
+        let mut files: Vec<_> =
+            std::fs::read_dir(root.join(folder)).unwrap().map(|file| file.unwrap().path()).collect();
+        files.sort();
+        files.iter().for_each(|file| std::fs::read(file).unwrap().hash(&mut hasher));
+    }
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulator-{:016x}.so", hasher.finish()));
+    if !out.exists() {
+        let planted = root.join("emulator/planted.cpp");
+        let made = Command::new("sh").arg(root.join("emulator/build.sh")).args([&out, &planted]).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        assert!(made.stderr.is_empty(), "warnings:\n{}", String::from_utf8_lossy(&made.stderr));
+    }
+    out
+}
+
+/// The names of all kernels that the emulator knows.
+pub fn kernels() -> Vec<String> {
+    let name = |i| {
+        // SAFETY: a name that lives as long as the library, or null.
+        let name = unsafe { (emulator().kernel)(i) };
+        // SAFETY: as above.
+        (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_str().unwrap().to_string())
+    };
+    (0..).map_while(name).collect()
+}
+
+/// How a kernel is started.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    pub grid: [usize; 3],
+    pub block: usize,
+    pub shared: usize,
+    pub order: i32,
+}
+
+impl Launch {
+    pub fn new(grid: [usize; 3], block: usize) -> Launch {
+        Launch { grid, block, shared: 0, order: 0 }
+    }
+
+    /// Runs a kernel with pointers to its arguments, which `arguments!` makes.
+    pub fn run(self, name: &str, arguments: &mut [*mut c_void]) -> Result<(), String> {
+        let (grid, block) = (self.grid.map(|n| n as u32), [self.block as u32, 1, 1]);
+        let kernel = CString::new(name).unwrap();
+        // SAFETY: a test gives each kernel the arguments that `kernels.cuh` names, over memory that it holds.
+        let failed = unsafe {
+            let launch = emulator().launch;
+            launch(
+                kernel.as_ptr(),
+                grid.as_ptr(),
+                block.as_ptr(),
+                self.shared as u32,
+                arguments.as_mut_ptr(),
+                self.order,
+            )
+        };
+        // SAFETY: the message of this thread's last launch.
+        let error = || unsafe { CStr::from_ptr((emulator().error)()) }.to_string_lossy().into_owned();
+        if failed == 0 { Ok(()) } else { Err(format!("{name}: {}", error())) }
+    }
+
+    pub fn ok(self, name: &str, arguments: &mut [*mut c_void]) {
+        self.run(name, arguments).unwrap();
+    }
+}
+
+/// Pointers to values, which live to the end of the statement.
+#[macro_export]
+macro_rules! arguments {
+    ($($value:expr),* $(,)?) => { &mut [$( std::ptr::from_mut(&mut { $value }).cast::<std::ffi::c_void>() ),*] };
+}
+
+const GUARD: usize = 64;
+const FENCE: u8 = 0xa5;
+
+/// Memory of the device: begins on 16 bytes, and has fences at both ends.
+pub struct Memory<T> {
+    /// Kernels write to it behind the compiler's back.
+    words: Vec<UnsafeCell<u128>>,
+    n: usize,
+    of: std::marker::PhantomData<T>,
+}
+
+impl<T: bytemuck::Pod> Memory<T> {
+    pub fn of(values: &[T]) -> Memory<T> {
+        let n_bytes = size_of_val(values);
+        let mut words = vec![0u128; (2 * GUARD + n_bytes).div_ceil(16)];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        bytes.fill(FENCE);
+        bytes[GUARD..GUARD + n_bytes].copy_from_slice(bytemuck::cast_slice(values));
+        let words = words.into_iter().map(UnsafeCell::new).collect();
+        Memory { words, n: values.len(), of: std::marker::PhantomData }
+    }
+
+    pub fn filled(n: usize, value: T) -> Memory<T> {
+        Memory::of(&vec![value; n])
+    }
+
+    pub fn start(&self) -> *mut T {
+        UnsafeCell::raw_get(self.words.as_ptr()).cast::<u8>().wrapping_add(GUARD).cast::<T>()
+    }
+
+    /// What a kernel left, and nothing beside it.
+    pub fn read(&self) -> Vec<T> {
+        // SAFETY: no kernel runs: a launch returns when all its threads have.
+        let words: Vec<u128> = self.words.iter().map(|word| unsafe { *word.get() }).collect();
+        let bytes: &[u8] = bytemuck::cast_slice(&words);
+        let end = GUARD + self.n * size_of::<T>();
+        let mut fences = bytes[..GUARD].iter().chain(&bytes[end..]);
+        assert!(fences.all(|byte| *byte == FENCE), "a kernel wrote beside its memory");
+        bytes[GUARD..end].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+    }
+}
+
+impl Memory<u16> {
+    pub fn read_bf16(&self) -> Vec<f32> {
+        self.read().into_iter().map(|bits| half::bf16::from_bits(bits).to_f32()).collect()
+    }
+}
+
+/// f32 numbers as the kernels' rows of bf16: rounded, padded to 32 with zeros.
+pub fn bf16_rows(values: &[f32], cols: usize) -> Vec<u16> {
+    let mut out = Vec::new();
+    for row in values.chunks(cols.max(1)) {
+        out.extend(row.iter().map(|x| half::bf16::from_f32(*x).to_bits()));
+        out.resize(out.len().next_multiple_of(32), 0);
+    }
+    out
+}
+
+pub fn rounded(x: f32) -> f32 {
+    half::bf16::from_f32(x).to_f32()
+}
+
+/// What a test fills memory with that a kernel must write.
+pub const UNWRITTEN: f32 = f32::from_bits(0xffc0_1234);

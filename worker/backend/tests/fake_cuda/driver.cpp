@@ -1,0 +1,360 @@
+// A libcuda.so for machines without a GPU: the calls of the driver that the host makes, over host memory and the
+// emulator of kernels. Built by mod.rs for tests; knows nothing of models.
+//
+// As a device does, it begins what it is asked and does it later: a stream's work waits until somebody waits for it. So
+// whoever writes pinned memory too early, or reads too early, sees it. Memory is full of NaN when it is given, stands
+// between guards, and what is not there cannot be copied.
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+extern "C" int emulator_launch(const char* name, const unsigned* grid, const unsigned* size, unsigned n_dynamic,
+                               void** arguments, int order);
+extern "C" const char* emulator_error();
+extern "C" int emulator_parameters(const char* name, const size_t** sizes);
+
+namespace {
+
+enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101,
+            INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+
+constexpr size_t GUARD = 256;
+constexpr unsigned char GUARD_BYTE = 0xa5;
+const char CUBIN[] = "fake cubin of ";
+
+struct Event {
+    bool is_due = false;
+};
+
+struct Stream {
+    std::deque<std::function<int()>> work;
+};
+
+struct Module {
+    std::string unit;
+};
+
+struct Function {
+    std::string name;
+};
+
+long number(const char* name, long otherwise) {
+    const char* text = getenv(name);
+    return text ? atol(text) : otherwise;
+}
+
+struct Driver {
+    std::mutex mutex;
+    std::map<uintptr_t, size_t> memory, pinned;
+    std::vector<Stream*> streams;
+    size_t n_bytes = 0;
+    // Once something has failed on the device, all is over.
+    int failed = SUCCESS;
+    long n_devices = number("FAKE_CUDA_DEVICES", 1);
+    long n_bytes_max = number("FAKE_CUDA_MIB", 2048) << 20;
+    long order = number("FAKE_CUDA_ORDER", 0);
+    // The launch, counted from 1, that fails; 0: none.
+    long failing_launch = number("FAKE_CUDA_FAIL_LAUNCH", 0), n_launches = 0;
+};
+
+Driver& driver() {
+    static Driver* it = new Driver;
+    return *it;
+}
+
+thread_local void* context = nullptr;
+
+bool is_in(const std::map<uintptr_t, size_t>& all, const void* at, size_t n) {
+    uintptr_t start = reinterpret_cast<uintptr_t>(at);
+    auto next = all.upper_bound(start);
+    if (next == all.begin()) return false;
+    auto found = std::prev(next);
+    return start - found->first <= found->second && n <= found->second - (start - found->first);
+}
+
+int fail(int code, const char* why) {
+    fprintf(stderr, "fake driver: %s\n", why);
+    driver().failed = code;
+    return code;
+}
+
+int run_one(Stream& stream) {
+    auto work = std::move(stream.work.front());
+    stream.work.pop_front();
+    return driver().failed ? driver().failed : work();
+}
+
+int finish(Stream& stream) {
+    while (!stream.work.empty()) run_one(stream);
+    return driver().failed;
+}
+
+int finish_all() {
+    for (Stream* stream : driver().streams) finish(*stream);
+    return driver().failed;
+}
+
+// Everything but the few calls that need no context.
+struct Call {
+    std::lock_guard<std::mutex> held;
+    int code;
+    Call() : held(driver().mutex), code(context == nullptr ? INVALID_CONTEXT : driver().failed) {}
+};
+
+Stream& stream_of(void* stream) { return *static_cast<Stream*>(stream); }
+
+}  // namespace
+
+#define CALL extern "C" __attribute__((visibility("default"))) int
+#define ENTER            \
+    Call call;           \
+    if (call.code) return call.code
+
+CALL cuInit(unsigned) { return driver().n_devices > 0 ? SUCCESS : NO_DEVICE; }
+CALL cuDriverGetVersion(int* version) { return *version = (int)number("FAKE_CUDA_VERSION", 13000), SUCCESS; }
+CALL cuDeviceGetCount(int* n) { return *n = (int)driver().n_devices, SUCCESS; }
+CALL cuDeviceGet(int* device, int i) { return i < driver().n_devices ? (*device = i, SUCCESS) : INVALID_DEVICE; }
+CALL cuDeviceTotalMem_v2(size_t* n, int) { return *n = driver().n_bytes_max, SUCCESS; }
+
+CALL cuDeviceGetName(char* name, int n, int) {
+    snprintf(name, n, "Emulated H100");
+    return SUCCESS;
+}
+
+CALL cuDeviceGetAttribute(int* value, int attribute, int) {
+    static const std::map<int, int> known = {{16, 132}, {97, 227 << 10}, {75, 9}, {76, 0}};
+    auto found = known.find(attribute);
+    if (found == known.end()) return INVALID_VALUE;
+    *value = found->second;
+    return SUCCESS;
+}
+
+CALL cuDevicePrimaryCtxRetain(void** made, int device) {
+    *made = reinterpret_cast<void*>(static_cast<uintptr_t>(device) + 1);
+    return SUCCESS;
+}
+CALL cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
+CALL cuCtxSetCurrent(void* it) { return context = it, SUCCESS; }
+
+CALL cuMemGetInfo_v2(size_t* n_free, size_t* n_total) {
+    ENTER;
+    *n_total = driver().n_bytes_max;
+    *n_free = *n_total - driver().n_bytes;
+    return SUCCESS;
+}
+
+CALL cuGetErrorString(int code, const char** text) {
+    *text = code == LAUNCH_FAILED ? "a kernel failed" : code == OUT_OF_MEMORY ? "out of memory" : "an error";
+    return SUCCESS;
+}
+
+CALL cuGetErrorName(int code, const char** text) {
+    static thread_local std::string name;
+    name = "FAKE_" + std::to_string(code);
+    *text = name.c_str();
+    return SUCCESS;
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+CALL cuMemAlloc_v2(uintptr_t* at, size_t n) {
+    ENTER;
+    if (n == 0) return INVALID_VALUE;
+    if (driver().n_bytes + n > (size_t)driver().n_bytes_max) return OUT_OF_MEMORY;
+    size_t whole = (n + 2 * GUARD + 255) / 256 * 256;
+    char* memory = static_cast<char*>(aligned_alloc(256, whole));
+    if (!memory) return OUT_OF_MEMORY;
+    memset(memory, GUARD_BYTE, whole);
+    memset(memory + GUARD, 0xff, n);
+    *at = reinterpret_cast<uintptr_t>(memory) + GUARD;
+    driver().memory[*at] = n;
+    driver().n_bytes += n;
+    return SUCCESS;
+}
+
+CALL cuMemFree_v2(uintptr_t at) {
+    ENTER;
+    finish_all();
+    auto found = driver().memory.find(at);
+    if (found == driver().memory.end()) return INVALID_VALUE;
+    unsigned char* memory = reinterpret_cast<unsigned char*>(at);
+    for (size_t i = 0; i < GUARD; i++) {
+        if (memory[-1 - (long)i] != GUARD_BYTE || memory[found->second + i] != GUARD_BYTE) {
+            fprintf(stderr, "fake driver: a kernel wrote beside %zu bytes\n", found->second);
+            abort();
+        }
+    }
+    driver().n_bytes -= found->second;
+    driver().memory.erase(found);
+    free(memory - GUARD);
+    return SUCCESS;
+}
+
+CALL cuMemHostAlloc(void** at, size_t n, unsigned) {
+    ENTER;
+    *at = malloc(n);
+    if (!*at) return OUT_OF_MEMORY;
+    driver().pinned[reinterpret_cast<uintptr_t>(*at)] = n;
+    return SUCCESS;
+}
+
+CALL cuMemFreeHost(void* at) {
+    ENTER;
+    finish_all();
+    if (driver().pinned.erase(reinterpret_cast<uintptr_t>(at)) == 0) return INVALID_VALUE;
+    free(at);
+    return SUCCESS;
+}
+
+CALL cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t n, void* stream) {
+    ENTER;
+    void* at = reinterpret_cast<void*>(to);
+    if (!is_in(driver().memory, at, n)) return fail(INVALID_VALUE, "a copy to memory that is not there");
+    if (is_in(driver().pinned, from, n)) {
+        stream_of(stream).work.push_back([=] { return memcpy(at, from, n), SUCCESS; });
+    } else {
+        // Memory that the system may move is read at once.
+        std::string copy(static_cast<const char*>(from), n);
+        stream_of(stream).work.push_back([=] { return memcpy(at, copy.data(), n), SUCCESS; });
+    }
+    return SUCCESS;
+}
+
+CALL cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t n, void* stream) {
+    ENTER;
+    const void* at = reinterpret_cast<const void*>(from);
+    if (!is_in(driver().memory, at, n)) return fail(INVALID_VALUE, "a copy of memory that is not there");
+    stream_of(stream).work.push_back([=] { return memcpy(to, at, n), SUCCESS; });
+    return SUCCESS;
+}
+
+CALL cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t n, void* stream) {
+    ENTER;
+    void *at = reinterpret_cast<void*>(to), *source = reinterpret_cast<void*>(from);
+    if (!is_in(driver().memory, at, n) || !is_in(driver().memory, source, n)) {
+        return fail(INVALID_VALUE, "a copy within memory that is not there");
+    }
+    stream_of(stream).work.push_back([=] { return memmove(at, source, n), SUCCESS; });
+    return SUCCESS;
+}
+
+CALL cuMemsetD8Async(uintptr_t to, unsigned char value, size_t n, void* stream) {
+    ENTER;
+    void* at = reinterpret_cast<void*>(to);
+    if (!is_in(driver().memory, at, n)) return fail(INVALID_VALUE, "filling memory that is not there");
+    stream_of(stream).work.push_back([=] { return memset(at, value, n), SUCCESS; });
+    return SUCCESS;
+}
+
+// ---- streams and events ---------------------------------------------------------------------------------------------
+
+CALL cuStreamCreate(void** made, unsigned) {
+    ENTER;
+    Stream* stream = new Stream;
+    driver().streams.push_back(stream);
+    *made = stream;
+    return SUCCESS;
+}
+
+CALL cuStreamDestroy_v2(void* it) {
+    ENTER;
+    finish(stream_of(it));
+    auto& all = driver().streams;
+    for (size_t i = 0; i < all.size(); i++) {
+        if (all[i] == it) all.erase(all.begin() + i);
+    }
+    delete static_cast<Stream*>(it);
+    return SUCCESS;
+}
+
+CALL cuStreamSynchronize(void* it) {
+    ENTER;
+    return finish(stream_of(it));
+}
+
+CALL cuEventCreate(void** made, unsigned) { return *made = new Event, SUCCESS; }
+
+CALL cuEventDestroy_v2(void* it) {
+    ENTER;
+    finish_all();
+    delete static_cast<Event*>(it);
+    return SUCCESS;
+}
+
+CALL cuEventRecord(void* it, void* stream) {
+    ENTER;
+    Event* event = static_cast<Event*>(it);
+    event->is_due = true;
+    stream_of(stream).work.push_back([=] { return event->is_due = false, SUCCESS; });
+    return SUCCESS;
+}
+
+// No further than it must.
+CALL cuEventSynchronize(void* it) {
+    ENTER;
+    Event* event = static_cast<Event*>(it);
+    for (Stream* stream : driver().streams) {
+        while (event->is_due && !stream->work.empty()) run_one(*stream);
+    }
+    return driver().failed;
+}
+
+CALL cuEventElapsedTime_v2(float* millis, void*, void*) { return *millis = 1.0f, SUCCESS; }
+
+// ---- kernels --------------------------------------------------------------------------------------------------------
+
+CALL cuModuleLoadData(void** made, const void* image) {
+    ENTER;
+    const char* text = static_cast<const char*>(image);
+    std::string target = " for sm_90a";
+    if (strncmp(text, CUBIN, sizeof CUBIN - 1) != 0) return INVALID_IMAGE;
+    std::string unit = text + sizeof CUBIN - 1;
+    if (unit.size() < target.size() || unit.substr(unit.size() - target.size()) != target) return INVALID_IMAGE;
+    *made = new Module{unit};
+    return SUCCESS;
+}
+
+CALL cuModuleUnload(void* it) { return delete static_cast<Module*>(it), SUCCESS; }
+
+CALL cuModuleGetFunction(void** made, void*, const char* name) {
+    ENTER;
+    const size_t* sizes;
+    if (emulator_parameters(name, &sizes) < 0) return NOT_FOUND;
+    // As long as the process: nobody gives functions back.
+    *made = new Function{name};
+    return SUCCESS;
+}
+
+// Besides what a kernel has without asking, which is something in all but the emptiest.
+CALL cuFuncSetAttribute(void*, int, int value) { return value + 16 <= 227 << 10 ? SUCCESS : INVALID_VALUE; }
+
+CALL cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                    unsigned n_shared, void* stream, void** arguments, void**) {
+    ENTER;
+    std::string name = static_cast<Function*>(function)->name;
+    const size_t* sizes;
+    int n = emulator_parameters(name.c_str(), &sizes);
+    if (n < 0 || gx == 0 || gy == 0 || gz == 0) return fail(INVALID_VALUE, ("a launch of " + name).c_str());
+    std::vector<std::string> values;
+    for (int i = 0; i < n; i++) values.emplace_back(static_cast<char*>(arguments[i]), sizes[i]);
+    long order = driver().order;
+    bool fails = ++driver().n_launches == driver().failing_launch;
+    stream_of(stream).work.push_back([=] {
+        if (fails) return fail(LAUNCH_FAILED, "a launch that was to fail");
+        std::vector<std::string> own = values;
+        std::vector<void*> pointers;
+        for (std::string& value : own) pointers.push_back(value.data());
+        unsigned grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
+        if (emulator_launch(name.c_str(), grid, block, n_shared, pointers.data(), (int)order) == 0) return (int)SUCCESS;
+        return fail(LAUNCH_FAILED, (name + ": " + emulator_error()).c_str());
+    });
+    return SUCCESS;
+}

@@ -1,0 +1,83 @@
+//! A driver and a compiler of CUDA for machines without a GPU, built for a test and found by it as the real ones are:
+//! the host's code does not know the difference. The kernels run on the emulator.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Says to the process that it runs over the fake driver.
+const MARK: &str = "LOCKSTEP_TEST_FAKE_CUDA";
+
+/// Runs `body` in a process of its own, which is this test again and finds the fake driver; `test` is the test's own
+/// name. Environment variables turn the driver's screws.
+pub fn on_fake_cuda(test: &str, screws: &[(&str, &str)], body: impl FnOnce()) {
+    if std::env::var_os(MARK).is_some() {
+        return body();
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture"]).env(MARK, "1").env("LD_LIBRARY_PATH", folder());
+    let output = command.envs(screws.iter().copied()).output().unwrap();
+    let told = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success(), "{test} over the fake driver:\n{}\n{}", told[0], told[1]);
+    assert!(told[0].contains("1 passed"), "no test is called {test}:\n{}", told[0]);
+}
+
+/// Where `libcuda.so` and `libnvrtc.so` are, made once from the sources as they are now.
+pub fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(build)
+}
+
+fn backend() -> PathBuf {
+    // Of whichever crate's test this is a part: all of them lie in one repository.
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = own.ancestors().find(|folder| folder.join("worker/backend/tests/fake_cuda").exists());
+    root.expect("tests run from their repository").join("worker/backend")
+}
+
+fn build() -> PathBuf {
+    let backend = backend();
+    let folders = ["emulator", "src/cuda/kernels", "tests/fake_cuda"].map(|folder| backend.join(folder));
+    let mut sources: Vec<PathBuf> = folders.iter().flat_map(|folder| files(folder)).collect();
+    sources.sort();
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
+    fs::create_dir_all(&target).unwrap();
+    // Several tests may want it at once; the first builds it. Released with the file.
+    let lock = File::create(target.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let made = target.join(digest(&sources));
+    if !made.join("libnvrtc.so").exists() {
+        fs::create_dir_all(&made).unwrap();
+        let driver = folders[2].join("driver.cpp");
+        run(Command::new("sh").arg(folders[0].join("build.sh")).arg(made.join("libcuda.so")).arg(driver));
+        let flags = ["-std=c++17", "-O1", "-fPIC", "-shared"];
+        let (nvrtc, partial) = (folders[2].join("nvrtc.cpp"), made.join("libnvrtc.so.partial"));
+        run(Command::new("c++").args(flags).arg(nvrtc).arg("-o").arg(&partial));
+        fs::rename(partial, made.join("libnvrtc.so")).unwrap();
+    }
+    made
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()).collect()
+}
+
+/// FNV-1a over names and contents: another source is another folder.
+fn digest(sources: &[PathBuf]) -> String {
+    let mut state = 0xcbf2_9ce4_8422_2325u64;
+    for path in sources {
+        let name = path.file_name().unwrap().as_encoded_bytes().to_vec();
+        for byte in name.into_iter().chain(fs::read(path).unwrap()) {
+            state = (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+    format!("{state:016x}")
+}
+
+fn run(command: &mut Command) {
+    let status = command.status().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(status.success(), "the fake driver needs a C++ compiler, as `c++`: {command:?}");
+}

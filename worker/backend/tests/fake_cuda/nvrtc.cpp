@@ -1,0 +1,71 @@
+// A libnvrtc.so that compiles nothing: its cubins name a unit and an architecture, which is what the fake driver wants to
+// see. It does look whether all that is included is there, and whether it was told what to compile for.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <map>
+#include <string>
+
+namespace {
+
+struct Program {
+    std::string name, text, log, cubin;
+    std::map<std::string, std::string> headers;
+};
+
+const std::string INCLUDE = "#include \"";
+
+// The name of something that is included and not there.
+std::string missing(const Program& program, const std::string& text) {
+    for (size_t at = text.find(INCLUDE); at != std::string::npos; at = text.find(INCLUDE, at + 1)) {
+        if (at > 0 && text[at - 1] != '\n') continue;
+        size_t start = at + INCLUDE.size();
+        std::string name = text.substr(start, text.find('"', start) - start);
+        auto found = program.headers.find(name);
+        if (name == "emulator.h") continue;
+        if (found == program.headers.end()) return name;
+        if (found->second.find("#pragma once") == std::string::npos) return name + " (again and again)";
+        std::string deeper = missing(program, found->second);
+        if (!deeper.empty()) return deeper;
+    }
+    return "";
+}
+
+Program& of(void* program) { return *static_cast<Program*>(program); }
+
+}  // namespace
+
+#define CALL extern "C" __attribute__((visibility("default"))) int
+
+CALL nvrtcVersion(int* major, int* minor) { return *major = 13, *minor = 0, 0; }
+
+CALL nvrtcCreateProgram(void** made, const char* text, const char* name, int n, const char* const* headers,
+                        const char* const* names) {
+    Program* program = new Program{name, text, "", "", {}};
+    for (int i = 0; i < n; i++) program->headers[names[i]] = headers[i];
+    *made = program;
+    return 0;
+}
+
+CALL nvrtcCompileProgram(void* it, int n, const char* const* options) {
+    Program& program = of(it);
+    const std::string target = "--gpu-architecture=";
+    for (int i = 0; i < n; i++) {
+        if (strncmp(options[i], target.c_str(), target.size()) == 0) {
+            program.cubin = "fake cubin of " + program.name + " for " + (options[i] + target.size());
+        }
+    }
+    std::string lacks = missing(program, program.text);
+    if (!lacks.empty()) program.log = lacks + " is not there";
+    if (program.text.empty()) program.log = "an empty unit";
+    if (program.cubin.empty()) program.log = "no architecture";
+    if (getenv("FAKE_NVRTC_FAILS")) program.log = "it was to fail";
+    return program.log.empty() ? 0 : 6;
+}
+
+CALL nvrtcGetProgramLogSize(void* it, size_t* n) { return *n = of(it).log.size() + 1, 0; }
+CALL nvrtcGetProgramLog(void* it, char* to) { return strcpy(to, of(it).log.c_str()), 0; }
+CALL nvrtcGetCUBINSize(void* it, size_t* n) { return *n = of(it).cubin.size() + 1, 0; }
+CALL nvrtcGetCUBIN(void* it, char* to) { return memcpy(to, of(it).cubin.c_str(), of(it).cubin.size() + 1), 0; }
+CALL nvrtcDestroyProgram(void** it) { return delete static_cast<Program*>(*it), 0; }

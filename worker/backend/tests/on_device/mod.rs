@@ -1,0 +1,418 @@
+//! A device's operations beside the CPU's, on fresh random numbers: how far they are apart, and whether a row's bits know
+//! its neighbours. For tests over the fake driver, and for a real one.
+
+use crate::numbers::{File, Rng, TYPES, cpu};
+use backend::cpu::{Cpu, Isa};
+use backend::{
+    Activations, Batch, BatchSlice, BlockTables, Device, Draw, Expert, Heads, KvDtype, KvSpec, RopeStyle, Routing,
+    StoredType,
+};
+use types::leaves::aligned_runs;
+use types::{BlockId, Leaves, Sampling};
+
+/// One comparison.
+pub struct Check {
+    pub name: String,
+    /// Of the largest number.
+    pub apart: f32,
+    pub limit: f32,
+    /// Alone and among others.
+    pub same_bits: bool,
+}
+
+impl Check {
+    pub fn is_good(&self) -> bool {
+        // What is no number is not below a limit.
+        self.apart <= self.limit && self.same_bits
+    }
+}
+
+/// Weights and inputs are rounded to bf16.
+const PRODUCT: f32 = 1.5e-2;
+/// The output is.
+const ROUNDED: f32 = 4e-3;
+const EXACT: f32 = 0.0;
+
+/// Largest difference over the largest number; not a number if any is none.
+fn apart(got: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(got.len(), expected.len(), "as many numbers");
+    let largest = expected.iter().fold(1e-20f32, |largest, x| largest.max(x.abs()));
+    let differs = |worst: f32, (got, expected): (&f32, &f32)| {
+        let difference = (got - expected).abs();
+        if difference.is_nan() || worst.is_nan() { f32::NAN } else { worst.max(difference) }
+    };
+    got.iter().zip(expected).fold(0.0, differs) / largest
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+fn filled<D: Device>(device: &D, rows: usize, values: &[f32]) -> D::Buffer {
+    let mut buffer = device.buffer(rows, values.len() / rows).unwrap();
+    device.write(&mut buffer, 0, values);
+    buffer
+}
+
+fn read<D: Device>(device: &D, buffer: &D::Buffer, rows: usize) -> Vec<f32> {
+    let mut out = vec![0.0; rows * device.cols(buffer)];
+    device.read(buffer, 0..rows, &mut out);
+    device.settle().unwrap();
+    out
+}
+
+/// Something that makes rows of rows, on any device.
+trait Operation {
+    fn name(&self) -> String;
+    fn limit(&self) -> f32;
+    /// Of the input.
+    fn cols(&self) -> usize;
+    fn run<D: Device>(&self, device: &D, x: &[f32], n_rows: usize) -> Vec<f32>;
+
+    fn check<D: Device>(&self, device: &D, reference: &Cpu, rng: &mut Rng, n_rows: usize) -> Check {
+        let x: Vec<f32> = rng.floats(n_rows * self.cols()).iter().map(|x| x * 2.0).collect();
+        let got = self.run(device, &x, n_rows);
+        let row = n_rows / 2;
+        let alone = self.run(device, &x[row * self.cols()..][..self.cols()], 1);
+        let cols = got.len() / n_rows;
+        Check {
+            name: format!("{} on {n_rows} rows", self.name()),
+            apart: apart(&got, &self.run(reference, &x, n_rows)),
+            limit: self.limit(),
+            same_bits: same_bits(&alone, &got[row * cols..][..cols]),
+        }
+    }
+}
+
+struct Product {
+    file: File,
+}
+
+impl Operation for Product {
+    fn name(&self) -> String {
+        format!("product with {:?}", self.file.dtype)
+    }
+
+    fn limit(&self) -> f32 {
+        PRODUCT
+    }
+
+    fn cols(&self) -> usize {
+        self.file.k
+    }
+
+    fn run<D: Device>(&self, device: &D, x: &[f32], n_rows: usize) -> Vec<f32> {
+        let (x, w) = (filled(device, n_rows, x), device.matrix(&[self.file.stored()]).unwrap());
+        let mut out = device.buffer(n_rows, self.file.rows).unwrap();
+        device.linear(&x, &w, n_rows, &mut out);
+        read(device, &out, n_rows)
+    }
+}
+
+/// Planes of two ranks, put together by the tree.
+struct Leafed {
+    file: File,
+}
+
+impl Operation for Leafed {
+    fn name(&self) -> String {
+        format!("planes of {:?}", self.file.dtype)
+    }
+
+    fn limit(&self) -> f32 {
+        PRODUCT
+    }
+
+    fn cols(&self) -> usize {
+        self.file.k
+    }
+
+    fn run<D: Device>(&self, device: &D, x: &[f32], n_rows: usize) -> Vec<f32> {
+        let (leaves, k) = (Leaves::on_grain(self.file.k as u32, 8), self.file.k);
+        let n_leaves = leaves.len() as u32;
+        let mut planes = Vec::new();
+        for owned in [0..3, 3..n_leaves] {
+            let columns = leaves.elements(&owned);
+            let columns = columns.start as usize..columns.end as usize;
+            let part: Vec<f32> = x.chunks_exact(k).flat_map(|row| row[columns.clone()].to_vec()).collect();
+            let x = filled(device, n_rows, &part);
+            let stored = self.file.stored().columns(columns).unwrap();
+            let w = device.matrix_leaves(stored, &leaves, owned.clone()).unwrap();
+            let runs = aligned_runs(owned, n_leaves);
+            let mut out = device.buffer(n_rows * runs.len(), self.file.rows).unwrap();
+            device.linear_runs(&x, &w, n_rows, &mut out);
+            let made = read(device, &out, n_rows * runs.len());
+            let size = n_rows * self.file.rows;
+            planes.extend(runs.into_iter().zip(made.chunks_exact(size).map(<[f32]>::to_vec)));
+        }
+        let element = |i: usize| {
+            let runs: Vec<_> = planes.iter().map(|(run, plane)| (run.clone(), plane[i])).collect();
+            types::leaves::sum_runs(&runs)
+        };
+        (0..n_rows * self.file.rows).map(element).collect()
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Row {
+    RmsNorm,
+    AddRmsNorm,
+    LayerNorm,
+    Silu,
+    GeluMul,
+    Gelu,
+    Bias,
+    Scale,
+    Cap,
+    Gather,
+}
+
+const COLS: usize = 80;
+
+impl Operation for Row {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn limit(&self) -> f32 {
+        match self {
+            Row::Gelu | Row::Bias | Row::Scale | Row::Cap | Row::Gather => EXACT,
+            _ => ROUNDED,
+        }
+    }
+
+    fn cols(&self) -> usize {
+        COLS
+    }
+
+    fn run<D: Device>(&self, device: &D, x: &[f32], n_rows: usize) -> Vec<f32> {
+        let weight: Vec<f32> = (0..COLS).map(|i| 0.5 + i as f32 / 64.0).collect();
+        let (vector, mut x) = (device.vector(&weight).unwrap(), filled(device, n_rows, x));
+        let is_gated = matches!(self, Row::Silu | Row::GeluMul);
+        let mut out = device.buffer(n_rows, if is_gated { COLS / 2 } else { COLS }).unwrap();
+        match self {
+            Row::RmsNorm => device.rms_norm(&x, &vector, 1e-5, n_rows, &mut out),
+            Row::AddRmsNorm => {
+                let residual: Vec<f32> = (0..n_rows * COLS).map(|i| (i % COLS) as f32 / 90.0 - 0.4).collect();
+                let mut residual = filled(device, n_rows, &residual);
+                device.add_rms_norm(&x, &mut residual, &vector, 1e-5, n_rows, &mut out);
+                device.add(&out, &mut residual, n_rows);
+                return read(device, &residual, n_rows);
+            }
+            Row::LayerNorm => device.layer_norm(&x, &vector, &vector, 1e-5, n_rows, &mut out),
+            Row::Silu => device.silu_mul(&x, n_rows, &mut out),
+            Row::GeluMul => device.gelu_mul(&x, n_rows, &mut out),
+            Row::Gather => {
+                let rows: Vec<u32> = (0..n_rows as u32).rev().collect();
+                device.gather(&x, &rows, &mut out);
+                device.gather(&out, &rows, &mut x);
+                return read(device, &x, n_rows);
+            }
+            Row::Gelu => device.gelu(&mut x, n_rows),
+            Row::Bias => device.add_bias(&mut x, &vector, n_rows),
+            Row::Scale => device.scale(&mut x, 0.3, n_rows),
+            Row::Cap => device.soft_cap(&mut x, 1.5, n_rows),
+        }
+        match self {
+            Row::Gelu | Row::Bias | Row::Scale | Row::Cap => read(device, &x, n_rows),
+            _ => read(device, &out, n_rows),
+        }
+    }
+}
+
+struct Mixture {
+    routing: Routing,
+    gate_up: Vec<File>,
+    down: Vec<File>,
+}
+
+const HIDDEN: usize = 64;
+const INNER: usize = 32;
+
+impl Mixture {
+    fn new(rng: &mut Rng, dtype: StoredType, n_experts: usize, n_used: usize) -> Mixture {
+        Mixture {
+            routing: Routing { n_experts, n_used, normalized: true },
+            gate_up: (0..n_experts).map(|_| File::random(rng, dtype, 2 * INNER, HIDDEN)).collect(),
+            down: (0..n_experts).map(|_| File::random(rng, dtype, HIDDEN, INNER)).collect(),
+        }
+    }
+}
+
+impl Operation for Mixture {
+    fn name(&self) -> String {
+        let Routing { n_experts, n_used, .. } = self.routing;
+        format!("{n_used} of {n_experts} experts of {:?}", self.down[0].dtype)
+    }
+
+    fn limit(&self) -> f32 {
+        2.0 * PRODUCT
+    }
+
+    fn cols(&self) -> usize {
+        HIDDEN
+    }
+
+    fn run<D: Device>(&self, device: &D, x: &[f32], n_rows: usize) -> Vec<f32> {
+        // Scores that no rounding can reorder.
+        let scores: Vec<f32> = x.chunks_exact(HIDDEN).flat_map(|x| x[..self.routing.n_experts].to_vec()).collect();
+        let scores = filled(device, n_rows, &scores);
+        let mut routes = device.routes(n_rows, HIDDEN, INNER, self.routing).unwrap();
+        device.route(&scores, n_rows, &mut routes);
+        let matrix = |file: &File| device.matrix(&[file.stored()]).unwrap();
+        let experts = self.gate_up.iter().zip(&self.down);
+        let experts: Vec<Expert<D>> =
+            experts.map(|(gate_up, down)| Expert { gate_up: matrix(gate_up), down: matrix(down) }).collect();
+        let n_experts = self.routing.n_experts as u32;
+        let mut out = device.buffer(n_rows, HIDDEN).unwrap();
+        let whole = aligned_runs(0..n_experts, n_experts);
+        device.experts(&filled(device, n_rows, x), &experts, &whole, n_rows, &mut routes, &mut out);
+        read(device, &out, n_rows)
+    }
+}
+
+/// Sequences of one layer, attended as they are and one by one.
+struct Attended {
+    heads: Heads,
+    lengths: Vec<usize>,
+    /// Rows that are computed now, of each; what is before has been stored by an earlier pass.
+    n_new: usize,
+}
+
+const N_BLOCKS: usize = 64;
+
+impl Attended {
+    fn name(&self) -> String {
+        let Heads { n_heads, n_kv_heads, head_dim, window, cap, .. } = self.heads;
+        format!(
+            "attention of {n_heads}/{n_kv_heads} heads of {head_dim}, window {window:?}, cap {cap:?}, {} new of {:?}",
+            self.n_new, self.lengths
+        )
+    }
+
+    fn batch(&self, which: &[usize], rows: impl Fn(usize) -> std::ops::Range<usize>) -> Batch {
+        let mut batch = Batch { tables: vec![BlockTables::default()], ..Batch::default() };
+        for sequence in which {
+            let range = rows(self.lengths[*sequence]);
+            let first = batch.n_rows() as u32;
+            batch.tokens.extend(range.clone().map(|i| i as u32));
+            batch.positions.extend(range.clone().map(|i| i as u32));
+            let rows = first..first + range.len() as u32;
+            batch.slices.push(BatchSlice { rows, start: range.start as u32 });
+            let n = self.lengths[*sequence].div_ceil(16);
+            let table = &mut batch.tables[0];
+            table.blocks.extend((0..n).map(|i| BlockId((N_BLOCKS - 1 - 3 * i - sequence) as u32)));
+            table.bounds.push(table.blocks.len() as u32);
+        }
+        batch
+    }
+
+    fn pass<D: Device>(&self, device: &D, kv: &mut D::Kv, rope: &D::Rope, batch: &Batch, numbers: &[f32]) -> Vec<f32> {
+        let (n_rows, cols) = (batch.n_rows(), self.heads.qkv_cols());
+        // By sequence and position, whatever the pass: a sequence is told by its first block.
+        let rows = batch.slices.iter().enumerate().flat_map(|(i, slice)| {
+            let seed = batch.tables[0].of(i)[0].0 as usize * 131;
+            batch.positions[slice.rows.start as usize..slice.rows.end as usize]
+                .iter()
+                .flat_map(move |position| (0..cols).map(move |c| (seed + *position as usize * 17 + c) % numbers.len()))
+        });
+        let qkv: Vec<f32> = rows.map(|i| numbers[i]).collect();
+        let mut qkv = filled(device, n_rows, &qkv);
+        let mut out = device.buffer(n_rows, self.heads.n_heads * self.heads.head_dim).unwrap();
+        device.begin(batch);
+        device.rope_store(&mut qkv, Some(rope), &self.heads, batch, 0, 0, kv);
+        device.attend(&qkv, kv, &self.heads, batch, 0, 0, &mut out);
+        read(device, &out, n_rows)
+    }
+
+    fn run<D: Device>(&self, device: &D, dtype: KvDtype, which: &[usize], numbers: &[f32]) -> Vec<f32> {
+        let Heads { n_kv_heads, head_dim, .. } = self.heads;
+        let mut kv = device.kv(KvSpec { n_layers: 1, n_blocks: N_BLOCKS, n_kv_heads, head_dim, dtype }).unwrap();
+        let turns: Vec<f32> = (0..1024 * head_dim / 2).map(|i| (i % 977) as f32 / 977.0).collect();
+        let (cos, sin): (Vec<f32>, Vec<f32>) = turns.iter().map(|turn| (turn.cos(), turn.sin())).unzip();
+        let rope = device.rope(&cos, &sin, head_dim / 2, RopeStyle::Halves).unwrap();
+        let before = self.batch(which, |n| 0..n - self.n_new.min(n));
+        if before.n_rows() > 0 {
+            self.pass(device, &mut kv, &rope, &before, numbers);
+        }
+        self.pass(device, &mut kv, &rope, &self.batch(which, |n| n - self.n_new.min(n)..n), numbers)
+    }
+
+    fn check<D: Device>(&self, device: &D, dtype: KvDtype, reference: &Cpu, rng: &mut Rng) -> Check {
+        let numbers: Vec<f32> = rng.floats(4093).iter().map(|x| x * 1.5).collect();
+        let all: Vec<usize> = (0..self.lengths.len()).collect();
+        let got = self.run(device, dtype, &all, &numbers);
+        let alone: Vec<f32> = all.iter().flat_map(|i| self.run(device, dtype, &[*i], &numbers)).collect();
+        Check {
+            name: self.name(),
+            apart: apart(&got, &self.run(reference, KvDtype::F32, &all, &numbers)),
+            limit: PRODUCT,
+            same_bits: same_bits(&alone, &got),
+        }
+    }
+}
+
+fn attentions() -> Vec<Attended> {
+    let heads = |n_heads, n_kv_heads, head_dim| Heads::whole(n_heads, n_kv_heads, head_dim, 0.2);
+    let of = |heads, lengths: &[usize], n_new| Attended { heads, lengths: lengths.to_vec(), n_new };
+    vec![
+        of(heads(4, 2, 16), &[5, 30], 100),
+        of(heads(6, 2, 64), &[40, 270], 1),
+        of(heads(6, 2, 64), &[290], 21),
+        of(Heads { window: Some(24), ..heads(4, 4, 80) }, &[70, 12], 3),
+        of(Heads { cap: Some(2.0), ..heads(2, 1, 128) }, &[33], 20),
+        of(Heads { first: 1, n_heads: 3, n_kv_heads: 2, ..heads(4, 2, 32) }, &[20], 4),
+    ]
+}
+
+/// Draws from the same logits must be the same tokens.
+fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng) -> Check {
+    let (n_rows, n_vocab) = (6, 700);
+    let logits: Vec<f32> = rng.floats(n_rows * n_vocab).iter().map(|x| x * 9.0).collect();
+    let sampling = |i: u64| Sampling {
+        temperature: [0.0, 0.8, 1.4][i as usize % 3],
+        min_p: [0.0, 0.05][i as usize % 2],
+        top_k: [0, 0, 0, 0, 20][i as usize % 5],
+        seed: i * 77 + 5,
+        logprobs: Some((i % 3) as u8),
+        ..Sampling::default()
+    };
+    let samplings: Vec<Sampling> = (0..n_rows as u64).map(sampling).collect();
+    let prompt = [1, 2, 3];
+    let draw = |sampling| Draw { sampling, prompt: &prompt, output: &[], score: None };
+    let asked: Vec<Draw<'_>> = samplings.iter().map(draw).collect();
+    fn drawn<D: Device>(device: &D, n: usize, logits: &[f32], asked: &[Draw<'_>]) -> Vec<Option<types::TokenOut>> {
+        let mut out = Vec::new();
+        device.draw(&filled(device, n, logits), asked, &mut out);
+        device.settle().unwrap();
+        out
+    }
+    let (got, expected) = (drawn(device, n_rows, &logits, &asked), drawn(reference, n_rows, &logits, &asked));
+    let same_bits = got == expected && got.iter().all(Option::is_some);
+    Check { name: "draws".into(), apart: 0.0, limit: EXACT, same_bits }
+}
+
+/// All of them. `n_rows` are what products are tried with.
+pub fn checks<D: Device>(device: &D, dtype: KvDtype, n_rows: &[usize], seed: u64) -> Vec<Check> {
+    let (mut rng, reference) = (Rng(seed), cpu(Isa::detect(), 1, Activations::F32));
+    let rng = &mut rng;
+    let mut checks = Vec::new();
+    for (i, dtype) in TYPES.into_iter().enumerate() {
+        let file = File::random(rng, dtype, 37, 256);
+        checks.push(Product { file }.check(device, &reference, rng, n_rows[i % n_rows.len()]));
+    }
+    for dtype in [StoredType::BF16, StoredType::Q4_0] {
+        let file = File::random(rng, dtype, 20, 320);
+        checks.push(Leafed { file }.check(device, &reference, rng, 3));
+    }
+    let rows = [Row::RmsNorm, Row::AddRmsNorm, Row::LayerNorm, Row::Silu, Row::GeluMul, Row::Gelu, Row::Bias];
+    for row in rows.into_iter().chain([Row::Scale, Row::Cap, Row::Gather]) {
+        checks.push(row.check(device, &reference, rng, 5));
+    }
+    for (dtype, n_experts, n_used) in [(StoredType::BF16, 4, 2), (StoredType::Q8_0, 7, 3)] {
+        checks.push(Mixture::new(rng, dtype, n_experts, n_used).check(device, &reference, rng, 9));
+    }
+    checks.extend(attentions().iter().map(|attended| attended.check(device, dtype, &reference, rng)));
+    checks.push(draws(device, &reference, rng));
+    checks
+}

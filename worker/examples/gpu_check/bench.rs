@@ -1,0 +1,188 @@
+//! How fast a model of Llama-3.1-8B's shape decodes with random weights, beside what the device copies: a step reads every
+//! weight once, so copying speed is the floor.
+
+use crate::Finding;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::time::Instant;
+use types::cache::blocks_for;
+use types::{BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
+use worker::{Assignment, MeshSecret, ModelLoader, Place, Runner, Timeouts};
+
+pub const N_LAYERS: u32 = 32;
+const HIDDEN: usize = 4096;
+const INNER: usize = 14336;
+const KV: usize = 1024;
+const VOCAB: usize = 128_256;
+const CONTEXT: u32 = 2048;
+const PROMPT: u32 = 512;
+const N_TOKENS: u32 = 64;
+const BATCH_TOKENS_MAX: u32 = 512;
+/// Sequences that decode together.
+const BATCHES: [u64; 3] = [1, 8, 32];
+
+pub fn measure(n_layers: u32, cache: &Path) -> Result<Vec<Finding>, String> {
+    let copied = copy_speed(cache)?;
+    let folder = std::env::temp_dir().join(format!("lockstep-random-{}", std::process::id()));
+    let measured = model(&folder, n_layers).map_err(|error| error.to_string()).and_then(|()| {
+        let begun = Instant::now();
+        let assignment = assignment(&folder, n_layers);
+        let place = Place::Cuda { ordinal: 0, cache: Some(cache.to_owned()) };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let loader = ModelLoader { place, spin: false, ..ModelLoader::new(threads) };
+        let (mut runner, ready) = loader.build(&assignment).map_err(|error| error.to_string())?;
+        eprintln!("loaded {} bytes in {:.1} s", ready.weight_bytes, begun.elapsed().as_secs_f64());
+        // An embedding is looked up, not read.
+        let read = ready.weight_bytes as f64 - (VOCAB * HIDDEN * 2) as f64;
+        BATCHES.into_iter().map(|n| decode(&mut runner, n, read, copied)).collect::<Result<Vec<_>, _>>()
+    });
+    // What is left of a temporary folder is nobody's loss.
+    let _gone = std::fs::remove_dir_all(&folder);
+    let mut findings = vec![finding("copy", json!({ "bytes_per_second": copied }))];
+    findings.extend(measured?);
+    Ok(findings)
+}
+
+fn finding(name: &str, told: Value) -> Finding {
+    Finding { name: name.into(), is_good: true, told }
+}
+
+/// Bytes read and written each second, the best of several.
+fn copy_speed(cache: &Path) -> Result<f64, String> {
+    use backend::Memory;
+    const ROWS: usize = 1 << 16;
+    const TIMES: usize = 8;
+    let cuda = crate::cuda(cache)?;
+    let buffer = || cuda.buffer(ROWS, HIDDEN).map_err(|error| error.to_string());
+    let (from, mut to) = (buffer()?, buffer()?);
+    let mut best = 0.0f64;
+    for _ in 0..5 {
+        let seconds = cuda.seconds(|| (0..TIMES).for_each(|_| cuda.copy_rows(&from, &mut to, ROWS)));
+        let seconds = seconds.map_err(|error| error.to_string())?;
+        best = best.max((2 * TIMES * ROWS * HIDDEN * 4) as f64 / seconds);
+    }
+    Ok(best)
+}
+
+fn assignment(model: &Path, n_layers: u32) -> Assignment {
+    let running_max = BATCHES[BATCHES.len() - 1] as u32;
+    let n_blocks = running_max * blocks_for(PROMPT + N_TOKENS);
+    Assignment {
+        epoch: Epoch::default(),
+        rank: Rank(0),
+        layout: Layout::solo(n_layers),
+        mesh_addresses: vec![],
+        mesh_secret: MeshSecret::default(),
+        timeouts: Timeouts::default(),
+        model_path: model.to_owned(),
+        activations: "bf16".into(),
+        kv_dtype: "bf16".into(),
+        n_blocks: vec![n_blocks],
+        kv_bytes: 64 << 30,
+        context: CONTEXT,
+        batch_tokens_max: BATCH_TOKENS_MAX,
+        running_max,
+    }
+}
+
+/// So many sequences, each with a prompt, and the time of their steps from then on.
+fn decode(runner: &mut dyn Runner, n: u64, read: f64, copied: f64) -> Result<Finding, String> {
+    let mut done = StepDone::default();
+    let mut run = |step: &Step| runner.run(step, &mut done).map_err(|error| error.to_string());
+    let begun = Instant::now();
+    for i in 0..n {
+        let prompt = (0..PROMPT).map(|j| (j * 37 + i as u32 * 101) % VOCAB as u32).collect();
+        let sampling = Sampling { tokens_max: N_TOKENS, ..Sampling::default() };
+        let request = Request { id: RequestId(i), prompt, sampling, ..Request::default() };
+        run(&Step {
+            starts: vec![request],
+            slices: vec![Slice { id: RequestId(i), range: 0..PROMPT, n_draft: 0, want: Want::Last }],
+            blocks: (0..blocks_for(PROMPT)).map(|b| BlockId(b * n as u32 + i as u32)).collect(),
+            ..Step::default()
+        })?;
+    }
+    let prefill = begun.elapsed().as_secs_f64();
+    let mut steps: Vec<f64> = Vec::new();
+    for at in PROMPT..PROMPT + N_TOKENS - 1 {
+        let begun = Instant::now();
+        let slice = |i| Slice { id: RequestId(i), range: at..at + 1, n_draft: 0, want: Want::Last };
+        let is_new = at % 16 == 0;
+        let blocks = (0..n as u32).filter(|_| is_new).map(|i| BlockId(at / 16 * n as u32 + i)).collect();
+        run(&Step { slices: (0..n).map(slice).collect(), blocks, ..Step::default() })?;
+        steps.push(begun.elapsed().as_secs_f64());
+    }
+    run(&Step { ends: (0..n).map(RequestId).collect(), ..Step::default() })?;
+    steps.sort_by(f64::total_cmp);
+    let step = steps[steps.len() / 2];
+    let told = json!({
+        "tokens_per_second": n as f64 / step,
+        "step_millis": step * 1e3,
+        "prefill_tokens_per_second": (n * u64::from(PROMPT)) as f64 / prefill,
+        "weights_read_per_second_of_copy": read / step / copied,
+    });
+    Ok(finding(&format!("{n} sequences decode"), told))
+}
+
+/// A folder with random weights, as Hugging Face's are.
+fn model(folder: &Path, n_layers: u32) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "torch_dtype": "bfloat16",
+        "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": n_layers, "vocab_size": VOCAB,
+        "num_attention_heads": HIDDEN / 128, "num_key_value_heads": KV / 128, "head_dim": 128,
+        "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
+        "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 1,
+    });
+    std::fs::write(folder.join("config.json"), config.to_string())?;
+    weights(&folder.join("model.safetensors"), &shapes(n_layers))
+}
+
+fn shapes(n_layers: u32) -> Vec<(String, Vec<usize>)> {
+    let layer = |i: u32| {
+        let of = move |name: &str, shape: &[usize]| (format!("model.layers.{i}.{name}.weight"), shape.to_vec());
+        [
+            of("input_layernorm", &[HIDDEN]),
+            of("self_attn.q_proj", &[HIDDEN, HIDDEN]),
+            of("self_attn.k_proj", &[KV, HIDDEN]),
+            of("self_attn.v_proj", &[KV, HIDDEN]),
+            of("self_attn.o_proj", &[HIDDEN, HIDDEN]),
+            of("post_attention_layernorm", &[HIDDEN]),
+            of("mlp.gate_proj", &[INNER, HIDDEN]),
+            of("mlp.up_proj", &[INNER, HIDDEN]),
+            of("mlp.down_proj", &[HIDDEN, INNER]),
+        ]
+    };
+    let outer = [("model.embed_tokens", [VOCAB, HIDDEN].to_vec()), ("model.norm", [HIDDEN].to_vec()), ("lm_head", [VOCAB, HIDDEN].to_vec())];
+    let outer = outer.map(|(name, shape)| (format!("{name}.weight"), shape));
+    outer.into_iter().chain((0..n_layers).flat_map(layer)).collect()
+}
+
+fn weights(path: &Path, shapes: &[(String, Vec<usize>)]) -> io::Result<()> {
+    let mut at = 0;
+    let entries = shapes.iter().map(|(name, shape)| {
+        let start = at;
+        at += shape.iter().product::<usize>() * 2;
+        (name.clone(), json!({ "dtype": "BF16", "shape": shape, "data_offsets": [start, at] }))
+    });
+    let header = Value::Object(entries.collect()).to_string();
+    let header = format!("{header:<width$}", width = header.len().next_multiple_of(8));
+    let mut file = BufWriter::with_capacity(16 << 20, File::create(path)?);
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(header.as_bytes())?;
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    for (_, shape) in shapes {
+        let n = shape.iter().product::<usize>();
+        for _ in 0..n / 4 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            // Four bf16 of either sign: around 1 for norms, around 1/64 for matrices.
+            let exponent = if shape.len() == 1 { 0x3f80_3f80_3f80_3f80 } else { 0x3c80_3c80_3c80_3c80 };
+            let signs = if shape.len() == 1 { 0 } else { state & 0x8000_8000_8000_8000 };
+            file.write_all(&(exponent | signs | state & 0x007f_007f_007f_007f).to_le_bytes())?;
+        }
+    }
+    file.flush()
+}

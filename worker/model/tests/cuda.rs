@@ -1,0 +1,43 @@
+//! Whole tiny models on CUDA's kernels, over a driver that runs them on an emulator: the numbers are the CPU's but for
+//! the rounding of bf16, and their own, bit for bit, in chunks of any length and in any company.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../../backend/tests/fake_cuda/mod.rs"]
+mod fake_cuda;
+mod whole;
+
+use fake_cuda::on_fake_cuda;
+use std::path::{Path, PathBuf};
+use whole::{NAMES, distance, keeps_its_bits};
+
+fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference")
+}
+
+#[test]
+fn logits_are_the_cpus_but_for_bf16() {
+    on_fake_cuda("logits_are_the_cpus_but_for_bf16", &[], || {
+        for name in NAMES {
+            let distance = distance(&models(), name, 24, None);
+            println!("{name}: {:.1e} of the largest, {:.1e} of all", distance.farthest, distance.typical);
+            assert!(distance.is_good(), "{name}: {} and {}", distance.farthest, distance.typical);
+        }
+    });
+}
+
+#[test]
+fn chunks_and_company_change_no_bit() {
+    on_fake_cuda("chunks_and_company_change_no_bit", &[], || {
+        for name in ["llama-f32-tied", "gguf-k-mixtral", "gemma3"] {
+            assert!(keeps_its_bits(&models(), name, None), "{name}");
+        }
+    });
+}
+
+/// What is missing between two threads of a kernel shows in another order of them.
+#[test]
+fn the_order_of_threads_changes_no_bit() {
+    on_fake_cuda("the_order_of_threads_changes_no_bit", &[("FAKE_CUDA_ORDER", "12345")], || {
+        assert!(keeps_its_bits(&models(), "llama-bf16-odd", None));
+    });
+}

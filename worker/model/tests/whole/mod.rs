@@ -1,0 +1,158 @@
+//! A whole tiny model on one device, rank alone: the logits of every position, however they are computed. For tests over
+//! the fake driver, and for a real one.
+
+use backend::cpu::{Cpu, CpuConfig, Isa};
+use backend::cuda::{Cuda, CudaConfig};
+use backend::{Activations, Batch, BatchSlice, Device, KvDtype};
+use checkpoint::Checkpoint;
+use collective::Collective;
+use model::{KvCache, Limits, Model};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use types::cache::blocks_for;
+use types::{BlockId, CacheGroup, Token};
+
+/// What is in the families, and in the formats, at least once.
+pub const NAMES: [&str; 11] = [
+    "llama-f32-tied",
+    "llama-bf16-odd",
+    "mistral",
+    "qwen3-yarn",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "qwen3-moe",
+    "gguf-k-llama3",
+    "gguf-k-mixtral",
+    "gguf-k-phi3",
+];
+const CONTEXT: u32 = 400;
+const SEQUENCES: usize = 3;
+/// Of the largest logit for the farthest, and of all logits together. Weights are random and some families have more
+/// products between two norms than others: there the farthest of thousands may be twice as far.
+const TOLERANCE: f32 = 2e-2;
+
+/// A checkpoint's folder or file, in the folder of all of them.
+fn model_path(models: &Path, name: &str) -> PathBuf {
+    if name.starts_with("gguf-") { models.join(name).join("model.gguf") } else { models.join(name) }
+}
+
+pub struct Rig<D: Device> {
+    device: D,
+    collective: Collective,
+    model: Model<D>,
+    kv: KvCache<D>,
+    groups: Vec<CacheGroup>,
+    pub n_vocab: usize,
+}
+
+fn host() -> CpuConfig {
+    CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false }
+}
+
+pub fn on_cpu(models: &Path, name: &str) -> Rig<Cpu> {
+    Rig::new(models, name, Cpu::new(host()).unwrap(), KvDtype::F32)
+}
+
+pub fn on_cuda(models: &Path, name: &str, cache: Option<&Path>) -> Rig<Cuda> {
+    let config = CudaConfig { ordinal: 0, cache: cache.map(Path::to_owned), host: host() };
+    Rig::new(models, name, Cuda::open(&config).unwrap(), KvDtype::Bf16)
+}
+
+impl<D: Device> Rig<D> {
+    fn new(models: &Path, name: &str, device: D, kv_dtype: KvDtype) -> Rig<D> {
+        let checkpoint = Checkpoint::open(&model_path(models, name)).unwrap();
+        let spec = checkpoint.spec();
+        let limits = Limits { rows_max: 512, outputs_max: 512, context: CONTEXT.min(spec.context) };
+        let collective = Collective::solo(spec.n_layers);
+        let part = collective.part();
+        let model = Model::load(&checkpoint, &device, part, limits).unwrap();
+        let groups = spec.cache_groups().groups().to_vec();
+        let n_blocks = vec![SEQUENCES as u32 * blocks_for(CONTEXT); groups.len()];
+        let specs = model::kv_specs(spec, part, device.class(), kv_dtype, &n_blocks);
+        let kv = KvCache::new(&device, &specs).unwrap();
+        Rig { collective, model, kv, groups, n_vocab: spec.vocab as usize, device }
+    }
+
+    /// One pass over ranges of the sequences' logs: the logits of every row.
+    pub fn pass(&mut self, logs: &[Vec<Token>], slices: &[(usize, Range<u32>)]) -> Vec<Vec<f32>> {
+        let mut batch = Batch { tables: vec![Default::default(); self.groups.len()], ..Batch::default() };
+        batch.clear();
+        for (sequence, range) in slices {
+            let first = batch.n_rows() as u32;
+            batch.tokens.extend(&logs[*sequence][range.start as usize..range.end as usize]);
+            batch.positions.extend(range.clone());
+            batch.slices.push(BatchSlice { rows: first..first + range.len() as u32, start: range.start });
+            // Scattered and in descending order: nothing may depend on where a block lies.
+            let block = |i: u32| BlockId((blocks_for(CONTEXT) - 1 - i) * SEQUENCES as u32 + *sequence as u32);
+            for (table, group) in batch.tables.iter_mut().zip(&self.groups) {
+                let n_passed = group.n_passed(range.start);
+                let entry = |i| if i < n_passed { BlockId::NONE } else { block(i) };
+                table.blocks.extend((0..blocks_for(range.end)).map(entry));
+                table.bounds.push(table.blocks.len() as u32);
+            }
+        }
+        batch.outputs.extend(0..batch.n_rows() as u32);
+        let logits = self.model.forward(&self.device, &mut self.collective, &batch, &mut self.kv).unwrap().unwrap();
+        let mut rows = vec![0.0; batch.n_rows() * self.n_vocab];
+        self.device.read(logits, 0..batch.n_rows(), &mut rows);
+        self.device.settle().unwrap();
+        rows.chunks_exact(self.n_vocab).map(<[f32]>::to_vec).collect()
+    }
+
+    /// The logits of every position of one log, computed in chunks.
+    pub fn in_chunks(&mut self, log: &[Token], chunk: u32) -> Vec<Vec<f32>> {
+        let (logs, n) = ([log.to_vec()], log.len() as u32);
+        let starts = (0..n).step_by(chunk as usize);
+        starts.flat_map(|start| self.pass(&logs, &[(0, start..n.min(start + chunk))])).collect()
+    }
+}
+
+pub fn log(n: u32, seed: u32, n_vocab: usize) -> Vec<Token> {
+    (0..n).map(|i| (i * i * 7 + i * 13 + seed * 31) % n_vocab as u32).collect()
+}
+
+pub fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    rows.iter().map(|row| row.iter().map(|logit| logit.to_bits()).collect()).collect()
+}
+
+/// How far a model on CUDA is from the CPU.
+pub struct Distance {
+    /// The farthest logit, of the largest.
+    pub farthest: f32,
+    /// All of them, of all.
+    pub typical: f32,
+    pub limits: (f32, f32),
+}
+
+impl Distance {
+    pub fn is_good(&self) -> bool {
+        // What is no number is not below a limit.
+        self.farthest <= self.limits.0 && self.typical <= self.limits.1
+    }
+}
+
+pub fn distance(models: &Path, name: &str, n_tokens: u32, cache: Option<&Path>) -> Distance {
+    let (mut cpu, mut cuda) = (on_cpu(models, name), on_cuda(models, name, cache));
+    let log = log(n_tokens, 1, cpu.n_vocab);
+    let (expected, got) = (cpu.in_chunks(&log, 512).concat(), cuda.in_chunks(&log, 512).concat());
+    let apart: Vec<f32> = expected.iter().zip(&got).map(|(a, b)| a - b).collect();
+    let largest = |numbers: &[f32]| numbers.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    let norm = |numbers: &[f32]| numbers.iter().map(|x| x * x).sum::<f32>().sqrt();
+    let farthest = if name.starts_with("llama") { TOLERANCE } else { 2.0 * TOLERANCE };
+    Distance {
+        farthest: largest(&apart) / largest(&expected),
+        typical: norm(&apart) / norm(&expected),
+        limits: (farthest, TOLERANCE),
+    }
+}
+
+/// Whether chunks of any length and other sequences beside it change no bit of what a model says.
+pub fn keeps_its_bits(models: &Path, name: &str, cache: Option<&Path>) -> bool {
+    let mut rig = on_cuda(models, name, cache);
+    let logs: Vec<Vec<Token>> = (0..3).map(|seed| log([37, 21, 70][seed as usize], seed, rig.n_vocab)).collect();
+    let alone: Vec<_> = logs.iter().map(|log| bits(&rig.in_chunks(log, 512))).collect();
+    let in_chunks = [1, 5, 16].into_iter().all(|chunk| bits(&rig.in_chunks(&logs[0], chunk)) == alone[0]);
+    let whole: Vec<_> = logs.iter().enumerate().map(|(i, log)| (i, 0..log.len() as u32)).collect();
+    in_chunks && bits(&rig.pass(&logs, &whole)) == alone.concat()
+}

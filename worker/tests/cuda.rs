@@ -1,0 +1,97 @@
+//! Ranks on CUDA's kernels, over a driver that runs them on an emulator: tokens and logprobs are the same alone,
+//! together, preempted and on every grid, bit for bit, and a device that fails is an error of its step.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[allow(dead_code, reason = "shared with tests that need other parts of it")]
+mod common;
+#[path = "../backend/tests/fake_cuda/mod.rs"]
+mod fake_cuda;
+
+use common::grid::Threads;
+use common::{Alone, Plan, Played, Player, assignment, requests};
+use fake_cuda::on_fake_cuda;
+use types::{Grid, Layout, Request, RequestId, Slice, Step, StepDone, StepId, Want};
+use worker::{Assignment, LoadError, ModelLoader, Place, RunError, Runner};
+
+const DEEP: &str = "llama-deep.gguf";
+const N_LAYERS: u32 = 5;
+
+fn loader() -> ModelLoader {
+    ModelLoader { place: Place::Cuda { ordinal: 0, cache: None }, spin: false, ..ModelLoader::new(1) }
+}
+
+fn on_cuda(name: &str) -> Assignment {
+    Assignment { activations: "bf16".into(), kv_dtype: "bf16".into(), ..assignment(name) }
+}
+
+/// Short ones: the emulator takes a thousand times as long as a device.
+fn short_requests(n: u64) -> Vec<Request> {
+    let cut = |mut request: Request| {
+        request.prompt.truncate(40);
+        request.sampling.tokens_max = 4;
+        request
+    };
+    requests(n).into_iter().map(cut).collect()
+}
+
+fn alone(assignment: &Assignment, requests: &[Request]) -> Played {
+    let (mut runner, _) = loader().build(assignment).unwrap();
+    Player::new(&mut Alone::new(&mut runner), assignment).play(requests, Plan::ALONE)
+}
+
+#[test]
+fn company_and_preemption_change_no_token() {
+    on_fake_cuda("company_and_preemption_change_no_token", &[], || {
+        let (assignment, requests) = (on_cuda("llama-bf16-odd"), short_requests(7));
+        let expected = alone(&assignment, &requests);
+        let (mut runner, _) = loader().build(&assignment).unwrap();
+        let plan = Plan { chunk: 19, together: 5, preempt_every: Some(3), ..Plan::ALONE };
+        let played = Player::new(&mut Alone::new(&mut runner), &assignment).play(&requests, plan);
+        assert!(played.outputs == expected.outputs);
+        assert!(played.n_preempted > 0 && expected.outputs.iter().all(|output| !output.is_empty()));
+    });
+}
+
+#[test]
+fn grids_give_the_tokens_of_one_rank() {
+    on_fake_cuda("grids_give_the_tokens_of_one_rank", &[("FAKE_CUDA_ORDER", "1")], || {
+        let (assignment, requests) = (on_cuda(DEEP), short_requests(3));
+        let expected = alone(&assignment, &requests);
+        for (tp, pp) in [(2, 1), (3, 2)] {
+            let layout = Layout::even(Grid { tp, pp, ep: 1 }, N_LAYERS).unwrap();
+            let plan = Plan { chunk: 25, together: 3, turns: pp.into(), in_flight: usize::from(pp) + 1, ..Plan::ALONE };
+            let mut grid = Threads::start(&loader(), &assignment, &layout);
+            let played = Player::new(&mut grid, &assignment).play(&requests, plan);
+            grid.end();
+            assert!(played.outputs == expected.outputs, "tp {tp}, pp {pp}");
+        }
+    });
+}
+
+#[test]
+fn a_device_that_fails_is_an_error_of_its_step() {
+    on_fake_cuda("a_device_that_fails_is_an_error_of_its_step", &[("FAKE_CUDA_FAIL_LAUNCH", "9")], || {
+        let (mut runner, _) = loader().build(&on_cuda("llama-f32-tied")).unwrap();
+        let request = Request { id: RequestId(1), prompt: [1, 2, 3].into(), ..Request::default() };
+        let slice = Slice { id: request.id, range: 0..3, n_draft: 0, want: Want::Last };
+        let step = Step {
+            id: StepId(1),
+            starts: vec![request],
+            slices: vec![slice],
+            blocks: vec![types::BlockId(0)],
+            ..Step::default()
+        };
+        let failed = runner.run(&step, &mut StepDone::default());
+        assert!(matches!(&failed, Err(RunError::Pass(why)) if why.to_string().contains("a kernel failed")), "{failed:?}");
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_told() {
+    on_fake_cuda("what_does_not_fit_is_told", &[("FAKE_CUDA_MIB", "16")], || {
+        let failed = loader().build(&on_cuda("llama-f32-tied")).err().unwrap();
+        assert!(matches!(&failed, LoadError::Model { .. }) && failed.to_string().contains("do not fit in memory"));
+        let wrong = loader().build(&assignment("llama-f32-tied")).err().unwrap();
+        assert!(wrong.to_string().contains("--activations bf16"), "{wrong}");
+    });
+}
