@@ -46,7 +46,9 @@ impl Store {
     pub fn watch(&self) -> Watch {
         match self {
             Store::Memory(store) => store.watch(),
-            Store::Static { given: Addresses(addresses), .. } => Watch::given(addresses.iter().map(given).collect()),
+            Store::Static { given: Addresses(addresses), .. } => {
+                Watch::given(addresses.iter().map(|address| given(address)).collect())
+            }
             Store::Etcd(store) => store.watch(),
         }
     }
@@ -61,9 +63,9 @@ impl Store {
 }
 
 /// Nobody knows the incarnation of who answers there: none is too old.
-fn given(address: &String) -> (String, Member) {
-    let registration = Registration { address: address.clone(), ..Registration::default() };
-    (address.clone(), Member { incarnation: 0, registration })
+fn given(address: &str) -> (String, Member) {
+    let registration = Registration { address: address.to_owned(), ..Registration::default() };
+    (address.to_owned(), Member { incarnation: 0, registration })
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Follows all that stands under the prefix: read as a whole, then each change from that revision on, and from the start
-//! whenever the stream is lost, whatever the reason: a lost leader, a compaction, an etcd that was restored.
+//! Follows all that stands under the prefix: read as a whole, then each change from that revision on, and again from
+//! the start whenever the stream is lost, whatever the reason: a lost leader, a compaction, an etcd that was restored.
 
 use super::keys::{Entry, read_claim, read_member};
 use super::line::{Failed, Line, Pause, failed};

@@ -1,5 +1,5 @@
-//! Keeps one claim: takes the name, registers under a lease, and registers again whenever etcd shows otherwise, under the
-//! same incarnation, until a later claim.
+//! Keeps one claim: takes the name, registers under a lease, and registers again whenever etcd shows otherwise, under
+//! the same incarnation, until a later claim.
 
 use super::keys::{claim_value, incarnation, member_value, read_claim};
 use super::line::{Failed, Line, Pause};

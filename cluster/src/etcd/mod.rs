@@ -4,8 +4,8 @@
 //! PREFIX/claims/NAME    who holds the name; stays, so that a claim that was lost never comes back     no lease
 //! PREFIX/members/NAME   what the holder registers; written only while the claim stands               its lease
 //! ```
-//! etcd may be away for as long as it likes: then nobody joins or leaves, and nothing here ends. What is lost, a stream,
-//! a lease, a leader, is made anew.
+//! etcd may be away for as long as it likes: then nobody joins or leaves, and nothing here ends. What is lost, a
+//! stream, a lease, a leader, is made anew.
 
 mod follow;
 mod keep;
