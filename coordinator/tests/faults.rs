@@ -193,6 +193,18 @@ async fn a_router_that_reads_nothing_is_cut_off_and_harms_nobody() {
     cluster.stop().await;
 }
 
+/// Frames of one router are heard in order: behind all of its requests comes one that cannot be meant.
+async fn all_taken(router: &mut Router) {
+    router.up.send(submit_frame(router.welcome.router, |request| request.prompt.clear())).await.unwrap();
+    loop {
+        match next(&mut router.down).await.unwrap() {
+            Frame::Refused(refused) => return assert_eq!(refused.reason(), Reason::Invalid),
+            Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| drop(router.output(output))),
+            _ => {}
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_lets_streams_finish_and_takes_nothing_new() {
     let cluster = Cluster::start(config(64, 128, 16));
@@ -200,6 +212,7 @@ async fn a_drain_lets_streams_finish_and_takes_nothing_new() {
     let mut router = cluster.router().await;
     submit_many(&mut router, &mut Random(5), 400).await;
     router.hear_until(|state| state.n_running > 0).await;
+    all_taken(&mut router).await;
     cluster.shutdown.cancel();
     router.hear_until(|state| state.phase() == wire::state::Phase::Draining).await;
     router.up.send(submit_frame(router.welcome.router, |_| {})).await.unwrap();
