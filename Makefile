@@ -14,7 +14,7 @@ HELM_PACKAGES := target/helm-packages
 HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
 
-.PHONY: help protoc serve test clients helm grids hosts fuzz kl loom bench bench-sums bench-grids gpu-check check
+.PHONY: help protoc serve test clients helm grids hosts kernels fuzz kl loom bench bench-sums bench-grids gpu-check check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -23,11 +23,12 @@ help:
 	@echo "make helm    the chart by Helm 3 and 4, images, dashboards and rules by promtool"
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
+	@echo "make kernels every CUDA kernel through nvcc, without a device: no spills, no more registers than the table"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
-	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench for one)"
+	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
 	@echo "make check   formatting and lints"
 
 # etcd's client is built with protoc: the system's, or else one that a Python package carries.
@@ -79,6 +80,11 @@ grids: protoc
 hosts: protoc
 	deploy/dev/packages.sh ip:iproute2
 	$(CARGO) test --locked --test hosts -- --nocapture
+
+# Compilers from Python packages, half a gigabyte once; then a minute or two. After a change that is meant to take more registers:
+# make kernels ARGS=--write
+kernels:
+	$(PYTHON) deploy/dev/cuda-kernels.py $(ARGS)
 
 # Plain tests, on the toolchain that builds the rest; a round that failed says how it is repeated.
 fuzz: protoc

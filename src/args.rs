@@ -31,8 +31,8 @@ Examples: lockstep serve smollm2 --http 127.0.0.1:8000
           lockstep serve smollm2 --replicas 2       two replicas behind one address";
 
 const SCALE_HELP: &str = "\
-The workers must have joined already: `lockstep status` shows spares. What does not fit is refused with the arithmetic, and
-then nothing has changed. A coordinator that is started again begins with the grid of its own flags.
+The workers must have joined already: `lockstep status` shows spares. What does not fit is refused with the
+arithmetic, and then nothing has changed. A coordinator that is started again begins with the grid of its own flags.
 
 Example: lockstep scale --coordinator 127.0.0.1:50100 --tp 2 --pp 1";
 

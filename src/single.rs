@@ -22,6 +22,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
+use types::DeviceClass;
 use worker::fetch::Fetch;
 use worker::source::{self, Source};
 use worker::{Assignment, Doorway, Ended, LoadError, Loaded, Ready};
@@ -298,6 +299,8 @@ impl WorkerSettings {
         let loader = roles::loader(device, self.kernel_cache.clone(), self.isa, threads, n_local, Some(door), wire)?;
         let memory = match self.memory {
             Some(memory) => memory.0,
+            // Who is given a GPU has it alone, unless told otherwise.
+            None if device.class() == DeviceClass::Cuda => device.memory_bytes(1, 0)?,
             None => device.memory_bytes(self.local_workers.unwrap_or(1), roles::memory_bytes())?,
         };
         let config = roles::worker_config(device, threads, memory, mesh_address);

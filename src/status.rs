@@ -47,8 +47,8 @@ impl Cluster {
 }
 
 const COLUMNS: [&str; 17] = [
-    "rank", "stage", "tp", "state", "host", "device", "pid", "layers", "heads", "weights", "kv", "kv used", "compute", "wait",
-    "idle", "bubble", "step",
+    "rank", "stage", "tp", "state", "host", "device", "pid", "layers", "heads", "weights", "kv", "kv used", "compute",
+    "wait", "idle", "bubble", "step",
 ];
 
 /// The page of all replicas.
@@ -170,7 +170,8 @@ mod tests {
             "ranks": [rank],
         }] });
         let text = render(&page);
-        for part in ["local · m · ready", "predicted 5 to 9", "one alone 7 · all -", "0..30", "cuda", "5 MiB", "900+300+0 us"]
+        for part in
+            ["local · m · ready", "predicted 5 to 9", "one alone 7 · all -", "0..30", "cuda", "5 MiB", "900+300+0 us"]
         {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }

@@ -66,7 +66,9 @@ fn a_worker_of_its_own_is_on_the_gpu_that_it_is_told() {
 fn devices_are_listed() {
     let (output, told) = ran(on_fake(&["plan", "--devices"]));
     assert!(output.status.success());
-    for part in ["cpu  ", "driver for CUDA 13.0, 1 devices", "cuda:0  Emulated H100, sm_90, 132", "nvrtc   13.0", "nccl  "] {
+    for part in
+        ["cpu  ", "driver for CUDA 13.0, 1 devices", "cuda:0  Emulated H100, sm_90, 132", "nvrtc   13.0", "nccl  "]
+    {
         assert!(told.contains(part), "{part} is not in\n{told}");
     }
     let (_, config) = ran(on_fake(&["serve", "--device", "auto", "--print-config"]));

@@ -1,11 +1,11 @@
-//! A cluster of processes under load that loses ranks, goes on with fewer, gets them back, is given other grids and another
-//! coordinator: no request fails, and every answer is what one rank alone says.
+//! A cluster of processes under load that loses ranks, goes on with fewer, gets them back, is given other grids and
+//! another coordinator: no request fails, and every answer is what one rank alone says.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/node.rs"]
 mod node;
 
-use node::{BINARY, Node, PATIENCE, complete, field};
+use node::{BINARY, Node, PATIENCE, complete, field, post};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::process::{Command, Output};
@@ -156,7 +156,7 @@ fn losses_grids_and_restarts_are_pauses() {
 fn restart(coordinator: &mut Node, workers: &mut [Node], http: &str, address: &str, expected: &[Value]) {
     let questions = questions();
     std::thread::scope(|scope| {
-        let ask = |question| scope.spawn(move || complete(http, question));
+        let ask = |question| scope.spawn(move || complete_when_taken(http, question));
         let asked: Vec<_> = questions.iter().map(ask).collect();
         let deadline = Instant::now() + PATIENCE;
         // Each of them has to be there: who comes when the replica drains is told to come again.
@@ -180,4 +180,19 @@ fn restart(coordinator: &mut Node, workers: &mut [Node], http: &str, address: &s
         let answers: Vec<Value> = asked.into_iter().map(|asked| asked.join().unwrap()).collect();
         assert_eq!(answers, expected);
     });
+}
+
+/// Who comes while the coordinator drains is told to come again.
+fn complete_when_taken(http: &str, question: &Value) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let mut answer = post(http, question);
+        let text = answer.body_mut().read_to_string().unwrap();
+        if answer.status() != 503 {
+            let answer: Value = serde_json::from_str(&text).unwrap();
+            return answer["choices"].clone();
+        }
+        assert!(Instant::now() < deadline, "nobody takes it: {text}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }

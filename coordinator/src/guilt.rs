@@ -18,8 +18,8 @@ pub(crate) struct Testimony {
 
 /// Those of whom one hangs. One alone is guilty; where they are several, nothing that they say tells them apart.
 ///
-/// A rank that hangs is in a step and waits for nobody. Who waits says so. Of several that compute, those that have done
-/// the fewest steps hold up the others.
+/// A rank that hangs is in a step and waits for nobody. Who waits says so. Of several that compute, those that have
+/// done the fewest steps hold up the others.
 pub(crate) fn suspects(ranks: &[Testimony]) -> Vec<WorkerId> {
     let computing = |rank: &&Testimony| rank.in_step && rank.waits_for.is_none();
     let idle = |rank: &&Testimony| !rank.in_step && is_waited_for(ranks, rank);

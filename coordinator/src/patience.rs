@@ -1,5 +1,5 @@
-//! How long a step may take before whoever computes it is taken for hung: a bounded memory of how long recent ones took.
-//! Knows no clock and no rank; time is told to it.
+//! How long a step may take before whoever computes it is taken for hung: a bounded memory of how long recent ones
+//! took. Knows no clock and no rank; time is told to it.
 
 use crate::Waits;
 use crate::replica::micros;
@@ -89,8 +89,8 @@ impl Patience {
         expected.clamp(micros(waits.hang_min), micros(waits.step_max).max(micros(waits.hang_min)))
     }
 
-    /// What all but the slowest hundredth of such steps take: never less than of all that were seen, and for a step that
-    /// has more work than those, so much longer in proportion.
+    /// What all but the slowest hundredth of such steps take: never less than of all that were seen, and for a step
+    /// that has more work than those, so much longer in proportion.
     fn expected(&self, work: u64) -> Option<u64> {
         let of_all = p99(self.took.iter().map(|took| took.micros))?;
         let scaled = |took: &Took| took.micros.saturating_mul(work.max(took.work)) / took.work;
@@ -132,14 +132,12 @@ mod tests {
 
     #[test]
     fn work_is_tokens_and_what_they_look_at() {
-        let slice = |range| Slice { id: RequestId(1), range, n_draft: 0, want: Want::Last };
-        let step = |ranges: &[std::ops::Range<u32>]| Step {
-            slices: ranges.iter().cloned().map(slice).collect(),
-            ..Step::default()
-        };
+        let slice =
+            |&(start, end): &(u32, u32)| Slice { id: RequestId(1), range: start..end, n_draft: 0, want: Want::Last };
+        let step = |ranges: &[(u32, u32)]| Step { slices: ranges.iter().map(slice).collect(), ..Step::default() };
         assert_eq!(work(&step(&[])), 1);
-        assert_eq!(work(&step(&[0..512])), 512 + 256);
-        assert_eq!(work(&step(&[2047..2048, 0..1])), 3 + 1);
+        assert_eq!(work(&step(&[(0, 512)])), 512 + 256);
+        assert_eq!(work(&step(&[(2047, 2048), (0, 1)])), 3 + 1);
     }
 
     #[test]

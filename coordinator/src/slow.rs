@@ -1,5 +1,5 @@
-//! Which ranks are slow: they compute, and for much longer than the others do over the same work. Such a one is named and
-//! stays. Knows times as it is told them.
+//! Which ranks are slow: they compute, and for much longer than the others do over the same work. Such a one is named
+//! and stays. Knows times as it is told them.
 
 use std::collections::BTreeMap;
 use types::Rank;

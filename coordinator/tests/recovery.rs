@@ -1,5 +1,5 @@
-//! What a replica makes of losses and of changes that are wanted: it goes on, on whatever ranks there are, with the same
-//! tokens.
+//! What a replica makes of losses and of changes that are wanted: it goes on, on whatever ranks there are, with the
+//! same tokens.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -296,7 +296,7 @@ def test_nobody_is_privileged(case):
             own = container["securityContext"]
             assert own["readOnlyRootFilesystem"] and own["allowPrivilegeEscalation"] is False
             assert own["capabilities"]["drop"] == ["ALL"]
-            is_rdma = case in ("gpu-rdma", "four-nodes-lws", "four-nodes-statefulsets") and role(container) == "worker"
+            is_rdma = case == "gpu-rdma" and container["name"].startswith("rank-")
             assert own["capabilities"].get("add", []) == (["IPC_LOCK"] if is_rdma else [])
 
 
@@ -309,8 +309,11 @@ def test_ranks_of_a_pod_see_each_other(case):
         for container in ranks:
             has_limits = "cpu" in (container["resources"].get("limits") or {})
             # With limits of its own a container sees its share; without, it must be told that it is one of several.
-            expect = [] if has_limits or len(ranks) == 1 else [str(len(ranks))]
+            # Of GPUs each rank has its own, whose memory is not to be divided; then threads are said.
+            is_cuda = flag(container, "device").startswith("cuda")
+            expect = [] if has_limits or is_cuda or len(ranks) == 1 else [str(len(ranks))]
             assert flags(container, "local-workers") == expect
+            assert has_limits or not is_cuda or len(ranks) == 1 or flags(container, "threads")
 
 
 @EACH

@@ -164,6 +164,7 @@ REFUSED = {
         "endpoints": ["a:1"], "tls": {"clientSecret": "b"}}}}, "caSecret"),
     "a user without a password": ({"etcd": {"mode": "external", "external": {
         "endpoints": ["a:1"], "user": "b"}}}, "passwordSecret"),
+    "ranks that take all cores": ({"device": "cuda", "topology": {"tp": 2}}, "engine.threads"),
     "f32 on a GPU": ({"device": "cuda", "engine": {"kvDtype": "f32"}}, "bf16"),
     "bf16 on a CPU": ({"engine": {"activations": "bf16"}}, "bf16"),
     "more at once than in a step": ({"engine": {"maxRunning": 600}}, "maxRunning"),

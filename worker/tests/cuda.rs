@@ -82,7 +82,10 @@ fn a_device_that_fails_is_an_error_of_its_step() {
             ..Step::default()
         };
         let failed = runner.run(&step, &mut StepDone::default());
-        assert!(matches!(&failed, Err(RunError::Pass(why)) if why.to_string().contains("a kernel failed")), "{failed:?}");
+        assert!(
+            matches!(&failed, Err(RunError::Pass(why)) if why.to_string().contains("a kernel failed")),
+            "{failed:?}"
+        );
     });
 }
 

@@ -8,6 +8,7 @@ use etcd_client::{Event, EventType, GetOptions, KeyValue, WatchOptions, WatchStr
 use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 pub(super) struct Follower {
     pub line: Arc<Line>,
@@ -19,20 +20,23 @@ impl Follower {
     /// Until its task is aborted.
     pub async fn run(self) {
         let mut pause = Pause::new(&self.line.waits);
+        let mut is_told = false;
         loop {
             match self.attach().await {
                 Ok(stream) => {
                     self.connected();
-                    pause.reset();
+                    is_told = false;
+                    let began = Instant::now();
                     let why = self.follow(stream).await;
                     // Perhaps it is only one of the members: etcd is away when nobody answers.
                     tracing::debug!(why, "the watch is lost");
+                    if began.elapsed() > self.line.waits.retry_max {
+                        pause.reset();
+                    }
                 }
-                Err(failed) => {
-                    self.away(failed);
-                    pause.wait().await;
-                }
+                Err(failed) => self.away(failed, &mut is_told),
             }
+            pause.wait().await;
         }
     }
 
@@ -118,18 +122,21 @@ impl Follower {
         });
     }
 
-    fn away(&self, failed: Failed) {
+    /// Told once: the reason may change with the member that is asked.
+    fn away(&self, failed: Failed, is_told: &mut bool) {
         let why = match failed {
             Failed::Refused(why) => format!("it refuses this user: {why}"),
             Failed::Away(why) => why,
             Failed::LeaseGone => "the lease has ended".into(),
         };
+        if !std::mem::replace(is_told, true) {
+            tracing::warn!(why, "etcd is away: nobody joins or leaves until it is back, all else goes on");
+        }
         self.health.send_if_modified(|health| {
             if health.away.as_ref() == Some(&why) {
                 return false;
             }
             let since = if health.is_connected() { SystemTime::now() } else { health.since };
-            tracing::warn!(why, "etcd is away: nobody joins or leaves until it is back, all else goes on");
             *health = Health { since, away: Some(why) };
             true
         });

@@ -33,20 +33,17 @@ pub(super) struct Taken {
 pub(super) async fn take(line: &Line, replica: &str, address: &str) -> Result<Taken, Error> {
     let holder = new_holder();
     let mut pause = Pause::new(&line.waits);
-    let mut reason = String::new();
+    let mut is_told = false;
     loop {
         match try_take(line, replica, address, &holder).await {
             Ok(Some(taken)) => return Ok(taken),
             // Somebody else was faster.
             Ok(None) => {}
             Err(Failed::Refused(why)) => return Err(Error::Refused(why)),
-            Err(failed) => {
-                let why = Error::from(failed).to_string();
-                if why != reason {
-                    tracing::warn!(replica, why, "the claim waits for the store");
-                    reason = why;
-                }
+            Err(failed) if !std::mem::replace(&mut is_told, true) => {
+                tracing::warn!(replica, why = %Error::from(failed), "the claim waits for the store");
             }
+            Err(_) => {}
         }
         pause.wait().await;
     }
@@ -108,6 +105,8 @@ pub(super) struct Keeper {
     taken: Taken,
     lease: Option<i64>,
     written: Written,
+    /// That it is not kept.
+    is_told: bool,
 }
 
 /// Where etcd stood when the registration was written: what is older tells nothing of it.
@@ -146,7 +145,7 @@ impl Keeper {
         taken: Taken,
     ) -> Keeper {
         let (replica, written) = (replica.to_owned(), Written::default());
-        Keeper { line, state, says, lost, replica, taken, lease: None, written }
+        Keeper { line, state, says, lost, replica, taken, lease: None, written, is_told: false }
     }
 
     /// Until `end` or a later claim; then it takes its entry away.
@@ -163,7 +162,6 @@ impl Keeper {
 
     async fn keep(&mut self) -> ClaimLost {
         let mut pause = Pause::new(&self.line.waits);
-        let mut reason = String::new();
         loop {
             let failed = match self.hold(&mut pause).await {
                 Ended::Lost(lost) => return lost,
@@ -172,11 +170,8 @@ impl Keeper {
             if failed == Failed::LeaseGone {
                 tracing::info!(replica = self.replica, "the lease has ended: a new one under the same incarnation");
                 self.lease = None;
-            }
-            let why = Error::from(failed).to_string();
-            if why != reason {
-                tracing::warn!(replica = self.replica, why, "the registration is not kept");
-                reason = why;
+            } else if !std::mem::replace(&mut self.is_told, true) {
+                tracing::warn!(replica = self.replica, why = %Error::from(failed), "the registration is not kept");
             }
             pause.wait().await;
         }
@@ -188,6 +183,7 @@ impl Keeper {
             let lease = self.lease().await?;
             self.register(lease).await?;
             pause.reset();
+            self.is_told = false;
             self.stay(lease).await
         };
         match failed.await {

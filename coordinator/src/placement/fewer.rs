@@ -1,5 +1,5 @@
-//! The largest part of a grid that these machines can carry, where they cannot carry it whole: its axes stay what they are,
-//! because the operator chose them for these machines and wires.
+//! The largest part of a grid that these machines can carry, where they cannot carry it whole: its axes stay what
+//! they are, because the operator chose them for these machines and wires.
 
 use super::{Blueprint, Inventory, ModelShape, Policy, Unplaceable, Why, alike, plan_grid};
 use types::Grid;
@@ -7,8 +7,8 @@ use types::Grid;
 /// Of grids that are large, not every part is tried.
 const GRIDS_TRIED_MAX: usize = 64;
 
-/// Lays the replica out on as many of these machines as a part of the policy's grid can use. The context that the policy
-/// asks for must fit, as on the whole grid.
+/// Lays the replica out on as many of these machines as a part of the policy's grid can use. The context that the
+/// policy asks for must fit, as on the whole grid.
 pub fn plan_fewer(
     inventory: &Inventory,
     shape: &ModelShape,

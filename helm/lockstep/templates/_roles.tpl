@@ -98,7 +98,8 @@ between epochs nobody answers there.
     {{- if .fetches }}
     - --fetch
     {{- end }}
-    {{- if and (gt $perPod 1) (not $limits.cpu) }}
+    {{- /* A rank with a GPU of its own shares no memory that counts. */}}
+    {{- if and (gt $perPod 1) (not $limits.cpu) (ne $values.device "cuda") }}
     - --local-workers={{ $perPod }}
     {{- end }}
     {{- with $values.engine.threads }}

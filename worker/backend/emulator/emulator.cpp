@@ -45,6 +45,8 @@ struct Machine {
     std::vector<Stack> stacks;
     // `order[place[i]]` is fiber i.
     std::vector<unsigned> order, place;
+    // Always the first in order that can run, so that a warp gets as far ahead of the others as barriers let it.
+    bool is_eager = false;
     unsigned n_running = 0, n_waiting = 0;
     int barrier_place = 0;
     void* main = nullptr;
@@ -135,9 +137,9 @@ void run(Fiber& next) {
 
 // The next in order that can.
 void run_others() {
-    size_t n = machine.fibers.size();
-    for (size_t i = 1; i <= n; i++) {
-        Fiber& next = machine.fibers[machine.order[(machine.place[fiber->index] + i) % n]];
+    size_t n = machine.fibers.size(), start = machine.is_eager ? 0 : machine.place[fiber->index] + 1;
+    for (size_t i = 0; i < n; i++) {
+        Fiber& next = machine.fibers[machine.order[(start + i) % n]];
         if (next.state == State::Ready) return run(next);
     }
     fail("no thread can run: some wait at a barrier or for their warp, and others have left or wait elsewhere");
@@ -152,15 +154,27 @@ void run_fiber() {
     abort();
 }
 
-// 0 ascending, 1 descending, any other a seed.
+// 0 ascending, 1 descending, any other a seed: all threads shuffled if it is even, else warps, and lanes within each.
 void arrange(unsigned n, int order) {
     machine.order.resize(n);
     machine.place.resize(n);
-    for (unsigned i = 0; i < n; i++) machine.order[i] = order == 1 ? n - 1 - i : i;
+    machine.is_eager = order > 1 && order % 2 == 1;
     uint64_t state = static_cast<uint64_t>(order) * 0x9e3779b97f4a7c15ull;
-    for (unsigned i = n; order > 1 && i > 1; i--) {
-        state = state * 6364136223846793005ull + 1442695040888963407ull;
-        std::swap(machine.order[i - 1], machine.order[(state >> 33) % i]);
+    auto shuffle = [&state](unsigned* from, unsigned n) {
+        for (unsigned i = n; i > 1; i--) {
+            state = state * 6364136223846793005ull + 1442695040888963407ull;
+            std::swap(from[i - 1], from[(state >> 33) % i]);
+        }
+    };
+    for (unsigned i = 0; i < n; i++) machine.order[i] = order == 1 ? n - 1 - i : i;
+    if (machine.is_eager) {
+        std::vector<unsigned> warps(n / 32);
+        for (unsigned i = 0; i < n / 32; i++) warps[i] = i;
+        shuffle(warps.data(), n / 32);
+        for (unsigned i = 0; i < n; i++) machine.order[i] = warps[i / 32] * 32 + i % 32;
+        for (unsigned i = 0; i < n; i += 32) shuffle(&machine.order[i], 32);
+    } else if (order > 1) {
+        shuffle(machine.order.data(), n);
     }
     for (unsigned i = 0; i < n; i++) machine.place[machine.order[i]] = i;
 }
@@ -237,7 +251,8 @@ void* shared(const char* place, size_t n_bytes) {
 unsigned char* shared_dynamic() { return machine.memory; }
 
 void copy_async(void* to, const void* from) {
-    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) & 15) fail("a copy of 16 bytes is not aligned");
+    auto address = [](const void* at) { return reinterpret_cast<uintptr_t>(at); };
+    if ((address(to) | address(from)) & 15) fail("a copy of 16 bytes is not aligned");
     fiber->copies.push_back({to, from, fiber->n_groups});
 }
 
@@ -313,8 +328,9 @@ int emulator_launch(const char* name, const unsigned* grid, const unsigned* size
     machine.error.clear();
     auto found = kernels().find(name);
     unsigned n = size[0] * size[1] * size[2];
+    bool is_empty = n == 0 || grid[0] == 0 || grid[1] == 0 || grid[2] == 0;
     if (found == kernels().end()) machine.error = std::string("no kernel is named ") + name;
-    else if (n == 0 || n > 1024 || grid[0] == 0 || grid[1] == 0 || grid[2] == 0) machine.error = "an empty or too large launch";
+    else if (is_empty || n > 1024 || n % 32 != 0) machine.error = "an empty or too large launch, or half a warp";
     else if (n_dynamic > SHARED_BYTES) machine.error = "a block has no so much shared memory";
     if (!machine.error.empty()) return 1;
     machine.kernel = &found->second;
@@ -326,7 +342,8 @@ int emulator_launch(const char* name, const unsigned* grid, const unsigned* size
     for (uint64_t i = 0; i < n_blocks && machine.error.empty(); i++) {
         // Blocks may run in any order too.
         uint64_t at = order == 1 ? n_blocks - 1 - i : i;
-        block.index = {(unsigned)(at % grid[0]), (unsigned)(at / grid[0] % grid[1]), (unsigned)(at / grid[0] / grid[1])};
+        uint64_t x = at % grid[0], y = at / grid[0] % grid[1], z = at / grid[0] / grid[1];
+        block.index = {(unsigned)x, (unsigned)y, (unsigned)z};
         run_block(n, order);
     }
     return machine.error.empty() ? 0 : 1;

@@ -2,7 +2,8 @@
 // thread of a block, one block at a time, blocks of a launch one after another.
 //
 // A thread runs until it waits at a barrier or meets its warp, and then the next of a fixed order: ascending,
-// descending or shuffled. What is missing between two threads shows up as another result in another order. Shared memory
+// descending, shuffled, or one warp as far ahead of the others as it gets. What is missing between two threads shows up
+// as another result in another order. Shared memory
 // is full of NaN when a block begins; asynchronous copies land no sooner than they are waited for. Not emulated: caches
 // and the order of writes to global memory, blocks at the same time, the sums inside a tensor core.
 #pragma once

@@ -57,4 +57,5 @@ EMULATED(embed_w4)
 EMULATED(embed_w4h)
 #elif defined(IS_sample)
 EMULATED(draw)
+EMULATED(draw_filtered)
 #endif

@@ -1,5 +1,5 @@
-//! How fast a model of Llama-3.1-8B's shape decodes with random weights, beside what the device copies: a step reads every
-//! weight once, so copying speed is the floor.
+//! How fast a model of Llama-3.1-8B's shape decodes with random weights, beside what the device copies: a step reads
+//! every weight once, so copying speed is the floor.
 
 use crate::Finding;
 use serde_json::{Value, json};
@@ -11,32 +11,65 @@ use types::cache::blocks_for;
 use types::{BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
 use worker::{Assignment, MeshSecret, ModelLoader, Place, Runner, Timeouts};
 
-pub const N_LAYERS: u32 = 32;
-const HIDDEN: usize = 4096;
-const INNER: usize = 14336;
-const KV: usize = 1024;
-const VOCAB: usize = 128_256;
+/// What is measured.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    n_layers: u32,
+    hidden: usize,
+    inner: usize,
+    kv: usize,
+    head_dim: usize,
+    vocab: usize,
+    prompt: u32,
+    n_tokens: u32,
+    /// Of the buffers that are copied.
+    copied_rows: usize,
+}
+
+/// Llama-3.1-8B's.
+pub const LLAMA: Shape = Shape {
+    n_layers: 32,
+    hidden: 4096,
+    inner: 14336,
+    kv: 1024,
+    head_dim: 128,
+    vocab: 128_256,
+    prompt: 512,
+    n_tokens: 64,
+    copied_rows: 1 << 16,
+};
+/// To see whether the measuring works, where time means nothing.
+pub const TINY: Shape = Shape {
+    n_layers: 1,
+    hidden: 64,
+    inner: 96,
+    kv: 32,
+    head_dim: 32,
+    vocab: 160,
+    prompt: 16,
+    n_tokens: 4,
+    copied_rows: 16,
+};
+
 const CONTEXT: u32 = 2048;
-const PROMPT: u32 = 512;
-const N_TOKENS: u32 = 64;
 const BATCH_TOKENS_MAX: u32 = 512;
 /// Sequences that decode together.
 const BATCHES: [u64; 3] = [1, 8, 32];
 
-pub fn measure(n_layers: u32, cache: &Path) -> Result<Vec<Finding>, String> {
-    let copied = copy_speed(cache)?;
+pub fn measure(shape: Shape, cache: &Path) -> Result<Vec<Finding>, String> {
+    let copied = copy_speed(shape, cache)?;
     let folder = std::env::temp_dir().join(format!("lockstep-random-{}", std::process::id()));
-    let measured = model(&folder, n_layers).map_err(|error| error.to_string()).and_then(|()| {
+    let measured = model(&folder, shape).map_err(|error| error.to_string()).and_then(|()| {
         let begun = Instant::now();
-        let assignment = assignment(&folder, n_layers);
+        let assignment = assignment(&folder, shape);
         let place = Place::Cuda { ordinal: 0, cache: Some(cache.to_owned()) };
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let loader = ModelLoader { place, spin: false, ..ModelLoader::new(threads) };
         let (mut runner, ready) = loader.build(&assignment).map_err(|error| error.to_string())?;
         eprintln!("loaded {} bytes in {:.1} s", ready.weight_bytes, begun.elapsed().as_secs_f64());
         // An embedding is looked up, not read.
-        let read = ready.weight_bytes as f64 - (VOCAB * HIDDEN * 2) as f64;
-        BATCHES.into_iter().map(|n| decode(&mut runner, n, read, copied)).collect::<Result<Vec<_>, _>>()
+        let read = ready.weight_bytes as f64 - (shape.vocab * shape.hidden * 2) as f64;
+        BATCHES.into_iter().map(|n| decode(&mut runner, shape, n, (read, copied))).collect::<Result<Vec<_>, _>>()
     });
     // What is left of a temporary folder is nobody's loss.
     let _gone = std::fs::remove_dir_all(&folder);
@@ -50,29 +83,29 @@ fn finding(name: &str, told: Value) -> Finding {
 }
 
 /// Bytes read and written each second, the best of several.
-fn copy_speed(cache: &Path) -> Result<f64, String> {
+fn copy_speed(shape: Shape, cache: &Path) -> Result<f64, String> {
     use backend::Memory;
-    const ROWS: usize = 1 << 16;
     const TIMES: usize = 8;
+    let (n_rows, cols) = (shape.copied_rows, shape.hidden);
     let cuda = crate::cuda(cache)?;
-    let buffer = || cuda.buffer(ROWS, HIDDEN).map_err(|error| error.to_string());
+    let buffer = || cuda.buffer(n_rows, cols).map_err(|error| error.to_string());
     let (from, mut to) = (buffer()?, buffer()?);
     let mut best = 0.0f64;
     for _ in 0..5 {
-        let seconds = cuda.seconds(|| (0..TIMES).for_each(|_| cuda.copy_rows(&from, &mut to, ROWS)));
+        let seconds = cuda.seconds(|| (0..TIMES).for_each(|_| cuda.copy_rows(&from, &mut to, n_rows)));
         let seconds = seconds.map_err(|error| error.to_string())?;
-        best = best.max((2 * TIMES * ROWS * HIDDEN * 4) as f64 / seconds);
+        best = best.max((2 * TIMES * n_rows * cols * 4) as f64 / seconds);
     }
     Ok(best)
 }
 
-fn assignment(model: &Path, n_layers: u32) -> Assignment {
+fn assignment(model: &Path, shape: Shape) -> Assignment {
     let running_max = BATCHES[BATCHES.len() - 1] as u32;
-    let n_blocks = running_max * blocks_for(PROMPT + N_TOKENS);
+    let n_blocks = running_max * blocks_for(shape.prompt + shape.n_tokens);
     Assignment {
         epoch: Epoch::default(),
         rank: Rank(0),
-        layout: Layout::solo(n_layers),
+        layout: Layout::solo(shape.n_layers),
         mesh_addresses: vec![],
         mesh_secret: MeshSecret::default(),
         timeouts: Timeouts::default(),
@@ -88,24 +121,25 @@ fn assignment(model: &Path, n_layers: u32) -> Assignment {
 }
 
 /// So many sequences, each with a prompt, and the time of their steps from then on.
-fn decode(runner: &mut dyn Runner, n: u64, read: f64, copied: f64) -> Result<Finding, String> {
+fn decode(runner: &mut dyn Runner, shape: Shape, n: u64, (read, copied): (f64, f64)) -> Result<Finding, String> {
+    let Shape { prompt: n_prompt, n_tokens, vocab, .. } = shape;
     let mut done = StepDone::default();
     let mut run = |step: &Step| runner.run(step, &mut done).map_err(|error| error.to_string());
     let begun = Instant::now();
     for i in 0..n {
-        let prompt = (0..PROMPT).map(|j| (j * 37 + i as u32 * 101) % VOCAB as u32).collect();
-        let sampling = Sampling { tokens_max: N_TOKENS, ..Sampling::default() };
+        let prompt = (0..n_prompt).map(|j| (j * 37 + i as u32 * 101) % vocab as u32).collect();
+        let sampling = Sampling { tokens_max: n_tokens, ..Sampling::default() };
         let request = Request { id: RequestId(i), prompt, sampling, ..Request::default() };
         run(&Step {
             starts: vec![request],
-            slices: vec![Slice { id: RequestId(i), range: 0..PROMPT, n_draft: 0, want: Want::Last }],
-            blocks: (0..blocks_for(PROMPT)).map(|b| BlockId(b * n as u32 + i as u32)).collect(),
+            slices: vec![Slice { id: RequestId(i), range: 0..n_prompt, n_draft: 0, want: Want::Last }],
+            blocks: (0..blocks_for(n_prompt)).map(|b| BlockId(b * n as u32 + i as u32)).collect(),
             ..Step::default()
         })?;
     }
     let prefill = begun.elapsed().as_secs_f64();
     let mut steps: Vec<f64> = Vec::new();
-    for at in PROMPT..PROMPT + N_TOKENS - 1 {
+    for at in n_prompt..n_prompt + n_tokens - 1 {
         let begun = Instant::now();
         let slice = |i| Slice { id: RequestId(i), range: at..at + 1, n_draft: 0, want: Want::Last };
         let is_new = at % 16 == 0;
@@ -119,43 +153,48 @@ fn decode(runner: &mut dyn Runner, n: u64, read: f64, copied: f64) -> Result<Fin
     let told = json!({
         "tokens_per_second": n as f64 / step,
         "step_millis": step * 1e3,
-        "prefill_tokens_per_second": (n * u64::from(PROMPT)) as f64 / prefill,
+        "prefill_tokens_per_second": (n * u64::from(n_prompt)) as f64 / prefill,
         "weights_read_per_second_of_copy": read / step / copied,
     });
     Ok(finding(&format!("{n} sequences decode"), told))
 }
 
 /// A folder with random weights, as Hugging Face's are.
-fn model(folder: &Path, n_layers: u32) -> io::Result<()> {
+fn model(folder: &Path, shape: Shape) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "torch_dtype": "bfloat16",
-        "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": n_layers, "vocab_size": VOCAB,
-        "num_attention_heads": HIDDEN / 128, "num_key_value_heads": KV / 128, "head_dim": 128,
-        "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
+        "hidden_size": shape.hidden, "intermediate_size": shape.inner, "num_hidden_layers": shape.n_layers,
+        "vocab_size": shape.vocab, "num_attention_heads": shape.hidden / shape.head_dim,
+        "num_key_value_heads": shape.kv / shape.head_dim, "head_dim": shape.head_dim,
+        "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
         "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 1,
     });
     std::fs::write(folder.join("config.json"), config.to_string())?;
-    weights(&folder.join("model.safetensors"), &shapes(n_layers))
+    weights(&folder.join("model.safetensors"), &shapes(shape))
 }
 
-fn shapes(n_layers: u32) -> Vec<(String, Vec<usize>)> {
-    let layer = |i: u32| {
+fn shapes(shape: Shape) -> Vec<(String, Vec<usize>)> {
+    let Shape { n_layers, hidden, inner, kv, vocab, .. } = shape;
+    let layer = move |i: u32| {
         let of = move |name: &str, shape: &[usize]| (format!("model.layers.{i}.{name}.weight"), shape.to_vec());
         [
-            of("input_layernorm", &[HIDDEN]),
-            of("self_attn.q_proj", &[HIDDEN, HIDDEN]),
-            of("self_attn.k_proj", &[KV, HIDDEN]),
-            of("self_attn.v_proj", &[KV, HIDDEN]),
-            of("self_attn.o_proj", &[HIDDEN, HIDDEN]),
-            of("post_attention_layernorm", &[HIDDEN]),
-            of("mlp.gate_proj", &[INNER, HIDDEN]),
-            of("mlp.up_proj", &[INNER, HIDDEN]),
-            of("mlp.down_proj", &[HIDDEN, INNER]),
+            of("input_layernorm", &[hidden]),
+            of("self_attn.q_proj", &[hidden, hidden]),
+            of("self_attn.k_proj", &[kv, hidden]),
+            of("self_attn.v_proj", &[kv, hidden]),
+            of("self_attn.o_proj", &[hidden, hidden]),
+            of("post_attention_layernorm", &[hidden]),
+            of("mlp.gate_proj", &[inner, hidden]),
+            of("mlp.up_proj", &[inner, hidden]),
+            of("mlp.down_proj", &[hidden, inner]),
         ]
     };
-    let outer = [("model.embed_tokens", [VOCAB, HIDDEN].to_vec()), ("model.norm", [HIDDEN].to_vec()), ("lm_head", [VOCAB, HIDDEN].to_vec())];
-    let outer = outer.map(|(name, shape)| (format!("{name}.weight"), shape));
+    let of = |name: &str, shape: &[usize]| (format!("{name}.weight"), shape.to_vec());
+    let outer =
+        [("model.embed_tokens", &[vocab, hidden][..]), ("model.norm", &[hidden]), ("lm_head", &[vocab, hidden])];
+    let outer = outer.map(|(name, shape)| of(name, shape));
     outer.into_iter().chain((0..n_layers).flat_map(layer)).collect()
 }
 

@@ -1,7 +1,8 @@
 //! Checks this machine's GPU, and measures it: `make gpu-check`. Needs a driver, NVRTC and the tiny checkpoints of the
 //! tests; no network. Writes one JSON, prints a table last, and ends with an error if anything was not as it must be.
 //!
-//! `gpu_check [--part kernels|cluster|bench] [--models tests/reference] [--out FILE] [--cache DIR] [--layers N]`
+//! `gpu_check [--part kernels|cluster|bench] [--models tests/reference] [--out FILE] [--cache DIR]
+//! [--shape llama|tiny]`
 #![allow(clippy::unwrap_used, reason = "a check may panic: it is a check that failed")]
 
 #[path = "../../backend/tests/common/mod.rs"]
@@ -11,11 +12,11 @@ mod on_device;
 #[path = "../../model/tests/whole/mod.rs"]
 mod whole;
 
+mod bench;
+mod cluster;
 #[path = "../../tests/common/mod.rs"]
 #[allow(dead_code, reason = "shared with tests that need other parts of it")]
 mod common;
-mod bench;
-mod cluster;
 
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Compiler, Cuda, CudaConfig, Driver};
@@ -34,7 +35,7 @@ struct Arguments {
     models: PathBuf,
     out: PathBuf,
     cache: PathBuf,
-    n_layers: u32,
+    shape: bench::Shape,
 }
 
 fn arguments() -> Result<Arguments, String> {
@@ -43,7 +44,7 @@ fn arguments() -> Result<Arguments, String> {
         models: "tests/reference".into(),
         out: "target/gpu-check.json".into(),
         cache: std::env::temp_dir().join("lockstep-gpu-check"),
-        n_layers: bench::N_LAYERS,
+        shape: bench::LLAMA,
     };
     let mut given = std::env::args().skip(1);
     while let Some(name) = given.next() {
@@ -53,7 +54,8 @@ fn arguments() -> Result<Arguments, String> {
             "--models" => arguments.models = value.into(),
             "--out" => arguments.out = value.into(),
             "--cache" => arguments.cache = value.into(),
-            "--layers" => arguments.n_layers = value.parse().map_err(|_| format!("--layers {value}"))?,
+            "--shape" if value == "llama" => arguments.shape = bench::LLAMA,
+            "--shape" if value == "tiny" => arguments.shape = bench::TINY,
             _ => return Err(format!("{name} {value} is not known; parts are {PARTS:?}")),
         }
     }
@@ -87,15 +89,15 @@ fn check(arguments: &Arguments) -> Result<bool, String> {
         let found = match &**part {
             "kernels" => kernels(&arguments.cache),
             "cluster" => cluster::check(&arguments.models, &arguments.cache),
-            _ => bench::measure(arguments.n_layers, &arguments.cache),
+            _ => bench::measure(arguments.shape, &arguments.cache),
         }?;
         eprintln!("{part}: {} findings in {:.1} s", found.len(), begun.elapsed().as_secs_f64());
         findings.extend(found.into_iter().map(|finding| (part.clone(), finding)));
     }
     let is_good = findings.iter().all(|(_, finding)| finding.is_good);
-    let each = findings.iter().map(|(part, finding)| {
-        json!({ "part": part, "name": finding.name, "good": finding.is_good, "told": finding.told })
-    });
+    let each = findings.iter().map(
+        |(part, finding)| json!({ "part": part, "name": finding.name, "good": finding.is_good, "told": finding.told }),
+    );
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let page = json!({
         "seconds_since_1970": seconds,

@@ -147,13 +147,7 @@ impl<M: Memory> KvCache<M> {
 
 /// The KV that a rank keeps of each cache group, for pools of so many blocks. A rank without heads keeps none, and of a
 /// group of which its stage has no layer neither.
-pub fn kv_specs(
-    spec: &ModelSpec,
-    part: &Part,
-    class: DeviceClass,
-    dtype: KvDtype,
-    n_blocks: &[u32],
-) -> Vec<KvSpec> {
+pub fn kv_specs(spec: &ModelSpec, part: &Part, class: DeviceClass, dtype: KvDtype, n_blocks: &[u32]) -> Vec<KvSpec> {
     let n_kv_heads = OwnedHeads::of(class, part, attention::heads(spec)).heads.n_kv_heads;
     let groups = spec.cache_groups();
     let of_group = |(n_layers, n_blocks): (usize, &u32)| KvSpec {

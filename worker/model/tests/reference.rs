@@ -85,7 +85,8 @@ impl Rig {
         let model = Model::load(&checkpoint, &device, part, limits).unwrap();
         let groups = checkpoint.spec().cache_groups().groups().to_vec();
         let n_blocks = vec![SEQUENCES as u32 * blocks_for(CONTEXT); groups.len()];
-        let kv = KvCache::new(&device, &model::kv_specs(checkpoint.spec(), part, device.class(), kv_dtype, &n_blocks)).unwrap();
+        let kv = KvCache::new(&device, &model::kv_specs(checkpoint.spec(), part, device.class(), kv_dtype, &n_blocks))
+            .unwrap();
         Rig { device, collective, model, kv, groups, n_vocab: checkpoint.spec().vocab as usize }
     }
 

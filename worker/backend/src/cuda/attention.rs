@@ -149,7 +149,15 @@ impl Cuda {
         unsafe { self.launch(plan.names().0, plan.grid(heads, reads.n_items, 1), args) };
     }
 
-    fn attend_split(&self, plan: &Plan, heads: &Heads, reads: &Reads, scratch: &Scratch, batch: (u64, usize), out: u64) {
+    fn attend_split(
+        &self,
+        plan: &Plan,
+        heads: &Heads,
+        reads: &Reads,
+        scratch: &Scratch,
+        batch: (u64, usize),
+        out: u64,
+    ) {
         let Reads { qkv, kv, items, blocks, .. } = *reads;
         let (partial, (positions, n_rows)) = (scratch.partial.at(0), batch);
         let (tile_first, n_tiles) = (plan.tile_first, plan.n_tiles);

@@ -189,8 +189,9 @@ impl Stream {
     }
 
     /// # Safety
-    /// The function is of a module that outlives the launch, and each argument points to what its parameter is. Addresses
-    /// among them are of this context's memory, as large as the kernel reads and writes, until the stream is through.
+    /// The function is of a module that outlives the launch, and each argument points to what its parameter is.
+    /// Addresses among them are of this context's memory, as large as the kernel reads and writes, until the stream is
+    /// through.
     pub unsafe fn launch(&self, function: Function, shape: Shape, args: &[*const c_void]) -> Result<()> {
         let mut pointers = [std::ptr::null_mut::<c_void>(); ARGS_MAX];
         assert!(args.len() <= ARGS_MAX, "a kernel of {} arguments", args.len());

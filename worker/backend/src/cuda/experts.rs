@@ -26,11 +26,11 @@ pub struct Routes {
     routing: Routing,
     n_rows: usize,
     rows_max: usize,
-    chosen: Bytes,  // [rows_max, n_used]
-    weights: Bytes, // [rows_max, n_used]
-    starts: Bytes,  // [n_experts + 1]
-    order: Bytes,   // [rows_max * n_used]
-    place: Bytes,   // [rows_max * n_used]
+    chosen: Bytes,   // [rows_max, n_used]
+    weights: Bytes,  // [rows_max, n_used]
+    starts: Bytes,   // [n_experts + 1]
+    order: Bytes,    // [rows_max * n_used]
+    place: Bytes,    // [rows_max * n_used]
     gate_up: Buffer, // [rows_max * n_used, 2 * inner]
     inner: Buffer,   // [rows_max * n_used, inner]
     y: Buffer,       // [rows_max * n_used, hidden]
@@ -46,13 +46,7 @@ struct Addresses {
 }
 
 impl Routes {
-    pub(super) fn new(
-        cuda: &Cuda,
-        rows_max: usize,
-        hidden: usize,
-        inner: usize,
-        routing: Routing,
-    ) -> Result<Routes> {
+    pub(super) fn new(cuda: &Cuda, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
         let Routing { n_experts, n_used, .. } = routing;
         let too_big = || Error::Shape(format!("{n_used} of {n_experts} experts for {rows_max} rows on CUDA"));
         let n_choices = rows_max.checked_mul(n_used).filter(|n| u32::try_from(*n).is_ok()).ok_or_else(too_big)?;
@@ -87,9 +81,8 @@ impl Addresses {
         if let Some(known) = self.known.get(&key) {
             return Ok(*known);
         }
-        let alike = |(a, b): (&Matrix, &Matrix)| {
-            a.pieces == b.pieces && a.parts.len() == b.parts.len() && a.n_out == b.n_out
-        };
+        let alike =
+            |(a, b): (&Matrix, &Matrix)| a.pieces == b.pieces && a.parts.len() == b.parts.len() && a.n_out == b.n_out;
         let are_alike = matrices.windows(2).all(|pair| alike((pair[0], pair[1])));
         let kinds: Vec<Kind> = parts().map(|part| part.kind).collect();
         if !are_alike || kinds.len() != matrices.len() || kinds.windows(2).any(|pair| pair[0] != pair[1]) {

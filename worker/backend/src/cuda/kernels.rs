@@ -117,7 +117,7 @@ pub(super) const UNITS: &[Unit] = &[
         ],
     },
     Unit { main: text!("experts.cu"), kernels: &["route", "group_choices", "fold_experts"] },
-    Unit { main: text!("sample.cu"), kernels: &["draw"] },
+    Unit { main: text!("sample.cu"), kernels: &["draw", "draw_filtered"] },
 ];
 
 pub(super) const PIECES_MAX: usize = 8;
@@ -278,7 +278,7 @@ mod tests {
             let after = code[at..].split_once(')').map_or("", |(_, rest)| rest.trim_start());
             names.push(name(after));
         }
-        for macro_name in ["ATTEND(", "ATTEND_SPLIT(", "LINEAR_GROUPED("] {
+        for macro_name in ["ATTEND(", "ATTEND_SPLIT(", "LINEAR_GROUPED(", "EMBED("] {
             names.extend(code.match_indices(macro_name).map(|(at, _)| name(&code[at + macro_name.len()..])));
         }
         for (at, _) in code.match_indices("\nLINEARS(") {

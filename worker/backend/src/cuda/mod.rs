@@ -9,8 +9,8 @@
 //! uploads   what a pass tells the device: positions, tables, tokens
 //! the rest  the operations, each a launch or two
 //! ```
-//! Operations are begun in order on one stream and return at once; who reads waits. What fails is remembered and said by
-//! `settle`, and nothing more is begun until then. All memory is made at load.
+//! Operations are begun in order on one stream and return at once; who reads waits. What fails is remembered and said
+//! by `settle`, and nothing more is begun until then. All memory is made at load.
 //!
 //! Knows nothing of models or requests. Ranks exchange through the host, as those of processors do.
 
@@ -297,9 +297,8 @@ impl Memory for Cuda {
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {
         let too_big = || Error::Shape(format!("a buffer of {rows_max} x {cols}"));
-        let size = |cols: usize, each: usize| {
-            rows_max.checked_mul(cols).and_then(|n| n.checked_mul(each)).ok_or_else(too_big)
-        };
+        let size =
+            |cols: usize, each: usize| rows_max.checked_mul(cols).and_then(|n| n.checked_mul(each)).ok_or_else(too_big);
         if u32::try_from(cols).is_err() || u32::try_from(rows_max).is_err() {
             return Err(too_big());
         }

@@ -4,7 +4,7 @@
 use super::driver::{Bytes, Context, Shape};
 use super::kernels::arguments;
 use super::{Buffer, Cuda, lock};
-use crate::cpu::sample::{Plain, plain};
+use crate::cpu::sample::{Unedited, unedited};
 use crate::{Draw, Result, Sample};
 use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
@@ -21,6 +21,20 @@ struct DrawRow {
     wants_logprob: u32,
 }
 
+/// Likewise, where tokens have to be ordered.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct FilterRow {
+    key: u64,
+    scale: f64,
+    least: f64,
+    top_p: f64,
+    scale_f32: f32,
+    top_k: u32,
+    wants_logprob: u32,
+    unused: u32,
+}
+
 /// Likewise.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -32,14 +46,18 @@ struct Drawn {
 }
 
 const NONE: u32 = u32::MAX;
+/// A filter keeps more than the device has room to order.
+const BY_HOST: u32 = u32::MAX - 1;
 const THREADS: u32 = 512;
 
 /// Room for the draws of a pass.
 pub(super) struct Room {
+    /// Of each row what either kernel has drawn. [2, n_max]
     drawn: Bytes,
     n_max: usize,
     // Kept for their memory.
-    asked: Vec<DrawRow>,
+    plain: Vec<DrawRow>,
+    filtered: Vec<FilterRow>,
     answers: Vec<Drawn>,
     logits: Vec<f32>,
     by_host: Vec<Option<TokenOut>>,
@@ -50,7 +68,8 @@ impl Room {
         let mut room = Room {
             drawn: Bytes::new(context, "draws", 0)?,
             n_max: 0,
-            asked: Vec::new(),
+            plain: Vec::new(),
+            filtered: Vec::new(),
             answers: Vec::new(),
             logits: Vec::new(),
             by_host: Vec::new(),
@@ -61,26 +80,48 @@ impl Room {
 
     pub fn reserve(&mut self, context: &Arc<Context>, n_max: usize) -> Result<()> {
         if n_max > self.n_max {
-            self.drawn = Bytes::new(context, "draws", n_max * size_of::<Drawn>())?;
+            self.drawn = Bytes::new(context, "draws", 2 * n_max * size_of::<Drawn>())?;
             self.n_max = n_max;
-            self.asked.reserve(n_max);
-            self.answers.reserve(n_max);
+            self.plain.reserve(n_max);
+            self.filtered.reserve(n_max);
+            self.answers.reserve(2 * n_max);
         }
         Ok(())
     }
+
+    /// What the kernels are asked of each row. Of one that is not theirs they find the largest logit and go on.
+    fn ask(&mut self, draws: &[Draw<'_>], n_vocab: usize) {
+        self.plain.clear();
+        self.filtered.clear();
+        for draw in draws {
+            let way = Way::of(draw, n_vocab);
+            let plain = DrawRow { key: 0, scale: 1.0, least: f64::NEG_INFINITY, is_greedy: 1, wants_logprob: 0 };
+            let (key, scale, least) = (0, 1.0, f64::NEG_INFINITY);
+            let rest =
+                FilterRow { key, scale, least, top_p: 1.0, scale_f32: 1.0, top_k: 1, wants_logprob: 0, unused: 0 };
+            self.plain.push(if let Way::Plain(row) = way { row } else { plain });
+            self.filtered.push(if let Way::Filtered(row) = way { row } else { rest });
+        }
+    }
 }
 
-impl DrawRow {
-    /// None where the kernel cannot draw so.
-    fn of(draw: &Draw<'_>) -> Option<DrawRow> {
-        let Plain { key, scale, least } = plain(draw)?;
-        let wants_logprob = draw.sampling.logprobs.is_some().into();
-        Some(DrawRow { key, scale, least, is_greedy: draw.sampling.is_greedy().into(), wants_logprob })
-    }
+/// Who draws a row.
+enum Way {
+    Plain(DrawRow),
+    Filtered(FilterRow),
+    Host,
+}
 
-    /// A row that the host draws: the device finds its largest and goes on.
-    fn idle() -> DrawRow {
-        DrawRow { key: 0, scale: 1.0, least: f64::NEG_INFINITY, is_greedy: 1, wants_logprob: 0 }
+impl Way {
+    fn of(draw: &Draw<'_>, n_vocab: usize) -> Way {
+        let Some(Unedited { key, scale, scale_f32, least, top_p, top_k }) = unedited(draw) else { return Way::Host };
+        let wants_logprob = draw.sampling.logprobs.is_some().into();
+        let top_k = if top_k as usize >= n_vocab { 0 } else { top_k };
+        if top_k == 0 && top_p >= 1.0 {
+            let is_greedy = draw.sampling.is_greedy().into();
+            return Way::Plain(DrawRow { key, scale, least, is_greedy, wants_logprob });
+        }
+        Way::Filtered(FilterRow { key, scale, least, top_p, scale_f32, top_k, wants_logprob, unused: 0 })
     }
 }
 
@@ -92,20 +133,28 @@ impl Drawn {
 }
 
 impl Cuda {
-    /// All rows, whoever draws them in the end. The answers are there when it returns.
+    /// All rows, whoever draws them in the end. The answers are there when it returns: of the one kernel, then of the
+    /// other.
     fn draw_on_device(&self, logits: &Buffer, draws: &[Draw<'_>], room: &mut Room) -> Result<()> {
         room.reserve(&self.context, draws.len())?;
-        room.asked.clear();
-        room.asked.extend(draws.iter().map(|draw| DrawRow::of(draw).unwrap_or_else(DrawRow::idle)));
+        room.ask(draws, logits.cols);
         room.answers.clear();
-        room.answers.resize(draws.len(), Drawn::default());
-        let rows = self.upload(bytemuck::cast_slice(&room.asked));
-        let (from, n_vocab, drawn) = (logits.at(), logits.cols as u32, room.drawn.at(0));
+        room.answers.resize(2 * draws.len(), Drawn::default());
+        let is_filtered = draws.iter().any(|draw| matches!(Way::of(draw, logits.cols), Way::Filtered(_)));
+        let (from, n_vocab) = (logits.at(), logits.cols as u32);
         let shape = Shape { grid: [draws.len() as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
+        let (rows, drawn) = (self.upload(bytemuck::cast_slice(&room.plain)), room.drawn.at(0));
         // SAFETY: there are logits, questions and room for answers for so many rows.
         unsafe { self.launch("draw", shape, arguments![from, n_vocab, rows, drawn]) };
+        if is_filtered {
+            let rows = self.upload(bytemuck::cast_slice(&room.filtered));
+            let drawn = room.drawn.at(draws.len() * size_of::<Drawn>());
+            // SAFETY: as above; the second half of the answers is this kernel's.
+            unsafe { self.launch("draw_filtered", shape, arguments![from, n_vocab, rows, drawn]) };
+        }
+        let n = if is_filtered { 2 } else { 1 } * draws.len();
         // SAFETY: `answers` is borrowed until the stream is through.
-        unsafe { self.stream.read(&room.drawn, 0, bytemuck::cast_slice_mut(&mut room.answers)) }?;
+        unsafe { self.stream.read(&room.drawn, 0, bytemuck::cast_slice_mut(&mut room.answers[..n])) }?;
         self.stream.finish()
     }
 
@@ -113,9 +162,7 @@ impl Cuda {
     fn draw_by_host(&self, logits: &Buffer, row: usize, draw: &Draw<'_>, room: &mut Room) -> Result<Option<TokenOut>> {
         room.logits.resize(logits.cols, 0.0);
         // SAFETY: `logits` is borrowed until the stream is through.
-        unsafe {
-            self.stream.read(&logits.bytes, row * logits.cols * 4, bytemuck::cast_slice_mut(&mut room.logits))
-        }?;
+        unsafe { self.stream.read(&logits.bytes, row * logits.cols * 4, bytemuck::cast_slice_mut(&mut room.logits)) }?;
         self.stream.finish()?;
         self.host.draw_rows(&room.logits, logits.cols, std::slice::from_ref(draw), &mut room.by_host);
         Ok(room.by_host.pop().flatten())
@@ -135,13 +182,18 @@ impl Sample for Cuda {
         let on_device = self.draw_on_device(logits, draws, &mut room);
         let is_drawn = self.note(on_device).is_some();
         for (row, draw) in draws.iter().enumerate() {
-            out.push(match DrawRow::of(draw) {
-                Some(_) if is_drawn => room.answers[row].told(draw),
-                None if is_drawn => {
+            let answer = match Way::of(draw, logits.cols) {
+                Way::Plain(_) => room.answers.get(row).copied(),
+                Way::Filtered(_) => room.answers.get(draws.len() + row).copied().filter(|drawn| drawn.token != BY_HOST),
+                Way::Host => None,
+            };
+            out.push(match answer {
+                _ if !is_drawn => None,
+                Some(answer) => answer.told(draw),
+                None => {
                     let drawn = self.draw_by_host(logits, row, draw, &mut room);
                     self.note(drawn).flatten()
                 }
-                _ => None,
             });
         }
     }

@@ -87,12 +87,14 @@ impl Part {
     }
 }
 
+/// Copies bytes to a place on the device, and is done when it returns.
+type Write<'a> = dyn Fn(&Bytes, usize, &[u8]) -> Result<()> + 'a;
+
 /// What weights are made with.
 pub(super) struct Packer<'a> {
     pub context: &'a Arc<Context>,
     pub team: &'a Team,
-    /// Copies to the device, and is done when it returns.
-    pub write: &'a dyn Fn(&Bytes, usize, &[u8]) -> Result<()>,
+    pub write: &'a Write<'a>,
 }
 
 impl Packer<'_> {

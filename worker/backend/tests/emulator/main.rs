@@ -4,9 +4,14 @@
 //!
 //! What this cannot show: the sums inside a tensor core, races between blocks, the inline PTX. A device shows those.
 //!
-//! What the emulator catches was tried by planting it. In kernels of their own (`planted.rs`, which stay): a missing
-//! barrier, a barrier that some threads do not reach, two barriers for one, a missing wait for copies, a missing meeting
-//! of a warp, a lane that leaves its warp. PLANTED_IN_COPIES
+//! What the emulator catches was tried by planting it. In small kernels that stay (`planted.rs`): a missing barrier, a
+//! barrier that some threads do not reach, two barriers for one, a missing, a short and a forgotten wait for copies, a
+//! crooked copy, a missing meeting of a warp, a lane that leaves its warp, two operations for one. In copies of the
+//! kernels themselves: every barrier, every meeting of a warp and every wait for copies taken out alone; stages of
+//! the pipeline mixed up; rows, columns and positions off by one at each bound; sums in another order or fused; the mask
+//! of what nobody sees. All were caught but two kinds, which change no result here: the barrier between the rounds of a
+//! reduction that takes the largest (who reads the next round's number finds the same largest), and the one behind
+//! a number that only its writer uses.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "kernels take pointers")]
 
@@ -22,3 +27,4 @@ mod linear;
 mod planted;
 mod pointwise;
 mod sample;
+mod table;

@@ -65,7 +65,7 @@ fn what_would_hang_or_harm_ends_with_a_word() {
 #[test]
 fn launches_that_cannot_be_are_refused() {
     let from = Memory::of(&IN);
-    let mut launch = |launch: Launch| {
+    let launch = |launch: Launch| {
         let arguments: &mut [*mut std::ffi::c_void] = arguments![from.start(), from.start()];
         launch.run("planted_nothing", arguments).unwrap_err()
     };

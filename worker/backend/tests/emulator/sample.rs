@@ -28,7 +28,22 @@ struct Drawn {
     log_sum: f32,
 }
 
+/// As `FilterRow`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct FilterRow {
+    key: u64,
+    scale: f64,
+    least: f64,
+    top_p: f64,
+    scale_f32: f32,
+    top_k: u32,
+    wants_logprob: u32,
+    unused: u32,
+}
+
 const NONE: u32 = u32::MAX;
+const BY_HOST: u32 = u32::MAX - 1;
 
 fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -50,8 +65,42 @@ impl DrawRow {
     }
 }
 
+impl FilterRow {
+    fn of(sampling: &Sampling, position: u32) -> FilterRow {
+        let DrawRow { key, scale, least, wants_logprob, .. } = DrawRow::of(sampling, position);
+        FilterRow {
+            key,
+            scale,
+            least,
+            top_p: f64::from(sampling.top_p),
+            scale_f32: (1.0 / sampling.temperature).min(f32::MAX),
+            top_k: sampling.top_k,
+            wants_logprob,
+            unused: 0,
+        }
+    }
+}
+
 /// One row of logits for each sampling, at a position of its own.
 fn check(name: &str, logits: &[Vec<f32>], samplings: &[Sampling], orders: &[i32]) {
+    let rows = |draws: &[Draw<'_>]| draws.iter().map(|draw| DrawRow::of(draw.sampling, draw.position())).collect();
+    check_kernel::<DrawRow>(name, "draw", logits, samplings, orders, rows);
+}
+
+/// The same by the kernel that filters. Gives how many rows it left to the host.
+fn check_filtered(name: &str, logits: &[Vec<f32>], samplings: &[Sampling], orders: &[i32]) -> usize {
+    let rows = |draws: &[Draw<'_>]| draws.iter().map(|draw| FilterRow::of(draw.sampling, draw.position())).collect();
+    check_kernel::<FilterRow>(name, "draw_filtered", logits, samplings, orders, rows)
+}
+
+fn check_kernel<Row: bytemuck::Pod>(
+    name: &str,
+    kernel: &str,
+    logits: &[Vec<f32>],
+    samplings: &[Sampling],
+    orders: &[i32],
+    rows: impl Fn(&[Draw<'_>]) -> Vec<Row>,
+) -> usize {
     let n_vocab = logits[0].len();
     let all: Vec<f32> = logits.iter().flatten().copied().collect();
     let prompts: Vec<Vec<u32>> = (0..logits.len()).map(|i| vec![0; 3 * i + 1]).collect();
@@ -61,19 +110,24 @@ fn check(name: &str, logits: &[Vec<f32>], samplings: &[Sampling], orders: &[i32]
     let cpu = cpu(Isa::Plain, 1, Activations::F32);
     let mut expected = Vec::new();
     cpu.draw(&filled(&cpu, logits.len(), &all), &draws, &mut expected);
-    let rows: Vec<DrawRow> = draws.iter().map(|draw| DrawRow::of(draw.sampling, draw.position())).collect();
+    let rows = Memory::of(&rows(&draws));
+    let mut n_by_host = 0;
     for order in orders {
         let none = Drawn { token: 7, logprob: 7.0, largest: 7.0, log_sum: 7.0 };
-        let (at, rows, out) = (Memory::of(&all), Memory::of(&rows), Memory::filled(logits.len(), none));
+        let (at, out) = (Memory::of(&all), Memory::filled(logits.len(), none));
         Launch { order: *order, ..Launch::new([logits.len(), 1, 1], 512) }
-            .ok("draw", arguments![at.start(), n_vocab as u32, rows.start(), out.start()]);
-        for (i, (drawn, expected)) in out.read().iter().zip(&expected).enumerate() {
+            .ok(kernel, arguments![at.start(), n_vocab as u32, rows.start(), out.start()]);
+        let left = |drawn: &(usize, Drawn)| drawn.1.token == BY_HOST;
+        let (by_host, drawn): (Vec<_>, Vec<_>) = out.read().into_iter().enumerate().partition(left);
+        n_by_host = by_host.len();
+        for (i, drawn) in drawn {
             let token = |out: &TokenOut| (out.token, out.logprob.map(f32::to_bits));
             let logprob = samplings[i].logprobs.map(|_| drawn.logprob.to_bits());
             let drawn = (drawn.token != NONE).then_some((drawn.token, logprob));
-            assert_eq!(drawn, expected.as_ref().map(token), "{name}: row {i} in order {order}");
+            assert_eq!(drawn, expected[i].as_ref().map(token), "{name}: row {i} in order {order}");
         }
     }
+    n_by_host
 }
 
 /// Some numbers, many of them equal.
@@ -126,4 +180,48 @@ fn masks_are_not_drawn_and_no_number_draws_nothing() {
     ];
     let samplings: Vec<Sampling> = [&hot, &greedy, &hot, &greedy, &hot, &greedy, &hot].into_iter().cloned().collect();
     check("special rows", &rows, &samplings, &ORDERS[..3]);
+}
+
+#[test]
+fn filters_keep_what_the_cpus_keep() {
+    let base = Sampling { temperature: 1.3, logprobs: Some(0), ..Sampling::default() };
+    let of = |top_k, top_p, min_p, seed| Sampling { top_k, top_p, min_p, seed, ..base.clone() };
+    let samplings = [
+        of(1, 1.0, 0.0, 1),
+        of(2, 1.0, 0.0, 2),
+        of(40, 0.9, 0.0, 3),
+        of(0, 0.5, 0.0, 4),
+        of(0, 0.9, 0.02, 5),
+        of(50, 0.95, 0.1, 6),
+        of(1024, 1.0, 0.0, 7),
+        of(0, 1e-6, 0.0, 8),
+        of(300, 0.999, 1.0, 9),
+        Sampling { temperature: 1e-40, ..of(5, 0.9, 0.0, 10) },
+    ];
+    for n_vocab in [1, 7, 513, 3001] {
+        let rows: Vec<_> = (0..samplings.len()).map(|i| logits(200 + i as u64, n_vocab)).collect();
+        let orders = if n_vocab < 600 { &ORDERS[..] } else { &ORDERS[3..] };
+        assert_eq!(check_filtered(&format!("a vocabulary of {n_vocab}"), &rows, &samplings, orders), 0);
+    }
+    // Rows of many equal numbers, of masks, of nothing, and of what is none.
+    let mut masked = vec![f32::NEG_INFINITY; 600];
+    (masked[599], masked[300], masked[301]) = (-5.0, -5.5, -0.0);
+    let rows = [vec![1.0; 600], masked, vec![f32::NEG_INFINITY; 600], vec![f32::NAN; 600]];
+    check_filtered("special rows", &rows, &samplings[3..7], &ORDERS);
+}
+
+#[test]
+fn what_needs_more_than_the_device_sorts_is_the_hosts() {
+    let base = Sampling { temperature: 1.0, seed: 1, ..Sampling::default() };
+    let many = [
+        Sampling { top_k: 1025, ..base.clone() },
+        Sampling { top_p: 0.9, ..base.clone() },
+        Sampling { top_p: 0.9, min_p: 0.5, ..base.clone() },
+        Sampling { top_k: 1024, top_p: 0.9, ..base.clone() },
+        Sampling { top_k: 2000, min_p: 0.99, ..base },
+    ];
+    let mut peaked = vec![0.0; 1500];
+    peaked[77] = 3.0;
+    let rows = [vec![0.5; 1500], vec![0.5; 1500], vec![0.5; 1500], vec![0.5; 1500], peaked];
+    assert_eq!(check_filtered("flat rows", &rows, &many, &[0]), 3);
 }

@@ -1,5 +1,5 @@
-//! A device's operations beside the CPU's, on fresh random numbers: how far they are apart, and whether a row's bits know
-//! its neighbours. For tests over the fake driver, and for a real one.
+//! A device's operations beside the CPU's, on fresh random numbers: how far they are apart, and whether a row's bits
+//! know its neighbours. For tests over the fake driver, and for a real one.
 
 use crate::numbers::{File, Rng, TYPES, cpu};
 use backend::cpu::{Cpu, Isa};
@@ -367,12 +367,13 @@ fn attentions() -> Vec<Attended> {
 
 /// Draws from the same logits must be the same tokens.
 fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng) -> Check {
-    let (n_rows, n_vocab) = (6, 700);
+    let (n_rows, n_vocab) = (12, 700);
     let logits: Vec<f32> = rng.floats(n_rows * n_vocab).iter().map(|x| x * 9.0).collect();
     let sampling = |i: u64| Sampling {
         temperature: [0.0, 0.8, 1.4][i as usize % 3],
         min_p: [0.0, 0.05][i as usize % 2],
-        top_k: [0, 0, 0, 0, 20][i as usize % 5],
+        top_k: [0, 0, 0, 7, 20][i as usize % 5],
+        top_p: [1.0, 1.0, 1.0, 0.7][i as usize % 4],
         seed: i * 77 + 5,
         logprobs: Some((i % 3) as u8),
         ..Sampling::default()

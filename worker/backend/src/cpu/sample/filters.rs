@@ -27,10 +27,9 @@ pub(super) fn least(min_p: f32) -> f64 {
     if min_p > 0.0 { libm::log(f64::from(min_p)) } else { f64::NEG_INFINITY }
 }
 
-/// Whether no filter needs tokens in order, whatever the row.
-pub(super) fn is_unordered(sampling: &Sampling) -> bool {
-    let Sampling { top_k, top_p, typical_p, xtc, .. } = sampling;
-    *top_k == 0 && *top_p >= 1.0 && *typical_p >= 1.0 && xtc.probability == 0.0
+/// The same in f32. Of the smallest temperatures the inverse is infinite, and zero times that is no number.
+pub(super) fn scale_f32(sampling: &Sampling) -> f32 {
+    (1.0 / sampling.temperature).min(f32::MAX)
 }
 
 impl<'a> Heated<'a> {
@@ -59,12 +58,7 @@ impl<'a> Heated<'a> {
 
     /// The probability over that of the largest.
     fn weight(&self, key: &Key) -> f64 {
-        f64::from(math::exp((self.row[key.token() as usize] - self.largest) * self.scale_f32()))
-    }
-
-    // Of the smallest temperatures the inverse is infinite, and zero times that is no number.
-    fn scale_f32(&self) -> f32 {
-        (1.0 / self.sampling.temperature).min(f32::MAX)
+        f64::from(math::exp((self.row[key.token() as usize] - self.largest) * scale_f32(self.sampling)))
     }
 
     fn top_k(&self) -> usize {
@@ -138,7 +132,7 @@ impl<'a> Heated<'a> {
     /// Looks at a few of the most likely first: most distributions have their top_p in so few.
     fn top_p_of_all(&self, keys: &mut Vec<Key>) {
         const FIRST_LOOK: usize = 64;
-        let total = f64::from(rows::sum_exp(self.isa, self.row, self.largest, self.scale_f32()));
+        let total = f64::from(rows::sum_exp(self.isa, self.row, self.largest, scale_f32(self.sampling)));
         let wanted = total * f64::from(self.sampling.top_p);
         let mut n_seen = FIRST_LOOK.min(self.row.len());
         loop {

@@ -101,30 +101,39 @@ impl Scratch {
     }
 }
 
-/// A draw that sees its row as it is and needs nothing in order: what a device needs to know to make it.
-pub(crate) struct Plain {
+/// A draw that sees its row as it is, and what a device needs to know to make it.
+pub(crate) struct Unedited {
     /// Of the noise.
     pub key: u64,
     /// Of logits, before noise is added.
     pub scale: f64,
+    /// The same for sums of probabilities.
+    pub scale_f32: f32,
     /// Scaled logits below it are not drawn.
     pub least: f64,
+    /// One keeps all.
+    pub top_p: f64,
+    /// Zero keeps all.
+    pub top_k: u32,
 }
 
-/// None where more is asked of a draw.
-pub(crate) fn plain(draw: &Draw<'_>) -> Option<Plain> {
-    let Sampling { seed, choice, min_p, .. } = *draw.sampling;
-    let is_told_alone = draw.score.is_none() && draw.sampling.logprobs.is_none_or(|n_top| n_top == 0);
+/// None where logits are edited, tokens are told beside the drawn one, or other filters are asked for.
+pub(crate) fn unedited(draw: &Draw<'_>) -> Option<Unedited> {
+    let sampling = draw.sampling;
+    let Sampling { seed, choice, min_p, top_p, top_k, typical_p, top_n_sigma, xtc, .. } = *sampling;
+    let is_told_alone = draw.score.is_none() && sampling.logprobs.is_none_or(|n_top| n_top == 0);
     if !edits::is_plain(draw) || !is_told_alone {
         return None;
     }
     let key = Noise::new(seed, choice, draw.position()).key();
-    if draw.sampling.is_greedy() {
-        return Some(Plain { key, scale: 1.0, least: f64::NEG_INFINITY });
+    let (least, all) = (f64::NEG_INFINITY, 1.0);
+    if sampling.is_greedy() {
+        return Some(Unedited { key, scale: 1.0, scale_f32: 1.0, least, top_p: all, top_k: 0 });
     }
-    let is_unordered = filters::is_unordered(draw.sampling) && draw.sampling.top_n_sigma <= 0.0;
-    let (scale, least) = (filters::scale(draw.sampling), filters::least(min_p));
-    is_unordered.then_some(Plain { key, scale, least })
+    let is_known = typical_p >= 1.0 && top_n_sigma <= 0.0 && xtc.probability == 0.0;
+    let (scale, scale_f32) = (filters::scale(sampling), filters::scale_f32(sampling));
+    let (least, top_p) = (filters::least(min_p), f64::from(top_p).min(all));
+    is_known.then_some(Unedited { key, scale, scale_f32, least, top_p, top_k })
 }
 
 /// None if the row holds something that is no number, or nothing that can be drawn.

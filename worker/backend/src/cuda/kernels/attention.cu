@@ -162,7 +162,8 @@ DEVICE const bf16* page_of(const bf16* kv, const HeadShape& heads, const Work& w
 
 // scores = q . k * scale, for each query and each position of the blocks that are seen.
 template <int D, int QUERIES>
-DEVICE void score_tile(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work, u32 tile) {
+DEVICE void score_tile(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work,
+                       u32 tile) {
     const u32 QT = QUERIES / 16, LD = Room<D, QUERIES>::QUERY_WORDS;
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const Seen seen = seen_blocks(work, tile);
@@ -207,7 +208,8 @@ DEVICE void weigh_tile(const Room<D, QUERIES>& room, u32 tile) {
             largest = larger(score[i], largest);
         }
         largest = tree_largest(largest);
-        // The row has been read by all of its lanes: they have met.
+        // All lanes have read the row, and now it is written anew.
+        __syncwarp();
         UNROLL
         for (u32 i = 0; i < TILE / 16; i++) {
             bf16 p = narrow(largest == minus_infinity() ? 0.0f : exp_of(score[i] - largest));
@@ -241,6 +243,8 @@ DEVICE void add_values(const Room<D, QUERIES>& room, const bf16* kv, const HeadS
                        float (&acc)[QUERIES / 16][D / 32][4]) {
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const Seen seen = seen_blocks(work, tile);
+    // So many blocks are asked for at once.
+    UNROLL_BY(QUERIES == 16 ? 4 : 2)
     for (u32 block = seen.first; block < seen.end; block++) {
         const bf16* v = page_of<D>(kv, heads, work, tile, block) + POSITIONS * D + (warp * (D / 4) + g) * POSITIONS;
         const u32 position = tile * TILE + block * POSITIONS + 4 * t;
@@ -376,7 +380,8 @@ DEFINE_ATTEND(224, 16) DEFINE_ATTEND(224, 32) DEFINE_SPLIT(224)
 DEFINE_ATTEND(256, 16) DEFINE_ATTEND(256, 32) DEFINE_SPLIT(256)
 
 // A lane has pairs of elements 2 * lane, 2 * lane + 64, ..
-KERNEL(32) attend_merge(const float* partial, HeadShape heads, const u32* positions, u32 tile_first, u32 n_tiles, bf16* out) {
+KERNEL(32) attend_merge(const float* partial, HeadShape heads, const u32* positions, u32 tile_first, u32 n_tiles,
+                        bf16* out) {
     const u32 PAIRS = 4, row = blockIdx.x, n = padded(heads.head_dim);
     const u32 place = row * heads.n_heads + blockIdx.y, end = positions[row] + 1;
     const u32 first = heads.window ? minus(end, heads.window) : 0;

@@ -182,3 +182,12 @@ DEVICE double shuffle_xor(double x, int mask) { return __shfl_xor_sync(0xfffffff
 DEVICE float shuffle(float x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 DEVICE u32 votes(bool is) { return __ballot_sync(0xffffffffu, is); }
 DEVICE u32 count_ones(u32 x) { return (u32)__popc(x); }
+
+// Adds one to a count that threads of a block share, and gives what it was.
+DEVICE u32 count_up(u32* at) {
+#ifdef EMULATOR
+    return (*at)++;
+#else
+    return atomicAdd(at, 1u);
+#endif
+}

@@ -83,6 +83,21 @@ struct DrawRow {
     u32 wants_logprob;
 };
 
+// The same where tokens have to be ordered: top_k, top_p, and min_p beside them.
+struct FilterRow {
+    u64 key;
+    double scale;
+    double least;
+    double top_p;  // 1: all
+    float scale_f32;  // 1 / temperature in f32, at most the largest f32
+    u32 top_k;  // 0: all
+    u32 wants_logprob;
+    u32 unused;
+};
+
+// Tokens that a filter keeps on the device; where it takes more to know, the host draws.
+#define SURVIVORS_MAX 1024u
+
 struct Drawn {
     u32 token;  // DRAWN_NONE: the row holds something that is no number, or nothing that can be drawn
     float logprob;  // logit - log_sum, if it was wanted
@@ -90,6 +105,7 @@ struct Drawn {
     float log_sum;  // largest + ln(sum of e^(logit - largest)), if the logprob was wanted
 };
 #define DRAWN_NONE 0xffffffffu
+#define DRAWN_BY_HOST 0xfffffffeu
 
 // Which arguments are bf16 rows; the others are f32 rows.
 #define FORM_X_BF16 1u
@@ -114,26 +130,31 @@ KERNEL(256) gelu_rows(float* x, u32 cols);
 KERNEL(256) scale_rows(float* x, u32 cols, float factor);
 KERNEL(256) soft_cap_rows(float* x, u32 cols, float cap);
 // out[i] = row tokens[i] - first of the table, if it has that row: the weights' numbers, f32. grid (n of tokens)
-KERNEL(256) embed_bf16(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k, float* out);
-KERNEL(256) embed_w8(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k, float* out);
-KERNEL(256) embed_w8h(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k, float* out);
-KERNEL(256) embed_w4(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k, float* out);
-KERNEL(256) embed_w4h(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k, float* out);
+#define EMBED(name)                                                                                                 \
+    KERNEL(256) name(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k,      \
+                     float* out)
+EMBED(embed_bf16);
+EMBED(embed_w8);
+EMBED(embed_w8h);
+EMBED(embed_w4);
+EMBED(embed_w4h);
 
 // ---- norms (norms.cu): grid (n_rows), block 256 -------------------------------------------------------------------
 // Shared memory: 4 * cols bytes, dynamic (over 48 KiB: ask the driver for it). weight, bias: f32 [cols]
 
 KERNEL(256) rms_norm(const void* x, const float* weight, float eps, u32 cols, void* out, u32 forms);
 // residual += x, then out = norm(residual). `residual` f32
-KERNEL(256) add_rms_norm(const void* x, float* residual, const float* weight, float eps, u32 cols, void* out, u32 forms);
-KERNEL(256) layer_norm(const void* x, const float* weight, const float* bias, float eps, u32 cols, void* out, u32 forms);
+KERNEL(256) add_rms_norm(const void* x, float* residual, const float* weight, float eps, u32 cols, void* out,
+                         u32 forms);
+KERNEL(256) layer_norm(const void* x, const float* weight, const float* bias, float eps, u32 cols, void* out,
+                       u32 forms);
 // Norms each head of Q with `q` and of K with `k`, in place. qkv: f32. grid (n_rows, n_heads + n_kv_heads), block 32,
 // no dynamic shared memory; head_dim at most 256
 KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, HeadShape heads);
 
 // ---- products (linear.cu): block 256 ------------------------------------------------------------------------------
-// x: bf16 [n_rows, 32 * pieces.n_groups]; out[(plane * n_rows + row) * ld_out + column], f32, columns below n_out: parts
-// of a stacked matrix write side by side. One plane for each piece that ends a run, so one where nothing is cut.
+// x: bf16 [n_rows, 32 * pieces.n_groups]; out[(plane * n_rows + row) * ld_out + column], f32, columns below n_out:
+// parts of a stacked matrix write side by side. One plane for each piece that ends a run, so one where nothing is cut.
 //
 //   linear_{kind}_r8, _r16, _r32   few rows: that many for each block. grid (ceil(n_tiles / (8 / P)), ceil(n_rows / R))
 //                                  where n_tiles = ceil(n_out / 16), P = pieces.n rounded up to a power of two
@@ -156,8 +177,9 @@ LINEARS(w4h);
 // order[i] / n_used of x, or row i where `order` is null, and writes row i of out: [n_choices, ld_out].
 // grid (ceil(n_tiles / (8 / P)), ceil(n_rows / 16), n_experts of this rank), n_rows those of the pass
 #define LINEAR_GROUPED(name)                                                                                        \
-    KERNEL_SHARING(256, 2) name(const u64* digits, const u64* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,        \
-                     const u32* starts, u32 first, const u32* order, u32 n_used, BY_VALUE Pieces pieces)
+    KERNEL_SHARING(256, 2) name(const u64* digits, const u64* scales, const bf16* x, float* out, u32 ld_out,        \
+                                u32 n_out, const u32* starts, u32 first, const u32* order, u32 n_used,              \
+                                BY_VALUE Pieces pieces)
 LINEAR_GROUPED(linear_grouped_bf16);
 LINEAR_GROUPED(linear_grouped_w8);
 LINEAR_GROUPED(linear_grouped_w8h);
@@ -178,9 +200,9 @@ KERNEL(256) fold_planes(const float* planes, u32 n_planes, const u8* merges, u64
 KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_dim, u32 style, HeadShape heads,
                       const u32* positions, const u32* slots, bf16* kv);
 
-// attend_d{D}_q{QUERIES}: D = padded(head_dim) of 32, 64, 96, 128, 160, 192, 224, 256; QUERIES 16 for all (few rows), and
-// 64 up to D = 128, 32 beyond (many rows). A block of threads takes an item's rows for a KV head and walks all tiles.
-// grid (n_items, n_kv_heads * ceil(per_kv / QUERIES)), block 128, dynamic shared memory ATTEND_SMEM(D, QUERIES), which
+// attend_d{D}_q{QUERIES}: D = padded(head_dim) of 32, 64, 96, 128, 160, 192, 224, 256; QUERIES 16 for all (few rows),
+// and 64 up to D = 128, 32 beyond (many rows). A block of threads takes an item's rows for a KV head and walks all
+// tiles. grid (n_items, n_kv_heads * ceil(per_kv / QUERIES)), block 128, dynamic shared memory ATTEND_SMEM(D, QUERIES), which
 // may be over 48 KiB (96 KiB for d128_q64).
 // out: bf16 rows of n_heads * head_dim
 //
@@ -189,11 +211,11 @@ KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_d
 // then attend_merge: grid (n_rows, n_heads), block 32.
 #define ATTEND_SMEM(D, QUERIES) ((QUERIES) * ((D) * 2 + 64) + (QUERIES) * 264 * 4 + (QUERIES) * 7 * 4)
 #define ATTEND(name)                                                                                                \
-    KERNEL(128) name(const float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items, const u32* blocks, \
-                     bf16* out)
+    KERNEL_SHARING(128, 2) name(const float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items,         \
+                                const u32* blocks, bf16* out)
 #define ATTEND_SPLIT(name)                                                                                          \
-    KERNEL_SHARING(128, 4) name(const float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items, const u32* blocks, \
-                     u32 tile_first, u32 n_tiles, float* partial)
+    KERNEL_SHARING(128, 4) name(const float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items,         \
+                                const u32* blocks, u32 tile_first, u32 n_tiles, float* partial)
 ATTEND(attend_d32_q16); ATTEND(attend_d64_q16); ATTEND(attend_d96_q16); ATTEND(attend_d128_q16);
 ATTEND(attend_d160_q16); ATTEND(attend_d192_q16); ATTEND(attend_d224_q16); ATTEND(attend_d256_q16);
 ATTEND(attend_d32_q64); ATTEND(attend_d64_q64); ATTEND(attend_d96_q64); ATTEND(attend_d128_q64);
@@ -201,12 +223,13 @@ ATTEND(attend_d160_q32); ATTEND(attend_d192_q32); ATTEND(attend_d224_q32); ATTEN
 ATTEND_SPLIT(attend_split_d32_q16); ATTEND_SPLIT(attend_split_d64_q16); ATTEND_SPLIT(attend_split_d96_q16);
 ATTEND_SPLIT(attend_split_d128_q16); ATTEND_SPLIT(attend_split_d160_q16); ATTEND_SPLIT(attend_split_d192_q16);
 ATTEND_SPLIT(attend_split_d224_q16); ATTEND_SPLIT(attend_split_d256_q16);
-KERNEL(32) attend_merge(const float* partial, HeadShape heads, const u32* positions, u32 tile_first, u32 n_tiles, bf16* out);
+KERNEL(32) attend_merge(const float* partial, HeadShape heads, const u32* positions, u32 tile_first, u32 n_tiles,
+                        bf16* out);
 
 // ---- experts (experts.cu) -----------------------------------------------------------------------------------------
 
-// Softmax of each row's scores (f32 [n_rows, n_experts]), the n_used best in ascending order of id, and what each counts.
-// chosen, weights: [n_rows, n_used]. grid (n_rows), block 32; n_used at most 32, n_experts at most 1024
+// Softmax of each row's scores (f32 [n_rows, n_experts]), the n_used best in ascending order of id, and what each
+// counts. chosen, weights: [n_rows, n_used]. grid (n_rows), block 32; n_used at most 32, n_experts at most 1024
 KERNEL(32) route(const float* scores, u32 n_experts, u32 n_used, u32 normalized, u32* chosen, float* weights);
 // The choices in order of expert, then choice: order[starts[e] .. starts[e + 1]] are those of expert e, and
 // place[order[i]] = i. n_choices = n_rows * n_used; starts: [n_experts + 1]. grid (n_experts), block 32
@@ -220,6 +243,8 @@ KERNEL(256) fold_experts(const float* y, const u32* place, const u32* chosen, co
 // ---- sampling (sample.cu) -----------------------------------------------------------------------------------------
 
 // Draws from each row of logits (f32 [n_rows, n_vocab]) as the CPU does, bit for bit: greedy, or temperature with or
-// without min_p. What edits or orders the logits (penalties, bias, top_k, top_p, ..) is drawn by the host.
-// grid (n_rows), block 512
+// without min_p. What edits logits (penalties, bias, ..) has been done before. grid (n_rows), block 512
 KERNEL_SHARING(512, 2) draw(const float* logits, u32 n_vocab, const DrawRow* draws, Drawn* out);
+// The same with top_k and top_p. DRAWN_BY_HOST where they keep, or min_p keeps before top_p, more than SURVIVORS_MAX.
+// Not for other filters (top_n_sigma, typical_p, XTC). grid (n_rows), block 512
+KERNEL_SHARING(512, 2) draw_filtered(const float* logits, u32 n_vocab, const FilterRow* filters, Drawn* out);

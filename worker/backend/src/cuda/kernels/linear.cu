@@ -49,7 +49,8 @@ struct Rows {
 template <class Kind, int NR>
 DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& rows, u32 row_first, u32 tile,
                            u32 n_groups, u32 begin, u32 end, float (&acc)[NR][4]) {
-    const int AHEAD = 4;
+    // Groups that are asked for at once.
+    const int AHEAD = NR > 2 ? 2 : 4;
     const u32 lane = threadIdx.x % 32;
     const Words4* x[NR];
     UNROLL
@@ -61,10 +62,15 @@ DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& r
     }
     for (u32 group = begin; group < end; group += AHEAD) {
         typename Kind::Raw raw[AHEAD];
+        Words4 right[AHEAD][NR];
         UNROLL
         for (int i = 0; i < AHEAD; i++) {
             if (group + i < end) {
                 raw[i] = Kind::fetch(digits, scales, (u64)tile * n_groups + group + i, lane);
+                UNROLL
+                for (int n = 0; n < NR; n++) {
+                    right[i][n] = x[n][(group + i) * 4];
+                }
             }
         }
         UNROLL
@@ -73,7 +79,7 @@ DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& r
                 Fragment w = Kind::widen(raw[i]);
                 UNROLL
                 for (int n = 0; n < NR; n++) {
-                    multiply_group(acc[n], w, x[n][(group + i) * 4]);
+                    multiply_group(acc[n], w, right[i][n]);
                 }
             }
         }
@@ -122,7 +128,8 @@ DEVICE void few_rows(const void* digits, const void* scales, const Rows& rows, c
         u32 slot = i / (R * 16), row = row_first + i / 16 % R, column = (tile_first + slot) * 16 + i % 16;
         if (row < rows.n_rows && column < rows.n_out) {
             const float* from = sums + slot * n_slots * R * 16 + i % (R * 16);
-            fold_pieces(from, R * 16, pieces, rows.out + (u64)row * rows.ld_out + column, (u64)rows.n_rows * rows.ld_out);
+            float* to = rows.out + (u64)row * rows.ld_out + column;
+            fold_pieces(from, R * 16, pieces, to, (u64)rows.n_rows * rows.ld_out);
         }
     }
 }

@@ -50,7 +50,8 @@ KERNEL(256) rms_norm(const void* x, const float* weight, float eps, u32 cols, vo
     norm_row(row, weight, eps, cols, out, forms);
 }
 
-KERNEL(256) add_rms_norm(const void* x, float* residual, const float* weight, float eps, u32 cols, void* out, u32 forms) {
+KERNEL(256) add_rms_norm(const void* x, float* residual, const float* weight, float eps, u32 cols, void* out,
+                         u32 forms) {
     SHARED_DYNAMIC(bytes);
     float* row = (float*)bytes;
     float* sum = residual + (u64)blockIdx.x * cols;
@@ -60,7 +61,8 @@ KERNEL(256) add_rms_norm(const void* x, float* residual, const float* weight, fl
     norm_row(row, weight, eps, cols, out, forms);
 }
 
-KERNEL(256) layer_norm(const void* x, const float* weight, const float* bias, float eps, u32 cols, void* out, u32 forms) {
+KERNEL(256) layer_norm(const void* x, const float* weight, const float* bias, float eps, u32 cols, void* out,
+                       u32 forms) {
     SHARED_DYNAMIC(bytes);
     SHARED(float, shared, 2);
     float* row = (float*)bytes;

@@ -61,7 +61,8 @@ KERNEL(256) soft_cap_rows(float* x, u32 cols, float cap) {
 
 // A token of another rank's table leaves its row as it is.
 template <class Kind>
-DEVICE void embed(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k, float* out) {
+DEVICE void embed(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k,
+                  float* out) {
     u32 row = tokens[blockIdx.x] - first;
     if (row >= n_table) {
         return;
@@ -71,10 +72,9 @@ DEVICE void embed(const void* digits, const void* scales, const u32* tokens, u32
             [=](u32 i) { return widen(Kind::one(digits, scales, at + i / 32, row % 16, i % 32)); });
 }
 
-#define DEFINE_EMBED(kind, Kind)                                                                                    \
-    KERNEL(256) embed_##kind(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table,     \
-                             u32 k, float* out) {                                                                   \
-        embed<Kind>(digits, scales, tokens, first, n_table, k, out);                                                \
+#define DEFINE_EMBED(kind, Kind)                                                  \
+    EMBED(embed_##kind) {                                                         \
+        embed<Kind>(digits, scales, tokens, first, n_table, k, out);              \
     }
 DEFINE_EMBED(bf16, KindBf16)
 DEFINE_EMBED(w8, KindW8)

@@ -3,7 +3,10 @@
 #include "device.cuh"
 
 DEVICE float number_at(const void* rows, u32 row, u32 cols, u32 i, bool is_bf16) {
-    return is_bf16 ? widen(((const bf16*)rows)[(u64)row * padded(cols) + i]) : ((const float*)rows)[(u64)row * cols + i];
+    if (is_bf16) {
+        return widen(((const bf16*)rows)[(u64)row * padded(cols) + i]);
+    }
+    return ((const float*)rows)[(u64)row * cols + i];
 }
 
 // Writes row `row` with all threads of the block: number i is `number(i)`.

@@ -1,4 +1,5 @@
-// Draws a token from each row of logits: the CPU's draw (`cpu/sample`), bit for bit. One block for each row.
+// Draws a token from each row of logits: the CPU's draw (`cpu/sample`), bit for bit. One block for each row. Knows no log:
+// what edits logits has been done before.
 #include "kernels.cuh"
 #include "math.cuh"
 
@@ -108,22 +109,9 @@ struct Best {
     }
 };
 
-DEVICE u32 drawn(const float* row, u32 n, const Largest& largest, const DrawRow& draw) {
-    SHARED(double, scores, THREADS);
-    SHARED(u32, tokens, THREADS);
+// The best of all threads' bests.
+DEVICE u32 best_of_all(Best best, double* scores, u32* tokens) {
     const u32 thread = threadIdx.x;
-    // The most likely raises the bar that the rest must pass.
-    Best best = {gumbel_of(noise_bits(draw.key, largest.first)), largest.first};
-    for (u32 i = thread; i < n; i += THREADS) {
-        double scaled = (double)(row[i] - largest.value) * draw.scale;
-        if (!(scaled >= draw.least)) {
-            continue;
-        }
-        u64 bits = noise_bits(draw.key, i);
-        if (scaled + gumbel_bound(bits) >= best.score) {
-            best.offer(scaled + gumbel_of(bits), i);
-        }
-    }
     for (u32 half = THREADS / 2; half > 0; half /= 2) {
         scores[thread] = best.score;
         tokens[thread] = best.token;
@@ -134,15 +122,34 @@ DEVICE u32 drawn(const float* row, u32 n, const Largest& largest, const DrawRow&
     return best.token;
 }
 
-// ln of the sum of e^(x - largest), which sixteen lanes add: all threads make the terms of a chunk, half a warp adds them.
-DEVICE float log_sum_of(const float* row, u32 n, float largest) {
+DEVICE u32 drawn(const float* row, u32 n, const Largest& largest, const DrawRow& draw) {
+    SHARED(double, scores, THREADS);
+    SHARED(u32, tokens, THREADS);
+    // The most likely raises the bar that the rest must pass.
+    Best best = {gumbel_of(noise_bits(draw.key, largest.first)), largest.first};
+    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+        double scaled = (double)(row[i] - largest.value) * draw.scale;
+        if (!(scaled >= draw.least)) {
+            continue;
+        }
+        u64 bits = noise_bits(draw.key, i);
+        if (scaled + gumbel_bound(bits) >= best.score) {
+            best.offer(scaled + gumbel_of(bits), i);
+        }
+    }
+    return best_of_all(best, scores, tokens);
+}
+
+// The sum of e^((x - largest) * scale), which sixteen lanes add: all threads make the terms of a chunk, half a warp adds
+// them.
+DEVICE float sum_exp_of(const float* row, u32 n, float largest, float scale) {
     SHARED(float, terms, CHUNK);
-    SHARED(float, log_sum, 1);
+    SHARED(float, whole, 1);
     float sum = 0.0f;
     for (u32 start = 0; start < n; start += CHUNK) {
         u32 end = min_of(n - start, CHUNK);
         for (u32 i = threadIdx.x; i < end; i += THREADS) {
-            terms[i] = exp_of(row[start + i] - largest);
+            terms[i] = exp_of((row[start + i] - largest) * scale);
         }
         __syncthreads();
         if (threadIdx.x < 32) {
@@ -156,27 +163,186 @@ DEVICE float log_sum_of(const float* row, u32 n, float largest) {
     if (threadIdx.x < 32) {
         sum = tree_sum(sum);
         if (threadIdx.x == 0) {
-            *log_sum = largest + ln_of(sum);
+            *whole = sum;
         }
     }
     __syncthreads();
-    return *log_sum;
+    return *whole;
+}
+
+// The token that was drawn, and its logprob if it is asked for.
+DEVICE Drawn told(const float* row, u32 n, const Largest& largest, u32 token, bool wants_logprob) {
+    Drawn out = {token, 0.0f, largest.value, 0.0f};
+    if (wants_logprob && token < n) {
+        out.log_sum = largest.value + ln_of(sum_exp_of(row, n, largest.value, 1.0f));
+        out.logprob = row[token] - out.log_sum;
+    }
+    return out;
+}
+
+// Whether there is anything to draw: only numbers, and not only masks.
+DEVICE bool is_drawable(const Largest& largest) {
+    return !largest.holds_nan && fabsf(largest.value) < bits_to_float(0x7f800000u);
 }
 
 KERNEL_SHARING(512, 2) draw(const float* logits, u32 n_vocab, const DrawRow* draws, Drawn* out) {
     const float* row = logits + (u64)blockIdx.x * n_vocab;
     const DrawRow draw = draws[blockIdx.x];
     const Largest largest = largest_of(row, n_vocab);
-    Drawn drawn_now = {DRAWN_NONE, 0.0f, largest.value, 0.0f};
-    const bool is_finite = fabsf(largest.value) < bits_to_float(0x7f800000u);
-    if (!largest.holds_nan && is_finite) {
-        drawn_now.token = draw.is_greedy ? largest.first : drawn(row, n_vocab, largest, draw);
-        if (draw.wants_logprob) {
-            drawn_now.log_sum = log_sum_of(row, n_vocab, largest.value);
-            drawn_now.logprob = row[drawn_now.token] - drawn_now.log_sum;
+    u32 token = DRAWN_NONE;
+    if (is_drawable(largest)) {
+        token = draw.is_greedy ? largest.first : drawn(row, n_vocab, largest, draw);
+    }
+    Drawn now = told(row, n_vocab, largest, token, draw.wants_logprob);
+    if (threadIdx.x == 0) {
+        out[blockIdx.x] = now;
+    }
+}
+
+// ---- filters that need an order -------------------------------------------------------------------------------------
+
+// A logit and its token as one number: the smaller, the more likely, and among equals the lower id.
+DEVICE u64 key_of(float logit, u32 token) {
+    // Adding zero makes -0 equal to 0. The bits of a positive float grow with it, those of a negative one fall.
+    u32 bits = float_to_bits(logit + 0.0f);
+    u32 falling = bits >> 31 == 0 ? ~bits & 0x7fffffffu : bits;
+    return (u64)falling << 32 | token;
+}
+
+// The n-th smallest key of a row, n from 1: bytes from the top, each time those that begin like it are counted by their
+// next byte.
+DEVICE u64 nth_key(const float* row, u32 n_vocab, u32 n) {
+    SHARED(u32, counts, 256);
+    SHARED(u32, chosen, 2);
+    u64 prefix = 0;
+    for (int shift = 56; shift >= 0; shift -= 8) {
+        for (u32 i = threadIdx.x; i < 256; i += THREADS) {
+            counts[i] = 0;
         }
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < n_vocab; i += THREADS) {
+            u64 key = key_of(row[i], i);
+            if (shift == 56 || (key ^ prefix) >> (shift + 8) == 0) {
+                count_up(counts + (key >> shift & 255));
+            }
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            u32 byte = 0, left = n;
+            while (counts[byte] < left) {
+                left -= counts[byte++];
+            }
+            chosen[0] = byte;
+            chosen[1] = left;
+        }
+        __syncthreads();
+        prefix |= (u64)chosen[0] << shift;
+        n = chosen[1];
+    }
+    return prefix;
+}
+
+// Puts the keys up to `last`, of which there are n <= SURVIVORS_MAX, in ascending order.
+DEVICE void sort_keys(const float* row, u32 n_vocab, u64 last, u64* keys) {
+    SHARED(u32, n_found, 1);
+    for (u32 i = threadIdx.x; i < SURVIVORS_MAX; i += THREADS) {
+        keys[i] = ~0ull;
     }
     if (threadIdx.x == 0) {
-        out[blockIdx.x] = drawn_now;
+        *n_found = 0;
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < n_vocab; i += THREADS) {
+        u64 key = key_of(row[i], i);
+        if (key <= last) {
+            keys[count_up(n_found)] = key;
+        }
+    }
+    // Runs of twice the length each time, merged by exchanges over shrinking distances.
+    for (u32 length = 2; length <= SURVIVORS_MAX; length *= 2) {
+        for (u32 distance = length / 2; distance > 0; distance /= 2) {
+            __syncthreads();
+            for (u32 pair = threadIdx.x; pair < SURVIVORS_MAX / 2; pair += THREADS) {
+                u32 low = pair / distance * 2 * distance + pair % distance, high = low + distance;
+                bool rises = (low & length) == 0;
+                u64 a = keys[low], b = keys[high];
+                if ((a > b) == rises) {
+                    keys[low] = b;
+                    keys[high] = a;
+                }
+            }
+        }
+    }
+    __syncthreads();
+}
+
+// How many of n weights it takes to reach what is wanted; more than n if they do not. Added one by one, as the CPU does.
+DEVICE u32 n_reaching(const double* weights, u32 n, double wanted) {
+    double reached = 0.0;
+    for (u32 i = 0; i < n; i++) {
+        reached = reached + weights[i];
+        if (reached >= wanted) {
+            return i + 1;
+        }
+    }
+    return n + 1;
+}
+
+// How many of the sorted keys the filters keep; none if the host has to look at more.
+DEVICE u32 n_kept(const float* row, u32 n_vocab, const Largest& largest, const FilterRow& filter, u64* keys) {
+    SHARED(double, weights, SURVIVORS_MAX);
+    SHARED(u32, kept, 1);
+    const u32 top_k = filter.top_k == 0 ? n_vocab : min_of(filter.top_k, n_vocab);
+    const u32 n = min_of(top_k, SURVIVORS_MAX);
+    const bool is_all = top_k <= SURVIVORS_MAX, is_whole = top_k == n_vocab && filter.least == (double)minus_infinity();
+    sort_keys(row, n_vocab, nth_key(row, n_vocab, n), keys);
+    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+        float below = row[(u32)keys[i]] - largest.value;
+        // What min_p does not keep weighs less than nothing.
+        bool is_kept = i == 0 || (double)below * filter.scale >= filter.least;
+        weights[i] = is_kept ? (double)exp_of(below * filter.scale_f32) : -1.0;
+    }
+    // Where nothing but top_p is asked for, it is of the whole row.
+    const float whole = is_whole && filter.top_p < 1.0 ? sum_exp_of(row, n_vocab, largest.value, filter.scale_f32) : 0.0f;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32 n_seen = 0;
+        double total = 0.0;
+        while (n_seen < n && weights[n_seen] >= 0.0) {
+            total = total + weights[n_seen++];
+        }
+        bool sees_all = is_all || n_seen < n;
+        u32 reaching = n_seen + 1;
+        if (filter.top_p < 1.0 && (is_whole || sees_all)) {
+            reaching = n_reaching(weights, n_seen, (is_whole ? (double)whole : total) * filter.top_p);
+        }
+        *kept = reaching <= n_seen ? reaching : sees_all ? n_seen : 0;
+    }
+    __syncthreads();
+    return *kept;
+}
+
+KERNEL_SHARING(512, 2) draw_filtered(const float* logits, u32 n_vocab, const FilterRow* filters, Drawn* out) {
+    SHARED(u64, keys, SURVIVORS_MAX);
+    SHARED(double, scores, THREADS);
+    SHARED(u32, tokens, THREADS);
+    const float* row = logits + (u64)blockIdx.x * n_vocab;
+    const FilterRow filter = filters[blockIdx.x];
+    const Largest largest = largest_of(row, n_vocab);
+    u32 token = DRAWN_NONE;
+    if (is_drawable(largest)) {
+        const u32 n = n_kept(row, n_vocab, largest, filter, keys);
+        const u32 first = (u32)keys[0];
+        Best best = {gumbel_of(noise_bits(filter.key, first)), first};
+        for (u32 i = threadIdx.x; i < n; i += THREADS) {
+            u32 other = (u32)keys[i];
+            double scaled = (double)(row[other] - largest.value) * filter.scale;
+            best.offer(scaled + gumbel_of(noise_bits(filter.key, other)), other);
+        }
+        token = n == 0 ? DRAWN_BY_HOST : best_of_all(best, scores, tokens);
+    }
+    Drawn now = told(row, n_vocab, largest, token, filter.wants_logprob);
+    if (threadIdx.x == 0) {
+        out[blockIdx.x] = now;
     }
 }

@@ -1,6 +1,7 @@
 // Packed weights, as `kernels.cuh` lays them out: how a lane reads its part of sixteen rows of thirty-two elements.
 //
-// A kind has `Raw`, what a lane loads; `fetch`, which loads it; `widen`, which makes bf16 of it; and `one`, a single weight.
+// A kind has `Raw`, what a lane loads; `fetch`, which loads it; `widen`, which makes bf16 of it; and `one`, a
+// single weight.
 #pragma once
 #include "kernels.cuh"
 
@@ -63,7 +64,9 @@ struct KindQuantized {
         Words2 scales;
     };
 
-    static DEVICE_MEMBER u64 scale_at(u64 at, u32 row, u32 half) { return HALVES ? (at * 2 + half) * 8 + row : at * 8 + row; }
+    static DEVICE_MEMBER u64 scale_at(u64 at, u32 row, u32 half) {
+        return HALVES ? (at * 2 + half) * 8 + row : at * 8 + row;
+    }
 
     static DEVICE_MEMBER Raw fetch(const void* digits, const void* scales, u64 at, u32 lane) {
         Raw raw;

@@ -1,0 +1,166 @@
+//! Clients that stream and do not give up: a stream that breaks is asked for again, at the next door, behind what is
+//! there already. Knows HTTP and server-sent events.
+
+use crate::node::PATIENCE;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const N_STREAMS: usize = 32;
+/// Between two attempts.
+const BREATH: Duration = Duration::from_millis(50);
+
+/// What one choice said in all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    pub text: String,
+    pub ids: Vec<u64>,
+    /// As they were written: equal means equal.
+    pub logprobs: Vec<String>,
+    pub finish: Option<String>,
+}
+
+/// What one stream said, by choice, and how it went.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
+    pub choices: BTreeMap<u64, Choice>,
+    pub n_resumed: usize,
+    pub stood_still: Duration,
+    last_id: Option<String>,
+}
+
+impl Told {
+    pub fn n_tokens(&self) -> usize {
+        self.choices.values().map(|choice| choice.ids.len()).sum()
+    }
+}
+
+/// Plain, seeded, penalised and with two choices, in turns.
+pub fn requests(tokens_max: u32) -> Vec<Value> {
+    let ask = |i: usize| {
+        let mut body = json!({
+            "prompt": format!("stream {i} says {}", "on and on ".repeat(i % 5)), "max_tokens": tokens_max - (i as u32 % 7),
+            "stream": true, "return_token_ids": true, "ignore_eos": true, "temperature": 0.0,
+        });
+        let more = match i % 4 {
+            0 => json!({}),
+            1 => json!({"temperature": 0.9, "seed": i, "top_p": 0.95, "logprobs": 2}),
+            2 => json!({"temperature": 0.8, "seed": i, "frequency_penalty": 0.7, "repetition_penalty": 1.1}),
+            _ => json!({"temperature": 1.0, "seed": i, "n": 2}),
+        };
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    (0..N_STREAMS).map(ask).collect()
+}
+
+/// Streams under way.
+pub struct Streams {
+    clients: Vec<JoinHandle<Told>>,
+    n_told: Arc<AtomicUsize>,
+}
+
+/// Each from a thread of its own, spread over the doors.
+pub fn ask_all(doors: &[String], asked: &[Value]) -> Streams {
+    let n_told = Arc::new(AtomicUsize::new(0));
+    let client = |(i, body): (usize, &Value)| {
+        let (doors, body, n_told) = (doors.to_vec(), body.clone(), n_told.clone());
+        std::thread::spawn(move || Client { doors, door: i, body, n_told }.run())
+    };
+    Streams { clients: asked.iter().enumerate().map(client).collect(), n_told }
+}
+
+impl Streams {
+    /// Until so many tokens have been said, or all that will be.
+    pub fn until_told(&self, n: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.n_told.load(Relaxed) < n && !self.clients.iter().all(JoinHandle::is_finished) {
+            assert!(Instant::now() < deadline, "{} tokens of {n} in time", self.n_told.load(Relaxed));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub fn wait(self) -> Vec<Told> {
+        self.clients.into_iter().map(|client| client.join().unwrap()).collect()
+    }
+}
+
+struct Client {
+    doors: Vec<String>,
+    door: usize,
+    body: Value,
+    n_told: Arc<AtomicUsize>,
+}
+
+impl Client {
+    fn run(mut self) -> Told {
+        let mut told = Told::default();
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(why) = self.attempt(&mut told) {
+            assert!(Instant::now() < deadline, "given up: {why}");
+            self.door += 1;
+            // What was not begun is asked for as if for the first time.
+            told.n_resumed += usize::from(told.last_id.is_some());
+            std::thread::sleep(BREATH);
+        }
+        told
+    }
+
+    /// To the stream's end, or why it broke. A refusal that no attempt changes is this test's failure.
+    fn attempt(&self, told: &mut Told) -> Result<(), String> {
+        let door = &self.doors[self.door % self.doors.len()];
+        let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
+        let mut request = ureq::Agent::from(agent).post(format!("{door}/v1/completions"));
+        request = request.header("content-type", "application/json");
+        if let Some(id) = &told.last_id {
+            request = request.header("last-event-id", id);
+        }
+        let mut answer = request.send(self.body.to_string()).map_err(|error| error.to_string())?;
+        let status = answer.status().as_u16();
+        if status != 200 {
+            let why = answer.body_mut().read_to_string().unwrap_or_default();
+            assert!(matches!(status, 429 | 502 | 503), "{status}: {why}");
+            return Err(why);
+        }
+        let mut heard = Instant::now();
+        for line in BufReader::new(answer.into_body().into_reader()).lines() {
+            let line = line.map_err(|error| error.to_string())?;
+            if let Some(id) = line.strip_prefix("id:") {
+                told.last_id = Some(id.trim().to_owned());
+            } else if line == "data: [DONE]" {
+                return Ok(());
+            } else if let Some(event) = line.strip_prefix("data: ") {
+                told.stood_still = told.stood_still.max(heard.elapsed());
+                heard = Instant::now();
+                self.event(&serde_json::from_str(event).unwrap(), told)?;
+            }
+        }
+        Err("the stream broke off".into())
+    }
+
+    fn event(&self, event: &Value, told: &mut Told) -> Result<(), String> {
+        if !event["error"].is_null() {
+            return Err(event.to_string());
+        }
+        for said in event["choices"].as_array().unwrap() {
+            let choice = told.choices.entry(said["index"].as_u64().unwrap()).or_default();
+            choice.text.push_str(said["text"].as_str().unwrap_or_default());
+            let ids = said["token_ids"].as_array().map_or(&[][..], Vec::as_slice);
+            choice.ids.extend(ids.iter().map(|id| id.as_u64().unwrap()));
+            self.n_told.fetch_add(ids.len(), Relaxed);
+            for list in ["token_logprobs", "top_logprobs"] {
+                let values = said["logprobs"][list].as_array().map_or(&[][..], Vec::as_slice);
+                choice.logprobs.extend(values.iter().map(Value::to_string));
+            }
+            if let Some(finish) = said["finish_reason"].as_str() {
+                assert_eq!(choice.finish, None, "an end comes once");
+                choice.finish = Some(finish.to_owned());
+            }
+        }
+        Ok(())
+    }
+}
