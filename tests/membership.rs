@@ -62,7 +62,7 @@ fn until(what: &str, http: &str, holds: impl Fn(&Value) -> bool) {
 fn are(page: &Value, names: &[&str]) -> bool {
     let replicas = page["replicas"].as_array().unwrap();
     let is_ready = |name: &&str| replicas.iter().any(|of| of["replica"] == **name && of["phase"] == "ready");
-    replicas.len() == names.len() && names.iter().all(|name| is_ready(name))
+    replicas.len() == names.len() && names.iter().all(is_ready)
 }
 
 /// Asks at once, again and again, until all of these have served.

@@ -19,7 +19,7 @@ impl Random {
     }
 
     /// From the first to the last, both of them too.
-    pub fn from_to(&mut self, first: u64, last: u64) -> u64 {
+    pub fn between(&mut self, first: u64, last: u64) -> u64 {
         first + self.below(last - first + 1)
     }
 

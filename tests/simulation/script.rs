@@ -125,8 +125,8 @@ impl Script {
         let replicas = vec![replica(&mut random, true), replica(&mut random, false)];
         let sim = Sim {
             vocab: VOCAB,
-            step_micros: random.from_to(1_000, 12_000),
-            token_micros: random.from_to(0, 50),
+            step_micros: random.between(1_000, 12_000),
+            token_micros: random.between(0, 50),
             ..Sim::default()
         };
         let faults = faults(&mut random, &replicas);
@@ -135,7 +135,7 @@ impl Script {
             replicas,
             sim,
             n_blocks: *random.one_of(&[66, 96, 160]),
-            running_max: random.from_to(3, 12) as u32,
+            running_max: random.between(3, 12) as u32,
             prefix_cache: !random.once_in(4),
             asks,
             faults,
@@ -162,14 +162,14 @@ fn replica(random: &mut Random, is_large: bool) -> ReplicaPlan {
 // -- what befalls the cluster
 
 fn faults(random: &mut Random, replicas: &[ReplicaPlan]) -> Vec<Fault> {
-    let n_faults = random.from_to(0, 7);
+    let n_faults = random.between(0, 7);
     let mut faults: Vec<Fault> = (0..n_faults)
         .map(|_| {
-            let at_millis = random.from_to(500, BUSY_MILLIS);
+            let at_millis = random.between(500, BUSY_MILLIS);
             let what = what(random, replicas);
             // Short ones fall between two beats, long ones outlast every patience but that of a load.
             let longest = *random.one_of(&[300, 1500, 6000, 14_000]);
-            let lasts_millis = random.from_to(20, longest).min(CALM_MILLIS - at_millis);
+            let lasts_millis = random.between(20, longest).min(CALM_MILLIS - at_millis);
             Fault { at_millis, lasts_millis, what }
         })
         .collect();
@@ -214,7 +214,7 @@ fn link(random: &mut Random, worker: Host, coordinator: Host, router: Host) -> (
 // -- what clients ask
 
 fn asks(random: &mut Random) -> Vec<Ask> {
-    let n_asks = random.from_to(6, 22);
+    let n_asks = random.between(6, 22);
     let mut asks = Vec::new();
     for _ in 0..n_asks {
         let ask = ask(random);
@@ -230,7 +230,7 @@ fn asks(random: &mut Random) -> Vec<Ask> {
 fn ask(random: &mut Random) -> Ask {
     let leaves_at = random.once_in(6).then(|| random.below(12) as usize);
     let longest = *random.one_of(&[4, 30, 120]);
-    let max_tokens = if leaves_at.is_some() { ENDLESS_TOKENS } else { random.from_to(1, longest) as u32 };
+    let max_tokens = if leaves_at.is_some() { ENDLESS_TOKENS } else { random.between(1, longest) as u32 };
     let n_stop = if leaves_at.is_some() { 0 } else { *random.one_of(&[0, 0, 2, 12]) };
     let letter = char::from(b'A' + random.below(4) as u8);
     let penalty = |random: &mut Random| if random.once_in(4) { 0.5 } else { 0.0 };
@@ -249,21 +249,21 @@ fn ask(random: &mut Random) -> Ask {
         ..v1::Sampling::default()
     };
     Ask {
-        at_millis: random.from_to(0, BUSY_MILLIS),
+        at_millis: random.between(0, BUSY_MILLIS),
         client: random.below(CLIENTS as u64) as usize,
         router: random.below(ROUTERS as u64) as usize,
         prompt: prompt(random),
         sampling,
         choice: 0,
-        priority: random.from_to(0, 2) as i32,
-        deadline_millis: random.once_in(6).then(|| random.from_to(300, 8000)),
+        priority: random.between(0, 2) as i32,
+        deadline_millis: random.once_in(6).then(|| random.between(300, 8000)),
         leaves_at,
     }
 }
 
 /// A few families begin alike, so that the prefix cache has something to find.
 fn prompt(random: &mut Random) -> Tokens {
-    let (family, n_shared, n_own) = (random.below(3) as u32, 16 * random.below(4) as u32, random.from_to(1, 20));
+    let (family, n_shared, n_own) = (random.below(3) as u32, 16 * random.below(4) as u32, random.between(1, 20));
     let shared = (0..n_shared).map(|i| (i * 7 + family) % 256);
     shared.chain((0..n_own).map(|_| random.below(256) as u32)).collect()
 }
