@@ -11,7 +11,7 @@
 //! pipeline mixed up; rows, columns and positions off by one at each bound; sums in another order; the mask of what
 //! nobody sees. Not caught, because no result here changes: the barrier between the rounds of a reduction that takes
 //! the largest (who reads the next round's number finds the same largest), the one behind a number that only its
-//! writer uses, and a last bit of f32 that rounding to bf16 hides.
+//! writer uses, two scores of f64 that are equal, and a last bit of f32 that rounding to bf16 hides.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "kernels take pointers")]
 

@@ -211,6 +211,13 @@ fn filters_keep_what_the_cpus_keep() {
 }
 
 #[test]
+fn what_reaches_top_p_exactly_is_enough() {
+    let of = |seed| Sampling { temperature: 1.0, top_p: 0.5, seed, ..Sampling::default() };
+    let (rows, samplings): (Vec<_>, Vec<_>) = (0..20).map(|seed| (vec![2.0; 2], of(seed))).unzip();
+    assert_eq!(check_filtered("two of equal weight", &rows, &samplings, &[0]), 0);
+}
+
+#[test]
 fn what_needs_more_than_the_device_sorts_is_the_hosts() {
     let base = Sampling { temperature: 1.0, seed: 1, ..Sampling::default() };
     let many = [
