@@ -71,7 +71,7 @@ impl Stage {
             let name = Host::Coordinator(replica).name();
             router::Coordinator { channel: channel(&name), name }
         };
-        let coordinators = (0..self.script.replicas.len()).map(coordinator).collect();
+        let coordinators: Vec<router::Coordinator> = (0..self.script.replicas.len()).map(coordinator).collect();
         let config = router::Config { names: vec!["sim".into()], ..router::Config::default() };
         Ok(router::serve_grpc(config, coordinators, model::text(), listen().await?, stop).await?)
     }

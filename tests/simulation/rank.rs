@@ -49,7 +49,8 @@ impl Word {
     fn bytes(self) -> [u8; WORD_BYTES] {
         let mut bytes = [0; WORD_BYTES];
         let step = self.step.map_or(0, |step| step + 1);
-        let words = [self.epoch.incarnation, self.epoch.n.into(), u64::from(self.rank.0) << 1 | u64::from(self.asks), step];
+        let words =
+            [self.epoch.incarnation, self.epoch.n.into(), u64::from(self.rank.0) << 1 | u64::from(self.asks), step];
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
@@ -66,13 +67,7 @@ impl Word {
 impl Mesh {
     pub async fn open(name: &str, record: Record) -> std::io::Result<Mesh> {
         let socket = Arc::new(UdpSocket::bind(("0.0.0.0", MESH_PORT)).await?);
-        let mesh = Mesh {
-            name: name.to_owned(),
-            socket,
-            ear: Arc::default(),
-            heard_more: Arc::default(),
-            record,
-        };
+        let mesh = Mesh { name: name.to_owned(), socket, ear: Arc::default(), heard_more: Arc::default(), record };
         tokio::spawn(mesh.clone().listen());
         Ok(mesh)
     }

@@ -45,12 +45,12 @@ impl Rules {
     /// Why it may not be so.
     pub fn judge(&self, ask: &Ask, broken: &Broken) -> Result<(), String> {
         let Broken { begun_millis, at_millis, router, has_begun, status } = broken;
-        let during = |fault: &Fault, margin: u64| {
-            fault.at_millis <= *at_millis && fault.end_millis() + margin >= *begun_millis
-        };
+        let during =
+            |fault: &Fault, margin: u64| fault.at_millis <= *at_millis && fault.end_millis() + margin >= *begun_millis;
         let faults = &self.script.faults;
-        let is_router_well = !faults.iter().any(|fault| during(fault, WIRE_MILLIS) && fault.befalls(ask.client, *router))
-            && !faults.iter().any(|fault| during(fault, DRAIN_MILLIS) && fault.drains(*router));
+        let is_router_well =
+            !faults.iter().any(|fault| during(fault, WIRE_MILLIS) && fault.befalls(ask.client, *router))
+                && !faults.iter().any(|fault| during(fault, DRAIN_MILLIS) && fault.drains(*router));
         if broken.is_deadline() {
             return self.judge_deadline(ask, *at_millis);
         }

@@ -106,7 +106,11 @@ pub enum What {
     /// The rank beats and does not compute.
     Hang(Host),
     /// An operator wants another grid.
-    Scale { replica: usize, tp: u16, pp: u16 },
+    Scale {
+        replica: usize,
+        tp: u16,
+        pp: u16,
+    },
 }
 
 impl Fault {

@@ -63,11 +63,7 @@ fn simulate(seed: u64, script: &Script, record: &Record) -> turmoil::Result {
         .udp_capacity(4096)
         .build();
     let rules = Arc::new(Rules { script: script.clone() });
-    let stage = Stage {
-        script: Arc::new(script.clone()),
-        record: record.clone(),
-        store: MemoryStore::starting_at(1),
-    };
+    let stage = Stage { script: Arc::new(script.clone()), record: record.clone(), store: MemoryStore::starting_at(1) };
     stage.open(&mut sim);
     for client in 0..CLIENTS {
         sim.client(Host::Client(client).name(), client::play(client, rules.clone(), record.clone()));

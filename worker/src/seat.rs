@@ -240,7 +240,16 @@ impl Place {
         }
         let (waited, done) = (Duration::ZERO, StepDone::default());
         let ready = Ready { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n };
-        reports.send(Frame::Ready(ready)).await.then(|| Seat { epoch, rank, turn, answers, runner, waited, done, reports })
+        reports.send(Frame::Ready(ready)).await.then(|| Seat {
+            epoch,
+            rank,
+            turn,
+            answers,
+            runner,
+            waited,
+            done,
+            reports,
+        })
     }
 }
 
