@@ -1,5 +1,5 @@
-//! The cluster's processes: the roles as they ship, each on a host of the simulated network, and started again when they
-//! end. Knows no faults.
+//! The cluster's processes: the roles as they ship, each on a host of the simulated network, and started again when
+//! they end. Knows no faults.
 
 use crate::model;
 use crate::net::{channel, listen};

@@ -1,5 +1,5 @@
-//! Whole clusters on virtual time over a simulated network: the router, coordinator, scheduler and worker that ship, with
-//! ranks that model their time, and everything that can go wrong. All of a run follows from its seed.
+//! Whole clusters on virtual time over a simulated network: the router, coordinator, scheduler and worker that ship,
+//! with ranks that model their time, and everything that can go wrong. All of a run follows from its seed.
 //!
 //! `SIMULATION_SEED=7` tells the story of one seed; `SIMULATION_SEEDS=10000` runs as many, from `SIMULATION_FIRST` on.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
