@@ -176,8 +176,8 @@ impl Replica {
         self.draining_since.is_some() && is_idle
     }
 
-    /// What still runs is left to the routers: their streams end without a word of their requests, so that they may go on
-    /// with them elsewhere.
+    /// What still runs is left to the routers: their streams end without a word of their requests, so that they may
+    /// go on with them elsewhere.
     fn is_too_late(&self) -> bool {
         let max = micros(self.config.waits.drain_max);
         self.draining_since.is_some_and(|since| self.now().since(since).0 > max)

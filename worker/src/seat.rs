@@ -1,6 +1,7 @@
 //! Who computes: a thread, or a task where time is only modelled. It owns the loader and the runner, takes work from
-//! one bounded queue and reports up the session that gave the work. Knows nothing of sockets; waits for work, for room to
-//! report, and within a step for other ranks: that wait the session ends, when it has no use for the step any more.
+//! one bounded queue and reports up the session that gave the work. Knows nothing of sockets; waits for work, for
+//! room to report, and within a step for other ranks: that wait the session ends, when it has no use for the step any
+//! more.
 
 use crate::heartbeat::Progress;
 use crate::runner::{Assignment, Load, LoadError, Loaded as LoadedPlace, Runner};
