@@ -28,7 +28,7 @@ help:
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
 	@echo "make kernels every CUDA kernel through nvcc, without a device: no spills, no more registers than the table"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
-	@echo "make soak    SEEDS (10000) simulated clusters with all that can befall them; a seed that fails says how to see it"
+	@echo "make soak    SEEDS (10000) simulated clusters and all that can befall them; one that fails says how to see it"
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"

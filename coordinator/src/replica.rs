@@ -111,7 +111,8 @@ impl Replica {
         let mut ticks = interval(self.config.waits.beat_every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !self.is_over() && !self.is_too_late() {
-            // In a fixed order, so that the same arrivals give the same frames. The queue comes last: it may never be empty.
+            // In a fixed order, so that the same arrivals give the same frames. The queue comes last: it may never be
+            // empty.
             let event = tokio::select! {
                 biased;
                 () = shutdown.cancelled(), if self.draining_since.is_none() => Event::Drain,

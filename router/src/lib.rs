@@ -67,8 +67,8 @@ pub enum Error {
 /// When streams have ended: how long their last words may be on their way.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
-/// Serves both faces until `shutdown`, and then until the streams that run have ended or `drain_max` has passed. New requests are
-/// refused from `shutdown` on. The replicas are to outlive this: streams that run are finished by them.
+/// Serves both faces until `shutdown`, and then until the streams that run have ended or `drain_max` has passed. New
+/// requests are refused from `shutdown` on. The replicas are to outlive this: streams that run are finished by them.
 pub async fn serve(
     config: Config,
     members: impl Into<Membership>,

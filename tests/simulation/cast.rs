@@ -1,5 +1,5 @@
-//! The cluster's processes: the roles as they ship, each on a host of the simulated network, and started again when they
-//! end. Knows no faults.
+//! The cluster's processes: the roles as they ship, each on a host of the simulated network, and started again when
+//! they end. Knows no faults.
 
 use crate::model;
 use crate::net::{channel, listen};
@@ -71,7 +71,7 @@ impl Stage {
             let name = Host::Coordinator(replica).name();
             router::Coordinator { channel: channel(&name), name }
         };
-        let coordinators: Vec<_> = (0..self.script.replicas.len()).map(coordinator).collect();
+        let coordinators: Vec<router::Coordinator> = (0..self.script.replicas.len()).map(coordinator).collect();
         let config = router::Config { names: vec!["sim".into()], ..router::Config::default() };
         Ok(router::serve_grpc(config, coordinators, model::text(), listen().await?, stop).await?)
     }

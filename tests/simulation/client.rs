@@ -1,5 +1,5 @@
-//! Clients: each asks, reads to the end, goes on elsewhere when a stream breaks off, and holds what it reads against the
-//! reference. Knows nothing of the cluster but its routers.
+//! Clients: each asks, reads to the end, goes on elsewhere when a stream breaks off, and holds what it reads against
+//! the reference. Knows nothing of the cluster but its routers.
 
 use crate::net::channel;
 use crate::record::Record;

@@ -1,5 +1,5 @@
-//! The ranks' runner: the worker's own sim, which checks every page that a step reads, and around it a mesh: no rank ends
-//! a step before it has heard that all others have computed it. Time is slept, so that it is virtual.
+//! The ranks' runner: the worker's own sim, which checks every page that a step reads, and around it a mesh: no rank
+//! ends a step before it has heard that all others have computed it. Time is slept, so that it is virtual.
 
 use crate::record::Record;
 use std::collections::HashMap;

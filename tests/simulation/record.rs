@@ -1,5 +1,5 @@
-//! What is seen of a simulation: a trace, of which a hash is kept, and what broke a rule. Shared by all hosts, beside the
-//! network that they simulate.
+//! What is seen of a simulation: a trace, of which a hash is kept, and what broke a rule. Shared by all hosts,
+//! beside the network that is simulated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -2,7 +2,8 @@
 //!
 //! 1. A call whose router ran and could be reached is told of nothing that befalls coordinators, workers or the wires
 //!    between them: a stream that has begun does not break, whoever dies behind it.
-//! 2. Before it has begun, it may be told that no replica is ready, if none was undisturbed for as long as a recovery takes.
+//! 2. Before it has begun, it may be told that no replica is ready, if none was undisturbed for as long as a
+//!    recovery takes.
 //! 3. A deadline passes not before its time, and only for a client that set one; and where nothing was disturbed for as
 //!    long as a recovery takes, only if it was shorter than such a request takes at its worst.
 //! 4. Every call ends within `ENDS_MAX` from its beginning or the calm, whatever is later.

@@ -114,8 +114,8 @@ pub async fn serve(
     serve_on(Footing::Threads, channel, loader, config, shutdown).await
 }
 
-/// The same without a thread of its own, for runners that model their time and do not use it: so a whole cluster runs in
-/// one thread, on virtual time.
+/// The same without a thread of its own, for runners that model their time and do not use it: so a whole cluster runs
+/// in one thread, on virtual time.
 pub async fn serve_in_tasks(
     channel: Channel,
     loader: Box<dyn Load>,

@@ -18,8 +18,8 @@ pub trait Runner: Send {
     /// An error is the rank's: it cannot go on in this epoch. What fails for one request alone is `SliceDone::failed`.
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError>;
 
-    /// What a step that `run` has applied still waits for, where its time is modelled: only a task can wait so. A runner
-    /// with a model has done all its waiting in `run`.
+    /// What a step that `run` has applied still waits for, where its time is modelled: only a task can wait so. A
+    /// runner with a model has done all its waiting in `run`.
     fn rest(&mut self) -> Option<Rest<'_>> {
         None
     }

@@ -1,6 +1,7 @@
-//! Who computes: a thread, or a task where time is only modelled. It owns the loader and the runner, takes work from one
-//! bounded queue and reports up the session that gave the work. Knows nothing of sockets; waits for work, for room to
-//! report, and within a step for other ranks: that wait the session ends, when it has no use for the step any more.
+//! Who computes: a thread, or a task where time is only modelled. It owns the loader and the runner, takes work from
+//! one bounded queue and reports up the session that gave the work. Knows nothing of sockets; waits for work, for
+//! room to report, and within a step for other ranks: that wait the session ends, when it has no use for the step any
+//! more.
 
 use crate::heartbeat::Progress;
 use crate::runner::{Assignment, Load, LoadError, Loaded as LoadedPlace, Runner};
@@ -117,8 +118,8 @@ impl SeatLost {
     }
 }
 
-/// Polls a future on this thread to its end, and sleeps while there is nothing to do. It enters no runtime, so that what
-/// is polled may block, and may enter one of its own.
+/// Polls a future on this thread to its end, and sleeps while there is nothing to do. It enters no runtime, so that
+/// what is polled may block, and may enter one of its own.
 pub(crate) fn drive<T>(future: impl Future<Output = T>) -> T {
     let bell = Arc::new(Bell { sleeper: std::thread::current(), has_rung: AtomicBool::new(false) });
     let waker = bell.clone().into();
