@@ -158,8 +158,8 @@ mod tests {
     #[test]
     fn a_page_becomes_a_table() {
         let rank = json!({
-            "rank": 0, "stage": 0, "tp": 0, "pid": 7, "state": "ready", "host": "here", "device": "cuda", "layers": [0, 30],
-            "heads": [0, 5], "memory": { "weights": 5 << 20, "kv": 1 }, "kv": { "used": 0.5 },
+            "rank": 0, "stage": 0, "tp": 0, "pid": 7, "state": "ready", "host": "here", "device": "cuda",
+            "layers": [0, 30], "heads": [0, 5], "memory": { "weights": 5 << 20, "kv": 1 }, "kv": { "used": 0.5 },
             "time": { "compute": 0.75, "wait": 0.25, "idle": 0.0, "bubble": 0.125 },
             "step_micros": { "compute": 900.4, "wait": 300.0, "idle": 0.0 },
         });

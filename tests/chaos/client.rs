@@ -43,8 +43,9 @@ impl Told {
 pub fn requests(tokens_max: u32) -> Vec<Value> {
     let ask = |i: usize| {
         let mut body = json!({
-            "prompt": format!("stream {i} says {}", "on and on ".repeat(i % 5)), "max_tokens": tokens_max - (i as u32 % 7),
-            "stream": true, "return_token_ids": true, "ignore_eos": true, "temperature": 0.0,
+            "prompt": format!("stream {i} says {}", "on and on ".repeat(i % 5)),
+            "max_tokens": tokens_max - (i as u32 % 7), "stream": true, "return_token_ids": true, "ignore_eos": true,
+            "temperature": 0.0,
         });
         let more = match i % 4 {
             0 => json!({}),

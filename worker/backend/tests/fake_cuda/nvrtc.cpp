@@ -1,5 +1,5 @@
-// A libnvrtc.so that compiles nothing: its cubins name a unit and an architecture, which is what the fake driver wants to
-// see. It does look whether all that is included is there, and whether it was told what to compile for.
+// A libnvrtc.so that compiles nothing: its cubins name a unit and an architecture, which is what the fake driver wants
+// to see. It does look whether all that is included is there, and whether it was told what to compile for.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
