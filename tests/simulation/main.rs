@@ -7,6 +7,7 @@
 //! |---|---:|---|
 //! | a full block is named after the one before it in the prefix index | 2 | a rank reads another's block |
 //! | a coordinator loses a frame of outputs | 6 | a stream breaks at a router that was well |
+//! | a router forgets to hold what a lost coordinator had | 10 | a call does not end |
 //!
 //! `SIMULATION_SEED=7` tells the story of one seed; `SIMULATION_SEEDS=10000` runs as many, from `SIMULATION_FIRST` on.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]

@@ -68,6 +68,8 @@ impl Rules {
         let is_cold = *begun_millis < RECOVERY_MILLIS / 5;
         match (status.code(), (0..self.script.replicas.len()).find(is_replica_well)) {
             (Code::Unavailable, None) => Ok(()),
+            // Nobody is let wait for what would come too late.
+            (Code::ResourceExhausted, _) if ask.deadline_millis.is_some() => Ok(()),
             (Code::Unavailable, Some(_)) if is_cold => Ok(()),
             (Code::Unavailable, Some(replica)) => Err(format!("refused while replica {replica} was well")),
             _ => Err("a refusal that nothing explains".into()),
