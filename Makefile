@@ -6,6 +6,8 @@ PYTHON ?= python3
 FUZZ_SECONDS ?= 60
 # Simulated clusters, each another story.
 SEEDS ?= 10000
+# Of faults for each kind of fault.
+ROUNDS ?= 5
 # Given to `lockstep serve`: make serve ARGS="--port 9000"
 ARGS ?=
 # Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
@@ -16,7 +18,7 @@ HELM_PACKAGES := target/helm-packages
 HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
 
-.PHONY: help protoc serve test clients helm grids hosts kernels fuzz soak kl loom bench bench-sums bench-grids gpu-check
+.PHONY: help protoc serve test clients helm grids hosts kernels chaos fuzz soak kl loom bench bench-sums bench-grids gpu-check
 .PHONY: check
 
 help:
@@ -27,6 +29,7 @@ help:
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
 	@echo "make kernels every CUDA kernel through nvcc, without a device: no spills, no more registers than the table"
+	@echo "make chaos   real processes killed, stopped and replaced while streams run, ROUNDS (5) of it; a table of the gaps"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
 	@echo "make soak    SEEDS (10000) simulated clusters and all that can befall them; one that fails says how to see it"
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
@@ -89,6 +92,9 @@ hosts: protoc
 # registers: make kernels ARGS=--write
 kernels:
 	$(PYTHON) deploy/dev/cuda-kernels.py $(ARGS)
+
+chaos: protoc
+	LOCKSTEP_CHAOS=$(ROUNDS) $(CARGO) test --workspace --locked --test chaos -- --nocapture
 
 # Plain tests, on the toolchain that builds the rest; a round that failed says how it is repeated.
 fuzz: protoc
