@@ -18,8 +18,8 @@ HELM_PACKAGES := target/helm-packages
 HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
 
-.PHONY: help protoc serve test clients helm grids hosts kernels chaos fuzz soak kl loom bench bench-sums bench-grids gpu-check
-.PHONY: check
+.PHONY: help protoc serve test clients helm grids hosts kernels chaos fuzz soak kl loom
+.PHONY: bench bench-sums bench-grids gpu-check check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -29,7 +29,7 @@ help:
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
 	@echo "make kernels every CUDA kernel through nvcc, without a device: no spills, no more registers than the table"
-	@echo "make chaos   real processes killed, stopped and replaced while streams run, ROUNDS (5) of it; a table of the gaps"
+	@echo "make chaos   real processes killed, stopped and replaced while streams run, ROUNDS (5); the gaps as a table"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
 	@echo "make soak    SEEDS (10000) simulated clusters and all that can befall them; one that fails says how to see it"
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"

@@ -94,9 +94,13 @@ impl Ledger {
     }
 
     /// How long it takes until so many more tokens are computed, behind all that is there; or until the requests that
-    /// wait have begun, if that is longer. None while nobody knows.
+    /// wait have begun, if that is longer. None while nobody knows, and where nobody is before it: a measure that is
+    /// wrong by now becomes right only by those who are let in.
     pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
         let n_waiting = self.n_waiting.load(Relaxed);
+        if self.work() == 0 && n_waiting == 0 {
+            return None;
+        }
         let computing = known(&self.micros_computing)
             .map(|micros| (u128::from(self.work()) + u128::from(n_tokens)) * u128::from(micros) / 1000);
         let between = known(&self.micros_between).filter(|_| n_waiting > 0);
