@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import threading
+import time
 import urllib.request
 
 import chart
@@ -99,12 +100,21 @@ def test_it_serves(cluster):
 
 
 def scrape(cluster):
-    """What is on the pages where monitors look."""
+    """What is on the pages where monitors look, once what is counted by the second is there."""
+    deadline = time.monotonic() + 60
+    while "lockstep:rank_bubble_micros_total" not in (names := on_pages(cluster)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    SEEN.update(names)
+
+
+def on_pages(cluster):
+    names = set()
     for pod in cluster.pods:
         for container in pod.template.lasting:
             status, page = pods.get(pod.url(container, "livenessProbe").split("/health")[0] + "/metrics")
             assert status == 200, f"{pod.name} {container['name']}"
-            SEEN.update(re.findall(r"^(\w+:\w+)[{ ]", page, re.M))
+            names.update(re.findall(r"^(\w+:\w+)[{ ]", page, re.M))
+    return names
 
 
 SEEN = set()
