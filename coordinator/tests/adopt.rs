@@ -51,6 +51,16 @@ async fn left_behind(cluster: &Cluster, request: Request, n_heard: usize) -> (Re
     (id, Request { output: stream.output, ..stream.request })
 }
 
+/// What another router left behind says twenty tokens at once and then the rest, and leaves nothing.
+async fn goes_on(cluster: Cluster, mut router: Router, of: RequestId, request: Request) {
+    let id = adopt(&mut router, of, request).await;
+    assert!(first_word(&mut router, id).await >= 20);
+    router.hear_all().await;
+    router.streams.remove(&id).unwrap().check(&slow());
+    router.hear_idle().await;
+    cluster.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_said_is_said_again_and_what_was_left_is_gone() {
     let cluster = Cluster::start(config(128, 1024, 8));
@@ -60,27 +70,17 @@ async fn what_was_said_is_said_again_and_what_was_left_is_gone() {
     // Its router has to be known to be gone: as long as it may be there, what it has is its own.
     router.hear_until(|state| state.n_running == 1).await;
     // One that knows nothing of it, as after a client's resumption, and one that knows more.
-    let id = adopt(&mut router, of, Request { output: Vec::new(), ..left.clone() }).await;
-    assert!(first_word(&mut router, id).await >= 20);
-    router.hear_all().await;
-    router.streams.remove(&id).unwrap().check(&slow());
-    router.hear_idle().await;
-    cluster.stop().await;
+    goes_on(cluster, router, of, Request { output: Vec::new(), ..left }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_goes_on_behind_what_its_router_knows() {
     let cluster = Cluster::start(config(128, 1024, 8));
     let _worker = cluster.worker(slow());
-    let mut router = cluster.router().await;
+    let router = cluster.router().await;
     let (of, left) = left_behind(&cluster, long(), 30).await;
     let known = Request { output: left.output[..10].to_vec(), ..left };
-    let id = adopt(&mut router, of, known).await;
-    assert!(first_word(&mut router, id).await >= 20);
-    router.hear_all().await;
-    router.streams.remove(&id).unwrap().check(&slow());
-    router.hear_idle().await;
-    cluster.stop().await;
+    goes_on(cluster, router, of, known).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
