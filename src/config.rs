@@ -8,6 +8,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+use telemetry::Collector;
 use types::DeviceClass;
 
 /// The tokenizer's crate tells of its tables as it builds them, which is nothing to tell an operator.
@@ -117,12 +119,24 @@ pub struct Settings {
     /// Which logs are written, as info or router=debug,info [default: info, but for the tokenizer]
     #[arg(long, env = "LOCKSTEP_LOG")]
     pub log: Option<String>,
-    /// Where an OpenTelemetry collector takes OTLP over gRPC, as http://host:4317 [default: no spans are sent]
+    /// Where an OpenTelemetry collector takes OTLP, as http://host:4317 [default: nothing is sent]
     #[arg(long, alias = "otlp", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
+    /// How it takes it [default: grpc]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_PROTOCOL", value_enum)]
+    pub otlp_protocol: Option<OtlpProtocol>,
+    /// Of the traces that begin here, the part that is recorded, 0 to 1; a caller's own are as the caller says [default: 1]
+    #[arg(long, env = "LOCKSTEP_OTLP_SAMPLE", value_name = "RATIO")]
+    pub otlp_sample: Option<f64>,
+    /// Seconds from one sending of the metrics to the next; 0 sends none [default: 15]
+    #[arg(long, env = "LOCKSTEP_OTLP_METRICS_SECONDS", value_name = "SECONDS")]
+    pub otlp_metrics_seconds: Option<u64>,
     /// Send a span of each step and rank too, not only of requests [default: false]
     #[arg(long, env = "LOCKSTEP_OTLP_STEPS", num_args = 0..=1, default_missing_value = "true")]
     pub otlp_steps: Option<bool>,
+    /// Send prompts and answers too, within the spans of requests [default: false]
+    #[arg(long, env = "LOCKSTEP_OTLP_CONTENT", num_args = 0..=1, default_missing_value = "true")]
+    pub otlp_content: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -182,6 +196,26 @@ pub enum KvDtype {
 pub enum LogFormat {
     Text,
     Json,
+}
+
+/// Named as `OTEL_EXPORTER_OTLP_PROTOCOL` names them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OtlpProtocol {
+    // As the variable's standard has it: empty is unset.
+    #[default]
+    #[value(alias = "")]
+    Grpc,
+    /// Protobuf over HTTP
+    #[value(name = "http/protobuf", alias = "http")]
+    #[serde(rename = "http/protobuf", alias = "http")]
+    Http,
+}
+
+impl OtlpProtocol {
+    pub fn name(self) -> String {
+        flag_value(&self)
+    }
 }
 
 /// A size in bytes, written as people write it.
@@ -271,16 +305,18 @@ pub struct Config {
     pub log_format: LogFormat,
     pub log: String,
     pub otlp_endpoint: Option<String>,
+    pub otlp_protocol: OtlpProtocol,
+    pub otlp_sample: f64,
+    pub otlp_metrics_seconds: u64,
     pub otlp_steps: bool,
+    pub otlp_content: bool,
 }
 
 /// What a process tells of itself.
 pub struct Watched<'a> {
     pub log: &'a str,
     pub log_format: LogFormat,
-    pub collector: Option<&'a str>,
-    /// With spans of steps.
-    pub steps: bool,
+    pub collector: Option<Collector>,
     /// The label `model_name` of its metrics, by which dashboards made for vLLM choose.
     pub model: Option<&'a str>,
 }
@@ -344,7 +380,11 @@ impl Settings {
             log: self.log.unwrap_or_else(|| LOG.into()),
             // As the variable's standard has it: empty is unset.
             otlp_endpoint: self.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
+            otlp_protocol: self.otlp_protocol.unwrap_or_default(),
+            otlp_sample: self.otlp_sample.unwrap_or(1.0),
+            otlp_metrics_seconds: self.otlp_metrics_seconds.unwrap_or(METRICS_SECONDS),
             otlp_steps: self.otlp_steps.unwrap_or(false),
+            otlp_content: self.otlp_content.unwrap_or(false),
         };
         config.check()?;
         Ok(config)
@@ -353,9 +393,13 @@ impl Settings {
 
 impl Config {
     pub fn watched(&self) -> Watched<'_> {
-        let collector = self.otlp_endpoint.as_deref();
+        let collector = self.otlp_endpoint.as_ref().map(|endpoint| Collector {
+            steps: self.otlp_steps,
+            content: self.otlp_content,
+            ..collector(endpoint.clone(), self.otlp_protocol, self.otlp_sample, self.otlp_metrics_seconds)
+        });
         let (log, model) = (&*self.log, self.served_model_name.as_deref());
-        Watched { log, log_format: self.log_format, collector, steps: self.otlp_steps, model }
+        Watched { log, log_format: self.log_format, collector, model }
     }
 
     /// Of one replica.
@@ -370,6 +414,7 @@ impl Config {
     }
 
     fn check(&self) -> anyhow::Result<()> {
+        check_sample(self.otlp_sample)?;
         let at_least_one = [
             ("tp", self.tp.into()),
             ("pp", self.pp.into()),
@@ -409,6 +454,24 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// How often metrics are sent, unless somebody says otherwise.
+pub const METRICS_SECONDS: u64 = 15;
+
+/// Where a role sends what it tells of itself.
+pub fn collector(endpoint: String, protocol: OtlpProtocol, sample: f64, metrics_seconds: u64) -> Collector {
+    let protocol = match protocol {
+        OtlpProtocol::Grpc => telemetry::Protocol::Grpc,
+        OtlpProtocol::Http => telemetry::Protocol::Http,
+    };
+    let metrics_every = (metrics_seconds > 0).then(|| Duration::from_secs(metrics_seconds));
+    Collector { endpoint, protocol, sample, metrics_every, ..Collector::default() }
+}
+
+pub fn check_sample(ratio: f64) -> anyhow::Result<()> {
+    ensure!((0.0..=1.0).contains(&ratio), "--otlp-sample is {ratio}; it must be from 0 to 1");
+    Ok(())
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {

@@ -205,7 +205,13 @@ fn processes(config: &Config, coordinator: SocketAddr, token: Token, first: u16)
         arguments.extend([name.into(), value.into()]);
     }
     if let Some(collector) = &config.otlp_endpoint {
-        arguments.extend(["--otlp-endpoint".into(), collector.into()]);
+        let told = [
+            ("--otlp-endpoint", collector.clone()),
+            ("--otlp-protocol", config.otlp_protocol.name()),
+            ("--otlp-sample", config.otlp_sample.to_string()),
+            ("--otlp-metrics-seconds", config.otlp_metrics_seconds.to_string()),
+        ];
+        arguments.extend(told.into_iter().flat_map(|(name, value)| [name.into(), value.into()]));
     }
     if let Some(cache) = &config.kernel_cache {
         arguments.extend(["--kernel-cache".into(), cache.into()]);
@@ -491,8 +497,8 @@ pub fn watch(watched: &Watched<'_>) -> anyhow::Result<router::Render> {
         LogFormat::Text => telemetry::logs::Format::Text,
         LogFormat::Json => telemetry::logs::Format::Json,
     };
-    let Watched { log: filter, collector, steps, model, .. } = *watched;
-    telemetry::logs::init(Telling { format, filter, collector, steps })?;
+    let Watched { log: filter, collector, model, .. } = watched;
+    telemetry::logs::init(Telling { format, filter, collector: collector.as_ref() })?;
     let labels: Vec<_> = model.iter().map(|model| ("model_name", *model)).collect();
     let exporter = telemetry::metrics::install(&labels)?;
     Ok(Arc::new(move || exporter.render()))

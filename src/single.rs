@@ -3,7 +3,7 @@
 
 use crate::args;
 use crate::children;
-use crate::config::{Bytes, File, Isa, LOG, LogFormat, Watched, Wire, cores};
+use crate::config::{self, Bytes, File, Isa, LOG, LogFormat, METRICS_SECONDS, OtlpProtocol, Watched, Wire, cores};
 use crate::device::Device;
 use crate::roles::{self, Doors};
 use crate::{models, page, stop_on_signals, store};
@@ -18,6 +18,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use telemetry::Collector;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
@@ -104,9 +105,18 @@ pub struct WorkerSettings {
     /// Which logs are written, as info or router=debug,info [default: info]
     #[arg(long, env = "LOCKSTEP_LOG")]
     pub log: Option<String>,
-    /// Where an OpenTelemetry collector takes OTLP over gRPC, as http://host:4317 [default: no spans are sent]
+    /// Where an OpenTelemetry collector takes OTLP, as http://host:4317 [default: nothing is sent]
     #[arg(long, alias = "otlp", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
+    /// How it takes it [default: grpc]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_PROTOCOL", value_enum)]
+    pub otlp_protocol: Option<OtlpProtocol>,
+    /// Of the traces that begin here, the part that is recorded, 0 to 1; a caller's own are as the caller says [default: 1]
+    #[arg(long, env = "LOCKSTEP_OTLP_SAMPLE", value_name = "RATIO")]
+    pub otlp_sample: Option<f64>,
+    /// Seconds from one sending of the metrics to the next; 0 sends none [default: 15]
+    #[arg(long, env = "LOCKSTEP_OTLP_METRICS_SECONDS", value_name = "SECONDS")]
+    pub otlp_metrics_seconds: Option<u64>,
     /// Address of this role's own /health, /ready and /metrics, over plain HTTP [default: none]
     #[arg(long, env = "LOCKSTEP_HEALTH", value_name = "ADDR")]
     pub health: Option<SocketAddr>,
@@ -238,11 +248,10 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     let handed = args.supervised.then(|| children::be_one(shutdown.clone())).transpose()?;
     let join = own.join.clone().context("--join HOST:PORT is missing: the coordinator to compute for")?;
-    let collector = own.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty());
+    let collector = own.collector()?;
     let log = own.log.as_deref().unwrap_or(LOG);
     let log_format = own.log_format.unwrap_or(LogFormat::Text);
-    // Whether steps have spans is the coordinator's to say.
-    let watched = Watched { log, log_format, collector: collector.as_deref(), steps: true, model: None };
+    let watched = Watched { log, log_format, collector, model: None };
     let metrics = roles::watch(&watched)?;
     let trust = trust.resolve("worker", &join, handed)?;
     let cache = || Ok(models::sources(&args.hub)?.cache);
@@ -289,6 +298,18 @@ struct Seat {
 }
 
 impl WorkerSettings {
+    fn collector(&self) -> anyhow::Result<Option<Collector>> {
+        let sample = self.otlp_sample.unwrap_or(1.0);
+        config::check_sample(sample)?;
+        let Some(endpoint) = self.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty()) else {
+            return Ok(None);
+        };
+        let (protocol, seconds) = (self.otlp_protocol.unwrap_or_default(), self.otlp_metrics_seconds);
+        let collector = config::collector(endpoint, protocol, sample, seconds.unwrap_or(METRICS_SECONDS));
+        // Whether steps have spans is the coordinator's to say.
+        Ok(Some(Collector { steps: true, ..collector }))
+    }
+
     fn seat(&self, join: &str, source: Source) -> anyhow::Result<Seat> {
         let n_local = usize::from(self.local_workers.unwrap_or(1).max(1));
         let threads = self.threads.unwrap_or_else(|| (cores() / n_local).max(1));

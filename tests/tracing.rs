@@ -75,9 +75,9 @@ fn one_request_is_traced_from_the_door_to_every_rank() {
     assert!(node.ended().success(), "{}", node.log());
     let heard = collector.0.lock().unwrap();
     let named = |name: &str| heard.iter().filter(|span| span.name == name).collect::<Vec<_>>();
-    let (requests, sequences) = (named("request"), named("sequence"));
+    let (requests, sequences) = (named("text_completion llama-f32-tied"), named("sequence"));
     let (steps, passes) = (named("step"), named("pass"));
-    assert_eq!((requests.len(), named("prepare").len(), sequences.len()), (1, 1, 2));
+    assert_eq!((requests.len(), named("prepare").len(), sequences.len(), named("queue").len()), (1, 1, 2, 2));
     let request = requests[0];
     assert!(
         [&requests[..], &sequences, &named("prepare")].concat().iter().all(|span| span.trace_id == TRACE.to_be_bytes())

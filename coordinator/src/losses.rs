@@ -255,7 +255,7 @@ impl Replica {
         recovery.span.recovered_from(cause, lost);
         recovery.span.recovered_on(grid.tp, grid.pp, n_replayed);
         metrics::recovered(&self.of, cause, took, n_replayed);
-        tracing::info!(cause, millis, tokens_replayed = n_replayed, "the replica goes on");
+        recovery.span.tell(|| tracing::info!(cause, millis, tokens_replayed = n_replayed, "the replica goes on"));
         self.scaled(grid, took, n_replayed);
     }
 }

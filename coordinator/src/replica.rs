@@ -17,7 +17,7 @@ use crate::{Config, Error};
 use proto::cluster as wire;
 use scheduler::{Output, Scheduler};
 use std::time::Duration;
-use telemetry::metrics::Of;
+use telemetry::metrics::{Cache, Of};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -61,6 +61,8 @@ pub(crate) struct Replica {
     pub(crate) pace: Pace,
     pub(crate) speed: Speed,
     pub(crate) traces: Traces,
+    /// As the metrics tell it.
+    pub(crate) cache: Option<Cache>,
     /// Filled again and again; kept for its memory.
     pub(crate) step: Step,
     /// Empty between calls; kept for its memory.
@@ -101,6 +103,7 @@ impl Replica {
             pace: Pace::default(),
             speed: Speed::default(),
             traces: Traces::default(),
+            cache: None,
             step: Step::default(),
             outputs: Vec::new(),
         }

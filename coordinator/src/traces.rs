@@ -16,6 +16,8 @@ pub(crate) struct Traces {
 
 struct Sequence {
     span: Traced,
+    /// Until its first part of a step.
+    queued: Option<Traced>,
     submitted: Micros,
     n_steps: u64,
     is_started: bool,
@@ -30,14 +32,15 @@ pub(crate) struct Submitted {
 /// None where nobody records it.
 pub(crate) fn submitted(request: &wire::Request) -> Option<Submitted> {
     let (n_prompt, n_output) = (request.prompt.len() as u64, request.output.len() as u64);
-    let span = spans::sequence(&request.traceparent, request.id, n_prompt, n_output);
+    let span = spans::sequence(&request.traceparent, &request.tracestate, request.id, n_prompt, n_output);
     span.is_recorded().then_some(Submitted { id: RequestId(request.id), span })
 }
 
 impl Traces {
     pub fn taken(&mut self, submitted: Submitted, now: Micros) {
         let Submitted { id, span } = submitted;
-        self.sequences.insert(id, Sequence { span, submitted: now, n_steps: 0, is_started: false });
+        let queued = Some(span.queue());
+        self.sequences.insert(id, Sequence { span, queued, submitted: now, n_steps: 0, is_started: false });
     }
 
     /// A step that goes out, and what its ranks are to be told of its span.
@@ -46,6 +49,7 @@ impl Traces {
             for slice in &step.slices {
                 if let Some(sequence) = self.sequences.get_mut(&slice.id) {
                     sequence.n_steps += 1;
+                    sequence.queued = None;
                 }
             }
         }
@@ -57,7 +61,7 @@ impl Traces {
         for sequence in step.slices.iter().filter_map(|slice| self.sequences.get(&slice.id)) {
             span.link(&sequence.span);
         }
-        let traceparent = span.traceparent();
+        let traceparent = span.carried().parent;
         self.steps.push_back((step.id, span));
         traceparent
     }

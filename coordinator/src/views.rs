@@ -8,7 +8,7 @@ use proto::cluster::state::Phase;
 use scheduler::Stats;
 use std::time::Duration;
 use telemetry::metrics;
-use types::{Micros, Rank};
+use types::{BLOCK_TOKENS, Micros, Rank};
 
 /// Long enough for its times to mean something, short enough to see a change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -98,11 +98,26 @@ impl Replica {
         for (rank, times) in &times {
             metrics::bubble(&self.of, rank.0, times.in_flight_micros.saturating_sub(times.compute_micros));
         }
+        self.tell_cache();
         self.name_the_slow(&times);
         self.grow_if_due(now);
         if now.since(self.speed_told).0 >= micros(SPEED_TOLD_EVERY) {
             self.speed_told = now;
             self.tell_speed();
+        }
+    }
+
+    fn tell_cache(&mut self) {
+        let Some(serving) = self.serving.as_ref().filter(|_| self.is_ready) else { return };
+        let now = metrics::Cache {
+            block_size: BLOCK_TOKENS,
+            n_blocks: serving.scheduler.stats().blocks_total,
+            dtype: self.config.policy.kv_dtype.clone(),
+            prefix_caching: self.config.prefix_cache,
+        };
+        if self.cache.as_ref() != Some(&now) {
+            metrics::cache(&self.of, self.cache.as_ref(), &now);
+            self.cache = Some(now);
         }
     }
 

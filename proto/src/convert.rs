@@ -73,6 +73,7 @@ impl From<&Request> for wire::Request {
             constraint: request.constraint.as_ref().map(|constraint| constraint.grammar.to_vec()),
             spans: request.spans.iter().map(wire::Span::from).collect(),
             traceparent: String::new(),
+            tracestate: String::new(),
         }
     }
 }

@@ -21,10 +21,11 @@ pub struct EmbedAsk {
 
 impl Front {
     pub async fn embed(self: &Arc<Self>, ask: EmbedAsk, clock: &mut Clock) -> Result<v1::EmbedReply, Refusal> {
+        clock.asked_to_embed(&ask);
         let embedded = self.embed_all(ask, &clock.trace()).await;
         match &embedded {
             Ok(reply) => {
-                clock.used(reply.usage.as_ref());
+                clock.embedded(reply);
                 clock.finished("ok");
             }
             Err(refusal) => clock.refused(refusal),

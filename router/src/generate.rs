@@ -19,6 +19,7 @@ use proto::v1::generate_request::Input;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use telemetry::Carried;
 use telemetry::spans::Traced;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout};
@@ -91,7 +92,11 @@ pub enum Purpose {
 
 impl Front {
     /// Lets a request in, and sends it to a replica.
-    pub async fn generate(self: &Arc<Self>, ask: Ask) -> Result<Generation, Refusal> {
+    pub async fn generate(self: &Arc<Self>, mut ask: Ask) -> Result<Generation, Refusal> {
+        if let Some(mut clock) = ask.clock.take() {
+            clock.asked(&ask);
+            ask.clock = Some(clock);
+        }
         let (mut clock, begun) = self.begin(ask).await;
         match begun {
             Ok(mut generation) => {
@@ -129,6 +134,7 @@ impl Front {
                 read.push(self.prompt(input, echo).await?);
             }
             drop((preparing, ask.room));
+            let _placing = trace.place();
             let like = Request { tenant, priority, goal: asked.goal, ..Request::default() };
             let numbers = first_choice..first_choice + n_choices;
             let wanted = Wanted { prompts: read, asked, like, numbers };
@@ -138,8 +144,8 @@ impl Front {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let wait = placed.picked.wait(n_tokens.max().unwrap_or(0) as u64);
             self.admission.in_time(wait, left, priority)?;
-            let traceparent = trace.traceparent();
-            self.submit(wanted, placed, Opening { waiting, model, deadline, traceparent })
+            let trace = trace.carried();
+            self.submit(wanted, placed, Opening { waiting, model, deadline, trace })
         };
         (clock, begun.await)
     }
@@ -206,7 +212,7 @@ impl Front {
     fn submit(self: &Arc<Self>, wanted: Wanted, placed: Placed, opening: Opening) -> Result<Generation, Refusal> {
         let Wanted { prompts, asked, like, .. } = wanted;
         let Placed { picked, requests, print, before, marks } = placed;
-        let Opening { waiting, model, deadline, traceparent } = opening;
+        let Opening { waiting, model, deadline, trace } = opening;
         let replica = picked.replica.clone();
         let (ear, heard) = mpsc::channel(self.unread_max(&requests));
         let first_key = picked.keys(requests.len() as u64);
@@ -217,9 +223,9 @@ impl Front {
             let (key, adopts) = (first_key + slot as u64, adopted(&request, before.as_ref(), &replica, slot));
             let mut choice = Choice::new(None, assembly, &request, mark.n_tokens());
             if !mark.has_ended() {
-                let (digest, traceparent, ear) = (replica.digest, traceparent.clone(), ear.clone());
+                let (digest, trace, ear) = (replica.digest, trace.clone(), ear.clone());
                 let slot = slot as u32;
-                let submit = Submit { key, request, slot, deadline, digest, adopts, traceparent, ear };
+                let submit = Submit { key, request, slot, deadline, digest, adopts, trace, ear };
                 choice.begin(picked.submit(submit)?);
             }
             choices.push(choice);
@@ -418,7 +424,7 @@ struct Opening {
     waiting: Waiting,
     model: String,
     deadline: Option<Instant>,
-    traceparent: String,
+    trace: Carried,
 }
 
 fn check_marks(marks: &Marks, requests: &[Request]) -> Result<(), NoResume> {

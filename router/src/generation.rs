@@ -160,12 +160,15 @@ impl Generation {
             return self.fail(NoResume::Beyond { position, end }.into());
         }
         let says = |delta: &v1::Delta| !delta.token_ids.is_empty() || !delta.text.is_empty();
+        if let Some(clock) = &mut self.clock {
+            clock.said(choice_idx, &delta.text);
+        }
         let told = Some(told).filter(says).map(Event::Told);
         let delta = Some(delta).filter(says).map(Event::Delta);
         self.ready.extend([told, delta].into_iter().flatten().map(|event| (choice_idx, event)));
         if let Some(finished) = finished {
             if let Some(clock) = &mut self.clock {
-                clock.used(finished.usage.as_ref());
+                clock.heard(choice_idx, &finished);
             }
             self.ready.push_back((choice_idx, Event::Finished(finished)));
             self.finished();

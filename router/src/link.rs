@@ -19,6 +19,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use telemetry::Carried;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
@@ -121,7 +122,7 @@ pub struct Submit {
     /// As whose the replica may have it already.
     pub adopts: Option<RequestId>,
     /// Of the request's span; empty where nobody records it.
-    pub traceparent: String,
+    pub trace: Carried,
     pub ear: Ear,
 }
 
@@ -156,13 +157,12 @@ impl Link {
         let full = || Refusal::Full { retry_after: self.retry_after };
         let cancel = self.cancels.clone().try_reserve_owned().map_err(|_| full())?;
         let last = submit.ear.clone().try_reserve_owned().map_err(|_| full())?;
-        let Submit { key, request, slot, deadline, digest, adopts, traceparent, ear } = submit;
+        let Submit { key, request, slot, deadline, digest, adopts, trace, ear } = submit;
         let (work, since) = (self.ledger.enter(request.n_tokens() as u64), Instant::now());
         let home = Home::at(cancel);
         let ticket = Ticket::new(key, home.clone());
         let n_lost = 0;
-        let entry =
-            Entry { request, slot, deadline, digest, adopts, traceparent, ear, last, home, work, since, n_lost };
+        let entry = Entry { request, slot, deadline, digest, adopts, trace, ear, last, home, work, since, n_lost };
         match self.submits.try_send((key, Box::new(entry))) {
             Ok(()) => Ok(ticket),
             Err(_) => {
@@ -234,7 +234,7 @@ struct Entry {
     digest: PolicyDigest,
     /// As whose the replica may have it already.
     adopts: Option<RequestId>,
-    traceparent: String,
+    trace: Carried,
     ear: Ear,
     // A place in the ear's queue that is kept for the end, so that a slow reader hears of it too.
     last: mpsc::OwnedPermit<(u32, Told)>,
@@ -266,7 +266,8 @@ impl Entry {
     fn frame(&mut self, id: RequestId, now: Instant) -> wire::RouterFrame {
         let mut request = wire::Request::from(&self.request);
         request.id = id.0;
-        request.traceparent.clone_from(&self.traceparent);
+        request.traceparent.clone_from(&self.trace.parent);
+        request.tracestate.clone_from(&self.trace.state);
         request.deadline_micros =
             self.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
         up(match self.adopts.take() {
@@ -907,8 +908,8 @@ mod tests {
         let sampling = types::Sampling { tokens_max: 50, stop: vec![9], ..Default::default() };
         let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
         let digest = PolicyDigest::default();
-        let (key, traceparent) = (link.keys(1), String::new());
-        let submit = Submit { key, request, slot: 0, deadline: None, digest, adopts: None, traceparent, ear };
+        let (key, trace) = (link.keys(1), Carried::default());
+        let submit = Submit { key, request, slot: 0, deadline: None, digest, adopts: None, trace, ear };
         (link.submit(submit).unwrap(), heard)
     }
 

@@ -1,13 +1,18 @@
-//! What the router counts, times and traces. Knows no request's content and no client's name.
+//! What the router counts, times and traces. Knows no client's name, and a request's content only where an operator has
+//! asked for that.
 
+use crate::embed::EmbedAsk;
+use crate::generate::{Ask, Purpose};
 use crate::generation::Generation;
 use crate::http::HttpError;
 use crate::refusal::Refusal;
 use http::HeaderMap;
 use proto::v1;
+use proto::v1::generate_request::Input;
+use serde_json::json;
 use std::time::{Duration, Instant};
 use telemetry::metrics;
-use telemetry::spans::{self, Traced, Usage};
+use telemetry::spans::{self, Asked, Traced, Usage};
 use tonic::metadata::MetadataMap;
 
 /// Which face a request came through.
@@ -57,7 +62,26 @@ pub struct Clock {
     /// As its reply carries it, from when there is one.
     id: String,
     used: Usage,
+    /// Empty until it is known what is asked for; so is the model, by the name that replies carry.
+    operation: &'static str,
+    model: String,
+    /// Of each prompt.
+    n_choices: u32,
+    reasons: Vec<&'static str>,
+    /// Where it is wanted in the trace.
+    content: Option<Content>,
 }
+
+/// What was read and written, as text.
+#[derive(Debug, Default)]
+struct Content {
+    input: String,
+    /// By choice.
+    output: Vec<String>,
+}
+
+/// Of one prompt or answer, in a trace.
+const CONTENT_BYTES_MAX: usize = 32 << 10;
 
 impl Clock {
     pub fn start(face: Face, caller: &Caller<'_>) -> Clock {
@@ -70,6 +94,11 @@ impl Clock {
             trace: spans::request(face.label(), caller.parent, caller.state),
             id: String::new(),
             used: Usage::default(),
+            operation: "",
+            model: String::new(),
+            n_choices: 1,
+            reasons: Vec::new(),
+            content: None,
         }
     }
 
@@ -77,11 +106,68 @@ impl Clock {
         self.trace.clone()
     }
 
-    /// It has been read, and goes to the replica.
+    /// It has been read.
+    pub fn asked(&mut self, ask: &Ask) {
+        let is_chat = matches!(ask.prompts.first(), Some(Input::Chat(_)));
+        let (operation, sampling) = match &ask.purpose {
+            Purpose::Pool => ("embeddings", None),
+            Purpose::Generate(sampling) if is_chat => ("chat", Some(sampling)),
+            Purpose::Generate(sampling) => ("text_completion", Some(sampling)),
+        };
+        self.operation = operation;
+        self.n_choices = ask.n_choices;
+        if !self.trace.is_recorded() {
+            return;
+        }
+        let said = |n: f32| (n != 0.0).then_some(f64::from(n));
+        let asked = Asked { operation, model: named(&ask.model), n_choices: ask.n_choices.into(), ..Asked::default() };
+        self.trace.asked(&sampling.map_or(asked.clone(), |sampling| Asked {
+            max_tokens: sampling.max_tokens.map(u64::from),
+            temperature: sampling.temperature.map(f64::from),
+            top_p: sampling.top_p.map(f64::from),
+            top_k: sampling.top_k.map(u64::from),
+            seed: sampling.seed,
+            frequency_penalty: said(sampling.frequency_penalty),
+            presence_penalty: said(sampling.presence_penalty),
+            stops: sampling.stop.clone(),
+            ..asked
+        }));
+        if self.trace.wants_content() {
+            self.content = Some(Content { input: messages(&ask.prompts), output: Vec::new() });
+        }
+    }
+
+    pub fn asked_to_embed(&mut self, ask: &EmbedAsk) {
+        self.operation = "embeddings";
+        let (operation, model) = (self.operation, named(&ask.model));
+        self.trace.asked(&Asked { operation, model, n_choices: 1, ..Asked::default() });
+    }
+
+    /// It goes to the replica.
     pub fn begun(&mut self, generation: &Generation) {
         let started = &generation.started;
         self.id.clone_from(&started.id);
-        self.trace.begun(&started.id, &started.model, generation.choices.len() as u64);
+        self.model.clone_from(&started.model);
+        self.trace.begun(&started.id, self.operation, &started.model);
+    }
+
+    pub fn embedded(&mut self, reply: &v1::EmbedReply) {
+        self.model.clone_from(&reply.model);
+        self.trace.begun("", self.operation, &reply.model);
+        self.used.n_prompt = reply.usage.map_or(0, |usage| usage.prompt_tokens.into());
+    }
+
+    /// A piece of a choice's text.
+    pub fn said(&mut self, choice_idx: u32, text: &str) {
+        let Some(content) = &mut self.content else { return };
+        let choice_idx = choice_idx as usize;
+        if content.output.len() <= choice_idx {
+            content.output.resize_with(choice_idx + 1, String::new);
+        }
+        let output = &mut content.output[choice_idx];
+        if output.len() + text.len() <= CONTENT_BYTES_MAX {
+            output.push_str(text);
+        }
     }
 
     pub fn tokens(&mut self, n_tokens: usize) {
@@ -96,12 +182,18 @@ impl Clock {
         }
     }
 
-    /// What one of its choices has read and written.
-    pub fn used(&mut self, usage: Option<&v1::Usage>) {
-        let usage = usage.copied().unwrap_or_default();
-        self.used.n_prompt += u64::from(usage.prompt_tokens);
-        self.used.n_cached += u64::from(usage.cached_tokens);
+    /// One of its choices has ended. Those of one prompt share what is read.
+    pub fn heard(&mut self, choice_idx: u32, finished: &v1::Finished) {
+        let usage = finished.usage.unwrap_or_default();
+        if choice_idx.is_multiple_of(self.n_choices) {
+            self.used.n_prompt += u64::from(usage.prompt_tokens);
+            self.used.n_cached += u64::from(usage.cached_tokens);
+        }
         self.used.n_output += u64::from(usage.completion_tokens);
+        self.reasons.push(match finished.reason() {
+            v1::finished::Reason::Length => "length",
+            v1::finished::Reason::Stop | v1::finished::Reason::Unspecified => "stop",
+        });
     }
 
     pub fn finished(&mut self, reason: &'static str) {
@@ -123,11 +215,75 @@ impl Clock {
         }
         let took = self.arrived.elapsed();
         metrics::request(self.face.label(), outcome, took);
-        self.trace.ended(outcome, self.used);
+        self.answered(outcome, took);
+        self.trace.ended(outcome, self.used, &self.reasons);
         let Usage { n_prompt, n_cached, n_output } = self.used;
         let (id, face, millis) = (&*self.id, self.face.label(), took.as_millis() as u64);
         let first_token_millis = self.first_token.map(|after| after.as_millis() as u64);
-        tracing::debug!(id, face, outcome, n_prompt, n_cached, n_output, millis, first_token_millis, "request");
+        self.trace.tell(|| {
+            tracing::debug!(id, face, outcome, n_prompt, n_cached, n_output, millis, first_token_millis, "request");
+        });
+    }
+
+    fn answered(&self, outcome: &'static str, took: Duration) {
+        if self.operation.is_empty() {
+            return;
+        }
+        metrics::answered(&metrics::Answer {
+            operation: self.operation,
+            model: Some(&*self.model).filter(|model| !model.is_empty()),
+            outcome,
+            took,
+            first_token: self.first_token,
+            last_token: self.last_token.map(|last| last - self.arrived),
+            n_choices: self.reasons.len() as u64,
+            usage: self.used,
+        });
+        if let Some(content) = &self.content {
+            self.trace.content(&content.input, &content.answers(&self.reasons));
+        }
+    }
+}
+
+/// A client may name what it likes.
+fn named(model: &str) -> String {
+    model.chars().take(MODEL_CHARS_MAX).collect()
+}
+
+const MODEL_CHARS_MAX: usize = 100;
+
+/// As the conventions write what goes in. Prompts of token ids have no text.
+fn messages(prompts: &[Input]) -> String {
+    let mut said = Vec::new();
+    for prompt in prompts {
+        match prompt {
+            Input::Text(text) => said.push(message("user", text)),
+            Input::Chat(chat) => said.extend(chat.messages.iter().map(|of| message(&of.role, &of.content))),
+            Input::TokenIds(_) => {}
+        }
+    }
+    if said.is_empty() { String::new() } else { serde_json::Value::from(said).to_string() }
+}
+
+fn message(role: &str, text: &str) -> serde_json::Value {
+    let end = text.floor_char_boundary(CONTENT_BYTES_MAX);
+    json!({ "role": role, "parts": [{ "type": "text", "content": &text[..end] }] })
+}
+
+impl Content {
+    fn answers(&self, reasons: &[&'static str]) -> String {
+        let of = |(i, text): (usize, &String)| {
+            let mut said = message("assistant", text);
+            // Where there are several, they end in another order than theirs.
+            if let ([reason], 0) = (reasons, i) {
+                said["finish_reason"] = (*reason).into();
+            }
+            said
+        };
+        match self.output.is_empty() {
+            true => String::new(),
+            false => serde_json::Value::from_iter(self.output.iter().enumerate().map(of)).to_string(),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ pub mod metrics;
 mod otlp;
 pub mod spans;
 
-pub use otlp::flush;
+pub use otlp::{Carried, Collector, Protocol, flush};
 
 /// What cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -15,7 +15,7 @@ pub enum Error {
     Filter { filter: String, source: tracing_subscriber::filter::ParseError },
     #[error("logs are set up already")]
     LogsTwice,
-    #[error("no spans can be sent to {endpoint}: {why}")]
+    #[error("nothing can be sent to {endpoint}: {why}")]
     Collector { endpoint: String, why: String },
     #[error("metrics cannot be set up: {0}")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),

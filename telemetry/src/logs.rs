@@ -1,7 +1,8 @@
-//! Logs on stderr: stdout belongs to answers. Spans go to a collector if one is named, and to no log.
+//! Logs on stderr: stdout belongs to answers. A collector, if one is named, gets them too, and spans, which go to no log.
 
-use crate::{Error, otlp, spans};
+use crate::{Collector, Error, otlp, spans};
 use std::io::IsTerminal;
+use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
@@ -22,36 +23,62 @@ pub struct Telling<'a> {
     pub format: Format,
     /// Reads as `info` or `router=debug,info`.
     pub filter: &'a str,
-    /// Where a collector listens for OTLP over gRPC: `http://host:4317`.
-    pub collector: Option<&'a str>,
-    /// Spans of every step, not only of every request.
-    pub steps: bool,
+    /// None: nothing is sent.
+    pub collector: Option<&'a Collector>,
 }
 
 /// Sets up the process's log, and its spans if there is a collector for them. Once in a process.
 pub fn init(telling: Telling<'_>) -> Result<(), Error> {
-    let log = log(telling)?;
-    let spans = telling.collector.map(otlp::layer).transpose()?;
-    let level = if telling.steps { spans::STEPS } else { spans::REQUESTS };
-    let wanted = Targets::new().with_target(spans::TARGET, LevelFilter::from_level(level));
-    let spans = spans.map(|layer| layer.with_filter(wanted));
-    tracing_subscriber::registry().with(spans).with(log).try_init().map_err(|_| Error::LogsTwice)
+    let mut layers = vec![log(telling)?];
+    if let Some(collector) = telling.collector {
+        let level = if collector.steps { spans::STEPS } else { spans::REQUESTS };
+        let wanted = Targets::new().with_target(spans::TARGET, LevelFilter::from_level(level));
+        let (spans, logs) = otlp::layers(collector)?;
+        layers.push(spans.with_filter(wanted).boxed());
+        layers.push(logs.with_filter(sent(telling.filter, level)?).boxed());
+    }
+    tracing_subscriber::registry().with(layers).try_init().map_err(|_| Error::LogsTwice)
 }
 
 fn log<S>(telling: Telling<'_>) -> Result<Box<dyn Layer<S> + Send + Sync>, Error>
 where
     S: tracing::Subscriber + for<'span> LookupSpan<'span>,
 {
-    let filter = telling.filter;
-    let parsed = EnvFilter::try_new(filter).map_err(|source| Error::Filter { filter: filter.into(), source })?;
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     // Where nothing wants spans, none is made.
-    let parsed =
-        parsed.add_directive(NO_SPANS.parse().map_err(|source| Error::Filter { filter: NO_SPANS.into(), source })?);
+    let filter = filter(telling.filter, &[NO_SPANS])?;
     Ok(match telling.format {
-        Format::Text => log.with_filter(parsed).boxed(),
-        Format::Json => log.json().flatten_event(true).with_filter(parsed).boxed(),
+        Format::Text => log.with_filter(filter).boxed(),
+        Format::Json => log.json().flatten_event(true).with_filter(filter).boxed(),
     })
+}
+
+/// Of the log, what is sent: all but what sending itself says, which would never end; in the spans that there are.
+fn sent(wanted: &str, spans: Level) -> Result<EnvFilter, Error> {
+    let within = format!("{}={spans}", spans::TARGET);
+    filter(
+        wanted,
+        &[
+            &within,
+            "telemetry=off",
+            "opentelemetry=off",
+            "opentelemetry_sdk=off",
+            "hyper=off",
+            "hyper_util=off",
+            "h2=off",
+            "tonic=off",
+            "tower=off",
+        ],
+    )
+}
+
+fn filter(wanted: &str, more: &[&str]) -> Result<EnvFilter, Error> {
+    let wrong = |filter: &str, source| Error::Filter { filter: filter.into(), source };
+    let mut parsed = EnvFilter::try_new(wanted).map_err(|source| wrong(wanted, source))?;
+    for directive in more {
+        parsed = parsed.add_directive(directive.parse().map_err(|source| wrong(directive, source))?);
+    }
+    Ok(parsed)
 }
 
 const NO_SPANS: &str = "span=off";
@@ -59,6 +86,7 @@ const NO_SPANS: &str = "span=off";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Protocol;
 
     #[test]
     fn a_wrong_filter_is_named() {
@@ -68,9 +96,13 @@ mod tests {
 
     #[test]
     fn a_collector_that_cannot_be_meant_is_named() {
-        for endpoint in ["http://[", "https://collector:4317"] {
-            let error = init(Telling { collector: Some(endpoint), ..Telling::default() }).unwrap_err().to_string();
-            assert!(error.contains(endpoint), "{error}");
+        for protocol in [Protocol::Grpc, Protocol::Http] {
+            for endpoint in ["http://[", "https://collector:4317", "http:///v1"] {
+                let collector = Collector { endpoint: endpoint.into(), protocol, ..Collector::default() };
+                let telling = Telling { collector: Some(&collector), ..Telling::default() };
+                let error = init(telling).unwrap_err().to_string();
+                assert!(error.contains(endpoint), "{error}");
+            }
         }
     }
 }

@@ -1,31 +1,42 @@
 //! Every metric: its name, the name that dashboards made for vLLM know it by, and the typed function that sets it.
 
-use crate::Error;
+use crate::spans::{PROVIDER, Usage};
+use crate::{Error, otlp};
 use metrics::{Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A name of ours and, where people's dashboards have one, theirs.
+/// A name of ours and, where people's dashboards have some, theirs.
 struct Metric {
     ours: &'static str,
-    theirs: Option<&'static str>,
+    theirs: &'static [&'static str],
+    /// What OpenTelemetry's conventions call it, and its unit; `ours` is how Prometheus writes that.
+    conventional: Option<(&'static str, &'static str)>,
     help: &'static str,
 }
 
 const fn metric(ours: &'static str, help: &'static str) -> Metric {
-    Metric { ours, theirs: None, help }
+    alias(ours, &[], help)
 }
 
-const fn alias(ours: &'static str, theirs: &'static str, help: &'static str) -> Metric {
-    Metric { ours, theirs: Some(theirs), help }
+const fn alias(ours: &'static str, theirs: &'static [&'static str], help: &'static str) -> Metric {
+    Metric { ours, theirs, conventional: None, help }
+}
+
+const fn conventional(ours: &'static str, theirs: &'static str, unit: &'static str, help: &'static str) -> Metric {
+    Metric { ours, theirs: &[], conventional: Some((theirs, unit)), help }
 }
 
 const RUNNING: Metric =
-    alias("lockstep:requests_running", "vllm:num_requests_running", "Requests that hold KV blocks.");
+    alias("lockstep:requests_running", &["vllm:num_requests_running"], "Requests that hold KV blocks.");
 const WAITING: Metric =
-    alias("lockstep:requests_waiting", "vllm:num_requests_waiting", "Requests in the queue of the coordinator.");
-const KV_USAGE: Metric = alias("lockstep:kv_usage_ratio", "vllm:kv_cache_usage_perc", "KV blocks in use, from 0 to 1.");
+    alias("lockstep:requests_waiting", &["vllm:num_requests_waiting"], "Requests in the queue of the coordinator.");
+const KV_USAGE: Metric = alias(
+    "lockstep:kv_usage_ratio",
+    &["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"],
+    "KV blocks in use, from 0 to 1.",
+);
 const BLOCKS: Metric = metric("lockstep:kv_blocks", "KV blocks of a rank.");
 const EPOCH: Metric = metric("lockstep:epoch", "The epoch's number: grows when a placement begins and when one ends.");
 const RANKS_READY: Metric = metric("lockstep:ranks_ready", "Ranks that can take steps.");
@@ -35,26 +46,31 @@ const STORE_CONNECTED: Metric =
     metric("lockstep:store_connected", "1 while the cluster store answers, 0 while it is away.");
 const STORE_SINCE: Metric =
     metric("lockstep:store_since_seconds", "Unix time at which the cluster store came or went.");
-const GAUGES: [&Metric; 9] =
-    [&RUNNING, &WAITING, &KV_USAGE, &BLOCKS, &EPOCH, &RANKS_READY, &RANK_SLOW, &STORE_CONNECTED, &STORE_SINCE];
+const CACHE: Metric = alias(
+    "lockstep:cache_config_info",
+    &["vllm:cache_config_info"],
+    "1: how the KV cache is laid out now, in the labels; 0: how it was.",
+);
+const GAUGES: [&Metric; 10] =
+    [&RUNNING, &WAITING, &KV_USAGE, &BLOCKS, &EPOCH, &RANKS_READY, &RANK_SLOW, &STORE_CONNECTED, &STORE_SINCE, &CACHE];
 
 const PREFIX_QUERIES: Metric = alias(
     "lockstep:prefix_queries_total",
-    "vllm:prefix_cache_queries_total",
+    &["vllm:prefix_cache_queries_total"],
     "Prompt tokens that were looked up in the prefix cache.",
 );
 const PREFIX_HITS: Metric =
-    alias("lockstep:prefix_hits_total", "vllm:prefix_cache_hits_total", "Prompt tokens that the prefix cache had.");
+    alias("lockstep:prefix_hits_total", &["vllm:prefix_cache_hits_total"], "Prompt tokens that the prefix cache had.");
 const PREEMPTIONS: Metric =
-    alias("lockstep:preemptions_total", "vllm:num_preemptions_total", "Sequences that gave up their blocks.");
+    alias("lockstep:preemptions_total", &["vllm:num_preemptions_total"], "Sequences that gave up their blocks.");
 const PROMPT_TOKENS: Metric =
-    alias("lockstep:prompt_tokens_total", "vllm:prompt_tokens_total", "Tokens of prompts that were taken.");
+    alias("lockstep:prompt_tokens_total", &["vllm:prompt_tokens_total"], "Tokens of prompts that were taken.");
 const GENERATION_TOKENS: Metric =
-    alias("lockstep:generation_tokens_total", "vllm:generation_tokens_total", "Tokens that went out.");
+    alias("lockstep:generation_tokens_total", &["vllm:generation_tokens_total"], "Tokens that went out.");
 const DISCARDED_TOKENS: Metric = metric("lockstep:discarded_tokens_total", "Tokens that were computed for nobody.");
 const STEPS: Metric = metric("lockstep:steps_total", "Steps that were planned.");
 const FINISHED: Metric =
-    alias("lockstep:requests_finished_total", "vllm:request_success_total", "Requests that ended, by reason.");
+    alias("lockstep:requests_finished_total", &["vllm:request_success_total"], "Requests that ended, by reason.");
 const REFUSED: Metric = metric("lockstep:requests_refused_total", "Requests that were not taken, by reason.");
 const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Ranks that were lost, by cause.");
 const REPLAYED_TOKENS: Metric =
@@ -74,7 +90,12 @@ const STEPS_EARLY: Metric = metric(
     "lockstep:steps_early_total",
     "Steps nearer behind another of the same sequence than there are stages: on their way some stage waits.",
 );
-const COUNTERS: [&Metric; 18] = [
+const SENT: Metric = metric("lockstep:otlp_sent_total", "What a collector took: spans, logs, points of metrics.");
+const NOT_SENT: Metric = metric(
+    "lockstep:otlp_dropped_total",
+    "Spans, logs and points of metrics that no collector has: its queue was full, it refused them, or was not there.",
+);
+const COUNTERS: [&Metric; 20] = [
     &PREFIX_QUERIES,
     &PREFIX_HITS,
     &PREEMPTIONS,
@@ -93,37 +114,118 @@ const COUNTERS: [&Metric; 18] = [
     &RANK_BUBBLE,
     &STARVED,
     &STEPS_EARLY,
+    &SENT,
+    &NOT_SENT,
 ];
 
 const FIRST_TOKEN: Metric = alias(
     "lockstep:time_to_first_token_seconds",
-    "vllm:time_to_first_token_seconds",
+    &["vllm:time_to_first_token_seconds"],
     "From a request's arrival to its first token.",
 );
 const BETWEEN_TOKENS: Metric = alias(
     "lockstep:inter_token_latency_seconds",
-    "vllm:inter_token_latency_seconds",
+    &["vllm:inter_token_latency_seconds"],
     "From one token of a stream to the next.",
 );
 const REQUEST_SECONDS: Metric =
-    alias("lockstep:request_seconds", "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.");
+    alias("lockstep:request_seconds", &["vllm:e2e_request_latency_seconds"], "From a request's arrival to its end.");
 const STEP_SECONDS: Metric = metric("lockstep:step_seconds", "Time of a pass on the device.");
 const RECOVERY_SECONDS: Metric = metric(
     "lockstep:recovery_seconds",
     "From a loss being noticed, or a change being asked for, until the replica served again.",
 );
-const HISTOGRAMS: [&Metric; 5] = [&FIRST_TOKEN, &BETWEEN_TOKENS, &REQUEST_SECONDS, &STEP_SECONDS, &RECOVERY_SECONDS];
+const REQUEST_PROMPT: Metric =
+    alias("lockstep:request_prompt_tokens", &["vllm:request_prompt_tokens"], "Tokens of a request's prompts.");
+const REQUEST_OUTPUT: Metric =
+    alias("lockstep:request_generation_tokens", &["vllm:request_generation_tokens"], "Tokens of a request's answers.");
+const AI_REQUEST: Metric = conventional(
+    "gen_ai_server_request_duration_seconds",
+    "gen_ai.server.request.duration",
+    "s",
+    "From a request's arrival to its last byte.",
+);
+const AI_FIRST_TOKEN: Metric = conventional(
+    "gen_ai_server_time_to_first_token_seconds",
+    "gen_ai.server.time_to_first_token",
+    "s",
+    "To the first token, of requests that went well.",
+);
+const AI_PER_TOKEN: Metric = conventional(
+    "gen_ai_server_time_per_output_token_seconds",
+    "gen_ai.server.time_per_output_token",
+    "s",
+    "Per token behind the first, of requests that went well.",
+);
+const AI_TOKENS: Metric =
+    conventional("gen_ai_client_token_usage", "gen_ai.client.token.usage", "{token}", "Tokens read and written.");
+const HISTOGRAMS: [(&Metric, &[f64]); 11] = [
+    (&FIRST_TOKEN, &SECONDS),
+    (&BETWEEN_TOKENS, &SECONDS),
+    (&REQUEST_SECONDS, &SECONDS),
+    (&STEP_SECONDS, &SECONDS),
+    (&RECOVERY_SECONDS, &SECONDS),
+    (&REQUEST_PROMPT, &TOKENS),
+    (&REQUEST_OUTPUT, &TOKENS),
+    (&AI_REQUEST, &AI_REQUEST_SECONDS),
+    (&AI_FIRST_TOKEN, &AI_FIRST_TOKEN_SECONDS),
+    (&AI_PER_TOKEN, &AI_PER_TOKEN_SECONDS),
+    (&AI_TOKENS, &TOKENS),
+];
 
 /// From half a millisecond to two minutes, about three buckets per factor of ten.
 const SECONDS: [f64; 17] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
+
+/// As the conventions ask for: powers of four.
+const TOKENS: [f64; 14] = [
+    1.0,
+    4.0,
+    16.0,
+    64.0,
+    256.0,
+    1024.0,
+    4096.0,
+    16_384.0,
+    65_536.0,
+    262_144.0,
+    1_048_576.0,
+    4_194_304.0,
+    16_777_216.0,
+    67_108_864.0,
+];
+const AI_REQUEST_SECONDS: [f64; 14] =
+    [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
+const AI_FIRST_TOKEN_SECONDS: [f64; 16] =
+    [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
+const AI_PER_TOKEN_SECONDS: [f64; 13] = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
+
+/// A label as Prometheus writes it, and as the conventions do.
+const LABELS: [(&str, &str); 6] = [
+    ("gen_ai_operation_name", "gen_ai.operation.name"),
+    ("gen_ai_provider_name", "gen_ai.provider.name"),
+    ("gen_ai_request_model", "gen_ai.request.model"),
+    ("gen_ai_response_model", "gen_ai.response.model"),
+    ("gen_ai_token_type", "gen_ai.token.type"),
+    ("error_type", "error.type"),
+];
+
+/// What OpenTelemetry calls a metric or label of the page, and a metric's unit: most names are the same.
+pub(crate) fn convention(name: &str) -> (&str, &'static str) {
+    let metric = HISTOGRAMS.iter().find(|(metric, _)| metric.ours == name);
+    if let Some(told) = metric.and_then(|(metric, _)| metric.conventional) {
+        return told;
+    }
+    let label = LABELS.iter().find(|(label, _)| *label == name).map_or(name, |(_, told)| told);
+    (label, if name.ends_with("_seconds") { "s" } else { "" })
+}
 
 /// Observations wait in memory until they are summed up, by a page's rendering or after so long.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 impl Metric {
     fn names(&self) -> impl Iterator<Item = &'static str> {
-        [Some(self.ours), self.theirs].into_iter().flatten()
+        [self.ours].into_iter().chain(self.theirs.iter().copied())
     }
 
     fn set(&self, value: f64, labels: &[Label]) {
@@ -140,7 +242,11 @@ impl Metric {
     }
 
     fn observe(&self, took: Duration, labels: &[Label]) {
-        self.names().for_each(|name| histogram!(name, labels.iter()).record(took.as_secs_f64()));
+        self.record(took.as_secs_f64(), labels);
+    }
+
+    fn record(&self, value: f64, labels: &[Label]) {
+        self.names().for_each(|name| histogram!(name, labels.iter()).record(value));
     }
 }
 
@@ -159,8 +265,10 @@ impl Exporter {
 /// Makes this process's metrics count. Before it, and in processes that never call it, they cost nearly nothing.
 pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
     let mut builder = PrometheusBuilder::new();
-    for name in HISTOGRAMS.iter().flat_map(|metric| metric.names()) {
-        builder = builder.set_buckets_for_metric(Matcher::Full(name.into()), &SECONDS)?;
+    for (metric, buckets) in HISTOGRAMS {
+        for name in metric.names() {
+            builder = builder.set_buckets_for_metric(Matcher::Full(name.into()), buckets)?;
+        }
     }
     let builder = labels.iter().fold(builder, |builder, (key, value)| builder.add_global_label(*key, *value));
     let handle = builder.install_recorder()?;
@@ -173,6 +281,8 @@ pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
             upkeep.run_upkeep();
         }
     })?;
+    let page = handle.clone();
+    otlp::measure(move || page.render());
     Ok(Exporter { handle })
 }
 
@@ -183,7 +293,7 @@ fn describe() {
     for metric in COUNTERS {
         metric.names().for_each(|name| describe_counter!(name, metric.help));
     }
-    for metric in HISTOGRAMS {
+    for (metric, _) in HISTOGRAMS {
         metric.names().for_each(|name| describe_histogram!(name, metric.help));
     }
 }
@@ -211,6 +321,29 @@ pub fn load(of: &Of, n_running: u32, n_waiting: u32, blocks_used: u32, blocks_to
     WAITING.set(n_waiting.into(), &labels);
     BLOCKS.set(blocks_total.into(), &labels);
     KV_USAGE.set(f64::from(blocks_used) / f64::from(blocks_total.max(1)), &labels);
+}
+
+/// How a replica's KV cache is laid out, in the words of vLLM's labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    pub block_size: u32,
+    pub n_blocks: u32,
+    pub dtype: String,
+    pub prefix_caching: bool,
+}
+
+/// The cache is as `now`, and no longer as `before`.
+pub fn cache(of: &Of, before: Option<&Cache>, now: &Cache) {
+    for (cache, is_so) in before.into_iter().map(|cache| (cache, 0.0)).chain([(now, 1.0)]) {
+        let labels = [
+            of.label(),
+            Label::new("block_size", cache.block_size.to_string()),
+            Label::new("num_gpu_blocks", cache.n_blocks.to_string()),
+            Label::new("cache_dtype", cache.dtype.clone()),
+            Label::from_static_parts("enable_prefix_caching", if cache.prefix_caching { "True" } else { "False" }),
+        ];
+        CACHE.set(is_so, &labels);
+    }
 }
 
 /// What the planner has counted since it began.
@@ -319,9 +452,72 @@ pub fn request(face: &'static str, outcome: &'static str, took: Duration) {
     REQUEST_SECONDS.observe(took, &[]);
 }
 
+/// A request of which it is known what it asks for.
+#[derive(Clone, Debug, Default)]
+pub struct Answer<'a> {
+    pub operation: &'static str,
+    /// As it is served; none where the request named another.
+    pub model: Option<&'a str>,
+    pub outcome: &'static str,
+    pub took: Duration,
+    pub first_token: Option<Duration>,
+    pub last_token: Option<Duration>,
+    pub n_choices: u64,
+    pub usage: Usage,
+}
+
+/// Its end, as OpenTelemetry's conventions count.
+pub fn answered(answer: &Answer<'_>) {
+    let mut labels = vec![
+        Label::from_static_parts("gen_ai_operation_name", answer.operation),
+        Label::from_static_parts("gen_ai_provider_name", PROVIDER),
+    ];
+    if let Some(model) = answer.model {
+        labels.push(Label::new("gen_ai_request_model", model.to_owned()));
+        labels.push(Label::new("gen_ai_response_model", model.to_owned()));
+    }
+    let Usage { n_prompt, n_output, .. } = answer.usage;
+    for (kind, n) in [("input", n_prompt), ("output", n_output)] {
+        if n > 0 {
+            let kind = Label::from_static_parts("gen_ai_token_type", kind);
+            AI_TOKENS.record(n as f64, &[&labels[..], &[kind]].concat());
+        }
+    }
+    if answer.outcome != "ok" {
+        let failed = Label::from_static_parts("error_type", answer.outcome);
+        return AI_REQUEST.observe(answer.took, &[&labels[..], &[failed]].concat());
+    }
+    AI_REQUEST.observe(answer.took, &labels);
+    REQUEST_PROMPT.record(n_prompt as f64, &[]);
+    REQUEST_OUTPUT.record(n_output as f64, &[]);
+    let Some(first) = answer.first_token else { return };
+    AI_FIRST_TOKEN.observe(first, &labels);
+    // Choices are written side by side, each with a first token of its own.
+    let n_behind = n_output.saturating_sub(answer.n_choices);
+    if let (Some(last), true) = (answer.last_token, n_behind > 0) {
+        let apart = last.saturating_sub(first).as_secs_f64() * answer.n_choices as f64 / n_behind as f64;
+        AI_PER_TOKEN.record(apart, &labels);
+    }
+}
+
+// -- of whoever sends to a collector
+
+pub(crate) fn sent(signal: &'static str, n: u64) {
+    SENT.add(n, &[Label::from_static_parts("signal", signal)]);
+}
+
+pub(crate) fn not_sent(signal: &'static str, reason: &'static str, n: u64) {
+    let labels = [Label::from_static_parts("signal", signal), Label::from_static_parts("reason", reason)];
+    NOT_SENT.add(n, &labels);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn cache_of(n_blocks: u32) -> Cache {
+        Cache { block_size: 16, n_blocks, dtype: "f16".into(), prefix_caching: true }
+    }
 
     #[test]
     fn the_page_has_both_names_and_buckets() {
@@ -333,11 +529,39 @@ mod tests {
         planned(&other, Planned { steps: 2, ..Planned::default() });
         finished(&one, "stop");
         first_token(Duration::from_millis(3));
+        let (before, now) = (cache_of(8), cache_of(9));
+        cache(&one, None, &before);
+        cache(&one, Some(&before), &now);
+        let usage = Usage { n_prompt: 5, n_cached: 0, n_output: 9 };
+        let (first, last) = (Some(Duration::from_millis(15)), Some(Duration::from_millis(95)));
+        let answer =
+            Answer { operation: "chat", model: Some("toy"), outcome: "ok", n_choices: 1, usage, ..Answer::default() };
+        answered(&Answer { first_token: first, last_token: last, took: Duration::from_millis(100), ..answer.clone() });
+        answered(&Answer { outcome: "full", model: None, usage: Usage::default(), ..answer });
+        not_sent("logs", "full", 3);
         let page = exporter.render();
+        let gen_ai = "model_name=\"toy\",gen_ai_operation_name=\"chat\",gen_ai_provider_name=\"lockstep\"";
+        let of_toy = format!("{gen_ai},gen_ai_request_model=\"toy\",gen_ai_response_model=\"toy\"");
+        for line in [
+            format!("gen_ai_server_request_duration_seconds_bucket{{{of_toy},le=\"0.16\"}} 1"),
+            format!("gen_ai_server_request_duration_seconds_count{{{gen_ai},error_type=\"full\"}} 1"),
+            format!("gen_ai_server_time_to_first_token_seconds_bucket{{{of_toy},le=\"0.02\"}} 1"),
+            format!("gen_ai_server_time_per_output_token_seconds_bucket{{{of_toy},le=\"0.01\"}} 1"),
+            format!("gen_ai_client_token_usage_sum{{{of_toy},gen_ai_token_type=\"output\"}} 9"),
+            "lockstep:otlp_dropped_total{model_name=\"toy\",signal=\"logs\",reason=\"full\"} 3".into(),
+        ] {
+            assert!(page.contains(&line), "{line} is not in\n{page}");
+        }
+        let cache = "cache_dtype=\"f16\",enable_prefix_caching=\"True\"";
+        for (n, is_so) in [(8, 0), (9, 1)] {
+            let labels = format!("model_name=\"toy\",replica=\"one\",block_size=\"16\",num_gpu_blocks=\"{n}\",{cache}");
+            assert!(page.contains(&format!("vllm:cache_config_info{{{labels}}} {is_so}")), "{labels}\n{page}");
+        }
         for line in [
             "vllm:num_requests_running{model_name=\"toy\",replica=\"one\"} 3",
             "vllm:num_requests_running{model_name=\"toy\",replica=\"other\"} 9",
             "lockstep:requests_waiting{model_name=\"toy\",replica=\"one\"} 2",
+            "vllm:gpu_cache_usage_perc{model_name=\"toy\",replica=\"one\"} 0.25",
             "vllm:kv_cache_usage_perc{model_name=\"toy\",replica=\"one\"} 0.25",
             "lockstep:steps_total{model_name=\"toy\",replica=\"one\"} 7",
             "lockstep:steps_total{model_name=\"toy\",replica=\"other\"} 2",

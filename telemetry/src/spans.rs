@@ -4,7 +4,7 @@
 //! the coordinator, `pass` at each rank), of which there are hundreds a second, only where they are asked for too.
 //! Where they are not, making one costs a look at a flag.
 
-use crate::otlp;
+use crate::otlp::{self, Carried, context};
 use std::time::Duration;
 use tracing::field::Empty;
 use tracing::{Level, Span};
@@ -33,20 +33,30 @@ impl Traced {
     }
 
     /// As W3C Trace Context writes it, for the other side of a wire; empty where nobody records it.
-    pub fn traceparent(&self) -> String {
-        if self.is_recorded() { otlp::traceparent(&self.0) } else { String::new() }
+    pub fn carried(&self) -> Carried {
+        if self.is_recorded() { context::carried(&self.0) } else { Carried::default() }
+    }
+
+    /// What `say` logs is said in this span.
+    pub fn tell(&self, say: impl FnOnce()) {
+        self.0.in_scope(say);
+    }
+
+    /// Whether prompts and answers belong into it: only where an operator has asked for that.
+    pub fn wants_content(&self) -> bool {
+        self.is_recorded() && otlp::wants_content()
     }
 
     /// Also a part of what `other` waits for.
     pub fn link(&self, other: &Traced) {
         if self.is_recorded() && other.is_recorded() {
-            otlp::link(&self.0, &other.0);
+            context::link(&self.0, &other.0);
         }
     }
 
     fn join(self, traceparent: &str, tracestate: &str) -> Traced {
         if self.is_recorded() && !traceparent.is_empty() {
-            otlp::join(&self.0, traceparent, tracestate);
+            context::join(&self.0, traceparent, tracestate);
         }
         self
     }
@@ -62,6 +72,24 @@ fn whole(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
+/// What a request asks for, in the words of OpenTelemetry's conventions. None is what the request does not say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Asked {
+    /// `chat`, `text_completion` or `embeddings`.
+    pub operation: &'static str,
+    /// As the client names it; may be empty.
+    pub model: String,
+    pub n_choices: u64,
+    pub max_tokens: Option<u64>,
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
+    pub top_k: Option<u64>,
+    pub seed: Option<u64>,
+    pub frequency_penalty: Option<f64>,
+    pub presence_penalty: Option<f64>,
+    pub stops: Vec<String>,
+}
+
 /// How much a request read and wrote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -70,47 +98,97 @@ pub struct Usage {
     pub n_output: u64,
 }
 
-/// The router's: from a request's arrival to its end. With the caller's trace, if it has sent one.
+/// The router's: from a request's arrival to its end, named by operation and model once they are known. With the
+/// caller's trace, if it has sent one.
 pub fn request(face: &'static str, traceparent: &str, tracestate: &str) -> Traced {
     let span = tracing::span!(
         target: TARGET,
         parent: None,
         REQUESTS,
         "request",
+        otel.name = Empty,
         otel.kind = "server",
         otel.status_code = Empty,
         error.type = Empty,
         gen_ai.operation.name = Empty,
+        gen_ai.provider.name = PROVIDER,
         gen_ai.request.model = Empty,
+        gen_ai.request.choice.count = Empty,
+        gen_ai.request.max_tokens = Empty,
+        gen_ai.request.temperature = Empty,
+        gen_ai.request.top_p = Empty,
+        gen_ai.request.top_k = Empty,
+        gen_ai.request.seed = Empty,
+        gen_ai.request.frequency_penalty = Empty,
+        gen_ai.request.presence_penalty = Empty,
         gen_ai.response.id = Empty,
+        gen_ai.response.model = Empty,
         gen_ai.usage.input_tokens = Empty,
         gen_ai.usage.output_tokens = Empty,
         gen_ai.usage.cache_read.input_tokens = Empty,
         gen_ai.response.time_to_first_chunk = Empty,
         lockstep.face = face,
-        lockstep.choices = Empty,
         lockstep.outcome = Empty,
     );
     Traced(span).join(traceparent, tracestate)
 }
 
+/// As conventions tell systems apart.
+pub(crate) const PROVIDER: &str = "lockstep";
+
 impl Traced {
-    /// What a request turned out to be, once it has been read.
-    pub fn begun(&self, id: &str, model: &str, n_choices: u64) {
+    /// What a request asks for, once it has been read.
+    pub fn asked(&self, asked: &Asked) {
+        if !self.is_recorded() {
+            return;
+        }
+        let span = &self.0;
+        span.record("otel.name", format!("{} {}", asked.operation, asked.model).trim_end());
+        span.record("gen_ai.operation.name", asked.operation);
+        span.record("gen_ai.request.choice.count", whole(asked.n_choices));
+        span.record("gen_ai.request.max_tokens", asked.max_tokens.map(whole));
+        span.record("gen_ai.request.temperature", asked.temperature);
+        span.record("gen_ai.request.top_p", asked.top_p);
+        span.record("gen_ai.request.top_k", asked.top_k.map(whole));
+        span.record("gen_ai.request.seed", asked.seed.map(whole));
+        span.record("gen_ai.request.frequency_penalty", asked.frequency_penalty);
+        span.record("gen_ai.request.presence_penalty", asked.presence_penalty);
+        if !asked.model.is_empty() {
+            span.record("gen_ai.request.model", &*asked.model);
+        }
+        if !asked.stops.is_empty() && otlp::wants_content() {
+            context::list(span, "gen_ai.request.stop_sequences", asked.stops.iter().map(String::as_str));
+        }
+    }
+
+    /// It goes to a replica.
+    pub fn begun(&self, id: &str, operation: &str, model: &str) {
+        self.0.record("otel.name", format!("{operation} {model}"));
         self.0.record("gen_ai.response.id", id);
-        self.0.record("gen_ai.request.model", model);
-        self.0.record("lockstep.choices", whole(n_choices));
+        self.0.record("gen_ai.response.model", model);
     }
 
     pub fn first_token(&self, after: Duration) {
         self.0.record("gen_ai.response.time_to_first_chunk", after.as_secs_f64());
     }
 
-    pub fn ended(&self, outcome: &'static str, usage: Usage) {
+    /// Prompts and answers, as the conventions write messages. For those that `wants_content` only.
+    pub fn content(&self, input: &str, output: &str) {
+        for (name, text) in [("gen_ai.input.messages", input), ("gen_ai.output.messages", output)] {
+            if !text.is_empty() {
+                context::text(&self.0, name, text);
+            }
+        }
+    }
+
+    pub fn ended(&self, outcome: &'static str, usage: Usage, reasons: &[&'static str]) {
         self.0.record("lockstep.outcome", outcome);
         self.0.record("gen_ai.usage.input_tokens", whole(usage.n_prompt));
         self.0.record("gen_ai.usage.output_tokens", whole(usage.n_output));
         self.0.record("gen_ai.usage.cache_read.input_tokens", whole(usage.n_cached));
+        if self.is_recorded() && !reasons.is_empty() {
+            context::list(&self.0, "gen_ai.response.finish_reasons", reasons.iter().copied());
+        }
         if outcome != "ok" {
             self.failed(outcome);
         }
@@ -120,10 +198,15 @@ impl Traced {
     pub fn prepare(&self) -> Traced {
         Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "prepare", otel.kind = "internal"))
     }
+
+    /// The router's: from tokens until the request is on its way to a replica.
+    pub fn place(&self) -> Traced {
+        Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "place", otel.kind = "internal"))
+    }
 }
 
 /// The coordinator's: one choice of a request, from its submission to its end.
-pub fn sequence(traceparent: &str, id: u64, n_prompt: u64, n_output: u64) -> Traced {
+pub fn sequence(traceparent: &str, tracestate: &str, id: u64, n_prompt: u64, n_output: u64) -> Traced {
     let span = tracing::span!(
         target: TARGET,
         parent: None,
@@ -140,10 +223,15 @@ pub fn sequence(traceparent: &str, id: u64, n_prompt: u64, n_output: u64) -> Tra
         lockstep.steps = Empty,
         lockstep.finish = Empty,
     );
-    Traced(span).join(traceparent, "")
+    Traced(span).join(traceparent, tracestate)
 }
 
 impl Traced {
+    /// The coordinator's: from a sequence's submission until it first has a part of a step.
+    pub fn queue(&self) -> Traced {
+        Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "queue", otel.kind = "internal"))
+    }
+
     pub fn sequence_started(&self, after: Duration, n_cached: u64) {
         self.0.record("lockstep.seconds_to_first_token", after.as_secs_f64());
         self.0.record("lockstep.cached_tokens", whole(n_cached));

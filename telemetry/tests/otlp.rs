@@ -1,114 +1,168 @@
-//! A collector of a few lines hears the spans of a request over OTLP, as a tree, within the caller's trace.
+//! A collector of a few lines hears the spans of a request over OTLP/gRPC, as a tree, within the caller's trace; and
+//! metrics and logs beside them.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+mod common;
+
+use common::{Collector, attribute, find, hex, text};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::trace::v1::Span;
-use std::sync::{Arc, Mutex};
+use opentelemetry_proto::tonic::metrics::v1::metric::Data;
+use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value as Number;
 use std::time::Duration;
 use telemetry::logs::Telling;
-use telemetry::spans::{self, Usage};
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::{Request, Response, Status};
-
-#[derive(Clone, Default)]
-struct Collector(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
-
-#[tonic::async_trait]
-impl TraceService for Collector {
-    async fn export(
-        &self,
-        request: Request<ExportTraceServiceRequest>,
-    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        self.0.lock().unwrap().push(request.into_inner());
-        Ok(Response::new(ExportTraceServiceResponse::default()))
-    }
-}
-
-impl Collector {
-    fn spans(&self) -> Vec<Span> {
-        let heard = self.0.lock().unwrap();
-        let scopes = heard.iter().flat_map(|request| &request.resource_spans).flat_map(|of| &of.scope_spans);
-        scopes.flat_map(|scope| scope.spans.clone()).collect()
-    }
-}
-
-fn attribute(span: &Span, name: &str) -> Option<Value> {
-    let found = span.attributes.iter().find(|attribute| attribute.key == name)?;
-    found.value.clone()?.value
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
+use telemetry::metrics::{self, Of};
+use telemetry::spans::{self, Asked, Usage};
 
 const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+/// Of somebody who records nothing.
+const UNSAMPLED: &str = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
 
 /// What router, coordinator and rank do with one request.
 fn one_request() {
     let request = spans::request("http", CALLER, "vendor=1");
     assert!(request.is_recorded());
+    let model = "toy".to_owned();
+    let asked =
+        Asked { operation: "chat", model, n_choices: 2, temperature: Some(0.5), seed: Some(7), ..Asked::default() };
+    request.asked(&Asked { stops: vec!["secret".into()], ..asked });
     drop(request.prepare());
-    request.begun("chatcmpl-1", "toy", 2);
-    let sequence = spans::sequence(&request.traceparent(), 7, 5, 0);
+    drop(request.place());
+    request.begun("chatcmpl-1", "chat", "toy-1");
+    let carried = request.carried();
+    assert_eq!(carried.state, "vendor=1");
+    let sequence = spans::sequence(&carried.parent, &carried.state, 7, 5, 0);
+    let queue = sequence.queue();
     let step = spans::step(3, 1, 1, 5);
     step.link(&sequence);
-    let pass = spans::pass(&step.traceparent(), 3, 1);
+    drop(queue);
+    let pass = spans::pass(&step.carried().parent, 3, 1);
     pass.waited(Duration::from_micros(9));
     drop((pass, step));
     sequence.sequence_started(Duration::from_millis(2), 4);
     sequence.sequence_ended("stop", 6);
     drop(sequence);
     request.first_token(Duration::from_millis(3));
-    request.ended("ok", Usage { n_prompt: 5, n_cached: 4, n_output: 6 });
+    request.tell(|| tracing::info!(n = 4, "said in a request"));
+    request.ended("ok", Usage { n_prompt: 5, n_cached: 4, n_output: 6 }, &["stop", "length"]);
 }
 
-#[test]
-fn a_collector_hears_a_request_as_a_tree() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let collector = Collector::default();
-    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let service = TraceServiceServer::new(collector.clone());
-    runtime.spawn(
-        tonic::transport::Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)),
-    );
-    telemetry::logs::init(Telling { filter: "info", collector: Some(&address), steps: true, ..Telling::default() })
-        .unwrap();
-    one_request();
-    let refused = spans::request("grpc", "no traceparent at all", "");
-    refused.ended("full", Usage::default());
-    drop(refused);
-    let recovery = spans::recovery(4);
-    recovery.recovered_from("hung", Some((3, "there")));
-    recovery.recovered_on(2, 1, 77);
-    drop(recovery);
-    telemetry::flush();
+/// One whose caller is not recorded leaves nothing, at this side of the wire and at the other.
+fn one_unsampled() {
+    let request = spans::request("http", UNSAMPLED, "");
+    request.begun("chatcmpl-2", "chat", "toy-1");
+    let carried = request.carried();
+    assert!(carried.parent.starts_with(&UNSAMPLED[..35]) && carried.parent.ends_with("-00"), "{}", carried.parent);
+    let sequence = spans::sequence(&carried.parent, "", 8, 5, 0);
+    let step = spans::step(99, 1, 1, 5);
+    step.link(&sequence);
+    drop(spans::pass(&step.carried().parent, 99, 0));
+}
+
+fn check_tree(collector: &Collector) {
     let heard = collector.spans();
-    let named = |name: &str| heard.iter().find(|span| span.name == name).unwrap();
-    let (request, prepare, sequence) = (named("request"), named("prepare"), named("sequence"));
+    let named = |name: &str| heard.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("no {name}"));
+    let (request, prepare, sequence) = (named("chat toy-1"), named("prepare"), named("sequence"));
     let (step, pass) = (named("step"), named("pass"));
     assert_eq!(format!("00-{}-{}-01", hex(&request.trace_id), hex(&request.parent_span_id)), CALLER);
-    assert_eq!(request.trace_state, "vendor=1");
-    for (child, parent) in [(prepare, request), (sequence, request), (pass, step)] {
+    assert_eq!((&*request.trace_state, &*sequence.trace_state), ("vendor=1", "vendor=1"));
+    let of_request = [(prepare, request), (named("place"), request), (sequence, request), (named("queue"), sequence)];
+    for (child, parent) in of_request.into_iter().chain([(pass, step)]) {
         assert_eq!((&child.trace_id, &child.parent_span_id), (&parent.trace_id, &parent.span_id), "{}", child.name);
     }
     assert_eq!((step.parent_span_id.len(), &step.links[0].span_id), (0, &sequence.span_id));
-    assert_eq!(attribute(request, "gen_ai.usage.output_tokens"), Some(Value::IntValue(6)));
-    assert_eq!(attribute(request, "gen_ai.response.time_to_first_chunk"), Some(Value::DoubleValue(0.003)));
-    assert_eq!(attribute(sequence, "lockstep.id"), Some(Value::StringValue("0000000000000007".into())));
+    for (name, expect) in [
+        ("gen_ai.operation.name", text("chat")),
+        ("gen_ai.provider.name", text("lockstep")),
+        ("gen_ai.request.model", text("toy")),
+        ("gen_ai.response.model", text("toy-1")),
+        ("gen_ai.request.temperature", Some(Value::DoubleValue(0.5))),
+        ("gen_ai.request.seed", Some(Value::IntValue(7))),
+        ("gen_ai.request.choice.count", Some(Value::IntValue(2))),
+        ("gen_ai.request.max_tokens", None),
+        // Nobody has asked for content.
+        ("gen_ai.request.stop_sequences", None),
+        ("gen_ai.usage.output_tokens", Some(Value::IntValue(6))),
+        ("gen_ai.response.time_to_first_chunk", Some(Value::DoubleValue(0.003))),
+    ] {
+        assert_eq!(attribute(request, name), expect, "{name}");
+    }
+    let Some(Value::ArrayValue(reasons)) = attribute(request, "gen_ai.response.finish_reasons") else {
+        panic!("no reasons")
+    };
+    let reasons: Vec<_> = reasons.values.into_iter().map(|reason| reason.value).collect();
+    assert_eq!(reasons, [text("stop"), text("length")]);
+    assert_eq!(attribute(sequence, "lockstep.id"), text("0000000000000007"));
     assert_eq!(attribute(pass, "lockstep.wait_micros"), Some(Value::IntValue(9)));
     assert_eq!(attribute(pass, "lockstep.rank"), Some(Value::IntValue(1)));
     let recovery = named("recovery");
     let told = ["lockstep.rank", "lockstep.tp", "lockstep.pp", "lockstep.replayed_tokens"];
     let told = told.map(|name| attribute(recovery, name));
     assert_eq!(told, [3, 2, 1, 77].map(|n| Some(Value::IntValue(n))));
-    assert_eq!(attribute(recovery, "lockstep.cause"), Some(Value::StringValue("hung".into())));
+    assert_eq!(attribute(recovery, "lockstep.cause"), text("hung"));
     let other = heard.iter().rfind(|span| span.name == "request").unwrap();
     assert_eq!((other.parent_span_id.len(), other.status.as_ref().unwrap().code), (0, 2));
-    let resource = collector.0.lock().unwrap()[0].resource_spans[0].resource.clone().unwrap();
-    let service = resource.attributes.iter().find(|attribute| attribute.key == "service.name").unwrap();
-    assert_eq!(service.value.clone().unwrap().value, Some(Value::StringValue("lockstep".into())));
+    let n_of = |name: &str| heard.iter().filter(|span| span.name == name).count();
+    assert_eq!(["sequence", "step", "pass"].map(n_of), [1, 1, 1]);
+}
+
+/// What was said in a request has its trace and span; what sending says of itself is not sent.
+fn check_logs(collector: &Collector) {
+    let request = collector.spans().into_iter().find(|span| span.name == "chat toy-1").unwrap();
+    let records = collector.records();
+    let find_by = |body: &str| records.iter().find(|(_, log)| log.body.clone().unwrap().value == text(body));
+    let (scope, within) = find_by("said in a request").unwrap();
+    assert_eq!((&within.trace_id, &within.span_id), (&request.trace_id, &request.span_id));
+    assert_eq!((&**scope, &*within.severity_text, within.flags), ("otlp", "INFO", 1));
+    assert_eq!(find(&within.attributes, "n"), Some(Value::IntValue(4)));
+    let (_, alone) = find_by("said alone").unwrap();
+    assert_eq!((alone.trace_id.len(), &*alone.severity_text), (0, "WARN"));
+    assert!(find_by("too quiet").is_none() && find_by("of sending itself").is_none());
+}
+
+/// What is sent is what the page says.
+fn check_metrics(collector: &Collector, page: &str) {
+    let metrics = collector.last_metrics();
+    let named = |name: &str| metrics.iter().find(|metric| metric.name == name).unwrap_or_else(|| panic!("no {name}"));
+    let Some(Data::Gauge(running)) = &named("vllm:num_requests_running").data else { panic!("no gauge") };
+    assert_eq!(running.data_points[0].value, Some(Number::AsDouble(3.0)));
+    assert_eq!(find(&running.data_points[0].attributes, "replica"), text("one"));
+    let first_token = named("gen_ai.server.time_to_first_token");
+    let Some(Data::Histogram(histogram)) = &first_token.data else { panic!("no histogram") };
+    assert_eq!((histogram.data_points[0].count, &*first_token.unit), (1, "s"));
+    assert_eq!(find(&histogram.data_points[0].attributes, "gen_ai.operation.name"), text("chat"));
+    assert!(page.contains("gen_ai_server_time_to_first_token_seconds_count"));
+    let resource = collector.metrics.lock().unwrap()[0].resource_metrics[0].resource.clone().unwrap();
+    assert_eq!(find(&resource.attributes, "service.name"), text("lockstep"));
+    let Some(Value::StringValue(instance)) = find(&resource.attributes, "service.instance.id") else { panic!("no id") };
+    assert_eq!(instance.split('-').map(str::len).collect::<Vec<_>>(), [8, 4, 4, 4, 12]);
+}
+
+#[test]
+fn a_collector_hears_a_request_as_a_tree_and_what_was_counted_and_logged() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let collector = Collector::default();
+    let endpoint = collector.grpc(&runtime);
+    let told = telemetry::Collector { endpoint, steps: true, ..telemetry::Collector::default() };
+    telemetry::logs::init(Telling { filter: "info", collector: Some(&told), ..Telling::default() }).unwrap();
+    let exporter = metrics::install(&[("model_name", "toy")]).unwrap();
+    one_request();
+    one_unsampled();
+    let refused = spans::request("grpc", "no traceparent at all", "");
+    refused.ended("full", Usage::default(), &[]);
+    drop(refused);
+    let recovery = spans::recovery(4);
+    recovery.recovered_from("hung", Some((3, "there")));
+    recovery.recovered_on(2, 1, 77);
+    drop(recovery);
+    tracing::warn!("said alone");
+    tracing::debug!("too quiet");
+    tracing::warn!(target: "telemetry", "of sending itself");
+    metrics::load(&Of::replica("one"), 3, 2, 1, 4);
+    let first_token = Some(Duration::from_millis(3));
+    metrics::answered(&metrics::Answer { operation: "chat", outcome: "ok", first_token, ..Default::default() });
+    telemetry::flush();
+    check_tree(&collector);
+    check_logs(&collector);
+    check_metrics(&collector, &exporter.render());
 }

@@ -1,0 +1,145 @@
+//! Events of the log as OTLP's records, each with the trace and span that it was said in, if there is one. Knows no
+//! collector.
+
+use super::queue::{Pile, unix_nanos};
+use opentelemetry::trace::TraceContextExt;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::logs::v1::{LogRecord, SeverityNumber};
+use std::fmt::Debug;
+use std::sync::OnceLock;
+use tracing::dispatcher::WeakDispatch;
+use tracing::field::{Field, Visit};
+use tracing::{Dispatch, Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::registry::LookupSpan;
+
+/// Longer values are cut: a log tells what happened, and a queue has to hold it.
+const VALUE_BYTES_MAX: usize = 4096;
+
+pub struct Record {
+    pub target: &'static str,
+    pub log: LogRecord,
+}
+
+pub struct Logs {
+    queue: Pile<Record>,
+    dispatch: OnceLock<WeakDispatch>,
+}
+
+impl Logs {
+    pub fn new(queue: Pile<Record>) -> Logs {
+        Logs { queue, dispatch: OnceLock::new() }
+    }
+
+    /// Trace, span and flags.
+    fn place<S>(&self, event: &Event<'_>, context: &Context<'_, S>) -> Option<(Vec<u8>, Vec<u8>, u32)>
+    where
+        S: Subscriber + for<'span> LookupSpan<'span>,
+    {
+        let span = context.event_span(event)?;
+        let dispatch = self.dispatch.get()?.upgrade()?;
+        let within = tracing_opentelemetry::get_otel_context(&span.id(), &dispatch)?;
+        let of = within.span().span_context().clone();
+        let flags = u32::from(of.trace_flags().to_u8());
+        of.is_valid().then(|| (of.trace_id().to_bytes().to_vec(), of.span_id().to_bytes().to_vec(), flags))
+    }
+}
+
+impl<S> Layer<S> for Logs
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    fn on_register_dispatch(&self, dispatch: &Dispatch) {
+        // Registered once: a process has one subscriber.
+        let _twice = self.dispatch.set(dispatch.downgrade());
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let metadata = event.metadata();
+        let (severity, text) = severity(*metadata.level());
+        let mut said = Said::default();
+        event.record(&mut said);
+        let (trace_id, span_id, flags) = self.place(event, &context).unwrap_or_default();
+        let now = unix_nanos();
+        let log = LogRecord {
+            time_unix_nano: now,
+            observed_time_unix_nano: now,
+            severity_number: severity.into(),
+            severity_text: text.into(),
+            body: said.message.map(|message| AnyValue { value: Some(Value::StringValue(message)) }),
+            attributes: said.attributes,
+            flags,
+            trace_id,
+            span_id,
+            ..LogRecord::default()
+        };
+        self.queue.put(Record { target: metadata.target(), log });
+    }
+}
+
+fn severity(level: Level) -> (SeverityNumber, &'static str) {
+    match level {
+        Level::ERROR => (SeverityNumber::Error, "ERROR"),
+        Level::WARN => (SeverityNumber::Warn, "WARN"),
+        Level::INFO => (SeverityNumber::Info, "INFO"),
+        Level::DEBUG => (SeverityNumber::Debug, "DEBUG"),
+        Level::TRACE => (SeverityNumber::Trace, "TRACE"),
+    }
+}
+
+/// An event's fields.
+#[derive(Default)]
+struct Said {
+    message: Option<String>,
+    attributes: Vec<KeyValue>,
+}
+
+impl Said {
+    fn add(&mut self, field: &Field, value: Value) {
+        let value = Some(AnyValue { value: Some(value) });
+        self.attributes.push(KeyValue { key: field.name().into(), value, ..KeyValue::default() });
+    }
+
+    fn text(&mut self, field: &Field, mut text: String) {
+        if let Some(end) =
+            (VALUE_BYTES_MAX.saturating_sub(3)..=VALUE_BYTES_MAX).rev().find(|i| text.is_char_boundary(*i))
+        {
+            text.truncate(end);
+        }
+        match field.name() {
+            "message" => self.message = Some(text),
+            _ => self.add(field, Value::StringValue(text)),
+        }
+    }
+}
+
+impl Visit for Said {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.add(field, Value::DoubleValue(value));
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.add(field, Value::IntValue(value));
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        match i64::try_from(value) {
+            Ok(value) => self.add(field, Value::IntValue(value)),
+            Err(_) => self.text(field, value.to_string()),
+        }
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.add(field, Value::BoolValue(value));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.text(field, value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.text(field, format!("{value:?}"));
+    }
+}

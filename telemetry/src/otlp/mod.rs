@@ -1,0 +1,198 @@
+//! Spans, metrics and logs to a collector, over OTLP. The only folder that knows OpenTelemetry: others make spans with
+//! `spans`, count with `metrics`, log with `tracing`, and pass a `traceparent` on as text.
+//!
+//! Whatever is made goes into a queue with a limit and leaves from a thread of its own, in batches. A queue that is full
+//! drops, and counts what it drops: a collector that is slow, gone or lies holds up no request.
+
+pub(crate) mod context;
+mod log;
+mod page;
+mod queue;
+mod sample;
+mod wire;
+
+pub use context::Carried;
+pub use wire::Protocol;
+
+use crate::{Error, metrics};
+use opentelemetry::trace::TracerProvider;
+use opentelemetry::{Key, KeyValue, Value};
+use opentelemetry_proto::tonic::resource::v1::Resource as Sender;
+use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use queue::{Pack, Pile};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tracing::Subscriber;
+use tracing_opentelemetry::OpenTelemetryLayer;
+use tracing_subscriber::registry::LookupSpan;
+use wire::{Batch, Wire};
+
+/// How long the end of a process waits for the last of it to be sent.
+const LAST_MAX: Duration = Duration::from_secs(2);
+
+/// Where a process sends what it tells of itself, and how much of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Collector {
+    /// `http://host:4317`
+    pub endpoint: String,
+    pub protocol: Protocol,
+    /// Of the traces that begin here, this part is recorded; those of a caller who says are as the caller says.
+    pub sample: f64,
+    /// Spans of every step, not only of every request.
+    pub steps: bool,
+    /// Prompts and answers, in the spans of requests.
+    pub content: bool,
+    /// None sends no metrics.
+    pub metrics_every: Option<Duration>,
+}
+
+impl Default for Collector {
+    fn default() -> Collector {
+        Collector {
+            endpoint: String::new(),
+            protocol: Protocol::Grpc,
+            sample: 1.0,
+            steps: false,
+            content: false,
+            metrics_every: Some(Duration::from_secs(15)),
+        }
+    }
+}
+
+static SENDING: OnceLock<Sending> = OnceLock::new();
+
+struct Sending {
+    wire: Wire,
+    sender: Sender,
+    metrics_every: Option<Duration>,
+    content: bool,
+    ending: watch::Sender<bool>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+    /// The connection's; it outlives every runtime that the process has besides.
+    runtime: Runtime,
+}
+
+impl Sending {
+    fn start(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let task = self.runtime.spawn(task);
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(task);
+    }
+
+    /// A queue whose other end sends what is pushed into it.
+    fn queue<T: Send + 'static>(&self, signal: &'static str, pack: Pack<T>) -> Pile<T> {
+        let (pile, mut leaving) = queue::open(signal, pack, self.wire.clone(), self.ending.subscribe());
+        self.start(async move { leaving.run().await });
+        pile
+    }
+}
+
+/// What makes spans and logs of this process known to the collector. Nothing is dialled before the first batch.
+pub(crate) fn layers<S>(
+    collector: &Collector,
+) -> Result<(impl tracing_subscriber::Layer<S> + use<S>, impl tracing_subscriber::Layer<S> + use<S>), Error>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(1).thread_name("otlp").enable_all().build()?;
+    let wire = {
+        let _within = runtime.enter();
+        Wire::to(&collector.endpoint, collector.protocol)?
+    };
+    let resource = resource();
+    let described = ResourceAttributesWithSchema::from(&resource);
+    let sender = Sender { attributes: described.attributes.0.clone(), ..Sender::default() };
+    let sending = Sending {
+        wire,
+        sender: sender.clone(),
+        metrics_every: collector.metrics_every,
+        content: collector.content,
+        ending: watch::Sender::new(false),
+        tasks: Mutex::default(),
+        runtime,
+    };
+    let spans = sending.queue("traces", Box::new(move |spans| Batch::spans(spans, &described)));
+    let logs = sending.queue("logs", Box::new(move |logs| Batch::logs(logs, &sender)));
+    let provider = SdkTracerProvider::builder()
+        .with_resource(resource)
+        .with_sampler(sample::Sampler::new(collector.sample))
+        .with_span_processor(queue::Spans(spans))
+        .build();
+    let tracer = provider.tracer("lockstep");
+    if SENDING.set(sending).is_err() {
+        return Err(Error::LogsTwice);
+    }
+    // What a source file is called, and which thread it ran on, is for logs.
+    let layer = OpenTelemetryLayer::new(tracer).with_location(false).with_threads(false).with_target(false);
+    Ok((layer.with_tracked_inactivity(false).with_context_activation(false), log::Logs::new(logs)))
+}
+
+/// Sends the page of the metrics, now and then. `page` renders it.
+pub(crate) fn measure(page: impl Fn() -> String + Send + 'static) {
+    let Some(sending) = SENDING.get() else { return };
+    let Some(every) = sending.metrics_every else { return };
+    let (sender, wire, ending) = (sending.sender.clone(), sending.wire.clone(), sending.ending.subscribe());
+    let since = queue::unix_nanos();
+    let batch = move || {
+        let metrics = page::read(&page(), since, queue::unix_nanos());
+        let n = page::n_points(&metrics);
+        (Batch::metrics(metrics, &sender), n)
+    };
+    sending.start(queue::repeat(every, batch, wire, ending));
+}
+
+/// Whether prompts and answers are wanted in spans.
+pub(crate) fn wants_content() -> bool {
+    SENDING.get().is_some_and(|sending| sending.content)
+}
+
+/// `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, and what they leave open.
+fn resource() -> Resource {
+    let own = [
+        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+        KeyValue::new("process.pid", i64::from(std::process::id())),
+    ];
+    let told = Resource::builder().build();
+    let is_named = |name: Value| !name.as_str().starts_with("unknown_service");
+    let mut resource = Resource::builder().with_attributes(own);
+    if !told.get(&Key::from_static_str("service.name")).is_some_and(is_named) {
+        resource = resource.with_service_name("lockstep");
+    }
+    // Two processes that count the same are told apart by it.
+    if told.get(&Key::from_static_str("service.instance.id")).is_none() {
+        resource = resource.with_attribute(KeyValue::new("service.instance.id", life()));
+    }
+    resource.build()
+}
+
+/// A number of this life of this process, as a UUID.
+fn life() -> String {
+    let draw = || RandomState::new().build_hasher().finish();
+    let (high, low) = (draw() & !0xf000 | 0x4000, draw() & !(0b11 << 62) | 1 << 63);
+    let (low_head, low_tail) = (low >> 48, low & 0xffff_ffff_ffff);
+    format!("{:08x}-{:04x}-{:04x}-{low_head:04x}-{low_tail:012x}", high >> 32, high >> 16 & 0xffff, high & 0xffff)
+}
+
+/// Sends what is still queued, within a limit. For the end of the process.
+pub fn flush() {
+    let Some(sending) = SENDING.get() else { return };
+    sending.ending.send_replace(true);
+    let tasks = std::mem::take(&mut *sending.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+    let all = async {
+        for task in tasks {
+            // Each says itself what it could not send.
+            let _ended = task.await;
+        }
+    };
+    let sent = sending.runtime.block_on(async { tokio::time::timeout(LAST_MAX, all).await });
+    if sent.is_err() {
+        metrics::not_sent("all", "end", 1);
+        tracing::warn!(target: "telemetry", "not all that was to be told was sent to the collector in time");
+    }
+}

@@ -1,0 +1,193 @@
+//! What waits to be sent: queues with a limit, and the tasks that empty them in batches. Knows no collector, and nothing
+//! of what is in a batch.
+
+use super::wire::{Batch, Wire};
+use crate::metrics;
+use opentelemetry::Context;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// What waits of one signal: some megabytes, and seconds of a busy server.
+const QUEUED_MAX: usize = 4096;
+const BATCH_MAX: usize = 512;
+/// How long the first of a batch waits for others.
+const GATHER_MAX: Duration = Duration::from_secs(1);
+/// A batch is sent so often; between, its sender waits twice as long each time.
+const TRIES_MAX: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(500);
+/// One complaint a minute about a collector is enough.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
+
+pub type Pack<T> = Box<dyn Fn(Vec<T>) -> Batch + Send>;
+
+/// Where makers put things. Putting waits for nobody.
+#[derive(Debug)]
+pub struct Pile<T> {
+    signal: &'static str,
+    queue: mpsc::Sender<T>,
+}
+
+impl<T> Pile<T> {
+    pub fn put(&self, thing: T) {
+        if self.queue.try_send(thing).is_err() {
+            metrics::not_sent(self.signal, "full", 1);
+        }
+    }
+}
+
+/// Where things leave from.
+pub struct Leaving<T> {
+    queue: mpsc::Receiver<T>,
+    pack: Pack<T>,
+    sender: Sender,
+}
+
+pub fn open<T>(
+    signal: &'static str,
+    pack: Pack<T>,
+    wire: Wire,
+    ending: watch::Receiver<bool>,
+) -> (Pile<T>, Leaving<T>) {
+    let (sender, receiver) = mpsc::channel(QUEUED_MAX);
+    let leaving = Leaving { queue: receiver, pack, sender: Sender { signal, wire, ending, complained: None } };
+    (Pile { signal, queue: sender }, leaving)
+}
+
+impl<T> Leaving<T> {
+    /// Ends when the process does, and everything that waited has had its try.
+    pub async fn run(&mut self) {
+        loop {
+            let batch = self.gather().await;
+            if batch.is_empty() {
+                return;
+            }
+            let n = batch.len() as u64;
+            let packed = (self.pack)(batch);
+            self.sender.send(&packed, n).await;
+        }
+    }
+
+    /// Empty at the end.
+    async fn gather(&mut self) -> Vec<T> {
+        let mut batch = Vec::new();
+        let mut ending = self.sender.ending.clone();
+        tokio::select! {
+            biased;
+            _ = self.queue.recv_many(&mut batch, BATCH_MAX) => {}
+            _ = ending.wait_for(|is_ending| *is_ending) => {}
+        }
+        let until = Instant::now() + GATHER_MAX;
+        while batch.len() < BATCH_MAX && !*ending.borrow() {
+            let room = BATCH_MAX - batch.len();
+            let more = async {
+                tokio::select! {
+                    biased;
+                    n = self.queue.recv_many(&mut batch, room) => n > 0,
+                    _ = ending.wait_for(|is_ending| *is_ending) => false,
+                }
+            };
+            if !timeout_at(until, more).await.unwrap_or(false) {
+                break;
+            }
+        }
+        while batch.len() < BATCH_MAX
+            && let Ok(thing) = self.queue.try_recv()
+        {
+            batch.push(thing);
+        }
+        batch
+    }
+}
+
+/// What `batch` makes, again and again, and once more at the end.
+pub async fn repeat(every: Duration, batch: impl Fn() -> (Batch, u64), wire: Wire, mut ending: watch::Receiver<bool>) {
+    let mut sender = Sender { signal: "metrics", wire, ending: ending.clone(), complained: None };
+    loop {
+        let is_last = tokio::select! {
+            _ = ending.wait_for(|is_ending| *is_ending) => true,
+            () = sleep(every) => false,
+        };
+        let (packed, n) = batch();
+        sender.send(&packed, n).await;
+        if is_last {
+            return;
+        }
+    }
+}
+
+/// Sends batches one after the other, and counts what becomes of them.
+struct Sender {
+    signal: &'static str,
+    wire: Wire,
+    ending: watch::Receiver<bool>,
+    complained: Option<Instant>,
+}
+
+impl Sender {
+    async fn send(&mut self, batch: &Batch, n: u64) {
+        let mut tries = 0;
+        let failed = loop {
+            tries += 1;
+            match self.wire.send(batch).await {
+                Ok(refused) => {
+                    let n_refused = refused.n.min(n);
+                    metrics::sent(self.signal, n - n_refused);
+                    if n_refused > 0 || !refused.why.is_empty() {
+                        metrics::not_sent(self.signal, "refused", n_refused);
+                        self.complain(&refused.why);
+                    }
+                    return;
+                }
+                Err(failure) if failure.is_passing && tries < TRIES_MAX && !*self.ending.borrow() => {
+                    let mut ending = self.ending.clone();
+                    tokio::select! {
+                        () = sleep(PAUSE * 2_u32.pow(tries - 1)) => {}
+                        _ = ending.wait_for(|is_ending| *is_ending) => {}
+                    }
+                }
+                Err(failure) => break failure,
+            }
+        };
+        metrics::not_sent(self.signal, if failed.is_passing { "unreachable" } else { "refused" }, n);
+        self.complain(&failed.why);
+    }
+
+    /// To the process's own log alone: to the collector it would be one more thing to send.
+    fn complain(&mut self, why: &str) {
+        let now = Instant::now();
+        if self.complained.is_none_or(|last| now - last >= COMPLAIN_EVERY) {
+            self.complained = Some(now);
+            tracing::warn!(target: "telemetry", signal = self.signal, why, "the collector does not take what it is sent");
+        }
+    }
+}
+
+/// Spans that have ended.
+#[derive(Debug)]
+pub struct Spans(pub Pile<SpanData>);
+
+impl SpanProcessor for Spans {
+    fn on_start(&self, _: &mut Span, _: &Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        if span.span_context.is_sampled() {
+            self.0.put(span);
+        }
+    }
+
+    /// The queue's task sends what waits, and is waited for at the end of the process.
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+}
+
+pub fn unix_nanos() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}

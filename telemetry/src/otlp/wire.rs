@@ -1,0 +1,253 @@
+//! A batch to a collector and its answer, over gRPC or as protobuf over HTTP. Believes no answer further than it has
+//! to: each is waited for and read within limits. Knows no queues.
+
+use super::log::Record;
+use crate::Error;
+use bytes::Bytes;
+use http::{Method, Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use opentelemetry_proto::tonic::collector::logs::v1::logs_service_client::LogsServiceClient;
+use opentelemetry_proto::tonic::collector::logs::v1::{ExportLogsServiceRequest, ExportLogsServiceResponse};
+use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_client::MetricsServiceClient;
+use opentelemetry_proto::tonic::collector::metrics::v1::{ExportMetricsServiceRequest, ExportMetricsServiceResponse};
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
+use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
+use opentelemetry_proto::tonic::logs::v1::{ResourceLogs, ScopeLogs};
+use opentelemetry_proto::tonic::metrics::v1::{Metric, ResourceMetrics, ScopeMetrics};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
+use opentelemetry_proto::transform::trace::tonic::group_spans_by_resource_and_scope;
+use opentelemetry_sdk::trace::SpanData;
+use prost::Message;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::Code;
+use tonic::transport::{Channel, Endpoint};
+
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+/// From a batch's sending to the last byte of its answer.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// An answer says how much was refused and why, and nothing else.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protocol {
+    #[default]
+    Grpc,
+    /// Protobuf over HTTP.
+    Http,
+}
+
+#[derive(Clone, Debug)]
+pub enum Batch {
+    Spans(ExportTraceServiceRequest),
+    Metrics(ExportMetricsServiceRequest),
+    Logs(ExportLogsServiceRequest),
+}
+
+impl Batch {
+    pub fn spans(spans: Vec<SpanData>, resource: &ResourceAttributesWithSchema) -> Batch {
+        let resource_spans = group_spans_by_resource_and_scope(spans, resource);
+        Batch::Spans(ExportTraceServiceRequest { resource_spans })
+    }
+
+    pub fn metrics(metrics: Vec<Metric>, sender: &Resource) -> Batch {
+        let scope = Some(scope("lockstep".into()));
+        let of = ScopeMetrics { scope, metrics, ..ScopeMetrics::default() };
+        let resource = Some(sender.clone());
+        let all = ResourceMetrics { resource, scope_metrics: vec![of], ..ResourceMetrics::default() };
+        Batch::Metrics(ExportMetricsServiceRequest { resource_metrics: vec![all] })
+    }
+
+    /// What says it, a module of the program, is a log's scope.
+    pub fn logs(records: Vec<Record>, sender: &Resource) -> Batch {
+        let mut by_scope = BTreeMap::<&'static str, Vec<_>>::new();
+        for record in records {
+            by_scope.entry(record.target).or_default().push(record.log);
+        }
+        let of = |(target, log_records): (&str, _)| {
+            let scope = Some(scope(target.into()));
+            ScopeLogs { scope, log_records, ..ScopeLogs::default() }
+        };
+        let scope_logs = by_scope.into_iter().map(of).collect();
+        let all = ResourceLogs { resource: Some(sender.clone()), scope_logs, ..ResourceLogs::default() };
+        Batch::Logs(ExportLogsServiceRequest { resource_logs: vec![all] })
+    }
+
+    fn path(&self) -> &'static str {
+        match self {
+            Batch::Spans(_) => "/v1/traces",
+            Batch::Metrics(_) => "/v1/metrics",
+            Batch::Logs(_) => "/v1/logs",
+        }
+    }
+
+    fn bytes(&self) -> Bytes {
+        match self {
+            Batch::Spans(request) => request.encode_to_vec(),
+            Batch::Metrics(request) => request.encode_to_vec(),
+            Batch::Logs(request) => request.encode_to_vec(),
+        }
+        .into()
+    }
+
+    /// How many of it an answer refuses, and why.
+    fn refused(&self, answer: &[u8]) -> Result<Refused, prost::DecodeError> {
+        Ok(match self {
+            Batch::Spans(_) => of_spans(ExportTraceServiceResponse::decode(answer)?),
+            Batch::Metrics(_) => of_metrics(ExportMetricsServiceResponse::decode(answer)?),
+            Batch::Logs(_) => of_logs(ExportLogsServiceResponse::decode(answer)?),
+        })
+    }
+}
+
+fn scope(name: String) -> InstrumentationScope {
+    InstrumentationScope { name, version: env!("CARGO_PKG_VERSION").into(), ..InstrumentationScope::default() }
+}
+
+/// Of a batch that was taken: how much of it was not, and what the collector says to that.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    pub n: u64,
+    pub why: String,
+}
+
+impl Refused {
+    fn new(n: i64, why: String) -> Refused {
+        Refused { n: u64::try_from(n).unwrap_or(0), why }
+    }
+}
+
+fn of_spans(answer: ExportTraceServiceResponse) -> Refused {
+    answer.partial_success.map_or_else(Refused::default, |of| Refused::new(of.rejected_spans, of.error_message))
+}
+
+fn of_metrics(answer: ExportMetricsServiceResponse) -> Refused {
+    answer.partial_success.map_or_else(Refused::default, |of| Refused::new(of.rejected_data_points, of.error_message))
+}
+
+fn of_logs(answer: ExportLogsServiceResponse) -> Refused {
+    answer.partial_success.map_or_else(Refused::default, |of| Refused::new(of.rejected_log_records, of.error_message))
+}
+
+/// Why a batch was not taken.
+#[derive(Debug)]
+pub struct Failure {
+    pub why: String,
+    /// Another try may succeed.
+    pub is_passing: bool,
+}
+
+impl Failure {
+    fn passing(why: impl std::fmt::Display) -> Failure {
+        Failure { why: why.to_string(), is_passing: true }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub enum Wire {
+    Grpc(Channel),
+    Http { client: Box<Client<HttpConnector, Full<Bytes>>>, base: String },
+}
+
+impl Wire {
+    /// Within a runtime; dials nobody.
+    pub fn to(endpoint: &str, protocol: Protocol) -> Result<Wire, Error> {
+        let endpoint = if endpoint.contains("://") { endpoint.to_owned() } else { format!("http://{endpoint}") };
+        let wrong = |why: String| Error::Collector { endpoint: endpoint.clone(), why };
+        let base: Uri = endpoint.parse().map_err(|error| wrong(format!("{error}")))?;
+        if base.scheme_str() != Some("http") || base.authority().is_none() {
+            return Err(wrong("an address reads as http://host:port; for TLS, a collector beside this program".into()));
+        }
+        if protocol == Protocol::Grpc {
+            let dial = Endpoint::from_shared(endpoint.clone()).map_err(|error| wrong(error.to_string()))?;
+            return Ok(Wire::Grpc(dial.connect_timeout(CONNECT_MAX).timeout(ANSWER_MAX).connect_lazy()));
+        }
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT_MAX));
+        connector.set_nodelay(true);
+        let client = Client::builder(TokioExecutor::new()).build(connector);
+        Ok(Wire::Http { client: Box::new(client), base: endpoint.trim_end_matches('/').to_owned() })
+    }
+
+    pub async fn send(&self, batch: &Batch) -> Result<Refused, Failure> {
+        let sent = async {
+            match self {
+                Wire::Grpc(channel) => by_grpc(channel.clone(), batch.clone()).await,
+                Wire::Http { client, base } => by_http(client, base, batch).await,
+            }
+        };
+        timeout(ANSWER_MAX, sent).await.unwrap_or_else(|_| Err(Failure::passing("no answer in time")))
+    }
+}
+
+async fn by_grpc(channel: Channel, batch: Batch) -> Result<Refused, Failure> {
+    let answer = match batch {
+        Batch::Spans(request) => {
+            TraceServiceClient::new(channel).export(request).await.map(|answer| of_spans(answer.into_inner()))
+        }
+        Batch::Metrics(request) => {
+            MetricsServiceClient::new(channel).export(request).await.map(|answer| of_metrics(answer.into_inner()))
+        }
+        Batch::Logs(request) => {
+            LogsServiceClient::new(channel).export(request).await.map(|answer| of_logs(answer.into_inner()))
+        }
+    };
+    // As OTLP's specification divides them.
+    answer.map_err(|status| Failure {
+        why: format!("{:?}: {}", status.code(), status.message()),
+        is_passing: matches!(
+            status.code(),
+            Code::Cancelled
+                | Code::DeadlineExceeded
+                | Code::ResourceExhausted
+                | Code::Aborted
+                | Code::OutOfRange
+                | Code::Unavailable
+                | Code::DataLoss
+        ),
+    })
+}
+
+async fn by_http(client: &Client<HttpConnector, Full<Bytes>>, base: &str, batch: &Batch) -> Result<Refused, Failure> {
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(format!("{base}{}", batch.path()))
+        .header(header::CONTENT_TYPE, "application/x-protobuf")
+        .body(Full::new(batch.bytes()))
+        .map_err(|error| Failure { why: error.to_string(), is_passing: false })?;
+    let answer = client.request(request).await.map_err(|error| Failure::passing(chain(&error)))?;
+    let status = answer.status();
+    let read = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+    let body = read.map_err(|error| Failure { why: error.to_string(), is_passing: false })?.to_bytes();
+    if !status.is_success() {
+        let is_passing = matches!(
+            status,
+            StatusCode::TOO_MANY_REQUESTS
+                | StatusCode::BAD_GATEWAY
+                | StatusCode::SERVICE_UNAVAILABLE
+                | StatusCode::GATEWAY_TIMEOUT
+        );
+        return Err(Failure { why: status.to_string(), is_passing });
+    }
+    batch
+        .refused(&body)
+        .map_err(|error| Failure { why: format!("an answer of no meaning: {error}"), is_passing: false })
+}
+
+/// An error and what caused it: the outermost alone says "connection error".
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut said = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        said.push_str(": ");
+        said.push_str(&error.to_string());
+        cause = error.source();
+    }
+    said
+}

@@ -1,0 +1,85 @@
+//! A collector over HTTP that is busy at first, refuses a part, lies, and at last says nothing: nobody who makes spans
+//! waits for it, and what it does not have is counted.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::{Answer, Collector, partly};
+use std::time::{Duration, Instant};
+use telemetry::logs::Telling;
+use telemetry::spans::{self, Asked};
+use telemetry::{Protocol, metrics};
+
+/// In the order of the batches of spans that it gets.
+fn moody(path: &str, n_before: usize) -> Answer {
+    let said = |status, body: &[u8]| Answer { status, body: body.to_vec() };
+    match (path, n_before) {
+        // The same batch comes again.
+        ("/v1/traces", 0) => said("503 Service Unavailable", b"busy"),
+        ("/v1/traces", 1) => said("200 OK", &partly("one of you is too long")),
+        ("/v1/traces", 2) => said("200 OK", b"\xff\xff\xff no protobuf"),
+        ("/v1/traces", 3) => said("413 Payload Too Large", &[0; 1 << 20]),
+        ("/v1/traces", 4) => said("200 OK", b""),
+        ("/v1/traces", _) => {
+            std::thread::sleep(Duration::from_secs(3600));
+            said("200 OK", b"")
+        }
+        _ => said("200 OK", b""),
+    }
+}
+
+/// The value of a series of the page, 0 where there is none.
+fn value(page: &str, series: &str) -> u64 {
+    let line = page.lines().find(|line| line.starts_with(series));
+    line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+}
+
+fn spans(n: usize, name: &str) {
+    for _ in 0..n {
+        let span = spans::request("http", "", "");
+        span.asked(&Asked { operation: "chat", model: name.into(), ..Asked::default() });
+        assert!(span.wants_content());
+        span.content("[\"question\"]", "");
+    }
+}
+
+#[test]
+fn whatever_a_collector_does_is_counted_and_waited_for_by_nobody() {
+    let collector = Collector::default();
+    let endpoint = format!("http://{}/", collector.http(moody));
+    let (protocol, content) = (Protocol::Http, true);
+    let told = telemetry::Collector { endpoint, protocol, content, ..telemetry::Collector::default() };
+    telemetry::logs::init(Telling { filter: "warn", collector: Some(&told), ..Telling::default() }).unwrap();
+    let exporter = metrics::install(&[]).unwrap();
+    let until = |series: &str, n: u64| {
+        let give_up = Instant::now() + Duration::from_secs(60);
+        while value(&exporter.render(), series) < n {
+            assert!(Instant::now() < give_up, "{series} is not {n}:\n{}", exporter.render());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let refused = "lockstep:otlp_dropped_total{signal=\"traces\",reason=\"refused\"}";
+    let sent = "lockstep:otlp_sent_total{signal=\"traces\"}";
+    // One at a time: how many come together in a batch is a matter of luck.
+    for (n, name) in [(1, "first"), (2, "second"), (3, "third")] {
+        spans(1, name);
+        until(refused, n);
+    }
+    spans(1, "fourth");
+    until(sent, 1);
+    // Nobody takes any more, and nobody waits: what has no room is dropped.
+    spans(20_000, "fifth");
+    until("lockstep:otlp_dropped_total{signal=\"traces\",reason=\"full\"}", 1);
+    let began = Instant::now();
+    telemetry::flush();
+    assert!(began.elapsed() < Duration::from_secs(30), "the end of a process waits for a collector");
+    let page = exporter.render();
+    assert_eq!((value(&page, sent), value(&page, refused)), (1, 3));
+    let heard = collector.spans();
+    let first: Vec<_> = heard.iter().filter(|span| span.name == "chat first").collect();
+    // Once refused for a while, and once taken.
+    assert_eq!(first.len(), 2);
+    let content = common::attribute(first[0], "gen_ai.input.messages");
+    assert_eq!(content, common::text("[\"question\"]"));
+}
