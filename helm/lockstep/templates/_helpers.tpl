@@ -400,8 +400,13 @@ livenessProbe:
 {{- with .Values.log.filter }}
 - --log={{ . }}
 {{- end }}
-{{- with .Values.telemetry.otlpEndpoint }}
-- --otlp-endpoint={{ . }}
+{{- with .Values.telemetry }}
+{{- if .otlpEndpoint }}
+- --otlp-endpoint={{ .otlpEndpoint }}
+- --otlp-protocol={{ .otlpProtocol }}
+- --otlp-sample={{ .sample }}
+- --otlp-metrics-seconds={{ .metricsSeconds | int64 }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -456,6 +461,9 @@ livenessProbe:
 - --grpc={{ include "lockstep.any" . }}:{{ .Values.network.grpcPort }}
 {{- if .Values.apiKeys.existingSecret }}
 - --api-keys=/etc/lockstep/keys/keys
+{{- end }}
+{{- if .Values.telemetry.content }}
+- --otlp-content
 {{- end }}
 {{- end -}}
 

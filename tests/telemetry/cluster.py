@@ -1,0 +1,161 @@
+"""A cluster of processes with a collector between it and a sink, and Prometheus beside: etcd, a coordinator, three workers
+for two ranks, a router. Knows command lines and addresses."""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import rotel
+from sink import Sink
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = pathlib.Path(os.environ.get("LOCKSTEP", ROOT / "target" / "debug" / "lockstep"))
+TOOLS = ROOT / "target" / "helm-tools"
+MODEL = ROOT / "tests" / "reference" / "llama-f32-rope3"
+# For anything that is waited for: far beyond what it takes on a busy machine.
+PATIENCE_S = 120
+
+
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def wait_until(what, condition, explain=lambda: ""):
+    give_up = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < give_up, f"{what}\n{explain()}"
+        time.sleep(0.1)
+    return found
+
+
+def get(url):
+    """(status, text); none while nobody listens."""
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+    except OSError:
+        return None, ""
+
+
+class Cluster:
+    def __init__(self, folder):
+        self.folder, self.processes, self.sink = folder, {}, Sink()
+        self.grpc, self.over_http, self.etcd, self.coordinator = port(), port(), port(), port()
+        self.http, self.prometheus_at, self.health = port(), port(), [port() for _ in range(4)]
+
+    def start(self, name, *command):
+        log = open(self.folder / f"{name}.log", "wb")
+        environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder)}
+        with log:
+            self.processes[name] = subprocess.Popen(
+                [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+
+    def logs(self):
+        return "\n".join(f"== {path.stem}\n{path.read_text(errors='replace')[-3000:]}"
+                         for path in sorted(self.folder.glob("*.log")))
+
+    def pid(self, name):
+        return self.processes[name].pid
+
+    def start_all(self):
+        agent = pathlib.Path(rotel.__file__).parent / "rotel-agent"
+        self.start("collector", agent, "start", "--otlp-grpc-endpoint", self.grpc, "--otlp-http-endpoint", self.over_http,
+                   "--otlp-exporter-endpoint", self.sink.url, "--otlp-exporter-protocol", "http",
+                   "--batch-timeout", "200ms", "--log-file", self.folder / "rotel.log")
+        etcd = f"http://{self.etcd}"
+        peer = f"http://{port()}"
+        self.start("etcd", shutil.which("etcd"), "--data-dir", self.folder / "etcd", "--listen-client-urls", etcd,
+                   "--advertise-client-urls", etcd, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+                   "--initial-cluster", f"default={peer}")
+        (self.folder / "join").write_bytes(subprocess.run([BINARY, "token"], capture_output=True, check=True).stdout)
+        # One role over HTTP, the others over gRPC.
+        told = ["--token-file", self.folder / "join", "--otlp-metrics-seconds", "1", "--log", "router=debug,info"]
+        by_grpc = [*told, "--otlp", f"http://{self.grpc}"]
+        by_http = [*told, "--otlp", f"http://{self.over_http}", "--otlp-protocol", "http/protobuf"]
+        found = ["--etcd-endpoints", self.etcd]
+        self.start("coordinator", BINARY, "coordinator", MODEL, "--tp", "2", "--listen", self.coordinator, "--advertise",
+                   self.coordinator, "--health", self.health[0], "--max-running", "4", "--max-waiting", "4",
+                   "--otlp-steps", *found, *by_grpc)
+        for n in range(3):
+            self.start(f"worker-{n}", BINARY, "worker", "--join", self.coordinator, "--model-path", MODEL, "--threads", "1",
+                       "--mesh-listen", "127.0.0.1:0", "--health", self.health[n + 1], *by_grpc)
+        self.start("router", BINARY, "router", MODEL, "--http", self.http, "--grpc", "127.0.0.1:0", *found, *by_http)
+        self.prometheus()
+        wait_until("it is never ready", lambda: get(f"http://{self.http}/ready")[0] == 200, self.logs)
+
+    def prometheus(self):
+        target = {"targets": [self.http, *self.health]}
+        config = {"global": {"scrape_interval": "1s"},
+                  "scrape_configs": [{"job_name": "lockstep", "static_configs": [target]}]}
+        # JSON is YAML.
+        (self.folder / "prometheus.yaml").write_text(json.dumps(config))
+        self.start("prometheus", TOOLS / "prometheus", f"--config.file={self.folder / 'prometheus.yaml'}",
+                   f"--storage.tsdb.path={self.folder / 'prometheus'}", f"--web.listen-address={self.prometheus_at}")
+
+    def query(self, expression):
+        """What Prometheus says to an expression: (status, its series)."""
+        asked = urllib.parse.urlencode({"query": expression})
+        status, text = get(f"http://{self.prometheus_at}/api/v1/query?{asked}")
+        if status is None:
+            return None, []
+        said = json.loads(text)
+        return said["status"], said.get("data", {}).get("result", [])
+
+    @contextlib.contextmanager
+    def ask(self, path, body, trace=None, sampled=True):
+        """The answer's head and its body, to be read or left."""
+        connection = http.client.HTTPConnection(*self.http.split(":"), timeout=PATIENCE_S)
+        headers = {"content-type": "application/json"}
+        if trace:
+            headers |= {"traceparent": f"00-{trace}-b7ad6b7169203331-{int(sampled):02x}", "tracestate": "vendor=1"}
+        connection.request("POST", path, json.dumps(body), headers)
+        try:
+            yield connection.getresponse()
+        finally:
+            connection.close()
+
+    def spans(self, trace=None, name=None, **wanted):
+        chosen = list(self.sink.spans)
+        if trace:
+            chosen = [span for span in chosen if span.trace == trace]
+        if name:
+            chosen = [span for span in chosen if span.name == name]
+        return [span for span in chosen
+                if all(span.attributes.get(key.replace("__", ".")) == of for key, of in wanted.items())]
+
+    def end(self):
+        # The program first, so that its last words find somebody.
+        for name in sorted(self.processes, key=lambda name: name in ("collector", "etcd", "prometheus")):
+            process = self.processes[name]
+            process.terminate()
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.sink.server.shutdown()
+
+
+@contextlib.contextmanager
+def running():
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = Cluster(pathlib.Path(folder))
+        try:
+            cluster.start_all()
+            yield cluster
+        finally:
+            cluster.end()

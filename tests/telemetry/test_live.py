@@ -1,0 +1,231 @@
+"""What a live cluster tells, by a real collector and a real Prometheus: who a span's parent is for requests that are
+answered whole, streamed, left and recovered; that metrics and logs arrive; that what dashboards and rules ask is there."""
+
+import concurrent.futures
+import json
+import re
+import secrets
+
+import asked
+import pytest
+from cluster import running, wait_until
+
+MODEL = "llama-f32-rope3"
+CALLER = "b7ad6b7169203331"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with running() as cluster:
+        yield cluster
+
+
+def body(**more):
+    return {"prompt": "hello", "max_tokens": 8, "ignore_eos": True, "seed": 1, "temperature": 0, **more}
+
+
+def whole(cluster, path="/v1/completions", trace=None, sampled=True, **more):
+    with cluster.ask(path, body(**more), trace, sampled) as answer:
+        return answer.status, json.loads(answer.read())
+
+
+def new_trace():
+    return secrets.token_hex(16)
+
+
+def tree(cluster, trace, name, n_sequences=1):
+    """The request's span and its sequences' once all have arrived."""
+    def arrived():
+        requests, sequences = cluster.spans(trace, name), cluster.spans(trace, "sequence")
+        return requests and len(sequences) == n_sequences and (requests[0], sequences)
+    return wait_until(f"{name} of {trace} never arrives", arrived, lambda: f"{cluster.spans(trace)}\n{cluster.logs()}")
+
+
+def check_parents(cluster, request, sequences, caller=CALLER):
+    """router -> coordinator, and each of the coordinator's steps -> a pass of each worker that had a rank."""
+    assert request.parent == caller and request.state == "vendor=1"
+    assert request.sender["process.pid"] == cluster.pid("router")
+    for name in ("prepare", "place"):
+        assert [span.parent for span in cluster.spans(request.trace, name)] == [request.id]
+    for sequence in sequences:
+        assert sequence.parent == request.id and sequence.state == "vendor=1"
+        assert sequence.sender["process.pid"] == cluster.pid("coordinator")
+        queue = [span for span in cluster.spans(request.trace, "queue") if span.parent == sequence.id]
+        assert len(queue) == 1
+
+
+def steps_of(cluster, sequence):
+    """Its steps once all have arrived; what was planned and never answered is a step too."""
+    n = sequence.attributes["lockstep.steps"]
+    def linked():
+        steps = [span for span in cluster.spans(name="step") if (sequence.trace, sequence.id) in span.links]
+        return len(steps) >= n and steps
+    return wait_until(f"{n} steps of {sequence} never arrive", linked)
+
+
+def check_passes(cluster, step):
+    def both():
+        passes = [span for span in cluster.spans(name="pass") if span.parent == step.id]
+        return len(passes) == 2 and passes
+    passes = wait_until(f"the passes of {step} never arrive", both)
+    assert sorted(span.attributes["lockstep.rank"] for span in passes) == [0, 1]
+    workers = {cluster.pid(f"worker-{n}") for n in range(3)}
+    assert {span.trace for span in passes} == {step.trace}
+    senders = {span.sender["process.pid"] for span in passes}
+    assert len(senders) == 2 and senders <= workers
+
+
+def test_one_that_is_answered_whole(cluster):
+    trace = new_trace()
+    status, answer = whole(cluster, trace=trace, n=2, top_p=0.5)
+    assert status == 200
+    request, sequences = tree(cluster, trace, f"text_completion {MODEL}", 2)
+    check_parents(cluster, request, sequences)
+    for sequence in sequences:
+        steps = steps_of(cluster, sequence)
+        check_passes(cluster, steps[0])
+        check_passes(cluster, steps[-1])
+    expect = {
+        "gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "lockstep", "gen_ai.request.seed": 1,
+        "gen_ai.request.max_tokens": 8, "gen_ai.request.top_p": 0.5, "gen_ai.request.temperature": 0.0,
+        "gen_ai.request.choice.count": 2, "gen_ai.response.model": MODEL, "gen_ai.usage.output_tokens": 16,
+        "gen_ai.usage.input_tokens": answer["usage"]["prompt_tokens"],
+        "gen_ai.response.finish_reasons": ["length", "length"], "lockstep.outcome": "ok",
+    }
+    assert {name: request.attributes.get(name) for name in expect} == expect
+    assert answer["id"].endswith(request.attributes["gen_ai.response.id"])
+    assert not any("messages" in name for name in request.attributes)
+
+
+def test_a_chat_that_is_streamed(cluster):
+    trace = new_trace()
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "stream": True}
+    with cluster.ask("/v1/chat/completions", chat, trace) as answer:
+        said = answer.read().decode()
+    # A checkpoint without a template answers no chat; both ends are told alike.
+    if answer.status == 200:
+        assert said.rstrip().endswith("[DONE]")
+        check_parents(cluster, *tree(cluster, trace, f"chat {MODEL}"))
+    else:
+        request, _ = tree(cluster, trace, f"chat {MODEL}", 0)
+        assert request.failed and request.attributes["error.type"] == request.attributes["lockstep.outcome"]
+
+
+def test_a_completion_that_is_streamed(cluster):
+    trace = new_trace()
+    with cluster.ask("/v1/completions", body(stream=True), trace) as answer:
+        assert answer.read().decode().rstrip().endswith("[DONE]")
+    request, sequences = tree(cluster, trace, f"text_completion {MODEL}")
+    check_parents(cluster, request, sequences)
+    assert request.attributes["gen_ai.response.time_to_first_chunk"] > 0
+
+
+def test_one_that_nobody_records(cluster):
+    """Nor do its steps have spans, at whichever role: the caller's flag is heard."""
+    trace, after = new_trace(), new_trace()
+    assert whole(cluster, trace=trace, sampled=False)[0] == 200
+    assert whole(cluster, trace=after)[0] == 200
+    _, (sequence,) = tree(cluster, after, f"text_completion {MODEL}")
+    steps_of(cluster, sequence)
+    assert not cluster.spans(trace)
+    assert all(link[0] != trace for step in cluster.spans(name="step") for link in step.links)
+
+
+def test_one_that_is_left(cluster):
+    trace = new_trace()
+    with cluster.ask("/v1/completions", body(stream=True, max_tokens=3500), trace) as answer:
+        answer.read(10)
+    request, (sequence,) = tree(cluster, trace, f"text_completion {MODEL}")
+    check_parents(cluster, request, [sequence])
+    assert request.failed and request.attributes["error.type"] == "cancelled"
+    assert sequence.attributes["lockstep.finish"] == "cancelled"
+
+
+def test_one_that_is_recovered(cluster):
+    """A worker is killed in mid-stream: the same sequence has steps of two epochs, and the client does not notice. How fast
+    a stream is, is the machine's affair: until one was hit."""
+    for n in range(3):
+        trace = new_trace()
+        with cluster.ask("/v1/completions", body(stream=True, max_tokens=3500), trace) as answer:
+            first = answer.read(10)
+            if n == 0:
+                victim = f"worker-{rank_holder(cluster)}"
+                cluster.processes[victim].kill()
+                cluster.processes[victim].wait()
+            assert (first + answer.read()).decode().rstrip().endswith("[DONE]")
+        request, (sequence,) = tree(cluster, trace, f"text_completion {MODEL}")
+        epochs = {step.attributes["lockstep.epoch"] for step in steps_of(cluster, sequence)}
+        if len(epochs) > 1:
+            break
+    assert len(epochs) > 1, "no stream was under way when its worker died"
+    check_parents(cluster, request, [sequence])
+    assert request.attributes["lockstep.outcome"] == "ok" and request.attributes["gen_ai.usage.output_tokens"] == 3500
+    recovery = wait_until("the recovery never arrives", lambda: cluster.spans(name="recovery"))[0]
+    assert recovery.sender["process.pid"] == cluster.pid("coordinator")
+    assert recovery.attributes["lockstep.replayed_tokens"] > 0
+    said = wait_until("it is not said in the recovery's span", lambda: [
+        log for log in cluster.sink.logs if log["body"] == "the replica goes on" and log["span"] == recovery.id])
+    assert said[0]["trace"] == recovery.trace
+
+
+def rank_holder(cluster):
+    """A worker that has made a pass."""
+    pids = {cluster.pid(f"worker-{n}"): n for n in range(3)}
+    return next(pids[span.sender["process.pid"]] for span in cluster.spans(name="pass"))
+
+
+def test_one_that_is_refused(cluster):
+    """More than the coordinator lets wait."""
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda _: whole(cluster, max_tokens=600)[0], range(16)))
+    assert 429 in answers and 200 in answers, answers
+    refused = wait_until("no refusal arrives", lambda: cluster.spans(lockstep__outcome="full"))
+    assert all(span.failed and span.attributes["error.type"] == "full" for span in refused)
+
+
+def test_logs_are_sent_with_their_request(cluster):
+    trace = new_trace()
+    assert whole(cluster, trace=trace)[0] == 200
+    request, _ = tree(cluster, trace, f"text_completion {MODEL}")
+    log = wait_until("its log never arrives", lambda: [log for log in cluster.sink.logs if log["trace"] == trace])[0]
+    assert (log["body"], log["span"], log["scope"]) == ("request", request.id, "router::measure")
+    senders = {log["sender"]["process.pid"] for log in cluster.sink.logs}
+    assert {cluster.pid("router"), cluster.pid("coordinator")} <= senders
+    assert len({log["sender"]["service.instance.id"] for log in cluster.sink.logs}) == len(senders)
+
+
+def test_metrics_are_sent_as_the_pages_have_them(cluster):
+    names = {"lockstep:steps_total", "vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:cache_config_info",
+             "gen_ai.server.request.duration", "gen_ai.server.time_to_first_token", "gen_ai.client.token.usage",
+             "gen_ai.server.time_per_output_token", "lockstep:otlp_sent_total"}
+    wait_until("not all metrics arrive", lambda: names <= {name for name, _, _ in cluster.sink.metrics})
+    labels = {"gen_ai__operation__name": "text_completion", "gen_ai__response__model": MODEL}
+    assert cluster.sink.total("gen_ai.server.request.duration", **labels) >= 5
+    # The collector was there all the time.
+    assert cluster.sink.total("lockstep:otlp_dropped_total") == 0
+    cache = [dict(of) for (name, _, of), is_so in cluster.sink.metrics.items()
+             if name == "vllm:cache_config_info" and is_so == 1]
+    assert len(cache) == 1 and cache[0]["block_size"] == "16" and int(cache[0]["num_gpu_blocks"]) > 0
+
+
+def test_prometheus_has_every_metric_that_is_asked_for(cluster):
+    """Dashboards' and rules' words, as they stand, put to a Prometheus that scrapes the pages."""
+    # The page of the dead worker is gone; all others are read.
+    wait_until("a page is not read", lambda: len(cluster.query("up == 1")[1]) == 4, cluster.logs)
+    names = asked.names()
+    assert len(names) > 30
+    def missing():
+        return {name for name in names if not cluster.query(f"last_over_time({name}[10m])")[1]}
+    wait_until("not every metric is there", lambda: not missing(), lambda: f"{missing()}")
+    for where, expression in asked.expressions():
+        status, _ = cluster.query(expression)
+        assert status == "success", f"{where}: {expression}"
+
+
+def test_what_is_read_by_others_is_on_the_page(cluster):
+    """Autoscalers and the Gateway API inference extension read these by name and label."""
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc"):
+        found = cluster.query(f"vllm:{name}")[1]
+        assert len(found) == 1 and re.fullmatch(r"[0-9.e-]+", found[0]["value"][1]), name
+    (cache,) = cluster.query("vllm:cache_config_info == 1")[1]
+    assert {"block_size", "num_gpu_blocks", "cache_dtype"} <= set(cache["metric"])
