@@ -18,8 +18,8 @@ OpenTelemetry's name and with dots in labels (`gen_ai.operation.name`) where the
 """
 TAIL = """
 A span `request` is named by what it asks for: `chat MODEL`, `text_completion MODEL`, `embeddings MODEL`. Its
-`gen_ai.input.messages`, `gen_ai.output.messages` and `gen_ai.request.stop_sequences` are there with `--otlp-content` only.
-Logs have the target of `--log` as their scope, and the trace and span of the request that they are said in.
+`gen_ai.input.messages`, `gen_ai.output.messages` and `gen_ai.request.stop_sequences` are there with `--otlp-content`
+only. Logs have the target of `--log` as their scope, and the trace and span of the request that they are said in.
 """
 
 
@@ -103,7 +103,8 @@ def code(names):
 def page():
     lines = [HEAD, "| metric | vLLM's name for it | OpenTelemetry's | labels | tells |", "|---|---|---|---|---|"]
     for kind, ours, theirs, conventional, label, told in metrics():
-        lines.append(f"| `{ours}` ({kind}) | {code(theirs)} | {code(filter(None, [conventional]))} | {code(label)} | {told} |")
+        cells = [f"`{ours}` ({kind})", code(theirs), code(filter(None, [conventional])), code(label), told]
+        lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| span | is | attributes |", "|---|---|---|"]
     lines += [f"| `{name}` | {told} | {code(fields)} |" for name, told, fields in spans()]
     return "\n".join([*lines, TAIL])

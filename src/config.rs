@@ -125,7 +125,7 @@ pub struct Settings {
     /// How it takes it [default: grpc]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_PROTOCOL", value_enum)]
     pub otlp_protocol: Option<OtlpProtocol>,
-    /// Of the traces that begin here, the part that is recorded, 0 to 1; a caller's own are as the caller says [default: 1]
+    /// Of traces that begin here, the part that is recorded, 0 to 1; a caller's own are as the caller says [default: 1]
     #[arg(long, env = "LOCKSTEP_OTLP_SAMPLE", value_name = "RATIO")]
     pub otlp_sample: Option<f64>,
     /// Seconds from one sending of the metrics to the next; 0 sends none [default: 15]

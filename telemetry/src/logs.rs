@@ -1,4 +1,5 @@
-//! Logs on stderr: stdout belongs to answers. A collector, if one is named, gets them too, and spans, which go to no log.
+//! Logs on stderr: stdout belongs to answers. A collector, if one is named, gets them too, and spans, which are in no
+//! log.
 
 use crate::{Collector, Error, otlp, spans};
 use std::io::IsTerminal;
