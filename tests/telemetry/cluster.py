@@ -26,10 +26,13 @@ MODEL = ROOT / "tests" / "reference" / "llama-f32-rope3"
 PATIENCE_S = 120
 
 
-def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+def addresses(n):
+    """All different: none is given back before the last is taken."""
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    found = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    for probe in probes:
+        probe.close()
+    return found
 
 
 def wait_until(what, condition, explain=lambda: ""):
@@ -54,8 +57,8 @@ def get(url):
 class Cluster:
     def __init__(self, folder):
         self.folder, self.processes, self.sink = folder, {}, Sink()
-        self.grpc, self.over_http, self.etcd, self.coordinator = port(), port(), port(), port()
-        self.http, self.prometheus_at, self.health = port(), port(), [port() for _ in range(4)]
+        self.grpc, self.over_http, self.etcd, self.peer, self.coordinator, *more = addresses(11)
+        self.http, self.prometheus_at, *self.health = more
 
     def start(self, name, *command):
         log = open(self.folder / f"{name}.log", "wb")
@@ -77,7 +80,7 @@ class Cluster:
                    "--otlp-exporter-endpoint", self.sink.url, "--otlp-exporter-protocol", "http",
                    "--batch-timeout", "200ms", "--log-file", self.folder / "rotel.log")
         etcd = f"http://{self.etcd}"
-        peer = f"http://{port()}"
+        peer = f"http://{self.peer}"
         self.start("etcd", shutil.which("etcd"), "--data-dir", self.folder / "etcd", "--listen-client-urls", etcd,
                    "--advertise-client-urls", etcd, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
                    "--initial-cluster", f"default={peer}")
