@@ -106,7 +106,6 @@ pub fn request(face: &'static str, traceparent: &str, tracestate: &str) -> Trace
         parent: None,
         REQUESTS,
         "request",
-        otel.name = Empty,
         otel.kind = "server",
         otel.status_code = Empty,
         error.type = Empty,
@@ -143,7 +142,7 @@ impl Traced {
             return;
         }
         let span = &self.0;
-        span.record("otel.name", format!("{} {}", asked.operation, asked.model).trim_end());
+        context::name(span, format!("{} {}", asked.operation, asked.model).trim_end());
         span.record("gen_ai.operation.name", asked.operation);
         span.record("gen_ai.request.choice.count", whole(asked.n_choices));
         span.record("gen_ai.request.max_tokens", asked.max_tokens.map(whole));
@@ -163,9 +162,14 @@ impl Traced {
 
     /// It goes to a replica.
     pub fn begun(&self, id: &str, operation: &str, model: &str) {
-        self.0.record("otel.name", format!("{operation} {model}"));
-        self.0.record("gen_ai.response.id", id);
+        if !self.is_recorded() {
+            return;
+        }
+        context::name(&self.0, &format!("{operation} {model}"));
         self.0.record("gen_ai.response.model", model);
+        if !id.is_empty() {
+            self.0.record("gen_ai.response.id", id);
+        }
     }
 
     pub fn first_token(&self, after: Duration) {

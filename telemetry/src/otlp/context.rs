@@ -64,6 +64,11 @@ pub(crate) fn carried(span: &Span) -> Carried {
     }
 }
 
+/// What a span is called from now on, once its work is known: `tracing` can tell that only before the first child.
+pub(crate) fn name(span: &Span, name: &str) {
+    span.context().span().update_name(name.to_owned());
+}
+
 /// An attribute that is a list, which `tracing` has no word for.
 pub(crate) fn list<'a>(span: &Span, name: &'static str, of: impl Iterator<Item = &'a str>) {
     let of: Vec<StringValue> = of.map(|text| text.to_owned().into()).collect();

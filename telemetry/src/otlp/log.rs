@@ -7,10 +7,9 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, SeverityNumber};
 use std::fmt::Debug;
-use std::sync::OnceLock;
-use tracing::dispatcher::WeakDispatch;
+use tracing::dispatcher::get_default;
 use tracing::field::{Field, Visit};
-use tracing::{Dispatch, Event, Level, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
@@ -25,22 +24,21 @@ pub struct Record {
 
 pub struct Logs {
     queue: Pile<Record>,
-    dispatch: OnceLock<WeakDispatch>,
 }
 
 impl Logs {
     pub fn new(queue: Pile<Record>) -> Logs {
-        Logs { queue, dispatch: OnceLock::new() }
+        Logs { queue }
     }
 
     /// Trace, span and flags.
-    fn place<S>(&self, event: &Event<'_>, context: &Context<'_, S>) -> Option<(Vec<u8>, Vec<u8>, u32)>
+    fn place<S>(event: &Event<'_>, context: &Context<'_, S>) -> Option<(Vec<u8>, Vec<u8>, u32)>
     where
         S: Subscriber + for<'span> LookupSpan<'span>,
     {
         let span = context.event_span(event)?;
-        let dispatch = self.dispatch.get()?.upgrade()?;
-        let within = tracing_opentelemetry::get_otel_context(&span.id(), &dispatch)?;
+        // The process's subscriber, of which this is a layer.
+        let within = get_default(|dispatch| tracing_opentelemetry::get_otel_context(&span.id(), dispatch))?;
         let of = within.span().span_context().clone();
         let flags = u32::from(of.trace_flags().to_u8());
         of.is_valid().then(|| (of.trace_id().to_bytes().to_vec(), of.span_id().to_bytes().to_vec(), flags))
@@ -51,17 +49,12 @@ impl<S> Layer<S> for Logs
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
-    fn on_register_dispatch(&self, dispatch: &Dispatch) {
-        // Registered once: a process has one subscriber.
-        let _twice = self.dispatch.set(dispatch.downgrade());
-    }
-
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let metadata = event.metadata();
         let (severity, text) = severity(*metadata.level());
         let mut said = Said::default();
         event.record(&mut said);
-        let (trace_id, span_id, flags) = self.place(event, &context).unwrap_or_default();
+        let (trace_id, span_id, flags) = Self::place(event, &context).unwrap_or_default();
         let now = unix_nanos();
         let log = LogRecord {
             time_unix_nano: now,
