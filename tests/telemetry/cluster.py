@@ -1,5 +1,5 @@
-"""A cluster of processes with a collector between it and a sink, and Prometheus beside: etcd, a coordinator, three workers
-for two ranks, a router. Knows command lines and addresses."""
+"""A cluster of processes with a collector between it and a sink, and Prometheus beside: etcd, a coordinator, three
+workers for two ranks, a router. Knows command lines and addresses."""
 
 import contextlib
 import http.client
@@ -76,9 +76,10 @@ class Cluster:
 
     def start_all(self):
         agent = pathlib.Path(rotel.__file__).parent / "rotel-agent"
-        self.start("collector", agent, "start", "--otlp-grpc-endpoint", self.grpc, "--otlp-http-endpoint", self.over_http,
-                   "--otlp-exporter-endpoint", self.sink.url, "--otlp-exporter-protocol", "http",
-                   "--batch-timeout", "200ms", "--log-file", self.folder / "rotel.log")
+        self.start("collector", agent, "start", "--otlp-grpc-endpoint", self.grpc,
+                   "--otlp-http-endpoint", self.over_http, "--otlp-exporter-endpoint", self.sink.url,
+                   "--otlp-exporter-protocol", "http", "--batch-timeout", "200ms",
+                   "--log-file", self.folder / "rotel.log")
         etcd = f"http://{self.etcd}"
         peer = f"http://{self.peer}"
         self.start("etcd", shutil.which("etcd"), "--data-dir", self.folder / "etcd", "--listen-client-urls", etcd,
@@ -90,15 +91,23 @@ class Cluster:
         by_grpc = [*told, "--otlp", f"http://{self.grpc}"]
         by_http = [*told, "--otlp", f"http://{self.over_http}", "--otlp-protocol", "http/protobuf"]
         found = ["--etcd-endpoints", self.etcd]
-        self.start("coordinator", BINARY, "coordinator", MODEL, "--tp", "2", "--listen", self.coordinator, "--advertise",
-                   self.coordinator, "--health", self.health[0], "--max-running", "4", "--max-waiting", "4",
+        self.start("coordinator", BINARY, "coordinator", MODEL, "--tp", "2", "--listen", self.coordinator,
+                   "--advertise", self.coordinator, "--health", self.health[0], "--max-running", "4", "--max-waiting", "4",
                    "--otlp-steps", *found, *by_grpc)
+        self.by_grpc = by_grpc
         for n in range(3):
-            self.start(f"worker-{n}", BINARY, "worker", "--join", self.coordinator, "--model-path", MODEL, "--threads", "1",
-                       "--mesh-listen", "127.0.0.1:0", "--health", self.health[n + 1], *by_grpc)
+            self.start_worker(n, "--health", self.health[n + 1])
         self.start("router", BINARY, "router", MODEL, "--http", self.http, "--grpc", "127.0.0.1:0", *found, *by_http)
         self.prometheus()
         wait_until("it is never ready", lambda: get(f"http://{self.http}/ready")[0] == 200, self.logs)
+
+    def start_worker(self, n, *more):
+        self.start(f"worker-{n}", BINARY, "worker", "--join", self.coordinator, "--model-path", MODEL, "--threads", "1",
+                   "--mesh-listen", "127.0.0.1:0", *more, *self.by_grpc)
+
+    def workers(self):
+        """By pid, also those that are no more."""
+        return {process.pid: process for name, process in self.processes.items() if name.startswith("worker-")}
 
     def prometheus(self):
         target = {"targets": [self.http, *self.health]}

@@ -1,5 +1,6 @@
 """What a live cluster tells, by a real collector and a real Prometheus: who a span's parent is for requests that are
-answered whole, streamed, left and recovered; that metrics and logs arrive; that what dashboards and rules ask is there."""
+answered whole, streamed, left and recovered; that metrics and logs arrive; that what dashboards and rules ask is
+there."""
 
 import concurrent.futures
 import json
@@ -69,10 +70,9 @@ def check_passes(cluster, step):
         return len(passes) == 2 and passes
     passes = wait_until(f"the passes of {step} never arrive", both)
     assert sorted(span.attributes["lockstep.rank"] for span in passes) == [0, 1]
-    workers = {cluster.pid(f"worker-{n}") for n in range(3)}
     assert {span.trace for span in passes} == {step.trace}
     senders = {span.sender["process.pid"] for span in passes}
-    assert len(senders) == 2 and senders <= workers
+    assert len(senders) == 2 and senders <= set(cluster.workers())
 
 
 def test_one_that_is_answered_whole(cluster):
@@ -142,16 +142,13 @@ def test_one_that_is_left(cluster):
 
 
 def test_one_that_is_recovered(cluster):
-    """A worker is killed in mid-stream: the same sequence has steps of two epochs, and the client does not notice. How fast
-    a stream is, is the machine's affair: until one was hit."""
+    """A worker is killed in mid-stream: the same sequence has steps of two epochs, and the client does not notice. How
+    fast a stream is, is the machine's affair: until one was hit."""
     for n in range(3):
         trace = new_trace()
         with cluster.ask("/v1/completions", body(stream=True, max_tokens=3500), trace) as answer:
             first = answer.read(10)
-            if n == 0:
-                victim = f"worker-{rank_holder(cluster)}"
-                cluster.processes[victim].kill()
-                cluster.processes[victim].wait()
+            replace_one(cluster, n)
             assert (first + answer.read()).decode().rstrip().endswith("[DONE]")
         request, (sequence,) = tree(cluster, trace, f"text_completion {MODEL}")
         epochs = {step.attributes["lockstep.epoch"] for step in steps_of(cluster, sequence)}
@@ -168,10 +165,14 @@ def test_one_that_is_recovered(cluster):
     assert said[0]["trace"] == recovery.trace
 
 
-def rank_holder(cluster):
-    """A worker that has made a pass."""
-    pids = {cluster.pid(f"worker-{n}"): n for n in range(3)}
-    return next(pids[span.sender["process.pid"]] for span in cluster.spans(name="pass"))
+def replace_one(cluster, n):
+    """The worker whose pass was told last, of those that live, is killed; there will be a spare again."""
+    workers = cluster.workers()
+    pids = [span.sender["process.pid"] for span in cluster.spans(name="pass")]
+    victim = next(workers[pid] for pid in reversed(pids) if workers[pid].poll() is None)
+    victim.kill()
+    victim.wait()
+    cluster.start_worker(3 + n)
 
 
 def test_one_that_is_refused(cluster):
@@ -210,8 +211,8 @@ def test_metrics_are_sent_as_the_pages_have_them(cluster):
 
 def test_prometheus_has_every_metric_that_is_asked_for(cluster):
     """Dashboards' and rules' words, as they stand, put to a Prometheus that scrapes the pages."""
-    # The page of the dead worker is gone; all others are read.
-    wait_until("a page is not read", lambda: len(cluster.query("up == 1")[1]) == 4, cluster.logs)
+    # Of coordinator and router at least; pages of dead workers are gone.
+    wait_until("a page is not read", lambda: len(cluster.query("up == 1")[1]) >= 2, cluster.logs)
     names = asked.names()
     assert len(names) > 30
     def missing():

@@ -1,8 +1,8 @@
 //! Spans, metrics and logs to a collector, over OTLP. The only folder that knows OpenTelemetry: others make spans with
 //! `spans`, count with `metrics`, log with `tracing`, and pass a `traceparent` on as text.
 //!
-//! Whatever is made goes into a queue with a limit and leaves from a thread of its own, in batches. A queue that is full
-//! drops, and counts what it drops: a collector that is slow, gone or lies holds up no request.
+//! Whatever is made goes into a queue with a limit and leaves from a thread of its own, in batches. A queue that is
+//! full drops, and counts what it drops: a collector that is slow, gone or lies holds up no request.
 
 pub(crate) mod context;
 mod log;

@@ -1,5 +1,5 @@
-//! The page of the metrics as OTLP's: what is sent is what the page says, so that there is one way to count. Knows how a
-//! page is written, and of names only which of them OpenTelemetry writes otherwise.
+//! The page of the metrics as OTLP's: what is sent is what the page says, so that there is one way to count. Knows how
+//! a page is written, and of names only which of them OpenTelemetry writes otherwise.
 
 use crate::metrics::convention;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;

@@ -1,5 +1,5 @@
-//! What waits to be sent: queues with a limit, and the tasks that empty them in batches. Knows no collector, and nothing
-//! of what is in a batch.
+//! What waits to be sent: queues with a limit, and the tasks that empty them in batches. Knows no collector, and
+//! nothing of what is in a batch.
 
 use super::wire::{Batch, Wire};
 use crate::metrics;
@@ -160,7 +160,7 @@ impl Sender {
         let now = Instant::now();
         if self.complained.is_none_or(|last| now - last >= COMPLAIN_EVERY) {
             self.complained = Some(now);
-            tracing::warn!(target: "telemetry", signal = self.signal, why, "the collector does not take what it is sent");
+            tracing::warn!(target: "telemetry", signal = self.signal, why, "the collector does not take what is sent");
         }
     }
 }
