@@ -92,8 +92,8 @@ class Cluster:
         by_http = [*told, "--otlp", f"http://{self.over_http}", "--otlp-protocol", "http/protobuf"]
         found = ["--etcd-endpoints", self.etcd]
         self.start("coordinator", BINARY, "coordinator", MODEL, "--tp", "2", "--listen", self.coordinator,
-                   "--advertise", self.coordinator, "--health", self.health[0], "--max-running", "4", "--max-waiting", "4",
-                   "--otlp-steps", *found, *by_grpc)
+                   "--advertise", self.coordinator, "--health", self.health[0], "--max-running", "4",
+                   "--max-waiting", "4", "--otlp-steps", *found, *by_grpc)
         self.by_grpc = by_grpc
         for n in range(3):
             self.start_worker(n, "--health", self.health[n + 1])
@@ -102,8 +102,8 @@ class Cluster:
         wait_until("it is never ready", lambda: get(f"http://{self.http}/ready")[0] == 200, self.logs)
 
     def start_worker(self, n, *more):
-        self.start(f"worker-{n}", BINARY, "worker", "--join", self.coordinator, "--model-path", MODEL, "--threads", "1",
-                   "--mesh-listen", "127.0.0.1:0", *more, *self.by_grpc)
+        self.start(f"worker-{n}", BINARY, "worker", "--join", self.coordinator, "--model-path", MODEL,
+                   "--threads", "1", "--mesh-listen", "127.0.0.1:0", *more, *self.by_grpc)
 
     def workers(self):
         """By pid, also those that are no more."""
