@@ -97,6 +97,7 @@ impl Replica {
         let times = self.members.look(now, self.speed.in_flight_micros());
         for (rank, times) in &times {
             metrics::bubble(&self.of, rank.0, times.in_flight_micros.saturating_sub(times.compute_micros));
+            metrics::rank_slow(&self.of, rank.0, self.slowness.is_slow(*rank));
         }
         self.tell_cache();
         self.name_the_slow(&times);

@@ -133,7 +133,7 @@ def test_one_that_nobody_records(cluster):
 
 def test_one_that_is_left(cluster):
     trace = new_trace()
-    with cluster.ask("/v1/completions", body(stream=True, max_tokens=3500), trace) as answer:
+    with cluster.ask("/v1/completions", body(stream=True, max_tokens=1500), trace) as answer:
         answer.read(10)
     request, (sequence,) = tree(cluster, trace, f"text_completion {MODEL}")
     check_parents(cluster, request, [sequence])
@@ -146,7 +146,7 @@ def test_one_that_is_recovered(cluster):
     fast a stream is, is the machine's affair: until one was hit."""
     for n in range(3):
         trace = new_trace()
-        with cluster.ask("/v1/completions", body(stream=True, max_tokens=3500), trace) as answer:
+        with cluster.ask("/v1/completions", body(stream=True, max_tokens=1500), trace) as answer:
             first = answer.read(10)
             replace_one(cluster, n)
             assert (first + answer.read()).decode().rstrip().endswith("[DONE]")
@@ -156,7 +156,7 @@ def test_one_that_is_recovered(cluster):
             break
     assert len(epochs) > 1, "no stream was under way when its worker died"
     check_parents(cluster, request, [sequence])
-    assert request.attributes["lockstep.outcome"] == "ok" and request.attributes["gen_ai.usage.output_tokens"] == 3500
+    assert request.attributes["lockstep.outcome"] == "ok" and request.attributes["gen_ai.usage.output_tokens"] == 1500
     recovery = wait_until("the recovery never arrives", lambda: cluster.spans(name="recovery"))[0]
     assert recovery.sender["process.pid"] == cluster.pid("coordinator")
     assert recovery.attributes["lockstep.replayed_tokens"] > 0
