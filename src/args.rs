@@ -36,6 +36,12 @@ arithmetic, and then nothing has changed. A coordinator that is started again be
 
 Example: lockstep scale --coordinator 127.0.0.1:50100 --tp 2 --pp 1";
 
+const RELOAD_HELP: &str = "\
+Streams go on with the same tokens. A file that has become another model is refused, and then nothing has changed: start
+another replica with it instead. A rank that cannot read its copy goes on with what it had, and is named.
+
+Example: lockstep reload --coordinator 127.0.0.1:50100";
+
 #[derive(Subcommand)]
 pub enum Command {
     /// Serve a model on this machine: OpenAI's API over HTTP, and gRPC
@@ -75,6 +81,9 @@ pub enum Command {
     /// Give a replica that serves another grid, with the same tokens and without failing a request
     #[command(after_help = SCALE_HELP)]
     Scale(scale::Scale),
+    /// Have every rank of a replica that serves read its model's file again, as when a disk was moved or a file restored
+    #[command(after_help = RELOAD_HELP)]
+    Reload(scale::Reload),
     /// Put load on a server that speaks OpenAI's API, and measure it
     #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
     Bench(bench::Options),

@@ -368,14 +368,8 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
 
 /// The simulation has a policy of its own, which no model gives.
 fn policy_digest(config: &Config, checkpoint: &Checkpoint) -> Option<PolicyDigest> {
-    let numerics = Numerics {
-        device_class: config.device.class(),
-        activations: activations(config),
-        kv_dtype: kv_dtype(config),
-        weights: checkpoint.digest(),
-        quantization: "none",
-        adapter: None,
-    };
+    let class = config.device.class();
+    let numerics = Numerics::plain(class, activations(config), kv_dtype(config), checkpoint.digest());
     (config.device != Device::Sim).then(|| numerics.digest())
 }
 

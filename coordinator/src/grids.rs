@@ -1,14 +1,10 @@
 //! The loop's part that chooses the grid: the one that is wanted; a smaller one where workers are missing for long; the
-//! wanted one again when they have come back; another one when an operator says so.
+//! wanted one again when they have come back.
 
+use crate::Waits;
 use crate::losses::Ending;
 use crate::placement::{Blueprint, Machine, Policy, Unplaceable, Why, plan, plan_fewer};
 use crate::replica::{Replica, micros};
-use crate::{Error, Waits};
-use proto::cluster as wire;
-use std::time::Duration;
-use tokio::sync::oneshot;
-use tonic::Status;
 use types::{Grid, Micros};
 
 /// Times that the wait before growing doubles when it turns out to be in vain.
@@ -38,11 +34,6 @@ pub(crate) struct Placing {
     n_relapses: u32,
     /// Why there is no grid, as it was told last.
     told: String,
-}
-
-/// An operator waits for the grid to be in force.
-pub(crate) struct Scaling {
-    reply: oneshot::Sender<Result<wire::ScaleReply, Status>>,
 }
 
 impl Placing {
@@ -195,60 +186,5 @@ impl Replica {
         let planned = plan(&inventory, &self.config.shape, &policy, None)
             .or_else(|_| plan_fewer(&inventory, &self.config.shape, &policy, None));
         planned.ok().map(|blueprint| blueprint.grid).filter(|wider| wider.n_ranks() > grid.n_ranks())
-    }
-
-    // -- another grid
-
-    /// An operator wants another grid: refused with the arithmetic where it cannot be, and then nothing has happened.
-    pub(crate) fn scale(&mut self, grid: Grid, reply: oneshot::Sender<Result<wire::ScaleReply, Status>>) {
-        let in_force = self.blueprint.as_ref().filter(|_| self.is_ready).map(|blueprint| blueprint.grid);
-        if in_force == Some(grid) && self.draining_since.is_none() {
-            self.placing.wanted = grid;
-            // Who asked and left needs no answer.
-            let _gone = reply.send(Ok(scale_reply(grid, Duration::ZERO, 0)));
-            return;
-        }
-        if let Err(refused) = self.may_scale(grid) {
-            let _gone = reply.send(Err(refused));
-            return;
-        }
-        let Grid { tp, pp, .. } = grid;
-        tracing::info!(tp, pp, "another grid is asked for");
-        self.placing.wanted = grid;
-        if let Some(before) = self.scaling.replace(Scaling { reply }) {
-            let _gone = before.reply.send(Err(Status::aborted(format!("then tp {tp} x pp {pp} was asked for"))));
-        }
-        self.end_epoch(Ending::Wanted);
-        self.place();
-    }
-
-    fn may_scale(&self, grid: Grid) -> Result<(), Status> {
-        let unplaceable = |why: Unplaceable| Status::failed_precondition(why.to_string());
-        if self.draining_since.is_some() {
-            return Err(Status::unavailable("the coordinator is draining"));
-        }
-        let Some(serving) = &self.serving else {
-            return Err(Status::unavailable("the replica has not served yet: it is loading"));
-        };
-        let policy = self.policy_on(grid);
-        let blueprint = plan(&self.members.inventory(), &self.config.shape, &policy, None).map_err(unplaceable)?;
-        let planner = self.config.scheduler(&blueprint, serving.policy);
-        planner.supported().map_err(|error| Status::failed_precondition(Error::from(error).to_string()))
-    }
-
-    /// The replica serves again: whoever asked for a grid hears which it is.
-    pub(crate) fn scaled(&mut self, grid: Grid, took: Duration, n_replayed: u64) {
-        if let Some(scaling) = self.scaling.take() {
-            let _gone = scaling.reply.send(Ok(scale_reply(grid, took, n_replayed)));
-        }
-    }
-}
-
-fn scale_reply(grid: Grid, took: Duration, tokens_replayed: u64) -> wire::ScaleReply {
-    wire::ScaleReply {
-        tp: grid.tp.into(),
-        pp: grid.pp.into(),
-        micros: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
-        tokens_replayed,
     }
 }

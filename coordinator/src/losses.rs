@@ -56,7 +56,7 @@ pub(crate) enum Ending {
     Lost(Cause),
     /// Ranks blame each other, or one of several hangs: nobody is let go.
     Doubt,
-    /// The grid is to be another.
+    /// An operator, or workers that have come, want a change.
     Wanted,
 }
 
@@ -256,6 +256,6 @@ impl Replica {
         recovery.span.recovered_on(grid.tp, grid.pp, n_replayed);
         metrics::recovered(&self.of, cause, took, n_replayed);
         tracing::info!(cause, millis, tokens_replayed = n_replayed, "the replica goes on");
-        self.scaled(grid, took, n_replayed);
+        self.changed(grid, took, n_replayed);
     }
 }

@@ -12,7 +12,7 @@ use scheduler::{Loss, Scheduler};
 use std::time::Duration;
 use telemetry::metrics;
 use tonic::Status;
-use types::{Epoch, Grid, Micros, Rank};
+use types::{Epoch, Grid, Micros, PolicyDigest, Rank};
 
 const UNREAD: &str = "this rank leaves its frames unread";
 
@@ -114,6 +114,8 @@ impl Replica {
             running_max: policy.running_max,
             meet_max_millis: millis(waits.meet_max),
             exchange_max_millis: millis(waits.exchange_max),
+            policy_digest: self.policy_served().map_or_else(Vec::new, |policy| policy.0.to_vec()),
+            reading: self.changes.reading,
         }
     }
 
@@ -126,7 +128,7 @@ impl Replica {
             return;
         }
         match self.accept(loaded) {
-            Ok(facts) => self.members.loaded(worker, rank, facts),
+            Ok(facts) => self.members.loaded(worker, rank, facts, &loaded.unread),
             Err(why) => return self.lose(worker, Cause::Wrong, why),
         }
         self.state_changed = true;
@@ -156,14 +158,18 @@ impl Replica {
     fn accept(&self, loaded: &wire::Loaded) -> Result<Facts, Status> {
         let policy =
             proto::policy_digest(&loaded.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let served = || self.serving.as_ref().map(|serving| serving.policy);
-        let ours = self.config.policy_digest.or_else(served).or_else(|| self.members.policy());
+        let ours = self.policy_served().or_else(|| self.members.policy());
         if let Some(ours) = ours.filter(|ours| *ours != policy) {
             return Err(Status::failed_precondition(format!(
                 "this rank computes under {policy}, the replica under {ours}: another model, or other numerics"
             )));
         }
         Ok(Facts { policy, weight_bytes: loaded.weight_bytes })
+    }
+
+    /// What was configured or, where nothing was, what has been served.
+    fn policy_served(&self) -> Option<PolicyDigest> {
+        self.config.policy_digest.or_else(|| self.serving.as_ref().map(|serving| serving.policy))
     }
 
     /// All ranks are ready: serve, or go on serving.

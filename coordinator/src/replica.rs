@@ -1,8 +1,9 @@
 //! The loop, and what it owns: the planner, the workers, the routers. Everything that happens comes as an event;
 //! nothing here waits for a peer.
 
+use crate::changes::Changes;
 use crate::event::Event;
-use crate::grids::{Placing, Scaling};
+use crate::grids::Placing;
 use crate::losses::{Cause, Recovery};
 use crate::members::Members;
 use crate::outbound::Outbound;
@@ -43,7 +44,7 @@ pub(crate) struct Replica {
     pub(crate) placing: Placing,
     /// Present while the replica has served and does not.
     pub(crate) recovery: Option<Recovery>,
-    pub(crate) scaling: Option<Scaling>,
+    pub(crate) changes: Changes,
     pub(crate) patience: Patience,
     pub(crate) slowness: Slowness,
     pub(crate) prediction: Option<Prediction>,
@@ -86,7 +87,7 @@ impl Replica {
             routers: Routers::default(),
             blueprint: None,
             recovery: None,
-            scaling: None,
+            changes: Changes::default(),
             patience: Patience::default(),
             slowness: Slowness::default(),
             prediction: None,
@@ -161,6 +162,7 @@ impl Replica {
             Event::RankFailed { worker, failed } => self.rank_failed(worker, &failed),
             Event::RankLost { worker, why } => self.lose(worker, Cause::of(&why), why),
             Event::Scale { grid, reply } => self.scale(grid, reply),
+            Event::Reload { weights, reply } => self.reload(weights, reply),
             Event::Tick => self.tick(),
             Event::Drain => self.drain(),
         }

@@ -188,8 +188,9 @@ fn alike(inventory: &Inventory) -> Vec<&Machine> {
     inventory.iter().filter(|machine| first.is_some_and(|first| machine.device == first.device)).collect()
 }
 
-fn class_of(machines: &[&Machine]) -> DeviceClass {
-    match machines.first().map(|machine| machine.device.as_str()) {
+/// Of machines of which this is the first.
+pub(crate) fn class_of(first: Option<&Machine>) -> DeviceClass {
+    match first.map(|machine| machine.device.as_str()) {
         Some("cuda") => DeviceClass::Cuda,
         Some("sim") => DeviceClass::Sim,
         _ => DeviceClass::Cpu,
@@ -224,7 +225,7 @@ fn plan_grid(
     grid: Grid,
     now: Option<&Blueprint>,
 ) -> Result<Blueprint, Why> {
-    let measure = Measure::new(shape, class_of(machines), &policy.kv_dtype)?;
+    let measure = Measure::new(shape, class_of(machines.first().copied()), &policy.kv_dtype)?;
     check(machines, &measure, policy, grid)?;
     let planner = Planner { measure, policy, grid };
     let by_need = planner.large_enough_first(machines);
