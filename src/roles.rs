@@ -3,6 +3,7 @@
 
 use crate::children::{self, Order};
 use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Watched, Wire, cores};
+use crate::control;
 use crate::device::Device;
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
@@ -25,6 +26,7 @@ use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
 use types::{Grid, Numerics, PolicyDigest};
 use worker::{Assignment, Doorway, Ended, Load, LoadError, Loaded, ModelLoader, Ready, sim::Sim};
 
@@ -36,6 +38,8 @@ const REPLICAS_EXPECTED: usize = 16;
 pub struct Doors {
     pub http: TcpListener,
     pub grpc: TcpListener,
+    /// For whoever operates the replicas of this machine, a door each; or none.
+    pub control: Vec<TcpListener>,
 }
 
 impl Doors {
@@ -43,7 +47,8 @@ impl Doors {
         let bind = async |what, address| {
             TcpListener::bind(address).await.with_context(|| format!("cannot listen for {what} on {address}"))
         };
-        Ok(Doors { http: bind("HTTP", config.http).await?, grpc: bind("gRPC", config.grpc).await? })
+        let (http, grpc) = (bind("HTTP", config.http).await?, bind("gRPC", config.grpc).await?);
+        Ok(Doors { http, grpc, control: Vec::new() })
     }
 }
 
@@ -53,12 +58,16 @@ pub async fn serve(
     config: &Config,
     checkpoint: &Checkpoint,
     metrics: router::Render,
-    doors: Doors,
+    mut doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
+    let mut controls = std::mem::take(&mut doors.control).into_iter();
     let (mut groups, mut coordinators) = (Vec::new(), Vec::new());
     for n in 0..config.replicas {
-        let (group, coordinator) = Group::start(config, checkpoint, n).await?;
+        let (mut group, coordinator) = Group::start(config, checkpoint, n).await?;
+        if let Some(door) = controls.next() {
+            group.open(door, coordinator.channel.clone())?;
+        }
         groups.push(group);
         coordinators.push(coordinator);
     }
@@ -98,6 +107,16 @@ impl Group {
             parts.push(processes(config, address, token, n * config.n_ranks())?);
         }
         Ok((Group { name: name.clone(), end, parts }, router::Coordinator { name, channel: dialer.channel() }))
+    }
+}
+
+impl Group {
+    /// For `scale` and `reload`, until its coordinator has ended.
+    fn open(&mut self, door: TcpListener, coordinator: Channel) -> anyhow::Result<()> {
+        let (address, end) = (door.local_addr()?, CancellationToken::new());
+        tracing::info!(replica = self.name, %address, "`scale` and `reload` reach this replica");
+        self.parts.push(Part::start("the door for --control", end.clone(), control::serve(door, coordinator, end)));
+        Ok(())
     }
 }
 
@@ -286,6 +305,7 @@ fn micros_since_1970() -> u64 {
 
 fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) -> anyhow::Result<router::Config> {
     let drain_max = Duration::from_secs(config.drain_seconds);
+    let replica_absence_max = Duration::from_secs(config.failover_max);
     let requests_max = (config.max_waiting as usize + config.max_running as usize) * n_replicas;
     Ok(router::Config {
         names: config.served_model_name.iter().cloned().collect(),
@@ -296,7 +316,7 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
             requests_max,
             ..router::Limits::default()
         },
-        waits: router::Waits { drain_max, ..router::Waits::default() },
+        waits: router::Waits { drain_max, replica_absence_max, ..router::Waits::default() },
         keys: api_keys(config)?,
         metrics,
         ..router::Config::default()

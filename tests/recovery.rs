@@ -131,7 +131,7 @@ fn losses_grids_and_restarts_are_pauses() {
     let mut coordinator = self::coordinator(&model, "127.0.0.1:0");
     let address = field(&coordinator.until(&["coordinating"]), "address").to_owned();
     let mut workers: Vec<Node> = (0..4).map(|_| worker(&address)).collect();
-    let mut router = Node::start(&[&["router", MODEL, "--coordinator", &address], &DOORS[..]].concat());
+    let mut router = Node::start(&[&["router", MODEL, "--coordinator", &address], &DOORS[..4]].concat());
     let http = router.http();
     router.until_ready(&http);
     until_on(&http, 2, 2, &coordinator);

@@ -46,7 +46,7 @@ impl Replica {
         self.may_change()?;
         let Some(serving) = &self.serving else { return Ok(()) };
         let policy = self.policy_on(grid);
-        let blueprint = plan(&self.members.inventory(), &self.config.shape, &policy, None).map_err(unplaceable)?;
+        let blueprint = plan(&self.candidates(self.now()), &self.config.shape, &policy, None).map_err(unplaceable)?;
         let planner = self.config.scheduler(&blueprint, serving.policy);
         planner.supported().map_err(|error| Status::failed_precondition(Error::from(error).to_string()))
     }

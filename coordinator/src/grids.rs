@@ -72,6 +72,11 @@ impl Placing {
         self.wider_since = None;
     }
 
+    /// Or before, if something else comes before.
+    pub fn try_again_at(&mut self, at: Option<Micros>) {
+        self.try_at = [self.try_at, at].into_iter().flatten().min();
+    }
+
     pub fn trust_again(&mut self) {
         self.not_before = None;
     }
@@ -140,7 +145,14 @@ impl Replica {
         Policy { grid, context: promised.or(self.config.policy.context), ..self.config.policy.clone() }
     }
 
-    /// The wanted grid; or the largest part of it that fits, when lost ranks have not been replaced for long enough.
+    /// All that have joined, but for those that some other does not reach.
+    pub(crate) fn candidates(&self, now: Micros) -> Vec<Machine> {
+        let mut inventory = self.members.inventory();
+        inventory.retain(|machine| !self.strangers.is_out(machine.worker, now));
+        inventory
+    }
+
+    /// The wanted grid; or the most ranks that fit, when lost ranks have not been replaced for long enough.
     pub(crate) fn choose(&self, now: Micros, inventory: &[Machine]) -> Result<Blueprint, Unplaceable> {
         let last = self.placing.last.as_ref().map(|last| self.without_suspects(last));
         let (shape, policy) = (&self.config.shape, self.policy_on(self.placing.wanted));
@@ -168,7 +180,7 @@ impl Replica {
         let Some(grid) = grid.filter(|grid| *grid != self.placing.wanted && self.draining_since.is_none()) else {
             return;
         };
-        let Some(wider) = self.wider_than(grid) else { return self.placing.crowd_changed() };
+        let Some(wider) = self.wider_than(grid, now) else { return self.placing.crowd_changed() };
         if self.placing.is_wider_for_long(now, &self.config.waits) {
             let (from_tp, from_pp, Grid { tp, pp, .. }) = (grid.tp, grid.pp, wider);
             tracing::info!(from_tp, from_pp, tp, pp, "workers have come back: the model is spread over them");
@@ -178,11 +190,11 @@ impl Replica {
         }
     }
 
-    fn wider_than(&self, grid: Grid) -> Option<Grid> {
+    fn wider_than(&self, grid: Grid, now: Micros) -> Option<Grid> {
         if self.members.n_spares() == 0 {
             return None;
         }
-        let (inventory, policy) = (self.members.inventory(), self.policy_on(self.placing.wanted));
+        let (inventory, policy) = (self.candidates(now), self.policy_on(self.placing.wanted));
         let planned = plan(&inventory, &self.config.shape, &policy, None)
             .or_else(|_| plan_fewer(&inventory, &self.config.shape, &policy, None));
         planned.ok().map(|blueprint| blueprint.grid).filter(|wider| wider.n_ranks() > grid.n_ranks())

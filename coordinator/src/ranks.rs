@@ -31,6 +31,10 @@ impl Replica {
             }
         }
         self.placing.crowd_changed();
+        if self.strangers.out(self.now()).next().is_some() {
+            // It may take the place of one that is left out.
+            self.placing.trust_again();
+        }
         self.place();
     }
 
@@ -55,13 +59,18 @@ impl Replica {
         if self.blueprint.is_some() || self.placing.must_wait(now) {
             return;
         }
-        let inventory = self.members.inventory();
+        let inventory = self.candidates(now);
         match self.choose(now, &inventory) {
             Ok(blueprint) => {
                 self.predict(&inventory, &blueprint);
                 self.assign(blueprint);
             }
-            Err(why) => self.placing.tell(&why, inventory.len()),
+            Err(why) => {
+                self.placing.tell(&why, inventory.len());
+                // Who is left out may have another chance by then.
+                let next = self.strangers.out(now).map(|(_, out)| out.until).min();
+                self.placing.try_again_at(next);
+            }
         }
     }
 
@@ -176,6 +185,7 @@ impl Replica {
     fn begin(&mut self, facts: &[Facts]) -> Result<(), Error> {
         let (Some(blueprint), Some(first)) = (&self.blueprint, facts.first()) else { return Ok(()) };
         let (grid, n_blocks) = (blueprint.grid, blueprint.n_blocks());
+        self.strangers.met(blueprint.shards.iter().map(|shard| shard.worker));
         match &mut self.serving {
             Some(serving) => {
                 serving.scheduler.reshape(grid.pp.into(), self.config.steps_in_flight_max(grid))?;

@@ -13,6 +13,7 @@ use crate::placement::{Blueprint, Prediction};
 use crate::routers::Routers;
 use crate::serve::Told;
 use crate::slow::Slowness;
+use crate::strangers::Strangers;
 use crate::traces::Traces;
 use crate::{Config, Error};
 use proto::cluster as wire;
@@ -42,6 +43,7 @@ pub(crate) struct Replica {
     /// Present while every rank has been given its place.
     pub(crate) blueprint: Option<Blueprint>,
     pub(crate) placing: Placing,
+    pub(crate) strangers: Strangers,
     /// Present while the replica has served and does not.
     pub(crate) recovery: Option<Recovery>,
     pub(crate) changes: Changes,
@@ -80,6 +82,7 @@ impl Replica {
             tell,
             of: Of::replica(&config.replica),
             placing: Placing::new(config.policy.grid),
+            strangers: Strangers::default(),
             config,
             began: Instant::now(),
             epoch,

@@ -1,6 +1,8 @@
 //! The most ranks that these machines can carry the model on, where they cannot carry it on the grid that was asked for.
 
-use super::{Blueprint, Inventory, Measure, ModelShape, Policy, Unplaceable, Why, alike, class_of, plan_grid};
+use super::{
+    Blueprint, Inventory, Measure, ModelShape, Policy, STAGES_MAX, Unplaceable, Why, alike, class_of, plan_grid,
+};
 use types::Grid;
 
 /// Of many machines, not every grid is tried.
@@ -18,7 +20,7 @@ pub fn plan_fewer(
     let Grid { tp, pp, .. } = policy.grid;
     let no_kv = |why| Unplaceable { why, nearest: None };
     let measure = Measure::new(shape, class_of(machines.first().copied()), &policy.kv_dtype).map_err(no_kv)?;
-    let longest = (measure.n_leaves(), shape.n_layers);
+    let longest = (measure.n_leaves(), shape.n_layers.min(STAGES_MAX.into()));
     let mut why = None;
     for grid in others(policy.grid, machines.len(), longest) {
         match plan_grid(&machines, shape, policy, grid, now) {
@@ -39,9 +41,7 @@ fn others(asked: Grid, n_machines: usize, longest: (u32, u32)) -> Vec<Grid> {
     let n_max = n_machines.min(n_ranks(asked.tp, asked.pp)).min(usize::from(u16::MAX));
     let up_to = |longest: u32| 1..=u16::try_from(longest).unwrap_or(u16::MAX).min(n_max as u16);
     let with_tp = |tp: u16| up_to(longest.1).map(move |pp| Grid { pp, tp, ep: 1 });
-    let is_another = |grid: &Grid| {
-        (grid.tp, grid.pp) != (asked.tp, asked.pp) && n_ranks(grid.tp, grid.pp) <= n_max
-    };
+    let is_another = |grid: &Grid| (grid.tp, grid.pp) != (asked.tp, asked.pp) && n_ranks(grid.tp, grid.pp) <= n_max;
     let mut grids: Vec<Grid> = up_to(longest.0).flat_map(with_tp).filter(is_another).collect();
     grids.sort_by_key(|grid| std::cmp::Reverse((n_ranks(grid.tp, grid.pp), grid.tp <= asked.tp, grid.tp)));
     grids.truncate(GRIDS_TRIED_MAX);

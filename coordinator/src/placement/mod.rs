@@ -51,6 +51,9 @@ pub struct Machine {
     pub cores: u32,
 }
 
+/// Each stage has a step of its own under way, and a worker queues no more of them.
+pub const STAGES_MAX: u16 = 16;
+
 /// In the order in which they joined.
 pub type Inventory = [Machine];
 
@@ -131,6 +134,8 @@ pub enum Why {
     Heads { tp: u16, n_leaves: u32 },
     #[error("pp {pp} is more than the model has layers: {n_layers}")]
     Layers { pp: u16, n_layers: u32 },
+    #[error("pp {pp} is more than {STAGES_MAX} stages: each has a step of its own under way, and ranks queue no more")]
+    Stages { pp: u16 },
     #[error("{0:?} is no KV dtype: use f16, bf16 or f32")]
     KvDtype(String),
     #[error("a context of {asked} was asked for, the model was made for {model}: ask for at most that")]
@@ -210,7 +215,7 @@ fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy, why: &Why
     let n_asked = u32::from(asked.tp) * u32::from(asked.pp);
     let leaves = |grid: &Grid| match why {
         Why::Heads { .. } => grid.pp != asked.pp,
-        Why::Layers { .. } => grid.tp != asked.tp,
+        Why::Layers { .. } | Why::Stages { .. } => grid.tp != asked.tp,
         _ => false,
     };
     let away = |grid: &Grid| (u32::from(grid.n_ranks()).abs_diff(n_asked), grid.tp.abs_diff(asked.tp));
@@ -256,6 +261,9 @@ fn check(machines: &[&Machine], measure: &Measure, policy: &Policy, grid: Grid) 
     }
     if u32::from(pp) > n_layers {
         return Err(Why::Layers { pp, n_layers });
+    }
+    if pp > STAGES_MAX {
+        return Err(Why::Stages { pp });
     }
     let (needed, there) = (usize::from(tp) * usize::from(pp), machines.len());
     if there < needed {
