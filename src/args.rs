@@ -91,6 +91,8 @@ const SCALE_HELP: &str = "\
 The workers must have joined already: `lockstep status` shows spares. What does not fit is refused with the
 arithmetic, and then nothing has changed. A coordinator that is started again begins with the grid of its own flags.
 
+`lockstep serve` is reached at 127.0.0.1:50100 too, or where its --control says.
+
 Example: lockstep scale --coordinator 127.0.0.1:50100 --tp 2 --pp 1";
 
 const RELOAD_HELP: &str = "\
