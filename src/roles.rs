@@ -511,3 +511,19 @@ pub fn watch(watched: &Watched<'_>) -> anyhow::Result<router::Render> {
     let exporter = telemetry::metrics::install(&labels)?;
     Ok(Arc::new(move || exporter.render()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+
+    #[test]
+    fn routers_wait_as_long_as_they_are_told() {
+        let waits = |failover_max| {
+            let config = Settings { failover_max, drain_seconds: Some(4), ..Settings::default() }.resolve().unwrap();
+            let waits = router_config(&config, 1, Arc::new(String::new)).unwrap().waits;
+            (waits.replica_absence_max.as_secs(), waits.drain_max.as_secs())
+        };
+        assert_eq!((waits(None), waits(Some(7)), waits(Some(0))), ((60, 4), (7, 4), (0, 4)));
+    }
+}
