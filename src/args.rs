@@ -95,6 +95,10 @@ arithmetic, and then nothing has changed. A coordinator that is started again be
 
 Example: lockstep scale --coordinator 127.0.0.1:50100 --tp 2 --pp 1";
 
+const WORKER_HELP: &str = "\
+Example: lockstep worker --join coordinator:50100 --token-file token
+         lockstep worker --etcd-endpoints etcd:2379 --replica one --token-file token";
+
 const RELOAD_HELP: &str = "\
 Streams go on with the same tokens. A file that has become another model is refused, and then nothing has changed: start
 another replica with it instead. A rank that cannot read its copy goes on with what it had, and is named.
@@ -114,7 +118,7 @@ pub enum Command {
     Coordinator(Coordinator),
     /// Compute for a coordinator
     #[command(
-        after_help = "Example: lockstep worker --join coordinator:50100 --token-file token\n         lockstep worker --etcd-endpoints etcd:2379 --replica one --token-file token"
+        after_help = WORKER_HELP
     )]
     Worker(Worker),
     /// Answer clients for coordinators that are elsewhere
@@ -142,7 +146,7 @@ pub enum Command {
     /// Give a replica that serves another grid, with the same tokens and without failing a request
     #[command(after_help = SCALE_HELP)]
     Scale(scale::Scale),
-    /// Have every rank of a replica that serves read its model's file again, as when a disk was moved or a file restored
+    /// Have every rank of a replica that serves read its model again, as when a disk was moved or a file restored
     #[command(after_help = RELOAD_HELP)]
     Reload(scale::Reload),
     /// Put load on a server that speaks OpenAI's API, and measure it

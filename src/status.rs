@@ -190,7 +190,9 @@ mod tests {
         let page = json!({ "replicas": [{
             "replica": "local", "model": "m", "phase": "ready", "epoch": "1.1", "grid": { "tp": 1, "pp": 1 },
             "wanted": { "tp": 2, "pp": 1 },
-            "apart": [{ "host": "h", "address": "a:1", "other_host": "i", "other_address": "b:2", "why": "silent", "seconds": 9 }],
+            "apart": [{
+                "host": "h", "address": "a:1", "other_host": "i", "other_address": "b:2", "why": "mute", "seconds": 9,
+            }],
             "requests": { "running": 2, "waiting": 0 }, "blocks": { "used": 1, "total": 2 }, "spares": 0,
             "tokens_per_s": { "predicted": { "low": 5.0, "high": 9.0, "bottleneck": "compute" }, "alone": 7.0 },
             "ranks": [rank],

@@ -1,5 +1,5 @@
-//! The loop's part that does what an operator wants while the replica serves: another grid, or the model read again. Each
-//! is refused before anything has changed, or is a change of epoch that nobody is accused of.
+//! The loop's part that does what an operator wants while the replica serves: another grid, or the model read again.
+//! Each is refused before anything has changed, or is a change of epoch that nobody is accused of.
 
 use crate::Error;
 use crate::losses::Ending;

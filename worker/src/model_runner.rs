@@ -252,7 +252,8 @@ fn on_device<D: Device + 'static>(
     let kv = KvCache::new(device, &specs).map_err(failed(assignment))?;
     let ready = Ready { policy: *policy, weight_bytes: held.model.weight_bytes() as u64, unread };
     let millis = begun.elapsed().as_millis() as u64;
-    tracing::info!(epoch = %assignment.epoch, rank = assignment.rank.0, was_kept, millis, "holding a part of the model");
+    let (epoch, rank) = (assignment.epoch, assignment.rank.0);
+    tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
     let of = Of::new(*policy, assignment, part);
     Ok((Box::new(Parts { lent: shelf.lend(held, of), kv, limits }), ready))
 }

@@ -1,4 +1,5 @@
-//! The most ranks that these machines can carry the model on, where they cannot carry it on the grid that was asked for.
+//! The most ranks on which these machines can carry the model, where they cannot carry it on the grid that was asked
+//! for.
 
 use super::{
     Blueprint, Inventory, Measure, ModelShape, Policy, STAGES_MAX, Unplaceable, Why, alike, class_of, plan_grid,
