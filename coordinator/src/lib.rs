@@ -6,6 +6,7 @@
 
 mod adopt;
 mod beats;
+mod changes;
 mod config;
 mod event;
 mod grids;
@@ -24,14 +25,15 @@ mod serve;
 mod service;
 mod slow;
 mod steps;
+mod strangers;
 mod traces;
 mod views;
 
 pub use config::{Config, Limits, Waits};
 pub use event::WorkerId;
 pub use placement::{
-    Blueprint, Bottleneck, Experts, Inventory, Machine, ModelShape, Policy, Pool, Prediction, Shard, Unplaceable, Why,
-    plan, plan_fewer, predict,
+    Blueprint, Bottleneck, Experts, Inventory, Machine, ModelShape, Policy, Pool, Prediction, STAGES_MAX, Shard,
+    Unplaceable, Why, plan, plan_fewer, predict,
 };
 pub use serve::serve;
 

@@ -106,6 +106,14 @@ impl wire::Assign {
         }
     }
 
+    /// What the replica serves under, where that is known.
+    pub fn policy(&self) -> Result<Option<PolicyDigest>, Malformed> {
+        match self.policy_digest.is_empty() {
+            true => Ok(None),
+            false => policy_digest(&self.policy_digest).map(Some),
+        }
+    }
+
     /// The epoch's secret. Empty stands for none: a rank alone has nobody to prove anything to.
     pub fn secret(&self) -> Result<[u8; 32], Malformed> {
         match self.mesh_secret.len() {

@@ -76,7 +76,7 @@ pub fn predict(
         let (needed, there) = (blueprint.shards.len(), machines.len());
         return Err(Why::TooFew { tp: blueprint.grid.tp, pp: blueprint.grid.pp, needed, there });
     }
-    let measure = Measure::new(shape, class_of(&machines), &policy.kv_dtype)?;
+    let measure = Measure::new(shape, class_of(machines.first().copied()), &policy.kv_dtype)?;
     let crowding = crowding(blueprint, &machines);
     let (memory, compute) = work_micros(&measure, blueprint, &machines, &crowding);
     let (work, exchange) = (memory.max(compute), exchange_micros(blueprint, &crowding));
