@@ -9,6 +9,7 @@ mod children;
 mod config;
 mod device;
 mod identity;
+mod keys;
 mod models;
 mod page;
 mod plan;

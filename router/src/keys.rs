@@ -91,7 +91,7 @@ impl Table {
         let weights = named.values().map(|(quotas, _)| u64::from(quotas.or(defaults).weight().0)).sum();
         let tenant = |(id, (quotas, label)): (TenantId, (Quotas, Arc<str>))| {
             let before = before.tenants.get(&id);
-            (id, Arc::new(Tenant::new(id, label, quotas.or(defaults), weights, before)))
+            (id, Arc::new(Tenant::new(label, quotas.or(defaults), weights, before)))
         };
         table.tenants = named.into_iter().map(tenant).collect();
         table.others = before.others.clone();
@@ -111,7 +111,7 @@ impl Table {
 
 impl Default for Tenant {
     fn default() -> Self {
-        Tenant::new(TenantId::default(), OTHER.into(), Quotas::default(), 1, None)
+        Tenant::new(OTHER.into(), Quotas::default(), 1, None)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use telemetry::metrics;
 use tokio::time::Instant;
-use types::{TenantId, Weight};
+use types::Weight;
 
 const WEIGHT_MAX: u32 = 1000;
 const MINUTE: Duration = Duration::from_secs(60);
@@ -150,7 +150,6 @@ struct Use {
 
 #[derive(Debug)]
 pub struct Tenant {
-    id: TenantId,
     label: Arc<str>,
     quotas: Quotas,
     /// Of all tenants that have keys.
@@ -159,12 +158,12 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    pub fn new(id: TenantId, label: Arc<str>, quotas: Quotas, weights: u64, before: Option<&Arc<Tenant>>) -> Tenant {
+    pub fn new(label: Arc<str>, quotas: Quotas, weights: u64, before: Option<&Arc<Tenant>>) -> Tenant {
         let used = before.map(|before| before.used.clone()).unwrap_or_default();
-        Tenant { id, label, quotas, weights, used }
+        Tenant { label, quotas, weights, used }
     }
 
-    /// Its name in metrics.
+    #[cfg(test)]
     pub fn label(&self) -> &Arc<str> {
         &self.label
     }
@@ -194,12 +193,17 @@ impl Tenant {
 
     /// A request comes. One that is refused for its tokens has been one all the same.
     pub fn enter(self: &Arc<Self>, retry_after: Duration) -> Result<Visit, Refusal> {
+        metrics::tenant_request(&self.label);
         let n_before = self.used.n_under_way.fetch_add(1, Relaxed);
         let visit = Visit(self.clone());
         match self.quotas.concurrent {
             Some(max) if n_before >= max.into() => Err(limited(Limit::Concurrent(max), retry_after)),
             _ => self.take(&self.used.requests, 1, self.quotas.requests_per_minute, Limit::Requests).map(|()| visit),
         }
+    }
+
+    pub fn refused(&self, refusal: &Refusal) {
+        metrics::tenant_refused(&self.label, refusal.label());
     }
 
     /// For what a request may use at most; what it did not use is given back in the end. More than there ever is takes
@@ -318,7 +322,7 @@ mod tests {
     fn tenant(words: &str) -> Arc<Tenant> {
         let mut quotas = Quotas::default();
         words.split_whitespace().for_each(|word| quotas.read(word).unwrap());
-        Arc::new(Tenant::new(TenantId(1), "a".into(), quotas, 4, None))
+        Arc::new(Tenant::new("a".into(), quotas, 4, None))
     }
 
     #[tokio::test(start_paused = true)]

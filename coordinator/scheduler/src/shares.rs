@@ -50,13 +50,7 @@ impl Scheduler {
 
     /// Makes room for the first that waits at the cost of whoever runs the most, as long as that keeps as much as the
     /// other then has. False: it has to wait for its turn like everybody.
-    pub(crate) fn make_way(
-        &mut self,
-        idx: SequenceIdx,
-        n_hits: u32,
-        promised: &mut Promised,
-        left: &mut Left,
-    ) -> bool {
+    pub(crate) fn make_way(&mut self, idx: SequenceIdx, n_hits: u32, promised: &mut Promised, left: &mut Left) -> bool {
         let tenant = self.sequences[idx].tenant;
         let mut above_share = self.tenants.above_share(tenant);
         let is_behind = above_share.is_some();

@@ -100,7 +100,7 @@ impl Scheduler {
         }
         let load = if by_count { Tenant::waiting } else { Tenant::waiting_tokens };
         let size = |n_tokens: usize| if by_count { 1 } else { n_tokens as u64 };
-        let place = self.tenants.find(request.tenant);
+        let place = self.tenants.known(request.tenant);
         let own = place.map_or(0, |place| load(self.tenants.get(place)).0);
         let own = (own + size(request.n_tokens()), Weight(request.weight.0.max(1)));
         let heaviest = self.tenants.heaviest(place.unwrap_or(u32::MAX), load).ok_or(full)?;

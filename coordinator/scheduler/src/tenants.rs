@@ -105,7 +105,7 @@ impl Tenants {
     }
 
     /// The place of a tenant, if it has one.
-    pub fn find(&self, id: TenantId) -> Option<TenantIdx> {
+    fn find(&self, id: TenantId) -> Option<TenantIdx> {
         self.indices().find(|&idx| self.get(idx).id == Some(id))
     }
 
@@ -121,15 +121,26 @@ impl Tenants {
             self.all.push(tenant);
             return self.all.len() as TenantIdx - 1;
         }
-        // Who is ahead of the others keeps its place, or it would get rid of its tag by waiting for a crowd.
-        let is_left = |&idx: &TenantIdx| !self.get(idx).is_present() && self.get(idx).tag <= self.latest;
-        match self.indices().skip(1).find(is_left) {
+        match self.left_place() {
             Some(idx) => {
                 *self.at(idx) = tenant;
                 idx
             }
             None => COMMON,
         }
+    }
+
+    /// Who is ahead of the others keeps its place, or it would get rid of its tag by waiting for a crowd.
+    fn left_place(&self) -> Option<TenantIdx> {
+        let is_left = |&idx: &TenantIdx| !self.get(idx).is_present() && self.get(idx).tag <= self.latest;
+        self.indices().skip(1).find(is_left)
+    }
+
+    /// Where a tenant's requests are: in a place of its own, or in the common one where there is no other. None, where
+    /// it would get a new one.
+    pub fn known(&self, id: TenantId) -> Option<TenantIdx> {
+        let has_room = self.all.len() <= self.places_max as usize || self.left_place().is_some();
+        self.find(id).or((!has_room).then_some(COMMON))
     }
 
     pub fn waits(&mut self, idx: TenantIdx, n_tokens: u32) {
