@@ -164,6 +164,7 @@ pub fn route(
     let served = router::serve(config, membership, text, doors.http, doors.grpc, shutdown);
     Ok(async move {
         tokio::select! {
+            biased;
             served = served => Ok(served?),
             () = followed => Ok(()),
         }

@@ -105,8 +105,8 @@ impl Bucket {
 
     /// What can be taken at once.
     fn left(&self, max: u32, now: Instant) -> u32 {
-        let used = (self.until_full(now).as_secs_f64() / MINUTE.as_secs_f64() * f64::from(max)).ceil();
-        max.saturating_sub(used as u32)
+        let used = (self.until_full(now).as_micros() * u128::from(max)).div_ceil(MINUTE.as_micros());
+        max.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX))
     }
 
     /// Takes so much, or says how long that has to wait.
