@@ -102,7 +102,8 @@ pub struct Settings {
     /// Share the KV of equal beginnings between requests [default: true]
     #[arg(long, env = "LOCKSTEP_PREFIX_CACHE", action = clap::ArgAction::Set)]
     pub prefix_cache: Option<bool>,
-    /// A file of API keys, a line each: key, or name:key; a name's requests share no cache with others'
+    /// A file of API keys, a line each: key, or name:key; a name's requests share no cache with others'. Limits may
+    /// stand behind it: weight=4 requests_per_minute=600 tokens_per_minute=90000 concurrent=16
     #[arg(long, env = "LOCKSTEP_API_KEYS", value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
     /// One API key, beside those of the file

@@ -5,6 +5,7 @@ use crate::children::{self, Order};
 use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Policy as Pick, Watched, Wire, cores};
 use crate::control;
 use crate::device::Device;
+use crate::keys;
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use cluster::{Claim, MemoryStore, Registration, Store};
@@ -169,7 +170,7 @@ where
 
 /// A router of the replicas that these coordinate, until `shutdown`.
 pub fn route(
-    config: &Config,
+    settings: &Config,
     checkpoint: &Checkpoint,
     metrics: router::Render,
     membership: Membership,
@@ -182,9 +183,17 @@ pub fn route(
         Membership::Followed { store: Store::Static { given, .. }, .. } => given.0.len(),
         Membership::Followed { .. } => REPLICAS_EXPECTED,
     };
-    let config = router::Config { resume_key, ..router_config(config, n_replicas, metrics)? };
+    let config = router::Config { resume_key, ..router_config(settings, n_replicas, metrics)? };
     let text = text(checkpoint)?;
-    Ok(async move { Ok(router::serve(config, membership, text, doors.http, doors.grpc, shutdown).await?) })
+    let followed = keys::follow(settings, &config.keys);
+    let served = router::serve(config, membership, text, doors.http, doors.grpc, shutdown);
+    Ok(async move {
+        tokio::select! {
+            biased;
+            served = served => Ok(served?),
+            () = followed => Ok(()),
+        }
+    })
 }
 
 /// A worker for each rank within this process, each with a computing thread of its own; `first` is the first one's
@@ -330,7 +339,7 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
             ..router::Limits::default()
         },
         waits: router::Waits { drain_max, replica_absence_max, ..router::Waits::default() },
-        keys: api_keys(config)?,
+        keys: keys::read(config)?,
         metrics,
         ..router::Config::default()
     })
@@ -349,25 +358,6 @@ pub fn salt(token: Option<&Token>) -> anyhow::Result<[u8; 16]> {
 /// cluster stands on one machine and trusts whoever reaches it.
 pub fn resume_key(token: Option<&Token>) -> router::ResumeKey {
     router::ResumeKey::of(token.map_or(&[], |token| token.expose().as_bytes()))
-}
-
-/// Those of the file and of the flag. A file without a key would let in everybody, which nobody means by it.
-fn api_keys(config: &Config) -> anyhow::Result<router::ApiKeys> {
-    let mut lines = match &config.api_keys {
-        None => String::new(),
-        Some(path) => {
-            let what = || format!("API keys in {}", path.display());
-            let text = std::fs::read_to_string(path).with_context(what)?;
-            ensure!(!router::ApiKeys::parse(&text).with_context(what)?.is_open(), "{}: there are none", what());
-            text
-        }
-    };
-    if let Some(key) = &config.api_key {
-        ensure!(!key.trim().is_empty(), "--api-key is empty");
-        // The key is its own name: it may have a colon.
-        lines.push_str(&format!("\napi-key:{key}"));
-    }
-    Ok(router::ApiKeys::parse(&lines)?)
 }
 
 fn text(checkpoint: &Checkpoint) -> anyhow::Result<router::Text> {

@@ -97,6 +97,14 @@ impl Routers {
         }
     }
 
+    /// It was taken, and is refused after all.
+    pub fn given_back(&mut self, id: RequestId) {
+        if let Some(router) = self.table.get_mut(&id.router()) {
+            router.live.remove(&id);
+            self.forget_if_idle(id.router());
+        }
+    }
+
     /// Keeps an output for the next flush.
     pub fn push(&mut self, output: wire::Output) {
         let id = RequestId(output.id);
