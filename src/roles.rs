@@ -6,7 +6,7 @@ use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Policy 
 use crate::control;
 use crate::device::Device;
 use crate::keys;
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use checkpoint::Checkpoint;
 use cluster::{Claim, MemoryStore, Registration, Store};
 use coordinator::{ModelShape, Policy};
