@@ -10,6 +10,7 @@ mod config;
 mod control;
 mod device;
 mod identity;
+mod keys;
 mod models;
 mod page;
 mod plan;

@@ -2,9 +2,10 @@
 //! workers too, or as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Watched, Wire, cores};
+use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Policy as Pick, Watched, Wire, cores};
 use crate::control;
 use crate::device::Device;
+use crate::keys;
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use cluster::{Claim, MemoryStore, Registration, Store};
@@ -27,7 +28,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use types::{Grid, Numerics, PolicyDigest};
+use types::{BlockHash, Grid, Numerics, PolicyDigest};
 use worker::{Assignment, Doorway, Ended, Load, LoadError, Loaded, ModelLoader, Ready, sim::Sim};
 
 const REPLICA: &str = "local";
@@ -62,9 +63,9 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let mut controls = std::mem::take(&mut doors.control).into_iter();
-    let (mut groups, mut coordinators) = (Vec::new(), Vec::new());
+    let (mut groups, mut coordinators, salt) = (Vec::new(), Vec::new(), salt(None)?);
     for n in 0..config.replicas {
-        let (mut group, coordinator) = Group::start(config, checkpoint, n).await?;
+        let (mut group, coordinator) = Group::start(config, checkpoint, salt, n).await?;
         if let Some(door) = controls.next() {
             group.open(door, coordinator.channel.clone())?;
         }
@@ -87,7 +88,12 @@ struct Group {
 }
 
 impl Group {
-    async fn start(config: &Config, checkpoint: &Checkpoint, n: u16) -> anyhow::Result<(Group, router::Coordinator)> {
+    async fn start(
+        config: &Config,
+        checkpoint: &Checkpoint,
+        salt: [u8; 16],
+        n: u16,
+    ) -> anyhow::Result<(Group, router::Coordinator)> {
         let name = if config.replicas > 1 { format!("{REPLICA}-{n}") } else { REPLICA.to_owned() };
         let (dialer, pipes) = transport::in_memory();
         let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
@@ -95,14 +101,14 @@ impl Group {
         let mut parts = Vec::new();
         let claim = MemoryStore::starting_at(micros_since_1970()).claim(&name, "in this process");
         if config.n_ranks() == 1 || config.inproc {
-            let served = coordinate(config, checkpoint, &name, claim, pipes, end.clone())?;
+            let served = coordinate(config, checkpoint, &name, claim, salt, pipes, end.clone())?;
             parts.push(Part::start("the coordinator", end.clone(), served));
             parts.extend(threads(config, &dialer, n * config.n_ranks())?);
         } else {
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
             let (address, token) = (socket.local_addr()?, Token::random()?);
             let sockets = secure::incoming(socket, Trust { token: Some(token.clone()), tls: None });
-            let served = coordinate(config, checkpoint, &name, claim, pipes.merge(sockets), end.clone())?;
+            let served = coordinate(config, checkpoint, &name, claim, salt, pipes.merge(sockets), end.clone())?;
             parts.push(Part::start("the coordinator", end.clone(), served));
             parts.push(processes(config, address, token, n * config.n_ranks())?);
         }
@@ -151,19 +157,20 @@ pub fn coordinate<C>(
     checkpoint: &Checkpoint,
     replica: &str,
     claim: Claim,
+    salt: [u8; 16],
     connections: C,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<C>>
 where
     C: Stream<Item = io::Result<Connection>>,
 {
-    let config = coordinator_config(config, checkpoint, replica)?;
+    let config = coordinator::Config { salt, ..coordinator_config(config, checkpoint, replica)? };
     Ok(async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) })
 }
 
 /// A router of the replicas that these coordinate, until `shutdown`.
 pub fn route(
-    config: &Config,
+    settings: &Config,
     checkpoint: &Checkpoint,
     metrics: router::Render,
     membership: Membership,
@@ -176,9 +183,17 @@ pub fn route(
         Membership::Followed { store: Store::Static { given, .. }, .. } => given.0.len(),
         Membership::Followed { .. } => REPLICAS_EXPECTED,
     };
-    let config = router::Config { resume_key, ..router_config(config, n_replicas, metrics)? };
+    let config = router::Config { resume_key, ..router_config(settings, n_replicas, metrics)? };
     let text = text(checkpoint)?;
-    Ok(async move { Ok(router::serve(config, membership, text, doors.http, doors.grpc, shutdown).await?) })
+    let followed = keys::follow(settings, &config.keys);
+    let served = router::serve(config, membership, text, doors.http, doors.grpc, shutdown);
+    Ok(async move {
+        tokio::select! {
+            biased;
+            served = served => Ok(served?),
+            () = followed => Ok(()),
+        }
+    })
 }
 
 /// A worker for each rank within this process, each with a computing thread of its own; `first` is the first one's
@@ -309,6 +324,13 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
     let requests_max = (config.max_waiting as usize + config.max_running as usize) * n_replicas;
     Ok(router::Config {
         names: config.served_model_name.iter().cloned().collect(),
+        policy: match config.policy {
+            Pick::Prefix => router::Policy::Prefix,
+            Pick::LeastWork => router::Policy::LeastWork,
+            Pick::PowerOfTwo => router::Policy::PowerOfTwo,
+            Pick::RoundRobin => router::Policy::RoundRobin,
+            Pick::Affinity => router::Policy::Affinity,
+        },
         limits: router::Limits {
             // Without a token yet: those that wait, and those whose prompts are being computed.
             requests_waiting_max: requests_max,
@@ -317,9 +339,18 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
             ..router::Limits::default()
         },
         waits: router::Waits { drain_max, replica_absence_max, ..router::Waits::default() },
-        keys: api_keys(config)?,
+        keys: keys::read(config)?,
         metrics,
         ..router::Config::default()
+    })
+}
+
+/// What the names of cached blocks begin with. From the cluster's token, so that all its replicas call the same tokens by
+/// the same name. Where there is none, each process has its own: a cache does not outlive it.
+pub fn salt(token: Option<&Token>) -> anyhow::Result<[u8; 16]> {
+    Ok(match token {
+        Some(token) => BlockHash::salt(token.expose().as_bytes()),
+        None => secure::random()?,
     })
 }
 
@@ -327,25 +358,6 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
 /// cluster stands on one machine and trusts whoever reaches it.
 pub fn resume_key(token: Option<&Token>) -> router::ResumeKey {
     router::ResumeKey::of(token.map_or(&[], |token| token.expose().as_bytes()))
-}
-
-/// Those of the file and of the flag. A file without a key would let in everybody, which nobody means by it.
-fn api_keys(config: &Config) -> anyhow::Result<router::ApiKeys> {
-    let mut lines = match &config.api_keys {
-        None => String::new(),
-        Some(path) => {
-            let what = || format!("API keys in {}", path.display());
-            let text = std::fs::read_to_string(path).with_context(what)?;
-            ensure!(!router::ApiKeys::parse(&text).with_context(what)?.is_open(), "{}: there are none", what());
-            text
-        }
-    };
-    if let Some(key) = &config.api_key {
-        ensure!(!key.trim().is_empty(), "--api-key is empty");
-        // The key is its own name: it may have a colon.
-        lines.push_str(&format!("\napi-key:{key}"));
-    }
-    Ok(router::ApiKeys::parse(&lines)?)
 }
 
 fn text(checkpoint: &Checkpoint) -> anyhow::Result<router::Text> {
@@ -367,8 +379,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         policy: policy(config),
         policy_digest: policy_digest(config, checkpoint),
         prefix_cache: config.prefix_cache,
-        // The cache does not outlive the process, so neither need the secret at its root.
-        salt: secure::random()?,
+        salt: [0; 16],
         mesh_seed: secure::random()?,
         limits: coordinator::Limits {
             waiting_max: config.max_waiting,

@@ -1,6 +1,7 @@
 //! The loop, and what it owns: the planner, the workers, the routers. Everything that happens comes as an event;
 //! nothing here waits for a peer.
 
+use crate::beats::NameChanges;
 use crate::changes::Changes;
 use crate::event::Event;
 use crate::grids::Placing;
@@ -68,6 +69,8 @@ pub(crate) struct Replica {
     pub(crate) step: Step,
     /// Empty between calls; kept for its memory.
     pub(crate) outputs: Vec<Output>,
+    /// Of the cache's names, since the last beat.
+    pub(crate) name_changes: NameChanges,
 }
 
 /// What is settled when the replica serves for the first time, and outlives its workers.
@@ -107,6 +110,7 @@ impl Replica {
             traces: Traces::default(),
             step: Step::default(),
             outputs: Vec::new(),
+            name_changes: NameChanges::default(),
         }
     }
 
@@ -156,6 +160,7 @@ impl Replica {
             Event::Submit { router, request } => drop(self.submit(router, *request)),
             Event::Adopt { router, of, request } => self.adopt(router, of, *request),
             Event::Cancel { router, id, stopped } => self.cancel_for(router, id, stopped),
+            Event::Recite { router } => self.routers.recite_to(router),
             Event::RouterGone { router, why } => self.router_gone(router, why),
             Event::WorkerJoined { worker, hello, frames } => self.worker_joined(worker, hello, frames),
             Event::RankLoaded { worker, loaded } => self.rank_loaded(worker, &loaded),
@@ -217,6 +222,7 @@ impl Replica {
             self.state_changed = true;
         }
         self.look(now);
+        self.beat();
     }
 
     /// Whenever nothing runs, nothing may be held.
@@ -268,6 +274,8 @@ impl Replica {
             policy_digest: serving.policy.0.to_vec(),
             vocab: self.config.shape.vocab,
             incarnation: self.epoch.incarnation,
+            salt: self.config.salt.to_vec(),
+            beat_millis: u32::try_from(self.config.waits.beat_every.as_millis()).unwrap_or(0),
         };
         let lost = self.routers.welcome(welcome);
         self.cancel_all(lost);
