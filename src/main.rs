@@ -16,6 +16,7 @@ mod relay;
 mod roles;
 mod run;
 mod scale;
+mod simulate;
 mod single;
 mod status;
 mod store;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Command::Top(top) => top::run(&top),
         Command::Scale(scale) => self::scale::run(&scale),
         Command::Bench(options) => bench::run(&options),
+        Command::Simulate(options) => self::simulate::run(&options),
         Command::Coordinator(coordinator) => single::coordinator(coordinator),
         Command::Worker(worker) => single::worker(worker),
         Command::Router(router) => single::router(router),

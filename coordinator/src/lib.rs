@@ -29,8 +29,8 @@ mod views;
 pub use config::{Config, Limits, Waits};
 pub use event::WorkerId;
 pub use placement::{
-    Blueprint, Bottleneck, Experts, Inventory, Machine, ModelShape, Policy, Pool, Prediction, Shard, Unplaceable, Why,
-    plan, plan_fewer, predict,
+    Blueprint, Bottleneck, Experts, Inventory, Link, Links, Machine, ModelShape, Policy, Pool, Prediction, Roofline,
+    Shard, Speed, Took, Unplaceable, Why, Work, plan, plan_fewer, predict,
 };
 pub use serve::serve;
 

@@ -15,7 +15,7 @@ mod ledger;
 mod link;
 mod measure;
 mod peers;
-mod pick;
+pub mod pick;
 mod refusal;
 mod replicas;
 mod resume;
