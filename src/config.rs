@@ -47,6 +47,10 @@ pub struct Settings {
     /// Replicas of the whole grid, each with workers of its own, behind the one router [default: 1]
     #[arg(long, env = "LOCKSTEP_REPLICAS", value_name = "N")]
     pub replicas: Option<u16>,
+    /// Which of several replicas gets a request: prefix (where its first token comes soonest, by what caches have and what
+    /// is to be done), least-work, power-of-two, round-robin, affinity (by session) [default: prefix]
+    #[arg(long, env = "LOCKSTEP_POLICY", value_enum)]
+    pub policy: Option<Policy>,
     /// Workers as threads of this process, not as processes of their own [default: false]
     #[arg(long, env = "LOCKSTEP_INPROC", num_args = 0..=1, default_missing_value = "true")]
     pub inproc: Option<bool>,
@@ -131,6 +135,16 @@ pub enum Isa {
     Plain,
     Avx2,
     Avx512,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    Prefix,
+    LeastWork,
+    PowerOfTwo,
+    RoundRobin,
+    Affinity,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -245,6 +259,7 @@ pub struct Config {
     pub tp: u16,
     pub pp: u16,
     pub replicas: u16,
+    pub policy: Policy,
     pub inproc: bool,
     pub device: Device,
     pub kernel_cache: Option<PathBuf>,
@@ -319,6 +334,7 @@ impl Settings {
             tp,
             pp,
             replicas,
+            policy: self.policy.unwrap_or(Policy::Prefix),
             inproc: self.inproc.unwrap_or(false),
             device,
             kernel_cache: self.kernel_cache,

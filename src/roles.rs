@@ -2,7 +2,7 @@
 //! workers too, or as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Watched, Wire, cores};
+use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Policy as Pick, Watched, Wire, cores};
 use crate::device::Device;
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
@@ -25,7 +25,7 @@ use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
-use types::{Grid, Numerics, PolicyDigest};
+use types::{BlockHash, Grid, Numerics, PolicyDigest};
 use worker::{Assignment, Doorway, Ended, Load, LoadError, Loaded, ModelLoader, Ready, sim::Sim};
 
 const REPLICA: &str = "local";
@@ -56,9 +56,9 @@ pub async fn serve(
     doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let (mut groups, mut coordinators) = (Vec::new(), Vec::new());
+    let (mut groups, mut coordinators, salt) = (Vec::new(), Vec::new(), salt(None)?);
     for n in 0..config.replicas {
-        let (group, coordinator) = Group::start(config, checkpoint, n).await?;
+        let (group, coordinator) = Group::start(config, checkpoint, salt, n).await?;
         groups.push(group);
         coordinators.push(coordinator);
     }
@@ -78,7 +78,12 @@ struct Group {
 }
 
 impl Group {
-    async fn start(config: &Config, checkpoint: &Checkpoint, n: u16) -> anyhow::Result<(Group, router::Coordinator)> {
+    async fn start(
+        config: &Config,
+        checkpoint: &Checkpoint,
+        salt: [u8; 16],
+        n: u16,
+    ) -> anyhow::Result<(Group, router::Coordinator)> {
         let name = if config.replicas > 1 { format!("{REPLICA}-{n}") } else { REPLICA.to_owned() };
         let (dialer, pipes) = transport::in_memory();
         let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
@@ -86,14 +91,14 @@ impl Group {
         let mut parts = Vec::new();
         let claim = MemoryStore::starting_at(micros_since_1970()).claim(&name, "in this process");
         if config.n_ranks() == 1 || config.inproc {
-            let served = coordinate(config, checkpoint, &name, claim, pipes, end.clone())?;
+            let served = coordinate(config, checkpoint, &name, claim, salt, pipes, end.clone())?;
             parts.push(Part::start("the coordinator", end.clone(), served));
             parts.extend(threads(config, &dialer, n * config.n_ranks())?);
         } else {
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
             let (address, token) = (socket.local_addr()?, Token::random()?);
             let sockets = secure::incoming(socket, Trust { token: Some(token.clone()), tls: None });
-            let served = coordinate(config, checkpoint, &name, claim, pipes.merge(sockets), end.clone())?;
+            let served = coordinate(config, checkpoint, &name, claim, salt, pipes.merge(sockets), end.clone())?;
             parts.push(Part::start("the coordinator", end.clone(), served));
             parts.push(processes(config, address, token, n * config.n_ranks())?);
         }
@@ -132,13 +137,14 @@ pub fn coordinate<C>(
     checkpoint: &Checkpoint,
     replica: &str,
     claim: Claim,
+    salt: [u8; 16],
     connections: C,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<C>>
 where
     C: Stream<Item = io::Result<Connection>>,
 {
-    let config = coordinator_config(config, checkpoint, replica)?;
+    let config = coordinator::Config { salt, ..coordinator_config(config, checkpoint, replica)? };
     Ok(async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) })
 }
 
@@ -289,6 +295,13 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
     let requests_max = (config.max_waiting as usize + config.max_running as usize) * n_replicas;
     Ok(router::Config {
         names: config.served_model_name.iter().cloned().collect(),
+        policy: match config.policy {
+            Pick::Prefix => router::Policy::Prefix,
+            Pick::LeastWork => router::Policy::LeastWork,
+            Pick::PowerOfTwo => router::Policy::PowerOfTwo,
+            Pick::RoundRobin => router::Policy::RoundRobin,
+            Pick::Affinity => router::Policy::Affinity,
+        },
         limits: router::Limits {
             // Without a token yet: those that wait, and those whose prompts are being computed.
             requests_waiting_max: requests_max,
@@ -300,6 +313,15 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
         keys: api_keys(config)?,
         metrics,
         ..router::Config::default()
+    })
+}
+
+/// What the names of cached blocks begin with. From the cluster's token, so that all its replicas call the same tokens by
+/// the same name. Where there is none, each process has its own: a cache does not outlive it.
+pub fn salt(token: Option<&Token>) -> anyhow::Result<[u8; 16]> {
+    Ok(match token {
+        Some(token) => BlockHash::salt(token.expose().as_bytes()),
+        None => secure::random()?,
     })
 }
 
@@ -347,8 +369,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         policy: policy(config),
         policy_digest: policy_digest(config, checkpoint),
         prefix_cache: config.prefix_cache,
-        // The cache does not outlive the process, so neither need the secret at its root.
-        salt: secure::random()?,
+        salt: [0; 16],
         mesh_seed: secure::random()?,
         limits: coordinator::Limits {
             waiting_max: config.max_waiting,

@@ -153,8 +153,9 @@ pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
         let claim = claim?;
         let (incarnation, tls, token) = (claim.incarnation(), trust.tls.is_some(), trust.token.is_some());
         tracing::info!(%address, replica, incarnation, store = store.kind(), tls, token, "coordinating");
+        let salt = roles::salt(trust.token.as_ref())?;
         let connections = secure::incoming(socket, trust);
-        roles::coordinate(&config, &checkpoint, &replica, claim, connections, shutdown)?.await
+        roles::coordinate(&config, &checkpoint, &replica, claim, salt, connections, shutdown)?.await
     })
 }
 

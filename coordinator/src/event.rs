@@ -39,6 +39,10 @@ pub(crate) enum Event {
         id: RequestId,
         stopped: bool,
     },
+    /// It has missed names of cached blocks.
+    Recite {
+        router: u32,
+    },
     RouterGone {
         router: u32,
         why: Status,

@@ -5,6 +5,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod adopt;
+mod beats;
 mod config;
 mod event;
 mod grids;

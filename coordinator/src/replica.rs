@@ -1,6 +1,7 @@
 //! The loop, and what it owns: the planner, the workers, the routers. Everything that happens comes as an event;
 //! nothing here waits for a peer.
 
+use crate::beats::Changes;
 use crate::event::Event;
 use crate::grids::{Placing, Scaling};
 use crate::losses::{Cause, Recovery};
@@ -65,6 +66,8 @@ pub(crate) struct Replica {
     pub(crate) step: Step,
     /// Empty between calls; kept for its memory.
     pub(crate) outputs: Vec<Output>,
+    /// Of the cache's names, since the last beat.
+    pub(crate) changes: Changes,
 }
 
 /// What is settled when the replica serves for the first time, and outlives its workers.
@@ -103,6 +106,7 @@ impl Replica {
             traces: Traces::default(),
             step: Step::default(),
             outputs: Vec::new(),
+            changes: Changes::default(),
         }
     }
 
@@ -152,6 +156,7 @@ impl Replica {
             Event::Submit { router, request } => drop(self.submit(router, *request)),
             Event::Adopt { router, of, request } => self.adopt(router, of, *request),
             Event::Cancel { router, id, stopped } => self.cancel_for(router, id, stopped),
+            Event::Recite { router } => self.routers.recite_to(router),
             Event::RouterGone { router, why } => self.router_gone(router, why),
             Event::WorkerJoined { worker, hello, frames } => self.worker_joined(worker, hello, frames),
             Event::RankLoaded { worker, loaded } => self.rank_loaded(worker, &loaded),
@@ -212,6 +217,7 @@ impl Replica {
             self.state_changed = true;
         }
         self.look(now);
+        self.beat();
     }
 
     /// Whenever nothing runs, nothing may be held.
@@ -263,6 +269,8 @@ impl Replica {
             policy_digest: serving.policy.0.to_vec(),
             vocab: self.config.shape.vocab,
             incarnation: self.epoch.incarnation,
+            salt: self.config.salt.to_vec(),
+            beat_millis: u32::try_from(self.config.waits.beat_every.as_millis()).unwrap_or(0),
         };
         let lost = self.routers.welcome(welcome);
         self.cancel_all(lost);

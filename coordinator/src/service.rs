@@ -194,6 +194,7 @@ fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
         Some(router_frame::Frame::Cancel(cancel)) => {
             Ok(Event::Cancel { router, id: RequestId(cancel.id), stopped: cancel.stopped })
         }
+        Some(router_frame::Frame::Recite(_)) => Ok(Event::Recite { router }),
         Some(router_frame::Frame::Hello(_)) => Err(Status::invalid_argument("a second hello")),
         None => Err(Status::invalid_argument("a frame without content")),
     }

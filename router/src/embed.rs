@@ -53,6 +53,7 @@ impl Front {
                 priority: 0,
                 deadline,
                 tenant,
+                session: None,
                 resume: None,
                 trace: trace.clone(),
                 room: Vec::new(),

@@ -7,9 +7,9 @@ use crate::config::Config;
 use crate::generation::{Choice, Generation, Prompt};
 use crate::link::{Replica, Submit};
 use crate::measure::Clock;
-use crate::peers::Need;
+use crate::pick::Need;
 use crate::refusal::Refusal;
-use crate::replicas::{Picked, Replicas};
+use crate::replicas::{Asking, Picked, Replicas};
 use crate::resume::{Fingerprint, Handle, Marks, NoResume, Resume};
 use crate::sampling::Asked;
 use crate::stop::Stops;
@@ -73,6 +73,8 @@ pub struct Ask {
     pub priority: i32,
     pub deadline: Option<Instant>,
     pub tenant: TenantId,
+    /// Requests with the same one belong together, as a client sees it.
+    pub session: Option<u64>,
     /// The stream is gone on with, behind what the client has.
     pub resume: Option<Resume>,
     pub trace: Traced,
@@ -117,7 +119,7 @@ impl Front {
     async fn begin(self: &Arc<Self>, ask: Ask) -> (Option<Clock>, Result<Generation, Refusal>) {
         let Ask { model, prompts, n_choices, first_choice, purpose, echo, priority, deadline, tenant, resume, .. } =
             ask;
-        let (trace, clock) = (ask.trace, ask.clock);
+        let (trace, clock, session) = (ask.trace, ask.clock, ask.session);
         let begun = async {
             let priority = level(priority)?;
             let mut waiting = self.let_in(prompts.len(), n_choices, priority)?;
@@ -132,7 +134,7 @@ impl Front {
             let like = Request { tenant, priority, goal: asked.goal, ..Request::default() };
             let numbers = first_choice..first_choice + n_choices;
             let wanted = Wanted { prompts: read, asked, like, numbers };
-            let placed = self.place(&wanted, resume)?;
+            let placed = self.place(&wanted, session, resume)?;
             let n_tokens = placed.requests.iter().map(Request::n_tokens);
             self.admission.admit_tokens(&mut waiting, n_tokens.clone().sum())?;
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -182,10 +184,9 @@ impl Front {
     }
 
     /// Picked when all is known of the request that matters for it, and as late as can be: by then others may be done.
-    fn place(&self, wanted: &Wanted, resume: Option<Resume>) -> Result<Placed, Refusal> {
-        let n_prompt = longest(&wanted.prompts);
+    fn place(&self, wanted: &Wanted, session: Option<u64>, resume: Option<Resume>) -> Result<Placed, Refusal> {
         let Some(resume) = resume else {
-            let picked = self.replicas.pick(n_prompt)?;
+            let picked = self.replicas.pick(&wanted.asking(session))?;
             let requests = wanted.requests(picked.replica.context)?;
             let print = wanted.print(&requests);
             let marks = Marks::none(requests.len());
@@ -205,6 +206,8 @@ impl Front {
     /// One request at the replica per prompt and choice, all heard through one queue.
     fn submit(self: &Arc<Self>, wanted: Wanted, placed: Placed, opening: Opening) -> Result<Generation, Refusal> {
         let Wanted { prompts, asked, like, .. } = wanted;
+        // It was looked up for the first of them.
+        let n_cached = if prompts.len() == 1 { placed.picked.n_cached } else { 0 };
         let Placed { picked, requests, print, before, marks } = placed;
         let Opening { waiting, model, deadline, traceparent } = opening;
         let replica = picked.replica.clone();
@@ -219,7 +222,7 @@ impl Front {
             if !mark.has_ended() {
                 let (digest, traceparent, ear) = (replica.digest, traceparent.clone(), ear.clone());
                 let slot = slot as u32;
-                let submit = Submit { key, request, slot, deadline, digest, adopts, traceparent, ear };
+                let submit = Submit { key, request, slot, deadline, digest, n_cached, adopts, traceparent, ear };
                 choice.begin(picked.submit(submit)?);
             }
             choices.push(choice);
@@ -393,6 +396,16 @@ impl Wanted {
         let sampling = Sampling { choice, tokens_max: sampling.tokens_max.min(room), ..sampling.clone() };
         let cache_bypass = self.like.goal != Goal::Generate;
         Request { prompt: prompt.ids.clone(), sampling, cache_bypass, ..self.like.clone() }
+    }
+
+    fn asking(&self, session: Option<u64>) -> Asking<'_> {
+        Asking {
+            n_prompt: longest(&self.prompts),
+            prompt: self.prompts.first().map_or(&[], |prompt| &prompt.ids),
+            tenant: self.like.tenant,
+            session,
+            reads_cache: self.like.goal == Goal::Generate,
+        }
     }
 
     fn print(&self, requests: &[Request]) -> Fingerprint {

@@ -4,6 +4,11 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod admission;
+mod beats;
+pub mod board;
+mod budget;
+pub mod caches;
+pub mod circuit;
 pub mod config;
 mod embed;
 mod generate;
@@ -11,7 +16,7 @@ mod generation;
 mod grpc;
 mod http;
 mod keys;
-mod ledger;
+pub mod ledger;
 mod link;
 mod measure;
 mod peers;
@@ -28,6 +33,7 @@ mod ticket;
 mod topology;
 
 pub use config::{Config, Limits, Render, Waits};
+pub use pick::Policy;
 pub use keys::{ApiKeys, NoKey};
 pub use resume::ResumeKey;
 pub use roster::{Coordinator, Dial, Membership};

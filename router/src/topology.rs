@@ -69,6 +69,8 @@ fn replica(view: &View) -> v1::ReplicaTopology {
 
 fn with_name(view: &View, mut replica: v1::ReplicaTopology) -> v1::ReplicaTopology {
     replica.replica.clone_from(&view.name);
+    replica.suspected = view.is_suspected;
+    replica.shunned = view.shunned.unwrap_or_default().into();
     if let Some(known) = view.replica.as_deref() {
         replica.model.clone_from(&known.model);
         replica.context = known.context;
@@ -149,6 +151,8 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "grid": { "tp": replica.tp, "pp": replica.pp },
         "requests": { "waiting": replica.n_waiting, "running": replica.n_running },
         "backlog_tokens": replica.backlog_tokens,
+        "suspected": replica.suspected,
+        "shunned": Some(&replica.shunned).filter(|why| !why.is_empty()),
         "blocks": { "used": replica.blocks_used, "total": replica.blocks_total },
         "tokens_per_s": {
             "predicted": predicted.map(|(low, high)| json!({

@@ -35,8 +35,12 @@ const STORE_CONNECTED: Metric =
     metric("lockstep:store_connected", "1 while the cluster store answers, 0 while it is away.");
 const STORE_SINCE: Metric =
     metric("lockstep:store_since_seconds", "Unix time at which the cluster store came or went.");
-const GAUGES: [&Metric; 9] =
-    [&RUNNING, &WAITING, &KV_USAGE, &BLOCKS, &EPOCH, &RANKS_READY, &RANK_SLOW, &STORE_CONNECTED, &STORE_SINCE];
+const REPLICA_SHUNNED: Metric = metric(
+    "lockstep:replica_shunned",
+    "1: this router gives the replica nothing new for a while, because it is slow or breaks often.",
+);
+const GAUGES: [&Metric; 10] =
+    [&REPLICA_SHUNNED, &RUNNING, &WAITING, &KV_USAGE, &BLOCKS, &EPOCH, &RANKS_READY, &RANK_SLOW, &STORE_CONNECTED, &STORE_SINCE];
 
 const PREFIX_QUERIES: Metric = alias(
     "lockstep:prefix_queries_total",
@@ -74,7 +78,13 @@ const STEPS_EARLY: Metric = metric(
     "lockstep:steps_early_total",
     "Steps nearer behind another of the same sequence than there are stages: on their way some stage waits.",
 );
-const COUNTERS: [&Metric; 18] = [
+const REPLICAS_SHUNNED: Metric =
+    metric("lockstep:replicas_shunned_total", "Times that a router gave a replica nothing new for a while, by cause.");
+const REPLICAS_SUSPECTED: Metric =
+    metric("lockstep:replicas_suspected_total", "Times that a router heard nothing of a replica for some beats.");
+const COUNTERS: [&Metric; 20] = [
+    &REPLICAS_SHUNNED,
+    &REPLICAS_SUSPECTED,
     &PREFIX_QUERIES,
     &PREFIX_HITS,
     &PREEMPTIONS,
@@ -304,6 +314,19 @@ pub fn store(is_connected: bool, since: Duration) {
 }
 
 // -- the router's
+
+/// Gives it nothing new from now on, and why; or does again.
+pub fn replica_shunned(name: &str, cause: Option<&'static str>) {
+    let replica = Label::new("replica", name.to_owned());
+    REPLICA_SHUNNED.set(f64::from(u8::from(cause.is_some())), std::slice::from_ref(&replica));
+    if let Some(cause) = cause {
+        REPLICAS_SHUNNED.add(1, &[replica, Label::from_static_parts("cause", cause)]);
+    }
+}
+
+pub fn replica_suspected(name: &str) {
+    REPLICAS_SUSPECTED.add(1, &[Label::new("replica", name.to_owned())]);
+}
 
 pub fn first_token(after: Duration) {
     FIRST_TOKEN.observe(after, &[]);

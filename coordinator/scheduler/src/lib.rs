@@ -23,6 +23,7 @@ mod check;
 mod config;
 mod end;
 mod in_flight;
+mod journal;
 mod lru;
 mod plan;
 mod prefix;
@@ -36,6 +37,7 @@ mod turns;
 mod waiting;
 
 pub use config::Config;
+pub use journal::NameChange;
 pub use refusal::{Rejected, Stale};
 pub use requeue::Loss;
 pub use scheduler::{Output, Scheduler};

@@ -2,6 +2,7 @@
 
 use crate::blocks::Pool;
 use crate::in_flight::InFlight;
+use crate::journal::NameChange;
 use crate::sequence::{SequenceIdx, Sequences};
 use crate::stats::Counters;
 use crate::turns::Turn;
@@ -9,7 +10,8 @@ use crate::waiting::Waiting;
 use crate::{Config, Stats};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use types::{Epoch, Finish, Micros, Request, RequestId, Unsupported};
+use core::ops::Range;
+use types::{CacheKind, Epoch, Finish, Micros, Request, RequestId, Unsupported};
 
 /// What happened to a request: it said a token, or it ended, or both.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,19 +103,40 @@ impl Scheduler {
         self.sequences.is_empty() && self.in_flight.is_empty() && self.ends.is_empty()
     }
 
-    /// Tokens to be computed before one more request could begin: of those that wait all, and of those that run what is
-    /// known and not computed.
     /// A request that has not ended, with what it has said so far.
     pub fn request(&self, id: RequestId) -> Option<&Request> {
         self.by_id.get(&id).map(|&idx| &self.sequences[idx].request)
     }
 
+    /// Tokens to be computed before one more request could begin: of those that wait all, and of those that run what is
+    /// known and not computed.
     pub fn backlog_tokens(&self) -> u64 {
         let missing = |idx: &SequenceIdx| {
             let sequence = &self.sequences[*idx];
             u64::from(sequence.n_known().saturating_sub(sequence.n_applied))
         };
         self.waiting.n_tokens() + self.running.iter().map(missing).sum::<u64>()
+    }
+
+    /// Of the logs of all that run.
+    pub fn running_tokens(&self) -> u64 {
+        self.running.iter().map(|&idx| u64::from(self.sequences[idx].n_known())).sum()
+    }
+
+    /// What has changed among the names of full blocks since the last call, in order. False: that is not known, and
+    /// `names` says what there is. Of the group by which a prefix is found: a full one, where there is one.
+    pub fn name_changes(&mut self, out: &mut Vec<NameChange>) -> bool {
+        let group = self.told_group();
+        self.pools[group].name_changes(out)
+    }
+
+    /// The names of blocks that are full and computed, of these blocks of the same group. False: there are none behind.
+    pub fn names(&self, blocks: Range<u32>, out: &mut Vec<u64>) -> bool {
+        self.pools[self.told_group()].names(blocks, out)
+    }
+
+    fn told_group(&self) -> usize {
+        self.pools.iter().position(|pool| pool.group.kind == CacheKind::Full).unwrap_or(0)
     }
 
     pub fn stats(&self) -> Stats {

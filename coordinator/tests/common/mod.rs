@@ -241,6 +241,7 @@ impl Router {
                 self.state = state;
                 Vec::new()
             }
+            Frame::Beat(_) => Vec::new(),
             Frame::Welcome(_) => panic!("a second welcome"),
         }
     }

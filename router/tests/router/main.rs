@@ -12,6 +12,7 @@ mod http;
 mod loss;
 mod model;
 mod overload;
+mod policies;
 mod replicas;
 mod resume;
 mod roster;
