@@ -5,6 +5,8 @@ use super::front::Front;
 use super::measure::{Level, Looks, Times, Window};
 use super::traffic::{Arrival, Nanos, Traffic, token};
 use coordinator::{Roofline, Work};
+use router::Policy;
+use router::ledger::Item;
 use scheduler::{Output, Scheduler};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -14,11 +16,14 @@ use types::{CacheGroup, Epoch, Micros, Request, RequestId, Sampling, SliceDone, 
 const ROUTER_NANOS: Nanos = 150_000;
 /// From a coordinator to its ranks; and back.
 const RANKS_NANOS: Nanos = 50_000;
+/// A coordinator tells its routers so often of its load and its cache.
+const BEAT_NANOS: Nanos = 100_000_000;
 /// How often one looks at each replica.
 const LOOK_NANOS: Nanos = 500_000_000;
 
 pub struct Setup {
     pub n_replicas: usize,
+    pub policy: Policy,
     pub planner: scheduler::Config,
     pub roofline: Roofline,
     /// Of each pass through a stage, besides what the roofline knows: launches, the draw.
@@ -40,24 +45,25 @@ enum Event {
     Arrive,
     Deliver { replica: u32, request: u32 },
     Answer { replica: u32 },
+    Beat { replica: u32 },
     Look,
 }
 
 /// A request from its arrival to its end.
 struct Ticket {
     arrival: Arrival,
-    replica: u32,
     n_said: u32,
     first_at: Nanos,
     last_at: Nanos,
     /// When the token that it drew last is known on the first stage.
     drawn_at: Nanos,
-    has_ended: bool,
+    /// What the router takes for work, until it has ended.
+    work: Option<Item>,
 }
 
 impl Ticket {
-    fn new(arrival: Arrival, replica: u32) -> Ticket {
-        Ticket { arrival, replica, n_said: 0, first_at: 0, last_at: 0, drawn_at: 0, has_ended: false }
+    fn new(arrival: Arrival, work: Item) -> Ticket {
+        Ticket { arrival, n_said: 0, first_at: 0, last_at: 0, drawn_at: 0, work: Some(work) }
     }
 }
 
@@ -134,7 +140,7 @@ impl Cluster {
         };
         let replicas = (0..setup.n_replicas).map(|_| replica()).collect::<Result<Vec<_>, types::Unsupported>>()?;
         Ok(Cluster {
-            front: Front::new(setup.n_replicas, setup.planner.context_max, setup.planner.policy),
+            front: Front::new(setup.policy, setup.n_replicas, &setup.planner),
             groups: setup.planner.groups.clone(),
             setup,
             traffic,
@@ -156,12 +162,18 @@ impl Cluster {
         self.await_arrival();
         let Window { from, until } = self.setup.window;
         (from..until).step_by(LOOK_NANOS as usize).for_each(|at| self.push(at, Event::Look));
+        // Coordinators began at different times, and so do their beats.
+        for replica in 0..self.setup.n_replicas as u32 {
+            let at = BEAT_NANOS * u64::from(replica) / self.setup.n_replicas as u64;
+            self.push(at, Event::Beat { replica });
+        }
         while let Some(Reverse((now, _, event))) = self.queue.pop() {
             self.outcome.n_events += 1;
             match event {
                 Event::Arrive => self.arrive(now),
                 Event::Deliver { replica, request } => self.deliver(now, replica as usize, request),
                 Event::Answer { replica } => self.answer(now, replica as usize),
+                Event::Beat { replica } => self.beat(now, replica),
                 Event::Look => {
                     self.look();
                     progress(now);
@@ -194,10 +206,12 @@ impl Cluster {
         self.outcome.n_arrived += 1;
         self.outcome.n_counted += u64::from(self.setup.window.has(now));
         self.outcome.open.change(1, now, &self.setup.window);
-        let replica = self.front.give(arrival.n_prompt).expect("every replica is ready");
-        let replica = replica as u32;
-        self.tickets.push(Ticket::new(arrival, replica));
-        self.push(now + ROUTER_NANOS, Event::Deliver { replica, request });
+        let prompt = arrival.prompt(request.into());
+        // Who shares a text belongs together.
+        let session = Some(arrival.prefix).filter(|_| arrival.n_prefix > 0);
+        let (replica, work) = self.front.give(&prompt, session).expect("every replica is ready");
+        self.tickets.push(Ticket::new(arrival, work));
+        self.push(now + ROUTER_NANOS, Event::Deliver { replica: replica as u32, request });
         self.await_arrival();
     }
 
@@ -294,7 +308,7 @@ impl Cluster {
         let is_counted = window.has(ticket.arrival.at);
         if ticket.n_said == 0 {
             ticket.first_at = at;
-            self.front.begun(ticket.replica as usize, ticket.arrival.n_prompt);
+            ticket.work.iter_mut().for_each(Item::begun);
             if window.has(at) {
                 outcome.prompt_tokens += u64::from(ticket.arrival.n_prompt);
                 outcome.cached_tokens += u64::from(output.n_cached);
@@ -317,9 +331,8 @@ impl Cluster {
     fn end(&mut self, at: Nanos, request: u32) {
         let (window, outcome) = (&self.setup.window, &mut self.outcome);
         let ticket = &mut self.tickets[request as usize];
-        assert!(!std::mem::replace(&mut ticket.has_ended, true), "request {request} ends twice");
+        assert!(ticket.work.take().is_some(), "request {request} ends twice");
         let has_begun = ticket.n_said > 0;
-        self.front.ended(ticket.replica as usize, ticket.arrival.n_prompt, has_begun);
         outcome.n_ended += 1;
         // Told a way later; events are in order, and what they tell would not be.
         outcome.open.change(-1, at - ROUTER_NANOS, window);
@@ -332,6 +345,14 @@ impl Cluster {
         if ticket.first_at - ticket.arrival.at <= self.setup.slo.ttft && itl <= self.setup.slo.itl {
             outcome.n_good += 1;
             outcome.good_tokens += u64::from(ticket.n_said);
+        }
+    }
+
+    /// Told by the time that it is there; as long as anybody asks.
+    fn beat(&mut self, now: Nanos, replica: u32) {
+        self.front.hear(replica as usize, &mut self.replicas[replica as usize].planner);
+        if self.next.is_some() {
+            self.push(now + BEAT_NANOS, Event::Beat { replica });
         }
     }
 

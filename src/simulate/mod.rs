@@ -13,6 +13,7 @@ mod traffic;
 
 use crate::args::Hub;
 use crate::bench::lengths::Lengths;
+use crate::config;
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use cluster::{Cluster, Outcome, Setup, Slo};
@@ -87,6 +88,9 @@ pub struct Options {
     /// prompts begin alike "prefix": NUMBER, "prefix_tokens": TOKENS
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "prompt", "output", "prefix_share", "duration"])]
     pub trace: Option<PathBuf>,
+    /// Which replica gets a request; those that share a text are a session
+    #[arg(long, value_enum, default_value = "prefix")]
+    pub policy: config::Policy,
     /// Milliseconds to the first token that are good enough
     #[arg(long, default_value_t = 1000.0, value_name = "MS")]
     pub slo_ttft: f64,
@@ -227,6 +231,7 @@ impl LaidOut {
     ) -> anyhow::Result<Outcome> {
         let setup = Setup {
             n_replicas: options.replicas,
+            policy: options.policy.into(),
             planner: self.config.scheduler(&self.blueprint, PolicyDigest::default()),
             roofline: self.roofline.clone(),
             overhead: nanos(options.overhead / 1e6),

@@ -4,6 +4,8 @@ use super::cluster::Outcome;
 use super::measure::{Spread, Window};
 use super::models::Model;
 use super::{LaidOut, Options};
+use crate::config;
+use clap::ValueEnum;
 use serde::Serialize;
 use std::fmt;
 
@@ -18,6 +20,7 @@ pub struct Report {
     pub pp: u16,
     pub gpus: usize,
     pub load: String,
+    pub policy: config::Policy,
     pub seed: u64,
     pub seconds: f64,
     /// Of each GPU that has the most.
@@ -107,6 +110,7 @@ impl Report {
             pp: options.pp,
             gpus: n_ranks * options.replicas,
             load: load(options),
+            policy: options.policy,
             seed: options.seed,
             seconds: window.seconds(),
             weight_bytes: blueprint.shards.iter().map(|shard| shard.weight_bytes).max().unwrap_or(0),
@@ -200,7 +204,8 @@ impl fmt::Display for Report {
             "{weights:.1} GB of weights on a GPU, {tokens} tokens of KV in a replica, context {}",
             self.context
         )?;
-        writeln!(f, "{load}; {} s, seed {seed}\n", self.seconds)?;
+        let policy = self.policy.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+        writeln!(f, "{load}; policy {policy}; {} s, seed {seed}\n", self.seconds)?;
         self.times(f)?;
         self.rates(f)?;
         self.machines(f)

@@ -139,6 +139,19 @@ fn what_prompts_share_is_computed_once() {
 }
 
 #[test]
+fn who_looks_at_caches_finds_more_in_them() {
+    let of = |policy: &str| {
+        let load = "--replicas 8 --rate 16 --duration 20 --prompt 2000 --output 20 --prefix-share 0.8 --prefixes 24";
+        report(&format!("{load} --policy {policy}"))
+    };
+    let [prefix, round_robin, least_work, affinity] = ["prefix", "round-robin", "least-work", "affinity"].map(of);
+    let cached = |report: &Report| report.throughput.cached;
+    assert!(cached(&prefix) > 0.6 && cached(&affinity) > 0.6, "{} {}", cached(&prefix), cached(&affinity));
+    assert!(cached(&prefix) > 1.05 * cached(&round_robin) && cached(&prefix) > 1.05 * cached(&least_work));
+    assert!(prefix.ttft_ms.mean < round_robin.ttft_ms.mean);
+}
+
+#[test]
 fn smaller_formats_leave_more_room_and_cost_less() {
     let of = |formats: &str| report(&format!("{SMALL} --model qwen3-32b {formats}"));
     let (wide, narrow) = (of("--tp 2"), of("--tp 2 --weights fp8 --kv-dtype fp8"));

@@ -155,6 +155,7 @@ fn welcome() -> wire::Welcome {
         policy_digest: vec![7; 32],
         vocab: 256,
         incarnation: 1,
+        ..Default::default()
     }
 }
 
