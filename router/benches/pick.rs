@@ -67,7 +67,9 @@ fn board(prompt: &[u64], shared: usize) -> Board {
 
 fn measure(what: &str, mut choose: impl FnMut(u64) -> Option<usize>) {
     let mut took: Vec<Duration> = Vec::with_capacity(N_ROUNDS);
-    (0..100).for_each(|round| drop(choose(round)));
+    for round in 0..100 {
+        choose(round);
+    }
     let before = N_ALLOCATIONS.load(Relaxed);
     let mut picked = None;
     for round in 0..N_ROUNDS as u64 {

@@ -82,7 +82,10 @@ impl Cause {
 /// What a look has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    Shunned { cause: Cause, seconds: u64 },
+    Shunned {
+        cause: Cause,
+        seconds: u64,
+    },
     /// One request at a time.
     Tried,
     Trusted,

@@ -33,8 +33,8 @@ mod ticket;
 mod topology;
 
 pub use config::{Config, Limits, Render, Waits};
-pub use pick::Policy;
 pub use keys::{ApiKeys, NoKey};
+pub use pick::Policy;
 pub use resume::ResumeKey;
 pub use roster::{Coordinator, Dial, Membership};
 

@@ -998,7 +998,14 @@ mod tests {
 
     fn welcome(router: u32) -> wire::Welcome {
         let version = proto::VERSION.to_owned();
-        wire::Welcome { version, router, policy_digest: vec![0; 32], context: 100, salt: vec![0; 16], ..Default::default() }
+        wire::Welcome {
+            version,
+            router,
+            policy_digest: vec![0; 32],
+            context: 100,
+            salt: vec![0; 16],
+            ..Default::default()
+        }
     }
 
     fn submit(link: &Link, n_places: usize) -> (Ticket, mpsc::Receiver<(u32, Told)>) {

@@ -154,7 +154,8 @@ impl Replicas {
         let idx = places.iter().zip(&rows).position(had_it);
         let idx = idx.or_else(|| equal(&rows, need, Standing::Recovering));
         let picked = idx.and_then(|idx| {
-            let (link, replica) = (self.peers.link(places[idx])?, self.view(places[idx], |view| view.replica.clone())??);
+            let (link, replica) =
+                (self.peers.link(places[idx])?, self.view(places[idx], |view| view.replica.clone())??);
             Some(Picked { link, replica, n_cached: 0 })
         });
         picked.ok_or_else(|| match rows.iter().any(|row| row.may_come_for(need)) {

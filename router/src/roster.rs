@@ -117,7 +117,12 @@ impl Roster {
             });
             match turn {
                 Turn::Shunned { cause, seconds } => {
-                    tracing::warn!(replica = name, cause = cause.label(), seconds, "a replica gets nothing new for a while");
+                    tracing::warn!(
+                        replica = name,
+                        cause = cause.label(),
+                        seconds,
+                        "a replica gets nothing new for a while"
+                    );
                     metrics::replica_shunned(&name, Some(cause.label()));
                 }
                 Turn::Tried => tracing::info!(replica = name, "a replica that was shunned is tried"),

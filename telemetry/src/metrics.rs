@@ -39,8 +39,18 @@ const REPLICA_SHUNNED: Metric = metric(
     "lockstep:replica_shunned",
     "1: this router gives the replica nothing new for a while, because it is slow or breaks often.",
 );
-const GAUGES: [&Metric; 10] =
-    [&REPLICA_SHUNNED, &RUNNING, &WAITING, &KV_USAGE, &BLOCKS, &EPOCH, &RANKS_READY, &RANK_SLOW, &STORE_CONNECTED, &STORE_SINCE];
+const GAUGES: [&Metric; 10] = [
+    &REPLICA_SHUNNED,
+    &RUNNING,
+    &WAITING,
+    &KV_USAGE,
+    &BLOCKS,
+    &EPOCH,
+    &RANKS_READY,
+    &RANK_SLOW,
+    &STORE_CONNECTED,
+    &STORE_SINCE,
+];
 
 const PREFIX_QUERIES: Metric = alias(
     "lockstep:prefix_queries_total",

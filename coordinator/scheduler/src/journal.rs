@@ -56,7 +56,10 @@ mod tests {
         journal.note(1, true);
         journal.note(1, false);
         assert!(journal.take(&mut seen));
-        assert_eq!(seen.iter().map(|change| (change.name, change.is_added)).collect::<Vec<_>>(), [(1, true), (1, false)]);
+        assert_eq!(
+            seen.iter().map(|change| (change.name, change.is_added)).collect::<Vec<_>>(),
+            [(1, true), (1, false)]
+        );
         let capacity = journal.changes.capacity();
         (0..=CHANGES_MAX as u64).for_each(|name| journal.note(name, true));
         assert!(!journal.take(&mut seen) && seen.is_empty());

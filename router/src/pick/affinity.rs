@@ -7,7 +7,8 @@ use crate::pick::{Row, Wish, open, prefix, scatter};
 pub fn pick(table: &[Row], wish: &Wish) -> Option<usize> {
     let Some(session) = wish.session else { return prefix::pick(table, wish) };
     let open = open(table, wish);
-    let (n_open, load) = open.clone().fold((0_u128, 0_u128), |(n, sum), (_, row)| (n + 1, sum + u128::from(row.load())));
+    let (n_open, load) =
+        open.clone().fold((0_u128, 0_u128), |(n, sum), (_, row)| (n + 1, sum + u128::from(row.load())));
     let mean = load.checked_div(n_open)?;
     // A quarter above the mean, and one prompt: who is idle is not passed over for having just one.
     let load_max = mean + mean / 4 + u128::from(wish.n_prompt);

@@ -76,7 +76,8 @@ fn a_session_stays_and_only_those_of_who_is_gone_move() {
             let wish = Wish { session: Some(session), ..wish };
             let home = pick(Policy::Affinity, &idle, &wish).unwrap();
             assert_eq!(homes.entry((idle.len(), session)).or_insert(idle[home].id), &idle[home].id);
-            let less: Vec<Row> = idle.iter().enumerate().filter(|(idx, _)| *idx != session as usize % 9).map(|(_, row)| *row).collect();
+            let less: Vec<Row> =
+                idle.iter().enumerate().filter(|(idx, _)| *idx != session as usize % 9).map(|(_, row)| *row).collect();
             if less.iter().any(|row| row.id == idle[home].id) {
                 let after = pick(Policy::Affinity, &less, &wish).unwrap();
                 assert_eq!(less[after].id, idle[home].id);
@@ -142,13 +143,15 @@ fn nobody_starves() {
 #[test]
 fn the_same_draws_give_the_same_picks_and_two_different_ones_are_compared() {
     let table: Vec<Row> = (0..5).map(|id| Row { id, ..row(Standing::Ready, 10 * (id + 1)) }).collect();
-    let picks = || (0..1000).map(|n_before| pick(Policy::PowerOfTwo, &table, &Wish { n_before, ..Wish::default() }).unwrap());
+    let picks =
+        || (0..1000).map(|n_before| pick(Policy::PowerOfTwo, &table, &Wish { n_before, ..Wish::default() }).unwrap());
     let count = |idx| picks().filter(|picked| *picked == idx).count();
     assert!(picks().eq(picks()));
     // The busiest of all is never the better of two.
     assert_eq!(count(4), 0);
     assert!((350..450).contains(&count(0)) && (50..150).contains(&count(3)), "{} {}", count(0), count(3));
-    let turns: Vec<usize> =
-        (0..7).map(|n_before| pick(Policy::RoundRobin, &table, &Wish { n_before, ..Wish::default() }).unwrap()).collect();
+    let turns: Vec<usize> = (0..7)
+        .map(|n_before| pick(Policy::RoundRobin, &table, &Wish { n_before, ..Wish::default() }).unwrap())
+        .collect();
     assert_eq!(turns, [0, 1, 2, 3, 4, 0, 1]);
 }
