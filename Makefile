@@ -19,7 +19,7 @@ HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
 
 .PHONY: help protoc serve test clients helm grids hosts kernels chaos fuzz soak kl loom
-.PHONY: bench bench-sums bench-grids gpu-check check
+.PHONY: bench bench-sums bench-grids bench-router bench-scheduler gpu-check check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -35,6 +35,8 @@ help:
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
+	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams"
+	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
 	@echo "make check   formatting and lints"
 
@@ -120,6 +122,12 @@ bench-sums: protoc
 bench-grids: protoc
 	$(CARGO) build --release --locked
 	$(PYTHON) benches/grids.py target/release/lockstep smollm2 --rounds 8 --requests 3
+
+bench-router: protoc
+	$(CARGO) bench --locked -p router --bench load -- $(PART)
+
+bench-scheduler:
+	$(CARGO) bench --locked -p scheduler --bench steps
 
 # Needs no network. On a machine without Rust, GPU_CHECK names the program that was built elsewhere.
 gpu-check:
