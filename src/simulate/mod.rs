@@ -13,7 +13,7 @@ mod traffic;
 
 use crate::args::Hub;
 use crate::bench::lengths::Lengths;
-use crate::config;
+use crate::config::Policy as Pick;
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use cluster::{Cluster, Outcome, Setup, Slo};
@@ -90,7 +90,7 @@ pub struct Options {
     pub trace: Option<PathBuf>,
     /// Which replica gets a request; those that share a text are a session
     #[arg(long, value_enum, default_value = "prefix")]
-    pub policy: config::Policy,
+    pub policy: Pick,
     /// Milliseconds to the first token that are good enough
     #[arg(long, default_value_t = 1000.0, value_name = "MS")]
     pub slo_ttft: f64,

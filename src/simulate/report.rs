@@ -4,7 +4,7 @@ use super::cluster::Outcome;
 use super::measure::{Spread, Window};
 use super::models::Model;
 use super::{LaidOut, Options};
-use crate::config;
+use crate::config::Policy;
 use clap::ValueEnum;
 use serde::Serialize;
 use std::fmt;
@@ -20,7 +20,7 @@ pub struct Report {
     pub pp: u16,
     pub gpus: usize,
     pub load: String,
-    pub policy: config::Policy,
+    pub policy: Policy,
     pub seed: u64,
     pub seconds: f64,
     /// Of each GPU that has the most.

@@ -1,5 +1,5 @@
-//! What stands beside a router and behind it: a bare tonic server that answers each request with one token, or with what
-//! another one answers; and a coordinator without a cluster, which says one token of each request at once.
+//! What stands beside a router and behind it: a bare tonic server that answers each request with one token, or with
+//! what another one answers; and a coordinator without a cluster, which says one token of each request at once.
 
 use crate::Client;
 use proto::cluster as wire;
