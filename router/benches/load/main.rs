@@ -1,5 +1,6 @@
 //! What a router costs: the time that it adds to a request, beside a bare tonic server and a bare tonic relay in the
-//! same run; requests and tokens for each CPU-second of its threads, before a replica on `sim`; memory under 10,000 streams.
+//! same run; requests and tokens for each CPU-second of its threads, before a replica on `sim`; memory under 10,000
+//! streams.
 //!
 //! `cargo bench -p router --bench load -- [latency] [cpu] [streams]` (all of them, if none is named)
 //!
