@@ -1,5 +1,5 @@
-//! A cluster on virtual time: the planner and the router's pick as they ship, and a roofline where workers would be. One
-//! queue of events, in the order of their times and then of their numbers; no clock, no thread, no chance.
+//! A cluster on virtual time: the planner and the router's pick as they ship, and a roofline where workers would be.
+//! One queue of events, in the order of their times and then of their numbers; no clock, no thread, no chance.
 
 use super::front::Front;
 use super::measure::{Level, Looks, Times, Window};

@@ -28,11 +28,10 @@ const PCIE_SUM_MICROS: f64 = 25.0;
 /// PCIe 4.0 x16.
 const PCIE4: f64 = 32e9;
 
-/// Memory, bandwidth and FLOP/s: NVIDIA's data sheets (A10, A100 80GB, L4, L40S, H100 SXM, H200 SXM, H20) and, of B200, a
-/// DGX B200's divided by eight; figures "with sparsity" are halved. Network: what a DGX of that kind has for each GPU,
-/// and 100 Gbit/s where there is no DGX. Prices: what a GPU was rented out for on demand in 2025, about the middle of what
-/// specialised clouds asked, rounded; the large clouds ask two to three times as much. `--price-per-gpu-hour` knows
-/// better.
+/// Memory, bandwidth and FLOP/s: NVIDIA's data sheets (A10, A100 80GB, L4, L40S, H100 SXM, H200 SXM, H20) and, of
+/// B200, a DGX B200's divided by eight; figures "with sparsity" are halved. Network: what a DGX of that kind has for
+/// each GPU, and 100 Gbit/s where there is no DGX. Prices: a guess at what specialised clouds asked for a GPU on demand
+/// in 2025, rounded; the large clouds ask two to three times as much. `--price-per-gpu-hour` knows better.
 pub const GPUS: [Gpu; 9] = [
     Gpu {
         name: "l4",

@@ -1,5 +1,5 @@
-//! Models by name, without their files: the figures of their `config.json`, and what their weights would weigh. Knows no
-//! devices.
+//! Models by name, without their files: the figures of their `config.json`, and what their weights would weigh. Knows
+//! no devices.
 
 use crate::args::Hub;
 use crate::models;
