@@ -47,6 +47,8 @@ def labels(text):
             every.add("replica")
         if "of_rank(" in body:
             every.add("rank")
+        if "tenant(label)" in body:
+            every.add("tenant")
         for name, arguments in re.findall(r"\b([A-Z_]+)\.(?:set|add|total|observe)\(([^;]*)\);", body):
             found[name] = sorted(set() if arguments.rstrip().endswith("&[]") else every)
     return found

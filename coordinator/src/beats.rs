@@ -10,13 +10,13 @@ pub(crate) const BLOCKS_RECITED_MAX: u32 = 4096;
 
 /// What has changed since the beat before. Kept for its memory.
 #[derive(Default)]
-pub(crate) struct Changes {
-    pub raw: Vec<NameChange>,
+pub(crate) struct NameChanges {
+    raw: Vec<NameChange>,
     pub added: Vec<u64>,
     pub dropped: Vec<u64>,
 }
 
-impl Changes {
+impl NameChanges {
     /// What came of all changes: of a name that came and went the last counts. The order among names does not.
     fn fold(&mut self) {
         // Stable, so that of one name the last change stays the last.
@@ -36,8 +36,8 @@ impl Changes {
 impl Replica {
     pub(crate) fn beat(&mut self) {
         let Some(serving) = &mut self.serving else { return };
-        let is_known = serving.scheduler.name_changes(&mut self.changes.raw);
-        self.changes.fold();
+        let is_known = serving.scheduler.name_changes(&mut self.name_changes.raw);
+        self.name_changes.fold();
         if !is_known {
             self.routers.recite_to_all();
         }
@@ -51,7 +51,7 @@ impl Replica {
             blocks_used: stats.blocks_used,
             blocks_total: stats.blocks_total,
         };
-        let lost = self.routers.beat(load, &self.changes, |blocks, names| scheduler.names(blocks, names));
+        let lost = self.routers.beat(load, &self.name_changes, |blocks, names| scheduler.names(blocks, names));
         self.cancel_all(lost);
     }
 }
@@ -64,7 +64,7 @@ mod tests {
     fn of_a_name_the_last_change_counts() {
         let raw = [(3, true), (1, true), (3, false), (2, false), (1, false), (1, true)];
         let raw = raw.map(|(name, is_added)| NameChange { name, is_added }).to_vec();
-        let mut changes = Changes { raw, ..Changes::default() };
+        let mut changes = NameChanges { raw, ..NameChanges::default() };
         changes.fold();
         assert_eq!((changes.added.as_slice(), changes.dropped.as_slice()), ([1].as_slice(), [2, 3].as_slice()));
     }

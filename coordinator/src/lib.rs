@@ -6,6 +6,7 @@
 
 mod adopt;
 mod beats;
+mod changes;
 mod config;
 mod event;
 mod grids;
@@ -24,6 +25,7 @@ mod serve;
 mod service;
 mod slow;
 mod steps;
+mod strangers;
 mod traces;
 mod views;
 
@@ -31,7 +33,7 @@ pub use config::{Config, Limits, Waits};
 pub use event::WorkerId;
 pub use placement::{
     Blueprint, Bottleneck, Experts, Inventory, Link, Links, Machine, ModelShape, Policy, Pool, Prediction, Roofline,
-    Shard, Speed, Took, Unplaceable, Why, Work, plan, plan_fewer, predict,
+    STAGES_MAX, Shard, Speed, Took, Unplaceable, Why, Work, plan, plan_fewer, predict,
 };
 pub use serve::serve;
 

@@ -1,9 +1,10 @@
 //! The loop, and what it owns: the planner, the workers, the routers. Everything that happens comes as an event;
 //! nothing here waits for a peer.
 
-use crate::beats::Changes;
+use crate::beats::NameChanges;
+use crate::changes::Changes;
 use crate::event::Event;
-use crate::grids::{Placing, Scaling};
+use crate::grids::Placing;
 use crate::losses::{Cause, Recovery};
 use crate::members::Members;
 use crate::outbound::Outbound;
@@ -13,6 +14,7 @@ use crate::placement::{Blueprint, Prediction};
 use crate::routers::Routers;
 use crate::serve::Told;
 use crate::slow::Slowness;
+use crate::strangers::Strangers;
 use crate::traces::Traces;
 use crate::{Config, Error};
 use proto::cluster as wire;
@@ -42,9 +44,10 @@ pub(crate) struct Replica {
     /// Present while every rank has been given its place.
     pub(crate) blueprint: Option<Blueprint>,
     pub(crate) placing: Placing,
+    pub(crate) strangers: Strangers,
     /// Present while the replica has served and does not.
     pub(crate) recovery: Option<Recovery>,
-    pub(crate) scaling: Option<Scaling>,
+    pub(crate) changes: Changes,
     pub(crate) patience: Patience,
     pub(crate) slowness: Slowness,
     pub(crate) prediction: Option<Prediction>,
@@ -67,7 +70,7 @@ pub(crate) struct Replica {
     /// Empty between calls; kept for its memory.
     pub(crate) outputs: Vec<Output>,
     /// Of the cache's names, since the last beat.
-    pub(crate) changes: Changes,
+    pub(crate) name_changes: NameChanges,
 }
 
 /// What is settled when the replica serves for the first time, and outlives its workers.
@@ -82,6 +85,7 @@ impl Replica {
             tell,
             of: Of::replica(&config.replica),
             placing: Placing::new(config.policy.grid),
+            strangers: Strangers::default(),
             config,
             began: Instant::now(),
             epoch,
@@ -89,7 +93,7 @@ impl Replica {
             routers: Routers::default(),
             blueprint: None,
             recovery: None,
-            scaling: None,
+            changes: Changes::default(),
             patience: Patience::default(),
             slowness: Slowness::default(),
             prediction: None,
@@ -106,7 +110,7 @@ impl Replica {
             traces: Traces::default(),
             step: Step::default(),
             outputs: Vec::new(),
-            changes: Changes::default(),
+            name_changes: NameChanges::default(),
         }
     }
 
@@ -166,6 +170,7 @@ impl Replica {
             Event::RankFailed { worker, failed } => self.rank_failed(worker, &failed),
             Event::RankLost { worker, why } => self.lose(worker, Cause::of(&why), why),
             Event::Scale { grid, reply } => self.scale(grid, reply),
+            Event::Reload { weights, reply } => self.reload(weights, reply),
             Event::Tick => self.tick(),
             Event::Drain => self.drain(),
         }

@@ -1,6 +1,6 @@
 //! The routers that are attached: what each has running, and what it is to be told. Knows nothing of steps or ranks.
 
-use crate::beats::{BLOCKS_RECITED_MAX, Changes};
+use crate::beats::{BLOCKS_RECITED_MAX, NameChanges};
 use crate::outbound::Outbound;
 use proto::cluster as wire;
 use proto::cluster::replica_frame::Frame;
@@ -97,6 +97,14 @@ impl Routers {
         }
     }
 
+    /// It was taken, and is refused after all.
+    pub fn given_back(&mut self, id: RequestId) {
+        if let Some(router) = self.table.get_mut(&id.router()) {
+            router.live.remove(&id);
+            self.forget_if_idle(id.router());
+        }
+    }
+
     /// Keeps an output for the next flush.
     pub fn push(&mut self, output: wire::Output) {
         let id = RequestId(output.id);
@@ -184,7 +192,7 @@ impl Routers {
     pub fn beat(
         &mut self,
         load: wire::Load,
-        changes: &Changes,
+        changes: &NameChanges,
         names: impl Fn(Range<u32>, &mut Vec<u64>) -> bool,
     ) -> Vec<RequestId> {
         let is_welcomed = |router: &Router| matches!(router.line, Line::Up { welcomed: true, .. });
@@ -216,7 +224,11 @@ impl Routers {
 impl Telling {
     /// The changes, and the next piece for who has to hear all. A name that changes behind the piece is told as a change,
     /// and perhaps again with its own piece: it is a set on the other side.
-    fn cached(&mut self, changes: &Changes, names: impl Fn(Range<u32>, &mut Vec<u64>) -> bool) -> Option<wire::Cached> {
+    fn cached(
+        &mut self,
+        changes: &NameChanges,
+        names: impl Fn(Range<u32>, &mut Vec<u64>) -> bool,
+    ) -> Option<wire::Cached> {
         let anew = self.recited == Some(0);
         // At the beginning the pieces say it all.
         let (mut added, dropped) =
@@ -266,7 +278,7 @@ mod tests {
             let (gone, later) = (beat as usize, n_blocks as usize - beat as usize);
             let dropped = [named[gone].take(), named[later].take()].into_iter().flatten().collect();
             named[gone] = Some(1_000_000 + beat);
-            let changes = Changes { added: vec![1_000_000 + beat], dropped, ..Changes::default() };
+            let changes = NameChanges { added: vec![1_000_000 + beat], dropped, ..NameChanges::default() };
             let names = |blocks: Range<u32>, out: &mut Vec<u64>| {
                 let end = (blocks.end as usize).min(named.len());
                 out.extend(named[blocks.start as usize..end].iter().flatten());
@@ -278,6 +290,6 @@ mod tests {
         }
         assert_eq!(telling.recited, None);
         assert_eq!(known, named.iter().flatten().copied().collect());
-        assert!(telling.cached(&Changes::default(), |_, _| panic!("all is known")).is_none());
+        assert!(telling.cached(&NameChanges::default(), |_, _| panic!("all is known")).is_none());
     }
 }

@@ -269,7 +269,7 @@ fn status(refusal: Refusal) -> Status {
         Refusal::NoResume(_) => Code::InvalidArgument,
         Refusal::NoKey => Code::Unauthenticated,
         Refusal::NoModel { .. } => Code::NotFound,
-        Refusal::Full { .. } | Refusal::TooLate { .. } => Code::ResourceExhausted,
+        Refusal::Full { .. } | Refusal::Limited { .. } | Refusal::TooLate { .. } => Code::ResourceExhausted,
         Refusal::NotReady { .. } | Refusal::Draining { .. } | Refusal::Lost => Code::Unavailable,
         Refusal::Deadline => Code::DeadlineExceeded,
         Refusal::SlowReader { .. } => Code::Aborted,

@@ -28,12 +28,13 @@ mod roster;
 mod sampling;
 mod stop;
 mod target;
+mod tenants;
 mod text;
 mod ticket;
 mod topology;
 
 pub use config::{Config, Limits, Render, Waits};
-pub use keys::{ApiKeys, NoKey};
+pub use keys::{ApiKeys, BadLine};
 pub use pick::Policy;
 pub use resume::ResumeKey;
 pub use roster::{Coordinator, Dial, Membership};

@@ -92,7 +92,15 @@ const REPLICAS_SHUNNED: Metric =
     metric("lockstep:replicas_shunned_total", "Times that a router gave a replica nothing new for a while, by cause.");
 const REPLICAS_SUSPECTED: Metric =
     metric("lockstep:replicas_suspected_total", "Times that a router heard nothing of a replica for some beats.");
-const COUNTERS: [&Metric; 20] = [
+const TENANT_REQUESTS: Metric =
+    metric("lockstep:tenant_requests_total", "Requests of a tenant that came to a router, refused ones among them.");
+const TENANT_REFUSED: Metric =
+    metric("lockstep:tenant_refused_total", "Requests of a tenant that were not served, by reason.");
+const TENANT_PROMPT_TOKENS: Metric =
+    metric("lockstep:tenant_prompt_tokens_total", "Tokens of a tenant's prompts that were computed or found.");
+const TENANT_GENERATION_TOKENS: Metric =
+    metric("lockstep:tenant_generation_tokens_total", "Tokens that went out to a tenant.");
+const COUNTERS: [&Metric; 24] = [
     &REPLICAS_SHUNNED,
     &REPLICAS_SUSPECTED,
     &PREFIX_QUERIES,
@@ -113,6 +121,10 @@ const COUNTERS: [&Metric; 20] = [
     &RANK_BUBBLE,
     &STARVED,
     &STEPS_EARLY,
+    &TENANT_REQUESTS,
+    &TENANT_REFUSED,
+    &TENANT_PROMPT_TOKENS,
+    &TENANT_GENERATION_TOKENS,
 ];
 
 const FIRST_TOKEN: Metric = alias(
@@ -132,7 +144,12 @@ const RECOVERY_SECONDS: Metric = metric(
     "lockstep:recovery_seconds",
     "From a loss being noticed, or a change being asked for, until the replica served again.",
 );
-const HISTOGRAMS: [&Metric; 5] = [&FIRST_TOKEN, &BETWEEN_TOKENS, &REQUEST_SECONDS, &STEP_SECONDS, &RECOVERY_SECONDS];
+const TENANT_WAIT: Metric = metric(
+    "lockstep:tenant_queue_seconds",
+    "From a tenant's request being let in to the first word of the replica: in queues, and computing the prompt.",
+);
+const HISTOGRAMS: [&Metric; 6] =
+    [&FIRST_TOKEN, &BETWEEN_TOKENS, &REQUEST_SECONDS, &STEP_SECONDS, &RECOVERY_SECONDS, &TENANT_WAIT];
 
 /// From half a millisecond to two minutes, about three buckets per factor of ten.
 const SECONDS: [f64; 17] =
@@ -336,6 +353,28 @@ pub fn replica_shunned(name: &str, cause: Option<&'static str>) {
 
 pub fn replica_suspected(name: &str) {
     REPLICAS_SUSPECTED.add(1, &[Label::new("replica", name.to_owned())]);
+}
+
+fn tenant(label: &Arc<str>) -> Label {
+    Label::new("tenant", label.clone())
+}
+
+/// A tenant is told by the name of its key; the router sees to it that there are few.
+pub fn tenant_request(label: &Arc<str>) {
+    TENANT_REQUESTS.add(1, &[tenant(label)]);
+}
+
+pub fn tenant_refused(label: &Arc<str>, reason: &'static str) {
+    TENANT_REFUSED.add(1, &[tenant(label), Label::from_static_parts("reason", reason)]);
+}
+
+pub fn tenant_tokens(label: &Arc<str>, n_prompt: u64, n_output: u64) {
+    TENANT_PROMPT_TOKENS.add(n_prompt, &[tenant(label)]);
+    TENANT_GENERATION_TOKENS.add(n_output, &[tenant(label)]);
+}
+
+pub fn tenant_waited(label: &Arc<str>, took: Duration) {
+    TENANT_WAIT.observe(took, &[tenant(label)]);
 }
 
 pub fn first_token(after: Duration) {

@@ -31,8 +31,10 @@ mod refusal;
 mod requeue;
 mod scheduler;
 mod sequence;
+mod shares;
 mod stats;
 mod submit;
+mod tenants;
 mod turns;
 mod waiting;
 

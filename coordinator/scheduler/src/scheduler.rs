@@ -5,6 +5,7 @@ use crate::in_flight::InFlight;
 use crate::journal::NameChange;
 use crate::sequence::{SequenceIdx, Sequences};
 use crate::stats::Counters;
+use crate::tenants::Tenants;
 use crate::turns::Turn;
 use crate::waiting::Waiting;
 use crate::{Config, Stats};
@@ -38,8 +39,13 @@ pub struct Scheduler {
     pub(crate) by_id: BTreeMap<RequestId, SequenceIdx>,
     pub(crate) deadlines: BTreeSet<(Micros, RequestId)>,
     pub(crate) waiting: Waiting,
-    /// In the order of their keys: the first is served first, the last is preempted first.
+    pub(crate) tenants: Tenants,
+    /// Who gave up its place in the queue, until it is asked for.
+    pub(crate) displaced: Vec<RequestId>,
+    /// In the order of their ranks and keys: the first is served first, the last is preempted first.
     pub(crate) running: Vec<SequenceIdx>,
+    /// Nobody has come or gone since the ranks were given.
+    pub(crate) is_ranked: bool,
     /// How many of those that wait or run are suspects.
     pub(crate) n_suspects: u32,
     /// Of each cache group.
@@ -69,6 +75,9 @@ impl Scheduler {
             by_id: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             waiting: Waiting::default(),
+            tenants: Tenants::new(config.tenants_max),
+            displaced: Vec::new(),
+            is_ranked: true,
             running: Vec::with_capacity(config.running_max as usize),
             n_suspects: 0,
             pools: pools(&config),

@@ -77,7 +77,7 @@ pub fn predict(
     }
     let crowding = crowding(blueprint, &machines);
     let of_ranks = (&rank_speeds(blueprint, &machines, &crowding)[..], &links(blueprint, &crowding)[..]);
-    let roofline = Roofline::new(shape, class_of(&machines), policy, blueprint, of_ranks)?;
+    let roofline = Roofline::new(shape, class_of(machines.first().copied()), policy, blueprint, of_ranks)?;
     let Took { memory, compute, work, exchange, .. } = roofline.step(&Work::one_row());
     let bottleneck = match () {
         () if exchange > work => Bottleneck::Collective,

@@ -200,6 +200,10 @@ impl Coordinator for Service {
         Err(Status::unimplemented("no workers here"))
     }
 
+    async fn reload(&self, _: Request<wire::ReloadRequest>) -> Result<Response<wire::ReloadReply>, Status> {
+        Err(Status::unimplemented("no model here"))
+    }
+
     async fn scale(&self, _: Request<wire::ScaleRequest>) -> Result<Response<wire::ScaleReply>, Status> {
         Err(Status::unimplemented("no grid here"))
     }

@@ -9,6 +9,7 @@ mod fake;
 mod fuzz;
 mod grpc;
 mod http;
+mod limits;
 mod loss;
 mod model;
 mod overload;
