@@ -108,6 +108,10 @@ impl Coordinator for Stub {
         Err(nothing())
     }
 
+    async fn reload(&self, _: Request<wire::ReloadRequest>) -> Result<Response<wire::ReloadReply>, Status> {
+        Err(nothing())
+    }
+
     async fn get_model(&self, _: Request<wire::GetModelRequest>) -> Result<Response<wire::ModelFiles>, Status> {
         Err(nothing())
     }
