@@ -220,13 +220,13 @@ impl Cluster {
         let sampling = Sampling { tokens_max: arrival.n_output, ..Sampling::default() };
         let id = RequestId(request.into());
         let asked = Request { id, prompt: arrival.prompt(request.into()), sampling, ..Request::default() };
-        match self.replicas[replica].planner.submit(asked, micros(now)) {
-            Ok(()) => self.plan(now, replica),
-            Err(_) => {
-                self.outcome.n_refused += 1;
-                self.end(now + ROUTER_NANOS, request);
-            }
+        let taken = self.replicas[replica].planner.submit(asked, micros(now));
+        let displaced = std::iter::from_fn(|| self.replicas[replica].planner.displaced()).map(|id| id.0 as u32);
+        for refused in displaced.chain(taken.err().map(|_| request)).collect::<Vec<_>>() {
+            self.outcome.n_refused += 1;
+            self.end(now + ROUTER_NANOS, refused);
         }
+        self.plan(now, replica);
     }
 
     /// Plans as many steps as may be in flight, and knows of each at once when it will be answered.
