@@ -22,7 +22,7 @@ pub struct Cli {
 /// Flags of `serve` that a role alone has no use for, and whose they are. A file and the environment may be shared by
 /// roles; what stands on a command line is meant for the one that it begins with.
 const UNHEEDED: [(&str, &str, &[&str]); 6] = [
-    ("coordinator", "router", &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max"]),
+    ("coordinator", "router", &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max", "policy"]),
     ("coordinator", "worker", &["kernel_cache", "isa", "wire", "threads"]),
     ("coordinator", "serve", &["inproc", "control"]),
     (
