@@ -21,7 +21,7 @@ TELEMETRY_PACKAGES := target/telemetry-packages
 BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
-.PHONY: bench bench-sums bench-grids gpu-check check
+.PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants gpu-check check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -40,6 +40,9 @@ help:
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
+	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams"
+	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
+	@echo "make bench-tenants how long a tenant waits beside one at 50 times its share, ROUNDS (5): benches/results/tenants.md"
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
 	@echo "make check   formatting and lints"
 
@@ -139,6 +142,16 @@ bench-sums: protoc
 bench-grids: protoc
 	$(CARGO) build --release --locked
 	$(PYTHON) benches/grids.py target/release/lockstep smollm2 --rounds 8 --requests 3
+
+bench-router: protoc
+	$(CARGO) bench --locked -p router --bench load -- $(PART)
+
+bench-scheduler:
+	$(CARGO) bench --locked -p scheduler --bench steps
+
+# Rounds alternate: alone, beside a tenant at its share, beside one at fifty times its share.
+bench-tenants: protoc
+	ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked --test tenants -- --ignored --nocapture how_long
 
 # Needs no network. On a machine without Rust, GPU_CHECK names the program that was built elsewhere.
 gpu-check:

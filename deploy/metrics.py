@@ -54,6 +54,8 @@ def labels_of(expression):
         found.add("replica")
     if "of_rank(" in expression:
         found.add("rank")
+    if "tenant(label)" in expression:
+        found.add("tenant")
     return found
 
 

@@ -10,6 +10,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), prost::Message::encode_to_vec(&descriptors))?;
     // A step's bytes are shared by all ranks, so they are counted, not copied.
-    tonic_prost_build::configure().bytes(".lockstep.cluster.v1.RankFrame.step").compile_fds(descriptors)?;
+    let build = tonic_prost_build::configure().bytes(".lockstep.cluster.v1.RankFrame.step");
+    // A state comes once a second, and lies in one place with frames that come with every step.
+    build.boxed(".lockstep.cluster.v1.State.prediction").compile_fds(descriptors)?;
     Ok(())
 }

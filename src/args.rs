@@ -5,8 +5,10 @@ use crate::config::Settings;
 use crate::single::{CoordinatorSettings, RouterSettings, WorkerSettings};
 use crate::store::StoreSettings;
 use crate::trust::TrustSettings;
-use crate::{scale, status, top};
-use clap::{Args, Parser, Subcommand};
+use crate::{scale, simulate, status, top};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::path::PathBuf;
 
 /// Serves large language models: the same request gives the same tokens, whatever happens.
@@ -15,6 +17,61 @@ use std::path::PathBuf;
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Flags of `serve` that a role alone has no use for, and whose they are. A file and the environment may be shared by
+/// roles; what stands on a command line is meant for the one that it begins with.
+const UNHEEDED: [(&str, &str, &[&str]); 6] = [
+    ("coordinator", "router", &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max", "policy"]),
+    ("coordinator", "worker", &["kernel_cache", "isa", "wire", "threads"]),
+    ("coordinator", "serve", &["inproc", "control"]),
+    (
+        "router",
+        "coordinator",
+        &[
+            "tp",
+            "pp",
+            "device",
+            "activations",
+            "kv_dtype",
+            "kv_memory",
+            "context",
+            "max_chunk_tokens",
+            "prefix_cache",
+            "replan_seconds",
+            "regrow_seconds",
+            "load_seconds",
+            "otlp_steps",
+        ],
+    ),
+    ("router", "worker", &["kernel_cache", "isa", "wire", "threads"]),
+    ("router", "serve", &["inproc", "control"]),
+];
+
+/// What the command line says; ends the process where it cannot be meant.
+pub fn parse() -> Cli {
+    let mut command = command();
+    let matches = command.get_matches_mut();
+    if let Some(unheeded) = unheeded(&matches) {
+        command.error(ErrorKind::UnknownArgument, unheeded).exit();
+    }
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
+
+/// Nobody is offered what he may not say.
+fn command() -> clap::Command {
+    UNHEEDED.iter().fold(Cli::command(), |command, (role, _, flags)| {
+        let hidden = |flag: clap::Arg| if flags.contains(&flag.get_id().as_str()) { flag.hide(true) } else { flag };
+        command.mut_subcommand(role, |role| role.mut_args(hidden))
+    })
+}
+
+fn unheeded(matches: &ArgMatches) -> Option<String> {
+    let (role, said) = matches.subcommand()?;
+    let of_role = UNHEEDED.iter().filter(|(of, _, _)| *of == role);
+    let mut flags = of_role.flat_map(|(_, whose, flags)| flags.iter().map(move |flag| (*flag, *whose)));
+    let (flag, whose) = flags.find(|(flag, _)| said.value_source(flag) == Some(ValueSource::CommandLine))?;
+    Some(format!("`lockstep {role}` does not heed --{}: it is for `lockstep {whose}`", flag.replace('_', "-")))
 }
 
 const SERVE_HELP: &str = "\
@@ -34,7 +91,26 @@ const SCALE_HELP: &str = "\
 The workers must have joined already: `lockstep status` shows spares. What does not fit is refused with the
 arithmetic, and then nothing has changed. A coordinator that is started again begins with the grid of its own flags.
 
+`lockstep serve` is reached at 127.0.0.1:50100 too, or where its --control says.
+
 Example: lockstep scale --coordinator 127.0.0.1:50100 --tp 2 --pp 1";
+
+const SIMULATE_HELP: &str = "\
+The router's pick, the placement and the planner of steps are those that serve; GPUs are a table and a roofline, time
+is virtual, and the same seed says the same. No GPU, no model file and no network is asked for.
+
+Examples: lockstep simulate --replicas 256 --gpu h100 --model llama-3.1-70b --tp 8 --rate 2000
+          lockstep simulate --model qwen3-32b --weights fp8 --tp 2 --rate 4 --prompt lognormal:1500,1500 --json";
+
+const WORKER_HELP: &str = "\
+Example: lockstep worker --join coordinator:50100 --token-file token
+         lockstep worker --etcd-endpoints etcd:2379 --replica one --token-file token";
+
+const RELOAD_HELP: &str = "\
+Streams go on with the same tokens. A file that has become another model is refused, and then nothing has changed: start
+another replica with it instead. A rank that cannot read its copy goes on with what it had, and is named.
+
+Example: lockstep reload --coordinator 127.0.0.1:50100";
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -48,7 +124,9 @@ pub enum Command {
     #[command(after_help = "Example: lockstep coordinator smollm2 --tp 2 --listen 0.0.0.0:50100 --token-file token")]
     Coordinator(Coordinator),
     /// Compute for a coordinator
-    #[command(after_help = "Example: lockstep worker --join coordinator:50100 --token-file token")]
+    #[command(
+        after_help = WORKER_HELP
+    )]
     Worker(Worker),
     /// Answer clients for coordinators that are elsewhere
     #[command(after_help = "Example: lockstep router smollm2 --coordinator one:50100 --coordinator two:50100 \
@@ -75,9 +153,15 @@ pub enum Command {
     /// Give a replica that serves another grid, with the same tokens and without failing a request
     #[command(after_help = SCALE_HELP)]
     Scale(scale::Scale),
+    /// Have every rank of a replica that serves read its model again, as when a disk was moved or a file restored
+    #[command(after_help = RELOAD_HELP)]
+    Reload(scale::Reload),
     /// Put load on a server that speaks OpenAI's API, and measure it
     #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
     Bench(bench::Options),
+    /// Foretell how a cluster of named GPUs would serve a load: latency, goodput, utilisation and cost
+    #[command(after_help = SIMULATE_HELP)]
+    Simulate(simulate::Options),
 }
 
 #[derive(Args)]
@@ -120,6 +204,8 @@ pub struct Router {
 pub struct Worker {
     #[command(flatten)]
     pub own: WorkerSettings,
+    #[command(flatten)]
+    pub store: StoreSettings,
     #[command(flatten)]
     pub trust: TrustSettings,
     /// A TOML file with the same names as the flags; flags and LOCKSTEP_* win over it
@@ -223,4 +309,27 @@ pub struct Hub {
     pub xdg_cache_home: Option<PathBuf>,
     #[arg(long, env = "HOME", hide = true)]
     pub home: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(line: &str, expect: Option<&str>) {
+        let matches = command().try_get_matches_from(line.split(' ')).unwrap();
+        let told = unheeded(&matches);
+        assert_eq!(told.is_some(), expect.is_some(), "{line}: {told:?}");
+        assert!(told.is_none_or(|told| told.contains(expect.unwrap_or_default())), "{line}");
+    }
+
+    #[test]
+    fn a_role_refuses_what_it_would_not_heed() {
+        check("lockstep serve --tp 2 --threads 1 --http 127.0.0.1:0 --control 127.0.0.1:0", None);
+        check("lockstep coordinator --tp 2 --kv-memory 1GiB --device sim", None);
+        check("lockstep coordinator --threads 1", Some("--threads: it is for `lockstep worker`"));
+        check("lockstep coordinator --api-keys keys", Some("--api-keys: it is for `lockstep router`"));
+        check("lockstep router --http 127.0.0.1:0 --max-batch-tokens 7 --failover-max 9", None);
+        check("lockstep router --tp 2", Some("--tp: it is for `lockstep coordinator`"));
+        check("lockstep router --inproc", Some("--inproc: it is for `lockstep serve`"));
+    }
 }

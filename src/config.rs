@@ -4,6 +4,7 @@
 use crate::device::Device;
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
+use coordinator::STAGES_MAX;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -40,6 +41,10 @@ pub struct Settings {
     /// Port of the HTTP API, where no full address is given
     #[arg(long, env = "LOCKSTEP_PORT")]
     pub port: Option<u16>,
+    /// Where `scale` and `reload` reach this machine's replicas, on loopback: a port each, from this one on
+    /// [default: 127.0.0.1:50100, if it is free]
+    #[arg(long, env = "LOCKSTEP_CONTROL", value_name = "ADDR")]
+    pub control: Option<SocketAddr>,
     /// Ranks that share each layer [default: 1]
     #[arg(long, env = "LOCKSTEP_TP", value_name = "N")]
     pub tp: Option<u16>,
@@ -49,6 +54,10 @@ pub struct Settings {
     /// Replicas of the whole grid, each with workers of its own, behind the one router [default: 1]
     #[arg(long, env = "LOCKSTEP_REPLICAS", value_name = "N")]
     pub replicas: Option<u16>,
+    /// Which of several replicas gets a request: prefix (where its first token comes soonest, by what caches have and what
+    /// is to be done), least-work, power-of-two, round-robin, affinity (by session) [default: prefix]
+    #[arg(long, env = "LOCKSTEP_POLICY", value_enum)]
+    pub policy: Option<Policy>,
     /// Workers as threads of this process, not as processes of their own [default: false]
     #[arg(long, env = "LOCKSTEP_INPROC", num_args = 0..=1, default_missing_value = "true")]
     pub inproc: Option<bool>,
@@ -95,7 +104,8 @@ pub struct Settings {
     /// Share the KV of equal beginnings between requests [default: true]
     #[arg(long, env = "LOCKSTEP_PREFIX_CACHE", action = clap::ArgAction::Set)]
     pub prefix_cache: Option<bool>,
-    /// A file of API keys, a line each: key, or name:key; a name's requests share no cache with others'
+    /// A file of API keys, a line each: key, or name:key; a name's requests share no cache with others'. Limits may
+    /// stand behind it: weight=4 requests_per_minute=600 tokens_per_minute=90000 concurrent=16
     #[arg(long, env = "LOCKSTEP_API_KEYS", value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
     /// One API key, beside those of the file
@@ -113,6 +123,9 @@ pub struct Settings {
     /// Seconds that a worker may take to load its part of the model [default: 600]
     #[arg(long, env = "LOCKSTEP_LOAD_SECONDS")]
     pub load_seconds: Option<u64>,
+    /// Seconds that a request whose replica is away waits for it or another one, before it fails [default: 60]
+    #[arg(long, env = "LOCKSTEP_FAILOVER_MAX", value_name = "SECONDS")]
+    pub failover_max: Option<u64>,
     /// How logs are written to stderr [default: text]
     #[arg(long, env = "LOCKSTEP_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
@@ -145,6 +158,28 @@ pub enum Isa {
     Plain,
     Avx2,
     Avx512,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    Prefix,
+    LeastWork,
+    PowerOfTwo,
+    RoundRobin,
+    Affinity,
+}
+
+impl From<Policy> for router::Policy {
+    fn from(policy: Policy) -> router::Policy {
+        match policy {
+            Policy::Prefix => router::Policy::Prefix,
+            Policy::LeastWork => router::Policy::LeastWork,
+            Policy::PowerOfTwo => router::Policy::PowerOfTwo,
+            Policy::RoundRobin => router::Policy::RoundRobin,
+            Policy::Affinity => router::Policy::Affinity,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -276,9 +311,11 @@ pub struct Config {
     pub served_model_name: Option<String>,
     pub http: SocketAddr,
     pub grpc: SocketAddr,
+    pub control: Option<SocketAddr>,
     pub tp: u16,
     pub pp: u16,
     pub replicas: u16,
+    pub policy: Policy,
     pub inproc: bool,
     pub device: Device,
     pub kernel_cache: Option<PathBuf>,
@@ -302,6 +339,7 @@ pub struct Config {
     pub replan_seconds: u64,
     pub regrow_seconds: u64,
     pub load_seconds: u64,
+    pub failover_max: u64,
     pub log_format: LogFormat,
     pub log: String,
     pub otlp_endpoint: Option<String>,
@@ -352,9 +390,11 @@ impl Settings {
             served_model_name: self.served_model_name,
             http: self.http.unwrap_or(SocketAddr::new(host, self.port.unwrap_or(8000))),
             grpc: self.grpc.unwrap_or(SocketAddr::new(host, 50051)),
+            control: self.control,
             tp,
             pp,
             replicas,
+            policy: self.policy.unwrap_or(Policy::Prefix),
             inproc: self.inproc.unwrap_or(false),
             device,
             kernel_cache: self.kernel_cache,
@@ -376,6 +416,7 @@ impl Settings {
             replan_seconds: self.replan_seconds.unwrap_or(10),
             regrow_seconds: self.regrow_seconds.unwrap_or(10),
             load_seconds: self.load_seconds.unwrap_or(600),
+            failover_max: self.failover_max.unwrap_or(60),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log: self.log.unwrap_or_else(|| LOG.into()),
             // As the variable's standard has it: empty is unset.
@@ -429,6 +470,7 @@ impl Config {
         for (name, value) in at_least_one {
             ensure!(value > 0, "--{name} is 0; it must be at least 1");
         }
+        ensure!(self.pp <= STAGES_MAX, "--pp {} is more than {STAGES_MAX} stages", self.pp);
         let n_ranks = u32::from(self.tp) * u32::from(self.pp);
         ensure!(n_ranks <= RANKS_MAX, "--tp {} times --pp {} is more than {RANKS_MAX} ranks", self.tp, self.pp);
         let n_workers = n_ranks * u32::from(self.replicas);
@@ -590,6 +632,8 @@ mod tests {
         let wrong = |file: &str| Settings::default().over(file).map_err(|e| format!("{e:#}")).unwrap_err();
         assert!(wrong("treads = 1").contains("treads"));
         assert!(wrong("threads = \"two\"").contains("threads"));
+        let deep = Settings { pp: Some(17), ..Settings::default() };
+        assert!(deep.resolve().is_err_and(|e| e.to_string().contains("--pp 17 is more than 16 stages")));
         let zero = Settings { threads: Some(0), ..Settings::default() };
         assert!(zero.resolve().is_err_and(|e| e.to_string().contains("--threads is 0")));
     }

@@ -7,8 +7,10 @@ mod bench;
 mod chat;
 mod children;
 mod config;
+mod control;
 mod device;
 mod identity;
+mod keys;
 mod models;
 mod page;
 mod plan;
@@ -16,18 +18,19 @@ mod relay;
 mod roles;
 mod run;
 mod scale;
+mod simulate;
 mod single;
 mod status;
 mod store;
 mod terminal;
 mod top;
 mod trust;
+mod whereabouts;
 
 use anyhow::{Context, anyhow};
-use args::{Cli, Command, Hub, Source};
+use args::{Command, Hub, Source};
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::Located;
-use clap::Parser;
 use config::{Config, Settings};
 use roles::Doors;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -38,7 +41,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let done = match args::parse().command {
         Command::Serve(serve) => prepared(serve.settings, &serve.source, self::serve),
         Command::Run(mut run) => {
             let settings = std::mem::take(&mut run.settings);
@@ -55,8 +58,10 @@ fn main() -> ExitCode {
         }),
         Command::Status(look) => status::Cluster::new(look).show().map(|page| print!("{page}")),
         Command::Top(top) => top::run(&top),
-        Command::Scale(scale) => self::scale::run(&scale),
+        Command::Scale(scale) => scale.run(),
+        Command::Reload(reload) => reload.run(),
         Command::Bench(options) => bench::run(&options),
+        Command::Simulate(options) => self::simulate::run(&options),
         Command::Coordinator(coordinator) => single::coordinator(coordinator),
         Command::Worker(worker) => single::worker(worker),
         Command::Router(router) => single::router(router),
@@ -108,6 +113,7 @@ fn serve(mut config: Config, located: Located) -> anyhow::Result<()> {
     plan::blueprint(&config, &checkpoint)?;
     Runtime::new()?.block_on(async {
         let doors = Doors::open(&config).await?;
+        let doors = Doors { control: control::open(config.control, config.replicas).await?, ..doors };
         greet(&config, &doors)?;
         let shutdown = CancellationToken::new();
         tokio::spawn(stop_on_signals(shutdown.clone()));

@@ -3,8 +3,10 @@
 
 use crate::children::{self, Order};
 use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Watched, Wire, cores};
+use crate::control;
 use crate::device::Device;
-use anyhow::{Context, ensure};
+use crate::keys;
+use anyhow::Context;
 use checkpoint::Checkpoint;
 use cluster::{Claim, MemoryStore, Registration, Store};
 use coordinator::{ModelShape, Policy};
@@ -25,7 +27,8 @@ use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
-use types::{Grid, Numerics, PolicyDigest};
+use tonic::transport::Channel;
+use types::{BlockHash, Grid, Numerics, PolicyDigest};
 use worker::{Assignment, Doorway, Ended, Load, LoadError, Loaded, ModelLoader, Ready, sim::Sim};
 
 const REPLICA: &str = "local";
@@ -36,6 +39,8 @@ const REPLICAS_EXPECTED: usize = 16;
 pub struct Doors {
     pub http: TcpListener,
     pub grpc: TcpListener,
+    /// For whoever operates the replicas of this machine, a door each; or none.
+    pub control: Vec<TcpListener>,
 }
 
 impl Doors {
@@ -43,7 +48,8 @@ impl Doors {
         let bind = async |what, address| {
             TcpListener::bind(address).await.with_context(|| format!("cannot listen for {what} on {address}"))
         };
-        Ok(Doors { http: bind("HTTP", config.http).await?, grpc: bind("gRPC", config.grpc).await? })
+        let (http, grpc) = (bind("HTTP", config.http).await?, bind("gRPC", config.grpc).await?);
+        Ok(Doors { http, grpc, control: Vec::new() })
     }
 }
 
@@ -53,12 +59,16 @@ pub async fn serve(
     config: &Config,
     checkpoint: &Checkpoint,
     metrics: router::Render,
-    doors: Doors,
+    mut doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let (mut groups, mut coordinators) = (Vec::new(), Vec::new());
+    let mut controls = std::mem::take(&mut doors.control).into_iter();
+    let (mut groups, mut coordinators, salt) = (Vec::new(), Vec::new(), salt(None)?);
     for n in 0..config.replicas {
-        let (group, coordinator) = Group::start(config, checkpoint, n).await?;
+        let (mut group, coordinator) = Group::start(config, checkpoint, salt, n).await?;
+        if let Some(door) = controls.next() {
+            group.open(door, coordinator.channel.clone())?;
+        }
         groups.push(group);
         coordinators.push(coordinator);
     }
@@ -78,7 +88,12 @@ struct Group {
 }
 
 impl Group {
-    async fn start(config: &Config, checkpoint: &Checkpoint, n: u16) -> anyhow::Result<(Group, router::Coordinator)> {
+    async fn start(
+        config: &Config,
+        checkpoint: &Checkpoint,
+        salt: [u8; 16],
+        n: u16,
+    ) -> anyhow::Result<(Group, router::Coordinator)> {
         let name = if config.replicas > 1 { format!("{REPLICA}-{n}") } else { REPLICA.to_owned() };
         let (dialer, pipes) = transport::in_memory();
         let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
@@ -86,18 +101,28 @@ impl Group {
         let mut parts = Vec::new();
         let claim = MemoryStore::starting_at(micros_since_1970()).claim(&name, "in this process");
         if config.n_ranks() == 1 || config.inproc {
-            let served = coordinate(config, checkpoint, &name, claim, pipes, end.clone())?;
+            let served = coordinate(config, checkpoint, &name, claim, salt, pipes, end.clone())?;
             parts.push(Part::start("the coordinator", end.clone(), served));
             parts.extend(threads(config, &dialer, n * config.n_ranks())?);
         } else {
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
             let (address, token) = (socket.local_addr()?, Token::random()?);
             let sockets = secure::incoming(socket, Trust { token: Some(token.clone()), tls: None });
-            let served = coordinate(config, checkpoint, &name, claim, pipes.merge(sockets), end.clone())?;
+            let served = coordinate(config, checkpoint, &name, claim, salt, pipes.merge(sockets), end.clone())?;
             parts.push(Part::start("the coordinator", end.clone(), served));
             parts.push(processes(config, address, token, n * config.n_ranks())?);
         }
         Ok((Group { name: name.clone(), end, parts }, router::Coordinator { name, channel: dialer.channel() }))
+    }
+}
+
+impl Group {
+    /// For `scale` and `reload`, until its coordinator has ended.
+    fn open(&mut self, door: TcpListener, coordinator: Channel) -> anyhow::Result<()> {
+        let (address, end) = (door.local_addr()?, CancellationToken::new());
+        tracing::info!(replica = self.name, %address, "`scale` and `reload` reach this replica");
+        self.parts.push(Part::start("the door for --control", end.clone(), control::serve(door, coordinator, end)));
+        Ok(())
     }
 }
 
@@ -132,19 +157,20 @@ pub fn coordinate<C>(
     checkpoint: &Checkpoint,
     replica: &str,
     claim: Claim,
+    salt: [u8; 16],
     connections: C,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<C>>
 where
     C: Stream<Item = io::Result<Connection>>,
 {
-    let config = coordinator_config(config, checkpoint, replica)?;
+    let config = coordinator::Config { salt, ..coordinator_config(config, checkpoint, replica)? };
     Ok(async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) })
 }
 
 /// A router of the replicas that these coordinate, until `shutdown`.
 pub fn route(
-    config: &Config,
+    settings: &Config,
     checkpoint: &Checkpoint,
     metrics: router::Render,
     membership: Membership,
@@ -157,9 +183,17 @@ pub fn route(
         Membership::Followed { store: Store::Static { given, .. }, .. } => given.0.len(),
         Membership::Followed { .. } => REPLICAS_EXPECTED,
     };
-    let config = router::Config { resume_key, ..router_config(config, n_replicas, metrics)? };
+    let config = router::Config { resume_key, ..router_config(settings, n_replicas, metrics)? };
     let text = text(checkpoint)?;
-    Ok(async move { Ok(router::serve(config, membership, text, doors.http, doors.grpc, shutdown).await?) })
+    let followed = keys::follow(settings, &config.keys);
+    let served = router::serve(config, membership, text, doors.http, doors.grpc, shutdown);
+    Ok(async move {
+        tokio::select! {
+            biased;
+            served = served => Ok(served?),
+            () = followed => Ok(()),
+        }
+    })
 }
 
 /// A worker for each rank within this process, each with a computing thread of its own; `first` is the first one's
@@ -292,9 +326,11 @@ fn micros_since_1970() -> u64 {
 
 fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) -> anyhow::Result<router::Config> {
     let drain_max = Duration::from_secs(config.drain_seconds);
+    let replica_absence_max = Duration::from_secs(config.failover_max);
     let requests_max = (config.max_waiting as usize + config.max_running as usize) * n_replicas;
     Ok(router::Config {
         names: config.served_model_name.iter().cloned().collect(),
+        policy: config.policy.into(),
         limits: router::Limits {
             // Without a token yet: those that wait, and those whose prompts are being computed.
             requests_waiting_max: requests_max,
@@ -302,10 +338,19 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
             requests_max,
             ..router::Limits::default()
         },
-        waits: router::Waits { drain_max, ..router::Waits::default() },
-        keys: api_keys(config)?,
+        waits: router::Waits { drain_max, replica_absence_max, ..router::Waits::default() },
+        keys: keys::read(config)?,
         metrics,
         ..router::Config::default()
+    })
+}
+
+/// What the names of cached blocks begin with. From the cluster's token, so that all its replicas call the same tokens by
+/// the same name. Where there is none, each process has its own: a cache does not outlive it.
+pub fn salt(token: Option<&Token>) -> anyhow::Result<[u8; 16]> {
+    Ok(match token {
+        Some(token) => BlockHash::salt(token.expose().as_bytes()),
+        None => secure::random()?,
     })
 }
 
@@ -313,25 +358,6 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
 /// cluster stands on one machine and trusts whoever reaches it.
 pub fn resume_key(token: Option<&Token>) -> router::ResumeKey {
     router::ResumeKey::of(token.map_or(&[], |token| token.expose().as_bytes()))
-}
-
-/// Those of the file and of the flag. A file without a key would let in everybody, which nobody means by it.
-fn api_keys(config: &Config) -> anyhow::Result<router::ApiKeys> {
-    let mut lines = match &config.api_keys {
-        None => String::new(),
-        Some(path) => {
-            let what = || format!("API keys in {}", path.display());
-            let text = std::fs::read_to_string(path).with_context(what)?;
-            ensure!(!router::ApiKeys::parse(&text).with_context(what)?.is_open(), "{}: there are none", what());
-            text
-        }
-    };
-    if let Some(key) = &config.api_key {
-        ensure!(!key.trim().is_empty(), "--api-key is empty");
-        // The key is its own name: it may have a colon.
-        lines.push_str(&format!("\napi-key:{key}"));
-    }
-    Ok(router::ApiKeys::parse(&lines)?)
 }
 
 fn text(checkpoint: &Checkpoint) -> anyhow::Result<router::Text> {
@@ -353,8 +379,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         policy: policy(config),
         policy_digest: policy_digest(config, checkpoint),
         prefix_cache: config.prefix_cache,
-        // The cache does not outlive the process, so neither need the secret at its root.
-        salt: secure::random()?,
+        salt: [0; 16],
         mesh_seed: secure::random()?,
         limits: coordinator::Limits {
             waiting_max: config.max_waiting,
@@ -374,14 +399,8 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
 
 /// The simulation has a policy of its own, which no model gives.
 fn policy_digest(config: &Config, checkpoint: &Checkpoint) -> Option<PolicyDigest> {
-    let numerics = Numerics {
-        device_class: config.device.class(),
-        activations: activations(config),
-        kv_dtype: kv_dtype(config),
-        weights: checkpoint.digest(),
-        quantization: "none",
-        adapter: None,
-    };
+    let class = config.device.class();
+    let numerics = Numerics::plain(class, activations(config), kv_dtype(config), checkpoint.digest());
     (config.device != Device::Sim).then(|| numerics.digest())
 }
 
@@ -502,4 +521,20 @@ pub fn watch(watched: &Watched<'_>) -> anyhow::Result<router::Render> {
     let labels: Vec<_> = model.iter().map(|model| ("model_name", *model)).collect();
     let exporter = telemetry::metrics::install(&labels)?;
     Ok(Arc::new(move || exporter.render()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+
+    #[test]
+    fn routers_wait_as_long_as_they_are_told() {
+        let waits = |failover_max| {
+            let config = Settings { failover_max, drain_seconds: Some(4), ..Settings::default() }.resolve().unwrap();
+            let waits = router_config(&config, 1, Arc::new(String::new)).unwrap().waits;
+            (waits.replica_absence_max.as_secs(), waits.drain_max.as_secs())
+        };
+        assert_eq!((waits(None), waits(Some(7)), waits(Some(0))), ((60, 4), (7, 4), (0, 4)));
+    }
 }

@@ -6,6 +6,7 @@ use crate::children;
 use crate::config::{self, Bytes, File, Isa, LOG, LogFormat, METRICS_SECONDS, OtlpProtocol, Watched, Wire, cores};
 use crate::device::Device;
 use crate::roles::{self, Doors};
+use crate::whereabouts::{Found, Whereabouts};
 use crate::{models, page, stop_on_signals, store};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
@@ -63,6 +64,9 @@ pub struct WorkerSettings {
     /// The coordinator to compute for
     #[arg(long, env = "LOCKSTEP_JOIN", value_name = "HOST:PORT")]
     pub join: Option<String>,
+    /// The replica to compute for, wherever etcd says that its coordinator is
+    #[arg(long, env = "LOCKSTEP_REPLICA", value_name = "NAME")]
+    pub replica: Option<String>,
     /// Where other workers reach this one [default: any port of the address by which the coordinator is reached]
     #[arg(long, env = "LOCKSTEP_MESH_LISTEN", value_name = "ADDR")]
     pub mesh_listen: Option<SocketAddr>,
@@ -163,8 +167,9 @@ pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
         let claim = claim?;
         let (incarnation, tls, token) = (claim.incarnation(), trust.tls.is_some(), trust.token.is_some());
         tracing::info!(%address, replica, incarnation, store = store.kind(), tls, token, "coordinating");
+        let salt = roles::salt(trust.token.as_ref())?;
         let connections = secure::incoming(socket, trust);
-        roles::coordinate(&config, &checkpoint, &replica, claim, connections, shutdown)?.await
+        roles::coordinate(&config, &checkpoint, &replica, claim, salt, connections, shutdown)?.await
     })
 }
 
@@ -239,28 +244,30 @@ impl RouterSettings {
 
 pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let mut file = File::read(args.config.as_deref())?;
-    let (mut own, trust) = (file.under(args.own)?, file.under(args.trust)?);
+    let (mut own, trust, store) = (file.under(args.own)?, file.under(args.trust)?, file.under(args.store)?);
     file.end()?;
     if args.print_config {
-        return print(&[&own, &trust]);
+        return print(&[&own, &store, &trust]);
     }
     own.kernel_cache = own.kernel_cache.or_else(|| models::kernels(&args.hub));
     let shutdown = CancellationToken::new();
     let handed = args.supervised.then(|| children::be_one(shutdown.clone())).transpose()?;
-    let join = own.join.clone().context("--join HOST:PORT is missing: the coordinator to compute for")?;
+    let whereabouts = Whereabouts::of(own.join.as_deref(), own.replica.as_deref(), &store)?;
     let collector = own.collector()?;
     let log = own.log.as_deref().unwrap_or(LOG);
     let log_format = own.log_format.unwrap_or(LogFormat::Text);
     let watched = Watched { log, log_format, collector, model: None };
     let metrics = roles::watch(&watched)?;
-    let trust = trust.resolve("worker", &join, handed)?;
     let cache = || Ok(models::sources(&args.hub)?.cache);
     let runtime = Builder::new_multi_thread().worker_threads(WORKER_RUNTIME_THREADS).enable_all().build()?;
     runtime.block_on(async {
         tokio::spawn(stop_on_signals(shutdown.clone()));
-        let channel = secure::channel(&join, trust);
+        let finding = shutdown.run_until_cancelled(whereabouts.find(trust, handed));
+        // A signal has come before anybody said where it is.
+        let Some(found) = finding.await else { return Ok(()) };
+        let Found { address, channel } = found?;
         let source = own.source(channel.clone(), cache)?;
-        let seat = own.seat(&join, source)?;
+        let seat = own.seat(&address, source)?;
         let (loader, holds) = Telling::around(seat.loader);
         if let Some(health) = own.health {
             page::open(health, metrics, move || holds.load(Ordering::Relaxed)).await?;

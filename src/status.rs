@@ -82,13 +82,14 @@ fn replica(replica: &Value) -> String {
     // Writing to a string does not fail.
     let _written = writeln!(
         out,
-        "{} · {} · {} · epoch {} · tp {} x pp {} · {} running, {} waiting, {} tokens to do · {}/{} blocks · {} spares",
+        "{} · {} · {} · epoch {} · tp {} x pp {}{} · {} running, {} waiting, {} tokens to do · {}/{} blocks · {} spares",
         text(&replica["replica"]),
         text(&replica["model"]),
         text(&replica["phase"]),
         text(&replica["epoch"]),
         grid["tp"],
         grid["pp"],
+        wanted(&replica["wanted"]),
         requests["running"],
         requests["waiting"],
         replica["backlog_tokens"],
@@ -97,6 +98,9 @@ fn replica(replica: &Value) -> String {
         replica["spares"],
     );
     let _written = writeln!(out, "{}", speed(&replica["tokens_per_s"]));
+    for apart in replica["apart"].as_array().map_or(&[][..], Vec::as_slice) {
+        let _written = writeln!(out, "{}", self::apart(apart));
+    }
     let ranks = replica["ranks"].as_array().map_or(&[][..], Vec::as_slice);
     let rows: Vec<[String; 17]> = std::iter::once(COLUMNS.map(str::to_owned)).chain(ranks.iter().map(rank)).collect();
     for row in &rows {
@@ -105,6 +109,26 @@ fn replica(replica: &Value) -> String {
         let _written = writeln!(out, "{}", cells.join("  "));
     }
     out
+}
+
+fn wanted(wanted: &Value) -> String {
+    match wanted.is_null() {
+        true => String::new(),
+        false => format!(" (wanted: tp {} x pp {})", wanted["tp"], wanted["pp"]),
+    }
+}
+
+fn apart(apart: &Value) -> String {
+    let text = |name: &str| apart[name].as_str().unwrap_or("-").to_owned();
+    format!(
+        "{} of {} and {} of {} do not reach each other: the first is left out for {} s: {}",
+        text("address"),
+        text("host"),
+        text("other_address"),
+        text("other_host"),
+        apart["seconds"],
+        text("why"),
+    )
 }
 
 fn speed(tokens_per_s: &Value) -> String {
@@ -165,17 +189,29 @@ mod tests {
         });
         let page = json!({ "replicas": [{
             "replica": "local", "model": "m", "phase": "ready", "epoch": "1.1", "grid": { "tp": 1, "pp": 1 },
+            "wanted": { "tp": 2, "pp": 1 },
+            "apart": [{
+                "host": "h", "address": "a:1", "other_host": "i", "other_address": "b:2", "why": "mute", "seconds": 9,
+            }],
             "requests": { "running": 2, "waiting": 0 }, "blocks": { "used": 1, "total": 2 }, "spares": 0,
             "tokens_per_s": { "predicted": { "low": 5.0, "high": 9.0, "bottleneck": "compute" }, "alone": 7.0 },
             "ranks": [rank],
         }] });
         let text = render(&page);
-        for part in
-            ["local · m · ready", "predicted 5 to 9", "one alone 7 · all -", "0..30", "cuda", "5 MiB", "900+300+0 us"]
-        {
+        for part in [
+            "tp 1 x pp 1 (wanted: tp 2 x pp 1) ·",
+            "a:1 of h and b:2 of i do not reach",
+            "local · m · ready",
+            "predicted 5 to 9",
+            "one alone 7 · all -",
+            "0..30",
+            "cuda",
+            "5 MiB",
+            "900+300+0 us",
+        ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
-        let widths: Vec<usize> = text.lines().skip(2).map(|line| line.chars().count()).collect();
+        let widths: Vec<usize> = text.lines().skip(3).map(|line| line.chars().count()).collect();
         assert!(widths.len() == 2 && widths[0] == widths[1], "{text}");
         assert!(render(&json!({})).contains("no replica"));
         let away = json!({ "replicas": [{ "replica": "there:1", "phase": "absent" }] });

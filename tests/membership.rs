@@ -177,6 +177,37 @@ fn a_later_claim_ends_the_coordinator_that_had_the_name() {
     assert_eq!(answer(&http, "hello"), expect);
 }
 
+/// Workers are told no address, and go where the coordinator of their replica goes.
+#[test]
+fn workers_follow_the_coordinator_that_etcd_tells_of() {
+    let etcd = Etcd::start(1);
+    let flags = store(&etcd);
+    // It comes before anybody is there.
+    let mut worker = start(&["worker", "--threads", "1", "--replica", "name"], &flags);
+    worker.until(&["looking for the coordinator of this replica"]);
+    let mut router = start(&["router", MODEL, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"], &flags);
+    let http = router.http();
+    let mut first = coordinator("name", &flags);
+    let mut other = coordinator("another", &flags);
+    other.until(&["coordinating"]);
+    until("the first has its worker", &http, |page| ranks(page, "name") == 1);
+    let expect = answer(&http, "hello");
+    first.kill();
+    let mut second = coordinator("name", &flags);
+    second.until(&["coordinating"]);
+    worker.until(&["the coordinator of this replica is elsewhere now", "name"]);
+    until("the second has its worker", &http, |page| ranks(page, "name") == 1);
+    assert_eq!(answer(&http, "hello"), expect);
+    assert!(!other.log().contains("a worker joins"), "{}", other.log());
+}
+
+/// Of a replica that is ready.
+fn ranks(page: &Value, name: &str) -> usize {
+    let replicas = page["replicas"].as_array().into_iter().flatten();
+    let ready = replicas.filter(|of| of["replica"] == name && of["phase"] == "ready");
+    ready.filter_map(|of| of["ranks"].as_array()).map(Vec::len).sum()
+}
+
 #[test]
 fn a_store_that_cannot_be_meant_is_refused() {
     let refused = |arguments: &[&str], part: &str| {
@@ -188,6 +219,9 @@ fn a_store_that_cannot_be_meant_is_refused() {
     refused(&["router", MODEL], "--etcd-endpoints");
     refused(&[&["router", MODEL], &one[..], &etcd[..]].concat(), "one of them");
     refused(&["router", MODEL, "--coordinator", "nowhere"], "host:port");
+    refused(&["worker"], "--join HOST:PORT");
+    refused(&[&["worker", "--join", "a:1"], &etcd[..]].concat(), "one of them");
+    refused(&[&["worker"], &etcd[..]].concat(), "--replica NAME");
     refused(&["coordinator", MODEL, "--advertise", "h:1"], "--advertise needs");
     refused(&["coordinator", MODEL, "--etcd-user", "a"], "--etcd-user needs");
     refused(&["coordinator", MODEL, "--listen", "127.0.0.1:0", "--etcd-endpoints", "nowhere"], "host:port");

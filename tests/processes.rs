@@ -15,7 +15,7 @@ use proto::secure::{Token, Trust, channel};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use types::{DeviceClass, Numerics, PolicyDigest};
@@ -47,6 +47,32 @@ fn a_grid_of_processes_answers_as_one_rank_does() {
     grid.until(&["a worker process ended"]);
     assert_eq!(grid.answers(), alone);
     assert_eq!(serve(&["--tp", "2", "--pp", "2", "--inproc"]).answers(), alone);
+}
+
+fn ask(door: &str, arguments: &[&str]) -> Output {
+    Command::new(BINARY).args(arguments).args(["--coordinator", door]).output().unwrap()
+}
+
+/// One machine's replicas are changed through a door of their own, which lets nobody else in.
+#[test]
+fn serve_takes_another_grid_and_reads_its_model_again() {
+    let mut grid = serve(&["--tp", "2", "--control", "127.0.0.1:0"]);
+    let alone = serve(&[]).answers();
+    assert_eq!(grid.answers(), alone);
+    let door = field(&grid.until(&["`scale` and `reload` reach this replica"]), "address").to_owned();
+    let done = ask(&door, &["scale", "--tp", "1", "--pp", "2"]);
+    assert!(done.status.success() && done.stdout.starts_with(b"tp 1 x pp 2 after "), "{done:?}");
+    assert_eq!(grid.answers(), alone);
+    let refused = ask(&door, &["scale", "--tp", "2", "--pp", "2"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("needs 4 workers, 2 are there"), "{refused:?}");
+    let done = ask(&door, &["reload"]);
+    assert!(done.status.success() && done.stdout.starts_with(b"2 of 2 ranks have read"), "{done:?}");
+    assert_eq!(grid.answers(), alone);
+    let mut stranger = Node::start(&["worker", "--threads", "1", "--join", &door]);
+    stranger.until(&["this door is for `scale` and `reload`"]);
+    // Two replicas, two doors.
+    let mut two = serve(&["--replicas", "2", "--control", "127.0.0.1:0"]);
+    two.until(&["`scale` and `reload` reach this replica", "replica=\"local-1\""]);
 }
 
 /// What the parent has from its environment is for the parent.
@@ -112,13 +138,13 @@ fn who_does_not_belong_is_refused_by_name_and_the_cluster_goes_on() {
     another_version(&address, token);
     worker.until(&["taking a place"]);
     let arguments = ["router", MODEL, "--coordinator", &address, "--token-file", &good];
-    let mut router = Node::start(&[&arguments[..], &DOORS].concat());
+    let mut router = Node::start(&[&arguments[..], &DOORS[..4]].concat());
     assert_eq!(router.answers(), serve(&[]).answers());
 }
 
 /// A router of a coordinator that has what it needs.
 fn router(address: &str) -> Node {
-    Node::start(&[&["router", MODEL, "--coordinator", address], &DOORS[..]].concat())
+    Node::start(&[&["router", MODEL, "--coordinator", address], &DOORS[..4]].concat())
 }
 
 /// Under which ranks of this model compute.
@@ -269,7 +295,7 @@ fn an_expired_certificate_is_refused_by_name_and_the_cluster_goes_on() {
     plain.until(&["lockstep:", "the listener speaks TLS"]);
     let mut worker = with(&join, &good);
     worker.until(&["taking a place"]);
-    let arguments = [&["router", MODEL, "--coordinator", &address], &DOORS[..]].concat();
+    let arguments = [&["router", MODEL, "--coordinator", &address], &DOORS[..4]].concat();
     let http = {
         let mut router = with(&arguments, &good);
         let http = router.http();
@@ -287,7 +313,7 @@ fn a_worker_without_the_model_fetches_it() {
     let cache = folder.0.join("cache");
     let (_coordinator, address) = coordinator(MODEL, &[]);
     let fetch = ["worker", "--threads", "1", "--join", &address, "--fetch", "--cache", cache.to_str().unwrap()];
-    let mut router = Node::start(&[&["router", MODEL, "--coordinator", &address], &DOORS[..]].concat());
+    let mut router = Node::start(&[&["router", MODEL, "--coordinator", &address], &DOORS[..4]].concat());
     let mut worker = Node::start_in(&folder.0, &fetch);
     worker.until(&["fetching this rank's part"]);
     let answers = router.answers();

@@ -5,15 +5,17 @@
 #[path = "common/node.rs"]
 mod node;
 
-use node::{BINARY, Node, PATIENCE, complete, field, post};
+use node::{BINARY, Folder, Node, PATIENCE, complete, field, post};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const MODEL: &str = "tests/reference/llama-f32-tied";
+const ANOTHER: &str = "tests/reference/llama-f16-sharded";
 const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
 /// Requests that are under way at once.
 const N_CLIENTS: usize = 4;
@@ -98,19 +100,38 @@ fn signal(node: &Node, signal: Signal) {
     kill_process(Pid::from_raw(node.pid().cast_signed()).unwrap(), signal).unwrap();
 }
 
-fn coordinator(listen: &str) -> Node {
+fn reload(address: &str) -> Output {
+    Command::new(BINARY).args(["reload", "--coordinator", address]).output().unwrap()
+}
+
+/// The files of a folder of this repository, in another.
+fn copy(from: &str, to: &Path) -> PathBuf {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(from)).unwrap() {
+        let file = entry.unwrap().path();
+        std::fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
+    }
+    to.to_owned()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+fn coordinator(model: &Path, listen: &str) -> Node {
     let flags = ["--activations", "f32", "--tp", "2", "--pp", "2", "--listen", listen];
     let waits = ["--replan-seconds", "1", "--regrow-seconds", "1", "--drain-seconds", "1"];
-    Node::start(&[&["coordinator", MODEL], &flags[..], &waits].concat())
+    Node::start(&[&["coordinator", model.to_str().unwrap()], &flags[..], &waits].concat())
 }
 
 #[test]
 fn losses_grids_and_restarts_are_pauses() {
-    let expected = expected();
-    let mut coordinator = self::coordinator("127.0.0.1:0");
+    let (expected, folder) = (expected(), Folder::new("recovery"));
+    let model = copy(MODEL, &folder.0.join("model"));
+    let mut coordinator = self::coordinator(&model, "127.0.0.1:0");
     let address = field(&coordinator.until(&["coordinating"]), "address").to_owned();
     let mut workers: Vec<Node> = (0..4).map(|_| worker(&address)).collect();
-    let mut router = Node::start(&[&["router", MODEL, "--coordinator", &address], &DOORS[..]].concat());
+    let mut router = Node::start(&[&["router", MODEL, "--coordinator", &address], &DOORS[..4]].concat());
     let http = router.http();
     router.until_ready(&http);
     until_on(&http, 2, 2, &coordinator);
@@ -128,15 +149,17 @@ fn losses_grids_and_restarts_are_pauses() {
 
     // Other grids, of which one cannot be had.
     let done = scale(&address, "1", "2");
-    let told = String::from_utf8(done.stdout).unwrap();
+    let told = text(&done.stdout);
     assert!(done.status.success() && told.starts_with("tp 1 x pp 2 after "), "{told}");
     until_on(&http, 1, 2, &coordinator);
     goes_on(&clients);
     let refused = scale(&address, "4", "2");
-    let told = String::from_utf8(refused.stderr).unwrap();
+    let told = text(&refused.stderr);
     assert!(!refused.status.success() && told.contains("tp 4 is more than the model can be cut into"), "{told}");
     assert!(scale(&address, "2", "2").status.success());
     goes_on(&clients);
+
+    read_again(&mut coordinator, &address, &model, &http, || goes_on(&clients));
 
     // One is stopped: it is lost by its silence, and takes a place again when it goes on.
     signal(&workers[0], Signal::STOP);
@@ -149,12 +172,37 @@ fn losses_grids_and_restarts_are_pauses() {
 
     STOP.store(true, Ordering::Relaxed);
     clients.into_iter().for_each(|client| client.join().unwrap());
-    restart(&mut coordinator, &mut workers, &http, &address, &expected);
+    restart(&mut coordinator, &model, &mut workers, &http, &expected);
+}
+
+/// The model's file is restored under a cluster that serves; is another model for a while; and is gone, which nobody
+/// notices whose part stays what it was.
+fn read_again(coordinator: &mut Node, address: &str, model: &Path, http: &str, goes_on: impl Fn()) {
+    let done = reload(address);
+    let told = text(&done.stdout);
+    assert!(done.status.success() && told.starts_with("4 of 4 ranks have read the model again"), "{told}");
+    goes_on();
+    let away = model.with_extension("away");
+    std::fs::rename(model, &away).unwrap();
+    copy(ANOTHER, model);
+    let epoch = page(http)["replicas"][0]["epoch"].clone();
+    let refused = reload(address);
+    let told = text(&refused.stderr);
+    assert!(!refused.status.success() && told.contains("start another replica with the new model"), "{told}");
+    std::fs::remove_dir_all(model).unwrap();
+    let refused = reload(address);
+    assert!(!refused.status.success() && text(&refused.stderr).contains("Nothing has changed"));
+    goes_on();
+    assert_eq!(page(http)["replicas"][0]["epoch"], epoch, "nothing has changed:\n{}", coordinator.log());
+    std::fs::rename(&away, model).unwrap();
+    assert!(reload(address).status.success());
+    goes_on();
 }
 
 /// The coordinator goes, and another takes its place: what was under way goes on there.
-fn restart(coordinator: &mut Node, workers: &mut [Node], http: &str, address: &str, expected: &[Value]) {
+fn restart(coordinator: &mut Node, model: &Path, workers: &mut [Node], http: &str, expected: &[Value]) {
     let questions = questions();
+    let address = field(&coordinator.until(&["coordinating"]), "address").to_owned();
     std::thread::scope(|scope| {
         let ask = |question| scope.spawn(move || complete_when_taken(http, question));
         let asked: Vec<_> = questions.iter().map(ask).collect();
@@ -166,7 +214,7 @@ fn restart(coordinator: &mut Node, workers: &mut [Node], http: &str, address: &s
         signal(coordinator, Signal::TERM);
         assert!(coordinator.ended().success(), "a drain ends well:\n{}", coordinator.log());
         workers[0].until(&["the coordinator lets this worker go", "drained"]);
-        *coordinator = self::coordinator(address);
+        *coordinator = self::coordinator(model, &address);
         let answers: Vec<Value> = asked.into_iter().map(|asked| asked.join().unwrap()).collect();
         assert_eq!(answers, expected);
     });

@@ -85,6 +85,8 @@ pub struct Waits {
     /// Between placements that end because ranks do not reach each other: doubles from the first to the second.
     pub replace_min: Duration,
     pub replace_max: Duration,
+    /// For how long one of two workers that do not reach each other is left out; doubles each time, up to 64 times.
+    pub apart_min: Duration,
     /// How long a lost rank's place is kept for another worker, before fewer ranks carry the model.
     pub replan_after: Duration,
     /// How long enough workers must have been there before the model is spread over more of them again.
@@ -114,6 +116,7 @@ impl Default for Waits {
             suspect_max: Duration::from_secs(3),
             replace_min: Duration::from_millis(100),
             replace_max: Duration::from_secs(10),
+            apart_min: Duration::from_secs(60),
             replan_after: Duration::from_secs(10),
             regrow_after: Duration::from_secs(10),
             router_grace: Duration::from_secs(10),
@@ -137,7 +140,8 @@ impl Config {
         self.limits.steps_in_flight_max + u32::from(grid.pp).saturating_sub(1)
     }
 
-    pub(crate) fn scheduler(&self, blueprint: &Blueprint, policy: PolicyDigest) -> scheduler::Config {
+    /// What the planner of a replica that is laid out so is given.
+    pub fn scheduler(&self, blueprint: &Blueprint, policy: PolicyDigest) -> scheduler::Config {
         let (limits, context) = (&self.limits, blueprint.context);
         scheduler::Config {
             n_blocks: blueprint.n_blocks(),

@@ -1,9 +1,9 @@
 //! Everything that can happen to a replica. The set is closed, and one loop takes them in order.
 
+use crate::changes::Reply;
 use crate::outbound::Outbound;
 use proto::cluster as wire;
 use std::fmt;
-use tokio::sync::oneshot;
 use tonic::Status;
 use types::{Grid, RequestId, StepDone};
 
@@ -38,6 +38,10 @@ pub(crate) enum Event {
         router: u32,
         id: RequestId,
         stopped: bool,
+    },
+    /// It has missed names of cached blocks.
+    Recite {
+        router: u32,
     },
     RouterGone {
         router: u32,
@@ -76,7 +80,12 @@ pub(crate) enum Event {
     /// An operator wants another grid.
     Scale {
         grid: Grid,
-        reply: oneshot::Sender<Result<wire::ScaleReply, Status>>,
+        reply: Reply<wire::ScaleReply>,
+    },
+    /// An operator wants the model to be read again; what its path means now has this digest.
+    Reload {
+        weights: [u8; 32],
+        reply: Reply<wire::ReloadReply>,
     },
     Tick,
     Drain,

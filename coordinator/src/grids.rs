@@ -1,14 +1,10 @@
 //! The loop's part that chooses the grid: the one that is wanted; a smaller one where workers are missing for long; the
-//! wanted one again when they have come back; another one when an operator says so.
+//! wanted one again when they have come back.
 
+use crate::Waits;
 use crate::losses::Ending;
 use crate::placement::{Blueprint, Machine, Policy, Unplaceable, Why, plan, plan_fewer};
 use crate::replica::{Replica, micros};
-use crate::{Error, Waits};
-use proto::cluster as wire;
-use std::time::Duration;
-use tokio::sync::oneshot;
-use tonic::Status;
 use types::{Grid, Micros};
 
 /// Times that the wait before growing doubles when it turns out to be in vain.
@@ -38,11 +34,6 @@ pub(crate) struct Placing {
     n_relapses: u32,
     /// Why there is no grid, as it was told last.
     told: String,
-}
-
-/// An operator waits for the grid to be in force.
-pub(crate) struct Scaling {
-    reply: oneshot::Sender<Result<wire::ScaleReply, Status>>,
 }
 
 impl Placing {
@@ -79,6 +70,11 @@ impl Placing {
     /// Somebody came or went: what could be had is another question.
     pub fn crowd_changed(&mut self) {
         self.wider_since = None;
+    }
+
+    /// Or before, if something else comes before.
+    pub fn try_again_at(&mut self, at: Option<Micros>) {
+        self.try_at = [self.try_at, at].into_iter().flatten().min();
     }
 
     pub fn trust_again(&mut self) {
@@ -149,7 +145,14 @@ impl Replica {
         Policy { grid, context: promised.or(self.config.policy.context), ..self.config.policy.clone() }
     }
 
-    /// The wanted grid; or the largest part of it that fits, when lost ranks have not been replaced for long enough.
+    /// All that have joined, but for those that some other does not reach.
+    pub(crate) fn candidates(&self, now: Micros) -> Vec<Machine> {
+        let mut inventory = self.members.inventory();
+        inventory.retain(|machine| !self.strangers.is_out(machine.worker, now));
+        inventory
+    }
+
+    /// The wanted grid; or the most ranks that fit, when lost ranks have not been replaced for long enough.
     pub(crate) fn choose(&self, now: Micros, inventory: &[Machine]) -> Result<Blueprint, Unplaceable> {
         let last = self.placing.last.as_ref().map(|last| self.without_suspects(last));
         let (shape, policy) = (&self.config.shape, self.policy_on(self.placing.wanted));
@@ -177,7 +180,7 @@ impl Replica {
         let Some(grid) = grid.filter(|grid| *grid != self.placing.wanted && self.draining_since.is_none()) else {
             return;
         };
-        let Some(wider) = self.wider_than(grid) else { return self.placing.crowd_changed() };
+        let Some(wider) = self.wider_than(grid, now) else { return self.placing.crowd_changed() };
         if self.placing.is_wider_for_long(now, &self.config.waits) {
             let (from_tp, from_pp, Grid { tp, pp, .. }) = (grid.tp, grid.pp, wider);
             tracing::info!(from_tp, from_pp, tp, pp, "workers have come back: the model is spread over them");
@@ -187,68 +190,13 @@ impl Replica {
         }
     }
 
-    fn wider_than(&self, grid: Grid) -> Option<Grid> {
+    fn wider_than(&self, grid: Grid, now: Micros) -> Option<Grid> {
         if self.members.n_spares() == 0 {
             return None;
         }
-        let (inventory, policy) = (self.members.inventory(), self.policy_on(self.placing.wanted));
+        let (inventory, policy) = (self.candidates(now), self.policy_on(self.placing.wanted));
         let planned = plan(&inventory, &self.config.shape, &policy, None)
             .or_else(|_| plan_fewer(&inventory, &self.config.shape, &policy, None));
         planned.ok().map(|blueprint| blueprint.grid).filter(|wider| wider.n_ranks() > grid.n_ranks())
-    }
-
-    // -- another grid
-
-    /// An operator wants another grid: refused with the arithmetic where it cannot be, and then nothing has happened.
-    pub(crate) fn scale(&mut self, grid: Grid, reply: oneshot::Sender<Result<wire::ScaleReply, Status>>) {
-        let in_force = self.blueprint.as_ref().filter(|_| self.is_ready).map(|blueprint| blueprint.grid);
-        if in_force == Some(grid) && self.draining_since.is_none() {
-            self.placing.wanted = grid;
-            // Who asked and left needs no answer.
-            let _gone = reply.send(Ok(scale_reply(grid, Duration::ZERO, 0)));
-            return;
-        }
-        if let Err(refused) = self.may_scale(grid) {
-            let _gone = reply.send(Err(refused));
-            return;
-        }
-        let Grid { tp, pp, .. } = grid;
-        tracing::info!(tp, pp, "another grid is asked for");
-        self.placing.wanted = grid;
-        if let Some(before) = self.scaling.replace(Scaling { reply }) {
-            let _gone = before.reply.send(Err(Status::aborted(format!("then tp {tp} x pp {pp} was asked for"))));
-        }
-        self.end_epoch(Ending::Wanted);
-        self.place();
-    }
-
-    fn may_scale(&self, grid: Grid) -> Result<(), Status> {
-        let unplaceable = |why: Unplaceable| Status::failed_precondition(why.to_string());
-        if self.draining_since.is_some() {
-            return Err(Status::unavailable("the coordinator is draining"));
-        }
-        let Some(serving) = &self.serving else {
-            return Err(Status::unavailable("the replica has not served yet: it is loading"));
-        };
-        let policy = self.policy_on(grid);
-        let blueprint = plan(&self.members.inventory(), &self.config.shape, &policy, None).map_err(unplaceable)?;
-        let planner = self.config.scheduler(&blueprint, serving.policy);
-        planner.supported().map_err(|error| Status::failed_precondition(Error::from(error).to_string()))
-    }
-
-    /// The replica serves again: whoever asked for a grid hears which it is.
-    pub(crate) fn scaled(&mut self, grid: Grid, took: Duration, n_replayed: u64) {
-        if let Some(scaling) = self.scaling.take() {
-            let _gone = scaling.reply.send(Ok(scale_reply(grid, took, n_replayed)));
-        }
-    }
-}
-
-fn scale_reply(grid: Grid, took: Duration, tokens_replayed: u64) -> wire::ScaleReply {
-    wire::ScaleReply {
-        tp: grid.tp.into(),
-        pp: grid.pp.into(),
-        micros: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
-        tokens_replayed,
     }
 }

@@ -5,6 +5,8 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod adopt;
+mod beats;
+mod changes;
 mod config;
 mod event;
 mod grids;
@@ -23,14 +25,15 @@ mod serve;
 mod service;
 mod slow;
 mod steps;
+mod strangers;
 mod traces;
 mod views;
 
 pub use config::{Config, Limits, Waits};
 pub use event::WorkerId;
 pub use placement::{
-    Blueprint, Bottleneck, Experts, Inventory, Machine, ModelShape, Policy, Pool, Prediction, Shard, Unplaceable, Why,
-    plan, plan_fewer, predict,
+    Blueprint, Bottleneck, Experts, Inventory, Link, Links, Machine, ModelShape, Policy, Pool, Prediction, Roofline,
+    STAGES_MAX, Shard, Speed, Took, Unplaceable, Why, Work, plan, plan_fewer, predict,
 };
 pub use serve::serve;
 

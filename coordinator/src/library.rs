@@ -44,6 +44,16 @@ impl Library {
         Ok(self.shelf().await?.files.clone())
     }
 
+    /// The digest of what the model's path means at this moment.
+    pub async fn weights_now(&self) -> Result<[u8; 32], Status> {
+        let model = self.model.clone();
+        let opened = tokio::task::spawn_blocking(move || Checkpoint::open(&model).map(|found| found.digest())).await;
+        let opened = opened.map_err(|_| Status::internal("the model's file cannot be looked at"))?;
+        opened.map_err(|error| {
+            Status::failed_precondition(format!("the model cannot be read: {error}. Nothing has changed"))
+        })
+    }
+
     async fn shelf(&self) -> Result<Arc<Shelf>, Status> {
         let open = async {
             let model = self.model.clone();

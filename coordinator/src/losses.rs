@@ -4,6 +4,7 @@ use crate::event::WorkerId;
 use crate::guilt;
 use crate::members::{Allowed, Dismissed, Role};
 use crate::replica::{Replica, micros};
+use crate::strangers::Miss;
 use proto::cluster as wire;
 use scheduler::Loss;
 use std::time::Duration;
@@ -56,7 +57,7 @@ pub(crate) enum Ending {
     Lost(Cause),
     /// Ranks blame each other, or one of several hangs: nobody is let go.
     Doubt,
-    /// The grid is to be another.
+    /// An operator, or workers that have come, want a change.
     Wanted,
 }
 
@@ -157,6 +158,7 @@ impl Replica {
         let message = why.message().to_owned();
         let was_suspect = self.members.is_suspect(worker);
         let Some(Dismissed { role, blamed_as, host }) = self.members.dismiss(worker, why) else { return };
+        self.strangers.forget(worker);
         // Its peers may have noticed first: then its epoch has ended, and it has a rank no more.
         let rank = role.rank().or(blamed_as).map(|rank| rank.0);
         tracing::warn!(%worker, rank, host, kind = cause.label(), cause = message, "a worker is lost");
@@ -201,8 +203,25 @@ impl Replica {
         let (host, of) = (self.members.host(blamed).to_owned(), self.members.host(reporter).to_owned());
         let by = self.members.role(reporter).and_then(Role::rank).map(|rank| rank.0);
         tracing::warn!(worker = %blamed, rank, host, cause = message, by, by_host = of, "a rank is blamed by a peer");
+        if matches!(self.members.role(reporter), Some(Role::Meeting { .. })) {
+            self.missed(Miss { by: reporter, of: blamed, why: message.to_owned() });
+        }
         self.members.suspect(blamed, format!("{of} says: {message}"));
         self.end_in_doubt();
+    }
+
+    /// Two ranks have loaded and did not meet. When that is so again and again, one of them is left out.
+    fn missed(&mut self, miss: Miss) {
+        let (now, out_min) = (self.now(), micros(self.config.waits.apart_min));
+        let Some((worker, out)) = self.strangers.missed(miss, now, out_min) else { return };
+        let (host, address) = (self.members.host(worker), self.members.mesh_address(worker));
+        let (from, from_host) = (self.members.mesh_address(out.from), self.members.host(out.from));
+        let (seconds, why) = (out.until.since(now).0 / 1_000_000, &out.why);
+        tracing::warn!(
+            %worker, host, address, other = %out.from, other_host = from_host, other_address = from, seconds, why,
+            "two workers do not reach each other: the first is left out"
+        );
+        self.placing.crowd_changed();
     }
 
     /// Two that do not reach each other are both well, so that the next placement waits, each time longer.
@@ -256,6 +275,6 @@ impl Replica {
         recovery.span.recovered_on(grid.tp, grid.pp, n_replayed);
         metrics::recovered(&self.of, cause, took, n_replayed);
         recovery.span.tell(|| tracing::info!(cause, millis, tokens_replayed = n_replayed, "the replica goes on"));
-        self.scaled(grid, took, n_replayed);
+        self.changed(grid, took, n_replayed);
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct Member {
     steps_before: u64,
     role: Role,
     suspicion: Option<Suspicion>,
+    /// Why it has not read the model again, if it was to.
+    unread: String,
     /// Peers have named it so often as the one that did not answer.
     n_blames: u32,
     window: Window,
@@ -144,6 +146,7 @@ impl Members {
             steps_before: 0,
             role: Role::Spare,
             suspicion: None,
+            unread: String::new(),
             n_blames: 0,
             window: Window::default(),
         };
@@ -264,8 +267,9 @@ impl Members {
         member.frames.send(frame(wire::rank_frame::Frame::Assign(assign)))
     }
 
-    pub fn loaded(&mut self, worker: WorkerId, rank: Rank, facts: Facts) {
+    pub fn loaded(&mut self, worker: WorkerId, rank: Rank, facts: Facts, unread: &str) {
         if let Some(member) = self.workers.get_mut(&worker) {
+            unread.clone_into(&mut member.unread);
             member.role = Role::Loaded { rank, facts };
             member.suspicion = None;
         }
@@ -295,6 +299,15 @@ impl Members {
             member.role = Role::Ready { rank, facts };
             member.steps_before = member.told.steps_done;
         }
+    }
+
+    /// Ranks that have not read the model again, though they were to.
+    pub fn unread(&self) -> Vec<wire::Unread> {
+        let unread = |member: &Member| {
+            let rank = member.role.rank().filter(|_| !member.unread.is_empty())?;
+            Some(wire::Unread { rank: rank.0.into(), host: member.machine.host.clone(), why: member.unread.clone() })
+        };
+        self.workers.values().filter_map(unread).collect()
     }
 
     /// The policy of any rank that has loaded.

@@ -12,7 +12,7 @@ use scheduler::{Loss, Scheduler};
 use std::time::Duration;
 use telemetry::metrics;
 use tonic::Status;
-use types::{Epoch, Grid, Micros, Rank};
+use types::{Epoch, Grid, Micros, PolicyDigest, Rank};
 
 const UNREAD: &str = "this rank leaves its frames unread";
 
@@ -31,6 +31,10 @@ impl Replica {
             }
         }
         self.placing.crowd_changed();
+        if self.strangers.out(self.now()).next().is_some() {
+            // It may take the place of one that is left out.
+            self.placing.trust_again();
+        }
         self.place();
     }
 
@@ -55,13 +59,18 @@ impl Replica {
         if self.blueprint.is_some() || self.placing.must_wait(now) {
             return;
         }
-        let inventory = self.members.inventory();
+        let inventory = self.candidates(now);
         match self.choose(now, &inventory) {
             Ok(blueprint) => {
                 self.predict(&inventory, &blueprint);
                 self.assign(blueprint);
             }
-            Err(why) => self.placing.tell(&why, inventory.len()),
+            Err(why) => {
+                self.placing.tell(&why, inventory.len());
+                // Who is left out may have another chance by then.
+                let next = self.strangers.out(now).map(|(_, out)| out.until).min();
+                self.placing.try_again_at(next);
+            }
         }
     }
 
@@ -114,6 +123,8 @@ impl Replica {
             running_max: policy.running_max,
             meet_max_millis: millis(waits.meet_max),
             exchange_max_millis: millis(waits.exchange_max),
+            policy_digest: self.policy_served().map_or_else(Vec::new, |policy| policy.0.to_vec()),
+            reading: self.changes.reading,
         }
     }
 
@@ -126,7 +137,7 @@ impl Replica {
             return;
         }
         match self.accept(loaded) {
-            Ok(facts) => self.members.loaded(worker, rank, facts),
+            Ok(facts) => self.members.loaded(worker, rank, facts, &loaded.unread),
             Err(why) => return self.lose(worker, Cause::Wrong, why),
         }
         self.state_changed = true;
@@ -156,8 +167,7 @@ impl Replica {
     fn accept(&self, loaded: &wire::Loaded) -> Result<Facts, Status> {
         let policy =
             proto::policy_digest(&loaded.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let served = || self.serving.as_ref().map(|serving| serving.policy);
-        let ours = self.config.policy_digest.or_else(served).or_else(|| self.members.policy());
+        let ours = self.policy_served().or_else(|| self.members.policy());
         if let Some(ours) = ours.filter(|ours| *ours != policy) {
             return Err(Status::failed_precondition(format!(
                 "this rank computes under {policy}, the replica under {ours}: another model, or other numerics"
@@ -166,10 +176,16 @@ impl Replica {
         Ok(Facts { policy, weight_bytes: loaded.weight_bytes })
     }
 
+    /// What was configured or, where nothing was, what has been served.
+    fn policy_served(&self) -> Option<PolicyDigest> {
+        self.config.policy_digest.or_else(|| self.serving.as_ref().map(|serving| serving.policy))
+    }
+
     /// All ranks are ready: serve, or go on serving.
     fn begin(&mut self, facts: &[Facts]) -> Result<(), Error> {
         let (Some(blueprint), Some(first)) = (&self.blueprint, facts.first()) else { return Ok(()) };
         let (grid, n_blocks) = (blueprint.grid, blueprint.n_blocks());
+        self.strangers.met(blueprint.shards.iter().map(|shard| shard.worker));
         match &mut self.serving {
             Some(serving) => {
                 serving.scheduler.reshape(grid.pp.into(), self.config.steps_in_flight_max(grid))?;

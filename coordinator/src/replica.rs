@@ -1,8 +1,10 @@
 //! The loop, and what it owns: the planner, the workers, the routers. Everything that happens comes as an event;
 //! nothing here waits for a peer.
 
+use crate::beats::NameChanges;
+use crate::changes::Changes;
 use crate::event::Event;
-use crate::grids::{Placing, Scaling};
+use crate::grids::Placing;
 use crate::losses::{Cause, Recovery};
 use crate::members::Members;
 use crate::outbound::Outbound;
@@ -12,6 +14,7 @@ use crate::placement::{Blueprint, Prediction};
 use crate::routers::Routers;
 use crate::serve::Told;
 use crate::slow::Slowness;
+use crate::strangers::Strangers;
 use crate::traces::Traces;
 use crate::{Config, Error};
 use proto::cluster as wire;
@@ -41,9 +44,10 @@ pub(crate) struct Replica {
     /// Present while every rank has been given its place.
     pub(crate) blueprint: Option<Blueprint>,
     pub(crate) placing: Placing,
+    pub(crate) strangers: Strangers,
     /// Present while the replica has served and does not.
     pub(crate) recovery: Option<Recovery>,
-    pub(crate) scaling: Option<Scaling>,
+    pub(crate) changes: Changes,
     pub(crate) patience: Patience,
     pub(crate) slowness: Slowness,
     pub(crate) prediction: Option<Prediction>,
@@ -67,6 +71,8 @@ pub(crate) struct Replica {
     pub(crate) step: Step,
     /// Empty between calls; kept for its memory.
     pub(crate) outputs: Vec<Output>,
+    /// Of the cache's names, since the last beat.
+    pub(crate) name_changes: NameChanges,
 }
 
 /// What is settled when the replica serves for the first time, and outlives its workers.
@@ -81,6 +87,7 @@ impl Replica {
             tell,
             of: Of::replica(&config.replica),
             placing: Placing::new(config.policy.grid),
+            strangers: Strangers::default(),
             config,
             began: Instant::now(),
             epoch,
@@ -88,7 +95,7 @@ impl Replica {
             routers: Routers::default(),
             blueprint: None,
             recovery: None,
-            scaling: None,
+            changes: Changes::default(),
             patience: Patience::default(),
             slowness: Slowness::default(),
             prediction: None,
@@ -106,6 +113,7 @@ impl Replica {
             cache: None,
             step: Step::default(),
             outputs: Vec::new(),
+            name_changes: NameChanges::default(),
         }
     }
 
@@ -155,6 +163,7 @@ impl Replica {
             Event::Submit { router, request } => drop(self.submit(router, *request)),
             Event::Adopt { router, of, request } => self.adopt(router, of, *request),
             Event::Cancel { router, id, stopped } => self.cancel_for(router, id, stopped),
+            Event::Recite { router } => self.routers.recite_to(router),
             Event::RouterGone { router, why } => self.router_gone(router, why),
             Event::WorkerJoined { worker, hello, frames } => self.worker_joined(worker, hello, frames),
             Event::RankLoaded { worker, loaded } => self.rank_loaded(worker, &loaded),
@@ -164,6 +173,7 @@ impl Replica {
             Event::RankFailed { worker, failed } => self.rank_failed(worker, &failed),
             Event::RankLost { worker, why } => self.lose(worker, Cause::of(&why), why),
             Event::Scale { grid, reply } => self.scale(grid, reply),
+            Event::Reload { weights, reply } => self.reload(weights, reply),
             Event::Tick => self.tick(),
             Event::Drain => self.drain(),
         }
@@ -215,6 +225,7 @@ impl Replica {
             self.state_changed = true;
         }
         self.look(now);
+        self.beat();
     }
 
     /// Whenever nothing runs, nothing may be held.
@@ -266,6 +277,8 @@ impl Replica {
             policy_digest: serving.policy.0.to_vec(),
             vocab: self.config.shape.vocab,
             incarnation: self.epoch.incarnation,
+            salt: self.config.salt.to_vec(),
+            beat_millis: u32::try_from(self.config.waits.beat_every.as_millis()).unwrap_or(0),
         };
         let lost = self.routers.welcome(welcome);
         self.cancel_all(lost);

@@ -1,9 +1,11 @@
 //! The routers that are attached: what each has running, and what it is to be told. Knows nothing of steps or ranks.
 
+use crate::beats::{BLOCKS_RECITED_MAX, NameChanges};
 use crate::outbound::Outbound;
 use proto::cluster as wire;
 use proto::cluster::replica_frame::Frame;
 use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 use tonic::Status;
 use types::{Micros, RequestId};
 
@@ -18,6 +20,16 @@ struct Router {
     live: HashSet<RequestId>,
     /// Of the steps since the last flush.
     outputs: Vec<wire::Output>,
+    telling: Telling,
+}
+
+/// How far it knows the names of cached blocks.
+#[derive(Default)]
+struct Telling {
+    /// Of frames with names, so far.
+    n_told: u64,
+    /// Those of blocks below this one have been told anew. None: it knows all.
+    recited: Option<u32>,
 }
 
 enum Line {
@@ -34,7 +46,8 @@ enum Line {
 impl Routers {
     pub fn attach(&mut self, router: u32, frames: Outbound<wire::ReplicaFrame>) {
         let line = Line::Up { frames, welcomed: false };
-        self.table.insert(router, Router { line, live: HashSet::new(), outputs: Vec::new() });
+        let telling = Telling { n_told: 0, recited: Some(0) };
+        self.table.insert(router, Router { line, live: HashSet::new(), outputs: Vec::new(), telling });
     }
 
     pub fn is_attached(&self, router: u32) -> bool {
@@ -81,6 +94,14 @@ impl Routers {
     pub fn taken(&mut self, id: RequestId) {
         if let Some(router) = self.table.get_mut(&id.router()) {
             router.live.insert(id);
+        }
+    }
+
+    /// It was taken, and is refused after all.
+    pub fn given_back(&mut self, id: RequestId) {
+        if let Some(router) = self.table.get_mut(&id.router()) {
+            router.live.remove(&id);
+            self.forget_if_idle(id.router());
         }
     }
 
@@ -155,6 +176,35 @@ impl Routers {
         all.into_iter().flat_map(|number| self.send(number, Frame::State(state.clone()))).collect()
     }
 
+    /// It is to hear all names again.
+    pub fn recite_to(&mut self, number: u32) {
+        if let Some(router) = self.table.get_mut(&number) {
+            router.telling.recited = Some(0);
+        }
+    }
+
+    pub fn recite_to_all(&mut self) {
+        self.table.values_mut().for_each(|router| router.telling.recited = Some(0));
+    }
+
+    /// To every router that has been welcomed. `names` adds the names of some blocks, and says whether there are more.
+    #[must_use]
+    pub fn beat(
+        &mut self,
+        load: wire::Load,
+        changes: &NameChanges,
+        names: impl Fn(Range<u32>, &mut Vec<u64>) -> bool,
+    ) -> Vec<RequestId> {
+        let is_welcomed = |router: &Router| matches!(router.line, Line::Up { welcomed: true, .. });
+        let all = self.table.iter_mut().filter(|(_, router)| is_welcomed(router));
+        let beats: Vec<(u32, wire::Beat)> = all
+            .map(|(number, router)| {
+                (*number, wire::Beat { load: Some(load), cached: router.telling.cached(changes, &names) })
+            })
+            .collect();
+        beats.into_iter().flat_map(|(number, beat)| self.send(number, Frame::Beat(beat))).collect()
+    }
+
     pub fn close_all(&mut self, why: &Status) {
         for (_, router) in std::mem::take(&mut self.table) {
             if let Line::Up { frames, .. } = router.line {
@@ -171,9 +221,75 @@ impl Routers {
     }
 }
 
+impl Telling {
+    /// The changes, and the next piece for who has to hear all. A name that changes behind the piece is told as a change,
+    /// and perhaps again with its own piece: it is a set on the other side.
+    fn cached(
+        &mut self,
+        changes: &NameChanges,
+        names: impl Fn(Range<u32>, &mut Vec<u64>) -> bool,
+    ) -> Option<wire::Cached> {
+        let anew = self.recited == Some(0);
+        // At the beginning the pieces say it all.
+        let (mut added, dropped) =
+            if anew { (Vec::new(), Vec::new()) } else { (changes.added.clone(), changes.dropped.clone()) };
+        if let Some(first) = self.recited {
+            let end = first + BLOCKS_RECITED_MAX;
+            self.recited = names(first..end, &mut added).then_some(end);
+        }
+        if !anew && added.is_empty() && dropped.is_empty() {
+            return None;
+        }
+        self.n_told += 1;
+        Some(wire::Cached { sequence: self.n_told, anew, added, dropped })
+    }
+}
+
 /// In an order that does not depend on a hash map's.
 fn sorted(ids: HashSet<RequestId>) -> Vec<RequestId> {
     let mut ids: Vec<RequestId> = ids.into_iter().collect();
     ids.sort_unstable();
     ids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// What a router knows that hears it.
+    fn hear(known: &mut BTreeSet<u64>, told: Option<wire::Cached>, sequence: u64) {
+        let Some(told) = told else { return };
+        assert_eq!(told.sequence, sequence);
+        if told.anew {
+            known.clear();
+        }
+        known.extend(&told.added);
+        known.retain(|name| !told.dropped.contains(name));
+    }
+
+    #[test]
+    fn who_hears_all_in_pieces_while_names_change_knows_all_in_the_end() {
+        let n_blocks = 2 * BLOCKS_RECITED_MAX + 5;
+        let mut named: Vec<Option<u64>> = (0..n_blocks).map(|block| Some(block.into())).collect();
+        let (mut telling, mut known) = (Telling { n_told: 0, recited: Some(0) }, BTreeSet::from([77_777]));
+        for beat in 1..=4 {
+            // One in a piece that was told, one in a piece that was not, and one that comes where another was.
+            let (gone, later) = (beat as usize, n_blocks as usize - beat as usize);
+            let dropped = [named[gone].take(), named[later].take()].into_iter().flatten().collect();
+            named[gone] = Some(1_000_000 + beat);
+            let changes = NameChanges { added: vec![1_000_000 + beat], dropped, ..NameChanges::default() };
+            let names = |blocks: Range<u32>, out: &mut Vec<u64>| {
+                let end = (blocks.end as usize).min(named.len());
+                out.extend(named[blocks.start as usize..end].iter().flatten());
+                end < named.len()
+            };
+            let told = telling.cached(&changes, names);
+            assert!(told.as_ref().is_none_or(|told| told.anew == (beat == 1) && told.added.len() < 5000));
+            hear(&mut known, told, beat);
+        }
+        assert_eq!(telling.recited, None);
+        assert_eq!(known, named.iter().flatten().copied().collect());
+        assert!(telling.cached(&NameChanges::default(), |_, _| panic!("all is known")).is_none());
+    }
 }

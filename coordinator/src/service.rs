@@ -1,13 +1,15 @@
 //! The coordinator's two streams as gRPC: reads hellos and frames, and turns them into events. Decides nothing; a frame
 //! that cannot be meant ends its own stream by name and nobody else's.
 
+use crate::changes::Reply;
 use crate::config::Config;
 use crate::event::{Event, WorkerId};
 use crate::library::{Library, ModelStream};
 use crate::outbound::{OutboundStream, outbound};
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
-use proto::cluster::{GetModelRequest, ModelFiles, ReadModelRequest, ScaleReply, ScaleRequest};
+use proto::cluster::{GetModelRequest, ModelFiles, ReadModelRequest};
 use proto::cluster::{RankFrame, ReplicaFrame, RouterFrame, WorkerFrame, router_frame, worker_frame};
+use proto::cluster::{ReloadReply, ReloadRequest, ScaleReply, ScaleRequest};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -19,8 +21,8 @@ pub(crate) struct Service {
     library: Library,
     events: mpsc::Sender<Event>,
     hello_max: Duration,
-    /// For another grid to be in force: its ranks load and meet.
-    scale_max: Duration,
+    /// For a change to be in force: ranks load and meet.
+    change_max: Duration,
     router_frames_max: usize,
     rank_frames_max: usize,
     /// Routers and workers are numbered as they come. No number comes twice in one incarnation.
@@ -34,7 +36,7 @@ impl Service {
             library: Library::new(config.model_path.clone()),
             events,
             hello_max: config.waits.hello_max,
-            scale_max: config.waits.load_max + config.waits.meet_max,
+            change_max: config.waits.load_max + config.waits.meet_max,
             router_frames_max: config.limits.router_frames_max,
             rank_frames_max: config.limits.rank_frames_max,
             next_router: AtomicU32::new(1),
@@ -51,6 +53,17 @@ impl Service {
             Ok(Ok(None)) => Err(Status::invalid_argument("the stream ended before a hello")),
             Ok(Ok(Some(frame))) => Ok(frame),
             Ok(Err(status)) => Err(unreadable(status)),
+        }
+    }
+
+    /// Asks the loop for a change, and waits until it is in force.
+    async fn change<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<Response<T>, Status> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(event(reply)).await?;
+        match tokio::time::timeout(self.change_max, answer).await {
+            Ok(Ok(answer)) => answer.map(Response::new),
+            Ok(Err(_)) => Err(Status::unavailable("this coordinator is ending")),
+            Err(_) => Err(Status::deadline_exceeded("the change is not in force yet; the coordinator goes on trying")),
         }
     }
 
@@ -99,13 +112,13 @@ impl Coordinator for Service {
         let (Ok(tp), Ok(pp)) = (u16::try_from(tp), u16::try_from(pp)) else {
             return Err(Status::invalid_argument(format!("tp {tp} x pp {pp} is no grid")));
         };
-        let (reply, answer) = oneshot::channel();
-        self.tell(Event::Scale { grid: Grid { tp, pp, ep: 1 }, reply }).await?;
-        match tokio::time::timeout(self.scale_max, answer).await {
-            Ok(Ok(answer)) => answer.map(Response::new),
-            Ok(Err(_)) => Err(Status::unavailable("this coordinator is ending")),
-            Err(_) => Err(Status::deadline_exceeded("the grid is not in force yet; the coordinator goes on trying")),
-        }
+        self.change(|reply| Event::Scale { grid: Grid { tp, pp, ep: 1 }, reply }).await
+    }
+
+    async fn reload(&self, request: Request<ReloadRequest>) -> Result<Response<ReloadReply>, Status> {
+        same_version(&request.get_ref().version)?;
+        let weights = self.library.weights_now().await?;
+        self.change(|reply| Event::Reload { weights, reply }).await
     }
 
     async fn attach(&self, request: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
@@ -194,6 +207,7 @@ fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
         Some(router_frame::Frame::Cancel(cancel)) => {
             Ok(Event::Cancel { router, id: RequestId(cancel.id), stopped: cancel.stopped })
         }
+        Some(router_frame::Frame::Recite(_)) => Ok(Event::Recite { router }),
         Some(router_frame::Frame::Hello(_)) => Err(Status::invalid_argument("a second hello")),
         None => Err(Status::invalid_argument("a frame without content")),
     }

@@ -59,13 +59,26 @@ impl Replica {
             return Err(Refusal { reason: Reason::NotReady, message: "the replica is loading".into() });
         };
         let (id, n_prompt, looks_up) = (request.id, request.prompt.len(), !request.cache_bypass);
+        let mut displaced = Vec::new();
         serving.scheduler.submit(request, now)?;
+        while let Some(id) = serving.scheduler.displaced() {
+            displaced.push(id);
+        }
         self.routers.taken(id);
         if let Some(submitted) = traced {
             self.traces.taken(submitted, now);
         }
         metrics::taken(&self.of, n_prompt, looks_up);
+        displaced.into_iter().for_each(|id| self.displace(id));
         Ok(())
+    }
+
+    /// It waited, and another tenant that waits for less has its place now.
+    fn displace(&mut self, id: RequestId) {
+        let message = "the queue is full, and other tenants have less in it; try again later".into();
+        self.traces.given_back(id);
+        self.refuse(id, Refusal { reason: Reason::Full, message });
+        self.routers.given_back(id);
     }
 
     fn refuse(&mut self, id: RequestId, refusal: Refusal) {

@@ -77,6 +77,13 @@ impl Traces {
         }
     }
 
+    /// It was taken, and is refused after all.
+    pub fn given_back(&mut self, id: RequestId) {
+        if let Some(sequence) = self.sequences.remove(&id) {
+            sequence.span.sequence_ended("refused", sequence.n_steps);
+        }
+    }
+
     pub fn told(&mut self, output: &Output, finish: Option<&'static str>, now: Micros) {
         let Some(sequence) = self.sequences.get_mut(&output.id) else { return };
         if output.n_tokens > 0 && !std::mem::replace(&mut sequence.is_started, true) {

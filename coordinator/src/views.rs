@@ -1,8 +1,10 @@
 //! What the replica says of itself: its state to the routers, its figures to the metrics, its speed to the log.
 
+use crate::WorkerId;
 use crate::replica::{Replica, micros};
 use crate::serve::Told;
 use crate::slow::{Change, Pass};
+use crate::strangers::Out;
 use proto::cluster as wire;
 use proto::cluster::state::Phase;
 use scheduler::Stats;
@@ -51,16 +53,34 @@ impl Replica {
             blocks_total: stats.blocks_total,
             ranks,
             n_spares: self.members.n_spares() as u32,
-            prediction: prediction.map(|prediction| wire::Prediction {
-                tokens_per_s_low: prediction.low,
-                tokens_per_s_high: prediction.high,
-                bottleneck: prediction.bottleneck.to_string(),
+            prediction: prediction.map(|prediction| {
+                Box::new(wire::Prediction {
+                    tokens_per_s_low: prediction.low,
+                    tokens_per_s_high: prediction.high,
+                    bottleneck: prediction.bottleneck.to_string(),
+                })
             }),
             actual: Some(self.speed.actual(&stats.counters)),
             tp: grid.tp.into(),
             pp: grid.pp.into(),
+            apart: self.apart(),
+            wanted_tp: self.placing.wanted.tp.into(),
+            wanted_pp: self.placing.wanted.pp.into(),
             backlog_tokens: self.serving.as_ref().map_or(0, |serving| serving.scheduler.backlog_tokens()),
         }
+    }
+
+    fn apart(&self) -> Vec<wire::Apart> {
+        let now = self.now();
+        let apart = |(worker, out): (WorkerId, &Out)| wire::Apart {
+            host: self.members.host(worker).to_owned(),
+            address: self.members.mesh_address(worker),
+            other_host: self.members.host(out.from).to_owned(),
+            other_address: self.members.mesh_address(out.from),
+            why: out.why.clone(),
+            micros: out.until.since(now).0,
+        };
+        self.strangers.out(now).map(apart).collect()
     }
 
     fn tell_store(&self, told: Told) {

@@ -389,7 +389,7 @@ impl RawWorker {
     async fn say_loaded(&self, digest: [u8; 32]) {
         let wire::Assign { epoch_incarnation, epoch_n, .. } = self.last;
         let policy_digest = digest.to_vec();
-        let loaded = wire::Loaded { epoch_incarnation, epoch_n, policy_digest, weight_bytes: 0 };
+        let loaded = wire::Loaded { epoch_incarnation, epoch_n, policy_digest, weight_bytes: 0, unread: String::new() };
         self.say(worker_frame::Frame::Loaded(loaded)).await;
     }
 
@@ -422,6 +422,8 @@ fn sim_digest() -> [u8; 32] {
         batch_tokens_max: 16,
         running_max: 1,
         timeouts: worker::Timeouts::default(),
+        policy: None,
+        reading: 0,
     };
     sim().load(&assignment, &Ended::default()).unwrap().1.policy.0
 }

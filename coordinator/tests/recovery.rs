@@ -18,9 +18,9 @@ use std::time::Duration;
 use telemetry::metrics::Exporter;
 use tokio::time::timeout;
 use tonic::{Code, Status};
-use types::{Finish, Step, StepDone};
+use types::{Finish, Rank, Step, StepDone};
 use worker::sim::Sim;
-use worker::{Assignment, Ended, Load, LoadError, Loaded, Ready, RunError, Runner};
+use worker::{Assignment, Ended, Load, LoadError, Loaded, MeshError, Ready, RunError, Runner};
 
 /// What a replica of this name has counted under a metric's name and a label.
 fn counted(name: &str, replica: &str, label: &str) -> f64 {
@@ -208,8 +208,9 @@ async fn fewer_ranks_carry_on_and_more_take_over_again() {
     let epoch = router.state.epoch_n;
     hear_some(&mut router, 10).await;
     workers.pop_front().unwrap().kill().await;
-    ready_on(&mut router, 2, 1).await;
-    assert_eq!((router.state.n_spares, router.state.epoch_n), (1, epoch + 2), "three are left, two of them are a grid");
+    ready_on(&mut router, 1, 3).await;
+    assert_eq!((router.state.n_spares, router.state.epoch_n), (0, epoch + 2), "three are left, and all of them serve");
+    assert_eq!((router.state.wanted_tp, router.state.wanted_pp), (2, 2));
     hear_some(&mut router, 10).await;
     for worker in workers.drain(..2) {
         worker.kill().await;
@@ -248,6 +249,85 @@ async fn what_fewer_ranks_cannot_hold_waits_for_more() {
     workers.push_back(cluster.worker(slow()));
     ready_on(&mut router, 2, 1).await;
     assert_eq!(router.state.epoch_n, epoch + 2, "nothing else was tried");
+    finish(router, &grid_sim()).await;
+    cluster.stop().await;
+}
+
+// -- ranks that never meet
+
+/// Where nobody reaches a peer.
+const UNREACHABLE: &str = "unreachable:1";
+
+/// Finds every peer but that one.
+struct Meets;
+
+struct Meeting {
+    sim: Box<dyn Loaded>,
+    missing: Option<Rank>,
+}
+
+impl Load for Meets {
+    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let (sim, ready) = slow().load(assignment, ended)?;
+        let missing = assignment.mesh_addresses.iter().position(|address| address == UNREACHABLE);
+        let missing = missing.map(|rank| Rank(rank as u16)).filter(|rank| *rank != assignment.rank);
+        Ok((Box::new(Meeting { sim, missing }), ready))
+    }
+}
+
+impl Loaded for Meeting {
+    fn meet(self: Box<Self>, ended: &Ended) -> Result<Box<dyn Runner>, LoadError> {
+        match self.missing {
+            Some(rank) => Err(MeshError::Deadline { rank }.into()),
+            None => self.sim.meet(ended),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_that_never_meet_are_named_and_not_tried_for_ever() {
+    let cluster = Cluster::start(named("strangers", on_grid(config(64, 128, 16), 2, 1)));
+    let _one = cluster.worker_at("one:1", Meets);
+    let _other = cluster.worker_at(UNREACHABLE, Meets);
+    // It has never served, and waits for what was asked for.
+    let (_up, mut down) = attach(&cluster.dialer, &[hello(proto::VERSION)]).await.unwrap();
+    let apart = loop {
+        match next(&mut down).await.unwrap() {
+            Frame::State(state) if !state.apart.is_empty() => break state,
+            Frame::State(_) => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    let named = &apart.apart[0];
+    assert_eq!((&*named.address, &*named.other_address), (UNREACHABLE, "one:1"));
+    assert!(named.why.contains("was silent until the deadline") && named.micros > 30_000_000, "{named:?}");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    // A spare takes its place at once.
+    let _spare = cluster.worker_at("spare:1", Meets);
+    let mut router = cluster.router().await;
+    ready_on(&mut router, 2, 1).await;
+    assert_eq!(router.state.epoch_n, apart.epoch_n + 1, "nothing was tried in between");
+    assert_eq!((router.state.apart.len(), router.state.n_spares), (1, 1));
+    router.check_one(&grid_sim()).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_not_reached_is_left_out_of_a_replica_that_serves() {
+    let mut config = on_grid(config(64, 128, 16), 2, 2);
+    config.waits.replan_after = Duration::from_secs(2);
+    let cluster = Cluster::start(named("left_out", config));
+    let mut workers: VecDeque<_> = ["a:1", "b:1", "c:1", "d:1"].map(|at| cluster.worker_at(at, Meets)).into();
+    let mut router = busy(&cluster, 12, 300).await;
+    ready_on(&mut router, 2, 2).await;
+    hear_some(&mut router, 5).await;
+    let _stranger = cluster.worker_at(UNREACHABLE, Meets);
+    router.hear_until(|state| state.n_spares == 1).await;
+    workers.pop_front().unwrap().kill().await;
+    router.hear_until(|state| !state.apart.is_empty()).await;
+    assert_eq!(router.state.apart[0].address, UNREACHABLE);
+    ready_on(&mut router, 1, 3).await;
+    assert_eq!(router.state.apart.len(), 1, "it is left out still");
     finish(router, &grid_sim()).await;
     cluster.stop().await;
 }

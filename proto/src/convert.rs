@@ -6,7 +6,7 @@ use prost::Message;
 use types::{
     AdapterId, BlockCopy, BlockId, Constraint, Dry, Epoch, Finish, Goal, Layout, Micros, Penalties, PolicyDigest,
     Priority, Rank, Request, RequestId, Sampling, Shares, Slice, SliceDone, Span, SpanKind, Stage, Step, StepDone,
-    StepId, TenantId, TokenLogprob, TokenOut, Tokens, Want, Xtc,
+    StepId, TenantId, TokenLogprob, TokenOut, Tokens, Want, Weight, Xtc,
 };
 
 /// A frame that decodes and cannot be meant.
@@ -62,6 +62,8 @@ impl From<&Request> for wire::Request {
         wire::Request {
             id: request.id.0,
             tenant: request.tenant.0,
+            // What is one needs no bytes: a step's starts have it too, for nobody.
+            weight: if request.weight.0 > 1 { request.weight.0.into() } else { 0 },
             prompt: request.prompt.clone(),
             output: request.output.clone(),
             sampling: Some((&request.sampling).into()),
@@ -107,6 +109,14 @@ impl wire::Assign {
         }
     }
 
+    /// What the replica serves under, where that is known.
+    pub fn policy(&self) -> Result<Option<PolicyDigest>, Malformed> {
+        match self.policy_digest.is_empty() {
+            true => Ok(None),
+            false => policy_digest(&self.policy_digest).map(Some),
+        }
+    }
+
     /// The epoch's secret. Empty stands for none: a rank alone has nobody to prove anything to.
     pub fn secret(&self) -> Result<[u8; 32], Malformed> {
         match self.mesh_secret.len() {
@@ -128,7 +138,7 @@ impl From<&Stage> for wire::Stage {
 
 /// All that a request's stream is a function of, and nothing else of it: the same bytes for the same stream.
 pub fn said(request: &Request) -> Vec<u8> {
-    let request = wire::Request { id: 0, output: Vec::new(), priority: 0, ..request.into() };
+    let request = wire::Request { id: 0, output: Vec::new(), priority: 0, weight: 0, ..request.into() };
     request.encode_to_vec()
 }
 
@@ -146,6 +156,7 @@ impl TryFrom<wire::Request> for Request {
         Ok(Request {
             id: RequestId(request.id),
             tenant: TenantId(request.tenant),
+            weight: weight_from_wire(request.weight)?,
             prompt: request.prompt,
             output: request.output,
             sampling: request.sampling.ok_or(Malformed::Missing { field: "sampling" })?.try_into()?,
@@ -158,6 +169,10 @@ impl TryFrom<wire::Request> for Request {
             spans: request.spans.into_iter().map(Span::try_from).collect::<Result<_, _>>()?,
         })
     }
+}
+
+fn weight_from_wire(weight: u32) -> Result<Weight, Malformed> {
+    u16::try_from(weight).map(|weight| Weight(weight.max(1))).map_err(|_| out_of_range("weight", weight))
 }
 
 /// Zero generates, one pools, and from two on is scoring with so many tokens beside each.

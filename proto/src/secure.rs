@@ -161,6 +161,9 @@ pub enum Unconnected {
     Late,
     #[error(transparent)]
     NoRandomness(#[from] NoRandomness),
+    /// Nobody could be dialled.
+    #[error("{0}")]
+    Nowhere(String),
 }
 
 impl Refused {
@@ -455,26 +458,34 @@ fn nonce_at(bytes: &[u8], at: usize) -> [u8; NONCE_BYTES] {
 
 /// A channel to a role at `host:port` that connects when it is used and again when the connection is lost.
 pub fn channel(address: &str, trust: Trust) -> Channel {
-    let reason = Arc::new(Mutex::new(String::new()));
-    let connector = Connector { address: address.into(), trust, reason };
+    let address = address.to_owned();
+    channel_to_where(move || Ok((address.clone(), trust.clone())))
+}
+
+/// The same to a role that may move: asked again for each connection where it is, and whom to trust there.
+pub fn channel_to_where(peer: impl Fn() -> Result<(String, Trust), String> + Send + Sync + 'static) -> Channel {
+    let connector = Connector { peer: Arc::new(peer), reason: Arc::new(Mutex::new(String::new())) };
     with_limits(Endpoint::from_static("http://lockstep.cluster")).connect_with_connector_lazy(connector)
 }
 
+/// Where to dial, and whom to trust there.
+type Peer = dyn Fn() -> Result<(String, Trust), String> + Send + Sync;
+
 #[derive(Clone)]
 struct Connector {
-    address: Arc<str>,
-    trust: Trust,
+    peer: Arc<Peer>,
     /// Why there was no connection the last time: the same is not logged again and again.
     reason: Arc<Mutex<String>>,
 }
 
 impl Connector {
     async fn connect(self) -> Result<TokioIo<Connection>, Unconnected> {
-        let connected = dial(&self.address, &self.trust).await;
+        let (address, trust) = (self.peer)().map_err(Unconnected::Nowhere)?;
+        let connected = dial(&address, &trust).await;
         let now = connected.as_ref().err().map(ToString::to_string).unwrap_or_default();
         let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
         if !now.is_empty() && *reason != now {
-            tracing::warn!(address = &*self.address, why = now, "no connection to this address");
+            tracing::warn!(address, why = now, "no connection to this address");
         }
         *reason = now;
         connected.map(TokioIo::new)

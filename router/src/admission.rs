@@ -1,14 +1,15 @@
-//! Lets requests in, or says why not, before anything is done for them. Knows counts only.
+//! Lets requests in, or says why not, before anything is done for them. Knows counts only, of all and of each tenant.
 
 use crate::config::Limits;
 use crate::refusal::Refusal;
+use crate::tenants::{Held, Tenant};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use types::Priority;
 
-/// Who can wait leaves this part of the places to others: one of so many.
+/// Who can wait, and whose tenant has more than its share, leaves this part of the places to others: one of so many.
 const PLACES_FOR_OTHERS: usize = 4;
 
 pub struct Admission {
@@ -25,6 +26,7 @@ pub struct Admission {
 pub struct Waiting {
     _places: OwnedSemaphorePermit,
     _tokens: Option<OwnedSemaphorePermit>,
+    held: Held,
 }
 
 impl Admission {
@@ -51,7 +53,7 @@ impl Admission {
     }
 
     /// Places for all choices of a request, or for none.
-    pub fn admit(&self, n_choices: u32, priority: Priority) -> Result<Waiting, Refusal> {
+    pub fn admit(&self, n_choices: u32, priority: Priority, tenant: &Arc<Tenant>) -> Result<Waiting, Refusal> {
         if self.is_draining() {
             return Err(Refusal::Draining { retry_after: self.retry_after });
         }
@@ -61,9 +63,11 @@ impl Admission {
             return Err(Refusal::invalid("n", message));
         }
         let n_others = if priority > Priority::default() { self.places as usize / PLACES_FOR_OTHERS } else { 0 };
-        let is_room = self.waiting.available_permits() >= n_choices as usize + n_others;
+        let n_available = self.waiting.available_permits();
+        let is_room = n_available >= n_choices as usize + n_others
+            && leaves_room(tenant, tenant.n_waiting(), n_choices, self.places, n_available);
         match self.waiting.clone().try_acquire_many_owned(n_choices) {
-            Ok(_places) if is_room => Ok(Waiting { _places, _tokens: None }),
+            Ok(_places) if is_room => Ok(Waiting { _places, _tokens: None, held: tenant.wait(n_choices.into()) }),
             _ => Err(self.full()),
         }
     }
@@ -71,9 +75,23 @@ impl Admission {
     /// Room for what is to be computed before the first token. More than there ever is takes all of it.
     pub fn admit_tokens(&self, waiting: &mut Waiting, n_tokens: usize) -> Result<(), Refusal> {
         let n_tokens = u32::try_from(n_tokens).map_or(self.tokens_max, |n| n.min(self.tokens_max));
+        let (tenant, n_available) = (waiting.held.tenant(), self.tokens.available_permits());
+        if !leaves_room(tenant, tenant.waiting_tokens(), n_tokens, self.tokens_max, n_available) {
+            return Err(self.full());
+        }
         let tokens = self.tokens.clone().try_acquire_many_owned(n_tokens).map_err(|_| self.full())?;
         waiting._tokens = Some(tokens);
+        waiting.held.hold_tokens(n_tokens.into());
         Ok(())
+    }
+
+    /// How long a tenant waits where all would wait so long if they were served in order of arrival: its own requests
+    /// are before it, and of the others' as many as `weights`, of all that wait, let go in between.
+    pub fn own_wait(&self, wait: Duration, tenant: &Tenant, weights: u64) -> Duration {
+        let n_all = (self.places as usize).saturating_sub(self.waiting.available_permits()).max(1) as f64;
+        let (n_own, weight) = (tenant.n_waiting().max(1) as f64, f64::from(tenant.weight().0));
+        let rounds = n_own * (weights as f64 / weight).max(1.0);
+        wait.mul_f64((rounds / n_all).min(1.0))
     }
 
     /// Refuses early what its deadline would end unanswered. Who goes before others does not wait for them, and how
@@ -93,6 +111,13 @@ impl Admission {
     }
 }
 
+/// Whoever has more than its tenant's share of so much leaves a part to others, unless it is the only one there.
+fn leaves_room(tenant: &Tenant, n_held: u64, n: u32, n_max: u32, n_available: usize) -> bool {
+    let is_within = n_held + u64::from(n) <= tenant.share_of(n_max.into());
+    let n_others = n_max as usize / PLACES_FOR_OTHERS;
+    is_within || n_available >= (n as usize + n_others).min(n_max as usize)
+}
+
 /// By then everything may be different.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
@@ -107,6 +132,42 @@ mod tests {
         Admission::new(&limits, CancellationToken::new(), SECOND)
     }
 
+    fn alone() -> Arc<Tenant> {
+        Arc::default()
+    }
+
+    fn of_two() -> [Arc<Tenant>; 2] {
+        let keys = crate::keys::ApiKeys::parse("a:ka weight=3\nb:kb").unwrap();
+        ["ka", "kb"].map(|key| keys.of(keys.tenant(key).unwrap()))
+    }
+
+    #[test]
+    fn a_tenant_with_more_than_its_share_leaves_room_to_others() {
+        let (admission, [heavy, light]) = (admission(16, 100), of_two());
+        let admit = |n, tenant| admission.admit(n, Priority(0), tenant);
+        let (_share, mut full_share) = (admit(4, &light).unwrap(), admit(4, &light).unwrap());
+        assert_eq!(admit(5, &light).unwrap_err(), full());
+        let _within = admit(8, &heavy).unwrap();
+        assert_eq!((light.n_waiting(), heavy.n_waiting()), (8, 8));
+        admission.admit_tokens(&mut full_share, 75).unwrap();
+        drop(full_share);
+        assert_eq!(admit(1, &light).map(drop), Err(full()), "four are left to others");
+        // Alone it may have all at once.
+        let mut waiting = admission.admit(1, Priority(0), &heavy).unwrap();
+        admission.admit_tokens(&mut waiting, usize::MAX).unwrap();
+    }
+
+    #[test]
+    fn who_waits_little_is_not_told_how_long_others_wait() {
+        let (admission, [heavy, light]) = (admission(64, 100), of_two());
+        let _many: Vec<_> = (0..30).map(|_| admission.admit(1, Priority(0), &heavy).unwrap()).collect();
+        let _one = admission.admit(1, Priority(0), &light).unwrap();
+        let minute = Duration::from_secs(62);
+        assert_eq!(admission.own_wait(minute, &light, 4), Duration::from_secs(8));
+        assert_eq!(admission.own_wait(minute, &heavy, 4), minute);
+        assert_eq!(admission.own_wait(minute, &alone(), 0), Duration::from_secs(2));
+    }
+
     fn full() -> Refusal {
         Refusal::Full { retry_after: SECOND }
     }
@@ -115,20 +176,20 @@ mod tests {
     fn who_can_wait_leaves_room_to_who_cannot() {
         let admission = admission(8, 100);
         let background = Priority(1);
-        let _six = admission.admit(6, background).unwrap();
-        assert_eq!(admission.admit(1, background).unwrap_err(), full());
-        let one = admission.admit(1, Priority(0)).unwrap();
-        let _last = admission.admit(1, Priority(-1)).unwrap();
-        assert_eq!(admission.admit(1, Priority(-1)).unwrap_err(), full());
+        let _six = admission.admit(6, background, &alone()).unwrap();
+        assert_eq!(admission.admit(1, background, &alone()).unwrap_err(), full());
+        let one = admission.admit(1, Priority(0), &alone()).unwrap();
+        let _last = admission.admit(1, Priority(-1), &alone()).unwrap();
+        assert_eq!(admission.admit(1, Priority(-1), &alone()).unwrap_err(), full());
         drop(one);
-        assert_eq!(admission.admit(1, background).unwrap_err(), full());
-        assert!(admission.admit(1, Priority(0)).is_ok());
+        assert_eq!(admission.admit(1, background, &alone()).unwrap_err(), full());
+        assert!(admission.admit(1, Priority(0), &alone()).is_ok());
     }
 
     #[test]
     fn tokens_have_room_or_wait_outside() {
         let admission = admission(8, 100);
-        let waits = || admission.admit(1, Priority(0)).unwrap();
+        let waits = || admission.admit(1, Priority(0), &alone()).unwrap();
         let (mut first, mut second, mut third) = (waits(), waits(), waits());
         admission.admit_tokens(&mut first, 60).unwrap();
         assert_eq!(admission.admit_tokens(&mut second, 41).unwrap_err(), full());

@@ -1,6 +1,7 @@
 //! What a router is told at its start. Every limit of the router has its name here.
 
 use crate::keys::ApiKeys;
+use crate::pick::Policy;
 use crate::resume::ResumeKey;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,8 @@ pub struct Config {
     /// Names that clients may call the model by; the first is the one that replies carry. Where there is none, the
     /// replica's own.
     pub names: Vec<String>,
+    /// Who of several replicas gets a request.
+    pub policy: Policy,
     pub limits: Limits,
     pub waits: Waits,
     /// Who may ask. Without keys, everybody.
@@ -101,8 +104,13 @@ pub struct Waits {
     pub reattach_min: Duration,
     pub reattach_max: Duration,
     pub attach_max: Duration,
-    /// A coordinator says something every second; one that is silent for so long is taken for lost.
+    /// A coordinator that has said nothing in the time of so many of its beats is suspected: others get its streams, if
+    /// they can go on with them at once.
+    pub beats_missed_max: u32,
+    /// One that is silent for so long is taken for lost.
     pub replica_silence_max: Duration,
+    /// Between looks at who is slow or breaks often.
+    pub judge_every: Duration,
     /// Streams of a lost coordinator wait so long for one that can go on with them: it come again, or another.
     pub replica_absence_max: Duration,
     /// Streams of a replica that has been without its ranks for so long go to another one that is ready.
@@ -123,7 +131,9 @@ impl Default for Waits {
             reattach_min: Duration::from_millis(50),
             reattach_max: Duration::from_secs(1),
             attach_max: Duration::from_secs(3),
+            beats_missed_max: 8,
             replica_silence_max: Duration::from_secs(3),
+            judge_every: Duration::from_secs(1),
             replica_absence_max: Duration::from_secs(60),
             recovery_max: Duration::from_secs(10),
             drain_max: Duration::from_secs(30),
@@ -136,6 +146,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             names: Vec::new(),
+            policy: Policy::default(),
             limits: Limits::default(),
             waits: Waits::default(),
             keys: ApiKeys::default(),

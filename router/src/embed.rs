@@ -22,7 +22,14 @@ pub struct EmbedAsk {
 impl Front {
     pub async fn embed(self: &Arc<Self>, ask: EmbedAsk, clock: &mut Clock) -> Result<v1::EmbedReply, Refusal> {
         clock.asked_to_embed(&ask);
-        let embedded = self.embed_all(ask, &clock.trace()).await;
+        let tenant = self.config.keys.of(ask.tenant);
+        let embedded = match self.enter(&tenant) {
+            Ok(_visit) => {
+                let embedded = self.embed_all(ask, &clock.trace()).await;
+                embedded.inspect_err(|refusal| tenant.refused(refusal))
+            }
+            Err(refusal) => Err(refusal),
+        };
         match &embedded {
             Ok(reply) => {
                 clock.embedded(reply);
@@ -54,6 +61,7 @@ impl Front {
                 priority: 0,
                 deadline,
                 tenant,
+                session: None,
                 resume: None,
                 trace: trace.clone(),
                 room: Vec::new(),
@@ -65,7 +73,7 @@ impl Front {
     }
 
     async fn embed_some(self: &Arc<Self>, ask: Ask, reply: &mut v1::EmbedReply) -> Result<(), Refusal> {
-        let mut generation = self.generate(ask).await?;
+        let mut generation = self.generate_part(ask).await?;
         reply.model.clone_from(&generation.started.model);
         let first = reply.embeddings.len();
         reply.embeddings.resize_with(first + generation.prompts.len(), v1::Embedding::default);

@@ -7,12 +7,13 @@ use crate::config::Config;
 use crate::generation::{Choice, Generation, Prompt};
 use crate::link::{Replica, Submit};
 use crate::measure::Clock;
-use crate::peers::Need;
+use crate::pick::Need;
 use crate::refusal::Refusal;
-use crate::replicas::{Picked, Replicas};
+use crate::replicas::{Asking, Picked, Replicas};
 use crate::resume::{Fingerprint, Handle, Marks, NoResume, Resume};
 use crate::sampling::Asked;
 use crate::stop::Stops;
+use crate::tenants::{Charge, Tenant, Visit};
 use crate::text::Assembly;
 use proto::v1;
 use proto::v1::generate_request::Input;
@@ -74,6 +75,8 @@ pub struct Ask {
     pub priority: i32,
     pub deadline: Option<Instant>,
     pub tenant: TenantId,
+    /// Requests with the same one belong together, as a client sees it.
+    pub session: Option<u64>,
     /// The stream is gone on with, behind what the client has.
     pub resume: Option<Resume>,
     pub trace: Traced,
@@ -92,7 +95,24 @@ pub enum Purpose {
 
 impl Front {
     /// Lets a request in, and sends it to a replica.
-    pub async fn generate(self: &Arc<Self>, mut ask: Ask) -> Result<Generation, Refusal> {
+    pub async fn generate(self: &Arc<Self>, ask: Ask) -> Result<Generation, Refusal> {
+        let tenant = self.config.keys.of(ask.tenant);
+        let mut ask = ask;
+        let visit = self.enter(&tenant).inspect_err(|refusal| {
+            ask.clock.iter_mut().for_each(|clock| clock.refused(refusal));
+        })?;
+        let mut generation = self.generate_part(ask).await.inspect_err(|refusal| tenant.refused(refusal))?;
+        generation.visit = Some(visit);
+        Ok(generation)
+    }
+
+    /// Counts a request of a tenant, where it may come in.
+    pub fn enter(&self, tenant: &Arc<Tenant>) -> Result<Visit, Refusal> {
+        tenant.enter(self.config.waits.retry_after).inspect_err(|refusal| tenant.refused(refusal))
+    }
+
+    /// The same for what is a part of a request that was counted.
+    pub async fn generate_part(self: &Arc<Self>, mut ask: Ask) -> Result<Generation, Refusal> {
         if let Some(mut clock) = ask.clock.take() {
             clock.asked(&ask);
             ask.clock = Some(clock);
@@ -122,10 +142,11 @@ impl Front {
     async fn begin(self: &Arc<Self>, ask: Ask) -> (Option<Clock>, Result<Generation, Refusal>) {
         let Ask { model, prompts, n_choices, first_choice, purpose, echo, priority, deadline, tenant, resume, .. } =
             ask;
-        let (trace, clock) = (ask.trace, ask.clock);
+        let (trace, clock, session) = (ask.trace, ask.clock, ask.session);
         let begun = async {
             let priority = level(priority)?;
-            let mut waiting = self.let_in(prompts.len(), n_choices, priority)?;
+            let tenant_of = self.config.keys.of(tenant);
+            let mut waiting = self.let_in(prompts.len(), n_choices, priority, &tenant_of)?;
             let model = self.model(&model, &*self.replica()?)?;
             let asked = self.purpose(purpose, resume.as_ref().map(|resume| resume.opened.handle.seed))?;
             let preparing = trace.prepare();
@@ -135,22 +156,32 @@ impl Front {
             }
             drop((preparing, ask.room));
             let _placing = trace.place();
-            let like = Request { tenant, priority, goal: asked.goal, ..Request::default() };
+            let weight = tenant_of.weight();
+            let like = Request { tenant, weight, priority, goal: asked.goal, ..Request::default() };
             let numbers = first_choice..first_choice + n_choices;
             let wanted = Wanted { prompts: read, asked, like, numbers };
-            let placed = self.place(&wanted, resume)?;
+            let placed = self.place(&wanted, session, resume)?;
             let n_tokens = placed.requests.iter().map(Request::n_tokens);
             self.admission.admit_tokens(&mut waiting, n_tokens.clone().sum())?;
+            let charge = tenant_of.charge(tokens_max(&wanted, &placed))?;
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let wait = placed.picked.wait(n_tokens.max().unwrap_or(0) as u64);
+            let own_wait = |wait| self.admission.own_wait(wait, &tenant_of, self.config.keys.weights_waiting());
+            let wait = if left.is_some() { wait.map(own_wait) } else { None };
             self.admission.in_time(wait, left, priority)?;
             let trace = trace.carried();
-            self.submit(wanted, placed, Opening { waiting, model, deadline, trace })
+            self.submit(wanted, placed, Opening { waiting, charge, model, deadline, trace })
         };
         (clock, begun.await)
     }
 
-    fn let_in(&self, n_prompts: usize, n_choices: u32, priority: Priority) -> Result<Waiting, Refusal> {
+    fn let_in(
+        &self,
+        n_prompts: usize,
+        n_choices: u32,
+        priority: Priority,
+        tenant: &Arc<Tenant>,
+    ) -> Result<Waiting, Refusal> {
         let limits = &self.config.limits;
         if n_choices == 0 || n_choices > limits.choices_max {
             return Err(Refusal::invalid("n", format!("must be 1 to {}, and is {n_choices}", limits.choices_max)));
@@ -158,7 +189,7 @@ impl Front {
         if n_prompts == 0 || n_prompts > limits.prompts_max {
             return Err(Refusal::invalid("text", format!("1 to {} prompts, and not {n_prompts}", limits.prompts_max)));
         }
-        self.admission.admit(n_prompts as u32 * n_choices, priority)
+        self.admission.admit(n_prompts as u32 * n_choices, priority, tenant)
     }
 
     /// `seed` is what was drawn for a stream that is gone on with.
@@ -188,10 +219,9 @@ impl Front {
     }
 
     /// Picked when all is known of the request that matters for it, and as late as can be: by then others may be done.
-    fn place(&self, wanted: &Wanted, resume: Option<Resume>) -> Result<Placed, Refusal> {
-        let n_prompt = longest(&wanted.prompts);
+    fn place(&self, wanted: &Wanted, session: Option<u64>, resume: Option<Resume>) -> Result<Placed, Refusal> {
         let Some(resume) = resume else {
-            let picked = self.replicas.pick(n_prompt)?;
+            let picked = self.replicas.pick(&wanted.asking(session))?;
             let requests = wanted.requests(picked.replica.context)?;
             let print = wanted.print(&requests);
             let marks = Marks::none(requests.len());
@@ -211,8 +241,10 @@ impl Front {
     /// One request at the replica per prompt and choice, all heard through one queue.
     fn submit(self: &Arc<Self>, wanted: Wanted, placed: Placed, opening: Opening) -> Result<Generation, Refusal> {
         let Wanted { prompts, asked, like, .. } = wanted;
+        // It was looked up for the first of them.
+        let n_cached = if prompts.len() == 1 { placed.picked.n_cached } else { 0 };
         let Placed { picked, requests, print, before, marks } = placed;
-        let Opening { waiting, model, deadline, trace } = opening;
+        let Opening { waiting, charge, model, deadline, trace } = opening;
         let replica = picked.replica.clone();
         let (ear, heard) = mpsc::channel(self.unread_max(&requests));
         let first_key = picked.keys(requests.len() as u64);
@@ -225,7 +257,7 @@ impl Front {
             if !mark.has_ended() {
                 let (digest, trace, ear) = (replica.digest, trace.clone(), ear.clone());
                 let slot = slot as u32;
-                let submit = Submit { key, request, slot, deadline, digest, adopts, trace, ear };
+                let submit = Submit { key, request, slot, deadline, digest, n_cached, adopts, trace, ear };
                 choice.begin(picked.submit(submit)?);
             }
             choices.push(choice);
@@ -244,6 +276,8 @@ impl Front {
             choices,
             stops: asked.stops,
             waiting: Some(waiting),
+            charge,
+            visit: None,
             deadline: deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline))),
             ready: VecDeque::new(),
             failed: None,
@@ -401,6 +435,16 @@ impl Wanted {
         Request { prompt: prompt.ids.clone(), sampling, cache_bypass, ..self.like.clone() }
     }
 
+    fn asking(&self, session: Option<u64>) -> Asking<'_> {
+        Asking {
+            n_prompt: longest(&self.prompts),
+            prompt: self.prompts.first().map_or(&[], |prompt| &prompt.ids),
+            tenant: self.like.tenant,
+            session,
+            reads_cache: self.like.goal == Goal::Generate,
+        }
+    }
+
     fn print(&self, requests: &[Request]) -> Fingerprint {
         let stops = &self.asked.stops;
         let flags = [stops.are_included(), self.asked.show_special];
@@ -422,9 +466,17 @@ struct Placed {
 /// What a request has got on its way to being submitted.
 struct Opening {
     waiting: Waiting,
+    charge: Charge,
     model: String,
     deadline: Option<Instant>,
     trace: Carried,
+}
+
+/// What a request can cost: its prompts, and all that its choices may say.
+fn tokens_max(wanted: &Wanted, placed: &Placed) -> u64 {
+    let n_prompt: usize = wanted.prompts.iter().map(|prompt| prompt.ids.len()).sum();
+    let says = placed.requests.iter().filter(|request| request.goal != Goal::Pool);
+    n_prompt as u64 + says.map(|request| u64::from(request.sampling.tokens_max)).sum::<u64>()
 }
 
 fn check_marks(marks: &Marks, requests: &[Request]) -> Result<(), NoResume> {

@@ -6,6 +6,7 @@ use crate::measure::Clock;
 use crate::refusal::Refusal;
 use crate::resume::{Marks, NoResume};
 use crate::stop::Stops;
+use crate::tenants::{Charge, Visit};
 use crate::text::Assembly;
 use crate::ticket::Ticket;
 use proto::v1;
@@ -58,6 +59,9 @@ pub struct Generation {
     pub(crate) choices: Vec<Choice>,
     pub(crate) stops: Arc<Stops>,
     pub(crate) waiting: Option<Waiting>,
+    pub(crate) charge: Charge,
+    /// None of what is a part of a request.
+    pub(crate) visit: Option<Visit>,
     pub(crate) deadline: Option<Pin<Box<Sleep>>>,
     pub(crate) ready: VecDeque<(u32, Event)>,
     pub(crate) failed: Option<Refusal>,
@@ -130,7 +134,10 @@ impl Generation {
             // It ended with a stop string, and these were already on their way.
             return;
         }
-        self.waiting = None;
+        if self.waiting.take().is_some() {
+            self.charge.began(self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum());
+        }
+        self.charge.said(choice.n_new(&progress));
         if !choice.hear_scores(progress.scored_position, &progress.scored) {
             return self.fail(Refusal::failed("the replica left a gap in the prompt's logprobs"));
         }
@@ -206,6 +213,12 @@ impl Choice {
 
     pub fn begin(&mut self, ticket: Ticket) {
         self.ticket = Some(ticket);
+    }
+
+    /// Tokens that the client does not have: those before were paid for where they were said.
+    fn n_new(&self, progress: &Progress) -> u64 {
+        let end = progress.position + progress.tokens.len() as u32;
+        end.saturating_sub(progress.position.max(self.n_told)).into()
     }
 
     /// A replica that begins again says them again. False where some are missing.

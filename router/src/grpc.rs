@@ -4,8 +4,10 @@ use crate::Error;
 use crate::embed::EmbedAsk;
 use crate::generate::{Ask, Front, Purpose, after};
 use crate::generation::{Event, Generation};
+use crate::http::SESSION;
 use crate::measure::{Caller, Clock, Face};
 use crate::refusal::Refusal;
+use crate::replicas::hashed;
 use crate::resume::{Mark, Marks, NoResume, Opened, Resume};
 use proto::v1;
 use proto::v1::generate_reply;
@@ -162,6 +164,7 @@ impl Service {
     fn ask(&self, request: Request<v1::GenerateRequest>) -> Result<Ask, Refusal> {
         let tenant = self.tenant(request.metadata())?;
         let call = call_deadline(request.metadata())?;
+        let session = request.metadata().get(SESSION).and_then(|value| value.to_str().ok()).map(hashed);
         let request = request.into_inner();
         let input = request.input.ok_or_else(|| Refusal::invalid("input", "one of text, chat and token_ids"))?;
         if request.choice == u32::MAX {
@@ -177,6 +180,7 @@ impl Service {
             priority: request.priority,
             deadline: [call, after(request.deadline_ms)].into_iter().flatten().min(),
             tenant,
+            session,
             resume: request.resume.map(resume).transpose()?,
             trace: Traced::default(),
             room: Vec::new(),
@@ -265,7 +269,7 @@ fn status(refusal: Refusal) -> Status {
         Refusal::NoResume(_) => Code::InvalidArgument,
         Refusal::NoKey => Code::Unauthenticated,
         Refusal::NoModel { .. } => Code::NotFound,
-        Refusal::Full { .. } | Refusal::TooLate { .. } => Code::ResourceExhausted,
+        Refusal::Full { .. } | Refusal::Limited { .. } | Refusal::TooLate { .. } => Code::ResourceExhausted,
         Refusal::NotReady { .. } | Refusal::Draining { .. } | Refusal::Lost => Code::Unavailable,
         Refusal::Deadline => Code::DeadlineExceeded,
         Refusal::SlowReader { .. } => Code::Aborted,

@@ -1,25 +1,44 @@
 //! How much work a replica has, as far as this router knows: what it gave to the replica itself, at once, and what
 //! others gave to it, as the replica tells; and how fast it works. Knows numbers of tokens, no requests and no clock.
 
-use proto::cluster::State;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::circuit::{Times, Window};
+use proto::cluster::{Load, State};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use types::BLOCK_TOKENS;
 
 /// Less than this says little of how fast a replica is.
 const MEASURED_MICROS_MIN: u64 = 50_000;
 
 /// Of one replica.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Ledger {
     own: AtomicU64,
     others: AtomicU64,
     n_waiting: AtomicU64,
+    n_running: AtomicU32,
+    /// Positions; none are known of where it is the largest number.
+    tokens_free: AtomicU64,
     /// For a thousand tokens of prompts; zero until it is known.
     micros_computing: AtomicU64,
     /// From one request that begins to run to the next, while others wait; zero until it is known.
     micros_between: AtomicU64,
     measured: Mutex<Option<Measured>>,
+    /// Requests of this router that have not ended.
+    n_own: AtomicU32,
+    seen: Seen,
+}
+
+/// How this router's requests fared, since somebody looked.
+#[derive(Debug, Default)]
+struct Seen {
+    n_first: AtomicU64,
+    first_micros: AtomicU64,
+    n_between: AtomicU64,
+    between_micros: AtomicU64,
+    n_done: AtomicU64,
+    n_breaks: AtomicU64,
 }
 
 /// What the replica had done when it was last looked at.
@@ -45,15 +64,83 @@ impl Measured {
     }
 }
 
+impl Default for Ledger {
+    fn default() -> Ledger {
+        Ledger {
+            own: AtomicU64::default(),
+            others: AtomicU64::default(),
+            n_waiting: AtomicU64::default(),
+            n_running: AtomicU32::default(),
+            tokens_free: AtomicU64::new(u64::MAX),
+            micros_computing: AtomicU64::default(),
+            micros_between: AtomicU64::default(),
+            measured: Mutex::default(),
+            n_own: AtomicU32::default(),
+            seen: Seen::default(),
+        }
+    }
+}
+
 impl Ledger {
+    pub fn n_own(&self) -> u32 {
+        self.n_own.load(Relaxed)
+    }
+
+    pub fn first_token(&self, after: Duration) {
+        self.seen.n_first.fetch_add(1, Relaxed);
+        self.seen.first_micros.fetch_add(after.as_micros() as u64, Relaxed);
+    }
+
+    /// So many tokens came together, so long after the last.
+    pub fn between_tokens(&self, n_tokens: usize, apart: Duration) {
+        self.seen.n_between.fetch_add(n_tokens as u64, Relaxed);
+        self.seen.between_micros.fetch_add(apart.as_micros() as u64, Relaxed);
+    }
+
+    pub fn done(&self) {
+        self.seen.n_done.fetch_add(1, Relaxed);
+    }
+
+    /// Its stream was lost, it says nothing, or it failed.
+    pub fn broke(&self) {
+        self.seen.n_breaks.fetch_add(1, Relaxed);
+    }
+
+    /// What there was since the last look.
+    pub fn look(&self) -> Window {
+        let take = |counter: &AtomicU64| counter.swap(0, Relaxed);
+        let seen = &self.seen;
+        Window {
+            first: Times { n: take(&seen.n_first), micros: take(&seen.first_micros) },
+            between: Times { n: take(&seen.n_between), micros: take(&seen.between_micros) },
+            n_done: take(&seen.n_done),
+            n_breaks: take(&seen.n_breaks),
+        }
+    }
+
+    pub fn n_running(&self) -> u32 {
+        self.n_running.load(Relaxed)
+    }
+
+    /// Positions that the replica's cache has room for, those of blocks that nobody holds included.
+    pub fn tokens_free(&self) -> Option<u64> {
+        Some(self.tokens_free.load(Relaxed)).filter(|free| *free != u64::MAX)
+    }
+
     pub fn work(&self) -> u64 {
         self.own.load(Relaxed).saturating_add(self.others.load(Relaxed))
     }
 
     /// The replica says what it has in all. What is not from here is other routers'.
     pub fn told(&self, state: &State) {
-        self.others.store(state.backlog_tokens.saturating_sub(self.own.load(Relaxed)), Relaxed);
-        self.n_waiting.store(state.n_waiting.into(), Relaxed);
+        self.load(&Load {
+            n_waiting: state.n_waiting,
+            n_running: state.n_running,
+            backlog_tokens: state.backlog_tokens,
+            running_tokens: 0,
+            blocks_used: state.blocks_used,
+            blocks_total: state.blocks_total,
+        });
         let Some(actual) = &state.actual else { return };
         self.measure(Measured {
             computed: actual.computed,
@@ -62,6 +149,16 @@ impl Ledger {
             busy_micros: actual.busy_micros,
             somebody_waits: state.n_waiting > 0,
         });
+    }
+
+    /// Several times a second.
+    pub fn load(&self, load: &Load) {
+        self.others.store(load.backlog_tokens.saturating_sub(self.own.load(Relaxed)), Relaxed);
+        self.n_waiting.store(load.n_waiting.into(), Relaxed);
+        self.n_running.store(load.n_running, Relaxed);
+        let n_free = u64::from(load.blocks_total.saturating_sub(load.blocks_used));
+        let tokens_free = if load.blocks_total == 0 { u64::MAX } else { n_free * u64::from(BLOCK_TOKENS) };
+        self.tokens_free.store(tokens_free, Relaxed);
     }
 
     /// Time counts that says how long something takes for which others wait: prompts that were computed, where little
@@ -88,6 +185,8 @@ impl Ledger {
     pub fn gone(&self) {
         self.others.store(0, Relaxed);
         self.n_waiting.store(0, Relaxed);
+        self.n_running.store(0, Relaxed);
+        self.tokens_free.store(u64::MAX, Relaxed);
         self.micros_computing.store(0, Relaxed);
         self.micros_between.store(0, Relaxed);
         *self.measured.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -112,6 +211,7 @@ impl Ledger {
     /// Until the result is dropped, so much more is to be done there.
     pub fn enter(self: &Arc<Self>, n_tokens: u64) -> Item {
         self.own.fetch_add(n_tokens, Relaxed);
+        self.n_own.fetch_add(1, Relaxed);
         Item { ledger: self.clone(), n_tokens }
     }
 }
@@ -146,6 +246,7 @@ impl Item {
 impl Drop for Item {
     fn drop(&mut self) {
         self.ledger.own.fetch_sub(self.n_tokens, Relaxed);
+        self.ledger.n_own.fetch_sub(1, Relaxed);
     }
 }
 

@@ -4,6 +4,11 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod admission;
+mod beats;
+pub mod board;
+mod budget;
+pub mod caches;
+pub mod circuit;
 pub mod config;
 mod embed;
 mod generate;
@@ -11,11 +16,11 @@ mod generation;
 mod grpc;
 mod http;
 mod keys;
-mod ledger;
+pub mod ledger;
 mod link;
 mod measure;
 mod peers;
-mod pick;
+pub mod pick;
 mod refusal;
 mod replicas;
 mod resume;
@@ -23,12 +28,14 @@ mod roster;
 mod sampling;
 mod stop;
 mod target;
+mod tenants;
 mod text;
 mod ticket;
 mod topology;
 
 pub use config::{Config, Limits, Render, Waits};
-pub use keys::{ApiKeys, NoKey};
+pub use keys::{ApiKeys, BadLine};
+pub use pick::Policy;
 pub use resume::ResumeKey;
 pub use roster::{Coordinator, Dial, Membership};
 

@@ -5,9 +5,12 @@
 //! policy digest gets prompt and output so far and goes on from there: another replica that is ready, or else the first
 //! that will be, the same one included. An entry holds all that another link needs to go on with it.
 
+use crate::beats::Beats;
+use crate::board::Salt;
 use crate::config::{Config, Waits};
 use crate::ledger::{Item, Ledger};
-use crate::peers::{Need, Others, Peers};
+use crate::peers::{Others, Peers};
+use crate::pick::Need;
 use crate::refusal::Refusal;
 use crate::target::Target;
 use crate::ticket::{Cancel, Home, Ticket};
@@ -20,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use telemetry::Carried;
+use telemetry::metrics;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
@@ -42,6 +46,8 @@ pub struct Replica {
     pub context: u32,
     pub digest: PolicyDigest,
     pub incarnation: u64,
+    /// At the root of its block names.
+    pub salt: Salt,
     /// With this router's number at the replica in its upper bits; the lower are a request's key.
     first_id: RequestId,
 }
@@ -63,6 +69,10 @@ pub struct View {
     /// Present while the stream stands and the replica has said that it can serve.
     pub replica: Option<Arc<Replica>>,
     pub state: Option<wire::State>,
+    /// It has been silent for some beats.
+    pub is_suspected: bool,
+    /// Why it gets nothing new at present.
+    pub shunned: Option<&'static str>,
 }
 
 impl View {
@@ -79,7 +89,7 @@ impl View {
     }
 
     pub fn is_ready(&self) -> bool {
-        self.replica.is_some() && self.phase() == wire::state::Phase::Ready
+        self.replica.is_some() && self.phase() == wire::state::Phase::Ready && !self.is_suspected
     }
 }
 
@@ -119,6 +129,8 @@ pub struct Submit {
     pub deadline: Option<Instant>,
     /// Replicas with another digest would give other tokens.
     pub digest: PolicyDigest,
+    /// Tokens of it that the replica's cache is said to have.
+    pub n_cached: u32,
     /// As whose the replica may have it already.
     pub adopts: Option<RequestId>,
     /// Of the request's span; empty where nobody records it.
@@ -139,8 +151,13 @@ pub struct Link {
 
 impl Link {
     /// Tokens that the replica has to compute, as far as is known here.
+    #[cfg(test)]
     pub fn work(&self) -> u64 {
         self.ledger.work()
+    }
+
+    pub fn ledger(&self) -> Arc<Ledger> {
+        self.ledger.clone()
     }
 
     /// How long a request of so many tokens would wait for its first.
@@ -157,12 +174,14 @@ impl Link {
         let full = || Refusal::Full { retry_after: self.retry_after };
         let cancel = self.cancels.clone().try_reserve_owned().map_err(|_| full())?;
         let last = submit.ear.clone().try_reserve_owned().map_err(|_| full())?;
-        let Submit { key, request, slot, deadline, digest, adopts, trace, ear } = submit;
-        let (work, since) = (self.ledger.enter(request.n_tokens() as u64), Instant::now());
+        let Submit { key, request, slot, deadline, digest, n_cached, adopts, trace, ear } = submit;
+        let n_missing = (request.n_tokens() as u64).saturating_sub(n_cached.into());
+        let (work, since) = (self.ledger.enter(n_missing), Instant::now());
         let home = Home::at(cancel);
         let ticket = Ticket::new(key, home.clone());
-        let n_lost = 0;
-        let entry = Entry { request, slot, deadline, digest, adopts, trace, ear, last, home, work, since, n_lost };
+        let (n_lost, heard) = (0, None);
+        let entry =
+            Entry { request, slot, deadline, digest, adopts, trace, ear, last, home, work, since, n_lost, heard };
         match self.submits.try_send((key, Box::new(entry))) {
             Ok(()) => Ok(ticket),
             Err(_) => {
@@ -179,7 +198,7 @@ impl Link {
         };
         if entry.home.moves_to(cancel) {
             entry.work = self.ledger.enter(entry.request.n_tokens() as u64);
-            entry.adopts = None;
+            (entry.adopts, entry.heard) = (None, None);
             place.send((key, entry));
         }
         Ok(())
@@ -216,6 +235,7 @@ pub fn link(
         former: None,
         draining: false,
         recovering_since: None,
+        beats: Beats::default(),
         line: Line::Down { until: Instant::now() },
         reattach: config.waits.reattach_min,
         outbound: None,
@@ -244,6 +264,8 @@ struct Entry {
     since: Instant,
     /// How often its replica was lost since it last said a token.
     n_lost: u32,
+    /// When the replica that has it last said a token of it.
+    heard: Option<Instant>,
 }
 
 impl Entry {
@@ -338,6 +360,7 @@ pub struct Task {
     draining: bool,
     /// Since when it has been without its ranks.
     recovering_since: Option<Instant>,
+    beats: Beats,
     line: Line,
     reattach: Duration,
     outbound: Option<mpsc::Sender<wire::RouterFrame>>,
@@ -363,7 +386,12 @@ impl Task {
                 Event::Frame(frame) => self.hear(frame),
                 Event::Lost(status) => self.lost(&status),
                 Event::Sent => {}
-                Event::Seen => self.move_away(),
+                Event::Seen => {
+                    self.move_away();
+                    if self.beats.is_suspected() {
+                        self.leave_to_others("a replica is silent: its requests move");
+                    }
+                }
                 Event::Target => self.retarget(),
                 Event::Due => self.due(Instant::now()),
                 Event::End => break,
@@ -412,7 +440,10 @@ impl Task {
     async fn next_event(&mut self, end: &CancellationToken) -> Event {
         let due = self.next_due();
         let takes_requests = self.outbox.len() < FRAMES_UNSENT_MAX;
-        let looks_elsewhere = !self.serves() && !self.parked.is_empty();
+        let looks_elsewhere = match self.beats.is_suspected() {
+            true => !self.table.is_empty(),
+            false => !self.serves() && !self.parked.is_empty(),
+        };
         // In a fixed order, so that the same arrivals give the same frames.
         tokio::select! {
             biased;
@@ -453,6 +484,12 @@ impl Task {
         if entry.deadline.is_some_and(|deadline| deadline <= now) {
             self.end(key, Refusal::Deadline);
         } else if need.digest == replica.digest && need.n_tokens <= replica.context.into() {
+            if entry.n_lost > 0
+                && let Err(wait) = self.peers.budget.take(now)
+            {
+                self.parked.insert(key, Some(now + wait));
+                return;
+            }
             self.outbox.push_back(entry.frame(replica.id(key), now));
             self.parked.remove(&key);
         } else if !self.move_one(key) && !self.peers.besides(self.place).may_come_for(need) {
@@ -485,6 +522,12 @@ impl Task {
     fn move_to(&mut self, key: u64, others: &mut Others) -> bool {
         let Some(entry) = self.table.get(&key) else { return false };
         let Some(link) = others.ready_for(entry.need(), entry.request.n_tokens() as u64) else { return false };
+        if let Err(wait) = self.peers.budget.take(Instant::now()) {
+            if let Some(retry) = self.parked.get_mut(&key) {
+                retry.get_or_insert(Instant::now() + wait);
+            }
+            return false;
+        }
         let Some(entry) = self.table.remove(&key) else { return false };
         match link.adopt(key, Box::new(entry)) {
             Ok(()) => {
@@ -498,15 +541,14 @@ impl Task {
         }
     }
 
-    /// The replica has been without its ranks for too long: its requests go to others, where there are any.
-    fn give_up_recovery(&mut self) {
-        self.recovering_since = None;
+    /// What the replica has goes to others, where there are any that can go on with it at once.
+    fn leave_to_others(&mut self, why: &'static str) {
         let others = self.peers.besides(self.place);
         let at_the_replica = self.table.iter().filter(|(key, _)| !self.parked.contains_key(key));
         let movable = at_the_replica.filter(|(_, entry)| others.is_any_ready_for(entry.need()));
         let movable: Vec<u64> = movable.map(|(key, _)| *key).collect();
         if !movable.is_empty() {
-            tracing::warn!(requests = movable.len(), "a replica recovers for too long: its requests move");
+            tracing::warn!(requests = movable.len(), "{why}");
         }
         for key in movable {
             if self.move_one(key) {
@@ -557,7 +599,9 @@ impl Task {
 
     /// The replica is not there any more; whether it was.
     fn leave(&mut self) -> bool {
-        self.peers.show(self.place, |view| (view.replica, view.state) = (None, None));
+        self.peers.show(self.place, |view| (view.replica, view.state, view.is_suspected) = (None, None, false));
+        self.peers.hear_anew(self.place);
+        self.beats = Beats::default();
         self.ledger.gone();
         (self.draining, self.recovering_since) = (false, None);
         self.replica.take().is_some()
@@ -565,6 +609,9 @@ impl Task {
 
     fn lost(&mut self, status: &Status) {
         let was_attached = self.leave();
+        if was_attached {
+            self.ledger.broke();
+        }
         if was_attached || self.reason != status.message() {
             self.reason = status.message().to_owned();
             tracing::warn!(code = ?status.code(), reason = self.reason, requests = self.table.len(), "no coordinator");
@@ -579,12 +626,36 @@ impl Task {
     }
 
     fn hear(&mut self, frame: Frame) {
+        let now = Instant::now();
+        if self.beats.heard(now) {
+            tracing::info!(place = self.place, "a replica is heard again");
+            self.peers.show(self.place, |view| view.is_suspected = false);
+        }
         match frame {
             Frame::Welcome(welcome) => self.welcome(welcome),
             Frame::State(state) => self.state(state),
             Frame::Refused(refused) => self.refused(refused),
-            Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| self.output(output)),
+            Frame::Beat(beat) => self.beat(&beat),
+            Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| self.output(output, now)),
         }
+    }
+
+    fn beat(&mut self, beat: &wire::Beat) {
+        beat.load.iter().for_each(|load| self.ledger.load(load));
+        let heard = beat.cached.as_ref().map_or(Ok(()), |told| self.peers.hear(self.place, told));
+        if heard.is_err() {
+            tracing::warn!("names of cached blocks are missing: all are asked for");
+            self.outbox.push_back(up(wire::router_frame::Frame::Recite(wire::Recite {})));
+        }
+    }
+
+    /// It may be dead, or stopped, or cut off. Its streams go on elsewhere if they can; if not, it may still come.
+    fn suspect(&mut self) {
+        tracing::warn!(requests = self.table.len(), "a replica is silent: it is suspected");
+        self.ledger.broke();
+        metrics::replica_suspected(self.replica.as_ref().map_or("", |replica| &replica.name));
+        self.peers.show(self.place, |view| view.is_suspected = true);
+        self.leave_to_others("a replica is silent: its requests move");
     }
 
     fn state(&mut self, state: wire::State) {
@@ -602,6 +673,7 @@ impl Task {
     }
 
     fn welcome(&mut self, welcome: wire::Welcome) {
+        let welcome_beats = u64::from(welcome.beat_millis);
         let replica = match replica(welcome) {
             Ok(replica) => replica,
             Err(status) => return self.lost(&status),
@@ -612,6 +684,7 @@ impl Task {
         tracing::info!(replica = %replica.name, model = %replica.model, digest = %replica.digest, "attached");
         self.reattach = self.waits.reattach_min;
         // Said when this router attaches again, so that nobody computes for the stream that is gone.
+        self.beats = Beats::every(Duration::from_millis(welcome_beats), self.waits.beats_missed_max, Instant::now());
         self.former = Some(wire::FormerNumber { incarnation: replica.incarnation, router: replica.first_id.router() });
         let replica = Arc::new(replica);
         self.replica = Some(replica.clone());
@@ -662,7 +735,7 @@ impl Task {
         }
     }
 
-    fn output(&mut self, output: wire::Output) {
+    fn output(&mut self, output: wire::Output, now: Instant) {
         let Some(key) = self.key(output.id) else { return };
         let Some(entry) = self.table.get_mut(&key) else { return };
         let finish = match output.finished() {
@@ -679,6 +752,16 @@ impl Task {
         if !tokens.is_empty() {
             entry.work.begun();
             entry.n_lost = 0;
+            match entry.heard.replace(now) {
+                Some(last) => self.ledger.between_tokens(tokens.len(), now.saturating_duration_since(last)),
+                None => {
+                    self.peers.budget.answered();
+                    // What had begun elsewhere waited for more than this replica.
+                    if n_told == 0 {
+                        self.ledger.first_token(now.saturating_duration_since(entry.since));
+                    }
+                }
+            }
         }
         let finish = finish.or_else(|| entry.finished());
         if tokens.is_empty() && output.scored.is_empty() && finish.is_none() {
@@ -693,7 +776,11 @@ impl Task {
             scored: output.scored.into_iter().map(TokenOut::from).collect(),
             pooled: output.pooled,
         };
-        if finish.is_some() {
+        if let Some(finish) = finish {
+            match finish {
+                Finish::Failed => self.ledger.broke(),
+                _ => self.ledger.done(),
+            }
             return self.finish(key, progress);
         }
         match entry.ear.try_send((entry.slot, Told::Tokens(progress))) {
@@ -730,12 +817,16 @@ impl Task {
     fn next_due(&self) -> Option<Instant> {
         let parked = self.parked.iter().flat_map(|(key, retry)| [*retry, self.give_up(key)]);
         let recovered = self.recovering_since.map(|since| since + self.waits.recovery_max);
-        parked.chain([recovered]).flatten().min()
+        parked.chain([recovered, self.beats.due()]).flatten().min()
     }
 
     fn due(&mut self, now: Instant) {
         if self.recovering_since.is_some_and(|since| since + self.waits.recovery_max <= now) {
-            self.give_up_recovery();
+            self.recovering_since = None;
+            self.leave_to_others("a replica recovers for too long: its requests move");
+        }
+        if self.beats.pass(now) {
+            self.suspect();
         }
         let parked: Vec<_> = self.parked.iter().map(|(key, retry)| (*key, *retry)).collect();
         for (key, retry) in parked {
@@ -837,6 +928,9 @@ fn replica(welcome: wire::Welcome) -> Result<Replica, Status> {
     }
     let malformed = |error: proto::Malformed| Status::internal(format!("the coordinator's welcome: {error}"));
     let digest = proto::policy_digest(&welcome.policy_digest).map_err(malformed)?;
+    let Ok(salt) = Salt::try_from(welcome.salt.as_slice()) else {
+        return Err(Status::internal("the coordinator's welcome: a salt has sixteen bytes"));
+    };
     let Some(first_id) = RequestId::new(welcome.router, 0) else {
         return Err(Status::internal("the coordinator gave this router a number out of range"));
     };
@@ -846,6 +940,7 @@ fn replica(welcome: wire::Welcome) -> Result<Replica, Status> {
         context: welcome.context,
         digest,
         incarnation: welcome.incarnation,
+        salt,
         first_id,
     })
 }
@@ -861,6 +956,7 @@ fn splice(n_told: u32, position: u32, tokens: Vec<wire::TokenOut>) -> Option<Vec
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Budget;
 
     #[test]
     fn splices() {
@@ -882,15 +978,19 @@ mod tests {
         watch::channel(Target { channel: dialer.channel(), incarnation: 0, is_listed: true })
     }
 
+    fn peers() -> Peers {
+        Peers::new(Budget::new(1000, Instant::now()))
+    }
+
     fn links(peers: &Peers) -> Vec<Link> {
-        peers.table(&peers.views().borrow()).into_iter().map(|(_, link)| link).collect()
+        peers.rows().0.into_iter().map(|place| peers.link(place).unwrap()).collect()
     }
 
     /// A task that has a replica and no wire: what it would send stands in its outbox.
     fn attached(unread_max: usize) -> (Link, Task) {
         let limits = crate::config::Limits { outputs_unread_max: unread_max, ..Default::default() };
         let (dialer, _) = proto::transport::in_memory();
-        let peers = Peers::default();
+        let peers = peers();
         peers.sit(View::default());
         let config = Config { limits, ..Config::default() };
         let mut task = link(given(&dialer).1, peers.clone(), 0, Arc::new(AtomicU64::new(1)), &config);
@@ -900,7 +1000,14 @@ mod tests {
 
     fn welcome(router: u32) -> wire::Welcome {
         let version = proto::VERSION.to_owned();
-        wire::Welcome { version, router, policy_digest: vec![0; 32], context: 100, ..Default::default() }
+        wire::Welcome {
+            version,
+            router,
+            policy_digest: vec![0; 32],
+            context: 100,
+            salt: vec![0; 16],
+            ..Default::default()
+        }
     }
 
     fn submit(link: &Link, n_places: usize) -> (Ticket, mpsc::Receiver<(u32, Told)>) {
@@ -909,7 +1016,8 @@ mod tests {
         let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
         let digest = PolicyDigest::default();
         let (key, trace) = (link.keys(1), Carried::default());
-        let submit = Submit { key, request, slot: 0, deadline: None, digest, adopts: None, trace, ear };
+        let (n_cached, adopts, deadline) = (0, None, None);
+        let submit = Submit { key, request, slot: 0, deadline, digest, n_cached, adopts, trace, ear };
         (link.submit(submit).unwrap(), heard)
     }
 
@@ -1045,7 +1153,7 @@ mod tests {
 
     /// Two tasks that have replicas; of the second one's, the views must be told to be ready.
     fn neighbours() -> (Vec<Link>, Task, Task) {
-        let peers = Peers::default();
+        let peers = peers();
         (0..2).for_each(|place| peers.sit(View { place, ..View::default() }));
         let (config, keys) = (Config::default(), Arc::new(AtomicU64::new(1)));
         let new = |place| {
@@ -1152,7 +1260,7 @@ mod tests {
     fn claimed() -> (watch::Sender<Target>, Task) {
         let (dialer, _) = proto::transport::in_memory();
         let (target, aim) = given(&dialer);
-        let peers = Peers::default();
+        let peers = peers();
         peers.sit(View::default());
         let mut task = link(aim, peers, 0, Arc::new(AtomicU64::new(1)), &Config::default());
         target.send_modify(|target| target.incarnation = 5);

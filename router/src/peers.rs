@@ -1,31 +1,39 @@
-//! What the links of a router know of each other: who could go on with a request whose replica is lost. Knows no
-//! tokens' values and no clients.
+//! What the links of a router know of each other, and the table from which one is chosen. Knows no tokens' values and no
+//! clients.
 
+use crate::board::{Board, Chosen, Salt, Scratch};
+use crate::budget::Budget;
+use crate::caches::Gap;
+use crate::circuit::Turn;
 use crate::link::{Link, View};
-use crate::pick::{self, Row, Standing};
-use crate::replicas::row;
+use crate::pick::{self, Need, Policy, Row, Standing, Wish};
+use crate::replicas::facts;
+use proto::cluster as wire;
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::watch;
 use types::PolicyDigest;
 
 /// The links and their views, each at its own place. Replicas come and go; no place is given twice.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Peers {
-    links: Arc<RwLock<BTreeMap<usize, Link>>>,
-    /// In the order in which they came.
+    table: Arc<RwLock<Table>>,
+    /// In the order in which they came, and so of their places.
     views: Arc<watch::Sender<Vec<View>>>,
+    pub budget: Arc<Budget>,
 }
 
-/// What a request asks of a replica that goes on with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Need {
-    pub digest: PolicyDigest,
-    /// Tokens of its log when it ends: with less room it would end sooner.
-    pub n_tokens: u64,
+#[derive(Default)]
+struct Table {
+    links: BTreeMap<usize, Link>,
+    board: Board,
 }
 
 impl Peers {
+    pub fn new(budget: Budget) -> Peers {
+        Peers { table: Arc::default(), views: Arc::default(), budget: Arc::new(budget) }
+    }
+
     /// A view, whose link comes next.
     pub fn sit(&self, view: View) {
         self.views.send_modify(|views| views.push(view));
@@ -33,18 +41,16 @@ impl Peers {
 
     /// A link, at the place of its view.
     pub fn introduce(&self, place: usize, link: Link) {
-        self.links.write().unwrap_or_else(PoisonError::into_inner).insert(place, link);
+        let mut table = self.write();
+        table.board.sit(place, link.ledger());
+        table.links.insert(place, link);
     }
 
     pub fn leave(&self, place: usize) {
         self.views.send_modify(|views| views.retain(|view| view.place != place));
-        self.links.write().unwrap_or_else(PoisonError::into_inner).remove(&place);
-    }
-
-    /// For each view that has one, its link.
-    pub fn table<'a>(&self, views: &'a [View]) -> Vec<(&'a View, Link)> {
-        let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
-        views.iter().filter_map(|view| Some((view, links.get(&view.place)?.clone()))).collect()
+        let mut table = self.write();
+        table.board.leave(place);
+        table.links.remove(&place);
     }
 
     pub fn views(&self) -> watch::Receiver<Vec<View>> {
@@ -52,37 +58,84 @@ impl Peers {
     }
 
     pub fn show(&self, place: usize, change: impl FnOnce(&mut View)) {
+        let mut shown = None;
         self.views.send_if_modified(|views| {
-            let view = views.iter_mut().find(|view| view.place == place);
-            view.map(change).is_some()
+            let Ok(at) = views.binary_search_by_key(&place, |view| view.place) else { return false };
+            change(&mut views[at]);
+            shown = Some(facts(&views[at]));
+            true
         });
+        if let Some(facts) = shown {
+            self.write().board.show(place, &facts);
+        }
+    }
+
+    /// Another stream to the replica: what its cache has is told anew.
+    pub fn hear_anew(&self, place: usize) {
+        self.write().board.hear_anew(place);
+    }
+
+    pub fn hear(&self, place: usize, told: &wire::Cached) -> Result<(), Gap> {
+        self.write().board.hear(place, told)
+    }
+
+    pub fn judge(&self, second: u64) -> Vec<(usize, Turn)> {
+        self.write().board.judge(second)
+    }
+
+    pub fn link(&self, place: usize) -> Option<Link> {
+        self.read().links.get(&place).cloned()
+    }
+
+    pub fn choose<I: Iterator<Item = u64>>(
+        &self,
+        policy: Policy,
+        wish: &Wish,
+        names: Option<impl Fn(&PolicyDigest, &Salt) -> I>,
+        scratch: &mut Scratch,
+    ) -> Option<(Chosen, Link)> {
+        let table = self.read();
+        let chosen = table.board.choose(policy, wish, names, scratch)?;
+        Some((chosen, table.links.get(&chosen.place)?.clone()))
+    }
+
+    /// Of all, with their places.
+    pub fn rows(&self) -> (Vec<usize>, Vec<Row>) {
+        self.read().board.rows().unzip()
     }
 
     /// All but one, as they are now.
     pub fn besides(&self, place: usize) -> Others {
-        let views = self.views.borrow();
-        let others = self.table(&views).into_iter().filter(|(view, _)| view.place != place);
-        let (rows, links) = others.map(|(view, link)| (row(view, &link), link)).unzip();
-        Others { rows, links }
+        let (places, rows) = self.read().board.rows().filter(|(of, _)| *of != place).unzip();
+        Others { rows, places, peers: self.clone() }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The other links at one moment.
 pub struct Others {
     rows: Vec<Row>,
-    links: Vec<Link>,
+    places: Vec<usize>,
+    peers: Peers,
 }
 
 impl Others {
     /// Who can go on with a request at once. What was given to it before counts.
     pub fn ready_for(&mut self, need: Need, n_tokens: u64) -> Option<Link> {
-        let idx = pick::equal(&self.rows, need, Standing::Ready)?;
+        let idx = pick::equal(&self.rows, need, Standing::Shunned)?;
         self.rows[idx].work += n_tokens;
-        Some(self.links[idx].clone())
+        self.peers.link(self.places[idx])
     }
 
     pub fn is_any_ready_for(&self, need: Need) -> bool {
-        pick::equal(&self.rows, need, Standing::Ready).is_some()
+        pick::equal(&self.rows, need, Standing::Shunned).is_some()
     }
 
     /// Whether somebody may come to be able to: who is away could be anybody.

@@ -1,6 +1,7 @@
 //! Why a request is not served, or not to its end. Knows neither HTTP nor gRPC; both say it in their own words.
 
 use crate::resume::NoResume;
+use crate::tenants::Limit;
 use std::borrow::Cow;
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ pub enum Refusal {
     NoModel { model: String, served: String },
     #[error("too many requests are waiting; come again later")]
     Full { retry_after: Duration },
+    #[error("the limit of this key's tenant is reached: {limit}; come again in {} s", retry_after.as_secs())]
+    Limited { limit: Limit, retry_after: Duration },
     #[error("no token is expected before the request's deadline, but in {} s; come again later", wait.as_secs())]
     TooLate { wait: Duration, retry_after: Duration },
     #[error("no replica is ready to serve")]
@@ -61,6 +64,7 @@ impl Refusal {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Refusal::Full { retry_after }
+            | Refusal::Limited { retry_after, .. }
             | Refusal::TooLate { retry_after, .. }
             | Refusal::NotReady { retry_after }
             | Refusal::Draining { retry_after } => Some(*retry_after),
@@ -76,6 +80,7 @@ impl Refusal {
             Refusal::NoKey => "no_key",
             Refusal::NoModel { .. } => "no_model",
             Refusal::Full { .. } => "full",
+            Refusal::Limited { .. } => "limited",
             Refusal::TooLate { .. } => "too_late",
             Refusal::NotReady { .. } => "not_ready",
             Refusal::Draining { .. } => "draining",

@@ -1,6 +1,7 @@
 //! Which replicas there are, as the store tells it: a link for each, begun when one appears and ended when one is gone
 //! and its stream too. Knows addresses and claims, no requests.
 
+use crate::circuit::Turn;
 use crate::config::Config;
 use crate::link::{self, View};
 use crate::peers::Peers;
@@ -9,8 +10,10 @@ use cluster::{Change, Member, Store, Watch};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use telemetry::metrics;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
@@ -50,6 +53,7 @@ pub struct Roster {
     /// By the replica's name in the store.
     seats: BTreeMap<String, Seat>,
     next_place: usize,
+    n_looks: u64,
     links: JoinSet<usize>,
     end: CancellationToken,
 }
@@ -71,7 +75,7 @@ impl Roster {
         };
         let config = config.clone();
         let (keys, seats, links) = (Arc::new(AtomicU64::new(1)), BTreeMap::new(), JoinSet::new());
-        let mut roster = Roster { watch, dial, peers, config, keys, seats, next_place: 0, links, end };
+        let mut roster = Roster { watch, dial, peers, config, keys, seats, next_place: 0, n_looks: 0, links, end };
         for Coordinator { name, channel } in given {
             // Whoever holds a sender could say otherwise; nobody will.
             drop(roster.sit(&name, Target { channel, incarnation: 0, is_listed: true }));
@@ -84,13 +88,48 @@ impl Roster {
     /// Until `end`, and then until every link has ended.
     pub async fn run(mut self) {
         let end = self.end.clone();
+        let mut looks = interval(self.config.waits.judge_every);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
                 change = next(&mut self.watch), if !end.is_cancelled() => self.apply(change),
                 Some(ended) = self.links.join_next() => self.ended(ended),
                 () = end.cancelled(), if !end.is_cancelled() => {}
+                _ = looks.tick(), if !end.is_cancelled() => self.judge(),
                 else => return,
+            }
+        }
+    }
+
+    /// Who gets nothing new for a while, and who is tried again.
+    fn judge(&mut self) {
+        self.n_looks += 1;
+        for (place, turn) in self.peers.judge(self.n_looks) {
+            let mut name = String::new();
+            self.peers.show(place, |view| {
+                name.clone_from(&view.name);
+                view.shunned = match turn {
+                    Turn::Shunned { cause, .. } => Some(cause.label()),
+                    Turn::Tried => view.shunned,
+                    Turn::Trusted => None,
+                };
+            });
+            match turn {
+                Turn::Shunned { cause, seconds } => {
+                    tracing::warn!(
+                        replica = name,
+                        cause = cause.label(),
+                        seconds,
+                        "a replica gets nothing new for a while"
+                    );
+                    metrics::replica_shunned(&name, Some(cause.label()));
+                }
+                Turn::Tried => tracing::info!(replica = name, "a replica that was shunned is tried"),
+                Turn::Trusted => {
+                    tracing::info!(replica = name, "a replica that was shunned is trusted again");
+                    metrics::replica_shunned(&name, None);
+                }
             }
         }
     }

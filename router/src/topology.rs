@@ -34,7 +34,7 @@ fn unix_seconds(time: SystemTime) -> u64 {
 }
 
 fn replica(view: &View) -> v1::ReplicaTopology {
-    let Some(state) = view.state.clone() else {
+    let Some(mut state) = view.state.clone() else {
         let phase = if view.replica.is_some() { "ready" } else { "absent" };
         return with_name(view, v1::ReplicaTopology { phase: phase.into(), ..v1::ReplicaTopology::default() });
     };
@@ -54,7 +54,7 @@ fn replica(view: &View) -> v1::ReplicaTopology {
         n_spares: state.n_spares,
         predicted_tokens_per_s_low: state.prediction.as_ref().map(|prediction| prediction.tokens_per_s_low),
         predicted_tokens_per_s_high: state.prediction.as_ref().map(|prediction| prediction.tokens_per_s_high),
-        bottleneck: state.prediction.map(|prediction| prediction.bottleneck).unwrap_or_default(),
+        bottleneck: state.prediction.take().map(|prediction| prediction.bottleneck).unwrap_or_default(),
         alone_tokens_per_s: measured(actual.alone_tokens_per_s),
         busy_tokens_per_s: measured(actual.busy_tokens_per_s),
         tokens: actual.tokens,
@@ -62,13 +62,34 @@ fn replica(view: &View) -> v1::ReplicaTopology {
         starved: actual.starved,
         steps_early: actual.steps_early,
         backlog_tokens: state.backlog_tokens,
+        wanted: wanted(&state),
+        apart: state.apart.iter().map(apart).collect(),
         ..v1::ReplicaTopology::default()
     };
     with_name(view, replica)
 }
 
+/// Where it is not in force.
+fn wanted(state: &wire::State) -> Option<v1::replica_topology::Wanted> {
+    let (tp, pp) = (state.wanted_tp, state.wanted_pp);
+    (tp > 0 && (tp, pp) != (state.tp, state.pp)).then_some(v1::replica_topology::Wanted { tp, pp })
+}
+
+fn apart(apart: &wire::Apart) -> v1::ApartTopology {
+    v1::ApartTopology {
+        host: apart.host.clone(),
+        address: apart.address.clone(),
+        other_host: apart.other_host.clone(),
+        other_address: apart.other_address.clone(),
+        why: apart.why.clone(),
+        seconds: apart.micros.div_ceil(1_000_000),
+    }
+}
+
 fn with_name(view: &View, mut replica: v1::ReplicaTopology) -> v1::ReplicaTopology {
     replica.replica.clone_from(&view.name);
+    replica.suspected = view.is_suspected;
+    replica.shunned = view.shunned.unwrap_or_default().into();
     if let Some(known) = view.replica.as_deref() {
         replica.model.clone_from(&known.model);
         replica.context = known.context;
@@ -147,8 +168,12 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "phase": replica.phase,
         "epoch": named(&replica.epoch),
         "grid": { "tp": replica.tp, "pp": replica.pp },
+        "wanted": replica.wanted.map(|wanted| json!({ "tp": wanted.tp, "pp": wanted.pp })),
+        "apart": replica.apart.iter().map(apart_json).collect::<Vec<_>>(),
         "requests": { "waiting": replica.n_waiting, "running": replica.n_running },
         "backlog_tokens": replica.backlog_tokens,
+        "suspected": replica.suspected,
+        "shunned": Some(&replica.shunned).filter(|why| !why.is_empty()),
         "blocks": { "used": replica.blocks_used, "total": replica.blocks_total },
         "tokens_per_s": {
             "predicted": predicted.map(|(low, high)| json!({
@@ -163,6 +188,17 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "steps_early": replica.steps_early,
         "spares": replica.n_spares,
         "ranks": replica.ranks.iter().map(rank_json).collect::<Vec<_>>(),
+    })
+}
+
+fn apart_json(apart: &v1::ApartTopology) -> Value {
+    json!({
+        "host": apart.host,
+        "address": apart.address,
+        "other_host": apart.other_host,
+        "other_address": apart.other_address,
+        "why": apart.why,
+        "seconds": apart.seconds,
     })
 }
 
@@ -214,9 +250,16 @@ mod tests {
             blocks_used: 1,
             blocks_total: 4,
             ranks,
-            prediction: Some(prediction),
+            prediction: Some(prediction.into()),
+            tp: 2,
+            pp: 1,
+            wanted_tp: 2,
+            wanted_pp: 2,
+            apart: vec![wire::Apart { host: "a".into(), micros: 1_000_001, ..wire::Apart::default() }],
             ..wire::State::default()
         };
+        let as_wanted = wire::State { pp: 2, ..state.clone() };
+        assert_eq!((wanted(&as_wanted), wanted(&wire::State::default())), (None, None));
         let views = [View { replica: None, state: Some(state), ..View::of("here") }, View::of("there")];
         let since = UNIX_EPOCH + std::time::Duration::from_secs(7);
         let health = Health { since, away: Some("no answer".into()) };
@@ -230,6 +273,8 @@ mod tests {
         assert_eq!(replica["tokens_per_s"]["predicted"]["bottleneck"], "compute");
         assert!(replica["tokens_per_s"]["alone"].is_null() && replica["replica"] == "here");
         assert_eq!(replica["ranks"][0]["step_micros"]["compute"], 5000.0);
+        assert_eq!(replica["wanted"], json!({ "tp": 2, "pp": 2 }));
+        assert_eq!((&replica["apart"][0]["host"], &replica["apart"][0]["seconds"]), (&json!("a"), &json!(2)));
         let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
         assert_eq!(page["store"], store);
         assert!(json(&super::topology(&[], None))["store"].is_null());

@@ -51,8 +51,23 @@ const CACHE: Metric = alias(
     &["vllm:cache_config_info"],
     "1: how the KV cache is laid out now, in the labels; 0: how it was.",
 );
-const GAUGES: [&Metric; 10] =
-    [&RUNNING, &WAITING, &KV_USAGE, &BLOCKS, &EPOCH, &RANKS_READY, &RANK_SLOW, &STORE_CONNECTED, &STORE_SINCE, &CACHE];
+const REPLICA_SHUNNED: Metric = metric(
+    "lockstep:replica_shunned",
+    "1: this router gives the replica nothing new for a while, because it is slow or breaks often.",
+);
+const GAUGES: [&Metric; 11] = [
+    &REPLICA_SHUNNED,
+    &RUNNING,
+    &WAITING,
+    &KV_USAGE,
+    &BLOCKS,
+    &EPOCH,
+    &RANKS_READY,
+    &RANK_SLOW,
+    &STORE_CONNECTED,
+    &STORE_SINCE,
+    &CACHE,
+];
 
 const PREFIX_QUERIES: Metric = alias(
     "lockstep:prefix_queries_total",
@@ -95,7 +110,21 @@ const NOT_SENT: Metric = metric(
     "lockstep:otlp_dropped_total",
     "Spans, logs and points of metrics that no collector has: its queue was full, it refused them, or was not there.",
 );
-const COUNTERS: [&Metric; 20] = [
+const REPLICAS_SHUNNED: Metric =
+    metric("lockstep:replicas_shunned_total", "Times that a router gave a replica nothing new for a while, by cause.");
+const REPLICAS_SUSPECTED: Metric =
+    metric("lockstep:replicas_suspected_total", "Times that a router heard nothing of a replica for some beats.");
+const TENANT_REQUESTS: Metric =
+    metric("lockstep:tenant_requests_total", "Requests of a tenant that came to a router, refused ones among them.");
+const TENANT_REFUSED: Metric =
+    metric("lockstep:tenant_refused_total", "Requests of a tenant that were not served, by reason.");
+const TENANT_PROMPT_TOKENS: Metric =
+    metric("lockstep:tenant_prompt_tokens_total", "Tokens of a tenant's prompts that were computed or found.");
+const TENANT_GENERATION_TOKENS: Metric =
+    metric("lockstep:tenant_generation_tokens_total", "Tokens that went out to a tenant.");
+const COUNTERS: [&Metric; 26] = [
+    &REPLICAS_SHUNNED,
+    &REPLICAS_SUSPECTED,
     &PREFIX_QUERIES,
     &PREFIX_HITS,
     &PREEMPTIONS,
@@ -116,6 +145,10 @@ const COUNTERS: [&Metric; 20] = [
     &STEPS_EARLY,
     &SENT,
     &NOT_SENT,
+    &TENANT_REQUESTS,
+    &TENANT_REFUSED,
+    &TENANT_PROMPT_TOKENS,
+    &TENANT_GENERATION_TOKENS,
 ];
 
 const FIRST_TOKEN: Metric = alias(
@@ -159,12 +192,17 @@ const AI_PER_TOKEN: Metric = conventional(
 );
 const AI_TOKENS: Metric =
     conventional("gen_ai_client_token_usage", "gen_ai.client.token.usage", "{token}", "Tokens read and written.");
-const HISTOGRAMS: [(&Metric, &[f64]); 11] = [
+const TENANT_WAIT: Metric = metric(
+    "lockstep:tenant_queue_seconds",
+    "From a tenant's request being let in to the first word of the replica: in queues, and computing the prompt.",
+);
+const HISTOGRAMS: [(&Metric, &[f64]); 12] = [
     (&FIRST_TOKEN, &SECONDS),
     (&BETWEEN_TOKENS, &SECONDS),
     (&REQUEST_SECONDS, &SECONDS),
     (&STEP_SECONDS, &SECONDS),
     (&RECOVERY_SECONDS, &SECONDS),
+    (&TENANT_WAIT, &SECONDS),
     (&REQUEST_PROMPT, &TOKENS),
     (&REQUEST_OUTPUT, &TOKENS),
     (&AI_REQUEST, &AI_REQUEST_SECONDS),
@@ -437,6 +475,41 @@ pub fn store(is_connected: bool, since: Duration) {
 }
 
 // -- the router's
+
+/// Gives it nothing new from now on, and why; or does again.
+pub fn replica_shunned(name: &str, cause: Option<&'static str>) {
+    let replica = Label::new("replica", name.to_owned());
+    REPLICA_SHUNNED.set(f64::from(u8::from(cause.is_some())), std::slice::from_ref(&replica));
+    if let Some(cause) = cause {
+        REPLICAS_SHUNNED.add(1, &[replica, Label::from_static_parts("cause", cause)]);
+    }
+}
+
+pub fn replica_suspected(name: &str) {
+    REPLICAS_SUSPECTED.add(1, &[Label::new("replica", name.to_owned())]);
+}
+
+fn tenant(label: &Arc<str>) -> Label {
+    Label::new("tenant", label.clone())
+}
+
+/// A tenant is told by the name of its key; the router sees to it that there are few.
+pub fn tenant_request(label: &Arc<str>) {
+    TENANT_REQUESTS.add(1, &[tenant(label)]);
+}
+
+pub fn tenant_refused(label: &Arc<str>, reason: &'static str) {
+    TENANT_REFUSED.add(1, &[tenant(label), Label::from_static_parts("reason", reason)]);
+}
+
+pub fn tenant_tokens(label: &Arc<str>, n_prompt: u64, n_output: u64) {
+    TENANT_PROMPT_TOKENS.add(n_prompt, &[tenant(label)]);
+    TENANT_GENERATION_TOKENS.add(n_output, &[tenant(label)]);
+}
+
+pub fn tenant_waited(label: &Arc<str>, took: Duration) {
+    TENANT_WAIT.observe(took, &[tenant(label)]);
+}
 
 pub fn first_token(after: Duration) {
     FIRST_TOKEN.observe(after, &[]);

@@ -63,6 +63,7 @@ impl Intruder {
             epoch_n: self.place.epoch_n,
             policy_digest: policy.0.to_vec(),
             weight_bytes: 1,
+            unread: String::new(),
         };
         self.runtime.block_on(self.up.send(frame(Frame::Loaded(loaded)))).unwrap();
     }

@@ -95,7 +95,9 @@ impl Call {
             router = (router + 1) % ROUTERS;
         }
         self.record.note(&self.name(), format!("ends with {} tokens", self.got.len()));
-        self.record.seen().open.remove(&self.number);
+        let mut seen = self.record.seen();
+        seen.open.remove(&self.number);
+        seen.ended_millis.insert(self.number, millis());
     }
 
     fn request(&self) -> v1::GenerateRequest {

@@ -3,6 +3,7 @@
 use crate::cast::routers;
 use crate::client::millis;
 use crate::net::channel;
+use crate::peace;
 use crate::record::Record;
 use crate::rules::{RECOVERY_MILLIS, Rules};
 use crate::script::{CALM_MILLIS, Fault, Host, What};
@@ -24,11 +25,14 @@ pub async fn play(rules: Arc<Rules>, record: Record) -> turmoil::Result {
     for fault in scales.copied() {
         tokio::spawn(scale(fault, record.clone()));
     }
+    let channels: Vec<Channel> = routers().map(|router| channel(&router.name())).collect();
+    if rules.script.faults.is_empty() {
+        peace::watch(&rules, &record, &channels[0]).await;
+    }
     while !record.seen().open.is_empty() || millis() < CALM_MILLIS {
         sleep(LOOK).await;
     }
     let by_millis = millis().max(CALM_MILLIS + RECOVERY_MILLIS - REST_MILLIS) + REST_MILLIS;
-    let channels: Vec<Channel> = routers().map(|router| channel(&router.name())).collect();
     loop {
         let Err(unrest) = rest(&channels).await else { break };
         if millis() > by_millis {
@@ -60,13 +64,7 @@ async fn scale(fault: Fault, record: Record) {
 /// Every router sees every replica ready, with nothing waiting, nothing running and no block in use.
 async fn rest(channels: &[Channel]) -> Result<(), String> {
     for channel in channels {
-        let mut client = InferenceClient::new(channel.clone());
-        let topology = match timeout(LOOK * 4, client.get_topology(v1::GetTopologyRequest::default())).await {
-            Ok(Ok(reply)) => reply.into_inner(),
-            Ok(Err(status)) => return Err(format!("{status:?}")),
-            Err(_) => return Err("no answer".into()),
-        };
-        for replica in topology.replicas {
+        for replica in topology(channel).await?.replicas {
             let held = (replica.n_waiting, replica.n_running, replica.blocks_used);
             if replica.phase != "ready" || held != (0, 0, 0) {
                 let (name, phase) = (replica.replica, replica.phase);
@@ -75,4 +73,13 @@ async fn rest(channels: &[Channel]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+pub async fn topology(router: &Channel) -> Result<v1::Topology, String> {
+    let mut client = InferenceClient::new(router.clone());
+    match timeout(LOOK * 4, client.get_topology(v1::GetTopologyRequest::default())).await {
+        Ok(Ok(reply)) => Ok(reply.into_inner()),
+        Ok(Err(status)) => Err(format!("{status:?}")),
+        Err(_) => Err("no answer".into()),
+    }
 }

@@ -133,6 +133,7 @@ impl Load for SimRank {
         let (sim, ready) = { timeless }.load(assignment, ended)?;
         let (epoch, rank) = (assignment.epoch, assignment.rank);
         self.mesh.record.note(&self.mesh.name, format!("loads rank {} of {epoch}", rank.0));
+        self.mesh.record.seen().epochs.insert((epoch.incarnation, epoch.n));
         let place = Place {
             sim,
             times: self.sim.clone(),

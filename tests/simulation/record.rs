@@ -19,6 +19,10 @@ pub struct Seen {
     pub counts: BTreeMap<&'static str, u64>,
     /// Calls that have not ended.
     pub open: BTreeSet<usize>,
+    /// When the others did.
+    pub ended_millis: BTreeMap<usize, u64>,
+    /// In which a rank has begun to load: a replica that nobody disturbs has one.
+    pub epochs: BTreeSet<(u64, u32)>,
     /// How each process that runs is asked to stop.
     pub stops: BTreeMap<String, CancellationToken>,
     /// Ranks that do not compute for now.

@@ -19,7 +19,7 @@ const DRAIN_MILLIS: u64 = 31_000;
 /// that blame each other wait up to as long, a coordinator that nobody reaches is noticed within ten.
 pub const RECOVERY_MILLIS: u64 = 25_000;
 /// For a request in a cluster that is well: behind all others.
-const SERVED_MILLIS: u64 = 6_000;
+pub const SERVED_MILLIS: u64 = 6_000;
 pub const ENDS_MAX_MILLIS: u64 = 45_000;
 
 pub struct Rules {

@@ -9,6 +9,13 @@ use core::fmt;
 pub struct BlockHash(pub [u8; 16]);
 
 impl BlockHash {
+    /// The secret at the root of every name, from one that a cluster has.
+    pub fn salt(secret: &[u8]) -> [u8; 16] {
+        let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 block hash salt");
+        hasher.update(secret);
+        BlockHash::first_half(&hasher).0
+    }
+
     /// Where every chain of one tenant, adapter and policy begins. `salt` is the cluster's secret, so that nobody
     /// outside can aim at a hash.
     pub fn root(policy: &PolicyDigest, tenant: TenantId, adapter: Option<AdapterId>, salt: &[u8; 16]) -> BlockHash {
@@ -35,6 +42,12 @@ impl BlockHash {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&bytes);
         BlockHash::first_half(&hasher)
+    }
+
+    /// The first 64 bits: enough to guess by who has a block, and never to share one by.
+    pub fn short(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 
     fn first_half(hasher: &blake3::Hasher) -> BlockHash {

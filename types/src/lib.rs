@@ -25,7 +25,7 @@ pub use id::{AdapterId, BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantI
 pub use layout::{Layout, Part, Shares, Stage};
 pub use leaves::Leaves;
 pub use policy::{DeviceClass, Numerics, PolicyDigest};
-pub use request::{Constraint, Goal, Priority, Request, Span, SpanKind};
+pub use request::{Constraint, Goal, Priority, Request, Span, SpanKind, Weight};
 pub use sampling::{Dry, Penalties, Sampling, Xtc};
 pub use step::{BlockCopy, Finish, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob, TokenOut, Want};
 pub use topology::{Grid, Place};

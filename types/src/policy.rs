@@ -42,6 +42,16 @@ impl Numerics<'_> {
     /// Grows with every change to the numeric policy that can change a bit.
     pub const VERSION: u32 = 1;
 
+    /// Weights as they are stored, and nothing beside them.
+    pub fn plain<'a>(
+        device_class: DeviceClass,
+        activations: &'a str,
+        kv_dtype: &'a str,
+        weights: [u8; 32],
+    ) -> Numerics<'a> {
+        Numerics { device_class, activations, kv_dtype, weights, quantization: "none", adapter: None }
+    }
+
     pub fn digest(&self) -> PolicyDigest {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 numeric policy");
         hasher.update(&Self::VERSION.to_le_bytes());

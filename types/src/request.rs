@@ -12,6 +12,8 @@ use core::ops::Range;
 pub struct Request {
     pub id: RequestId,
     pub tenant: TenantId,
+    /// Of its tenant, among all that want more than there is. The stream does not depend on it.
+    pub weight: Weight,
     pub prompt: Tokens,
     pub output: Tokens,
     pub sampling: Sampling,
@@ -40,6 +42,16 @@ pub enum Goal {
 /// Lower is sooner. Requests of one priority are served in order of arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority(pub i8);
+
+/// How much a tenant gets beside others: in proportion. Zero counts as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Weight(pub u16);
+
+impl Default for Weight {
+    fn default() -> Self {
+        Weight(1)
+    }
+}
 
 /// A grammar, compiled by the router; masks are made beside the sampler from the token log.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -58,6 +58,8 @@ fn assignment(args: &Args) -> Result<Assignment, Fault> {
         batch_tokens_max: BATCH_TOKENS_MAX,
         running_max: 1,
         timeouts: worker::Timeouts::default(),
+        policy: None,
+        reading: 0,
     })
 }
 

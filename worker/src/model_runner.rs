@@ -4,6 +4,7 @@
 //! A step on a rank: ends and starts; on the first stage, what the sampler drew in earlier steps, if a row needs it;
 //! the rows; the pass, which all ranks make together; on the sampler the draws, which it tells the first stage.
 
+use crate::kept::{Held, Lent, Of, Shelf};
 use crate::runner::{Assignment, Load, LoadError, Loaded, Ready, RunError, Runner};
 use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};
 use backend::cpu::{Cpu, CpuConfig, Isa};
@@ -15,12 +16,11 @@ use model::{KvCache, Limits, Model};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use types::{BLOCKS_MAX, DeviceClass, Part, Step, StepDone, Token, TokenOut, Unsupported};
+use types::{BLOCKS_MAX, DeviceClass, Part, PolicyDigest, Step, StepDone, Token, TokenOut, Unsupported};
 
-pub struct ModelRunner<D: Device> {
-    device: D,
+pub struct ModelRunner<D: Device + 'static> {
+    lent: Lent<D>,
     collective: Collective,
-    model: Model<D>,
     kv: KvCache<D>,
     sequences: Sequences,
     is_sampler: bool,
@@ -34,23 +34,16 @@ pub struct ModelRunner<D: Device> {
     state: Vec<f32>,
 }
 
-impl<D: Device> ModelRunner<D> {
-    pub fn new(
-        device: D,
-        collective: Collective,
-        model: Model<D>,
-        kv: KvCache<D>,
-        limits: SequenceLimits,
-        hidden: usize,
-    ) -> ModelRunner<D> {
+impl<D: Device + 'static> ModelRunner<D> {
+    fn new(lent: Lent<D>, collective: Collective, kv: KvCache<D>, limits: SequenceLimits) -> ModelRunner<D> {
         let outputs_max = limits.outputs_max();
         let part = collective.part();
         let (sequences, is_sampler) = (Sequences::new(limits, Tokens::of(part)), part.is_sampler());
         let batch = sequences.new_batch();
         let (draws, drawn) = (Vec::with_capacity(outputs_max), Vec::with_capacity(outputs_max));
         let told = Vec::with_capacity(outputs_max);
-        let state = vec![0.0; hidden];
-        ModelRunner { device, collective, model, kv, sequences, is_sampler, batch, draws, drawn, told, state }
+        let state = vec![0.0; lent.get().spec.hidden as usize];
+        ModelRunner { lent, collective, kv, sequences, is_sampler, batch, draws, drawn, told, state }
     }
 
     /// Everything up to the rows of the step.
@@ -65,18 +58,19 @@ impl<D: Device> ModelRunner<D> {
     }
 
     fn pass(&mut self, step: &Step) -> model::Result<()> {
-        let logits = self.model.forward(&self.device, &mut self.collective, &self.batch, &mut self.kv)?;
+        let Held { device, model, .. } = self.lent.get_mut();
+        let logits = model.forward(device, &mut self.collective, &self.batch, &mut self.kv)?;
         if let Some(logits) = logits {
             let mut draws = emptied(std::mem::take(&mut self.draws));
             self.sequences.draws(step, &mut draws);
-            self.device.draw(logits, &draws, &mut self.drawn);
+            device.draw(logits, &draws, &mut self.drawn);
             self.draws = emptied(draws);
         }
-        if let (true, true, Some(hidden)) = (self.is_sampler, self.batch.wants_hidden, self.model.hidden()) {
-            let read = |row: usize, state: &mut [f32]| self.device.read(hidden, row..row + 1, state);
+        if let (true, true, Some(hidden)) = (self.is_sampler, self.batch.wants_hidden, model.hidden()) {
+            let read = |row: usize, state: &mut [f32]| device.read(hidden, row..row + 1, state);
             self.sequences.pool(step, &self.batch, &mut self.state, read);
         }
-        Ok(self.device.settle()?)
+        Ok(device.settle()?)
     }
 
     /// The logs grow. A message goes to the first stage for each step that has draws, and for no other.
@@ -90,14 +84,20 @@ impl<D: Device> ModelRunner<D> {
     }
 }
 
-impl<D: Device> Runner for ModelRunner<D> {
+impl<D: Device + 'static> Runner for ModelRunner<D> {
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
         let begun = Instant::now();
         step.supported()?;
         self.begin(step)?;
         self.drawn.clear();
         if self.batch.n_rows() > 0 {
-            self.pass(step).map_err(run_error)?;
+            self.lent.begin();
+            let passed = self.pass(step);
+            // Others may leave in the middle of a pass: the next one begins with nothing of it.
+            if matches!(passed, Ok(()) | Err(model::Error::Collective(_))) {
+                self.lent.end();
+            }
+            passed.map_err(run_error)?;
         }
         self.finish(step, done)?;
         done.micros = u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX);
@@ -149,13 +149,15 @@ pub struct ModelLoader {
     /// Where peers find this worker, if it is to have any.
     pub doorway: Option<Arc<Doorway>>,
     pub wire: Wire,
+    /// What its last rank held.
+    pub shelf: Shelf,
 }
 
 impl ModelLoader {
     /// For the CPU, with the widest instructions that this machine has, and without peers.
     pub fn new(threads: usize) -> ModelLoader {
         let (place, isa) = (Place::Cpu, Isa::detect());
-        ModelLoader { place, threads, isa, spin: true, doorway: None, wire: Wire::default() }
+        ModelLoader { place, threads, isa, spin: true, doorway: None, wire: Wire::default(), shelf: Shelf::default() }
     }
 
     /// The runner of the rank that `collective` is, and what it found.
@@ -203,11 +205,12 @@ impl ModelLoader {
     ) -> Result<(Box<dyn Prepared>, Ready), LoadError> {
         match &self.place {
             Place::Cpu => {
-                let device = Cpu::new(self.cpu(activations(&assignment.activations)?)).map_err(failed(assignment))?;
-                on_device(device, assignment, part, ended)
+                let config = self.cpu(activations(&assignment.activations)?);
+                on_device(|| Cpu::new(config).map_err(failed(assignment)), &self.shelf, assignment, part, ended)
             }
             Place::Cuda { ordinal, cache } => {
-                on_device(self.cuda(*ordinal, cache.as_deref(), assignment)?, assignment, part, ended)
+                let open = || self.cuda(*ordinal, cache.as_deref(), assignment);
+                on_device(open, &self.shelf, assignment, part, ended)
             }
         }
     }
@@ -229,32 +232,77 @@ impl ModelLoader {
 
 /// What a rank holds, on any device, and what it found.
 fn on_device<D: Device + 'static>(
-    device: D,
+    open: impl FnOnce() -> Result<D, LoadError>,
+    shelf: &Shelf,
     assignment: &Assignment,
     part: &Part,
     ended: &Ended,
 ) -> Result<(Box<dyn Prepared>, Ready), LoadError> {
-    let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
+    let begun = Instant::now();
+    let told = assignment.policy.map(|policy| Of::new(policy, assignment, part));
+    let kept = shelf.take::<D>(told.as_ref());
+    let was_kept = kept.as_ref().is_some_and(|kept| kept.reading == assignment.reading);
+    let (held, unread) = match kept {
+        Some(kept) if was_kept => (kept, None),
+        Some(kept) => again(kept, assignment, part, ended)?,
+        None => (read(open()?, assignment, part, ended)?, None),
+    };
+    let Held { device, spec, policy, .. } = &held;
+    let (limits, specs) = sizes(assignment, spec, part, device.class())?;
+    let kv = KvCache::new(device, &specs).map_err(failed(assignment))?;
+    let ready = Ready { policy: *policy, weight_bytes: held.model.weight_bytes() as u64, unread };
+    let millis = begun.elapsed().as_millis() as u64;
+    let (epoch, rank) = (assignment.epoch, assignment.rank.0);
+    tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
+    let of = Of::new(*policy, assignment, part);
+    Ok((Box::new(Parts { lent: shelf.lend(held, of), kv, limits }), ready))
+}
+
+/// What is held is read again, where it still can be: a file that is gone, or is of another model, costs nobody his
+/// rank. The old goes first: there may not be room for two.
+fn again<D: Device>(
+    kept: Held<D>,
+    assignment: &Assignment,
+    part: &Part,
+    ended: &Ended,
+) -> Result<(Held<D>, Option<String>), LoadError> {
+    let found = Checkpoint::open(&assignment.model_path).map_err(|error| error.to_string());
+    let found = found.and_then(|checkpoint| policy(assignment, &checkpoint, &kept.device).map_err(|e| e.to_string()));
+    let why = match found {
+        Ok(found) if found == kept.policy => None,
+        Ok(found) => Some(format!("what is there is of policy {found}, the replica serves under {}", kept.policy)),
+        Err(error) => Some(error),
+    };
+    if let Some(why) = why {
+        let path = assignment.model_path.display();
+        tracing::warn!(%path, why, "the model cannot be read again: this rank goes on with what it has");
+        return Ok((kept, Some(format!("{path}: {why}"))));
+    }
+    let Held { device, model, .. } = kept;
+    drop(model);
+    Ok((read(device, assignment, part, ended)?, None))
+}
+
+fn read<D: Device>(device: D, assignment: &Assignment, part: &Part, ended: &Ended) -> Result<Held<D>, LoadError> {
     let checkpoint = Checkpoint::open(&assignment.model_path).map_err(failed(assignment))?;
-    let (spec, class) = (checkpoint.spec(), device.class());
-    let limits = sequence_limits(assignment, spec, part, class, kv_dtype)?;
+    let (limits, _) = sizes(assignment, checkpoint.spec(), part, device.class())?;
     let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
-    let limits_of_model = Limits { rows_max, outputs_max, context: assignment.context };
-    let model = Model::load_until(&checkpoint, &device, part, limits_of_model, ended).map_err(failed(assignment))?;
-    let specs = model::kv_specs(spec, part, class, kv_dtype, &limits.n_blocks);
-    let kv = KvCache::new(&device, &specs).map_err(failed(assignment))?;
-    let policy = model::policy(&checkpoint, class, activations, kv_dtype);
-    let ready = Ready { policy, weight_bytes: model.weight_bytes() as u64 };
-    Ok((Box::new(Parts { device, model, kv, limits, hidden: spec.hidden as usize }), ready))
+    let limits = Limits { rows_max, outputs_max, context: assignment.context };
+    let model = Model::load_until(&checkpoint, &device, part, limits, ended).map_err(failed(assignment))?;
+    let (policy, spec) = (policy(assignment, &checkpoint, &device)?, checkpoint.spec().clone());
+    Ok(Held { device, model, spec, policy, reading: assignment.reading })
+}
+
+fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, Unsupported> {
+    let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
+    Ok(model::policy(checkpoint, device.class(), activations, kv_dtype))
 }
 
 /// All of a runner but the other ranks.
-struct Parts<D: Device> {
-    device: D,
-    model: Model<D>,
+struct Parts<D: Device + 'static> {
+    lent: Lent<D>,
     kv: KvCache<D>,
     limits: SequenceLimits,
-    hidden: usize,
 }
 
 /// The same, on whichever device.
@@ -264,8 +312,8 @@ trait Prepared: Send {
 
 impl<D: Device + 'static> Prepared for Parts<D> {
     fn with(self: Box<Self>, collective: Collective) -> Box<dyn Runner> {
-        let Parts { device, model, kv, limits, hidden } = *self;
-        Box::new(ModelRunner::new(device, collective, model, kv, limits, hidden))
+        let Parts { lent, kv, limits } = *self;
+        Box::new(ModelRunner::new(lent, collective, kv, limits))
     }
 }
 
@@ -302,13 +350,13 @@ impl Loaded for Apart {
     }
 }
 
-fn sequence_limits(
+/// What a rank has room for, and the KV that it needs for that.
+fn sizes(
     assignment: &Assignment,
     spec: &ModelSpec,
     part: &Part,
     class: DeviceClass,
-    kv_dtype: KvDtype,
-) -> Result<SequenceLimits, LoadError> {
+) -> Result<(SequenceLimits, Vec<KvSpec>), LoadError> {
     if assignment.layout.n_layers() != spec.n_layers {
         return Err(Unsupported("a layout with other layers than the model's").into());
     }
@@ -324,19 +372,21 @@ fn sequence_limits(
     if n_blocks.iter().any(|n_blocks| !(1..=BLOCKS_MAX).contains(n_blocks)) {
         return Err(Unsupported("a pool of no block, or of more than 2^24").into());
     }
-    let needed = kv_bytes(&model::kv_specs(spec, part, class, kv_dtype, &n_blocks));
+    let specs = model::kv_specs(spec, part, class, kv_dtype(&assignment.kv_dtype)?, &n_blocks);
+    let needed = kv_bytes(&specs);
     let available = assignment.kv_bytes;
     if needed > available {
         return Err(LoadError::Memory { what: "the KV cache", needed, available });
     }
-    Ok(SequenceLimits {
+    let limits = SequenceLimits {
         n_vocab: spec.vocab,
         context: assignment.context,
         groups,
         n_blocks,
         rows_max: assignment.batch_tokens_max as usize,
         running_max: assignment.running_max as usize,
-    })
+    };
+    Ok((limits, specs))
 }
 
 impl Load for ModelLoader {

@@ -102,6 +102,10 @@ pub struct Assignment {
     pub running_max: u32,
     /// For the ranks to meet, and for one operation among them.
     pub timeouts: Timeouts,
+    /// Under which the replica serves, where that is known: what holds this part of such a model keeps it.
+    pub policy: Option<PolicyDigest>,
+    /// What was read under another number is read again.
+    pub reading: u32,
 }
 
 /// With which the ranks of an epoch prove to each other that they belong to it.
@@ -115,10 +119,12 @@ impl std::fmt::Debug for MeshSecret {
 }
 
 /// What a rank found when it had loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
     pub policy: PolicyDigest,
     pub weight_bytes: u64,
+    /// Why it has not read the model again though it was to, and goes on with what it had.
+    pub unread: Option<String>,
 }
 
 /// Why a step could not be run. Ends the rank's part in the epoch.

@@ -227,6 +227,7 @@ impl Place {
             epoch_n: epoch.n,
             policy_digest: ready.policy.0.to_vec(),
             weight_bytes: ready.weight_bytes,
+            unread: ready.unread.unwrap_or_default(),
         };
         let answers = assignment.layout.part(rank).is_sampler();
         reports.send(Frame::Loaded(said)).await.then(|| Place { epoch, rank, turn, answers, loaded, reports })

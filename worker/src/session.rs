@@ -231,7 +231,7 @@ impl Session<'_> {
 
 fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
     let (rank, layout) = assign.layout()?;
-    let mesh_secret = MeshSecret(assign.secret()?);
+    let (mesh_secret, policy) = (MeshSecret(assign.secret()?), assign.policy()?);
     let default = Timeouts::default();
     let or = |millis: u64, default| if millis == 0 { default } else { Duration::from_millis(millis) };
     Ok(Assignment {
@@ -252,5 +252,7 @@ fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
             join: or(assign.meet_max_millis, default.join),
             op: or(assign.exchange_max_millis, default.op),
         },
+        policy,
+        reading: assign.reading,
     })
 }

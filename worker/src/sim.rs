@@ -109,15 +109,8 @@ impl Load for Sim {
             let (needed, available) = ((*n_blocks).into(), BLOCKS_MAX.into());
             return Err(LoadError::Memory { what: "a table of the sim's pages", needed, available });
         }
-        let numerics = Numerics {
-            device_class: DeviceClass::Sim,
-            activations: &assignment.activations,
-            kv_dtype: &assignment.kv_dtype,
-            weights: [0; 32],
-            quantization: "none",
-            adapter: None,
-        };
-        let ready = Ready { policy: numerics.digest(), weight_bytes: self.weight_bytes };
+        let numerics = Numerics::plain(DeviceClass::Sim, &assignment.activations, &assignment.kv_dtype, [0; 32]);
+        let ready = Ready { policy: numerics.digest(), weight_bytes: self.weight_bytes, unread: None };
         Ok((Box::new(SimRunner::new(self.clone(), n_blocks)), ready))
     }
 }

@@ -8,8 +8,11 @@ mod common;
 use common::grid::{Threads, layout};
 use common::{Alone, Plan, Played, Player, Ranks, assignment, requests};
 use std::sync::Arc;
-use types::{BlockId, Grid, Layout, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Want};
-use worker::{Assignment, Doorway, MeshSecret, ModelLoader, Wire};
+use types::cache::blocks_for;
+use types::{
+    BlockId, Epoch, Grid, Layout, PolicyDigest, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Want,
+};
+use worker::{Assignment, Doorway, MeshSecret, ModelLoader, RunError, Runner, Wire};
 
 const DEEP: &str = "llama-deep.gguf";
 const N_LAYERS: u32 = 5;
@@ -190,4 +193,54 @@ fn ranks_that_meet_through_doorways_give_the_tokens_of_one_rank() {
         grid.end();
         assert!(played.outputs == expected.outputs, "{wire:?}, tp {tp}, pp {pp}");
     }
+}
+
+/// A peer leaves in the middle of a pass. Whoever is left keeps its weights, and the next pass has nothing of that one.
+#[test]
+fn a_pass_that_is_broken_off_leaves_no_trace_in_what_is_kept() {
+    let (alone_assignment, requests) = (assignment(DEEP), requests(6));
+    let expected = alone(&alone_assignment, &requests);
+    let layout = even(2, 2);
+    let open = |_| Arc::new(Doorway::open("127.0.0.1:0").unwrap());
+    let doorways: Vec<_> = (0..layout.grid().n_ranks()).map(open).collect();
+    let assignment = Assignment {
+        mesh_addresses: doorways.iter().map(|doorway| doorway.address().to_string()).collect(),
+        mesh_secret: MeshSecret([7; 32]),
+        layout: layout.clone(),
+        ..alone_assignment
+    };
+    let loaders: Vec<_> = doorways.iter().map(|door| ModelLoader { doorway: Some(door.clone()), ..loader() }).collect();
+    let step = first_step(&requests[4]);
+    let policy = std::thread::scope(|scope| {
+        let rank = |(rank, loader)| {
+            let (assignment, step) = (Assignment { rank, ..assignment.clone() }, &step);
+            scope.spawn(move || leave_in_a_pass(loader, &assignment, step))
+        };
+        let ranks: Vec<_> = (0..).map(Rank).zip(&loaders).map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).next_back().unwrap()
+    });
+    // There is nothing to read any more.
+    let epoch = Epoch { incarnation: 0, n: 1 };
+    let kept = Assignment { epoch, policy: Some(policy), model_path: "/nowhere".into(), ..assignment };
+    let mut grid = Threads::meet(loaders.into_iter(), &kept, &layout);
+    let played = Player::new(&mut grid, &kept).play(&requests, plan(&layout));
+    grid.end();
+    assert!(played.outputs == expected.outputs);
+}
+
+fn first_step(request: &Request) -> Step {
+    let range = 0..request.prompt.len() as u32;
+    let blocks = (0..blocks_for(range.end)).map(BlockId).collect();
+    let slices = vec![Slice { id: request.id, range, n_draft: 0, want: Want::Last }];
+    Step { starts: vec![request.clone()], slices, blocks, ..Step::default() }
+}
+
+/// The last rank takes no part, and the one beside it waits for it until it is gone.
+fn leave_in_a_pass(loader: &ModelLoader, assignment: &Assignment, step: &Step) -> PolicyDigest {
+    let (mut runner, ready) = loader.build(assignment).unwrap();
+    let ran = (assignment.rank != Rank(3)).then(|| runner.run(step, &mut StepDone::default()));
+    let is_broken_off = matches!(ran, Some(Err(RunError::Collective(_))));
+    assert!(is_broken_off || assignment.rank != Rank(2), "{ran:?}");
+    assert!(is_broken_off || ran.is_none_or(|ran| ran.is_ok()));
+    ready.policy
 }

@@ -7,7 +7,8 @@ mod common;
 
 use backend::cpu::Isa;
 use common::{Alone, Plan, Played, Player, assignment, requests};
-use types::{BlockId, Layout, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
+use std::path::PathBuf;
+use types::{BlockId, Layout, PolicyDigest, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
 use worker::{Assignment, Ended, Load, LoadError, ModelLoader, RunError, Runner};
 
 const MODEL: &str = "llama-f16-sharded";
@@ -115,4 +116,63 @@ fn a_step_that_contradicts_is_refused() {
     let step = Step { slices, blocks: vec![BlockId(0)], ..Step::default() };
     let refused = runner.run(&step, &mut StepDone::default());
     assert!(matches!(refused, Err(RunError::Protocol { step: 0, .. })), "{refused:?}");
+}
+
+/// A folder's files under another name in the temporary folder.
+fn copied(assignment: &Assignment, name: &str) -> PathBuf {
+    let copy = std::env::temp_dir().join(format!("lockstep-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&copy).unwrap();
+    for entry in std::fs::read_dir(&assignment.model_path).unwrap() {
+        let file = entry.unwrap().path();
+        std::fs::copy(&file, copy.join(file.file_name().unwrap())).unwrap();
+    }
+    copy
+}
+
+fn played(runner: &mut dyn Runner, assignment: &Assignment) -> Played {
+    Player::new(&mut Alone::new(runner), assignment).play(&requests(6), ALONE)
+}
+
+#[test]
+fn a_part_that_stays_what_it_was_is_not_read_again_unless_that_is_asked() {
+    let original = assignment(MODEL);
+    let (model_path, elsewhere) = (copied(&original, "kept"), copied(&assignment("llama-f32-tied"), "other"));
+    let away = model_path.with_extension("away");
+    let loader = loader(1);
+    let first = Assignment { model_path: model_path.clone(), ..original };
+    let (mut runner, ready) = loader.build(&first).unwrap();
+    let expected = played(&mut runner, &first);
+    drop(runner);
+
+    // No file is needed, and a second time neither.
+    std::fs::rename(&model_path, &away).unwrap();
+    let kept = Assignment { policy: Some(ready.policy), ..first };
+    for _ in 0..2 {
+        let (mut runner, again) = loader.build(&kept).unwrap();
+        assert_same(&played(&mut runner, &kept), &expected, "kept");
+        assert_eq!(again, ready);
+    }
+
+    // Read again where that can be; whoever cannot goes on, and says why.
+    let anew = Assignment { reading: 1, ..kept.clone() };
+    let (runner, again) = loader.build(&anew).unwrap();
+    assert!(again.unread.as_ref().is_some_and(|why| why.contains("lockstep-kept")), "{again:?}");
+    drop(runner);
+    std::fs::rename(&elsewhere, &model_path).unwrap();
+    let (runner, again) = loader.build(&anew).unwrap();
+    assert!(again.unread.as_ref().is_some_and(|why| why.contains("policy")), "{again:?}");
+    drop(runner);
+    std::fs::remove_dir_all(&model_path).unwrap();
+    std::fs::rename(&away, &model_path).unwrap();
+    let (mut runner, again) = loader.build(&anew).unwrap();
+    assert_same(&played(&mut runner, &anew), &expected, "read again");
+    assert_eq!(again, ready);
+    drop(runner);
+
+    // Another policy, or another part, is another thing: it is read, and cannot be.
+    std::fs::remove_dir_all(&model_path).unwrap();
+    let other = Assignment { policy: Some(PolicyDigest([7; 32])), ..anew.clone() };
+    assert!(matches!(loader.build(&other).err(), Some(LoadError::Model { .. })));
+    // And what was kept is not any more: there might not be room for both.
+    assert!(matches!(loader.build(&anew).err(), Some(LoadError::Model { .. })));
 }

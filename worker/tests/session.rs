@@ -7,8 +7,9 @@ mod common;
 use collective::Collective;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
 use proto::cluster::{
-    Assign, GetModelRequest, Meet, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, Release, ReplicaFrame,
-    RouterFrame, ScaleReply, ScaleRequest, Stage, WorkerFrame, WorkerHello, rank_frame, worker_frame,
+    Assign, GetModelRequest, Meet, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, Release, ReloadReply,
+    ReloadRequest, ReplicaFrame, RouterFrame, ScaleReply, ScaleRequest, Stage, WorkerFrame, WorkerHello, rank_frame,
+    worker_frame,
 };
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -51,6 +52,10 @@ impl Coordinator for Puppet {
         let joined = Joined { down, inbound: request.into_inner(), n_beats: 0 };
         self.joined.send(joined).await.map_err(|_| Status::unavailable("the test is over"))?;
         Ok(Response::new(ReceiverStream::new(frames)))
+    }
+
+    async fn reload(&self, _: Request<ReloadRequest>) -> Result<Response<ReloadReply>, Status> {
+        Err(Status::unimplemented("no model here"))
     }
 
     async fn scale(&self, _: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {

@@ -2,6 +2,7 @@
 //!
 //! A used block with a name is full and computed, and is never written again; so it may have several holders.
 
+use crate::journal::NameChange;
 use crate::lru::Lru;
 use crate::prefix::PrefixIndex;
 use crate::sequence::Table;
@@ -79,6 +80,14 @@ impl Pool {
 
     pub fn find(&self, name: &BlockHash) -> Option<BlockId> {
         self.index.find(name)
+    }
+
+    pub fn name_changes(&mut self, out: &mut Vec<NameChange>) -> bool {
+        self.index.journal.take(out)
+    }
+
+    pub fn names(&self, blocks: core::ops::Range<u32>, out: &mut Vec<u64>) -> bool {
+        self.index.names(blocks, out)
     }
 
     /// An empty block for one holder; the least recently used content goes if nothing is free.

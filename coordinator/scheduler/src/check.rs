@@ -2,7 +2,7 @@
 
 use crate::blocks::Pool;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Place, Sequence, Table};
+use crate::sequence::{Place, Sequence, SequenceIdx, Table};
 use alloc::vec;
 use alloc::vec::Vec;
 use types::cache::blocks_for;
@@ -26,7 +26,9 @@ impl Scheduler {
         assert_eq!(count(Place::Running), self.running.len());
         assert!(self.waiting.iter().all(|idx| self.sequences[idx].place == Place::Waiting));
         assert!(self.running.iter().all(|&idx| self.sequences[idx].place == Place::Running));
-        assert!(self.running.is_sorted_by_key(|&idx| self.sequences[idx].key));
+        let rank = |&idx: &SequenceIdx| (self.sequences[idx].rank, self.sequences[idx].key);
+        assert!(!self.is_ranked || self.running.is_sorted_by_key(rank));
+        assert!(!self.is_ranked || self.tenants.are_many() || self.running.is_sorted_by_key(|idx| rank(idx).1));
         assert_eq!(self.by_id.len(), self.waiting.len() + self.running.len());
         assert!(self.by_id.iter().all(|(id, &idx)| self.sequences[idx].request.id == *id));
         let live = self.by_id.values().map(|&idx| &self.sequences[idx].request);
@@ -35,6 +37,19 @@ impl Scheduler {
         assert!(self.deadlines.iter().all(|(_, id)| self.by_id.contains_key(id)));
         let n_waiting_tokens: u64 = self.waiting.iter().map(|idx| u64::from(self.sequences[idx].n_known())).sum();
         assert_eq!(n_waiting_tokens, self.waiting.n_tokens());
+        self.check_tenants();
+    }
+
+    /// A tenant has what its sequences say, each by itself.
+    fn check_tenants(&self) {
+        self.tenants.check(self.waiting.len(), self.running.len(), self.waiting.n_tokens());
+        for (_, sequence) in self.sequences.iter() {
+            let tenant = self.tenants.get(sequence.tenant);
+            let own = self.sequences.iter().filter(|(_, other)| other.tenant == sequence.tenant);
+            let count = |place| own.clone().filter(|(_, other)| other.place == place).count() as u32;
+            assert_eq!((count(Place::Waiting), count(Place::Running)), (tenant.n_waiting, tenant.n_running));
+        }
+        assert_eq!(self.displaced.len(), 0, "whoever gave way is told so");
     }
 
     fn check_limits(&self) {

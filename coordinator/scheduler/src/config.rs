@@ -7,6 +7,9 @@ use types::{CacheGroup, PolicyDigest, Unsupported};
 /// Deeper than any pipeline; what is in flight is allocated ahead.
 const STEPS_IN_FLIGHT_LIMIT: u32 = 64;
 
+/// All of them are looked at in each step.
+const TENANTS_LIMIT: u32 = 1024;
+
 /// No model has more than three.
 pub(crate) const GROUPS_MAX: usize = 8;
 
@@ -22,6 +25,8 @@ pub struct Config {
     pub waiting_max: u32,
     /// Tokens of the logs of all that wait.
     pub waiting_tokens_max: u64,
+    /// Tenants between which is divided by weight, at the same time. More share one tenant's part.
+    pub tenants_max: u32,
     /// Tokens of one step, all slices together.
     pub batch_tokens_max: u32,
     /// Tokens of one slice.
@@ -58,6 +63,7 @@ impl Default for Config {
             running_max: 64,
             waiting_max: 1024,
             waiting_tokens_max: 4 << 20,
+            tenants_max: 64,
             batch_tokens_max: 512,
             chunk_tokens_max: 512,
             chunk_tokens_min: 128,
@@ -99,6 +105,8 @@ impl Config {
             (self.context_max < 2, "context_max below 2"),
             (self.running_max == 0, "running_max = 0"),
             (self.waiting_max == 0, "waiting_max = 0"),
+            (self.tenants_max == 0, "tenants_max = 0"),
+            (self.tenants_max > TENANTS_LIMIT, "tenants_max above 1024"),
             (self.chunk_tokens_max == 0, "chunk_tokens_max = 0"),
             (self.n_stages == 0, "n_stages = 0"),
             (self.steps_in_flight_max == 0, "steps_in_flight_max = 0"),

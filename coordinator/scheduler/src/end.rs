@@ -41,7 +41,7 @@ impl Scheduler {
     /// From here on nothing is planned for it, so the next step can tell the ranks to forget it.
     pub(crate) fn end(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
-        let (id, key, n_known) = (sequence.request.id, sequence.key, sequence.n_known());
+        let (id, tenant, key, n_known) = (sequence.request.id, sequence.tenant, sequence.key, sequence.n_known());
         self.n_suspects -= u32::from(sequence.is_suspect());
         let before = core::mem::replace(&mut sequence.place, Place::Ending);
         if sequence.held {
@@ -52,11 +52,15 @@ impl Scheduler {
         }
         self.by_id.remove(&id);
         match before {
-            Place::Waiting => self.waiting.remove(key, n_known),
+            Place::Waiting => {
+                self.waiting.remove(tenant, key, n_known);
+                self.tenants.waits_no_more(tenant, n_known);
+            }
             Place::Running => {
-                let at = self.running.partition_point(|&other| self.sequences[other].key < key);
-                debug_assert_eq!(self.running[at], idx);
-                self.running.remove(at);
+                let at = self.running.iter().position(|&other| other == idx);
+                self.running.remove(at.expect("what runs is among the running"));
+                self.tenants.runs_no_more(tenant);
+                self.is_ranked = false;
             }
             Place::Ending => debug_assert!(false, "a request ends once"),
         }

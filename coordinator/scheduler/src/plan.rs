@@ -1,6 +1,7 @@
-//! Plans the next step: what runs goes on, best first, then what waits is admitted into the room that is left.
+//! Plans the next step: what runs goes on, best first, then what waits is admitted into the room that is left. Between
+//! tenants both are divided by weight (`shares.rs`).
 //!
-//! Blocks are given out in the order of the keys, so that whoever must be preempted for them has nothing in this step
+//! Blocks are given out in the order of the running, so that whoever must be preempted for them has nothing in this step
 //! yet. Tokens are given out to decoding sequences first, because a prompt's chunk can be any length and they cannot.
 //! Which of them have a slice in a step is in `turns.rs`; chunks of one prompt may be in flight in every stage at once,
 //! because each stage computes positions in order.
@@ -14,13 +15,16 @@ use types::cache::blocks_for;
 use types::{BLOCK_TOKENS, BlockId, CacheGroup, Micros, SCORED_ROWS_MAX, Slice, Step, StepId};
 
 /// What the running sequences left of a step.
-struct Left {
-    n_tokens: u32,
+pub(crate) struct Left {
+    pub n_tokens: u32,
     /// Rows that may still be scored.
-    n_scores: u32,
+    pub n_scores: u32,
     /// Somebody was preempted or got no blocks: whoever were admitted now would be preempted soon.
-    short: bool,
+    pub short: bool,
 }
+
+/// Blocks of each group that the running will take until their logs are computed.
+pub(crate) type Promised = [u32; GROUPS_MAX];
 
 impl Scheduler {
     /// Fills `step` with the next step, if there is anything to say and not enough in flight.
@@ -45,9 +49,11 @@ impl Scheduler {
     /// Plans slices for which whoever awaits a token is so many steps behind its last one. Without any, nothing has
     /// changed but that somebody may be preempted.
     fn plan_slices(&mut self, distance: u32, now: Micros, step: &mut Step) -> bool {
-        let left = self.plan_running(distance);
-        if !left.short {
-            self.admit(now, left, step);
+        self.rank();
+        let mut left = self.plan_running(distance);
+        self.admit(now, &mut left, step);
+        if self.tenants.are_many() {
+            self.spread(left);
         }
         self.running.iter().any(|&idx| self.sequences[idx].n_planned > 0)
     }
@@ -69,7 +75,9 @@ impl Scheduler {
     /// Gives each running sequence tokens and blocks for its slice of this step.
     fn plan_running(&mut self, distance: u32) -> Left {
         let ahead_max = self.config.slices_ahead_max;
+        self.tenants.begin_step();
         let mut for_chunks = self.config.batch_tokens_max - self.give_turns(distance);
+        self.divide(for_chunks);
         let mut left = Left { n_tokens: self.config.batch_tokens_max, n_scores: SCORED_ROWS_MAX, short: false };
         let n_preemptions = self.counters.preemptions;
         let mut at = 0;
@@ -81,11 +89,15 @@ impl Scheduler {
                 _ if sequence.scores() => n_missing.min(sequence.chunk_max).min(for_chunks).min(left.n_scores),
                 _ => n_missing.min(sequence.chunk_max).min(for_chunks),
             };
-            let scores = sequence.scores();
+            let (scores, tenant) = (sequence.scores(), sequence.tenant);
+            let is_chunk = n_missing > 1;
+            let n_wished = if is_chunk { n_wished.min(self.tenants.get(tenant).for_chunks) } else { n_wished };
             let n_planned = if self.make_room(at, n_wished) { n_wished } else { 0 };
             self.sequences[self.running[at]].n_planned = n_planned;
-            if n_missing > 1 {
+            self.tenants.plan(tenant, n_planned);
+            if is_chunk {
                 for_chunks -= n_planned;
+                self.tenants.take_for_chunks(tenant, n_planned);
             }
             left.n_scores -= if scores { n_planned } else { 0 };
             left.n_tokens -= n_planned;
@@ -105,7 +117,7 @@ impl Scheduler {
             if at + 1 == self.running.len() || self.gives_back(idx, n_blocks) {
                 return false;
             }
-            self.preempt_last();
+            self.preempt(self.running.len() - 1);
         }
         self.take_blocks(idx, n_blocks);
         true
@@ -128,7 +140,7 @@ impl Scheduler {
     }
 
     /// Takes so many blocks of each group.
-    fn take_blocks(&mut self, idx: SequenceIdx, n_blocks: u32) {
+    pub(crate) fn take_blocks(&mut self, idx: SequenceIdx, n_blocks: u32) {
         for (pool, table) in self.pools.iter_mut().zip(&mut self.sequences[idx].tables) {
             let before = pool.n_evictions();
             for _ in 0..n_blocks {
@@ -138,53 +150,74 @@ impl Scheduler {
         }
     }
 
-    /// The least urgent running sequence gives its blocks back and will begin again from its log. Later steps may write
-    /// the blocks at once: ranks run steps in order.
-    fn preempt_last(&mut self) {
-        let Some(idx) = self.running.pop() else { return };
+    /// A running sequence gives its blocks back and will begin again from its log: of those that may be needed the least
+    /// urgent, of the tenant with the most for its weight. Later steps may write the blocks at once: ranks run steps in
+    /// order. Gives back what the step had for it.
+    pub(crate) fn preempt(&mut self, at: usize) -> u32 {
+        let idx = self.running.remove(at);
         self.release(idx);
         let sequence = &mut self.sequences[idx];
+        let (tenant, n_planned) = (sequence.tenant, sequence.n_planned);
         sequence.rewind();
         // The ranks forget it, so that they never hold more than may run; the start brings its log back.
         sequence.held = false;
         self.ends.push(sequence.request.id);
-        self.waiting.insert(sequence.key, idx, sequence.n_known());
+        self.wait(idx);
+        self.tenants.unplan(tenant, n_planned);
+        self.tenants.runs_no_more(tenant);
+        self.is_ranked = false;
         self.counters.preemptions += 1;
+        n_planned
     }
 
     /// Starts those that wait, in their order, while there is room. The first that does not fit holds up the rest, so
     /// that a long prompt is not overtaken for ever.
-    fn admit(&mut self, now: Micros, left: Left, step: &mut Step) {
-        let Left { mut n_tokens, mut n_scores, .. } = left;
-        let mut promised = [0; GROUPS_MAX];
-        self.running.iter().for_each(|&idx| self.promise(idx, &mut promised));
+    fn admit(&mut self, now: Micros, left: &mut Left, step: &mut Step) {
+        let mut promised = self.promised();
         let mut beside_suspect =
             self.n_suspects > 0 && self.running.iter().any(|&idx| self.sequences[idx].is_suspect());
-        while n_tokens > 0 && self.running.len() < self.config.running_max as usize {
+        while self.may_admit(left) {
             let Some(idx) = self.first_waiting(now, beside_suspect) else { return };
             let n_hits = self.n_prefix_hits(idx);
             let scores = self.sequences[idx].scores();
-            if !self.fits(idx, n_hits, &promised) || (scores && n_scores == 0) {
+            let is_room = !left.short && self.has_free_slot() && self.fits(idx, n_hits, &promised);
+            if (scores && left.n_scores == 0) || !(is_room || self.make_way(idx, n_hits, &mut promised, left)) {
                 return;
             }
             self.start(idx, n_hits, step);
             let sequence = &mut self.sequences[idx];
             let n_missing = sequence.n_missing(self.config.slices_ahead_max);
-            sequence.n_planned = n_missing.min(sequence.chunk_max).min(n_tokens);
+            sequence.n_planned = n_missing.min(sequence.chunk_max).min(left.n_tokens);
             if scores {
-                sequence.n_planned = sequence.n_planned.min(n_scores);
-                n_scores -= sequence.n_planned;
+                sequence.n_planned = sequence.n_planned.min(left.n_scores);
+                left.n_scores -= sequence.n_planned;
             }
-            n_tokens -= sequence.n_planned;
+            left.n_tokens -= sequence.n_planned;
             beside_suspect |= sequence.is_suspect();
+            self.tenants.plan(sequence.tenant, sequence.n_planned);
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + sequence.n_planned);
             self.take_blocks(idx, n_blocks);
             self.promise(idx, &mut promised);
         }
     }
 
+    /// Whether somebody might be admitted: into a slot that is free, or into that of a tenant with more than its share.
+    fn may_admit(&self, left: &Left) -> bool {
+        left.n_tokens > 0 && ((!left.short && self.has_free_slot()) || self.tenants.are_many())
+    }
+
+    pub(crate) fn has_free_slot(&self) -> bool {
+        self.running.len() < self.config.running_max as usize
+    }
+
+    pub(crate) fn promised(&self) -> Promised {
+        let mut promised = [0; GROUPS_MAX];
+        self.running.iter().for_each(|&idx| self.promise(idx, &mut promised));
+        promised
+    }
+
     /// Adds the blocks of each group that a running sequence needs for its log, and one more.
-    fn promise(&self, idx: SequenceIdx, promised: &mut [u32; GROUPS_MAX]) {
+    fn promise(&self, idx: SequenceIdx, promised: &mut Promised) {
         let sequence = &self.sequences[idx];
         let n_tokens = sequence.n_known().max(sequence.n_computed + sequence.n_planned);
         for ((pool, table), n_promised) in self.pools.iter().zip(&sequence.tables).zip(promised) {
@@ -202,10 +235,11 @@ impl Scheduler {
     /// The first that waits and may still run. One past its deadline is reported by `expire`. Of the suspects it is the
     /// least suspicious one that may; beside one that runs they are all passed over, and as soon as it has said a
     /// token, the next of them holds up the rest again.
-    fn first_waiting(&self, now: Micros, beside_suspect: bool) -> Option<SequenceIdx> {
+    fn first_waiting(&mut self, now: Micros, beside_suspect: bool) -> Option<SequenceIdx> {
         let is_in_time =
             |idx: &SequenceIdx| self.sequences[*idx].request.deadline.is_none_or(|deadline| now < deadline);
-        let mut in_time = self.waiting.iter().filter(is_in_time);
+        let tenants = self.tenants.order().iter();
+        let mut in_time = tenants.flat_map(|&tenant| self.waiting.of(tenant)).filter(is_in_time);
         if self.n_suspects == 0 {
             return in_time.next();
         }
@@ -243,7 +277,7 @@ impl Scheduler {
 
     /// Whether each pool has blocks for its whole log, beside those that the running need for theirs and one more for
     /// each.
-    fn fits(&self, idx: SequenceIdx, n_hits: u32, promised: &[u32; GROUPS_MAX]) -> bool {
+    pub(crate) fn fits(&self, idx: SequenceIdx, n_hits: u32, promised: &Promised) -> bool {
         let sequence = &self.sequences[idx];
         let start = n_hits * BLOCK_TOKENS;
         self.pools.iter().zip(promised).all(|(pool, n_promised)| {
@@ -273,7 +307,9 @@ impl Scheduler {
     fn start(&mut self, idx: SequenceIdx, n_hits: u32, step: &mut Step) {
         self.n_generations += 1;
         let sequence = &mut self.sequences[idx];
-        self.waiting.remove(sequence.key, sequence.n_known());
+        let (tenant, n_known) = (sequence.tenant, sequence.n_known());
+        self.waiting.remove(tenant, sequence.key, n_known);
+        self.tenants.begins(tenant, n_known);
         sequence.reserve();
         self.share_prefix(idx, n_hits);
         let sequence = &mut self.sequences[idx];
@@ -301,6 +337,7 @@ impl Scheduler {
         }
         let at = self.running.partition_point(|&other| self.sequences[other].key < key);
         self.running.insert(at, idx);
+        self.is_ranked = false;
         self.counters.running_peak = self.counters.running_peak.max(self.running.len() as u32);
     }
 
@@ -323,6 +360,7 @@ impl Scheduler {
             }
         }
         step.ends.append(&mut self.ends);
+        self.tenants.charge();
     }
 
     fn write_slice(&mut self, idx: SequenceIdx, step: &mut Step) {

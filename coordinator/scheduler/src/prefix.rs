@@ -1,5 +1,6 @@
 //! Full blocks by the name of their content. A table of a fixed size, so that naming a block never allocates.
 
+use crate::journal::Journal;
 use alloc::vec;
 use alloc::vec::Vec;
 use types::{BlockHash, BlockId};
@@ -13,6 +14,7 @@ pub(crate) struct PrefixIndex {
     next: Vec<u32>,
     names: Vec<Option<BlockHash>>,
     n_named: u32,
+    pub journal: Journal,
 }
 
 impl PrefixIndex {
@@ -22,6 +24,7 @@ impl PrefixIndex {
             next: vec![NONE; n_blocks as usize],
             names: vec![None; n_blocks as usize],
             n_named: 0,
+            journal: Journal::new(),
         }
     }
 
@@ -52,6 +55,7 @@ impl PrefixIndex {
         self.buckets[bucket] = block.0;
         self.names[block.0 as usize] = Some(name);
         self.n_named += 1;
+        self.journal.note(name.short(), true);
     }
 
     pub fn remove(&mut self, block: BlockId) {
@@ -59,6 +63,7 @@ impl PrefixIndex {
         let bucket = self.bucket(&name);
         let after = core::mem::replace(&mut self.next[block.0 as usize], NONE);
         self.n_named -= 1;
+        self.journal.note(name.short(), false);
         if self.buckets[bucket] == block.0 {
             self.buckets[bucket] = after;
             return;
@@ -68,6 +73,14 @@ impl PrefixIndex {
             at = self.next[at] as usize;
         }
         self.next[at] = after;
+    }
+
+    /// The names of the blocks from one on, of so many blocks. False: these were the last.
+    pub fn names(&self, blocks: core::ops::Range<u32>, out: &mut Vec<u64>) -> bool {
+        let end = (blocks.end as usize).min(self.names.len());
+        let start = (blocks.start as usize).min(end);
+        out.extend(self.names[start..end].iter().flatten().map(BlockHash::short));
+        end < self.names.len()
     }
 
     pub fn n_named(&self) -> u32 {

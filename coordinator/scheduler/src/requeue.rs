@@ -103,7 +103,9 @@ impl Scheduler {
             Place::Running => {
                 self.counters.tokens_requeued += u64::from(sequence.n_computed);
                 sequence.rewind();
-                self.waiting.insert(sequence.key, idx, sequence.n_known());
+                let tenant = sequence.tenant;
+                self.wait(idx);
+                self.tenants.runs_no_more(tenant);
                 self.counters.requeued += 1;
             }
         }

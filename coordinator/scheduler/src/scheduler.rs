@@ -2,14 +2,17 @@
 
 use crate::blocks::Pool;
 use crate::in_flight::InFlight;
+use crate::journal::NameChange;
 use crate::sequence::{SequenceIdx, Sequences};
 use crate::stats::Counters;
+use crate::tenants::Tenants;
 use crate::turns::Turn;
 use crate::waiting::Waiting;
 use crate::{Config, Stats};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use types::{Epoch, Finish, Micros, Request, RequestId, Unsupported};
+use core::ops::Range;
+use types::{CacheKind, Epoch, Finish, Micros, Request, RequestId, Unsupported};
 
 /// What happened to a request: it said a token, or it ended, or both.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +39,13 @@ pub struct Scheduler {
     pub(crate) by_id: BTreeMap<RequestId, SequenceIdx>,
     pub(crate) deadlines: BTreeSet<(Micros, RequestId)>,
     pub(crate) waiting: Waiting,
-    /// In the order of their keys: the first is served first, the last is preempted first.
+    pub(crate) tenants: Tenants,
+    /// Who gave up its place in the queue, until it is asked for.
+    pub(crate) displaced: Vec<RequestId>,
+    /// In the order of their ranks and keys: the first is served first, the last is preempted first.
     pub(crate) running: Vec<SequenceIdx>,
+    /// Nobody has come or gone since the ranks were given.
+    pub(crate) is_ranked: bool,
     /// How many of those that wait or run are suspects.
     pub(crate) n_suspects: u32,
     /// Of each cache group.
@@ -67,6 +75,9 @@ impl Scheduler {
             by_id: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             waiting: Waiting::default(),
+            tenants: Tenants::new(config.tenants_max),
+            displaced: Vec::new(),
+            is_ranked: true,
             running: Vec::with_capacity(config.running_max as usize),
             n_suspects: 0,
             pools: pools(&config),
@@ -101,19 +112,40 @@ impl Scheduler {
         self.sequences.is_empty() && self.in_flight.is_empty() && self.ends.is_empty()
     }
 
-    /// Tokens to be computed before one more request could begin: of those that wait all, and of those that run what is
-    /// known and not computed.
     /// A request that has not ended, with what it has said so far.
     pub fn request(&self, id: RequestId) -> Option<&Request> {
         self.by_id.get(&id).map(|&idx| &self.sequences[idx].request)
     }
 
+    /// Tokens to be computed before one more request could begin: of those that wait all, and of those that run what is
+    /// known and not computed.
     pub fn backlog_tokens(&self) -> u64 {
         let missing = |idx: &SequenceIdx| {
             let sequence = &self.sequences[*idx];
             u64::from(sequence.n_known().saturating_sub(sequence.n_applied))
         };
         self.waiting.n_tokens() + self.running.iter().map(missing).sum::<u64>()
+    }
+
+    /// Of the logs of all that run.
+    pub fn running_tokens(&self) -> u64 {
+        self.running.iter().map(|&idx| u64::from(self.sequences[idx].n_known())).sum()
+    }
+
+    /// What has changed among the names of full blocks since the last call, in order. False: that is not known, and
+    /// `names` says what there is. Of the group by which a prefix is found: a full one, where there is one.
+    pub fn name_changes(&mut self, out: &mut Vec<NameChange>) -> bool {
+        let group = self.told_group();
+        self.pools[group].name_changes(out)
+    }
+
+    /// The names of blocks that are full and computed, of these blocks of the same group. False: there are none behind.
+    pub fn names(&self, blocks: Range<u32>, out: &mut Vec<u64>) -> bool {
+        self.pools[self.told_group()].names(blocks, out)
+    }
+
+    fn told_group(&self) -> usize {
+        self.pools.iter().position(|pool| pool.group.kind == CacheKind::Full).unwrap_or(0)
     }
 
     pub fn stats(&self) -> Stats {

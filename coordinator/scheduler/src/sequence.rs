@@ -1,5 +1,6 @@
 //! One request on its way: its log, how far it is computed and planned, and which blocks it holds.
 
+use crate::tenants::TenantIdx;
 use crate::waiting::Key;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -20,7 +21,10 @@ pub(crate) enum Place {
 pub(crate) struct Sequence {
     /// Its output grows: `prompt ++ output` is the log.
     pub request: Request,
+    pub tenant: TenantIdx,
     pub key: Key,
+    /// Among the running of all tenants, as they were when somebody came or went last: less is sooner.
+    pub rank: u64,
     pub place: Place,
     /// The log never grows beyond.
     pub length_max: u32,
@@ -77,10 +81,19 @@ impl Table {
 }
 
 impl Sequence {
-    pub fn new(request: Request, key: Key, length_max: u32, root: BlockHash, n_groups: usize) -> Sequence {
+    pub fn new(
+        request: Request,
+        tenant: TenantIdx,
+        key: Key,
+        length_max: u32,
+        root: BlockHash,
+        n_groups: usize,
+    ) -> Sequence {
         Sequence {
             request,
+            tenant,
             key,
+            rank: 0,
             place: Place::Waiting,
             length_max,
             held: false,
@@ -106,6 +119,11 @@ impl Sequence {
     /// It was in a step that was lost and has not said a token since: it may be what the ranks broke on.
     pub fn is_suspect(&self) -> bool {
         self.suspicion > 0
+    }
+
+    /// It has said nothing and never ran, here or elsewhere: nobody has a part of its answer.
+    pub fn is_untouched(&self) -> bool {
+        !self.admitted && self.request.output.is_empty()
     }
 
     /// Tokens of the log.

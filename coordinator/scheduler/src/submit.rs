@@ -1,26 +1,45 @@
-//! Takes a request or says why not.
+//! Takes a request or says why not. Where the queue is full, whoever fills it most gives way.
 
 use crate::Rejected;
 use crate::scheduler::Scheduler;
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, SequenceIdx};
+use crate::tenants::Tenant;
 use crate::waiting::Key;
-use types::{BLOCK_TOKENS, BlockHash, Finish, Goal, Micros, Request};
+use alloc::vec::Vec;
+use types::{BLOCK_TOKENS, BlockHash, Finish, Goal, Micros, Request, RequestId, Weight};
 
 impl Scheduler {
     pub fn submit(&mut self, request: Request, now: Micros) -> Result<(), Rejected> {
         let length_max = self.acceptable(&request, now)?;
+        for idx in self.room_to_wait(&request)? {
+            self.displaced.push(self.sequences[idx].request.id);
+            self.end(idx);
+        }
         self.latest = self.latest.max(now);
         let key = Key::new(request.priority, self.latest, self.n_arrivals, self.config.aging_micros);
         self.n_arrivals += 1;
         let root = BlockHash::root(&self.config.policy, request.tenant, request.adapter, &self.config.salt);
         let (id, deadline) = (request.id, request.deadline);
-        let sequence = Sequence::new(request, key, length_max, root, self.pools.len());
-        let n_tokens = sequence.n_known();
+        let tenant = self.tenants.place(request.tenant, request.weight);
+        let sequence = Sequence::new(request, tenant, key, length_max, root, self.pools.len());
         let idx = self.sequences.insert(sequence);
-        self.waiting.insert(key, idx, n_tokens);
+        self.wait(idx);
         self.by_id.insert(id, idx);
         self.deadlines.extend(deadline.map(|deadline| (deadline, id)));
         Ok(())
+    }
+
+    /// Who was taken and gave its place in the queue to another tenant since this was asked last. It has ended without
+    /// an output: whoever asked for it is to be told that the queue is full.
+    pub fn displaced(&mut self) -> Option<RequestId> {
+        self.displaced.pop()
+    }
+
+    pub(crate) fn wait(&mut self, idx: SequenceIdx) {
+        let sequence = &self.sequences[idx];
+        let (tenant, key, n_tokens) = (sequence.tenant, sequence.key, sequence.n_known());
+        self.waiting.insert(tenant, key, idx, n_tokens);
+        self.tenants.waits(tenant, n_tokens);
     }
 
     /// How long the request's log may become, if it can be taken.
@@ -35,9 +54,7 @@ impl Scheduler {
         if request.deadline.is_some_and(|deadline| deadline <= now) {
             return Err(Rejected::Deadline);
         }
-        let length_max = self.length_max(request)?;
-        self.room_to_wait(request.n_tokens() as u64)?;
-        Ok(length_max)
+        self.length_max(request)
     }
 
     /// The longest log that the request may reach, if that fits the context and the pool.
@@ -67,14 +84,40 @@ impl Scheduler {
         Ok(length_max)
     }
 
-    fn room_to_wait(&self, n_tokens: u64) -> Result<(), Rejected> {
-        if self.waiting.len() >= self.config.waiting_max as usize {
-            return Err(Rejected::Full { limit: "waiting_max", max: self.config.waiting_max.into() });
+    /// Who has to give way so that a request can wait: of the tenant with the most in the queue for its weight the last,
+    /// as long as that has no less than whoever asks. Nobody, where there is room.
+    fn room_to_wait(&self, request: &Request) -> Result<Vec<SequenceIdx>, Rejected> {
+        let mut displaced = Vec::new();
+        let (mut n, mut n_tokens) = (self.waiting.len() as u64, self.waiting.n_tokens() + request.n_tokens() as u64);
+        let (max, tokens_max) = (u64::from(self.config.waiting_max), self.config.waiting_tokens_max);
+        let by_count = n >= max;
+        let full = match by_count {
+            true => Rejected::Full { limit: "waiting_max", max },
+            false => Rejected::Full { limit: "waiting_tokens_max", max: tokens_max },
+        };
+        if !by_count && n_tokens <= tokens_max {
+            return Ok(displaced);
         }
-        if self.waiting.n_tokens() + n_tokens > self.config.waiting_tokens_max {
-            return Err(Rejected::Full { limit: "waiting_tokens_max", max: self.config.waiting_tokens_max });
+        let load = if by_count { Tenant::waiting } else { Tenant::waiting_tokens };
+        let size = |n_tokens: usize| if by_count { 1 } else { n_tokens as u64 };
+        let place = self.tenants.known(request.tenant);
+        let own = place.map_or(0, |place| load(self.tenants.get(place)).0);
+        let own = (own + size(request.n_tokens()), Weight(request.weight.0.max(1)));
+        let heaviest = self.tenants.heaviest(place.unwrap_or(u32::MAX), load).ok_or(full)?;
+        let mut left = load(self.tenants.get(heaviest)).0;
+        let may_give = |idx: &SequenceIdx| self.sequences[*idx].is_untouched();
+        let mut last = self.waiting.of(heaviest).rev().filter(may_give);
+        while n >= max || n_tokens > tokens_max {
+            let idx = last.next().ok_or(full)?;
+            let n_known = self.sequences[idx].request.n_tokens();
+            left = left.saturating_sub(size(n_known));
+            if !self.tenants.is_lighter(own, heaviest, left) {
+                return Err(full);
+            }
+            (n, n_tokens) = (n - 1, n_tokens - n_known as u64);
+            displaced.push(idx);
         }
-        Ok(())
+        Ok(displaced)
     }
 }
 

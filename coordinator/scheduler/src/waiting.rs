@@ -1,10 +1,11 @@
-//! Who waits, in the order in which they are admitted.
+//! Who waits, of each tenant in the order in which they are admitted.
 
 use crate::sequence::SequenceIdx;
+use crate::tenants::TenantIdx;
 use alloc::collections::BTreeMap;
 use types::{Micros, Priority};
 
-/// A request's place among all others, waiting or running, for its whole life: less is sooner.
+/// A request's place among all others of its tenant, waiting or running, for its whole life: less is sooner.
 ///
 /// `due` is the time of arrival, later by `aging_micros` for each level of priority. Comparing it is comparing
 /// priorities that improve by one level in every `aging_micros` of waiting, and needs no clock.
@@ -15,6 +16,9 @@ pub(crate) struct Key {
 }
 
 impl Key {
+    const FIRST: Key = Key { due: 0, arrival: 0 };
+    const LAST: Key = Key { due: u64::MAX, arrival: u64::MAX };
+
     pub fn new(priority: Priority, arrived: Micros, arrival: u64, aging_micros: u64) -> Key {
         let level = (i64::from(priority.0) - i64::from(i8::MIN)) as u64;
         Key { due: arrived.0.saturating_add(level.saturating_mul(aging_micros)), arrival }
@@ -23,25 +27,30 @@ impl Key {
 
 #[derive(Default)]
 pub(crate) struct Waiting {
-    order: BTreeMap<Key, SequenceIdx>,
+    order: BTreeMap<(TenantIdx, Key), SequenceIdx>,
     n_tokens: u64,
 }
 
 impl Waiting {
-    pub fn insert(&mut self, key: Key, idx: SequenceIdx, n_tokens: u32) {
-        let before = self.order.insert(key, idx);
+    pub fn insert(&mut self, tenant: TenantIdx, key: Key, idx: SequenceIdx, n_tokens: u32) {
+        let before = self.order.insert((tenant, key), idx);
         debug_assert!(before.is_none(), "keys are unique");
         self.n_tokens += u64::from(n_tokens);
     }
 
-    pub fn remove(&mut self, key: Key, n_tokens: u32) {
-        let removed = self.order.remove(&key);
+    pub fn remove(&mut self, tenant: TenantIdx, key: Key, n_tokens: u32) {
+        let removed = self.order.remove(&(tenant, key));
         debug_assert!(removed.is_some(), "only what waits is removed");
         self.n_tokens -= u64::from(n_tokens);
     }
 
     pub fn iter(&self) -> impl Iterator<Item = SequenceIdx> + Clone {
         self.order.values().copied()
+    }
+
+    /// Of one tenant.
+    pub fn of(&self, tenant: TenantIdx) -> impl DoubleEndedIterator<Item = SequenceIdx> + Clone {
+        self.order.range((tenant, Key::FIRST)..=(tenant, Key::LAST)).map(|(_, &idx)| idx)
     }
 
     pub fn len(&self) -> usize {

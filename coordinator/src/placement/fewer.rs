@@ -1,14 +1,16 @@
-//! The largest part of a grid that these machines can carry, where they cannot carry it whole: its axes stay what
-//! they are, because the operator chose them for these machines and wires.
+//! The most ranks on which these machines can carry the model, where they cannot carry it on the grid that was asked
+//! for.
 
-use super::{Blueprint, Inventory, ModelShape, Policy, Unplaceable, Why, alike, plan_grid};
+use super::{
+    Blueprint, Inventory, Measure, ModelShape, Policy, STAGES_MAX, Unplaceable, Why, alike, class_of, plan_grid,
+};
 use types::Grid;
 
-/// Of grids that are large, not every part is tried.
+/// Of many machines, not every grid is tried.
 const GRIDS_TRIED_MAX: usize = 64;
 
-/// Lays the replica out on as many of these machines as a part of the policy's grid can use. The context that the
-/// policy asks for must fit, as on the whole grid.
+/// Lays the replica out on as many of these machines as some grid can use, and on no more than were asked for. The
+/// context that the policy asks for must fit, as on the whole grid.
 pub fn plan_fewer(
     inventory: &Inventory,
     shape: &ModelShape,
@@ -17,8 +19,11 @@ pub fn plan_fewer(
 ) -> Result<Blueprint, Unplaceable> {
     let machines = alike(inventory);
     let Grid { tp, pp, .. } = policy.grid;
+    let no_kv = |why| Unplaceable { why, nearest: None };
+    let measure = Measure::new(shape, class_of(machines.first().copied()), &policy.kv_dtype).map_err(no_kv)?;
+    let longest = (measure.n_leaves(), shape.n_layers.min(STAGES_MAX.into()));
     let mut why = None;
-    for grid in parts(policy.grid, machines.len()) {
+    for grid in others(policy.grid, machines.len(), longest) {
         match plan_grid(&machines, shape, policy, grid, now) {
             Ok(blueprint) => return Ok(blueprint),
             // Of the largest, which is the nearest to being possible.
@@ -29,13 +34,17 @@ pub fn plan_fewer(
     Err(Unplaceable { why: why.unwrap_or(Why::TooFew { tp, pp, needed, there: machines.len() }), nearest: None })
 }
 
-/// The most ranks first; of as many, those with the longer `tp`, which answers a single sequence sooner.
-fn parts(of: Grid, n_machines: usize) -> Vec<Grid> {
-    let with_tp = |tp: u16| (1..=of.pp).map(move |pp| Grid { pp, tp, ep: 1 });
-    let n_ranks = |grid: &Grid| usize::from(grid.tp) * usize::from(grid.pp);
-    let is_part = |grid: &Grid| (grid.tp, grid.pp) != (of.tp, of.pp) && n_ranks(grid) <= n_machines;
-    let mut grids: Vec<Grid> = (1..=of.tp).flat_map(with_tp).filter(is_part).collect();
-    grids.sort_by_key(|grid| std::cmp::Reverse((n_ranks(grid), grid.tp)));
+/// The most ranks first. Of as many, those first whose `tp` is no longer than what the operator chose for these
+/// machines and wires; and then the longer `tp`, which answers a single sequence sooner. At most `longest` is what the
+/// model can be cut into, `tp` and `pp`.
+fn others(asked: Grid, n_machines: usize, longest: (u32, u32)) -> Vec<Grid> {
+    let n_ranks = |tp: u16, pp: u16| usize::from(tp) * usize::from(pp);
+    let n_max = n_machines.min(n_ranks(asked.tp, asked.pp)).min(usize::from(u16::MAX));
+    let up_to = |longest: u32| 1..=u16::try_from(longest).unwrap_or(u16::MAX).min(n_max as u16);
+    let with_tp = |tp: u16| up_to(longest.1).map(move |pp| Grid { pp, tp, ep: 1 });
+    let is_another = |grid: &Grid| (grid.tp, grid.pp) != (asked.tp, asked.pp) && n_ranks(grid.tp, grid.pp) <= n_max;
+    let mut grids: Vec<Grid> = up_to(longest.0).flat_map(with_tp).filter(is_another).collect();
+    grids.sort_by_key(|grid| std::cmp::Reverse((n_ranks(grid.tp, grid.pp), grid.tp <= asked.tp, grid.tp)));
     grids.truncate(GRIDS_TRIED_MAX);
     grids
 }
@@ -45,16 +54,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_come_largest_first() {
-        let names = |tp, pp, n| {
-            let grids = parts(Grid { tp, pp, ep: 1 }, n);
+    fn the_most_ranks_come_first() {
+        let names = |tp, pp, n, longest| {
+            let grids = others(Grid { tp, pp, ep: 1 }, n, longest);
             grids.iter().map(|grid| format!("{}x{}", grid.tp, grid.pp)).collect::<Vec<_>>()
         };
-        assert_eq!(names(2, 2, 4), ["2x1", "1x2", "1x1"]);
-        assert_eq!(names(2, 2, 3), ["2x1", "1x2", "1x1"]);
-        assert_eq!(names(2, 2, 1), ["1x1"]);
-        assert_eq!(names(3, 2, 5), ["2x2", "3x1", "2x1", "1x2", "1x1"]);
-        assert!(names(2, 2, 0).is_empty() && names(1, 1, 5).is_empty());
-        assert_eq!(names(64, 16, 1023).len(), GRIDS_TRIED_MAX);
+        const DEEP: (u32, u32) = (64, 64);
+        assert_eq!(names(2, 2, 4, DEEP), ["1x4", "4x1", "1x3", "3x1", "2x1", "1x2", "1x1"]);
+        assert_eq!(names(2, 2, 3, DEEP), ["1x3", "3x1", "2x1", "1x2", "1x1"]);
+        assert_eq!(names(4, 1, 3, DEEP), ["3x1", "1x3", "2x1", "1x2", "1x1"]);
+        assert_eq!(names(3, 2, 5, DEEP)[..4], ["1x5", "5x1", "2x2", "1x4"]);
+        // Never more than were asked for, and nothing that the model cannot be cut into.
+        assert_eq!(names(2, 1, 5, DEEP), ["1x2", "1x1"]);
+        assert_eq!(names(2, 2, 3, (2, 2)), ["2x1", "1x2", "1x1"]);
+        assert!(names(2, 2, 0, DEEP).is_empty() && names(1, 1, 5, DEEP).is_empty());
+        assert_eq!(names(64, 16, 1023, (64, 4096)).len(), GRIDS_TRIED_MAX);
     }
 }

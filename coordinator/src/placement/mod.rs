@@ -4,6 +4,7 @@ mod cut;
 mod fewer;
 mod pools;
 mod predict;
+mod roofline;
 mod seats;
 mod shape;
 mod table;
@@ -12,6 +13,7 @@ mod tests;
 
 pub use fewer::plan_fewer;
 pub use predict::{Bottleneck, Prediction, predict};
+pub use roofline::{Link, Links, Roofline, Speed, Took, Work};
 pub use shape::{Experts, ModelShape};
 
 use crate::WorkerId;
@@ -50,6 +52,9 @@ pub struct Machine {
     /// Of its host, which may have more workers; zero where it is not known.
     pub cores: u32,
 }
+
+/// Each stage has a step of its own under way, and a worker queues no more of them.
+pub const STAGES_MAX: u16 = 16;
 
 /// In the order in which they joined.
 pub type Inventory = [Machine];
@@ -131,6 +136,8 @@ pub enum Why {
     Heads { tp: u16, n_leaves: u32 },
     #[error("pp {pp} is more than the model has layers: {n_layers}")]
     Layers { pp: u16, n_layers: u32 },
+    #[error("pp {pp} is more than {STAGES_MAX} stages: each has a step of its own under way, and ranks queue no more")]
+    Stages { pp: u16 },
     #[error("{0:?} is no KV dtype: use f16, bf16 or f32")]
     KvDtype(String),
     #[error("a context of {asked} was asked for, the model was made for {model}: ask for at most that")]
@@ -188,8 +195,9 @@ fn alike(inventory: &Inventory) -> Vec<&Machine> {
     inventory.iter().filter(|machine| first.is_some_and(|first| machine.device == first.device)).collect()
 }
 
-fn class_of(machines: &[&Machine]) -> DeviceClass {
-    match machines.first().map(|machine| machine.device.as_str()) {
+/// Of machines of which this is the first.
+pub(crate) fn class_of(first: Option<&Machine>) -> DeviceClass {
+    match first.map(|machine| machine.device.as_str()) {
         Some("cuda") => DeviceClass::Cuda,
         Some("sim") => DeviceClass::Sim,
         _ => DeviceClass::Cpu,
@@ -209,7 +217,7 @@ fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy, why: &Why
     let n_asked = u32::from(asked.tp) * u32::from(asked.pp);
     let leaves = |grid: &Grid| match why {
         Why::Heads { .. } => grid.pp != asked.pp,
-        Why::Layers { .. } => grid.tp != asked.tp,
+        Why::Layers { .. } | Why::Stages { .. } => grid.tp != asked.tp,
         _ => false,
     };
     let away = |grid: &Grid| (u32::from(grid.n_ranks()).abs_diff(n_asked), grid.tp.abs_diff(asked.tp));
@@ -224,7 +232,7 @@ fn plan_grid(
     grid: Grid,
     now: Option<&Blueprint>,
 ) -> Result<Blueprint, Why> {
-    let measure = Measure::new(shape, class_of(machines), &policy.kv_dtype)?;
+    let measure = Measure::new(shape, class_of(machines.first().copied()), &policy.kv_dtype)?;
     check(machines, &measure, policy, grid)?;
     let planner = Planner { measure, policy, grid };
     let by_need = planner.large_enough_first(machines);
@@ -255,6 +263,9 @@ fn check(machines: &[&Machine], measure: &Measure, policy: &Policy, grid: Grid) 
     }
     if u32::from(pp) > n_layers {
         return Err(Why::Layers { pp, n_layers });
+    }
+    if pp > STAGES_MAX {
+        return Err(Why::Stages { pp });
     }
     let (needed, there) = (usize::from(tp) * usize::from(pp), machines.len());
     if there < needed {

@@ -433,3 +433,12 @@ fn thousands_of_models_and_machines() {
     assert!(n_moved * 50 < n_placed, "{n_moved} of {n_placed} moved though there was a spare");
     assert!(n_placed > 800 && n_refused > 400, "{n_placed} placed, {n_refused} refused");
 }
+
+#[test]
+fn no_more_stages_than_a_worker_queues_steps() {
+    assert!(worker::Config::default().steps_queued_max >= usize::from(STAGES_MAX));
+    let machines = machines(30, 64 << 30);
+    let deep = plan(&machines, &smol(), &policy(1, 17), None).unwrap_err();
+    assert_eq!((deep.why, deep.nearest), (Why::Stages { pp: 17 }, Some(Grid { tp: 1, pp: 16, ep: 1 })));
+    assert!(plan(&machines, &smol(), &policy(1, 16), None).is_ok());
+}

@@ -119,7 +119,13 @@ impl Cluster {
     }
 
     pub fn worker(&self, loader: impl Load + 'static) -> Worker {
-        let config = worker::Config { device: "sim".into(), memory_bytes: 1 << 30, ..worker::Config::default() };
+        self.worker_at("", loader)
+    }
+
+    /// One that says that peers reach it there.
+    pub fn worker_at(&self, mesh_address: &str, loader: impl Load + 'static) -> Worker {
+        let (device, mesh_address) = ("sim".into(), mesh_address.into());
+        let config = worker::Config { device, mesh_address, memory_bytes: 1 << 30, ..worker::Config::default() };
         let stop = CancellationToken::new();
         let serve = worker::serve(self.dialer.channel(), Box::new(loader), config, stop.clone());
         Worker { task: tokio::spawn(serve), stop }
@@ -241,6 +247,7 @@ impl Router {
                 self.state = state;
                 Vec::new()
             }
+            Frame::Beat(_) => Vec::new(),
             Frame::Welcome(_) => panic!("a second welcome"),
         }
     }

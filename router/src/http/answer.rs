@@ -63,6 +63,8 @@ pub struct Wishes {
     pub prompt_logprobs: bool,
     pub token_ids: bool,
     pub echo: bool,
+    /// Of the session that it belongs to.
+    pub session: Option<u64>,
     /// Nothing but the prompt is wanted: `max_tokens` was 0. A token is drawn all the same, and not told.
     pub nothing_new: bool,
 }
@@ -96,6 +98,7 @@ pub async fn answer<S: Shape>(front: Arc<Front>, asked: Asked, clock: Clock, sha
         priority,
         deadline,
         tenant,
+        session: wishes.session,
         resume,
         trace: clock.trace(),
         room,

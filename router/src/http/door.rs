@@ -1,18 +1,20 @@
-//! Who comes in, and what browsers may do: API keys and CORS. Knows no page.
+//! Who comes in, how much they may, and what browsers may do: API keys, limits and CORS. Knows no page.
 
 use crate::generate::Front;
 use crate::http::error::HttpError;
 use crate::refusal::Refusal;
+use crate::tenants::{Standing, Tenant};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
-    ACCESS_CONTROL_REQUEST_METHOD, AUTHORIZATION, HeaderValue,
+    ACCESS_CONTROL_REQUEST_METHOD, AUTHORIZATION, HeaderName, HeaderValue,
 };
-use http::{Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Lets in who has a key, and notes whose it is for the page.
 pub async fn authorize(State(front): State<Arc<Front>>, mut request: Request, next: Next) -> Response {
@@ -20,15 +22,47 @@ pub async fn authorize(State(front): State<Arc<Front>>, mut request: Request, ne
     match front.config.keys.authorized(authorization) {
         Some(tenant) => {
             request.extensions_mut().insert(tenant);
-            next.run(request).await
+            let mut response = next.run(request).await;
+            tell_limits(&front.config.keys.of(tenant), response.headers_mut());
+            response
         }
         None => HttpError::from(Refusal::NoKey).into_response(),
+    }
+}
+
+/// What is left of a tenant's limits, in OpenAI's words.
+fn tell_limits(tenant: &Tenant, headers: &mut HeaderMap) {
+    const REQUESTS: [&str; 3] =
+        ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
+    const TOKENS: [&str; 3] = ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"];
+    for (names, standing) in [REQUESTS, TOKENS].into_iter().zip(tenant.standings()) {
+        let Some(Standing { max, left, full_in }) = standing else { continue };
+        let [limit, remaining, reset] = names.map(HeaderName::from_static);
+        headers.insert(limit, max.into());
+        headers.insert(remaining, left.into());
+        let text = HeaderValue::from_str(&span(full_in));
+        headers.insert(reset, text.unwrap_or(HeaderValue::from_static("0s")));
+    }
+}
+
+/// As `6m0s`, `1.5s` or `20ms`.
+fn span(time: Duration) -> String {
+    let (minutes, millis) = (time.as_secs() / 60, time.as_millis() % 60_000);
+    match (minutes, millis) {
+        (0, 0) => "0s".into(),
+        (0, millis) if millis < 1000 => format!("{millis}ms"),
+        (0, millis) => format!("{}s", millis as f64 / 1000.0),
+        (minutes, millis) => format!("{minutes}m{}s", millis as f64 / 1000.0),
     }
 }
 
 /// Pages of any origin may ask: a key is what keeps others out, and cookies are none.
 pub async fn cors(request: Request, next: Next) -> Response {
     const ANY: HeaderValue = HeaderValue::from_static("*");
+    const EXPOSED: HeaderValue = HeaderValue::from_static(
+        "retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, \
+         x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens",
+    );
     let is_preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = match is_preflight {
@@ -37,7 +71,7 @@ pub async fn cors(request: Request, next: Next) -> Response {
     };
     let headers = response.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
-    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("retry-after"));
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
     response
 }
 
@@ -50,4 +84,20 @@ fn preflight(wanted: Option<HeaderValue>) -> Response {
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed);
     headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_said_as_openai_says_them() {
+        let check = |millis, text: &str| assert_eq!(span(Duration::from_millis(millis)), text);
+        check(0, "0s");
+        check(20, "20ms");
+        check(1000, "1s");
+        check(1500, "1.5s");
+        check(360_000, "6m0s");
+        check(61_250, "1m1.25s");
+    }
 }

@@ -2,6 +2,7 @@
 
 use crate::refusal::Refusal;
 use crate::resume::NoResume;
+use crate::tenants::Limit;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
@@ -65,6 +66,9 @@ impl From<Refusal> for HttpError {
             Refusal::NoKey => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
             Refusal::NoModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
             Refusal::Full { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("rate_limit_exceeded")),
+            Refusal::Limited { limit, .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, limited(*limit), Some("rate_limit_exceeded"))
+            }
             Refusal::TooLate { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("deadline_too_short")),
             Refusal::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("not_ready")),
             Refusal::Draining { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("draining")),
@@ -83,6 +87,14 @@ impl From<Refusal> for HttpError {
         };
         let (message, retry_after, label) = (refusal.to_string(), refusal.retry_after(), refusal.label());
         HttpError { status, kind, code, param, message, retry_after, label }
+    }
+}
+
+/// As OpenAI calls what there was too much of.
+fn limited(limit: Limit) -> &'static str {
+    match limit {
+        Limit::Requests(_) | Limit::Concurrent(_) => "requests",
+        Limit::Tokens(_) => "tokens",
     }
 }
 

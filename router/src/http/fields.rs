@@ -5,11 +5,15 @@ use crate::generate::after;
 use crate::http::answer::Wishes;
 use crate::http::error::HttpError;
 use crate::refusal::Refusal;
+use crate::replicas::hashed;
 use http::StatusCode;
 use proto::v1;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use tokio::time::Instant;
+
+/// The first that is there counts.
+const SESSION_FIELDS: [&str; 2] = ["prompt_cache_key", "user"];
 
 pub struct Fields(Map<String, Value>);
 
@@ -204,11 +208,22 @@ impl Fields {
     /// Beside the text. Logprobs are known by now.
     pub fn wishes(&mut self, sampling: &v1::Sampling) -> Result<Wishes, Refusal> {
         Ok(Wishes {
+            session: self.session(),
             logprobs: sampling.logprobs.is_some(),
             prompt_logprobs: sampling.prompt_logprobs.is_some(),
             token_ids: self.boolean("return_token_ids")?.unwrap_or(false),
             ..Wishes::default()
         })
+    }
+
+    /// As its header says.
+    pub fn belongs_to(&mut self, session: String) {
+        self.0.insert(SESSION_FIELDS[0].to_owned(), session.into());
+    }
+
+    /// What requests have in common that follow one another. It changes no answer: what is no text is no session.
+    fn session(&self) -> Option<u64> {
+        SESSION_FIELDS.iter().find_map(|name| self.0.get(*name)?.as_str()).filter(|text| !text.is_empty()).map(hashed)
     }
 
     pub fn priority(&mut self) -> Result<i32, Refusal> {

@@ -87,6 +87,9 @@ impl Page {
     }
 }
 
+/// Says which session a request belongs to, over HTTP and gRPC.
+pub const SESSION: &str = "x-session-id";
+
 /// The JSON object of a request's body, within its limits of size and time.
 async fn read(front: &Front, request: Request) -> Result<Page, HttpError> {
     let tenant = request.extensions().get::<TenantId>().copied().unwrap_or_default();
@@ -94,12 +97,16 @@ async fn read(front: &Front, request: Request) -> Result<Page, HttpError> {
     // What is no text is no handle: it is refused as one.
     let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).trim().to_owned();
     let last_event_id = request.headers().get("last-event-id").map(text).unwrap_or_default();
+    let session = request.headers().get(SESSION).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let declared = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     if declared.is_some_and(|length| length > limits.body_discarded_max) {
         return Err(HttpError::too_large(limits.body_bytes_max));
     }
     let (body, room) = in_time(front, read_body(front, request.into_body())).await??;
-    let fields = front.off_runtime(body.len(), move || Fields::parse(&body)).await??;
+    let mut fields = front.off_runtime(body.len(), move || Fields::parse(&body)).await??;
+    if let Some(session) = session {
+        fields.belongs_to(session);
+    }
     Ok(Page { fields, tenant, last_event_id, room })
 }
 

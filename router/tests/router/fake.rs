@@ -4,7 +4,7 @@ use proto::cluster as wire;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{broadcast, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
@@ -38,7 +38,14 @@ pub struct Script {
     /// Repeat so many tokens that a resubmitted request has already got.
     pub overlap: usize,
     pub last: wire::Finish,
+    /// As it promises them; it sends none by itself.
+    pub beat_millis: u32,
+    /// How often it was asked for all names of its cache.
+    pub n_recited: u32,
 }
+
+/// At the root of its block names.
+pub const SALT: [u8; 16] = [5; 16];
 
 impl Default for Script {
     fn default() -> Script {
@@ -56,6 +63,8 @@ impl Default for Script {
             n_cached: 0,
             overlap: 0,
             last: wire::Finish::Unspecified,
+            beat_millis: 0,
+            n_recited: 0,
         }
     }
 }
@@ -77,6 +86,7 @@ struct Shared {
     phase: watch::Sender<wire::state::Phase>,
     /// Counts the times that all that runs was ended.
     cancelled: watch::Sender<u32>,
+    beats: broadcast::Sender<wire::Beat>,
 }
 
 impl Fake {
@@ -90,6 +100,7 @@ impl Fake {
             welcomed: watch::channel(false).0,
             phase: watch::channel(wire::state::Phase::Ready).0,
             cancelled: watch::channel(0).0,
+            beats: broadcast::channel(64).0,
         });
         let service = CoordinatorServer::new(Service(shared.clone()));
         tokio::spawn(proto::transport::server().add_service(service).serve_with_incoming(pipes));
@@ -125,6 +136,15 @@ impl Fake {
     /// Ends what runs, as a coordinator does whose drain takes too long.
     pub fn cancel_all(&self) {
         self.shared.cancelled.send_modify(|times| *times += 1);
+    }
+
+    /// To the routers that are welcomed by now.
+    pub fn beat(&self, beat: wire::Beat) {
+        self.shared.beats.send(beat).unwrap();
+    }
+
+    pub fn n_recited(&self) -> u32 {
+        self.shared.script.lock().unwrap().n_recited
     }
 
     pub fn seen(&self) -> Vec<Seen> {
@@ -180,6 +200,10 @@ impl Coordinator for Service {
         Err(Status::unimplemented("no workers here"))
     }
 
+    async fn reload(&self, _: Request<wire::ReloadRequest>) -> Result<Response<wire::ReloadReply>, Status> {
+        Err(Status::unimplemented("no model here"))
+    }
+
     async fn scale(&self, _: Request<wire::ScaleRequest>) -> Result<Response<wire::ScaleReply>, Status> {
         Err(Status::unimplemented("no grid here"))
     }
@@ -197,6 +221,7 @@ async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFr
     let mut welcomed = shared.welcomed.subscribe();
     let mut phase = shared.phase.subscribe();
     let mut cancelled = shared.cancelled.subscribe();
+    let mut beats = shared.beats.subscribe();
     welcomed.wait_for(|welcomed| *welcomed).await.unwrap();
     say(&frames, Frame::Welcome(welcome(shared, router))).await;
     let now = *phase.borrow_and_update();
@@ -212,6 +237,7 @@ async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFr
                 let now = *phase.borrow_and_update();
                 say(&frames, Frame::State(state(shared, now))).await;
             }
+            Ok(beat) = beats.recv() => say(&frames, Frame::Beat(beat)).await,
             Ok(()) = cancelled.changed() => {
                 for (id, ()) in running.drain() {
                     let output = wire::Output { id, finish: wire::Finish::Cancelled.into(), ..Default::default() };
@@ -224,6 +250,7 @@ async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFr
 
 async fn hear(shared: &Shared, frames: &Frames, frame: Up, running: &mut HashMap<u64, ()>) {
     match frame {
+        Up::Recite(_) => shared.script.lock().unwrap().n_recited += 1,
         Up::Hello(hello) => assert_eq!(hello.version, proto::VERSION),
         Up::Cancel(cancel) => {
             running.remove(&cancel.id);
@@ -318,6 +345,8 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         policy_digest: script.digest.to_vec(),
         vocab: crate::model::VOCAB,
         incarnation: script.incarnation,
+        salt: SALT.to_vec(),
+        beat_millis: script.beat_millis,
     }
 }
 

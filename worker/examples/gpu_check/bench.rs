@@ -109,6 +109,8 @@ fn assignment(model: &Path, shape: Shape) -> Assignment {
         mesh_addresses: vec![],
         mesh_secret: MeshSecret::default(),
         timeouts: Timeouts::default(),
+        policy: None,
+        reading: 0,
         model_path: model.to_owned(),
         activations: "bf16".into(),
         kv_dtype: "bf16".into(),

@@ -167,13 +167,5 @@ pub fn policy(
     activations: Activations,
     kv_dtype: KvDtype,
 ) -> PolicyDigest {
-    let numerics = Numerics {
-        device_class,
-        activations: activations.name(),
-        kv_dtype: kv_dtype.name(),
-        weights: checkpoint.digest(),
-        quantization: "none",
-        adapter: None,
-    };
-    numerics.digest()
+    Numerics::plain(device_class, activations.name(), kv_dtype.name(), checkpoint.digest()).digest()
 }

@@ -36,6 +36,8 @@ pub fn assignment(folder: &str) -> Assignment {
         batch_tokens_max: 512,
         running_max: RUNNING_MAX,
         timeouts: Timeouts::default(),
+        policy: None,
+        reading: 0,
     }
 }
 

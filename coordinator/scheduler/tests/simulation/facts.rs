@@ -30,7 +30,7 @@ facts! {
     restarted_in_flight, grids, losses, breaks, given_up, requeued, resumed, outgrown, stale,
     cancelled_waiting, cancelled_running, expired,
     stopped, length, cancelled, deadline, failed,
-    full, too_long, duplicates, refused_draining, refused_late, refused_finished,
+    displaced, full, too_long, duplicates, refused_draining, refused_late, refused_finished,
 }
 
 impl Facts {

@@ -9,7 +9,7 @@ use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
     BlockId, CacheGroup, CacheKind, Epoch, Finish, Micros, PolicyDigest, Priority, Request, RequestId, Sampling, Step,
-    StepDone, TenantId, Token, Want,
+    StepDone, TenantId, Token, Want, Weight,
 };
 
 const REQUESTS_MAX: u64 = 24;
@@ -26,6 +26,25 @@ struct Weather {
     plans: u64,
     /// Tokens that a prompt has in common with others, at most.
     shared_max: u32,
+    tenants: Crowd,
+}
+
+/// Whose requests there are.
+#[derive(Clone, Copy)]
+enum Crowd {
+    /// One asks for nearly all.
+    OneHeavy,
+    /// As many as this, alike.
+    Alike(u64),
+}
+
+impl Crowd {
+    fn draw(self, rng: &mut Rng) -> u64 {
+        match self {
+            Crowd::OneHeavy => rng.below(8) / 7,
+            Crowd::Alike(n) => rng.below(n),
+        }
+    }
 }
 
 struct Client {
@@ -151,7 +170,8 @@ impl World {
         };
         Request {
             id: RequestId::new(7, self.n_submitted).unwrap(),
-            tenant: TenantId(rng.below(8) / 7),
+            tenant: TenantId(self.weather.tenants.draw(rng)),
+            weight: Weight(rng.between(0, 4) as u16),
             prompt,
             sampling: Sampling {
                 seed: rng.next(),
@@ -205,12 +225,30 @@ impl World {
                 client.cancelled = false;
                 client.suspicion = 0;
                 client.request.deadline = request.deadline;
+                self.hear_displaced(&request);
             }
             Err(rejected) => {
                 assert_eq!(self.scheduler.stats(), before, "a refusal changes nothing");
                 self.check_refusal(&request, rejected);
             }
         }
+    }
+
+    /// Whoever gave way had waited and said nothing, and is another tenant's.
+    fn hear_displaced(&mut self, by: &Request) {
+        let tenants: BTreeSet<TenantId> = self.clients.values().map(|client| client.request.tenant).collect();
+        let is_crowded = tenants.len() > self.config.tenants_max as usize;
+        while let Some(id) = self.scheduler.displaced() {
+            let client = self.clients.get_mut(&id).unwrap();
+            assert!(client.live && client.tokens.is_empty());
+            assert!(client.request.tenant != by.tenant || is_crowded, "nobody gives way to itself");
+            client.live = false;
+            self.facts.displaced += 1;
+        }
+        let stats = self.scheduler.stats();
+        let (n, n_tokens) = (u64::from(stats.n_waiting), stats.waiting_tokens);
+        let n_before = stats.requeued + stats.preemptions;
+        assert!(n_before > 0 || n <= self.config.waiting_max.into() && n_tokens <= self.config.waiting_tokens_max);
     }
 
     fn check_refusal(&mut self, request: &Request, rejected: Rejected) {
@@ -429,6 +467,7 @@ fn draw_weather(rng: &mut Rng) -> Weather {
         submits: u64::from(rng.between(5, 25)),
         plans: u64::from(rng.between(15, 50)),
         shared_max: rng.between(20, 80),
+        tenants: if rng.chance(50) { Crowd::OneHeavy } else { Crowd::Alike(rng.between(1, 9).into()) },
     }
 }
 
@@ -469,6 +508,7 @@ fn draw_config(rng: &mut Rng) -> Config {
         running_max,
         waiting_max: rng.between(1, 12),
         waiting_tokens_max: u64::from(120 + rng.between(0, 600)),
+        tenants_max: rng.between(1, 8),
         batch_tokens_max: running_max + rng.between(0, 60),
         chunk_tokens_max: rng.between(1, 50),
         chunk_tokens_min: rng.between(1, 50),

@@ -1,0 +1,70 @@
+//! What has changed among the names of blocks since somebody looked, in memory of a fixed size: whoever looks too seldom
+//! is told so, and reads all names instead. Knows no blocks.
+
+use alloc::vec::Vec;
+
+/// More than some steps can name and drop together.
+const CHANGES_MAX: usize = 4096;
+
+/// A block's name, cut short, that came or went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NameChange {
+    pub name: u64,
+    pub is_added: bool,
+}
+
+pub(crate) struct Journal {
+    changes: Vec<NameChange>,
+    /// It has not been looked at from the beginning, or for too long.
+    is_torn: bool,
+}
+
+impl Journal {
+    pub fn new() -> Journal {
+        Journal { changes: Vec::with_capacity(CHANGES_MAX), is_torn: true }
+    }
+
+    pub fn note(&mut self, name: u64, is_added: bool) {
+        if self.is_torn {
+            return;
+        }
+        if self.changes.len() == CHANGES_MAX {
+            self.changes.clear();
+            self.is_torn = true;
+            return;
+        }
+        self.changes.push(NameChange { name, is_added });
+    }
+
+    /// What has changed since the last look, in order. False: not everything is known, and from now on it is again.
+    pub fn take(&mut self, out: &mut Vec<NameChange>) -> bool {
+        out.clear();
+        out.append(&mut self.changes);
+        !core::mem::replace(&mut self.is_torn, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_looked_at_for_too_long_is_torn_and_whole_again_after_a_look() {
+        let (mut journal, mut seen) = (Journal::new(), Vec::new());
+        journal.note(1, true);
+        assert!(!journal.take(&mut seen) && seen.is_empty(), "what was before the first look is not known");
+        journal.note(1, true);
+        journal.note(1, false);
+        assert!(journal.take(&mut seen));
+        assert_eq!(
+            seen.iter().map(|change| (change.name, change.is_added)).collect::<Vec<_>>(),
+            [(1, true), (1, false)]
+        );
+        let capacity = journal.changes.capacity();
+        (0..=CHANGES_MAX as u64).for_each(|name| journal.note(name, true));
+        assert!(!journal.take(&mut seen) && seen.is_empty());
+        assert_eq!(journal.changes.capacity(), capacity);
+        journal.note(7, true);
+        assert!(journal.take(&mut seen) && seen.len() == 1);
+    }
+}

@@ -1,0 +1,94 @@
+//! What tenants get of a step beside one another: the order of the running, chunks of prompts, and slots. Where one
+//! tenant is alone, nothing here changes a step.
+
+use crate::plan::{Left, Promised};
+use crate::scheduler::Scheduler;
+use crate::sequence::SequenceIdx;
+
+impl Scheduler {
+    /// Puts the running in their order: each tenant's by their keys, and the more of a tenant's stand before one, for
+    /// the tenant's weight, the later it is. So the last, who is preempted first, is of whoever runs the most.
+    ///
+    /// ```text
+    /// heavy, running 4: a b c d    light, running 1: x    weight 1 both    a x b c d
+    /// ```
+    pub(crate) fn rank(&mut self) {
+        if core::mem::replace(&mut self.is_ranked, true) {
+            return;
+        }
+        let (running, sequences) = (&mut self.running, &mut self.sequences);
+        running.sort_unstable_by_key(|&idx| sequences[idx].key);
+        self.tenants.begin_ranks();
+        for &idx in running.iter() {
+            sequences[idx].rank = self.tenants.rank(sequences[idx].tenant);
+        }
+        if self.tenants.are_many() {
+            running.sort_unstable_by_key(|&idx| (sequences[idx].rank, sequences[idx].key));
+        }
+    }
+
+    /// Divides so many tokens between tenants that have prompts to compute, or one to begin. Alone, one may have all.
+    pub(crate) fn divide(&mut self, n_tokens: u32) {
+        if !self.tenants.are_many() {
+            return self.tenants.want(n_tokens);
+        }
+        self.tenants.want(0);
+        for &idx in &self.running {
+            let sequence = &self.sequences[idx];
+            let n_missing = sequence.n_missing(self.config.slices_ahead_max);
+            if n_missing > 1 {
+                self.tenants.want_more(sequence.tenant, n_missing.min(sequence.chunk_max));
+            }
+        }
+        let slice_max = self.config.slice_max();
+        for tenant in self.tenants.indices() {
+            let first = self.waiting.of(tenant).next().map_or(0, |idx| self.sequences[idx].n_known());
+            self.tenants.want_more(tenant, first.min(slice_max));
+        }
+        self.tenants.divide(n_tokens);
+    }
+
+    /// Makes room for the first that waits at the cost of whoever runs the most, as long as that keeps as much as the
+    /// other then has. False: it has to wait for its turn like everybody.
+    pub(crate) fn make_way(&mut self, idx: SequenceIdx, n_hits: u32, promised: &mut Promised, left: &mut Left) -> bool {
+        let tenant = self.sequences[idx].tenant;
+        let mut above_share = self.tenants.above_share(tenant);
+        let is_behind = above_share.is_some();
+        while is_behind && !(self.has_free_slot() && self.fits(idx, n_hits, promised)) {
+            // What begins in this step cannot be taken back any more: the step says so already.
+            let may_give = |&at: &usize| {
+                let sequence = &self.sequences[self.running[at]];
+                Some(sequence.tenant) == above_share && !sequence.starting
+            };
+            let last = (0..self.running.len()).filter(may_give).max_by_key(|&at| self.sequences[self.running[at]].key);
+            let Some(last) = last else { return false };
+            left.n_tokens += self.preempt(last);
+            *promised = self.promised();
+            above_share = self.tenants.above_share(tenant);
+        }
+        is_behind
+    }
+
+    /// What was kept for somebody who did not take it goes to the chunks of others, as far as blocks are free.
+    pub(crate) fn spread(&mut self, left: Left) {
+        let mut n_tokens = left.n_tokens;
+        for at in 0..self.running.len() {
+            let idx = self.running[at];
+            let sequence = &self.sequences[idx];
+            let n_missing = sequence.n_missing(self.config.slices_ahead_max);
+            if n_tokens == 0 || left.short || n_missing <= 1 || sequence.scores() {
+                continue;
+            }
+            let n_more = (n_missing.min(sequence.chunk_max) - sequence.n_planned).min(n_tokens);
+            let n_planned = sequence.n_planned + n_more;
+            let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_planned);
+            if n_blocks > self.n_blocks_available() {
+                continue;
+            }
+            self.tenants.plan(sequence.tenant, n_more);
+            self.sequences[idx].n_planned = n_planned;
+            self.take_blocks(idx, n_blocks);
+            n_tokens -= n_more;
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! How long a choice among 1,000 replicas takes for a prompt of 8,192 tokens, with what their caches have: names known,
+//! and named on the way. Nothing may be allocated. A table; times are medians and the 99th of a hundred.
+//!
+//! `cargo bench -p router --bench pick`
+#![allow(clippy::unwrap_used, reason = "a measurement may panic")]
+#![allow(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
+
+use proto::cluster::Cached;
+use router::board::{Board, Facts, Salt, Scratch, names};
+use router::pick::{Policy, Standing, Wish};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use types::{PolicyDigest, TenantId, Token};
+
+const N_REPLICAS: usize = 1000;
+const N_PROMPT: u32 = 8192;
+/// Blocks in the cache of each that no other has.
+const N_OWN: u64 = 2000;
+const N_ROUNDS: usize = 2000;
+const SALT: Salt = [1; 16];
+
+struct Counting;
+
+static N_ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        N_ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: the caller keeps the contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn name(n: u64) -> u64 {
+    n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
+/// All have the first blocks of the prompt as far as `shared`; three have 300 blocks, and one has all.
+fn board(prompt: &[u64], shared: usize) -> Board {
+    let mut board = Board::default();
+    for place in 0..N_REPLICAS {
+        board.sit(place, std::sync::Arc::default());
+        let digest = PolicyDigest::default();
+        let facts = Facts { standing: Standing::Ready, digest, context: 1 << 17, salt: SALT, id: name(place as u64) };
+        board.show(place, &facts);
+        let n_known = match place {
+            500 => prompt.len(),
+            200 | 400 | 600 => shared.max(300),
+            _ => shared,
+        };
+        let first = place as u64 * N_OWN;
+        let added = (first..first + N_OWN).map(name).chain(prompt[..n_known].iter().copied()).collect();
+        board.hear(place, &Cached { sequence: 1, anew: true, added, dropped: Vec::new() }).unwrap();
+    }
+    board
+}
+
+fn measure(what: &str, mut choose: impl FnMut(u64) -> Option<usize>) {
+    let mut took: Vec<Duration> = Vec::with_capacity(N_ROUNDS);
+    for round in 0..100 {
+        choose(round);
+    }
+    let before = N_ALLOCATIONS.load(Relaxed);
+    let mut picked = None;
+    for round in 0..N_ROUNDS as u64 {
+        let began = Instant::now();
+        picked = choose(round);
+        took.push(began.elapsed());
+    }
+    let n_allocations = N_ALLOCATIONS.load(Relaxed) - before;
+    took.sort_unstable();
+    let [median, late] = [N_ROUNDS / 2, N_ROUNDS * 99 / 100].map(|at| took[at].as_secs_f64() * 1e6);
+    println!("{what:<44} {median:>8.1} us {late:>8.1} us   replica {picked:?}, {n_allocations} allocations");
+    assert_eq!(n_allocations, 0, "{what}");
+}
+
+fn main() {
+    let prompt: Vec<Token> = (0..N_PROMPT).collect();
+    let known: Vec<u64> = names(&prompt, TenantId(0), &PolicyDigest::default(), &SALT).collect();
+    let wish = |n_before| Wish { n_prompt: N_PROMPT, session: Some(7), n_before };
+    println!("{:<44} {:>11} {:>11}", "choice", "median", "p99");
+    for (what, shared) in [("64 blocks are at all", 64), ("all blocks are at all", known.len())] {
+        let (board, mut scratch) = (board(&known, shared), Scratch::default());
+        measure(&format!("prefix, {what}, names known"), |round| {
+            let names = |_: &PolicyDigest, _: &Salt| known.iter().copied();
+            board.choose(Policy::Prefix, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)
+        });
+        measure(&format!("prefix, {what}, named on the way"), |round| {
+            let names = |digest: &PolicyDigest, salt: &Salt| names(&prompt, TenantId(0), digest, salt);
+            board.choose(Policy::Prefix, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)
+        });
+    }
+    let (board, mut scratch) = (board(&known, 0), Scratch::default());
+    for policy in [Policy::LeastWork, Policy::PowerOfTwo, Policy::RoundRobin, Policy::Affinity] {
+        measure(&format!("{policy:?}"), |round| {
+            let names = |_: &PolicyDigest, _: &Salt| known.iter().copied();
+            board.choose(policy, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)
+        });
+    }
+}

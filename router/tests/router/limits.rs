@@ -1,0 +1,67 @@
+//! A tenant's limits at both doors: how they are refused, what is charged, and what is given back.
+
+use crate::client::post_with_key;
+use crate::grpc::{ask, client};
+use crate::{House, config, eventually, run};
+use router::ApiKeys;
+use serde_json::json;
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn keyed(lines: &str) -> router::Config {
+    let mut config = config();
+    config.keys = ApiKeys::parse(lines).unwrap();
+    config
+}
+
+#[test]
+fn too_many_requests_are_refused_as_openai_does() {
+    run(async {
+        let house = House::open(keyed("alice:k1 requests_per_minute=1\nbob:k2")).await;
+        let body = json!({ "prompt": "Hi" });
+        let first = post_with_key(house.http, COMPLETIONS, "k1", &body).await;
+        assert_eq!((first.status, first.headers["x-ratelimit-remaining-requests"].as_str()), (200, "0"));
+        let refused = post_with_key(house.http, COMPLETIONS, "k1", &body).await;
+        assert_eq!(refused.status, 429);
+        let error = &refused.json()["error"];
+        assert_eq!((&error["code"], &error["type"]), (&json!("rate_limit_exceeded"), &json!("requests")));
+        let retry_after: u64 = refused.headers["retry-after"].parse().unwrap();
+        assert!((1..=60).contains(&retry_after), "{retry_after}");
+        assert_eq!(refused.headers["x-ratelimit-limit-requests"], "1");
+        assert!(!refused.headers.contains_key("x-ratelimit-limit-tokens"));
+
+        let mut request = tonic::Request::new(ask("Hi"));
+        request.metadata_mut().insert("authorization", "Bearer k1".parse().unwrap());
+        let status = client(&house).generate(request).await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::ResourceExhausted);
+        assert!(status.metadata().contains_key("retry-after"), "{status:?}");
+
+        let neighbour = post_with_key(house.http, COMPLETIONS, "k2", &body).await;
+        assert!(neighbour.status == 200 && !neighbour.headers.contains_key("x-ratelimit-limit-requests"));
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_request_at_once_is_one_until_it_ends_and_tokens_are_given_back() {
+    run(async {
+        let house = House::open(keyed("alice:k1 concurrent=1 tokens_per_minute=100000 weight=7")).await;
+        house.fake.script(|script| script.hold_at = 1);
+        let mut request = tonic::Request::new(ask("Hi"));
+        request.metadata_mut().insert("authorization", "Bearer k1".parse().unwrap());
+        let mut held = client(&house).generate(request).await.unwrap().into_inner();
+        held.message().await.unwrap();
+        let body = json!({ "prompt": "Hi", "max_tokens": 5 });
+        let refused = post_with_key(house.http, COMPLETIONS, "k1", &body).await;
+        assert_eq!((refused.status, &refused.json()["error"]["type"]), (429, &json!("requests")));
+        assert_eq!(house.fake.submits()[0].weight, 7);
+        drop(held);
+        house.fake.script(|script| script.hold_at = usize::MAX);
+        let is_over = || async { post_with_key(house.http, COMPLETIONS, "k1", &body).await.status == 200 };
+        eventually(is_over).await;
+        let reply = post_with_key(house.http, COMPLETIONS, "k1", &body).await;
+        let left: u64 = reply.headers["x-ratelimit-remaining-tokens"].parse().unwrap();
+        assert!(left > 99_000, "what was not said is given back: {left}");
+        house.close().await;
+    });
+}

@@ -1,0 +1,82 @@
+//! The file of API keys: read at the start, and again whenever it has changed. Knows neither tenants nor limits.
+
+use crate::config::Config;
+use anyhow::{Context, ensure};
+use router::ApiKeys;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A file that changes is noticed so late. A secret that is mounted changes by links, of which nobody is told.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Those of the file and of the flag. A file without a key would let in everybody, which nobody means by it.
+pub fn read(config: &Config) -> anyhow::Result<ApiKeys> {
+    let mut lines = match &config.api_keys {
+        None => String::new(),
+        Some(path) => {
+            let what = || format!("API keys in {}", path.display());
+            let text = std::fs::read_to_string(path).with_context(what)?;
+            ensure!(!ApiKeys::parse(&text).with_context(what)?.is_open(), "{}: there are none", what());
+            text
+        }
+    };
+    if let Some(key) = &config.api_key {
+        ensure!(!key.trim().is_empty(), "--api-key is empty");
+    }
+    lines.push_str(&flag(config));
+    Ok(ApiKeys::parse(&lines)?)
+}
+
+/// The key may have a colon: it is its own name.
+fn flag(config: &Config) -> String {
+    config.api_key.as_ref().map(|key| format!("\napi-key:{key}")).unwrap_or_default()
+}
+
+/// Reads the file again for as long as it is polled. What cannot be read or meant is told once, and the keys before
+/// stay.
+pub fn follow(config: &Config, keys: &ApiKeys) -> impl Future<Output = ()> + use<> {
+    let (path, flag, keys) = (config.api_keys.clone(), flag(config), keys.clone());
+    async move {
+        match path {
+            // A pipe is read once.
+            Some(path) if path.is_file() => look(path, &flag, &keys).await,
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+async fn look(path: PathBuf, flag: &str, keys: &ApiKeys) {
+    // At its first look it reads what was read at the start, or what came in between.
+    let mut last = None;
+    loop {
+        let now = text(&path).await;
+        if last.as_ref() != Some(&now) {
+            let is_first = last.is_none();
+            take(&path, &now, flag, keys, is_first);
+            last = Some(now);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn text(path: &Path) -> Result<String, String> {
+    let path = path.to_owned();
+    let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(path)).await;
+    read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+}
+
+fn take(path: &Path, text: &Result<String, String>, flag: &str, keys: &ApiKeys, is_first: bool) {
+    let file = path.display().to_string();
+    // The file has to have keys of its own, as at the start.
+    let taken = text.as_ref().map_err(Clone::clone).and_then(|text| {
+        let own = ApiKeys::parse(text).map_err(|error| error.to_string())?;
+        let all = format!("{text}{flag}");
+        if own.is_open() { Err("there are none".into()) } else { keys.replace(&all).map_err(|e| e.to_string()) }
+    });
+    match taken {
+        Ok(()) if is_first => {}
+        Ok(()) => tracing::info!(file, keys = ?keys, "the API keys were read again"),
+        Err(problem) => tracing::warn!(file, problem, "the API keys stay what they were: the file cannot be used"),
+    }
+}

@@ -1,0 +1,56 @@
+//! What must hold besides in a cluster that nothing befalls: no rank is taken to be lost, each call is served in its
+//! time, and who has left is not computed for. Faults would excuse all three.
+
+use crate::client::millis;
+use crate::operator::topology;
+use crate::record::Record;
+use crate::rules::{Rules, SERVED_MILLIS};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tokio::time::sleep;
+use tonic::transport::Channel;
+
+const LOOK: Duration = Duration::from_millis(250);
+/// Replicas tell their state once a second, and a cancel takes its way.
+const TOLD_MILLIS: u64 = 2_000;
+/// Behind the end of the last call nothing is wanted, and looked for so long.
+const LAST_LOOKS_MILLIS: u64 = 1_000;
+/// Ranks meet, and the first requests wait for them.
+const COLD_MILLIS: u64 = 5_000;
+
+/// Until the last call has ended, and a router knows it.
+pub async fn watch(rules: &Rules, record: &Record, router: &Channel) {
+    while !record.seen().open.is_empty() || wanted(rules, record, millis().saturating_sub(LAST_LOOKS_MILLIS)) > 0 {
+        sleep(LOOK).await;
+        let Ok(topology) = topology(router).await else { continue };
+        let n_held: u32 = topology.replicas.iter().map(|replica| replica.n_waiting + replica.n_running).sum();
+        let n_wanted = wanted(rules, record, millis());
+        if n_held as usize > n_wanted {
+            record.violation(format!("{n_held} requests are held, and {n_wanted} are wanted"));
+            return;
+        }
+    }
+    judge(rules, record);
+}
+
+/// Calls that have begun, and had not ended when the oldest state was told that a router may have.
+fn wanted(rules: &Rules, record: &Record, now: u64) -> usize {
+    let seen = record.seen();
+    let is_wanted = |call: usize| seen.ended_millis.get(&call).is_none_or(|ended| ended + TOLD_MILLIS > now);
+    rules.script.asks.iter().enumerate().filter(|(call, ask)| ask.at_millis <= now && is_wanted(*call)).count()
+}
+
+fn judge(rules: &Rules, record: &Record) {
+    let epochs = record.seen().epochs.clone();
+    let ended_millis = record.seen().ended_millis.clone();
+    let incarnations: BTreeSet<u64> = epochs.iter().map(|(incarnation, _)| *incarnation).collect();
+    if incarnations.len() < epochs.len() {
+        record.violation(format!("ranks are placed anew in a cluster that is well: {epochs:?}"));
+    }
+    for (call, ended) in ended_millis {
+        let begun = rules.script.asks[call].at_millis.max(COLD_MILLIS);
+        if ended > begun + SERVED_MILLIS {
+            record.violation(format!("call {call} took until {ended} in a cluster that is well"));
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! One tenant at fifty times its share, on the real router, coordinator and scheduler over a simulated model: the other
+//! one is never refused, and is served as if the queue were not there. And a tenant's limits, as the binary tells them,
+//! from a keys' file that changes meanwhile.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "common/node.rs"]
+mod node;
+
+use checkpoint::Checkpoint;
+use cluster::MemoryStore;
+use coordinator::{ModelShape, Policy};
+use node::{Folder, Node, PATIENCE};
+use proto::transport::{in_memory, tcp};
+use proto::v1;
+use proto::v1::generate_reply::Event;
+use proto::v1::generate_request::Input;
+use proto::v1::inference_client::InferenceClient;
+use router::ApiKeys;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use types::Grid;
+use worker::sim::Sim;
+
+const MODEL: &str = "tests/reference/llama-f32-tied";
+const RUNNING_MAX: u32 = 4;
+const WAITING_MAX: u32 = 40;
+/// As many as one tenant's share of the slots, fifty times.
+const N_HEAVY: usize = 100;
+/// Many more than the other one's, so that there are many steps between two of its ends.
+const HEAVY_TOKENS: u32 = 150;
+const LIGHT_TOKENS: u32 = 10;
+/// So long a step takes, besides what the roles need for it.
+const STEP_MICROS: u64 = 4000;
+/// Sooner than it is told: who behaves badly is the test.
+const REFUSED_PAUSE: Duration = Duration::from_millis(250);
+
+type Client = InferenceClient<Channel>;
+
+/// The roles as they ship over a simulated model: a step takes as long whoever is in it, so what is seen is queues.
+struct House {
+    client: Client,
+    shutdown: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl House {
+    async fn open() -> House {
+        let checkpoint = Checkpoint::open(Path::new(MODEL)).unwrap();
+        let (dialer, pipes) = in_memory();
+        let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let claim = MemoryStore::starting_at(1).claim("replica-0", "in memory");
+        let coordinator = coordinator::serve(pipes, coordinator_config(&checkpoint), claim, shutdown.clone());
+        tasks.spawn(async { coordinator.await.unwrap() });
+        let config = worker::Config { device: "sim".into(), memory_bytes: 1 << 30, ..worker::Config::default() };
+        let sim = Sim { vocab: checkpoint.spec().vocab, step_micros: STEP_MICROS, ..Sim::default() };
+        let worker = worker::serve(dialer.channel(), Box::new(sim), config, shutdown.clone());
+        tasks.spawn(async { worker.await.unwrap() });
+        let (http, grpc) = (listener().await, listener().await);
+        let client = InferenceClient::new(tcp(&grpc.local_addr().unwrap().to_string()).unwrap());
+        let coordinators = vec![router::Coordinator { name: "replica-0".into(), channel: dialer.channel() }];
+        let requests_waiting_max = (RUNNING_MAX + WAITING_MAX) as usize;
+        let limits = router::Limits { requests_waiting_max, ..router::Limits::default() };
+        let keys = ApiKeys::parse("heavy:kh\nlight:kl").unwrap();
+        let config = router::Config { limits, keys, ..router::Config::default() };
+        let router = router::serve(config, coordinators, text(&checkpoint), http, grpc, shutdown.clone());
+        tasks.spawn(async { router.await.unwrap() });
+        let house = House { client, shutdown, tasks };
+        let deadline = Instant::now() + PATIENCE;
+        while ask(house.client.clone(), "kl", 1).await.is_err() {
+            assert!(Instant::now() < deadline, "it is never ready");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        house
+    }
+
+    async fn close(mut self) {
+        self.shutdown.cancel();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.unwrap();
+        }
+    }
+
+    /// The light one asks so often, one after the other, beside so many clients of the heavy one.
+    async fn load(&self, n_heavy: usize, n_asked: usize) -> Load {
+        let (n_served, n_refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let mut heavy = JoinSet::new();
+        for _ in 0..n_heavy {
+            let (client, n_served, n_refused) = (self.client.clone(), n_served.clone(), n_refused.clone());
+            heavy.spawn(async move {
+                loop {
+                    match ask(client.clone(), "kh", HEAVY_TOKENS).await {
+                        Ok(_) => n_served.fetch_add(1, Relaxed),
+                        Err(status) => {
+                            assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+                            n_refused.fetch_add(1, Relaxed);
+                            tokio::time::sleep(REFUSED_PAUSE).await;
+                            0
+                        }
+                    };
+                }
+            });
+        }
+        let (deadline, is_much) = (Instant::now() + PATIENCE, n_heavy > (RUNNING_MAX + WAITING_MAX) as usize);
+        while n_heavy > 0 && (n_served.load(Relaxed) == 0 || (is_much && n_refused.load(Relaxed) == 0)) {
+            assert!(Instant::now() < deadline, "the heavy one is never heavy");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let mut load = Load::default();
+        for _ in 0..n_asked {
+            let (before, since) = (n_served.load(Relaxed), Instant::now());
+            let first = ask(self.client.clone(), "kl", LIGHT_TOKENS).await.unwrap();
+            load.answers.push(since.elapsed());
+            load.first_tokens.push(first);
+            load.n_served += n_served.load(Relaxed) - before;
+        }
+        load.n_refused = n_refused.load(Relaxed);
+        heavy.shutdown().await;
+        load
+    }
+}
+
+/// What happened beside the light one's requests, and how long they took.
+#[derive(Default)]
+struct Load {
+    n_served: u64,
+    n_refused: u64,
+    first_tokens: Vec<Duration>,
+    answers: Vec<Duration>,
+}
+
+/// After how long its first token came, of an answer that is whole.
+async fn ask(mut client: Client, key: &str, n_tokens: u32) -> Result<Duration, Status> {
+    let since = Instant::now();
+    let sampling = v1::Sampling { max_tokens: Some(n_tokens), ignore_eos: true, ..v1::Sampling::default() };
+    let input = Some(Input::Text("one two three".into()));
+    let request = v1::GenerateRequest { input, sampling: Some(sampling), ..Default::default() };
+    let mut request = tonic::Request::new(request);
+    request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+    let mut replies = client.generate(request).await?.into_inner();
+    let (mut n_said, mut first) = (0, Duration::ZERO);
+    while let Some(reply) = replies.message().await? {
+        if let Event::Delta(delta) = reply.event.unwrap() {
+            first = if n_said == 0 { since.elapsed() } else { first };
+            n_said += delta.token_ids.len() as u32;
+        }
+    }
+    assert_eq!(n_said, n_tokens);
+    Ok(first)
+}
+
+fn coordinator_config(checkpoint: &Checkpoint) -> coordinator::Config {
+    let policy = Policy {
+        grid: Grid::SOLO,
+        activations: "f32".into(),
+        kv_dtype: "f16".into(),
+        kv_memory: Some(64 << 20),
+        context: None,
+        running_max: RUNNING_MAX,
+        slice_max: coordinator::Limits::default().chunk_tokens_max,
+    };
+    coordinator::Config {
+        replica: "replica-0".into(),
+        model: "sim".into(),
+        model_path: checkpoint.path().to_owned(),
+        shape: ModelShape::of(checkpoint),
+        policy,
+        prefix_cache: true,
+        salt: [7; 16],
+        policy_digest: None,
+        mesh_seed: [7; 32],
+        limits: coordinator::Limits { waiting_max: WAITING_MAX, ..coordinator::Limits::default() },
+        // Nobody is lost for being late on a machine that is busy with something else.
+        waits: coordinator::Waits {
+            state_every: Duration::from_millis(10),
+            beats_missed_max: 30_000,
+            ..coordinator::Waits::default()
+        },
+    }
+}
+
+fn text(checkpoint: &Checkpoint) -> router::Text {
+    router::Text {
+        tokenizer: checkpoint.tokenizer().unwrap(),
+        template: checkpoint.chat_template().unwrap(),
+        spec: checkpoint.spec().clone(),
+        defaults: *checkpoint.defaults(),
+    }
+}
+
+async fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_at_fifty_times_its_share_goes_before_nobody() {
+    let house = House::open().await;
+    let n_asked = 12;
+    let Load { n_served, n_refused, .. } = house.load(N_HEAVY, n_asked).await;
+    println!("{n_served} of the heavy one's requests ended during the light one's {n_asked}; {n_refused} were refused");
+    // None of its own is refused, or it would have panicked. In the steps of each, those that run may end. Behind the
+    // queue all that wait would be before it, each time.
+    assert!(n_refused > 0 && n_served < n_asked as u64 * u64::from(WAITING_MAX) / 2, "{n_served}");
+    house.close().await;
+}
+
+/// By `make bench-tenants`: nothing is asserted of time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "timings, for a machine that nobody else uses"]
+async fn how_long_the_light_one_waits() {
+    let house = House::open().await;
+    let kinds = [
+        ("alone", 0),
+        ("beside one at its share", RUNNING_MAX as usize / 2),
+        ("beside one at 50 times its share", N_HEAVY),
+    ];
+    let mut loads = kinds.map(|_| Load::default());
+    let rounds: usize = std::env::var("ROUNDS").map_or(5, |rounds| rounds.parse().unwrap());
+    for _ in 0..rounds {
+        for ((_, n_heavy), all) in kinds.iter().zip(&mut loads) {
+            let load = house.load(*n_heavy, 60).await;
+            all.first_tokens.extend(load.first_tokens);
+            all.answers.extend(load.answers);
+            all.n_refused += load.n_refused;
+        }
+    }
+    println!("| the light tenant | requests | first token p50 | p99 | answer p50 | p99 | the heavy one was refused |");
+    println!("|---|--:|--:|--:|--:|--:|--:|");
+    for ((kind, _), load) in kinds.iter().zip(&mut loads) {
+        let [a, b] = [&mut load.first_tokens, &mut load.answers].map(|times| {
+            times.sort_unstable();
+            [50, 99].map(|percent| times[(times.len() * percent / 100).min(times.len() - 1)].as_secs_f64() * 1e3)
+        });
+        let n = load.answers.len();
+        println!(
+            "| {kind} | {n} | {:.1} ms | {:.1} ms | {:.1} ms | {:.1} ms | {} times |",
+            a[0], a[1], b[0], b[1], load.n_refused
+        );
+    }
+    house.close().await;
+}
+
+fn serve(keys: &str) -> Node {
+    let doors = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
+    Node::start(&[&["serve", MODEL, "--device", "sim", "--threads", "1", "--api-keys", keys], &doors[..]].concat())
+}
+
+/// The answer's status, its headers and its body.
+fn ask_http(http: &str, key: &str, n_tokens: u32) -> (u16, ureq::http::HeaderMap, Value) {
+    let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
+    let asked = json!({ "prompt": "one two three", "max_tokens": n_tokens, "ignore_eos": true });
+    let request = ureq::Agent::from(agent).post(format!("{http}/v1/completions"));
+    let request = request.header("content-type", "application/json").header("authorization", format!("Bearer {key}"));
+    let mut answer = request.send(asked.to_string()).unwrap();
+    let body = serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap();
+    (answer.status().as_u16(), answer.headers().clone(), body)
+}
+
+fn page(http: &str) -> String {
+    ureq::get(format!("{http}/metrics")).call().unwrap().body_mut().read_to_string().unwrap()
+}
+
+fn count(page: &str, name: &str, tenant: &str) -> f64 {
+    let label = format!("tenant=\"{tenant}\"");
+    let lines = page.lines().filter(|line| line.starts_with(name) && line.contains(&label));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+#[test]
+fn limits_are_told_and_change_with_their_file() {
+    let folder = Folder::new("limits");
+    let path = folder.write("keys", "alice:ka requests_per_minute=2 tokens_per_minute=1000\nbob:kb\n");
+    let mut node = serve(&path);
+    let http = node.http();
+    node.until_ready(&http);
+    let (status, headers, _) = ask_http(&http, "ka", 5);
+    let header = |name: &str| headers.get(name).unwrap().to_str().unwrap().to_owned();
+    assert_eq!((status, header("x-ratelimit-limit-requests")), (200, "2".into()));
+    assert_eq!(
+        (header("x-ratelimit-remaining-requests"), header("x-ratelimit-limit-tokens")),
+        ("1".into(), "1000".into())
+    );
+    assert!(header("x-ratelimit-reset-requests").ends_with('s'), "{headers:?}");
+    assert_eq!(ask_http(&http, "ka", 5).0, 200);
+    let (status, headers, body) = ask_http(&http, "ka", 5);
+    // On a machine that is slow enough one has come back by now.
+    if status == 429 {
+        assert_eq!(
+            (&body["error"]["code"], &body["error"]["type"]),
+            (&json!("rate_limit_exceeded"), &json!("requests"))
+        );
+        let retry_after: u64 = headers["retry-after"].to_str().unwrap().parse().unwrap();
+        assert!((1..=30).contains(&retry_after), "{headers:?}");
+    }
+    let page = page(&http);
+    assert!(count(&page, "lockstep:tenant_requests_total", "alice") >= 2.0, "{page}");
+    assert!(count(&page, "lockstep:tenant_generation_tokens_total", "alice") >= 10.0, "{page}");
+    assert!(count(&page, "lockstep:tenant_queue_seconds_count", "alice") >= 2.0, "{page}");
+    let (status, headers, _) = ask_http(&http, "kb", 5);
+    assert!(status == 200 && !headers.contains_key("x-ratelimit-limit-requests"), "{headers:?}");
+
+    // What cannot be meant changes nothing; what can does, and who has no key any more is told so.
+    folder.write("keys", "alice:ka weight=none\n");
+    node.until(&["the API keys stay what they were"]);
+    assert_eq!(ask_http(&http, "kb", 5).0, 200);
+    folder.write("keys", "alice:ka\ncarol:kc concurrent=3\n");
+    node.until(&["the API keys were read again"]);
+    let (status, headers, _) = ask_http(&http, "ka", 5);
+    assert!(status == 200 && !headers.contains_key("x-ratelimit-limit-requests"), "{headers:?}");
+    assert_eq!((ask_http(&http, "kb", 5).0, ask_http(&http, "kc", 5).0), (401, 200));
+}
