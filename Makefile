@@ -19,7 +19,7 @@ HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
 
 .PHONY: help protoc serve test clients helm grids hosts kernels chaos fuzz soak kl loom
-.PHONY: bench bench-sums bench-grids bench-tenants gpu-check check
+.PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants gpu-check check
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -35,6 +35,8 @@ help:
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
+	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams"
+	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
 	@echo "make bench-tenants how long a tenant waits beside one at 50 times its share, ROUNDS (5); as a table"
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
 	@echo "make check   formatting and lints"
@@ -121,6 +123,12 @@ bench-sums: protoc
 bench-grids: protoc
 	$(CARGO) build --release --locked
 	$(PYTHON) benches/grids.py target/release/lockstep smollm2 --rounds 8 --requests 3
+
+bench-router: protoc
+	$(CARGO) bench --locked -p router --bench load -- $(PART)
+
+bench-scheduler:
+	$(CARGO) bench --locked -p scheduler --bench steps
 
 # Rounds alternate: alone, beside a tenant at its share, beside one at fifty times its share.
 bench-tenants: protoc

@@ -5,7 +5,7 @@ use crate::config::Settings;
 use crate::single::{CoordinatorSettings, RouterSettings, WorkerSettings};
 use crate::store::StoreSettings;
 use crate::trust::TrustSettings;
-use crate::{scale, status, top};
+use crate::{scale, simulate, status, top};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -22,7 +22,7 @@ pub struct Cli {
 /// Flags of `serve` that a role alone has no use for, and whose they are. A file and the environment may be shared by
 /// roles; what stands on a command line is meant for the one that it begins with.
 const UNHEEDED: [(&str, &str, &[&str]); 6] = [
-    ("coordinator", "router", &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max"]),
+    ("coordinator", "router", &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max", "policy"]),
     ("coordinator", "worker", &["kernel_cache", "isa", "wire", "threads"]),
     ("coordinator", "serve", &["inproc", "control"]),
     (
@@ -95,6 +95,13 @@ arithmetic, and then nothing has changed. A coordinator that is started again be
 
 Example: lockstep scale --coordinator 127.0.0.1:50100 --tp 2 --pp 1";
 
+const SIMULATE_HELP: &str = "\
+The router's pick, the placement and the planner of steps are those that serve; GPUs are a table and a roofline, time
+is virtual, and the same seed says the same. No GPU, no model file and no network is asked for.
+
+Examples: lockstep simulate --replicas 256 --gpu h100 --model llama-3.1-70b --tp 8 --rate 2000
+          lockstep simulate --model qwen3-32b --weights fp8 --tp 2 --rate 4 --prompt lognormal:1500,1500 --json";
+
 const WORKER_HELP: &str = "\
 Example: lockstep worker --join coordinator:50100 --token-file token
          lockstep worker --etcd-endpoints etcd:2379 --replica one --token-file token";
@@ -152,6 +159,9 @@ pub enum Command {
     /// Put load on a server that speaks OpenAI's API, and measure it
     #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
     Bench(bench::Options),
+    /// Foretell how a cluster of named GPUs would serve a load: latency, goodput, utilisation and cost
+    #[command(after_help = SIMULATE_HELP)]
+    Simulate(simulate::Options),
 }
 
 #[derive(Args)]

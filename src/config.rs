@@ -156,6 +156,18 @@ pub enum Policy {
     Affinity,
 }
 
+impl From<Policy> for router::Policy {
+    fn from(policy: Policy) -> router::Policy {
+        match policy {
+            Policy::Prefix => router::Policy::Prefix,
+            Policy::LeastWork => router::Policy::LeastWork,
+            Policy::PowerOfTwo => router::Policy::PowerOfTwo,
+            Policy::RoundRobin => router::Policy::RoundRobin,
+            Policy::Affinity => router::Policy::Affinity,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wire {

@@ -18,6 +18,7 @@ mod relay;
 mod roles;
 mod run;
 mod scale;
+mod simulate;
 mod single;
 mod status;
 mod store;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         Command::Scale(scale) => scale.run(),
         Command::Reload(reload) => reload.run(),
         Command::Bench(options) => bench::run(&options),
+        Command::Simulate(options) => self::simulate::run(&options),
         Command::Coordinator(coordinator) => single::coordinator(coordinator),
         Command::Worker(worker) => single::worker(worker),
         Command::Router(router) => single::router(router),

@@ -2,11 +2,11 @@
 //! workers too, or as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Policy as Pick, Watched, Wire, cores};
+use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Watched, Wire, cores};
 use crate::control;
 use crate::device::Device;
 use crate::keys;
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use checkpoint::Checkpoint;
 use cluster::{Claim, MemoryStore, Registration, Store};
 use coordinator::{ModelShape, Policy};
@@ -324,13 +324,7 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
     let requests_max = (config.max_waiting as usize + config.max_running as usize) * n_replicas;
     Ok(router::Config {
         names: config.served_model_name.iter().cloned().collect(),
-        policy: match config.policy {
-            Pick::Prefix => router::Policy::Prefix,
-            Pick::LeastWork => router::Policy::LeastWork,
-            Pick::PowerOfTwo => router::Policy::PowerOfTwo,
-            Pick::RoundRobin => router::Policy::RoundRobin,
-            Pick::Affinity => router::Policy::Affinity,
-        },
+        policy: config.policy.into(),
         limits: router::Limits {
             // Without a token yet: those that wait, and those whose prompts are being computed.
             requests_waiting_max: requests_max,

@@ -31,8 +31,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("worker", &["proto", "checkpoint", "model", "backend", "collective", "telemetry"]),
     ("coordinator", &["proto", "checkpoint", "scheduler", "cluster", "telemetry"]),
     ("router", &["proto", "checkpoint", "cluster", "telemetry"]),
-    // The binary joins the roles; it starts no kernel and plans no step itself.
-    ("lockstep", &["proto", "checkpoint", "cluster", "telemetry", "router", "coordinator", "worker"]),
+    // The binary joins the roles; it starts no kernel, and plans no step itself but in `simulate`'s virtual time.
+    ("lockstep", &["proto", "checkpoint", "cluster", "telemetry", "router", "coordinator", "scheduler", "worker"]),
 ];
 
 /// Fails with every place that breaks the law, and the reason for the law.

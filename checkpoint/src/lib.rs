@@ -246,6 +246,21 @@ impl Checkpoint {
     }
 }
 
+impl ModelSpec {
+    /// What a `config.json` alone says: a model's shape, without weights or tokenizer.
+    pub fn open(config_path: &Path) -> Result<ModelSpec> {
+        let name = config_path.parent().map_or_else(String::new, catalogue::name_of);
+        let config = read_json(config_path)?;
+        ModelSpec::from_config(&config, &Value::Null, &Value::Null, &name).map_err(Error::fault(config_path))
+    }
+
+    /// The same from what is read already; the name stands where the file's path would.
+    pub fn of_config(config: &Value, name: &str) -> Result<ModelSpec> {
+        let fault = Error::fault(Path::new(name));
+        ModelSpec::from_config(config, &Value::Null, &Value::Null, name).map_err(fault)
+    }
+}
+
 /// JSON files of a model are small; a larger one is not what it says it is.
 const JSON_BYTES_MAX: u64 = 256 << 20;
 

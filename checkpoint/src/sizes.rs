@@ -1,6 +1,7 @@
 //! Bytes of each part of a model as stored, by how ranks may divide it: what a shard table is made of. Knows no ranks.
 
-use crate::{Checkpoint, names};
+use crate::names::Expected;
+use crate::{Checkpoint, ModelSpec, names};
 use std::ops::{Add, Sub};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,12 +31,19 @@ pub struct LayerSizes {
 
 impl Sizes {
     pub(crate) fn of(checkpoint: &Checkpoint) -> Sizes {
-        let no_layers = vec![LayerSizes::default(); checkpoint.spec().n_layers as usize];
-        let mut sizes = Sizes { layers: no_layers, ..Sizes::default() };
-        for expected in names::expected(checkpoint.spec()) {
-            let n = (expected.shape[0] * expected.shape[1]) as u64;
+        Sizes::measured(checkpoint.spec(), |expected| {
             let dtype = checkpoint.stored(&expected.name).map(|(_, dtype)| dtype);
-            let bytes = dtype.and_then(|dtype| dtype.bytes_of(n)).unwrap_or(0);
+            let n = (expected.shape[0] * expected.shape[1]) as u64;
+            dtype.and_then(|dtype| dtype.bytes_of(n)).unwrap_or(0)
+        })
+    }
+
+    /// Of a model of this shape whose tensors weigh what `bytes_of` says.
+    pub fn measured(spec: &ModelSpec, bytes_of: impl Fn(&Expected) -> u64) -> Sizes {
+        let no_layers = vec![LayerSizes::default(); spec.n_layers as usize];
+        let mut sizes = Sizes { layers: no_layers, ..Sizes::default() };
+        for expected in names::expected(spec) {
+            let bytes = bytes_of(&expected);
             match (expected.layer, expected.name.as_str()) {
                 (Some(layer), name) => *sizes.layers[layer as usize].cut_of(name) += bytes,
                 (None, names::EMBEDDING | names::POSITIONS) => sizes.embedding += bytes,

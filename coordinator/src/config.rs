@@ -140,7 +140,8 @@ impl Config {
         self.limits.steps_in_flight_max + u32::from(grid.pp).saturating_sub(1)
     }
 
-    pub(crate) fn scheduler(&self, blueprint: &Blueprint, policy: PolicyDigest) -> scheduler::Config {
+    /// What the planner of a replica that is laid out so is given.
+    pub fn scheduler(&self, blueprint: &Blueprint, policy: PolicyDigest) -> scheduler::Config {
         let (limits, context) = (&self.limits, blueprint.context);
         scheduler::Config {
             n_blocks: blueprint.n_blocks(),

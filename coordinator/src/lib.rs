@@ -32,8 +32,8 @@ mod views;
 pub use config::{Config, Limits, Waits};
 pub use event::WorkerId;
 pub use placement::{
-    Blueprint, Bottleneck, Experts, Inventory, Machine, ModelShape, Policy, Pool, Prediction, STAGES_MAX, Shard,
-    Unplaceable, Why, plan, plan_fewer, predict,
+    Blueprint, Bottleneck, Experts, Inventory, Link, Links, Machine, ModelShape, Policy, Pool, Prediction, Roofline,
+    STAGES_MAX, Shard, Speed, Took, Unplaceable, Why, Work, plan, plan_fewer, predict,
 };
 pub use serve::serve;
 

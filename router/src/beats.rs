@@ -65,8 +65,8 @@ mod tests {
             (beats.pass(now), now)
         };
         (0..7).for_each(|_| assert!(!miss(&mut beats).0));
-        let heard = beats.heard(miss(&mut beats).1);
-        assert!(heard, "it was suspected by then");
+        let (is_suspected, at) = miss(&mut beats);
+        assert!(is_suspected && beats.heard(at), "it was suspected by then");
         (0..7).for_each(|_| assert!(!miss(&mut beats).0));
         assert!(!beats.is_suspected() && miss(&mut beats).0 && beats.is_suspected() && beats.due().is_none());
     }

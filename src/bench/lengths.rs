@@ -29,19 +29,30 @@ impl Random {
 
     /// The wait until the next of arrivals that know nothing of each other.
     pub fn exponential(&mut self, rate: f64) -> f64 {
-        -self.unit().ln() / rate
+        -libm::log(self.unit()) / rate
     }
 
     fn normal(&mut self) -> f64 {
-        (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
+        (-2.0 * libm::log(self.unit())).sqrt() * libm::cos(std::f64::consts::TAU * self.unit())
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Lengths {
     Fixed(usize),
-    Uniform { from: usize, to: usize },
-    Normal { mean: f64, deviation: f64 },
+    Uniform {
+        from: usize,
+        to: usize,
+    },
+    Normal {
+        mean: f64,
+        deviation: f64,
+    },
+    /// Most are short and few are long, as people's are.
+    Lognormal {
+        mean: f64,
+        deviation: f64,
+    },
 }
 
 impl Lengths {
@@ -55,6 +66,11 @@ impl Lengths {
             Lengths::Normal { mean, deviation } => {
                 (mean + deviation * random.normal()).round().clamp(1.0, Self::MAX as f64) as usize
             }
+            Lengths::Lognormal { mean, deviation } => {
+                let variance = libm::log1p((deviation / mean) * (deviation / mean));
+                let middle = libm::log(mean) - variance / 2.0;
+                libm::exp(middle + variance.sqrt() * random.normal()).round().clamp(1.0, Self::MAX as f64) as usize
+            }
         }
     }
 }
@@ -63,7 +79,7 @@ impl FromStr for Lengths {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Lengths, String> {
-        let wrong = || format!("{text:?} is no length: use 128, uniform:64..256 or normal:128,32");
+        let wrong = || format!("{text:?} is no length: use 128, uniform:64..256, normal:128,32 or lognormal:128,96");
         let number = |part: &str| part.trim().parse::<usize>().ok().filter(|n| (1..=Self::MAX).contains(n));
         let two = |rest: &str, between: &str| {
             let (a, b) = rest.split_once(between)?;
@@ -76,6 +92,8 @@ impl FromStr for Lengths {
             }
             Some(("normal", rest)) => two(rest, ",")
                 .map(|(mean, deviation)| Lengths::Normal { mean: mean as f64, deviation: deviation as f64 }),
+            Some(("lognormal", rest)) => two(rest, ",")
+                .map(|(mean, deviation)| Lengths::Lognormal { mean: mean as f64, deviation: deviation as f64 }),
             Some(_) => None,
         };
         lengths.ok_or_else(wrong)
@@ -88,6 +106,7 @@ impl fmt::Display for Lengths {
             Lengths::Fixed(n) => write!(f, "{n}"),
             Lengths::Uniform { from, to } => write!(f, "uniform:{from}..{to}"),
             Lengths::Normal { mean, deviation } => write!(f, "normal:{mean},{deviation}"),
+            Lengths::Lognormal { mean, deviation } => write!(f, "lognormal:{mean},{deviation}"),
         }
     }
 }
@@ -115,7 +134,7 @@ mod tests {
 
     #[test]
     fn lengths_say_what_they_are() {
-        for text in ["128", "uniform:64..256", "normal:128,32"] {
+        for text in ["128", "uniform:64..256", "normal:128,32", "lognormal:512,256"] {
             assert_eq!(text.parse::<Lengths>().unwrap().to_string(), text);
         }
         for text in ["", "0", "-3", "uniform:9..3", "uniform:5", "normal:8", "zipf:3", "99999999999"] {
@@ -133,6 +152,16 @@ mod tests {
         assert_eq!(drawn(1), drawn(1));
         assert_ne!(drawn(1), drawn(2));
         assert!((3..=9).all(|n| drawn(1).contains(&n)) && drawn(1).iter().all(|n| (3..=9).contains(n)));
+    }
+
+    #[test]
+    fn most_lengths_are_short_and_few_are_long() {
+        let mut random = Random::new(3);
+        let lengths = Lengths::Lognormal { mean: 500.0, deviation: 500.0 };
+        let drawn: Vec<usize> = (0..20_000).map(|_| lengths.draw(&mut random)).collect();
+        let mean = drawn.iter().sum::<usize>() as f64 / drawn.len() as f64;
+        let shorter = drawn.iter().filter(|n| **n < 500).count();
+        assert!((mean - 500.0).abs() < 25.0 && shorter > 12_000, "{mean} {shorter}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `lockstep bench`: puts load on any server that speaks OpenAI's completions, and says how it bore it. Knows of the
 //! server only its address, so that peers are measured by the same ruler.
 
-mod lengths;
+pub mod lengths;
 mod load;
 mod report;
 mod stream;
@@ -39,7 +39,7 @@ pub struct Options {
     /// Requests before the first run that are not counted
     #[arg(long, default_value_t = 2)]
     pub warm_up: usize,
-    /// Words of a prompt, about a token each: `128`, `uniform:64..256` or `normal:128,32`
+    /// Words of a prompt, about a token each: `128`, `uniform:64..256`, `normal:128,32` or `lognormal:128,96`
     #[arg(long, default_value = "128")]
     pub prompt: Lengths,
     /// Tokens of an answer, in the same words

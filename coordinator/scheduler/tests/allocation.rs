@@ -93,9 +93,14 @@ fn check_steady_steps(n_stages: u32) {
     for step in steps.iter_mut().skip(1) {
         assert!(scheduler.next_step(Micros(0), step));
     }
+    // Whoever tells of names looks now and then; from the first look on they are noted.
+    let mut changes = Vec::with_capacity(4096);
+    scheduler.name_changes(&mut changes);
     run_steps(&mut scheduler, 40 * u64::from(n_stages), &mut steps, &mut done, &mut out);
+    assert!(scheduler.name_changes(&mut changes) && !changes.is_empty());
     let (before, blocks_before) = (N_ALLOCATIONS.get(), scheduler.stats().blocks_used);
     run_steps(&mut scheduler, 200 * u64::from(n_stages), &mut steps, &mut done, &mut out);
+    assert!(scheduler.name_changes(&mut changes) && changes.len() >= 12 * N_SEQUENCES as usize);
     assert_eq!(N_ALLOCATIONS.get() - before, 0, "{n_stages} stages");
     let n_said = out.len() as u64 * u64::from(n_stages);
     assert_eq!(n_said, N_SEQUENCES, "every sequence said a token in the last steps");

@@ -116,7 +116,9 @@ fn who_always_wants_more_gets_its_share_of_tokens() {
 #[test]
 fn one_at_fifty_times_its_share_is_not_waited_for() {
     let mut house = House::open(config());
-    (0..400).for_each(|_| drop(house.submit(HEAVY, 1, 300, 50)));
+    for _ in 0..400 {
+        house.submit(HEAVY, 1, 300, 50);
+    }
     (0..30).for_each(|_| drop(house.step()));
     for _ in 0..20 {
         let light = house.submit(LIGHT, 1, 40, 5);
@@ -137,7 +139,9 @@ fn one_at_fifty_times_its_share_is_not_waited_for() {
 #[test]
 fn long_prompts_of_one_do_not_hold_up_short_ones_of_another() {
     let mut house = House::open(config());
-    (0..8).for_each(|_| drop(house.submit(HEAVY, 1, 3000, 1)));
+    for _ in 0..8 {
+        house.submit(HEAVY, 1, 3000, 1);
+    }
     (0..10).for_each(|_| drop(house.step()));
     for _ in 0..10 {
         let light = house.submit(LIGHT, 1, 20, 2);
@@ -149,7 +153,9 @@ fn long_prompts_of_one_do_not_hold_up_short_ones_of_another() {
 fn who_has_more_than_its_blocks_gives_way() {
     // Two of the heavy one's fill the pool.
     let mut house = House::open(Config { n_blocks: vec![20], context_max: 300, ..config() });
-    (0..4).for_each(|_| drop(house.submit(HEAVY, 1, 120, 40)));
+    for _ in 0..4 {
+        house.submit(HEAVY, 1, 120, 40);
+    }
     (0..10).for_each(|_| drop(house.step()));
     assert_eq!(house.scheduler.stats().n_running, 2);
     let light = house.submit(LIGHT, 1, 60, 4);
@@ -175,7 +181,9 @@ fn a_full_queue_has_room_for_who_has_less_in_it() {
     assert!(house.scheduler.displaced().is_some());
     // Of tokens the same.
     let mut house = House::open(Config { context_max: 100, waiting_tokens_max: 100, ..config() });
-    (0..2).for_each(|_| drop(house.submit(HEAVY, 1, 45, 10)));
+    for _ in 0..2 {
+        house.submit(HEAVY, 1, 45, 10);
+    }
     assert!(matches!(house.offer(LIGHT, 1, 60, 10), Err(Rejected::Full { limit: "waiting_tokens_max", max: 100 })));
     house.submit(LIGHT, 1, 30, 10);
     assert!(house.scheduler.displaced().is_some());
@@ -185,7 +193,9 @@ fn a_full_queue_has_room_for_who_has_less_in_it() {
 #[test]
 fn tenants_without_end_share_the_common_place() {
     let mut house = House::open(Config { tenants_max: 4, waiting_max: 100, ..config() });
-    (0..60).for_each(|tenant| drop(house.submit(100 + tenant, 1, 10, 4)));
+    for tenant in 0..60 {
+        house.submit(100 + tenant, 1, 10, 4);
+    }
     let mut n_steps = 0;
     while house.n_ended.values().sum::<u64>() < 60 {
         house.step();

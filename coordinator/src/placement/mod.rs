@@ -4,6 +4,7 @@ mod cut;
 mod fewer;
 mod pools;
 mod predict;
+mod roofline;
 mod seats;
 mod shape;
 mod table;
@@ -12,6 +13,7 @@ mod tests;
 
 pub use fewer::plan_fewer;
 pub use predict::{Bottleneck, Prediction, predict};
+pub use roofline::{Link, Links, Roofline, Speed, Took, Work};
 pub use shape::{Experts, ModelShape};
 
 use crate::WorkerId;

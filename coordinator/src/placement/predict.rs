@@ -2,8 +2,7 @@
 //! devices of a class do with so many threads; shown beside what is measured, and used to decide nothing but which of
 //! two machines is the faster.
 
-use super::shape::Measure;
-use super::{Blueprint, Machine, ModelShape, Policy, Why, class_of};
+use super::{Blueprint, Link, Links, Machine, ModelShape, Policy, Roofline, Speed, Took, Why, Work, class_of};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -76,10 +75,10 @@ pub fn predict(
         let (needed, there) = (blueprint.shards.len(), machines.len());
         return Err(Why::TooFew { tp: blueprint.grid.tp, pp: blueprint.grid.pp, needed, there });
     }
-    let measure = Measure::new(shape, class_of(machines.first().copied()), &policy.kv_dtype)?;
     let crowding = crowding(blueprint, &machines);
-    let (memory, compute) = work_micros(&measure, blueprint, &machines, &crowding);
-    let (work, exchange) = (memory.max(compute), exchange_micros(blueprint, &crowding));
+    let of_ranks = (&rank_speeds(blueprint, &machines, &crowding)[..], &links(blueprint, &crowding)[..]);
+    let roofline = Roofline::new(shape, class_of(machines.first().copied()), policy, blueprint, of_ranks)?;
+    let Took { memory, compute, work, exchange, .. } = roofline.step(&Work::one_row());
     let bottleneck = match () {
         () if exchange > work => Bottleneck::Collective,
         () if compute > memory => Bottleneck::Compute,
@@ -90,25 +89,13 @@ pub fn predict(
     Ok(Prediction { low, high, bottleneck, work_micros: work, exchange_micros: exchange })
 }
 
-/// Of all stages, each as slow as its slowest rank: reading, and computing.
-fn work_micros(measure: &Measure, blueprint: &Blueprint, machines: &[&Machine], crowding: &[f64]) -> (f64, f64) {
-    let n_layers = measure.shape.n_layers;
-    let per_byte = operations(measure.shape) / measure.stage(0, 1, 0..n_layers).read.max(1) as f64;
-    let speeds = shared_speeds(blueprint, machines);
-    let tp = usize::from(blueprint.grid.tp);
-    let (mut memory, mut compute) = (0.0, 0.0);
-    for stage in blueprint.shards.chunks(tp) {
-        let of = |shard: &super::Shard| {
-            let rank = usize::from(shard.rank.0);
-            let read = measure.part(&blueprint.layout.part(shard.rank)).read as f64;
-            let operations = class(&machines[rank].device).thread_operations * f64::from(machines[rank].threads.max(1));
-            let (reading, computing) = (read / speeds[rank] * 1e6, read * per_byte / operations * 1e6);
-            (reading * crowding[rank], computing * crowding[rank])
-        };
-        let slowest = stage.iter().map(of).fold((0.0, 0.0), |a: (f64, f64), b| (a.0.max(b.0), a.1.max(b.1)));
-        (memory, compute) = (memory + slowest.0, compute + slowest.1);
-    }
-    (memory, compute)
+/// What is left to each rank beside those that share its cores and its host's wires.
+fn rank_speeds(blueprint: &Blueprint, machines: &[&Machine], crowding: &[f64]) -> Vec<Speed> {
+    let speed = |((machine, bytes_per_s), crowding): ((&&Machine, f64), &f64)| {
+        let flops = 2.0 * class(&machine.device).thread_operations * f64::from(machine.threads.max(1)) / crowding;
+        Speed { bytes_per_s: bytes_per_s / crowding, flops, attention_flops: flops }
+    };
+    machines.iter().zip(shared_speeds(blueprint, machines)).zip(crowding).map(speed).collect()
 }
 
 /// For each rank, how many threads of its stage share a core of its host: those of other stages wait meanwhile.
@@ -140,41 +127,24 @@ fn shared_speeds(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
     blueprint.shards.iter().zip(&alone).map(share).collect()
 }
 
-/// Multiplications of one row's pass.
-fn operations(shape: &ModelShape) -> f64 {
-    let of = |a: u32, b: u32| f64::from(a) * f64::from(b);
-    let attention = 2.0 * of((shape.n_heads + shape.n_kv_heads) * shape.head_dim, shape.hidden);
-    let inner = shape.experts.map_or(shape.inner, |experts| experts.n_used * experts.inner);
-    let mlp = 3.0 * of(shape.hidden, inner);
-    f64::from(shape.n_layers) * (attention + mlp) + of(shape.vocab, shape.hidden)
-}
-
-/// Two sums in each layer, the embedding's rows and the logits within a stage; a hop between stages and back.
-fn exchange_micros(blueprint: &Blueprint, crowding: &[f64]) -> f64 {
-    let tp = usize::from(blueprint.grid.tp);
-    let stages: Vec<_> = blueprint.shards.chunks(tp).collect();
-    let cost = |shards: &mut dyn Iterator<Item = &super::Shard>| {
+/// Of each stage. Of one row so little is exchanged that only the delay counts.
+fn links(blueprint: &Blueprint, crowding: &[f64]) -> Vec<Links> {
+    let stages: Vec<_> = blueprint.shards.chunks(usize::from(blueprint.grid.tp)).collect();
+    let link = |shards: &mut dyn Iterator<Item = &super::Shard>| {
         let shards: Vec<&super::Shard> = shards.collect();
         let is_crowded = shards.iter().any(|shard| crowding[usize::from(shard.rank.0)] > 1.0);
-        match shards.iter().all(|shard| shard.host == shards[0].host) {
+        let latency_micros = match shards.iter().all(|shard| shard.host == shards[0].host) {
             false => EXCHANGE_NET_MICROS,
             true if is_crowded => EXCHANGE_CROWDED_MICROS,
             true => EXCHANGE_HOST_MICROS,
-        }
+        };
+        Link { latency_micros, bytes_per_s: f64::INFINITY }
     };
-    let mut micros = 0.0;
-    if tp > 1 {
-        for stage in &stages {
-            micros += 2.0 * stage[0].layers.len() as f64 * cost(&mut stage.iter());
-        }
-        // The embedding's rows in the first stage, the logits in the last.
-        micros += cost(&mut stages[0].iter()) + cost(&mut stages[stages.len() - 1].iter());
-    }
-    for (i, stage) in stages.iter().enumerate().filter(|_| stages.len() > 1) {
+    let of = |(i, stage): (usize, &&[super::Shard])| {
         let next = stages[(i + 1) % stages.len()];
-        micros += cost(&mut stage.iter().chain(next));
-    }
-    micros
+        Links { within: link(&mut stage.iter()), onward: link(&mut stage.iter().chain(next)) }
+    };
+    stages.iter().enumerate().map(of).collect()
 }
 
 impl fmt::Display for Prediction {

@@ -1,7 +1,7 @@
 //! What each part of a model weighs, reads and remembers, as a rank that is given it will find. Knows no machines.
 
 use super::Why;
-use checkpoint::{Checkpoint, LayerSizes, Sizes};
+use checkpoint::{Checkpoint, LayerSizes, ModelSpec, Sizes};
 use std::ops::Range;
 use types::{BLOCK_TOKENS, DeviceClass, LayerGroups, Leaves, Part, Place, Shares};
 
@@ -37,7 +37,11 @@ pub struct Experts {
 
 impl ModelShape {
     pub fn of(checkpoint: &Checkpoint) -> ModelShape {
-        let spec = checkpoint.spec();
+        ModelShape::sized(checkpoint.spec(), checkpoint.sizes())
+    }
+
+    /// Of a model that is known by its spec, and by what its parts would weigh.
+    pub fn sized(spec: &ModelSpec, sizes: Sizes) -> ModelShape {
         ModelShape {
             n_layers: spec.n_layers,
             hidden: spec.hidden,
@@ -49,7 +53,7 @@ impl ModelShape {
             context: spec.context,
             experts: spec.experts.map(|experts| Experts { n: experts.n, n_used: experts.n_used, inner: experts.inner }),
             cache: spec.cache_groups(),
-            sizes: checkpoint.sizes(),
+            sizes,
         }
     }
 }
@@ -65,6 +69,9 @@ pub(crate) struct Holding {
     pub replicated: u64,
     /// What a pass of one row reads: an embedding is looked up and not read, a head is read whole.
     pub read: u64,
+    /// Of the weights, all experts that it holds; and, of what is read, rows of the head.
+    pub experts: u64,
+    pub head: u64,
     /// K and V of its heads for the positions of one block of each cache group: nothing of one of which its stage has
     /// no layer.
     pub block_bytes: Vec<u64>,
@@ -83,6 +90,8 @@ pub(crate) struct Measure<'a> {
 impl<'a> Measure<'a> {
     pub fn new(shape: &'a ModelShape, class: DeviceClass, kv_dtype: &str) -> Result<Measure<'a>, Why> {
         let element_bytes = match kv_dtype {
+            // No device computes with it yet: the simulation asks what it would save.
+            "fp8" => 1,
             "f16" | "bf16" => 2,
             "f32" => 4,
             other => return Err(Why::KvDtype(other.into())),
@@ -115,6 +124,8 @@ impl<'a> Measure<'a> {
             weights: layers.total() + outer.total(),
             replicated: layers.replicated + outer.replicated,
             read: layers.total() - layers.experts + self.experts_read(layers.experts) + outer.replicated + head_rows,
+            experts: layers.experts,
+            head: head_rows,
             block_bytes: n_layers.map(|n_layers| u64::from(BLOCK_TOKENS) * n_layers as u64 * 2 * row).collect(),
             heads,
             kv_heads,
@@ -175,14 +186,14 @@ impl<'a> Measure<'a> {
         portion(bytes, &part.owned(self.shape.vocab), self.shape.vocab)
     }
 
-    fn head_bytes(&self) -> u64 {
+    pub fn head_bytes(&self) -> u64 {
         match self.shape.sizes.head {
             0 => self.shape.sizes.embedding,
             head => head,
         }
     }
 
-    fn experts_read(&self, bytes: u64) -> u64 {
+    pub fn experts_read(&self, bytes: u64) -> u64 {
         self.shape.experts.map_or(bytes, |experts| portion(bytes, &(0..experts.n_used), experts.n))
     }
 }

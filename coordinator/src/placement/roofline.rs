@@ -1,0 +1,362 @@
+//! How long a step takes, from what it reads, computes and exchanges, on ranks of which a few numbers are known. Behind
+//! what `plan` foretells of one sequence and what `simulate` models of many. Knows shapes, layouts and speeds; no names
+//! of devices, no queue.
+//!
+//! A stage is as slow as its slowest rank. A rank multiplies with its weights (as slow as reading them or as computing,
+//! whichever is slower), attends (the same of K and V), and exchanges with its stage: two sums a layer.
+
+use super::shape::{Holding, Measure};
+use super::{Blueprint, ModelShape, Policy, Why};
+use std::ops::Range;
+use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Part};
+
+/// What a rank's device does in a second: what is reached of it, and not what its maker says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    pub bytes_per_s: f64,
+    /// In products with weights; a multiplication and its addition are two.
+    pub flops: f64,
+    /// In attention, whose operands are activations.
+    pub attention_flops: f64,
+}
+
+/// From a rank to another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    pub latency_micros: f64,
+    pub bytes_per_s: f64,
+}
+
+impl Link {
+    fn micros(&self, n_bytes: f64) -> f64 {
+        self.latency_micros + n_bytes / self.bytes_per_s * 1e6
+    }
+}
+
+/// What a stage's ranks exchange over: among each other, and with the next stage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Links {
+    pub within: Link,
+    pub onward: Link,
+}
+
+/// Rows between ranks are f32: sums keep what they were added up in.
+const EXCHANGED_BYTES: f64 = 4.0;
+
+/// What one step computes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    n_rows: u64,
+    n_draws: u64,
+    /// Of each cache group.
+    attention: Vec<Attention>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Attention {
+    /// Positions whose K and V are read, once for each slice.
+    n_read: u64,
+    /// Of a query and a position that it sees.
+    n_pairs: u64,
+}
+
+impl Work {
+    /// One row that sees nothing and draws a token.
+    pub fn one_row() -> Work {
+        Work { n_rows: 1, n_draws: 1, attention: Vec::new() }
+    }
+
+    pub fn clear(&mut self) {
+        (self.n_rows, self.n_draws) = (0, 0);
+        self.attention.clear();
+    }
+
+    /// A slice of a sequence, whose last row may draw a token.
+    pub fn add(&mut self, groups: &[CacheGroup], range: &Range<u32>, draws: bool) {
+        self.n_rows += u64::from(range.end - range.start);
+        self.n_draws += u64::from(draws);
+        self.attention.resize(groups.len(), Attention::default());
+        for (group, attention) in groups.iter().zip(&mut self.attention) {
+            // A query sees its own position and those before it, at most a window of them.
+            let window = u64::from(group_window(*group));
+            attention.n_read += u64::from(range.end - group.first_read(range.start));
+            attention.n_pairs += pairs(range.end.into(), window) - pairs(range.start.into(), window);
+        }
+    }
+}
+
+fn group_window(group: CacheGroup) -> u32 {
+    match group.kind {
+        types::CacheKind::Window(window) => window,
+        types::CacheKind::Full | types::CacheKind::Latent | types::CacheKind::Recurrent => u32::MAX,
+    }
+}
+
+/// Of the first `n` queries of a sequence.
+fn pairs(n: u64, window: u64) -> u64 {
+    match n <= window {
+        true => n * (n + 1) / 2,
+        false => window * (window + 1) / 2 + (n - window) * window,
+    }
+}
+
+/// What a step takes in one stage, in microseconds; and what its ranks do for it, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Took {
+    /// Of the slowest rank: reading, computing, and the two together as they overlap.
+    pub memory: f64,
+    pub compute: f64,
+    pub work: f64,
+    pub exchange: f64,
+    pub bytes_read: f64,
+    pub operations: f64,
+}
+
+impl Took {
+    pub fn micros(&self) -> f64 {
+        self.work + self.exchange
+    }
+}
+
+/// Of one replica, laid out.
+#[derive(Clone, Debug)]
+pub struct Roofline {
+    stages: Vec<Stage>,
+    hidden: f64,
+    vocab: f64,
+    /// Of the experts, the part that one row goes through; one where there are none.
+    expert_part: f64,
+}
+
+#[derive(Clone, Debug)]
+struct Stage {
+    ranks: Vec<Rank>,
+    n_layers: f64,
+    links: Links,
+    is_first: bool,
+    is_last: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Rank {
+    speed: Speed,
+    /// Bytes that any row makes it read; of those, what only rows that draw do; and its experts.
+    dense: f64,
+    head: f64,
+    experts: f64,
+    /// Operations of a row, of a row that draws besides.
+    row: f64,
+    draw: f64,
+    /// Of each cache group, bytes of a position and operations of a pair.
+    position: Vec<f64>,
+    pair: Vec<f64>,
+}
+
+impl Roofline {
+    /// `speeds` are by rank, `links` by stage.
+    pub fn new(
+        shape: &ModelShape,
+        class: DeviceClass,
+        policy: &Policy,
+        blueprint: &Blueprint,
+        (speeds, links): (&[Speed], &[Links]),
+    ) -> Result<Roofline, Why> {
+        let measure = Measure::new(shape, class, &policy.kv_dtype)?;
+        let operations = Operations::of(&measure);
+        let tp = usize::from(blueprint.grid.tp);
+        let n_stages = blueprint.layout.stages().len();
+        let stage = |(i, shards): (usize, &[super::Shard])| Stage {
+            ranks: shards
+                .iter()
+                .map(|shard| operations.rank(&blueprint.layout.part(shard.rank), speeds[usize::from(shard.rank.0)]))
+                .collect(),
+            n_layers: shards[0].layers.len() as f64,
+            links: links[i],
+            is_first: i == 0,
+            is_last: i + 1 == n_stages,
+        };
+        Ok(Roofline {
+            stages: blueprint.shards.chunks(tp).enumerate().map(stage).collect(),
+            hidden: shape.hidden.into(),
+            vocab: shape.vocab.into(),
+            expert_part: expert_part(shape),
+        })
+    }
+
+    pub fn n_stages(&self) -> usize {
+        self.stages.len()
+    }
+
+    pub fn stage(&self, stage: usize, work: &Work) -> Took {
+        let stage = &self.stages[stage];
+        // Of all experts, those that no row of the step goes through are not read.
+        let experts_read = 1.0 - power(1.0 - self.expert_part, work.n_rows);
+        let mut took = Took { exchange: self.exchange(stage, work), ..Took::default() };
+        for rank in &stage.ranks {
+            let here = rank.took(work, experts_read);
+            let is_slower = here.work > took.work;
+            (took.bytes_read, took.operations) = (took.bytes_read + here.bytes_read, took.operations + here.operations);
+            if is_slower {
+                (took.memory, took.compute, took.work) = (here.memory, here.compute, here.work);
+            }
+        }
+        took
+    }
+
+    /// Sums are cut by columns: each rank finishes its own and hands them to all. So are rows of the embedding, once,
+    /// and logits go to the rank that draws. Every rank sends its rows on to the next stage.
+    fn exchange(&self, stage: &Stage, work: &Work) -> f64 {
+        let Links { within, onward } = &stage.links;
+        let (tp, n_rows) = (stage.ranks.len() as f64, work.n_rows as f64);
+        let row = n_rows * self.hidden * EXCHANGED_BYTES;
+        let others = (tp - 1.0) / tp;
+        let mut micros = 0.0;
+        if tp > 1.0 {
+            micros += 2.0 * stage.n_layers * within.micros(2.0 * others * row);
+            if stage.is_first {
+                micros += within.micros(others * row);
+            }
+            if stage.is_last {
+                micros += within.micros(others * work.n_draws as f64 * self.vocab * EXCHANGED_BYTES);
+            }
+        }
+        if self.stages.len() > 1 {
+            // From the last stage to the first only tokens go.
+            micros += onward.micros(if stage.is_last { 0.0 } else { row });
+        }
+        micros
+    }
+
+    /// Through all stages, one after the other.
+    pub fn step(&self, work: &Work) -> Took {
+        (0..self.n_stages()).map(|stage| self.stage(stage, work)).fold(Took::default(), |a, b| Took {
+            memory: a.memory + b.memory,
+            compute: a.compute + b.compute,
+            work: a.work + b.work,
+            exchange: a.exchange + b.exchange,
+            bytes_read: a.bytes_read + b.bytes_read,
+            operations: a.operations + b.operations,
+        })
+    }
+}
+
+impl Rank {
+    fn took(&self, work: &Work, experts_read: f64) -> Took {
+        let head = if work.n_draws > 0 { self.head } else { 0.0 };
+        let weights = self.dense + head + self.experts * experts_read;
+        let operations = self.row * work.n_rows as f64 + self.draw * work.n_draws as f64;
+        let groups = || work.attention.iter().zip(self.position.iter().zip(&self.pair));
+        let cache: f64 = groups().map(|(attention, (position, _))| attention.n_read as f64 * position).sum();
+        let attending: f64 = groups().map(|(attention, (_, pair))| attention.n_pairs as f64 * pair).sum();
+        let micros = |amount: f64, speed: f64| amount / speed * 1e6;
+        let Speed { bytes_per_s, flops, attention_flops } = self.speed;
+        let (reading, computing) = (micros(weights, bytes_per_s), micros(operations, flops));
+        let (looking_back, matching) = (micros(cache, bytes_per_s), micros(attending, attention_flops));
+        Took {
+            memory: reading + looking_back,
+            compute: computing + matching,
+            work: reading.max(computing) + looking_back.max(matching),
+            exchange: 0.0,
+            bytes_read: weights + cache,
+            operations: operations + attending,
+        }
+    }
+}
+
+/// What it costs to compute with a byte of weights: each is used once for a row, in whatever format it is.
+struct Operations<'a> {
+    measure: &'a Measure<'a>,
+    per_byte: f64,
+    per_head_byte: f64,
+    expert_part: f64,
+}
+
+impl Operations<'_> {
+    fn of<'a>(measure: &'a Measure<'a>) -> Operations<'a> {
+        let shape = measure.shape;
+        let of = |a: u32, b: u32| 2.0 * f64::from(a) * f64::from(b);
+        let attention = 2.0 * of((shape.n_heads + shape.n_kv_heads) * shape.head_dim, shape.hidden);
+        let inner = shape.experts.map_or(shape.inner, |experts| experts.n_used * experts.inner);
+        let layers = f64::from(shape.n_layers) * (attention + 3.0 * of(shape.hidden, inner));
+        let whole = measure.stage(0, 1, 0..shape.n_layers);
+        Operations {
+            measure,
+            per_byte: layers / (whole.read - whole.head).max(1) as f64,
+            per_head_byte: of(shape.vocab, shape.hidden) / measure.head_bytes().max(1) as f64,
+            expert_part: expert_part(shape),
+        }
+    }
+
+    fn rank(&self, part: &Part, speed: Speed) -> Rank {
+        let shape = self.measure.shape;
+        let Holding { read, experts, head, heads, block_bytes, .. } = self.measure.part(part);
+        let dense = (read - head - self.measure.experts_read(experts)) as f64;
+        let n_layers = shape.cache.n_layers(&part.layers);
+        // Of a pair and a head: a product of query and key, and a value that is weighed.
+        let pair = 4.0 * heads.len() as f64 * f64::from(shape.head_dim);
+        Rank {
+            speed,
+            dense,
+            head: head as f64,
+            experts: experts as f64,
+            row: (dense + experts as f64 * self.expert_part) * self.per_byte,
+            draw: head as f64 * self.per_head_byte,
+            position: block_bytes.iter().map(|bytes| *bytes as f64 / f64::from(BLOCK_TOKENS)).collect(),
+            pair: n_layers.map(|n_layers| n_layers as f64 * pair).collect(),
+        }
+    }
+}
+
+fn expert_part(shape: &ModelShape) -> f64 {
+    shape.experts.map_or(1.0, |experts| f64::from(experts.n_used) / f64::from(experts.n.max(1)))
+}
+
+/// By squaring, so that every machine has the same bits.
+fn power(base: f64, mut exponent: u64) -> f64 {
+    let (mut result, mut square) = (1.0, base);
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            result *= square;
+        }
+        square *= square;
+        exponent >>= 1;
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::CacheKind;
+
+    fn work(groups: &[CacheGroup], ranges: &[Range<u32>]) -> Work {
+        let mut work = Work::default();
+        ranges.iter().for_each(|range| work.add(groups, range, true));
+        work
+    }
+
+    #[test]
+    fn pairs_are_what_queries_see() {
+        for window in [1, 3, 16, 17, u32::MAX] {
+            let group = CacheGroup { kind: CacheKind::Window(window), sharded: true };
+            for range in [0..1, 0..40, 7..9, 15..33, 39..40] {
+                let seen = |at: u32| u64::from(at + 1 - group.first_read(at));
+                let expected = range.clone().map(seen).sum::<u64>();
+                assert_eq!(
+                    work(&[group], std::slice::from_ref(&range)).attention[0].n_pairs,
+                    expected,
+                    "{window} {range:?}"
+                );
+            }
+        }
+        let full = work(&[CacheGroup::FULL], &[10..20, 5..6]);
+        assert_eq!((full.n_rows, full.n_draws), (11, 2));
+        assert_eq!(full.attention, [Attention { n_read: 26, n_pairs: (11..=20).sum::<u64>() + 6 }]);
+    }
+
+    #[test]
+    fn powers() {
+        assert_eq!([0, 1, 2, 5, 10].map(|n| power(0.5, n)), [1.0, 0.5, 0.25, 0.031_25, 0.000_976_562_5]);
+        assert_eq!(power(0.0, 3), 0.0);
+    }
+}

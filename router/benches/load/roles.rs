@@ -1,0 +1,173 @@
+//! The processes of a measurement. Each says where it listens, on standard output, and ends with its standard input.
+
+use crate::peers::{Bare, Stub};
+use checkpoint::Checkpoint;
+use cluster::MemoryStore;
+use coordinator::{Limits, ModelShape, Policy, Waits};
+use proto::transport::{server, tcp, tcp_incoming};
+use proto::v1::inference_server::InferenceServer;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use types::Grid;
+use worker::sim::Sim;
+
+/// What the threads are called whose CPU time is the router's.
+pub const ROUTER_THREADS: &str = "router";
+/// Of the replica on `sim`: a step, and the longest log.
+const STEP_MICROS: u64 = 1000;
+const CONTEXT: u32 = 4096;
+const RUNNING_MAX: u32 = 128;
+/// More streams than are ever open here.
+const REQUESTS_MAX: usize = 20_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A bare server that answers at once, and a coordinator that does; no models.
+    Peers,
+    /// A bare server that asks another one.
+    Relay,
+    Router,
+    /// A coordinator and a worker on `sim`.
+    Replica,
+}
+
+const ROLES: [(Role, &str); 4] =
+    [(Role::Peers, "as-peers"), (Role::Relay, "as-relay"), (Role::Router, "as-router"), (Role::Replica, "as-replica")];
+
+impl Role {
+    pub fn named(name: &str) -> Option<Role> {
+        ROLES.iter().find(|(_, of)| *of == name).map(|(role, _)| *role)
+    }
+
+    fn name(self) -> &'static str {
+        ROLES.iter().find(|(role, _)| *role == self).unwrap().1
+    }
+
+    pub fn play(self, peer: Option<&str>) {
+        let threads = if self == Role::Router { ROUTER_THREADS } else { "other" };
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(2).thread_name(threads).enable_all().build().unwrap();
+        let peer = peer.unwrap_or_default().to_owned();
+        runtime.spawn(async move {
+            match self {
+                Role::Peers => peers().await,
+                Role::Relay => bare(Bare { behind: Some(crate::client(&peer)) }).await,
+                Role::Router => router(&peer).await,
+                Role::Replica => replica().await,
+            }
+        });
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        runtime.shutdown_background();
+    }
+}
+
+async fn listen() -> TcpListener {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    println!("{}", listener.local_addr().unwrap());
+    listener
+}
+
+async fn bare(service: Bare) {
+    let incoming = tcp_incoming(listen().await);
+    server().add_service(InferenceServer::new(service)).serve_with_incoming(incoming).await.unwrap();
+}
+
+async fn peers() {
+    let serve = bare(Bare { behind: None });
+    tokio::spawn(serve);
+    // The addresses are told in this order.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let incoming = tcp_incoming(listen().await);
+    server().add_service(Stub::server()).serve_with_incoming(incoming).await.unwrap();
+}
+
+fn model() -> Checkpoint {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/reference/llama-f32-tied");
+    Checkpoint::open(&folder).unwrap()
+}
+
+async fn router(coordinator: &str) {
+    let checkpoint = model();
+    let text = router::Text {
+        tokenizer: checkpoint.tokenizer().unwrap(),
+        template: checkpoint.chat_template().unwrap(),
+        spec: checkpoint.spec().clone(),
+        defaults: *checkpoint.defaults(),
+    };
+    let limits =
+        router::Limits { requests_max: REQUESTS_MAX, requests_waiting_max: REQUESTS_MAX, ..router::Limits::default() };
+    let config = router::Config { limits, ..router::Config::default() };
+    let members = vec![router::Coordinator { name: "replica".into(), channel: tcp(coordinator).unwrap() }];
+    let incoming = tcp_incoming(listen().await);
+    router::serve_grpc(config, members, text, incoming, CancellationToken::new()).await.unwrap();
+}
+
+async fn replica() {
+    let shape = ModelShape { context: CONTEXT, ..ModelShape::of(&model()) };
+    let limits = Limits::default();
+    let policy = Policy {
+        grid: Grid::SOLO,
+        activations: "int8".into(),
+        kv_dtype: "f16".into(),
+        kv_memory: Some(1 << 30),
+        context: Some(CONTEXT),
+        running_max: RUNNING_MAX,
+        slice_max: limits.chunk_tokens_max,
+    };
+    let vocab = shape.vocab;
+    let config = coordinator::Config {
+        replica: "replica".into(),
+        model: "sim".into(),
+        model_path: "/nowhere".into(),
+        shape,
+        policy,
+        policy_digest: None,
+        prefix_cache: true,
+        salt: [7; 16],
+        mesh_seed: [7; 32],
+        limits,
+        // A machine that is busy is no dead rank.
+        waits: Waits { beats_missed_max: 1000, hang_min: Duration::from_secs(60), ..Waits::default() },
+    };
+    let sim = Sim { vocab, step_micros: STEP_MICROS, ..Sim::default() };
+    let worker = worker::Config { device: "sim".into(), memory_bytes: 4 << 30, ..worker::Config::default() };
+    let end = CancellationToken::new();
+    let listener = listen().await;
+    let here = tcp(&listener.local_addr().unwrap().to_string()).unwrap();
+    tokio::spawn(worker::serve(here, Box::new(sim), worker, end.clone()));
+    let claim = MemoryStore::starting_at(1).claim("replica", "in memory");
+    coordinator::serve(tcp_incoming(listener), config, claim, end).await.unwrap();
+}
+
+/// A process of this measurement; dropping it ends it.
+pub struct Child {
+    process: std::process::Child,
+    pub addresses: Vec<String>,
+}
+
+impl Child {
+    pub fn start(role: Role, peer: Option<&str>) -> Child {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.arg(role.name()).args(peer).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let said = BufReader::new(process.stdout.take().unwrap()).lines();
+        let n_addresses = if role == Role::Peers { 2 } else { 1 };
+        let addresses = said.take(n_addresses).map(Result::unwrap).collect();
+        Child { process, addresses }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _ended = self.process.wait();
+    }
+}

@@ -1,0 +1,371 @@
+//! A cluster on virtual time: the planner and the router's pick as they ship, and a roofline where workers would be.
+//! One queue of events, in the order of their times and then of their numbers; no clock, no thread, no chance.
+
+use super::front::Front;
+use super::measure::{Level, Looks, Times, Window};
+use super::traffic::{Arrival, Nanos, Traffic, token};
+use coordinator::{Roofline, Work};
+use router::Policy;
+use router::ledger::Item;
+use scheduler::{Output, Scheduler};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use types::{CacheGroup, Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, TokenOut, Want};
+
+/// From a client to a coordinator, through the router; and back.
+const ROUTER_NANOS: Nanos = 150_000;
+/// From a coordinator to its ranks; and back.
+const RANKS_NANOS: Nanos = 50_000;
+/// A coordinator tells its routers so often of its load and its cache.
+const BEAT_NANOS: Nanos = 100_000_000;
+/// How often one looks at each replica.
+const LOOK_NANOS: Nanos = 500_000_000;
+
+pub struct Setup {
+    pub n_replicas: usize,
+    pub policy: Policy,
+    pub planner: scheduler::Config,
+    pub roofline: Roofline,
+    /// Of each pass through a stage, besides what the roofline knows: launches, the draw.
+    pub overhead: Nanos,
+    pub window: Window,
+    pub slo: Slo,
+}
+
+/// What a request must keep to count as served well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slo {
+    pub ttft: Nanos,
+    /// Of a request's tokens after the first, on average.
+    pub itl: Nanos,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Arrive,
+    Deliver { replica: u32, request: u32 },
+    Answer { replica: u32 },
+    Beat { replica: u32 },
+    Look,
+}
+
+/// A request from its arrival to its end.
+struct Ticket {
+    arrival: Arrival,
+    n_said: u32,
+    first_at: Nanos,
+    last_at: Nanos,
+    /// When the token that it drew last is known on the first stage.
+    drawn_at: Nanos,
+    /// What the router takes for work, until it has ended.
+    work: Option<Item>,
+}
+
+impl Ticket {
+    fn new(arrival: Arrival, work: Item) -> Ticket {
+        Ticket { arrival, n_said: 0, first_at: 0, last_at: 0, drawn_at: 0, work: Some(work) }
+    }
+}
+
+struct Replica {
+    planner: Scheduler,
+    /// When each stage is done with all that it was given.
+    free_at: Vec<Nanos>,
+    /// Answers that are on their way.
+    answers: VecDeque<StepDone>,
+}
+
+/// What a run comes to.
+#[derive(Default)]
+pub struct Outcome {
+    pub n_arrived: u64,
+    pub n_ended: u64,
+    pub n_refused: u64,
+    /// Of those that arrived within the window.
+    pub n_counted: u64,
+    pub n_good: u64,
+    pub good_tokens: u64,
+    pub counted_tokens: u64,
+    pub ttft: Times,
+    pub itl: Times,
+    pub e2e: Times,
+    /// Said within the window.
+    pub output_tokens: u64,
+    /// Of prompts, computed and found in caches, of those that began within the window.
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    /// Of all stages of all replicas, within the window.
+    pub busy: Nanos,
+    pub bytes_read: f64,
+    pub operations: f64,
+    pub open: Level,
+    /// Parts of one.
+    pub cache_used: Looks,
+    /// Of a replica.
+    pub running: Looks,
+    pub waiting: Looks,
+    pub n_preemptions: u64,
+    pub n_steps: u64,
+    pub n_events: u64,
+    /// Tokens in all, of the whole run: what planners say they drew.
+    pub tokens_drawn: u64,
+    pub tokens_said: u64,
+}
+
+pub struct Cluster {
+    setup: Setup,
+    traffic: Traffic,
+    next: Option<Arrival>,
+    queue: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
+    n_pushed: u64,
+    front: Front,
+    replicas: Vec<Replica>,
+    tickets: Vec<Ticket>,
+    groups: Vec<CacheGroup>,
+    step: Step,
+    work: Work,
+    outputs: Vec<Output>,
+    spare: Vec<StepDone>,
+    outcome: Outcome,
+}
+
+impl Cluster {
+    pub fn new(setup: Setup, traffic: Traffic) -> Result<Cluster, types::Unsupported> {
+        let replica = || {
+            Ok(Replica {
+                planner: Scheduler::new(setup.planner.clone(), Epoch::default())?,
+                free_at: vec![0; setup.roofline.n_stages()],
+                answers: VecDeque::new(),
+            })
+        };
+        let replicas = (0..setup.n_replicas).map(|_| replica()).collect::<Result<Vec<_>, types::Unsupported>>()?;
+        Ok(Cluster {
+            front: Front::new(setup.policy, setup.n_replicas, &setup.planner),
+            groups: setup.planner.groups.clone(),
+            setup,
+            traffic,
+            next: None,
+            queue: BinaryHeap::new(),
+            n_pushed: 0,
+            replicas,
+            tickets: Vec::new(),
+            step: Step::default(),
+            work: Work::default(),
+            outputs: Vec::new(),
+            spare: Vec::new(),
+            outcome: Outcome::default(),
+        })
+    }
+
+    /// Until the last request has ended. `progress` is told the virtual time, now and then.
+    pub fn run(mut self, mut progress: impl FnMut(Nanos)) -> Outcome {
+        self.await_arrival();
+        let Window { from, until } = self.setup.window;
+        (from..until).step_by(LOOK_NANOS as usize).for_each(|at| self.push(at, Event::Look));
+        // Coordinators began at different times, and so do their beats.
+        for replica in 0..self.setup.n_replicas as u32 {
+            let at = BEAT_NANOS * u64::from(replica) / self.setup.n_replicas as u64;
+            self.push(at, Event::Beat { replica });
+        }
+        while let Some(Reverse((now, _, event))) = self.queue.pop() {
+            self.outcome.n_events += 1;
+            match event {
+                Event::Arrive => self.arrive(now),
+                Event::Deliver { replica, request } => self.deliver(now, replica as usize, request),
+                Event::Answer { replica } => self.answer(now, replica as usize),
+                Event::Beat { replica } => self.beat(now, replica),
+                Event::Look => {
+                    self.look();
+                    progress(now);
+                }
+            }
+        }
+        let planned = |of: fn(&scheduler::Stats) -> u64| self.replicas.iter().map(|r| of(&r.planner.stats())).sum();
+        self.outcome.n_preemptions = planned(|stats| stats.preemptions);
+        self.outcome.n_steps = planned(|stats| stats.steps);
+        self.outcome.tokens_drawn = planned(|stats| stats.tokens_drawn);
+        debug_assert!(self.replicas.iter().all(|replica| replica.planner.is_idle()));
+        self.outcome
+    }
+
+    fn push(&mut self, at: Nanos, event: Event) {
+        self.n_pushed += 1;
+        self.queue.push(Reverse((at, self.n_pushed, event)));
+    }
+
+    fn await_arrival(&mut self) {
+        self.next = self.traffic.next();
+        if let Some(arrival) = self.next {
+            self.push(arrival.at, Event::Arrive);
+        }
+    }
+
+    fn arrive(&mut self, now: Nanos) {
+        let Some(arrival) = self.next.take() else { return };
+        let request = self.tickets.len() as u32;
+        self.outcome.n_arrived += 1;
+        self.outcome.n_counted += u64::from(self.setup.window.has(now));
+        self.outcome.open.change(1, now, &self.setup.window);
+        let prompt = arrival.prompt(request.into());
+        // Who shares a text belongs together.
+        let session = Some(arrival.prefix).filter(|_| arrival.n_prefix > 0);
+        let (replica, work) = self.front.give(&prompt, session).expect("every replica is ready");
+        self.tickets.push(Ticket::new(arrival, work));
+        self.push(now + ROUTER_NANOS, Event::Deliver { replica: replica as u32, request });
+        self.await_arrival();
+    }
+
+    fn deliver(&mut self, now: Nanos, replica: usize, request: u32) {
+        let arrival = self.tickets[request as usize].arrival;
+        let sampling = Sampling { tokens_max: arrival.n_output, ..Sampling::default() };
+        let id = RequestId(request.into());
+        let asked = Request { id, prompt: arrival.prompt(request.into()), sampling, ..Request::default() };
+        let taken = self.replicas[replica].planner.submit(asked, micros(now));
+        let displaced = std::iter::from_fn(|| self.replicas[replica].planner.displaced()).map(|id| id.0 as u32);
+        for refused in displaced.chain(taken.err().map(|_| request)).collect::<Vec<_>>() {
+            self.outcome.n_refused += 1;
+            self.end(now + ROUTER_NANOS, refused);
+        }
+        self.plan(now, replica);
+    }
+
+    /// Plans as many steps as may be in flight, and knows of each at once when it will be answered.
+    fn plan(&mut self, now: Nanos, replica: usize) {
+        while self.replicas[replica].planner.next_step(micros(now), &mut self.step) {
+            let done_at = self.run_step(now, replica);
+            let mut done = self.spare.pop().unwrap_or_default();
+            self.draw(&mut done, done_at);
+            self.replicas[replica].answers.push_back(done);
+            self.push(done_at + RANKS_NANOS, Event::Answer { replica: replica as u32 });
+        }
+    }
+
+    /// Through all stages, each as soon as it is free; and not before the tokens that the step computes are drawn.
+    fn run_step(&mut self, now: Nanos, replica: usize) -> Nanos {
+        self.work.clear();
+        let mut ready = now + RANKS_NANOS;
+        for slice in &self.step.slices {
+            self.work.add(&self.groups, &slice.range, slice.want == Want::Last);
+            ready = ready.max(self.tickets[slice.id.0 as usize].drawn_at);
+        }
+        if self.step.slices.is_empty() {
+            return ready;
+        }
+        let is_counted = self.setup.window.has(ready);
+        for (stage, free_at) in self.replicas[replica].free_at.iter_mut().enumerate() {
+            let took = self.setup.roofline.stage(stage, &self.work);
+            let from = ready.max(*free_at);
+            ready = from + (took.micros() * 1e3).round() as Nanos + self.setup.overhead;
+            *free_at = ready;
+            self.outcome.busy += self.setup.window.overlap(from, ready);
+            if is_counted {
+                self.outcome.bytes_read += took.bytes_read;
+                self.outcome.operations += took.operations;
+            }
+        }
+        ready
+    }
+
+    /// Each slice that draws says a token that nobody else says there.
+    fn draw(&mut self, done: &mut StepDone, done_at: Nanos) {
+        (done.id, done.epoch) = (self.step.id, self.step.epoch);
+        done.slices.resize_with(self.step.slices.len(), SliceDone::default);
+        for (slice, answer) in self.step.slices.iter().zip(&mut done.slices) {
+            answer.tokens.clear();
+            if slice.want == Want::Last {
+                let token = token(slice.id.0 ^ (1 << 62), slice.range.end);
+                answer.tokens.push(TokenOut { token, ..TokenOut::default() });
+                self.tickets[slice.id.0 as usize].drawn_at = done_at;
+            }
+        }
+    }
+
+    fn answer(&mut self, now: Nanos, replica: usize) {
+        let Some(done) = self.replicas[replica].answers.pop_front() else { return };
+        let mut outputs = std::mem::take(&mut self.outputs);
+        self.replicas[replica].planner.apply(&done, &mut outputs).expect("answers come in the order of steps");
+        self.spare.push(done);
+        for output in outputs.drain(..) {
+            self.tell(now + ROUTER_NANOS, &output);
+        }
+        self.outputs = outputs;
+        self.plan(now, replica);
+    }
+
+    fn tell(&mut self, at: Nanos, output: &Output) {
+        let request = output.id.0 as u32;
+        if output.n_tokens > 0 {
+            self.say(at, request, output);
+        }
+        if output.finish.is_some() {
+            self.end(at, request);
+        }
+    }
+
+    fn say(&mut self, at: Nanos, request: u32, output: &Output) {
+        let (window, outcome) = (&self.setup.window, &mut self.outcome);
+        let ticket = &mut self.tickets[request as usize];
+        let is_counted = window.has(ticket.arrival.at);
+        if ticket.n_said == 0 {
+            ticket.first_at = at;
+            ticket.work.iter_mut().for_each(Item::begun);
+            if window.has(at) {
+                outcome.prompt_tokens += u64::from(ticket.arrival.n_prompt);
+                outcome.cached_tokens += u64::from(output.n_cached);
+            }
+            if is_counted {
+                outcome.ttft.add(at - ticket.arrival.at);
+            }
+        } else if is_counted {
+            outcome.itl.add(at - ticket.last_at);
+        }
+        ticket.last_at = at;
+        ticket.n_said += output.n_tokens;
+        outcome.tokens_said += u64::from(output.n_tokens);
+        if window.has(at) {
+            outcome.output_tokens += u64::from(output.n_tokens);
+        }
+    }
+
+    /// Told all it asked for, or refused: a request ends once.
+    fn end(&mut self, at: Nanos, request: u32) {
+        let (window, outcome) = (&self.setup.window, &mut self.outcome);
+        let ticket = &mut self.tickets[request as usize];
+        assert!(ticket.work.take().is_some(), "request {request} ends twice");
+        let has_begun = ticket.n_said > 0;
+        outcome.n_ended += 1;
+        // Told a way later; events are in order, and what they tell would not be.
+        outcome.open.change(-1, at - ROUTER_NANOS, window);
+        if !has_begun || !window.has(ticket.arrival.at) {
+            return;
+        }
+        outcome.e2e.add(at - ticket.arrival.at);
+        outcome.counted_tokens += u64::from(ticket.n_said);
+        let itl = (ticket.last_at - ticket.first_at) / u64::from(ticket.n_said - 1).max(1);
+        if ticket.first_at - ticket.arrival.at <= self.setup.slo.ttft && itl <= self.setup.slo.itl {
+            outcome.n_good += 1;
+            outcome.good_tokens += u64::from(ticket.n_said);
+        }
+    }
+
+    /// Told by the time that it is there; as long as anybody asks.
+    fn beat(&mut self, now: Nanos, replica: u32) {
+        self.front.hear(replica as usize, &mut self.replicas[replica as usize].planner);
+        if self.next.is_some() {
+            self.push(now + BEAT_NANOS, Event::Beat { replica });
+        }
+    }
+
+    fn look(&mut self) {
+        for replica in &self.replicas {
+            let stats = replica.planner.stats();
+            self.outcome.cache_used.add(f64::from(stats.blocks_used) / f64::from(stats.blocks_total));
+            self.outcome.running.add(stats.n_running.into());
+            self.outcome.waiting.add(stats.n_waiting.into());
+        }
+    }
+}
+
+fn micros(at: Nanos) -> Micros {
+    Micros(at / 1000)
+}

@@ -1,0 +1,96 @@
+//! The router, as far as it decides: its own board, ledgers and policies, told of loads and caches as coordinators tell
+//! them. Knows no time.
+
+use proto::cluster::{Cached, Load};
+use router::Policy;
+use router::board::{Board, Facts, Salt, Scratch, names};
+use router::ledger::{Item, Ledger};
+use router::pick::{Standing, Wish};
+use scheduler::{NameChange, Scheduler};
+use std::sync::Arc;
+use types::{PolicyDigest, TenantId, Token};
+
+pub struct Front {
+    policy: Policy,
+    board: Board,
+    seats: Vec<Seat>,
+    scratch: Scratch,
+    n_picked: u64,
+    changes: Vec<NameChange>,
+}
+
+struct Seat {
+    ledger: Arc<Ledger>,
+    /// Of the last word on its cache.
+    sequence: u64,
+}
+
+impl Front {
+    pub fn new(policy: Policy, n_replicas: usize, planner: &scheduler::Config) -> Front {
+        let mut board = Board::default();
+        let seat = |place: usize| {
+            let ledger = Arc::new(Ledger::default());
+            board.sit(place, ledger.clone());
+            let (digest, context, salt) = (planner.policy, planner.context_max, planner.salt);
+            board.show(place, &Facts { standing: Standing::Ready, digest, context, salt, id: place as u64 });
+            Seat { ledger, sequence: 0 }
+        };
+        let seats = (0..n_replicas).map(seat).collect();
+        Front { policy, board, seats, scratch: Scratch::default(), n_picked: 0, changes: Vec::new() }
+    }
+
+    /// Who gets a prompt; and what is to be done of it there, until it is dropped.
+    pub fn give(&mut self, prompt: &[Token], session: Option<u64>) -> Option<(usize, Item)> {
+        let wish = Wish { n_prompt: prompt.len() as u32, session, n_before: self.n_picked };
+        self.n_picked += 1;
+        let called = |digest: &PolicyDigest, salt: &Salt| names(prompt, TenantId::default(), digest, salt);
+        let chosen = self.board.choose(self.policy, &wish, Some(called), &mut self.scratch)?;
+        Some((chosen.place, self.seats[chosen.place].ledger.enter(prompt.len() as u64)))
+    }
+
+    /// What a coordinator tells several times a second: its load, and how the names of its cache have changed.
+    pub fn hear(&mut self, replica: usize, planner: &mut Scheduler) {
+        let stats = planner.stats();
+        self.seats[replica].ledger.load(&Load {
+            n_waiting: stats.n_waiting,
+            n_running: stats.n_running,
+            backlog_tokens: planner.backlog_tokens(),
+            running_tokens: planner.running_tokens(),
+            blocks_used: stats.blocks_used,
+            blocks_total: stats.blocks_total,
+        });
+        // Without a session a policy reads caches, if it ever does.
+        if self.policy.reads_caches(&Wish::default()) {
+            self.hear_names(replica, planner);
+        }
+    }
+
+    fn hear_names(&mut self, replica: usize, planner: &mut Scheduler) {
+        let seat = &mut self.seats[replica];
+        let is_known = planner.name_changes(&mut self.changes);
+        if is_known && self.changes.is_empty() {
+            return;
+        }
+        seat.sequence += 1;
+        let mut told = Cached { sequence: seat.sequence, anew: !is_known, ..Cached::default() };
+        if is_known {
+            tell_changes(&mut self.changes, &mut told);
+        } else {
+            planner.names(0..u32::MAX, &mut told.added);
+        }
+        // Nothing is lost on the way.
+        self.board.hear(replica, &told).expect("every word follows the one before");
+    }
+}
+
+/// Of a name that came and went the last change counts.
+fn tell_changes(changes: &mut [NameChange], told: &mut Cached) {
+    changes.sort_by_key(|change| change.name);
+    for of_name in changes.chunk_by(|a, b| a.name == b.name) {
+        match of_name.last() {
+            Some(NameChange { name, is_added: true }) => told.added.push(*name),
+            Some(NameChange { name, is_added: false }) => told.dropped.push(*name),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! GPUs by name, from their makers' data sheets, and what of those figures a server reaches. Knows no models.
+
+use coordinator::{Link, Links, Speed};
+
+/// Figures as they are advertised: dense, per GPU, links one way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gpu {
+    pub name: &'static str,
+    pub memory_bytes: u64,
+    pub bytes_per_s: f64,
+    pub bf16_flops: f64,
+    /// None where tensor cores have no such format: weights of one byte are widened before they are multiplied.
+    pub fp8_flops: Option<f64>,
+    /// To the other GPUs of its node, and how long the smallest sum of all of them takes.
+    pub link_bytes_per_s: f64,
+    pub sum_micros: f64,
+    /// Of the network to other nodes, for each GPU.
+    pub net_bytes_per_s: f64,
+    pub dollars_per_hour: f64,
+}
+
+const GB: u64 = 1_000_000_000;
+const GIB: u64 = 1 << 30;
+const TERA: f64 = 1e12;
+/// Of a sum through an NVSwitch, as custom all-reduces of serving frameworks measure it; and through PCIe and the host.
+const NVLINK_SUM_MICROS: f64 = 8.0;
+const PCIE_SUM_MICROS: f64 = 25.0;
+/// PCIe 4.0 x16.
+const PCIE4: f64 = 32e9;
+
+/// Memory, bandwidth and FLOP/s: NVIDIA's data sheets (A10, A100 80GB, L4, L40S, H100 SXM, H200 SXM, H20) and, of
+/// B200, a DGX B200's divided by eight; figures "with sparsity" are halved. Network: what a DGX of that kind has for
+/// each GPU, and 100 Gbit/s where there is no DGX. Prices: a guess at what specialised clouds asked for a GPU on demand
+/// in 2025, rounded; the large clouds ask two to three times as much. `--price-per-gpu-hour` knows better.
+pub const GPUS: [Gpu; 9] = [
+    Gpu {
+        name: "l4",
+        memory_bytes: 24 * GB,
+        bytes_per_s: 0.3 * TERA,
+        bf16_flops: 121.0 * TERA,
+        fp8_flops: Some(242.0 * TERA),
+        link_bytes_per_s: PCIE4,
+        sum_micros: PCIE_SUM_MICROS,
+        net_bytes_per_s: 12.5e9,
+        dollars_per_hour: 0.6,
+    },
+    Gpu {
+        name: "a10",
+        memory_bytes: 24 * GB,
+        bytes_per_s: 0.6 * TERA,
+        bf16_flops: 125.0 * TERA,
+        fp8_flops: None,
+        link_bytes_per_s: PCIE4,
+        sum_micros: PCIE_SUM_MICROS,
+        net_bytes_per_s: 12.5e9,
+        dollars_per_hour: 0.75,
+    },
+    Gpu {
+        name: "l40s",
+        memory_bytes: 48 * GB,
+        bytes_per_s: 0.864 * TERA,
+        bf16_flops: 362.0 * TERA,
+        fp8_flops: Some(733.0 * TERA),
+        link_bytes_per_s: PCIE4,
+        sum_micros: PCIE_SUM_MICROS,
+        net_bytes_per_s: 12.5e9,
+        dollars_per_hour: 1.0,
+    },
+    Gpu { name: "a100-40gb", memory_bytes: 40 * GIB, bytes_per_s: 1.555 * TERA, dollars_per_hour: 1.3, ..A100 },
+    A100,
+    H100,
+    Gpu { name: "h200", memory_bytes: 141 * GB, bytes_per_s: 4.8 * TERA, dollars_per_hour: 3.5, ..H100 },
+    Gpu {
+        name: "h20",
+        memory_bytes: 96 * GB,
+        bytes_per_s: 4.0 * TERA,
+        bf16_flops: 148.0 * TERA,
+        fp8_flops: Some(296.0 * TERA),
+        dollars_per_hour: 1.5,
+        ..H100
+    },
+    Gpu {
+        name: "b200",
+        memory_bytes: 180 * GB,
+        bytes_per_s: 8.0 * TERA,
+        bf16_flops: 2250.0 * TERA,
+        fp8_flops: Some(4500.0 * TERA),
+        link_bytes_per_s: 900e9,
+        dollars_per_hour: 5.0,
+        ..H100
+    },
+];
+
+const A100: Gpu = Gpu {
+    name: "a100",
+    memory_bytes: 80 * GIB,
+    bytes_per_s: 2.039 * TERA,
+    bf16_flops: 312.0 * TERA,
+    fp8_flops: None,
+    link_bytes_per_s: 300e9,
+    sum_micros: NVLINK_SUM_MICROS,
+    net_bytes_per_s: 25e9,
+    dollars_per_hour: 1.75,
+};
+
+const H100: Gpu = Gpu {
+    name: "h100",
+    memory_bytes: 80 * GIB,
+    bytes_per_s: 3.35 * TERA,
+    bf16_flops: 989.0 * TERA,
+    fp8_flops: Some(1979.0 * TERA),
+    link_bytes_per_s: 450e9,
+    sum_micros: NVLINK_SUM_MICROS,
+    net_bytes_per_s: 50e9,
+    dollars_per_hour: 2.5,
+};
+
+/// So many of them stand in one machine.
+pub const GPUS_PER_NODE: u16 = 8;
+/// Of a sum through the network.
+const NET_SUM_MICROS: f64 = 40.0;
+/// Of rows that go from one stage to the next.
+const LINK_HOP_MICROS: f64 = 5.0;
+const NET_HOP_MICROS: f64 = 15.0;
+/// Of a link's bandwidth.
+const LINK_EFFICIENCY: f64 = 0.75;
+
+pub fn find(name: &str) -> Result<Gpu, String> {
+    let known = || GPUS.iter().map(|gpu| gpu.name).collect::<Vec<_>>().join(", ");
+    let found = GPUS.iter().find(|gpu| gpu.name.eq_ignore_ascii_case(name));
+    found.copied().ok_or_else(|| format!("{name:?} is no GPU that is known here: {}", known()))
+}
+
+/// What of a GPU's figures is reached.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Efficiency {
+    pub bandwidth: f64,
+    pub compute: f64,
+}
+
+impl Gpu {
+    /// `is_fp8`: both operands of products with weights are.
+    pub fn speed(&self, efficiency: Efficiency, is_fp8: bool) -> Speed {
+        let flops = self.fp8_flops.filter(|_| is_fp8).unwrap_or(self.bf16_flops);
+        Speed {
+            bytes_per_s: self.bytes_per_s * efficiency.bandwidth,
+            flops: flops * efficiency.compute,
+            attention_flops: self.bf16_flops * efficiency.compute,
+        }
+    }
+
+    /// Of each of `n_stages` stages of `tp` ranks, which fill one node after the other.
+    pub fn links(&self, tp: u16, n_stages: u16) -> Vec<Links> {
+        let node = |rank: u16| rank / GPUS_PER_NODE;
+        let link = |is_near: bool, near: f64, far: f64| Link {
+            latency_micros: if is_near { near } else { far },
+            bytes_per_s: LINK_EFFICIENCY * if is_near { self.link_bytes_per_s } else { self.net_bytes_per_s },
+        };
+        let of = |stage: u16| {
+            let (first, last) = (stage * tp, (stage + 1) * tp - 1);
+            let next = (stage + 1) % n_stages * tp;
+            Links {
+                within: link(node(first) == node(last), self.sum_micros, NET_SUM_MICROS),
+                onward: link(node(first) == node(next + tp - 1), LINK_HOP_MICROS, NET_HOP_MICROS),
+            }
+        };
+        (0..n_stages).map(of).collect()
+    }
+}

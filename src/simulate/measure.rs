@@ -1,0 +1,172 @@
+//! What is remembered of a run, and what it comes to. Knows no cluster.
+
+use super::traffic::Nanos;
+use serde::Serialize;
+
+/// From the first of these to before the second, requests and tokens count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub from: Nanos,
+    pub until: Nanos,
+}
+
+impl Window {
+    pub fn has(&self, at: Nanos) -> bool {
+        (self.from..self.until).contains(&at)
+    }
+
+    /// How much of a time lies within.
+    pub fn overlap(&self, from: Nanos, until: Nanos) -> Nanos {
+        until.min(self.until).saturating_sub(from.max(self.from))
+    }
+
+    pub fn seconds(&self) -> f64 {
+        (self.until - self.from) as f64 / 1e9
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spread {
+    pub mean: f64,
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+}
+
+/// Times, in classes a hundred and twenty-eighth apart: as small for a billion as for one.
+#[derive(Default)]
+pub struct Times {
+    counts: Vec<u64>,
+    pub n: u64,
+    /// In nanoseconds.
+    pub sum: u128,
+}
+
+/// Of the number, as many leading bits name its class.
+const CLASS_BITS: u32 = 7;
+
+impl Times {
+    pub fn add(&mut self, nanos: Nanos) {
+        let class = class(nanos);
+        if class >= self.counts.len() {
+            self.counts.resize(class + 1, 0);
+        }
+        self.counts[class] += 1;
+        self.n += 1;
+        self.sum += u128::from(nanos);
+    }
+
+    /// The smallest class that so many of a hundred do not exceed.
+    fn percentile(&self, percent: u64) -> Nanos {
+        let rank = (u128::from(self.n) * u128::from(percent)).div_ceil(100).max(1);
+        let mut seen = 0u128;
+        for (class, count) in self.counts.iter().enumerate() {
+            seen += u128::from(*count);
+            if seen >= rank {
+                return middle(class);
+            }
+        }
+        0
+    }
+
+    /// In milliseconds.
+    pub fn spread(&self) -> Spread {
+        let millis = |nanos: Nanos| nanos as f64 / 1e6;
+        let at = |percent| millis(self.percentile(percent));
+        let mean = self.sum as f64 / self.n.max(1) as f64 / 1e6;
+        Spread { mean, p50: at(50), p90: at(90), p99: at(99) }
+    }
+}
+
+/// Small numbers are classes of their own; above, each power of two has as many.
+fn class(nanos: Nanos) -> usize {
+    let shift = (Nanos::BITS - nanos.leading_zeros()).saturating_sub(CLASS_BITS + 1);
+    ((u64::from(shift) << CLASS_BITS) + (nanos >> shift)) as usize
+}
+
+fn middle(class: usize) -> Nanos {
+    let per_power = 1 << CLASS_BITS;
+    let shift = (class as u64 >> CLASS_BITS).saturating_sub(1);
+    let lowest = (class as u64 - shift * per_power) << shift;
+    lowest + (1 << shift >> 1)
+}
+
+/// How many there are of something, as time goes by.
+#[derive(Default)]
+pub struct Level {
+    pub now: u64,
+    since: Nanos,
+    area: u128,
+}
+
+impl Level {
+    pub fn change(&mut self, by: i64, at: Nanos, window: &Window) {
+        self.area += u128::from(self.now) * u128::from(window.overlap(self.since, at));
+        self.now = self.now.checked_add_signed(by).expect("nobody leaves who has not come");
+        self.since = at;
+    }
+
+    pub fn mean(&self, window: &Window) -> f64 {
+        self.area as f64 / (window.until - window.from).max(1) as f64
+    }
+}
+
+/// A mean and the most, of what is looked at again and again.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Looks {
+    n: u64,
+    sum: f64,
+    pub max: f64,
+}
+
+impl Looks {
+    pub fn add(&mut self, value: f64) {
+        self.n += 1;
+        self.sum += value;
+        self.max = self.max.max(value);
+    }
+
+    pub fn mean(&self) -> f64 {
+        self.sum / self.n.max(1) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_in_order_and_close_to_what_they_hold() {
+        let mut last = 0;
+        let powers = (11..60).flat_map(|bit| [(1u64 << bit) - 1, 1 << bit, (1 << bit) + (1 << bit) / 3]);
+        for nanos in (0..2000).chain(powers) {
+            let at = class(nanos);
+            assert!(at >= last, "{nanos}");
+            last = at;
+            let error = middle(at).abs_diff(nanos) as f64;
+            assert!(error <= nanos as f64 / 128.0, "{nanos} became {}", middle(at));
+        }
+    }
+
+    #[test]
+    fn percentiles_of_a_hundred_times() {
+        let mut times = Times::default();
+        (1..=100).for_each(|ms| times.add(ms * 1_000_000));
+        let Spread { mean, p50, p90, p99 } = times.spread();
+        assert_eq!(mean, 50.5);
+        for (got, expected) in [(p50, 50.0), (p90, 90.0), (p99, 99.0)] {
+            assert!((got / expected - 1.0f64).abs() < 0.01, "{got} {expected}");
+        }
+        assert_eq!(Times::default().spread(), Spread::default());
+    }
+
+    #[test]
+    fn a_level_is_weighed_by_its_time_within_the_window() {
+        let window = Window { from: 100, until: 200 };
+        let mut level = Level::default();
+        level.change(2, 50, &window);
+        level.change(2, 150, &window);
+        level.change(-4, 300, &window);
+        assert_eq!((level.mean(&window), level.now), (3.0, 0));
+    }
+}

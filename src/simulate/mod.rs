@@ -1,0 +1,293 @@
+//! `lockstep simulate`: how a cluster of named GPUs would serve a load, on this machine and in a minute. The router's
+//! pick, the placement and the planner of steps are those that serve; ranks are a roofline, and time is virtual.
+
+mod cluster;
+mod front;
+mod hardware;
+mod measure;
+mod models;
+mod report;
+#[cfg(test)]
+mod tests;
+mod traffic;
+
+use crate::args::Hub;
+use crate::bench::lengths::Lengths;
+use crate::config::Policy as Pick;
+use anyhow::{Context, ensure};
+use clap::{Args, ValueEnum};
+use cluster::{Cluster, Outcome, Setup, Slo};
+use coordinator::{Blueprint, Limits, Machine, Policy, Roofline, WorkerId};
+use hardware::{Efficiency, GPUS_PER_NODE, Gpu};
+use measure::Window;
+use models::{Model, Weights};
+use report::Report;
+use std::path::PathBuf;
+use traffic::{Crowd, Nanos, Traffic, nanos};
+use types::{DeviceClass, Grid, PolicyDigest};
+
+#[derive(Args, Clone)]
+pub struct Options {
+    /// A name (llama-3.1-70b, qwen3-32b, mixtral-8x7b, ..), a config.json, or a model that is here
+    #[arg(long, default_value = "llama-3.1-8b")]
+    pub model: String,
+    /// h100, h200, b200, a100, a100-40gb, h20, l40s, l4 or a10
+    #[arg(long, default_value = "h100", value_parser = hardware::find)]
+    pub gpu: Gpu,
+    #[arg(long, default_value_t = 1)]
+    pub replicas: usize,
+    /// Ranks that share each layer
+    #[arg(long, default_value_t = 1)]
+    pub tp: u16,
+    /// Stages of layers
+    #[arg(long, default_value_t = 1)]
+    pub pp: u16,
+    /// What weights are stored in [default: as the file has them; of a name or config.json, bf16]
+    #[arg(long)]
+    pub weights: Option<Weights>,
+    /// What the KV cache is stored in
+    #[arg(long, default_value = "bf16")]
+    pub kv_dtype: KvDtype,
+    /// Tokens of one request at most [default: the model's, as far as memory goes]
+    #[arg(long, value_name = "TOKENS")]
+    pub context: Option<u32>,
+    /// Of each GPU's memory, the part that weights and KV cache may have
+    #[arg(long, default_value_t = 0.9, value_name = "PART")]
+    pub memory_utilization: f64,
+    /// Tokens of one step
+    #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
+    pub max_batch_tokens: u32,
+    /// Requests of a replica that run at once
+    #[arg(long, default_value_t = 256, value_name = "REQUESTS")]
+    pub max_running: u32,
+    /// Requests of a replica that wait; more are refused
+    #[arg(long, default_value_t = 1024, value_name = "REQUESTS")]
+    pub max_waiting: u32,
+    /// Requests a second that arrive, all replicas together, whether or not earlier ones have ended (Poisson)
+    #[arg(long, default_value_t = 1.0)]
+    pub rate: f64,
+    /// Seconds of arrivals that count
+    #[arg(long, default_value_t = 60.0, value_name = "SECONDS")]
+    pub duration: f64,
+    /// Seconds of arrivals before these, which fill the cluster and do not count
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
+    pub warm_up: f64,
+    /// Tokens of a prompt: `1024`, `uniform:64..256`, `normal:128,32` or `lognormal:1024,800` (mean, deviation)
+    #[arg(long, default_value = "1024")]
+    pub prompt: Lengths,
+    /// Tokens of an answer, in the same words
+    #[arg(long, default_value = "256")]
+    pub output: Lengths,
+    /// Of each prompt, the part that it has in common with others
+    #[arg(long, default_value_t = 0.0, value_name = "PART")]
+    pub prefix_share: f64,
+    /// How many such beginnings there are, each as likely
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    pub prefixes: u64,
+    /// Requests as they came, instead: lines of JSON, {"at": SECONDS, "prompt": TOKENS, "output": TOKENS}, and where
+    /// prompts begin alike "prefix": NUMBER, "prefix_tokens": TOKENS
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "prompt", "output", "prefix_share", "duration"])]
+    pub trace: Option<PathBuf>,
+    /// Which replica gets a request; those that share a text are a session
+    #[arg(long, value_enum, default_value = "prefix")]
+    pub policy: Pick,
+    /// Milliseconds to the first token that are good enough
+    #[arg(long, default_value_t = 1000.0, value_name = "MS")]
+    pub slo_ttft: f64,
+    /// Milliseconds between tokens, a request's mean, that are good enough
+    #[arg(long, default_value_t = 50.0, value_name = "MS")]
+    pub slo_itl: f64,
+    /// [default: the table's]
+    #[arg(long, value_name = "DOLLARS")]
+    pub price_per_gpu_hour: Option<f64>,
+    /// Of a GPU's bandwidth, what kernels reach
+    #[arg(long, default_value_t = 0.75, value_name = "PART")]
+    pub bandwidth_efficiency: f64,
+    /// Of a GPU's dense FLOP/s, what kernels reach
+    #[arg(long, default_value_t = 0.55, value_name = "PART")]
+    pub compute_efficiency: f64,
+    /// Microseconds of a pass through a stage besides, for launches and the draw
+    #[arg(long, default_value_t = 100.0, value_name = "MICROS")]
+    pub overhead: f64,
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// As JSON, for programs
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub hub: Hub,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvDtype {
+    Bf16,
+    Fp8,
+}
+
+impl KvDtype {
+    fn name(self) -> &'static str {
+        match self {
+            KvDtype::Bf16 => "bf16",
+            KvDtype::Fp8 => "fp8",
+        }
+    }
+}
+
+/// More have not been tried, and would not fit this machine's memory.
+const REPLICAS_MAX: usize = 4096;
+
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let report = simulate(options, |at, until| {
+        if !options.json && at % nanos(5.0) == 0 {
+            eprintln!("{:.0} of {:.0} virtual seconds", at as f64 / 1e9, until as f64 / 1e9);
+        }
+    })?;
+    match options.json {
+        true => println!("{}", serde_json::to_string_pretty(&report)?),
+        false => print!("{report}"),
+    }
+    Ok(())
+}
+
+fn simulate(options: &Options, progress: impl Fn(Nanos, Nanos)) -> anyhow::Result<Report> {
+    check(options)?;
+    let model = Model::find(&options.model, options.weights, &options.hub)?;
+    let laid_out = LaidOut::new(options, &model)?;
+    let (traffic, window) = traffic(options)?;
+    let until = window.until;
+    let outcome = laid_out.run(options, traffic, window, |at| progress(at, until))?;
+    Ok(Report::new(options, &model, &laid_out, window, &outcome))
+}
+
+fn check(options: &Options) -> anyhow::Result<()> {
+    let is_part = |part: f64| part > 0.0 && part <= 1.0;
+    let within = |n: f64, max: f64| n.is_finite() && (0.0..=max).contains(&n);
+    ensure!((1..=REPLICAS_MAX).contains(&options.replicas), "replicas are from 1 to {REPLICAS_MAX}");
+    ensure!(options.rate > 0.0 && within(options.rate, 1e6), "a rate is a positive number of requests a second");
+    ensure!(options.duration > 0.0 && within(options.duration, 86_400.0), "a duration is a number of seconds of a day");
+    ensure!(within(options.warm_up, 86_400.0), "a warm-up is a number of seconds of a day");
+    ensure!(within(options.prefix_share, 1.0), "a part of a prompt is from 0 to 1");
+    ensure!(options.prefixes > 0, "there is at least one prefix");
+    ensure!(within(options.slo_ttft, 1e9) && within(options.slo_itl, 1e9), "an SLO is a number of milliseconds");
+    ensure!(within(options.overhead, 1e9), "an overhead is a number of microseconds");
+    ensure!(options.price_per_gpu_hour.is_none_or(|price| within(price, 1e6)), "a price is a number of dollars");
+    let parts = [options.memory_utilization, options.bandwidth_efficiency, options.compute_efficiency];
+    ensure!(parts.into_iter().all(is_part), "what is used of a GPU is above 0 and at most 1");
+    Ok(())
+}
+
+fn traffic(options: &Options) -> anyhow::Result<(Traffic, Window)> {
+    let from = nanos(options.warm_up);
+    if let Some(path) = &options.trace {
+        let (traffic, last) = Traffic::trace(path)?;
+        ensure!(from <= last, "the trace ends before the warm-up does: give --warm-up 0");
+        return Ok((traffic, Window { from, until: last + 1 }));
+    }
+    let until = from + nanos(options.duration);
+    let (prefix_share, n_prefixes) = (options.prefix_share, options.prefixes);
+    let crowd =
+        Crowd { rate: options.rate, until, prompt: options.prompt, output: options.output, prefix_share, n_prefixes };
+    Ok((Traffic::crowd(crowd, options.seed), Window { from, until }))
+}
+
+/// A replica on its GPUs.
+struct LaidOut {
+    blueprint: Blueprint,
+    config: coordinator::Config,
+    roofline: Roofline,
+}
+
+impl LaidOut {
+    fn new(options: &Options, model: &Model) -> anyhow::Result<LaidOut> {
+        let gpu = &options.gpu;
+        let machines = machines(options);
+        let lay_out = |policy: &Policy| coordinator::plan(&machines, &model.shape, policy, None);
+        // First with hardly any KV, to see what the weights leave.
+        let mut policy = policy(options, KV_LEAST);
+        let lean = lay_out(&Policy { context: None, ..policy.clone() })?;
+        let weights = lean.shards.iter().map(|shard| shard.weight_bytes).max().unwrap_or(0);
+        let usable = (gpu.memory_bytes as f64 * options.memory_utilization) as u64;
+        let left = usable.checked_sub(weights).filter(|left| *left >= KV_LEAST);
+        policy.kv_memory = Some(left.with_context(|| {
+            let gigabytes = |n: u64| n as f64 / 1e9;
+            let (weights, usable) = (gigabytes(weights), gigabytes(usable));
+            format!("{weights:.1} GB of weights leave no room for KV in {usable:.1} GB of a {}: more ranks", gpu.name)
+        })?);
+        let blueprint = lay_out(&policy)?;
+        let n_ranks = usize::from(blueprint.grid.n_ranks());
+        let efficiency = Efficiency { bandwidth: options.bandwidth_efficiency, compute: options.compute_efficiency };
+        let speeds = vec![gpu.speed(efficiency, model.is_fp8); n_ranks];
+        let links = gpu.links(options.tp, options.pp);
+        let roofline = Roofline::new(&model.shape, DeviceClass::Cuda, &policy, &blueprint, (&speeds, &links))?;
+        Ok(LaidOut { blueprint, config: config(options, model, policy), roofline })
+    }
+
+    fn run(
+        &self,
+        options: &Options,
+        traffic: Traffic,
+        window: Window,
+        progress: impl FnMut(Nanos),
+    ) -> anyhow::Result<Outcome> {
+        let setup = Setup {
+            n_replicas: options.replicas,
+            policy: options.policy.into(),
+            planner: self.config.scheduler(&self.blueprint, PolicyDigest::default()),
+            roofline: self.roofline.clone(),
+            overhead: nanos(options.overhead / 1e6),
+            window,
+            slo: Slo { ttft: nanos(options.slo_ttft / 1e3), itl: nanos(options.slo_itl / 1e3) },
+        };
+        Ok(Cluster::new(setup, traffic)?.run(progress))
+    }
+}
+
+/// Below this there is no use in a cache.
+const KV_LEAST: u64 = 256 << 20;
+
+/// The GPUs of one replica, on nodes of eight.
+fn machines(options: &Options) -> Vec<Machine> {
+    let machine = |rank: u32| Machine {
+        worker: WorkerId(rank.into()),
+        host: format!("node-{}", rank / u32::from(GPUS_PER_NODE)),
+        device: DeviceClass::Cuda.name().into(),
+        memory_bytes: options.gpu.memory_bytes,
+        threads: 1,
+        cores: 0,
+    };
+    (0..u32::from(options.tp) * u32::from(options.pp)).map(machine).collect()
+}
+
+fn policy(options: &Options, kv_memory: u64) -> Policy {
+    Policy {
+        grid: Grid { tp: options.tp, pp: options.pp, ep: 1 },
+        activations: "bf16".into(),
+        kv_dtype: options.kv_dtype.name().into(),
+        kv_memory: Some(kv_memory),
+        context: options.context,
+        running_max: options.max_running,
+        slice_max: options.max_batch_tokens,
+    }
+}
+
+/// As a coordinator of such a replica would be told.
+fn config(options: &Options, model: &Model, policy: Policy) -> coordinator::Config {
+    coordinator::Config {
+        replica: String::new(),
+        model: model.name.clone(),
+        model_path: PathBuf::new(),
+        shape: model.shape.clone(),
+        policy,
+        policy_digest: None,
+        prefix_cache: true,
+        salt: [0; 16],
+        mesh_seed: [0; 32],
+        limits: Limits {
+            waiting_max: options.max_waiting,
+            batch_tokens_max: options.max_batch_tokens,
+            chunk_tokens_max: options.max_batch_tokens,
+            ..Limits::default()
+        },
+        waits: coordinator::Waits::default(),
+    }
+}

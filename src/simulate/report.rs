@@ -1,0 +1,264 @@
+//! What a simulated run comes to: a page for eyes, JSON for tools. Knows nothing of how it came about.
+
+use super::cluster::Outcome;
+use super::measure::{Spread, Window};
+use super::models::Model;
+use super::{LaidOut, Options};
+use crate::config::Policy;
+use clap::ValueEnum;
+use serde::Serialize;
+use std::fmt;
+
+#[derive(Serialize)]
+pub struct Report {
+    pub model: String,
+    pub weights: String,
+    pub kv_dtype: &'static str,
+    pub gpu: &'static str,
+    pub replicas: usize,
+    pub tp: u16,
+    pub pp: u16,
+    pub gpus: usize,
+    pub load: String,
+    pub policy: Policy,
+    pub seed: u64,
+    pub seconds: f64,
+    /// Of each GPU that has the most.
+    pub weight_bytes: u64,
+    /// Of each replica, in the smallest of its pools that keeps everything; and the context that it serves.
+    pub kv_tokens: u64,
+    pub context: u32,
+    pub requests: Requests,
+    pub ttft_ms: Spread,
+    pub itl_ms: Spread,
+    pub e2e_ms: Spread,
+    pub throughput: Throughput,
+    pub goodput: Goodput,
+    pub utilisation: Utilisation,
+    pub cost: Cost,
+    pub steps: u64,
+    pub events: u64,
+}
+
+#[derive(Serialize)]
+pub struct Requests {
+    /// In all; of these some arrived while it counted.
+    pub arrived: u64,
+    pub counted: u64,
+    pub refused: u64,
+    pub preemptions: u64,
+    /// At a time, on average.
+    pub open: f64,
+}
+
+/// A second.
+#[derive(Serialize)]
+pub struct Throughput {
+    pub output_tokens: f64,
+    pub prompt_tokens: f64,
+    /// Of the tokens of prompts, the part that caches had.
+    pub cached: f64,
+}
+
+#[derive(Serialize)]
+pub struct Goodput {
+    pub slo_ttft_ms: f64,
+    pub slo_itl_ms: f64,
+    /// Of the requests that arrived while it counted, those within both; refused ones are not.
+    pub share: f64,
+    /// A second.
+    pub requests: f64,
+    pub tokens: f64,
+}
+
+/// Parts of one, but for the last two.
+#[derive(Serialize)]
+pub struct Utilisation {
+    pub busy: f64,
+    /// Of what the data sheet says, also while nothing is to be done.
+    pub bandwidth: f64,
+    pub flops: f64,
+    pub kv_mean: f64,
+    pub kv_max: f64,
+    /// Requests of a replica.
+    pub running: f64,
+    pub waiting: f64,
+}
+
+#[derive(Serialize)]
+pub struct Cost {
+    pub per_gpu_hour: f64,
+    pub per_hour: f64,
+    /// Of output tokens, at the rate at which they came; None where none came.
+    pub per_million_tokens: Option<f64>,
+    /// Of those within the SLO.
+    pub per_million_good_tokens: Option<f64>,
+}
+
+impl Report {
+    pub fn new(options: &Options, model: &Model, laid_out: &LaidOut, window: Window, outcome: &Outcome) -> Report {
+        let n_ranks = usize::from(options.tp) * usize::from(options.pp);
+        let blueprint = &laid_out.blueprint;
+        let largest = blueprint.pools.iter().map(coordinator::Pool::n_tokens).max();
+        Report {
+            model: model.name.clone(),
+            weights: model.weights.clone(),
+            kv_dtype: options.kv_dtype.name(),
+            gpu: options.gpu.name,
+            replicas: options.replicas,
+            tp: options.tp,
+            pp: options.pp,
+            gpus: n_ranks * options.replicas,
+            load: load(options),
+            policy: options.policy,
+            seed: options.seed,
+            seconds: window.seconds(),
+            weight_bytes: blueprint.shards.iter().map(|shard| shard.weight_bytes).max().unwrap_or(0),
+            kv_tokens: largest.unwrap_or(0),
+            context: blueprint.context,
+            requests: Requests {
+                arrived: outcome.n_arrived,
+                counted: outcome.n_counted,
+                refused: outcome.n_refused,
+                preemptions: outcome.n_preemptions,
+                open: outcome.open.mean(&window),
+            },
+            ttft_ms: outcome.ttft.spread(),
+            itl_ms: outcome.itl.spread(),
+            e2e_ms: outcome.e2e.spread(),
+            throughput: throughput(window, outcome),
+            goodput: goodput(options, window, outcome),
+            utilisation: utilisation(options, n_ranks, window, outcome),
+            cost: cost(options, n_ranks, window, outcome),
+            steps: outcome.n_steps,
+            events: outcome.n_events,
+        }
+    }
+}
+
+fn load(options: &Options) -> String {
+    let Options { rate, prompt, output, prefix_share, prefixes, .. } = options;
+    if let Some(path) = &options.trace {
+        return format!("the trace {}", path.display());
+    }
+    let shared = if *prefix_share > 0.0 { format!(", {prefix_share} of it one of {prefixes}") } else { String::new() };
+    format!("{rate} requests/s, prompt {prompt}{shared}, output {output}")
+}
+
+fn throughput(window: Window, outcome: &Outcome) -> Throughput {
+    let seconds = window.seconds();
+    Throughput {
+        output_tokens: outcome.output_tokens as f64 / seconds,
+        prompt_tokens: outcome.prompt_tokens as f64 / seconds,
+        cached: outcome.cached_tokens as f64 / outcome.prompt_tokens.max(1) as f64,
+    }
+}
+
+fn goodput(options: &Options, window: Window, outcome: &Outcome) -> Goodput {
+    Goodput {
+        slo_ttft_ms: options.slo_ttft,
+        slo_itl_ms: options.slo_itl,
+        share: outcome.n_good as f64 / outcome.n_counted.max(1) as f64,
+        requests: outcome.n_good as f64 / window.seconds(),
+        tokens: outcome.good_tokens as f64 / window.seconds(),
+    }
+}
+
+fn utilisation(options: &Options, n_ranks: usize, window: Window, outcome: &Outcome) -> Utilisation {
+    let n_stages = (usize::from(options.pp) * options.replicas) as f64;
+    let gpu_seconds = (n_ranks * options.replicas) as f64 * window.seconds();
+    Utilisation {
+        busy: outcome.busy as f64 / 1e9 / (n_stages * window.seconds()),
+        bandwidth: outcome.bytes_read / (options.gpu.bytes_per_s * gpu_seconds),
+        flops: outcome.operations / (options.gpu.bf16_flops * gpu_seconds),
+        kv_mean: outcome.cache_used.mean(),
+        kv_max: outcome.cache_used.max,
+        running: outcome.running.mean(),
+        waiting: outcome.waiting.mean(),
+    }
+}
+
+fn cost(options: &Options, n_ranks: usize, window: Window, outcome: &Outcome) -> Cost {
+    let per_gpu_hour = options.price_per_gpu_hour.unwrap_or(options.gpu.dollars_per_hour);
+    let per_hour = per_gpu_hour * (n_ranks * options.replicas) as f64;
+    let spent = per_hour * window.seconds() / 3600.0;
+    let per_million = |n_tokens: u64| (n_tokens > 0).then(|| spent / (n_tokens as f64 / 1e6));
+    Cost {
+        per_gpu_hour,
+        per_hour,
+        per_million_tokens: per_million(outcome.output_tokens),
+        per_million_good_tokens: per_million(outcome.good_tokens),
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { model, weights, kv_dtype, gpu, replicas, tp, pp, gpus, load, seed, .. } = self;
+        writeln!(
+            f,
+            "{model}, {weights} weights and {kv_dtype} KV, on {replicas} x {gpu} tp {tp} pp {pp}: {gpus} GPUs"
+        )?;
+        let (weights, tokens) = (self.weight_bytes as f64 / 1e9, self.kv_tokens);
+        writeln!(
+            f,
+            "{weights:.1} GB of weights on a GPU, {tokens} tokens of KV in a replica, context {}",
+            self.context
+        )?;
+        let policy = self.policy.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+        writeln!(f, "{load}; policy {policy}; {} s, seed {seed}\n", self.seconds)?;
+        self.times(f)?;
+        self.rates(f)?;
+        self.machines(f)
+    }
+}
+
+impl Report {
+    fn times(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<16}{:>10}{:>10}{:>10}{:>10}", "milliseconds", "p50", "p90", "p99", "mean")?;
+        let rows = [("first token", self.ttft_ms), ("between tokens", self.itl_ms), ("end to end", self.e2e_ms)];
+        for (what, Spread { mean, p50, p90, p99 }) in rows {
+            writeln!(f, "{what:<16}{p50:>10.1}{p90:>10.1}{p99:>10.1}{mean:>10.1}")?;
+        }
+        writeln!(f)
+    }
+
+    fn rates(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Goodput { slo_ttft_ms, slo_itl_ms, share, requests, tokens } = &self.goodput;
+        let share = percent(*share);
+        write!(
+            f,
+            "goodput         {share} of requests within {slo_ttft_ms} ms to the first token and {slo_itl_ms} ms "
+        )?;
+        writeln!(f, "between: {requests:.1} requests/s, {tokens:.0} tokens/s")?;
+        let Throughput { output_tokens, prompt_tokens, cached } = &self.throughput;
+        write!(f, "throughput      {output_tokens:.0} output tokens/s, {prompt_tokens:.0} prompt tokens/s, ")?;
+        writeln!(f, "of which caches had {}", percent(*cached))?;
+        let Requests { arrived, counted, refused, preemptions, open } = &self.requests;
+        write!(
+            f,
+            "requests        {arrived}, of which {counted} counted; {refused} refused, {preemptions} preempted, "
+        )?;
+        writeln!(f, "{open:.1} open on average")
+    }
+
+    fn machines(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Utilisation { busy, bandwidth, flops, kv_mean, kv_max, running, waiting } = &self.utilisation;
+        let [busy, bandwidth, flops] = [busy, bandwidth, flops].map(|part| percent(*part));
+        writeln!(f, "utilisation     GPUs busy {busy}; of their bandwidth {bandwidth}, of their bf16 FLOP/s {flops}")?;
+        let (mean, max) = (percent(*kv_mean), percent(*kv_max));
+        write!(f, "a replica       runs {running:.1} requests, {waiting:.1} wait; its KV cache is used to {mean}, ")?;
+        writeln!(f, "at most to {max}")?;
+        let Cost { per_gpu_hour, per_hour, per_million_tokens, per_million_good_tokens } = &self.cost;
+        let dollars = |price: &Option<f64>| price.map_or("-".to_owned(), |price| format!("${price:.3}"));
+        let (all, good) = (dollars(per_million_tokens), dollars(per_million_good_tokens));
+        write!(
+            f,
+            "cost            ${per_hour:.0} an hour at ${per_gpu_hour} a GPU: {all} for a million output tokens, "
+        )?;
+        writeln!(f, "{good} for a million within the SLO")
+    }
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.1}%", 100.0 * part)
+}

@@ -1,0 +1,122 @@
+//! Who asks when, and for how much: drawn from a seed, or read from a trace. Knows no cluster.
+
+use crate::bench::lengths::{Lengths, Random};
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+use std::path::Path;
+use types::Tokens;
+
+/// Virtual time, from the beginning.
+pub type Nanos = u64;
+
+pub fn nanos(seconds: f64) -> Nanos {
+    (seconds * 1e9).round() as Nanos
+}
+
+/// One request, before anybody has seen it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    pub at: Nanos,
+    pub n_prompt: u32,
+    pub n_output: u32,
+    /// The prompt begins with so many tokens of this shared text.
+    pub prefix: u64,
+    pub n_prefix: u32,
+}
+
+/// Requests that know nothing of each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Crowd {
+    /// A second.
+    pub rate: f64,
+    pub until: Nanos,
+    pub prompt: Lengths,
+    pub output: Lengths,
+    /// Of each prompt, the part that it shares with others; and how many different ones there are.
+    pub prefix_share: f64,
+    pub n_prefixes: u64,
+}
+
+pub enum Traffic {
+    Crowd { crowd: Crowd, random: Random, at: f64 },
+    Trace(std::vec::IntoIter<Arrival>),
+}
+
+impl Traffic {
+    pub fn crowd(crowd: Crowd, seed: u64) -> Traffic {
+        Traffic::Crowd { crowd, random: Random::new(seed), at: 0.0 }
+    }
+
+    /// A line of JSON for each request: `{"at": 0.25, "prompt": 900, "output": 120}`, seconds and tokens; of the
+    /// prompt `"prefix_tokens"` may be those of the shared text `"prefix"`, which is a number.
+    pub fn trace(path: &Path) -> anyhow::Result<(Traffic, Nanos)> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+        let arrival =
+            |(i, line): (usize, &str)| arrival(line).with_context(|| format!("{}, line {}", path.display(), i + 1));
+        let mut arrivals = lines.map(arrival).collect::<anyhow::Result<Vec<Arrival>>>()?;
+        ensure!(!arrivals.is_empty(), "{} has no requests", path.display());
+        arrivals.sort_by_key(|arrival| arrival.at);
+        let last = arrivals[arrivals.len() - 1].at;
+        Ok((Traffic::Trace(arrivals.into_iter()), last))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    at: f64,
+    prompt: u32,
+    output: u32,
+    #[serde(default)]
+    prefix: u64,
+    #[serde(default)]
+    prefix_tokens: u32,
+}
+
+/// A week of requests is a trace; more is a slip of the pen.
+const TRACE_SECONDS_MAX: f64 = 7.0 * 86_400.0;
+
+fn arrival(line: &str) -> anyhow::Result<Arrival> {
+    let line: Line = serde_json::from_str(line)?;
+    ensure!((0.0..=TRACE_SECONDS_MAX).contains(&line.at), "\"at\" is a number of seconds, within a week");
+    ensure!(line.prompt > 0 && line.output > 0, "a request has a prompt and an output of at least one token");
+    ensure!(line.prefix_tokens <= line.prompt, "a prefix is no longer than its prompt");
+    let (n_prompt, n_output, n_prefix) = (line.prompt, line.output, line.prefix_tokens);
+    Ok(Arrival { at: nanos(line.at), n_prompt, n_output, prefix: line.prefix, n_prefix })
+}
+
+impl Iterator for Traffic {
+    type Item = Arrival;
+
+    fn next(&mut self) -> Option<Arrival> {
+        let (crowd, random, at) = match self {
+            Traffic::Trace(arrivals) => return arrivals.next(),
+            Traffic::Crowd { crowd, random, at } => (crowd, random, at),
+        };
+        *at += random.exponential(crowd.rate);
+        let n_prompt = crowd.prompt.draw(random) as u32;
+        let arrival = Arrival {
+            at: nanos(*at),
+            n_prompt,
+            n_output: crowd.output.draw(random) as u32,
+            prefix: random.next() % crowd.n_prefixes,
+            n_prefix: (f64::from(n_prompt) * crowd.prefix_share) as u32,
+        };
+        (arrival.at < crowd.until).then_some(arrival)
+    }
+}
+
+impl Arrival {
+    /// Nobody else has what comes behind the prefix.
+    pub fn prompt(&self, own: u64) -> Tokens {
+        let shared = (0..self.n_prefix).map(|i| token(self.prefix, i));
+        shared.chain((self.n_prefix..self.n_prompt).map(|i| token(own ^ (1 << 63), i))).collect()
+    }
+}
+
+/// Any token: what is said does not matter, only who says the same.
+pub fn token(text: u64, position: u32) -> u32 {
+    let x = (text ^ (u64::from(position) << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) as u32
+}
