@@ -2,7 +2,8 @@
 //! tenants both are divided by weight (`shares.rs`).
 //!
 //! Blocks are given out in the order of the running, so that whoever must be preempted for them has nothing in this
-//! step yet. Tokens are given out to decoding sequences first, because a prompt's chunk can be any length and they cannot.
+//! step yet. Tokens are given out to decoding sequences first, because a prompt's chunk can be any length and they
+//! cannot.
 //! Which of them have a slice in a step is in `turns.rs`; chunks of one prompt may be in flight in every stage at once,
 //! because each stage computes positions in order.
 
