@@ -42,7 +42,7 @@ help:
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
 	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams"
 	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
-	@echo "make bench-tenants how long a tenant waits beside one at 50 times its share, ROUNDS (5): benches/results/tenants.md"
+	@echo "make bench-tenants how long a tenant waits beside one at 50 times its share, ROUNDS (5); as a table"
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
 	@echo "make check   formatting and lints"
 

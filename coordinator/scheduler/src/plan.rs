@@ -1,8 +1,9 @@
 //! Plans the next step: what runs goes on, best first, then what waits is admitted into the room that is left. Between
 //! tenants both are divided by weight (`shares.rs`).
 //!
-//! Blocks are given out in the order of the running, so that whoever must be preempted for them has nothing in this step
-//! yet. Tokens are given out to decoding sequences first, because a prompt's chunk can be any length and they cannot.
+//! Blocks are given out in the order of the running, so that whoever must be preempted for them has nothing in this
+//! step yet. Tokens are given out to decoding sequences first, because a prompt's chunk can be any length and they
+//! cannot.
 //! Which of them have a slice in a step is in `turns.rs`; chunks of one prompt may be in flight in every stage at once,
 //! because each stage computes positions in order.
 
@@ -150,9 +151,8 @@ impl Scheduler {
         }
     }
 
-    /// A running sequence gives its blocks back and will begin again from its log: of those that may be needed the least
-    /// urgent, of the tenant with the most for its weight. Later steps may write the blocks at once: ranks run steps in
-    /// order. Gives back what the step had for it.
+    /// A running sequence gives its blocks back and will begin again from its log. Later steps may write the blocks at
+    /// once: ranks run steps in order. Says how many tokens the step had for it.
     pub(crate) fn preempt(&mut self, at: usize) -> u32 {
         let idx = self.running.remove(at);
         self.release(idx);

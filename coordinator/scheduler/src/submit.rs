@@ -84,8 +84,8 @@ impl Scheduler {
         Ok(length_max)
     }
 
-    /// Who has to give way so that a request can wait: of the tenant with the most in the queue for its weight the last,
-    /// as long as that has no less than whoever asks. Nobody, where there is room.
+    /// Who has to give way so that a request can wait: of the tenant with the most in the queue for its weight the
+    /// last, as long as that has no less than whoever asks. Nobody, where there is room.
     fn room_to_wait(&self, request: &Request) -> Result<Vec<SequenceIdx>, Rejected> {
         let mut displaced = Vec::new();
         let (mut n, mut n_tokens) = (self.waiting.len() as u64, self.waiting.n_tokens() + request.n_tokens() as u64);
