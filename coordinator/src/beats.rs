@@ -11,7 +11,7 @@ pub(crate) const BLOCKS_RECITED_MAX: u32 = 4096;
 /// What has changed since the beat before. Kept for its memory.
 #[derive(Default)]
 pub(crate) struct NameChanges {
-    raw: Vec<NameChange>,
+    pub raw: Vec<NameChange>,
     pub added: Vec<u64>,
     pub dropped: Vec<u64>,
 }
