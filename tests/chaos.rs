@@ -150,25 +150,18 @@ fn streams_outlive_what_happens_to_any_role() {
     match (number("LOCKSTEP_SOAK_MINUTES"), number("LOCKSTEP_CHAOS")) {
         (Some(minutes), _) => soak::run(Duration::from_secs(60 * minutes), dice, star),
         (None, Some(n_rounds)) => {
-            let model = Model::smollm2();
-            let mut report = Report::new(&model.path);
             // The machine's mood changes, and with it what a replay may take.
-            rounds(n_rounds, model, dice, star, &mut report, |city| client::prefill_rate(&city.doors()));
-            report.print();
-            report.write();
+            let rate = |city: &City| client::prefill_rate(&city.doors());
+            rounds(n_rounds, Model::smollm2(), dice, star, rate, Report::write);
         }
-        (None, None) => {
-            let model = Model::tiny();
-            let mut report = Report::new(&model.path);
-            rounds(1, model, dice, star, &mut report, |_| f64::INFINITY);
-            report.print();
-        }
+        (None, None) => rounds(1, Model::tiny(), dice, star, |_| f64::INFINITY, Report::print),
     }
 }
 
-/// Each fault so many times.
-fn rounds(n: u64, model: Model, mut dice: Dice, star: Option<Star>, report: &mut Report, rate: fn(&City) -> f64) {
+/// Each fault so many times, in turns. What was seen is told after each turn: also by a run that is broken off later.
+fn rounds(n: u64, model: Model, mut dice: Dice, star: Option<Star>, rate: fn(&City) -> f64, tell: fn(&Report)) {
     let load = Load::new(&model, requests(N_STREAMS, model.tokens_max));
+    let mut report = Report::new(&model.path);
     let mut city = City::start(model, star, 0);
     let faults: Vec<&Fault> = FAULTS.iter().filter(|fault| city.has_hosts() || !fault.needs_hosts).collect();
     for _ in 0..n {
@@ -177,6 +170,7 @@ fn rounds(n: u64, model: Model, mut dice: Dice, star: Option<Star>, report: &mut
             report.add(load.round(&mut city, &mut dice, fault, rate));
             city.heal();
         }
+        tell(&report);
     }
 }
 

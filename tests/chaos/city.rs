@@ -468,7 +468,7 @@ struct Roles<'a> {
 impl Roles<'_> {
     /// As soon as it has its claim.
     fn coordinator(&self, replica: &str, address: &str, host: Option<usize>) -> Node {
-        let grid = ["--tp", "2", "--pp", "2", "--kv-memory", "64MiB", "--listen", address, "--replica", replica];
+        let grid = ["--tp", "2", "--pp", "2", "--kv-memory", "128MiB", "--listen", address, "--replica", replica];
         let mut command = self.at(host, &["coordinator", &self.model.path]);
         command.args(&self.model.numerics).args(grid).args(&self.store);
         let mut node = Node::spawn(command);
