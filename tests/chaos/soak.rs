@@ -137,7 +137,7 @@ impl Soak {
         let by_kind: Vec<String> = names.iter().zip(&self.n_faults).map(|(name, n)| format!("{name} {n}")).collect();
         let verdict = if is_flat { "Flat." } else { "**Not flat.**" };
         let text = format!(
-            "# An hour of faults\n\n\
+            "# A soak of faults\n\n\
             Made by `make soak-hour` on {}, {} at its end: {:.0} minutes, {n_faults} rounds with a fault in each, {} \
             samples. Two routers, two replicas of tp 2 x pp 2 with a tiny model, an etcd of three members, as \
             processes; in each round {STREAMS} streams, all equal to the undisturbed ones. Router, coordinator and one \
