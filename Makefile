@@ -8,6 +8,8 @@ FUZZ_SECONDS ?= 60
 SEEDS ?= 10000
 # Of faults for each kind of fault.
 ROUNDS ?= 5
+# Of the soak with real processes.
+MINUTES ?= 60
 # Given to `lockstep serve`: make serve ARGS="--port 9000"
 ARGS ?=
 # Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
@@ -22,6 +24,7 @@ BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)
 
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
 .PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants gpu-check check
+.PHONY: soak-hour overload
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -34,7 +37,9 @@ help:
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
 	@echo "make kernels every CUDA kernel through nvcc, without a device: no spills, no more registers than the table"
-	@echo "make chaos   real processes killed, stopped and replaced while streams run, ROUNDS (5); the gaps as a table"
+	@echo "make chaos   real processes killed, stopped and cut off while streams run, ROUNDS (5): benches/results/chaos.md"
+	@echo "make soak-hour the same for MINUTES (60), and what memory and files it leaves behind: benches/results/soak.md"
+	@echo "make overload ten times too many clients for a minute: benches/results/overload.md"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
 	@echo "make soak    SEEDS (10000) simulated clusters and all that can befall them; one that fails says how to see it"
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
@@ -116,7 +121,15 @@ kernels:
 	$(PYTHON) deploy/dev/cuda-kernels.py $(ARGS)
 
 chaos: protoc
+	deploy/dev/packages.sh etcd:etcd-server ip:iproute2
 	LOCKSTEP_CHAOS=$(ROUNDS) $(CARGO) test --workspace --locked --test chaos -- --nocapture
+
+soak-hour: protoc
+	deploy/dev/packages.sh etcd:etcd-server ip:iproute2
+	LOCKSTEP_SOAK_MINUTES=$(MINUTES) $(CARGO) test --workspace --locked --test chaos -- --nocapture
+
+overload: protoc
+	LOCKSTEP_OVERLOAD=minute $(CARGO) test --workspace --locked --test overload -- --nocapture
 
 # Plain tests, on the toolchain that builds the rest; a round that failed says how it is repeated.
 fuzz: protoc

@@ -1,63 +1,135 @@
-//! Faults under load, with real processes: every role is killed, stopped, restarted and changed while thirty-two
-//! streams run, and each of them says what it says undisturbed.
+//! Faults under load, with real processes: every role is killed, stopped, cut off, restarted and changed while
+//! thirty-two streams run, and each of them says what it says undisturbed.
 //!
-//! `make chaos` runs it with the default model, in several rounds, and says how long the streams stood still.
+//! `make chaos` runs it with the default model, in several rounds, and writes how long the streams stood still to
+//! `benches/results/chaos.md`; `make soak-hour` goes on for an hour and looks at what is left behind.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "chaos/city.rs"]
 mod city;
 #[path = "chaos/client.rs"]
 mod client;
+#[path = "common/etcd.rs"]
+mod etcd;
+#[path = "common/machine.rs"]
+mod machine;
 #[path = "common/node.rs"]
 mod node;
+#[path = "chaos/report.rs"]
+mod report;
+#[path = "chaos/soak.rs"]
+mod soak;
+#[path = "common/star.rs"]
+mod star;
 
-use city::{City, Model, stop_and_go_on};
+use city::{City, Model, Tally};
 use client::{Told, ask_all, requests};
 use node::Node;
+use report::{Report, Row};
 use rustix::process::Signal;
+use serde_json::Value;
+use star::Star;
+use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// What is done to a city, and how long until its roles know; None where nobody is to be found out.
-type Fault = fn(&mut City, &mut Dice) -> Option<Duration>;
+const N_STREAMS: usize = 32;
 
-const FAULTS: [(&str, Fault); 12] = [
-    ("nothing", |_, _| None),
-    ("worker killed", |city, dice| Some(city.kill_worker(dice.below(city.n_workers())))),
-    ("worker stopped", |city, dice| Some(city.stop_worker(dice.below(city.n_workers())))),
-    ("worker told to end", |city, dice| {
-        city.end_worker(dice.below(city.n_workers()));
-        None
-    }),
-    ("three workers killed in a row", |city, _| (0..3).map(|_| city.kill_worker(0)).max()),
-    ("coordinator killed", |city, dice| {
-        city.kill_coordinator(dice.below(2));
-        None
-    }),
-    ("coordinator stopped and woken", |city, dice| {
-        stop_and_go_on(city.coordinator(dice.below(2)), Duration::from_millis(2500));
-        None
-    }),
-    ("coordinator told to end", |city, dice| {
-        city.end_coordinator(dice.below(2));
-        None
-    }),
-    ("router killed", |city, dice| {
-        city.kill_router(dice.below(2));
-        None
-    }),
-    ("router told to end", |city, dice| {
-        city.end_router(dice.below(2));
-        None
-    }),
-    ("both coordinators killed", |city, _| {
-        city.kill_coordinator(0);
-        city.kill_coordinator(1);
-        None
-    }),
-    ("every role restarted in turn", |city, _| {
-        city.roll();
-        None
-    }),
+/// What is done to a city.
+#[derive(Clone, Copy)]
+enum Strike {
+    /// And how long until its roles miss somebody.
+    Missed(fn(&mut City, &mut Dice) -> Duration),
+    /// Nobody is to be found out.
+    Seen(fn(&mut City, &mut Dice)),
+}
+use Strike::{Missed, Seen};
+
+struct Fault {
+    name: &'static str,
+    strike: Strike,
+    /// Links are cut.
+    needs_hosts: bool,
+    /// Nobody who is spared is struck.
+    spares: bool,
+    /// Clients lose a connection, and ask again with their handle.
+    of_routers: bool,
+}
+
+const ANY: Fault =
+    Fault { name: "nothing", strike: Seen(|_, _| ()), needs_hosts: false, spares: true, of_routers: false };
+
+const FAULTS: [Fault; 19] = [
+    ANY,
+    Fault { name: "worker killed", strike: Missed(|city, dice| city.kill_worker(city.any_worker(dice))), ..ANY },
+    Fault { name: "worker stopped", strike: Missed(|city, dice| city.stop_worker(city.any_worker(dice))), ..ANY },
+    Fault { name: "worker told to end", strike: Seen(|city, dice| city.end_worker(city.any_worker(dice))), ..ANY },
+    Fault { name: "worker cut off", strike: Missed(|city, _| city.cut_worker()), needs_hosts: true, ..ANY },
+    Fault {
+        name: "three workers killed in a row",
+        strike: Missed(|city, _| {
+            let kills = city.first_workers(3).into_iter().map(|which| city.kill_worker(which));
+            kills.max().unwrap_or_default()
+        }),
+        ..ANY
+    },
+    Fault {
+        name: "coordinator killed",
+        strike: Missed(|city, dice| city.kill_coordinator(city.any_of_two(dice))),
+        ..ANY
+    },
+    Fault {
+        name: "coordinator stopped",
+        strike: Missed(|city, dice| city.stop_coordinator(city.any_of_two(dice))),
+        ..ANY
+    },
+    Fault {
+        name: "coordinator told to end",
+        strike: Seen(|city, dice| city.end_coordinator(city.any_of_two(dice))),
+        ..ANY
+    },
+    Fault { name: "replica cut off", strike: Missed(|city, _| city.cut_replica()), needs_hosts: true, ..ANY },
+    Fault {
+        name: "router killed",
+        strike: Seen(|city, dice| city.kill_router(city.any_of_two(dice))),
+        of_routers: true,
+        ..ANY
+    },
+    Fault { name: "router stopped", strike: Seen(|city, dice| city.stop_router(city.any_of_two(dice))), ..ANY },
+    Fault {
+        name: "router told to end",
+        strike: Seen(|city, dice| city.end_router(city.any_of_two(dice))),
+        of_routers: true,
+        ..ANY
+    },
+    Fault { name: "etcd's leader killed", strike: Seen(|city, _| city.kill_etcds_leader()), ..ANY },
+    Fault {
+        name: "etcd's leader and a coordinator killed",
+        strike: Missed(|city, dice| {
+            city.kill_etcds_leader();
+            city.kill_coordinator(city.any_of_two(dice))
+        }),
+        ..ANY
+    },
+    Fault {
+        name: "worker, coordinator and router killed in a row",
+        strike: Seen(|city, dice| city.kill_three_roles(city.any_worker(dice), city.any_of_two(dice))),
+        of_routers: true,
+        ..ANY
+    },
+    Fault {
+        name: "both coordinators killed",
+        strike: Seen(|city, _| city.kill_all_coordinators()),
+        spares: false,
+        ..ANY
+    },
+    Fault { name: "scaled to three grids", strike: Seen(|city, dice| city.scale(city.any_of_two(dice))), ..ANY },
+    Fault {
+        name: "every role restarted in turn",
+        strike: Seen(|city, _| city.roll()),
+        spares: false,
+        of_routers: true,
+        ..ANY
+    },
 ];
 
 /// Small numbers from a seed, so that a run can be repeated.
@@ -70,75 +142,107 @@ impl Dice {
     }
 }
 
-/// A row of the table: what was seen in one round.
-struct Row {
-    fault: &'static str,
-    found_out: Option<Duration>,
-    stood_still: Duration,
-    n_resumed: usize,
-    took: Duration,
-}
-
 #[test]
 fn streams_outlive_what_happens_to_any_role() {
-    let rounds: usize = std::env::var("LOCKSTEP_CHAOS").map_or(1, |n| n.parse().expect("a number of rounds"));
-    let model = if rounds > 1 { Model::smollm2() } else { Model::tiny() };
-    let mut dice = Dice(std::env::var("LOCKSTEP_SEED").map_or(11, |n| n.parse().expect("a seed")));
-    let asked = requests(model.tokens_max);
-    let expected: Vec<Told> = {
+    let number = |name: &str| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
+    let dice = Dice(number("LOCKSTEP_SEED").unwrap_or(11));
+    let star = hosts();
+    match (number("LOCKSTEP_SOAK_MINUTES"), number("LOCKSTEP_CHAOS")) {
+        (Some(minutes), _) => soak::run(Duration::from_secs(60 * minutes), dice, star),
+        (None, Some(n_rounds)) => {
+            // The machine's mood changes, and with it what a replay may take.
+            let rate = |city: &City| client::prefill_rate(&city.doors());
+            rounds(n_rounds, Model::smollm2(), dice, star, rate, Report::write);
+        }
+        (None, None) => rounds(1, Model::tiny(), dice, star, |_| f64::INFINITY, Report::print),
+    }
+}
+
+/// Each fault so many times, in turns. What was seen is told after each turn: also by a run that is broken off later.
+fn rounds(n: u64, model: Model, mut dice: Dice, star: Option<Star>, rate: fn(&City) -> f64, tell: fn(&Report)) {
+    let load = Load::new(&model, requests(N_STREAMS, model.tokens_max));
+    let mut report = Report::new(&model.path);
+    let mut city = City::start(model, star, 0);
+    let faults: Vec<&Fault> = FAULTS.iter().filter(|fault| city.has_hosts() || !fault.needs_hosts).collect();
+    for _ in 0..n {
+        for fault in &faults {
+            let rate = rate(&city);
+            report.add(load.round(&mut city, &mut dice, fault, rate));
+            city.heal();
+        }
+        tell(&report);
+    }
+}
+
+/// This thread stands in the middle of them.
+fn hosts() -> Option<Star> {
+    let star = Star::new(2);
+    match &star {
+        Some(star) => star.enter(),
+        // Past the harness, which shows what a test prints only when it fails.
+        None => {
+            std::io::stderr().write_all(b"NOT RUN: links that are cut; namespaces are not permitted here\n").unwrap()
+        }
+    }
+    star
+}
+
+/// What is asked, and what is said to it undisturbed.
+struct Load {
+    asked: Vec<Value>,
+    expected: Vec<Told>,
+}
+
+impl Load {
+    fn new(model: &Model, asked: Vec<Value>) -> Load {
         let mut alone = Node::start(&[&["serve", &model.path], &model.numerics[..], &city::DOORS].concat());
         let http = alone.http();
         alone.until_ready(&http);
-        ask_all(std::slice::from_ref(&http), &asked).wait()
-    };
-    let mut city = City::start(model);
-    let mut rows = Vec::new();
-    for _ in 0..rounds {
-        for (fault, strike) in FAULTS {
-            rows.push(round(&mut city, &mut dice, fault, strike, &asked, &expected));
-            city.heal();
+        let expected = ask_all(std::slice::from_ref(&http), &asked).wait();
+        Load { asked, expected }
+    }
+
+    /// All streams at once, and the fault in their midst.
+    fn round(&self, city: &mut City, dice: &mut Dice, fault: &Fault, rate: f64) -> Row {
+        let (begun, before) = (Instant::now(), city.tally());
+        let streams = ask_all(&city.doors(), &self.asked);
+        let n_expected: usize = self.expected.iter().map(Told::n_tokens).sum();
+        streams.until_told(n_expected * (10 + dice.below(50)) / 100);
+        let n_told = streams.n_told();
+        let found_out = match fault.strike {
+            Missed(strike) => Some(strike(city, dice)),
+            Seen(strike) => {
+                strike(city, dice);
+                None
+            }
+        };
+        let told = streams.wait();
+        for (i, (told, expected)) in told.iter().zip(&self.expected).enumerate() {
+            let n_resumed = told.n_resumed;
+            assert_eq!(told.choices, expected.choices, "{}: request {i}, resumed {n_resumed} times", fault.name);
+        }
+        let n_resumed = told.iter().map(|told| told.n_resumed).sum();
+        assert!(fault.of_routers || n_resumed == 0, "{}: {n_resumed} streams broke", fault.name);
+        let gaps = told.iter().map(|told| told.stood_still);
+        let (slowest, stood_still) = gaps.enumerate().max_by_key(|(_, gap)| *gap).expect("streams");
+        Row {
+            fault: fault.name,
+            found_out,
+            stood_still,
+            kind: client::KINDS[slowest % client::KINDS.len()],
+            n_replayed: self.n_replayed(before, city.tally(), n_resumed, n_told),
+            rate,
+            n_resumed,
+            n_refused: told.iter().map(|told| told.n_refused).sum(),
+            took: begun.elapsed(),
         }
     }
-    table(&rows);
-}
 
-/// All streams at once, and the fault in their midst.
-fn round(
-    city: &mut City,
-    dice: &mut Dice,
-    fault: &'static str,
-    strike: Fault,
-    asked: &[serde_json::Value],
-    expected: &[Told],
-) -> Row {
-    let begun = Instant::now();
-    let streams = ask_all(&city.doors(), asked);
-    let n_expected: usize = expected.iter().map(Told::n_tokens).sum();
-    streams.until_told(n_expected * (10 + dice.below(50)) / 100);
-    let found_out = strike(city, dice);
-    let told = streams.wait();
-    for (i, (told, expected)) in told.iter().zip(expected).enumerate() {
-        assert_eq!(told.choices, expected.choices, "{fault}: request {i}, resumed {} times", told.n_resumed);
-    }
-    let stood_still = told.iter().map(|told| told.stood_still).max().unwrap_or_default();
-    let n_resumed = told.iter().map(|told| told.n_resumed).sum();
-    Row { fault, found_out, stood_still, n_resumed, took: begun.elapsed() }
-}
-
-/// To standard output, which the harness shows on demand.
-fn table(rows: &[Row]) {
-    println!(
-        "| fault | rounds | found out, ms (worst) | longest gap of any stream, ms | resumed by clients | a round, ms |"
-    );
-    println!("|---|---|---|---|---|---|");
-    for (fault, _) in FAULTS {
-        let of: Vec<&Row> = rows.iter().filter(|row| row.fault == fault).collect();
-        let worst = of.iter().filter_map(|row| row.found_out).max();
-        let found_out = worst.map_or("-".into(), |worst| worst.as_millis().to_string());
-        let gap = of.iter().map(|row| row.stood_still.as_millis()).max().unwrap_or_default();
-        let resumed: usize = of.iter().map(|row| row.n_resumed).sum();
-        let took = of.iter().map(|row| row.took.as_millis()).max().unwrap_or_default();
-        println!("| {fault} | {} | {found_out} | {gap} | {resumed} | {took} |", of.len());
+    /// What replicas say that they computed again, and what was said of streams by then that went on elsewhere.
+    fn n_replayed(&self, before: Tally, after: Tally, n_resumed: usize, n_told: usize) -> u64 {
+        let n_choices: usize = self.expected.iter().map(|told| told.choices.len()).sum();
+        let n_elsewhere = (after.n_moved - before.n_moved + n_resumed as u64).min(n_choices as u64);
+        after.n_replayed - before.n_replayed + n_elsewhere * n_told as u64 / n_choices as u64
     }
 }
 

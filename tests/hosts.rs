@@ -5,98 +5,22 @@
 
 #[path = "common/node.rs"]
 mod node;
+#[path = "common/star.rs"]
+mod star;
 
 use checkpoint::catalogue::{self, Sources};
 use node::{BINARY, Folder, Node, complete, field, post};
 use proto::secure::Token;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::{Value, json};
-use std::fs::File;
+use star::Star;
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-const HERE: &str = "192.0.2.1";
-const THERE: &str = "192.0.2.2";
+/// The host behind the link.
+const THERE: usize = 0;
 const MODEL: &str = "smollm2.gguf";
 const CUT: Duration = Duration::from_secs(1);
-
-/// Two namespaces, removed at the end.
-struct Hosts {
-    here: String,
-    there: String,
-}
-
-impl Hosts {
-    /// None: this system does not permit it.
-    fn new() -> Option<Hosts> {
-        let name = |side| format!("lockstep-{}-{side}", std::process::id());
-        let hosts = Hosts { here: name("a"), there: name("b") };
-        let (here, there) = (&hosts.here, &hosts.there);
-        let link = format!("ls{}", std::process::id());
-        let (near, far) = (format!("{link}a"), format!("{link}b"));
-        if !run(&format!("ip netns add {here}")) {
-            return None;
-        }
-        let commands = [
-            format!("ip netns add {there}"),
-            format!("ip link add {near} netns {here} type veth peer name {far} netns {there}"),
-            format!("ip -n {here} link set dev {near} name link"),
-            format!("ip -n {there} link set dev {far} name link"),
-            format!("ip -n {here} address add {HERE}/24 dev link"),
-            format!("ip -n {there} address add {THERE}/24 dev link"),
-            format!("ip -n {here} link set lo up"),
-            format!("ip -n {there} link set lo up"),
-            format!("ip -n {here} link set dev link up"),
-            format!("ip -n {there} link set dev link up"),
-        ];
-        assert!(commands.iter().all(|command| run(command)));
-        Some(hosts)
-    }
-
-    /// This thread, and what it starts, stand on the first host from now on.
-    fn enter(&self) {
-        let place = File::open(Path::new("/run/netns").join(&self.here)).unwrap();
-        move_into_link_name_space(place.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-    }
-
-    fn start_there(&self, folder: &Path, arguments: &[&str]) -> Node {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.there, BINARY]).args(arguments).current_dir(folder);
-        Node::spawn(command)
-    }
-
-    fn set_link(&self, state: &str) {
-        assert!(run(&format!("ip -n {} link set dev link {state}", self.there)));
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for name in [&self.here, &self.there] {
-            run(&format!("ip netns delete {name}"));
-        }
-    }
-}
-
-fn run(command: &str) -> bool {
-    let mut words = command.split(' ');
-    let done = Command::new(words.next().unwrap()).args(words).output();
-    let done = done.map_err(|error| error.to_string());
-    match done {
-        Ok(output) if output.status.success() => true,
-        Ok(output) => {
-            eprintln!("{command}: {}", String::from_utf8_lossy(&output.stderr).trim());
-            false
-        }
-        Err(error) => {
-            eprintln!("{command}: {error}");
-            false
-        }
-    }
-}
 
 fn smollm2() -> PathBuf {
     let from = |name: &str| std::env::var_os(name).map(PathBuf::from);
@@ -136,7 +60,7 @@ fn pieces(http: &str) -> impl Iterator<Item = String> {
 
 #[test]
 fn two_hosts_answer_as_one_and_a_cut_link_is_named() {
-    let Some(hosts) = Hosts::new() else {
+    let Some(hosts) = Star::new(1) else {
         // Past the harness, which shows what a test prints only when it fails.
         let word = b"NOT RUN: two network namespaces and a link between them are not permitted here\n";
         std::io::stderr().write_all(word).unwrap();
@@ -154,7 +78,7 @@ fn two_hosts_answer_as_one_and_a_cut_link_is_named() {
         (short(&http), complete(&http, &story(false)))
     };
 
-    let listen = format!("{HERE}:0");
+    let listen = format!("{}:0", hosts.near(THERE));
     let grid = ["--pp", "2", "--kv-memory", "64MiB", "--token-file", &token];
     let mut coordinator = Node::start_in(&here.0, &[&["coordinator", MODEL, "--listen", &listen], &grid[..]].concat());
     let line = coordinator.until(&["coordinating"]);
@@ -165,7 +89,9 @@ fn two_hosts_answer_as_one_and_a_cut_link_is_named() {
     let cache = there.0.join("cache");
     // Memory could be shared, because in truth there is one kernel.
     let fetch = [&join[..], &["--wire", "tcp", "--fetch", "--cache", cache.to_str().unwrap()]].concat();
-    let mut far = hosts.start_there(&there.0, &fetch);
+    let mut command = hosts.command_at(THERE, BINARY);
+    command.args(fetch).current_dir(&there.0);
+    let mut far = Node::spawn(command);
     far.until(&["fetching this rank's part"]);
     let attach = ["router", MODEL, "--coordinator", &address, "--token-file", &token];
     let mut router = Node::start_in(&here.0, &[&attach[..], &doors[..]].concat());
@@ -190,12 +116,12 @@ fn two_hosts_answer_as_one_and_a_cut_link_is_named() {
 }
 
 /// For a second. The rank behind the link is lost by name while it is down.
-fn cut(hosts: &Hosts, coordinator: &mut Node) -> Instant {
+fn cut(hosts: &Star, coordinator: &mut Node) -> Instant {
     let begun = Instant::now();
-    hosts.set_link("down");
+    hosts.set_link(THERE, "down");
     let line = coordinator.until(&["a worker is lost", "rank=", "was not heard of for too long"]);
     println!("{} ms after the link went down: {line}", begun.elapsed().as_millis());
     std::thread::sleep(CUT.saturating_sub(begun.elapsed()));
-    hosts.set_link("up");
+    hosts.set_link(THERE, "up");
     begun
 }

@@ -1,7 +1,16 @@
 //! Ten times more clients than there is room for, on the real router, coordinator and scheduler over a simulated model:
 //! what is answered is as much as at the peak, and who is not is told so by name. Of eight that run, a step gave 7.96
 //! tokens at the peak and 7.99 under 240 clients, who asked 19,169 times in vain (two busy cores, steps of 4 ms).
+//!
+//! `make overload` does it with the real binary and the default model, for a minute.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "common/machine.rs"]
+mod machine;
+#[path = "overload/minute.rs"]
+mod minute;
+#[path = "common/node.rs"]
+mod node;
 
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
@@ -196,6 +205,9 @@ async fn listener() -> TcpListener {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_times_too_many_get_as_much_done_as_just_enough() {
+    if std::env::var_os("LOCKSTEP_OVERLOAD").is_some() {
+        return tokio::task::spawn_blocking(minute::run).await.unwrap();
+    }
     let mut house = House::open().await;
     let (peak, _) = house.load(N_CLIENTS).await;
     let (overloaded, n_refused) = house.load(10 * N_CLIENTS).await;

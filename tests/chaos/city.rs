@@ -1,15 +1,36 @@
-//! Two routers before two coordinators, and a grid of two stages by two ranks for each: as processes that die and are
-//! replaced. Knows command lines.
+//! Two routers before two replicas, each a coordinator and a grid of two stages by two ranks, found through an etcd of
+//! three members: as processes that die and are replaced. Where the system permits it one worker and one whole replica
+//! stand on hosts of their own. Knows command lines and log lines.
 
-use crate::node::{Node, PATIENCE};
-use crate::signal;
+use crate::etcd::Etcd;
+use crate::node::{BINARY, Folder, Node, PATIENCE, field};
+use crate::star::Star;
+use crate::{Dice, signal};
+use proto::secure::Token;
 use rustix::process::Signal;
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
-const REPLICAS: [&str; 2] = ["east", "west"];
+pub const REPLICAS: [&str; 2] = ["east", "west"];
 const RANKS: usize = 4;
+const N_MEMBERS: usize = 3;
+/// The host of the whole western replica, and that of one eastern worker.
+const WEST: usize = 0;
+const APART: usize = 1;
+const LEASE_SECONDS: &str = "2";
+const LOST: &str = "a worker is lost";
+const NO_COORDINATOR: &str = "no coordinator";
+/// What a router says of a coordinator that it misses.
+const MISSED: [&str; 2] = [NO_COORDINATOR, SUSPECTED];
+const SUSPECTED: &str = "it is suspected";
+/// What is said of who is silent, which could be said of somebody who is only late: of workers, and of coordinators,
+/// who are suspected before.
+const WORKER_SILENT: &str = "kind=\"silent\"";
+const COORDINATOR_SILENT: [&str; 2] = [SUSPECTED, "the coordinator is silent"];
+/// How long who was cut off stays so after it was found out, and who was stopped sleeps.
+const AWAY: Duration = Duration::from_millis(500);
 
 pub struct Model {
     pub path: String,
@@ -20,125 +41,304 @@ pub struct Model {
 impl Model {
     pub fn tiny() -> Model {
         let numerics = vec!["--activations", "f32"];
-        Model { path: "tests/reference/llama-f32-tied".into(), numerics, tokens_max: 400 }
+        Model { path: "tests/reference/llama-f32-tied".into(), numerics, tokens_max: 300 }
     }
 
     pub fn smollm2() -> Model {
-        Model { path: "smollm2".into(), numerics: vec![], tokens_max: 96 }
+        Model { path: "smollm2".into(), numerics: vec![], tokens_max: 64 }
     }
 }
 
-/// Each role's processes, in the order in which they began.
+struct Worker {
+    node: Node,
+    host: Option<usize>,
+}
+
+/// A replica's processes; workers in the order in which they began.
+struct Side {
+    name: &'static str,
+    address: String,
+    host: Option<usize>,
+    coordinator: Node,
+    workers: Vec<Worker>,
+}
+
+/// Which worker: of which side, and the how manieth there.
+pub type Which = (usize, usize);
+
 pub struct City {
     model: Model,
-    addresses: [String; 2],
-    coordinators: [Node; 2],
-    workers: [Vec<Node>; 2],
+    star: Option<Star>,
+    token: String,
+    etcd: Etcd,
+    dead_member: Option<usize>,
+    sides: [Side; 2],
     routers: [(Node, String); 2],
-    /// Stopped and replaced: woken when all is over, they may not disturb anybody.
-    asleep: Vec<Node>,
+    /// Were stopped, and nobody needs them any more.
+    woken: Vec<Node>,
+    /// The youngest eastern worker stands in for one that was cut off; and where its coordinator's log was then.
+    stand_in: Option<usize>,
+    /// These many of each role are never struck: the first router, the first coordinator, each side's eldest worker.
+    n_spared: usize,
+    /// What those said who are dead.
+    past: Tally,
+    n_alarms_due: usize,
+    _folder: Folder,
 }
 
 impl City {
-    pub fn start(model: Model) -> City {
-        let addresses = [free_address(), free_address()];
-        let coordinators = [0, 1].map(|i| coordinator(&model, &addresses[i], REPLICAS[i]));
-        let workers = [0, 1].map(|i| (0..RANKS).map(|_| worker(&addresses[i])).collect());
-        let routers = [0, 1].map(|_| router(&model, &addresses));
-        let mut city = City { model, addresses, coordinators, workers, routers, asleep: Vec::new() };
-        city.heal();
+    /// Around an etcd, with a host apart for whom a link may be cut; without those where the system has none.
+    pub fn start(model: Model, star: Option<Star>, n_spared: usize) -> City {
+        let folder = Folder::new("chaos");
+        let token = folder.write("token", Token::random().unwrap().expose());
+        let near = |host| star.as_ref().map_or("127.0.0.1".into(), |star: &Star| star.near(host));
+        let far = |host| star.as_ref().map_or("127.0.0.1".into(), |star: &Star| star.far(host));
+        let etcd = Etcd::start_at(&near(WEST), N_MEMBERS, None);
+        let west = star.is_some().then_some(WEST);
+        let roles = Roles { model: &model, star: star.as_ref(), token: &token, store: store(&etcd) };
+        let sides = [(REPLICAS[0], near(APART), None), (REPLICAS[1], far(WEST), west)].map(|(name, ip, host)| {
+            let address = format!("{ip}:{}", free_port());
+            let coordinator = roles.coordinator(name, &address, host);
+            Side { name, address, host, coordinator, workers: Vec::new() }
+        });
+        let routers = [0, 1].map(|_| roles.router("127.0.0.1:0"));
+        let mut city = City {
+            model,
+            star,
+            token,
+            etcd,
+            dead_member: None,
+            sides,
+            routers,
+            woken: Vec::new(),
+            stand_in: None,
+            n_spared,
+            past: Tally::default(),
+            n_alarms_due: 0,
+            _folder: folder,
+        };
+        city.settle();
         city
+    }
+
+    fn settle(&mut self) {
+        for (side, n) in [0, 1].into_iter().flat_map(|side| (0..RANKS).map(move |n| (side, n))) {
+            let is_apart = side == 0 && n == RANKS - 1 && self.star.is_some();
+            let host = if is_apart { Some(APART) } else { self.sides[side].host };
+            self.add_worker(side, host);
+        }
+        self.heal();
+        for i in [0, 1] {
+            let http = self.routers[i].1.clone();
+            self.routers[i].0.until_ready(&http);
+        }
     }
 
     pub fn doors(&self) -> Vec<String> {
         self.routers.iter().map(|(_, http)| http.clone()).collect()
     }
 
-    pub fn n_workers(&self) -> usize {
-        self.workers.iter().map(Vec::len).sum()
+    /// Links can be cut here.
+    pub fn has_hosts(&self) -> bool {
+        self.star.is_some()
     }
 
-    pub fn coordinator(&self, i: usize) -> u32 {
-        self.coordinators[i].pid()
+    // -- who is struck
+
+    pub fn any_worker(&self, dice: &mut Dice) -> Which {
+        (dice.below(2), self.n_spared + dice.below(RANKS - self.n_spared))
     }
 
-    /// Everybody is there again, and both routers see both replicas.
-    pub fn heal(&mut self) {
-        for node in self.asleep.drain(..) {
-            signal(node.pid(), Signal::CONT);
-        }
-        let doors = self.doors();
-        let deadline = Instant::now() + PATIENCE;
-        while !doors.iter().all(|http| both_ready(http)) {
-            assert!(Instant::now() < deadline, "the city does not heal: {}", self.coordinators[0].log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+    /// A coordinator, or a router.
+    pub fn any_of_two(&self, dice: &mut Dice) -> usize {
+        self.n_spared + dice.below(2 - self.n_spared)
+    }
+
+    /// Those that are never struck, and etcd's members, by name.
+    pub fn spared(&self) -> Vec<(String, u32)> {
+        let mut all = vec![
+            ("router".into(), self.routers[0].0.pid()),
+            ("coordinator east".into(), self.sides[0].coordinator.pid()),
+        ];
+        all.extend(self.sides.iter().map(|side| (format!("worker {}", side.name), side.workers[0].node.pid())));
+        all
+    }
+
+    /// Every process of ours at this moment.
+    pub fn pids(&self) -> Vec<u32> {
+        let of_side =
+            |side: &Side| side.workers.iter().map(|of| of.node.pid()).chain([side.coordinator.pid()]).collect();
+        let sides = self.sides.iter().flat_map(|side| -> Vec<u32> { of_side(side) });
+        sides.chain(self.routers.iter().map(|(node, _)| node.pid())).collect()
+    }
+
+    // -- what they said
+
+    pub fn tally(&self) -> Tally {
+        let coordinators = self.sides.iter().map(|side| &side.coordinator);
+        coordinators.chain(self.routers.iter().map(|(node, _)| node)).map(Tally::of).fold(self.past, Tally::plus)
+    }
+
+    /// The last one that each of those raised who are there.
+    pub fn last_alarms(&self) -> String {
+        let coordinators = self.sides.iter().map(|side| &side.coordinator);
+        let all = coordinators.chain(self.routers.iter().map(|(node, _)| node));
+        let words = [WORKER_SILENT, COORDINATOR_SILENT[0], COORDINATOR_SILENT[1]];
+        let last = |node: &Node, words| node.lines_since(0, &[words], usize::MAX).pop();
+        let lines = all.flat_map(|node| words.map(|words| last(node, words))).flatten();
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Alarms that were to be raised.
+    pub fn n_alarms_due(&self) -> usize {
+        self.n_alarms_due
     }
 
     // -- workers
 
     /// Until its coordinator has found it out. Another takes its place.
-    pub fn kill_worker(&mut self, n: usize) -> Duration {
-        let (side, mut dead) = self.take_worker(n);
-        let n_lost = self.n_lost(side);
-        let begun = Instant::now();
-        dead.kill();
-        self.until_lost(side, n_lost);
-        let found_out = begun.elapsed();
-        self.workers[side].push(worker(&self.addresses[side]));
+    pub fn kill_worker(&mut self, which: Which) -> Duration {
+        let mut dead = self.take_worker(which);
+        let place = self.sides[which.0].coordinator.heard();
+        let begun = time_of_day();
+        dead.node.kill();
+        let found_out = self.found_out(which.0, place, begun);
+        self.add_worker(which.0, dead.host);
         found_out
     }
 
-    pub fn stop_worker(&mut self, n: usize) -> Duration {
-        let (side, stopped) = self.take_worker(n);
-        let n_lost = self.n_lost(side);
-        let begun = Instant::now();
-        signal(stopped.pid(), Signal::STOP);
-        self.until_lost(side, n_lost);
-        let found_out = begun.elapsed();
-        self.asleep.push(stopped);
-        self.workers[side].push(worker(&self.addresses[side]));
+    /// Stopped until another has its place, and then woken.
+    pub fn stop_worker(&mut self, which: Which) -> Duration {
+        let stopped = self.take_worker(which);
+        let place = self.sides[which.0].coordinator.heard();
+        self.n_alarms_due += 1;
+        let begun = time_of_day();
+        signal(stopped.node.pid(), Signal::STOP);
+        let found_out = self.found_out(which.0, place, begun);
+        self.add_worker(which.0, stopped.host);
+        self.sides[which.0].coordinator.until_since(place, &["the replica is ready"]);
+        signal(stopped.node.pid(), Signal::CONT);
+        self.woken.push(stopped.node);
         found_out
     }
 
-    pub fn end_worker(&mut self, n: usize) {
-        let (side, mut ending) = self.take_worker(n);
-        signal(ending.pid(), Signal::TERM);
-        self.workers[side].push(worker(&self.addresses[side]));
-        assert!(ending.ended().success(), "{}", ending.log());
+    pub fn end_worker(&mut self, which: Which) {
+        let mut ending = self.take_worker(which);
+        signal(ending.node.pid(), Signal::TERM);
+        self.add_worker(which.0, ending.host);
+        assert!(ending.node.ended().success(), "{}", ending.node.log());
     }
 
-    fn take_worker(&mut self, n: usize) -> (usize, Node) {
-        let side = usize::from(n >= self.workers[0].len());
-        let within = n - side * self.workers[0].len();
-        (side, self.workers[side].remove(within))
+    /// The link to its host is cut. Another takes its place, before it is back.
+    pub fn cut_worker(&mut self) -> Duration {
+        let place = self.sides[0].coordinator.heard();
+        self.n_alarms_due += 1;
+        let begun = time_of_day();
+        self.set_link(APART, "down");
+        let found_out = self.found_out(0, place, begun);
+        self.add_worker(0, None);
+        self.stand_in = Some(place);
+        std::thread::sleep(AWAY);
+        self.set_link(APART, "up");
+        found_out
     }
 
-    fn n_lost(&self, side: usize) -> usize {
-        self.coordinators[side].log().matches("a worker is lost").count()
+    /// The first so many that may be struck.
+    pub fn first_workers(&self, n: usize) -> Vec<Which> {
+        // The ones that come stand behind.
+        vec![(0, self.n_spared); n]
     }
 
-    fn until_lost(&self, side: usize, n_before: usize) {
-        let deadline = Instant::now() + PATIENCE;
-        while self.n_lost(side) == n_before {
-            assert!(Instant::now() < deadline, "nobody is found out: {}", self.coordinators[side].log());
-            std::thread::sleep(Duration::from_millis(1));
-        }
+    fn take_worker(&mut self, (side, n): Which) -> Worker {
+        self.sides[side].workers.remove(n)
+    }
+
+    fn add_worker(&mut self, side: usize, host: Option<usize>) {
+        let node = self.roles().worker(&self.sides[side].address, host, self.sides[side].host);
+        self.sides[side].workers.push(Worker { node, host });
+    }
+
+    fn found_out(&self, side: usize, place: usize, begun: Duration) -> Duration {
+        since(begun, &self.sides[side].coordinator.until_since(place, &[LOST]))
     }
 
     // -- coordinators
 
-    /// Another takes its place at the same address.
-    pub fn kill_coordinator(&mut self, i: usize) {
-        self.coordinators[i].kill();
-        self.coordinators[i] = coordinator(&self.model, &self.addresses[i], REPLICAS[i]);
+    /// Until both routers have found it out. Another takes its place at the same address.
+    pub fn kill_coordinator(&mut self, i: usize) -> Duration {
+        let (places, begun) = (self.places(), time_of_day());
+        self.sides[i].coordinator.kill();
+        let found_out = self.missed(places, begun);
+        self.replace_coordinator(i);
+        found_out
+    }
+
+    pub fn stop_coordinator(&mut self, i: usize) -> Duration {
+        self.n_alarms_due += self.routers.len();
+        let (places, begun) = (self.places(), time_of_day());
+        signal(self.sides[i].coordinator.pid(), Signal::STOP);
+        let found_out = self.missed(places, begun);
+        std::thread::sleep(AWAY);
+        signal(self.sides[i].coordinator.pid(), Signal::CONT);
+        found_out
+    }
+
+    /// The link to the host of the whole replica is cut.
+    pub fn cut_replica(&mut self) -> Duration {
+        self.n_alarms_due += self.routers.len();
+        let (places, begun) = (self.places(), time_of_day());
+        self.set_link(WEST, "down");
+        let found_out = self.missed(places, begun);
+        std::thread::sleep(AWAY);
+        self.set_link(WEST, "up");
+        found_out
     }
 
     pub fn end_coordinator(&mut self, i: usize) {
-        signal(self.coordinators[i].pid(), Signal::TERM);
-        let status = self.coordinators[i].ended();
-        assert!(status.success(), "{}", self.coordinators[i].log());
-        self.coordinators[i] = coordinator(&self.model, &self.addresses[i], REPLICAS[i]);
+        signal(self.sides[i].coordinator.pid(), Signal::TERM);
+        let status = self.sides[i].coordinator.ended();
+        assert!(status.success(), "{}", self.sides[i].coordinator.log());
+        self.replace_coordinator(i);
+    }
+
+    pub fn kill_all_coordinators(&mut self) {
+        self.sides.iter_mut().for_each(|side| side.coordinator.kill());
+        [0, 1].into_iter().for_each(|i| self.replace_coordinator(i));
+    }
+
+    fn replace_coordinator(&mut self, i: usize) {
+        let side = &self.sides[i];
+        let next = self.roles().coordinator(side.name, &side.address, side.host);
+        self.past = self.past.plus(Tally::of(&self.sides[i].coordinator));
+        self.sides[i].coordinator = next;
+    }
+
+    /// How long until both routers missed somebody.
+    fn missed(&self, places: [usize; 2], begun: Duration) -> Duration {
+        let deadline = Instant::now() + PATIENCE;
+        let first =
+            |i: usize| MISSED.iter().filter_map(|words| self.routers[i].0.line_since(places[i], &[words])).min();
+        loop {
+            if let [Some(one), Some(other)] = [0, 1].map(first) {
+                return since(begun, &one).max(since(begun, &other));
+            }
+            assert!(Instant::now() < deadline, "nobody is missed: {}", self.routers[0].0.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn places(&self) -> [usize; 2] {
+        [0, 1].map(|i| self.routers[i].0.heard())
+    }
+
+    /// To another grid and back, which `lockstep scale` waits for.
+    pub fn scale(&mut self, i: usize) {
+        for grid in [["--tp", "1", "--pp", "2"], ["--tp", "2", "--pp", "1"], ["--tp", "2", "--pp", "2"]] {
+            let mut command = Command::new(BINARY);
+            command.args(["scale", "--coordinator", &self.sides[i].address, "--token-file", &self.token]).args(grid);
+            let done = command.output().unwrap();
+            assert!(done.status.success(), "{grid:?}: {}", String::from_utf8_lossy(&done.stderr));
+        }
     }
 
     // -- routers
@@ -149,6 +349,12 @@ impl City {
         self.reopen(i);
     }
 
+    pub fn stop_router(&mut self, i: usize) {
+        signal(self.routers[i].0.pid(), Signal::STOP);
+        std::thread::sleep(AWAY);
+        signal(self.routers[i].0.pid(), Signal::CONT);
+    }
+
     pub fn end_router(&mut self, i: usize) {
         signal(self.routers[i].0.pid(), Signal::TERM);
         let status = self.routers[i].0.ended();
@@ -157,21 +363,51 @@ impl City {
     }
 
     fn reopen(&mut self, i: usize) {
+        self.past = self.past.plus(Tally::of(&self.routers[i].0));
         let door = self.routers[i].1.trim_start_matches("http://").to_owned();
-        self.routers[i] = router_at(&self.model, &self.addresses, &door);
+        self.routers[i] = self.roles().router(&door);
+        let (node, http) = &mut self.routers[i];
+        node.until_ready(http);
+    }
+
+    // -- etcd
+
+    /// As a power failure would; it comes back when the city heals.
+    pub fn kill_etcds_leader(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        let leader = loop {
+            if let Some(leader) = (0..N_MEMBERS).find(|i| is_leader(&self.etcd.endpoint(*i))) {
+                break leader;
+            }
+            assert!(Instant::now() < deadline, "etcd has no leader: {}", self.etcd.log(0));
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        self.etcd.kill(leader);
+        self.dead_member = Some(leader);
     }
 
     // -- all
 
+    /// One of each role, before anybody could be missed.
+    pub fn kill_three_roles(&mut self, (side, n): Which, router: usize) {
+        // The other side's, so that nobody is left whom it does not touch; unless that one is spared.
+        let coordinator = (1 - side).max(self.n_spared);
+        let mut dead = self.take_worker((side, n));
+        dead.node.kill();
+        self.sides[coordinator].coordinator.kill();
+        self.routers[router].0.kill();
+        self.add_worker(side, dead.host);
+        self.replace_coordinator(coordinator);
+        self.reopen(router);
+    }
+
     /// Every process is replaced, one after the other, each when the one before is back.
     pub fn roll(&mut self) {
-        for _ in 0..self.n_workers() {
-            // The eldest of each side in turn: the new ones stand behind.
-            self.end_worker(0);
-            self.heal();
-            self.workers.swap(0, 1);
-            self.addresses.swap(0, 1);
-            self.coordinators.swap(0, 1);
+        for (side, _) in [0, 1].into_iter().flat_map(|side| (0..RANKS).map(move |n| (side, n))) {
+            // The eldest; the new ones stand behind.
+            let place = self.sides[side].coordinator.heard();
+            self.end_worker((side, 0));
+            self.sides[side].coordinator.until_since(place, &["the replica is ready"]);
         }
         for i in [0, 1] {
             self.end_coordinator(i);
@@ -180,13 +416,102 @@ impl City {
             self.heal();
         }
     }
+
+    /// Everybody is there again, and both routers see both replicas.
+    pub fn heal(&mut self) {
+        if let Some(i) = self.dead_member.take() {
+            self.etcd.start_again(i);
+        }
+        // Spares by now: nobody misses them.
+        self.woken.clear();
+        if let Some(place) = self.stand_in.take() {
+            self.relieve(place);
+        }
+        let doors = self.doors();
+        let deadline = Instant::now() + PATIENCE;
+        while !doors.iter().all(|http| both_ready(http)) {
+            let logs = || self.sides.iter().map(|side| side.coordinator.log()).collect::<Vec<_>>().join("\n");
+            assert!(Instant::now() < deadline, "the city does not heal: {}", logs());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Who was cut off is a spare now, and takes the place of its stand-in.
+    fn relieve(&mut self, place: usize) {
+        let east = &mut self.sides[0];
+        let cut_off = east.workers.iter().find(|of| of.host == Some(APART)).expect("one stands apart");
+        east.coordinator.until_since(place, &["a worker joins", &format!(" pid={} ", cut_off.node.pid())]);
+        let place = east.coordinator.heard();
+        let mut stand_in = east.workers.pop().expect("it came last");
+        signal(stand_in.node.pid(), Signal::TERM);
+        assert!(stand_in.node.ended().success(), "{}", stand_in.node.log());
+        east.coordinator.until_since(place, &["the replica is ready"]);
+    }
+
+    fn set_link(&self, host: usize, state: &str) {
+        self.star.as_ref().expect("asked for where there are hosts").set_link(host, state);
+    }
+
+    fn roles(&self) -> Roles<'_> {
+        Roles { model: &self.model, star: self.star.as_ref(), token: &self.token, store: store(&self.etcd) }
+    }
 }
 
-/// Stops a process that nobody replaces, and lets it go on.
-pub fn stop_and_go_on(pid: u32, after: Duration) {
-    signal(pid, Signal::STOP);
-    std::thread::sleep(after);
-    signal(pid, Signal::CONT);
+/// How processes are begun.
+struct Roles<'a> {
+    model: &'a Model,
+    star: Option<&'a Star>,
+    token: &'a str,
+    store: [String; 4],
+}
+
+impl Roles<'_> {
+    /// As soon as it has its claim.
+    fn coordinator(&self, replica: &str, address: &str, host: Option<usize>) -> Node {
+        let grid = ["--tp", "2", "--pp", "2", "--kv-memory", "128MiB", "--listen", address, "--replica", replica];
+        let mut command = self.at(host, &["coordinator", &self.model.path]);
+        command.args(&self.model.numerics).args(grid).args(&self.store);
+        let mut node = Node::spawn(command);
+        node.until(&["coordinating"]);
+        node
+    }
+
+    fn worker(&self, address: &str, host: Option<usize>, coordinators: Option<usize>) -> Node {
+        let mut command = self.at(host, &["worker", "--threads", "1", "--local-workers", "8", "--join", address]);
+        if host != coordinators {
+            // Memory could be shared, because in truth there is one kernel.
+            command.args(["--wire", "tcp"]);
+        }
+        Node::spawn(command)
+    }
+
+    fn router(&self, door: &str) -> (Node, String) {
+        let mut command = self.at(None, &["router", &self.model.path, "--http", door, "--grpc", "127.0.0.1:0"]);
+        command.args(&self.store);
+        let mut node = Node::spawn(command);
+        let http = node.http();
+        (node, http)
+    }
+
+    fn at(&self, host: Option<usize>, arguments: &[&str]) -> Command {
+        let mut command = match (host, self.star) {
+            (Some(host), Some(star)) => star.command_at(host, BINARY),
+            _ => Command::new(BINARY),
+        };
+        command.args(arguments).args(["--token-file", self.token]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        command
+    }
+}
+
+/// What roles are told of the store.
+fn store(etcd: &Etcd) -> [String; 4] {
+    ["--etcd-endpoints".into(), etcd.endpoints().join(","), "--etcd-lease-seconds".into(), LEASE_SECONDS.into()]
+}
+
+fn is_leader(endpoint: &str) -> bool {
+    let Ok(mut answer) = ureq::get(format!("{endpoint}/metrics")).call() else { return false };
+    let page = answer.body_mut().read_to_string().unwrap_or_default();
+    page.lines().any(|line| line == "etcd_server_is_leader 1")
 }
 
 fn both_ready(http: &str) -> bool {
@@ -194,37 +519,62 @@ fn both_ready(http: &str) -> bool {
     let page = answer.body_mut().read_to_string().unwrap_or_default();
     let page: serde_json::Value = serde_json::from_str(&page).unwrap_or_default();
     let replicas = page["replicas"].as_array().map_or(&[][..], Vec::as_slice);
-    replicas.len() == REPLICAS.len()
-        && replicas.iter().all(|replica| {
-            replica["phase"] == "ready" && replica["ranks"].as_array().is_some_and(|ranks| ranks.len() == RANKS)
-        })
+    let is_ready = |replica: &serde_json::Value| {
+        replica["phase"] == "ready" && replica["ranks"].as_array().is_some_and(|ranks| ranks.len() == RANKS)
+    };
+    page["store"]["connected"] == true && replicas.len() == REPLICAS.len() && replicas.iter().all(is_ready)
 }
 
-/// Free at this moment.
-fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+/// Of what processes said about who was lost.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Somebody was taken for lost because nothing was heard of them: who is only late would be, too.
+    pub n_alarms: usize,
+    /// Positions that replicas computed again, as they tell it.
+    pub n_replayed: u64,
+    /// Sequences that lost their coordinator, as routers tell it.
+    pub n_moved: u64,
 }
 
-fn coordinator(model: &Model, address: &str, replica: &str) -> Node {
-    let grid = ["--tp", "2", "--pp", "2", "--kv-memory", "64MiB", "--listen", address, "--replica", replica];
-    let mut node = Node::start(&[&["coordinator", &model.path], &model.numerics[..], &grid].concat());
-    node.until(&["coordinating"]);
-    node
+impl Tally {
+    fn of(node: &Node) -> Tally {
+        let lines = |words: &str| node.lines_since(0, &[words], usize::MAX);
+        let sum = |words: &str, name: &str| lines(words).iter().map(|line| number(line, name)).sum();
+        Tally {
+            n_alarms: lines(WORKER_SILENT).len()
+                + COORDINATOR_SILENT.map(|words| lines(words).len()).into_iter().max().unwrap_or(0),
+            n_replayed: sum("the replica goes on", "tokens_replayed"),
+            n_moved: sum(NO_COORDINATOR, "requests"),
+        }
+    }
+
+    fn plus(self, more: Tally) -> Tally {
+        Tally {
+            n_alarms: self.n_alarms + more.n_alarms,
+            n_replayed: self.n_replayed + more.n_replayed,
+            n_moved: self.n_moved + more.n_moved,
+        }
+    }
 }
 
-fn worker(address: &str) -> Node {
-    Node::start(&["worker", "--threads", "1", "--local-workers", "8", "--join", address])
+fn number(line: &str, name: &str) -> u64 {
+    field(line, name).parse().unwrap()
 }
 
-fn router(model: &Model, addresses: &[String; 2]) -> (Node, String) {
-    router_at(model, addresses, "127.0.0.1:0")
+/// Free at this moment, here; a host of its own has all of them.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn router_at(model: &Model, addresses: &[String; 2], door: &str) -> (Node, String) {
-    let coordinators = ["--coordinator", &addresses[0], "--coordinator", &addresses[1]];
-    let doors = ["--http", door, "--grpc", "127.0.0.1:0"];
-    let mut node = Node::start(&[&["router", &model.path], &coordinators[..], &doors].concat());
-    let http = node.http();
-    node.until_ready(&http);
-    (node, http)
+fn time_of_day() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    Duration::new(now.as_secs() % 86400, now.subsec_nanos())
+}
+
+/// Until a log line was written, by its own time.
+fn since(begun: Duration, line: &str) -> Duration {
+    let mut parts = line[11..26].split(':').map(|part| part.parse::<f64>().unwrap());
+    let written = parts.by_ref().fold(0.0, |sum, part| sum * 60.0 + part);
+    let day = 86400.0;
+    Duration::from_secs_f64((written - begun.as_secs_f64()).rem_euclid(day) % (day - 1.0))
 }

@@ -10,7 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const N_STREAMS: usize = 32;
+/// To measure a prefill with.
+const N_PROMPTS: usize = 8;
+const PROMPT_REPEATS: usize = 12;
+/// For all that a stream has to say, on a machine that is ten times slower and busy.
+const STREAM_MAX: Duration = Duration::from_secs(600);
 /// Between two attempts.
 const BREATH: Duration = Duration::from_millis(50);
 
@@ -29,7 +33,11 @@ pub struct Choice {
 pub struct Told {
     pub choices: BTreeMap<u64, Choice>,
     pub n_resumed: usize,
+    /// Before it began.
+    pub n_refused: usize,
+    /// The longest time between two tokens, also where it was resumed in between.
     pub stood_still: Duration,
+    heard: Option<Instant>,
     last_id: Option<String>,
 }
 
@@ -39,8 +47,11 @@ impl Told {
     }
 }
 
-/// Plain, seeded, penalised and with two choices, in turns.
-pub fn requests(tokens_max: u32) -> Vec<Value> {
+/// In turns.
+pub const KINDS: [&str; 4] = ["plain", "logprobs", "penalised", "two choices"];
+
+/// Plain, seeded with logprobs, penalised and with two choices.
+pub fn requests(n_streams: usize, tokens_max: u32) -> Vec<Value> {
     let ask = |i: usize| {
         let mut body = json!({
             "prompt": format!("stream {i} says {}", "on and on ".repeat(i % 5)),
@@ -56,7 +67,28 @@ pub fn requests(tokens_max: u32) -> Vec<Value> {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
-    (0..N_STREAMS).map(ask).collect()
+    (0..n_streams).map(ask).collect()
+}
+
+/// Tokens a second, of prompts that both replicas are given at once; by replica. What is cached does not help.
+pub fn prefill_rate(doors: &[String]) -> f64 {
+    static N_ASKED: AtomicUsize = AtomicUsize::new(0);
+    let ask = |i: usize| {
+        let (door, n) = (doors[i % doors.len()].clone(), N_ASKED.fetch_add(1, Relaxed));
+        let prompt = format!("{n} {}", "what has been said is said again, ".repeat(PROMPT_REPEATS));
+        let body = json!({"prompt": prompt, "max_tokens": 1, "temperature": 0.0});
+        std::thread::spawn(move || {
+            let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).build();
+            let request = ureq::Agent::from(agent).post(format!("{door}/v1/completions"));
+            let mut answer = request.header("content-type", "application/json").send(body.to_string()).unwrap();
+            let answer: Value = serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap();
+            answer["usage"]["prompt_tokens"].as_u64().unwrap()
+        })
+    };
+    let begun = Instant::now();
+    let asked: Vec<_> = (0..N_PROMPTS).map(ask).collect();
+    let n_tokens: u64 = asked.into_iter().map(|asked| asked.join().unwrap()).sum();
+    n_tokens as f64 / begun.elapsed().as_secs_f64() / 2.0
 }
 
 /// Streams under way.
@@ -85,6 +117,10 @@ impl Streams {
         }
     }
 
+    pub fn n_told(&self) -> usize {
+        self.n_told.load(Relaxed)
+    }
+
     pub fn wait(self) -> Vec<Told> {
         self.clients.into_iter().map(|client| client.join().unwrap()).collect()
     }
@@ -100,7 +136,7 @@ struct Client {
 impl Client {
     fn run(mut self) -> Told {
         let mut told = Told::default();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + STREAM_MAX;
         while let Err(why) = self.attempt(&mut told) {
             assert!(Instant::now() < deadline, "given up: {why}");
             self.door += 1;
@@ -114,7 +150,7 @@ impl Client {
     /// To the stream's end, or why it broke. A refusal that no attempt changes is this test's failure.
     fn attempt(&self, told: &mut Told) -> Result<(), String> {
         let door = &self.doors[self.door % self.doors.len()];
-        let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
+        let agent = ureq::Agent::config_builder().timeout_global(Some(STREAM_MAX)).http_status_as_error(false).build();
         let mut request = ureq::Agent::from(agent).post(format!("{door}/v1/completions"));
         request = request.header("content-type", "application/json");
         if let Some(id) = &told.last_id {
@@ -125,9 +161,9 @@ impl Client {
         if status != 200 {
             let why = answer.body_mut().read_to_string().unwrap_or_default();
             assert!(matches!(status, 429 | 502 | 503), "{status}: {why}");
+            told.n_refused += 1;
             return Err(why);
         }
-        let mut heard = Instant::now();
         for line in BufReader::new(answer.into_body().into_reader()).lines() {
             let line = line.map_err(|error| error.to_string())?;
             if let Some(id) = line.strip_prefix("id:") {
@@ -135,8 +171,8 @@ impl Client {
             } else if line == "data: [DONE]" {
                 return Ok(());
             } else if let Some(event) = line.strip_prefix("data: ") {
-                told.stood_still = told.stood_still.max(heard.elapsed());
-                heard = Instant::now();
+                let stood_still = told.heard.replace(Instant::now()).map(|heard| heard.elapsed());
+                told.stood_still = told.stood_still.max(stood_still.unwrap_or_default());
                 self.event(&serde_json::from_str(event).unwrap(), told)?;
             }
         }

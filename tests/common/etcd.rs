@@ -20,6 +20,7 @@ pub struct Tls {
 
 pub struct Etcd {
     folder: PathBuf,
+    host: String,
     scheme: &'static str,
     flags: Vec<String>,
     members: Vec<Member>,
@@ -37,10 +38,21 @@ impl Etcd {
     }
 
     pub fn start_with(n_members: usize, tls: Option<&Tls>) -> Etcd {
+        Etcd::start_at("127.0.0.1", n_members, tls)
+    }
+
+    /// At an address of this host.
+    pub fn start_at(host: &str, n_members: usize, tls: Option<&Tls>) -> Etcd {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let flags = tls.map(Tls::flags).unwrap_or_default();
         for _ in 0..STARTS_MAX {
-            let mut etcd = Etcd { folder: folder(), scheme, flags: flags.clone(), members: ports(n_members) };
+            let mut etcd = Etcd {
+                folder: folder(),
+                host: host.into(),
+                scheme,
+                flags: flags.clone(),
+                members: ports(host, n_members),
+            };
             (0..n_members).for_each(|i| etcd.spawn(i));
             std::thread::sleep(SETTLE);
             let ended = etcd.members.iter_mut().any(|m| m.child.as_mut().unwrap().try_wait().unwrap().is_some());
@@ -53,7 +65,7 @@ impl Etcd {
     }
 
     pub fn endpoint(&self, i: usize) -> String {
-        format!("{}://127.0.0.1:{}", self.scheme, self.members[i].client)
+        format!("{}://{}:{}", self.scheme, self.host, self.members[i].client)
     }
 
     pub fn endpoints(&self) -> Vec<String> {
@@ -90,7 +102,7 @@ impl Etcd {
     }
 
     fn spawn(&mut self, i: usize) {
-        let peer = |i: usize| format!("http://127.0.0.1:{}", self.members[i].peer);
+        let peer = |i: usize| format!("http://{}:{}", self.host, self.members[i].peer);
         let all: Vec<String> = (0..self.members.len()).map(|i| format!("m{i}={}", peer(i))).collect();
         let log = std::fs::File::options().create(true).append(true).open(self.folder.join(format!("{i}.log")));
         let mut command = Command::new("etcd");
@@ -143,8 +155,8 @@ fn folder() -> PathBuf {
 }
 
 /// All held at once, so that no two are the same.
-fn ports(n_members: usize) -> Vec<Member> {
-    let free = || TcpListener::bind("127.0.0.1:0").unwrap();
+fn ports(host: &str, n_members: usize) -> Vec<Member> {
+    let free = || TcpListener::bind((host, 0)).unwrap();
     let held: Vec<(TcpListener, TcpListener)> = (0..n_members).map(|_| (free(), free())).collect();
     let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
     held.iter().map(|(client, peer)| Member { client: port(client), peer: port(peer), child: None }).collect()

@@ -58,6 +58,35 @@ impl Node {
         self.log.lock().unwrap().clone()
     }
 
+    /// How much it has said so far: a place in its log.
+    pub fn heard(&self) -> usize {
+        self.log.lock().unwrap().len()
+    }
+
+    /// The first line behind a place that has all the words.
+    pub fn line_since(&self, place: usize, words: &[&str]) -> Option<String> {
+        self.lines_since(place, words, 1).pop()
+    }
+
+    /// The first lines behind a place that have all the words.
+    pub fn lines_since(&self, place: usize, words: &[&str], n_max: usize) -> Vec<String> {
+        let log = self.log.lock().unwrap();
+        let lines = log[place..].lines().filter(|line| words.iter().all(|word| line.contains(word)));
+        lines.take(n_max).map(str::to_owned).collect()
+    }
+
+    /// As soon as it is there.
+    pub fn until_since(&self, place: usize, words: &[&str]) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(line) = self.line_since(place, words) {
+                return line;
+            }
+            assert!(Instant::now() < deadline, "it never said {words:?}:\n{}", self.log());
+            std::thread::sleep(POLL);
+        }
+    }
+
     /// The first line that has all the words; panics if there is none in time.
     pub fn until(&mut self, words: &[&str]) -> String {
         let deadline = Instant::now() + PATIENCE;

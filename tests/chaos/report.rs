@@ -1,0 +1,139 @@
+//! The table of what was seen: how soon somebody was missed, and how long streams stood still. Knows no processes.
+
+use crate::N_STREAMS;
+use crate::machine::{load, machine, n_cores, write_result};
+use std::fmt::Write;
+use std::time::Duration;
+
+const HEAD: &str = "\
+| fault | rounds | found out, ms: median (worst) | longest gap of any stream, ms: median (worst) | allowed, ms \
+| gaps beyond | the worst one's stream | tokens to replay | resumed by clients | refused, asked again | failed | equal |
+|---|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|---|
+";
+/// What a stream may stand still for, besides what replays take.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A replay may take so many times what a prefill of as many tokens takes.
+const REPLAY_FACTOR: f64 = 1.3;
+
+/// What was seen in one round.
+pub struct Row {
+    pub fault: &'static str,
+    pub found_out: Option<Duration>,
+    pub stood_still: Duration,
+    /// Of the request whose stream stood still for longest.
+    pub kind: &'static str,
+    pub n_replayed: u64,
+    /// Tokens a second of prefill of one replica, while the other one has as much to do.
+    pub rate: f64,
+    pub n_resumed: usize,
+    pub n_refused: usize,
+    pub took: Duration,
+}
+
+impl Row {
+    fn allowed(&self) -> Duration {
+        PAUSE_MAX + Duration::from_secs_f64(REPLAY_FACTOR * self.n_replayed as f64 / self.rate)
+    }
+}
+
+pub struct Report {
+    model: String,
+    rows: Vec<Row>,
+}
+
+impl Report {
+    pub fn new(model: &str) -> Report {
+        Report { model: model.to_owned(), rows: Vec::new() }
+    }
+
+    pub fn add(&mut self, row: Row) {
+        let (found_out, gap, took) = (row.found_out, row.stood_still, row.took);
+        let (fault, allowed, n, rate) = (row.fault, row.allowed(), row.n_replayed, row.rate);
+        println!(
+            "{fault}: found out {found_out:?}, gap {gap:?} of {allowed:?} ({}), {n} tokens at {rate:.0}, took {took:?}",
+            row.kind
+        );
+        self.rows.push(row);
+    }
+
+    /// To standard output, which the harness shows on demand.
+    pub fn print(&self) {
+        println!("{}", self.table());
+    }
+
+    pub fn write(&self) {
+        let rates: Vec<f64> = self.rows.iter().map(|row| row.rate).collect();
+        let text = format!(
+            "# Faults under load\n\n\
+            Made by `make chaos` with {} on {}, {} at its end. Two routers, two replicas of tp 2 x pp 2, an etcd of \
+            three members: real processes, all on this machine; one worker and one whole replica stand in network \
+            namespaces, whose links are what is cut. In each round {N_STREAMS} streams run (plain, seeded with \
+            logprobs, penalised, two choices), and the fault comes when between 10 and 60% of their tokens have been \
+            said.\n\n\
+            *Found out*: from the signal until the log line that names the loss, by that line's own time; the later of \
+            the two routers for a coordinator. *Gap*: the longest time between two tokens of any of the streams; where \
+            a client loses its router, with the time until it goes on at another. *Allowed*: 1 s + 1.3 x tokens to \
+            replay / rate of a prefill, each round by its own (the least is shown). The rate is measured before each \
+            round: prompts for both replicas at once, by replica ({:.0} to {:.0} tokens a second here). Tokens to \
+            replay (the most is shown) are those that coordinators say they replayed, and what had been said of \
+            streams that went on elsewhere. *Failed* and *equal* are asserted: a stream that says anything else than \
+            undisturbed ends the run.\n\n\
+            All times are those of a machine on which everything shares {} cores: who is busy beside it makes every \
+            one of them longer, and a replay shares the cores with the replica that goes on.\n\n{}",
+            self.model,
+            machine(),
+            load(),
+            least(&rates),
+            most(&rates),
+            n_cores(),
+            self.table()
+        );
+        write_result("chaos.md", &text);
+    }
+
+    fn table(&self) -> String {
+        let mut names: Vec<&str> = Vec::new();
+        for row in &self.rows {
+            if !names.contains(&row.fault) {
+                names.push(row.fault);
+            }
+        }
+        let mut text = HEAD.to_owned();
+        for name in names {
+            let of: Vec<&Row> = self.rows.iter().filter(|row| row.fault == name).collect();
+            let n_beyond = of.iter().filter(|row| row.stood_still > row.allowed()).count();
+            let found_out = of.iter().filter_map(|row| row.found_out).collect();
+            let gaps = of.iter().map(|row| row.stood_still).collect();
+            let allowed = of.iter().map(|row| row.allowed().as_millis()).min().unwrap_or_default();
+            let n_resumed: usize = of.iter().map(|row| row.n_resumed).sum();
+            let n_refused: usize = of.iter().map(|row| row.n_refused).sum();
+            let worst = of.iter().max_by_key(|row| row.stood_still).map_or("-", |row| row.kind);
+            let n_replayed = of.iter().map(|row| row.n_replayed).max().unwrap_or_default();
+            let (found_out, gaps) = (spread(found_out), spread(gaps));
+            let n = of.len();
+            writeln!(
+                text,
+                "| {name} | {n} | {found_out} | {gaps} | {allowed} | {n_beyond} | {worst} | {n_replayed} | {n_resumed} \
+                | {n_refused} | 0 | 100% |"
+            )
+            .unwrap();
+        }
+        text
+    }
+}
+
+fn spread(mut times: Vec<Duration>) -> String {
+    times.sort();
+    match times.last() {
+        Some(worst) => format!("{} ({})", times[times.len() / 2].as_millis(), worst.as_millis()),
+        None => "-".into(),
+    }
+}
+
+fn least(values: &[f64]) -> f64 {
+    values.iter().copied().fold(f64::INFINITY, f64::min)
+}
+
+fn most(values: &[f64]) -> f64 {
+    values.iter().copied().fold(0.0, f64::max)
+}

@@ -1,0 +1,155 @@
+//! The real binary and the default model, with ten times more clients than there is room for, for a minute: what gets
+//! done, how soon the others are told, and what the server holds.
+
+use crate::machine::{Held, load, machine, write_result};
+use crate::node::{Node, PATIENCE};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const RUNNING_MAX: usize = 8;
+const WAITING_MAX: usize = 16;
+const N_CLIENTS: usize = RUNNING_MAX + WAITING_MAX;
+const N_TOKENS: u64 = 32;
+const PEAK: Duration = Duration::from_secs(20);
+const OVERLOAD: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What was seen of one crowd.
+#[derive(Default)]
+struct Seen {
+    n_clients: usize,
+    took: Duration,
+    n_answers: usize,
+    /// How soon.
+    refusals: Vec<Duration>,
+    held: Vec<Held>,
+}
+
+impl Seen {
+    fn tokens_a_second(&self) -> f64 {
+        self.n_answers as f64 * N_TOKENS as f64 / self.took.as_secs_f64()
+    }
+
+    /// Of so many in a hundred refusals, in milliseconds.
+    fn refused_within(&self, hundredth: usize) -> f64 {
+        let at = (self.refusals.len() * hundredth / 100).min(self.refusals.len().saturating_sub(1));
+        self.refusals.get(at).map_or(0.0, |took| took.as_secs_f64() * 1e3)
+    }
+
+    fn row(&self) -> String {
+        let (n_clients, seconds, n_answers) = (self.n_clients, self.took.as_secs_f64(), self.n_answers);
+        let (rate, n_refused) = (self.tokens_a_second(), self.refusals.len());
+        let [half, most, all] = [50, 99, 100].map(|hundredth| self.refused_within(hundredth));
+        let times = if n_refused > 0 { format!("{half:.1}, {most:.1}, {all:.1}") } else { "-".into() };
+        format!("| {n_clients} | {seconds:.0} | {n_answers} | {rate:.1} | {n_refused} | {times} |\n")
+    }
+}
+
+pub fn run() {
+    let (running, waiting) = (RUNNING_MAX.to_string(), WAITING_MAX.to_string());
+    // A pool that is full before the minute begins: its pages are taken as they are first written to.
+    let pool = ["--context", "512", "--kv-memory", "32MiB"];
+    let limits = ["--threads", "1", "--max-running", &running, "--max-waiting", &waiting];
+    let doors = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
+    let mut server = Node::start(&[&["serve", "smollm2"], &limits[..], &pool, &doors].concat());
+    let http = server.http();
+    server.until_ready(&http);
+    crowd(&http, &server, N_CLIENTS, PEAK / 2);
+    let before = crowd(&http, &server, N_CLIENTS, PEAK);
+    let overloaded = crowd(&http, &server, 10 * N_CLIENTS, OVERLOAD);
+    let after = crowd(&http, &server, N_CLIENTS, PEAK);
+    let kept = 2.0 * overloaded.tokens_a_second() / (before.tokens_a_second() + after.tokens_a_second());
+    assert!(overloaded.refusals.len() > N_CLIENTS);
+    write(&[before, overloaded, after], kept);
+}
+
+/// So many clients ask again and again for so long.
+fn crowd(http: &str, server: &Node, n_clients: usize, whole: Duration) -> Seen {
+    let end = Arc::new(AtomicBool::new(false));
+    let client = |i: usize| {
+        let (http, end) = (http.to_owned(), end.clone());
+        std::thread::spawn(move || ask(&http, i, &end))
+    };
+    let begun = Instant::now();
+    let clients: Vec<_> = (0..n_clients).map(client).collect();
+    let mut seen = Seen { n_clients, ..Seen::default() };
+    while begun.elapsed() < whole {
+        std::thread::sleep(LOOK_EVERY.min(whole.saturating_sub(begun.elapsed())));
+        seen.held.push(Held::by(server.pid()));
+    }
+    seen.took = begun.elapsed();
+    end.store(true, Relaxed);
+    for client in clients {
+        let (n_answers, refusals) = client.join().unwrap();
+        seen.n_answers += n_answers;
+        seen.refusals.extend(refusals);
+    }
+    seen.refusals.sort();
+    seen
+}
+
+/// How many answers there were before the end, and how soon it was told that there would be none.
+fn ask(http: &str, client: usize, end: &AtomicBool) -> (usize, Vec<Duration>) {
+    let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
+    let agent = ureq::Agent::from(agent);
+    let (mut n_answers, mut refusals) = (0, Vec::new());
+    for i in 0.. {
+        let prompt = format!("{client} asks {i} what comes of many questions");
+        let body = json!({"prompt": prompt, "max_tokens": N_TOKENS, "ignore_eos": true, "temperature": 0.0});
+        let begun = Instant::now();
+        let request = agent.post(format!("{http}/v1/completions")).header("content-type", "application/json");
+        let mut answer = request.send(body.to_string()).unwrap();
+        let text = answer.body_mut().read_to_string().unwrap();
+        let took = begun.elapsed();
+        if end.load(Relaxed) {
+            break;
+        }
+        let value: Value = serde_json::from_str(&text).unwrap();
+        match answer.status().as_u16() {
+            200 => {
+                assert_eq!(value["usage"]["completion_tokens"], N_TOKENS, "{text}");
+                n_answers += 1;
+            }
+            429 => {
+                refusals.push(took);
+                let retry_after = answer.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+                std::thread::sleep(Duration::from_secs(retry_after));
+            }
+            status => panic!("{status}: {text}"),
+        }
+    }
+    (n_answers, refusals)
+}
+
+fn write(seen: &[Seen; 3], kept: f64) {
+    let held = &seen[1].held;
+    let third = |i: usize| {
+        let n = held.len() / 3;
+        Held::median(&held[i * n..(i + 1) * n].iter().collect::<Vec<_>>())
+    };
+    let thirds = [0, 1, 2].map(third);
+    let mib = thirds.clone().map(|held| format!("{:.1}", held.rss_kib / 1024.0)).join(", ");
+    let files = thirds.clone().map(|held| format!("{:.0}", held.n_files)).join(", ");
+    let rows = seen.iter().map(Seen::row).collect::<String>();
+    let text = format!(
+        "# Ten times too many\n\n\
+        Made by `make overload` on {}, {} at its end. `lockstep serve smollm2 --threads 1 --max-running {RUNNING_MAX} \
+        --max-waiting {WAITING_MAX}`, asked over HTTP for {N_TOKENS} tokens at a time by as many clients as there is \
+        room for, then by ten times as many for a minute, then by as many as before. Who is refused asks again after \
+        the `retry-after` that it was told. Clients and server share the machine.\n\n\
+        | clients | seconds | answers | tokens a second | refused | refusals, ms: median, p99, worst |\n\
+        |---:|---:|---:|---:|---:|---|\n\
+        {rows}\n\
+        Asked: at least 90% of the peak's tokens; it is {:.0}%. Refusals within 20 ms at p99; it is {:.1} ms. Memory \
+        flat: the server's RSS was {mib} MiB in the thirds of the minute, with {files} open files.\n",
+        machine(),
+        load(),
+        kept * 100.0,
+        seen[1].refused_within(99),
+    );
+    println!("{text}");
+    write_result("overload.md", &text);
+    assert!(thirds[2].is_flat_after(&thirds[1]), "{thirds:?}");
+}
