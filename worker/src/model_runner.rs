@@ -10,7 +10,7 @@ use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
 use backend::{Activations, Batch, Device, Draw, KvDtype, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
-use collective::{AbortHandle, Collective, Doorway, Ended, MeshPlan, Refused, Wire};
+use collective::{AbortHandle, Carrier, Collective, DirectLimits, Doorway, Ended, MeshPlan, Pieces, Refused, Wire};
 use model::{KvCache, Limits, Model};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 use types::{BLOCKS_MAX, DeviceClass, Part, Step, StepDone, Token, TokenOut, Unsupported};
 
 pub struct ModelRunner<D: Device> {
-    device: D,
+    /// It goes first: what it still moves is the device's.
     collective: Collective,
+    device: D,
     model: Model<D>,
     kv: KvCache<D>,
     sequences: Sequences,
@@ -76,6 +77,8 @@ impl<D: Device> ModelRunner<D> {
             let read = |row: usize, state: &mut [f32]| self.device.read(hidden, row..row + 1, state);
             self.sequences.pool(step, &self.batch, &mut self.state, read);
         }
+        // Whom a lost peer has let go computes with anything: that it is lost is the cause.
+        self.collective.settle()?;
         Ok(self.device.settle()?)
     }
 
@@ -149,13 +152,15 @@ pub struct ModelLoader {
     /// Where peers find this worker, if it is to have any.
     pub doorway: Option<Arc<Doorway>>,
     pub wire: Wire,
+    /// Between the ranks' devices, where these are no processors.
+    pub carrier: Carrier,
 }
 
 impl ModelLoader {
     /// For the CPU, with the widest instructions that this machine has, and without peers.
     pub fn new(threads: usize) -> ModelLoader {
-        let (place, isa) = (Place::Cpu, Isa::detect());
-        ModelLoader { place, threads, isa, spin: true, doorway: None, wire: Wire::default() }
+        let (place, isa, carrier) = (Place::Cpu, Isa::detect(), Carrier::default());
+        ModelLoader { place, threads, isa, spin: true, doorway: None, wire: Wire::default(), carrier }
     }
 
     /// The runner of the rank that `collective` is, and what it found.
@@ -164,8 +169,9 @@ impl ModelLoader {
         assignment: &Assignment,
         collective: Collective,
     ) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        let (parts, ready) = self.prepare(assignment, collective.part(), &Ended::default())?;
-        Ok((parts.with(collective), ready))
+        let ended = Ended::default();
+        let (parts, ready) = self.prepare(assignment, collective.part(), &ended)?;
+        Ok((parts.with(collective, self.carrier, &ended)?, ready))
     }
 
     /// What `load` and then `meet` do.
@@ -177,7 +183,7 @@ impl ModelLoader {
     fn load_apart(&self, assignment: &Assignment, ended: &Ended) -> Result<(Apart, Ready), LoadError> {
         let way = self.way(assignment)?;
         let (parts, ready) = self.prepare(assignment, &assignment.layout.part(assignment.rank), ended)?;
-        Ok((Apart { parts, way }, ready))
+        Ok((Apart { parts, way, carrier: self.carrier }, ready))
     }
 
     /// How the others are met, once all have loaded.
@@ -245,7 +251,11 @@ fn on_device<D: Device + 'static>(
     let kv = KvCache::new(&device, &specs).map_err(failed(assignment))?;
     let policy = model::policy(&checkpoint, class, activations, kv_dtype);
     let ready = Ready { policy, weight_bytes: model.weight_bytes() as u64 };
-    Ok((Box::new(Parts { device, model, kv, limits, hidden: spec.hidden as usize }), ready))
+    let hidden = spec.hidden as usize;
+    let n_vocab = spec.vocab as usize;
+    let (n_leaves, pieces) = (model::leaf_counts(spec, class), Pieces::default());
+    let direct = DirectLimits { rows_max, hidden, outputs_max, n_vocab, n_leaves, pieces };
+    Ok((Box::new(Parts { device, model, kv, limits, direct }), ready))
 }
 
 /// All of a runner but the other ranks.
@@ -254,18 +264,31 @@ struct Parts<D: Device> {
     model: Model<D>,
     kv: KvCache<D>,
     limits: SequenceLimits,
-    hidden: usize,
+    direct: DirectLimits,
 }
 
 /// The same, on whichever device.
 trait Prepared: Send {
-    fn with(self: Box<Self>, collective: Collective) -> Box<dyn Runner>;
+    fn with(
+        self: Box<Self>,
+        collective: Collective,
+        carrier: Carrier,
+        ended: &Ended,
+    ) -> Result<Box<dyn Runner>, collective::Error>;
 }
 
 impl<D: Device + 'static> Prepared for Parts<D> {
-    fn with(self: Box<Self>, collective: Collective) -> Box<dyn Runner> {
-        let Parts { device, model, kv, limits, hidden } = *self;
-        Box::new(ModelRunner::new(device, collective, model, kv, limits, hidden))
+    fn with(
+        self: Box<Self>,
+        mut collective: Collective,
+        carrier: Carrier,
+        ended: &Ended,
+    ) -> Result<Box<dyn Runner>, collective::Error> {
+        let Parts { device, model, kv, limits, direct } = *self;
+        if collective.take_device(&device, carrier, &direct, ended)? {
+            tracing::info!(rank = collective.part().place.tp, "NCCL carries between devices");
+        }
+        Ok(Box::new(ModelRunner::new(device, collective, model, kv, limits, direct.hidden)))
     }
 }
 
@@ -273,6 +296,7 @@ impl<D: Device + 'static> Prepared for Parts<D> {
 struct Apart {
     parts: Box<dyn Prepared>,
     way: Way,
+    carrier: Carrier,
 }
 
 enum Way {
@@ -292,7 +316,7 @@ impl Apart {
                 joined?
             }
         };
-        Ok(self.parts.with(collective))
+        Ok(self.parts.with(collective, self.carrier, ended)?)
     }
 }
 
