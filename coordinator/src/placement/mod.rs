@@ -30,8 +30,8 @@ pub struct Policy {
     pub activations: String,
     /// `f16`, `bf16` or `f32`.
     pub kv_dtype: String,
-    /// Per rank. None: what eight full contexts need, at most a quarter of the machine's memory; on GPUs, nearly all that
-    /// the weights leave.
+    /// Per rank. None: what eight full contexts need, at most a quarter of the machine's memory; on GPUs, nearly all
+    /// that the weights leave.
     pub kv_memory: Option<u64>,
     /// None: the model's, or as much of it as the KV memory holds.
     pub context: Option<u32>,

@@ -1,5 +1,5 @@
 //! Ranks that exchange from device to device, over a driver and an NCCL that are faked: the bits are those of one rank,
-//! however sums are cut; and who is gone, silent or failed is an error that comes, on a communicator that waits for ever.
+//! however sums are cut; and who is gone, silent or failed is an error that comes, though communicators wait for ever.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,5 +1,5 @@
-//! Whole tiny models: near the CPU's numbers, and the same bits in chunks, in company, preempted, and on grids whose ranks
-//! exchange through the host and through NCCL; and what is said of a rank that is gone.
+//! Whole tiny models: near the CPU's numbers, and the same bits in chunks, in company, preempted, and on grids whose
+//! ranks exchange through the host and through NCCL; and what is said of a rank that is gone.
 
 use crate::Finding;
 use crate::common::grid::Threads;

@@ -252,7 +252,7 @@ fn rows_of_llama_cpp(name: &str, n_vocab: usize) -> Vec<Vec<f32>> {
 }
 
 /// Ours at the same positions: every log, but for its last token.
-fn rows_of_every_log(name: &str, mut rig: Rig) -> Vec<Vec<f32>> {
+fn rows_of_every_log(name: &str, mut rig: Rig<Cpu>) -> Vec<Vec<f32>> {
     logs(name).iter().flat_map(|log| rig.in_chunks(&log[..log.len() - 1], 512)).collect()
 }
 

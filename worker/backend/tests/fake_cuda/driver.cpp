@@ -27,7 +27,8 @@ extern "C" int emulator_parameters(const char* name, const size_t** sizes);
 namespace {
 
 enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101,
-            NOT_READY = 600, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+            NOT_READY = 600,
+            INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
 
 // What work answers that has to wait for others.
 constexpr int PENDING = -1;

@@ -1,6 +1,6 @@
 // A libnccl.so.2 over the fake driver: ranks are threads or processes of one host, and find each other in a file of
-// shared memory whose name is in the unique id. Whatever is begun goes on in the order of its stream, piece by piece, and
-// for ever if nobody comes. Only communicators that do not block are made.
+// shared memory whose name is in the unique id. Whatever is begun goes on in the order of its stream, piece by piece,
+// and for ever if nobody comes. Only communicators that do not block are made.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>

@@ -163,8 +163,8 @@ fn agree(cards: &[&Card]) -> Result<bool> {
 }
 
 impl Mesh {
-    /// Settles what carries numbers between the devices. All ranks do this at about the same time, behind the join. Says
-    /// whether this rank exchanges with anybody without the host.
+    /// Settles what carries numbers between the devices. All ranks do this at about the same time, behind the join.
+    /// Says whether this rank exchanges with anybody without the host.
     pub fn take_device<M: Memory>(
         &mut self,
         device: &M,

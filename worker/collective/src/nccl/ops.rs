@@ -1,5 +1,5 @@
-//! The operations of a mesh whose numbers stay on the devices. They begin what is to be done, in the device's own order,
-//! and return; the sums are those of the host's mesh, bit for bit, as it is the same tree that is folded.
+//! The operations of a mesh whose numbers stay on the devices. They begin what is to be done, in the device's own
+//! order, and return; the sums are those of the host's mesh, bit for bit, as it is the same tree that is folded.
 
 use super::meet::{BEFORE, Direct, Hop, LINE, NEXT, Pieces, STAGE, Stage};
 use super::watch::{Fault, Lane, Watch};

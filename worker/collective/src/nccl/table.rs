@@ -1,5 +1,6 @@
-//! NCCL's functions, as far as this machine has them. A table of our own, filled by name, because the library's file has
-//! a number in its name and a missing symbol must be an error and not the end of the process. Knows nothing of ranks.
+//! NCCL's functions, as far as this machine has them. A table of our own, filled by name, because the library's file
+//! has a number in its name and a missing symbol must be an error and not the end of the process. Knows nothing of
+//! ranks.
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{c_char, c_int, c_void};

@@ -1,7 +1,7 @@
 //! The communicators of a rank, and a thread that looks after them. A device that waits for a peer waits for ever, and
-//! whoever waits for the device too: so the thread ends the communicators when a peer is gone, when NCCL says that one has
-//! failed, when nothing comes until the deadline, or when it is told to. Then the device goes on with what is wrong, the
-//! host comes back, and asks here before it believes anything.
+//! whoever waits for the device too: so the thread ends the communicators when a peer is gone, when NCCL says that one
+//! has failed, when nothing comes until the deadline, or when it is told to. Then the device goes on with what is
+//! wrong, the host comes back, and asks here before it believes anything.
 
 use super::table::{NcclError, RawComm, Table};
 use crate::doom::Doom;

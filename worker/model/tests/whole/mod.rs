@@ -1,5 +1,5 @@
-//! A whole tiny model on one device, rank alone: the logits of every position, however they are computed. For tests on the
-//! processor, over the fake driver, and for a real one.
+//! A whole tiny model on one device, rank alone: the logits of every position, however they are computed. For tests on
+//! the processor, over the fake driver, and for a real one.
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
