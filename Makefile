@@ -167,11 +167,12 @@ bench-tenants: protoc
 	ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked --test tenants -- --ignored --nocapture how_long
 
 # Needs no network. On a machine without Rust, GPU_CHECK names the program that was built elsewhere.
+# Ranks may share the device, where NCCL can do that.
 gpu-check:
 ifndef GPU_CHECK
 	$(CARGO) build --release --locked -p worker --example gpu_check
 endif
-	$(or $(GPU_CHECK),target/release/examples/gpu_check) $(if $(PART),--part $(PART)) $(ARGS)
+	NCCL_MULTI_RANK_GPU_ENABLE=1 $(or $(GPU_CHECK),target/release/examples/gpu_check) $(if $(PART),--part $(PART)) $(ARGS)
 
 # All interleavings of the rings between ranks: another build, of one small crate.
 loom:

@@ -74,6 +74,9 @@ pub struct Settings {
     /// What workers of this machine exchange numbers over [default: auto]
     #[arg(long, env = "LOCKSTEP_WIRE", value_enum)]
     pub wire: Option<Wire>,
+    /// What carries numbers between GPUs [default: auto]
+    #[arg(long, env = "LOCKSTEP_COLLECTIVE", value_enum)]
+    pub collective: Option<Carrier>,
     /// Threads of each worker [default: the cores, divided among this machine's workers]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
@@ -191,6 +194,23 @@ pub enum Wire {
     Shm,
     /// TCP, on one machine too
     Tcp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Carrier {
+    /// NCCL where every worker has it and a GPU of its own, otherwise the host
+    Auto,
+    /// The host, along --wire
+    Host,
+    /// NCCL, or not at all; from 2.30 on workers may share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 is set
+    Nccl,
+}
+
+impl Carrier {
+    pub fn name(self) -> String {
+        flag_value(&self)
+    }
 }
 
 impl Wire {
@@ -321,6 +341,7 @@ pub struct Config {
     pub kernel_cache: Option<PathBuf>,
     pub isa: Option<Isa>,
     pub wire: Wire,
+    pub collective: Carrier,
     pub threads: usize,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
@@ -400,6 +421,7 @@ impl Settings {
             kernel_cache: self.kernel_cache,
             isa: self.isa,
             wire: self.wire.unwrap_or(Wire::Auto),
+            collective: self.collective.unwrap_or(Carrier::Auto),
             threads: self.threads.unwrap_or_else(|| (cores() / n_local.max(1)).max(1)),
             activations: self.activations.unwrap_or(activations),
             kv_dtype: self.kv_dtype.unwrap_or(kv_dtype),

@@ -2,7 +2,7 @@
 //! workers too, or as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Config, Isa, KvDtype, LogFormat, Watched, Wire, cores};
+use crate::config::{Activations, Bytes, Carrier, Config, Isa, KvDtype, LogFormat, Watched, Wire, cores};
 use crate::control;
 use crate::device::Device;
 use crate::keys;
@@ -208,7 +208,8 @@ fn threads(config: &Config, dialer: &Dialer, first: u16) -> anyhow::Result<Vec<P
         let mesh_address = door.as_ref().map_or_else(String::new, |door| door.address().to_string());
         let device = config.device.of_worker(first + i)?;
         let cache = config.kernel_cache.clone();
-        let loader = loader(device, cache, config.isa, config.threads, n_workers.into(), door, config.wire)?;
+        let ways = (config.wire, config.collective);
+        let loader = loader(device, cache, config.isa, config.threads, n_workers.into(), door, ways)?;
         let worker_config = worker_config(config.device, config.threads, memory_bytes, mesh_address);
         let worker = worker::serve(dialer.channel(), loader, worker_config, end.clone());
         Ok(Part::start("a worker", end, async { Ok(worker.await?) }))
@@ -233,6 +234,7 @@ fn processes(config: &Config, coordinator: SocketAddr, token: Token, first: u16)
         ("--threads", config.threads.to_string()),
         ("--memory", memory.to_string()),
         ("--wire", config.wire.name()),
+        ("--collective", config.collective.name()),
         ("--log", config.log.clone()),
     ];
     for (name, value) in named.into_iter().chain(config.isa.map(|isa| ("--isa", isa.name()))) {
@@ -441,7 +443,7 @@ pub fn loader(
     threads: usize,
     n_local: usize,
     door: Option<Arc<Doorway>>,
-    wire: Wire,
+    (wire, carrier): (Wire, Carrier),
 ) -> anyhow::Result<Box<dyn Load>> {
     let isa = match isa {
         None => worker::Isa::detect(),
@@ -459,6 +461,11 @@ pub fn loader(
                 Wire::Auto => worker::Wire::Any,
                 Wire::Shm => worker::Wire::Memory,
                 Wire::Tcp => worker::Wire::Socket,
+            },
+            carrier: match carrier {
+                Carrier::Auto => worker::Carrier::Auto,
+                Carrier::Host => worker::Carrier::Host,
+                Carrier::Nccl => worker::Carrier::Nccl,
             },
             ..ModelLoader::new(threads)
         }),

@@ -3,7 +3,7 @@
 
 use crate::args;
 use crate::children;
-use crate::config::{self, Bytes, File, Isa, LOG, LogFormat, METRICS_SECONDS, OtlpProtocol, Watched, Wire, cores};
+use crate::config::{self, Bytes, Carrier, File, Isa, LOG, LogFormat, METRICS_SECONDS, OtlpProtocol, Watched, Wire, cores};
 use crate::device::Device;
 use crate::roles::{self, Doors};
 use crate::whereabouts::{Found, Whereabouts};
@@ -94,6 +94,9 @@ pub struct WorkerSettings {
     /// What workers exchange numbers over [default: auto]
     #[arg(long, env = "LOCKSTEP_WIRE", value_enum)]
     pub wire: Option<Wire>,
+    /// What carries numbers between GPUs [default: auto]
+    #[arg(long, env = "LOCKSTEP_COLLECTIVE", value_enum)]
+    pub collective: Option<Carrier>,
     /// Threads that compute [default: one per core]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
@@ -323,8 +326,8 @@ impl WorkerSettings {
         ensure!((1..=1024).contains(&threads), "--threads is {threads}; it must be 1 to 1024");
         let device = self.device.unwrap_or(Device::Cpu).of_worker(0)?;
         let (door, mesh_address) = self.doorway(join)?;
-        let wire = self.wire.unwrap_or(Wire::Auto);
-        let loader = roles::loader(device, self.kernel_cache.clone(), self.isa, threads, n_local, Some(door), wire)?;
+        let ways = (self.wire.unwrap_or(Wire::Auto), self.collective.unwrap_or(Carrier::Auto));
+        let loader = roles::loader(device, self.kernel_cache.clone(), self.isa, threads, n_local, Some(door), ways)?;
         let memory = match self.memory {
             Some(memory) => memory.0,
             // Who is given a GPU has it alone, unless told otherwise.

@@ -15,7 +15,7 @@ pub mod source;
 
 pub use backend::cpu::Isa;
 pub use backend::cuda::{Card, Compiler, Driver};
-pub use collective::{AbortHandle, Doorway, Ended, Error as MeshError, Timeouts, Wire, nccl_version};
+pub use collective::{AbortHandle, Carrier, Doorway, Ended, Error as MeshError, Timeouts, Wire, nccl_version};
 pub use kept::Shelf;
 pub use model_runner::{ModelLoader, ModelRunner, Place};
 pub use runner::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready, Rest, RunError, Runner};

@@ -11,7 +11,7 @@ use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
 use backend::{Activations, Batch, Device, Draw, KvDtype, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
-use collective::{AbortHandle, Collective, Doorway, Ended, MeshPlan, Refused, Wire};
+use collective::{AbortHandle, Carrier, Collective, DirectLimits, Doorway, Ended, MeshPlan, Pieces, Refused, Wire};
 use model::{KvCache, Limits, Model};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 use types::{BLOCKS_MAX, DeviceClass, Part, PolicyDigest, Step, StepDone, Token, TokenOut, Unsupported};
 
 pub struct ModelRunner<D: Device + 'static> {
-    lent: Lent<D>,
+    /// It goes first: what it still moves is the device's.
     collective: Collective,
+    lent: Lent<D>,
     kv: KvCache<D>,
     sequences: Sequences,
     is_sampler: bool,
@@ -70,6 +71,8 @@ impl<D: Device + 'static> ModelRunner<D> {
             let read = |row: usize, state: &mut [f32]| device.read(hidden, row..row + 1, state);
             self.sequences.pool(step, &self.batch, &mut self.state, read);
         }
+        // Whom a lost peer has let go computes with anything: that it is lost is the cause.
+        self.collective.settle()?;
         Ok(device.settle()?)
     }
 
@@ -151,13 +154,15 @@ pub struct ModelLoader {
     pub wire: Wire,
     /// What its last rank held.
     pub shelf: Shelf,
+    /// Between the ranks' devices, where these are no processors.
+    pub carrier: Carrier,
 }
 
 impl ModelLoader {
     /// For the CPU, with the widest instructions that this machine has, and without peers.
     pub fn new(threads: usize) -> ModelLoader {
-        let (place, isa) = (Place::Cpu, Isa::detect());
-        ModelLoader { place, threads, isa, spin: true, doorway: None, wire: Wire::default(), shelf: Shelf::default() }
+        let (place, isa, wire, carrier) = (Place::Cpu, Isa::detect(), Wire::default(), Carrier::default());
+        ModelLoader { place, threads, isa, spin: true, doorway: None, wire, shelf: Shelf::default(), carrier }
     }
 
     /// The runner of the rank that `collective` is, and what it found.
@@ -166,8 +171,9 @@ impl ModelLoader {
         assignment: &Assignment,
         collective: Collective,
     ) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        let (parts, ready) = self.prepare(assignment, collective.part(), &Ended::default())?;
-        Ok((parts.with(collective), ready))
+        let ended = Ended::default();
+        let (parts, ready) = self.prepare(assignment, collective.part(), &ended)?;
+        Ok((parts.with(collective, self.carrier, &ended)?, ready))
     }
 
     /// What `load` and then `meet` do.
@@ -179,7 +185,7 @@ impl ModelLoader {
     fn load_apart(&self, assignment: &Assignment, ended: &Ended) -> Result<(Apart, Ready), LoadError> {
         let way = self.way(assignment)?;
         let (parts, ready) = self.prepare(assignment, &assignment.layout.part(assignment.rank), ended)?;
-        Ok((Apart { parts, way }, ready))
+        Ok((Apart { parts, way, carrier: self.carrier }, ready))
     }
 
     /// How the others are met, once all have loaded.
@@ -254,8 +260,20 @@ fn on_device<D: Device + 'static>(
     let millis = begun.elapsed().as_millis() as u64;
     let (epoch, rank) = (assignment.epoch, assignment.rank.0);
     tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
-    let of = Of::new(*policy, assignment, part);
-    Ok((Box::new(Parts { lent: shelf.lend(held, of), kv, limits }), ready))
+    let (of, direct) = (Of::new(*policy, assignment, part), direct(&limits, spec, device.class()));
+    Ok((Box::new(Parts { lent: shelf.lend(held, of), kv, limits, direct }), ready))
+}
+
+/// The most that ranks exchange from device to device.
+fn direct(limits: &SequenceLimits, spec: &ModelSpec, class: DeviceClass) -> DirectLimits {
+    DirectLimits {
+        rows_max: limits.rows_max,
+        hidden: spec.hidden as usize,
+        outputs_max: limits.outputs_max(),
+        n_vocab: spec.vocab as usize,
+        n_leaves: model::leaf_counts(spec, class),
+        pieces: Pieces::default(),
+    }
 }
 
 /// What is held is read again, where it still can be: a file that is gone, or is of another model, costs nobody his
@@ -303,17 +321,31 @@ struct Parts<D: Device + 'static> {
     lent: Lent<D>,
     kv: KvCache<D>,
     limits: SequenceLimits,
+    direct: DirectLimits,
 }
 
 /// The same, on whichever device.
 trait Prepared: Send {
-    fn with(self: Box<Self>, collective: Collective) -> Box<dyn Runner>;
+    fn with(
+        self: Box<Self>,
+        collective: Collective,
+        carrier: Carrier,
+        ended: &Ended,
+    ) -> Result<Box<dyn Runner>, collective::Error>;
 }
 
 impl<D: Device + 'static> Prepared for Parts<D> {
-    fn with(self: Box<Self>, collective: Collective) -> Box<dyn Runner> {
-        let Parts { lent, kv, limits } = *self;
-        Box::new(ModelRunner::new(lent, collective, kv, limits))
+    fn with(
+        self: Box<Self>,
+        mut collective: Collective,
+        carrier: Carrier,
+        ended: &Ended,
+    ) -> Result<Box<dyn Runner>, collective::Error> {
+        let Parts { lent, kv, limits, direct } = *self;
+        if collective.take_device(&lent.get().device, carrier, &direct, ended)? {
+            tracing::info!(rank = collective.part().place.tp, "NCCL carries between devices");
+        }
+        Ok(Box::new(ModelRunner::new(lent, collective, kv, limits)))
     }
 }
 
@@ -321,6 +353,7 @@ impl<D: Device + 'static> Prepared for Parts<D> {
 struct Apart {
     parts: Box<dyn Prepared>,
     way: Way,
+    carrier: Carrier,
 }
 
 enum Way {
@@ -340,7 +373,7 @@ impl Apart {
                 joined?
             }
         };
-        Ok(self.parts.with(collective))
+        Ok(self.parts.with(collective, self.carrier, ended)?)
     }
 }
 

@@ -6,12 +6,19 @@
 mod common;
 #[path = "../backend/tests/fake_cuda/mod.rs"]
 mod fake_cuda;
+#[allow(dead_code, reason = "shared with the example, which asks for more")]
+#[path = "../examples/gpu_check/cluster.rs"]
+mod gpu_check_cluster;
+#[allow(dead_code, reason = "shared with tests that need other parts of it")]
+#[path = "../model/tests/whole/mod.rs"]
+mod whole;
 
 use common::grid::Threads;
 use common::{Alone, Plan, Played, Player, assignment, requests};
 use fake_cuda::on_fake_cuda;
+use std::path::{Path, PathBuf};
 use types::{Grid, Layout, Request, RequestId, Slice, Step, StepDone, StepId, Want};
-use worker::{Assignment, LoadError, ModelLoader, Place, RunError, Runner};
+use worker::{Assignment, Carrier, LoadError, ModelLoader, Place, RunError, Runner};
 
 const DEEP: &str = "llama-deep.gguf";
 const N_LAYERS: u32 = 5;
@@ -65,6 +72,46 @@ fn grids_give_the_tokens_of_one_rank() {
             grid.end();
             assert!(played.outputs == expected.outputs, "tp {tp}, pp {pp}");
         }
+    });
+}
+
+/// One line of what `gpu_check` finds.
+pub struct Finding {
+    pub name: String,
+    pub is_good: bool,
+    pub told: serde_json::Value,
+}
+
+#[test]
+fn nccl_carries_the_tokens_of_one_rank() {
+    on_fake_cuda("nccl_carries_the_tokens_of_one_rank", &[], || {
+        let (assignment, requests) = (on_cuda(DEEP), short_requests(3));
+        let expected = alone(&assignment, &requests);
+        let loader = ModelLoader { carrier: Carrier::Nccl, ..loader() };
+        for (tp, pp) in [(2, 1), (1, 2), (2, 2)] {
+            let layout = Layout::even(Grid { tp, pp, ep: 1 }, N_LAYERS).unwrap();
+            let plan = Plan { chunk: 25, together: 3, turns: pp.into(), in_flight: usize::from(pp) + 1, ..Plan::ALONE };
+            let mut grid = Threads::start(&loader, &assignment, &layout);
+            let played = Player::new(&mut grid, &assignment).play(&requests, plan);
+            grid.end();
+            assert!(played.outputs == expected.outputs, "tp {tp}, pp {pp}");
+        }
+    });
+}
+
+#[test]
+fn what_gpu_check_looks_for_in_a_cluster_is_there() {
+    on_fake_cuda("what_gpu_check_looks_for_in_a_cluster_is_there", &[], || {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference");
+        let cache: PathBuf = std::env::temp_dir().join(format!("lockstep-gpu-check-{}", std::process::id()));
+        let findings = gpu_check_cluster::check(&models, &cache, &gpu_check_cluster::TINY).unwrap();
+        std::fs::remove_dir_all(&cache).unwrap();
+        findings.iter().for_each(|Finding { name, told, .. }| println!("{name}: {told}"));
+        assert!(findings.iter().all(|finding| finding.is_good));
+        for part in ["beside the CPU", "nine together", "through the host", "through NCCL", "is gone"] {
+            assert!(findings.iter().any(|finding| finding.name.contains(part)), "{part}");
+        }
+        assert!(findings.iter().all(|finding| finding.told.get("skipped").is_none()));
     });
 }
 

@@ -26,6 +26,8 @@ pub(crate) enum KvRule {
     Reserved(u64),
     /// What the weights leave, at most a quarter of the machine's memory.
     Quarter,
+    /// What the weights leave of a device's own memory but a tenth, which is for the room to work in.
+    Rest,
 }
 
 impl KvRule {
@@ -34,6 +36,7 @@ impl KvRule {
         match self {
             KvRule::Reserved(kv) => (weights.checked_add(kv)? <= memory).then_some(kv),
             KvRule::Quarter => Some(memory.checked_sub(weights)?.min(memory / 4)),
+            KvRule::Rest => Some(memory.checked_sub(weights)? / 10 * 9),
         }
     }
 
@@ -50,6 +53,7 @@ impl KvRule {
         match self {
             KvRule::Reserved(budget) => beside(budget).map_or(-1.0, |left| room(left, sharded).min(room(budget, kv))),
             KvRule::Quarter => beside(0).map_or(-1.0, |left| room(left, sharded + kv).min(room(memory / 4, kv))),
+            KvRule::Rest => beside(0).map_or(-1.0, |left| room(left, sharded + kv / 0.9)),
         }
     }
 }

@@ -32,7 +32,8 @@ pub struct Policy {
     pub activations: String,
     /// `f16`, `bf16` or `f32`.
     pub kv_dtype: String,
-    /// Per rank. None: what eight full contexts need, at most a quarter of the machine's memory.
+    /// Per rank. None: what eight full contexts need, at most a quarter of the machine's memory; on GPUs, nearly all
+    /// that the weights leave.
     pub kv_memory: Option<u64>,
     /// None: the model's, or as much of it as the KV memory holds.
     pub context: Option<u32>,
@@ -300,7 +301,11 @@ impl Planner<'_> {
     }
 
     fn rule(&self) -> KvRule {
-        self.policy.kv_memory.map_or(KvRule::Quarter, KvRule::Reserved)
+        match (self.policy.kv_memory, self.measure.class) {
+            (Some(bytes), _) => KvRule::Reserved(bytes),
+            (None, DeviceClass::Cuda) => KvRule::Rest,
+            (None, DeviceClass::Cpu | DeviceClass::Sim) => KvRule::Quarter,
+        }
     }
 
     fn context_asked(&self) -> u32 {
@@ -315,7 +320,7 @@ impl Planner<'_> {
     /// What all that may run could fill, or by default a few contexts.
     fn size_wanted(&self, pools: &Pools) -> u64 {
         match self.rule() {
-            KvRule::Reserved(_) => pools.max(),
+            KvRule::Reserved(_) | KvRule::Rest => pools.max(),
             KvRule::Quarter => pools.by_default(),
         }
     }

@@ -80,6 +80,8 @@ pub(crate) struct Holding {
 /// Measures parts of one model.
 pub(crate) struct Measure<'a> {
     pub shape: &'a ModelShape,
+    /// Of the devices.
+    pub class: DeviceClass,
     o_proj: Leaves,
     down_proj: Leaves,
     /// `before[i]` is the sum of the layers before layer i.
@@ -104,7 +106,7 @@ impl<'a> Measure<'a> {
         before.resize(shape.n_layers as usize + 1, before[before.len() - 1]);
         let o_proj = Leaves::o_proj(class, shape.n_heads, shape.head_dim);
         let down_proj = Leaves::down_proj(class, shape.inner);
-        Ok(Measure { shape, o_proj, down_proj, before, element_bytes })
+        Ok(Measure { shape, class, o_proj, down_proj, before, element_bytes })
     }
 
     /// The smallest runs of heads that a rank can own.

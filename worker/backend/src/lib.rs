@@ -134,6 +134,16 @@ pub trait Memory {
     fn read_part(&self, buffer: &Self::Buffer, row: usize, col: usize, out: &mut [f32]);
     /// Writes columns of one row from `col` on.
     fn write_part(&self, buffer: &mut Self::Buffer, row: usize, col: usize, values: &[f32]);
+
+    /// This device, for those who move its memory without the host. None: only the host reaches it.
+    fn cuda(&self) -> Option<&cuda::Cuda> {
+        None
+    }
+
+    /// The same of a buffer.
+    fn cuda_buffer(_buffer: &Self::Buffer) -> Option<&cuda::Buffer> {
+        None
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,13 @@
 //! How a rank's waits are ended from outside, and how its peers hear of it.
 
-use crate::link::{Link, Side};
+use crate::link::{Link, Side, hung_up};
+use crate::nccl::Watch;
 use crate::region::Region;
 use crate::sleep;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use types::Rank;
 
 /// Ends every wait of its rank, from any thread, and tells the peers.
@@ -68,6 +70,8 @@ pub struct Doom {
     awaited: AtomicU32,
     bell: Arc<Region>,
     peers: Vec<Way>,
+    /// Where the devices wait, too.
+    watch: OnceLock<Arc<Watch>>,
 }
 
 /// No rank has this number.
@@ -76,18 +80,22 @@ const NOBODY: u32 = u32::MAX;
 /// How a peer is told.
 #[derive(Debug)]
 enum Way {
-    Memory(Side),
+    Memory(Side, Option<TcpStream>),
     Socket(TcpStream),
 }
 
 impl Doom {
     pub fn new<'a>(rank: Rank, bell: Arc<Region>, links: impl Iterator<Item = &'a Link>) -> std::io::Result<Doom> {
         let way = |link: &Link| match link {
-            Link::Memory(link) => Ok(Way::Memory(link.side().clone())),
+            Link::Memory(link) => {
+                let control = link.control().map(TcpStream::try_clone).transpose()?;
+                Ok(Way::Memory(link.side().clone(), control))
+            }
             Link::Socket(link) => link.stream().try_clone().map(Way::Socket),
         };
         let peers = links.map(way).collect::<Result<_, _>>()?;
-        Ok(Doom { rank, ended: AtomicBool::new(false), awaited: AtomicU32::new(NOBODY), bell, peers })
+        let (ended, awaited, watch) = (AtomicBool::new(false), AtomicU32::new(NOBODY), OnceLock::new());
+        Ok(Doom { rank, ended, awaited, bell, peers, watch })
     }
 
     pub fn is_ended(&self) -> bool {
@@ -97,6 +105,25 @@ impl Doom {
     /// Told to whoever asks why nothing moves; it orders nothing.
     pub fn waits_for(&self, rank: Option<Rank>) {
         self.awaited.store(rank.map_or(NOBODY, |rank| rank.0.into()), Ordering::Relaxed);
+    }
+
+    /// Its waits end with the others'.
+    pub fn watched_by(&self, watch: Arc<Watch>) {
+        // There is one at most.
+        let _first = self.watch.set(watch);
+    }
+
+    /// Whether a peer has ended, whatever it has sent before.
+    pub fn is_anybody_gone(&self) -> bool {
+        self.peers.iter().any(|peer| match peer {
+            Way::Memory(side, control) => side.is_left() || control.as_ref().is_some_and(hung_up),
+            Way::Socket(stream) => {
+                let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
+                // Heard or not: an end shows as a flag.
+                let _heard = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+                polled[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+            }
+        })
     }
 
     fn awaited(&self) -> Option<Rank> {
@@ -116,7 +143,7 @@ impl Doom {
     fn end(&self, tell: impl Fn(&Side)) {
         self.ended.store(true, Ordering::Release);
         for peer in &self.peers {
-            if let Way::Memory(side) = peer {
+            if let Way::Memory(side, _) = peer {
                 tell(side);
             }
         }
@@ -131,5 +158,8 @@ impl Doom {
             }
         }
         self.bell.bell().always(sleep::wake);
+        if let Some(watch) = self.watch.get() {
+            watch.abort();
+        }
     }
 }

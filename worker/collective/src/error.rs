@@ -1,6 +1,7 @@
 //! What can go wrong between ranks, and whose fault it was.
 
 use crate::frame::Kind;
+use crate::nccl::NcclError;
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -38,6 +39,13 @@ pub enum Error {
     NoSharedMemory { rank: Rank },
     #[error("a plan that cannot be meant: {0}")]
     Plan(&'static str),
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
+    /// Several could be to blame.
+    #[error("a device waited for others until the deadline, or they are gone")]
+    Silence,
+    #[error(transparent)]
+    Device(#[from] backend::Error),
     #[error("{what}: {source}")]
     Io { what: &'static str, source: io::Error },
 }

@@ -34,12 +34,15 @@ pub enum Kind {
     Leave = 8,
     /// The sender breaks off, and says who is to blame.
     Break = 9,
+    /// What a rank has to exchange with.
+    Cards = 10,
 }
 
 impl Kind {
     fn of(word: u32) -> Option<Kind> {
-        use Kind::{Break, Columns, Leave, Parts, Planes, Rows, Stream, Sums, Tokens};
-        [Planes, Parts, Sums, Rows, Columns, Stream, Tokens, Leave, Break].into_iter().find(|kind| *kind as u32 == word)
+        use Kind::{Break, Cards, Columns, Leave, Parts, Planes, Rows, Stream, Sums, Tokens};
+        let all = [Planes, Parts, Sums, Rows, Columns, Stream, Tokens, Leave, Break, Cards];
+        all.into_iter().find(|kind| *kind as u32 == word)
     }
 }
 

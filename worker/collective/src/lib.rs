@@ -21,6 +21,7 @@
 //! Each pair that has something to say has a link: two rings in shared memory, or a TCP connection. Frames carry epoch,
 //! kind, shape or step, and a number: ranks that are out of step get an error that names the peer, never wrong numbers.
 //! All operations move what they send and what they receive together, wait until a deadline, and can be aborted.
+//! Where all have NCCL, rows, planes and logits stay on the devices (`nccl`), and an operation only begins.
 //!
 //! An enum and not a trait: there is one way to be several, and its callers need no second type parameter for it.
 #![allow(unsafe_code, reason = "memory that processes share; each block says why it holds")]
@@ -53,7 +54,7 @@ pub use doorway::{Doorway, Refused};
 pub use error::{Due, Error, Refusal, Result};
 pub use frame::Kind;
 pub use mesh::{Mesh, Times};
-pub use nccl::{NcclError, NcclVersion, nccl_version};
+pub use nccl::{Carrier, DirectLimits, NcclError, NcclVersion, Pieces, nccl_version};
 pub use plan::{MeshPlan, Timeouts, Wire};
 pub use wait::Waits;
 
@@ -103,6 +104,29 @@ impl Collective {
             return Ok(Collective::Solo(plan.layout.part(Rank(0))));
         }
         join::join(doorway, &plan, ended).map(|mesh| Collective::Mesh(Box::new(mesh)))
+    }
+
+    /// Settles what carries numbers between the ranks' devices, once the ranks have met. Says whether anything of this
+    /// rank's goes from device to device, without the host.
+    pub fn take_device<M: Memory>(
+        &mut self,
+        device: &M,
+        carrier: Carrier,
+        limits: &DirectLimits,
+        ended: &Ended,
+    ) -> Result<bool> {
+        match self {
+            Collective::Solo(_) => Ok(false),
+            Collective::Mesh(mesh) => mesh.take_device(device, carrier, limits, ended),
+        }
+    }
+
+    /// Whether what was begun can be believed: a pass is good if this and the device's own `settle` say so behind it.
+    pub fn settle(&mut self) -> Result<()> {
+        match self {
+            Collective::Solo(_) => Ok(()),
+            Collective::Mesh(mesh) => mesh.settle(),
+        }
     }
 
     /// What this rank holds of the model.

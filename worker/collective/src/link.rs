@@ -3,7 +3,7 @@
 mod memory;
 mod socket;
 
-pub use memory::{MemoryLink, Side};
+pub use memory::{MemoryLink, Side, hung_up};
 pub use socket::SocketLink;
 
 use crate::frame::Head;

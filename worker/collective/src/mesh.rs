@@ -7,6 +7,7 @@ use crate::fold::{Plane, STACK};
 use crate::frame::{Head, Kind};
 use crate::link::{Fault, Link};
 use crate::moves::{Ends, Move, OwnerOf, Way};
+use crate::nccl::{Direct, Watch};
 use crate::region::Region;
 use crate::wait::{Idle, Waits};
 use std::sync::Arc;
@@ -46,6 +47,8 @@ pub struct Mesh {
     pub(crate) moves: Vec<Move>,
     pub(crate) scratch: Scratch,
     pub(crate) spent: Spent,
+    /// What goes from device to device.
+    pub(crate) direct: Option<Box<Direct>>,
 }
 
 #[derive(Debug)]
@@ -110,11 +113,44 @@ impl Mesh {
         let scratch = Scratch { stack: vec![0.0; STACK], ..Scratch::default() };
         let (part, grid) = (layout.part(rank), layout.grid());
         let (moves, spent) = (Vec::new(), Spent::default());
-        Ok(Mesh { part, rank, grid, epoch, peers, waits, doom, bell, moves, scratch, spent })
+        Ok(Mesh { part, rank, grid, epoch, peers, waits, doom, bell, moves, scratch, spent, direct: None })
     }
 
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle::of_mesh(self.doom.clone())
+    }
+
+    pub(crate) fn waits(&self) -> Waits {
+        self.waits
+    }
+
+    pub(crate) fn doom(&self) -> Arc<Doom> {
+        self.doom.clone()
+    }
+
+    pub(crate) fn watched_by(&self, watch: Arc<Watch>) {
+        self.doom.watched_by(watch);
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.doom.is_ended()
+    }
+
+    pub(crate) fn is_anybody_gone(&self) -> bool {
+        self.doom.is_anybody_gone()
+    }
+
+    /// Who has broken off or died, or who is to blame for that.
+    pub(crate) fn who_is_lost(&mut self) -> Option<Error> {
+        let (rank, fault) = self.who_ended(true, || [].iter())?;
+        Some(self.blamed(rank, fault))
+    }
+
+    /// The one that this rank talks to, if there is but one.
+    pub(crate) fn only_peer(&self) -> Option<Rank> {
+        let mut peers = self.peers.iter().enumerate().filter(|(_, peer)| peer.is_some());
+        let (rank, _) = peers.next()?;
+        peers.next().is_none().then_some(Rank(rank as u16))
     }
 
     pub fn times(&self) -> Times {
@@ -276,7 +312,7 @@ impl Mesh {
     }
 
     /// Ends this rank's part in the collective, and tells the peers who is to blame.
-    fn fail(&mut self, error: Error) -> Error {
+    pub(crate) fn fail(&mut self, error: Error) -> Error {
         let culprit = error.rank().unwrap_or(self.rank);
         // An abort that broke a connection shows as a lost peer.
         let was_aborted = self.doom.is_ended();
@@ -299,6 +335,9 @@ impl Drop for Mesh {
     fn drop(&mut self) {
         if self.doom.is_ended() {
             return;
+        }
+        if let Some(direct) = self.direct.take().filter(|_| !std::thread::panicking()) {
+            direct.leave();
         }
         if std::thread::panicking() {
             self.doom.break_off(self.rank);

@@ -5,6 +5,7 @@ use crate::fold::{Plane, fold};
 use crate::frame::{FRAME_WORDS_MAX, Kind};
 use crate::mesh::Mesh;
 use crate::moves::{Ends, Move, Way};
+use crate::nccl::Planes;
 use backend::Memory;
 use std::ops::Range;
 use std::time::Instant;
@@ -45,6 +46,10 @@ impl Mesh {
         if !own.map(|plane| &plane.run).eq(runs) {
             return Err(Error::LeavesMissing { have: runs.to_vec(), n_leaves });
         }
+        if let Some((cuda, buffer)) = device.cuda().zip(M::cuda_buffer(planes)).filter(|_| self.has_direct_stage()) {
+            let n_cols = device.cols(planes);
+            return self.sum_on_device(cuda, buffer, Planes { idx, n_leaves, n_rows, n_cols });
+        }
         let tag = u64::from(n_leaves) << 32 | n_rows as u64;
         let sum = Sum { idx, n_rows, n_cols: device.cols(planes), tag };
         if self.n_planes_max(idx) * sum.n_rows * sum.n_cols <= SMALL_WORDS {
@@ -55,7 +60,7 @@ impl Mesh {
     }
 
     /// Who has which planes, made when such a sum is first seen.
-    fn sum_idx(&mut self, n_leaves: u32) -> usize {
+    pub(crate) fn sum_idx(&mut self, n_leaves: u32) -> usize {
         let sums = &mut self.scratch.sums;
         if let Some(idx) = sums.iter().position(|(n, _)| *n == n_leaves) {
             return idx;
@@ -67,11 +72,11 @@ impl Mesh {
         sums.len() - 1
     }
 
-    fn n_planes(&self, idx: usize, tp: usize) -> usize {
+    pub(crate) fn n_planes(&self, idx: usize, tp: usize) -> usize {
         self.scratch.sums[idx].1.iter().filter(|plane| plane.tp == tp).count()
     }
 
-    fn n_planes_max(&self, idx: usize) -> usize {
+    pub(crate) fn n_planes_max(&self, idx: usize) -> usize {
         (0..self.tp_size()).map(|tp| self.n_planes(idx, tp)).max().unwrap_or(0)
     }
 
@@ -200,11 +205,16 @@ impl Mesh {
     /// The columns that rank `tp` folds: equal parts on whole cache lines.
     fn columns(&self, sum: Sum, tp: usize) -> Range<usize> {
         const LINE: usize = 16;
-        let cut = |i: usize| (sum.n_cols * i / self.tp_size()).next_multiple_of(LINE).min(sum.n_cols);
+        self.cut_on(LINE, sum.n_cols, tp)
+    }
+
+    /// Equal parts that end on multiples of `line`.
+    pub(crate) fn cut_on(&self, line: usize, n_cols: usize, tp: usize) -> Range<usize> {
+        let cut = |i: usize| (n_cols * i / self.tp_size()).next_multiple_of(line).min(n_cols);
         cut(tp)..cut(tp + 1)
     }
 
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+    pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let me = self.tp();
         (0..self.tp_size()).filter(move |tp| *tp != me)
     }
@@ -220,6 +230,9 @@ impl Mesh {
         let n_owned = |tp: usize| (0..n_rows).filter(|row| owner_of(*row) as usize == tp).count();
         if (0..n_rows).any(|row| owner_of(row) as usize >= self.tp_size()) {
             return Err(Error::NoPeer("peer that owns one of the rows"));
+        }
+        if let Some((cuda, buffer)) = device.cuda().zip(M::cuda_buffer(buffer)).filter(|_| self.has_direct_stage()) {
+            return self.share_on_device(cuda, buffer, owner_of, n_rows, n_cols);
         }
         for tp in self.others() {
             let (rank, me) = (self.in_stage(tp), self.tp());
@@ -238,6 +251,10 @@ impl Mesh {
         n_units: u32,
         n_rows: usize,
     ) -> Result<()> {
+        let on_device = device.cuda().zip(M::cuda_buffer(mine)).zip(M::cuda_buffer(whole));
+        if let Some(((cuda, mine), whole)) = on_device.filter(|_| self.has_direct_stage()) {
+            return self.gather_on_device(cuda, mine, whole, n_units, n_rows);
+        }
         let cols = |tp: usize| as_columns(self.part.shares.of(tp as u16, n_units));
         let tag = u64::from(n_units) << 32 | n_rows as u64;
         let own = cols(self.tp());
@@ -265,6 +282,9 @@ impl Mesh {
         }
         let to = usize::from(self.rank.0) + self.tp_size();
         let n_cols = device.cols(buffer);
+        if let Some((cuda, buffer)) = device.cuda().zip(M::cuda_buffer(buffer)).filter(|_| self.has_direct_next()) {
+            return self.send_on_device(cuda, buffer, n_rows, n_cols);
+        }
         self.moves.extend(Some(Move::block(to, Way::Out, n_rows, 0..n_cols)).filter(|each| each.words > 0));
         self.exchange(Kind::Stream, n_rows as u64, NOBODY, &mut Mine { device, buffer })
     }
@@ -275,6 +295,9 @@ impl Mesh {
         }
         let from = usize::from(self.rank.0) - self.tp_size();
         let n_cols = device.cols(buffer);
+        if let Some((cuda, buffer)) = device.cuda().zip(M::cuda_buffer(buffer)).filter(|_| self.has_direct_before()) {
+            return self.recv_on_device(cuda, buffer, n_rows, n_cols);
+        }
         self.moves.extend(Some(Move::block(from, Way::In, n_rows, 0..n_cols)).filter(|each| each.words > 0));
         self.exchange(Kind::Stream, n_rows as u64, NOBODY, &mut Whole { device, buffer })
     }

@@ -36,6 +36,7 @@ struct Arguments {
     out: PathBuf,
     cache: PathBuf,
     shape: bench::Shape,
+    cluster: cluster::Size,
 }
 
 fn arguments() -> Result<Arguments, String> {
@@ -45,6 +46,7 @@ fn arguments() -> Result<Arguments, String> {
         out: "target/gpu-check.json".into(),
         cache: std::env::temp_dir().join("lockstep-gpu-check"),
         shape: bench::LLAMA,
+        cluster: cluster::FULL,
     };
     let mut given = std::env::args().skip(1);
     while let Some(name) = given.next() {
@@ -55,7 +57,7 @@ fn arguments() -> Result<Arguments, String> {
             "--out" => arguments.out = value.into(),
             "--cache" => arguments.cache = value.into(),
             "--shape" if value == "llama" => arguments.shape = bench::LLAMA,
-            "--shape" if value == "tiny" => arguments.shape = bench::TINY,
+            "--shape" if value == "tiny" => (arguments.shape, arguments.cluster) = (bench::TINY, cluster::TINY),
             _ => return Err(format!("{name} {value} is not known; parts are {PARTS:?}")),
         }
     }
@@ -88,7 +90,7 @@ fn check(arguments: &Arguments) -> Result<bool, String> {
         eprintln!("{part} ..");
         let found = match &**part {
             "kernels" => kernels(&arguments.cache),
-            "cluster" => cluster::check(&arguments.models, &arguments.cache),
+            "cluster" => cluster::check(&arguments.models, &arguments.cache, &arguments.cluster),
             _ => bench::measure(arguments.shape, &arguments.cache),
         }?;
         eprintln!("{part}: {} findings in {:.1} s", found.len(), begun.elapsed().as_secs_f64());
@@ -127,6 +129,8 @@ fn device() -> backend::Result<Value> {
         "multiprocessors": card.multiprocessors,
         "driver_cuda": driver.to_string(),
         "nvrtc": compiler.to_string(),
+        "devices": driver.cards()?.len(),
+        "nccl": worker::nccl_version().map_or_else(|error| error.to_string(), |version| version.to_string()),
     }))
 }
 

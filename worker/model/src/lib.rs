@@ -19,7 +19,7 @@ use gpt2::Gpt2;
 use layers::OwnedHeads;
 use llama::Llama;
 use std::cell::Cell;
-use types::{DeviceClass, Numerics, Part, PolicyDigest};
+use types::{DeviceClass, Leaves, Numerics, Part, PolicyDigest};
 use weights::Weights;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -158,6 +158,17 @@ pub fn kv_specs(spec: &ModelSpec, part: &Part, class: DeviceClass, dtype: KvDtyp
         dtype,
     };
     groups.n_layers(&part.layers).zip(n_blocks).map(of_group).collect()
+}
+
+/// How many leaves the sums over ranks of this model have.
+pub fn leaf_counts(spec: &ModelSpec, class: DeviceClass) -> Vec<u32> {
+    let heads = Leaves::o_proj(class, spec.n_heads, spec.head_dim);
+    let inner = Leaves::down_proj(class, spec.inner);
+    let counts = [heads.len() as u32, inner.len() as u32].into_iter().chain(spec.experts.as_ref().map(|e| e.n));
+    let mut counts: Vec<u32> = counts.filter(|n| *n > 0).collect();
+    counts.sort_unstable();
+    counts.dedup();
+    counts
 }
 
 /// Everything that can change a bit of what this model answers.

@@ -2,16 +2,15 @@
 //! chunks of any length, in any company, with any instructions and number of threads.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[allow(dead_code, reason = "shared with tests that need other parts of it")]
+mod whole;
+
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use backend::{Activations, Batch, BatchSlice, KvDtype, Memory};
-use checkpoint::Checkpoint;
-use collective::Collective;
-use model::{KvCache, Limits, Model};
+use backend::{Activations, KvDtype};
 use serde_json::Value;
-use std::ops::Range;
 use std::path::PathBuf;
-use types::cache::blocks_for;
-use types::{BlockId, CacheGroup, Token};
+use types::Token;
+use whole::{Rig, bits};
 
 const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-sharded", "llama-bf16-odd"];
 /// What each has that the others have not stands in `tests/reference/README.md`.
@@ -55,80 +54,18 @@ const GGUFS: [&str; 22] = [
     "gguf-gemma3",
     "gguf-gpt2",
 ];
-const CONTEXT: u32 = 400;
-const SEQUENCES: usize = 3;
 
 fn folder(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../../tests/reference", name].iter().collect()
 }
 
-fn model_path(name: &str) -> PathBuf {
-    if name.starts_with("gguf-") { folder(name).join("model.gguf") } else { folder(name) }
+fn rig(name: &str, isa: Isa, threads: usize, activations: Activations, kv_dtype: KvDtype) -> Rig<Cpu> {
+    let device = Cpu::new(CpuConfig { threads, activations, isa, spin: true }).unwrap();
+    Rig::new(&folder(""), name, device, kv_dtype)
 }
 
-struct Rig {
-    device: Cpu,
-    collective: Collective,
-    model: Model<Cpu>,
-    kv: KvCache<Cpu>,
-    groups: Vec<CacheGroup>,
-    n_vocab: usize,
-}
-
-impl Rig {
-    fn new(name: &str, isa: Isa, threads: usize, activations: Activations, kv_dtype: KvDtype) -> Rig {
-        let checkpoint = Checkpoint::open(&model_path(name)).unwrap();
-        let device = Cpu::new(CpuConfig { threads, activations, isa, spin: true }).unwrap();
-        let limits = Limits { rows_max: 512, outputs_max: 512, context: CONTEXT.min(checkpoint.spec().context) };
-        let collective = Collective::solo(checkpoint.spec().n_layers);
-        let part = collective.part();
-        let model = Model::load(&checkpoint, &device, part, limits).unwrap();
-        let groups = checkpoint.spec().cache_groups().groups().to_vec();
-        let n_blocks = vec![SEQUENCES as u32 * blocks_for(CONTEXT); groups.len()];
-        let kv = KvCache::new(&device, &model::kv_specs(checkpoint.spec(), part, device.class(), kv_dtype, &n_blocks))
-            .unwrap();
-        Rig { device, collective, model, kv, groups, n_vocab: checkpoint.spec().vocab as usize }
-    }
-
-    fn plain(name: &str) -> Rig {
-        Rig::new(name, Isa::detect(), 1, Activations::F32, KvDtype::F32)
-    }
-
-    /// One pass over ranges of the sequences' logs: the logits of every row.
-    fn pass(&mut self, logs: &[Vec<Token>], slices: &[(usize, Range<u32>)]) -> Vec<Vec<f32>> {
-        let mut batch = Batch { tables: vec![Default::default(); self.groups.len()], ..Batch::default() };
-        batch.clear();
-        for (sequence, range) in slices {
-            let first = batch.n_rows() as u32;
-            batch.tokens.extend(&logs[*sequence][range.start as usize..range.end as usize]);
-            batch.positions.extend(range.clone());
-            batch.slices.push(BatchSlice { rows: first..first + range.len() as u32, start: range.start });
-            // Scattered and in descending order: nothing may depend on where a block lies.
-            let block = |i: u32| BlockId((blocks_for(CONTEXT) - 1 - i) * SEQUENCES as u32 + *sequence as u32);
-            for (table, group) in batch.tables.iter_mut().zip(&self.groups) {
-                let n_passed = group.n_passed(range.start);
-                let entry = |i| if i < n_passed { BlockId::NONE } else { block(i) };
-                table.blocks.extend((0..blocks_for(range.end)).map(entry));
-                table.bounds.push(table.blocks.len() as u32);
-            }
-        }
-        batch.outputs.extend(0..batch.n_rows() as u32);
-        let logits = self.model.forward(&self.device, &mut self.collective, &batch, &mut self.kv).unwrap().unwrap();
-        let mut rows = vec![0.0; batch.n_rows() * self.n_vocab];
-        self.device.read(logits, 0..batch.n_rows(), &mut rows);
-        rows.chunks_exact(self.n_vocab).map(<[f32]>::to_vec).collect()
-    }
-
-    /// The logits of every position of one log, computed in chunks.
-    fn in_chunks(&mut self, log: &[Token], chunk: u32) -> Vec<Vec<f32>> {
-        let (logs, n) = ([log.to_vec()], log.len() as u32);
-        let starts = (0..n).step_by(chunk as usize);
-        starts.flat_map(|start| self.pass(&logs, &[(0, start..n.min(start + chunk))])).collect()
-    }
-}
-
-fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
-    rows.iter().map(|row| row.iter().map(|logit| logit.to_bits()).collect()).collect()
+fn plain(name: &str) -> Rig<Cpu> {
+    rig(name, Isa::detect(), 1, Activations::F32, KvDtype::F32)
 }
 
 fn cases(name: &str) -> Vec<Value> {
@@ -149,7 +86,7 @@ fn logs(name: &str) -> Vec<Vec<Token>> {
 #[test]
 fn logits_and_greedy_tokens_are_those_of_transformers() {
     for name in FOLDERS.into_iter().chain(FAMILIES).chain(GGUFS) {
-        let mut rig = Rig::plain(name);
+        let mut rig = plain(name);
         let mut furthest = 0.0f64;
         for case in cases(name) {
             let (prompt, greedy) = (tokens(&case["prompt"]), tokens(&case["greedy"]));
@@ -190,7 +127,7 @@ fn check_logits(what: &str, row: &[f32], expected: &Value) -> f64 {
 fn chunks_give_the_same_bits() {
     for (name, kv_dtype) in [(FOLDERS[0], KvDtype::F32), (FOLDERS[2], KvDtype::F16), (FOLDERS[3], KvDtype::F16)] {
         let log = &logs(name)[2];
-        let mut rig = Rig::new(name, Isa::detect(), 1, Activations::Int8, kv_dtype);
+        let mut rig = rig(name, Isa::detect(), 1, Activations::Int8, kv_dtype);
         let whole = bits(&rig.in_chunks(log, 512));
         for chunk in [1, 7, 16, 100] {
             assert!(bits(&rig.in_chunks(log, chunk)) == whole, "{name} in chunks of {chunk}");
@@ -214,8 +151,8 @@ fn what_a_family_is_known_for_matters() {
         std::fs::write(edited.join("config.json"), config.to_string()).unwrap();
         std::fs::copy(folder(name).join("model.safetensors"), edited.join("model.safetensors")).unwrap();
         let log = &logs(name)[logs(name).len().min(2) - 1];
-        let whole = Rig::plain(name).in_chunks(log, 512);
-        let other = Rig::plain(edited.to_str().unwrap()).in_chunks(log, 512);
+        let whole = plain(name).in_chunks(log, 512);
+        let other = plain(edited.to_str().unwrap()).in_chunks(log, 512);
         std::fs::remove_dir_all(&edited).unwrap();
         let last = |rows: &[Vec<f32>]| rows.last().unwrap().clone();
         let (whole, other) = (last(&whole), last(&other));
@@ -252,9 +189,8 @@ fn every_family_gives_the_same_bits() {
     for name in FAMILIES.into_iter().chain(GGUFS) {
         let logs = logs(name);
         let log = &logs[logs.len().min(2) - 1];
-        let run = |isa, threads, chunk| {
-            bits(&Rig::new(name, isa, threads, Activations::Int8, KvDtype::F16).in_chunks(log, chunk))
-        };
+        let run =
+            |isa, threads, chunk| bits(&rig(name, isa, threads, Activations::Int8, KvDtype::F16).in_chunks(log, chunk));
         let reference = run(Isa::Plain, 1, 512);
         for (isa, threads, chunk) in [(Isa::Avx2, 2, 7), (Isa::Avx512, 1, 1), (Isa::Avx512, 3, 20)] {
             if isa.is_supported() {
@@ -267,7 +203,7 @@ fn every_family_gives_the_same_bits() {
 #[test]
 fn company_gives_the_same_bits() {
     let name = FOLDERS[2];
-    let mut rig = Rig::plain(name);
+    let mut rig = plain(name);
     let logs: Vec<_> = [(0, 40), (1, 130), (2, 258)].map(|(i, n)| logs(name)[i.max(1)][..n].to_vec()).into();
     let alone: Vec<_> = logs.iter().map(|log| bits(&rig.in_chunks(log, 512))).collect();
     let mut together = vec![Vec::new(); 3];
@@ -289,7 +225,7 @@ fn company_gives_the_same_bits() {
 fn instructions_and_threads_give_the_same_bits() {
     for name in FOLDERS {
         let log = &logs(name)[2];
-        let run = |isa, threads| bits(&Rig::new(name, isa, threads, Activations::F32, KvDtype::F16).in_chunks(log, 90));
+        let run = |isa, threads| bits(&rig(name, isa, threads, Activations::F32, KvDtype::F16).in_chunks(log, 90));
         let reference = run(Isa::Plain, 1);
         for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_supported()) {
             for threads in [1, 2, 5] {
@@ -302,7 +238,7 @@ fn instructions_and_threads_give_the_same_bits() {
 #[test]
 fn one_kv_type_is_not_another() {
     let log = &logs(FOLDERS[0])[2];
-    let run = |kv| bits(&Rig::new(FOLDERS[0], Isa::detect(), 1, Activations::F32, kv).in_chunks(log, 512));
+    let run = |kv| bits(&rig(FOLDERS[0], Isa::detect(), 1, Activations::F32, kv).in_chunks(log, 512));
     assert!(run(KvDtype::F16) != run(KvDtype::F32), "the cache has the type that was asked for");
 }
 
@@ -316,14 +252,14 @@ fn rows_of_llama_cpp(name: &str, n_vocab: usize) -> Vec<Vec<f32>> {
 }
 
 /// Ours at the same positions: every log, but for its last token.
-fn rows_of_every_log(name: &str, mut rig: Rig) -> Vec<Vec<f32>> {
+fn rows_of_every_log(name: &str, mut rig: Rig<Cpu>) -> Vec<Vec<f32>> {
     logs(name).iter().flat_map(|log| rig.in_chunks(&log[..log.len() - 1], 512)).collect()
 }
 
 #[test]
 fn logits_are_those_of_llama_cpp_at_every_position() {
     for name in GGUFS {
-        let rig = Rig::plain(name);
+        let rig = plain(name);
         let theirs = rows_of_llama_cpp(name, rig.n_vocab);
         let ours = rows_of_every_log(name, rig);
         assert_eq!(ours.len(), theirs.len(), "{name}");
@@ -349,7 +285,7 @@ fn quantized_activations_stray_no_further_than_those_of_llama_cpp() {
         let text = std::fs::read_to_string(folder(name).join("expected.json")).unwrap();
         let expected: Value = serde_json::from_str(&text).unwrap();
         let allowed = 1.1 * expected["llama_cpp"]["stored_off_by"].as_f64().unwrap();
-        let rig = Rig::new(name, Isa::detect(), 1, Activations::Int8, KvDtype::F16);
+        let rig = rig(name, Isa::detect(), 1, Activations::Int8, KvDtype::F16);
         let theirs = rows_of_llama_cpp(name, rig.n_vocab).concat();
         let ours = rows_of_every_log(name, rig).concat();
         let square = |x: f32| f64::from(x) * f64::from(x);

@@ -31,6 +31,14 @@ impl Threads {
         Threads::of(builds, assignment, layout)
     }
 
+    /// The same, of which each rank has a loader of its own.
+    pub fn start_each(loaders: Vec<ModelLoader>, assignment: &Assignment, layout: &Layout) -> Threads {
+        let builds = Collective::in_process(layout).into_iter().zip(loaders).map(|(collective, loader)| {
+            move |assignment: &Assignment| loader.build_with(assignment, collective).unwrap()
+        });
+        Threads::of(builds, assignment, layout)
+    }
+
     /// Each rank comes through its loader's doorway.
     pub fn meet(loaders: impl Iterator<Item = ModelLoader>, assignment: &Assignment, layout: &Layout) -> Threads {
         let builds = loaders.map(|loader| move |assignment: &Assignment| loader.build(assignment).unwrap());
@@ -67,6 +75,15 @@ impl Threads {
     pub fn end(mut self) {
         self.steps.clear();
         self.threads.drain(..).for_each(|thread| thread.join().unwrap().unwrap());
+    }
+
+    /// What the others say of a step when one has gone before it.
+    pub fn without(mut self, gone: usize, step: Step) -> Vec<RunError> {
+        drop(self.steps.remove(gone));
+        self.threads.remove(gone).join().unwrap().unwrap();
+        self.give(step);
+        self.steps.clear();
+        self.threads.drain(..).filter_map(|thread| thread.join().unwrap().err()).collect()
     }
 }
 

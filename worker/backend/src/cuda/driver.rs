@@ -32,6 +32,8 @@ pub struct Card {
     pub multiprocessors: u32,
     /// What a block may be given of shared memory if it asks.
     pub shared_bytes_max: u32,
+    /// Domain, bus and device: where it is in its machine.
+    pub pci: [u32; 3],
 }
 
 /// What the driver said, with what was asked of it.
@@ -96,6 +98,11 @@ impl Driver {
             memory_bytes: memory as u64,
             multiprocessors: number(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             shared_bytes_max: number(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            pci: [
+                number(A::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+                number(A::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+                number(A::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+            ],
         })
     }
 }
@@ -249,6 +256,49 @@ impl Stream {
         said("copy within the device", asked)
     }
 
+    /// Columns of rows, within the device: so many bytes of each, which are so far apart.
+    pub fn copy_columns(&self, to: Pitched<'_>, from: Pitched<'_>, n_bytes: usize, n_rows: usize) -> Result<()> {
+        if n_bytes == 0 || n_rows == 0 {
+            return Ok(());
+        }
+        [&to, &from].iter().for_each(|side| side.bytes.check(side.at, (n_rows - 1) * side.pitch + n_bytes));
+        let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        let asked = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: device,
+            srcHost: std::ptr::null(),
+            srcDevice: from.bytes.at(from.at),
+            srcArray: std::ptr::null_mut(),
+            srcPitch: from.pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: device,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: to.bytes.at(to.at),
+            dstArray: std::ptr::null_mut(),
+            dstPitch: to.pitch,
+            WidthInBytes: n_bytes,
+            Height: n_rows,
+        };
+        self.context.enter()?;
+        // SAFETY: both ranges are inside their allocations, which outlive the stream's work: freeing waits for it.
+        said("copy columns within the device", unsafe { sys::cuMemcpy2DAsync_v2(&asked, self.raw) }.result())
+    }
+
+    /// What is begun here from now on waits until that point is passed. One that was never marked is.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        self.context.enter()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both live as long as their owners.
+        said("wait within the device", unsafe { result::stream::wait_event(self.raw, event.raw, flags) })
+    }
+
+    /// For a library that begins work of its own there.
+    pub fn raw(&self) -> *mut c_void {
+        self.raw.cast()
+    }
+
     /// Every byte becomes `value`.
     pub fn fill(&self, to: &Bytes, value: u8) -> Result<()> {
         if to.len == 0 {
@@ -265,6 +315,14 @@ impl Drop for Stream {
         // SAFETY: made by `new`; the driver ends it when its work is done.
         let _gone = unsafe { self.context.enter().map(|()| result::stream::destroy(self.raw)) };
     }
+}
+
+/// Rows that lie so many bytes apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Pitched<'a> {
+    pub bytes: &'a Bytes,
+    pub at: usize,
+    pub pitch: usize,
 }
 
 /// No kernel here takes more.
@@ -310,6 +368,16 @@ impl Event {
         self.context.enter()?;
         // SAFETY: it lives as long as self.
         said("wait for a point", unsafe { result::event::synchronize(self.raw) })
+    }
+
+    /// Whether the stream has passed it. One that was never recorded is passed.
+    pub fn is_passed(&self) -> Result<bool> {
+        self.context.enter()?;
+        // SAFETY: it lives as long as self.
+        match unsafe { result::event::query(self.raw) } {
+            Err(error) if error.0 == sys::cudaError_enum::CUDA_ERROR_NOT_READY => Ok(false),
+            answer => said("look at a point", answer).map(|()| true),
+        }
     }
 
     /// Both are passed.
@@ -397,6 +465,11 @@ impl Pinned {
         // SAFETY: just allocated, so long and nobody else's.
         unsafe { start.write_bytes(0, len) };
         Ok(Pinned { start, len, context: context.clone() })
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: so many bytes, written by `zeroed`, while self lives.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {

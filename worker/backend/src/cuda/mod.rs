@@ -7,15 +7,17 @@
 //! kernels   names and arguments; kernels/*.cu are the sources, kernels/kernels.cuh the page both sides are written to
 //! weights   stored matrices -> tiles of digits and scales
 //! uploads   what a pass tells the device: positions, tables, tokens
+//! direct    the device as a library sees it that moves memory between devices
 //! the rest  the operations, each a launch or two
 //! ```
 //! Operations are begun in order on one stream and return at once; who reads waits. What fails is remembered and said
 //! by `settle`, and nothing more is begun until then. All memory is made at load.
 //!
-//! Knows nothing of models or requests. Ranks exchange through the host, as those of processors do.
+//! Knows nothing of models or requests, nor of other ranks.
 
 mod attention;
 mod compiler;
+mod direct;
 mod driver;
 mod experts;
 mod kernels;
@@ -27,6 +29,7 @@ mod weights;
 
 pub use attention::{Kv, Rope};
 pub use compiler::{Arch, Compiler, Program, Text};
+pub use direct::{Columns, Floats, Mark, Room, Side, Words};
 pub use driver::{Card, Driver};
 pub use experts::Routes;
 pub use kernels::compile;
@@ -401,6 +404,14 @@ impl Memory for Cuda {
         assert!(col + values.len() <= buffer.cols, "{} columns from {col} of {}", values.len(), buffer.cols);
         self.to_f32(buffer, buffer.rows_max);
         self.note(self.place(&buffer.bytes, (row * buffer.cols + col) * 4, bytemuck::cast_slice(values)));
+    }
+
+    fn cuda(&self) -> Option<&Cuda> {
+        Some(self)
+    }
+
+    fn cuda_buffer(buffer: &Buffer) -> Option<&Buffer> {
+        Some(buffer)
     }
 }
 

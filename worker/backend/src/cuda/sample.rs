@@ -1,7 +1,7 @@
 //! Draws: on the device where a draw sees its row as it is and orders nothing; by the processor, from the same bits,
 //! where tokens are sorted, counted or told beside the drawn one.
 
-use super::driver::{Bytes, Context, Shape};
+use super::driver::{Bytes, Context, Pinned, Shape};
 use super::kernels::arguments;
 use super::{Buffer, Cuda, lock};
 use crate::cpu::sample::{Unedited, unedited};
@@ -58,7 +58,8 @@ pub(super) struct Room {
     // Kept for their memory.
     plain: Vec<DrawRow>,
     filtered: Vec<FilterRow>,
-    answers: Vec<Drawn>,
+    /// Of the one kernel, then of the other.
+    answers: Pinned,
     logits: Vec<f32>,
     by_host: Vec<Option<TokenOut>>,
 }
@@ -70,7 +71,7 @@ impl Room {
             n_max: 0,
             plain: Vec::new(),
             filtered: Vec::new(),
-            answers: Vec::new(),
+            answers: Pinned::zeroed(context, "draws", 0)?,
             logits: Vec::new(),
             by_host: Vec::new(),
         };
@@ -80,13 +81,18 @@ impl Room {
 
     pub fn reserve(&mut self, context: &Arc<Context>, n_max: usize) -> Result<()> {
         if n_max > self.n_max {
-            self.drawn = Bytes::new(context, "draws", 2 * n_max * size_of::<Drawn>())?;
+            let n_bytes = 2 * n_max * size_of::<Drawn>();
+            self.drawn = Bytes::new(context, "draws", n_bytes)?;
+            self.answers = Pinned::zeroed(context, "draws", n_bytes)?;
             self.n_max = n_max;
             self.plain.reserve(n_max);
             self.filtered.reserve(n_max);
-            self.answers.reserve(2 * n_max);
         }
         Ok(())
+    }
+
+    fn answer(&self, i: usize) -> Option<Drawn> {
+        bytemuck::cast_slice(self.answers.bytes()).get(i).copied()
     }
 
     /// What the kernels are asked of each row. Of one that is not theirs they find the largest logit and go on.
@@ -138,8 +144,6 @@ impl Cuda {
     fn draw_on_device(&self, logits: &Buffer, draws: &[Draw<'_>], room: &mut Room) -> Result<()> {
         room.reserve(&self.context, draws.len())?;
         room.ask(draws, logits.cols);
-        room.answers.clear();
-        room.answers.resize(2 * draws.len(), Drawn::default());
         let is_filtered = draws.iter().any(|draw| matches!(Way::of(draw, logits.cols), Way::Filtered(_)));
         let (from, n_vocab) = (logits.at(), logits.cols as u32);
         let shape = Shape { grid: [draws.len() as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
@@ -152,9 +156,9 @@ impl Cuda {
             // SAFETY: as above; the second half of the answers is this kernel's.
             unsafe { self.launch("draw_filtered", shape, arguments![from, n_vocab, rows, drawn]) };
         }
-        let n = if is_filtered { 2 } else { 1 } * draws.len();
+        let n_bytes = if is_filtered { 2 } else { 1 } * draws.len() * size_of::<Drawn>();
         // SAFETY: `answers` is borrowed until the stream is through.
-        unsafe { self.stream.read(&room.drawn, 0, bytemuck::cast_slice_mut(&mut room.answers[..n])) }?;
+        unsafe { self.stream.read(&room.drawn, 0, &mut room.answers.bytes_mut()[..n_bytes]) }?;
         self.stream.finish()
     }
 
@@ -183,8 +187,8 @@ impl Sample for Cuda {
         let is_drawn = self.note(on_device).is_some();
         for (row, draw) in draws.iter().enumerate() {
             let answer = match Way::of(draw, logits.cols) {
-                Way::Plain(_) => room.answers.get(row).copied(),
-                Way::Filtered(_) => room.answers.get(draws.len() + row).copied().filter(|drawn| drawn.token != BY_HOST),
+                Way::Plain(_) => room.answer(row),
+                Way::Filtered(_) => room.answer(draws.len() + row).filter(|drawn| drawn.token != BY_HOST),
                 Way::Host => None,
             };
             out.push(match answer {

@@ -3,17 +3,20 @@
 //
 // As a device does, it begins what it is asked and does it later: a stream's work waits until somebody waits for it. So
 // whoever writes pinned memory too early, or reads too early, sees it. Memory is full of NaN when it is given, stands
-// between guards, and what is not there cannot be copied.
+// between guards, and what is not there cannot be copied. Work may have to wait for other streams or other processes:
+// then streams go on without being asked, as those of a device do.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 extern "C" int emulator_launch(const char* name, const unsigned* grid, const unsigned* size, unsigned n_dynamic,
@@ -24,14 +27,17 @@ extern "C" int emulator_parameters(const char* name, const size_t** sizes);
 namespace {
 
 enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101,
+            NOT_READY = 600,
             INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
 
+// What work answers that has to wait for others.
+constexpr int PENDING = -1;
 constexpr size_t GUARD = 256;
 constexpr unsigned char GUARD_BYTE = 0xa5;
 const char CUBIN[] = "fake cubin of ";
 
 struct Event {
-    bool is_due = false;
+    long n_recorded = 0, n_passed = 0;
 };
 
 struct Stream {
@@ -56,6 +62,8 @@ struct Driver {
     std::map<uintptr_t, size_t> memory, pinned;
     std::vector<Stream*> streams;
     size_t n_bytes = 0;
+    // Streams go on by themselves.
+    bool is_running = false;
     // Once something has failed on the device, all is over.
     int failed = SUCCESS;
     long n_devices = number("FAKE_CUDA_DEVICES", 1);
@@ -86,25 +94,46 @@ int fail(int code, const char* why) {
     return code;
 }
 
-int run_one(Stream& stream) {
-    auto work = std::move(stream.work.front());
+using Held = std::unique_lock<std::mutex>;
+
+// False where the next work has to wait.
+bool run_one(Stream& stream) {
+    if (stream.work.empty()) return false;
+    if (!driver().failed && stream.work.front()() == PENDING && !driver().failed) return false;
     stream.work.pop_front();
-    return driver().failed ? driver().failed : work();
+    return true;
 }
 
-int finish(Stream& stream) {
-    while (!stream.work.empty()) run_one(stream);
+// All that has nothing to wait for.
+bool run_all() {
+    bool has_moved = false;
+    auto& streams = driver().streams;
+    for (size_t i = 0; i < streams.size(); i++) {
+        while (run_one(*streams[i])) has_moved = true;
+    }
+    return has_moved;
+}
+
+// Runs the stream, and others where it has to wait for them, until `is_done`.
+template <class Done>
+int run_until(Held& held, Stream* stream, Done is_done) {
+    while (!driver().failed && !is_done()) {
+        if (stream && run_one(*stream)) continue;
+        if (run_all()) continue;
+        held.unlock();
+        usleep(100);
+        held.lock();
+    }
     return driver().failed;
 }
 
-int finish_all() {
-    for (Stream* stream : driver().streams) finish(*stream);
-    return driver().failed;
+int finish(Held& held, Stream& stream) {
+    return run_until(held, &stream, [&] { return stream.work.empty(); });
 }
 
 // Everything but the few calls that need no context.
 struct Call {
-    std::lock_guard<std::mutex> held;
+    Held held;
     int code;
     Call() : held(driver().mutex), code(context == nullptr ? INVALID_CONTEXT : driver().failed) {}
 };
@@ -129,11 +158,12 @@ CALL cuDeviceGetName(char* name, int n, int) {
     return SUCCESS;
 }
 
-CALL cuDeviceGetAttribute(int* value, int attribute, int) {
-    static const std::map<int, int> known = {{16, 132}, {97, 227 << 10}, {75, 9}, {76, 0}};
+CALL cuDeviceGetAttribute(int* value, int attribute, int device) {
+    static const std::map<int, int> known = {{16, 132}, {97, 227 << 10}, {75, 9}, {76, 0}, {33, 0}, {34, 0}, {50, 0}};
     auto found = known.find(attribute);
     if (found == known.end()) return INVALID_VALUE;
-    *value = found->second;
+    // Each device has a bus, and so has each process that is to look like another host.
+    *value = attribute == 33 ? device + (int)number("FAKE_CUDA_BUS", 0) : found->second;
     return SUCCESS;
 }
 
@@ -182,7 +212,7 @@ CALL cuMemAlloc_v2(uintptr_t* at, size_t n) {
 
 CALL cuMemFree_v2(uintptr_t at) {
     ENTER;
-    finish_all();
+    run_all();
     auto found = driver().memory.find(at);
     if (found == driver().memory.end()) return INVALID_VALUE;
     unsigned char* memory = reinterpret_cast<unsigned char*>(at);
@@ -208,7 +238,7 @@ CALL cuMemHostAlloc(void** at, size_t n, unsigned) {
 
 CALL cuMemFreeHost(void* at) {
     ENTER;
-    finish_all();
+    run_all();
     if (driver().pinned.erase(reinterpret_cast<uintptr_t>(at)) == 0) return INVALID_VALUE;
     free(at);
     return SUCCESS;
@@ -246,6 +276,41 @@ CALL cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t n, void* stream) 
     return SUCCESS;
 }
 
+struct Copy2D {
+    size_t from_x, from_y;
+    int from_type;
+    const void* from_host;
+    uintptr_t from;
+    void* from_array;
+    size_t from_pitch, to_x, to_y;
+    int to_type;
+    void* to_host;
+    uintptr_t to;
+    void* to_array;
+    size_t to_pitch, width, height;
+};
+
+CALL cuMemcpy2DAsync_v2(const Copy2D* asked, void* stream) {
+    ENTER;
+    Copy2D copy = *asked;
+    if (copy.from_type != 2 || copy.to_type != 2 || copy.from_x + copy.from_y + copy.to_x + copy.to_y != 0) {
+        return fail(INVALID_VALUE, "a copy of columns other than within the device");
+    }
+    if (copy.width > copy.from_pitch || copy.width > copy.to_pitch) return fail(INVALID_VALUE, "rows that overlap");
+    size_t last = copy.height - 1;
+    if (!is_in(driver().memory, (void*)copy.from, last * copy.from_pitch + copy.width) ||
+        !is_in(driver().memory, (void*)copy.to, last * copy.to_pitch + copy.width)) {
+        return fail(INVALID_VALUE, "a copy of columns that are not there");
+    }
+    stream_of(stream).work.push_back([=] {
+        for (size_t row = 0; row < copy.height; row++) {
+            memmove((char*)copy.to + row * copy.to_pitch, (char*)copy.from + row * copy.from_pitch, copy.width);
+        }
+        return SUCCESS;
+    });
+    return SUCCESS;
+}
+
 CALL cuMemsetD8Async(uintptr_t to, unsigned char value, size_t n, void* stream) {
     ENTER;
     void* at = reinterpret_cast<void*>(to);
@@ -266,7 +331,7 @@ CALL cuStreamCreate(void** made, unsigned) {
 
 CALL cuStreamDestroy_v2(void* it) {
     ENTER;
-    finish(stream_of(it));
+    finish(call.held, stream_of(it));
     auto& all = driver().streams;
     for (size_t i = 0; i < all.size(); i++) {
         if (all[i] == it) all.erase(all.begin() + i);
@@ -277,34 +342,42 @@ CALL cuStreamDestroy_v2(void* it) {
 
 CALL cuStreamSynchronize(void* it) {
     ENTER;
-    return finish(stream_of(it));
+    return finish(call.held, stream_of(it));
 }
 
 CALL cuEventCreate(void** made, unsigned) { return *made = new Event, SUCCESS; }
 
-CALL cuEventDestroy_v2(void* it) {
-    ENTER;
-    finish_all();
-    delete static_cast<Event*>(it);
-    return SUCCESS;
-}
+// It stays, for streams that still wait for it.
+CALL cuEventDestroy_v2(void*) { return SUCCESS; }
 
 CALL cuEventRecord(void* it, void* stream) {
     ENTER;
     Event* event = static_cast<Event*>(it);
-    event->is_due = true;
-    stream_of(stream).work.push_back([=] { return event->is_due = false, SUCCESS; });
+    long number = ++event->n_recorded;
+    stream_of(stream).work.push_back([=] { return event->n_passed = number, SUCCESS; });
     return SUCCESS;
+}
+
+CALL cuStreamWaitEvent(void* stream, void* it, unsigned) {
+    ENTER;
+    Event* event = static_cast<Event*>(it);
+    long number = event->n_recorded;
+    stream_of(stream).work.push_back([=] { return event->n_passed >= number ? (int)SUCCESS : PENDING; });
+    return SUCCESS;
+}
+
+CALL cuEventQuery(void* it) {
+    ENTER;
+    Event* event = static_cast<Event*>(it);
+    return event->n_passed >= event->n_recorded ? SUCCESS : NOT_READY;
 }
 
 // No further than it must.
 CALL cuEventSynchronize(void* it) {
     ENTER;
     Event* event = static_cast<Event*>(it);
-    for (Stream* stream : driver().streams) {
-        while (event->is_due && !stream->work.empty()) run_one(*stream);
-    }
-    return driver().failed;
+    long number = event->n_recorded;
+    return run_until(call.held, nullptr, [=] { return event->n_passed >= number; });
 }
 
 CALL cuEventElapsedTime_v2(float* millis, void*, void*) { return *millis = 1.0f, SUCCESS; }
@@ -358,3 +431,23 @@ CALL cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsig
     });
     return SUCCESS;
 }
+
+// ---- for a library that begins work of its own ----------------------------------------------------------------------
+
+// `work` is asked until it answers something else than PENDING.
+CALL fake_cuda_begin(void* stream, int (*work)(void*), void* of) {
+    ENTER;
+    stream_of(stream).work.push_back([=] { return work(of); });
+    if (!driver().is_running) {
+        driver().is_running = true;
+        std::thread([] {
+            for (;; usleep(500)) {
+                Held held(driver().mutex);
+                run_all();
+            }
+        }).detach();
+    }
+    return SUCCESS;
+}
+
+CALL fake_cuda_is_memory(const void* at, size_t n) { return is_in(driver().memory, at, n); }

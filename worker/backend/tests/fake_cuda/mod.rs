@@ -24,7 +24,7 @@ pub fn on_fake_cuda(test: &str, screws: &[(&str, &str)], body: impl FnOnce()) {
     assert!(told[0].contains("1 passed"), "no test is called {test}:\n{}", told[0]);
 }
 
-/// Where `libcuda.so` and `libnvrtc.so` are, made once from the sources as they are now.
+/// Where `libcuda.so`, `libnvrtc.so` and `libnccl.so.2` are, made once from the sources as they are now.
 pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(build)
@@ -48,14 +48,16 @@ fn build() -> PathBuf {
     let lock = File::create(target.join("lock")).unwrap();
     lock.lock().unwrap();
     let made = target.join(digest(&sources));
-    if !made.join("libnvrtc.so").exists() {
+    if !made.join("libnccl.so.2").exists() {
         fs::create_dir_all(&made).unwrap();
         let driver = folders[2].join("driver.cpp");
         run(Command::new("sh").arg(folders[0].join("build.sh")).arg(made.join("libcuda.so")).arg(driver));
         let flags = ["-std=c++17", "-O1", "-fPIC", "-shared"];
-        let (nvrtc, partial) = (folders[2].join("nvrtc.cpp"), made.join("libnvrtc.so.partial"));
-        run(Command::new("c++").args(flags).arg(nvrtc).arg("-o").arg(&partial));
-        fs::rename(partial, made.join("libnvrtc.so")).unwrap();
+        for (source, name) in [("nvrtc.cpp", "libnvrtc.so"), ("nccl.cpp", "libnccl.so.2")] {
+            let (source, partial) = (folders[2].join(source), made.join("partial"));
+            run(Command::new("c++").args(flags).arg(source).arg("-o").arg(&partial));
+            fs::rename(partial, made.join(name)).unwrap();
+        }
     }
     made
 }

@@ -47,6 +47,11 @@ impl Side {
         self.bell.bell().always(sleep::wake);
     }
 
+    /// Whether the neighbour has said that it ended, in whichever way.
+    pub fn is_left(&self) -> bool {
+        self.region.pair().fates[1 - self.side].0.load(Ordering::Acquire) != 0
+    }
+
     fn outgoing(&self) -> &Cursors {
         &self.region.pair().cursors[self.side]
     }
@@ -167,6 +172,11 @@ impl MemoryLink {
         self.side.ring_bell();
     }
 
+    /// Where the end of the neighbour's process shows, if it is another.
+    pub fn control(&self) -> Option<&TcpStream> {
+        self.control.as_ref()
+    }
+
     pub fn has_ended(&mut self, thorough: bool) -> Option<Fault> {
         let hung_up = thorough && self.control.as_ref().is_some_and(hung_up);
         // After the connection: whoever leaves says so before hanging up. Acquire: what it sent before is seen by who
@@ -193,7 +203,7 @@ impl MemoryLink {
 }
 
 /// Nothing is ever said on a control connection; it only ends.
-fn hung_up(control: &TcpStream) -> bool {
+pub fn hung_up(control: &TcpStream) -> bool {
     match control.peek(&mut [0]) {
         Ok(_) => true,
         Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),

@@ -1,5 +1,5 @@
-//! A whole tiny model on one device, rank alone: the logits of every position, however they are computed. For tests
-//! over the fake driver, and for a real one.
+//! A whole tiny model on one device, rank alone: the logits of every position, however they are computed. For tests on
+//! the processor, over the fake driver, and for a real one.
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
@@ -60,7 +60,7 @@ pub fn on_cuda(models: &Path, name: &str, cache: Option<&Path>) -> Rig<Cuda> {
 }
 
 impl<D: Device> Rig<D> {
-    fn new(models: &Path, name: &str, device: D, kv_dtype: KvDtype) -> Rig<D> {
+    pub fn new(models: &Path, name: &str, device: D, kv_dtype: KvDtype) -> Rig<D> {
         let checkpoint = Checkpoint::open(&model_path(models, name)).unwrap();
         let spec = checkpoint.spec();
         let limits = Limits { rows_max: 512, outputs_max: 512, context: CONTEXT.min(spec.context) };

@@ -1,0 +1,176 @@
+//! The device as a library sees it that moves memory between devices: where numbers lie, streams in an order with each
+//! other, columns of rows, and the sum of planes. Knows nothing of other devices, nor of who moves what.
+
+use super::driver::{Bytes, Event, Pitched, Shape, Stream};
+use super::kernels::arguments;
+use super::{Buffer, Cuda, by_row};
+use crate::Result;
+use std::ffi::c_void;
+use std::ops::Range;
+
+const FLOAT: usize = 4;
+
+/// Numbers of the device, from some place on.
+#[derive(Clone, Copy)]
+pub struct Floats<'a> {
+    bytes: &'a Bytes,
+    start: usize,
+    len: usize,
+}
+
+impl<'a> Floats<'a> {
+    /// Some of these.
+    pub fn part(self, range: Range<usize>) -> Floats<'a> {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} numbers", self.len);
+        Floats { start: self.start + range.start, len: range.len(), ..self }
+    }
+
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    pub fn address(self) -> u64 {
+        self.bytes.at(self.start * FLOAT)
+    }
+}
+
+/// Rows of numbers, so many apart.
+#[derive(Clone, Copy)]
+pub struct Columns<'a> {
+    pub floats: Floats<'a>,
+    pub stride: usize,
+}
+
+impl Columns<'_> {
+    fn pitched(&self) -> Pitched<'_> {
+        Pitched { bytes: self.floats.bytes, at: self.floats.start * FLOAT, pitch: self.stride * FLOAT }
+    }
+}
+
+/// Memory for numbers on their way.
+pub struct Room(Bytes);
+
+impl Room {
+    pub fn floats(&self) -> Floats<'_> {
+        Floats { bytes: &self.0, start: 0, len: self.0.len() / FLOAT }
+    }
+}
+
+/// Words that stay on the device.
+pub struct Words(Bytes);
+
+/// A point in a stream, which another thread may look at.
+#[derive(Debug)]
+pub struct Mark(Event);
+
+impl Mark {
+    pub fn is_passed(&self) -> Result<bool> {
+        self.0.is_passed()
+    }
+}
+
+/// A stream beside the one that computes.
+pub struct Side {
+    stream: Stream,
+    /// What was computed that this stream reads or writes over.
+    computed: Event,
+}
+
+impl Side {
+    pub fn raw(&self) -> *mut c_void {
+        self.stream.raw()
+    }
+
+    /// What is begun here waits for what was computed at the last `Cuda::hands_over`.
+    pub fn follow(&self) -> Result<()> {
+        self.stream.wait_for(&self.computed)
+    }
+
+    pub fn mark(&self, mark: &Mark) -> Result<()> {
+        mark.0.record(&self.stream)
+    }
+}
+
+impl Cuda {
+    /// The device becomes the calling thread's, as libraries want it.
+    pub fn enter(&self) -> Result<()> {
+        self.context.enter()
+    }
+
+    /// The stream that computes.
+    pub fn raw_stream(&self) -> *mut c_void {
+        self.stream.raw()
+    }
+
+    pub fn room(&self, n_floats: usize) -> Result<Room> {
+        Ok(Room(Bytes::new(&self.context, "numbers on their way", n_floats * FLOAT)?))
+    }
+
+    pub fn words(&self, bytes: &[u8]) -> Result<Words> {
+        let words = Bytes::new(&self.context, "words", bytes.len())?;
+        self.place(&words, 0, bytes)?;
+        Ok(Words(words))
+    }
+
+    pub fn new_mark(&self) -> Result<Mark> {
+        Ok(Mark(Event::new(&self.context)?))
+    }
+
+    pub fn mark(&self, mark: &Mark) -> Result<()> {
+        mark.0.record(&self.stream)
+    }
+
+    pub fn side(&self) -> Result<Side> {
+        Ok(Side { stream: Stream::new(&self.context)?, computed: Event::new(&self.context)? })
+    }
+
+    /// What was computed so far is what the other stream may follow.
+    pub fn hands_over(&self, side: &Side) -> Result<()> {
+        side.computed.record(&self.stream)
+    }
+
+    /// What is computed from now on waits for that point.
+    pub fn waits_for(&self, mark: &Mark) -> Result<()> {
+        self.stream.wait_for(&mark.0)
+    }
+
+    /// The first rows of a buffer, as f32.
+    pub fn floats_of<'a>(&self, buffer: &'a Buffer, n_rows: usize) -> Floats<'a> {
+        buffer.check(n_rows, buffer.cols);
+        self.to_f32(buffer, n_rows);
+        Floats { bytes: &buffer.bytes, start: 0, len: n_rows * buffer.cols }
+    }
+
+    /// Begins to copy so many columns of so many rows.
+    pub fn copy_columns(&self, to: Columns<'_>, from: Columns<'_>, n_cols: usize, n_rows: usize) -> Result<()> {
+        self.stream.copy_columns(to.pitched(), from.pitched(), n_cols * FLOAT, n_rows)
+    }
+
+    /// out = the sum of planes by the tree that `merges` says: one byte for each plane.
+    pub fn fold_planes(&self, planes: Floats<'_>, n_planes: usize, merges: &Words, out: Floats<'_>) {
+        assert!(planes.len >= n_planes * out.len && merges.0.len() >= n_planes, "planes of {} numbers", out.len);
+        if out.is_empty() {
+            return;
+        }
+        let (from, n, to, merges) = (planes.address(), out.len as u64, out.address(), merges.0.at(0));
+        let shape = Shape { grid: [out.len.div_ceil(256) as u32, 1, 1], ..by_row(0) };
+        // SAFETY: so many planes of so many numbers, a merge for each, and room for the sum.
+        unsafe { self.launch("fold_planes", shape, arguments![from, n_planes as u32, merges, n, to]) };
+    }
+
+    /// out[i] = row `rows[i]` of x, `n_cols` numbers each.
+    pub fn gather_floats(&self, x: Floats<'_>, rows: &[u32], n_cols: usize, out: Floats<'_>) {
+        let fits = rows.iter().all(|row| (*row as usize + 1) * n_cols <= x.len) && rows.len() * n_cols <= out.len;
+        assert!(fits, "{} rows of {n_cols} of {} numbers to {}", rows.len(), x.len, out.len);
+        if rows.is_empty() || n_cols == 0 {
+            return;
+        }
+        let (x, rows_at, n_words, to) = (x.address(), self.upload(rows), n_cols as u32, out.address());
+        // SAFETY: every row is in x, and out has room for so many.
+        unsafe { self.launch("gather_rows", by_row(rows.len()), arguments![x, rows_at, n_words, to]) };
+    }
+}

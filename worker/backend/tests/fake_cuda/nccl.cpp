@@ -1,0 +1,233 @@
+// A libnccl.so.2 over the fake driver: ranks are threads or processes of one host, and find each other in a file of
+// shared memory whose name is in the unique id. Whatever is begun goes on in the order of its stream, piece by piece,
+// and for ever if nobody comes. Only communicators that do not block are made.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace {
+
+enum Code { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, IN_PROGRESS = 7 };
+constexpr int PENDING = -1;
+constexpr size_t PIECE = 16 << 10;
+
+// From one rank to one other.
+struct Box {
+    std::atomic<uint32_t> n;  // 0: empty
+    char bytes[PIECE];
+};
+
+struct Meeting {
+    std::atomic<uint32_t> n_here;
+    Box boxes[];
+};
+
+struct Comm {
+    int rank, n_ranks;
+    Meeting* meeting;
+    std::string path;
+    std::atomic<bool> is_over{false};
+    std::atomic<int> error{SUCCESS};
+    Box& box(int from, int to) { return meeting->boxes[from * n_ranks + to]; }
+};
+
+struct Transfer {
+    Comm* comm;
+    void* stream;
+    bool is_sent;
+    char* at;
+    size_t n, n_done;
+    int peer;
+};
+
+// What one group begins in one stream.
+struct Work {
+    std::vector<Transfer> transfers;
+    // Within this rank, when the stream comes to it.
+    char *copy_to = nullptr, *copy_from = nullptr;
+    size_t n_copied = 0;
+    bool fails = false;
+};
+
+thread_local int depth = 0;
+thread_local std::vector<Work*> begun;
+thread_local std::vector<void*> streams;
+std::atomic<long> n_begun{0};
+
+using Begin = int (*)(void*, int (*)(void*), void*);
+using IsMemory = int (*)(const void*, size_t);
+
+template <class F>
+F of_driver(const char* name) {
+    static void* driver = dlopen("libcuda.so", RTLD_NOW);
+    return reinterpret_cast<F>(dlsym(driver, name));
+}
+
+// As far as it goes now.
+bool move_on(Transfer& transfer) {
+    Comm& comm = *transfer.comm;
+    while (transfer.n_done < transfer.n) {
+        Box& box = transfer.is_sent ? comm.box(comm.rank, transfer.peer) : comm.box(transfer.peer, comm.rank);
+        uint32_t n_there = box.n.load(std::memory_order_acquire);
+        if ((n_there == 0) != transfer.is_sent) return false;
+        size_t left = transfer.n - transfer.n_done;
+        if (transfer.is_sent) {
+            size_t n = left < PIECE ? left : PIECE;
+            memcpy(box.bytes, transfer.at + transfer.n_done, n);
+            box.n.store((uint32_t)n, std::memory_order_release);
+            transfer.n_done += n;
+        } else {
+            if (n_there > left) {
+                fprintf(stderr, "fake NCCL: rank %d sends more than is received\n", transfer.peer);
+                abort();
+            }
+            memcpy(transfer.at + transfer.n_done, box.bytes, n_there);
+            box.n.store(0, std::memory_order_release);
+            transfer.n_done += n_there;
+        }
+    }
+    return true;
+}
+
+int run(void* it) {
+    Work* work = static_cast<Work*>(it);
+    if (work->copy_to) memmove(work->copy_to, work->copy_from, work->n_copied);
+    work->copy_to = nullptr;
+    bool is_done = true;
+    // Of one pair and direction, one after the other.
+    std::map<std::pair<int, bool>, bool> waits;
+    for (Transfer& transfer : work->transfers) {
+        if (transfer.comm->is_over) return SUCCESS;
+        bool& must_wait = waits[{transfer.peer, transfer.is_sent}];
+        if (must_wait) continue;
+        must_wait = work->fails || !move_on(transfer);
+        is_done = is_done && !must_wait;
+    }
+    return is_done ? (int)SUCCESS : PENDING;
+}
+
+Work* work_in(void* stream) {
+    for (size_t i = 0; i < streams.size(); i++) {
+        if (streams[i] == stream) return begun[i];
+    }
+    streams.push_back(stream);
+    begun.push_back(new Work);
+    return begun.back();
+}
+
+int hand_over() {
+    auto begin = of_driver<Begin>("fake_cuda_begin");
+    static const char* failing = getenv("FAKE_NCCL_FAIL");
+    for (size_t i = 0; i < begun.size(); i++) {
+        if (failing && ++n_begun == atol(failing) && !begun[i]->transfers.empty()) {
+            begun[i]->fails = true;
+            begun[i]->transfers[0].comm->error = SYSTEM_ERROR;
+        }
+        if (begin(streams[i], run, begun[i]) != SUCCESS) return SYSTEM_ERROR;
+    }
+    begun.clear();
+    streams.clear();
+    return IN_PROGRESS;
+}
+
+int transfer(void* at, size_t n, int type, int peer, Comm* comm, void* stream, bool is_sent) {
+    if (type != 7 || peer < 0 || peer >= comm->n_ranks || peer == comm->rank) return INVALID_ARGUMENT;
+    if (!of_driver<IsMemory>("fake_cuda_is_memory")(at, n * 4)) return INVALID_ARGUMENT;
+    work_in(stream)->transfers.push_back({comm, stream, is_sent, static_cast<char*>(at), n * 4, 0, peer});
+    return depth == 0 ? hand_over() : (int)SUCCESS;
+}
+
+}  // namespace
+
+struct UniqueId {
+    char bytes[128];
+};
+
+struct Config {
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+};
+
+#define CALL extern "C" __attribute__((visibility("default"))) int
+
+CALL ncclGetVersion(int* version) {
+    const char* text = getenv("FAKE_NCCL_VERSION");
+    return *version = text ? atoi(text) : 23007, SUCCESS;
+}
+
+CALL ncclGetUniqueId(UniqueId* id) {
+    static std::atomic<int> n{0};
+    memset(id, 0, sizeof *id);
+    snprintf(id->bytes, sizeof id->bytes, "/dev/shm/lockstep-fake-nccl-%d-%d", getpid(), n++);
+    return SUCCESS;
+}
+
+CALL ncclCommInitRankConfig(Comm** made, int n_ranks, UniqueId id, int rank, Config* config) {
+    if (config->magic != 0xcafebeef || config->blocking != 0 || rank < 0 || rank >= n_ranks) return INVALID_ARGUMENT;
+    int file = open(id.bytes, O_RDWR | O_CREAT, 0600);
+    size_t n = sizeof(Meeting) + sizeof(Box) * n_ranks * n_ranks;
+    if (file < 0 || ftruncate(file, (off_t)n) != 0) return SYSTEM_ERROR;
+    void* memory = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (memory == MAP_FAILED) return SYSTEM_ERROR;
+    *made = new Comm{rank, n_ranks, static_cast<Meeting*>(memory), id.bytes};
+    const char* absent = getenv("FAKE_NCCL_ABSENT");
+    if (!absent || atoi(absent) != rank) (*made)->meeting->n_here++;
+    return IN_PROGRESS;
+}
+
+CALL ncclCommGetAsyncError(Comm* comm, int* state) {
+    if (comm->error) return *state = comm->error, SUCCESS;
+    bool are_all_here = comm->meeting->n_here >= (uint32_t)comm->n_ranks;
+    // Who has met needs the name no more.
+    if (are_all_here) unlink(comm->path.c_str());
+    *state = are_all_here ? SUCCESS : IN_PROGRESS;
+    return SUCCESS;
+}
+
+CALL ncclCommFinalize(Comm*) { return IN_PROGRESS; }
+// The communicator stays, for work that still names it.
+CALL ncclCommDestroy(Comm* comm) { return comm->is_over = true, SUCCESS; }
+CALL ncclCommAbort(Comm* comm) {
+    unlink(comm->path.c_str());
+    return comm->is_over = true, SUCCESS;
+}
+
+CALL ncclGroupStart() { return depth++, SUCCESS; }
+CALL ncclGroupEnd() { return --depth == 0 ? hand_over() : (int)SUCCESS; }
+
+CALL ncclSend(const void* from, size_t n, int type, int to, Comm* comm, void* stream) {
+    return transfer(const_cast<void*>(from), n, type, to, comm, stream, true);
+}
+
+CALL ncclRecv(void* to, size_t n, int type, int from, Comm* comm, void* stream) {
+    return transfer(to, n, type, from, comm, stream, false);
+}
+
+CALL ncclAllGather(const void* from, void* to, size_t n, int type, Comm* comm, void* stream) {
+    depth++;
+    char *mine = static_cast<char*>(const_cast<void*>(from)), *all = static_cast<char*>(to);
+    int failed = SUCCESS;
+    for (int peer = 0; peer < comm->n_ranks && !failed; peer++) {
+        if (peer == comm->rank) continue;
+        failed = transfer(mine, n, type, peer, comm, stream, true);
+        if (!failed) failed = transfer(all + peer * n * 4, n, type, peer, comm, stream, false);
+    }
+    Work* work = work_in(stream);
+    work->copy_to = all + comm->rank * n * 4;
+    work->copy_from = mine;
+    work->n_copied = n * 4;
+    depth--;
+    return failed ? failed : depth == 0 ? hand_over() : (int)SUCCESS;
+}

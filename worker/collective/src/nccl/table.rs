@@ -1,0 +1,264 @@
+//! NCCL's functions, as far as this machine has them. A table of our own, filled by name, because the library's file
+//! has a number in its name and a missing symbol must be an error and not the end of the process. Knows nothing of
+//! ranks.
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::ffi::{c_char, c_int, c_void};
+use std::fmt;
+
+/// As packages install it, and as its developers' files are called.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NcclError {
+    #[error("there is no NCCL (libnccl.so.2) on this machine")]
+    Missing,
+    #[error("the NCCL of this machine has no {0}")]
+    Symbol(&'static str),
+    #[error("NCCL failed with {0}")]
+    Failed(i32),
+}
+
+/// A version, as NCCL counts: 2.30.7 is 23007.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NcclVersion(pub(crate) i32);
+
+impl NcclVersion {
+    /// Communicators that do not block, with their configuration as it is written here.
+    pub const MIN: NcclVersion = NcclVersion(21_800);
+    /// Several ranks may share a device.
+    pub const SHARING: NcclVersion = NcclVersion(23_000);
+}
+
+impl fmt::Display for NcclVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.0 / 10_000, self.0 / 100 % 100, self.0 % 100)
+    }
+}
+
+/// A communicator, as NCCL hands it out.
+pub type RawComm = *mut c_void;
+type Answer = c_int;
+
+pub const SUCCESS: c_int = 0;
+pub const IN_PROGRESS: c_int = 7;
+const FLOAT32: c_int = 7;
+
+/// What the ranks of a communicator know it by.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId(pub [u32; 32]);
+
+/// `ncclConfig_t` up to what 2.18 has; later ones fill in the rest by the version that it says.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    ctas_min: c_int,
+    ctas_max: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+impl Config {
+    const UNSAID: c_int = c_int::MIN;
+
+    fn without_blocking() -> Config {
+        Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: NcclVersion::MIN.0 as u32,
+            blocking: 0,
+            cga_cluster_size: Config::UNSAID,
+            ctas_min: Config::UNSAID,
+            ctas_max: Config::UNSAID,
+            net_name: std::ptr::null(),
+            split_share: Config::UNSAID,
+        }
+    }
+}
+
+type Move<P> = unsafe extern "C" fn(P, usize, c_int, c_int, RawComm, *mut c_void) -> Answer;
+type OfComm = unsafe extern "C" fn(RawComm) -> Answer;
+type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> Answer;
+
+/// The functions that are called, of a library that stays open as long as they can be.
+pub struct Table {
+    get_version: unsafe extern "C" fn(*mut c_int) -> Answer,
+    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> Answer,
+    init: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut Config) -> Answer,
+    async_error: unsafe extern "C" fn(RawComm, *mut c_int) -> Answer,
+    finalize: OfComm,
+    destroy: OfComm,
+    abort: OfComm,
+    group_start: unsafe extern "C" fn() -> Answer,
+    group_end: unsafe extern "C" fn() -> Answer,
+    send: Move<*const c_void>,
+    recv: Move<*mut c_void>,
+    all_gather: AllGather,
+    _library: Library,
+}
+
+impl Table {
+    pub fn find() -> Result<Table, NcclError> {
+        Table::load(&NAMES)
+    }
+
+    fn load(names: &[&str]) -> Result<Table, NcclError> {
+        let open = |name: &&str| {
+            // SAFETY: the system's own library under its own name; its constructors are its own affair.
+            unsafe { Library::open(Some(*name), RTLD_NOW | RTLD_LOCAL) }.ok()
+        };
+        let library = names.iter().find_map(open).ok_or(NcclError::Missing)?;
+        macro_rules! symbol {
+            ($name:literal) => {{
+                // SAFETY: the function has had this signature since NCCL has it.
+                let found = unsafe { library.get(concat!($name, "\0").as_bytes()) };
+                *found.map_err(|_| NcclError::Symbol($name))?
+            }};
+        }
+        Ok(Table {
+            get_version: symbol!("ncclGetVersion"),
+            get_unique_id: symbol!("ncclGetUniqueId"),
+            init: symbol!("ncclCommInitRankConfig"),
+            async_error: symbol!("ncclCommGetAsyncError"),
+            finalize: symbol!("ncclCommFinalize"),
+            destroy: symbol!("ncclCommDestroy"),
+            abort: symbol!("ncclCommAbort"),
+            group_start: symbol!("ncclGroupStart"),
+            group_end: symbol!("ncclGroupEnd"),
+            send: symbol!("ncclSend"),
+            recv: symbol!("ncclRecv"),
+            all_gather: symbol!("ncclAllGather"),
+            _library: library,
+        })
+    }
+
+    pub fn version(&self) -> Result<NcclVersion, NcclError> {
+        let mut version = 0;
+        // SAFETY: writes one number; the table holds the library open.
+        said(unsafe { (self.get_version)(&mut version) }).map(|()| NcclVersion(version))
+    }
+
+    pub fn unique_id(&self) -> Result<UniqueId, NcclError> {
+        let mut id = UniqueId([0; 32]);
+        // SAFETY: writes its 128 bytes.
+        said(unsafe { (self.get_unique_id)(&mut id) }).map(|()| id)
+    }
+
+    /// A communicator that comes into being while `state` is asked, on the calling thread's device.
+    pub fn init(&self, n_ranks: usize, id: UniqueId, rank: usize) -> Result<RawComm, NcclError> {
+        let (mut comm, mut config) = (std::ptr::null_mut(), Config::without_blocking());
+        // SAFETY: writes one pointer; the configuration says how long it is, and is read before this returns.
+        said(unsafe { (self.init)(&mut comm, n_ranks as c_int, id, rank as c_int, &mut config) })?;
+        Ok(comm)
+    }
+
+    /// Whether what was begun has been taken up, or what has failed since.
+    ///
+    /// # Safety
+    /// As for all below: the communicator is one of `init`, and was neither destroyed nor aborted.
+    pub unsafe fn state(&self, comm: RawComm) -> Result<bool, NcclError> {
+        let mut state = SUCCESS;
+        // SAFETY: writes one number; the rest is the caller's promise.
+        said(unsafe { (self.async_error)(comm, &mut state) })?;
+        said(state).map(|()| state == SUCCESS)
+    }
+
+    /// # Safety
+    /// As above.
+    pub unsafe fn finalize(&self, comm: RawComm) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        said(unsafe { (self.finalize)(comm) })
+    }
+
+    /// # Safety
+    /// As above; it is not used again.
+    pub unsafe fn destroy(&self, comm: RawComm) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        said(unsafe { (self.destroy)(comm) })
+    }
+
+    /// What it still does ends, and so does it.
+    ///
+    /// # Safety
+    /// As above; it is not used again.
+    pub unsafe fn abort(&self, comm: RawComm) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        said(unsafe { (self.abort)(comm) })
+    }
+
+    /// What is begun in `calls` goes on together.
+    pub fn group(&self, calls: impl FnOnce() -> Result<(), NcclError>) -> Result<(), NcclError> {
+        // SAFETY: no arguments; every start has its end.
+        said(unsafe { (self.group_start)() })?;
+        let begun = calls();
+        // SAFETY: as above.
+        let ended = said(unsafe { (self.group_end)() });
+        begun.and(ended)
+    }
+
+    /// # Safety
+    /// As above, and so many numbers of the device stay at `from` until the stream is through; so for all below.
+    pub unsafe fn send(&self, from: u64, n: usize, to: usize, at: (RawComm, *mut c_void)) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        said(unsafe { (self.send)(from as *const c_void, n, FLOAT32, to as c_int, at.0, at.1) })
+    }
+
+    /// # Safety
+    /// As above.
+    pub unsafe fn recv(&self, to: u64, n: usize, from: usize, at: (RawComm, *mut c_void)) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        said(unsafe { (self.recv)(to as *mut c_void, n, FLOAT32, from as c_int, at.0, at.1) })
+    }
+
+    /// `n` from each, to all of them, by rank.
+    ///
+    /// # Safety
+    /// As above.
+    pub unsafe fn all_gather(&self, from: u64, to: u64, n: usize, at: (RawComm, *mut c_void)) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        said(unsafe { (self.all_gather)(from as *const c_void, to as *mut c_void, n, FLOAT32, at.0, at.1) })
+    }
+}
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Table(..)")
+    }
+}
+
+/// What is in progress has not failed.
+fn said(answer: c_int) -> Result<(), NcclError> {
+    match answer {
+        SUCCESS | IN_PROGRESS => Ok(()),
+        failed => Err(NcclError::Failed(failed)),
+    }
+}
+
+/// Of the library that a process here would find.
+pub fn nccl_version() -> Result<NcclVersion, NcclError> {
+    Table::find()?.version()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_an_error() {
+        assert_eq!(Table::load(&["libnccl-of-nobody.so.2"]).err(), Some(NcclError::Missing));
+        // A library that every process has, and that is no NCCL.
+        assert_eq!(Table::load(&["libc.so.6"]).err(), Some(NcclError::Symbol("ncclGetVersion")));
+        assert_eq!(NcclVersion(23007).to_string(), "2.30.7");
+    }
+
+    #[test]
+    fn the_configuration_lies_as_nccl_has_it() {
+        assert_eq!((size_of::<Config>(), std::mem::offset_of!(Config, net_name)), (48, 32));
+        assert_eq!(size_of::<UniqueId>(), 128);
+    }
+}
