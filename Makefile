@@ -24,7 +24,7 @@ PROTOC_PACKAGES := target/protoc-packages
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
 	@echo "make test    ready what the tests need, run them all"
-	@echo "make clients only the tests with real clients: openai, gRPC by reflection, curl, LangChain, litellm"
+	@echo "make clients only the tests with real clients: openai, anthropic, smg, gRPC, curl, LangChain, litellm"
 	@echo "make helm    the chart by Helm 3 and 4, images, dashboards and rules by promtool"
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
 	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"

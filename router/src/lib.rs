@@ -6,6 +6,7 @@
 mod admission;
 pub mod config;
 mod embed;
+mod faces;
 mod generate;
 mod generation;
 mod grpc;
@@ -27,7 +28,7 @@ mod text;
 mod ticket;
 mod topology;
 
-pub use config::{Config, Limits, Render, Waits};
+pub use config::{Config, Limits, ReadTextFiles, Render, Waits};
 pub use keys::{ApiKeys, NoKey};
 pub use resume::ResumeKey;
 pub use roster::{Coordinator, Dial, Membership};

@@ -15,6 +15,10 @@ use tonic::metadata::MetadataMap;
 pub enum Face {
     Http,
     Grpc,
+    /// `vllm.grpc.engine`.
+    Vllm,
+    /// The Open Inference Protocol.
+    Kserve,
 }
 
 impl Face {
@@ -22,6 +26,8 @@ impl Face {
         match self {
             Face::Http => "http",
             Face::Grpc => "grpc",
+            Face::Vllm => "vllm",
+            Face::Kserve => "kserve",
         }
     }
 }

@@ -11,19 +11,27 @@ use http::header::{
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
     ACCESS_CONTROL_REQUEST_METHOD, AUTHORIZATION, HeaderValue,
 };
-use http::{Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use std::sync::Arc;
+use types::TenantId;
 
 /// Lets in who has a key, and notes whose it is for the page.
 pub async fn authorize(State(front): State<Arc<Front>>, mut request: Request, next: Next) -> Response {
-    let authorization = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    match front.config.keys.authorized(authorization) {
+    match tenant(&front, request.headers()) {
         Some(tenant) => {
             request.extensions_mut().insert(tenant);
             next.run(request).await
         }
         None => HttpError::from(Refusal::NoKey).into_response(),
     }
+}
+
+fn tenant(front: &Front, headers: &HeaderMap) -> Option<TenantId> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let keys = &front.config.keys;
+    // Anthropic's clients call it `x-api-key`.
+    let bare = || text("x-api-key").and_then(|key| keys.tenant(key.trim()));
+    keys.authorized(text(AUTHORIZATION.as_str())).or_else(bare)
 }
 
 /// Pages of any origin may ask: a key is what keeps others out, and cookies are none.

@@ -9,7 +9,7 @@ use http::header::RETRY_AFTER;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct HttpError {
     status: StatusCode,
     kind: &'static str,
@@ -41,6 +41,14 @@ impl HttpError {
 
     pub fn wrong_method() -> HttpError {
         HttpError::bad_request(StatusCode::METHOD_NOT_ALLOWED, "this page does not take that method")
+    }
+
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
     }
 
     pub fn label(&self) -> &'static str {
@@ -100,6 +108,8 @@ impl IntoResponse for HttpError {
         if let Some(wait) = self.retry_after {
             response.headers_mut().insert(RETRY_AFTER, wait.as_secs().max(1).into());
         }
+        // For a page that says it in other words.
+        response.extensions_mut().insert(self);
         response
     }
 }
