@@ -16,8 +16,20 @@ use std::sync::Arc;
 use types::TenantId;
 
 /// Lets in who has a key, and notes whose it is for the page.
-pub async fn authorize(State(front): State<Arc<Front>>, mut request: Request, next: Next) -> Response {
-    match tenant(&front, request.headers()) {
+pub async fn authorize(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response {
+    let tenant = tenant(&front, request.headers());
+    enter(tenant, request, next).await
+}
+
+/// The same for pages whose clients call it `x-api-key`.
+pub async fn authorize_either(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response {
+    let bare = || front.config.keys.tenant(text(request.headers(), "x-api-key")?.trim());
+    let tenant = tenant(&front, request.headers()).or_else(bare);
+    enter(tenant, request, next).await
+}
+
+async fn enter(tenant: Option<TenantId>, mut request: Request, next: Next) -> Response {
+    match tenant {
         Some(tenant) => {
             request.extensions_mut().insert(tenant);
             next.run(request).await
@@ -27,11 +39,11 @@ pub async fn authorize(State(front): State<Arc<Front>>, mut request: Request, ne
 }
 
 fn tenant(front: &Front, headers: &HeaderMap) -> Option<TenantId> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let keys = &front.config.keys;
-    // Anthropic's clients call it `x-api-key`.
-    let bare = || text("x-api-key").and_then(|key| keys.tenant(key.trim()));
-    keys.authorized(text(AUTHORIZATION.as_str())).or_else(bare)
+    front.config.keys.authorized(text(headers, AUTHORIZATION.as_str()))
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 /// Pages of any origin may ask: a key is what keeps others out, and cookies are none.

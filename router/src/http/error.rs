@@ -65,7 +65,13 @@ const NAMES: [(&str, &str); 3] = [("text", "prompt"), ("token_ids", "prompt"), (
 
 impl From<Refusal> for HttpError {
     fn from(refusal: Refusal) -> HttpError {
-        let refusal = refusal.renamed(&NAMES);
+        HttpError::of(refusal.renamed(&NAMES))
+    }
+}
+
+impl HttpError {
+    /// With the names of fields as they are.
+    pub fn of(refusal: Refusal) -> HttpError {
         let (status, kind, code) = match &refusal {
             Refusal::Invalid { .. } => (StatusCode::BAD_REQUEST, INVALID, None),
             Refusal::TooLong { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),

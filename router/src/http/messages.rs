@@ -77,7 +77,7 @@ fn error_value(error: &HttpError) -> Value {
 
 /// Refusals name fields as this page does.
 fn said(refusal: Refusal) -> HttpError {
-    refusal.renamed(&[("chat", "messages"), ("stop", "stop_sequences")]).into()
+    HttpError::of(refusal.renamed(&[("chat", "messages"), ("stop", "stop_sequences")]))
 }
 
 /// What would change the answer and is not served, with the values that change nothing.

@@ -61,7 +61,7 @@ fn routes(front: Arc<Front>) -> Router {
     let anthropic = Router::new()
         .route("/v1/messages", post(messages::messages))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
-        .route_layer(from_fn_with_state(front.clone(), door::authorize))
+        .route_layer(from_fn_with_state(front.clone(), door::authorize_either))
         .route_layer(from_fn(messages::in_its_words));
     // Without a key: what probes and monitoring ask.
     Router::new()

@@ -34,7 +34,7 @@ pub async fn responses(State(front): State<Arc<Front>>, request: Request) -> Res
 
 /// Refusals name fields as this page does.
 fn said(refusal: Refusal) -> HttpError {
-    refusal.renamed(&[("chat", "input"), ("messages", "input"), ("max_tokens", "max_output_tokens")]).into()
+    HttpError::of(refusal.renamed(&[("chat", "input"), ("max_tokens", "max_output_tokens")]))
 }
 
 /// What would change the answer and is not served, with the values that change nothing.

@@ -101,7 +101,7 @@ fn who_leaves_has_cancelled() {
         let stream = tokio_stream::wrappers::ReceiverStream::new(waiting);
         let mut replies = client(&house).model_stream_infer(stream).await.unwrap().into_inner();
         replies.message().await.unwrap().unwrap();
-        drop(replies);
+        drop((replies, requests));
         eventually(|| async { house.fake.cancels().len() == 1 }).await;
         house.close().await;
     });
