@@ -11,10 +11,12 @@ use crate::measure::{Caller, Clock, Face};
 use crate::refusal::Refusal;
 use crate::resume::Mark;
 use axum::Json;
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
+use http::header::CONTENT_LENGTH;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Value, json};
@@ -50,14 +52,9 @@ pub async fn count_tokens(State(front): State<Arc<Front>>, request: Request) -> 
 pub async fn in_its_words(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     let Some(error) = response.extensions().get::<HttpError>().cloned() else { return response };
-    let mut said = (error.status(), Json(error_value(&error))).into_response();
-    // Retry-after stands there, if anything does.
-    for (name, value) in response.headers() {
-        if name == http::header::RETRY_AFTER {
-            said.headers_mut().insert(name, value.clone());
-        }
-    }
-    said
+    let (mut head, _) = response.into_parts();
+    head.headers.remove(CONTENT_LENGTH);
+    Response::from_parts(head, Body::from(error_value(&error).to_string()))
 }
 
 fn error_value(error: &HttpError) -> Value {
