@@ -1,8 +1,13 @@
 //! Our own protos need no `protoc`: `protox` parses them.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files =
-        ["lockstep/v1/inference.proto", "lockstep/cluster/v1/coordinator.proto", "lockstep/cluster/v1/step.proto"];
+    let files = [
+        "lockstep/v1/inference.proto",
+        "lockstep/cluster/v1/coordinator.proto",
+        "lockstep/cluster/v1/step.proto",
+        "faces/vllm_engine.proto",
+        "faces/kserve.proto",
+    ];
     for file in files {
         println!("cargo:rerun-if-changed={file}");
     }

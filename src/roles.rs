@@ -183,7 +183,11 @@ pub fn route(
         Membership::Followed { store: Store::Static { given, .. }, .. } => given.0.len(),
         Membership::Followed { .. } => REPLICAS_EXPECTED,
     };
-    let config = router::Config { resume_key, ..router_config(settings, n_replicas, metrics)? };
+    let path = checkpoint.path().to_owned();
+    // Opened again when somebody asks, so that nothing of it is kept until then.
+    let text_files: router::ReadTextFiles = Arc::new(move || Checkpoint::open(&path)?.text_bundle());
+    let text_files = Some(text_files);
+    let config = router::Config { resume_key, text_files, ..router_config(settings, n_replicas, metrics)? };
     let text = text(checkpoint)?;
     let followed = keys::follow(settings, &config.keys);
     let served = router::serve(config, membership, text, doors.http, doors.grpc, shutdown);

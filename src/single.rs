@@ -3,7 +3,9 @@
 
 use crate::args;
 use crate::children;
-use crate::config::{self, Bytes, Carrier, File, Isa, LOG, LogFormat, METRICS_SECONDS, OtlpProtocol, Watched, Wire, cores};
+use crate::config::{
+    self, Bytes, Carrier, File, Isa, LOG, LogFormat, METRICS_SECONDS, OtlpProtocol, Watched, Wire, cores,
+};
 use crate::device::Device;
 use crate::roles::{self, Doors};
 use crate::whereabouts::{Found, Whereabouts};

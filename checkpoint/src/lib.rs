@@ -3,6 +3,7 @@
 //! Knows nothing of devices, requests or the cluster, and reads no environment: what depends on it is an argument.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+mod bundle;
 pub mod catalogue;
 pub mod config;
 pub mod error;
@@ -17,6 +18,7 @@ pub mod template;
 pub mod tensor;
 pub mod tokenizer;
 
+pub use bundle::TextBundle;
 pub use catalogue::{Located, Progress, Sources};
 pub use config::{
     AttentionSpec, Defaults, ExpertsSpec, Family, LayerSpec, ModelSpec, Positions, RopeScaling, RopeSpec,
@@ -275,14 +277,19 @@ fn read_json_if_there(path: &Path) -> Result<Value> {
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    let mut text = String::new();
+    let malformed = |_| Error::Malformed { path: path.to_owned(), what: "not text".into() };
+    String::from_utf8(read_bytes(path)?).map_err(malformed)
+}
+
+fn read_bytes(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
     let file = map::open_regular(path)?;
-    let n = file.take(JSON_BYTES_MAX + 1).read_to_string(&mut text).map_err(Error::io(path))?;
+    let n = file.take(JSON_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(Error::io(path))?;
     if n as u64 > JSON_BYTES_MAX {
         let what = format!("more than the {JSON_BYTES_MAX} bytes that are read");
         return Err(Error::Malformed { path: path.to_owned(), what });
     }
-    Ok(text)
+    Ok(bytes)
 }
 
 /// A file name that stays where it is put: no separators, no parents, nothing hidden.

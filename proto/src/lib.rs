@@ -13,6 +13,18 @@ pub mod cluster {
     tonic::include_proto!("lockstep.cluster.v1");
 }
 
+/// What gateways speak to engines.
+pub mod vllm {
+    #![allow(clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
+    tonic::include_proto!("vllm.grpc.engine");
+}
+
+/// The Open Inference Protocol.
+pub mod kserve {
+    #![allow(clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
+    tonic::include_proto!("inference");
+}
+
 mod convert;
 pub mod secure;
 pub mod transport;

@@ -21,7 +21,12 @@ pub struct Config {
     pub resume_key: ResumeKey,
     /// What `/metrics` answers.
     pub metrics: Render,
+    /// What gateways that make tokens themselves are given for it. None where there is nothing to give.
+    pub text_files: Option<ReadTextFiles>,
 }
+
+/// Reads the model's tokenizer and what stands beside it, when somebody first asks.
+pub type ReadTextFiles = Arc<dyn Fn() -> checkpoint::Result<checkpoint::TextBundle> + Send + Sync>;
 
 /// Renders a page when it is asked for.
 pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
@@ -152,6 +157,7 @@ impl Default for Config {
             keys: ApiKeys::default(),
             resume_key: ResumeKey::of(&[]),
             metrics: Arc::new(String::new),
+            text_files: None,
         }
     }
 }

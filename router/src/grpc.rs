@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::embed::EmbedAsk;
+use crate::faces;
 use crate::generate::{Ask, Front, Purpose, after};
 use crate::generation::{Event, Generation};
 use crate::http::SESSION;
@@ -49,10 +50,14 @@ where
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .with_service_name(SERVICE)
+            .with_service_name(faces::SERVICES[0])
+            .with_service_name(faces::SERVICES[1])
             .with_service_name("grpc.health.v1.Health")
     };
     let served = proto::transport::server()
         .add_service(inference)
+        .add_service(faces::vllm::service(front.clone()))
+        .add_service(faces::kserve::service(front.clone()))
         .add_service(health)
         .add_service(reflection().build_v1().map_err(Error::Reflection)?)
         .add_service(reflection().build_v1alpha().map_err(Error::Reflection)?)
@@ -71,7 +76,7 @@ async fn report_health(front: &Front, reporter: HealthReporter, draining: Cancel
         views.mark_unchanged();
         let ready = front.replicas.is_any_ready() && !front.admission.is_draining();
         let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
-        for service in ["", SERVICE] {
+        for service in ["", SERVICE].into_iter().chain(faces::SERVICES) {
             reporter.set_service_status(service, status).await;
         }
         tokio::select! {
@@ -155,10 +160,8 @@ impl Inference for Service {
 }
 
 impl Service {
-    /// Whose a call is, by its key.
     fn tenant(&self, metadata: &MetadataMap) -> Result<TenantId, Refusal> {
-        let authorization = metadata.get("authorization").and_then(|value| value.to_str().ok());
-        self.front.config.keys.authorized(authorization).ok_or(Refusal::NoKey)
+        tenant(&self.front, metadata)
     }
 
     fn ask(&self, request: Request<v1::GenerateRequest>) -> Result<Ask, Refusal> {
@@ -261,7 +264,13 @@ fn resume(asked: v1::Resume) -> Result<Resume, Refusal> {
     Ok(Resume { opened: Opened::read(&asked.handle)?, marks: Marks { choices, usage: false } })
 }
 
-fn status(refusal: Refusal) -> Status {
+/// Whose a call is, by its key.
+pub fn tenant(front: &Front, metadata: &MetadataMap) -> Result<TenantId, Refusal> {
+    let authorization = metadata.get("authorization").and_then(|value| value.to_str().ok());
+    front.config.keys.authorized(authorization).ok_or(Refusal::NoKey)
+}
+
+pub fn status(refusal: Refusal) -> Status {
     let code = match &refusal {
         Refusal::Invalid { .. } | Refusal::TooLong { .. } | Refusal::TooLarge { .. } => Code::InvalidArgument,
         Refusal::NoResume(NoResume::OtherPolicy) => Code::FailedPrecondition,
@@ -283,7 +292,7 @@ fn status(refusal: Refusal) -> Status {
 }
 
 /// The deadline that the client's library put on the call.
-fn call_deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Refusal> {
+pub fn call_deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Refusal> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
     let timeout = value.to_str().ok().and_then(timeout);
     let timeout = timeout.ok_or_else(|| Refusal::invalid("grpc-timeout", "is no timeout"))?;

@@ -11,6 +11,7 @@ pub mod caches;
 pub mod circuit;
 pub mod config;
 mod embed;
+mod faces;
 mod generate;
 mod generation;
 mod grpc;
@@ -33,7 +34,7 @@ mod text;
 mod ticket;
 mod topology;
 
-pub use config::{Config, Limits, Render, Waits};
+pub use config::{Config, Limits, ReadTextFiles, Render, Waits};
 pub use keys::{ApiKeys, BadLine};
 pub use pick::Policy;
 pub use resume::ResumeKey;

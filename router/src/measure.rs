@@ -20,6 +20,10 @@ use tonic::metadata::MetadataMap;
 pub enum Face {
     Http,
     Grpc,
+    /// `vllm.grpc.engine`.
+    Vllm,
+    /// The Open Inference Protocol.
+    Kserve,
 }
 
 impl Face {
@@ -27,6 +31,8 @@ impl Face {
         match self {
             Face::Http => "http",
             Face::Grpc => "grpc",
+            Face::Vllm => "vllm",
+            Face::Kserve => "kserve",
         }
     }
 }

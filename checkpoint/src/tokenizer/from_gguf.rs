@@ -27,19 +27,19 @@ impl Tokenizer {
 }
 
 /// What the keys of `tokenizer.ggml` say.
-struct Vocabulary<'a> {
-    tokens: Vec<&'a str>,
+pub(super) struct Vocabulary<'a> {
+    pub tokens: Vec<&'a str>,
     /// As many as there are tokens.
     kinds: Vec<i64>,
     /// A text's id; the lower one where two tokens have the same text.
     ids: HashMap<&'a str, Token>,
-    merging: Merging<'a>,
-    before: Tokens,
-    after: Tokens,
+    pub merging: Merging<'a>,
+    pub before: Tokens,
+    pub after: Tokens,
 }
 
 /// `tokenizer.ggml.model`.
-enum Merging<'a> {
+pub(super) enum Merging<'a> {
     /// `gpt2`: bytes, merged in the order of a list.
     ByteLevel { recipe: Recipe, merges: Vec<(&'a str, &'a str)> },
     /// `llama`: characters, merged in the order of scores, bytes for those that are unknown.
@@ -47,7 +47,7 @@ enum Merging<'a> {
 }
 
 impl<'a> Vocabulary<'a> {
-    fn read(gguf: &Gguf, bytes: &'a [u8]) -> std::result::Result<Vocabulary<'a>, Fault> {
+    pub fn read(gguf: &Gguf, bytes: &'a [u8]) -> std::result::Result<Vocabulary<'a>, Fault> {
         let model = match gguf.text(bytes, "tokenizer.ggml.model")? {
             Some(model @ ("gpt2" | "llama")) => model,
             Some(other) => return Fault::unsupported(format!("the tokenizer model {other}")),
@@ -75,7 +75,7 @@ impl<'a> Vocabulary<'a> {
     }
 
     /// Whether a token is matched in a text as a whole.
-    fn added(&self, id: usize) -> bool {
+    pub fn added(&self, id: usize) -> bool {
         let is_unknown = self.kinds[id] == KIND_UNKNOWN && matches!(self.merging, Merging::SentencePiece { .. });
         is_unknown || matches!(self.kinds[id], KIND_CONTROL | KIND_USER_DEFINED)
     }
@@ -125,7 +125,7 @@ impl<'a> Vocabulary<'a> {
         ))
     }
 
-    fn added_token(&self, id: usize) -> AddedToken {
+    pub fn added_token(&self, id: usize) -> AddedToken {
         AddedToken::from(self.tokens[id], self.kinds[id] != KIND_USER_DEFINED).normalized(false)
     }
 
@@ -135,7 +135,7 @@ impl<'a> Vocabulary<'a> {
         self.ids.iter().filter(move |(_, id)| used(**id)).map(|(text, id)| ((*text).to_owned(), *id))
     }
 
-    fn byte_level_bpe(&self, recipe: Recipe, merges: &[(&str, &str)]) -> BpeConfig {
+    pub fn byte_level_bpe(&self, recipe: Recipe, merges: &[(&str, &str)]) -> BpeConfig {
         let used = |text: &str| self.ids.get(text).is_some_and(|id| self.kinds[*id as usize] != KIND_UNUSED);
         let missing = missing_bytes(used).into_iter().zip(self.tokens.len() as Token..);
         BpeConfig {
@@ -147,7 +147,7 @@ impl<'a> Vocabulary<'a> {
         }
     }
 
-    fn sentence_piece_bpe(&self, scores: &[f64]) -> BpeConfig {
+    pub fn sentence_piece_bpe(&self, scores: &[f64]) -> BpeConfig {
         let unknown = self.kinds.iter().position(|kind| *kind == KIND_UNKNOWN);
         let has_byte = |byte: u8| self.ids.contains_key(format!("<0x{byte:02X}>").as_str());
         let mut mergeable = self.ids.clone();

@@ -9,6 +9,7 @@ mod from_json;
 mod pieces;
 mod recipes;
 mod scores;
+mod to_json;
 
 pub use detokenizer::Detokenizer;
 

@@ -1,6 +1,7 @@
 //! The named pre-tokenizers of byte-level vocabularies: how a text is cut before it is merged. A name that is not here
 //! is refused, because a guess would give other ids.
 
+use serde_json::{Value, json};
 use tokenizers::SplitDelimiterBehavior;
 use tokenizers::pipeline::PipelinePreTokenizer;
 use tokenizers::pre_tokenizers::digits::Digits;
@@ -101,6 +102,17 @@ pub(super) fn recipe(pre: &str) -> Option<Recipe> {
 }
 
 impl Recipe {
+    /// As a `tokenizer.json` has them.
+    pub fn cuts_as_json(self) -> Vec<Value> {
+        let cut = |cut: &Cut| match cut {
+            Cut::Digits => json!({ "type": "Digits", "individual_digits": true }),
+            Cut::Regex(regex) => {
+                json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false })
+            }
+        };
+        self.cuts.iter().map(cut).collect()
+    }
+
     pub fn pre_tokenizer(self) -> tokenizers::Result<PipelinePreTokenizer> {
         let cut = |cut: &Cut| {
             Ok(match cut {

@@ -89,6 +89,11 @@ fn byte_level_gguf(base: &Value, pre: &str) -> Vec<u8> {
     writer.bytes()
 }
 
+fn from_written_json(folder: &Temporary, gguf: &[u8]) -> crate::Result<Tokenizer> {
+    let json = Tokenizer::json_of_gguf(&Gguf::parse(gguf).unwrap(), gguf, Path::new("t.gguf")).unwrap();
+    Tokenizer::from_file(&folder.write("written.json", json.to_string().as_bytes()))
+}
+
 /// Whose `tokenizer.json` is cut by regexes that the reader of that file has no automaton for, and refuses.
 const ONLY_FROM_GGUF: [&str; 5] = ["deepseek-llm", "deepseek-coder", "falcon", "bloom", "viking"];
 
@@ -104,7 +109,12 @@ fn byte_level_ids_are_those_of_transformers() {
             Ok(tokenizer) => assert_ids(&format!("{name} from json"), &tokenizer, &documents, form),
             Err(error) => assert!(ONLY_FROM_GGUF.contains(&pre), "{name}: {error}"),
         }
-        assert_ids(&format!("{name} from gguf"), &from_gguf(&byte_level_gguf(&base, pre)), &documents, form);
+        let gguf = byte_level_gguf(&base, pre);
+        assert_ids(&format!("{name} from gguf"), &from_gguf(&gguf), &documents, form);
+        match from_written_json(&folder, &gguf) {
+            Ok(tokenizer) => assert_ids(&format!("{name} from gguf as json"), &tokenizer, &documents, form),
+            Err(error) => assert!(ONLY_FROM_GGUF.contains(&pre), "{name}: {error}"),
+        }
         n += 1;
     }
     assert_eq!(n, 15);
@@ -119,6 +129,9 @@ fn sentence_piece_ids_are_those_of_transformers() {
     }
     let file = std::fs::read(path("llama.gguf")).unwrap();
     assert_ids("llama from gguf", &from_gguf(&file), &documents, &expected["llama llama"]);
+    let written = from_written_json(&folder, &file).unwrap();
+    assert_ids("llama from gguf as json", &written, &documents, &expected["llama llama"]);
+    assert_eq!(written.encode("a", true).unwrap(), from_gguf(&file).encode("a", true).unwrap());
     let header = Gguf::parse(&file).unwrap();
     let texts = |key: &str| header.texts(&file, key).unwrap().unwrap().into_iter().map(str::to_owned).collect();
     let kinds = header.integers(&file, "tokenizer.ggml.token_type").unwrap().unwrap();
@@ -130,7 +143,10 @@ fn sentence_piece_ids_are_those_of_transformers() {
         .meta("tokenizer.ggml.tokens", Meta::Texts(texts("tokenizer.ggml.tokens")))
         .meta("tokenizer.ggml.token_type", Meta::I32s(kinds.into_iter().map(|kind| kind as i32).collect()))
         .meta("tokenizer.ggml.scores", Meta::F32s(scores.into_iter().map(|score| score as f32).collect()));
-    assert_ids("gemma from gguf", &from_gguf(&without_prefix.bytes()), &documents, &expected["llama gemma"]);
+    let without_prefix = without_prefix.bytes();
+    assert_ids("gemma from gguf", &from_gguf(&without_prefix), &documents, &expected["llama gemma"]);
+    let written = from_written_json(&folder, &without_prefix).unwrap();
+    assert_ids("gemma from gguf as json", &written, &documents, &expected["llama gemma"]);
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use crate::generate::{Ask, Front, Purpose, Room};
 use crate::generation::{Event, Generation, Prompt};
+use crate::http::chunks;
 use crate::http::error::HttpError;
 use crate::http::fields::Streaming;
-use crate::http::sse;
 use crate::measure::Clock;
 use crate::refusal::Refusal;
 use crate::resume::Resume;
@@ -108,7 +108,7 @@ pub async fn answer<S: Shape>(front: Arc<Front>, asked: Asked, clock: Clock, sha
     generation.answered(front.config.waits.first_answer_max).await?;
     let envelope = Envelope::new(front, &generation, S::ID_PREFIX, wishes);
     match streaming {
-        Some(streaming) => Ok(sse::stream(envelope, shape, generation, n_choices, streaming)),
+        Some(streaming) => Ok(chunks::stream(envelope, shape, generation, n_choices, streaming)),
         None => Ok(whole(envelope, shape, generation, n_choices).await?),
     }
 }

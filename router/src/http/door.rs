@@ -15,11 +15,23 @@ use http::header::{
 use http::{HeaderMap, Method, StatusCode};
 use std::sync::Arc;
 use std::time::Duration;
+use types::TenantId;
 
 /// Lets in who has a key, and notes whose it is for the page.
-pub async fn authorize(State(front): State<Arc<Front>>, mut request: Request, next: Next) -> Response {
-    let authorization = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    match front.config.keys.authorized(authorization) {
+pub async fn authorize(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response {
+    let tenant = tenant(&front, request.headers());
+    enter(&front, tenant, request, next).await
+}
+
+/// The same for pages whose clients call it `x-api-key`.
+pub async fn authorize_either(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response {
+    let bare = || front.config.keys.tenant(text(request.headers(), "x-api-key")?.trim());
+    let tenant = tenant(&front, request.headers()).or_else(bare);
+    enter(&front, tenant, request, next).await
+}
+
+async fn enter(front: &Front, tenant: Option<TenantId>, mut request: Request, next: Next) -> Response {
+    match tenant {
         Some(tenant) => {
             request.extensions_mut().insert(tenant);
             let mut response = next.run(request).await;
@@ -54,6 +66,14 @@ fn span(time: Duration) -> String {
         (0, millis) => format!("{}s", millis as f64 / 1000.0),
         (minutes, millis) => format!("{minutes}m{}s", millis as f64 / 1000.0),
     }
+}
+
+fn tenant(front: &Front, headers: &HeaderMap) -> Option<TenantId> {
+    front.config.keys.authorized(text(headers, AUTHORIZATION.as_str()))
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 /// Pages of any origin may ask: a key is what keeps others out, and cookies are none.

@@ -10,7 +10,7 @@ use http::header::RETRY_AFTER;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct HttpError {
     status: StatusCode,
     kind: &'static str,
@@ -44,6 +44,14 @@ impl HttpError {
         HttpError::bad_request(StatusCode::METHOD_NOT_ALLOWED, "this page does not take that method")
     }
 
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     pub fn label(&self) -> &'static str {
         self.label
     }
@@ -58,7 +66,13 @@ const NAMES: [(&str, &str); 3] = [("text", "prompt"), ("token_ids", "prompt"), (
 
 impl From<Refusal> for HttpError {
     fn from(refusal: Refusal) -> HttpError {
-        let refusal = refusal.renamed(&NAMES);
+        HttpError::of(refusal.renamed(&NAMES))
+    }
+}
+
+impl HttpError {
+    /// With the names of fields as they are.
+    pub fn of(refusal: Refusal) -> HttpError {
         let (status, kind, code) = match &refusal {
             Refusal::Invalid { .. } => (StatusCode::BAD_REQUEST, INVALID, None),
             Refusal::TooLong { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
@@ -112,6 +126,8 @@ impl IntoResponse for HttpError {
         if let Some(wait) = self.retry_after {
             response.headers_mut().insert(RETRY_AFTER, wait.as_secs().max(1).into());
         }
+        // For a page that says it in other words.
+        response.extensions_mut().insert(self);
         response
     }
 }

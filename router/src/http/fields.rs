@@ -18,6 +18,10 @@ const SESSION_FIELDS: [&str; 2] = ["prompt_cache_key", "user"];
 pub struct Fields(Map<String, Value>);
 
 impl Fields {
+    pub fn of(fields: Map<String, Value>) -> Fields {
+        Fields(fields)
+    }
+
     pub fn parse(body: &[u8]) -> Result<Fields, HttpError> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(fields)) => Ok(Fields(fields)),
@@ -168,7 +172,7 @@ impl Fields {
     }
 
     /// A string or a list of them.
-    fn strings(&mut self, name: &'static str) -> Result<Vec<String>, Refusal> {
+    pub fn strings(&mut self, name: &'static str) -> Result<Vec<String>, Refusal> {
         let string = |value: Value| match value {
             Value::String(text) => Ok(text),
             other => Err(wrong(name, "a string or a list of strings", &other)),
@@ -186,6 +190,16 @@ impl Fields {
             Some(_) => Err(Refusal::invalid(name, "is not supported here")),
             None => Ok(()),
         }
+    }
+
+    /// Of these fields: refuses what would change the answer.
+    pub fn refuse(&mut self, unserved: &[(&'static str, IsNeutral)]) -> Result<(), Refusal> {
+        for (name, is_neutral) in unserved {
+            if self.take(name).is_some_and(|value| !is_neutral(&value)) {
+                return Err(Refusal::invalid(name, "is not supported yet, but for a value that changes nothing"));
+            }
+        }
+        Ok(())
     }
 
     /// `stream`, and whether the last chunk tells the usage.
@@ -222,7 +236,7 @@ impl Fields {
     }
 
     /// What requests have in common that follow one another. It changes no answer: what is no text is no session.
-    fn session(&self) -> Option<u64> {
+    pub fn session(&self) -> Option<u64> {
         SESSION_FIELDS.iter().find_map(|name| self.0.get(*name)?.as_str()).filter(|text| !text.is_empty()).map(hashed)
     }
 
@@ -261,7 +275,7 @@ pub struct Streaming {
     pub include_usage: bool,
 }
 
-type IsNeutral = fn(&Value) -> bool;
+pub type IsNeutral = fn(&Value) -> bool;
 
 /// What others serve and this does not yet, with the values that change nothing.
 const UNSERVED: &[(&str, IsNeutral)] = &[
@@ -304,7 +318,7 @@ fn never(_: &Value) -> bool {
     false
 }
 
-fn is_empty(value: &Value) -> bool {
+pub fn is_empty(value: &Value) -> bool {
     match value {
         Value::Array(all) => all.is_empty(),
         Value::Object(all) => all.is_empty(),

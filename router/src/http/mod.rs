@@ -1,22 +1,29 @@
-//! HTTP to the outside: OpenAI's endpoints, and pages for operators. Says in OpenAI's words what `generate` does.
+//! HTTP to the outside: OpenAI's endpoints and Anthropic's, and pages for operators. Says in their words what
+//! `generate` does.
 
 mod answer;
 mod chat;
+mod chunks;
 mod completions;
 mod door;
 mod embeddings;
 mod error;
 mod fields;
+mod messages;
 mod models;
+mod responses;
 mod server;
+mod single;
 mod sse;
 mod tokens;
 
 use crate::Error;
 use crate::config::Limits;
 use crate::generate::{Front, Room};
+pub use crate::http::answer::finish_reason;
 pub use crate::http::error::HttpError;
-use crate::http::fields::{Fields, Streaming};
+pub use crate::http::fields::Fields;
+use crate::http::fields::Streaming;
 use crate::refusal::Refusal;
 use crate::resume::Resume;
 use axum::Router;
@@ -43,12 +50,19 @@ fn routes(front: Arc<Front>) -> Router {
     let keyed = Router::new()
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/responses", post(responses::responses))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route_layer(from_fn_with_state(front.clone(), door::authorize));
+    // Outermost, so that who has no key is told so in the same words.
+    let anthropic = Router::new()
+        .route("/v1/messages", post(messages::messages))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route_layer(from_fn_with_state(front.clone(), door::authorize_either))
+        .route_layer(from_fn(messages::in_its_words));
     // Without a key: what probes and monitoring ask.
     Router::new()
         .route("/health", get(|| async { "alive\n" }))
@@ -56,6 +70,7 @@ fn routes(front: Arc<Front>) -> Router {
         .route("/cluster", get(models::cluster))
         .route("/metrics", get(metrics))
         .merge(keyed)
+        .merge(anthropic)
         .fallback(|| async { HttpError::no_such_page() })
         .method_not_allowed_fallback(|| async { HttpError::wrong_method() })
         .layer(from_fn(door::cors))

@@ -20,16 +20,13 @@ impl Reply {
 
     /// Each event's data.
     pub fn events(&self) -> Vec<String> {
-        let data = |event: &str| event.strip_prefix("data: ")?.lines().next().map(str::to_owned);
+        let data = |event: &str| line_of(event, "data: ");
         self.body.split("\n\n").filter_map(data).collect()
     }
 
     /// Each event's id and data, but for those without an id.
     pub fn identified(&self) -> Vec<(String, String)> {
-        let both = |event: &str| {
-            let (data, id) = event.strip_prefix("data: ")?.split_once("\nid: ")?;
-            Some((id.to_owned(), data.to_owned()))
-        };
+        let both = |event: &str| Some((line_of(event, "id: ")?, line_of(event, "data: ")?));
         self.body.split("\n\n").filter_map(both).collect()
     }
 
@@ -39,6 +36,10 @@ impl Reply {
         assert_eq!(events.pop().as_deref(), Some("[DONE]"), "{}", self.body);
         events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
     }
+}
+
+fn line_of(event: &str, name: &str) -> Option<String> {
+    event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
 }
 
 pub async fn get(address: SocketAddr, path: &str) -> Reply {

@@ -5,12 +5,22 @@
 mod harness;
 
 use crate::client::{post_text, post_until, read_until};
-use crate::{House, config, run, run_within};
+use crate::{House, config, kserve, run, run_within};
 use harness::{Rounds, mutate, scramble};
 use serde_json::{Value, json};
 use std::time::Duration;
+use tonic::Code;
 
-const PAGES: [&str; 5] = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"];
+const PAGES: [&str; 8] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/tokenize",
+    "/v1/messages",
+    "/v1/responses",
+    "/detokenize",
+    "/v1/messages/count_tokens",
+];
 const ROUNDS: u64 = 1200;
 /// As long as a target may be told to run.
 const HANGS_AFTER: Duration = Duration::from_secs(3600);
@@ -27,6 +37,15 @@ fn right() -> Vec<Value> {
             "min_p": 0.1, "top_p": 0.9, "repetition_penalty": 1.1, "min_tokens": 1, "stop_token_ids": [7] }),
         json!({ "input": [[1, 2], [3]], "encoding_format": "base64", "model": "toy" }),
         json!({ "prompt": "Hi", "add_special_tokens": true, "return_token_strs": true, "tokens": [1, 2] }),
+        json!({ "model": "toy", "max_tokens": 4, "system": [{ "type": "text", "text": "Be." }], "messages": [
+            { "role": "user", "content": "Hi" }, { "role": "assistant", "content": [{ "type": "text", "text": "a" }] },
+            { "role": "user", "content": [{ "type": "text", "text": "b" }] }], "stop_sequences": ["x"], "top_k": 5,
+            "stream": true, "thinking": { "type": "disabled" }, "tool_choice": { "type": "auto" }, "tools": [] }),
+        json!({ "model": "toy", "max_output_tokens": 4, "instructions": "Be.", "input": [{ "role": "user",
+            "content": [{ "type": "input_text", "text": "Hi" }], "type": "message" }], "store": false, "top_p": 0.5,
+            "text": { "format": { "type": "text" }, "verbosity": "medium" }, "reasoning": { "effort": null },
+            "metadata": {}, "truncation": "disabled", "include": [], "stream": true,
+            "stream_options": { "include_obfuscation": true } }),
     ]
 }
 
@@ -63,6 +82,37 @@ fn mutated_bodies() {
         house.fake.die();
         house.fake.welcome();
         assert!(read_until(&mut stream, "[DONE]").await.contains("\"finish_reason\":\"stop\""));
+        house.close().await;
+    });
+}
+
+#[test]
+fn mutated_sampling_parameters() {
+    run_within(HANGS_AFTER, async {
+        let house = House::open(config()).await;
+        let right = right();
+        let mut rounds = Rounds::of("sampling parameters", ROUNDS / 4);
+        let mut n_taken = 0;
+        while let Some(mut random) = rounds.next() {
+            // The fields of `/v1/completions`, but for those that have no place in a tensor's answer.
+            let mut body = right[1].clone();
+            ["prompt", "echo", "logprobs"].iter().for_each(|name| drop(body.as_object_mut().unwrap().remove(*name)));
+            (0..random.below(4)).for_each(|_| mutate(&mut body, &mut random));
+            let mut sampling = body.to_string();
+            if random.one_in(5) {
+                sampling = scramble(&sampling, &mut random);
+            }
+            let inputs = vec![kserve::text("text_input", "Hi"), kserve::text("sampling_parameters", &sampling)];
+            match kserve::client(&house).model_infer(kserve::ask(inputs)).await {
+                Ok(_) => n_taken += 1,
+                Err(refused) => {
+                    assert_eq!(refused.code(), Code::InvalidArgument, "{sampling}: {refused:?}");
+                    assert!(!refused.message().is_empty(), "{sampling}");
+                }
+            }
+        }
+        let n = rounds.n();
+        assert!(!rounds.are_many() || (n / 20..n).contains(&n_taken), "{n_taken} of {n} were taken");
         house.close().await;
     });
 }

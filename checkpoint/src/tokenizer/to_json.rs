@@ -1,0 +1,120 @@
+//! A GGUF's vocabulary as the `tokenizer.json` that says the same, for those who read nothing else. Knows the format,
+//! and no file.
+
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::from_gguf::{Merging, Vocabulary};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use tokenizers::models::bpe::BpeConfig;
+use types::Token;
+
+impl Tokenizer {
+    pub(crate) fn json_of_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Value> {
+        let vocabulary = Vocabulary::read(gguf, bytes).map_err(Error::fault(path))?;
+        Ok(vocabulary.json())
+    }
+}
+
+impl Vocabulary<'_> {
+    fn json(&self) -> Value {
+        let added = (0..self.tokens.len()).filter(|id| self.added(*id));
+        let (normalizer, pre_tokenizer, decoder, bpe) = match &self.merging {
+            Merging::ByteLevel { recipe, merges } => {
+                let normalizer = if recipe.nfc { json!({ "type": "NFC" }) } else { Value::Null };
+                // The words are cut by now; what is left is to spell their bytes.
+                let mut cuts = recipe.cuts_as_json();
+                cuts.push(byte_level());
+                let pre_tokenizer = json!({ "type": "Sequence", "pretokenizers": cuts });
+                (normalizer, pre_tokenizer, byte_level(), self.byte_level_bpe(*recipe, merges))
+            }
+            Merging::SentencePiece { scores, add_space_prefix } => {
+                let (normalizer, decoder) = (spaces_to_words(*add_space_prefix), words_to_spaces(*add_space_prefix));
+                (normalizer, Value::Null, decoder, self.sentence_piece_bpe(scores))
+            }
+        };
+        json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": added.map(|id| self.added_json(id)).collect::<Vec<_>>(),
+            "normalizer": normalizer,
+            "pre_tokenizer": pre_tokenizer,
+            "post_processor": self.surroundings(),
+            "decoder": decoder,
+            "model": self.model(bpe),
+        })
+    }
+
+    fn added_json(&self, id: usize) -> Value {
+        let token = self.added_token(id);
+        json!({
+            "id": id, "content": self.tokens[id], "special": token.special, "normalized": false,
+            "single_word": false, "lstrip": false, "rstrip": false,
+        })
+    }
+
+    fn model(&self, bpe: BpeConfig) -> Value {
+        let mut vocab: Vec<(String, Token)> = bpe.vocab.into_iter().collect();
+        // Ids behind the vocabulary stand for bytes that it lacks, and no model knows them.
+        vocab.retain(|(_, id)| (*id as usize) < self.tokens.len());
+        vocab.sort_unstable_by_key(|(_, id)| *id);
+        json!({
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": bpe.unk_token,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": bpe.fuse_unk,
+            "byte_fallback": bpe.byte_fallback,
+            "ignore_merges": bpe.ignore_merges,
+            "vocab": vocab.into_iter().map(|(text, id)| (text, id.into())).collect::<Map<_, _>>(),
+            "merges": bpe.merges,
+        })
+    }
+
+    /// What stands around a text, and around each of two.
+    fn surroundings(&self) -> Value {
+        let around: Vec<Token> = self.before.iter().chain(&self.after).copied().collect();
+        if around.is_empty() {
+            return Value::Null;
+        }
+        let text = |id: &Token| self.tokens[*id as usize];
+        let template = |sequence: &str, type_id: u32| {
+            let special = |id| json!({ "SpecialToken": { "id": text(id), "type_id": type_id } });
+            let sequence = json!({ "Sequence": { "id": sequence, "type_id": type_id } });
+            let before = self.before.iter().map(special);
+            before.chain([sequence]).chain(self.after.iter().map(special)).collect::<Vec<_>>()
+        };
+        let special = |id| (text(id).to_owned(), json!({ "id": text(id), "ids": [id], "tokens": [text(id)] }));
+        let pair = [template("A", 0), template("B", 1)].concat();
+        json!({
+            "type": "TemplateProcessing",
+            "single": template("A", 0),
+            "pair": pair,
+            "special_tokens": around.iter().map(special).collect::<Map<_, _>>(),
+        })
+    }
+}
+
+fn byte_level() -> Value {
+    json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false })
+}
+
+fn spaces_to_words(add_space_prefix: bool) -> Value {
+    let prefix = add_space_prefix.then(|| json!({ "type": "Prepend", "prepend": "▁" }));
+    let spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
+    let both: Vec<Value> = prefix.into_iter().chain([spaces]).collect();
+    json!({ "type": "Sequence", "normalizers": both })
+}
+
+fn words_to_spaces(has_space_prefix: bool) -> Value {
+    let strip = has_space_prefix.then(|| json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
+    let steps = [
+        json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " }),
+        json!({ "type": "ByteFallback" }),
+        json!({ "type": "Fuse" }),
+    ];
+    json!({ "type": "Sequence", "decoders": steps.into_iter().chain(strip).collect::<Vec<_>>() })
+}

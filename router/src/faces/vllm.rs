@@ -1,0 +1,454 @@
+//! `vllm.grpc.engine.VllmEngine`: what gateways speak to engines. They bring tokens and take tokens; stop strings are
+//! looked for in their text all the same, by who knows it.
+
+use crate::embed::EmbedAsk;
+use crate::faces::vllm::words::{Counts, input_logprobs, output_logprobs, sampling};
+use crate::generate::{Ask, Front, Purpose};
+use crate::generation::{Event, Generation};
+use crate::grpc::{call_deadline, status, tenant};
+use crate::measure::{Caller, Clock, Face};
+use crate::refusal::Refusal;
+use bytes::Bytes;
+use proto::v1;
+use proto::v1::generate_request::Input;
+use proto::vllm as wire;
+use proto::vllm::vllm_engine_server::{VllmEngine, VllmEngineServer};
+use std::collections::{HashMap, VecDeque};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use telemetry::spans::Traced;
+use tokio::sync::OnceCell;
+use tokio_stream::Stream;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::{Request, Response, Status};
+use types::{TenantId, Token};
+use wire::generate_complete::MatchedStop;
+use wire::generate_request as asked;
+use wire::generate_response::Response as Said;
+
+mod words;
+
+/// Of a gateway's name for a request. Theirs have forty.
+const REQUEST_ID_BYTES_MAX: usize = 256;
+/// Of the tokenizer's archive, in one message.
+const CHUNK_BYTES: usize = 64 << 10;
+
+pub fn service(front: Arc<Front>) -> VllmEngineServer<impl VllmEngine> {
+    let body_bytes_max = front.config.limits.body_bytes_max;
+    let (running, started, bundle) = (Running::default(), Instant::now(), OnceCell::new());
+    VllmEngineServer::new(Service { front, running, started, bundle }).max_decoding_message_size(body_bytes_max)
+}
+
+struct Service {
+    front: Arc<Front>,
+    running: Running,
+    started: Instant,
+    /// Made when it is first asked for.
+    bundle: OnceCell<(Bytes, String)>,
+}
+
+#[tonic::async_trait]
+impl VllmEngine for Service {
+    type GenerateStream = Replies;
+    type GetTokenizerStream = Pin<Box<dyn Stream<Item = Result<wire::GetTokenizerChunk, Status>> + Send>>;
+
+    async fn generate(&self, request: Request<wire::GenerateRequest>) -> Result<Response<Replies>, Status> {
+        let mut clock = Clock::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
+        let (ask, style) = self.ask(request).inspect_err(|refusal| clock.refused(refusal)).map_err(said)?;
+        let guard = self.running.enter(ask.tenant, &style.request_id);
+        let ask = Ask { trace: clock.trace(), clock: Some(clock), ..ask };
+        let mut generation = self.front.generate(ask).await.map_err(said)?;
+        generation.answered(self.front.config.waits.first_answer_max).await.map_err(said)?;
+        Ok(Response::new(Replies::new(generation, style, guard)))
+    }
+
+    async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<Response<wire::EmbedResponse>, Status> {
+        let mut clock = Clock::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
+        let ask = self.embed_ask(request).inspect_err(|refusal| clock.refused(refusal)).map_err(said)?;
+        let reply = self.front.embed(ask, &mut clock).await.map_err(said)?;
+        let embedding = reply.embeddings.into_iter().next().unwrap_or_default().values;
+        let (prompt_tokens, embedding_dim) = (reply.usage.unwrap_or_default().prompt_tokens, embedding.len() as u32);
+        Ok(Response::new(wire::EmbedResponse { embedding, prompt_tokens, embedding_dim }))
+    }
+
+    /// Needs no key, as `/health` needs none.
+    async fn health_check(
+        &self,
+        _: Request<wire::HealthCheckRequest>,
+    ) -> Result<Response<wire::HealthCheckResponse>, Status> {
+        let refusal = match (self.front.admission.is_draining(), self.front.replicas.is_any_ready()) {
+            (true, _) => Some(Refusal::Draining { retry_after: self.front.config.waits.retry_after }),
+            (false, false) => Some(self.front.replicas.refusal()),
+            (false, true) => None,
+        };
+        let message = refusal.as_ref().map_or_else(|| "ready".to_owned(), Refusal::to_string);
+        Ok(Response::new(wire::HealthCheckResponse { healthy: refusal.is_none(), message }))
+    }
+
+    async fn abort(&self, request: Request<wire::AbortRequest>) -> Result<Response<wire::AbortResponse>, Status> {
+        let tenant = tenant(&self.front, request.metadata()).map_err(said)?;
+        request.into_inner().request_ids.into_iter().for_each(|id| self.running.abort(tenant, id));
+        Ok(Response::new(wire::AbortResponse {}))
+    }
+
+    async fn get_model_info(
+        &self,
+        request: Request<wire::GetModelInfoRequest>,
+    ) -> Result<Response<wire::GetModelInfoResponse>, Status> {
+        tenant(&self.front, request.metadata()).map_err(said)?;
+        self.model_info().map(Response::new).map_err(said)
+    }
+
+    async fn get_server_info(
+        &self,
+        request: Request<wire::GetServerInfoRequest>,
+    ) -> Result<Response<wire::GetServerInfoResponse>, Status> {
+        tenant(&self.front, request.metadata()).map_err(said)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Ok(Response::new(wire::GetServerInfoResponse {
+            active_requests: u32::try_from(self.front.streams.len()).unwrap_or(u32::MAX),
+            is_paused: self.front.admission.is_draining(),
+            last_receive_timestamp: now.as_secs_f64(),
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            server_type: "lockstep".into(),
+            data_parallel_size: 1,
+        }))
+    }
+
+    async fn get_loads(
+        &self,
+        request: Request<wire::GetLoadsRequest>,
+    ) -> Result<Response<wire::GetLoadsResponse>, Status> {
+        tenant(&self.front, request.metadata()).map_err(said)?;
+        Ok(Response::new(wire::GetLoadsResponse {
+            timestamp: words::timestamp(crate::generate::unix_seconds()),
+            version: env!("CARGO_PKG_VERSION").into(),
+            dp_rank_count: 1,
+            loads: vec![words::load(&self.front.replicas.topology())],
+        }))
+    }
+
+    async fn get_tokenizer(
+        &self,
+        request: Request<wire::GetTokenizerRequest>,
+    ) -> Result<Response<Self::GetTokenizerStream>, Status> {
+        tenant(&self.front, request.metadata()).map_err(said)?;
+        let (zip, sha256) = self.bundle.get_or_try_init(|| self.bundle()).await?.clone();
+        let n_chunks = zip.len().div_ceil(CHUNK_BYTES);
+        let chunk = move |i: usize| wire::GetTokenizerChunk {
+            data: zip[i * CHUNK_BYTES..zip.len().min((i + 1) * CHUNK_BYTES)].to_vec(),
+            sha256: if i + 1 == n_chunks { sha256.clone() } else { String::new() },
+        };
+        Ok(Response::new(Box::pin(tokio_stream::iter((0..n_chunks).map(move |i| Ok(chunk(i)))))))
+    }
+}
+
+impl Service {
+    fn ask(&self, request: Request<wire::GenerateRequest>) -> Result<(Ask, Style), Refusal> {
+        let tenant = tenant(&self.front, request.metadata())?;
+        let deadline = call_deadline(request.metadata())?;
+        let request = request.into_inner();
+        words::refuse_unserved(&request)?;
+        check_id(&request.request_id)?;
+        let input = match request.input {
+            Some(asked::Input::Tokenized(tokenized)) => Input::TokenIds(v1::TokenIds { ids: tokenized.input_ids }),
+            Some(asked::Input::Text(text)) => Input::Text(text),
+            None => return Err(Refusal::invalid("input", "one of tokenized and text")),
+        };
+        let params = request.sampling_params.unwrap_or_default();
+        let n_choices = params.n.max(1);
+        let style = Style {
+            request_id: request.request_id,
+            is_stream: request.stream,
+            n_choices,
+            stop_token_ids: params.stop_token_ids.clone(),
+            has_logprobs: params.logprobs.is_some(),
+        };
+        let ask = Ask {
+            model: String::new(),
+            prompts: vec![input],
+            n_choices,
+            first_choice: 0,
+            purpose: Purpose::Generate(Box::new(sampling(params)?)),
+            echo: false,
+            priority: 0,
+            deadline,
+            tenant,
+            session: None,
+            resume: None,
+            trace: Traced::default(),
+            room: Vec::new(),
+            clock: None,
+        };
+        Ok((ask, style))
+    }
+
+    fn embed_ask(&self, request: Request<wire::EmbedRequest>) -> Result<EmbedAsk, Refusal> {
+        let tenant = tenant(&self.front, request.metadata())?;
+        let deadline = call_deadline(request.metadata())?;
+        let ids = request.into_inner().tokenized.unwrap_or_default().input_ids;
+        let inputs = vec![Input::TokenIds(v1::TokenIds { ids })];
+        Ok(EmbedAsk { model: String::new(), inputs, deadline, tenant })
+    }
+
+    fn model_info(&self) -> Result<wire::GetModelInfoResponse, Refusal> {
+        let replica = self.front.replica()?;
+        let spec = &self.front.text.spec;
+        let id = |token: &Token| i32::try_from(*token).unwrap_or_default();
+        Ok(wire::GetModelInfoResponse {
+            model_path: replica.model.clone(),
+            is_generation: true,
+            max_context_length: replica.context,
+            vocab_size: spec.vocab,
+            supports_vision: false,
+            served_model_name: self.front.served(&replica),
+            tokenizer_path: "/".into(),
+            model_type: format!("{:?}", spec.family).to_lowercase(),
+            architectures: Vec::new(),
+            eos_token_ids: spec.eos.iter().map(id).collect(),
+            pad_token_id: 0,
+            bos_token_id: spec.bos.as_ref().map_or(0, id),
+            max_req_input_len: i32::try_from(replica.context.saturating_sub(1)).unwrap_or(i32::MAX),
+            default_sampling_params_json: words::defaults(&self.front.text.defaults),
+        })
+    }
+
+    async fn bundle(&self) -> Result<(Bytes, String), Status> {
+        let none = || Status::unimplemented("this router has no tokenizer to give away");
+        let read = self.front.config.text_files.clone().ok_or_else(none)?;
+        // As much work as a long text.
+        let bundle = self.front.off_runtime(usize::MAX, move || read()).await.map_err(said)?;
+        let bundle =
+            bundle.map_err(|error| Status::internal(format!("the tokenizer cannot be given away: {error}")))?;
+        Ok((bundle.zip.into(), bundle.sha256))
+    }
+}
+
+fn check_id(id: &str) -> Result<(), Refusal> {
+    match id.len() {
+        0..=REQUEST_ID_BYTES_MAX => Ok(()),
+        n => Err(Refusal::invalid("request_id", format!("must have at most {REQUEST_ID_BYTES_MAX} bytes, not {n}"))),
+    }
+}
+
+/// Refusals name fields as this face does.
+fn said(refusal: Refusal) -> Status {
+    status(refusal.renamed(&[
+        ("token_ids", "tokenized.input_ids"),
+        ("stop_token_ids", "sampling_params.stop_token_ids"),
+        ("max_tokens", "sampling_params.max_tokens"),
+    ]))
+}
+
+/// Requests that can be aborted by name. Each ends where its stream is dropped, so there are never more than streams.
+#[derive(Clone, Default)]
+struct Running(Arc<Mutex<HashMap<Name, Held>>>);
+
+type Name = (TenantId, String);
+
+/// Streams of one name end together.
+struct Held {
+    abort: CancellationToken,
+    n_streams: usize,
+}
+
+impl Running {
+    /// None for a request without a name.
+    fn enter(&self, tenant: TenantId, id: &str) -> Option<Guard> {
+        if id.is_empty() {
+            return None;
+        }
+        let name = (tenant, id.to_owned());
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = || Held { abort: CancellationToken::new(), n_streams: 0 };
+        let held = all.entry(name.clone()).or_insert_with(fresh);
+        held.n_streams += 1;
+        Some(Guard { running: self.clone(), name, abort: held.abort.clone() })
+    }
+
+    fn abort(&self, tenant: TenantId, id: String) {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(held) = all.get(&(tenant, id)) {
+            held.abort.cancel();
+        }
+    }
+
+    fn leave(&self, name: &Name) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(held) = all.get_mut(name) {
+            held.n_streams -= 1;
+            if held.n_streams == 0 {
+                all.remove(name);
+            }
+        }
+    }
+}
+
+struct Guard {
+    running: Running,
+    name: Name,
+    abort: CancellationToken,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.running.leave(&self.name);
+    }
+}
+
+/// What a reply needs to know of its request.
+struct Style {
+    request_id: String,
+    is_stream: bool,
+    n_choices: u32,
+    stop_token_ids: Vec<Token>,
+    has_logprobs: bool,
+}
+
+/// A generation as chunks and Completes. Dropping it cancels the request, as an abort does.
+pub struct Replies {
+    /// None when it was aborted.
+    generation: Option<Generation>,
+    aborted: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    style: Style,
+    choices: Vec<Choice>,
+    ready: VecDeque<wire::GenerateResponse>,
+    _guard: Option<Guard>,
+}
+
+/// One choice as far as it has come.
+#[derive(Default)]
+struct Choice {
+    /// Of all tokens, or in a stream of the last chunk.
+    token_ids: Vec<Token>,
+    logprobs: Vec<v1::Logprob>,
+    n_tokens: u32,
+    prompt: Option<wire::InputLogProbs>,
+    has_ended: bool,
+}
+
+impl Replies {
+    fn new(generation: Generation, style: Style, guard: Option<Guard>) -> Replies {
+        let aborted = guard.as_ref().map(|guard| Box::pin(guard.abort.clone().cancelled_owned()));
+        let choices = (0..style.n_choices).map(|_| Choice::default()).collect();
+        Replies { generation: Some(generation), aborted, style, choices, ready: VecDeque::new(), _guard: guard }
+    }
+
+    fn hear(&mut self, index: u32, event: Event) {
+        let n_prompt = self.n_prompt();
+        let Some(choice) = self.choices.get_mut(index as usize) else { return };
+        match event {
+            Event::Prompt(prompt) => {
+                let ids = self.generation.as_ref().and_then(|generation| generation.prompts.first());
+                choice.prompt = ids.map(|prompt_ids| input_logprobs(&prompt_ids.ids, &prompt.logprobs));
+            }
+            Event::Delta(delta) if !delta.token_ids.is_empty() => {
+                choice.n_tokens += delta.token_ids.len() as u32;
+                if self.style.is_stream {
+                    choice.token_ids.clear();
+                    choice.logprobs.clear();
+                }
+                choice.token_ids.extend(delta.token_ids);
+                choice.logprobs.extend(delta.logprobs);
+                if self.style.is_stream {
+                    let said = Said::Chunk(choice.chunk(index, n_prompt, &self.style));
+                    self.ready.push_back(wire::GenerateResponse { response: Some(said) });
+                }
+            }
+            Event::Finished(finished) => self.finish(index, &finished),
+            // Nobody goes on with a stream here, and text is the gateway's own affair.
+            Event::Delta(_) | Event::Told(_) | Event::Pooled(_) => {}
+        }
+    }
+
+    fn n_prompt(&self) -> u32 {
+        self.generation.as_ref().map_or(0, |generation| generation.started.prompt_tokens)
+    }
+
+    fn finish(&mut self, index: u32, finished: &v1::Finished) {
+        let usage = finished.usage.unwrap_or_default();
+        let counts = Counts { prompt: usage.prompt_tokens, cached: usage.cached_tokens };
+        let choice = &mut self.choices[index as usize];
+        let is_stop = finished.reason() != v1::finished::Reason::Length;
+        let last = choice.token_ids.last().filter(|last| is_stop && self.style.stop_token_ids.contains(last)).copied();
+        let matched = match finished.stop.as_str() {
+            "" => last.map(MatchedStop::MatchedTokenId),
+            stop => Some(MatchedStop::MatchedStopStr(stop.to_owned())),
+        };
+        let reason = if is_stop { "stop" } else { "length" };
+        let complete = choice.complete(index, counts, reason, matched, &self.style);
+        self.ready.push_back(wire::GenerateResponse { response: Some(Said::Complete(complete)) });
+    }
+
+    /// Whoever aborted it and whoever reads it may be two.
+    fn abort(&mut self) {
+        let counts = Counts { prompt: self.n_prompt(), cached: 0 };
+        self.generation = None;
+        for (index, choice) in self.choices.iter_mut().enumerate().filter(|(_, choice)| !choice.has_ended) {
+            let complete = choice.complete(index as u32, counts, "abort", None, &self.style);
+            self.ready.push_back(wire::GenerateResponse { response: Some(Said::Complete(complete)) });
+        }
+    }
+}
+
+impl Choice {
+    fn chunk(&mut self, index: u32, n_prompt: u32, style: &Style) -> wire::GenerateStreamChunk {
+        wire::GenerateStreamChunk {
+            token_ids: self.token_ids.clone(),
+            prompt_tokens: n_prompt,
+            completion_tokens: self.token_ids.len() as u32,
+            // Known at the end.
+            cached_tokens: 0,
+            output_logprobs: style.has_logprobs.then(|| output_logprobs(&self.logprobs)),
+            input_logprobs: self.prompt.take(),
+            index,
+        }
+    }
+
+    fn complete(
+        &mut self,
+        index: u32,
+        counts: Counts,
+        reason: &str,
+        matched_stop: Option<MatchedStop>,
+        style: &Style,
+    ) -> wire::GenerateComplete {
+        self.has_ended = true;
+        wire::GenerateComplete {
+            output_ids: std::mem::take(&mut self.token_ids),
+            finish_reason: reason.into(),
+            prompt_tokens: counts.prompt,
+            completion_tokens: self.n_tokens,
+            cached_tokens: counts.cached,
+            output_logprobs: style.has_logprobs.then(|| output_logprobs(&self.logprobs)),
+            input_logprobs: self.prompt.take(),
+            index,
+            matched_stop,
+        }
+    }
+}
+
+impl Stream for Replies {
+    type Item = Result<wire::GenerateResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(reply) = self.ready.pop_front() {
+                return Poll::Ready(Some(Ok(reply)));
+            }
+            let is_aborted = self.aborted.as_mut().is_some_and(|aborted| aborted.as_mut().poll(context).is_ready());
+            let Some(generation) = &mut self.generation else { return Poll::Ready(None) };
+            if is_aborted {
+                self.abort();
+                continue;
+            }
+            match ready!(Pin::new(generation).poll_next(context)) {
+                Some(Ok((index, event))) => self.hear(index, event),
+                Some(Err(refusal)) => return Poll::Ready(Some(Err(said(refusal)))),
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Values of `vllm.grpc.engine` from and to the router's own. Knows no stream and no replica.
+
+use crate::refusal::Refusal;
+use checkpoint::Defaults;
+use proto::v1;
+use proto::vllm as wire;
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use types::Token;
+use wire::sampling_params::Constraint;
+
+#[derive(Clone, Copy)]
+pub struct Counts {
+    pub prompt: u32,
+    pub cached: u32,
+}
+
+/// What would change the answer and is not served, by its name.
+pub fn refuse_unserved(request: &wire::GenerateRequest) -> Result<(), Refusal> {
+    let params = request.sampling_params.as_ref();
+    let constraint = params.and_then(|params| params.constraint.as_ref()).map(|constraint| match constraint {
+        Constraint::JsonSchema(_) => "json_schema",
+        Constraint::Regex(_) => "regex",
+        Constraint::Grammar(_) => "grammar",
+        Constraint::StructuralTag(_) => "structural_tag",
+        Constraint::JsonObject(_) => "json_object",
+        Constraint::Choice(_) => "choice",
+    });
+    let present = [
+        ("kv_transfer_params", request.kv_transfer_params.is_some()),
+        ("kv_transfer_params_json", request.kv_transfer_params_json.is_some()),
+        ("mm_inputs", request.mm_inputs.is_some()),
+        ("extra_mm_inputs", !request.extra_mm_inputs.is_empty()),
+        ("media_refs", request.media_refs.is_some()),
+        ("truncate_prompt_tokens", params.is_some_and(|params| params.truncate_prompt_tokens.is_some())),
+    ];
+    let present = present.into_iter().filter(|(_, is_present)| *is_present).map(|(name, _)| name);
+    match constraint.into_iter().chain(present).next() {
+        Some(name) => Err(Refusal::invalid(name, "is not supported yet")),
+        None => Ok(()),
+    }
+}
+
+/// Zeros that stand for other numbers become them. What is absent is the engine's own and not the model's: a gateway
+/// knows the model's from `GetModelInfo`.
+pub fn sampling(params: wire::SamplingParams) -> Result<v1::Sampling, Refusal> {
+    let or_one = |value: f32| if value == 0.0 { 1.0 } else { value };
+    Ok(v1::Sampling {
+        temperature: Some(params.temperature.unwrap_or(1.0)),
+        top_k: Some(params.top_k),
+        top_p: Some(or_one(params.top_p)),
+        min_p: Some(params.min_p),
+        // As HTTP's negative seeds.
+        seed: params.seed.map(|seed| i64::from(seed) as u64),
+        max_tokens: params.max_tokens,
+        min_tokens: params.min_tokens,
+        stop: params.stop,
+        stop_token_ids: params.stop_token_ids,
+        ignore_eos: params.ignore_eos,
+        logprobs: n_logprobs("logprobs", params.logprobs)?,
+        presence_penalty: params.presence_penalty,
+        frequency_penalty: params.frequency_penalty,
+        repetition_penalty: Some(or_one(params.repetition_penalty)),
+        logit_bias: bias(params.logit_bias)?,
+        include_stop: params.include_stop_str_in_output,
+        show_special: !params.skip_special_tokens,
+        prompt_logprobs: n_logprobs("prompt_logprobs", params.prompt_logprobs)?,
+        ..v1::Sampling::default()
+    })
+}
+
+fn n_logprobs(field: &'static str, n: Option<i32>) -> Result<Option<u32>, Refusal> {
+    let all = |_| Refusal::invalid(field, "those of the whole vocabulary are not supported");
+    n.map(u32::try_from).transpose().map_err(all)
+}
+
+fn bias(all: HashMap<i32, f32>) -> Result<HashMap<u32, f32>, Refusal> {
+    let no_id = |_| Refusal::invalid("logit_bias", "its keys must be token ids");
+    all.into_iter().map(|(token, bias)| Ok((u32::try_from(token).map_err(no_id)?, bias))).collect()
+}
+
+pub fn output_logprobs(logprobs: &[v1::Logprob]) -> wire::OutputLogProbs {
+    wire::OutputLogProbs {
+        token_logprobs: logprobs.iter().map(|one| one.logprob).collect(),
+        token_ids: logprobs.iter().map(|one| one.token_id).collect(),
+        top_logprobs: logprobs.iter().map(top).collect(),
+    }
+}
+
+/// Of all tokens of the prompt, of which nothing predicts the first.
+pub fn input_logprobs(prompt: &[Token], scored: &[v1::Logprob]) -> wire::InputLogProbs {
+    let value = |one: &v1::Logprob| wire::InputTokenLogProb { value: Some(one.logprob) };
+    let first = wire::InputTokenLogProb { value: None };
+    wire::InputLogProbs {
+        token_logprobs: [first].into_iter().chain(scored.iter().map(value)).collect(),
+        token_ids: prompt.to_vec(),
+        top_logprobs: [wire::TopLogProbs::default()].into_iter().chain(scored.iter().map(top)).collect(),
+    }
+}
+
+fn top(one: &v1::Logprob) -> wire::TopLogProbs {
+    wire::TopLogProbs {
+        values: one.top.iter().map(|top| top.logprob).collect(),
+        token_ids: one.top.iter().map(|top| top.token_id).collect(),
+    }
+}
+
+/// How the model's makers would sample, as a JSON object; empty where they do not say.
+pub fn defaults(defaults: &Defaults) -> String {
+    let number = |value: Option<f32>| value.map(|value| Value::from(f64::from(value)));
+    let all = [
+        ("temperature", number(defaults.temperature)),
+        ("top_p", number(defaults.top_p)),
+        ("top_k", defaults.top_k.map(Value::from)),
+        ("min_p", number(defaults.min_p)),
+        ("repetition_penalty", number(defaults.repetition_penalty)),
+    ];
+    let said = all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    let said: Map<String, Value> = said.collect();
+    if said.is_empty() { String::new() } else { Value::Object(said).to_string() }
+}
+
+/// All replicas as one.
+pub fn load(topology: &v1::Topology) -> wire::SchedulerLoad {
+    let sum = |of: fn(&v1::ReplicaTopology) -> u64| topology.replicas.iter().map(of).sum::<u64>();
+    let count = |n: u64| i32::try_from(n).unwrap_or(i32::MAX);
+    let (running, waiting) = (sum(|one| one.n_running.into()), sum(|one| one.n_waiting.into()));
+    let (used, total) = (sum(|one| one.blocks_used.into()), sum(|one| one.blocks_total.into()));
+    wire::SchedulerLoad {
+        dp_rank: 0,
+        num_running_reqs: count(running),
+        num_waiting_reqs: count(waiting),
+        num_total_reqs: count(running + waiting),
+        token_usage: used as f64 / total.max(1) as f64,
+        gen_throughput: topology.replicas.iter().filter_map(|one| one.busy_tokens_per_s).sum(),
+        num_waiting_uncached_tokens: count(sum(|one| one.backlog_tokens)),
+    }
+}
+
+/// As ISO 8601 has it, in UTC.
+pub fn timestamp(unix_seconds: u64) -> String {
+    let (days, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
+    // Years begin in March here, so that a leap day ends one; eras of 400 years are all of a length.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}+00:00")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00+00:00"),
+            (951_782_399, "2000-02-28T23:59:59+00:00"),
+            (951_782_400, "2000-02-29T00:00:00+00:00"),
+            (1_795_219_200, "2026-11-21T00:00:00+00:00"),
+            (4_107_542_400, "2100-03-01T00:00:00+00:00"),
+        ] {
+            assert_eq!(timestamp(seconds), text);
+        }
+    }
+
+    #[test]
+    fn zeros_are_what_changes_nothing() {
+        let sampling = sampling(wire::SamplingParams::default()).unwrap();
+        assert_eq!((sampling.temperature, sampling.top_p), (Some(1.0), Some(1.0)));
+        assert_eq!((sampling.repetition_penalty, sampling.top_k), (Some(1.0), Some(0)));
+        assert_eq!((sampling.max_tokens, sampling.seed, sampling.logprobs), (None, None, None));
+        let greedy = wire::SamplingParams { temperature: Some(0.0), seed: Some(-1), ..Default::default() };
+        let greedy = super::sampling(greedy).unwrap();
+        assert_eq!((greedy.temperature, greedy.seed), (Some(0.0), Some(u64::MAX)));
+    }
+
+    #[test]
+    fn what_is_not_served_is_named() {
+        let check = |change: fn(&mut wire::GenerateRequest), name: &str| {
+            let mut request = wire::GenerateRequest::default();
+            change(&mut request);
+            let refusal = refuse_unserved(&request)
+                .and_then(|()| sampling(request.sampling_params.unwrap_or_default()).map(|_| ()));
+            assert!(matches!(refusal, Err(Refusal::Invalid { field, .. }) if field == name), "{name}");
+        };
+        check(|request| request.mm_inputs = Some(wire::Unserved {}), "mm_inputs");
+        check(|request| request.kv_transfer_params_json = Some("{}".into()), "kv_transfer_params_json");
+        check(|request| request.sampling_params = constrained(Constraint::Regex("a".into())), "regex");
+        check(|request| request.sampling_params = constrained(Constraint::JsonObject(true)), "json_object");
+        check(
+            |request| {
+                request.sampling_params = Some(wire::SamplingParams { logprobs: Some(-1), ..Default::default() });
+            },
+            "logprobs",
+        );
+        check(
+            |request| {
+                let logit_bias = HashMap::from([(-5, 1.0)]);
+                request.sampling_params = Some(wire::SamplingParams { logit_bias, ..Default::default() });
+            },
+            "logit_bias",
+        );
+    }
+
+    fn constrained(constraint: Constraint) -> Option<wire::SamplingParams> {
+        Some(wire::SamplingParams { constraint: Some(constraint), ..Default::default() })
+    }
+}

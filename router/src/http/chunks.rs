@@ -1,0 +1,148 @@
+//! An answer in OpenAI's chunks. What differs between chat and completions is a `Shape`.
+
+use crate::generation::{Event, Generation};
+use crate::http::answer::{Envelope, Shape, Usage, choice_value, finish_reason};
+use crate::http::error::HttpError;
+use crate::http::fields::Streaming;
+use crate::http::sse::{self, Position, Voice};
+use crate::refusal::Refusal;
+use crate::resume::Mark;
+use axum::response::Response;
+use proto::v1;
+use serde_json::Value;
+
+pub fn stream<S: Shape>(
+    envelope: Envelope,
+    shape: S,
+    generation: Generation,
+    n_choices: u32,
+    streaming: Streaming,
+) -> Response {
+    let silence_max = envelope.front().config.waits.sse_silence_max;
+    let usage = Usage::new(n_choices, envelope.wishes());
+    let (include_usage, position) = (streaming.include_usage, Position::of(&generation));
+    let chunks = Chunks { envelope, shape, n_choices, include_usage, usage, position };
+    sse::stream(chunks, generation, silence_max)
+}
+
+struct Chunks<S> {
+    envelope: Envelope,
+    shape: S,
+    n_choices: u32,
+    include_usage: bool,
+    usage: Usage,
+    position: Position,
+}
+
+impl<S: Shape> Voice for Chunks<S> {
+    fn opening(&mut self, generation: &Generation, out: &mut String) {
+        for slot in 0..generation.prompts.len() as u32 * self.n_choices {
+            self.add_ended(slot, generation);
+            if let Some(member) = self.shape.opening() {
+                self.open(slot, member, Value::Null, generation, out);
+            }
+            // Without logprobs nothing has to be waited for.
+            if !self.envelope.wishes().logprobs {
+                self.echo(slot, &[], generation, out);
+            }
+        }
+    }
+
+    fn event(&mut self, slot: u32, event: Event, generation: &Generation, out: &mut String) {
+        match event {
+            Event::Prompt(prompt) => self.echo(slot, &prompt.logprobs, generation, out),
+            // Its logprobs say where the next one's text begins.
+            Event::Told(delta) => drop(self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs)),
+            Event::Delta(delta) => {
+                *self.mark(slot) = Mark::at(delta.position + delta.token_ids.len() as u32);
+                if !self.envelope.says(&delta) {
+                    return;
+                }
+                let logprobs = self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs);
+                let mut choice = choice_value(slot, self.shape.piece(Some(&delta.text)), logprobs, None);
+                if self.envelope.wishes().token_ids {
+                    choice["token_ids"] = delta.token_ids.into();
+                }
+                self.position.write(out, None, &self.chunk(choice));
+            }
+            Event::Pooled(_) => {}
+            Event::Finished(finished) => {
+                self.usage.add(slot, &finished);
+                *self.mark(slot) = Mark::Tokens { n: self.mark(slot).n_tokens(), ended: true };
+                let reason = if self.envelope.wishes().nothing_new { "length" } else { finish_reason(&finished) };
+                let chunk = self.chunk(choice_value(slot, self.shape.piece(None), Value::Null, Some(reason)));
+                self.position.write(out, None, &chunk);
+            }
+        }
+    }
+
+    fn ending(&mut self, out: &mut String) {
+        if self.include_usage && !self.position.marks.usage {
+            self.position.marks.usage = true;
+            let mut chunk = self.envelope.value(S::CHUNK_OBJECT, Vec::new());
+            chunk["usage"] = self.usage.value();
+            self.position.write(out, None, &chunk);
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
+
+    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+        sse::write(out, None, &HttpError::from(refusal).body());
+    }
+}
+
+impl<S: Shape> Chunks<S> {
+    /// What has ended before the client went on counts as it did then.
+    fn add_ended(&mut self, slot: u32, generation: &Generation) {
+        let mark = *self.mark(slot);
+        if mark.has_ended() {
+            let prompt_tokens = generation.prompts[(slot / self.n_choices) as usize].ids.len() as u32;
+            let usage = v1::Usage { prompt_tokens, cached_tokens: 0, completion_tokens: mark.n_tokens() };
+            self.usage.add(slot, &v1::Finished { usage: Some(usage), ..v1::Finished::default() });
+        }
+    }
+
+    fn mark(&mut self, slot: u32) -> &mut Mark {
+        &mut self.position.marks.choices[slot as usize]
+    }
+
+    /// A choice's first chunk tells its prompt, where that is wanted and new.
+    fn open(
+        &mut self,
+        slot: u32,
+        member: (&'static str, Value),
+        logprobs: Value,
+        generation: &Generation,
+        out: &mut String,
+    ) {
+        if *self.mark(slot) != Mark::Nothing {
+            return;
+        }
+        *self.mark(slot) = Mark::at(0);
+        let prompt = &generation.prompts[(slot / self.n_choices) as usize];
+        let mut choice = choice_value(slot, member, logprobs, None);
+        if S::PROMPT_IN_CHOICE {
+            self.envelope.tell_prompt(&mut choice, prompt, &[]);
+        }
+        let mut chunk = self.chunk(choice);
+        if !S::PROMPT_IN_CHOICE {
+            self.envelope.tell_prompt(&mut chunk, prompt, &[]);
+        }
+        self.position.write(out, None, &chunk);
+    }
+
+    fn echo(&mut self, slot: u32, scored: &[v1::Logprob], generation: &Generation, out: &mut String) {
+        let prompt = &generation.prompts[(slot / self.n_choices) as usize];
+        if let Some(echo) = self.envelope.echo(&mut self.shape, slot, prompt, scored) {
+            self.open(slot, self.shape.piece(Some(&echo.text)), echo.logprobs, generation, out);
+        }
+    }
+
+    fn chunk(&self, choice: Value) -> Value {
+        let mut chunk = self.envelope.value(S::CHUNK_OBJECT, vec![choice]);
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+}

@@ -1,0 +1,162 @@
+//! `inference.GRPCInferenceService`, the Open Inference Protocol.
+
+use crate::{House, config, eventually, run};
+use proto::kserve as wire;
+use proto::kserve::grpc_inference_service_client::GrpcInferenceServiceClient;
+use tonic::Code;
+use tonic::transport::Channel;
+use wire::infer_parameter::ParameterChoice;
+use wire::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+
+pub fn client(house: &House) -> GrpcInferenceServiceClient<Channel> {
+    GrpcInferenceServiceClient::new(proto::transport::tcp(&house.grpc.to_string()).unwrap())
+}
+
+fn input(name: &str, datatype: &str, contents: wire::InferTensorContents) -> InferInputTensor {
+    let contents = Some(contents);
+    InferInputTensor { name: name.into(), datatype: datatype.into(), shape: vec![1], contents, ..Default::default() }
+}
+
+pub fn text(name: &str, text: &str) -> InferInputTensor {
+    input(name, "BYTES", wire::InferTensorContents { bytes_contents: vec![text.into()], ..Default::default() })
+}
+
+fn truth(name: &str, truth: bool) -> InferInputTensor {
+    input(name, "BOOL", wire::InferTensorContents { bool_contents: vec![truth], ..Default::default() })
+}
+
+pub fn ask(inputs: Vec<InferInputTensor>) -> wire::ModelInferRequest {
+    wire::ModelInferRequest { model_name: "toy".into(), id: "7".into(), inputs, ..Default::default() }
+}
+
+fn said(response: &wire::ModelInferResponse) -> Vec<String> {
+    let bytes = |output: &wire::model_infer_response::InferOutputTensor| {
+        output.contents.clone().unwrap().bytes_contents.remove(0)
+    };
+    response.outputs.iter().map(|output| String::from_utf8(bytes(output)).unwrap()).collect()
+}
+
+#[test]
+fn a_text_is_answered() {
+    run(async {
+        let house = House::open(config()).await;
+        let infer = async |request| client(&house).model_infer(request).await.map(tonic::Response::into_inner);
+        let reply = infer(ask(vec![text("text_input", "Hi ")])).await.unwrap();
+        assert_eq!(said(&reply), ["Hi Hello, world"]);
+        assert_eq!((reply.model_name.as_str(), reply.model_version.as_str(), reply.id.as_str()), ("toy", "1", "7"));
+        let sampling = r#"{"max_tokens": "5", "temperature": 0, "seed": 3}"#;
+        let mut request = ask(vec![
+            text("text_input", "Hi "),
+            text("sampling_parameters", sampling),
+            truth("exclude_input_in_output", true),
+        ]);
+        let output = |name: &str| InferRequestedOutputTensor { name: name.into(), ..Default::default() };
+        request.outputs = vec![output("text_output"), output("finish_reason")];
+        let parameter = wire::InferParameter { parameter_choice: Some(ParameterChoice::DoubleParam(0.5)) };
+        request.parameters.insert("top_p".into(), parameter);
+        assert_eq!(said(&infer(request).await.unwrap()), ["Hello", "length"]);
+        let sent = house.fake.submits().remove(1).sampling.unwrap();
+        assert_eq!((sent.temperature, sent.seed, sent.top_p, sent.tokens_max), (0.0, 3, 0.5, 5));
+
+        let mut raw = ask(vec![InferInputTensor { contents: None, ..text("text_input", "") }]);
+        raw.raw_input_contents = vec![b"\x02\0\0\0Hi".to_vec()];
+        let reply = infer(raw).await.unwrap();
+        assert_eq!((&reply.raw_output_contents[0][..6], &reply.outputs[0].contents), (&b"\x0e\0\0\0Hi"[..], &None));
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_stream_of_requests_is_answered_one_by_one() {
+    run(async {
+        let house = House::open(config()).await;
+        let requests = vec![
+            ask(vec![text("text_input", "Hi"), truth("stream", true)]),
+            ask(vec![text("image", "Hi")]),
+            ask(vec![text("text_input", "Hi")]),
+        ];
+        let replies = client(&house).model_stream_infer(tokio_stream::iter(requests)).await.unwrap();
+        let (mut replies, mut heard) = (replies.into_inner(), Vec::new());
+        while let Some(reply) = replies.message().await.unwrap() {
+            heard.push(match reply.infer_response {
+                Some(response) => said(&response).remove(0),
+                None => reply.error_message,
+            });
+        }
+        let pieces: String = heard[..12].concat();
+        assert_eq!((pieces.as_str(), heard[12].as_str()), ("Hello, world", ""));
+        assert!(heard[13].contains("image"), "{heard:?}");
+        assert_eq!(heard[14..], ["HiHello, world"]);
+        house.close().await;
+    });
+}
+
+#[test]
+fn who_leaves_has_cancelled() {
+    run(async {
+        let house = House::open(config()).await;
+        house.fake.script(|script| script.hold_at = 3);
+        let (requests, waiting) = tokio::sync::mpsc::channel(1);
+        requests.send(ask(vec![text("text_input", "Hi"), truth("stream", true)])).await.unwrap();
+        let stream = tokio_stream::wrappers::ReceiverStream::new(waiting);
+        let mut replies = client(&house).model_stream_infer(stream).await.unwrap().into_inner();
+        replies.message().await.unwrap().unwrap();
+        drop((replies, requests));
+        eventually(|| async { house.fake.cancels().len() == 1 }).await;
+        house.close().await;
+    });
+}
+
+#[test]
+fn refusals_name_what_they_refuse() {
+    run(async {
+        let house = House::open(config()).await;
+        let sampling = |json: &str| ask(vec![text("text_input", "Hi"), text("sampling_parameters", json)]);
+        for (request, code, name) in [
+            (ask(vec![]), Code::InvalidArgument, "text_input"),
+            (ask(vec![truth("text_input", true)]), Code::InvalidArgument, "text_input"),
+            (ask(vec![text("text_input", "Hi"), truth("stream", true)]), Code::InvalidArgument, "stream"),
+            (ask(vec![text("text_input", "Hi"), text("lora_name", "a")]), Code::InvalidArgument, "lora_name"),
+            (sampling(r#"{"guided_json": {}}"#), Code::InvalidArgument, "guided_json"),
+            (sampling(r#"{"top_p": 2}"#), Code::InvalidArgument, "top_p"),
+            (sampling("[]"), Code::InvalidArgument, "sampling_parameters"),
+            (wire::ModelInferRequest { model_name: "x".into(), ..sampling("{}") }, Code::NotFound, "x"),
+            (wire::ModelInferRequest { model_version: "2".into(), ..sampling("{}") }, Code::InvalidArgument, "version"),
+        ] {
+            let refused = client(&house).model_infer(request).await.unwrap_err();
+            assert_eq!(refused.code(), code, "{name}: {}", refused.message());
+            assert!(refused.message().contains(name), "{name}: {}", refused.message());
+        }
+        assert_eq!(house.fake.seen(), []);
+        house.close().await;
+    });
+}
+
+#[test]
+fn it_tells_what_it_is_and_whether_it_serves() {
+    run(async {
+        let house = House::open_unready(config()).await;
+        let ready = || async {
+            let server = client(&house).server_ready(wire::ServerReadyRequest {}).await.unwrap().into_inner().ready;
+            let model = wire::ModelReadyRequest { name: "toy".into(), version: String::new() };
+            (server, client(&house).model_ready(model).await.unwrap().into_inner().ready)
+        };
+        assert!(client(&house).server_live(wire::ServerLiveRequest {}).await.unwrap().into_inner().live);
+        assert_eq!(ready().await, (false, false));
+        house.fake.welcome();
+        house.ready().await;
+        assert_eq!(ready().await, (true, true));
+        let other = wire::ModelReadyRequest { name: "other".into(), version: String::new() };
+        assert!(!client(&house).model_ready(other).await.unwrap().into_inner().ready);
+        let server = client(&house).server_metadata(wire::ServerMetadataRequest {}).await.unwrap().into_inner();
+        assert_eq!(server.name, "lockstep");
+        let model = wire::ModelMetadataRequest { name: "toy".into(), version: "1".into() };
+        let model = client(&house).model_metadata(model).await.unwrap().into_inner();
+        let names = |tensors: &[wire::model_metadata_response::TensorMetadata]| {
+            tensors.iter().map(|tensor| tensor.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&model.outputs), ["text_output", "finish_reason"]);
+        assert!(names(&model.inputs).contains(&"text_input".to_owned()));
+        house.close().await;
+    });
+}
