@@ -164,7 +164,7 @@ bench-scheduler:
 
 # Rounds alternate: alone, beside a tenant at its share, beside one at fifty times its share.
 bench-tenants: protoc
-	ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked --test tenants -- --ignored --nocapture how_long
+	LOCKSTEP_TENANTS=$(ROUNDS) $(CARGO) test --workspace --locked --test tenants -- --nocapture how_long
 
 # Needs no network. On a machine without Rust, GPU_CHECK names the program that was built elsewhere.
 # Ranks may share the device, where NCCL can do that.
