@@ -54,8 +54,8 @@ pub struct Settings {
     /// Replicas of the whole grid, each with workers of its own, behind the one router [default: 1]
     #[arg(long, env = "LOCKSTEP_REPLICAS", value_name = "N")]
     pub replicas: Option<u16>,
-    /// Which of several replicas gets a request: prefix (where its first token comes soonest, by what caches have and what
-    /// is to be done), least-work, power-of-two, round-robin, affinity (by session) [default: prefix]
+    /// Which of several replicas gets a request: prefix (where its first token comes soonest, by what caches have and
+    /// what is to be done), least-work, power-of-two, round-robin, affinity (by session) [default: prefix]
     #[arg(long, env = "LOCKSTEP_POLICY", value_enum)]
     pub policy: Option<Policy>,
     /// Workers as threads of this process, not as processes of their own [default: false]

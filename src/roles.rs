@@ -351,8 +351,8 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
     })
 }
 
-/// What the names of cached blocks begin with. From the cluster's token, so that all its replicas call the same tokens by
-/// the same name. Where there is none, each process has its own: a cache does not outlive it.
+/// What the names of cached blocks begin with. From the cluster's token, so that all its replicas call the same tokens
+/// by the same name. Where there is none, each process has its own: a cache does not outlive it.
 pub fn salt(token: Option<&Token>) -> anyhow::Result<[u8; 16]> {
     Ok(match token {
         Some(token) => BlockHash::salt(token.expose().as_bytes()),

@@ -82,7 +82,8 @@ fn replica(replica: &Value) -> String {
     // Writing to a string does not fail.
     let _written = writeln!(
         out,
-        "{} · {} · {} · epoch {} · tp {} x pp {}{} · {} running, {} waiting, {} tokens to do · {}/{} blocks · {} spares",
+        "{} · {} · {} · epoch {} · tp {} x pp {}{} · {} running, {} waiting, {} tokens to do · \
+         {}/{} blocks · {} spares",
         text(&replica["replica"]),
         text(&replica["model"]),
         text(&replica["phase"]),

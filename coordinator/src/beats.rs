@@ -1,5 +1,5 @@
-//! What routers hear several times a second: that this lives, its load, and the names that its cache has gained and lost.
-//! Names are told as differences; all of them, in pieces, to who is new or has missed some.
+//! What routers hear several times a second: that this lives, its load, and the names that its cache has gained and
+//! lost. Names are told as differences; all of them, in pieces, to who is new or has missed some.
 
 use crate::replica::Replica;
 use proto::cluster as wire;

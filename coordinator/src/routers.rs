@@ -222,8 +222,8 @@ impl Routers {
 }
 
 impl Telling {
-    /// The changes, and the next piece for who has to hear all. A name that changes behind the piece is told as a change,
-    /// and perhaps again with its own piece: it is a set on the other side.
+    /// The changes, and the next piece for who has to hear all. A name that changes behind the piece is told as a
+    /// change, and perhaps again with its own piece: it is a set on the other side.
     fn cached(
         &mut self,
         changes: &NameChanges,

@@ -1,5 +1,5 @@
-//! Routers hear the names of what the cache has, those that come later all of them, and what is lost with its workers is
-//! not there any more.
+//! Routers hear the names of what the cache has, those that come later all of them, and what is lost with its workers
+//! is not there any more.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

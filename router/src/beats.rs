@@ -1,5 +1,5 @@
-//! Whether a coordinator goes on saying that it lives. Time is counted in beats that were awaited here, so that a router
-//! that stood still suspects nobody. Knows no frames.
+//! Whether a coordinator goes on saying that it lives. Time is counted in beats that were awaited here, so that a
+//! router that stood still suspects nobody. Knows no frames.
 
 use std::time::Duration;
 use tokio::time::Instant;

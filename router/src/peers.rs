@@ -1,5 +1,5 @@
-//! What the links of a router know of each other, and the table from which one is chosen. Knows no tokens' values and no
-//! clients.
+//! What the links of a router know of each other, and the table from which one is chosen. Knows no tokens' values and
+//! no clients.
 
 use crate::board::{Board, Chosen, Salt, Scratch};
 use crate::budget::Budget;

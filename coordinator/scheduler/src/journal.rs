@@ -1,5 +1,5 @@
-//! What has changed among the names of blocks since somebody looked, in memory of a fixed size: whoever looks too seldom
-//! is told so, and reads all names instead. Knows no blocks.
+//! What has changed among the names of blocks since somebody looked, in memory of a fixed size: whoever looks too
+//! seldom is told so, and reads all names instead. Knows no blocks.
 
 use alloc::vec::Vec;
 

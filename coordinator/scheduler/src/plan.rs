@@ -173,6 +173,9 @@ impl Scheduler {
     /// Starts those that wait, in their order, while there is room. The first that does not fit holds up the rest, so
     /// that a long prompt is not overtaken for ever.
     fn admit(&mut self, now: Micros, left: &mut Left, step: &mut Step) {
+        if self.waiting.is_empty() {
+            return;
+        }
         let mut promised = self.promised();
         let mut beside_suspect =
             self.n_suspects > 0 && self.running.iter().any(|&idx| self.sequences[idx].is_suspect());
@@ -349,14 +352,19 @@ impl Scheduler {
         self.counters.steps += 1;
         self.is_starved = false;
         self.in_flight.push(step.id);
-        for decoding in [true, false] {
-            for at in 0..self.running.len() {
-                let idx = self.running[at];
-                let sequence = &self.sequences[idx];
-                let is_decoding = sequence.n_missing(self.config.slices_ahead_max) == 1;
-                if sequence.n_planned > 0 && is_decoding == decoding {
-                    self.write_slice(idx, step);
-                }
+        let mut is_chunk_planned = false;
+        for at in 0..self.running.len() {
+            let sequence = &self.sequences[self.running[at]];
+            match sequence.n_missing(self.config.slices_ahead_max) {
+                _ if sequence.n_planned == 0 => {}
+                1 => self.write_slice(self.running[at], step),
+                _ => is_chunk_planned = true,
+            }
+        }
+        // What is written has nothing planned any more.
+        for at in 0..if is_chunk_planned { self.running.len() } else { 0 } {
+            if self.sequences[self.running[at]].n_planned > 0 {
+                self.write_slice(self.running[at], step);
             }
         }
         step.ends.append(&mut self.ends);

@@ -53,6 +53,10 @@ impl Waiting {
         self.order.range((tenant, Key::FIRST)..=(tenant, Key::LAST)).map(|(_, &idx)| idx)
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
     pub fn len(&self) -> usize {
         self.order.len()
     }

@@ -1,5 +1,5 @@
-//! Who of two gets a request by what coordinators tell of their caches, and who gets none because nothing is heard of it
-//! or it breaks again and again.
+//! Who of two gets a request by what coordinators tell of their caches, and who gets none because nothing is heard of
+//! it or it breaks again and again.
 
 use crate::client::get;
 use crate::fake::{Fake, SALT};
