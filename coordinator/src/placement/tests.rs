@@ -144,7 +144,7 @@ fn a_refusal_names_the_nearest_grid_that_fits() {
     refused(&[], &policy(1, 1), "needs 1 workers, 0 are there; no other grid", None);
     refused(&machines(3, 8 << 30), &policy(2, 2), "needs 4 workers, 3 are there; the nearest grid", Some((1, 3)));
     refused(&machines(16, 8 << 30), &policy(12, 1), "its attention has 9 runs of heads", Some((9, 1)));
-    refused(&machines(40, 8 << 30), &policy(1, 40), "more than the model has layers: 30", Some((1, 30)));
+    refused(&machines(40, 8 << 30), &policy(1, 40), "more than the model has layers: 30", Some((1, 16)));
     // 97 MB of weights, of which a machine holds 70.
     refused(&machines(3, 70 << 20), &policy(1, 1), "the weights of rank 0 need", Some((1, 2)));
     refused(&machines(1, 50 << 20), &policy(1, 1), "no other grid fits", None);
