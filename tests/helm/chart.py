@@ -37,7 +37,7 @@ EVERYTHING = {
     "telemetry": {"otlpEndpoint": "http://collector:4318", "otlpProtocol": "http/protobuf", "sample": 0.25,
                   "metricsSeconds": 30, "steps": True, "content": True},
     "router": {"autoscaling": {"enabled": True}, "nodeSelector": {"pool": "cpu"}, "podLabels": {"team": "a"},
-               "podAnnotations": {"note": "b"}, "priorityClassName": "high", "extraArgs": ["--max-chunk-tokens=64"],
+               "podAnnotations": {"note": "b"}, "priorityClassName": "high", "extraArgs": ["--failover-max=90"],
                "extraEnv": [{"name": "RUST_BACKTRACE", "value": "1"}],
                "tolerations": [{"key": "cpu", "operator": "Exists"}],
                "service": {"type": "LoadBalancer", "annotations": {"lb": "internal"}}},

@@ -138,7 +138,7 @@ def test_one_that_is_left(cluster):
     request, (sequence,) = tree(cluster, trace, f"text_completion {MODEL}")
     check_parents(cluster, request, [sequence])
     assert request.failed and request.attributes["error.type"] == "cancelled"
-    assert sequence.attributes["lockstep.finish"] == "cancelled"
+    assert sequence.attributes["lockstep.finish"] == "abort"
 
 
 def test_one_that_is_recovered(cluster):
