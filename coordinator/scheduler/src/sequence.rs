@@ -5,6 +5,7 @@ use crate::waiting::Key;
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 use types::cache::blocks_for;
 use types::{BLOCK_TOKENS, BlockHash, BlockId, Goal, Request, RequestId, Token, Want};
 
@@ -137,6 +138,7 @@ impl Sequence {
     }
 
     /// It was in a step that was lost and has not said a token since: it may be what the ranks broke on.
+    #[inline]
     pub fn is_suspect(&self) -> bool {
         self.suspicion > 0
     }
@@ -147,16 +149,19 @@ impl Sequence {
     }
 
     /// Tokens of the log.
+    #[inline]
     pub fn n_known(&self) -> u32 {
         self.n_known
     }
 
     /// Tokens generated so far.
+    #[inline]
     pub fn n_output(&self) -> u32 {
         self.n_known - self.n_prompt
     }
 
     /// The log grows by the token that a slice has drawn.
+    #[inline]
     pub fn append(&mut self, token: Token) {
         self.n_drawing -= 1;
         self.n_known += 1;
@@ -164,6 +169,7 @@ impl Sequence {
     }
 
     /// Whether this token, which the log ends with, is one at which it may stop.
+    #[inline]
     pub fn stops_at(&self, token: Token) -> bool {
         self.has_stops && {
             let sampling = &self.request.sampling;
@@ -172,6 +178,7 @@ impl Sequence {
     }
 
     /// Positions that can be planned now and are not. The last token that a log can have is drawn and never computed.
+    #[inline]
     pub fn n_missing(&self, slices_ahead_max: u32) -> u32 {
         let n_ready = self.n_known() + self.n_drawing.min(slices_ahead_max);
         n_ready.min(self.length_max - 1).saturating_sub(self.n_computed)
@@ -179,32 +186,38 @@ impl Sequence {
 
     /// Whether it says a token in each of its steps, or will after the one that is missing or in flight. What has its
     /// last slice in flight does not.
+    #[inline]
     pub fn is_decoding(&self, slices_ahead_max: u32) -> bool {
         self.n_missing(slices_ahead_max) <= 1 && self.n_computed < self.length_max - 1
     }
 
     /// Its next position is that of a token that a step in flight draws.
+    #[inline]
     pub fn awaits_draw(&self) -> bool {
         self.n_computed >= self.n_known()
     }
 
     /// It could have a slice of one token in the step that comes next, `distance` steps behind the draw of that token.
+    #[inline]
     pub fn asks_for_turn(&self, slices_ahead_max: u32, n_steps: u64, distance: u32) -> bool {
         let is_near = || self.awaits_draw() && n_steps - self.last_step < u64::from(distance);
         self.n_missing(slices_ahead_max) == 1 && !is_near()
     }
 
     /// Whether a slice that ends there draws: it ends with the last token that is known or being drawn.
+    #[inline]
     pub fn draws_at(&self, end: u32) -> bool {
         self.goal != Goal::Pool && end == self.n_known() + self.n_drawing
     }
 
     /// Whether a slice that begins at `n_computed` has rows to score: those that another token of the prompt follows.
+    #[inline]
     pub fn scores(&self) -> bool {
         matches!(self.goal, Goal::Score { .. }) && self.n_computed + 1 < self.n_prompt
     }
 
     /// What a slice that begins at `n_computed` is for.
+    #[inline]
     pub fn want(&self, draws: bool) -> Want {
         match self.goal {
             Goal::Pool => Want::Pool,
@@ -215,22 +228,26 @@ impl Sequence {
     }
 
     /// All that it was for is done, and no token will be.
+    #[inline]
     pub fn is_pooled(&self) -> bool {
         self.goal == Goal::Pool && self.n_applied >= self.n_known()
     }
 
     /// Entries of each of its tables.
+    #[inline]
     pub fn n_entries(&self) -> u32 {
         self.n_entries
     }
 
     /// Its tables have grown to so many entries.
+    #[inline]
     pub fn has_entries(&mut self, n_entries: u32) {
         debug_assert!(self.tables.iter().all(|table| table.blocks.len() as u32 == n_entries));
         self.n_entries = n_entries;
     }
 
     /// Blocks that it needs of each group to have so many positions computed, beside those that it has.
+    #[inline]
     pub fn n_blocks_missing(&self, n_tokens: u32) -> u32 {
         blocks_for(n_tokens).saturating_sub(self.n_entries)
     }
@@ -246,8 +263,7 @@ impl Sequence {
         while self.hashes.len() as u32 <= i {
             let parent = self.hashes.last().unwrap_or(&self.root);
             let first = self.hashes.len() * BLOCK_TOKENS as usize;
-            let tokens = (first..first + BLOCK_TOKENS as usize).filter_map(|position| self.request.token(position));
-            let hash = parent.child(tokens);
+            let hash = parent.child(tokens(&self.request, first..first + BLOCK_TOKENS as usize));
             self.hashes.push(hash);
         }
         self.hashes[i as usize]
@@ -280,6 +296,15 @@ impl Sequence {
     }
 }
 
+/// Of the log, those at these positions: `[start, n_prompt) of the prompt · [n_prompt, end) of the output`.
+fn tokens(request: &Request, positions: Range<usize>) -> impl Iterator<Item = Token> + '_ {
+    let Request { prompt, output, .. } = request;
+    let n_prompt = prompt.len();
+    let of_prompt = &prompt[positions.start.min(n_prompt)..positions.end.min(n_prompt)];
+    let of_output = &output[positions.start.saturating_sub(n_prompt)..positions.end.saturating_sub(n_prompt)];
+    of_prompt.iter().chain(of_output).copied()
+}
+
 /// Sequences by index; an index is used again after its sequence is gone.
 #[derive(Default)]
 pub(crate) struct Sequences {
@@ -308,6 +333,7 @@ impl Sequences {
     }
 
     /// The sequence that a slice was planned for, unless it has been dropped since.
+    #[inline]
     pub fn of_generation(&mut self, idx: SequenceIdx, generation: u64) -> Option<&mut Sequence> {
         self.slots.get_mut(idx as usize)?.as_mut().filter(|sequence| sequence.generation == generation)
     }
@@ -324,12 +350,14 @@ impl Sequences {
 impl core::ops::Index<SequenceIdx> for Sequences {
     type Output = Sequence;
 
+    #[inline]
     fn index(&self, idx: SequenceIdx) -> &Sequence {
         self.slots[idx as usize].as_ref().expect("an index in use names a sequence")
     }
 }
 
 impl core::ops::IndexMut<SequenceIdx> for Sequences {
+    #[inline]
     fn index_mut(&mut self, idx: SequenceIdx) -> &mut Sequence {
         self.slots[idx as usize].as_mut().expect("an index in use names a sequence")
     }
