@@ -35,6 +35,7 @@ mod ticket;
 mod topology;
 
 pub use config::{Config, Limits, ReadTextFiles, Render, Waits};
+pub use grpc::LIVE;
 pub use keys::{ApiKeys, BadLine};
 pub use pick::Policy;
 pub use resume::ResumeKey;
