@@ -4,6 +4,7 @@ ask: names, mounts, probes, init containers and sidecars in their order, preStop
 nothing of what is served."""
 
 import concurrent.futures
+import itertools
 import json
 import os
 import pathlib
@@ -22,6 +23,7 @@ PATIENCE_S = 240
 # Of a container that fetches a model.
 FETCH_S = 900
 SERVING = b"\x08\x01"
+CLUSTERS = itertools.count()
 
 
 def get(url, body=None):
@@ -168,6 +170,10 @@ def expanded(word, known):
     return re.sub(r"\$\((\w+)\)", lambda name: known[name.group(1)], word)
 
 
+def surges(owner):
+    return owner["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxSurge", 0) > 0
+
+
 def pre_stop(container):
     return container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
 
@@ -179,8 +185,8 @@ class Cluster:
         """`volumes`: folders of this machine that all pods have, by the volume's name."""
         self.folder, self.volumes = pathlib.Path(folder), volumes
         self.names, self.pods = {}, []
-        # Another run of the tests has another network of its own.
-        self.network = f"127.{64 + os.getpid() % 64}.{os.getpid() // 64 % 256}"
+        # Another cluster, of another run of the tests too, has another network of its own.
+        self.network = f"127.{64 + os.getpid() % 64}.{(os.getpid() // 64 + next(CLUSTERS)) % 256}"
         token = self.folder / "join"
         token.mkdir()
         secret = subprocess.run([str(chart.BINARY), "token"], capture_output=True, text=True, check=True, timeout=60)
@@ -237,11 +243,26 @@ class Cluster:
             assert set(statuses.values()) == {0}, f"{pod.name}: {statuses}\n{self.logs()}"
 
     def roll_out(self, objects):
-        """What controllers do with pods whose template has changed: group by group, the highest number first, the old
-        pods before the new ones, and on when all is ready again. The names of those that were replaced."""
+        """What controllers do with pods whose template has changed. The names of those that were replaced."""
         templates = {repr(template): template for template in chart.standing(objects)}
         changed = [pod for pod in self.pods if templates[repr(pod.template)].spec != pod.template.spec
                    or templates[repr(pod.template)].annotations != pod.template.annotations]
+        surging = [pod for pod in changed if surges(pod.template.owner)]
+        for pod in surging:
+            self.replace_behind_new(pod, templates)
+        self.replace_by_number([pod for pod in changed if pod not in surging], templates)
+        return [pod.name for pod in changed]
+
+    def replace_behind_new(self, pod, templates):
+        """The new one first. The old one is out of service when it hears of its end."""
+        new = self.made(templates[repr(pod.template)], self.n_addresses)
+        new.start_all()
+        self.pods[self.pods.index(pod)] = new
+        self.wait_until_ready()
+        self.end([pod])
+
+    def replace_by_number(self, changed, templates):
+        """Group by group, the highest number first, old pods before new ones, and on when all is ready again."""
         # A LeaderWorkerSet of one group: its pods go together.
         group_of = {pod: 0 if pod.template.owner["kind"] == "LeaderWorkerSet" else pod.n for pod in changed}
         for number in sorted(set(group_of.values()), reverse=True):
@@ -251,7 +272,6 @@ class Cluster:
             self.pods = [dict(zip(old, new, strict=True)).get(pod, pod) for pod in self.pods]
             at_once(new, Pod.start_all)
             self.wait_until_ready()
-        return [pod.name for pod in changed]
 
     def door(self):
         pod = self.of("router")[0]

@@ -208,6 +208,22 @@ def test_it_ends_in_order(cluster):
     cluster.end([pod for pod in cluster.pods if pod not in doors + stores])
 
 
+def test_a_rollout_of_routers_closes_no_stream(tmp_path):
+    """A router drains for as long as its streams last, while the new ones serve."""
+    values = {**VALUES, "router": {"replicas": 2}, "drain": {
+        "preStopSeconds": 1, "drainSeconds": 200, "terminationGracePeriodSeconds": 240}}
+    cluster = pods.Cluster(chart.rendered_fresh(values, []), tmp_path, {"model": ROOT / "tests" / "reference"})
+    cluster.layout = "routers"
+    try:
+        cluster.start()
+        story, open_stream = told(cluster), Stream(cluster)
+        values["router"] = {"replicas": 2, "podAnnotations": {"release": "second"}}
+        assert len(cluster.roll_out(chart.rendered_fresh(values, []))) == 2
+        assert open_stream.rest() == story == told(cluster)
+    finally:
+        cluster.kill()
+
+
 def test_who_does_not_end_is_killed(tmp_path):
     """The runner itself: who hears no SIGTERM is found out when its grace is over."""
     made = pods.Cluster(chart.rendered_fresh(VALUES, []), tmp_path, {"model": ROOT})

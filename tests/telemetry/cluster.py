@@ -63,7 +63,8 @@ class Cluster:
 
     def start(self, name, *command):
         log = open(self.folder / f"{name}.log", "wb")
-        environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder)}
+        environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder),
+                       "OTEL_RESOURCE_ATTRIBUTES": f"k8s.namespace.name=models,k8s.pod.name={name}"}
         with log:
             self.processes[name] = subprocess.Popen(
                 [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)

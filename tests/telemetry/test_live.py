@@ -48,6 +48,8 @@ def check_parents(cluster, request, sequences, caller=CALLER):
     """router -> coordinator, and each of the coordinator's steps -> a pass of each worker that had a rank."""
     assert request.parent == caller and request.state == "vendor=1"
     assert request.sender["process.pid"] == cluster.pid("router")
+    # As the chart says it of each pod.
+    assert (request.sender["k8s.namespace.name"], request.sender["k8s.pod.name"]) == ("models", "router")
     for name in ("prepare", "place"):
         assert [span.parent for span in cluster.spans(request.trace, name)] == [request.id]
     for sequence in sequences:
