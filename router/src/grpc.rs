@@ -144,10 +144,13 @@ impl Inference for Service {
         request: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsReply>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
-        let models = self.front.models.listed(&self.front.replicas).into_iter().map(|(id, replica)| v1::Model {
+        let mut listed = self.front.models.listed(&self.front.replicas);
+        // Each by the name that replies carry.
+        listed.retain(|(name, model)| *name == model.name);
+        let models = listed.into_iter().map(|(id, model)| v1::Model {
             id,
-            context: replica.context,
-            policy_digest: replica.digest.0.to_vec(),
+            context: model.replica.context,
+            policy_digest: model.replica.digest.0.to_vec(),
         });
         let models = models.collect();
         Ok(Response::new(v1::ListModelsReply { models }))

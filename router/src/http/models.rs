@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 pub async fn list(State(front): State<Arc<Front>>) -> Json<Value> {
     let listed = front.models.listed(&front.replicas);
-    let models: Vec<Value> = listed.iter().map(|(name, replica)| model(name, replica)).collect();
+    let models: Vec<Value> = listed.iter().map(|(name, of)| model(name, &of.replica)).collect();
     Json(json!({ "object": "list", "data": models }))
 }
 

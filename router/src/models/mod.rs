@@ -257,8 +257,8 @@ impl Models {
         Some(Offer { name: self.names.first().unwrap_or(&replica.model).clone(), shares })
     }
 
-    /// Names that are listed, with one replica of each that has any.
-    pub fn listed(&self, replicas: &Replicas) -> Vec<(String, Arc<Replica>)> {
+    /// Names that are listed, and what each means; those that nobody serves are not.
+    pub fn listed(&self, replicas: &Replicas) -> Vec<(String, Model)> {
         let names = match self.is_one(&self.routes.table()) {
             true if self.names.is_empty() => replicas.any().iter().map(|replica| replica.model.clone()).collect(),
             true => self.names.clone(),
@@ -266,7 +266,7 @@ impl Models {
         };
         let listed = |name: String| {
             let model = self.model(&name, By::Weight, replicas).ok()?;
-            Some((name, model.replica))
+            Some((name, model))
         };
         names.into_iter().filter_map(listed).collect()
     }
