@@ -6,6 +6,7 @@ use crate::config::{Activations, Bytes, Carrier, Config, Isa, KvDtype, LogFormat
 use crate::control;
 use crate::device::Device;
 use crate::keys;
+use crate::routes::Others;
 use anyhow::Context;
 use checkpoint::Checkpoint;
 use cluster::{Claim, MemoryStore, Registration, Store};
@@ -73,7 +74,8 @@ pub async fn serve(
         coordinators.push(coordinator);
     }
     let resume_key = resume_key(None);
-    let router = route(config, checkpoint, metrics, coordinators.into(), resume_key, doors, shutdown.clone())?;
+    let behind = Behind { membership: coordinators.into(), resume_key, others: Others::default() };
+    let router = route(config, checkpoint, metrics, behind, doors, shutdown.clone())?;
     let end = CancellationToken::new();
     let replicas = Part::start("the replica", end.clone(), run_groups(groups, end));
     run(vec![Part::start("the router", shutdown, router), replicas]).await
@@ -168,16 +170,23 @@ where
     Ok(async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) })
 }
 
+/// Whom a router serves for, and what it knows of their models besides its first.
+pub struct Behind {
+    pub membership: Membership,
+    pub resume_key: router::ResumeKey,
+    pub others: Others,
+}
+
 /// A router of the replicas that these coordinate, until `shutdown`.
 pub fn route(
     settings: &Config,
     checkpoint: &Checkpoint,
     metrics: router::Render,
-    membership: Membership,
-    resume_key: router::ResumeKey,
+    behind: Behind,
     doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
+    let Behind { membership, resume_key, others } = behind;
     let n_replicas = match &membership {
         Membership::Given(given) => given.len(),
         Membership::Followed { store: Store::Static { given, .. }, .. } => given.0.len(),
@@ -187,15 +196,20 @@ pub fn route(
     // Opened again when somebody asks, so that nothing of it is kept until then.
     let text_files: router::ReadTextFiles = Arc::new(move || Checkpoint::open(&path)?.text_bundle());
     let text_files = Some(text_files);
-    let config = router::Config { resume_key, text_files, ..router_config(settings, n_replicas, metrics)? };
-    let text = text(checkpoint)?;
-    let followed = keys::follow(settings, &config.keys);
-    let served = router::serve(config, membership, text, doors.http, doors.grpc, shutdown);
+    let routes = others.routes.clone();
+    let config = router::Config { resume_key, text_files, routes, ..router_config(settings, n_replicas, metrics)? };
+    let mut texts = router::Texts::from(text(checkpoint)?);
+    for (name, checkpoint) in &others.models {
+        texts = texts.and(name.clone(), text(checkpoint).with_context(|| format!("--text {name}"))?);
+    }
+    let (keys_followed, routes_followed) = (keys::follow(settings, &config.keys), others.follow());
+    let served = router::serve(config, membership, texts, doors.http, doors.grpc, shutdown);
     Ok(async move {
         tokio::select! {
             biased;
             served = served => Ok(served?),
-            () = followed => Ok(()),
+            () = keys_followed => Ok(()),
+            () = routes_followed => Ok(()),
         }
     })
 }

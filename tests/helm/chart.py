@@ -76,6 +76,10 @@ CASES = {
     "sim": (None, {"device": "sim", "replicas": 20}, [], OLDEST),
     "image-volume": (None, {"model": {"source": "image", "path": "model.gguf",
                                       "image": {"reference": "registry.example.com/models/llama:1"}}}, [], "1.33.0"),
+    "routes": (None, {"replicas": 2, "router": {
+        "coordinators": ["other-lockstep-replica-0.models.svc:50100"], "texts": {"other": "other.gguf"},
+        "routes": {"chat": [{"version": "v1", "weight": 90}, {"version": "v2@0a1b", "weight": 10}],
+                   "org/alias": [{"version": "other:Q4_K_M", "weight": 1}]}}}, [], OLDEST),
     "hub": (None, {"model": {"name": "org/name:Q4_K_M", "hub": {
         "endpoint": "https://hub.example.com", "tokenSecret": {"name": "hub"}, "cache": {"claim": "cache"}}}}, [],
         OLDEST),

@@ -99,7 +99,9 @@ def test_the_router_knows_every_coordinator(case):
         if flags(container, "etcd-endpoints"):
             assert not addresses, "one of both tells"
             continue
-        places = [pods_of_address(objects, address) for address in addresses]
+        others = values.get("router", {}).get("coordinators", [])
+        assert addresses[len(addresses) - len(others):] == others
+        places = [pods_of_address(objects, address) for address in addresses[:len(addresses) - len(others)]]
         pods = places[0][0]
         n_groups = pods.n
         if values.get("autoscaling", {}).get("enabled"):
@@ -110,6 +112,21 @@ def test_the_router_knows_every_coordinator(case):
         assert [int(n) for _, n, _ in places] == list(range(n_groups))
         coordinator = next(c for c in pods.lasting if role(c) == "coordinator")
         assert {port for _, _, port in places} == {int(flag(coordinator, "listen").rsplit(":", 1)[1])}
+
+
+def test_routes_are_a_file_that_the_router_reads():
+    objects = chart.rendered("routes")
+    container = next(c for _, c in lasting("routes") if role(c) == "router")
+    assert flags(container, "text") == ["other=other.gguf"]
+    folder, name = flag(container, "routes").rsplit("/", 1)
+    mount = next(mount for mount in container["volumeMounts"] if mount["mountPath"] == folder)
+    pods = next(found for found, of in lasting("routes") if of is container)
+    volume = next(volume for volume in pods.spec["volumes"] if volume["name"] == mount["name"])
+    # A file that is mounted by its own path would not change with the ConfigMap.
+    assert "subPath" not in mount and mount["readOnly"]
+    lines = chart.named(objects, "ConfigMap", volume["configMap"]["name"])["data"][name].splitlines()
+    assert lines == ["chat = v1:90, v2@0a1b:10", "org/alias = other:Q4_K_M:1"]
+    assert not chart.of_kind(chart.rendered("default"), "ConfigMap")
 
 
 @EACH
