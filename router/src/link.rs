@@ -131,11 +131,18 @@ pub struct Submit {
     pub digest: PolicyDigest,
     /// Tokens of it that the replica's cache is said to have.
     pub n_cached: u32,
-    /// As whose the replica may have it already.
-    pub adopts: Option<RequestId>,
+    pub adopts: Option<Adopts>,
     /// Of the request's span; empty where nobody records it.
     pub trace: Carried,
     pub ear: Ear,
+}
+
+/// A request that the replica may have already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adopts {
+    pub of: RequestId,
+    /// Tokens that the client has.
+    pub n_had: u32,
 }
 
 /// The side of the link that the rest of the router holds, and the other links.
@@ -163,6 +170,11 @@ impl Link {
     /// How long a request of so many tokens would wait for its first.
     pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
         self.ledger.wait(n_tokens)
+    }
+
+    /// False: whatever is submitted now is refused.
+    pub fn has_room(&self) -> bool {
+        self.cancels.capacity() > 0
     }
 
     /// So many keys that follow one another, for the choices of one request.
@@ -252,8 +264,7 @@ struct Entry {
     slot: u32,
     deadline: Option<Instant>,
     digest: PolicyDigest,
-    /// As whose the replica may have it already.
-    adopts: Option<RequestId>,
+    adopts: Option<Adopts>,
     trace: Carried,
     ear: Ear,
     // A place in the ear's queue that is kept for the end, so that a slow reader hears of it too.
@@ -293,7 +304,9 @@ impl Entry {
         request.deadline_micros =
             self.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
         up(match self.adopts.take() {
-            Some(of) => wire::router_frame::Frame::Adopt(wire::Adopt { of: of.0, request: Some(request) }),
+            Some(Adopts { of, n_had }) => {
+                wire::router_frame::Frame::Adopt(wire::Adopt { of: of.0, request: Some(request), n_had })
+            }
             None => wire::router_frame::Frame::Submit(request),
         })
     }

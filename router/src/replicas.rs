@@ -103,6 +103,11 @@ impl Replicas {
         topology::topology(&self.views.borrow(), store)
     }
 
+    /// False: whoever is picked would refuse.
+    pub fn has_room(&self) -> bool {
+        self.peers.has_room()
+    }
+
     pub fn is_any_ready(&self) -> bool {
         self.views.borrow().iter().any(View::is_ready)
     }
