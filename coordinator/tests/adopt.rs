@@ -125,7 +125,7 @@ async fn nothing_else_than_the_same_request_is_a_claim_to_it() {
     cluster.stop().await;
 }
 
-/// What stands beside its tokens is in no log: what the client has is said without it, and what it lacks is drawn again.
+/// What stands beside its tokens is in no log: what the client has is said without it, what it lacks is drawn again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_a_log_with_logprobs_only_what_the_client_lacks_is_drawn_again() {
     let cluster = Cluster::start(config(128, 1024, 8));

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 /// For each place that gets free so many are told to come: some do not come at all, and no place is to stay empty.
 const COMERS_PER_PLACE: f64 = 4.0;
-/// Moments are spread over so much; by its end everything may be different, and they are given from the beginning again.
+/// Moments are spread over so much; by its end everything may be different, and they are given from the start again.
 const SPREAD_MAX: Duration = Duration::from_secs(15);
 /// For so long places that get free are counted; counts that are much older say nothing.
 const WINDOW: Duration = Duration::from_secs(1);

@@ -253,7 +253,7 @@ impl Choice {
                 stopped = self.assembly.push(out.token, &mut delta.text);
             }
             delta.token_ids.push(out.token);
-            // Of what the client has only the token may be said again: that is enough to know where the next one stands.
+            // Of what the client has the token alone may be said again: enough to know where the next one stands.
             let token_id = out.token;
             let bare = || v1::Logprob { token_id, ..v1::Logprob::default() };
             delta.logprobs.extend(logprob(out).or_else(|| is_told.then(bare)));
