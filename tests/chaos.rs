@@ -169,14 +169,24 @@ fn rounds(n: u64, model: Model, mut dice: Dice, star: Option<Star>, rate: fn(&Ci
     let mut city = City::start(model, star, 0);
     let faults: Vec<&Fault> = FAULTS.iter().filter(|fault| city.has_hosts() || !fault.needs_hosts).collect();
     let faults = wanted(faults);
+    let begun = Instant::now();
     for _ in 0..n {
         for fault in &faults {
+            if begun.elapsed() > time_max() {
+                return tell(&report);
+            }
             let rate = rate(&city);
             report.add(load.round(&mut city, &mut dice, fault, rate));
             city.heal();
         }
         tell(&report);
     }
+}
+
+/// No round begins behind `LOCKSTEP_CHAOS_SECONDS`.
+fn time_max() -> Duration {
+    let seconds = std::env::var("LOCKSTEP_CHAOS_SECONDS").ok().map(|seconds| seconds.parse().unwrap());
+    seconds.map_or(Duration::MAX, Duration::from_secs)
 }
 
 /// Those that `LOCKSTEP_FAULTS` names, with commas between them; all of them where it does not.
