@@ -8,6 +8,8 @@ FUZZ_SECONDS ?= 60
 SEEDS ?= 10000
 # Of faults for each kind of fault.
 ROUNDS ?= 5
+# Of the chaos test, with commas between them: all where it is empty.
+FAULTS ?=
 # Of the soak with real processes.
 MINUTES ?= 60
 # Given to `lockstep serve`: make serve ARGS="--port 9000"
@@ -122,7 +124,7 @@ kernels:
 
 chaos: protoc
 	deploy/dev/packages.sh etcd:etcd-server ip:iproute2
-	LOCKSTEP_CHAOS=$(ROUNDS) $(CARGO) test --workspace --locked --test chaos -- --nocapture
+	LOCKSTEP_CHAOS=$(ROUNDS) LOCKSTEP_FAULTS="$(FAULTS)" $(CARGO) test --workspace --locked --test chaos -- --nocapture
 
 soak-hour: protoc
 	deploy/dev/packages.sh etcd:etcd-server ip:iproute2

@@ -5,7 +5,7 @@ use crate::Text;
 use crate::admission::{Admission, Waiting};
 use crate::config::{Config, Limits};
 use crate::generation::{Choice, Generation, Prompt};
-use crate::link::{Replica, Submit};
+use crate::link::{Adopts, Replica, Submit};
 use crate::measure::Clock;
 use crate::models::{By, Model, Models, offers};
 use crate::pick::Need;
@@ -224,6 +224,10 @@ impl Front {
         if n_prompts == 0 || n_prompts > limits.prompts_max {
             return Err(Refusal::invalid("text", format!("1 to {} prompts, and not {n_prompts}", limits.prompts_max)));
         }
+        if !self.replicas.has_room() && !self.admission.is_draining() {
+            // Before anything of it is read.
+            return Err(self.admission.full());
+        }
         self.admission.admit(n_prompts as u32 * n_choices, priority, tenant)
     }
 
@@ -277,13 +281,15 @@ impl Front {
         for (slot, (request, mark)) in requests.into_iter().zip(&marks.choices).enumerate() {
             let tokens_min = request.sampling.tokens_min;
             let assembly = Assembly::new(&model.text.tokenizer, asked.stops.clone(), tokens_min, asked.show_special);
-            let (key, adopts) = (first_key + slot as u64, adopted(&request, before.as_ref(), &replica, slot));
+            let key = first_key + slot as u64;
+            let adopts =
+                adopted(&request, before.as_ref(), &replica, slot).map(|of| Adopts { of, n_had: mark.n_tokens() });
             let mut choice = Choice::new(None, assembly, &request, mark.n_tokens());
             if !mark.has_ended() {
                 let (digest, trace, ear) = (replica.digest, trace.clone(), ear.clone());
                 let slot = slot as u32;
                 let submit = Submit { key, request, slot, deadline, digest, n_cached, adopts, trace, ear };
-                choice.begin(picked.submit(submit)?);
+                choice.begin(picked.submit(submit).map_err(|refusal| self.admission.again(refusal))?);
             }
             choices.push(choice);
         }
@@ -462,9 +468,8 @@ fn check_marks(marks: &Marks, requests: &[Request]) -> Result<(), NoResume> {
 /// The id under which the same life of the same replica may still have the request.
 fn adopted(request: &Request, before: Option<&Handle>, replica: &Replica, slot: usize) -> Option<RequestId> {
     let before = before.filter(|before| before.is_of(&replica.name, replica.incarnation))?;
-    // Tokens can be said again, and what stands beside them cannot.
-    let says_tokens_alone = request.goal == Goal::Generate && request.sampling.logprobs.is_none();
-    says_tokens_alone.then_some(RequestId(before.first_id + slot as u64))
+    // Whoever is told what stands beside its prompt's tokens is told that again.
+    (request.goal == Goal::Generate).then_some(RequestId(before.first_id + slot as u64))
 }
 
 fn started(handle: &Handle, sealed: &str, model: String, prompt_tokens: u32) -> v1::Started {

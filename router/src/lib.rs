@@ -4,6 +4,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod admission;
+mod again;
 mod beats;
 pub mod board;
 mod budget;
