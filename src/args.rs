@@ -248,6 +248,9 @@ pub struct Run {
 pub struct Pull {
     /// A catalogue name, or a hub id as org/name or org/name:Q4_K_M
     pub model: String,
+    /// What its SHA-256 must be; of several files that of `LC_ALL=C sha256sum * | sha256sum` [default: not asked]
+    #[arg(long, value_name = "HEX")]
+    pub sha256: Option<String>,
     #[command(flatten)]
     pub hub: Hub,
 }

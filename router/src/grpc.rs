@@ -31,6 +31,8 @@ use tonic_health::server::HealthReporter;
 use types::TenantId;
 
 const SERVICE: &str = "lockstep.v1.Inference";
+/// What the health service calls the process itself: served for as long as it lives, a drain and a loss included.
+pub const LIVE: &str = "live";
 
 pub async fn serve<IO, E>(
     front: Arc<Front>,
@@ -71,6 +73,7 @@ where
 
 /// Keeps what the health service says true. Never ends.
 async fn report_health(front: &Front, reporter: HealthReporter, draining: CancellationToken) {
+    reporter.set_service_status(LIVE, ServingStatus::Serving).await;
     let mut views = front.replicas.views();
     loop {
         views.mark_unchanged();

@@ -37,6 +37,7 @@ mod ticket;
 mod topology;
 
 pub use config::{Config, Limits, ReadTextFiles, Render, Waits};
+pub use grpc::LIVE;
 pub use keys::{ApiKeys, BadLine};
 pub use models::{Routes, Texts};
 pub use pick::Policy;
