@@ -9,7 +9,7 @@ use crate::keys;
 use anyhow::Context;
 use checkpoint::Checkpoint;
 use cluster::{Claim, MemoryStore, Registration, Store};
-use coordinator::{ModelShape, Policy};
+use coordinator::{DigestOf, ModelShape, Policy};
 use proto::secure::{self, Connection, Token, Trust};
 use proto::transport::{self, Dialer};
 use router::Membership;
@@ -28,7 +28,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use types::{BlockHash, Grid, Numerics, PolicyDigest};
+use types::{BlockHash, DeviceClass, Grid, Numerics, Pace, PolicyDigest};
 use worker::{Assignment, Doorway, Ended, Load, LoadError, Loaded, ModelLoader, Ready, sim::Sim};
 
 const REPLICA: &str = "local";
@@ -214,7 +214,7 @@ fn threads(config: &Config, dialer: &Dialer, first: u16) -> anyhow::Result<Vec<P
         let cache = config.kernel_cache.clone();
         let ways = (config.wire, config.collective);
         let loader = loader(device, cache, config.isa, config.threads, n_workers.into(), door, ways)?;
-        let worker_config = worker_config(config.device, config.threads, memory_bytes, mesh_address);
+        let worker_config = worker_config(config.device.told()?, config.threads, memory_bytes, mesh_address);
         let worker = worker::serve(dialer.channel(), loader, worker_config, end.clone());
         Ok(Part::start("a worker", end, async { Ok(worker.await?) }))
     };
@@ -383,7 +383,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         model_path: checkpoint.path().to_owned(),
         shape: ModelShape::of(checkpoint),
         policy: policy(config),
-        policy_digest: policy_digest(config, checkpoint),
+        policy_digest: (config.device != Device::Sim).then(|| digest_of(checkpoint)),
         prefix_cache: config.prefix_cache,
         salt: [0; 16],
         mesh_seed: secure::random()?,
@@ -403,11 +403,15 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
     })
 }
 
-/// The simulation has a policy of its own, which no model gives.
+/// The simulation has a policy of its own, which no model gives; a GPU's is known when it is there.
 fn policy_digest(config: &Config, checkpoint: &Checkpoint) -> Option<PolicyDigest> {
-    let class = config.device.class();
-    let numerics = Numerics::plain(class, activations(config), kv_dtype(config), checkpoint.digest());
-    (config.device != Device::Sim).then(|| numerics.digest())
+    let DigestOf { weights, pace } = digest_of(checkpoint);
+    let numerics = Numerics::plain("cpu", pace, activations(config), kv_dtype(config), weights);
+    (config.device.class() == DeviceClass::Cpu).then(|| numerics.digest())
+}
+
+fn digest_of(checkpoint: &Checkpoint) -> DigestOf {
+    DigestOf { weights: checkpoint.digest(), pace: Pace::Lockstep }
 }
 
 fn activations(config: &Config) -> &'static str {
@@ -491,10 +495,10 @@ impl Load for SimLoader {
     }
 }
 
-pub fn worker_config(device: Device, threads: usize, memory_bytes: u64, mesh_address: String) -> worker::Config {
+pub fn worker_config(device: String, threads: usize, memory_bytes: u64, mesh_address: String) -> worker::Config {
     worker::Config {
         host: host(),
-        device: device.class().name().into(),
+        device,
         memory_bytes,
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         cores: u32::try_from(cores()).unwrap_or(u32::MAX),

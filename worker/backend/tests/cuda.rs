@@ -12,10 +12,11 @@ use backend::{Activations, Error, KvDtype};
 use common as numbers;
 use fake_cuda::on_fake_cuda;
 use std::path::PathBuf;
+use types::Pace;
 
 fn config(cache: Option<PathBuf>) -> CudaConfig {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    CudaConfig { ordinal: 0, cache, host }
+    CudaConfig { ordinal: 0, cache, pace: Pace::Lockstep, host }
 }
 
 #[test]

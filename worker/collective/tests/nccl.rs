@@ -16,7 +16,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 use types::leaves::{aligned_runs, sum_runs};
-use types::{Grid, Layout, Rank};
+use types::{Grid, Layout, Pace, Rank};
 
 const HIDDEN: usize = 80;
 const N_VOCAB: usize = 101;
@@ -28,7 +28,7 @@ const IMPATIENT: Duration = Duration::from_secs(4);
 
 fn cuda() -> Cuda {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    Cuda::open(&CudaConfig { ordinal: 0, cache: None, host }).unwrap()
+    Cuda::open(&CudaConfig { ordinal: 0, cache: None, pace: Pace::Lockstep, host }).unwrap()
 }
 
 fn limits(pieces: Pieces) -> DirectLimits {

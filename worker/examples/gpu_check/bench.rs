@@ -8,7 +8,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 use types::cache::blocks_for;
-use types::{BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
+use types::{BlockId, Epoch, Layout, Pace, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
 use worker::{Assignment, MeshSecret, ModelLoader, Place, Runner, Timeouts};
 
 /// What is measured.
@@ -114,6 +114,7 @@ fn assignment(model: &Path, shape: Shape) -> Assignment {
         model_path: model.to_owned(),
         activations: "bf16".into(),
         kv_dtype: "bf16".into(),
+        pace: Pace::Lockstep,
         n_blocks: vec![n_blocks],
         kv_bytes: 64 << 30,
         context: CONTEXT,

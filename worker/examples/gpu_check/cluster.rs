@@ -9,7 +9,7 @@ use checkpoint::Checkpoint;
 use serde_json::json;
 use std::path::Path;
 use std::time::Instant;
-use types::{BlockId, Epoch, Grid, Layout, Rank, Request, RequestId, Slice, Step, StepId, Want};
+use types::{BlockId, Epoch, Grid, Layout, Pace, Rank, Request, RequestId, Slice, Step, StepId, Want};
 use worker::{Assignment, Carrier, Driver, MeshSecret, ModelLoader, Place, Timeouts, nccl_version};
 
 const DEEP: &str = "llama-deep.gguf";
@@ -78,6 +78,7 @@ fn assignment(model: &Path) -> Assignment {
         model_path: model.to_owned(),
         activations: "bf16".into(),
         kv_dtype: "bf16".into(),
+        pace: Pace::Lockstep,
         n_blocks: vec![crate::common::N_BLOCKS; spec.cache_groups().groups().len()],
         kv_bytes: 64 << 20,
         context: CONTEXT.min(spec.context),

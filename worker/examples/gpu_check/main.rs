@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use types::Pace;
 
 const PARTS: [&str; 3] = ["kernels", "cluster", "bench"];
 /// Rows that products are tried with: every kernel for them, and more rows than a block has.
@@ -137,7 +138,7 @@ fn device() -> backend::Result<Value> {
 pub fn cuda(cache: &Path) -> Result<Cuda, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let host = CpuConfig { threads, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    let config = CudaConfig { ordinal: 0, cache: Some(cache.to_owned()), host };
+    let config = CudaConfig { ordinal: 0, cache: Some(cache.to_owned()), pace: Pace::Lockstep, host };
     Cuda::open(&config).map_err(|error| error.to_string())
 }
 

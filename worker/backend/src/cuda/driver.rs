@@ -9,6 +9,7 @@ use cudarc::driver::{result, sys};
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::sync::Arc;
+use types::DeviceClass;
 
 /// The oldest driver that has all calls that are made here, as the driver counts: CUDA 12.8.
 const VERSION_MIN: i32 = 12_080;
@@ -114,6 +115,16 @@ impl fmt::Display for Driver {
 }
 
 impl Card {
+    /// Cards of one are alike in every bit that their kernels make.
+    pub fn architecture(&self) -> String {
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+
+    /// What a worker says that it computes on.
+    pub fn told(&self) -> String {
+        format!("{}/{}", DeviceClass::Cuda.name(), self.architecture())
+    }
+
     /// Whether the kernels can run there.
     pub fn check(&self) -> Result<()> {
         let ((major, minor), (major_min, minor_min)) = (self.capability, CAPABILITY_MIN);

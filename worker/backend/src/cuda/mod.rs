@@ -45,7 +45,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use types::{DeviceClass, Leaves};
+use types::{DeviceClass, Leaves, Pace};
 use uploads::Uploads;
 use weights::{GROUP, Packer};
 
@@ -55,6 +55,7 @@ pub struct CudaConfig {
     pub ordinal: u32,
     /// Where compiled kernels are kept between starts.
     pub cache: Option<PathBuf>,
+    pub pace: Pace,
     /// The processor beside it packs weights, and draws what the device has no kernel for.
     pub host: CpuConfig,
 }
@@ -62,6 +63,7 @@ pub struct CudaConfig {
 /// Driven by one thread at a time.
 pub struct Cuda {
     card: Card,
+    pace: Pace,
     host: Cpu,
     kernels: Kernels,
     uploads: Mutex<Uploads>,
@@ -137,6 +139,7 @@ impl Cuda {
         card.check()?;
         let context = Context::open(driver, &card)?;
         Ok(Cuda {
+            pace: config.pace,
             host: Cpu::new(config.host)?,
             kernels: Kernels::load(&context, &card, config.cache.as_deref())?,
             uploads: Mutex::new(Uploads::new(&context, uploads::BYTES_MIN)?),
@@ -296,6 +299,14 @@ impl Memory for Cuda {
 
     fn class(&self) -> DeviceClass {
         DeviceClass::Cuda
+    }
+
+    fn told(&self) -> String {
+        self.card.told()
+    }
+
+    fn pace(&self) -> Pace {
+        self.pace
     }
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {

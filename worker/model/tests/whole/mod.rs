@@ -10,7 +10,7 @@ use model::{KvCache, Limits, Model};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use types::cache::blocks_for;
-use types::{BlockId, CacheGroup, Token};
+use types::{BlockId, CacheGroup, Pace, Token};
 
 /// What is in the families, and in the formats, at least once.
 pub const NAMES: [&str; 11] = [
@@ -55,7 +55,7 @@ pub fn on_cpu(models: &Path, name: &str) -> Rig<Cpu> {
 }
 
 pub fn on_cuda(models: &Path, name: &str, cache: Option<&Path>) -> Rig<Cuda> {
-    let config = CudaConfig { ordinal: 0, cache: cache.map(Path::to_owned), host: host() };
+    let config = CudaConfig { ordinal: 0, cache: cache.map(Path::to_owned), pace: Pace::Lockstep, host: host() };
     Rig::new(models, name, Cuda::open(&config).unwrap(), KvDtype::Bf16)
 }
 
