@@ -189,7 +189,8 @@ pub fn list() -> String {
     }
     let nvrtc = worker::Compiler::find().map_or_else(|error| error.to_string(), |compiler| compiler.to_string());
     let nccl = worker::nccl_version().map_or_else(|error| error.to_string(), |version| version.to_string());
-    let _written = writeln!(out, "nvrtc   {nvrtc}\nnccl    {nccl}");
+    let cublaslt = worker::lt_version().map_or_else(|error| error.to_string(), |version| version.to_string());
+    let _written = writeln!(out, "nvrtc   {nvrtc}\nnccl    {nccl}\ncublaslt {cublaslt}");
     out
 }
 

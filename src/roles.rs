@@ -2,7 +2,7 @@
 //! workers too, or as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Carrier, Config, Isa, KvDtype, LogFormat, Watched, Wire, cores};
+use crate::config::{Activations, Bytes, Carrier, Config, Isa, KvDtype, LogFormat, Numerics, Watched, Wire, cores};
 use crate::control;
 use crate::device::Device;
 use crate::keys;
@@ -28,7 +28,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use types::{BlockHash, DeviceClass, Grid, Numerics, Pace, PolicyDigest};
+use types::{BlockHash, DeviceClass, Grid, PolicyDigest};
 use worker::{Assignment, Doorway, Ended, Load, LoadError, Loaded, ModelLoader, Ready, sim::Sim};
 
 const REPLICA: &str = "local";
@@ -62,6 +62,10 @@ pub async fn serve(
     mut doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
+    if config.numerics == Numerics::Fast {
+        let version = worker::lt_version().context("--numerics fast")?;
+        tracing::info!(cublaslt = %version, "large products are cuBLASLt's");
+    }
     let mut controls = std::mem::take(&mut doors.control).into_iter();
     let (mut groups, mut coordinators, salt) = (Vec::new(), Vec::new(), salt(None)?);
     for n in 0..config.replicas {
@@ -383,7 +387,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         model_path: checkpoint.path().to_owned(),
         shape: ModelShape::of(checkpoint),
         policy: policy(config),
-        policy_digest: (config.device != Device::Sim).then(|| digest_of(checkpoint)),
+        policy_digest: (config.device != Device::Sim).then(|| digest_of(config, checkpoint)),
         prefix_cache: config.prefix_cache,
         salt: [0; 16],
         mesh_seed: secure::random()?,
@@ -405,13 +409,13 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
 
 /// The simulation has a policy of its own, which no model gives; a GPU's is known when it is there.
 fn policy_digest(config: &Config, checkpoint: &Checkpoint) -> Option<PolicyDigest> {
-    let DigestOf { weights, pace } = digest_of(checkpoint);
-    let numerics = Numerics::plain("cpu", pace, activations(config), kv_dtype(config), weights);
+    let DigestOf { weights, pace } = digest_of(config, checkpoint);
+    let numerics = types::Numerics::plain("cpu", pace, activations(config), kv_dtype(config), weights);
     (config.device.class() == DeviceClass::Cpu).then(|| numerics.digest())
 }
 
-fn digest_of(checkpoint: &Checkpoint) -> DigestOf {
-    DigestOf { weights: checkpoint.digest(), pace: Pace::Lockstep }
+fn digest_of(config: &Config, checkpoint: &Checkpoint) -> DigestOf {
+    DigestOf { weights: checkpoint.digest(), pace: config.numerics.into() }
 }
 
 fn activations(config: &Config) -> &'static str {

@@ -75,6 +75,16 @@ fn a_process_that_is_killed_while_devices_exchange_costs_no_token() {
 }
 
 #[test]
+fn fast_is_asked_for_and_said() {
+    let kernels = Folder::new("fast-kernels");
+    let mut one = serve(&kernels, &["--numerics", "fast"]);
+    let http = one.http();
+    one.until_ready(&http);
+    assert!(answer(&http, "hello")[0]["text"].is_string());
+    one.until(&["large products are cuBLASLt's", "13.1.0"]);
+}
+
+#[test]
 fn workers_of_one_gpu_divide_its_memory() {
     const MIB: u64 = 512;
     let kernels = Folder::new("shared-kernels");
@@ -117,9 +127,14 @@ fn a_worker_of_its_own_is_on_the_gpu_that_it_is_told() {
 fn devices_are_listed() {
     let (output, told) = ran(on_fake(&["plan", "--devices"]));
     assert!(output.status.success());
-    for part in
-        ["cpu  ", "driver for CUDA 13.0, 1 devices", "cuda:0  Emulated H100, sm_90, 132", "nvrtc   13.0", "nccl  "]
-    {
+    for part in [
+        "cpu  ",
+        "driver for CUDA 13.0, 1 devices",
+        "cuda:0  Emulated H100, sm_90, 132",
+        "nvrtc   13.0",
+        "nccl  ",
+        "cublaslt 13.1.0",
+    ] {
         assert!(told.contains(part), "{part} is not in\n{told}");
     }
     let (_, config) = ran(on_fake(&["serve", "--device", "auto", "--print-config"]));

@@ -153,6 +153,24 @@ fn another_architecture_is_another_policy() {
 }
 
 #[test]
+fn under_fast_a_grid_serves_under_a_policy_of_its_own() {
+    on_fake_cuda("under_fast_a_grid_serves_under_a_policy_of_its_own", &[], || {
+        let (fast, requests) = (Assignment { pace: Pace::Fast, ..on_cuda(DEEP) }, short_requests(2));
+        let loader = ModelLoader { carrier: Carrier::Nccl, ..loader() };
+        let (_, ready) = loader.build(&Assignment { pace: Pace::Fast, ..on_cuda("llama-f32-tied") }).unwrap();
+        assert_eq!(ready.policy, digest("cuda/sm_90", Pace::Fast));
+        let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, N_LAYERS).unwrap();
+        let mut grid = Threads::start(&loader, &fast, &layout);
+        let played = Player::new(&mut grid, &fast).play(&requests, Plan { chunk: 40, ..Plan::ALONE });
+        grid.end();
+        assert!(played.outputs.iter().all(|output| !output.is_empty()));
+        let on_cpu = Assignment { pace: Pace::Fast, ..assignment("llama-f32-tied") };
+        let refused = ModelLoader::new(1).build(&on_cpu).err().unwrap();
+        assert!(refused.to_string().contains("numerics other than lockstep on the CPU"), "{refused}");
+    });
+}
+
+#[test]
 fn what_does_not_fit_is_told() {
     on_fake_cuda("what_does_not_fit_is_told", &[("FAKE_CUDA_MIB", "16")], || {
         let failed = loader().build(&on_cuda("llama-f32-tied")).err().unwrap();

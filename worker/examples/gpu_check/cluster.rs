@@ -49,7 +49,7 @@ pub fn check(models: &Path, cache: &Path, size: &Size) -> Result<Vec<Finding>, S
     }
     let mut findings = Vec::new();
     for name in size.names {
-        let distance = distance(models, name, size.n_tokens, Some(cache));
+        let distance = distance(models, name, Pace::Lockstep, size.n_tokens, Some(cache));
         findings.push(Finding {
             name: format!("{name} beside the CPU"),
             is_good: distance.is_good(),

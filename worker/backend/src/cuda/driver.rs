@@ -312,12 +312,18 @@ impl Stream {
 
     /// Every byte becomes `value`.
     pub fn fill(&self, to: &Bytes, value: u8) -> Result<()> {
-        if to.len == 0 {
+        self.fill_part(to, 0, to.len, value)
+    }
+
+    /// So many of them do, from there on.
+    pub fn fill_part(&self, to: &Bytes, at: usize, n: usize, value: u8) -> Result<()> {
+        to.check(at, n);
+        if n == 0 {
             return Ok(());
         }
         self.context.enter()?;
-        // SAFETY: the whole allocation and no more.
-        said("fill memory", unsafe { result::memset_d8_async(to.at(0), value, to.len, self.raw) })
+        // SAFETY: inside the allocation.
+        said("fill memory", unsafe { result::memset_d8_async(to.at(at), value, n, self.raw) })
     }
 }
 

@@ -5,6 +5,7 @@
 //! driver    what the driver offers: contexts, streams, memory, launches
 //! compiler  sources -> a cubin, kept on disk
 //! kernels   names and arguments; kernels/*.cu are the sources, kernels/kernels.cuh the page both sides are written to
+//! lt        cuBLASLt, for large products under `fast`
 //! weights   stored matrices -> tiles of digits and scales
 //! uploads   what a pass tells the device: positions, tables, tokens
 //! direct    the device as a library sees it that moves memory between devices
@@ -22,6 +23,7 @@ mod driver;
 mod experts;
 mod kernels;
 mod linear;
+mod lt;
 mod pointwise;
 mod sample;
 mod uploads;
@@ -33,6 +35,7 @@ pub use direct::{Columns, Floats, Mark, Room, Side, Words};
 pub use driver::{Card, Driver};
 pub use experts::Routes;
 pub use kernels::compile;
+pub use lt::{LtVersion, lt_version};
 pub use weights::Matrix;
 
 use crate::cpu::{Cpu, CpuConfig};
@@ -70,6 +73,8 @@ pub struct Cuda {
     scratch: Mutex<Scratch>,
     draws: Mutex<sample::Room>,
     fault: Mutex<Option<Error>>,
+    /// Under `fast`.
+    lt: Option<lt::Library>,
     stream: Stream,
     context: Arc<Context>,
 }
@@ -149,6 +154,7 @@ impl Cuda {
             }),
             draws: Mutex::new(sample::Room::new(&context)?),
             fault: Mutex::new(None),
+            lt: (config.pace == Pace::Fast).then(|| lt::Library::open(&context)).transpose()?,
             stream: Stream::new(&context)?,
             card,
             context,
@@ -269,7 +275,7 @@ impl Cuda {
 
     fn packer<T>(&self, pack: impl FnOnce(Packer<'_>) -> Result<T>) -> Result<T> {
         let write = |to: &Bytes, at: usize, from: &[u8]| self.place(to, at, from);
-        pack(Packer { context: &self.context, team: &self.host.team, write: &write })
+        pack(Packer { context: &self.context, team: &self.host.team, pace: self.pace, write: &write })
     }
 
     fn floats(&self, what: &'static str, values: &[f32]) -> Result<Bytes> {

@@ -54,8 +54,8 @@ pub fn on_cpu(models: &Path, name: &str) -> Rig<Cpu> {
     Rig::new(models, name, Cpu::new(host()).unwrap(), KvDtype::F32)
 }
 
-pub fn on_cuda(models: &Path, name: &str, cache: Option<&Path>) -> Rig<Cuda> {
-    let config = CudaConfig { ordinal: 0, cache: cache.map(Path::to_owned), pace: Pace::Lockstep, host: host() };
+pub fn on_cuda(models: &Path, name: &str, pace: Pace, cache: Option<&Path>) -> Rig<Cuda> {
+    let config = CudaConfig { ordinal: 0, cache: cache.map(Path::to_owned), pace, host: host() };
     Rig::new(models, name, Cuda::open(&config).unwrap(), KvDtype::Bf16)
 }
 
@@ -132,8 +132,8 @@ impl Distance {
     }
 }
 
-pub fn distance(models: &Path, name: &str, n_tokens: u32, cache: Option<&Path>) -> Distance {
-    let (mut cpu, mut cuda) = (on_cpu(models, name), on_cuda(models, name, cache));
+pub fn distance(models: &Path, name: &str, pace: Pace, n_tokens: u32, cache: Option<&Path>) -> Distance {
+    let (mut cpu, mut cuda) = (on_cpu(models, name), on_cuda(models, name, pace, cache));
     let log = log(n_tokens, 1, cpu.n_vocab);
     let (expected, got) = (cpu.in_chunks(&log, 512).concat(), cuda.in_chunks(&log, 512).concat());
     let apart: Vec<f32> = expected.iter().zip(&got).map(|(a, b)| a - b).collect();
@@ -149,7 +149,7 @@ pub fn distance(models: &Path, name: &str, n_tokens: u32, cache: Option<&Path>) 
 
 /// Whether chunks of any length and other sequences beside it change no bit of what a model says.
 pub fn keeps_its_bits(models: &Path, name: &str, cache: Option<&Path>) -> bool {
-    let mut rig = on_cuda(models, name, cache);
+    let mut rig = on_cuda(models, name, Pace::Lockstep, cache);
     let logs: Vec<Vec<Token>> = (0..3).map(|seed| log([37, 21, 70][seed as usize], seed, rig.n_vocab)).collect();
     let alone: Vec<_> = logs.iter().map(|log| bits(&rig.in_chunks(log, 512))).collect();
     let in_chunks = [1, 5, 16].into_iter().all(|chunk| bits(&rig.in_chunks(&logs[0], chunk)) == alone[0]);
