@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 fn config(cache: Option<PathBuf>) -> CudaConfig {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    CudaConfig { ordinal: 0, cache, host }
+    CudaConfig { ordinal: 0, cache, host, graphs: true }
 }
 
 #[test]

@@ -28,7 +28,7 @@ const IMPATIENT: Duration = Duration::from_secs(4);
 
 fn cuda() -> Cuda {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    Cuda::open(&CudaConfig { ordinal: 0, cache: None, host }).unwrap()
+    Cuda::open(&CudaConfig { ordinal: 0, cache: None, host, graphs: true }).unwrap()
 }
 
 fn limits(pieces: Pieces) -> DirectLimits {

@@ -7,6 +7,7 @@
 //! kernels   names and arguments; kernels/*.cu are the sources, kernels/kernels.cuh the page both sides are written to
 //! weights   stored matrices -> tiles of digits and scales
 //! uploads   what a pass tells the device: positions, tables, tokens
+//! graphs    passes that are like others, recorded and begun again as one
 //! direct    the device as a library sees it that moves memory between devices
 //! the rest  the operations, each a launch or two
 //! ```
@@ -20,6 +21,7 @@ mod compiler;
 mod direct;
 mod driver;
 mod experts;
+mod graphs;
 mod kernels;
 mod linear;
 mod pointwise;
@@ -36,8 +38,9 @@ pub use kernels::compile;
 pub use weights::Matrix;
 
 use crate::cpu::{Cpu, CpuConfig};
-use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Result, RopeStyle, Routing, Stored};
+use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Repeats, Result, RopeStyle, Routing, Stored};
 use driver::{Bytes, Context, Event, Shape, Stream};
+use graphs::Graphs;
 use half::bf16;
 use kernels::{Kernels, arguments};
 use std::ffi::c_void;
@@ -57,6 +60,8 @@ pub struct CudaConfig {
     pub cache: Option<PathBuf>,
     /// The processor beside it packs weights, and draws what the device has no kernel for.
     pub host: CpuConfig,
+    /// Whether passes that are like others are begun as one.
+    pub graphs: bool,
 }
 
 /// Driven by one thread at a time.
@@ -68,6 +73,7 @@ pub struct Cuda {
     scratch: Mutex<Scratch>,
     draws: Mutex<sample::Room>,
     fault: Mutex<Option<Error>>,
+    graphs: Mutex<Graphs>,
     stream: Stream,
     context: Arc<Context>,
 }
@@ -146,6 +152,7 @@ impl Cuda {
             }),
             draws: Mutex::new(sample::Room::new(&context)?),
             fault: Mutex::new(None),
+            graphs: Mutex::new(Graphs::new(&context, &card, config.graphs)?),
             stream: Stream::new(&context)?,
             card,
             context,
@@ -306,6 +313,7 @@ impl Memory for Cuda {
             return Err(too_big());
         }
         let (in_f32, in_bf16) = (size(cols, 4)?, size(padded(cols), 2)?);
+        self.forget_graphs();
         {
             let mut scratch = self.scratch();
             if scratch.rows.len() < in_bf16 {
@@ -339,7 +347,9 @@ impl Memory for Cuda {
 
     fn batches(&self, limits: BatchLimits) -> Result<()> {
         let n_bytes = uploads::bytes_for(limits).ok_or_else(|| Error::Shape(format!("batches of {limits:?}")))?;
+        self.forget_graphs();
         *lock(&self.uploads) = Uploads::new(&self.context, n_bytes)?;
+        lock(&self.graphs).fits(limits);
         lock(&self.draws).reserve(&self.context, limits.rows_max)
     }
 
@@ -418,5 +428,21 @@ impl Memory for Cuda {
 impl crate::Device for Cuda {
     fn settle(&self) -> Result<()> {
         lock(&self.fault).take().map_or(Ok(()), Err)
+    }
+
+    fn rows_for(&self, batch: &Batch) -> usize {
+        lock(&self.graphs).rows_for(batch)
+    }
+
+    fn repeat<E>(&self, work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<bool, E> {
+        self.repeat_work(work)
+    }
+
+    fn forget(&self) {
+        self.forget_graphs();
+    }
+
+    fn repeats(&self) -> Repeats {
+        self.repeats_so_far()
     }
 }

@@ -6,6 +6,7 @@ use super::watch::{Fault, Lane, Watch};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::nccl::NcclError;
+use backend::Memory;
 use backend::cuda::{Buffer, Columns, Cuda, Floats};
 use std::ops::Range;
 use types::leaves::Fold;
@@ -48,6 +49,19 @@ impl Mesh {
             None => Ok(()),
             Some(fault) => Err(self.ended_by(&fault)),
         }
+    }
+
+    pub(crate) fn adds_on_device(&self) -> bool {
+        self.tp_size() == 1 || self.has_direct_stage()
+    }
+
+    /// What was recorded is under way: the watch looks after it as after what was begun.
+    pub(crate) fn has_repeated<M: Memory>(&mut self, device: &M) -> Result<()> {
+        let Some(cuda) = device.cuda().filter(|_| self.has_direct_stage()) else { return Ok(()) };
+        self.directly(|_, direct| {
+            direct.watch.begins();
+            Ok(cuda.mark(direct.watch.mark(STAGE))?)
+        })
     }
 
     pub(crate) fn has_direct_stage(&self) -> bool {
