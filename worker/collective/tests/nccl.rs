@@ -28,7 +28,7 @@ const IMPATIENT: Duration = Duration::from_secs(4);
 
 fn cuda(pace: Pace) -> Cuda {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    Cuda::open(&CudaConfig { ordinal: 0, cache: None, pace, host }).unwrap()
+    Cuda::open(&CudaConfig { ordinal: 0, cache: None, pace, host, graphs: true }).unwrap()
 }
 
 fn limits(pieces: Pieces) -> DirectLimits {

@@ -139,7 +139,7 @@ fn device() -> backend::Result<Value> {
 pub fn cuda(cache: &Path, pace: Pace) -> Result<Cuda, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let host = CpuConfig { threads, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    let config = CudaConfig { ordinal: 0, cache: Some(cache.to_owned()), pace, host };
+    let config = CudaConfig { ordinal: 0, cache: Some(cache.to_owned()), pace, host, graphs: true };
     Cuda::open(&config).map_err(|error| error.to_string())
 }
 

@@ -9,7 +9,7 @@ mod whole;
 use fake_cuda::on_fake_cuda;
 use std::path::{Path, PathBuf};
 use types::Pace;
-use whole::{NAMES, bits, distance, keeps_its_bits, log, on_cuda};
+use whole::{NAMES, bits, distance, graphs_keep_bits, keeps_its_bits, log, on_cuda};
 
 fn models() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference")
@@ -60,5 +60,25 @@ fn chunks_and_company_change_no_bit() {
 fn the_order_of_threads_changes_no_bit() {
     on_fake_cuda("the_order_of_threads_changes_no_bit", &[("FAKE_CUDA_ORDER", "12345")], || {
         assert!(keeps_its_bits(&models(), "llama-bf16-odd", None));
+    });
+}
+
+#[test]
+fn passes_that_are_begun_again_change_no_bit() {
+    on_fake_cuda("passes_that_are_begun_again_change_no_bit", &[], || {
+        for name in ["llama-bf16-odd", "gemma2", "gpt2", "qwen3-moe"] {
+            let (is_same, repeats) = graphs_keep_bits(&models(), name, Pace::Lockstep, None);
+            println!("{name}: {repeats:?}");
+            assert!(is_same, "{name}");
+            assert!(repeats.recorded >= 3 && repeats.replayed >= 8 && repeats.refused == 0, "{name}: {repeats:?}");
+        }
+    });
+}
+
+#[test]
+fn without_room_for_graphs_there_are_none() {
+    on_fake_cuda("without_room_for_graphs_there_are_none", &[("FAKE_CUDA_MIB", "100")], || {
+        let (is_same, repeats) = graphs_keep_bits(&models(), "llama-bf16-odd", Pace::Lockstep, None);
+        assert!(is_same && repeats.refused > 0 && repeats.replayed == 0, "{repeats:?}");
     });
 }

@@ -107,6 +107,7 @@ impl Cuda {
     }
 
     pub fn room(&self, n_floats: usize) -> Result<Room> {
+        self.forget_graphs();
         Ok(Room(Bytes::new(&self.context, "numbers on their way", n_floats * FLOAT)?))
     }
 
@@ -120,8 +121,9 @@ impl Cuda {
         Ok(Mark(Event::new(&self.context)?))
     }
 
+    /// Behind what was begun so far; while that is only recorded, nothing is: who has it done marks it then.
     pub fn mark(&self, mark: &Mark) -> Result<()> {
-        mark.0.record(&self.stream)
+        if self.is_recording() { Ok(()) } else { mark.0.record(&self.stream) }
     }
 
     pub fn side(&self) -> Result<Side> {

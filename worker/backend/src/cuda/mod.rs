@@ -8,6 +8,7 @@
 //! lt        cuBLASLt, for large products under `fast`
 //! weights   stored matrices -> tiles of digits and scales
 //! uploads   what a pass tells the device: positions, tables, tokens
+//! graphs    passes that are like others, recorded and begun again as one
 //! direct    the device as a library sees it that moves memory between devices
 //! the rest  the operations, each a launch or two
 //! ```
@@ -21,6 +22,7 @@ mod compiler;
 mod direct;
 mod driver;
 mod experts;
+mod graphs;
 mod kernels;
 mod linear;
 mod lt;
@@ -39,8 +41,9 @@ pub use lt::{LtVersion, lt_version};
 pub use weights::Matrix;
 
 use crate::cpu::{Cpu, CpuConfig};
-use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Result, RopeStyle, Routing, Stored};
+use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Repeats, Result, RopeStyle, Routing, Stored};
 use driver::{Bytes, Context, Event, Shape, Stream};
+use graphs::Graphs;
 use half::bf16;
 use kernels::{Kernels, arguments};
 use std::ffi::c_void;
@@ -61,6 +64,8 @@ pub struct CudaConfig {
     pub pace: Pace,
     /// The processor beside it packs weights, and draws what the device has no kernel for.
     pub host: CpuConfig,
+    /// Whether passes that are like others are begun as one.
+    pub graphs: bool,
 }
 
 /// Driven by one thread at a time.
@@ -73,6 +78,7 @@ pub struct Cuda {
     scratch: Mutex<Scratch>,
     draws: Mutex<sample::Room>,
     fault: Mutex<Option<Error>>,
+    graphs: Mutex<Graphs>,
     /// Under `fast`.
     lt: Option<lt::Library>,
     stream: Stream,
@@ -154,6 +160,7 @@ impl Cuda {
             }),
             draws: Mutex::new(sample::Room::new(&context)?),
             fault: Mutex::new(None),
+            graphs: Mutex::new(Graphs::new(&context, &card, config.graphs)?),
             lt: (config.pace == Pace::Fast).then(|| lt::Library::open(&context)).transpose()?,
             stream: Stream::new(&context)?,
             card,
@@ -323,6 +330,7 @@ impl Memory for Cuda {
             return Err(too_big());
         }
         let (in_f32, in_bf16) = (size(cols, 4)?, size(padded(cols), 2)?);
+        self.forget_graphs();
         {
             let mut scratch = self.scratch();
             if scratch.rows.len() < in_bf16 {
@@ -356,7 +364,9 @@ impl Memory for Cuda {
 
     fn batches(&self, limits: BatchLimits) -> Result<()> {
         let n_bytes = uploads::bytes_for(limits).ok_or_else(|| Error::Shape(format!("batches of {limits:?}")))?;
+        self.forget_graphs();
         *lock(&self.uploads) = Uploads::new(&self.context, n_bytes)?;
+        lock(&self.graphs).fits(limits);
         lock(&self.draws).reserve(&self.context, limits.rows_max)
     }
 
@@ -435,5 +445,21 @@ impl Memory for Cuda {
 impl crate::Device for Cuda {
     fn settle(&self) -> Result<()> {
         lock(&self.fault).take().map_or(Ok(()), Err)
+    }
+
+    fn rows_for(&self, batch: &Batch) -> usize {
+        lock(&self.graphs).rows_for(batch)
+    }
+
+    fn repeat<E>(&self, work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<bool, E> {
+        self.repeat_work(work)
+    }
+
+    fn forget(&self) {
+        self.forget_graphs();
+    }
+
+    fn repeats(&self) -> Repeats {
+        self.repeats_so_far()
     }
 }

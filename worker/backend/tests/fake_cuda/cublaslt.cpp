@@ -49,7 +49,7 @@ struct Handle {
     std::set<std::string> asked;
 };
 
-using Begin = int (*)(void*, int (*)(void*), void*);
+using Begin = int (*)(void*, int (*)(void*), void*, void* (*)(void*), void (*)(void*), void (*)(void*));
 using IsMemory = int (*)(const void*, size_t);
 
 template <class F>
@@ -94,9 +94,11 @@ int run(void* it) {
             work->d[column * way.ld_out + row] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
         }
     }
-    delete work;
     return SUCCESS;
 }
+
+void* fresh(void* it) { return new Work(*static_cast<Work*>(it)); }
+void nothing(void*) {}
 
 uint64_t alignments_of(const uint32_t (&each)[4]) {
     return each[0] | (uint64_t)each[1] << 16 | (uint64_t)each[2] << 32 | (uint64_t)each[3] << 48;
@@ -175,5 +177,5 @@ CALL cublasLtMatmul(Handle* handle, Desc* desc, const float* alpha, const void* 
     must(n_workspace >= WORKSPACE && is_memory(workspace, n_workspace), "no workspace");
     Work* work = new Work{*way, static_cast<const uint16_t*>(a), static_cast<const uint16_t*>(b),
                           static_cast<float*>(d), static_cast<char*>(workspace)};
-    return of_driver<Begin>("fake_cuda_begin")(stream, run, work);
+    return of_driver<Begin>("fake_cuda_begin")(stream, run, work, fresh, nothing, nothing);
 }

@@ -1,6 +1,7 @@
 // A libnccl.so.2 over the fake driver: ranks are threads or processes of one host, and find each other in a file of
 // shared memory whose name is in the unique id. Whatever is begun goes on in the order of its stream, piece by piece,
-// and for ever if nobody comes. Only communicators that do not block are made.
+// and for ever if nobody comes. Only communicators that do not block are made. One that a graph names is neither
+// destroyed nor aborted before the graph is gone: who calls is kept so long.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -38,6 +39,7 @@ struct Comm {
     std::string path;
     std::atomic<bool> is_over{false};
     std::atomic<int> error{SUCCESS};
+    std::atomic<long> n_graphs{0};
     Box& box(int from, int to) { return meeting->boxes[from * n_ranks + to]; }
 };
 
@@ -67,7 +69,7 @@ thread_local std::vector<Work*> begun;
 thread_local std::vector<void*> streams;
 std::atomic<long> n_begun{0};
 
-using Begin = int (*)(void*, int (*)(void*), void*);
+using Begin = int (*)(void*, int (*)(void*), void*, void* (*)(void*), void (*)(void*), void (*)(void*));
 using IsMemory = int (*)(const void*, size_t);
 
 template <class F>
@@ -129,6 +131,36 @@ int run(void* it) {
     return is_done ? (int)SUCCESS : PENDING;
 }
 
+void* fresh(void* it) {
+    Work* own = new Work(*static_cast<Work*>(it));
+    // What comes to be added up goes to this one's own memory.
+    for (Transfer& transfer : own->transfers) {
+        if (own->sum_to && !transfer.is_sent) transfer.at = reinterpret_cast<char*>(own->terms[transfer.peer].data());
+    }
+    return own;
+}
+
+void add_graphs(void* it, long n) {
+    auto& transfers = static_cast<Work*>(it)->transfers;
+    if (!transfers.empty()) transfers[0].comm->n_graphs += n;
+}
+
+void kept(void* it) { add_graphs(it, 1); }
+void gone(void* it) { add_graphs(it, -1); }
+
+// Work that names it ends at once; whoever comes here waits for graphs.
+int end(Comm* comm) {
+    comm->is_over = true;
+    for (int waited = 0; comm->n_graphs > 0; waited++) {
+        if (waited > 60000) {
+            fprintf(stderr, "fake NCCL: a graph names a communicator that is to end, for a minute\n");
+            abort();
+        }
+        usleep(1000);
+    }
+    return SUCCESS;
+}
+
 Work* work_in(void* stream) {
     for (size_t i = 0; i < streams.size(); i++) {
         if (streams[i] == stream) return begun[i];
@@ -146,7 +178,7 @@ int hand_over() {
             begun[i]->fails = true;
             begun[i]->transfers[0].comm->error = SYSTEM_ERROR;
         }
-        if (begin(streams[i], run, begun[i]) != SUCCESS) return SYSTEM_ERROR;
+        if (begin(streams[i], run, begun[i], fresh, kept, gone) != SUCCESS) return SYSTEM_ERROR;
     }
     begun.clear();
     streams.clear();
@@ -211,10 +243,10 @@ CALL ncclCommGetAsyncError(Comm* comm, int* state) {
 
 CALL ncclCommFinalize(Comm*) { return IN_PROGRESS; }
 // The communicator stays, for work that still names it.
-CALL ncclCommDestroy(Comm* comm) { return comm->is_over = true, SUCCESS; }
+CALL ncclCommDestroy(Comm* comm) { return end(comm); }
 CALL ncclCommAbort(Comm* comm) {
     unlink(comm->path.c_str());
-    return comm->is_over = true, SUCCESS;
+    return end(comm);
 }
 
 CALL ncclGroupStart() { return depth++, SUCCESS; }

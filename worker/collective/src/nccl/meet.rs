@@ -311,6 +311,7 @@ impl Drop for Direct {
             // A thread that panicked has said so.
             let _ended = thread.join();
         }
+        self.watch.has_ended();
     }
 }
 

@@ -53,6 +53,19 @@ impl Mesh {
         }
     }
 
+    pub(crate) fn adds_on_device(&self) -> bool {
+        self.tp_size() == 1 || self.has_direct_stage()
+    }
+
+    /// What was recorded is under way: the watch looks after it as after what was begun.
+    pub(crate) fn has_repeated<M: Memory>(&mut self, device: &M) -> Result<()> {
+        let Some(cuda) = device.cuda().filter(|_| self.has_direct_stage()) else { return Ok(()) };
+        self.directly(|_, direct| {
+            direct.watch.begins();
+            Ok(cuda.mark(direct.watch.mark(STAGE))?)
+        })
+    }
+
     pub(crate) fn has_direct_stage(&self) -> bool {
         self.direct.as_ref().is_some_and(|direct| direct.stage.is_some())
     }

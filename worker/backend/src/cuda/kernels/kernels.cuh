@@ -199,8 +199,10 @@ KERNEL(256) fold_planes(const float* planes, u32 n_planes, const u8* merges, u64
 // The host zeroes it once. Query heads, KV heads and `first` as in `backend::Heads`.
 
 // Turns Q and K of qkv (f32 [n_rows, (n_heads + 2 n_kv_heads) * head_dim]) in place, where `cos` is not null, and
-// stores K and V. slots[row] = block * 16 + position % 16. cos, sin: f32 [context, half_dim].
+// stores K and V. slots[row] = block * 16 + position % 16, or NO_SLOT: the row is nobody's. cos, sin: f32
+// [context, half_dim].
 // style 0: i and i + half_dim turn together; 1: 2i and 2i + 1. grid (n_rows, n_heads + 2 n_kv_heads), block 32
+#define NO_SLOT 0xffffffffu
 KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_dim, u32 style, HeadShape heads,
                       const u32* positions, const u32* slots, bf16* kv);
 
