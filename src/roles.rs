@@ -215,10 +215,11 @@ fn threads(config: &Config, dialer: &Dialer, first: u16) -> anyhow::Result<Vec<P
         let end = CancellationToken::new();
         let mesh_address = door.as_ref().map_or_else(String::new, |door| door.address().to_string());
         let device = config.device.of_worker(first + i)?;
+        let told = device.told()?;
         let cache = config.kernel_cache.clone();
         let ways = (config.wire, config.collective);
         let loader = loader(device, cache, config.isa, config.threads, n_workers.into(), door, ways)?;
-        let worker_config = worker_config(config.device.told()?, config.threads, memory_bytes, mesh_address);
+        let worker_config = worker_config(told, config.threads, memory_bytes, mesh_address);
         let worker = worker::serve(dialer.channel(), loader, worker_config, end.clone());
         Ok(Part::start("a worker", end, async { Ok(worker.await?) }))
     };
