@@ -27,7 +27,6 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use types::DeviceClass;
 use worker::fetch::Fetch;
 use worker::source::{self, Source};
 use worker::{Assignment, Doorway, Ended, LoadError, Loaded, Ready};
@@ -116,7 +115,7 @@ pub struct WorkerSettings {
     /// Threads that compute [default: one per core]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
-    /// Workers of this machine, which share its cores and memory [default: 1]
+    /// Workers of this machine, which share its cores and memory, or its GPUs' [default: 1]
     #[arg(long, env = "LOCKSTEP_LOCAL_WORKERS", value_name = "N")]
     pub local_workers: Option<u16>,
     /// Memory for weights and KV cache [default: this machine's]
@@ -346,13 +345,12 @@ impl WorkerSettings {
         let (door, mesh_address) = self.doorway(join)?;
         let ways = (self.wire.unwrap_or(Wire::Auto), self.collective.unwrap_or(Carrier::Auto));
         let loader = roles::loader(device, self.kernel_cache.clone(), self.isa, threads, n_local, Some(door), ways)?;
+        let said = self.device.unwrap_or(Device::Cpu);
         let memory = match self.memory {
             Some(memory) => memory.0,
-            // Who is given a GPU has it alone, unless told otherwise.
-            None if device.class() == DeviceClass::Cuda => device.memory_bytes(1, 0)?,
-            None => device.memory_bytes(self.local_workers.unwrap_or(1), roles::memory_bytes())?,
+            None => said.memory_bytes_of_one(self.local_workers.unwrap_or(1), roles::memory_bytes())?,
         };
-        let config = roles::worker_config(device, threads, memory, mesh_address);
+        let config = roles::worker_config(device.told()?, threads, memory, mesh_address);
         Ok(Seat { loader: source::load_from(source, loader), config })
     }
 

@@ -661,11 +661,11 @@ def test_values_reach_the_program(binary):
                  "prefix-cache = false", 'served-model-name = "ours"', "drain-seconds = 90", 'replica = "probe-0"',
                  'log = "router=debug,info"', 'otlp-endpoint = "http://collector:4318"', "otlp-steps = true",
                  'otlp-protocol = "http/protobuf"', "otlp-sample = 0.25", "otlp-metrics-seconds = 30",
-                 'health = "0.0.0.0:9100"', 'listen = "0.0.0.0:50100"'):
+                 'numerics = "lockstep"', 'health = "0.0.0.0:9100"', 'listen = "0.0.0.0:50100"'):
         assert line in printed["coordinator"].splitlines(), f"{line}\n{printed['coordinator']}"
     for line in ('http = "0.0.0.0:8000"', 'grpc = "0.0.0.0:50051"', 'api-keys = "/etc/lockstep/keys/keys"',
                  "max-running = 128", "max-waiting = 64", "drain-seconds = 90", "otlp-content = true"):
         assert line in printed["router"].splitlines(), f"{line}\n{printed['router']}"
     for line in ("threads = 4", 'tls = "on"', 'otlp-protocol = "http/protobuf"', "otlp-sample = 0.25",
-                 'mesh-listen = "10.0.0.1:50200"', 'wire = "auto"'):
+                 'mesh-listen = "10.0.0.1:50200"', 'wire = "auto"', 'collective = "auto"'):
         assert line in printed["worker"].splitlines(), f"{line}\n{printed['worker']}"

@@ -184,6 +184,8 @@ REFUSED = {
     "ranks that take all cores": ({"device": "cuda", "topology": {"tp": 2}}, "engine.threads"),
     "f32 on a GPU": ({"device": "cuda", "engine": {"kvDtype": "f32"}}, "bf16"),
     "bf16 on a CPU": ({"engine": {"activations": "bf16"}}, "bf16"),
+    "NCCL between CPUs": ({"engine": {"collective": "nccl"}}, "NCCL"),
+    "fast on a CPU": ({"engine": {"numerics": "fast"}}, "fast"),
     "more at once than in a step": ({"engine": {"maxRunning": 600}}, "maxRunning"),
 }
 

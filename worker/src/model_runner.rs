@@ -16,7 +16,7 @@ use model::{KvCache, Limits, Model};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use types::{BLOCKS_MAX, DeviceClass, Part, PolicyDigest, Step, StepDone, Token, TokenOut, Unsupported};
+use types::{BLOCKS_MAX, DeviceClass, Pace, Part, PolicyDigest, Step, StepDone, Token, TokenOut, Unsupported};
 
 pub struct ModelRunner<D: Device + 'static> {
     /// It goes first: what it still moves is the device's.
@@ -55,7 +55,10 @@ impl<D: Device + 'static> ModelRunner<D> {
             self.collective.recv_tokens(earlier, &mut self.told)?;
             self.sequences.hear(&self.told).map_err(protocol)?;
         }
-        self.sequences.lay_out(step, &mut self.batch).map_err(protocol)
+        self.sequences.lay_out(step, &mut self.batch).map_err(protocol)?;
+        let n_rows = self.lent.get().device.rows_for(&self.batch);
+        self.batch.pad(n_rows);
+        Ok(())
     }
 
     fn pass(&mut self, step: &Step) -> model::Result<()> {
@@ -84,6 +87,13 @@ impl<D: Device + 'static> ModelRunner<D> {
         }
         self.sequences.finish(step, &mut self.drawn, &mut self.told, &mut done.slices);
         if self.told.is_empty() { Ok(()) } else { Ok(self.collective.send_tokens(step.id, &self.told)?) }
+    }
+}
+
+impl<D: Device + 'static> Drop for ModelRunner<D> {
+    /// What others have a part in goes before they do.
+    fn drop(&mut self) {
+        self.lent.get().device.forget();
     }
 }
 
@@ -156,13 +166,25 @@ pub struct ModelLoader {
     pub shelf: Shelf,
     /// Between the ranks' devices, where these are no processors.
     pub carrier: Carrier,
+    /// Whether a GPU begins passes that are like others as one.
+    pub graphs: bool,
 }
 
 impl ModelLoader {
     /// For the CPU, with the widest instructions that this machine has, and without peers.
     pub fn new(threads: usize) -> ModelLoader {
         let (place, isa, wire, carrier) = (Place::Cpu, Isa::detect(), Wire::default(), Carrier::default());
-        ModelLoader { place, threads, isa, spin: true, doorway: None, wire, shelf: Shelf::default(), carrier }
+        ModelLoader {
+            place,
+            threads,
+            isa,
+            spin: true,
+            doorway: None,
+            wire,
+            shelf: Shelf::default(),
+            carrier,
+            graphs: true,
+        }
     }
 
     /// The runner of the rank that `collective` is, and what it found.
@@ -210,6 +232,9 @@ impl ModelLoader {
         ended: &Ended,
     ) -> Result<(Box<dyn Prepared>, Ready), LoadError> {
         match &self.place {
+            Place::Cpu if assignment.pace != Pace::Lockstep => {
+                Err(Unsupported("numerics other than lockstep on the CPU, where there is one way to compute").into())
+            }
             Place::Cpu => {
                 let config = self.cpu(activations(&assignment.activations)?);
                 on_device(|| Cpu::new(config).map_err(failed(assignment)), &self.shelf, assignment, part, ended)
@@ -231,7 +256,8 @@ impl ModelLoader {
         }
         // It packs weights, and draws where tokens are sorted: in between it waits for the device.
         let host = CpuConfig { spin: false, ..self.cpu(Activations::F32) };
-        let config = CudaConfig { ordinal, cache: cache.map(Path::to_owned), host };
+        let (cache, pace, graphs) = (cache.map(Path::to_owned), assignment.pace, self.graphs);
+        let config = CudaConfig { ordinal, cache, pace, host, graphs };
         Cuda::open(&config).map_err(failed(assignment))
     }
 }
@@ -313,7 +339,7 @@ fn read<D: Device>(device: D, assignment: &Assignment, part: &Part, ended: &Ende
 
 fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, Unsupported> {
     let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
-    Ok(model::policy(checkpoint, device.class(), activations, kv_dtype))
+    Ok(model::policy(checkpoint, device, activations, kv_dtype))
 }
 
 /// All of a runner but the other ranks.
