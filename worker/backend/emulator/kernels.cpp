@@ -60,4 +60,5 @@ EMULATED(embed_w4h)
 #elif defined(IS_sample)
 EMULATED(draw)
 EMULATED(draw_filtered)
+EMULATED(take_drawn)
 #endif

@@ -16,6 +16,8 @@ pub struct Batch {
     pub outputs: Vec<u32>,
     /// The hidden states of rows are wanted, whether or not their logits are.
     pub wants_hidden: bool,
+    /// Rows whose token the device has drawn in the pass before, and nobody else knows yet: which of its draws.
+    pub drawn: Vec<(u32, u32)>,
     /// The last rows, if so many, are of no slice: they make the batch as long as others were. Nothing of them is kept.
     pub n_padding: u32,
 }
@@ -68,6 +70,7 @@ impl Batch {
         self.outputs.clear();
         self.wants_hidden = false;
         self.n_padding = 0;
+        self.drawn.clear();
         for table in &mut self.tables {
             table.blocks.clear();
             table.bounds.clear();

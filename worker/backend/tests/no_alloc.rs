@@ -24,6 +24,7 @@ fn batch(n_rows: u32) -> Batch {
         outputs: vec![n_rows - 1],
         wants_hidden: false,
         n_padding: 0,
+        drawn: vec![],
     }
 }
 

@@ -105,5 +105,6 @@ fn batch_of(tokens: &[Token], start: usize, n_groups: usize) -> Result<Batch> {
         outputs: (0..n_rows).collect(),
         wants_hidden: false,
         n_padding: 0,
+        drawn: vec![],
     })
 }

@@ -208,7 +208,10 @@ impl Cuda {
                     Ok(true)
                 }
                 // Nothing of it has been done.
-                false => work().map(|()| false),
+                false => {
+                    lock(&self.graphs).counts.plain += 1;
+                    work().map(|()| false)
+                }
             },
         }
     }

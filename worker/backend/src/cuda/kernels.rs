@@ -125,7 +125,7 @@ pub(super) const UNITS: &[Unit] = &[
         ],
     },
     Unit { main: text!("experts.cu"), kernels: &["route", "group_choices", "fold_experts"] },
-    Unit { main: text!("sample.cu"), kernels: &["draw", "draw_filtered"] },
+    Unit { main: text!("sample.cu"), kernels: &["draw", "draw_filtered", "take_drawn"] },
 ];
 
 pub(super) const PIECES_MAX: usize = 8;

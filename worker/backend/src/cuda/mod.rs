@@ -371,8 +371,15 @@ impl Memory for Cuda {
     }
 
     fn begin(&self, batch: &Batch) {
-        let begun = lock(&self.uploads).begin(&self.stream, batch);
-        self.note(begun);
+        let drawn = lock(&self.draws);
+        let mut uploads = lock(&self.uploads);
+        let begun = uploads.begin(&self.stream, batch, drawn.entries());
+        let (tokens, (pairs, n)) = (uploads.batch.tokens, uploads.batch.taken);
+        if self.note(begun).is_some() && n > 0 {
+            let shape = Shape { grid: [n.div_ceil(256), 1, 1], ..by_row(0) };
+            // SAFETY: so many pairs of a row of the batch and an entry of what the pass before has drawn.
+            unsafe { self.launch("take_drawn", shape, arguments![tokens, pairs, n, drawn.on_device()]) };
+        }
     }
 
     fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {

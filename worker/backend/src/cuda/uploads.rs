@@ -6,7 +6,7 @@
 //! of one outline each part of it at the same place: kernels that were recorded find it where it was.
 //!
 //! ```text
-//! tokens · positions · per group: slots · per group: items, where each slice is a row · per group: tables | what comes later
+//! tokens · positions · per group: slots · per group: items, where each slice is a row · per group: tables · what follows
 //! ```
 
 use super::driver::{Bytes, Context, Event, Pinned, Stream};
@@ -33,10 +33,10 @@ pub(super) const ITEM_WORDS: usize = 4;
 /// What the largest batch takes.
 pub(super) fn bytes_for(limits: BatchLimits) -> Option<usize> {
     let BatchLimits { rows_max, context, n_groups } = limits;
-    // A row has a token, a position, perhaps an output and two draws; in a group a slot, perhaps a table of its own,
+    // A row has a token, perhaps from elsewhere, a position, perhaps an output and two draws; in a group a slot, perhaps a table of its own,
     // and two items.
     let of_group = (1 + 2 * ITEM_WORDS).checked_add(blocks_for(context) as usize)?;
-    let of_row = n_groups.checked_mul(of_group)?.checked_add(26)?;
+    let of_row = n_groups.checked_mul(of_group)?.checked_add(28)?;
     rows_max.checked_mul(of_row)?.checked_mul(WORD)?.checked_add(SPARE)?.checked_add(BYTES_MIN)
 }
 
@@ -64,6 +64,8 @@ pub(super) struct OnDevice {
     pub outline: Option<Outline>,
     pub tokens: u64,
     pub positions: u64,
+    /// Pairs of a row and an entry of what was drawn: where, and how many.
+    pub taken: (u64, u32),
     pub groups: Vec<Tables>,
     /// Of each group and number of rows at most: where they are, and how many.
     items: Vec<((usize, u32), (u64, u32))>,
@@ -90,8 +92,8 @@ impl Uploads {
         Ok(Uploads { halves: [half()?, half()?], turn: 0, device, end: 0, batch: OnDevice::default() })
     }
 
-    /// Starts over with another pass.
-    pub fn begin(&mut self, stream: &Stream, batch: &Batch) -> Result<()> {
+    /// Starts over with another pass. `entries` says where each draw of the pass before lies.
+    pub fn begin(&mut self, stream: &Stream, batch: &Batch, entries: &[u32]) -> Result<()> {
         assert!(batch.is_tiled(), "each row belongs to one slice, or to none behind them");
         self.halves[self.turn].passed.record(stream)?;
         self.turn = 1 - self.turn;
@@ -107,6 +109,11 @@ impl Uploads {
         self.batch.tokens = self.lay(batch.n_rows(), |to| to.copy_from_slice(&batch.tokens))?;
         self.batch.positions = self.lay(batch.n_rows(), |to| to.copy_from_slice(&batch.positions))?;
         self.lay_groups(batch)?;
+        let pairs = self.lay(2 * batch.drawn.len(), |to| {
+            let pair = |(row, draw): &(u32, u32)| [*row, entries[*draw as usize]];
+            to.as_chunks_mut::<2>().0.iter_mut().zip(&batch.drawn).for_each(|(to, drawn)| *to = pair(drawn));
+        })?;
+        self.batch.taken = (pairs, batch.drawn.len() as u32);
         self.send(stream, 0..self.end)
     }
 

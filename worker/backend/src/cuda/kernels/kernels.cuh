@@ -254,3 +254,5 @@ KERNEL_SHARING(512, 2) draw(const float* logits, u32 n_vocab, const DrawRow* dra
 // The same with top_k and top_p. DRAWN_BY_HOST where they keep, or min_p keeps before top_p, more than SURVIVORS_MAX.
 // Not for other filters (top_n_sigma, typical_p, XTC). grid (n_rows), block 512
 KERNEL_SHARING(512, 2) draw_filtered(const float* logits, u32 n_vocab, const FilterRow* filters, Drawn* out);
+// tokens[pairs[2 * i]] = what was drawn as number pairs[2 * i + 1]. grid (ceil(n / 256)), block 256
+KERNEL(256) take_drawn(u32* tokens, const u32* pairs, u32 n, const Drawn* drawn);
