@@ -16,6 +16,7 @@ mod page;
 mod plan;
 mod relay;
 mod roles;
+mod routes;
 mod run;
 mod scale;
 mod simulate;

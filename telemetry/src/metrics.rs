@@ -516,26 +516,36 @@ pub fn tenant_waited(label: &Arc<str>, took: Duration) {
     TENANT_WAIT.observe(took, &[tenant(label)]);
 }
 
-pub fn first_token(after: Duration) {
-    FIRST_TOKEN.observe(after, &[]);
+/// Instead of the page's own, where a router serves several models; it sees to it that there are few names.
+fn model_name(label: Option<&Arc<str>>) -> impl Iterator<Item = Label> {
+    label.map(|label| Label::new("model_name", label.clone())).into_iter()
 }
 
-pub fn between_tokens(apart: Duration) {
-    BETWEEN_TOKENS.observe(apart, &[]);
+pub fn first_token(model: Option<&Arc<str>>, after: Duration) {
+    FIRST_TOKEN.observe(after, &model_name(model).collect::<Vec<_>>());
 }
 
-pub fn request(face: &'static str, outcome: &'static str, took: Duration) {
+pub fn between_tokens(model: Option<&Arc<str>>, apart: Duration) {
+    BETWEEN_TOKENS.observe(apart, &model_name(model).collect::<Vec<_>>());
+}
+
+pub fn request(model: Option<&Arc<str>>, face: &'static str, outcome: &'static str, took: Duration) {
     let labels = [Label::from_static_parts("face", face), Label::from_static_parts("outcome", outcome)];
+    let labels: Vec<Label> = model_name(model).chain(labels).collect();
     REQUESTS.add(1, &labels);
-    REQUEST_SECONDS.observe(took, &[]);
+    REQUEST_SECONDS.observe(took, &model_name(model).collect::<Vec<_>>());
 }
 
 /// A request of which it is known what it asks for.
 #[derive(Clone, Debug, Default)]
 pub struct Answer<'a> {
     pub operation: &'static str,
+    /// Where there are several models.
+    pub label: Option<&'a Arc<str>>,
     /// As it is served; none where the request named another.
     pub model: Option<&'a str>,
+    /// As its replicas call it, where that may be another name.
+    pub version: Option<&'a str>,
     pub outcome: &'static str,
     pub took: Duration,
     pub first_token: Option<Duration>,
@@ -550,9 +560,10 @@ pub fn answered(answer: &Answer<'_>) {
         Label::from_static_parts("gen_ai_operation_name", answer.operation),
         Label::from_static_parts("gen_ai_provider_name", PROVIDER),
     ];
+    labels.extend(model_name(answer.label));
     if let Some(model) = answer.model {
         labels.push(Label::new("gen_ai_request_model", model.to_owned()));
-        labels.push(Label::new("gen_ai_response_model", model.to_owned()));
+        labels.push(Label::new("gen_ai_response_model", answer.version.unwrap_or(model).to_owned()));
     }
     let Usage { n_prompt, n_output, .. } = answer.usage;
     for (kind, n) in [("input", n_prompt), ("output", n_output)] {
@@ -606,7 +617,7 @@ mod tests {
         planned(&one, Planned { steps: 7, prefix_hit_tokens: 5, starved: 2, steps_early: 3, ..Planned::default() });
         planned(&other, Planned { steps: 2, ..Planned::default() });
         finished(&one, "stop");
-        first_token(Duration::from_millis(3));
+        first_token(None, Duration::from_millis(3));
         let (before, now) = (cache_of(8), cache_of(9));
         cache(&one, None, &before);
         cache(&one, Some(&before), &now);

@@ -100,7 +100,9 @@ def test_the_router_knows_every_coordinator(case):
         if flags(container, "etcd-endpoints"):
             assert not addresses, "one of both tells"
             continue
-        places = [pods_of_address(objects, address) for address in addresses]
+        others = values.get("router", {}).get("coordinators", [])
+        assert addresses[len(addresses) - len(others):] == others
+        places = [pods_of_address(objects, address) for address in addresses[:len(addresses) - len(others)]]
         pods = places[0][0]
         n_groups = pods.n
         if values.get("autoscaling", {}).get("enabled"):
@@ -111,6 +113,21 @@ def test_the_router_knows_every_coordinator(case):
         assert [int(n) for _, n, _ in places] == list(range(n_groups))
         coordinator = next(c for c in pods.lasting if role(c) == "coordinator")
         assert {port for _, _, port in places} == {int(flag(coordinator, "listen").rsplit(":", 1)[1])}
+
+
+def test_routes_are_a_file_that_the_router_reads():
+    objects = chart.rendered("routes")
+    container = next(c for _, c in lasting("routes") if role(c) == "router")
+    assert flags(container, "text") == ["other=other.gguf"]
+    folder, name = flag(container, "routes").rsplit("/", 1)
+    mount = next(mount for mount in container["volumeMounts"] if mount["mountPath"] == folder)
+    pods = next(found for found, of in lasting("routes") if of is container)
+    volume = next(volume for volume in pods.spec["volumes"] if volume["name"] == mount["name"])
+    # A file that is mounted by its own path would not change with the ConfigMap.
+    assert "subPath" not in mount and mount["readOnly"]
+    lines = chart.named(objects, "ConfigMap", volume["configMap"]["name"])["data"][name].splitlines()
+    assert lines == ["chat = v1:90, v2@0a1b:10", "org/alias = other:Q4_K_M:1"]
+    assert not chart.of_kind(chart.rendered("default"), "ConfigMap")
 
 
 @EACH
@@ -642,11 +659,11 @@ def test_values_reach_the_program(binary):
                  "prefix-cache = false", 'served-model-name = "ours"', "drain-seconds = 90", 'replica = "probe-0"',
                  'log = "router=debug,info"', 'otlp-endpoint = "http://collector:4318"', "otlp-steps = true",
                  'otlp-protocol = "http/protobuf"', "otlp-sample = 0.25", "otlp-metrics-seconds = 30",
-                 'health = "0.0.0.0:9100"', 'listen = "0.0.0.0:50100"'):
+                 'numerics = "lockstep"', 'health = "0.0.0.0:9100"', 'listen = "0.0.0.0:50100"'):
         assert line in printed["coordinator"].splitlines(), f"{line}\n{printed['coordinator']}"
     for line in ('http = "0.0.0.0:8000"', 'grpc = "0.0.0.0:50051"', 'api-keys = "/etc/lockstep/keys/keys"',
                  "max-running = 128", "max-waiting = 64", "drain-seconds = 90", "otlp-content = true"):
         assert line in printed["router"].splitlines(), f"{line}\n{printed['router']}"
     for line in ("threads = 4", 'tls = "on"', 'otlp-protocol = "http/protobuf"', "otlp-sample = 0.25",
-                 'mesh-listen = "10.0.0.1:50200"', 'wire = "auto"'):
+                 'mesh-listen = "10.0.0.1:50200"', 'wire = "auto"', 'collective = "auto"'):
         assert line in printed["worker"].splitlines(), f"{line}\n{printed['worker']}"

@@ -124,6 +124,13 @@ REFUSED = {
     "an unknown name within": ({"engine": {"maxBatchToken": 1}}, "maxBatchToken"),
     "a wrong type": ({"replicas": "two"}, "replicas"),
     "no replica": ({"replicas": 0}, "replicas"),
+    "a route of no weight": ({"router": {"routes": {"chat": [{"version": "v1", "weight": 0}]}}}, "weigh nothing"),
+    "a route to no version": ({"router": {"routes": {"chat": []}}}, "chat"),
+    "a route's name in two words": ({"router": {"routes": {"a b": [{"version": "v1", "weight": 1}]}}}, "a b"),
+    "a version of no digest": ({"router": {"routes": {"a": [{"version": "v1@blue", "weight": 1}]}}}, "version"),
+    "routes without routers": (
+        {"mode": "serve", "router": {"routes": {"chat": [{"version": "v1", "weight": 1}]}}}, "mode=serve"),
+    "coordinators beside etcd": ({"etcd": {"mode": "own"}, "router": {"coordinators": ["a:1"]}}, "etcd.prefix"),
     "an unknown mode": ({"mode": "local"}, "mode"),
     "an unknown device": ({"device": "tpu"}, "device"),
     "no such port": ({"network": {"httpPort": 70000}}, "httpPort"),
@@ -177,6 +184,8 @@ REFUSED = {
     "ranks that take all cores": ({"device": "cuda", "topology": {"tp": 2}}, "engine.threads"),
     "f32 on a GPU": ({"device": "cuda", "engine": {"kvDtype": "f32"}}, "bf16"),
     "bf16 on a CPU": ({"engine": {"activations": "bf16"}}, "bf16"),
+    "NCCL between CPUs": ({"engine": {"collective": "nccl"}}, "NCCL"),
+    "fast on a CPU": ({"engine": {"numerics": "fast"}}, "fast"),
     "more at once than in a step": ({"engine": {"maxRunning": 600}}, "maxRunning"),
 }
 

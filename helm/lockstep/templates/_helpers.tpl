@@ -427,6 +427,9 @@ livenessProbe:
 - --tp={{ .Values.topology.tp }}
 - --pp={{ .Values.topology.pp }}
 - --device={{ .Values.device }}
+{{- with .Values.engine.numerics }}
+- --numerics={{ . }}
+{{- end }}
 {{- with .Values.engine.activations }}
 - --activations={{ . }}
 {{- end }}

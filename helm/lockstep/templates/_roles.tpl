@@ -116,6 +116,9 @@ between epochs nobody answers there.
     {{- with $values.engine.wire }}
     - --wire={{ . }}
     {{- end }}
+    {{- with $values.engine.collective }}
+    - --collective={{ . }}
+    {{- end }}
     {{- include "lockstep.logArgs" .root | nindent 4 }}
     {{- with $values.workers.extraArgs }}
     {{- toYaml . | nindent 4 }}
