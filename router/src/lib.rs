@@ -4,6 +4,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod admission;
+mod attended;
 mod beats;
 pub mod board;
 mod budget;
@@ -12,6 +13,7 @@ pub mod circuit;
 pub mod config;
 mod embed;
 mod faces;
+mod gate;
 mod generate;
 mod generation;
 mod grpc;
@@ -20,6 +22,7 @@ mod keys;
 pub mod ledger;
 mod link;
 mod measure;
+mod panics;
 mod peers;
 pub mod pick;
 mod refusal;
@@ -27,6 +30,7 @@ mod replicas;
 mod resume;
 mod roster;
 mod sampling;
+mod socket;
 mod stop;
 mod target;
 mod tenants;

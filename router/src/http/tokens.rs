@@ -1,6 +1,6 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them.
 
-use crate::generate::Front;
+use crate::generate::{Front, TOKEN_TEXT_BYTES};
 use crate::http::answer::token_text;
 use crate::http::chat::conversation;
 use crate::http::error::HttpError;
@@ -8,12 +8,15 @@ use crate::http::read;
 use crate::refusal::Refusal;
 use axum::Json;
 use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
 use proto::v1::generate_request::Input;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-pub async fn tokenize(State(front): State<Arc<Front>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let mut fields = read(&front, request).await?.fields;
+pub async fn tokenize(State(front): State<Arc<Front>>, request: Request) -> Result<Response, HttpError> {
+    let page = read(&front, request).await?;
+    let _visit = front.visit(page.tenant)?;
+    let mut fields = page.fields;
     front.named(&fields.string("model")?.unwrap_or_default())?;
     let add_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
     let input = match fields.string("prompt")? {
@@ -22,16 +25,23 @@ pub async fn tokenize(State(front): State<Arc<Front>>, request: Request) -> Resu
     };
     let with_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
     let tokens = front.tokens(input, add_special).await?;
-    let texts = || tokens.iter().map(|token| token_text(&front.text.tokenizer, *token)).collect::<Vec<_>>();
-    let texts = with_texts.then(texts);
     let context = front.replicas.any().map_or(front.text.spec.context, |replica| replica.context);
-    Ok(Json(json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": texts })))
+    let (text, n_tokens) = (front.clone(), tokens.len());
+    let answer = move || {
+        let texts = || tokens.iter().map(|token| token_text(&text.text.tokenizer, *token)).collect::<Vec<_>>();
+        let texts = with_texts.then(texts);
+        let told = json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": texts });
+        Json(told).into_response()
+    };
+    Ok(front.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await?)
 }
 
 pub async fn detokenize(State(front): State<Arc<Front>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let mut fields = read(&front, request).await?.fields;
+    let page = read(&front, request).await?;
+    let _visit = front.visit(page.tenant)?;
+    let mut fields = page.fields;
     front.named(&fields.string("model")?.unwrap_or_default())?;
     let tokens = fields.token_ids("tokens")?.ok_or_else(|| Refusal::invalid("tokens", "is missing"))?;
     front.check_ids("tokens", &tokens)?;
-    Ok(Json(json!({ "prompt": front.text.tokenizer.decode(&tokens, false) })))
+    Ok(Json(json!({ "prompt": front.detokenized(tokens).await? })))
 }

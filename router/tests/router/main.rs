@@ -17,6 +17,7 @@ mod model;
 mod overload;
 mod pages;
 mod policies;
+mod raw;
 mod replicas;
 mod resume;
 mod roster;
