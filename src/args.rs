@@ -27,7 +27,7 @@ const UNHEEDED: [(&str, &str, &[&str]); 6] = [
         "router",
         &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max", "request_seconds", "policy"],
     ),
-    ("coordinator", "worker", &["kernel_cache", "isa", "wire", "threads"]),
+    ("coordinator", "worker", &["kernel_cache", "isa", "wire", "collective", "threads"]),
     ("coordinator", "serve", &["inproc", "control"]),
     (
         "router",
@@ -36,6 +36,7 @@ const UNHEEDED: [(&str, &str, &[&str]); 6] = [
             "tp",
             "pp",
             "device",
+            "numerics",
             "activations",
             "kv_dtype",
             "kv_memory",
@@ -48,7 +49,7 @@ const UNHEEDED: [(&str, &str, &[&str]); 6] = [
             "otlp_steps",
         ],
     ),
-    ("router", "worker", &["kernel_cache", "isa", "wire", "threads"]),
+    ("router", "worker", &["kernel_cache", "isa", "wire", "collective", "threads"]),
     ("router", "serve", &["inproc", "control"]),
 ];
 
@@ -252,6 +253,9 @@ pub struct Run {
 pub struct Pull {
     /// A catalogue name, or a hub id as org/name or org/name:Q4_K_M
     pub model: String,
+    /// What its SHA-256 must be; of several files that of `LC_ALL=C sha256sum * | sha256sum` [default: not asked]
+    #[arg(long, value_name = "HEX")]
+    pub sha256: Option<String>,
     #[command(flatten)]
     pub hub: Hub,
 }

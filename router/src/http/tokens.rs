@@ -5,6 +5,7 @@ use crate::http::answer::token_text;
 use crate::http::chat::conversation;
 use crate::http::error::HttpError;
 use crate::http::read;
+use crate::models::By;
 use crate::refusal::Refusal;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -17,18 +18,19 @@ pub async fn tokenize(State(front): State<Arc<Front>>, request: Request) -> Resu
     let page = read(&front, request).await?;
     let _visit = front.visit(page.tenant)?;
     let mut fields = page.fields;
-    front.named(&fields.string("model")?.unwrap_or_default())?;
+    let model = fields.string("model")?.unwrap_or_default();
+    let text = front.text(&model)?;
     let add_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
     let input = match fields.string("prompt")? {
         Some(text) => Input::Text(text),
         None => Input::Chat(conversation(&mut fields)?),
     };
     let with_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
-    let tokens = front.tokens(input, add_special).await?;
-    let context = front.replicas.any().map_or(front.text.spec.context, |replica| replica.context);
-    let (text, n_tokens) = (front.clone(), tokens.len());
+    let tokens = front.tokens(&text, input, add_special).await?;
+    let context = front.model(&model, By::Weight).map_or(text.spec.context, |model| model.replica.context);
+    let n_tokens = tokens.len();
     let answer = move || {
-        let texts = || tokens.iter().map(|token| token_text(&text.text.tokenizer, *token)).collect::<Vec<_>>();
+        let texts = || tokens.iter().map(|token| token_text(&text.tokenizer, *token)).collect::<Vec<_>>();
         let texts = with_texts.then(texts);
         let told = json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": texts });
         Json(told).into_response()
@@ -40,8 +42,8 @@ pub async fn detokenize(State(front): State<Arc<Front>>, request: Request) -> Re
     let page = read(&front, request).await?;
     let _visit = front.visit(page.tenant)?;
     let mut fields = page.fields;
-    front.named(&fields.string("model")?.unwrap_or_default())?;
+    let text = front.text(&fields.string("model")?.unwrap_or_default())?;
     let tokens = fields.token_ids("tokens")?.ok_or_else(|| Refusal::invalid("tokens", "is missing"))?;
-    front.check_ids("tokens", &tokens)?;
-    Ok(Json(json!({ "prompt": front.detokenized(tokens).await? })))
+    text.check_ids("tokens", &tokens)?;
+    Ok(Json(json!({ "prompt": front.detokenized(&text, tokens).await? })))
 }
