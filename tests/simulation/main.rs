@@ -1,5 +1,6 @@
 //! Whole clusters on virtual time over a simulated network: the router, coordinator, scheduler and worker that ship,
-//! with ranks that model their time, and everything that can go wrong. All of a run follows from its seed.
+//! with ranks that model their time, and everything that can go wrong. All of a run follows from its seed. Clocks that
+//! differ are not among it: nothing looks at one (`tests/tidy.rs`).
 //!
 //! Bugs that were planted in a scratch copy, and the first seed that was seen to catch each:
 //!
@@ -33,6 +34,7 @@ mod peace;
 mod random;
 mod rank;
 mod record;
+mod registry;
 mod rules;
 mod script;
 mod weather;
