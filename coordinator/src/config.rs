@@ -18,6 +18,9 @@ pub struct Config {
     /// What every rank must compute under. None: what the first that is ready computes under, where no model is.
     pub policy_digest: Option<PolicyDigest>,
     pub prefix_cache: bool,
+    /// Ranks clear what a sequence lets go before anybody else has it. Then no two share a block, whatever
+    /// `prefix_cache` says.
+    pub zero_kv: bool,
     /// The cluster's secret at the root of every block hash.
     pub salt: [u8; 16],
     /// From which every epoch's secret is derived, with which its ranks know each other.
@@ -135,6 +138,11 @@ impl Config {
         *hasher.finalize().as_bytes()
     }
 
+    /// Requests that begin alike have the same blocks there.
+    pub(crate) fn shares_blocks(&self) -> bool {
+        self.prefix_cache && !self.zero_kv
+    }
+
     /// Each stage has a step of its own.
     pub(crate) fn steps_in_flight_max(&self, grid: Grid) -> u32 {
         self.limits.steps_in_flight_max + u32::from(grid.pp).saturating_sub(1)
@@ -155,7 +163,7 @@ impl Config {
             chunk_tokens_max: limits.chunk_tokens_max.min(self.policy.slice_max),
             n_stages: blueprint.grid.pp.into(),
             steps_in_flight_max: self.steps_in_flight_max(blueprint.grid),
-            prefix_cache: self.prefix_cache,
+            prefix_cache: self.shares_blocks(),
             groups: self.shape.cache.groups().to_vec(),
             policy,
             salt: self.salt,

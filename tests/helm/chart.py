@@ -29,7 +29,7 @@ EVERYTHING = {
     "model": {**PVC, "servedName": "ours", "pvc": {"claim": "models", "subPath": "llama"}},
     "engine": {"threads": 4, "activations": "f32", "kvDtype": "f32", "kvMemory": "4GiB", "context": 8192,
                "maxBatchTokens": 1048576, "maxChunkTokens": 512, "maxRunning": 128, "maxWaiting": 64,
-               "prefixCache": False, "wire": "auto"},
+               "prefixCache": False, "zeroKv": True, "wire": "auto"},
     "join": {"existingSecret": "joined", "key": "secret"},
     "apiKeys": {"existingSecret": "clients"},
     "drain": {"preStopSeconds": 10, "drainSeconds": 90, "terminationGracePeriodSeconds": 200},
