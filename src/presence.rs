@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use types::{Step, StepDone};
-use worker::{AbortHandle, Assignment, Ended, Load, LoadError, Loaded, Ready, Rest, RunError, Runner};
+use worker::{AbortHandle, Assignment, Ended, Load, LoadError, Loaded, Ready, Rest, RunError, Runner, Upcoming};
 
 /// The place that is taken; by it the end is heard, at once, whatever the thread that computes is at.
 #[derive(Clone, Default)]
@@ -60,6 +60,10 @@ impl Drop for Present {
 impl Runner for Present {
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
         self.runner.run(step, done)
+    }
+
+    fn run_with(&mut self, step: &Step, upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
+        self.runner.run_with(step, upcoming, done)
     }
 
     fn rest(&mut self) -> Option<Rest<'_>> {

@@ -15,11 +15,11 @@ pub mod sim;
 pub mod source;
 
 pub use backend::cpu::Isa;
-pub use backend::cuda::{Card, Compiler, Driver};
+pub use backend::cuda::{Card, Compiler, Driver, lt_version};
 pub use collective::{AbortHandle, Carrier, Doorway, Ended, Error as MeshError, Timeouts, Wire, nccl_version};
 pub use kept::Shelf;
 pub use model_runner::{ModelLoader, ModelRunner, Place};
-pub use runner::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready, Rest, RunError, Runner};
+pub use runner::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready, Rest, RunError, Runner, Upcoming};
 
 use session::Worker;
 use std::io;

@@ -152,6 +152,8 @@ struct Sequence {
     is_untold: bool,
     /// The sum of the hidden states so far, where they are pooled.
     pooled: Vec<f32>,
+    /// A token that the device has drawn, and nobody here knows yet: its position, and which of the draws it is.
+    promised: Option<(u32, u32)>,
     /// Nothing could be drawn. What was planned ahead for it runs, on any tokens, and is worth nothing.
     failed: bool,
     /// Per cache group, the blocks of its positions.
@@ -193,6 +195,7 @@ impl Sequences {
         batch.positions.reserve(rows_max);
         batch.slices.reserve(running_max);
         batch.outputs.reserve(self.limits.outputs_max());
+        batch.drawn.reserve(running_max);
         batch.tables.resize_with(self.limits.groups.len(), Default::default);
         for table in &mut batch.tables {
             table.blocks.reserve(running_max * blocks_for(context) as usize);
@@ -323,6 +326,33 @@ impl Sequences {
         }
     }
 
+    /// Whether `next` may be begun before it is known what `step` draws: it begins nothing, ends none of those that
+    /// `step` computes, and asks for no more than tokens that are drawn. From now on logs count with what is drawn.
+    pub fn can_follow(&mut self, step: &Step, next: &Step) -> bool {
+        let is_in_step = |id: &RequestId| step.slices.iter().any(|slice| slice.id == *id);
+        let is_plain = |slice: &Slice| matches!(slice.want, Want::Nothing | Want::Last);
+        let may = next.starts.is_empty()
+            && next.copies.is_empty()
+            && !next.ends.iter().any(is_in_step)
+            && next.slices.iter().all(is_plain)
+            && step.slices.iter().all(is_plain);
+        if !may {
+            return false;
+        }
+        let drawing = step.slices.iter().filter(|slice| slice.want == Want::Last);
+        for (slice, draw) in drawing.zip(0..) {
+            let Some(sequence) = self.held.get_mut(&slice.id) else { return false };
+            if sequence.grow(slice.range.end, UNKNOWN) {
+                sequence.promised = Some((slice.range.end, draw));
+            }
+        }
+        let is_in_log = |slice: &Slice| {
+            let n_tokens = self.held.get(&slice.id).map_or(0, |sequence| sequence.tokens.len());
+            slice.range.end as usize <= n_tokens
+        };
+        next.slices.iter().all(is_in_log)
+    }
+
     /// Pools the rows of the slices that are for it, each row read by `read` into the memory that it is handed.
     pub fn pool(&mut self, step: &Step, batch: &Batch, state: &mut [f32], mut read: impl FnMut(usize, &mut [f32])) {
         for (slice, rows) in step.slices.iter().zip(&batch.slices).filter(|(slice, _)| slice.want == Want::Pool) {
@@ -362,7 +392,7 @@ impl Sequences {
                 let out = drawn.next().and_then(Option::take).filter(|_| !sequence.failed);
                 let token = out.as_ref().map(|out| out.token);
                 sequence.failed |= token.is_none();
-                sequence.grow(slice.range.end, token.unwrap_or(UNKNOWN));
+                sequence.learn(slice.range.end, token.unwrap_or(UNKNOWN));
                 told.push(token);
                 done.tokens.extend(out);
             }
@@ -416,6 +446,7 @@ impl Sequence {
         self.life = life;
         self.is_untold = false;
         self.pooled.clear();
+        self.promised = None;
         self.failed = false;
         self.tables.resize_with(limits.groups.len(), Vec::new);
         for table in &mut self.tables {
@@ -496,6 +527,14 @@ impl Sequence {
         is_new
     }
 
+    /// What was drawn, whether or not the log has counted with it.
+    fn learn(&mut self, position: u32, token: Token) {
+        match self.promised.take_if(|(promised, _)| *promised == position) {
+            Some(_) => self.tokens[position as usize] = token,
+            None => drop(self.grow(position, token)),
+        }
+    }
+
     /// Whether the slice has a row for the token that has not been told.
     fn needs_untold(&self, slice: &Slice) -> bool {
         self.is_untold && slice.range.end as usize >= self.tokens.len()
@@ -554,6 +593,9 @@ impl Sequence {
         let rows = first..first + slice.range.len() as u32;
         batch.tokens.extend_from_slice(&self.tokens[slice.range.start as usize..slice.range.end as usize]);
         batch.positions.extend(slice.range.clone());
+        if let Some((position, draw)) = self.promised.filter(|(position, _)| slice.range.contains(position)) {
+            batch.drawn.push((first + position - slice.range.start, draw));
+        }
         batch.outputs.extend(self.scored(slice).map(|position| first + position - slice.range.start));
         if self.draws(slice) {
             batch.outputs.push(rows.end - 1);

@@ -18,6 +18,7 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
         model_path,
         activations: "int8".into(),
         kv_dtype: "f16".into(),
+        pace: Pace::Lockstep,
         n_blocks: vec![N_BLOCKS],
         kv_bytes: 64 << 20,
         context: 100,

@@ -2,6 +2,7 @@
 //! or, where rows are few and far along, one for each tile of positions too. All of them give the same bits.
 
 use super::driver::{Bytes, Pitched, Shape, Stream};
+use super::graphs::Outline;
 use super::kernels::{HeadShape, arguments, attend_shared_bytes};
 use super::weights::GROUP;
 use super::{Buffer, Cuda, Scratch, lock, uploads};
@@ -40,6 +41,7 @@ impl Kv {
         let of_layer = n_slots.and_then(|n| n.checked_mul(spec.n_kv_heads)).and_then(|n| n.checked_mul(width));
         let layer_bytes = of_layer.ok_or_else(too_big)?;
         let n_bytes = layer_bytes.checked_mul(spec.n_layers).ok_or_else(too_big)?;
+        cuda.forget_graphs();
         let bytes = Bytes::new(&cuda.context, "the KV cache", n_bytes)?;
         cuda.stream.fill(&bytes, 0)?;
         Ok(Kv { spec, bytes, layer_bytes })
@@ -97,6 +99,12 @@ impl Rope {
     }
 }
 
+/// Tiles up to the last position of a batch.
+pub(super) fn n_tiles(batch: &Batch) -> u32 {
+    let end = batch.slices.iter().map(|slice| slice.start + slice.rows.len() as u32).max().unwrap_or(0);
+    end.div_ceil(TILE)
+}
+
 /// How a pass is attended.
 struct Plan {
     head_dim: usize,
@@ -108,7 +116,8 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(batch: &Batch, heads: &Heads) -> Plan {
+    /// The same for all batches of an outline.
+    fn of(batch: &Batch, heads: &Heads, outline: Option<Outline>) -> Plan {
         let head_dim = heads.head_dim.next_multiple_of(GROUP);
         let many = if head_dim <= 128 { 64 } else { 32 };
         let rows_max = batch.slices.iter().map(|slice| slice.rows.len()).max().unwrap_or(0);
@@ -117,8 +126,11 @@ impl Plan {
         let window = heads.window.map_or(u32::MAX, |window| window as u32);
         let first = |position: u32| (position + 1).saturating_sub(window) / TILE;
         let tile_first = batch.slices.iter().map(|slice| first(slice.start)).min().unwrap_or(0);
-        let end = batch.slices.iter().map(|slice| slice.start + slice.rows.len() as u32).max().unwrap_or(0);
-        Plan { head_dim, queries, rows_per_item, tile_first, n_tiles: end.div_ceil(TILE) - tile_first }
+        let (tile_first, n_tiles) = match outline {
+            Some(outline) => (0, outline.n_tiles),
+            None => (tile_first, n_tiles(batch) - tile_first),
+        };
+        Plan { head_dim, queries, rows_per_item, tile_first, n_tiles }
     }
 
     fn grid(&self, heads: &Heads, n_items: u32, depth: u32) -> Shape {
@@ -240,8 +252,8 @@ impl Attention for Cuda {
         out.check(n_rows, heads.n_heads * heads.head_dim);
         self.to_f32(qkv, n_rows);
         out.becomes_bf16(true);
-        let plan = Plan::of(batch, heads);
         let mut uploads = lock(&self.uploads);
+        let plan = Plan::of(batch, heads, uploads.batch.outline);
         let Some(tables) = tables(&uploads, batch, group) else { return };
         let Some((items, n_items)) = self.note(uploads.items(&self.stream, batch, group, plan.rows_per_item)) else {
             return;
