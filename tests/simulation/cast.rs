@@ -155,6 +155,7 @@ impl Stage {
             shape,
             policy,
             prefix_cache: self.script.prefix_cache,
+            zero_kv: false,
             salt: [7; 16],
             policy_digest: None,
             mesh_seed: [7; 32],

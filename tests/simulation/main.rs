@@ -27,6 +27,7 @@
 
 mod cast;
 mod client;
+mod detection;
 #[path = "../../router/tests/router/model.rs"]
 mod model;
 mod net;
