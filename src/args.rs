@@ -43,6 +43,7 @@ const UNHEEDED: [(&str, &str, &[&str]); 6] = [
             "context",
             "max_chunk_tokens",
             "prefix_cache",
+            "zero_kv",
             "replan_seconds",
             "regrow_seconds",
             "load_seconds",

@@ -110,6 +110,9 @@ pub struct Settings {
     /// Share the KV of equal beginnings between requests [default: true]
     #[arg(long, env = "LOCKSTEP_PREFIX_CACHE", action = clap::ArgAction::Set)]
     pub prefix_cache: Option<bool>,
+    /// Overwrite a request's KV with zeros on every rank when it ends; requests share none then [default: false]
+    #[arg(long, env = "LOCKSTEP_ZERO_KV", num_args = 0..=1, default_missing_value = "true")]
+    pub zero_kv: Option<bool>,
     /// A file of API keys, a line each: key, or name:key; a name's requests share no cache with others'. Limits may
     /// stand behind it: weight=4 requests_per_minute=600 tokens_per_minute=90000 concurrent=16
     #[arg(long, env = "LOCKSTEP_API_KEYS", value_name = "FILE")]
@@ -377,6 +380,7 @@ pub struct Config {
     pub max_running: u32,
     pub max_waiting: u32,
     pub prefix_cache: bool,
+    pub zero_kv: bool,
     pub api_keys: Option<PathBuf>,
     // Printed for nobody.
     #[serde(skip)]
@@ -428,6 +432,7 @@ impl Settings {
         let replicas = self.replicas.unwrap_or(1);
         let n_local = usize::from(tp) * usize::from(pp) * usize::from(replicas);
         let device = self.device.unwrap_or(Device::Cpu).resolved();
+        let zero_kv = self.zero_kv.unwrap_or(false);
         let (activations, kv_dtype) = match device.class() {
             DeviceClass::Cuda => (Activations::Bf16, KvDtype::Bf16),
             DeviceClass::Cpu | DeviceClass::Sim => (Activations::Int8, KvDtype::F16),
@@ -458,7 +463,8 @@ impl Settings {
             max_chunk_tokens: self.max_chunk_tokens.unwrap_or(max_batch_tokens),
             max_running: self.max_running.unwrap_or(64),
             max_waiting: self.max_waiting.unwrap_or(1024),
-            prefix_cache: self.prefix_cache.unwrap_or(true),
+            prefix_cache: self.prefix_cache.unwrap_or(!zero_kv),
+            zero_kv,
             api_keys: self.api_keys,
             api_key: self.api_key,
             drain_seconds: self.drain_seconds.unwrap_or(30),
@@ -528,6 +534,10 @@ impl Config {
         ensure!(n_workers <= RANKS_MAX, "--replicas {} of {n_ranks} ranks are more than {RANKS_MAX}", self.replicas);
         ensure!(self.context.is_none_or(|n| n >= 2), "--context is below 2: a prompt and its answer need a token each");
         ensure!(self.threads <= 1024, "--threads is {}; it must be at most 1024", self.threads);
+        ensure!(
+            !(self.zero_kv && self.prefix_cache),
+            "--zero-kv with --prefix-cache true: what others may find cannot be overwritten; leave one of them out"
+        );
         let is_bf16 = (self.activations == Activations::Bf16, self.kv_dtype == KvDtype::Bf16);
         match (self.device.class(), is_bf16) {
             (DeviceClass::Cuda, (true, true)) | (DeviceClass::Cpu | DeviceClass::Sim, (false, false)) => {}
@@ -634,6 +644,15 @@ mod tests {
         check_bytes("99999999TiB", Err("more than"));
         assert_eq!(Bytes(1536 << 20).to_string(), "1536MiB");
         assert_eq!(Bytes(3 << 30).to_string(), "3GiB");
+    }
+
+    #[test]
+    fn what_is_overwritten_is_shared_with_nobody() {
+        let resolve = |zero_kv, prefix_cache| Settings { zero_kv, prefix_cache, ..Settings::default() }.resolve();
+        let shares = |zero_kv, prefix_cache| resolve(zero_kv, prefix_cache).unwrap().prefix_cache;
+        assert!(shares(None, None) && shares(Some(false), Some(true)));
+        assert!(!shares(Some(true), None) && !shares(Some(true), Some(false)));
+        assert!(resolve(Some(true), Some(true)).unwrap_err().to_string().contains("--prefix-cache"));
     }
 
     #[test]

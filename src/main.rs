@@ -14,6 +14,7 @@ mod keys;
 mod models;
 mod page;
 mod plan;
+mod presence;
 mod relay;
 mod roles;
 mod routes;

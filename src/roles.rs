@@ -405,6 +405,7 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         policy: policy(config),
         policy_digest: (config.device != Device::Sim).then(|| digest_of(config, checkpoint)),
         prefix_cache: config.prefix_cache,
+        zero_kv: config.zero_kv,
         salt: [0; 16],
         mesh_seed: secure::random()?,
         limits: coordinator::Limits {

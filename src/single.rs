@@ -7,6 +7,7 @@ use crate::config::{
     self, Bytes, Carrier, File, Isa, LOG, LogFormat, METRICS_SECONDS, OtlpProtocol, Watched, Wire, cores,
 };
 use crate::device::Device;
+use crate::presence::{self, Presence};
 use crate::roles::{self, Behind, Doors};
 use crate::routes::Others;
 use crate::whereabouts::{Found, Whereabouts};
@@ -21,15 +22,14 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use telemetry::Collector;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
+use worker::Doorway;
 use worker::fetch::Fetch;
 use worker::source::{self, Source};
-use worker::{Assignment, Doorway, Ended, LoadError, Loaded, Ready};
 
 /// What a coordinator is told besides what `serve` is told.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
@@ -288,34 +288,14 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
         let Found { address, channel } = found?;
         let source = own.source(channel.clone(), cache)?;
         let seat = own.seat(&address, source)?;
-        let (loader, holds) = Telling::around(seat.loader);
+        let presence = Presence::default();
+        let loader = Box::new(presence::Telling { loader: seat.loader, presence: presence.clone() });
         if let Some(health) = own.health {
-            page::open(health, metrics, move || holds.load(Ordering::Relaxed)).await?;
+            let address = page::open(health, metrics, move || presence.is_there()).await?;
+            tracing::info!(%address, "this worker tells of itself");
         }
         Ok(worker::serve(channel, loader, seat.config, shutdown).await?)
     })
-}
-
-/// Tells its page whether this rank holds its part of the model.
-struct Telling {
-    loader: Box<dyn worker::Load>,
-    holds: Arc<AtomicBool>,
-}
-
-impl Telling {
-    fn around(loader: Box<dyn worker::Load>) -> (Box<dyn worker::Load>, Arc<AtomicBool>) {
-        let holds = Arc::new(AtomicBool::new(false));
-        (Box::new(Telling { loader, holds: holds.clone() }), holds)
-    }
-}
-
-impl worker::Load for Telling {
-    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
-        self.holds.store(false, Ordering::Relaxed);
-        let loaded = self.loader.load(assignment, ended);
-        self.holds.store(loaded.is_ok(), Ordering::Relaxed);
-        loaded
-    }
 }
 
 /// What a worker is built from.

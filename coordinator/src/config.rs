@@ -18,6 +18,9 @@ pub struct Config {
     /// What every rank must compute under. None: what the first that is ready computes under, where no model is.
     pub policy_digest: Option<DigestOf>,
     pub prefix_cache: bool,
+    /// Ranks clear what a sequence lets go before anybody else has it. Then no two share a block, whatever
+    /// `prefix_cache` says.
+    pub zero_kv: bool,
     /// The cluster's secret at the root of every block hash.
     pub salt: [u8; 16],
     /// From which every epoch's secret is derived, with which its ranks know each other.
@@ -142,6 +145,11 @@ impl Config {
         *hasher.finalize().as_bytes()
     }
 
+    /// Requests that begin alike have the same blocks there.
+    pub(crate) fn shares_blocks(&self) -> bool {
+        self.prefix_cache && !self.zero_kv
+    }
+
     pub(crate) fn pace(&self) -> Pace {
         self.policy_digest.map_or(Pace::default(), |of| of.pace)
     }
@@ -176,7 +184,7 @@ impl Config {
             chunk_tokens_max: limits.chunk_tokens_max.min(self.policy.slice_max),
             n_stages: blueprint.grid.pp.into(),
             steps_in_flight_max: self.steps_in_flight_max(blueprint.grid),
-            prefix_cache: self.prefix_cache,
+            prefix_cache: self.shares_blocks(),
             groups: self.shape.cache.groups().to_vec(),
             policy,
             salt: self.salt,

@@ -125,6 +125,7 @@ impl Replica {
             exchange_max_millis: millis(waits.exchange_max),
             policy_digest: self.policy_served(shard.worker).map_or_else(Vec::new, |policy| policy.0.to_vec()),
             reading: self.changes.reading,
+            zero_kv: self.config.zero_kv,
             numerics: self.config.pace().name().into(),
         }
     }

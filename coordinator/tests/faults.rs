@@ -428,6 +428,7 @@ fn sim_digest() -> [u8; 32] {
         timeouts: worker::Timeouts::default(),
         policy: None,
         reading: 0,
+        zero_kv: false,
     };
     sim().load(&assignment, &Ended::default()).unwrap().1.policy.0
 }

@@ -84,7 +84,7 @@ const STEPS: Metric = metric("lockstep:steps_total", "Steps that were planned.")
 const FINISHED: Metric =
     alias("lockstep:requests_finished_total", &["vllm:request_success_total"], "Requests that ended, by reason.");
 const REFUSED: Metric = metric("lockstep:requests_refused_total", "Requests that were not taken, by reason.");
-const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Ranks that were lost, by cause.");
+const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Ranks that were lost, and why.");
 const REPLAYED_TOKENS: Metric =
     metric("lockstep:replayed_tokens_total", "Positions computed again because the ranks that had them are no more.");
 const REQUESTS: Metric = metric("lockstep:requests_total", "Requests of clients, by face and outcome.");
@@ -454,8 +454,10 @@ pub fn epoch(of: &Of, n: u32, n_ranks_ready: u32) {
     RANKS_READY.set(n_ranks_ready.into(), &labels);
 }
 
-pub fn rank_lost(of: &Of, cause: &'static str) {
-    RANKS_LOST.add(1, &[of.label(), Label::from_static_parts("cause", cause)]);
+/// There are as many ranks as the largest grid has, and no more.
+pub fn rank_lost(of: &Of, rank: u16, cause: &'static str) {
+    let labels = [&of_rank(of, rank)[..], &[Label::from_static_parts("cause", cause)]].concat();
+    RANKS_LOST.add(1, &labels);
 }
 
 /// The replica serves again.

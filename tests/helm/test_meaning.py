@@ -402,16 +402,14 @@ def test_ranks_with_gpus_reach_each_other_at_any_port(case):
     for policy in chart.of_kind(objects, "NetworkPolicy"):
         of = policy["spec"]["podSelector"]
         over = [found for found in chart.standing(objects) if chart.selects(of, found.labels)]
-        is_cuda = any(flag(c, "device").startswith("cuda") for found in over for c in found.lasting
-                      if c["name"].startswith("rank-"))
+        ranks = {repr(found): c for found in over for c in found.lasting if c["name"].startswith("rank-")}
+        is_cuda = any(flag(c, "device").startswith("cuda") for c in ranks.values())
         any_port = [rule for rule in policy["spec"]["ingress"] if {"protocol": "TCP"} in rule["ports"]]
         assert len(any_port) == is_cuda
         for rule in any_port:
             (peer,) = rule["from"]
-            who = [found for found in chart.pods(objects) if chart.selects(peer["podSelector"], found.labels)]
-            assert who and all(any(c["name"].startswith("rank-") for c in found.lasting) for found in who)
-            with_ranks = [found for found in over if any(c["name"].startswith("rank-") for c in found.lasting)]
-            assert all(found in who for found in with_ranks) or len(who) == len(with_ranks)
+            who = {repr(found) for found in chart.pods(objects) if chart.selects(peer["podSelector"], found.labels)}
+            assert who == set(ranks)
 
 
 def test_there_is_a_policy_with_gpus():
@@ -658,7 +656,7 @@ def test_values_reach_the_program(binary):
         printed[name] = ask(binary, [*arguments, "--print-config"], environment).stdout
     for line in ("tp = 2", "pp = 2", 'activations = "f32"', 'kv-dtype = "f32"', 'kv-memory = "4GiB"', "context = 8192",
                  "max-batch-tokens = 1048576", "max-chunk-tokens = 512", "max-running = 128", "max-waiting = 64",
-                 "prefix-cache = false", 'served-model-name = "ours"', "drain-seconds = 90", 'replica = "probe-0"',
+                 "prefix-cache = false", "zero-kv = true", 'served-model-name = "ours"', "drain-seconds = 90", 'replica = "probe-0"',
                  'log = "router=debug,info"', 'otlp-endpoint = "http://collector:4318"', "otlp-steps = true",
                  'otlp-protocol = "http/protobuf"', "otlp-sample = 0.25", "otlp-metrics-seconds = 30",
                  'numerics = "lockstep"', 'health = "0.0.0.0:9100"', 'listen = "0.0.0.0:50100"'):

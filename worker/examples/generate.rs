@@ -61,6 +61,7 @@ fn assignment(args: &Args) -> Result<Assignment, Fault> {
         timeouts: worker::Timeouts::default(),
         policy: None,
         reading: 0,
+        zero_kv: false,
     })
 }
 

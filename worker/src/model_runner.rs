@@ -65,6 +65,7 @@ impl<D: Device + 'static> ModelRunner<D> {
     fn begin(&mut self, step: &Step) -> Result<(), RunError> {
         let protocol = |violation: Violation| RunError::Protocol { step: step.id.0, what: violation.to_string() };
         self.sequences.begin(step).map_err(protocol)?;
+        self.clear();
         while let Some(earlier) = self.sequences.must_hear(step) {
             self.collective.recv_tokens(earlier, &mut self.told)?;
             self.sequences.hear(&self.told).map_err(protocol)?;
@@ -73,6 +74,20 @@ impl<D: Device + 'static> ModelRunner<D> {
         let n_rows = self.lent.get().device.rows_for(&self.batch);
         self.batch.pad(n_rows);
         Ok(())
+    }
+
+    /// What was let go holds zeros before anybody stores there again.
+    fn clear(&mut self) {
+        if let Some(blocks) = self.sequences.to_clear() {
+            self.kv.clear(&self.lent.get().device, blocks);
+            blocks.iter_mut().for_each(Vec::clear);
+        }
+    }
+
+    /// The place is over: what is held now is not to be found by whoever has this memory next.
+    fn let_all_go(&mut self) {
+        self.sequences.forget_all();
+        self.clear();
     }
 
     fn pass(&mut self, step: &Step) -> model::Result<Pass> {
@@ -212,6 +227,7 @@ impl<D: Device + 'static> ModelRunner<D> {
 impl<D: Device + 'static> Drop for ModelRunner<D> {
     /// What others have a part in goes before they do.
     fn drop(&mut self) {
+        self.let_all_go();
         self.lent.get().device.forget();
     }
 }
@@ -345,11 +361,12 @@ impl ModelLoader {
             }
             Place::Cpu => {
                 let config = self.cpu(activations(&assignment.activations)?);
-                on_device(|| Cpu::new(config).map_err(failed(assignment)), &self.shelf, assignment, part, ended)
+                let open = || Cpu::new(config).map_err(failed(assignment));
+                Ok(boxed(on_device(open, &self.shelf, assignment, part, ended)?))
             }
             Place::Cuda { ordinal, cache } => {
                 let open = || self.cuda(*ordinal, cache.as_deref(), assignment);
-                on_device(open, &self.shelf, assignment, part, ended)
+                Ok(boxed(on_device(open, &self.shelf, assignment, part, ended)?))
             }
         }
     }
@@ -377,7 +394,7 @@ fn on_device<D: Device + 'static>(
     assignment: &Assignment,
     part: &Part,
     ended: &Ended,
-) -> Result<(Box<dyn Prepared>, Ready), LoadError> {
+) -> Result<(Parts<D>, Ready), LoadError> {
     let begun = Instant::now();
     let told = assignment.policy.map(|policy| Of::new(policy, assignment, part));
     let kept = shelf.take::<D>(told.as_ref());
@@ -395,7 +412,11 @@ fn on_device<D: Device + 'static>(
     let (epoch, rank) = (assignment.epoch, assignment.rank.0);
     tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
     let (of, direct) = (Of::new(*policy, assignment, part), direct(&limits, spec, device.class()));
-    Ok((Box::new(Parts { lent: shelf.lend(held, of), kv, limits, direct }), ready))
+    Ok((Parts { lent: shelf.lend(held, of), kv, limits, direct }, ready))
+}
+
+fn boxed<D: Device + 'static>((parts, ready): (Parts<D>, Ready)) -> (Box<dyn Prepared>, Ready) {
+    (Box::new(parts), ready)
 }
 
 /// The most that ranks exchange from device to device.
@@ -552,6 +573,7 @@ fn sizes(
         n_blocks,
         rows_max: assignment.batch_tokens_max as usize,
         running_max: assignment.running_max as usize,
+        zero_kv: assignment.zero_kv,
     };
     Ok((limits, specs))
 }
@@ -588,3 +610,6 @@ fn kv_bytes(specs: &[KvSpec]) -> u64 {
 fn failed<E: std::error::Error + Send + Sync + 'static>(assignment: &Assignment) -> impl FnOnce(E) -> LoadError + '_ {
     |source| LoadError::Model { path: assignment.model_path.clone(), source: source.into() }
 }
+
+#[cfg(test)]
+mod tests;

@@ -123,6 +123,8 @@ pub struct Assignment {
     pub policy: Option<PolicyDigest>,
     /// What was read under another number is read again.
     pub reading: u32,
+    /// Blocks of the KV cache are cleared when they are let go, before anybody has them again.
+    pub zero_kv: bool,
 }
 
 /// With which the ranks of an epoch prove to each other that they belong to it.

@@ -255,5 +255,6 @@ fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
         },
         policy,
         reading: assign.reading,
+        zero_kv: assign.zero_kv,
     })
 }

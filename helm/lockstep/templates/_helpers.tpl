@@ -448,6 +448,9 @@ livenessProbe:
 {{- if not (kindIs "invalid" .Values.engine.prefixCache) }}
 - --prefix-cache={{ .Values.engine.prefixCache }}
 {{- end }}
+{{- if .Values.engine.zeroKv }}
+- --zero-kv
+{{- end }}
 {{- if .Values.telemetry.steps }}
 - --otlp-steps
 {{- end }}

@@ -120,6 +120,7 @@ impl VllmEngine for Service {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             server_type: "lockstep".into(),
             data_parallel_size: 1,
+            block_size: types::BLOCK_TOKENS as i32,
         }))
     }
 

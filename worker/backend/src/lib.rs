@@ -15,7 +15,7 @@ pub use error::Error;
 pub use stored::{Stored, StoredType};
 
 use std::ops::Range;
-use types::{DeviceClass, Leaves, Pace, Sampling, Token, TokenOut};
+use types::{BlockId, DeviceClass, Leaves, Pace, Sampling, Token, TokenOut};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -150,6 +150,10 @@ pub trait Memory {
     /// kept as the sums of the largest aligned runs of leaves in `owned`.
     fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Self::Matrix>;
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
+    /// Zeros in these blocks, in every layer: whoever stores there later finds nothing of who had them before.
+    fn clear(&self, kv: &mut Self::Kv, blocks: &[BlockId]);
+    /// A block of one layer as it lies there, for tests.
+    fn read_block(&self, kv: &Self::Kv, layer: usize, block: BlockId) -> Vec<u8>;
     /// `cos` and `sin`: `[context, head_dim / 2]`, made once by portable arithmetic.
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Self::Rope>;
     /// Makes room for what `begin` takes.
@@ -199,7 +203,12 @@ pub struct KvSpec {
 impl KvSpec {
     /// Bytes of one block over all layers: what the size of the pool is counted in.
     pub fn block_bytes(&self) -> usize {
-        2 * self.n_layers * types::BLOCK_TOKENS as usize * self.n_kv_heads * self.head_dim * self.dtype.bytes()
+        self.n_layers * self.layer_block_bytes()
+    }
+
+    /// Of one layer, where heads lie one behind the other without a gap.
+    pub(crate) fn layer_block_bytes(&self) -> usize {
+        2 * types::BLOCK_TOKENS as usize * self.n_kv_heads * self.head_dim * self.dtype.bytes()
     }
 }
 

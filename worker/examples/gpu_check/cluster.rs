@@ -87,6 +87,7 @@ fn assignment(model: &Path) -> Assignment {
         timeouts: Timeouts::default(),
         policy: None,
         reading: 0,
+        zero_kv: false,
         model_path: model.to_owned(),
         activations: "bf16".into(),
         kv_dtype: "bf16".into(),

@@ -19,7 +19,7 @@ use gpt2::Gpt2;
 use layers::OwnedHeads;
 use llama::Llama;
 use std::cell::Cell;
-use types::{DeviceClass, Leaves, Numerics, Part, PolicyDigest};
+use types::{BlockId, DeviceClass, Leaves, Numerics, Part, PolicyDigest};
 use weights::Weights;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -142,6 +142,15 @@ impl<M: Memory> KvCache<M> {
     pub fn new(device: &M, specs: &[KvSpec]) -> Result<KvCache<M>> {
         let groups = specs.iter().map(|spec| device.kv(*spec)).collect::<backend::Result<_>>()?;
         Ok(KvCache { groups })
+    }
+
+    /// Zeros in these blocks of each group.
+    pub fn clear(&mut self, device: &M, blocks: &[Vec<BlockId>]) {
+        self.groups.iter_mut().zip(blocks).for_each(|(kv, blocks)| device.clear(kv, blocks));
+    }
+
+    pub fn groups(&self) -> &[M::Kv] {
+        &self.groups
     }
 }
 

@@ -39,6 +39,7 @@ pub fn assignment(folder: &str) -> Assignment {
         timeouts: Timeouts::default(),
         policy: None,
         reading: 0,
+        zero_kv: false,
     }
 }
 

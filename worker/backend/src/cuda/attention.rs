@@ -1,13 +1,13 @@
 //! Paged K and V on the device, and attention over them: a block of threads for some rows of a sequence and a KV head,
 //! or, where rows are few and far along, one for each tile of positions too. All of them give the same bits.
 
-use super::driver::{Bytes, Shape};
+use super::driver::{Bytes, Pitched, Shape, Stream};
 use super::graphs::Outline;
 use super::kernels::{HeadShape, arguments, attend_shared_bytes};
 use super::weights::GROUP;
 use super::{Buffer, Cuda, Scratch, lock, uploads};
 use crate::{Attention, Batch, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
-use types::BLOCK_TOKENS;
+use types::{BLOCK_TOKENS, BlockId};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 /// Positions of a tile.
@@ -22,7 +22,7 @@ const ELEMENT: usize = 2;
 /// `[layer][block][KV head][K: [16, D] | V: [D, 16]]`
 pub struct Kv {
     spec: KvSpec,
-    bytes: Bytes,
+    pub(super) bytes: Bytes,
     layer_bytes: usize,
 }
 
@@ -56,10 +56,26 @@ impl Kv {
         self.bytes.at(layer * self.layer_bytes)
     }
 
+    /// Zeros, in every layer: blocks that lie side by side are filled as one.
+    pub(super) fn clear(&self, stream: &Stream, blocks: &[BlockId]) -> Result<()> {
+        for run in blocks.chunk_by(|block, next| block.0 + 1 == next.0) {
+            let (at, n_bytes) = self.block(0, run[0]);
+            let columns = Pitched { bytes: &self.bytes, at, pitch: self.layer_bytes };
+            stream.clear_columns(columns, n_bytes * run.len(), self.spec.n_layers)?;
+        }
+        Ok(())
+    }
+
+    /// Where a block of a layer lies, and how long it is.
+    pub(super) fn block(&self, layer: usize, block: BlockId) -> (usize, usize) {
+        let n_bytes = self.layer_bytes / self.spec.n_blocks;
+        (layer * self.layer_bytes + block.0 as usize * n_bytes, n_bytes)
+    }
+
     /// No block of the batch may lie outside.
     fn check_blocks(&self, batch: &Batch, group: usize) {
         let n_blocks = self.spec.n_blocks;
-        let is_inside = |block: &types::BlockId| *block == types::BlockId::NONE || (block.0 as usize) < n_blocks;
+        let is_inside = |block: &BlockId| *block == BlockId::NONE || (block.0 as usize) < n_blocks;
         assert!(batch.tables[group].blocks.iter().all(is_inside), "a block beyond the {n_blocks} of the cache");
     }
 }

@@ -355,6 +355,27 @@ impl Stream {
         // by its maker's promise.
         said("begin a graph", unsafe { result::graph::launch(graph.raw, self.raw) })
     }
+
+    /// Zeros in columns of rows: so many bytes of each, which are so far apart.
+    pub fn clear_columns(&self, to: Pitched<'_>, n_bytes: usize, n_rows: usize) -> Result<()> {
+        /// Devices take no rows that are farther apart.
+        const PITCH_MAX: usize = i32::MAX as usize;
+        if n_bytes == 0 || n_rows == 0 {
+            return Ok(());
+        }
+        to.bytes.check(to.at, (n_rows - 1) * to.pitch + n_bytes);
+        self.context.enter()?;
+        let at = |row: usize| to.bytes.at(to.at + row * to.pitch);
+        // SAFETY: the rows are inside the allocation, which outlives the stream's work: freeing waits for it.
+        let asked = unsafe {
+            if to.pitch <= PITCH_MAX {
+                sys::cuMemsetD2D8Async(at(0), to.pitch, 0, n_bytes, n_rows, self.raw).result()
+            } else {
+                (0..n_rows).try_for_each(|row| result::memset_d8_async(at(row), 0, n_bytes, self.raw))
+            }
+        };
+        said("clear columns of memory", asked)
+    }
 }
 
 impl Drop for Stream {

@@ -51,7 +51,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use types::{DeviceClass, Leaves, Pace};
+use types::{BlockId, DeviceClass, Leaves, Pace};
 use uploads::Uploads;
 use weights::{GROUP, Packer};
 
@@ -356,6 +356,19 @@ impl Memory for Cuda {
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
         Kv::new(self, spec)
+    }
+
+    fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {
+        if self.is_well() {
+            self.note(kv.clear(&self.stream, blocks));
+        }
+    }
+
+    fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {
+        let (at, n_bytes) = kv.block(layer, block);
+        let mut bytes = vec![0; n_bytes];
+        self.fetch(&kv.bytes, at, &mut bytes);
+        bytes
     }
 
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {

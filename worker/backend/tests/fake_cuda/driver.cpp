@@ -376,6 +376,20 @@ CALL cuMemsetD8Async(uintptr_t to, unsigned char value, size_t n, void* stream) 
     return push(stream, [=] { return memset(at, value, n), SUCCESS; });
 }
 
+CALL cuMemsetD2D8Async(uintptr_t to, size_t pitch, unsigned char value, size_t width, size_t height, void* stream) {
+    ENTER;
+    char* at = reinterpret_cast<char*>(to);
+    if (height == 0 || pitch > INT32_MAX || (height > 1 && width > pitch) ||
+        !is_in(driver().memory, at, (height - 1) * pitch + width)) {
+        return fail(INVALID_VALUE, "filling columns that are not there");
+    }
+    stream_of(stream).work.push_back([=] {
+        for (size_t row = 0; row < height; row++) memset(at + row * pitch, value, width);
+        return SUCCESS;
+    });
+    return SUCCESS;
+}
+
 // ---- streams and events ---------------------------------------------------------------------------------------------
 
 CALL cuStreamCreate(void** made, unsigned) {
