@@ -109,7 +109,7 @@ fn until_says(page: &str, status: u16) {
 fn a_rank_without_the_others_is_not_ready() {
     // The place of who is lost is kept: nobody carries the model alone.
     let (mut coordinating, address) = coordinator(MODEL, &["--tp", "2", "--replan-seconds", "3600"]);
-    let (mut one, page) = watched_worker(&address);
+    let (_one, page) = watched_worker(&address);
     one.until(&["joined"]);
     until_says(&page, 503);
     let (mut other, other_page) = watched_worker(&address);
