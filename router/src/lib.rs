@@ -4,6 +4,8 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod admission;
+mod again;
+mod attended;
 mod beats;
 pub mod board;
 mod budget;
@@ -12,6 +14,7 @@ pub mod circuit;
 pub mod config;
 mod embed;
 mod faces;
+mod gate;
 mod generate;
 mod generation;
 mod grpc;
@@ -21,6 +24,7 @@ pub mod ledger;
 mod link;
 mod measure;
 mod models;
+mod panics;
 mod peers;
 pub mod pick;
 mod refusal;
@@ -28,6 +32,7 @@ mod replicas;
 mod resume;
 mod roster;
 mod sampling;
+mod socket;
 mod stop;
 mod target;
 mod tenants;
@@ -36,6 +41,7 @@ mod ticket;
 mod topology;
 
 pub use config::{Config, Limits, ReadTextFiles, Render, Waits};
+pub use grpc::LIVE;
 pub use keys::{ApiKeys, BadLine};
 pub use models::{Routes, Texts};
 pub use pick::Policy;

@@ -106,6 +106,12 @@ impl Peers {
         self.read().links.get(&place).cloned()
     }
 
+    /// False: none of them would take another request.
+    pub fn has_room(&self) -> bool {
+        let table = self.read();
+        table.links.is_empty() || table.links.values().any(Link::has_room)
+    }
+
     pub fn choose<I: Iterator<Item = u64>>(
         &self,
         policy: Policy,

@@ -50,6 +50,11 @@ fn listed(names: &[String]) -> String {
     }
 }
 
+/// Who comes too early is refused again.
+pub fn whole_seconds(wait: Duration) -> u64 {
+    wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1)
+}
+
 impl Refusal {
     pub fn invalid(field: &'static str, message: impl Into<String>) -> Refusal {
         Refusal::Invalid { field: Cow::Borrowed(field), message: message.into() }

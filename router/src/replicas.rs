@@ -106,6 +106,11 @@ impl Replicas {
         topology::topology(&self.views.borrow(), store, models)
     }
 
+    /// False: whoever is picked would refuse.
+    pub fn has_room(&self) -> bool {
+        self.peers.has_room()
+    }
+
     pub fn is_any_ready(&self) -> bool {
         self.views.borrow().iter().any(View::is_ready)
     }
