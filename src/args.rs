@@ -23,7 +23,7 @@ pub struct Cli {
 /// roles; what stands on a command line is meant for the one that it begins with.
 const UNHEEDED: [(&str, &str, &[&str]); 6] = [
     ("coordinator", "router", &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max", "policy"]),
-    ("coordinator", "worker", &["kernel_cache", "isa", "wire", "threads"]),
+    ("coordinator", "worker", &["kernel_cache", "cuda_graphs", "isa", "wire", "threads"]),
     ("coordinator", "serve", &["inproc", "control"]),
     (
         "router",
@@ -44,7 +44,7 @@ const UNHEEDED: [(&str, &str, &[&str]); 6] = [
             "otlp_steps",
         ],
     ),
-    ("router", "worker", &["kernel_cache", "isa", "wire", "threads"]),
+    ("router", "worker", &["kernel_cache", "cuda_graphs", "isa", "wire", "threads"]),
     ("router", "serve", &["inproc", "control"]),
 ];
 

@@ -3,13 +3,14 @@
 
 use crate::Finding;
 use serde_json::{Value, json};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 use types::cache::blocks_for;
-use types::{BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
-use worker::{Assignment, MeshSecret, ModelLoader, Place, Runner, Timeouts};
+use types::{BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Want};
+use worker::{Assignment, MeshSecret, ModelLoader, Place, Repeats, Runner, Timeouts, Upcoming};
 
 /// What is measured.
 #[derive(Clone, Copy)]
@@ -122,6 +123,15 @@ fn assignment(model: &Path, shape: Shape) -> Assignment {
     }
 }
 
+/// Steps that are there before their turn, as a coordinator sends them.
+struct Given<'a>(&'a VecDeque<Step>);
+
+impl Upcoming for Given<'_> {
+    fn next(&mut self) -> Option<&Step> {
+        self.0.front()
+    }
+}
+
 /// So many sequences, each with a prompt, and the time of their steps from then on.
 fn decode(runner: &mut dyn Runner, shape: Shape, n: u64, (read, copied): (f64, f64)) -> Result<Finding, String> {
     let Shape { prompt: n_prompt, n_tokens, vocab, .. } = shape;
@@ -140,16 +150,23 @@ fn decode(runner: &mut dyn Runner, shape: Shape, n: u64, (read, copied): (f64, f
         })?;
     }
     let prefill = begun.elapsed().as_secs_f64();
-    let mut steps: Vec<f64> = Vec::new();
-    for at in n_prompt..n_prompt + n_tokens - 1 {
-        let begun = Instant::now();
+    let step = |at: u32| {
         let slice = |i| Slice { id: RequestId(i), range: at..at + 1, n_draft: 0, want: Want::Last };
         let is_new = at % 16 == 0;
         let blocks = (0..n as u32).filter(|_| is_new).map(|i| BlockId(at / 16 * n as u32 + i)).collect();
-        run(&Step { slices: (0..n).map(slice).collect(), blocks, ..Step::default() })?;
+        Step { id: StepId(at.into()), slices: (0..n).map(slice).collect(), blocks, ..Step::default() }
+    };
+    let mut given: VecDeque<Step> = (n_prompt..n_prompt + n_tokens - 1).map(step).collect();
+    let (mut steps, before): (Vec<f64>, Repeats) = (Vec::new(), runner.repeats());
+    while let Some(step) = given.pop_front() {
+        let begun = Instant::now();
+        runner.run_with(&step, &mut Given(&given), &mut done).map_err(|error| error.to_string())?;
         steps.push(begun.elapsed().as_secs_f64());
     }
-    run(&Step { ends: (0..n).map(RequestId).collect(), ..Step::default() })?;
+    let passes = runner.repeats();
+    let (idle, busy) = (passes.idle_micros - before.idle_micros, passes.busy_micros - before.busy_micros);
+    let ends = Step { ends: (0..n).map(RequestId).collect(), ..Step::default() };
+    runner.run(&ends, &mut done).map_err(|error| error.to_string())?;
     steps.sort_by(f64::total_cmp);
     let step = steps[steps.len() / 2];
     let told = json!({
@@ -157,6 +174,8 @@ fn decode(runner: &mut dyn Runner, shape: Shape, n: u64, (read, copied): (f64, f
         "step_millis": step * 1e3,
         "prefill_tokens_per_second": (n * u64::from(n_prompt)) as f64 / prefill,
         "weights_read_per_second_of_copy": read / step / copied,
+        "device_idle_between_steps": idle as f64 / ((idle + busy) as f64).max(1.0),
+        "graphs_replayed": passes.replayed - before.replayed,
     });
     Ok(finding(&format!("{n} sequences decode"), told))
 }

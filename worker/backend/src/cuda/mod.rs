@@ -7,6 +7,7 @@
 //! kernels   names and arguments; kernels/*.cu are the sources, kernels/kernels.cuh the page both sides are written to
 //! weights   stored matrices -> tiles of digits and scales
 //! uploads   what a pass tells the device: positions, tables, tokens
+//! clock     when passes began and ended
 //! graphs    passes that are like others, recorded and begun again as one
 //! direct    the device as a library sees it that moves memory between devices
 //! the rest  the operations, each a launch or two
@@ -17,6 +18,7 @@
 //! Knows nothing of models or requests, nor of other ranks.
 
 mod attention;
+mod clock;
 mod compiler;
 mod direct;
 mod driver;
@@ -39,6 +41,7 @@ pub use weights::Matrix;
 
 use crate::cpu::{Cpu, CpuConfig};
 use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Repeats, Result, RopeStyle, Routing, Stored};
+use clock::Clock;
 use driver::{Bytes, Context, Event, Shape, Stream};
 use graphs::Graphs;
 use half::bf16;
@@ -74,6 +77,7 @@ pub struct Cuda {
     draws: Mutex<sample::Room>,
     fault: Mutex<Option<Error>>,
     graphs: Mutex<Graphs>,
+    clock: Mutex<Clock>,
     stream: Stream,
     context: Arc<Context>,
 }
@@ -152,6 +156,7 @@ impl Cuda {
             }),
             draws: Mutex::new(sample::Room::new(&context)?),
             fault: Mutex::new(None),
+            clock: Mutex::new(Clock::new(&context)?),
             graphs: Mutex::new(Graphs::new(&context, &card, config.graphs)?),
             stream: Stream::new(&context)?,
             card,
@@ -354,6 +359,8 @@ impl Memory for Cuda {
     }
 
     fn begin(&self, batch: &Batch) {
+        let began = lock(&self.clock).begin(&self.stream);
+        self.note(began);
         let drawn = lock(&self.draws);
         let mut uploads = lock(&self.uploads);
         let begun = uploads.begin(&self.stream, batch, drawn.entries());
@@ -450,6 +457,7 @@ impl crate::Device for Cuda {
     }
 
     fn repeats(&self) -> Repeats {
-        self.repeats_so_far()
+        let clock = lock(&self.clock);
+        Repeats { busy_micros: clock.busy_micros, idle_micros: clock.idle_micros, ..self.repeats_so_far() }
     }
 }
