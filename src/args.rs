@@ -23,7 +23,7 @@ pub struct Cli {
 /// roles; what stands on a command line is meant for the one that it begins with.
 const UNHEEDED: [(&str, &str, &[&str]); 6] = [
     ("coordinator", "router", &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max", "policy"]),
-    ("coordinator", "worker", &["kernel_cache", "cuda_graphs", "isa", "wire", "threads"]),
+    ("coordinator", "worker", &["kernel_cache", "cuda_graphs", "isa", "wire", "collective", "threads"]),
     ("coordinator", "serve", &["inproc", "control"]),
     (
         "router",
@@ -32,6 +32,7 @@ const UNHEEDED: [(&str, &str, &[&str]); 6] = [
             "tp",
             "pp",
             "device",
+            "numerics",
             "activations",
             "kv_dtype",
             "kv_memory",
@@ -44,7 +45,7 @@ const UNHEEDED: [(&str, &str, &[&str]); 6] = [
             "otlp_steps",
         ],
     ),
-    ("router", "worker", &["kernel_cache", "cuda_graphs", "isa", "wire", "threads"]),
+    ("router", "worker", &["kernel_cache", "cuda_graphs", "isa", "wire", "collective", "threads"]),
     ("router", "serve", &["inproc", "control"]),
 ];
 
@@ -248,6 +249,9 @@ pub struct Run {
 pub struct Pull {
     /// A catalogue name, or a hub id as org/name or org/name:Q4_K_M
     pub model: String,
+    /// What its SHA-256 must be; of several files that of `LC_ALL=C sha256sum * | sha256sum` [default: not asked]
+    #[arg(long, value_name = "HEX")]
+    pub sha256: Option<String>,
     #[command(flatten)]
     pub hub: Hub,
 }

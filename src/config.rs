@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use telemetry::Collector;
-use types::DeviceClass;
+use types::{DeviceClass, Pace};
 
 /// The tokenizer's crate tells of its tables as it builds them, which is nothing to tell an operator.
 pub const LOG: &str = "info,tk_encode=warn";
@@ -80,6 +80,9 @@ pub struct Settings {
     /// What carries numbers between GPUs [default: auto]
     #[arg(long, env = "LOCKSTEP_COLLECTIVE", value_enum)]
     pub collective: Option<Carrier>,
+    /// Whether sums on GPUs have one order on every grid and in any company [default: lockstep]
+    #[arg(long, env = "LOCKSTEP_NUMERICS", value_enum)]
+    pub numerics: Option<Numerics>,
     /// Threads of each worker [default: the cores, divided among this machine's workers]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
@@ -224,6 +227,24 @@ impl CudaGraphs {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Numerics {
+    /// The same request has the same tokens, whatever happens
+    Lockstep,
+    /// On GPUs: many rows multiplied by cuBLASLt, sums of ranks by NCCL; tokens may differ with company, grid and fault
+    Fast,
+}
+
+impl From<Numerics> for Pace {
+    fn from(numerics: Numerics) -> Pace {
+        match numerics {
+            Numerics::Lockstep => Pace::Lockstep,
+            Numerics::Fast => Pace::Fast,
+        }
+    }
+}
+
 impl Carrier {
     pub fn name(self) -> String {
         flag_value(&self)
@@ -360,6 +381,7 @@ pub struct Config {
     pub isa: Option<Isa>,
     pub wire: Wire,
     pub collective: Carrier,
+    pub numerics: Numerics,
     pub threads: usize,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
@@ -441,6 +463,7 @@ impl Settings {
             isa: self.isa,
             wire: self.wire.unwrap_or(Wire::Auto),
             collective: self.collective.unwrap_or(Carrier::Auto),
+            numerics: self.numerics.unwrap_or(Numerics::Lockstep),
             threads: self.threads.unwrap_or_else(|| (cores() / n_local.max(1)).max(1)),
             activations: self.activations.unwrap_or(activations),
             kv_dtype: self.kv_dtype.unwrap_or(kv_dtype),
@@ -527,6 +550,9 @@ impl Config {
                 flag_value(&self.kv_dtype),
                 if class == DeviceClass::Cuda { "cpu" } else { class.name() }
             ),
+        }
+        if self.numerics == Numerics::Fast && self.device.class() != DeviceClass::Cuda {
+            bail!("--numerics fast is for GPUs: elsewhere there is one way to compute");
         }
         if self.max_running > self.max_batch_tokens {
             bail!(
@@ -658,6 +684,8 @@ mod tests {
         assert_eq!((cuda.activations, cuda.kv_dtype), (Activations::Bf16, KvDtype::Bf16));
         let again = Settings::default().over(&toml::to_string(&cuda)?)?.resolve()?;
         assert_eq!(again, cuda);
+        let fast = Settings { numerics: Some(Numerics::Fast), ..on(Device::Cpu) };
+        assert!(fast.resolve().is_err_and(|e| e.to_string().contains("--numerics fast is for GPUs")));
         for wrong in [
             Settings { activations: Some(Activations::Int8), ..on(Device::Cuda(None)) },
             Settings { kv_dtype: Some(KvDtype::F16), ..on(Device::Cuda(None)) },

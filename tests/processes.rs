@@ -18,7 +18,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
-use types::{DeviceClass, Numerics, PolicyDigest};
+use types::{Numerics, Pace, PolicyDigest};
 
 const MODEL: &str = "tests/reference/llama-f32-tied";
 const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
@@ -150,8 +150,7 @@ fn router(address: &str) -> Node {
 /// Under which ranks of this model compute.
 fn policy(kv_dtype: &str) -> PolicyDigest {
     let weights = checkpoint::Checkpoint::open(std::path::Path::new(MODEL)).unwrap().digest();
-    let (device_class, activations, quantization) = (DeviceClass::Cpu, "f32", "none");
-    Numerics { device_class, activations, kv_dtype, weights, quantization, adapter: None }.digest()
+    Numerics::plain("cpu", Pace::Lockstep, "f32", kv_dtype, weights).digest()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::placement::{Blueprint, ModelShape, Policy};
 use std::path::PathBuf;
 use std::time::Duration;
-use types::{Epoch, Grid, PolicyDigest};
+use types::{Epoch, Grid, Numerics, Pace, PolicyDigest};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -16,7 +16,7 @@ pub struct Config {
     pub shape: ModelShape,
     pub policy: Policy,
     /// What every rank must compute under. None: what the first that is ready computes under, where no model is.
-    pub policy_digest: Option<PolicyDigest>,
+    pub policy_digest: Option<DigestOf>,
     pub prefix_cache: bool,
     /// The cluster's secret at the root of every block hash.
     pub salt: [u8; 16],
@@ -24,6 +24,13 @@ pub struct Config {
     pub mesh_seed: [u8; 32],
     pub limits: Limits,
     pub waits: Waits,
+}
+
+/// Of what a policy digest is made, beside the policy's types and the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DigestOf {
+    pub weights: [u8; 32],
+    pub pace: Pace,
 }
 
 /// Every queue and every size has its limit here.
@@ -133,6 +140,20 @@ impl Config {
         hasher.update(&epoch.incarnation.to_le_bytes());
         hasher.update(&epoch.n.to_le_bytes());
         *hasher.finalize().as_bytes()
+    }
+
+    pub(crate) fn pace(&self) -> Pace {
+        self.policy_digest.map_or(Pace::default(), |of| of.pace)
+    }
+
+    /// Under which ranks on such a device compute, where a model says so.
+    pub(crate) fn digest_on(&self, device: &str) -> Option<PolicyDigest> {
+        self.policy_digest.map(|of| self.digest_of(device, of))
+    }
+
+    pub(crate) fn digest_of(&self, device: &str, DigestOf { weights, pace }: DigestOf) -> PolicyDigest {
+        let Policy { activations, kv_dtype, .. } = &self.policy;
+        Numerics::plain(device, pace, activations, kv_dtype, weights).digest()
     }
 
     /// Each stage has a step of its own.

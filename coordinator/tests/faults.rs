@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
-use types::{Finish, RequestId, Sampling, Step, StepDone};
+use types::{Finish, Pace, RequestId, Sampling, Step, StepDone};
 use worker::sim::Sim;
 use worker::{Assignment, Ended, Load, LoadError, Loaded, Ready, RunError, Runner};
 
@@ -416,6 +416,7 @@ fn sim_digest() -> [u8; 32] {
         model_path: "/nowhere".into(),
         activations: "int8".into(),
         kv_dtype: "f16".into(),
+        pace: Pace::Lockstep,
         n_blocks: vec![1],
         kv_bytes: 64,
         context: 16,

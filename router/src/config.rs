@@ -1,6 +1,7 @@
 //! What a router is told at its start. Every limit of the router has its name here.
 
 use crate::keys::ApiKeys;
+use crate::models::Routes;
 use crate::pick::Policy;
 use crate::resume::ResumeKey;
 use std::sync::Arc;
@@ -11,6 +12,8 @@ pub struct Config {
     /// Names that clients may call the model by; the first is the one that replies carry. Where there is none, the
     /// replica's own.
     pub names: Vec<String>,
+    /// Names behind which several versions stand, with their weights. May be read again while requests run.
+    pub routes: Routes,
     /// Who of several replicas gets a request.
     pub policy: Policy,
     pub limits: Limits,
@@ -151,6 +154,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             names: Vec::new(),
+            routes: Routes::default(),
             policy: Policy::default(),
             limits: Limits::default(),
             waits: Waits::default(),

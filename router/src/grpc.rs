@@ -7,7 +7,7 @@ use crate::generate::{Ask, Front, Purpose, after};
 use crate::generation::{Event, Generation};
 use crate::http::SESSION;
 use crate::measure::{Caller, Clock, Face};
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, whole_seconds};
 use crate::replicas::hashed;
 use crate::resume::{Mark, Marks, NoResume, Opened, Resume};
 use proto::v1;
@@ -31,6 +31,8 @@ use tonic_health::server::HealthReporter;
 use types::TenantId;
 
 const SERVICE: &str = "lockstep.v1.Inference";
+/// What the health service calls the process itself: served for as long as it lives, a drain and a loss included.
+pub const LIVE: &str = "live";
 
 pub async fn serve<IO, E>(
     front: Arc<Front>,
@@ -71,6 +73,7 @@ where
 
 /// Keeps what the health service says true. Never ends.
 async fn report_health(front: &Front, reporter: HealthReporter, draining: CancellationToken) {
+    reporter.set_service_status(LIVE, ServingStatus::Serving).await;
     let mut views = front.replicas.views();
     loop {
         views.mark_unchanged();
@@ -117,13 +120,13 @@ impl Inference for Service {
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeReply>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
         let request = request.into_inner();
-        self.check_model(&request.model)?;
+        let text = self.front.text(&request.model).map_err(status)?;
         let input = match request.input {
             Some(v1::tokenize_request::Input::Text(text)) => Input::Text(text),
             Some(v1::tokenize_request::Input::Chat(chat)) => Input::Chat(chat),
             None => return Err(status(Refusal::invalid("input", "one of text and chat"))),
         };
-        let token_ids = self.front.tokens(input, true).await.map_err(status)?;
+        let token_ids = self.front.tokens(&text, input, true).await.map_err(status)?;
         Ok(Response::new(v1::TokenizeReply { token_ids }))
     }
 
@@ -133,9 +136,9 @@ impl Inference for Service {
     ) -> Result<Response<v1::DetokenizeReply>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
         let request = request.into_inner();
-        self.check_model(&request.model)?;
-        self.front.check_ids("token_ids", &request.token_ids).map_err(status)?;
-        let text = self.front.text.tokenizer.decode(&request.token_ids, false);
+        let text = self.front.text(&request.model).map_err(status)?;
+        text.check_ids("token_ids", &request.token_ids).map_err(status)?;
+        let text = text.tokenizer.decode(&request.token_ids, false);
         Ok(Response::new(v1::DetokenizeReply { text }))
     }
 
@@ -144,18 +147,21 @@ impl Inference for Service {
         request: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsReply>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
-        let model = |replica: &crate::link::Replica| v1::Model {
-            id: self.front.served(replica),
-            context: replica.context,
-            policy_digest: replica.digest.0.to_vec(),
-        };
-        let models = self.front.replicas.any().iter().map(|replica| model(replica)).collect();
+        let mut listed = self.front.models.listed(&self.front.replicas);
+        // Each by the name that replies carry.
+        listed.retain(|(name, model)| *name == model.name);
+        let models = listed.into_iter().map(|(id, model)| v1::Model {
+            id,
+            context: model.replica.context,
+            policy_digest: model.replica.digest.0.to_vec(),
+        });
+        let models = models.collect();
         Ok(Response::new(v1::ListModelsReply { models }))
     }
 
     async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Result<Response<v1::Topology>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
-        Ok(Response::new(self.front.replicas.topology()))
+        Ok(Response::new(self.front.topology()))
     }
 }
 
@@ -206,10 +212,6 @@ impl Service {
             deadline: [call, after(request.deadline_ms)].into_iter().flatten().min(),
             tenant,
         })
-    }
-
-    fn check_model(&self, model: &str) -> Result<(), Status> {
-        self.front.named(model).map_err(status)
     }
 }
 
@@ -286,7 +288,8 @@ pub fn status(refusal: Refusal) -> Status {
     };
     let mut metadata = MetadataMap::new();
     if let Some(wait) = refusal.retry_after() {
-        metadata.insert("retry-after", MetadataValue::from(wait.as_secs().max(1)));
+        metadata.insert("retry-after", MetadataValue::from(whole_seconds(wait)));
+        metadata.insert("retry-after-ms", MetadataValue::from(wait.as_millis() as u64));
     }
     Status::with_metadata(code, refusal.to_string(), metadata)
 }

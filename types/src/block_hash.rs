@@ -13,7 +13,7 @@ impl BlockHash {
     pub fn salt(secret: &[u8]) -> [u8; 16] {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 block hash salt");
         hasher.update(secret);
-        BlockHash::first_half(&hasher).0
+        BlockHash::first_half(&hasher.finalize()).0
     }
 
     /// Where every chain of one tenant, adapter and policy begins. `salt` is the cluster's secret, so that nobody
@@ -24,7 +24,7 @@ impl BlockHash {
         hasher.update(&tenant.0.to_le_bytes());
         hasher.update(&adapter.map_or(u64::MAX, |adapter| u64::from(adapter.0)).to_le_bytes());
         hasher.update(salt);
-        BlockHash::first_half(&hasher)
+        BlockHash::first_half(&hasher.finalize())
     }
 
     /// The hash of the block that follows this one. Only a full block has a name: any other number of tokens is a
@@ -39,9 +39,7 @@ impl BlockHash {
             n_tokens += 1;
         }
         assert!(n_tokens == crate::BLOCK_TOKENS && tokens.next().is_none(), "only a full block has a name");
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&bytes);
-        BlockHash::first_half(&hasher)
+        BlockHash::first_half(&blake3::hash(&bytes))
     }
 
     /// The first 64 bits: enough to guess by who has a block, and never to share one by.
@@ -50,9 +48,9 @@ impl BlockHash {
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 
-    fn first_half(hasher: &blake3::Hasher) -> BlockHash {
+    fn first_half(hash: &blake3::Hash) -> BlockHash {
         let mut half = [0; 16];
-        half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        half.copy_from_slice(&hash.as_bytes()[..16]);
         BlockHash(half)
     }
 }

@@ -15,7 +15,7 @@ pub mod source;
 
 pub use backend::Repeats;
 pub use backend::cpu::Isa;
-pub use backend::cuda::{Card, Compiler, Driver};
+pub use backend::cuda::{Card, Compiler, Driver, lt_version};
 pub use collective::{AbortHandle, Carrier, Doorway, Ended, Error as MeshError, Timeouts, Wire, nccl_version};
 pub use kept::Shelf;
 pub use model_runner::{ModelLoader, ModelRunner, Place};

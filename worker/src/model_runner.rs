@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry::metrics;
-use types::{BLOCKS_MAX, DeviceClass, Part, PolicyDigest, Step, StepDone, StepId, Token, TokenOut, Unsupported};
+use types::{BLOCKS_MAX, DeviceClass, Pace, Part, PolicyDigest, Step, StepDone, StepId, Token, TokenOut, Unsupported};
 
 pub struct ModelRunner<D: Device + 'static> {
     /// It goes first: what it still moves is the device's.
@@ -376,6 +376,9 @@ impl ModelLoader {
         ended: &Ended,
     ) -> Result<(Box<dyn Prepared>, Ready), LoadError> {
         match &self.place {
+            Place::Cpu if assignment.pace != Pace::Lockstep => {
+                Err(Unsupported("numerics other than lockstep on the CPU, where there is one way to compute").into())
+            }
             Place::Cpu => {
                 let config = self.cpu(activations(&assignment.activations)?);
                 on_device(|| Cpu::new(config).map_err(failed(assignment)), &self.shelf, assignment, part, ended)
@@ -397,7 +400,8 @@ impl ModelLoader {
         }
         // It packs weights, and draws where tokens are sorted: in between it waits for the device.
         let host = CpuConfig { spin: false, ..self.cpu(Activations::F32) };
-        let config = CudaConfig { ordinal, cache: cache.map(Path::to_owned), host, graphs: self.graphs };
+        let (cache, pace, graphs) = (cache.map(Path::to_owned), assignment.pace, self.graphs);
+        let config = CudaConfig { ordinal, cache, pace, host, graphs };
         Cuda::open(&config).map_err(failed(assignment))
     }
 }
@@ -479,7 +483,7 @@ fn read<D: Device>(device: D, assignment: &Assignment, part: &Part, ended: &Ende
 
 fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, Unsupported> {
     let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
-    Ok(model::policy(checkpoint, device.class(), activations, kv_dtype))
+    Ok(model::policy(checkpoint, device, activations, kv_dtype))
 }
 
 /// All of a runner but the other ranks.

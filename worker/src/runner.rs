@@ -7,7 +7,7 @@ use collective::{AbortHandle, Ended, Timeouts};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
-use types::{Epoch, Layout, PolicyDigest, Rank, Step, StepDone, Unsupported};
+use types::{Epoch, Layout, Pace, PolicyDigest, Rank, Step, StepDone, Unsupported};
 
 /// Executes steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
 pub trait Runner: Send {
@@ -119,6 +119,7 @@ pub struct Assignment {
     pub activations: String,
     /// `f16` or `f32`.
     pub kv_dtype: String,
+    pub pace: Pace,
     /// Blocks of each cache group's pool, the same on all ranks; ids run from zero.
     pub n_blocks: Vec<u32>,
     /// Memory for the KV cache of this rank: what it keeps of the pools must fit.

@@ -61,9 +61,13 @@ impl Scheduler {
             );
         }
         sequence.n_applied = planned.range.end;
-        self.name_full_blocks(idx, planned.range.start);
-        self.release_passed_blocks(idx);
-        let (position, is_pooled) = (self.sequences[idx].n_output(), self.sequences[idx].is_pooled());
+        let (position, is_pooled) = (sequence.n_output(), sequence.is_pooled());
+        if planned.range.start / BLOCK_TOKENS < planned.range.end / BLOCK_TOKENS && self.config.prefix_cache {
+            self.name_full_blocks(idx, planned.range.start);
+        }
+        if self.has_windows {
+            self.release_passed_blocks(idx);
+        }
         let said = Said { position, slice, n_tokens: 0, scored_position: planned.range.start + 1 };
         if let Some(drawn) = done.tokens.first() {
             self.append(idx, said, drawn.token, out);
@@ -76,9 +80,6 @@ impl Scheduler {
 
     /// Names the blocks that became full since position `from`.
     fn name_full_blocks(&mut self, idx: SequenceIdx, from: u32) {
-        if !self.config.prefix_cache {
-            return;
-        }
         let sequence = &mut self.sequences[idx];
         for i in from / BLOCK_TOKENS..sequence.n_applied / BLOCK_TOKENS {
             let name = sequence.hash(i);
@@ -100,10 +101,9 @@ impl Scheduler {
 
     fn append(&mut self, idx: SequenceIdx, said: Said, token: Token, out: &mut Vec<Output>) {
         let sequence = &mut self.sequences[idx];
-        sequence.n_drawing -= 1;
         self.n_suspects -= u32::from(sequence.is_suspect());
         sequence.suspicion = 0;
-        sequence.request.output.push(token);
+        sequence.append(token);
         let finish = finish_after(sequence, token);
         self.counters.tokens_drawn += 1;
         self.report(idx, Said { n_tokens: 1, ..said }, finish, out);
@@ -112,7 +112,7 @@ impl Scheduler {
     fn report(&mut self, idx: SequenceIdx, said: Said, finish: Option<Finish>, out: &mut Vec<Output>) {
         let sequence = &self.sequences[idx];
         let Said { position, slice, n_tokens, scored_position } = said;
-        let (id, n_cached) = (sequence.request.id, sequence.n_cached);
+        let (id, n_cached) = (sequence.id, sequence.n_cached);
         out.push(Output { id, position, slice, n_tokens, scored_position, n_cached, finish });
         if finish.is_some() {
             self.end(idx);
@@ -131,8 +131,7 @@ struct Said {
 
 /// Whether the log ends with the token just appended.
 fn finish_after(sequence: &Sequence, token: Token) -> Option<Finish> {
-    let sampling = &sequence.request.sampling;
-    if sampling.is_stop(token) && sequence.n_output() > sampling.tokens_min {
+    if sequence.stops_at(token) {
         return Some(Finish::Stop);
     }
     (sequence.n_known() >= sequence.length_max).then_some(Finish::Length)

@@ -30,7 +30,7 @@ impl Scheduler {
         assert!(!self.is_ranked || self.running.is_sorted_by_key(rank));
         assert!(!self.is_ranked || self.tenants.are_many() || self.running.is_sorted_by_key(|idx| rank(idx).1));
         assert_eq!(self.by_id.len(), self.waiting.len() + self.running.len());
-        assert!(self.by_id.iter().all(|(id, &idx)| self.sequences[idx].request.id == *id));
+        assert!(self.by_id.iter().all(|(id, &idx)| self.sequences[idx].id == *id));
         let live = self.by_id.values().map(|&idx| &self.sequences[idx].request);
         let n_deadlines = live.clone().filter(|request| request.deadline.is_some()).count();
         assert_eq!(n_deadlines, self.deadlines.len());
@@ -65,6 +65,10 @@ impl Scheduler {
     fn check_sequence(&self, sequence: &Sequence) {
         let Sequence { n_applied, n_computed, n_drawing, length_max, .. } = *sequence;
         let n_known = sequence.n_known();
+        assert_eq!(
+            (n_known, sequence.n_output()),
+            (sequence.request.n_tokens() as u32, sequence.request.output.len() as u32)
+        );
         assert_eq!((sequence.n_planned, sequence.starting), (0, false), "only while a step is planned");
         assert!(sequence.hashes.len() as u32 <= n_known / BLOCK_TOKENS);
         match sequence.place {

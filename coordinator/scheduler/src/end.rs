@@ -25,7 +25,7 @@ impl Scheduler {
 
     pub(crate) fn end_early(&mut self, idx: SequenceIdx, finish: Finish, out: &mut Vec<Output>) {
         let sequence = &self.sequences[idx];
-        let (id, position) = (sequence.request.id, sequence.n_output());
+        let (id, position) = (sequence.id, sequence.n_output());
         out.push(Output {
             id,
             position,
@@ -41,7 +41,7 @@ impl Scheduler {
     /// From here on nothing is planned for it, so the next step can tell the ranks to forget it.
     pub(crate) fn end(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
-        let (id, tenant, key, n_known) = (sequence.request.id, sequence.tenant, sequence.key, sequence.n_known());
+        let (id, tenant, key, n_known) = (sequence.id, sequence.tenant, sequence.key, sequence.n_known());
         self.n_suspects -= u32::from(sequence.is_suspect());
         let before = core::mem::replace(&mut sequence.place, Place::Ending);
         if sequence.held {
@@ -77,8 +77,10 @@ impl Scheduler {
 
     /// Gives all blocks of a sequence back.
     pub(crate) fn release(&mut self, idx: SequenceIdx) {
-        for (pool, table) in self.pools.iter_mut().zip(&mut self.sequences[idx].tables) {
+        let sequence = &mut self.sequences[idx];
+        for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
             pool.release(table);
         }
+        sequence.has_entries(0);
     }
 }

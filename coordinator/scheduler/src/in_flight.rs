@@ -41,13 +41,13 @@ impl InFlight {
         self.spare.resize_with(steps_max, || Vec::with_capacity(slices_max as usize));
     }
 
-    pub fn push(&mut self, id: StepId) {
-        let slices = self.spare.pop().unwrap_or_default();
-        self.steps.push_back(StepInFlight { id, slices });
+    /// An empty list, for the slices of a step that comes next.
+    pub fn list(&mut self) -> Vec<Planned> {
+        self.spare.pop().unwrap_or_default()
     }
 
-    pub fn newest(&mut self) -> Option<&mut StepInFlight> {
-        self.steps.back_mut()
+    pub fn push(&mut self, id: StepId, slices: Vec<Planned>) {
+        self.steps.push_back(StepInFlight { id, slices });
     }
 
     pub fn oldest(&self) -> Option<&StepInFlight> {

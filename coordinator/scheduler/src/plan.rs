@@ -11,7 +11,8 @@ use crate::blocks::Pool;
 use crate::config::GROUPS_MAX;
 use crate::in_flight::Planned;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Place, SequenceIdx};
+use crate::sequence::{Place, Sequence, SequenceIdx};
+use crate::stats::Counters;
 use types::cache::blocks_for;
 use types::{BLOCK_TOKENS, BlockId, CacheGroup, Micros, SCORED_ROWS_MAX, Slice, Step, StepId};
 
@@ -75,7 +76,6 @@ impl Scheduler {
 
     /// Gives each running sequence tokens and blocks for its slice of this step.
     fn plan_running(&mut self, distance: u32) -> Left {
-        let ahead_max = self.config.slices_ahead_max;
         self.tenants.begin_step();
         let mut for_chunks = self.config.batch_tokens_max - self.give_turns(distance);
         self.divide(for_chunks);
@@ -83,18 +83,22 @@ impl Scheduler {
         let n_preemptions = self.counters.preemptions;
         let mut at = 0;
         while at < self.running.len() {
-            let sequence = &self.sequences[self.running[at]];
-            let n_missing = sequence.n_missing(ahead_max);
-            let n_wished = match n_missing {
-                0 | 1 => u32::from(sequence.has_turn),
-                _ if sequence.scores() => n_missing.min(sequence.chunk_max).min(for_chunks).min(left.n_scores),
-                _ => n_missing.min(sequence.chunk_max).min(for_chunks),
-            };
-            let (scores, tenant) = (sequence.scores(), sequence.tenant);
+            let idx = self.running[at];
+            let sequence = &self.sequences[idx];
+            let (tenant, scores) = (sequence.tenant, sequence.scores());
+            let n_missing = sequence.n_missing(self.config.slices_ahead_max);
             let is_chunk = n_missing > 1;
-            let n_wished = if is_chunk { n_wished.min(self.tenants.get(tenant).for_chunks) } else { n_wished };
-            let n_planned = if self.make_room(at, n_wished) { n_wished } else { 0 };
-            self.sequences[self.running[at]].n_planned = n_planned;
+            let n_wished = if is_chunk {
+                let n_scores = if scores { left.n_scores } else { u32::MAX };
+                let n_tokens = for_chunks.min(self.tenants.get(tenant).for_chunks);
+                n_missing.min(sequence.chunk_max).min(n_tokens).min(n_scores)
+            } else {
+                u32::from(sequence.has_turn)
+            };
+            // Most of those that decode have room left in their last block.
+            let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_wished);
+            let n_planned = if n_blocks == 0 || self.make_room(at, n_blocks) { n_wished } else { 0 };
+            self.sequences[idx].n_planned = n_planned;
             self.tenants.plan(tenant, n_planned);
             if is_chunk {
                 for_chunks -= n_planned;
@@ -109,11 +113,10 @@ impl Scheduler {
         left
     }
 
-    /// Gives the running sequence `at` the blocks for so many more tokens. Those behind it make room; it waits if there
-    /// is nobody behind it, or its own slices in flight make room.
-    fn make_room(&mut self, at: usize, n_tokens: u32) -> bool {
+    /// Gives the running sequence `at` so many blocks. Those behind it make room; it waits if there is nobody behind it,
+    /// or its own slices in flight make room.
+    fn make_room(&mut self, at: usize, n_blocks: u32) -> bool {
         let idx = self.running[at];
-        let n_blocks = self.sequences[idx].n_blocks_missing(self.sequences[idx].n_computed + n_tokens);
         while self.n_blocks_available() < n_blocks {
             if at + 1 == self.running.len() || self.gives_back(idx, n_blocks) {
                 return false;
@@ -142,13 +145,15 @@ impl Scheduler {
 
     /// Takes so many blocks of each group.
     pub(crate) fn take_blocks(&mut self, idx: SequenceIdx, n_blocks: u32) {
-        for (pool, table) in self.pools.iter_mut().zip(&mut self.sequences[idx].tables) {
+        let sequence = &mut self.sequences[idx];
+        for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
             let before = pool.n_evictions();
             for _ in 0..n_blocks {
                 table.blocks.push(pool.take().expect("as many blocks as were counted"));
             }
             self.counters.evictions += pool.n_evictions() - before;
         }
+        sequence.has_entries(sequence.n_entries() + n_blocks);
     }
 
     /// A running sequence gives its blocks back and will begin again from its log. Later steps may write the blocks at
@@ -161,7 +166,7 @@ impl Scheduler {
         sequence.rewind();
         // The ranks forget it, so that they never hold more than may run; the start brings its log back.
         sequence.held = false;
-        self.ends.push(sequence.request.id);
+        self.ends.push(sequence.id);
         self.wait(idx);
         self.tenants.unplan(tenant, n_planned);
         self.tenants.runs_no_more(tenant);
@@ -304,6 +309,7 @@ impl Scheduler {
                 table.blocks.push(block);
             }
         }
+        sequence.has_entries(n_hits);
     }
 
     /// `[0, n_hits blocks) computed by others · the rest is computed`
@@ -332,9 +338,9 @@ impl Scheduler {
         }
         sequence.admitted = true;
         self.counters.admissions += 1;
-        step.starts.push(types::Request { deadline: None, ..sequence.request.clone() });
+        step.starts.push(types::Request { deadline: None, ..(*sequence.request).clone() });
         // An id that comes back in the step that would have ended it: the start replaces what the ranks hold.
-        let (id, key) = (sequence.request.id, sequence.key);
+        let (id, key) = (sequence.id, sequence.key);
         if !self.ends.is_empty() {
             self.ends.retain(|&ended| ended != id);
         }
@@ -351,46 +357,49 @@ impl Scheduler {
         self.n_steps += 1;
         self.counters.steps += 1;
         self.is_starved = false;
-        self.in_flight.push(step.id);
+        let ahead_max = self.config.slices_ahead_max;
+        let mut slices = self.in_flight.list();
         let mut is_chunk_planned = false;
-        for at in 0..self.running.len() {
-            let sequence = &self.sequences[self.running[at]];
-            match sequence.n_missing(self.config.slices_ahead_max) {
+        for &idx in &self.running {
+            let sequence = &mut self.sequences[idx];
+            match sequence.n_missing(ahead_max) {
                 _ if sequence.n_planned == 0 => {}
-                1 => self.write_slice(self.running[at], step),
+                1 => slices.push(write_slice(idx, sequence, step, &mut self.counters)),
                 _ => is_chunk_planned = true,
             }
         }
         // What is written has nothing planned any more.
-        for at in 0..if is_chunk_planned { self.running.len() } else { 0 } {
-            if self.sequences[self.running[at]].n_planned > 0 {
-                self.write_slice(self.running[at], step);
+        for &idx in if is_chunk_planned { &self.running[..] } else { &[] } {
+            let sequence = &mut self.sequences[idx];
+            if sequence.n_planned > 0 {
+                slices.push(write_slice(idx, sequence, step, &mut self.counters));
             }
         }
+        self.counters.slices += slices.len() as u64;
+        self.in_flight.push(step.id, slices);
         step.ends.append(&mut self.ends);
         self.tenants.charge();
     }
+}
 
-    fn write_slice(&mut self, idx: SequenceIdx, step: &mut Step) {
-        let sequence = &mut self.sequences[idx];
-        let range = sequence.n_computed..sequence.n_computed + sequence.n_planned;
-        let draws = sequence.draws_at(range.end);
-        let n_blocks_sent = if sequence.starting { 0 } else { blocks_for(range.start) };
+fn write_slice(idx: SequenceIdx, sequence: &mut Sequence, step: &mut Step, counters: &mut Counters) -> Planned {
+    let range = sequence.n_computed..sequence.n_computed + sequence.n_planned;
+    let draws = sequence.draws_at(range.end);
+    let n_blocks_sent = if sequence.starting { 0 } else { blocks_for(range.start) };
+    if n_blocks_sent < sequence.n_entries() {
         for table in &sequence.tables {
             step.blocks.extend_from_slice(&table.blocks[n_blocks_sent as usize..]);
         }
-        let want = sequence.want(draws);
-        step.slices.push(Slice { id: sequence.request.id, range: range.clone(), n_draft: 0, want });
-        self.counters.slices += 1;
-        self.counters.slices_ahead += u64::from(range.end > sequence.n_known());
-        self.counters.tokens_computed += u64::from(sequence.n_planned);
-        sequence.n_computed = range.end;
-        sequence.n_drawing += u32::from(draws);
-        sequence.n_slices_in_flight += 1;
-        sequence.last_step = step.id.0;
-        sequence.n_planned = 0;
-        sequence.starting = false;
-        let planned = Planned { sequence: idx, generation: sequence.generation, range, draws };
-        self.in_flight.newest().expect("the step was pushed before its slices").slices.push(planned);
     }
+    let want = sequence.want(draws);
+    step.slices.push(Slice { id: sequence.id, range: range.clone(), n_draft: 0, want });
+    counters.slices_ahead += u64::from(range.end > sequence.n_known());
+    counters.tokens_computed += u64::from(sequence.n_planned);
+    sequence.n_computed = range.end;
+    sequence.n_drawing += u32::from(draws);
+    sequence.n_slices_in_flight += 1;
+    sequence.last_step = step.id.0;
+    sequence.n_planned = 0;
+    sequence.starting = false;
+    Planned { sequence: idx, generation: sequence.generation, range, draws }
 }

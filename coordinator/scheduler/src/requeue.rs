@@ -97,6 +97,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[idx];
         sequence.held = false;
         sequence.tables.iter_mut().for_each(Table::clear);
+        sequence.has_entries(0);
         match sequence.place {
             Place::Waiting => {}
             Place::Ending => self.sequences.remove(idx),

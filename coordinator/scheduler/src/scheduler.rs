@@ -12,7 +12,7 @@ use crate::{Config, Stats};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::ops::Range;
-use types::{CacheKind, Epoch, Finish, Micros, Request, RequestId, Unsupported};
+use types::{CacheGroup, CacheKind, Epoch, Finish, Micros, Request, RequestId, Unsupported};
 
 /// What happened to a request: it said a token, or it ended, or both.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +50,8 @@ pub struct Scheduler {
     pub(crate) n_suspects: u32,
     /// Of each cache group.
     pub(crate) pools: Vec<Pool>,
+    /// Some group gives blocks back while its sequences run.
+    pub(crate) has_windows: bool,
     pub(crate) in_flight: InFlight,
     /// Who asks for a turn in the step that is being planned. Kept for its memory.
     pub(crate) turns: Vec<Turn>,
@@ -81,6 +83,7 @@ impl Scheduler {
             running: Vec::with_capacity(config.running_max as usize),
             n_suspects: 0,
             pools: pools(&config),
+            has_windows: !config.groups.iter().all(CacheGroup::keeps_all),
             in_flight: InFlight::new(config.steps_in_flight_max, config.running_max),
             turns: Vec::with_capacity(config.running_max as usize),
             is_starved: false,
@@ -114,7 +117,7 @@ impl Scheduler {
 
     /// A request that has not ended, with what it has said so far.
     pub fn request(&self, id: RequestId) -> Option<&Request> {
-        self.by_id.get(&id).map(|&idx| &self.sequences[idx].request)
+        self.by_id.get(&id).map(|&idx| &*self.sequences[idx].request)
     }
 
     /// Tokens to be computed before one more request could begin: of those that wait all, and of those that run what is

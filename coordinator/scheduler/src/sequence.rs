@@ -2,10 +2,12 @@
 
 use crate::tenants::TenantIdx;
 use crate::waiting::Key;
+use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockHash, BlockId, Goal, Request, Want};
+use types::{BLOCK_TOKENS, BlockHash, BlockId, Goal, Request, RequestId, Token, Want};
 
 pub(crate) type SequenceIdx = u32;
 
@@ -18,46 +20,59 @@ pub(crate) enum Place {
 }
 
 /// `[0, n_applied) computed · [n_applied, n_computed) in flight · [n_computed, n_known) to plan · n_drawing in flight`
+///
+/// A step goes through all that run, several times. What it reads of each stands together at the front, in the order of
+/// the fields; what it does not is behind pointers.
+#[repr(C, align(64))]
 pub(crate) struct Sequence {
-    /// Its output grows: `prompt ++ output` is the log.
-    pub request: Request,
-    pub tenant: TenantIdx,
-    pub key: Key,
-    /// Among the running of all tenants, as they were when somebody came or went last: less is sooner.
-    pub rank: u64,
-    pub place: Place,
+    /// Tokens of the log.
+    n_known: u32,
+    n_prompt: u32,
     /// The log never grows beyond.
     pub length_max: u32,
-    /// The ranks hold it: a step has carried its start and none its end.
-    pub held: bool,
-    /// It was admitted at least once.
-    pub admitted: bool,
-    /// A number of its own for each admission; zero while it waits. What was planned for another is dropped.
-    pub generation: u64,
-    pub n_applied: u32,
     /// Planned so far, or found in the prefix cache.
     pub n_computed: u32,
     /// Tokens that slices in flight will draw.
     pub n_drawing: u32,
-    pub n_slices_in_flight: u32,
-    /// The step of its last slice in this life.
-    pub last_step: u64,
-    /// No slice of it is longer in this life.
-    pub chunk_max: u32,
-    /// It may have a slice of one token in the step that is being planned.
-    pub has_turn: bool,
+    /// Entries of each of its tables.
+    n_entries: u32,
     /// The length of its slice in the step that is being planned, zero between steps.
     pub n_planned: u32,
+    /// No slice of it is longer in this life.
+    pub chunk_max: u32,
+    pub n_slices_in_flight: u32,
+    pub n_applied: u32,
+    pub tenant: TenantIdx,
+    goal: Goal,
+    pub place: Place,
+    /// It may have a slice of one token in the step that is being planned.
+    pub has_turn: bool,
     /// The step that is being planned carries its start.
     pub starting: bool,
+    /// Some token may end it before its log is full.
+    has_stops: bool,
+    /// The step of its last slice in this life.
+    pub last_step: u64,
+    /// A number of its own for each admission; zero while it waits. What was planned for another is dropped.
+    pub generation: u64,
+    pub id: RequestId,
     pub n_cached: u32,
     /// The weights of the lost steps that it was in since it last said a token.
     pub suspicion: u32,
+    /// The ranks hold it: a step has carried its start and none its end.
+    pub held: bool,
+    /// It was admitted at least once.
+    pub admitted: bool,
+    /// Its output grows: `prompt ++ output` is the log.
+    pub request: Box<Request>,
     /// Of each cache group. All have as many entries.
     pub tables: Vec<Table>,
-    pub root: BlockHash,
     /// Of the first full blocks of the log, each hashed once; never more than the log has.
     pub hashes: Vec<BlockHash>,
+    root: BlockHash,
+    pub key: Key,
+    /// Among the running of all tenants, as they were when somebody came or went last: less is sooner.
+    pub rank: u64,
 }
 
 /// One group's blocks of one sequence: entry i is of positions `[i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS)`.
@@ -90,53 +105,80 @@ impl Sequence {
         n_groups: usize,
     ) -> Sequence {
         Sequence {
-            request,
-            tenant,
-            key,
-            rank: 0,
-            place: Place::Waiting,
+            n_known: request.n_tokens() as u32,
+            n_prompt: request.prompt.len() as u32,
             length_max,
-            held: false,
-            admitted: false,
-            generation: 0,
-            n_applied: 0,
             n_computed: 0,
             n_drawing: 0,
-            n_slices_in_flight: 0,
-            last_step: 0,
-            chunk_max: 0,
-            has_turn: false,
+            n_entries: 0,
             n_planned: 0,
+            chunk_max: 0,
+            n_slices_in_flight: 0,
+            n_applied: 0,
+            tenant,
+            goal: request.goal,
+            place: Place::Waiting,
+            has_turn: false,
             starting: false,
+            has_stops: !request.sampling.stop.is_empty(),
+            last_step: 0,
+            generation: 0,
+            id: request.id,
             n_cached: 0,
             suspicion: 0,
+            held: false,
+            admitted: false,
+            request: Box::new(request),
             tables: vec![Table::default(); n_groups],
-            root,
             hashes: Vec::new(),
+            root,
+            key,
+            rank: 0,
         }
     }
 
     /// It was in a step that was lost and has not said a token since: it may be what the ranks broke on.
+    #[inline]
     pub fn is_suspect(&self) -> bool {
         self.suspicion > 0
     }
 
     /// It has said nothing and never ran, here or elsewhere: nobody has a part of its answer.
     pub fn is_untouched(&self) -> bool {
-        !self.admitted && self.request.output.is_empty()
+        !self.admitted && self.n_output() == 0
     }
 
     /// Tokens of the log.
+    #[inline]
     pub fn n_known(&self) -> u32 {
-        self.request.n_tokens() as u32
+        self.n_known
     }
 
     /// Tokens generated so far.
+    #[inline]
     pub fn n_output(&self) -> u32 {
-        self.request.output.len() as u32
+        self.n_known - self.n_prompt
+    }
+
+    /// The log grows by the token that a slice has drawn.
+    #[inline]
+    pub fn append(&mut self, token: Token) {
+        self.n_drawing -= 1;
+        self.n_known += 1;
+        self.request.output.push(token);
+    }
+
+    /// Whether this token, which the log ends with, is one at which it may stop.
+    #[inline]
+    pub fn stops_at(&self, token: Token) -> bool {
+        self.has_stops && {
+            let sampling = &self.request.sampling;
+            sampling.is_stop(token) && self.n_output() > sampling.tokens_min
+        }
     }
 
     /// Positions that can be planned now and are not. The last token that a log can have is drawn and never computed.
+    #[inline]
     pub fn n_missing(&self, slices_ahead_max: u32) -> u32 {
         let n_ready = self.n_known() + self.n_drawing.min(slices_ahead_max);
         n_ready.min(self.length_max - 1).saturating_sub(self.n_computed)
@@ -144,29 +186,40 @@ impl Sequence {
 
     /// Whether it says a token in each of its steps, or will after the one that is missing or in flight. What has its
     /// last slice in flight does not.
+    #[inline]
     pub fn is_decoding(&self, slices_ahead_max: u32) -> bool {
         self.n_missing(slices_ahead_max) <= 1 && self.n_computed < self.length_max - 1
     }
 
     /// Its next position is that of a token that a step in flight draws.
+    #[inline]
     pub fn awaits_draw(&self) -> bool {
         self.n_computed >= self.n_known()
     }
 
+    /// It could have a slice of one token in the step that comes next, `distance` steps behind the draw of that token.
+    #[inline]
+    pub fn asks_for_turn(&self, slices_ahead_max: u32, n_steps: u64, distance: u32) -> bool {
+        let is_near = || self.awaits_draw() && n_steps - self.last_step < u64::from(distance);
+        self.n_missing(slices_ahead_max) == 1 && !is_near()
+    }
+
     /// Whether a slice that ends there draws: it ends with the last token that is known or being drawn.
+    #[inline]
     pub fn draws_at(&self, end: u32) -> bool {
-        self.request.goal != Goal::Pool && end == self.n_known() + self.n_drawing
+        self.goal != Goal::Pool && end == self.n_known() + self.n_drawing
     }
 
     /// Whether a slice that begins at `n_computed` has rows to score: those that another token of the prompt follows.
+    #[inline]
     pub fn scores(&self) -> bool {
-        let n_prompt = self.request.prompt.len() as u32;
-        matches!(self.request.goal, Goal::Score { .. }) && self.n_computed + 1 < n_prompt
+        matches!(self.goal, Goal::Score { .. }) && self.n_computed + 1 < self.n_prompt
     }
 
     /// What a slice that begins at `n_computed` is for.
+    #[inline]
     pub fn want(&self, draws: bool) -> Want {
-        match self.request.goal {
+        match self.goal {
             Goal::Pool => Want::Pool,
             Goal::Score { top_n } if self.scores() => Want::All { top_n },
             Goal::Score { .. } | Goal::Generate if draws => Want::Last,
@@ -175,23 +228,33 @@ impl Sequence {
     }
 
     /// All that it was for is done, and no token will be.
+    #[inline]
     pub fn is_pooled(&self) -> bool {
-        self.request.goal == Goal::Pool && self.n_applied >= self.n_known()
+        self.goal == Goal::Pool && self.n_applied >= self.n_known()
     }
 
     /// Entries of each of its tables.
+    #[inline]
     pub fn n_entries(&self) -> u32 {
-        self.tables.first().map_or(0, |table| table.blocks.len() as u32)
+        self.n_entries
+    }
+
+    /// Its tables have grown to so many entries.
+    #[inline]
+    pub fn has_entries(&mut self, n_entries: u32) {
+        debug_assert!(self.tables.iter().all(|table| table.blocks.len() as u32 == n_entries));
+        self.n_entries = n_entries;
     }
 
     /// Blocks that it needs of each group to have so many positions computed, beside those that it has.
+    #[inline]
     pub fn n_blocks_missing(&self, n_tokens: u32) -> u32 {
-        blocks_for(n_tokens).saturating_sub(self.n_entries())
+        blocks_for(n_tokens).saturating_sub(self.n_entries)
     }
 
     /// How many blocks it may take from the prefix cache: full ones, and at least one token is left to compute.
     pub fn n_sharable(&self) -> u32 {
-        let needs_all = self.request.cache_bypass || self.request.goal != Goal::Generate;
+        let needs_all = self.request.cache_bypass || self.goal != Goal::Generate;
         if needs_all { 0 } else { (self.n_known() - 1) / BLOCK_TOKENS }
     }
 
@@ -200,8 +263,7 @@ impl Sequence {
         while self.hashes.len() as u32 <= i {
             let parent = self.hashes.last().unwrap_or(&self.root);
             let first = self.hashes.len() * BLOCK_TOKENS as usize;
-            let tokens = (first..first + BLOCK_TOKENS as usize).filter_map(|position| self.request.token(position));
-            let hash = parent.child(tokens);
+            let hash = parent.child(tokens(&self.request, first..first + BLOCK_TOKENS as usize));
             self.hashes.push(hash);
         }
         self.hashes[i as usize]
@@ -221,6 +283,7 @@ impl Sequence {
     pub fn rewind(&mut self) {
         debug_assert!(self.tables.iter().all(|table| table.blocks.is_empty() && table.n_passed == 0));
         self.place = Place::Waiting;
+        self.n_entries = 0;
         self.generation = 0;
         self.n_applied = 0;
         self.n_computed = 0;
@@ -231,6 +294,15 @@ impl Sequence {
         self.starting = false;
         self.has_turn = false;
     }
+}
+
+/// Of the log, those at these positions: `[start, n_prompt) of the prompt · [n_prompt, end) of the output`.
+fn tokens(request: &Request, positions: Range<usize>) -> impl Iterator<Item = Token> + '_ {
+    let Request { prompt, output, .. } = request;
+    let n_prompt = prompt.len();
+    let of_prompt = &prompt[positions.start.min(n_prompt)..positions.end.min(n_prompt)];
+    let of_output = &output[positions.start.saturating_sub(n_prompt)..positions.end.saturating_sub(n_prompt)];
+    of_prompt.iter().chain(of_output).copied()
 }
 
 /// Sequences by index; an index is used again after its sequence is gone.
@@ -261,6 +333,7 @@ impl Sequences {
     }
 
     /// The sequence that a slice was planned for, unless it has been dropped since.
+    #[inline]
     pub fn of_generation(&mut self, idx: SequenceIdx, generation: u64) -> Option<&mut Sequence> {
         self.slots.get_mut(idx as usize)?.as_mut().filter(|sequence| sequence.generation == generation)
     }
@@ -277,12 +350,14 @@ impl Sequences {
 impl core::ops::Index<SequenceIdx> for Sequences {
     type Output = Sequence;
 
+    #[inline]
     fn index(&self, idx: SequenceIdx) -> &Sequence {
         self.slots[idx as usize].as_ref().expect("an index in use names a sequence")
     }
 }
 
 impl core::ops::IndexMut<SequenceIdx> for Sequences {
+    #[inline]
     fn index_mut(&mut self, idx: SequenceIdx) -> &mut Sequence {
         self.slots[idx as usize].as_mut().expect("an index in use names a sequence")
     }

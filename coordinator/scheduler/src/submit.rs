@@ -12,7 +12,7 @@ impl Scheduler {
     pub fn submit(&mut self, request: Request, now: Micros) -> Result<(), Rejected> {
         let length_max = self.acceptable(&request, now)?;
         for idx in self.room_to_wait(&request)? {
-            self.displaced.push(self.sequences[idx].request.id);
+            self.displaced.push(self.sequences[idx].id);
             self.end(idx);
         }
         self.latest = self.latest.max(now);
@@ -109,12 +109,12 @@ impl Scheduler {
         let mut last = self.waiting.of(heaviest).rev().filter(may_give);
         while n >= max || n_tokens > tokens_max {
             let idx = last.next().ok_or(full)?;
-            let n_known = self.sequences[idx].request.n_tokens();
-            left = left.saturating_sub(size(n_known));
+            let n_known = self.sequences[idx].n_known();
+            left = left.saturating_sub(size(n_known as usize));
             if !self.tenants.is_lighter(own, heaviest, left) {
                 return Err(full);
             }
-            (n, n_tokens) = (n - 1, n_tokens - n_known as u64);
+            (n, n_tokens) = (n - 1, n_tokens - u64::from(n_known));
             displaced.push(idx);
         }
         Ok(displaced)

@@ -92,10 +92,12 @@ impl Tenants {
         self.n_present > 1
     }
 
+    #[inline]
     pub fn get(&self, idx: TenantIdx) -> &Tenant {
         &self.all[idx as usize]
     }
 
+    #[inline]
     fn at(&mut self, idx: TenantIdx) -> &mut Tenant {
         &mut self.all[idx as usize]
     }
@@ -187,6 +189,7 @@ impl Tenants {
         self.all.iter_mut().for_each(|tenant| tenant.n_planned = 0);
     }
 
+    #[inline]
     pub fn plan(&mut self, idx: TenantIdx, n_tokens: u32) {
         self.at(idx).n_planned += n_tokens;
     }
@@ -246,6 +249,7 @@ impl Tenants {
         tenant.for_chunks = tenant.for_chunks.saturating_add(n_tokens);
     }
 
+    #[inline]
     pub fn take_for_chunks(&mut self, idx: TenantIdx, n_tokens: u32) {
         self.at(idx).for_chunks -= n_tokens;
     }

@@ -31,7 +31,23 @@ impl Scheduler {
     /// Marks those that may have a slice of one token in this step, and counts them. A token that is being drawn can be
     /// computed `distance` steps behind its draw.
     pub(crate) fn give_turns(&mut self, distance: u32) -> u32 {
-        let ahead_max = self.config.slices_ahead_max;
+        if self.n_turns() == 1 { self.give_all_a_turn(distance) } else { self.give_some_a_turn(distance) }
+    }
+
+    /// With one stage nobody waits for another's turn.
+    fn give_all_a_turn(&mut self, distance: u32) -> u32 {
+        let (ahead_max, n_steps) = (self.config.slices_ahead_max, self.n_steps);
+        let mut n_given = 0;
+        for &idx in &self.running {
+            let sequence = &mut self.sequences[idx];
+            sequence.has_turn = sequence.asks_for_turn(ahead_max, n_steps, distance);
+            n_given += u32::from(sequence.has_turn);
+        }
+        n_given
+    }
+
+    fn give_some_a_turn(&mut self, distance: u32) -> u32 {
+        let (ahead_max, n_steps) = (self.config.slices_ahead_max, self.n_steps);
         let n_available = self.n_blocks_available();
         let mut n_decoding = 0;
         self.turns.clear();
@@ -39,8 +55,7 @@ impl Scheduler {
             let sequence = &mut self.sequences[idx];
             sequence.has_turn = false;
             n_decoding += u32::from(sequence.is_decoding(ahead_max));
-            let is_near = sequence.awaits_draw() && self.n_steps - sequence.last_step < u64::from(distance);
-            if sequence.n_missing(ahead_max) == 1 && !is_near {
+            if sequence.asks_for_turn(ahead_max, n_steps, distance) {
                 let n_blocks = sequence.n_blocks_missing(sequence.n_computed + 1);
                 let is_stuck = at + 1 == self.running.len() && n_blocks > n_available;
                 let (n_slices_in_flight, last_step) = (sequence.n_slices_in_flight, sequence.last_step);

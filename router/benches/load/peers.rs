@@ -157,6 +157,7 @@ fn welcome() -> wire::Welcome {
         model: "stub".into(),
         context: 4096,
         policy_digest: vec![7; 32],
+        salt: vec![7; 16],
         vocab: 256,
         incarnation: 1,
         ..Default::default()

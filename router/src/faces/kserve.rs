@@ -7,6 +7,7 @@ use crate::generation::{Event, Generation};
 use crate::grpc::{call_deadline, status, tenant};
 use crate::http::{Fields, finish_reason};
 use crate::measure::{Caller, Clock, Face};
+use crate::models::By;
 use crate::refusal::Refusal;
 use proto::kserve as wire;
 use proto::kserve::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
@@ -62,8 +63,9 @@ impl GrpcInferenceService for Service {
         request: Request<wire::ModelReadyRequest>,
     ) -> Result<Response<wire::ModelReadyResponse>, Status> {
         let wire::ModelReadyRequest { name, version } = request.into_inner();
-        let is_known = self.front.named(&name).is_ok() && check_version(&version).is_ok();
-        Ok(Response::new(wire::ModelReadyResponse { ready: is_known && self.is_ready() }))
+        let is_ready = || self.front.model(&name, By::Weight).is_ok_and(|model| model.is_ready);
+        let ready = check_version(&version).is_ok() && !self.front.admission.is_draining() && is_ready();
+        Ok(Response::new(wire::ModelReadyResponse { ready }))
     }
 
     async fn server_metadata(
@@ -84,11 +86,11 @@ impl GrpcInferenceService for Service {
     ) -> Result<Response<wire::ModelMetadataResponse>, Status> {
         tenant(&self.front, request.metadata()).map_err(status)?;
         let request = request.into_inner();
-        let served = self.front.replica().and_then(|replica| {
+        let model = self.front.model(&request.name, By::Weight).and_then(|model| {
             check_version(&request.version)?;
-            self.front.model(&request.name, &replica)
+            Ok(model.name)
         });
-        Ok(Response::new(metadata(served.map_err(status)?)))
+        Ok(Response::new(metadata(model.map_err(status)?)))
     }
 
     async fn model_infer(

@@ -7,6 +7,7 @@ use crate::generate::{Ask, Front, Purpose};
 use crate::generation::{Event, Generation};
 use crate::grpc::{call_deadline, status, tenant};
 use crate::measure::{Caller, Clock, Face};
+use crate::models::{By, Model};
 use crate::refusal::Refusal;
 use bytes::Bytes;
 use proto::v1;
@@ -126,7 +127,7 @@ impl VllmEngine for Service {
             timestamp: words::timestamp(crate::generate::unix_seconds()),
             version: env!("CARGO_PKG_VERSION").into(),
             dp_rank_count: 1,
-            loads: vec![words::load(&self.front.replicas.topology())],
+            loads: vec![words::load(&self.front.topology())],
         }))
     }
 
@@ -194,8 +195,8 @@ impl Service {
     }
 
     fn model_info(&self) -> Result<wire::GetModelInfoResponse, Refusal> {
-        let replica = self.front.replica()?;
-        let spec = &self.front.text.spec;
+        let Model { name, text, replica, .. } = self.front.model("", By::Weight)?;
+        let spec = &text.spec;
         let id = |token: &Token| i32::try_from(*token).unwrap_or_default();
         Ok(wire::GetModelInfoResponse {
             model_path: replica.model.clone(),
@@ -203,7 +204,7 @@ impl Service {
             max_context_length: replica.context,
             vocab_size: spec.vocab,
             supports_vision: false,
-            served_model_name: self.front.served(&replica),
+            served_model_name: name,
             tokenizer_path: "/".into(),
             model_type: format!("{:?}", spec.family).to_lowercase(),
             architectures: Vec::new(),
@@ -211,7 +212,7 @@ impl Service {
             pad_token_id: 0,
             bos_token_id: spec.bos.as_ref().map_or(0, id),
             max_req_input_len: i32::try_from(replica.context.saturating_sub(1)).unwrap_or(i32::MAX),
-            default_sampling_params_json: words::defaults(&self.front.text.defaults),
+            default_sampling_params_json: words::defaults(&text.defaults),
         })
     }
 

@@ -40,11 +40,11 @@ pub async fn count_tokens(State(front): State<Arc<Front>>, request: Request) -> 
     let mut fields = read(&front, request).await?.fields;
     let read = conversation(&mut fields).and_then(|messages| {
         fields.refuse(UNSERVED)?;
-        front.named(&fields.string("model")?.unwrap_or_default())?;
-        Ok(messages)
+        Ok((front.text(&fields.string("model")?.unwrap_or_default())?, messages))
     });
-    let chat = v1::Chat { messages: read.map_err(said)?, add_generation_prompt: None };
-    let tokens = front.tokens(Input::Chat(chat), false).await.map_err(said)?;
+    let (text, messages) = read.map_err(said)?;
+    let chat = v1::Chat { messages, add_generation_prompt: None };
+    let tokens = front.tokens(&text, Input::Chat(chat), false).await.map_err(said)?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
 

@@ -15,7 +15,7 @@ pub use error::Error;
 pub use stored::{Stored, StoredType};
 
 use std::ops::Range;
-use types::{DeviceClass, Leaves, Sampling, Token, TokenOut};
+use types::{DeviceClass, Leaves, Pace, Sampling, Token, TokenOut};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -134,8 +134,16 @@ pub trait Memory {
     /// Which experts the rows of a pass have met, and room to compute with them.
     type Routes: Send;
 
-    /// Devices that agree with this one in every bit.
+    /// How sums are cut here.
     fn class(&self) -> DeviceClass;
+    /// Devices that say the same agree in every bit: the class and, of a GPU, its architecture.
+    fn told(&self) -> String {
+        self.class().name().into()
+    }
+    /// Where there is a choice.
+    fn pace(&self) -> Pace {
+        Pace::Lockstep
+    }
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Self::Buffer>;
     fn vector(&self, values: &[f32]) -> Result<Self::Vector>;

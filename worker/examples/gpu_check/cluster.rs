@@ -9,7 +9,7 @@ use checkpoint::Checkpoint;
 use serde_json::json;
 use std::path::Path;
 use std::time::Instant;
-use types::{BlockId, Epoch, Grid, Layout, Rank, Request, RequestId, Slice, Step, StepId, Want};
+use types::{BlockId, Epoch, Grid, Layout, Pace, Rank, Request, RequestId, Slice, Step, StepId, Want};
 use worker::{Assignment, Carrier, Driver, MeshSecret, ModelLoader, Place, Timeouts, nccl_version};
 
 const DEEP: &str = "llama-deep.gguf";
@@ -50,7 +50,7 @@ pub fn check(models: &Path, cache: &Path, size: &Size) -> Result<Vec<Finding>, S
     let mut findings = Vec::new();
     for &of in size.names {
         let name = of;
-        let distance = distance(models, name, size.n_tokens, Some(cache));
+        let distance = distance(models, name, Pace::Lockstep, size.n_tokens, Some(cache));
         findings.push(Finding {
             name: format!("{name} beside the CPU"),
             is_good: distance.is_good(),
@@ -67,7 +67,7 @@ pub fn check(models: &Path, cache: &Path, size: &Size) -> Result<Vec<Finding>, S
 
 /// Passes that are begun again as one.
 fn graphs(models: &Path, of: &str, cache: &Path) -> Finding {
-    let (same_bits, repeats) = graphs_keep_bits(models, of, Some(cache));
+    let (same_bits, repeats) = graphs_keep_bits(models, of, Pace::Lockstep, Some(cache));
     Finding {
         name: format!("{of} in graphs"),
         is_good: same_bits && repeats.replayed > 0,
@@ -90,6 +90,7 @@ fn assignment(model: &Path) -> Assignment {
         model_path: model.to_owned(),
         activations: "bf16".into(),
         kv_dtype: "bf16".into(),
+        pace: Pace::Lockstep,
         n_blocks: vec![crate::common::N_BLOCKS; spec.cache_groups().groups().len()],
         kv_bytes: 64 << 20,
         context: CONTEXT.min(spec.context),

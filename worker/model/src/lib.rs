@@ -174,9 +174,10 @@ pub fn leaf_counts(spec: &ModelSpec, class: DeviceClass) -> Vec<u32> {
 /// Everything that can change a bit of what this model answers.
 pub fn policy(
     checkpoint: &Checkpoint,
-    device_class: DeviceClass,
+    device: &impl Memory,
     activations: Activations,
     kv_dtype: KvDtype,
 ) -> PolicyDigest {
-    Numerics::plain(device_class, activations.name(), kv_dtype.name(), checkpoint.digest()).digest()
+    let (weights, pace) = (checkpoint.digest(), device.pace());
+    Numerics::plain(&device.told(), pace, activations.name(), kv_dtype.name(), weights).digest()
 }

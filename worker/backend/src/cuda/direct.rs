@@ -152,6 +152,11 @@ impl Cuda {
         self.stream.copy_columns(to.pitched(), from.pitched(), n_cols * FLOAT, n_rows)
     }
 
+    /// They become zero.
+    pub fn zero(&self, floats: Floats<'_>) -> Result<()> {
+        self.stream.fill_part(floats.bytes, floats.start * FLOAT, floats.len * FLOAT, 0)
+    }
+
     /// out = the sum of planes by the tree that `merges` says: one byte for each plane.
     pub fn fold_planes(&self, planes: Floats<'_>, n_planes: usize, merges: &Words, out: Floats<'_>) {
         assert!(planes.len >= n_planes * out.len && merges.0.len() >= n_planes, "planes of {} numbers", out.len);

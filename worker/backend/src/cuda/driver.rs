@@ -9,6 +9,7 @@ use cudarc::driver::{result, sys};
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::sync::Arc;
+use types::DeviceClass;
 
 /// The oldest driver that has all calls that are made here, as the driver counts: CUDA 12.8.
 const VERSION_MIN: i32 = 12_080;
@@ -114,6 +115,16 @@ impl fmt::Display for Driver {
 }
 
 impl Card {
+    /// Cards of one are alike in every bit that their kernels make.
+    pub fn architecture(&self) -> String {
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+
+    /// What a worker says that it computes on.
+    pub fn told(&self) -> String {
+        format!("{}/{}", DeviceClass::Cuda.name(), self.architecture())
+    }
+
     /// Whether the kernels can run there.
     pub fn check(&self) -> Result<()> {
         let ((major, minor), (major_min, minor_min)) = (self.capability, CAPABILITY_MIN);
@@ -301,12 +312,18 @@ impl Stream {
 
     /// Every byte becomes `value`.
     pub fn fill(&self, to: &Bytes, value: u8) -> Result<()> {
-        if to.len == 0 {
+        self.fill_part(to, 0, to.len, value)
+    }
+
+    /// So many of them do, from there on.
+    pub fn fill_part(&self, to: &Bytes, at: usize, n: usize, value: u8) -> Result<()> {
+        to.check(at, n);
+        if n == 0 {
             return Ok(());
         }
         self.context.enter()?;
-        // SAFETY: the whole allocation and no more.
-        said("fill memory", unsafe { result::memset_d8_async(to.at(0), value, to.len, self.raw) })
+        // SAFETY: inside the allocation.
+        said("fill memory", unsafe { result::memset_d8_async(to.at(at), value, n, self.raw) })
     }
 }
 

@@ -128,6 +128,7 @@ impl Addresses {
 fn grouped(kind: Kind) -> &'static str {
     match kind {
         Kind::Bf16 => "linear_grouped_bf16",
+        Kind::Plain => "linear_grouped_plain",
         Kind::W8 => "linear_grouped_w8",
         Kind::W8h => "linear_grouped_w8h",
         Kind::W4 => "linear_grouped_w4",

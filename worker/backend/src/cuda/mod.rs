@@ -5,6 +5,7 @@
 //! driver    what the driver offers: contexts, streams, memory, launches
 //! compiler  sources -> a cubin, kept on disk
 //! kernels   names and arguments; kernels/*.cu are the sources, kernels/kernels.cuh the page both sides are written to
+//! lt        cuBLASLt, for large products under `fast`
 //! weights   stored matrices -> tiles of digits and scales
 //! uploads   what a pass tells the device: positions, tables, tokens
 //! clock     when passes began and ended
@@ -26,6 +27,7 @@ mod experts;
 mod graphs;
 mod kernels;
 mod linear;
+mod lt;
 mod pointwise;
 mod sample;
 mod uploads;
@@ -37,6 +39,7 @@ pub use direct::{Columns, Floats, Mark, Room, Side, Words};
 pub use driver::{Card, Driver};
 pub use experts::Routes;
 pub use kernels::compile;
+pub use lt::{LtVersion, lt_version};
 pub use weights::Matrix;
 
 use crate::cpu::{Cpu, CpuConfig};
@@ -51,7 +54,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use types::{DeviceClass, Leaves};
+use types::{DeviceClass, Leaves, Pace};
 use uploads::Uploads;
 use weights::{GROUP, Packer};
 
@@ -61,6 +64,7 @@ pub struct CudaConfig {
     pub ordinal: u32,
     /// Where compiled kernels are kept between starts.
     pub cache: Option<PathBuf>,
+    pub pace: Pace,
     /// The processor beside it packs weights, and draws what the device has no kernel for.
     pub host: CpuConfig,
     /// Whether passes that are like others are begun as one.
@@ -70,6 +74,7 @@ pub struct CudaConfig {
 /// Driven by one thread at a time.
 pub struct Cuda {
     card: Card,
+    pace: Pace,
     host: Cpu,
     kernels: Kernels,
     uploads: Mutex<Uploads>,
@@ -78,6 +83,8 @@ pub struct Cuda {
     fault: Mutex<Option<Error>>,
     graphs: Mutex<Graphs>,
     clock: Mutex<Clock>,
+    /// Under `fast`.
+    lt: Option<lt::Library>,
     stream: Stream,
     context: Arc<Context>,
 }
@@ -147,6 +154,7 @@ impl Cuda {
         card.check()?;
         let context = Context::open(driver, &card)?;
         Ok(Cuda {
+            pace: config.pace,
             host: Cpu::new(config.host)?,
             kernels: Kernels::load(&context, &card, config.cache.as_deref())?,
             uploads: Mutex::new(Uploads::new(&context, uploads::BYTES_MIN)?),
@@ -158,6 +166,7 @@ impl Cuda {
             fault: Mutex::new(None),
             clock: Mutex::new(Clock::new(&context)?),
             graphs: Mutex::new(Graphs::new(&context, &card, config.graphs)?),
+            lt: (config.pace == Pace::Fast).then(|| lt::Library::open(&context)).transpose()?,
             stream: Stream::new(&context)?,
             card,
             context,
@@ -278,7 +287,7 @@ impl Cuda {
 
     fn packer<T>(&self, pack: impl FnOnce(Packer<'_>) -> Result<T>) -> Result<T> {
         let write = |to: &Bytes, at: usize, from: &[u8]| self.place(to, at, from);
-        pack(Packer { context: &self.context, team: &self.host.team, write: &write })
+        pack(Packer { context: &self.context, team: &self.host.team, pace: self.pace, write: &write })
     }
 
     fn floats(&self, what: &'static str, values: &[f32]) -> Result<Bytes> {
@@ -308,6 +317,14 @@ impl Memory for Cuda {
 
     fn class(&self) -> DeviceClass {
         DeviceClass::Cuda
+    }
+
+    fn told(&self) -> String {
+        self.card.told()
+    }
+
+    fn pace(&self) -> Pace {
+        self.pace
     }
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {

@@ -64,6 +64,7 @@ impl Cuda {
 fn embed_of(kind: Kind) -> &'static str {
     match kind {
         Kind::Bf16 => "embed_bf16",
+        Kind::Plain => "embed_plain",
         Kind::W8 => "embed_w8",
         Kind::W8h => "embed_w8h",
         Kind::W4 => "embed_w4",

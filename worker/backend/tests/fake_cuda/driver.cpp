@@ -216,9 +216,12 @@ CALL cuDeviceGetName(char* name, int n, int) {
 }
 
 CALL cuDeviceGetAttribute(int* value, int attribute, int device) {
-    static const std::map<int, int> known = {{16, 132}, {97, 227 << 10}, {75, 9}, {76, 0}, {33, 0}, {34, 0}, {50, 0}};
+    static const std::map<int, int> known = {{16, 132}, {97, 227 << 10}, {75, 0}, {76, 0}, {33, 0}, {34, 0}, {50, 0}};
     auto found = known.find(attribute);
     if (found == known.end()) return INVALID_VALUE;
+    // Which architecture it is: 80 for sm_80.
+    if (attribute == 75) return *value = (int)number("FAKE_CUDA_SM", 90) / 10, SUCCESS;
+    if (attribute == 76) return *value = (int)number("FAKE_CUDA_SM", 90) % 10, SUCCESS;
     // Each device has a bus, and so has each process that is to look like another host.
     *value = attribute == 33 ? device + (int)number("FAKE_CUDA_BUS", 0) : found->second;
     return SUCCESS;
@@ -537,7 +540,8 @@ CALL cuEventElapsedTime_v2(float* millis, void*, void*) { return *millis = 1.0f,
 CALL cuModuleLoadData(void** made, const void* image) {
     ENTER_UNSAFE;
     const char* text = static_cast<const char*>(image);
-    std::string target = " for sm_90a";
+    long sm = number("FAKE_CUDA_SM", 90);
+    std::string target = " for sm_" + std::to_string(sm) + (sm >= 90 ? "a" : "");
     if (strncmp(text, CUBIN, sizeof CUBIN - 1) != 0) return INVALID_IMAGE;
     std::string unit = text + sizeof CUBIN - 1;
     if (unit.size() < target.size() || unit.substr(unit.size() - target.size()) != target) return INVALID_IMAGE;

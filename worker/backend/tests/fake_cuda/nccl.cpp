@@ -59,6 +59,9 @@ struct Work {
     char *copy_to = nullptr, *copy_from = nullptr;
     size_t n_copied = 0;
     bool fails = false;
+    // What ranks have sent by rank, to be added up in place where this rank's own is.
+    std::vector<std::vector<float>> terms;
+    float* sum_to = nullptr;
 };
 
 thread_local int depth = 0;
@@ -115,10 +118,27 @@ int run(void* it) {
         must_wait = work->fails || !move_on(transfer);
         is_done = is_done && !must_wait;
     }
+    if (is_done && work->sum_to) {
+        // From the last to the first: all ranks the same, and not as the leaves' tree has it.
+        size_t n = work->terms[0].size(), me = work->transfers[0].comm->rank;
+        work->terms[me].assign(work->sum_to, work->sum_to + n);
+        for (size_t i = 0; i < n; i++) {
+            float sum = 0.0f;
+            for (size_t rank = work->terms.size(); rank-- > 0;) sum += work->terms[rank][i];
+            work->sum_to[i] = sum;
+        }
+    }
     return is_done ? (int)SUCCESS : PENDING;
 }
 
-void* fresh(void* it) { return new Work(*static_cast<Work*>(it)); }
+void* fresh(void* it) {
+    Work* own = new Work(*static_cast<Work*>(it));
+    // What comes to be added up goes to this one's own memory.
+    for (Transfer& transfer : own->transfers) {
+        if (own->sum_to && !transfer.is_sent) transfer.at = reinterpret_cast<char*>(own->terms[transfer.peer].data());
+    }
+    return own;
+}
 
 void add_graphs(void* it, long n) {
     auto& transfers = static_cast<Work*>(it)->transfers;
@@ -255,4 +275,19 @@ CALL ncclAllGather(const void* from, void* to, size_t n, int type, Comm* comm, v
     work->n_copied = n * 4;
     depth--;
     return failed ? failed : depth == 0 ? hand_over() : (int)SUCCESS;
+}
+
+CALL ncclAllReduce(const void* from, void* to, size_t n, int type, int op, Comm* comm, void* stream) {
+    if (from != to || type != 7 || op != 0 || depth != 1 || n == 0) return INVALID_ARGUMENT;
+    if (!of_driver<IsMemory>("fake_cuda_is_memory")(to, n * 4)) return INVALID_ARGUMENT;
+    Work* work = work_in(stream);
+    work->sum_to = static_cast<float*>(to);
+    work->terms.assign(comm->n_ranks, std::vector<float>(n));
+    for (int peer = 0; peer < comm->n_ranks; peer++) {
+        if (peer == comm->rank) continue;
+        char* term = reinterpret_cast<char*>(work->terms[peer].data());
+        work->transfers.push_back({comm, stream, true, static_cast<char*>(to), n * 4, 0, peer});
+        work->transfers.push_back({comm, stream, false, term, n * 4, 0, peer});
+    }
+    return SUCCESS;
 }

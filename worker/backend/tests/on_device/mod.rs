@@ -109,6 +109,39 @@ impl Operation for Product {
     }
 }
 
+/// Products under `fast` beside the CPU's: what is asked for twice has the same bits.
+pub fn fast_checks<D: Device>(device: &D, rows: &[usize], seed: u64) -> Vec<Check> {
+    let (rng, reference) = (&mut Rng(seed), cpu(Isa::detect(), 1, Activations::F32));
+    let shapes = [(StoredType::BF16, 96, 160), (StoredType::F32, 33, 256), (StoredType::F16, 130, 32)];
+    let mut checks = Vec::new();
+    for ((dtype, n_out, k), n_rows) in shapes.into_iter().flat_map(|shape| rows.iter().map(move |n| (shape, *n))) {
+        let file = File::random(rng, dtype, n_out, k);
+        checks.push(fast_check(&Product { file }, device, &reference, rng, n_rows));
+        let file = File::random(rng, dtype, n_out, 32 * 11);
+        checks.push(fast_check(&Leafed { file }, device, &reference, rng, n_rows));
+    }
+    checks
+}
+
+fn fast_check<D: Device>(of: &impl Operation, device: &D, reference: &Cpu, rng: &mut Rng, n_rows: usize) -> Check {
+    let x: Vec<f32> = rng.floats(n_rows * of.cols()).iter().map(|x| x * 2.0).collect();
+    let (got, again) = (of.run(device, &x, n_rows), of.run(device, &x, n_rows));
+    Check {
+        name: format!("fast {} on {n_rows} rows", of.name()),
+        apart: apart(&got, &of.run(reference, &x, n_rows)),
+        limit: of.limit(),
+        same_bits: same_bits(&got, &again),
+    }
+}
+
+/// The bits of one product, on any device.
+pub fn product_of<D: Device>(device: &D, n_out: usize, k: usize, n_rows: usize) -> Vec<u32> {
+    let rng = &mut Rng(7);
+    let file = File::random(rng, StoredType::BF16, n_out, k);
+    let x = rng.floats(n_rows * k);
+    Product { file }.run(device, &x, n_rows).into_iter().map(f32::to_bits).collect()
+}
+
 /// Planes of two ranks, put together by the tree.
 struct Leafed {
     file: File,

@@ -288,6 +288,13 @@ impl Lane<'_> {
         // SAFETY: as above.
         unsafe { self.table.all_gather(from, to, n, (self.comm, self.stream)) }
     }
+
+    /// # Safety
+    /// As above.
+    pub unsafe fn all_reduce(self, at: u64, n: usize) -> Result<(), NcclError> {
+        // SAFETY: as above.
+        unsafe { self.table.all_reduce(at, n, (self.comm, self.stream)) }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -10,7 +10,7 @@ use model::{KvCache, Limits, Model};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use types::cache::blocks_for;
-use types::{BlockId, CacheGroup, Token};
+use types::{BlockId, CacheGroup, Pace, Token};
 
 /// What is in the families, and in the formats, at least once.
 pub const NAMES: [&str; 11] = [
@@ -56,12 +56,12 @@ pub fn on_cpu(models: &Path, name: &str) -> Rig<Cpu> {
     Rig::new(models, name, Cpu::new(host()).unwrap(), KvDtype::F32)
 }
 
-pub fn on_cuda(models: &Path, name: &str, cache: Option<&Path>) -> Rig<Cuda> {
-    on_cuda_with(models, name, cache, true)
+pub fn on_cuda(models: &Path, name: &str, pace: Pace, cache: Option<&Path>) -> Rig<Cuda> {
+    on_cuda_with(models, name, pace, cache, true)
 }
 
-fn on_cuda_with(models: &Path, name: &str, cache: Option<&Path>, graphs: bool) -> Rig<Cuda> {
-    let config = CudaConfig { ordinal: 0, cache: cache.map(Path::to_owned), host: host(), graphs };
+fn on_cuda_with(models: &Path, name: &str, pace: Pace, cache: Option<&Path>, graphs: bool) -> Rig<Cuda> {
+    let config = CudaConfig { ordinal: 0, cache: cache.map(Path::to_owned), pace, host: host(), graphs };
     Rig::new(models, name, Cuda::open(&config).unwrap(), KvDtype::Bf16)
 }
 
@@ -142,8 +142,8 @@ impl Distance {
     }
 }
 
-pub fn distance(models: &Path, name: &str, n_tokens: u32, cache: Option<&Path>) -> Distance {
-    let (mut cpu, mut cuda) = (on_cpu(models, name), on_cuda(models, name, cache));
+pub fn distance(models: &Path, name: &str, pace: Pace, n_tokens: u32, cache: Option<&Path>) -> Distance {
+    let (mut cpu, mut cuda) = (on_cpu(models, name), on_cuda(models, name, pace, cache));
     let log = log(n_tokens, 1, cpu.n_vocab);
     let (expected, got) = (cpu.in_chunks(&log, 512).concat(), cuda.in_chunks(&log, 512).concat());
     let apart: Vec<f32> = expected.iter().zip(&got).map(|(a, b)| a - b).collect();
@@ -192,16 +192,16 @@ fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, Repeats) {
 }
 
 /// Whether passes that are begun again, as graphs, change no bit of what a model says; and what became of them.
-pub fn graphs_keep_bits(models: &Path, name: &str, cache: Option<&Path>) -> (bool, Repeats) {
-    let (plain, none) = course(&mut on_cuda_with(models, name, cache, false));
-    let (repeated, repeats) = course(&mut on_cuda_with(models, name, cache, true));
+pub fn graphs_keep_bits(models: &Path, name: &str, pace: Pace, cache: Option<&Path>) -> (bool, Repeats) {
+    let (plain, none) = course(&mut on_cuda_with(models, name, pace, cache, false));
+    let (repeated, repeats) = course(&mut on_cuda_with(models, name, pace, cache, true));
     let are_as_many = repeats.replayed + repeats.plain == none.plain && none.recorded + none.replayed == 0;
     (plain == repeated && are_as_many, repeats)
 }
 
 /// Whether chunks of any length and other sequences beside it change no bit of what a model says.
 pub fn keeps_its_bits(models: &Path, name: &str, cache: Option<&Path>) -> bool {
-    let mut rig = on_cuda(models, name, cache);
+    let mut rig = on_cuda(models, name, Pace::Lockstep, cache);
     let logs: Vec<Vec<Token>> = (0..3).map(|seed| log([37, 21, 70][seed as usize], seed, rig.n_vocab)).collect();
     let alone: Vec<_> = logs.iter().map(|log| bits(&rig.in_chunks(log, 512))).collect();
     let in_chunks = [1, 5, 16].into_iter().all(|chunk| bits(&rig.in_chunks(&logs[0], chunk)) == alone[0]);

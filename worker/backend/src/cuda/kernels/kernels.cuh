@@ -14,9 +14,10 @@
 //             digit of 0 with a scale and a minimum of 0). n_groups = padded(k) / 32. `digits` is, tile after tile and
 //             group after group, for row r of the tile and element e of the group, lane = r % 8 * 4 + e / 8, h = r / 8:
 //               bf16       1024 bytes  [h][lane][e % 8] of bf16: rows of 32 elements, as in the matrix
+//               plain                  of bf16 too, rows of the whole padded k, one after another: for a library
 //               w8, w8h     512 bytes  [lane][h][e % 8] of u8
 //               w4, w4h     256 bytes  [lane][h] of u32, whose nibble j is element e % 8 = j
-//             `scales` (none for bf16) is, tile after tile and group after group, pairs of f16 (scale, minimum):
+//             `scales` (none for bf16 and plain) is, tile after tile and group after group, pairs of f16 (scale, minimum):
 //               w8, w4       64 bytes  [r % 8][h] one pair for the 32 elements
 //               w8h, w4h    128 bytes  [e / 16][r % 8][h] one pair for each 16
 //             weight = bf16(fmaf(scale, digit, minimum)): the one number that stands for it wherever it is used.
@@ -134,6 +135,7 @@ KERNEL(256) soft_cap_rows(float* x, u32 cols, float cap);
     KERNEL(256) name(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k,      \
                      float* out)
 EMBED(embed_bf16);
+EMBED(embed_plain);
 EMBED(embed_w8);
 EMBED(embed_w8h);
 EMBED(embed_w4);
@@ -159,7 +161,7 @@ KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, Hea
 //   linear_{kind}_r8, _r16, _r32   few rows: that many for each block. grid (ceil(n_tiles / (8 / P)), ceil(n_rows / R))
 //                                  where n_tiles = ceil(n_out / 16), P = pieces.n rounded up to a power of two
 //   linear_{kind}_r64              many rows: 64 for each block. grid (ceil(n_out / 128), ceil(n_rows / 64))
-// kind: bf16, w8, w8h, w4, w4h. Any of the four may compute any number of rows; the bits are the same.
+// kind: bf16, plain, w8, w8h, w4, w4h. Any of the four may compute any number of rows; the bits are the same.
 
 #define LINEAR(name)                                                                                                \
     KERNEL(256) name(const void* digits, const void* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,      \
@@ -167,6 +169,7 @@ KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, Hea
 #define LINEARS(kind) \
     LINEAR(linear_##kind##_r8); LINEAR(linear_##kind##_r16); LINEAR(linear_##kind##_r32); LINEAR(linear_##kind##_r64)
 LINEARS(bf16);
+LINEARS(plain);
 LINEARS(w8);
 LINEARS(w8h);
 LINEARS(w4);
@@ -181,6 +184,7 @@ LINEARS(w4h);
                                 u32 n_out, const u32* starts, u32 first, const u32* order, u32 n_used,              \
                                 BY_VALUE Pieces pieces)
 LINEAR_GROUPED(linear_grouped_bf16);
+LINEAR_GROUPED(linear_grouped_plain);
 LINEAR_GROUPED(linear_grouped_w8);
 LINEAR_GROUPED(linear_grouped_w8h);
 LINEAR_GROUPED(linear_grouped_w4);
