@@ -22,7 +22,11 @@ pub struct Cli {
 /// Flags of `serve` that a role alone has no use for, and whose they are. A file and the environment may be shared by
 /// roles; what stands on a command line is meant for the one that it begins with.
 const UNHEEDED: [(&str, &str, &[&str]); 6] = [
-    ("coordinator", "router", &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max", "policy"]),
+    (
+        "coordinator",
+        "router",
+        &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max", "request_seconds", "policy"],
+    ),
     ("coordinator", "worker", &["kernel_cache", "cuda_graphs", "isa", "wire", "collective", "threads"]),
     ("coordinator", "serve", &["inproc", "control"]),
     (
@@ -331,6 +335,7 @@ mod tests {
         check("lockstep serve --tp 2 --threads 1 --http 127.0.0.1:0 --control 127.0.0.1:0", None);
         check("lockstep coordinator --tp 2 --kv-memory 1GiB --device sim", None);
         check("lockstep coordinator --threads 1", Some("--threads: it is for `lockstep worker`"));
+        check("lockstep coordinator --request-seconds 9", Some("--request-seconds: it is for `lockstep router`"));
         check("lockstep coordinator --api-keys keys", Some("--api-keys: it is for `lockstep router`"));
         check("lockstep router --http 127.0.0.1:0 --max-batch-tokens 7 --failover-max 9", None);
         check("lockstep router --tp 2", Some("--tp: it is for `lockstep coordinator`"));

@@ -135,6 +135,9 @@ pub struct Settings {
     /// Seconds that a request whose replica is away waits for it or another one, before it fails [default: 60]
     #[arg(long, env = "LOCKSTEP_FAILOVER_MAX", value_name = "SECONDS")]
     pub failover_max: Option<u64>,
+    /// Seconds that a request may take in all, whatever its client says [default: as long as it takes]
+    #[arg(long, env = "LOCKSTEP_REQUEST_SECONDS", value_name = "SECONDS")]
+    pub request_seconds: Option<u64>,
     /// How logs are written to stderr [default: text]
     #[arg(long, env = "LOCKSTEP_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
@@ -401,6 +404,7 @@ pub struct Config {
     pub regrow_seconds: u64,
     pub load_seconds: u64,
     pub failover_max: u64,
+    pub request_seconds: Option<u64>,
     pub log_format: LogFormat,
     pub log: String,
     pub otlp_endpoint: Option<String>,
@@ -481,6 +485,7 @@ impl Settings {
             regrow_seconds: self.regrow_seconds.unwrap_or(10),
             load_seconds: self.load_seconds.unwrap_or(600),
             failover_max: self.failover_max.unwrap_or(60),
+            request_seconds: self.request_seconds,
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log: self.log.unwrap_or_else(|| LOG.into()),
             // As the variable's standard has it: empty is unset.
@@ -531,7 +536,8 @@ impl Config {
             ("max-waiting", self.max_waiting.into()),
             ("load-seconds", self.load_seconds),
         ];
-        for (name, value) in at_least_one {
+        let said = self.request_seconds.map(|seconds| ("request-seconds", seconds));
+        for (name, value) in at_least_one.into_iter().chain(said) {
             ensure!(value > 0, "--{name} is 0; it must be at least 1");
         }
         ensure!(self.pp <= STAGES_MAX, "--pp {} is more than {STAGES_MAX} stages", self.pp);

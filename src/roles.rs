@@ -355,6 +355,7 @@ fn micros_since_1970() -> u64 {
 fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) -> anyhow::Result<router::Config> {
     let drain_max = Duration::from_secs(config.drain_seconds);
     let replica_absence_max = Duration::from_secs(config.failover_max);
+    let request_max = config.request_seconds.map(Duration::from_secs);
     let requests_max = (config.max_waiting as usize + config.max_running as usize) * n_replicas;
     Ok(router::Config {
         names: config.served_model_name.iter().cloned().collect(),
@@ -366,7 +367,7 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
             requests_max,
             ..router::Limits::default()
         },
-        waits: router::Waits { drain_max, replica_absence_max, ..router::Waits::default() },
+        waits: router::Waits { drain_max, replica_absence_max, request_max, ..router::Waits::default() },
         keys: keys::read(config)?,
         metrics,
         ..router::Config::default()
@@ -574,5 +575,11 @@ mod tests {
             (waits.replica_absence_max.as_secs(), waits.drain_max.as_secs())
         };
         assert_eq!((waits(None), waits(Some(7)), waits(Some(0))), ((60, 4), (7, 4), (0, 4)));
+        let request_max = |request_seconds| {
+            let config = Settings { request_seconds, ..Settings::default() }.resolve().ok()?;
+            Some(router_config(&config, 1, Arc::new(String::new)).unwrap().waits.request_max)
+        };
+        let minute = Some(Duration::from_secs(60));
+        assert_eq!([None, Some(60), Some(0)].map(request_max), [Some(None), Some(minute), None]);
     }
 }

@@ -266,7 +266,10 @@ async fn frames_that_cannot_be_meant_end_their_own_stream() {
         (vec![ours(), empty()], Code::InvalidArgument, "without content"),
         (vec![ours(), foreign], Code::InvalidArgument, "is not of router"),
     ];
-    for (frames, code, part) in cases {
+    // Five bytes each are more than a frame may have.
+    let too_long = submit_frame(1, |request| request.prompt.resize(proto::FRAME_BYTES_MAX / 5 + 1, u32::MAX));
+    let too_long = (vec![ours(), too_long], Code::InvalidArgument, "message length too large");
+    for (frames, code, part) in cases.into_iter().chain([too_long]) {
         let status = refused_stream(&cluster, &frames).await;
         assert_eq!(status.code(), code, "{status:?}");
         assert!(status.message().contains(part), "{status:?}");

@@ -12,7 +12,7 @@ use crate::pick::Need;
 use crate::refusal::Refusal;
 use crate::replicas::{Asking, Picked, Replicas};
 use crate::resume::{Fingerprint, Handle, Marks, NoResume, Resume};
-use crate::sampling::{Asked, random_seed};
+use crate::sampling::{Asked, random_seed, work};
 use crate::stop::Stops;
 use crate::tenants::{Charge, Tenant, Visit};
 use crate::text::Assembly;
@@ -30,6 +30,8 @@ use types::{Goal, Priority, Request, RequestId, Sampling, TenantId, Tokens};
 
 /// More than this is read, rendered and tokenized where it holds up no other request.
 const BYTES_INLINE_MAX: usize = 64 << 10;
+/// About as much text as a token has.
+pub const TOKEN_TEXT_BYTES: usize = 4;
 /// What a message costs a template besides its text.
 const MESSAGE_BYTES: usize = 64;
 
@@ -106,6 +108,14 @@ impl Purpose {
         }
     }
 
+    /// How much it is to read, in bytes of text.
+    fn work(&self) -> usize {
+        match self {
+            Purpose::Generate(sampling) => work(sampling),
+            Purpose::Pool => 0,
+        }
+    }
+
     /// `seed` is what was drawn for a stream that is gone on with.
     fn read(self, of: &Text, seed: Option<u64>, limits: &Limits) -> Result<Asked, Refusal> {
         match self {
@@ -127,13 +137,24 @@ impl Front {
     /// Lets a request in, and sends it to a replica.
     pub async fn generate(self: &Arc<Self>, ask: Ask) -> Result<Generation, Refusal> {
         let tenant = self.config.keys.of(ask.tenant);
-        let mut ask = ask;
+        let mut ask = Ask { deadline: self.deadline(ask.deadline), ..ask };
         let visit = self.enter(&tenant).inspect_err(|refusal| {
             ask.clock.iter_mut().for_each(|clock| clock.refused(refusal));
         })?;
         let mut generation = self.generate_part(ask).await.inspect_err(|refusal| tenant.refused(refusal))?;
         generation.visit = Some(visit);
         Ok(generation)
+    }
+
+    /// A request's own, or the router's where that is sooner.
+    pub fn deadline(&self, own: Option<Instant>) -> Option<Instant> {
+        let ours = self.config.waits.request_max.and_then(|max| Instant::now().checked_add(max));
+        own.into_iter().chain(ours).min()
+    }
+
+    /// The same for what is no generation, by whose tenant it is.
+    pub fn visit(&self, tenant: TenantId) -> Result<Visit, Refusal> {
+        self.enter(&self.config.keys.of(tenant))
     }
 
     /// Counts a request of a tenant, where it may come in.
@@ -183,7 +204,7 @@ impl Front {
                 None => By::Key(purpose.key(session, tenant)),
             };
             let model = self.model(&model, by)?;
-            let asked = purpose.read(&model.text, seed, &self.config.limits)?;
+            let asked = self.asked(purpose, &model.text, seed).await?;
             let preparing = trace.prepare();
             let mut read = Vec::with_capacity(prompts.len());
             for input in prompts {
@@ -195,9 +216,11 @@ impl Front {
             let like = Request { tenant, weight, priority, goal: asked.goal, ..Request::default() };
             let numbers = first_choice..first_choice + n_choices;
             let wanted = Wanted { prompts: read, asked, like, numbers };
+            // Before there is a request for each answer, with prompt and lists of its own.
+            wanted.check_copies(self.config.limits.copies_bytes_max)?;
+            self.admission.admit_tokens(&mut waiting, wanted.n_waiting())?;
             let placed = self.place(&wanted, session, &model, resume)?;
             let n_tokens = placed.requests.iter().map(Request::n_tokens);
-            self.admission.admit_tokens(&mut waiting, n_tokens.clone().sum())?;
             let charge = tenant_of.charge(tokens_max(&wanted, &placed))?;
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let wait = placed.picked.wait(n_tokens.max().unwrap_or(0) as u64);
@@ -231,13 +254,21 @@ impl Front {
         self.admission.admit(n_prompts as u32 * n_choices, priority, tenant)
     }
 
+    async fn asked(&self, purpose: Purpose, of: &Arc<Text>, seed: Option<u64>) -> Result<Asked, Refusal> {
+        let (of, limits) = (of.clone(), self.config.limits.clone());
+        self.off_runtime(purpose.work(), move || purpose.read(&of, seed, &limits)).await?
+    }
+
     async fn prompt(&self, of: &Arc<Text>, input: Input, echo: bool) -> Result<Prompt, Refusal> {
         let text = match &input {
             Input::Text(text) if echo => Some(text.clone()),
             _ => None,
         };
         let ids = self.tokens(of, input, true).await?;
-        let text = text.or_else(|| echo.then(|| of.tokenizer.decode(&ids, false)));
+        let text = match text {
+            None if echo => Some(self.detokenized(of, ids.clone()).await?),
+            text => text,
+        };
         Ok(Prompt { ids, text })
     }
 
@@ -331,13 +362,14 @@ impl Front {
         Handle { digest, seed, context, public, created, first_id, incarnation, replica }
     }
 
-    /// Each step brings a token or scores a part of the prompt, and one place is kept for the end.
+    /// Each step brings a token or scores a part of the prompt; a place is kept for the end of each choice.
     fn unread_max(&self, requests: &[Request]) -> usize {
         let of = |request: &Request| {
             let scores = if request.goal == Goal::Generate { 0 } else { request.prompt.len() };
-            (request.sampling.tokens_max as usize).min(self.config.limits.outputs_unread_max) + scores + 1
+            (request.sampling.tokens_max as usize).saturating_add(scores)
         };
-        requests.iter().map(of).sum()
+        let n_steps = requests.iter().map(of).fold(0, usize::saturating_add);
+        n_steps.min(self.config.limits.outputs_unread_max) + requests.len()
     }
 
     /// The model that a client names, and the version of it that answers. No name means the first.
@@ -359,6 +391,12 @@ impl Front {
     pub async fn tokens(&self, of: &Arc<Text>, input: Input, add_special: bool) -> Result<Tokens, Refusal> {
         let of = of.clone();
         self.off_runtime(length(&input), move || of.encode(input, add_special)).await?
+    }
+
+    /// Tokens that were checked, as text without what is special.
+    pub async fn detokenized(&self, of: &Arc<Text>, ids: Tokens) -> Result<String, Refusal> {
+        let of = of.clone();
+        self.off_runtime(TOKEN_TEXT_BYTES * ids.len(), move || of.tokenizer.decode(&ids, false)).await
     }
 
     /// Does what is as much work as so many bytes: at once if they are few, and otherwise on a thread of its own, so
@@ -391,7 +429,30 @@ struct Wanted {
     numbers: std::ops::Range<u32>,
 }
 
+/// Of the lists of a request, what waits for nothing; the rest waits as tokens do.
+const LISTS_BYTES_FREE: usize = 4 << 10;
+
 impl Wanted {
+    fn check_copies(&self, bytes_max: usize) -> Result<(), Refusal> {
+        let (n_choices, lists) = (self.numbers.len() as u64, self.asked.sampling.lists_bytes() as u64);
+        let each = |prompt: &Prompt| (prompt.ids.len() * size_of::<Token>()) as u64 + lists;
+        let n_bytes = n_choices * self.prompts.iter().map(each).sum::<u64>();
+        if n_bytes <= bytes_max as u64 {
+            return Ok(());
+        }
+        let told = format!("its {n_choices} answers to {} prompts take {n_bytes} bytes", self.prompts.len());
+        let message =
+            format!("{told} with the lists of each (logit_bias, allowed_token_ids, words): at most {bytes_max}");
+        Err(Refusal::invalid("n", message))
+    }
+
+    /// Tokens of all its requests, and what their lists take as if it were tokens.
+    fn n_waiting(&self) -> usize {
+        let n_listed = self.asked.sampling.lists_bytes().saturating_sub(LISTS_BYTES_FREE) / size_of::<Token>();
+        let of_prompts = self.prompts.iter().map(|prompt| prompt.ids.len() + n_listed);
+        self.numbers.len() * of_prompts.sum::<usize>()
+    }
+
     /// One for each choice of each prompt, as a replica with such a context gets them.
     fn requests(&self, context: u32) -> Result<Vec<Request>, Refusal> {
         let n_prompt = longest(&self.prompts);

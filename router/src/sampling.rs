@@ -29,6 +29,9 @@ impl Text {
         check("min_tokens", asked.min_tokens, asked.min_tokens <= tokens_max, "at most max_tokens")?;
         self.check_ids("stop_token_ids", &asked.stop_token_ids)?;
         self.check_ids("allowed_token_ids", &asked.allowed_token_ids)?;
+        let n_biased = asked.logit_bias.len();
+        let n_biased_max = limits.logit_bias_max;
+        check("logit_bias", n_biased, n_biased <= n_biased_max, &format!("at most {n_biased_max} tokens"))?;
         let stops = stops(&asked, limits)?;
         let sampling = Sampling {
             penalties: self.penalties(&asked)?,
@@ -47,7 +50,7 @@ impl Text {
             None => Goal::Generate,
         };
         let stop = self.stop_tokens(asked.stop_token_ids, asked.ignore_eos);
-        let sampling = Sampling { stop, allowed: asked.allowed_token_ids, ..sampling };
+        let sampling = Sampling { stop, allowed: each_once(asked.allowed_token_ids), ..sampling };
         Ok(Asked { sampling, goal, stops, show_special: asked.show_special })
     }
 
@@ -133,10 +136,26 @@ impl Text {
         if !ignore_eos {
             stop.extend_from_slice(&self.spec.eos);
         }
-        stop.sort_unstable();
-        stop.dedup();
-        stop
+        each_once(stop)
     }
+}
+
+/// No longer than the vocabulary, however often a client repeats itself.
+fn each_once(mut tokens: Tokens) -> Tokens {
+    tokens.sort_unstable();
+    tokens.dedup();
+    tokens
+}
+
+/// How much work it is to read, in bytes of text: the words are many texts, and each byte of a stop string is a state
+/// of the automaton.
+pub fn work(asked: &v1::Sampling) -> usize {
+    const WORD_BYTES: usize = 256;
+    const STATE_BYTES: usize = 8;
+    let breakers = asked.dry.iter().flat_map(|dry| &dry.sequence_breakers);
+    let words = asked.bad_words.iter().chain(breakers).map(|word| WORD_BYTES + word.len());
+    let stops = asked.stop.iter().map(|stop| STATE_BYTES * stop.len());
+    words.chain(stops).sum()
 }
 
 fn xtc(asked: Option<v1::Xtc>) -> Result<Xtc, Refusal> {

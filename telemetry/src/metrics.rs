@@ -115,6 +115,8 @@ const REPLICAS_SHUNNED: Metric =
     metric("lockstep:replicas_shunned_total", "Times that a router gave a replica nothing new for a while, by cause.");
 const REPLICAS_SUSPECTED: Metric =
     metric("lockstep:replicas_suspected_total", "Times that a router heard nothing of a replica for some beats.");
+const PANICS: Metric =
+    metric("lockstep:panics_total", "Panics of this process: each ended one request, one link or one rank.");
 const TENANT_REQUESTS: Metric =
     metric("lockstep:tenant_requests_total", "Requests of a tenant that came to a router, refused ones among them.");
 const TENANT_REFUSED: Metric =
@@ -123,8 +125,9 @@ const TENANT_PROMPT_TOKENS: Metric =
     metric("lockstep:tenant_prompt_tokens_total", "Tokens of a tenant's prompts that were computed or found.");
 const TENANT_GENERATION_TOKENS: Metric =
     metric("lockstep:tenant_generation_tokens_total", "Tokens that went out to a tenant.");
-const COUNTERS: [&Metric; 27] = [
+const COUNTERS: [&Metric; 28] = [
     &PASSES,
+    &PANICS,
     &REPLICAS_SHUNNED,
     &REPLICAS_SUSPECTED,
     &PREFIX_QUERIES,
@@ -321,6 +324,7 @@ pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
     let builder = labels.iter().fold(builder, |builder, (key, value)| builder.add_global_label(*key, *value));
     let handle = builder.install_recorder()?;
     describe();
+    count_panics();
     let upkeep = handle.clone();
     // It ends with the process: so does the recorder.
     std::thread::Builder::new().name("metrics".into()).spawn(move || {
@@ -332,6 +336,20 @@ pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
     let page = handle.clone();
     otlp::measure(move || rendered(&page));
     Ok(Exporter { handle })
+}
+
+/// Whoever hears of panics now hears of them still.
+fn count_panics() {
+    panicked(0);
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        panicked(1);
+        before(panic);
+    }));
+}
+
+fn panicked(n: u64) {
+    PANICS.add(n, &[]);
 }
 
 fn describe() {

@@ -177,9 +177,14 @@ impl Service {
             // Of one request: the stream goes on with the next.
             Err(refusal) => {
                 let reply = wire::ModelStreamInferResponse { error_message: refusal.to_string(), infer_response: None };
-                replies.send(Ok(reply)).await.ok()
+                self.reply(replies, Ok(reply)).await
             }
         }
+    }
+
+    /// None where the client has left, or takes nothing.
+    async fn reply(&self, replies: &Replies, reply: Result<wire::ModelStreamInferResponse, Status>) -> Option<()> {
+        replies.send_timeout(reply, self.front.config.waits.unread_max).await.ok()
     }
 
     async fn say(&self, wanted: Wanted, clock: Clock, replies: &Replies) -> Result<Option<()>, Refusal> {
@@ -191,7 +196,7 @@ impl Service {
         if !is_stream {
             let answer = whole(&mut generation).await?;
             let response = style.response(&generation, &answer.text, &answer.reason);
-            return Ok(replies.send(reply(response)).await.ok());
+            return Ok(self.reply(replies, reply(response)).await);
         }
         while let Some(event) = generation.next().await {
             let response = match event?.1 {
@@ -199,7 +204,7 @@ impl Service {
                 Event::Finished(finished) => style.response(&generation, "", finish_reason(&finished)),
                 _ => continue,
             };
-            if replies.send(reply(response)).await.is_err() {
+            if self.reply(replies, reply(response)).await.is_none() {
                 return Ok(None);
             }
         }

@@ -1,6 +1,7 @@
 //! `vllm.grpc.engine.VllmEngine`: what gateways speak to engines. They bring tokens and take tokens; stop strings are
 //! looked for in their text all the same, by who knows it.
 
+use crate::attended::Attended;
 use crate::embed::EmbedAsk;
 use crate::faces::vllm::words::{Counts, input_logprobs, output_logprobs, sampling};
 use crate::generate::{Ask, Front, Purpose};
@@ -52,17 +53,21 @@ struct Service {
 
 #[tonic::async_trait]
 impl VllmEngine for Service {
-    type GenerateStream = Replies;
+    type GenerateStream = Attended<Replies>;
     type GetTokenizerStream = Pin<Box<dyn Stream<Item = Result<wire::GetTokenizerChunk, Status>> + Send>>;
 
-    async fn generate(&self, request: Request<wire::GenerateRequest>) -> Result<Response<Replies>, Status> {
+    async fn generate(
+        &self,
+        request: Request<wire::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
         let mut clock = Clock::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
         let (ask, style) = self.ask(request).inspect_err(|refusal| clock.refused(refusal)).map_err(said)?;
         let guard = self.running.enter(ask.tenant, &style.request_id);
         let ask = Ask { trace: clock.trace(), clock: Some(clock), ..ask };
         let mut generation = self.front.generate(ask).await.map_err(said)?;
         generation.answered(self.front.config.waits.first_answer_max).await.map_err(said)?;
-        Ok(Response::new(Replies::new(generation, style, guard)))
+        let replies = Replies::new(generation, style, guard);
+        Ok(Response::new(Attended::new(replies, self.front.config.waits.unread_max)))
     }
 
     async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<Response<wire::EmbedResponse>, Status> {
@@ -115,6 +120,7 @@ impl VllmEngine for Service {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             server_type: "lockstep".into(),
             data_parallel_size: 1,
+            block_size: types::BLOCK_TOKENS as i32,
         }))
     }
 

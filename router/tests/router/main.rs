@@ -18,6 +18,7 @@ mod models;
 mod overload;
 mod pages;
 mod policies;
+mod raw;
 mod replicas;
 mod resume;
 mod roster;
