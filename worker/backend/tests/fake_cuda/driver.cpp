@@ -437,10 +437,10 @@ CALL cuEventQuery(void* it) {
     ENTER_UNSAFE;
     Event* event = static_cast<Event*>(it);
     if (event->is_captured) return CAPTURED_EVENT;
-    bool is_passed = event->n_passed >= event->n_recorded;
     trace("look");
+    bool is_passed = event->n_passed >= event->n_recorded;
     for (size_t i = 0; i < driver().streams.size() && !is_passed; i++) run_one(*driver().streams[i]);
-    return is_passed ? SUCCESS : NOT_READY;
+    return event->n_passed >= event->n_recorded ? SUCCESS : NOT_READY;
 }
 
 // No further than it must.
