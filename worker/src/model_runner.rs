@@ -78,7 +78,7 @@ impl<D: Device + 'static> ModelRunner<D> {
 
     /// What was let go holds zeros before anybody stores there again.
     fn clear(&mut self) {
-        if let Some(blocks) = self.sequences.uncleared() {
+        if let Some(blocks) = self.sequences.clearable() {
             self.kv.clear(&self.lent.get().device, blocks);
             blocks.iter_mut().for_each(Vec::clear);
         }
