@@ -110,7 +110,6 @@ fn a_rank_without_the_others_is_not_ready() {
     // The place of who is lost is kept: nobody carries the model alone.
     let (mut coordinating, address) = coordinator(MODEL, &["--tp", "2", "--replan-seconds", "3600"]);
     let (_one, page) = watched_worker(&address);
-    one.until(&["joined"]);
     until_says(&page, 503);
     let (mut other, other_page) = watched_worker(&address);
     [&page, &other_page].iter().for_each(|page| until_says(page, 200));
