@@ -151,12 +151,20 @@ bool run_all() {
     return has_moved;
 }
 
-// Runs the stream, and others where it has to wait for them, until `is_done`.
+// A piece of each stream.
+bool run_some() {
+    bool has_moved = false;
+    auto& streams = driver().streams;
+    for (size_t i = 0; i < streams.size(); i++) has_moved = run_one(*streams[i]) || has_moved;
+    return has_moved;
+}
+
+// Runs the stream, and others where it has to wait for them, until `is_done`; without one all of them, no further.
 template <class Done>
 int run_until(Held& held, Stream* stream, Done is_done) {
     while (!driver().failed && !is_done()) {
         if (stream && run_one(*stream)) continue;
-        if (run_all()) continue;
+        if (stream ? run_all() : run_some()) continue;
         held.unlock();
         usleep(100);
         held.lock();
