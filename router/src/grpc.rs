@@ -10,7 +10,7 @@ use crate::generate::{Ask, Front, Purpose, after};
 use crate::generation::{Event, Generation};
 use crate::http::SESSION;
 use crate::measure::{Caller, Clock, Face};
-use crate::refusal::{Refusal, whole_seconds};
+use crate::refusal::{Refusal, whole_millis, whole_seconds};
 use crate::replicas::hashed;
 use crate::resume::{Mark, Marks, NoResume, Opened, Resume};
 use crate::socket::Socket;
@@ -320,7 +320,7 @@ pub fn status(refusal: Refusal) -> Status {
     let mut metadata = MetadataMap::new();
     if let Some(wait) = refusal.retry_after() {
         metadata.insert("retry-after", MetadataValue::from(whole_seconds(wait)));
-        metadata.insert("retry-after-ms", MetadataValue::from(wait.as_millis() as u64));
+        metadata.insert("retry-after-ms", MetadataValue::from(whole_millis(wait)));
     }
     Status::with_metadata(code, refusal.to_string(), metadata)
 }

@@ -50,9 +50,13 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-/// Who comes too early is refused again.
+/// Rounded up, as milliseconds are: who comes too early is refused again.
 pub fn whole_seconds(wait: Duration) -> u64 {
     wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1)
+}
+
+pub fn whole_millis(wait: Duration) -> u64 {
+    u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 impl Refusal {

@@ -95,7 +95,7 @@ impl<D: Device + 'static> ModelRunner<D> {
 
     /// What was let go holds zeros before anybody stores there again.
     fn clear(&mut self) {
-        if let Some(blocks) = self.sequences.clearable() {
+        if let Some(blocks) = self.sequences.uncleared() {
             self.kv.clear(&self.lent.get().device, blocks);
             blocks.iter_mut().for_each(Vec::clear);
         }

@@ -1,6 +1,6 @@
 //! A refusal in OpenAI's shape.
 
-use crate::refusal::{Refusal, whole_seconds};
+use crate::refusal::{Refusal, whole_millis, whole_seconds};
 use crate::resume::NoResume;
 use crate::tenants::Limit;
 use axum::Json;
@@ -128,7 +128,7 @@ impl IntoResponse for HttpError {
         if let Some(wait) = self.retry_after {
             response.headers_mut().insert(RETRY_AFTER, whole_seconds(wait).into());
             // More exactly, for clients that know it: a second is a crowd.
-            response.headers_mut().insert(RETRY_AFTER_MS, (wait.as_millis() as u64).into());
+            response.headers_mut().insert(RETRY_AFTER_MS, whole_millis(wait).into());
         }
         // For a page that says it in other words.
         response.extensions_mut().insert(self);
