@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::embed::EmbedAsk;
 use crate::faces;
+use crate::gathered::Gathered;
 use crate::generate::{Ask, Front, Purpose, after};
 use crate::generation::{Event, Generation};
 use crate::http::SESSION;
@@ -21,7 +22,7 @@ use std::time::Duration;
 use telemetry::spans::Traced;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
-use tokio_stream::Stream;
+use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::transport::server::Connected;
@@ -54,6 +55,7 @@ where
             .with_service_name(faces::SERVICES[1])
             .with_service_name("grpc.health.v1.Health")
     };
+    let incoming = incoming.map(|accepted| accepted.map(Gathered::over));
     let served = proto::transport::server()
         .add_service(inference)
         .add_service(faces::vllm::service(front.clone()))

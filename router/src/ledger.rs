@@ -13,20 +13,22 @@ const MEASURED_MICROS_MIN: u64 = 50_000;
 
 /// Of one replica.
 #[derive(Debug)]
+// What a choice among all replicas reads stands in one line of a cache.
+#[repr(C, align(64))]
 pub struct Ledger {
     own: AtomicU64,
     others: AtomicU64,
-    n_waiting: AtomicU64,
-    n_running: AtomicU32,
     /// Positions; none are known of where it is the largest number.
     tokens_free: AtomicU64,
+    n_running: AtomicU32,
+    /// Requests of this router that have not ended.
+    n_own: AtomicU32,
+    n_waiting: AtomicU64,
     /// For a thousand tokens of prompts; zero until it is known.
     micros_computing: AtomicU64,
     /// From one request that begins to run to the next, while others wait; zero until it is known.
     micros_between: AtomicU64,
     measured: Mutex<Option<Measured>>,
-    /// Requests of this router that have not ended.
-    n_own: AtomicU32,
     seen: Seen,
 }
 

@@ -12,6 +12,7 @@ pub mod circuit;
 pub mod config;
 mod embed;
 mod faces;
+mod gathered;
 mod generate;
 mod generation;
 mod grpc;
