@@ -5,6 +5,8 @@
 //! `make overload` does it with the real binary and the default model, for a minute.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "common/house.rs"]
+mod house;
 #[path = "common/machine.rs"]
 mod machine;
 #[path = "overload/minute.rs"]
@@ -12,68 +14,32 @@ mod minute;
 #[path = "common/node.rs"]
 mod node;
 
-use checkpoint::Checkpoint;
-use cluster::MemoryStore;
-use coordinator::{ModelShape, Policy};
-use proto::transport::{in_memory, tcp};
+use house::{Client, House, Rooms};
 use proto::v1;
 use proto::v1::generate_reply::Event;
 use proto::v1::generate_request::Input;
-use proto::v1::inference_client::InferenceClient;
-use std::path::Path;
+use router::ApiKeys;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 use tonic::{Code, Status};
-use types::Grid;
-use worker::sim::Sim;
 
-const MODEL: &str = "tests/reference/llama-f32-tied";
 const RUNNING_MAX: u32 = 8;
 const WAITING_MAX: u32 = 16;
 /// As many as run and wait: one more would be refused.
 const N_CLIENTS: usize = (RUNNING_MAX + WAITING_MAX) as usize;
 const N_ANSWERS: usize = 240;
 const N_TOKENS: u32 = 20;
-/// So long a step takes, besides what the roles need for it.
-const STEP_MICROS: u64 = 4000;
 
-type Client = InferenceClient<Channel>;
-
-struct House {
-    client: Client,
-    shutdown: CancellationToken,
-    tasks: JoinSet<()>,
+async fn open() -> House {
+    let keys = ApiKeys::default();
+    let mut house = House::open(Rooms { running_max: RUNNING_MAX, waiting_max: WAITING_MAX, keys }).await;
+    house.until(|replica| replica.phase == "ready").await;
+    house
 }
 
 impl House {
-    async fn open() -> House {
-        let checkpoint = Checkpoint::open(Path::new(MODEL)).unwrap();
-        let (dialer, pipes) = in_memory();
-        let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        let claim = MemoryStore::starting_at(1).claim("replica-0", "in memory");
-        let coordinator = coordinator::serve(pipes, coordinator_config(&checkpoint), claim, shutdown.clone());
-        tasks.spawn(async { coordinator.await.unwrap() });
-        let config = worker::Config { device: "sim".into(), memory_bytes: 1 << 30, ..worker::Config::default() };
-        let sim = Sim { vocab: checkpoint.spec().vocab, step_micros: STEP_MICROS, ..Sim::default() };
-        let worker = worker::serve(dialer.channel(), Box::new(sim), config, shutdown.clone());
-        tasks.spawn(async { worker.await.unwrap() });
-        let (http, grpc) = (listener().await, listener().await);
-        let client = InferenceClient::new(tcp(&grpc.local_addr().unwrap().to_string()).unwrap());
-        let coordinators = vec![router::Coordinator { name: "replica-0".into(), channel: dialer.channel() }];
-        let limits = router::Limits { requests_waiting_max: N_CLIENTS, ..router::Limits::default() };
-        let config = router::Config { limits, ..router::Config::default() };
-        let router = router::serve(config, coordinators, text(&checkpoint), http, grpc, shutdown.clone());
-        tasks.spawn(async { router.await.unwrap() });
-        let mut house = House { client, shutdown, tasks };
-        house.until(|replica| replica.phase == "ready").await;
-        house
-    }
-
     async fn replica(&mut self) -> v1::ReplicaTopology {
         let topology = self.client.get_topology(v1::GetTopologyRequest {}).await.unwrap().into_inner();
         topology.replicas.into_iter().next().unwrap()
@@ -160,62 +126,16 @@ async fn ask(mut client: Client, text: String) -> Result<u32, Status> {
     Ok(n_tokens)
 }
 
-fn coordinator_config(checkpoint: &Checkpoint) -> coordinator::Config {
-    let policy = Policy {
-        grid: Grid::SOLO,
-        activations: "f32".into(),
-        kv_dtype: "f16".into(),
-        kv_memory: Some(64 << 20),
-        context: None,
-        running_max: RUNNING_MAX,
-        slice_max: coordinator::Limits::default().chunk_tokens_max,
-    };
-    coordinator::Config {
-        replica: "replica-0".into(),
-        model: "sim".into(),
-        model_path: checkpoint.path().to_owned(),
-        shape: ModelShape::of(checkpoint),
-        policy,
-        prefix_cache: true,
-        salt: [7; 16],
-        policy_digest: None,
-        mesh_seed: [7; 32],
-        limits: coordinator::Limits { waiting_max: WAITING_MAX, ..coordinator::Limits::default() },
-        // Nobody is lost for being late on a machine that is busy with something else.
-        waits: coordinator::Waits {
-            state_every: Duration::from_millis(10),
-            beats_missed_max: 30_000,
-            ..coordinator::Waits::default()
-        },
-    }
-}
-
-fn text(checkpoint: &Checkpoint) -> router::Text {
-    router::Text {
-        tokenizer: checkpoint.tokenizer().unwrap(),
-        template: checkpoint.chat_template().unwrap(),
-        spec: checkpoint.spec().clone(),
-        defaults: *checkpoint.defaults(),
-    }
-}
-
-async fn listener() -> TcpListener {
-    TcpListener::bind("127.0.0.1:0").await.unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_times_too_many_get_as_much_done_as_just_enough() {
     if std::env::var_os("LOCKSTEP_OVERLOAD").is_some() {
         return tokio::task::spawn_blocking(minute::run).await.unwrap();
     }
-    let mut house = House::open().await;
+    let mut house = open().await;
     let (peak, _) = house.load(N_CLIENTS).await;
     let (overloaded, n_refused) = house.load(10 * N_CLIENTS).await;
     println!("tokens a step: {peak:.2} at the peak, {overloaded:.2} overloaded; {n_refused} refused");
     assert!(overloaded >= 0.9 * peak, "{overloaded} tokens a step, and {peak} at the peak");
     assert!(n_refused > N_CLIENTS);
-    house.shutdown.cancel();
-    while let Some(ended) = house.tasks.join_next().await {
-        ended.unwrap();
-    }
+    house.close().await;
 }

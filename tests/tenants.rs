@@ -3,33 +3,24 @@
 //! from a keys' file that changes meanwhile.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "common/house.rs"]
+mod house;
 #[path = "common/node.rs"]
 mod node;
 
-use checkpoint::Checkpoint;
-use cluster::MemoryStore;
-use coordinator::{ModelShape, Policy};
+use house::{Client, House, MODEL, Rooms};
 use node::{Folder, Node, PATIENCE};
-use proto::transport::{Dialer, in_memory, tcp};
 use proto::v1;
 use proto::v1::generate_reply::Event;
 use proto::v1::generate_request::Input;
-use proto::v1::inference_client::InferenceClient;
 use router::ApiKeys;
 use serde_json::{Value, json};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 use tonic::{Code, Status};
-use types::Grid;
-use worker::sim::Sim;
 
-const MODEL: &str = "tests/reference/llama-f32-tied";
 const RUNNING_MAX: u32 = 4;
 const WAITING_MAX: u32 = 40;
 /// As many as one tenant's share of the slots, fifty times.
@@ -37,59 +28,22 @@ const N_HEAVY: usize = 100;
 /// Many more than the other one's, so that there are many steps between two of its ends.
 const HEAVY_TOKENS: u32 = 150;
 const LIGHT_TOKENS: u32 = 10;
-/// So long a step takes, besides what the roles need for it.
-const STEP_MICROS: u64 = 4000;
 /// Sooner than it is told: who behaves badly is the test.
 const REFUSED_PAUSE: Duration = Duration::from_millis(250);
 
-type Client = InferenceClient<Channel>;
-
-/// The roles as they ship over a simulated model: a step takes as long whoever is in it, so what is seen is queues.
-struct House {
-    client: Client,
-    shutdown: CancellationToken,
-    tasks: JoinSet<()>,
-    /// Kept to the end: a coordinator to which nobody can come any more has failed.
-    _dialer: Dialer,
+/// Ready, with two tenants.
+async fn open() -> House {
+    let keys = ApiKeys::parse("heavy:kh\nlight:kl").unwrap();
+    let house = House::open(Rooms { running_max: RUNNING_MAX, waiting_max: WAITING_MAX, keys }).await;
+    let deadline = Instant::now() + PATIENCE;
+    while ask(house.client.clone(), "kl", 1).await.is_err() {
+        assert!(Instant::now() < deadline, "it is never ready");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    house
 }
 
 impl House {
-    async fn open() -> House {
-        let checkpoint = Checkpoint::open(Path::new(MODEL)).unwrap();
-        let (dialer, pipes) = in_memory();
-        let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        let claim = MemoryStore::starting_at(1).claim("replica-0", "in memory");
-        let coordinator = coordinator::serve(pipes, coordinator_config(&checkpoint), claim, shutdown.clone());
-        tasks.spawn(async { coordinator.await.unwrap() });
-        let config = worker::Config { device: "sim".into(), memory_bytes: 1 << 30, ..worker::Config::default() };
-        let sim = Sim { vocab: checkpoint.spec().vocab, step_micros: STEP_MICROS, ..Sim::default() };
-        let worker = worker::serve(dialer.channel(), Box::new(sim), config, shutdown.clone());
-        tasks.spawn(async { worker.await.unwrap() });
-        let (http, grpc) = (listener().await, listener().await);
-        let client = InferenceClient::new(tcp(&grpc.local_addr().unwrap().to_string()).unwrap());
-        let coordinators = vec![router::Coordinator { name: "replica-0".into(), channel: dialer.channel() }];
-        let requests_waiting_max = (RUNNING_MAX + WAITING_MAX) as usize;
-        let limits = router::Limits { requests_waiting_max, ..router::Limits::default() };
-        let keys = ApiKeys::parse("heavy:kh\nlight:kl").unwrap();
-        let config = router::Config { limits, keys, ..router::Config::default() };
-        let router = router::serve(config, coordinators, text(&checkpoint), http, grpc, shutdown.clone());
-        tasks.spawn(async { router.await.unwrap() });
-        let house = House { client, shutdown, tasks, _dialer: dialer };
-        let deadline = Instant::now() + PATIENCE;
-        while ask(house.client.clone(), "kl", 1).await.is_err() {
-            assert!(Instant::now() < deadline, "it is never ready");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        house
-    }
-
-    async fn close(mut self) {
-        self.shutdown.cancel();
-        while let Some(ended) = self.tasks.join_next().await {
-            ended.unwrap();
-        }
-    }
-
     /// The light one asks so often, one after the other, beside so many clients of the heavy one.
     async fn load(&self, n_heavy: usize, n_asked: usize) -> Load {
         let (n_served, n_refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -158,52 +112,9 @@ async fn ask(mut client: Client, key: &str, n_tokens: u32) -> Result<Duration, S
     Ok(first)
 }
 
-fn coordinator_config(checkpoint: &Checkpoint) -> coordinator::Config {
-    let policy = Policy {
-        grid: Grid::SOLO,
-        activations: "f32".into(),
-        kv_dtype: "f16".into(),
-        kv_memory: Some(64 << 20),
-        context: None,
-        running_max: RUNNING_MAX,
-        slice_max: coordinator::Limits::default().chunk_tokens_max,
-    };
-    coordinator::Config {
-        replica: "replica-0".into(),
-        model: "sim".into(),
-        model_path: checkpoint.path().to_owned(),
-        shape: ModelShape::of(checkpoint),
-        policy,
-        prefix_cache: true,
-        salt: [7; 16],
-        policy_digest: None,
-        mesh_seed: [7; 32],
-        limits: coordinator::Limits { waiting_max: WAITING_MAX, ..coordinator::Limits::default() },
-        // Nobody is lost for being late on a machine that is busy with something else.
-        waits: coordinator::Waits {
-            state_every: Duration::from_millis(10),
-            beats_missed_max: 30_000,
-            ..coordinator::Waits::default()
-        },
-    }
-}
-
-fn text(checkpoint: &Checkpoint) -> router::Text {
-    router::Text {
-        tokenizer: checkpoint.tokenizer().unwrap(),
-        template: checkpoint.chat_template().unwrap(),
-        spec: checkpoint.spec().clone(),
-        defaults: *checkpoint.defaults(),
-    }
-}
-
-async fn listener() -> TcpListener {
-    TcpListener::bind("127.0.0.1:0").await.unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_at_fifty_times_its_share_goes_before_nobody() {
-    let house = House::open().await;
+    let house = open().await;
     let n_asked = 12;
     let Load { n_served, n_refused, .. } = house.load(N_HEAVY, n_asked).await;
     println!("{n_served} of the heavy one's requests ended during the light one's {n_asked}; {n_refused} were refused");
@@ -216,7 +127,7 @@ async fn one_at_fifty_times_its_share_goes_before_nobody() {
 /// Whoever is beside it, the light one is never refused. `make bench-tenants` does it at length, for the times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn how_long_the_light_one_waits() {
-    let house = House::open().await;
+    let house = open().await;
     let kinds = [
         ("alone", 0),
         ("beside one at its share", RUNNING_MAX as usize / 2),

@@ -1,0 +1,194 @@
+//! What a replica's frames mean for its link: who it is, how it fares, and its requests' tokens.
+
+use crate::beats::Beats;
+use crate::link::entry::splice;
+use crate::link::line::up;
+use crate::link::task::Task;
+use crate::link::{Progress, Replica, Told};
+use crate::refusal::Refusal;
+use crate::ticket::Cancel;
+use proto::cluster as wire;
+use std::sync::Arc;
+use std::time::Duration;
+use telemetry::metrics;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tonic::Status;
+use types::{Finish, Token, TokenOut};
+use wire::replica_frame::Frame;
+
+impl Task {
+    pub(super) fn hear(&mut self, frame: Frame) {
+        let now = Instant::now();
+        if self.beats.heard(now) {
+            tracing::info!(place = self.place, "a replica is heard again");
+            self.peers.show(self.place, |view| view.is_suspected = false);
+        }
+        match frame {
+            Frame::Welcome(welcome) => self.welcome(welcome),
+            Frame::State(state) => self.state(state),
+            Frame::Refused(refused) => self.refused(refused),
+            Frame::Beat(beat) => self.beat(&beat),
+            Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| self.output(output, now)),
+        }
+    }
+
+    pub(super) fn beat(&mut self, beat: &wire::Beat) {
+        beat.load.iter().for_each(|load| self.ledger.load(load));
+        let heard = beat.cached.as_ref().map_or(Ok(()), |told| self.peers.hear(self.place, told));
+        if heard.is_err() {
+            tracing::warn!("names of cached blocks are missing: all are asked for");
+            self.outbox.push_back(up(wire::router_frame::Frame::Recite(wire::Recite {})));
+        }
+    }
+
+    /// It may be dead, or stopped, or cut off. Its streams go on elsewhere if they can; if not, it may still come.
+    pub(super) fn suspect(&mut self) {
+        tracing::warn!(requests = self.table.len(), "a replica is silent: it is suspected");
+        self.ledger.broke();
+        metrics::replica_suspected(self.replica.as_ref().map_or("", |replica| &replica.name));
+        self.peers.show(self.place, |view| view.is_suspected = true);
+        self.leave_to_others("a replica is silent: its requests move");
+    }
+
+    pub(super) fn state(&mut self, state: wire::State) {
+        use wire::state::Phase;
+        self.ledger.told(&state);
+        self.draining = state.phase() == Phase::Draining;
+        let recovers = matches!(state.phase(), Phase::Recovering | Phase::Loading);
+        self.recovering_since = recovers.then(|| self.recovering_since.unwrap_or_else(Instant::now));
+        self.peers.show(self.place, |view| view.state = Some(state));
+        if self.serves() {
+            self.send_all();
+        } else {
+            self.move_away();
+        }
+    }
+
+    pub(super) fn welcome(&mut self, welcome: wire::Welcome) {
+        let welcome_beats = u64::from(welcome.beat_millis);
+        let replica = match Replica::of(welcome) {
+            Ok(replica) => replica,
+            Err(status) => return self.lost(&status),
+        };
+        if replica.incarnation < self.target.borrow().incarnation {
+            return self.lost(&Status::failed_precondition("the coordinator's claim is not the last one"));
+        }
+        tracing::info!(replica = %replica.name, model = %replica.model, digest = %replica.digest, "attached");
+        self.reattach = self.waits.reattach_min;
+        // Said when this router attaches again, so that nobody computes for the stream that is gone.
+        self.beats = Beats::every(Duration::from_millis(welcome_beats), self.waits.beats_missed_max, Instant::now());
+        self.former = Some(wire::FormerNumber { incarnation: replica.incarnation, router: replica.first_id.router() });
+        let replica = Arc::new(replica);
+        self.replica = Some(replica.clone());
+        self.peers.show(self.place, |view| (view.name, view.replica) = (replica.name.clone(), Some(replica)));
+        self.send_all();
+    }
+
+    /// The key of a request that this replica has from us.
+    pub(super) fn key(&self, id: u64) -> Option<u64> {
+        let key = id.checked_sub(self.replica.as_ref()?.first_id.0)?;
+        let has_it = self.table.contains_key(&key) && !self.parked.contains_key(&key);
+        has_it.then_some(key)
+    }
+
+    pub(super) fn refused(&mut self, refused: wire::Refused) {
+        let Some(key) = self.key(refused.id) else { return };
+        let Some(entry) = self.table.get(&key) else { return };
+        let refusal = self.refusal(&refused, entry.request.prompt.len());
+        let has_begun = !entry.request.output.is_empty() || entry.n_lost > 0;
+        let Some(wait) = refusal.retry_after() else { return self.end(key, refusal) };
+        // Who is full was the one with the least work; who drains or is not ready may have neighbours.
+        self.parked.insert(key, Some(Instant::now() + wait));
+        if !matches!(refusal, Refusal::Full { .. }) && self.move_one(key) {
+            return;
+        }
+        // A stream that has begun is not given up because its replica is busy coming back.
+        if !has_begun {
+            self.end(key, refusal);
+        }
+    }
+
+    pub(super) fn refusal(&self, refused: &wire::Refused, n_prompt: usize) -> Refusal {
+        use wire::refused::Reason;
+        let retry_after = match refused.retry_after_ms {
+            0 => self.waits.retry_after,
+            millis => Duration::from_millis(millis.into()),
+        };
+        match refused.reason() {
+            Reason::Full => Refusal::Full { retry_after },
+            Reason::Draining => Refusal::Draining { retry_after },
+            Reason::NotReady => Refusal::NotReady { retry_after },
+            Reason::TooLong => Refusal::TooLarge { n_prompt, message: refused.message.clone() },
+            Reason::Deadline => Refusal::Deadline,
+            Reason::Unsupported | Reason::Invalid => {
+                Refusal::Invalid { field: "request".into(), message: refused.message.clone() }
+            }
+            Reason::Duplicate | Reason::Unspecified => Refusal::failed(refused.message.clone()),
+        }
+    }
+
+    pub(super) fn output(&mut self, output: wire::Output, now: Instant) {
+        let Some(key) = self.key(output.id) else { return };
+        let Some(entry) = self.table.get_mut(&key) else { return };
+        let finish = match output.finished() {
+            // Not by this router: it drains and ends what still runs. Others can go on.
+            Ok(Some(Finish::Cancelled)) => return self.put_out(key),
+            Ok(finish) => finish,
+            Err(error) => return self.broken(key, error.to_string()),
+        };
+        let n_told = entry.request.output.len() as u32;
+        let Some(tokens) = splice(n_told, output.position, output.tokens) else {
+            return self.broken(key, format!("the replica left a gap: position {} after {n_told}", output.position));
+        };
+        entry.request.output.extend(tokens.iter().map(|out| out.token as Token));
+        if !tokens.is_empty() {
+            entry.work.begun();
+            entry.n_lost = 0;
+            match entry.heard.replace(now) {
+                Some(last) => self.ledger.between_tokens(tokens.len(), now.saturating_duration_since(last)),
+                None => {
+                    self.peers.budget.answered();
+                    // What had begun elsewhere waited for more than this replica.
+                    if n_told == 0 {
+                        self.ledger.first_token(now.saturating_duration_since(entry.since));
+                    }
+                }
+            }
+        }
+        let finish = finish.or_else(|| entry.finished());
+        if tokens.is_empty() && output.scored.is_empty() && finish.is_none() {
+            return;
+        }
+        let progress = Progress {
+            position: n_told,
+            tokens,
+            n_cached: output.cached_tokens,
+            finish,
+            scored_position: output.scored_position,
+            scored: output.scored.into_iter().map(TokenOut::from).collect(),
+            pooled: output.pooled,
+        };
+        if let Some(finish) = finish {
+            match finish {
+                Finish::Failed => self.ledger.broke(),
+                _ => self.ledger.done(),
+            }
+            return self.finish(key, progress);
+        }
+        match entry.ear.try_send((entry.slot, Told::Tokens(progress))) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Closed(_)) => self.cancel(Cancel { key, stopped: false }),
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                self.send_cancel(Cancel { key, stopped: false });
+                self.end(key, Refusal::SlowReader { unread: self.outputs_unread_max });
+            }
+        }
+    }
+
+    /// What the replica sends of this request cannot be meant.
+    pub(super) fn broken(&mut self, key: u64, message: String) {
+        self.send_cancel(Cancel { key, stopped: false });
+        self.end(key, Refusal::failed(message));
+    }
+}

@@ -1,0 +1,86 @@
+//! What a replica has said of itself, and what is known of it at this moment. Knows no requests.
+
+use crate::board::Salt;
+use proto::cluster as wire;
+use std::sync::Arc;
+use tonic::Status;
+use types::{PolicyDigest, RequestId};
+
+/// The replica as its Welcome tells it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replica {
+    pub name: String,
+    pub model: String,
+    pub context: u32,
+    pub digest: PolicyDigest,
+    pub incarnation: u64,
+    /// At the root of its block names.
+    pub salt: Salt,
+    /// With this router's number at the replica in its upper bits; the lower are a request's key.
+    pub(super) first_id: RequestId,
+}
+
+impl Replica {
+    pub(super) fn of(welcome: wire::Welcome) -> Result<Replica, Status> {
+        if welcome.version != proto::VERSION {
+            let message = format!("the coordinator speaks version {}, this router {}", welcome.version, proto::VERSION);
+            return Err(Status::failed_precondition(message));
+        }
+        let malformed = |error: proto::Malformed| Status::internal(format!("the coordinator's welcome: {error}"));
+        let digest = proto::policy_digest(&welcome.policy_digest).map_err(malformed)?;
+        let Ok(salt) = Salt::try_from(welcome.salt.as_slice()) else {
+            return Err(Status::internal("the coordinator's welcome: a salt has sixteen bytes"));
+        };
+        let Some(first_id) = RequestId::new(welcome.router, 0) else {
+            return Err(Status::internal("the coordinator gave this router a number out of range"));
+        };
+        Ok(Replica {
+            name: welcome.replica,
+            model: welcome.model,
+            context: welcome.context,
+            digest,
+            incarnation: welcome.incarnation,
+            salt,
+            first_id,
+        })
+    }
+
+    pub fn id(&self, key: u64) -> RequestId {
+        debug_assert_eq!(RequestId(key).router(), 0, "a trillion requests");
+        RequestId(self.first_id.0 | key)
+    }
+}
+
+/// What is known of the replica at this moment.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    /// Among those of the other links.
+    pub place: usize,
+    /// The replica's own, or where it is reached until it has said that.
+    pub name: String,
+    /// Present while the stream stands and the replica has said that it can serve.
+    pub replica: Option<Arc<Replica>>,
+    pub state: Option<wire::State>,
+    /// It has been silent for some beats.
+    pub is_suspected: bool,
+    /// Why it gets nothing new at present.
+    pub shunned: Option<&'static str>,
+}
+
+impl View {
+    pub fn of(name: &str) -> View {
+        View { name: name.to_owned(), ..View::default() }
+    }
+
+    pub fn phase(&self) -> wire::state::Phase {
+        match (&self.replica, &self.state) {
+            (_, Some(state)) => state.phase(),
+            (Some(_), None) => wire::state::Phase::Ready,
+            (None, None) => wire::state::Phase::Unspecified,
+        }
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.replica.is_some() && self.phase() == wire::state::Phase::Ready && !self.is_suspected
+    }
+}

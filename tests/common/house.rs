@@ -1,0 +1,113 @@
+//! A router, a coordinator and a worker in this process, as they ship, over a simulated model: a step takes as long
+//! whoever is in it, so what is seen is queues. Knows sizes, and no requests.
+
+use checkpoint::Checkpoint;
+use cluster::MemoryStore;
+use coordinator::{ModelShape, Policy};
+use proto::transport::{Dialer, in_memory, tcp};
+use proto::v1::inference_client::InferenceClient;
+use router::ApiKeys;
+use std::path::Path;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use types::Grid;
+use worker::sim::Sim;
+
+pub const MODEL: &str = "tests/reference/llama-f32-tied";
+/// So long a step takes, besides what the roles need for it.
+const STEP_MICROS: u64 = 4000;
+
+pub type Client = InferenceClient<Channel>;
+
+/// How many may be where, and who may come.
+pub struct Rooms {
+    pub running_max: u32,
+    pub waiting_max: u32,
+    pub keys: ApiKeys,
+}
+
+pub struct House {
+    pub client: Client,
+    shutdown: CancellationToken,
+    tasks: JoinSet<()>,
+    /// Kept to the end: a coordinator to which nobody can come any more has failed.
+    _dialer: Dialer,
+}
+
+impl House {
+    /// Its replica may not be ready yet.
+    pub async fn open(rooms: Rooms) -> House {
+        let checkpoint = Checkpoint::open(Path::new(MODEL)).unwrap();
+        let (dialer, pipes) = in_memory();
+        let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let claim = MemoryStore::starting_at(1).claim("replica-0", "in memory");
+        let coordinator = coordinator::serve(pipes, coordinator_config(&checkpoint, &rooms), claim, shutdown.clone());
+        tasks.spawn(async { coordinator.await.unwrap() });
+        let config = worker::Config { device: "sim".into(), memory_bytes: 1 << 30, ..worker::Config::default() };
+        let sim = Sim { vocab: checkpoint.spec().vocab, step_micros: STEP_MICROS, ..Sim::default() };
+        let worker = worker::serve(dialer.channel(), Box::new(sim), config, shutdown.clone());
+        tasks.spawn(async { worker.await.unwrap() });
+        let (http, grpc) = (listener().await, listener().await);
+        let client = InferenceClient::new(tcp(&grpc.local_addr().unwrap().to_string()).unwrap());
+        let coordinators = vec![router::Coordinator { name: "replica-0".into(), channel: dialer.channel() }];
+        let requests_waiting_max = (rooms.running_max + rooms.waiting_max) as usize;
+        let limits = router::Limits { requests_waiting_max, ..router::Limits::default() };
+        let config = router::Config { limits, keys: rooms.keys, ..router::Config::default() };
+        let router = router::serve(config, coordinators, text(&checkpoint), http, grpc, shutdown.clone());
+        tasks.spawn(async { router.await.unwrap() });
+        House { client, shutdown, tasks, _dialer: dialer }
+    }
+
+    pub async fn close(mut self) {
+        self.shutdown.cancel();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.unwrap();
+        }
+    }
+}
+
+fn coordinator_config(checkpoint: &Checkpoint, rooms: &Rooms) -> coordinator::Config {
+    let policy = Policy {
+        grid: Grid::SOLO,
+        activations: "f32".into(),
+        kv_dtype: "f16".into(),
+        kv_memory: Some(64 << 20),
+        context: None,
+        running_max: rooms.running_max,
+        slice_max: coordinator::Limits::default().chunk_tokens_max,
+    };
+    coordinator::Config {
+        replica: "replica-0".into(),
+        model: "sim".into(),
+        model_path: checkpoint.path().to_owned(),
+        shape: ModelShape::of(checkpoint),
+        policy,
+        prefix_cache: true,
+        salt: [7; 16],
+        policy_digest: None,
+        mesh_seed: [7; 32],
+        limits: coordinator::Limits { waiting_max: rooms.waiting_max, ..coordinator::Limits::default() },
+        // Nobody is lost for being late on a machine that is busy with something else.
+        waits: coordinator::Waits {
+            state_every: Duration::from_millis(10),
+            beats_missed_max: 30_000,
+            ..coordinator::Waits::default()
+        },
+    }
+}
+
+fn text(checkpoint: &Checkpoint) -> router::Text {
+    router::Text {
+        tokenizer: checkpoint.tokenizer().unwrap(),
+        template: checkpoint.chat_template().unwrap(),
+        spec: checkpoint.spec().clone(),
+        defaults: *checkpoint.defaults(),
+    }
+}
+
+async fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.unwrap()
+}
