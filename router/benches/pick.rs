@@ -49,7 +49,8 @@ fn name(n: u64) -> u64 {
 fn board(prompt: &[u64], shared: usize) -> Board {
     let mut board = Board::default();
     for place in 0..N_REPLICAS {
-        board.sit(place, std::sync::Arc::default());
+        let ledger = board.ledger();
+        board.sit(place, ledger);
         let digest = PolicyDigest::default();
         let facts = Facts { standing: Standing::Ready, digest, context: 1 << 17, salt: SALT, id: name(place as u64) };
         board.show(place, &facts);

@@ -3,7 +3,7 @@
 
 use crate::caches::{Caches, Gap, IDS_MAX, Id, Ids, Teller};
 use crate::circuit::{Circuit, Turn, Usual};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Ledgers, Loads};
 use crate::pick::{self, Candidate, Open, Policy, Row, Standing, Wish};
 use proto::cluster as wire;
 use std::sync::Arc;
@@ -25,17 +25,19 @@ pub struct Board {
     digests: Vec<PolicyDigest>,
     salts: Vec<Salt>,
     caches: Caches,
+    ledgers: Ledgers,
 }
 
 struct Seat {
     place: usize,
     facts: Facts,
+    ledger: Arc<Ledger>,
     teller: Teller,
     circuit: Circuit,
 }
 
 struct Brief {
-    ledger: Arc<Ledger>,
+    loads: Loads,
     id: u64,
     context: u32,
     teller: Option<Id>,
@@ -81,13 +83,19 @@ pub struct Chosen {
 }
 
 impl Board {
+    /// One for a replica that comes.
+    pub fn ledger(&mut self) -> Arc<Ledger> {
+        Arc::new(self.ledgers.open())
+    }
+
     pub fn sit(&mut self, place: usize, ledger: Arc<Ledger>) {
         debug_assert!(self.seats.last().is_none_or(|last| last.place < place), "no place is given twice");
         let (digest, salt, standing) = (PolicyDigest::default(), Salt::default(), Standing::Absent);
         let facts = Facts { standing, digest, context: 0, salt, id: 0 };
-        self.seats.push(Seat { place, facts, teller: Teller::default(), circuit: Circuit::default() });
+        let (loads, teller, circuit) = (ledger.loads().clone(), Teller::default(), Circuit::default());
+        self.seats.push(Seat { place, facts, ledger, teller, circuit });
         let (id, context, teller, is_trusted) = (0, 0, None, true);
-        self.brief.push(Brief { ledger, id, context, teller, digest: 0, salt: 0, standing, is_trusted });
+        self.brief.push(Brief { loads, id, context, teller, digest: 0, salt: 0, standing, is_trusted });
         self.number();
     }
 
@@ -139,7 +147,7 @@ impl Board {
 
     /// Once a second: who is to get nothing new for a while, and who is to be tried again.
     pub fn judge(&mut self, second: u64) -> Vec<(usize, Turn)> {
-        let windows: Vec<_> = self.brief.iter().map(|brief| brief.ledger.look()).collect();
+        let windows: Vec<_> = self.seats.iter().map(|seat| seat.ledger.look()).collect();
         let mut n_shunned = self.brief.iter().filter(|brief| !brief.is_trusted).count();
         let n_ready = self.brief.iter().filter(|brief| brief.standing <= Standing::Shunned).count();
         let mut turns = Vec::new();
@@ -195,10 +203,8 @@ impl Board {
         let briefs = || rows.iter().map(|row| &self.brief[*row as usize]);
         loads.clear();
         tokens_free.clear();
-        for Brief { ledger, .. } in briefs() {
-            loads.push(pick::load(ledger.work(), ledger.n_running()));
-            tokens_free.push(ledger.tokens_free().unwrap_or(u64::MAX));
-        }
+        loads.extend(briefs().map(|brief| pick::load(brief.loads.work(), brief.loads.n_running())));
+        tokens_free.extend(briefs().map(|brief| brief.loads.tokens_free()));
         n_names.clear();
         n_names.extend(briefs().map(|brief| self.n_names(brief)));
         ids.clear();
@@ -246,7 +252,7 @@ impl Board {
     }
 
     fn standing(&self, at: usize, brief: &Brief) -> Standing {
-        let admits = || brief.is_trusted || self.seats[at].circuit.admits(brief.ledger.n_own());
+        let admits = || brief.is_trusted || self.seats[at].circuit.admits(brief.loads.n_own());
         match brief.standing {
             Standing::Ready if !admits() => Standing::Shunned,
             standing => standing,
@@ -259,9 +265,9 @@ impl Board {
 
     fn row(&self, at: usize) -> Row {
         let (brief, Facts { digest, context, id, .. }) = (&self.brief[at], self.seats[at].facts);
-        let (ledger, n_names) = (&brief.ledger, self.n_names(brief));
-        let (standing, work, n_running) = (self.standing(at, brief), ledger.work(), ledger.n_running());
-        let tokens_free = ledger.tokens_free();
+        let (loads, n_names) = (&brief.loads, self.n_names(brief));
+        let (standing, work, n_running) = (self.standing(at, brief), loads.work(), loads.n_running());
+        let tokens_free = Some(loads.tokens_free()).filter(|free| *free != u64::MAX);
         Row { standing, digest, context, work, n_running, tokens_free, n_cached: 0, n_names, id }
     }
 }
@@ -335,7 +341,7 @@ mod tests {
         let wish = Wish { n_prompt: 100, ..Wish::default() };
         let chosen = board.choose(Policy::Prefix, &wish, Some(others), &mut Scratch::default()).unwrap();
         assert_eq!((chosen.place, chosen.n_cached), (0, 0));
-        let ledger = board.brief[2].ledger.clone();
+        let ledger = board.seats[2].ledger.clone();
         let busy = ledger.enter(49);
         assert_eq!(choose(&board, &prompt), (1, 48));
         drop(busy);

@@ -70,7 +70,7 @@ enum Holders {
 
 const FEW: usize = 3;
 /// Names that are looked up beside one another.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 16;
 
 /// A name is a cryptographic hash already.
 #[derive(Default)]

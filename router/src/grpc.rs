@@ -157,7 +157,7 @@ impl Inference for Service {
 
     async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Result<Response<v1::Topology>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
-        Ok(Response::new(self.front.replicas.topology()))
+        Ok(Response::new(self.front.replicas.topology(request.get_ref().from)))
     }
 }
 

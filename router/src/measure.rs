@@ -62,6 +62,8 @@ pub struct Clock {
     face: Face,
     arrived: Instant,
     last_token: Option<Instant>,
+    /// From the second token on.
+    between: Option<BetweenTokens>,
     first_token: Option<Duration>,
     ended: bool,
     trace: Traced,
@@ -95,6 +97,7 @@ impl Clock {
             face,
             arrived: Instant::now(),
             last_token: None,
+            between: None,
             first_token: None,
             ended: false,
             trace: spans::request(face.label(), caller.parent, caller.state),
@@ -184,7 +187,10 @@ impl Clock {
                 self.trace.first_token(now - self.arrived);
                 metrics::first_token(now - self.arrived);
             }
-            Some(last) => metrics::between_tokens((now - last) / n_tokens.max(1) as u32),
+            Some(last) => {
+                let between = self.between.get_or_insert_with(BetweenTokens::of_a_stream);
+                between.observe((now - last) / n_tokens.max(1) as u32);
+            }
         }
     }
 

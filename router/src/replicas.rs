@@ -97,10 +97,15 @@ impl Replicas {
         self.views.clone()
     }
 
-    /// The live cluster, as people look at it.
-    pub fn topology(&self) -> v1::Topology {
+    /// The live cluster, as people look at it: the page that begins at a place.
+    pub fn topology(&self, from: u64) -> v1::Topology {
         let store = self.store.as_ref().map(|(kind, health)| StoreView { kind, health: health.borrow().clone() });
-        topology::topology(&self.views.borrow(), store)
+        topology::topology(&self.views.borrow(), from, store)
+    }
+
+    /// All its pages, one after the other.
+    pub fn topologies(&self) -> impl Iterator<Item = v1::Topology> {
+        std::iter::successors(Some(self.topology(0)), |page| page.next.map(|from| self.topology(from)))
     }
 
     pub fn is_any_ready(&self) -> bool {

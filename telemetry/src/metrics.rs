@@ -2,7 +2,7 @@
 
 use crate::spans::{PROVIDER, Usage};
 use crate::{Error, otlp};
-use metrics::{Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{Histogram, Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::sync::Arc;
 use std::time::Duration;
@@ -515,8 +515,18 @@ pub fn first_token(after: Duration) {
     FIRST_TOKEN.observe(after, &[]);
 }
 
-pub fn between_tokens(apart: Duration) {
-    BETWEEN_TOKENS.observe(apart, &[]);
+/// From one token of a stream to the next: looked up once, and not for each token.
+#[derive(Debug)]
+pub struct BetweenTokens(Vec<Histogram>);
+
+impl BetweenTokens {
+    pub fn of_a_stream() -> BetweenTokens {
+        BetweenTokens(BETWEEN_TOKENS.names().map(|name| histogram!(name)).collect())
+    }
+
+    pub fn observe(&self, apart: Duration) {
+        self.0.iter().for_each(|histogram| histogram.record(apart.as_secs_f64()));
+    }
 }
 
 pub fn request(face: &'static str, outcome: &'static str, took: Duration) {

@@ -126,7 +126,7 @@ impl VllmEngine for Service {
             timestamp: words::timestamp(crate::generate::unix_seconds()),
             version: env!("CARGO_PKG_VERSION").into(),
             dp_rank_count: 1,
-            loads: vec![words::load(&self.front.replicas.topology())],
+            loads: vec![words::load(self.front.replicas.topologies())],
         }))
     }
 
