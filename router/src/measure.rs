@@ -63,7 +63,7 @@ pub struct Clock {
     arrived: Instant,
     last_token: Option<Instant>,
     /// From the second token on.
-    between: Option<BetweenTokens>,
+    between: Option<metrics::BetweenTokens>,
     first_token: Option<Duration>,
     ended: bool,
     trace: Traced,
@@ -188,7 +188,7 @@ impl Clock {
                 metrics::first_token(now - self.arrived);
             }
             Some(last) => {
-                let between = self.between.get_or_insert_with(BetweenTokens::of_a_stream);
+                let between = self.between.get_or_insert_with(metrics::between_tokens_of_a_stream);
                 between.observe((now - last) / n_tokens.max(1) as u32);
             }
         }

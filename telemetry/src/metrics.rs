@@ -283,6 +283,11 @@ impl Metric {
         self.record(took.as_secs_f64(), labels);
     }
 
+    /// For what is observed so often that its names are looked up before.
+    fn histograms(&self, labels: &[Label]) -> Vec<Histogram> {
+        self.names().map(|name| histogram!(name, labels.iter())).collect()
+    }
+
     fn record(&self, value: f64, labels: &[Label]) {
         self.names().for_each(|name| histogram!(name, labels.iter()).record(value));
     }
@@ -519,11 +524,12 @@ pub fn first_token(after: Duration) {
 #[derive(Debug)]
 pub struct BetweenTokens(Vec<Histogram>);
 
-impl BetweenTokens {
-    pub fn of_a_stream() -> BetweenTokens {
-        BetweenTokens(BETWEEN_TOKENS.names().map(|name| histogram!(name)).collect())
-    }
+pub fn between_tokens_of_a_stream() -> BetweenTokens {
+    let all = BETWEEN_TOKENS.histograms(&[]);
+    BetweenTokens(all)
+}
 
+impl BetweenTokens {
     pub fn observe(&self, apart: Duration) {
         self.0.iter().for_each(|histogram| histogram.record(apart.as_secs_f64()));
     }
