@@ -37,13 +37,15 @@ impl Cluster {
     /// The cluster as it is now, as lines.
     pub fn show(&self) -> anyhow::Result<String> {
         let mut all = self.page(0)?;
+        let mut next = all["next"].as_u64();
         for _ in 1..PAGES_MAX {
-            let Some(from) = all["next"].as_u64() else { break };
+            let Some(from) = next else { break };
             let mut page = self.page(from)?;
-            if let (Some(replicas), Some(more)) = (all["replicas"].as_array_mut(), page["replicas"].as_array_mut()) {
+            next = page["next"].as_u64();
+            let lists = [&mut all, &mut page].map(|of| of.get_mut("replicas").and_then(Value::as_array_mut));
+            if let [Some(replicas), Some(more)] = lists {
                 replicas.append(more);
             }
-            all["next"] = page["next"].take();
         }
         Ok(render(&all))
     }
