@@ -251,6 +251,7 @@ impl Board {
         self.seats.binary_search_by_key(&place, |seat| seat.place).ok()
     }
 
+    #[inline]
     fn standing(&self, at: usize, brief: &Brief) -> Standing {
         let admits = || brief.is_trusted || self.seats[at].circuit.admits(brief.loads.n_own());
         match brief.standing {
@@ -259,6 +260,7 @@ impl Board {
         }
     }
 
+    #[inline]
     fn n_names(&self, brief: &Brief) -> u32 {
         brief.teller.map_or(0, |id| self.caches.n_names(id))
     }

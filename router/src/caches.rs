@@ -27,6 +27,7 @@ impl Default for Ids {
 }
 
 impl Ids {
+    #[inline]
     pub fn insert(&mut self, id: Id) {
         self.0[usize::from(id) / 64] |= 1 << (id % 64);
     }
@@ -39,11 +40,13 @@ impl Ids {
         self.0[usize::from(id) / 64] & (1 << (id % 64)) != 0
     }
 
+    #[inline]
     fn is_empty(&self) -> bool {
         // Without a branch for each word: this is asked for every block of a prompt.
         self.0.iter().fold(0, |all, word| all | word) == 0
     }
 
+    #[inline]
     fn minus(&self, others: &Ids) -> Ids {
         Ids(std::array::from_fn(|word| self.0[word] & !others.0[word]))
     }
@@ -170,6 +173,7 @@ impl Caches {
     }
 
     /// Of `among` those that do not have it.
+    #[inline]
     fn without(&self, among: &Ids, holders: &Holders) -> Ids {
         match holders {
             Holders::Many(at) => among.minus(&self.many[*at as usize]),

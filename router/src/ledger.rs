@@ -65,20 +65,24 @@ impl Loads {
         &self.shelf[self.at]
     }
 
+    #[inline]
     pub fn n_running(&self) -> u32 {
         self.numbers().n_running.load(Relaxed)
     }
 
+    #[inline]
     pub fn n_own(&self) -> u32 {
         self.numbers().n_own.load(Relaxed)
     }
 
     /// Positions that the replica's cache has room for, those of blocks that nobody holds included; the largest number
     /// while it has not told.
+    #[inline]
     pub fn tokens_free(&self) -> u64 {
         self.numbers().tokens_free.load(Relaxed)
     }
 
+    #[inline]
     pub fn work(&self) -> u64 {
         let numbers = self.numbers();
         numbers.own.load(Relaxed).saturating_add(numbers.others.load(Relaxed))
