@@ -2,7 +2,9 @@
 //! thirty-two streams run, and each of them says what it says undisturbed.
 //!
 //! `make chaos` runs it with the default model, in several rounds, and writes how long the streams stood still to
-//! `benches/results/chaos.md`; `make soak-hour` goes on for an hour and looks at what is left behind.
+//! `benches/results/chaos.md`, with `LOCKSTEP_CHAOS_MODEL=tiny` to `chaos_tiny.md`. `LOCKSTEP_CHAOS_ROWS` names a file
+//! in which rounds are kept, so that later runs add to it. `make soak-hour` goes on for an hour and looks at what is
+//! left behind.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "chaos/city.rs"]
@@ -152,7 +154,9 @@ fn streams_outlive_what_happens_to_any_role() {
         (None, Some(n_rounds)) => {
             // The machine's mood changes, and with it what a replay may take.
             let rate = |city: &City| client::prefill_rate(&city.doors());
-            rounds(n_rounds, Model::smollm2(), dice, star, rate, Report::write);
+            let is_tiny = std::env::var("LOCKSTEP_CHAOS_MODEL").is_ok_and(|name| name == "tiny");
+            let model = if is_tiny { Model::tiny() } else { Model::smollm2() };
+            rounds(n_rounds, model, dice, star, rate, Report::write);
         }
         (None, None) => rounds(1, Model::tiny(), dice, star, |_| f64::INFINITY, Report::print),
     }
@@ -161,17 +165,37 @@ fn streams_outlive_what_happens_to_any_role() {
 /// Each fault so many times, in turns. What was seen is told after each turn: also by a run that is broken off later.
 fn rounds(n: u64, model: Model, mut dice: Dice, star: Option<Star>, rate: fn(&City) -> f64, tell: fn(&Report)) {
     let load = Load::new(&model, requests(N_STREAMS, model.tokens_max));
-    let mut report = Report::new(&model.path);
+    let mut report = Report::new(model.name, std::env::var_os("LOCKSTEP_CHAOS_ROWS").map(Into::into));
     let mut city = City::start(model, star, 0);
     let faults: Vec<&Fault> = FAULTS.iter().filter(|fault| city.has_hosts() || !fault.needs_hosts).collect();
+    let faults = wanted(faults);
+    let begun = Instant::now();
     for _ in 0..n {
         for fault in &faults {
+            if begun.elapsed() > time_max() {
+                return tell(&report);
+            }
             let rate = rate(&city);
             report.add(load.round(&mut city, &mut dice, fault, rate));
             city.heal();
         }
         tell(&report);
     }
+}
+
+/// No round begins behind `LOCKSTEP_CHAOS_SECONDS`.
+fn time_max() -> Duration {
+    let seconds = std::env::var("LOCKSTEP_CHAOS_SECONDS").ok().map(|seconds| seconds.parse().unwrap());
+    seconds.map_or(Duration::MAX, Duration::from_secs)
+}
+
+/// Those that `LOCKSTEP_FAULTS` names, with commas between them; all of them where it does not.
+fn wanted(faults: Vec<&'static Fault>) -> Vec<&'static Fault> {
+    let Ok(names) = std::env::var("LOCKSTEP_FAULTS") else { return faults };
+    let names: Vec<&str> = names.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    let unknown = names.iter().find(|name| FAULTS.iter().all(|fault| fault.name != **name));
+    assert_eq!(unknown, None, "is no fault");
+    faults.into_iter().filter(|fault| names.is_empty() || names.contains(&fault.name)).collect()
 }
 
 /// This thread stands in the middle of them.
@@ -226,10 +250,10 @@ impl Load {
         let gaps = told.iter().map(|told| told.stood_still);
         let (slowest, stood_still) = gaps.enumerate().max_by_key(|(_, gap)| *gap).expect("streams");
         Row {
-            fault: fault.name,
+            fault: fault.name.into(),
             found_out,
             stood_still,
-            kind: client::KINDS[slowest % client::KINDS.len()],
+            kind: client::KINDS[slowest % client::KINDS.len()].into(),
             n_replayed: self.n_replayed(before, city.tally(), n_resumed, n_told),
             rate,
             n_resumed,

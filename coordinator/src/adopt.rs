@@ -9,9 +9,9 @@ use proto::cluster as wire;
 use types::{Goal, Request, RequestId, Token};
 
 impl Replica {
-    pub(crate) fn adopt(&mut self, router: u32, of: RequestId, mut request: wire::Request) {
+    pub(crate) fn adopt(&mut self, router: u32, of: RequestId, mut request: wire::Request, n_had: u32) {
         let (id, n_told) = (request.id, request.output.len());
-        let said = self.said_since(of, &request);
+        let said = self.said_since(of, &request, n_had as usize);
         request.output.extend_from_slice(&said);
         if !self.submit(router, request) {
             return;
@@ -26,17 +26,21 @@ impl Replica {
         }
     }
 
-    /// What the same request has said here beyond what its router knows. Nothing stands beside a token in the log, so
-    /// who wants more than tokens computes them again.
-    fn said_since(&self, of: RequestId, request: &wire::Request) -> Vec<Token> {
+    /// What the same request has said here beyond what its router knows. Nothing stands beside a token in the log: for
+    /// who wants more than tokens they end where its client has no more, and what follows is drawn again.
+    ///
+    /// `[0, output) known to the router · [output, n_had) had by the client · [n_had, said) not told to the end`
+    fn said_since(&self, of: RequestId, request: &wire::Request, n_had: usize) -> Vec<Token> {
         let Some(left) = self.serving.as_ref().and_then(|serving| serving.scheduler.request(of)) else {
             return Vec::new();
         };
         let Ok(request) = Request::try_from(request.clone()) else { return Vec::new() };
-        let says_tokens_alone = request.goal == Goal::Generate && request.sampling.logprobs.is_none();
-        match left.output.strip_prefix(request.output.as_slice()) {
-            Some(said) if says_tokens_alone && proto::said(left) == proto::said(&request) => said.to_vec(),
-            _ => Vec::new(),
-        }
+        let is_same = request.goal == Goal::Generate && proto::said(left) == proto::said(&request);
+        let Some(said) = left.output.strip_prefix(request.output.as_slice()).filter(|_| is_same) else {
+            return Vec::new();
+        };
+        let n_had = n_had.saturating_sub(request.output.len());
+        let n_said = if request.sampling.logprobs.is_some() { said.len().min(n_had) } else { said.len() };
+        said[..n_said].to_vec()
     }
 }

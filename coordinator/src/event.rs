@@ -33,6 +33,8 @@ pub(crate) enum Event {
         router: u32,
         of: RequestId,
         request: Box<wire::Request>,
+        /// Tokens that the client has, with what stands beside them.
+        n_had: u32,
     },
     Cancel {
         router: u32,

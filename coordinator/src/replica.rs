@@ -161,7 +161,7 @@ impl Replica {
         match event {
             Event::RouterAttached { router, former, frames } => self.router_attached(router, former, frames),
             Event::Submit { router, request } => drop(self.submit(router, *request)),
-            Event::Adopt { router, of, request } => self.adopt(router, of, *request),
+            Event::Adopt { router, of, request, n_had } => self.adopt(router, of, *request, n_had),
             Event::Cancel { router, id, stopped } => self.cancel_for(router, id, stopped),
             Event::Recite { router } => self.routers.recite_to(router),
             Event::RouterGone { router, why } => self.router_gone(router, why),

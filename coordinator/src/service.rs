@@ -199,7 +199,8 @@ fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
         Some(router_frame::Frame::Submit(request)) => Err(not_of(router, request.id)),
         Some(router_frame::Frame::Adopt(adopt)) => match adopt.request {
             Some(request) if RequestId(request.id).router() == router => {
-                Ok(Event::Adopt { router, of: RequestId(adopt.of), request: Box::new(request) })
+                let (of, n_had) = (RequestId(adopt.of), adopt.n_had);
+                Ok(Event::Adopt { router, of, request: Box::new(request), n_had })
             }
             Some(request) => Err(not_of(router, request.id)),
             None => Err(Status::invalid_argument("an adoption of no request")),

@@ -3,8 +3,9 @@
 
 mod common;
 
-use common::{Cluster, Router, config, request, router_frame, sim};
+use common::{Cluster, Router, config, next, request, router_frame, sim};
 use proto::cluster as wire;
+use proto::cluster::replica_frame;
 use proto::cluster::router_frame::Frame;
 use types::{Goal, Request, RequestId, Sampling, TenantId};
 use worker::sim::Sim;
@@ -19,9 +20,14 @@ fn long() -> Request {
 }
 
 async fn adopt(router: &mut Router, of: RequestId, request: Request) -> RequestId {
+    adopt_behind(router, of, request, 0).await
+}
+
+/// Whose client has so many of its tokens.
+async fn adopt_behind(router: &mut Router, of: RequestId, request: Request, n_had: u32) -> RequestId {
     let id = router.next_id();
     let request = Request { id, ..request };
-    let adopt = wire::Adopt { of: of.0, request: Some((&request).into()) };
+    let adopt = wire::Adopt { of: of.0, request: Some((&request).into()), n_had };
     let stream = common::Stream { output: request.output.clone(), request, finish: None };
     router.streams.insert(id, stream);
     router.up.send(router_frame(Frame::Adopt(adopt))).await.unwrap();
@@ -96,7 +102,7 @@ async fn nothing_else_than_the_same_request_is_a_claim_to_it() {
         Request { tenant: TenantId(7), ..fresh.clone() },
         sampling(Sampling { seed: 1, ..fresh.sampling.clone() }),
         sampling(Sampling { choice: 1, ..fresh.sampling.clone() }),
-        // What stands beside its tokens is not kept.
+        // More than was asked for then.
         sampling(Sampling { logprobs: Some(0), ..fresh.sampling.clone() }),
         Request { goal: Goal::Score { top_n: 0 }, cache_bypass: true, ..fresh.clone() },
         // No beginning of what it has said.
@@ -116,6 +122,33 @@ async fn nothing_else_than_the_same_request_is_a_claim_to_it() {
         router.hear_all().await;
     }
     router.streams.clear();
+    cluster.stop().await;
+}
+
+/// What stands beside its tokens is in no log: what the client has is said without it, what it lacks is drawn again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_log_with_logprobs_only_what_the_client_lacks_is_drawn_again() {
+    let cluster = Cluster::start(config(128, 1024, 8));
+    let _worker = cluster.worker(slow());
+    let mut router = cluster.router().await;
+    let asked = long();
+    let sampling = Sampling { logprobs: Some(2), ..asked.sampling.clone() };
+    let (of, left) = left_behind(&cluster, Request { sampling, ..asked }, 20).await;
+    let id = adopt_behind(&mut router, of, Request { output: Vec::new(), ..left }, 15).await;
+    let mut said = Vec::new();
+    while router.streams[&id].finish.is_none() {
+        if let replica_frame::Frame::Outputs(outputs) = next(&mut router.down).await.unwrap() {
+            for output in outputs.outputs {
+                said.extend(output.tokens.clone());
+                router.output(output);
+            }
+        }
+    }
+    let (had, drawn) = said.split_at(15);
+    assert!(had.iter().all(|out| out.logprob.is_none() && out.top.is_empty()), "{had:?}");
+    assert!(drawn.iter().all(|out| out.logprob.is_some() && out.top.len() == 2), "{drawn:?}");
+    router.streams.remove(&id).unwrap().check(&slow());
+    router.hear_idle().await;
     cluster.stop().await;
 }
 

@@ -4,7 +4,7 @@
 use crate::caches::{Caches, Gap, IDS_MAX, Id, Ids, Teller};
 use crate::circuit::{Circuit, Turn, Usual};
 use crate::ledger::{Ledger, Ledgers, Loads};
-use crate::pick::{self, Candidate, Open, Policy, Row, Standing, Wish};
+use crate::pick::{self, Candidate, Open, Policy, Row, Standing, VersionId, Wish};
 use proto::cluster as wire;
 use std::sync::Arc;
 use types::{BLOCK_TOKENS, BlockHash, PolicyDigest, TenantId, Token};
@@ -39,6 +39,7 @@ struct Seat {
 struct Brief {
     loads: Loads,
     id: u64,
+    version: VersionId,
     context: u32,
     teller: Option<Id>,
     digest: u16,
@@ -53,6 +54,7 @@ struct Brief {
 pub struct Facts {
     pub standing: Standing,
     pub digest: PolicyDigest,
+    pub version: VersionId,
     pub context: u32,
     pub salt: Salt,
     /// The same at every router.
@@ -91,11 +93,12 @@ impl Board {
     pub fn sit(&mut self, place: usize, ledger: Arc<Ledger>) {
         debug_assert!(self.seats.last().is_none_or(|last| last.place < place), "no place is given twice");
         let (digest, salt, standing) = (PolicyDigest::default(), Salt::default(), Standing::Absent);
-        let facts = Facts { standing, digest, context: 0, salt, id: 0 };
+        let version = VersionId::default();
+        let facts = Facts { standing, digest, version, context: 0, salt, id: 0 };
         let (loads, teller, circuit) = (ledger.loads().clone(), Teller::default(), Circuit::default());
         self.seats.push(Seat { place, facts, ledger, teller, circuit });
         let (id, context, teller, is_trusted) = (0, 0, None, true);
-        self.brief.push(Brief { loads, id, context, teller, digest: 0, salt: 0, standing, is_trusted });
+        self.brief.push(Brief { loads, id, version, context, teller, digest: 0, salt: 0, standing, is_trusted });
         self.number();
     }
 
@@ -113,6 +116,7 @@ impl Board {
         let before = std::mem::replace(&mut self.seats[at].facts, *facts);
         let brief = &mut self.brief[at];
         (brief.standing, brief.context, brief.id) = (facts.standing, facts.context, facts.id);
+        brief.version = facts.version;
         if (before.digest, before.salt) != (facts.digest, facts.salt) {
             self.number();
         }
@@ -182,7 +186,8 @@ impl Board {
         scratch: &mut Scratch,
     ) -> Option<Chosen> {
         let all = self.brief.iter().enumerate().map(|(at, brief)| Candidate {
-            standing: self.standing(at, brief),
+            // Who serves another version is not there for this one.
+            standing: if wish.is_for(brief.version) { self.standing(at, brief) } else { Standing::Absent },
             digest: brief.digest,
             context: brief.context,
         });
@@ -194,6 +199,8 @@ impl Board {
         }
         let at = pick::pick(policy, &scratch.open, wish)?;
         let n_cached = scratch.open.n_cached[scratch.open.rows.binary_search(&(at as u32)).ok()?];
+        // Among several versions everybody is somebody's.
+        let stranger = stranger.filter(|_| wish.version.is_none());
         Some(Chosen { place: self.seats[at].place, n_cached, stranger })
     }
 
@@ -266,11 +273,11 @@ impl Board {
     }
 
     fn row(&self, at: usize) -> Row {
-        let (brief, Facts { digest, context, id, .. }) = (&self.brief[at], self.seats[at].facts);
+        let (brief, Facts { digest, version, context, id, .. }) = (&self.brief[at], self.seats[at].facts);
         let (loads, n_names) = (&brief.loads, self.n_names(brief));
         let (standing, work, n_running) = (self.standing(at, brief), loads.work(), loads.n_running());
         let tokens_free = Some(loads.tokens_free()).filter(|free| *free != u64::MAX);
-        Row { standing, digest, context, work, n_running, tokens_free, n_cached: 0, n_names, id }
+        Row { standing, digest, version, context, work, n_running, tokens_free, n_cached: 0, n_names, id }
     }
 }
 
@@ -304,7 +311,8 @@ mod tests {
     use super::*;
 
     fn facts(salt: u8, id: u64) -> Facts {
-        Facts { standing: Standing::Ready, digest: PolicyDigest::default(), context: 4096, salt: [salt; 16], id }
+        let (digest, version) = (PolicyDigest::default(), VersionId::default());
+        Facts { standing: Standing::Ready, digest, version, context: 4096, salt: [salt; 16], id }
     }
 
     fn board(salts: &[u8]) -> Board {

@@ -1,9 +1,9 @@
 //! A connection whose writes wait for one turn of the runtime, so that what many of its streams say in one step leaves
 //! in one write. Knows no frames.
 //!
-//! A runtime runs whoever was woken last first: without this, each stream that has something to say would be followed by
-//! the connection, which would write that alone. Whoever waits a turn stands behind all who are awake by then; where
-//! nobody is, nothing is waited for.
+//! A runtime runs whoever was woken last first: without this, each stream that has something to say would be followed
+//! by the connection, which would write that alone. Whoever waits a turn stands behind all who are awake by then;
+//! where nobody is, nothing is waited for.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -1,5 +1,6 @@
 //! A request under way: what the replica says of it, as events. Knows tokens and text, and neither face.
 
+use crate::Text;
 use crate::admission::Waiting;
 use crate::link::{Progress, Replica, Told};
 use crate::measure::Clock;
@@ -45,6 +46,9 @@ pub struct Prompt {
 /// A request under way. Dropping it cancels what has not finished.
 pub struct Generation {
     pub started: v1::Started,
+    /// The model's name for metrics, where there are several models.
+    pub label: Option<Arc<str>>,
+    pub text: Arc<Text>,
     pub replica: Arc<Replica>,
     /// In seconds since 1970: when the stream began, here or elsewhere.
     pub created: u64,
@@ -134,7 +138,8 @@ impl Generation {
             // It ended with a stop string, and these were already on their way.
             return;
         }
-        if self.waiting.take().is_some() {
+        if let Some(waiting) = self.waiting.take() {
+            waiting.served();
             self.charge.began(self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum());
         }
         self.charge.said(choice.n_new(&progress));
@@ -243,7 +248,8 @@ impl Choice {
         let mut stopped = None;
         let n_tokens = tokens.len();
         for (i, out) in tokens.into_iter().enumerate() {
-            let delta = if position + (i as u32) < self.n_told { &mut told } else { &mut delta };
+            let is_told = position + (i as u32) < self.n_told;
+            let delta = if is_told { &mut told } else { &mut delta };
             let ends = finish == Some(Finish::Stop) && i + 1 == n_tokens && self.stop_tokens.contains(&out.token);
             if ends && !stops.are_included() {
                 self.assembly.push_stop_token();
@@ -251,7 +257,10 @@ impl Choice {
                 stopped = self.assembly.push(out.token, &mut delta.text);
             }
             delta.token_ids.push(out.token);
-            delta.logprobs.extend(logprob(out));
+            // Of what the client has the token alone may be said again: enough to know where the next one stands.
+            let token_id = out.token;
+            let bare = || v1::Logprob { token_id, ..v1::Logprob::default() };
+            delta.logprobs.extend(logprob(out).or_else(|| is_told.then(bare)));
             if stopped.is_some() {
                 break;
             }

@@ -1,7 +1,7 @@
 //! What a tenant may use at this router, and what it uses: requests and tokens a minute, requests at once, places to
 //! wait. Routers do not ask one another, so each gives as much. Knows no keys and no text.
 
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, whole_seconds};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -232,9 +232,7 @@ impl Tenant {
 }
 
 fn limited(limit: Limit, wait: Duration) -> Refusal {
-    // Whole seconds are what is told, and who comes too early is refused again.
-    let retry_after = Duration::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
-    Refusal::Limited { limit, retry_after }
+    Refusal::Limited { limit, retry_after: Duration::from_secs(whole_seconds(wait)) }
 }
 
 /// What is left of a limit.

@@ -22,7 +22,7 @@ pub struct StoreView {
 
 /// Of all replicas that this router knows of, there or not, those of one page: it begins at a place, and the next page
 /// where this one ends.
-pub fn topology(views: &[View], from: u64, store: Option<StoreView>) -> v1::Topology {
+pub fn topology(views: &[View], from: u64, store: Option<StoreView>, models: Vec<v1::ModelTopology>) -> v1::Topology {
     let mut left = views.iter().skip_while(|view| (view.place as u64) < from).peekable();
     let (mut replicas, mut n_ranks) = (Vec::new(), 0);
     while replicas.len() < REPLICAS_MAX && n_ranks < RANKS_MAX {
@@ -31,7 +31,8 @@ pub fn topology(views: &[View], from: u64, store: Option<StoreView>) -> v1::Topo
         n_ranks += replica.ranks.len();
         replicas.push(replica);
     }
-    v1::Topology { replicas, store: store.map(of_store), next: left.peek().map(|view| view.place as u64) }
+    let next = left.peek().map(|view| view.place as u64);
+    v1::Topology { replicas, store: store.map(of_store), models, next }
 }
 
 fn of_store(StoreView { kind, health }: StoreView) -> v1::StoreTopology {
@@ -158,7 +159,23 @@ fn phase(phase: wire::state::Phase) -> &'static str {
 
 pub fn json(topology: &v1::Topology) -> Value {
     let replicas: Vec<Value> = topology.replicas.iter().map(replica_json).collect();
-    json!({ "store": topology.store.as_ref().map(store_json), "replicas": replicas, "next": topology.next })
+    let models: Vec<Value> = topology.models.iter().map(model_json).collect();
+    let store = topology.store.as_ref().map(store_json);
+    json!({ "store": store, "models": models, "replicas": replicas, "next": topology.next })
+}
+
+fn model_json(model: &v1::ModelTopology) -> Value {
+    let share = |share: &v1::model_topology::Share| {
+        let digest: Option<[u8; 32]> = share.policy_digest.clone().try_into().ok();
+        json!({
+            "model": share.model,
+            "policy_digest": digest.map(|digest| PolicyDigest(digest).to_string()),
+            "weight": share.weight,
+            "ready": share.n_ready,
+            "replicas": share.n_replicas,
+        })
+    };
+    json!({ "name": model.name, "versions": model.shares.iter().map(share).collect::<Vec<_>>() })
 }
 
 fn store_json(store: &v1::StoreTopology) -> Value {
@@ -277,7 +294,7 @@ mod tests {
         let views = [View { replica: None, state: Some(state), ..View::of("here") }, View::of("there")];
         let since = UNIX_EPOCH + std::time::Duration::from_secs(7);
         let health = Health { since, away: Some("no answer".into()) };
-        let topology = topology(&views, 0, Some(StoreView { kind: "etcd", health }));
+        let topology = topology(&views, 0, Some(StoreView { kind: "etcd", health }), Vec::new());
         let rank = &topology.replicas[0].ranks[0];
         assert_eq!((rank.compute_share, rank.wait_share, rank.idle_share, rank.bubble_share), (0.5, 0.3, 0.2, 0.5));
         assert_eq!((rank.step_compute_micros, rank.step_wait_micros, rank.kv_used), (5000.0, 3000.0, 0.25));
@@ -291,7 +308,7 @@ mod tests {
         assert_eq!((&replica["apart"][0]["host"], &replica["apart"][0]["seconds"]), (&json!("a"), &json!(2)));
         let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
         assert_eq!(page["store"], store);
-        assert!(json(&super::topology(&[], 0, None))["store"].is_null());
+        assert!(json(&super::topology(&[], 0, None, Vec::new()))["store"].is_null());
         let absent = &page["replicas"][1];
         assert_eq!((&absent["replica"], &absent["phase"]), (&json!("there"), &json!("absent")));
         assert!(absent["model"].is_null() && absent["epoch"].is_null());
@@ -327,7 +344,7 @@ mod tests {
         let views: Vec<View> = (0..1000).map(of).collect();
         let (mut from, mut names, mut n_ranks, mut n_pages) = (Some(0), Vec::new(), 0, 0);
         while let Some(at) = from {
-            let page = topology(&views, at, None);
+            let page = topology(&views, at, None, Vec::new());
             // In gRPC's words it is less: these have the names of all fields.
             let n_bytes = json(&page).to_string().len();
             assert!(n_bytes < 4 << 20, "{n_bytes}");
@@ -338,11 +355,11 @@ mod tests {
         assert_eq!((n_pages, n_ranks), (16, 64_000));
         assert!(names.iter().eq(views.iter().map(|view| &view.name)), "each once, in their order");
         // Where the next page began somebody has left since: the one behind is the first.
-        assert_eq!(topology(&views, 4, None).replicas[0].replica, "replica-2");
+        assert_eq!(topology(&views, 4, None, Vec::new()).replicas[0].replica, "replica-2");
         // Those that are not there have no ranks, and end a page all the same.
         let absent: Vec<View> = (0..2000).map(|place| View { place, ..View::of("away") }).collect();
-        let page = topology(&absent, 0, None);
+        let page = topology(&absent, 0, None, Vec::new());
         assert_eq!((page.replicas.len(), page.next), (1024, Some(1024)));
-        assert_eq!(topology(&absent, 1024, None).next, None);
+        assert_eq!(topology(&absent, 1024, None, Vec::new()).next, None);
     }
 }

@@ -33,6 +33,7 @@ const COORDINATOR_SILENT: [&str; 2] = [SUSPECTED, "the coordinator is silent"];
 const AWAY: Duration = Duration::from_millis(500);
 
 pub struct Model {
+    pub name: &'static str,
     pub path: String,
     pub numerics: Vec<&'static str>,
     pub tokens_max: u32,
@@ -41,11 +42,11 @@ pub struct Model {
 impl Model {
     pub fn tiny() -> Model {
         let numerics = vec!["--activations", "f32"];
-        Model { path: "tests/reference/llama-f32-tied".into(), numerics, tokens_max: 300 }
+        Model { name: "tiny", path: "tests/reference/llama-f32-tied".into(), numerics, tokens_max: 300 }
     }
 
     pub fn smollm2() -> Model {
-        Model { path: "smollm2".into(), numerics: vec![], tokens_max: 64 }
+        Model { name: "smollm2", path: "smollm2".into(), numerics: vec![], tokens_max: 64 }
     }
 }
 

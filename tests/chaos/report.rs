@@ -1,8 +1,12 @@
 //! The table of what was seen: how soon somebody was missed, and how long streams stood still. Knows no processes.
 
-use crate::N_STREAMS;
 use crate::machine::{load, machine, n_cores, write_result};
+use crate::{FAULTS, N_STREAMS};
+use serde::{Deserialize, Serialize};
 use std::fmt::Write;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 const HEAD: &str = "\
@@ -16,12 +20,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const REPLAY_FACTOR: f64 = 1.3;
 
 /// What was seen in one round.
+#[derive(Serialize, Deserialize)]
 pub struct Row {
-    pub fault: &'static str,
+    pub fault: String,
     pub found_out: Option<Duration>,
     pub stood_still: Duration,
     /// Of the request whose stream stood still for longest.
-    pub kind: &'static str,
+    pub kind: String,
     pub n_replayed: u64,
     /// Tokens a second of prefill of one replica, while the other one has as much to do.
     pub rate: f64,
@@ -37,22 +42,30 @@ impl Row {
 }
 
 pub struct Report {
-    model: String,
+    model: &'static str,
+    /// Those of earlier runs that were kept come first.
     rows: Vec<Row>,
+    kept: Option<PathBuf>,
 }
 
 impl Report {
-    pub fn new(model: &str) -> Report {
-        Report { model: model.to_owned(), rows: Vec::new() }
+    pub fn new(model: &'static str, kept: Option<PathBuf>) -> Report {
+        let text = kept.as_ref().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
+        let rows = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        Report { model, rows, kept }
     }
 
     pub fn add(&mut self, row: Row) {
         let (found_out, gap, took) = (row.found_out, row.stood_still, row.took);
-        let (fault, allowed, n, rate) = (row.fault, row.allowed(), row.n_replayed, row.rate);
+        let (fault, allowed, n, rate) = (&row.fault, row.allowed(), row.n_replayed, row.rate);
         println!(
             "{fault}: found out {found_out:?}, gap {gap:?} of {allowed:?} ({}), {n} tokens at {rate:.0}, took {took:?}",
             row.kind
         );
+        if let Some(path) = &self.kept {
+            let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
+            writeln!(file, "{}", serde_json::to_string(&row).unwrap()).unwrap();
+        }
         self.rows.push(row);
     }
 
@@ -88,18 +101,13 @@ impl Report {
             n_cores(),
             self.table()
         );
-        write_result("chaos.md", &text);
+        write_result(if self.model == "smollm2" { "chaos.md" } else { "chaos_tiny.md" }, &text);
     }
 
     fn table(&self) -> String {
-        let mut names: Vec<&str> = Vec::new();
-        for row in &self.rows {
-            if !names.contains(&row.fault) {
-                names.push(row.fault);
-            }
-        }
         let mut text = HEAD.to_owned();
-        for name in names {
+        let is_there = |name: &&str| self.rows.iter().any(|row| row.fault == *name);
+        for name in FAULTS.iter().map(|fault| fault.name).filter(is_there) {
             let of: Vec<&Row> = self.rows.iter().filter(|row| row.fault == name).collect();
             let n_beyond = of.iter().filter(|row| row.stood_still > row.allowed()).count();
             let found_out = of.iter().filter_map(|row| row.found_out).collect();
@@ -107,7 +115,7 @@ impl Report {
             let allowed = of.iter().map(|row| row.allowed().as_millis()).min().unwrap_or_default();
             let n_resumed: usize = of.iter().map(|row| row.n_resumed).sum();
             let n_refused: usize = of.iter().map(|row| row.n_refused).sum();
-            let worst = of.iter().max_by_key(|row| row.stood_still).map_or("-", |row| row.kind);
+            let worst = of.iter().max_by_key(|row| row.stood_still).map_or("-", |row| &row.kind);
             let n_replayed = of.iter().map(|row| row.n_replayed).max().unwrap_or_default();
             let (found_out, gaps) = (spread(found_out), spread(gaps));
             let n = of.len();

@@ -1,12 +1,12 @@
 //! A refusal in OpenAI's shape.
 
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, whole_seconds};
 use crate::resume::NoResume;
 use crate::tenants::Limit;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use http::header::RETRY_AFTER;
+use http::header::{HeaderName, RETRY_AFTER};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ pub struct HttpError {
     label: &'static str,
 }
 
+/// As clients of OpenAI's look for it first.
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 
@@ -124,7 +126,9 @@ impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
         if let Some(wait) = self.retry_after {
-            response.headers_mut().insert(RETRY_AFTER, wait.as_secs().max(1).into());
+            response.headers_mut().insert(RETRY_AFTER, whole_seconds(wait).into());
+            // More exactly, for clients that know it: a second is a crowd.
+            response.headers_mut().insert(RETRY_AFTER_MS, (wait.as_millis() as u64).into());
         }
         // For a page that says it in other words.
         response.extensions_mut().insert(self);

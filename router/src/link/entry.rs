@@ -2,7 +2,7 @@
 
 use crate::ledger::Item;
 use crate::link::line::up;
-use crate::link::{Ear, Progress, Told};
+use crate::link::{Adopts, Ear, Progress, Told};
 use crate::pick::Need;
 use crate::refusal::Refusal;
 use crate::ticket::Home;
@@ -19,8 +19,7 @@ pub(super) struct Entry {
     pub(super) slot: u32,
     pub(super) deadline: Option<Instant>,
     pub(super) digest: PolicyDigest,
-    /// As whose the replica may have it already.
-    pub(super) adopts: Option<RequestId>,
+    pub(super) adopts: Option<Adopts>,
     pub(super) trace: Carried,
     pub(super) ear: Ear,
     // A place in the ear's queue that is kept for the end, so that a slow reader hears of it too.
@@ -60,7 +59,9 @@ impl Entry {
         request.deadline_micros =
             self.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
         up(match self.adopts.take() {
-            Some(of) => wire::router_frame::Frame::Adopt(wire::Adopt { of: of.0, request: Some(request) }),
+            Some(Adopts { of, n_had }) => {
+                wire::router_frame::Frame::Adopt(wire::Adopt { of: of.0, request: Some(request), n_had })
+            }
             None => wire::router_frame::Frame::Submit(request),
         })
     }

@@ -72,11 +72,18 @@ pub struct Submit {
     pub digest: PolicyDigest,
     /// Tokens of it that the replica's cache is said to have.
     pub n_cached: u32,
-    /// As whose the replica may have it already.
-    pub adopts: Option<RequestId>,
+    pub adopts: Option<Adopts>,
     /// Of the request's span; empty where nobody records it.
     pub trace: Carried,
     pub ear: Ear,
+}
+
+/// A request that the replica may have already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adopts {
+    pub of: RequestId,
+    /// Tokens that the client has.
+    pub n_had: u32,
 }
 
 /// The side of the link that the rest of the router holds, and the other links.
@@ -104,6 +111,11 @@ impl Link {
     /// How long a request of so many tokens would wait for its first.
     pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
         self.ledger.wait(n_tokens)
+    }
+
+    /// False: whatever is submitted now is refused.
+    pub fn has_room(&self) -> bool {
+        self.cancels.capacity() > 0
     }
 
     /// So many keys that follow one another, for the choices of one request.

@@ -14,11 +14,16 @@ mod round_robin;
 
 use types::PolicyDigest;
 
+/// What replicas serve, its name and its policy digest, in a word that a row has room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct VersionId(pub u64);
+
 /// One replica, as the router knows it at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     pub standing: Standing,
     pub digest: PolicyDigest,
+    pub version: VersionId,
     pub context: u32,
     /// Tokens that it has to compute before it could begin with one more: of prompts, what no cache has, and one of
     /// each request that says tokens.
@@ -67,6 +72,8 @@ pub struct Wish {
     pub session: Option<u64>,
     /// How many were picked before.
     pub n_before: u64,
+    /// Whose replicas may have it; None: all that serve.
+    pub version: Option<VersionId>,
 }
 
 /// What a request asks of a replica that goes on with it.
@@ -182,6 +189,12 @@ pub fn equal(table: &[Row], need: Need, worst: Standing) -> Option<usize> {
     able.min_by_key(|(_, row)| (row.standing, row.load())).map(|(idx, _)| idx)
 }
 
+impl Wish {
+    pub fn is_for(&self, version: VersionId) -> bool {
+        self.version.is_none_or(|wanted| wanted == version)
+    }
+}
+
 impl Row {
     pub fn meets(&self, need: Need) -> bool {
         self.digest == need.digest && u64::from(self.context) >= need.n_tokens
@@ -216,6 +229,7 @@ pub(crate) mod tests {
         Row {
             standing,
             digest: PolicyDigest::default(),
+            version: VersionId::default(),
             context: 100,
             work,
             n_running: 0,
@@ -229,7 +243,10 @@ pub(crate) mod tests {
     /// As a board would have it.
     pub fn open(table: &[Row], wish: &Wish) -> (Open, Option<usize>) {
         let mut open = Open::default();
-        let candidate = |row: &Row| Candidate { standing: row.standing, digest: row.digest, context: row.context };
+        let candidate = |row: &Row| {
+            let standing = if wish.is_for(row.version) { row.standing } else { Absent };
+            Candidate { standing, digest: row.digest, context: row.context }
+        };
         let stranger = open.find(table.iter().map(candidate), wish.n_prompt);
         let rows: Vec<Row> = open.rows.iter().map(|row| table[*row as usize]).collect();
         open.loads = rows.iter().map(Row::load).collect();
@@ -248,7 +265,7 @@ pub(crate) mod tests {
         open(table, &TEN).1
     }
 
-    const TEN: Wish = Wish { n_prompt: 10, session: None, n_before: 0 };
+    const TEN: Wish = Wish { n_prompt: 10, session: None, n_before: 0, version: None };
     const ALL: [Policy; 5] =
         [Policy::Prefix, Policy::LeastWork, Policy::PowerOfTwo, Policy::RoundRobin, Policy::Affinity];
 
@@ -307,6 +324,23 @@ pub(crate) mod tests {
         // The first policy is gone: the other one serves.
         let table = [row(Absent, 9), other(Ready, 0), row(Draining, 8)];
         assert_eq!((least_work(&table, 10), stranger(&table)), (Some(1), None));
+    }
+
+    #[test]
+    fn a_version_s_requests_are_its_own_replicas_under_any_policy() {
+        let of = |version, standing, work| Row { version: VersionId(version), ..row(standing, work) };
+        let table = [of(1, Ready, 0), of(2, Recovering, 0), of(2, Shunned, 9), of(2, Shunned, 7), of(3, Draining, 0)];
+        for policy in ALL {
+            let pick = |version| {
+                let pick = |n_before| pick(policy, &table, &Wish { version, n_before, ..TEN });
+                (0..9).map(pick).collect::<std::collections::BTreeSet<_>>()
+            };
+            assert!(pick(None).iter().all(|idx| *idx == Some(0)), "{policy:?}");
+            assert!(pick(Some(VersionId(1))).iter().all(|idx| *idx == Some(0)), "{policy:?}");
+            assert!(pick(Some(VersionId(2))).iter().all(|idx| matches!(idx, Some(2 | 3))), "{policy:?}");
+            assert!(pick(Some(VersionId(3))).iter().all(Option::is_none), "{policy:?}");
+            assert!(pick(Some(VersionId(4))).iter().all(Option::is_none), "{policy:?}");
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub struct Script {
     pub tokens_per_frame: usize,
     pub refuse: Option<(wire::refused::Reason, u32)>,
     pub name: &'static str,
+    pub model: &'static str,
     pub digest: [u8; 32],
     pub context: u32,
     /// Of its claim.
@@ -55,6 +56,7 @@ impl Default for Script {
             tokens_per_frame: 1,
             refuse: None,
             name: "replica-0",
+            model: "org/toy",
             digest: [7; 32],
             context: crate::model::CONTEXT,
             incarnation: 3,
@@ -258,18 +260,27 @@ async fn hear(shared: &Shared, frames: &Frames, frame: Up, running: &mut HashMap
         }
         Up::Adopt(adopt) => {
             shared.adopted.lock().unwrap().push(adopt.of);
-            Box::pin(hear(shared, frames, Up::Submit(adopt.request.unwrap()), running)).await;
+            submitted(shared, frames, adopt.request.unwrap(), adopt.n_had as usize, running).await;
         }
-        Up::Submit(request) => {
-            shared.seen.lock().unwrap().push(Seen::Submit(Box::new(request.clone())));
-            let script = shared.script.lock().unwrap().clone();
-            assert!(running.insert(request.id, ()).is_none(), "an id is used once");
-            answer(frames, &request, &script).await;
-        }
+        Up::Submit(request) => submitted(shared, frames, request, 0, running).await,
     }
 }
 
-async fn answer(frames: &Frames, request: &wire::Request, script: &Script) {
+async fn submitted(
+    shared: &Shared,
+    frames: &Frames,
+    request: wire::Request,
+    n_had: usize,
+    running: &mut HashMap<u64, ()>,
+) {
+    shared.seen.lock().unwrap().push(Seen::Submit(Box::new(request.clone())));
+    let script = shared.script.lock().unwrap().clone();
+    assert!(running.insert(request.id, ()).is_none(), "an id is used once");
+    answer(frames, &request, n_had, &script).await;
+}
+
+/// Beside tokens that the client has stands nothing.
+async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: &Script) {
     if let Some((reason, retry_after_ms)) = script.refuse {
         let message = "as the script says".into();
         return say(
@@ -294,10 +305,14 @@ async fn answer(frames: &Frames, request: &wire::Request, script: &Script) {
     let mut at = request.output.len().saturating_sub(script.overlap);
     while at < n_max.min(script.hold_at) {
         let end = (at + script.tokens_per_frame).min(n_max).min(script.hold_at);
+        let said = |(i, token): (usize, &u32)| match at + i < n_had {
+            true => wire::TokenOut { token: *token, ..Default::default() },
+            false => token_out(*token, &sampling),
+        };
         let output = wire::Output {
             id: request.id,
             position: at as u32,
-            tokens: tokens[at..end].iter().map(|token| token_out(*token, &sampling)).collect(),
+            tokens: tokens[at..end].iter().enumerate().map(said).collect(),
             finish: if end == n_max { finish.into() } else { 0 },
             cached_tokens: script.n_cached,
             ..Default::default()
@@ -340,7 +355,7 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         version: proto::VERSION.into(),
         router,
         replica: script.name.into(),
-        model: "org/toy".into(),
+        model: script.model.into(),
         context: script.context,
         policy_digest: script.digest.to_vec(),
         vocab: crate::model::VOCAB,
