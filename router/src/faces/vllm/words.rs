@@ -170,7 +170,8 @@ mod tests {
             blocks_total: 8,
             ..v1::ReplicaTopology::default()
         };
-        let load = load(&v1::Topology { replicas: vec![replica(2, 3), replica(1, 1)], ..v1::Topology::default() });
+        let page = v1::Topology { replicas: vec![replica(2, 3), replica(1, 1)], ..v1::Topology::default() };
+        let load = load(std::iter::once(page));
         assert_eq!((load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs), (3, 2, 5));
         assert_eq!((load.num_used_tokens, load.max_total_num_tokens, load.token_usage), (64, 256, 0.25));
     }
