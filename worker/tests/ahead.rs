@@ -181,8 +181,10 @@ fn the_host_waits_once_a_step_and_has_told_the_next_by_then() {
             }
             // All of this step was begun while the one before it ran: what is asked now is of the next.
             let told = asked.iter().position(|line| line == "upload").unwrap();
-            let waits = asked.iter().position(|line| line == "wait").unwrap();
-            assert!(told < waits, "step {}: {asked:?}", step.id.0);
+            let waits = asked.iter().position(|line| line == "wait");
+            // Who makes a graph gives memory back, for which the driver waits by itself.
+            let has_recorded = count(&asked, "record") > 0;
+            assert!(waits.map_or(has_recorded, |waits| told < waits), "step {}: {asked:?}", step.id.0);
             assert!(asked.iter().any(|line| line == "launch take_drawn"), "its tokens are the device's: {asked:?}");
         }
         assert!(n_graphs >= 8, "{n_graphs} graphs");
