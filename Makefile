@@ -25,7 +25,7 @@ TELEMETRY_PACKAGES := target/telemetry-packages
 BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
-.PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants gpu-check check
+.PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants gpu-check gpu-peers check
 .PHONY: soak-hour overload
 
 help:
@@ -51,6 +51,7 @@ help:
 	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
 	@echo "make bench-tenants how long a tenant waits beside one at 50 times its share, ROUNDS (5); as a table"
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
+	@echo "make gpu-peers the same shape in transformers (static cache, torch.compile), beside gpu-check's part bench"
 	@echo "make check   formatting and lints"
 
 # etcd's client is built with protoc: the system's, or else one that a Python package carries.
@@ -175,6 +176,11 @@ ifndef GPU_CHECK
 	$(CARGO) build --release --locked -p worker --example gpu_check
 endif
 	NCCL_MULTI_RANK_GPU_ENABLE=1 $(or $(GPU_CHECK),target/release/examples/gpu_check) $(if $(PART),--part $(PART)) $(ARGS)
+
+# The same shape in Hugging Face transformers, in the same run; PYTHON has torch and transformers.
+gpu-peers:
+	$(MAKE) gpu-check PART=bench
+	$(PYTHON) benches/gpu_peers.py target/gpu-check.json $(ARGS)
 
 # All interleavings of the rings between ranks: another build, of one small crate.
 loom:

@@ -148,7 +148,7 @@ def replica():
               (f"rate(lockstep:prefix_queries_total{OF}{rate})", "{{replica}} asked"),
               (f"rate(lockstep:prefix_hits_total{OF}{rate})", "{{replica}} had")),
         panel("Placements", "short", (f"changes(lockstep:epoch{OF}[5m])", "{{replica}} changes in 5 min"),
-              (f"increase(lockstep:ranks_lost_total{OF}[5m])", "{{replica}} ranks lost in 5 min: {{cause}}")),
+              (f"increase(lockstep:ranks_lost_total{OF}[5m])", "{{replica}} lost rank {{rank}} in 5 min: {{cause}}")),
         panel("Until it served again", "s",
               *[(quantile(q, "lockstep:recovery_seconds", OF, ", replica, cause"),
                  "{{replica}} {{cause}} p%g" % (q * 100)) for q in (0.5, 0.99)],

@@ -22,8 +22,12 @@ pub struct Cli {
 /// Flags of `serve` that a role alone has no use for, and whose they are. A file and the environment may be shared by
 /// roles; what stands on a command line is meant for the one that it begins with.
 const UNHEEDED: [(&str, &str, &[&str]); 6] = [
-    ("coordinator", "router", &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max", "policy"]),
-    ("coordinator", "worker", &["kernel_cache", "isa", "wire", "threads"]),
+    (
+        "coordinator",
+        "router",
+        &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max", "request_seconds", "policy"],
+    ),
+    ("coordinator", "worker", &["kernel_cache", "isa", "wire", "collective", "threads"]),
     ("coordinator", "serve", &["inproc", "control"]),
     (
         "router",
@@ -32,19 +36,21 @@ const UNHEEDED: [(&str, &str, &[&str]); 6] = [
             "tp",
             "pp",
             "device",
+            "numerics",
             "activations",
             "kv_dtype",
             "kv_memory",
             "context",
             "max_chunk_tokens",
             "prefix_cache",
+            "zero_kv",
             "replan_seconds",
             "regrow_seconds",
             "load_seconds",
             "otlp_steps",
         ],
     ),
-    ("router", "worker", &["kernel_cache", "isa", "wire", "threads"]),
+    ("router", "worker", &["kernel_cache", "isa", "wire", "collective", "threads"]),
     ("router", "serve", &["inproc", "control"]),
 ];
 
@@ -248,6 +254,9 @@ pub struct Run {
 pub struct Pull {
     /// A catalogue name, or a hub id as org/name or org/name:Q4_K_M
     pub model: String,
+    /// What its SHA-256 must be; of several files that of `LC_ALL=C sha256sum * | sha256sum` [default: not asked]
+    #[arg(long, value_name = "HEX")]
+    pub sha256: Option<String>,
     #[command(flatten)]
     pub hub: Hub,
 }
@@ -327,6 +336,7 @@ mod tests {
         check("lockstep serve --tp 2 --threads 1 --http 127.0.0.1:0 --control 127.0.0.1:0", None);
         check("lockstep coordinator --tp 2 --kv-memory 1GiB --device sim", None);
         check("lockstep coordinator --threads 1", Some("--threads: it is for `lockstep worker`"));
+        check("lockstep coordinator --request-seconds 9", Some("--request-seconds: it is for `lockstep router`"));
         check("lockstep coordinator --api-keys keys", Some("--api-keys: it is for `lockstep router`"));
         check("lockstep router --http 127.0.0.1:0 --max-batch-tokens 7 --failover-max 9", None);
         check("lockstep router --tp 2", Some("--tp: it is for `lockstep coordinator`"));

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use telemetry::Collector;
-use types::DeviceClass;
+use types::{DeviceClass, Pace};
 
 /// The tokenizer's crate tells of its tables as it builds them, which is nothing to tell an operator.
 pub const LOG: &str = "info,tk_encode=warn";
@@ -77,6 +77,9 @@ pub struct Settings {
     /// What carries numbers between GPUs [default: auto]
     #[arg(long, env = "LOCKSTEP_COLLECTIVE", value_enum)]
     pub collective: Option<Carrier>,
+    /// Whether sums on GPUs have one order on every grid and in any company [default: lockstep]
+    #[arg(long, env = "LOCKSTEP_NUMERICS", value_enum)]
+    pub numerics: Option<Numerics>,
     /// Threads of each worker [default: the cores, divided among this machine's workers]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
@@ -107,6 +110,9 @@ pub struct Settings {
     /// Share the KV of equal beginnings between requests [default: true]
     #[arg(long, env = "LOCKSTEP_PREFIX_CACHE", action = clap::ArgAction::Set)]
     pub prefix_cache: Option<bool>,
+    /// Overwrite a request's KV with zeros on every rank when it ends; requests share none then [default: false]
+    #[arg(long, env = "LOCKSTEP_ZERO_KV", num_args = 0..=1, default_missing_value = "true")]
+    pub zero_kv: Option<bool>,
     /// A file of API keys, a line each: key, or name:key; a name's requests share no cache with others'. Limits may
     /// stand behind it: weight=4 requests_per_minute=600 tokens_per_minute=90000 concurrent=16
     #[arg(long, env = "LOCKSTEP_API_KEYS", value_name = "FILE")]
@@ -129,6 +135,9 @@ pub struct Settings {
     /// Seconds that a request whose replica is away waits for it or another one, before it fails [default: 60]
     #[arg(long, env = "LOCKSTEP_FAILOVER_MAX", value_name = "SECONDS")]
     pub failover_max: Option<u64>,
+    /// Seconds that a request may take in all, whatever its client says [default: as long as it takes]
+    #[arg(long, env = "LOCKSTEP_REQUEST_SECONDS", value_name = "SECONDS")]
+    pub request_seconds: Option<u64>,
     /// How logs are written to stderr [default: text]
     #[arg(long, env = "LOCKSTEP_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
@@ -205,6 +214,24 @@ pub enum Carrier {
     Host,
     /// NCCL, or not at all; from 2.30 on workers may share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 is set
     Nccl,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Numerics {
+    /// The same request has the same tokens, whatever happens
+    Lockstep,
+    /// On GPUs: many rows multiplied by cuBLASLt, sums of ranks by NCCL; tokens may differ with company, grid and fault
+    Fast,
+}
+
+impl From<Numerics> for Pace {
+    fn from(numerics: Numerics) -> Pace {
+        match numerics {
+            Numerics::Lockstep => Pace::Lockstep,
+            Numerics::Fast => Pace::Fast,
+        }
+    }
 }
 
 impl Carrier {
@@ -342,6 +369,7 @@ pub struct Config {
     pub isa: Option<Isa>,
     pub wire: Wire,
     pub collective: Carrier,
+    pub numerics: Numerics,
     pub threads: usize,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
@@ -352,6 +380,7 @@ pub struct Config {
     pub max_running: u32,
     pub max_waiting: u32,
     pub prefix_cache: bool,
+    pub zero_kv: bool,
     pub api_keys: Option<PathBuf>,
     // Printed for nobody.
     #[serde(skip)]
@@ -361,6 +390,7 @@ pub struct Config {
     pub regrow_seconds: u64,
     pub load_seconds: u64,
     pub failover_max: u64,
+    pub request_seconds: Option<u64>,
     pub log_format: LogFormat,
     pub log: String,
     pub otlp_endpoint: Option<String>,
@@ -402,6 +432,7 @@ impl Settings {
         let replicas = self.replicas.unwrap_or(1);
         let n_local = usize::from(tp) * usize::from(pp) * usize::from(replicas);
         let device = self.device.unwrap_or(Device::Cpu).resolved();
+        let zero_kv = self.zero_kv.unwrap_or(false);
         let (activations, kv_dtype) = match device.class() {
             DeviceClass::Cuda => (Activations::Bf16, KvDtype::Bf16),
             DeviceClass::Cpu | DeviceClass::Sim => (Activations::Int8, KvDtype::F16),
@@ -422,6 +453,7 @@ impl Settings {
             isa: self.isa,
             wire: self.wire.unwrap_or(Wire::Auto),
             collective: self.collective.unwrap_or(Carrier::Auto),
+            numerics: self.numerics.unwrap_or(Numerics::Lockstep),
             threads: self.threads.unwrap_or_else(|| (cores() / n_local.max(1)).max(1)),
             activations: self.activations.unwrap_or(activations),
             kv_dtype: self.kv_dtype.unwrap_or(kv_dtype),
@@ -431,7 +463,8 @@ impl Settings {
             max_chunk_tokens: self.max_chunk_tokens.unwrap_or(max_batch_tokens),
             max_running: self.max_running.unwrap_or(64),
             max_waiting: self.max_waiting.unwrap_or(1024),
-            prefix_cache: self.prefix_cache.unwrap_or(true),
+            prefix_cache: self.prefix_cache.unwrap_or(!zero_kv),
+            zero_kv,
             api_keys: self.api_keys,
             api_key: self.api_key,
             drain_seconds: self.drain_seconds.unwrap_or(30),
@@ -439,6 +472,7 @@ impl Settings {
             regrow_seconds: self.regrow_seconds.unwrap_or(10),
             load_seconds: self.load_seconds.unwrap_or(600),
             failover_max: self.failover_max.unwrap_or(60),
+            request_seconds: self.request_seconds,
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log: self.log.unwrap_or_else(|| LOG.into()),
             // As the variable's standard has it: empty is unset.
@@ -489,7 +523,8 @@ impl Config {
             ("max-waiting", self.max_waiting.into()),
             ("load-seconds", self.load_seconds),
         ];
-        for (name, value) in at_least_one {
+        let said = self.request_seconds.map(|seconds| ("request-seconds", seconds));
+        for (name, value) in at_least_one.into_iter().chain(said) {
             ensure!(value > 0, "--{name} is 0; it must be at least 1");
         }
         ensure!(self.pp <= STAGES_MAX, "--pp {} is more than {STAGES_MAX} stages", self.pp);
@@ -499,6 +534,10 @@ impl Config {
         ensure!(n_workers <= RANKS_MAX, "--replicas {} of {n_ranks} ranks are more than {RANKS_MAX}", self.replicas);
         ensure!(self.context.is_none_or(|n| n >= 2), "--context is below 2: a prompt and its answer need a token each");
         ensure!(self.threads <= 1024, "--threads is {}; it must be at most 1024", self.threads);
+        ensure!(
+            !(self.zero_kv && self.prefix_cache),
+            "--zero-kv with --prefix-cache true: what others may find cannot be overwritten; leave one of them out"
+        );
         let is_bf16 = (self.activations == Activations::Bf16, self.kv_dtype == KvDtype::Bf16);
         match (self.device.class(), is_bf16) {
             (DeviceClass::Cuda, (true, true)) | (DeviceClass::Cpu | DeviceClass::Sim, (false, false)) => {}
@@ -508,6 +547,9 @@ impl Config {
                 flag_value(&self.kv_dtype),
                 if class == DeviceClass::Cuda { "cpu" } else { class.name() }
             ),
+        }
+        if self.numerics == Numerics::Fast && self.device.class() != DeviceClass::Cuda {
+            bail!("--numerics fast is for GPUs: elsewhere there is one way to compute");
         }
         if self.max_running > self.max_batch_tokens {
             bail!(
@@ -605,6 +647,15 @@ mod tests {
     }
 
     #[test]
+    fn what_is_overwritten_is_shared_with_nobody() {
+        let resolve = |zero_kv, prefix_cache| Settings { zero_kv, prefix_cache, ..Settings::default() }.resolve();
+        let shares = |zero_kv, prefix_cache| resolve(zero_kv, prefix_cache).unwrap().prefix_cache;
+        assert!(shares(None, None) && shares(Some(false), Some(true)));
+        assert!(!shares(Some(true), None) && !shares(Some(true), Some(false)));
+        assert!(resolve(Some(true), Some(true)).unwrap_err().to_string().contains("--prefix-cache"));
+    }
+
+    #[test]
     fn flags_win_over_the_file_and_the_file_over_defaults() -> anyhow::Result<()> {
         let flags = Settings { threads: Some(3), ..Settings::default() };
         let config = flags.over("threads = 1\nmax-running = 7\nkv-memory = \"64MiB\"")?.resolve()?;
@@ -639,6 +690,8 @@ mod tests {
         assert_eq!((cuda.activations, cuda.kv_dtype), (Activations::Bf16, KvDtype::Bf16));
         let again = Settings::default().over(&toml::to_string(&cuda)?)?.resolve()?;
         assert_eq!(again, cuda);
+        let fast = Settings { numerics: Some(Numerics::Fast), ..on(Device::Cpu) };
+        assert!(fast.resolve().is_err_and(|e| e.to_string().contains("--numerics fast is for GPUs")));
         for wrong in [
             Settings { activations: Some(Activations::Int8), ..on(Device::Cuda(None)) },
             Settings { kv_dtype: Some(KvDtype::F16), ..on(Device::Cuda(None)) },

@@ -98,6 +98,14 @@ impl Device {
         })
     }
 
+    /// What a worker says that it computes on: ranks of one replica say the same.
+    pub fn told(self) -> anyhow::Result<String> {
+        Ok(match self.of_worker(0)? {
+            Device::Cuda(ordinal) => Driver::find()?.card(ordinal.unwrap_or(0))?.told(),
+            one => one.class().name().into(),
+        })
+    }
+
     /// What a worker on this device may use, where so many of this machine share its devices.
     pub fn memory_bytes(self, n_workers: u16, of_machine: u64) -> anyhow::Result<u64> {
         let Device::Cuda(ordinal) = self.resolved() else { return Ok(of_machine / u64::from(n_workers.max(1))) };
@@ -111,6 +119,21 @@ impl Device {
         let driver = Driver::find()?;
         let free = driver.free_bytes(&driver.card(ordinal)?)?;
         Ok(free / 100 * USABLE_PERCENT / (n_sharing.max(1) as u64))
+    }
+
+    /// What a worker by itself may use, where so many of this machine share its devices: all of them the first, or by
+    /// turns those that they are told. Others may be there already, or be still to come.
+    pub fn memory_bytes_of_one(self, n_workers: u16, of_machine: u64) -> anyhow::Result<u64> {
+        let ordinal = match self.resolved() {
+            Device::Cuda(ordinal) => ordinal,
+            one => return one.memory_bytes(n_workers, of_machine),
+        };
+        let ordinals = usable()?;
+        let n_sharing = ordinal.map_or(n_workers, |_| n_workers.div_ceil(ordinals.len() as u16));
+        let driver = Driver::find()?;
+        let card = driver.card(ordinal.unwrap_or(ordinals[0]))?;
+        let share = card.memory_bytes / u64::from(n_sharing.max(1));
+        Ok(share.min(driver.free_bytes(&card)?) / 100 * USABLE_PERCENT)
     }
 
     /// Where a model's loader puts things; `cache` is for compiled kernels.
@@ -166,7 +189,8 @@ pub fn list() -> String {
     }
     let nvrtc = worker::Compiler::find().map_or_else(|error| error.to_string(), |compiler| compiler.to_string());
     let nccl = worker::nccl_version().map_or_else(|error| error.to_string(), |version| version.to_string());
-    let _written = writeln!(out, "nvrtc   {nvrtc}\nnccl    {nccl}");
+    let cublaslt = worker::lt_version().map_or_else(|error| error.to_string(), |version| version.to_string());
+    let _written = writeln!(out, "nvrtc   {nvrtc}\nnccl    {nccl}\ncublaslt {cublaslt}");
     out
 }
 

@@ -40,20 +40,23 @@ pub fn follow(config: &Config, keys: &ApiKeys) -> impl Future<Output = ()> + use
     async move {
         match path {
             // A pipe is read once.
-            Some(path) if path.is_file() => look(path, &flag, &keys).await,
+            Some(path) if path.is_file() => {
+                let file = path.display().to_string();
+                each_change(path, |text, is_first| take(&file, text, &flag, &keys, is_first)).await;
+            }
             _ => std::future::pending().await,
         }
     }
 }
 
-async fn look(path: PathBuf, flag: &str, keys: &ApiKeys) {
+/// Tells what stands in a file, and again when that has changed. Never ends.
+pub async fn each_change(path: PathBuf, mut take: impl FnMut(&Result<String, String>, bool)) {
     // At its first look it reads what was read at the start, or what came in between.
     let mut last = None;
     loop {
         let now = text(&path).await;
         if last.as_ref() != Some(&now) {
-            let is_first = last.is_none();
-            take(&path, &now, flag, keys, is_first);
+            take(&now, last.is_none());
             last = Some(now);
         }
         tokio::time::sleep(LOOK_EVERY).await;
@@ -66,8 +69,7 @@ async fn text(path: &Path) -> Result<String, String> {
     read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
 }
 
-fn take(path: &Path, text: &Result<String, String>, flag: &str, keys: &ApiKeys, is_first: bool) {
-    let file = path.display().to_string();
+fn take(file: &str, text: &Result<String, String>, flag: &str, keys: &ApiKeys, is_first: bool) {
     // The file has to have keys of its own, as at the start.
     let taken = text.as_ref().map_err(Clone::clone).and_then(|text| {
         let own = ApiKeys::parse(text).map_err(|error| error.to_string())?;

@@ -14,8 +14,10 @@ mod keys;
 mod models;
 mod page;
 mod plan;
+mod presence;
 mod relay;
 mod roles;
+mod routes;
 mod run;
 mod scale;
 mod simulate;
@@ -28,7 +30,7 @@ mod trust;
 mod whereabouts;
 
 use anyhow::{Context, anyhow};
-use args::{Command, Hub, Source};
+use args::{Command, Source};
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::Located;
 use config::{Config, Settings};
@@ -66,7 +68,7 @@ fn main() -> ExitCode {
         Command::Worker(worker) => single::worker(worker),
         Command::Router(router) => single::router(router),
         Command::Token => token(),
-        Command::Pull(pull) => self::pull(&pull.model, &pull.hub),
+        Command::Pull(pull) => self::pull(&pull),
         Command::Models(models) => models::list(&models),
     };
     telemetry::flush();
@@ -100,8 +102,11 @@ fn token() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn pull(model: &str, hub: &Hub) -> anyhow::Result<()> {
-    let located = models::ready(model, hub)?;
+fn pull(pull: &args::Pull) -> anyhow::Result<()> {
+    let located = models::ready(&pull.model, &pull.hub)?;
+    if let Some(sha256) = &pull.sha256 {
+        checkpoint::catalogue::verify(&located.path, sha256)?;
+    }
     println!("{}", located.path.display());
     Ok(())
 }

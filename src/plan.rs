@@ -23,13 +23,15 @@ pub fn blueprint(config: &Config, checkpoint: &Checkpoint) -> anyhow::Result<Blu
 /// The workers that `serve` would start for one replica.
 fn machines(config: &Config) -> anyhow::Result<Vec<Machine>> {
     let memory_bytes = roles::worker_memory(config)?;
-    let machine = |i: u16| Machine {
-        worker: WorkerId(i.into()),
-        host: roles::host(),
-        device: config.device.class().name().into(),
-        memory_bytes,
-        threads: u32::try_from(config.threads).unwrap_or(u32::MAX),
-        cores: u32::try_from(cores()).unwrap_or(u32::MAX),
+    let machine = |i: u16| -> anyhow::Result<Machine> {
+        Ok(Machine {
+            worker: WorkerId(i.into()),
+            host: roles::host(),
+            device: config.device.of_worker(i)?.told()?,
+            memory_bytes,
+            threads: u32::try_from(config.threads).unwrap_or(u32::MAX),
+            cores: u32::try_from(cores()).unwrap_or(u32::MAX),
+        })
     };
-    Ok((0..config.n_ranks()).map(machine).collect())
+    (0..config.n_ranks()).map(machine).collect()
 }

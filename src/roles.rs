@@ -2,14 +2,15 @@
 //! workers too, or as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Carrier, Config, Isa, KvDtype, LogFormat, Watched, Wire, cores};
+use crate::config::{Activations, Bytes, Carrier, Config, Isa, KvDtype, LogFormat, Numerics, Watched, Wire, cores};
 use crate::control;
 use crate::device::Device;
 use crate::keys;
+use crate::routes::Others;
 use anyhow::Context;
 use checkpoint::Checkpoint;
 use cluster::{Claim, MemoryStore, Registration, Store};
-use coordinator::{ModelShape, Policy};
+use coordinator::{DigestOf, ModelShape, Policy};
 use proto::secure::{self, Connection, Token, Trust};
 use proto::transport::{self, Dialer};
 use router::Membership;
@@ -28,7 +29,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use types::{BlockHash, Grid, Numerics, PolicyDigest};
+use types::{BlockHash, DeviceClass, Grid, PolicyDigest};
 use worker::{Assignment, Doorway, Ended, Load, LoadError, Loaded, ModelLoader, Ready, sim::Sim};
 
 const REPLICA: &str = "local";
@@ -62,6 +63,10 @@ pub async fn serve(
     mut doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
+    if config.numerics == Numerics::Fast {
+        let version = worker::lt_version().context("--numerics fast")?;
+        tracing::info!(cublaslt = %version, "large products are cuBLASLt's");
+    }
     let mut controls = std::mem::take(&mut doors.control).into_iter();
     let (mut groups, mut coordinators, salt) = (Vec::new(), Vec::new(), salt(None)?);
     for n in 0..config.replicas {
@@ -73,7 +78,8 @@ pub async fn serve(
         coordinators.push(coordinator);
     }
     let resume_key = resume_key(None);
-    let router = route(config, checkpoint, metrics, coordinators.into(), resume_key, doors, shutdown.clone())?;
+    let behind = Behind { membership: coordinators.into(), resume_key, others: Others::default() };
+    let router = route(config, checkpoint, metrics, behind, doors, shutdown.clone())?;
     let end = CancellationToken::new();
     let replicas = Part::start("the replica", end.clone(), run_groups(groups, end));
     run(vec![Part::start("the router", shutdown, router), replicas]).await
@@ -168,16 +174,23 @@ where
     Ok(async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) })
 }
 
+/// Whom a router serves for, and what it knows of their models besides its first.
+pub struct Behind {
+    pub membership: Membership,
+    pub resume_key: router::ResumeKey,
+    pub others: Others,
+}
+
 /// A router of the replicas that these coordinate, until `shutdown`.
 pub fn route(
     settings: &Config,
     checkpoint: &Checkpoint,
     metrics: router::Render,
-    membership: Membership,
-    resume_key: router::ResumeKey,
+    behind: Behind,
     doors: Doors,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
+    let Behind { membership, resume_key, others } = behind;
     let n_replicas = match &membership {
         Membership::Given(given) => given.len(),
         Membership::Followed { store: Store::Static { given, .. }, .. } => given.0.len(),
@@ -187,15 +200,20 @@ pub fn route(
     // Opened again when somebody asks, so that nothing of it is kept until then.
     let text_files: router::ReadTextFiles = Arc::new(move || Checkpoint::open(&path)?.text_bundle());
     let text_files = Some(text_files);
-    let config = router::Config { resume_key, text_files, ..router_config(settings, n_replicas, metrics)? };
-    let text = text(checkpoint)?;
-    let followed = keys::follow(settings, &config.keys);
-    let served = router::serve(config, membership, text, doors.http, doors.grpc, shutdown);
+    let routes = others.routes.clone();
+    let config = router::Config { resume_key, text_files, routes, ..router_config(settings, n_replicas, metrics)? };
+    let mut texts = router::Texts::from(text(checkpoint)?);
+    for (name, checkpoint) in &others.models {
+        texts = texts.and(name.clone(), text(checkpoint).with_context(|| format!("--text {name}"))?);
+    }
+    let (keys_followed, routes_followed) = (keys::follow(settings, &config.keys), others.follow());
+    let served = router::serve(config, membership, texts, doors.http, doors.grpc, shutdown);
     Ok(async move {
         tokio::select! {
             biased;
             served = served => Ok(served?),
-            () = followed => Ok(()),
+            () = keys_followed => Ok(()),
+            () = routes_followed => Ok(()),
         }
     })
 }
@@ -211,10 +229,11 @@ fn threads(config: &Config, dialer: &Dialer, first: u16) -> anyhow::Result<Vec<P
         let end = CancellationToken::new();
         let mesh_address = door.as_ref().map_or_else(String::new, |door| door.address().to_string());
         let device = config.device.of_worker(first + i)?;
+        let told = device.told()?;
         let cache = config.kernel_cache.clone();
         let ways = (config.wire, config.collective);
         let loader = loader(device, cache, config.isa, config.threads, n_workers.into(), door, ways)?;
-        let worker_config = worker_config(config.device, config.threads, memory_bytes, mesh_address);
+        let worker_config = worker_config(told, config.threads, memory_bytes, mesh_address);
         let worker = worker::serve(dialer.channel(), loader, worker_config, end.clone());
         Ok(Part::start("a worker", end, async { Ok(worker.await?) }))
     };
@@ -333,6 +352,7 @@ fn micros_since_1970() -> u64 {
 fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) -> anyhow::Result<router::Config> {
     let drain_max = Duration::from_secs(config.drain_seconds);
     let replica_absence_max = Duration::from_secs(config.failover_max);
+    let request_max = config.request_seconds.map(Duration::from_secs);
     let requests_max = (config.max_waiting as usize + config.max_running as usize) * n_replicas;
     Ok(router::Config {
         names: config.served_model_name.iter().cloned().collect(),
@@ -344,7 +364,7 @@ fn router_config(config: &Config, n_replicas: usize, metrics: router::Render) ->
             requests_max,
             ..router::Limits::default()
         },
-        waits: router::Waits { drain_max, replica_absence_max, ..router::Waits::default() },
+        waits: router::Waits { drain_max, replica_absence_max, request_max, ..router::Waits::default() },
         keys: keys::read(config)?,
         metrics,
         ..router::Config::default()
@@ -383,8 +403,9 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
         model_path: checkpoint.path().to_owned(),
         shape: ModelShape::of(checkpoint),
         policy: policy(config),
-        policy_digest: policy_digest(config, checkpoint),
+        policy_digest: (config.device != Device::Sim).then(|| digest_of(config, checkpoint)),
         prefix_cache: config.prefix_cache,
+        zero_kv: config.zero_kv,
         salt: [0; 16],
         mesh_seed: secure::random()?,
         limits: coordinator::Limits {
@@ -403,11 +424,15 @@ fn coordinator_config(config: &Config, checkpoint: &Checkpoint, replica: &str) -
     })
 }
 
-/// The simulation has a policy of its own, which no model gives.
+/// The simulation has a policy of its own, which no model gives; a GPU's is known when it is there.
 fn policy_digest(config: &Config, checkpoint: &Checkpoint) -> Option<PolicyDigest> {
-    let class = config.device.class();
-    let numerics = Numerics::plain(class, activations(config), kv_dtype(config), checkpoint.digest());
-    (config.device != Device::Sim).then(|| numerics.digest())
+    let DigestOf { weights, pace } = digest_of(config, checkpoint);
+    let numerics = types::Numerics::plain("cpu", pace, activations(config), kv_dtype(config), weights);
+    (config.device.class() == DeviceClass::Cpu).then(|| numerics.digest())
+}
+
+fn digest_of(config: &Config, checkpoint: &Checkpoint) -> DigestOf {
+    DigestOf { weights: checkpoint.digest(), pace: config.numerics.into() }
 }
 
 fn activations(config: &Config) -> &'static str {
@@ -491,10 +516,10 @@ impl Load for SimLoader {
     }
 }
 
-pub fn worker_config(device: Device, threads: usize, memory_bytes: u64, mesh_address: String) -> worker::Config {
+pub fn worker_config(device: String, threads: usize, memory_bytes: u64, mesh_address: String) -> worker::Config {
     worker::Config {
         host: host(),
-        device: device.class().name().into(),
+        device,
         memory_bytes,
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         cores: u32::try_from(cores()).unwrap_or(u32::MAX),
@@ -547,5 +572,11 @@ mod tests {
             (waits.replica_absence_max.as_secs(), waits.drain_max.as_secs())
         };
         assert_eq!((waits(None), waits(Some(7)), waits(Some(0))), ((60, 4), (7, 4), (0, 4)));
+        let request_max = |request_seconds| {
+            let config = Settings { request_seconds, ..Settings::default() }.resolve().ok()?;
+            Some(router_config(&config, 1, Arc::new(String::new)).unwrap().waits.request_max)
+        };
+        let minute = Some(Duration::from_secs(60));
+        assert_eq!([None, Some(60), Some(0)].map(request_max), [Some(None), Some(minute), None]);
     }
 }

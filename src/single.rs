@@ -7,7 +7,9 @@ use crate::config::{
     self, Bytes, Carrier, File, Isa, LOG, LogFormat, METRICS_SECONDS, OtlpProtocol, Watched, Wire, cores,
 };
 use crate::device::Device;
-use crate::roles::{self, Doors};
+use crate::presence::{self, Presence};
+use crate::roles::{self, Behind, Doors};
+use crate::routes::Others;
 use crate::whereabouts::{Found, Whereabouts};
 use crate::{models, page, stop_on_signals, store};
 use anyhow::{Context, ensure};
@@ -20,16 +22,14 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use telemetry::Collector;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use types::DeviceClass;
+use worker::Doorway;
 use worker::fetch::Fetch;
 use worker::source::{self, Source};
-use worker::{Assignment, Doorway, Ended, LoadError, Loaded, Ready};
 
 /// What a coordinator is told besides what `serve` is told.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
@@ -57,6 +57,19 @@ pub struct RouterSettings {
     #[arg(long, alias = "coordinators", env = "LOCKSTEP_COORDINATOR", value_name = "HOST:PORT", value_delimiter = ',')]
     #[serde(deserialize_with = "store::one_or_many")]
     pub coordinator: Option<Vec<String>>,
+    /// Another model that replicas serve, and the name that they serve it by [default: MODEL's own]; MODEL itself is
+    /// what all the rest are read with that a route names
+    #[arg(long, env = "LOCKSTEP_TEXT", value_name = "NAME=MODEL", value_delimiter = ',')]
+    #[serde(deserialize_with = "store::one_or_many")]
+    pub text: Option<Vec<String>>,
+    /// A name that clients say, and the versions behind it by weight, as chat=v1:90,v2:10; a version is the name that
+    /// its replicas serve, with @ and the beginning of a policy digest where several serve it
+    #[arg(long, env = "LOCKSTEP_ROUTE", value_name = "NAME=VERSION:WEIGHT,..", value_delimiter = ';')]
+    #[serde(deserialize_with = "store::one_or_many")]
+    pub route: Option<Vec<String>>,
+    /// A file of routes, a line each; it is read again when it changes
+    #[arg(long, env = "LOCKSTEP_ROUTES", value_name = "FILE")]
+    pub routes: Option<PathBuf>,
 }
 
 /// A worker needs to know nothing of the model: the coordinator says what it is to hold.
@@ -102,7 +115,7 @@ pub struct WorkerSettings {
     /// Threads that compute [default: one per core]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
-    /// Workers of this machine, which share its cores and memory [default: 1]
+    /// Workers of this machine, which share its cores and memory, or its GPUs' [default: 1]
     #[arg(long, env = "LOCKSTEP_LOCAL_WORKERS", value_name = "N")]
     pub local_workers: Option<u16>,
     /// Memory for weights and KV cache [default: this machine's]
@@ -204,7 +217,8 @@ pub fn router(args: args::Router) -> anyhow::Result<()> {
     store.check()?;
     let given = own.given(store.is_given())?;
     let located = models::ready(&config.model, &args.source.hub)?;
-    config.served_model_name.get_or_insert(located.name);
+    let name = config.served_model_name.get_or_insert(located.name).clone();
+    let others = Others::of(&own, &name, &args.source.hub)?;
     let metrics = roles::watch(&config.watched())?;
     let checkpoint = Checkpoint::open(&located.path)?;
     for address in given.iter().flat_map(|Addresses(addresses)| addresses) {
@@ -225,7 +239,8 @@ pub fn router(args: args::Router) -> anyhow::Result<()> {
             Ok(secure::channel(address, trust))
         };
         let membership = Membership::Followed { store, dial: Box::new(dial) };
-        roles::route(&config, &checkpoint, metrics, membership, resume_key, doors, shutdown)?.await
+        let behind = Behind { membership, resume_key, others };
+        roles::route(&config, &checkpoint, metrics, behind, doors, shutdown)?.await
     })
 }
 
@@ -273,34 +288,14 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
         let Found { address, channel } = found?;
         let source = own.source(channel.clone(), cache)?;
         let seat = own.seat(&address, source)?;
-        let (loader, holds) = Telling::around(seat.loader);
+        let presence = Presence::default();
+        let loader = Box::new(presence::Telling { loader: seat.loader, presence: presence.clone() });
         if let Some(health) = own.health {
-            page::open(health, metrics, move || holds.load(Ordering::Relaxed)).await?;
+            let address = page::open(health, metrics, move || presence.is_there()).await?;
+            tracing::info!(%address, "this worker tells of itself");
         }
         Ok(worker::serve(channel, loader, seat.config, shutdown).await?)
     })
-}
-
-/// Tells its page whether this rank holds its part of the model.
-struct Telling {
-    loader: Box<dyn worker::Load>,
-    holds: Arc<AtomicBool>,
-}
-
-impl Telling {
-    fn around(loader: Box<dyn worker::Load>) -> (Box<dyn worker::Load>, Arc<AtomicBool>) {
-        let holds = Arc::new(AtomicBool::new(false));
-        (Box::new(Telling { loader, holds: holds.clone() }), holds)
-    }
-}
-
-impl worker::Load for Telling {
-    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
-        self.holds.store(false, Ordering::Relaxed);
-        let loaded = self.loader.load(assignment, ended);
-        self.holds.store(loaded.is_ok(), Ordering::Relaxed);
-        loaded
-    }
 }
 
 /// What a worker is built from.
@@ -330,13 +325,12 @@ impl WorkerSettings {
         let (door, mesh_address) = self.doorway(join)?;
         let ways = (self.wire.unwrap_or(Wire::Auto), self.collective.unwrap_or(Carrier::Auto));
         let loader = roles::loader(device, self.kernel_cache.clone(), self.isa, threads, n_local, Some(door), ways)?;
+        let said = self.device.unwrap_or(Device::Cpu);
         let memory = match self.memory {
             Some(memory) => memory.0,
-            // Who is given a GPU has it alone, unless told otherwise.
-            None if device.class() == DeviceClass::Cuda => device.memory_bytes(1, 0)?,
-            None => device.memory_bytes(self.local_workers.unwrap_or(1), roles::memory_bytes())?,
+            None => said.memory_bytes_of_one(self.local_workers.unwrap_or(1), roles::memory_bytes())?,
         };
-        let config = roles::worker_config(device, threads, memory, mesh_address);
+        let config = roles::worker_config(device.told()?, threads, memory, mesh_address);
         Ok(Seat { loader: source::load_from(source, loader), config })
     }
 

@@ -58,7 +58,7 @@ pub fn render(page: &Value) -> String {
     if replicas.is_empty() {
         return format!("{store}no replica is attached\n");
     }
-    store + &replicas.iter().map(replica).collect::<Vec<_>>().join("\n")
+    store + &models(&page["models"]) + &replicas.iter().map(replica).collect::<Vec<_>>().join("\n")
 }
 
 /// Where the replicas are known from.
@@ -70,6 +70,25 @@ fn store(store: &Value) -> String {
         None => format!("store: {kind} · there for {seconds} s\n"),
         Some(reason) => format!("store: {kind} · away for {seconds} s, nobody joins or leaves: {reason}\n"),
     }
+}
+
+/// Names and the versions behind them; nothing where there is one of each.
+fn models(models: &Value) -> String {
+    let list = |of: &Value| of.as_array().cloned().unwrap_or_default();
+    let models = list(models);
+    if models.len() < 2 && models.iter().all(|model| list(&model["versions"]).len() < 2) {
+        return String::new();
+    }
+    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let share = |share: &Value| {
+        let (model, digest) = (text(&share["model"]), text(&share["policy_digest"]));
+        format!("{model}@{digest}:{} ({} of {} ready)", share["weight"], share["ready"], share["replicas"])
+    };
+    let line = |model: &Value| {
+        let shares: Vec<String> = list(&model["versions"]).iter().map(share).collect();
+        format!("{} = {}\n", text(&model["name"]), shares.join(", "))
+    };
+    models.iter().map(line).collect()
 }
 
 fn replica(replica: &Value) -> String {

@@ -18,7 +18,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
-use types::{DeviceClass, Numerics, PolicyDigest};
+use types::{Numerics, Pace, PolicyDigest};
 
 const MODEL: &str = "tests/reference/llama-f32-tied";
 const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
@@ -87,6 +87,41 @@ fn workers_are_told_by_their_parent_alone() {
     assert_eq!(Node::spawn(command).answers(), serve(&[]).answers());
 }
 
+/// A rank with a page of its own, and where that is.
+fn watched_worker(join: &str) -> (Node, String) {
+    let arguments = ["worker", "--threads", "1", "--join", join, "--health", "127.0.0.1:0"];
+    let mut node = Node::start(&arguments);
+    let address = field(&node.until(&["this worker tells of itself"]), "address").to_owned();
+    (node, format!("http://{address}/ready"))
+}
+
+/// Waits for what a page says of its role.
+fn until_says(page: &str, status: u16) {
+    let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
+    let (agent, deadline) = (ureq::Agent::from(agent), Instant::now() + PATIENCE);
+    while agent.get(page).call().unwrap().status() != status {
+        assert!(Instant::now() < deadline, "{page} never says {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_rank_without_the_others_is_not_ready() {
+    // The place of who is lost is kept: nobody carries the model alone.
+    let (mut coordinating, address) = coordinator(MODEL, &["--tp", "2", "--replan-seconds", "3600"]);
+    let (mut one, page) = watched_worker(&address);
+    one.until(&["joined"]);
+    until_says(&page, 503);
+    let (mut other, other_page) = watched_worker(&address);
+    [&page, &other_page].iter().for_each(|page| until_says(page, 200));
+    other.kill();
+    until_says(&page, 503);
+    let (_another, another_page) = watched_worker(&address);
+    [&page, &another_page].iter().for_each(|page| until_says(page, 200));
+    coordinating.kill();
+    [&page, &another_page].iter().for_each(|page| until_says(page, 503));
+}
+
 fn pid(pid: u32) -> rustix::process::Pid {
     rustix::process::Pid::from_raw(pid.cast_signed()).unwrap()
 }
@@ -150,8 +185,7 @@ fn router(address: &str) -> Node {
 /// Under which ranks of this model compute.
 fn policy(kv_dtype: &str) -> PolicyDigest {
     let weights = checkpoint::Checkpoint::open(std::path::Path::new(MODEL)).unwrap().digest();
-    let (device_class, activations, quantization) = (DeviceClass::Cpu, "f32", "none");
-    Numerics { device_class, activations, kv_dtype, weights, quantization, adapter: None }.digest()
+    Numerics::plain("cpu", Pace::Lockstep, "f32", kv_dtype, weights).digest()
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Replicas behind one router: both serve, both give the same answers, and one goes on when the other is gone.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "replicas/models.rs"]
+mod models;
 #[path = "common/node.rs"]
 mod node;
 

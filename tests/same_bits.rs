@@ -237,6 +237,9 @@ impl Bench {
             let seen = self.same(&way, Setup { n_blocks, prefix_cache, ..self.base.clone() }, &picked).await;
             assert!(seen.restarts > 0, "{way}: nothing was preempted");
         }
+        let setup = Setup { n_blocks, prefix_cache: true, zero_kv: true, ..self.base.clone() };
+        let seen = self.same(&format!("{n_blocks} blocks that are cleared"), setup, &picked).await;
+        assert!(seen.restarts > 0 && seen.hits == 0, "{n_blocks} blocks that are cleared are shared");
     }
 
     async fn threads(&self, threads: &[usize], picked: &[usize]) {

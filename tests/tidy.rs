@@ -143,6 +143,30 @@ fn devices_only_in_backend_and_collective() {
 }
 
 #[test]
+fn clocks_are_for_people() {
+    // When something was made or seen, a name that nobody else has, and where a lone process begins to count.
+    const TELLERS: &[&str] = &[
+        "checkpoint/src/template.rs",
+        "cluster/src/etcd/follow.rs",
+        "cluster/src/etcd/keep.rs",
+        "cluster/src/etcd/line.rs",
+        "cluster/src/state.rs",
+        "router/src/faces/vllm.rs",
+        "router/src/generate.rs",
+        "router/src/topology.rs",
+        "src/roles.rs",
+        "telemetry/src/otlp/queue.rs",
+    ];
+    let broken = named(&["SystemTime", "UNIX_EPOCH"], |_| true);
+    let is_told = |place: &String| TELLERS.iter().any(|file| place.starts_with(file));
+    hold(
+        "No decision looks at a wall clock, so machines may disagree about the time: what is sent are durations, and what \
+         is earlier is told by revisions of the store.",
+        broken.into_iter().filter(|place| !is_told(place)).collect(),
+    );
+}
+
+#[test]
 fn scheduler_is_pure() {
     const IMPURE: &[&str] = &[
         "std",

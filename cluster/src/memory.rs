@@ -9,6 +9,8 @@ use tokio::sync::watch;
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     state: Arc<watch::Sender<State>>,
+    /// What is known of it here: the same, or of a store from afar what its last look has found.
+    seen: Arc<watch::Sender<State>>,
 }
 
 impl MemoryStore {
@@ -19,7 +21,27 @@ impl MemoryStore {
     }
 
     pub(crate) fn with(state: State) -> MemoryStore {
-        MemoryStore { state: Arc::new(watch::Sender::new(state)) }
+        let state = Arc::new(watch::Sender::new(state));
+        MemoryStore { seen: state.clone(), state }
+    }
+
+    /// The same store over a line that may be slow or cut: what is said here goes there, and of what is there nothing is
+    /// known but what the last `look` has found.
+    pub fn from_afar(&self) -> MemoryStore {
+        MemoryStore { state: self.state.clone(), seen: Arc::new(watch::Sender::new(State::default())) }
+    }
+
+    /// Of a store from afar: learns what is there by now, but for entries whose lease `has_lapsed`.
+    pub fn look(&self, has_lapsed: impl Fn(&Member) -> bool) {
+        let mut state = self.state.borrow().clone();
+        state.members.retain(|_, member| !has_lapsed(member));
+        self.seen.send_if_modified(|seen| {
+            let is_news = (&seen.members, &seen.held) != (&state.members, &state.held);
+            if is_news {
+                *seen = state;
+            }
+            is_news
+        });
     }
 
     /// Takes a replica, from whoever held it: their epoch is older from now on.
@@ -41,11 +63,11 @@ impl MemoryStore {
     }
 
     pub fn members(&self) -> Members {
-        self.state.borrow().members.clone()
+        self.seen.borrow().members.clone()
     }
 
     pub fn watch(&self) -> Watch {
-        Watch::new(self.state.subscribe())
+        Watch::new(self.seen.subscribe())
     }
 
     /// Changes the entry of the claim with this incarnation, if it is the last one.
@@ -62,7 +84,7 @@ impl MemoryStore {
     }
 
     pub(crate) async fn lost(&self, replica: &str, ours: u64) -> ClaimLost {
-        let mut changes = self.state.subscribe();
+        let mut changes = self.seen.subscribe();
         let is_later = |state: &State| state.held.get(replica).is_some_and(|held| held.incarnation > ours);
         let state = changes.wait_for(is_later).await.expect("the sender is held by self");
         let held = &state.held[replica];

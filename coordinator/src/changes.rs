@@ -2,14 +2,15 @@
 //! Each is refused before anything has changed, or is a change of epoch that nobody is accused of.
 
 use crate::Error;
+use crate::config::DigestOf;
 use crate::losses::Ending;
-use crate::placement::{Unplaceable, class_of, plan};
+use crate::placement::{Unplaceable, plan};
 use crate::replica::{Replica, micros};
 use proto::cluster as wire;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tonic::Status;
-use types::{DeviceClass, Grid, Numerics};
+use types::{DeviceClass, Grid};
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Status>>;
 
@@ -76,9 +77,9 @@ impl Replica {
     fn may_reload(&self, weights: [u8; 32]) -> Result<(), Status> {
         self.may_change()?;
         let Some(serving) = &self.serving else { return Ok(()) };
-        let class = class_of(self.members.inventory().first());
-        let policy = &self.config.policy;
-        let found = Numerics::plain(class, &policy.activations, &policy.kv_dtype, weights).digest();
+        let device = self.members.inventory().first().map_or_else(String::new, |machine| machine.device.clone());
+        let class = DeviceClass::told(&device).0;
+        let found = self.config.digest_of(&device, DigestOf { weights, pace: self.config.pace() });
         // The simulation computes under a policy that no file gives.
         if class == DeviceClass::Sim || found == serving.policy {
             return Ok(());

@@ -3,7 +3,7 @@
 use crate::placement::{Blueprint, ModelShape, Policy};
 use std::path::PathBuf;
 use std::time::Duration;
-use types::{Epoch, Grid, PolicyDigest};
+use types::{Epoch, Grid, Numerics, Pace, PolicyDigest};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -16,14 +16,24 @@ pub struct Config {
     pub shape: ModelShape,
     pub policy: Policy,
     /// What every rank must compute under. None: what the first that is ready computes under, where no model is.
-    pub policy_digest: Option<PolicyDigest>,
+    pub policy_digest: Option<DigestOf>,
     pub prefix_cache: bool,
+    /// Ranks clear what a sequence lets go before anybody else has it. Then no two share a block, whatever
+    /// `prefix_cache` says.
+    pub zero_kv: bool,
     /// The cluster's secret at the root of every block hash.
     pub salt: [u8; 16],
     /// From which every epoch's secret is derived, with which its ranks know each other.
     pub mesh_seed: [u8; 32],
     pub limits: Limits,
     pub waits: Waits,
+}
+
+/// Of what a policy digest is made, beside the policy's types and the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DigestOf {
+    pub weights: [u8; 32],
+    pub pace: Pace,
 }
 
 /// Every queue and every size has its limit here.
@@ -135,6 +145,25 @@ impl Config {
         *hasher.finalize().as_bytes()
     }
 
+    /// Requests that begin alike have the same blocks there.
+    pub(crate) fn shares_blocks(&self) -> bool {
+        self.prefix_cache && !self.zero_kv
+    }
+
+    pub(crate) fn pace(&self) -> Pace {
+        self.policy_digest.map_or(Pace::default(), |of| of.pace)
+    }
+
+    /// Under which ranks on such a device compute, where a model says so.
+    pub(crate) fn digest_on(&self, device: &str) -> Option<PolicyDigest> {
+        self.policy_digest.map(|of| self.digest_of(device, of))
+    }
+
+    pub(crate) fn digest_of(&self, device: &str, DigestOf { weights, pace }: DigestOf) -> PolicyDigest {
+        let Policy { activations, kv_dtype, .. } = &self.policy;
+        Numerics::plain(device, pace, activations, kv_dtype, weights).digest()
+    }
+
     /// Each stage has a step of its own.
     pub(crate) fn steps_in_flight_max(&self, grid: Grid) -> u32 {
         self.limits.steps_in_flight_max + u32::from(grid.pp).saturating_sub(1)
@@ -155,7 +184,7 @@ impl Config {
             chunk_tokens_max: limits.chunk_tokens_max.min(self.policy.slice_max),
             n_stages: blueprint.grid.pp.into(),
             steps_in_flight_max: self.steps_in_flight_max(blueprint.grid),
-            prefix_cache: self.prefix_cache,
+            prefix_cache: self.shares_blocks(),
             groups: self.shape.cache.groups().to_vec(),
             policy,
             salt: self.salt,

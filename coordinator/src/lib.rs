@@ -29,7 +29,7 @@ mod strangers;
 mod traces;
 mod views;
 
-pub use config::{Config, Limits, Waits};
+pub use config::{Config, DigestOf, Limits, Waits};
 pub use event::WorkerId;
 pub use placement::{
     Blueprint, Bottleneck, Experts, Inventory, Link, Links, Machine, ModelShape, Policy, Pool, Prediction, Roofline,

@@ -168,7 +168,7 @@ impl Replica {
         }
         self.placing.crowd_changed();
         if let Some(rank) = rank {
-            metrics::rank_lost(&self.of, cause.label());
+            metrics::rank_lost(&self.of, rank, cause.label());
             if role.rank().is_some() {
                 self.end_epoch(Ending::Lost(cause));
             }

@@ -171,6 +171,11 @@ impl Members {
         self.workers.get(&worker).map(|member| member.role)
     }
 
+    /// What it computes on, as it says.
+    pub fn device(&self, worker: WorkerId) -> &str {
+        self.workers.get(&worker).map_or("", |member| &member.machine.device)
+    }
+
     pub fn host(&self, worker: WorkerId) -> &str {
         self.workers.get(&worker).map_or("", |member| &member.machine.host)
     }

@@ -123,8 +123,10 @@ impl Replica {
             running_max: policy.running_max,
             meet_max_millis: millis(waits.meet_max),
             exchange_max_millis: millis(waits.exchange_max),
-            policy_digest: self.policy_served().map_or_else(Vec::new, |policy| policy.0.to_vec()),
+            policy_digest: self.policy_served(shard.worker).map_or_else(Vec::new, |policy| policy.0.to_vec()),
             reading: self.changes.reading,
+            zero_kv: self.config.zero_kv,
+            numerics: self.config.pace().name().into(),
         }
     }
 
@@ -136,7 +138,7 @@ impl Replica {
         if of != self.epoch {
             return;
         }
-        match self.accept(loaded) {
+        match self.accept(worker, loaded) {
             Ok(facts) => self.members.loaded(worker, rank, facts, &loaded.unread),
             Err(why) => return self.lose(worker, Cause::Wrong, why),
         }
@@ -164,21 +166,23 @@ impl Replica {
 
     /// A stream moves only to an equal digest, and all ranks of an epoch have one: the configured one or, where there
     /// is none, that of the first that had loaded. It names version, model, weights and numerics.
-    fn accept(&self, loaded: &wire::Loaded) -> Result<Facts, Status> {
+    fn accept(&self, worker: WorkerId, loaded: &wire::Loaded) -> Result<Facts, Status> {
         let policy =
             proto::policy_digest(&loaded.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let ours = self.policy_served().or_else(|| self.members.policy());
+        let ours = self.policy_served(worker).or_else(|| self.members.policy());
         if let Some(ours) = ours.filter(|ours| *ours != policy) {
             return Err(Status::failed_precondition(format!(
-                "this rank computes under {policy}, the replica under {ours}: another model, or other numerics"
+                "this rank computes under {policy}, the replica under {ours}: another model, or other numerics (on a GPU its \
+                 architecture counts)"
             )));
         }
         Ok(Facts { policy, weight_bytes: loaded.weight_bytes })
     }
 
-    /// What was configured or, where nothing was, what has been served.
-    fn policy_served(&self) -> Option<PolicyDigest> {
-        self.config.policy_digest.or_else(|| self.serving.as_ref().map(|serving| serving.policy))
+    /// What has been served or, where nothing was, what was configured for this worker's device.
+    fn policy_served(&self, worker: WorkerId) -> Option<PolicyDigest> {
+        let configured = || self.config.digest_on(self.members.device(worker));
+        self.serving.as_ref().map(|serving| serving.policy).or_else(configured)
     }
 
     /// All ranks are ready: serve, or go on serving.

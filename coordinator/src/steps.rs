@@ -25,7 +25,7 @@ impl From<Rejected> for Refusal {
     fn from(rejected: Rejected) -> Refusal {
         let reason = match rejected {
             Rejected::Full { .. } => Reason::Full,
-            Rejected::TooLong { .. } => Reason::TooLong,
+            Rejected::TooLong { .. } | Rejected::TooLarge { .. } => Reason::TooLong,
             Rejected::Unsupported(_) => Reason::Unsupported,
             Rejected::Empty | Rejected::Finished(_) => Reason::Invalid,
             Rejected::Duplicate => Reason::Duplicate,

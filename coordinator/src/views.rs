@@ -134,7 +134,7 @@ impl Replica {
             block_size: BLOCK_TOKENS,
             n_blocks: serving.scheduler.stats().blocks_total,
             dtype: self.config.policy.kv_dtype.clone(),
-            prefix_caching: self.config.prefix_cache,
+            prefix_caching: self.config.shares_blocks(),
         };
         if self.cache.as_ref() != Some(&now) {
             metrics::cache(&self.of, self.cache.as_ref(), &now);

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
-use types::{Finish, RequestId, Sampling, Step, StepDone};
+use types::{Finish, Pace, RequestId, Sampling, Step, StepDone};
 use worker::sim::Sim;
 use worker::{Assignment, Ended, Load, LoadError, Loaded, Ready, RunError, Runner};
 
@@ -266,7 +266,10 @@ async fn frames_that_cannot_be_meant_end_their_own_stream() {
         (vec![ours(), empty()], Code::InvalidArgument, "without content"),
         (vec![ours(), foreign], Code::InvalidArgument, "is not of router"),
     ];
-    for (frames, code, part) in cases {
+    // Five bytes each are more than a frame may have.
+    let too_long = submit_frame(1, |request| request.prompt.resize(proto::FRAME_BYTES_MAX / 5 + 1, u32::MAX));
+    let too_long = (vec![ours(), too_long], Code::InvalidArgument, "message length too large");
+    for (frames, code, part) in cases.into_iter().chain([too_long]) {
         let status = refused_stream(&cluster, &frames).await;
         assert_eq!(status.code(), code, "{status:?}");
         assert!(status.message().contains(part), "{status:?}");
@@ -416,6 +419,7 @@ fn sim_digest() -> [u8; 32] {
         model_path: "/nowhere".into(),
         activations: "int8".into(),
         kv_dtype: "f16".into(),
+        pace: Pace::Lockstep,
         n_blocks: vec![1],
         kv_bytes: 64,
         context: 16,
@@ -424,6 +428,7 @@ fn sim_digest() -> [u8; 32] {
         timeouts: worker::Timeouts::default(),
         policy: None,
         reading: 0,
+        zero_kv: false,
     };
     sim().load(&assignment, &Ended::default()).unwrap().1.policy.0
 }

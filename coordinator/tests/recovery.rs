@@ -27,8 +27,8 @@ fn counted(name: &str, replica: &str, label: &str) -> f64 {
     static EXPORTER: OnceLock<Exporter> = OnceLock::new();
     let page = EXPORTER.get_or_init(|| telemetry::metrics::install(&[]).unwrap()).render();
     let names = [name.to_owned(), format!("replica=\"{replica}\""), label.to_owned()];
-    let line = page.lines().find(|line| names.iter().all(|part| line.contains(part)));
-    line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    let lines = page.lines().filter(|line| names.iter().all(|part| line.contains(part)));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
 fn named(replica: &str, config: Config) -> Config {
@@ -130,7 +130,7 @@ async fn a_rank_that_hangs_is_lost_and_comes_back_when_its_thread_is_free() {
     router.hear_until(|state| state.epoch_n >= 3 && state.phase() == Phase::Ready).await;
     router.hear_all().await;
     assert_eq!(router.state.n_spares, 0);
-    assert!(counted("ranks_lost_total", "hangs", "cause=\"hung\"") >= 1.0);
+    assert!(counted("ranks_lost_total", "hangs", "rank=\"0\",cause=\"hung\"") >= 1.0);
     assert!(counted("recovery_seconds_count", "hangs", "cause=\"hung\"") >= 1.0);
     assert!(counted("replayed_tokens_total", "hangs", "") > 0.0);
     drop(gate);
@@ -173,7 +173,8 @@ async fn an_epoch_that_ends_during_a_long_load_blames_nobody() {
     ready_on(&mut router, 2, 1).await;
     assert_eq!(router.state.epoch_n, 3, "one loss ended an epoch, and one placement began the next");
     router.check_one(&grid_sim()).await;
-    assert_eq!(counted("ranks_lost_total", "reads", "cause=\"gone\""), 1.0);
+    let of_rank = |rank| counted("ranks_lost_total", "reads", &format!("rank=\"{rank}\",cause=\"gone\""));
+    assert_eq!((of_rank(0) + of_rank(1), counted("ranks_lost_total", "reads", "cause=\"gone\"")), (1.0, 1.0));
     for cause in ["silent", "hung", "late", "failed", "wrong", "deaf"] {
         assert_eq!(counted("ranks_lost_total", "reads", &format!("cause=\"{cause}\"")), 0.0, "{cause}");
     }

@@ -4,7 +4,7 @@ use crate::cluster as wire;
 use bytes::Bytes;
 use prost::Message;
 use types::{
-    AdapterId, BlockCopy, BlockId, Constraint, Dry, Epoch, Finish, Goal, Layout, Micros, Penalties, PolicyDigest,
+    AdapterId, BlockCopy, BlockId, Constraint, Dry, Epoch, Finish, Goal, Layout, Micros, Pace, Penalties, PolicyDigest,
     Priority, Rank, Request, RequestId, Sampling, Shares, Slice, SliceDone, Span, SpanKind, Stage, Step, StepDone,
     StepId, TenantId, TokenLogprob, TokenOut, Tokens, Want, Weight, Xtc,
 };
@@ -18,6 +18,8 @@ pub enum Malformed {
     Missing { field: &'static str },
     #[error("{field} is out of range: {value}")]
     OutOfRange { field: &'static str, value: i64 },
+    #[error("{field} is {name:?}, which nobody here knows")]
+    Name { field: &'static str, name: String },
     #[error("assign.stages: {0}")]
     Stages(types::Unsupported),
     #[error("{field} is out of range: {value}")]
@@ -115,6 +117,12 @@ impl wire::Assign {
             true => Ok(None),
             false => policy_digest(&self.policy_digest).map(Some),
         }
+    }
+
+    /// What may choose the order of a sum.
+    pub fn pace(&self) -> Result<Pace, Malformed> {
+        Pace::named(&self.numerics)
+            .ok_or_else(|| Malformed::Name { field: "assign.numerics", name: self.numerics.clone() })
     }
 
     /// The epoch's secret. Empty stands for none: a rank alone has nobody to prove anything to.

@@ -7,7 +7,7 @@
 
 use proto::cluster::Cached;
 use router::board::{Board, Facts, Salt, Scratch, names};
-use router::pick::{Policy, Standing, Wish};
+use router::pick::{Policy, Standing, VersionId, Wish};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -51,7 +51,8 @@ fn board(prompt: &[u64], shared: usize) -> Board {
     for place in 0..N_REPLICAS {
         board.sit(place, std::sync::Arc::default());
         let digest = PolicyDigest::default();
-        let facts = Facts { standing: Standing::Ready, digest, context: 1 << 17, salt: SALT, id: name(place as u64) };
+        let (standing, version, id) = (Standing::Ready, VersionId::default(), name(place as u64));
+        let facts = Facts { standing, digest, version, context: 1 << 17, salt: SALT, id };
         board.show(place, &facts);
         let n_known = match place {
             500 => prompt.len(),
@@ -87,7 +88,7 @@ fn measure(what: &str, mut choose: impl FnMut(u64) -> Option<usize>) {
 fn main() {
     let prompt: Vec<Token> = (0..N_PROMPT).collect();
     let known: Vec<u64> = names(&prompt, TenantId(0), &PolicyDigest::default(), &SALT).collect();
-    let wish = |n_before| Wish { n_prompt: N_PROMPT, session: Some(7), n_before };
+    let wish = |n_before| Wish { n_prompt: N_PROMPT, session: Some(7), n_before, version: None };
     println!("{:<44} {:>11} {:>11}", "choice", "median", "p99");
     for (what, shared) in [("64 blocks are at all", 64), ("all blocks are at all", known.len())] {
         let (board, mut scratch) = (board(&known, shared), Scratch::default());

@@ -4,7 +4,7 @@
 use crate::caches::{Caches, Gap, IDS_MAX, Ids, Teller};
 use crate::circuit::{Circuit, Turn, Usual};
 use crate::ledger::Ledger;
-use crate::pick::{self, Policy, Row, Standing, Wish};
+use crate::pick::{self, Policy, Row, Standing, VersionId, Wish};
 use proto::cluster as wire;
 use std::sync::Arc;
 use types::{BLOCK_TOKENS, BlockHash, PolicyDigest, TenantId, Token};
@@ -37,6 +37,7 @@ struct Seat {
 pub struct Facts {
     pub standing: Standing,
     pub digest: PolicyDigest,
+    pub version: VersionId,
     pub context: u32,
     pub salt: Salt,
     /// The same at every router.
@@ -71,6 +72,7 @@ impl Board {
         let row = row(&Facts {
             standing: Standing::Absent,
             digest: PolicyDigest::default(),
+            version: VersionId::default(),
             context: 0,
             salt: Salt::default(),
             id: 0,
@@ -146,7 +148,9 @@ impl Board {
             self.look_up(wish, names, scratch);
         }
         let idx = pick::pick(policy, &scratch.rows, wish)?;
-        let stranger = pick::strangers(&scratch.rows).next().map(|idx| self.seats[idx].place);
+        // Among several versions everybody is somebody's.
+        let of_one = || pick::strangers(&scratch.rows).next().map(|idx| self.seats[idx].place);
+        let stranger = if wish.version.is_none() { of_one() } else { None };
         Some(Chosen { place: self.seats[idx].place, n_cached: scratch.rows[idx].n_cached, stranger })
     }
 
@@ -213,8 +217,8 @@ impl Seat {
 }
 
 fn row(facts: &Facts) -> Row {
-    let Facts { standing, digest, context, id, .. } = *facts;
-    Row { standing, digest, context, work: 0, n_running: 0, tokens_free: None, n_cached: 0, n_names: 0, id }
+    let Facts { standing, digest, version, context, id, .. } = *facts;
+    Row { standing, digest, version, context, work: 0, n_running: 0, tokens_free: None, n_cached: 0, n_names: 0, id }
 }
 
 /// What a replica calls the blocks of a prompt that it could have: the last token is always computed.
@@ -238,7 +242,8 @@ mod tests {
     use super::*;
 
     fn facts(salt: u8, id: u64) -> Facts {
-        Facts { standing: Standing::Ready, digest: PolicyDigest::default(), context: 4096, salt: [salt; 16], id }
+        let (digest, version) = (PolicyDigest::default(), VersionId::default());
+        Facts { standing: Standing::Ready, digest, version, context: 4096, salt: [salt; 16], id }
     }
 
     fn board(salts: &[u8]) -> Board {

@@ -1,6 +1,7 @@
 //! What a router is told at its start. Every limit of the router has its name here.
 
 use crate::keys::ApiKeys;
+use crate::models::Routes;
 use crate::pick::Policy;
 use crate::resume::ResumeKey;
 use std::sync::Arc;
@@ -11,6 +12,8 @@ pub struct Config {
     /// Names that clients may call the model by; the first is the one that replies carry. Where there is none, the
     /// replica's own.
     pub names: Vec<String>,
+    /// Names behind which several versions stand, with their weights. May be read again while requests run.
+    pub routes: Routes,
     /// Who of several replicas gets a request.
     pub policy: Policy,
     pub limits: Limits,
@@ -39,8 +42,8 @@ pub struct Limits {
     pub waiting_tokens_max: usize,
     /// Requests under way, waiting or not.
     pub requests_max: usize,
-    /// A stream whose reader has left so many steps unread is cut, and its request cancelled: tokens keep coming and
-    /// have to be kept somewhere.
+    /// A stream whose reader has left so many steps unread, of all its choices, is cut, and its request cancelled:
+    /// tokens keep coming and have to be kept somewhere.
     pub outputs_unread_max: usize,
     /// A request whose replica was lost so often before it said a token is not given to another: it may be the cause.
     pub losses_max: u32,
@@ -60,11 +63,15 @@ pub struct Limits {
     /// Inputs of one request for embeddings, and how many of them are under way at the same time.
     pub embeddings_max: usize,
     pub embeddings_at_once_max: usize,
-    /// Connections of the HTTP API; one more is told so and closed.
+    /// Connections of the HTTP API, and of gRPC's; one more is closed, over HTTP with a word.
     pub connections_max: usize,
     pub stop_strings_max: usize,
     /// Of all stop strings of one request together.
     pub stop_bytes_max: usize,
+    /// Tokens whose logits one request may change.
+    pub logit_bias_max: usize,
+    /// Of one request: what its prompts and its sampling's lists take, times the answers that each prompt gets.
+    pub copies_bytes_max: usize,
     /// Likely tokens told beside each token.
     pub logprobs_max: u32,
 }
@@ -89,6 +96,8 @@ impl Default for Limits {
             connections_max: 4096,
             stop_strings_max: 4096,
             stop_bytes_max: 256 << 10,
+            logit_bias_max: 1024,
+            copies_bytes_max: 64 << 20,
             logprobs_max: 20,
         }
     }
@@ -100,6 +109,11 @@ pub struct Waits {
     pub headers_max: Duration,
     /// A body that has not arrived by then is refused.
     pub body_max: Duration,
+    /// A client that takes nothing for so long, while something is there for it, is cut: its connection where not a
+    /// byte can be written, and its stream where nobody asks for the next reply.
+    pub unread_max: Duration,
+    /// From a request's arrival to its end, whatever its own deadline. None: as long as it takes.
+    pub request_max: Option<Duration>,
     /// How long the first answer of a replica is awaited before a stream is opened: until then a refusal can still be
     /// an HTTP status.
     pub first_answer_max: Duration,
@@ -131,6 +145,8 @@ impl Default for Waits {
         Waits {
             headers_max: Duration::from_secs(30),
             body_max: Duration::from_secs(30),
+            unread_max: Duration::from_secs(30),
+            request_max: None,
             first_answer_max: Duration::from_secs(2),
             sse_silence_max: Duration::from_secs(15),
             reattach_min: Duration::from_millis(50),
@@ -151,6 +167,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             names: Vec::new(),
+            routes: Routes::default(),
             policy: Policy::default(),
             limits: Limits::default(),
             waits: Waits::default(),

@@ -43,6 +43,7 @@ impl Front {
     /// A few at a time, so that one request does not fill the queue for all.
     async fn embed_all(self: &Arc<Self>, ask: EmbedAsk, trace: &Traced) -> Result<v1::EmbedReply, Refusal> {
         let EmbedAsk { model, mut inputs, deadline, tenant } = ask;
+        let deadline = self.deadline(deadline);
         let limits = &self.config.limits;
         let (n, n_max) = (inputs.len(), limits.embeddings_max);
         if n == 0 || n > n_max {

@@ -3,15 +3,16 @@
 
 use crate::Text;
 use crate::admission::{Admission, Waiting};
-use crate::config::Config;
+use crate::config::{Config, Limits};
 use crate::generation::{Choice, Generation, Prompt};
 use crate::link::{Adopts, Replica, Submit};
 use crate::measure::Clock;
+use crate::models::{By, Model, Models, offers};
 use crate::pick::Need;
 use crate::refusal::Refusal;
 use crate::replicas::{Asking, Picked, Replicas};
 use crate::resume::{Fingerprint, Handle, Marks, NoResume, Resume};
-use crate::sampling::Asked;
+use crate::sampling::{Asked, random_seed, work};
 use crate::stop::Stops;
 use crate::tenants::{Charge, Tenant, Visit};
 use crate::text::Assembly;
@@ -25,14 +26,14 @@ use telemetry::spans::Traced;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
-use types::{Goal, Priority, Request, RequestId, Sampling, TenantId, Token, Tokens};
+use types::{Goal, Priority, Request, RequestId, Sampling, TenantId, Tokens};
 
 /// More than this is read, rendered and tokenized where it holds up no other request.
 const BYTES_INLINE_MAX: usize = 64 << 10;
+/// About as much text as a token has.
+pub const TOKEN_TEXT_BYTES: usize = 4;
 /// What a message costs a template besides its text.
 const MESSAGE_BYTES: usize = 64;
-/// Of a model's name that is not known, as an error repeats it.
-const NAME_CHARS_MAX: usize = 100;
 
 /// How much work an input is, in bytes of text.
 fn length(input: &Input) -> usize {
@@ -48,7 +49,7 @@ fn length(input: &Input) -> usize {
 /// What every face of the router holds.
 pub struct Front {
     pub config: Config,
-    pub text: Text,
+    pub models: Models,
     pub replicas: Replicas,
     pub admission: Admission,
     /// Counts the generations that somebody still holds.
@@ -93,17 +94,67 @@ pub enum Purpose {
     Pool,
 }
 
+impl Purpose {
+    /// What decides which of several versions answers: a session's requests are one version's, and so are those with
+    /// the same seed. One that has none gets it here. Embeddings of two versions cannot be compared, so a tenant's are
+    /// one version's.
+    fn key(&mut self, session: Option<u64>, tenant: TenantId) -> u64 {
+        match self {
+            Purpose::Generate(sampling) => {
+                let seed = *sampling.seed.get_or_insert_with(random_seed);
+                session.unwrap_or(seed)
+            }
+            Purpose::Pool => tenant.0,
+        }
+    }
+
+    /// How much it is to read, in bytes of text.
+    fn work(&self) -> usize {
+        match self {
+            Purpose::Generate(sampling) => work(sampling),
+            Purpose::Pool => 0,
+        }
+    }
+
+    /// `seed` is what was drawn for a stream that is gone on with.
+    fn read(self, of: &Text, seed: Option<u64>, limits: &Limits) -> Result<Asked, Refusal> {
+        match self {
+            Purpose::Generate(mut sampling) => {
+                sampling.seed = sampling.seed.or(seed);
+                of.sampling(*sampling, limits)
+            }
+            Purpose::Pool => Ok(Asked {
+                sampling: Sampling { tokens_max: 1, ..Sampling::default() },
+                goal: Goal::Pool,
+                stops: Arc::new(Stops::new(Vec::new())),
+                show_special: false,
+            }),
+        }
+    }
+}
+
 impl Front {
     /// Lets a request in, and sends it to a replica.
     pub async fn generate(self: &Arc<Self>, ask: Ask) -> Result<Generation, Refusal> {
         let tenant = self.config.keys.of(ask.tenant);
-        let mut ask = ask;
+        let mut ask = Ask { deadline: self.deadline(ask.deadline), ..ask };
         let visit = self.enter(&tenant).inspect_err(|refusal| {
             ask.clock.iter_mut().for_each(|clock| clock.refused(refusal));
         })?;
         let mut generation = self.generate_part(ask).await.inspect_err(|refusal| tenant.refused(refusal))?;
         generation.visit = Some(visit);
         Ok(generation)
+    }
+
+    /// A request's own, or the router's where that is sooner.
+    pub fn deadline(&self, own: Option<Instant>) -> Option<Instant> {
+        let ours = self.config.waits.request_max.and_then(|max| Instant::now().checked_add(max));
+        own.into_iter().chain(ours).min()
+    }
+
+    /// The same for what is no generation, by whose tenant it is.
+    pub fn visit(&self, tenant: TenantId) -> Result<Visit, Refusal> {
+        self.enter(&self.config.keys.of(tenant))
     }
 
     /// Counts a request of a tenant, where it may come in.
@@ -147,12 +198,17 @@ impl Front {
             let priority = level(priority)?;
             let tenant_of = self.config.keys.of(tenant);
             let mut waiting = self.let_in(prompts.len(), n_choices, priority, &tenant_of)?;
-            let model = self.model(&model, &*self.replica()?)?;
-            let asked = self.purpose(purpose, resume.as_ref().map(|resume| resume.opened.handle.seed))?;
+            let (mut purpose, seed) = (purpose, resume.as_ref().map(|resume| resume.opened.handle.seed));
+            let by = match &resume {
+                Some(resume) => By::Digest(resume.opened.handle.digest),
+                None => By::Key(purpose.key(session, tenant)),
+            };
+            let model = self.model(&model, by)?;
+            let asked = self.asked(purpose, &model.text, seed).await?;
             let preparing = trace.prepare();
             let mut read = Vec::with_capacity(prompts.len());
             for input in prompts {
-                read.push(self.prompt(input, echo).await?);
+                read.push(self.prompt(&model.text, input, echo).await?);
             }
             drop((preparing, ask.room));
             let _placing = trace.place();
@@ -160,9 +216,11 @@ impl Front {
             let like = Request { tenant, weight, priority, goal: asked.goal, ..Request::default() };
             let numbers = first_choice..first_choice + n_choices;
             let wanted = Wanted { prompts: read, asked, like, numbers };
-            let placed = self.place(&wanted, session, resume)?;
+            // Before there is a request for each answer, with prompt and lists of its own.
+            wanted.check_copies(self.config.limits.copies_bytes_max)?;
+            self.admission.admit_tokens(&mut waiting, wanted.n_waiting())?;
+            let placed = self.place(&wanted, session, &model, resume)?;
             let n_tokens = placed.requests.iter().map(Request::n_tokens);
-            self.admission.admit_tokens(&mut waiting, n_tokens.clone().sum())?;
             let charge = tenant_of.charge(tokens_max(&wanted, &placed))?;
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let wait = placed.picked.wait(n_tokens.max().unwrap_or(0) as u64);
@@ -196,36 +254,34 @@ impl Front {
         self.admission.admit(n_prompts as u32 * n_choices, priority, tenant)
     }
 
-    /// `seed` is what was drawn for a stream that is gone on with.
-    fn purpose(&self, purpose: Purpose, seed: Option<u64>) -> Result<Asked, Refusal> {
-        match purpose {
-            Purpose::Generate(mut sampling) => {
-                sampling.seed = sampling.seed.or(seed);
-                self.sampling(*sampling)
-            }
-            Purpose::Pool => Ok(Asked {
-                sampling: Sampling { tokens_max: 1, ..Sampling::default() },
-                goal: Goal::Pool,
-                stops: Arc::new(Stops::new(Vec::new())),
-                show_special: false,
-            }),
-        }
+    async fn asked(&self, purpose: Purpose, of: &Arc<Text>, seed: Option<u64>) -> Result<Asked, Refusal> {
+        let (of, limits) = (of.clone(), self.config.limits.clone());
+        self.off_runtime(purpose.work(), move || purpose.read(&of, seed, &limits)).await?
     }
 
-    async fn prompt(self: &Arc<Self>, input: Input, echo: bool) -> Result<Prompt, Refusal> {
+    async fn prompt(&self, of: &Arc<Text>, input: Input, echo: bool) -> Result<Prompt, Refusal> {
         let text = match &input {
             Input::Text(text) if echo => Some(text.clone()),
             _ => None,
         };
-        let ids = self.tokens(input, true).await?;
-        let text = text.or_else(|| echo.then(|| self.text.tokenizer.decode(&ids, false)));
+        let ids = self.tokens(of, input, true).await?;
+        let text = match text {
+            None if echo => Some(self.detokenized(of, ids.clone()).await?),
+            text => text,
+        };
         Ok(Prompt { ids, text })
     }
 
     /// Picked when all is known of the request that matters for it, and as late as can be: by then others may be done.
-    fn place(&self, wanted: &Wanted, session: Option<u64>, resume: Option<Resume>) -> Result<Placed, Refusal> {
+    fn place(
+        &self,
+        wanted: &Wanted,
+        session: Option<u64>,
+        model: &Model,
+        resume: Option<Resume>,
+    ) -> Result<Placed, Refusal> {
         let Some(resume) = resume else {
-            let picked = self.replicas.pick(&wanted.asking(session))?;
+            let picked = self.replicas.pick(&wanted.asking(session, model))?;
             let requests = wanted.requests(picked.replica.context)?;
             let print = wanted.print(&requests);
             let marks = Marks::none(requests.len());
@@ -255,7 +311,7 @@ impl Front {
         let mut choices = Vec::new();
         for (slot, (request, mark)) in requests.into_iter().zip(&marks.choices).enumerate() {
             let tokens_min = request.sampling.tokens_min;
-            let assembly = Assembly::new(&self.text.tokenizer, asked.stops.clone(), tokens_min, asked.show_special);
+            let assembly = Assembly::new(&model.text.tokenizer, asked.stops.clone(), tokens_min, asked.show_special);
             let key = first_key + slot as u64;
             let adopts =
                 adopted(&request, before.as_ref(), &replica, slot).map(|of| Adopts { of, n_had: mark.n_tokens() });
@@ -271,8 +327,12 @@ impl Front {
         let handle = self.handle(before, &replica, asked.sampling.seed, replica.id(first_key).0);
         let sealed = handle.seal(&self.config.resume_key, &print, like.tenant);
         let n_prompt = prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
+        // Where there is one model, the page of metrics says so everywhere.
+        let label = model.version.map(|_| Arc::from(model.name.as_str()));
         Ok(Generation {
-            started: started(&handle, &sealed, model, n_prompt),
+            started: started(&handle, &sealed, model.name, n_prompt),
+            label,
+            text: model.text,
             created: handle.created,
             handle: Some(sealed).filter(|_| choices.len() <= self.config.limits.choices_resumed_max),
             marks,
@@ -302,50 +362,41 @@ impl Front {
         Handle { digest, seed, context, public, created, first_id, incarnation, replica }
     }
 
-    /// Each step brings a token or scores a part of the prompt, and one place is kept for the end.
+    /// Each step brings a token or scores a part of the prompt; a place is kept for the end of each choice.
     fn unread_max(&self, requests: &[Request]) -> usize {
         let of = |request: &Request| {
             let scores = if request.goal == Goal::Generate { 0 } else { request.prompt.len() };
-            (request.sampling.tokens_max as usize).min(self.config.limits.outputs_unread_max) + scores + 1
+            (request.sampling.tokens_max as usize).saturating_add(scores)
         };
-        requests.iter().map(of).sum()
+        let n_steps = requests.iter().map(of).fold(0, usize::saturating_add);
+        n_steps.min(self.config.limits.outputs_unread_max) + requests.len()
     }
 
-    /// A replica, for what all of them have in common.
-    pub fn replica(&self) -> Result<Arc<Replica>, Refusal> {
-        self.replicas.any().ok_or_else(|| self.replicas.refusal())
+    /// The model that a client names, and the version of it that answers. No name means the first.
+    pub fn model(&self, asked: &str, by: By) -> Result<Model, Refusal> {
+        self.models.model(asked, by, &self.replicas)
     }
 
-    /// The name that replies carry, if the model that a client names is the one that is served. No name means that one.
-    pub fn model(&self, asked: &str, replica: &Replica) -> Result<String, Refusal> {
-        let served = self.served(replica);
-        let known = asked.is_empty() || asked == replica.model || self.config.names.iter().any(|name| name == asked);
-        if known {
-            Ok(served)
-        } else {
-            Err(Refusal::NoModel { model: asked.chars().take(NAME_CHARS_MAX).collect(), served })
-        }
+    /// How a model is read and written, for what needs no replica.
+    pub fn text(&self, asked: &str) -> Result<Arc<Text>, Refusal> {
+        self.models.text(asked, &self.replicas)
     }
 
-    /// The model's name in replies.
-    pub fn served(&self, replica: &Replica) -> String {
-        self.config.names.first().unwrap_or(&replica.model).clone()
-    }
-
-    /// Whether a name is the served model's, for what needs no replica.
-    pub fn named(&self, asked: &str) -> Result<(), Refusal> {
-        match (asked, self.replica()) {
-            ("", _) => Ok(()),
-            (_, Ok(replica)) => self.model(asked, &replica).map(|_| ()),
-            (_, Err(_)) if self.config.names.iter().any(|name| name == asked) => Ok(()),
-            (_, Err(not_ready)) => Err(not_ready),
-        }
+    /// The live cluster, as people look at it.
+    pub fn topology(&self) -> v1::Topology {
+        self.replicas.topology(offers(self.models.offers(&self.replicas)))
     }
 
     /// A prompt's tokens. `add_special` is for plain text; a template writes its special tokens itself.
-    pub async fn tokens(self: &Arc<Self>, input: Input, add_special: bool) -> Result<Tokens, Refusal> {
-        let front = self.clone();
-        self.off_runtime(length(&input), move || front.encode(input, add_special)).await?
+    pub async fn tokens(&self, of: &Arc<Text>, input: Input, add_special: bool) -> Result<Tokens, Refusal> {
+        let of = of.clone();
+        self.off_runtime(length(&input), move || of.encode(input, add_special)).await?
+    }
+
+    /// Tokens that were checked, as text without what is special.
+    pub async fn detokenized(&self, of: &Arc<Text>, ids: Tokens) -> Result<String, Refusal> {
+        let of = of.clone();
+        self.off_runtime(TOKEN_TEXT_BYTES * ids.len(), move || of.tokenizer.decode(&ids, false)).await
     }
 
     /// Does what is as much work as so many bytes: at once if they are few, and otherwise on a thread of its own, so
@@ -367,50 +418,6 @@ impl Front {
         });
         done.await.map_err(|_| Refusal::failed("the text could not be read"))
     }
-
-    fn encode(&self, input: Input, add_special: bool) -> Result<Tokens, Refusal> {
-        let (field, text, add_special) = match input {
-            Input::TokenIds(ids) => return self.checked(ids.ids),
-            Input::Text(text) => ("text", text, add_special),
-            Input::Chat(chat) => ("chat", self.render(chat)?, false),
-        };
-        let tokens = self.text.tokenizer.encode(&text, add_special);
-        let tokens = tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))?;
-        if tokens.is_empty() {
-            return Err(Refusal::invalid(field, "the prompt is empty"));
-        }
-        // A tokenizer may know more than the model has rows for.
-        self.check_ids(field, &tokens)?;
-        Ok(tokens)
-    }
-
-    fn checked(&self, ids: Vec<Token>) -> Result<Tokens, Refusal> {
-        if ids.is_empty() {
-            return Err(Refusal::invalid("token_ids", "the prompt is empty"));
-        }
-        self.check_ids("token_ids", &ids)?;
-        Ok(ids)
-    }
-
-    pub fn check_ids(&self, field: &'static str, ids: &[Token]) -> Result<(), Refusal> {
-        let n_vocab = self.text.spec.vocab;
-        match ids.iter().find(|id| **id >= n_vocab) {
-            Some(id) => Err(Refusal::invalid(field, format!("{id} is no token: the vocabulary has {n_vocab}"))),
-            None => Ok(()),
-        }
-    }
-
-    fn render(&self, chat: v1::Chat) -> Result<String, Refusal> {
-        let no_template = || Refusal::invalid("chat", "the model has no chat template; send text instead");
-        let template = self.text.template.as_ref().ok_or_else(no_template)?;
-        if chat.messages.is_empty() {
-            return Err(Refusal::invalid("chat", "there are no messages"));
-        }
-        let message = |message: v1::ChatMessage| checkpoint::Message { role: message.role, content: message.content };
-        let messages: Vec<checkpoint::Message> = chat.messages.into_iter().map(message).collect();
-        let rendered = template.render(&messages, chat.add_generation_prompt.unwrap_or(true));
-        rendered.map_err(|error| Refusal::invalid("chat", error.to_string()))
-    }
 }
 
 /// A request that has been read.
@@ -422,7 +429,30 @@ struct Wanted {
     numbers: std::ops::Range<u32>,
 }
 
+/// Of the lists of a request, what waits for nothing; the rest waits as tokens do.
+const LISTS_BYTES_FREE: usize = 4 << 10;
+
 impl Wanted {
+    fn check_copies(&self, bytes_max: usize) -> Result<(), Refusal> {
+        let (n_choices, lists) = (self.numbers.len() as u64, self.asked.sampling.lists_bytes() as u64);
+        let each = |prompt: &Prompt| (prompt.ids.len() * size_of::<Token>()) as u64 + lists;
+        let n_bytes = n_choices * self.prompts.iter().map(each).sum::<u64>();
+        if n_bytes <= bytes_max as u64 {
+            return Ok(());
+        }
+        let told = format!("its {n_choices} answers to {} prompts take {n_bytes} bytes", self.prompts.len());
+        let message =
+            format!("{told} with the lists of each (logit_bias, allowed_token_ids, words): at most {bytes_max}");
+        Err(Refusal::invalid("n", message))
+    }
+
+    /// Tokens of all its requests, and what their lists take as if it were tokens.
+    fn n_waiting(&self) -> usize {
+        let n_listed = self.asked.sampling.lists_bytes().saturating_sub(LISTS_BYTES_FREE) / size_of::<Token>();
+        let of_prompts = self.prompts.iter().map(|prompt| prompt.ids.len() + n_listed);
+        self.numbers.len() * of_prompts.sum::<usize>()
+    }
+
     /// One for each choice of each prompt, as a replica with such a context gets them.
     fn requests(&self, context: u32) -> Result<Vec<Request>, Refusal> {
         let n_prompt = longest(&self.prompts);
@@ -441,13 +471,14 @@ impl Wanted {
         Request { prompt: prompt.ids.clone(), sampling, cache_bypass, ..self.like.clone() }
     }
 
-    fn asking(&self, session: Option<u64>) -> Asking<'_> {
+    fn asking(&self, session: Option<u64>, model: &Model) -> Asking<'_> {
         Asking {
             n_prompt: longest(&self.prompts),
             prompt: self.prompts.first().map_or(&[], |prompt| &prompt.ids),
             tenant: self.like.tenant,
             session,
             reads_cache: self.like.goal == Goal::Generate,
+            version: model.version,
         }
     }
 
@@ -473,7 +504,7 @@ struct Placed {
 struct Opening {
     waiting: Waiting,
     charge: Charge,
-    model: String,
+    model: Model,
     deadline: Option<Instant>,
     trace: Carried,
 }

@@ -1,5 +1,6 @@
 //! A request under way: what the replica says of it, as events. Knows tokens and text, and neither face.
 
+use crate::Text;
 use crate::admission::Waiting;
 use crate::link::{Progress, Replica, Told};
 use crate::measure::Clock;
@@ -45,6 +46,9 @@ pub struct Prompt {
 /// A request under way. Dropping it cancels what has not finished.
 pub struct Generation {
     pub started: v1::Started,
+    /// The model's name for metrics, where there are several models.
+    pub label: Option<Arc<str>>,
+    pub text: Arc<Text>,
     pub replica: Arc<Replica>,
     /// In seconds since 1970: when the stream began, here or elsewhere.
     pub created: u64,

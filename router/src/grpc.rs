@@ -1,8 +1,11 @@
 //! `lockstep.v1.Inference`, health and reflection. Says in gRPC's words what `generate` does.
 
 use crate::Error;
+use crate::attended::Attended;
+use crate::config::Waits;
 use crate::embed::EmbedAsk;
 use crate::faces;
+use crate::gate::Gate;
 use crate::generate::{Ask, Front, Purpose, after};
 use crate::generation::{Event, Generation};
 use crate::http::SESSION;
@@ -10,6 +13,8 @@ use crate::measure::{Caller, Clock, Face};
 use crate::refusal::{Refusal, whole_millis, whole_seconds};
 use crate::replicas::hashed;
 use crate::resume::{Mark, Marks, NoResume, Opened, Resume};
+use crate::socket::Socket;
+use crate::tenants::Visit;
 use proto::v1;
 use proto::v1::generate_reply;
 use proto::v1::generate_request::Input;
@@ -20,8 +25,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use telemetry::spans::Traced;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use tokio_stream::Stream;
+use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::transport::server::Connected;
@@ -31,6 +37,8 @@ use tonic_health::server::HealthReporter;
 use types::TenantId;
 
 const SERVICE: &str = "lockstep.v1.Inference";
+/// What the health service calls the process itself: served for as long as it lives, a drain and a loss included.
+pub const LIVE: &str = "live";
 
 pub async fn serve<IO, E>(
     front: Arc<Front>,
@@ -54,7 +62,9 @@ where
             .with_service_name(faces::SERVICES[1])
             .with_service_name("grpc.health.v1.Health")
     };
+    let incoming = placed(&front, incoming);
     let served = proto::transport::server()
+        .layer(Gate(front.clone()))
         .add_service(inference)
         .add_service(faces::vllm::service(front.clone()))
         .add_service(faces::kserve::service(front.clone()))
@@ -69,8 +79,26 @@ where
     }
 }
 
+/// Connections that have a place among the others. One too many is closed before anything of it is read.
+fn placed<IO, E>(
+    front: &Front,
+    incoming: impl Stream<Item = Result<IO, E>>,
+) -> impl Stream<Item = Result<Socket<IO>, E>> {
+    let Waits { unread_max, headers_max, .. } = front.config.waits;
+    let connections_max = front.config.limits.connections_max.clamp(1, Semaphore::MAX_PERMITS);
+    let places = Arc::new(Semaphore::new(connections_max));
+    incoming.filter_map(move |accepted| match accepted {
+        Ok(io) => {
+            let place = places.clone().try_acquire_owned().ok()?;
+            Some(Ok(Socket::new(io, place, unread_max).begins_within(headers_max)))
+        }
+        Err(error) => Some(Err(error)),
+    })
+}
+
 /// Keeps what the health service says true. Never ends.
 async fn report_health(front: &Front, reporter: HealthReporter, draining: CancellationToken) {
+    reporter.set_service_status(LIVE, ServingStatus::Serving).await;
     let mut views = front.replicas.views();
     loop {
         views.mark_unchanged();
@@ -94,9 +122,9 @@ struct Service {
 
 #[tonic::async_trait]
 impl Inference for Service {
-    type GenerateStream = Replies;
+    type GenerateStream = Attended<Replies>;
 
-    async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Replies>, Status> {
+    async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let mut clock = Clock::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
         let ask = self.ask(request).inspect_err(|refusal| clock.refused(refusal)).map_err(status)?;
         let ask = Ask { trace: clock.trace(), clock: Some(clock), ..ask };
@@ -104,7 +132,8 @@ impl Inference for Service {
         generation.answered(self.front.config.waits.first_answer_max).await.map_err(status)?;
         let started = Some(generation.started.clone());
         let has_tokens = generation.marks.choices.iter().any(|mark| mark.n_tokens() > 0);
-        Ok(Response::new(Replies { started, has_tokens, generation }))
+        let replies = Replies { started, has_tokens, generation };
+        Ok(Response::new(Attended::new(replies, self.front.config.waits.unread_max)))
     }
 
     async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedReply>, Status> {
@@ -115,15 +144,15 @@ impl Inference for Service {
     }
 
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeReply>, Status> {
-        self.tenant(request.metadata()).map_err(status)?;
+        let _visit = self.visit(request.metadata()).map_err(status)?;
         let request = request.into_inner();
-        self.check_model(&request.model)?;
+        let text = self.front.text(&request.model).map_err(status)?;
         let input = match request.input {
             Some(v1::tokenize_request::Input::Text(text)) => Input::Text(text),
             Some(v1::tokenize_request::Input::Chat(chat)) => Input::Chat(chat),
             None => return Err(status(Refusal::invalid("input", "one of text and chat"))),
         };
-        let token_ids = self.front.tokens(input, true).await.map_err(status)?;
+        let token_ids = self.front.tokens(&text, input, true).await.map_err(status)?;
         Ok(Response::new(v1::TokenizeReply { token_ids }))
     }
 
@@ -131,11 +160,11 @@ impl Inference for Service {
         &self,
         request: Request<v1::DetokenizeRequest>,
     ) -> Result<Response<v1::DetokenizeReply>, Status> {
-        self.tenant(request.metadata()).map_err(status)?;
+        let _visit = self.visit(request.metadata()).map_err(status)?;
         let request = request.into_inner();
-        self.check_model(&request.model)?;
-        self.front.check_ids("token_ids", &request.token_ids).map_err(status)?;
-        let text = self.front.text.tokenizer.decode(&request.token_ids, false);
+        let text = self.front.text(&request.model).map_err(status)?;
+        text.check_ids("token_ids", &request.token_ids).map_err(status)?;
+        let text = self.front.detokenized(&text, request.token_ids).await.map_err(status)?;
         Ok(Response::new(v1::DetokenizeReply { text }))
     }
 
@@ -144,24 +173,32 @@ impl Inference for Service {
         request: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsReply>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
-        let model = |replica: &crate::link::Replica| v1::Model {
-            id: self.front.served(replica),
-            context: replica.context,
-            policy_digest: replica.digest.0.to_vec(),
-        };
-        let models = self.front.replicas.any().iter().map(|replica| model(replica)).collect();
+        let mut listed = self.front.models.listed(&self.front.replicas);
+        // Each by the name that replies carry.
+        listed.retain(|(name, model)| *name == model.name);
+        let models = listed.into_iter().map(|(id, model)| v1::Model {
+            id,
+            context: model.replica.context,
+            policy_digest: model.replica.digest.0.to_vec(),
+        });
+        let models = models.collect();
         Ok(Response::new(v1::ListModelsReply { models }))
     }
 
     async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Result<Response<v1::Topology>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
-        Ok(Response::new(self.front.replicas.topology()))
+        Ok(Response::new(self.front.topology()))
     }
 }
 
 impl Service {
     fn tenant(&self, metadata: &MetadataMap) -> Result<TenantId, Refusal> {
         tenant(&self.front, metadata)
+    }
+
+    /// What reads and writes text is a request of its tenant too.
+    fn visit(&self, metadata: &MetadataMap) -> Result<Visit, Refusal> {
+        self.front.visit(self.tenant(metadata)?)
     }
 
     fn ask(&self, request: Request<v1::GenerateRequest>) -> Result<Ask, Refusal> {
@@ -206,10 +243,6 @@ impl Service {
             deadline: [call, after(request.deadline_ms)].into_iter().flatten().min(),
             tenant,
         })
-    }
-
-    fn check_model(&self, model: &str) -> Result<(), Status> {
-        self.front.named(model).map_err(status)
     }
 }
 

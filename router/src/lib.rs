@@ -5,6 +5,7 @@
 
 mod admission;
 mod again;
+mod attended;
 mod beats;
 pub mod board;
 mod budget;
@@ -13,6 +14,7 @@ pub mod circuit;
 pub mod config;
 mod embed;
 mod faces;
+mod gate;
 mod generate;
 mod generation;
 mod grpc;
@@ -21,6 +23,8 @@ mod keys;
 pub mod ledger;
 mod link;
 mod measure;
+mod models;
+mod panics;
 mod peers;
 pub mod pick;
 mod refusal;
@@ -28,6 +32,7 @@ mod replicas;
 mod resume;
 mod roster;
 mod sampling;
+mod socket;
 mod stop;
 mod target;
 mod tenants;
@@ -36,13 +41,16 @@ mod ticket;
 mod topology;
 
 pub use config::{Config, Limits, ReadTextFiles, Render, Waits};
+pub use grpc::LIVE;
 pub use keys::{ApiKeys, BadLine};
+pub use models::{Routes, Texts};
 pub use pick::Policy;
 pub use resume::ResumeKey;
 pub use roster::{Coordinator, Dial, Membership};
 
 use crate::admission::Admission;
 use crate::generate::Front;
+use crate::models::Models;
 use checkpoint::{ChatTemplate, Defaults, ModelSpec, Tokenizer};
 use std::future::Future;
 use std::sync::Arc;
@@ -81,7 +89,7 @@ const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 pub async fn serve(
     config: Config,
     members: impl Into<Membership>,
-    text: Text,
+    texts: impl Into<Texts>,
     http: TcpListener,
     grpc: TcpListener,
     shutdown: CancellationToken,
@@ -91,14 +99,14 @@ pub async fn serve(
         let http = http::serve(front.clone(), http, end.clone());
         tokio::try_join!(http, grpc::serve(front, connections, draining, end)).map(|_| ())
     };
-    serve_faces(config, members.into(), text, shutdown, faces).await
+    serve_faces(config, members.into(), texts.into(), shutdown, faces).await
 }
 
 /// The same with the gRPC face alone, over the connections that come.
 pub async fn serve_grpc<IO, E>(
     config: Config,
     members: impl Into<Membership>,
-    text: Text,
+    texts: impl Into<Texts>,
     incoming: impl Stream<Item = Result<IO, E>>,
     shutdown: CancellationToken,
 ) -> Result<(), Error>
@@ -107,13 +115,13 @@ where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let faces = |front, draining, end| grpc::serve(front, incoming, draining, end);
-    serve_faces(config, members.into(), text, shutdown, faces).await
+    serve_faces(config, members.into(), texts.into(), shutdown, faces).await
 }
 
 async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     config: Config,
     members: Membership,
-    text: Text,
+    texts: Texts,
     shutdown: CancellationToken,
     faces: impl FnOnce(Arc<Front>, CancellationToken, CancellationToken) -> F,
 ) -> Result<(), Error> {
@@ -125,7 +133,8 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     let nonce = sampling::random_nonce();
     let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
     let bodies = Arc::new(Semaphore::new(config.limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS)));
-    let front = Front { config, text, replicas, admission, streams: streams.clone(), long_texts, bodies, nonce };
+    let models = Models::new(texts, config.names.clone(), config.routes.clone());
+    let front = Front { config, models, replicas, admission, streams: streams.clone(), long_texts, bodies, nonce };
     let front = Arc::new(front);
     let roster = tokio::spawn(roster.run());
     // The doors stay open while streams end: who comes is told that this is draining, and readiness says so.

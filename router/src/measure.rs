@@ -10,6 +10,7 @@ use http::HeaderMap;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::json;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry::metrics;
 use telemetry::spans::{self, Asked, Traced, Usage};
@@ -71,6 +72,10 @@ pub struct Clock {
     /// Empty until it is known what is asked for; so is the model, by the name that replies carry.
     operation: &'static str,
     model: String,
+    /// As its replicas call it, which is another where a route says so.
+    version: String,
+    /// For metrics; none where there is one model.
+    label: Option<Arc<str>>,
     /// Of each prompt.
     n_choices: u32,
     reasons: Vec<&'static str>,
@@ -102,6 +107,8 @@ impl Clock {
             used: Usage::default(),
             operation: "",
             model: String::new(),
+            version: String::new(),
+            label: None,
             n_choices: 1,
             reasons: Vec::new(),
             content: None,
@@ -154,6 +161,10 @@ impl Clock {
         let started = &generation.started;
         self.id.clone_from(&started.id);
         self.model.clone_from(&started.model);
+        self.label.clone_from(&generation.label);
+        if self.label.is_some() {
+            self.version.clone_from(&generation.replica.model);
+        }
         self.trace.begun(&started.id, self.operation, &started.model);
     }
 
@@ -182,9 +193,9 @@ impl Clock {
             None => {
                 self.first_token = Some(now - self.arrived);
                 self.trace.first_token(now - self.arrived);
-                metrics::first_token(now - self.arrived);
+                metrics::first_token(self.label.as_ref(), now - self.arrived);
             }
-            Some(last) => metrics::between_tokens((now - last) / n_tokens.max(1) as u32),
+            Some(last) => metrics::between_tokens(self.label.as_ref(), (now - last) / n_tokens.max(1) as u32),
         }
     }
 
@@ -220,7 +231,7 @@ impl Clock {
             return;
         }
         let took = self.arrived.elapsed();
-        metrics::request(self.face.label(), outcome, took);
+        metrics::request(self.label.as_ref(), self.face.label(), outcome, took);
         self.answered(outcome, took);
         self.trace.ended(outcome, self.used, &self.reasons);
         let Usage { n_prompt, n_cached, n_output } = self.used;
@@ -237,7 +248,9 @@ impl Clock {
         }
         metrics::answered(&metrics::Answer {
             operation: self.operation,
+            label: self.label.as_ref(),
             model: Some(&*self.model).filter(|model| !model.is_empty()),
+            version: Some(&*self.version).filter(|version| !version.is_empty()),
             outcome,
             took,
             first_token: self.first_token,

@@ -6,6 +6,7 @@ use crate::budget::Budget;
 use crate::caches::Gap;
 use crate::circuit::Turn;
 use crate::link::{Link, View};
+use crate::models::{Version, versions};
 use crate::pick::{self, Need, Policy, Row, Standing, Wish};
 use crate::replicas::facts;
 use proto::cluster as wire;
@@ -20,6 +21,8 @@ pub struct Peers {
     table: Arc<RwLock<Table>>,
     /// In the order in which they came, and so of their places.
     views: Arc<watch::Sender<Vec<View>>>,
+    /// What they serve: changed with the views and under their lock.
+    versions: Arc<RwLock<Arc<[Version]>>>,
     pub budget: Arc<Budget>,
 }
 
@@ -31,7 +34,8 @@ struct Table {
 
 impl Peers {
     pub fn new(budget: Budget) -> Peers {
-        Peers { table: Arc::default(), views: Arc::default(), budget: Arc::new(budget) }
+        let (table, views, versions) = (Arc::default(), Arc::default(), Arc::default());
+        Peers { table, views, versions, budget: Arc::new(budget) }
     }
 
     /// A view, whose link comes next.
@@ -47,7 +51,10 @@ impl Peers {
     }
 
     pub fn leave(&self, place: usize) {
-        self.views.send_modify(|views| views.retain(|view| view.place != place));
+        self.views.send_modify(|views| {
+            views.retain(|view| view.place != place);
+            self.tell_versions(views);
+        });
         let mut table = self.write();
         table.board.leave(place);
         table.links.remove(&place);
@@ -61,13 +68,25 @@ impl Peers {
         let mut shown = None;
         self.views.send_if_modified(|views| {
             let Ok(at) = views.binary_search_by_key(&place, |view| view.place) else { return false };
+            let before = views[at].serves();
             change(&mut views[at]);
+            if views[at].serves() != before {
+                self.tell_versions(views);
+            }
             shown = Some(facts(&views[at]));
             true
         });
         if let Some(facts) = shown {
             self.write().board.show(place, &facts);
         }
+    }
+
+    fn tell_versions(&self, views: &[View]) {
+        *self.versions.write().unwrap_or_else(PoisonError::into_inner) = versions(views);
+    }
+
+    pub fn versions(&self) -> Arc<[Version]> {
+        self.versions.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Another stream to the replica: what its cache has is told anew.

@@ -15,8 +15,8 @@ pub enum Refusal {
     TooLarge { n_prompt: usize, message: String },
     #[error("an API key is needed, as `Authorization: Bearer KEY`, and this is none")]
     NoKey,
-    #[error("the model `{model}` is not served here; `{served}` is")]
-    NoModel { model: String, served: String },
+    #[error("the model `{model}` is not served here; {}", listed(served))]
+    NoModel { model: String, served: Vec<String> },
     #[error("too many requests are waiting; come again later")]
     Full { retry_after: Duration },
     #[error("the limit of this key's tenant is reached: {limit}; come again in {} s", retry_after.as_secs())]
@@ -39,6 +39,15 @@ pub enum Refusal {
     SlowReader { unread: usize },
     #[error("the request could not be computed: {message}")]
     Failed { message: String },
+}
+
+fn listed(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    match quoted.as_slice() {
+        [] => "nothing is".into(),
+        [one] => format!("{one} is"),
+        [rest @ .., last] => format!("{} and {last} are", rest.join(", ")),
+    }
 }
 
 /// Rounded up, as milliseconds are: who comes too early is refused again.

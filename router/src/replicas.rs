@@ -5,8 +5,9 @@ use crate::board::{self, Facts, Salt, Scratch};
 use crate::budget::Budget;
 use crate::config::{Config, Waits};
 use crate::link::{Link, Replica, Submit, View};
+use crate::models::{Version, version_of};
 use crate::peers::Peers;
-use crate::pick::{Need, Policy, Row, Standing, Wish, equal};
+use crate::pick::{Need, Policy, Row, Standing, VersionId, Wish, equal};
 use crate::refusal::Refusal;
 use crate::resume::{Handle, NoResume};
 use crate::roster::{Membership, Roster};
@@ -45,6 +46,8 @@ pub struct Asking<'a> {
     pub tenant: TenantId,
     pub session: Option<u64>,
     pub reads_cache: bool,
+    /// Whose replicas may have it; None: all that serve.
+    pub version: Option<VersionId>,
 }
 
 /// Who serves a request, with all of its prompts and choices: they share what is cached.
@@ -98,9 +101,9 @@ impl Replicas {
     }
 
     /// The live cluster, as people look at it.
-    pub fn topology(&self) -> v1::Topology {
+    pub fn topology(&self, models: Vec<v1::ModelTopology>) -> v1::Topology {
         let store = self.store.as_ref().map(|(kind, health)| StoreView { kind, health: health.borrow().clone() });
-        topology::topology(&self.views.borrow(), store)
+        topology::topology(&self.views.borrow(), store, models)
     }
 
     /// False: whoever is picked would refuse.
@@ -112,7 +115,16 @@ impl Replicas {
         self.views.borrow().iter().any(View::is_ready)
     }
 
-    /// One that has said what it serves: all serve the same.
+    pub fn versions(&self) -> Arc<[Version]> {
+        self.peers.versions()
+    }
+
+    /// Whoever is away could be anybody.
+    pub fn is_any_away(&self) -> bool {
+        self.views.borrow().iter().any(|view| view.replica.is_none())
+    }
+
+    /// One that has said what it serves.
     pub fn any(&self) -> Option<Arc<Replica>> {
         let views = self.views.borrow();
         let ready = views.iter().find(|view| view.is_ready());
@@ -123,7 +135,7 @@ impl Replicas {
     pub fn pick(&self, asking: &Asking<'_>) -> Result<Picked, Refusal> {
         let n_prompt = u32::try_from(asking.n_prompt).unwrap_or(u32::MAX);
         let n_before = self.n_picked.fetch_add(1, Relaxed);
-        let wish = Wish { n_prompt, session: asking.session, n_before };
+        let wish = Wish { n_prompt, session: asking.session, n_before, version: asking.version };
         let named = |digest: &PolicyDigest, salt: &Salt| board::names(asking.prompt, asking.tenant, digest, salt);
         let names = asking.reads_cache.then_some(named);
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -190,7 +202,8 @@ pub fn facts(view: &View) -> Facts {
     };
     let of = |replica: &Arc<Replica>| (replica.digest, replica.context, replica.salt);
     let (digest, context, salt) = view.replica.as_ref().map(of).unwrap_or_default();
-    Facts { standing, digest, context, salt, id: hashed(&view.name) }
+    let version = view.replica.as_deref().map(version_of).unwrap_or_default();
+    Facts { standing, digest, version, context, salt, id: hashed(&view.name) }
 }
 
 /// The same at every router, as a session's key and a replica's name have to be.

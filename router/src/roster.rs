@@ -7,13 +7,14 @@ use crate::link::{self, View};
 use crate::peers::Peers;
 use crate::target::Target;
 use cluster::{Change, Member, Store, Watch};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 use telemetry::metrics;
 use tokio::sync::watch;
-use tokio::task::{JoinError, JoinSet};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::task::{Id, JoinSet};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
@@ -54,8 +55,17 @@ pub struct Roster {
     seats: BTreeMap<String, Seat>,
     next_place: usize,
     n_looks: u64,
-    links: JoinSet<usize>,
+    links: JoinSet<()>,
+    /// Of each link's task.
+    places: HashMap<Id, Place>,
     end: CancellationToken,
+}
+
+/// What outlives a link's task.
+struct Place {
+    place: usize,
+    name: String,
+    target: watch::Receiver<Target>,
 }
 
 /// A link's place among the others, and what it is told.
@@ -75,10 +85,11 @@ impl Roster {
         };
         let config = config.clone();
         let (keys, seats, links) = (Arc::new(AtomicU64::new(1)), BTreeMap::new(), JoinSet::new());
-        let mut roster = Roster { watch, dial, peers, config, keys, seats, next_place: 0, n_looks: 0, links, end };
+        let (places, next_place, n_looks) = (HashMap::new(), 0, 0);
+        let mut roster = Roster { watch, dial, peers, config, keys, seats, next_place, n_looks, links, places, end };
         for Coordinator { name, channel } in given {
             // Whoever holds a sender could say otherwise; nobody will.
-            drop(roster.sit(&name, Target { channel, incarnation: 0, is_listed: true }));
+            drop(roster.sit(&name, Target { channel, incarnation: 0, is_listed: true }, Duration::ZERO));
         }
         let there = roster.watch.as_mut().map(Watch::now).unwrap_or_default();
         there.into_iter().for_each(|change| roster.apply(change));
@@ -94,7 +105,10 @@ impl Roster {
             tokio::select! {
                 biased;
                 change = next(&mut self.watch), if !end.is_cancelled() => self.apply(change),
-                Some(ended) = self.links.join_next() => self.ended(ended),
+                Some(ended) = self.links.join_next_with_id() => match ended {
+                    Ok((id, ())) => self.ended(id, false),
+                    Err(error) => self.ended(error.id(), true),
+                },
                 () = end.cancelled(), if !end.is_cancelled() => {}
                 _ = looks.tick(), if !end.is_cancelled() => self.judge(),
                 else => return,
@@ -164,44 +178,51 @@ impl Roster {
             }
             None => {
                 tracing::info!(replica = name, address, incarnation = member.incarnation, "the store has a replica");
-                let (place, target) = self.sit(name, target);
+                let (place, target) = self.sit(name, target, Duration::ZERO);
                 self.seats.insert(name.into(), Seat { place, target, address: address.clone() });
             }
         }
     }
 
-    /// A new link, which is begun.
-    fn sit(&mut self, name: &str, target: Target) -> (usize, watch::Sender<Target>) {
+    /// A new link, which is begun after a while.
+    fn sit(&mut self, name: &str, target: Target, after: Duration) -> (usize, watch::Sender<Target>) {
         let place = self.next_place;
         self.next_place += 1;
         let (target, aim) = watch::channel(target);
         self.peers.sit(View { place, ..View::of(name) });
-        let task = link::link(aim, self.peers.clone(), place, self.keys.clone(), &self.config);
+        let task = link::link(aim.clone(), self.peers.clone(), place, self.keys.clone(), &self.config);
         let end = self.end.clone();
-        self.links.spawn(async move {
+        let begun = self.links.spawn(async move {
+            if !after.is_zero() {
+                // Over in time, unless all of it ends sooner.
+                let _passed = timeout(after, end.cancelled()).await;
+            }
             task.run(end).await;
-            place
         });
+        self.places.insert(begun.id(), Place { place, name: name.into(), target: aim });
         (place, target)
     }
 
-    fn ended(&mut self, ended: Result<usize, JoinError>) {
-        let Ok(place) = ended else {
-            return tracing::error!("a link's task ended early");
-        };
+    /// Whose replica is still listed has a link again: it came back while the link ended, or nothing was wrong but with
+    /// the link's task, whose requests have ended with it.
+    fn ended(&mut self, id: Id, has_panicked: bool) {
+        let Some(Place { place, name, target }) = self.places.remove(&id) else { return };
+        if has_panicked {
+            tracing::error!(replica = name, "a link's task broke: another takes its place");
+        }
         if self.end.is_cancelled() {
             return;
         }
         self.peers.leave(place);
-        let Some(name) = self.seats.iter().find(|(_, seat)| seat.place == place).map(|(name, _)| name.clone()) else {
-            return;
-        };
-        tracing::info!(replica = name, "a replica is gone");
-        let Some(seat) = self.seats.remove(&name) else { return };
-        let target = seat.target.borrow().clone();
-        if target.is_listed {
-            // It came back while the link ended.
-            let (place, target) = self.sit(&name, target);
+        let seat = self.seats.get(&name).is_some_and(|seat| seat.place == place).then(|| self.seats.remove(&name));
+        let target = target.borrow().clone();
+        if !target.is_listed {
+            return tracing::info!(replica = name, "a replica is gone");
+        }
+        // Whatever it broke on may come again.
+        let after = if has_panicked { self.config.waits.reattach_max } else { Duration::ZERO };
+        let (place, target) = self.sit(&name, target, after);
+        if let Some(seat) = seat.flatten() {
             self.seats.insert(name, Seat { place, target, address: seat.address });
         }
     }

@@ -1,8 +1,8 @@
 //! How a request is to be drawn: what was asked, checked, with the model's defaults for what was not. Words become
 //! tokens here; nothing behind the router sees them.
 
+use crate::Text;
 use crate::config::Limits;
-use crate::generate::Front;
 use crate::refusal::Refusal;
 use crate::stop::Stops;
 use proto::v1;
@@ -22,21 +22,23 @@ pub struct Asked {
     pub show_special: bool,
 }
 
-impl Front {
-    pub fn sampling(&self, asked: v1::Sampling) -> Result<Asked, Refusal> {
-        let limits = &self.config.limits;
+impl Text {
+    pub(crate) fn sampling(&self, asked: v1::Sampling, limits: &Limits) -> Result<Asked, Refusal> {
         let tokens_max = asked.max_tokens.unwrap_or(u32::MAX);
         check("max_tokens", tokens_max, tokens_max > 0, "at least 1")?;
         check("min_tokens", asked.min_tokens, asked.min_tokens <= tokens_max, "at most max_tokens")?;
         self.check_ids("stop_token_ids", &asked.stop_token_ids)?;
         self.check_ids("allowed_token_ids", &asked.allowed_token_ids)?;
+        let n_biased = asked.logit_bias.len();
+        let n_biased_max = limits.logit_bias_max;
+        check("logit_bias", n_biased, n_biased <= n_biased_max, &format!("at most {n_biased_max} tokens"))?;
         let stops = stops(&asked, limits)?;
         let sampling = Sampling {
             penalties: self.penalties(&asked)?,
             xtc: xtc(asked.xtc)?,
-            dry: self.dry(asked.dry.clone().unwrap_or_default())?,
+            dry: self.dry(asked.dry.clone().unwrap_or_default(), limits)?,
             bias: self.bias(&asked)?,
-            bad_words: self.bad_words(&asked.bad_words)?,
+            bad_words: self.words("bad_words", &asked.bad_words, limits)?,
             seed: asked.seed.unwrap_or_else(random_seed),
             tokens_max,
             tokens_min: asked.min_tokens,
@@ -48,13 +50,13 @@ impl Front {
             None => Goal::Generate,
         };
         let stop = self.stop_tokens(asked.stop_token_ids, asked.ignore_eos);
-        let sampling = Sampling { stop, allowed: asked.allowed_token_ids, ..sampling };
+        let sampling = Sampling { stop, allowed: each_once(asked.allowed_token_ids), ..sampling };
         Ok(Asked { sampling, goal, stops, show_special: asked.show_special })
     }
 
     /// Temperature, and which tokens may be drawn.
     fn filters(&self, asked: &v1::Sampling) -> Result<Sampling, Refusal> {
-        let defaults = &self.text.defaults;
+        let defaults = &self.defaults;
         let temperature = asked.temperature.or(defaults.temperature).unwrap_or(1.0);
         let top_p = asked.top_p.or(defaults.top_p).unwrap_or(1.0);
         let min_p = asked.min_p.or(defaults.min_p).unwrap_or(0.0);
@@ -71,14 +73,14 @@ impl Front {
 
     fn penalties(&self, asked: &v1::Sampling) -> Result<Penalties, Refusal> {
         let (presence, frequency) = (asked.presence_penalty, asked.frequency_penalty);
-        let repetition = asked.repetition_penalty.or(self.text.defaults.repetition_penalty).unwrap_or(1.0);
+        let repetition = asked.repetition_penalty.or(self.defaults.repetition_penalty).unwrap_or(1.0);
         check("presence_penalty", presence, (-2.0..=2.0).contains(&presence), "-2 to 2")?;
         check("frequency_penalty", frequency, (-2.0..=2.0).contains(&frequency), "-2 to 2")?;
         check("repetition_penalty", repetition, (0.01..=100.0).contains(&repetition), "0.01 to 100")?;
         Ok(Penalties { presence, frequency, repetition })
     }
 
-    fn dry(&self, asked: v1::Dry) -> Result<Dry, Refusal> {
+    fn dry(&self, asked: v1::Dry, limits: &Limits) -> Result<Dry, Refusal> {
         let neutral = Dry::default();
         let (multiplier, base) = (asked.multiplier, asked.base.unwrap_or(neutral.base));
         check("dry_multiplier", multiplier, (0.0..=100.0).contains(&multiplier), "0 to 100")?;
@@ -91,7 +93,7 @@ impl Front {
             true => BREAKERS.map(str::to_owned).to_vec(),
             false => asked.sequence_breakers,
         };
-        let breakers = self.words("dry_sequence_breakers", &breakers)?;
+        let breakers = self.words("dry_sequence_breakers", &breakers, limits)?;
         Ok(Dry { multiplier, base, length_allowed, breakers })
     }
 
@@ -110,13 +112,8 @@ impl Front {
         }
     }
 
-    fn bad_words(&self, words: &[String]) -> Result<Vec<Tokens>, Refusal> {
-        self.words("bad_words", words)
-    }
-
     /// Each word's tokens, at the beginning of a text and, where that is another token, behind a space.
-    fn words(&self, field: &'static str, words: &[String]) -> Result<Vec<Tokens>, Refusal> {
-        let limits = &self.config.limits;
+    fn words(&self, field: &'static str, words: &[String], limits: &Limits) -> Result<Vec<Tokens>, Refusal> {
         check_many(field, words, limits)?;
         let mut runs = Vec::new();
         for word in words {
@@ -130,19 +127,35 @@ impl Front {
     }
 
     fn word(&self, field: &'static str, word: &str) -> Result<Tokens, Refusal> {
-        let tokens = self.text.tokenizer.encode(word, false);
+        let tokens = self.tokenizer.encode(word, false);
         let tokens = tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))?;
         if tokens.is_empty() { Err(Refusal::invalid(field, "a word has no token")) } else { Ok(tokens) }
     }
 
     fn stop_tokens(&self, mut stop: Tokens, ignore_eos: bool) -> Tokens {
         if !ignore_eos {
-            stop.extend_from_slice(&self.text.spec.eos);
+            stop.extend_from_slice(&self.spec.eos);
         }
-        stop.sort_unstable();
-        stop.dedup();
-        stop
+        each_once(stop)
     }
+}
+
+/// No longer than the vocabulary, however often a client repeats itself.
+fn each_once(mut tokens: Tokens) -> Tokens {
+    tokens.sort_unstable();
+    tokens.dedup();
+    tokens
+}
+
+/// How much work it is to read, in bytes of text: the words are many texts, and each byte of a stop string is a state
+/// of the automaton.
+pub fn work(asked: &v1::Sampling) -> usize {
+    const WORD_BYTES: usize = 256;
+    const STATE_BYTES: usize = 8;
+    let breakers = asked.dry.iter().flat_map(|dry| &dry.sequence_breakers);
+    let words = asked.bad_words.iter().chain(breakers).map(|word| WORD_BYTES + word.len());
+    let stops = asked.stop.iter().map(|stop| STATE_BYTES * stop.len());
+    words.chain(stops).sum()
 }
 
 fn xtc(asked: Option<v1::Xtc>) -> Result<Xtc, Refusal> {
@@ -181,7 +194,7 @@ fn check(field: &'static str, value: impl std::fmt::Display, holds: bool, must: 
 }
 
 /// Below 2^53, so that a client in any language can send it back as it came.
-fn random_seed() -> u64 {
+pub fn random_seed() -> u64 {
     // The standard library's only source of random bits: keys from the system, another for each.
     RandomState::new().hash_one(std::time::Instant::now()) >> 11
 }

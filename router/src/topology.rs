@@ -16,8 +16,8 @@ pub struct StoreView {
 }
 
 /// Of all replicas that this router knows of, there or not.
-pub fn topology(views: &[View], store: Option<StoreView>) -> v1::Topology {
-    v1::Topology { replicas: views.iter().map(replica).collect(), store: store.map(of_store) }
+pub fn topology(views: &[View], store: Option<StoreView>, models: Vec<v1::ModelTopology>) -> v1::Topology {
+    v1::Topology { replicas: views.iter().map(replica).collect(), store: store.map(of_store), models }
 }
 
 fn of_store(StoreView { kind, health }: StoreView) -> v1::StoreTopology {
@@ -144,7 +144,22 @@ fn phase(phase: wire::state::Phase) -> &'static str {
 
 pub fn json(topology: &v1::Topology) -> Value {
     let replicas: Vec<Value> = topology.replicas.iter().map(replica_json).collect();
-    json!({ "store": topology.store.as_ref().map(store_json), "replicas": replicas })
+    let models: Vec<Value> = topology.models.iter().map(model_json).collect();
+    json!({ "store": topology.store.as_ref().map(store_json), "models": models, "replicas": replicas })
+}
+
+fn model_json(model: &v1::ModelTopology) -> Value {
+    let share = |share: &v1::model_topology::Share| {
+        let digest: Option<[u8; 32]> = share.policy_digest.clone().try_into().ok();
+        json!({
+            "model": share.model,
+            "policy_digest": digest.map(|digest| PolicyDigest(digest).to_string()),
+            "weight": share.weight,
+            "ready": share.n_ready,
+            "replicas": share.n_replicas,
+        })
+    };
+    json!({ "name": model.name, "versions": model.shares.iter().map(share).collect::<Vec<_>>() })
 }
 
 fn store_json(store: &v1::StoreTopology) -> Value {
@@ -263,7 +278,7 @@ mod tests {
         let views = [View { replica: None, state: Some(state), ..View::of("here") }, View::of("there")];
         let since = UNIX_EPOCH + std::time::Duration::from_secs(7);
         let health = Health { since, away: Some("no answer".into()) };
-        let topology = topology(&views, Some(StoreView { kind: "etcd", health }));
+        let topology = topology(&views, Some(StoreView { kind: "etcd", health }), Vec::new());
         let rank = &topology.replicas[0].ranks[0];
         assert_eq!((rank.compute_share, rank.wait_share, rank.idle_share, rank.bubble_share), (0.5, 0.3, 0.2, 0.5));
         assert_eq!((rank.step_compute_micros, rank.step_wait_micros, rank.kv_used), (5000.0, 3000.0, 0.25));
@@ -277,7 +292,7 @@ mod tests {
         assert_eq!((&replica["apart"][0]["host"], &replica["apart"][0]["seconds"]), (&json!("a"), &json!(2)));
         let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
         assert_eq!(page["store"], store);
-        assert!(json(&super::topology(&[], None))["store"].is_null());
+        assert!(json(&super::topology(&[], None, Vec::new()))["store"].is_null());
         let absent = &page["replicas"][1];
         assert_eq!((&absent["replica"], &absent["phase"]), (&json!("there"), &json!("absent")));
         assert!(absent["model"].is_null() && absent["epoch"].is_null());

@@ -5,7 +5,7 @@ use proto::cluster::{Cached, Load};
 use router::Policy;
 use router::board::{Board, Facts, Salt, Scratch, names};
 use router::ledger::{Item, Ledger};
-use router::pick::{Standing, Wish};
+use router::pick::{Standing, VersionId, Wish};
 use scheduler::{NameChange, Scheduler};
 use std::sync::Arc;
 use types::{PolicyDigest, TenantId, Token};
@@ -32,7 +32,8 @@ impl Front {
             let ledger = Arc::new(Ledger::default());
             board.sit(place, ledger.clone());
             let (digest, context, salt) = (planner.policy, planner.context_max, planner.salt);
-            board.show(place, &Facts { standing: Standing::Ready, digest, context, salt, id: place as u64 });
+            let (standing, version) = (Standing::Ready, VersionId::default());
+            board.show(place, &Facts { standing, digest, version, context, salt, id: place as u64 });
             Seat { ledger, sequence: 0 }
         };
         let seats = (0..n_replicas).map(seat).collect();
@@ -41,7 +42,7 @@ impl Front {
 
     /// Who gets a prompt; and what is to be done of it there, until it is dropped.
     pub fn give(&mut self, prompt: &[Token], session: Option<u64>) -> Option<(usize, Item)> {
-        let wish = Wish { n_prompt: prompt.len() as u32, session, n_before: self.n_picked };
+        let wish = Wish { n_prompt: prompt.len() as u32, session, n_before: self.n_picked, version: None };
         self.n_picked += 1;
         let called = |digest: &PolicyDigest, salt: &Salt| names(prompt, TenantId::default(), digest, salt);
         let chosen = self.board.choose(self.policy, &wish, Some(called), &mut self.scratch)?;

@@ -46,11 +46,8 @@ const STORE_CONNECTED: Metric =
     metric("lockstep:store_connected", "1 while the cluster store answers, 0 while it is away.");
 const STORE_SINCE: Metric =
     metric("lockstep:store_since_seconds", "Unix time at which the cluster store came or went.");
-const CACHE: Metric = alias(
-    "lockstep:cache_config_info",
-    &["vllm:cache_config_info"],
-    "1: how the KV cache is laid out now, in the labels; 0: how it was.",
-);
+const CACHE: Metric =
+    alias("lockstep:cache_config_info", &["vllm:cache_config_info"], "1: how the KV cache is laid out, in the labels.");
 const REPLICA_SHUNNED: Metric = metric(
     "lockstep:replica_shunned",
     "1: this router gives the replica nothing new for a while, because it is slow or breaks often.",
@@ -87,7 +84,7 @@ const STEPS: Metric = metric("lockstep:steps_total", "Steps that were planned.")
 const FINISHED: Metric =
     alias("lockstep:requests_finished_total", &["vllm:request_success_total"], "Requests that ended, by reason.");
 const REFUSED: Metric = metric("lockstep:requests_refused_total", "Requests that were not taken, by reason.");
-const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Ranks that were lost, by cause.");
+const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Ranks that were lost, and why.");
 const REPLAYED_TOKENS: Metric =
     metric("lockstep:replayed_tokens_total", "Positions computed again because the ranks that had them are no more.");
 const REQUESTS: Metric = metric("lockstep:requests_total", "Requests of clients, by face and outcome.");
@@ -114,6 +111,8 @@ const REPLICAS_SHUNNED: Metric =
     metric("lockstep:replicas_shunned_total", "Times that a router gave a replica nothing new for a while, by cause.");
 const REPLICAS_SUSPECTED: Metric =
     metric("lockstep:replicas_suspected_total", "Times that a router heard nothing of a replica for some beats.");
+const PANICS: Metric =
+    metric("lockstep:panics_total", "Panics of this process: each ended one request, one link or one rank.");
 const TENANT_REQUESTS: Metric =
     metric("lockstep:tenant_requests_total", "Requests of a tenant that came to a router, refused ones among them.");
 const TENANT_REFUSED: Metric =
@@ -122,7 +121,8 @@ const TENANT_PROMPT_TOKENS: Metric =
     metric("lockstep:tenant_prompt_tokens_total", "Tokens of a tenant's prompts that were computed or found.");
 const TENANT_GENERATION_TOKENS: Metric =
     metric("lockstep:tenant_generation_tokens_total", "Tokens that went out to a tenant.");
-const COUNTERS: [&Metric; 26] = [
+const COUNTERS: [&Metric; 27] = [
+    &PANICS,
     &REPLICAS_SHUNNED,
     &REPLICAS_SUSPECTED,
     &PREFIX_QUERIES,
@@ -296,8 +296,16 @@ pub struct Exporter {
 
 impl Exporter {
     pub fn render(&self) -> String {
-        self.handle.render()
+        rendered(&self.handle)
     }
+}
+
+/// Without the layouts of caches that are no more: the registry forgets none, and whoever reads `cache_config_info` takes
+/// what it finds for what is.
+fn rendered(handle: &PrometheusHandle) -> String {
+    let page = handle.render();
+    let is_past = |line: &str| line.ends_with(" 0") && CACHE.names().any(|name| line.starts_with(name));
+    page.lines().filter(|line| !is_past(line)).flat_map(|line| [line, "\n"]).collect()
 }
 
 /// Makes this process's metrics count. Before it, and in processes that never call it, they cost nearly nothing.
@@ -311,6 +319,7 @@ pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
     let builder = labels.iter().fold(builder, |builder, (key, value)| builder.add_global_label(*key, *value));
     let handle = builder.install_recorder()?;
     describe();
+    count_panics();
     let upkeep = handle.clone();
     // It ends with the process: so does the recorder.
     std::thread::Builder::new().name("metrics".into()).spawn(move || {
@@ -320,8 +329,22 @@ pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
         }
     })?;
     let page = handle.clone();
-    otlp::measure(move || page.render());
+    otlp::measure(move || rendered(&page));
     Ok(Exporter { handle })
+}
+
+/// Whoever hears of panics now hears of them still.
+fn count_panics() {
+    panicked(0);
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        panicked(1);
+        before(panic);
+    }));
+}
+
+fn panicked(n: u64) {
+    PANICS.add(n, &[]);
 }
 
 fn describe() {
@@ -431,8 +454,10 @@ pub fn epoch(of: &Of, n: u32, n_ranks_ready: u32) {
     RANKS_READY.set(n_ranks_ready.into(), &labels);
 }
 
-pub fn rank_lost(of: &Of, cause: &'static str) {
-    RANKS_LOST.add(1, &[of.label(), Label::from_static_parts("cause", cause)]);
+/// There are as many ranks as the largest grid has, and no more.
+pub fn rank_lost(of: &Of, rank: u16, cause: &'static str) {
+    let labels = [&of_rank(of, rank)[..], &[Label::from_static_parts("cause", cause)]].concat();
+    RANKS_LOST.add(1, &labels);
 }
 
 /// The replica serves again.
@@ -511,26 +536,36 @@ pub fn tenant_waited(label: &Arc<str>, took: Duration) {
     TENANT_WAIT.observe(took, &[tenant(label)]);
 }
 
-pub fn first_token(after: Duration) {
-    FIRST_TOKEN.observe(after, &[]);
+/// Instead of the page's own, where a router serves several models; it sees to it that there are few names.
+fn model_name(label: Option<&Arc<str>>) -> impl Iterator<Item = Label> {
+    label.map(|label| Label::new("model_name", label.clone())).into_iter()
 }
 
-pub fn between_tokens(apart: Duration) {
-    BETWEEN_TOKENS.observe(apart, &[]);
+pub fn first_token(model: Option<&Arc<str>>, after: Duration) {
+    FIRST_TOKEN.observe(after, &model_name(model).collect::<Vec<_>>());
 }
 
-pub fn request(face: &'static str, outcome: &'static str, took: Duration) {
+pub fn between_tokens(model: Option<&Arc<str>>, apart: Duration) {
+    BETWEEN_TOKENS.observe(apart, &model_name(model).collect::<Vec<_>>());
+}
+
+pub fn request(model: Option<&Arc<str>>, face: &'static str, outcome: &'static str, took: Duration) {
     let labels = [Label::from_static_parts("face", face), Label::from_static_parts("outcome", outcome)];
+    let labels: Vec<Label> = model_name(model).chain(labels).collect();
     REQUESTS.add(1, &labels);
-    REQUEST_SECONDS.observe(took, &[]);
+    REQUEST_SECONDS.observe(took, &model_name(model).collect::<Vec<_>>());
 }
 
 /// A request of which it is known what it asks for.
 #[derive(Clone, Debug, Default)]
 pub struct Answer<'a> {
     pub operation: &'static str,
+    /// Where there are several models.
+    pub label: Option<&'a Arc<str>>,
     /// As it is served; none where the request named another.
     pub model: Option<&'a str>,
+    /// As its replicas call it, where that may be another name.
+    pub version: Option<&'a str>,
     pub outcome: &'static str,
     pub took: Duration,
     pub first_token: Option<Duration>,
@@ -545,9 +580,10 @@ pub fn answered(answer: &Answer<'_>) {
         Label::from_static_parts("gen_ai_operation_name", answer.operation),
         Label::from_static_parts("gen_ai_provider_name", PROVIDER),
     ];
+    labels.extend(model_name(answer.label));
     if let Some(model) = answer.model {
         labels.push(Label::new("gen_ai_request_model", model.to_owned()));
-        labels.push(Label::new("gen_ai_response_model", model.to_owned()));
+        labels.push(Label::new("gen_ai_response_model", answer.version.unwrap_or(model).to_owned()));
     }
     let Usage { n_prompt, n_output, .. } = answer.usage;
     for (kind, n) in [("input", n_prompt), ("output", n_output)] {
@@ -601,7 +637,7 @@ mod tests {
         planned(&one, Planned { steps: 7, prefix_hit_tokens: 5, starved: 2, steps_early: 3, ..Planned::default() });
         planned(&other, Planned { steps: 2, ..Planned::default() });
         finished(&one, "stop");
-        first_token(Duration::from_millis(3));
+        first_token(None, Duration::from_millis(3));
         let (before, now) = (cache_of(8), cache_of(9));
         cache(&one, None, &before);
         cache(&one, Some(&before), &now);
@@ -626,9 +662,10 @@ mod tests {
             assert!(page.contains(&line), "{line} is not in\n{page}");
         }
         let cache = "cache_dtype=\"f16\",enable_prefix_caching=\"True\"";
-        for (n, is_so) in [(8, 0), (9, 1)] {
-            let labels = format!("model_name=\"toy\",replica=\"one\",block_size=\"16\",num_gpu_blocks=\"{n}\",{cache}");
-            assert!(page.contains(&format!("vllm:cache_config_info{{{labels}}} {is_so}")), "{labels}\n{page}");
+        for name in CACHE.names() {
+            let lines: Vec<&str> = page.lines().filter(|line| line.starts_with(name)).collect();
+            let labels = format!("model_name=\"toy\",replica=\"one\",block_size=\"16\",num_gpu_blocks=\"9\",{cache}");
+            assert_eq!(lines, [format!("{name}{{{labels}}} 1")], "what was is gone\n{page}");
         }
         for line in [
             "vllm:num_requests_running{model_name=\"toy\",replica=\"one\"} 3",

@@ -86,6 +86,7 @@ fn coordinator_config(checkpoint: &Checkpoint, rooms: &Rooms) -> coordinator::Co
         shape: ModelShape::of(checkpoint),
         policy,
         prefix_cache: true,
+        zero_kv: false,
         salt: [7; 16],
         policy_digest: None,
         mesh_seed: [7; 32],

@@ -76,6 +76,7 @@ pub struct Setup {
     pub running_max: u32,
     pub steps_in_flight_max: u32,
     pub prefix_cache: bool,
+    pub zero_kv: bool,
     pub grid: Grid,
     pub workers: Workers,
     pub wire: Wire,
@@ -96,6 +97,7 @@ impl Setup {
             running_max: 64,
             steps_in_flight_max: 2,
             prefix_cache: false,
+            zero_kv: false,
             grid: Grid::SOLO,
             workers: Workers::Threads,
             wire: Wire::Any,
@@ -175,6 +177,7 @@ impl Setup {
             shape,
             policy_digest: None,
             prefix_cache: self.prefix_cache,
+            zero_kv: self.zero_kv,
             salt: [7; 16],
             mesh_seed: [3; 32],
             limits: coordinator::Limits {

@@ -29,7 +29,8 @@ EVERYTHING = {
     "model": {**PVC, "servedName": "ours", "pvc": {"claim": "models", "subPath": "llama"}},
     "engine": {"threads": 4, "activations": "f32", "kvDtype": "f32", "kvMemory": "4GiB", "context": 8192,
                "maxBatchTokens": 1048576, "maxChunkTokens": 512, "maxRunning": 128, "maxWaiting": 64,
-               "prefixCache": False, "wire": "auto"},
+               "prefixCache": False, "zeroKv": True, "wire": "auto", "collective": "auto",
+               "numerics": "lockstep"},
     "join": {"existingSecret": "joined", "key": "secret"},
     "apiKeys": {"existingSecret": "clients"},
     "drain": {"preStopSeconds": 10, "drainSeconds": 90, "terminationGracePeriodSeconds": 200},
@@ -57,15 +58,17 @@ CASES = {
     "default": (None, {}, [], OLDEST),
     "laptop-cpu": ("laptop-cpu", {}, [], OLDEST),
     "one-node-8-gpu": ("one-node-8-gpu", {}, ALL_APIS, OLDEST),
-    "four-nodes-lws": ("four-nodes-of-8-gpu", {}, ALL_APIS, OLDEST),
-    "four-nodes-statefulsets": ("four-nodes-of-8-gpu", {}, [], OLDEST),
+    "four-nodes-lws": ("four-nodes-of-8-gpu", {}, ALL_APIS, "1.34.0"),
+    "four-nodes-statefulsets": ("four-nodes-of-8-gpu", {}, [], "1.34.0"),
+    "four-nodes-plugin": ("four-nodes-of-8-gpu", {"gpu": {"dra": {"enabled": False}}}, ALL_APIS, OLDEST),
     "grid-lws": (None, {**GRID, "replicas": 2}, [LWS], OLDEST),
     "grid-statefulsets": (None, {**GRID, "replicas": 2}, [], OLDEST),
     "grid-statefulsets-by-choice": (None, {**GRID, "topology": {**GRID["topology"], "groups": "StatefulSet"}}, [LWS],
                                     OLDEST),
     "grid-in-a-pod": (None, {"topology": {"tp": 2, "pp": 2}, "replicas": 3, "model": PVC}, [], OLDEST),
     "gpu-pod": (None, {"device": "cuda", "topology": {"tp": 2}, "gpu": {"runtimeClassName": "nvidia"},
-                       "engine": {"activations": "bf16", "threads": 2}, "model": PVC}, [], OLDEST),
+                       "engine": {"activations": "bf16", "threads": 2, "collective": "nccl", "numerics": "fast"},
+                       "model": PVC}, [], OLDEST),
     "gpu-rdma": (None, {**GRID, "device": "cuda", "model": PVC, "engine": {"threads": 2},
                         "rdma": {"enabled": True, "env": {"NCCL_IB_HCA": "mlx5"}},
                         "topology": {**GRID["topology"], "exclusiveTopology": "rack"}}, [LWS], OLDEST),
@@ -76,9 +79,14 @@ CASES = {
     "sim": (None, {"device": "sim", "replicas": 20}, [], OLDEST),
     "image-volume": (None, {"model": {"source": "image", "path": "model.gguf",
                                       "image": {"reference": "registry.example.com/models/llama:1"}}}, [], "1.33.0"),
+    "routes": (None, {"replicas": 2, "router": {
+        "coordinators": ["other-lockstep-replica-0.models.svc:50100"], "texts": {"other": "other.gguf"},
+        "routes": {"chat": [{"version": "v1", "weight": 90}, {"version": "v2@0a1b", "weight": 10}],
+                   "org/alias": [{"version": "other:Q4_K_M", "weight": 1}]}}}, [], OLDEST),
     "hub": (None, {"model": {"name": "org/name:Q4_K_M", "hub": {
         "endpoint": "https://hub.example.com", "tokenSecret": {"name": "hub"}, "cache": {"claim": "cache"}}}}, [],
         OLDEST),
+    "verified": (None, {**GRID, "model": {**PVC, "sha256": "0" * 64}}, [], OLDEST),
     "ipv6": (None, {**GRID, "network": {"ipFamily": "IPv6"}}, [LWS], OLDEST),
     "ipv6-pod": (None, {"network": {"ipFamily": "IPv6"}, "topology": {"tp": 2}}, [], OLDEST),
     "everything-pod": (None, {**EVERYTHING, "autoscaling": {"enabled": True}}, ALL_APIS, OLDEST),
@@ -89,7 +97,7 @@ CASES = {
     "route": (None, {"gateway": GATEWAY, "fullnameOverride": "front"}, ALL_APIS, OLDEST),
     "etcd": (None, {"etcd": {"mode": "own"}, "replicas": 2, "autoscaling": {"enabled": True}}, ALL_APIS, OLDEST),
     "etcd-lws": (None, {**GRID, "etcd": {"mode": "own", "prefix": "/ours", "own": {
-        "antiAffinity": "soft", "storage": {"size": ""}, "nodeSelector": {"pool": "cpu"},
+        "members": 1, "antiAffinity": "soft", "storage": {"size": ""}, "nodeSelector": {"pool": "cpu"},
         "tolerations": [{"key": "cpu", "operator": "Exists"}]}},
         "networkPolicy": {"enabled": True}, "image": {"pullSecrets": [{"name": "pull"}]}}, [LWS], OLDEST),
     "etcd-statefulsets": (None, {**GRID, "etcd": {"mode": "own", "own": {
@@ -166,6 +174,7 @@ class Pods:
     def __init__(self, owner, n, made, part=""):
         self.owner, self.n, self.part = owner, n, part
         self.labels = made["metadata"].get("labels", {})
+        self.annotations = made["metadata"].get("annotations", {})
         self.spec = made["spec"]
 
     def __repr__(self):

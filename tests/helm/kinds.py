@@ -47,7 +47,10 @@ KINDS = {
     "PrometheusRule": whole("monitoring.coreos.com/v1", "PrometheusRule", closed({
         "groups": listed(closed({"name": STRING, "rules": listed(RULE, 1)}, {"interval": STRING}), 1)})),
     "ScaledObject": whole("keda.sh/v1alpha1", "ScaledObject", closed({
-        "scaleTargetRef": SCALE_TARGET, "minReplicaCount": COUNT, "maxReplicaCount": COUNT, "cooldownPeriod": COUNT,
+        "scaleTargetRef": SCALE_TARGET, "minReplicaCount": COUNT, "maxReplicaCount": COUNT,
+        "advanced": closed({"horizontalPodAutoscalerConfig": closed({"behavior": closed({"scaleDown": closed({
+            # As a HorizontalPodAutoscaler's own schema has it.
+            "stabilizationWindowSeconds": {"type": "integer", "minimum": 0, "maximum": 3600}})})})}),
         "triggers": listed(closed({
             "type": {"const": "prometheus"}, "metricType": {"enum": ["AverageValue", "Value"]},
             "metadata": closed({"serverAddress": STRING, "threshold": STRING, "query": STRING})}), 1)})),
@@ -62,5 +65,6 @@ KINDS = {
         "selector": closed({"matchLabels": STRINGS}),
         "targetPorts": listed(closed({"number": COUNT}), 1),
         "endpointPickerRef": closed({
-            "name": STRING, "port": closed({"number": COUNT}), "failureMode": {"enum": ["FailOpen", "FailClose"]}})})),
+            "name": STRING, "port": closed({"number": COUNT}), "failureMode": {"enum": ["FailOpen", "FailClose"]}})},
+        {"appProtocol": {"enum": ["http", "kubernetes.io/h2c"]}})),
 }

@@ -1,7 +1,10 @@
 """Runs rendered pods as processes of this machine: the real binary with the command and environment that the chart
-gives it, each pod on a loopback address of its own. Plays the kubelet's part, as far as the tests ask: names, mounts,
-probes over HTTP, the order in which containers end. Knows nothing of what is served."""
+gives it, each pod on a loopback address of its own. Plays the kubelet's and the controllers' part, as far as the tests
+ask: names, mounts, probes, init containers and sidecars in their order, preStop, the grace of an end, rollouts. Knows
+nothing of what is served."""
 
+import concurrent.futures
+import itertools
 import json
 import os
 import pathlib
@@ -14,8 +17,13 @@ import urllib.error
 import urllib.request
 
 import chart
+import grpc
 
-PATIENCE_S = 120
+PATIENCE_S = 240
+# Of a container that fetches a model.
+FETCH_S = 900
+SERVING = b"\x08\x01"
+CLUSTERS = itertools.count()
 
 
 def get(url, body=None):
@@ -31,6 +39,16 @@ def get(url, body=None):
         return None, ""
 
 
+def health(target, service=""):
+    """gRPC's health service, as the kubelet asks it: whether it says SERVING."""
+    asked = b"" if not service else b"\x0a" + bytes([len(service)]) + service.encode()
+    with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            return channel.unary_unary("/grpc.health.v1.Health/Check")(asked, timeout=PATIENCE_S) == SERVING
+        except grpc.RpcError:
+            return False
+
+
 def wait_until(what, condition, explain=lambda: ""):
     give_up = time.monotonic() + PATIENCE_S
     while not condition():
@@ -38,23 +56,29 @@ def wait_until(what, condition, explain=lambda: ""):
         time.sleep(0.1)
 
 
+def at_once(pods, do):
+    """What is done to several pods at the same time; gives each one's result."""
+    with concurrent.futures.ThreadPoolExecutor(len(pods) or 1) as pool:
+        return list(pool.map(do, pods))
+
+
 class Pod:
     """One pod of a template; a container that runs is a process."""
 
-    def __init__(self, cluster, name, address, template, environment):
-        self.cluster, self.name, self.address, self.template = cluster, name, address, template
+    def __init__(self, cluster, name, n, address, template, environment):
+        self.cluster, self.name, self.n, self.address, self.template = cluster, name, n, address, template
         self.environment = {"POD_NAME": name, "POD_IP": address, **environment}
         self.processes = {}
 
     def command(self, container):
         """As the kubelet expands it, with names resolved and mounts where they are on this machine."""
-        environment = {"PATH": os.environ["PATH"]}
+        # What the controller sets is known to arguments too.
+        environment, known = dict(self.cluster.environment_of_all), dict(self.environment)
         for variable in container.get("env", []):
             name = variable["name"]
-            environment[name] = self.environment[name] if "valueFrom" in variable else variable["value"]
-        # What only the controller sets is there too.
-        known = {**self.environment, **environment}
-        words = [re.sub(r"\$\((\w+)\)", lambda m: known[m.group(1)], word) for word in container["args"]]
+            value = self.environment[name] if "valueFrom" in variable else expanded(variable["value"], known)
+            environment[name] = known[name] = value
+        words = [expanded(word, known) for word in container["args"]]
         mounts = {mount["mountPath"]: self.cluster.volume(self, mount["name"]) for mount in container["volumeMounts"]}
         program = self.cluster.programs[container.get("command", ["lockstep"])[0]]
         return [program, *(self.local(word, mounts) for word in words)], {
@@ -77,34 +101,63 @@ class Pod:
             self.processes[container["name"]] = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
 
     def start_all(self):
-        for container in self.template.lasting:
+        """Init containers one after the other: one that ends must end well, a sidecar must have started. Then the
+        others."""
+        for container in self.template.spec.get("initContainers", []):
+            self.start(container)
+            if container.get("restartPolicy") == "Always":
+                self.wait_until_started(container)
+            else:
+                status = self.processes.pop(container["name"]).wait(FETCH_S)
+                assert status == 0, f"{self.name} {container['name']} ended with {status}\n{self.cluster.logs()}"
+        for container in self.template.spec["containers"]:
             self.start(container)
 
-    def url(self, container, probe):
-        get_of = container[probe]["httpGet"]
+    def wait_until_started(self, container):
+        what = f"{self.name} {container['name']} has started"
+        wait_until(what, lambda: self.passes(container, "startupProbe"), self.cluster.logs)
+
+    def passes(self, container, kind):
+        """Whether a probe succeeds now."""
+        probe = container[kind]
+        if "grpc" in probe:
+            return health(f"{self.address}:{probe['grpc']['port']}", probe["grpc"].get("service", ""))
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        return f"http://{self.address}:{ports[get_of['port']]}{get_of['path']}"
+        asked = probe["httpGet"]
+        return get(f"http://{self.address}:{ports[asked['port']]}{asked['path']}")[0] == 200
+
+    def page(self, container):
+        """Where a role's metrics are, or none of what has no such page."""
+        found = [port["containerPort"] for port in container["ports"] if port["name"].startswith(("http", "health"))]
+        return f"http://{self.address}:{found[0]}" if found else None
 
     def is_ready(self):
-        """By each container's readiness; a door's, which is gRPC, says the same as /ready."""
-        for container in self.template.lasting:
-            is_door = "grpc" in container["readinessProbe"]
-            url = self.url(container, "livenessProbe").replace("/health", "/ready") if is_door else self.url(
-                container, "readinessProbe")
-            if get(url)[0] != 200:
-                return False
-        return True
+        return all(self.passes(container, "startupProbe") and self.passes(container, "readinessProbe")
+                   for container in self.template.lasting)
 
     def end(self):
-        """Kubernetes ends sidecars after the other containers, and those together; gives what each exited with."""
-        sidecars = [c["name"] for c in self.template.spec.get("initContainers", []) if c["name"] in self.processes]
+        """preStop, SIGTERM, and for sidecars that after all others, the last one first; all of it within the grace
+        period, at whose end who is still there is killed. What each exited with."""
+        give_up = time.monotonic() + self.template.spec["terminationGracePeriodSeconds"]
+        sidecars = [[c] for c in reversed(self.template.spec.get("initContainers", [])) if c["name"] in self.processes]
         statuses = {}
-        for names in ([c["name"] for c in self.template.spec["containers"]], sidecars):
-            for name in names:
-                self.processes[name].send_signal(signal.SIGTERM)
-            for name in names:
-                statuses[name] = self.processes.pop(name).wait(PATIENCE_S)
+        for together in [self.template.spec["containers"], *sidecars]:
+            begun = time.monotonic()
+            for container in sorted(together, key=pre_stop):
+                time.sleep(max(0, begun + pre_stop(container) - time.monotonic()))
+                self.processes[container["name"]].send_signal(signal.SIGTERM)
+            for name in (container["name"] for container in together):
+                statuses[name] = self.reap(name, give_up)
         return statuses
+
+    def reap(self, name, give_up):
+        process = self.processes.pop(name)
+        try:
+            return process.wait(max(0.01, give_up - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(PATIENCE_S)
+            return "killed: it took longer than its grace"
 
     def kill(self):
         for process in self.processes.values():
@@ -113,39 +166,58 @@ class Pod:
         self.processes.clear()
 
 
+def expanded(word, known):
+    return re.sub(r"\$\((\w+)\)", lambda name: known[name.group(1)], word)
+
+
+def surges(owner):
+    return owner["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxSurge", 0) > 0
+
+
+def pre_stop(container):
+    return container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+
+
 class Cluster:
     """All pods of a release, but for its test's."""
 
-    def __init__(self, objects, folder, model):
-        self.folder, self.model = pathlib.Path(folder), model
+    def __init__(self, objects, folder, volumes):
+        """`volumes`: folders of this machine that all pods have, by the volume's name."""
+        self.folder, self.volumes = pathlib.Path(folder), volumes
         self.names, self.pods = {}, []
-        # Another run of the tests has another network of its own.
-        self.network = f"127.{64 + os.getpid() % 64}.{os.getpid() // 64 % 256}"
-        self.token = self.folder / "join"
-        self.token.mkdir()
+        # Another cluster, of another run of the tests too, has another network of its own.
+        self.network = f"127.{64 + os.getpid() % 64}.{(os.getpid() // 64 + next(CLUSTERS)) % 256}"
+        token = self.folder / "join"
+        token.mkdir()
         secret = subprocess.run([str(chart.BINARY), "token"], capture_output=True, text=True, check=True, timeout=60)
-        (self.token / "token").write_text(secret.stdout)
+        (token / "token").write_text(secret.stdout)
+        self.volumes = {"join": token, **volumes}
         self.programs = {"lockstep": str(chart.BINARY), "etcd": shutil.which("etcd")}
+        # How this machine reaches a registry of packages, for who pulls.
+        self.environment_of_all = {name: value for name, value in os.environ.items()
+                                   if name in ("PATH", "SSL_CERT_FILE") or name.startswith("PIP_")}
+        self.n_addresses = 0
         for template in chart.standing(objects):
-            self.add(template)
+            for n in range(template.n):
+                self.pods.append(self.made(template, n))
 
     def volume(self, pod, name):
-        if name == "join":
-            return self.token
-        if name == "model":
-            return self.model
+        if name in self.volumes:
+            return self.volumes[name]
         place = self.folder / f"{pod.name}-{name}"
         place.mkdir(exist_ok=True)
         return place
 
-    def add(self, template):
+    def made(self, template, n, address=None):
+        """A pod that does not run yet."""
         owner, kind = template.owner["metadata"]["name"], template.owner["kind"]
-        for n in range(template.n):
-            name = f"{owner}-{n}" if template.part != " worker" else f"{owner}-0-{n + 1}"
-            address = f"{self.network}.{len(self.pods) + 1}"
-            self.pods.append(Pod(self, name, address, template, self.environment(kind, owner, n)))
-            service = template.owner["spec"].get("serviceName", owner)
-            self.names[f"{name}.{service}.{chart.NAMESPACE}.svc"] = address
+        name = f"{owner}-{n}" if template.part != " worker" else f"{owner}-0-{n + 1}"
+        if address is None:
+            self.n_addresses += 1
+            address = f"{self.network}.{self.n_addresses}"
+        service = template.owner["spec"].get("serviceName", owner)
+        self.names[f"{name}.{service}.{chart.NAMESPACE}.svc"] = address
+        return Pod(self, name, n, address, template, self.environment(kind, owner, n))
 
     def environment(self, kind, owner, n):
         if kind == "LeaderWorkerSet":
@@ -159,16 +231,51 @@ class Cluster:
         return "\n".join(f"-- {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.folder.glob("*.log")))
 
     def start(self):
-        for pod in self.pods:
-            pod.start_all()
+        at_once(self.pods, Pod.start_all)
         self.wait_until_ready()
 
     def wait_until_ready(self):
         wait_until("all pods are ready", lambda: all(pod.is_ready() for pod in self.pods), self.logs)
 
+    def end(self, pods):
+        """Those pods, at once; each must end by itself and well."""
+        for pod, statuses in zip(pods, at_once(pods, Pod.end), strict=True):
+            assert set(statuses.values()) == {0}, f"{pod.name}: {statuses}\n{self.logs()}"
+
+    def roll_out(self, objects):
+        """What controllers do with pods whose template has changed. The names of those that were replaced."""
+        templates = {repr(template): template for template in chart.standing(objects)}
+        changed = [pod for pod in self.pods if templates[repr(pod.template)].spec != pod.template.spec
+                   or templates[repr(pod.template)].annotations != pod.template.annotations]
+        surging = [pod for pod in changed if surges(pod.template.owner)]
+        for pod in surging:
+            self.replace_behind_new(pod, templates)
+        self.replace_by_number([pod for pod in changed if pod not in surging], templates)
+        return [pod.name for pod in changed]
+
+    def replace_behind_new(self, pod, templates):
+        """The new one first. The old one is out of service when it hears of its end."""
+        new = self.made(templates[repr(pod.template)], self.n_addresses)
+        new.start_all()
+        self.pods[self.pods.index(pod)] = new
+        self.wait_until_ready()
+        self.end([pod])
+
+    def replace_by_number(self, changed, templates):
+        """Group by group, the highest number first, old pods before new ones, and on when all is ready again."""
+        # A LeaderWorkerSet of one group: its pods go together.
+        group_of = {pod: 0 if pod.template.owner["kind"] == "LeaderWorkerSet" else pod.n for pod in changed}
+        for number in sorted(set(group_of.values()), reverse=True):
+            old = [pod for pod in changed if group_of[pod] == number]
+            self.end(old)
+            new = [self.made(templates[repr(pod.template)], pod.n, pod.address) for pod in old]
+            self.pods = [dict(zip(old, new, strict=True)).get(pod, pod) for pod in self.pods]
+            at_once(new, Pod.start_all)
+            self.wait_until_ready()
+
     def door(self):
         pod = self.of("router")[0]
-        return pod.url(pod.template.lasting[0], "livenessProbe").removesuffix("/health")
+        return pod.page(pod.template.lasting[0])
 
     def kill(self):
         for pod in self.pods:

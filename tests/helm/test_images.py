@@ -111,10 +111,14 @@ def test_it_serves_from_within_and_drains(rootfs, tmp_path):
 def dockerfile():
     """The instructions of each stage, by its name."""
     text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    given = dict(re.findall(r"^ARG (\w+)=(\S+)", text, re.M))
     stages, now = {}, None
     for line in text.splitlines():
         if match := re.match(r"FROM (\S+) AS (\w+)", line):
-            now = stages.setdefault(match.group(2), [("FROM", match.group(1))])
+            base = re.sub(r"\$\{(\w+)\}", lambda name: given[name.group(1)], match.group(1))
+            now = stages.setdefault(match.group(2), [("FROM", base)])
+        elif now is None:
+            continue
         elif match := re.match(r"([A-Z]+) (.*)", line):
             now.append((match.group(1), match.group(2)))
     return stages
@@ -134,6 +138,21 @@ def test_the_dockerfile_makes_what_the_chart_runs():
     version = re.search(r'^channel = "([\d.]+)"', (ROOT / "rust-toolchain.toml").read_text(), re.M).group(1)
     assert dict(stages["build"])["FROM"] == f"rust:{version}-bookworm"
     assert "--profile dist" in dict(stages["build"])["RUN"] or any("--profile dist" in of for _, of in stages["build"])
+
+
+def test_the_build_has_what_crates_are_built_with():
+    """etcd's client compiles protos that import google's: both are the system's to bring."""
+    lock = (ROOT / "Cargo.lock").read_text()
+    before = []
+    for kind, what in dockerfile()["build"]:
+        if "cargo build" in what:
+            break
+        before.append(what)
+    else:
+        pytest.fail("nothing is built")
+    installed = {word for what in before if "apt-get install" in what for word in what.split()}
+    if 'name = "etcd-client"' in lock:
+        assert {"protobuf-compiler", "libprotobuf-dev"} <= installed
 
 
 def test_the_build_is_given_every_crate():
@@ -171,6 +190,23 @@ def test_compose_is_a_cluster_of_four_ranks():
     for name in ("coordinator", "router"):
         drain = next(int(a.split("=")[1]) for a in services[name]["command"] if a.startswith("--drain-seconds"))
         assert int(services[name]["stop_grace_period"].removesuffix("s")) >= drain + 5
+
+
+def test_composes_secrets_can_be_mounted():
+    """One out of the environment is copied into the container, which a read-only one does not let happen."""
+    made = compose()
+    of_files = {name for name, secret in made["secrets"].items() if "file" in secret}
+    n_given = 0
+    for name, service in made["services"].items():
+        for secret in service.get("secrets", []):
+            n_given += 1
+            assert secret in made["secrets"] and (not service.get("read_only") or secret in of_files), name
+    assert n_given >= 6
+    # What the head of the file makes is what is mounted, and no part of the repository.
+    path = re.fullmatch(r"\$\{JOIN_TOKEN_FILE:-\./(.+)\}", made["secrets"]["join"]["file"]).group(1)
+    text = (DEPLOY / "compose.yaml").read_text()
+    assert f"token > deploy/{path} && chmod 644 deploy/{path}" in text
+    assert f"/deploy/{path}" in (ROOT / ".gitignore").read_text().splitlines()
 
 
 def test_prometheus_finds_composes_pages():

@@ -9,7 +9,8 @@ import subprocess
 
 import chart
 import pytest
-from chart import CASES, flag, flags, role
+import yaml
+from chart import CASES, GATEWAY, flag, flags, role
 
 EACH = pytest.mark.parametrize("case", CASES)
 # Seconds that a process needs after its drain for connections to close.
@@ -99,7 +100,9 @@ def test_the_router_knows_every_coordinator(case):
         if flags(container, "etcd-endpoints"):
             assert not addresses, "one of both tells"
             continue
-        places = [pods_of_address(objects, address) for address in addresses]
+        others = values.get("router", {}).get("coordinators", [])
+        assert addresses[len(addresses) - len(others):] == others
+        places = [pods_of_address(objects, address) for address in addresses[:len(addresses) - len(others)]]
         pods = places[0][0]
         n_groups = pods.n
         if values.get("autoscaling", {}).get("enabled"):
@@ -110,6 +113,21 @@ def test_the_router_knows_every_coordinator(case):
         assert [int(n) for _, n, _ in places] == list(range(n_groups))
         coordinator = next(c for c in pods.lasting if role(c) == "coordinator")
         assert {port for _, _, port in places} == {int(flag(coordinator, "listen").rsplit(":", 1)[1])}
+
+
+def test_routes_are_a_file_that_the_router_reads():
+    objects = chart.rendered("routes")
+    container = next(c for _, c in lasting("routes") if role(c) == "router")
+    assert flags(container, "text") == ["other=other.gguf"]
+    folder, name = flag(container, "routes").rsplit("/", 1)
+    mount = next(mount for mount in container["volumeMounts"] if mount["mountPath"] == folder)
+    pods = next(found for found, of in lasting("routes") if of is container)
+    volume = next(volume for volume in pods.spec["volumes"] if volume["name"] == mount["name"])
+    # A file that is mounted by its own path would not change with the ConfigMap.
+    assert "subPath" not in mount and mount["readOnly"]
+    lines = chart.named(objects, "ConfigMap", volume["configMap"]["name"])["data"][name].splitlines()
+    assert lines == ["chat = v1:90, v2@0a1b:10", "org/alias = other:Q4_K_M:1"]
+    assert not chart.of_kind(chart.rendered("default"), "ConfigMap")
 
 
 @EACH
@@ -178,21 +196,18 @@ def test_addresses_are_of_the_family(case):
 
 @EACH
 def test_probes(case):
+    """gRPC's own health service on every role: what is ready by no name, what lives as `live`."""
     for found, container in lasting(case):
         named = {p["name"]: p["containerPort"] for p in container["ports"]}
         is_door = role(container) in ("router", "serve")
-        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
-            probe = container[kind]
-            if "grpc" in probe:
-                # The kubelet speaks no TLS: only the clients' door has gRPC without it.
-                assert is_door and kind == "readinessProbe" and probe["grpc"]["port"] == named["grpc"]
-            else:
-                get = probe["httpGet"]
-                # A mesh port is nobody's to knock at: between epochs no rank answers there.
-                assert get["port"] == "http" if is_door else get["port"].startswith("health")
-                assert get["port"] in named, f"{found} {container['name']}"
-                # Alive is not ready: what loads for an hour is not to be ended for it.
-                assert get["path"] == ("/ready" if kind == "readinessProbe" else "/health")
+        # A mesh port is nobody's to knock at: between epochs no rank answers there. Nor may a coordinator's, which asks
+        # for TLS: the kubelet speaks none.
+        (page,) = [port for name, port in named.items() if name == "grpc" or name.startswith("health")]
+        assert ("grpc" in named) == is_door
+        for kind, service in (("startupProbe", "live"), ("readinessProbe", None), ("livenessProbe", "live")):
+            # Alive is not ready: what loads for an hour, or drains, is not to be ended for it.
+            asked = {"port": page} if service is None else {"port": page, "service": service}
+            assert container[kind]["grpc"] == asked, f"{found} {container['name']} {kind}"
         ready, alive = container["readinessProbe"], container["livenessProbe"]
         assert alive["periodSeconds"] * alive["failureThreshold"] > ready["periodSeconds"] * ready["failureThreshold"]
 
@@ -361,6 +376,8 @@ def test_policies_let_in_who_belongs(case):
         open_to = {}
         for rule in over[0]["spec"]["ingress"]:
             for port in rule["ports"]:
+                if "port" not in port:
+                    continue
                 for number in range(port["port"], port.get("endPort", port["port"]) + 1):
                     open_to.setdefault(number, []).append(rule.get("from"))
         assert set(found.ports.values()) <= set(open_to), f"{found}: a port is closed to all"
@@ -376,6 +393,93 @@ def test_policies_let_in_who_belongs(case):
                     assert "router" in who and not {"etcd", "test"} & set(who)
                     # Ranks are told all by their coordinator.
                     assert "workers" not in who or name != "client"
+
+
+@EACH
+def test_ranks_with_gpus_reach_each_other_at_any_port(case):
+    """NCCL listens where it is given a port; who may come there is a rank, and nobody else."""
+    objects = chart.rendered(case)
+    for policy in chart.of_kind(objects, "NetworkPolicy"):
+        of = policy["spec"]["podSelector"]
+        over = [found for found in chart.standing(objects) if chart.selects(of, found.labels)]
+        ranks = {repr(found): c for found in over for c in found.lasting if c["name"].startswith("rank-")}
+        is_cuda = any(flag(c, "device").startswith("cuda") for c in ranks.values())
+        any_port = [rule for rule in policy["spec"]["ingress"] if {"protocol": "TCP"} in rule["ports"]]
+        assert len(any_port) == is_cuda
+        for rule in any_port:
+            (peer,) = rule["from"]
+            who = {repr(found) for found in chart.pods(objects) if chart.selects(peer["podSelector"], found.labels)}
+            assert who == set(ranks)
+
+
+def test_there_is_a_policy_with_gpus():
+    cases = [case for case in CASES if any(
+        {"protocol": "TCP"} in rule["ports"] for made in chart.of_kind(chart.rendered(case), "NetworkPolicy")
+        for rule in made["spec"]["ingress"])]
+    assert {"four-nodes-lws", "four-nodes-statefulsets", "four-nodes-plugin"} <= set(cases)
+
+
+@EACH
+def test_nccl_does_not_look_for_gpus_that_it_cannot_see(case):
+    for found, container in lasting(case):
+        environment = {e["name"]: e.get("value") for e in container.get("env", [])}
+        n_ranks = len([c for c in found.lasting if role(c) == "worker"])
+        sees_one = "nvidia.com/gpu" in container.get("resources", {}).get("limits", {}) and role(container) == "worker"
+        assert environment.get("NCCL_P2P_DISABLE") == ("1" if sees_one and n_ranks > 1 else None)
+
+
+@EACH
+def test_telemetry_says_which_pod(case):
+    for found, container in lasting(case):
+        names = [e["name"] for e in container.get("env", [])]
+        said = [e["value"] for e in container.get("env", []) if e["name"] == "OTEL_RESOURCE_ATTRIBUTES"]
+        assert len(names) == len(set(names)), f"{found}: {names}"
+        if not flags(container, "otlp-endpoint"):
+            assert not said
+            continue
+        assert said == ["k8s.namespace.name=models,k8s.pod.name=$(POD_NAME)"]
+        # A kubelet knows only what stands before.
+        assert names.index("POD_NAME") < names.index("OTEL_RESOURCE_ATTRIBUTES")
+
+
+def scaler_of(apis, **autoscaling):
+    objects = chart.rendered_fresh({"autoscaling": {"enabled": True, **autoscaling}, "monitoring": {
+        "podMonitor": {"enabled": "true"}}}, apis)
+    return chart.of_kind(objects, "ScaledObject", "HorizontalPodAutoscaler"), objects
+
+
+def test_an_autoscaler_reads_what_is_there():
+    keda = ["keda.sh/v1alpha1"]
+    for kind, apis, expect in (("auto", keda, "ScaledObject"), ("auto", [], "HorizontalPodAutoscaler"),
+                               ("keda", [], "ScaledObject"), ("hpa", keda, "HorizontalPodAutoscaler")):
+        (made,), _ = scaler_of(apis, kind=kind)
+        assert made["kind"] == expect
+    (keda,), _ = scaler_of(keda, cooldownSeconds=700)
+    behaviour = keda["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behaviour == {"scaleDown": {"stabilizationWindowSeconds": 700}}
+    (hpa,), objects = scaler_of([], kind="hpa")
+    metric = hpa["spec"]["metrics"][0]["external"]["metric"]
+    # Of a release by the label that the scrape gives its pods, which the rule keeps and the adapter passes on.
+    assert metric["selector"]["matchLabels"] == {"app_kubernetes_io_instance": chart.RELEASE}
+    monitor = chart.of_kind(objects, "PodMonitor")[0]
+    assert "app.kubernetes.io/instance" in monitor["spec"]["podTargetLabels"]
+    rules = yaml.safe_load((chart.CHART / "files" / "rules.yaml").read_text())["groups"]
+    (recorded,) = [rule for group in rules for rule in group["rules"]
+                   if "by (namespace, app_kubernetes_io_instance)" in rule["expr"]]
+    adapter = yaml.safe_load((chart.ROOT / "deploy" / "prometheus" / "adapter.yaml").read_text())
+    (rule,) = adapter["externalRules"]
+    assert rule["seriesQuery"].startswith(f"{recorded['record']}{{")
+    name = rule["name"]["as"].replace("$1", r"\1")
+    assert re.sub(rule["name"]["matches"], name, recorded["record"]) == metric["name"]
+    assert rule["resources"]["overrides"] == {"namespace": {"resource": "namespace"}}
+
+
+def test_a_pool_is_spoken_to_as_its_pods_listen():
+    pool = chart.of_kind(chart.rendered("everything-serve"), "InferencePool")[0]
+    assert pool["spec"]["appProtocol"] == "kubernetes.io/h2c"
+    plain = {**CASES["everything-serve"][1]["gateway"]["inferencePool"], "appProtocol": ""}
+    objects = chart.rendered_with("everything-serve", {"gateway": {**GATEWAY, "inferencePool": plain}})
+    assert "appProtocol" not in chart.of_kind(objects, "InferencePool")[0]["spec"]
 
 
 # -- etcd
@@ -460,6 +564,16 @@ def test_hub_models_are_pulled_before_anything_needs_them():
                 assert fetches == (role(container) == "worker" and not needs)
 
 
+def test_a_model_is_verified_before_anything_needs_it():
+    for found in chart.serving(chart.rendered("verified")):
+        needs = {role(c) for c in found.lasting} & {"router", "coordinator"}
+        first = found.containers[0]
+        assert (role(first) == "pull") == bool(needs), found
+        if needs:
+            assert first["args"] == ["pull", "/model/m.gguf", f"--sha256={'0' * 64}"]
+            assert "model" in {mount["name"] for mount in first["volumeMounts"]}
+
+
 def test_mounted_models_are_at_one_path_everywhere():
     for case in ("everything-lws", "everything-statefulsets", "image-volume", "gpu-rdma"):
         path = "/model/model.gguf" if case == "image-volume" else "/model/m.gguf"
@@ -542,14 +656,14 @@ def test_values_reach_the_program(binary):
         printed[name] = ask(binary, [*arguments, "--print-config"], environment).stdout
     for line in ("tp = 2", "pp = 2", 'activations = "f32"', 'kv-dtype = "f32"', 'kv-memory = "4GiB"', "context = 8192",
                  "max-batch-tokens = 1048576", "max-chunk-tokens = 512", "max-running = 128", "max-waiting = 64",
-                 "prefix-cache = false", 'served-model-name = "ours"', "drain-seconds = 90", 'replica = "probe-0"',
+                 "prefix-cache = false", "zero-kv = true", 'served-model-name = "ours"', "drain-seconds = 90", 'replica = "probe-0"',
                  'log = "router=debug,info"', 'otlp-endpoint = "http://collector:4318"', "otlp-steps = true",
                  'otlp-protocol = "http/protobuf"', "otlp-sample = 0.25", "otlp-metrics-seconds = 30",
-                 'health = "0.0.0.0:9100"', 'listen = "0.0.0.0:50100"'):
+                 'numerics = "lockstep"', 'health = "0.0.0.0:9100"', 'listen = "0.0.0.0:50100"'):
         assert line in printed["coordinator"].splitlines(), f"{line}\n{printed['coordinator']}"
     for line in ('http = "0.0.0.0:8000"', 'grpc = "0.0.0.0:50051"', 'api-keys = "/etc/lockstep/keys/keys"',
                  "max-running = 128", "max-waiting = 64", "drain-seconds = 90", "otlp-content = true"):
         assert line in printed["router"].splitlines(), f"{line}\n{printed['router']}"
     for line in ("threads = 4", 'tls = "on"', 'otlp-protocol = "http/protobuf"', "otlp-sample = 0.25",
-                 'mesh-listen = "10.0.0.1:50200"', 'wire = "auto"'):
+                 'mesh-listen = "10.0.0.1:50200"', 'wire = "auto"', 'collective = "auto"'):
         assert line in printed["worker"].splitlines(), f"{line}\n{printed['worker']}"

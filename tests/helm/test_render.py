@@ -16,8 +16,8 @@ import yaml
 from chart import CASES, CHART, HELM3, HELM4
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-GOLDENS = ["default", "laptop-cpu", "one-node-8-gpu", "grid-lws", "grid-statefulsets", "everything-serve",
-           "etcd", "etcd-external"]
+GOLDENS = ["default", "laptop-cpu", "one-node-8-gpu", "four-nodes-lws", "grid-lws", "grid-statefulsets",
+           "everything-serve", "etcd", "etcd-external"]
 BOTH = pytest.mark.parametrize("version", [HELM3, HELM4])
 
 
@@ -124,6 +124,13 @@ REFUSED = {
     "an unknown name within": ({"engine": {"maxBatchToken": 1}}, "maxBatchToken"),
     "a wrong type": ({"replicas": "two"}, "replicas"),
     "no replica": ({"replicas": 0}, "replicas"),
+    "a route of no weight": ({"router": {"routes": {"chat": [{"version": "v1", "weight": 0}]}}}, "weigh nothing"),
+    "a route to no version": ({"router": {"routes": {"chat": []}}}, "chat"),
+    "a route's name in two words": ({"router": {"routes": {"a b": [{"version": "v1", "weight": 1}]}}}, "a b"),
+    "a version of no digest": ({"router": {"routes": {"a": [{"version": "v1@blue", "weight": 1}]}}}, "version"),
+    "routes without routers": (
+        {"mode": "serve", "router": {"routes": {"chat": [{"version": "v1", "weight": 1}]}}}, "mode=serve"),
+    "coordinators beside etcd": ({"etcd": {"mode": "own"}, "router": {"coordinators": ["a:1"]}}, "etcd.prefix"),
     "an unknown mode": ({"mode": "local"}, "mode"),
     "an unknown device": ({"device": "tpu"}, "device"),
     "no such port": ({"network": {"httpPort": 70000}}, "httpPort"),
@@ -157,6 +164,16 @@ REFUSED = {
     "a pool without a picker": ({"mode": "serve", "gateway": {"inferencePool": {"enabled": "true"}}}, "endpointPicker"),
     "a route to nowhere": ({"gateway": {"httpRoute": {"enabled": "true"}}}, "parentRefs"),
     "etcd for nobody": ({"mode": "serve", "etcd": {"mode": "own"}}, "mode=serve"),
+    "members without a volume": ({"etcd": {"mode": "own", "own": {"storage": {"size": ""}}}}, "storage.size"),
+    "a name that is no label": ({"fullnameOverride": "a.b"}, "fullnameOverride"),
+    "a name that begins with a digit": ({"fullnameOverride": "1a"}, "fullnameOverride"),
+    "a name that no label can have": ({"fullnameOverride": "a" * 64}, "fullnameOverride"),
+    "a label that selects": ({"workers": {"podLabels": {"app.kubernetes.io/component": "a"}}}, "io/component"),
+    "a group's label": ({"workers": {"podLabels": {"lockstep/node": "7"}}}, "lockstep/node"),
+    "metrics behind the clients' policy": ({"networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}]},
+                                            "monitoring": {"podMonitor": {"enabled": "auto"}}}, "monitors"),
+    "a checksum that is none": ({"model": {"sha256": "12"}}, "sha256"),
+    "a window longer than an autoscaler's": ({"autoscaling": {"cooldownSeconds": 3601}}, "cooldownSeconds"),
     "two members": ({"etcd": {"own": {"members": 2}}}, "members"),
     "an etcd of nowhere": ({"etcd": {"mode": "external"}}, "endpoints"),
     "an endpoint without a port": ({"etcd": {"external": {"endpoints": ["etcd"]}}}, "endpoints"),
@@ -167,6 +184,8 @@ REFUSED = {
     "ranks that take all cores": ({"device": "cuda", "topology": {"tp": 2}}, "engine.threads"),
     "f32 on a GPU": ({"device": "cuda", "engine": {"kvDtype": "f32"}}, "bf16"),
     "bf16 on a CPU": ({"engine": {"activations": "bf16"}}, "bf16"),
+    "NCCL between CPUs": ({"engine": {"collective": "nccl"}}, "NCCL"),
+    "fast on a CPU": ({"engine": {"numerics": "fast"}}, "fast"),
     "more at once than in a step": ({"engine": {"maxRunning": 600}}, "maxRunning"),
 }
 

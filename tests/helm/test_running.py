@@ -1,7 +1,9 @@
 """The chart's pods as processes: each way to make a group of four ranks serves, answers the same, survives that a pod
-of it is replaced, and ends when it is told to."""
+of it is replaced and that all are rolled out, and ends when it is told to."""
 
 import json
+import os
+import pathlib
 import re
 import shutil
 import threading
@@ -9,6 +11,7 @@ import time
 import urllib.request
 
 import chart
+import h2c
 import pods
 import pytest
 import test_watching
@@ -17,14 +20,21 @@ from chart import LWS, ROOT
 # Below those that a system hands out by itself.
 PORTS = {"httpPort": 28000, "grpcPort": 28051, "coordinatorPort": 28100, "meshPort": 28200, "healthPort": 28300}
 VALUES = {"model": {"source": "pvc", "path": "llama-f32-tied", "pvc": {"claim": "models"}}, "network": PORTS,
-          "engine": {"threads": 1}, "drain": {"drainSeconds": 5}, "router": {"replicas": 1}}
+          "engine": {"threads": 1}, "router": {"replicas": 1},
+          # The grace is far beyond what the rest needs: this machine may be a slow one.
+          "drain": {"preStopSeconds": 1, "drainSeconds": 5, "terminationGracePeriodSeconds": 120}}
 LAYOUTS = {
     "pod": ({"topology": {"tp": 2, "pp": 2}}, []),
     "lws": ({"topology": {"tp": 2, "pp": 2, "ranksPerPod": 2}}, [LWS]),
     # Two replicas that are found by an etcd of three members.
     "etcd": ({"topology": {"tp": 2}, "replicas": 2, "etcd": {"mode": "own"}}, []),
     "statefulsets": ({"topology": {"tp": 2, "pp": 2, "ranksPerPod": 2}}, []),
+    # The model that is served if nobody says which, pulled by init containers into a claim that all pods share.
+    "hub": ({"topology": {"tp": 2, "pp": 2}, "engine": {"threads": 1, "context": 1024},
+             "model": {"source": "hub", "name": "smollm2", "hub": {"cache": {"claim": "cache"}}}}, []),
 }
+# Pods of ranks become others by it, and a router does not.
+ROLLED = {"engine": {"maxChunkTokens": 48}, "workers": {"podAnnotations": {"release": "second"}}}
 ASKED = {"prompt": "One two three", "max_tokens": 16, "temperature": 0}
 STORY = {"prompt": "Once", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
@@ -35,12 +45,25 @@ def cluster(request, tmp_path_factory):
         pytest.skip("there is no etcd here")
     values, apis = LAYOUTS[request.param]
     objects = chart.rendered_fresh({**VALUES, **values}, apis)
-    made = pods.Cluster(objects, tmp_path_factory.mktemp(request.param), ROOT / "tests" / "reference")
+    folder = tmp_path_factory.mktemp(request.param)
+    shared = {"cache": claim(folder)} if request.param == "hub" else {"model": ROOT / "tests" / "reference"}
+    made = pods.Cluster(objects, folder, shared)
+    made.layout = request.param
     try:
         made.start()
         yield made
     finally:
         made.kill()
+
+
+def claim(folder):
+    """A cache that has of the model what this machine has pulled; what is missing the init containers fetch."""
+    made = folder / "claim"
+    (made / "models").mkdir(parents=True)
+    pulled = pathlib.Path(os.environ.get("LOCKSTEP_CACHE", pathlib.Path.home() / ".cache" / "lockstep"))
+    if (pulled / "models" / "smollm2").is_dir():
+        shutil.copytree(pulled / "models" / "smollm2", made / "models" / "smollm2")
+    return made
 
 
 def answer(cluster):
@@ -53,7 +76,7 @@ class Stream:
     """A stream that has begun, read by a thread of its own."""
 
     def __init__(self, cluster):
-        data = json.dumps({**STORY, "stream": True}).encode()
+        data = json.dumps({**story_of(cluster), "stream": True}).encode()
         url = f"{cluster.door()}/v1/completions"
         asked = urllib.request.Request(url, data, {"content-type": "application/json"})
         self.answer = urllib.request.urlopen(asked, timeout=pods.PATIENCE_S)
@@ -80,13 +103,19 @@ class Stream:
         return self.text
 
 
+def story_of(cluster):
+    """A model of a real one's size tells a shorter one."""
+    return {**STORY, "max_tokens": 100} if cluster.layout == "hub" else STORY
+
+
 def told(cluster):
-    status, text = pods.get(f"{cluster.door()}/v1/completions", STORY)
+    status, text = pods.get(f"{cluster.door()}/v1/completions", story_of(cluster))
     assert status == 200, f"{text}\n{cluster.logs()}"
     return json.loads(text)["choices"][0]["text"]
 
 
-ANSWERS = set()
+# By model.
+ANSWERS = {}
 
 
 def test_it_serves(cluster):
@@ -95,8 +124,26 @@ def test_it_serves(cluster):
 
     pods.wait_until("four ranks are seen", lambda: sum(n_ranks()) == 4, cluster.logs)
     # Whatever the pods, the same request has the same answer.
-    ANSWERS.add(answer(cluster))
-    assert len(ANSWERS) == 1
+    of_model = ANSWERS.setdefault(cluster.layout == "hub", set())
+    of_model.add(answer(cluster))
+    assert len(of_model) == 1
+
+
+def test_the_door_speaks_h2c(cluster):
+    """As a gateway in front of an InferencePool does; on the port that others speak HTTP/1.1 to."""
+    host, port = cluster.door().removeprefix("http://").split(":")
+    is_200, body = h2c.post(host, int(port), "/v1/completions", json.dumps(ASKED).encode(), pods.PATIENCE_S)
+    assert is_200 and json.loads(body)["choices"][0]["text"] == answer(cluster), body
+
+
+def test_all_probes_tell_the_same_by_grpc(cluster):
+    for pod in cluster.pods:
+        for container in pod.template.lasting:
+            assert all(pod.passes(container, kind) for kind in ("startupProbe", "readinessProbe", "livenessProbe"))
+            if page := pod.page(container):
+                assert pods.get(f"{page}/ready")[0] == pods.get(f"{page}/health")[0] == 200
+                port = container["livenessProbe"]["grpc"]["port"]
+                assert not pods.health(f"{pod.address}:{port}", "unheard of")
 
 
 def scrape(cluster):
@@ -111,9 +158,10 @@ def on_pages(cluster):
     names = set()
     for pod in cluster.pods:
         for container in pod.template.lasting:
-            status, page = pods.get(pod.url(container, "livenessProbe").split("/health")[0] + "/metrics")
-            assert status == 200, f"{pod.name} {container['name']}"
-            names.update(re.findall(r"^(\w+:\w+)[{ ]", page, re.M))
+            if page := pod.page(container):
+                status, text = pods.get(f"{page}/metrics")
+                assert status == 200, f"{pod.name} {container['name']}"
+                names.update(re.findall(r"^(\w+:\w+)[{ ]", text, re.M))
     return names
 
 
@@ -123,13 +171,12 @@ RARE = {"lockstep:requests_refused_total", "lockstep:rank_slow"}
 
 
 def test_a_pod_is_replaced(cluster):
-    """As in a rollout: the old one ends first, then the new one comes; the door stays open."""
+    """As when a node is drained: the old one ends first, then the new one comes; the door stays open."""
     scrape(cluster)
     before, story = answer(cluster), told(cluster)
     open_stream = Stream(cluster)
     pod = [pod for pod in cluster.pods if pod not in cluster.of("router") + cluster.of("etcd")][-1]
-    statuses = pod.end()
-    assert set(statuses.values()) == {0}, f"{pod.name}: {statuses}\n{cluster.logs()}"
+    cluster.end([pod])
     pod.start_all()
     cluster.wait_until_ready()
     pods.wait_until("the group has its ranks", lambda: pods.get(f"{cluster.door()}/ready")[0] == 200, cluster.logs)
@@ -139,12 +186,55 @@ def test_a_pod_is_replaced(cluster):
     scrape(cluster)
 
 
+def test_a_rollout_loses_nothing(cluster):
+    """Another value, rendered anew: every pod that holds a part of the model is replaced, and who listens misses
+    nothing."""
+    values, apis = LAYOUTS[cluster.layout]
+    rolled = {**VALUES, **values, "workers": ROLLED["workers"]}
+    rolled["engine"] = {**rolled["engine"], **ROLLED["engine"]}
+    before, story = answer(cluster), told(cluster)
+    open_stream = Stream(cluster)
+    replaced = cluster.roll_out(chart.rendered_fresh(rolled, apis))
+    holders = [pod.name for pod in cluster.pods if pod not in cluster.of("router") + cluster.of("etcd")]
+    assert replaced == holders and replaced
+    assert open_stream.rest() == story
+    assert answer(cluster) == before, "other chunks, the same bits"
+
+
 def test_it_ends_in_order(cluster):
     """Last of this layout: the router drains, then the groups."""
     doors, stores = cluster.of("router"), cluster.of("etcd")
-    for pod in [*doors, *(pod for pod in cluster.pods if pod not in doors + stores)]:
-        statuses = pod.end()
-        assert set(statuses.values()) == {0}, f"{pod.name}: {statuses}\n{cluster.logs()}"
+    cluster.end(doors)
+    cluster.end([pod for pod in cluster.pods if pod not in doors + stores])
+
+
+def test_a_rollout_of_routers_closes_no_stream(tmp_path):
+    """A router drains for as long as its streams last, while the new ones serve."""
+    values = {**VALUES, "router": {"replicas": 2}, "drain": {
+        "preStopSeconds": 1, "drainSeconds": 200, "terminationGracePeriodSeconds": 240}}
+    cluster = pods.Cluster(chart.rendered_fresh(values, []), tmp_path, {"model": ROOT / "tests" / "reference"})
+    cluster.layout = "routers"
+    try:
+        cluster.start()
+        story, open_stream = told(cluster), Stream(cluster)
+        values["router"] = {"replicas": 2, "podAnnotations": {"release": "second"}}
+        assert len(cluster.roll_out(chart.rendered_fresh(values, []))) == 2
+        assert open_stream.rest() == story == told(cluster)
+    finally:
+        cluster.kill()
+
+
+def test_who_does_not_end_is_killed(tmp_path):
+    """The runner itself: who hears no SIGTERM is found out when its grace is over."""
+    made = pods.Cluster(chart.rendered_fresh(VALUES, []), tmp_path, {"model": ROOT})
+    (pod,) = made.of("router")
+    pod.template.spec = {**pod.template.spec, "terminationGracePeriodSeconds": 2}
+    deaf = ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"]
+    pod.command = lambda _: (deaf, {"PATH": os.environ["PATH"]})
+    pod.start_all()
+    pods.wait_until("it is deaf", lambda: "deaf" in made.logs())
+    with pytest.raises(AssertionError, match="killed"):
+        made.end([pod])
 
 
 def test_every_panel_has_its_series():

@@ -2,12 +2,13 @@
 //! they end. Knows no faults.
 
 use crate::model;
-use crate::net::{channel, listen};
+use crate::net::{channel, channel_to, listen};
 use crate::rank::{MESH_PORT, Mesh, SimRank};
 use crate::record::Record;
-use crate::script::{CONTEXT, Host, ROUTERS, ReplicaPlan, Script, VOCAB};
+use crate::registry::{Registry, whereabouts};
+use crate::script::{CONTEXT, Host, ROUTERS, ReplicaPlan, Script, VOCAB, replica_name};
 use checkpoint::Sizes;
-use cluster::MemoryStore;
+use cluster::Store;
 use coordinator::{ModelShape, Policy};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,8 @@ use types::{Grid, LayerGroups};
 
 /// Whoever watches over processes starts another one so soon.
 const RESTART: Duration = Duration::from_millis(300);
+/// Between two looks at whether there are two.
+const LOOK: Duration = Duration::from_millis(50);
 /// 16 tokens x 4 layers x K and V x 2 heads x 32 numbers x 2 bytes.
 const BLOCK_BYTES: u64 = 16_384;
 
@@ -26,7 +29,7 @@ const BLOCK_BYTES: u64 = 16_384;
 pub struct Stage {
     pub script: Arc<Script>,
     pub record: Record,
-    pub store: MemoryStore,
+    pub registry: Registry,
 }
 
 impl Stage {
@@ -43,49 +46,72 @@ impl Stage {
         // A port of the host: the process that comes next finds it bound.
         let mesh = match host {
             Host::Worker(..) => Some(Mesh::open(&name, self.record.clone()).await?),
-            Host::Router(_) | Host::Coordinator(_) | Host::Client(_) => None,
+            Host::Router(_) | Host::Coordinator(_) | Host::Rival(_) | Host::Client(_) => None,
         };
         loop {
+            if let Host::Rival(replica) = host {
+                self.until_disputed(replica, true).await;
+            }
             let stop = CancellationToken::new();
             self.record.seen().stops.insert(name.clone(), stop.clone());
+            *self.record.seen().starts.entry(name.clone()).or_default() += 1;
             self.record.note(&name, "starts");
             let ended = match (host, &mesh) {
-                (Host::Router(_), _) => self.router(stop).await,
-                (Host::Coordinator(replica), _) => self.coordinator(replica, stop).await,
-                (Host::Worker(replica, _), Some(mesh)) => self.worker(&name, replica, mesh, stop).await,
+                (Host::Router(_), _) => self.router(host, &stop).await,
+                (Host::Coordinator(replica) | Host::Rival(replica), _) => self.coordinator(host, replica, &stop).await,
+                (Host::Worker(replica, _), Some(mesh)) => self.worker(host, replica, mesh, &stop).await,
                 (Host::Worker(..) | Host::Client(_), _) => Ok(()),
             };
             self.record.note(&name, format!("ended: {ended:?}"));
+            // Until the process is gone nobody else may look for it.
+            stop.cancel();
             if let Err(error) = ended.as_ref().map_err(ToString::to_string) {
-                // A device that hung for long is the one reason to end.
-                if !error.contains("hangs: it has not come back") {
-                    self.record.violation(format!("{name} ended by itself: {error}"));
-                }
+                self.judge_end(host, &error).await;
             }
             sleep(RESTART).await;
         }
     }
 
-    async fn router(&self, stop: CancellationToken) -> turmoil::Result {
-        let coordinator = |replica| {
-            let name = Host::Coordinator(replica).name();
-            router::Coordinator { channel: channel(&name), name }
-        };
-        let coordinators: Vec<router::Coordinator> = (0..self.script.replicas.len()).map(coordinator).collect();
+    /// A device that hung for long is a reason to end, and a claim that another has taken: who lost it comes back when
+    /// the other is gone.
+    async fn judge_end(&self, host: Host, error: &str) {
+        match host {
+            Host::Worker(..) if error.contains("hangs: it has not come back") => {}
+            Host::Coordinator(replica) if error.contains("claim lost") => self.until_disputed(replica, false).await,
+            Host::Rival(_) if error.contains("claim lost") => {}
+            _ => self.record.violation(format!("{} ended by itself: {error}", host.name())),
+        }
+    }
+
+    async fn until_disputed(&self, replica: usize, is_disputed: bool) {
+        while self.record.seen().rivals.contains(&replica) != is_disputed {
+            sleep(LOOK).await;
+        }
+    }
+
+    async fn router(&self, host: Host, stop: &CancellationToken) -> turmoil::Result {
+        let store = Store::Memory(self.registry.view(host, stop));
+        let replicas = router::Membership::Followed { store, dial: Box::new(|address| Ok(channel(address))) };
         let config = router::Config { names: vec!["sim".into()], ..router::Config::default() };
-        Ok(router::serve_grpc(config, coordinators, model::text(), listen().await?, stop).await?)
+        Ok(router::serve_grpc(config, replicas, model::text(), listen().await?, stop.clone()).await?)
     }
 
-    async fn coordinator(&self, replica: usize, stop: CancellationToken) -> turmoil::Result {
-        let name = Host::Coordinator(replica).name();
-        let claim = self.store.claim(&format!("replica-{replica}"), &name);
+    async fn coordinator(&self, host: Host, replica: usize, stop: &CancellationToken) -> turmoil::Result {
+        let view = self.registry.view(host, stop);
+        let incoming = listen().await?;
+        let claim = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            claim = self.registry.claim(host, replica, &view) => claim,
+        };
         let config = self.coordinator_config(replica, &self.script.replicas[replica]);
-        Ok(coordinator::serve(listen().await?, config, claim, stop).await?)
+        Ok(coordinator::serve(incoming, config, claim, stop.clone()).await?)
     }
 
-    async fn worker(&self, name: &str, replica: usize, mesh: &Mesh, stop: CancellationToken) -> turmoil::Result {
+    async fn worker(&self, host: Host, replica: usize, mesh: &Mesh, stop: &CancellationToken) -> turmoil::Result {
+        let name = host.name();
         let config = worker::Config {
-            host: name.into(),
+            host: name.clone(),
             pid: 1,
             device: "sim".into(),
             memory_bytes: 1 << 30,
@@ -93,8 +119,8 @@ impl Stage {
             ..worker::Config::default()
         };
         let rank = SimRank { sim: self.script.sim.clone(), mesh: mesh.clone() };
-        let channel = channel(&Host::Coordinator(replica).name());
-        Ok(worker::serve_in_tasks(channel, Box::new(rank), config, stop).await?)
+        let channel = channel_to(whereabouts(self.registry.view(host, stop), replica));
+        Ok(worker::serve_in_tasks(channel, Box::new(rank), config, stop.clone()).await?)
     }
 
     fn coordinator_config(&self, replica: usize, plan: &ReplicaPlan) -> coordinator::Config {
@@ -123,12 +149,13 @@ impl Stage {
             slice_max: limits.chunk_tokens_max,
         };
         coordinator::Config {
-            replica: format!("replica-{replica}"),
+            replica: replica_name(replica),
             model: "sim".into(),
             model_path: "/nowhere".into(),
             shape,
             policy,
             prefix_cache: self.script.prefix_cache,
+            zero_kv: false,
             salt: [7; 16],
             policy_digest: None,
             mesh_seed: [7; 32],

@@ -75,8 +75,13 @@ impl Stream for Incoming {
 /// With the limits and timers of every role's channels.
 pub fn channel(host: &str) -> Channel {
     let host = host.to_owned();
+    channel_to(move || host.clone())
+}
+
+/// To whoever it is each time that it is dialled.
+pub fn channel_to(host: impl Fn() -> String + Clone + Send + 'static) -> Channel {
     proto::transport::over(service_fn(move |_: Uri| {
-        let host = host.clone();
+        let host = host();
         async move { Ok(TokioIo::new(TcpStream::connect((host.as_str(), PORT)).await?)) }
     }))
 }

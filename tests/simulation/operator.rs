@@ -11,10 +11,12 @@ use proto::cluster::ScaleRequest;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::v1;
 use proto::v1::inference_client::InferenceClient;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
+use types::Epoch;
 
 const LOOK: Duration = Duration::from_millis(500);
 /// What a router left behind is computed for ten seconds more, behind a wire whose end nobody told for as long.
@@ -26,6 +28,9 @@ pub async fn play(rules: Arc<Rules>, record: Record) -> turmoil::Result {
         tokio::spawn(scale(fault, record.clone()));
     }
     let channels: Vec<Channel> = routers().map(|router| channel(&router.name())).collect();
+    for (router, channel) in routers().zip(&channels) {
+        tokio::spawn(epochs(router.name(), channel.clone(), record.clone()));
+    }
     if rules.script.faults.is_empty() {
         peace::watch(&rules, &record, &channels[0]).await;
     }
@@ -34,7 +39,7 @@ pub async fn play(rules: Arc<Rules>, record: Record) -> turmoil::Result {
     }
     let by_millis = millis().max(CALM_MILLIS + RECOVERY_MILLIS - REST_MILLIS) + REST_MILLIS;
     loop {
-        let Err(unrest) = rest(&channels).await else { break };
+        let Err(unrest) = rest(&channels, rules.script.replicas.len()).await else { break };
         if millis() > by_millis {
             record.violation(format!("the cluster does not come to rest: {unrest}"));
             break;
@@ -43,6 +48,36 @@ pub async fn play(rules: Arc<Rules>, record: Record) -> turmoil::Result {
     }
     record.note("operator", "at rest");
     Ok(())
+}
+
+/// What a router has seen once is not followed by anything older, for as long as the router runs.
+async fn epochs(router: String, channel: Channel, record: Record) {
+    let (mut last, mut start) = (BTreeMap::<String, Epoch>::new(), 0);
+    loop {
+        sleep(LOOK).await;
+        let before = record.seen().starts.get(&router).copied().unwrap_or_default();
+        let Ok(topology) = topology(&channel).await else { continue };
+        if record.seen().starts.get(&router).copied() != Some(before) {
+            continue;
+        }
+        if before != start {
+            (last, start) = (BTreeMap::new(), before);
+        }
+        for replica in topology.replicas {
+            let Some(epoch) = epoch(&replica.epoch) else { continue };
+            let seen = last.entry(replica.replica.clone()).or_insert(epoch);
+            if epoch < *seen {
+                record.violation(format!("{router} sees {epoch} of {} behind {seen}", replica.replica));
+            }
+            *seen = epoch;
+        }
+    }
+}
+
+/// As a page of the topology writes it; a replica that a router has not met has none.
+fn epoch(text: &str) -> Option<Epoch> {
+    let (incarnation, n) = text.split_once('.')?;
+    Some(Epoch { incarnation: incarnation.parse().ok().filter(|known| *known > 0)?, n: n.parse().ok()? })
 }
 
 /// An operator who is refused shrugs; what matters is what becomes of the requests.
@@ -62,9 +97,13 @@ async fn scale(fault: Fault, record: Record) {
 }
 
 /// Every router sees every replica ready, with nothing waiting, nothing running and no block in use.
-async fn rest(channels: &[Channel]) -> Result<(), String> {
+async fn rest(channels: &[Channel], n_replicas: usize) -> Result<(), String> {
     for channel in channels {
-        for replica in topology(channel).await?.replicas {
+        let replicas = topology(channel).await?.replicas;
+        if replicas.len() != n_replicas {
+            return Err(format!("a router knows {} replicas of {n_replicas}", replicas.len()));
+        }
+        for replica in replicas {
             let held = (replica.n_waiting, replica.n_running, replica.blocks_used);
             if replica.phase != "ready" || held != (0, 0, 0) {
                 let (name, phase) = (replica.replica, replica.phase);

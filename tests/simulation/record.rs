@@ -27,6 +27,14 @@ pub struct Seen {
     pub stops: BTreeMap<String, CancellationToken>,
     /// Ranks that do not compute for now.
     pub hung: BTreeSet<String>,
+    /// Replicas that somebody else coordinates too, by order.
+    pub rivals: BTreeSet<usize>,
+    /// Nobody reaches the store.
+    pub is_store_away: bool,
+    /// Who does not reach it, and since when.
+    pub cut_off: BTreeMap<String, u64>,
+    /// How often a process has begun there.
+    pub starts: BTreeMap<String, u64>,
 }
 
 impl Record {

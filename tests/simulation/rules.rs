@@ -6,7 +6,8 @@
 //!    recovery takes.
 //! 3. A deadline passes not before its time, and only for a client that set one; and where nothing was disturbed for as
 //!    long as a recovery takes, only if it was shorter than such a request takes at its worst.
-//! 4. Every call ends within `ENDS_MAX` from its beginning or the calm, whatever is later.
+//! 4. The store's absence excuses nothing, unless somebody has to be found in it anew.
+//! 5. Every call ends within `ENDS_MAX` from its beginning or the calm, whatever is later.
 
 use crate::script::{Ask, CALM_MILLIS, Fault, Host, Script, What};
 use tonic::{Code, Status};
@@ -62,7 +63,8 @@ impl Rules {
             return Err("a stream broke at a router that was well".into());
         }
         let is_replica_well = |replica: &usize| {
-            let is_disturbed = |fault: &&Fault| fault.disturbs(*replica, *router) && during(fault, RECOVERY_MILLIS);
+            let touches = |fault: &Fault| fault.disturbs(*replica, *router) || self.bars(fault, *replica, *router);
+            let is_disturbed = |fault: &&Fault| touches(fault) && during(fault, RECOVERY_MILLIS);
             faults.iter().find(is_disturbed).is_none()
         };
         let is_cold = *begun_millis < RECOVERY_MILLIS / 5;
@@ -93,6 +95,18 @@ impl Rules {
         }
     }
 
+    /// A store that is away changes nothing for those who serve. But who has to be found there, because another has
+    /// taken its place or it has forgotten the others, waits for it.
+    fn bars(&self, fault: &Fault, of: usize, router: usize) -> bool {
+        let is_barred = match fault.what {
+            What::StoreAway => true,
+            What::StoreCut(host) => host.replica() == Some(of) || host == Host::Router(router),
+            _ => false,
+        };
+        let is_new = |host: Host| self.script.faults.iter().any(|fault| fault.replaces(host));
+        is_barred && (is_new(Host::Coordinator(of)) || is_new(Host::Router(router)))
+    }
+
     /// When a call must have ended.
     pub fn ends_by(&self, ask: &Ask) -> u64 {
         ask.at_millis.max(CALM_MILLIS) + ENDS_MAX_MILLIS
@@ -108,7 +122,16 @@ impl Fault {
             What::Stall(a, b) | What::Cut(a, b) | What::Mute(a, b) | What::Slow(a, b) => {
                 [a, b].contains(&client) && [a, b].contains(&router)
             }
-            What::Hang(_) | What::Scale { .. } => false,
+            What::Hang(_) | What::Scale { .. } | What::StoreAway | What::StoreCut(_) | What::Rival(_) => false,
+        }
+    }
+
+    /// Another process is there afterwards.
+    fn replaces(&self, host: Host) -> bool {
+        match self.what {
+            What::Kill(other) | What::Drain(other) => other == host,
+            What::Rival(replica) => host == Host::Coordinator(replica),
+            _ => false,
         }
     }
 
@@ -125,7 +148,8 @@ impl Fault {
                 let is_mine = |host: Host| is_of(host) || host == Host::Router(router);
                 (is_of(a) || is_of(b)) && is_mine(a) && is_mine(b)
             }
-            What::Scale { replica, .. } => replica == of,
+            What::Scale { replica, .. } | What::Rival(replica) => replica == of,
+            What::StoreAway | What::StoreCut(_) => false,
         }
     }
 }

@@ -26,6 +26,8 @@ pub struct Script {
     pub n_blocks: u64,
     pub running_max: u32,
     pub prefix_cache: bool,
+    /// So much later than it is does a process see the store.
+    pub lag_millis: u64,
     pub asks: Vec<Ask>,
     /// In the order of their beginnings.
     pub faults: Vec<Fault>,
@@ -58,8 +60,15 @@ pub struct Ask {
 pub enum Host {
     Router(usize),
     Coordinator(usize),
+    /// A second coordinator of a replica, which is not there unless something goes wrong.
+    Rival(usize),
     Worker(usize, usize),
     Client(usize),
+}
+
+/// In the store.
+pub fn replica_name(replica: usize) -> String {
+    format!("replica-{replica}")
 }
 
 impl Host {
@@ -67,6 +76,7 @@ impl Host {
         match self {
             Host::Router(router) => format!("router-{router}"),
             Host::Coordinator(replica) => format!("coordinator-{replica}"),
+            Host::Rival(replica) => format!("rival-{replica}"),
             Host::Worker(replica, worker) => format!("worker-{replica}-{worker}"),
             Host::Client(client) => format!("client-{client}"),
         }
@@ -74,7 +84,7 @@ impl Host {
 
     pub fn replica(self) -> Option<usize> {
         match self {
-            Host::Coordinator(replica) | Host::Worker(replica, _) => Some(replica),
+            Host::Coordinator(replica) | Host::Rival(replica) | Host::Worker(replica, _) => Some(replica),
             Host::Router(_) | Host::Client(_) => None,
         }
     }
@@ -88,7 +98,7 @@ pub struct Fault {
     pub what: What,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// The process dies, and another comes.
     Kill(Host),
@@ -105,6 +115,12 @@ pub enum What {
     Slow(Host, Host),
     /// The rank beats and does not compute.
     Hang(Host),
+    /// The store answers nobody.
+    StoreAway,
+    /// One process does not reach it.
+    StoreCut(Host),
+    /// Somebody starts a second coordinator with the replica's name elsewhere: the first one's claim is lost.
+    Rival(usize),
     /// An operator wants another grid.
     Scale {
         replica: usize,
@@ -129,9 +145,13 @@ impl Script {
             token_micros: random.between(0, 50),
             ..Sim::default()
         };
-        let faults = faults(&mut random, &replicas);
+        let mut faults = faults(&mut random, &replicas);
         let asks = asks(&mut random);
+        let mut of_store = Random::new(seed ^ 0x5707);
+        faults.extend(store_faults(&mut of_store, &replicas));
+        faults.sort_by_key(|fault| fault.at_millis);
         Script {
+            lag_millis: *of_store.one_of(&[20, 200, 1500]),
             replicas,
             sim,
             n_blocks: *random.one_of(&[66, 96, 160]),
@@ -147,8 +167,10 @@ impl Script {
             (0..plan.n_workers).map(move |worker| Host::Worker(replica, worker)).collect::<Vec<_>>()
         };
         let coordinators = (0..self.replicas.len()).map(Host::Coordinator);
+        let is_disputed = |replica: &usize| self.faults.iter().any(|fault| fault.what == What::Rival(*replica));
+        let rivals = (0..self.replicas.len()).filter(is_disputed).map(Host::Rival);
         let workers = self.replicas.iter().enumerate().flat_map(workers);
-        coordinators.chain((0..ROUTERS).map(Host::Router)).chain(workers).collect()
+        coordinators.chain(rivals).chain((0..ROUTERS).map(Host::Router)).chain(workers).collect()
     }
 }
 
@@ -175,6 +197,26 @@ fn faults(random: &mut Random, replicas: &[ReplicaPlan]) -> Vec<Fault> {
         .collect();
     faults.sort_by_key(|fault| fault.at_millis);
     faults
+}
+
+/// What befalls membership. Not before everybody has seen everybody once.
+fn store_faults(random: &mut Random, replicas: &[ReplicaPlan]) -> Vec<Fault> {
+    const SETTLED_MILLIS: u64 = 4_000;
+    if !random.once_in(2) {
+        return Vec::new();
+    }
+    let n_faults = random.between(1, 3);
+    let fault = |_| {
+        let at_millis = random.between(SETTLED_MILLIS, BUSY_MILLIS);
+        let longest = *random.one_of(&[300, 3000, 14_000]);
+        let replica = random.below(replicas.len() as u64) as usize;
+        let worker = Host::Worker(replica, random.below(replicas[replica].n_workers as u64) as usize);
+        let router = Host::Router(random.below(ROUTERS as u64) as usize);
+        let cut = *random.one_of(&[worker, Host::Coordinator(replica), Host::Coordinator(replica), router]);
+        let what = *random.one_of(&[What::StoreAway, What::StoreCut(cut), What::StoreCut(cut), What::Rival(replica)]);
+        Fault { at_millis, lasts_millis: random.between(20, longest).min(CALM_MILLIS - at_millis), what }
+    };
+    (0..n_faults).map(fault).collect()
 }
 
 fn what(random: &mut Random, replicas: &[ReplicaPlan]) -> What {

@@ -64,17 +64,27 @@ impl Weather<'_> {
             What::Mute(from, to) => sim.partition_oneway(from.name(), to.name()),
             What::Slow(a, b) => sim.set_link_max_message_latency(a.name(), b.name(), SLOW),
             What::Hang(host) => drop(self.record.seen().hung.insert(host.name())),
+            What::StoreAway => self.record.seen().is_store_away = true,
+            What::StoreCut(host) => {
+                self.record.seen().cut_off.entry(host.name()).or_insert(fault.at_millis);
+            }
+            What::Rival(replica) => drop(self.record.seen().rivals.insert(replica)),
             What::Scale { .. } => {}
         }
     }
 
     fn end(&self, sim: &mut Sim<'_>, fault: &Fault) {
-        let is_still_down = |host: Host| {
-            let others = self.under_way.iter().map(|i| self.script.faults[*i].what);
-            { others }.any(|what| matches!(what, What::Kill(other) if other == host))
-        };
+        let goes_on = self.under_way.iter().any(|i| self.script.faults[*i].what == fault.what);
         match fault.what {
-            What::Kill(host) if !is_still_down(host) => sim.bounce(host.name()),
+            What::Kill(host) if !goes_on => sim.bounce(host.name()),
+            What::StoreAway | What::StoreCut(_) | What::Rival(_) if goes_on => {}
+            What::StoreAway => self.record.seen().is_store_away = false,
+            What::StoreCut(host) => drop(self.record.seen().cut_off.remove(&host.name())),
+            What::Rival(replica) => {
+                let mut seen = self.record.seen();
+                seen.rivals.remove(&replica);
+                seen.stops.get(&Host::Rival(replica).name()).iter().for_each(|stop| stop.cancel());
+            }
             What::Kill(_) | What::Drain(_) | What::Scale { .. } => {}
             What::Stall(a, b) => sim.release(a.name(), b.name()),
             What::Freeze(host) => self.neighbours(host).iter().for_each(|other| sim.release(host.name(), other.name())),
@@ -115,6 +125,9 @@ impl What {
             What::Mute(..) => "mute",
             What::Slow(..) => "slow",
             What::Hang(_) => "hang",
+            What::StoreAway => "store away",
+            What::StoreCut(_) => "store cut",
+            What::Rival(_) => "rival",
             What::Scale { .. } => "scale",
         }
     }

@@ -2,11 +2,11 @@
 
 use crate::cast::Stage;
 use crate::record::Record;
+use crate::registry::Registry;
 use crate::rules::Rules;
 use crate::script::{CLIENTS, Host, Script};
 use crate::weather::{LATENCY_MAX, LATENCY_MIN, Weather};
 use crate::{client, operator};
-use cluster::MemoryStore;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -63,7 +63,8 @@ fn simulate(seed: u64, script: &Script, record: &Record) -> turmoil::Result {
         .udp_capacity(4096)
         .build();
     let rules = Arc::new(Rules { script: script.clone() });
-    let stage = Stage { script: Arc::new(script.clone()), record: record.clone(), store: MemoryStore::starting_at(1) };
+    let registry = Registry::new(record.clone(), script.lag_millis);
+    let stage = Stage { script: Arc::new(script.clone()), record: record.clone(), registry };
     stage.open(&mut sim);
     for client in 0..CLIENTS {
         sim.client(Host::Client(client).name(), client::play(client, rules.clone(), record.clone()));

@@ -9,10 +9,12 @@ import secrets
 
 import asked
 import pytest
-from cluster import running, wait_until
+from cluster import ROOT, running, wait_until
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 MODEL = "llama-f32-rope3"
 CALLER = "b7ad6b7169203331"
+BASELINE = ROOT / "proto" / "baseline.binpb"
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,8 @@ def check_parents(cluster, request, sequences, caller=CALLER):
     """router -> coordinator, and each of the coordinator's steps -> a pass of each worker that had a rank."""
     assert request.parent == caller and request.state == "vendor=1"
     assert request.sender["process.pid"] == cluster.pid("router")
+    # As the chart says it of each pod.
+    assert (request.sender["k8s.namespace.name"], request.sender["k8s.pod.name"]) == ("models", "router")
     for name in ("prepare", "place"):
         assert [span.parent for span in cluster.spans(request.trace, name)] == [request.id]
     for sequence in sequences:
@@ -118,6 +122,27 @@ def test_a_completion_that_is_streamed(cluster):
     request, sequences = tree(cluster, trace, f"text_completion {MODEL}")
     check_parents(cluster, request, sequences)
     assert request.attributes["gen_ai.response.time_to_first_chunk"] > 0
+
+
+def of_protos(name):
+    """A message of the last release's protos, which are understood for as long as there are such clients."""
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(BASELINE.read_bytes()).file:
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+def test_one_over_grpc(cluster):
+    trace = new_trace()
+    request = of_protos("lockstep.v1.GenerateRequest")(model=MODEL, text="hello")
+    request.sampling.max_tokens, request.sampling.ignore_eos, request.sampling.seed = 8, True, 1
+    replies = cluster.ask_by_grpc(request.SerializeToString(), trace)
+    assert len(replies) > 1
+    request, sequences = tree(cluster, trace, f"text_completion {MODEL}")
+    check_parents(cluster, request, sequences)
+    steps = steps_of(cluster, sequences[0])
+    check_passes(cluster, steps[-1])
+    assert request.attributes["gen_ai.usage.output_tokens"] == 8
 
 
 def test_one_that_nobody_records(cluster):

@@ -24,7 +24,7 @@ pub use cache::{BLOCK_TOKENS, BLOCKS_MAX, CacheGroup, CacheKind, LayerGroups};
 pub use id::{AdapterId, BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantId, Token, Tokens};
 pub use layout::{Layout, Part, Shares, Stage};
 pub use leaves::Leaves;
-pub use policy::{DeviceClass, Numerics, PolicyDigest};
+pub use policy::{DeviceClass, Numerics, Pace, PolicyDigest};
 pub use request::{Constraint, Goal, Priority, Request, Span, SpanKind, Weight};
 pub use sampling::{Dry, Penalties, Sampling, Xtc};
 pub use step::{BlockCopy, Finish, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob, TokenOut, Want};

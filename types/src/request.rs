@@ -1,7 +1,12 @@
 //! A request as the cluster knows it: token ids and what to do with them. No text.
 
+use crate::sampling::TOKEN_BYTES;
 use crate::{AdapterId, Micros, RequestId, Sampling, TenantId, Token, Tokens, Unsupported};
 use core::ops::Range;
+
+/// In a frame: a span, and all that is no list.
+const SPAN_BYTES: usize = 64;
+const SCALARS_BYTES: usize = 1024;
 
 /// Everything that a stream is a function of, besides the model and the numeric policy.
 ///
@@ -77,6 +82,13 @@ pub enum SpanKind {
 impl Request {
     pub fn n_tokens(&self) -> usize {
         self.prompt.len() + self.output.len()
+    }
+
+    /// What it takes in a frame, at most.
+    pub fn frame_bytes_max(&self) -> usize {
+        let grammar = self.constraint.as_ref().map_or(0, |constraint| constraint.grammar.len());
+        let lists = self.sampling.lists_bytes() + self.spans.len() * SPAN_BYTES + grammar;
+        self.n_tokens() * TOKEN_BYTES + lists + SCALARS_BYTES
     }
 
     /// The token at a position of the log.

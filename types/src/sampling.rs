@@ -117,7 +117,19 @@ impl Default for Dry {
     }
 }
 
+/// What an entry of a list takes in a frame, at most: a number of 32 bits, and what stands before it.
+pub(crate) const TOKEN_BYTES: usize = 5;
+const BIAS_BYTES: usize = 16;
+const RUN_BYTES: usize = 32;
+
 impl Sampling {
+    /// What the lists take in a frame, at most, and about as much in memory. They are as long as a client likes.
+    pub fn lists_bytes(&self) -> usize {
+        let runs = self.bad_words.iter().chain(&self.dry.breakers);
+        let in_runs: usize = runs.map(|run| RUN_BYTES + run.len() * TOKEN_BYTES).sum();
+        in_runs + self.bias.len() * BIAS_BYTES + (self.allowed.len() + self.stop.len()) * TOKEN_BYTES
+    }
+
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }

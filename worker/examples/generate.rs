@@ -9,7 +9,7 @@ use checkpoint::Checkpoint;
 use collective::Collective;
 use std::time::Instant;
 use types::{
-    BlockId, Epoch, Grid, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Token, Want,
+    BlockId, Epoch, Grid, Layout, Pace, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Token, Want,
 };
 use worker::{Assignment, MeshSecret, ModelLoader, Runner};
 
@@ -52,6 +52,7 @@ fn assignment(args: &Args) -> Result<Assignment, Fault> {
         model_path: args.model.clone().into(),
         activations: args.activations.clone(),
         kv_dtype: args.kv_dtype.clone(),
+        pace: Pace::Lockstep,
         n_blocks: vec![types::cache::blocks_for(context); checkpoint.spec().cache_groups().groups().len()],
         kv_bytes: KV_BYTES,
         context,
@@ -60,6 +61,7 @@ fn assignment(args: &Args) -> Result<Assignment, Fault> {
         timeouts: worker::Timeouts::default(),
         policy: None,
         reading: 0,
+        zero_kv: false,
     })
 }
 

@@ -5,6 +5,7 @@
 pub mod fetch;
 mod heartbeat;
 mod kept;
+mod let_go;
 mod model_runner;
 pub mod runner;
 mod seat;
@@ -14,11 +15,11 @@ pub mod sim;
 pub mod source;
 
 pub use backend::cpu::Isa;
-pub use backend::cuda::{Card, Compiler, Driver};
+pub use backend::cuda::{Card, Compiler, Driver, lt_version};
 pub use collective::{AbortHandle, Carrier, Doorway, Ended, Error as MeshError, Timeouts, Wire, nccl_version};
 pub use kept::Shelf;
 pub use model_runner::{ModelLoader, ModelRunner, Place};
-pub use runner::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready, Rest, RunError, Runner};
+pub use runner::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready, Rest, RunError, Runner, Upcoming};
 
 use session::Worker;
 use std::io;
@@ -159,6 +160,8 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
             wait = wait.max(worker.config.redial_after_leave);
         }
         come_back(worker).await?;
+        // What it holds for the place that is over is given back now, and not when there is another place.
+        worker.work.send(seat::Work::Release).await.map_err(|_| Error::ThreadGone)?;
         // A session that lasted is no failed attempt.
         if begun.elapsed() > worker.config.redial_max {
             wait = worker.config.redial_min;

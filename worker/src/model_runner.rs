@@ -3,20 +3,23 @@
 //!
 //! A step on a rank: ends and starts; on the first stage, what the sampler drew in earlier steps, if a row needs it;
 //! the rows; the pass, which all ranks make together; on the sampler the draws, which it tells the first stage.
+//!
+//! A rank alone on a device that draws by itself begins the next step when that is there, before it waits for this one's
+//! draws: what the next needs of them stays on the device.
 
 use crate::kept::{Held, Lent, Of, Shelf};
-use crate::runner::{Assignment, Load, LoadError, Loaded, Ready, RunError, Runner};
+use crate::runner::{Assignment, Load, LoadError, Loaded, Ready, RunError, Runner, Upcoming};
 use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
-use backend::{Activations, Batch, Device, Draw, KvDtype, KvSpec};
+use backend::{Activations, Batch, Device, Draw, Drawing, KvDtype, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::{AbortHandle, Carrier, Collective, DirectLimits, Doorway, Ended, MeshPlan, Pieces, Refused, Wire};
 use model::{KvCache, Limits, Model};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use types::{BLOCKS_MAX, DeviceClass, Part, PolicyDigest, Step, StepDone, Token, TokenOut, Unsupported};
+use types::{BLOCKS_MAX, DeviceClass, Pace, Part, PolicyDigest, Step, StepDone, StepId, Token, TokenOut, Unsupported};
 
 pub struct ModelRunner<D: Device + 'static> {
     /// It goes first: what it still moves is the device's.
@@ -33,6 +36,17 @@ pub struct ModelRunner<D: Device + 'static> {
     told: Vec<Option<Token>>,
     /// A row's hidden state.
     state: Vec<f32>,
+    /// The step that was begun before its turn.
+    ahead: Option<(StepId, Pass)>,
+}
+
+/// What became of a step's rows when they were begun.
+enum Pass {
+    /// There are none.
+    Empty,
+    /// What is drawn is drawn.
+    Done,
+    Drawing(Drawing),
 }
 
 impl<D: Device + 'static> ModelRunner<D> {
@@ -44,36 +58,159 @@ impl<D: Device + 'static> ModelRunner<D> {
         let (draws, drawn) = (Vec::with_capacity(outputs_max), Vec::with_capacity(outputs_max));
         let told = Vec::with_capacity(outputs_max);
         let state = vec![0.0; lent.get().spec.hidden as usize];
-        ModelRunner { lent, collective, kv, sequences, is_sampler, batch, draws, drawn, told, state }
+        ModelRunner { lent, collective, kv, sequences, is_sampler, batch, draws, drawn, told, state, ahead: None }
     }
 
     /// Everything up to the rows of the step.
     fn begin(&mut self, step: &Step) -> Result<(), RunError> {
         let protocol = |violation: Violation| RunError::Protocol { step: step.id.0, what: violation.to_string() };
         self.sequences.begin(step).map_err(protocol)?;
+        self.clear();
         while let Some(earlier) = self.sequences.must_hear(step) {
             self.collective.recv_tokens(earlier, &mut self.told)?;
             self.sequences.hear(&self.told).map_err(protocol)?;
         }
-        self.sequences.lay_out(step, &mut self.batch).map_err(protocol)
+        self.sequences.lay_out(step, &mut self.batch).map_err(protocol)?;
+        let n_rows = self.lent.get().device.rows_for(&self.batch);
+        self.batch.pad(n_rows);
+        Ok(())
     }
 
-    fn pass(&mut self, step: &Step) -> model::Result<()> {
+    /// What was let go holds zeros before anybody stores there again.
+    fn clear(&mut self) {
+        if let Some(blocks) = self.sequences.to_clear() {
+            self.kv.clear(&self.lent.get().device, blocks);
+            blocks.iter_mut().for_each(Vec::clear);
+        }
+    }
+
+    /// The place is over: what is held now is not to be found by whoever has this memory next.
+    fn let_all_go(&mut self) {
+        self.sequences.forget_all();
+        self.clear();
+    }
+
+    fn pass(&mut self, step: &Step) -> model::Result<Pass> {
         let Held { device, model, .. } = self.lent.get_mut();
         let logits = model.forward(device, &mut self.collective, &self.batch, &mut self.kv)?;
+        let mut pass = Pass::Done;
         if let Some(logits) = logits {
             let mut draws = emptied(std::mem::take(&mut self.draws));
             self.sequences.draws(step, &mut draws);
-            device.draw(logits, &draws, &mut self.drawn);
+            match device.begin_draws(logits, &draws) {
+                Some(drawing) => pass = Pass::Drawing(drawing),
+                None => device.draw(logits, &draws, &mut self.drawn),
+            }
             self.draws = emptied(draws);
         }
         if let (true, true, Some(hidden)) = (self.is_sampler, self.batch.wants_hidden, model.hidden()) {
             let read = |row: usize, state: &mut [f32]| device.read(hidden, row..row + 1, state);
             self.sequences.pool(step, &self.batch, &mut self.state, read);
         }
+        Ok(pass)
+    }
+
+    /// Everything of the step that does not wait for its draws.
+    fn start(&mut self, step: &Step) -> Result<Pass, RunError> {
+        step.supported()?;
+        self.begin(step)?;
+        if self.batch.n_rows() == 0 {
+            return Ok(Pass::Empty);
+        }
+        self.lent.begin();
+        let passed = self.pass(step);
+        self.passed(passed)
+    }
+
+    /// Others may leave in the middle of a pass: the next one begins with nothing of it.
+    fn passed<T>(&mut self, passed: model::Result<T>) -> Result<T, RunError> {
+        if matches!(passed, Err(model::Error::Collective(_))) {
+            self.lent.end();
+        }
+        passed.map_err(run_error)
+    }
+
+    /// While the device computes what was begun, the step behind it is begun, if it can be.
+    fn follow(&mut self, step: &Step, drawing: &Drawing, upcoming: &mut dyn Upcoming) -> Result<(), RunError> {
+        /// Looks before the processor is left to others for longer than a moment.
+        const LOOKS: u32 = 256;
+        const PAUSE: Duration = Duration::from_micros(20);
+        let mut n_looks = 0;
+        while !self.lent.get().device.are_drawn(drawing) {
+            if let Some(next) = upcoming.next() {
+                if self.can_follow(step, next) {
+                    let pass = self.start(next)?;
+                    self.ahead = Some((next.id, pass));
+                }
+                return Ok(());
+            }
+            n_looks += 1;
+            if n_looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(PAUSE) }
+        }
+        Ok(())
+    }
+
+    fn can_follow(&mut self, step: &Step, next: &Step) -> bool {
+        if !self.sequences.can_follow(step, next) {
+            return false;
+        }
+        let mut draws = emptied(std::mem::take(&mut self.draws));
+        self.sequences.draws(next, &mut draws);
+        let Held { device, spec, .. } = self.lent.get();
+        let are_alone = draws.iter().all(|draw| device.draws_alone(draw, spec.vocab as usize));
+        self.draws = emptied(draws);
+        are_alone
+    }
+
+    /// The draws of a pass, and whether it can be believed.
+    fn answer(&mut self, step: &Step, pass: Pass) -> Result<(), RunError> {
+        let device = &self.lent.get().device;
+        match pass {
+            Pass::Empty => return Ok(()),
+            Pass::Done => {}
+            Pass::Drawing(drawing) => {
+                let mut draws = emptied(std::mem::take(&mut self.draws));
+                self.sequences.draws(step, &mut draws);
+                device.drawn(&drawing, &draws, &mut self.drawn);
+                self.draws = emptied(draws);
+            }
+        }
         // Whom a lost peer has let go computes with anything: that it is lost is the cause.
-        self.collective.settle()?;
-        Ok(device.settle()?)
+        let settled = self.collective.settle().map_err(model::Error::from);
+        let settled = settled.and_then(|()| Ok(self.lent.get().device.settle()?));
+        if settled.is_ok() && self.ahead.is_none() {
+            self.lent.end();
+        }
+        self.passed(settled)
+    }
+
+    fn run_step(
+        &mut self,
+        step: &Step,
+        upcoming: Option<&mut dyn Upcoming>,
+        done: &mut StepDone,
+    ) -> Result<(), RunError> {
+        let begun = Instant::now();
+        let pass = match self.ahead.take() {
+            Some((id, pass)) if id == step.id => pass,
+            Some((id, _)) => {
+                let what = format!("step {} was begun, and is not what comes next", id.0);
+                return Err(RunError::Protocol { step: step.id.0, what });
+            }
+            None => {
+                self.drawn.clear();
+                self.start(step)?
+            }
+        };
+        // The tokens of a grid go through hosts.
+        let is_alone = matches!(self.collective, Collective::Solo(_));
+        if let (Some(upcoming), true, Pass::Drawing(drawing)) = (upcoming, is_alone, &pass) {
+            self.follow(step, drawing, upcoming)?;
+        }
+        self.answer(step, pass)?;
+        self.finish(step, done)?;
+        done.micros = u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX);
+        Ok(())
     }
 
     /// The logs grow. A message goes to the first stage for each step that has draws, and for no other.
@@ -87,24 +224,21 @@ impl<D: Device + 'static> ModelRunner<D> {
     }
 }
 
+impl<D: Device + 'static> Drop for ModelRunner<D> {
+    /// What others have a part in goes before they do.
+    fn drop(&mut self) {
+        self.let_all_go();
+        self.lent.get().device.forget();
+    }
+}
+
 impl<D: Device + 'static> Runner for ModelRunner<D> {
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
-        let begun = Instant::now();
-        step.supported()?;
-        self.begin(step)?;
-        self.drawn.clear();
-        if self.batch.n_rows() > 0 {
-            self.lent.begin();
-            let passed = self.pass(step);
-            // Others may leave in the middle of a pass: the next one begins with nothing of it.
-            if matches!(passed, Ok(()) | Err(model::Error::Collective(_))) {
-                self.lent.end();
-            }
-            passed.map_err(run_error)?;
-        }
-        self.finish(step, done)?;
-        done.micros = u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX);
-        Ok(())
+        self.run_step(step, None, done)
+    }
+
+    fn run_with(&mut self, step: &Step, upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
+        self.run_step(step, Some(upcoming), done)
     }
 
     fn abort_handle(&self) -> Option<AbortHandle> {
@@ -156,13 +290,25 @@ pub struct ModelLoader {
     pub shelf: Shelf,
     /// Between the ranks' devices, where these are no processors.
     pub carrier: Carrier,
+    /// Whether a GPU begins passes that are like others as one.
+    pub graphs: bool,
 }
 
 impl ModelLoader {
     /// For the CPU, with the widest instructions that this machine has, and without peers.
     pub fn new(threads: usize) -> ModelLoader {
         let (place, isa, wire, carrier) = (Place::Cpu, Isa::detect(), Wire::default(), Carrier::default());
-        ModelLoader { place, threads, isa, spin: true, doorway: None, wire, shelf: Shelf::default(), carrier }
+        ModelLoader {
+            place,
+            threads,
+            isa,
+            spin: true,
+            doorway: None,
+            wire,
+            shelf: Shelf::default(),
+            carrier,
+            graphs: true,
+        }
     }
 
     /// The runner of the rank that `collective` is, and what it found.
@@ -210,13 +356,17 @@ impl ModelLoader {
         ended: &Ended,
     ) -> Result<(Box<dyn Prepared>, Ready), LoadError> {
         match &self.place {
+            Place::Cpu if assignment.pace != Pace::Lockstep => {
+                Err(Unsupported("numerics other than lockstep on the CPU, where there is one way to compute").into())
+            }
             Place::Cpu => {
                 let config = self.cpu(activations(&assignment.activations)?);
-                on_device(|| Cpu::new(config).map_err(failed(assignment)), &self.shelf, assignment, part, ended)
+                let open = || Cpu::new(config).map_err(failed(assignment));
+                Ok(boxed(on_device(open, &self.shelf, assignment, part, ended)?))
             }
             Place::Cuda { ordinal, cache } => {
                 let open = || self.cuda(*ordinal, cache.as_deref(), assignment);
-                on_device(open, &self.shelf, assignment, part, ended)
+                Ok(boxed(on_device(open, &self.shelf, assignment, part, ended)?))
             }
         }
     }
@@ -231,7 +381,8 @@ impl ModelLoader {
         }
         // It packs weights, and draws where tokens are sorted: in between it waits for the device.
         let host = CpuConfig { spin: false, ..self.cpu(Activations::F32) };
-        let config = CudaConfig { ordinal, cache: cache.map(Path::to_owned), host };
+        let (cache, pace, graphs) = (cache.map(Path::to_owned), assignment.pace, self.graphs);
+        let config = CudaConfig { ordinal, cache, pace, host, graphs };
         Cuda::open(&config).map_err(failed(assignment))
     }
 }
@@ -243,7 +394,7 @@ fn on_device<D: Device + 'static>(
     assignment: &Assignment,
     part: &Part,
     ended: &Ended,
-) -> Result<(Box<dyn Prepared>, Ready), LoadError> {
+) -> Result<(Parts<D>, Ready), LoadError> {
     let begun = Instant::now();
     let told = assignment.policy.map(|policy| Of::new(policy, assignment, part));
     let kept = shelf.take::<D>(told.as_ref());
@@ -261,7 +412,11 @@ fn on_device<D: Device + 'static>(
     let (epoch, rank) = (assignment.epoch, assignment.rank.0);
     tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
     let (of, direct) = (Of::new(*policy, assignment, part), direct(&limits, spec, device.class()));
-    Ok((Box::new(Parts { lent: shelf.lend(held, of), kv, limits, direct }), ready))
+    Ok((Parts { lent: shelf.lend(held, of), kv, limits, direct }, ready))
+}
+
+fn boxed<D: Device + 'static>((parts, ready): (Parts<D>, Ready)) -> (Box<dyn Prepared>, Ready) {
+    (Box::new(parts), ready)
 }
 
 /// The most that ranks exchange from device to device.
@@ -313,7 +468,7 @@ fn read<D: Device>(device: D, assignment: &Assignment, part: &Part, ended: &Ende
 
 fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, Unsupported> {
     let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
-    Ok(model::policy(checkpoint, device.class(), activations, kv_dtype))
+    Ok(model::policy(checkpoint, device, activations, kv_dtype))
 }
 
 /// All of a runner but the other ranks.
@@ -418,6 +573,7 @@ fn sizes(
         n_blocks,
         rows_max: assignment.batch_tokens_max as usize,
         running_max: assignment.running_max as usize,
+        zero_kv: assignment.zero_kv,
     };
     Ok((limits, specs))
 }
@@ -454,3 +610,6 @@ fn kv_bytes(specs: &[KvSpec]) -> u64 {
 fn failed<E: std::error::Error + Send + Sync + 'static>(assignment: &Assignment) -> impl FnOnce(E) -> LoadError + '_ {
     |source| LoadError::Model { path: assignment.model_path.clone(), source: source.into() }
 }
+
+#[cfg(test)]
+mod tests;

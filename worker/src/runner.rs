@@ -6,7 +6,7 @@ use collective::{AbortHandle, Ended, Timeouts};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
-use types::{Epoch, Layout, PolicyDigest, Rank, Step, StepDone, Unsupported};
+use types::{Epoch, Layout, Pace, PolicyDigest, Rank, Step, StepDone, Unsupported};
 
 /// Executes steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
 pub trait Runner: Send {
@@ -17,6 +17,12 @@ pub trait Runner: Send {
     ///
     /// An error is the rank's: it cannot go on in this epoch. What fails for one request alone is `SliceDone::failed`.
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError>;
+
+    /// `run`, by a runner that may begin the step that comes next while its device computes this one. What was begun so
+    /// is the next that it is given, or the runner is dropped.
+    fn run_with(&mut self, step: &Step, _upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
+        self.run(step, done)
+    }
 
     /// What a step that `run` has applied still waits for, where its time is modelled: only a task can wait so. A
     /// runner with a model has done all its waiting in `run`.
@@ -41,6 +47,10 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
         (**self).run(step, done)
     }
 
+    fn run_with(&mut self, step: &Step, upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
+        (**self).run_with(step, upcoming, done)
+    }
+
     fn rest(&mut self) -> Option<Rest<'_>> {
         (**self).rest()
     }
@@ -52,6 +62,12 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
     fn waited(&self) -> Duration {
         (**self).waited()
     }
+}
+
+/// What arrives while a step runs.
+pub trait Upcoming {
+    /// The step that comes next, if it is here. It stays until it is run.
+    fn next(&mut self) -> Option<&Step>;
 }
 
 pub type Rest<'a> = Pin<Box<dyn Future<Output = Result<(), RunError>> + Send + 'a>>;
@@ -93,6 +109,7 @@ pub struct Assignment {
     pub activations: String,
     /// `f16` or `f32`.
     pub kv_dtype: String,
+    pub pace: Pace,
     /// Blocks of each cache group's pool, the same on all ranks; ids run from zero.
     pub n_blocks: Vec<u32>,
     /// Memory for the KV cache of this rank: what it keeps of the pools must fit.
@@ -106,6 +123,8 @@ pub struct Assignment {
     pub policy: Option<PolicyDigest>,
     /// What was read under another number is read again.
     pub reading: u32,
+    /// Blocks of the KV cache are cleared when they are let go, before anybody has them again.
+    pub zero_kv: bool,
 }
 
 /// With which the ranks of an epoch prove to each other that they belong to it.

@@ -4,7 +4,7 @@
 //! more.
 
 use crate::heartbeat::Progress;
-use crate::runner::{Assignment, Load, LoadError, Loaded as LoadedPlace, Runner};
+use crate::runner::{Assignment, Load, LoadError, Loaded as LoadedPlace, Runner, Upcoming};
 use collective::{AbortHandle, Ended};
 use proto::cluster::{Failed, Loaded, Ready, WorkerFrame, worker_frame::Frame};
 use std::any::Any;
@@ -147,16 +147,51 @@ impl Wake for Bell {
     }
 }
 
+/// What is asked of the thread, in order; what comes next may be looked at before its turn.
+struct Queue {
+    work: mpsc::Receiver<Work>,
+    seen: Option<Work>,
+}
+
+impl Queue {
+    async fn next(&mut self) -> Option<Work> {
+        match self.seen.take() {
+            Some(work) => Some(work),
+            None => self.work.recv().await,
+        }
+    }
+}
+
+/// Steps of one epoch, and nothing else.
+struct StepsOf<'a> {
+    epoch: Epoch,
+    queue: &'a mut Queue,
+}
+
+impl Upcoming for StepsOf<'_> {
+    fn next(&mut self) -> Option<&Step> {
+        if self.queue.seen.is_none() {
+            // An end of the queue is found when it is its turn.
+            self.queue.seen = self.queue.work.try_recv().ok();
+        }
+        match &self.queue.seen {
+            Some(Work::Step { step, .. }) if step.epoch == self.epoch => Some(step),
+            _ => None,
+        }
+    }
+}
+
 /// Runs until the queue's sender is dropped.
 pub(crate) async fn run(
     mut loader: Box<dyn Load>,
-    mut work: mpsc::Receiver<Work>,
+    work: mpsc::Receiver<Work>,
     progress: Arc<Progress>,
     turns: Arc<Turns>,
 ) {
+    let mut queue = Queue { work, seen: None };
     let mut standing = Standing::Nowhere;
     let mut idle_since = Instant::now();
-    while let Some(next) = work.recv().await {
+    while let Some(next) = queue.next().await {
         progress.busy(true);
         progress.add_idle(idle_since.elapsed());
         standing = match (next, standing) {
@@ -170,7 +205,7 @@ pub(crate) async fn run(
                 place.meet(&turns).await.map_or(Standing::Nowhere, Standing::Seated)
             }
             (Work::Step { step, traceparent }, Standing::Seated(seat)) => {
-                let seat = seat.run(&step, &traceparent, &progress).await;
+                let seat = seat.run(&step, &traceparent, &progress, &mut queue).await;
                 seat.map_or(Standing::Nowhere, Standing::Seated)
             }
             (Work::Release, _) => Standing::Nowhere,
@@ -257,7 +292,7 @@ impl Place {
 
 impl Seat {
     /// The seat is given up when the step fails or nobody listens any more.
-    async fn run(mut self, step: &Step, traceparent: &str, progress: &Progress) -> Option<Seat> {
+    async fn run(mut self, step: &Step, traceparent: &str, progress: &Progress, queue: &mut Queue) -> Option<Seat> {
         if self.reports.are_unheard() {
             return None;
         }
@@ -271,7 +306,8 @@ impl Seat {
         let pass = (!traceparent.is_empty()).then(|| spans::pass(traceparent, step.id.0, self.rank.0));
         let begun = Instant::now();
         progress.begin_step();
-        let result = catch_unwind(AssertUnwindSafe(|| self.runner.run(step, &mut self.done)));
+        let mut upcoming = StepsOf { epoch: self.epoch, queue };
+        let result = catch_unwind(AssertUnwindSafe(|| self.runner.run_with(step, &mut upcoming, &mut self.done)));
         let mut result = result.map_err(|panic| panic_message(&*panic).to_owned());
         if let (Ok(Ok(())), Some(rest)) = (&result, self.runner.rest()) {
             result = Ok(rest.await);

@@ -4,6 +4,7 @@
 //! All ranks of a replica lay out the same rows for a step, though only some know what was drawn. So a log grows by
 //! position: whoever does not know the token writes `UNKNOWN` in its place, and so do all where nothing could be drawn.
 
+use crate::let_go::LetGo;
 use backend::{Batch, BatchSlice, Draw, Score};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -26,6 +27,8 @@ pub struct SequenceLimits {
     pub rows_max: usize,
     /// Sequences held, and so the slices of one step.
     pub running_max: usize,
+    /// Blocks are cleared when they are let go, and so nobody has one beside another.
+    pub zero_kv: bool,
 }
 
 impl SequenceLimits {
@@ -112,6 +115,8 @@ pub struct Sequences {
     written: Vec<Vec<u64>>,
     /// Steps begun: the stamp of the present one.
     n_begun: u64,
+    /// Where blocks are cleared.
+    let_go: Option<LetGo>,
 }
 
 /// Draws of which this rank has not been told.
@@ -147,6 +152,8 @@ struct Sequence {
     is_untold: bool,
     /// The sum of the hidden states so far, where they are pooled.
     pooled: Vec<f32>,
+    /// A token that the device has drawn, and nobody here knows yet: its position, and which of the draws it is.
+    promised: Option<(u32, u32)>,
     /// Nothing could be drawn. What was planned ahead for it runs, on any tokens, and is worth nothing.
     failed: bool,
     /// Per cache group, the blocks of its positions.
@@ -167,6 +174,7 @@ impl Sequences {
             spare: Vec::with_capacity(limits.running_max),
             written: limits.n_blocks.iter().map(|n_blocks| vec![0; *n_blocks as usize]).collect(),
             n_begun: 0,
+            let_go: limits.zero_kv.then(|| LetGo::new(&limits)),
             limits,
         }
     }
@@ -187,6 +195,7 @@ impl Sequences {
         batch.positions.reserve(rows_max);
         batch.slices.reserve(running_max);
         batch.outputs.reserve(self.limits.outputs_max());
+        batch.drawn.reserve(running_max);
         batch.tables.resize_with(self.limits.groups.len(), Default::default);
         for table in &mut batch.tables {
             table.blocks.reserve(running_max * blocks_for(context) as usize);
@@ -201,6 +210,18 @@ impl Sequences {
         self.n_begun += 1;
         step.ends.iter().for_each(|id| self.forget(*id));
         step.starts.iter().try_for_each(|request| self.start(request))
+    }
+
+    /// Of each group the blocks that were let go and are to be cleared, in order, before anything of the step that has
+    /// begun is stored. None where nothing is cleared.
+    pub fn to_clear(&mut self) -> Option<&mut [Vec<BlockId>]> {
+        self.let_go.as_mut().map(LetGo::to_clear)
+    }
+
+    /// Lets all go that is held.
+    pub fn forget_all(&mut self) {
+        let ids: Vec<RequestId> = self.held.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.forget(id));
     }
 
     /// The step of which this rank must be told before it can lay out the rows of the one that it has begun. None if it
@@ -270,10 +291,13 @@ impl Sequences {
 
     fn slice(&mut self, slice: &Slice, blocks: &mut &[BlockId], batch: &mut Batch) -> Result<(), Violation> {
         let sequence = self.held.get_mut(&slice.id).ok_or(Violation::Unknown(slice.id))?;
-        sequence.check(slice, self.limits.context, self.n_begun)?;
+        sequence.check(slice, &self.limits, self.n_begun)?;
         sequence.take_blocks(slice, blocks, &self.limits)?;
         sequence.last_slice = self.n_begun;
         sequence.n_computed = slice.range.end;
+        if let Some(let_go) = &mut self.let_go {
+            let_go.pass(&sequence.tables, &slice.range);
+        }
         let n_rows = batch.n_rows() + slice.range.len();
         if n_rows > self.limits.rows_max {
             return Err(Violation::TooManyRows { n: n_rows, rows_max: self.limits.rows_max });
@@ -300,6 +324,33 @@ impl Sequences {
                 draws.push(Draw { sampling: &sequence.sampling, prompt, output, score: None });
             }
         }
+    }
+
+    /// Whether `next` may be begun before it is known what `step` draws: it begins nothing, ends none of those that
+    /// `step` computes, and asks for no more than tokens that are drawn. From now on logs count with what is drawn.
+    pub fn can_follow(&mut self, step: &Step, next: &Step) -> bool {
+        let is_in_step = |id: &RequestId| step.slices.iter().any(|slice| slice.id == *id);
+        let is_plain = |slice: &Slice| matches!(slice.want, Want::Nothing | Want::Last);
+        let may = next.starts.is_empty()
+            && next.copies.is_empty()
+            && !next.ends.iter().any(is_in_step)
+            && next.slices.iter().all(is_plain)
+            && step.slices.iter().all(is_plain);
+        if !may {
+            return false;
+        }
+        let drawing = step.slices.iter().filter(|slice| slice.want == Want::Last);
+        for (slice, draw) in drawing.zip(0..) {
+            let Some(sequence) = self.held.get_mut(&slice.id) else { return false };
+            if sequence.grow(slice.range.end, UNKNOWN) {
+                sequence.promised = Some((slice.range.end, draw));
+            }
+        }
+        let is_in_log = |slice: &Slice| {
+            let n_tokens = self.held.get(&slice.id).map_or(0, |sequence| sequence.tokens.len());
+            slice.range.end as usize <= n_tokens
+        };
+        next.slices.iter().all(is_in_log)
     }
 
     /// Pools the rows of the slices that are for it, each row read by `read` into the memory that it is handed.
@@ -341,7 +392,7 @@ impl Sequences {
                 let out = drawn.next().and_then(Option::take).filter(|_| !sequence.failed);
                 let token = out.as_ref().map(|out| out.token);
                 sequence.failed |= token.is_none();
-                sequence.grow(slice.range.end, token.unwrap_or(UNKNOWN));
+                sequence.learn(slice.range.end, token.unwrap_or(UNKNOWN));
                 told.push(token);
                 done.tokens.extend(out);
             }
@@ -371,6 +422,9 @@ impl Sequences {
 
     fn forget(&mut self, id: RequestId) {
         if let Some(sequence) = self.held.remove(&id) {
+            if let Some(let_go) = &mut self.let_go {
+                let_go.leave(&sequence.tables, sequence.n_computed);
+            }
             self.spare.push(sequence);
         }
     }
@@ -392,6 +446,7 @@ impl Sequence {
         self.life = life;
         self.is_untold = false;
         self.pooled.clear();
+        self.promised = None;
         self.failed = false;
         self.tables.resize_with(limits.groups.len(), Vec::new);
         for table in &mut self.tables {
@@ -400,8 +455,8 @@ impl Sequence {
         }
     }
 
-    fn check(&self, slice: &Slice, context: u32, step: u64) -> Result<(), Violation> {
-        let (id, start, end) = (slice.id, slice.range.start, slice.range.end);
+    fn check(&self, slice: &Slice, limits: &SequenceLimits, step: u64) -> Result<(), Violation> {
+        let (id, start, end, context) = (slice.id, slice.range.start, slice.range.end, limits.context);
         if start >= end {
             return Err(Violation::Empty { id, start });
         }
@@ -409,7 +464,7 @@ impl Sequence {
             return Err(Violation::TwoSlices(id));
         }
         // Only full blocks are shared, so a prefix that others have computed ends on one.
-        let shared_prefix = self.last_slice == 0 && start.is_multiple_of(BLOCK_TOKENS);
+        let shared_prefix = self.last_slice == 0 && start.is_multiple_of(BLOCK_TOKENS) && !limits.zero_kv;
         if start != self.n_computed && !shared_prefix {
             return Err(Violation::Gap { id, start, n_computed: self.n_computed });
         }
@@ -472,6 +527,14 @@ impl Sequence {
         is_new
     }
 
+    /// What was drawn, whether or not the log has counted with it.
+    fn learn(&mut self, position: u32, token: Token) {
+        match self.promised.take_if(|(promised, _)| *promised == position) {
+            Some(_) => self.tokens[position as usize] = token,
+            None => drop(self.grow(position, token)),
+        }
+    }
+
     /// Whether the slice has a row for the token that has not been told.
     fn needs_untold(&self, slice: &Slice) -> bool {
         self.is_untold && slice.range.end as usize >= self.tokens.len()
@@ -530,6 +593,9 @@ impl Sequence {
         let rows = first..first + slice.range.len() as u32;
         batch.tokens.extend_from_slice(&self.tokens[slice.range.start as usize..slice.range.end as usize]);
         batch.positions.extend(slice.range.clone());
+        if let Some((position, draw)) = self.promised.filter(|(position, _)| slice.range.contains(position)) {
+            batch.drawn.push((first + position - slice.range.start, draw));
+        }
         batch.outputs.extend(self.scored(slice).map(|position| first + position - slice.range.start));
         if self.draws(slice) {
             batch.outputs.push(rows.end - 1);
@@ -573,6 +639,7 @@ mod tests {
             n_blocks: vec![8],
             rows_max: 40,
             running_max: 2,
+            zero_kv: false,
         }
     }
 
@@ -767,6 +834,42 @@ mod tests {
         let next = step(&[], &[slice(4..5, Want::Last)], &[]);
         assert_eq!(run_told(&mut sequences, &next, Some(77)), (vec![77], 2));
         assert_eq!(sequences.held[&ID].tokens[..5], [0, 1, 2, 50, 77]);
+    }
+
+    #[test]
+    fn what_is_let_go_is_told_once_and_before_others_may_have_it() {
+        let window = CacheGroup { kind: types::CacheKind::Window(20), sharded: true };
+        let groups = vec![CacheGroup::FULL, window];
+        let limits = SequenceLimits { groups, n_blocks: vec![8, 8], zero_kv: true, ..limits() };
+        let mut sequences = Sequences::new(limits, Tokens::Draws);
+        let mut after = |step: &Step| {
+            sequences.begin(step).unwrap();
+            let told = sequences.to_clear().unwrap();
+            let blocks: Vec<Vec<u32>> = told.iter().map(|of| of.iter().map(|block| block.0).collect()).collect();
+            told.iter_mut().for_each(Vec::clear);
+            sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
+            sequences.finish(step, &mut [], &mut Vec::new(), &mut Vec::new());
+            blocks
+        };
+        let none = vec![vec![], vec![]];
+        let other = RequestId(2);
+        let first = step(&[request(ID, 60)], &[slice(0..33, Want::Nothing)], &[1, 2, 3, 4, 5, 6]);
+        assert_eq!(after(&first), none);
+        // Of the window's, what the next position does not read any more is not there for the next step.
+        assert_eq!(after(&step(&[], &[slice(33..40, Want::Nothing)], &[])), none);
+        let beside = Slice { id: other, range: 0..5, n_draft: 0, want: Want::Nothing };
+        let crowd = step(&[request(other, 9)], &[slice(40..60, Want::Nothing), beside.clone()], &[7, 0, 0, 4]);
+        assert_eq!(after(&crowd), [vec![], vec![4]]);
+        // One ends, and the other begins again in the step that would have ended it.
+        let again = Step { ends: vec![ID], ..step(&[request(other, 9)], &[beside], &[2, 2]) };
+        assert_eq!(after(&again), [vec![1, 2, 3, 5, 7], vec![0, 1, 4, 5, 6]]);
+        assert_eq!(after(&Step { ends: vec![other, ID], ..Step::default() }), [vec![2], vec![2]]);
+        assert_eq!(after(&Step::default()), none);
+        // Nobody has a block beside another there, and so nobody begins behind what others have computed.
+        let hit = step(&[request(ID, 50)], &[slice(16..50, Want::Last)], &[0, 1, 2, 3, 0, 1, 2, 3]);
+        sequences.begin(&hit).unwrap();
+        let refused = sequences.lay_out(&hit, &mut sequences.new_batch()).unwrap_err();
+        assert_eq!(refused, Violation::Gap { id: ID, start: 16, n_computed: 0 });
     }
 
     #[test]

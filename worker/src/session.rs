@@ -231,7 +231,7 @@ impl Session<'_> {
 
 fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
     let (rank, layout) = assign.layout()?;
-    let (mesh_secret, policy) = (MeshSecret(assign.secret()?), assign.policy()?);
+    let (mesh_secret, policy, pace) = (MeshSecret(assign.secret()?), assign.policy()?, assign.pace()?);
     let default = Timeouts::default();
     let or = |millis: u64, default| if millis == 0 { default } else { Duration::from_millis(millis) };
     Ok(Assignment {
@@ -243,6 +243,7 @@ fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
         model_path: assign.model_path.into(),
         activations: assign.activations,
         kv_dtype: assign.kv_dtype,
+        pace,
         n_blocks: assign.n_blocks,
         kv_bytes: assign.kv_bytes,
         context: assign.context,
@@ -254,5 +255,6 @@ fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
         },
         policy,
         reading: assign.reading,
+        zero_kv: assign.zero_kv,
     })
 }

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 use types::cache::blocks_for;
 use types::{
-    BLOCK_TOKENS, BLOCKS_MAX, BlockId, CacheGroup, DeviceClass, Numerics, Request, RequestId, Sampling, Slice,
-    SliceDone, Step, StepDone, Token, TokenLogprob, TokenOut, Tokens, Unsupported, Want,
+    BLOCK_TOKENS, BLOCKS_MAX, BlockId, CacheGroup, Numerics, Request, RequestId, Sampling, Slice, SliceDone, Step,
+    StepDone, Token, TokenLogprob, TokenOut, Tokens, Unsupported, Want,
 };
 
 /// What is modelled: the vocabulary, what layers keep, and times.
@@ -109,7 +109,7 @@ impl Load for Sim {
             let (needed, available) = ((*n_blocks).into(), BLOCKS_MAX.into());
             return Err(LoadError::Memory { what: "a table of the sim's pages", needed, available });
         }
-        let numerics = Numerics::plain(DeviceClass::Sim, &assignment.activations, &assignment.kv_dtype, [0; 32]);
+        let numerics = Numerics::plain("sim", assignment.pace, &assignment.activations, &assignment.kv_dtype, [0; 32]);
         let ready = Ready { policy: numerics.digest(), weight_bytes: self.weight_bytes, unread: None };
         Ok((Box::new(SimRunner::new(self.clone(), n_blocks)), ready))
     }

@@ -17,7 +17,7 @@ use common::grid::Threads;
 use common::{Alone, Plan, Played, Player, assignment, requests};
 use fake_cuda::on_fake_cuda;
 use std::path::{Path, PathBuf};
-use types::{Grid, Layout, Request, RequestId, Slice, Step, StepDone, StepId, Want};
+use types::{Grid, Layout, Numerics, Pace, PolicyDigest, Request, RequestId, Slice, Step, StepDone, StepId, Want};
 use worker::{Assignment, Carrier, LoadError, ModelLoader, Place, RunError, Runner};
 
 const DEEP: &str = "llama-deep.gguf";
@@ -133,6 +133,40 @@ fn a_device_that_fails_is_an_error_of_its_step() {
             matches!(&failed, Err(RunError::Pass(why)) if why.to_string().contains("a kernel failed")),
             "{failed:?}"
         );
+    });
+}
+
+/// Under which a device of this architecture computes the model.
+fn digest(device: &str, pace: Pace) -> PolicyDigest {
+    let assignment = on_cuda("llama-f32-tied");
+    let weights = checkpoint::Checkpoint::open(&assignment.model_path).unwrap().digest();
+    Numerics::plain(device, pace, "bf16", "bf16", weights).digest()
+}
+
+#[test]
+fn another_architecture_is_another_policy() {
+    on_fake_cuda("another_architecture_is_another_policy", &[("FAKE_CUDA_SM", "80")], || {
+        let (_, ready) = loader().build(&on_cuda("llama-f32-tied")).unwrap();
+        assert_eq!(ready.policy, digest("cuda/sm_80", Pace::Lockstep));
+        assert_ne!(ready.policy, digest("cuda/sm_90", Pace::Lockstep));
+    });
+}
+
+#[test]
+fn under_fast_a_grid_serves_under_a_policy_of_its_own() {
+    on_fake_cuda("under_fast_a_grid_serves_under_a_policy_of_its_own", &[], || {
+        let (fast, requests) = (Assignment { pace: Pace::Fast, ..on_cuda(DEEP) }, short_requests(2));
+        let loader = ModelLoader { carrier: Carrier::Nccl, ..loader() };
+        let (_, ready) = loader.build(&Assignment { pace: Pace::Fast, ..on_cuda("llama-f32-tied") }).unwrap();
+        assert_eq!(ready.policy, digest("cuda/sm_90", Pace::Fast));
+        let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, N_LAYERS).unwrap();
+        let mut grid = Threads::start(&loader, &fast, &layout);
+        let played = Player::new(&mut grid, &fast).play(&requests, Plan { chunk: 40, ..Plan::ALONE });
+        grid.end();
+        assert!(played.outputs.iter().all(|output| !output.is_empty()));
+        let on_cpu = Assignment { pace: Pace::Fast, ..assignment("llama-f32-tied") };
+        let refused = ModelLoader::new(1).build(&on_cpu).err().unwrap();
+        assert!(refused.to_string().contains("numerics other than lockstep on the CPU"), "{refused}");
     });
 }
 

@@ -209,3 +209,21 @@ fn a_token_of_an_earlier_life_is_dropped_where_it_is_embedded() {
     }
     assert!(n_redrawn > 0, "nobody was preempted while a token of it was on its way");
 }
+
+/// Blocks behind a window are cleared while their sequence runs, and those of whoever ends or is preempted in the step
+/// that tells of it: by then they may be others'.
+#[test]
+fn what_is_cleared_is_nobodys() {
+    let requests = in_pairs(12);
+    let layouts = [("gemma3", layout(&[5, 1], &[&[0, 16], &[0, 16]])), ("mistral", layout(&[2], &[&[0, 5, 16]]))];
+    for (name, layout) in layouts {
+        let assignment = Assignment { zero_kv: true, ..assignment(name) };
+        let groups = groups(&assignment);
+        let expected = keeping_everything(&Assignment { zero_kv: false, ..assignment.clone() }, &requests);
+        let config = config(groups.clone(), pools(&groups, 1), layout.grid().pp.into());
+        let driven = on_grid(&assignment, &layout, Config { prefix_cache: false, ..config }, &requests);
+        assert!(driven.outputs == expected, "{name} on {layout:?}");
+        let Counters { preemptions, blocks_passed, .. } = driven.counters;
+        assert!(preemptions > 0 && blocks_passed > 20, "{name}: {:?}", driven.counters);
+    }
+}

@@ -9,14 +9,18 @@ use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 const FILE_MAX: Duration = Duration::from_secs(24 * 3600);
 const LIST_BYTES_MAX: u64 = 16 << 20;
 const FILES_MAX: usize = 4096;
+/// How long another process that fetches the same file may stand still before nobody waits for it any more.
+const STANDSTILL_MAX: Duration = Duration::from_secs(600);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// A file of a repository.
 struct Remote {
@@ -46,13 +50,11 @@ pub fn pull(id: HubId<'_>, sources: &Sources, progress: &mut dyn FnMut(Progress<
     let has = |name: &str| names.iter().any(|known| known == name);
     let safetensors = has("model.safetensors") || has("model.safetensors.index.json");
     if id.variant.is_none() && has("config.json") && safetensors {
-        let partial = part_of(&folder);
-        std::fs::create_dir_all(&partial).map_err(Error::io(&partial))?;
-        for file in files.iter().filter(|file| belongs_to_model(&file.name)) {
-            fetch(file, &partial.join(&file.name), sources, progress)?;
-        }
-        std::fs::rename(&partial, &folder).map_err(Error::io(&folder))?;
-        return Ok(Located { name, path: folder });
+        return match fetch_folder(&files, &folder, sources, progress) {
+            // Another process has given it its name while this one waited for it.
+            Err(_) if folder.exists() => Ok(Located { name, path: folder }),
+            fetched => fetched.map(|()| Located { name, path: folder }),
+        };
     }
     let chosen = choose_gguf(&names, id.variant).map(|name| all_parts(name));
     let Some(chosen) = chosen else {
@@ -68,6 +70,20 @@ pub fn pull(id: HubId<'_>, sources: &Sources, progress: &mut dyn FnMut(Progress<
         fetch(file, &folder.join(&file.name), sources, progress)?;
     }
     Ok(Located { name, path: folder.join(&chosen[0]) })
+}
+
+fn fetch_folder(
+    files: &[Remote],
+    folder: &Path,
+    sources: &Sources,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<()> {
+    let partial = part_of(folder);
+    std::fs::create_dir_all(&partial).map_err(Error::io(&partial))?;
+    for file in files.iter().filter(|file| belongs_to_model(&file.name)) {
+        fetch(file, &partial.join(&file.name), sources, progress)?;
+    }
+    std::fs::rename(&partial, folder).map_err(Error::io(folder))
 }
 
 fn belongs_to_model(name: &str) -> bool {
@@ -140,8 +156,7 @@ fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut
         return Ok(());
     }
     let part = part_of(path);
-    let mut out = File::options().create(true).read(true).append(true).open(&part).map_err(Error::io(&part))?;
-    lock(&out, file)?;
+    let Some(mut out) = own_part(file, path, &part, progress)? else { return Ok(()) };
     let mut hasher = Sha256::new();
     let mut done = hash_file(&mut out, &mut hasher).map_err(Error::io(&part))?;
     if file.bytes.is_none_or(|bytes| done < bytes) {
@@ -163,14 +178,40 @@ fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut
     finish(file, &part, path, done, hasher)
 }
 
-fn lock(out: &File, file: &Remote) -> Result<()> {
-    match out.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => {
-            Err(Error::Fetch { what: file.name.clone(), why: "another process is fetching it".into() })
+/// The part of a file, as this process's alone; none if another process has fetched all of it meanwhile.
+fn own_part(file: &Remote, path: &Path, part: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Option<File>> {
+    let failed = |why: String| Error::Fetch { what: file.name.clone(), why };
+    let (mut seen, mut since) = (None, Instant::now());
+    loop {
+        let out = File::options().create(true).read(true).append(true).open(part).map_err(Error::io(part))?;
+        match out.try_lock() {
+            Ok(()) if path.exists() => {
+                std::fs::remove_file(part).map_err(Error::io(part))?;
+                return Ok(None);
+            }
+            Ok(()) if is_at(&out, part) => return Ok(Some(out)),
+            // Who had it has renamed or dropped it since it was opened.
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let done = out.metadata().map_err(Error::io(part))?.len();
+                if seen.replace(done) != Some(done) {
+                    since = Instant::now();
+                }
+                if since.elapsed() > STANDSTILL_MAX {
+                    let why = format!("another process fetches it, and stands still at {done} bytes");
+                    return Err(failed(why));
+                }
+                progress(Progress { what: &file.name, done, total: file.bytes });
+                std::thread::sleep(LOOK_EVERY);
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(error.to_string())),
         }
-        Err(TryLockError::Error(error)) => Err(Error::Fetch { what: file.name.clone(), why: error.to_string() }),
     }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let (Ok(open), Ok(there)) = (file.metadata(), std::fs::metadata(path)) else { return false };
+    (open.dev(), open.ino()) == (there.dev(), there.ino())
 }
 
 fn hash_file(file: &mut File, hasher: &mut Sha256) -> std::io::Result<u64> {
@@ -217,6 +258,25 @@ fn finish(file: &Remote, part: &Path, path: &Path, done: u64, hasher: Sha256) ->
         return Err(Error::Checksum { what: file.name.clone(), found, expected: expected.clone() });
     }
     std::fs::rename(part, path).map_err(Error::io(path))
+}
+
+/// The checksum of a model: of its file, or of the lines that `sha256sum` says of several, in the order of their names.
+pub fn sha256_of(files: &[PathBuf]) -> Result<String> {
+    let one = |path: &PathBuf| {
+        let mut hasher = Sha256::new();
+        let mut file = File::open(path).map_err(Error::io(path))?;
+        std::io::copy(&mut file, &mut hasher).map_err(Error::io(path))?;
+        Ok(hex(&hasher.finalize()))
+    };
+    if let [only] = files {
+        return one(only);
+    }
+    let mut lines = Sha256::new();
+    for path in files {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        lines.update(format!("{}  {name}\n", one(path)?));
+    }
+    Ok(hex(&lines.finalize()))
 }
 
 pub fn part_of(path: &Path) -> PathBuf {

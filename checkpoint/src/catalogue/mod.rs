@@ -171,6 +171,20 @@ pub fn bytes_of(path: &Path) -> u64 {
     store::files_of(path).iter().filter_map(|file| std::fs::metadata(file).ok()).map(|file| file.len()).sum()
 }
 
+/// Reads a model whole and compares it with a checksum: its file's, or what `sha256sum * | sha256sum` says in its folder
+/// (or of the parts of a split one).
+pub fn verify(path: &Path, sha256: &str) -> Result<()> {
+    let mut files = store::files_of(path);
+    // As a shell's `*` has them.
+    let is_hidden = |file: &Path| file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    files.retain(|file| file.is_file() && !is_hidden(file));
+    let found = hub::sha256_of(&files)?;
+    if found.eq_ignore_ascii_case(sha256) {
+        return Ok(());
+    }
+    Err(Error::Checksum { what: path.display().to_string(), found, expected: sha256.to_owned() })
+}
+
 fn pull_entry(entry: &Entry, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
     let folder = sources.folder(entry.name);
     std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;

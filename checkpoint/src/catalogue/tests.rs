@@ -140,6 +140,60 @@ fn goes_on_with_a_part() {
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
+/// Pulls while another process has the part, which does something with it as soon as it is waited for.
+fn pull_behind_another(name: &str, other: impl FnOnce(std::fs::File, &Path)) -> Vec<String> {
+    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));
+    let sources = sources(name, &hub);
+    let folder = sources.cache.join("models/org--m--Q4_1");
+    std::fs::create_dir_all(&folder).unwrap();
+    let part = folder.join("m-Q4_1.gguf.part");
+    std::fs::write(&part, &FILE[..1234]).unwrap();
+    let held = std::fs::File::options().append(true).open(&part).unwrap();
+    held.lock().unwrap();
+    let (mut held, mut other) = (Some(held), Some(other));
+    let located = pull("org/m:Q4_1", &sources, &mut |progress| {
+        let is_waiting = progress.what == "m-Q4_1.gguf";
+        if let (true, Some(held), Some(other)) = (is_waiting, held.take_if(|_| is_waiting), other.take()) {
+            assert_eq!(progress.done, 1234);
+            other(held, &part);
+        }
+    });
+    assert_eq!(std::fs::read(located.unwrap().path).unwrap(), FILE);
+    assert!(!part.exists());
+    std::fs::remove_dir_all(&sources.cache).unwrap();
+    let asked = hub.asked.lock().unwrap();
+    asked[1..].to_vec()
+}
+
+#[test]
+fn waits_for_another_process() {
+    let asked = pull_behind_another("finished", |mut held, part| {
+        held.write_all(&FILE[1234..]).unwrap();
+        std::fs::rename(part, part.with_extension("")).unwrap();
+    });
+    assert!(asked.is_empty(), "the other one has fetched it: {asked:?}");
+    let asked = pull_behind_another("ended", |held, _| drop(held));
+    assert_eq!(asked, ["/org/m/resolve/main/m-Q4_1.gguf 1234"], "it goes on where the other one ended");
+    let asked = pull_behind_another("dropped", |_held, part| std::fs::remove_file(part).unwrap());
+    assert_eq!(asked, ["/org/m/resolve/main/m-Q4_1.gguf 0"], "what the other one has dropped is not gone on with");
+}
+
+#[test]
+fn a_model_that_is_here_is_verified_whole() {
+    let folder = std::env::temp_dir().join(format!("lockstep-checkpoint-verify-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("more")).unwrap();
+    for (name, content) in [("b", "two"), ("a", "one"), (".hidden", "x"), ("more/c", "x")] {
+        std::fs::write(folder.join(name), content).unwrap();
+    }
+    let of = |content: &str| hub::hex(&Sha256::digest(content));
+    verify(&folder.join("a"), &of("one").to_uppercase()).unwrap();
+    let lines = format!("{}  a\n{}  b\n", of("one"), of("two"));
+    verify(&folder, &of(&lines)).unwrap();
+    let refused = verify(&folder, &of("one")).unwrap_err().to_string();
+    assert!(refused.contains(&of(&lines)) && refused.contains(&of("one")), "{refused}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 #[test]
 fn refuses_another_file() {
     let hub = hub(one_gguf(&"0".repeat(64)));

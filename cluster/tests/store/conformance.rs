@@ -1,34 +1,57 @@
-//! The suite: each case gets two sides of one store, as two processes would have them.
+//! The suite: each case gets two sides of one store, as two processes would have them. Where members are given, claims
+//! are known to their process alone and nobody follows them: such a store has what it says of claims, and of who is
+//! there.
 
-use super::{at, claim, gone, is, is_silent, next, open, within};
+use super::{at, claim, gone, is, is_silent, next, open, until, within};
 use crate::etcd::Etcd;
-use cluster::{Error, MemoryStore, Store};
+use cluster::{Claim, Error, MemoryStore, Store};
 use std::pin::Pin;
 
 type Case = fn(Store, Store) -> Pin<Box<dyn Future<Output = ()>>>;
 
-const SUITE: &[(&str, Case)] = &[
+/// Of every store.
+const CLAIMS: &[(&str, Case)] = &[
+    ("fence", |one, other| Box::pin(a_second_claim_ends_the_first(one, other))),
+    ("race", |one, other| Box::pin(async move { drop(of_many_claims_each_is_later(&one, &other).await) })),
+    ("names", |one, other| Box::pin(names_that_are_none_are_refused(one, other))),
+    ("health", |one, other| Box::pin(what_is_there_is_connected(one, other))),
+];
+
+/// Of those that tell of claims.
+const TOLD: &[(&str, Case)] = &[
     ("claim", |one, other| Box::pin(a_claim_is_seen_until_it_is_released(one, other))),
-    ("fence", |one, other| Box::pin(a_second_claim_fences_the_first(one, other))),
+    ("told-fence", |one, other| Box::pin(a_second_claim_fences_the_first(one, other))),
     ("order", |one, other| Box::pin(changes_come_in_order(one, other))),
     ("late", |one, other| Box::pin(who_comes_late_is_told_what_is_there(one, other))),
-    ("race", |one, other| Box::pin(of_many_claims_the_last_stands(one, other))),
-    ("names", |one, other| Box::pin(names_that_are_none_are_refused(one, other))),
+    ("told-race", |one, other| Box::pin(of_many_claims_the_last_stands(one, other))),
 ];
 
 #[tokio::test]
 async fn memory_conforms() {
-    for (name, case) in SUITE {
+    for (name, case) in CLAIMS.iter().chain(TOLD) {
         eprintln!("memory: {name}");
         let store = Store::Memory(MemoryStore::starting_at(100));
         case(store.clone(), store).await;
     }
 }
 
+#[tokio::test]
+async fn given_addresses_conform() {
+    let store = || Store::fixed("h:7,[::1]:8".parse().unwrap(), 100);
+    for (name, case) in CLAIMS {
+        eprintln!("static: {name}");
+        let store = store();
+        case(store.clone(), store).await;
+    }
+    eprintln!("static: given");
+    let store = store();
+    given_members_are_there_whoever_claims(store.clone(), store).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcd_conforms() {
     let etcd = Etcd::start(1);
-    for (name, case) in SUITE {
+    for (name, case) in CLAIMS.iter().chain(TOLD) {
         eprintln!("etcd: {name}");
         let prefix = format!("/conformance/{name}");
         case(open(etcd.endpoints(), &prefix).await, open(etcd.endpoints(), &prefix).await).await;
@@ -112,7 +135,44 @@ async fn who_comes_late_is_told_what_is_there(one: Store, other: Store) {
     is_silent(&mut late).await;
 }
 
-async fn of_many_claims_the_last_stands(one: Store, other: Store) {
+async fn a_second_claim_ends_the_first(one: Store, other: Store) {
+    let mut first = claim(&one, "a", "h:1").await;
+    let beside = claim(&one, "b", "h:1").await;
+    let second = claim(&other, "a", "h:2").await;
+    assert!(first.incarnation() < beside.incarnation() && beside.incarnation() < second.incarnation());
+    let lost = within("the claim is lost", first.lost()).await;
+    assert_eq!((lost.replica.as_str(), lost.by.as_str()), ("a", "h:2"));
+    assert_eq!((lost.ours, lost.theirs), (first.incarnation(), second.incarnation()));
+    first.release().await;
+    // Who was fenced has ended nobody, and a name that is given back is there for the next.
+    second.release().await;
+    let third = claim(&one, "a", "h:3").await;
+    assert!(third.incarnation() > beside.incarnation());
+    third.release().await;
+    beside.release().await;
+}
+
+async fn what_is_there_is_connected(one: Store, other: Store) {
+    for store in [one, other] {
+        assert!(until(&store, true).await.away.is_none());
+    }
+}
+
+/// In the order in which they are given, to whoever looks, and none besides.
+async fn given_members_are_there_whoever_claims(one: Store, other: Store) {
+    let given = |address: &str| (address.to_owned(), Some((address.to_owned(), 0)));
+    let mut early = other.watch();
+    let held = claim(&one, "h:7", "h:9").await;
+    let mut late = one.watch();
+    held.release().await;
+    for watch in [&mut early, &mut late] {
+        assert_eq!([next(watch).await, next(watch).await], [given("h:7"), given("[::1]:8")]);
+        is_silent(watch).await;
+    }
+}
+
+/// The last of them.
+async fn of_many_claims_each_is_later(one: &Store, other: &Store) -> Claim {
     const N: usize = 8;
     let mut claims = Vec::new();
     let contenders: Vec<_> = (0..N).map(|i| if i % 2 == 0 { one.clone() } else { other.clone() }).collect();
@@ -131,7 +191,11 @@ async fn of_many_claims_the_last_stands(one: Store, other: Store) {
         let lost = within("an earlier claim is lost", earlier.lost()).await;
         assert!(lost.theirs > lost.ours);
     }
-    drop(claims);
+    last
+}
+
+async fn of_many_claims_the_last_stands(one: Store, other: Store) {
+    let last = of_many_claims_each_is_later(&one, &other).await;
     let mut watch = one.watch();
     let stands = |(_, member): &(String, Option<(String, u64)>)| {
         member.as_ref().is_some_and(|(_, incarnation)| *incarnation == last.incarnation())

@@ -29,6 +29,8 @@ pub struct Config {
     pub tenants_max: u32,
     /// Tokens of one step, all slices together.
     pub batch_tokens_max: u32,
+    /// Of a step's frame, what the requests may take that it starts. A request that takes more is refused.
+    pub starts_bytes_max: usize,
     /// Tokens of one slice.
     pub chunk_tokens_max: u32,
     /// A prompt is not cut smaller than this only to keep stages busy: each chunk reads all weights again.
@@ -65,6 +67,8 @@ impl Default for Config {
             waiting_tokens_max: 4 << 20,
             tenants_max: 64,
             batch_tokens_max: 512,
+            // Half of what a frame may have.
+            starts_bytes_max: 32 << 20,
             chunk_tokens_max: 512,
             chunk_tokens_min: 128,
             n_stages: 1,
@@ -107,6 +111,7 @@ impl Config {
             (self.waiting_max == 0, "waiting_max = 0"),
             (self.tenants_max == 0, "tenants_max = 0"),
             (self.tenants_max > TENANTS_LIMIT, "tenants_max above 1024"),
+            (self.starts_bytes_max == 0, "starts_bytes_max = 0"),
             (self.chunk_tokens_max == 0, "chunk_tokens_max = 0"),
             (self.n_stages == 0, "n_stages = 0"),
             (self.steps_in_flight_max == 0, "steps_in_flight_max = 0"),

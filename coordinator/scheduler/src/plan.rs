@@ -21,6 +21,8 @@ pub(crate) struct Left {
     pub n_tokens: u32,
     /// Rows that may still be scored.
     pub n_scores: u32,
+    /// Of the frame, for requests that start.
+    pub start_bytes: usize,
     /// Somebody was preempted or got no blocks: whoever were admitted now would be preempted soon.
     pub short: bool,
 }
@@ -79,7 +81,9 @@ impl Scheduler {
         self.tenants.begin_step();
         let mut for_chunks = self.config.batch_tokens_max - self.give_turns(distance);
         self.divide(for_chunks);
-        let mut left = Left { n_tokens: self.config.batch_tokens_max, n_scores: SCORED_ROWS_MAX, short: false };
+        let start_bytes = self.config.starts_bytes_max;
+        let mut left =
+            Left { n_tokens: self.config.batch_tokens_max, n_scores: SCORED_ROWS_MAX, start_bytes, short: false };
         let n_preemptions = self.counters.preemptions;
         let mut at = 0;
         while at < self.running.len() {
@@ -187,12 +191,18 @@ impl Scheduler {
         while self.may_admit(left) {
             let Some(idx) = self.first_waiting(now, beside_suspect) else { return };
             let n_hits = self.n_prefix_hits(idx);
-            let scores = self.sequences[idx].scores();
+            let sequence = &self.sequences[idx];
+            let (scores, n_bytes) = (sequence.scores(), sequence.request.frame_bytes_max());
+            if n_bytes > left.start_bytes && !step.starts.is_empty() {
+                return;
+            }
             let is_room = !left.short && self.has_free_slot() && self.fits(idx, n_hits, &promised);
             if (scores && left.n_scores == 0) || !(is_room || self.make_way(idx, n_hits, &mut promised, left)) {
                 return;
             }
             self.start(idx, n_hits, step);
+            // A log that has outgrown what was taken goes alone.
+            left.start_bytes = left.start_bytes.saturating_sub(n_bytes);
             let sequence = &mut self.sequences[idx];
             let n_missing = sequence.n_missing(self.config.slices_ahead_max);
             sequence.n_planned = n_missing.min(sequence.chunk_max).min(left.n_tokens);

@@ -9,6 +9,8 @@ pub enum Rejected {
     Full { limit: &'static str, max: u64 },
     #[error("the request needs room for {needed} tokens and {limit} gives {available}")]
     TooLong { limit: &'static str, needed: u64, available: u64 },
+    #[error("the request with its lists takes {needed} bytes and starts_bytes_max gives {available}")]
+    TooLarge { needed: usize, available: usize },
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
     #[error("the request has no tokens")]

@@ -48,6 +48,10 @@ impl Scheduler {
             return Err(Rejected::Draining);
         }
         request.supported()?;
+        let (needed, available) = (request.frame_bytes_max(), self.config.starts_bytes_max);
+        if needed > available {
+            return Err(Rejected::TooLarge { needed, available });
+        }
         if self.by_id.contains_key(&request.id) {
             return Err(Rejected::Duplicate);
         }

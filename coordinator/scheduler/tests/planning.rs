@@ -689,3 +689,22 @@ fn what_is_pooled_ends_with_its_prompt() {
     let starts: Vec<_> = (0..3).filter_map(|_| plan(&mut scheduler).map(|step| slices(&step))).flatten().collect();
     assert!(starts.contains(&(3, 96, 100)), "{starts:?}");
 }
+
+#[test]
+fn what_starts_fits_into_one_frame() {
+    let with_list = |id, n| {
+        let request = request(id, 4, 2);
+        Request { sampling: Sampling { allowed: (0..n).collect(), ..request.sampling }, ..request }
+    };
+    let starts_bytes_max = 2 * with_list(1, 1000).frame_bytes_max();
+    let mut scheduler = scheduler(Config { starts_bytes_max, ..config() });
+    (1..=5).for_each(|id| scheduler.submit(with_list(id, 1000), Micros(0)).unwrap());
+    let mut starts = Vec::new();
+    while let Some(step) = plan(&mut scheduler) {
+        starts.extend(Some(step.starts.len()).filter(|n| *n > 0));
+        apply(&mut scheduler, &step, 7);
+    }
+    assert_eq!(starts, [2, 2, 1]);
+    let too_large = scheduler.submit(with_list(6, 3000), Micros(0));
+    assert!(matches!(too_large, Err(Rejected::TooLarge { available, .. }) if available == starts_bytes_max));
+}

@@ -47,6 +47,7 @@ pub struct Policy {
 pub struct Machine {
     pub worker: WorkerId,
     pub host: String,
+    /// As `DeviceClass::told` reads it.
     pub device: String,
     pub memory_bytes: u64,
     pub threads: u32,
@@ -190,7 +191,8 @@ pub fn plan(
     planned.map_err(|why| Unplaceable { nearest: nearest(&machines, shape, policy, &why), why })
 }
 
-/// Ranks of one replica must agree in every bit, so they are devices of one class: that of who joined first.
+/// Ranks of one replica must agree in every bit, so they are devices of one class and, of GPUs, one architecture: those
+/// of who joined first.
 fn alike(inventory: &Inventory) -> Vec<&Machine> {
     let first = inventory.first();
     inventory.iter().filter(|machine| first.is_some_and(|first| machine.device == first.device)).collect()
@@ -198,11 +200,7 @@ fn alike(inventory: &Inventory) -> Vec<&Machine> {
 
 /// Of machines of which this is the first.
 pub(crate) fn class_of(first: Option<&Machine>) -> DeviceClass {
-    match first.map(|machine| machine.device.as_str()) {
-        Some("cuda") => DeviceClass::Cuda,
-        Some("sim") => DeviceClass::Sim,
-        _ => DeviceClass::Cpu,
-    }
+    first.map_or(DeviceClass::Cpu, |machine| DeviceClass::told(&machine.device).0)
 }
 
 /// More are not tried when a grid is looked for that fits.

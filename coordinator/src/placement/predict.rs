@@ -5,6 +5,7 @@
 use super::{Blueprint, Link, Links, Machine, ModelShape, Policy, Roofline, Speed, Took, Why, Work, class_of};
 use std::collections::BTreeMap;
 use std::fmt;
+use types::DeviceClass;
 
 /// Tokens a second of one sequence, as a band: a table knows a class of machines and not this one.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,9 +47,9 @@ const EXCHANGE_CROWDED_MICROS: f64 = 50.0;
 const BAND: (f64, f64) = (0.5, 1.4);
 
 fn class(device: &str) -> Class {
-    match device {
-        "cuda" => CUDA,
-        _ => CPU,
+    match DeviceClass::told(device).0 {
+        DeviceClass::Cuda => CUDA,
+        DeviceClass::Cpu | DeviceClass::Sim => CPU,
     }
 }
 

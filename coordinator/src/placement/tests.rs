@@ -35,6 +35,15 @@ fn policy(tp: u16, pp: u16) -> Policy {
     }
 }
 
+#[test]
+fn gpus_of_other_architectures_are_not_alike() {
+    let on = |id, device: &str| Machine { device: device.into(), ..machine(id, 64 << 30) };
+    let policy = Policy { activations: "bf16".into(), kv_dtype: "bf16".into(), ..policy(2, 1) };
+    let planned = |devices: [&str; 2]| plan(&[on(1, devices[0]), on(2, devices[1])], &smol(), &policy, None);
+    assert_eq!(planned(["cuda/sm_90", "cuda/sm_90"]).map(|blueprint| blueprint.shards.len()), Ok(2));
+    assert!(planned(["cuda/sm_80", "cuda/sm_90"]).is_err());
+}
+
 fn machine(id: u64, memory_bytes: u64) -> Machine {
     let (worker, host) = (WorkerId(id), format!("host-{id}"));
     Machine { worker, host, device: "cpu".into(), memory_bytes, threads: 1, cores: 0 }

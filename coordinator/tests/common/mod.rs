@@ -61,6 +61,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         shape,
         policy,
         prefix_cache: true,
+        zero_kv: false,
         salt: [7; 16],
         policy_digest: None,
         mesh_seed: [7; 32],

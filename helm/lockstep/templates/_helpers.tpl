@@ -286,34 +286,23 @@ image: {{ include "lockstep.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end -}}
 
-{{/* startup, readiness and liveness over a page of health: (dict "root" $ "port" "health") */}}
-{{- define "lockstep.healthProbes" -}}
+{{/*
+By gRPC's own health service: the nameless one says what is ready, `live` that the process is there, whatever it waits for.
+(dict "root" $ "port" 9100), the port's number
+*/}}
+{{- define "lockstep.probes" -}}
 startupProbe:
-  httpGet: {path: /health, port: {{ .port }}}
+  grpc: {port: {{ .port }}, service: live}
+  timeoutSeconds: 3
   {{- toYaml .root.Values.probes.startup | nindent 2 }}
 readinessProbe:
-  httpGet: {path: /ready, port: {{ .port }}}
+  grpc: {port: {{ .port }}}
   timeoutSeconds: 3
   {{- toYaml .root.Values.probes.readiness | nindent 2 }}
 livenessProbe:
-  httpGet: {path: /health, port: {{ .port }}}
+  grpc: {port: {{ .port }}, service: live}
   timeoutSeconds: 5
   {{- toYaml .root.Values.probes.liveness | nindent 2 }}
-{{- end -}}
-
-{{/* Of who serves clients: ready by gRPC's own health service, which says the same as /ready; alive by HTTP. */}}
-{{- define "lockstep.clientProbes" -}}
-startupProbe:
-  httpGet: {path: /health, port: http}
-  {{- toYaml .Values.probes.startup | nindent 2 }}
-readinessProbe:
-  grpc: {port: {{ .Values.network.grpcPort }}}
-  timeoutSeconds: 3
-  {{- toYaml .Values.probes.readiness | nindent 2 }}
-livenessProbe:
-  httpGet: {path: /health, port: http}
-  timeoutSeconds: 5
-  {{- toYaml .Values.probes.liveness | nindent 2 }}
 {{- end -}}
 
 {{/* -- the model */}}
@@ -340,14 +329,20 @@ livenessProbe:
 
 {{/* Fetches what is missing and verifies its checksums; the same image, so that both mean the same by a name. */}}
 {{- define "lockstep.modelInit" -}}
-{{- if eq .Values.model.source "hub" }}
+{{- $isHub := eq .Values.model.source "hub" }}
+{{- if or $isHub .Values.model.sha256 }}
 - name: model
   {{- include "lockstep.container" . | nindent 2 }}
-  args: [pull, {{ .Values.model.name | quote }}]
+  args:
+    - pull
+    - {{ include "lockstep.model" . | quote }}
+    {{- with .Values.model.sha256 }}
+    - --sha256={{ . }}
+    {{- end }}
   env:
     {{- include "lockstep.modelEnv" . | trim | nindent 4 }}
     {{- with .Values.model.hub.tokenSecret }}
-    {{- if .name }}
+    {{- if and $isHub .name }}
     - name: HF_TOKEN
       valueFrom:
         secretKeyRef: {name: {{ .name }}, key: {{ .key }}}
@@ -359,7 +354,7 @@ livenessProbe:
   securityContext:
     {{- include "lockstep.securityContext" . | nindent 4 }}
   volumeMounts:
-    - {name: cache, mountPath: /cache}
+    {{- include "lockstep.modelMounts" . | trim | nindent 4 }}
 {{- end }}
 {{- end -}}
 
@@ -432,6 +427,9 @@ livenessProbe:
 - --tp={{ .Values.topology.tp }}
 - --pp={{ .Values.topology.pp }}
 - --device={{ .Values.device }}
+{{- with .Values.engine.numerics }}
+- --numerics={{ . }}
+{{- end }}
 {{- with .Values.engine.activations }}
 - --activations={{ . }}
 {{- end }}
@@ -449,6 +447,9 @@ livenessProbe:
 {{- end }}
 {{- if not (kindIs "invalid" .Values.engine.prefixCache) }}
 - --prefix-cache={{ .Values.engine.prefixCache }}
+{{- end }}
+{{- if .Values.engine.zeroKv }}
+- --zero-kv
 {{- end }}
 {{- if .Values.telemetry.steps }}
 - --otlp-steps
@@ -505,6 +506,14 @@ livenessProbe:
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- end -}}
+
+{{/* Who it is, for whoever reads spans, logs and metrics; behind POD_NAME. */}}
+{{- define "lockstep.telemetryEnv" -}}
+{{- if .Values.telemetry.otlpEndpoint }}
+- name: OTEL_RESOURCE_ATTRIBUTES
+  value: k8s.namespace.name={{ .Release.Namespace }},k8s.pod.name=$(POD_NAME)
+{{- end }}
 {{- end -}}
 
 {{/* Whether to render what needs an API: (list $ "auto" "monitoring.coreos.com/v1"); "true" insists. */}}

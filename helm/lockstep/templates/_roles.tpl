@@ -22,6 +22,9 @@
     {{- end }}
   env:
     {{- include "lockstep.podEnv" . | nindent 4 }}
+    {{- with include "lockstep.telemetryEnv" . }}
+    {{- . | trim | nindent 4 }}
+    {{- end }}
     {{- include "lockstep.modelEnv" . | trim | nindent 4 }}
     {{- with .Values.coordinator.extraEnv }}
     {{- toYaml . | nindent 4 }}
@@ -29,7 +32,7 @@
   ports:
     - {name: coordinator, containerPort: {{ .Values.network.coordinatorPort }}}
     - {name: health, containerPort: {{ .Values.network.healthPort }}}
-  {{- include "lockstep.healthProbes" (dict "root" . "port" "health") | nindent 2 }}
+  {{- include "lockstep.probes" (dict "root" . "port" .Values.network.healthPort) | nindent 2 }}
   resources:
     {{- toYaml .Values.coordinator.resources | nindent 4 }}
   securityContext:
@@ -61,6 +64,11 @@
 {{- end -}}
 
 {{- define "lockstep.rankEnv" -}}
+{{- $shares := and (eq .Values.mode "roles") (gt (include "lockstep.ranksPerPod" . | int) 1) }}
+{{- if and (eq .Values.device "cuda") (not .Values.gpu.dra.enabled) $shares }}
+# Of the device plugin each container sees its own GPU alone, and none opens the memory of another's: by shared memory then.
+- {name: NCCL_P2P_DISABLE, value: "1"}
+{{- end }}
 {{- if .Values.rdma.enabled }}
 - {name: NCCL_IB_DISABLE, value: "0"}
 {{- range $name, $value := .Values.rdma.env }}
@@ -108,12 +116,18 @@ between epochs nobody answers there.
     {{- with $values.engine.wire }}
     - --wire={{ . }}
     {{- end }}
+    {{- with $values.engine.collective }}
+    - --collective={{ . }}
+    {{- end }}
     {{- include "lockstep.logArgs" .root | nindent 4 }}
     {{- with $values.workers.extraArgs }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   env:
     {{- include "lockstep.podEnv" .root | nindent 4 }}
+    {{- with include "lockstep.telemetryEnv" .root }}
+    {{- . | trim | nindent 4 }}
+    {{- end }}
     {{- if eq (include "lockstep.layout" .root) "statefulset" }}
     - name: GROUP
       valueFrom: {fieldRef: {fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']"}}
@@ -125,7 +139,7 @@ between epochs nobody answers there.
   ports:
     - {name: mesh-{{ .n }}, containerPort: {{ add $values.network.meshPort .n }}}
     - {name: health-{{ .n }}, containerPort: {{ add $values.network.healthPort 1 .n }}}
-  {{- include "lockstep.healthProbes" (dict "root" .root "port" (printf "health-%v" .n)) | nindent 2 }}
+  {{- include "lockstep.probes" (dict "root" .root "port" (add $values.network.healthPort 1 .n)) | nindent 2 }}
   {{- if not .isSidecar }}
   lifecycle:
     preStop:

@@ -127,6 +127,7 @@ async fn replica() {
         policy,
         policy_digest: None,
         prefix_cache: true,
+        zero_kv: false,
         salt: [7; 16],
         mesh_seed: [7; 32],
         limits,

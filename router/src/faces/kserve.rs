@@ -7,6 +7,7 @@ use crate::generation::{Event, Generation};
 use crate::grpc::{call_deadline, status, tenant};
 use crate::http::{Fields, finish_reason};
 use crate::measure::{Caller, Clock, Face};
+use crate::models::By;
 use crate::refusal::Refusal;
 use proto::kserve as wire;
 use proto::kserve::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
@@ -62,8 +63,9 @@ impl GrpcInferenceService for Service {
         request: Request<wire::ModelReadyRequest>,
     ) -> Result<Response<wire::ModelReadyResponse>, Status> {
         let wire::ModelReadyRequest { name, version } = request.into_inner();
-        let is_known = self.front.named(&name).is_ok() && check_version(&version).is_ok();
-        Ok(Response::new(wire::ModelReadyResponse { ready: is_known && self.is_ready() }))
+        let is_ready = || self.front.model(&name, By::Weight).is_ok_and(|model| model.is_ready);
+        let ready = check_version(&version).is_ok() && !self.front.admission.is_draining() && is_ready();
+        Ok(Response::new(wire::ModelReadyResponse { ready }))
     }
 
     async fn server_metadata(
@@ -84,11 +86,11 @@ impl GrpcInferenceService for Service {
     ) -> Result<Response<wire::ModelMetadataResponse>, Status> {
         tenant(&self.front, request.metadata()).map_err(status)?;
         let request = request.into_inner();
-        let served = self.front.replica().and_then(|replica| {
+        let model = self.front.model(&request.name, By::Weight).and_then(|model| {
             check_version(&request.version)?;
-            self.front.model(&request.name, &replica)
+            Ok(model.name)
         });
-        Ok(Response::new(metadata(served.map_err(status)?)))
+        Ok(Response::new(metadata(model.map_err(status)?)))
     }
 
     async fn model_infer(
@@ -175,9 +177,14 @@ impl Service {
             // Of one request: the stream goes on with the next.
             Err(refusal) => {
                 let reply = wire::ModelStreamInferResponse { error_message: refusal.to_string(), infer_response: None };
-                replies.send(Ok(reply)).await.ok()
+                self.reply(replies, Ok(reply)).await
             }
         }
+    }
+
+    /// None where the client has left, or takes nothing.
+    async fn reply(&self, replies: &Replies, reply: Result<wire::ModelStreamInferResponse, Status>) -> Option<()> {
+        replies.send_timeout(reply, self.front.config.waits.unread_max).await.ok()
     }
 
     async fn say(&self, wanted: Wanted, clock: Clock, replies: &Replies) -> Result<Option<()>, Refusal> {
@@ -189,7 +196,7 @@ impl Service {
         if !is_stream {
             let answer = whole(&mut generation).await?;
             let response = style.response(&generation, &answer.text, &answer.reason);
-            return Ok(replies.send(reply(response)).await.ok());
+            return Ok(self.reply(replies, reply(response)).await);
         }
         while let Some(event) = generation.next().await {
             let response = match event?.1 {
@@ -197,7 +204,7 @@ impl Service {
                 Event::Finished(finished) => style.response(&generation, "", finish_reason(&finished)),
                 _ => continue,
             };
-            if replies.send(reply(response)).await.is_err() {
+            if self.reply(replies, reply(response)).await.is_none() {
                 return Ok(None);
             }
         }

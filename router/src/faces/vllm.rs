@@ -1,12 +1,14 @@
 //! `vllm.grpc.engine.VllmEngine`: what gateways speak to engines. They bring tokens and take tokens; stop strings are
 //! looked for in their text all the same, by who knows it.
 
+use crate::attended::Attended;
 use crate::embed::EmbedAsk;
 use crate::faces::vllm::words::{Counts, input_logprobs, output_logprobs, sampling};
 use crate::generate::{Ask, Front, Purpose};
 use crate::generation::{Event, Generation};
 use crate::grpc::{call_deadline, status, tenant};
 use crate::measure::{Caller, Clock, Face};
+use crate::models::{By, Model};
 use crate::refusal::Refusal;
 use bytes::Bytes;
 use proto::v1;
@@ -51,17 +53,21 @@ struct Service {
 
 #[tonic::async_trait]
 impl VllmEngine for Service {
-    type GenerateStream = Replies;
+    type GenerateStream = Attended<Replies>;
     type GetTokenizerStream = Pin<Box<dyn Stream<Item = Result<wire::GetTokenizerChunk, Status>> + Send>>;
 
-    async fn generate(&self, request: Request<wire::GenerateRequest>) -> Result<Response<Replies>, Status> {
+    async fn generate(
+        &self,
+        request: Request<wire::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
         let mut clock = Clock::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
         let (ask, style) = self.ask(request).inspect_err(|refusal| clock.refused(refusal)).map_err(said)?;
         let guard = self.running.enter(ask.tenant, &style.request_id);
         let ask = Ask { trace: clock.trace(), clock: Some(clock), ..ask };
         let mut generation = self.front.generate(ask).await.map_err(said)?;
         generation.answered(self.front.config.waits.first_answer_max).await.map_err(said)?;
-        Ok(Response::new(Replies::new(generation, style, guard)))
+        let replies = Replies::new(generation, style, guard);
+        Ok(Response::new(Attended::new(replies, self.front.config.waits.unread_max)))
     }
 
     async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<Response<wire::EmbedResponse>, Status> {
@@ -114,6 +120,7 @@ impl VllmEngine for Service {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             server_type: "lockstep".into(),
             data_parallel_size: 1,
+            block_size: types::BLOCK_TOKENS as i32,
         }))
     }
 
@@ -126,7 +133,7 @@ impl VllmEngine for Service {
             timestamp: words::timestamp(crate::generate::unix_seconds()),
             version: env!("CARGO_PKG_VERSION").into(),
             dp_rank_count: 1,
-            loads: vec![words::load(&self.front.replicas.topology())],
+            loads: vec![words::load(&self.front.topology())],
         }))
     }
 
@@ -194,8 +201,8 @@ impl Service {
     }
 
     fn model_info(&self) -> Result<wire::GetModelInfoResponse, Refusal> {
-        let replica = self.front.replica()?;
-        let spec = &self.front.text.spec;
+        let Model { name, text, replica, .. } = self.front.model("", By::Weight)?;
+        let spec = &text.spec;
         let id = |token: &Token| i32::try_from(*token).unwrap_or_default();
         Ok(wire::GetModelInfoResponse {
             model_path: replica.model.clone(),
@@ -203,7 +210,7 @@ impl Service {
             max_context_length: replica.context,
             vocab_size: spec.vocab,
             supports_vision: false,
-            served_model_name: self.front.served(&replica),
+            served_model_name: name,
             tokenizer_path: "/".into(),
             model_type: format!("{:?}", spec.family).to_lowercase(),
             architectures: Vec::new(),
@@ -211,7 +218,7 @@ impl Service {
             pad_token_id: 0,
             bos_token_id: spec.bos.as_ref().map_or(0, id),
             max_req_input_len: i32::try_from(replica.context.saturating_sub(1)).unwrap_or(i32::MAX),
-            default_sampling_params_json: words::defaults(&self.front.text.defaults),
+            default_sampling_params_json: words::defaults(&text.defaults),
         })
     }
 

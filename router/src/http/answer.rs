@@ -1,5 +1,6 @@
 //! An answer in OpenAI's shapes, whole or in chunks. What differs between chat and completions is a `Shape`.
 
+use crate::Text;
 use crate::generate::{Ask, Front, Purpose, Room};
 use crate::generation::{Event, Generation, Prompt};
 use crate::http::chunks;
@@ -48,6 +49,7 @@ pub struct Echo {
 /// What every chunk of an answer says again.
 pub struct Envelope {
     front: Arc<Front>,
+    text: Arc<Text>,
     id: String,
     created: u64,
     model: String,
@@ -209,6 +211,7 @@ impl Envelope {
         let started = &generation.started;
         Envelope {
             front,
+            text: generation.text.clone(),
             id: format!("{id_prefix}{}", started.id),
             created: generation.created,
             model: started.model.clone(),
@@ -240,11 +243,11 @@ impl Envelope {
 
     /// Null unless they were asked for.
     pub fn logprobs_of<S: Shape>(&self, shape: &mut S, choice: u32, logprobs: &[v1::Logprob]) -> Value {
-        if self.wishes.logprobs { shape.logprobs(&self.front.text.tokenizer, choice, logprobs) } else { Value::Null }
+        if self.wishes.logprobs { shape.logprobs(&self.text.tokenizer, choice, logprobs) } else { Value::Null }
     }
 
     pub fn echo<S: Shape>(&self, shape: &mut S, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo> {
-        let tokenizer = &self.front.text.tokenizer;
+        let tokenizer = &self.text.tokenizer;
         let echo = if self.wishes.echo { shape.echo(tokenizer, choice, prompt, scored)? } else { return None };
         // Without being asked for they are computed for nobody.
         let logprobs = if self.wishes.logprobs { echo.logprobs } else { Value::Null };
@@ -257,7 +260,7 @@ impl Envelope {
             to["prompt_token_ids"] = prompt.ids.as_slice().into();
         }
         if self.wishes.prompt_logprobs {
-            to["prompt_logprobs"] = prompt_logprobs(&self.front.text.tokenizer, scored);
+            to["prompt_logprobs"] = prompt_logprobs(&self.text.tokenizer, scored);
         }
     }
 

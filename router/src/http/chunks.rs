@@ -18,11 +18,11 @@ pub fn stream<S: Shape>(
     n_choices: u32,
     streaming: Streaming,
 ) -> Response {
-    let silence_max = envelope.front().config.waits.sse_silence_max;
+    let waits = envelope.front().config.waits.clone();
     let usage = Usage::new(n_choices, envelope.wishes());
     let (include_usage, position) = (streaming.include_usage, Position::of(&generation));
     let chunks = Chunks { envelope, shape, n_choices, include_usage, usage, position };
-    sse::stream(chunks, generation, silence_max)
+    sse::stream(chunks, generation, &waits)
 }
 
 struct Chunks<S> {

@@ -2,6 +2,7 @@
 
 use crate::generate::Front;
 use crate::http::error::HttpError;
+use crate::panics::{Panicked, caught};
 use crate::refusal::Refusal;
 use crate::tenants::{Standing, Tenant};
 use axum::extract::{Request, State};
@@ -74,6 +75,12 @@ fn tenant(front: &Front, headers: &HeaderMap) -> Option<TenantId> {
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// A panic ends the one request.
+pub async fn unbroken(request: Request, next: Next) -> Response {
+    let answered = caught(next.run(request)).await;
+    answered.unwrap_or_else(|Panicked| HttpError::from(Refusal::failed("the server broke on it")).into_response())
 }
 
 /// Pages of any origin may ask: a key is what keeps others out, and cookies are none.

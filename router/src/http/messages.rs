@@ -30,21 +30,23 @@ pub async fn messages(State(front): State<Arc<Front>>, request: Request) -> Resu
     let mut generation = asked.begin(&front, clock).await.map_err(said)?;
     if is_stream {
         let told = Told { message: Message::of(&generation), position: Position::of(&generation) };
-        return Ok(sse::stream(told, generation, front.config.waits.sse_silence_max));
+        return Ok(sse::stream(told, generation, &front.config.waits));
     }
     let (text, finished) = whole(&mut generation).await.map_err(said)?;
     Ok(Json(Message::of(&generation).value(Some((&text, &finished)))).into_response())
 }
 
 pub async fn count_tokens(State(front): State<Arc<Front>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let mut fields = read(&front, request).await?.fields;
+    let page = read(&front, request).await?;
+    let _visit = front.visit(page.tenant).map_err(said)?;
+    let mut fields = page.fields;
     let read = conversation(&mut fields).and_then(|messages| {
         fields.refuse(UNSERVED)?;
-        front.named(&fields.string("model")?.unwrap_or_default())?;
-        Ok(messages)
+        Ok((front.text(&fields.string("model")?.unwrap_or_default())?, messages))
     });
-    let chat = v1::Chat { messages: read.map_err(said)?, add_generation_prompt: None };
-    let tokens = front.tokens(Input::Chat(chat), false).await.map_err(said)?;
+    let (text, messages) = read.map_err(said)?;
+    let chat = v1::Chat { messages, add_generation_prompt: None };
+    let tokens = front.tokens(&text, Input::Chat(chat), false).await.map_err(said)?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
 

@@ -73,6 +73,7 @@ fn routes(front: Arc<Front>) -> Router {
         .merge(anthropic)
         .fallback(|| async { HttpError::no_such_page() })
         .method_not_allowed_fallback(|| async { HttpError::wrong_method() })
+        .layer(from_fn(door::unbroken))
         .layer(from_fn(door::cors))
         .with_state(front)
 }

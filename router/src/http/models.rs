@@ -3,6 +3,7 @@
 use crate::generate::{Front, unix_seconds};
 use crate::http::error::HttpError;
 use crate::link::Replica;
+use crate::models::By;
 use crate::refusal::Refusal;
 use crate::topology;
 use axum::Json;
@@ -11,20 +12,13 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub async fn list(State(front): State<Arc<Front>>) -> Json<Value> {
-    let replica = front.replicas.any();
-    let models =
-        replica.iter().flat_map(|replica| names(&front, replica).into_iter().map(|name| model(&name, replica)));
-    Json(json!({ "object": "list", "data": models.collect::<Vec<_>>() }))
+    let listed = front.models.listed(&front.replicas);
+    let models: Vec<Value> = listed.iter().map(|(name, of)| model(name, &of.replica)).collect();
+    Json(json!({ "object": "list", "data": models }))
 }
 
 pub async fn one(State(front): State<Arc<Front>>, Path(id): Path<String>) -> Result<Json<Value>, HttpError> {
-    let replica = front.replica()?;
-    front.model(&id, &replica)?;
-    Ok(Json(model(&id, &replica)))
-}
-
-fn names(front: &Front, replica: &Replica) -> Vec<String> {
-    if front.config.names.is_empty() { vec![replica.model.clone()] } else { front.config.names.clone() }
+    Ok(Json(model(&id, &front.model(&id, By::Weight)?.replica)))
 }
 
 fn model(name: &str, replica: &Replica) -> Value {
@@ -48,5 +42,5 @@ pub async fn ready(State(front): State<Arc<Front>>) -> Result<&'static str, Http
 }
 
 pub async fn cluster(State(front): State<Arc<Front>>) -> Json<Value> {
-    Json(topology::json(&front.replicas.topology()))
+    Json(topology::json(&front.topology()))
 }

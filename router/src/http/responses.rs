@@ -26,7 +26,7 @@ pub async fn responses(State(front): State<Arc<Front>>, request: Request) -> Res
     let reply = Reply::of(&generation, settings);
     if is_stream {
         let told = Told { reply, position: Position::of(&generation), text: String::new(), n_events: 0 };
-        return Ok(sse::stream(told, generation, front.config.waits.sse_silence_max));
+        return Ok(sse::stream(told, generation, &front.config.waits));
     }
     let (text, finished) = whole(&mut generation).await.map_err(said)?;
     Ok(Json(reply.ended(&text, &finished)).into_response())
@@ -76,13 +76,12 @@ fn ask(front: &Front, mut page: Page) -> Result<(Single, Value), Refusal> {
     let mut sampling = fields.sampling()?;
     let most = fields.unsigned("max_output_tokens")?;
     sampling.max_tokens = most.or(sampling.max_tokens);
-    let defaults = &front.text.defaults;
     let settings = json!({
         "instructions": instructions,
         "max_output_tokens": sampling.max_tokens,
         "metadata": metadata,
-        "temperature": sampling.temperature.or(defaults.temperature).unwrap_or(1.0),
-        "top_p": sampling.top_p.or(defaults.top_p).unwrap_or(1.0),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
     });
     // Of a stream: whether it is padded against who counts bytes on the way. No answer depends on it.
     fields.object("stream_options")?;
@@ -148,6 +147,12 @@ impl Reply {
         });
         if let (Value::Object(all), Value::Object(settings)) = (&mut value, settings) {
             all.extend(settings);
+        }
+        let defaults = &generation.text.defaults;
+        for (name, default) in [("temperature", defaults.temperature), ("top_p", defaults.top_p)] {
+            if value[name].is_null() {
+                value[name] = default.unwrap_or(1.0).into();
+            }
         }
         Reply { id, item_id, value }
     }

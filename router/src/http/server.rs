@@ -2,10 +2,12 @@
 
 use crate::Error;
 use crate::config::{Limits, Waits};
+use crate::socket::Socket;
 use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
+use proto::transport::{HEADERS_BYTES_MAX, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -14,7 +16,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service;
@@ -45,11 +47,7 @@ pub async fn serve(
         };
         match places.clone().try_acquire_owned() {
             Ok(place) => {
-                let connection = connection(stream, routes.clone(), waits.headers_max, shutdown.clone());
-                connections.spawn(async move {
-                    connection.await;
-                    drop(place);
-                });
+                connections.spawn(connection(stream, place, routes.clone(), waits.clone(), shutdown.clone()));
             }
             // What does not fit into the socket's buffer is not worth a task.
             Err(_) => drop(stream.try_write(FULL)),
@@ -60,7 +58,14 @@ pub async fn serve(
     Ok(())
 }
 
-async fn connection(mut stream: TcpStream, routes: Router, headers_max: Duration, shutdown: CancellationToken) {
+async fn connection(
+    mut stream: TcpStream,
+    place: OwnedSemaphorePermit,
+    routes: Router,
+    waits: Waits,
+    shutdown: CancellationToken,
+) {
+    let Waits { headers_max, unread_max, .. } = waits;
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection keeps Nagle's delay");
     }
@@ -77,11 +82,9 @@ async fn connection(mut stream: TcpStream, routes: Router, headers_max: Duration
     }
     let asked = Arc::new(AtomicBool::new(false));
     let service = TowerToHyperService::new(Noticed { routes, asked: asked.clone() });
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(headers_max);
-    // Who has lost power does not say so.
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(headers_max).keep_alive_timeout(headers_max);
-    let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let builder = protocols(headers_max);
+    let socket = Socket::new(stream, place, unread_max);
+    let mut served = pin!(builder.serve_connection(TokioIo::new(socket), service));
     let mut late = pin!(too_late(asked, headers_max));
     let mut draining = false;
     loop {
@@ -95,6 +98,23 @@ async fn connection(mut stream: TcpStream, routes: Router, headers_max: Duration
             }
         }
     }
+}
+
+/// What one connection may do, in either protocol.
+fn protocols(headers_max: Duration) -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(headers_max);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        // Who has lost power does not say so.
+        .keep_alive_interval(headers_max)
+        .keep_alive_timeout(headers_max)
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
+        .max_local_error_reset_streams(RESETS_OWN_MAX)
+        .max_header_list_size(HEADERS_BYTES_MAX);
+    builder
 }
 
 /// Ends when nothing was asked in time. The protocol's own deadline begins only where it knows which protocol it is.

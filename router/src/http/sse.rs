@@ -4,6 +4,8 @@
 //! Each event's `id` is the stream's resume handle and how much of each choice a client has that has read so far. The
 //! data stands before it: who is cut off between the two reads the event again, and never misses one.
 
+use crate::attended::{Attended, Unread};
+use crate::config::Waits;
 use crate::generation::{Event, Generation};
 use crate::refusal::Refusal;
 use crate::resume::Marks;
@@ -11,7 +13,6 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde_json::Value;
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -36,13 +37,14 @@ pub trait Voice: Send + Unpin + 'static {
     }
 }
 
-pub fn stream(mut voice: impl Voice, generation: Generation, silence_max: Duration) -> Response {
+pub fn stream(mut voice: impl Voice, generation: Generation, waits: &Waits) -> Response {
+    let silence_max = waits.sse_silence_max;
     let mut written = String::new();
     voice.opening(&generation, &mut written);
     let silence = Box::pin(tokio::time::sleep(silence_max));
     let body = Events { voice, generation, written, ended: false, silence, silence_max };
     let headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
-    (headers, Body::from_stream(body)).into_response()
+    (headers, Body::from_stream(Attended::new(body, waits.unread_max))).into_response()
 }
 
 /// What a client has that has read everything so far.
@@ -113,7 +115,7 @@ impl<V: Voice> Events<V> {
 }
 
 impl<V: Voice> Stream for Events<V> {
-    type Item = Result<Bytes, Infallible>;
+    type Item = Result<Bytes, Unread>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();

@@ -1,37 +1,49 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them.
 
-use crate::generate::Front;
+use crate::generate::{Front, TOKEN_TEXT_BYTES};
 use crate::http::answer::token_text;
 use crate::http::chat::conversation;
 use crate::http::error::HttpError;
 use crate::http::read;
+use crate::models::By;
 use crate::refusal::Refusal;
 use axum::Json;
 use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
 use proto::v1::generate_request::Input;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-pub async fn tokenize(State(front): State<Arc<Front>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let mut fields = read(&front, request).await?.fields;
-    front.named(&fields.string("model")?.unwrap_or_default())?;
+pub async fn tokenize(State(front): State<Arc<Front>>, request: Request) -> Result<Response, HttpError> {
+    let page = read(&front, request).await?;
+    let _visit = front.visit(page.tenant)?;
+    let mut fields = page.fields;
+    let model = fields.string("model")?.unwrap_or_default();
+    let text = front.text(&model)?;
     let add_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
     let input = match fields.string("prompt")? {
         Some(text) => Input::Text(text),
         None => Input::Chat(conversation(&mut fields)?),
     };
     let with_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
-    let tokens = front.tokens(input, add_special).await?;
-    let texts = || tokens.iter().map(|token| token_text(&front.text.tokenizer, *token)).collect::<Vec<_>>();
-    let texts = with_texts.then(texts);
-    let context = front.replicas.any().map_or(front.text.spec.context, |replica| replica.context);
-    Ok(Json(json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": texts })))
+    let tokens = front.tokens(&text, input, add_special).await?;
+    let context = front.model(&model, By::Weight).map_or(text.spec.context, |model| model.replica.context);
+    let n_tokens = tokens.len();
+    let answer = move || {
+        let texts = || tokens.iter().map(|token| token_text(&text.tokenizer, *token)).collect::<Vec<_>>();
+        let texts = with_texts.then(texts);
+        let told = json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": texts });
+        Json(told).into_response()
+    };
+    Ok(front.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await?)
 }
 
 pub async fn detokenize(State(front): State<Arc<Front>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let mut fields = read(&front, request).await?.fields;
-    front.named(&fields.string("model")?.unwrap_or_default())?;
+    let page = read(&front, request).await?;
+    let _visit = front.visit(page.tenant)?;
+    let mut fields = page.fields;
+    let text = front.text(&fields.string("model")?.unwrap_or_default())?;
     let tokens = fields.token_ids("tokens")?.ok_or_else(|| Refusal::invalid("tokens", "is missing"))?;
-    front.check_ids("tokens", &tokens)?;
-    Ok(Json(json!({ "prompt": front.text.tokenizer.decode(&tokens, false) })))
+    text.check_ids("tokens", &tokens)?;
+    Ok(Json(json!({ "prompt": front.detokenized(&text, tokens).await? })))
 }

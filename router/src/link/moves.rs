@@ -27,7 +27,9 @@ impl Task {
         let Some(link) = others.ready_for(entry.need(), entry.request.n_tokens() as u64) else { return false };
         if let Err(wait) = self.peers.budget.take(Instant::now()) {
             if let Some(retry) = self.parked.get_mut(&key) {
-                retry.get_or_insert(Instant::now() + wait);
+                // A time that has passed would be no timer; a later one is what the replica asked for.
+                let again = Instant::now() + wait;
+                *retry = Some(retry.map_or(again, |retry| retry.max(again)));
             }
             return false;
         }

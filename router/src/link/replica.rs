@@ -45,6 +45,12 @@ impl Replica {
         })
     }
 
+    #[cfg(test)]
+    pub fn for_test(model: &str, digest: PolicyDigest) -> Replica {
+        let (name, salt, first_id) = (String::new(), Salt::default(), RequestId(0));
+        Replica { name, model: model.into(), context: 100, digest, incarnation: 1, salt, first_id }
+    }
+
     pub fn id(&self, key: u64) -> RequestId {
         debug_assert_eq!(RequestId(key).router(), 0, "a trillion requests");
         RequestId(self.first_id.0 | key)
@@ -78,6 +84,11 @@ impl View {
             (Some(_), None) => wire::state::Phase::Ready,
             (None, None) => wire::state::Phase::Unspecified,
         }
+    }
+
+    /// Which replica in which life, and whether it is ready.
+    pub fn serves(&self) -> Option<(Arc<Replica>, bool)> {
+        self.replica.clone().map(|replica| (replica, self.is_ready()))
     }
 
     pub fn is_ready(&self) -> bool {

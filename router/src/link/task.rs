@@ -13,6 +13,7 @@ use crate::target::Target;
 use crate::ticket::Cancel;
 use proto::cluster as wire;
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -81,24 +82,11 @@ impl Task {
     /// Runs until `end`, and then ends every request that is left.
     pub async fn run(mut self, end: CancellationToken) {
         loop {
-            match self.next_event(&end).await {
-                Event::Submit(key, entry) => self.submit(key, *entry),
-                Event::Cancel(cancel) => self.cancel(cancel),
-                Event::Dial => self.dial(),
-                Event::Attached(up) => self.attached(up),
-                Event::Frame(frame) => self.hear(frame),
-                Event::Lost(status) => self.lost(&status),
-                Event::Sent => {}
-                Event::Seen => {
-                    self.move_away();
-                    if self.beats.is_suspected() {
-                        self.leave_to_others("a replica is silent: its requests move");
-                    }
-                }
-                Event::Target => self.retarget(),
-                Event::Due => self.due(Instant::now()),
-                Event::End => break,
+            let event = self.next_event(&end).await;
+            if matches!(event, Event::End) {
+                break;
             }
+            self.handle(event);
             if self.is_forsaken() {
                 break;
             }
@@ -112,6 +100,43 @@ impl Task {
         let submitted = std::iter::from_fn(|| self.submitted.try_recv().ok()).map(|(_, entry)| *entry);
         let left = std::mem::take(&mut self.table).into_values().chain(submitted);
         left.for_each(|entry| entry.end(refusal.clone()));
+    }
+
+    /// What panics costs the stream to the replica, and the request that it is about: all others go on elsewhere or
+    /// here, as after any loss.
+    pub(super) fn handle(&mut self, event: Event) {
+        let of = match &event {
+            Event::Submit(key, _) => Some(*key),
+            _ => None,
+        };
+        if catch_unwind(AssertUnwindSafe(|| self.heed(event))).is_ok() {
+            return;
+        }
+        tracing::error!(place = self.place, "a link broke on what it heard: it attaches again");
+        if let Some(key) = of {
+            self.end(key, Refusal::failed("this router broke on it"));
+        }
+        self.lost(&Status::internal("this link broke on what it heard"));
+    }
+
+    fn heed(&mut self, event: Event) {
+        match event {
+            Event::Submit(key, entry) => self.submit(key, *entry),
+            Event::Cancel(cancel) => self.cancel(cancel),
+            Event::Dial => self.dial(),
+            Event::Attached(up) => self.attached(up),
+            Event::Frame(frame) => self.hear(frame),
+            Event::Lost(status) => self.lost(&status),
+            Event::Seen => {
+                self.move_away();
+                if self.beats.is_suspected() {
+                    self.leave_to_others("a replica is silent: its requests move");
+                }
+            }
+            Event::Target => self.retarget(),
+            Event::Due => self.due(Instant::now()),
+            Event::Sent | Event::End => {}
+        }
     }
 
     pub(super) fn dial(&mut self) {
@@ -285,7 +310,10 @@ impl Task {
             if self.give_up(&key).is_some_and(|give_up| give_up <= now) {
                 self.end(key, Refusal::Lost);
             } else if retry.is_some_and(|retry| retry <= now) && !self.move_one(key) {
-                self.parked.insert(key, None);
+                let is_put_off = self.parked.get(&key).is_some_and(|retry| retry.is_some_and(|retry| retry > now));
+                if !is_put_off {
+                    self.parked.insert(key, None);
+                }
                 if self.serves() {
                     self.send(key);
                 }

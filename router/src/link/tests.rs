@@ -2,6 +2,7 @@
 
 use super::entry::splice;
 use super::line::Line;
+use super::task::Event;
 use super::*;
 use crate::budget::Budget;
 use crate::target::Target;
@@ -285,6 +286,44 @@ async fn who_has_less_room_or_another_policy_gets_nothing_and_a_killer_is_not_ha
     }
     let end = heard.try_recv();
     assert!(matches!(end, Ok((0, Told::Refused(Refusal::LostTooOften { times: 9 })))), "{end:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_may_not_move_yet_is_asked_again_and_again() {
+    let (links, mut one, _two) = neighbours();
+    let (ticket, _heard) = submit(&links[0], 9);
+    take(&mut one);
+    sent(&mut one);
+    let spend_all = |one: &Task| while one.peers.budget.take(Instant::now()).is_ok() {};
+    spend_all(&one);
+    one.lost(&Status::unavailable("gone"));
+    for _ in 0..3 {
+        let again = one.parked[&ticket.key()].expect("a time at which it is tried again");
+        assert!(again > Instant::now());
+        tokio::time::advance(again - Instant::now()).await;
+        spend_all(&one);
+        one.due(Instant::now());
+        assert_eq!((one.table.len(), links[1].work()), (1, 0));
+    }
+    tokio::time::advance(Duration::from_secs(1)).await;
+    one.due(Instant::now());
+    assert!(one.table.is_empty() && links[1].work() > 0);
+}
+
+#[tokio::test]
+async fn a_panic_ends_one_request_and_the_others_move() {
+    let (links, mut one, _two) = neighbours();
+    let (_goes_on, mut heard) = submit(&links[0], 9);
+    take(&mut one);
+    sent(&mut one);
+    // There is no room for it beside a router's number, which is checked where there are assertions.
+    links[0].next_key.store(1 << 62, Ordering::Relaxed);
+    let (_breaks, mut broken) = submit(&links[0], 9);
+    let (key, entry) = one.submitted.try_recv().unwrap();
+    one.handle(Event::Submit(key, entry));
+    assert!(matches!(broken.try_recv(), Ok((0, Told::Refused(Refusal::Failed { .. })))));
+    assert!(one.table.is_empty() && one.replica.is_none() && heard.try_recv().is_err());
+    assert!(links[1].work() > 0);
 }
 
 #[tokio::test]

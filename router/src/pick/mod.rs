@@ -11,11 +11,16 @@ mod round_robin;
 
 use types::PolicyDigest;
 
+/// What replicas serve, its name and its policy digest, in a word that a row has room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct VersionId(pub u64);
+
 /// One replica, as the router knows it at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     pub standing: Standing,
     pub digest: PolicyDigest,
+    pub version: VersionId,
     pub context: u32,
     /// Tokens that it has to compute before it could begin with one more: of prompts, what no cache has, and one of
     /// each request that says tokens.
@@ -64,6 +69,8 @@ pub struct Wish {
     pub session: Option<u64>,
     /// How many were picked before.
     pub n_before: u64,
+    /// Whose replicas may have it; None: all that serve.
+    pub version: Option<VersionId>,
 }
 
 /// What a request asks of a replica that goes on with it.
@@ -103,9 +110,10 @@ pub fn pick(policy: Policy, table: &[Row], wish: &Wish) -> Option<usize> {
 /// Those among whom a policy chooses: the best that there are, under the digest that is in force. Where the prompt fits
 /// some of them, these; where it fits nobody, somebody has to say so.
 pub fn open<'a>(table: &'a [Row], wish: &Wish) -> impl Iterator<Item = (usize, &'a Row)> + Clone {
-    let (best, n_prompt) = (best(table), wish.n_prompt);
-    let digest = candidates(table, best).next().map(|(_, row)| row.digest);
-    let same = candidates(table, best).filter(move |(_, row)| Some(row.digest) == digest);
+    let (of, n_prompt) = (wish.version, wish.n_prompt);
+    let best = best(table, of);
+    let digest = candidates(table, best, of).next().map(|(_, row)| row.digest);
+    let same = candidates(table, best, of).filter(move |(_, row)| Some(row.digest) == digest);
     let fits = same.clone().any(|(_, row)| row.context > n_prompt);
     same.filter(move |(_, row)| row.context > n_prompt || !fits)
 }
@@ -130,6 +138,10 @@ impl Row {
         }
     }
 
+    fn is_of(&self, version: Option<VersionId>) -> bool {
+        version.is_none_or(|version| self.version == version)
+    }
+
     /// What is before one more request and beside it, in tokens of a prompt.
     fn load(&self) -> u64 {
         self.work.saturating_add(CROWD * u64::from(self.n_running))
@@ -138,19 +150,20 @@ impl Row {
 
 /// Those that could serve and get nothing, because they would answer otherwise than the first.
 pub fn strangers(table: &[Row]) -> impl Iterator<Item = usize> {
-    let best = best(table);
-    let digest = candidates(table, best).next().map(|(_, row)| row.digest);
-    candidates(table, best).filter(move |(_, row)| Some(row.digest) != digest).map(|(idx, _)| idx)
+    let best = best(table, None);
+    let digest = candidates(table, best, None).next().map(|(_, row)| row.digest);
+    candidates(table, best, None).filter(move |(_, row)| Some(row.digest) != digest).map(|(idx, _)| idx)
 }
 
 /// The ready ones; where there are none, those that others are better than, and then those that will be ready again.
-fn candidates(table: &[Row], best: Standing) -> impl Iterator<Item = (usize, &Row)> + Clone {
+fn candidates(table: &[Row], best: Standing, of: Option<VersionId>) -> impl Iterator<Item = (usize, &Row)> + Clone {
     let may_serve = best <= Standing::Recovering;
-    table.iter().enumerate().filter(move |(_, row)| may_serve && row.standing == best)
+    table.iter().enumerate().filter(move |(_, row)| may_serve && row.standing == best && row.is_of(of))
 }
 
-fn best(table: &[Row]) -> Standing {
-    table.iter().map(|row| row.standing).min().unwrap_or(Standing::Absent)
+fn best(table: &[Row], of: Option<VersionId>) -> Standing {
+    let standings = table.iter().filter(|row| row.is_of(of)).map(|row| row.standing);
+    standings.min().unwrap_or(Standing::Absent)
 }
 
 /// Bits that look like chance and are not: a permutation of all numbers.
@@ -169,6 +182,7 @@ pub(crate) mod tests {
         Row {
             standing,
             digest: PolicyDigest::default(),
+            version: VersionId::default(),
             context: 100,
             work,
             n_running: 0,
@@ -179,7 +193,7 @@ pub(crate) mod tests {
         }
     }
 
-    const TEN: Wish = Wish { n_prompt: 10, session: None, n_before: 0 };
+    const TEN: Wish = Wish { n_prompt: 10, session: None, n_before: 0, version: None };
     const ALL: [Policy; 5] =
         [Policy::Prefix, Policy::LeastWork, Policy::PowerOfTwo, Policy::RoundRobin, Policy::Affinity];
 
@@ -238,6 +252,23 @@ pub(crate) mod tests {
         // The first policy is gone: the other one serves.
         let table = [row(Absent, 9), other(Ready, 0), row(Draining, 8)];
         assert_eq!((least_work(&table, 10), strangers(&table).count()), (Some(1), 0));
+    }
+
+    #[test]
+    fn a_version_s_requests_are_its_own_replicas_under_any_policy() {
+        let of = |version, standing, work| Row { version: VersionId(version), ..row(standing, work) };
+        let table = [of(1, Ready, 0), of(2, Recovering, 0), of(2, Shunned, 9), of(2, Shunned, 7), of(3, Draining, 0)];
+        for policy in ALL {
+            let pick = |version| {
+                let pick = |n_before| super::pick(policy, &table, &Wish { version, n_before, ..TEN });
+                (0..9).map(pick).collect::<std::collections::BTreeSet<_>>()
+            };
+            assert!(pick(None).iter().all(|idx| *idx == Some(0)), "{policy:?}");
+            assert!(pick(Some(VersionId(1))).iter().all(|idx| *idx == Some(0)), "{policy:?}");
+            assert!(pick(Some(VersionId(2))).iter().all(|idx| matches!(idx, Some(2 | 3))), "{policy:?}");
+            assert!(pick(Some(VersionId(3))).iter().all(Option::is_none), "{policy:?}");
+            assert!(pick(Some(VersionId(4))).iter().all(Option::is_none), "{policy:?}");
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ fn tables(n: u64) -> impl Iterator<Item = (Vec<Row>, Wish)> {
             ..row(Standing::Ready, numbers.below(600))
         });
         let table = table.collect();
-        (table, Wish { n_prompt: 150, session: Some(numbers.below(50)), n_before: numbers.below(1000) })
+        (table, Wish { n_prompt: 150, session: Some(numbers.below(50)), n_before: numbers.below(1000), version: None })
     })
 }
 
@@ -100,7 +100,7 @@ fn nobody_is_far_above_the_mean_for_a_session() {
             .collect();
         // Half of all requests are of one session.
         let session = Some(numbers.below(2) * numbers.below(1000));
-        let idx = pick(Policy::Affinity, &table, &Wish { n_prompt: 100, session, n_before: 0 }).unwrap();
+        let idx = pick(Policy::Affinity, &table, &Wish { n_prompt: 100, session, n_before: 0, version: None }).unwrap();
         loads[idx] += 100;
         if numbers.below(3) == 0 {
             let done = numbers.below(8) as usize;
@@ -130,7 +130,7 @@ fn nobody_starves() {
                 })
                 .collect();
             let session = Some(numbers.below(1000));
-            let idx = pick(policy, &table, &Wish { n_prompt: 500, session, n_before }).unwrap();
+            let idx = pick(policy, &table, &Wish { n_prompt: 500, session, n_before, version: None }).unwrap();
             n_picked[idx] += 1;
             loads[idx] += 500;
             loads.iter_mut().for_each(|load| *load = load.saturating_sub(40));

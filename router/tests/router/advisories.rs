@@ -9,15 +9,14 @@
 
 use crate::client::{get, post, post_with_key, send};
 use crate::grpc::{ask, client};
+use crate::raw::{CALM, END_STREAM, GOAWAY, HEADERS, RESET, Raw, frame, grpc_body, posting};
 use crate::{House, config, eventually, run_within};
 use proto::v1;
 use router::{ApiKeys, Config};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tonic::Code;
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -163,7 +162,11 @@ fn no_page_goes_around_the_key() {
 fn metrics_have_no_label_of_a_clients_choice() {
     run_within(PATIENCE, async {
         let exporter = telemetry::metrics::install(&[]).unwrap();
-        let metrics: router::Render = Arc::new(move || exporter.render());
+        let is_first = AtomicBool::new(true);
+        let metrics: router::Render = Arc::new(move || {
+            assert!(!is_first.swap(false, Ordering::Relaxed), "as this test wants it");
+            exporter.render()
+        });
         let house = House::open(Config { metrics, ..config() }).await;
         for i in 0..50 {
             let body = json!({ "prompt": "x", "model": format!("evil-{i}"), "user": format!("evil-{i}") });
@@ -173,7 +176,10 @@ fn metrics_have_no_label_of_a_clients_choice() {
             send(house.http, &format!("EVIL-{i} /v1/models/evil-{i} HTTP/1.1\r\n{head}\r\n\r\n")).await;
         }
         is_served(&house).await;
+        assert_eq!(get(house.http, "/metrics").await.status, 500);
         let page = get(house.http, "/metrics").await.body;
+        let n_panics = page.lines().find_map(|line| line.strip_prefix("lockstep:panics_total ")).map(str::parse::<u64>);
+        assert!(n_panics.is_some_and(|n| n.unwrap() > 0), "{page}");
         assert!(page.contains("lockstep:") && !page.to_lowercase().contains("evil"), "{page}");
         let labels = |line: &str| line.split_once('{').map(|(_, rest)| rest.split('}').next().unwrap().to_owned());
         let outcomes: Vec<String> = page.lines().filter_map(labels).filter(|of| of.contains("outcome=")).collect();
@@ -201,21 +207,34 @@ fn the_prefix_cache_is_the_keys_own() {
     });
 }
 
-/// Streams that are opened and reset faster than they can be served: their work ends with them.
+/// Streams that are opened and reset: their work ends with them, and who does it faster than they can be served is hung
+/// up on.
 #[test]
 fn rapid_resets_leave_nothing_behind() {
     run_within(PATIENCE, async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 1);
-        let grpc = ask("x");
+        let (submits, cancels) = (|| house.fake.submits().len(), || house.fake.cancels().len());
         for (address, path, body) in [
             (house.http, COMPLETIONS, br#"{"prompt": "x", "stream": true}"#.to_vec()),
-            (house.grpc, "/lockstep.v1.Inference/Generate", grpc_body(&grpc)),
+            (house.grpc, "/lockstep.v1.Inference/Generate", grpc_body("x")),
         ] {
-            for _ in 0..5 {
-                reset_rapidly(address, path, &body, 400).await;
+            let mut client = Raw::connect(address, &[]).await;
+            let n_before = submits();
+            for i in 0..5 {
+                client.post(2 * i + 1, path, "", &body, true).await;
             }
-            let (submits, cancels) = (|| house.fake.submits().len(), || house.fake.cancels().len());
+            eventually(|| async { submits() == n_before + 5 }).await;
+            for i in 0..5 {
+                client.write(&reset(2 * i + 1)).await;
+            }
+            eventually(|| async { cancels() == n_before + 5 }).await;
+            // Nobody waits for these to begin.
+            let pair = |i| [posting(2 * i + 1, path, "", &body, true), reset(2 * i + 1)].concat();
+            let flood: Vec<u8> = (5..405).flat_map(pair).collect();
+            client.write(&flood).await;
+            let last = client.until(|frame| frame.kind == GOAWAY && frame.payload[4..8] != [0; 4]).await;
+            assert_eq!(last.expect("a last word").payload[4..8], CALM, "{path}");
             eventually(|| async { submits() == cancels() }).await;
         }
         house.fake.script(|script| script.hold_at = usize::MAX);
@@ -224,43 +243,68 @@ fn rapid_resets_leave_nothing_behind() {
     });
 }
 
-/// A message as gRPC frames it.
-fn grpc_body(request: &v1::GenerateRequest) -> Vec<u8> {
-    // The field `text`, by hand: this crate encodes nothing.
-    let Some(v1::generate_request::Input::Text(text)) = &request.input else { panic!("a text") };
-    let message = [&[0x12, text.len() as u8], text.as_bytes()].concat();
-    [&[0, 0, 0, 0, message.len() as u8], &message[..]].concat()
+fn reset(stream: u32) -> Vec<u8> {
+    frame(RESET, 0, stream, &8u32.to_be_bytes())
 }
 
-/// HTTP/2 by hand: each stream is opened, sent its body and reset. The server may have enough of it and hang up.
-async fn reset_rapidly(address: SocketAddr, path: &str, body: &[u8], n_streams: u32) {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    bytes.extend(frame(4, 0, 0, &[]));
-    for i in 0..n_streams {
-        let id = 2 * i + 1;
-        bytes.extend(frame(1, 4, id, &headers(path)));
-        bytes.extend(frame(0, 1, id, body));
-        bytes.extend(frame(3, 0, id, &8u32.to_be_bytes()));
-    }
-    // It may be closed midway.
-    let _closed = stream.write_all(&bytes).await;
-    let _half = stream.shutdown().await;
-    let _end = tokio::time::timeout(Duration::from_secs(2), stream.read_to_end(&mut Vec::new())).await;
+/// Lists are as long as a client likes, and each answer has its own copy.
+#[test]
+fn lists_are_not_multiplied() {
+    run_within(PATIENCE, async {
+        let house = House::open(config()).await;
+        let (words, prompts) = (vec!["x".repeat(1000); 60], vec!["x"; 32]);
+        let bias = (0..1025).map(|i| (i.to_string(), json!(1))).collect::<serde_json::Map<_, _>>();
+        for (body, field, word) in [
+            (json!({ "prompt": prompts, "n": 16, "bad_words": words }), "n", "lists"),
+            (json!({ "prompt": "x", "logit_bias": bias }), "logit_bias", "1024"),
+        ] {
+            let reply = post(house.http, COMPLETIONS, &body).await;
+            let error = &reply.json()["error"];
+            assert_eq!((reply.status, error["param"].as_str()), (400, Some(field)), "{reply:?}");
+            assert!(error["message"].as_str().unwrap().contains(word), "{reply:?}");
+        }
+        assert!(house.fake.submits().is_empty());
+        // What is said often counts once.
+        let often = json!({ "prompt": "x", "n": 16, "allowed_token_ids": vec![7; 50_000], "max_tokens": 2 });
+        assert_eq!(post(house.http, COMPLETIONS, &often).await.status, 200);
+        let allowed: Vec<_> = house.fake.submits().into_iter().map(|of| of.sampling.unwrap().allowed).collect();
+        assert_eq!(allowed, vec![vec![7]; 16]);
+        house.close().await;
+    });
 }
 
-fn frame(kind: u8, flags: u8, id: u32, payload: &[u8]) -> Vec<u8> {
-    let n = (payload.len() as u32).to_be_bytes();
-    [&n[1..], &[kind, flags], &id.to_be_bytes(), payload].concat()
+/// Of gRPC's messages too the size is limited, before anything of that size is asked for.
+#[test]
+fn messages_beyond_their_limit_are_refused() {
+    run_within(PATIENCE, async {
+        let house = House::open(config()).await;
+        let long = ask(&"x".repeat((1 << 20) + 1));
+        assert_eq!(client(&house).generate(long).await.unwrap_err().code(), Code::OutOfRange);
+        // A length alone, and nothing of what it promises.
+        let mut raw = Raw::connect(house.grpc, &[]).await;
+        raw.post(1, "/lockstep.v1.Inference/Generate", "", &[0, 255, 255, 255, 255, 1], false).await;
+        let answer = raw.until(|frame| frame.kind == HEADERS && frame.stream == 1).await;
+        assert_eq!(answer.expect("an answer").flags & END_STREAM, END_STREAM);
+        assert!(house.fake.submits().is_empty());
+        is_served(&house).await;
+        house.close().await;
+    });
 }
 
-/// POST over http: what has a number in HPACK's table by that, the rest as plain text.
-fn headers(path: &str) -> Vec<u8> {
-    let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
-    let named = |name: &str, value: &str| [&[0][..], &text(name), &text(value)].concat();
-    let mut all = vec![0x83, 0x86];
-    all.extend([&[4][..], &text(path), &[1], &text("test")].concat());
-    all.extend(named("content-type", "application/grpc"));
-    all.extend(named("te", "trailers"));
-    all
+/// What goes wrong in one request is that one's.
+#[test]
+fn a_panic_ends_one_request() {
+    run_within(PATIENCE, async {
+        let metrics: router::Render = Arc::new(|| -> String { panic!("as this test wants it") });
+        let text_files: router::ReadTextFiles = Arc::new(|| panic!("as this test wants it"));
+        let house = House::open(Config { metrics, text_files: Some(text_files), ..config() }).await;
+        let reply = get(house.http, "/metrics").await;
+        assert_eq!((reply.status, &reply.json()["error"]["type"]), (500, &json!("server_error")));
+        let asked = proto::vllm::GetTokenizerRequest::default();
+        let channel = proto::transport::tcp(&house.grpc.to_string()).unwrap();
+        let mut gateway = proto::vllm::vllm_engine_client::VllmEngineClient::new(channel);
+        assert_eq!(gateway.get_tokenizer(asked).await.unwrap_err().code(), Code::Internal);
+        is_served(&house).await;
+        house.close().await;
+    });
 }

@@ -2,8 +2,10 @@
 
 use crate::client::{get, post, post_with_key, read_until, send};
 use crate::grpc::{ask, client};
-use crate::{House, config, eventually, run};
-use router::ApiKeys;
+use crate::raw::{END_STREAM, HEADERS, NO_WINDOW, Raw, grpc_body};
+use crate::{House, config, eventually, run, run_within};
+use proto::v1;
+use router::{ApiKeys, Config};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -108,6 +110,96 @@ fn a_connection_too_many_is_told_so() {
         .await;
         // What was asked on a connection too many is not read, so its answer may be lost with the connection.
         eventually(|| async { is_alive(house.http).await.unwrap_or(false) }).await;
+        house.close().await;
+    });
+}
+
+#[test]
+fn grpc_has_places_too_and_waits_for_nobody_to_begin() {
+    run(async {
+        let mut config = config();
+        config.limits.connections_max = 1;
+        config.waits.headers_max = Duration::from_millis(150);
+        let house = House::open(config).await;
+        for start in ["", "PRI * HTTP/2.0\r\n"] {
+            let mut silent = TcpStream::connect(house.grpc).await.unwrap();
+            silent.write_all(start.as_bytes()).await.unwrap();
+            // A client that came before may have the place still; closed it is in any case.
+            let mut rest = Vec::new();
+            let _reset = silent.read_to_end(&mut rest).await;
+            assert!(rest.is_empty(), "{rest:?}");
+        }
+        let ask = v1::ListModelsRequest {};
+        let first = client(&house);
+        eventually(|| async { first.clone().list_models(ask).await.is_ok() }).await;
+        let mut second = TcpStream::connect(house.grpc).await.unwrap();
+        let closed = second.read_to_end(&mut Vec::new()).await;
+        assert!(closed.is_err() || closed.unwrap() == 0, "nothing of it is read");
+        drop(first);
+        eventually(|| async { client(&house).list_models(ask).await.is_ok() }).await;
+        house.close().await;
+    });
+}
+
+/// Whether a call is answered, and over with that, although its body never came to an end.
+async fn is_answered(house: &House, path: &str, key: &str) -> bool {
+    let mut raw = Raw::connect(house.grpc, &[]).await;
+    raw.post(1, path, key, &[0, 0], false).await;
+    let answer = raw.until(|frame| frame.kind == HEADERS && frame.stream == 1).await;
+    answer.is_some_and(|frame| frame.flags & END_STREAM > 0)
+}
+
+#[test]
+fn a_call_is_refused_before_its_body_and_a_body_has_its_time() {
+    run(async {
+        let keys = ApiKeys::parse("k1").unwrap();
+        let mut config = Config { keys, ..config() };
+        config.waits.body_max = Duration::from_secs(3600);
+        let house = House::open(config.clone()).await;
+        for path in ["/lockstep.v1.Inference/Generate", "/vllm.grpc.engine.VllmEngine/Generate", "/nobody/knows"] {
+            for key in ["", "k2"] {
+                assert!(is_answered(&house, path, key).await, "{path} with {key:?}");
+            }
+        }
+        house.close().await;
+        config.waits.body_max = Duration::from_millis(100);
+        let house = House::open(config).await;
+        for path in ["/lockstep.v1.Inference/Generate", "/grpc.health.v1.Health/Check"] {
+            assert!(is_answered(&house, path, "k1").await, "{path}");
+        }
+        assert!(house.fake.submits().is_empty());
+        house.close().await;
+    });
+}
+
+/// What such a client was given goes to the next.
+#[test]
+fn who_never_reads_gives_back_its_place() {
+    run_within(Duration::from_secs(120), async {
+        let mut config = Config { keys: ApiKeys::parse("alice:k1 concurrent=1").unwrap(), ..config() };
+        config.waits.unread_max = Duration::from_millis(300);
+        let house = House::open(config).await;
+        let short = json!({ "prompt": "x", "max_tokens": 1 });
+        let is_free = || async { post_with_key(house.http, COMPLETIONS, "k1", &short).await.status == 200 };
+        // A connection that takes no byte: more is said than sockets hold.
+        house.fake.script(|script| script.answer = vec![120; 150]);
+        let prompts: Vec<String> = (0..12).map(|i| format!("prompt {i}")).collect();
+        let long = json!({ "prompt": prompts, "n": 16, "logprobs": 20, "stream": true }).to_string();
+        let head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\nauthorization: Bearer k1\r\n";
+        let mut deaf = TcpStream::connect(house.http).await.unwrap();
+        deaf.write_all(format!("{head}content-length: {}\r\n\r\n{long}", long.len()).as_bytes()).await.unwrap();
+        eventually(|| async { !house.fake.submits().is_empty() }).await;
+        eventually(is_free).await;
+        drop(deaf);
+        // A connection that lives, and a stream of it that is not taken.
+        let n_before = house.fake.submits().len();
+        let mut deaf = Raw::connect(house.grpc, &NO_WINDOW).await;
+        deaf.post(1, "/lockstep.v1.Inference/Generate", "k1", &grpc_body("y"), true).await;
+        eventually(|| async { house.fake.submits().len() > n_before }).await;
+        let lives = tokio::spawn(async move { deaf.until(|_| false).await });
+        eventually(is_free).await;
+        assert!(!lives.is_finished(), "its pings are answered");
+        lives.abort();
         house.close().await;
     });
 }

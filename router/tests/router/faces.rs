@@ -232,7 +232,7 @@ fn a_gateway_learns_what_it_needs_at_its_start() {
         );
         assert_eq!(model.default_sampling_params_json, r#"{"temperature":0.25,"top_k":7}"#);
         let server = client(&house).get_server_info(wire::GetServerInfoRequest {}).await.unwrap().into_inner();
-        assert_eq!((server.active_requests, server.is_paused), (0, false));
+        assert_eq!((server.active_requests, server.is_paused, server.block_size), (0, false, 16));
         let loads = client(&house).get_loads(wire::GetLoadsRequest::default()).await.unwrap().into_inner();
         assert_eq!((loads.dp_rank_count, loads.loads.len(), loads.loads[0].num_total_reqs), (1, 1, 0));
         let mut chunks = client(&house).get_tokenizer(wire::GetTokenizerRequest {}).await.unwrap().into_inner();

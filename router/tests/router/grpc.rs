@@ -260,6 +260,10 @@ fn health_tells_the_truth() {
             status = next().await;
         }
         assert_eq!(status, NOT_SERVING);
+        // Who is not ready lives all the same: a probe that ends it would be no help.
+        let mut live = HealthClient::new(proto::transport::tcp(&house.grpc.to_string()).unwrap());
+        let is_live = live.check(HealthCheckRequest { service: router::LIVE.into() }).await.unwrap();
+        assert_eq!(is_live.into_inner().status, SERVING);
         assert_eq!(client(&house).generate(ask("x")).await.unwrap_err().code(), Code::Unavailable);
         house.fake.welcome();
         assert_eq!(next().await, SERVING);

@@ -3,6 +3,7 @@
 use crate::client::post_with_key;
 use crate::grpc::{ask, client};
 use crate::{House, config, eventually, run};
+use proto::v1::DetokenizeRequest;
 use router::ApiKeys;
 use serde_json::json;
 
@@ -62,6 +63,30 @@ fn a_request_at_once_is_one_until_it_ends_and_tokens_are_given_back() {
         let reply = post_with_key(house.http, COMPLETIONS, "k1", &body).await;
         let left: u64 = reply.headers["x-ratelimit-remaining-tokens"].parse().unwrap();
         assert!(left > 99_000, "what was not said is given back: {left}");
+        house.close().await;
+    });
+}
+
+/// They cost this server work too.
+#[test]
+fn reading_and_writing_text_is_a_request() {
+    run(async {
+        let house = House::open(keyed("alice:k1 requests_per_minute=4")).await;
+        let message = json!([{ "role": "user", "content": "x" }]);
+        let pages = [
+            ("/tokenize", json!({ "prompt": "x" })),
+            ("/detokenize", json!({ "tokens": [120] })),
+            ("/v1/messages/count_tokens", json!({ "messages": message })),
+        ];
+        for (page, body) in &pages {
+            assert_eq!(post_with_key(house.http, page, "k1", body).await.status, 200, "{page}");
+        }
+        let mut keyed = tonic::Request::new(DetokenizeRequest { token_ids: vec![120], ..Default::default() });
+        keyed.metadata_mut().insert("authorization", "Bearer k1".parse().unwrap());
+        assert_eq!(client(&house).detokenize(keyed).await.unwrap().into_inner().text, "x");
+        for (page, body) in &pages {
+            assert_eq!(post_with_key(house.http, page, "k1", body).await.status, 429, "{page}");
+        }
         house.close().await;
     });
 }

@@ -14,9 +14,11 @@ mod kserve;
 mod limits;
 mod loss;
 mod model;
+mod models;
 mod overload;
 mod pages;
 mod policies;
+mod raw;
 mod replicas;
 mod resume;
 mod roster;
@@ -94,11 +96,20 @@ impl House {
         House::with(config, fakes, coordinators.into()).await
     }
 
-    pub async fn with(config: Config, mut fakes: Vec<Fake>, members: router::Membership) -> House {
+    pub async fn with(config: Config, fakes: Vec<Fake>, members: router::Membership) -> House {
+        House::reading(config, fakes, members, model::text()).await
+    }
+
+    pub async fn reading(
+        config: Config,
+        mut fakes: Vec<Fake>,
+        members: router::Membership,
+        texts: impl Into<router::Texts>,
+    ) -> House {
         let (http, grpc) = (listener().await, listener().await);
         let addresses = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
         let shutdown = CancellationToken::new();
-        let serve = router::serve(config, members, model::text(), http, grpc, shutdown.clone());
+        let serve = router::serve(config, members, texts.into(), http, grpc, shutdown.clone());
         let served = tokio::spawn(serve);
         let fake = fakes.remove(0);
         House { fake, more: fakes, http: addresses.0, grpc: addresses.1, shutdown, served }

@@ -95,12 +95,36 @@ fn bodies_that_are_read_together_are_limited() {
     });
 }
 
+#[test]
+fn a_request_has_as_long_as_this_router_gives_it() {
+    run(async {
+        let mut config = config();
+        config.waits.request_max = Some(Duration::from_millis(200));
+        let house = House::open(config).await;
+        house.fake.script(|script| script.hold_at = 1);
+        let reply = post(house.http, COMPLETIONS, &json!({ "prompt": "x", "deadline_ms": 3_600_000 })).await;
+        assert_eq!((reply.status, &reply.json()["error"]["code"]), (504, &json!("deadline_exceeded")));
+        let streamed = post(house.http, COMPLETIONS, &json!({ "prompt": "x", "stream": true })).await;
+        assert!(streamed.body.contains("deadline_exceeded"), "{streamed:?}");
+        // Before its first word, or in the middle.
+        let whole = async {
+            let mut replies = client(&house).generate(ask("x")).await?.into_inner();
+            while replies.message().await?.is_some() {}
+            Ok::<_, tonic::Status>(())
+        };
+        assert_eq!(whole.await.unwrap_err().code(), Code::DeadlineExceeded);
+        eventually(|| async { house.fake.submits().len() == house.fake.cancels().len() }).await;
+        assert!(house.fake.submits().iter().all(|request| request.deadline_micros.is_some()));
+        house.close().await;
+    });
+}
+
 /// The answer is larger than what sockets hold, so that it can only be kept here, or not at all.
 #[test]
 fn who_does_not_read_is_cut_and_the_rest_goes_on() {
     run_within(Duration::from_secs(120), async {
         let mut config = config();
-        config.limits.outputs_unread_max = 4;
+        config.limits.outputs_unread_max = 768;
         let house = House::open(config).await;
         house.fake.script(|script| script.answer = vec![120; 150]);
         let prompts: Vec<String> = (0..12).map(|i| format!("prompt {i}")).collect();

@@ -16,6 +16,10 @@ pub struct Batch {
     pub outputs: Vec<u32>,
     /// The hidden states of rows are wanted, whether or not their logits are.
     pub wants_hidden: bool,
+    /// Rows whose token the device has drawn in the pass before, and nobody else knows yet: which of its draws.
+    pub drawn: Vec<(u32, u32)>,
+    /// The last rows, if so many, are of no slice: they make the batch as long as others were. Nothing of them is kept.
+    pub n_padding: u32,
 }
 
 /// Consecutive rows of one sequence, at consecutive positions.
@@ -45,10 +49,17 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// Whether the slices' rows follow each other and are all there are: then no row has two writers.
+    /// Whether the slices' rows follow each other and are all there are but padding: then no row has two writers.
     pub fn is_tiled(&self) -> bool {
         let next = self.slices.iter().try_fold(0, |at, slice| (slice.rows.start == at).then_some(slice.rows.end));
-        next == Some(self.n_rows() as u32)
+        next == Some(self.n_rows() as u32 - self.n_padding)
+    }
+
+    /// So many rows in all: any token, at any position, of nobody.
+    pub fn pad(&mut self, n_rows: usize) {
+        self.n_padding += n_rows.saturating_sub(self.n_rows()) as u32;
+        self.tokens.resize(n_rows.max(self.tokens.len()), 0);
+        self.positions.resize(n_rows.max(self.positions.len()), 0);
     }
 
     /// Empties the batch and keeps its memory.
@@ -58,6 +69,8 @@ impl Batch {
         self.slices.clear();
         self.outputs.clear();
         self.wants_hidden = false;
+        self.n_padding = 0;
+        self.drawn.clear();
         for table in &mut self.tables {
             table.blocks.clear();
             table.bounds.clear();

@@ -16,6 +16,8 @@ pub enum Error {
     NoCuda(String),
     #[error("the CUDA driver could not {what}: {why}")]
     Driver { what: &'static str, why: String },
+    #[error("cuBLASLt: {0}")]
+    Library(String),
     #[error("the kernels cannot be compiled: {0}")]
     Compiler(String),
 }

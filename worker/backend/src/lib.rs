@@ -15,7 +15,7 @@ pub use error::Error;
 pub use stored::{Stored, StoredType};
 
 use std::ops::Range;
-use types::{DeviceClass, Leaves, Sampling, Token, TokenOut};
+use types::{BlockId, DeviceClass, Leaves, Pace, Sampling, Token, TokenOut};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -71,6 +71,39 @@ pub trait Device: Linear + Attention + Pointwise + Experts + Sample + Send + Syn
     fn settle(&self) -> Result<()> {
         Ok(())
     }
+
+    /// How many rows a pass of this batch is to have: its own, or some more, where passes of fewer shapes begin faster.
+    fn rows_for(&self, batch: &Batch) -> usize {
+        batch.n_rows()
+    }
+
+    /// Does `work`, which begins operations of this device for the batch that the pass began with, and does nothing
+    /// else: the same operations for batches of the same shape. A device may keep a record of it, and begin that
+    /// the next time. Says whether it did; then `work` may not have been asked, or in vain.
+    fn repeat<E>(&self, mut work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<bool, E> {
+        work().map(|()| false)
+    }
+
+    /// Records are forgotten: what they do is not to be done again, as others have to do with it who will be gone.
+    fn forget(&self) {}
+
+    /// What became of all that was to be repeated.
+    fn repeats(&self) -> Repeats {
+        Repeats::default()
+    }
+}
+
+/// Since the device was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Repeats {
+    /// Records made.
+    pub recorded: u64,
+    /// Passes begun from a record.
+    pub replayed: u64,
+    /// Passes without one: the first of their shape, or of a shape that has none.
+    pub plain: u64,
+    /// Records that could not be made, or for which there was no room.
+    pub refused: u64,
 }
 
 /// The largest batch that a device is to make room for.
@@ -98,8 +131,16 @@ pub trait Memory {
     /// Which experts the rows of a pass have met, and room to compute with them.
     type Routes: Send;
 
-    /// Devices that agree with this one in every bit.
+    /// How sums are cut here.
     fn class(&self) -> DeviceClass;
+    /// Devices that say the same agree in every bit: the class and, of a GPU, its architecture.
+    fn told(&self) -> String {
+        self.class().name().into()
+    }
+    /// Where there is a choice.
+    fn pace(&self) -> Pace {
+        Pace::Lockstep
+    }
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Self::Buffer>;
     fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
@@ -109,6 +150,10 @@ pub trait Memory {
     /// kept as the sums of the largest aligned runs of leaves in `owned`.
     fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Self::Matrix>;
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
+    /// Zeros in these blocks, in every layer: whoever stores there later finds nothing of who had them before.
+    fn clear(&self, kv: &mut Self::Kv, blocks: &[BlockId]);
+    /// A block of one layer as it lies there, for tests.
+    fn read_block(&self, kv: &Self::Kv, layer: usize, block: BlockId) -> Vec<u8>;
     /// `cos` and `sin`: `[context, head_dim / 2]`, made once by portable arithmetic.
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Self::Rope>;
     /// Makes room for what `begin` takes.
@@ -158,7 +203,12 @@ pub struct KvSpec {
 impl KvSpec {
     /// Bytes of one block over all layers: what the size of the pool is counted in.
     pub fn block_bytes(&self) -> usize {
-        2 * self.n_layers * types::BLOCK_TOKENS as usize * self.n_kv_heads * self.head_dim * self.dtype.bytes()
+        self.n_layers * self.layer_block_bytes()
+    }
+
+    /// Of one layer, where heads lie one behind the other without a gap.
+    pub(crate) fn layer_block_bytes(&self) -> usize {
+        2 * types::BLOCK_TOKENS as usize * self.n_kv_heads * self.head_dim * self.dtype.bytes()
     }
 }
 
@@ -251,6 +301,10 @@ pub trait Pointwise: Memory {
     /// out[i] = row `tokens[i] - first` of the table, in f32. A token that is not in `first..` and so many rows as the
     /// table has is somebody else's, and its row of `out` stays as it is. table: [rows of the vocabulary, hidden]
     fn embed(&self, table: &Self::Matrix, first: u32, tokens: &[u32], out: &mut Self::Buffer);
+    /// `embed` for the tokens of the batch that the pass began with.
+    fn embed_batch(&self, table: &Self::Matrix, first: u32, batch: &Batch, out: &mut Self::Buffer) {
+        self.embed(table, first, &batch.tokens, out);
+    }
     /// out = x / rms(x) * weight. x, out: [n_rows, hidden]
     fn rms_norm(&self, x: &Self::Buffer, weight: &Self::Vector, eps: f32, n_rows: usize, out: &mut Self::Buffer);
     /// residual += x, then out = norm(residual). All: [n_rows, hidden]
@@ -369,4 +423,30 @@ pub trait Sample: Memory {
     /// Draws one token from each row of logits into `out` (cleared, and its memory reused). A row that holds no number
     /// draws nothing: `None`. logits: [draws.len(), n_vocab]
     fn draw(&self, logits: &Self::Buffer, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>);
+
+    /// Whether the device comes to such a draw's answer without the host, whatever the logits are.
+    fn draws_alone(&self, _draw: &Draw<'_>, _n_vocab: usize) -> bool {
+        false
+    }
+
+    /// Begins to draw, where all draws are such. Before the answers are asked for one more pass may be begun, whose rows
+    /// may have these tokens (`Batch::drawn`), and its draws.
+    fn begin_draws(&self, _logits: &Self::Buffer, _draws: &[Draw<'_>]) -> Option<Drawing> {
+        None
+    }
+
+    /// Whether the answers are there.
+    fn are_drawn(&self, _drawing: &Drawing) -> bool {
+        true
+    }
+
+    /// Waits for the answers, and gives what `draw` would have given.
+    fn drawn(&self, _drawing: &Drawing, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>) {
+        out.clear();
+        out.resize_with(draws.len(), || None);
+    }
 }
+
+/// Draws that were begun, and have their answers in one of two places.
+#[derive(Debug)]
+pub struct Drawing(pub(crate) usize);

@@ -8,14 +8,87 @@ mod on_device;
 
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Arch, Compiler, Cuda, CudaConfig, Driver, compile};
-use backend::{Activations, Error, KvDtype};
+use backend::{Activations, Batch, BatchLimits, BatchSlice, Device, Error, KvDtype, Linear, Memory};
 use common as numbers;
 use fake_cuda::on_fake_cuda;
 use std::path::PathBuf;
+use types::Pace;
 
 fn config(cache: Option<PathBuf>) -> CudaConfig {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    CudaConfig { ordinal: 0, cache, host }
+    CudaConfig { ordinal: 0, cache, pace: Pace::Lockstep, host, graphs: true }
+}
+
+fn fast() -> Cuda {
+    Cuda::open(&CudaConfig { pace: Pace::Fast, ..config(None) }).unwrap()
+}
+
+#[test]
+fn under_fast_products_of_many_rows_are_the_librarys() {
+    on_fake_cuda("under_fast_products_of_many_rows_are_the_librarys", &[], || {
+        let (fast, lockstep) = (fast(), Cuda::open(&config(None)).unwrap());
+        let checks = on_device::fast_checks(&fast, &[1, 33, 70], 3);
+        let bad: Vec<_> = checks.iter().filter(|check| !check.is_good()).map(|check| &check.name).collect();
+        assert!(bad.is_empty() && checks.len() > 10, "{bad:?}");
+        for n_rows in [1, 9, 32, 33, 64] {
+            let of = |cuda| on_device::product_of(cuda, 40, 200, n_rows);
+            assert_eq!(of(&fast) == of(&lockstep), n_rows <= 32, "{n_rows} rows");
+        }
+    });
+}
+
+#[test]
+fn a_record_of_a_pass_has_the_librarys_products_too() {
+    on_fake_cuda("a_record_of_a_pass_has_the_librarys_products_too", &[], || {
+        let (fast, n_rows) = (fast(), 64);
+        fast.batches(BatchLimits { rows_max: n_rows, context: 32, n_groups: 0 }).unwrap();
+        let file = numbers::File::random(&mut numbers::Rng(1), backend::StoredType::BF16, 16, 64);
+        let w = fast.matrix(&[file.stored()]).unwrap();
+        let (mut x, mut out) = (fast.buffer(n_rows, 64).unwrap(), fast.buffer(n_rows, 16).unwrap());
+        let slices = (0..n_rows as u32).map(|row| BatchSlice { rows: row..row + 1, start: 3 }).collect();
+        let batch = Batch { tokens: vec![1; n_rows], positions: vec![3; n_rows], slices, ..Batch::default() };
+        let mut all = Vec::new();
+        for round in 0..4 {
+            // What is recorded reads what is there when it is begun.
+            fast.write(&mut x, 0, &numbers::Rng(round % 2).floats(n_rows * 64));
+            fast.begin(&batch);
+            let mut work = || -> Result<(), Error> {
+                fast.linear(&x, &w, n_rows, &mut out);
+                Ok(())
+            };
+            fast.repeat(&mut work).unwrap();
+            let mut values = vec![0.0; n_rows * 16];
+            fast.read(&out, 0..n_rows, &mut values);
+            fast.settle().unwrap();
+            all.push(values);
+        }
+        assert!(all[0] == all[2] && all[1] == all[3] && all[0] != all[1]);
+        let repeats = fast.repeats();
+        assert_eq!((repeats.plain, repeats.recorded, repeats.replayed), (1, 1, 3));
+    });
+}
+
+#[test]
+fn what_the_library_has_no_way_for_is_computed_here() {
+    on_fake_cuda("what_the_library_has_no_way_for_is_computed_here", &[("FAKE_CUBLASLT_HAS_NO_WAY", "1")], || {
+        let (fast, lockstep) = (fast(), Cuda::open(&config(None)).unwrap());
+        assert_eq!(on_device::product_of(&fast, 40, 200, 70), on_device::product_of(&lockstep, 40, 200, 70));
+    });
+}
+
+#[test]
+fn a_library_that_fails_is_an_error_like_a_kernels() {
+    on_fake_cuda("a_library_that_fails_is_an_error_like_a_kernels", &[("FAKE_CUBLASLT_FAILS", "1")], || {
+        let fast = fast();
+        let (x, mut out) = (fast.buffer(40, 64).unwrap(), fast.buffer(40, 16).unwrap());
+        let file = numbers::File::random(&mut numbers::Rng(1), backend::StoredType::BF16, 16, 64);
+        let w = fast.matrix(&[file.stored()]).unwrap();
+        fast.linear(&x, &w, 40, &mut out);
+        let failed = fast.settle().err().unwrap();
+        assert!(matches!(&failed, Error::Library(why) if why.contains("begin a product")), "{failed}");
+        fast.linear(&x, &w, 8, &mut out);
+        assert!(fast.settle().is_ok(), "what was said is over");
+    });
 }
 
 #[test]

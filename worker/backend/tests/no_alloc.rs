@@ -23,6 +23,8 @@ fn batch(n_rows: u32) -> Batch {
         tables,
         outputs: vec![n_rows - 1],
         wants_hidden: false,
+        n_padding: 0,
+        drawn: vec![],
     }
 }
 

@@ -129,6 +129,22 @@ impl Collective {
         }
     }
 
+    /// Whether `sum_leaves` only begins operations of the device, which may be recorded and begun again.
+    pub fn adds_on_device(&self) -> bool {
+        match self {
+            Collective::Solo(_) => true,
+            Collective::Mesh(mesh) => mesh.adds_on_device(),
+        }
+    }
+
+    /// Sums were begun again from a record of the device's: what begins them here has not been called.
+    pub fn has_repeated<M: Memory>(&mut self, device: &M) -> Result<()> {
+        match self {
+            Collective::Solo(_) => Ok(()),
+            Collective::Mesh(mesh) => mesh.has_repeated(device),
+        }
+    }
+
     /// What this rank holds of the model.
     pub fn part(&self) -> &Part {
         match self {

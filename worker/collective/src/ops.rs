@@ -46,6 +46,10 @@ impl Mesh {
         if !own.map(|plane| &plane.run).eq(runs) {
             return Err(Error::LeavesMissing { have: runs.to_vec(), n_leaves });
         }
+        if self.tp_size() == 1 {
+            // The one plane is the sum.
+            return Ok(());
+        }
         if let Some((cuda, buffer)) = device.cuda().zip(M::cuda_buffer(planes)).filter(|_| self.has_direct_stage()) {
             let n_cols = device.cols(planes);
             return self.sum_on_device(cuda, buffer, Planes { idx, n_leaves, n_rows, n_cols });

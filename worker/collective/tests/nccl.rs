@@ -16,7 +16,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 use types::leaves::{aligned_runs, sum_runs};
-use types::{Grid, Layout, Rank};
+use types::{Grid, Layout, Pace, Rank};
 
 const HIDDEN: usize = 80;
 const N_VOCAB: usize = 101;
@@ -26,9 +26,9 @@ const N_LEAVES: [u32; 3] = [8, 5, 3];
 const PATIENT: Duration = Duration::from_secs(120);
 const IMPATIENT: Duration = Duration::from_secs(4);
 
-fn cuda() -> Cuda {
+fn cuda(pace: Pace) -> Cuda {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    Cuda::open(&CudaConfig { ordinal: 0, cache: None, host }).unwrap()
+    Cuda::open(&CudaConfig { ordinal: 0, cache: None, pace, host, graphs: true }).unwrap()
 }
 
 fn limits(pieces: Pieces) -> DirectLimits {
@@ -42,12 +42,16 @@ fn ranks(layout: &Layout, deadline: Duration) -> Vec<Collective> {
 
 /// A thread for each rank, and a device that it has opened before anybody waits for anybody; the answers by rank.
 fn each<T: Send>(ranks: Vec<Collective>, run: impl Fn(&mut Collective, &Cuda) -> T + Sync) -> Vec<T> {
+    each_at(Pace::Lockstep, ranks, run)
+}
+
+fn each_at<T: Send>(pace: Pace, ranks: Vec<Collective>, run: impl Fn(&mut Collective, &Cuda) -> T + Sync) -> Vec<T> {
     let are_open = Barrier::new(ranks.len());
     std::thread::scope(|scope| {
         let (run, are_open) = (&run, &are_open);
         let start = |mut rank: Collective| {
             scope.spawn(move || {
-                let cuda = cuda();
+                let cuda = cuda(pace);
                 are_open.wait();
                 run(&mut rank, &cuda)
             })
@@ -148,6 +152,31 @@ fn every_operation_has_the_bits_of_one_rank() {
                     assert!(took.unwrap(), "tp {tp}, pp {pp}");
                     (0..2).for_each(|_| all_operations(rank, cuda));
                 });
+            }
+        }
+    });
+}
+
+#[test]
+fn under_fast_sums_are_nccls() {
+    on_fake_cuda("under_fast_sums_are_nccls", &[], || {
+        let mut rng = Rng(9);
+        // Of the last, ranks own several runs, one, or nothing.
+        for (tp, is_even) in [(2, true), (3, false), (4, false)] {
+            let layout =
+                if is_even { Layout::even(Grid { tp, pp: 1, ep: 1 }, 1).unwrap() } else { rng.layout(tp.into(), 1) };
+            let sums = each_at(Pace::Fast, ranks(&layout, PATIENT), |rank, cuda| {
+                let took = rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &Ended::default());
+                assert!(took.unwrap(), "tp {tp}");
+                N_LEAVES.map(|n_leaves| sum(rank, cuda, n_leaves, N_ROWS).unwrap())
+            });
+            assert!(sums.iter().all(|of_rank| *of_rank == sums[0]), "tp {tp}: all ranks have the same bits");
+            for (n_leaves, sum) in N_LEAVES.into_iter().zip(&sums[0]) {
+                let floats = |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
+                let (sum, expected) = (floats(sum), floats(&expected_sum(n_leaves, N_ROWS)));
+                let limit = expected.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) * 1e-5;
+                let near = |(got, expected): (&f32, &f32)| (got - expected).abs() <= limit;
+                assert!(sum.iter().zip(&expected).all(near), "tp {tp}, {n_leaves} leaves");
             }
         }
     });

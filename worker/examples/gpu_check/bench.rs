@@ -1,5 +1,8 @@
 //! How fast a model of Llama-3.1-8B's shape decodes with random weights, beside what the device copies: a step reads
-//! every weight once, so copying speed is the floor.
+//! every weight once, so copying speed is the floor. The products of a prefill beside the largest that cuBLASLt makes.
+//! All of it under `lockstep` and under `fast`.
+
+mod products;
 
 use crate::Finding;
 use serde_json::{Value, json};
@@ -8,7 +11,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 use types::cache::blocks_for;
-use types::{BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
+use types::{BlockId, Epoch, Layout, Pace, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
 use worker::{Assignment, MeshSecret, ModelLoader, Place, Runner, Timeouts};
 
 /// What is measured.
@@ -24,6 +27,8 @@ pub struct Shape {
     n_tokens: u32,
     /// Of the buffers that are copied.
     copied_rows: usize,
+    /// Rows and columns of the product that tells the device's peak.
+    peak: usize,
 }
 
 /// Llama-3.1-8B's.
@@ -37,6 +42,7 @@ pub const LLAMA: Shape = Shape {
     prompt: 512,
     n_tokens: 64,
     copied_rows: 1 << 16,
+    peak: 8192,
 };
 /// To see whether the measuring works, where time means nothing.
 pub const TINY: Shape = Shape {
@@ -49,6 +55,7 @@ pub const TINY: Shape = Shape {
     prompt: 16,
     n_tokens: 4,
     copied_rows: 16,
+    peak: 64,
 };
 
 const CONTEXT: u32 = 2048;
@@ -56,26 +63,75 @@ const BATCH_TOKENS_MAX: u32 = 512;
 /// Sequences that decode together.
 const BATCHES: [u64; 3] = [1, 8, 32];
 
+/// What is measured of both, where both can be.
+fn paces() -> (Vec<Pace>, Option<Finding>) {
+    match worker::lt_version() {
+        Ok(_) => (vec![Pace::Lockstep, Pace::Fast], None),
+        Err(why) => (vec![Pace::Lockstep], Some(crate::skipped("everything under fast", &why))),
+    }
+}
+
 pub fn measure(shape: Shape, cache: &Path) -> Result<Vec<Finding>, String> {
     let copied = copy_speed(shape, cache)?;
+    let (paces, lacking) = paces();
+    let mut findings = vec![finding("copy", json!({ "bytes_per_second": copied }))];
+    findings.extend(lacking);
+    findings.extend(products::measure(shape, &paces, cache)?);
     let folder = std::env::temp_dir().join(format!("lockstep-random-{}", std::process::id()));
-    let measured = model(&folder, shape).map_err(|error| error.to_string()).and_then(|()| {
-        let begun = Instant::now();
-        let assignment = assignment(&folder, shape);
-        let place = Place::Cuda { ordinal: 0, cache: Some(cache.to_owned()) };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let loader = ModelLoader { place, spin: false, ..ModelLoader::new(threads) };
-        let (mut runner, ready) = loader.build(&assignment).map_err(|error| error.to_string())?;
-        eprintln!("loaded {} bytes in {:.1} s", ready.weight_bytes, begun.elapsed().as_secs_f64());
-        // An embedding is looked up, not read.
-        let read = ready.weight_bytes as f64 - (shape.vocab * shape.hidden * 2) as f64;
-        BATCHES.into_iter().map(|n| decode(&mut runner, shape, n, (read, copied))).collect::<Result<Vec<_>, _>>()
-    });
+    let made = model(&folder, shape).map_err(|error| error.to_string());
+    let measured: Result<Vec<Vec<Decoded>>, String> =
+        made.and_then(|()| paces.iter().map(|pace| decoded(shape, *pace, &folder, cache)).collect());
     // What is left of a temporary folder is nobody's loss.
     let _gone = std::fs::remove_dir_all(&folder);
-    let mut findings = vec![finding("copy", json!({ "bytes_per_second": copied }))];
-    findings.extend(measured?);
+    let measured = measured?;
+    for (pace, decoded) in paces.iter().zip(&measured) {
+        findings.extend(decoded.iter().map(|decoded| decoded.finding(*pace, copied)));
+    }
+    if let [lockstep, fast] = &measured[..] {
+        let beside = lockstep.iter().zip(fast).map(|(lockstep, fast)| lockstep.beside(fast));
+        findings.push(finding("lockstep's share of fast's speed", Value::Array(beside.collect())));
+    }
     Ok(findings)
+}
+
+/// A model at one pace: all batches.
+fn decoded(shape: Shape, pace: Pace, folder: &Path, cache: &Path) -> Result<Vec<Decoded>, String> {
+    let begun = Instant::now();
+    let assignment = Assignment { pace, ..assignment(folder, shape) };
+    let place = Place::Cuda { ordinal: 0, cache: Some(cache.to_owned()) };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let loader = ModelLoader { place, spin: false, ..ModelLoader::new(threads) };
+    let (mut runner, ready) = loader.build(&assignment).map_err(|error| error.to_string())?;
+    eprintln!("{}: {} bytes in {:.1} s", pace.name(), ready.weight_bytes, begun.elapsed().as_secs_f64());
+    // An embedding is looked up, not read.
+    let read = ready.weight_bytes as f64 - (shape.vocab * shape.hidden * 2) as f64;
+    BATCHES.into_iter().map(|n| decode(&mut runner, shape, n, read)).collect()
+}
+
+/// So many sequences that decode together.
+struct Decoded {
+    n: u64,
+    /// In seconds.
+    step: f64,
+    prefill_tokens_per_second: f64,
+    bytes_per_second: f64,
+}
+
+impl Decoded {
+    fn finding(&self, pace: Pace, copied: f64) -> Finding {
+        let told = json!({
+            "tokens_per_second": self.n as f64 / self.step,
+            "step_millis": self.step * 1e3,
+            "prefill_tokens_per_second": self.prefill_tokens_per_second,
+            "weights_read_per_second_of_copy": self.bytes_per_second / copied,
+        });
+        finding(&format!("{}: {} sequences decode", pace.name(), self.n), told)
+    }
+
+    fn beside(&self, fast: &Decoded) -> Value {
+        let prefill = self.prefill_tokens_per_second / fast.prefill_tokens_per_second;
+        json!({ "sequences": self.n, "decode": fast.step / self.step, "prefill": prefill })
+    }
 }
 
 fn finding(name: &str, told: Value) -> Finding {
@@ -87,7 +143,7 @@ fn copy_speed(shape: Shape, cache: &Path) -> Result<f64, String> {
     use backend::Memory;
     const TIMES: usize = 8;
     let (n_rows, cols) = (shape.copied_rows, shape.hidden);
-    let cuda = crate::cuda(cache)?;
+    let cuda = crate::cuda(cache, Pace::Lockstep)?;
     let buffer = || cuda.buffer(n_rows, cols).map_err(|error| error.to_string());
     let (from, mut to) = (buffer()?, buffer()?);
     let mut best = 0.0f64;
@@ -111,9 +167,11 @@ fn assignment(model: &Path, shape: Shape) -> Assignment {
         timeouts: Timeouts::default(),
         policy: None,
         reading: 0,
+        zero_kv: false,
         model_path: model.to_owned(),
         activations: "bf16".into(),
         kv_dtype: "bf16".into(),
+        pace: Pace::Lockstep,
         n_blocks: vec![n_blocks],
         kv_bytes: 64 << 30,
         context: CONTEXT,
@@ -123,7 +181,7 @@ fn assignment(model: &Path, shape: Shape) -> Assignment {
 }
 
 /// So many sequences, each with a prompt, and the time of their steps from then on.
-fn decode(runner: &mut dyn Runner, shape: Shape, n: u64, (read, copied): (f64, f64)) -> Result<Finding, String> {
+fn decode(runner: &mut dyn Runner, shape: Shape, n: u64, read: f64) -> Result<Decoded, String> {
     let Shape { prompt: n_prompt, n_tokens, vocab, .. } = shape;
     let mut done = StepDone::default();
     let mut run = |step: &Step| runner.run(step, &mut done).map_err(|error| error.to_string());
@@ -152,13 +210,8 @@ fn decode(runner: &mut dyn Runner, shape: Shape, n: u64, (read, copied): (f64, f
     run(&Step { ends: (0..n).map(RequestId).collect(), ..Step::default() })?;
     steps.sort_by(f64::total_cmp);
     let step = steps[steps.len() / 2];
-    let told = json!({
-        "tokens_per_second": n as f64 / step,
-        "step_millis": step * 1e3,
-        "prefill_tokens_per_second": (n * u64::from(n_prompt)) as f64 / prefill,
-        "weights_read_per_second_of_copy": read / step / copied,
-    });
-    Ok(finding(&format!("{n} sequences decode"), told))
+    let prefill_tokens_per_second = (n * u64::from(n_prompt)) as f64 / prefill;
+    Ok(Decoded { n, step, prefill_tokens_per_second, bytes_per_second: read / step })
 }
 
 /// A folder with random weights, as Hugging Face's are.

@@ -4,12 +4,12 @@
 use crate::Finding;
 use crate::common::grid::Threads;
 use crate::common::{Alone, CONTEXT, Plan, Played, Player, RUNNING_MAX, requests};
-use crate::whole::{NAMES, distance, keeps_its_bits};
+use crate::whole::{NAMES, distance, graphs_keep_bits, keeps_its_bits};
 use checkpoint::Checkpoint;
 use serde_json::json;
 use std::path::Path;
 use std::time::Instant;
-use types::{BlockId, Epoch, Grid, Layout, Rank, Request, RequestId, Slice, Step, StepId, Want};
+use types::{BlockId, Epoch, Grid, Layout, Pace, Rank, Request, RequestId, Slice, Step, StepId, Want};
 use worker::{Assignment, Carrier, Driver, MeshSecret, ModelLoader, Place, Timeouts, nccl_version};
 
 const DEEP: &str = "llama-deep.gguf";
@@ -48,8 +48,9 @@ pub fn check(models: &Path, cache: &Path, size: &Size) -> Result<Vec<Finding>, S
         return Err(format!("{} has no {DEEP}: give --models, the checkout's tests/reference", models.display()));
     }
     let mut findings = Vec::new();
-    for name in size.names {
-        let distance = distance(models, name, size.n_tokens, Some(cache));
+    for &of in size.names {
+        let name = of;
+        let distance = distance(models, name, Pace::Lockstep, size.n_tokens, Some(cache));
         findings.push(Finding {
             name: format!("{name} beside the CPU"),
             is_good: distance.is_good(),
@@ -58,9 +59,20 @@ pub fn check(models: &Path, cache: &Path, size: &Size) -> Result<Vec<Finding>, S
         let same_bits = keeps_its_bits(models, name, Some(cache));
         let name = format!("{name} alone, in chunks and in company");
         findings.push(Finding { name, is_good: same_bits, told: json!({ "same_bits": same_bits }) });
+        findings.push(graphs(models, of, cache));
     }
     findings.extend(grids(&assignment(&models.join(DEEP)), cache, size));
     Ok(findings)
+}
+
+/// Passes that are begun again as one.
+fn graphs(models: &Path, of: &str, cache: &Path) -> Finding {
+    let (same_bits, repeats) = graphs_keep_bits(models, of, Pace::Lockstep, Some(cache));
+    Finding {
+        name: format!("{of} in graphs"),
+        is_good: same_bits && repeats.replayed > 0,
+        told: json!({ "same_bits": same_bits, "recorded": repeats.recorded, "replayed": repeats.replayed }),
+    }
 }
 
 fn assignment(model: &Path) -> Assignment {
@@ -75,9 +87,11 @@ fn assignment(model: &Path) -> Assignment {
         timeouts: Timeouts::default(),
         policy: None,
         reading: 0,
+        zero_kv: false,
         model_path: model.to_owned(),
         activations: "bf16".into(),
         kv_dtype: "bf16".into(),
+        pace: Pace::Lockstep,
         n_blocks: vec![crate::common::N_BLOCKS; spec.cache_groups().groups().len()],
         kv_bytes: 64 << 20,
         context: CONTEXT.min(spec.context),

@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use types::Pace;
 
 const PARTS: [&str; 3] = ["kernels", "cluster", "bench"];
 /// Rows that products are tried with: every kernel for them, and more rows than a block has.
@@ -130,20 +131,21 @@ fn device() -> backend::Result<Value> {
         "driver_cuda": driver.to_string(),
         "nvrtc": compiler.to_string(),
         "devices": driver.cards()?.len(),
+        "cublaslt": worker::lt_version().map_or_else(|error| error.to_string(), |version| version.to_string()),
         "nccl": worker::nccl_version().map_or_else(|error| error.to_string(), |version| version.to_string()),
     }))
 }
 
-pub fn cuda(cache: &Path) -> Result<Cuda, String> {
+pub fn cuda(cache: &Path, pace: Pace) -> Result<Cuda, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let host = CpuConfig { threads, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    let config = CudaConfig { ordinal: 0, cache: Some(cache.to_owned()), host };
+    let config = CudaConfig { ordinal: 0, cache: Some(cache.to_owned()), pace, host, graphs: true };
     Cuda::open(&config).map_err(|error| error.to_string())
 }
 
 fn kernels(cache: &Path) -> Result<Vec<Finding>, String> {
     let begun = Instant::now();
-    let cuda = cuda(cache)?;
+    let lockstep = cuda(cache, Pace::Lockstep)?;
     let opened = Finding {
         name: "opened, with kernels compiled or from the cache".into(),
         is_good: true,
@@ -157,6 +159,26 @@ fn kernels(cache: &Path) -> Result<Vec<Finding>, String> {
         name: check.name,
     };
     let rounds = ROWS.chunks(2).enumerate();
-    let checks = rounds.flat_map(|(i, rows)| on_device::checks(&cuda, KvDtype::Bf16, rows, seed + i as u64));
-    Ok(std::iter::once(opened).chain(checks.map(found)).collect())
+    let checks = rounds.flat_map(|(i, rows)| on_device::checks(&lockstep, KvDtype::Bf16, rows, seed + i as u64));
+    let findings = std::iter::once(opened).chain(checks.map(found));
+    let fast = match worker::lt_version() {
+        Err(why) => vec![skipped("products under fast", &why)],
+        Ok(_) => {
+            let fast = cuda(cache, Pace::Fast)?;
+            let is_same = on_device::product_of(&fast, 64, 512, 32) == on_device::product_of(&lockstep, 64, 512, 32);
+            let few = Finding {
+                name: "few rows have one order under fast too".into(),
+                is_good: is_same,
+                told: json!({ "same_bits": is_same }),
+            };
+            let checks = on_device::fast_checks(&fast, &[1, 33, 200, 500], seed);
+            checks.into_iter().map(found).chain([few]).collect()
+        }
+    };
+    Ok(findings.chain(fast).collect())
+}
+
+/// What this machine lacks something for.
+pub fn skipped(name: &str, why: &dyn std::fmt::Display) -> Finding {
+    Finding { name: name.into(), is_good: true, told: json!({ "skipped": why.to_string() }) }
 }

@@ -104,5 +104,7 @@ fn batch_of(tokens: &[Token], start: usize, n_groups: usize) -> Result<Batch> {
         tables: vec![BlockTables { blocks, bounds }; n_groups],
         outputs: (0..n_rows).collect(),
         wants_hidden: false,
+        n_padding: 0,
+        drawn: vec![],
     })
 }

@@ -3,7 +3,7 @@
 //! its local layers turn by a rope of their own.
 
 use crate::attention::{self, Attention};
-use crate::layers::{Embedding, Head, Norm, Residual};
+use crate::layers::{Embedding, Head, Norm, Residual, repeat};
 use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
 use crate::weights::Weights;
@@ -74,15 +74,19 @@ impl<D: Device> Gemma<D> {
     ) -> Result<Option<&D::Buffer>> {
         let (residual, ropes, n_rows) = (&mut self.residual, &self.ropes, batch.n_rows());
         let Scratch { x, out, attention, mlp } = &mut self.scratch;
-        self.embed_tokens.forward(device, collective, &batch.tokens, residual)?; // [n_rows, hidden]
-        for layer in &self.layers {
-            layer.input_norm.forward(device, residual, n_rows, x);
-            layer.attention.forward(device, collective, batch, ropes, kv, x, attention, out)?;
-            layer.post_attention_norm.plain(device, out, n_rows, residual.due());
-            layer.pre_feedforward_norm.forward(device, residual, n_rows, x);
-            layer.mlp.forward(device, collective, x, n_rows, mlp, out)?;
-            layer.post_feedforward_norm.plain(device, out, n_rows, residual.due());
-        }
+        self.embed_tokens.forward(device, collective, batch, residual)?; // [n_rows, hidden]
+        let layers = &self.layers;
+        repeat(device, collective, residual, |collective, residual| {
+            for layer in layers {
+                layer.input_norm.forward(device, residual, n_rows, x);
+                layer.attention.forward(device, collective, batch, ropes, kv, x, attention, out)?;
+                layer.post_attention_norm.plain(device, out, n_rows, residual.due());
+                layer.pre_feedforward_norm.forward(device, residual, n_rows, x);
+                layer.mlp.forward(device, collective, x, n_rows, mlp, out)?;
+                layer.post_feedforward_norm.plain(device, out, n_rows, residual.due());
+            }
+            Ok(())
+        })?;
         self.lm_head.forward(device, collective, &self.norm, batch, residual) // [n_outputs, n_vocab]
     }
 }

@@ -1,7 +1,7 @@
 //! GPT-2: learned positions that are added to the embedding, LayerNorm, a bias on everything, an MLP without a gate.
 
 use crate::attention::{self, Attention};
-use crate::layers::{Embedding, Head, Norm, Residual};
+use crate::layers::{Embedding, Head, Norm, Residual, repeat};
 use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
 use crate::weights::Weights;
@@ -75,16 +75,20 @@ impl<D: Device> Gpt2<D> {
     ) -> Result<Option<&D::Buffer>> {
         let (residual, ropes, n_rows) = (&mut self.residual, &self.ropes, batch.n_rows());
         let Scratch { x, attention, mlp } = &mut self.scratch;
-        self.embed_tokens.forward(device, collective, &batch.tokens, residual)?; // [n_rows, hidden]
+        self.embed_tokens.forward(device, collective, batch, residual)?; // [n_rows, hidden]
         if let Some(table) = &self.embed_positions {
             device.embed(table, 0, &batch.positions, residual.due()); // [n_rows, hidden]
         }
-        for layer in &self.layers {
-            layer.input_norm.forward(device, residual, n_rows, x);
-            layer.attention.forward(device, collective, batch, ropes, kv, x, attention, residual.due())?;
-            layer.post_norm.forward(device, residual, n_rows, x);
-            layer.mlp.forward(device, collective, x, n_rows, mlp, residual.due())?;
-        }
+        let layers = &self.layers;
+        repeat(device, collective, residual, |collective, residual| {
+            for layer in layers {
+                layer.input_norm.forward(device, residual, n_rows, x);
+                layer.attention.forward(device, collective, batch, ropes, kv, x, attention, residual.due())?;
+                layer.post_norm.forward(device, residual, n_rows, x);
+                layer.mlp.forward(device, collective, x, n_rows, mlp, residual.due())?;
+            }
+            Ok(())
+        })?;
         self.lm_head.forward(device, collective, &self.norm, batch, residual) // [n_outputs, n_vocab]
     }
 }

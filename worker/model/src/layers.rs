@@ -29,7 +29,7 @@ use collective::Collective;
 use std::ops::Range;
 use std::sync::Arc;
 use types::leaves::aligned_runs;
-use types::{DeviceClass, Leaves, Part, Shares, Token};
+use types::{DeviceClass, Leaves, Part, Shares};
 
 /// The residual stream of a pass: a sum, and what the last sublayer made and nobody has added yet.
 pub struct Residual<M: Memory> {
@@ -57,6 +57,30 @@ impl<M: Memory> Residual<M> {
         self.is_due = false;
         &mut self.sum
     }
+}
+
+/// Runs the layers of a pass, which is all that `run` does; or has the device begin what it did for a batch of the same
+/// shape. Where ranks add through the host nothing can be repeated.
+pub fn repeat<D: Device>(
+    device: &D,
+    collective: &mut Collective,
+    residual: &mut Residual<D>,
+    mut run: impl FnMut(&mut Collective, &mut Residual<D>) -> Result<()>,
+) -> Result<()> {
+    if !collective.adds_on_device() {
+        return run(collective, residual);
+    }
+    let was_due = residual.is_due;
+    let is_repeated = device.repeat(|| {
+        residual.is_due = was_due;
+        run(collective, residual)
+    })?;
+    if is_repeated {
+        // What the last sublayer made, nobody has added yet.
+        residual.is_due = true;
+        collective.has_repeated(device)?;
+    }
+    Ok(())
 }
 
 impl<D: Device> Residual<D> {
@@ -267,23 +291,23 @@ impl<M: Memory> Embedding<M> {
 }
 
 impl<D: Device> Embedding<D> {
-    /// tokens -> the stream [n_rows, hidden]
+    /// The batch's tokens -> the stream [n_rows, hidden]
     pub fn forward(
         &self,
         device: &D,
         collective: &mut Collective,
-        tokens: &[Token],
+        batch: &Batch,
         residual: &mut Residual<D>,
     ) -> Result<()> {
-        let (n_rows, out) = (tokens.len(), residual.begin());
+        let (n_rows, out) = (batch.n_rows(), residual.begin());
         let Some(Table { rows, first, shares, n_vocab }) = &self.table else {
             return Ok(collective.recv_rows(device, out, n_rows)?);
         };
-        device.embed(rows, *first, tokens, out);
+        device.embed_batch(rows, *first, batch, out);
         if let Some(factor) = self.factor {
             device.scale(out, factor, n_rows);
         }
-        Ok(collective.share_rows(device, out, |row| shares.owner(tokens[row], *n_vocab).into(), n_rows)?)
+        Ok(collective.share_rows(device, out, |row| shares.owner(batch.tokens[row], *n_vocab).into(), n_rows)?)
     }
 }
 

@@ -19,7 +19,7 @@ use gpt2::Gpt2;
 use layers::OwnedHeads;
 use llama::Llama;
 use std::cell::Cell;
-use types::{DeviceClass, Leaves, Numerics, Part, PolicyDigest};
+use types::{BlockId, DeviceClass, Leaves, Numerics, Part, PolicyDigest};
 use weights::Weights;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -143,6 +143,15 @@ impl<M: Memory> KvCache<M> {
         let groups = specs.iter().map(|spec| device.kv(*spec)).collect::<backend::Result<_>>()?;
         Ok(KvCache { groups })
     }
+
+    /// Zeros in these blocks of each group.
+    pub fn clear(&mut self, device: &M, blocks: &[Vec<BlockId>]) {
+        self.groups.iter_mut().zip(blocks).for_each(|(kv, blocks)| device.clear(kv, blocks));
+    }
+
+    pub fn groups(&self) -> &[M::Kv] {
+        &self.groups
+    }
 }
 
 /// The KV that a rank keeps of each cache group, for pools of so many blocks. A rank without heads keeps none, and of a
@@ -174,9 +183,10 @@ pub fn leaf_counts(spec: &ModelSpec, class: DeviceClass) -> Vec<u32> {
 /// Everything that can change a bit of what this model answers.
 pub fn policy(
     checkpoint: &Checkpoint,
-    device_class: DeviceClass,
+    device: &impl Memory,
     activations: Activations,
     kv_dtype: KvDtype,
 ) -> PolicyDigest {
-    Numerics::plain(device_class, activations.name(), kv_dtype.name(), checkpoint.digest()).digest()
+    let (weights, pace) = (checkpoint.digest(), device.pace());
+    Numerics::plain(&device.told(), pace, activations.name(), kv_dtype.name(), weights).digest()
 }

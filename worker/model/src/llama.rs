@@ -5,7 +5,7 @@
 //! in `Attention`, `Mlp` and the spec: the layer is the same.
 
 use crate::attention::{self, Attention};
-use crate::layers::{Embedding, Head, Norm, Residual};
+use crate::layers::{Embedding, Head, Norm, Residual, repeat};
 use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
 use crate::weights::Weights;
@@ -72,13 +72,17 @@ impl<D: Device> Llama<D> {
     ) -> Result<Option<&D::Buffer>> {
         let (residual, ropes, n_rows) = (&mut self.residual, &self.ropes, batch.n_rows());
         let Scratch { x, attention, mlp } = &mut self.scratch;
-        self.embed_tokens.forward(device, collective, &batch.tokens, residual)?; // [n_rows, hidden]
-        for layer in &self.layers {
-            layer.input_norm.forward(device, residual, n_rows, x);
-            layer.attention.forward(device, collective, batch, ropes, kv, x, attention, residual.due())?;
-            layer.post_norm.forward(device, residual, n_rows, x);
-            layer.mlp.forward(device, collective, x, n_rows, mlp, residual.due())?;
-        }
+        self.embed_tokens.forward(device, collective, batch, residual)?; // [n_rows, hidden]
+        let layers = &self.layers;
+        repeat(device, collective, residual, |collective, residual| {
+            for layer in layers {
+                layer.input_norm.forward(device, residual, n_rows, x);
+                layer.attention.forward(device, collective, batch, ropes, kv, x, attention, residual.due())?;
+                layer.post_norm.forward(device, residual, n_rows, x);
+                layer.mlp.forward(device, collective, x, n_rows, mlp, residual.due())?;
+            }
+            Ok(())
+        })?;
         self.lm_head.forward(device, collective, &self.norm, batch, residual) // [n_outputs, n_vocab]
     }
 }

@@ -8,7 +8,8 @@ mod whole;
 
 use fake_cuda::on_fake_cuda;
 use std::path::{Path, PathBuf};
-use whole::{NAMES, distance, keeps_its_bits};
+use types::Pace;
+use whole::{NAMES, bits, distance, graphs_keep_bits, keeps_its_bits, log, on_cuda};
 
 fn models() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference")
@@ -18,10 +19,30 @@ fn models() -> PathBuf {
 fn logits_are_the_cpus_but_for_bf16() {
     on_fake_cuda("logits_are_the_cpus_but_for_bf16", &[], || {
         for name in NAMES {
-            let distance = distance(&models(), name, 24, None);
+            let distance = distance(&models(), name, Pace::Lockstep, 24, None);
             println!("{name}: {:.1e} of the largest, {:.1e} of all", distance.farthest, distance.typical);
             assert!(distance.is_good(), "{name}: {} and {}", distance.farthest, distance.typical);
         }
+    });
+}
+
+/// More rows than the kernels of our own take then; in what is quantized, and of experts, theirs all the same.
+#[test]
+fn under_fast_logits_are_the_cpus_but_for_bf16() {
+    on_fake_cuda("under_fast_logits_are_the_cpus_but_for_bf16", &[], || {
+        for name in ["llama-bf16-odd", "gemma3", "gpt2", "qwen3-moe", "gguf-k-phi3"] {
+            let distance = distance(&models(), name, Pace::Fast, 40, None);
+            println!("{name}: {:.1e} of the largest, {:.1e} of all", distance.farthest, distance.typical);
+            assert!(distance.is_good(), "{name}: {} and {}", distance.farthest, distance.typical);
+        }
+        let at = |pace, chunk| {
+            let mut rig = on_cuda(&models(), "llama-bf16-odd", pace, None);
+            let log = log(40, 1, rig.n_vocab);
+            bits(&rig.in_chunks(&log, chunk))
+        };
+        let lockstep = at(Pace::Lockstep, 512);
+        assert!(at(Pace::Fast, 16) == lockstep, "few rows are multiplied by the same kernels");
+        assert!(at(Pace::Fast, 512) != lockstep, "many rows are the library's");
     });
 }
 
@@ -39,5 +60,25 @@ fn chunks_and_company_change_no_bit() {
 fn the_order_of_threads_changes_no_bit() {
     on_fake_cuda("the_order_of_threads_changes_no_bit", &[("FAKE_CUDA_ORDER", "12345")], || {
         assert!(keeps_its_bits(&models(), "llama-bf16-odd", None));
+    });
+}
+
+#[test]
+fn passes_that_are_begun_again_change_no_bit() {
+    on_fake_cuda("passes_that_are_begun_again_change_no_bit", &[], || {
+        for name in ["llama-bf16-odd", "gemma2", "gpt2", "qwen3-moe"] {
+            let (is_same, repeats) = graphs_keep_bits(&models(), name, Pace::Lockstep, None);
+            println!("{name}: {repeats:?}");
+            assert!(is_same, "{name}");
+            assert!(repeats.recorded >= 3 && repeats.replayed >= 8 && repeats.refused == 0, "{name}: {repeats:?}");
+        }
+    });
+}
+
+#[test]
+fn without_room_for_graphs_there_are_none() {
+    on_fake_cuda("without_room_for_graphs_there_are_none", &[("FAKE_CUDA_MIB", "100")], || {
+        let (is_same, repeats) = graphs_keep_bits(&models(), "llama-bf16-odd", Pace::Lockstep, None);
+        assert!(is_same && repeats.refused > 0 && repeats.replayed == 0, "{repeats:?}");
     });
 }

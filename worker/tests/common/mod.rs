@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use types::cache::blocks_for;
 use types::{
-    BlockId, Epoch, Layout, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, TokenOut, Want,
+    BlockId, Epoch, Layout, Pace, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, TokenOut, Want,
 };
 use worker::{Assignment, MeshSecret, Runner, Timeouts};
 
@@ -30,6 +30,7 @@ pub fn assignment(folder: &str) -> Assignment {
         model_path,
         activations: "int8".into(),
         kv_dtype: "f16".into(),
+        pace: Pace::Lockstep,
         n_blocks: vec![N_BLOCKS; n_groups],
         kv_bytes: 64 << 20,
         context: CONTEXT,
@@ -38,6 +39,7 @@ pub fn assignment(folder: &str) -> Assignment {
         timeouts: Timeouts::default(),
         policy: None,
         reading: 0,
+        zero_kv: false,
     }
 }
 

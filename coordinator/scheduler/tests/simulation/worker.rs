@@ -40,6 +40,8 @@ pub struct Limits {
     pub batch_tokens_max: u32,
     pub chunk_tokens_max: u32,
     pub running_max: u32,
+    /// It clears what is let go, as nobody shares a block.
+    pub clears: bool,
 }
 
 pub struct Worker {
@@ -48,19 +50,25 @@ pub struct Worker {
     limits: Limits,
     held: BTreeMap<RequestId, Held>,
     caches: Vec<Cache>,
+    /// Of each group, what lies behind the windows of slices of the last step.
+    passed: Vec<Vec<BlockId>>,
 }
 
 /// The layers of one cache group.
 struct Cache {
     group: CacheGroup,
-    blocks: Vec<[Option<Cell>; BLOCK_TOKENS as usize]>,
+    blocks: Vec<Cells>,
 }
+
+type Cells = [Option<Cell>; BLOCK_TOKENS as usize];
+const EMPTY: Cells = [None; BLOCK_TOKENS as usize];
 
 impl Worker {
     pub fn new(epoch: Epoch, groups: &[CacheGroup], n_blocks: &[u32], limits: Limits) -> Worker {
-        let blocks = |n_blocks| vec![[None; BLOCK_TOKENS as usize]; n_blocks as usize];
+        let blocks = |n_blocks| vec![EMPTY; n_blocks as usize];
         let caches = groups.iter().zip(n_blocks).map(|(&group, &n)| Cache { group, blocks: blocks(n) }).collect();
-        Worker { epoch, n_steps: 0, limits, held: BTreeMap::new(), caches }
+        let passed = vec![Vec::new(); groups.len()];
+        Worker { epoch, n_steps: 0, limits, held: BTreeMap::new(), caches, passed }
     }
 
     pub fn n_held(&self) -> usize {
@@ -81,11 +89,14 @@ impl Worker {
     pub fn run(&mut self, step: &Step, input: Option<&Hidden>) -> Hidden {
         self.check_step(step);
         self.n_steps += 1;
+        self.clear_passed();
         for id in &step.ends {
-            assert!(self.held.remove(id).is_some(), "{id} ends and is not held");
+            let left = self.held.remove(id);
+            self.clear(&left.unwrap_or_else(|| panic!("{id} ends and is not held")));
         }
         for request in &step.starts {
-            self.held.insert(request.id, Held::new(request.clone(), step.id, self.caches.len()));
+            let replaced = self.held.insert(request.id, Held::new(request.clone(), step.id, self.caches.len()));
+            replaced.iter().for_each(|held| self.clear(held));
         }
         assert!(self.held.len() as u32 <= self.limits.running_max, "a rank never holds more than may run");
         let mut blocks = step.blocks.iter().copied();
@@ -97,6 +108,21 @@ impl Worker {
         // A layer writes the rows of all slices before any of them reads.
         step.slices.iter().for_each(|slice| self.write(slice));
         step.slices.iter().map(|slice| self.read(slice)).collect()
+    }
+
+    fn clear_passed(&mut self) {
+        for (cache, passed) in self.caches.iter_mut().zip(&mut self.passed) {
+            passed.drain(..).for_each(|block| cache.blocks[block.0 as usize] = EMPTY);
+        }
+    }
+
+    /// All that a sequence held, but for what it has let go before.
+    fn clear(&mut self, left: &Held) {
+        let n_computed = left.n_computed.unwrap_or(0);
+        for (cache, table) in self.caches.iter_mut().zip(&left.tables).filter(|_| self.limits.clears) {
+            let held = &table[(cache.group.n_passed(n_computed) as usize).min(table.len())..];
+            held.iter().for_each(|block| cache.blocks[block.0 as usize] = EMPTY);
+        }
     }
 
     /// The answer to the step that this stage, the last, has just run.
@@ -136,14 +162,20 @@ impl Worker {
         let is_hit = held.n_computed.is_none() && slice.range.start > 0;
         assert!(!(is_hit && held.request.cache_bypass), "a request that must not read the cache has read it");
         held.n_computed = Some(slice.range.end);
-        for (cache, table) in self.caches.iter().zip(&mut held.tables) {
+        for ((cache, table), passed) in self.caches.iter().zip(&mut held.tables).zip(&mut self.passed) {
             let n_none = if table.is_empty() { cache.group.n_passed(slice.range.start) } else { 0 };
             let n_missing = cache.group.n_blocks(slice.range.end) as usize - table.len();
             let new: Vec<BlockId> = blocks.by_ref().take(n_missing).collect();
             assert_eq!(new.len(), n_missing, "a block for every position");
             let is_none = new.iter().map(|&block| block == BlockId::NONE);
             assert!(is_none.eq((0..n_missing as u32).map(|at| at < n_none)), "NONE is what no query will read");
+            let is_clean = |block: &BlockId| cache.blocks[block.0 as usize] == EMPTY;
+            assert!(!self.limits.clears || new.iter().all(is_clean), "a block is given that nobody has cleared");
             table.extend(new);
+            if self.limits.clears {
+                let behind = cache.group.n_passed(slice.range.start)..cache.group.n_passed(slice.range.end);
+                passed.extend_from_slice(&table[behind.start as usize..behind.end as usize]);
+            }
         }
     }
 

@@ -547,7 +547,8 @@ fn draw_crowd(rng: &mut Rng) -> Config {
 
 fn pipeline(config: &Config, epoch: Epoch) -> Pipeline {
     let Config { batch_tokens_max, chunk_tokens_max, running_max, .. } = *config;
-    let limits = Limits { batch_tokens_max, chunk_tokens_max, running_max };
+    let clears = !config.prefix_cache;
+    let limits = Limits { batch_tokens_max, chunk_tokens_max, running_max, clears };
     let stage = |_| Worker::new(epoch, &config.groups, &config.n_blocks, limits);
     Pipeline::new((0..config.n_stages).map(stage).collect())
 }

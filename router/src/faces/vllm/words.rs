@@ -126,11 +126,14 @@ pub fn load(topology: &v1::Topology) -> wire::SchedulerLoad {
     let count = |n: u64| i32::try_from(n).unwrap_or(i32::MAX);
     let (running, waiting) = (sum(|one| one.n_running.into()), sum(|one| one.n_waiting.into()));
     let (used, total) = (sum(|one| one.blocks_used.into()), sum(|one| one.blocks_total.into()));
+    let tokens = |n_blocks: u64| count(n_blocks * u64::from(types::BLOCK_TOKENS));
     wire::SchedulerLoad {
         dp_rank: 0,
         num_running_reqs: count(running),
         num_waiting_reqs: count(waiting),
         num_total_reqs: count(running + waiting),
+        num_used_tokens: tokens(used),
+        max_total_num_tokens: tokens(total),
         token_usage: used as f64 / total.max(1) as f64,
         gen_throughput: topology.replicas.iter().filter_map(|one| one.busy_tokens_per_s).sum(),
         num_waiting_uncached_tokens: count(sum(|one| one.backlog_tokens)),
@@ -156,6 +159,20 @@ pub fn timestamp(unix_seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_load_of_several_is_their_sum() {
+        let replica = |n_running, blocks_used| v1::ReplicaTopology {
+            n_running,
+            n_waiting: 1,
+            blocks_used,
+            blocks_total: 8,
+            ..v1::ReplicaTopology::default()
+        };
+        let load = load(&v1::Topology { replicas: vec![replica(2, 3), replica(1, 1)], ..v1::Topology::default() });
+        assert_eq!((load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs), (3, 2, 5));
+        assert_eq!((load.num_used_tokens, load.max_total_num_tokens, load.token_usage), (64, 256, 0.25));
+    }
 
     #[test]
     fn timestamps() {

@@ -11,7 +11,7 @@ use super::lanes::{LANES, Lanes};
 use super::memory::{Pages, Shared};
 use crate::{Batch, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
 use std::ops::Range;
-use types::BLOCK_TOKENS;
+use types::{BLOCK_TOKENS, BlockId};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 
@@ -51,6 +51,29 @@ impl Kv {
             "{heads:?} of layer {layer} in a cache of {:?}",
             self.spec
         );
+    }
+
+    /// Zeros, in every layer.
+    pub(crate) fn clear(&mut self, blocks: &[BlockId]) {
+        for layer in 0..self.spec.n_layers {
+            for block in blocks {
+                let bytes = self.block(layer, *block);
+                self.pages.bytes_mut()[bytes].fill(0);
+            }
+        }
+    }
+
+    pub(crate) fn read_block(&self, layer: usize, block: BlockId) -> Vec<u8> {
+        self.pages.bytes()[self.block(layer, block)].to_vec()
+    }
+
+    /// Where the pages of all heads of a block lie, in bytes.
+    fn block(&self, layer: usize, block: BlockId) -> Range<usize> {
+        let (KvSpec { n_layers, n_blocks, .. }, block) = (self.spec, block.0 as usize);
+        assert!(layer < n_layers && block < n_blocks, "block {block} of {n_blocks}, layer {layer} of {n_layers}");
+        let n_bytes = self.spec.layer_block_bytes();
+        let start = (layer * n_blocks + block) * n_bytes;
+        start..start + n_bytes
     }
 
     /// Elements of one head's K (or V) in one block.

@@ -90,6 +90,11 @@ impl Pages {
         // SAFETY: initialized, and owned.
         unsafe { std::slice::from_raw_parts(self.start(), self.n_bytes) }
     }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed by nobody else.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.n_bytes) }
+    }
 }
 
 impl Drop for Pages {

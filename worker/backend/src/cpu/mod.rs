@@ -35,7 +35,7 @@ use memory::{Pages, Shared};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use team::Team;
-use types::{DeviceClass, Leaves};
+use types::{BlockId, DeviceClass, Leaves};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuConfig {
@@ -222,6 +222,14 @@ impl Memory for Cpu {
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
         Kv::new(spec)
+    }
+
+    fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {
+        kv.clear(blocks);
+    }
+
+    fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {
+        kv.read_block(layer, block)
     }
 
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {

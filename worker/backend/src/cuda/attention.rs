@@ -1,12 +1,13 @@
 //! Paged K and V on the device, and attention over them: a block of threads for some rows of a sequence and a KV head,
 //! or, where rows are few and far along, one for each tile of positions too. All of them give the same bits.
 
-use super::driver::{Bytes, Shape};
+use super::driver::{Bytes, Pitched, Shape, Stream};
+use super::graphs::Outline;
 use super::kernels::{HeadShape, arguments, attend_shared_bytes};
 use super::weights::GROUP;
 use super::{Buffer, Cuda, Scratch, lock, uploads};
 use crate::{Attention, Batch, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
-use types::BLOCK_TOKENS;
+use types::{BLOCK_TOKENS, BlockId};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 /// Positions of a tile.
@@ -21,7 +22,7 @@ const ELEMENT: usize = 2;
 /// `[layer][block][KV head][K: [16, D] | V: [D, 16]]`
 pub struct Kv {
     spec: KvSpec,
-    bytes: Bytes,
+    pub(super) bytes: Bytes,
     layer_bytes: usize,
 }
 
@@ -40,6 +41,7 @@ impl Kv {
         let of_layer = n_slots.and_then(|n| n.checked_mul(spec.n_kv_heads)).and_then(|n| n.checked_mul(width));
         let layer_bytes = of_layer.ok_or_else(too_big)?;
         let n_bytes = layer_bytes.checked_mul(spec.n_layers).ok_or_else(too_big)?;
+        cuda.forget_graphs();
         let bytes = Bytes::new(&cuda.context, "the KV cache", n_bytes)?;
         cuda.stream.fill(&bytes, 0)?;
         Ok(Kv { spec, bytes, layer_bytes })
@@ -54,10 +56,26 @@ impl Kv {
         self.bytes.at(layer * self.layer_bytes)
     }
 
+    /// Zeros, in every layer: blocks that lie side by side are filled as one.
+    pub(super) fn clear(&self, stream: &Stream, blocks: &[BlockId]) -> Result<()> {
+        for run in blocks.chunk_by(|block, next| block.0 + 1 == next.0) {
+            let (at, n_bytes) = self.block(0, run[0]);
+            let columns = Pitched { bytes: &self.bytes, at, pitch: self.layer_bytes };
+            stream.clear_columns(columns, n_bytes * run.len(), self.spec.n_layers)?;
+        }
+        Ok(())
+    }
+
+    /// Where a block of a layer lies, and how long it is.
+    pub(super) fn block(&self, layer: usize, block: BlockId) -> (usize, usize) {
+        let n_bytes = self.layer_bytes / self.spec.n_blocks;
+        (layer * self.layer_bytes + block.0 as usize * n_bytes, n_bytes)
+    }
+
     /// No block of the batch may lie outside.
     fn check_blocks(&self, batch: &Batch, group: usize) {
         let n_blocks = self.spec.n_blocks;
-        let is_inside = |block: &types::BlockId| *block == types::BlockId::NONE || (block.0 as usize) < n_blocks;
+        let is_inside = |block: &BlockId| *block == BlockId::NONE || (block.0 as usize) < n_blocks;
         assert!(batch.tables[group].blocks.iter().all(is_inside), "a block beyond the {n_blocks} of the cache");
     }
 }
@@ -81,6 +99,12 @@ impl Rope {
     }
 }
 
+/// Tiles up to the last position of a batch.
+pub(super) fn n_tiles(batch: &Batch) -> u32 {
+    let end = batch.slices.iter().map(|slice| slice.start + slice.rows.len() as u32).max().unwrap_or(0);
+    end.div_ceil(TILE)
+}
+
 /// How a pass is attended.
 struct Plan {
     head_dim: usize,
@@ -92,7 +116,8 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(batch: &Batch, heads: &Heads) -> Plan {
+    /// The same for all batches of an outline.
+    fn of(batch: &Batch, heads: &Heads, outline: Option<Outline>) -> Plan {
         let head_dim = heads.head_dim.next_multiple_of(GROUP);
         let many = if head_dim <= 128 { 64 } else { 32 };
         let rows_max = batch.slices.iter().map(|slice| slice.rows.len()).max().unwrap_or(0);
@@ -101,8 +126,11 @@ impl Plan {
         let window = heads.window.map_or(u32::MAX, |window| window as u32);
         let first = |position: u32| (position + 1).saturating_sub(window) / TILE;
         let tile_first = batch.slices.iter().map(|slice| first(slice.start)).min().unwrap_or(0);
-        let end = batch.slices.iter().map(|slice| slice.start + slice.rows.len() as u32).max().unwrap_or(0);
-        Plan { head_dim, queries, rows_per_item, tile_first, n_tiles: end.div_ceil(TILE) - tile_first }
+        let (tile_first, n_tiles) = match outline {
+            Some(outline) => (0, outline.n_tiles),
+            None => (tile_first, n_tiles(batch) - tile_first),
+        };
+        Plan { head_dim, queries, rows_per_item, tile_first, n_tiles }
     }
 
     fn grid(&self, heads: &Heads, n_items: u32, depth: u32) -> Shape {
@@ -224,8 +252,8 @@ impl Attention for Cuda {
         out.check(n_rows, heads.n_heads * heads.head_dim);
         self.to_f32(qkv, n_rows);
         out.becomes_bf16(true);
-        let plan = Plan::of(batch, heads);
         let mut uploads = lock(&self.uploads);
+        let plan = Plan::of(batch, heads, uploads.batch.outline);
         let Some(tables) = tables(&uploads, batch, group) else { return };
         let Some((items, n_items)) = self.note(uploads.items(&self.stream, batch, group, plan.rows_per_item)) else {
             return;

@@ -107,6 +107,7 @@ impl Cuda {
     }
 
     pub fn room(&self, n_floats: usize) -> Result<Room> {
+        self.forget_graphs();
         Ok(Room(Bytes::new(&self.context, "numbers on their way", n_floats * FLOAT)?))
     }
 
@@ -120,8 +121,9 @@ impl Cuda {
         Ok(Mark(Event::new(&self.context)?))
     }
 
+    /// Behind what was begun so far; while that is only recorded, nothing is: who has it done marks it then.
     pub fn mark(&self, mark: &Mark) -> Result<()> {
-        mark.0.record(&self.stream)
+        if self.is_recording() { Ok(()) } else { mark.0.record(&self.stream) }
     }
 
     pub fn side(&self) -> Result<Side> {
@@ -148,6 +150,11 @@ impl Cuda {
     /// Begins to copy so many columns of so many rows.
     pub fn copy_columns(&self, to: Columns<'_>, from: Columns<'_>, n_cols: usize, n_rows: usize) -> Result<()> {
         self.stream.copy_columns(to.pitched(), from.pitched(), n_cols * FLOAT, n_rows)
+    }
+
+    /// They become zero.
+    pub fn zero(&self, floats: Floats<'_>) -> Result<()> {
+        self.stream.fill_part(floats.bytes, floats.start * FLOAT, floats.len * FLOAT, 0)
     }
 
     /// out = the sum of planes by the tree that `merges` says: one byte for each plane.

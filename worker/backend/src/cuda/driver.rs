@@ -9,6 +9,7 @@ use cudarc::driver::{result, sys};
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::sync::Arc;
+use types::DeviceClass;
 
 /// The oldest driver that has all calls that are made here, as the driver counts: CUDA 12.8.
 const VERSION_MIN: i32 = 12_080;
@@ -114,6 +115,16 @@ impl fmt::Display for Driver {
 }
 
 impl Card {
+    /// Cards of one are alike in every bit that their kernels make.
+    pub fn architecture(&self) -> String {
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+
+    /// What a worker says that it computes on.
+    pub fn told(&self) -> String {
+        format!("{}/{}", DeviceClass::Cuda.name(), self.architecture())
+    }
+
     /// Whether the kernels can run there.
     pub fn check(&self) -> Result<()> {
         let ((major, minor), (major_min, minor_min)) = (self.capability, CAPABILITY_MIN);
@@ -301,12 +312,69 @@ impl Stream {
 
     /// Every byte becomes `value`.
     pub fn fill(&self, to: &Bytes, value: u8) -> Result<()> {
-        if to.len == 0 {
+        self.fill_part(to, 0, to.len, value)
+    }
+
+    /// So many of them do, from there on.
+    pub fn fill_part(&self, to: &Bytes, at: usize, n: usize, value: u8) -> Result<()> {
+        to.check(at, n);
+        if n == 0 {
             return Ok(());
         }
         self.context.enter()?;
-        // SAFETY: the whole allocation and no more.
-        said("fill memory", unsafe { result::memset_d8_async(to.at(0), value, to.len, self.raw) })
+        // SAFETY: inside the allocation.
+        said("fill memory", unsafe { result::memset_d8_async(to.at(at), value, n, self.raw) })
+    }
+}
+
+impl Stream {
+    /// What this thread begins here from now on is recorded and not done, until `end_record`. Until then nothing may be
+    /// waited for, allocated or freed by this thread; others may.
+    pub fn begin_record(&self) -> Result<()> {
+        self.context.enter()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives as long as self, and is not the legacy one.
+        said("begin to record", unsafe { result::stream::begin_capture(self.raw, mode) })
+    }
+
+    /// Everything since `begin_record`; an error if any of it could not be recorded.
+    pub fn end_record(&self) -> Result<Record> {
+        self.context.enter()?;
+        // SAFETY: as above; a recording was begun by this thread.
+        let raw = said("record", unsafe { result::stream::end_capture(self.raw) })?;
+        if raw.is_null() {
+            return Err(Error::Driver { what: "record", why: "there is no record".into() });
+        }
+        Ok(Record { raw, context: self.context.clone() })
+    }
+
+    /// Begins all of a record.
+    pub fn replay(&self, graph: &Graph) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: both live as long as their owners; what the record reads and writes lives as long as the graph does,
+        // by its maker's promise.
+        said("begin a graph", unsafe { result::graph::launch(graph.raw, self.raw) })
+    }
+
+    /// Zeros in columns of rows: so many bytes of each, which are so far apart.
+    pub fn clear_columns(&self, to: Pitched<'_>, n_bytes: usize, n_rows: usize) -> Result<()> {
+        /// Devices take no rows that are farther apart.
+        const PITCH_MAX: usize = i32::MAX as usize;
+        if n_bytes == 0 || n_rows == 0 {
+            return Ok(());
+        }
+        to.bytes.check(to.at, (n_rows - 1) * to.pitch + n_bytes);
+        self.context.enter()?;
+        let at = |row: usize| to.bytes.at(to.at + row * to.pitch);
+        // SAFETY: the rows are inside the allocation, which outlives the stream's work: freeing waits for it.
+        let asked = unsafe {
+            if to.pitch <= PITCH_MAX {
+                sys::cuMemsetD2D8Async(at(0), to.pitch, 0, n_bytes, n_rows, self.raw).result()
+            } else {
+                (0..n_rows).try_for_each(|row| result::memset_d8_async(at(row), 0, n_bytes, self.raw))
+            }
+        };
+        said("clear columns of memory", asked)
     }
 }
 
@@ -314,6 +382,59 @@ impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: made by `new`; the driver ends it when its work is done.
         let _gone = unsafe { self.context.enter().map(|()| result::stream::destroy(self.raw)) };
+    }
+}
+
+/// What was begun on a stream, in its order.
+#[derive(Debug)]
+pub(crate) struct Record {
+    raw: sys::CUgraph,
+    context: Arc<Context>,
+}
+
+impl Record {
+    /// Operations in it.
+    pub fn n_nodes(&self) -> Result<usize> {
+        self.context.enter()?;
+        let mut n = 0;
+        // SAFETY: the record lives; without room for nodes their number alone is written.
+        let asked = unsafe { sys::cuGraphGetNodes(self.raw, std::ptr::null_mut(), &mut n) };
+        said("count what was recorded", asked.result()).map(|()| n)
+    }
+
+    /// Made ready to be begun, with all the memory of the device that this takes.
+    pub fn ready(&self, stream: &Stream) -> Result<Graph> {
+        self.context.enter()?;
+        // SAFETY: the record lives; no flag asks for anything of the caller.
+        let raw = unsafe { result::graph::instantiate(self.raw, sys::CUgraphInstantiate_flags(0)) };
+        let graph = Graph { raw: said("make a graph", raw)?, context: self.context.clone() };
+        // SAFETY: both live.
+        said("bring a graph to the device", unsafe { result::graph::upload(graph.raw, stream.raw) })?;
+        Ok(graph)
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        // SAFETY: handed over by `end_record`, and destroyed once; graphs made of it do not need it.
+        let _gone = unsafe { self.context.enter().map(|()| result::graph::destroy(self.raw)) };
+    }
+}
+
+/// A record that can be begun as one.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    raw: sys::CUgraphExec,
+    context: Arc<Context>,
+}
+
+// SAFETY: a handle that the driver lets any thread use, one at a time: it stands behind a mutex.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made by `ready`, and destroyed once; the driver lets what is under way come to its end.
+        let _gone = unsafe { self.context.enter().map(|()| result::graph::exec_destroy(self.raw)) };
     }
 }
 

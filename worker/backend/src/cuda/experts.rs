@@ -16,6 +16,8 @@ const EXPERTS_MAX: usize = 1024;
 const USED_MAX: usize = 32;
 /// Layers whose experts share the room of one `Routes`.
 const LAYERS_MAX: usize = 512;
+/// For the bounds of runs of experts: each rank has a few, the same in all layers.
+const RUNS_BYTES: usize = 4 << 10;
 const WORD: usize = 4;
 const ADDRESS: usize = 8;
 /// The rows of a block of the grouped kernels.
@@ -43,19 +45,23 @@ struct Addresses {
     end: usize,
     /// By where the digits of a layer's first matrix are.
     known: BTreeMap<u64, (u64, u64)>,
+    /// Bounds of runs, and where they are.
+    runs: Vec<(Vec<u32>, u64)>,
 }
 
 impl Routes {
     pub(super) fn new(cuda: &Cuda, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
         let Routing { n_experts, n_used, .. } = routing;
         let too_big = || Error::Shape(format!("{n_used} of {n_experts} experts for {rows_max} rows on CUDA"));
+        cuda.forget_graphs();
         let n_choices = rows_max.checked_mul(n_used).filter(|n| u32::try_from(*n).is_ok()).ok_or_else(too_big)?;
         if n_used == 0 || n_used > n_experts || n_used > USED_MAX || n_experts > EXPERTS_MAX {
             return Err(too_big());
         }
         let words = |n: usize| Bytes::new(&cuda.context, "choices of experts", n * WORD);
         // Two matrices of each expert, and of each its digits and its scales; a stacked one may have two parts.
-        let addresses = Bytes::new(&cuda.context, "where experts are", LAYERS_MAX * 6 * n_experts * ADDRESS)?;
+        let addresses =
+            Bytes::new(&cuda.context, "where experts are", LAYERS_MAX * 6 * n_experts * ADDRESS + RUNS_BYTES)?;
         Ok(Routes {
             routing,
             n_rows: 0,
@@ -68,7 +74,7 @@ impl Routes {
             gate_up: cuda.buffer(n_choices, 2 * inner)?,
             inner: cuda.buffer(n_choices, inner)?,
             y: cuda.buffer(n_choices, hidden)?,
-            addresses: Mutex::new(Addresses { bytes: addresses, end: 0, known: BTreeMap::new() }),
+            addresses: Mutex::new(Addresses { bytes: addresses, end: 0, known: BTreeMap::new(), runs: Vec::new() }),
         })
     }
 }
@@ -90,17 +96,30 @@ impl Addresses {
         }
         let digits: Vec<u64> = parts().map(|part| part.digits.at(0)).collect();
         let scales: Vec<u64> = parts().map(|part| part.scales.at(0)).collect();
-        let told = (self.put(cuda, &digits)?, self.put(cuda, &scales)?);
+        let told = (self.put(cuda, bytemuck::cast_slice(&digits))?, self.put(cuda, bytemuck::cast_slice(&scales))?);
         self.known.insert(key, told);
         Ok(told)
     }
 
-    fn put(&mut self, cuda: &Cuda, addresses: &[u64]) -> Result<u64> {
-        let (at, n_bytes) = (self.end, size_of_val(addresses));
+    /// The bounds of these runs, told once likewise.
+    fn bounds(&mut self, cuda: &Cuda, runs: &[Range<u32>]) -> Result<u64> {
+        let bounds = || runs.iter().flat_map(|run| [run.start, run.end]);
+        if let Some((_, at)) = self.runs.iter().find(|(known, _)| known.iter().copied().eq(bounds())) {
+            return Ok(*at);
+        }
+        let words: Vec<u32> = bounds().collect();
+        let at = self.put(cuda, bytemuck::cast_slice(&words))?;
+        self.runs.push((words, at));
+        Ok(at)
+    }
+
+    /// Bytes in eights.
+    fn put(&mut self, cuda: &Cuda, told: &[u8]) -> Result<u64> {
+        let (at, n_bytes) = (self.end, told.len());
         if at + n_bytes > self.bytes.len() {
             return Err(Error::OutOfMemory { what: "where experts are", n: at + n_bytes });
         }
-        cuda.place(&self.bytes, at, bytemuck::cast_slice(addresses))?;
+        cuda.place(&self.bytes, at, told)?;
         self.end += n_bytes;
         Ok(self.bytes.at(at))
     }
@@ -109,6 +128,7 @@ impl Addresses {
 fn grouped(kind: Kind) -> &'static str {
     match kind {
         Kind::Bf16 => "linear_grouped_bf16",
+        Kind::Plain => "linear_grouped_plain",
         Kind::W8 => "linear_grouped_w8",
         Kind::W8h => "linear_grouped_w8h",
         Kind::W4 => "linear_grouped_w4",
@@ -154,10 +174,11 @@ impl Cuda {
 
     /// One plane for each run of experts. out: [n_runs * n_rows, hidden]
     fn fold(&self, runs: &[Range<u32>], routes: &Routes, out: &Buffer) {
-        let bounds: Vec<u32> = runs.iter().flat_map(|run| [run.start, run.end]).collect();
+        let bounds = lock(&routes.addresses).bounds(self, runs);
+        let Some(runs_at) = self.note(bounds) else { return };
         out.becomes_bf16(false);
         let (y, place, chosen) = (routes.y.at(), routes.place.at(0), routes.chosen.at(0));
-        let (weights, n_used, runs_at) = (routes.weights.at(0), routes.routing.n_used as u32, self.upload(&bounds));
+        let (weights, n_used) = (routes.weights.at(0), routes.routing.n_used as u32);
         let (cols, to) = (out.cols as u32, out.at());
         let grid = [cols.div_ceil(256), routes.n_rows as u32, runs.len() as u32];
         let args = arguments![y, place, chosen, weights, n_used, runs_at, cols, to];

@@ -6,6 +6,7 @@ use super::driver::{Card, Context, Function, Module, Shape, Stream};
 use crate::{Error, Heads, Result};
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -48,6 +49,7 @@ pub(super) const UNITS: &[Unit] = &[
             "scale_rows",
             "soft_cap_rows",
             "embed_bf16",
+            "embed_plain",
             "embed_w8",
             "embed_w8h",
             "embed_w4",
@@ -62,6 +64,10 @@ pub(super) const UNITS: &[Unit] = &[
             "linear_bf16_r16",
             "linear_bf16_r32",
             "linear_bf16_r64",
+            "linear_plain_r8",
+            "linear_plain_r16",
+            "linear_plain_r32",
+            "linear_plain_r64",
             "linear_w8_r8",
             "linear_w8_r16",
             "linear_w8_r32",
@@ -79,6 +85,7 @@ pub(super) const UNITS: &[Unit] = &[
             "linear_w4h_r32",
             "linear_w4h_r64",
             "linear_grouped_bf16",
+            "linear_grouped_plain",
             "linear_grouped_w8",
             "linear_grouped_w8h",
             "linear_grouped_w4",
@@ -118,7 +125,7 @@ pub(super) const UNITS: &[Unit] = &[
         ],
     },
     Unit { main: text!("experts.cu"), kernels: &["route", "group_choices", "fold_experts"] },
-    Unit { main: text!("sample.cu"), kernels: &["draw", "draw_filtered"] },
+    Unit { main: text!("sample.cu"), kernels: &["draw", "draw_filtered", "take_drawn"] },
 ];
 
 pub(super) const PIECES_MAX: usize = 8;
@@ -132,6 +139,15 @@ pub(super) struct Pieces {
     pub end: [u32; PIECES_MAX],
     pub merges: [u8; PIECES_MAX],
     pub ends_run: [u8; PIECES_MAX],
+}
+
+impl Pieces {
+    /// The groups of each run of pieces, which has a plane of the product.
+    pub fn runs(&self) -> impl Iterator<Item = Range<u32>> {
+        let mut begin = 0;
+        let ends = self.end.iter().zip(&self.ends_run).take(self.n as usize);
+        ends.filter(|(_, ends_run)| **ends_run != 0).map(move |(end, _)| std::mem::replace(&mut begin, *end)..*end)
+    }
 }
 
 /// Likewise.

@@ -1,10 +1,13 @@
-//! Products: the kernel for the kind of weight and the number of rows. All of them give the same bits.
+//! Products: the kernel for the kind of weight and the number of rows. All of them give the same bits. Under `fast`,
+//! products of many rows with plain weights are cuBLASLt's, whose bits are its own.
 
 use super::driver::Shape;
 use super::kernels::arguments;
-use super::weights::{Kind, Part};
+use super::lt::Product;
+use super::weights::{GROUP, Kind, Part};
 use super::{Buffer, Cuda, Matrix, by_row};
 use crate::Linear;
+use std::ops::Range;
 
 const FLOAT: u64 = 4;
 
@@ -12,6 +15,7 @@ const FLOAT: u64 = 4;
 fn names(kind: Kind) -> [&'static str; 4] {
     match kind {
         Kind::Bf16 => ["linear_bf16_r8", "linear_bf16_r16", "linear_bf16_r32", "linear_bf16_r64"],
+        Kind::Plain => ["linear_plain_r8", "linear_plain_r16", "linear_plain_r32", "linear_plain_r64"],
         Kind::W8 => ["linear_w8_r8", "linear_w8_r16", "linear_w8_r32", "linear_w8_r64"],
         Kind::W8h => ["linear_w8h_r8", "linear_w8h_r16", "linear_w8h_r32", "linear_w8h_r64"],
         Kind::W4 => ["linear_w4_r8", "linear_w4_r16", "linear_w4_r32", "linear_w4_r64"],
@@ -23,6 +27,9 @@ fn names(kind: Kind) -> [&'static str; 4] {
 pub(super) fn tiles_per_block(n_pieces: u32) -> usize {
     8 / n_pieces.next_power_of_two() as usize
 }
+
+/// From so many rows on a library is asked: below, reading the weights is what takes the time.
+const MANY_ROWS: usize = 33;
 
 fn kernel(part: &Part, n_pieces: u32, n_rows: usize) -> (&'static str, Shape) {
     let few = [8, 16, 32];
@@ -45,6 +52,9 @@ impl Cuda {
         let x = self.in_bf16(x, n_rows);
         out.becomes_bf16(false);
         for part in &w.parts {
+            if part.kind == Kind::Plain && n_rows >= MANY_ROWS && self.product_by_library(x, w, part, n_rows, out) {
+                continue;
+            }
             let (name, shape) = kernel(part, w.pieces.n, n_rows);
             let (digits, scales) = (part.digits.at(0), part.scales.at(0));
             let to = out.at() + part.first_out as u64 * FLOAT;
@@ -54,6 +64,36 @@ impl Cuda {
             // planes.
             unsafe { self.launch(name, shape, args) };
         }
+    }
+
+    /// A product for each run of pieces, over its part of k. False: the library has no way, and nothing was begun.
+    fn product_by_library(&self, x: u64, w: &Matrix, part: &Part, n_rows: usize, out: &Buffer) -> bool {
+        let Some(library) = self.lt.as_ref().filter(|_| self.is_well()) else { return false };
+        let ld = w.pieces.n_groups as usize * GROUP;
+        let product = |plane: usize, run: Range<u32>| {
+            let start = u64::from(run.start) * (GROUP * 2) as u64;
+            let to = plane * n_rows * w.n_out + part.first_out;
+            Product {
+                shape: [part.rows, n_rows, run.len() * GROUP],
+                w: part.digits.at(0) + start,
+                x: x + start,
+                out: out.at() + to as u64 * FLOAT,
+                ld,
+                ld_out: w.n_out,
+            }
+        };
+        for (plane, run) in w.pieces.runs().enumerate() {
+            // SAFETY: the packer laid the rows out so far apart and padded them with zeros, as those of x are; out was
+            // seen to hold all planes, and all of it lives until the stream is through.
+            let begun = unsafe { library.multiply(&self.stream, &product(plane, run)) };
+            match self.note(begun) {
+                // Planes that were begun are written again by the kernel, in the order of the stream.
+                Some(false) => return false,
+                Some(true) => {}
+                None => return true,
+            }
+        }
+        true
     }
 }
 

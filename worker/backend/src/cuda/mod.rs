@@ -5,8 +5,10 @@
 //! driver    what the driver offers: contexts, streams, memory, launches
 //! compiler  sources -> a cubin, kept on disk
 //! kernels   names and arguments; kernels/*.cu are the sources, kernels/kernels.cuh the page both sides are written to
+//! lt        cuBLASLt, for large products under `fast`
 //! weights   stored matrices -> tiles of digits and scales
 //! uploads   what a pass tells the device: positions, tables, tokens
+//! graphs    passes that are like others, recorded and begun again as one
 //! direct    the device as a library sees it that moves memory between devices
 //! the rest  the operations, each a launch or two
 //! ```
@@ -20,8 +22,10 @@ mod compiler;
 mod direct;
 mod driver;
 mod experts;
+mod graphs;
 mod kernels;
 mod linear;
+mod lt;
 mod pointwise;
 mod sample;
 mod uploads;
@@ -33,11 +37,13 @@ pub use direct::{Columns, Floats, Mark, Room, Side, Words};
 pub use driver::{Card, Driver};
 pub use experts::Routes;
 pub use kernels::compile;
+pub use lt::{LtVersion, lt_version};
 pub use weights::Matrix;
 
 use crate::cpu::{Cpu, CpuConfig};
-use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Result, RopeStyle, Routing, Stored};
+use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Repeats, Result, RopeStyle, Routing, Stored};
 use driver::{Bytes, Context, Event, Shape, Stream};
+use graphs::Graphs;
 use half::bf16;
 use kernels::{Kernels, arguments};
 use std::ffi::c_void;
@@ -45,7 +51,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use types::{DeviceClass, Leaves};
+use types::{BlockId, DeviceClass, Leaves, Pace};
 use uploads::Uploads;
 use weights::{GROUP, Packer};
 
@@ -55,19 +61,26 @@ pub struct CudaConfig {
     pub ordinal: u32,
     /// Where compiled kernels are kept between starts.
     pub cache: Option<PathBuf>,
+    pub pace: Pace,
     /// The processor beside it packs weights, and draws what the device has no kernel for.
     pub host: CpuConfig,
+    /// Whether passes that are like others are begun as one.
+    pub graphs: bool,
 }
 
 /// Driven by one thread at a time.
 pub struct Cuda {
     card: Card,
+    pace: Pace,
     host: Cpu,
     kernels: Kernels,
     uploads: Mutex<Uploads>,
     scratch: Mutex<Scratch>,
     draws: Mutex<sample::Room>,
     fault: Mutex<Option<Error>>,
+    graphs: Mutex<Graphs>,
+    /// Under `fast`.
+    lt: Option<lt::Library>,
     stream: Stream,
     context: Arc<Context>,
 }
@@ -137,6 +150,7 @@ impl Cuda {
         card.check()?;
         let context = Context::open(driver, &card)?;
         Ok(Cuda {
+            pace: config.pace,
             host: Cpu::new(config.host)?,
             kernels: Kernels::load(&context, &card, config.cache.as_deref())?,
             uploads: Mutex::new(Uploads::new(&context, uploads::BYTES_MIN)?),
@@ -146,6 +160,8 @@ impl Cuda {
             }),
             draws: Mutex::new(sample::Room::new(&context)?),
             fault: Mutex::new(None),
+            graphs: Mutex::new(Graphs::new(&context, &card, config.graphs)?),
+            lt: (config.pace == Pace::Fast).then(|| lt::Library::open(&context)).transpose()?,
             stream: Stream::new(&context)?,
             card,
             context,
@@ -266,7 +282,7 @@ impl Cuda {
 
     fn packer<T>(&self, pack: impl FnOnce(Packer<'_>) -> Result<T>) -> Result<T> {
         let write = |to: &Bytes, at: usize, from: &[u8]| self.place(to, at, from);
-        pack(Packer { context: &self.context, team: &self.host.team, write: &write })
+        pack(Packer { context: &self.context, team: &self.host.team, pace: self.pace, write: &write })
     }
 
     fn floats(&self, what: &'static str, values: &[f32]) -> Result<Bytes> {
@@ -298,6 +314,14 @@ impl Memory for Cuda {
         DeviceClass::Cuda
     }
 
+    fn told(&self) -> String {
+        self.card.told()
+    }
+
+    fn pace(&self) -> Pace {
+        self.pace
+    }
+
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {
         let too_big = || Error::Shape(format!("a buffer of {rows_max} x {cols}"));
         let size =
@@ -306,6 +330,7 @@ impl Memory for Cuda {
             return Err(too_big());
         }
         let (in_f32, in_bf16) = (size(cols, 4)?, size(padded(cols), 2)?);
+        self.forget_graphs();
         {
             let mut scratch = self.scratch();
             if scratch.rows.len() < in_bf16 {
@@ -333,19 +358,41 @@ impl Memory for Cuda {
         Kv::new(self, spec)
     }
 
+    fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {
+        if self.is_well() {
+            self.note(kv.clear(&self.stream, blocks));
+        }
+    }
+
+    fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {
+        let (at, n_bytes) = kv.block(layer, block);
+        let mut bytes = vec![0; n_bytes];
+        self.fetch(&kv.bytes, at, &mut bytes);
+        bytes
+    }
+
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
         Rope::new(self, cos, sin, half_dim, style)
     }
 
     fn batches(&self, limits: BatchLimits) -> Result<()> {
         let n_bytes = uploads::bytes_for(limits).ok_or_else(|| Error::Shape(format!("batches of {limits:?}")))?;
+        self.forget_graphs();
         *lock(&self.uploads) = Uploads::new(&self.context, n_bytes)?;
+        lock(&self.graphs).fits(limits);
         lock(&self.draws).reserve(&self.context, limits.rows_max)
     }
 
     fn begin(&self, batch: &Batch) {
-        let begun = lock(&self.uploads).begin(&self.stream, batch);
-        self.note(begun);
+        let drawn = lock(&self.draws);
+        let mut uploads = lock(&self.uploads);
+        let begun = uploads.begin(&self.stream, batch, drawn.entries());
+        let (tokens, (pairs, n)) = (uploads.batch.tokens, uploads.batch.taken);
+        if self.note(begun).is_some() && n > 0 {
+            let shape = Shape { grid: [n.div_ceil(256), 1, 1], ..by_row(0) };
+            // SAFETY: so many pairs of a row of the batch and an entry of what the pass before has drawn.
+            unsafe { self.launch("take_drawn", shape, arguments![tokens, pairs, n, drawn.on_device()]) };
+        }
     }
 
     fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
@@ -418,5 +465,21 @@ impl Memory for Cuda {
 impl crate::Device for Cuda {
     fn settle(&self) -> Result<()> {
         lock(&self.fault).take().map_or(Ok(()), Err)
+    }
+
+    fn rows_for(&self, batch: &Batch) -> usize {
+        lock(&self.graphs).rows_for(batch)
+    }
+
+    fn repeat<E>(&self, work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<bool, E> {
+        self.repeat_work(work)
+    }
+
+    fn forget(&self) {
+        self.forget_graphs();
+    }
+
+    fn repeats(&self) -> Repeats {
+        self.repeats_so_far()
     }
 }

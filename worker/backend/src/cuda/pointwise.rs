@@ -3,8 +3,8 @@
 use super::driver::Shape;
 use super::kernels::{HeadShape, arguments, norm_bytes_max};
 use super::weights::Kind;
-use super::{Buffer, Cuda, Matrix, Vector, by_row, padded};
-use crate::{Error, Heads, Pointwise};
+use super::{Buffer, Cuda, Matrix, Vector, by_row, lock, padded};
+use crate::{Batch, Error, Heads, Pointwise};
 
 /// As in the header.
 const X_BF16: u32 = 1;
@@ -44,9 +44,27 @@ impl Cuda {
     }
 }
 
+impl Cuda {
+    /// Tokens that are on the device: where, and how many.
+    fn embed_from(&self, table: &Matrix, first: u32, (tokens, n_tokens): (u64, usize), out: &Buffer) {
+        out.check(n_tokens, table.k);
+        self.to_f32(out, n_tokens);
+        let [part] = &table.parts[..] else { return };
+        if n_tokens == 0 {
+            return;
+        }
+        let (digits, scales) = (part.digits.at(0), part.scales.at(0));
+        let (n_table, k, to) = (part.rows as u32, table.k as u32, out.at());
+        let args = arguments![digits, scales, tokens, first, n_table, k, to];
+        // SAFETY: the packer laid the table out for its kind; a token without a row in it is passed over.
+        unsafe { self.launch(embed_of(part.kind), by_row(n_tokens), args) };
+    }
+}
+
 fn embed_of(kind: Kind) -> &'static str {
     match kind {
         Kind::Bf16 => "embed_bf16",
+        Kind::Plain => "embed_plain",
         Kind::W8 => "embed_w8",
         Kind::W8h => "embed_w8h",
         Kind::W4 => "embed_w4",
@@ -56,17 +74,19 @@ fn embed_of(kind: Kind) -> &'static str {
 
 impl Pointwise for Cuda {
     fn embed(&self, table: &Matrix, first: u32, tokens: &[u32], out: &mut Buffer) {
-        out.check(tokens.len(), table.k);
-        self.to_f32(out, tokens.len());
-        let [part] = &table.parts[..] else { return };
-        if tokens.is_empty() {
-            return;
+        let at = self.upload(tokens);
+        self.embed_from(table, first, (at, tokens.len()), out);
+    }
+
+    fn embed_batch(&self, table: &Matrix, first: u32, batch: &Batch, out: &mut Buffer) {
+        let told = {
+            let uploads = lock(&self.uploads);
+            (uploads.batch.n_rows == batch.n_rows()).then_some(uploads.batch.tokens)
+        };
+        match told {
+            Some(at) => self.embed_from(table, first, (at, batch.n_rows()), out),
+            None => self.embed(table, first, &batch.tokens, out),
         }
-        let (digits, scales, tokens_at) = (part.digits.at(0), part.scales.at(0), self.upload(tokens));
-        let (n_table, k, to) = (part.rows as u32, table.k as u32, out.at());
-        let args = arguments![digits, scales, tokens_at, first, n_table, k, to];
-        // SAFETY: the packer laid the table out for its kind; a token without a row in it is passed over.
-        unsafe { self.launch(embed_of(part.kind), by_row(tokens.len()), args) };
     }
 
     fn rms_norm(&self, x: &Buffer, weight: &Vector, eps: f32, n_rows: usize, out: &mut Buffer) {

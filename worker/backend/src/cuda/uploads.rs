@@ -1,8 +1,18 @@
-//! What a pass tells the device: positions, where their KV lies, tables, tokens. Written to pinned memory and copied in
-//! the stream, so that the host does not wait; two halves take turns, so that it does not write what is still read.
+//! What a pass tells the device: tokens, positions, where their KV lies, tables. Written to pinned memory and copied in
+//! the stream, so that the host does not wait; two halves take turns, so that the next pass is told while this one runs
+//! and nobody writes what is still read.
+//!
+//! All that is known when a pass begins goes in one copy. On the device it lies from the same address on, and for passes
+//! of one outline each part of it at the same place: kernels that were recorded find it where it was.
+//!
+//! ```text
+//! tokens · positions · per group: slots · per group: items, where each slice is a row · per group: tables · what follows
+//! ```
 
 use super::driver::{Bytes, Context, Event, Pinned, Stream};
+use super::graphs::Outline;
 use crate::{Batch, BatchLimits, Error, Result};
+use std::ops::Range;
 use std::sync::Arc;
 use types::cache::blocks_for;
 use types::{BLOCK_TOKENS, BlockId};
@@ -14,6 +24,8 @@ const WORD: usize = 4;
 const ALIGNMENT: usize = 16;
 /// Beside what is for each row or block: lists of runs, and what ends on the alignment.
 const SPARE: usize = 16 << 10;
+/// Of a row that is nobody's: nothing is stored. As in the header.
+const NO_SLOT: u32 = u32::MAX;
 
 /// Rows of one sequence that threads attend together; as in the header.
 pub(super) const ITEM_WORDS: usize = 4;
@@ -21,10 +33,10 @@ pub(super) const ITEM_WORDS: usize = 4;
 /// What the largest batch takes.
 pub(super) fn bytes_for(limits: BatchLimits) -> Option<usize> {
     let BatchLimits { rows_max, context, n_groups } = limits;
-    // A row has a token, a position, perhaps an output and two draws; in a group a slot, perhaps a table of its own,
+    // A row has a token, perhaps from elsewhere, a position, perhaps an output and two draws; in a group a slot, perhaps a table of its own,
     // and two items.
     let of_group = (1 + 2 * ITEM_WORDS).checked_add(blocks_for(context) as usize)?;
-    let of_row = n_groups.checked_mul(of_group)?.checked_add(24)?;
+    let of_row = n_groups.checked_mul(of_group)?.checked_add(28)?;
     rows_max.checked_mul(of_row)?.checked_mul(WORD)?.checked_add(SPARE)?.checked_add(BYTES_MIN)
 }
 
@@ -48,7 +60,12 @@ struct Half {
 #[derive(Default)]
 pub(super) struct OnDevice {
     pub n_rows: usize,
+    /// What it has in common with others; none where it is like no other.
+    pub outline: Option<Outline>,
+    pub tokens: u64,
     pub positions: u64,
+    /// Pairs of a row and an entry of what was drawn: where, and how many.
+    pub taken: (u64, u32),
     pub groups: Vec<Tables>,
     /// Of each group and number of rows at most: where they are, and how many.
     items: Vec<((usize, u32), (u64, u32))>,
@@ -57,7 +74,12 @@ pub(super) struct OnDevice {
 #[derive(Clone, Copy)]
 pub(super) struct Tables {
     pub slots: u64,
+    /// From where on items count.
     pub blocks: u64,
+    /// From there to the group's tables.
+    first: u32,
+    /// Where every slice is a row, each of them; and of padding, some that have no rows.
+    single: Option<u64>,
 }
 
 impl Uploads {
@@ -70,69 +92,117 @@ impl Uploads {
         Ok(Uploads { halves: [half()?, half()?], turn: 0, device, end: 0, batch: OnDevice::default() })
     }
 
-    /// Starts over with another pass.
-    pub fn begin(&mut self, stream: &Stream, batch: &Batch) -> Result<()> {
+    /// Starts over with another pass. `entries` says where each draw of the pass before lies.
+    pub fn begin(&mut self, stream: &Stream, batch: &Batch, entries: &[u32]) -> Result<()> {
+        assert!(batch.is_tiled(), "each row belongs to one slice, or to none behind them");
         self.halves[self.turn].passed.record(stream)?;
         self.turn = 1 - self.turn;
-        self.halves[self.turn].passed.wait()?;
-        self.end = 0;
-        self.batch.n_rows = batch.n_rows();
+        let passed = &self.halves[self.turn].passed;
+        // It is, unless two passes were begun since and neither was waited for.
+        if !passed.is_passed()? {
+            passed.wait()?;
+        }
+        (self.end, self.batch) = (0, OnDevice { n_rows: batch.n_rows(), ..std::mem::take(&mut self.batch) });
+        self.batch.outline = Outline::of(batch);
         self.batch.items.clear();
         self.batch.groups.clear();
-        assert!(batch.is_tiled(), "each row belongs to one slice");
-        self.batch.positions = self.put(stream, batch.n_rows(), |to| to.copy_from_slice(&batch.positions))?;
-        for group in 0..batch.tables.len() {
-            let slots = self.put(stream, batch.n_rows(), |to| slots(batch, group, to))?;
+        self.batch.tokens = self.lay(batch.n_rows(), |to| to.copy_from_slice(&batch.tokens))?;
+        self.batch.positions = self.lay(batch.n_rows(), |to| to.copy_from_slice(&batch.positions))?;
+        self.lay_groups(batch)?;
+        let pairs = self.lay(2 * batch.drawn.len(), |to| {
+            let pair = |(row, draw): &(u32, u32)| [*row, entries[*draw as usize]];
+            to.as_chunks_mut::<2>().0.iter_mut().zip(&batch.drawn).for_each(|(to, drawn)| *to = pair(drawn));
+        })?;
+        self.batch.taken = (pairs, batch.drawn.len() as u32);
+        self.send(stream, 0..self.end)
+    }
+
+    fn lay_groups(&mut self, batch: &Batch) -> Result<()> {
+        let (n_rows, n_groups, blocks) = (batch.n_rows(), batch.tables.len(), self.device.at(0));
+        for group in 0..n_groups {
+            let slots = self.lay(n_rows, |to| slots(batch, group, to))?;
+            self.batch.groups.push(Tables { slots, blocks, first: 0, single: None });
+        }
+        let n_items = if self.batch.outline.is_some() { n_rows } else { 0 };
+        // Tables lie behind all that has one place in an outline.
+        let (mut first, is_single) = (self.end / WORD, n_items > 0);
+        first += n_groups * (n_items * ITEM_WORDS);
+        for group in 0..n_groups {
+            let single = self.lay(n_items * ITEM_WORDS, |to| items(batch, group, (1, first as u32), to))?;
+            self.batch.groups[group].single = is_single.then_some(single);
+            self.batch.groups[group].first = first as u32;
+            first += batch.tables[group].blocks.len().next_multiple_of(ALIGNMENT / WORD);
+        }
+        for group in 0..n_groups {
             let of_group = &batch.tables[group].blocks;
-            let blocks = self.put(stream, of_group.len(), |to| {
+            let at = self.lay(of_group.len(), |to| {
                 // What no query sees may be anywhere, but it must be somewhere.
                 let number = |block: &BlockId| if *block == BlockId::NONE { 0 } else { block.0 };
                 to.iter_mut().zip(of_group).for_each(|(to, block)| *to = number(block));
             })?;
-            self.batch.groups.push(Tables { slots, blocks });
+            debug_assert_eq!(at, blocks + u64::from(self.batch.groups[group].first) * WORD as u64);
         }
         Ok(())
     }
 
-    /// Room for words that `fill` writes, and where they will be on the device.
-    pub fn put(&mut self, stream: &Stream, n_words: usize, fill: impl FnOnce(&mut [u32])) -> Result<u64> {
+    /// Room for words that `fill` writes, and where they will be on the device once they are sent.
+    fn lay(&mut self, n_words: usize, fill: impl FnOnce(&mut [u32])) -> Result<u64> {
         let (start, n_bytes) = (self.end, n_words * WORD);
         let half = &mut self.halves[self.turn];
         let Some(to) = half.pinned.bytes_mut().get_mut(start..start + n_bytes) else {
             return Err(Error::OutOfMemory { what: "what a pass tells", n: start + n_bytes });
         };
         fill(bytemuck::cast_slice_mut(to));
-        if n_bytes > 0 {
-            // SAFETY: this half is not written again before the stream has passed `passed`.
-            unsafe { stream.write(&self.device, start, to) }?;
-        }
         self.end = (start + n_bytes).next_multiple_of(ALIGNMENT);
         Ok(self.device.at(start))
     }
 
+    fn send(&self, stream: &Stream, range: Range<usize>) -> Result<()> {
+        let from = &self.halves[self.turn].pinned.bytes()[range.clone()];
+        // SAFETY: this half is not written again before the stream has passed `passed`, and until then only behind this.
+        unsafe { stream.write(&self.device, range.start, from) }
+    }
+
+    /// Words that were not known when the pass began, and where they will be on the device.
+    pub fn put(&mut self, stream: &Stream, n_words: usize, fill: impl FnOnce(&mut [u32])) -> Result<u64> {
+        let start = self.end;
+        let at = self.lay(n_words, fill)?;
+        self.send(stream, start..start + n_words * WORD)?;
+        Ok(at)
+    }
+
     /// The rows of the batch in items of at most `rows_max`, and how many items there are.
     pub fn items(&mut self, stream: &Stream, batch: &Batch, group: usize, rows_max: u32) -> Result<(u64, u32)> {
+        let Tables { single, first, .. } = self.batch.groups[group];
+        if let Some(single) = single {
+            return Ok((single, self.batch.n_rows as u32));
+        }
         let key = (group, rows_max);
         if let Some((_, found)) = self.batch.items.iter().find(|(of, _)| *of == key) {
             return Ok(*found);
         }
         let n_items = batch.slices.iter().map(|slice| slice.rows.len().div_ceil(rows_max as usize)).sum::<usize>();
-        let at = self.put(stream, n_items * ITEM_WORDS, |to| {
-            let cut = batch.slices.iter().zip(&batch.tables[group].bounds).flat_map(|(slice, table)| {
-                slice.rows.clone().step_by(rows_max as usize).map(move |row| {
-                    let n_rows = rows_max.min(slice.rows.end - row);
-                    [row, n_rows, slice.start + (row - slice.rows.start), *table]
-                })
-            });
-            to.as_chunks_mut::<ITEM_WORDS>().0.iter_mut().zip(cut).for_each(|(to, item)| *to = item);
-        })?;
+        let at = self.put(stream, n_items * ITEM_WORDS, |to| items(batch, group, (rows_max, first), to))?;
         self.batch.items.push((key, (at, n_items as u32)));
         Ok((at, n_items as u32))
     }
 }
 
+/// Items of at most so many rows, in tables that begin at `first`; what is left of `to` has no rows.
+fn items(batch: &Batch, group: usize, (rows_max, first): (u32, u32), to: &mut [u32]) {
+    let cut = batch.slices.iter().zip(&batch.tables[group].bounds).flat_map(|(slice, table)| {
+        slice.rows.clone().step_by(rows_max as usize).map(move |row| {
+            let n_rows = rows_max.min(slice.rows.end - row);
+            [row, n_rows, slice.start + (row - slice.rows.start), first + *table]
+        })
+    });
+    let rest = std::iter::repeat([0; ITEM_WORDS]);
+    to.as_chunks_mut::<ITEM_WORDS>().0.iter_mut().zip(cut.chain(rest)).for_each(|(to, item)| *to = item);
+}
+
 /// Where each row's K and V go.
 fn slots(batch: &Batch, group: usize, to: &mut [u32]) {
+    to.fill(NO_SLOT);
     for (i, slice) in batch.slices.iter().enumerate() {
         let table = batch.tables[group].of(i);
         for row in slice.rows.clone() {

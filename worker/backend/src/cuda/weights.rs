@@ -1,7 +1,7 @@
 //! Weights as the kernels want them: tiles of sixteen outputs, groups of thirty-two along k, digits of 4, 8 or 16 bits
 //! with a scale and a minimum for each thirty-two or sixteen. `kernels/kernels.cuh` draws the layout.
 //!
-//! Every stored type becomes one of five kinds. Types of 5 and 6 bits grow to 8, those of 2 and 3 to 4; MXFP4, whose
+//! Every stored type becomes one of a few kinds. Types of 5 and 6 bits grow to 8, those of 2 and 3 to 4; MXFP4, whose
 //! powers of two an f16 does not hold, and what is not quantized become bf16.
 
 use super::driver::{Bytes, Context};
@@ -13,8 +13,8 @@ use crate::{Error, Result, Stored, StoredType};
 use half::{bf16, f16};
 use std::ops::Range;
 use std::sync::Arc;
-use types::Leaves;
 use types::leaves::{Fold, aligned_runs};
+use types::{Leaves, Pace};
 
 pub(super) const TILE: usize = 16;
 pub(super) const GROUP: usize = 32;
@@ -26,6 +26,8 @@ const STRANDS: u32 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Bf16,
+    /// Rows one after another, which a library reads too.
+    Plain,
     W8,
     W8h,
     W4,
@@ -33,9 +35,12 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub fn of(dtype: StoredType) -> Kind {
+    pub fn of(dtype: StoredType, pace: Pace) -> Kind {
         match dtype {
-            StoredType::F32 | StoredType::F16 | StoredType::BF16 | StoredType::MXFP4 => Kind::Bf16,
+            StoredType::F32 | StoredType::F16 | StoredType::BF16 | StoredType::MXFP4 => match pace {
+                Pace::Lockstep => Kind::Bf16,
+                Pace::Fast => Kind::Plain,
+            },
             StoredType::Q4_0 | StoredType::Q4_1 | StoredType::Q4K => Kind::W4,
             StoredType::Q2K | StoredType::Q3K => Kind::W4h,
             StoredType::Q5_0 | StoredType::Q5_1 | StoredType::Q8_0 | StoredType::IQ4NL | StoredType::Q5K => Kind::W8,
@@ -46,7 +51,7 @@ impl Kind {
     /// Of a tile's group.
     const fn digit_bytes(self) -> usize {
         match self {
-            Kind::Bf16 => 1024,
+            Kind::Bf16 | Kind::Plain => 1024,
             Kind::W8 | Kind::W8h => 512,
             Kind::W4 | Kind::W4h => 256,
         }
@@ -54,7 +59,7 @@ impl Kind {
 
     const fn scale_bytes(self) -> usize {
         match self {
-            Kind::Bf16 => 0,
+            Kind::Bf16 | Kind::Plain => 0,
             Kind::W8 | Kind::W4 => 64,
             Kind::W8h | Kind::W4h => 128,
         }
@@ -94,6 +99,7 @@ type Write<'a> = dyn Fn(&Bytes, usize, &[u8]) -> Result<()> + 'a;
 pub(super) struct Packer<'a> {
     pub context: &'a Arc<Context>,
     pub team: &'a Team,
+    pub pace: Pace,
     pub write: &'a Write<'a>,
 }
 
@@ -117,7 +123,8 @@ impl Packer<'_> {
         let mut parts: Vec<Part> = Vec::new();
         let (mut first_out, mut n_bytes) = (0, 0);
         // Neighbours of one kind are one part: one launch computes them.
-        for run in stored.chunk_by(|a, b| Kind::of(a.dtype) == Kind::of(b.dtype)) {
+        let kind = |stored: &Stored<'_>| Kind::of(stored.dtype, self.pace);
+        for run in stored.chunk_by(|a, b| kind(a) == kind(b)) {
             let part = self.part(run, k, first_out)?;
             first_out += part.rows;
             n_bytes += part.digits.len() + part.scales.len();
@@ -128,7 +135,7 @@ impl Packer<'_> {
     }
 
     fn part(&self, stored: &[Stored<'_>], k: usize, first_out: usize) -> Result<Part> {
-        let kind = stored.first().map_or(Kind::Bf16, |stored| Kind::of(stored.dtype));
+        let kind = stored.first().map_or(Kind::Bf16, |stored| Kind::of(stored.dtype, self.pace));
         let rows = stored.iter().try_fold(0usize, |n, stored| n.checked_add(stored.rows));
         let too_big = || Error::Shape(format!("a matrix of k {k} that does not fit an address space"));
         let rows = rows.ok_or_else(too_big)?;
@@ -259,15 +266,18 @@ impl Rows<'_> {
             let Some((stored, row)) = self.find(tile * TILE + r) else { return };
             let bytes = stored.row(row);
             for group in 0..self.n_groups {
-                let digits = &mut digits[group * kind.digit_bytes()..][..kind.digit_bytes()];
-                let scales = &mut scales[group * kind.scale_bytes()..][..kind.scale_bytes()];
-                match kind {
-                    Kind::Bf16 => {
-                        let n = GROUP.min(self.k - group * GROUP);
-                        put_elements(&elements(stored, bytes, group * GROUP, n), n, r, digits);
+                let at = match kind {
+                    Kind::Bf16 => (group * TILE + r) * GROUP,
+                    Kind::Plain => (r * self.n_groups + group) * GROUP,
+                    _ => {
+                        let digits = &mut digits[group * kind.digit_bytes()..][..kind.digit_bytes()];
+                        let scales = &mut scales[group * kind.scale_bytes()..][..kind.scale_bytes()];
+                        put_group(kind, &group_of(stored, bytes, group), r, digits, scales);
+                        continue;
                     }
-                    _ => put_group(kind, &group_of(stored, bytes, group), r, digits, scales),
-                }
+                };
+                let n = GROUP.min(self.k - group * GROUP);
+                put_elements(&elements(stored, bytes, group * GROUP, n)[..n], &mut digits[2 * at..]);
             }
         }
     }
@@ -294,11 +304,8 @@ fn elements(stored: &Stored<'_>, row: &[u8], at: usize, n: usize) -> [bf16; GROU
     out
 }
 
-fn put_elements(elements: &[bf16; GROUP], n: usize, r: usize, digits: &mut [u8]) {
-    let start = r / 8 * 512 + r % 8 * 64;
-    for (i, element) in elements.iter().enumerate().take(n) {
-        digits[start + 2 * i..][..2].copy_from_slice(&element.to_le_bytes());
-    }
+fn put_elements(elements: &[bf16], digits: &mut [u8]) {
+    digits.as_chunks_mut::<2>().0.iter_mut().zip(elements).for_each(|(to, element)| *to = element.to_le_bytes());
 }
 
 /// Thirty-two numbers of a row: digits, and a scale and a minimum for each half.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use types::Leaves;
 use types::leaves::{Fold, aligned_runs, sum_runs};
 
-pub const KINDS: [&str; 5] = ["bf16", "w8", "w8h", "w4", "w4h"];
+pub const KINDS: [&str; 6] = ["bf16", "plain", "w8", "w8h", "w4", "w4h"];
 /// Kernels and how many rows a block of each takes.
 const KERNELS: [(&str, usize); 4] = [("r8", 8), ("r16", 16), ("r32", 32), ("r64", 64)];
 const PIECES_MAX: usize = 8;
@@ -103,6 +103,15 @@ impl Packed {
         let mut scales = vec![0u8; n_tiles * n_groups * scale_bytes];
         let mut weights = vec![0.0; n_out * k];
         for (row, weights) in weights.chunks_mut(k.max(1)).enumerate() {
+            if kind == "plain" {
+                weights.iter_mut().zip(digits[row * n_groups * 64..].as_chunks_mut::<2>().0).for_each(
+                    |(weight, to)| {
+                        let number = bf16::from_f32(rng.unit());
+                        (*to, *weight) = (number.to_le_bytes(), number.to_f32());
+                    },
+                );
+                continue;
+            }
             for (group, weights) in weights.chunks_mut(32).enumerate() {
                 let at = row / 16 * n_groups + group;
                 let to =
@@ -117,7 +126,7 @@ impl Packed {
 /// Bytes of digits and scales for each tile and group.
 fn sizes(kind: &str) -> (usize, usize) {
     match kind {
-        "bf16" => (1024, 0),
+        "bf16" | "plain" => (1024, 0),
         "w8" => (512, 64),
         "w8h" => (512, 128),
         "w4" => (256, 64),

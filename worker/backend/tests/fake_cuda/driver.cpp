@@ -4,7 +4,8 @@
 // As a device does, it begins what it is asked and does it later: a stream's work waits until somebody waits for it. So
 // whoever writes pinned memory too early, or reads too early, sees it. Memory is full of NaN when it is given, stands
 // between guards, and what is not there cannot be copied. Work may have to wait for other streams or other processes:
-// then streams go on without being asked, as those of a device do.
+// then streams go on without being asked, as those of a device do. Who asks how far a stream is finds it a little further
+// each time. What is recorded is refused what a real driver refuses then, and copies arguments but not what they point to.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -28,7 +30,9 @@ namespace {
 
 enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101,
             NOT_READY = 600,
-            INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+            INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719,
+            CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_ISOLATION = 905,
+            CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907 };
 
 // What work answers that has to wait for others.
 constexpr int PENDING = -1;
@@ -36,12 +40,34 @@ constexpr size_t GUARD = 256;
 constexpr unsigned char GUARD_BYTE = 0xa5;
 const char CUBIN[] = "fake cubin of ";
 
+using Work = std::function<int()>;
+
 struct Event {
     long n_recorded = 0, n_passed = 0;
+    // Last marked where it was recorded and not done.
+    bool is_captured = false;
+};
+
+struct Node {
+    // The work of one replay.
+    std::function<Work()> begin;
+    std::function<void()> gone;
+};
+
+struct Graph {
+    std::vector<Node> nodes;
+};
+
+// Nodes are gone when nothing made of a record names them any more.
+struct Executable {
+    std::shared_ptr<Graph> graph;
+    size_t n_bytes;
 };
 
 struct Stream {
-    std::deque<std::function<int()>> work;
+    std::deque<Work> work;
+    std::shared_ptr<Graph> capture;
+    bool is_invalid = false;
 };
 
 struct Module {
@@ -79,6 +105,16 @@ Driver& driver() {
 }
 
 thread_local void* context = nullptr;
+// What this thread records.
+thread_local Stream* capturing = nullptr;
+
+// What was asked, a word or two a line, where somebody wants to know.
+void trace(const char* what, const std::string& of = "") {
+    static FILE* file = getenv("FAKE_CUDA_TRACE") ? fopen(getenv("FAKE_CUDA_TRACE"), "a") : nullptr;
+    if (!file) return;
+    fprintf(file, of.empty() ? "%s\n" : "%s %s\n", what, of.c_str());
+    fflush(file);
+}
 
 bool is_in(const std::map<uintptr_t, size_t>& all, const void* at, size_t n) {
     uintptr_t start = reinterpret_cast<uintptr_t>(at);
@@ -140,12 +176,32 @@ struct Call {
 
 Stream& stream_of(void* stream) { return *static_cast<Stream*>(stream); }
 
+// Done when the stream comes to it, or each time that a record of it is replayed.
+int push(void* at, Work work) {
+    // The legacy stream waits for all others, so nothing of ours may be on it.
+    if (!at) return capturing ? (int)CAPTURE_IMPLICIT : (int)INVALID_HANDLE;
+    Stream& stream = stream_of(at);
+    if (!stream.capture) return stream.work.push_back(work), SUCCESS;
+    stream.capture->nodes.push_back({[=] { return work; }, [] {}});
+    return SUCCESS;
+}
+
+// What may wait, allocate or free: not while this thread records.
+int refuse_capture() {
+    if (!capturing) return SUCCESS;
+    capturing->is_invalid = true;
+    return CAPTURE_UNSUPPORTED;
+}
+
 }  // namespace
 
 #define CALL extern "C" __attribute__((visibility("default"))) int
 #define ENTER            \
     Call call;           \
     if (call.code) return call.code
+#define ENTER_UNSAFE     \
+    ENTER;               \
+    if (int refused = refuse_capture()) return refused
 
 CALL cuInit(unsigned) { return driver().n_devices > 0 ? SUCCESS : NO_DEVICE; }
 CALL cuDriverGetVersion(int* version) { return *version = (int)number("FAKE_CUDA_VERSION", 13000), SUCCESS; }
@@ -159,9 +215,12 @@ CALL cuDeviceGetName(char* name, int n, int) {
 }
 
 CALL cuDeviceGetAttribute(int* value, int attribute, int device) {
-    static const std::map<int, int> known = {{16, 132}, {97, 227 << 10}, {75, 9}, {76, 0}, {33, 0}, {34, 0}, {50, 0}};
+    static const std::map<int, int> known = {{16, 132}, {97, 227 << 10}, {75, 0}, {76, 0}, {33, 0}, {34, 0}, {50, 0}};
     auto found = known.find(attribute);
     if (found == known.end()) return INVALID_VALUE;
+    // Which architecture it is: 80 for sm_80.
+    if (attribute == 75) return *value = (int)number("FAKE_CUDA_SM", 90) / 10, SUCCESS;
+    if (attribute == 76) return *value = (int)number("FAKE_CUDA_SM", 90) % 10, SUCCESS;
     // Each device has a bus, and so has each process that is to look like another host.
     *value = attribute == 33 ? device + (int)number("FAKE_CUDA_BUS", 0) : found->second;
     return SUCCESS;
@@ -196,7 +255,7 @@ CALL cuGetErrorName(int code, const char** text) {
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 CALL cuMemAlloc_v2(uintptr_t* at, size_t n) {
-    ENTER;
+    ENTER_UNSAFE;
     if (n == 0) return INVALID_VALUE;
     if (driver().n_bytes + n > (size_t)driver().n_bytes_max) return OUT_OF_MEMORY;
     size_t whole = (n + 2 * GUARD + 255) / 256 * 256;
@@ -211,7 +270,7 @@ CALL cuMemAlloc_v2(uintptr_t* at, size_t n) {
 }
 
 CALL cuMemFree_v2(uintptr_t at) {
-    ENTER;
+    ENTER_UNSAFE;
     run_all();
     auto found = driver().memory.find(at);
     if (found == driver().memory.end()) return INVALID_VALUE;
@@ -229,7 +288,7 @@ CALL cuMemFree_v2(uintptr_t at) {
 }
 
 CALL cuMemHostAlloc(void** at, size_t n, unsigned) {
-    ENTER;
+    ENTER_UNSAFE;
     *at = malloc(n);
     if (!*at) return OUT_OF_MEMORY;
     driver().pinned[reinterpret_cast<uintptr_t>(*at)] = n;
@@ -237,7 +296,7 @@ CALL cuMemHostAlloc(void** at, size_t n, unsigned) {
 }
 
 CALL cuMemFreeHost(void* at) {
-    ENTER;
+    ENTER_UNSAFE;
     run_all();
     if (driver().pinned.erase(reinterpret_cast<uintptr_t>(at)) == 0) return INVALID_VALUE;
     free(at);
@@ -248,22 +307,23 @@ CALL cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t n, void* stream
     ENTER;
     void* at = reinterpret_cast<void*>(to);
     if (!is_in(driver().memory, at, n)) return fail(INVALID_VALUE, "a copy to memory that is not there");
-    if (is_in(driver().pinned, from, n)) {
-        stream_of(stream).work.push_back([=] { return memcpy(at, from, n), SUCCESS; });
-    } else {
-        // Memory that the system may move is read at once.
-        std::string copy(static_cast<const char*>(from), n);
-        stream_of(stream).work.push_back([=] { return memcpy(at, copy.data(), n), SUCCESS; });
-    }
-    return SUCCESS;
+    trace("upload");
+    if (is_in(driver().pinned, from, n)) return push(stream, [=] { return memcpy(at, from, n), SUCCESS; });
+    if (stream && stream_of(stream).capture) return stream_of(stream).is_invalid = true, CAPTURE_UNSUPPORTED;
+    // Memory that the system may move is read at once.
+    std::string copy(static_cast<const char*>(from), n);
+    return push(stream, [=] { return memcpy(at, copy.data(), n), SUCCESS; });
 }
 
 CALL cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t n, void* stream) {
     ENTER;
     const void* at = reinterpret_cast<const void*>(from);
     if (!is_in(driver().memory, at, n)) return fail(INVALID_VALUE, "a copy of memory that is not there");
-    stream_of(stream).work.push_back([=] { return memcpy(to, at, n), SUCCESS; });
-    return SUCCESS;
+    trace("download");
+    if (stream && stream_of(stream).capture && !is_in(driver().pinned, to, n)) {
+        return stream_of(stream).is_invalid = true, CAPTURE_UNSUPPORTED;
+    }
+    return push(stream, [=] { return memcpy(to, at, n), SUCCESS; });
 }
 
 CALL cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t n, void* stream) {
@@ -272,8 +332,7 @@ CALL cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t n, void* stream) 
     if (!is_in(driver().memory, at, n) || !is_in(driver().memory, source, n)) {
         return fail(INVALID_VALUE, "a copy within memory that is not there");
     }
-    stream_of(stream).work.push_back([=] { return memmove(at, source, n), SUCCESS; });
-    return SUCCESS;
+    return push(stream, [=] { return memmove(at, source, n), SUCCESS; });
 }
 
 struct Copy2D {
@@ -302,27 +361,39 @@ CALL cuMemcpy2DAsync_v2(const Copy2D* asked, void* stream) {
         !is_in(driver().memory, (void*)copy.to, last * copy.to_pitch + copy.width)) {
         return fail(INVALID_VALUE, "a copy of columns that are not there");
     }
-    stream_of(stream).work.push_back([=] {
+    return push(stream, [=] {
         for (size_t row = 0; row < copy.height; row++) {
             memmove((char*)copy.to + row * copy.to_pitch, (char*)copy.from + row * copy.from_pitch, copy.width);
         }
         return SUCCESS;
     });
-    return SUCCESS;
 }
 
 CALL cuMemsetD8Async(uintptr_t to, unsigned char value, size_t n, void* stream) {
     ENTER;
     void* at = reinterpret_cast<void*>(to);
     if (!is_in(driver().memory, at, n)) return fail(INVALID_VALUE, "filling memory that is not there");
-    stream_of(stream).work.push_back([=] { return memset(at, value, n), SUCCESS; });
+    return push(stream, [=] { return memset(at, value, n), SUCCESS; });
+}
+
+CALL cuMemsetD2D8Async(uintptr_t to, size_t pitch, unsigned char value, size_t width, size_t height, void* stream) {
+    ENTER;
+    char* at = reinterpret_cast<char*>(to);
+    if (height == 0 || pitch > INT32_MAX || (height > 1 && width > pitch) ||
+        !is_in(driver().memory, at, (height - 1) * pitch + width)) {
+        return fail(INVALID_VALUE, "filling columns that are not there");
+    }
+    stream_of(stream).work.push_back([=] {
+        for (size_t row = 0; row < height; row++) memset(at + row * pitch, value, width);
+        return SUCCESS;
+    });
     return SUCCESS;
 }
 
 // ---- streams and events ---------------------------------------------------------------------------------------------
 
 CALL cuStreamCreate(void** made, unsigned) {
-    ENTER;
+    ENTER_UNSAFE;
     Stream* stream = new Stream;
     driver().streams.push_back(stream);
     *made = stream;
@@ -330,7 +401,7 @@ CALL cuStreamCreate(void** made, unsigned) {
 }
 
 CALL cuStreamDestroy_v2(void* it) {
-    ENTER;
+    ENTER_UNSAFE;
     finish(call.held, stream_of(it));
     auto& all = driver().streams;
     for (size_t i = 0; i < all.size(); i++) {
@@ -341,7 +412,9 @@ CALL cuStreamDestroy_v2(void* it) {
 }
 
 CALL cuStreamSynchronize(void* it) {
-    ENTER;
+    ENTER_UNSAFE;
+    if (stream_of(it).capture) return stream_of(it).is_invalid = true, CAPTURE_UNSUPPORTED;
+    trace("wait");
     return finish(call.held, stream_of(it));
 }
 
@@ -353,31 +426,124 @@ CALL cuEventDestroy_v2(void*) { return SUCCESS; }
 CALL cuEventRecord(void* it, void* stream) {
     ENTER;
     Event* event = static_cast<Event*>(it);
+    if (stream && stream_of(stream).capture) return event->is_captured = true, SUCCESS;
+    event->is_captured = false;
     long number = ++event->n_recorded;
-    stream_of(stream).work.push_back([=] { return event->n_passed = number, SUCCESS; });
-    return SUCCESS;
+    return push(stream, [=] { return event->n_passed = number, SUCCESS; });
 }
 
 CALL cuStreamWaitEvent(void* stream, void* it, unsigned) {
     ENTER;
     Event* event = static_cast<Event*>(it);
+    // What is recorded and what is done do not wait for each other.
+    if (stream && (bool)stream_of(stream).capture != event->is_captured) {
+        stream_of(stream).is_invalid = true;
+        return CAPTURE_ISOLATION;
+    }
+    if (event->is_captured) return SUCCESS;
     long number = event->n_recorded;
-    stream_of(stream).work.push_back([=] { return event->n_passed >= number ? (int)SUCCESS : PENDING; });
-    return SUCCESS;
+    return push(stream, [=] { return event->n_passed >= number ? (int)SUCCESS : PENDING; });
 }
 
+// As time goes by: every stream does something meanwhile.
 CALL cuEventQuery(void* it) {
-    ENTER;
+    ENTER_UNSAFE;
     Event* event = static_cast<Event*>(it);
-    return event->n_passed >= event->n_recorded ? SUCCESS : NOT_READY;
+    if (event->is_captured) return CAPTURED_EVENT;
+    bool is_passed = event->n_passed >= event->n_recorded;
+    trace("look");
+    for (size_t i = 0; i < driver().streams.size() && !is_passed; i++) run_one(*driver().streams[i]);
+    return is_passed ? SUCCESS : NOT_READY;
 }
 
 // No further than it must.
 CALL cuEventSynchronize(void* it) {
-    ENTER;
+    ENTER_UNSAFE;
     Event* event = static_cast<Event*>(it);
+    if (event->is_captured) return CAPTURED_EVENT;
+    trace("wait");
     long number = event->n_recorded;
     return run_until(call.held, nullptr, [=] { return event->n_passed >= number; });
+}
+
+// ---- graphs ---------------------------------------------------------------------------------------------------------
+
+// What a real one takes for a record, about.
+constexpr size_t GRAPH_BYTES = 64 << 10, NODE_BYTES = 1 << 10;
+
+namespace {
+
+void finished(Graph* graph) {
+    for (Node& node : graph->nodes) node.gone();
+    delete graph;
+}
+
+}  // namespace
+
+CALL cuStreamBeginCapture_v2(void* it, int mode) {
+    ENTER;
+    if (!it) return CAPTURE_IMPLICIT;
+    // 1: what this thread does, and not what all do.
+    if (mode != 1 || capturing || stream_of(it).capture) return INVALID_VALUE;
+    trace("record");
+    stream_of(it).capture = std::shared_ptr<Graph>(new Graph, finished);
+    stream_of(it).is_invalid = false;
+    capturing = &stream_of(it);
+    return SUCCESS;
+}
+
+CALL cuStreamEndCapture(void* it, std::shared_ptr<Graph>** made) {
+    ENTER;
+    *made = nullptr;
+    if (capturing != it) return CAPTURE_UNMATCHED;
+    std::shared_ptr<Graph> graph = std::move(capturing->capture);
+    bool is_invalid = capturing->is_invalid;
+    capturing->capture.reset();
+    capturing = nullptr;
+    trace("recorded");
+    if (is_invalid) return CAPTURE_INVALIDATED;
+    *made = new std::shared_ptr<Graph>(graph);
+    return SUCCESS;
+}
+
+CALL cuGraphGetNodes(std::shared_ptr<Graph>* graph, void**, size_t* n) {
+    ENTER;
+    return *n = (*graph)->nodes.size(), SUCCESS;
+}
+
+CALL cuGraphDestroy(std::shared_ptr<Graph>* graph) {
+    ENTER;
+    return delete graph, SUCCESS;
+}
+
+CALL cuGraphInstantiateWithFlags(Executable** made, std::shared_ptr<Graph>* graph, unsigned long long) {
+    ENTER_UNSAFE;
+    size_t n_bytes = GRAPH_BYTES + NODE_BYTES * (*graph)->nodes.size();
+    if (driver().n_bytes + n_bytes > (size_t)driver().n_bytes_max) return OUT_OF_MEMORY;
+    driver().n_bytes += n_bytes;
+    *made = new Executable{*graph, n_bytes};
+    return SUCCESS;
+}
+
+CALL cuGraphUpload(Executable*, void*) {
+    ENTER_UNSAFE;
+    return SUCCESS;
+}
+
+CALL cuGraphExecDestroy(Executable* executable) {
+    ENTER_UNSAFE;
+    driver().n_bytes -= executable->n_bytes;
+    return delete executable, SUCCESS;
+}
+
+CALL cuGraphLaunch(Executable* executable, void* stream) {
+    ENTER;
+    trace("graph");
+    if (stream && stream_of(stream).capture) return stream_of(stream).is_invalid = true, CAPTURE_UNSUPPORTED;
+    for (Node& node : executable->graph->nodes) {
+        if (int failed = push(stream, node.begin())) return failed;
+    }
+    return SUCCESS;
 }
 
 CALL cuEventElapsedTime_v2(float* millis, void*, void*) { return *millis = 1.0f, SUCCESS; }
@@ -385,9 +551,10 @@ CALL cuEventElapsedTime_v2(float* millis, void*, void*) { return *millis = 1.0f,
 // ---- kernels --------------------------------------------------------------------------------------------------------
 
 CALL cuModuleLoadData(void** made, const void* image) {
-    ENTER;
+    ENTER_UNSAFE;
     const char* text = static_cast<const char*>(image);
-    std::string target = " for sm_90a";
+    long sm = number("FAKE_CUDA_SM", 90);
+    std::string target = " for sm_" + std::to_string(sm) + (sm >= 90 ? "a" : "");
     if (strncmp(text, CUBIN, sizeof CUBIN - 1) != 0) return INVALID_IMAGE;
     std::string unit = text + sizeof CUBIN - 1;
     if (unit.size() < target.size() || unit.substr(unit.size() - target.size()) != target) return INVALID_IMAGE;
@@ -420,7 +587,8 @@ CALL cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsig
     for (int i = 0; i < n; i++) values.emplace_back(static_cast<char*>(arguments[i]), sizes[i]);
     long order = driver().order;
     bool fails = ++driver().n_launches == driver().failing_launch;
-    stream_of(stream).work.push_back([=] {
+    trace("launch", name);
+    return push(stream, [=] {
         if (fails) return fail(LAUNCH_FAILED, "a launch that was to fail");
         std::vector<std::string> own = values;
         std::vector<void*> pointers;
@@ -429,15 +597,25 @@ CALL cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsig
         if (emulator_launch(name.c_str(), grid, block, n_shared, pointers.data(), (int)order) == 0) return (int)SUCCESS;
         return fail(LAUNCH_FAILED, (name + ": " + emulator_error()).c_str());
     });
-    return SUCCESS;
 }
 
 // ---- for a library that begins work of its own ----------------------------------------------------------------------
 
-// `work` is asked until it answers something else than PENDING.
-CALL fake_cuda_begin(void* stream, int (*work)(void*), void* of) {
+// `work` is asked until it answers something else than PENDING. Where it is recorded, each replay works on a copy that
+// `fresh` makes of it, and `gone` is told when there will be none any more; before, `kept` that there may be some.
+CALL fake_cuda_begin(void* stream, int (*work)(void*), void* of, void* (*fresh)(void*), void (*kept)(void*),
+                     void (*gone)(void*)) {
     ENTER;
-    stream_of(stream).work.push_back([=] { return work(of); });
+    if (stream_of(stream).capture) {
+        kept(of);
+        auto begin = [=] {
+            void* own = fresh(of);
+            return Work([=] { return work(own); });
+        };
+        stream_of(stream).capture->nodes.push_back({begin, [=] { gone(of); }});
+    } else {
+        push(stream, [=] { return work(of); });
+    }
     if (!driver().is_running) {
         driver().is_running = true;
         std::thread([] {

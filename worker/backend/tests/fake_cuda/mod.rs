@@ -10,6 +10,10 @@ use std::sync::OnceLock;
 /// Says to the process that it runs over the fake driver.
 const MARK: &str = "LOCKSTEP_TEST_FAKE_CUDA";
 
+/// Beside the driver, each of one source.
+const LIBRARIES: [(&str, &str); 3] =
+    [("nvrtc.cpp", "libnvrtc.so"), ("cublaslt.cpp", "libcublasLt.so.13"), ("nccl.cpp", "libnccl.so.2")];
+
 /// Runs `body` in a process of its own, which is this test again and finds the fake driver; `test` is the test's own
 /// name. Environment variables turn the driver's screws.
 pub fn on_fake_cuda(test: &str, screws: &[(&str, &str)], body: impl FnOnce()) {
@@ -24,7 +28,7 @@ pub fn on_fake_cuda(test: &str, screws: &[(&str, &str)], body: impl FnOnce()) {
     assert!(told[0].contains("1 passed"), "no test is called {test}:\n{}", told[0]);
 }
 
-/// Where `libcuda.so`, `libnvrtc.so` and `libnccl.so.2` are, made once from the sources as they are now.
+/// Where `libcuda.so` and the other libraries are, made once from the sources as they are now.
 pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(build)
@@ -48,12 +52,12 @@ fn build() -> PathBuf {
     let lock = File::create(target.join("lock")).unwrap();
     lock.lock().unwrap();
     let made = target.join(digest(&sources));
-    if !made.join("libnccl.so.2").exists() {
+    if !made.join(LIBRARIES[LIBRARIES.len() - 1].1).exists() {
         fs::create_dir_all(&made).unwrap();
         let driver = folders[2].join("driver.cpp");
         run(Command::new("sh").arg(folders[0].join("build.sh")).arg(made.join("libcuda.so")).arg(driver));
         let flags = ["-std=c++17", "-O1", "-fPIC", "-shared"];
-        for (source, name) in [("nvrtc.cpp", "libnvrtc.so"), ("nccl.cpp", "libnccl.so.2")] {
+        for (source, name) in LIBRARIES {
             let (source, partial) = (folders[2].join(source), made.join("partial"));
             run(Command::new("c++").args(flags).arg(source).arg("-o").arg(&partial));
             fs::rename(partial, made.join(name)).unwrap();

@@ -1,6 +1,7 @@
 // A libnccl.so.2 over the fake driver: ranks are threads or processes of one host, and find each other in a file of
 // shared memory whose name is in the unique id. Whatever is begun goes on in the order of its stream, piece by piece,
-// and for ever if nobody comes. Only communicators that do not block are made.
+// and for ever if nobody comes. Only communicators that do not block are made. One that a graph names is neither
+// destroyed nor aborted before the graph is gone: who calls is kept so long.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -38,6 +39,7 @@ struct Comm {
     std::string path;
     std::atomic<bool> is_over{false};
     std::atomic<int> error{SUCCESS};
+    std::atomic<long> n_graphs{0};
     Box& box(int from, int to) { return meeting->boxes[from * n_ranks + to]; }
 };
 
@@ -57,6 +59,9 @@ struct Work {
     char *copy_to = nullptr, *copy_from = nullptr;
     size_t n_copied = 0;
     bool fails = false;
+    // What ranks have sent by rank, to be added up in place where this rank's own is.
+    std::vector<std::vector<float>> terms;
+    float* sum_to = nullptr;
 };
 
 thread_local int depth = 0;
@@ -64,7 +69,7 @@ thread_local std::vector<Work*> begun;
 thread_local std::vector<void*> streams;
 std::atomic<long> n_begun{0};
 
-using Begin = int (*)(void*, int (*)(void*), void*);
+using Begin = int (*)(void*, int (*)(void*), void*, void* (*)(void*), void (*)(void*), void (*)(void*));
 using IsMemory = int (*)(const void*, size_t);
 
 template <class F>
@@ -113,7 +118,47 @@ int run(void* it) {
         must_wait = work->fails || !move_on(transfer);
         is_done = is_done && !must_wait;
     }
+    if (is_done && work->sum_to) {
+        // From the last to the first: all ranks the same, and not as the leaves' tree has it.
+        size_t n = work->terms[0].size(), me = work->transfers[0].comm->rank;
+        work->terms[me].assign(work->sum_to, work->sum_to + n);
+        for (size_t i = 0; i < n; i++) {
+            float sum = 0.0f;
+            for (size_t rank = work->terms.size(); rank-- > 0;) sum += work->terms[rank][i];
+            work->sum_to[i] = sum;
+        }
+    }
     return is_done ? (int)SUCCESS : PENDING;
+}
+
+void* fresh(void* it) {
+    Work* own = new Work(*static_cast<Work*>(it));
+    // What comes to be added up goes to this one's own memory.
+    for (Transfer& transfer : own->transfers) {
+        if (own->sum_to && !transfer.is_sent) transfer.at = reinterpret_cast<char*>(own->terms[transfer.peer].data());
+    }
+    return own;
+}
+
+void add_graphs(void* it, long n) {
+    auto& transfers = static_cast<Work*>(it)->transfers;
+    if (!transfers.empty()) transfers[0].comm->n_graphs += n;
+}
+
+void kept(void* it) { add_graphs(it, 1); }
+void gone(void* it) { add_graphs(it, -1); }
+
+// Work that names it ends at once; whoever comes here waits for graphs.
+int end(Comm* comm) {
+    comm->is_over = true;
+    for (int waited = 0; comm->n_graphs > 0; waited++) {
+        if (waited > 60000) {
+            fprintf(stderr, "fake NCCL: a graph names a communicator that is to end, for a minute\n");
+            abort();
+        }
+        usleep(1000);
+    }
+    return SUCCESS;
 }
 
 Work* work_in(void* stream) {
@@ -133,7 +178,7 @@ int hand_over() {
             begun[i]->fails = true;
             begun[i]->transfers[0].comm->error = SYSTEM_ERROR;
         }
-        if (begin(streams[i], run, begun[i]) != SUCCESS) return SYSTEM_ERROR;
+        if (begin(streams[i], run, begun[i], fresh, kept, gone) != SUCCESS) return SYSTEM_ERROR;
     }
     begun.clear();
     streams.clear();
@@ -198,10 +243,10 @@ CALL ncclCommGetAsyncError(Comm* comm, int* state) {
 
 CALL ncclCommFinalize(Comm*) { return IN_PROGRESS; }
 // The communicator stays, for work that still names it.
-CALL ncclCommDestroy(Comm* comm) { return comm->is_over = true, SUCCESS; }
+CALL ncclCommDestroy(Comm* comm) { return end(comm); }
 CALL ncclCommAbort(Comm* comm) {
     unlink(comm->path.c_str());
-    return comm->is_over = true, SUCCESS;
+    return end(comm);
 }
 
 CALL ncclGroupStart() { return depth++, SUCCESS; }
@@ -230,4 +275,19 @@ CALL ncclAllGather(const void* from, void* to, size_t n, int type, Comm* comm, v
     work->n_copied = n * 4;
     depth--;
     return failed ? failed : depth == 0 ? hand_over() : (int)SUCCESS;
+}
+
+CALL ncclAllReduce(const void* from, void* to, size_t n, int type, int op, Comm* comm, void* stream) {
+    if (from != to || type != 7 || op != 0 || depth != 1 || n == 0) return INVALID_ARGUMENT;
+    if (!of_driver<IsMemory>("fake_cuda_is_memory")(to, n * 4)) return INVALID_ARGUMENT;
+    Work* work = work_in(stream);
+    work->sum_to = static_cast<float*>(to);
+    work->terms.assign(comm->n_ranks, std::vector<float>(n));
+    for (int peer = 0; peer < comm->n_ranks; peer++) {
+        if (peer == comm->rank) continue;
+        char* term = reinterpret_cast<char*>(work->terms[peer].data());
+        work->transfers.push_back({comm, stream, true, static_cast<char*>(to), n * 4, 0, peer});
+        work->transfers.push_back({comm, stream, false, term, n * 4, 0, peer});
+    }
+    return SUCCESS;
 }

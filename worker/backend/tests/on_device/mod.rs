@@ -109,6 +109,39 @@ impl Operation for Product {
     }
 }
 
+/// Products under `fast` beside the CPU's: what is asked for twice has the same bits.
+pub fn fast_checks<D: Device>(device: &D, rows: &[usize], seed: u64) -> Vec<Check> {
+    let (rng, reference) = (&mut Rng(seed), cpu(Isa::detect(), 1, Activations::F32));
+    let shapes = [(StoredType::BF16, 96, 160), (StoredType::F32, 33, 256), (StoredType::F16, 130, 32)];
+    let mut checks = Vec::new();
+    for ((dtype, n_out, k), n_rows) in shapes.into_iter().flat_map(|shape| rows.iter().map(move |n| (shape, *n))) {
+        let file = File::random(rng, dtype, n_out, k);
+        checks.push(fast_check(&Product { file }, device, &reference, rng, n_rows));
+        let file = File::random(rng, dtype, n_out, 32 * 11);
+        checks.push(fast_check(&Leafed { file }, device, &reference, rng, n_rows));
+    }
+    checks
+}
+
+fn fast_check<D: Device>(of: &impl Operation, device: &D, reference: &Cpu, rng: &mut Rng, n_rows: usize) -> Check {
+    let x: Vec<f32> = rng.floats(n_rows * of.cols()).iter().map(|x| x * 2.0).collect();
+    let (got, again) = (of.run(device, &x, n_rows), of.run(device, &x, n_rows));
+    Check {
+        name: format!("fast {} on {n_rows} rows", of.name()),
+        apart: apart(&got, &of.run(reference, &x, n_rows)),
+        limit: of.limit(),
+        same_bits: same_bits(&got, &again),
+    }
+}
+
+/// The bits of one product, on any device.
+pub fn product_of<D: Device>(device: &D, n_out: usize, k: usize, n_rows: usize) -> Vec<u32> {
+    let rng = &mut Rng(7);
+    let file = File::random(rng, StoredType::BF16, n_out, k);
+    let x = rng.floats(n_rows * k);
+    Product { file }.run(device, &x, n_rows).into_iter().map(f32::to_bits).collect()
+}
+
 /// Planes of two ranks, put together by the tree.
 struct Leafed {
     file: File,
@@ -365,6 +398,38 @@ fn attentions() -> Vec<Attended> {
     ]
 }
 
+/// Blocks that are cleared hold zeros in every layer, and no other block is touched.
+fn cleared<D: Device>(device: &D, dtype: KvDtype, rng: &mut Rng) -> Check {
+    const N_LAYERS: usize = 3;
+    const N_ROWS: usize = 90;
+    let heads = Heads::whole(2, 2, 64, 0.2);
+    let batch = Attended { heads, lengths: vec![N_ROWS], n_new: N_ROWS }.batch(&[0], |n| 0..n);
+    let spec = KvSpec { n_layers: N_LAYERS, n_blocks: N_BLOCKS, n_kv_heads: 2, head_dim: 64, dtype };
+    let mut kv = device.kv(spec).unwrap();
+    let mut qkv = filled(device, N_ROWS, &rng.floats(N_ROWS * heads.qkv_cols()));
+    device.begin(&batch);
+    (0..N_LAYERS).for_each(|layer| device.rope_store(&mut qkv, None, &heads, &batch, 0, layer, &mut kv));
+    let read = |kv: &D::Kv| -> Vec<Vec<u8>> {
+        let places = (0..N_LAYERS).flat_map(|layer| (0..N_BLOCKS as u32).map(move |block| (layer, BlockId(block))));
+        places.map(|(layer, block)| device.read_block(kv, layer, block)).collect()
+    };
+    let is_zero = |block: &[u8]| block.iter().all(|byte| *byte == 0);
+    let before = read(&kv);
+    // A written one alone, and two side by side.
+    let blocks = [BlockId(51), BlockId(57), BlockId(58)];
+    device.clear(&mut kv, &blocks);
+    let after = read(&kv);
+    device.settle().unwrap();
+    let is_right = |(place, (before, after)): (usize, (&Vec<u8>, &Vec<u8>))| {
+        let block = BlockId((place % N_BLOCKS) as u32);
+        let was_written = batch.tables[0].of(0).contains(&block);
+        let is_as_it_should = if blocks.contains(&block) { is_zero(after) } else { after == before };
+        is_as_it_should && was_written != is_zero(before)
+    };
+    let same_bits = before.iter().zip(&after).enumerate().all(is_right);
+    Check { name: "blocks that are cleared".into(), apart: 0.0, limit: EXACT, same_bits }
+}
+
 /// Draws from the same logits must be the same tokens.
 fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng) -> Check {
     let (n_rows, n_vocab) = (12, 700);
@@ -415,5 +480,6 @@ pub fn checks<D: Device>(device: &D, dtype: KvDtype, n_rows: &[usize], seed: u64
     }
     checks.extend(attentions().iter().map(|attended| attended.check(device, dtype, &reference, rng)));
     checks.push(draws(device, &reference, rng));
+    checks.push(cleared(device, dtype, rng));
     checks
 }

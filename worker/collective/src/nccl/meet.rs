@@ -88,6 +88,8 @@ pub(crate) struct Stage {
     pub parts: Room,
     pub sum: Room,
     pub all: Room,
+    /// How often to merge behind each of the own planes, where they are added one after the other.
+    pub in_a_row: Words,
     /// By number of leaves: how often to merge behind each plane.
     pub merges: Vec<(u32, Words)>,
 }
@@ -284,6 +286,7 @@ impl Mesh {
             parts: cuda.room(small.max(n_planes * n_rows * columns).max(n_rows * hidden).max(logits))?,
             sum: cuda.room(n_rows * columns)?,
             all: cuda.room(n_rows * hidden)?,
+            in_a_row: cuda.words(&(0..n_own).map(|i| u8::from(i > 0)).collect::<Vec<_>>())?,
             merges: Vec::new(),
         };
         for n_leaves in &limits.n_leaves {
@@ -308,6 +311,7 @@ impl Drop for Direct {
             // A thread that panicked has said so.
             let _ended = thread.join();
         }
+        self.watch.has_ended();
     }
 }
 

@@ -1,13 +1,16 @@
 //! The operations of a mesh whose numbers stay on the devices. They begin what is to be done, in the device's own
-//! order, and return; the sums are those of the host's mesh, bit for bit, as it is the same tree that is folded.
+//! order, and return; the sums are those of the host's mesh, bit for bit, as it is the same tree that is folded. Under
+//! `fast` they are NCCL's own.
 
 use super::meet::{BEFORE, Direct, Hop, LINE, NEXT, Pieces, STAGE, Stage};
 use super::watch::{Fault, Lane, Watch};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::nccl::NcclError;
+use backend::Memory;
 use backend::cuda::{Buffer, Columns, Cuda, Floats};
 use std::ops::Range;
+use types::Pace;
 use types::leaves::Fold;
 
 /// A row-parallel product on the device.
@@ -48,6 +51,19 @@ impl Mesh {
             None => Ok(()),
             Some(fault) => Err(self.ended_by(&fault)),
         }
+    }
+
+    pub(crate) fn adds_on_device(&self) -> bool {
+        self.tp_size() == 1 || self.has_direct_stage()
+    }
+
+    /// What was recorded is under way: the watch looks after it as after what was begun.
+    pub(crate) fn has_repeated<M: Memory>(&mut self, device: &M) -> Result<()> {
+        let Some(cuda) = device.cuda().filter(|_| self.has_direct_stage()) else { return Ok(()) };
+        self.directly(|_, direct| {
+            direct.watch.begins();
+            Ok(cuda.mark(direct.watch.mark(STAGE))?)
+        })
     }
 
     pub(crate) fn has_direct_stage(&self) -> bool {
@@ -118,8 +134,12 @@ impl Mesh {
         let at = cuda.floats_of(buffer, n_own * planes.n_rows);
         self.directly(|mesh, direct| {
             let Direct { watch, pieces, stage: Some(stage), .. } = direct else { return Ok(()) };
-            let merges = mesh.merges(cuda, stage, planes.n_leaves)?;
             let size = planes.n_rows * planes.n_cols;
+            if cuda.pace() == Pace::Fast {
+                mesh.reduce(cuda, watch, stage, at, planes)?;
+                return Ok(cuda.mark(watch.mark(STAGE))?);
+            }
+            let merges = mesh.merges(cuda, stage, planes.n_leaves)?;
             if mesh.n_planes_max(planes.idx) * size <= pieces.small_max {
                 mesh.gather_and_fold(cuda, watch, stage, at, planes, merges)?;
             } else {
@@ -129,6 +149,23 @@ impl Mesh {
             }
             Ok(cuda.mark(watch.mark(STAGE))?)
         })
+    }
+
+    /// The own planes are added, and NCCL adds what all ranks have then.
+    fn reduce(&self, cuda: &Cuda, watch: &Watch, stage: &Stage, at: Floats<'_>, planes: Planes) -> Begun {
+        let (size, n_own) = (planes.n_rows * planes.n_cols, self.n_planes(planes.idx, self.tp()));
+        let sum = at.part(0..size);
+        match n_own {
+            0 => cuda.zero(sum)?,
+            1 => {}
+            n => cuda.fold_planes(at.part(0..n * size), n, &stage.in_a_row, sum),
+        }
+        if size > 0 {
+            // SAFETY: so many numbers are there, and live longer than the stream's work: freeing waits for it.
+            let reduce = |lane: Lane<'_>| unsafe { lane.all_reduce(sum.address(), size) };
+            watch.begin(stage.comm, cuda.raw_stream(), reduce)?;
+        }
+        Ok(())
     }
 
     /// Everybody has all planes, in the order of their leaves, and folds them.

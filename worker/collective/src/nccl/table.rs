@@ -43,6 +43,7 @@ type Answer = c_int;
 pub const SUCCESS: c_int = 0;
 pub const IN_PROGRESS: c_int = 7;
 const FLOAT32: c_int = 7;
+const SUM: c_int = 0;
 
 /// What the ranks of a communicator know it by.
 #[repr(C)]
@@ -83,6 +84,7 @@ impl Config {
 
 type Move<P> = unsafe extern "C" fn(P, usize, c_int, c_int, RawComm, *mut c_void) -> Answer;
 type OfComm = unsafe extern "C" fn(RawComm) -> Answer;
+type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Answer;
 type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> Answer;
 
 /// The functions that are called, of a library that stays open as long as they can be.
@@ -99,6 +101,7 @@ pub struct Table {
     send: Move<*const c_void>,
     recv: Move<*mut c_void>,
     all_gather: AllGather,
+    all_reduce: AllReduce,
     _library: Library,
 }
 
@@ -133,6 +136,7 @@ impl Table {
             send: symbol!("ncclSend"),
             recv: symbol!("ncclRecv"),
             all_gather: symbol!("ncclAllGather"),
+            all_reduce: symbol!("ncclAllReduce"),
             _library: library,
         })
     }
@@ -222,6 +226,17 @@ impl Table {
     pub unsafe fn all_gather(&self, from: u64, to: u64, n: usize, at: (RawComm, *mut c_void)) -> Result<(), NcclError> {
         // SAFETY: the caller's promise.
         said(unsafe { (self.all_gather)(from as *const c_void, to as *mut c_void, n, FLOAT32, at.0, at.1) })
+    }
+}
+
+impl Table {
+    /// The sum of all ranks' numbers takes their place, in whatever order NCCL adds them: the same for all ranks.
+    ///
+    /// # Safety
+    /// As above.
+    pub unsafe fn all_reduce(&self, at: u64, n: usize, of: (RawComm, *mut c_void)) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise; NCCL takes one place for both.
+        said(unsafe { (self.all_reduce)(at as *const c_void, at as *mut c_void, n, FLOAT32, SUM, of.0, of.1) })
     }
 }
 

@@ -9,7 +9,7 @@ use backend::cuda::Mark;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::Thread;
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 /// How often the thread looks.
@@ -43,7 +43,7 @@ struct Live(RawComm);
 unsafe impl Send for Live {}
 
 pub struct Watch {
-    table: Table,
+    table: Arc<Table>,
     /// Empty when all is over.
     comms: Mutex<Vec<Live>>,
     /// Behind the last operation of each stream.
@@ -53,6 +53,8 @@ pub struct Watch {
     is_over: AtomicBool,
     is_unwanted: AtomicBool,
     thread: OnceLock<Thread>,
+    /// They abort communicators.
+    aborting: Mutex<Vec<JoinHandle<()>>>,
     doom: Arc<Doom>,
     /// Of one operation.
     deadline: Duration,
@@ -75,7 +77,7 @@ pub struct Lane<'a> {
 impl Watch {
     pub fn new(table: Table, marks: Vec<Mark>, doom: Arc<Doom>, deadline: Duration) -> Watch {
         Watch {
-            table,
+            table: Arc::new(table),
             comms: Mutex::default(),
             marks,
             begun: Mutex::new(Instant::now()),
@@ -83,6 +85,7 @@ impl Watch {
             is_over: AtomicBool::new(false),
             is_unwanted: AtomicBool::new(false),
             thread: OnceLock::new(),
+            aborting: Mutex::default(),
             doom,
             deadline,
         }
@@ -130,13 +133,18 @@ impl Watch {
         stream: *mut c_void,
         calls: impl FnOnce(Lane<'_>) -> Result<(), NcclError>,
     ) -> Result<(), Fault> {
-        *lock(&self.begun) = Instant::now();
+        self.begins();
         {
             let comms = self.comms()?;
             let lane = Lane { table: &self.table, comm: comms[comm].0, stream };
             self.table.group(|| calls(lane))?;
         }
         self.taken_up(comm, Instant::now() + self.deadline, || true)
+    }
+
+    /// From now on the deadline counts.
+    pub fn begins(&self) {
+        *lock(&self.begun) = Instant::now();
     }
 
     /// From another thread: the exchange is to end.
@@ -194,13 +202,34 @@ impl Watch {
         self.marks.iter().any(|mark| matches!(mark.is_passed(), Ok(false)))
     }
 
-    /// The first fault stands.
+    /// The first fault stands. Communicators are aborted by threads of their own, all at once: NCCL comes back from it
+    /// when no graph names the communicator any more, and whoever owns graphs may be who called, or may still wait for
+    /// what another communicator does.
     pub fn end(&self, fault: Fault) {
-        let mut comms = lock(&self.comms);
-        let _first = self.fault.set(fault);
-        for comm in comms.drain(..) {
-            // SAFETY: it was live, and is in no list any more. What an aborted one answers changes nothing.
-            let _aborted = unsafe { self.table.abort(comm.0) };
+        let comms = {
+            let mut comms = lock(&self.comms);
+            let _first = self.fault.set(fault);
+            std::mem::take(&mut *comms)
+        };
+        for comm in comms {
+            let table = self.table.clone();
+            let abort = move || {
+                let Live(comm) = { comm };
+                // SAFETY: it was live, and is in no list any more. What an aborted one answers changes nothing.
+                let _aborted = unsafe { table.abort(comm) };
+            };
+            // Without a thread it stays: the process is at its end.
+            if let Ok(thread) = std::thread::Builder::new().name("nccl-abort".into()).spawn(abort) {
+                lock(&self.aborting).push(thread);
+            }
+        }
+    }
+
+    /// Waits for what was aborted: by now no graph is left.
+    pub fn has_ended(&self) {
+        for thread in lock(&self.aborting).drain(..) {
+            // A thread that panicked has said so.
+            let _ended = thread.join();
         }
     }
 
@@ -258,6 +287,13 @@ impl Lane<'_> {
     pub unsafe fn all_gather(self, from: u64, to: u64, n: usize) -> Result<(), NcclError> {
         // SAFETY: as above.
         unsafe { self.table.all_gather(from, to, n, (self.comm, self.stream)) }
+    }
+
+    /// # Safety
+    /// As above.
+    pub unsafe fn all_reduce(self, at: u64, n: usize) -> Result<(), NcclError> {
+        // SAFETY: as above.
+        unsafe { self.table.all_reduce(at, n, (self.comm, self.stream)) }
     }
 }
 

@@ -3,14 +3,14 @@
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
-use backend::{Activations, Batch, BatchSlice, Device, KvDtype};
+use backend::{Activations, Batch, BatchSlice, Device, KvDtype, Repeats};
 use checkpoint::Checkpoint;
 use collective::Collective;
 use model::{KvCache, Limits, Model};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use types::cache::blocks_for;
-use types::{BlockId, CacheGroup, Token};
+use types::{BlockId, CacheGroup, Pace, Token};
 
 /// What is in the families, and in the formats, at least once.
 pub const NAMES: [&str; 11] = [
@@ -27,7 +27,7 @@ pub const NAMES: [&str; 11] = [
     "gguf-k-phi3",
 ];
 const CONTEXT: u32 = 400;
-const SEQUENCES: usize = 3;
+const SEQUENCES: usize = 5;
 /// Of the largest logit for the farthest, and of all logits together. Weights are random and some families have more
 /// products between two norms than others: there the farthest of thousands may be twice as far.
 const TOLERANCE: f32 = 2e-2;
@@ -44,6 +44,8 @@ pub struct Rig<D: Device> {
     kv: KvCache<D>,
     groups: Vec<CacheGroup>,
     pub n_vocab: usize,
+    /// Which of the places for a sequence's blocks each has.
+    places: [usize; SEQUENCES],
 }
 
 fn host() -> CpuConfig {
@@ -54,8 +56,12 @@ pub fn on_cpu(models: &Path, name: &str) -> Rig<Cpu> {
     Rig::new(models, name, Cpu::new(host()).unwrap(), KvDtype::F32)
 }
 
-pub fn on_cuda(models: &Path, name: &str, cache: Option<&Path>) -> Rig<Cuda> {
-    let config = CudaConfig { ordinal: 0, cache: cache.map(Path::to_owned), host: host() };
+pub fn on_cuda(models: &Path, name: &str, pace: Pace, cache: Option<&Path>) -> Rig<Cuda> {
+    on_cuda_with(models, name, pace, cache, true)
+}
+
+fn on_cuda_with(models: &Path, name: &str, pace: Pace, cache: Option<&Path>, graphs: bool) -> Rig<Cuda> {
+    let config = CudaConfig { ordinal: 0, cache: cache.map(Path::to_owned), pace, host: host(), graphs };
     Rig::new(models, name, Cuda::open(&config).unwrap(), KvDtype::Bf16)
 }
 
@@ -71,7 +77,8 @@ impl<D: Device> Rig<D> {
         let n_blocks = vec![SEQUENCES as u32 * blocks_for(CONTEXT); groups.len()];
         let specs = model::kv_specs(spec, part, device.class(), kv_dtype, &n_blocks);
         let kv = KvCache::new(&device, &specs).unwrap();
-        Rig { collective, model, kv, groups, n_vocab: spec.vocab as usize, device }
+        let places = std::array::from_fn(|sequence| sequence);
+        Rig { collective, model, kv, groups, n_vocab: spec.vocab as usize, places, device }
     }
 
     /// One pass over ranges of the sequences' logs: the logits of every row.
@@ -84,7 +91,8 @@ impl<D: Device> Rig<D> {
             batch.positions.extend(range.clone());
             batch.slices.push(BatchSlice { rows: first..first + range.len() as u32, start: range.start });
             // Scattered and in descending order: nothing may depend on where a block lies.
-            let block = |i: u32| BlockId((blocks_for(CONTEXT) - 1 - i) * SEQUENCES as u32 + *sequence as u32);
+            let block =
+                |i: u32| BlockId((blocks_for(CONTEXT) - 1 - i) * SEQUENCES as u32 + self.places[*sequence] as u32);
             for (table, group) in batch.tables.iter_mut().zip(&self.groups) {
                 let n_passed = group.n_passed(range.start);
                 let entry = |i| if i < n_passed { BlockId::NONE } else { block(i) };
@@ -92,10 +100,12 @@ impl<D: Device> Rig<D> {
                 table.bounds.push(table.blocks.len() as u32);
             }
         }
-        batch.outputs.extend(0..batch.n_rows() as u32);
+        let n_rows = batch.n_rows();
+        batch.outputs.extend(0..n_rows as u32);
+        batch.pad(self.device.rows_for(&batch));
         let logits = self.model.forward(&self.device, &mut self.collective, &batch, &mut self.kv).unwrap().unwrap();
-        let mut rows = vec![0.0; batch.n_rows() * self.n_vocab];
-        self.device.read(logits, 0..batch.n_rows(), &mut rows);
+        let mut rows = vec![0.0; n_rows * self.n_vocab];
+        self.device.read(logits, 0..n_rows, &mut rows);
         self.device.settle().unwrap();
         rows.chunks_exact(self.n_vocab).map(<[f32]>::to_vec).collect()
     }
@@ -132,8 +142,8 @@ impl Distance {
     }
 }
 
-pub fn distance(models: &Path, name: &str, n_tokens: u32, cache: Option<&Path>) -> Distance {
-    let (mut cpu, mut cuda) = (on_cpu(models, name), on_cuda(models, name, cache));
+pub fn distance(models: &Path, name: &str, pace: Pace, n_tokens: u32, cache: Option<&Path>) -> Distance {
+    let (mut cpu, mut cuda) = (on_cpu(models, name), on_cuda(models, name, pace, cache));
     let log = log(n_tokens, 1, cpu.n_vocab);
     let (expected, got) = (cpu.in_chunks(&log, 512).concat(), cuda.in_chunks(&log, 512).concat());
     let apart: Vec<f32> = expected.iter().zip(&got).map(|(a, b)| a - b).collect();
@@ -147,9 +157,51 @@ pub fn distance(models: &Path, name: &str, n_tokens: u32, cache: Option<&Path>) 
     }
 }
 
+/// What is asked of a model: sequences of different lengths join and go on one by one, in companies of every size; one is
+/// computed anew at another place while others go on; and some pass the end of a tile. Each pass's logits, and what
+/// became of passes that are like others.
+fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, Repeats) {
+    const FIRST: [u32; SEQUENCES] = [251, 17, 3, 40, 16];
+    let logs: Vec<Vec<Token>> = (0..).zip(FIRST).map(|(seed, n)| log(n + 40, seed, rig.n_vocab)).collect();
+    let (mut ends, mut told) = (FIRST, Vec::new());
+    let mut pass = |rig: &mut Rig<Cuda>, slices: &[(usize, Range<u32>)]| told.push(bits(&rig.pass(&logs, slices)));
+    let mut on = |rig: &mut Rig<Cuda>, which: &[usize], more: Option<(usize, Range<u32>)>| {
+        let one = |sequence: &usize| (*sequence, ends[*sequence]..ends[*sequence] + 1);
+        let slices: Vec<_> = which.iter().map(one).chain(more).collect();
+        pass(rig, &slices);
+        which.iter().for_each(|sequence| ends[*sequence] += 1);
+    };
+    for (sequence, n) in FIRST.iter().enumerate() {
+        // Others go on while one joins.
+        on(rig, &(0..sequence).collect::<Vec<_>>(), Some((sequence, 0..*n)));
+    }
+    for n in [1, 2, 3, 4, 5, 5, 4, 3, 2, 1] {
+        on(rig, &(0..n).collect::<Vec<_>>(), None);
+    }
+    // One loses its blocks, and has others' when it comes back.
+    rig.places.swap(1, 3);
+    for (sequence, company) in [(1, &[0, 2][..]), (3, &[4, 2, 0])] {
+        let n = FIRST[sequence] + [0, 12, 0, 10, 0][sequence];
+        on(rig, company, Some((sequence, 0..n)));
+    }
+    // In another order, too.
+    for company in [&[4, 2, 0][..], &[0, 4], &[2], &[0, 2, 4]] {
+        on(rig, company, None);
+    }
+    (told, rig.device.repeats())
+}
+
+/// Whether passes that are begun again, as graphs, change no bit of what a model says; and what became of them.
+pub fn graphs_keep_bits(models: &Path, name: &str, pace: Pace, cache: Option<&Path>) -> (bool, Repeats) {
+    let (plain, none) = course(&mut on_cuda_with(models, name, pace, cache, false));
+    let (repeated, repeats) = course(&mut on_cuda_with(models, name, pace, cache, true));
+    let are_as_many = repeats.replayed + repeats.plain == none.plain && none.recorded + none.replayed == 0;
+    (plain == repeated && are_as_many, repeats)
+}
+
 /// Whether chunks of any length and other sequences beside it change no bit of what a model says.
 pub fn keeps_its_bits(models: &Path, name: &str, cache: Option<&Path>) -> bool {
-    let mut rig = on_cuda(models, name, cache);
+    let mut rig = on_cuda(models, name, Pace::Lockstep, cache);
     let logs: Vec<Vec<Token>> = (0..3).map(|seed| log([37, 21, 70][seed as usize], seed, rig.n_vocab)).collect();
     let alone: Vec<_> = logs.iter().map(|log| bits(&rig.in_chunks(log, 512))).collect();
     let in_chunks = [1, 5, 16].into_iter().all(|chunk| bits(&rig.in_chunks(&logs[0], chunk)) == alone[0]);

@@ -32,6 +32,9 @@ KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_d
                       const u32* positions, const u32* slots, bf16* kv) {
     const u32 row = blockIdx.x, turning = heads.n_heads + heads.n_kv_heads, n = padded(heads.head_dim);
     float* head = qkv + (u64)row * qkv_cols(heads) + blockIdx.y * heads.head_dim;
+    if (slots[row] == NO_SLOT) {
+        return;
+    }
     if (cos && blockIdx.y < turning) {
         u64 at = (u64)positions[row] * half_dim;
         turn(head, cos + at, sin + at, half_dim, style);

@@ -14,9 +14,10 @@
 //             digit of 0 with a scale and a minimum of 0). n_groups = padded(k) / 32. `digits` is, tile after tile and
 //             group after group, for row r of the tile and element e of the group, lane = r % 8 * 4 + e / 8, h = r / 8:
 //               bf16       1024 bytes  [h][lane][e % 8] of bf16: rows of 32 elements, as in the matrix
+//               plain                  of bf16 too, rows of the whole padded k, one after another: for a library
 //               w8, w8h     512 bytes  [lane][h][e % 8] of u8
 //               w4, w4h     256 bytes  [lane][h] of u32, whose nibble j is element e % 8 = j
-//             `scales` (none for bf16) is, tile after tile and group after group, pairs of f16 (scale, minimum):
+//             `scales` (none for bf16 and plain) is, tile after tile and group after group, pairs of f16 (scale, minimum):
 //               w8, w4       64 bytes  [r % 8][h] one pair for the 32 elements
 //               w8h, w4h    128 bytes  [e / 16][r % 8][h] one pair for each 16
 //             weight = bf16(fmaf(scale, digit, minimum)): the one number that stands for it wherever it is used.
@@ -134,6 +135,7 @@ KERNEL(256) soft_cap_rows(float* x, u32 cols, float cap);
     KERNEL(256) name(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k,      \
                      float* out)
 EMBED(embed_bf16);
+EMBED(embed_plain);
 EMBED(embed_w8);
 EMBED(embed_w8h);
 EMBED(embed_w4);
@@ -159,7 +161,7 @@ KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, Hea
 //   linear_{kind}_r8, _r16, _r32   few rows: that many for each block. grid (ceil(n_tiles / (8 / P)), ceil(n_rows / R))
 //                                  where n_tiles = ceil(n_out / 16), P = pieces.n rounded up to a power of two
 //   linear_{kind}_r64              many rows: 64 for each block. grid (ceil(n_out / 128), ceil(n_rows / 64))
-// kind: bf16, w8, w8h, w4, w4h. Any of the four may compute any number of rows; the bits are the same.
+// kind: bf16, plain, w8, w8h, w4, w4h. Any of the four may compute any number of rows; the bits are the same.
 
 #define LINEAR(name)                                                                                                \
     KERNEL(256) name(const void* digits, const void* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,      \
@@ -167,6 +169,7 @@ KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, Hea
 #define LINEARS(kind) \
     LINEAR(linear_##kind##_r8); LINEAR(linear_##kind##_r16); LINEAR(linear_##kind##_r32); LINEAR(linear_##kind##_r64)
 LINEARS(bf16);
+LINEARS(plain);
 LINEARS(w8);
 LINEARS(w8h);
 LINEARS(w4);
@@ -181,6 +184,7 @@ LINEARS(w4h);
                                 u32 n_out, const u32* starts, u32 first, const u32* order, u32 n_used,              \
                                 BY_VALUE Pieces pieces)
 LINEAR_GROUPED(linear_grouped_bf16);
+LINEAR_GROUPED(linear_grouped_plain);
 LINEAR_GROUPED(linear_grouped_w8);
 LINEAR_GROUPED(linear_grouped_w8h);
 LINEAR_GROUPED(linear_grouped_w4);
@@ -195,8 +199,10 @@ KERNEL(256) fold_planes(const float* planes, u32 n_planes, const u8* merges, u64
 // The host zeroes it once. Query heads, KV heads and `first` as in `backend::Heads`.
 
 // Turns Q and K of qkv (f32 [n_rows, (n_heads + 2 n_kv_heads) * head_dim]) in place, where `cos` is not null, and
-// stores K and V. slots[row] = block * 16 + position % 16. cos, sin: f32 [context, half_dim].
+// stores K and V. slots[row] = block * 16 + position % 16, or NO_SLOT: the row is nobody's. cos, sin: f32
+// [context, half_dim].
 // style 0: i and i + half_dim turn together; 1: 2i and 2i + 1. grid (n_rows, n_heads + 2 n_kv_heads), block 32
+#define NO_SLOT 0xffffffffu
 KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_dim, u32 style, HeadShape heads,
                       const u32* positions, const u32* slots, bf16* kv);
 
@@ -248,3 +254,5 @@ KERNEL_SHARING(512, 2) draw(const float* logits, u32 n_vocab, const DrawRow* dra
 // The same with top_k and top_p. DRAWN_BY_HOST where they keep, or min_p keeps before top_p, more than SURVIVORS_MAX.
 // Not for other filters (top_n_sigma, typical_p, XTC). grid (n_rows), block 512
 KERNEL_SHARING(512, 2) draw_filtered(const float* logits, u32 n_vocab, const FilterRow* filters, Drawn* out);
+// tokens[pairs[2 * i]] = what was drawn as number pairs[2 * i + 1]. grid (ceil(n / 256)), block 256
+KERNEL(256) take_drawn(u32* tokens, const u32* pairs, u32 n, const Drawn* drawn);

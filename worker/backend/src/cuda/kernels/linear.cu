@@ -66,7 +66,7 @@ DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& r
         UNROLL
         for (int i = 0; i < AHEAD; i++) {
             if (group + i < end) {
-                raw[i] = Kind::fetch(digits, scales, (u64)tile * n_groups + group + i, lane);
+                raw[i] = Kind::fetch(digits, scales, (u64)tile * n_groups, group + i, n_groups, lane);
                 UNROLL
                 for (int n = 0; n < NR; n++) {
                     right[i][n] = x[n][(group + i) * 4];
@@ -187,7 +187,7 @@ DEVICE void many_rows(const void* digits, const void* scales, const bf16* x, flo
     UNROLL
     for (int m = 0; m < 2; m++) {
         at[m] = (u64)min_of(column / 16 + m, n_tiles - 1) * n_groups;
-        next[m] = Kind::fetch(digits, scales, at[m], lane);
+        next[m] = Kind::fetch(digits, scales, at[m], 0, n_groups, lane);
     }
     UNROLL
     for (u32 group = 0; group < STAGES - 1; group++) {
@@ -212,7 +212,7 @@ DEVICE void many_rows(const void* digits, const void* scales, const bf16* x, flo
         if (group + 1 < n_groups) {
             UNROLL
             for (int m = 0; m < 2; m++) {
-                next[m] = Kind::fetch(digits, scales, at[m] + group + 1, lane);
+                next[m] = Kind::fetch(digits, scales, at[m], group + 1, n_groups, lane);
             }
         }
         multiply_stage<Kind>(raw, stages + group % STAGES * TILE_ROWS * 4 + warp_row * 4, acc);
@@ -266,6 +266,7 @@ DEVICE void grouped(const u64* digits, const u64* scales, const bf16* x, float* 
 }
 
 DEFINE_KIND(bf16, KindBf16)
+DEFINE_KIND(plain, KindPlain)
 DEFINE_KIND(w8, KindW8)
 DEFINE_KIND(w8h, KindW8h)
 DEFINE_KIND(w4, KindW4)

@@ -67,9 +67,10 @@ DEVICE void embed(const void* digits, const void* scales, const u32* tokens, u32
     if (row >= n_table) {
         return;
     }
-    u64 at = (u64)(row / 16) * (padded(k) / 32);
+    const u32 n_groups = padded(k) / 32;
+    const u64 at = (u64)(row / 16) * n_groups;
     put_row(out, blockIdx.x, k, false,
-            [=](u32 i) { return widen(Kind::one(digits, scales, at + i / 32, row % 16, i % 32)); });
+            [=](u32 i) { return widen(Kind::one(digits, scales, at, i / 32, n_groups, row % 16, i % 32)); });
 }
 
 #define DEFINE_EMBED(kind, Kind)                                                  \
@@ -77,6 +78,7 @@ DEVICE void embed(const void* digits, const void* scales, const u32* tokens, u32
         embed<Kind>(digits, scales, tokens, first, n_table, k, out);              \
     }
 DEFINE_EMBED(bf16, KindBf16)
+DEFINE_EMBED(plain, KindPlain)
 DEFINE_EMBED(w8, KindW8)
 DEFINE_EMBED(w8h, KindW8h)
 DEFINE_EMBED(w4, KindW4)

@@ -347,3 +347,10 @@ KERNEL_SHARING(512, 2) draw_filtered(const float* logits, u32 n_vocab, const Fil
         out[blockIdx.x] = now;
     }
 }
+
+KERNEL(256) take_drawn(u32* tokens, const u32* pairs, u32 n, const Drawn* drawn) {
+    const u32 i = blockIdx.x * 256 + threadIdx.x;
+    if (i < n) {
+        tokens[pairs[2 * i]] = drawn[pairs[2 * i + 1]].token;
+    }
+}

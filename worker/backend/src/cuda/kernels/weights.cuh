@@ -1,7 +1,7 @@
 // Packed weights, as `kernels.cuh` lays them out: how a lane reads its part of sixteen rows of thirty-two elements.
 //
 // A kind has `Raw`, what a lane loads; `fetch`, which loads it; `widen`, which makes bf16 of it; and `one`, a
-// single weight.
+// single weight. `first` is a tile's first group of all; a group counts from there.
 #pragma once
 #include "kernels.cuh"
 
@@ -15,8 +15,8 @@ struct KindBf16 {
         Words4 rows[2];
     };
 
-    static DEVICE_MEMBER Raw fetch(const void* digits, const void*, u64 at, u32 lane) {
-        const Words4* from = (const Words4*)digits + at * 64 + lane;
+    static DEVICE_MEMBER Raw fetch(const void* digits, const void*, u64 first, u32 group, u32, u32 lane) {
+        const Words4* from = (const Words4*)digits + (first + group) * 64 + lane;
         Raw raw;
         raw.rows[0] = load_once(from);
         raw.rows[1] = load_once(from + 32);
@@ -35,8 +35,24 @@ struct KindBf16 {
         return out;
     }
 
-    static DEVICE_MEMBER bf16 one(const void* digits, const void*, u64 at, u32 row, u32 element) {
-        return ((const bf16*)digits)[at * 512 + row * 32 + element];
+    static DEVICE_MEMBER bf16 one(const void* digits, const void*, u64 first, u32 group, u32, u32 row, u32 element) {
+        return ((const bf16*)digits)[(first + group) * 512 + row * 32 + element];
+    }
+};
+
+// Rows as they are in the matrix: a library reads them too.
+struct KindPlain : KindBf16 {
+    static DEVICE_MEMBER Raw fetch(const void* digits, const void*, u64 first, u32 group, u32 n_groups, u32 lane) {
+        const Words4* from = (const Words4*)digits + (first * 16 + lane / 4 * n_groups + group) * 4 + lane % 4;
+        Raw raw;
+        raw.rows[0] = load_once(from);
+        raw.rows[1] = load_once(from + n_groups * 32);
+        return raw;
+    }
+
+    static DEVICE_MEMBER bf16 one(const void* digits, const void*, u64 first, u32 group, u32 n_groups, u32 row,
+                                  u32 element) {
+        return ((const bf16*)digits)[(first * 16 + row * n_groups + group) * 32 + element];
     }
 };
 
@@ -68,7 +84,8 @@ struct KindQuantized {
         return HALVES ? (at * 2 + half) * 8 + row : at * 8 + row;
     }
 
-    static DEVICE_MEMBER Raw fetch(const void* digits, const void* scales, u64 at, u32 lane) {
+    static DEVICE_MEMBER Raw fetch(const void* digits, const void* scales, u64 first, u32 group, u32, u32 lane) {
+        const u64 at = first + group;
         Raw raw;
         if (BITS == 8) {
             Words4 words = load_once((const Words4*)digits + at * 32 + lane);
@@ -104,7 +121,9 @@ struct KindQuantized {
         return out;
     }
 
-    static DEVICE_MEMBER bf16 one(const void* digits, const void* scales, u64 at, u32 row, u32 element) {
+    static DEVICE_MEMBER bf16 one(const void* digits, const void* scales, u64 first, u32 group, u32, u32 row,
+                                  u32 element) {
+        const u64 at = first + group;
         u32 lane = row % 8 * 4 + element / 8, h = row / 8;
         const u8* byte = (const u8*)digits + ((at * 32 + lane) * 2 + h) * BITS + element % 8 * BITS / 8;
         u32 digit = *byte >> (element % 8 * BITS % 8) & ((1u << BITS) - 1);

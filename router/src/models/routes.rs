@@ -1,0 +1,180 @@
+//! Names that clients call models by, and the versions behind each with their weights. A choice is a pure function of
+//! a request's key, the weights and which versions are ready: every router of a cluster makes the same. Knows no
+//! requests and no replicas but by version.
+
+use crate::keys::BadLine;
+use crate::models::versions::Version;
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// So many names, which are labels of metrics.
+const ROUTES_MAX: usize = 100;
+/// Versions behind one name.
+const SHARES_MAX: usize = 16;
+const WEIGHT_MAX: u32 = 1_000_000;
+/// An odd number near 2^64 over the golden ratio: keys that follow one another fall evenly over a scale.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// What is routed, for all who look at it. Without any, names are the models' own.
+#[derive(Clone, Debug, Default)]
+pub struct Routes(Arc<RwLock<Arc<Table>>>);
+
+pub type Table = BTreeMap<String, Vec<Share>>;
+
+/// A version's part of what is asked under a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    pub of: Pattern,
+    pub weight: u32,
+}
+
+/// Which version is meant: by the name that its replicas say, and where that is not enough, by its digest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    pub model: String,
+    /// The beginning of it, as `/cluster` shows it; empty: whichever serves.
+    pub digest: String,
+}
+
+impl Pattern {
+    pub fn named(model: &str) -> Pattern {
+        Pattern { model: model.into(), digest: String::new() }
+    }
+
+    /// Of several the first that is ready: answers under one name are one version's, until it is gone.
+    pub fn among<'a>(&self, versions: &'a [Version]) -> Option<&'a Version> {
+        let meant = || versions.iter().filter(|version| self.means(version));
+        meant().find(|version| version.is_ready()).or_else(|| meant().next())
+    }
+
+    pub fn means(&self, version: &Version) -> bool {
+        let is_of_it = || version.digest().to_string().starts_with(&self.digest);
+        version.model() == self.model && (self.digest.is_empty() || is_of_it())
+    }
+}
+
+impl Routes {
+    /// A line is `NAME = VERSION:WEIGHT, VERSION:WEIGHT`; empty lines and those that begin with `#` are nobody's. A
+    /// version is the name that its replicas serve, with `@` and the beginning of a policy digest where several serve
+    /// that name. Without a weight it has 1.
+    pub fn parse(text: &str) -> Result<Routes, BadLine> {
+        Ok(Routes(Arc::new(RwLock::new(Arc::new(parse(text)?)))))
+    }
+
+    /// The same file again, as it is by now. What cannot be meant changes nothing.
+    pub fn replace(&self, text: &str) -> Result<(), BadLine> {
+        let table = parse(text)?;
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+        Ok(())
+    }
+
+    pub fn table(&self) -> Arc<Table> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn parse(text: &str) -> Result<Table, BadLine> {
+    let mut table = Table::new();
+    for (i, line) in text.lines().map(str::trim).enumerate() {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let bad = |problem| BadLine { line: i + 1, problem };
+        let (name, shares) = route_of(line).map_err(bad)?;
+        if table.len() == ROUTES_MAX {
+            return Err(bad(format!("there are more than {ROUTES_MAX} names")));
+        }
+        if table.insert(name.to_owned(), shares).is_some() {
+            return Err(bad(format!("`{name}` stands in a line before")));
+        }
+    }
+    Ok(table)
+}
+
+fn route_of(line: &str) -> Result<(&str, Vec<Share>), String> {
+    let (name, shares) = line.split_once('=').ok_or("a line is `NAME = VERSION:WEIGHT, VERSION:WEIGHT`")?;
+    let name = name.trim();
+    if name.is_empty() {
+        return Err("no name stands before `=`".into());
+    }
+    let shares: Vec<Share> = shares.split(',').map(share_of).collect::<Result<_, _>>()?;
+    if shares.len() > SHARES_MAX {
+        return Err(format!("`{name}` has more than {SHARES_MAX} versions"));
+    }
+    let twice = shares.iter().enumerate().find(|(i, share)| shares[..*i].iter().any(|before| before.of == share.of));
+    if let Some((_, Share { of, .. })) = twice {
+        return Err(format!("`{name}` has `{}` twice", of.model));
+    }
+    if shares.iter().all(|share| share.weight == 0) {
+        return Err(format!("all versions of `{name}` weigh nothing"));
+    }
+    Ok((name, shares))
+}
+
+fn share_of(word: &str) -> Result<Share, String> {
+    let word = word.trim();
+    // A model's own name may have a colon, as `smollm2:Q4_K_M` has.
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let (version, weight) = match word.rsplit_once(':').filter(|(_, weight)| is_number(weight)) {
+        Some((version, weight)) => (version, weight.parse().unwrap_or(u32::MAX)),
+        None => (word, 1),
+    };
+    if weight > WEIGHT_MAX {
+        return Err(format!("the weight of `{version}` is more than {WEIGHT_MAX}"));
+    }
+    let (model, digest) = version.rsplit_once('@').unwrap_or((version, ""));
+    if model.is_empty() {
+        return Err("a version has no name".into());
+    }
+    if version.contains('@') && (digest.is_empty() || !digest.bytes().all(|byte| byte.is_ascii_hexdigit())) {
+        return Err(format!("`{digest}` is no beginning of a policy digest, as `lockstep status` shows them"));
+    }
+    let of = Pattern { model: model.into(), digest: digest.to_ascii_lowercase() };
+    Ok(Share { of, weight })
+}
+
+/// Which version answers. The key falls on a scale that the weights divide, in their order: so a version that is given
+/// more keeps what it had. The share of one that nobody is ready for goes to the others, by their weights, for as long
+/// as that is so; where nobody is ready at all, its requests wait for the one that the key means.
+pub fn route<'a>(shares: &[Share], versions: &'a [Version], key: u64) -> Option<&'a Version> {
+    let meant = || shares.iter().map(|share| (share.weight, share.of.among(versions)));
+    let drawn = at(meant().map(|(weight, _)| weight), key.wrapping_mul(GOLDEN));
+    let drawn = drawn.and_then(|idx| meant().nth(idx)?.1);
+    if drawn.is_some_and(Version::is_ready) {
+        return drawn;
+    }
+    let weight_if_ready = |(weight, version): (u32, Option<&Version>)| {
+        let is_ready = version.is_some_and(Version::is_ready);
+        if is_ready { weight } else { 0 }
+    };
+    // Another number: all keys that come here fell on the same part of the scale.
+    let other = at(meant().map(weight_if_ready), scattered(key)).and_then(|idx| meant().nth(idx)?.1);
+    other.or(drawn).or_else(|| meant().filter(|(weight, _)| *weight > 0).find_map(|(_, version)| version))
+}
+
+/// The version that most are answered by: for what is asked of a name and not of a request.
+pub fn heaviest<'a>(shares: &[Share], versions: &'a [Version]) -> Option<&'a Version> {
+    let mut meant: Vec<_> = shares.iter().filter_map(|share| Some((share.weight, share.of.among(versions)?))).collect();
+    meant.sort_by_key(|(weight, version)| (!version.is_ready(), std::cmp::Reverse(*weight)));
+    meant.first().map(|(_, version)| *version)
+}
+
+/// On whose part of the scale a number falls.
+fn at(weights: impl Iterator<Item = u32> + Clone, number: u64) -> Option<usize> {
+    let total: u128 = weights.clone().map(u128::from).sum();
+    let mut left = (u128::from(number) * total) >> 64;
+    for (idx, weight) in weights.map(u128::from).enumerate() {
+        if left < weight {
+            return Some(idx);
+        }
+        left -= weight;
+    }
+    None
+}
+
+/// Bits that look like chance and are not.
+fn scattered(n: u64) -> u64 {
+    let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    n ^ (n >> 31)
+}

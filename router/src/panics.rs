@@ -1,0 +1,36 @@
+//! What a panic ends: the one request that it happened to, which is told so. Knows no protocol. That it happened is
+//! counted where panics are heard of, in `telemetry`.
+
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::task::Poll;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Panicked;
+
+/// What a request's future gives, unless it panics; it is not polled again then. What it shared with others is behind
+/// locks that go on after a panic.
+pub async fn caught<F: Future>(future: F) -> Result<F::Output, Panicked> {
+    let mut future = pin!(future);
+    let poll = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+        Ok(poll) => poll.map(Ok),
+        Err(_) => Poll::Ready(Err(Panicked)),
+    });
+    poll.await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_answer() {
+        assert_eq!(caught(async { 5 }).await, Ok(5));
+        let breaks = async {
+            tokio::task::yield_now().await;
+            assert!(std::hint::black_box(false), "as this test wants it");
+        };
+        assert_eq!(caught(breaks).await, Err(Panicked));
+    }
+}

@@ -1,0 +1,186 @@
+//! How soon a loss is known, on virtual time and while clients are served: a process that dies within 100 ms, by its
+//! connections; one that is stopped within a second, by its silence. A rank is known to its coordinator by name, a
+//! coordinator to every router.
+//!
+//! It is read from what the roles say of it, at the moment when they say it.
+
+use crate::cast::Stage;
+use crate::client;
+use crate::record::Record;
+use crate::rules::Rules;
+use crate::script::{CLIENTS, Fault, Host, ROUTERS, ReplicaPlan, Script, What};
+use crate::weather::{LATENCY_MAX, LATENCY_MIN, Weather};
+use cluster::MemoryStore;
+use std::collections::BTreeSet;
+use std::fmt::{Debug, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record as Fields};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+const TICK: Duration = Duration::from_millis(5);
+const SEEDS: u64 = 6;
+const DEATH_MILLIS: u64 = 100;
+const STOP_MILLIS: u64 = 1000;
+/// For how long a fault is looked at.
+const WATCHED_MILLIS: u64 = 2500;
+const GRID: (u16, u16) = (2, 2);
+
+/// What a process has warned of, and when.
+#[derive(Clone, Debug)]
+struct Warning {
+    at_millis: u64,
+    who: String,
+    text: String,
+}
+
+/// Hears warnings of the simulation that this thread runs.
+#[derive(Clone, Default)]
+struct Ear(Arc<Mutex<Heard>>);
+
+#[derive(Default)]
+struct Heard {
+    /// Whose turn it is in the simulation.
+    who: String,
+    warnings: Vec<Warning>,
+}
+
+/// The simulation's span around the turn of a host.
+const TURN: &str = "node";
+
+impl Ear {
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Subscriber for Ear {
+    fn enabled(&self, of: &Metadata<'_>) -> bool {
+        of.name() == TURN || of.is_event() && *of.level() == Level::WARN
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let Some(elapsed) = turmoil::sim_elapsed() else { return };
+        let mut said = Said::default();
+        event.record(&mut said);
+        let mut heard = self.heard();
+        let warning = Warning { at_millis: elapsed.as_millis() as u64, who: heard.who.clone(), text: said.0 };
+        heard.warnings.push(warning);
+    }
+
+    /// It is entered at once, and ends before the next begins.
+    fn new_span(&self, turn: &Attributes<'_>) -> Id {
+        let mut said = Said::default();
+        turn.record(&mut said);
+        self.heard().who = said.0;
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Fields<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// `name=value` of every field, one behind the other.
+#[derive(Default)]
+struct Said(String);
+
+impl Visit for Said {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        write!(self.0, "{}={value:?} ", field.name()).expect("a string takes everything");
+    }
+}
+
+/// One fault in a cluster whose every worker has a rank, and what was warned of from then on.
+fn warnings(seed: u64, what: impl Fn(Host) -> What, host: Host) -> (u64, Vec<Warning>) {
+    // Every time at another moment between two beats.
+    let at_millis = 6000 + 17 * seed;
+    let (tp, pp) = GRID;
+    let replica = || ReplicaPlan { tp, pp, n_workers: usize::from(tp * pp) };
+    let fault = Fault { at_millis, lasts_millis: 10_000, what: what(host) };
+    let script = Script { replicas: vec![replica(), replica()], faults: vec![fault], ..Script::of(seed) };
+    let ear = Ear::default();
+    tracing::subscriber::with_default(ear.clone(), || simulate(seed, &script, at_millis + WATCHED_MILLIS)).unwrap();
+    let all = std::mem::take(&mut ear.heard().warnings);
+    (at_millis, all.into_iter().filter(|warning| warning.at_millis >= at_millis).collect())
+}
+
+fn simulate(seed: u64, script: &Script, until_millis: u64) -> turmoil::Result {
+    let mut sim = turmoil::Builder::new()
+        .rng_seed(seed)
+        .epoch(UNIX_EPOCH)
+        .simulation_duration(Duration::from_millis(until_millis * 2))
+        .tick_duration(TICK)
+        .min_message_latency(LATENCY_MIN)
+        .max_message_latency(LATENCY_MAX)
+        .tcp_capacity(4096)
+        .udp_capacity(4096)
+        .build();
+    let (record, rules) = (Record::new(false), Arc::new(Rules { script: script.clone() }));
+    let stage = Stage { script: Arc::new(script.clone()), record: record.clone(), store: MemoryStore::starting_at(1) };
+    stage.open(&mut sim);
+    for client in 0..CLIENTS {
+        sim.client(Host::Client(client).name(), client::play(client, rules.clone(), record.clone()));
+    }
+    let mut weather = Weather::new(script, record.clone());
+    while sim.elapsed() < Duration::from_millis(until_millis) {
+        sim.step()?;
+        weather.pass(&mut sim);
+    }
+    let violations = record.seen().violations.clone();
+    assert!(violations.is_empty(), "{violations:?}");
+    Ok(())
+}
+
+/// Within its time the first loss of a rank is the guilty one's, by name and cause; and nobody else's follows.
+#[track_caller]
+fn check_rank(seed: u64, what: impl Fn(Host) -> What, cause: &str, within_millis: u64) {
+    let host = Host::Worker(0, seed as usize % usize::from(GRID.0 * GRID.1));
+    let (at_millis, all) = warnings(seed, what, host);
+    let losses: Vec<_> = all.iter().filter(|warning| warning.text.contains("a worker is lost")).collect();
+    let [loss] = losses[..] else { panic!("seed {seed}: {losses:?} of {all:?}") };
+    let words = [format!("host={} ", host.name()), format!("kind={cause} "), "rank=".to_owned()];
+    let is_named = words.iter().all(|word| loss.text.contains(word)) && loss.who.contains("coordinator-0");
+    assert!(is_named, "seed {seed}: {loss:?}, not {words:?}");
+    let took = loss.at_millis - at_millis;
+    println!("seed {seed}: {} known after {took} ms", loss.text);
+    assert!(took <= within_millis, "seed {seed}: known after {took} ms");
+}
+
+/// Within its time every router says so.
+#[track_caller]
+fn check_coordinator(seed: u64, what: impl Fn(Host) -> What, words: &str, within_millis: u64) {
+    let (at_millis, all) = warnings(seed, what, Host::Coordinator(seed as usize % 2));
+    let in_time = |warning: &&Warning| warning.text.contains(words) && warning.at_millis - at_millis <= within_millis;
+    let said: Vec<&Warning> = all.iter().filter(in_time).collect();
+    let routers: BTreeSet<&str> = said.iter().map(|warning| warning.who.as_str()).collect();
+    println!("seed {seed}: {:?} after {at_millis}", said.iter().map(|warning| warning.at_millis).collect::<Vec<_>>());
+    assert_eq!(routers.len(), ROUTERS, "seed {seed}: {said:?} of {all:?}");
+    assert!(routers.iter().all(|who| who.contains("router-")), "seed {seed}: {routers:?}");
+}
+
+#[test]
+fn a_rank_that_dies_is_named_within_100_ms() {
+    (0..SEEDS).for_each(|seed| check_rank(seed, What::Kill, "gone", DEATH_MILLIS));
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_named_within_a_second() {
+    (0..SEEDS).for_each(|seed| check_rank(seed, What::Freeze, "silent", STOP_MILLIS));
+}
+
+#[test]
+fn a_coordinator_that_dies_is_known_to_routers_within_100_ms() {
+    (0..SEEDS).for_each(|seed| check_coordinator(seed, What::Kill, "no coordinator", DEATH_MILLIS));
+}
+
+#[test]
+fn a_coordinator_that_is_stopped_is_known_to_routers_within_a_second() {
+    (0..SEEDS).for_each(|seed| check_coordinator(seed, What::Freeze, "a replica is silent", STOP_MILLIS));
+}

@@ -1,0 +1,75 @@
+//! The cluster's store as each process sees it: later than it is, and not at all while its line to it is cut. Who is cut
+//! off for longer than a lease lasts is seen by nobody else. Knows no process.
+
+use crate::record::Record;
+use crate::script::{Host, replica_name};
+use cluster::{Claim, Member, MemoryStore};
+use std::time::Duration;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+const LEASE_MILLIS: u64 = 5_000;
+
+#[derive(Clone)]
+pub struct Registry {
+    store: MemoryStore,
+    record: Record,
+    lag: Duration,
+}
+
+impl Registry {
+    pub fn new(record: Record, lag_millis: u64) -> Registry {
+        Registry { store: MemoryStore::starting_at(1), record, lag: Duration::from_millis(lag_millis) }
+    }
+
+    /// Of a process, until it stops.
+    pub fn view(&self, host: Host, stop: &CancellationToken) -> MemoryStore {
+        let (view, registry, stop) = (self.store.from_afar(), self.clone(), stop.clone());
+        registry.look(host, &view);
+        let looked = view.clone();
+        tokio::spawn(async move {
+            while !stop.is_cancelled() {
+                sleep(registry.lag).await;
+                registry.look(host, &looked);
+            }
+        });
+        view
+    }
+
+    fn look(&self, host: Host, view: &MemoryStore) {
+        if !self.is_cut_off(host) {
+            view.look(|member| self.has_lapsed(member));
+        }
+    }
+
+    fn is_cut_off(&self, host: Host) -> bool {
+        let seen = self.record.seen();
+        seen.is_store_away || seen.cut_off.contains_key(&host.name())
+    }
+
+    fn has_lapsed(&self, member: &Member) -> bool {
+        let now = crate::client::millis();
+        let since = self.record.seen().cut_off.get(&member.registration.address).copied();
+        since.is_some_and(|since| now >= since + LEASE_MILLIS)
+    }
+
+    /// Takes the replica's name, as soon as the store can be reached.
+    pub async fn claim(&self, host: Host, replica: usize, view: &MemoryStore) -> Claim {
+        while self.is_cut_off(host) {
+            sleep(self.lag).await;
+        }
+        view.claim(&replica_name(replica), &host.name())
+    }
+}
+
+/// Where a process finds the replica's coordinator: where it was last seen.
+pub fn whereabouts(view: MemoryStore, replica: usize) -> impl Fn() -> String + Clone + Send + 'static {
+    let last = std::sync::Arc::new(std::sync::Mutex::new(Host::Coordinator(replica).name()));
+    move || {
+        let mut last = last.lock().unwrap();
+        if let Some(member) = view.members().get(&replica_name(replica)) {
+            last.clone_from(&member.registration.address);
+        }
+        last.clone()
+    }
+}

@@ -1,0 +1,282 @@
+//! Passes of which one is like another: their launches are recorded and begun again as one, so that the device does not
+//! wait for the host between kernels. Only where every slice is a row: those passes are short, and there are many.
+//!
+//! What differs between two passes of one outline lies in the arena of `uploads`, never in an argument: positions, slots,
+//! items, tables, tokens. An outline is recorded when it comes the second time: what is allocated or told to the device
+//! once has been by then. Rows are filled up to a few numbers, and tiles of attention to powers of four.
+//!
+//! The memory that graphs take of the device is allocated when the device is opened, before anybody is promised any of
+//! what is left, and given back piece by piece for the graphs.
+
+use super::attention::n_tiles;
+use super::driver::{Bytes, Card, Context, Graph, Record, Stream};
+use super::{Cuda, lock};
+use crate::{Batch, BatchLimits, Repeats, Result};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Rows that passes are filled up to. The kernels for products take 8, 16, 32 and 64 rows at a time.
+const ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256];
+/// Of the device's memory, what graphs may take; and at most so much.
+const RESERVE_SHARE: u64 = 64;
+const RESERVE_MAX: u64 = 512 << 20;
+const PIECE: usize = 2 << 20;
+/// Of a graph, as far as is known before it is made; then it is measured.
+const NODE_BYTES: usize = 8 << 10;
+
+/// What passes have in common that may be begun from one record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Outline {
+    n_rows: u32,
+    /// Of attention, as many as there may be positions for.
+    pub n_tiles: u32,
+}
+
+impl Outline {
+    pub fn of(batch: &Batch) -> Option<Outline> {
+        let n_rows = u32::try_from(batch.n_rows()).ok().filter(|n| ROWS.contains(n))?;
+        let is_single = !batch.slices.is_empty() && batch.slices.iter().all(|slice| slice.rows.len() == 1);
+        // 1, 4, 16, ..
+        let at_least = |n: u32| 1 << (n.max(1).next_power_of_two().ilog2().next_multiple_of(2));
+        is_single.then(|| Outline { n_rows, n_tiles: at_least(n_tiles(batch)) })
+    }
+
+    /// The rows that a batch is filled up to, in buffers for so many.
+    fn rows_for(batch: &Batch, rows_max: usize) -> usize {
+        let n_rows = batch.n_rows();
+        let is_single = batch.slices.iter().all(|slice| slice.rows.len() == 1);
+        let filled = ROWS.iter().map(|rows| *rows as usize).find(|rows| *rows >= n_rows);
+        filled.filter(|rows| is_single && n_rows > 0 && *rows <= rows_max).unwrap_or(n_rows)
+    }
+}
+
+pub(super) struct Graphs {
+    is_on: bool,
+    /// Of the buffers that passes work in.
+    rows_max: usize,
+    known: BTreeMap<Outline, Known>,
+    reserve: Vec<Bytes>,
+    /// What was taken of the reserve so far, and what of that by graphs.
+    n_given: usize,
+    n_used: usize,
+    counts: Repeats,
+    /// A record is being made.
+    is_recording: bool,
+}
+
+enum Known {
+    /// It has been there once.
+    Seen,
+    Kept(Graph),
+    Refused,
+}
+
+/// What is done with a pass.
+enum Turn {
+    Plain,
+    Record(Outline),
+    Replay(Outline),
+}
+
+impl Graphs {
+    pub fn new(context: &Arc<Context>, card: &Card, is_on: bool) -> Result<Graphs> {
+        let n_pieces = if is_on { reserve_bytes(card) as usize / PIECE } else { 0 };
+        let reserve = (0..n_pieces).map(|_| Bytes::new(context, "room for graphs", PIECE)).collect::<Result<_>>()?;
+        let (known, counts) = (BTreeMap::new(), Repeats::default());
+        Ok(Graphs { is_on, rows_max: 0, known, reserve, n_given: 0, n_used: 0, counts, is_recording: false })
+    }
+
+    pub fn fits(&mut self, limits: BatchLimits) {
+        self.rows_max = limits.rows_max;
+    }
+
+    pub fn rows_for(&self, batch: &Batch) -> usize {
+        if self.is_on { Outline::rows_for(batch, self.rows_max) } else { batch.n_rows() }
+    }
+
+    fn turn(&mut self, outline: Option<Outline>) -> Turn {
+        let Some(outline) = outline.filter(|_| self.is_on && !self.is_recording) else {
+            self.counts.plain += 1;
+            return Turn::Plain;
+        };
+        match self.known.get(&outline) {
+            Some(Known::Kept(_)) => return Turn::Replay(outline),
+            Some(Known::Seen) => return Turn::Record(outline),
+            Some(Known::Refused) => {}
+            None => drop(self.known.insert(outline, Known::Seen)),
+        }
+        self.counts.plain += 1;
+        Turn::Plain
+    }
+
+    fn replay(&mut self, outline: Outline, stream: &Stream) -> Result<()> {
+        self.counts.replayed += 1;
+        match self.known.get(&outline) {
+            Some(Known::Kept(graph)) => stream.replay(graph),
+            _ => unreachable!("it is this turn because it is kept"),
+        }
+    }
+
+    /// A graph of what was recorded, if there is room for it.
+    fn keep(&mut self, outline: Outline, record: &Record, context: &Context, stream: &Stream) -> bool {
+        let made = self.make(record, context, stream);
+        let is_kept = matches!(made, Ok(Some(_)));
+        let known = made.ok().flatten().map_or(Known::Refused, Known::Kept);
+        self.known.insert(outline, known);
+        if is_kept {
+            self.counts.recorded += 1
+        } else {
+            self.counts.refused += 1
+        }
+        is_kept
+    }
+
+    fn make(&mut self, record: &Record, context: &Context, stream: &Stream) -> Result<Option<Graph>> {
+        let n_bytes = record.n_nodes()? * NODE_BYTES;
+        if !self.give(self.n_used + n_bytes) {
+            return Ok(None);
+        }
+        let before = context.free_bytes()?;
+        let graph = record.ready(stream)?;
+        let taken = before.saturating_sub(context.free_bytes()?) as usize;
+        // One that has taken more than there was reserved for it takes from what others were promised.
+        if !self.give(self.n_used + taken) {
+            return Ok(None);
+        }
+        self.n_used += taken.max(n_bytes);
+        Ok(Some(graph))
+    }
+
+    /// So much of the reserve is no longer held, if there is as much.
+    fn give(&mut self, n_bytes: usize) -> bool {
+        while self.n_given < n_bytes {
+            let Some(piece) = self.reserve.pop() else { return false };
+            self.n_given += piece.len();
+        }
+        true
+    }
+
+    /// What a graph has taken the driver may keep, for others of the same size.
+    fn forget(&mut self) {
+        self.known.clear();
+        self.n_used = 0;
+    }
+
+    fn refuse(&mut self, outline: Outline) {
+        self.counts.refused += 1;
+        self.known.insert(outline, Known::Refused);
+    }
+}
+
+/// What a device keeps for graphs.
+fn reserve_bytes(card: &Card) -> u64 {
+    (card.memory_bytes / RESERVE_SHARE).min(RESERVE_MAX)
+}
+
+impl Cuda {
+    /// Whether what is begun is recorded and not done.
+    pub(super) fn is_recording(&self) -> bool {
+        lock(&self.graphs).is_recording
+    }
+
+    /// Whatever lies elsewhere from now on: no record may name where it was.
+    pub(super) fn forget_graphs(&self) {
+        lock(&self.graphs).forget();
+    }
+
+    pub(super) fn repeats_so_far(&self) -> Repeats {
+        lock(&self.graphs).counts
+    }
+
+    pub(super) fn repeat_work<E>(
+        &self,
+        mut work: impl FnMut() -> std::result::Result<(), E>,
+    ) -> std::result::Result<bool, E> {
+        let outline = lock(&self.uploads).batch.outline.filter(|_| self.is_well());
+        let turn = lock(&self.graphs).turn(outline);
+        match turn {
+            Turn::Plain => work().map(|()| false),
+            Turn::Replay(outline) => {
+                let begun = lock(&self.graphs).replay(outline, &self.stream);
+                self.note(begun);
+                Ok(true)
+            }
+            Turn::Record(outline) => match self.record(outline, &mut work)? {
+                true => {
+                    let begun = lock(&self.graphs).replay(outline, &self.stream);
+                    self.note(begun);
+                    Ok(true)
+                }
+                // Nothing of it has been done.
+                false => {
+                    lock(&self.graphs).counts.plain += 1;
+                    work().map(|()| false)
+                }
+            },
+        }
+    }
+
+    /// Whether there is a graph of it now. What goes wrong here goes wrong again when it is done plainly, or does not
+    /// matter.
+    fn record<E>(
+        &self,
+        outline: Outline,
+        work: &mut impl FnMut() -> std::result::Result<(), E>,
+    ) -> std::result::Result<bool, E> {
+        if self.stream.begin_record().is_err() {
+            lock(&self.graphs).refuse(outline);
+            return Ok(false);
+        }
+        lock(&self.graphs).is_recording = true;
+        let done = work();
+        let record = self.stream.end_record();
+        let fault = lock(&self.fault).take();
+        let mut graphs = lock(&self.graphs);
+        graphs.is_recording = false;
+        done?;
+        match record {
+            Ok(record) if fault.is_none() => Ok(graphs.keep(outline, &record, &self.context, &self.stream)),
+            _ => {
+                graphs.refuse(outline);
+                Ok(false)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BatchSlice;
+
+    fn batch(n_rows: u32, position: u32) -> Batch {
+        let slice = |row| BatchSlice { rows: row..row + 1, start: position };
+        let (tokens, positions) = (vec![1; n_rows as usize], vec![position; n_rows as usize]);
+        Batch { tokens, positions, slices: (0..n_rows).map(slice).collect(), ..Batch::default() }
+    }
+
+    #[test]
+    fn batches_are_filled_up_to_few_outlines() {
+        let rows = |n, rows_max| Outline::rows_for(&batch(n, 5), rows_max);
+        assert_eq!([1, 3, 5, 64, 65, 257].map(|n| rows(n, 512)), [1, 4, 8, 64, 96, 257]);
+        assert_eq!([5, 7].map(|n| rows(n, 7)), [5, 7], "no more rows than buffers have");
+        let mut long = batch(3, 5);
+        long.slices.truncate(1);
+        long.slices[0].rows = 0..3;
+        assert_eq!(Outline::rows_for(&long, 512), 3);
+        long.pad(4);
+        assert_eq!(Outline::of(&long), None);
+    }
+
+    #[test]
+    fn positions_of_one_outline_are_many() {
+        let tiles = |position| Outline::of(&batch(4, position)).map(|outline| outline.n_tiles);
+        let positions = [0, 255, 256, 1023, 1024, 16 * 256 - 1, 16 * 256];
+        assert_eq!(positions.map(tiles), [1, 1, 4, 4, 16, 16, 64].map(Some));
+        assert_eq!(Outline::of(&batch(3, 5)), None, "three rows are filled up first");
+        let mut filled = batch(3, 5);
+        filled.pad(4);
+        assert!(filled.is_tiled() && filled.n_padding == 1);
+        assert_eq!(Outline::of(&filled), Outline::of(&batch(4, 5)));
+    }
+}

@@ -1,0 +1,377 @@
+//! cuBLASLt, as far as this machine has it: products of many rows, under `fast` alone. A table of functions of our own,
+//! filled by name, so that a library or a symbol that is missing is an error. How a product is computed is asked once
+//! for each shape, and all memory is made when it is opened. Knows nothing of models.
+
+use super::driver::{Bytes, Context, Stream};
+use super::lock;
+use crate::{Error, Result};
+use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+/// As packages install it: of CUDA 13 and 12.
+const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
+/// What the library may work in; as much as it recommends for Hopper.
+const WORKSPACE_BYTES: usize = 32 << 20;
+/// Shapes of products whose way is known; beyond, all are forgotten.
+const PLANS_MAX: usize = 4096;
+
+// Numbers of the library's headers.
+const SUCCESS: c_int = 0;
+const NOT_SUPPORTED: c_int = 15;
+const COMPUTE_32F: c_int = 68;
+const R_32F: c_int = 0;
+const R_16BF: c_int = 14;
+const TRANSPOSED: c_int = 1;
+const DESC_TRANSA: c_int = 3;
+const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
+const PREF_MIN_ALIGNMENT_BYTES: [c_int; 4] = [5, 6, 7, 8];
+
+/// The alignment that the library assumes, where nobody says less.
+const ALIGNMENT_MAX: u32 = 256;
+
+type Answer = c_int;
+/// A handle or a description, as the library hands it out.
+type Raw = *mut c_void;
+type Make = unsafe extern "C" fn(*mut Raw) -> Answer;
+type End = unsafe extern "C" fn(Raw) -> Answer;
+type Set = unsafe extern "C" fn(Raw, c_int, *const c_void, usize) -> Answer;
+type MakeLayout = unsafe extern "C" fn(*mut Raw, c_int, u64, u64, i64) -> Answer;
+type Heuristic = unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, Raw, Raw, c_int, *mut Found, *mut c_int) -> Answer;
+type Multiply = unsafe extern "C" fn(
+    Raw,
+    Raw,
+    *const c_void,
+    u64,
+    Raw,
+    u64,
+    Raw,
+    *const c_void,
+    u64,
+    Raw,
+    u64,
+    Raw,
+    *const Algorithm,
+    u64,
+    usize,
+    *mut c_void,
+) -> Answer;
+
+/// `cublasLtMatmulAlgo_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Algorithm([u64; 8]);
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Found {
+    algorithm: Algorithm,
+    workspace_bytes: usize,
+    state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// A version, as the library counts: 13.1.0 is 130100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LtVersion(usize);
+
+impl fmt::Display for LtVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.0 / 10_000, self.0 / 100 % 100, self.0 % 100)
+    }
+}
+
+/// The functions that are called, of a library that stays open as long as they can be.
+struct Table {
+    version: unsafe extern "C" fn() -> usize,
+    create: Make,
+    destroy: End,
+    make_desc: unsafe extern "C" fn(*mut Raw, c_int, c_int) -> Answer,
+    set_desc: Set,
+    end_desc: End,
+    make_layout: MakeLayout,
+    end_layout: End,
+    make_preference: Make,
+    set_preference: Set,
+    end_preference: End,
+    heuristic: Heuristic,
+    multiply: Multiply,
+    _library: Loaded,
+}
+
+impl Table {
+    fn find() -> Result<Table> {
+        Table::load(&NAMES)
+    }
+
+    fn load(names: &[&str]) -> Result<Table> {
+        let open = |name: &&str| {
+            // SAFETY: the system's own library under its own name; its constructors are its own affair.
+            unsafe { Loaded::open(Some(*name), RTLD_NOW | RTLD_LOCAL) }.ok()
+        };
+        let missing = || Error::Library(format!("it is not on this machine, as {}", NAMES[..2].join(" or ")));
+        let library = names.iter().find_map(open).ok_or_else(missing)?;
+        macro_rules! symbol {
+            ($name:literal) => {{
+                // SAFETY: the function has had this signature since CUDA 11.
+                let found = unsafe { library.get(concat!($name, "\0").as_bytes()) };
+                *found.map_err(|_| Error::Library(concat!("the one of this machine has no ", $name).into()))?
+            }};
+        }
+        Ok(Table {
+            version: symbol!("cublasLtGetVersion"),
+            create: symbol!("cublasLtCreate"),
+            destroy: symbol!("cublasLtDestroy"),
+            make_desc: symbol!("cublasLtMatmulDescCreate"),
+            set_desc: symbol!("cublasLtMatmulDescSetAttribute"),
+            end_desc: symbol!("cublasLtMatmulDescDestroy"),
+            make_layout: symbol!("cublasLtMatrixLayoutCreate"),
+            end_layout: symbol!("cublasLtMatrixLayoutDestroy"),
+            make_preference: symbol!("cublasLtMatmulPreferenceCreate"),
+            set_preference: symbol!("cublasLtMatmulPreferenceSetAttribute"),
+            end_preference: symbol!("cublasLtMatmulPreferenceDestroy"),
+            heuristic: symbol!("cublasLtMatmulAlgoGetHeuristic"),
+            multiply: symbol!("cublasLtMatmul"),
+            _library: library,
+        })
+    }
+
+    /// Something that the library makes, and how it is ended.
+    fn made(&self, what: &'static str, end: End, make: impl FnOnce(*mut Raw) -> Answer) -> Result<Made> {
+        let mut raw = std::ptr::null_mut();
+        said(what, make(&mut raw))?;
+        Ok(Made { raw, end })
+    }
+}
+
+/// Of the library that a process here would find.
+pub fn lt_version() -> Result<LtVersion> {
+    let table = Table::find()?;
+    // SAFETY: no arguments; the table holds the library open.
+    Ok(LtVersion(unsafe { (table.version)() }))
+}
+
+fn said(what: &'static str, answer: Answer) -> Result<()> {
+    match answer {
+        SUCCESS => Ok(()),
+        failed => Err(Error::Library(format!("it could not {what}: status {failed}"))),
+    }
+}
+
+/// Ended with its owner, which the table outlives.
+struct Made {
+    raw: Raw,
+    end: End,
+}
+
+// SAFETY: descriptions are plain memory of the library's; whoever uses one holds it.
+unsafe impl Send for Made {}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // SAFETY: made by the library, and ended once.
+        let _gone = unsafe { (self.end)(self.raw) };
+    }
+}
+
+/// out = x · wᵀ. w: bf16 `[n_out, k]` and x: bf16 `[n_rows, k]`, rows `ld` apart; out: f32 `[n_rows, n_out]`, rows
+/// `ld_out` apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Product {
+    /// n_out, n_rows, k
+    pub shape: [usize; 3],
+    pub w: u64,
+    pub x: u64,
+    pub out: u64,
+    pub ld: usize,
+    pub ld_out: usize,
+}
+
+/// What a way to compute depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    shape: [usize; 3],
+    ld: usize,
+    ld_out: usize,
+    /// Of w, x and out.
+    alignments: [u32; 3],
+}
+
+impl Product {
+    fn key(&self) -> Key {
+        let alignment = |at: u64| 1 << at.trailing_zeros().min(ALIGNMENT_MAX.trailing_zeros());
+        let alignments = [self.w, self.x, self.out].map(alignment);
+        Key { shape: self.shape, ld: self.ld, ld_out: self.ld_out, alignments }
+    }
+}
+
+/// How the products of a shape are computed.
+struct Plan {
+    desc: Made,
+    w: Made,
+    x: Made,
+    out: Made,
+    algorithm: Algorithm,
+}
+
+/// The library, at work for one device.
+pub(super) struct Library {
+    /// None: it has no way for these.
+    plans: Mutex<HashMap<Key, Option<Plan>>>,
+    workspace: Bytes,
+    handle: Made,
+    table: Table,
+    context: Arc<Context>,
+}
+
+// SAFETY: the library's calls may come from any thread; the handle is for one at a time, and so is a device.
+unsafe impl Sync for Library {}
+
+impl Library {
+    pub fn open(context: &Arc<Context>) -> Result<Library> {
+        let table = Table::find()?;
+        context.enter()?;
+        // SAFETY: writes one handle, for the context that is current.
+        let handle = table.made("begin", table.destroy, |raw| unsafe { (table.create)(raw) })?;
+        let workspace = Bytes::new(context, "what cuBLASLt works in", WORKSPACE_BYTES)?;
+        Ok(Library { plans: Mutex::default(), workspace, handle, table, context: context.clone() })
+    }
+
+    /// Begins a product in the stream. False: there is no way for such a one.
+    ///
+    /// # Safety
+    /// All that the product names is memory of this context, so large, until the stream is through.
+    pub unsafe fn multiply(&self, stream: &Stream, product: &Product) -> Result<bool> {
+        let key = product.key();
+        let mut plans = lock(&self.plans);
+        if !plans.contains_key(&key) {
+            if plans.len() >= PLANS_MAX {
+                plans.clear();
+            }
+            plans.insert(key, self.plan(&key)?);
+        }
+        let Some(Some(plan)) = plans.get(&key) else { return Ok(false) };
+        let (one, zero) = (1.0f32, 0.0f32);
+        let number = |number: &f32| std::ptr::from_ref(number).cast();
+        self.context.enter()?;
+        // SAFETY: the descriptions are the plan's and live through the call; the rest is the caller's promise. The
+        // workspace is used in the order of one stream.
+        let answer = unsafe {
+            (self.table.multiply)(
+                self.handle.raw,
+                plan.desc.raw,
+                number(&one),
+                product.w,
+                plan.w.raw,
+                product.x,
+                plan.x.raw,
+                number(&zero),
+                product.out,
+                plan.out.raw,
+                product.out,
+                plan.out.raw,
+                &plan.algorithm,
+                self.workspace.at(0),
+                self.workspace.len(),
+                stream.raw(),
+            )
+        };
+        said("begin a product", answer).map(|()| true)
+    }
+
+    /// The library counts by columns: rows of w that follow each other are columns, so w comes turned and x as it is,
+    /// and out's rows are its columns.
+    fn plan(&self, key: &Key) -> Result<Option<Plan>> {
+        let (table, [n_out, n_rows, k]) = (&self.table, key.shape);
+        // SAFETY: writes one description.
+        let make = |raw| unsafe { (table.make_desc)(raw, COMPUTE_32F, R_32F) };
+        let desc = table.made("describe a product", table.end_desc, make)?;
+        let turned = std::ptr::from_ref(&TRANSPOSED).cast();
+        // SAFETY: reads so many bytes of one number.
+        said("turn a matrix", unsafe { (table.set_desc)(desc.raw, DESC_TRANSA, turned, size_of::<c_int>()) })?;
+        let layout = |dtype, rows: usize, cols: usize, ld: usize| {
+            // SAFETY: writes one description.
+            let make = |raw| unsafe { (table.make_layout)(raw, dtype, rows as u64, cols as u64, ld as i64) };
+            table.made("describe a matrix", table.end_layout, make)
+        };
+        let (w, x) = (layout(R_16BF, k, n_out, key.ld)?, layout(R_16BF, k, n_rows, key.ld)?);
+        let out = layout(R_32F, n_out, n_rows, key.ld_out)?;
+        let found = self.search(key, [&desc, &w, &x, &out])?;
+        Ok(found.map(|algorithm| Plan { desc, w, x, out, algorithm }))
+    }
+
+    /// What the library takes to be the fastest way, in the workspace that there is.
+    fn search(&self, key: &Key, [desc, w, x, out]: [&Made; 4]) -> Result<Option<Algorithm>> {
+        let table = &self.table;
+        // SAFETY: writes one description.
+        let make = |raw| unsafe { (table.make_preference)(raw) };
+        let preference = table.made("describe a choice", table.end_preference, make)?;
+        let set = |attribute, value: *const c_void, n_bytes| {
+            // SAFETY: reads so many bytes of one number, which the caller holds.
+            said("take a preference", unsafe { (table.set_preference)(preference.raw, attribute, value, n_bytes) })
+        };
+        let workspace = self.workspace.len() as u64;
+        set(PREF_MAX_WORKSPACE_BYTES, std::ptr::from_ref(&workspace).cast(), size_of::<u64>())?;
+        let [of_w, of_x, of_out] = key.alignments;
+        for (attribute, alignment) in PREF_MIN_ALIGNMENT_BYTES.into_iter().zip([of_w, of_x, of_out, of_out]) {
+            set(attribute, std::ptr::from_ref(&alignment).cast(), size_of::<u32>())?;
+        }
+        let (mut found, mut n_found) = (Found::default(), 0);
+        self.context.enter()?;
+        // SAFETY: all descriptions live through the call, which writes at most one result and its number.
+        let answer = unsafe {
+            (table.heuristic)(
+                self.handle.raw,
+                desc.raw,
+                w.raw,
+                x.raw,
+                out.raw,
+                out.raw,
+                preference.raw,
+                1,
+                &mut found,
+                &mut n_found,
+            )
+        };
+        if answer == NOT_SUPPORTED {
+            return Ok(None);
+        }
+        said("find a way", answer)?;
+        let is_usable = n_found > 0 && found.state == SUCCESS && found.workspace_bytes <= self.workspace.len();
+        Ok(is_usable.then_some(found.algorithm))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_an_error() {
+        let missing = Table::load(&["libcublasLt-of-nobody.so.13"]).err().unwrap();
+        assert_eq!(
+            missing.to_string(),
+            "cuBLASLt: it is not on this machine, as libcublasLt.so.13 or libcublasLt.so.12"
+        );
+        // A library that every process has, and that is none.
+        let other = Table::load(&["libc.so.6"]).err().unwrap();
+        assert!(other.to_string().contains("has no cublasLtGetVersion"), "{other}");
+        assert_eq!(LtVersion(130_100).to_string(), "13.1.0");
+    }
+
+    #[test]
+    fn results_lie_as_the_library_has_them() {
+        assert_eq!((size_of::<Found>(), std::mem::offset_of!(Found, state)), (96, 72));
+    }
+
+    #[test]
+    fn an_address_is_aligned_as_far_as_it_is() {
+        let product = |w| Product { shape: [1; 3], w, x: 64, out: 4, ld: 32, ld_out: 1 };
+        assert_eq!(product(4096).key().alignments, [256, 64, 4]);
+        assert_eq!(product(48).key().alignments, [16, 64, 4]);
+    }
+}

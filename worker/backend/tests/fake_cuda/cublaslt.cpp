@@ -1,0 +1,181 @@
+// A libcublasLt.so.13 over the fake driver: products of bf16 into f32, one way for each shape, begun in a stream as the
+// driver's own work is. It looks at what it is told as the real one does, and where that one would compute something
+// else or nothing, it ends the process: a way that is used for another shape, an address that is aligned worse than was
+// said, memory that is not there. A way is asked for once: whoever asks again has kept nothing.
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+namespace {
+
+enum Code { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
+constexpr size_t WORKSPACE = 4096;
+
+struct Desc {
+    int compute, scale, turns_a = 0, turns_b = 0;
+};
+
+struct Layout {
+    int type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+
+struct Preference {
+    uint64_t workspace = 0;
+    uint32_t alignments[4] = {256, 256, 256, 256};
+};
+
+struct Algorithm {
+    uint64_t m, n, k, ld, ld_out, alignments;
+    uint64_t reserved[2];
+};
+
+struct Found {
+    Algorithm algorithm;
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+};
+
+struct Handle {
+    std::set<std::string> asked;
+};
+
+using Begin = int (*)(void*, int (*)(void*), void*, void* (*)(void*), void (*)(void*), void (*)(void*));
+using IsMemory = int (*)(const void*, size_t);
+
+template <class F>
+F of_driver(const char* name) {
+    static void* driver = dlopen("libcuda.so", RTLD_NOW);
+    return reinterpret_cast<F>(dlsym(driver, name));
+}
+
+void must(bool holds, const char* what) {
+    if (holds) return;
+    fprintf(stderr, "fake cuBLASLt: %s\n", what);
+    abort();
+}
+
+bool is_memory(const void* at, size_t n) { return of_driver<IsMemory>("fake_cuda_is_memory")(at, n); }
+
+float widen(uint16_t bits) {
+    uint32_t word = (uint32_t)bits << 16;
+    float out;
+    memcpy(&out, &word, 4);
+    return out;
+}
+
+struct Work {
+    Algorithm way;
+    const uint16_t *a, *b;
+    float* d;
+    char* workspace;
+};
+
+// Four sums, each from the end to the beginning: another order than any kernel's.
+int run(void* it) {
+    Work* work = static_cast<Work*>(it);
+    const Algorithm& way = work->way;
+    memset(work->workspace, 0xff, WORKSPACE);
+    for (uint64_t column = 0; column < way.n; column++) {
+        for (uint64_t row = 0; row < way.m; row++) {
+            float sums[4] = {};
+            for (uint64_t i = way.k; i-- > 0;) {
+                sums[i % 4] += widen(work->a[row * way.ld + i]) * widen(work->b[column * way.ld + i]);
+            }
+            work->d[column * way.ld_out + row] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        }
+    }
+    return SUCCESS;
+}
+
+void* fresh(void* it) { return new Work(*static_cast<Work*>(it)); }
+void nothing(void*) {}
+
+uint64_t alignments_of(const uint32_t (&each)[4]) {
+    return each[0] | (uint64_t)each[1] << 16 | (uint64_t)each[2] << 32 | (uint64_t)each[3] << 48;
+}
+
+}  // namespace
+
+#define CALL extern "C" __attribute__((visibility("default"))) int
+
+extern "C" __attribute__((visibility("default"))) size_t cublasLtGetVersion() { return 130100; }
+CALL cublasLtCreate(Handle** made) { return *made = new Handle, SUCCESS; }
+CALL cublasLtDestroy(Handle* it) { return delete it, SUCCESS; }
+
+CALL cublasLtMatmulDescCreate(Desc** made, int compute, int scale) {
+    return *made = new Desc{compute, scale}, SUCCESS;
+}
+CALL cublasLtMatmulDescDestroy(Desc* it) { return delete it, SUCCESS; }
+
+CALL cublasLtMatmulDescSetAttribute(Desc* desc, int attribute, const void* value, size_t n) {
+    if (n != sizeof(int) || (attribute != 3 && attribute != 4)) return INVALID_VALUE;
+    memcpy(attribute == 3 ? &desc->turns_a : &desc->turns_b, value, n);
+    return SUCCESS;
+}
+
+CALL cublasLtMatrixLayoutCreate(Layout** made, int type, uint64_t rows, uint64_t cols, int64_t ld) {
+    return *made = new Layout{type, rows, cols, ld}, SUCCESS;
+}
+CALL cublasLtMatrixLayoutDestroy(Layout* it) { return delete it, SUCCESS; }
+
+CALL cublasLtMatmulPreferenceCreate(Preference** made) { return *made = new Preference, SUCCESS; }
+CALL cublasLtMatmulPreferenceDestroy(Preference* it) { return delete it, SUCCESS; }
+
+CALL cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute, const void* value, size_t n) {
+    if (attribute == 1 && n == 8) return memcpy(&preference->workspace, value, n), SUCCESS;
+    if (attribute >= 5 && attribute <= 8 && n == 4) return memcpy(&preference->alignments[attribute - 5], value, n), 0;
+    return INVALID_VALUE;
+}
+
+CALL cublasLtMatmulAlgoGetHeuristic(Handle* handle, Desc* desc, Layout* a, Layout* b, Layout* c, Layout* d,
+                                    Preference* preference, int n_wanted, Found* found, int* n_found) {
+    *n_found = 0;
+    if (getenv("FAKE_CUBLASLT_HAS_NO_WAY")) return NOT_SUPPORTED;
+    must(n_wanted >= 1 && preference->workspace >= WORKSPACE, "no workspace to compute in");
+    // CUBLAS_COMPUTE_32F with f32 scales; bf16 into f32.
+    must(desc->compute == 68 && desc->scale == 0, "sums other than in f32");
+    must(a->type == 14 && b->type == 14 && c->type == 0 && d->type == 0, "other types");
+    must(desc->turns_a == 1 && desc->turns_b == 0, "other than A turned and B as it is");
+    must(a->rows == b->rows && a->cols == d->rows && b->cols == d->cols, "matrices that do not fit");
+    must(c->rows == d->rows && c->cols == d->cols && c->ld == d->ld, "C is not like D");
+    must(a->ld == b->ld && a->ld >= (int64_t)a->rows && d->ld >= (int64_t)d->rows, "rows that overlap");
+    memset(found, 0, sizeof *found);
+    found->algorithm = {d->rows, d->cols, a->rows, (uint64_t)a->ld, (uint64_t)d->ld,
+                        alignments_of(preference->alignments), {}};
+    std::string key(reinterpret_cast<char*>(&found->algorithm), sizeof(Algorithm));
+    must(handle->asked.insert(key).second, "a way that was asked for before");
+    found->workspace = WORKSPACE;
+    return *n_found = 1, SUCCESS;
+}
+
+CALL cublasLtMatmul(Handle* handle, Desc* desc, const float* alpha, const void* a, Layout* of_a, const void* b,
+                    Layout* of_b, const float* beta, const void* c, Layout*, void* d, Layout* of_d,
+                    const Algorithm* way, void* workspace, size_t n_workspace, void* stream) {
+    if (getenv("FAKE_CUBLASLT_FAILS")) return EXECUTION_FAILED;
+    must(handle->asked.count(std::string(reinterpret_cast<const char*>(way), sizeof *way)), "a way of somebody else's");
+    must(desc->turns_a == 1 && *alpha == 1.0f && *beta == 0.0f && c == d, "other than D = A' B");
+    must(way->m == of_d->rows && way->n == of_d->cols && way->k == of_a->rows, "a way for another shape");
+    must((int64_t)way->ld == of_a->ld && of_a->ld == of_b->ld && (int64_t)way->ld_out == of_d->ld, "other rows");
+    const void* all[4] = {a, b, c, d};
+    for (int i = 0; i < 4; i++) {
+        uint64_t alignment = way->alignments >> (16 * i) & 0xffff;
+        must(reinterpret_cast<uintptr_t>(all[i]) % alignment == 0, "an address that is not aligned as was said");
+    }
+    must(is_memory(a, ((way->m - 1) * way->ld + way->k) * 2), "weights that are not there");
+    must(is_memory(b, ((way->n - 1) * way->ld + way->k) * 2), "rows that are not there");
+    must(is_memory(d, ((way->n - 1) * way->ld_out + way->m) * 4), "no room for the product");
+    must(n_workspace >= WORKSPACE && is_memory(workspace, n_workspace), "no workspace");
+    Work* work = new Work{*way, static_cast<const uint16_t*>(a), static_cast<const uint16_t*>(b),
+                          static_cast<float*>(d), static_cast<char*>(workspace)};
+    return of_driver<Begin>("fake_cuda_begin")(stream, run, work, fresh, nothing, nothing);
+}

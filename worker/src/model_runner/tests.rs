@@ -1,0 +1,116 @@
+//! What lies in the pages of sequences that have let them go.
+
+use super::*;
+use types::{BlockId, Layout, Rank, Request, RequestId, Slice, Want};
+
+const N_BLOCKS: u32 = 8;
+
+fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
+    let model_path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../tests/reference/llama-f16-sharded"].iter().collect();
+    let layout = Layout::solo(Checkpoint::open(&model_path).unwrap().spec().n_layers);
+    let (n_layers, part) = (layout.n_layers(), layout.part(Rank(0)));
+    let assignment = Assignment {
+        epoch: types::Epoch::default(),
+        rank: Rank(0),
+        layout,
+        mesh_addresses: vec![],
+        mesh_secret: crate::MeshSecret::default(),
+        model_path,
+        activations: "int8".into(),
+        kv_dtype: "f16".into(),
+        pace: Pace::Lockstep,
+        n_blocks: vec![N_BLOCKS],
+        kv_bytes: 64 << 20,
+        context: 100,
+        batch_tokens_max: 100,
+        running_max: 4,
+        timeouts: crate::Timeouts::default(),
+        policy: None,
+        reading: 0,
+        zero_kv,
+    };
+    let loader = ModelLoader::new(1);
+    let open = || Ok(Cpu::new(loader.cpu(Activations::Int8)).unwrap());
+    let (parts, _) = on_device(open, &Shelf::default(), &assignment, &part, &Ended::default()).unwrap();
+    let Parts { lent, kv, limits, .. } = parts;
+    ModelRunner::new(lent, Collective::solo(n_layers), kv, limits)
+}
+
+/// Of each block, what lies there in all layers.
+fn pages(runner: &ModelRunner<Cpu>) -> Vec<Vec<u8>> {
+    let (held, kv) = (runner.lent.get(), &runner.kv.groups()[0]);
+    let block =
+        |block| (0..held.spec.n_layers as usize).flat_map(move |layer| held.device.read_block(kv, layer, block));
+    (0..N_BLOCKS).map(|i| block(BlockId(i)).collect()).collect()
+}
+
+/// The blocks that hold anything.
+fn written(runner: &ModelRunner<Cpu>) -> Vec<usize> {
+    let pages = pages(runner);
+    (0..pages.len()).filter(|block| pages[*block].iter().any(|byte| *byte != 0)).collect()
+}
+
+fn request(id: u64, n_prompt: u32) -> Request {
+    Request { id: RequestId(id), prompt: (0..n_prompt).map(|i| i * 7 + id as u32).collect(), ..Request::default() }
+}
+
+fn run(runner: &mut ModelRunner<Cpu>, starts: &[Request], slices: &[(u64, u32)], blocks: &[u32], ends: &[u64]) {
+    let slice = |&(id, end)| Slice { id: RequestId(id), range: 0..end, n_draft: 0, want: Want::Nothing };
+    let step = Step {
+        starts: starts.to_vec(),
+        slices: slices.iter().map(slice).collect(),
+        blocks: blocks.iter().copied().map(BlockId).collect(),
+        ends: ends.iter().copied().map(RequestId).collect(),
+        ..Step::default()
+    };
+    runner.run(&step, &mut StepDone::default()).unwrap();
+}
+
+fn two_at_work(zero_kv: bool) -> ModelRunner<Cpu> {
+    let mut runner = runner(zero_kv);
+    run(&mut runner, &[request(1, 41), request(2, 21)], &[(1, 40), (2, 20)], &[5, 2, 7, 0, 1], &[]);
+    assert_eq!(written(&runner), [0, 1, 2, 5, 7]);
+    runner
+}
+
+#[test]
+fn who_ends_or_is_cancelled_leaves_zeros_and_neighbours_keep_theirs() {
+    let mut runner = two_at_work(true);
+    let before = pages(&runner);
+    // Nobody has anything to compute, and yet there is this step.
+    run(&mut runner, &[], &[], &[], &[1]);
+    assert_eq!(written(&runner), [0, 1]);
+    assert!(pages(&runner)[..2] == before[..2]);
+    run(&mut runner, &[], &[], &[], &[2]);
+    assert!(written(&runner).is_empty());
+}
+
+#[test]
+fn who_is_preempted_leaves_zeros_to_whoever_has_its_blocks() {
+    let mut runner = two_at_work(true);
+    // Of the first's blocks one is the third's in the very step that tells of the preemption.
+    run(&mut runner, &[request(3, 6)], &[(3, 5)], &[2], &[1]);
+    assert_eq!(written(&runner), [0, 1, 2]);
+    let mut fresh = self::runner(true);
+    run(&mut fresh, &[request(3, 6)], &[(3, 5)], &[2], &[]);
+    assert!(pages(&runner)[2] == pages(&fresh)[2], "nothing of who was there before");
+    // The second begins again in the step that would have ended it, elsewhere and from its front.
+    run(&mut runner, &[request(2, 21)], &[(2, 10)], &[6], &[]);
+    assert_eq!(written(&runner), [2, 6]);
+}
+
+#[test]
+fn a_rank_that_leaves_its_place_leaves_zeros() {
+    let mut runner = two_at_work(true);
+    runner.let_all_go();
+    assert!(written(&runner).is_empty() && runner.sequences.is_empty());
+}
+
+#[test]
+fn who_was_not_asked_leaves_everything_where_it_is() {
+    let mut runner = two_at_work(false);
+    let before = pages(&runner);
+    run(&mut runner, &[], &[], &[], &[1, 2]);
+    runner.let_all_go();
+    assert!(pages(&runner) == before);
+}
