@@ -26,7 +26,7 @@ use telemetry::spans::Traced;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
-use types::{Goal, Priority, Request, RequestId, Sampling, TenantId, Tokens};
+use types::{Goal, Priority, Request, RequestId, Sampling, TenantId, Token, Tokens};
 
 /// More than this is read, rendered and tokenized where it holds up no other request.
 const BYTES_INLINE_MAX: usize = 64 << 10;
