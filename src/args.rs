@@ -27,7 +27,7 @@ const UNHEEDED: [(&str, &str, &[&str]); 6] = [
         "router",
         &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max", "request_seconds", "policy"],
     ),
-    ("coordinator", "worker", &["kernel_cache", "isa", "wire", "collective", "threads"]),
+    ("coordinator", "worker", &["kernel_cache", "cuda_graphs", "isa", "wire", "collective", "threads"]),
     ("coordinator", "serve", &["inproc", "control"]),
     (
         "router",
@@ -50,7 +50,7 @@ const UNHEEDED: [(&str, &str, &[&str]); 6] = [
             "otlp_steps",
         ],
     ),
-    ("router", "worker", &["kernel_cache", "isa", "wire", "collective", "threads"]),
+    ("router", "worker", &["kernel_cache", "cuda_graphs", "isa", "wire", "collective", "threads"]),
     ("router", "serve", &["inproc", "control"]),
 ];
 

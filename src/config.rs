@@ -68,6 +68,9 @@ pub struct Settings {
     /// Where kernels are kept that were compiled for a GPU [default: beside the models]
     #[arg(long, env = "LOCKSTEP_KERNEL_CACHE", value_name = "DIR")]
     pub kernel_cache: Option<PathBuf>,
+    /// Whether a GPU begins passes that are like others as CUDA graphs; changes no bit [default: auto]
+    #[arg(long, env = "LOCKSTEP_CUDA_GRAPHS", value_enum)]
+    pub cuda_graphs: Option<CudaGraphs>,
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
@@ -214,6 +217,20 @@ pub enum Carrier {
     Host,
     /// NCCL, or not at all; from 2.30 on workers may share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 is set
     Nccl,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CudaGraphs {
+    /// Where every sequence says one token, as far as the memory for them goes
+    Auto,
+    Off,
+}
+
+impl CudaGraphs {
+    pub fn name(self) -> String {
+        flag_value(&self)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -366,6 +383,7 @@ pub struct Config {
     pub inproc: bool,
     pub device: Device,
     pub kernel_cache: Option<PathBuf>,
+    pub cuda_graphs: CudaGraphs,
     pub isa: Option<Isa>,
     pub wire: Wire,
     pub collective: Carrier,
@@ -450,6 +468,7 @@ impl Settings {
             inproc: self.inproc.unwrap_or(false),
             device,
             kernel_cache: self.kernel_cache,
+            cuda_graphs: self.cuda_graphs.unwrap_or(CudaGraphs::Auto),
             isa: self.isa,
             wire: self.wire.unwrap_or(Wire::Auto),
             collective: self.collective.unwrap_or(Carrier::Auto),

@@ -2,7 +2,9 @@
 //! workers too, or as processes of their own. Whatever the way, they send each other the frames that a cluster sends.
 
 use crate::children::{self, Order};
-use crate::config::{Activations, Bytes, Carrier, Config, Isa, KvDtype, LogFormat, Numerics, Watched, Wire, cores};
+use crate::config::{
+    Activations, Bytes, Carrier, Config, CudaGraphs, Isa, KvDtype, LogFormat, Numerics, Watched, Wire, cores,
+};
 use crate::control;
 use crate::device::Device;
 use crate::keys;
@@ -231,7 +233,7 @@ fn threads(config: &Config, dialer: &Dialer, first: u16) -> anyhow::Result<Vec<P
         let device = config.device.of_worker(first + i)?;
         let told = device.told()?;
         let cache = config.kernel_cache.clone();
-        let ways = (config.wire, config.collective);
+        let ways = (config.wire, config.collective, config.cuda_graphs);
         let loader = loader(device, cache, config.isa, config.threads, n_workers.into(), door, ways)?;
         let worker_config = worker_config(told, config.threads, memory_bytes, mesh_address);
         let worker = worker::serve(dialer.channel(), loader, worker_config, end.clone());
@@ -258,6 +260,7 @@ fn processes(config: &Config, coordinator: SocketAddr, token: Token, first: u16)
         ("--memory", memory.to_string()),
         ("--wire", config.wire.name()),
         ("--collective", config.collective.name()),
+        ("--cuda-graphs", config.cuda_graphs.name()),
         ("--log", config.log.clone()),
     ];
     for (name, value) in named.into_iter().chain(config.isa.map(|isa| ("--isa", isa.name()))) {
@@ -472,7 +475,7 @@ pub fn loader(
     threads: usize,
     n_local: usize,
     door: Option<Arc<Doorway>>,
-    (wire, carrier): (Wire, Carrier),
+    (wire, carrier, graphs): (Wire, Carrier, CudaGraphs),
 ) -> anyhow::Result<Box<dyn Load>> {
     let isa = match isa {
         None => worker::Isa::detect(),
@@ -496,6 +499,7 @@ pub fn loader(
                 Carrier::Host => worker::Carrier::Host,
                 Carrier::Nccl => worker::Carrier::Nccl,
             },
+            graphs: graphs == CudaGraphs::Auto,
             ..ModelLoader::new(threads)
         }),
         None => Box::new(SimLoader),

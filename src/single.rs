@@ -4,7 +4,7 @@
 use crate::args;
 use crate::children;
 use crate::config::{
-    self, Bytes, Carrier, File, Isa, LOG, LogFormat, METRICS_SECONDS, OtlpProtocol, Watched, Wire, cores,
+    self, Bytes, Carrier, CudaGraphs, File, Isa, LOG, LogFormat, METRICS_SECONDS, OtlpProtocol, Watched, Wire, cores,
 };
 use crate::device::Device;
 use crate::presence::{self, Presence};
@@ -103,6 +103,9 @@ pub struct WorkerSettings {
     /// Where kernels are kept that were compiled for a GPU [default: beside the models]
     #[arg(long, env = "LOCKSTEP_KERNEL_CACHE", value_name = "DIR")]
     pub kernel_cache: Option<PathBuf>,
+    /// Whether a GPU begins passes that are like others as CUDA graphs; changes no bit [default: auto]
+    #[arg(long, env = "LOCKSTEP_CUDA_GRAPHS", value_enum)]
+    pub cuda_graphs: Option<CudaGraphs>,
     /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Isa>,
@@ -323,7 +326,8 @@ impl WorkerSettings {
         ensure!((1..=1024).contains(&threads), "--threads is {threads}; it must be 1 to 1024");
         let device = self.device.unwrap_or(Device::Cpu).of_worker(0)?;
         let (door, mesh_address) = self.doorway(join)?;
-        let ways = (self.wire.unwrap_or(Wire::Auto), self.collective.unwrap_or(Carrier::Auto));
+        let graphs = self.cuda_graphs.unwrap_or(CudaGraphs::Auto);
+        let ways = (self.wire.unwrap_or(Wire::Auto), self.collective.unwrap_or(Carrier::Auto), graphs);
         let loader = roles::loader(device, self.kernel_cache.clone(), self.isa, threads, n_local, Some(door), ways)?;
         let said = self.device.unwrap_or(Device::Cpu);
         let memory = match self.memory {

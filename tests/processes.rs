@@ -109,8 +109,7 @@ fn until_says(page: &str, status: u16) {
 fn a_rank_without_the_others_is_not_ready() {
     // The place of who is lost is kept: nobody carries the model alone.
     let (mut coordinating, address) = coordinator(MODEL, &["--tp", "2", "--replan-seconds", "3600"]);
-    let (mut one, page) = watched_worker(&address);
-    one.until(&["joined"]);
+    let (_one, page) = watched_worker(&address);
     until_says(&page, 503);
     let (mut other, other_page) = watched_worker(&address);
     [&page, &other_page].iter().for_each(|page| until_says(page, 200));

@@ -172,8 +172,8 @@ impl Replica {
         let ours = self.policy_served(worker).or_else(|| self.members.policy());
         if let Some(ours) = ours.filter(|ours| *ours != policy) {
             return Err(Status::failed_precondition(format!(
-                "this rank computes under {policy}, the replica under {ours}: another model, or other numerics (on a GPU its \
-                 architecture counts)"
+                "this rank computes under {policy}, the replica under {ours}: another model, or other numerics \
+                 (a GPU's architecture is among them)"
             )));
         }
         Ok(Facts { policy, weight_bytes: loaded.weight_bytes })

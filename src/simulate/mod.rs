@@ -280,6 +280,7 @@ fn config(options: &Options, model: &Model, policy: Policy) -> coordinator::Conf
         policy,
         policy_digest: None,
         prefix_cache: true,
+        zero_kv: false,
         salt: [0; 16],
         mesh_seed: [0; 32],
         limits: Limits {

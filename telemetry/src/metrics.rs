@@ -96,6 +96,10 @@ const RANK_BUBBLE: Metric = metric(
     "lockstep:rank_bubble_micros_total",
     "Time in which a rank did not compute although a step was in flight somewhere.",
 );
+const PASSES: Metric = metric(
+    "lockstep:cuda_passes_total",
+    "Passes of a GPU by how they were begun: plainly, recorded as a graph, replayed; and graphs that were refused.",
+);
 const STARVED: Metric =
     metric("lockstep:starved_total", "Times that a stage could have had a step and nothing was left to plan.");
 const STEPS_EARLY: Metric = metric(
@@ -121,7 +125,8 @@ const TENANT_PROMPT_TOKENS: Metric =
     metric("lockstep:tenant_prompt_tokens_total", "Tokens of a tenant's prompts that were computed or found.");
 const TENANT_GENERATION_TOKENS: Metric =
     metric("lockstep:tenant_generation_tokens_total", "Tokens that went out to a tenant.");
-const COUNTERS: [&Metric; 27] = [
+const COUNTERS: [&Metric; 28] = [
+    &PASSES,
     &PANICS,
     &REPLICAS_SHUNNED,
     &REPLICAS_SUSPECTED,
@@ -489,6 +494,13 @@ fn of_rank(of: &Of, rank: u16) -> [Label; 2] {
 
 pub fn step(of: &Of, took: Duration) {
     STEP_SECONDS.observe(took, &[of.label()]);
+}
+
+// -- of a worker
+
+/// What a GPU's passes have grown by.
+pub fn cuda_passes(way: &'static str, n: u64) {
+    PASSES.add(n, &[Label::from_static_parts("way", way)]);
 }
 
 // -- of both

@@ -21,7 +21,8 @@ fn replica((name, model, kv): (&str, &str, &str)) -> (Node, Node, String) {
 }
 
 fn asked(model: &str, seed: u64) -> Value {
-    json!({ "model": model, "prompt": "the same words", "max_tokens": 12, "seed": seed, "temperature": 0.8, "logprobs": 2 })
+    let prompt = "the same words";
+    json!({ "model": model, "prompt": prompt, "max_tokens": 12, "seed": seed, "temperature": 0.8, "logprobs": 2 })
 }
 
 fn alone((_, model, kv): (&str, &str, &str), seeds: &[u64]) -> Vec<Value> {

@@ -7,10 +7,10 @@
 use crate::cast::Stage;
 use crate::client;
 use crate::record::Record;
+use crate::registry::Registry;
 use crate::rules::Rules;
 use crate::script::{CLIENTS, Fault, Host, ROUTERS, ReplicaPlan, Script, What};
 use crate::weather::{LATENCY_MAX, LATENCY_MIN, Weather};
-use cluster::MemoryStore;
 use std::collections::BTreeSet;
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -123,7 +123,8 @@ fn simulate(seed: u64, script: &Script, until_millis: u64) -> turmoil::Result {
         .udp_capacity(4096)
         .build();
     let (record, rules) = (Record::new(false), Arc::new(Rules { script: script.clone() }));
-    let stage = Stage { script: Arc::new(script.clone()), record: record.clone(), store: MemoryStore::starting_at(1) };
+    let registry = Registry::new(record.clone(), script.lag_millis);
+    let stage = Stage { script: Arc::new(script.clone()), record: record.clone(), registry };
     stage.open(&mut sim);
     for client in 0..CLIENTS {
         sim.client(Host::Client(client).name(), client::play(client, rules.clone(), record.clone()));

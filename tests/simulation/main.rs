@@ -18,9 +18,9 @@
 //!
 //! Not caught, because something else stands behind each: a planner that takes answers of former epochs (members refuse
 //! them before), a rank that takes steps of other epochs (its session has ended), blocks that are free while a slice in
-//! flight still reads them (ranks take steps in order), a router that is known by its former number (its streams time out),
-//! a ticket that is dropped without a cancel (its closed channel says it), silence that is not counted (no progress is
-//! noticed later), a router that takes who answers under an older claim (whoever lost it ends).
+//! flight still reads them (ranks take steps in order), a router that is known by its former number (its streams time
+//! out), a ticket that is dropped without a cancel (its closed channel says it), silence that is not counted (no
+//! progress is noticed later), a router that takes who answers under an older claim (whoever lost it ends).
 //!
 //! `SIMULATION_SEED=7` tells the story of one seed; `SIMULATION_SEEDS=10000` runs as many, from `SIMULATION_FIRST` on.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]

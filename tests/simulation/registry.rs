@@ -1,5 +1,5 @@
-//! The cluster's store as each process sees it: later than it is, and not at all while its line to it is cut. Who is cut
-//! off for longer than a lease lasts is seen by nobody else. Knows no process.
+//! The cluster's store as each process sees it: later than it is, and not at all while its line to it is cut. Who is
+//! cut off for longer than a lease lasts is seen by nobody else. Knows no process.
 
 use crate::record::Record;
 use crate::script::{Host, replica_name};

@@ -26,7 +26,7 @@ impl LetGo {
     }
 
     /// Those side by side stand in a row, as devices like them best.
-    pub fn to_clear(&mut self) -> &mut [Vec<BlockId>] {
+    pub fn uncleared(&mut self) -> &mut [Vec<BlockId>] {
         self.blocks.iter_mut().for_each(|blocks| blocks.sort_unstable());
         &mut self.blocks
     }

@@ -14,6 +14,7 @@ mod session;
 pub mod sim;
 pub mod source;
 
+pub use backend::Repeats;
 pub use backend::cpu::Isa;
 pub use backend::cuda::{Card, Compiler, Driver, lt_version};
 pub use collective::{AbortHandle, Carrier, Doorway, Ended, Error as MeshError, Timeouts, Wire, nccl_version};

@@ -4,21 +4,22 @@
 //! A step on a rank: ends and starts; on the first stage, what the sampler drew in earlier steps, if a row needs it;
 //! the rows; the pass, which all ranks make together; on the sampler the draws, which it tells the first stage.
 //!
-//! A rank alone on a device that draws by itself begins the next step when that is there, before it waits for this one's
-//! draws: what the next needs of them stays on the device.
+//! A rank alone on a device that draws by itself begins the next step when that is there, before it waits for this
+//! one's draws: what the next needs of them stays on the device.
 
 use crate::kept::{Held, Lent, Of, Shelf};
 use crate::runner::{Assignment, Load, LoadError, Loaded, Ready, RunError, Runner, Upcoming};
 use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
-use backend::{Activations, Batch, Device, Draw, Drawing, KvDtype, KvSpec};
+use backend::{Activations, Batch, Device, Draw, Drawing, KvDtype, KvSpec, Repeats};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::{AbortHandle, Carrier, Collective, DirectLimits, Doorway, Ended, MeshPlan, Pieces, Refused, Wire};
 use model::{KvCache, Limits, Model};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use telemetry::metrics;
 use types::{BLOCKS_MAX, DeviceClass, Pace, Part, PolicyDigest, Step, StepDone, StepId, Token, TokenOut, Unsupported};
 
 pub struct ModelRunner<D: Device + 'static> {
@@ -38,6 +39,8 @@ pub struct ModelRunner<D: Device + 'static> {
     state: Vec<f32>,
     /// The step that was begun before its turn.
     ahead: Option<(StepId, Pass)>,
+    /// Of the device's passes, what has been counted.
+    counted: Repeats,
 }
 
 /// What became of a step's rows when they were begun.
@@ -58,7 +61,21 @@ impl<D: Device + 'static> ModelRunner<D> {
         let (draws, drawn) = (Vec::with_capacity(outputs_max), Vec::with_capacity(outputs_max));
         let told = Vec::with_capacity(outputs_max);
         let state = vec![0.0; lent.get().spec.hidden as usize];
-        ModelRunner { lent, collective, kv, sequences, is_sampler, batch, draws, drawn, told, state, ahead: None }
+        let counted = lent.get().device.repeats();
+        ModelRunner {
+            lent,
+            collective,
+            kv,
+            sequences,
+            is_sampler,
+            batch,
+            draws,
+            drawn,
+            told,
+            state,
+            ahead: None,
+            counted,
+        }
     }
 
     /// Everything up to the rows of the step.
@@ -78,7 +95,7 @@ impl<D: Device + 'static> ModelRunner<D> {
 
     /// What was let go holds zeros before anybody stores there again.
     fn clear(&mut self) {
-        if let Some(blocks) = self.sequences.to_clear() {
+        if let Some(blocks) = self.sequences.uncleared() {
             self.kv.clear(&self.lent.get().device, blocks);
             blocks.iter_mut().for_each(Vec::clear);
         }
@@ -208,9 +225,24 @@ impl<D: Device + 'static> ModelRunner<D> {
             self.follow(step, drawing, upcoming)?;
         }
         self.answer(step, pass)?;
+        self.count();
         self.finish(step, done)?;
         done.micros = u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX);
         Ok(())
+    }
+
+    fn count(&mut self) {
+        let (now, before) = (self.lent.get().device.repeats(), self.counted);
+        let grown = [
+            ("plain", now.plain - before.plain),
+            ("recorded", now.recorded - before.recorded),
+            ("replayed", now.replayed - before.replayed),
+            ("refused", now.refused - before.refused),
+        ];
+        self.counted = now;
+        for (way, n) in grown.into_iter().filter(|(_, n)| *n > 0) {
+            metrics::cuda_passes(way, n);
+        }
     }
 
     /// The logs grow. A message goes to the first stage for each step that has draws, and for no other.
@@ -243,6 +275,10 @@ impl<D: Device + 'static> Runner for ModelRunner<D> {
 
     fn abort_handle(&self) -> Option<AbortHandle> {
         Some(self.collective.abort_handle())
+    }
+
+    fn repeats(&self) -> Repeats {
+        self.lent.get().device.repeats()
     }
 
     fn waited(&self) -> Duration {

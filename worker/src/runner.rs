@@ -2,6 +2,7 @@
 //! calls both traits on one thread that it owns.
 
 use crate::fetch::FetchError;
+use backend::Repeats;
 use collective::{AbortHandle, Ended, Timeouts};
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -36,6 +37,11 @@ pub trait Runner: Send {
         None
     }
 
+    /// What became of its device's passes.
+    fn repeats(&self) -> Repeats {
+        Repeats::default()
+    }
+
     /// How long all its steps together have waited for other ranks.
     fn waited(&self) -> Duration {
         Duration::ZERO
@@ -57,6 +63,10 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
 
     fn abort_handle(&self) -> Option<AbortHandle> {
         (**self).abort_handle()
+    }
+
+    fn repeats(&self) -> Repeats {
+        (**self).repeats()
     }
 
     fn waited(&self) -> Duration {

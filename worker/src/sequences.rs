@@ -214,8 +214,8 @@ impl Sequences {
 
     /// Of each group the blocks that were let go and are to be cleared, in order, before anything of the step that has
     /// begun is stored. None where nothing is cleared.
-    pub fn to_clear(&mut self) -> Option<&mut [Vec<BlockId>]> {
-        self.let_go.as_mut().map(LetGo::to_clear)
+    pub fn uncleared(&mut self) -> Option<&mut [Vec<BlockId>]> {
+        self.let_go.as_mut().map(LetGo::uncleared)
     }
 
     /// Lets all go that is held.
@@ -844,7 +844,7 @@ mod tests {
         let mut sequences = Sequences::new(limits, Tokens::Draws);
         let mut after = |step: &Step| {
             sequences.begin(step).unwrap();
-            let told = sequences.to_clear().unwrap();
+            let told = sequences.uncleared().unwrap();
             let blocks: Vec<Vec<u32>> = told.iter().map(|of| of.iter().map(|block| block.0).collect()).collect();
             told.iter_mut().for_each(Vec::clear);
             sequences.lay_out(step, &mut sequences.new_batch()).unwrap();

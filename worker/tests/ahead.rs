@@ -174,7 +174,8 @@ fn the_host_waits_once_a_step_and_has_told_the_next_by_then() {
             assert!(done.slices.iter().all(|slice| slice.tokens.len() == 1), "{done:?}");
             let asked = trace.more();
             n_graphs += count(&asked, "graph");
-            assert!(count(&asked, "wait") <= 1, "step {}: {asked:?}", step.id.0);
+            // The first finds what loading has left to be done.
+            assert!(count(&asked, "wait") <= 1 || step.id.0 == 0, "step {}: {asked:?}", step.id.0);
             if step.id.0 == 0 || given.is_empty() {
                 continue;
             }

@@ -113,8 +113,12 @@ fn route_of(line: &str) -> Result<(&str, Vec<Share>), String> {
 
 fn share_of(word: &str) -> Result<Share, String> {
     let word = word.trim();
-    // A model's own name may have a colon, as `smollm2:Q4_K_M` has.
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    // A model's own name may have a colon, as `smollm2:Q4_K_M` has; what looks like a number is meant as a weight.
+    let is_like_one = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.".contains(&byte));
+    if let Some((version, weight)) = word.rsplit_once(':').filter(|(_, end)| is_like_one(end) && !is_number(end)) {
+        return Err(format!("the weight of `{version}` must be a whole number, and is `{weight}`"));
+    }
     let (version, weight) = match word.rsplit_once(':').filter(|(_, weight)| is_number(weight)) {
         Some((version, weight)) => (version, weight.parse().unwrap_or(u32::MAX)),
         None => (word, 1),

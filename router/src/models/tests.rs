@@ -61,6 +61,9 @@ fn lines_are_read_as_they_are_meant() {
         ("chat=v1:0,v2:0", "nothing"),
         ("chat=v1:1000001", "more than"),
         ("chat=v1:99999999999999999999", "more than"),
+        ("chat=v1:", "a whole number"),
+        ("chat=v1:-5", "a whole number"),
+        ("chat=v1:0.9,v2:0.1", "a whole number"),
         ("chat=v1@", "policy digest"),
         ("chat=v1@blue:3", "policy digest"),
     ] {

@@ -1,4 +1,4 @@
-//! Replicas by what they serve: those of one name and one policy digest are a version. Knows no requests and no weights.
+//! Replicas by what they serve: those of one name and one policy digest are a version. Knows no requests, no weights.
 
 use crate::link::{Replica, View};
 use crate::pick::VersionId;

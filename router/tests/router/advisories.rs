@@ -230,7 +230,7 @@ fn rapid_resets_leave_nothing_behind() {
             }
             eventually(|| async { cancels() == n_before + 5 }).await;
             // Nobody waits for these to begin.
-            let pair = |i| [posting(2 * i + 1, path, "", &body, true), reset(2 * i + 1)].concat();
+            let pair = |i: u32| [posting(2 * i + 1, path, "", &body, true), reset(2 * i + 1)].concat();
             let flood: Vec<u8> = (5..405).flat_map(pair).collect();
             client.write(&flood).await;
             let last = client.until(|frame| frame.kind == GOAWAY && frame.payload[4..8] != [0; 4]).await;

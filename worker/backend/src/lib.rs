@@ -104,6 +104,9 @@ pub struct Repeats {
     pub plain: u64,
     /// Records that could not be made, or for which there was no room.
     pub refused: u64,
+    /// How long the device was busy with passes that drew, and had nothing to do between two of them.
+    pub busy_micros: u64,
+    pub idle_micros: u64,
 }
 
 /// The largest batch that a device is to make room for.

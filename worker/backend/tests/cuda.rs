@@ -8,7 +8,9 @@ mod on_device;
 
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Arch, Compiler, Cuda, CudaConfig, Driver, compile};
-use backend::{Activations, Batch, BatchLimits, BatchSlice, Device, Error, KvDtype, Linear, Memory};
+use backend::{
+    Activations, Batch, BatchLimits, BatchSlice, BlockTables, Device, Error, KvDtype, Linear, Memory, Repeats,
+};
 use common as numbers;
 use fake_cuda::on_fake_cuda;
 use std::path::PathBuf;
@@ -101,6 +103,48 @@ fn operations_are_the_cpus_but_for_bf16() {
         }
         let bad: Vec<_> = checks.iter().filter(|check| !check.is_good()).map(|check| &check.name).collect();
         assert!(bad.is_empty() && checks.len() > 30, "{bad:?}");
+    });
+}
+
+#[test]
+fn what_waits_for_the_device_is_not_recorded() {
+    on_fake_cuda("what_waits_for_the_device_is_not_recorded", &[], || {
+        let cuda = Cuda::open(&config(None)).unwrap();
+        cuda.batches(BatchLimits { rows_max: 8, context: 64, n_groups: 1 }).unwrap();
+        let (mut from, mut to) = (cuda.buffer(1, 32).unwrap(), cuda.buffer(1, 32).unwrap());
+        let batch = Batch {
+            tokens: vec![3],
+            positions: vec![0],
+            slices: vec![BatchSlice { rows: 0..1, start: 0 }],
+            tables: vec![BlockTables { blocks: vec![types::BlockId(0)], bounds: vec![0, 1] }],
+            ..Batch::default()
+        };
+        let said = |cuda: &Cuda, buffer: &backend::cuda::Buffer| {
+            let mut numbers = [0.0; 32];
+            cuda.read(buffer, 0..1, &mut numbers);
+            numbers[0]
+        };
+        let mut pass = |n: f32, waits: bool| {
+            cuda.write(&mut from, 0, &[n; 32]);
+            cuda.begin(&batch);
+            let work = || {
+                cuda.copy_rows(&from, &mut to, 1);
+                if waits {
+                    cuda.write(&mut to, 0, &[-n; 32]);
+                }
+                Ok::<_, ()>(())
+            };
+            let is_repeated = cuda.repeat(work).unwrap();
+            cuda.settle().unwrap();
+            (is_repeated, said(&cuda, &to))
+        };
+        // What waits is done plainly each time, and nothing else suffers.
+        assert_eq!([1.0, 2.0, 3.0].map(|n| pass(n, true)), [(false, -1.0), (false, -2.0), (false, -3.0)]);
+        cuda.forget();
+        // The second time is the first from a record, which reads what is there by then.
+        assert_eq!([4.0, 5.0, 6.0].map(|n| pass(n, false)), [(false, 4.0), (true, 5.0), (true, 6.0)]);
+        let Repeats { recorded, replayed, plain, refused, .. } = cuda.repeats();
+        assert_eq!((recorded, replayed, plain, refused), (1, 2, 4, 1));
     });
 }
 

@@ -6,13 +6,14 @@ mod products;
 
 use crate::Finding;
 use serde_json::{Value, json};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 use types::cache::blocks_for;
-use types::{BlockId, Epoch, Layout, Pace, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
-use worker::{Assignment, MeshSecret, ModelLoader, Place, Runner, Timeouts};
+use types::{BlockId, Epoch, Layout, Pace, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Want};
+use worker::{Assignment, MeshSecret, ModelLoader, Place, Repeats, Runner, Timeouts, Upcoming};
 
 /// What is measured.
 #[derive(Clone, Copy)]
@@ -115,6 +116,9 @@ struct Decoded {
     step: f64,
     prefill_tokens_per_second: f64,
     bytes_per_second: f64,
+    /// Of the time of the steps, that in which the device had nothing to do.
+    idle_share: f64,
+    graphs_replayed: u64,
 }
 
 impl Decoded {
@@ -124,6 +128,8 @@ impl Decoded {
             "step_millis": self.step * 1e3,
             "prefill_tokens_per_second": self.prefill_tokens_per_second,
             "weights_read_per_second_of_copy": self.bytes_per_second / copied,
+            "device_idle_between_steps": self.idle_share,
+            "graphs_replayed": self.graphs_replayed,
         });
         finding(&format!("{}: {} sequences decode", pace.name(), self.n), told)
     }
@@ -180,6 +186,15 @@ fn assignment(model: &Path, shape: Shape) -> Assignment {
     }
 }
 
+/// Steps that are there before their turn, as a coordinator sends them.
+struct Given<'a>(&'a VecDeque<Step>);
+
+impl Upcoming for Given<'_> {
+    fn next(&mut self) -> Option<&Step> {
+        self.0.front()
+    }
+}
+
 /// So many sequences, each with a prompt, and the time of their steps from then on.
 fn decode(runner: &mut dyn Runner, shape: Shape, n: u64, read: f64) -> Result<Decoded, String> {
     let Shape { prompt: n_prompt, n_tokens, vocab, .. } = shape;
@@ -198,20 +213,29 @@ fn decode(runner: &mut dyn Runner, shape: Shape, n: u64, read: f64) -> Result<De
         })?;
     }
     let prefill = begun.elapsed().as_secs_f64();
-    let mut steps: Vec<f64> = Vec::new();
-    for at in n_prompt..n_prompt + n_tokens - 1 {
-        let begun = Instant::now();
+    let step = |at: u32| {
         let slice = |i| Slice { id: RequestId(i), range: at..at + 1, n_draft: 0, want: Want::Last };
         let is_new = at % 16 == 0;
         let blocks = (0..n as u32).filter(|_| is_new).map(|i| BlockId(at / 16 * n as u32 + i)).collect();
-        run(&Step { slices: (0..n).map(slice).collect(), blocks, ..Step::default() })?;
+        Step { id: StepId(at.into()), slices: (0..n).map(slice).collect(), blocks, ..Step::default() }
+    };
+    let mut given: VecDeque<Step> = (n_prompt..n_prompt + n_tokens - 1).map(step).collect();
+    let (mut steps, before): (Vec<f64>, Repeats) = (Vec::new(), runner.repeats());
+    while let Some(step) = given.pop_front() {
+        let begun = Instant::now();
+        runner.run_with(&step, &mut Given(&given), &mut done).map_err(|error| error.to_string())?;
         steps.push(begun.elapsed().as_secs_f64());
     }
-    run(&Step { ends: (0..n).map(RequestId).collect(), ..Step::default() })?;
+    let passes = runner.repeats();
+    let (idle, busy) = (passes.idle_micros - before.idle_micros, passes.busy_micros - before.busy_micros);
+    let ends = Step { ends: (0..n).map(RequestId).collect(), ..Step::default() };
+    runner.run(&ends, &mut done).map_err(|error| error.to_string())?;
     steps.sort_by(f64::total_cmp);
     let step = steps[steps.len() / 2];
     let prefill_tokens_per_second = (n * u64::from(n_prompt)) as f64 / prefill;
-    Ok(Decoded { n, step, prefill_tokens_per_second, bytes_per_second: read / step })
+    let idle_share = idle as f64 / ((idle + busy) as f64).max(1.0);
+    let graphs_replayed = passes.replayed - before.replayed;
+    Ok(Decoded { n, step, prefill_tokens_per_second, bytes_per_second: read / step, idle_share, graphs_replayed })
 }
 
 /// A folder with random weights, as Hugging Face's are.

@@ -8,6 +8,7 @@
 //! lt        cuBLASLt, for large products under `fast`
 //! weights   stored matrices -> tiles of digits and scales
 //! uploads   what a pass tells the device: positions, tables, tokens
+//! clock     when passes began and ended
 //! graphs    passes that are like others, recorded and begun again as one
 //! direct    the device as a library sees it that moves memory between devices
 //! the rest  the operations, each a launch or two
@@ -18,6 +19,7 @@
 //! Knows nothing of models or requests, nor of other ranks.
 
 mod attention;
+mod clock;
 mod compiler;
 mod direct;
 mod driver;
@@ -42,6 +44,7 @@ pub use weights::Matrix;
 
 use crate::cpu::{Cpu, CpuConfig};
 use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Repeats, Result, RopeStyle, Routing, Stored};
+use clock::Clock;
 use driver::{Bytes, Context, Event, Shape, Stream};
 use graphs::Graphs;
 use half::bf16;
@@ -79,6 +82,7 @@ pub struct Cuda {
     draws: Mutex<sample::Room>,
     fault: Mutex<Option<Error>>,
     graphs: Mutex<Graphs>,
+    clock: Mutex<Clock>,
     /// Under `fast`.
     lt: Option<lt::Library>,
     stream: Stream,
@@ -160,6 +164,7 @@ impl Cuda {
             }),
             draws: Mutex::new(sample::Room::new(&context)?),
             fault: Mutex::new(None),
+            clock: Mutex::new(Clock::new(&context)?),
             graphs: Mutex::new(Graphs::new(&context, &card, config.graphs)?),
             lt: (config.pace == Pace::Fast).then(|| lt::Library::open(&context)).transpose()?,
             stream: Stream::new(&context)?,
@@ -384,6 +389,8 @@ impl Memory for Cuda {
     }
 
     fn begin(&self, batch: &Batch) {
+        let began = lock(&self.clock).begin(&self.stream);
+        self.note(began);
         let drawn = lock(&self.draws);
         let mut uploads = lock(&self.uploads);
         let begun = uploads.begin(&self.stream, batch, drawn.entries());
@@ -480,6 +487,7 @@ impl crate::Device for Cuda {
     }
 
     fn repeats(&self) -> Repeats {
-        self.repeats_so_far()
+        let clock = lock(&self.clock);
+        Repeats { busy_micros: clock.busy_micros, idle_micros: clock.idle_micros, ..self.repeats_so_far() }
     }
 }

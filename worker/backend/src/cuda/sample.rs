@@ -75,11 +75,13 @@ struct Answers {
     pinned: Pinned,
     /// Behind the copy.
     passed: Event,
+    /// Whose they are.
+    pass: u64,
 }
 
 impl Answers {
     fn new(context: &Arc<Context>, n_bytes: usize) -> Result<Answers> {
-        Ok(Answers { pinned: Pinned::zeroed(context, "draws", n_bytes)?, passed: Event::new(context)? })
+        Ok(Answers { pinned: Pinned::zeroed(context, "draws", n_bytes)?, passed: Event::new(context)?, pass: 0 })
     }
 }
 
@@ -192,9 +194,10 @@ impl Cuda {
         }
         let n_bytes = if is_filtered { 2 } else { 1 } * draws.len() * size_of::<Drawn>();
         room.turn = 1 - room.turn;
-        let Answers { pinned, passed } = &mut room.answers[room.turn];
+        let Answers { pinned, passed, pass } = &mut room.answers[room.turn];
         // SAFETY: nobody looks at these answers before `passed` is, and the pass before the last has been answered.
         unsafe { self.stream.read(&room.drawn, 0, &mut pinned.bytes_mut()[..n_bytes]) }?;
+        *pass = lock(&self.clock).end(&self.stream)?;
         passed.record(&self.stream)?;
         Ok(room.turn)
     }
@@ -213,6 +216,10 @@ impl Cuda {
             Ok(false) => room.answers[of].passed.wait(),
             known => known.map(|_| ()),
         };
+        if waited.is_ok() {
+            // What could not be measured is no fault of the pass.
+            let _unmeasured = lock(&self.clock).is_through(room.answers[of].pass);
+        }
         // What fails is told by `settle`; until then nothing is drawn.
         let is_drawn = self.note(waited).is_some() && self.is_well();
         for (row, draw) in draws.iter().enumerate() {

@@ -4,8 +4,9 @@
 // As a device does, it begins what it is asked and does it later: a stream's work waits until somebody waits for it. So
 // whoever writes pinned memory too early, or reads too early, sees it. Memory is full of NaN when it is given, stands
 // between guards, and what is not there cannot be copied. Work may have to wait for other streams or other processes:
-// then streams go on without being asked, as those of a device do. Who asks how far a stream is finds it a little further
-// each time. What is recorded is refused what a real driver refuses then, and copies arguments but not what they point to.
+// then streams go on without being asked, as those of a device do. Who asks how far a stream is finds it a little
+// further each time. While a thread records, it is refused what a real driver refuses then; a record has copies of
+// arguments, and not of what they point to.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -450,10 +451,10 @@ CALL cuEventQuery(void* it) {
     ENTER_UNSAFE;
     Event* event = static_cast<Event*>(it);
     if (event->is_captured) return CAPTURED_EVENT;
-    bool is_passed = event->n_passed >= event->n_recorded;
     trace("look");
+    bool is_passed = event->n_passed >= event->n_recorded;
     for (size_t i = 0; i < driver().streams.size() && !is_passed; i++) run_one(*driver().streams[i]);
-    return is_passed ? SUCCESS : NOT_READY;
+    return event->n_passed >= event->n_recorded ? SUCCESS : NOT_READY;
 }
 
 // No further than it must.

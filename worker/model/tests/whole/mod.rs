@@ -157,8 +157,8 @@ pub fn distance(models: &Path, name: &str, pace: Pace, n_tokens: u32, cache: Opt
     }
 }
 
-/// What is asked of a model: sequences of different lengths join and go on one by one, in companies of every size; one is
-/// computed anew at another place while others go on; and some pass the end of a tile. Each pass's logits, and what
+/// What is asked of a model: sequences of different lengths join and go on one by one, in companies of every size; one
+/// is computed anew at another place while others go on; and some pass the end of a tile. Each pass's logits, and what
 /// became of passes that are like others.
 fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, Repeats) {
     const FIRST: [u32; SEQUENCES] = [251, 17, 3, 40, 16];
