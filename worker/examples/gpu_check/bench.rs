@@ -215,7 +215,7 @@ fn decode(runner: &mut dyn Runner, shape: Shape, n: u64, read: f64) -> Result<De
     let prefill = begun.elapsed().as_secs_f64();
     let step = |at: u32| {
         let slice = |i| Slice { id: RequestId(i), range: at..at + 1, n_draft: 0, want: Want::Last };
-        let is_new = at % 16 == 0;
+        let is_new = at.is_multiple_of(16);
         let blocks = (0..n as u32).filter(|_| is_new).map(|i| BlockId(at / 16 * n as u32 + i)).collect();
         Step { id: StepId(at.into()), slices: (0..n).map(slice).collect(), blocks, ..Step::default() }
     };
