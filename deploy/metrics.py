@@ -66,7 +66,8 @@ def labels(text):
         held = {name: labels_of(made) for name, made in re.findall(r"let (?:mut )?(\w+) = (.*?);", body, re.S)}
         for name, pushed in re.findall(r"(\w+)\.push\((.*?)\);", body, re.S):
             held[name] |= labels_of(pushed)
-        for name, arguments in re.findall(r"\b([A-Z_]+)\.(?:set|add|total|observe|record)\((.*?)\);", body, re.S):
+        told = r"\b([A-Z_]+)\.(?:set|add|total|observe|record|histograms)\((.*?)\);"
+        for name, arguments in re.findall(told, body, re.S):
             used = [held.get(word, set()) for word in re.findall(r"\w+", arguments)]
             found.setdefault(name, set()).update(labels_of(arguments), *used)
     return {name: sorted(of) for name, of in found.items()}

@@ -4,7 +4,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use types::{Step, StepDone};
-use worker::{AbortHandle, Assignment, Ended, Load, LoadError, Loaded, Ready, Rest, RunError, Runner, Upcoming};
+use worker::{
+    AbortHandle, Assignment, Ended, Load, LoadError, Loaded, Ready, Repeats, Rest, RunError, Runner, Upcoming,
+};
 
 /// The place that is taken; by it the end is heard, at once, whatever the thread that computes is at.
 #[derive(Clone, Default)]
@@ -72,6 +74,10 @@ impl Runner for Present {
 
     fn abort_handle(&self) -> Option<AbortHandle> {
         self.runner.abort_handle()
+    }
+
+    fn repeats(&self) -> Repeats {
+        self.runner.repeats()
     }
 
     fn waited(&self) -> Duration {

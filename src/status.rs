@@ -19,6 +19,8 @@ pub struct Look {
 
 /// A page that says more is no cluster's.
 const PAGE_BYTES_MAX: u64 = 16 << 20;
+/// A cluster of more pages is not shown to its end.
+const PAGES_MAX: usize = 1000;
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 pub struct Cluster {
@@ -32,17 +34,31 @@ impl Cluster {
         Cluster { agent: config.build().into(), look }
     }
 
-    /// The page as it is now, as lines.
+    /// The cluster as it is now, as lines.
     pub fn show(&self) -> anyhow::Result<String> {
-        let url = format!("{}/cluster", self.look.url.trim_end_matches('/'));
+        let mut all = self.page(0)?;
+        let mut next = all["next"].as_u64();
+        for _ in 1..PAGES_MAX {
+            let Some(from) = next else { break };
+            let mut page = self.page(from)?;
+            next = page["next"].as_u64();
+            let lists = [&mut all, &mut page].map(|of| of.get_mut("replicas").and_then(Value::as_array_mut));
+            if let [Some(replicas), Some(more)] = lists {
+                replicas.append(more);
+            }
+        }
+        Ok(render(&all))
+    }
+
+    fn page(&self, from: u64) -> anyhow::Result<Value> {
+        let url = format!("{}/cluster?from={from}", self.look.url.trim_end_matches('/'));
         let mut request = self.agent.get(&url);
         if let Some(key) = &self.look.api_key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
         let mut response = request.call().with_context(|| format!("{url} does not answer"))?;
         let text = response.body_mut().with_config().limit(PAGE_BYTES_MAX).read_to_string()?;
-        let page: Value = serde_json::from_str(&text).with_context(|| format!("{url} does not answer with JSON"))?;
-        Ok(render(&page))
+        serde_json::from_str(&text).with_context(|| format!("{url} does not answer with JSON"))
     }
 }
 

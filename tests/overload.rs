@@ -41,7 +41,7 @@ async fn open() -> House {
 
 impl House {
     async fn replica(&mut self) -> v1::ReplicaTopology {
-        let topology = self.client.get_topology(v1::GetTopologyRequest {}).await.unwrap().into_inner();
+        let topology = self.client.get_topology(v1::GetTopologyRequest::default()).await.unwrap().into_inner();
         topology.replicas.into_iter().next().unwrap()
     }
 

@@ -49,7 +49,8 @@ fn name(n: u64) -> u64 {
 fn board(prompt: &[u64], shared: usize) -> Board {
     let mut board = Board::default();
     for place in 0..N_REPLICAS {
-        board.sit(place, std::sync::Arc::default());
+        let ledger = board.ledger();
+        board.sit(place, ledger);
         let digest = PolicyDigest::default();
         let (standing, version, id) = (Standing::Ready, VersionId::default(), name(place as u64));
         let facts = Facts { standing, digest, version, context: 1 << 17, salt: SALT, id };

@@ -1,10 +1,10 @@
-//! What a choice among replicas looks at: a row of each, numbers that change by themselves, and who has which blocks in
-//! its cache. Knows no links and no views of people.
+//! What a choice among replicas looks at: what is known of each, numbers that change by themselves, and who has which
+//! blocks in its cache. Knows no links and no views of people.
 
-use crate::caches::{Caches, Gap, IDS_MAX, Ids, Teller};
+use crate::caches::{Caches, Gap, IDS_MAX, Id, Ids, Teller};
 use crate::circuit::{Circuit, Turn, Usual};
-use crate::ledger::Ledger;
-use crate::pick::{self, Policy, Row, Standing, VersionId, Wish};
+use crate::ledger::{Ledger, Ledgers, Loads};
+use crate::pick::{self, Candidate, Open, Policy, Row, Standing, VersionId, Wish};
 use proto::cluster as wire;
 use std::sync::Arc;
 use types::{BLOCK_TOKENS, BlockHash, PolicyDigest, TenantId, Token};
@@ -19,17 +19,34 @@ pub type Salt = [u8; 16];
 pub struct Board {
     /// In the order in which they came.
     seats: Vec<Seat>,
+    /// Of each seat what every choice reads, so that a thousand of them are few lines of a cache.
+    brief: Vec<Brief>,
+    /// What numbers in `brief` stand for.
+    digests: Vec<PolicyDigest>,
+    salts: Vec<Salt>,
     caches: Caches,
+    ledgers: Ledgers,
 }
 
 struct Seat {
     place: usize,
-    /// But for what the ledger and the caches know.
-    row: Row,
-    salt: Salt,
+    facts: Facts,
     ledger: Arc<Ledger>,
     teller: Teller,
     circuit: Circuit,
+}
+
+struct Brief {
+    loads: Loads,
+    id: u64,
+    version: VersionId,
+    context: u32,
+    teller: Option<Id>,
+    digest: u16,
+    salt: u16,
+    standing: Standing,
+    /// Its circuit lets everything through.
+    is_trusted: bool,
 }
 
 /// What a view says of a replica, for its row.
@@ -46,14 +63,15 @@ pub struct Facts {
 
 /// Kept for its memory, so that a choice allocates nothing.
 pub struct Scratch {
-    rows: Vec<Row>,
-    salts: Vec<(Salt, Ids)>,
+    open: Open,
+    /// Of those that are open, who names blocks from which secret.
+    salts: Vec<(u16, Ids)>,
     depths: Box<[u32; IDS_MAX]>,
 }
 
 impl Default for Scratch {
     fn default() -> Scratch {
-        Scratch { rows: Vec::new(), salts: Vec::with_capacity(SALTS_MAX), depths: Box::new([0; IDS_MAX]) }
+        Scratch { open: Open::default(), salts: Vec::with_capacity(SALTS_MAX), depths: Box::new([0; IDS_MAX]) }
     }
 }
 
@@ -67,52 +85,77 @@ pub struct Chosen {
 }
 
 impl Board {
+    /// One for a replica that comes.
+    pub fn ledger(&mut self) -> Arc<Ledger> {
+        Arc::new(self.ledgers.open())
+    }
+
     pub fn sit(&mut self, place: usize, ledger: Arc<Ledger>) {
         debug_assert!(self.seats.last().is_none_or(|last| last.place < place), "no place is given twice");
-        let row = row(&Facts {
-            standing: Standing::Absent,
-            digest: PolicyDigest::default(),
-            version: VersionId::default(),
-            context: 0,
-            salt: Salt::default(),
-            id: 0,
-        });
-        let (teller, circuit) = (Teller::default(), Circuit::default());
-        self.seats.push(Seat { place, row, salt: Salt::default(), ledger, teller, circuit });
+        let (digest, salt, standing) = (PolicyDigest::default(), Salt::default(), Standing::Absent);
+        let version = VersionId::default();
+        let facts = Facts { standing, digest, version, context: 0, salt, id: 0 };
+        let (loads, teller, circuit) = (ledger.loads().clone(), Teller::default(), Circuit::default());
+        self.seats.push(Seat { place, facts, ledger, teller, circuit });
+        let (id, context, teller, is_trusted) = (0, 0, None, true);
+        self.brief.push(Brief { loads, id, version, context, teller, digest: 0, salt: 0, standing, is_trusted });
+        self.number();
     }
 
     pub fn leave(&mut self, place: usize) {
         self.hear_anew(place);
-        self.seats.retain(|seat| seat.place != place);
+        if let Some(at) = self.at(place) {
+            self.seats.remove(at);
+            self.brief.remove(at);
+            self.number();
+        }
     }
 
     pub fn show(&mut self, place: usize, facts: &Facts) {
-        if let Some(seat) = self.seat(place) {
-            (seat.row, seat.salt) = (row(facts), facts.salt);
+        let Some(at) = self.at(place) else { return };
+        let before = std::mem::replace(&mut self.seats[at].facts, *facts);
+        let brief = &mut self.brief[at];
+        (brief.standing, brief.context, brief.id) = (facts.standing, facts.context, facts.id);
+        brief.version = facts.version;
+        if (before.digest, before.salt) != (facts.digest, facts.salt) {
+            self.number();
+        }
+    }
+
+    /// Digests and secrets get numbers, which are compared faster.
+    fn number(&mut self) {
+        let Board { seats, brief, digests, salts, .. } = self;
+        digests.clear();
+        salts.clear();
+        for (seat, brief) in seats.iter().zip(brief) {
+            brief.digest = number(digests, seat.facts.digest);
+            brief.salt = number(salts, seat.facts.salt);
         }
     }
 
     /// What its cache has is not known any more: another stream begins.
     pub fn hear_anew(&mut self, place: usize) {
-        let Board { seats, caches } = self;
-        if let Some(seat) = find(seats, place) {
-            caches.forget(&mut seat.teller);
-            seat.teller = Teller::default();
+        if let Some(at) = self.at(place) {
+            self.caches.forget(&mut self.seats[at].teller);
+            self.seats[at].teller = Teller::default();
+            self.brief[at].teller = None;
         }
     }
 
     pub fn hear(&mut self, place: usize, told: &wire::Cached) -> Result<(), Gap> {
-        let Board { seats, caches } = self;
-        find(seats, place).map_or(Ok(()), |seat| caches.hear(&mut seat.teller, told))
+        let Some(at) = self.at(place) else { return Ok(()) };
+        let heard = self.caches.hear(&mut self.seats[at].teller, told);
+        self.brief[at].teller = self.seats[at].teller.id;
+        heard
     }
 
     /// Once a second: who is to get nothing new for a while, and who is to be tried again.
     pub fn judge(&mut self, second: u64) -> Vec<(usize, Turn)> {
         let windows: Vec<_> = self.seats.iter().map(|seat| seat.ledger.look()).collect();
-        let mut n_shunned = self.seats.iter().filter(|seat| seat.circuit.is_open()).count();
-        let n_ready = self.seats.iter().filter(|seat| seat.row.standing <= Standing::Shunned).count();
+        let mut n_shunned = self.brief.iter().filter(|brief| !brief.is_trusted).count();
+        let n_ready = self.brief.iter().filter(|brief| brief.standing <= Standing::Shunned).count();
         let mut turns = Vec::new();
-        for (at, seat) in self.seats.iter_mut().enumerate() {
+        for (at, (seat, brief)) in self.seats.iter_mut().zip(&mut self.brief).enumerate() {
             let usual = Usual::of_others(&windows, at);
             let is_open = seat.circuit.is_open();
             // Half of all may be shunned: if most of them are worse than they were, that is how it is.
@@ -121,17 +164,17 @@ impl Board {
                 n_shunned += usize::from(!is_open && seat.circuit.is_open());
                 turns.push((seat.place, turn));
             }
+            brief.is_trusted = !seat.circuit.is_open();
         }
         turns
     }
 
     pub fn row_of(&self, place: usize) -> Option<Row> {
-        let at = self.seats.binary_search_by_key(&place, |seat| seat.place).ok()?;
-        Some(self.seats[at].row(&self.caches))
+        Some(self.row(self.at(place)?))
     }
 
     pub fn rows(&self) -> impl Iterator<Item = (usize, Row)> + '_ {
-        self.seats.iter().map(|seat| (seat.place, seat.row(&self.caches)))
+        self.seats.iter().enumerate().map(|(at, seat)| (seat.place, self.row(at)))
     }
 
     /// Who gets a request. `names` gives what its blocks are called from a secret on, one after the other.
@@ -142,83 +185,109 @@ impl Board {
         names: Option<impl Fn(&PolicyDigest, &Salt) -> I>,
         scratch: &mut Scratch,
     ) -> Option<Chosen> {
-        scratch.rows.clear();
-        scratch.rows.extend(self.rows().map(|(_, row)| row));
-        if let Some(names) = names.filter(|_| policy.reads_caches(wish)) {
+        let all = self.brief.iter().enumerate().map(|(at, brief)| Candidate {
+            // Who serves another version is not there for this one.
+            standing: if wish.is_for(brief.version) { self.standing(at, brief) } else { Standing::Absent },
+            digest: brief.digest,
+            context: brief.context,
+        });
+        let stranger = scratch.open.find(all, wish.n_prompt).map(|at| self.seats[at].place);
+        self.fill(&mut scratch.open);
+        // Who is alone gets it whatever it has.
+        if let Some(names) = names.filter(|_| policy.reads_caches(wish) && scratch.open.len() > 1) {
             self.look_up(wish, names, scratch);
         }
-        let idx = pick::pick(policy, &scratch.rows, wish)?;
+        let at = pick::pick(policy, &scratch.open, wish)?;
+        let n_cached = scratch.open.n_cached[scratch.open.rows.binary_search(&(at as u32)).ok()?];
         // Among several versions everybody is somebody's.
-        let of_one = || pick::strangers(&scratch.rows).next().map(|idx| self.seats[idx].place);
-        let stranger = if wish.version.is_none() { of_one() } else { None };
-        Some(Chosen { place: self.seats[idx].place, n_cached: scratch.rows[idx].n_cached, stranger })
+        let stranger = stranger.filter(|_| wish.version.is_none());
+        Some(Chosen { place: self.seats[at].place, n_cached, stranger })
     }
 
-    /// For each row that is open to the request, what its cache has.
+    /// The columns of those that are open, but for what caches have.
+    fn fill(&self, open: &mut Open) {
+        let Open { rows, loads, tokens_free, n_cached, n_names, ids } = open;
+        let briefs = || rows.iter().map(|row| &self.brief[*row as usize]);
+        loads.clear();
+        tokens_free.clear();
+        loads.extend(briefs().map(|brief| pick::load(brief.loads.work(), brief.loads.n_running())));
+        tokens_free.extend(briefs().map(|brief| brief.loads.tokens_free()));
+        n_names.clear();
+        n_names.extend(briefs().map(|brief| self.n_names(brief)));
+        ids.clear();
+        ids.extend(briefs().map(|brief| brief.id));
+        n_cached.clear();
+        n_cached.resize(rows.len(), 0);
+    }
+
+    /// Of each that is open to the request, what its cache has.
     fn look_up<I: Iterator<Item = u64>>(
         &self,
         wish: &Wish,
         names: impl Fn(&PolicyDigest, &Salt) -> I,
         scratch: &mut Scratch,
     ) {
-        let Scratch { rows, salts, depths } = scratch;
+        let Scratch { open, salts, depths } = scratch;
         salts.clear();
         depths.fill(0);
-        let (mut digest, mut n_open) = (None, 0);
-        for (idx, row) in pick::open(rows, wish) {
-            let Seat { salt, teller, .. } = &self.seats[idx];
-            (digest, n_open) = (Some(row.digest), n_open + 1);
-            let Some(id) = teller.id else { continue };
+        let Some(first) = open.rows.first().map(|row| &self.brief[*row as usize]) else { return };
+        for row in &open.rows {
+            let Brief { salt, teller, .. } = &self.brief[*row as usize];
+            let Some(id) = teller else { continue };
             let known = salts.iter().position(|(of, _)| of == salt);
             if known.is_none() && salts.len() < SALTS_MAX {
                 salts.push((*salt, Ids::default()));
             }
             let at = known.unwrap_or(salts.len() - 1);
             if salts[at].0 == *salt {
-                salts[at].1.insert(id);
+                salts[at].1.insert(*id);
             }
         }
-        // Who is alone gets it whatever it has.
-        let Some(digest) = digest.filter(|_| n_open > 1) else { return };
+        let digest = &self.digests[usize::from(first.digest)];
         for (salt, among) in salts.iter() {
-            self.caches.depths(names(&digest, salt), *among, depths);
+            self.caches.depths(names(digest, &self.salts[usize::from(*salt)]), *among, depths);
         }
-        for (row, seat) in rows.iter_mut().zip(&self.seats) {
-            let depth = seat.teller.id.map_or(0, |id| depths[usize::from(id)]);
-            row.n_cached = (depth * BLOCK_TOKENS).min(wish.n_prompt.saturating_sub(1));
+        let n_cached_max = wish.n_prompt.saturating_sub(1);
+        for (row, n_cached) in open.rows.iter().zip(&mut open.n_cached) {
+            let depth = self.brief[*row as usize].teller.map_or(0, |id| depths[usize::from(id)]);
+            *n_cached = (depth * BLOCK_TOKENS).min(n_cached_max);
         }
     }
 
-    fn seat(&mut self, place: usize) -> Option<&mut Seat> {
-        find(&mut self.seats, place)
+    fn at(&self, place: usize) -> Option<usize> {
+        self.seats.binary_search_by_key(&place, |seat| seat.place).ok()
     }
-}
 
-fn find(seats: &mut [Seat], place: usize) -> Option<&mut Seat> {
-    let at = seats.binary_search_by_key(&place, |seat| seat.place).ok()?;
-    Some(&mut seats[at])
-}
-
-impl Seat {
-    fn row(&self, caches: &Caches) -> Row {
-        let standing = match self.row.standing {
-            Standing::Ready if !self.circuit.admits(self.ledger.n_own()) => Standing::Shunned,
+    #[inline]
+    fn standing(&self, at: usize, brief: &Brief) -> Standing {
+        let admits = || brief.is_trusted || self.seats[at].circuit.admits(brief.loads.n_own());
+        match brief.standing {
+            Standing::Ready if !admits() => Standing::Shunned,
             standing => standing,
-        };
-        Row {
-            standing,
-            work: self.ledger.work(),
-            n_running: self.ledger.n_running(),
-            tokens_free: self.ledger.tokens_free(),
-            n_names: self.teller.id.map_or(0, |id| caches.n_names(id)),
-            ..self.row
         }
+    }
+
+    #[inline]
+    fn n_names(&self, brief: &Brief) -> u32 {
+        brief.teller.map_or(0, |id| self.caches.n_names(id))
+    }
+
+    fn row(&self, at: usize) -> Row {
+        let (brief, Facts { digest, version, context, id, .. }) = (&self.brief[at], self.seats[at].facts);
+        let (loads, n_names) = (&brief.loads, self.n_names(brief));
+        let (standing, work, n_running) = (self.standing(at, brief), loads.work(), loads.n_running());
+        let tokens_free = Some(loads.tokens_free()).filter(|free| *free != u64::MAX);
+        Row { standing, digest, version, context, work, n_running, tokens_free, n_cached: 0, n_names, id }
     }
 }
 
-fn row(facts: &Facts) -> Row {
-    let Facts { standing, digest, version, context, id, .. } = *facts;
-    Row { standing, digest, version, context, work: 0, n_running: 0, tokens_free: None, n_cached: 0, n_names: 0, id }
+/// The place of a value among those that are known.
+fn number<T: PartialEq>(known: &mut Vec<T>, value: T) -> u16 {
+    let at = known.iter().position(|of| *of == value).unwrap_or_else(|| {
+        known.push(value);
+        known.len() - 1
+    });
+    u16::try_from(at).unwrap_or(u16::MAX)
 }
 
 /// What a replica calls the blocks of a prompt that it could have: the last token is always computed.

@@ -27,6 +27,7 @@ impl Default for Ids {
 }
 
 impl Ids {
+    #[inline]
     pub fn insert(&mut self, id: Id) {
         self.0[usize::from(id) / 64] |= 1 << (id % 64);
     }
@@ -39,8 +40,15 @@ impl Ids {
         self.0[usize::from(id) / 64] & (1 << (id % 64)) != 0
     }
 
+    #[inline]
     fn is_empty(&self) -> bool {
-        self.0.iter().all(|word| *word == 0)
+        // Without a branch for each word: this is asked for every block of a prompt.
+        self.0.iter().fold(0, |all, word| all | word) == 0
+    }
+
+    #[inline]
+    fn minus(&self, others: &Ids) -> Ids {
+        Ids(std::array::from_fn(|word| self.0[word] & !others.0[word]))
     }
 
     fn iter(&self) -> impl Iterator<Item = Id> + '_ {
@@ -64,6 +72,8 @@ enum Holders {
 }
 
 const FEW: usize = 3;
+/// Names that are looked up beside one another.
+const AT_ONCE: usize = 16;
 
 /// A name is a cryptographic hash already.
 #[derive(Default)]
@@ -137,33 +147,40 @@ impl Caches {
     }
 
     /// How many of these names in a row, from the first, each of `among` has: in `depths`, by number. Names are asked
-    /// for until nobody has one.
+    /// for until nobody has one, and a few more.
     pub fn depths(&self, names: impl IntoIterator<Item = u64>, mut among: Ids, depths: &mut [u32; IDS_MAX]) {
+        let mut names = names.into_iter().fuse();
         let mut n_found = 0;
-        for name in names {
-            let next = self.holders(name, &among);
-            let lost = Ids(std::array::from_fn(|word| among.0[word] & !next.0[word]));
-            lost.iter().for_each(|id| depths[usize::from(id)] = n_found);
-            among = next;
-            if among.is_empty() {
-                return;
+        loop {
+            // Each look-up waits for memory, and none of these for another.
+            let found: [Option<Option<&Holders>>; AT_ONCE] =
+                std::array::from_fn(|_| names.next().map(|name| self.names.get(&name)));
+            for holders in found {
+                let Some(holders) = holders else {
+                    return among.iter().for_each(|id| depths[usize::from(id)] = n_found);
+                };
+                let lost = holders.map_or(among, |holders| self.without(&among, holders));
+                if !lost.is_empty() {
+                    lost.iter().for_each(|id| depths[usize::from(id)] = n_found);
+                    among = among.minus(&lost);
+                    if among.is_empty() {
+                        return;
+                    }
+                }
+                n_found += 1;
             }
-            n_found += 1;
         }
-        among.iter().for_each(|id| depths[usize::from(id)] = n_found);
     }
 
-    fn holders(&self, name: u64, among: &Ids) -> Ids {
-        match self.names.get(&name) {
-            None => Ids::default(),
-            Some(Holders::Many(at)) => {
-                let many = &self.many[*at as usize];
-                Ids(std::array::from_fn(|word| many.0[word] & among.0[word]))
-            }
-            Some(Holders::Few { n, ids }) => {
-                let mut found = Ids::default();
-                ids[..usize::from(*n)].iter().filter(|id| among.contains(**id)).for_each(|id| found.insert(*id));
-                found
+    /// Of `among` those that do not have it.
+    #[inline]
+    fn without(&self, among: &Ids, holders: &Holders) -> Ids {
+        match holders {
+            Holders::Many(at) => among.minus(&self.many[*at as usize]),
+            Holders::Few { n, ids } => {
+                let mut left = *among;
+                ids[..usize::from(*n)].iter().for_each(|id| left.remove(*id));
+                left
             }
         }
     }
@@ -266,7 +283,7 @@ impl Caches {
             }
             Holders::Many(at) => {
                 let set = &mut many[*at as usize];
-                *set = Ids(std::array::from_fn(|word| set.0[word] & !void.0[word]));
+                *set = set.minus(&void);
                 if set.is_empty() {
                     many_free.push(*at);
                 }

@@ -382,9 +382,14 @@ impl Front {
         self.models.text(asked, &self.replicas)
     }
 
-    /// The live cluster, as people look at it.
-    pub fn topology(&self) -> v1::Topology {
-        self.replicas.topology(offers(self.models.offers(&self.replicas)))
+    /// The live cluster, as people look at it: the page that begins at a place.
+    pub fn topology(&self, from: u64) -> v1::Topology {
+        self.replicas.topology(from, offers(self.models.offers(&self.replicas)))
+    }
+
+    /// All its pages, one after the other.
+    pub fn topologies(&self) -> impl Iterator<Item = v1::Topology> {
+        std::iter::successors(Some(self.topology(0)), |page| page.next.map(|from| self.topology(from)))
     }
 
     /// A prompt's tokens. `add_special` is for plain text; a template writes its special tokens itself.

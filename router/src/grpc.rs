@@ -6,6 +6,7 @@ use crate::config::Waits;
 use crate::embed::EmbedAsk;
 use crate::faces;
 use crate::gate::Gate;
+use crate::gathered::Gathered;
 use crate::generate::{Ask, Front, Purpose, after};
 use crate::generation::{Event, Generation};
 use crate::http::SESSION;
@@ -62,7 +63,7 @@ where
             .with_service_name(faces::SERVICES[1])
             .with_service_name("grpc.health.v1.Health")
     };
-    let incoming = placed(&front, incoming);
+    let incoming = placed(&front, incoming.map(|accepted| accepted.map(Gathered::over)));
     let served = proto::transport::server()
         .layer(Gate(front.clone()))
         .add_service(inference)
@@ -187,7 +188,7 @@ impl Inference for Service {
 
     async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Result<Response<v1::Topology>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
-        Ok(Response::new(self.front.topology()))
+        Ok(Response::new(self.front.topology(request.get_ref().from)))
     }
 }
 

@@ -11,22 +11,94 @@ use types::BLOCK_TOKENS;
 /// Less than this says little of how fast a replica is.
 const MEASURED_MICROS_MIN: u64 = 50_000;
 
+/// Ledgers whose numbers stand beside one another: so many.
+const SHELF: usize = 64;
+
+/// What a choice among all replicas reads of one.
+#[derive(Debug)]
+struct Numbers {
+    own: AtomicU64,
+    others: AtomicU64,
+    /// Positions; none are known of where it is the largest number.
+    tokens_free: AtomicU64,
+    n_running: AtomicU32,
+    /// Requests of this router that have not ended.
+    n_own: AtomicU32,
+}
+
+impl Default for Numbers {
+    fn default() -> Numbers {
+        let (own, others, n_running, n_own) = Default::default();
+        Numbers { own, others, tokens_free: AtomicU64::new(u64::MAX), n_running, n_own }
+    }
+}
+
+/// The numbers of one ledger, for whoever reads those of many.
+#[derive(Clone, Debug)]
+pub struct Loads {
+    shelf: Arc<[Numbers]>,
+    at: usize,
+}
+
+/// Opens ledgers.
+#[derive(Debug, Default)]
+pub struct Ledgers {
+    /// The next one's.
+    next: Option<Loads>,
+}
+
+impl Ledgers {
+    pub fn open(&mut self) -> Ledger {
+        let loads = self.next.take().unwrap_or_else(|| Loads::shelf(SHELF));
+        self.next = (loads.at + 1 < SHELF).then(|| Loads { at: loads.at + 1, ..loads.clone() });
+        Ledger::of(loads)
+    }
+}
+
+impl Loads {
+    fn shelf(n: usize) -> Loads {
+        Loads { shelf: std::iter::repeat_with(Numbers::default).take(n).collect(), at: 0 }
+    }
+
+    #[inline]
+    fn numbers(&self) -> &Numbers {
+        &self.shelf[self.at]
+    }
+
+    #[inline]
+    pub fn n_running(&self) -> u32 {
+        self.numbers().n_running.load(Relaxed)
+    }
+
+    #[inline]
+    pub fn n_own(&self) -> u32 {
+        self.numbers().n_own.load(Relaxed)
+    }
+
+    /// Positions that the replica's cache has room for, those of blocks that nobody holds included; the largest number
+    /// while it has not told.
+    #[inline]
+    pub fn tokens_free(&self) -> u64 {
+        self.numbers().tokens_free.load(Relaxed)
+    }
+
+    #[inline]
+    pub fn work(&self) -> u64 {
+        let numbers = self.numbers();
+        numbers.own.load(Relaxed).saturating_add(numbers.others.load(Relaxed))
+    }
+}
+
 /// Of one replica.
 #[derive(Debug)]
 pub struct Ledger {
-    own: AtomicU64,
-    others: AtomicU64,
+    loads: Loads,
     n_waiting: AtomicU64,
-    n_running: AtomicU32,
-    /// Positions; none are known of where it is the largest number.
-    tokens_free: AtomicU64,
     /// For a thousand tokens of prompts; zero until it is known.
     micros_computing: AtomicU64,
     /// From one request that begins to run to the next, while others wait; zero until it is known.
     micros_between: AtomicU64,
     measured: Mutex<Option<Measured>>,
-    /// Requests of this router that have not ended.
-    n_own: AtomicU32,
     seen: Seen,
 }
 
@@ -64,26 +136,25 @@ impl Measured {
     }
 }
 
+/// One that is looked at alone.
 impl Default for Ledger {
     fn default() -> Ledger {
-        Ledger {
-            own: AtomicU64::default(),
-            others: AtomicU64::default(),
-            n_waiting: AtomicU64::default(),
-            n_running: AtomicU32::default(),
-            tokens_free: AtomicU64::new(u64::MAX),
-            micros_computing: AtomicU64::default(),
-            micros_between: AtomicU64::default(),
-            measured: Mutex::default(),
-            n_own: AtomicU32::default(),
-            seen: Seen::default(),
-        }
+        Ledger::of(Loads::shelf(1))
     }
 }
 
 impl Ledger {
-    pub fn n_own(&self) -> u32 {
-        self.n_own.load(Relaxed)
+    fn of(loads: Loads) -> Ledger {
+        let (n_waiting, micros_computing, micros_between, measured, seen) = Default::default();
+        Ledger { loads, n_waiting, micros_computing, micros_between, measured, seen }
+    }
+
+    pub fn loads(&self) -> &Loads {
+        &self.loads
+    }
+
+    fn numbers(&self) -> &Numbers {
+        self.loads.numbers()
     }
 
     pub fn first_token(&self, after: Duration) {
@@ -118,17 +189,8 @@ impl Ledger {
         }
     }
 
-    pub fn n_running(&self) -> u32 {
-        self.n_running.load(Relaxed)
-    }
-
-    /// Positions that the replica's cache has room for, those of blocks that nobody holds included.
-    pub fn tokens_free(&self) -> Option<u64> {
-        Some(self.tokens_free.load(Relaxed)).filter(|free| *free != u64::MAX)
-    }
-
     pub fn work(&self) -> u64 {
-        self.own.load(Relaxed).saturating_add(self.others.load(Relaxed))
+        self.loads.work()
     }
 
     /// The replica says what it has in all. What is not from here is other routers'.
@@ -153,12 +215,13 @@ impl Ledger {
 
     /// Several times a second.
     pub fn load(&self, load: &Load) {
-        self.others.store(load.backlog_tokens.saturating_sub(self.own.load(Relaxed)), Relaxed);
+        let numbers = self.numbers();
+        numbers.others.store(load.backlog_tokens.saturating_sub(numbers.own.load(Relaxed)), Relaxed);
         self.n_waiting.store(load.n_waiting.into(), Relaxed);
-        self.n_running.store(load.n_running, Relaxed);
+        numbers.n_running.store(load.n_running, Relaxed);
         let n_free = u64::from(load.blocks_total.saturating_sub(load.blocks_used));
         let tokens_free = if load.blocks_total == 0 { u64::MAX } else { n_free * u64::from(BLOCK_TOKENS) };
-        self.tokens_free.store(tokens_free, Relaxed);
+        numbers.tokens_free.store(tokens_free, Relaxed);
     }
 
     /// Time counts that says how long something takes for which others wait: prompts that were computed, where little
@@ -183,10 +246,11 @@ impl Ledger {
 
     /// The replica is gone, and another life of it may be another machine.
     pub fn gone(&self) {
-        self.others.store(0, Relaxed);
+        let numbers = self.numbers();
+        numbers.others.store(0, Relaxed);
         self.n_waiting.store(0, Relaxed);
-        self.n_running.store(0, Relaxed);
-        self.tokens_free.store(u64::MAX, Relaxed);
+        numbers.n_running.store(0, Relaxed);
+        numbers.tokens_free.store(u64::MAX, Relaxed);
         self.micros_computing.store(0, Relaxed);
         self.micros_between.store(0, Relaxed);
         *self.measured.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -210,8 +274,8 @@ impl Ledger {
 
     /// Until the result is dropped, so much more is to be done there.
     pub fn enter(self: &Arc<Self>, n_tokens: u64) -> Item {
-        self.own.fetch_add(n_tokens, Relaxed);
-        self.n_own.fetch_add(1, Relaxed);
+        self.numbers().own.fetch_add(n_tokens, Relaxed);
+        self.numbers().n_own.fetch_add(1, Relaxed);
         Item { ledger: self.clone(), n_tokens }
     }
 }
@@ -239,14 +303,14 @@ impl Item {
     pub fn begun(&mut self) {
         let done = self.n_tokens.saturating_sub(1);
         self.n_tokens -= done;
-        self.ledger.own.fetch_sub(done, Relaxed);
+        self.ledger.numbers().own.fetch_sub(done, Relaxed);
     }
 }
 
 impl Drop for Item {
     fn drop(&mut self) {
-        self.ledger.own.fetch_sub(self.n_tokens, Relaxed);
-        self.ledger.n_own.fetch_sub(1, Relaxed);
+        self.ledger.numbers().own.fetch_sub(self.n_tokens, Relaxed);
+        self.ledger.numbers().n_own.fetch_sub(1, Relaxed);
     }
 }
 

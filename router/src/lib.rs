@@ -15,6 +15,7 @@ pub mod config;
 mod embed;
 mod faces;
 mod gate;
+mod gathered;
 mod generate;
 mod generation;
 mod grpc;

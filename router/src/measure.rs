@@ -63,6 +63,8 @@ pub struct Clock {
     face: Face,
     arrived: Instant,
     last_token: Option<Instant>,
+    /// From the second token on.
+    between: Option<metrics::BetweenTokens>,
     first_token: Option<Duration>,
     ended: bool,
     trace: Traced,
@@ -100,6 +102,7 @@ impl Clock {
             face,
             arrived: Instant::now(),
             last_token: None,
+            between: None,
             first_token: None,
             ended: false,
             trace: spans::request(face.label(), caller.parent, caller.state),
@@ -195,7 +198,11 @@ impl Clock {
                 self.trace.first_token(now - self.arrived);
                 metrics::first_token(self.label.as_ref(), now - self.arrived);
             }
-            Some(last) => metrics::between_tokens(self.label.as_ref(), (now - last) / n_tokens.max(1) as u32),
+            Some(last) => {
+                let of_a_stream = || metrics::between_tokens_of_a_stream(self.label.as_ref());
+                let between = self.between.get_or_insert_with(of_a_stream);
+                between.observe((now - last) / n_tokens.max(1) as u32);
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use crate::board::{Board, Chosen, Salt, Scratch};
 use crate::budget::Budget;
 use crate::caches::Gap;
 use crate::circuit::Turn;
+use crate::ledger::Ledger;
 use crate::link::{Link, View};
 use crate::models::{Version, versions};
 use crate::pick::{self, Need, Policy, Row, Standing, Wish};
@@ -41,6 +42,11 @@ impl Peers {
     /// A view, whose link comes next.
     pub fn sit(&self, view: View) {
         self.views.send_modify(|views| views.push(view));
+    }
+
+    /// For a link that comes.
+    pub fn ledger(&self) -> Arc<Ledger> {
+        self.write().board.ledger()
     }
 
     /// A link, at the place of its view.

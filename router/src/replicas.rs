@@ -100,10 +100,10 @@ impl Replicas {
         self.views.clone()
     }
 
-    /// The live cluster, as people look at it.
-    pub fn topology(&self, models: Vec<v1::ModelTopology>) -> v1::Topology {
+    /// The live cluster, as people look at it: the page that begins at a place.
+    pub fn topology(&self, from: u64, models: Vec<v1::ModelTopology>) -> v1::Topology {
         let store = self.store.as_ref().map(|(kind, health)| StoreView { kind, health: health.borrow().clone() });
-        topology::topology(&self.views.borrow(), store, models)
+        topology::topology(&self.views.borrow(), from, store, models)
     }
 
     /// False: whoever is picked would refuse.

@@ -1,5 +1,5 @@
-//! The live cluster as people look at it: the same facts for gRPC and, as JSON, for `/cluster`. Knows nothing of
-//! requests.
+//! The live cluster as people look at it: the same facts for gRPC and, as JSON, for `/cluster`. Large clusters have
+//! several pages. Knows nothing of requests.
 
 use crate::link::View;
 use cluster::Health;
@@ -9,15 +9,30 @@ use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 use types::PolicyDigest;
 
+/// A page ends with the replica with which it has so many ranks, or so many replicas: so it stays below the four
+/// megabytes that clients of gRPC read.
+const RANKS_MAX: usize = 4096;
+const REPLICAS_MAX: usize = 1024;
+
 /// Where the replicas are known from.
 pub struct StoreView {
     pub kind: &'static str,
     pub health: Health,
 }
 
-/// Of all replicas that this router knows of, there or not.
-pub fn topology(views: &[View], store: Option<StoreView>, models: Vec<v1::ModelTopology>) -> v1::Topology {
-    v1::Topology { replicas: views.iter().map(replica).collect(), store: store.map(of_store), models }
+/// Of all replicas that this router knows of, there or not, those of one page: it begins at a place, and the next page
+/// where this one ends.
+pub fn topology(views: &[View], from: u64, store: Option<StoreView>, models: Vec<v1::ModelTopology>) -> v1::Topology {
+    let mut left = views.iter().skip_while(|view| (view.place as u64) < from).peekable();
+    let (mut replicas, mut n_ranks) = (Vec::new(), 0);
+    while replicas.len() < REPLICAS_MAX && n_ranks < RANKS_MAX {
+        let Some(view) = left.next() else { break };
+        let replica = replica(view);
+        n_ranks += replica.ranks.len();
+        replicas.push(replica);
+    }
+    let next = left.peek().map(|view| view.place as u64);
+    v1::Topology { replicas, store: store.map(of_store), models, next }
 }
 
 fn of_store(StoreView { kind, health }: StoreView) -> v1::StoreTopology {
@@ -145,7 +160,8 @@ fn phase(phase: wire::state::Phase) -> &'static str {
 pub fn json(topology: &v1::Topology) -> Value {
     let replicas: Vec<Value> = topology.replicas.iter().map(replica_json).collect();
     let models: Vec<Value> = topology.models.iter().map(model_json).collect();
-    json!({ "store": topology.store.as_ref().map(store_json), "models": models, "replicas": replicas })
+    let store = topology.store.as_ref().map(store_json);
+    json!({ "store": store, "models": models, "replicas": replicas, "next": topology.next })
 }
 
 fn model_json(model: &v1::ModelTopology) -> Value {
@@ -278,7 +294,7 @@ mod tests {
         let views = [View { replica: None, state: Some(state), ..View::of("here") }, View::of("there")];
         let since = UNIX_EPOCH + std::time::Duration::from_secs(7);
         let health = Health { since, away: Some("no answer".into()) };
-        let topology = topology(&views, Some(StoreView { kind: "etcd", health }), Vec::new());
+        let topology = topology(&views, 0, Some(StoreView { kind: "etcd", health }), Vec::new());
         let rank = &topology.replicas[0].ranks[0];
         assert_eq!((rank.compute_share, rank.wait_share, rank.idle_share, rank.bubble_share), (0.5, 0.3, 0.2, 0.5));
         assert_eq!((rank.step_compute_micros, rank.step_wait_micros, rank.kv_used), (5000.0, 3000.0, 0.25));
@@ -292,9 +308,58 @@ mod tests {
         assert_eq!((&replica["apart"][0]["host"], &replica["apart"][0]["seconds"]), (&json!("a"), &json!(2)));
         let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
         assert_eq!(page["store"], store);
-        assert!(json(&super::topology(&[], None, Vec::new()))["store"].is_null());
+        assert!(json(&super::topology(&[], 0, None, Vec::new()))["store"].is_null());
         let absent = &page["replicas"][1];
         assert_eq!((&absent["replica"], &absent["phase"]), (&json!("there"), &json!("absent")));
         assert!(absent["model"].is_null() && absent["epoch"].is_null());
+    }
+
+    fn rank_of(n: u32) -> wire::RankState {
+        let address = format!("node-{n:04}.ranks.lockstep.svc.cluster.local");
+        wire::RankState {
+            rank: n % 64,
+            stage: n % 64 / 8,
+            tp: n % 8,
+            pid: u32::MAX,
+            state: "ready".into(),
+            host: address.clone(),
+            device: "NVIDIA H100 80GB HBM3".into(),
+            memory_bytes: u64::MAX >> 8,
+            weight_bytes: u64::MAX >> 8,
+            kv_bytes: u64::MAX >> 8,
+            kv_tokens: u64::from(u32::MAX),
+            times: Some(wire::RankTimes { steps: 7 << 30, wall_micros: 9 << 40, ..wire::RankTimes::default() }),
+            ..wire::RankState::default()
+        }
+    }
+
+    #[test]
+    fn a_thousand_replicas_of_64_ranks_are_pages_that_a_client_can_read() {
+        let of = |place: u32| {
+            let ranks = (64 * place..64 * place + 64).map(rank_of).collect();
+            let state = Some(wire::State { tp: 8, pp: 8, ranks, ..wire::State::default() });
+            // Others have come and gone.
+            View { place: 3 * place as usize, state, ..View::of(&format!("replica-{place}")) }
+        };
+        let views: Vec<View> = (0..1000).map(of).collect();
+        let (mut from, mut names, mut n_ranks, mut n_pages) = (Some(0), Vec::new(), 0, 0);
+        while let Some(at) = from {
+            let page = topology(&views, at, None, Vec::new());
+            // In gRPC's words it is less: these have the names of all fields.
+            let n_bytes = json(&page).to_string().len();
+            assert!(n_bytes < 4 << 20, "{n_bytes}");
+            names.extend(page.replicas.iter().map(|replica| replica.replica.clone()));
+            n_ranks += page.replicas.iter().map(|replica| replica.ranks.len()).sum::<usize>();
+            (from, n_pages) = (page.next, n_pages + 1);
+        }
+        assert_eq!((n_pages, n_ranks), (16, 64_000));
+        assert!(names.iter().eq(views.iter().map(|view| &view.name)), "each once, in their order");
+        // Where the next page began somebody has left since: the one behind is the first.
+        assert_eq!(topology(&views, 4, None, Vec::new()).replicas[0].replica, "replica-2");
+        // Those that are not there have no ranks, and end a page all the same.
+        let absent: Vec<View> = (0..2000).map(|place| View { place, ..View::of("away") }).collect();
+        let page = topology(&absent, 0, None, Vec::new());
+        assert_eq!((page.replicas.len(), page.next), (1024, Some(1024)));
+        assert_eq!(topology(&absent, 1024, None, Vec::new()).next, None);
     }
 }

@@ -29,7 +29,7 @@ impl Front {
     pub fn new(policy: Policy, n_replicas: usize, planner: &scheduler::Config) -> Front {
         let mut board = Board::default();
         let seat = |place: usize| {
-            let ledger = Arc::new(Ledger::default());
+            let ledger = board.ledger();
             board.sit(place, ledger.clone());
             let (digest, context, salt) = (planner.policy, planner.context_max, planner.salt);
             let (standing, version) = (Standing::Ready, VersionId::default());

@@ -2,7 +2,7 @@
 
 use crate::spans::{PROVIDER, Usage};
 use crate::{Error, otlp};
-use metrics::{Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{Histogram, Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::sync::Arc;
 use std::time::Duration;
@@ -288,6 +288,11 @@ impl Metric {
         self.record(took.as_secs_f64(), labels);
     }
 
+    /// For what is observed so often that its names are looked up before.
+    fn histograms(&self, labels: &[Label]) -> Vec<Histogram> {
+        self.names().map(|name| histogram!(name, labels.iter())).collect()
+    }
+
     fn record(&self, value: f64, labels: &[Label]) {
         self.names().for_each(|name| histogram!(name, labels.iter()).record(value));
     }
@@ -305,8 +310,8 @@ impl Exporter {
     }
 }
 
-/// Without the layouts of caches that are no more: the registry forgets none, and whoever reads `cache_config_info` takes
-/// what it finds for what is.
+/// Without the layouts of caches that are no more: the registry forgets none, and whoever reads `cache_config_info`
+/// takes what it finds for what is.
 fn rendered(handle: &PrometheusHandle) -> String {
     let page = handle.render();
     let is_past = |line: &str| line.ends_with(" 0") && CACHE.names().any(|name| line.starts_with(name));
@@ -557,8 +562,19 @@ pub fn first_token(model: Option<&Arc<str>>, after: Duration) {
     FIRST_TOKEN.observe(after, &model_name(model).collect::<Vec<_>>());
 }
 
-pub fn between_tokens(model: Option<&Arc<str>>, apart: Duration) {
-    BETWEEN_TOKENS.observe(apart, &model_name(model).collect::<Vec<_>>());
+/// From one token of a stream to the next: looked up once, and not for each token.
+#[derive(Debug)]
+pub struct BetweenTokens(Vec<Histogram>);
+
+pub fn between_tokens_of_a_stream(model: Option<&Arc<str>>) -> BetweenTokens {
+    let all = BETWEEN_TOKENS.histograms(&model_name(model).collect::<Vec<_>>());
+    BetweenTokens(all)
+}
+
+impl BetweenTokens {
+    pub fn observe(&self, apart: Duration) {
+        self.0.iter().for_each(|histogram| histogram.record(apart.as_secs_f64()));
+    }
 }
 
 pub fn request(model: Option<&Arc<str>>, face: &'static str, outcome: &'static str, took: Duration) {

@@ -845,13 +845,14 @@ mod tests {
         let mut after = |step: &Step| {
             sequences.begin(step).unwrap();
             let told = sequences.uncleared().unwrap();
-            let blocks: Vec<Vec<u32>> = told.iter().map(|of| of.iter().map(|block| block.0).collect()).collect();
+            let blocks: Vec<Vec<u32>> =
+                told.iter().map(|of| of.iter().map(|block: &types::BlockId| block.0).collect()).collect();
             told.iter_mut().for_each(Vec::clear);
             sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
             sequences.finish(step, &mut [], &mut Vec::new(), &mut Vec::new());
             blocks
         };
-        let none = vec![vec![], vec![]];
+        let none: Vec<Vec<u32>> = vec![vec![], vec![]];
         let other = RequestId(2);
         let first = step(&[request(ID, 60)], &[slice(0..33, Want::Nothing)], &[1, 2, 3, 4, 5, 6]);
         assert_eq!(after(&first), none);

@@ -117,8 +117,8 @@ impl Scheduler {
         left
     }
 
-    /// Gives the running sequence `at` so many blocks. Those behind it make room; it waits if there is nobody behind it,
-    /// or its own slices in flight make room.
+    /// Gives the running sequence `at` so many blocks. Those behind it make room; it waits if there is nobody behind
+    /// it, or its own slices in flight make room.
     fn make_room(&mut self, at: usize, n_blocks: u32) -> bool {
         let idx = self.running[at];
         while self.n_blocks_available() < n_blocks {

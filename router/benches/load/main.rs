@@ -163,11 +163,16 @@ async fn window(clients: &[Client; 3]) -> [Vec<f64>; 3] {
 }
 
 const N_CONNECTIONS: usize = 8;
-const N_AT_ONCE: usize = 64;
-/// Requests of each client, and tokens of each in the second run.
-const N_SHORT: usize = 400;
-const N_LONG: usize = 2;
 const LONG_TOKENS: u32 = 2000;
+
+/// So many clients at once, so many requests of each, and tokens of each answer. The more streams say something in one
+/// step, the more of them leave in one write.
+const RUNS: [(&str, usize, usize, u32); 4] = [
+    ("warm-up", 64, 20, 20),
+    ("one token, 64 clients", 64, 400, 1),
+    ("2,000 tokens, 64 streams", 64, 2, LONG_TOKENS),
+    ("2,000 tokens, 512 streams", 512, 1, LONG_TOKENS),
+];
 
 /// CPU time of the router's threads, for requests of one token and for long answers.
 async fn cpu() {
@@ -177,13 +182,11 @@ async fn cpu() {
     for client in &clients {
         ready(client).await;
     }
-    println!("{:<24}{:>10}{:>14}{:>16}", "router's threads", "requests", "requests/CPU-s", "tokens/CPU-s");
-    for (what, n_each, n_tokens) in
-        [("warm-up", 20, 20), ("one token", N_SHORT, 1), ("2,000 tokens", N_LONG, LONG_TOKENS)]
-    {
+    println!("{:<28}{:>10}{:>14}{:>16}", "router's threads", "requests", "requests/CPU-s", "tokens/CPU-s");
+    for (what, n_at_once, n_each, n_tokens) in RUNS {
         let before = threads_seconds(router.pid(), roles::ROUTER_THREADS);
         let mut asking = JoinSet::new();
-        for i in 0..N_AT_ONCE {
+        for i in 0..n_at_once {
             let client = clients[i % clients.len()].clone();
             asking.spawn(async move {
                 for j in 0..n_each {
@@ -194,10 +197,10 @@ async fn cpu() {
         }
         asking.join_all().await;
         let spent = threads_seconds(router.pid(), roles::ROUTER_THREADS) - before;
-        let n_requests = (N_AT_ONCE * n_each) as f64;
+        let n_requests = (n_at_once * n_each) as f64;
         let (requests, tokens) = (n_requests / spent, n_requests * f64::from(n_tokens) / spent);
         if what != "warm-up" {
-            println!("{what:<24}{n_requests:>10}{requests:>14.0}{tokens:>16.0}");
+            println!("{what:<28}{n_requests:>10}{requests:>14.0}{tokens:>16.0}");
         }
     }
 }

@@ -20,7 +20,7 @@ pub const ROUTER_THREADS: &str = "router";
 /// Of the replica on `sim`: a step, and the longest log.
 const STEP_MICROS: u64 = 1000;
 const CONTEXT: u32 = 4096;
-const RUNNING_MAX: u32 = 128;
+const RUNNING_MAX: u32 = 512;
 /// More streams than are ever open here.
 const REQUESTS_MAX: usize = 20_000;
 
@@ -91,6 +91,8 @@ fn model() -> Checkpoint {
 }
 
 async fn router(coordinator: &str) {
+    // As the binary does: what is not counted costs nothing.
+    telemetry::metrics::install(&[]).unwrap();
     let checkpoint = model();
     let text = router::Text {
         tokenizer: checkpoint.tokenizer().unwrap(),

@@ -133,7 +133,7 @@ impl VllmEngine for Service {
             timestamp: words::timestamp(crate::generate::unix_seconds()),
             version: env!("CARGO_PKG_VERSION").into(),
             dp_rank_count: 1,
-            loads: vec![words::load(&self.front.topology())],
+            loads: vec![words::load(self.front.topologies())],
         }))
     }
 

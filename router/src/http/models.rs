@@ -7,7 +7,7 @@ use crate::models::By;
 use crate::refusal::Refusal;
 use crate::topology;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Path, RawQuery, State};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -41,6 +41,10 @@ pub async fn ready(State(front): State<Arc<Front>>) -> Result<&'static str, Http
     if front.replicas.is_any_ready() { Ok("ready\n") } else { Err(front.replicas.refusal().into()) }
 }
 
-pub async fn cluster(State(front): State<Arc<Front>>) -> Json<Value> {
-    Json(topology::json(&front.topology()))
+/// The page of the cluster that `?from=` says, or the first.
+pub async fn cluster(State(front): State<Arc<Front>>, RawQuery(query): RawQuery) -> Result<Json<Value>, HttpError> {
+    let mut fields = query.iter().flat_map(|query| query.split('&'));
+    let from = fields.find_map(|field| field.strip_prefix("from=")).unwrap_or("0");
+    let from = from.parse().map_err(|_| Refusal::invalid("from", "what the page before gave as `next`"))?;
+    Ok(Json(topology::json(&front.topology(from))))
 }

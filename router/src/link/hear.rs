@@ -129,7 +129,13 @@ impl Task {
     }
 
     pub(super) fn output(&mut self, output: wire::Output, now: Instant) {
-        let Some(key) = self.key(output.id) else { return };
+        // This is asked for every token: the table is looked at once, and what is parked only where something is.
+        let Some(key) = self.replica.as_ref().and_then(|replica| output.id.checked_sub(replica.first_id.0)) else {
+            return;
+        };
+        if !self.parked.is_empty() && self.parked.contains_key(&key) {
+            return;
+        }
         let Some(entry) = self.table.get_mut(&key) else { return };
         let finish = match output.finished() {
             // Not by this router: it drains and ends what still runs. Others can go on.

@@ -169,7 +169,7 @@ pub fn link(
     let requests_max = config.limits.requests_max;
     let (submits, submitted) = mpsc::channel(requests_max);
     let (cancels, cancelled) = mpsc::channel(requests_max);
-    let ledger = Arc::new(Ledger::default());
+    let ledger = peers.ledger();
     let retry_after = config.waits.retry_after;
     peers.introduce(place, Link { submits, cancels, ledger: ledger.clone(), next_key, retry_after });
     Task {

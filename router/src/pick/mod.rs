@@ -1,5 +1,8 @@
 //! Which replica gets a request: pure functions over a table of what is known of each. Knows no streams, no requests
 //! and no clock. A policy is a file; what all have in common is here.
+//!
+//! A policy goes through a thousand replicas for each request, so what it reads stands in columns, and only of those
+//! that are open to the request.
 
 mod affinity;
 mod least_work;
@@ -96,26 +99,87 @@ impl Policy {
     }
 }
 
-/// Who gets the request. None where nobody takes requests.
-pub fn pick(policy: Policy, table: &[Row], wish: &Wish) -> Option<usize> {
-    match policy {
-        Policy::Prefix => prefix::pick(table, wish),
-        Policy::LeastWork => least_work::pick(table, wish),
-        Policy::PowerOfTwo => power_of_two::pick(table, wish),
-        Policy::RoundRobin => round_robin::pick(table, wish),
-        Policy::Affinity => affinity::pick(table, wish),
+/// Those among whom a policy chooses, in columns of one length. Kept for its memory.
+#[derive(Debug, Default)]
+pub struct Open {
+    /// Of each its row, less to more.
+    pub rows: Vec<u32>,
+    /// What is before one more request and beside it, in tokens of a prompt.
+    pub loads: Vec<u64>,
+    /// The largest number while it has not told.
+    pub tokens_free: Vec<u64>,
+    pub n_cached: Vec<u32>,
+    pub n_names: Vec<u32>,
+    pub ids: Vec<u64>,
+}
+
+/// What of a replica says whether it is open to a request. Digests are compared and may be numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<D> {
+    pub standing: Standing,
+    pub digest: D,
+    pub context: u32,
+}
+
+impl Open {
+    /// The best that there are, under the digest that is in force. Where the prompt fits some of them, these; where it
+    /// fits nobody, somebody has to say so. Gives the first who could serve as well and would answer otherwise.
+    pub fn find<D: Copy + PartialEq>(
+        &mut self,
+        all: impl Iterator<Item = Candidate<D>> + Clone,
+        n_prompt: u32,
+    ) -> Option<usize> {
+        self.rows.clear();
+        let best = all.clone().map(|candidate| candidate.standing).min();
+        let best = best.filter(|best| *best <= Standing::Recovering)?;
+        let candidates = all.enumerate().filter(|(_, candidate)| candidate.standing == best);
+        let digest = candidates.clone().next().map(|(_, candidate)| candidate.digest);
+        let (mut stranger, mut n_fit) = (None, 0);
+        for (row, candidate) in candidates.clone() {
+            if Some(candidate.digest) != digest {
+                stranger.get_or_insert(row);
+                continue;
+            }
+            self.rows.push(row as u32);
+            n_fit += usize::from(candidate.context > n_prompt);
+        }
+        if 0 < n_fit && n_fit < self.rows.len() {
+            let fit = candidates.filter(|(_, of)| Some(of.digest) == digest && of.context > n_prompt);
+            self.rows.clear();
+            self.rows.extend(fit.map(|(row, _)| row as u32));
+        }
+        stranger
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The first of those for whom it is least.
+    fn least<K: Ord>(&self, key: impl Fn(usize) -> K) -> Option<usize> {
+        (0..self.len()).min_by_key(|&at| key(at))
     }
 }
 
-/// Those among whom a policy chooses: the best that there are, under the digest that is in force. Where the prompt fits
-/// some of them, these; where it fits nobody, somebody has to say so.
-pub fn open<'a>(table: &'a [Row], wish: &Wish) -> impl Iterator<Item = (usize, &'a Row)> + Clone {
-    let (of, n_prompt) = (wish.version, wish.n_prompt);
-    let best = best(table, of);
-    let digest = candidates(table, best, of).next().map(|(_, row)| row.digest);
-    let same = candidates(table, best, of).filter(move |(_, row)| Some(row.digest) == digest);
-    let fits = same.clone().any(|(_, row)| row.context > n_prompt);
-    same.filter(move |(_, row)| row.context > n_prompt || !fits)
+/// Who gets the request: its row. None where nobody is open to it.
+pub fn pick(policy: Policy, open: &Open, wish: &Wish) -> Option<usize> {
+    let at = match policy {
+        Policy::Prefix => prefix::pick(open, wish),
+        Policy::LeastWork => least_work::pick(open),
+        Policy::PowerOfTwo => power_of_two::pick(open, wish),
+        Policy::RoundRobin => round_robin::pick(open, wish),
+        Policy::Affinity => affinity::pick(open, wish),
+    };
+    Some(open.rows[at?] as usize)
+}
+
+/// What is before one more request and beside it, in tokens of a prompt.
+pub fn load(work: u64, n_running: u32) -> u64 {
+    work.saturating_add(CROWD * u64::from(n_running))
 }
 
 /// Who can go on with a request, and say what it would have said, in no worse a standing: of the best the one with the
@@ -123,6 +187,12 @@ pub fn open<'a>(table: &'a [Row], wish: &Wish) -> impl Iterator<Item = (usize, &
 pub fn equal(table: &[Row], need: Need, worst: Standing) -> Option<usize> {
     let able = table.iter().enumerate().filter(|(_, row)| row.standing <= worst && row.meets(need));
     able.min_by_key(|(_, row)| (row.standing, row.load())).map(|(idx, _)| idx)
+}
+
+impl Wish {
+    pub fn is_for(&self, version: VersionId) -> bool {
+        self.version.is_none_or(|wanted| wanted == version)
+    }
 }
 
 impl Row {
@@ -138,32 +208,9 @@ impl Row {
         }
     }
 
-    fn is_of(&self, version: Option<VersionId>) -> bool {
-        version.is_none_or(|version| self.version == version)
-    }
-
-    /// What is before one more request and beside it, in tokens of a prompt.
     fn load(&self) -> u64 {
-        self.work.saturating_add(CROWD * u64::from(self.n_running))
+        load(self.work, self.n_running)
     }
-}
-
-/// Those that could serve and get nothing, because they would answer otherwise than the first.
-pub fn strangers(table: &[Row]) -> impl Iterator<Item = usize> {
-    let best = best(table, None);
-    let digest = candidates(table, best, None).next().map(|(_, row)| row.digest);
-    candidates(table, best, None).filter(move |(_, row)| Some(row.digest) != digest).map(|(idx, _)| idx)
-}
-
-/// The ready ones; where there are none, those that others are better than, and then those that will be ready again.
-fn candidates(table: &[Row], best: Standing, of: Option<VersionId>) -> impl Iterator<Item = (usize, &Row)> + Clone {
-    let may_serve = best <= Standing::Recovering;
-    table.iter().enumerate().filter(move |(_, row)| may_serve && row.standing == best && row.is_of(of))
-}
-
-fn best(table: &[Row], of: Option<VersionId>) -> Standing {
-    let standings = table.iter().filter(|row| row.is_of(of)).map(|row| row.standing);
-    standings.min().unwrap_or(Standing::Absent)
 }
 
 /// Bits that look like chance and are not: a permutation of all numbers.
@@ -193,6 +240,31 @@ pub(crate) mod tests {
         }
     }
 
+    /// As a board would have it.
+    pub fn open(table: &[Row], wish: &Wish) -> (Open, Option<usize>) {
+        let mut open = Open::default();
+        let candidate = |row: &Row| {
+            let standing = if wish.is_for(row.version) { row.standing } else { Absent };
+            Candidate { standing, digest: row.digest, context: row.context }
+        };
+        let stranger = open.find(table.iter().map(candidate), wish.n_prompt);
+        let rows: Vec<Row> = open.rows.iter().map(|row| table[*row as usize]).collect();
+        open.loads = rows.iter().map(Row::load).collect();
+        open.tokens_free = rows.iter().map(|row| row.tokens_free.unwrap_or(u64::MAX)).collect();
+        open.n_cached = rows.iter().map(|row| row.n_cached).collect();
+        open.n_names = rows.iter().map(|row| row.n_names).collect();
+        open.ids = rows.iter().map(|row| row.id).collect();
+        (open, stranger)
+    }
+
+    pub fn pick(policy: Policy, table: &[Row], wish: &Wish) -> Option<usize> {
+        super::pick(policy, &open(table, wish).0, wish)
+    }
+
+    fn stranger(table: &[Row]) -> Option<usize> {
+        open(table, &TEN).1
+    }
+
     const TEN: Wish = Wish { n_prompt: 10, session: None, n_before: 0, version: None };
     const ALL: [Policy; 5] =
         [Policy::Prefix, Policy::LeastWork, Policy::PowerOfTwo, Policy::RoundRobin, Policy::Affinity];
@@ -208,7 +280,7 @@ pub(crate) mod tests {
     fn check(rows: &[(Standing, u64)], expect: Option<usize>) {
         let table: Vec<Row> = rows.iter().map(|(standing, work)| row(*standing, *work)).collect();
         assert_eq!(least_work(&table, 10), expect, "{rows:?}");
-        assert_eq!(strangers(&table).count(), 0);
+        assert_eq!(stranger(&table), None);
     }
 
     #[test]
@@ -226,7 +298,7 @@ pub(crate) mod tests {
             let wish = Wish { n_before, ..TEN };
             let pick = |rows: &[(Standing, u64)]| {
                 let table: Vec<Row> = rows.iter().map(|(standing, work)| row(*standing, *work)).collect();
-                super::pick(policy, &table, &wish)
+                pick(policy, &table, &wish)
             };
             assert_eq!(pick(&[(Absent, 0), (Ready, 9), (Draining, 0)]), Some(1), "{policy:?}");
             assert_eq!(pick(&[(Shunned, 0), (Ready, 9), (Recovering, 0)]), Some(1), "{policy:?}");
@@ -248,10 +320,10 @@ pub(crate) mod tests {
         let other = |standing, work| Row { digest: PolicyDigest([1; 32]), ..row(standing, work) };
         let table = [row(Ready, 9), other(Ready, 0), row(Ready, 8), other(Draining, 0)];
         assert_eq!(least_work(&table, 10), Some(2));
-        assert_eq!(strangers(&table).collect::<Vec<_>>(), [1]);
+        assert_eq!(stranger(&table), Some(1));
         // The first policy is gone: the other one serves.
         let table = [row(Absent, 9), other(Ready, 0), row(Draining, 8)];
-        assert_eq!((least_work(&table, 10), strangers(&table).count()), (Some(1), 0));
+        assert_eq!((least_work(&table, 10), stranger(&table)), (Some(1), None));
     }
 
     #[test]
@@ -260,7 +332,7 @@ pub(crate) mod tests {
         let table = [of(1, Ready, 0), of(2, Recovering, 0), of(2, Shunned, 9), of(2, Shunned, 7), of(3, Draining, 0)];
         for policy in ALL {
             let pick = |version| {
-                let pick = |n_before| super::pick(policy, &table, &Wish { version, n_before, ..TEN });
+                let pick = |n_before| pick(policy, &table, &Wish { version, n_before, ..TEN });
                 (0..9).map(pick).collect::<std::collections::BTreeSet<_>>()
             };
             assert!(pick(None).iter().all(|idx| *idx == Some(0)), "{policy:?}");

@@ -1,7 +1,7 @@
 //! What each policy promises, over tables that were drawn from a seed, and over a day of requests.
 
-use super::tests::row;
-use super::*;
+use super::tests::{pick, row};
+use super::{Policy, Row, Standing, Wish, scatter};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Numbers in a fixed order.

@@ -151,7 +151,7 @@ fn no_page_goes_around_the_key() {
         unauthenticated(client.tokenize(v1::TokenizeRequest::default()).await.unwrap_err().code());
         unauthenticated(client.detokenize(v1::DetokenizeRequest::default()).await.unwrap_err().code());
         unauthenticated(client.list_models(v1::ListModelsRequest {}).await.unwrap_err().code());
-        unauthenticated(client.get_topology(v1::GetTopologyRequest {}).await.unwrap_err().code());
+        unauthenticated(client.get_topology(v1::GetTopologyRequest::default()).await.unwrap_err().code());
         assert!(house.fake.submits().is_empty());
         house.close().await;
     });

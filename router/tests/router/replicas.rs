@@ -99,7 +99,7 @@ fn who_drains_or_is_away_gets_nothing_and_all_are_shown() {
         house.phases(["absent", "ready"]).await;
         generate(&house, ask("x")).await.unwrap();
         assert_eq!((n_submits(&house), get(house.http, "/ready").await.status), ((0, 2), 200));
-        let topology = client(&house).get_topology(v1::GetTopologyRequest {}).await.unwrap().into_inner();
+        let topology = client(&house).get_topology(v1::GetTopologyRequest::default()).await.unwrap().into_inner();
         let shown: Vec<_> = topology.replicas.iter().map(|of| (of.replica.as_str(), of.phase.as_str())).collect();
         assert_eq!(shown, [("one", "absent"), ("two", "ready")]);
         house.other().phase(Phase::Draining);

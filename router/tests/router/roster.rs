@@ -60,7 +60,7 @@ fn replicas_appear_and_disappear() {
         generate(&house, ask("x")).await.unwrap();
         let _second = claimed(&house, &store, "two", "two:1").await;
         shown(&house, &[("one", "ready"), ("two", "ready")]).await;
-        let topology = client(&house).get_topology(GetTopologyRequest {}).await.unwrap().into_inner();
+        let topology = client(&house).get_topology(GetTopologyRequest::default()).await.unwrap().into_inner();
         assert_eq!(topology.store.map(|store| (store.kind, store.connected)), Some(("memory".into(), true)));
         // Nobody answers at this address: it is there and absent.
         let third = claimed(&house, &store, "three", "one:1").await;

@@ -1,6 +1,7 @@
 //! What lies in the pages of sequences that have let them go.
 
 use super::*;
+use backend::Memory;
 use types::{BlockId, Layout, Rank, Request, RequestId, Slice, Want};
 
 const N_BLOCKS: u32 = 8;

@@ -266,7 +266,7 @@ impl World {
             Rejected::Finished(finish) => {
                 assert_eq!((&client.expected.tokens, client.expected.finish), (&request.output, finish));
             }
-            Rejected::Empty | Rejected::Unsupported(_) => panic!("{rejected}"),
+            Rejected::Empty | Rejected::TooLarge { .. } | Rejected::Unsupported(_) => panic!("{rejected}"),
         }
         self.facts.refuse(rejected);
     }

@@ -121,8 +121,9 @@ pub fn defaults(defaults: &Defaults) -> String {
 }
 
 /// All replicas as one.
-pub fn load(topology: &v1::Topology) -> wire::SchedulerLoad {
-    let sum = |of: fn(&v1::ReplicaTopology) -> u64| topology.replicas.iter().map(of).sum::<u64>();
+pub fn load(pages: impl Iterator<Item = v1::Topology>) -> wire::SchedulerLoad {
+    let replicas: Vec<v1::ReplicaTopology> = pages.flat_map(|page| page.replicas).collect();
+    let sum = |of: fn(&v1::ReplicaTopology) -> u64| replicas.iter().map(of).sum::<u64>();
     let count = |n: u64| i32::try_from(n).unwrap_or(i32::MAX);
     let (running, waiting) = (sum(|one| one.n_running.into()), sum(|one| one.n_waiting.into()));
     let (used, total) = (sum(|one| one.blocks_used.into()), sum(|one| one.blocks_total.into()));
@@ -135,7 +136,7 @@ pub fn load(topology: &v1::Topology) -> wire::SchedulerLoad {
         num_used_tokens: tokens(used),
         max_total_num_tokens: tokens(total),
         token_usage: used as f64 / total.max(1) as f64,
-        gen_throughput: topology.replicas.iter().filter_map(|one| one.busy_tokens_per_s).sum(),
+        gen_throughput: replicas.iter().filter_map(|one| one.busy_tokens_per_s).sum(),
         num_waiting_uncached_tokens: count(sum(|one| one.backlog_tokens)),
     }
 }
@@ -169,7 +170,8 @@ mod tests {
             blocks_total: 8,
             ..v1::ReplicaTopology::default()
         };
-        let load = load(&v1::Topology { replicas: vec![replica(2, 3), replica(1, 1)], ..v1::Topology::default() });
+        let page = v1::Topology { replicas: vec![replica(2, 3), replica(1, 1)], ..v1::Topology::default() };
+        let load = load(std::iter::once(page));
         assert_eq!((load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs), (3, 2, 5));
         assert_eq!((load.num_used_tokens, load.max_total_num_tokens, load.token_usage), (64, 256, 0.25));
     }
