@@ -33,8 +33,8 @@ pub(super) const ITEM_WORDS: usize = 4;
 /// What the largest batch takes.
 pub(super) fn bytes_for(limits: BatchLimits) -> Option<usize> {
     let BatchLimits { rows_max, context, n_groups } = limits;
-    // A row has a token, perhaps from elsewhere, a position, perhaps an output and two draws; in a group a slot, perhaps
-    // a table of its own, and two items.
+    // A row has a token, perhaps from elsewhere, a position, perhaps an output and two draws; in a group a slot,
+    // perhaps a table of its own, and two items.
     let of_group = (1 + 2 * ITEM_WORDS).checked_add(blocks_for(context) as usize)?;
     let of_row = n_groups.checked_mul(of_group)?.checked_add(28)?;
     rows_max.checked_mul(of_row)?.checked_mul(WORD)?.checked_add(SPARE)?.checked_add(BYTES_MIN)
