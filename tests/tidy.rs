@@ -160,8 +160,8 @@ fn clocks_are_for_people() {
     let broken = named(&["SystemTime", "UNIX_EPOCH"], |_| true);
     let is_told = |place: &String| TELLERS.iter().any(|file| place.starts_with(file));
     hold(
-        "No decision looks at a wall clock, so machines may disagree about the time: what is sent are durations, and what \
-         is earlier is told by revisions of the store.",
+        "No decision looks at a wall clock, so machines may disagree about the time: what is sent are durations, and \
+         what is earlier is told by revisions of the store.",
         broken.into_iter().filter(|place| !is_told(place)).collect(),
     );
 }

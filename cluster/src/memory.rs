@@ -25,8 +25,8 @@ impl MemoryStore {
         MemoryStore { seen: state.clone(), state }
     }
 
-    /// The same store over a line that may be slow or cut: what is said here goes there, and of what is there nothing is
-    /// known but what the last `look` has found.
+    /// The same store over a line that may be slow or cut: what is said here goes there, and of what is there nothing
+    /// is known but what the last `look` has found.
     pub fn from_afar(&self) -> MemoryStore {
         MemoryStore { state: self.state.clone(), seen: Arc::new(watch::Sender::new(State::default())) }
     }

@@ -310,8 +310,8 @@ impl Exporter {
     }
 }
 
-/// Without the layouts of caches that are no more: the registry forgets none, and whoever reads `cache_config_info` takes
-/// what it finds for what is.
+/// Without the layouts of caches that are no more: the registry forgets none, and whoever reads `cache_config_info`
+/// takes what it finds for what is.
 fn rendered(handle: &PrometheusHandle) -> String {
     let page = handle.render();
     let is_past = |line: &str| line.ends_with(" 0") && CACHE.names().any(|name| line.starts_with(name));

@@ -845,7 +845,8 @@ mod tests {
         let mut after = |step: &Step| {
             sequences.begin(step).unwrap();
             let told = sequences.uncleared().unwrap();
-            let blocks: Vec<Vec<u32>> = told.iter().map(|of| of.iter().map(|block: &types::BlockId| block.0).collect()).collect();
+            let blocks: Vec<Vec<u32>> =
+                told.iter().map(|of| of.iter().map(|block: &types::BlockId| block.0).collect()).collect();
             told.iter_mut().for_each(Vec::clear);
             sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
             sequences.finish(step, &mut [], &mut Vec::new(), &mut Vec::new());

@@ -1,6 +1,6 @@
-//! Steps that are begun before the one before them is answered, and passes that are begun again as graphs, on ranks over
-//! a driver that runs kernels on an emulator: the tokens are those of steps that wait for each other; the host waits once
-//! a step at most, and the device is told of the next before that.
+//! Steps that are begun before the one before them is answered, and passes that are begun again as graphs, on ranks
+//! over a driver that runs kernels on an emulator: the tokens are those of steps that wait for each other; the host
+//! waits once a step at most, and the device is told of the next before that.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[allow(dead_code, reason = "shared with tests that need other parts of it")]

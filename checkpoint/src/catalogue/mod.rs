@@ -171,8 +171,8 @@ pub fn bytes_of(path: &Path) -> u64 {
     store::files_of(path).iter().filter_map(|file| std::fs::metadata(file).ok()).map(|file| file.len()).sum()
 }
 
-/// Reads a model whole and compares it with a checksum: its file's, or what `sha256sum * | sha256sum` says in its folder
-/// (or of the parts of a split one).
+/// Reads a model whole and compares it with a checksum: its file's, or what `sha256sum * | sha256sum` says in its
+/// folder (or of the parts of a split one).
 pub fn verify(path: &Path, sha256: &str) -> Result<()> {
     let mut files = store::files_of(path);
     // As a shell's `*` has them.

@@ -432,8 +432,8 @@ pub trait Sample: Memory {
         false
     }
 
-    /// Begins to draw, where all draws are such. Before the answers are asked for one more pass may be begun, whose rows
-    /// may have these tokens (`Batch::drawn`), and its draws.
+    /// Begins to draw, where all draws are such. Before the answers are asked for one more pass may be begun, whose
+    /// rows may have these tokens (`Batch::drawn`), and its draws.
     fn begin_draws(&self, _logits: &Self::Buffer, _draws: &[Draw<'_>]) -> Option<Drawing> {
         None
     }

@@ -1,5 +1,5 @@
-//! When passes began on the device, and when their draws were there: how long it was busy, and how long it had nothing to
-//! do between two of them. Knows nothing of what they are.
+//! When passes began on the device, and when their draws were there: how long it was busy, and how long it had nothing
+//! to do between two of them. Knows nothing of what they are.
 
 use super::driver::{Context, Event, Stream};
 use crate::Result;

@@ -1,9 +1,9 @@
 //! Passes of which one is like another: their launches are recorded and begun again as one, so that the device does not
 //! wait for the host between kernels. Only where every slice is a row: those passes are short, and there are many.
 //!
-//! What differs between two passes of one outline lies in the arena of `uploads`, never in an argument: positions, slots,
-//! items, tables, tokens. An outline is recorded when it comes the second time: what is allocated or told to the device
-//! once has been by then. Rows are filled up to a few numbers, and tiles of attention to powers of four.
+//! What differs between two passes of one outline lies in the arena of `uploads`, never in an argument: positions,
+//! slots, items, tables, tokens. An outline is recorded when it comes the second time: what is allocated or told to the
+//! device once has been by then. Rows are filled up to a few numbers, and tiles of attention to powers of four.
 //!
 //! The memory that graphs take of the device is allocated when the device is opened, before anybody is promised any of
 //! what is left, and given back piece by piece for the graphs.

@@ -2,11 +2,11 @@
 //! the stream, so that the host does not wait; two halves take turns, so that the next pass is told while this one runs
 //! and nobody writes what is still read.
 //!
-//! All that is known when a pass begins goes in one copy. On the device it lies from the same address on, and for passes
-//! of one outline each part of it at the same place: kernels that were recorded find it where it was.
+//! All that is known when a pass begins goes in one copy. On the device it lies from the same address on, and for
+//! passes of one outline each part of it at the same place: kernels that were recorded find it where it was.
 //!
 //! ```text
-//! tokens · positions · per group: slots · per group: items, where each slice is a row · per group: tables · what follows
+//! tokens · positions · per group: slots · per group: items, where each slice is a row · per group: tables · the rest
 //! ```
 
 use super::driver::{Bytes, Context, Event, Pinned, Stream};
@@ -33,8 +33,8 @@ pub(super) const ITEM_WORDS: usize = 4;
 /// What the largest batch takes.
 pub(super) fn bytes_for(limits: BatchLimits) -> Option<usize> {
     let BatchLimits { rows_max, context, n_groups } = limits;
-    // A row has a token, perhaps from elsewhere, a position, perhaps an output and two draws; in a group a slot, perhaps a table of its own,
-    // and two items.
+    // A row has a token, perhaps from elsewhere, a position, perhaps an output and two draws; in a group a slot, perhaps
+    // a table of its own, and two items.
     let of_group = (1 + 2 * ITEM_WORDS).checked_add(blocks_for(context) as usize)?;
     let of_row = n_groups.checked_mul(of_group)?.checked_add(28)?;
     rows_max.checked_mul(of_row)?.checked_mul(WORD)?.checked_add(SPARE)?.checked_add(BYTES_MIN)
@@ -159,7 +159,7 @@ impl Uploads {
 
     fn send(&self, stream: &Stream, range: Range<usize>) -> Result<()> {
         let from = &self.halves[self.turn].pinned.bytes()[range.clone()];
-        // SAFETY: this half is not written again before the stream has passed `passed`, and until then only behind this.
+        // SAFETY: this half is not written again before the stream has passed `passed`, until then only behind this.
         unsafe { stream.write(&self.device, range.start, from) }
     }
 
