@@ -150,10 +150,11 @@ fn pull_behind_another(name: &str, other: impl FnOnce(std::fs::File, &Path)) -> 
     std::fs::write(&part, &FILE[..1234]).unwrap();
     let held = std::fs::File::options().append(true).open(&part).unwrap();
     held.lock().unwrap();
-    let (mut held, mut other) = (Some(held), Some(other));
+    let mut held_and_other = Some((held, other));
     let located = pull("org/m:Q4_1", &sources, &mut |progress| {
-        let is_waiting = progress.what == "m-Q4_1.gguf";
-        if let (true, Some(held), Some(other)) = (is_waiting, held.take_if(|_| is_waiting), other.take()) {
+        if progress.what == "m-Q4_1.gguf"
+            && let Some((held, other)) = held_and_other.take()
+        {
             assert_eq!(progress.done, 1234);
             other(held, &part);
         }
