@@ -6,7 +6,7 @@
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
@@ -26,32 +26,47 @@ impl From<Unread> for Status {
 
 pub struct Attended<S> {
     held: Arc<Mutex<Held<S>>>,
+    bell: Arc<Bell>,
     watch: AbortHandle,
 }
 
 struct Held<S> {
     /// None once it has ended, or was given up.
     stream: Option<S>,
-    /// Since when the reader could have asked for the next reply. None while it waits for one.
-    untaken: Option<Instant>,
     is_given_up: bool,
+}
+
+/// What the stream rings when there is more. A reader that had all there was, and whose own buffers are full, is rung
+/// for and does not come: that it asked once is no sign of life.
+struct Bell {
+    /// Since when the reader could have asked for the next reply. None while there is nothing to ask for.
+    untaken: Mutex<Option<Instant>>,
+    reader: Mutex<Option<Waker>>,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Bell>) {
+        lock(&self.untaken).get_or_insert_with(Instant::now);
+        let reader = lock(&self.reader).clone();
+        reader.iter().for_each(Waker::wake_by_ref);
+    }
 }
 
 impl<S: Send + 'static> Attended<S> {
     pub fn new(stream: S, unread_max: Duration) -> Attended<S> {
-        let held = Held { stream: Some(stream), untaken: Some(Instant::now()), is_given_up: false };
-        let held = Arc::new(Mutex::new(held));
-        let watch = tokio::spawn(watch(held.clone(), unread_max)).abort_handle();
-        Attended { held, watch }
+        let held = Arc::new(Mutex::new(Held { stream: Some(stream), is_given_up: false }));
+        let bell = Arc::new(Bell { untaken: Mutex::new(Some(Instant::now())), reader: Mutex::new(None) });
+        let watch = tokio::spawn(watch(held.clone(), bell.clone(), unread_max)).abort_handle();
+        Attended { held, bell, watch }
     }
 }
 
-async fn watch<S>(held: Arc<Mutex<Held<S>>>, unread_max: Duration) {
+async fn watch<S>(held: Arc<Mutex<Held<S>>>, bell: Arc<Bell>, unread_max: Duration) {
     loop {
         let (now, mut given_up) = (Instant::now(), None);
         let due = {
             let mut held = lock(&held);
-            let due = held.untaken.unwrap_or(now) + unread_max;
+            let due = lock(&bell.untaken).unwrap_or(now) + unread_max;
             if due <= now {
                 (given_up, held.is_given_up) = (held.stream.take(), true);
             }
@@ -65,8 +80,8 @@ async fn watch<S>(held: Arc<Mutex<Held<S>>>, unread_max: Duration) {
     }
 }
 
-fn lock<S>(held: &Mutex<Held<S>>) -> MutexGuard<'_, Held<S>> {
-    held.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<S, T, E> Stream for Attended<S>
@@ -82,8 +97,13 @@ where
             let last = std::mem::take(&mut held.is_given_up).then(|| Err(Unread.into()));
             return Poll::Ready(last);
         };
-        let next = Pin::new(stream).poll_next(context);
-        held.untaken = next.is_ready().then(Instant::now);
+        *lock(&self.bell.reader) = Some(context.waker().clone());
+        *lock(&self.bell.untaken) = None;
+        let bell = Waker::from(self.bell.clone());
+        let next = Pin::new(stream).poll_next(&mut Context::from_waker(&bell));
+        if next.is_ready() {
+            *lock(&self.bell.untaken) = Some(Instant::now());
+        }
         if matches!(next, Poll::Ready(None)) {
             held.stream = None;
         }
@@ -127,6 +147,29 @@ mod tests {
         tokio::time::sleep(2 * MAX).await;
         assert!(replies.is_closed(), "what the stream held went back");
         assert_eq!((attended.next().await, attended.next().await), (Some(Err(Unread)), None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_had_all_and_does_not_come_for_more_is_given_up() {
+        let (replies, out) = mpsc::channel(8);
+        let mut attended = Attended::new(ReceiverStream::new(out), MAX);
+        replies.send(Ok::<_, Unread>(0)).await.unwrap();
+        assert_eq!(attended.next().await, Some(Ok(0)));
+        // Asked once, as by a server that then waits for its connection.
+        let mut asked = look(&mut attended);
+        assert!(asked.is_pending());
+        tokio::time::sleep(10 * MAX).await;
+        assert!(!replies.is_closed(), "there was nothing to take");
+        replies.send(Ok(1)).await.unwrap();
+        tokio::time::sleep(2 * MAX).await;
+        assert!(replies.is_closed());
+        asked = look(&mut attended);
+        assert_eq!(asked, Poll::Ready(Some(Err(Unread))));
+    }
+
+    /// One look, by nobody who could be woken.
+    fn look<S: Stream + Unpin>(stream: &mut S) -> Poll<Option<S::Item>> {
+        Pin::new(stream).poll_next(&mut Context::from_waker(Waker::noop()))
     }
 
     #[tokio::test]
