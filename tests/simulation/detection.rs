@@ -10,16 +10,16 @@ use crate::record::Record;
 use crate::registry::Registry;
 use crate::rules::Rules;
 use crate::script::{CLIENTS, Fault, Host, ROUTERS, ReplicaPlan, Script, What};
-use crate::weather::{LATENCY_MAX, LATENCY_MIN, Weather};
+use crate::weather::Weather;
+use crate::world::network;
 use std::collections::BTreeSet;
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record as Fields};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-const TICK: Duration = Duration::from_millis(5);
 const SEEDS: u64 = 6;
 const DEATH_MILLIS: u64 = 100;
 const STOP_MILLIS: u64 = 1000;
@@ -112,16 +112,7 @@ fn warnings(seed: u64, what: impl Fn(Host) -> What, host: Host) -> (u64, Vec<War
 }
 
 fn simulate(seed: u64, script: &Script, until_millis: u64) -> turmoil::Result {
-    let mut sim = turmoil::Builder::new()
-        .rng_seed(seed)
-        .epoch(UNIX_EPOCH)
-        .simulation_duration(Duration::from_millis(until_millis * 2))
-        .tick_duration(TICK)
-        .min_message_latency(LATENCY_MIN)
-        .max_message_latency(LATENCY_MAX)
-        .tcp_capacity(4096)
-        .udp_capacity(4096)
-        .build();
+    let mut sim = network(seed, until_millis);
     let (record, rules) = (Record::new(false), Arc::new(Rules { script: script.clone() }));
     let registry = Registry::new(record.clone(), script.lag_millis);
     let stage = Stage { script: Arc::new(script.clone()), record: record.clone(), registry };

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once};
 use std::time::{Duration, UNIX_EPOCH};
+use turmoil::Sim;
 
 /// Messages arrive between two ticks; timers are exact.
 const TICK: Duration = Duration::from_millis(5);
@@ -51,17 +52,22 @@ pub fn run(seed: u64, is_told: bool) -> Outcome {
     Outcome { hash, n_lines: seen.n_lines, violations, counts }
 }
 
-fn simulate(seed: u64, script: &Script, record: &Record) -> turmoil::Result {
-    let mut sim = turmoil::Builder::new()
+/// Hosts that nobody is on yet, for so long at least.
+pub fn network<'a>(seed: u64, millis: u64) -> Sim<'a> {
+    turmoil::Builder::new()
         .rng_seed(seed)
         .epoch(UNIX_EPOCH)
-        .simulation_duration(Duration::from_millis(MILLIS_MAX * 2))
+        .simulation_duration(Duration::from_millis(millis * 2))
         .tick_duration(TICK)
         .min_message_latency(LATENCY_MIN)
         .max_message_latency(LATENCY_MAX)
         .tcp_capacity(4096)
         .udp_capacity(4096)
-        .build();
+        .build()
+}
+
+fn simulate(seed: u64, script: &Script, record: &Record) -> turmoil::Result {
+    let mut sim = network(seed, MILLIS_MAX);
     let rules = Arc::new(Rules { script: script.clone() });
     let registry = Registry::new(record.clone(), script.lag_millis);
     let stage = Stage { script: Arc::new(script.clone()), record: record.clone(), registry };
