@@ -180,13 +180,22 @@ fn gpu_check_tells_of_every_group_where_the_device_fails() {
         let (is_good, page) = gpu_check(&["kernels"]);
         let findings = page["findings"].as_array().unwrap();
         assert!(!is_good && page["good"] == false && page["whole"] == true, "{page:#}");
-        let wrong = |finding: &&serde_json::Value| {
-            finding["told"]["why"].as_str().is_some_and(|why| why.contains("a kernel failed"))
+        let is_told = |finding: &&serde_json::Value| {
+            finding["outcome"] == "WRONG" && finding["told"]["why"].to_string().contains("a kernel failed")
         };
-        assert!(
-            findings.iter().filter(wrong).count() + 2 > parts::kernels::groups(&gpu_check_options()).len(),
-            "{page:#}"
-        );
+        // Nothing is launched when a device is opened.
+        let n_groups = parts::kernels::groups(&gpu_check_options()).len();
+        assert_eq!(findings.iter().filter(is_told).count(), n_groups - 1, "{page:#}");
+    });
+}
+
+#[test]
+fn gpu_check_measures_nothing_that_has_no_room() {
+    on_fake_cuda("gpu_check_measures_nothing_that_has_no_room", &[("FAKE_CUDA_MIB", "34")], || {
+        let (is_good, page) = gpu_check(&["bench/decode"]);
+        let last = page["findings"].as_array().unwrap().last().unwrap();
+        let why = last["told"]["why"].as_str().unwrap();
+        assert!(is_good && last["outcome"] == "not run" && why.contains("do not fit in memory"), "{page:#}");
     });
 }
 

@@ -45,6 +45,14 @@ pub(crate) fn said<T>(what: &'static str, answer: std::result::Result<T, result:
     })
 }
 
+/// Too little memory is an error of its own. Whatever has failed before on the device is told by this call as well.
+fn allocated<T>(what: &'static str, n: usize, answer: std::result::Result<T, result::DriverError>) -> Result<T> {
+    match answer {
+        Err(error) if error.0 == sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY => Err(Error::OutOfMemory { what, n }),
+        answer => said("allocate memory", answer),
+    }
+}
+
 impl Driver {
     /// The driver of this machine, if it has one that is new enough and starts.
     pub fn find() -> Result<Driver> {
@@ -553,7 +561,7 @@ impl Bytes {
             context.enter()?;
             // SAFETY: `drop` frees it; nobody reads what was not written.
             let start = unsafe { result::malloc_sync(len) };
-            bytes.start = start.map_err(|_| Error::OutOfMemory { what, n: len })?;
+            bytes.start = allocated(what, len, start)?;
             bytes.len = len;
         }
         Ok(bytes)
@@ -601,7 +609,7 @@ impl Pinned {
         context.enter()?;
         // SAFETY: at least a byte; `drop` frees it.
         let start = unsafe { result::malloc_host(len.max(1), 0) };
-        let start = start.map_err(|_| Error::OutOfMemory { what, n: len })?.cast::<u8>();
+        let start = allocated(what, len, start)?.cast::<u8>();
         // SAFETY: just allocated, so long and nobody else's.
         unsafe { start.write_bytes(0, len) };
         Ok(Pinned { start, len, context: context.clone() })

@@ -30,7 +30,8 @@ impl Operation for Embedded {
     }
 
     fn limit(&self) -> f32 {
-        ROUNDED
+        // Scales are rounded too.
+        1.5 * ROUNDED
     }
 
     fn cols(&self) -> usize {
