@@ -25,8 +25,8 @@ TELEMETRY_PACKAGES := target/telemetry-packages
 BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
-.PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants gpu-check gpu-check-program gpu-peers check
-.PHONY: soak-hour overload
+.PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants check
+.PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
