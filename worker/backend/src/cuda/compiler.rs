@@ -1,9 +1,9 @@
 //! Kernels from source to a cubin of one architecture, by NVRTC, and where cubins are kept between starts. Knows
 //! nothing of devices but their architecture, and of kernels only their text.
 //!
-//! A driver loads what a compiler of its own major release made, or of an earlier one: code of CUDA 13 needs a driver of
-//! CUDA 13. Machines may have several compilers, so the newest that the driver takes is chosen. A table of functions of
-//! our own, filled by name, because a library or a symbol that is missing must be an error.
+//! A driver loads what a compiler of its own major release made, or of an earlier one: code of CUDA 13 needs a driver
+//! of CUDA 13. Machines may have several compilers, so the newest that the driver takes is chosen. A table of functions
+//! of our own, filled by name, because a library or a symbol that is missing must be an error.
 
 use super::driver::Driver;
 use crate::{Error, Result};
