@@ -25,8 +25,8 @@ TELEMETRY_PACKAGES := target/telemetry-packages
 BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
-.PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants gpu-check gpu-peers check
-.PHONY: soak-hour overload
+.PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants check
+.PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -51,6 +51,7 @@ help:
 	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
 	@echo "make bench-tenants how long a tenant waits beside one at 50 times its share, ROUNDS (5); as a table"
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
+	@echo "make gpu-check-program the program that does that, to be carried to where there is no Rust (GPU_CHECK=..)"
 	@echo "make gpu-peers the same shape in transformers (static cache, torch.compile), beside gpu-check's part bench"
 	@echo "make check   formatting and lints"
 
@@ -170,16 +171,22 @@ bench-tenants: protoc
 	LOCKSTEP_TENANTS=$(ROUNDS) $(CARGO) test --workspace --locked --test tenants -- --nocapture how_long
 
 # Needs no network. On a machine without Rust, GPU_CHECK names the program that was built elsewhere.
-# Ranks may share the device, where NCCL can do that.
 gpu-check:
 ifndef GPU_CHECK
 	$(CARGO) build --release --locked -p worker --example gpu_check
 endif
-	NCCL_MULTI_RANK_GPU_ENABLE=1 $(or $(GPU_CHECK),target/release/examples/gpu_check) $(if $(PART),--part $(PART)) $(ARGS)
+	LD_LIBRARY_PATH=$$(deploy/dev/cuda-libraries.sh $(PYTHON)) \
+		$(or $(GPU_CHECK),target/release/examples/gpu_check) $(if $(PART),--part "$(PART)") $(ARGS)
+
+# One file of less than 60 MB, for a checkout on a machine without Rust: make gpu-check GPU_CHECK=..
+gpu-check-program:
+	$(CARGO) build --profile dist --locked -p worker --example gpu_check
+	test $$(stat -c %s target/dist/examples/gpu_check) -lt 60000000
+	ls -l target/dist/examples/gpu_check
 
 # The same shape in Hugging Face transformers, in the same run; PYTHON has torch and transformers.
 gpu-peers:
-	$(MAKE) gpu-check PART=bench
+	$(MAKE) gpu-check PART=bench/decode
 	$(PYTHON) benches/gpu_peers.py target/gpu-check.json $(ARGS)
 
 # All interleavings of the rings between ranks: another build, of one small crate.

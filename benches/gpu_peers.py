@@ -14,14 +14,14 @@ import sys
 import time
 from pathlib import Path
 
-# As in worker/examples/gpu_check/bench.rs.
+# As in worker/examples/gpu_check/parts/bench.
 SHAPES = {
     "llama": {"n_layers": 32, "hidden": 4096, "inner": 14336, "heads": 32, "kv_heads": 8, "vocab": 128256,
-              "prompt": 512, "tokens": 64},
-    "tiny": {"n_layers": 1, "hidden": 64, "inner": 96, "heads": 2, "kv_heads": 1, "vocab": 160, "prompt": 16,
-             "tokens": 4},
+              "prompt": 512, "tokens": 165, "batches": [1, 8, 32]},
+    "tiny": {"n_layers": 1, "hidden": 64, "inner": 96, "heads": 2, "kv_heads": 1, "vocab": 160, "prompt": 6,
+             "tokens": 15, "batches": [1, 3]},
 }
-BATCHES = [1, 8, 32]
+ROUNDS = 5
 # Steps before those that count: torch.compile makes its graphs then.
 WARM = 4
 
@@ -33,7 +33,7 @@ def main():
     torch.manual_seed(1)
     shape = SHAPES[arguments.shape]
     model = build(torch, transformers, shape, arguments.device)
-    rows = [measure(torch, transformers, model, shape, batch, arguments) for batch in BATCHES]
+    rows = [measure(torch, transformers, model, shape, batch, arguments) for batch in shape["batches"]]
     for row in rows:
         row["ratio"] = {pace: ours[pace, row["sequences"]] / row["tokens_per_second"]
                         for pace in ("lockstep", "fast") if (pace, row["sequences"]) in ours}
@@ -77,8 +77,8 @@ def found(path):
     ours = {}
     for finding in findings:
         pace, _, rest = finding["name"].partition(": ")
-        if rest.endswith(" sequences decode"):
-            ours[pace, int(rest.split()[0])] = finding["told"]["tokens_per_second"]
+        if rest.endswith(" sequences decode") and "tokens_per_second" in finding["told"]:
+            ours[pace, int(rest.split()[0])] = finding["told"]["tokens_per_second"]["median"]
     return ours
 
 
@@ -104,7 +104,7 @@ def measure(torch, transformers, model, shape, batch, arguments):
 
     prompt, n_tokens = shape["prompt"], shape["tokens"]
     decode = step if arguments.eager else torch.compile(step, mode="reduce-overhead", fullgraph=True)
-    cache = transformers.StaticCache(config=model.config, max_cache_len=prompt + n_tokens + WARM)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=prompt + n_tokens + WARM + 1)
     rows = torch.arange(batch, device=arguments.device)[:, None]
     tokens = (torch.arange(prompt, device=arguments.device)[None] * 37 + rows * 101) % shape["vocab"]
     times = []
@@ -115,12 +115,16 @@ def measure(torch, transformers, model, shape, batch, arguments):
             begun = synchronized()
             last = step(tokens, torch.arange(prompt, device=arguments.device)[None].expand(batch, -1), cache)
             prefill = synchronized() - begun
-        for at in range(prompt, prompt + n_tokens + WARM - 1):
+        for at in range(prompt, prompt + n_tokens + WARM):
             begun = synchronized()
             last = decode(last, torch.full((batch, 1), at, device=arguments.device), cache).clone()
             times.append(synchronized() - begun)
-    median = statistics.median(times[WARM:])
+    times = times[WARM:]
+    each = len(times) // ROUNDS
+    rounds = sorted(statistics.median(times[i * each:(i + 1) * each]) for i in range(ROUNDS))
+    median = rounds[ROUNDS // 2]
     return {"sequences": batch, "tokens_per_second": batch / median, "step_millis": median * 1e3,
+            "step_millis_least_and_most": [rounds[0] * 1e3, rounds[-1] * 1e3],
             "prefill_tokens_per_second": batch * prompt / prefill}
 
 

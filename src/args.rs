@@ -151,8 +151,8 @@ pub enum Command {
     #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB\n         lockstep plan --devices")]
     Plan(Plan),
     /// Show the live cluster once: each rank's place, memory and where its time goes
-    #[command(after_help = "Example: lockstep status --url http://127.0.0.1:8000")]
-    Status(status::Look),
+    #[command(after_help = "Example: lockstep status --url http://127.0.0.1:8000\n         lockstep status --devices")]
+    Status(Status),
     /// Show the live cluster, again and again
     #[command(after_help = "Example: lockstep top --every 2")]
     Top(top::Top),
@@ -279,6 +279,15 @@ pub struct Plan {
     pub settings: Settings,
     #[command(flatten)]
     pub source: Source,
+}
+
+#[derive(Args)]
+pub struct Status {
+    /// List what this machine has to compute on, with drivers, memory and NCCL, and stop
+    #[arg(long)]
+    pub devices: bool,
+    #[command(flatten)]
+    pub look: status::Look,
 }
 
 /// Where the settings come from, besides the flags.

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::str::FromStr;
 use types::DeviceClass;
-use worker::{Driver, Place};
+use worker::{Card, Compiler, Driver, Place};
 
 /// What computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,34 +164,52 @@ fn usable() -> anyhow::Result<Vec<u32>> {
 /// What this machine has to compute on, as lines.
 pub fn list() -> String {
     let mut out = format!("cpu     {} cores, {}\n", crate::config::cores(), worker::Isa::detect().name());
+    let driver = Driver::find();
+    let cards = driver.as_ref().map_err(ToString::to_string).and_then(|driver| {
+        let cards = driver.cards().map_err(|error| error.to_string())?;
+        Ok((*driver, cards))
+    });
     // Writing to a string does not fail.
-    match Driver::find().and_then(|driver| Ok((driver, driver.cards()?))) {
-        Err(error) => {
-            let _written = writeln!(out, "cuda    none: {error}");
+    match cards {
+        Err(why) => {
+            let _written = writeln!(out, "cuda    none: {why}");
         }
         Ok((driver, cards)) => {
-            let _written = writeln!(out, "cuda    driver for CUDA {driver}, {} devices", cards.len());
-            for card in &cards {
-                let (major, minor) = card.capability;
-                let free = driver.free_bytes(card).map_or_else(|error| error.to_string(), gibibytes);
-                let _written = writeln!(
-                    out,
-                    "cuda:{}  {}, sm_{major}{minor}, {} multiprocessors, {} of {} free{}",
-                    card.ordinal,
-                    card.name,
-                    card.multiprocessors,
-                    free,
-                    gibibytes(card.memory_bytes),
-                    card.check().err().map_or_else(String::new, |error| format!(": {error}")),
-                );
-            }
+            let _written = writeln!(out, "cuda    driver for CUDA {driver}{}, {} devices", release(), cards.len());
+            cards.iter().for_each(|card| out += &line(driver, card));
         }
     }
-    let nvrtc = worker::Compiler::find().map_or_else(|error| error.to_string(), |compiler| compiler.to_string());
+    let nvrtc = driver.map_or_else(|_| Compiler::find(), Compiler::find_for);
+    let nvrtc = nvrtc.map_or_else(|error| error.to_string(), |compiler| compiler.to_string());
     let nccl = worker::nccl_version().map_or_else(|error| error.to_string(), |version| version.to_string());
     let cublaslt = worker::lt_version().map_or_else(|error| error.to_string(), |version| version.to_string());
     let _written = writeln!(out, "nvrtc   {nvrtc}\nnccl    {nccl}\ncublaslt {cublaslt}");
     out
+}
+
+fn line(driver: Driver, card: &Card) -> String {
+    let (major, minor) = card.capability;
+    let free = driver.free_bytes(card).map_or_else(|error| error.to_string(), gibibytes);
+    format!(
+        "cuda:{}  {}, sm_{major}{minor}, {} multiprocessors, {free} of {} free{}\n",
+        card.ordinal,
+        card.name,
+        card.multiprocessors,
+        gibibytes(card.memory_bytes),
+        card.check().err().map_or_else(String::new, |error| format!(": {error}")),
+    )
+}
+
+/// What the driver's makers call it, where its part in the kernel tells.
+fn release() -> String {
+    let told = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    release_in(&told).map_or_else(String::new, |release| format!(" ({release})"))
+}
+
+/// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 ..` -> `580.95.05`
+fn release_in(told: &str) -> Option<&str> {
+    let is_release = |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
+    told.lines().next()?.split_whitespace().find(is_release)
 }
 
 fn gibibytes(bytes: u64) -> String {
@@ -210,5 +228,13 @@ mod tests {
         for wrong in ["gpu", "cuda:", "cuda:x", "cpu:0", "cuda:-1", ""] {
             assert!(wrong.parse::<Device>().is_err_and(|error| error.contains("cuda:N")), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_drivers_release_is_found_in_what_it_says() {
+        let told =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: 12.3.0";
+        assert_eq!(release_in(told), Some("580.95.05"));
+        assert_eq!(release_in(""), None);
     }
 }

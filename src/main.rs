@@ -56,9 +56,16 @@ fn main() -> ExitCode {
         Command::Plan(plan) => prepared(plan.settings, &plan.source, |config, located| {
             let checkpoint = Checkpoint::open(&located.path)?;
             print!("{}", self::plan::table(&config, &checkpoint)?);
+            if config.device.class() == types::DeviceClass::Cuda {
+                print!("\n{}", device::list());
+            }
             Ok(())
         }),
-        Command::Status(look) => status::Cluster::new(look).show().map(|page| print!("{page}")),
+        Command::Status(status) if status.devices => {
+            print!("{}", device::list());
+            Ok(())
+        }
+        Command::Status(status) => status::Cluster::new(status.look).show().map(|page| print!("{page}")),
         Command::Top(top) => top::run(&top),
         Command::Scale(scale) => scale.run(),
         Command::Reload(reload) => reload.run(),

@@ -127,6 +127,7 @@ fn a_worker_of_its_own_is_on_the_gpu_that_it_is_told() {
 fn devices_are_listed() {
     let (output, told) = ran(on_fake(&["plan", "--devices"]));
     assert!(output.status.success());
+    assert_eq!(ran(on_fake(&["status", "--devices"])).1, told);
     for part in [
         "cpu  ",
         "driver for CUDA 13.0, 1 devices",
@@ -140,7 +141,7 @@ fn devices_are_listed() {
     let (_, config) = ran(on_fake(&["serve", "--device", "auto", "--print-config"]));
     assert!(config.contains("device = \"cuda\"") && config.contains("kv-dtype = \"bf16\""), "{config}");
     let (_, plan) = ran(on_fake(&["plan", MODEL, "--device", "cuda"]));
-    assert!(plan.contains("predicted"), "{plan}");
+    assert!(plan.contains("predicted") && plan.contains("cuda:0  Emulated H100"), "{plan}");
 }
 
 #[test]

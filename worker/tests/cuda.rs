@@ -6,9 +6,12 @@
 mod common;
 #[path = "../backend/tests/fake_cuda/mod.rs"]
 mod fake_cuda;
-#[allow(dead_code, reason = "shared with the example, which asks for more")]
-#[path = "../examples/gpu_check/cluster.rs"]
-mod gpu_check_cluster;
+#[path = "../backend/tests/common/mod.rs"]
+mod numbers;
+#[path = "../backend/tests/on_device/mod.rs"]
+mod on_device;
+#[path = "../examples/gpu_check/parts/mod.rs"]
+mod parts;
 #[allow(dead_code, reason = "shared with tests that need other parts of it")]
 #[path = "../model/tests/whole/mod.rs"]
 mod whole;
@@ -16,7 +19,10 @@ mod whole;
 use common::grid::Threads;
 use common::{Alone, Plan, Played, Player, assignment, requests};
 use fake_cuda::on_fake_cuda;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 use types::{Grid, Layout, Numerics, Pace, PolicyDigest, Request, RequestId, Slice, Step, StepDone, StepId, Want};
 use worker::{Assignment, Carrier, LoadError, ModelLoader, Place, RunError, Runner};
 
@@ -75,13 +81,6 @@ fn grids_give_the_tokens_of_one_rank() {
     });
 }
 
-/// One line of what `gpu_check` finds.
-pub struct Finding {
-    pub name: String,
-    pub is_good: bool,
-    pub told: serde_json::Value,
-}
-
 #[test]
 fn nccl_carries_the_tokens_of_one_rank() {
     on_fake_cuda("nccl_carries_the_tokens_of_one_rank", &[], || {
@@ -99,19 +98,117 @@ fn nccl_carries_the_tokens_of_one_rank() {
     });
 }
 
+/// Says to a process of the test below which group it is.
+const GROUP: &str = "LOCKSTEP_TEST_GPU_CHECK_GROUP";
+
+fn gpu_check_options() -> parts::Options {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference");
+    parts::Options { models, cache: std::env::temp_dir().join("lockstep-gpu-check-of-tests"), is_tiny: true }
+}
+
+/// All that `gpu_check` finds of these parts, as it writes it; its groups are processes of the test after this one.
+fn gpu_check(of: &[&str]) -> (bool, serde_json::Value) {
+    let out = std::env::temp_dir().join(format!("lockstep-gpu-check-{}/page.json", std::process::id()));
+    let again = |group: &str| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["a_group_of_gpu_check_is_a_process", "--exact", "--nocapture"]).env(GROUP, group);
+        Ok(command)
+    };
+    let of: Vec<String> = of.iter().map(|part| (*part).to_owned()).collect();
+    let is_good = parts::run(&of, &gpu_check_options(), &out, Duration::from_secs(3600), again).unwrap();
+    let page = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();
+    std::fs::remove_dir_all(out.parent().unwrap()).unwrap();
+    (is_good, page)
+}
+
 #[test]
-fn what_gpu_check_looks_for_in_a_cluster_is_there() {
-    on_fake_cuda("what_gpu_check_looks_for_in_a_cluster_is_there", &[], || {
-        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference");
-        let cache: PathBuf = std::env::temp_dir().join(format!("lockstep-gpu-check-{}", std::process::id()));
-        let findings = gpu_check_cluster::check(&models, &cache, &gpu_check_cluster::TINY).unwrap();
-        std::fs::remove_dir_all(&cache).unwrap();
-        findings.iter().for_each(|Finding { name, told, .. }| println!("{name}: {told}"));
-        assert!(findings.iter().all(|finding| finding.is_good));
-        for part in ["beside the CPU", "nine together", "through the host", "through NCCL", "is gone"] {
-            assert!(findings.iter().any(|finding| finding.name.contains(part)), "{part}");
+fn a_group_of_gpu_check_is_a_process() {
+    if let Ok(group) = std::env::var(GROUP) {
+        parts::run_here(&group, &gpu_check_options()).unwrap();
+    }
+}
+
+/// Those that a pass over the fake libraries never comes to: one where cuBLASLt has no way.
+const NOT_LAUNCHED: [&str; 1] = ["linear_plain_r64"];
+
+#[test]
+fn gpu_check_finds_all_good_and_launches_every_kernel() {
+    let trace = std::env::temp_dir().join(format!("lockstep-gpu-check-trace-{}", std::process::id()));
+    let screws = [("FAKE_CUDA_TRACE", trace.to_str().unwrap())];
+    on_fake_cuda("gpu_check_finds_all_good_and_launches_every_kernel", &screws, || {
+        let (is_good, page) = gpu_check(&parts::PARTS);
+        assert!(is_good && page["good"] == true && page["whole"] == true, "{page:#}");
+        let findings = page["findings"].as_array().unwrap();
+        assert!(findings.iter().all(|finding| finding["outcome"] != "not run"), "{page:#}");
+        for name in [
+            "opened",
+            "product with Q6K",
+            "gate and up of BF16",
+            "sequences up to",
+            "fast planes",
+            "beside the CPU",
+            "nine together",
+            "tp 2 x pp 2 through NCCL",
+            "is gone, through the host",
+            "copies within",
+            "fast: 1 sequences decode",
+            "four bits beside bf16",
+            "device idle",
+            "lockstep's share",
+            "down of 40 rows",
+            "attention of a prompt",
+            "lockstep: throughput",
+        ] {
+            let is_there = |finding: &serde_json::Value| finding["name"].as_str().unwrap().contains(name);
+            assert!(findings.iter().any(is_there), "{name} is not in {page:#}");
         }
-        assert!(findings.iter().all(|finding| finding.told.get("skipped").is_none()));
+    });
+    // It was written by the process that ran over the fake driver, and is looked at by the one that started it.
+    let told = std::fs::read_to_string(&trace).unwrap_or_default();
+    if !told.is_empty() {
+        let launched: BTreeSet<&str> = told.lines().filter_map(|line| line.strip_prefix("launch ")).collect();
+        let missing: Vec<&str> = backend::cuda::kernel_names().filter(|name| !launched.contains(name)).collect();
+        assert_eq!(missing, NOT_LAUNCHED, "gpu_check launches all kernels but these");
+        std::fs::remove_file(&trace).unwrap();
+    }
+}
+
+#[test]
+fn gpu_check_tells_of_every_group_where_the_device_fails() {
+    let name = "gpu_check_tells_of_every_group_where_the_device_fails";
+    on_fake_cuda(name, &[("FAKE_CUDA_FAIL_LAUNCH", "2")], || {
+        let (is_good, page) = gpu_check(&["kernels"]);
+        let findings = page["findings"].as_array().unwrap();
+        assert!(!is_good && page["good"] == false && page["whole"] == true, "{page:#}");
+        let is_told = |finding: &&serde_json::Value| {
+            finding["outcome"] == "WRONG" && finding["told"]["why"].to_string().contains("a kernel failed")
+        };
+        // Nothing is launched when a device is opened.
+        let n_groups = parts::kernels::groups(&gpu_check_options()).len();
+        assert_eq!(findings.iter().filter(is_told).count(), n_groups - 1, "{page:#}");
+    });
+}
+
+#[test]
+fn gpu_check_measures_nothing_that_has_no_room() {
+    on_fake_cuda("gpu_check_measures_nothing_that_has_no_room", &[("FAKE_CUDA_MIB", "34")], || {
+        let (is_good, page) = gpu_check(&["bench/decode"]);
+        let last = page["findings"].as_array().unwrap().last().unwrap();
+        let why = last["told"]["why"].as_str().unwrap();
+        assert!(is_good && last["outcome"] == "not run" && why.contains("do not fit in memory"), "{page:#}");
+    });
+}
+
+#[test]
+fn gpu_check_runs_nothing_that_this_machine_lacks_something_for() {
+    let name = "gpu_check_runs_nothing_that_this_machine_lacks_something_for";
+    on_fake_cuda(name, &[("FAKE_NCCL_VERSION", "22703")], || {
+        let (is_good, page) = gpu_check(&["cluster/grids through NCCL", "cluster/a rank is gone, through NCCL"]);
+        let findings = page["findings"].as_array().unwrap();
+        let why = "1 devices for 2 ranks, which NCCL 2.27.3 lets share none: 2.30.0 does";
+        assert!(is_good && findings.len() == 4, "{page:#}");
+        assert!(findings.iter().all(|finding| finding["outcome"] == "not run"), "{page:#}");
+        assert_eq!(findings[0]["told"]["why"], why);
     });
 }
 

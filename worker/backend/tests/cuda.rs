@@ -7,7 +7,7 @@ mod fake_cuda;
 mod on_device;
 
 use backend::cpu::{CpuConfig, Isa};
-use backend::cuda::{Arch, Compiler, Cuda, CudaConfig, Driver, compile};
+use backend::cuda::{Arch, Columns, Compiler, Cuda, CudaConfig, Driver, compile};
 use backend::{
     Activations, Batch, BatchLimits, BatchSlice, BlockTables, Device, Error, KvDtype, Linear, Memory, Repeats,
 };
@@ -186,6 +186,48 @@ fn a_compiler_that_refuses_is_quoted() {
         let failed = Cuda::open(&config(None)).err().unwrap();
         assert!(matches!(&failed, Error::Compiler(why) if why.contains("it was to fail")), "{failed}");
     });
+}
+
+#[test]
+fn the_newest_compiler_is_taken_whose_code_the_driver_loads() {
+    let name = "the_newest_compiler_is_taken_whose_code_the_driver_loads";
+    on_fake_cuda(name, &[("FAKE_CUDA_VERSION", "12080")], || {
+        let driver = Driver::find().unwrap();
+        assert_eq!(Compiler::find().unwrap().to_string(), "13.0");
+        assert_eq!(Compiler::find_for(driver).unwrap().to_string(), "12.9");
+        Cuda::open(&config(None)).unwrap();
+    });
+}
+
+#[test]
+fn a_compiler_of_a_later_release_is_refused_by_its_version() {
+    let name = "a_compiler_of_a_later_release_is_refused_by_its_version";
+    on_fake_cuda(name, &[("FAKE_CUDA_VERSION", "12080"), ("FAKE_NVRTC_IS_LATER", "1")], || {
+        let failed = Cuda::open(&config(None)).err().unwrap().to_string();
+        assert!(failed.contains("NVRTC 13.0") && failed.contains("CUDA 12.8") && failed.contains(".so.12"), "{failed}");
+    });
+}
+
+#[test]
+fn only_columns_are_copied_as_columns() {
+    let trace = std::env::temp_dir().join(format!("lockstep-columns-{}", std::process::id()));
+    on_fake_cuda("only_columns_are_copied_as_columns", &[("FAKE_CUDA_TRACE", trace.to_str().unwrap())], || {
+        let cuda = Cuda::open(&config(None)).unwrap();
+        let (from, to) = (cuda.room(60).unwrap(), cuda.room(60).unwrap());
+        let side = |room: &backend::cuda::Room, stride| {
+            let columns = Columns { floats: room.floats(), stride };
+            cuda.copy_columns(columns, Columns { floats: from.floats(), stride }, 4, 5).unwrap();
+            cuda.copy_columns(columns, Columns { floats: from.floats(), stride }, 4, 1).unwrap();
+        };
+        side(&to, 10);
+        side(&to, 4);
+        cuda.settle().unwrap();
+    });
+    // The first process alone has a trace to look at; the other one wrote it.
+    if let Ok(told) = std::fs::read_to_string(&trace) {
+        std::fs::remove_file(&trace).unwrap();
+        assert_eq!(told.lines().filter(|line| *line == "columns").count(), 1, "{told}");
+    }
 }
 
 #[test]

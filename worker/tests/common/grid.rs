@@ -64,6 +64,8 @@ impl Threads {
                 run(runner, &queue, answers)
             }));
         }
+        // If a rank has failed nobody says more, and nobody waits for it.
+        drop(built);
         for _ in 0..grid.threads.len() {
             let ready = found.recv_timeout(PATIENCE).unwrap();
             grid.weight_bytes.push(ready.weight_bytes);

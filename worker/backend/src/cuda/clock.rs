@@ -25,7 +25,7 @@ fn place(pass: u64) -> usize {
 impl Clock {
     pub fn new(context: &Arc<Context>) -> Result<Clock> {
         let ring = || -> Result<[Event; RING]> {
-            Ok([Event::new(context)?, Event::new(context)?, Event::new(context)?, Event::new(context)?])
+            Ok([Event::timed(context)?, Event::timed(context)?, Event::timed(context)?, Event::timed(context)?])
         };
         Ok(Clock { begins: ring()?, ends: ring()?, n_begun: 0, last: 0, busy_micros: 0, idle_micros: 0 })
     }

@@ -1,9 +1,14 @@
 //! Kernels from source to a cubin of one architecture, by NVRTC, and where cubins are kept between starts. Knows
 //! nothing of devices but their architecture, and of kernels only their text.
+//!
+//! A driver loads what a compiler of its own major release made, or of an earlier one: code of CUDA 13 needs a driver
+//! of CUDA 13. Machines may have several compilers, so the newest that the driver takes is chosen. A table of functions
+//! of our own, filled by name, because a library or a symbol that is missing must be an error.
 
+use super::driver::Driver;
 use crate::{Error, Result};
-use cudarc::nvrtc::sys;
-use std::ffi::{CStr, CString, c_char};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,22 +42,110 @@ pub struct Program {
     pub options: &'static [&'static str],
 }
 
-/// The compiler of this machine.
-#[derive(Clone, Copy, Debug)]
+/// As packages install it: of CUDA 13 and 12, and as its developers' file is called.
+const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+
+const SUCCESS: c_int = 0;
+/// A program, as the library hands it out.
+type Raw = *mut c_void;
+type Size = unsafe extern "C" fn(Raw, *mut usize) -> c_int;
+type Give = unsafe extern "C" fn(Raw, *mut c_char) -> c_int;
+type Create = unsafe extern "C" fn(
+    *mut Raw,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+
+/// The functions that are called, of a library that stays open as long as they can be.
+#[derive(Debug)]
+struct Table {
+    version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
+    create: Create,
+    destroy: unsafe extern "C" fn(*mut Raw) -> c_int,
+    compile: unsafe extern "C" fn(Raw, c_int, *const *const c_char) -> c_int,
+    log_size: Size,
+    log: Give,
+    cubin_size: Size,
+    cubin: Give,
+    _library: Library,
+}
+
+impl Table {
+    /// None: there is no such file.
+    fn load(name: &str) -> Option<Result<Table>> {
+        // SAFETY: the system's own library under its own name; its constructors are its own affair.
+        let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.ok()?;
+        Some(Table::of(library))
+    }
+
+    fn of(library: Library) -> Result<Table> {
+        macro_rules! symbol {
+            ($name:literal) => {{
+                // SAFETY: the function has had this signature since CUDA 11.1.
+                let found = unsafe { library.get(concat!($name, "\0").as_bytes()) };
+                *found.map_err(|_| Error::Compiler(concat!("the NVRTC of this machine has no ", $name).into()))?
+            }};
+        }
+        Ok(Table {
+            version: symbol!("nvrtcVersion"),
+            create: symbol!("nvrtcCreateProgram"),
+            destroy: symbol!("nvrtcDestroyProgram"),
+            compile: symbol!("nvrtcCompileProgram"),
+            log_size: symbol!("nvrtcGetProgramLogSize"),
+            log: symbol!("nvrtcGetProgramLog"),
+            cubin_size: symbol!("nvrtcGetCUBINSize"),
+            cubin: symbol!("nvrtcGetCUBIN"),
+            _library: library,
+        })
+    }
+}
+
+/// A compiler of this machine.
+#[derive(Debug)]
 pub struct Compiler {
-    version: (i32, i32),
+    table: Table,
+    version: (c_int, c_int),
 }
 
 impl Compiler {
+    /// The newest.
     pub fn find() -> Result<Compiler> {
-        // SAFETY: opens the library and closes it again; it is the system's own, under its own name.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::Compiler("NVRTC (libnvrtc.so of CUDA 12 or 13) is not on this machine".into()));
+        Compiler::newest(&NAMES, c_int::MAX).map_err(|_| missing())
+    }
+
+    /// The newest whose code this driver loads.
+    pub fn find_for(driver: Driver) -> Result<Compiler> {
+        let major = driver.major();
+        Compiler::newest(&NAMES, major).map_err(|later| match later {
+            None => missing(),
+            Some(found) => Error::Compiler(format!(
+                "NVRTC {found} makes code that this driver, for CUDA {driver}, does not load: it takes NVRTC {major} \
+                 (libnvrtc.so.{major}), or a newer driver"
+            )),
+        })
+    }
+
+    /// Of at most this major release. If there are only later ones, the error names the first.
+    fn newest(names: &[&str], major_max: c_int) -> std::result::Result<Compiler, Option<String>> {
+        let mut later = None;
+        for table in names.iter().filter_map(|name| Table::load(name)?.ok()) {
+            let Ok(compiler) = Compiler::of(table) else { continue };
+            if compiler.version.0 <= major_max {
+                return Ok(compiler);
+            }
+            later.get_or_insert_with(|| compiler.to_string());
         }
-        let (mut major, mut minor) = (0, 0);
+        Err(later)
+    }
+
+    fn of(table: Table) -> Result<Compiler> {
+        let mut version = (0, 0);
         // SAFETY: writes two numbers.
-        done("tell its version", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
-        Ok(Compiler { version: (major, minor) })
+        done("tell its version", unsafe { (table.version)(&mut version.0, &mut version.1) })?;
+        Ok(Compiler { table, version })
     }
 
     /// The cubin of `program`, out of `cache` if it is there and whole.
@@ -89,10 +182,10 @@ impl Compiler {
         let options = options.chain([format!("--gpu-architecture={arch}")]).map(terminated);
         let options = options.collect::<Result<Vec<_>>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        let unit = Unit::new(program)?;
+        let unit = Unit::new(&self.table, program)?;
         // SAFETY: the program was made, and the options are strings that live until the call returns.
-        let compiled = unsafe { sys::nvrtcCompileProgram(unit.0, pointers.len() as i32, pointers.as_ptr()) };
-        if compiled != sys::nvrtcResult::NVRTC_SUCCESS {
+        let compiled = unsafe { (self.table.compile)(unit.raw, pointers.len() as c_int, pointers.as_ptr()) };
+        if compiled != SUCCESS {
             return Err(Error::Compiler(format!("{} for {arch}: {}", program.main.name, unit.log())));
         }
         unit.cubin()
@@ -105,10 +198,10 @@ impl fmt::Display for Compiler {
     }
 }
 
-fn done(what: &str, result: sys::nvrtcResult) -> Result<()> {
-    match result {
-        sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
-        failed => Err(Error::Compiler(format!("NVRTC did not {what}: {failed:?}"))),
+fn done(what: &str, answer: c_int) -> Result<()> {
+    match answer {
+        SUCCESS => Ok(()),
+        failed => Err(Error::Compiler(format!("NVRTC did not {what}: status {failed}"))),
     }
 }
 
@@ -116,11 +209,19 @@ fn terminated(text: impl Into<Vec<u8>>) -> Result<CString> {
     CString::new(text).map_err(|_| Error::Compiler("a text with a zero in it".into()))
 }
 
-/// What NVRTC holds of a program.
-struct Unit(sys::nvrtcProgram);
+fn missing() -> Error {
+    let names = NAMES[..2].join(" or ");
+    Error::Compiler(format!("NVRTC is not on this machine, as {names} where libraries are looked for"))
+}
 
-impl Unit {
-    fn new(program: &Program) -> Result<Unit> {
+/// What NVRTC holds of a program.
+struct Unit<'a> {
+    table: &'a Table,
+    raw: Raw,
+}
+
+impl<'a> Unit<'a> {
+    fn new(table: &'a Table, program: &Program) -> Result<Unit<'a>> {
         let (text, name) = (terminated(program.main.text)?, terminated(program.main.name)?);
         let headers = |of: fn(&Text) -> &'static str| {
             program.headers.iter().map(|header| terminated(of(header))).collect::<Result<Vec<_>>>()
@@ -131,29 +232,29 @@ impl Unit {
         let mut raw = std::ptr::null_mut();
         // SAFETY: strings that live until the call returns, by which time NVRTC has copied them.
         let made = unsafe {
-            sys::nvrtcCreateProgram(
+            (table.create)(
                 &mut raw,
                 text.as_ptr(),
                 name.as_ptr(),
-                texts.len() as i32,
+                texts.len() as c_int,
                 text_pointers.as_ptr(),
                 name_pointers.as_ptr(),
             )
         };
         done("take a program", made)?;
-        Ok(Unit(raw))
+        Ok(Unit { table, raw })
     }
 
     /// What the compiler had to say.
     fn log(&self) -> String {
         let mut n = 0;
         // SAFETY: writes one number.
-        if done("tell how much it has to say", unsafe { sys::nvrtcGetProgramLogSize(self.0, &mut n) }).is_err() {
+        if done("tell how much it has to say", unsafe { (self.table.log_size)(self.raw, &mut n) }).is_err() {
             return "no reason given".into();
         }
         let mut log = vec![0u8; n + 1];
         // SAFETY: there is room for what it has said it will write.
-        let told = unsafe { sys::nvrtcGetProgramLog(self.0, log.as_mut_ptr().cast()) };
+        let told = unsafe { (self.table.log)(self.raw, log.as_mut_ptr().cast()) };
         match (done("say it", told), CStr::from_bytes_until_nul(&log)) {
             (Ok(()), Ok(log)) => log.to_string_lossy().trim().to_owned(),
             _ => "no reason given".into(),
@@ -163,10 +264,10 @@ impl Unit {
     fn cubin(&self) -> Result<Vec<u8>> {
         let mut n = 0;
         // SAFETY: writes one number.
-        done("size the code", unsafe { sys::nvrtcGetCUBINSize(self.0, &mut n) })?;
+        done("size the code", unsafe { (self.table.cubin_size)(self.raw, &mut n) })?;
         let mut cubin = vec![0u8; n];
         // SAFETY: there is room for what it has said it will write.
-        done("give the code", unsafe { sys::nvrtcGetCUBIN(self.0, cubin.as_mut_ptr().cast()) })?;
+        done("give the code", unsafe { (self.table.cubin)(self.raw, cubin.as_mut_ptr().cast()) })?;
         match n {
             0 => Err(Error::Compiler("NVRTC made no code".into())),
             _ => Ok(cubin),
@@ -174,10 +275,10 @@ impl Unit {
     }
 }
 
-impl Drop for Unit {
+impl Drop for Unit<'_> {
     fn drop(&mut self) {
         // SAFETY: made by `new`, and destroyed once.
-        let _gone = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
+        let _gone = unsafe { (self.table.destroy)(&mut self.raw) };
     }
 }
 
@@ -221,5 +322,18 @@ trait SplitOff {
 impl SplitOff for Vec<u8> {
     fn split_off_checked(&mut self, at: usize) -> Option<Vec<u8>> {
         (at <= self.len()).then(|| self.split_off(at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_an_error() {
+        assert_eq!(Compiler::newest(&["libnvrtc-of-nobody.so.13"], 13).err(), Some(None));
+        // A library that every process has, and that is none.
+        let other = Table::load("libc.so.6").and_then(Result::err).unwrap();
+        assert!(other.to_string().contains("has no nvrtcVersion"), "{other}");
     }
 }

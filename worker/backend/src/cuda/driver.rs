@@ -45,6 +45,14 @@ pub(crate) fn said<T>(what: &'static str, answer: std::result::Result<T, result:
     })
 }
 
+/// Too little memory is an error of its own. Whatever has failed before on the device is told by this call as well.
+fn allocated<T>(what: &'static str, n: usize, answer: std::result::Result<T, result::DriverError>) -> Result<T> {
+    match answer {
+        Err(error) if error.0 == sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY => Err(Error::OutOfMemory { what, n }),
+        answer => said("allocate memory", answer),
+    }
+}
+
 impl Driver {
     /// The driver of this machine, if it has one that is new enough and starts.
     pub fn find() -> Result<Driver> {
@@ -62,6 +70,11 @@ impl Driver {
         }
         said("start", result::init()).map_err(|error| Error::NoCuda(error.to_string()))?;
         Ok(driver)
+    }
+
+    /// The release that it is of: it loads what compilers of this one and of earlier ones make.
+    pub(crate) fn major(self) -> i32 {
+        self.version / 1000
     }
 
     pub fn cards(&self) -> Result<Vec<Card>> {
@@ -161,7 +174,8 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes it the calling thread's.
+    /// Makes it the calling thread's. Before each call, not once: libraries that are called in between leave their own.
+    /// Where it is the thread's already, the driver is back after some nanoseconds.
     pub fn enter(&self) -> Result<()> {
         // SAFETY: it is retained for as long as self lives.
         said("enter a context", unsafe { result::ctx::set_current(self.raw) })
@@ -271,6 +285,10 @@ impl Stream {
     pub fn copy_columns(&self, to: Pitched<'_>, from: Pitched<'_>, n_bytes: usize, n_rows: usize) -> Result<()> {
         if n_bytes == 0 || n_rows == 0 {
             return Ok(());
+        }
+        // Bytes in one piece go as they do everywhere: a copy of columns takes longer to begin.
+        if n_rows == 1 || (to.pitch == n_bytes && from.pitch == n_bytes) {
+            return self.copy(to.bytes, to.at, from.bytes, from.at, n_bytes * n_rows);
         }
         [&to, &from].iter().for_each(|side| side.bytes.check(side.at, (n_rows - 1) * side.pitch + n_bytes));
         let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
@@ -471,10 +489,19 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// With the time, for measuring.
+    /// For an order alone. Without the time a device passes it faster.
     pub fn new(context: &Arc<Context>) -> Result<Event> {
+        Event::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// With the time, for measuring.
+    pub fn timed(context: &Arc<Context>) -> Result<Event> {
+        Event::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<Event> {
         context.enter()?;
-        let raw = said("make an event", result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT))?;
+        let raw = said("make an event", result::event::create(flags))?;
         Ok(Event { raw, context: context.clone() })
     }
 
@@ -501,7 +528,7 @@ impl Event {
         }
     }
 
-    /// Both are passed.
+    /// Both are passed, and have the time.
     pub fn millis_since(&self, earlier: &Event) -> Result<f32> {
         let mut millis = 0.0;
         // SAFETY: both live, and one number is written.
@@ -534,7 +561,7 @@ impl Bytes {
             context.enter()?;
             // SAFETY: `drop` frees it; nobody reads what was not written.
             let start = unsafe { result::malloc_sync(len) };
-            bytes.start = start.map_err(|_| Error::OutOfMemory { what, n: len })?;
+            bytes.start = allocated(what, len, start)?;
             bytes.len = len;
         }
         Ok(bytes)
@@ -582,7 +609,7 @@ impl Pinned {
         context.enter()?;
         // SAFETY: at least a byte; `drop` frees it.
         let start = unsafe { result::malloc_host(len.max(1), 0) };
-        let start = start.map_err(|_| Error::OutOfMemory { what, n: len })?.cast::<u8>();
+        let start = allocated(what, len, start)?.cast::<u8>();
         // SAFETY: just allocated, so long and nobody else's.
         unsafe { start.write_bytes(0, len) };
         Ok(Pinned { start, len, context: context.clone() })

@@ -2,7 +2,7 @@
 //! launched. `kernels/kernels.cuh` says what each computes.
 
 use super::compiler::{Arch, Compiler, Program, Text};
-use super::driver::{Card, Context, Function, Module, Shape, Stream};
+use super::driver::{Card, Context, Driver, Function, Module, Shape, Stream};
 use crate::{Error, Heads, Result};
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
@@ -215,8 +215,9 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    pub fn load(context: &Arc<Context>, card: &Card, cache: Option<&Path>) -> Result<Kernels> {
-        let cubins = compile(Arch(card.capability.0, card.capability.1), cache)?;
+    pub fn load(driver: Driver, context: &Arc<Context>, card: &Card, cache: Option<&Path>) -> Result<Kernels> {
+        let compiler = Compiler::find_for(driver)?;
+        let cubins = compiled(&compiler, Arch(card.capability.0, card.capability.1), cache)?;
         let (mut functions, mut modules) = (BTreeMap::new(), Vec::new());
         for (unit, cubin) in UNITS.iter().zip(cubins) {
             let module = Module::load(context, &cubin)?;
@@ -240,7 +241,12 @@ impl Kernels {
     }
 }
 
-/// The code of all kernels for an architecture, unit by unit.
+/// All kernels that there are.
+pub fn kernel_names() -> impl Iterator<Item = &'static str> {
+    UNITS.iter().flat_map(|unit| unit.kernels).copied()
+}
+
+/// The code of all kernels for an architecture, unit by unit, by the newest compiler of this machine.
 pub fn compile(arch: Arch, cache: Option<&Path>) -> Result<Vec<Vec<u8>>> {
     compiled(&Compiler::find()?, arch, cache)
 }
@@ -309,7 +315,7 @@ mod tests {
     #[test]
     fn every_kernel_is_declared_and_every_declared_one_is_here() {
         let declared = declared();
-        let known: Vec<&str> = UNITS.iter().flat_map(|unit| unit.kernels).copied().collect();
+        let known: Vec<&str> = kernel_names().collect();
         for name in &known {
             assert!(declared.iter().any(|declared| declared == name), "{name} is not in the header");
         }

@@ -38,7 +38,7 @@ pub use compiler::{Arch, Compiler, Program, Text};
 pub use direct::{Columns, Floats, Mark, Room, Side, Words};
 pub use driver::{Card, Driver};
 pub use experts::Routes;
-pub use kernels::compile;
+pub use kernels::{compile, kernel_names};
 pub use lt::{LtVersion, lt_version};
 pub use weights::Matrix;
 
@@ -156,7 +156,7 @@ impl Cuda {
         Ok(Cuda {
             pace: config.pace,
             host: Cpu::new(config.host)?,
-            kernels: Kernels::load(&context, &card, config.cache.as_deref())?,
+            kernels: Kernels::load(driver, &context, &card, config.cache.as_deref())?,
             uploads: Mutex::new(Uploads::new(&context, uploads::BYTES_MIN)?),
             scratch: Mutex::new(Scratch {
                 rows: Bytes::new(&context, "scratch", 0)?,
@@ -189,7 +189,7 @@ impl Cuda {
 
     /// Seconds that the device takes for what `work` begins.
     pub fn seconds(&self, work: impl FnOnce()) -> Result<f64> {
-        let (begin, end) = (Event::new(&self.context)?, Event::new(&self.context)?);
+        let (begin, end) = (Event::timed(&self.context)?, Event::timed(&self.context)?);
         begin.record(&self.stream)?;
         work();
         end.record(&self.stream)?;

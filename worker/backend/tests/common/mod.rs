@@ -78,7 +78,7 @@ impl File {
     }
 }
 
-fn random_block(rng: &mut Rng, dtype: StoredType) -> Vec<u8> {
+pub fn random_block(rng: &mut Rng, dtype: StoredType) -> Vec<u8> {
     let x = rng.unit();
     match dtype {
         StoredType::F32 => return x.to_le_bytes().into(),

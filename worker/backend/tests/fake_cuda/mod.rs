@@ -11,8 +11,12 @@ use std::sync::OnceLock;
 const MARK: &str = "LOCKSTEP_TEST_FAKE_CUDA";
 
 /// Beside the driver, each of one source.
-const LIBRARIES: [(&str, &str); 3] =
-    [("nvrtc.cpp", "libnvrtc.so"), ("cublaslt.cpp", "libcublasLt.so.13"), ("nccl.cpp", "libnccl.so.2")];
+const LIBRARIES: [(&str, &str); 4] = [
+    ("nvrtc.cpp", "libnvrtc.so.13"),
+    ("nvrtc.cpp", "libnvrtc.so.12"),
+    ("cublaslt.cpp", "libcublasLt.so.13"),
+    ("nccl.cpp", "libnccl.so.2"),
+];
 
 /// Runs `body` in a process of its own, which is this test again and finds the fake driver; `test` is the test's own
 /// name. Environment variables turn the driver's screws.

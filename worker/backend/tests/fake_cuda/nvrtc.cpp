@@ -1,5 +1,6 @@
-// A libnvrtc.so that compiles nothing: its cubins name a unit and an architecture, which is what the fake driver wants
+// A libnvrtc.so.12 or .13 that compiles nothing: its cubins name a unit and an architecture, which is what the fake driver wants
 // to see. It does look whether all that is included is there, and whether it was told what to compile for.
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +39,13 @@ Program& of(void* program) { return *static_cast<Program*>(program); }
 
 #define CALL extern "C" __attribute__((visibility("default"))) int
 
-CALL nvrtcVersion(int* major, int* minor) { return *major = 13, *minor = 0, 0; }
+// Its file's name says what it is.
+CALL nvrtcVersion(int* major, int* minor) {
+    Dl_info own = {};
+    dladdr(reinterpret_cast<void*>(&nvrtcVersion), &own);
+    bool is_older = own.dli_fname && strstr(own.dli_fname, ".so.12") && !getenv("FAKE_NVRTC_IS_LATER");
+    return *major = is_older ? 12 : 13, *minor = is_older ? 9 : 0, 0;
+}
 
 CALL nvrtcCreateProgram(void** made, const char* text, const char* name, int n, const char* const* headers,
                         const char* const* names) {

@@ -1,6 +1,11 @@
 //! A device's operations beside the CPU's, on fresh random numbers: how far they are apart, and whether a row's bits
 //! know its neighbours. For tests over the fake driver, and for a real one.
 
+#[allow(dead_code, reason = "each test binary uses a part of it")]
+pub mod every;
+#[allow(dead_code, reason = "each test binary uses a part of it")]
+pub mod shapes;
+
 use crate::numbers::{File, Rng, TYPES, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::{
@@ -200,33 +205,37 @@ enum Row {
     Gather,
 }
 
-const COLS: usize = 80;
+struct Rows {
+    of: Row,
+    cols: usize,
+}
 
-impl Operation for Row {
+impl Operation for Rows {
     fn name(&self) -> String {
-        format!("{self:?}")
+        format!("{:?} over {} columns", self.of, self.cols)
     }
 
     fn limit(&self) -> f32 {
-        match self {
+        match self.of {
             Row::Gelu | Row::Bias | Row::Scale | Row::Cap | Row::Gather => EXACT,
             _ => ROUNDED,
         }
     }
 
     fn cols(&self) -> usize {
-        COLS
+        self.cols
     }
 
     fn run<D: Device>(&self, device: &D, x: &[f32], n_rows: usize) -> Vec<f32> {
-        let weight: Vec<f32> = (0..COLS).map(|i| 0.5 + i as f32 / 64.0).collect();
+        let cols = self.cols;
+        let weight: Vec<f32> = (0..cols).map(|i| 0.5 + (i % 80) as f32 / 64.0).collect();
         let (vector, mut x) = (device.vector(&weight).unwrap(), filled(device, n_rows, x));
-        let is_gated = matches!(self, Row::Silu | Row::GeluMul);
-        let mut out = device.buffer(n_rows, if is_gated { COLS / 2 } else { COLS }).unwrap();
-        match self {
+        let is_gated = matches!(self.of, Row::Silu | Row::GeluMul);
+        let mut out = device.buffer(n_rows, if is_gated { cols / 2 } else { cols }).unwrap();
+        match self.of {
             Row::RmsNorm => device.rms_norm(&x, &vector, 1e-5, n_rows, &mut out),
             Row::AddRmsNorm => {
-                let residual: Vec<f32> = (0..n_rows * COLS).map(|i| (i % COLS) as f32 / 90.0 - 0.4).collect();
+                let residual: Vec<f32> = (0..n_rows * cols).map(|i| (i % cols % 80) as f32 / 90.0 - 0.4).collect();
                 let mut residual = filled(device, n_rows, &residual);
                 device.add_rms_norm(&x, &mut residual, &vector, 1e-5, n_rows, &mut out);
                 device.add(&out, &mut residual, n_rows);
@@ -246,7 +255,7 @@ impl Operation for Row {
             Row::Scale => device.scale(&mut x, 0.3, n_rows),
             Row::Cap => device.soft_cap(&mut x, 1.5, n_rows),
         }
-        match self {
+        match self.of {
             Row::Gelu | Row::Bias | Row::Scale | Row::Cap => read(device, &x, n_rows),
             _ => read(device, &out, n_rows),
         }
@@ -259,15 +268,12 @@ struct Mixture {
     down: Vec<File>,
 }
 
-const HIDDEN: usize = 64;
-const INNER: usize = 32;
-
 impl Mixture {
-    fn new(rng: &mut Rng, dtype: StoredType, n_experts: usize, n_used: usize) -> Mixture {
+    fn new(rng: &mut Rng, dtype: StoredType, [hidden, inner]: [usize; 2], n_experts: usize, n_used: usize) -> Mixture {
         Mixture {
             routing: Routing { n_experts, n_used, normalized: true },
-            gate_up: (0..n_experts).map(|_| File::random(rng, dtype, 2 * INNER, HIDDEN)).collect(),
-            down: (0..n_experts).map(|_| File::random(rng, dtype, HIDDEN, INNER)).collect(),
+            gate_up: (0..n_experts).map(|_| File::random(rng, dtype, 2 * inner, hidden)).collect(),
+            down: (0..n_experts).map(|_| File::random(rng, dtype, hidden, inner)).collect(),
         }
     }
 }
@@ -283,21 +289,22 @@ impl Operation for Mixture {
     }
 
     fn cols(&self) -> usize {
-        HIDDEN
+        self.gate_up[0].k
     }
 
     fn run<D: Device>(&self, device: &D, x: &[f32], n_rows: usize) -> Vec<f32> {
+        let (hidden, inner) = (self.gate_up[0].k, self.down[0].k);
         // Scores that no rounding can reorder.
-        let scores: Vec<f32> = x.chunks_exact(HIDDEN).flat_map(|x| x[..self.routing.n_experts].to_vec()).collect();
+        let scores: Vec<f32> = x.chunks_exact(hidden).flat_map(|x| x[..self.routing.n_experts].to_vec()).collect();
         let scores = filled(device, n_rows, &scores);
-        let mut routes = device.routes(n_rows, HIDDEN, INNER, self.routing).unwrap();
+        let mut routes = device.routes(n_rows, hidden, inner, self.routing).unwrap();
         device.route(&scores, n_rows, &mut routes);
         let matrix = |file: &File| device.matrix(&[file.stored()]).unwrap();
         let experts = self.gate_up.iter().zip(&self.down);
         let experts: Vec<Expert<D>> =
             experts.map(|(gate_up, down)| Expert { gate_up: matrix(gate_up), down: matrix(down) }).collect();
         let n_experts = self.routing.n_experts as u32;
-        let mut out = device.buffer(n_rows, HIDDEN).unwrap();
+        let mut out = device.buffer(n_rows, hidden).unwrap();
         let whole = aligned_runs(0..n_experts, n_experts);
         device.experts(&filled(device, n_rows, x), &experts, &whole, n_rows, &mut routes, &mut out);
         read(device, &out, n_rows)
@@ -431,8 +438,7 @@ fn cleared<D: Device>(device: &D, dtype: KvDtype, rng: &mut Rng) -> Check {
 }
 
 /// Draws from the same logits must be the same tokens.
-fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng) -> Check {
-    let (n_rows, n_vocab) = (12, 700);
+fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng, [n_rows, n_vocab]: [usize; 2]) -> Check {
     let logits: Vec<f32> = rng.floats(n_rows * n_vocab).iter().map(|x| x * 9.0).collect();
     let sampling = |i: u64| Sampling {
         temperature: [0.0, 0.8, 1.4][i as usize % 3],
@@ -440,7 +446,8 @@ fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng) -> Check {
         top_k: [0, 0, 0, 7, 20][i as usize % 5],
         top_p: [1.0, 1.0, 1.0, 0.7][i as usize % 4],
         seed: i * 77 + 5,
-        logprobs: Some((i % 3) as u8),
+        // More than the drawn token is the processor's to tell, with or without a filter.
+        logprobs: [None, Some(0), Some(1), None][i as usize % 4],
         ..Sampling::default()
     };
     let samplings: Vec<Sampling> = (0..n_rows as u64).map(sampling).collect();
@@ -455,7 +462,7 @@ fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng) -> Check {
     }
     let (got, expected) = (drawn(device, n_rows, &logits, &asked), drawn(reference, n_rows, &logits, &asked));
     let same_bits = got == expected && got.iter().all(Option::is_some);
-    Check { name: "draws".into(), apart: 0.0, limit: EXACT, same_bits }
+    Check { name: format!("draws from {n_rows} rows of {n_vocab}"), apart: 0.0, limit: EXACT, same_bits }
 }
 
 /// All of them. `n_rows` are what products are tried with.
@@ -473,13 +480,13 @@ pub fn checks<D: Device>(device: &D, dtype: KvDtype, n_rows: &[usize], seed: u64
     }
     let rows = [Row::RmsNorm, Row::AddRmsNorm, Row::LayerNorm, Row::Silu, Row::GeluMul, Row::Gelu, Row::Bias];
     for row in rows.into_iter().chain([Row::Scale, Row::Cap, Row::Gather]) {
-        checks.push(row.check(device, &reference, rng, 5));
+        checks.push(Rows { of: row, cols: 80 }.check(device, &reference, rng, 5));
     }
     for (dtype, n_experts, n_used) in [(StoredType::BF16, 4, 2), (StoredType::Q8_0, 7, 3)] {
-        checks.push(Mixture::new(rng, dtype, n_experts, n_used).check(device, &reference, rng, 9));
+        checks.push(Mixture::new(rng, dtype, [64, 32], n_experts, n_used).check(device, &reference, rng, 9));
     }
     checks.extend(attentions().iter().map(|attended| attended.check(device, dtype, &reference, rng)));
-    checks.push(draws(device, &reference, rng));
+    checks.push(draws(device, &reference, rng, [12, 700]));
     checks.push(cleared(device, dtype, rng));
     checks
 }

@@ -1,11 +1,12 @@
 //! Whole tiny models: near the CPU's numbers, and the same bits in chunks, in company, preempted, and on grids whose
 //! ranks exchange through the host and through NCCL; and what is said of a rank that is gone.
 
-use crate::Finding;
+use super::{Done, Finding, Group, Options, Tell};
 use crate::common::grid::Threads;
 use crate::common::{Alone, CONTEXT, Plan, Played, Player, RUNNING_MAX, requests};
 use crate::whole::{NAMES, distance, graphs_keep_bits, keeps_its_bits};
 use checkpoint::Checkpoint;
+use collective::NcclVersion;
 use serde_json::json;
 use std::path::Path;
 use std::time::Instant;
@@ -15,10 +16,11 @@ use worker::{Assignment, Carrier, Driver, MeshSecret, ModelLoader, Place, Timeou
 const DEEP: &str = "llama-deep.gguf";
 /// tp, pp
 const GRIDS: [(u16, u16); 3] = [(2, 1), (1, 2), (2, 2)];
+const CARRIERS: [(Carrier, &str); 2] = [(Carrier::Host, "the host"), (Carrier::Nccl, "NCCL")];
 
 /// How much is tried.
 #[derive(Clone, Copy)]
-pub struct Size {
+struct Size {
     names: &'static [&'static str],
     n_tokens: u32,
     n_requests: u64,
@@ -26,9 +28,9 @@ pub struct Size {
     tokens_max: Option<(usize, u32)>,
 }
 
-pub const FULL: Size = Size { names: &NAMES, n_tokens: 60, n_requests: 12, tokens_max: None };
+const FULL: Size = Size { names: &NAMES, n_tokens: 60, n_requests: 12, tokens_max: None };
 /// For an emulator, which takes a thousand times as long as a device.
-pub const TINY: Size = Size { names: &["llama-bf16-odd"], n_tokens: 20, n_requests: 3, tokens_max: Some((30, 4)) };
+const TINY: Size = Size { names: &["llama-bf16-odd"], n_tokens: 20, n_requests: 3, tokens_max: Some((30, 4)) };
 
 impl Size {
     fn requests(&self) -> Vec<Request> {
@@ -43,36 +45,51 @@ impl Size {
     }
 }
 
-pub fn check(models: &Path, cache: &Path, size: &Size) -> Result<Vec<Finding>, String> {
-    if !models.join(DEEP).exists() {
-        return Err(format!("{} has no {DEEP}: give --models, the checkout's tests/reference", models.display()));
+pub fn groups(options: &Options) -> Vec<Group> {
+    let size = if options.is_tiny { TINY } else { FULL };
+    let part = |name: String, work: fn(&Options, &str, Tell<'_>) -> Done, of: &'static str| {
+        Group::new("cluster", name, move |options, tell| work(options, of, tell))
+    };
+    let mut groups: Vec<Group> = size.names.iter().map(|name| part((*name).into(), model, name)).collect();
+    for (carrier, way) in CARRIERS {
+        let grids = move |options: &Options, tell: Tell<'_>| grids(options, carrier, way, tell);
+        groups.push(Group::new("cluster", format!("grids through {way}"), grids));
+        let lost = move |options: &Options, tell: Tell<'_>| {
+            tell(lost(&deep(options)?, &options.cache, carrier, way));
+            Ok(())
+        };
+        groups.push(Group::new("cluster", format!("a rank is gone, through {way}"), lost));
     }
-    let mut findings = Vec::new();
-    for &of in size.names {
-        let name = of;
-        let distance = distance(models, name, Pace::Lockstep, size.n_tokens, Some(cache));
-        findings.push(Finding {
-            name: format!("{name} beside the CPU"),
-            is_good: distance.is_good(),
-            told: json!({ "farthest": distance.farthest, "typical": distance.typical }),
-        });
-        let same_bits = keeps_its_bits(models, name, Some(cache));
-        let name = format!("{name} alone, in chunks and in company");
-        findings.push(Finding { name, is_good: same_bits, told: json!({ "same_bits": same_bits }) });
-        findings.push(graphs(models, of, cache));
+    groups
+}
+
+/// One model alone.
+fn model(options: &Options, name: &str, tell: Tell<'_>) -> Done {
+    let (models, cache, size) = (&options.models, &options.cache, if options.is_tiny { TINY } else { FULL });
+    let distance = distance(models, name, Pace::Lockstep, size.n_tokens, Some(cache));
+    let told = json!({ "farthest": distance.farthest, "typical": distance.typical });
+    tell(Finding::checked(format!("{name} beside the CPU"), distance.is_good(), told));
+    let same_bits = keeps_its_bits(models, name, Some(cache));
+    let told = json!({ "same_bits": same_bits });
+    tell(Finding::checked(format!("{name} alone, in chunks and in company"), same_bits, told));
+    tell(graphs(models, name, cache));
+    Ok(())
+}
+
+/// The model that grids cut.
+fn deep(options: &Options) -> Result<Assignment, String> {
+    let path = options.models.join(DEEP);
+    if path.exists() {
+        return Ok(assignment(&path));
     }
-    findings.extend(grids(&assignment(&models.join(DEEP)), cache, size));
-    Ok(findings)
+    Err(format!("{} has no {DEEP}: give --models, the checkout's tests/reference", options.models.display()))
 }
 
 /// Passes that are begun again as one.
 fn graphs(models: &Path, of: &str, cache: &Path) -> Finding {
     let (same_bits, repeats) = graphs_keep_bits(models, of, Pace::Lockstep, Some(cache));
-    Finding {
-        name: format!("{of} in graphs"),
-        is_good: same_bits && repeats.replayed > 0,
-        told: json!({ "same_bits": same_bits, "recorded": repeats.recorded, "replayed": repeats.replayed }),
-    }
+    let told = json!({ "same_bits": same_bits, "recorded": repeats.recorded, "replayed": repeats.replayed });
+    Finding::checked(format!("{of} in graphs"), same_bits && repeats.replayed > 0, told)
 }
 
 fn assignment(model: &Path) -> Assignment {
@@ -100,9 +117,31 @@ fn assignment(model: &Path) -> Assignment {
     }
 }
 
+fn n_cards() -> usize {
+    Driver::find().and_then(|driver| driver.cards()).map_or(1, |cards| cards.len())
+}
+
+/// Why ranks cannot exchange so on this machine.
+fn lacking(carrier: Carrier, n_ranks: usize) -> Option<String> {
+    if carrier != Carrier::Nccl {
+        return None;
+    }
+    let (version, n_cards) = match nccl_version() {
+        Ok(version) => (version, n_cards()),
+        Err(why) => return Some(why.to_string()),
+    };
+    if version < NcclVersion::MIN {
+        return Some(format!("NCCL {version} is older than {}", NcclVersion::MIN));
+    }
+    let is_short = n_cards < n_ranks && version < NcclVersion::SHARING;
+    let least = NcclVersion::SHARING;
+    is_short
+        .then(|| format!("{n_cards} devices for {n_ranks} ranks, which NCCL {version} lets share none: {least} does"))
+}
+
 /// A loader for each rank: a device of its own where there are as many, otherwise all on the first.
 fn loaders(n_ranks: usize, cache: &Path, carrier: Carrier) -> Vec<ModelLoader> {
-    let n_cards = Driver::find().and_then(|driver| driver.cards()).map_or(1, |cards| cards.len());
+    let n_cards = n_cards();
     let loader = |rank: usize| ModelLoader {
         place: Place::Cuda { ordinal: if n_cards >= n_ranks { rank as u32 } else { 0 }, cache: Some(cache.to_owned()) },
         spin: false,
@@ -112,23 +151,26 @@ fn loaders(n_ranks: usize, cache: &Path, carrier: Carrier) -> Vec<ModelLoader> {
     (0..n_ranks).map(loader).collect()
 }
 
-fn grids(assignment: &Assignment, cache: &Path, size: &Size) -> Vec<Finding> {
-    let requests = size.requests();
-    let (mut runner, _) = loaders(1, cache, Carrier::Auto)[0].build(assignment).unwrap();
+fn grids(options: &Options, carrier: Carrier, way: &str, tell: Tell<'_>) -> Done {
+    let (assignment, cache) = (&deep(options)?, &options.cache);
+    let requests = if options.is_tiny { TINY } else { FULL }.requests();
+    let (mut runner, _) = loaders(1, cache, Carrier::Auto)[0].build(assignment).map_err(|error| error.to_string())?;
     let expected = Player::new(&mut Alone::new(&mut runner), assignment).play(&requests, Plan::ALONE);
     let found = |name: String, played: Played| {
         let same_tokens = played.outputs == expected.outputs;
-        Finding { name, is_good: same_tokens, told: json!({ "same_tokens": same_tokens }) }
+        Finding::checked(name, same_tokens, json!({ "same_tokens": same_tokens }))
     };
     let together = Plan { chunk: 60, together: 9, preempt_every: Some(4), ..Plan::ALONE };
-    let played = Player::new(&mut Alone::new(&mut runner), assignment).play(&requests, together);
-    let mut findings = vec![found("nine together, with preemption".into(), played)];
-    let carriers = [(Carrier::Host, "the host"), (Carrier::Nccl, "NCCL")];
-    for ((carrier, way), (tp, pp)) in carriers.into_iter().flat_map(|way| GRIDS.map(|grid| (way, grid))) {
+    if carrier == Carrier::Host {
+        let played = Player::new(&mut Alone::new(&mut runner), assignment).play(&requests, together);
+        tell(found("nine together, with preemption".into(), played));
+    }
+    drop(runner);
+    for (tp, pp) in GRIDS {
         let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
         let name = format!("tp {tp} x pp {pp} through {way}");
-        if let (Carrier::Nccl, Err(why)) = (carrier, nccl_version()) {
-            findings.push(Finding { name, is_good: true, told: json!({ "skipped": why.to_string() }) });
+        if let Some(why) = lacking(carrier, usize::from(tp * pp)) {
+            tell(Finding::not_run(name, &why));
             continue;
         }
         let plan = Plan { turns: pp.into(), in_flight: usize::from(pp) + 1, ..together };
@@ -136,17 +178,16 @@ fn grids(assignment: &Assignment, cache: &Path, size: &Size) -> Vec<Finding> {
         let mut grid = Threads::start_each(loaders, assignment, &layout);
         let played = Player::new(&mut grid, assignment).play(&requests, plan);
         grid.end();
-        findings.push(found(name, played));
+        tell(found(name, played));
     }
-    findings.extend(carriers.map(|(carrier, way)| lost(assignment, cache, carrier, way)));
-    findings
+    Ok(())
 }
 
 /// One of two ranks is gone when the other is in a collective with it: that one says so.
 fn lost(assignment: &Assignment, cache: &Path, carrier: Carrier, way: &str) -> Finding {
     let name = format!("a rank is gone, through {way}");
-    if let (Carrier::Nccl, Err(why)) = (carrier, nccl_version()) {
-        return Finding { name, is_good: true, told: json!({ "skipped": why.to_string() }) };
+    if let Some(why) = lacking(carrier, 2) {
+        return Finding::not_run(name, &why);
     }
     let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, assignment.layout.n_layers()).unwrap();
     let request = Request { id: RequestId(1), prompt: [1, 2, 3].into(), ..Request::default() };
@@ -158,5 +199,5 @@ fn lost(assignment: &Assignment, cache: &Path, carrier: Carrier, way: &str) -> F
     let said = grid.without(1, step);
     let told: Vec<String> = said.iter().map(ToString::to_string).collect();
     let is_good = said.len() == 1 && said[0].guilty() == Some(Rank(1));
-    Finding { name, is_good, told: json!({ "said": told, "seconds": begun.elapsed().as_secs_f64() }) }
+    Finding::checked(name, is_good, json!({ "said": told, "seconds": begun.elapsed().as_secs_f64() }))
 }

@@ -1,0 +1,167 @@
+//! Every kernel that there is, with as few numbers as show it: each kind of weight for each number of rows, each width
+//! of a head on each way of attending, and what no model's pass shows by itself.
+
+use super::{Attended, Check, EXACT, Mixture, Operation, Product, ROUNDED, apart, filled, read, same_bits};
+use crate::numbers::{File, Rng, cpu};
+use backend::cpu::{Cpu, Isa};
+use backend::cuda::Cuda;
+use backend::{Activations, Batch, BatchSlice, Device, Draw, Heads, KvDtype, Memory, Pointwise, Sample, StoredType};
+use types::leaves::sum_runs;
+use types::{Pace, Sampling};
+
+/// One of each kind that weights have on the device.
+pub const TYPES: [StoredType; 5] =
+    [StoredType::BF16, StoredType::Q8_0, StoredType::Q6K, StoredType::Q4_0, StoredType::Q3K];
+/// Of heads.
+pub const WIDTHS: [usize; 8] = [32, 64, 96, 128, 160, 192, 224, 256];
+/// For each kernel of few rows, and the one of many.
+const ROWS: [usize; 4] = [5, 13, 29, 40];
+/// Of the widest blocks.
+const K: usize = 256;
+
+/// Rows of a table, looked up.
+struct Embedded {
+    file: File,
+}
+
+impl Operation for Embedded {
+    fn name(&self) -> String {
+        format!("embedding of {:?}", self.file.dtype)
+    }
+
+    fn limit(&self) -> f32 {
+        // Scales are rounded too.
+        1.5 * ROUNDED
+    }
+
+    fn cols(&self) -> usize {
+        1
+    }
+
+    fn run<D: Device>(&self, device: &D, x: &[f32], n_rows: usize) -> Vec<f32> {
+        let tokens: Vec<u32> = x.iter().map(|x| x.to_bits() % self.file.rows as u32).collect();
+        let (table, mut out) = (device.matrix(&[self.file.stored()]).unwrap(), device.buffer(n_rows, K).unwrap());
+        device.embed(&table, 0, &tokens, &mut out);
+        read(device, &out, n_rows)
+    }
+}
+
+/// Heads of Q and K, each with a norm of its own.
+struct NormedHeads(Heads);
+
+impl Operation for NormedHeads {
+    fn name(&self) -> String {
+        format!("norms of {} and {} heads of {}", self.0.n_heads, self.0.n_kv_heads, self.0.head_dim)
+    }
+
+    fn limit(&self) -> f32 {
+        EXACT
+    }
+
+    fn cols(&self) -> usize {
+        self.0.qkv_cols()
+    }
+
+    fn run<D: Device>(&self, device: &D, x: &[f32], n_rows: usize) -> Vec<f32> {
+        let weight = |from: f32| -> Vec<f32> { (0..self.0.head_dim).map(|i| from + i as f32 / 99.0).collect() };
+        let (q, k) = (device.vector(&weight(0.5)).unwrap(), device.vector(&weight(0.7)).unwrap());
+        let mut qkv = filled(device, n_rows, x);
+        device.norm_heads(&mut qkv, &self.0, &q, &k, 1e-5, n_rows);
+        read(device, &qkv, n_rows)
+    }
+}
+
+fn reference() -> Cpu {
+    cpu(Isa::detect(), 1, Activations::F32)
+}
+
+/// All that has weights of a type. Under `fast` what is of many rows is the library's.
+pub fn of_type(device: &Cuda, dtype: StoredType, seed: u64) -> Vec<Check> {
+    let (rng, reference) = (&mut Rng(seed), reference());
+    let rows = if device.pace() == Pace::Fast { &ROWS[..3] } else { &ROWS };
+    let product = |n_rows: &usize| {
+        let product = Product { file: File::random(rng, dtype, 20, K) };
+        product.check(device, &reference, rng, *n_rows)
+    };
+    let mut checks: Vec<Check> = rows.iter().map(product).collect();
+    checks.push(Embedded { file: File::random(rng, dtype, 7, K) }.check(device, &reference, rng, 5));
+    checks.push(Mixture::new(rng, dtype, [K, K], 3, 2).check(device, &reference, rng, 3));
+    checks
+}
+
+/// Attention with heads of this width: many rows, and then one, within a tile and behind one.
+pub fn of_width(device: &Cuda, head_dim: usize, seed: u64) -> Vec<Check> {
+    let (rng, reference) = (&mut Rng(seed), reference());
+    let heads = Heads::whole(2, 1, head_dim, 0.1);
+    let of = |length| Attended { heads, lengths: vec![length], n_new: 1 };
+    [of(20), of(258)].map(|attended| attended.check(device, KvDtype::Bf16, &reference, rng)).into()
+}
+
+/// What no model's pass shows by itself.
+pub fn rest(device: &Cuda, seed: u64) -> Vec<Check> {
+    let (rng, reference) = (&mut Rng(seed), reference());
+    let normed = NormedHeads(Heads::whole(4, 2, 64, 1.0)).check(device, &reference, rng, 5);
+    vec![normed, widened(device, rng), folded(device, rng), taken(device, rng)]
+}
+
+/// bf16 become f32 where they stand.
+fn widened(device: &Cuda, rng: &mut Rng) -> Check {
+    const N_ROWS: usize = 6;
+    let x = filled(device, N_ROWS, &rng.floats(N_ROWS * 70));
+    let (weight, mut out) = (device.vector(&[1.0; 70]).unwrap(), device.buffer(N_ROWS, 70).unwrap());
+    device.rms_norm(&x, &weight, 1e-5, N_ROWS, &mut out);
+    let before = read(device, &out, N_ROWS);
+    device.scale(&mut out, 1.0, N_ROWS);
+    let after = read(device, &out, N_ROWS);
+    let (apart, same_bits) = (apart(&after, &before), same_bits(&after, &before));
+    Check { name: "rows that are widened".into(), apart, limit: EXACT, same_bits }
+}
+
+/// The sum of planes by the tree.
+fn folded(device: &Cuda, rng: &mut Rng) -> Check {
+    const N: usize = 300;
+    const MERGES: [u8; 5] = [0, 1, 0, 2, 0];
+    let numbers = rng.floats(MERGES.len() * N);
+    let (planes, out) = (filled(device, MERGES.len(), &numbers), device.buffer(1, N).unwrap());
+    let merges = device.words(&MERGES).unwrap();
+    device.fold_planes(device.floats_of(&planes, MERGES.len()), MERGES.len(), &merges, device.floats_of(&out, 1));
+    let got = read(device, &out, 1);
+    let sum = |i: usize| {
+        let runs: Vec<_> = (0..MERGES.len()).map(|p| (p as u32..p as u32 + 1, numbers[p * N + i])).collect();
+        sum_runs(&runs)
+    };
+    let expected: Vec<f32> = (0..N).map(sum).collect();
+    let (apart, same_bits) = (apart(&got, &expected), same_bits(&got, &expected));
+    Check { name: "planes that are folded".into(), apart, limit: EXACT, same_bits }
+}
+
+/// Tokens that the device has drawn are those of its next pass, and the host has not told it.
+fn taken(device: &Cuda, rng: &mut Rng) -> Check {
+    const N_VOCAB: usize = 50;
+    let table = device.matrix(&[File::random(rng, StoredType::BF16, N_VOCAB, 64).stored()]).unwrap();
+    let logits = filled(device, 3, &rng.floats(3 * N_VOCAB));
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    let draws: Vec<Draw<'_>> =
+        (0..3).map(|_| Draw { sampling: &sampling, prompt: &[], output: &[], score: None }).collect();
+    let (mut told, mut out) = (Vec::new(), device.buffer(3, 64).unwrap());
+    let drawing = device.begin_draws(&logits, &draws).unwrap();
+    let slices = (0..3).map(|row| BatchSlice { rows: row..row + 1, start: 0 }).collect();
+    let drawn = vec![(0, 2), (1, 0), (2, 1)];
+    let batch = Batch { tokens: vec![0; 3], positions: vec![0; 3], slices, drawn, ..Batch::default() };
+    device.begin(&batch);
+    device.embed_batch(&table, 0, &batch, &mut out);
+    let got = read(device, &out, 3);
+    device.drawn(&drawing, &draws, &mut told);
+    let token = |i: usize| told[i].as_ref().map_or(0, |drawn| drawn.token);
+    device.embed(&table, 0, &[2, 0, 1].map(token), &mut out);
+    let expected = read(device, &out, 3);
+    let (apart, same_bits) = (apart(&got, &expected), same_bits(&got, &expected) && told.iter().all(Option::is_some));
+    Check { name: "tokens that the device has drawn".into(), apart, limit: EXACT, same_bits }
+}
+
+/// Whether few rows have one order under `fast` too.
+pub fn few_rows(fast: &Cuda, lockstep: &Cuda) -> Check {
+    let of = |cuda: &Cuda| super::product_of(cuda, 64, 512, 32);
+    let same_bits = of(fast) == of(lockstep);
+    Check { name: "few rows under fast and under lockstep".into(), apart: 0.0, limit: EXACT, same_bits }
+}

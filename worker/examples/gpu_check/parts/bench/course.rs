@@ -1,0 +1,177 @@
+//! Steps for a rank alone, as a coordinator would plan them: sequences join one after another, go on together, and when
+//! one has said all that it is to say another takes its place.
+
+use super::super::{Options, cores};
+use super::Shape;
+use std::collections::VecDeque;
+use std::path::Path;
+use std::time::Instant;
+use types::cache::blocks_for;
+use types::{BlockId, Epoch, Layout, Pace, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Want};
+use worker::{Assignment, MeshSecret, ModelLoader, Place, Repeats, Runner, Timeouts, Upcoming};
+
+/// A model that is loaded.
+pub struct Model {
+    pub runner: Box<dyn Runner>,
+    pub weight_bytes: u64,
+    pub seconds: f64,
+    done: StepDone,
+}
+
+/// How much a model is loaded for.
+#[derive(Clone, Copy)]
+pub struct Room {
+    pub sequences: u32,
+    pub context: u32,
+    pub batch_tokens: u32,
+}
+
+impl Model {
+    pub fn load(options: &Options, path: &Path, pace: Pace, room: Room) -> Result<Model, String> {
+        let begun = Instant::now();
+        let place = Place::Cuda { ordinal: 0, cache: Some(options.cache.clone()) };
+        let loader = ModelLoader { place, spin: false, ..ModelLoader::new(cores()) };
+        let assignment = assignment(path, &Shape::of(options), pace, room);
+        let (runner, ready) = loader.build(&assignment).map_err(|error| error.to_string())?;
+        let seconds = begun.elapsed().as_secs_f64();
+        Ok(Model { runner: Box::new(runner), weight_bytes: ready.weight_bytes, seconds, done: StepDone::default() })
+    }
+
+    /// The seconds of each step; each is there before its turn, and none behind the last.
+    pub fn drive(&mut self, steps: Vec<Step>) -> Result<Vec<f64>, String> {
+        let mut given = VecDeque::from(steps);
+        let mut times = Vec::with_capacity(given.len());
+        while let Some(step) = given.pop_front() {
+            let begun = Instant::now();
+            let ran = self.runner.run_with(&step, &mut Given(&given), &mut self.done);
+            ran.map_err(|error| error.to_string())?;
+            times.push(begun.elapsed().as_secs_f64());
+        }
+        Ok(times)
+    }
+
+    pub fn repeats(&self) -> Repeats {
+        self.runner.repeats()
+    }
+}
+
+/// Steps that are there before their turn.
+struct Given<'a>(&'a VecDeque<Step>);
+
+impl Upcoming for Given<'_> {
+    fn next(&mut self) -> Option<&Step> {
+        self.0.front()
+    }
+}
+
+fn assignment(model: &Path, shape: &Shape, pace: Pace, room: Room) -> Assignment {
+    Assignment {
+        epoch: Epoch::default(),
+        rank: Rank(0),
+        layout: Layout::solo(shape.n_layers),
+        mesh_addresses: vec![],
+        mesh_secret: MeshSecret::default(),
+        timeouts: Timeouts::default(),
+        policy: None,
+        reading: 0,
+        zero_kv: false,
+        model_path: model.to_owned(),
+        activations: "bf16".into(),
+        kv_dtype: "bf16".into(),
+        pace,
+        n_blocks: vec![room.sequences * blocks_for(room.context)],
+        kv_bytes: 1 << 50,
+        context: room.context,
+        batch_tokens_max: room.batch_tokens,
+        running_max: room.sequences,
+    }
+}
+
+struct Seat {
+    id: RequestId,
+    n_prompt: u32,
+    /// Positions that are computed.
+    at: u32,
+}
+
+/// Sequences, each at a place of its own.
+pub struct Course {
+    places: Vec<Seat>,
+    /// Of who takes another's place.
+    n_prompt: u32,
+    /// Positions of a sequence that has said all.
+    end: u32,
+    room: Room,
+    vocab: u32,
+    n_begun: u64,
+    id: u64,
+}
+
+impl Course {
+    /// Each begins with a prompt of its own length.
+    pub fn new(shape: &Shape, prompts: &[u32], n_prompt: u32, end: u32, room: Room) -> Course {
+        let place = |(i, n_prompt): (u64, &u32)| Seat { id: RequestId(i), n_prompt: *n_prompt, at: 0 };
+        let places: Vec<Seat> = (0..).zip(prompts).map(place).collect();
+        Course { n_begun: places.len() as u64, places, n_prompt, end, room, vocab: shape.vocab as u32, id: 0 }
+    }
+
+    fn step(&mut self) -> Step {
+        self.id += 1;
+        Step { id: StepId(self.id), ..Step::default() }
+    }
+
+    /// The prompts, one after another.
+    pub fn join(&mut self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for i in 0..self.places.len() {
+            while self.places[i].at < self.places[i].n_prompt {
+                let (mut step, mut room) = (self.step(), self.room.batch_tokens);
+                self.go_on(i, &mut room, &mut step);
+                steps.push(step);
+            }
+        }
+        steps
+    }
+
+    /// All of them by one, but who has still to compute its prompt by as much as there is room for.
+    pub fn next(&mut self) -> Step {
+        let mut step = self.step();
+        for place in &mut self.places {
+            if place.at == self.end {
+                step.ends.push(place.id);
+                *place = Seat { id: RequestId(self.n_begun), n_prompt: self.n_prompt, at: 0 };
+                self.n_begun += 1;
+            }
+        }
+        let mut room = self.room.batch_tokens - self.places.len() as u32;
+        (0..self.places.len()).for_each(|i| self.go_on(i, &mut room, &mut step));
+        step
+    }
+
+    /// Nobody goes on.
+    pub fn ends(&mut self) -> Step {
+        Step { ends: self.places.iter().map(|place| place.id).collect(), ..self.step() }
+    }
+
+    fn go_on(&mut self, i: usize, room: &mut u32, step: &mut Step) {
+        let (vocab, end, of_place) = (self.vocab, self.end, blocks_for(self.room.context));
+        let place = &mut self.places[i];
+        let is_prompt = place.at < place.n_prompt;
+        let n = if is_prompt { (place.n_prompt - place.at).min(*room) } else { 1 };
+        if n == 0 {
+            return;
+        }
+        *room -= if is_prompt { n } else { 0 };
+        if place.at == 0 {
+            let sampling = Sampling { tokens_max: end, ..Sampling::default() };
+            let prompt = (0..place.n_prompt).map(|j| (j * 37 + place.id.0 as u32 * 101) % vocab).collect();
+            step.starts.push(Request { id: place.id, prompt, sampling, ..Request::default() });
+        }
+        let range = place.at..place.at + n;
+        let want = if range.end >= place.n_prompt { Want::Last } else { Want::Nothing };
+        let blocks = blocks_for(range.start)..blocks_for(range.end);
+        step.blocks.extend(blocks.map(|block| BlockId(i as u32 * of_place + block)));
+        place.at = range.end;
+        step.slices.push(Slice { id: place.id, range, n_draft: 0, want });
+    }
+}

@@ -1,0 +1,117 @@
+//! The products of a prefill, beside the largest that cuBLASLt makes on this device; and those of one row, beside what
+//! the device copies.
+
+use super::super::{Done, Finding, Options, Tell, cuda, paces};
+use super::{Copies, ROUNDS, Shape, Spread, shares, text};
+use crate::numbers::Rng;
+use crate::on_device::shapes::wide;
+use backend::cuda::{Buffer, Cuda, Matrix};
+use backend::{Device, Linear, Memory, Pointwise, StoredType};
+use serde_json::json;
+use types::Pace;
+
+/// In a row, so that beginning one does not count.
+const TIMES: usize = 10;
+/// Of the largest product's speed, under `fast`.
+const AIM: f64 = 0.8;
+
+/// One product that is ready to be begun.
+struct Product<'a> {
+    cuda: &'a Cuda,
+    w: Matrix,
+    x: Buffer,
+    out: Buffer,
+    n_rows: usize,
+}
+
+impl Product<'_> {
+    fn new(cuda: &Cuda, dtype: StoredType, [n_out, k, n_rows]: [usize; 3]) -> Result<Product<'_>, String> {
+        let rng = &mut Rng(k as u64);
+        let w = cuda.matrix(&[wide(rng, dtype, n_out, k).stored()]).map_err(text)?;
+        let (mut raw, mut x) = (cuda.buffer(n_rows, k).map_err(text)?, cuda.buffer(n_rows, k).map_err(text)?);
+        cuda.write(&mut raw, 0, &rng.floats(n_rows * k));
+        let weight = cuda.vector(&vec![1.0; k]).map_err(text)?;
+        // Rounded once, as what feeds a product is.
+        cuda.rms_norm(&raw, &weight, 1e-5, n_rows, &mut x);
+        let mut product = Product { cuda, w, x, out: cuda.buffer(n_rows, n_out).map_err(text)?, n_rows };
+        // A way is looked for at the first.
+        product.seconds()?;
+        Ok(product)
+    }
+
+    /// Of one.
+    fn seconds(&mut self) -> Result<f64, String> {
+        let Product { cuda, w, x, out, n_rows } = self;
+        let seconds = cuda.seconds(|| (0..TIMES).for_each(|_| cuda.linear(x, w, *n_rows, out)));
+        cuda.settle().map_err(text)?;
+        Ok(seconds.map_err(text)? / TIMES as f64)
+    }
+}
+
+pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
+    let (shape, (paces, lacking)) = (Shape::of(options), paces());
+    if let Some(why) = lacking {
+        tell(Finding::not_run("products of a prefill under fast", &why));
+    }
+    let devices: Vec<(Pace, Cuda)> =
+        paces.into_iter().map(|pace| Ok((pace, cuda(options, pace)?))).collect::<Result<_, String>>()?;
+    let Shape { hidden, inner, rows, .. } = shape;
+    let products =
+        [("Q, K and V", hidden + 2 * shape.kv(), hidden), ("gate and up", 2 * inner, hidden), ("down", hidden, inner)];
+    for (name, n_out, k) in products {
+        prefill(&devices, &shape, name, [n_out, k, rows], tell)?;
+    }
+    let lockstep = devices.iter().find(|(pace, _)| *pace == Pace::Lockstep).map(|(_, cuda)| cuda);
+    lockstep.map_or(Ok(()), |cuda| of_one_row(options, cuda, &shape, tell))
+}
+
+/// One of them at every pace, and the largest, by turns.
+fn prefill(devices: &[(Pace, Cuda)], shape: &Shape, name: &str, of: [usize; 3], tell: Tell<'_>) -> Done {
+    let operations = |[n_out, k, n_rows]: [usize; 3]| 2.0 * n_out as f64 * k as f64 * n_rows as f64;
+    let largest = [shape.peak; 3];
+    let fast = devices.iter().find(|(pace, _)| *pace == Pace::Fast);
+    let mut peak = fast.map(|(_, cuda)| Product::new(cuda, StoredType::BF16, largest)).transpose()?;
+    let each = devices.iter().map(|(pace, cuda)| Ok((*pace, Product::new(cuda, StoredType::BF16, of)?)));
+    let mut each = each.collect::<Result<Vec<_>, String>>()?;
+    let (mut peaks, mut speeds) = (Vec::new(), vec![Vec::new(); each.len()]);
+    for _ in 0..ROUNDS {
+        if let Some(peak) = &mut peak {
+            peaks.push(operations(largest) / peak.seconds()?);
+        }
+        for ((_, product), speeds) in each.iter_mut().zip(&mut speeds) {
+            speeds.push(operations(of) / product.seconds()?);
+        }
+    }
+    for ((pace, _), speeds) in each.iter().zip(speeds) {
+        let of_peak = shares(&speeds, &peaks);
+        let aim = if *pace == Pace::Fast { AIM } else { 0.0 };
+        let told = json!({
+            "operations_per_second": Spread::of(speeds).told(),
+            "largest_operations_per_second": Spread::of(peaks.clone()).told(),
+            "of_the_largest": of_peak.told(),
+            "shape": of,
+            "aim": aim,
+        });
+        let name = format!("{}: {name} of {} rows", pace.name(), of[2]);
+        tell(Finding::aimed(name, of_peak.median(), aim, told));
+    }
+    Ok(())
+}
+
+/// As large as the vocabulary, so that no cache holds them.
+fn of_one_row(options: &Options, cuda: &Cuda, shape: &Shape, tell: Tell<'_>) -> Done {
+    let mut copies = Copies::new(options)?;
+    for dtype in [StoredType::BF16, StoredType::Q8_0, StoredType::Q4_0] {
+        let mut product = Product::new(cuda, dtype, [shape.vocab, shape.hidden, 1])?;
+        let n_bytes = cuda.matrix_bytes(&product.w) as f64;
+        let (mut speeds, mut copied) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            copied.push(copies.round()?);
+            speeds.push(n_bytes / product.seconds()?);
+        }
+        let of_copy = shares(&speeds, &copied);
+        let told = json!({ "bytes_per_second": Spread::of(speeds).told(), "of_copy": of_copy.told() });
+        tell(Finding::measured(format!("one row with {dtype:?}, {} x {}", shape.vocab, shape.hidden), told));
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! The page of all findings: written anew whenever there are more, so that it is there whatever happens, and printed as
+//! a table in the end.
+
+use super::{Finding, Outcome};
+use serde_json::{Value, json};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub struct Page {
+    device: Value,
+    out: PathBuf,
+    begun: u64,
+    findings: Vec<(&'static str, Finding)>,
+}
+
+impl Page {
+    pub fn new(device: Value, out: &Path) -> Page {
+        let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Page { device, out: out.to_owned(), begun, findings: Vec::new() }
+    }
+
+    pub fn add(&mut self, part: &'static str, found: Vec<Finding>) -> Result<(), String> {
+        self.findings.extend(found.into_iter().map(|finding| (part, finding)));
+        self.write(false).map_err(|error| format!("{}: {error}", self.out.display()))
+    }
+
+    fn is_good(&self) -> bool {
+        !self.findings.is_empty() && self.findings.iter().all(|(_, finding)| finding.outcome != Outcome::Wrong)
+    }
+
+    /// Whole, or as it was.
+    fn write(&self, is_whole: bool) -> io::Result<()> {
+        let each = self.findings.iter().map(|(part, finding)| {
+            let Finding { name, outcome, told } = finding;
+            json!({ "part": part, "name": name, "outcome": outcome.name(), "told": told })
+        });
+        let page = json!({
+            "seconds_since_1970": self.begun,
+            "device": self.device,
+            "whole": is_whole,
+            "good": self.is_good(),
+            "findings": each.collect::<Vec<_>>(),
+        });
+        if let Some(folder) = self.out.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let partial = self.out.with_extension("partial");
+        std::fs::write(&partial, format!("{page:#}\n"))?;
+        std::fs::rename(partial, &self.out)
+    }
+
+    /// The table. Whether all is good.
+    pub fn finish(self) -> Result<bool, String> {
+        self.write(true).map_err(|error| format!("{}: {error}", self.out.display()))?;
+        println!("device: {}", self.device);
+        for (part, Finding { name, outcome, told }) in &self.findings {
+            println!("{part:<8} {:<8} {name}: {told}", outcome.name());
+        }
+        let count = |outcome| self.findings.iter().filter(|(_, finding)| finding.outcome == outcome).count();
+        let counts: Vec<String> =
+            Outcome::ALL.iter().map(|(outcome, name)| format!("{} {name}", count(*outcome))).collect();
+        let verdict = if self.is_good() { "all good" } else { "NOT GOOD" };
+        println!("{verdict} ({}) in {}", counts.join(", "), self.out.display());
+        Ok(self.is_good())
+    }
+}
