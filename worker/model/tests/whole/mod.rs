@@ -13,7 +13,7 @@ use types::cache::blocks_for;
 use types::{BlockId, CacheGroup, Pace, Token};
 
 /// What is in the families, and in the formats, at least once.
-pub const NAMES: [&str; 11] = [
+pub const NAMES: [&str; 14] = [
     "llama-f32-tied",
     "llama-bf16-odd",
     "mistral",
@@ -25,6 +25,9 @@ pub const NAMES: [&str; 11] = [
     "gguf-k-llama3",
     "gguf-k-mixtral",
     "gguf-k-phi3",
+    "fp8-tensor",
+    "fp8-channel",
+    "fp8-block",
 ];
 const CONTEXT: u32 = 400;
 const SEQUENCES: usize = 5;
