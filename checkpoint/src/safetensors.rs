@@ -15,8 +15,8 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS_MAX: usize = 4096;
 
-/// What follows a matrix's name in that of its scales. DeepSeek's name says what was divided by to make the numbers, and
-/// all of them are what to multiply by.
+/// What follows a matrix's name in that of its scales. DeepSeek's sounds as if one divided by it; all of them are what
+/// to multiply by.
 const SCALES: [&str; 2] = ["_scale", "_scale_inv"];
 
 /// All shards, mapped.

@@ -1,7 +1,8 @@
-//! Weights of eight bits in a folder: what `quantization_config` says of them, and which scale is whose. Knows no model.
+//! Weights of eight bits in a folder: what `quantization_config` says of them, and which scale is whose. Knows no
+//! model.
 //!
-//! How activations were rounded when the model was made (`input_scale`, `activation_scheme`) is read by nobody: here they
-//! are wider, or each row has a scale of its own. Neither are scales for a KV cache of eight bits, which there is not.
+//! How activations were rounded when the model was made (`input_scale`, `activation_scheme`) is read by nobody: here
+//! they are wider, or each row has a scale of its own. Nor are scales for a KV cache of eight bits, which there is not.
 
 use crate::error::Fault;
 use serde_json::Value;

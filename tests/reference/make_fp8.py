@@ -1,8 +1,8 @@
 """Writes tiny checkpoints with weights of eight bits, as hubs have them, and beside each what transformers computes in
 f32 with the very numbers that they stand for.
 
-The models are those of other folders here, rounded: a scale for a matrix (with what is said of activations beside it), one
-for each row, one for each block of 128 x 128. Run `make_llama.py` and `make_families.py` before.
+The models are those of other folders here, rounded: a scale for a matrix (with what is said of activations beside
+it), one for each row, one for each block of 128 x 128. Run `make_llama.py` and `make_families.py` before.
 """
 
 import json
@@ -19,8 +19,8 @@ import reference
 
 LARGEST = 448.0
 PROMPT_LENGTHS = [3, 40]
-# In which folder the model is, rows and columns that share a scale (0: all of them), what follows a matrix's name in that
-# of its scales, their type, and what config.json says.
+# In which folder the model is, rows and columns that share a scale (0: all of them), what follows a matrix's name in
+# that of its scales, their type, and what config.json says.
 CHECKPOINTS = {
     "fp8-tensor": dict(
         of="llama-f32-tied", block=(0, 0), suffix="_scale", dtype=torch.float32,

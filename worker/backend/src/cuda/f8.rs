@@ -1,8 +1,8 @@
 //! Products of many rows with weights of eight bits, under `fast`. Where each row of the weights has one scale they are
-//! cuBLASLt's in eight bits: the rows that meet them are rounded likewise, each by its own largest number, and what comes
-//! out is multiplied by both scales. Otherwise, or where the library or the device has no way, the weights are widened to
-//! bf16 some at a time, and the library multiplies those; if there are enough rows for that to take less time than the
-//! kernels.
+//! cuBLASLt's in eight bits: the rows that meet them are rounded likewise, each by its own largest number, and what
+//! comes out is multiplied by both scales. Otherwise, or where the library or the device has no way, the weights are
+//! widened to bf16 some at a time, and the library multiplies those; if there are enough rows for that to take less
+//! time than the kernels.
 
 use super::driver::{Bytes, Context, Shape};
 use super::kernels::arguments;
@@ -17,8 +17,8 @@ use std::sync::Arc;
 const CAPABILITY: (u32, u32) = (8, 9);
 /// Weights in bf16 at a time: so many may stay in a cache of the second level between their maker and their reader.
 const WIDENED_BYTES: usize = 64 << 20;
-/// From so many rows on weights are widened. Widening moves five bytes for each weight where the kernels read one, which
-/// is as much time as they lose to the library over some hundreds of rows; reckoned, not measured.
+/// From so many rows on weights are widened. Widening moves five bytes for each weight where the kernels read one,
+/// which is as much time as they lose to the library over some hundreds of rows; reckoned, not measured.
 const WIDENED_ROWS: usize = 512;
 
 /// Where rows in eight bits lie, and weights in bf16. None where no weights need it.

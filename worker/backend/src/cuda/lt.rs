@@ -198,7 +198,8 @@ impl Number {
     }
 }
 
-/// out = x · wᵀ. w: `[n_out, k]` and x: `[n_rows, k]`, rows `ld` apart; out: f32 `[n_rows, n_out]`, rows `ld_out` apart.
+/// out = x · wᵀ. w: `[n_out, k]` and x: `[n_rows, k]`, rows `ld` apart; out: f32 `[n_rows, n_out]`, rows `ld_out`
+/// apart.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Product {
     pub number: Number,

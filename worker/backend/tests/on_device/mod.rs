@@ -122,8 +122,8 @@ pub fn fast_checks<D: Device>(device: &D, rows: &[usize], seed: u64) -> Vec<Chec
         let file = File::random(rng, dtype, n_out, 32 * 11);
         checks.push(fast_check(&Leafed { file }, device, &reference, rng, n_rows));
     }
-    // A scale for each row, one for all, an odd number of rows, and a scale for each block: with more and with fewer rows
-    // than are worth widening weights for.
+    // A scale for each row, one for all, an odd number of rows, and a scale for each block: with more and with fewer
+    // rows than are worth widening weights for.
     let many: Vec<usize> = rows.iter().copied().chain([530]).collect();
     for (n_out, k, block) in [(96, 160, [1, 160]), (112, 64, [112, 64]), (33, 96, [1, 96]), (48, 352, [16, 128])] {
         for n_rows in if n_out > 50 { rows } else { &many[..] } {
