@@ -42,6 +42,8 @@ pub struct Order {
     pub first: u16,
     /// Of each; never with a secret among them, because everybody sees them.
     pub arguments: Vec<OsString>,
+    /// Variables that say what an argument may not.
+    pub secrets: Vec<(&'static str, String)>,
     pub token: Token,
 }
 
@@ -144,6 +146,7 @@ impl Life {
         for name in std::env::vars_os().map(|(name, _)| name).filter(ours) {
             command.env_remove(name);
         }
+        command.envs(order.secrets.iter().map(|(name, secret)| (name, secret)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A group of its own: Ctrl-C is for the parent, which drains and then ends its children.
         let mut child = command.process_group(0).spawn()?;
