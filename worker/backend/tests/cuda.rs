@@ -88,31 +88,34 @@ fn weights_of_eight_bits_are_the_librarys_where_it_has_a_way() {
 #[test]
 fn a_record_of_a_pass_has_the_librarys_products_too() {
     on_fake_cuda("a_record_of_a_pass_has_the_librarys_products_too", &[], || {
-        let (fast, n_rows) = (fast(), 64);
-        fast.batches(BatchLimits { rows_max: n_rows, context: 32, n_groups: 0 }).unwrap();
-        let file = numbers::File::random(&mut numbers::Rng(1), backend::StoredType::BF16, 16, 64);
-        let w = fast.matrix(&[file.stored()]).unwrap();
-        let (mut x, mut out) = (fast.buffer(n_rows, 64).unwrap(), fast.buffer(n_rows, 16).unwrap());
-        let slices = (0..n_rows as u32).map(|row| BatchSlice { rows: row..row + 1, start: 3 }).collect();
-        let batch = Batch { tokens: vec![1; n_rows], positions: vec![3; n_rows], slices, ..Batch::default() };
-        let mut all = Vec::new();
-        for round in 0..4 {
-            // What is recorded reads what is there when it is begun.
-            fast.write(&mut x, 0, &numbers::Rng(round % 2).floats(n_rows * 64));
-            fast.begin(&batch);
-            let mut work = || -> Result<(), Error> {
-                fast.linear(&x, &w, n_rows, &mut out);
-                Ok(())
-            };
-            fast.repeat(&mut work).unwrap();
-            let mut values = vec![0.0; n_rows * 16];
-            fast.read(&out, 0..n_rows, &mut values);
-            fast.settle().unwrap();
-            all.push(values);
+        let rng = &mut numbers::Rng(1);
+        let in_bf16 = numbers::File::random(rng, backend::StoredType::BF16, 16, 64);
+        for file in [in_bf16, numbers::File::in_eight_bits(rng, 16, 64, [1, 64])] {
+            let (fast, n_rows) = (fast(), 64);
+            fast.batches(BatchLimits { rows_max: n_rows, context: 32, n_groups: 0 }).unwrap();
+            let w = fast.matrix(&[file.stored()]).unwrap();
+            let (mut x, mut out) = (fast.buffer(n_rows, 64).unwrap(), fast.buffer(n_rows, 16).unwrap());
+            let slices = (0..n_rows as u32).map(|row| BatchSlice { rows: row..row + 1, start: 3 }).collect();
+            let batch = Batch { tokens: vec![1; n_rows], positions: vec![3; n_rows], slices, ..Batch::default() };
+            let mut all = Vec::new();
+            for round in 0..4 {
+                // What is recorded reads what is there when it is begun.
+                fast.write(&mut x, 0, &numbers::Rng(round % 2).floats(n_rows * 64));
+                fast.begin(&batch);
+                let mut work = || -> Result<(), Error> {
+                    fast.linear(&x, &w, n_rows, &mut out);
+                    Ok(())
+                };
+                fast.repeat(&mut work).unwrap();
+                let mut values = vec![0.0; n_rows * 16];
+                fast.read(&out, 0..n_rows, &mut values);
+                fast.settle().unwrap();
+                all.push(values);
+            }
+            assert!(all[0] == all[2] && all[1] == all[3] && all[0] != all[1]);
+            let repeats = fast.repeats();
+            assert_eq!((repeats.plain, repeats.recorded, repeats.replayed), (1, 1, 3));
         }
-        assert!(all[0] == all[2] && all[1] == all[3] && all[0] != all[1]);
-        let repeats = fast.repeats();
-        assert_eq!((repeats.plain, repeats.recorded, repeats.replayed), (1, 1, 3));
     });
 }
 
