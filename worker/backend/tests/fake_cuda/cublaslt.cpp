@@ -2,7 +2,6 @@
 // driver's own work is. It looks at what it is told as the real one does, and where that one would compute something
 // else or nothing, it ends the process: a way that is used for another shape, an address that is aligned worse than was
 // said, memory that is not there. A way is asked for once: whoever asks again has kept nothing.
-#include <dlfcn.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -12,6 +11,8 @@
 #include <set>
 #include <string>
 #include <vector>
+
+#include "begin.h"
 
 namespace {
 
@@ -50,22 +51,11 @@ struct Handle {
     std::set<std::string> asked;
 };
 
-using Begin = int (*)(void*, int (*)(void*), void*, void* (*)(void*), void (*)(void*), void (*)(void*));
-using IsMemory = int (*)(const void*, size_t);
-
-template <class F>
-F of_driver(const char* name) {
-    static void* driver = dlopen("libcuda.so", RTLD_NOW);
-    return reinterpret_cast<F>(dlsym(driver, name));
-}
-
 void must(bool holds, const char* what) {
     if (holds) return;
     fprintf(stderr, "fake cuBLASLt: %s\n", what);
     abort();
 }
-
-bool is_memory(const void* at, size_t n) { return of_driver<IsMemory>("fake_cuda_is_memory")(at, n); }
 
 float widen(uint16_t bits) {
     uint32_t word = (uint32_t)bits << 16;
