@@ -1,7 +1,8 @@
-// A libcublasLt.so.13 over the fake driver: products of bf16, or of numbers of eight bits, into f32, one way for each shape, begun in a stream as the
-// driver's own work is. It looks at what it is told as the real one does, and where that one would compute something
-// else or nothing, it ends the process: a way that is used for another shape, an address that is aligned worse than was
-// said, memory that is not there. A way is asked for once: whoever asks again has kept nothing.
+// A libcublasLt.so.13 over the fake driver: products of bf16, or of numbers of eight bits, into f32, one way for each
+// shape, begun in a stream as the driver's own work is. It looks at what it is told as the real one does, and where that
+// one would compute something else or nothing, it ends the process: a way that is used for another shape, an address
+// that is aligned worse than was said, memory that is not there. A way is asked for once: whoever asks again has kept
+// nothing.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
