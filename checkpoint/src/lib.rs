@@ -11,6 +11,7 @@ pub mod gguf;
 mod map;
 pub mod names;
 mod safetensors;
+mod scaling;
 mod sizes;
 pub mod spans;
 mod split;
@@ -26,12 +27,13 @@ pub use config::{
 pub use error::{Error, Result};
 pub use sizes::{LayerSizes, Sizes};
 pub use template::{ChatTemplate, Message};
-pub use tensor::{Dtype, Tensor};
+pub use tensor::{Dtype, Scales, Tensor};
 pub use tokenizer::{Detokenizer, Tokenizer};
 
 use crate::gguf::Gguf;
 use crate::names::Source;
 use crate::safetensors::Shards;
+use crate::scaling::Scaling;
 use memmap2::Mmap;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -87,7 +89,8 @@ impl Checkpoint {
         let spec =
             ModelSpec::from_config(&config, &generation, &tokenizer, &name).map_err(Error::fault(&config_path))?;
         let defaults = Defaults::from_generation_config(&generation);
-        Ok(Checkpoint::new(path, spec, defaults, Weights::Folder(Shards::open(path)?)))
+        let scaling = Scaling::from_config(&config).map_err(Error::fault(&config_path))?;
+        Ok(Checkpoint::new(path, spec, defaults, Weights::Folder(Shards::open(path, scaling)?)))
     }
 
     fn new(path: &Path, spec: ModelSpec, defaults: Defaults, weights: Weights) -> Checkpoint {
@@ -132,7 +135,7 @@ impl Checkpoint {
             Some(turned) => {
                 let bytes = turned.get_or_init(|| in_file.turned());
                 let [rows, cols] = in_file.shape;
-                Tensor { dtype: in_file.dtype, shape: [cols, rows], bytes }.part(source.before, source.shape)
+                Tensor { shape: [cols, rows], bytes, ..in_file }.part(source.before, source.shape)
             }
         }
     }
@@ -147,7 +150,8 @@ impl Checkpoint {
             Weights::Gguf { header, files } => {
                 let entry = header.tensor(name)?;
                 let shape = tensor::rows_and_cols(&entry.dims).ok()?;
-                Some(Tensor { dtype: entry.dtype, shape, bytes: &files[entry.file][entry.bytes.clone()] })
+                let bytes = &files[entry.file][entry.bytes.clone()];
+                Some(Tensor { dtype: entry.dtype, shape, bytes, scales: None })
             }
         }
     }
@@ -169,43 +173,48 @@ impl Checkpoint {
                 let what = format!("the tensor {} of the type {}", source.file, tensor.dtype.name());
                 return Err(Error::Unsupported { path: self.path.clone(), what });
             }
+            if let Weights::Folder(shards) = &self.weights {
+                shards.check(&source.file).map_err(Error::fault(&self.path))?;
+            }
         }
         Ok(())
     }
 
     /// Names these weights: equal digests, equal bits.
     ///
-    /// Hashes the spec, and of each tensor that the model uses its name, type, shape and the first and last 4 KiB. Not
+    /// Hashes the spec, and of each tensor that the model uses its name, type, shape and the first and last 4 KiB, and
+    /// its scales' where it has some. Not
     /// every byte: a start must not read the whole file, and what tells two models of one shape apart (a training step,
     /// a fine-tune, another quantization) changes each matrix that it touches from end to end. Damage in the middle of
     /// a file is `pull`'s to find, which checks the whole sha256.
     pub fn digest(&self) -> [u8; 32] {
-        const SAMPLE: usize = 4096;
         let mut hasher = Sha256::new();
         // The name is for people: two folders with the same weights are the same model.
         hasher.update(format!("{:?}", ModelSpec { name: String::new(), ..self.spec.clone() }));
         for expected in names::expected(&self.spec) {
-            let Some((bytes, dtype)) = self.stored(&expected.name) else { continue };
+            let Some(Tensor { bytes, dtype, scales, .. }) = self.stored(&expected.name) else { continue };
             hasher.update(format!("{} {} {:?} {}\n", expected.name, dtype.name(), expected.shape, bytes.len()));
-            hasher.update(&bytes[..bytes.len().min(SAMPLE)]);
-            hasher.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
+            sample(&mut hasher, bytes);
+            if let Some(Scales { dtype, bytes, block, first_row, .. }) = scales {
+                hasher.update(format!("scales {} {block:?} {first_row} {}\n", dtype.name(), bytes.len()));
+                sample(&mut hasher, bytes);
+            }
         }
         hasher.finalize().into()
     }
 
     /// The bytes in the file that hold this tensor: where it is turned, those of all that is turned with it.
-    fn stored(&self, name: &str) -> Option<(&[u8], Dtype)> {
+    fn stored(&self, name: &str) -> Option<Tensor<'_>> {
         let source = self.sources.get(name)?;
         let in_file = self.in_file(&source.file)?;
-        let tensor = if source.is_turned { in_file } else { in_file.part(source.before, source.shape)? };
-        Some((tensor.bytes, tensor.dtype))
+        if source.is_turned { Some(in_file) } else { in_file.part(source.before, source.shape) }
     }
 
     /// The types of the model's matrices, those that weigh most first. Vectors are left out: they are never packed.
     pub fn quantization(&self) -> Vec<Dtype> {
         let mut weights: Vec<(Dtype, usize)> = Vec::new();
         for expected in names::expected(&self.spec).iter().filter(|expected| expected.shape[0] > 1) {
-            let Some((bytes, dtype)) = self.stored(&expected.name) else { continue };
+            let Some(Tensor { bytes, dtype, .. }) = self.stored(&expected.name) else { continue };
             match weights.iter_mut().find(|(known, _)| *known == dtype) {
                 Some((_, n_bytes)) => *n_bytes += bytes.len(),
                 None => weights.push((dtype, bytes.len())),
@@ -246,6 +255,13 @@ impl Checkpoint {
             Weights::Folder(_) => ChatTemplate::from_folder(&self.path),
         }
     }
+}
+
+/// The first and the last of some bytes.
+fn sample(hasher: &mut Sha256, bytes: &[u8]) {
+    const SAMPLE: usize = 4096;
+    hasher.update(&bytes[..bytes.len().min(SAMPLE)]);
+    hasher.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
 }
 
 impl ModelSpec {

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Fault, Result};
 use crate::map::map;
-use crate::tensor::{Dtype, Tensor, rows_and_cols};
+use crate::scaling::Scaling;
+use crate::tensor::{Dtype, Scales, Tensor, rows_and_cols};
 use memmap2::Mmap;
 use safetensors::tensor::{Dtype as Stored, SafeTensors};
 use serde_json::Value;
@@ -14,10 +15,15 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS_MAX: usize = 4096;
 
+/// What follows a matrix's name in that of its scales. DeepSeek's sounds as if one divided by it; all of them are what
+/// to multiply by.
+const SCALES: [&str; 2] = ["_scale", "_scale_inv"];
+
 /// All shards, mapped.
 pub(crate) struct Shards {
     shards: Vec<Mmap>,
     tensors: BTreeMap<String, Entry>,
+    scaling: Scaling,
 }
 
 struct Entry {
@@ -28,8 +34,8 @@ struct Entry {
 }
 
 impl Shards {
-    pub fn open(folder: &Path) -> Result<Shards> {
-        let mut shards = Shards { shards: Vec::new(), tensors: BTreeMap::new() };
+    pub fn open(folder: &Path, scaling: Scaling) -> Result<Shards> {
+        let mut shards = Shards { shards: Vec::new(), tensors: BTreeMap::new(), scaling };
         for file in shard_files(folder)? {
             shards.add(&file)?;
         }
@@ -51,8 +57,43 @@ impl Shards {
 
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let entry = self.tensors.get(name)?;
-        let bytes = &self.shards[entry.shard][entry.bytes.clone()];
-        Some(Tensor { dtype: entry.dtype, shape: entry.shape, bytes })
+        // Who opened the files has looked whether all scales are there.
+        let scales = self.scales(name, entry).ok().flatten();
+        Some(Tensor { dtype: entry.dtype, shape: entry.shape, bytes: self.bytes(entry), scales })
+    }
+
+    /// Whether all is there that a tensor needs besides itself.
+    pub fn check(&self, name: &str) -> std::result::Result<(), Fault> {
+        let Some(entry) = self.tensors.get(name) else { return Ok(()) };
+        self.scales(name, entry).map(|_| ())
+    }
+
+    fn bytes(&self, entry: &Entry) -> &[u8] {
+        &self.shards[entry.shard][entry.bytes.clone()]
+    }
+
+    fn scales(&self, name: &str, entry: &Entry) -> std::result::Result<Option<Scales<'_>>, Fault> {
+        if entry.dtype != Dtype::F8E4M3 {
+            return Ok(None);
+        }
+        let found = SCALES.iter().find_map(|suffix| self.tensors.get(&format!("{name}{suffix}")));
+        let Some(found) = found else {
+            return Fault::malformed(format!("the tensor {name} of F8_E4M3 has no {name}{}", SCALES[0]));
+        };
+        let named = |fault| match fault {
+            Fault::Malformed(what) => Fault::Malformed(format!("the tensor {name} has {what}")),
+            other => other,
+        };
+        let block = self.scaling.block_of(entry.shape, found.shape).map_err(named)?;
+        if found.dtype.block() != 1 || !entry.shape[1].is_multiple_of(entry.dtype.block()) {
+            let columns = entry.shape[1];
+            return Fault::unsupported(format!(
+                "the tensor {name} of F8_E4M3 with {columns} columns, its scales {:?},",
+                found.dtype
+            ));
+        }
+        let (per_row, bytes) = (entry.shape[1].div_ceil(block[1]), self.bytes(found));
+        Ok(Some(Scales { dtype: found.dtype, bytes, block, per_row, first_row: 0 }))
     }
 }
 
@@ -94,12 +135,15 @@ fn read_header(bytes: &[u8], shard: usize) -> std::result::Result<Vec<(String, E
             Stored::F32 => Dtype::F32,
             Stored::F16 => Dtype::F16,
             Stored::BF16 => Dtype::BF16,
+            Stored::F8_E4M3 => Dtype::F8E4M3,
             other => return Fault::unsupported(format!("the tensor {name} has type {other:?}, which")),
         };
         let dims: Vec<u64> = view.shape().iter().map(|dim| *dim as u64).collect();
         if dims.contains(&0) {
             return Fault::malformed(format!("the tensor {name} has a dimension of zero"));
         }
+        // One number may have no dimensions.
+        let dims = if dims.is_empty() { vec![1] } else { dims };
         let data = view.data();
         let start = data.as_ptr().addr() - bytes.as_ptr().addr();
         entries.push((

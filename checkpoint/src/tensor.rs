@@ -22,10 +22,12 @@ pub enum Dtype {
     Q6K,
     IQ4NL,
     MXFP4,
+    /// Numbers of eight bits whose scales stand beside the matrix.
+    F8E4M3,
 }
 
 impl Dtype {
-    pub const ALL: [Dtype; 15] = [
+    pub const ALL: [Dtype; 16] = [
         Dtype::F32,
         Dtype::F16,
         Dtype::BF16,
@@ -41,9 +43,10 @@ impl Dtype {
         Dtype::Q6K,
         Dtype::IQ4NL,
         Dtype::MXFP4,
+        Dtype::F8E4M3,
     ];
 
-    /// As a GGUF calls it, numbers per block, bytes per block.
+    /// As a GGUF calls it (or safetensors), numbers per block, bytes per block.
     const fn row(self) -> (&'static str, usize, usize) {
         match self {
             Dtype::F32 => ("F32", 1, 4),
@@ -61,6 +64,8 @@ impl Dtype {
             Dtype::Q6K => ("Q6_K", 256, 210),
             Dtype::IQ4NL => ("IQ4_NL", 32, 18),
             Dtype::MXFP4 => ("MXFP4", 32, 17),
+            // A device cuts it there.
+            Dtype::F8E4M3 => ("F8_E4M3", 32, 32),
         }
     }
 
@@ -84,6 +89,20 @@ impl Dtype {
     }
 }
 
+/// What a matrix's numbers are multiplied by: one scale for some rows and columns together.
+#[derive(Clone, Copy, Debug)]
+pub struct Scales<'a> {
+    /// F32, F16 or BF16.
+    pub dtype: Dtype,
+    pub bytes: &'a [u8],
+    /// Rows and columns that share one.
+    pub block: [usize; 2],
+    /// Scales in a row of them.
+    pub per_row: usize,
+    /// Where the matrix begins, of all rows that the scales are of.
+    pub first_row: usize,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
     pub dtype: Dtype,
@@ -91,6 +110,8 @@ pub struct Tensor<'a> {
     pub shape: [usize; 2],
     /// Exactly the tensor's bytes. Not aligned for anything but a byte.
     pub bytes: &'a [u8],
+    /// Of F8_E4M3.
+    pub scales: Option<Scales<'a>>,
 }
 
 impl<'a> Tensor<'a> {
@@ -119,7 +140,8 @@ impl<'a> Tensor<'a> {
             _ => before.checked_mul(row_bytes)?,
         };
         let end = start.checked_add(shape[0].checked_mul(row_bytes)?)?;
-        Some(Tensor { dtype: self.dtype, shape, bytes: self.bytes.get(start..end)? })
+        let scales = self.scales.map(|scales| Scales { first_row: scales.first_row + before, ..scales });
+        Some(Tensor { dtype: self.dtype, shape, bytes: self.bytes.get(start..end)?, scales })
     }
 
     /// The bytes with rows and columns exchanged, of a type that has no blocks.

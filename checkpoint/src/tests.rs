@@ -562,10 +562,15 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "l
     "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "bos_token_id": 1, "eos_token_id": 2}"#;
 
 fn safetensors(tensors: &[(&str, &[usize])]) -> Vec<u8> {
+    typed(&tensors.iter().map(|(name, shape)| (*name, "BF16", *shape)).collect::<Vec<_>>())
+}
+
+fn typed(tensors: &[(&str, &str, &[usize])]) -> Vec<u8> {
     let (mut header, mut at) = (String::new(), 0);
-    for (name, shape) in tensors {
-        let end = at + shape.iter().product::<usize>() * 2;
-        write!(header, r#","{name}":{{"dtype":"BF16","shape":{shape:?},"data_offsets":[{at},{end}]}}"#).unwrap();
+    for (name, dtype, shape) in tensors {
+        let size = if dtype.starts_with("F8") { 1 } else { 2 };
+        let end = at + shape.iter().product::<usize>() * size;
+        write!(header, r#","{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{at},{end}]}}"#).unwrap();
         at = end;
     }
     let mut header = format!("{{{}}}", &header[1..]).into_bytes();
@@ -614,6 +619,61 @@ fn opens_a_folder_whole_or_in_shards() {
     folder.write("model.safetensors.index.json", index.to_string().as_bytes());
     let error = Checkpoint::open(&folder.0).err().unwrap().to_string();
     assert!(error.contains("not a file beside it"), "{error}");
+}
+
+#[test]
+fn weights_of_eight_bits_have_their_scales() {
+    const Q: &str = "model.layers.0.self_attn.q_proj.weight";
+    const DOWN: &str = "model.layers.0.mlp.down_proj.weight";
+    const NORM: &str = "model.norm.weight";
+    let folder = Temporary::folder("eight-bits");
+    folder.write("config.json", CONFIG.as_bytes());
+    let open = |more: &[(&str, &str, &[usize])]| {
+        let is_other = |tensor: &&(&str, &[usize])| more.iter().all(|(name, ..)| *name != tensor.0);
+        let others = OUTER.iter().chain(&LAYER).filter(is_other).map(|(name, shape)| (*name, "BF16", *shape));
+        folder.write("model.safetensors", &typed(&others.chain(more.iter().copied()).collect::<Vec<_>>()));
+        Checkpoint::open(&folder.0)
+    };
+    let q_scale = format!("{Q}_scale");
+    let with_scale = |shape: &[usize]| open(&[(Q, "F8_E4M3", &[32, 32]), (&q_scale, "F16", shape)]);
+    for (shape, block) in [(&[][..], [32, 32]), (&[1], [32, 32]), (&[32, 1], [1, 32]), (&[32], [1, 32])] {
+        let opened = with_scale(shape).unwrap();
+        let Tensor { dtype, scales, bytes, .. } = opened.tensor(Q).unwrap();
+        let Scales { dtype: of_scales, block: found, per_row, first_row, .. } = scales.unwrap();
+        assert_eq!((dtype, bytes.len(), of_scales), (Dtype::F8E4M3, 32 * 32, Dtype::F16));
+        assert_eq!((found, per_row, first_row), (block, 1, 0), "{shape:?}");
+        assert_eq!(opened.sizes().layers[0].heads, 32 * 32 * 9 / 8 + 2 * 32 * 32);
+    }
+    // Other scales are other weights.
+    let (digest, other) = (with_scale(&[1]).unwrap().digest(), with_scale(&[32]).unwrap().digest());
+    assert_ne!(digest, other);
+    let refused = [
+        (
+            open(&[(Q, "F8_E4M3", &[32, 32])]),
+            "q_proj.weight of F8_E4M3 has no model.layers.0.self_attn.q_proj.weight_scale",
+        ),
+        (with_scale(&[31, 1]), "q_proj.weight has [31, 1] scales for a matrix of 32 x 32"),
+        (open(&[(Q, "F8_E4M3", &[32, 32]), (&q_scale, "F8_E4M3", &[1])]), "its scales F8E4M3"),
+        (open(&[(DOWN, "F8_E4M3", &[32, 48]), (&format!("{DOWN}_scale"), "F16", &[1])]), "of F8_E4M3 with 48 columns"),
+        (
+            open(&[(NORM, "F8_E4M3", &[32]), (&format!("{NORM}_scale"), "F16", &[1])]),
+            "model.norm.weight of the type F8_E4M3",
+        ),
+        (open(&[(Q, "F8_E5M2", &[32, 32]), (&q_scale, "F16", &[1])]), "F8_E5M2"),
+    ];
+    for (opened, expect) in refused {
+        let error = opened.err().unwrap().to_string();
+        assert!(error.contains(expect), "{error}");
+    }
+}
+
+/// A part of what a file keeps in one tensor has the scales of its own rows.
+#[test]
+fn a_part_of_a_matrix_knows_its_scales() {
+    let scales = Scales { dtype: Dtype::F32, bytes: &[0; 4 * 96], block: [1, 32], per_row: 1, first_row: 0 };
+    let whole = Tensor { dtype: Dtype::F8E4M3, shape: [96, 32], bytes: &[0; 96 * 32], scales: Some(scales) };
+    let part = whole.part(40, [20, 32]).unwrap();
+    assert_eq!((part.scales.unwrap().first_row, part.bytes.len()), (40, 20 * 32));
 }
 
 #[test]

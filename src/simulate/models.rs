@@ -4,7 +4,7 @@
 use crate::args::Hub;
 use crate::models;
 use anyhow::Context;
-use checkpoint::{Checkpoint, ModelSpec, Sizes, catalogue, names};
+use checkpoint::{Checkpoint, Dtype, ModelSpec, Sizes, catalogue, names};
 use clap::ValueEnum;
 use coordinator::ModelShape;
 use serde_json::{Value, json};
@@ -75,9 +75,11 @@ impl Model {
         if let Some(weights) = weights {
             return Ok(Model::sized(&located.name, checkpoint.spec(), weights));
         }
-        let kinds: Vec<&str> = checkpoint.quantization().iter().map(|dtype| dtype.name()).collect();
+        let kinds = checkpoint.quantization();
+        let is_fp8 = kinds.first() == Some(&Dtype::F8E4M3);
+        let kinds: Vec<&str> = kinds.iter().map(|dtype| dtype.name()).collect();
         let shape = ModelShape::of(&checkpoint);
-        Ok(Model { name: located.name, shape, weights: kinds.join("+"), is_fp8: false })
+        Ok(Model { name: located.name, shape, weights: kinds.join("+"), is_fp8 })
     }
 }
 

@@ -5,6 +5,7 @@ use super::{
     length,
 };
 use crate::error::Fault;
+use crate::scaling::Scaling;
 use serde_json::Value;
 use types::Token;
 
@@ -151,9 +152,7 @@ fn refuse_unserved(keys: &JsonKeys<'_>, table: &Table) -> Result<(), Fault> {
     if keys.bool("scale_attn_weights")? == Some(false) {
         return Fault::unsupported("a model without scale_attn_weights");
     }
-    if keys.get("quantization_config").is_some() {
-        return Fault::unsupported("a folder whose weights are quantized (quantization_config)");
-    }
+    Scaling::from_config(keys.0)?;
     match keys.text(table.names.activation) {
         Some(other) if !table.activations.contains(&other) => Fault::unsupported(format!("the activation {other}")),
         _ => Ok(()),

@@ -5,7 +5,8 @@ use crate::{Scratch, reference, use_up};
 use serde_json::Value;
 use std::path::Path;
 
-const FOLDERS: [&str; 6] = ["llama-f16-sharded", "gemma3", "qwen3-moe", "phi3-long", "gpt2", "smollm3"];
+const FOLDERS: [&str; 8] =
+    ["llama-f16-sharded", "gemma3", "qwen3-moe", "phi3-long", "gpt2", "smollm3", "fp8-block", "fp8-channel"];
 const SMALL: [&str; 4] = ["config.json", "generation_config.json", "tokenizer_config.json", INDEX];
 const INDEX: &str = "model.safetensors.index.json";
 

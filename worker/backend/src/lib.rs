@@ -12,7 +12,7 @@ pub mod stored;
 
 pub use batch::{Batch, BatchSlice, BlockTables};
 pub use error::Error;
-pub use stored::{Stored, StoredType};
+pub use stored::{Scales, Stored, StoredType};
 
 use std::ops::Range;
 use types::{BlockId, DeviceClass, Leaves, Pace, Sampling, Token, TokenOut};

@@ -1,6 +1,7 @@
 //! A matrix as a file holds it, before a device packs it.
 
 use crate::Error;
+use half::{bf16, f16};
 use std::ops::Range;
 
 /// Element types that files hold and a device can pack. Within a block, `d` is a scale and `m` a minimum, both f16.
@@ -33,6 +34,9 @@ pub enum StoredType {
     IQ4NL,
     /// Blocks of 32: an exponent, nibbles that are numbers of four bits.
     MXFP4,
+    /// Blocks of 32: numbers of eight bits, which are a sign, four bits of exponent and three of fraction, without
+    /// infinities. What they are multiplied by stands elsewhere: `Scales`.
+    F8E4M3,
 }
 
 /// Numbers that a cut of columns may not part: each has a scale of its own within its block.
@@ -50,6 +54,7 @@ impl StoredType {
             StoredType::Q5_1 => (32, 24),
             StoredType::Q8_0 => (32, 34),
             StoredType::MXFP4 => (32, 17),
+            StoredType::F8E4M3 => (32, 32),
             StoredType::Q2K => (256, 84),
             StoredType::Q3K => (256, 110),
             StoredType::Q4K => (256, 144),
@@ -72,6 +77,47 @@ impl StoredType {
     }
 }
 
+/// What the numbers of a matrix are multiplied by, where that does not stand in their blocks: one scale for some rows
+/// and columns together.
+#[derive(Clone, Copy, Debug)]
+pub struct Scales<'a> {
+    /// F32, F16 or BF16.
+    pub dtype: StoredType,
+    pub bytes: &'a [u8],
+    /// Rows and columns that share one; the columns are whole units.
+    pub block: [usize; 2],
+    /// Scales in a row of them.
+    pub per_row: usize,
+    /// The row and the column, among those that the scales are of, where the matrix begins.
+    pub first: [usize; 2],
+}
+
+impl Scales<'_> {
+    fn index(&self, row: usize, column: usize) -> Option<usize> {
+        let of = |at: usize, axis: usize| self.first[axis].checked_add(at)?.checked_div(self.block[axis]);
+        of(row, 0)?.checked_mul(self.per_row)?.checked_add(of(column, 1)?)
+    }
+
+    /// Whether there is one for each number of a matrix of this shape.
+    fn are_enough(&self, rows: usize, k: usize) -> bool {
+        let unit = StoredType::F8E4M3.unit();
+        let size = self.dtype.block().1;
+        let are_whole = self.block[1].is_multiple_of(unit) && self.first[1].is_multiple_of(unit);
+        let end = self.index(rows - 1, k - 1).and_then(|last| last.checked_add(1)?.checked_mul(size));
+        are_whole && end.is_some_and(|end| end <= self.bytes.len())
+    }
+
+    fn at(&self, row: usize, column: usize) -> f32 {
+        let index = self.index(row, column).unwrap_or(usize::MAX);
+        let two = || [self.bytes[2 * index], self.bytes[2 * index + 1]];
+        match self.dtype {
+            StoredType::F16 => f16::from_le_bytes(two()).to_f32(),
+            StoredType::BF16 => bf16::from_le_bytes(two()).to_f32(),
+            _ => self.bytes.as_chunks().0.get(index).map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes)),
+        }
+    }
+}
+
 /// `[rows, k]`, row-major, borrowed from the mapped file. A slice of columns has a `row_stride` longer than its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Stored<'a> {
@@ -83,12 +129,18 @@ pub struct Stored<'a> {
     /// Bytes from one row to the next.
     pub row_stride: usize,
     pub bytes: &'a [u8],
+    /// Of F8E4M3; without, its numbers stand for themselves.
+    pub scales: Option<Scales<'a>>,
 }
 
 impl<'a> Stored<'a> {
     /// A whole matrix: rows follow each other.
     pub fn whole(dtype: StoredType, rows: usize, k: usize, bytes: &'a [u8]) -> Stored<'a> {
-        Stored { dtype, rows, k, first: 0, row_stride: dtype.row_bytes(k), bytes }
+        Stored { dtype, rows, k, first: 0, row_stride: dtype.row_bytes(k), bytes, scales: None }
+    }
+
+    pub fn scaled(self, scales: Scales<'a>) -> Stored<'a> {
+        Stored { scales: Some(scales), ..self }
     }
 
     /// Whether the bytes hold what the shape says. The last row of a slice of columns is shorter than its stride.
@@ -97,6 +149,9 @@ impl<'a> Stored<'a> {
         let cut = self.k.is_multiple_of(unit) && self.first.is_multiple_of(unit) && self.first < block;
         if self.rows == 0 || self.k == 0 || !cut {
             return Err(Error::Shape(format!("{} x {} cannot be stored as {:?}", self.rows, self.k, self.dtype)));
+        }
+        if self.scales.is_some_and(|scales| !scales.are_enough(self.rows, self.k)) {
+            return Err(Error::Shape(format!("{} x {} with {:?}", self.rows, self.k, self.scales.map(|of| of.block))));
         }
         let needed = (self.rows - 1)
             .checked_mul(self.row_stride)
@@ -120,7 +175,11 @@ impl<'a> Stored<'a> {
         let (block, block_bytes) = self.dtype.block();
         let start = self.first + range.start;
         let bytes = self.bytes.get((start / block).saturating_mul(block_bytes)..).unwrap_or(&[]);
-        Ok(Stored { k: range.len(), first: start % block, bytes, ..*self })
+        let mut scales = self.scales;
+        if let Some(scales) = &mut scales {
+            scales.first[1] = scales.first[1].saturating_add(range.start);
+        }
+        Ok(Stored { k: range.len(), first: start % block, bytes, scales, ..*self })
     }
 
     /// A run of the rows; it may be empty.
@@ -130,13 +189,36 @@ impl<'a> Stored<'a> {
         }
         // Past the bytes there is nothing; `check` says so if rows were wanted.
         let bytes = self.bytes.get(range.start.saturating_mul(self.row_stride)..).unwrap_or(&[]);
-        Ok(Stored { rows: range.len(), bytes, ..*self })
+        let mut scales = self.scales;
+        if let Some(scales) = &mut scales {
+            scales.first[0] = scales.first[0].saturating_add(range.start);
+        }
+        Ok(Stored { rows: range.len(), bytes, scales, ..*self })
     }
 
     /// The blocks that hold a row: the first `first` elements of the first, and what follows the last column, are not
     /// of it.
     pub fn row(&self, row: usize) -> &'a [u8] {
         &self.bytes[row * self.row_stride..][..self.row_bytes()]
+    }
+
+    /// What thirty-two numbers of a row are multiplied by. Where one of them is no number that is none either: then
+    /// kernels need not look for what stands for none.
+    pub(crate) fn scale(&self, row: usize, group: usize) -> f32 {
+        const NONE: u8 = 0x7f;
+        let numbers = &self.row(row)[group * SUB_BLOCK..][..SUB_BLOCK];
+        match self.scales {
+            _ if numbers.iter().any(|bits| bits & NONE == NONE) => f32::NAN,
+            Some(scales) => scales.at(row, group * SUB_BLOCK),
+            None => 1.0,
+        }
+    }
+
+    /// Whether all numbers of a row have one scale.
+    pub(crate) fn is_scaled_by_row(&self) -> bool {
+        self.scales.is_none_or(|scales| {
+            self.k == 0 || (0..self.k).step_by(SUB_BLOCK).all(|column| scales.index(0, column) == scales.index(0, 0))
+        })
     }
 
     pub(crate) fn row_bytes(&self) -> usize {

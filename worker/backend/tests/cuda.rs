@@ -39,34 +39,83 @@ fn under_fast_products_of_many_rows_are_the_librarys() {
     });
 }
 
+/// The bits of a product with weights of eight bits.
+fn in_eight_bits(cuda: &Cuda, block: [usize; 2], n_rows: usize) -> Vec<f32> {
+    let rng = &mut numbers::Rng(11);
+    let (file, x) = (numbers::File::in_eight_bits(rng, 32, 96, block), rng.floats(n_rows * 96));
+    let w = cuda.matrix(&[file.stored()]).unwrap();
+    let (mut rows, mut out) = (cuda.buffer(n_rows, 96).unwrap(), cuda.buffer(n_rows, 32).unwrap());
+    cuda.write(&mut rows, 0, &x);
+    cuda.linear(&rows, &w, n_rows, &mut out);
+    let mut values = vec![0.0; n_rows * 32];
+    cuda.read(&out, 0..n_rows, &mut values);
+    cuda.settle().unwrap();
+    values
+}
+
+#[test]
+fn weights_of_eight_bits_are_the_librarys_where_it_has_a_way() {
+    // A scale for each row, and one for each block: whose products the library takes from how many rows on.
+    let firsts = |at_rows: [bool; 4], at_blocks: [bool; 4]| {
+        let (fast, lockstep) = (fast(), Cuda::open(&config(None)).unwrap());
+        for (block, expected) in [([1, 96], at_rows), ([16, 32], at_blocks)] {
+            for (n_rows, is_the_librarys) in [9, 32, 33, 512].into_iter().zip(expected) {
+                let of = |cuda| in_eight_bits(cuda, block, n_rows);
+                assert_eq!(of(&fast) != of(&lockstep), is_the_librarys, "{n_rows} rows, a scale for {block:?}");
+            }
+        }
+    };
+    let (from_33, from_512) = ([false, false, true, true], [false, false, false, true]);
+    let name = "weights_of_eight_bits_are_the_librarys_where_it_has_a_way";
+    on_fake_cuda(name, &[], || match std::env::var("EIGHT_BITS").as_deref() {
+        Ok("none") => firsts([false; 4], [false; 4]),
+        Ok(_) => firsts(from_512, from_512),
+        Err(_) => firsts(from_33, from_512),
+    });
+    if !fake_cuda::is_inside() {
+        let without = [
+            ("FAKE_CUBLASLT_HAS_NO_WAY", "1", "none"),
+            ("FAKE_CUBLASLT_HAS_NO_F8", "1", "bf16"),
+            ("FAKE_CUBLASLT_REFUSES_F8", "1", "bf16"),
+            ("FAKE_CUDA_SM", "80", "bf16"),
+        ];
+        for (screw, how, what) in without {
+            on_fake_cuda(name, &[(screw, how), ("EIGHT_BITS", what)], || unreachable!("another process has it"));
+        }
+    }
+}
+
 #[test]
 fn a_record_of_a_pass_has_the_librarys_products_too() {
     on_fake_cuda("a_record_of_a_pass_has_the_librarys_products_too", &[], || {
-        let (fast, n_rows) = (fast(), 64);
-        fast.batches(BatchLimits { rows_max: n_rows, context: 32, n_groups: 0 }).unwrap();
-        let file = numbers::File::random(&mut numbers::Rng(1), backend::StoredType::BF16, 16, 64);
-        let w = fast.matrix(&[file.stored()]).unwrap();
-        let (mut x, mut out) = (fast.buffer(n_rows, 64).unwrap(), fast.buffer(n_rows, 16).unwrap());
-        let slices = (0..n_rows as u32).map(|row| BatchSlice { rows: row..row + 1, start: 3 }).collect();
-        let batch = Batch { tokens: vec![1; n_rows], positions: vec![3; n_rows], slices, ..Batch::default() };
-        let mut all = Vec::new();
-        for round in 0..4 {
-            // What is recorded reads what is there when it is begun.
-            fast.write(&mut x, 0, &numbers::Rng(round % 2).floats(n_rows * 64));
-            fast.begin(&batch);
-            let mut work = || -> Result<(), Error> {
-                fast.linear(&x, &w, n_rows, &mut out);
-                Ok(())
-            };
-            fast.repeat(&mut work).unwrap();
-            let mut values = vec![0.0; n_rows * 16];
-            fast.read(&out, 0..n_rows, &mut values);
-            fast.settle().unwrap();
-            all.push(values);
+        let rng = &mut numbers::Rng(1);
+        let in_bf16 = numbers::File::random(rng, backend::StoredType::BF16, 16, 64);
+        for file in [in_bf16, numbers::File::in_eight_bits(rng, 16, 64, [1, 64])] {
+            let (fast, n_rows) = (fast(), 64);
+            fast.batches(BatchLimits { rows_max: n_rows, context: 32, n_groups: 0 }).unwrap();
+            let w = fast.matrix(&[file.stored()]).unwrap();
+            let (mut x, mut out) = (fast.buffer(n_rows, 64).unwrap(), fast.buffer(n_rows, 16).unwrap());
+            let slices = (0..n_rows as u32).map(|row| BatchSlice { rows: row..row + 1, start: 3 }).collect();
+            let batch = Batch { tokens: vec![1; n_rows], positions: vec![3; n_rows], slices, ..Batch::default() };
+            let mut all = Vec::new();
+            for round in 0..4 {
+                // What is recorded reads what is there when it is begun.
+                fast.write(&mut x, 0, &numbers::Rng(round % 2).floats(n_rows * 64));
+                fast.begin(&batch);
+                let mut work = || -> Result<(), Error> {
+                    fast.linear(&x, &w, n_rows, &mut out);
+                    Ok(())
+                };
+                fast.repeat(&mut work).unwrap();
+                let mut values = vec![0.0; n_rows * 16];
+                fast.read(&out, 0..n_rows, &mut values);
+                fast.settle().unwrap();
+                all.push(values);
+            }
+            assert!(all[0] == all[2] && all[1] == all[3] && all[0] != all[1]);
+            let repeats = fast.repeats();
+            assert_eq!((repeats.plain, repeats.recorded, repeats.replayed), (1, 1, 3));
         }
-        assert!(all[0] == all[2] && all[1] == all[3] && all[0] != all[1]);
-        let repeats = fast.repeats();
-        assert_eq!((repeats.plain, repeats.recorded, repeats.replayed), (1, 1, 3));
     });
 }
 

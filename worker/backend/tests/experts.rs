@@ -121,7 +121,8 @@ fn a_row_does_not_know_its_neighbours() {
 }
 
 fn copy(file: &File) -> File {
-    File { dtype: file.dtype, rows: file.rows, k: file.k, bytes: file.bytes.clone(), values: file.values.clone() }
+    let (bytes, scales, values) = (file.bytes.clone(), file.scales.clone(), file.values.clone());
+    File { dtype: file.dtype, rows: file.rows, k: file.k, bytes, scales, values }
 }
 
 #[test]

@@ -237,7 +237,7 @@ fn what_cannot_be_packed_is_refused() {
     let hostile = [(usize::MAX, 8), (usize::MAX / 2, 32), (1 << 40, 1 << 40), (8, usize::MAX & !31)];
     for (rows, k) in hostile {
         for dtype in TYPES {
-            let stored = Stored { dtype, rows, k, first: 0, row_stride: 64, bytes: &bytes };
+            let stored = Stored { dtype, rows, k, first: 0, row_stride: 64, bytes: &bytes, scales: None };
             assert!(cpu.matrix(&[stored]).is_err(), "{dtype:?} {rows} x {k}");
         }
     }

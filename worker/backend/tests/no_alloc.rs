@@ -47,7 +47,7 @@ fn ops_allocate_nothing() {
         let mut x = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * 256));
         let mut qkv = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * heads.qkv_cols()));
         let mut residual = cpu.buffer(ROWS_MAX, 256).unwrap();
-        let mut logits = cpu.buffer(ROWS_MAX, 15 * 48).unwrap();
+        let mut logits = cpu.buffer(ROWS_MAX, common::TYPES.len() * 48).unwrap();
         let mut planes = cpu.buffer(ROWS_MAX, 48).unwrap();
         let mut half = cpu.buffer(ROWS_MAX, 128).unwrap();
         let mut normed = cpu.buffer(ROWS_MAX, 256).unwrap();

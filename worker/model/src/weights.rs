@@ -53,7 +53,11 @@ impl<'a, M: Memory> Weights<'a, M> {
     /// `{name}.weight`, a matrix of `[rows, cols]`, as it is stored.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Stored<'a>> {
         let tensor = self.tensor(&format!("{name}.weight"), [rows, cols])?;
-        Ok(Stored::whole(stored_type(tensor.dtype), rows, cols, tensor.bytes))
+        let stored = Stored::whole(stored_type(tensor.dtype), rows, cols, tensor.bytes);
+        Ok(match tensor.scales {
+            Some(of) => stored.scaled(scales(&of)),
+            None => stored,
+        })
     }
 
     /// `{name}.weight`, a vector of `len` in f32, each number plus `offset`.
@@ -116,5 +120,11 @@ fn stored_type(dtype: Dtype) -> StoredType {
         Dtype::Q6K => StoredType::Q6K,
         Dtype::IQ4NL => StoredType::IQ4NL,
         Dtype::MXFP4 => StoredType::MXFP4,
+        Dtype::F8E4M3 => StoredType::F8E4M3,
     }
+}
+
+fn scales<'a>(of: &checkpoint::Scales<'a>) -> backend::Scales<'a> {
+    let checkpoint::Scales { dtype, bytes, block, per_row, first_row } = *of;
+    backend::Scales { dtype: stored_type(dtype), bytes, block, per_row, first: [first_row, 0] }
 }

@@ -30,26 +30,29 @@ fn logits_are_the_cpus_but_for_bf16() {
 #[test]
 fn under_fast_logits_are_the_cpus_but_for_bf16() {
     on_fake_cuda("under_fast_logits_are_the_cpus_but_for_bf16", &[], || {
-        for name in ["llama-bf16-odd", "gemma3", "gpt2", "qwen3-moe", "gguf-k-phi3"] {
+        let in_eight_bits = ["fp8-tensor", "fp8-block"];
+        for name in ["llama-bf16-odd", "gemma3", "gpt2", "qwen3-moe", "gguf-k-phi3"].into_iter().chain(in_eight_bits) {
             let distance = distance(&models(), name, Pace::Fast, 40, None);
             println!("{name}: {:.1e} of the largest, {:.1e} of all", distance.farthest, distance.typical);
             assert!(distance.is_good(), "{name}: {} and {}", distance.farthest, distance.typical);
         }
-        let at = |pace, chunk| {
-            let mut rig = on_cuda(&models(), "llama-bf16-odd", pace, None);
-            let log = log(40, 1, rig.n_vocab);
-            bits(&rig.in_chunks(&log, chunk))
-        };
-        let lockstep = at(Pace::Lockstep, 512);
-        assert!(at(Pace::Fast, 16) == lockstep, "few rows are multiplied by the same kernels");
-        assert!(at(Pace::Fast, 512) != lockstep, "many rows are the library's");
+        for name in ["llama-bf16-odd", "fp8-channel"] {
+            let at = |pace, chunk| {
+                let mut rig = on_cuda(&models(), name, pace, None);
+                let log = log(40, 1, rig.n_vocab);
+                bits(&rig.in_chunks(&log, chunk))
+            };
+            let lockstep = at(Pace::Lockstep, 512);
+            assert!(at(Pace::Fast, 16) == lockstep, "{name}: few rows are multiplied by the same kernels");
+            assert!(at(Pace::Fast, 512) != lockstep, "{name}: many rows are the library's");
+        }
     });
 }
 
 #[test]
 fn chunks_and_company_change_no_bit() {
     on_fake_cuda("chunks_and_company_change_no_bit", &[], || {
-        for name in ["llama-f32-tied", "gguf-k-mixtral", "gemma3"] {
+        for name in ["llama-f32-tied", "gguf-k-mixtral", "gemma3", "fp8-block"] {
             assert!(keeps_its_bits(&models(), name, None), "{name}");
         }
     });

@@ -13,6 +13,8 @@ use types::Token;
 use whole::{Rig, bits};
 
 const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-sharded", "llama-bf16-odd"];
+/// Weights of eight bits, with their scales in each of the ways that hubs have.
+const EIGHT_BITS: [&str; 3] = ["fp8-tensor", "fp8-channel", "fp8-block"];
 /// What each has that the others have not stands in `tests/reference/README.md`.
 const FAMILIES: [&str; 13] = [
     "mixtral",
@@ -85,7 +87,7 @@ fn logs(name: &str) -> Vec<Vec<Token>> {
 
 #[test]
 fn logits_and_greedy_tokens_are_those_of_transformers() {
-    for name in FOLDERS.into_iter().chain(FAMILIES).chain(GGUFS) {
+    for name in FOLDERS.into_iter().chain(EIGHT_BITS).chain(FAMILIES).chain(GGUFS) {
         let mut rig = plain(name);
         let mut furthest = 0.0f64;
         for case in cases(name) {
@@ -186,7 +188,7 @@ fn what_a_family_is_known_for_matters() {
 /// On every path, in chunks and at once, as a server runs them.
 #[test]
 fn every_family_gives_the_same_bits() {
-    for name in FAMILIES.into_iter().chain(GGUFS) {
+    for name in FAMILIES.into_iter().chain(EIGHT_BITS).chain(GGUFS) {
         let logs = logs(name);
         let log = &logs[logs.len().min(2) - 1];
         let run =

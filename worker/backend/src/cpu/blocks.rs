@@ -30,7 +30,9 @@ pub(crate) fn sub_block(dtype: StoredType, block: &[u8], i: usize) -> Sub {
         StoredType::Q4K => q4_k(block, i),
         StoredType::Q5K => q5_k(block, i),
         StoredType::Q6K => q6_k(block, i),
-        StoredType::F32 | StoredType::F16 | StoredType::BF16 => unreachable!("elements, not blocks"),
+        StoredType::F32 | StoredType::F16 | StoredType::BF16 | StoredType::F8E4M3 => {
+            unreachable!("numbers, not digits")
+        }
     }
 }
 

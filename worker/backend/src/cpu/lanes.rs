@@ -15,6 +15,10 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub(crate) use plain::Plain;
 
+/// What lies between the exponents of an f32 and of a number of eight bits whose bits are put where an f32 has its own:
+/// also of one without a leading one, which becomes an f32 without one.
+const E4M3: f32 = f32::from_bits((127 + 120) << 23);
+
 /// How many lanes every machine has, whatever its registers hold.
 pub(crate) const LANES: usize = 16;
 
@@ -55,6 +59,8 @@ pub(crate) trait Lanes: Real {
     /// To the nearest, ties to even.
     fn to_f16(self) -> [u16; LANES];
     fn from_bf16(from: &[u16; LANES]) -> Self;
+    /// Numbers of eight bits, all but those that stand for no number.
+    fn from_e4m3(from: &[u8; LANES]) -> Self;
     /// Lanes from `n` on become `fill`.
     fn keep_first(self, n: usize, fill: f32) -> Self;
 

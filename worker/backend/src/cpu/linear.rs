@@ -56,6 +56,7 @@ impl Product<'_> {
             StoredType::Q5_1 => self.run_quantized::<Q5_1>(isa, part, tiles),
             StoredType::Q8_0 | StoredType::IQ4NL => self.run_quantized::<Q8_0>(isa, part, tiles),
             StoredType::MXFP4 => self.run_quantized::<MXFP4>(isa, part, tiles),
+            StoredType::F8E4M3 => self.run_as::<F8>(isa, part, tiles),
             StoredType::Q2K => self.run_quantized::<Q2K>(isa, part, tiles),
             StoredType::Q3K => self.run_quantized::<Q3K>(isa, part, tiles),
             StoredType::Q4K => self.run_quantized::<Q4K>(isa, part, tiles),
@@ -78,7 +79,7 @@ impl Product<'_> {
 
 /// Whether a weight of this type meets quantized activations, if the policy quantizes any.
 pub(crate) fn is_quantized(dtype: StoredType) -> bool {
-    packing(dtype).width != Width::Element
+    !matches!(packing(dtype).width, Width::Element | Width::E4M3)
 }
 
 /// Some tiles of one part. A function of its own for each type of weight.
@@ -241,6 +242,7 @@ const AHEAD: usize = 2304;
 struct F32;
 struct F16;
 struct BF16;
+struct F8;
 /// A quantized type that meets f32.
 struct Floats<Q>(PhantomData<Q>);
 /// A quantized type that meets int8.
@@ -279,6 +281,24 @@ impl Weights for BF16 {
     unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise; tiles begin on 32 bytes.
         unsafe { add_products(L::from_bf16(at(w)), a, acc) }
+    }
+}
+
+impl Weights for F8 {
+    const PACKING: Packing = packing(StoredType::F8E4M3);
+    const STEP_WORDS: usize = BLOCK;
+    const QUANTIZED: bool = false;
+
+    #[inline(always)]
+    unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+        // SAFETY: the caller's promise: a step, which begins on 64 bytes, and 32 × M words.
+        unsafe {
+            let (scale, numbers) = (L::load(at(w)), w.add(Self::PACKING.scale_columns * COLUMN_BYTES));
+            for k in 0..BLOCK {
+                let number = L::from_e4m3(at(numbers.add(LANES * k)));
+                add_products(number.mul(scale), a.add(k * M), acc);
+            }
+        }
     }
 }
 

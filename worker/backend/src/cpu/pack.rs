@@ -5,6 +5,7 @@
 //! quantized        per 32 k:   16 × scales (and minima) of two bytes each · digits of 16 × 32 numbers
 //!                  digits:     8 bits: 8 groups of 16 × 4 bytes, group g being k = 4g .. 4g+4
 //!                              less: 4 × 64 bytes, low nibbles group 2i, high nibbles group 2i+1; then the upper bits
+//! F8_E4M3          per 32 k:   16 × scales of four bytes · 32 × 16 numbers
 //! Q2_K to Q6_K     per block:  16 × (d, and minus m) before the steps of a block of 256
 //! ```
 //! Rows are padded to sixteen with zeros. A matrix is a list of parts, each with a type of its own.
@@ -170,6 +171,9 @@ fn pack_tile(stored: &Stored<'_>, row: usize, to: &mut [u8]) {
     if packing.width == Width::Element {
         return pack_elements(stored, row, packing.step_bytes / LANES, to);
     }
+    if packing.width == Width::E4M3 {
+        return pack_e4m3(stored, row, packing, to);
+    }
     let mut rest = to;
     let mut k = 0;
     // All rows of a stretch before the next: what is written stays in the nearest cache.
@@ -225,6 +229,17 @@ fn pack_elements(stored: &Stored<'_>, row: usize, size: usize, to: &mut [u8]) {
                 4 => spread::<4>(from, lane, to),
                 _ => spread::<2>(from, lane, to),
             }
+        }
+    }
+}
+
+fn pack_e4m3(stored: &Stored<'_>, row: usize, packing: Packing, to: &mut [u8]) {
+    for (group, step) in to.chunks_exact_mut(packing.step_bytes).enumerate() {
+        let (scales, numbers) = step.split_at_mut(packing.scale_columns * COLUMN_BYTES);
+        for lane in 0..LANES.min(stored.rows - row) {
+            let from = &stored.row(row + lane)[group * packing.unit..][..packing.unit];
+            scales[4 * lane..][..4].copy_from_slice(&stored.scale(row + lane, group).to_le_bytes());
+            spread::<1>(from, lane, numbers);
         }
     }
 }

@@ -6,7 +6,8 @@ use super::math::{gelu, silu};
 use super::memory::Shared;
 use super::pack::{Matrix, Part};
 use super::panels::BLOCK;
-use super::quants::{Head, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quant, packing, unpack};
+use super::quants::{COLUMN_BYTES, Head, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::quants::{Quant, at, packing, unpack};
 use crate::StoredType;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -184,6 +185,7 @@ fn unpack_row<L: Lanes>(table: &Matrix, row: usize, out: &mut [f32]) {
         StoredType::Q5_1 => unpack_steps::<L, Q5_1>(part, tile, lane, out),
         StoredType::Q8_0 | StoredType::IQ4NL => unpack_steps::<L, Q8_0>(part, tile, lane, out),
         StoredType::MXFP4 => unpack_steps::<L, MXFP4>(part, tile, lane, out),
+        StoredType::F8E4M3 => unpack_e4m3::<L>(tile, lane, out),
         StoredType::Q2K => unpack_steps::<L, Q2K>(part, tile, lane, out),
         StoredType::Q3K => unpack_steps::<L, Q3K>(part, tile, lane, out),
         StoredType::Q4K => unpack_steps::<L, Q4K>(part, tile, lane, out),
@@ -196,6 +198,21 @@ fn unpack_row<L: Lanes>(table: &Matrix, row: usize, out: &mut [f32]) {
 fn unpack_elements<const SIZE: usize>(tile: &[u8], lane: usize, of: impl Fn([u8; SIZE]) -> f32, out: &mut [f32]) {
     for (from, to) in tile.chunks_exact(SIZE * LANES).zip(out) {
         *to = of(element(from, lane));
+    }
+}
+
+#[inline(always)]
+fn unpack_e4m3<L: Lanes>(tile: &[u8], lane: usize, out: &mut [f32]) {
+    let packing = packing(StoredType::F8E4M3);
+    let mut row = [0.0; LANES];
+    for (step, to) in tile.chunks_exact(packing.step_bytes).zip(out.chunks_exact_mut(BLOCK)) {
+        let (scales, numbers) = step.split_at(packing.scale_columns * COLUMN_BYTES);
+        // SAFETY: an f32 for each lane; tiles, and all in them, begin on 32 bytes.
+        let scale = L::load(unsafe { at(scales.as_ptr()) });
+        for (numbers, to) in numbers.as_chunks::<LANES>().0.iter().zip(to) {
+            L::from_e4m3(numbers).mul(scale).store(&mut row);
+            *to = row[lane];
+        }
     }
 }
 

@@ -34,6 +34,8 @@ pub(crate) enum Width {
     Five,
     Six,
     Eight,
+    /// Numbers too, with an f32 for thirty-two of a row.
+    E4M3,
 }
 
 impl Width {
@@ -45,7 +47,7 @@ impl Width {
                 Width::Four => 4,
                 Width::Five => 5,
                 Width::Six => 6,
-                Width::Eight => 8,
+                Width::Eight | Width::E4M3 => 8,
             }
     }
 }
@@ -59,6 +61,8 @@ pub(crate) const fn packing(dtype: StoredType) -> Packing {
         StoredType::Q5_0 => steps(0, 1, Width::Five),
         StoredType::Q5_1 => steps(0, 2, Width::Five),
         StoredType::Q8_0 | StoredType::IQ4NL | StoredType::MXFP4 => steps(0, 1, Width::Eight),
+        // An f32 is as wide as two columns.
+        StoredType::F8E4M3 => steps(0, 2, Width::E4M3),
         StoredType::Q2K => steps(2, 2, Width::Four),
         StoredType::Q3K => steps(1, 1, Width::Four),
         StoredType::Q4K => steps(2, 1, Width::Four),
@@ -389,7 +393,7 @@ pub(crate) fn pack_digits(width: Width, q: &[u8; BLOCK], lane: usize, to: &mut [
                 put(to, 256 + 64 * half + 4 * lane, bits);
             }
         }
-        Width::Element | Width::Four | Width::Eight => {}
+        Width::Element | Width::Four | Width::Eight | Width::E4M3 => {}
     }
 }
 

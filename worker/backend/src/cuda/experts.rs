@@ -133,6 +133,8 @@ fn grouped(kind: Kind) -> &'static str {
         Kind::W8h => "linear_grouped_w8h",
         Kind::W4 => "linear_grouped_w4",
         Kind::W4h => "linear_grouped_w4h",
+        Kind::F8 => "linear_grouped_f8",
+        Kind::F8Plain => "linear_grouped_f8plain",
     }
 }
 

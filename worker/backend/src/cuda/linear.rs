@@ -1,15 +1,15 @@
 //! Products: the kernel for the kind of weight and the number of rows. All of them give the same bits. Under `fast`,
-//! products of many rows with plain weights are cuBLASLt's, whose bits are its own.
+//! products of many rows with plain weights are cuBLASLt's, whose bits are its own; `f8.rs` has those of eight bits.
 
 use super::driver::Shape;
 use super::kernels::arguments;
-use super::lt::Product;
+use super::lt::{Number, Product};
 use super::weights::{GROUP, Kind, Part};
 use super::{Buffer, Cuda, Matrix, by_row};
 use crate::Linear;
 use std::ops::Range;
 
-const FLOAT: u64 = 4;
+pub(super) const FLOAT: u64 = 4;
 
 /// By kind, for at most 8, 16 and 32 rows, and for more.
 fn names(kind: Kind) -> [&'static str; 4] {
@@ -20,6 +20,8 @@ fn names(kind: Kind) -> [&'static str; 4] {
         Kind::W8h => ["linear_w8h_r8", "linear_w8h_r16", "linear_w8h_r32", "linear_w8h_r64"],
         Kind::W4 => ["linear_w4_r8", "linear_w4_r16", "linear_w4_r32", "linear_w4_r64"],
         Kind::W4h => ["linear_w4h_r8", "linear_w4h_r16", "linear_w4h_r32", "linear_w4h_r64"],
+        Kind::F8 => ["linear_f8_r8", "linear_f8_r16", "linear_f8_r32", "linear_f8_r64"],
+        Kind::F8Plain => ["linear_f8plain_r8", "linear_f8plain_r16", "linear_f8plain_r32", "linear_f8plain_r64"],
     }
 }
 
@@ -52,7 +54,7 @@ impl Cuda {
         let x = self.in_bf16(x, n_rows);
         out.becomes_bf16(false);
         for part in &w.parts {
-            if part.kind == Kind::Plain && n_rows >= MANY_ROWS && self.product_by_library(x, w, part, n_rows, out) {
+            if n_rows >= MANY_ROWS && self.product_by_library(x, w, part, n_rows, out) {
                 continue;
             }
             let (name, shape) = kernel(part, w.pieces.n, n_rows);
@@ -66,26 +68,22 @@ impl Cuda {
         }
     }
 
-    /// A product for each run of pieces, over its part of k. False: the library has no way, and nothing was begun.
+    /// False: the library is not asked for such a one, or has no way, and the kernels are to compute it.
     fn product_by_library(&self, x: u64, w: &Matrix, part: &Part, n_rows: usize, out: &Buffer) -> bool {
+        match part.kind {
+            Kind::Plain => self.products_of_runs(&Operands::plain(x, w, part, n_rows, out), w),
+            Kind::F8Plain => self.product_in_f8(x, w, part, n_rows, out),
+            _ => false,
+        }
+    }
+
+    /// A product for each run of pieces, over its part of k. False: the library has no way.
+    pub(super) fn products_of_runs(&self, operands: &Operands, w: &Matrix) -> bool {
         let Some(library) = self.lt.as_ref().filter(|_| self.is_well()) else { return false };
-        let ld = w.pieces.n_groups as usize * GROUP;
-        let product = |plane: usize, run: Range<u32>| {
-            let start = u64::from(run.start) * (GROUP * 2) as u64;
-            let to = plane * n_rows * w.n_out + part.first_out;
-            Product {
-                shape: [part.rows, n_rows, run.len() * GROUP],
-                w: part.digits.at(0) + start,
-                x: x + start,
-                out: out.at() + to as u64 * FLOAT,
-                ld,
-                ld_out: w.n_out,
-            }
-        };
         for (plane, run) in w.pieces.runs().enumerate() {
             // SAFETY: the packer laid the rows out so far apart and padded them with zeros, as those of x are; out was
             // seen to hold all planes, and all of it lives until the stream is through.
-            let begun = unsafe { library.multiply(&self.stream, &product(plane, run)) };
+            let begun = unsafe { library.multiply(&self.stream, &operands.product(plane, run)) };
             match self.note(begun) {
                 // Planes that were begun are written again by the kernel, in the order of the stream.
                 Some(false) => return false,
@@ -94,6 +92,55 @@ impl Cuda {
             }
         }
         true
+    }
+}
+
+/// What a library multiplies: rows of x with rows of weights, into columns of out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operands {
+    pub number: Number,
+    pub x: u64,
+    pub n_rows: usize,
+    pub w: u64,
+    pub n_out: usize,
+    /// The column of the first row of weights, and after how many the next plane follows.
+    pub out: u64,
+    pub plane: usize,
+    pub ld: usize,
+    pub ld_out: usize,
+}
+
+impl Operands {
+    pub fn plain(x: u64, w: &Matrix, part: &Part, n_rows: usize, out: &Buffer) -> Operands {
+        Operands {
+            number: Number::Bf16,
+            x,
+            n_rows,
+            w: part.digits.at(0),
+            n_out: part.rows,
+            out: out.at() + part.first_out as u64 * FLOAT,
+            plane: n_rows * w.n_out,
+            ld: w.pieces.n_groups as usize * GROUP,
+            ld_out: w.n_out,
+        }
+    }
+
+    /// Over the pieces of one run.
+    pub fn product(&self, plane: usize, run: Range<u32>) -> Product {
+        let size = match self.number {
+            Number::Bf16 => 2,
+            Number::F8 => 1,
+        };
+        let start = u64::from(run.start) * (GROUP * size) as u64;
+        Product {
+            number: self.number,
+            shape: [self.n_out, self.n_rows, run.len() * GROUP],
+            w: self.w + start,
+            x: self.x + start,
+            out: self.out + (plane * self.plane) as u64 * FLOAT,
+            ld: self.ld,
+            ld_out: self.ld_out,
+        }
     }
 }
 

@@ -20,10 +20,12 @@ const PLANS_MAX: usize = 4096;
 
 // Numbers of the library's headers.
 const SUCCESS: c_int = 0;
+const INVALID_VALUE: c_int = 7;
 const NOT_SUPPORTED: c_int = 15;
 const COMPUTE_32F: c_int = 68;
 const R_32F: c_int = 0;
 const R_16BF: c_int = 14;
+const R_8F_E4M3: c_int = 28;
 const TRANSPOSED: c_int = 1;
 const DESC_TRANSA: c_int = 3;
 const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
@@ -178,10 +180,29 @@ impl Drop for Made {
     }
 }
 
-/// out = x · wᵀ. w: bf16 `[n_out, k]` and x: bf16 `[n_rows, k]`, rows `ld` apart; out: f32 `[n_rows, n_out]`, rows
-/// `ld_out` apart.
+/// What the numbers of w and x are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Number {
+    Bf16,
+    /// Of eight bits. Not scaled: who asks multiplies what comes out. Scales that the library takes are one for a whole
+    /// matrix, or for rows on some devices alone.
+    F8,
+}
+
+impl Number {
+    fn code(self) -> c_int {
+        match self {
+            Number::Bf16 => R_16BF,
+            Number::F8 => R_8F_E4M3,
+        }
+    }
+}
+
+/// out = x · wᵀ. w: `[n_out, k]` and x: `[n_rows, k]`, rows `ld` apart; out: f32 `[n_rows, n_out]`, rows `ld_out`
+/// apart.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Product {
+    pub number: Number,
     /// n_out, n_rows, k
     pub shape: [usize; 3],
     pub w: u64,
@@ -194,6 +215,7 @@ pub(super) struct Product {
 /// What a way to compute depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
+    number: Number,
     shape: [usize; 3],
     ld: usize,
     ld_out: usize,
@@ -205,7 +227,15 @@ impl Product {
     fn key(&self) -> Key {
         let alignment = |at: u64| 1 << at.trailing_zeros().min(ALIGNMENT_MAX.trailing_zeros());
         let alignments = [self.w, self.x, self.out].map(alignment);
-        Key { shape: self.shape, ld: self.ld, ld_out: self.ld_out, alignments }
+        Key { number: self.number, shape: self.shape, ld: self.ld, ld_out: self.ld_out, alignments }
+    }
+
+    /// What the library wants of numbers of eight bits: sixteen bytes, from each row's begin to the next's.
+    fn is_aligned(&self) -> bool {
+        const BYTES: usize = 16;
+        let [n_out, _, k] = self.shape;
+        let are_rows = [n_out, k, self.ld, self.ld_out * size_of::<f32>()].iter().all(|n| n.is_multiple_of(BYTES));
+        are_rows && [self.w, self.x, self.out].iter().all(|at| at.is_multiple_of(BYTES as u64))
     }
 }
 
@@ -241,6 +271,26 @@ impl Library {
         Ok(Library { plans: Mutex::default(), workspace, handle, table, context: context.clone() })
     }
 
+    /// Whether there is a way for such a product.
+    pub fn has_way(&self, product: &Product) -> Result<bool> {
+        if product.number == Number::F8 && !product.is_aligned() {
+            return Ok(false);
+        }
+        let (key, mut plans) = (product.key(), lock(&self.plans));
+        self.planned(&mut plans, &key)?;
+        Ok(matches!(plans.get(&key), Some(Some(_))))
+    }
+
+    fn planned(&self, plans: &mut HashMap<Key, Option<Plan>>, key: &Key) -> Result<()> {
+        if !plans.contains_key(key) {
+            if plans.len() >= PLANS_MAX {
+                plans.clear();
+            }
+            plans.insert(*key, self.plan(key)?);
+        }
+        Ok(())
+    }
+
     /// Begins a product in the stream. False: there is no way for such a one.
     ///
     /// # Safety
@@ -248,12 +298,7 @@ impl Library {
     pub unsafe fn multiply(&self, stream: &Stream, product: &Product) -> Result<bool> {
         let key = product.key();
         let mut plans = lock(&self.plans);
-        if !plans.contains_key(&key) {
-            if plans.len() >= PLANS_MAX {
-                plans.clear();
-            }
-            plans.insert(key, self.plan(&key)?);
-        }
+        self.planned(&mut plans, &key)?;
         let Some(Some(plan)) = plans.get(&key) else { return Ok(false) };
         let (one, zero) = (1.0f32, 0.0f32);
         let number = |number: &f32| std::ptr::from_ref(number).cast();
@@ -280,6 +325,11 @@ impl Library {
                 stream.raw(),
             )
         };
+        // Of types that it has no kernel for the library may only say so here.
+        if product.number == Number::F8 && matches!(answer, NOT_SUPPORTED | INVALID_VALUE) {
+            plans.insert(key, None);
+            return Ok(false);
+        }
         said("begin a product", answer).map(|()| true)
     }
 
@@ -298,7 +348,8 @@ impl Library {
             let make = |raw| unsafe { (table.make_layout)(raw, dtype, rows as u64, cols as u64, ld as i64) };
             table.made("describe a matrix", table.end_layout, make)
         };
-        let (w, x) = (layout(R_16BF, k, n_out, key.ld)?, layout(R_16BF, k, n_rows, key.ld)?);
+        let number = key.number.code();
+        let (w, x) = (layout(number, k, n_out, key.ld)?, layout(number, k, n_rows, key.ld)?);
         let out = layout(R_32F, n_out, n_rows, key.ld_out)?;
         let found = self.search(key, [&desc, &w, &x, &out])?;
         Ok(found.map(|algorithm| Plan { desc, w, x, out, algorithm }))
@@ -370,7 +421,7 @@ mod tests {
 
     #[test]
     fn an_address_is_aligned_as_far_as_it_is() {
-        let product = |w| Product { shape: [1; 3], w, x: 64, out: 4, ld: 32, ld_out: 1 };
+        let product = |w| Product { number: Number::Bf16, shape: [1; 3], w, x: 64, out: 4, ld: 32, ld_out: 1 };
         assert_eq!(product(4096).key().alignments, [256, 64, 4]);
         assert_eq!(product(48).key().alignments, [16, 64, 4]);
     }

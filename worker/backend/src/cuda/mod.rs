@@ -6,6 +6,7 @@
 //! compiler  sources -> a cubin, kept on disk
 //! kernels   names and arguments; kernels/*.cu are the sources, kernels/kernels.cuh the page both sides are written to
 //! lt        cuBLASLt, for large products under `fast`
+//! f8        such products with weights of eight bits
 //! weights   stored matrices -> tiles of digits and scales
 //! uploads   what a pass tells the device: positions, tables, tokens
 //! clock     when passes began and ended
@@ -24,6 +25,7 @@ mod compiler;
 mod direct;
 mod driver;
 mod experts;
+mod f8;
 mod graphs;
 mod kernels;
 mod linear;
@@ -95,6 +97,10 @@ struct Scratch {
     rows: Bytes,
     /// What the tiles of a split attention have made.
     partial: Bytes,
+    /// Of products with weights of eight bits.
+    f8: f8::Room,
+    /// Of any buffer.
+    rows_max: usize,
 }
 
 /// `[rows_max, cols]`, in f32 or, where a product is what reads it, in bf16.
@@ -161,6 +167,8 @@ impl Cuda {
             scratch: Mutex::new(Scratch {
                 rows: Bytes::new(&context, "scratch", 0)?,
                 partial: Bytes::new(&context, "scratch", attention::PARTIAL_BYTES)?,
+                f8: f8::Room::default(),
+                rows_max: 0,
             }),
             draws: Mutex::new(sample::Room::new(&context)?),
             fault: Mutex::new(None),
@@ -341,6 +349,10 @@ impl Memory for Cuda {
             if scratch.rows.len() < in_bf16 {
                 scratch.rows = Bytes::new(&self.context, "scratch", in_bf16)?;
             }
+            scratch.rows_max = scratch.rows_max.max(rows_max);
+            if scratch.f8.is_made() {
+                scratch.reserve_f8(&self.context)?;
+            }
         }
         let bytes = Bytes::new(&self.context, "a buffer", in_f32.max(in_bf16))?;
         self.stream.fill(&bytes, 0)?;
@@ -352,11 +364,11 @@ impl Memory for Cuda {
     }
 
     fn matrix(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
-        self.packer(|packer| packer.stack(parts))
+        self.packer(|packer| packer.stack(parts)).and_then(|matrix| self.with_room(matrix))
     }
 
     fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
-        self.packer(|packer| packer.of_leaves(stored, leaves, owned))
+        self.packer(|packer| packer.of_leaves(stored, leaves, owned)).and_then(|matrix| self.with_room(matrix))
     }
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {

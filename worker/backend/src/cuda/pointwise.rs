@@ -69,6 +69,8 @@ fn embed_of(kind: Kind) -> &'static str {
         Kind::W8h => "embed_w8h",
         Kind::W4 => "embed_w4",
         Kind::W4h => "embed_w4h",
+        Kind::F8 => "embed_f8",
+        Kind::F8Plain => "embed_f8plain",
     }
 }
 

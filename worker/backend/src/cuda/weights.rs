@@ -2,7 +2,8 @@
 //! with a scale and a minimum for each thirty-two or sixteen. `kernels/kernels.cuh` draws the layout.
 //!
 //! Every stored type becomes one of a few kinds. Types of 5 and 6 bits grow to 8, those of 2 and 3 to 4; MXFP4, whose
-//! powers of two an f16 does not hold, and what is not quantized become bf16.
+//! powers of two an f16 does not hold, and what is not quantized become bf16. Numbers of eight bits stay what they are,
+//! with an f32 for each thirty-two.
 
 use super::driver::{Bytes, Context};
 use super::kernels::{PIECES_MAX, Pieces};
@@ -32,6 +33,9 @@ pub(super) enum Kind {
     W8h,
     W4,
     W4h,
+    F8,
+    /// In rows, as `Plain`.
+    F8Plain,
 }
 
 impl Kind {
@@ -45,6 +49,10 @@ impl Kind {
             StoredType::Q2K | StoredType::Q3K => Kind::W4h,
             StoredType::Q5_0 | StoredType::Q5_1 | StoredType::Q8_0 | StoredType::IQ4NL | StoredType::Q5K => Kind::W8,
             StoredType::Q6K => Kind::W8h,
+            StoredType::F8E4M3 => match pace {
+                Pace::Lockstep => Kind::F8,
+                Pace::Fast => Kind::F8Plain,
+            },
         }
     }
 
@@ -52,7 +60,7 @@ impl Kind {
     const fn digit_bytes(self) -> usize {
         match self {
             Kind::Bf16 | Kind::Plain => 1024,
-            Kind::W8 | Kind::W8h => 512,
+            Kind::W8 | Kind::W8h | Kind::F8 | Kind::F8Plain => 512,
             Kind::W4 | Kind::W4h => 256,
         }
     }
@@ -60,7 +68,7 @@ impl Kind {
     const fn scale_bytes(self) -> usize {
         match self {
             Kind::Bf16 | Kind::Plain => 0,
-            Kind::W8 | Kind::W4 => 64,
+            Kind::W8 | Kind::W4 | Kind::F8 | Kind::F8Plain => 64,
             Kind::W8h | Kind::W4h => 128,
         }
     }
@@ -84,6 +92,8 @@ pub(super) struct Part {
     pub first_out: usize,
     pub digits: Bytes,
     pub scales: Bytes,
+    /// Of F8: each row has one scale, and may have it behind the product.
+    pub is_scaled_by_row: bool,
 }
 
 impl Part {
@@ -144,7 +154,8 @@ impl Packer<'_> {
         let bytes = |each: usize| cells.checked_mul(each).ok_or_else(too_big);
         let digits = Bytes::new(self.context, "weights", bytes(kind.digit_bytes())?)?;
         let scales = Bytes::new(self.context, "scales", bytes(kind.scale_bytes())?)?;
-        let part = Part { kind, rows, first_out, digits, scales };
+        let is_scaled_by_row = stored.iter().all(Stored::is_scaled_by_row);
+        let part = Part { kind, rows, first_out, digits, scales, is_scaled_by_row };
         if cells > 0 {
             self.fill(&part, &Rows { stored, k, n_groups })?;
         }
@@ -269,6 +280,10 @@ impl Rows<'_> {
                 let at = match kind {
                     Kind::Bf16 => (group * TILE + r) * GROUP,
                     Kind::Plain => (r * self.n_groups + group) * GROUP,
+                    Kind::F8 | Kind::F8Plain => {
+                        self.put_floats(kind, (stored, row), group, r, (&mut *digits, &mut *scales));
+                        continue;
+                    }
                     _ => {
                         let digits = &mut digits[group * kind.digit_bytes()..][..kind.digit_bytes()];
                         let scales = &mut scales[group * kind.scale_bytes()..][..kind.scale_bytes()];
@@ -279,6 +294,27 @@ impl Rows<'_> {
                 let n = GROUP.min(self.k - group * GROUP);
                 put_elements(&elements(stored, bytes, group * GROUP, n)[..n], &mut digits[2 * at..]);
             }
+        }
+    }
+
+    /// Thirty-two numbers of eight bits, and their scale, of row `r` of a tile.
+    fn put_floats(
+        &self,
+        kind: Kind,
+        (stored, row): (&Stored<'_>, usize),
+        group: usize,
+        r: usize,
+        (digits, scales): (&mut [u8], &mut [u8]),
+    ) {
+        let numbers = &stored.row(row)[group * GROUP..][..GROUP];
+        let at = (group * TILE + r % 8 * 2 + r / 8) * size_of::<f32>();
+        scales[at..][..size_of::<f32>()].copy_from_slice(&stored.scale(row, group).to_le_bytes());
+        if kind == Kind::F8Plain {
+            return digits[(r * self.n_groups + group) * GROUP..][..GROUP].copy_from_slice(numbers);
+        }
+        for (i, eight) in numbers.chunks_exact(8).enumerate() {
+            let at = group * kind.digit_bytes() + (r % 8 * 4 + i) * 16 + r / 8 * 8;
+            digits[at..][..8].copy_from_slice(eight);
         }
     }
 }
@@ -340,7 +376,9 @@ fn scales(dtype: StoredType, sub: &Sub, half: usize) -> (f32, f32) {
         StoredType::Q2K => pair(sub.scales[half]),
         StoredType::Q3K => offset(rounded(head(signed())), 4.0),
         StoredType::Q6K => offset(rounded(head(signed())), 32.0),
-        StoredType::F32 | StoredType::F16 | StoredType::BF16 => unreachable!("elements, not blocks"),
+        StoredType::F32 | StoredType::F16 | StoredType::BF16 | StoredType::F8E4M3 => {
+            unreachable!("numbers, not digits")
+        }
     }
 }
 

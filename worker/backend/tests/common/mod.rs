@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use backend::cpu::{Buffer, Cpu, CpuConfig, Isa};
-use backend::{Activations, Memory, Pointwise, Stored, StoredType};
+use backend::{Activations, Memory, Pointwise, Scales, Stored, StoredType};
 use half::{bf16, f16};
 
 pub struct Rng(pub u64);
@@ -30,7 +30,7 @@ impl Rng {
     }
 }
 
-pub const TYPES: [StoredType; 15] = [
+pub const TYPES: [StoredType; 16] = [
     StoredType::F32,
     StoredType::F16,
     StoredType::BF16,
@@ -46,10 +46,12 @@ pub const TYPES: [StoredType; 15] = [
     StoredType::Q6K,
     StoredType::IQ4NL,
     StoredType::MXFP4,
+    StoredType::F8E4M3,
 ];
 
+/// Whether int8 meets it, if it meets anything.
 pub fn is_quantized(dtype: StoredType) -> bool {
-    dtype.block().0 > 1
+    dtype.block().0 > 1 && dtype != StoredType::F8E4M3
 }
 
 /// The bytes of a file, and what they stand for.
@@ -58,6 +60,8 @@ pub struct File {
     pub rows: usize,
     pub k: usize,
     pub bytes: Vec<u8>,
+    /// Of numbers of eight bits: f32, and how many rows and columns share one.
+    pub scales: Option<(Vec<u8>, [usize; 2])>,
     pub values: Vec<f32>,
 }
 
@@ -69,12 +73,31 @@ impl File {
         for _ in 0..rows * k / dtype.block().0 {
             bytes.extend(random_block(rng, dtype));
         }
-        let values = dequantized(&cpu(Isa::Plain, 1, Activations::F32), Stored::whole(dtype, rows, k, &bytes));
-        File { dtype, rows, k, bytes, values }
+        let block = [[1, k], [rows, k], [16, 64]][rng.below(3)];
+        File::scaled(rng, dtype, [rows, k], bytes, block)
+    }
+
+    /// Numbers of eight bits with a scale for each block of so many rows and columns.
+    pub fn in_eight_bits(rng: &mut Rng, rows: usize, k: usize, block: [usize; 2]) -> File {
+        let bytes = (0..rows * k / 32).flat_map(|_| random_block(rng, StoredType::F8E4M3)).collect();
+        File::scaled(rng, StoredType::F8E4M3, [rows, k], bytes, block)
+    }
+
+    fn scaled(rng: &mut Rng, dtype: StoredType, [rows, k]: [usize; 2], bytes: Vec<u8>, block: [usize; 2]) -> File {
+        let n_scales = rows.div_ceil(block[0]) * k.div_ceil(block[1]);
+        // The largest number is 448.
+        let scales = (0..n_scales).flat_map(|_| ((0.5 + rng.unit().abs()) / 448.0).to_le_bytes()).collect();
+        let scales = (dtype == StoredType::F8E4M3).then_some((scales, block));
+        let mut file = File { dtype, rows, k, bytes, scales, values: Vec::new() };
+        file.values = dequantized(&cpu(Isa::Plain, 1, Activations::F32), file.stored());
+        file
     }
 
     pub fn stored(&self) -> Stored<'_> {
-        Stored::whole(self.dtype, self.rows, self.k, &self.bytes)
+        let stored = Stored::whole(self.dtype, self.rows, self.k, &self.bytes);
+        let Some((bytes, block)) = &self.scales else { return stored };
+        let per_row = self.k.div_ceil(block[1]);
+        stored.scaled(Scales { dtype: StoredType::F32, bytes, block: *block, per_row, first: [0, 0] })
     }
 }
 
@@ -85,6 +108,9 @@ pub fn random_block(rng: &mut Rng, dtype: StoredType) -> Vec<u8> {
         StoredType::F16 => return f16::from_f32(x).to_le_bytes().into(),
         StoredType::BF16 => return bf16::from_f32(x).to_le_bytes().into(),
         _ => {}
+    }
+    if dtype == StoredType::F8E4M3 {
+        return (0..32).map(|_| (rng.below(0x7f) | rng.below(2) << 7) as u8).collect();
     }
     let mut block: Vec<u8> = (0..dtype.block().1).map(|_| rng.next() as u8).collect();
     // Where its scale stands, where its minimum, and how large a scale makes numbers near one.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use types::Leaves;
 use types::leaves::{Fold, aligned_runs, sum_runs};
 
-pub const KINDS: [&str; 6] = ["bf16", "plain", "w8", "w8h", "w4", "w4h"];
+pub const KINDS: [&str; 8] = ["bf16", "plain", "w8", "w8h", "w4", "w4h", "f8", "f8plain"];
 /// Kernels and how many rows a block of each takes.
 const KERNELS: [(&str, usize); 4] = [("r8", 8), ("r16", 16), ("r32", 32), ("r64", 64)];
 const PIECES_MAX: usize = 8;
@@ -113,6 +113,15 @@ impl Packed {
                 continue;
             }
             for (group, weights) in weights.chunks_mut(32).enumerate() {
+                if kind == "f8plain" {
+                    let at = row / 16 * n_groups + group;
+                    let scale = scale_of_eight_bits(rng, row % 16, &mut scales[at * scale_bytes..][..scale_bytes]);
+                    for (weight, to) in weights.iter_mut().zip(&mut digits[(row * n_groups + group) * 32..]) {
+                        *to = eight_bits(rng);
+                        *weight = rounded(eight_bits_of(*to) * scale);
+                    }
+                    continue;
+                }
                 let at = row / 16 * n_groups + group;
                 let to =
                     (&mut digits[at * digit_bytes..][..digit_bytes], &mut scales[at * scale_bytes..][..scale_bytes]);
@@ -127,7 +136,7 @@ impl Packed {
 fn sizes(kind: &str) -> (usize, usize) {
     match kind {
         "bf16" | "plain" => (1024, 0),
-        "w8" => (512, 64),
+        "w8" | "f8" | "f8plain" => (512, 64),
         "w8h" => (512, 128),
         "w4" => (256, 64),
         _ => (256, 128),
@@ -137,6 +146,15 @@ fn sizes(kind: &str) -> (usize, usize) {
 /// Makes up a group, writes what it stands for to `weights`, and its packing to `digits` and `scales`.
 fn pack_group(rng: &mut Rng, kind: &str, row: usize, weights: &mut [f32], (digits, scales): (&mut [u8], &mut [u8])) {
     let place = |e: usize| (row / 8, row % 8 * 4 + e / 8, e % 8); // h, lane, element of the lane
+    if kind == "f8" {
+        let scale = scale_of_eight_bits(rng, row, scales);
+        for (e, weight) in weights.iter_mut().enumerate() {
+            let ((h, lane, i), bits) = (place(e), eight_bits(rng));
+            digits[(lane * 2 + h) * 8 + i] = bits;
+            *weight = rounded(eight_bits_of(bits) * scale);
+        }
+        return;
+    }
     if kind == "bf16" {
         for (e, weight) in weights.iter_mut().enumerate() {
             let (h, lane, i) = place(e);
@@ -164,6 +182,24 @@ fn pack_group(rng: &mut Rng, kind: &str, row: usize, weights: &mut [f32], (digit
     for half in 0..if halves { 2 } else { 1 } {
         put((half * 8 + row % 8) * 2 + row / 8, group.scales[half]);
     }
+}
+
+fn scale_of_eight_bits(rng: &mut Rng, row: usize, scales: &mut [u8]) -> f32 {
+    let scale = (0.3 + rng.unit().abs()) / 448.0;
+    scales[(row % 8 * 2 + row / 8) * 4..][..4].copy_from_slice(&scale.to_le_bytes());
+    scale
+}
+
+/// Any number of eight bits.
+fn eight_bits(rng: &mut Rng) -> u8 {
+    (rng.below(0x7f) | rng.below(2) << 7) as u8
+}
+
+/// By the format's formula.
+pub fn eight_bits_of(bits: u8) -> f32 {
+    let (exponent, fraction) = (i32::from(bits >> 3 & 15), f32::from(bits & 7) / 8.0);
+    let size = if exponent == 0 { fraction * 2f32.powi(-6) } else { (1.0 + fraction) * 2f32.powi(exponent - 7) };
+    if bits & 0x80 == 0 { size } else { -size }
 }
 
 impl Group {

@@ -22,6 +22,7 @@ mod device;
 
 mod attention;
 mod experts;
+mod f8;
 mod functions;
 mod linear;
 mod planted;

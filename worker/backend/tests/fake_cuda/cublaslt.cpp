@@ -1,8 +1,9 @@
-// A libcublasLt.so.13 over the fake driver: products of bf16 into f32, one way for each shape, begun in a stream as the
-// driver's own work is. It looks at what it is told as the real one does, and where that one would compute something
-// else or nothing, it ends the process: a way that is used for another shape, an address that is aligned worse than was
-// said, memory that is not there. A way is asked for once: whoever asks again has kept nothing.
-#include <dlfcn.h>
+// A libcublasLt.so.13 over the fake driver: products of bf16, or of numbers of eight bits, into f32, one way for each
+// shape, begun in a stream as the driver's own work is. It looks at what it is told as the real one does, and where that
+// one would compute something else or nothing, it ends the process: a way that is used for another shape, an address
+// that is aligned worse than was said, memory that is not there. A way is asked for once: whoever asks again has kept
+// nothing.
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,10 +13,13 @@
 #include <string>
 #include <vector>
 
+#include "begin.h"
+
 namespace {
 
 enum Code { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 constexpr size_t WORKSPACE = 4096;
+constexpr uint64_t BF16 = 14, E4M3 = 28;
 
 struct Desc {
     int compute, scale, turns_a = 0, turns_b = 0;
@@ -33,8 +37,7 @@ struct Preference {
 };
 
 struct Algorithm {
-    uint64_t m, n, k, ld, ld_out, alignments;
-    uint64_t reserved[2];
+    uint64_t m, n, k, ld, ld_out, alignments, type, reserved;
 };
 
 struct Found {
@@ -49,22 +52,11 @@ struct Handle {
     std::set<std::string> asked;
 };
 
-using Begin = int (*)(void*, int (*)(void*), void*, void* (*)(void*), void (*)(void*), void (*)(void*));
-using IsMemory = int (*)(const void*, size_t);
-
-template <class F>
-F of_driver(const char* name) {
-    static void* driver = dlopen("libcuda.so", RTLD_NOW);
-    return reinterpret_cast<F>(dlsym(driver, name));
-}
-
 void must(bool holds, const char* what) {
     if (holds) return;
     fprintf(stderr, "fake cuBLASLt: %s\n", what);
     abort();
 }
-
-bool is_memory(const void* at, size_t n) { return of_driver<IsMemory>("fake_cuda_is_memory")(at, n); }
 
 float widen(uint16_t bits) {
     uint32_t word = (uint32_t)bits << 16;
@@ -73,12 +65,26 @@ float widen(uint16_t bits) {
     return out;
 }
 
+// A sign, four bits of exponent, three of fraction; the largest of all is none.
+float widen_e4m3(uint8_t bits) {
+    int exponent = bits >> 3 & 15;
+    float fraction = (bits & 7) / 8.0f;
+    float size = exponent == 0 ? ldexpf(fraction, -6) : ldexpf(1 + fraction, exponent - 7);
+    if ((bits & 0x7f) == 0x7f) size = NAN;
+    return bits & 0x80 ? -size : size;
+}
+
 struct Work {
     Algorithm way;
-    const uint16_t *a, *b;
+    const void *a, *b;
     float* d;
     char* workspace;
 };
+
+float number_at(const void* numbers, const Algorithm& way, uint64_t i) {
+    return way.type == BF16 ? widen(static_cast<const uint16_t*>(numbers)[i])
+                            : widen_e4m3(static_cast<const uint8_t*>(numbers)[i]);
+}
 
 // Four sums, each from the end to the beginning: another order than any kernel's.
 int run(void* it) {
@@ -89,7 +95,7 @@ int run(void* it) {
         for (uint64_t row = 0; row < way.m; row++) {
             float sums[4] = {};
             for (uint64_t i = way.k; i-- > 0;) {
-                sums[i % 4] += widen(work->a[row * way.ld + i]) * widen(work->b[column * way.ld + i]);
+                sums[i % 4] += number_at(work->a, way, row * way.ld + i) * number_at(work->b, way, column * way.ld + i);
             }
             work->d[column * way.ld_out + row] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
         }
@@ -144,14 +150,21 @@ CALL cublasLtMatmulAlgoGetHeuristic(Handle* handle, Desc* desc, Layout* a, Layou
     must(n_wanted >= 1 && preference->workspace >= WORKSPACE, "no workspace to compute in");
     // CUBLAS_COMPUTE_32F with f32 scales; bf16 into f32.
     must(desc->compute == 68 && desc->scale == 0, "sums other than in f32");
-    must(a->type == 14 && b->type == 14 && c->type == 0 && d->type == 0, "other types");
+    uint64_t type = a->type;
+    must((type == BF16 || type == E4M3) && b->type == a->type && c->type == 0 && d->type == 0, "other types");
     must(desc->turns_a == 1 && desc->turns_b == 0, "other than A turned and B as it is");
     must(a->rows == b->rows && a->cols == d->rows && b->cols == d->cols, "matrices that do not fit");
     must(c->rows == d->rows && c->cols == d->cols && c->ld == d->ld, "C is not like D");
     must(a->ld == b->ld && a->ld >= (int64_t)a->rows && d->ld >= (int64_t)d->rows, "rows that overlap");
+    if (type == E4M3) {
+        // What is asked of numbers of eight bits: all of it on sixteen bytes.
+        must(a->rows % 16 == 0 && d->rows % 16 == 0 && a->ld % 16 == 0 && d->ld % 4 == 0, "a matrix of odd rows");
+        for (uint32_t alignment : preference->alignments) must(alignment >= 16, "an address that is not on 16 bytes");
+        if (getenv("FAKE_CUBLASLT_HAS_NO_F8")) return NOT_SUPPORTED;
+    }
     memset(found, 0, sizeof *found);
     found->algorithm = {d->rows, d->cols, a->rows, (uint64_t)a->ld, (uint64_t)d->ld,
-                        alignments_of(preference->alignments), {}};
+                        alignments_of(preference->alignments), type, 0};
     std::string key(reinterpret_cast<char*>(&found->algorithm), sizeof(Algorithm));
     must(handle->asked.insert(key).second, "a way that was asked for before");
     found->workspace = WORKSPACE;
@@ -162,6 +175,7 @@ CALL cublasLtMatmul(Handle* handle, Desc* desc, const float* alpha, const void* 
                     Layout* of_b, const float* beta, const void* c, Layout*, void* d, Layout* of_d,
                     const Algorithm* way, void* workspace, size_t n_workspace, void* stream) {
     if (getenv("FAKE_CUBLASLT_FAILS")) return EXECUTION_FAILED;
+    if (way->type == E4M3 && getenv("FAKE_CUBLASLT_REFUSES_F8")) return NOT_SUPPORTED;
     must(handle->asked.count(std::string(reinterpret_cast<const char*>(way), sizeof *way)), "a way of somebody else's");
     must(desc->turns_a == 1 && *alpha == 1.0f && *beta == 0.0f && c == d, "other than D = A' B");
     must(way->m == of_d->rows && way->n == of_d->cols && way->k == of_a->rows, "a way for another shape");
@@ -171,11 +185,12 @@ CALL cublasLtMatmul(Handle* handle, Desc* desc, const float* alpha, const void* 
         uint64_t alignment = way->alignments >> (16 * i) & 0xffff;
         must(reinterpret_cast<uintptr_t>(all[i]) % alignment == 0, "an address that is not aligned as was said");
     }
-    must(is_memory(a, ((way->m - 1) * way->ld + way->k) * 2), "weights that are not there");
-    must(is_memory(b, ((way->n - 1) * way->ld + way->k) * 2), "rows that are not there");
+    must(way->type == (uint64_t)of_a->type && of_b->type == of_a->type, "a way for another type");
+    const uint64_t size = way->type == BF16 ? 2 : 1;
+    must(is_memory(a, ((way->m - 1) * way->ld + way->k) * size), "weights that are not there");
+    must(is_memory(b, ((way->n - 1) * way->ld + way->k) * size), "rows that are not there");
     must(is_memory(d, ((way->n - 1) * way->ld_out + way->m) * 4), "no room for the product");
     must(n_workspace >= WORKSPACE && is_memory(workspace, n_workspace), "no workspace");
-    Work* work = new Work{*way, static_cast<const uint16_t*>(a), static_cast<const uint16_t*>(b),
-                          static_cast<float*>(d), static_cast<char*>(workspace)};
+    Work* work = new Work{*way, a, b, static_cast<float*>(d), static_cast<char*>(workspace)};
     return of_driver<Begin>("fake_cuda_begin")(stream, run, work, fresh, nothing, nothing);
 }

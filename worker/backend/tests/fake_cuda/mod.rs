@@ -32,6 +32,11 @@ pub fn on_fake_cuda(test: &str, screws: &[(&str, &str)], body: impl FnOnce()) {
     assert!(told[0].contains("1 passed"), "no test is called {test}:\n{}", told[0]);
 }
 
+/// Whether this is the process that runs a test's body.
+pub fn is_inside() -> bool {
+    std::env::var_os(MARK).is_some()
+}
+
 /// Where `libcuda.so` and the other libraries are, made once from the sources as they are now.
 pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();

@@ -34,6 +34,8 @@ impl Check {
 
 /// Weights and inputs are rounded to bf16.
 const PRODUCT: f32 = 1.5e-2;
+/// Inputs are rounded to eight bits.
+const EIGHT_BITS: f32 = 6e-2;
 /// The output is.
 const ROUNDED: f32 = 4e-3;
 const EXACT: f32 = 0.0;
@@ -124,6 +126,19 @@ pub fn fast_checks<D: Device>(device: &D, rows: &[usize], seed: u64) -> Vec<Chec
         checks.push(fast_check(&Product { file }, device, &reference, rng, n_rows));
         let file = File::random(rng, dtype, n_out, 32 * 11);
         checks.push(fast_check(&Leafed { file }, device, &reference, rng, n_rows));
+    }
+    // A scale for each row, one for all, an odd number of rows, and a scale for each block: with more and with fewer
+    // rows than are worth widening weights for.
+    let many: Vec<usize> = rows.iter().copied().chain([530]).collect();
+    for (n_out, k, block) in [(96, 160, [1, 160]), (112, 64, [112, 64]), (33, 96, [1, 96]), (48, 352, [16, 128])] {
+        for n_rows in if n_out > 50 { rows } else { &many[..] } {
+            let file = File::in_eight_bits(rng, n_out, k, block);
+            let check = fast_check(&Product { file }, device, &reference, rng, *n_rows);
+            checks.push(Check { limit: EIGHT_BITS, ..check });
+            let file = File::in_eight_bits(rng, n_out, 32 * 11, [block[0], if block[0] == 16 { 64 } else { 32 * 11 }]);
+            let check = fast_check(&Leafed { file }, device, &reference, rng, *n_rows);
+            checks.push(Check { limit: EIGHT_BITS, ..check });
+        }
     }
     checks
 }

@@ -4,7 +4,7 @@
 //! `Isa::is_supported` found them; loads and stores are unaligned and inside the arrays that they are given.
 #![allow(clippy::undocumented_unsafe_blocks, reason = "said once, above")]
 
-use super::{LANES, Lanes, Real};
+use super::{E4M3, LANES, Lanes, Real};
 use std::arch::x86_64::*;
 
 /// Lanes 0 to 7, and 8 to 15.
@@ -13,6 +13,16 @@ pub(crate) struct Avx2(__m256, __m256);
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2Int(__m256i, __m256i);
+
+/// Each word's lowest eight bits.
+#[inline(always)]
+unsafe fn e4m3(words: __m256i) -> __m256 {
+    unsafe {
+        let sign = _mm256_slli_epi32::<24>(_mm256_and_si256(words, _mm256_set1_epi32(0x80)));
+        let size = _mm256_slli_epi32::<20>(_mm256_and_si256(words, _mm256_set1_epi32(0x7f)));
+        _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(sign, size)), _mm256_set1_ps(E4M3))
+    }
+}
 
 impl Real for Avx2 {
     #[inline(always)]
@@ -136,6 +146,14 @@ impl Lanes for Avx2 {
             let low = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from)));
             let high = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(1))));
             Avx2(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
+        }
+    }
+    #[inline(always)]
+    fn from_e4m3(from: &[u8; LANES]) -> Self {
+        unsafe {
+            let from = _mm_loadu_si128(from.as_ptr().cast());
+            let (low, high) = (_mm256_cvtepu8_epi32(from), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(from)));
+            Avx2(e4m3(low), e4m3(high))
         }
     }
     #[inline(always)]

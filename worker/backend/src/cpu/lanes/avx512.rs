@@ -4,7 +4,7 @@
 //! `Isa::is_supported` found them; loads and stores are unaligned and inside the arrays that they are given.
 #![allow(clippy::undocumented_unsafe_blocks, reason = "said once, above")]
 
-use super::{LANES, Lanes, Real};
+use super::{E4M3, LANES, Lanes, Real};
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -110,6 +110,15 @@ impl Lanes for Avx512 {
         unsafe {
             let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
             Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)))
+        }
+    }
+    #[inline(always)]
+    fn from_e4m3(from: &[u8; LANES]) -> Self {
+        unsafe {
+            let words = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()));
+            let sign = _mm512_slli_epi32::<24>(_mm512_and_si512(words, _mm512_set1_epi32(0x80)));
+            let size = _mm512_slli_epi32::<20>(_mm512_and_si512(words, _mm512_set1_epi32(0x7f)));
+            Avx512(_mm512_mul_ps(_mm512_castsi512_ps(_mm512_or_si512(sign, size)), _mm512_set1_ps(E4M3)))
         }
     }
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Lanes without intrinsics: the reference that the others are tested against.
 
-use super::{LANES, Lanes, Real};
+use super::{E4M3, LANES, Lanes, Real};
 use half::{bf16, f16};
 
 #[derive(Clone, Copy)]
@@ -107,6 +107,11 @@ impl Lanes for Plain {
     #[inline(always)]
     fn from_bf16(from: &[u16; LANES]) -> Plain {
         Plain(from.map(|bits| bf16::from_bits(bits).to_f32_const()))
+    }
+    #[inline(always)]
+    fn from_e4m3(from: &[u8; LANES]) -> Plain {
+        let wide = |bits: u8| f32::from_bits(u32::from(bits & 0x80) << 24 | u32::from(bits & 0x7f) << 20);
+        Plain(from.map(|bits| wide(bits) * E4M3))
     }
     #[inline(always)]
     fn keep_first(self, n: usize, fill: f32) -> Plain {

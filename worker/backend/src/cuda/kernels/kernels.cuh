@@ -17,10 +17,15 @@
 //               plain                  of bf16 too, rows of the whole padded k, one after another: for a library
 //               w8, w8h     512 bytes  [lane][h][e % 8] of u8
 //               w4, w4h     256 bytes  [lane][h] of u32, whose nibble j is element e % 8 = j
+//               f8          512 bytes  [lane][h][e % 8] of u8, each a float: sign, 4 bits of exponent, 3 of fraction
+//               f8plain                of these, rows of the whole padded k, one after another: for a library
 //             `scales` (none for bf16 and plain) is, tile after tile and group after group, pairs of f16 (scale, minimum):
 //               w8, w4       64 bytes  [r % 8][h] one pair for the 32 elements
 //               w8h, w4h    128 bytes  [e / 16][r % 8][h] one pair for each 16
+//               f8, f8plain  64 bytes  [r % 8][h] no pair but one f32 for the 32 elements
 //             weight = bf16(fmaf(scale, digit, minimum)): the one number that stands for it wherever it is used.
+//             Of f8 it is bf16(float * scale), the product rounded to f32 first. Nothing stands for no number there: the
+//             scale is none where the file has such a one.
 //             Signed or offset digits are stored unsigned, with minimum = -offset * scale, which is exact.
 //
 // PRODUCTS    K is cut in at most PIECES_MAX pieces at multiples of 32 (`Pieces`): the owned leaves of a row-parallel
@@ -140,6 +145,17 @@ EMBED(embed_w8);
 EMBED(embed_w8h);
 EMBED(embed_w4);
 EMBED(embed_w4h);
+EMBED(embed_f8);
+EMBED(embed_f8plain);
+// Rows of bf16 (padded(cols) = 32 * n_groups) to f8, as a library multiplies it: scale = largest / 448 of the row, where
+// the largest is at least 2^-100, and out = f8(x * (448 / largest)), to the nearest, ties to even. A row with what is no
+// finite number has a scale that is none, and zeros. out: [n_rows, 32 * n_groups]
+KERNEL(256) quantize_rows(const bf16* x, u32 n_groups, u8* out, float* scales);
+// out[row * ld_out + column] = out * scale of the column's weights * of_rows[row], f32, where each row of the weights has
+// one scale. grid (ceil(n_out / 1024), n_rows), block 256
+KERNEL(256) scale_product(float* out, u32 ld_out, u32 n_out, const float* scales, u32 n_groups, const float* of_rows);
+// Weights as f8plain -> as plain. grid (n of rows of the weights)
+KERNEL(256) widen_weights(const void* digits, const void* scales, u32 n_groups, bf16* out);
 
 // ---- norms (norms.cu): grid (n_rows), block 256 -------------------------------------------------------------------
 // Shared memory: 4 * cols bytes, dynamic (over 48 KiB: ask the driver for it). weight, bias: f32 [cols]
@@ -161,7 +177,7 @@ KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, Hea
 //   linear_{kind}_r8, _r16, _r32   few rows: that many for each block. grid (ceil(n_tiles / (8 / P)), ceil(n_rows / R))
 //                                  where n_tiles = ceil(n_out / 16), P = pieces.n rounded up to a power of two
 //   linear_{kind}_r64              many rows: 64 for each block. grid (ceil(n_out / 128), ceil(n_rows / 64))
-// kind: bf16, plain, w8, w8h, w4, w4h. Any of the four may compute any number of rows; the bits are the same.
+// kind: bf16, plain, w8, w8h, w4, w4h, f8, f8plain. Any of the four may compute any number of rows; the bits are the same.
 
 #define LINEAR(name)                                                                                                \
     KERNEL(256) name(const void* digits, const void* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,      \
@@ -174,6 +190,8 @@ LINEARS(w8);
 LINEARS(w8h);
 LINEARS(w4);
 LINEARS(w4h);
+LINEARS(f8);
+LINEARS(f8plain);
 
 // Experts: matrix e of `digits` and `scales` (device pointers, n of them = grid z) is that of expert first + e, whose
 // rows are choices starts[first + e] .. starts[first + e + 1] in the order of `group_choices`. Choice i reads row
@@ -189,6 +207,8 @@ LINEAR_GROUPED(linear_grouped_w8);
 LINEAR_GROUPED(linear_grouped_w8h);
 LINEAR_GROUPED(linear_grouped_w4);
 LINEAR_GROUPED(linear_grouped_w4h);
+LINEAR_GROUPED(linear_grouped_f8);
+LINEAR_GROUPED(linear_grouped_f8plain);
 
 // out = the sum of planes by the tree: after plane i is pushed, merge `merges[i]` times; in the end merge what is left.
 // planes: [n_planes, n] f32, out: [n], which may be the first plane. grid (ceil(n / 256)), block 256

@@ -271,6 +271,8 @@ DEFINE_KIND(w8, KindW8)
 DEFINE_KIND(w8h, KindW8h)
 DEFINE_KIND(w4, KindW4)
 DEFINE_KIND(w4h, KindW4h)
+DEFINE_KIND(f8, KindF8)
+DEFINE_KIND(f8plain, KindF8Plain)
 
 // Deep enough for 2^12 planes.
 #define FOLD_DEPTH 12

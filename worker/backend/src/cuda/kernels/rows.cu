@@ -83,3 +83,92 @@ DEFINE_EMBED(w8, KindW8)
 DEFINE_EMBED(w8h, KindW8h)
 DEFINE_EMBED(w4, KindW4)
 DEFINE_EMBED(w4h, KindW4h)
+DEFINE_EMBED(f8, KindF8)
+DEFINE_EMBED(f8plain, KindF8Plain)
+
+// ---- numbers of eight bits ----------------------------------------------------------------------------------------
+
+// The bits of the largest size of a row; all threads have it. What is no number is the largest of all.
+DEVICE u32 largest_bits(const Words4* row, u32 n_eights) {
+    SHARED(u32, of_warps, 8);
+    u32 most = 0;
+    for (u32 i = threadIdx.x; i < n_eights; i += 256) {
+        Words4 eight = row[i];
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            most = max_of(most, max_of(eight.w[j] << 16 & 0x7fff0000u, eight.w[j] & 0x7fff0000u));
+        }
+    }
+    UNROLL
+    for (int half = 16; half > 0; half /= 2) {
+        most = max_of(most, shuffle_xor(most, half));
+    }
+    if (threadIdx.x % 32 == 0) {
+        of_warps[threadIdx.x / 32] = most;
+    }
+    __syncthreads();
+    UNROLL
+    for (int warp = 0; warp < 8; warp++) {
+        most = max_of(most, of_warps[warp]);
+    }
+    return most;
+}
+
+// Two numbers of bf16, times a factor, as two of eight bits.
+DEVICE u32 narrow_pair(u32 pair, float factor) {
+    float low = low_bf16(pair) * factor, high = bits_to_float(pair & 0xffff0000u) * factor;
+    return narrow_f8(smaller(448.0f, larger(-448.0f, low))) | narrow_f8(smaller(448.0f, larger(-448.0f, high))) << 8;
+}
+
+KERNEL(256) quantize_rows(const bf16* x, u32 n_groups, u8* out, float* scales) {
+    const u32 n_eights = n_groups * 4;
+    const Words4* row = (const Words4*)x + (u64)blockIdx.x * n_eights;
+    Words2* to = (Words2*)out + (u64)blockIdx.x * n_eights;
+    const u32 bits = largest_bits(row, n_eights);
+    const bool is_finite = bits < 0x7f800000u;
+    const float largest = larger(bits_to_float(bits), 0x1p-100f), factor = 448.0f / largest;
+    if (threadIdx.x == 0) {
+        scales[blockIdx.x] = is_finite ? largest / 448.0f : bits_to_float(0x7fffffffu);
+    }
+    for (u32 i = threadIdx.x; i < n_eights; i += 256) {
+        Words4 eight = row[i];
+        Words2 made;
+        UNROLL
+        for (int j = 0; j < 2; j++) {
+            u32 word = narrow_pair(eight.w[2 * j], factor) | narrow_pair(eight.w[2 * j + 1], factor) << 16;
+            made.w[j] = is_finite ? word : 0;
+        }
+        to[i] = made;
+    }
+}
+
+KERNEL(256) scale_product(float* out, u32 ld_out, u32 n_out, const float* scales, u32 n_groups, const float* of_rows) {
+    float* row = out + (u64)blockIdx.y * ld_out;
+    const float of_row = of_rows[blockIdx.y];
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        u32 column = blockIdx.x * 1024 + i * 256 + threadIdx.x;
+        if (column < n_out) {
+            float of_column = scales[(u64)(column / 16) * n_groups * 16 + column % 8 * 2 + column % 16 / 8];
+            row[column] = row[column] * of_column * of_row;
+        }
+    }
+}
+
+KERNEL(256) widen_weights(const void* digits, const void* scales, u32 n_groups, bf16* out) {
+    const u32 row = blockIdx.x % 16, n_eights = n_groups * 4;
+    const Words2* from = (const Words2*)digits + (u64)blockIdx.x * n_eights;
+    Words4* to = (Words4*)out + (u64)blockIdx.x * n_eights;
+    const float* of_tile = (const float*)scales + (u64)(blockIdx.x / 16) * n_groups * 16 + row % 8 * 2 + row / 8;
+    for (u32 i = threadIdx.x; i < n_eights; i += 256) {
+        const Words2 eight = from[i];
+        const float scale = of_tile[i / 4 * 16];
+        Words4 made;
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            u32 pair = eight.w[j / 2] >> (j % 2 * 16);
+            made.w[j] = pack_bf16(widen_f8(pair) * scale, widen_f8(pair >> 8) * scale);
+        }
+        to[i] = made;
+    }
+}

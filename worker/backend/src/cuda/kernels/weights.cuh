@@ -136,3 +136,73 @@ typedef KindQuantized<8, false> KindW8;
 typedef KindQuantized<8, true> KindW8h;
 typedef KindQuantized<4, false> KindW4;
 typedef KindQuantized<4, true> KindW4h;
+
+// ---- numbers of eight bits ----------------------------------------------------------------------------------------
+
+// The lowest eight bits of a word: all but those that stand for no number. Their exponent counts from another number than
+// that of a float does, also where there is no leading one.
+DEVICE float widen_f8(u32 bits) { return bits_to_float((bits & 0x80u) << 24 | (bits & 0x7fu) << 20) * 0x1p120f; }
+
+// The nearest, ties to even, of a number of at most 448.
+DEVICE u32 narrow_f8(float x) {
+    const float size = fabsf(x), floor = 16384.0f;
+    // Below 2^-6 numbers are 2^-9 apart, as those of a float are from `floor` on.
+    u32 small = float_to_bits(size + floor) - float_to_bits(floor);
+    u32 bits = float_to_bits(size);
+    u32 large = ((bits + 0x7ffffu + (bits >> 20 & 1)) >> 20) - (120u << 3);
+    return (float_to_bits(x) >> 24 & 0x80u) | (size < 0x1p-6f ? small : large);
+}
+
+// PLAIN: rows as they are in the matrix: a library reads them too.
+template <bool PLAIN>
+struct KindFloat8 {
+    struct Raw {
+        Words2 rows[2];
+        Words2 scales;
+    };
+
+    static DEVICE_MEMBER Raw fetch(const void* digits, const void* scales, u64 first, u32 group, u32 n_groups,
+                                   u32 lane) {
+        const u64 at = first + group;
+        Raw raw;
+        if (PLAIN) {
+            const Words2* from = (const Words2*)digits + (first * 16 + lane / 4 * n_groups + group) * 4 + lane % 4;
+            raw.rows[0] = load_once(from);
+            raw.rows[1] = load_once(from + n_groups * 32);
+        } else {
+            Words4 words = load_once((const Words4*)digits + at * 32 + lane);
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                raw.rows[i / 2].w[i % 2] = words.w[i];
+            }
+        }
+        raw.scales = load_once((const Words2*)scales + at * 8 + lane / 4);
+        return raw;
+    }
+
+    static DEVICE_MEMBER Fragment widen(const Raw& raw) {
+        Fragment out;
+        UNROLL
+        for (int row = 0; row < 2; row++) {
+            float scale = bits_to_float(raw.scales.w[row]);
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                u32 pair = raw.rows[row].w[i / 2] >> (i % 2 * 16);
+                out.a[i / 2][row + i % 2 * 2] = pack_bf16(widen_f8(pair) * scale, widen_f8(pair >> 8) * scale);
+            }
+        }
+        return out;
+    }
+
+    static DEVICE_MEMBER bf16 one(const void* digits, const void* scales, u64 first, u32 group, u32 n_groups, u32 row,
+                                  u32 element) {
+        const u64 at = first + group;
+        u64 in_tile = ((at * 32 + row % 8 * 4 + element / 8) * 2 + row / 8) * 8 + element % 8;
+        u64 in_rows = (first * 16 + row * n_groups + group) * 32 + element;
+        float scale = ((const float*)scales)[at * 16 + row % 8 * 2 + row / 8];
+        return narrow(widen_f8(((const u8*)digits)[PLAIN ? in_rows : in_tile]) * scale);
+    }
+};
+
+typedef KindFloat8<false> KindF8;
+typedef KindFloat8<true> KindF8Plain;

@@ -1,0 +1,183 @@
+//! Weights of eight bits in a folder: what `quantization_config` says of them, and which scale is whose. Knows no
+//! model.
+//!
+//! How activations were rounded when the model was made (`input_scale`, `activation_scheme`) is read by nobody: here
+//! they are wider, or each row has a scale of its own. Nor are scales for a KV cache of eight bits, which there is not.
+
+use crate::error::Fault;
+use serde_json::Value;
+
+/// Columns that a device has one scale for, at least.
+const COLUMNS: usize = 32;
+
+/// How scales lie over a matrix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scaling {
+    /// Rows and columns with one scale, where the config names them; otherwise a matrix or a row has one.
+    block: Option<[usize; 2]>,
+}
+
+impl Scaling {
+    /// What is in no config is not quantized, or a tensor's type says so.
+    pub fn from_config(config: &Value) -> Result<Scaling, Fault> {
+        let Some(quantized) = config.get("quantization_config").filter(|value| !value.is_null()) else {
+            return Ok(Scaling::default());
+        };
+        let method = quantized["quant_method"].as_str().unwrap_or("nobody knows what");
+        match method {
+            "fp8" => Scaling::of_fp8(quantized),
+            "fbgemm_fp8" => Ok(Scaling::default()),
+            "modelopt" if quantized["quant_algo"] == "FP8" => Ok(Scaling::default()),
+            "compressed-tensors" => Scaling::of_groups(quantized),
+            _ => refused(&format!("by {method}")),
+        }
+    }
+
+    fn of_fp8(quantized: &Value) -> Result<Scaling, Fault> {
+        match quantized.get("fmt").and_then(Value::as_str) {
+            None | Some("e4m3") => Scaling::of_block(quantized.get("weight_block_size")),
+            Some(other) => refused(&format!("as {other}")),
+        }
+    }
+
+    /// All groups have the same.
+    fn of_groups(quantized: &Value) -> Result<Scaling, Fault> {
+        if !matches!(
+            quantized.get("format").and_then(Value::as_str),
+            None | Some("float-quantized" | "naive-quantized")
+        ) {
+            return refused(&format!("in the format {}", quantized["format"]));
+        }
+        let is_there =
+            |key: &str| quantized.get(key).is_some_and(|value| value.as_object().is_some_and(|o| !o.is_empty()));
+        if let Some(key) = ["sparsity_config", "transform_config"].into_iter().find(|key| is_there(key)) {
+            return refused(&format!("with a {key}"));
+        }
+        let Some(groups) = quantized["config_groups"].as_object().filter(|groups| !groups.is_empty()) else {
+            return Fault::malformed("quantization_config has no config_groups");
+        };
+        let mut all = groups.values().map(|group| Scaling::of_weights(&group["weights"]));
+        let first = all.next().unwrap_or_else(|| Ok(Scaling::default()))?;
+        for other in all {
+            if other? != first {
+                return refused("in groups that differ");
+            }
+        }
+        Ok(first)
+    }
+
+    fn of_weights(weights: &Value) -> Result<Scaling, Fault> {
+        let (bits, kind) = (&weights["num_bits"], &weights["type"]);
+        if *bits != 8 || kind != "float" || weights["symmetric"] == false {
+            return refused(&format!("to {kind} of {bits} bits"));
+        }
+        match weights["strategy"].as_str() {
+            Some("tensor" | "channel") => Ok(Scaling::default()),
+            Some("block") => Scaling::of_block(weights.get("block_structure")),
+            other => refused(&format!("by the strategy {}", other.unwrap_or("of nobody"))),
+        }
+    }
+
+    fn of_block(block: Option<&Value>) -> Result<Scaling, Fault> {
+        let Some(block) = block.filter(|block| !block.is_null()) else { return Ok(Scaling::default()) };
+        let length = |i: usize| block[i].as_u64().filter(|n| (1..1 << 24).contains(n)).map(|n| n as usize);
+        match (length(0), length(1), block.as_array().map(Vec::len)) {
+            (Some(rows), Some(columns), Some(2)) if columns.is_multiple_of(COLUMNS) => {
+                Ok(Scaling { block: Some([rows, columns]) })
+            }
+            _ => refused(&format!("in blocks of {block}")),
+        }
+    }
+
+    /// The rows and columns that share a scale, of a matrix with so many scales.
+    pub fn block_of(self, [rows, columns]: [usize; 2], scales: [usize; 2]) -> Result<[usize; 2], Fault> {
+        let fits = |block: &[usize; 2]| [rows.div_ceil(block[0]), columns.div_ceil(block[1])] == scales;
+        let n = scales[0].saturating_mul(scales[1]);
+        match self.block.filter(fits) {
+            _ if n == 1 => Ok([rows, columns]),
+            Some(block) => Ok(block),
+            None if n == rows && scales.contains(&1) => Ok([1, columns]),
+            None => Fault::malformed(format!("{scales:?} scales for a matrix of {rows} x {columns}")),
+        }
+    }
+}
+
+fn refused<T>(how: &str) -> Result<T, Fault> {
+    Fault::unsupported(format!("a folder whose weights are quantized {how} (quantization_config)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(quantized: &str) -> Result<Scaling, Fault> {
+        let config = format!(r#"{{"quantization_config": {quantized}}}"#);
+        Scaling::from_config(&serde_json::from_str(&config).unwrap())
+    }
+
+    #[test]
+    fn what_hubs_have_is_read() {
+        let plain = Ok(Scaling::default());
+        let blocks = Ok(Scaling { block: Some([128, 128]) });
+        assert_eq!(read("null"), plain);
+        assert_eq!(read(r#"{"quant_method": "fp8", "activation_scheme": "static"}"#), plain);
+        assert_eq!(read(r#"{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}"#), blocks);
+        assert_eq!(read(r#"{"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}"#), plain);
+        assert_eq!(read(r#"{"quant_method": "modelopt", "quant_algo": "FP8"}"#), plain);
+        let group = |weights: &str| {
+            read(&format!(
+                r#"{{"quant_method": "compressed-tensors", "format": "float-quantized", "sparsity_config": {{}},
+                    "config_groups": {{"group_0": {{"weights": {weights}, "targets": ["Linear"]}}}}}}"#
+            ))
+        };
+        assert_eq!(group(r#"{"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": true}"#), plain);
+        let block = r#"{"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}"#;
+        assert_eq!(group(block), blocks);
+        for (weights, expect) in [
+            (r#"{"num_bits": 8, "type": "int", "strategy": "channel"}"#, r#"to "int" of 8 bits"#),
+            (r#"{"num_bits": 4, "type": "float", "strategy": "group"}"#, "of 4 bits"),
+            (r#"{"num_bits": 8, "type": "float", "strategy": "group"}"#, "the strategy group"),
+            (
+                r#"{"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [0, 128]}"#,
+                "blocks of [0,128]",
+            ),
+            ("null", "of null bits"),
+        ] {
+            let Err(Fault::Unsupported(why)) = group(weights) else { panic!("{weights}") };
+            assert!(why.contains(expect), "{why}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_is_refused_by_name() {
+        for (quantized, expect) in [
+            (r#"{"quant_method": "gptq", "bits": 4}"#, "by gptq"),
+            (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, "by modelopt"),
+            (r#"{"quant_method": "fp8", "fmt": "e5m2"}"#, "as e5m2"),
+            (r#"{"quant_method": "fp8", "weight_block_size": [128, 40]}"#, "blocks of [128,40]"),
+            (r#"{"quant_method": "fp8", "weight_block_size": 128}"#, "blocks of 128"),
+            (r#"{"quant_method": "compressed-tensors", "format": "pack-quantized"}"#, "pack-quantized"),
+            (r#"{"quant_method": "compressed-tensors", "transform_config": {"a": 1}}"#, "transform_config"),
+            ("{}", "nobody knows what"),
+        ] {
+            let Err(Fault::Unsupported(why)) = read(quantized) else { panic!("{quantized}") };
+            assert!(why.contains(expect) && why.contains("quantization_config"), "{why}");
+        }
+        assert!(matches!(read(r#"{"quant_method": "compressed-tensors"}"#), Err(Fault::Malformed(_))));
+    }
+
+    #[test]
+    fn scales_are_counted() {
+        let (plain, blocks) = (Scaling::default(), Scaling { block: Some([128, 128]) });
+        assert_eq!(plain.block_of([300, 576], [1, 1]), Ok([300, 576]));
+        assert_eq!(plain.block_of([300, 576], [300, 1]), Ok([1, 576]));
+        assert_eq!(plain.block_of([300, 576], [1, 300]), Ok([1, 576]));
+        assert_eq!(blocks.block_of([300, 576], [3, 5]), Ok([128, 128]));
+        assert_eq!(blocks.block_of([96, 64], [1, 1]), Ok([96, 64]));
+        for (scaling, scales) in
+            [(plain, [3, 5]), (plain, [299, 1]), (plain, [30, 10]), (blocks, [3, 4]), (blocks, [0, 9])]
+        {
+            assert!(scaling.block_of([300, 576], scales).is_err(), "{scales:?}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Products of many rows with weights of eight bits, under `fast`. Where each row of the weights has one scale they are
+//! cuBLASLt's in eight bits: the rows that meet them are rounded likewise, each by its own largest number, and what
+//! comes out is multiplied by both scales. Otherwise, or where the library or the device has no way, the weights are
+//! widened to bf16 some at a time, and the library multiplies those; if there are enough rows for that to take less
+//! time than the kernels.
+
+use super::driver::{Bytes, Context, Shape};
+use super::kernels::arguments;
+use super::linear::{FLOAT, Operands};
+use super::lt::Number;
+use super::weights::{GROUP, Kind, Part, TILE};
+use super::{Buffer, Cuda, Matrix, Scratch, by_row};
+use crate::Result;
+use std::sync::Arc;
+
+/// The first GPUs whose tensor cores take numbers of eight bits.
+const CAPABILITY: (u32, u32) = (8, 9);
+/// Weights in bf16 at a time: so many may stay in a cache of the second level between their maker and their reader.
+const WIDENED_BYTES: usize = 64 << 20;
+/// From so many rows on weights are widened. Widening moves five bytes for each weight where the kernels read one,
+/// which is as much time as they lose to the library over some hundreds of rows; reckoned, not measured.
+const WIDENED_ROWS: usize = 512;
+
+/// Where rows in eight bits lie, and weights in bf16. None where no weights need it.
+#[derive(Default)]
+pub(super) struct Room(Option<Places>);
+
+struct Places {
+    rows: Bytes,   // [rows_max, k]
+    scales: Bytes, // [rows_max]
+    widened: Bytes,
+}
+
+impl Room {
+    /// For rows of so many numbers in all.
+    pub fn reserve(&mut self, context: &Arc<Context>, rows_max: usize, n_numbers: usize) -> Result<()> {
+        let fits = |places: &Places| places.rows.len() >= n_numbers && places.scales.len() >= 4 * rows_max;
+        if !self.0.as_ref().is_some_and(fits) {
+            // What is too small goes before its successor comes.
+            self.0 = None;
+            self.0 = Some(Places {
+                rows: Bytes::new(context, "rows in eight bits", n_numbers)?,
+                scales: Bytes::new(context, "scales of rows", 4 * rows_max)?,
+                widened: Bytes::new(context, "weights in bf16", WIDENED_BYTES)?,
+            });
+        }
+        Ok(())
+    }
+
+    pub fn is_made(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl Scratch {
+    /// As much as any buffer that is here needs.
+    pub(super) fn reserve_f8(&mut self, context: &Arc<Context>) -> Result<()> {
+        // A row of bf16 has two bytes for each number.
+        self.f8.reserve(context, self.rows_max, self.rows.len() / 2)
+    }
+}
+
+impl Cuda {
+    /// Behind a matrix that was packed.
+    pub(super) fn with_room(&self, matrix: Matrix) -> Result<Matrix> {
+        if matrix.parts.iter().any(|part| part.kind == Kind::F8Plain) && !self.scratch().f8.is_made() {
+            self.forget_graphs();
+            self.scratch().reserve_f8(&self.context)?;
+        }
+        Ok(matrix)
+    }
+
+    /// x: bf16 rows. False: the kernels are to compute it.
+    pub(super) fn product_in_f8(&self, x: u64, w: &Matrix, part: &Part, n_rows: usize, out: &Buffer) -> bool {
+        let plain = Operands::plain(x, w, part, n_rows, out);
+        let can = self.card.capability >= CAPABILITY && part.is_scaled_by_row;
+        (can && self.in_f8(&plain, w, part)) || (n_rows >= WIDENED_ROWS && self.widened(&plain, w, part))
+    }
+
+    fn in_f8(&self, plain: &Operands, w: &Matrix, part: &Part) -> bool {
+        let scratch = self.scratch();
+        let (Some(places), Some(library)) = (&scratch.f8.0, &self.lt) else { return false };
+        let (to, of_rows) = (places.rows.at(0), places.scales.at(0));
+        let operands = Operands { number: Number::F8, x: to, ..*plain };
+        let mut products = w.pieces.runs().enumerate().map(|(plane, run)| operands.product(plane, run));
+        if !products.all(|product| self.note(library.has_way(&product)).unwrap_or(false)) {
+            return false;
+        }
+        let (from, n_groups) = (plain.x, w.pieces.n_groups);
+        // SAFETY: x has so many rows, and the room is as large as any buffer's rows in eight bits.
+        unsafe { self.launch("quantize_rows", by_row(plain.n_rows), arguments![from, n_groups, to, of_rows]) };
+        if !self.products_of_runs(&operands, w) {
+            return false;
+        }
+        let (ld_out, n_out, scales) = (plain.ld_out as u32, plain.n_out as u32, part.scales.at(0));
+        let shape = Shape { grid: [n_out.div_ceil(1024), plain.n_rows as u32, 1], ..by_row(0) };
+        for plane in 0..w.n_runs {
+            let out = plain.out + (plane * plain.plane) as u64 * FLOAT;
+            let args = arguments![out, ld_out, n_out, scales, n_groups, of_rows];
+            // SAFETY: the product has just been written there, and each row of the part has a scale.
+            unsafe { self.launch("scale_product", shape, args) };
+        }
+        true
+    }
+
+    /// Whole tiles of the weights at a time.
+    fn widened(&self, plain: &Operands, w: &Matrix, part: &Part) -> bool {
+        let scratch = self.scratch();
+        let Some(places) = &scratch.f8.0 else { return false };
+        let (to, n_groups) = (places.widened.at(0), w.pieces.n_groups);
+        let rows_each = WIDENED_BYTES.checked_div(2 * plain.ld).unwrap_or(0) / TILE * TILE;
+        if rows_each == 0 {
+            return false;
+        }
+        (0..part.rows).step_by(rows_each).all(|first| {
+            let n = rows_each.min(part.rows - first);
+            let (digits, scales) = (part.digits.at(first * plain.ld), part.scales.at(first * n_groups as usize * 4));
+            let args = arguments![digits, scales, n_groups, to];
+            // SAFETY: the part has so many rows from there on, a tile's first; there is room for them in bf16.
+            unsafe { self.launch("widen_weights", by_row(n), args) };
+            let out = plain.out + first as u64 * FLOAT;
+            self.products_of_runs(&Operands { w: to, n_out: n, out, ..*plain }, w)
+        })
+    }
+}
+
+const _: () = assert!(GROUP == 32, "a scale of four bytes for each group of a row");

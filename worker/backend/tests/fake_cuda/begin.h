@@ -1,0 +1,17 @@
+// What the libraries that stand over the fake driver ask of it. Each finds it as it would find a real one: by name.
+#pragma once
+
+#include <dlfcn.h>
+#include <stddef.h>
+
+// Work of a stream's: see `fake_cuda_begin`.
+using Begin = int (*)(void*, int (*)(void*), void*, void* (*)(void*), void (*)(void*), void (*)(void*));
+using IsMemory = int (*)(const void*, size_t);
+
+template <class F>
+F of_driver(const char* name) {
+    static void* driver = dlopen("libcuda.so", RTLD_NOW);
+    return reinterpret_cast<F>(dlsym(driver, name));
+}
+
+inline bool is_memory(const void* at, size_t n) { return of_driver<IsMemory>("fake_cuda_is_memory")(at, n); }
