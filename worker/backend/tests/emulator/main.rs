@@ -24,6 +24,7 @@ mod attention;
 mod experts;
 mod functions;
 mod linear;
+mod one_shot;
 mod planted;
 mod pointwise;
 mod sample;
