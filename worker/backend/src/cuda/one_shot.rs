@@ -119,17 +119,11 @@ pub struct OneShot {
 impl OneShot {
     /// None where no kernel has room for it. The terms come in the order of their leaves.
     pub fn new(desks: &[Shown], me: usize, terms: &[Term]) -> Option<OneShot> {
-        let n_of = |rank: usize| terms.iter().filter(|term| term.rank == rank).count();
-        let n_planes_max = (0..desks.len()).map(n_of).max()?;
-        let mut depth = 0;
-        let fits_stack = terms.iter().all(|term| {
-            depth = depth + 1 - term.merges.min(depth);
-            depth <= DEPTH_MAX
-        });
-        let fits = (2..=RANKS_MAX).contains(&desks.len()) && terms.len() <= PLANES_MAX && !terms.is_empty();
-        if !fits || !fits_stack || n_planes_max > REGION / LINE {
+        if !OneShot::fits(desks.len(), terms) {
             return None;
         }
+        let n_of = |rank: usize| terms.iter().filter(|term| term.rank == rank).count();
+        let n_planes_max = (0..desks.len()).map(n_of).max()?;
         let mut ranks = Ranks {
             desks: [0; RANKS_MAX],
             n_ranks: desks.len() as u32,
@@ -145,6 +139,19 @@ impl OneShot {
             (ranks.rank[i], ranks.number[i], ranks.merges[i]) = (term.rank as u8, term.number as u8, term.merges as u8);
         }
         Some(OneShot { ranks, n_planes_max, n_own: n_of(me) })
+    }
+
+    /// Whether a kernel has room for such a sum of so many ranks.
+    pub fn fits(n_ranks: usize, terms: &[Term]) -> bool {
+        let n_of = |rank: usize| terms.iter().filter(|term| term.rank == rank).count();
+        let mut depth = 0;
+        let fits_stack = terms.iter().all(|term| {
+            depth = depth + 1 - term.merges.min(depth);
+            depth <= DEPTH_MAX
+        });
+        let fits_desk = (0..n_ranks).all(|rank| n_of(rank) <= REGION / LINE);
+        let is_some = (2..=RANKS_MAX).contains(&n_ranks) && (1..=PLANES_MAX).contains(&terms.len());
+        is_some && fits_desk && fits_stack
     }
 
     /// Numbers of each plane that one launch adds: a rank's planes of them take half of its desk, 512 KiB.
