@@ -2,7 +2,7 @@
 //! same run; requests and tokens for each CPU-second of its threads, before a replica on `sim`; memory under 10,000
 //! streams.
 //!
-//! `cargo bench -p router --bench load -- [latency] [cpu] [streams]` (all of them, if none is named)
+//! `cargo bench --workspace --bench load -- [latency] [cpu] [streams]` (all of them, if none is named)
 //!
 //! The router is a process of its own, and so is what stands behind it. Latency is taken in windows of two seconds, and
 //! of these the ones count in which others used little of the machine.
