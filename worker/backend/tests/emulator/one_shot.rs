@@ -1,6 +1,10 @@
 //! Sums over the memory of several devices: a thread of the operating system for each rank, whose blocks meet those of
 //! the others in whatever order these come. The bits are the leaves' tree's, from sum to sum, and who waits in vain
 //! ends.
+//!
+//! Planted in copies of the kernel, and caught: either barrier left out, a desk of one side, a wait for the sum before,
+//! numbers taken of who did not come, a flag raised by who has given up. Not caught: the meeting of the warp between
+//! telling and waiting, without which lanes may tell late, and no bit is another.
 
 use crate::arguments;
 use crate::common::Rng;
