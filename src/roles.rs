@@ -503,6 +503,7 @@ pub fn loader(
                 Carrier::Auto => worker::Carrier::Auto,
                 Carrier::Host => worker::Carrier::Host,
                 Carrier::Nccl => worker::Carrier::Nccl,
+                Carrier::Ipc => worker::Carrier::Ipc,
             },
             graphs: graphs == CudaGraphs::Auto,
             ..ModelLoader::new(threads)

@@ -55,11 +55,17 @@ fn a_grid_of_gpus_answers_as_one_does() {
 
 #[test]
 fn a_process_that_is_killed_while_devices_exchange_costs_no_token() {
+    for (collective, said) in [("nccl", "NCCL carries between devices"), ("ipc", "sums go over the devices' memory")] {
+        killed_while_devices_exchange(collective, said);
+    }
+}
+
+fn killed_while_devices_exchange(collective: &str, said: &str) {
     let kernels = Folder::new("killed-kernels");
-    let mut grid = serve(&kernels, &["--tp", "2", "--collective", "nccl"]);
+    let mut grid = serve(&kernels, &["--tp", "2", "--collective", collective]);
     let http = grid.http();
     grid.until_ready(&http);
-    grid.until(&["NCCL carries between devices"]);
+    grid.until(&[said]);
     let ask = || complete(&http, &json!({"prompt": "and on", "max_tokens": 60, "seed": 3, "temperature": 0.8}));
     let whole = ask();
     std::thread::scope(|scope| {

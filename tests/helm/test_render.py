@@ -185,6 +185,7 @@ REFUSED = {
     "f32 on a GPU": ({"device": "cuda", "engine": {"kvDtype": "f32"}}, "bf16"),
     "bf16 on a CPU": ({"engine": {"activations": "bf16"}}, "bf16"),
     "NCCL between CPUs": ({"engine": {"collective": "nccl"}}, "NCCL"),
+    "CUDA IPC between CPUs": ({"engine": {"collective": "ipc"}}, "CUDA IPC"),
     "fast on a CPU": ({"engine": {"numerics": "fast"}}, "fast"),
     "more at once than in a step": ({"engine": {"maxRunning": 600}}, "maxRunning"),
 }

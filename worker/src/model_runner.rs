@@ -536,6 +536,9 @@ impl<D: Device + 'static> Prepared for Parts<D> {
         if collective.take_device(&lent.get().device, carrier, &direct, ended)? {
             tracing::info!(rank = collective.part().place.tp, "NCCL carries between devices");
         }
+        if collective.adds_at_desks() {
+            tracing::info!(rank = collective.part().place.tp, "sums go over the devices' memory");
+        }
         Ok(Box::new(ModelRunner::new(lent, collective, kv, limits)))
     }
 }

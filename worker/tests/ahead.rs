@@ -192,14 +192,16 @@ fn the_host_waits_once_a_step_and_has_told_the_next_by_then() {
 }
 
 #[test]
-fn graphs_carry_sums_through_nccl() {
-    let file = TraceFile::new("nccl");
+fn graphs_carry_sums_of_devices() {
+    let file = TraceFile::new("sums");
     let screws = [("FAKE_CUDA_TRACE", &*file.0)];
-    on_fake_cuda("graphs_carry_sums_through_nccl", &screws, || {
+    on_fake_cuda("graphs_carry_sums_of_devices", &screws, || {
         let (assignment, requests) = (on_cuda(DEEP), mixed(3, 6));
         let expected = alone(&assignment, &requests);
         let mut trace = Trace::new();
-        for (carrier, tp, pp) in [(Carrier::Nccl, 2, 1), (Carrier::Nccl, 2, 2), (Carrier::Host, 1, 2)] {
+        let over_memory = [(Carrier::Ipc, 2, 1), (Carrier::Ipc, 2, 2)];
+        let others = [(Carrier::Nccl, 2, 1), (Carrier::Nccl, 2, 2), (Carrier::Host, 1, 2)];
+        for (carrier, tp, pp) in over_memory.into_iter().chain(others) {
             let loader = ModelLoader { carrier, ..loader(true) };
             let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
             let plan = Plan { chunk: 25, together: 3, in_flight: usize::from(pp), ..Plan::ALONE };
@@ -207,7 +209,10 @@ fn graphs_carry_sums_through_nccl() {
             let played = Player::new(&mut grid, &assignment).play(&requests, plan);
             grid.end();
             assert!(played.outputs == expected.outputs, "{carrier:?} tp {tp}, pp {pp}");
-            assert!(count(&trace.more(), "graph") >= 4, "{carrier:?} tp {tp}, pp {pp}");
+            let asked = trace.more();
+            assert!(count(&asked, "graph") >= 4, "{carrier:?} tp {tp}, pp {pp}");
+            let is_over_memory = carrier == Carrier::Ipc;
+            assert_eq!(count(&asked, "launch sum_one_shot") > 0, is_over_memory, "{carrier:?} tp {tp}, pp {pp}");
         }
     });
 }

@@ -12,14 +12,14 @@ compile() {
     "${CXX:-c++}" -std=c++17 -O1 -Wall -Wextra -Wno-unused-function -DEMULATOR -fPIC -fno-strict-aliasing \
         -ffp-contract=off -I"$here" "$@"
 }
-for unit in attention experts linear norms rows sample; do
+for unit in attention experts linear norms one_shot rows sample; do
     compile -DKERNELS="\"$here/../src/cuda/kernels/$unit.cu\"" -DIS_$unit -c "$here/kernels.cpp" -o "$objects/$unit.o"
 done
 compile -c "$here/emulator.cpp" -o "$objects/emulator.o"
 for more in "$@"; do
     compile -c "$more" -o "$objects/more_$(basename "$more").o"
 done
-"${CXX:-c++}" -shared -o "$objects/out.so" "$objects"/*.o
+"${CXX:-c++}" -shared -pthread -o "$objects/out.so" "$objects"/*.o
 # In one step, so that nobody loads a half of it.
 mv "$objects/out.so" "$out.$$"
 mv "$out.$$" "$out"

@@ -4,9 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 
 #if defined(__x86_64__)
 extern "C" void emulator_switch(void** save, void* to);
@@ -26,6 +28,7 @@ constexpr size_t SHARED_BYTES = 227 << 10;
 struct Kernel {
     Trampoline call;
     std::vector<size_t> sizes;
+    bool is_together;
 };
 
 std::map<std::string, Kernel>& kernels() {
@@ -320,9 +323,63 @@ void multiply_tiles(float (&acc)[4], unsigned a0, unsigned a1, unsigned a2, unsi
     memcpy(acc, out.acc, sizeof out.acc);
 }
 
-Registered::Registered(const char* name, Trampoline call, std::vector<size_t> sizes) {
-    kernels()[name] = {call, std::move(sizes)};
+unsigned long long nanoseconds() {
+    auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return (unsigned long long)std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
+
+void wait_a_little() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+
+Registered::Registered(const char* name, Trampoline call, std::vector<size_t> sizes, bool is_together) {
+    kernels()[name] = {call, std::move(sizes), is_together};
+}
+
+namespace {
+
+struct Launch {
+    const Kernel* kernel;
+    void** arguments;
+    Dim3 grid, size;
+    unsigned n_dynamic;
+    int order;
+};
+
+// By the thread that calls; what went wrong, if something did.
+std::string run_in(const Launch& launch, uint64_t at) {
+    machine.error.clear();
+    machine.kernel = launch.kernel;
+    machine.arguments = launch.arguments;
+    machine.n_dynamic = launch.n_dynamic;
+    Dim3 grid = launch.grid;
+    block.size = launch.size;
+    block.grid = grid;
+    uint64_t x = at % grid.x, y = at / grid.x % grid.y, z = at / grid.x / grid.y;
+    block.index = {(unsigned)x, (unsigned)y, (unsigned)z};
+    run_block(launch.size.x * launch.size.y * launch.size.z, launch.order);
+    return machine.error;
+}
+
+std::string run_one_by_one(const Launch& launch, uint64_t n_blocks) {
+    std::string error;
+    // Blocks may run in any order too.
+    for (uint64_t i = 0; i < n_blocks && error.empty(); i++) {
+        error = run_in(launch, launch.order == 1 ? n_blocks - 1 - i : i);
+    }
+    return error;
+}
+
+std::string run_together(const Launch& launch, uint64_t n_blocks) {
+    std::vector<std::string> errors(n_blocks);
+    std::vector<std::thread> threads;
+    for (uint64_t i = 0; i < n_blocks; i++) threads.emplace_back([&, i] { errors[i] = run_in(launch, i); });
+    for (std::thread& thread : threads) thread.join();
+    for (std::string& error : errors) {
+        if (!error.empty()) return error;
+    }
+    return "";
+}
+
+}  // namespace
 
 }  // namespace emulator
 
@@ -340,20 +397,16 @@ int emulator_launch(const char* name, const unsigned* grid, const unsigned* size
     else if (is_empty || n > 1024 || n % 32 != 0) machine.error = "an empty or too large launch, or half a warp";
     else if (n_dynamic > SHARED_BYTES) machine.error = "a block has no so much shared memory";
     if (!machine.error.empty()) return 1;
-    machine.kernel = &found->second;
-    machine.arguments = arguments;
-    machine.n_dynamic = n_dynamic;
-    block.size = {size[0], size[1], size[2]};
-    block.grid = {grid[0], grid[1], grid[2]};
+    Launch launch = {&found->second, arguments, {grid[0], grid[1], grid[2]}, {size[0], size[1], size[2]}, n_dynamic, order};
     uint64_t n_blocks = (uint64_t)grid[0] * grid[1] * grid[2];
-    for (uint64_t i = 0; i < n_blocks && machine.error.empty(); i++) {
-        // Blocks may run in any order too.
-        uint64_t at = order == 1 ? n_blocks - 1 - i : i;
-        uint64_t x = at % grid[0], y = at / grid[0] % grid[1], z = at / grid[0] / grid[1];
-        block.index = {(unsigned)x, (unsigned)y, (unsigned)z};
-        run_block(n, order);
-    }
+    machine.error = (launch.kernel->is_together ? run_together : run_one_by_one)(launch, n_blocks);
     return machine.error.empty() ? 0 : 1;
+}
+
+// Whether a kernel's blocks wait for those of other launches.
+int emulator_waits(const char* name) {
+    auto found = emulator::kernels().find(name);
+    return found != emulator::kernels().end() && found->second.is_together;
 }
 
 // What the last launch of this thread did wrong.

@@ -1,11 +1,11 @@
 // Runs CUDA kernels on the CPU: what `device.cuh` and the kernels ask of a compiler and of a device. One fiber for each
-// thread of a block, one block at a time, blocks of a launch one after another.
+// thread of a block, one block at a time, blocks of a launch one after another, but for kernels that wait for others.
 //
 // A thread runs until it waits at a barrier or meets its warp, and then the next of a fixed order: ascending,
 // descending, shuffled, or one warp as far ahead of the others as it gets. What is missing between two threads shows up
 // as another result in another order. Shared memory
 // is full of NaN when a block begins; asynchronous copies land no sooner than they are waited for. Not emulated: caches
-// and the order of writes to global memory, blocks at the same time, the sums inside a tensor core.
+// and the order of writes to global memory, other blocks at the same time, the sums inside a tensor core.
 #pragma once
 #include <math.h>
 #include <stddef.h>
@@ -80,6 +80,9 @@ unsigned char* shared_dynamic();
 void copy_async(void* to, const void* from);
 void commit_copies();
 void copies_arrived(int n_under_way);
+// Of the time of day, for kernels that wait for others; and a rest for these.
+unsigned long long nanoseconds();
+void wait_a_little();
 void multiply_tiles(float (&acc)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1);
 
 template <class To, class From>
@@ -162,7 +165,7 @@ static inline unsigned ballot(bool is) {
 // By name, with pointers to the arguments, as a driver launches.
 using Trampoline = void (*)(void** arguments);
 struct Registered {
-    Registered(const char* name, Trampoline call, std::vector<size_t> sizes);
+    Registered(const char* name, Trampoline call, std::vector<size_t> sizes, bool is_together);
 };
 
 template <class... A, size_t... I>
@@ -182,9 +185,12 @@ static inline std::vector<size_t> sizes(void (*)(A...)) {
 
 }  // namespace emulator
 
-#define EMULATED(kernel)                                    \
+#define REGISTERED(kernel, is_together)                     \
     static emulator::Registered kernel##_is_registered(     \
-        #kernel, [](void** p) { emulator::call(&kernel, p); }, emulator::sizes(&kernel));
+        #kernel, [](void** p) { emulator::call(&kernel, p); }, emulator::sizes(&kernel), is_together);
+#define EMULATED(kernel) REGISTERED(kernel, false)
+// Its blocks wait for those of other launches, so they run at the same time, each in a thread of the operating system.
+#define EMULATED_TOGETHER(kernel) REGISTERED(kernel, true)
 
 #define threadIdx (emulator::fiber->thread)
 #define blockIdx (emulator::block.index)

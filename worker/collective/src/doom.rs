@@ -1,13 +1,14 @@
 //! How a rank's waits are ended from outside, and how its peers hear of it.
 
 use crate::link::{Link, Side, hung_up};
-use crate::nccl::Watch;
+use crate::nccl::{Fault, Watch};
+use crate::one_shot;
 use crate::region::Region;
 use crate::sleep;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use types::Rank;
 
 /// Ends every wait of its rank, from any thread, and tells the peers.
@@ -72,6 +73,8 @@ pub struct Doom {
     peers: Vec<Way>,
     /// Where the devices wait, too.
     watch: OnceLock<Arc<Watch>>,
+    /// Where they wait at desks; it goes with them.
+    desks: OnceLock<Weak<one_shot::Watch>>,
 }
 
 /// No rank has this number.
@@ -95,7 +98,7 @@ impl Doom {
         };
         let peers = links.map(way).collect::<Result<_, _>>()?;
         let (ended, awaited, watch) = (AtomicBool::new(false), AtomicU32::new(NOBODY), OnceLock::new());
-        Ok(Doom { rank, ended, awaited, bell, peers, watch })
+        Ok(Doom { rank, ended, awaited, bell, peers, watch, desks: OnceLock::new() })
     }
 
     pub fn is_ended(&self) -> bool {
@@ -111,6 +114,11 @@ impl Doom {
     pub fn watched_by(&self, watch: Arc<Watch>) {
         // There is one at most.
         let _first = self.watch.set(watch);
+    }
+
+    /// Likewise.
+    pub fn desks_watched_by(&self, watch: &Arc<one_shot::Watch>) {
+        let _first = self.desks.set(Arc::downgrade(watch));
     }
 
     /// Whether a peer has ended, whatever it has sent before.
@@ -160,6 +168,9 @@ impl Doom {
         self.bell.bell().always(sleep::wake);
         if let Some(watch) = self.watch.get() {
             watch.abort();
+        }
+        if let Some(watch) = self.desks.get().and_then(Weak::upgrade) {
+            watch.end(Fault::Aborted);
         }
     }
 }

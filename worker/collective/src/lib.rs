@@ -21,7 +21,8 @@
 //! Each pair that has something to say has a link: two rings in shared memory, or a TCP connection. Frames carry epoch,
 //! kind, shape or step, and a number: ranks that are out of step get an error that names the peer, never wrong numbers.
 //! All operations move what they send and what they receive together, wait until a deadline, and can be aborted.
-//! Where all have NCCL, rows, planes and logits stay on the devices (`nccl`), and an operation only begins.
+//! Where all have NCCL, rows, planes and logits stay on the devices (`nccl`), and an operation only begins. So it is with
+//! sums of ranks of one host whose devices reach each other's memory (`one_shot`), with NCCL or without.
 //!
 //! An enum and not a trait: there is one way to be several, and its callers need no second type parameter for it.
 #![allow(unsafe_code, reason = "memory that processes share; each block says why it holds")]
@@ -42,6 +43,7 @@ mod link;
 mod mesh;
 mod moves;
 mod nccl;
+mod one_shot;
 mod ops;
 mod plan;
 mod region;
@@ -107,7 +109,7 @@ impl Collective {
     }
 
     /// Settles what carries numbers between the ranks' devices, once the ranks have met. Says whether anything of this
-    /// rank's goes from device to device, without the host.
+    /// rank's goes through NCCL; `adds_at_desks` says whether anything goes over the devices' own memory.
     pub fn take_device<M: Memory>(
         &mut self,
         device: &M,
@@ -117,7 +119,19 @@ impl Collective {
     ) -> Result<bool> {
         match self {
             Collective::Solo(_) => Ok(false),
-            Collective::Mesh(mesh) => mesh.take_device(device, carrier, limits, ended),
+            Collective::Mesh(mesh) => {
+                let has_nccl = mesh.take_device(device, carrier, limits, ended)?;
+                mesh.meet_at_desks(device, carrier, limits)?;
+                Ok(has_nccl)
+            }
+        }
+    }
+
+    /// Whether sums that are small, at least, go over memory that the devices of the stage reach of each other.
+    pub fn adds_at_desks(&self) -> bool {
+        match self {
+            Collective::Solo(_) => false,
+            Collective::Mesh(mesh) => mesh.has_desks(),
         }
     }
 

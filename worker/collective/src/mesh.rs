@@ -8,6 +8,7 @@ use crate::frame::{Head, Kind};
 use crate::link::{Fault, Link};
 use crate::moves::{Ends, Move, OwnerOf, Way};
 use crate::nccl::{Direct, Watch};
+use crate::one_shot::{self, Desks};
 use crate::region::Region;
 use crate::wait::{Idle, Waits};
 use std::sync::Arc;
@@ -49,6 +50,8 @@ pub struct Mesh {
     pub(crate) spent: Spent,
     /// What goes from device to device.
     pub(crate) direct: Option<Box<Direct>>,
+    /// Where its stage adds.
+    pub(crate) desks: Option<Box<Desks>>,
 }
 
 #[derive(Debug)]
@@ -113,7 +116,8 @@ impl Mesh {
         let scratch = Scratch { stack: vec![0.0; STACK], ..Scratch::default() };
         let (part, grid) = (layout.part(rank), layout.grid());
         let (moves, spent) = (Vec::new(), Spent::default());
-        Ok(Mesh { part, rank, grid, epoch, peers, waits, doom, bell, moves, scratch, spent, direct: None })
+        let (direct, desks) = (None, None);
+        Ok(Mesh { part, rank, grid, epoch, peers, waits, doom, bell, moves, scratch, spent, direct, desks })
     }
 
     pub fn abort_handle(&self) -> AbortHandle {
@@ -130,6 +134,10 @@ impl Mesh {
 
     pub(crate) fn watched_by(&self, watch: Arc<Watch>) {
         self.doom.watched_by(watch);
+    }
+
+    pub(crate) fn desks_watched_by(&self, watch: &Arc<one_shot::Watch>) {
+        self.doom.desks_watched_by(watch);
     }
 
     pub(crate) fn is_ended(&self) -> bool {
@@ -335,6 +343,9 @@ impl Drop for Mesh {
     fn drop(&mut self) {
         if self.doom.is_ended() {
             return;
+        }
+        if let Some(desks) = self.desks.as_ref().filter(|_| !std::thread::panicking()) {
+            desks.leave();
         }
         if let Some(direct) = self.direct.take().filter(|_| !std::thread::panicking()) {
             direct.leave();

@@ -18,4 +18,4 @@ pub use table::{NcclError, NcclVersion, nccl_version};
 
 pub(crate) use meet::Direct;
 pub(crate) use ops::Planes;
-pub(crate) use watch::Watch;
+pub(crate) use watch::{Fault, Watch};

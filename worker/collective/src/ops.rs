@@ -50,9 +50,14 @@ impl Mesh {
             // The one plane is the sum.
             return Ok(());
         }
-        if let Some((cuda, buffer)) = device.cuda().zip(M::cuda_buffer(planes)).filter(|_| self.has_direct_stage()) {
-            let n_cols = device.cols(planes);
-            return self.sum_on_device(cuda, buffer, Planes { idx, n_leaves, n_rows, n_cols });
+        if let Some((cuda, buffer)) = device.cuda().zip(M::cuda_buffer(planes)) {
+            let planes = Planes { idx, n_leaves, n_rows, n_cols: device.cols(planes) };
+            if self.adds_at_desks(planes) {
+                return self.sum_at_desks(cuda, buffer, planes);
+            }
+            if self.has_direct_stage() {
+                return self.sum_on_device(cuda, buffer, planes);
+            }
         }
         let tag = u64::from(n_leaves) << 32 | n_rows as u64;
         let sum = Sum { idx, n_rows, n_cols: device.cols(planes), tag };

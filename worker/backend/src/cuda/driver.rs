@@ -4,6 +4,10 @@
 //! cudarc resolves symbols at the first call and panics where the library is missing, so nothing here is called before
 //! `Driver::find` has seen it.
 
+mod peers;
+
+pub(crate) use peers::{Handle, Opened};
+
 use crate::{Error, Result};
 use cudarc::driver::{result, sys};
 use std::ffi::{CStr, c_void};

@@ -140,6 +140,7 @@ pub(super) const UNITS: &[Unit] = &[
         ],
     },
     Unit { main: text!("experts.cu"), kernels: &["route", "group_choices", "fold_experts"] },
+    Unit { main: text!("one_shot.cu"), kernels: &["sum_one_shot"] },
     Unit { main: text!("sample.cu"), kernels: &["draw", "draw_filtered", "take_drawn"] },
 ];
 

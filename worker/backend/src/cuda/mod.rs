@@ -11,6 +11,7 @@
 //! uploads   what a pass tells the device: positions, tables, tokens
 //! clock     when passes began and ended
 //! graphs    passes that are like others, recorded and begun again as one
+//! one_shot  sums of ranks whose devices reach each other's memory
 //! direct    the device as a library sees it that moves memory between devices
 //! the rest  the operations, each a launch or two
 //! ```
@@ -30,6 +31,7 @@ mod graphs;
 mod kernels;
 mod linear;
 mod lt;
+mod one_shot;
 mod pointwise;
 mod sample;
 mod uploads;
@@ -42,6 +44,7 @@ pub use driver::{Card, Driver};
 pub use experts::Routes;
 pub use kernels::{compile, kernel_names};
 pub use lt::{LtVersion, lt_version};
+pub use one_shot::{Desk, OneShot, Shown, Term, Told};
 pub use weights::Matrix;
 
 use crate::cpu::{Cpu, CpuConfig};
@@ -85,6 +88,8 @@ pub struct Cuda {
     fault: Mutex<Option<Error>>,
     graphs: Mutex<Graphs>,
     clock: Mutex<Clock>,
+    /// What other ranks were shown last.
+    desk: Mutex<Option<Arc<one_shot::Desk>>>,
     /// Under `fast`.
     lt: Option<lt::Library>,
     stream: Stream,
@@ -173,6 +178,7 @@ impl Cuda {
             draws: Mutex::new(sample::Room::new(&context)?),
             fault: Mutex::new(None),
             clock: Mutex::new(Clock::new(&context)?),
+            desk: Mutex::new(None),
             graphs: Mutex::new(Graphs::new(&context, &card, config.graphs)?),
             lt: (config.pace == Pace::Fast).then(|| lt::Library::open(&context)).transpose()?,
             stream: Stream::new(&context)?,

@@ -25,6 +25,7 @@ mod experts;
 mod f8;
 mod functions;
 mod linear;
+mod one_shot;
 mod planted;
 mod pointwise;
 mod sample;

@@ -6,18 +6,25 @@
 // between guards, and what is not there cannot be copied. Work may have to wait for other streams or other processes:
 // then streams go on without being asked, as those of a device do. Who asks how far a stream is finds it a little
 // further each time. While a thread records, it is refused what a real driver refuses then; a record has copies of
-// arguments, and not of what they point to.
+// arguments, and not of what they point to. Memory of whole pieces of two MiB is a file that other processes may open. A
+// kernel that waits for others runs in threads of its own meanwhile, and may reach another device's memory only where
+// that was asked for.
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,12 +33,14 @@ extern "C" int emulator_launch(const char* name, const unsigned* grid, const uns
                                void** arguments, int order);
 extern "C" const char* emulator_error();
 extern "C" int emulator_parameters(const char* name, const size_t** sizes);
+extern "C" int emulator_waits(const char* name);
 
 namespace {
 
 enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101,
             NOT_READY = 600,
             INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719,
+            PEER_ACCESS_UNSUPPORTED = 217, PEER_ACCESS_ALREADY = 704,
             CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_ISOLATION = 905,
             CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907 };
 
@@ -72,6 +81,19 @@ struct Stream {
     bool is_invalid = false;
 };
 
+// Memory that other processes may open: a file of nobody but those who have it.
+struct Shared {
+    int file;
+    size_t whole;
+};
+
+// What another process is told of it.
+struct Handle {
+    int process, file;
+    size_t whole;
+    char unused[48];
+};
+
 struct Module {
     std::string unit;
 };
@@ -88,6 +110,12 @@ long number(const char* name, long otherwise) {
 struct Driver {
     std::mutex mutex;
     std::map<uintptr_t, size_t> memory, pinned;
+    std::map<uintptr_t, Shared> shared;
+    // Of other processes, by where they lie here.
+    std::map<uintptr_t, size_t> opened;
+    // Which context memory belongs to, and which context may reach which other's.
+    std::map<uintptr_t, void*> owners;
+    std::set<std::pair<void*, void*>> reached;
     std::vector<Stream*> streams;
     size_t n_bytes = 0;
     // Streams go on by themselves.
@@ -264,17 +292,43 @@ CALL cuGetErrorName(int code, const char** text) {
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
+namespace {
+
+constexpr size_t SHARED_PIECE = 2 << 20;
+
+// Between guards, and full of what nobody has meant.
+char* allocate(size_t n) {
+    bool is_shared = n % SHARED_PIECE == 0;
+    size_t line = is_shared ? 4096 : 256, whole = (n + 2 * GUARD + line - 1) / line * line;
+    void* memory = nullptr;
+    int file = -1;
+    if (is_shared) {
+        file = memfd_create("fake-cuda", MFD_CLOEXEC);
+        if (file < 0 || ftruncate(file, (off_t)whole) != 0) return nullptr;
+        memory = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (memory == MAP_FAILED) return nullptr;
+    } else {
+        memory = aligned_alloc(256, whole);
+        if (!memory) return nullptr;
+    }
+    memset(memory, GUARD_BYTE, whole);
+    char* start = static_cast<char*>(memory) + GUARD;
+    memset(start, 0xff, n);
+    if (is_shared) driver().shared[reinterpret_cast<uintptr_t>(start)] = {file, whole};
+    return start;
+}
+
+}  // namespace
+
 CALL cuMemAlloc_v2(uintptr_t* at, size_t n) {
     ENTER_UNSAFE;
     if (n == 0) return INVALID_VALUE;
     if (driver().n_bytes + n > (size_t)driver().n_bytes_max) return OUT_OF_MEMORY;
-    size_t whole = (n + 2 * GUARD + 255) / 256 * 256;
-    char* memory = static_cast<char*>(aligned_alloc(256, whole));
+    char* memory = allocate(n);
     if (!memory) return OUT_OF_MEMORY;
-    memset(memory, GUARD_BYTE, whole);
-    memset(memory + GUARD, 0xff, n);
-    *at = reinterpret_cast<uintptr_t>(memory) + GUARD;
+    *at = reinterpret_cast<uintptr_t>(memory);
     driver().memory[*at] = n;
+    driver().owners[*at] = context;
     driver().n_bytes += n;
     return SUCCESS;
 }
@@ -293,7 +347,12 @@ CALL cuMemFree_v2(uintptr_t at) {
     }
     driver().n_bytes -= found->second;
     driver().memory.erase(found);
-    free(memory - GUARD);
+    driver().owners.erase(at);
+    auto shared = driver().shared.find(at);
+    if (shared == driver().shared.end()) return free(memory - GUARD), SUCCESS;
+    munmap(memory - GUARD, shared->second.whole);
+    close(shared->second.file);
+    driver().shared.erase(shared);
     return SUCCESS;
 }
 
@@ -399,6 +458,53 @@ CALL cuMemsetD2D8Async(uintptr_t to, size_t pitch, unsigned char value, size_t w
         return SUCCESS;
     });
     return SUCCESS;
+}
+
+// ---- memory of others -----------------------------------------------------------------------------------------------
+
+static_assert(sizeof(Handle) == 64, "as the driver's");
+
+CALL cuDeviceCanAccessPeer(int* can, int device, int other) {
+    if (device >= driver().n_devices || other >= driver().n_devices) return INVALID_DEVICE;
+    return *can = device != other && number("FAKE_CUDA_PEERS", 1) != 0, SUCCESS;
+}
+
+CALL cuCtxEnablePeerAccess(void* other, unsigned flags) {
+    ENTER;
+    if (flags != 0 || other == context) return INVALID_VALUE;
+    if (number("FAKE_CUDA_PEERS", 1) == 0) return PEER_ACCESS_UNSUPPORTED;
+    return driver().reached.insert({context, other}).second ? SUCCESS : PEER_ACCESS_ALREADY;
+}
+
+CALL cuIpcGetMemHandle(Handle* handle, uintptr_t at) {
+    ENTER;
+    auto found = driver().shared.find(at);
+    // A real one would show what lies beside it too.
+    if (found == driver().shared.end()) return INVALID_VALUE;
+    return *handle = {getpid(), found->second.file, found->second.whole, {}}, SUCCESS;
+}
+
+CALL cuIpcOpenMemHandle_v2(uintptr_t* at, Handle handle, unsigned flags) {
+    ENTER_UNSAFE;
+    if (handle.process == getpid()) return INVALID_CONTEXT;
+    if (flags != 1 || number("FAKE_CUDA_IPC", 1) == 0) return INVALID_VALUE;
+    std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
+    int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (file < 0) return INVALID_HANDLE;
+    void* memory = mmap(nullptr, handle.whole, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (memory == MAP_FAILED) return OUT_OF_MEMORY;
+    *at = reinterpret_cast<uintptr_t>(memory) + GUARD;
+    driver().opened[*at] = handle.whole;
+    return SUCCESS;
+}
+
+CALL cuIpcCloseMemHandle(uintptr_t at) {
+    ENTER_UNSAFE;
+    auto found = driver().opened.find(at);
+    if (found == driver().opened.end()) return INVALID_VALUE;
+    munmap(reinterpret_cast<void*>(at - GUARD), found->second);
+    return driver().opened.erase(found), SUCCESS;
 }
 
 // ---- streams and events ---------------------------------------------------------------------------------------------
@@ -595,26 +701,96 @@ CALL cuModuleGetFunction(void** made, void*, const char* name) {
 // Besides what a kernel has without asking, which is something in all but the emptiest.
 CALL cuFuncSetAttribute(void*, int, int value) { return value + 16 <= 227 << 10 ? SUCCESS : INVALID_VALUE; }
 
+namespace {
+
+struct Launch {
+    std::string name;
+    unsigned grid[3], block[3], n_shared;
+    std::vector<std::string> values;
+};
+
+// With arguments of its own: a kernel may change them. What went wrong, if something did.
+std::string run_kernel(const Launch& launch, long order) {
+    std::vector<std::string> own = launch.values;
+    std::vector<void*> pointers;
+    for (std::string& value : own) pointers.push_back(value.data());
+    const char* name = launch.name.c_str();
+    int failed = emulator_launch(name, launch.grid, launch.block, launch.n_shared, pointers.data(), (int)order);
+    return failed ? launch.name + ": " + emulator_error() : "";
+}
+
+// Streams go on without being asked.
+void keep_running() {
+    if (driver().is_running) return;
+    driver().is_running = true;
+    std::thread([] {
+        for (;; usleep(500)) {
+            Held held(driver().mutex);
+            run_all();
+        }
+    }).detach();
+}
+
+// A kernel that waits for others': it runs while the driver does something else.
+Work beside(const Launch& launch, long order) {
+    struct Running {
+        bool has_begun = false;
+        std::atomic<bool> has_ended{false};
+        std::string error;
+    };
+    auto running = std::make_shared<Running>();
+    return [=] {
+        if (!running->has_begun) {
+            running->has_begun = true;
+            std::thread([=] {
+                running->error = run_kernel(launch, order);
+                running->has_ended = true;
+            }).detach();
+        }
+        if (!running->has_ended) return PENDING;
+        return running->error.empty() ? (int)SUCCESS : fail(LAUNCH_FAILED, running->error.c_str());
+    };
+}
+
+// Whether all memory that the arguments name is this device's, or was reached for.
+bool reaches(const Launch& launch) {
+    for (const std::string& value : launch.values) {
+        for (size_t at = 0; at + sizeof(uintptr_t) <= value.size(); at += sizeof(uintptr_t)) {
+            uintptr_t word;
+            memcpy(&word, value.data() + at, sizeof word);
+            auto owner = driver().owners.find(word);
+            bool is_own = owner == driver().owners.end() || owner->second == context;
+            if (!is_own && !driver().reached.count({context, owner->second})) return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
 CALL cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                     unsigned n_shared, void* stream, void** arguments, void**) {
     ENTER;
-    std::string name = static_cast<Function*>(function)->name;
+    Launch launch = {static_cast<Function*>(function)->name, {gx, gy, gz}, {bx, by, bz}, n_shared, {}};
     const size_t* sizes;
-    int n = emulator_parameters(name.c_str(), &sizes);
-    if (n < 0 || gx == 0 || gy == 0 || gz == 0) return fail(INVALID_VALUE, ("a launch of " + name).c_str());
-    std::vector<std::string> values;
-    for (int i = 0; i < n; i++) values.emplace_back(static_cast<char*>(arguments[i]), sizes[i]);
+    int n = emulator_parameters(launch.name.c_str(), &sizes);
+    if (n < 0 || gx == 0 || gy == 0 || gz == 0) return fail(INVALID_VALUE, ("a launch of " + launch.name).c_str());
+    for (int i = 0; i < n; i++) launch.values.emplace_back(static_cast<char*>(arguments[i]), sizes[i]);
+    if (!reaches(launch)) return fail(LAUNCH_FAILED, (launch.name + " reaches for another device's memory").c_str());
     long order = driver().order;
     bool fails = ++driver().n_launches == driver().failing_launch;
-    trace("launch", name);
+    trace("launch", launch.name);
+    if (emulator_waits(launch.name.c_str()) && stream) {
+        keep_running();
+        auto begin = [=] { return beside(launch, order); };
+        if (!stream_of(stream).capture) return push(stream, begin());
+        stream_of(stream).capture->nodes.push_back({begin, [] {}});
+        return SUCCESS;
+    }
     return push(stream, [=] {
         if (fails) return fail(LAUNCH_FAILED, "a launch that was to fail");
-        std::vector<std::string> own = values;
-        std::vector<void*> pointers;
-        for (std::string& value : own) pointers.push_back(value.data());
-        unsigned grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
-        if (emulator_launch(name.c_str(), grid, block, n_shared, pointers.data(), (int)order) == 0) return (int)SUCCESS;
-        return fail(LAUNCH_FAILED, (name + ": " + emulator_error()).c_str());
+        std::string error = run_kernel(launch, order);
+        return error.empty() ? (int)SUCCESS : fail(LAUNCH_FAILED, error.c_str());
     });
 }
 
@@ -635,15 +811,7 @@ CALL fake_cuda_begin(void* stream, int (*work)(void*), void* of, void* (*fresh)(
     } else {
         push(stream, [=] { return work(of); });
     }
-    if (!driver().is_running) {
-        driver().is_running = true;
-        std::thread([] {
-            for (;; usleep(500)) {
-                Held held(driver().mutex);
-                run_all();
-            }
-        }).detach();
-    }
+    keep_running();
     return SUCCESS;
 }
 

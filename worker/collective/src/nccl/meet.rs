@@ -17,13 +17,16 @@ use std::time::{Duration, Instant};
 /// What carries numbers between the ranks' devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Carrier {
-    /// NCCL where all who exchange have it, each with a device of its own; otherwise the host.
+    /// NCCL where all who exchange have it, each with a device of its own; otherwise the host. Sums of ranks whose
+    /// devices reach each other's memory go over that: small ones, and without NCCL all.
     #[default]
     Auto,
     /// The mesh, through the host.
     Host,
-    /// NCCL, or nothing. From 2.30 on ranks may share a device.
+    /// NCCL alone, or nothing. From 2.30 on ranks may share a device.
     Nccl,
+    /// As `Auto`, but sums go over the devices' memory or nowhere, and ranks may share a device for that.
+    Ipc,
 }
 
 /// The largest exchanges: what memory is made for.

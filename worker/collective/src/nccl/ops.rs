@@ -44,8 +44,7 @@ impl From<backend::Error> for Stopped {
 type Begun = std::result::Result<(), Stopped>;
 
 impl Mesh {
-    /// Whether what was begun can be believed. Whoever has read from the device asks.
-    pub fn settle(&mut self) -> Result<()> {
+    pub(crate) fn settle_direct(&mut self) -> Result<()> {
         let fault = self.direct.as_ref().and_then(|direct| direct.watch.fault().cloned());
         match fault {
             None => Ok(()),
@@ -54,11 +53,12 @@ impl Mesh {
     }
 
     pub(crate) fn adds_on_device(&self) -> bool {
-        self.tp_size() == 1 || self.has_direct_stage()
+        self.tp_size() == 1 || self.has_direct_stage() || self.has_desks()
     }
 
     /// What was recorded is under way: the watch looks after it as after what was begun.
     pub(crate) fn has_repeated<M: Memory>(&mut self, device: &M) -> Result<()> {
+        self.has_repeated_at_desks(device)?;
         let Some(cuda) = device.cuda().filter(|_| self.has_direct_stage()) else { return Ok(()) };
         self.directly(|_, direct| {
             direct.watch.begins();

@@ -191,3 +191,59 @@ DEVICE u32 count_up(u32* at) {
     return atomicAdd(at, 1u);
 #endif
 }
+
+// What ranks tell each other through memory that several devices reach: who sees what was stored sees all that was
+// written before it, by its whole block if a barrier lies between.
+DEVICE void store_release(u64* at, u64 value) {
+#ifdef EMULATOR
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+#else
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+#endif
+}
+
+DEVICE void store_release(u32* at, u32 value) {
+#ifdef EMULATOR
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+#else
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+#endif
+}
+
+DEVICE u64 load_acquire(const u64* at) {
+#ifdef EMULATOR
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+#else
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+#endif
+}
+
+DEVICE u32 load_acquire(const u32* at) {
+#ifdef EMULATOR
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+#else
+    u32 value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+#endif
+}
+
+// Of a clock that only goes forward.
+DEVICE u64 nanoseconds() {
+#ifdef EMULATOR
+    return emulator::nanoseconds();
+#else
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+#endif
+}
+
+// Between two looks at what somebody else is to write. On a device a look takes long enough.
+DEVICE void wait_a_little() {
+#ifdef EMULATOR
+    emulator::wait_a_little();
+#endif
+}

@@ -113,6 +113,34 @@ struct Drawn {
 #define DRAWN_NONE 0xffffffffu
 #define DRAWN_BY_HOST 0xfffffffeu
 
+// A sum of the ranks of a stage that reach each other's memory. Each rank has a desk, of ONE_SHOT_DESK bytes on its own
+// device, zeroed before anybody uses it:
+//   0               u64 [BLOCKS]         sums that this rank's blocks have finished, written by itself
+//   ONE_SHOT_FLAGS  u64 [BLOCKS][RANKS]  the last sum for which that rank's block has laid its planes on its own desk
+//   ONE_SHOT_BROKEN u64                  not 0: this rank has given up a sum, and says no more to the others
+//   ONE_SHOT_DATA   f32 [2][BLOCKS][REGION]  planes, side by side: of even sums and of odd ones
+#define ONE_SHOT_RANKS 8
+#define ONE_SHOT_PLANES 128
+#define ONE_SHOT_BLOCKS 64
+#define ONE_SHOT_REGION 2048
+#define ONE_SHOT_DEPTH 8
+#define ONE_SHOT_FLAGS 512
+#define ONE_SHOT_BROKEN 4608
+#define ONE_SHOT_DATA 8192
+#define ONE_SHOT_DESK (2 << 20)
+struct OneShot {
+    u64 desks[ONE_SHOT_RANKS];  // where they begin, as this device sees them
+    u32 n_ranks;
+    u32 me;
+    u32 n_planes;  // of all ranks
+    u32 per_block;  // numbers of each plane; per_block * planes of any rank <= ONE_SHOT_REGION
+    // By plane, in the order of their leaves: whose it is, its number among that rank's planes, and how often to merge
+    // behind it. At most ONE_SHOT_DEPTH sums wait at a time.
+    u8 rank[ONE_SHOT_PLANES];
+    u8 number[ONE_SHOT_PLANES];
+    u8 merges[ONE_SHOT_PLANES];
+};
+
 // Which arguments are bf16 rows; the others are f32 rows.
 #define FORM_X_BF16 1u
 #define FORM_OUT_BF16 2u
@@ -213,6 +241,16 @@ LINEAR_GROUPED(linear_grouped_f8plain);
 // out = the sum of planes by the tree: after plane i is pushed, merge `merges[i]` times; in the end merge what is left.
 // planes: [n_planes, n] f32, out: [n], which may be the first plane. grid (ceil(n / 256)), block 256
 KERNEL(256) fold_planes(const float* planes, u32 n_planes, const u8* merges, u64 n, float* out);
+
+// ---- sums of several devices (one_shot.cu) --------------------------------------------------------------------------
+
+// The first n numbers of the first plane become the sum of all ranks' planes by the tree. `planes`: this rank's, `stride`
+// numbers apart, or room for the sum if it has none. All ranks launch the same sums in the same order, each once the one
+// before has ended. Ranks that share a device need room there for the blocks of all. grid (ceil(n / per_block)), at
+// most ONE_SHOT_BLOCKS; block 256.
+// told: memory of the host. [0]: not 0 ends all waiting; so do `patience` nanoseconds. Where a rank did not come the
+// sum is not written, and [1] becomes that rank's number + 1, unless it says so already.
+KERNEL(256) sum_one_shot(float* planes, u64 stride, u32 n, BY_VALUE OneShot ranks, u32* told, u64 patience);
 
 // ---- attention (attention.cu) -------------------------------------------------------------------------------------
 // kv: bf16, of one layer: [n_blocks][n_kv_heads][K: [16 positions][D] | V: [D][16 positions]], D = padded(head_dim).

@@ -1,0 +1,170 @@
+// A sum of all ranks of a stage whose devices reach each other's memory, in one launch: each block lays its part of this
+// rank's planes on this rank's desk, tells the same block of every other rank, waits for those, and adds what lies on
+// all desks.
+//
+// One meeting a sum is enough, because desks have two sides. Whoever writes a side again, two sums later, has met
+// everybody in the sum between, and who came there had read this side: a kernel begins when the one before has ended.
+//
+// Blocks count for themselves, so no block waits for another of its own launch, and a launch that is recorded in a graph
+// goes on counting when it is begun again.
+#include "kernels.cuh"
+
+// Numbers of a thread at a time, and planes that are on their way at once: one way to the other devices and back.
+#define EACH 2
+#define AHEAD 8
+// Looks at a flag between two looks at the clock, and at what the host says: that one is far away.
+#define LOOKS 256
+
+DEVICE float* part_of(u64 desk, u32 side) {
+    return (float*)(desk + ONE_SHOT_DATA) + (u64)(side * ONE_SHOT_BLOCKS + blockIdx.x) * ONE_SHOT_REGION;
+}
+
+DEVICE u64* flag_of(u64 desk, u32 rank) {
+    return (u64*)(desk + ONE_SHOT_FLAGS) + blockIdx.x * ONE_SHOT_RANKS + rank;
+}
+
+// False where it was not worth waiting any longer.
+DEVICE bool is_raised(const u64* flag, u64 count, const u32* told, u64 patience) {
+    const u64 since = nanoseconds();
+    for (u32 looks = 1; load_acquire(flag) < count; looks++) {
+        if (looks % LOOKS == 0 && (load_acquire(told) != 0 || nanoseconds() - since > patience)) {
+            return false;
+        }
+        wait_a_little();
+    }
+    return true;
+}
+
+// With the first warp, a lane for each rank: who has not come, a bit each. A rank that has given up a sum has nothing
+// right to show in the next, and stays silent.
+DEVICE u32 meet(const OneShot& ranks, u64 count, u32* told, u64 patience) {
+    const u32 lane = threadIdx.x;
+    const u64 desk = ranks.desks[ranks.me];
+    const bool is_other = lane < ranks.n_ranks && lane != ranks.me;
+    const bool is_broken = load_acquire((const u64*)(desk + ONE_SHOT_BROKEN)) != 0;
+    if (is_other && !is_broken) {
+        store_release(flag_of(ranks.desks[lane], ranks.me), count);
+    }
+    // All are told before this rank waits for anybody.
+    __syncwarp();
+    return votes(is_other && (is_broken || !is_raised(flag_of(desk, lane), count, told, patience)));
+}
+
+DEVICE void give_up(u64 desk, u32 missing, u32* told) {
+    store_release((u64*)(desk + ONE_SHOT_BROKEN), 1);
+    if (load_acquire(told + 1) == 0) {
+        u32 first = 0;
+        while ((missing >> first & 1) == 0) {
+            first++;
+        }
+        store_release(told + 1, first + 1);
+    }
+}
+
+// Sums of EACH numbers by the tree.
+struct Tree {
+    float sum[EACH];
+    float waiting[EACH][ONE_SHOT_DEPTH];
+    u32 depth;
+
+    DEVICE_MEMBER void push(const float (&numbers)[EACH], u32 n_merges) {
+        UNROLL
+        for (int i = 0; i < EACH; i++) {
+            sum[i] = numbers[i];
+        }
+        for (u32 m = 0; m < n_merges; m++) {
+            UNROLL
+            for (int i = 0; i < EACH; i++) {
+                sum[i] = waiting[i][0] + sum[i];
+                UNROLL
+                for (int j = 0; j + 1 < ONE_SHOT_DEPTH; j++) {
+                    waiting[i][j] = waiting[i][j + 1];
+                }
+            }
+        }
+        depth = depth + 1 - n_merges;
+        UNROLL
+        for (int i = 0; i < EACH; i++) {
+            UNROLL
+            for (int j = ONE_SHOT_DEPTH - 1; j > 0; j--) {
+                waiting[i][j] = waiting[i][j - 1];
+            }
+            waiting[i][0] = sum[i];
+        }
+    }
+};
+
+// The numbers at, at + 256, .. of all planes, as far as this block has them.
+DEVICE void fold(const OneShot& ranks, const float* own, u64 stride, u32 side, u32 at, u32 n_here, float (&sum)[EACH]) {
+    Tree tree = {};
+    for (u32 first = 0; first < ranks.n_planes; first += AHEAD) {
+        float ahead[AHEAD][EACH];
+        UNROLL
+        for (int k = 0; k < AHEAD; k++) {
+            const u32 plane = first + k;
+            if (plane < ranks.n_planes) {
+                const u32 rank = ranks.rank[plane], number = ranks.number[plane];
+                const float* from = rank == ranks.me ? own + number * stride
+                                                     : part_of(ranks.desks[rank], side) + number * ranks.per_block;
+                UNROLL
+                for (int i = 0; i < EACH; i++) {
+                    ahead[k][i] = at + i * 256 < n_here ? from[at + i * 256] : 0.0f;
+                }
+            }
+        }
+        UNROLL
+        for (int k = 0; k < AHEAD; k++) {
+            const u32 plane = first + k;
+            if (plane < ranks.n_planes) {
+                tree.push(ahead[k], plane + 1 == ranks.n_planes ? tree.depth : ranks.merges[plane]);
+            }
+        }
+    }
+    UNROLL
+    for (int i = 0; i < EACH; i++) {
+        sum[i] = tree.sum[i];
+    }
+}
+
+KERNEL(256) sum_one_shot(float* planes, u64 stride, u32 n, BY_VALUE OneShot ranks, u32* told, u64 patience) {
+    SHARED(u32, missing, 1);
+    const u32 begin = blockIdx.x * ranks.per_block, n_here = min_of(ranks.per_block, n - begin);
+    const u64 desk = ranks.desks[ranks.me];
+    u64* counted = (u64*)desk + blockIdx.x;
+    const u64 count = *counted + 1;
+    const u32 side = (u32)(count & 1);
+    float *own = planes + begin, *shown = part_of(desk, side);
+    for (u32 plane = 0; plane < ranks.n_planes; plane++) {
+        if (ranks.rank[plane] == ranks.me) {
+            const u32 number = ranks.number[plane];
+            for (u32 i = threadIdx.x; i < n_here; i += 256) {
+                shown[number * ranks.per_block + i] = own[number * stride + i];
+            }
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        const u32 who = meet(ranks, count, told, patience);
+        if (threadIdx.x == 0) {
+            missing[0] = who;
+            *counted = count;
+            if (who != 0) {
+                give_up(desk, who, told);
+            }
+        }
+    }
+    __syncthreads();
+    if (missing[0] != 0) {
+        return;
+    }
+    for (u32 at = threadIdx.x; at < n_here; at += EACH * 256) {
+        float sum[EACH];
+        fold(ranks, own, stride, side, at, n_here, sum);
+        UNROLL
+        for (int i = 0; i < EACH; i++) {
+            if (at + i * 256 < n_here) {
+                own[at + i * 256] = sum[i];
+            }
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Sums of ranks whose devices reach each other's memory: each lays its planes on a desk of its own, which all others
+//! see, and a kernel of each adds what lies on all desks. Knows nothing of how ranks meet, nor of models.
+
+use super::driver::{Bytes, Driver, Handle, Opened, Pinned, Shape};
+use super::kernels::{Argument, arguments};
+use super::{Cuda, Floats, lock};
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+/// As in the header, where the layout of a desk is.
+const RANKS_MAX: usize = 8;
+const PLANES_MAX: usize = 128;
+const BLOCKS_MAX: usize = 64;
+const REGION: usize = 2048;
+const DEPTH_MAX: u32 = 8;
+const DESK_BYTES: usize = 2 << 20;
+/// Numbers that a block has at least, where there are as many: two for each of its threads.
+const BLOCK_MIN: usize = 512;
+/// Parts of planes begin on whole lines of the cache.
+const LINE: usize = 32;
+
+/// Where a rank lays its planes. It stays as long as somebody of this process may look.
+#[derive(Debug)]
+pub struct Desk(Bytes);
+
+impl Desk {
+    /// By which another thread of this process finds it.
+    pub fn address(&self) -> u64 {
+        self.0.at(0)
+    }
+
+    /// By which another process does.
+    pub fn handle(&self) -> Result<[u8; 64]> {
+        self.0.handle()
+    }
+}
+
+/// Those of this process.
+static DESKS: Mutex<BTreeMap<u64, Weak<Desk>>> = Mutex::new(BTreeMap::new());
+
+/// A rank's desk, as another's device sees it.
+#[derive(Debug)]
+pub enum Shown {
+    Here(Arc<Desk>),
+    Opened(OpenedDesk),
+}
+
+/// Of another process.
+#[derive(Debug)]
+pub struct OpenedDesk(Opened);
+
+impl Shown {
+    fn at(&self) -> u64 {
+        match self {
+            Shown::Here(desk) => desk.address(),
+            Shown::Opened(OpenedDesk(opened)) => opened.at(),
+        }
+    }
+}
+
+/// What host and device tell each other while a sum waits.
+#[derive(Debug)]
+pub struct Told(Pinned);
+
+impl Told {
+    fn word(&self, idx: usize) -> &AtomicU32 {
+        &self.0.atomics()[idx]
+    }
+
+    /// No sum waits any longer.
+    pub fn stop(&self) {
+        self.word(0).store(1, Ordering::Release);
+    }
+
+    /// The rank that a sum has waited for in vain.
+    pub fn missing(&self) -> Option<usize> {
+        (self.word(1).load(Ordering::Acquire) as usize).checked_sub(1)
+    }
+}
+
+/// One plane of a sum: whose it is, its number among that rank's, and how often to merge behind it.
+#[derive(Clone, Copy, Debug)]
+pub struct Term {
+    pub rank: usize,
+    pub number: usize,
+    pub merges: u32,
+}
+
+/// As in the header, field by field.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Ranks {
+    desks: [u64; RANKS_MAX],
+    n_ranks: u32,
+    me: u32,
+    n_planes: u32,
+    per_block: u32,
+    rank: [u8; PLANES_MAX],
+    number: [u8; PLANES_MAX],
+    merges: [u8; PLANES_MAX],
+}
+
+// SAFETY: `repr(C)` with the header's fields.
+unsafe impl Argument for Ranks {}
+
+/// A sum over so many planes of so many ranks, of any number of numbers.
+#[derive(Clone, Debug)]
+pub struct OneShot {
+    ranks: Ranks,
+    /// Of one rank.
+    n_planes_max: usize,
+    n_own: usize,
+}
+
+impl OneShot {
+    /// None where no kernel has room for it. The terms come in the order of their leaves.
+    pub fn new(desks: &[Shown], me: usize, terms: &[Term]) -> Option<OneShot> {
+        if !OneShot::fits(desks.len(), terms) {
+            return None;
+        }
+        let n_of = |rank: usize| terms.iter().filter(|term| term.rank == rank).count();
+        let n_planes_max = (0..desks.len()).map(n_of).max()?;
+        let mut ranks = Ranks {
+            desks: [0; RANKS_MAX],
+            n_ranks: desks.len() as u32,
+            me: me as u32,
+            n_planes: terms.len() as u32,
+            per_block: 0,
+            rank: [0; PLANES_MAX],
+            number: [0; PLANES_MAX],
+            merges: [0; PLANES_MAX],
+        };
+        ranks.desks.iter_mut().zip(desks).for_each(|(at, desk)| *at = desk.at());
+        for (i, term) in terms.iter().enumerate() {
+            (ranks.rank[i], ranks.number[i], ranks.merges[i]) = (term.rank as u8, term.number as u8, term.merges as u8);
+        }
+        Some(OneShot { ranks, n_planes_max, n_own: n_of(me) })
+    }
+
+    /// Whether a kernel has room for such a sum of so many ranks.
+    pub fn fits(n_ranks: usize, terms: &[Term]) -> bool {
+        let n_of = |rank: usize| terms.iter().filter(|term| term.rank == rank).count();
+        let mut depth = 0;
+        let fits_stack = terms.iter().all(|term| {
+            depth = depth + 1 - term.merges.min(depth);
+            depth <= DEPTH_MAX
+        });
+        let fits_desk = (0..n_ranks).all(|rank| n_of(rank) <= REGION / LINE);
+        let is_some = (2..=RANKS_MAX).contains(&n_ranks) && (1..=PLANES_MAX).contains(&terms.len());
+        is_some && fits_desk && fits_stack
+    }
+
+    /// Numbers of each plane that one launch adds: a rank's planes of them take half of its desk, 512 KiB.
+    pub fn n_max(&self) -> usize {
+        BLOCKS_MAX * self.per_block_max()
+    }
+
+    fn per_block_max(&self) -> usize {
+        REGION / self.n_planes_max / LINE * LINE
+    }
+
+    /// All ranks come to the same.
+    fn per_block(&self, n: usize) -> usize {
+        let even = n.div_ceil(BLOCKS_MAX).next_multiple_of(LINE);
+        even.max(BLOCK_MIN.min(self.per_block_max()))
+    }
+}
+
+impl Cuda {
+    /// A desk with nothing on it, for others to be shown. The one before goes when nobody of this process looks at it
+    /// any more: whoever meets again has turned away from it.
+    pub fn desk(&self) -> Result<Arc<Desk>> {
+        self.forget_graphs();
+        let bytes = Bytes::new(&self.context, "a desk for sums", DESK_BYTES)?;
+        self.stream.fill(&bytes, 0)?;
+        self.stream.finish()?;
+        let desk = Arc::new(Desk(bytes));
+        let before = lock(&self.desk).replace(desk.clone());
+        let mut desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner);
+        desks.retain(|_, desk| desk.strong_count() > 0);
+        desks.insert(desk.address(), Arc::downgrade(&desk));
+        // Freed, if it is, when nobody is kept from looking for others.
+        drop(desks);
+        drop(before);
+        Ok(desk)
+    }
+
+    /// Whether this device can be let at the memory of the one that is there in this machine. One that this process
+    /// does not see it does not reach.
+    pub fn can_reach(&self, pci: [u32; 3]) -> Result<bool> {
+        match Driver::find()?.cards()?.iter().find(|card| card.pci == pci) {
+            Some(card) => self.context.can_reach(card),
+            None => Ok(false),
+        }
+    }
+
+    /// The desk of another thread's device.
+    pub fn desk_here(&self, address: u64) -> Result<Shown> {
+        let desk = DESKS.lock().unwrap_or_else(PoisonError::into_inner).get(&address).and_then(Weak::upgrade);
+        let desk = desk.ok_or_else(|| Error::Shape("a desk that is nobody's in this process".into()))?;
+        self.context.reach(desk.0.context())?;
+        Ok(Shown::Here(desk))
+    }
+
+    /// The desk of another process's device.
+    pub fn desk_of(&self, handle: &Handle) -> Result<Shown> {
+        Ok(Shown::Opened(OpenedDesk(Opened::new(&self.context, handle)?)))
+    }
+
+    pub fn told(&self) -> Result<Told> {
+        Ok(Told(Pinned::zeroed(&self.context, "words for sums", 2 * size_of::<AtomicU32>())?))
+    }
+
+    /// Begins to add these numbers of all ranks' planes; they lie `stride` apart. Without any of its own a rank has
+    /// room for the sum there. No sum has more than `n_max` numbers.
+    pub fn sum_one_shot(
+        &self,
+        sum: &OneShot,
+        planes: Floats<'_>,
+        numbers: Range<usize>,
+        stride: usize,
+        (told, patience): (&Told, Duration),
+    ) {
+        let (n, per_block) = (numbers.len(), sum.per_block(numbers.len()));
+        if n == 0 {
+            return;
+        }
+        let n_room = sum.n_own.saturating_sub(1) * stride + numbers.end;
+        assert!(n <= sum.n_max() && n_room <= planes.len(), "{numbers:?} of planes of {} numbers", planes.len());
+        let ranks = Ranks { per_block: per_block as u32, ..sum.ranks };
+        let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+        let shape = Shape { grid: [n.div_ceil(per_block) as u32, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
+        let (at, told) = (planes.part(numbers.start..planes.len()).address(), told.0.at());
+        // SAFETY: this rank's planes are as long as was seen, a desk has room for what a block may lay there, and who
+        // holds the desks and the words lets them go when the stream is through.
+        unsafe {
+            self.launch("sum_one_shot", shape, arguments![at, stride as u64, n as u32, ranks, told, patience]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn desks_lie_as_in_the_header() {
+        let header = include_str!("kernels/kernels.cuh");
+        let number = |name: &str| {
+            let line = header.lines().find_map(|line| line.strip_prefix(&format!("#define ONE_SHOT_{name} ")));
+            line.unwrap().to_owned()
+        };
+        let numbers = [("RANKS", RANKS_MAX), ("PLANES", PLANES_MAX), ("BLOCKS", BLOCKS_MAX), ("REGION", REGION)];
+        for (name, ours) in numbers.into_iter().chain([("DEPTH", DEPTH_MAX as usize)]) {
+            assert_eq!(number(name), ours.to_string(), "{name}");
+        }
+        assert_eq!((number("DESK"), size_of::<Ranks>()), ("(2 << 20)".into(), 464));
+        let (flags, broken, data) = (number("FLAGS"), number("BROKEN"), number("DATA"));
+        let [flags, broken, data] = [flags, broken, data].map(|text| text.parse::<usize>().unwrap());
+        assert_eq!((flags, broken), (BLOCKS_MAX * 8, flags + BLOCKS_MAX * RANKS_MAX * 8));
+        assert!(broken + 8 <= data && data + 2 * BLOCKS_MAX * REGION * 4 <= DESK_BYTES);
+    }
+
+    #[test]
+    fn parts_of_blocks_fit_their_places() {
+        for n_planes in [1, 2, 3, 5, 14, 64] {
+            let ranks = Ranks {
+                desks: [0; RANKS_MAX],
+                n_ranks: 2,
+                me: 0,
+                n_planes: n_planes as u32,
+                per_block: 0,
+                rank: [0; PLANES_MAX],
+                number: [0; PLANES_MAX],
+                merges: [0; PLANES_MAX],
+            };
+            let sum = OneShot { ranks, n_planes_max: n_planes, n_own: n_planes };
+            for n in [1, 31, 576, 4096, sum.n_max() - 1, sum.n_max()] {
+                let per_block = sum.per_block(n);
+                assert!(per_block * n_planes <= REGION && n.div_ceil(per_block) <= BLOCKS_MAX, "{n} of {n_planes}");
+            }
+        }
+    }
+}
