@@ -7,7 +7,7 @@ use crate::sleep;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use types::Rank;
 
 /// Ends every wait of its rank, from any thread, and tells the peers.
@@ -70,8 +70,8 @@ pub struct Doom {
     awaited: AtomicU32,
     bell: Arc<Region>,
     peers: Vec<Way>,
-    /// Where the devices wait, too.
-    watch: OnceLock<Arc<Watch>>,
+    /// Where the devices wait, too. It knows this one, and goes before it.
+    watch: OnceLock<Weak<Watch>>,
 }
 
 /// No rank has this number.
@@ -108,9 +108,9 @@ impl Doom {
     }
 
     /// Its waits end with the others'.
-    pub fn watched_by(&self, watch: Arc<Watch>) {
+    pub fn watched_by(&self, watch: &Arc<Watch>) {
         // There is one at most.
-        let _first = self.watch.set(watch);
+        let _first = self.watch.set(Arc::downgrade(watch));
     }
 
     /// Whether a peer has ended, whatever it has sent before.
@@ -158,7 +158,7 @@ impl Doom {
             }
         }
         self.bell.bell().always(sleep::wake);
-        if let Some(watch) = self.watch.get() {
+        if let Some(watch) = self.watch.get().and_then(Weak::upgrade) {
             watch.abort();
         }
     }
