@@ -153,17 +153,17 @@ kl: protoc $(REFERENCE_PACKAGES)/.ready
 bench: bench-sums bench-grids
 
 bench-sums: protoc
-	$(CARGO) bench --locked -p collective --bench sums -- 40
+	$(CARGO) bench --workspace --locked --bench sums -- 40
 
 bench-grids: protoc
 	$(CARGO) build --release --locked
 	$(PYTHON) benches/grids.py target/release/lockstep smollm2 --rounds 8 --requests 3
 
 bench-router: protoc
-	$(CARGO) bench --locked -p router --bench load -- $(PART)
+	$(CARGO) bench --workspace --locked --bench load -- $(PART)
 
-bench-scheduler:
-	$(CARGO) bench --locked -p scheduler --bench steps
+bench-scheduler: protoc
+	$(CARGO) bench --workspace --locked --bench steps
 
 # Rounds alternate: alone, beside a tenant at its share, beside one at fifty times its share.
 bench-tenants: protoc

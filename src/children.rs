@@ -46,6 +46,8 @@ pub struct Order {
     pub first: u16,
     /// Of each; never with a secret among them, because everybody sees them.
     pub arguments: Vec<OsString>,
+    /// Variables that say what an argument may not.
+    pub secrets: Vec<(&'static str, String)>,
     pub token: Token,
 }
 
@@ -152,6 +154,7 @@ impl Life {
         if std::env::var_os(DEVICE_QUEUES.0).is_none() {
             command.env(DEVICE_QUEUES.0, DEVICE_QUEUES.1);
         }
+        command.envs(order.secrets.iter().map(|(name, secret)| (name, secret)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A group of its own: Ctrl-C is for the parent, which drains and then ends its children.
         let mut child = command.process_group(0).spawn()?;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use telemetry::Collector;
+use telemetry::{Collector, Headers};
 use types::{DeviceClass, Pace};
 
 /// The tokenizer's crate tells of its tables as it builds them, which is nothing to tell an operator.
@@ -153,6 +153,12 @@ pub struct Settings {
     /// How it takes it [default: grpc]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_PROTOCOL", value_enum)]
     pub otlp_protocol: Option<OtlpProtocol>,
+    /// Headers that it wants with everything, as name=value,name=value
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_HEADERS", value_name = "HEADERS", hide_env_values = true)]
+    pub otlp_headers: Option<String>,
+    /// PEM file with the authority of an https collector's certificate [default: the web's authorities]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
+    pub otlp_certificate: Option<PathBuf>,
     /// Of traces that begin here, the part that is recorded, 0 to 1; a caller's own are as the caller says [default: 1]
     #[arg(long, env = "LOCKSTEP_OTLP_SAMPLE", value_name = "RATIO")]
     pub otlp_sample: Option<f64>,
@@ -413,6 +419,10 @@ pub struct Config {
     pub log: String,
     pub otlp_endpoint: Option<String>,
     pub otlp_protocol: OtlpProtocol,
+    // Printed for nobody.
+    #[serde(skip)]
+    pub otlp_headers: Option<String>,
+    pub otlp_certificate: Option<PathBuf>,
     pub otlp_sample: f64,
     pub otlp_metrics_seconds: u64,
     pub otlp_steps: bool,
@@ -497,6 +507,8 @@ impl Settings {
             // As the variable's standard has it: empty is unset.
             otlp_endpoint: self.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
             otlp_protocol: self.otlp_protocol.unwrap_or_default(),
+            otlp_headers: self.otlp_headers,
+            otlp_certificate: self.otlp_certificate,
             otlp_sample: self.otlp_sample.unwrap_or(1.0),
             otlp_metrics_seconds: self.otlp_metrics_seconds.unwrap_or(METRICS_SECONDS),
             otlp_steps: self.otlp_steps.unwrap_or(false),
@@ -508,14 +520,19 @@ impl Settings {
 }
 
 impl Config {
-    pub fn watched(&self) -> Watched<'_> {
-        let collector = self.otlp_endpoint.as_ref().map(|endpoint| Collector {
-            steps: self.otlp_steps,
-            content: self.otlp_content,
-            ..collector(endpoint.clone(), self.otlp_protocol, self.otlp_sample, self.otlp_metrics_seconds)
-        });
+    pub fn watched(&self) -> anyhow::Result<Watched<'_>> {
+        let reached = |endpoint: &String| Reached {
+            endpoint: endpoint.clone(),
+            protocol: self.otlp_protocol,
+            headers: self.otlp_headers.as_deref(),
+            certificate: self.otlp_certificate.as_deref(),
+            sample: self.otlp_sample,
+            metrics_seconds: self.otlp_metrics_seconds,
+        };
+        let collector = self.otlp_endpoint.as_ref().map(|endpoint| reached(endpoint).collector()).transpose()?;
+        let told = |collector| Collector { steps: self.otlp_steps, content: self.otlp_content, ..collector };
         let (log, model) = (&*self.log, self.served_model_name.as_deref());
-        Watched { log, log_format: self.log_format, collector, model }
+        Ok(Watched { log, log_format: self.log_format, collector: collector.map(told), model })
     }
 
     /// Of one replica.
@@ -584,14 +601,29 @@ impl Config {
 /// How often metrics are sent, unless somebody says otherwise.
 pub const METRICS_SECONDS: u64 = 15;
 
-/// Where a role sends what it tells of itself.
-pub fn collector(endpoint: String, protocol: OtlpProtocol, sample: f64, metrics_seconds: u64) -> Collector {
-    let protocol = match protocol {
-        OtlpProtocol::Grpc => telemetry::Protocol::Grpc,
-        OtlpProtocol::Http => telemetry::Protocol::Http,
-    };
-    let metrics_every = (metrics_seconds > 0).then(|| Duration::from_secs(metrics_seconds));
-    Collector { endpoint, protocol, sample, metrics_every, ..Collector::default() }
+/// Where a role sends what it tells of itself, and how.
+pub struct Reached<'a> {
+    pub endpoint: String,
+    pub protocol: OtlpProtocol,
+    pub headers: Option<&'a str>,
+    pub certificate: Option<&'a Path>,
+    pub sample: f64,
+    pub metrics_seconds: u64,
+}
+
+impl Reached<'_> {
+    pub fn collector(self) -> anyhow::Result<Collector> {
+        let protocol = match self.protocol {
+            OtlpProtocol::Grpc => telemetry::Protocol::Grpc,
+            OtlpProtocol::Http => telemetry::Protocol::Http,
+        };
+        let headers = Headers::parse(self.headers.unwrap_or_default()).context("--otlp-headers")?;
+        let authority = self.certificate.map(|path| read(path).map(String::into_bytes));
+        let authority = authority.transpose().context("--otlp-certificate")?;
+        let (endpoint, sample) = (self.endpoint, self.sample);
+        let metrics_every = (self.metrics_seconds > 0).then(|| Duration::from_secs(self.metrics_seconds));
+        Ok(Collector { endpoint, protocol, headers, authority, sample, metrics_every, ..Collector::default() })
+    }
 }
 
 pub fn check_sample(ratio: f64) -> anyhow::Result<()> {

@@ -113,7 +113,7 @@ fn pull(pull: &args::Pull) -> anyhow::Result<()> {
 
 fn serve(mut config: Config, located: Located) -> anyhow::Result<()> {
     config.served_model_name.get_or_insert(located.name);
-    let metrics = roles::watch(&config.watched())?;
+    let metrics = roles::watch(&config.watched()?)?;
     let checkpoint = Checkpoint::open(&located.path)?;
     plan::blueprint(&config, &checkpoint)?;
     Runtime::new()?.block_on(async {
@@ -167,7 +167,7 @@ fn ask(mut config: Config, located: Located, run: &args::Run) -> anyhow::Result<
     if config.log == config::LOG {
         config.log = "warn".into();
     }
-    let metrics = roles::watch(&config.watched())?;
+    let metrics = roles::watch(&config.watched()?)?;
     let history = models::cache(&run.source.hub)?.join("history");
     let checkpoint = Checkpoint::open(&located.path)?;
     plan::blueprint(&config, &checkpoint)?;

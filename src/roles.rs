@@ -274,14 +274,19 @@ fn processes(config: &Config, coordinator: SocketAddr, token: Token, first: u16)
             ("--otlp-metrics-seconds", config.otlp_metrics_seconds.to_string()),
         ];
         arguments.extend(told.into_iter().flat_map(|(name, value)| [name.into(), value.into()]));
+        if let Some(certificate) = &config.otlp_certificate {
+            arguments.extend(["--otlp-certificate".into(), certificate.into()]);
+        }
     }
     if let Some(cache) = &config.kernel_cache {
         arguments.extend(["--kernel-cache".into(), cache.into()]);
     }
     let devices = (first..first + config.n_ranks()).map(|i| Ok(config.device.of_worker(i)?.to_string()));
     let devices = devices.collect::<anyhow::Result<_>>()?;
+    let headers = config.otlp_headers.clone();
+    let secrets = headers.map(|headers| ("OTEL_EXPORTER_OTLP_HEADERS", headers)).into_iter().collect();
     let end = CancellationToken::new();
-    let order = Order { devices, first, arguments, token };
+    let order = Order { devices, first, arguments, secrets, token };
     Ok(Part::start("the workers", end.clone(), children::run(order, end)))
 }
 

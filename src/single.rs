@@ -4,7 +4,8 @@
 use crate::args;
 use crate::children;
 use crate::config::{
-    self, Bytes, Carrier, CudaGraphs, File, Isa, LOG, LogFormat, METRICS_SECONDS, OtlpProtocol, Watched, Wire, cores,
+    self, Bytes, Carrier, CudaGraphs, File, Isa, LOG, LogFormat, METRICS_SECONDS, OtlpProtocol, Reached, Watched, Wire,
+    cores,
 };
 use crate::device::Device;
 use crate::presence::{self, Presence};
@@ -136,6 +137,12 @@ pub struct WorkerSettings {
     /// How it takes it [default: grpc]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_PROTOCOL", value_enum)]
     pub otlp_protocol: Option<OtlpProtocol>,
+    /// Headers that it wants with everything, as name=value,name=value
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_HEADERS", value_name = "HEADERS", hide_env_values = true)]
+    pub otlp_headers: Option<String>,
+    /// PEM file with the authority of an https collector's certificate [default: the web's authorities]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
+    pub otlp_certificate: Option<PathBuf>,
     /// Of traces that begin here, the part that is recorded, 0 to 1; a caller's own are as the caller says [default: 1]
     #[arg(long, env = "LOCKSTEP_OTLP_SAMPLE", value_name = "RATIO")]
     pub otlp_sample: Option<f64>,
@@ -166,7 +173,7 @@ pub fn coordinator(args: args::Coordinator) -> anyhow::Result<()> {
     let located = models::ready(&config.model, &args.source.hub)?;
     config.served_model_name.get_or_insert(located.name);
     // Installed whether or not there is a page: the same counters are kept as in `serve`.
-    let metrics = roles::watch(&config.watched())?;
+    let metrics = roles::watch(&config.watched()?)?;
     let checkpoint = Checkpoint::open(&located.path)?;
     let trust = trust.resolve("coordinator", &listen.to_string(), None)?;
     Runtime::new()?.block_on(async {
@@ -222,7 +229,7 @@ pub fn router(args: args::Router) -> anyhow::Result<()> {
     let located = models::ready(&config.model, &args.source.hub)?;
     let name = config.served_model_name.get_or_insert(located.name).clone();
     let others = Others::of(&own, &name, &args.source.hub)?;
-    let metrics = roles::watch(&config.watched())?;
+    let metrics = roles::watch(&config.watched()?)?;
     let checkpoint = Checkpoint::open(&located.path)?;
     for address in given.iter().flat_map(|Addresses(addresses)| addresses) {
         trust.resolve("router", address, None)?;
@@ -270,6 +277,8 @@ pub fn worker(args: args::Worker) -> anyhow::Result<()> {
     let (mut own, trust, store) = (file.under(args.own)?, file.under(args.trust)?, file.under(args.store)?);
     file.end()?;
     if args.print_config {
+        // Headers are printed for nobody.
+        own.otlp_headers = None;
         return print(&[&own, &store, &trust]);
     }
     own.kernel_cache = own.kernel_cache.or_else(|| models::kernels(&args.hub));
@@ -314,8 +323,15 @@ impl WorkerSettings {
         let Some(endpoint) = self.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty()) else {
             return Ok(None);
         };
-        let (protocol, seconds) = (self.otlp_protocol.unwrap_or_default(), self.otlp_metrics_seconds);
-        let collector = config::collector(endpoint, protocol, sample, seconds.unwrap_or(METRICS_SECONDS));
+        let reached = Reached {
+            endpoint,
+            protocol: self.otlp_protocol.unwrap_or_default(),
+            headers: self.otlp_headers.as_deref(),
+            certificate: self.otlp_certificate.as_deref(),
+            sample,
+            metrics_seconds: self.otlp_metrics_seconds.unwrap_or(METRICS_SECONDS),
+        };
+        let collector = reached.collector()?;
         // Whether steps have spans is the coordinator's to say.
         Ok(Some(Collector { steps: true, ..collector }))
     }

@@ -12,6 +12,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -27,6 +28,10 @@ impl TraceService for Collector {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        // Ranks are processes of their own, and must have been told as well.
+        if request.metadata().get("x-key").is_none_or(|key| key != "a key") {
+            return Err(Status::unauthenticated("who are you?"));
+        }
         let scopes = request.into_inner().resource_spans.into_iter().flat_map(|of| of.scope_spans);
         self.0.lock().unwrap().extend(scopes.flat_map(|scope| scope.spans));
         Ok(Response::new(ExportTraceServiceResponse::default()))
@@ -65,7 +70,7 @@ fn ask(http: &str) {
 fn one_request_is_traced_from_the_door_to_every_rank() {
     let (_runtime, collector, endpoint) = collector();
     let model = ["serve", "tests/reference/llama-f32-tied", "--threads", "1", "--tp", "2", "--grpc", "127.0.0.1:0"];
-    let traced = ["--http", "127.0.0.1:0", "--otlp", &endpoint, "--otlp-steps"];
+    let traced = ["--http", "127.0.0.1:0", "--otlp", &endpoint, "--otlp-steps", "--otlp-headers", "x-key=a%20key"];
     let mut node = Node::start(&[&model[..], &traced].concat());
     let http = node.http();
     node.until_ready(&http);
@@ -94,5 +99,19 @@ fn one_request_is_traced_from_the_door_to_every_rank() {
         let mut ranks: Vec<i64> = of_step.map(|pass| number(pass, "lockstep.rank")).collect();
         ranks.sort_unstable();
         assert_eq!(ranks, [0, 1]);
+    }
+}
+
+#[test]
+fn what_a_collector_wants_to_be_told_is_told_nobody_else() {
+    for role in [&["serve"][..], &["coordinator"], &["router", "--coordinator", "a:1"], &["worker", "--join", "a:1"]] {
+        for asked in ["--print-config", "--help"] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+            let said =
+                command.args(role).arg(asked).env("OTEL_EXPORTER_OTLP_HEADERS", "x-key=hidden").output().unwrap();
+            assert!(said.status.success(), "{role:?} {asked}");
+            let printed = [said.stdout, said.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+            assert!(printed.contains("otlp") && !printed.contains("hidden"), "{role:?} {asked}: {printed}");
+        }
     }
 }

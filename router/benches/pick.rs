@@ -1,7 +1,7 @@
 //! How long a choice among 1,000 replicas takes for a prompt of 8,192 tokens, with what their caches have: names known,
 //! and named on the way. Nothing may be allocated. A table; times are medians and the 99th of a hundred.
 //!
-//! `cargo bench -p router --bench pick`
+//! `cargo bench --workspace --bench pick`
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
 #![allow(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
 

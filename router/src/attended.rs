@@ -1,15 +1,14 @@
-//! A stream of replies that is given up where nobody takes them: what it holds goes back to the others. Knows no
-//! protocol, and of time only how long it is.
+//! Streams of replies, each of which is given up where nobody takes them: what it holds goes back to the others. Knows
+//! no protocol, and of time only how long it is.
 //!
 //! Who reads over HTTP/2 may keep its connection alive and take nothing of one stream. Nobody asks for the next reply
-//! then, and so nobody but a task of its own can notice.
+//! then, and so nobody but a task beside them can notice: one for all, which goes round now and then.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep_until};
 use tokio_stream::Stream;
 use tonic::Status;
 
@@ -24,10 +23,89 @@ impl From<Unread> for Status {
     }
 }
 
+/// How often somebody goes round while a reader may take nothing.
+const ROUNDS_MAX: u64 = 8;
+/// There is nothing that a reader could take.
+const NOTHING: u64 = u64::MAX;
+
+/// Time, as everything here counts it.
+#[derive(Default)]
+struct Rounds(AtomicU64);
+
+impl Rounds {
+    fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// All streams of a server that somebody reads.
+#[derive(Default)]
+pub struct Attendance {
+    seats: Mutex<Seats>,
+    rounds: Arc<Rounds>,
+}
+
+#[derive(Default)]
+struct Seats {
+    taken: Vec<Option<Weak<dyn Seat>>>,
+    free: Vec<usize>,
+}
+
+trait Seat: Send + Sync {
+    /// Gives the stream up if it was not read for too long.
+    fn look(&self, now: u64);
+}
+
+impl Attendance {
+    /// Goes round for ever, so often that nobody takes nothing for much longer than that.
+    pub async fn attend(&self, unread_max: Duration) {
+        let mut rounds = tokio::time::interval((unread_max / ROUNDS_MAX as u32).max(Duration::from_millis(1)));
+        loop {
+            rounds.tick().await;
+            let now = self.rounds.0.fetch_add(1, Ordering::Relaxed) + 1;
+            // What is given up may take a seat with it when it goes, so it goes outside of the lock.
+            let seats: Vec<_> = lock(&self.seats).taken.iter().flatten().filter_map(Weak::upgrade).collect();
+            seats.iter().for_each(|seat| seat.look(now));
+        }
+    }
+
+    pub fn attended<S: Send + 'static>(self: &Arc<Attendance>, stream: S) -> Attended<S> {
+        let (rounds, untaken) = (self.rounds.clone(), AtomicU64::new(self.rounds.now()));
+        let bell = Arc::new(Bell { rounds, untaken, reader: Mutex::new(None) });
+        let held = Mutex::new(Held { stream: Some(stream), is_given_up: false });
+        let held = Arc::new(Watched { held, bell: bell.clone() });
+        let place = lock(&self.seats).take(Arc::downgrade(&held) as Weak<dyn Seat>);
+        Attended { held, waker: Waker::from(bell), attendance: self.clone(), place }
+    }
+}
+
+impl Seats {
+    fn take(&mut self, seat: Weak<dyn Seat>) -> usize {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.taken.push(None);
+            self.taken.len() - 1
+        });
+        self.taken[place] = Some(seat);
+        place
+    }
+
+    fn leave(&mut self, place: usize) {
+        self.taken[place] = None;
+        self.free.push(place);
+    }
+}
+
 pub struct Attended<S> {
-    held: Arc<Mutex<Held<S>>>,
+    held: Arc<Watched<S>>,
+    /// The bell's.
+    waker: Waker,
+    attendance: Arc<Attendance>,
+    place: usize,
+}
+
+struct Watched<S> {
+    held: Mutex<Held<S>>,
     bell: Arc<Bell>,
-    watch: AbortHandle,
 }
 
 struct Held<S> {
@@ -39,44 +117,48 @@ struct Held<S> {
 /// What the stream rings when there is more. A reader that had all there was, and whose own buffers are full, is rung
 /// for and does not come: that it asked once is no sign of life.
 struct Bell {
-    /// Since when the reader could have asked for the next reply. None while there is nothing to ask for.
-    untaken: Mutex<Option<Instant>>,
+    rounds: Arc<Rounds>,
+    /// Since which round the reader could have asked for the next reply.
+    untaken: AtomicU64,
     reader: Mutex<Option<Waker>>,
 }
 
 impl Wake for Bell {
     fn wake(self: Arc<Bell>) {
-        lock(&self.untaken).get_or_insert_with(Instant::now);
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Bell>) {
+        let now = self.rounds.now();
+        // Rung for already, the reader has been away since then.
+        let _rung_before = self.untaken.compare_exchange(NOTHING, now, Ordering::Relaxed, Ordering::Relaxed);
         let reader = lock(&self.reader).clone();
         reader.iter().for_each(Waker::wake_by_ref);
     }
 }
 
-impl<S: Send + 'static> Attended<S> {
-    pub fn new(stream: S, unread_max: Duration) -> Attended<S> {
-        let held = Arc::new(Mutex::new(Held { stream: Some(stream), is_given_up: false }));
-        let bell = Arc::new(Bell { untaken: Mutex::new(Some(Instant::now())), reader: Mutex::new(None) });
-        let watch = tokio::spawn(watch(held.clone(), bell.clone(), unread_max)).abort_handle();
-        Attended { held, bell, watch }
+impl Bell {
+    /// This reader is rung for from now on.
+    fn is_for(&self, reader: &Waker) {
+        match &mut *lock(&self.reader) {
+            Some(known) => known.clone_from(reader),
+            none => *none = Some(reader.clone()),
+        }
     }
 }
 
-async fn watch<S>(held: Arc<Mutex<Held<S>>>, bell: Arc<Bell>, unread_max: Duration) {
-    loop {
-        let (now, mut given_up) = (Instant::now(), None);
-        let due = {
-            let mut held = lock(&held);
-            let due = lock(&bell.untaken).unwrap_or(now) + unread_max;
-            if due <= now {
-                (given_up, held.is_given_up) = (held.stream.take(), true);
-            }
-            due
-        };
-        if due <= now {
-            tracing::debug!("a stream is given up: nobody reads it");
-            return drop(given_up);
+impl<S: Send> Seat for Watched<S> {
+    fn look(&self, now: u64) {
+        let mut held = lock(&self.held);
+        let untaken = self.bell.untaken.load(Ordering::Relaxed);
+        if untaken == NOTHING || now - untaken <= ROUNDS_MAX || held.stream.is_none() {
+            return;
         }
-        sleep_until(due).await;
+        let given_up = held.stream.take();
+        held.is_given_up = true;
+        drop(held);
+        tracing::debug!("a stream is given up: nobody reads it");
+        drop(given_up);
     }
 }
 
@@ -92,17 +174,17 @@ where
     type Item = Result<T, E>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let mut held = lock(&self.held);
+        let bell = &self.held.bell;
+        let mut held = lock(&self.held.held);
         let Some(stream) = &mut held.stream else {
             let last = std::mem::take(&mut held.is_given_up).then(|| Err(Unread.into()));
             return Poll::Ready(last);
         };
-        *lock(&self.bell.reader) = Some(context.waker().clone());
-        *lock(&self.bell.untaken) = None;
-        let bell = Waker::from(self.bell.clone());
-        let next = Pin::new(stream).poll_next(&mut Context::from_waker(&bell));
+        bell.is_for(context.waker());
+        bell.untaken.store(NOTHING, Ordering::Relaxed);
+        let next = Pin::new(stream).poll_next(&mut Context::from_waker(&self.waker));
         if next.is_ready() {
-            *lock(&self.bell.untaken) = Some(Instant::now());
+            bell.untaken.store(bell.rounds.now(), Ordering::Relaxed);
         }
         if matches!(next, Poll::Ready(None)) {
             held.stream = None;
@@ -113,9 +195,9 @@ where
 
 impl<S> Drop for Attended<S> {
     fn drop(&mut self) {
-        // Now, and not when the task is gone: a client that leaves has cancelled its request.
-        let stream = lock(&self.held).stream.take();
-        self.watch.abort();
+        lock(&self.attendance.seats).leave(self.place);
+        // Now, and not when somebody has gone round: a client that leaves has cancelled its request.
+        let stream = lock(&self.held.held).stream.take();
         drop(stream);
     }
 }
@@ -129,10 +211,17 @@ mod tests {
 
     const MAX: Duration = Duration::from_secs(30);
 
+    fn attendance() -> Arc<Attendance> {
+        let attendance = Arc::new(Attendance::default());
+        let of_all = attendance.clone();
+        tokio::spawn(async move { of_all.attend(MAX).await });
+        attendance
+    }
+
     #[tokio::test(start_paused = true)]
     async fn who_waits_is_waited_for_and_who_takes_nothing_is_given_up() {
         let (replies, out) = mpsc::channel(8);
-        let mut attended = Attended::new(ReceiverStream::new(out), MAX);
+        let mut attended = attendance().attended(ReceiverStream::new(out));
         for i in 0..3 {
             replies.send(Ok::<_, Unread>(i)).await.unwrap();
         }
@@ -152,7 +241,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_had_all_and_does_not_come_for_more_is_given_up() {
         let (replies, out) = mpsc::channel(8);
-        let mut attended = Attended::new(ReceiverStream::new(out), MAX);
+        let mut attended = attendance().attended(ReceiverStream::new(out));
         replies.send(Ok::<_, Unread>(0)).await.unwrap();
         assert_eq!(attended.next().await, Some(Ok(0)));
         // Asked once, as by a server that then waits for its connection.
@@ -175,7 +264,10 @@ mod tests {
     #[tokio::test]
     async fn what_is_dropped_is_gone_at_once() {
         let (replies, out) = mpsc::channel::<Result<u8, Unread>>(8);
-        drop(Attended::new(ReceiverStream::new(out), MAX));
+        let attendance = attendance();
+        drop(attendance.attended(ReceiverStream::new(out)));
         assert!(replies.is_closed());
+        let _next = attendance.attended(tokio_stream::empty::<Result<u8, Unread>>());
+        assert_eq!(lock(&attendance.seats).taken.len(), 1, "its seat is another's");
     }
 }

@@ -42,8 +42,17 @@ impl Ids {
 
     #[inline]
     fn is_empty(&self) -> bool {
+        self.0 == [0; WORDS]
+    }
+
+    #[inline]
+    fn is_within(&self, others: &Ids) -> bool {
         // Without a branch for each word: this is asked for every block of a prompt.
-        self.0.iter().fold(0, |all, word| all | word) == 0
+        self.0.iter().zip(&others.0).fold(0, |all, (word, other)| all | (word & !other)) == 0
+    }
+
+    fn len(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
     #[inline]
@@ -151,6 +160,7 @@ impl Caches {
     pub fn depths(&self, names: impl IntoIterator<Item = u64>, mut among: Ids, depths: &mut [u32; IDS_MAX]) {
         let mut names = names.into_iter().fuse();
         let mut n_found = 0;
+        let mut n_among = among.len();
         loop {
             // Each look-up waits for memory, and none of these for another.
             let found: [Option<Option<&Holders>>; AT_ONCE] =
@@ -159,21 +169,33 @@ impl Caches {
                 let Some(holders) = holders else {
                     return among.iter().for_each(|id| depths[usize::from(id)] = n_found);
                 };
-                let lost = holders.map_or(among, |holders| self.without(&among, holders));
-                if !lost.is_empty() {
+                // Mostly whoever had the block before has this one too, and no set has to be made.
+                if !holders.is_some_and(|holders| self.have(&among, n_among, holders)) {
+                    let lost = holders.map_or(among, |holders| self.without(&among, holders));
                     lost.iter().for_each(|id| depths[usize::from(id)] = n_found);
                     among = among.minus(&lost);
-                    if among.is_empty() {
-                        return;
-                    }
+                    n_among = among.len();
+                }
+                if n_among == 0 {
+                    return;
                 }
                 n_found += 1;
             }
         }
     }
 
-    /// Of `among` those that do not have it.
+    /// Whether all of `among` have it.
     #[inline]
+    fn have(&self, among: &Ids, n_among: usize, holders: &Holders) -> bool {
+        match holders {
+            Holders::Many(at) => among.is_within(&self.many[*at as usize]),
+            Holders::Few { n, ids } => {
+                ids[..usize::from(*n)].iter().filter(|id| among.contains(**id)).count() == n_among
+            }
+        }
+    }
+
+    /// Of `among` those that do not have it.
     fn without(&self, among: &Ids, holders: &Holders) -> Ids {
         match holders {
             Holders::Many(at) => among.minus(&self.many[*at as usize]),

@@ -3,6 +3,7 @@
 
 use crate::Text;
 use crate::admission::{Admission, Waiting};
+use crate::attended::Attendance;
 use crate::config::{Config, Limits};
 use crate::generation::{Choice, Generation, Prompt};
 use crate::link::{Adopts, Replica, Submit};
@@ -54,6 +55,8 @@ pub struct Front {
     pub admission: Admission,
     /// Counts the generations that somebody still holds.
     pub streams: TaskTracker,
+    /// Of those who read what the generations say.
+    pub attendance: Arc<Attendance>,
     /// Places for work on long texts.
     pub long_texts: Arc<Semaphore>,
     /// Room for bodies that are read.

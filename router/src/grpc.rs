@@ -134,7 +134,7 @@ impl Inference for Service {
         let started = Some(generation.started.clone());
         let has_tokens = generation.marks.choices.iter().any(|mark| mark.n_tokens() > 0);
         let replies = Replies { started, has_tokens, generation };
-        Ok(Response::new(Attended::new(replies, self.front.config.waits.unread_max)))
+        Ok(Response::new(self.front.attendance.attended(replies)))
     }
 
     async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedReply>, Status> {

@@ -50,6 +50,7 @@ pub use resume::ResumeKey;
 pub use roster::{Coordinator, Dial, Membership};
 
 use crate::admission::Admission;
+use crate::attended::Attendance;
 use crate::generate::Front;
 use crate::models::Models;
 use checkpoint::{ChatTemplate, Defaults, ModelSpec, Tokenizer};
@@ -129,18 +130,30 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     let end = CancellationToken::new();
     let (replicas, roster) = replicas::attach(members, &config, end.clone());
     let admission = Admission::new(&config.limits, shutdown.clone(), config.waits.retry_after);
-    let drain_max = config.waits.drain_max;
-    let streams = TaskTracker::new();
+    let (drain_max, unread_max) = (config.waits.drain_max, config.waits.unread_max);
+    let (streams, attendance) = (TaskTracker::new(), Arc::new(Attendance::default()));
     let nonce = sampling::random_nonce();
     let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
     let bodies = Arc::new(Semaphore::new(config.limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS)));
     let models = Models::new(texts, config.names.clone(), config.routes.clone());
-    let front = Front { config, models, replicas, admission, streams: streams.clone(), long_texts, bodies, nonce };
-    let front = Arc::new(front);
+    let attends = attendance.clone();
+    let attends = tokio::spawn(async move { attends.attend(unread_max).await });
+    let front = Arc::new(Front {
+        config,
+        models,
+        replicas,
+        admission,
+        streams: streams.clone(),
+        attendance,
+        long_texts,
+        bodies,
+        nonce,
+    });
     let roster = tokio::spawn(roster.run());
     // The doors stay open while streams end: who comes is told that this is draining, and readiness says so.
     let served = drain(faces(front, shutdown.clone(), end.clone()), &shutdown, &streams, drain_max, &end).await;
     end.cancel();
+    attends.abort();
     if roster.await.is_err() {
         tracing::error!("the task of the links ended early");
     }

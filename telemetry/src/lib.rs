@@ -6,7 +6,7 @@ pub mod metrics;
 mod otlp;
 pub mod spans;
 
-pub use otlp::{Carried, Collector, Protocol, flush};
+pub use otlp::{Carried, Collector, Headers, Protocol, flush};
 
 /// What cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +17,8 @@ pub enum Error {
     LogsTwice,
     #[error("nothing can be sent to {endpoint}: {why}")]
     Collector { endpoint: String, why: String },
+    #[error("of the collector's headers number {nth} does not read as name=value")]
+    Headers { nth: usize },
     #[error("metrics cannot be set up: {0}")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),
     #[error("a thread cannot be started: {0}")]

@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_collector_that_cannot_be_meant_is_named() {
         for protocol in [Protocol::Grpc, Protocol::Http] {
-            for endpoint in ["http://[", "https://collector:4317", "http:///v1"] {
+            for endpoint in ["http://[", "ftp://collector:4317", "http:///v1"] {
                 let collector = Collector { endpoint: endpoint.into(), protocol, ..Collector::default() };
                 let telling = Telling { collector: Some(&collector), ..Telling::default() };
                 let error = init(telling).unwrap_err().to_string();

@@ -28,18 +28,19 @@ impl BlockHash {
     }
 
     /// The hash of the block that follows this one. Only a full block has a name: any other number of tokens is a
-    /// collision in the making, and panics.
+    /// collision in the making, and panics. The parent is the key, so that 64 bytes of tokens are one compression.
     pub fn child(&self, tokens: impl IntoIterator<Item = Token>) -> BlockHash {
-        let mut bytes = [0; 16 + 4 * crate::BLOCK_TOKENS as usize];
-        bytes[..16].copy_from_slice(&self.0);
+        let mut bytes = [0; 4 * crate::BLOCK_TOKENS as usize];
         let mut tokens = tokens.into_iter();
         let mut n_tokens = 0;
-        for (at, token) in bytes[16..].chunks_exact_mut(4).zip(&mut tokens) {
+        for (at, token) in bytes.chunks_exact_mut(4).zip(&mut tokens) {
             at.copy_from_slice(&token.to_le_bytes());
             n_tokens += 1;
         }
         assert!(n_tokens == crate::BLOCK_TOKENS && tokens.next().is_none(), "only a full block has a name");
-        BlockHash::first_half(&blake3::hash(&bytes))
+        let mut key = [0; blake3::KEY_LEN];
+        key[..16].copy_from_slice(&self.0);
+        BlockHash::first_half(&blake3::keyed_hash(&key, &bytes))
     }
 
     /// The first 64 bits: enough to guess by who has a block, and never to share one by.

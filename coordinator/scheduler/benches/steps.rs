@@ -1,6 +1,6 @@
 //! What the planner costs: a step with 1,024 sequences that decode, and the prefix cache's look-ups. A table.
 //!
-//! `cargo bench -p scheduler --bench steps -- [ROUNDS]`
+//! `cargo bench --workspace --bench steps -- [ROUNDS]`
 #![expect(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
 

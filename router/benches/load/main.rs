@@ -2,7 +2,7 @@
 //! same run; requests and tokens for each CPU-second of its threads, before a replica on `sim`; memory under 10,000
 //! streams.
 //!
-//! `cargo bench -p router --bench load -- [latency] [cpu] [streams]` (all of them, if none is named)
+//! `cargo bench --workspace --bench load -- [latency] [cpu] [streams]` (all of them, if none is named)
 //!
 //! The router is a process of its own, and so is what stands behind it. Latency is taken in windows of two seconds, and
 //! of these the ones count in which others used little of the machine.
@@ -174,35 +174,54 @@ const RUNS: [(&str, usize, usize, u32); 4] = [
     ("2,000 tokens, 512 streams", 512, 1, LONG_TOKENS),
 ];
 
-/// CPU time of the router's threads, for requests of one token and for long answers.
+/// Rounds alternate between the router and a bare relay before it, which sees the same requests at the same pace.
+const ROUNDS: usize = 5;
+
+/// CPU time of the router's threads, for requests of one token and for long answers; and of a bare relay's.
 async fn cpu() {
     let replica = Child::start(Role::Replica, None);
     let router = Child::start(Role::Router, Some(&replica.addresses[0]));
-    let clients: Vec<Client> = (0..N_CONNECTIONS).map(|_| client(&router.addresses[0])).collect();
+    let relay = Child::start(Role::Relay, Some(&router.addresses[0]));
+    println!("{:<28}{:>12}{:>24}{:>28}", "", "threads of", "requests/CPU-s", "tokens/CPU-s");
+    for (what, n_at_once, n_each, n_tokens) in RUNS {
+        let mut spent = [Vec::new(), Vec::new()];
+        for round in 0..ROUNDS * spent.len() {
+            let kind = round % spent.len();
+            let (child, threads) = [(&router, roles::ROUTER_THREADS), (&relay, roles::OTHER_THREADS)][kind];
+            let before = threads_seconds(child.pid(), threads);
+            all_ask(&child.addresses[0], n_at_once, n_each, n_tokens).await;
+            spent[kind].push(threads_seconds(child.pid(), threads) - before);
+        }
+        let n_requests = (n_at_once * n_each) as f64;
+        for (kind, spent) in ["router", "bare relay"].iter().zip(&mut spent) {
+            spent.sort_by(f64::total_cmp);
+            let [most, median, least] = [0, ROUNDS / 2, ROUNDS - 1].map(|at| n_requests / spent[at]);
+            let tokens = f64::from(n_tokens);
+            let requests = format!("{median:.0} ({least:.0}-{most:.0})");
+            let tokens = format!("{:.0} ({:.0}-{:.0})", median * tokens, least * tokens, most * tokens);
+            if what != "warm-up" {
+                println!("{what:<28}{kind:>12}{requests:>24}{tokens:>28}");
+            }
+        }
+    }
+}
+
+async fn all_ask(address: &str, n_at_once: usize, n_each: usize, n_tokens: u32) {
+    let clients: Vec<Client> = (0..N_CONNECTIONS).map(|_| client(address)).collect();
     for client in &clients {
         ready(client).await;
     }
-    println!("{:<28}{:>10}{:>14}{:>16}", "router's threads", "requests", "requests/CPU-s", "tokens/CPU-s");
-    for (what, n_at_once, n_each, n_tokens) in RUNS {
-        let before = threads_seconds(router.pid(), roles::ROUTER_THREADS);
-        let mut asking = JoinSet::new();
-        for i in 0..n_at_once {
-            let client = clients[i % clients.len()].clone();
-            asking.spawn(async move {
-                for j in 0..n_each {
-                    let text = format!("Client {i} asks {j}");
-                    assert_eq!(ask(client.clone(), request(&text, n_tokens)).await, n_tokens as usize);
-                }
-            });
-        }
-        asking.join_all().await;
-        let spent = threads_seconds(router.pid(), roles::ROUTER_THREADS) - before;
-        let n_requests = (n_at_once * n_each) as f64;
-        let (requests, tokens) = (n_requests / spent, n_requests * f64::from(n_tokens) / spent);
-        if what != "warm-up" {
-            println!("{what:<28}{n_requests:>10}{requests:>14.0}{tokens:>16.0}");
-        }
+    let mut asking = JoinSet::new();
+    for i in 0..n_at_once {
+        let client = clients[i % clients.len()].clone();
+        asking.spawn(async move {
+            for j in 0..n_each {
+                let text = format!("Client {i} asks {j}");
+                assert_eq!(ask(client.clone(), request(&text, n_tokens)).await, n_tokens as usize);
+            }
+        });
     }
+    asking.join_all().await;
 }
 
 const STREAM_CONNECTIONS: usize = 100;

@@ -17,6 +17,7 @@ use worker::sim::Sim;
 
 /// What the threads are called whose CPU time is the router's.
 pub const ROUTER_THREADS: &str = "router";
+pub const OTHER_THREADS: &str = "other";
 /// Of the replica on `sim`: a step, and the longest log.
 const STEP_MICROS: u64 = 1000;
 const CONTEXT: u32 = 4096;
@@ -48,7 +49,7 @@ impl Role {
     }
 
     pub fn play(self, peer: Option<&str>) {
-        let threads = if self == Role::Router { ROUTER_THREADS } else { "other" };
+        let threads = if self == Role::Router { ROUTER_THREADS } else { OTHER_THREADS };
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(2).thread_name(threads).enable_all().build().unwrap();
         let peer = peer.unwrap_or_default().to_owned();

@@ -67,7 +67,7 @@ impl VllmEngine for Service {
         let mut generation = self.front.generate(ask).await.map_err(said)?;
         generation.answered(self.front.config.waits.first_answer_max).await.map_err(said)?;
         let replies = Replies::new(generation, style, guard);
-        Ok(Response::new(Attended::new(replies, self.front.config.waits.unread_max)))
+        Ok(Response::new(self.front.attendance.attended(replies)))
     }
 
     async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<Response<wire::EmbedResponse>, Status> {

@@ -221,7 +221,7 @@ impl Envelope {
         }
     }
 
-    pub fn front(&self) -> &Front {
+    pub fn front(&self) -> &Arc<Front> {
         &self.front
     }
 

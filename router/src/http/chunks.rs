@@ -18,11 +18,11 @@ pub fn stream<S: Shape>(
     n_choices: u32,
     streaming: Streaming,
 ) -> Response {
-    let waits = envelope.front().config.waits.clone();
+    let front = envelope.front().clone();
     let usage = Usage::new(n_choices, envelope.wishes());
     let (include_usage, position) = (streaming.include_usage, Position::of(&generation));
     let chunks = Chunks { envelope, shape, n_choices, include_usage, usage, position };
-    sse::stream(chunks, generation, &waits)
+    sse::stream(chunks, generation, &front)
 }
 
 struct Chunks<S> {

@@ -30,7 +30,7 @@ pub async fn messages(State(front): State<Arc<Front>>, request: Request) -> Resu
     let mut generation = asked.begin(&front, clock).await.map_err(said)?;
     if is_stream {
         let told = Told { message: Message::of(&generation), position: Position::of(&generation) };
-        return Ok(sse::stream(told, generation, &front.config.waits));
+        return Ok(sse::stream(told, generation, &front));
     }
     let (text, finished) = whole(&mut generation).await.map_err(said)?;
     Ok(Json(Message::of(&generation).value(Some((&text, &finished)))).into_response())

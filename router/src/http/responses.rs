@@ -26,7 +26,7 @@ pub async fn responses(State(front): State<Arc<Front>>, request: Request) -> Res
     let reply = Reply::of(&generation, settings);
     if is_stream {
         let told = Told { reply, position: Position::of(&generation), text: String::new(), n_events: 0 };
-        return Ok(sse::stream(told, generation, &front.config.waits));
+        return Ok(sse::stream(told, generation, &front));
     }
     let (text, finished) = whole(&mut generation).await.map_err(said)?;
     Ok(Json(reply.ended(&text, &finished)).into_response())

@@ -4,8 +4,8 @@
 //! Each event's `id` is the stream's resume handle and how much of each choice a client has that has read so far. The
 //! data stands before it: who is cut off between the two reads the event again, and never misses one.
 
-use crate::attended::{Attended, Unread};
-use crate::config::Waits;
+use crate::attended::Unread;
+use crate::generate::Front;
 use crate::generation::{Event, Generation};
 use crate::refusal::Refusal;
 use crate::resume::Marks;
@@ -37,14 +37,14 @@ pub trait Voice: Send + Unpin + 'static {
     }
 }
 
-pub fn stream(mut voice: impl Voice, generation: Generation, waits: &Waits) -> Response {
-    let silence_max = waits.sse_silence_max;
+pub fn stream(mut voice: impl Voice, generation: Generation, front: &Front) -> Response {
+    let silence_max = front.config.waits.sse_silence_max;
     let mut written = String::new();
     voice.opening(&generation, &mut written);
     let silence = Box::pin(tokio::time::sleep(silence_max));
     let body = Events { voice, generation, written, ended: false, silence, silence_max };
     let headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
-    (headers, Body::from_stream(Attended::new(body, waits.unread_max))).into_response()
+    (headers, Body::from_stream(front.attendance.attended(body))).into_response()
 }
 
 /// What a client has that has read everything so far.

@@ -8,10 +8,12 @@ pub(crate) mod context;
 mod log;
 mod page;
 mod queue;
+mod reach;
 mod sample;
 mod wire;
 
 pub use context::Carried;
+pub use reach::Headers;
 pub use wire::Protocol;
 
 use crate::{Error, metrics};
@@ -39,9 +41,13 @@ const LAST_MAX: Duration = Duration::from_secs(2);
 /// Where a process sends what it tells of itself, and how much of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collector {
-    /// `http://host:4317`
+    /// `http://host:4317`, or `https://host:4317`
     pub endpoint: String,
     pub protocol: Protocol,
+    /// What it wants to be told with each batch, as a key.
+    pub headers: Headers,
+    /// Of its certificate, as PEM. None: one of the web's.
+    pub authority: Option<Vec<u8>>,
     /// Of the traces that begin here, this part is recorded; those of a caller who says are as the caller says.
     pub sample: f64,
     /// Spans of every step, not only of every request.
@@ -57,6 +63,8 @@ impl Default for Collector {
         Collector {
             endpoint: String::new(),
             protocol: Protocol::Grpc,
+            headers: Headers::default(),
+            authority: None,
             sample: 1.0,
             steps: false,
             content: false,
@@ -103,7 +111,7 @@ where
     let runtime = runtime.worker_threads(1).thread_name("otlp").enable_all().build()?;
     let wire = {
         let _within = runtime.enter();
-        Wire::to(&collector.endpoint, collector.protocol)?
+        Wire::to(collector)?
     };
     let resource = resource();
     let described = ResourceAttributesWithSchema::from(&resource);

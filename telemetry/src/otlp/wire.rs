@@ -2,10 +2,12 @@
 //! to: each is waited for and read within limits. Knows no queues.
 
 use super::log::Record;
-use crate::Error;
+use super::reach::{self, Headers};
+use crate::{Collector, Error};
 use bytes::Bytes;
-use http::{Method, Request, StatusCode, Uri, header};
+use http::{HeaderMap, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
+use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -24,12 +26,13 @@ use opentelemetry_proto::transform::trace::tonic::group_spans_by_resource_and_sc
 use opentelemetry_sdk::trace::SpanData;
 use prost::Message;
 use std::collections::BTreeMap;
+use std::error::Error as _;
 use std::time::Duration;
 use tokio::time::timeout;
 use tonic::Code;
-use tonic::transport::{Channel, Endpoint};
+use tonic::metadata::MetadataMap;
+use tonic::transport::Channel;
 
-const CONNECT_MAX: Duration = Duration::from_secs(3);
 /// From a batch's sending to the last byte of its answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// An answer says how much was refused and why, and nothing else.
@@ -150,57 +153,69 @@ impl Failure {
 }
 
 #[derive(Clone, Debug)]
-pub enum Wire {
-    Grpc(Channel),
-    Http { client: Box<Client<HttpConnector, Full<Bytes>>>, base: String },
+pub struct Wire {
+    way: Way,
+    headers: Headers,
 }
+
+#[derive(Clone, Debug)]
+enum Way {
+    Grpc(Channel),
+    Http { client: Box<HttpClient>, base: String },
+}
+
+type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 impl Wire {
     /// Within a runtime; dials nobody.
-    pub fn to(endpoint: &str, protocol: Protocol) -> Result<Wire, Error> {
-        let endpoint = if endpoint.contains("://") { endpoint.to_owned() } else { format!("http://{endpoint}") };
-        let wrong = |why: String| Error::Collector { endpoint: endpoint.clone(), why };
-        let base: Uri = endpoint.parse().map_err(|error| wrong(format!("{error}")))?;
-        if base.scheme_str() != Some("http") || base.authority().is_none() {
-            return Err(wrong("an address reads as http://host:port; for TLS, a collector beside this program".into()));
-        }
-        if protocol == Protocol::Grpc {
-            let dial = Endpoint::from_shared(endpoint.clone()).map_err(|error| wrong(error.to_string()))?;
-            return Ok(Wire::Grpc(dial.connect_timeout(CONNECT_MAX).timeout(ANSWER_MAX).connect_lazy()));
-        }
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT_MAX));
-        connector.set_nodelay(true);
-        let client = Client::builder(TokioExecutor::new()).build(connector);
-        Ok(Wire::Http { client: Box::new(client), base: endpoint.trim_end_matches('/').to_owned() })
+    pub fn to(collector: &Collector) -> Result<Wire, Error> {
+        let Collector { endpoint, authority, .. } = collector;
+        let authority = authority.as_deref();
+        let way = match collector.protocol {
+            Protocol::Grpc => Way::Grpc(reach::channel(endpoint, authority, ANSWER_MAX)?),
+            Protocol::Http => {
+                let client = Client::builder(TokioExecutor::new()).build(reach::connector(endpoint, authority)?);
+                let base = reach::address(endpoint)?.0.trim_end_matches('/').to_owned();
+                Way::Http { client: Box::new(client), base }
+            }
+        };
+        Ok(Wire { way, headers: collector.headers.clone() })
     }
 
     pub async fn send(&self, batch: &Batch) -> Result<Refused, Failure> {
+        let headers = self.headers.map();
         let sent = async {
-            match self {
-                Wire::Grpc(channel) => by_grpc(channel.clone(), batch.clone()).await,
-                Wire::Http { client, base } => by_http(client, base, batch).await,
+            match &self.way {
+                Way::Grpc(channel) => by_grpc(channel.clone(), batch.clone(), headers).await,
+                Way::Http { client, base } => by_http(client, base, batch, headers).await,
             }
         };
         timeout(ANSWER_MAX, sent).await.unwrap_or_else(|_| Err(Failure::passing("no answer in time")))
     }
 }
 
-async fn by_grpc(channel: Channel, batch: Batch) -> Result<Refused, Failure> {
+fn with<T>(headers: &HeaderMap, message: T) -> tonic::Request<T> {
+    tonic::Request::from_parts(MetadataMap::from_headers(headers.clone()), tonic::Extensions::default(), message)
+}
+
+async fn by_grpc(channel: Channel, batch: Batch, headers: &HeaderMap) -> Result<Refused, Failure> {
     let answer = match batch {
         Batch::Spans(request) => {
-            TraceServiceClient::new(channel).export(request).await.map(|answer| of_spans(answer.into_inner()))
+            let asked = with(headers, request);
+            TraceServiceClient::new(channel).export(asked).await.map(|answer| of_spans(answer.into_inner()))
         }
         Batch::Metrics(request) => {
-            MetricsServiceClient::new(channel).export(request).await.map(|answer| of_metrics(answer.into_inner()))
+            let asked = with(headers, request);
+            MetricsServiceClient::new(channel).export(asked).await.map(|answer| of_metrics(answer.into_inner()))
         }
         Batch::Logs(request) => {
-            LogsServiceClient::new(channel).export(request).await.map(|answer| of_logs(answer.into_inner()))
+            let asked = with(headers, request);
+            LogsServiceClient::new(channel).export(asked).await.map(|answer| of_logs(answer.into_inner()))
         }
     };
     // As OTLP's specification divides them.
     answer.map_err(|status| Failure {
-        why: format!("{:?}: {}", status.code(), status.message()),
+        why: format!("{:?}: {}", status.code(), status.source().map_or(status.message().into(), chain)),
         is_passing: matches!(
             status.code(),
             Code::Cancelled
@@ -214,13 +229,14 @@ async fn by_grpc(channel: Channel, batch: Batch) -> Result<Refused, Failure> {
     })
 }
 
-async fn by_http(client: &Client<HttpConnector, Full<Bytes>>, base: &str, batch: &Batch) -> Result<Refused, Failure> {
-    let request = Request::builder()
+async fn by_http(client: &HttpClient, base: &str, batch: &Batch, headers: &HeaderMap) -> Result<Refused, Failure> {
+    let mut request = Request::builder()
         .method(Method::POST)
         .uri(format!("{base}{}", batch.path()))
         .header(header::CONTENT_TYPE, "application/x-protobuf")
         .body(Full::new(batch.bytes()))
         .map_err(|error| Failure { why: error.to_string(), is_passing: false })?;
+    request.headers_mut().extend(headers.clone());
     let answer = client.request(request).await.map_err(|error| Failure::passing(chain(&error)))?;
     let status = answer.status();
     let read = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
@@ -241,7 +257,7 @@ async fn by_http(client: &Client<HttpConnector, Full<Bytes>>, base: &str, batch:
 }
 
 /// An error and what caused it: the outermost alone says "connection error".
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut said = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -251,3 +267,6 @@ fn chain(error: &dyn std::error::Error) -> String {
     }
     said
 }
+
+#[cfg(test)]
+mod tests;

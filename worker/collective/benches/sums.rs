@@ -2,7 +2,7 @@
 //! a plain ping-pong of as many bytes through shared memory: the floor. And how long one sequence's row takes to the
 //! next stage, and its token back. Interleaved rounds; a table, then JSON.
 //!
-//! `cargo bench -p collective --bench sums -- [ROUNDS]`
+//! `cargo bench --workspace --bench sums -- [ROUNDS]`
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
 #![allow(unsafe_code, reason = "the plain ping-pong is plain memory")]
 

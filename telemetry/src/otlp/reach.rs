@@ -1,0 +1,159 @@
+//! How a collector is reached: in the open or over TLS, and with what headers. Knows no batches.
+
+use crate::Error;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+
+/// What every batch carries beside itself: mostly a key of whoever runs the collector, so it is shown to nobody.
+#[derive(Clone, Default, PartialEq)]
+pub struct Headers(HeaderMap);
+
+impl Headers {
+    /// `name=value,name=value`, values with what is not plain as %41: the form of `OTEL_EXPORTER_OTLP_HEADERS`.
+    pub fn parse(said: &str) -> Result<Headers, Error> {
+        let pairs = said.split(',').map(str::trim).filter(|pair| !pair.is_empty());
+        let mut headers = HeaderMap::new();
+        for (at, pair) in pairs.enumerate() {
+            // What a value is may be a secret, also where it is a wrong one.
+            let wrong = || Error::Headers { nth: at + 1 };
+            let (name, value) = pair.split_once('=').ok_or_else(wrong)?;
+            let name = HeaderName::from_bytes(name.trim().as_bytes()).map_err(|_| wrong())?;
+            let value = unescaped(value.trim()).ok_or_else(wrong)?;
+            let mut value = HeaderValue::from_bytes(&value).map_err(|_| wrong())?;
+            value.set_sensitive(true);
+            headers.append(name, value);
+        }
+        Ok(Headers(headers))
+    }
+
+    pub(super) fn map(&self) -> &HeaderMap {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Headers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.keys()).finish()
+    }
+}
+
+/// None where a % is not followed by two digits.
+fn unescaped(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = text.bytes();
+    let mut plain = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        plain.push(match byte {
+            b'%' => (digit(bytes.next()?)? << 4) | digit(bytes.next()?)?,
+            other => other,
+        });
+    }
+    Some(plain)
+}
+
+fn digit(byte: u8) -> Option<u8> {
+    char::from(byte).to_digit(16).map(|digit| digit as u8)
+}
+
+/// Where a collector is. One without a scheme is in the open.
+pub fn address(endpoint: &str) -> Result<(String, Uri), Error> {
+    let endpoint = if endpoint.contains("://") { endpoint.to_owned() } else { format!("http://{endpoint}") };
+    let wrong = |why: String| Error::Collector { endpoint: endpoint.clone(), why };
+    let uri: Uri = endpoint.parse().map_err(|error| wrong(format!("{error}")))?;
+    if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.authority().is_none() {
+        return Err(wrong("an address reads as http://host:port or https://host:port".into()));
+    }
+    Ok((endpoint, uri))
+}
+
+/// A channel that dials when it is first used. `authority` is PEM: whom to believe in place of the web's authorities.
+pub fn channel(endpoint: &str, authority: Option<&[u8]>, answer_max: Duration) -> Result<Channel, Error> {
+    let (endpoint, uri) = address(endpoint)?;
+    let wrong = |error: tonic::transport::Error| Error::Collector {
+        endpoint: endpoint.clone(),
+        why: super::wire::chain(&error),
+    };
+    let mut dial = Endpoint::from_shared(endpoint.clone()).map_err(wrong)?;
+    if uri.scheme_str() == Some("https") {
+        let tls = match authority {
+            Some(pem) => {
+                // Looked at here: tonic would pass over what is no certificate.
+                roots(&endpoint, Some(pem))?;
+                ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem))
+            }
+            None => ClientTlsConfig::new().with_webpki_roots(),
+        };
+        dial = dial.tls_config(tls).map_err(wrong)?;
+    }
+    Ok(dial.connect_timeout(CONNECT_MAX).timeout(answer_max).connect_lazy())
+}
+
+/// The same for HTTP/1.1.
+pub fn connector(endpoint: &str, authority: Option<&[u8]>) -> Result<HttpsConnector<HttpConnector>, Error> {
+    let (endpoint, _) = address(endpoint)?;
+    let wrong = |error: rustls::Error| Error::Collector { endpoint: endpoint.clone(), why: error.to_string() };
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(wrong)?;
+    let config = config.with_root_certificates(roots(&endpoint, authority)?).with_no_client_auth();
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_connect_timeout(Some(CONNECT_MAX));
+    tcp.set_nodelay(true);
+    Ok(HttpsConnectorBuilder::new().with_tls_config(config).https_or_http().enable_http1().wrap_connector(tcp))
+}
+
+fn roots(endpoint: &str, authority: Option<&[u8]>) -> Result<RootCertStore, Error> {
+    let Some(pem) = authority else {
+        return Ok(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() });
+    };
+    let wrong = |why: String| Error::Collector { endpoint: endpoint.into(), why };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(|error| wrong(format!("its authority cannot be read: {error}")))?;
+        roots.add(certificate).map_err(|error| wrong(format!("its authority cannot be used: {error}")))?;
+    }
+    if roots.is_empty() {
+        return Err(wrong("there is no certificate in what was given as its authority".into()));
+    }
+    Ok(roots)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_read_as_the_variable_s_standard_has_them() {
+        let said = Headers::parse(" api-key=a%20b%3D=c , X-Team = blue,,").unwrap();
+        let value = |name: &str| said.0.get(name).map(HeaderValue::as_bytes);
+        assert_eq!((value("api-key"), value("x-team"), said.0.len()), (Some(&b"a b==c"[..]), Some(&b"blue"[..]), 2));
+        assert_eq!(format!("{said:?}"), r#"["api-key", "x-team"]"#, "values are shown to nobody");
+        assert_eq!(Headers::parse("").unwrap(), Headers::default());
+        for wrong in ["secret", "=secret", "a b=secret", "a=secret%4", "a=secret%zz", "a=secret%0a"] {
+            let error = Headers::parse(&format!("fine=1,{wrong}")).unwrap_err().to_string();
+            assert!(error.contains('2') && !error.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_certificate_is_no_authority() {
+        let none = b"-----BEGIN NOTHING-----\n-----END NOTHING-----\n";
+        let broken = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        for authority in [&b""[..], none, broken] {
+            let by_grpc = channel("https://collector:4317", Some(authority), CONNECT_MAX).map(|_| ());
+            let by_http = connector("https://collector:4318", Some(authority)).map(|_| ());
+            for error in [by_grpc, by_http].map(Result::unwrap_err) {
+                assert!(error.to_string().contains("https://collector:431"), "{error}");
+            }
+        }
+    }
+}
