@@ -33,6 +33,10 @@ const FAREWELL_MAX: Duration = Duration::from_secs(5);
 /// What a child has to end in, once its parent is gone.
 const ORPHAN_MAX: Duration = Duration::from_secs(2);
 
+/// How many queues of a GPU a process uses, where nobody has said so. A rank computes, sends and receives in streams of its
+/// own, and NCCL has more: with CUDA's usual 8 two of them share one, and what waits for a peer holds up what computes.
+const DEVICE_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+
 /// What to start.
 #[derive(Clone)]
 pub struct Order {
@@ -145,6 +149,10 @@ impl Life {
         let ours = |name: &OsString| name.to_string_lossy().starts_with("LOCKSTEP_");
         for name in std::env::vars_os().map(|(name, _)| name).filter(ours) {
             command.env_remove(name);
+        }
+        // Said before the child begins, which cannot say it to itself.
+        if std::env::var_os(DEVICE_QUEUES.0).is_none() {
+            command.env(DEVICE_QUEUES.0, DEVICE_QUEUES.1);
         }
         command.envs(order.secrets.iter().map(|(name, secret)| (name, secret)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

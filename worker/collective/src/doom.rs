@@ -71,9 +71,9 @@ pub struct Doom {
     awaited: AtomicU32,
     bell: Arc<Region>,
     peers: Vec<Way>,
-    /// Where the devices wait, too.
-    watch: OnceLock<Arc<Watch>>,
-    /// Where they wait at desks; it goes with them.
+    /// Where the devices wait, too. Both know this one, and go before it.
+    watch: OnceLock<Weak<Watch>>,
+    /// Where they wait at desks.
     desks: OnceLock<Weak<one_shot::Watch>>,
 }
 
@@ -111,9 +111,9 @@ impl Doom {
     }
 
     /// Its waits end with the others'.
-    pub fn watched_by(&self, watch: Arc<Watch>) {
+    pub fn watched_by(&self, watch: &Arc<Watch>) {
         // There is one at most.
-        let _first = self.watch.set(watch);
+        let _first = self.watch.set(Arc::downgrade(watch));
     }
 
     /// Likewise.
@@ -166,7 +166,7 @@ impl Doom {
             }
         }
         self.bell.bell().always(sleep::wake);
-        if let Some(watch) = self.watch.get() {
+        if let Some(watch) = self.watch.get().and_then(Weak::upgrade) {
             watch.abort();
         }
         if let Some(watch) = self.desks.get().and_then(Weak::upgrade) {

@@ -132,7 +132,7 @@ impl Mesh {
         self.doom.clone()
     }
 
-    pub(crate) fn watched_by(&self, watch: Arc<Watch>) {
+    pub(crate) fn watched_by(&self, watch: &Arc<Watch>) {
         self.doom.watched_by(watch);
     }
 
@@ -344,18 +344,22 @@ impl Drop for Mesh {
         if self.doom.is_ended() {
             return;
         }
-        if let Some(desks) = self.desks.as_ref().filter(|_| !std::thread::panicking()) {
-            desks.leave();
-        }
-        if let Some(direct) = self.direct.take().filter(|_| !std::thread::panicking()) {
-            direct.leave();
-        }
+        let direct = self.direct.take();
+        // The peers hear of it before communicators end, which may take long.
         if std::thread::panicking() {
             self.doom.break_off(self.rank);
-            self.last_frames(Kind::Break, self.rank);
-        } else {
-            self.doom.leave();
-            self.last_frames(Kind::Leave, self.rank);
+            return self.last_frames(Kind::Break, self.rank);
+        }
+        if let Some(desks) = &self.desks {
+            desks.leave();
+        }
+        if let Some(direct) = &direct {
+            direct.finish();
+        }
+        self.doom.leave();
+        self.last_frames(Kind::Leave, self.rank);
+        if let Some(direct) = &direct {
+            direct.leave();
         }
     }
 }

@@ -4,10 +4,12 @@
 //! ```text
 //! table   the functions of the library
 //! watch   communicators, what they still do, and the thread that ends them when nothing comes
-//! meet    which ranks have it, and their communicators: one for the stage, one with each neighbouring stage
+//! cards   which ranks have it, and what their communicators are called
+//! meet    communicators: one for the stage, one with each neighbouring stage
 //! ops     the operations: what the host's do, by the same tree
 //! ```
 
+mod cards;
 mod meet;
 mod ops;
 mod table;

@@ -12,6 +12,8 @@ use backend::{Activations, Memory};
 use collective::{AbortHandle, Carrier, Collective, DirectLimits, Ended, Error, NcclError, Pieces, Waits};
 use common::Rng;
 use fake_cuda::on_fake_cuda;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
@@ -25,6 +27,8 @@ const N_LEAVES: [u32; 3] = [8, 5, 3];
 /// Long enough for a busy machine to get there, where nothing is to fail.
 const PATIENT: Duration = Duration::from_secs(120);
 const IMPATIENT: Duration = Duration::from_secs(4);
+/// Nobody waits for this.
+const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
 fn cuda(pace: Pace) -> Cuda {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
@@ -218,6 +222,125 @@ fn who_breaks_off_is_named_long_before_the_deadline() {
     });
 }
 
+/// The first of two ranks begins what the second never does, while NCCL connects them for it.
+fn lost_while_nccl_connects() {
+    let error = first_beside(FOREVER, |rank| rank.abort_handle().abort());
+    assert!(matches!(error, Error::PeerLost { rank: Rank(1) }), "{error}");
+    let error = first_beside(IMPATIENT, |_| {});
+    assert!(matches!(error, Error::Deadline { rank: Rank(1) }), "{error}");
+}
+
+#[test]
+fn who_is_lost_while_nccl_connects_is_named() {
+    let screws = [("FAKE_NCCL_CONNECTS", "1")];
+    on_fake_cuda("who_is_lost_while_nccl_connects_is_named", &screws, lost_while_nccl_connects);
+}
+
+#[test]
+fn a_call_of_nccls_that_waits_for_a_peer_comes_back() {
+    // As where NCCL's own environment has communicators block.
+    let screws = [("FAKE_NCCL_CONNECTS", "1"), ("FAKE_NCCL_BLOCKING", "1")];
+    on_fake_cuda("a_call_of_nccls_that_waits_for_a_peer_comes_back", &screws, lost_while_nccl_connects);
+}
+
+/// A file beside those of other tests, gone afterwards.
+struct Beside(String);
+
+impl Beside {
+    fn new(test: &str) -> Beside {
+        let path = std::env::temp_dir().join(format!("lockstep-nccl-{test}-{}", std::process::id()));
+        Beside(path.to_str().unwrap().into())
+    }
+
+    /// The one that a screw names.
+    fn of(screw: &str) -> PathBuf {
+        std::env::var_os(screw).unwrap().into()
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        // It may never have been written.
+        let _gone = fs::remove_file(&self.0);
+    }
+}
+
+/// How often a line was told.
+fn times(trace: &Path, what: &str) -> usize {
+    fs::read_to_string(trace).unwrap().lines().filter(|line| *line == what).count()
+}
+
+#[test]
+fn nothing_is_left_of_those_who_join_again() {
+    let trace = Beside::new("again");
+    let screws = [("FAKE_CUDA_TRACE", &*trace.0)];
+    on_fake_cuda("nothing_is_left_of_those_who_join_again", &screws, || {
+        let layout = Layout::even(Grid { tp: 2, pp: 2, ep: 1 }, 2).unwrap();
+        let mut handles = Vec::new();
+        let have_exchanged = Barrier::new(4);
+        for round in 0..4 {
+            let of_ranks = each(ranks(&layout, PATIENT), |rank, cuda| {
+                assert!(rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &Ended::default()).unwrap());
+                assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));
+                let handle = rank.abort_handle();
+                // Nobody breaks off before the others have what they need of it.
+                have_exchanged.wait();
+                if round % 2 == 1 {
+                    handle.abort();
+                    assert!(matches!(sum(rank, cuda, 8, 2), Err(Error::Aborted | Error::PeerLost { .. })));
+                }
+                handle
+            });
+            handles.extend(of_ranks);
+        }
+        let trace = Beside::of("FAKE_CUDA_TRACE");
+        // Two of each rank: its stage's, and one with the other stage.
+        assert_eq!((times(&trace, "communicator"), times(&trace, "communicator ended")), (32, 32));
+        // Whatever holds a mark holds its device.
+        assert_eq!((times(&trace, "retain"), times(&trace, "release")), (16, 16), "{} may abort", handles.len());
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        assert!(maps.contains("libnccl.so.2"), "its threads may still run");
+    });
+}
+
+#[test]
+fn a_name_is_made_when_all_have_agreed() {
+    let trace = Beside::new("names");
+    let screws = [("FAKE_CUDA_TRACE", &*trace.0)];
+    on_fake_cuda("a_name_is_made_when_all_have_agreed", &screws, || {
+        let trace = Beside::of("FAKE_CUDA_TRACE");
+        let layout = Layout::even(Grid { tp: 2, pp: 2, ep: 1 }, 2).unwrap();
+        let take = |rank: &mut Collective, cuda: &Cuda, carrier: Carrier| {
+            rank.take_device(cuda, carrier, &limits(Pieces::default()), &Ended::default()).unwrap()
+        };
+        // The second stage goes through the host, and so does whoever exchanges with it.
+        each(ranks(&layout, PATIENT), |rank, cuda| {
+            let carrier = if rank.part().is_first() { Carrier::Auto } else { Carrier::Host };
+            assert!(!take(rank, cuda, carrier));
+        });
+        assert_eq!(times(&trace, "id"), 0);
+        each(ranks(&layout, PATIENT), |rank, cuda| assert!(take(rank, cuda, Carrier::Nccl)));
+        // One of each stage, and one of each pair between them.
+        assert_eq!(times(&trace, "id"), 4);
+    });
+}
+
+#[test]
+fn what_nccl_refuses_is_told_and_an_end_that_does_not_come_keeps_nobody() {
+    let until = Beside::new("hold");
+    let screws = [("FAKE_NCCL_DUPLICATE", "0"), ("FAKE_NCCL_HOLD", &*until.0)];
+    on_fake_cuda("what_nccl_refuses_is_told_and_an_end_that_does_not_come_keeps_nobody", &screws, || {
+        let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
+        let said = each(ranks(&layout, FOREVER), |rank, cuda| {
+            rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &Ended::default()).err().unwrap()
+        });
+        let Error::Nccl(NcclError::Failed { code: 5, why }) = &said[0] else { panic!("{said:?}") };
+        assert!(why.contains("invalid usage; Duplicate GPU detected"), "{why}");
+        assert!(matches!(said[1], Error::PeerLost { rank: Rank(0) }), "{said:?}");
+        fs::write(Beside::of("FAKE_NCCL_HOLD"), "").unwrap();
+    });
+}
+
 #[test]
 fn a_wait_of_the_device_is_ended_from_outside() {
     on_fake_cuda("a_wait_of_the_device_is_ended_from_outside", &[], || {
@@ -250,13 +373,18 @@ fn a_wait_of_the_device_is_ended_from_outside() {
 
 #[test]
 fn what_nccl_says_of_a_communicator_is_heard() {
-    on_fake_cuda("what_nccl_says_of_a_communicator_is_heard", &[("FAKE_NCCL_FAIL", "5")], || {
+    on_fake_cuda("what_nccl_says_of_a_communicator_is_heard", &[("FAKE_NCCL_FAIL", "15")], || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
         let said = each(ranks(&layout, PATIENT), |rank, cuda| {
+            // Behind what is tried out.
             rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &Ended::default()).unwrap();
             (0..4).find_map(|_| sum(rank, cuda, 8, 2).err())
         });
-        let failed = said.iter().flatten().filter(|error| matches!(error, Error::Nccl(NcclError::Failed(2)))).count();
+        let failed = said
+            .iter()
+            .flatten()
+            .filter(|error| matches!(error, Error::Nccl(NcclError::Failed { code: 2, .. })))
+            .count();
         let lost = said.iter().flatten().filter(|error| matches!(error, Error::PeerLost { .. })).count();
         assert_eq!((failed, lost), (1, 1), "{said:?}");
     });

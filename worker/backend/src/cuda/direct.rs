@@ -71,6 +71,11 @@ impl Mark {
     pub fn is_passed(&self) -> Result<bool> {
         self.0.is_passed()
     }
+
+    /// Its device becomes the calling thread's.
+    pub fn enter(&self) -> Result<()> {
+        self.0.enter()
+    }
 }
 
 /// A stream beside the one that computes.

@@ -522,6 +522,10 @@ impl Event {
         said("wait for a point", unsafe { result::event::synchronize(self.raw) })
     }
 
+    pub fn enter(&self) -> Result<()> {
+        self.context.enter()
+    }
+
     /// Whether the stream has passed it. One that was never recorded is passed.
     pub fn is_passed(&self) -> Result<bool> {
         self.context.enter()?;

@@ -15,3 +15,6 @@ F of_driver(const char* name) {
 }
 
 inline bool is_memory(const void* at, size_t n) { return of_driver<IsMemory>("fake_cuda_is_memory")(at, n); }
+
+inline bool has_device() { return of_driver<int (*)()>("fake_cuda_has_device")(); }
+inline void trace(const char* what) { of_driver<int (*)(const char*)>("fake_cuda_trace")(what); }

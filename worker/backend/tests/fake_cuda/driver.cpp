@@ -265,11 +265,13 @@ CALL cuDeviceGetAttribute(int* value, int attribute, int device) {
 }
 
 CALL cuDevicePrimaryCtxRetain(void** made, int device) {
+    trace("retain");
     *made = reinterpret_cast<void*>(static_cast<uintptr_t>(device) + 1);
     return SUCCESS;
 }
-CALL cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
+CALL cuDevicePrimaryCtxRelease_v2(int) { return trace("release"), SUCCESS; }
 CALL cuCtxSetCurrent(void* it) { return context = it, SUCCESS; }
+CALL cuCtxGetCurrent(void** it) { return *it = context, SUCCESS; }
 
 CALL cuMemGetInfo_v2(size_t* n_free, size_t* n_total) {
     ENTER;
@@ -816,3 +818,7 @@ CALL fake_cuda_begin(void* stream, int (*work)(void*), void* of, void* (*fresh)(
 }
 
 CALL fake_cuda_is_memory(const void* at, size_t n) { return is_in(driver().memory, at, n); }
+
+// Whether the calling thread has a device; and a line for who reads along.
+CALL fake_cuda_has_device() { return context != nullptr; }
+CALL fake_cuda_trace(const char* what) { return trace(what), SUCCESS; }

@@ -1,7 +1,12 @@
 // A libnccl.so.2 over the fake driver: ranks are threads or processes of one host, and find each other in a file of
 // shared memory whose name is in the unique id. Whatever is begun goes on in the order of its stream, piece by piece,
-// and for ever if nobody comes. Only communicators that do not block are made. One that a graph names is neither
-// destroyed nor aborted before the graph is gone: who calls is kept so long.
+// and for ever if nobody comes. One that a graph names is neither destroyed nor aborted before the graph is gone: who
+// calls is kept so long.
+//
+// Communicators do not block: what is begun is taken up by a thread, when peers that have never exchanged before have
+// begun theirs; until then whoever begins more is refused. Screws make it worse: each exchange waits for its peers so,
+// the call itself does, an abort does not come back. Who ends a communicator has a device, or the first one would be
+// opened for it. A configuration is as long as its version says, and has no word that nobody chose.
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -12,20 +17,23 @@
 
 #include <atomic>
 #include <map>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "begin.h"
 
 namespace {
 
-enum Code { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, IN_PROGRESS = 7 };
+enum Code { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
 constexpr int PENDING = -1;
 constexpr size_t PIECE = 16 << 10;
 
 // From one rank to one other.
 struct Box {
     std::atomic<uint32_t> n;  // 0: empty
+    std::atomic<uint32_t> n_begun;  // exchanges with that rank, either way
     char bytes[PIECE];
 };
 
@@ -41,6 +49,9 @@ struct Comm {
     std::atomic<bool> is_over{false};
     std::atomic<int> error{SUCCESS};
     std::atomic<long> n_graphs{0};
+    std::atomic<bool> is_pending{false};
+    bool is_finalized = false;
+    bool is_ready() { return !is_pending && meeting->n_here >= (uint32_t)n_ranks; }
     Box& box(int from, int to) { return meeting->boxes[from * n_ranks + to]; }
 };
 
@@ -65,6 +76,20 @@ struct Work {
     float* sum_to = nullptr;
 };
 
+// The last thing that was wrong, in words.
+char last_error[256] = "";
+
+int refuse(int code, const char* why) {
+    snprintf(last_error, sizeof last_error, "%s", why);
+    return code;
+}
+
+void must(bool holds, const char* what) {
+    if (holds) return;
+    fprintf(stderr, "fake NCCL: %s\n", what);
+    abort();
+}
+
 thread_local int depth = 0;
 thread_local std::vector<Work*> begun;
 thread_local std::vector<void*> streams;
@@ -84,10 +109,7 @@ bool move_on(Transfer& transfer) {
             box.n.store((uint32_t)n, std::memory_order_release);
             transfer.n_done += n;
         } else {
-            if (n_there > left) {
-                fprintf(stderr, "fake NCCL: rank %d sends more than is received\n", transfer.peer);
-                abort();
-            }
+            must(n_there <= left, "a rank sends more than is received");
             memcpy(transfer.at + transfer.n_done, box.bytes, n_there);
             box.n.store(0, std::memory_order_release);
             transfer.n_done += n_there;
@@ -142,14 +164,15 @@ void gone(void* it) { add_graphs(it, -1); }
 
 // Work that names it ends at once; whoever comes here waits for graphs.
 int end(Comm* comm) {
+    must(has_device(), "a communicator ends in a thread without a device");
     comm->is_over = true;
     for (int waited = 0; comm->n_graphs > 0; waited++) {
-        if (waited > 60000) {
-            fprintf(stderr, "fake NCCL: a graph names a communicator that is to end, for a minute\n");
-            abort();
-        }
+        must(waited < 60000, "a graph names a communicator that is to end, for a minute");
         usleep(1000);
     }
+    const char* until = getenv("FAKE_NCCL_HOLD");
+    while (until && access(until, F_OK) != 0) usleep(1000);
+    trace("communicator ended");
     return SUCCESS;
 }
 
@@ -162,22 +185,78 @@ Work* work_in(void* stream) {
     return begun.back();
 }
 
-int hand_over() {
-    auto begin = of_driver<Begin>("fake_cuda_begin");
-    static const char* failing = getenv("FAKE_NCCL_FAIL");
-    for (size_t i = 0; i < begun.size(); i++) {
-        if (failing && ++n_begun == atol(failing) && !begun[i]->transfers.empty()) {
-            begun[i]->fails = true;
-            begun[i]->transfers[0].comm->error = SYSTEM_ERROR;
-        }
-        if (begin(streams[i], run, begun[i], fresh, kept, gone) != SUCCESS) return SYSTEM_ERROR;
+// What one group begins, and how many exchanges each peer must have begun before.
+struct Group {
+    Comm* comm;
+    std::vector<Work*> works;
+    std::vector<void*> streams;
+    std::map<int, uint32_t> due;
+};
+
+bool are_met(const Group& group) {
+    for (auto [peer, n] : group.due) {
+        if (group.comm->box(peer, group.comm->rank).n_begun < n) return false;
     }
+    return true;
+}
+
+// In its streams, when all have begun; or never, if it is aborted before.
+int take_up(Group group, void* device) {
+    while (!are_met(group)) {
+        if (group.comm->is_over) return REMOTE_ERROR;
+        usleep(50);
+    }
+    of_driver<int (*)(void*)>("cuCtxSetCurrent")(device);
+    static const char* failing = getenv("FAKE_NCCL_FAIL");
+    for (size_t i = 0; i < group.works.size(); i++) {
+        Work* work = group.works[i];
+        if (failing && ++n_begun == atol(failing)) {
+            work->fails = true;
+            group.comm->error = SYSTEM_ERROR;
+        }
+        if (of_driver<Begin>("fake_cuda_begin")(group.streams[i], run, work, fresh, kept, gone) != SUCCESS) {
+            return SYSTEM_ERROR;
+        }
+    }
+    return SUCCESS;
+}
+
+int hand_over() {
+    Group group{nullptr, std::move(begun), std::move(streams), {}};
     begun.clear();
     streams.clear();
+    std::set<int> peers;
+    for (Work* work : group.works) {
+        for (Transfer& transfer : work->transfers) {
+            must(!group.comm || group.comm == transfer.comm, "one group of several communicators");
+            group.comm = transfer.comm;
+            peers.insert(transfer.peer);
+        }
+    }
+    if (!group.comm) return SUCCESS;
+    Comm* comm = group.comm;
+    // Peers that have exchanged before are connected, unless each size is to take another way.
+    static bool is_connected_anew = getenv("FAKE_NCCL_CONNECTS");
+    for (int peer : peers) {
+        uint32_t n = ++comm->box(comm->rank, peer).n_begun;
+        group.due[peer] = is_connected_anew ? n : 1;
+    }
+    void* device = nullptr;
+    of_driver<int (*)(void**)>("cuCtxGetCurrent")(&device);
+    comm->is_pending = true;
+    auto take = [=] {
+        int failed = take_up(group, device);
+        if (failed && !comm->error) comm->error = failed;
+        comm->is_pending = false;
+        return failed;
+    };
+    if (getenv("FAKE_NCCL_BLOCKING")) return take();
+    std::thread(take).detach();
     return IN_PROGRESS;
 }
 
 int transfer(void* at, size_t n, int type, int peer, Comm* comm, void* stream, bool is_sent) {
+    if (!comm->is_ready()) return refuse(INVALID_ARGUMENT, "a communicator is used before it has taken up the last");
     if (type != 7 || peer < 0 || peer >= comm->n_ranks || peer == comm->rank) return INVALID_ARGUMENT;
     if (!is_memory(at, n * 4)) return INVALID_ARGUMENT;
     work_in(stream)->transfers.push_back({comm, stream, is_sent, static_cast<char*>(at), n * 4, 0, peer});
@@ -193,8 +272,30 @@ struct UniqueId {
 struct Config {
     size_t size;
     unsigned magic, version;
-    int blocking;
+    int blocking, cluster, blocks_min, blocks_max;
+    const char* net;
+    int share, traffic_class;
+    const char* name;
+    int rest[10];
 };
+
+constexpr int UNSAID = -0x7fffffff - 1;
+
+// Up to where versions have it; what they read beyond is of no version.
+bool is_sound(const Config* config) {
+    static const std::map<unsigned, size_t> sizes = {{2180, 48}, {2260, 48}, {2270, 72},
+                                                     {2280, 80}, {2290, 88}, {2300, 96}};
+    auto size = sizes.find(config->version / 10);
+    if (config->magic != 0xcafebeef || size == sizes.end() || config->size != size->second) return false;
+    if (config->blocking != 0 || config->cluster != UNSAID || config->net || config->share != UNSAID) return false;
+    if (config->blocks_min > config->blocks_max || config->blocks_max == 0) return false;
+    if (config->traffic_class != UNSAID) return false;
+    if (config->size <= offsetof(Config, name)) return true;
+    for (size_t i = 0; i < (config->size - offsetof(Config, rest)) / sizeof(int); i++) {
+        if (config->rest[i] != UNSAID) return false;
+    }
+    return config->name && strncmp(config->name, "lockstep", 8) == 0;
+}
 
 #define CALL extern "C" __attribute__((visibility("default"))) int
 
@@ -205,13 +306,16 @@ CALL ncclGetVersion(int* version) {
 
 CALL ncclGetUniqueId(UniqueId* id) {
     static std::atomic<int> n{0};
+    trace("id");
     memset(id, 0, sizeof *id);
     snprintf(id->bytes, sizeof id->bytes, "/dev/shm/lockstep-fake-nccl-%d-%d", getpid(), n++);
     return SUCCESS;
 }
 
 CALL ncclCommInitRankConfig(Comm** made, int n_ranks, UniqueId id, int rank, Config* config) {
-    if (config->magic != 0xcafebeef || config->blocking != 0 || rank < 0 || rank >= n_ranks) return INVALID_ARGUMENT;
+    must(has_device(), "a communicator begins in a thread without a device");
+    if (!is_sound(config)) return refuse(INVALID_ARGUMENT, "a configuration of nobody's");
+    if (rank < 0 || rank >= n_ranks) return INVALID_ARGUMENT;
     int file = open(id.bytes, O_RDWR | O_CREAT, 0600);
     size_t n = sizeof(Meeting) + sizeof(Box) * n_ranks * n_ranks;
     if (file < 0 || ftruncate(file, (off_t)n) != 0) return SYSTEM_ERROR;
@@ -221,19 +325,35 @@ CALL ncclCommInitRankConfig(Comm** made, int n_ranks, UniqueId id, int rank, Con
     *made = new Comm{rank, n_ranks, static_cast<Meeting*>(memory), id.bytes};
     const char* absent = getenv("FAKE_NCCL_ABSENT");
     if (!absent || atoi(absent) != rank) (*made)->meeting->n_here++;
+    trace("communicator");
+    const char* duplicate = getenv("FAKE_NCCL_DUPLICATE");
+    if (duplicate && atoi(duplicate) == rank) {
+        (*made)->error = refuse(INVALID_USAGE, "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 41000");
+    }
     return IN_PROGRESS;
 }
+
+extern "C" __attribute__((visibility("default"))) const char* ncclGetErrorString(int code) {
+    return code == INVALID_USAGE ? "invalid usage" : code == INVALID_ARGUMENT ? "invalid argument" : "an error";
+}
+
+extern "C" __attribute__((visibility("default"))) const char* ncclGetLastError(Comm*) { return last_error; }
 
 CALL ncclCommGetAsyncError(Comm* comm, int* state) {
     if (comm->error) return *state = comm->error, SUCCESS;
     bool are_all_here = comm->meeting->n_here >= (uint32_t)comm->n_ranks;
     // Who has met needs the name no more.
     if (are_all_here) unlink(comm->path.c_str());
-    *state = are_all_here ? SUCCESS : IN_PROGRESS;
+    *state = comm->is_ready() ? SUCCESS : IN_PROGRESS;
     return SUCCESS;
 }
 
-CALL ncclCommFinalize(Comm*) { return IN_PROGRESS; }
+CALL ncclCommFinalize(Comm* comm) {
+    must(has_device(), "a communicator is finalized in a thread without a device");
+    if (comm->is_finalized || !comm->is_ready()) return refuse(INVALID_ARGUMENT, "it is finalized too often, or early");
+    comm->is_finalized = true;
+    return IN_PROGRESS;
+}
 // The communicator stays, for work that still names it.
 CALL ncclCommDestroy(Comm* comm) { return end(comm); }
 CALL ncclCommAbort(Comm* comm) {
@@ -270,6 +390,7 @@ CALL ncclAllGather(const void* from, void* to, size_t n, int type, Comm* comm, v
 }
 
 CALL ncclAllReduce(const void* from, void* to, size_t n, int type, int op, Comm* comm, void* stream) {
+    if (!comm->is_ready()) return refuse(INVALID_ARGUMENT, "a communicator is used before it has taken up the last");
     if (from != to || type != 7 || op != 0 || depth != 1 || n == 0) return INVALID_ARGUMENT;
     if (!is_memory(to, n * 4)) return INVALID_ARGUMENT;
     Work* work = work_in(stream);

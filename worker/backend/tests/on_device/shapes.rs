@@ -71,7 +71,7 @@ pub fn wide(rng: &mut Rng, dtype: StoredType, rows: usize, k: usize) -> File {
         bytes.extend_from_slice(&pool);
     }
     bytes.truncate(n_bytes);
-    File { dtype, rows, k, bytes, values: Vec::new() }
+    File { dtype, rows, k, bytes, values: Vec::new(), scales: None }
 }
 
 fn reference() -> Cpu {

@@ -2,7 +2,7 @@
 //! order, and return; the sums are those of the host's mesh, bit for bit, as it is the same tree that is folded. Under
 //! `fast` they are NCCL's own.
 
-use super::meet::{BEFORE, Direct, Hop, LINE, NEXT, Pieces, STAGE, Stage};
+use super::meet::{BEFORE, Direct, DirectLimits, Hop, LINE, NEXT, Pieces, STAGE, Stage};
 use super::watch::{Fault, Lane, Watch};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
@@ -12,6 +12,9 @@ use backend::cuda::{Buffer, Columns, Cuda, Floats};
 use std::ops::Range;
 use types::Pace;
 use types::leaves::Fold;
+
+/// Between sizes that are tried out: each is a way's at least, so far apart do they lie.
+const TRIED_EVERY: usize = 4;
 
 /// A row-parallel product on the device.
 #[derive(Clone, Copy)]
@@ -90,12 +93,71 @@ impl Mesh {
         }
     }
 
+    /// The peers hear of it first: communicators may end slowly.
     fn ended_by(&mut self, fault: &Fault) -> Error {
+        let blamed = self.blamed_by(fault);
+        let error = self.fail(blamed);
         if let Some(direct) = &self.direct {
             direct.watch.end(fault.clone());
         }
-        let error = self.blamed_by(fault);
-        self.fail(error)
+        error
+    }
+
+    /// Each communicator exchanges as it will later. NCCL connects ranks, and takes memory for that, when they first
+    /// exchange in some way: that may wait for whole devices, and so must not happen while one of them waits for a peer.
+    pub(crate) fn try_out(&mut self, cuda: &Cuda, direct: &Direct, limits: &DirectLimits) -> Result<()> {
+        self.try_each(cuda, direct, limits).map_err(|stopped| match stopped {
+            Stopped::Fault(fault) => self.blamed_by(&fault),
+            Stopped::Device(error) => error.into(),
+        })
+    }
+
+    fn try_each(&self, cuda: &Cuda, direct: &Direct, limits: &DirectLimits) -> Begun {
+        let watch = &*direct.watch;
+        if let Some(stage) = &direct.stage {
+            self.try_stage(cuda, watch, stage, limits)?;
+            cuda.mark(watch.mark(STAGE))?;
+        }
+        // As rows go: who is in between receives before it sends.
+        if let Some(hop) = &direct.before {
+            let at = hop.room.floats().part(0..1).address();
+            // SAFETY: the room lives as long as the hop, which goes when its stream is through.
+            watch.begin(hop.comm, hop.side.raw(), |lane| unsafe { lane.recv(at, 1, hop.peer) })?;
+            hop.side.mark(watch.mark(BEFORE))?;
+        }
+        if let Some(hop) = &direct.next {
+            let at = hop.room.floats().part(0..1).address();
+            // SAFETY: as above.
+            watch.begin(hop.comm, hop.side.raw(), |lane| unsafe { lane.send(at, 1, hop.peer) })?;
+            hop.side.mark(watch.mark(NEXT))?;
+        }
+        Ok(watch.passed()?)
+    }
+
+    /// All pairs; and the collective operations in all sizes that ways are chosen by, with whatever lies there.
+    fn try_stage(&self, cuda: &Cuda, watch: &Watch, stage: &Stage, limits: &DirectLimits) -> Begun {
+        let (all, parts, n_ranks) = (stage.all.floats(), stage.parts.floats(), self.tp_size());
+        let piece = limits.pieces.rows_at_once(limits.hidden).min(limits.rows_max) * limits.hidden;
+        let one = |tp: usize| parts.part(tp % parts.len()..tp % parts.len() + 1);
+        watch.begin(stage.comm, cuda.raw_stream(), |lane| self.swap_floats(lane, |_| all.part(0..1), one))?;
+        let n_max = match cuda.pace() {
+            Pace::Fast => piece,
+            Pace::Lockstep => limits.pieces.small_max.min(piece).min(parts.len() / n_ranks),
+        };
+        let mut n = n_max;
+        while n > 0 {
+            watch.begin(stage.comm, cuda.raw_stream(), |lane| {
+                // SAFETY: all ranks have room for so many, which lives longer than the stream's work.
+                unsafe {
+                    match cuda.pace() {
+                        Pace::Fast => lane.all_reduce(all.address(), n),
+                        Pace::Lockstep => lane.all_gather(stage.out.floats().part(0..n).address(), parts.address(), n),
+                    }
+                }
+            })?;
+            n /= TRIED_EVERY;
+        }
+        Ok(())
     }
 
     /// Who is to blame, as far as the links know.

@@ -3,8 +3,9 @@
 //! has failed, when nothing comes until the deadline, or when it is told to. Then the device goes on with what is
 //! wrong, the host comes back, and asks here before it believes anything.
 
-use super::table::{NcclError, RawComm, Table};
+use super::table::{Comm, NcclError, RawComm, Table};
 use crate::doom::Doom;
+use crate::wait::Waits;
 use backend::cuda::Mark;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,11 +15,15 @@ use std::time::{Duration, Instant};
 
 /// How often the thread looks.
 const LOOK: Duration = Duration::from_millis(5);
-/// Between looks at a communicator that has not taken up what it was given.
+/// What NCCL takes up, it mostly takes up within this: who waits for it looks again at once.
+const AT_ONCE: Duration = Duration::from_micros(200);
+/// Between looks at what takes longer.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 /// What a peer has sent before it left may still be on its way for so long.
 const GRACE: Duration = Duration::from_millis(300);
-/// For a communicator to come to an end in good order.
+/// A call of the library's comes back within this, unless it waits for a peer.
+const CALL: Duration = Duration::from_millis(200);
+/// For a communicator to come to an end in good order, and for who waits until it has ended.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Why there is no exchange any more.
@@ -43,21 +48,40 @@ struct Live(RawComm);
 unsafe impl Send for Live {}
 
 pub struct Watch {
-    table: Arc<Table>,
+    table: &'static Table,
     /// Empty when all is over.
     comms: Mutex<Vec<Live>>,
-    /// Behind the last operation of each stream.
-    marks: Vec<Mark>,
+    /// Behind the last operation of each stream. They keep the device, too, for who ends communicators.
+    marks: Arc<[Mark]>,
     begun: Mutex<Instant>,
+    /// Something was begun that NCCL has not taken up: as long as it connects peers, no mark knows of it.
+    is_beginning: AtomicBool,
+    /// A call that names a communicator is under way, and may wait for peers. Raised while `comms` is held.
+    is_calling: Arc<AtomicBool>,
     fault: OnceLock<Fault>,
     is_over: AtomicBool,
     is_unwanted: AtomicBool,
     thread: OnceLock<Thread>,
-    /// They abort communicators.
-    aborting: Mutex<Vec<JoinHandle<()>>>,
+    /// They end communicators.
+    ending: Mutex<Vec<JoinHandle<()>>>,
     doom: Arc<Doom>,
-    /// Of one operation.
-    deadline: Duration,
+    waits: Waits,
+}
+
+/// True until it is dropped.
+struct Raised<'a>(&'a AtomicBool);
+
+impl<'a> Raised<'a> {
+    fn new(flag: &'a AtomicBool) -> Raised<'a> {
+        flag.store(true, Ordering::Release);
+        Raised(flag)
+    }
+}
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 impl std::fmt::Debug for Watch {
@@ -75,19 +99,21 @@ pub struct Lane<'a> {
 }
 
 impl Watch {
-    pub fn new(table: Table, marks: Vec<Mark>, doom: Arc<Doom>, deadline: Duration) -> Watch {
+    pub fn new(table: &'static Table, marks: Vec<Mark>, doom: Arc<Doom>, waits: Waits) -> Watch {
         Watch {
-            table: Arc::new(table),
+            table,
             comms: Mutex::default(),
-            marks,
+            marks: marks.into(),
             begun: Mutex::new(Instant::now()),
+            is_beginning: AtomicBool::new(false),
+            is_calling: Arc::default(),
             fault: OnceLock::new(),
             is_over: AtomicBool::new(false),
             is_unwanted: AtomicBool::new(false),
             thread: OnceLock::new(),
-            aborting: Mutex::default(),
+            ending: Mutex::default(),
             doom,
-            deadline,
+            waits,
         }
     }
 
@@ -100,14 +126,17 @@ impl Watch {
     }
 
     /// One more communicator, which begins to come into being; its number.
-    pub fn add(&self, init: impl FnOnce(&Table) -> Result<RawComm, NcclError>) -> Result<usize, Fault> {
+    pub fn add(&self, of: Comm) -> Result<usize, Fault> {
         let mut comms = self.comms()?;
-        comms.push(Live(init(&self.table)?));
+        let (made, begun) = self.table.init(of);
+        comms.extend(made.map(Live));
+        begun?;
         Ok(comms.len() - 1)
     }
 
     /// Waits until it has taken up what it was given.
     pub fn taken_up(&self, comm: usize, until: Instant, is_wanted: impl Fn() -> bool) -> Result<(), Fault> {
+        let begun = Instant::now();
         loop {
             {
                 let comms = self.comms()?;
@@ -115,6 +144,14 @@ impl Watch {
                 if unsafe { self.table.state(comms[comm].0) }? {
                     return Ok(());
                 }
+            }
+            if begun.elapsed() < AT_ONCE {
+                if self.waits.spin {
+                    std::hint::spin_loop()
+                } else {
+                    std::thread::yield_now()
+                }
+                continue;
             }
             if !is_wanted() {
                 return Err(Fault::Aborted);
@@ -134,12 +171,29 @@ impl Watch {
         calls: impl FnOnce(Lane<'_>) -> Result<(), NcclError>,
     ) -> Result<(), Fault> {
         self.begins();
-        {
-            let comms = self.comms()?;
-            let lane = Lane { table: &self.table, comm: comms[comm].0, stream };
-            self.table.group(|| calls(lane))?;
+        let _beginning = Raised::new(&self.is_beginning);
+        let called = {
+            // Not held any longer: the thread has to end a call that waits for a peer.
+            let (lane, _calling) = {
+                let comms = self.comms()?;
+                (Lane { table: self.table, comm: comms[comm].0, stream }, Raised::new(&self.is_calling))
+            };
+            self.table.group(|| calls(lane))
+        };
+        match self.fault() {
+            // Of what was ended a call says anything.
+            Some(fault) => Err(fault.clone()),
+            None => called.map_err(Fault::from),
+        }?;
+        self.taken_up(comm, Instant::now() + self.waits.deadline, || true)
+    }
+
+    /// Waits until all that was begun is done.
+    pub fn passed(&self) -> Result<(), Fault> {
+        while self.fault().is_none() && self.is_busy() {
+            std::thread::sleep(LOOK_AGAIN);
         }
-        self.taken_up(comm, Instant::now() + self.deadline, || true)
+        self.fault().map_or(Ok(()), |fault| Err(fault.clone()))
     }
 
     /// From now on the deadline counts.
@@ -179,8 +233,10 @@ impl Watch {
         }
         {
             let comms = lock(&self.comms);
+            // Who calls asks itself, as soon as the call is back.
+            let asked = if self.is_calling.load(Ordering::Acquire) { &[] } else { comms.as_slice() };
             // SAFETY: they are live as long as they are in the list, which is held.
-            let failed = comms.iter().find_map(|comm| unsafe { self.table.state(comm.0) }.err());
+            let failed = asked.iter().find_map(|comm| unsafe { self.table.state(comm.0) }.err());
             if let Some(failed) = failed {
                 return Some(failed.into());
             }
@@ -193,77 +249,108 @@ impl Watch {
             let since = gone_since.get_or_insert_with(Instant::now);
             return (since.elapsed() > GRACE).then_some(Fault::Gone);
         }
-        (lock(&self.begun).elapsed() > self.deadline).then_some(Fault::Late)
+        (lock(&self.begun).elapsed() > self.waits.deadline).then_some(Fault::Late)
     }
 
     /// Whether something that was begun is not done.
     fn is_busy(&self) -> bool {
         // A device that cannot say has failed, which whoever waits for it hears.
-        self.marks.iter().any(|mark| matches!(mark.is_passed(), Ok(false)))
+        let is_pending = |mark: &Mark| matches!(mark.is_passed(), Ok(false));
+        self.is_beginning.load(Ordering::Acquire) || self.marks.iter().any(is_pending)
     }
 
-    /// The first fault stands. Communicators are aborted by threads of their own, all at once: NCCL comes back from it
-    /// when no graph names the communicator any more, and whoever owns graphs may be who called, or may still wait for
-    /// what another communicator does.
+    /// The first fault stands. NCCL comes back from an abort when no graph names the communicator any more, and whoever
+    /// owns graphs may be who called, or may still wait for what another communicator does.
     pub fn end(&self, fault: Fault) {
         let comms = {
             let mut comms = lock(&self.comms);
             let _first = self.fault.set(fault);
             std::mem::take(&mut *comms)
         };
+        self.end_each(comms, abort);
+    }
+
+    /// By threads of their own, all at once.
+    fn end_each(&self, comms: Vec<Live>, how: fn(&Table, RawComm, &AtomicBool)) {
         for comm in comms {
-            let table = self.table.clone();
-            let abort = move || {
+            let (table, marks, is_calling) = (self.table, self.marks.clone(), self.is_calling.clone());
+            let end = move || {
                 let Live(comm) = { comm };
-                // SAFETY: it was live, and is in no list any more. What an aborted one answers changes nothing.
-                let _aborted = unsafe { table.abort(comm) };
+                // NCCL goes back to the device that its caller had, and would open the first one for who has none.
+                let _entered = marks.first().map(Mark::enter);
+                how(table, comm, &is_calling);
             };
             // Without a thread it stays: the process is at its end.
-            if let Ok(thread) = std::thread::Builder::new().name("nccl-abort".into()).spawn(abort) {
-                lock(&self.aborting).push(thread);
+            if let Ok(thread) = std::thread::Builder::new().name("nccl-end".into()).spawn(end) {
+                lock(&self.ending).push(thread);
             }
         }
     }
 
-    /// Waits for what was aborted: by now no graph is left.
+    /// Waits for those that are to end: by now no graph is left. Not for ever: NCCL waits for all that it has connected
+    /// on a host, and a neighbour may neither go on nor end. What is left then ends with that.
     pub fn has_ended(&self) {
-        for thread in lock(&self.aborting).drain(..) {
-            // A thread that panicked has said so.
-            let _ended = thread.join();
+        let until = Instant::now() + FAREWELL;
+        for thread in lock(&self.ending).drain(..) {
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::sleep(LOOK_AGAIN);
+            }
+            if thread.is_finished() {
+                // A thread that panicked has said so.
+                let _ended = thread.join();
+            }
         }
     }
 
     /// All that was to be done has been begun: what is still under way may come to its end.
-    pub fn leave(&self) {
+    pub fn finish(&self) {
         let until = Instant::now() + FAREWELL;
-        while self.is_busy() && self.fault.get().is_none() && Instant::now() < until {
+        while self.is_busy() && self.fault().is_none() && Instant::now() < until {
             std::thread::sleep(LOOK_AGAIN);
         }
+    }
+
+    /// In good order, if all has come to its end.
+    pub fn leave(&self) {
         self.is_over.store(true, Ordering::Release);
         self.wake();
         if self.is_busy() {
             return self.end(Fault::Aborted);
         }
-        let mut comms = lock(&self.comms);
-        for comm in comms.drain(..) {
-            // SAFETY: it is live until it is destroyed or aborted here, and in no list any more.
-            unsafe {
-                let is_ended = || self.table.state(comm.0).unwrap_or(false);
-                let mut has_ended = self.table.finalize(comm.0).is_ok() && is_ended();
-                while !has_ended && Instant::now() < until {
-                    std::thread::sleep(LOOK_AGAIN);
-                    has_ended = is_ended();
-                }
-                // What either answers changes nothing any more.
-                let _gone = if has_ended { self.table.destroy(comm.0) } else { self.table.abort(comm.0) };
-            }
-        }
+        let comms = std::mem::take(&mut *lock(&self.comms));
+        self.end_each(comms, part);
     }
 
     fn wake(&self) {
         if let Some(thread) = self.thread.get() {
             thread.unpark();
         }
+    }
+}
+
+/// What it still does ends, and so does it. A call that has not come back may not be of what ends; one that waits for a
+/// peer comes back by that alone.
+fn abort(table: &Table, comm: RawComm, is_calling: &AtomicBool) {
+    let until = Instant::now() + CALL;
+    while is_calling.load(Ordering::Acquire) && Instant::now() < until {
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    // SAFETY: it was live, and is in no list any more. What an aborted one answers changes nothing.
+    let _aborted = unsafe { table.abort(comm) };
+}
+
+/// What the host still carries for it is carried to its end.
+fn part(table: &Table, comm: RawComm, _: &AtomicBool) {
+    let until = Instant::now() + FAREWELL;
+    // SAFETY: it is live until it is destroyed or aborted here, and in no list any more.
+    unsafe {
+        let mut state = table.finalize(comm).and_then(|()| table.state(comm));
+        while state == Ok(false) && Instant::now() < until {
+            std::thread::sleep(LOOK_AGAIN);
+            state = table.state(comm);
+        }
+        // What either answers changes nothing any more.
+        let _gone = if state == Ok(true) { table.destroy(comm) } else { table.abort(comm) };
     }
 }
 
