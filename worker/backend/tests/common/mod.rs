@@ -84,10 +84,7 @@ impl File {
     }
 
     fn scaled(rng: &mut Rng, dtype: StoredType, [rows, k]: [usize; 2], bytes: Vec<u8>, block: [usize; 2]) -> File {
-        let n_scales = rows.div_ceil(block[0]) * k.div_ceil(block[1]);
-        // The largest number is 448.
-        let scales = (0..n_scales).flat_map(|_| ((0.5 + rng.unit().abs()) / 448.0).to_le_bytes()).collect();
-        let scales = (dtype == StoredType::F8E4M3).then_some((scales, block));
+        let scales = scales(rng, dtype, [rows, k], block);
         let mut file = File { dtype, rows, k, bytes, scales, values: Vec::new() };
         file.values = dequantized(&cpu(Isa::Plain, 1, Activations::F32), file.stored());
         file
@@ -99,6 +96,19 @@ impl File {
         let per_row = self.k.div_ceil(block[1]);
         stored.scaled(Scales { dtype: StoredType::F32, bytes, block: *block, per_row, first: [0, 0] })
     }
+}
+
+/// Of numbers of eight bits.
+pub fn scales(
+    rng: &mut Rng,
+    dtype: StoredType,
+    [rows, k]: [usize; 2],
+    block: [usize; 2],
+) -> Option<(Vec<u8>, [usize; 2])> {
+    let n_scales = rows.div_ceil(block[0]) * k.div_ceil(block[1]);
+    // The largest number is 448.
+    let scale = |_| ((0.5 + rng.unit().abs()) / 448.0).to_le_bytes();
+    (dtype == StoredType::F8E4M3).then(|| ((0..n_scales).flat_map(scale).collect(), block))
 }
 
 pub fn random_block(rng: &mut Rng, dtype: StoredType) -> Vec<u8> {

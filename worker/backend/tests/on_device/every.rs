@@ -10,8 +10,8 @@ use types::leaves::sum_runs;
 use types::{Pace, Sampling};
 
 /// One of each kind that weights have on the device.
-pub const TYPES: [StoredType; 5] =
-    [StoredType::BF16, StoredType::Q8_0, StoredType::Q6K, StoredType::Q4_0, StoredType::Q3K];
+pub const TYPES: [StoredType; 6] =
+    [StoredType::BF16, StoredType::Q8_0, StoredType::Q6K, StoredType::Q4_0, StoredType::Q3K, StoredType::F8E4M3];
 /// Of heads.
 pub const WIDTHS: [usize; 8] = [32, 64, 96, 128, 160, 192, 224, 256];
 /// For each kernel of few rows, and the one of many.

@@ -71,7 +71,8 @@ pub fn wide(rng: &mut Rng, dtype: StoredType, rows: usize, k: usize) -> File {
         bytes.extend_from_slice(&pool);
     }
     bytes.truncate(n_bytes);
-    File { dtype, rows, k, bytes, values: Vec::new(), scales: None }
+    let scales = crate::numbers::scales(rng, dtype, [rows, k], [1, k]);
+    File { dtype, rows, k, bytes, values: Vec::new(), scales }
 }
 
 fn reference() -> Cpu {

@@ -1,5 +1,5 @@
 //! Whole tiny models: near the CPU's numbers, and the same bits in chunks, in company, preempted, and on grids whose
-//! ranks exchange through the host and through NCCL; and what is said of a rank that is gone.
+//! ranks exchange through the host, NCCL and each other's memory; and what is said of a rank that is gone.
 
 use super::{Done, Finding, Group, Options, Tell};
 use crate::common::grid::Threads;
@@ -16,7 +16,8 @@ use worker::{Assignment, Carrier, Driver, MeshSecret, ModelLoader, Place, Timeou
 const DEEP: &str = "llama-deep.gguf";
 /// tp, pp
 const GRIDS: [(u16, u16); 3] = [(2, 1), (1, 2), (2, 2)];
-const CARRIERS: [(Carrier, &str); 2] = [(Carrier::Host, "the host"), (Carrier::Nccl, "NCCL")];
+const CARRIERS: [(Carrier, &str); 3] =
+    [(Carrier::Host, "the host"), (Carrier::Nccl, "NCCL"), (Carrier::Ipc, "each other's memory")];
 
 /// How much is tried.
 #[derive(Clone, Copy)]
@@ -166,7 +167,8 @@ fn grids(options: &Options, carrier: Carrier, way: &str, tell: Tell<'_>) -> Done
         tell(found("nine together, with preemption".into(), played));
     }
     drop(runner);
-    for (tp, pp) in GRIDS {
+    // What lies in the others' memory is added there, and nothing else is exchanged.
+    for (tp, pp) in GRIDS.into_iter().filter(|(tp, _)| *tp > 1 || carrier != Carrier::Ipc) {
         let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
         let name = format!("tp {tp} x pp {pp} through {way}");
         if let Some(why) = lacking(carrier, usize::from(tp * pp)) {

@@ -68,7 +68,8 @@ pub fn groups(options: &Options) -> Vec<Group> {
         groups.push(group(name, Pace::Lockstep, |cuda, of, _| shapes::attention(cuda, sizes(of), *heads)));
     }
     groups.push(group("every kernel under fast", Pace::Fast, |cuda, _, seed| {
-        every::of_type(cuda, StoredType::BF16, seed)
+        let types = [StoredType::BF16, StoredType::F8E4M3];
+        types.into_iter().flat_map(|dtype| every::of_type(cuda, dtype, seed)).collect()
     }));
     groups.push(Group::new("kernels", "products under fast", fast));
     groups
