@@ -217,15 +217,15 @@ pub enum Wire {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Carrier {
-    /// NCCL where every worker has it and a GPU of its own, otherwise the host; between GPUs of one host that reach each
-    /// other's memory small sums go over that, and without NCCL all
+    /// NCCL where every worker has it and a GPU of its own, otherwise the host; between GPUs of one host that reach
+    /// each other's memory small sums go over that, and without NCCL all
     Auto,
     /// The host, along --wire
     Host,
     /// NCCL alone, or not at all; from 2.30 on workers may share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 is set
     Nccl,
-    /// As auto, but sums go over memory that GPUs of one host reach of each other (CUDA IPC), or not at all; workers may
-    /// share a GPU
+    /// As auto, but sums go over memory that GPUs of one host reach of each other (CUDA IPC), or not at all; workers
+    /// may share a GPU
     Ipc,
 }
 

@@ -397,7 +397,8 @@ int emulator_launch(const char* name, const unsigned* grid, const unsigned* size
     else if (is_empty || n > 1024 || n % 32 != 0) machine.error = "an empty or too large launch, or half a warp";
     else if (n_dynamic > SHARED_BYTES) machine.error = "a block has no so much shared memory";
     if (!machine.error.empty()) return 1;
-    Launch launch = {&found->second, arguments, {grid[0], grid[1], grid[2]}, {size[0], size[1], size[2]}, n_dynamic, order};
+    Dim3 in_grid = {grid[0], grid[1], grid[2]}, in_block = {size[0], size[1], size[2]};
+    Launch launch = {&found->second, arguments, in_grid, in_block, n_dynamic, order};
     uint64_t n_blocks = (uint64_t)grid[0] * grid[1] * grid[2];
     machine.error = (launch.kernel->is_together ? run_together : run_one_by_one)(launch, n_blocks);
     return machine.error.empty() ? 0 : 1;

@@ -18,11 +18,11 @@
 //!
 //! # How ranks talk
 //!
-//! Each pair that has something to say has a link: two rings in shared memory, or a TCP connection. Frames carry epoch,
-//! kind, shape or step, and a number: ranks that are out of step get an error that names the peer, never wrong numbers.
-//! All operations move what they send and what they receive together, wait until a deadline, and can be aborted.
-//! Where all have NCCL, rows, planes and logits stay on the devices (`nccl`), and an operation only begins. So it is with
-//! sums of ranks of one host whose devices reach each other's memory (`one_shot`), with NCCL or without.
+//! Each pair that has something to say has a link: two rings in shared memory, or a TCP connection. Frames carry
+//! epoch, kind, shape or step, and a number: ranks that are out of step get an error that names the peer, never wrong
+//! numbers. All operations move what they send and what they receive together, wait until a deadline, and can be
+//! aborted. Where all have NCCL, rows, planes and logits stay on the devices (`nccl`), and an operation only begins.
+//! So it is with sums of ranks of one host whose devices reach each other's memory (`one_shot`), with NCCL or without.
 //!
 //! An enum and not a trait: there is one way to be several, and its callers need no second type parameter for it.
 #![allow(unsafe_code, reason = "memory that processes share; each block says why it holds")]

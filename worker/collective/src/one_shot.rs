@@ -1,6 +1,6 @@
-//! Ranks of a stage on one host whose devices reach each other's memory add without any library: each lays its planes on
-//! a desk that the others see, and one kernel of each adds them by the leaves' tree (`backend::cuda`). Who meets whom,
-//! and whose fault it was, stay the mesh's.
+//! Ranks of a stage on one host whose devices reach each other's memory add without any library: each lays its planes
+//! on a desk that the others see, and one kernel of each adds them by the leaves' tree (`backend::cuda`). Who meets
+//! whom, and whose fault it was, stay the mesh's.
 //!
 //! ```text
 //! meet    whether all of a stage can, and their desks

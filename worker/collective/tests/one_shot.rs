@@ -1,6 +1,6 @@
 //! Ranks that add over memory which their devices reach of each other, over a driver that is faked, in threads and in
-//! processes: the bits are those of one rank; who is gone, silent or stopped is named, though kernels wait; and where it
-//! cannot be, another way is taken by all.
+//! processes: the bits are those of one rank; who is gone, silent or stopped is named, though kernels wait; and where
+//! it cannot be, another way is taken by all.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,5 +1,5 @@
-//! How the ranks of a stage come to see each other's desks: each says where it is, then, if it reaches all others, where
-//! its desk is, and then whether it sees theirs. All of them do, or none does.
+//! How the ranks of a stage come to see each other's desks: each says where it is, then, if it reaches all others,
+//! where its desk is, and then whether it sees theirs. All of them do, or none does.
 
 use super::watch::Watch;
 use crate::error::{Error, Result};

@@ -1,7 +1,7 @@
 //! A thread beside those who compute. A kernel that waits for a peer keeps its device and whoever waits for that: so
 //! the thread tells it to stop when a peer is gone, at the deadline, or when it is told to. The kernel has the last
-//! word: if what it waited for came before it heard of it, nothing is wrong. It also has a clock of its own, should this
-//! process be kept from its own.
+//! word: if what it waited for came before it heard of it, nothing is wrong. It also has a clock of its own, should
+//! this process be kept from its own.
 
 use crate::doom::Doom;
 use crate::nccl::Fault;
