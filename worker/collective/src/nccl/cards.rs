@@ -1,5 +1,5 @@
-//! What ranks that have met as a mesh tell each other of NCCL: which they have, on which device; and, once all have said
-//! so, the names that communicators come together under. Makes none of them.
+//! What ranks that have met as a mesh tell each other of NCCL: which they have, on which device; and, once all have
+//! said so, the names that communicators come together under. Makes none of them.
 
 use super::meet::Carrier;
 use super::table::{NcclVersion, Table, UniqueId};

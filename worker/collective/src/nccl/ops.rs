@@ -104,7 +104,7 @@ impl Mesh {
     }
 
     /// Each communicator exchanges as it will later. NCCL connects ranks, and takes memory for that, when they first
-    /// exchange in some way: that may wait for whole devices, and so must not happen while one of them waits for a peer.
+    /// exchange in some way: that may wait for whole devices, and so must not be while one waits for a peer.
     pub(crate) fn try_out(&mut self, cuda: &Cuda, direct: &Direct, limits: &DirectLimits) -> Result<()> {
         self.try_each(cuda, direct, limits).map_err(|stopped| match stopped {
             Stopped::Fault(fault) => self.blamed_by(&fault),

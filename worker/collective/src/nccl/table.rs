@@ -54,7 +54,7 @@ const SUM: c_int = 0;
 #[derive(Clone, Copy)]
 pub struct UniqueId(pub [u32; 32]);
 
-/// `ncclConfig_t` of 2.27. Who is older reads its beginning, who is later fills in the rest by the version that it says.
+/// `ncclConfig_t` of 2.27. Who is older reads its beginning, who is later fills in the rest by its version.
 /// What lies between is given a value, too: 2.26 reads there what is newer than the version that it is told.
 #[repr(C)]
 struct Config {
@@ -109,7 +109,7 @@ pub struct Comm {
     pub rank: usize,
     /// How NCCL's own log calls it. It keeps no copy.
     pub name: &'static CStr,
-    /// Of a kernel: how much of the device it takes at most. NCCL knows, if nothing is said; its environment goes before.
+    /// Of a kernel: how much of the device it takes at most. NCCL knows, if nothing is said; its variable goes before.
     pub blocks_max: Option<u16>,
 }
 
