@@ -34,7 +34,7 @@ const FAREWELL_MAX: Duration = Duration::from_secs(5);
 const ORPHAN_MAX: Duration = Duration::from_secs(2);
 
 /// How many queues of a GPU a process uses, where nobody has said so. A rank computes, sends and receives in streams of
-/// its own, and NCCL has more: with CUDA's usual 8 two of them share one, and what waits for a peer holds up what computes.
+/// its own, and NCCL has more: with the usual 8 two of them share one, and what waits for a peer holds up computing.
 const DEVICE_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// What to start.
