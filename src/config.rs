@@ -158,7 +158,7 @@ pub struct Settings {
     pub otlp_headers: Option<String>,
     /// PEM file with the authority of an https collector's certificate [default: the web's authorities]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
-    pub otlp_certificate: Option<PathBuf>,
+    pub otlp_certificate: Option<String>,
     /// Of traces that begin here, the part that is recorded, 0 to 1; a caller's own are as the caller says [default: 1]
     #[arg(long, env = "LOCKSTEP_OTLP_SAMPLE", value_name = "RATIO")]
     pub otlp_sample: Option<f64>,
@@ -426,7 +426,7 @@ pub struct Config {
     // Printed for nobody.
     #[serde(skip)]
     pub otlp_headers: Option<String>,
-    pub otlp_certificate: Option<PathBuf>,
+    pub otlp_certificate: Option<String>,
     pub otlp_sample: f64,
     pub otlp_metrics_seconds: u64,
     pub otlp_steps: bool,
@@ -512,7 +512,7 @@ impl Settings {
             otlp_endpoint: self.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
             otlp_protocol: self.otlp_protocol.unwrap_or_default(),
             otlp_headers: self.otlp_headers,
-            otlp_certificate: self.otlp_certificate,
+            otlp_certificate: self.otlp_certificate.filter(|file| !file.is_empty()),
             otlp_sample: self.otlp_sample.unwrap_or(1.0),
             otlp_metrics_seconds: self.otlp_metrics_seconds.unwrap_or(METRICS_SECONDS),
             otlp_steps: self.otlp_steps.unwrap_or(false),
@@ -529,7 +529,7 @@ impl Config {
             endpoint: endpoint.clone(),
             protocol: self.otlp_protocol,
             headers: self.otlp_headers.as_deref(),
-            certificate: self.otlp_certificate.as_deref(),
+            certificate: self.otlp_certificate.as_deref().map(Path::new),
             sample: self.otlp_sample,
             metrics_seconds: self.otlp_metrics_seconds,
         };

@@ -21,7 +21,7 @@ use proto::secure;
 use router::Membership;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use telemetry::Collector;
 use tokio::net::TcpListener;
@@ -142,7 +142,7 @@ pub struct WorkerSettings {
     pub otlp_headers: Option<String>,
     /// PEM file with the authority of an https collector's certificate [default: the web's authorities]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
-    pub otlp_certificate: Option<PathBuf>,
+    pub otlp_certificate: Option<String>,
     /// Of traces that begin here, the part that is recorded, 0 to 1; a caller's own are as the caller says [default: 1]
     #[arg(long, env = "LOCKSTEP_OTLP_SAMPLE", value_name = "RATIO")]
     pub otlp_sample: Option<f64>,
@@ -327,7 +327,7 @@ impl WorkerSettings {
             endpoint,
             protocol: self.otlp_protocol.unwrap_or_default(),
             headers: self.otlp_headers.as_deref(),
-            certificate: self.otlp_certificate.as_deref(),
+            certificate: self.otlp_certificate.as_deref().filter(|file| !file.is_empty()).map(Path::new),
             sample,
             metrics_seconds: self.otlp_metrics_seconds.unwrap_or(METRICS_SECONDS),
         };

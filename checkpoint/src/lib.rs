@@ -143,10 +143,7 @@ impl Checkpoint {
     /// A tensor as the file has it, by the file's name.
     fn in_file(&self, name: &str) -> Option<Tensor<'_>> {
         match &self.weights {
-            // GPT-2's own folder has no `transformer.` before its names.
-            Weights::Folder(shards) => {
-                shards.tensor(name).or_else(|| shards.tensor(name.strip_prefix("transformer.")?))
-            }
+            Weights::Folder(shards) => in_folder(name).into_iter().find_map(|name| shards.tensor(name)),
             Weights::Gguf { header, files } => {
                 let entry = header.tensor(name)?;
                 let shape = tensor::rows_and_cols(&entry.dims).ok()?;
@@ -174,7 +171,7 @@ impl Checkpoint {
                 return Err(Error::Unsupported { path: self.path.clone(), what });
             }
             if let Weights::Folder(shards) = &self.weights {
-                shards.check(&source.file).map_err(Error::fault(&self.path))?;
+                shards.check(&in_folder(&source.file)).map_err(Error::fault(&self.path))?;
             }
         }
         Ok(())
@@ -281,6 +278,11 @@ impl ModelSpec {
 
 /// JSON files of a model are small; a larger one is not what it says it is.
 const JSON_BYTES_MAX: u64 = 256 << 20;
+
+/// What a folder may call a tensor: GPT-2's own has no `transformer.` before its names.
+fn in_folder(name: &str) -> Vec<&str> {
+    [name].into_iter().chain(name.strip_prefix("transformer.")).collect()
+}
 
 fn read_json(path: &Path) -> Result<Value> {
     serde_json::from_str(&read_text(path)?)

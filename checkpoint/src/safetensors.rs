@@ -62,9 +62,10 @@ impl Shards {
         Some(Tensor { dtype: entry.dtype, shape: entry.shape, bytes: self.bytes(entry), scales })
     }
 
-    /// Whether all is there that a tensor needs besides itself.
-    pub fn check(&self, name: &str) -> std::result::Result<(), Fault> {
-        let Some(entry) = self.tensors.get(name) else { return Ok(()) };
+    /// Whether all is there that its tensors need besides themselves, of these.
+    pub fn check(&self, names: &[&str]) -> std::result::Result<(), Fault> {
+        let found = names.iter().find_map(|name| Some((name, self.tensors.get(*name)?)));
+        let Some((name, entry)) = found else { return Ok(()) };
         self.scales(name, entry).map(|_| ())
     }
 

@@ -4,11 +4,13 @@
 //! Who reads over HTTP/2 may keep its connection alive and take nothing of one stream. Nobody asks for the next reply
 //! then, and so nobody but a task beside them can notice: one for all, which goes round now and then.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
+use tokio::time::MissedTickBehavior;
 use tokio_stream::Stream;
 use tonic::Status;
 
@@ -60,12 +62,19 @@ impl Attendance {
     /// Goes round for ever, so often that nobody takes nothing for much longer than that.
     pub async fn attend(&self, unread_max: Duration) {
         let mut rounds = tokio::time::interval((unread_max / ROUNDS_MAX as u32).max(Duration::from_millis(1)));
+        // Who stood still for a while has looked at nobody meanwhile.
+        rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             rounds.tick().await;
             let now = self.rounds.0.fetch_add(1, Ordering::Relaxed) + 1;
             // What is given up may take a seat with it when it goes, so it goes outside of the lock.
             let seats: Vec<_> = lock(&self.seats).taken.iter().flatten().filter_map(Weak::upgrade).collect();
-            seats.iter().for_each(|seat| seat.look(now));
+            for seat in &seats {
+                // What breaks where it is given up takes nobody else with it.
+                if catch_unwind(AssertUnwindSafe(|| seat.look(now))).is_err() {
+                    tracing::error!("a stream broke where it was given up");
+                }
+            }
         }
     }
 

@@ -69,6 +69,7 @@ fn sent(wanted: &str, spans: Level) -> Result<EnvFilter, Error> {
             "h2=off",
             "tonic=off",
             "tower=off",
+            "rustls=off",
         ],
     )
 }

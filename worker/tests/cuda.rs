@@ -18,7 +18,7 @@ mod whole;
 
 use common::grid::Threads;
 use common::{Alone, Plan, Played, Player, assignment, requests};
-use fake_cuda::on_fake_cuda;
+use fake_cuda::{is_inside, on_fake_cuda};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
@@ -164,8 +164,8 @@ fn gpu_check_finds_all_good_and_launches_every_kernel() {
         }
     });
     // It was written by the process that ran over the fake driver, and is looked at by the one that started it.
-    let told = std::fs::read_to_string(&trace).unwrap_or_default();
-    if !told.is_empty() {
+    if !is_inside() {
+        let told = std::fs::read_to_string(&trace).unwrap();
         let launched: BTreeSet<&str> = told.lines().filter_map(|line| line.strip_prefix("launch ")).collect();
         let missing: Vec<&str> = backend::cuda::kernel_names().filter(|name| !launched.contains(name)).collect();
         assert_eq!(missing, NOT_LAUNCHED, "gpu_check launches all kernels but these");

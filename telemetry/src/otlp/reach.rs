@@ -1,7 +1,7 @@
 //! How a collector is reached: in the open or over TLS, and with what headers. Knows no batches.
 
 use crate::Error;
-use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::pki_types::CertificateDer;
@@ -28,7 +28,10 @@ impl Headers {
             let wrong = || Error::Headers { nth: at + 1 };
             let (name, value) = pair.split_once('=').ok_or_else(wrong)?;
             let name = HeaderName::from_bytes(name.trim().as_bytes()).map_err(|_| wrong())?;
-            let value = unescaped(value.trim()).ok_or_else(wrong)?;
+            let value = unescaped(value.trim()).filter(|value| value.is_ascii()).ok_or_else(wrong)?;
+            if is_taken(&name) {
+                return Err(wrong());
+            }
             let mut value = HeaderValue::from_bytes(&value).map_err(|_| wrong())?;
             value.set_sensitive(true);
             headers.append(name, value);
@@ -45,6 +48,13 @@ impl fmt::Debug for Headers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.keys()).finish()
     }
+}
+
+/// What a request says of itself, and what is no text.
+fn is_taken(name: &HeaderName) -> bool {
+    const TAKEN: [HeaderName; 5] =
+        [header::CONTENT_TYPE, header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::HOST, header::TE];
+    TAKEN.contains(name) || name.as_str().starts_with("grpc-") || name.as_str().ends_with("-bin")
 }
 
 /// None where a % is not followed by two digits.
@@ -64,20 +74,23 @@ fn digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).map(|digit| digit as u8)
 }
 
-/// Where a collector is. One without a scheme is in the open.
-pub fn address(endpoint: &str) -> Result<(String, Uri), Error> {
+/// Where a collector is. One without a scheme is in the open; nobody is to be believed there.
+pub fn address(endpoint: &str, authority: Option<&[u8]>) -> Result<(String, Uri), Error> {
     let endpoint = if endpoint.contains("://") { endpoint.to_owned() } else { format!("http://{endpoint}") };
     let wrong = |why: String| Error::Collector { endpoint: endpoint.clone(), why };
     let uri: Uri = endpoint.parse().map_err(|error| wrong(format!("{error}")))?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.authority().is_none() {
         return Err(wrong("an address reads as http://host:port or https://host:port".into()));
     }
+    if authority.is_some() && uri.scheme_str() != Some("https") {
+        return Err(wrong("an authority was given for its certificate, and it has none: https:// is TLS".into()));
+    }
     Ok((endpoint, uri))
 }
 
 /// A channel that dials when it is first used. `authority` is PEM: whom to believe in place of the web's authorities.
 pub fn channel(endpoint: &str, authority: Option<&[u8]>, answer_max: Duration) -> Result<Channel, Error> {
-    let (endpoint, uri) = address(endpoint)?;
+    let (endpoint, uri) = address(endpoint, authority)?;
     let wrong = |error: tonic::transport::Error| Error::Collector {
         endpoint: endpoint.clone(),
         why: super::wire::chain(&error),
@@ -99,7 +112,7 @@ pub fn channel(endpoint: &str, authority: Option<&[u8]>, answer_max: Duration) -
 
 /// The same for HTTP/1.1.
 pub fn connector(endpoint: &str, authority: Option<&[u8]>) -> Result<HttpsConnector<HttpConnector>, Error> {
-    let (endpoint, _) = address(endpoint)?;
+    let (endpoint, _) = address(endpoint, authority)?;
     let wrong = |error: rustls::Error| Error::Collector { endpoint: endpoint.clone(), why: error.to_string() };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(wrong)?;
@@ -138,9 +151,28 @@ mod tests {
         assert_eq!((value("api-key"), value("x-team"), said.0.len()), (Some(&b"a b==c"[..]), Some(&b"blue"[..]), 2));
         assert_eq!(format!("{said:?}"), r#"["api-key", "x-team"]"#, "values are shown to nobody");
         assert_eq!(Headers::parse("").unwrap(), Headers::default());
-        for wrong in ["secret", "=secret", "a b=secret", "a=secret%4", "a=secret%zz", "a=secret%0a"] {
+        for wrong in [
+            "secret",
+            "=secret",
+            "a b=secret",
+            "a=secret%4",
+            "a=secret%zz",
+            "a=secret%0a",
+            "a=secret%C3%A9",
+            "a-bin=secret",
+            "host=secret",
+        ] {
             let error = Headers::parse(&format!("fine=1,{wrong}")).unwrap_err().to_string();
             assert!(error.contains('2') && !error.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_authority_of_what_is_sent_in_the_open_is_refused() {
+        for endpoint in ["http://collector:4317", "collector:4317"] {
+            let error = address(endpoint, Some(b"")).unwrap_err().to_string();
+            assert!(error.contains("https"), "{error}");
+            assert!(address(endpoint, None).is_ok());
         }
     }
 

@@ -175,7 +175,7 @@ impl Wire {
             Protocol::Grpc => Way::Grpc(reach::channel(endpoint, authority, ANSWER_MAX)?),
             Protocol::Http => {
                 let client = Client::builder(TokioExecutor::new()).build(reach::connector(endpoint, authority)?);
-                let base = reach::address(endpoint)?.0.trim_end_matches('/').to_owned();
+                let base = reach::address(endpoint, authority)?.0.trim_end_matches('/').to_owned();
                 Way::Http { client: Box::new(client), base }
             }
         };

@@ -260,6 +260,9 @@ impl Mesh {
         n_units: u32,
         n_rows: usize,
     ) -> Result<()> {
+        if self.tp() != 0 {
+            self.believe()?;
+        }
         let on_device = device.cuda().zip(M::cuda_buffer(mine)).zip(M::cuda_buffer(whole));
         if let Some(((cuda, mine), whole)) = on_device.filter(|_| self.has_direct_stage()) {
             return self.gather_on_device(cuda, mine, whole, n_units, n_rows);
@@ -289,6 +292,7 @@ impl Mesh {
         if self.part.is_last() {
             return Err(Error::NoPeer("next stage"));
         }
+        self.believe()?;
         let to = usize::from(self.rank.0) + self.tp_size();
         let n_cols = device.cols(buffer);
         if let Some((cuda, buffer)) = device.cuda().zip(M::cuda_buffer(buffer)).filter(|_| self.has_direct_next()) {

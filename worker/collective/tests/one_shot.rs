@@ -267,7 +267,9 @@ fn who_is_silent_is_named_among_several() {
 #[test]
 fn who_breaks_off_is_named_long_before_the_deadline() {
     on_fake_cuda("who_breaks_off_is_named_long_before_the_deadline", &ALONE, || {
+        let begun = Instant::now();
         let errors = beside(3, PATIENT, |rank| rank.abort_handle().abort());
+        assert!(begun.elapsed() < PATIENT / 2, "a kernel was told to stop, and did not come to its own clock");
         assert_eq!(errors.len(), 2);
         assert!(errors.iter().all(|error| matches!(error, Error::PeerLost { rank: Rank(2) })), "{errors:?}");
     });
@@ -421,7 +423,9 @@ fn what_is_said_of(test: &str, deadline: Duration, signal: Signal) -> Vec<String
 fn a_process_that_is_killed_ends_the_waits_for_it() {
     const TEST: &str = "a_process_that_is_killed_ends_the_waits_for_it";
     as_processes(TEST, || {
+        let begun = Instant::now();
         assert_eq!(what_is_said_of(TEST, PATIENT, Signal::KILL), ["PeerLost { rank: Rank(2) }"; 2]);
+        assert!(begun.elapsed() < PATIENT / 2, "a kernel was told to stop, and did not come to its own clock");
     });
 }
 

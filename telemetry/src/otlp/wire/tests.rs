@@ -99,6 +99,8 @@ async fn over_tls_whoever_is_believed_gets_the_key_and_nobody_else_anything() {
         assert!(!keyless.is_passing && (keyless.why.contains("401") || keyless.why.contains("Unauth")), "{keyless:?}");
         let by_the_web = send(&Collector { authority: None, ..right.clone() }).await.unwrap_err();
         assert!(by_the_web.why.contains("certificate"), "{by_the_web:?}");
+        let elsewhere = send(&Collector { endpoint: format!("https://127.0.0.1:{port}"), ..right.clone() }).await;
+        assert!(elsewhere.unwrap_err().why.contains("certificate"), "{protocol:?}: a name is looked at");
         let by_another = Some(self::certified().authority.into_bytes());
         let by_another = send(&Collector { authority: by_another, ..right }).await.unwrap_err();
         assert!(by_another.why.contains("certificate"), "{by_another:?}");

@@ -286,7 +286,12 @@ impl Library {
             if plans.len() >= PLANS_MAX {
                 plans.clear();
             }
-            plans.insert(*key, self.plan(key)?);
+            // Libraries that do not know these numbers say so in many ways.
+            let plan = match self.plan(key) {
+                Err(_) if key.number == Number::F8 => None,
+                plan => plan?,
+            };
+            plans.insert(*key, plan);
         }
         Ok(())
     }

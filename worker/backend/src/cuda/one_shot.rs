@@ -279,7 +279,7 @@ mod tests {
                 merges: [0; PLANES_MAX],
             };
             let sum = OneShot { ranks, n_planes_max: n_planes, n_own: n_planes };
-            for n in [1, 31, 576, 4096, sum.n_max() - 1, sum.n_max()] {
+            for n in [1, 31, 576, 4096, sum.n_max() - 1, sum.n_max()].map(|n| n.min(sum.n_max())) {
                 let per_block = sum.per_block(n);
                 assert!(per_block * n_planes <= REGION && n.div_ceil(per_block) <= BLOCKS_MAX, "{n} of {n_planes}");
             }

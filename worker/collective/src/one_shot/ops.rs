@@ -15,6 +15,17 @@ impl Mesh {
         }
     }
 
+    /// Before what came of sums goes to ranks that were not at the same desks: what came of one that was given up must
+    /// not leave this rank, and nobody else would see it. At the desks themselves nobody shows it.
+    pub(crate) fn believe(&mut self) -> Result<()> {
+        let Some(desks) = &self.desks else { return Ok(()) };
+        desks.watch.wait();
+        match desks.watch.verdict() {
+            Some((fault, missing)) => Err(self.missed(&fault, Some(missing))),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn has_desks(&self) -> bool {
         self.desks.is_some()
     }

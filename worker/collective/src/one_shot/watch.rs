@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(5);
 /// Between looks at a stream that is about to be through.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
+/// Mostly a pass is nearly done when somebody waits for it.
+const SPIN: Duration = Duration::from_micros(200);
 /// What a peer has said before it left may still be on its way for so long.
 const GRACE: Duration = Duration::from_millis(300);
 /// For what is under way to come to an end.
@@ -49,6 +51,14 @@ impl Watch {
     pub fn verdict(&self) -> Option<(Fault, usize)> {
         let missing = self.told.missing()?;
         Some((self.fault().unwrap_or(Fault::Late), missing))
+    }
+
+    /// Waits until the last sum that was begun is done, or has given up: each does one or the other within its patience.
+    pub fn wait(&self) {
+        let begun = Instant::now();
+        while self.is_busy() {
+            if begun.elapsed() < SPIN { std::hint::spin_loop() } else { std::thread::sleep(LOOK_AGAIN) }
+        }
     }
 
     /// From now on the deadline counts.

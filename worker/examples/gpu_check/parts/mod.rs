@@ -151,18 +151,23 @@ pub fn run(
     let device = device().map_err(|error| error.to_string())?;
     let (mut page, begun) = (Page::new(device, out), Instant::now());
     let is_asked = |group: &&Group| parts.iter().any(|part| part == group.part || *part == group.id());
-    for group in groups(options).iter().filter(is_asked) {
+    let groups = groups(options);
+    let is_any = |asked: &&String| groups.iter().any(|group| *asked == group.part || **asked == group.id());
+    if let Some(unknown) = parts.iter().find(|asked| !is_any(asked)) {
+        return Err(format!("there is no part or group {unknown}"));
+    }
+    for group in groups.iter().filter(is_asked) {
         let (left, at) = (limit.saturating_sub(begun.elapsed()), Instant::now());
         let limit_of_group = group.limit * if options.is_tiny { 10 } else { 1 };
         let found = match start(&group.id()) {
             _ if left.is_zero() => vec![Finding::not_run(&group.name, &format!("the {} s are over", limit.as_secs()))],
-            Ok(command) => process::run(command, &group.name, limit_of_group.min(left)),
+            Ok(command) => process::run(command, &group.name, limit_of_group.min(left), left < limit_of_group),
             Err(why) => vec![Finding::wrong(&group.name, &why)],
         };
         eprintln!("{}: {} findings in {:.1} s", group.id(), found.len(), at.elapsed().as_secs_f64());
         page.add(group.part, found)?;
     }
-    page.finish()
+    page.finish(begun.elapsed() < limit)
 }
 
 /// Of the first device: what it is, and how it is set.

@@ -50,9 +50,9 @@ impl Page {
         std::fs::rename(partial, &self.out)
     }
 
-    /// The table. Whether all is good.
-    pub fn finish(self) -> Result<bool, String> {
-        self.write(true).map_err(|error| format!("{}: {error}", self.out.display()))?;
+    /// The table. Whether all is good, and all was looked at.
+    pub fn finish(self, is_whole: bool) -> Result<bool, String> {
+        self.write(is_whole).map_err(|error| format!("{}: {error}", self.out.display()))?;
         println!("device: {}", self.device);
         for (part, Finding { name, outcome, told }) in &self.findings {
             println!("{part:<8} {:<8} {name}: {told}", outcome.name());
@@ -60,8 +60,12 @@ impl Page {
         let count = |outcome| self.findings.iter().filter(|(_, finding)| finding.outcome == outcome).count();
         let counts: Vec<String> =
             Outcome::ALL.iter().map(|(outcome, name)| format!("{} {name}", count(*outcome))).collect();
-        let verdict = if self.is_good() { "all good" } else { "NOT GOOD" };
+        let verdict = match (self.is_good(), is_whole) {
+            (true, true) => "all good",
+            (true, false) => "good, but NOT WHOLE: the time was over",
+            (false, _) => "NOT GOOD",
+        };
         println!("{verdict} ({}) in {}", counts.join(", "), self.out.display());
-        Ok(self.is_good())
+        Ok(self.is_good() && is_whole)
     }
 }

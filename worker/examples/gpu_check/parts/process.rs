@@ -28,7 +28,8 @@ fn finding(told: &Value) -> Option<Finding> {
 }
 
 /// All that the process finds within the limit, and what became of it if it did not end well.
-pub fn run(mut command: Command, name: &str, limit: Duration) -> Vec<Finding> {
+/// `is_cut`: it could have had longer, and is no worse for not having ended.
+pub fn run(mut command: Command, name: &str, limit: Duration, is_cut: bool) -> Vec<Finding> {
     let mut child = match command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn() {
         Ok(child) => child,
         Err(why) => return vec![Finding::wrong(name, &format!("it did not start: {why}"))],
@@ -47,8 +48,11 @@ pub fn run(mut command: Command, name: &str, limit: Duration) -> Vec<Finding> {
         }
     };
     let ended = ended(&mut child, why.is_some());
-    if let Some(why) = why.or_else(|| (!has_ended).then_some(ended)) {
-        found.push(Finding::wrong(name, &why));
+    match why {
+        Some(why) if is_cut => found.push(Finding::not_run(name, &why)),
+        Some(why) => found.push(Finding::wrong(name, &why)),
+        None if !has_ended => found.push(Finding::wrong(name, &ended)),
+        None => {}
     }
     found
 }
@@ -110,15 +114,17 @@ mod tests {
     #[test]
     fn what_was_told_is_kept_however_a_process_ends() {
         let told = |name: &str| format!("echo 'a word {MARK}{{\"name\":\"{name}\",\"outcome\":\"good\",\"told\":1}}'");
-        let said = |script: String, limit| run(sh(&script), "it", limit);
+        let said = |script: String, limit| run(sh(&script), "it", limit, false);
         let well = said(format!("{}; echo noise; echo '{MARK}\"{ENDED}\"'", told("a")), PATIENCE);
         assert_eq!(well, [Finding { name: "a".into(), outcome: Outcome::Good, told: json!(1) }]);
         let early = said(format!("{}; kill -9 $$", told("b")), PATIENCE);
         assert_eq!((early.len(), &*early[0].name, early[1].outcome), (2, "b", Outcome::Wrong));
         assert!(early[1].told.to_string().contains("ended early"), "{:?}", early[1]);
         let late = said("exec sleep 600".into(), Duration::from_millis(50));
-        assert!(late[0].told.to_string().contains("had not ended"), "{late:?}");
-        let none = run(Command::new("no-such-program-anywhere"), "it", PATIENCE);
+        assert!(late[0].outcome == Outcome::Wrong && late[0].told.to_string().contains("had not ended"), "{late:?}");
+        let cut = run(sh("exec sleep 600"), "it", Duration::from_millis(50), true);
+        assert!(cut[0].outcome == Outcome::NotRun && cut[0].told.to_string().contains("had not ended"), "{cut:?}");
+        let none = run(Command::new("no-such-program-anywhere"), "it", PATIENCE, false);
         assert!(none[0].told.to_string().contains("did not start"), "{none:?}");
         assert_eq!(answer(sh("echo here"), PATIENCE), Ok("here\n".into()));
     }
