@@ -287,7 +287,10 @@ fn nothing_is_left_of_those_who_join_again() {
                 have_exchanged.wait();
                 if round % 2 == 1 {
                     handle.abort();
-                    assert!(matches!(sum(rank, cuda, 8, 2), Err(Error::Aborted | Error::PeerLost { .. })));
+                    // NCCL may have told of a peer's abort before this rank's own.
+                    let said = sum(rank, cuda, 8, 2).map(drop);
+                    let is_ended = matches!(said, Err(Error::Aborted | Error::PeerLost { .. } | Error::Nccl(_)));
+                    assert!(is_ended, "{said:?}");
                 }
                 handle
             });
