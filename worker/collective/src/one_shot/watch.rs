@@ -53,7 +53,7 @@ impl Watch {
         Some((self.fault().unwrap_or(Fault::Late), missing))
     }
 
-    /// Waits until the last sum that was begun is done, or has given up: each does one or the other within its patience.
+    /// Waits until the last sum that was begun is done or has given up: each does one of them within its patience.
     pub fn wait(&self) {
         let begun = Instant::now();
         while self.is_busy() {
