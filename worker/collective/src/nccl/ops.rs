@@ -84,6 +84,11 @@ impl Mesh {
     /// Runs what needs the mesh and its direct part at once.
     fn directly(&mut self, begin: impl FnOnce(&mut Mesh, &mut Direct) -> Begun) -> Result<()> {
         let Some(mut direct) = self.direct.take() else { return Err(Error::NoPeer("peer on a device")) };
+        // The watch hears of an abort a moment later, and until then would begin what nobody wants any more.
+        if self.is_ended() && direct.watch.fault().is_none() {
+            self.direct = Some(direct);
+            return Err(Error::Aborted);
+        }
         let begun = begin(self, &mut direct);
         self.direct = Some(direct);
         match begun {
