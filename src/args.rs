@@ -1,83 +1,58 @@
-//! Arguments, parsed and nothing more: what they mean together is `config`'s.
+//! Arguments, parsed and nothing more: what they mean together is `settings`'.
 
-use crate::bench;
-use crate::config::Settings;
-use crate::single::{CoordinatorSettings, RouterSettings, WorkerSettings};
-use crate::store::StoreSettings;
-use crate::trust::TrustSettings;
-use crate::{scale, simulate, status, top};
-use clap::error::ErrorKind;
-use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use std::path::PathBuf;
+use crate::chat::RunCommand;
+use crate::models::{ModelsCommand, PullCommand};
+use crate::operate::{PlanCommand, StatusCommand, scale, top};
+use crate::roles::coordinator::CoordinatorCommand;
+use crate::roles::router::RouterCommand;
+use crate::roles::worker::WorkerCommand;
+use crate::serve::ServeCommand;
+use crate::{bench, simulate};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 
 /// Serves large language models: the same request gives the same tokens, whatever happens.
 #[derive(Parser)]
 #[command(name = "lockstep", version, about, max_term_width = 110)]
-pub struct Cli {
+struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    command: Command,
 }
 
-/// Flags of `serve` that a role alone has no use for, and whose they are. A file and the environment may be shared by
-/// roles; what stands on a command line is meant for the one that it begins with.
-const UNHEEDED: [(&str, &str, &[&str]); 6] = [
-    (
-        "coordinator",
-        "router",
-        &["http", "grpc", "host", "port", "api_keys", "api_key", "failover_max", "request_seconds", "policy"],
-    ),
-    ("coordinator", "worker", &["kernel_cache", "cuda_graphs", "isa", "wire", "collective", "threads"]),
-    ("coordinator", "serve", &["inproc", "control"]),
-    (
-        "router",
-        "coordinator",
-        &[
-            "tp",
-            "pp",
-            "device",
-            "numerics",
-            "activations",
-            "kv_dtype",
-            "kv_memory",
-            "context",
-            "max_chunk_tokens",
-            "prefix_cache",
-            "zero_kv",
-            "replan_seconds",
-            "regrow_seconds",
-            "load_seconds",
-            "otlp_steps",
-        ],
-    ),
-    ("router", "worker", &["kernel_cache", "cuda_graphs", "isa", "wire", "collective", "threads"]),
-    ("router", "serve", &["inproc", "control"]),
-];
-
-/// What the command line says; ends the process where it cannot be meant.
-pub fn parse() -> Cli {
-    let mut command = command();
-    let matches = command.get_matches_mut();
-    if let Some(unheeded) = unheeded(&matches) {
-        command.error(ErrorKind::UnknownArgument, unheeded).exit();
-    }
-    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+/// Reads the command line: the command, and the matches that tell flags from defaults. A line that cannot be meant
+/// ends the process.
+pub fn parse() -> (Command, ArgMatches) {
+    parsed(std::env::args_os().collect()).unwrap_or_else(|error| error.exit())
 }
 
-/// Nobody is offered what he may not say.
-fn command() -> clap::Command {
-    UNHEEDED.iter().fold(Cli::command(), |command, (role, _, flags)| {
-        let hidden = |flag: clap::Arg| if flags.contains(&flag.get_id().as_str()) { flag.hide(true) } else { flag };
-        command.mut_subcommand(role, |role| role.mut_args(hidden))
-    })
+fn parsed(words: Vec<OsString>) -> Result<(Command, ArgMatches), clap::Error> {
+    let mut lockstep = Cli::command();
+    let matches = lockstep.try_get_matches_from_mut(&words).map_err(|error| whose(error, &mut lockstep, &words))?;
+    let cli = Cli::from_arg_matches(&matches)?;
+    let said = matches.subcommand().map(|(_, said)| said.clone());
+    Ok((cli.command, said.unwrap_or_default()))
 }
 
-fn unheeded(matches: &ArgMatches) -> Option<String> {
-    let (role, said) = matches.subcommand()?;
-    let of_role = UNHEEDED.iter().filter(|(of, _, _)| *of == role);
-    let mut flags = of_role.flat_map(|(_, whose, flags)| flags.iter().map(move |flag| (*flag, *whose)));
-    let (flag, whose) = flags.find(|(flag, _)| said.value_source(flag) == Some(ValueSource::CommandLine))?;
-    Some(format!("`lockstep {role}` does not heed --{}: it is for `lockstep {whose}`", flag.replace('_', "-")))
+/// The commands of one cluster. A flag that was given to the wrong one belongs to the first of these that has it.
+const ROLES: [&str; 4] = ["router", "coordinator", "worker", "serve"];
+
+/// A role takes the flags that it heeds and no other. The error for another role's flag names that role.
+fn whose(error: clap::Error, lockstep: &mut clap::Command, words: &[OsString]) -> clap::Error {
+    let Some(ContextValue::String(said)) = error.get(ContextKind::InvalidArg) else { return error };
+    let role = words.get(1).and_then(|word| word.to_str()).filter(|role| ROLES.contains(role));
+    let flag = said.split('=').next().and_then(|flag| flag.strip_prefix("--"));
+    let (ErrorKind::UnknownArgument, Some(role), Some(flag)) = (error.kind(), role, flag) else { return error };
+    let heeds = |other: &&str| {
+        let mut arguments = lockstep.find_subcommand(other).into_iter().flat_map(|role| role.get_arguments());
+        arguments.any(|argument| {
+            let aliases = argument.get_all_aliases().unwrap_or_default();
+            argument.get_long() == Some(flag) || aliases.contains(&flag)
+        })
+    };
+    let Some(other) = ROLES.into_iter().find(|other| heeds(other)) else { return error };
+    let told = format!("`lockstep {role}` does not heed --{flag}: it is for `lockstep {other}`");
+    lockstep.error(ErrorKind::UnknownArgument, told)
 }
 
 const SERVE_HELP: &str = "\
@@ -122,46 +97,44 @@ Example: lockstep reload --coordinator 127.0.0.1:50100";
 pub enum Command {
     /// Serve a model on this machine: OpenAI's API over HTTP, and gRPC
     #[command(after_help = SERVE_HELP)]
-    Serve(Serve),
+    Serve(ServeCommand),
     /// Ask a model once, or chat with it when no prompt is given
     #[command(after_help = "Example: lockstep run smollm2 \"Why is the sky blue?\"")]
-    Run(Run),
+    Run(RunCommand),
     /// Coordinate a replica whose workers and routers are elsewhere
     #[command(after_help = "Example: lockstep coordinator smollm2 --tp 2 --listen 0.0.0.0:50100 --token-file token")]
-    Coordinator(Coordinator),
+    Coordinator(CoordinatorCommand),
     /// Compute for a coordinator
-    #[command(
-        after_help = WORKER_HELP
-    )]
-    Worker(Worker),
+    #[command(after_help = WORKER_HELP)]
+    Worker(WorkerCommand),
     /// Answer clients for coordinators that are elsewhere
     #[command(after_help = "Example: lockstep router smollm2 --coordinator one:50100 --coordinator two:50100 \
                       --token-file token")]
-    Router(Router),
+    Router(RouterCommand),
     /// Print a new join token, for the file that all roles of a cluster share
     #[command(after_help = "Example: (umask 077; lockstep token > token)")]
     Token,
     /// Fetch a model and verify its checksum
     #[command(after_help = "Example: lockstep pull smollm2")]
-    Pull(Pull),
+    Pull(PullCommand),
     /// List the models that are here, and those that have a short name
     #[command(after_help = "Example: lockstep models --json")]
-    Models(Models),
+    Models(ModelsCommand),
     /// Show how a model would be placed, in bytes and tokens, without loading it
     #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB\n         lockstep plan --devices")]
-    Plan(Plan),
+    Plan(PlanCommand),
     /// Show the live cluster once: each rank's place, memory and where its time goes
     #[command(after_help = "Example: lockstep status --url http://127.0.0.1:8000\n         lockstep status --devices")]
-    Status(Status),
+    Status(StatusCommand),
     /// Show the live cluster, again and again
     #[command(after_help = "Example: lockstep top --every 2")]
-    Top(top::Top),
+    Top(top::TopCommand),
     /// Give a replica that serves another grid, with the same tokens and without failing a request
     #[command(after_help = SCALE_HELP)]
-    Scale(scale::Scale),
+    Scale(scale::ScaleCommand),
     /// Have every rank of a replica that serves read its model again, as when a disk was moved or a file restored
     #[command(after_help = RELOAD_HELP)]
-    Reload(scale::Reload),
+    Reload(scale::ReloadCommand),
     /// Put load on a server that speaks OpenAI's API, and measure it
     #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
     Bench(bench::Options),
@@ -170,172 +143,12 @@ pub enum Command {
     Simulate(simulate::Options),
 }
 
-#[derive(Args)]
-pub struct Serve {
-    #[command(flatten)]
-    pub settings: Settings,
-    #[command(flatten)]
-    pub source: Source,
-}
-
-#[derive(Args)]
-pub struct Coordinator {
-    #[command(flatten)]
-    pub settings: Settings,
-    #[command(flatten)]
-    pub own: CoordinatorSettings,
-    #[command(flatten)]
-    pub store: StoreSettings,
-    #[command(flatten)]
-    pub trust: TrustSettings,
-    #[command(flatten)]
-    pub source: Source,
-}
-
-#[derive(Args)]
-pub struct Router {
-    #[command(flatten)]
-    pub settings: Settings,
-    #[command(flatten)]
-    pub own: RouterSettings,
-    #[command(flatten)]
-    pub store: StoreSettings,
-    #[command(flatten)]
-    pub trust: TrustSettings,
-    #[command(flatten)]
-    pub source: Source,
-}
-
-#[derive(Args)]
-pub struct Worker {
-    #[command(flatten)]
-    pub own: WorkerSettings,
-    #[command(flatten)]
-    pub store: StoreSettings,
-    #[command(flatten)]
-    pub trust: TrustSettings,
-    /// A TOML file with the same names as the flags; flags and LOCKSTEP_* win over it
-    #[arg(long, env = "LOCKSTEP_CONFIG", value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Print what was resolved from flags, environment and file, and stop
-    #[arg(long)]
-    pub print_config: bool,
-    /// Started by `serve`, which says the token on standard input and ends this worker with itself
-    #[arg(long, hide = true)]
-    pub supervised: bool,
-    #[command(flatten)]
-    pub hub: Hub,
-}
-
-#[derive(Args)]
-pub struct Run {
-    /// What to ask, or - for what stands on standard input; without it, a chat begins
-    #[arg(index = 2)]
-    pub prompt: Option<String>,
-    /// Sampling temperature; 0 is greedy
-    #[arg(long)]
-    pub temperature: Option<f32>,
-    /// The same seed gives the same answer
-    #[arg(long)]
-    pub seed: Option<u64>,
-    /// Tokens to answer with at most
-    #[arg(long)]
-    pub max_tokens: Option<u32>,
-    /// Instructions that the chat begins with
-    #[arg(long)]
-    pub system: Option<String>,
-    #[command(flatten)]
-    pub settings: Settings,
-    #[command(flatten)]
-    pub source: Source,
-}
-
-#[derive(Args)]
-pub struct Pull {
-    /// A catalogue name, or a hub id as org/name or org/name:Q4_K_M
-    pub model: String,
-    /// What its SHA-256 must be; of several files that of `LC_ALL=C sha256sum * | sha256sum` [default: not asked]
-    #[arg(long, value_name = "HEX")]
-    pub sha256: Option<String>,
-    #[command(flatten)]
-    pub hub: Hub,
-}
-
-#[derive(Args)]
-pub struct Models {
-    /// As JSON, for programs
-    #[arg(long)]
-    pub json: bool,
-    #[command(flatten)]
-    pub hub: Hub,
-}
-
-#[derive(Args)]
-pub struct Plan {
-    /// List what this machine has to compute on, with drivers, memory and NCCL, and stop
-    #[arg(long)]
-    pub devices: bool,
-    #[command(flatten)]
-    pub settings: Settings,
-    #[command(flatten)]
-    pub source: Source,
-}
-
-#[derive(Args)]
-pub struct Status {
-    /// List what this machine has to compute on, with drivers, memory and NCCL, and stop
-    #[arg(long)]
-    pub devices: bool,
-    #[command(flatten)]
-    pub look: status::Look,
-}
-
-/// Where the settings come from, besides the flags.
-#[derive(Args)]
-pub struct Source {
-    /// A TOML file with the same names as the flags; flags and LOCKSTEP_* win over it
-    #[arg(long, env = "LOCKSTEP_CONFIG", value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Print what was resolved from flags, environment and file, and stop
-    #[arg(long)]
-    pub print_config: bool,
-    #[command(flatten)]
-    pub hub: Hub,
-}
-
-/// Where models are kept and fetched from. The names that people's machines have set already.
-#[derive(Args, Clone)]
-pub struct Hub {
-    /// Where pulled models are kept [default: the user's cache folder]
-    #[arg(long, env = "LOCKSTEP_CACHE", value_name = "DIR")]
-    pub cache: Option<PathBuf>,
-    #[arg(long, env = "HF_TOKEN", hide = true, hide_env_values = true)]
-    pub hf_token: Option<String>,
-    #[arg(long, env = "HF_ENDPOINT", hide = true)]
-    pub hf_endpoint: Option<String>,
-    #[arg(long, env = "HF_HOME", hide = true)]
-    pub hf_home: Option<PathBuf>,
-    #[arg(long, env = "HF_HUB_CACHE", hide = true)]
-    pub hf_hub_cache: Option<PathBuf>,
-    /// Ollama's models are used where they are.
-    #[arg(long, env = "OLLAMA_MODELS", hide = true)]
-    pub ollama_models: Option<PathBuf>,
-    /// And so are llama.cpp's.
-    #[arg(long, env = "LLAMA_CACHE", hide = true)]
-    pub llama_cache: Option<PathBuf>,
-    #[arg(long, env = "XDG_CACHE_HOME", hide = true)]
-    pub xdg_cache_home: Option<PathBuf>,
-    #[arg(long, env = "HOME", hide = true)]
-    pub home: Option<PathBuf>,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn check(line: &str, expect: Option<&str>) {
-        let matches = command().try_get_matches_from(line.split(' ')).unwrap();
-        let told = unheeded(&matches);
+        let told = parsed(line.split(' ').map(OsString::from).collect()).err().map(|error| error.to_string());
         assert_eq!(told.is_some(), expect.is_some(), "{line}: {told:?}");
         assert!(told.is_none_or(|told| told.contains(expect.unwrap_or_default())), "{line}");
     }
@@ -350,5 +163,9 @@ mod tests {
         check("lockstep router --http 127.0.0.1:0 --max-batch-tokens 7 --failover-max 9", None);
         check("lockstep router --tp 2", Some("--tp: it is for `lockstep coordinator`"));
         check("lockstep router --inproc", Some("--inproc: it is for `lockstep serve`"));
+        check("lockstep worker --inproc=true", Some("--inproc: it is for `lockstep serve`"));
+        check("lockstep worker --max-running 1", Some("--max-running: it is for `lockstep router`"));
+        check("lockstep worker --join a:1 --threads 1 --replica one", None);
+        check("lockstep router --unheard-of", Some("unexpected argument '--unheard-of'"));
     }
 }

@@ -10,12 +10,12 @@ mod star;
 
 use checkpoint::catalogue::{self, Sources};
 use node::{BINARY, Folder, Node, complete, field, post};
-use proto::secure::Token;
 use serde_json::{Value, json};
 use star::Star;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use wire::Token;
 
 /// The host behind the link.
 const THERE: usize = 0;

@@ -6,19 +6,23 @@
 mod intruder;
 #[path = "common/node.rs"]
 mod node;
+#[path = "processes/stalled.rs"]
+mod stalled;
+#[path = "processes/stranded.rs"]
+mod stranded;
 
 use intruder::Intruder;
 use node::{BINARY, Folder, Node, PATIENCE, answer, field, is_alive};
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{WorkerFrame, WorkerHello, worker_frame};
-use proto::secure::{Token, Trust, channel};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
-use types::{Numerics, Pace, PolicyDigest};
+use types::{Activations, DeviceClass, Mode, Numerics, PolicyDigest};
+use wire::{Token, Trust, channel};
 
 const MODEL: &str = "tests/reference/llama-f32-tied";
 const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
@@ -162,10 +166,7 @@ fn who_does_not_belong_is_refused_by_name_and_the_cluster_goes_on() {
     let mut half = TcpStream::connect(&address).unwrap();
     half.write_all(b"LOCKSTP1").unwrap();
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 300]] {
-        let mut stream = TcpStream::connect(&address).unwrap();
-        stream.write_all(garbage).unwrap();
-        // A reset says as much as an end.
-        let _reset = stream.read_to_end(&mut Vec::new());
+        say(&address, garbage);
     }
     coordinator.until(&["a peer is refused", "no role of a cluster"]);
     coordinator.until(&["a peer is refused", "nothing was heard for too long"]);
@@ -176,6 +177,36 @@ fn who_does_not_belong_is_refused_by_name_and_the_cluster_goes_on() {
     assert_eq!(router.answers(), serve(&[]).answers());
 }
 
+/// Somebody's first words, up to the end that they come to.
+fn say(address: &str, words: &[u8]) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(words).unwrap();
+    // A reset says as much as an end.
+    let _reset = stream.read_to_end(&mut Vec::new());
+}
+
+#[test]
+fn who_is_refused_again_and_again_is_logged_once_a_second() {
+    const KNOCKS: usize = 500;
+    let (coordinator, address) = coordinator(MODEL, &[]);
+    let began = Instant::now();
+    (0..KNOCKS).for_each(|_| say(&address, b"GET / HTTP/1.1\r\n\r\n"));
+    std::thread::sleep(Duration::from_millis(1100));
+    // Whoever comes next brings the number of those before.
+    say(&address, b"GET / HTTP/1.1\r\n\r\n");
+    let unsaid = |line: &String| if line.contains(" unsaid=") { field(line, "unsaid").parse().unwrap() } else { 0 };
+    let deadline = Instant::now() + PATIENCE;
+    let lines = loop {
+        let lines = coordinator.lines_since(0, &["a peer is refused", "no role of a cluster"], usize::MAX);
+        if lines.len() + lines.iter().map(unsaid).sum::<usize>() == KNOCKS + 1 {
+            break lines;
+        }
+        assert!(Instant::now() < deadline, "refusals are lost:\n{}", coordinator.log());
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(lines.len() as u64 <= began.elapsed().as_secs() + 1, "{lines:?}");
+}
+
 /// A router of a coordinator that has what it needs.
 fn router(address: &str) -> Node {
     Node::start(&[&["router", MODEL, "--coordinator", address], &DOORS[..4]].concat())
@@ -183,8 +214,9 @@ fn router(address: &str) -> Node {
 
 /// Under which ranks of this model compute.
 fn policy(kv_dtype: &str) -> PolicyDigest {
-    let weights = checkpoint::Checkpoint::open(std::path::Path::new(MODEL)).unwrap().digest();
-    Numerics::plain("cpu", Pace::Lockstep, "f32", kv_dtype, weights).digest()
+    let weights = checkpoint::Checkpoint::open(std::path::Path::new(MODEL)).unwrap().digest().unwrap();
+    Numerics::plain(&DeviceClass::Cpu.into(), Mode::Lockstep, Activations::F32, kv_dtype.parse().unwrap(), weights)
+        .digest()
 }
 
 #[test]

@@ -193,10 +193,23 @@ fn read_again(coordinator: &mut Node, address: &str, model: &Path, http: &str, g
     let refused = reload(address);
     assert!(!refused.status.success() && text(&refused.stderr).contains("Nothing has changed"));
     goes_on();
+    cut_short(&copy(MODEL, model));
+    let refused = reload(address);
+    let told = text(&refused.stderr);
+    assert!(!refused.status.success() && told.contains("is it cut off?"), "{told}");
+    assert!(told.contains("model.safetensors") && told.contains("Nothing has changed"), "{told}");
+    std::fs::remove_dir_all(model).unwrap();
+    goes_on();
     assert_eq!(page(http)["replicas"][0]["epoch"], epoch, "nothing has changed:\n{}", coordinator.log());
     std::fs::rename(&away, model).unwrap();
     assert!(reload(address).status.success());
     goes_on();
+}
+
+/// As by a copy that was broken off.
+fn cut_short(model: &Path) {
+    let file = std::fs::File::options().write(true).open(model.join("model.safetensors")).unwrap();
+    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
 }
 
 /// The coordinator goes, and another takes its place: what was under way goes on there.

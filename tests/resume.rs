@@ -6,10 +6,10 @@
 mod node;
 
 use node::{Folder, Node, PATIENCE, field};
-use proto::secure::Token;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
+use wire::Token;
 
 const MODEL: &str = "tests/reference/llama-f32-tied";
 const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];

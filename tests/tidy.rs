@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "tidy/modules.rs"]
+mod modules;
 #[path = "tidy/source.rs"]
 mod source;
 
 use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, Package};
+use modules::Modules;
 use source::{Source, files, functions, root, sources, strip, words};
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -22,17 +25,32 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("scheduler", &[]),
     ("proto", &[]),
+    ("wire", &[]),
     ("checkpoint", &[]),
     ("cluster", &[]),
     ("telemetry", &[]),
     ("backend", &[]),
     ("collective", &["backend"]),
     ("model", &["checkpoint", "backend", "collective"]),
-    ("worker", &["proto", "checkpoint", "model", "backend", "collective", "telemetry"]),
-    ("coordinator", &["proto", "checkpoint", "scheduler", "cluster", "telemetry"]),
-    ("router", &["proto", "checkpoint", "cluster", "telemetry"]),
+    ("worker", &["proto", "wire", "checkpoint", "model", "backend", "collective", "telemetry"]),
+    ("coordinator", &["proto", "wire", "checkpoint", "scheduler", "cluster", "telemetry"]),
+    ("router", &["proto", "wire", "checkpoint", "cluster", "telemetry"]),
     // The binary joins the roles; it starts no kernel, and plans no step itself but in `simulate`'s virtual time.
-    ("lockstep", &["proto", "checkpoint", "cluster", "telemetry", "router", "coordinator", "scheduler", "worker"]),
+    (
+        "lockstep",
+        &["proto", "wire", "checkpoint", "cluster", "telemetry", "router", "coordinator", "scheduler", "worker"],
+    ),
+];
+
+/// Which room of the router may use which. The files beside the rooms (`config.rs`, `refusal.rs`, `lines.rs`) are open
+/// to all.
+const ROOMS: &[(&str, &[&str])] = &[
+    ("faces", &["front", "limits", "replicas", "link", "board"]),
+    ("front", &["limits", "replicas", "link", "board"]),
+    ("limits", &[]),
+    ("replicas", &["link", "board"]),
+    ("link", &["board"]),
+    ("board", &[]),
 ];
 
 /// Fails with every place that breaks the law, and the reason for the law.
@@ -80,6 +98,29 @@ fn crates_depend_as_the_table_says() {
 }
 
 #[test]
+fn the_routers_rooms_use_each_other_one_way() {
+    let modules = Modules::of(&SOURCES, "router/src/");
+    let room = |module: &[String]| ROOMS.iter().find(|(name, _)| module.first().is_some_and(|first| first == name));
+    let mut broken = Vec::new();
+    for (from, to) in modules.edges() {
+        let (Some((of, allowed)), Some((used, _))) = (room(&from), room(&to)) else { continue };
+        if of != used && !allowed.contains(used) {
+            broken.push(format!("{} uses {}", modules.file(&from), modules.file(&to)));
+        }
+    }
+    hold("What a request needs flows one way through the router's rooms (ROOMS): each can be read alone.", broken);
+}
+
+#[test]
+fn files_use_each_other_in_no_large_circle() {
+    const FILES_MAX: usize = 3;
+    let modules = Modules::of(&SOURCES, "router/src/");
+    let circles = modules.circles().into_iter().filter(|circle| circle.len() > FILES_MAX);
+    let broken = circles.map(|circle| circle.iter().map(|of| modules.file(of)).collect::<Vec<_>>().join(", "));
+    hold("Of a circle no file can be read before the others: at most three files use each other.", broken.collect());
+}
+
+#[test]
 fn every_crate_obeys_the_workspace_lints() {
     let lacks = |package: &&&Package| {
         let manifest: toml::Table = std::fs::read_to_string(&package.manifest_path).unwrap().parse().unwrap();
@@ -97,30 +138,13 @@ fn unsafe_only_where_memory_is_the_work() {
         let is_test = source.shipped.is_empty();
         // A test that counts allocations needs `unsafe impl GlobalAlloc`, and says so by that name.
         let counts_allocations = is_test && source.code.contains("GlobalAlloc");
-        let allowed = matches!(source.folder(), "worker/backend" | "worker/collective" | "checkpoint");
+        let allowed = matches!(source.folder(), "worker/backend" | "worker/collective");
         if !allowed && !counts_allocations {
             let places = words(&source.code).filter(|(_, word)| matches!(*word, "unsafe" | "unsafe_code"));
             broken.extend(places.map(|(at, word)| format!("{} says {word}", source.at(at))));
         }
     }
-    hold(
-        "`unsafe` only in backend, collective and one function of checkpoint: elsewhere a bug cannot corrupt memory.",
-        broken,
-    );
-}
-
-#[test]
-fn checkpoint_has_one_unsafe_function() {
-    let mut holders = BTreeSet::new();
-    for source in SOURCES.iter().filter(|source| source.folder() == "checkpoint") {
-        let functions = functions(&source.code);
-        for (at, _) in words(&source.code).filter(|(_, word)| *word == "unsafe") {
-            let innermost = functions.iter().filter(|f| f.body.contains(&at)).min_by_key(|f| f.body.len());
-            holders.insert(innermost.map_or_else(|| source.at(at), |f| format!("{} fn {}", source.path, f.name)));
-        }
-    }
-    let broken = if holders.len() > 1 { holders.into_iter().collect() } else { Vec::new() };
-    hold("Mapping a file is the one unsafe act of checkpoint: it parses untrusted bytes.", broken);
+    hold("`unsafe` only in backend and collective: elsewhere a bug cannot corrupt memory.", broken);
 }
 
 #[test]
@@ -152,11 +176,11 @@ fn clocks_are_for_people() {
         "cluster/src/etcd/line.rs",
         "cluster/src/state.rs",
         "router/src/faces/vllm.rs",
-        "router/src/generate.rs",
-        "router/src/topology.rs",
-        "src/roles.rs",
-        "src/status.rs",
-        "src/store.rs",
+        "router/src/front/frontend.rs",
+        "router/src/replicas/topology.rs",
+        "src/roles/process.rs",
+        "src/operate/status.rs",
+        "src/settings/store.rs",
         "telemetry/src/otlp/queue.rs",
     ];
     let broken = named(&["SystemTime", "UNIX_EPOCH"], |_| true);

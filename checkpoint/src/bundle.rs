@@ -2,6 +2,7 @@
 //! text into this model's tokens elsewhere. Knows nothing of who asks.
 
 use crate::error::{Error, Result};
+use crate::split::Parts;
 use crate::{Checkpoint, Weights, read_bytes};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -30,7 +31,7 @@ impl Checkpoint {
     pub fn text_bundle(&self) -> Result<TextBundle> {
         let files = match &self.weights {
             Weights::Folder(_) => self.files_of_folder()?,
-            Weights::Gguf { .. } => self.files_of_gguf()?,
+            Weights::Gguf(parts) => self.files_of_gguf(parts)?,
         };
         let zip = stored(&files).ok_or_else(|| {
             let what = "a tokenizer of more than 4 GiB".to_owned();
@@ -45,12 +46,12 @@ impl Checkpoint {
         there.map(|name| Ok((name, read_bytes(&self.path.join(name))?))).collect()
     }
 
-    fn files_of_gguf(&self) -> Result<Vec<(&'static str, Vec<u8>)>> {
-        let Weights::Gguf { header, files } = &self.weights else { return Ok(Vec::new()) };
-        let tokenizer = crate::Tokenizer::json_of_gguf(header, &files[0], &self.path)?;
-        let template = header.text(&files[0], "tokenizer.chat_template").map_err(Error::fault(&self.path))?;
+    fn files_of_gguf(&self, parts: &Parts) -> Result<Vec<(&'static str, Vec<u8>)>> {
+        let Parts { header, bytes: of_header, .. } = parts;
+        let tokenizer = crate::Tokenizer::json_of_gguf(header, of_header, &self.path)?;
+        let template = header.text(of_header, "tokenizer.chat_template").map_err(Error::fault(&self.path))?;
         let text = |which: &str| {
-            let tokens = header.texts(&files[0], "tokenizer.ggml.tokens").ok().flatten()?;
+            let tokens = header.texts(of_header, "tokenizer.ggml.tokens").ok().flatten()?;
             let id = header.unsigned(&format!("tokenizer.ggml.{which}_token_id")).ok().flatten()?;
             tokens.get(usize::try_from(id).ok()?).map(|text| Value::from(*text))
         };

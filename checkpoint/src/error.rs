@@ -12,6 +12,9 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// It is not what it was when it was opened: cut short, written to or replaced while it was read.
+    #[error("{} has changed while it was read: {what}", path.display())]
+    Changed { path: PathBuf, what: String },
     /// The bytes contradict their own format, or each other.
     #[error("{}: {what}", path.display())]
     Malformed { path: PathBuf, what: String },

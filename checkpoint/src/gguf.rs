@@ -4,9 +4,11 @@
 //! magic · version · n_tensors · n_keys │ keys, values │ tensor names, dimensions, types, offsets │ pad │ tensor bytes
 //! ```
 //! Nothing that the file says is believed: each count, length and offset is checked against the bytes that are there
-//! before anything is read or reserved for it.
+//! before anything is read or reserved for it. Of the file the header alone is read, in pieces that grow: nobody knows
+//! how long it is before its end.
 
-use crate::error::Fault;
+use crate::error::{Error, Fault};
+use crate::file::SourceFile;
 use crate::tensor::Dtype;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -18,6 +20,15 @@ const ALIGNMENT_MAX: u64 = 1 << 20;
 const DIMS_MAX: u32 = 4;
 /// The longest key or tensor name; the format's own limit is the same for keys.
 const NAME_BYTES_MAX: u64 = 65_535;
+/// What is read of a file at first: most headers, vocabulary and all.
+const HEADER_BYTES: u64 = 2 << 20;
+/// Each piece is so many times as long as what there is.
+const HEADER_GROWTH: u64 = 4;
+/// The longest header; a vocabulary takes tens of megabytes at most.
+const HEADER_BYTES_MAX: u64 = 256 << 20;
+/// Tensors that say how positions turn. They are of the spec, not of the weights, and short.
+const FACTORS: [&str; 3] = ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
+const FACTORS_BYTES_MAX: usize = 64 << 10;
 
 /// Every type that a GGUF can name.
 const TYPES: [(u32, &str); 33] = [
@@ -56,11 +67,22 @@ const TYPES: [(u32, &str); 33] = [
     (40, "NVFP4"),
 ];
 
-/// What the header says; ranges point into the same bytes.
+/// What the header says; ranges point into its bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Gguf {
     values: BTreeMap<String, Value>,
     tensors: BTreeMap<String, Entry>,
+    /// The bytes of `FACTORS`, of those that are there.
+    factors: BTreeMap<&'static str, Vec<u8>>,
+    /// Where keys, values and names end.
+    n_bytes: usize,
+}
+
+/// Why the beginning of a file is no header.
+enum Stop {
+    Fault(Fault),
+    /// It goes on behind what was read, to here at least.
+    Short(u64),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -101,8 +123,46 @@ enum Kind {
 }
 
 impl Gguf {
+    /// The header of a whole file.
     pub fn parse(bytes: &[u8]) -> Result<Gguf, Fault> {
-        let mut cursor = Cursor { bytes, at: 0 };
+        let mut gguf = Gguf::parse_start(bytes, bytes.len() as u64).map_err(|stop| match stop {
+            Stop::Fault(fault) => fault,
+            Stop::Short(_) => Fault::Malformed("the file ends within its header: is it cut off?".into()),
+        })?;
+        for (name, range) in gguf.factor_ranges() {
+            gguf.factors.insert(name, bytes[range].to_vec());
+        }
+        Ok(gguf)
+    }
+
+    /// Reads a file's header, and no tensor but the spec's. The bytes are what ranges of the header point into.
+    pub(crate) fn read(file: &SourceFile) -> Result<(Gguf, Vec<u8>), Error> {
+        let (mut bytes, mut n_wanted) = (Vec::new(), HEADER_BYTES);
+        let mut gguf = loop {
+            read_on(file, &mut bytes, n_wanted)?;
+            match Gguf::parse_start(&bytes, file.n_bytes()) {
+                Ok(gguf) => break gguf,
+                Err(Stop::Fault(fault)) => return Err(Error::fault(file.path())(fault)),
+                Err(Stop::Short(n)) => n_wanted = n.max(bytes.len() as u64 * HEADER_GROWTH),
+            }
+        };
+        for (name, range) in gguf.factor_ranges() {
+            let mut factors = vec![0; range.len()];
+            file.read_at(range.start as u64, &mut factors)?;
+            gguf.factors.insert(name, factors);
+        }
+        bytes.truncate(gguf.n_bytes);
+        bytes.shrink_to_fit();
+        Ok((gguf, bytes))
+    }
+
+    /// From the first bytes of a file of `n_bytes`.
+    fn parse_start(bytes: &[u8], n_bytes: u64) -> Result<Gguf, Stop> {
+        let mut cursor = Cursor { bytes, at: 0, n_bytes, short_of: None };
+        Gguf::parse_header(&mut cursor).map_err(|fault| cursor.short_of.map_or(Stop::Fault(fault), Stop::Short))
+    }
+
+    fn parse_header(cursor: &mut Cursor<'_>) -> Result<Gguf, Fault> {
         if cursor.take(4, "the magic number")? != MAGIC {
             return Fault::malformed("this is not a GGUF file: it does not begin with GGUF");
         }
@@ -115,21 +175,31 @@ impl Gguf {
         }
         let n_tensors = cursor.u64("the number of tensors")?;
         let n_values = cursor.u64("the number of metadata keys")?;
-        let values = read_values(&mut cursor, n_values)?;
-        let headers = read_tensor_headers(&mut cursor, n_tensors)?;
+        let values = read_values(cursor, n_values)?;
+        let headers = read_tensor_headers(cursor, n_tensors)?;
         let alignment = alignment(&values)?;
-        let data = place_data(&cursor, alignment, headers.is_empty())?;
+        let data = place_data(cursor, alignment, headers.is_empty())?;
         let tensors = headers
             .into_iter()
-            .map(|(name, header)| Ok((name.clone(), header.place(&name, data, alignment, bytes.len())?)))
+            .map(|(name, header)| Ok((name.clone(), header.place(&name, data, alignment, cursor.n_bytes)?)))
             .collect::<Result<_, Fault>>()?;
-        Ok(Gguf { values, tensors })
+        Ok(Gguf { values, tensors, factors: BTreeMap::new(), n_bytes: cursor.at })
+    }
+
+    fn factor_ranges(&self) -> Vec<(&'static str, Range<usize>)> {
+        let range = |name: &&'static str| Some((*name, self.tensors.get(*name)?.bytes.clone()));
+        FACTORS.iter().filter_map(range).filter(|(_, range)| range.len() <= FACTORS_BYTES_MAX).collect()
+    }
+
+    /// The bytes of such a tensor, if the first file has it.
+    pub(crate) fn factors(&self, name: &str) -> Option<&[u8]> {
+        self.factors.get(name).map(Vec::as_slice)
     }
 
     /// Adds the tensors of the next part; metadata is the first part's.
     pub(crate) fn join(&mut self, part: Gguf, file: usize) -> Result<(), Fault> {
         if file == 0 {
-            self.values = part.values;
+            (self.values, self.factors) = (part.values, part.factors);
         }
         for (name, entry) in part.tensors {
             if self.tensors.contains_key(&name) {
@@ -190,7 +260,7 @@ impl Gguf {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Array { kind: Kind::Text, n, bytes: range }) => {
-                let mut cursor = Cursor { bytes: &bytes[..range.end], at: range.start };
+                let mut cursor = Cursor::within(bytes, range);
                 (0..*n).map(|_| utf8(cursor.text(u64::MAX, key)?, key)).collect::<Result<_, _>>().map(Some)
             }
             Some(_) => wrong_kind(key, "a list of texts"),
@@ -222,7 +292,7 @@ impl Gguf {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Array { kind, n, bytes: range }) => {
-                let mut cursor = Cursor { bytes: &bytes[..range.end], at: range.start };
+                let mut cursor = Cursor::within(bytes, range);
                 let mut numbers = Vec::new();
                 for _ in 0..*n {
                     match number(read_value(&mut cursor, *kind, key)?) {
@@ -235,6 +305,17 @@ impl Gguf {
             Some(_) => wrong_kind(key, expected),
         }
     }
+}
+
+/// Reads on to so many bytes from the file's beginning, or to its end.
+fn read_on(file: &SourceFile, bytes: &mut Vec<u8>, n_wanted: u64) -> Result<(), Error> {
+    let (n_had, n) = (bytes.len(), n_wanted.min(HEADER_BYTES_MAX).min(file.n_bytes()) as usize);
+    if n <= n_had && n_had > 0 {
+        let what = format!("a header of more than the {HEADER_BYTES_MAX} bytes that are read");
+        return Err(Error::Malformed { path: file.path().to_owned(), what });
+    }
+    bytes.resize(n, 0);
+    file.read_at(n_had as u64, &mut bytes[n_had..])
 }
 
 fn wrong_kind<T>(key: &str, expected: &str) -> Result<T, Fault> {
@@ -357,13 +438,13 @@ fn read_tensor_header(cursor: &mut Cursor<'_>, name: &str) -> Result<Header, Fau
 }
 
 impl Header {
-    fn place(self, name: &str, data: u64, alignment: u64, file: usize) -> Result<Entry, Fault> {
+    fn place(self, name: &str, data: u64, alignment: u64, file: u64) -> Result<Entry, Fault> {
         if !self.offset.is_multiple_of(alignment) {
             let offset = self.offset;
             return Fault::malformed(format!("the tensor {name} lies at {offset}, not aligned to {alignment} bytes"));
         }
         let start = data.checked_add(self.offset);
-        let end = start.and_then(|start| start.checked_add(self.n_bytes)).filter(|end| *end <= file as u64);
+        let end = start.and_then(|start| start.checked_add(self.n_bytes)).filter(|end| *end <= file);
         let (Some(start), Some(end)) = (start, end) else {
             let (n, at) = (self.n_bytes, self.offset);
             return Fault::malformed(format!(
@@ -395,7 +476,7 @@ fn alignment(values: &BTreeMap<String, Value>) -> Result<u64, Fault> {
 /// Where the tensors' bytes begin.
 fn place_data(cursor: &Cursor<'_>, alignment: u64, empty: bool) -> Result<u64, Fault> {
     let data = (cursor.at as u64).next_multiple_of(alignment);
-    if data > cursor.bytes.len() as u64 && !empty {
+    if data > cursor.n_bytes && !empty {
         return Fault::malformed("the file ends before the bytes of its tensors: is it cut off?");
     }
     Ok(data)
@@ -432,26 +513,40 @@ impl Kind {
     }
 }
 
-/// `[0, at) read · [at, len) to come`
+/// `[0, at) taken · [at, bytes.len()) read · [bytes.len(), n_bytes) in the file`
 struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
+    n_bytes: u64,
+    /// What was asked for ends here, behind what has been read.
+    short_of: Option<u64>,
 }
 
 impl<'a> Cursor<'a> {
     fn take(&mut self, n: u64, what: &str) -> Result<&'a [u8], Fault> {
-        let left = self.bytes.len() - self.at;
-        match usize::try_from(n) {
-            Ok(n) if n <= left => {
-                let taken = &self.bytes[self.at..self.at + n];
-                self.at += n;
-                Ok(taken)
-            }
-            _ => Fault::malformed(format!(
+        let left = self.n_bytes - self.at as u64;
+        if n > left {
+            return Fault::malformed(format!(
                 "{what}: {n} bytes at {}, where {left} are left: is the file cut off?",
                 self.at
-            )),
+            ));
         }
+        let end = self.at as u64 + n;
+        match self.bytes.get(self.at..).and_then(|rest| rest.get(..usize::try_from(n).ok()?)) {
+            Some(taken) => {
+                self.at += taken.len();
+                Ok(taken)
+            }
+            None => {
+                self.short_of = Some(end);
+                Fault::malformed(format!("{what}: it ends at {end}, and is not read so far"))
+            }
+        }
+    }
+
+    /// Over a range that was walked before.
+    fn within(bytes: &'a [u8], range: &Range<usize>) -> Cursor<'a> {
+        Cursor { bytes: &bytes[..range.end], at: range.start, n_bytes: range.end as u64, short_of: None }
     }
 
     fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], Fault> {

@@ -7,8 +7,8 @@ mod bundle;
 pub mod catalogue;
 pub mod config;
 pub mod error;
+pub mod file;
 pub mod gguf;
-mod map;
 pub mod names;
 mod safetensors;
 mod scaling;
@@ -18,6 +18,7 @@ mod split;
 pub mod template;
 pub mod tensor;
 pub mod tokenizer;
+mod window;
 
 pub use bundle::TextBundle;
 pub use catalogue::{Located, Progress, Sources};
@@ -25,24 +26,26 @@ pub use config::{
     AttentionSpec, Defaults, ExpertsSpec, Family, LayerSpec, ModelSpec, Positions, RopeScaling, RopeSpec,
 };
 pub use error::{Error, Result};
+pub use file::{SourceFile, Stamp};
 pub use sizes::{LayerSizes, Sizes};
 pub use template::{ChatTemplate, Message};
 pub use tensor::{Dtype, Scales, Tensor};
 pub use tokenizer::{Detokenizer, Tokenizer};
+pub use window::Window;
 
-use crate::gguf::Gguf;
 use crate::names::Source;
 use crate::safetensors::Shards;
 use crate::scaling::Scaling;
-use memmap2::Mmap;
+use crate::split::Parts;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use std::collections::HashMap;
-use std::io::Read as _;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
-/// An opened model. Its weights are mapped, not read.
+/// Of the first bytes of a tensor, and of its last.
+const SAMPLE_BYTES: usize = 4096;
+
+/// An opened model. Of its weights nothing is read before somebody wants it.
 pub struct Checkpoint {
     path: PathBuf,
     spec: ModelSpec,
@@ -50,16 +53,10 @@ pub struct Checkpoint {
     weights: Weights,
     /// Where each tensor of the model is, by its name here.
     sources: HashMap<String, Source>,
-    /// What a file keeps with rows and columns exchanged, by its name there: turned when it is first asked for.
-    turned: HashMap<String, OnceLock<Vec<u8>>>,
 }
 
 enum Weights {
-    /// The files are the parts of a split model, in order.
-    Gguf {
-        header: Gguf,
-        files: Vec<Mmap>,
-    },
+    Gguf(Parts),
     Folder(Shards),
 }
 
@@ -74,10 +71,10 @@ impl Checkpoint {
     }
 
     fn open_gguf(path: &Path) -> Result<Checkpoint> {
-        let (header, files) = split::open(path)?;
-        let spec = ModelSpec::from_gguf(&header, &files[0], &catalogue::name_of(path)).map_err(Error::fault(path))?;
-        let weights = Weights::Gguf { header, files };
-        Ok(Checkpoint::new(path, spec, Defaults::default(), weights))
+        let parts = split::open(path)?;
+        let name = catalogue::name_of(path);
+        let spec = ModelSpec::from_gguf(&parts.header, &parts.bytes, &name).map_err(Error::fault(path))?;
+        Ok(Checkpoint::new(path, spec, Defaults::default(), Weights::Gguf(parts)))
     }
 
     fn open_folder(path: &Path) -> Result<Checkpoint> {
@@ -95,13 +92,11 @@ impl Checkpoint {
 
     fn new(path: &Path, spec: ModelSpec, defaults: Defaults, weights: Weights) -> Checkpoint {
         let format = match weights {
-            Weights::Gguf { .. } => names::Format::Gguf,
+            Weights::Gguf(_) => names::Format::Gguf,
             Weights::Folder(_) => names::Format::Folder,
         };
         let sources = names::sources(&spec, format);
-        let turned = sources.values().filter(|source| source.is_turned);
-        let turned = turned.map(|source| (source.file.clone(), OnceLock::new())).collect();
-        Checkpoint { path: path.to_owned(), spec, defaults, weights, sources, turned }
+        Checkpoint { path: path.to_owned(), spec, defaults, weights, sources }
     }
 
     pub fn path(&self) -> &Path {
@@ -130,27 +125,30 @@ impl Checkpoint {
     fn find(&self, name: &str) -> Option<Tensor<'_>> {
         let source = self.sources.get(name)?;
         let in_file = self.in_file(&source.file)?;
-        match self.turned.get(&source.file).filter(|_| source.is_turned) {
-            None => in_file.part(source.before, source.shape),
-            Some(turned) => {
-                let bytes = turned.get_or_init(|| in_file.turned());
-                let [rows, cols] = in_file.shape;
-                Tensor { shape: [cols, rows], bytes, ..in_file }.part(source.before, source.shape)
-            }
-        }
+        let whole = if source.is_turned { in_file.turned() } else { in_file };
+        whole.part(source.before, source.shape)
     }
 
     /// A tensor as the file has it, by the file's name.
     fn in_file(&self, name: &str) -> Option<Tensor<'_>> {
         match &self.weights {
             Weights::Folder(shards) => in_folder(name).into_iter().find_map(|name| shards.tensor(name)),
-            Weights::Gguf { header, files } => {
+            Weights::Gguf(Parts { header, files, .. }) => {
                 let entry = header.tensor(name)?;
                 let shape = tensor::rows_and_cols(&entry.dims).ok()?;
-                let bytes = &files[entry.file][entry.bytes.clone()];
-                Some(Tensor { dtype: entry.dtype, shape, bytes, scales: None })
+                Some(Tensor::new(&files[entry.file], entry.bytes.start, entry.dtype, shape))
             }
         }
+    }
+
+    /// Whether all that was read of it is of one model. Call it when everything has been: a file that was cut short,
+    /// written to or replaced meanwhile is named.
+    pub fn unchanged(&self) -> Result<()> {
+        let files = match &self.weights {
+            Weights::Folder(shards) => shards.files(),
+            Weights::Gguf(parts) => &parts.files,
+        };
+        files.iter().try_for_each(SourceFile::unchanged)
     }
 
     fn check_tensors(&self) -> Result<()> {
@@ -184,37 +182,36 @@ impl Checkpoint {
     /// every byte: a start must not read the whole file, and what tells two models of one shape apart (a training step,
     /// a fine-tune, another quantization) changes each matrix that it touches from end to end. Damage in the middle of
     /// a file is `pull`'s to find, which checks the whole sha256.
-    pub fn digest(&self) -> [u8; 32] {
+    pub fn digest(&self) -> Result<[u8; 32]> {
         let mut hasher = Sha256::new();
         // The name is for people: two folders with the same weights are the same model.
         hasher.update(format!("{:?}", ModelSpec { name: String::new(), ..self.spec.clone() }));
+        let mut sampled = HashSet::new();
         for expected in names::expected(&self.spec) {
-            let Some(Tensor { bytes, dtype, scales, .. }) = self.stored(&expected.name) else { continue };
-            hasher.update(format!("{} {} {:?} {}\n", expected.name, dtype.name(), expected.shape, bytes.len()));
-            sample(&mut hasher, bytes);
-            if let Some(Scales { dtype, bytes, block, first_row, .. }) = scales {
-                hasher.update(format!("scales {} {block:?} {first_row} {}\n", dtype.name(), bytes.len()));
-                sample(&mut hasher, bytes);
+            let Some(source) = self.sources.get(&expected.name) else { continue };
+            let Some(tensor) = self.in_file(&source.file) else { continue };
+            hasher.update(format!("{} {} {:?}\n", expected.name, tensor.dtype.name(), expected.shape));
+            // Several may be in one.
+            if !sampled.insert(&source.file) {
+                continue;
+            }
+            hasher.update(tensor.ends(SAMPLE_BYTES)?);
+            if let Some(scales) = tensor.scales {
+                hasher.update(format!("scales {} {:?}\n", scales.dtype.name(), scales.block));
+                hasher.update(scales.ends(SAMPLE_BYTES)?);
             }
         }
-        hasher.finalize().into()
-    }
-
-    /// The bytes in the file that hold this tensor: where it is turned, those of all that is turned with it.
-    fn stored(&self, name: &str) -> Option<Tensor<'_>> {
-        let source = self.sources.get(name)?;
-        let in_file = self.in_file(&source.file)?;
-        if source.is_turned { Some(in_file) } else { in_file.part(source.before, source.shape) }
+        Ok(hasher.finalize().into())
     }
 
     /// The types of the model's matrices, those that weigh most first. Vectors are left out: they are never packed.
     pub fn quantization(&self) -> Vec<Dtype> {
         let mut weights: Vec<(Dtype, usize)> = Vec::new();
         for expected in names::expected(&self.spec).iter().filter(|expected| expected.shape[0] > 1) {
-            let Some(Tensor { bytes, dtype, .. }) = self.stored(&expected.name) else { continue };
-            match weights.iter_mut().find(|(known, _)| *known == dtype) {
-                Some((_, n_bytes)) => *n_bytes += bytes.len(),
-                None => weights.push((dtype, bytes.len())),
+            let Some(tensor) = self.find(&expected.name) else { continue };
+            match weights.iter_mut().find(|(known, _)| *known == tensor.dtype) {
+                Some((_, n_bytes)) => *n_bytes += tensor.n_bytes(),
+                None => weights.push((tensor.dtype, tensor.n_bytes())),
             }
         }
         weights.sort_by_key(|(_, n_bytes)| std::cmp::Reverse(*n_bytes));
@@ -229,7 +226,7 @@ impl Checkpoint {
     /// The tokenizer: `tokenizer.json` of a folder, or the vocabulary that a GGUF carries.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.weights {
-            Weights::Gguf { header, files } => Tokenizer::from_gguf(header, &files[0], &self.path),
+            Weights::Gguf(parts) => Tokenizer::from_gguf(&parts.header, &parts.bytes, &self.path),
             Weights::Folder(_) => self.tokenizer_of_folder(),
         }
     }
@@ -248,17 +245,10 @@ impl Checkpoint {
     /// The template that turns a chat into a prompt, if the model has one.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
         match &self.weights {
-            Weights::Gguf { header, files } => ChatTemplate::from_gguf(header, &files[0], &self.path),
+            Weights::Gguf(parts) => ChatTemplate::from_gguf(&parts.header, &parts.bytes, &self.path),
             Weights::Folder(_) => ChatTemplate::from_folder(&self.path),
         }
     }
-}
-
-/// The first and the last of some bytes.
-fn sample(hasher: &mut Sha256, bytes: &[u8]) {
-    const SAMPLE: usize = 4096;
-    hasher.update(&bytes[..bytes.len().min(SAMPLE)]);
-    hasher.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
 }
 
 impl ModelSpec {
@@ -300,13 +290,14 @@ fn read_text(path: &Path) -> Result<String> {
 }
 
 fn read_bytes(path: &Path) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let file = map::open_regular(path)?;
-    let n = file.take(JSON_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(Error::io(path))?;
-    if n as u64 > JSON_BYTES_MAX {
+    let file = SourceFile::open(path)?;
+    if file.n_bytes() > JSON_BYTES_MAX {
         let what = format!("more than the {JSON_BYTES_MAX} bytes that are read");
         return Err(Error::Malformed { path: path.to_owned(), what });
     }
+    let mut bytes = vec![0; file.n_bytes() as usize];
+    file.read_at(0, &mut bytes)?;
+    file.unchanged()?;
     Ok(bytes)
 }
 

@@ -1,11 +1,10 @@
 //! Tensors of a Hugging Face folder: one `model.safetensors`, or shards that an index names. Knows no model.
 
 use crate::error::{Error, Fault, Result};
-use crate::map::map;
+use crate::file::SourceFile;
 use crate::scaling::Scaling;
 use crate::tensor::{Dtype, Scales, Tensor, rows_and_cols};
-use memmap2::Mmap;
-use safetensors::tensor::{Dtype as Stored, SafeTensors};
+use safetensors::tensor::{Dtype as Stored, Metadata};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,14 +13,18 @@ use std::path::{Path, PathBuf};
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS_MAX: usize = 4096;
+/// The header's length, before the header.
+const LENGTH_BYTES: usize = 8;
+/// As the format has it.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// What follows a matrix's name in that of its scales. DeepSeek's sounds as if one divided by it; all of them are what
 /// to multiply by.
 const SCALES: [&str; 2] = ["_scale", "_scale_inv"];
 
-/// All shards, mapped.
+/// All shards, open.
 pub(crate) struct Shards {
-    shards: Vec<Mmap>,
+    shards: Vec<SourceFile>,
     tensors: BTreeMap<String, Entry>,
     scaling: Scaling,
 }
@@ -43,15 +46,15 @@ impl Shards {
     }
 
     fn add(&mut self, file: &Path) -> Result<()> {
-        let bytes = map(file)?;
-        for (name, entry) in read_header(&bytes, self.shards.len()).map_err(Error::fault(file))? {
+        let opened = SourceFile::open_filled(file)?;
+        for (name, entry) in read_header(&opened, self.shards.len())? {
             if self.tensors.contains_key(&name) {
                 let what = format!("the tensor {name} is in another shard too");
                 return Err(Error::Malformed { path: file.to_owned(), what });
             }
             self.tensors.insert(name, entry);
         }
-        self.shards.push(bytes);
+        self.shards.push(opened);
         Ok(())
     }
 
@@ -59,7 +62,8 @@ impl Shards {
         let entry = self.tensors.get(name)?;
         // Who opened the files has looked whether all scales are there.
         let scales = self.scales(name, entry).ok().flatten();
-        Some(Tensor { dtype: entry.dtype, shape: entry.shape, bytes: self.bytes(entry), scales })
+        let file = &self.shards[entry.shard];
+        Some(Tensor { scales, ..Tensor::new(file, entry.bytes.start, entry.dtype, entry.shape) })
     }
 
     /// Whether all is there that its tensors need besides themselves, of these.
@@ -69,8 +73,8 @@ impl Shards {
         self.scales(name, entry).map(|_| ())
     }
 
-    fn bytes(&self, entry: &Entry) -> &[u8] {
-        &self.shards[entry.shard][entry.bytes.clone()]
+    pub fn files(&self) -> &[SourceFile] {
+        &self.shards
     }
 
     fn scales(&self, name: &str, entry: &Entry) -> std::result::Result<Option<Scales<'_>>, Fault> {
@@ -93,8 +97,9 @@ impl Shards {
                 found.dtype
             ));
         }
-        let (per_row, bytes) = (entry.shape[1].div_ceil(block[1]), self.bytes(found));
-        Ok(Some(Scales { dtype: found.dtype, bytes, block, per_row, first_row: 0 }))
+        let file = &self.shards[found.shard];
+        let scales = Scales::new(file, found.bytes.start, found.dtype, found.shape, block);
+        Ok(Some(Scales { per_row: entry.shape[1].div_ceil(block[1]), ..scales }))
     }
 }
 
@@ -127,30 +132,62 @@ fn index_files(index: &Value) -> std::result::Result<BTreeSet<String>, Fault> {
     if files.is_empty() { Fault::malformed("the index names no file") } else { Ok(files) }
 }
 
-fn read_header(bytes: &[u8], shard: usize) -> std::result::Result<Vec<(String, Entry)>, Fault> {
-    let parsed =
-        SafeTensors::deserialize(bytes).map_err(|error| Fault::Malformed(format!("not safetensors: {error}")))?;
+/// Where the tensors' bytes begin, and what the header says of them. Nothing else is read.
+pub(crate) fn read_metadata(file: &SourceFile) -> Result<(usize, Metadata)> {
+    let malformed = |what: String| Error::Malformed { path: file.path().to_owned(), what };
+    let mut length = [0; LENGTH_BYTES];
+    if file.n_bytes() < LENGTH_BYTES as u64 {
+        return Err(malformed("not safetensors: shorter than the length of its header".into()));
+    }
+    file.read_at(0, &mut length)?;
+    let length = u64::from_le_bytes(length);
+    if length > HEADER_BYTES_MAX.min(file.n_bytes() - LENGTH_BYTES as u64) {
+        return Err(malformed(format!("not safetensors: a header of {length} bytes: is the file cut off?")));
+    }
+    let mut header = vec![0; length as usize];
+    file.read_at(LENGTH_BYTES as u64, &mut header)?;
+    // It looks whether the tensors follow each other without a gap, each as long as its shape says.
+    let header: Metadata =
+        serde_json::from_slice(&header).map_err(|error| malformed(format!("not safetensors: {error}")))?;
+    let data = LENGTH_BYTES + length as usize;
+    match data.checked_add(header.data_len()) {
+        Some(end) if end as u64 == file.n_bytes() => Ok((data, header)),
+        _ => {
+            let (n, all) = (header.data_len(), file.n_bytes());
+            let what = format!("its tensors have {n} bytes behind a header of {data}, the file {all}: is it cut off?");
+            Err(malformed(what))
+        }
+    }
+}
+
+fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, Entry)>> {
+    let (data, header) = read_metadata(file)?;
     let mut entries = Vec::new();
-    for (name, view) in parsed.iter() {
-        let dtype = match view.dtype() {
+    for name in header.offset_keys() {
+        let Some(info) = header.info(&name) else { continue };
+        let dtype = match info.dtype {
             Stored::F32 => Dtype::F32,
             Stored::F16 => Dtype::F16,
             Stored::BF16 => Dtype::BF16,
             Stored::F8_E4M3 => Dtype::F8E4M3,
-            other => return Fault::unsupported(format!("the tensor {name} has type {other:?}, which")),
+            other => {
+                let fault = Fault::unsupported(format!("the tensor {name} has type {other:?}, which"));
+                return fault.map_err(Error::fault(file.path()));
+            }
         };
-        let dims: Vec<u64> = view.shape().iter().map(|dim| *dim as u64).collect();
-        if dims.contains(&0) {
-            return Fault::malformed(format!("the tensor {name} has a dimension of zero"));
-        }
-        // One number may have no dimensions.
-        let dims = if dims.is_empty() { vec![1] } else { dims };
-        let data = view.data();
-        let start = data.as_ptr().addr() - bytes.as_ptr().addr();
-        entries.push((
-            name.to_owned(),
-            Entry { shard, dtype, shape: rows_and_cols(&dims)?, bytes: start..start + data.len() },
-        ));
+        let dims: Vec<u64> = info.shape.iter().map(|dim| *dim as u64).collect();
+        let shape = shape_of(&name, &dims).map_err(Error::fault(file.path()))?;
+        let (start, end) = info.data_offsets;
+        entries.push((name, Entry { shard, dtype, shape, bytes: data + start..data + end }));
     }
     Ok(entries)
+}
+
+fn shape_of(name: &str, dims: &[u64]) -> std::result::Result<[usize; 2], Fault> {
+    match dims {
+        // One number may have no dimensions.
+        [] => Ok([1, 1]),
+        dims if dims.contains(&0) => Fault::malformed(format!("the tensor {name} has a dimension of zero")),
+        dims => rows_and_cols(dims),
+    }
 }

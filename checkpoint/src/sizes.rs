@@ -32,7 +32,7 @@ pub struct LayerSizes {
 impl Sizes {
     pub(crate) fn of(checkpoint: &Checkpoint) -> Sizes {
         Sizes::measured(checkpoint.spec(), |expected| {
-            let dtype = checkpoint.stored(&expected.name).map(|tensor| tensor.dtype);
+            let dtype = checkpoint.find(&expected.name).map(|tensor| tensor.dtype);
             let n = (expected.shape[0] * expected.shape[1]) as u64;
             let bytes = dtype.and_then(|dtype| dtype.bytes_of(n)).unwrap_or(0);
             // Devices keep an f32 for each thirty-two numbers, however few scales the file has.

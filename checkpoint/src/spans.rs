@@ -1,10 +1,10 @@
 //! Where a model's bytes lie: its files, and the run of each tensor in them. For whoever copies parts of a model from
 //! one machine to another; knows nothing of how a tensor is read.
 
-use crate::error::{Error, Fault, Result};
+use crate::error::{Error, Result};
+use crate::file::{SourceFile, Stamp};
 use crate::gguf::Gguf;
-use crate::{is_plain_name, map};
-use safetensors::SafeTensors;
+use crate::{is_plain_name, safetensors};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,8 @@ const FILES_MAX: usize = 8192;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSpans {
     pub path: PathBuf,
-    pub n_bytes: u64,
+    /// As it was when its spans were read.
+    pub stamp: Stamp,
     /// Of tensors, in the order in which they lie; what is between them is header or nothing.
     pub spans: Vec<Span>,
 }
@@ -39,28 +40,25 @@ pub fn of_model(path: &Path) -> Result<Vec<FileSpans>> {
 }
 
 fn of_file(path: &Path) -> Result<FileSpans> {
-    let n_bytes = std::fs::metadata(path).map_err(Error::io(path))?.len();
+    let file = SourceFile::open(path)?;
     let extension = path.extension().and_then(|extension| extension.to_str());
     let mut spans = match extension {
-        Some("gguf") => of_gguf(&map::map(path)?).map_err(Error::fault(path))?,
-        Some("safetensors") => of_safetensors(&map::map(path)?).map_err(Error::fault(path))?,
+        Some("gguf") => of_gguf(&file)?,
+        Some("safetensors") => of_safetensors(&file)?,
         _ => Vec::new(),
     };
     spans.sort_by_key(|span| span.bytes.start);
-    Ok(FileSpans { path: path.to_owned(), n_bytes, spans })
+    Ok(FileSpans { path: path.to_owned(), stamp: file.stamp(), spans })
 }
 
-fn of_gguf(bytes: &[u8]) -> std::result::Result<Vec<Span>, Fault> {
-    let header = Gguf::parse(bytes)?;
+fn of_gguf(file: &SourceFile) -> Result<Vec<Span>> {
+    let (header, _) = Gguf::read(file)?;
     let span = |name: &str, bytes: &Range<usize>| Span { layer: layer_of(name), bytes: wide(bytes) };
     Ok(header.tensors().map(|(name, entry)| span(name, &entry.bytes)).collect())
 }
 
-fn of_safetensors(bytes: &[u8]) -> std::result::Result<Vec<Span>, Fault> {
-    let malformed = |error| Fault::Malformed(format!("not safetensors: {error}"));
-    let (n_header, header) = SafeTensors::read_metadata(bytes).map_err(malformed)?;
-    // The header's length, eight bytes, and the header come first.
-    let data = 8 + n_header;
+fn of_safetensors(file: &SourceFile) -> Result<Vec<Span>> {
+    let (data, header) = safetensors::read_metadata(file)?;
     let span =
         |name: &str, at: (usize, usize)| Span { layer: layer_of(name), bytes: wide(&(data + at.0..data + at.1)) };
     Ok(header.tensors().iter().map(|(name, tensor)| span(name, tensor.data_offsets)).collect())
@@ -137,13 +135,13 @@ mod tests {
             let mut held = BTreeSet::new();
             for file in &files {
                 let bytes = std::fs::read(&file.path).unwrap();
-                assert_eq!(bytes.len() as u64, file.n_bytes);
+                assert_eq!(bytes.len() as u64, file.stamp.n_bytes());
                 let spans = file.spans.iter();
                 held.extend(spans.map(|s| bytes[s.bytes.start as usize..s.bytes.end as usize].to_vec()));
             }
             for expected in crate::names::expected(checkpoint.spec()) {
                 let tensor = checkpoint.tensor(&expected.name).unwrap();
-                assert!(held.contains(tensor.bytes), "{name}: {}", expected.name);
+                assert!(held.contains(&tensor.read().unwrap()), "{name}: {}", expected.name);
             }
             assert!(files.iter().any(|file| file.path.ends_with("config.json") && file.spans.is_empty()));
         }

@@ -1,9 +1,8 @@
 //! A GGUF in one file, or in several that are numbered: `model-00001-of-00003.gguf`. Any of them stands for all.
 
 use crate::error::{Error, Result};
+use crate::file::SourceFile;
 use crate::gguf::Gguf;
-use crate::map::map;
-use memmap2::Mmap;
 use std::path::Path;
 
 /// The parts of one model that are believed.
@@ -38,8 +37,17 @@ fn five_digits(text: &str) -> Option<u32> {
     if plain { text.parse().ok() } else { None }
 }
 
-/// Opens all parts: one header, whose metadata is the first part's, and the bytes of each.
-pub(crate) fn open(path: &Path) -> Result<(Gguf, Vec<Mmap>)> {
+/// What the parts of a model are, together.
+pub(crate) struct Parts {
+    /// Of all of them; its metadata is the first part's.
+    pub header: Gguf,
+    /// The first part's header, which the metadata points into.
+    pub bytes: Vec<u8>,
+    pub files: Vec<SourceFile>,
+}
+
+/// Opens all parts.
+pub(crate) fn open(path: &Path) -> Result<Parts> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     match Part::of(name) {
         Some(part) if part.count > 1 => open_parts(path, part),
@@ -47,33 +55,36 @@ pub(crate) fn open(path: &Path) -> Result<(Gguf, Vec<Mmap>)> {
     }
 }
 
-fn open_whole(path: &Path) -> Result<(Gguf, Vec<Mmap>)> {
-    let bytes = map(path)?;
-    let header = Gguf::parse(&bytes).map_err(Error::fault(path))?;
+fn open_whole(path: &Path) -> Result<Parts> {
+    let file = SourceFile::open_filled(path)?;
+    let (header, bytes) = Gguf::read(&file)?;
     match header.unsigned("split.count").map_err(Error::fault(path))? {
-        None | Some(0 | 1) => Ok((header, vec![bytes])),
+        None | Some(0 | 1) => Ok(Parts { header, bytes, files: vec![file] }),
         Some(count) => malformed(path, format!("one of {count} parts, and its name does not say which")),
     }
 }
 
-fn open_parts(path: &Path, part: Part<'_>) -> Result<(Gguf, Vec<Mmap>)> {
-    let mut header = Gguf::default();
+fn open_parts(path: &Path, part: Part<'_>) -> Result<Parts> {
+    let (mut header, mut first) = (Gguf::default(), Vec::new());
     let mut files = Vec::new();
     for (index, name) in part.names().enumerate() {
         let path_of_part = path.with_file_name(&name);
         if !path_of_part.exists() {
             return malformed(path, format!("its part {name} is missing"));
         }
-        let bytes = map(&path_of_part)?;
-        let parsed = Gguf::parse(&bytes).map_err(Error::fault(&path_of_part))?;
+        let file = SourceFile::open_filled(&path_of_part)?;
+        let (parsed, bytes) = Gguf::read(&file)?;
         check_place(&parsed, index as u64, part.count.into(), &path_of_part)?;
         header.join(parsed, index).map_err(Error::fault(&path_of_part))?;
-        files.push(bytes);
+        if index == 0 {
+            first = bytes;
+        }
+        files.push(file);
     }
     let told = header.unsigned("split.tensors.count").map_err(Error::fault(path))?;
     let found = header.tensors().count() as u64;
     match told {
-        Some(told) if told == found => Ok((header, files)),
+        Some(told) if told == found => Ok(Parts { header, bytes: first, files }),
         Some(told) => malformed(path, format!("its parts have {found} tensors in all, and should have {told}")),
         None => malformed(path, "the first part does not say how many tensors there are in all".to_owned()),
     }

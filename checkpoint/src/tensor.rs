@@ -1,7 +1,10 @@
-//! One tensor as it lies in the file. Knows nothing of what a model does with it.
+//! One tensor: what it is, and where in which file; its bytes are read when somebody wants them. Knows nothing of what
+//! a model does with it.
 
-use crate::error::Fault;
+use crate::error::{Fault, Result};
+use crate::file::SourceFile;
 use half::{bf16, f16};
+use std::ops::Range;
 
 /// How the numbers of a tensor are stored: the types that can be served. What stands in their blocks is the matter of
 /// who packs them.
@@ -94,13 +97,15 @@ impl Dtype {
 pub struct Scales<'a> {
     /// F32, F16 or BF16.
     pub dtype: Dtype,
-    pub bytes: &'a [u8],
     /// Rows and columns that share one.
     pub block: [usize; 2],
     /// Scales in a row of them.
     pub per_row: usize,
     /// Where the matrix begins, of all rows that the scales are of.
     pub first_row: usize,
+    /// How many there are.
+    pub(crate) n: usize,
+    pub(crate) place: Place<'a>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -108,13 +113,61 @@ pub struct Tensor<'a> {
     pub dtype: Dtype,
     /// `[rows, cols]`, row after row; a vector is one row.
     pub shape: [usize; 2],
-    /// Exactly the tensor's bytes. Not aligned for anything but a byte.
-    pub bytes: &'a [u8],
     /// Of F8_E4M3.
     pub scales: Option<Scales<'a>>,
+    pub(crate) place: Place<'a>,
+}
+
+/// Where bytes are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    file: &'a SourceFile,
+    start: u64,
+    /// The file has rows and columns exchanged, and so many bytes from one of its rows to the next.
+    turned: Option<u64>,
+}
+
+impl Place<'_> {
+    fn ends(&self, n_bytes: usize, n: usize) -> Result<Vec<u8>> {
+        let n = n.min(n_bytes);
+        let mut ends = vec![0; 2 * n];
+        let (first, last) = ends.split_at_mut(n);
+        self.file.read_at(self.start, first)?;
+        self.file.read_at(self.start + (n_bytes - n) as u64, last)?;
+        Ok(ends)
+    }
+}
+
+impl<'a> Scales<'a> {
+    /// Of a whole tensor, which is a file's bytes from `start` on.
+    pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2], block: [usize; 2]) -> Self {
+        let place = Place { file, start: start as u64, turned: None };
+        Scales { dtype, block, per_row: 0, first_row: 0, n: shape[0] * shape[1], place }
+    }
+
+    pub fn n_bytes(&self) -> usize {
+        self.n * self.dtype.block_bytes()
+    }
+
+    /// The first bytes and the last.
+    pub(crate) fn ends(&self, n: usize) -> Result<Vec<u8>> {
+        self.place.ends(self.n_bytes(), n)
+    }
+
+    /// All of them.
+    pub fn read(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.n_bytes()];
+        self.place.file.read_at(self.place.start, &mut bytes)?;
+        Ok(bytes)
+    }
 }
 
 impl<'a> Tensor<'a> {
+    /// A file's bytes from `start` on.
+    pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> Tensor<'a> {
+        Tensor { dtype, shape, scales: None, place: Place { file, start: start as u64, turned: None } }
+    }
+
     pub fn rows(&self) -> usize {
         self.shape[0]
     }
@@ -127,49 +180,86 @@ impl<'a> Tensor<'a> {
         self.cols() / self.dtype.block() * self.dtype.block_bytes()
     }
 
-    pub fn row(&self, row: usize) -> &'a [u8] {
-        let len = self.row_bytes();
-        &self.bytes[row * len..(row + 1) * len]
+    pub fn n_bytes(&self) -> usize {
+        self.rows() * self.row_bytes()
     }
 
     /// So many rows from `before` on; of a vector, so many elements.
     pub(crate) fn part(&self, before: usize, shape: [usize; 2]) -> Option<Tensor<'a>> {
-        let row_bytes = self.dtype.bytes_of(shape[1] as u64)? as usize;
+        let row_bytes = self.dtype.bytes_of(shape[1] as u64)?;
+        // What rows begin with in the file, if it has columns there.
+        let step = if self.place.turned.is_some() { self.dtype.block_bytes() as u64 } else { row_bytes };
         let start = match shape[0] {
-            1 => self.dtype.bytes_of(before as u64)? as usize,
-            _ => before.checked_mul(row_bytes)?,
+            1 => self.dtype.bytes_of(before as u64)?,
+            _ => (before as u64).checked_mul(step)?,
         };
-        let end = start.checked_add(shape[0].checked_mul(row_bytes)?)?;
+        let is_within = match shape[0] {
+            1 => before.checked_add(shape[1])? <= self.rows() * self.cols(),
+            rows => before.checked_add(rows)? <= self.rows(),
+        };
         let scales = self.scales.map(|scales| Scales { first_row: scales.first_row + before, ..scales });
-        Some(Tensor { dtype: self.dtype, shape, bytes: self.bytes.get(start..end)?, scales })
+        let place = Place { start: self.place.start + start, ..self.place };
+        is_within.then_some(Tensor { dtype: self.dtype, shape, scales, place })
     }
 
-    /// The bytes with rows and columns exchanged, of a type that has no blocks.
-    pub(crate) fn turned(&self) -> Vec<u8> {
-        let size = self.dtype.block_bytes();
-        let mut turned = Vec::with_capacity(self.bytes.len());
-        for col in 0..self.cols() {
-            for row in 0..self.rows() {
-                turned.extend(&self.bytes[(row * self.cols() + col) * size..][..size]);
+    /// With rows and columns exchanged, of a type that has no blocks.
+    pub(crate) fn turned(&self) -> Tensor<'a> {
+        let [rows, cols] = self.shape;
+        let turned = Some(self.row_bytes() as u64);
+        Tensor { shape: [cols, rows], place: Place { turned, ..self.place }, ..*self }
+    }
+
+    /// The first bytes and the last, of a tensor as the file has it.
+    pub(crate) fn ends(&self, n: usize) -> Result<Vec<u8>> {
+        self.place.ends(self.n_bytes(), n)
+    }
+
+    /// All rows.
+    pub fn read(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.n_bytes()];
+        self.read_rows(0..self.rows(), &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Some rows, one after another. Not aligned for anything but a byte.
+    pub fn read_rows(&self, rows: Range<usize>, to: &mut [u8]) -> Result<()> {
+        assert!(rows.end <= self.rows() && to.len() == rows.len() * self.row_bytes(), "rows that it has, and room");
+        match self.place.turned {
+            None => self.place.file.read_at(self.place.start + (rows.start * self.row_bytes()) as u64, to),
+            Some(stride) => self.read_turned(rows, stride, to),
+        }
+    }
+
+    /// Each of the file's rows has one number for each of ours.
+    fn read_turned(&self, rows: Range<usize>, stride: u64, to: &mut [u8]) -> Result<()> {
+        let (size, cols) = (self.dtype.block_bytes(), self.cols());
+        let mut column = vec![0; rows.len() * size];
+        for col in 0..cols {
+            self.place
+                .file
+                .read_at(self.place.start + col as u64 * stride + (rows.start * size) as u64, &mut column)?;
+            for (row, number) in column.chunks_exact(size).enumerate() {
+                to[(row * cols + col) * size..][..size].copy_from_slice(number);
             }
         }
-        turned
+        Ok(())
     }
 
     /// All numbers as f32: for norms and other vectors, which are never quantized. Matrices are the device's to read.
-    pub fn to_f32(&self) -> Vec<f32> {
-        let (halves, floats) = (self.bytes.as_chunks::<2>().0.iter(), self.bytes.as_chunks::<4>().0.iter());
-        match self.dtype {
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
+        let bytes = self.read()?;
+        let (halves, floats) = (bytes.as_chunks::<2>().0.iter(), bytes.as_chunks::<4>().0.iter());
+        Ok(match self.dtype {
             Dtype::F32 => floats.map(|bytes| f32::from_le_bytes(*bytes)).collect(),
             Dtype::F16 => halves.map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
             Dtype::BF16 => halves.map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
             _ => unreachable!("a file with a quantized vector is refused when it is opened"),
-        }
+        })
     }
 }
 
 /// `[rows, cols]` of dimensions in order from the slowest; more than two are flattened into the rows.
-pub(crate) fn rows_and_cols(dims: &[u64]) -> Result<[usize; 2], Fault> {
+pub(crate) fn rows_and_cols(dims: &[u64]) -> std::result::Result<[usize; 2], Fault> {
     let Some((cols, slower)) = dims.split_last() else {
         return Fault::malformed("a tensor without dimensions");
     };

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::error::Fault;
+use crate::gguf::Gguf;
 use std::fmt::Write as _;
 
 /// A metadata value as it is written.
@@ -197,8 +198,8 @@ fn opens_a_gguf() {
     assert_eq!((spec.bos, &spec.eos[..]), (Some(260), &[261][..]));
     assert!(spec.tied_embeddings && spec.rope.pairs && spec.name == "tiny");
     let k = checkpoint.tensor("model.layers.1.self_attn.k_proj.weight").unwrap();
-    assert_eq!((k.dtype, k.shape, k.bytes.len()), (Dtype::Q4_1, [32, 64], 32 * 40));
-    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap().to_f32().len(), 64);
+    assert_eq!((k.dtype, k.shape, k.read().unwrap().len()), (Dtype::Q4_1, [32, 64], 32 * 40));
+    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap().to_f32().unwrap().len(), 64);
     assert!(!checkpoint.has("lm_head.weight"));
     let error = checkpoint.tensor("lm_head.weight").unwrap_err().to_string();
     assert!(error.contains("lm_head.weight") && error.contains("tiny.gguf"), "{error}");
@@ -288,7 +289,7 @@ fn what_does_not_end_is_not_read() {
 fn a_digest_names_the_weights() {
     let folder = Temporary::folder("digest");
     let bytes = tiny().bytes();
-    let digest = |name: &str, bytes: &[u8]| Checkpoint::open(&folder.write(name, bytes)).unwrap().digest();
+    let digest = |name: &str, bytes: &[u8]| Checkpoint::open(&folder.write(name, bytes)).unwrap().digest().unwrap();
     let first = digest("a.gguf", &bytes);
     assert_eq!(first, digest("b.gguf", &bytes));
     assert_eq!(first, digest("c.gguf", &tiny().meta("general.name", Meta::Text("other")).bytes()));
@@ -607,14 +608,14 @@ fn opens_a_folder_whole_or_in_shards() {
     assert_eq!(*whole.defaults(), Defaults { temperature: Some(0.6), top_k: Some(20), ..Defaults::default() });
     assert_eq!(whole.tensor("lm_head.weight").unwrap().shape, [10, 32]);
     assert_eq!(whole.tensor("model.norm.weight").unwrap().shape, [1, 32]);
-    let digest = whole.digest();
+    let digest = whole.digest().unwrap();
     folder.write("a.safetensors", &safetensors(&OUTER));
     folder.write("b.safetensors", &safetensors(&LAYER));
     let map: serde_json::Map<String, Value> = LAYER.iter().map(|t| (t.0.into(), "b.safetensors".into())).collect();
     let mut index = serde_json::json!({ "weight_map": map });
     index["weight_map"]["lm_head.weight"] = "a.safetensors".into();
     folder.write("model.safetensors.index.json", index.to_string().as_bytes());
-    assert_eq!(Checkpoint::open(&folder.0).unwrap().digest(), digest);
+    assert_eq!(Checkpoint::open(&folder.0).unwrap().digest().unwrap(), digest);
     index["weight_map"]["x"] = "../b.safetensors".into();
     folder.write("model.safetensors.index.json", index.to_string().as_bytes());
     let error = Checkpoint::open(&folder.0).err().unwrap().to_string();
@@ -638,15 +639,16 @@ fn weights_of_eight_bits_have_their_scales() {
     let with_scale = |shape: &[usize]| open(&[(Q, "F8_E4M3", &[32, 32]), (&q_scale, "F16", shape)]);
     for (shape, block) in [(&[][..], [32, 32]), (&[1], [32, 32]), (&[32, 1], [1, 32]), (&[32], [1, 32])] {
         let opened = with_scale(shape).unwrap();
-        let Tensor { dtype, scales, bytes, .. } = opened.tensor(Q).unwrap();
-        let Scales { dtype: of_scales, block: found, per_row, first_row, .. } = scales.unwrap();
+        let tensor = opened.tensor(Q).unwrap();
+        let (dtype, bytes) = (tensor.dtype, tensor.read().unwrap());
+        let Scales { dtype: of_scales, block: found, per_row, first_row, .. } = tensor.scales.unwrap();
         assert_eq!((dtype, bytes.len(), of_scales), (Dtype::F8E4M3, 32 * 32, Dtype::F16));
         assert_eq!((found, per_row, first_row), (block, 1, 0), "{shape:?}");
         assert_eq!(opened.sizes().layers[0].heads, 32 * 32 * 9 / 8 + 2 * 32 * 32);
     }
     // Other scales are other weights.
-    let (digest, other) = (with_scale(&[1]).unwrap().digest(), with_scale(&[32]).unwrap().digest());
-    assert_ne!(digest, other);
+    let digest = |shape: &[usize]| with_scale(shape).unwrap().digest().unwrap();
+    assert_ne!(digest(&[1]), digest(&[32]));
     let refused = [
         (
             open(&[(Q, "F8_E4M3", &[32, 32])]),
@@ -670,10 +672,15 @@ fn weights_of_eight_bits_have_their_scales() {
 /// A part of what a file keeps in one tensor has the scales of its own rows.
 #[test]
 fn a_part_of_a_matrix_knows_its_scales() {
-    let scales = Scales { dtype: Dtype::F32, bytes: &[0; 4 * 96], block: [1, 32], per_row: 1, first_row: 0 };
-    let whole = Tensor { dtype: Dtype::F8E4M3, shape: [96, 32], bytes: &[0; 96 * 32], scales: Some(scales) };
+    let folder = Temporary::folder("parts-of-scales");
+    let file = SourceFile::open(&folder.write("f", &(0..96 * 36u32).map(|i| i as u8).collect::<Vec<_>>())).unwrap();
+    let scales = Scales { per_row: 1, ..Scales::new(&file, 96 * 32, Dtype::F32, [96, 1], [1, 32]) };
+    let whole = Tensor { scales: Some(scales), ..Tensor::new(&file, 0, Dtype::F8E4M3, [96, 32]) };
     let part = whole.part(40, [20, 32]).unwrap();
-    assert_eq!((part.scales.unwrap().first_row, part.bytes.len()), (40, 20 * 32));
+    let bytes = part.read().unwrap();
+    assert_eq!((part.scales.unwrap().first_row, bytes.len(), bytes[33]), (40, 20 * 32, (40 * 32 + 33) as u8));
+    assert_eq!(part.scales.unwrap().read().unwrap().len(), 4 * 96);
+    assert!(whole.part(80, [20, 32]).is_none());
 }
 
 #[test]

@@ -77,11 +77,11 @@ impl Replica {
     fn may_reload(&self, weights: [u8; 32]) -> Result<(), Status> {
         self.may_change()?;
         let Some(serving) = &self.serving else { return Ok(()) };
-        let device = self.members.inventory().first().map_or_else(String::new, |machine| machine.device.clone());
-        let class = DeviceClass::told(&device).0;
-        let found = self.config.digest_of(&device, DigestOf { weights, pace: self.config.pace() });
+        let first = self.members.inventory().into_iter().next();
+        let device = first.map_or_else(|| DeviceClass::Cpu.into(), |machine| machine.device);
+        let found = self.config.digest_of(&device, DigestOf { weights, mode: self.config.mode() });
         // The simulation computes under a policy that no file gives.
-        if class == DeviceClass::Sim || found == serving.policy {
+        if device.class() == DeviceClass::Sim || found == serving.policy {
             return Ok(());
         }
         let (path, ours) = (self.config.model_path.display(), serving.policy);

@@ -3,7 +3,7 @@
 use crate::placement::{Blueprint, ModelShape, Policy};
 use std::path::PathBuf;
 use std::time::Duration;
-use types::{Epoch, Grid, Numerics, Pace, PolicyDigest};
+use types::{DeviceKind, Epoch, Grid, Mode, Numerics, PolicyDigest};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -33,7 +33,7 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DigestOf {
     pub weights: [u8; 32],
-    pub pace: Pace,
+    pub mode: Mode,
 }
 
 /// Every queue and every size has its limit here.
@@ -150,18 +150,18 @@ impl Config {
         self.prefix_cache && !self.zero_kv
     }
 
-    pub(crate) fn pace(&self) -> Pace {
-        self.policy_digest.map_or(Pace::default(), |of| of.pace)
+    pub(crate) fn mode(&self) -> Mode {
+        self.policy_digest.map_or(Mode::default(), |of| of.mode)
     }
 
     /// Under which ranks on such a device compute, where a model says so.
-    pub(crate) fn digest_on(&self, device: &str) -> Option<PolicyDigest> {
+    pub(crate) fn digest_on(&self, device: &DeviceKind) -> Option<PolicyDigest> {
         self.policy_digest.map(|of| self.digest_of(device, of))
     }
 
-    pub(crate) fn digest_of(&self, device: &str, DigestOf { weights, pace }: DigestOf) -> PolicyDigest {
-        let Policy { activations, kv_dtype, .. } = &self.policy;
-        Numerics::plain(device, pace, activations, kv_dtype, weights).digest()
+    pub(crate) fn digest_of(&self, device: &DeviceKind, DigestOf { weights, mode }: DigestOf) -> PolicyDigest {
+        let Policy { activations, kv_dtype, .. } = self.policy;
+        Numerics::plain(device, mode, activations, kv_dtype, weights).digest()
     }
 
     /// Each stage has a step of its own.

@@ -75,6 +75,10 @@ pub(crate) enum Event {
         worker: WorkerId,
         failed: wire::Failed,
     },
+    /// It was told to end.
+    WorkerLeaves {
+        worker: WorkerId,
+    },
     RankLost {
         worker: WorkerId,
         why: Status,

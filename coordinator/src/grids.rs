@@ -3,8 +3,9 @@
 
 use crate::Waits;
 use crate::losses::Ending;
-use crate::placement::{Blueprint, Machine, Policy, Unplaceable, Why, plan, plan_fewer};
+use crate::placement::{Blueprint, Machine, ModelShape, Policy, Unplaceable, Why, plan, plan_fewer};
 use crate::replica::{Replica, micros};
+use proto::cluster as wire;
 use types::{Grid, Micros};
 
 /// Times that the wait before growing doubles when it turns out to be in vain.
@@ -32,8 +33,14 @@ pub(crate) struct Placing {
     is_grown: bool,
     /// Growths in a row that did not last.
     n_relapses: u32,
-    /// Why there is no grid, as it was told last.
-    told: String,
+    /// Present while there is no grid that these workers could have.
+    unplaced: Option<Unplaced>,
+}
+
+/// There is no grid: why, and since when.
+struct Unplaced {
+    why: Unplaceable,
+    since: Micros,
 }
 
 impl Placing {
@@ -49,7 +56,7 @@ impl Placing {
             wider_since: None,
             is_grown: false,
             n_relapses: 0,
-            told: String::new(),
+            unplaced: None,
         }
     }
 
@@ -95,7 +102,7 @@ impl Placing {
 
     pub fn begun(&mut self, blueprint: &Blueprint) {
         self.last = Some(blueprint.clone());
-        self.told.clear();
+        self.unplaced = None;
     }
 
     pub fn ready(&mut self, now: Micros) {
@@ -106,11 +113,11 @@ impl Placing {
     /// A lost rank's place is kept for a while; but who had grown in vain need not wait for what it has just had.
     pub fn ended(&mut self, now: Micros, why: Ending, waits: &Waits) {
         let was_in_vain = self.is_grown && self.ready_since.is_none();
-        if self.is_grown && why != Ending::Wanted {
+        if self.is_grown && !why.is_meant() {
             let was_worth_it = self.lasted(now) > WORTH_IT * micros(waits.regrow_after);
             self.n_relapses = if was_worth_it { 0 } else { (self.n_relapses + 1).min(DOUBLINGS_MAX) };
         }
-        let keep = if was_in_vain || why == Ending::Wanted { 0 } else { micros(waits.replan_after) };
+        let keep = if was_in_vain || why.is_meant() { 0 } else { micros(waits.replan_after) };
         // A second loss does not begin the wait anew.
         let from = now.plus(keep);
         let from = self.fewer_from.map_or(from, |already| already.min(from));
@@ -118,17 +125,29 @@ impl Placing {
         (self.ready_since, self.wider_since, self.is_grown) = (None, None, false);
     }
 
-    /// Once for each reason.
-    pub fn tell(&mut self, why: &Unplaceable, n_workers: usize) {
-        let text = why.to_string();
-        if text == self.told {
-            return;
+    /// There is no grid now. Whether that is news: it is told once for each reason.
+    pub fn cannot(&mut self, now: Micros, why: Unplaceable, n_workers: usize) -> bool {
+        if self.unplaced.as_ref().is_some_and(|unplaced| unplaced.why == why) {
+            return false;
         }
         match why.why {
             Why::TooFew { .. } => tracing::info!(%why, "the replica waits for workers"),
             _ => tracing::warn!(%why, n_workers, "the replica cannot be placed"),
         }
-        self.told = text;
+        let since = self.unplaced.as_ref().map_or(now, |unplaced| unplaced.since);
+        self.unplaced = Some(Unplaced { why, since });
+        true
+    }
+
+    /// There is a grid, though it may have to wait. Whether that is news.
+    pub fn can(&mut self) -> bool {
+        self.unplaced.take().is_some()
+    }
+
+    /// What routers are told, who have others to turn to.
+    pub fn unplaced(&self, now: Micros) -> Option<wire::Unplaced> {
+        let Unplaced { why, since } = self.unplaced.as_ref()?;
+        Some(wire::Unplaced { why: why.to_string(), micros: now.since(*since).0 })
     }
 
     /// Whether more ranks could be had for so long that it is no passing guest.
@@ -141,8 +160,11 @@ impl Placing {
 impl Replica {
     /// Once it serves, the context is a promise to those who were welcomed.
     pub(crate) fn policy_on(&self, grid: Grid) -> Policy {
-        let promised = self.serving.as_ref().map(|serving| serving.scheduler.config().context_max);
-        Policy { grid, context: promised.or(self.config.policy.context), ..self.config.policy.clone() }
+        Policy { grid, context: self.promised().or(self.config.policy.context), ..self.config.policy.clone() }
+    }
+
+    pub(crate) fn promised(&self) -> Option<u32> {
+        self.serving.as_ref().map(|serving| serving.scheduler.config().context_max)
     }
 
     /// All that have joined, but for those that some other does not reach.
@@ -155,14 +177,29 @@ impl Replica {
     /// The wanted grid; or the most ranks that fit, when lost ranks have not been replaced for long enough.
     pub(crate) fn choose(&self, now: Micros, inventory: &[Machine]) -> Result<Blueprint, Unplaceable> {
         let last = self.placing.last.as_ref().map(|last| self.without_suspects(last));
-        let (shape, policy) = (&self.config.shape, self.policy_on(self.placing.wanted));
-        let planned = plan(inventory, shape, &policy, last.as_ref());
         // Who has never served waits for what was asked for.
         let fewer_will_do = self.serving.is_some() && self.placing.fewer_from.is_some_and(|from| now >= from);
-        match planned {
-            Err(_) if fewer_will_do => plan_fewer(inventory, shape, &policy, last.as_ref()),
-            planned => planned,
+        match fewer_will_do {
+            true => self.best(inventory, last.as_ref()),
+            false => plan(inventory, &self.config.shape, &self.policy_on(self.placing.wanted), last.as_ref()),
         }
+    }
+
+    /// The wanted grid, or else fewer ranks, or else a shorter context: what was promised is kept as long as it can be.
+    fn best(&self, inventory: &[Machine], last: Option<&Blueprint>) -> Result<Blueprint, Unplaceable> {
+        let lay_out = |shape: &ModelShape, policy: &Policy| {
+            plan(inventory, shape, policy, last).or_else(|_| plan_fewer(inventory, shape, policy, last))
+        };
+        let policy = self.policy_on(self.placing.wanted);
+        lay_out(&self.config.shape, &policy).or_else(|why| match (self.config.policy.context, self.promised()) {
+            // Nobody asked for its length: it is what the memory holds, and less of it serves those whom it is enough
+            // for.
+            (None, Some(context)) => {
+                let shape = ModelShape { context, ..self.config.shape.clone() };
+                lay_out(&shape, &Policy { context: None, ..policy }).map_err(|_| why)
+            }
+            _ => Err(why),
+        })
     }
 
     /// A rank whose peers blame its worker is free for another.
@@ -176,11 +213,13 @@ impl Replica {
     /// Call about once a second. Where the replica runs on a part of its grid and more ranks have been there for long
     /// enough, it is spread over them.
     pub(crate) fn grow_if_due(&mut self, now: Micros) {
-        let grid = self.blueprint.as_ref().filter(|_| self.is_ready).map(|blueprint| blueprint.grid);
-        let Some(grid) = grid.filter(|grid| *grid != self.placing.wanted && self.draining_since.is_none()) else {
+        let Some(blueprint) = self.blueprint.as_ref().filter(|_| self.is_ready) else { return };
+        let is_whole = blueprint.grid == self.placing.wanted && self.promised() == Some(blueprint.context);
+        if is_whole || self.draining_since.is_some() {
             return;
-        };
-        let Some(wider) = self.wider_than(grid, now) else { return self.placing.crowd_changed() };
+        }
+        let grid = blueprint.grid;
+        let Some(wider) = self.wider_than(blueprint, now) else { return self.placing.crowd_changed() };
         if self.placing.is_wider_for_long(now, &self.config.waits) {
             let (from_tp, from_pp, Grid { tp, pp, .. }) = (grid.tp, grid.pp, wider);
             tracing::info!(from_tp, from_pp, tp, pp, "workers have come back: the model is spread over them");
@@ -190,13 +229,12 @@ impl Replica {
         }
     }
 
-    fn wider_than(&self, grid: Grid, now: Micros) -> Option<Grid> {
+    fn wider_than(&self, narrow: &Blueprint, now: Micros) -> Option<Grid> {
         if self.members.n_spares() == 0 {
             return None;
         }
-        let (inventory, policy) = (self.candidates(now), self.policy_on(self.placing.wanted));
-        let planned = plan(&inventory, &self.config.shape, &policy, None)
-            .or_else(|_| plan_fewer(&inventory, &self.config.shape, &policy, None));
-        planned.ok().map(|blueprint| blueprint.grid).filter(|wider| wider.n_ranks() > grid.n_ranks())
+        let wider = self.best(&self.candidates(now), None).ok()?;
+        let is_wider = wider.grid.n_ranks() > narrow.grid.n_ranks() || wider.context > narrow.context;
+        is_wider.then_some(wider.grid)
     }
 }

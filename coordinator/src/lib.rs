@@ -33,7 +33,7 @@ pub use config::{Config, DigestOf, Limits, Waits};
 pub use event::WorkerId;
 pub use placement::{
     Blueprint, Bottleneck, Experts, Inventory, Link, Links, Machine, ModelShape, Policy, Pool, Prediction, Roofline,
-    STAGES_MAX, Shard, Speed, Took, Unplaceable, Why, Work, plan, plan_fewer, predict,
+    STAGES_MAX, Shard, Shortened, Speed, Took, Unplaceable, Why, Work, plan, plan_fewer, predict,
 };
 pub use serve::serve;
 

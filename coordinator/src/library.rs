@@ -1,10 +1,8 @@
 //! Lends the model's files to workers that have no copy. Knows which files they are and where their layers lie, and
 //! reads from these and no others.
 
-use checkpoint::{Checkpoint, spans};
+use checkpoint::{Checkpoint, SourceFile, Stamp, spans};
 use proto::cluster::{LayerBytes, ModelBytes, ModelFile, ModelFiles, ReadModelRequest};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +30,8 @@ pub(crate) struct Library {
 
 struct Shelf {
     files: ModelFiles,
-    paths: Vec<PathBuf>,
+    /// Where they are, and what they were when the shelf was made: what is lent is of one model.
+    lent: Vec<(PathBuf, Stamp)>,
 }
 
 impl Library {
@@ -47,7 +46,7 @@ impl Library {
     /// The digest of what the model's path means at this moment.
     pub async fn weights_now(&self) -> Result<[u8; 32], Status> {
         let model = self.model.clone();
-        let opened = tokio::task::spawn_blocking(move || Checkpoint::open(&model).map(|found| found.digest())).await;
+        let opened = tokio::task::spawn_blocking(move || Checkpoint::open(&model)?.digest()).await;
         let opened = opened.map_err(|_| Status::internal("the model's file cannot be looked at"))?;
         opened.map_err(|error| {
             Status::failed_precondition(format!("the model cannot be read: {error}. Nothing has changed"))
@@ -82,28 +81,28 @@ impl Library {
             return Err(Status::resource_exhausted("too many workers read the model at once"));
         };
         let (messages, stream) = mpsc::channel(MESSAGES_UNREAD_MAX);
-        let (path, range) = (shelf.paths[file].clone(), wanted.start..wanted.end);
-        tokio::task::spawn_blocking(move || lend(&path, range, &messages, turn));
+        let range = wanted.start..wanted.end;
+        tokio::task::spawn_blocking(move || lend(&shelf.lent[file], range, &messages, turn));
         Ok(ReceiverStream::new(stream))
     }
 }
 
 impl Shelf {
     fn open(model: &Path) -> checkpoint::Result<Shelf> {
-        let digest = Checkpoint::open(model)?.digest().to_vec();
-        let (mut files, mut paths) = (Vec::new(), Vec::new());
+        let digest = Checkpoint::open(model)?.digest()?.to_vec();
+        let (mut files, mut lent) = (Vec::new(), Vec::new());
         for file in spans::of_model(model)? {
             let span =
                 |span: &spans::Span| LayerBytes { layer: span.layer, start: span.bytes.start, end: span.bytes.end };
             files.push(ModelFile {
                 name: name_of(&file.path),
-                n_bytes: file.n_bytes,
+                n_bytes: file.stamp.n_bytes(),
                 spans: file.spans.iter().map(span).collect(),
             });
-            paths.push(file.path);
+            lent.push((file.path, file.stamp));
         }
         let files = ModelFiles { digest, name: name_of(model), is_folder: model.is_dir(), files };
-        Ok(Shelf { files, paths })
+        Ok(Shelf { files, lent })
     }
 }
 
@@ -113,28 +112,32 @@ fn name_of(path: &Path) -> String {
 
 /// Ends when the range is read or nobody takes the bytes any more.
 fn lend(
-    path: &Path,
+    (path, stamp): &(PathBuf, Stamp),
     range: std::ops::Range<u64>,
     messages: &mpsc::Sender<Result<ModelBytes, Status>>,
     _turn: OwnedSemaphorePermit,
 ) {
     let mut start = range.start;
     let read = || {
-        let file = File::open(path)?;
+        let file = SourceFile::open_again(path, stamp)?;
         while start < range.end {
             let n_bytes = usize::try_from(range.end - start).unwrap_or(usize::MAX).min(MESSAGE_BYTES);
             let mut bytes = vec![0; n_bytes];
-            file.read_exact_at(&mut bytes, start)?;
+            file.read_at(start, &mut bytes)?;
+            // Before they are sent: who has them has had them checked.
+            file.unchanged()?;
             let checksum = blake3::hash(&bytes).as_bytes().to_vec();
             if messages.blocking_send(Ok(ModelBytes { start, bytes, checksum })).is_err() {
                 break;
             }
             start += n_bytes as u64;
         }
-        std::io::Result::Ok(())
+        checkpoint::Result::Ok(())
     };
     if let Err(error) = { read }() {
-        let why = Status::data_loss(format!("{} cannot be read: {error}", name_of(path)));
-        let _gone = messages.blocking_send(Err(why));
+        let _gone = messages.blocking_send(Err(Status::data_loss(error.to_string())));
     }
 }
+
+#[cfg(test)]
+mod tests;

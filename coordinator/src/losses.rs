@@ -59,6 +59,8 @@ pub(crate) enum Ending {
     Doubt,
     /// An operator, or workers that have come, want a change.
     Wanted,
+    /// A worker was told to end, and said so.
+    Left,
 }
 
 impl Ending {
@@ -67,13 +69,19 @@ impl Ending {
             Ending::Lost(cause) => cause.label(),
             Ending::Doubt => "doubt",
             Ending::Wanted => "wanted",
+            Ending::Left => "left",
         }
+    }
+
+    /// Nothing has failed: nobody is accused, and no place is kept for anybody.
+    pub fn is_meant(self) -> bool {
+        matches!(self, Ending::Wanted | Ending::Left)
     }
 
     /// What it says of the requests that were in the lost step.
     fn loss(self) -> Loss {
         match self {
-            Ending::Wanted => Loss::Planned,
+            Ending::Wanted | Ending::Left => Loss::Planned,
             Ending::Lost(Cause::Failed) => Loss::Reported,
             Ending::Lost(_) | Ending::Doubt => Loss::Unexplained,
         }
@@ -175,6 +183,19 @@ impl Replica {
             if let Some(recovery) = &mut self.recovery {
                 recovery.found(cause, rank, host);
             }
+        }
+        self.place();
+    }
+
+    /// A worker was told to end and says so: its rank is another's at once, and nothing is lost but time.
+    pub(crate) fn worker_leaves(&mut self, worker: WorkerId) {
+        let why = Status::cancelled("this worker leaves, and its place is another's");
+        let Some(Dismissed { role, host, .. }) = self.members.dismiss(worker, why) else { return };
+        self.strangers.forget(worker);
+        tracing::info!(%worker, rank = role.rank().map(|rank| rank.0), host, "a worker leaves");
+        self.placing.crowd_changed();
+        if role.rank().is_some() {
+            self.end_epoch(Ending::Left);
         }
         self.place();
     }

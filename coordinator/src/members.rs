@@ -6,15 +6,23 @@ use crate::outbound::Outbound;
 use crate::placement::{Blueprint, Machine, Shard};
 use crate::slow::Slowness;
 use bytes::Bytes;
-use proto::cluster as wire;
+use proto::{Malformed, cluster as wire};
 use std::collections::BTreeMap;
 use tonic::Status;
-use types::{Micros, PolicyDigest, Rank};
+use types::{DeviceKind, Micros, PolicyDigest, Rank};
 
 /// In the order in which they joined.
 #[derive(Default)]
 pub(crate) struct Members {
     workers: BTreeMap<WorkerId, Member>,
+}
+
+/// Why a worker is refused that would join.
+pub(crate) enum NotTaken {
+    /// Its collective stands where this one's does: peers would take one for the other.
+    SamePlace(WorkerId),
+    /// What it says that it computes on.
+    Unknown(Malformed),
 }
 
 pub(crate) struct Member {
@@ -119,21 +127,27 @@ impl Role {
 }
 
 impl Members {
-    /// Refused: a worker whose collective stands where another's does would be taken for it by their peers.
     pub fn join(
         &mut self,
         worker: WorkerId,
         hello: wire::WorkerHello,
         frames: Outbound<wire::RankFrame>,
-    ) -> Result<(), WorkerId> {
-        let wire::WorkerHello { host, pid, device, memory_bytes, threads, mesh_address, cores, .. } = hello;
+    ) -> Result<(), NotTaken> {
+        let device = match hello.device() {
+            Ok(device) => device,
+            Err(unknown) => {
+                frames.close(Status::invalid_argument(unknown.to_string()));
+                return Err(NotTaken::Unknown(unknown));
+            }
+        };
+        let wire::WorkerHello { host, pid, memory_bytes, threads, mesh_address, cores, .. } = hello;
         let is_same = |member: &&Member| !mesh_address.is_empty() && member.mesh_address == mesh_address;
         if let Some(other) = self.workers.values().find(is_same) {
             frames.close(Status::already_exists(format!(
                 "{} of {} has the mesh address {mesh_address} already",
                 other.machine.worker, other.machine.host
             )));
-            return Err(other.machine.worker);
+            return Err(NotTaken::SamePlace(other.machine.worker));
         }
         let machine = Machine { worker, host, device, memory_bytes, threads, cores };
         let member = Member {
@@ -172,8 +186,8 @@ impl Members {
     }
 
     /// What it computes on, as it says.
-    pub fn device(&self, worker: WorkerId) -> &str {
-        self.workers.get(&worker).map_or("", |member| &member.machine.device)
+    pub fn device(&self, worker: WorkerId) -> Option<&DeviceKind> {
+        self.workers.get(&worker).map(|member| &member.machine.device)
     }
 
     pub fn host(&self, worker: WorkerId) -> &str {
@@ -390,7 +404,7 @@ impl Member {
             pid: self.pid,
             state: state.into(),
             host: self.machine.host.clone(),
-            device: self.machine.device.clone(),
+            device: self.machine.device.to_string(),
             threads: self.machine.threads,
             layer_start: shard.layers.start,
             layer_end: shard.layers.end,

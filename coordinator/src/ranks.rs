@@ -2,7 +2,7 @@
 
 use crate::event::WorkerId;
 use crate::losses::Cause;
-use crate::members::{Facts, Role};
+use crate::members::{Facts, NotTaken, Role};
 use crate::outbound::Outbound;
 use crate::placement::{Blueprint, Machine, Shard, predict};
 use crate::replica::{Replica, Serving};
@@ -26,9 +26,7 @@ impl Replica {
         let (host, pid, device) = (hello.host.clone(), hello.pid, hello.device.clone());
         match self.members.join(worker, hello, frames) {
             Ok(()) => tracing::info!(%worker, host, pid, device, "a worker joins"),
-            Err(other) => {
-                return tracing::warn!(%worker, host, pid, %other, "refused: its mesh address is another worker's");
-            }
+            Err(why) => return self.log_refused(worker, &host, pid, &why),
         }
         self.placing.crowd_changed();
         if self.strangers.out(self.now()).next().is_some() {
@@ -36,6 +34,25 @@ impl Replica {
             self.placing.trust_again();
         }
         self.place();
+    }
+
+    /// It may come again at once, as often as it likes.
+    fn log_refused(&mut self, worker: WorkerId, host: &str, pid: u32, why: &NotTaken) {
+        let now = self.now();
+        let by = match why {
+            NotTaken::SamePlace(other) => Some(*other),
+            NotTaken::Unknown(_) => None,
+        };
+        let Some(unsaid) = self.refusals.admit(by, 1, &worker, now) else { return };
+        let unsaid = unsaid.count();
+        match why {
+            NotTaken::SamePlace(other) => {
+                tracing::warn!(%worker, host, pid, %other, unsaid, "refused: its mesh address is another worker's");
+            }
+            NotTaken::Unknown(why) => {
+                tracing::warn!(%worker, host, pid, %why, unsaid, "refused: nobody knows what it computes on");
+            }
+        }
     }
 
     pub(crate) fn heartbeat(&mut self, worker: WorkerId, beat: &wire::Heartbeat) {
@@ -56,17 +73,19 @@ impl Replica {
     /// Lays the replica out, if it is not and can be.
     pub(crate) fn place(&mut self) {
         let now = self.now();
-        if self.blueprint.is_some() || self.placing.must_wait(now) {
+        if self.blueprint.is_some() {
             return;
         }
+        let must_wait = self.placing.must_wait(now);
         let inventory = self.candidates(now);
         match self.choose(now, &inventory) {
+            Ok(_) if must_wait => self.state_changed |= self.placing.can(),
             Ok(blueprint) => {
                 self.predict(&inventory, &blueprint);
                 self.assign(blueprint);
             }
             Err(why) => {
-                self.placing.tell(&why, inventory.len());
+                self.state_changed |= self.placing.cannot(now, why, inventory.len());
                 // Who is left out may have another chance by then.
                 let next = self.strangers.out(now).map(|(_, out)| out.until).min();
                 self.placing.try_again_at(next);
@@ -88,6 +107,9 @@ impl Replica {
         self.epoch.n += 1;
         let (Blueprint { grid, context, .. }, n_blocks) = (&blueprint, blueprint.n_blocks());
         tracing::info!(epoch = %self.epoch, tp = grid.tp, pp = grid.pp, context, ?n_blocks, "placing the replica");
+        if let Some(shortened) = &blueprint.shortened {
+            tracing::warn!(asked = shortened.asked, has = shortened.has, "{shortened}");
+        }
         self.state_changed = true;
         let assigns: Vec<wire::Assign> =
             blueprint.shards.iter().map(|shard| self.assignment(&blueprint, shard)).collect();
@@ -114,11 +136,12 @@ impl Replica {
             mesh_addresses: mesh_addresses.filter(|_| !is_alone).collect(),
             mesh_secret: if is_alone { Vec::new() } else { self.config.mesh_secret(self.epoch).to_vec() },
             model_path: self.config.model_path.to_string_lossy().into_owned(),
-            activations: policy.activations.clone(),
-            kv_dtype: policy.kv_dtype.clone(),
+            activations: policy.activations.to_string(),
+            kv_dtype: policy.kv_dtype.to_string(),
             n_blocks: blueprint.n_blocks(),
             kv_bytes: shard.kv_bytes,
-            context: blueprint.context,
+            // The one that was promised, also where the pools hold less: the angles of long ropes depend on it.
+            context: self.promised().unwrap_or(blueprint.context),
             batch_tokens_max: self.config.limits.batch_tokens_max,
             running_max: policy.running_max,
             meet_max_millis: millis(waits.meet_max),
@@ -126,7 +149,7 @@ impl Replica {
             policy_digest: self.policy_served(shard.worker).map_or_else(Vec::new, |policy| policy.0.to_vec()),
             reading: self.changes.reading,
             zero_kv: self.config.zero_kv,
-            numerics: self.config.pace().name().into(),
+            numerics: self.config.mode().to_string(),
         }
     }
 
@@ -181,7 +204,7 @@ impl Replica {
 
     /// What has been served or, where nothing was, what was configured for this worker's device.
     fn policy_served(&self, worker: WorkerId) -> Option<PolicyDigest> {
-        let configured = || self.config.digest_on(self.members.device(worker));
+        let configured = || self.members.device(worker).and_then(|device| self.config.digest_on(device));
         self.serving.as_ref().map(|serving| serving.policy).or_else(configured)
     }
 
@@ -193,6 +216,7 @@ impl Replica {
         match &mut self.serving {
             Some(serving) => {
                 serving.scheduler.reshape(grid.pp.into(), self.config.steps_in_flight_max(grid))?;
+                serving.scheduler.narrow(blueprint.context);
                 serving.scheduler.requeue_into(self.epoch, &n_blocks, Loss::Planned, &mut self.outputs);
             }
             None => {

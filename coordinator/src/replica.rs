@@ -3,7 +3,7 @@
 
 use crate::beats::NameChanges;
 use crate::changes::Changes;
-use crate::event::Event;
+use crate::event::{Event, WorkerId};
 use crate::grids::Placing;
 use crate::losses::{Cause, Recovery};
 use crate::members::Members;
@@ -17,10 +17,11 @@ use crate::slow::Slowness;
 use crate::strangers::Strangers;
 use crate::traces::Traces;
 use crate::{Config, Error};
+use ::wire::rate_limit::RateLimit;
 use proto::cluster as wire;
 use scheduler::{Output, Scheduler};
 use std::time::Duration;
-use telemetry::metrics::{Cache, Of};
+use telemetry::metrics::{Cache, ReplicaLabel};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -33,7 +34,7 @@ const EVENTS_PER_TURN_MAX: usize = 256;
 pub(crate) struct Replica {
     pub(crate) config: Config,
     /// In its metrics.
-    pub(crate) of: Of,
+    pub(crate) of: ReplicaLabel,
     /// For the store.
     pub(crate) tell: watch::Sender<Told>,
     began: Instant,
@@ -45,6 +46,8 @@ pub(crate) struct Replica {
     pub(crate) blueprint: Option<Blueprint>,
     pub(crate) placing: Placing,
     pub(crate) strangers: Strangers,
+    /// Of workers that say they are where this one is; those whose device nobody knows share one.
+    pub(crate) refusals: RateLimit<Option<WorkerId>>,
     /// Present while the replica has served and does not.
     pub(crate) recovery: Option<Recovery>,
     pub(crate) changes: Changes,
@@ -85,9 +88,10 @@ impl Replica {
     pub fn new(config: Config, epoch: Epoch, tell: watch::Sender<Told>) -> Replica {
         Replica {
             tell,
-            of: Of::replica(&config.replica),
+            of: ReplicaLabel::replica(&config.replica),
             placing: Placing::new(config.policy.grid),
             strangers: Strangers::default(),
+            refusals: RateLimit::default(),
             config,
             began: Instant::now(),
             epoch,
@@ -171,6 +175,7 @@ impl Replica {
             Event::StepDone { worker, done } => self.step_done(worker, done),
             Event::Heartbeat { worker, beat } => self.heartbeat(worker, &beat),
             Event::RankFailed { worker, failed } => self.rank_failed(worker, &failed),
+            Event::WorkerLeaves { worker } => self.worker_leaves(worker),
             Event::RankLost { worker, why } => self.lose(worker, Cause::of(&why), why),
             Event::Scale { grid, reply } => self.scale(grid, reply),
             Event::Reload { weights, reply } => self.reload(weights, reply),

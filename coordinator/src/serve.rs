@@ -28,7 +28,7 @@ where
     let (events, queue) = mpsc::channel(config.limits.events_max);
     let closing = CancellationToken::new();
     let close_max = config.waits.close_max;
-    let router = proto::transport::server().add_service(Service::server(events, &config));
+    let router = wire::server().add_service(Service::server(events, &config));
     let mut server = pin!(router.serve_with_incoming_shutdown(incoming, closing.cancelled()));
     let epoch = Epoch { incarnation: claim.incarnation(), n: 0 };
     let (tell, mut told) = watch::channel(Told::default());

@@ -31,6 +31,7 @@ impl From<Rejected> for Refusal {
             Rejected::Duplicate => Reason::Duplicate,
             Rejected::Draining => Reason::Draining,
             Rejected::Deadline => Reason::Deadline,
+            Rejected::Outgrown { .. } => Reason::NotReady,
         };
         Refusal { reason, message: rejected.to_string() }
     }
@@ -214,6 +215,6 @@ fn finish_label(finish: Finish) -> &'static str {
         Finish::Length => "length",
         Finish::Cancelled => "abort",
         Finish::Deadline => "deadline",
-        Finish::Failed => "error",
+        Finish::Failed | Finish::Outgrown => "error",
     }
 }

@@ -1,6 +1,7 @@
 //! What the replica says of itself: its state to the routers, its figures to the metrics, its speed to the log.
 
 use crate::WorkerId;
+use crate::placement::Shortened;
 use crate::replica::{Replica, micros};
 use crate::serve::Told;
 use crate::slow::{Change, Pass};
@@ -15,6 +16,10 @@ use types::{BLOCK_TOKENS, Micros, Rank};
 /// Long enough for its times to mean something, short enough to see a change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const SPEED_TOLD_EVERY: Duration = Duration::from_secs(60);
+
+fn shortened(shortened: &Shortened) -> wire::Shortened {
+    wire::Shortened { asked: shortened.asked, has: shortened.has, why: shortened.why.to_string() }
+}
 
 impl Replica {
     fn phase(&self) -> Phase {
@@ -66,6 +71,8 @@ impl Replica {
             apart: self.apart(),
             wanted_tp: self.placing.wanted.tp.into(),
             wanted_pp: self.placing.wanted.pp.into(),
+            unplaced: self.placing.unplaced(self.now()),
+            shortened: self.blueprint.as_ref().and_then(|blueprint| blueprint.shortened.as_ref()).map(shortened),
             backlog_tokens: self.serving.as_ref().map_or(0, |serving| serving.scheduler.backlog_tokens()),
         }
     }
@@ -96,7 +103,7 @@ impl Replica {
         metrics::load(&self.of, stats.n_running, stats.n_waiting, stats.blocks_used, stats.blocks_total);
         metrics::planned(
             &self.of,
-            metrics::Planned {
+            metrics::PlannerCounts {
                 steps: stats.steps,
                 preemptions: stats.preemptions,
                 tokens_out: stats.tokens_drawn,
@@ -133,7 +140,7 @@ impl Replica {
         let now = metrics::Cache {
             block_size: BLOCK_TOKENS,
             n_blocks: serving.scheduler.stats().blocks_total,
-            dtype: self.config.policy.kv_dtype.clone(),
+            dtype: self.config.policy.kv_dtype.to_string(),
             prefix_caching: self.config.shares_blocks(),
         };
         if self.cache.as_ref() != Some(&now) {

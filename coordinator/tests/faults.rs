@@ -18,9 +18,9 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
-use types::{Finish, Pace, RequestId, Sampling, Step, StepDone};
+use types::{Activations, Finish, KvDtype, Mode, RequestId, Sampling, Step, StepDone};
 use worker::sim::Sim;
-use worker::{Assignment, Ended, Load, LoadError, Loaded, Ready, RunError, Runner};
+use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, Ready, RunError, Runner};
 
 async fn submit_many(router: &mut Router, random: &mut Random, n: usize) {
     for _ in 0..n {
@@ -90,9 +90,9 @@ struct BuggyRunner {
 }
 
 impl Load for Buggy {
-    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
-        let (loaded, ready) = sim().load(assignment, ended)?;
-        let sim = loaded.meet(ended)?;
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let (loaded, ready) = sim().load(assignment, cancel)?;
+        let sim = loaded.meet(cancel)?;
         Ok((Box::new(BuggyRunner { sim, n_steps_left: self.n_steps_left.take(), bug: self.bug }), ready))
     }
 }
@@ -128,7 +128,7 @@ async fn a_rank_that_panics_or_fails_joins_again() {
 struct NoModel;
 
 impl Load for NoModel {
-    fn load(&mut self, _: &Assignment, _: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, _: &Assignment, _: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         Err(LoadError::Memory { what: "the model", needed: 9, available: 1 })
     }
 }
@@ -417,9 +417,9 @@ fn sim_digest() -> [u8; 32] {
         mesh_addresses: vec![],
         mesh_secret: worker::MeshSecret::default(),
         model_path: "/nowhere".into(),
-        activations: "int8".into(),
-        kv_dtype: "f16".into(),
-        pace: Pace::Lockstep,
+        activations: Activations::Int8,
+        kv_dtype: KvDtype::F16,
+        mode: Mode::Lockstep,
         n_blocks: vec![1],
         kv_bytes: 64,
         context: 16,
@@ -430,7 +430,7 @@ fn sim_digest() -> [u8; 32] {
         reading: 0,
         zero_kv: false,
     };
-    sim().load(&assignment, &Ended::default()).unwrap().1.policy.0
+    sim().load(&assignment, &CancelFlag::default()).unwrap().1.policy.0
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use tonic::{Code, Status};
 use types::{Finish, Rank, Step, StepDone};
 use worker::sim::Sim;
-use worker::{Assignment, Ended, Load, LoadError, Loaded, MeshError, Ready, RunError, Runner};
+use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, MeshError, Ready, RunError, Runner};
 
 /// What a replica of this name has counted under a metric's name and a label.
 fn counted(name: &str, replica: &str, label: &str) -> f64 {
@@ -89,9 +89,9 @@ struct Hanging {
 }
 
 impl Load for Hangs {
-    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
-        let (loaded, ready) = slow().load(assignment, ended)?;
-        let (sim, gate) = (loaded.meet(ended)?, self.gate.lock().unwrap().take());
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let (loaded, ready) = slow().load(assignment, cancel)?;
+        let (sim, gate) = (loaded.meet(cancel)?, self.gate.lock().unwrap().take());
         Ok((Box::new(Hanging { sim, gate, n_steps: 0 }), ready))
     }
 }
@@ -148,13 +148,13 @@ struct Reads {
 }
 
 impl Load for Reads {
-    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         self.n_loads += 1;
         self.begun.send(self.n_loads).unwrap();
-        while self.n_loads == 1 && !ended.is_said() {
+        while self.n_loads == 1 && !cancel.is_cancelled() {
             std::thread::sleep(Duration::from_millis(2));
         }
-        slow().load(assignment, ended)
+        slow().load(assignment, cancel)
     }
 }
 
@@ -268,8 +268,8 @@ struct Meeting {
 }
 
 impl Load for Meets {
-    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
-        let (sim, ready) = slow().load(assignment, ended)?;
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let (sim, ready) = slow().load(assignment, cancel)?;
         let missing = assignment.mesh_addresses.iter().position(|address| address == UNREACHABLE);
         let missing = missing.map(|rank| Rank(rank as u16)).filter(|rank| *rank != assignment.rank);
         Ok((Box::new(Meeting { sim, missing }), ready))
@@ -277,10 +277,10 @@ impl Load for Meets {
 }
 
 impl Loaded for Meeting {
-    fn meet(self: Box<Self>, ended: &Ended) -> Result<Box<dyn Runner>, LoadError> {
+    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         match self.missing {
             Some(rank) => Err(MeshError::Deadline { rank }.into()),
-            None => self.sim.meet(ended),
+            None => self.sim.meet(cancel),
         }
     }
 }

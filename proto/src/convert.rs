@@ -3,10 +3,12 @@
 use crate::cluster as wire;
 use bytes::Bytes;
 use prost::Message;
+use std::str::FromStr;
 use types::{
-    AdapterId, BlockCopy, BlockId, Constraint, Dry, Epoch, Finish, Goal, Layout, Micros, Pace, Penalties, PolicyDigest,
-    Priority, Rank, Request, RequestId, Sampling, Shares, Slice, SliceDone, Span, SpanKind, Stage, Step, StepDone,
-    StepId, TenantId, TokenLogprob, TokenOut, Tokens, Want, Weight, Xtc,
+    Activations, AdapterId, BlockCopy, BlockId, Constraint, DeviceKind, Dry, Epoch, Finish, Goal, KvDtype, Layout,
+    Micros, Mode, Penalties, PolicyDigest, Priority, Rank, Request, RequestId, Sampling, Shares, Slice, SliceDone,
+    Span, SpanKind, Stage, Step, StepDone, StepId, TenantId, TokenLogprob, TokenOut, Tokens, UnknownWord, Want, Weight,
+    Xtc,
 };
 
 /// A frame that decodes and cannot be meant.
@@ -18,12 +20,16 @@ pub enum Malformed {
     Missing { field: &'static str },
     #[error("{field} is out of range: {value}")]
     OutOfRange { field: &'static str, value: i64 },
-    #[error("{field} is {name:?}, which nobody here knows")]
-    Name { field: &'static str, name: String },
+    #[error("{field}: {unknown}")]
+    Word { field: &'static str, unknown: UnknownWord },
     #[error("assign.stages: {0}")]
     Stages(types::Unsupported),
     #[error("{field} is out of range: {value}")]
     Number { field: &'static str, value: f32 },
+}
+
+fn word<T: FromStr<Err = UnknownWord>>(field: &'static str, word: &str) -> Result<T, Malformed> {
+    word.parse().map_err(|unknown| Malformed::Word { field, unknown })
 }
 
 fn out_of_range(field: &'static str, value: impl TryInto<i64>) -> Malformed {
@@ -96,6 +102,13 @@ impl wire::Request {
     }
 }
 
+impl wire::WorkerHello {
+    /// What the worker computes on.
+    pub fn device(&self) -> Result<DeviceKind, Malformed> {
+        word("hello.device", &self.device)
+    }
+}
+
 impl wire::Assign {
     /// The rank, and the grid in which it has its place.
     pub fn layout(&self) -> Result<(Rank, Layout), Malformed> {
@@ -119,10 +132,17 @@ impl wire::Assign {
         }
     }
 
-    /// What may choose the order of a sum.
-    pub fn pace(&self) -> Result<Pace, Malformed> {
-        Pace::named(&self.numerics)
-            .ok_or_else(|| Malformed::Name { field: "assign.numerics", name: self.numerics.clone() })
+    pub fn activations(&self) -> Result<Activations, Malformed> {
+        word("assign.activations", &self.activations)
+    }
+
+    pub fn kv_dtype(&self) -> Result<KvDtype, Malformed> {
+        word("assign.kv_dtype", &self.kv_dtype)
+    }
+
+    /// What may choose the order of a sum. A coordinator that says nothing knows one mode.
+    pub fn mode(&self) -> Result<Mode, Malformed> {
+        if self.numerics.is_empty() { Ok(Mode::default()) } else { word("assign.numerics", &self.numerics) }
     }
 
     /// The epoch's secret. Empty stands for none: a rank alone has nobody to prove anything to.
@@ -516,6 +536,7 @@ impl From<Finish> for wire::Finish {
             Finish::Cancelled => wire::Finish::Cancelled,
             Finish::Deadline => wire::Finish::Deadline,
             Finish::Failed => wire::Finish::Failed,
+            Finish::Outgrown => wire::Finish::Outgrown,
         }
     }
 }
@@ -531,6 +552,34 @@ impl wire::Output {
             wire::Finish::Cancelled => Some(Finish::Cancelled),
             wire::Finish::Deadline => Some(Finish::Deadline),
             wire::Finish::Failed => Some(Finish::Failed),
+            wire::Finish::Outgrown => Some(Finish::Outgrown),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::DeviceClass;
+
+    #[test]
+    fn words_that_nobody_knows_are_refused_by_the_fields_name() {
+        let assign = |activations: &str, kv_dtype: &str, numerics: &str| wire::Assign {
+            activations: activations.into(),
+            kv_dtype: kv_dtype.into(),
+            numerics: numerics.into(),
+            ..wire::Assign::default()
+        };
+        let old = assign("int8", "f16", "");
+        assert_eq!(old.activations().unwrap(), Activations::Int8);
+        assert_eq!((old.kv_dtype().unwrap(), old.mode().unwrap()), (KvDtype::F16, Mode::Lockstep));
+        assert_eq!(assign("", "", "fast").mode().unwrap(), Mode::Fast);
+        let wrong = assign("int4", "", "slow");
+        assert!(wrong.activations().unwrap_err().to_string().starts_with("assign.activations: \"int4\" is no"));
+        assert!(wrong.kv_dtype().unwrap_err().to_string().starts_with("assign.kv_dtype: \"\" is no"));
+        assert!(wrong.mode().unwrap_err().to_string().starts_with("assign.numerics: \"slow\" is no"));
+        let hello = |device: &str| wire::WorkerHello { device: device.into(), ..wire::WorkerHello::default() }.device();
+        assert_eq!(hello("").unwrap().class(), DeviceClass::Cpu);
+        assert!(hello("gpu").unwrap_err().to_string().starts_with("hello.device: \"gpu\" is no device"));
     }
 }

@@ -26,8 +26,6 @@ pub mod kserve {
 }
 
 mod convert;
-pub mod secure;
-pub mod transport;
 
 pub use convert::{Malformed, decode_step, decode_traced_step, encode_step, encode_traced_step, policy_digest, said};
 

@@ -1,13 +1,13 @@
-//! How long a choice among 1,000 replicas takes for a prompt of 8,192 tokens, with what their caches have: names known,
-//! and named on the way. Nothing may be allocated. A table; times are medians and the 99th of a hundred.
+//! Measures how long a choice among 1,000 replicas takes for a prompt of 8,192 tokens, with what their caches have:
+//! names known, and named on the way. It may allocate nothing. Prints a table of medians and the 99th of a hundred.
 //!
 //! `cargo bench --workspace --bench pick`
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
 #![allow(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
 
 use proto::cluster::Cached;
-use router::board::{Board, Facts, Salt, Scratch, names};
-use router::pick::{Policy, Standing, VersionId, Wish};
+use router::board::pick::{PickPolicy, Standing, VersionId, Wish};
+use router::board::{Board, ChoiceBuffers, ReplicaFacts, Salt, names};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use types::{PolicyDigest, TenantId, Token};
 
 const N_REPLICAS: usize = 1000;
 const N_PROMPT: u32 = 8192;
-/// Blocks in the cache of each that no other has.
+/// Blocks in the cache of each replica that no other has.
 const N_OWN: u64 = 2000;
 const N_ROUNDS: usize = 2000;
 const SALT: Salt = [1; 16];
@@ -45,7 +45,7 @@ fn name(n: u64) -> u64 {
     n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
-/// All have the first blocks of the prompt as far as `shared`; three have 300 blocks, and one has all.
+/// All replicas have the first blocks of the prompt up to `shared`; three have 300 blocks, and one has all.
 fn board(prompt: &[u64], shared: usize) -> Board {
     let mut board = Board::default();
     for place in 0..N_REPLICAS {
@@ -53,7 +53,7 @@ fn board(prompt: &[u64], shared: usize) -> Board {
         board.sit(place, ledger);
         let digest = PolicyDigest::default();
         let (standing, version, id) = (Standing::Ready, VersionId::default(), name(place as u64));
-        let facts = Facts { standing, digest, version, context: 1 << 17, salt: SALT, id };
+        let facts = ReplicaFacts { standing, digest, version, context: 1 << 17, room: u32::MAX, salt: SALT, id };
         board.show(place, &facts);
         let n_known = match place {
             500 => prompt.len(),
@@ -92,18 +92,18 @@ fn main() {
     let wish = |n_before| Wish { n_prompt: N_PROMPT, session: Some(7), n_before, version: None };
     println!("{:<44} {:>11} {:>11}", "choice", "median", "p99");
     for (what, shared) in [("64 blocks are at all", 64), ("all blocks are at all", known.len())] {
-        let (board, mut scratch) = (board(&known, shared), Scratch::default());
+        let (board, mut scratch) = (board(&known, shared), ChoiceBuffers::default());
         measure(&format!("prefix, {what}, names known"), |round| {
             let names = |_: &PolicyDigest, _: &Salt| known.iter().copied();
-            board.choose(Policy::Prefix, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)
+            board.choose(PickPolicy::Prefix, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)
         });
         measure(&format!("prefix, {what}, named on the way"), |round| {
             let names = |digest: &PolicyDigest, salt: &Salt| names(&prompt, TenantId(0), digest, salt);
-            board.choose(Policy::Prefix, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)
+            board.choose(PickPolicy::Prefix, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)
         });
     }
-    let (board, mut scratch) = (board(&known, 0), Scratch::default());
-    for policy in [Policy::LeastWork, Policy::PowerOfTwo, Policy::RoundRobin, Policy::Affinity] {
+    let (board, mut scratch) = (board(&known, 0), ChoiceBuffers::default());
+    for policy in [PickPolicy::LeastWork, PickPolicy::PowerOfTwo, PickPolicy::RoundRobin, PickPolicy::Affinity] {
         measure(&format!("{policy:?}"), |round| {
             let names = |_: &PolicyDigest, _: &Salt| known.iter().copied();
             board.choose(policy, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)

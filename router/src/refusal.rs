@@ -1,8 +1,8 @@
-//! Why a request is not served, or not to its end. Knows neither HTTP nor gRPC; both say it in their own words.
+//! Why a request is not served, or not to its end, in the one type that all rooms share. Knows neither HTTP nor gRPC;
+//! each face says it in its own words.
 
-use crate::resume::NoResume;
-use crate::tenants::Limit;
 use std::borrow::Cow;
+use std::fmt;
 use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,14 +23,20 @@ pub enum Refusal {
     Limited { limit: Limit, retry_after: Duration },
     #[error("no token is expected before the request's deadline, but in {} s; come again later", wait.as_secs())]
     TooLate { wait: Duration, retry_after: Duration },
-    #[error("no replica is ready to serve")]
-    NotReady { retry_after: Duration },
+    #[error("no replica is ready to serve{}", because(why))]
+    NotReady { retry_after: Duration, why: String },
     #[error("draining: no new requests are taken here")]
     Draining { retry_after: Duration },
     #[error("the deadline has passed")]
     Deadline,
     #[error("the replica was lost and none that gives the same tokens came back")]
     Lost,
+    #[error(
+        "the replica `{replica}` cannot go on with it, {why}, and none that gives the same tokens has come for {} s, \
+         the longest that a request waits (--failover-max); ask again later, or give the replica what it lacks",
+        waited.as_secs_f32().round()
+    )]
+    Away { replica: String, why: String, waited: Duration, retry_after: Duration },
     #[error("the resume handle {0}")]
     NoResume(#[from] NoResume),
     #[error("its replica was lost {times} times before it said a token: it may be the cause, and is not tried again")]
@@ -39,6 +45,59 @@ pub enum Refusal {
     SlowReader { unread: usize },
     #[error("the request could not be computed: {message}")]
     Failed { message: String },
+}
+
+/// Which limit refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    Requests(u32),
+    Tokens(u32),
+    Concurrent(u32),
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::Requests(max) => write!(f, "{max} requests a minute"),
+            Limit::Tokens(max) => write!(f, "{max} tokens a minute"),
+            Limit::Concurrent(max) => write!(f, "{max} requests at once"),
+        }
+    }
+}
+
+/// Why a stream cannot be resumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoResume {
+    #[error("is no resume handle with positions")]
+    Garbled,
+    #[error("was not made by this cluster for this client, or was changed")]
+    Forged,
+    #[error("was made for another request: say again what was asked, with the same fields")]
+    OtherRequest,
+    #[error("was made for {expected} choices, and tells the positions of {got}")]
+    OtherChoices { expected: usize, got: usize },
+    #[error("was made under another policy: no replica here would say the same tokens")]
+    OtherPolicy,
+    #[error("tells position {position}, which is beyond the end of the stream at {end}")]
+    Beyond { position: u32, end: u32 },
+}
+
+impl NoResume {
+    /// One of a few words, for programs.
+    pub fn label(self) -> &'static str {
+        match self {
+            NoResume::Garbled => "resume_garbled",
+            NoResume::Forged => "resume_forged",
+            NoResume::OtherRequest | NoResume::OtherChoices { .. } => "resume_other_request",
+            NoResume::OtherPolicy => "resume_other_policy",
+            NoResume::Beyond { .. } => "resume_beyond_end",
+        }
+    }
+}
+
+/// The reason behind a refusal; empty where none is known.
+fn because(why: &str) -> String {
+    if why.is_empty() { String::new() } else { format!(": {why}") }
 }
 
 fn listed(names: &[String]) -> String {
@@ -50,7 +109,7 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-/// Rounded up, as milliseconds are: who comes too early is refused again.
+/// Seconds, rounded up as milliseconds are: a client that comes too early is refused again.
 pub fn whole_seconds(wait: Duration) -> u64 {
     wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1)
 }
@@ -68,7 +127,7 @@ impl Refusal {
         Refusal::Failed { message: message.into() }
     }
 
-    /// The same, with a field called as one face of the router calls it.
+    /// The same refusal, with the field named as one face of the router names it.
     pub fn renamed(self, names: &[(&str, &'static str)]) -> Refusal {
         match self {
             Refusal::Invalid { field, message } => {
@@ -84,7 +143,8 @@ impl Refusal {
             Refusal::Full { retry_after }
             | Refusal::Limited { retry_after, .. }
             | Refusal::TooLate { retry_after, .. }
-            | Refusal::NotReady { retry_after }
+            | Refusal::NotReady { retry_after, .. }
+            | Refusal::Away { retry_after, .. }
             | Refusal::Draining { retry_after } => Some(*retry_after),
             _ => None,
         }
@@ -103,7 +163,7 @@ impl Refusal {
             Refusal::NotReady { .. } => "not_ready",
             Refusal::Draining { .. } => "draining",
             Refusal::Deadline => "deadline",
-            Refusal::Lost => "lost",
+            Refusal::Lost | Refusal::Away { .. } => "lost",
             Refusal::NoResume(_) => "no_resume",
             Refusal::LostTooOften { .. } => "lost_too_often",
             Refusal::SlowReader { .. } => "slow_reader",

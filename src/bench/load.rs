@@ -16,13 +16,13 @@ pub enum Arrivals {
     Open { rate: f64, open_max: usize },
 }
 
-pub enum Outcome {
+pub enum RequestOutcome {
     Answered(Timed),
     Failed(String),
 }
 
 pub struct Measured {
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<RequestOutcome>,
     /// From the first request's sending to the last answer's end.
     pub took: Duration,
 }
@@ -32,7 +32,7 @@ pub fn run(
     wanted: &[Wanted],
     arrivals: &Arrivals,
     random: &mut Random,
-    ended: &(dyn Fn(&Outcome) + Sync),
+    ended: &(dyn Fn(&RequestOutcome) + Sync),
 ) -> Measured {
     let begun = Instant::now();
     let outcomes = match *arrivals {
@@ -44,7 +44,12 @@ pub fn run(
     Measured { outcomes, took: begun.elapsed() }
 }
 
-fn closed(server: &Server, wanted: &[Wanted], concurrency: usize, ended: &(dyn Fn(&Outcome) + Sync)) -> Vec<Outcome> {
+fn closed(
+    server: &Server,
+    wanted: &[Wanted],
+    concurrency: usize,
+    ended: &(dyn Fn(&RequestOutcome) + Sync),
+) -> Vec<RequestOutcome> {
     let queue = Mutex::new(wanted.iter().collect::<VecDeque<_>>());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     let client = || {
@@ -53,7 +58,7 @@ fn closed(server: &Server, wanted: &[Wanted], concurrency: usize, ended: &(dyn F
     };
     thread::scope(|scope| {
         let clients: Vec<_> = (0..concurrency.min(wanted.len())).map(|_| scope.spawn(client)).collect();
-        let panicked = |_| vec![Outcome::Failed("its thread panicked".into())];
+        let panicked = |_| vec![RequestOutcome::Failed("its thread panicked".into())];
         clients.into_iter().flat_map(|client| client.join().unwrap_or_else(panicked)).collect()
     })
 }
@@ -75,8 +80,8 @@ fn open(
     wanted: &[Wanted],
     schedule: &[Duration],
     open_max: usize,
-    ended: &(dyn Fn(&Outcome) + Sync),
-) -> Vec<Outcome> {
+    ended: &(dyn Fn(&RequestOutcome) + Sync),
+) -> Vec<RequestOutcome> {
     let (sender, outcomes) = mpsc::sync_channel(wanted.len().max(1));
     let begun = Instant::now();
     thread::scope(|scope| {
@@ -89,7 +94,7 @@ fn open(
                 // The channel has room for all and its receiver outlives the scope.
                 under_way.push(scope.spawn(move || drop(sender.send(ask(server, wanted, ended)))));
             } else {
-                drop(sender.send(Outcome::Failed(format!("{open_max} requests are under way"))));
+                drop(sender.send(RequestOutcome::Failed(format!("{open_max} requests are under way"))));
             }
         }
     });
@@ -97,10 +102,10 @@ fn open(
     outcomes.into_iter().collect()
 }
 
-fn ask(server: &Server, wanted: &Wanted, ended: &(dyn Fn(&Outcome) + Sync)) -> Outcome {
+fn ask(server: &Server, wanted: &Wanted, ended: &(dyn Fn(&RequestOutcome) + Sync)) -> RequestOutcome {
     let outcome = match server.ask(wanted) {
-        Ok(timed) => Outcome::Answered(timed),
-        Err(why) => Outcome::Failed(format!("{why:#}")),
+        Ok(timed) => RequestOutcome::Answered(timed),
+        Err(why) => RequestOutcome::Failed(format!("{why:#}")),
     };
     ended(&outcome);
     outcome

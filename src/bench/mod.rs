@@ -10,8 +10,8 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use lengths::{Lengths, Random};
-use load::{Arrivals, Outcome};
-use report::{Machine, Report, Run};
+use load::{Arrivals, RequestOutcome};
+use report::{LoadMachine, Report, Run};
 use std::path::PathBuf;
 use std::time::Duration;
 use stream::{Server, Wanted};
@@ -84,7 +84,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let report = Report {
         url: options.url.clone(),
         model: server.model.clone(),
-        machine: Machine::here(),
+        machine: LoadMachine::here(),
         prompt: options.prompt.to_string(),
         output: options.output.to_string(),
         shared_prefix: options.shared_prefix,
@@ -141,8 +141,8 @@ fn bar(arrivals: &Arrivals, n: usize) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn step(bar: &ProgressBar, outcome: &Outcome) {
-    if let Outcome::Failed(why) = outcome {
+fn step(bar: &ProgressBar, outcome: &RequestOutcome) {
+    if let RequestOutcome::Failed(why) = outcome {
         bar.suspend(|| eprintln!("a request failed: {why}"));
     }
     bar.inc(1);

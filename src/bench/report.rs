@@ -1,6 +1,6 @@
 //! Figures from what was measured: percentiles, a table for eyes and JSON for tools.
 
-use super::load::{Arrivals, Measured, Outcome};
+use super::load::{Arrivals, Measured, RequestOutcome};
 use super::stream::Timed;
 use serde::Serialize;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct Report {
     pub url: String,
     pub model: String,
-    pub machine: Machine,
+    pub machine: LoadMachine,
     pub prompt: String,
     pub output: String,
     pub shared_prefix: usize,
@@ -20,7 +20,7 @@ pub struct Report {
 
 /// Where the load came from; on loopback, where it was borne too.
 #[derive(Serialize)]
-pub struct Machine {
+pub struct LoadMachine {
     pub cpu: String,
     pub cores: usize,
     pub kernel: String,
@@ -73,8 +73,8 @@ impl Run {
             .outcomes
             .iter()
             .filter_map(|outcome| match outcome {
-                Outcome::Answered(timed) => Some(timed),
-                Outcome::Failed(_) => None,
+                RequestOutcome::Answered(timed) => Some(timed),
+                RequestOutcome::Failed(_) => None,
             })
             .collect();
         let sum = |of: fn(&Timed) -> u64| answered.iter().map(|timed| of(timed)).sum::<u64>();
@@ -103,12 +103,12 @@ impl Run {
     }
 }
 
-impl Machine {
-    pub fn here() -> Machine {
+impl LoadMachine {
+    pub fn here() -> LoadMachine {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let (cpu_info, kernel) = (read("/proc/cpuinfo"), read("/proc/sys/kernel/osrelease"));
         let model = cpu_info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-        Machine {
+        LoadMachine {
             cpu: model.map_or("unknown", |(_, name)| name.trim()).to_owned(),
             cores: std::thread::available_parallelism().map_or(0, usize::from),
             kernel: kernel.trim().to_owned(),
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn a_run_counts_what_failed_apart() {
         let timed = Timed { pieces: vec![Duration::from_millis(5)], output_tokens: 4, ..Timed::default() };
-        let outcomes = vec![Outcome::Answered(timed), Outcome::Failed("no".into())];
+        let outcomes = vec![RequestOutcome::Answered(timed), RequestOutcome::Failed("no".into())];
         let run = Run::of(&Arrivals::Closed { concurrency: 2 }, &Measured { outcomes, took: Duration::from_secs(2) });
         assert_eq!((run.n_answered, run.n_failed, run.output_tokens), (1, 1, 4));
         assert!((run.output_tokens_per_s - 2.0).abs() < 1e-9);

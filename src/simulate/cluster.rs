@@ -1,12 +1,12 @@
 //! A cluster on virtual time: the planner and the router's pick as they ship, and a roofline where workers would be.
 //! One queue of events, in the order of their times and then of their numbers; no clock, no thread, no chance.
 
-use super::front::Front;
-use super::measure::{Level, Looks, Times, Window};
+use super::front::SimulatedRouter;
+use super::measure::{CountedTime, Level, Looks, TimeCounts};
 use super::traffic::{Arrival, Nanos, Traffic, token};
 use coordinator::{Roofline, Work};
-use router::Policy;
-use router::ledger::Item;
+use router::PickPolicy;
+use router::board::ledger::Item;
 use scheduler::{Output, Scheduler};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -23,12 +23,12 @@ const LOOK_NANOS: Nanos = 500_000_000;
 
 pub struct Setup {
     pub n_replicas: usize,
-    pub policy: Policy,
+    pub policy: PickPolicy,
     pub planner: scheduler::Config,
     pub roofline: Roofline,
     /// Of each pass through a stage, besides what the roofline knows: launches, the draw.
     pub overhead: Nanos,
-    pub window: Window,
+    pub window: CountedTime,
     pub slo: Slo,
 }
 
@@ -77,7 +77,7 @@ struct Replica {
 
 /// What a run comes to.
 #[derive(Default)]
-pub struct Outcome {
+pub struct Tally {
     pub n_arrived: u64,
     pub n_ended: u64,
     pub n_refused: u64,
@@ -86,9 +86,9 @@ pub struct Outcome {
     pub n_good: u64,
     pub good_tokens: u64,
     pub counted_tokens: u64,
-    pub ttft: Times,
-    pub itl: Times,
-    pub e2e: Times,
+    pub ttft: TimeCounts,
+    pub itl: TimeCounts,
+    pub e2e: TimeCounts,
     /// Said within the window.
     pub output_tokens: u64,
     /// Of prompts, computed and found in caches, of those that began within the window.
@@ -112,13 +112,13 @@ pub struct Outcome {
     pub tokens_said: u64,
 }
 
-pub struct Cluster {
+pub struct Datacenter {
     setup: Setup,
     traffic: Traffic,
     next: Option<Arrival>,
     queue: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
     n_pushed: u64,
-    front: Front,
+    front: SimulatedRouter,
     replicas: Vec<Replica>,
     tickets: Vec<Ticket>,
     groups: Vec<CacheGroup>,
@@ -126,11 +126,11 @@ pub struct Cluster {
     work: Work,
     outputs: Vec<Output>,
     spare: Vec<StepDone>,
-    outcome: Outcome,
+    outcome: Tally,
 }
 
-impl Cluster {
-    pub fn new(setup: Setup, traffic: Traffic) -> Result<Cluster, types::Unsupported> {
+impl Datacenter {
+    pub fn new(setup: Setup, traffic: Traffic) -> Result<Datacenter, types::Unsupported> {
         let replica = || {
             Ok(Replica {
                 planner: Scheduler::new(setup.planner.clone(), Epoch::default())?,
@@ -139,8 +139,8 @@ impl Cluster {
             })
         };
         let replicas = (0..setup.n_replicas).map(|_| replica()).collect::<Result<Vec<_>, types::Unsupported>>()?;
-        Ok(Cluster {
-            front: Front::new(setup.policy, setup.n_replicas, &setup.planner),
+        Ok(Datacenter {
+            front: SimulatedRouter::new(setup.policy, setup.n_replicas, &setup.planner),
             groups: setup.planner.groups.clone(),
             setup,
             traffic,
@@ -153,14 +153,14 @@ impl Cluster {
             work: Work::default(),
             outputs: Vec::new(),
             spare: Vec::new(),
-            outcome: Outcome::default(),
+            outcome: Tally::default(),
         })
     }
 
     /// Until the last request has ended. `progress` is told the virtual time, now and then.
-    pub fn run(mut self, mut progress: impl FnMut(Nanos)) -> Outcome {
+    pub fn run(mut self, mut progress: impl FnMut(Nanos)) -> Tally {
         self.await_arrival();
-        let Window { from, until } = self.setup.window;
+        let CountedTime { from, until } = self.setup.window;
         (from..until).step_by(LOOK_NANOS as usize).for_each(|at| self.push(at, Event::Look));
         // Coordinators began at different times, and so do their beats.
         for replica in 0..self.setup.n_replicas as u32 {

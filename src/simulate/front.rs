@@ -2,19 +2,19 @@
 //! them. Knows no time.
 
 use proto::cluster::{Cached, Load};
-use router::Policy;
-use router::board::{Board, Facts, Salt, Scratch, names};
-use router::ledger::{Item, Ledger};
-use router::pick::{Standing, VersionId, Wish};
+use router::PickPolicy;
+use router::board::ledger::{Item, Ledger};
+use router::board::pick::{Standing, VersionId, Wish};
+use router::board::{Board, ChoiceBuffers, ReplicaFacts, Salt, names};
 use scheduler::{NameChange, Scheduler};
 use std::sync::Arc;
 use types::{PolicyDigest, TenantId, Token};
 
-pub struct Front {
-    policy: Policy,
+pub struct SimulatedRouter {
+    policy: PickPolicy,
     board: Board,
     seats: Vec<Seat>,
-    scratch: Scratch,
+    scratch: ChoiceBuffers,
     n_picked: u64,
     changes: Vec<NameChange>,
 }
@@ -25,19 +25,22 @@ struct Seat {
     sequence: u64,
 }
 
-impl Front {
-    pub fn new(policy: Policy, n_replicas: usize, planner: &scheduler::Config) -> Front {
+impl SimulatedRouter {
+    pub fn new(policy: PickPolicy, n_replicas: usize, planner: &scheduler::Config) -> SimulatedRouter {
         let mut board = Board::default();
         let seat = |place: usize| {
             let ledger = board.ledger();
             board.sit(place, ledger.clone());
             let (digest, context, salt) = (planner.policy, planner.context_max, planner.salt);
             let (standing, version) = (Standing::Ready, VersionId::default());
-            board.show(place, &Facts { standing, digest, version, context, salt, id: place as u64 });
+            board.show(
+                place,
+                &ReplicaFacts { standing, digest, version, context, room: u32::MAX, salt, id: place as u64 },
+            );
             Seat { ledger, sequence: 0 }
         };
         let seats = (0..n_replicas).map(seat).collect();
-        Front { policy, board, seats, scratch: Scratch::default(), n_picked: 0, changes: Vec::new() }
+        SimulatedRouter { policy, board, seats, scratch: ChoiceBuffers::default(), n_picked: 0, changes: Vec::new() }
     }
 
     /// Who gets a prompt; and what is to be done of it there, until it is dropped.

@@ -5,12 +5,12 @@ use serde::Serialize;
 
 /// From the first of these to before the second, requests and tokens count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct CountedTime {
     pub from: Nanos,
     pub until: Nanos,
 }
 
-impl Window {
+impl CountedTime {
     pub fn has(&self, at: Nanos) -> bool {
         (self.from..self.until).contains(&at)
     }
@@ -26,7 +26,7 @@ impl Window {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Spread {
+pub struct Percentiles {
     pub mean: f64,
     pub p50: f64,
     pub p90: f64,
@@ -35,7 +35,7 @@ pub struct Spread {
 
 /// Times, in classes a hundred and twenty-eighth apart: as small for a billion as for one.
 #[derive(Default)]
-pub struct Times {
+pub struct TimeCounts {
     counts: Vec<u64>,
     pub n: u64,
     /// In nanoseconds.
@@ -45,7 +45,7 @@ pub struct Times {
 /// Of the number, as many leading bits name its class.
 const CLASS_BITS: u32 = 7;
 
-impl Times {
+impl TimeCounts {
     pub fn add(&mut self, nanos: Nanos) {
         let class = class(nanos);
         if class >= self.counts.len() {
@@ -70,11 +70,11 @@ impl Times {
     }
 
     /// In milliseconds.
-    pub fn spread(&self) -> Spread {
+    pub fn spread(&self) -> Percentiles {
         let millis = |nanos: Nanos| nanos as f64 / 1e6;
         let at = |percent| millis(self.percentile(percent));
         let mean = self.sum as f64 / self.n.max(1) as f64 / 1e6;
-        Spread { mean, p50: at(50), p90: at(90), p99: at(99) }
+        Percentiles { mean, p50: at(50), p90: at(90), p99: at(99) }
     }
 }
 
@@ -100,13 +100,13 @@ pub struct Level {
 }
 
 impl Level {
-    pub fn change(&mut self, by: i64, at: Nanos, window: &Window) {
+    pub fn change(&mut self, by: i64, at: Nanos, window: &CountedTime) {
         self.area += u128::from(self.now) * u128::from(window.overlap(self.since, at));
         self.now = self.now.checked_add_signed(by).expect("nobody leaves who has not come");
         self.since = at;
     }
 
-    pub fn mean(&self, window: &Window) -> f64 {
+    pub fn mean(&self, window: &CountedTime) -> f64 {
         self.area as f64 / (window.until - window.from).max(1) as f64
     }
 }
@@ -150,19 +150,19 @@ mod tests {
 
     #[test]
     fn percentiles_of_a_hundred_times() {
-        let mut times = Times::default();
+        let mut times = TimeCounts::default();
         (1..=100).for_each(|ms| times.add(ms * 1_000_000));
-        let Spread { mean, p50, p90, p99 } = times.spread();
+        let Percentiles { mean, p50, p90, p99 } = times.spread();
         assert_eq!(mean, 50.5);
         for (got, expected) in [(p50, 50.0), (p90, 90.0), (p99, 99.0)] {
             assert!((got / expected - 1.0f64).abs() < 0.01, "{got} {expected}");
         }
-        assert_eq!(Times::default().spread(), Spread::default());
+        assert_eq!(TimeCounts::default().spread(), Percentiles::default());
     }
 
     #[test]
     fn a_level_is_weighed_by_its_time_within_the_window() {
-        let window = Window { from: 100, until: 200 };
+        let window = CountedTime { from: 100, until: 200 };
         let mut level = Level::default();
         level.change(2, 50, &window);
         level.change(2, 150, &window);

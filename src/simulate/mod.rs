@@ -11,20 +11,20 @@ mod report;
 mod tests;
 mod traffic;
 
-use crate::args::Hub;
 use crate::bench::lengths::Lengths;
-use crate::config::Policy as Pick;
+use crate::models::Hub;
+use crate::settings::{PickChoice, words};
 use anyhow::{Context, ensure};
-use clap::{Args, ValueEnum};
-use cluster::{Cluster, Outcome, Setup, Slo};
+use clap::Args;
+use cluster::{Datacenter, Setup, Slo, Tally};
 use coordinator::{Blueprint, Limits, Machine, Policy, Roofline, WorkerId};
 use hardware::{Efficiency, GPUS_PER_NODE, Gpu};
-use measure::Window;
-use models::{Model, Weights};
-use report::Report;
+use measure::CountedTime;
+use models::{SimulatedModel, WeightFormat};
+use report::SimulationReport;
 use std::path::PathBuf;
 use traffic::{Crowd, Nanos, Traffic, nanos};
-use types::{DeviceClass, Grid, PolicyDigest};
+use types::{Activations, DeviceClass, Grid, KvDtype, PolicyDigest};
 
 #[derive(Args, Clone)]
 pub struct Options {
@@ -44,9 +44,9 @@ pub struct Options {
     pub pp: u16,
     /// What weights are stored in [default: as the file has them; of a name or config.json, bf16]
     #[arg(long)]
-    pub weights: Option<Weights>,
+    pub weights: Option<WeightFormat>,
     /// What the KV cache is stored in
-    #[arg(long, default_value = "bf16")]
+    #[arg(long, default_value = "bf16", value_parser = words::parser(KV_DTYPES, KvDtype::name))]
     pub kv_dtype: KvDtype,
     /// Tokens of one request at most [default: the model's, as far as memory goes]
     #[arg(long, value_name = "TOKENS")]
@@ -90,7 +90,7 @@ pub struct Options {
     pub trace: Option<PathBuf>,
     /// Which replica gets a request; those that share a text are a session
     #[arg(long, value_enum, default_value = "prefix")]
-    pub policy: Pick,
+    pub policy: PickChoice,
     /// Milliseconds to the first token that are good enough
     #[arg(long, default_value_t = 1000.0, value_name = "MS")]
     pub slo_ttft: f64,
@@ -118,20 +118,8 @@ pub struct Options {
     pub hub: Hub,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KvDtype {
-    Bf16,
-    Fp8,
-}
-
-impl KvDtype {
-    fn name(self) -> &'static str {
-        match self {
-            KvDtype::Bf16 => "bf16",
-            KvDtype::Fp8 => "fp8",
-        }
-    }
-}
+/// What a datacenter's caches are simulated in.
+const KV_DTYPES: &[KvDtype] = &[KvDtype::Bf16, KvDtype::Fp8];
 
 /// More have not been tried, and would not fit this machine's memory.
 const REPLICAS_MAX: usize = 4096;
@@ -149,14 +137,14 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn simulate(options: &Options, progress: impl Fn(Nanos, Nanos)) -> anyhow::Result<Report> {
+fn simulate(options: &Options, progress: impl Fn(Nanos, Nanos)) -> anyhow::Result<SimulationReport> {
     check(options)?;
-    let model = Model::find(&options.model, options.weights, &options.hub)?;
+    let model = SimulatedModel::find(&options.model, options.weights, &options.hub)?;
     let laid_out = LaidOut::new(options, &model)?;
     let (traffic, window) = traffic(options)?;
     let until = window.until;
     let outcome = laid_out.run(options, traffic, window, |at| progress(at, until))?;
-    Ok(Report::new(options, &model, &laid_out, window, &outcome))
+    Ok(SimulationReport::new(options, &model, &laid_out, window, &outcome))
 }
 
 fn check(options: &Options) -> anyhow::Result<()> {
@@ -176,18 +164,18 @@ fn check(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn traffic(options: &Options) -> anyhow::Result<(Traffic, Window)> {
+fn traffic(options: &Options) -> anyhow::Result<(Traffic, CountedTime)> {
     let from = nanos(options.warm_up);
     if let Some(path) = &options.trace {
         let (traffic, last) = Traffic::trace(path)?;
         ensure!(from <= last, "the trace ends before the warm-up does: give --warm-up 0");
-        return Ok((traffic, Window { from, until: last + 1 }));
+        return Ok((traffic, CountedTime { from, until: last + 1 }));
     }
     let until = from + nanos(options.duration);
     let (prefix_share, n_prefixes) = (options.prefix_share, options.prefixes);
     let crowd =
         Crowd { rate: options.rate, until, prompt: options.prompt, output: options.output, prefix_share, n_prefixes };
-    Ok((Traffic::crowd(crowd, options.seed), Window { from, until }))
+    Ok((Traffic::crowd(crowd, options.seed), CountedTime { from, until }))
 }
 
 /// A replica on its GPUs.
@@ -198,7 +186,7 @@ struct LaidOut {
 }
 
 impl LaidOut {
-    fn new(options: &Options, model: &Model) -> anyhow::Result<LaidOut> {
+    fn new(options: &Options, model: &SimulatedModel) -> anyhow::Result<LaidOut> {
         let gpu = &options.gpu;
         let machines = machines(options);
         let lay_out = |policy: &Policy| coordinator::plan(&machines, &model.shape, policy, None);
@@ -218,7 +206,7 @@ impl LaidOut {
         let efficiency = Efficiency { bandwidth: options.bandwidth_efficiency, compute: options.compute_efficiency };
         let speeds = vec![gpu.speed(efficiency, model.is_fp8); n_ranks];
         let links = gpu.links(options.tp, options.pp);
-        let roofline = Roofline::new(&model.shape, DeviceClass::Cuda, &policy, &blueprint, (&speeds, &links))?;
+        let roofline = Roofline::new(&model.shape, DeviceClass::Cuda, &policy, &blueprint, (&speeds, &links));
         Ok(LaidOut { blueprint, config: config(options, model, policy), roofline })
     }
 
@@ -226,9 +214,9 @@ impl LaidOut {
         &self,
         options: &Options,
         traffic: Traffic,
-        window: Window,
+        window: CountedTime,
         progress: impl FnMut(Nanos),
-    ) -> anyhow::Result<Outcome> {
+    ) -> anyhow::Result<Tally> {
         let setup = Setup {
             n_replicas: options.replicas,
             policy: options.policy.into(),
@@ -238,7 +226,7 @@ impl LaidOut {
             window,
             slo: Slo { ttft: nanos(options.slo_ttft / 1e3), itl: nanos(options.slo_itl / 1e3) },
         };
-        Ok(Cluster::new(setup, traffic)?.run(progress))
+        Ok(Datacenter::new(setup, traffic)?.run(progress))
     }
 }
 
@@ -250,7 +238,7 @@ fn machines(options: &Options) -> Vec<Machine> {
     let machine = |rank: u32| Machine {
         worker: WorkerId(rank.into()),
         host: format!("node-{}", rank / u32::from(GPUS_PER_NODE)),
-        device: DeviceClass::Cuda.name().into(),
+        device: DeviceClass::Cuda.into(),
         memory_bytes: options.gpu.memory_bytes,
         threads: 1,
         cores: 0,
@@ -261,8 +249,8 @@ fn machines(options: &Options) -> Vec<Machine> {
 fn policy(options: &Options, kv_memory: u64) -> Policy {
     Policy {
         grid: Grid { tp: options.tp, pp: options.pp, ep: 1 },
-        activations: "bf16".into(),
-        kv_dtype: options.kv_dtype.name().into(),
+        activations: Activations::Bf16,
+        kv_dtype: options.kv_dtype,
         kv_memory: Some(kv_memory),
         context: options.context,
         running_max: options.max_running,
@@ -271,7 +259,7 @@ fn policy(options: &Options, kv_memory: u64) -> Policy {
 }
 
 /// As a coordinator of such a replica would be told.
-fn config(options: &Options, model: &Model, policy: Policy) -> coordinator::Config {
+fn config(options: &Options, model: &SimulatedModel, policy: Policy) -> coordinator::Config {
     coordinator::Config {
         replica: String::new(),
         model: model.name.clone(),

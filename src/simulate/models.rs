@@ -1,8 +1,8 @@
 //! Models by name, without their files: the figures of their `config.json`, and what their weights would weigh. Knows
 //! no devices.
 
-use crate::args::Hub;
 use crate::models;
+use crate::models::Hub;
 use anyhow::Context;
 use checkpoint::{Checkpoint, Dtype, ModelSpec, Sizes, catalogue, names};
 use clap::ValueEnum;
@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// What matrices of layers are stored in. Embedding and head stay bf16, as checkpoints of these formats have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Weights {
+pub enum WeightFormat {
     Bf16,
     /// One byte, and computed with in fp8 where the GPU can.
     Fp8,
@@ -20,13 +20,13 @@ pub enum Weights {
     Int4,
 }
 
-impl Weights {
+impl WeightFormat {
     fn bits(self) -> u64 {
         match self {
-            Weights::Bf16 => 16,
-            Weights::Fp8 => 8,
+            WeightFormat::Bf16 => 16,
+            WeightFormat::Fp8 => 8,
             // Four, and half a bit of scales.
-            Weights::Int4 => 4,
+            WeightFormat::Int4 => 4,
         }
     }
 
@@ -35,7 +35,7 @@ impl Weights {
         let is_wide = tensor.layer.is_none() || tensor.shape[0] == 1;
         match (is_wide, self) {
             (true, _) => 2 * n,
-            (false, Weights::Int4) => n * self.bits() / 8 + n / 16,
+            (false, WeightFormat::Int4) => n * self.bits() / 8 + n / 16,
             (false, _) => n * self.bits() / 8,
         }
     }
@@ -43,7 +43,7 @@ impl Weights {
 
 /// A model as the simulation needs it.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct SimulatedModel {
     pub name: String,
     pub shape: ModelShape,
     /// As told, or what the file says of itself.
@@ -51,35 +51,35 @@ pub struct Model {
     pub is_fp8: bool,
 }
 
-impl Model {
-    fn sized(name: &str, spec: &ModelSpec, weights: Weights) -> Model {
+impl SimulatedModel {
+    fn sized(name: &str, spec: &ModelSpec, weights: WeightFormat) -> SimulatedModel {
         let shape = ModelShape::sized(spec, Sizes::measured(spec, |tensor| weights.bytes_of(tensor)));
         let told = weights.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-        Model { name: name.to_owned(), shape, weights: told, is_fp8: weights == Weights::Fp8 }
+        SimulatedModel { name: name.to_owned(), shape, weights: told, is_fp8: weights == WeightFormat::Fp8 }
     }
 
     /// By name, by a `config.json`, or by files that are here; nothing is fetched. Without `weights`, files weigh what
     /// they do and all others are bf16.
-    pub fn find(name: &str, weights: Option<Weights>, hub: &Hub) -> anyhow::Result<Model> {
+    pub fn find(name: &str, weights: Option<WeightFormat>, hub: &Hub) -> anyhow::Result<SimulatedModel> {
         if let Some(row) = ROWS.iter().find(|row| row.name.eq_ignore_ascii_case(name)) {
-            return Ok(Model::sized(row.name, &row.spec()?, weights.unwrap_or(Weights::Bf16)));
+            return Ok(SimulatedModel::sized(row.name, &row.spec()?, weights.unwrap_or(WeightFormat::Bf16)));
         }
         let path = Path::new(name);
         if path.extension().is_some_and(|extension| extension == "json") {
             let spec = ModelSpec::open(path)?;
-            return Ok(Model::sized(&spec.name, &spec, weights.unwrap_or(Weights::Bf16)));
+            return Ok(SimulatedModel::sized(&spec.name, &spec, weights.unwrap_or(WeightFormat::Bf16)));
         }
         let located = catalogue::locate(name, &models::sources(hub)?)
             .with_context(|| format!("{name} is no file that is here, no config.json, and none of {}", known()))?;
         let checkpoint = Checkpoint::open(&located.path)?;
         if let Some(weights) = weights {
-            return Ok(Model::sized(&located.name, checkpoint.spec(), weights));
+            return Ok(SimulatedModel::sized(&located.name, checkpoint.spec(), weights));
         }
         let kinds = checkpoint.quantization();
         let is_fp8 = kinds.first() == Some(&Dtype::F8E4M3);
         let kinds: Vec<&str> = kinds.iter().map(|dtype| dtype.name()).collect();
         let shape = ModelShape::of(&checkpoint);
-        Ok(Model { name: located.name, shape, weights: kinds.join("+"), is_fp8 })
+        Ok(SimulatedModel { name: located.name, shape, weights: kinds.join("+"), is_fp8 })
     }
 }
 
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(cases.len(), ROWS.len());
         for (row, (name, billions)) in ROWS.iter().zip(cases) {
             assert_eq!(row.name, name);
-            let model = Model::sized(name, &row.spec().unwrap(), Weights::Bf16);
+            let model = SimulatedModel::sized(name, &row.spec().unwrap(), WeightFormat::Bf16);
             let got = model.shape.sizes.total() as f64 / 2e9;
             assert!((got / billions - 1.0).abs() < 0.01, "{name}: {got} of {billions}");
         }
@@ -235,8 +235,8 @@ mod tests {
     #[test]
     fn smaller_formats_weigh_less_where_matrices_of_layers_are() {
         let row = ROWS.iter().find(|row| row.name == "llama-3.1-8b").unwrap();
-        let of = |weights| Model::sized(row.name, &row.spec().unwrap(), weights).shape.sizes;
-        let (bf16, fp8, int4) = (of(Weights::Bf16), of(Weights::Fp8), of(Weights::Int4));
+        let of = |weights| SimulatedModel::sized(row.name, &row.spec().unwrap(), weights).shape.sizes;
+        let (bf16, fp8, int4) = (of(WeightFormat::Bf16), of(WeightFormat::Fp8), of(WeightFormat::Int4));
         assert_eq!((bf16.embedding, bf16.head), (int4.embedding, int4.head));
         let mlp = |sizes: &Sizes| sizes.layers[0].mlp;
         assert_eq!((2 * mlp(&fp8), 32 * mlp(&int4)), (mlp(&bf16), 9 * mlp(&bf16)));

@@ -1,16 +1,16 @@
 //! What a simulated run comes to: a page for eyes, JSON for tools. Knows nothing of how it came about.
 
-use super::cluster::Outcome;
-use super::measure::{Spread, Window};
-use super::models::Model;
+use super::cluster::Tally;
+use super::measure::{CountedTime, Percentiles};
+use super::models::SimulatedModel;
 use super::{LaidOut, Options};
-use crate::config::Policy;
+use crate::settings::PickChoice;
 use clap::ValueEnum;
 use serde::Serialize;
 use std::fmt;
 
 #[derive(Serialize)]
-pub struct Report {
+pub struct SimulationReport {
     pub model: String,
     pub weights: String,
     pub kv_dtype: &'static str,
@@ -20,7 +20,7 @@ pub struct Report {
     pub pp: u16,
     pub gpus: usize,
     pub load: String,
-    pub policy: Policy,
+    pub policy: PickChoice,
     pub seed: u64,
     pub seconds: f64,
     /// Of each GPU that has the most.
@@ -29,9 +29,9 @@ pub struct Report {
     pub kv_tokens: u64,
     pub context: u32,
     pub requests: Requests,
-    pub ttft_ms: Spread,
-    pub itl_ms: Spread,
-    pub e2e_ms: Spread,
+    pub ttft_ms: Percentiles,
+    pub itl_ms: Percentiles,
+    pub e2e_ms: Percentiles,
     pub throughput: Throughput,
     pub goodput: Goodput,
     pub utilisation: Utilisation,
@@ -95,12 +95,18 @@ pub struct Cost {
     pub per_million_good_tokens: Option<f64>,
 }
 
-impl Report {
-    pub fn new(options: &Options, model: &Model, laid_out: &LaidOut, window: Window, outcome: &Outcome) -> Report {
+impl SimulationReport {
+    pub fn new(
+        options: &Options,
+        model: &SimulatedModel,
+        laid_out: &LaidOut,
+        window: CountedTime,
+        outcome: &Tally,
+    ) -> SimulationReport {
         let n_ranks = usize::from(options.tp) * usize::from(options.pp);
         let blueprint = &laid_out.blueprint;
         let largest = blueprint.pools.iter().map(coordinator::Pool::n_tokens).max();
-        Report {
+        SimulationReport {
             model: model.name.clone(),
             weights: model.weights.clone(),
             kv_dtype: options.kv_dtype.name(),
@@ -145,7 +151,7 @@ fn load(options: &Options) -> String {
     format!("{rate} requests/s, prompt {prompt}{shared}, output {output}")
 }
 
-fn throughput(window: Window, outcome: &Outcome) -> Throughput {
+fn throughput(window: CountedTime, outcome: &Tally) -> Throughput {
     let seconds = window.seconds();
     Throughput {
         output_tokens: outcome.output_tokens as f64 / seconds,
@@ -154,7 +160,7 @@ fn throughput(window: Window, outcome: &Outcome) -> Throughput {
     }
 }
 
-fn goodput(options: &Options, window: Window, outcome: &Outcome) -> Goodput {
+fn goodput(options: &Options, window: CountedTime, outcome: &Tally) -> Goodput {
     Goodput {
         slo_ttft_ms: options.slo_ttft,
         slo_itl_ms: options.slo_itl,
@@ -164,7 +170,7 @@ fn goodput(options: &Options, window: Window, outcome: &Outcome) -> Goodput {
     }
 }
 
-fn utilisation(options: &Options, n_ranks: usize, window: Window, outcome: &Outcome) -> Utilisation {
+fn utilisation(options: &Options, n_ranks: usize, window: CountedTime, outcome: &Tally) -> Utilisation {
     let n_stages = (usize::from(options.pp) * options.replicas) as f64;
     let gpu_seconds = (n_ranks * options.replicas) as f64 * window.seconds();
     Utilisation {
@@ -178,7 +184,7 @@ fn utilisation(options: &Options, n_ranks: usize, window: Window, outcome: &Outc
     }
 }
 
-fn cost(options: &Options, n_ranks: usize, window: Window, outcome: &Outcome) -> Cost {
+fn cost(options: &Options, n_ranks: usize, window: CountedTime, outcome: &Tally) -> Cost {
     let per_gpu_hour = options.price_per_gpu_hour.unwrap_or(options.gpu.dollars_per_hour);
     let per_hour = per_gpu_hour * (n_ranks * options.replicas) as f64;
     let spent = per_hour * window.seconds() / 3600.0;
@@ -191,9 +197,9 @@ fn cost(options: &Options, n_ranks: usize, window: Window, outcome: &Outcome) ->
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for SimulationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { model, weights, kv_dtype, gpu, replicas, tp, pp, gpus, load, seed, .. } = self;
+        let SimulationReport { model, weights, kv_dtype, gpu, replicas, tp, pp, gpus, load, seed, .. } = self;
         writeln!(
             f,
             "{model}, {weights} weights and {kv_dtype} KV, on {replicas} x {gpu} tp {tp} pp {pp}: {gpus} GPUs"
@@ -212,11 +218,11 @@ impl fmt::Display for Report {
     }
 }
 
-impl Report {
+impl SimulationReport {
     fn times(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:<16}{:>10}{:>10}{:>10}{:>10}", "milliseconds", "p50", "p90", "p99", "mean")?;
         let rows = [("first token", self.ttft_ms), ("between tokens", self.itl_ms), ("end to end", self.e2e_ms)];
-        for (what, Spread { mean, p50, p90, p99 }) in rows {
+        for (what, Percentiles { mean, p50, p90, p99 }) in rows {
             writeln!(f, "{what:<16}{p50:>10.1}{p90:>10.1}{p99:>10.1}{mean:>10.1}")?;
         }
         writeln!(f)

@@ -13,12 +13,12 @@ fn options(line: &str) -> Options {
     Line::parse_from(["simulate"].into_iter().chain(line.split_ascii_whitespace())).options
 }
 
-fn report(line: &str) -> Report {
+fn report(line: &str) -> SimulationReport {
     simulate(&options(line), |_, _| {}).unwrap()
 }
 
-fn outcome(options: &Options) -> (Outcome, LaidOut) {
-    let model = Model::find(&options.model, options.weights, &options.hub).unwrap();
+fn outcome(options: &Options) -> (Tally, LaidOut) {
+    let model = SimulatedModel::find(&options.model, options.weights, &options.hub).unwrap();
     let laid_out = LaidOut::new(options, &model).unwrap();
     let (traffic, window) = traffic(options).unwrap();
     (laid_out.run(options, traffic, window, |_| {}).unwrap(), laid_out)
@@ -145,7 +145,7 @@ fn who_looks_at_caches_finds_more_in_them() {
         report(&format!("{load} --policy {policy}"))
     };
     let [prefix, round_robin, least_work, affinity] = ["prefix", "round-robin", "least-work", "affinity"].map(of);
-    let cached = |report: &Report| report.throughput.cached;
+    let cached = |report: &SimulationReport| report.throughput.cached;
     assert!(cached(&prefix) > 0.6 && cached(&affinity) > 0.6, "{} {}", cached(&prefix), cached(&affinity));
     assert!(cached(&prefix) > 1.05 * cached(&round_robin) && cached(&prefix) > 1.05 * cached(&least_work));
     assert!(prefix.ttft_ms.mean < round_robin.ttft_ms.mean);
@@ -213,7 +213,7 @@ fn what_cannot_be_is_refused_with_a_reason() {
 fn nodes_of_eight_are_joined_by_a_network() {
     let step = |line: &str| {
         let options = options(line);
-        let model = Model::find(&options.model, options.weights, &options.hub).unwrap();
+        let model = SimulatedModel::find(&options.model, options.weights, &options.hub).unwrap();
         LaidOut::new(&options, &model).unwrap().roofline.step(&coordinator::Work::one_row())
     };
     let (near, far) =

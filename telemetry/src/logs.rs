@@ -1,8 +1,15 @@
 //! Logs on stderr: stdout belongs to answers. A collector, if one is named, gets them too, and spans, which are in no
-//! log.
+//! log. Who logs waits for neither: lines go into a queue with a limit, and a thread of their own writes them.
+
+mod queue;
+mod stderr;
+
+pub use stderr::{flush, say};
 
 use crate::{Collector, Error, otlp, spans};
+use queue::LogQueue;
 use std::io::IsTerminal;
+use std::sync::Arc;
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -28,9 +35,11 @@ pub struct Telling<'a> {
     pub collector: Option<&'a Collector>,
 }
 
-/// Sets up the process's log, and its spans if there is a collector for them. Once in a process.
+/// Sets up the process's log, and its spans if there is a collector for them. Once in a process, whose panics are told
+/// the same way from then on.
 pub fn init(telling: Telling<'_>) -> Result<(), Error> {
-    let mut layers = vec![log(telling)?];
+    let queue = Arc::new(LogQueue::default());
+    let mut layers = vec![log(telling, queue.clone())?];
     if let Some(collector) = telling.collector {
         let level = if collector.steps { spans::STEPS } else { spans::REQUESTS };
         let wanted = Targets::new().with_target(spans::TARGET, LevelFilter::from_level(level));
@@ -38,14 +47,17 @@ pub fn init(telling: Telling<'_>) -> Result<(), Error> {
         layers.push(spans.with_filter(wanted).boxed());
         layers.push(logs.with_filter(sent(telling.filter, level)?).boxed());
     }
-    tracing_subscriber::registry().with(layers).try_init().map_err(|_| Error::LogsTwice)
+    tracing_subscriber::registry().with(layers).try_init().map_err(|_| Error::LogsTwice)?;
+    Ok(stderr::start(queue, telling.format)?)
 }
 
-fn log<S>(telling: Telling<'_>) -> Result<Box<dyn Layer<S> + Send + Sync>, Error>
+fn log<S>(telling: Telling<'_>, queue: Arc<LogQueue>) -> Result<Box<dyn Layer<S> + Send + Sync>, Error>
 where
     S: tracing::Subscriber + for<'span> LookupSpan<'span>,
 {
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let log = tracing_subscriber::fmt::layer().with_writer(queue).with_ansi(std::io::stderr().is_terminal());
+    // It would complain to stderr itself, and wait for who reads that.
+    let log = log.log_internal_errors(false);
     // Where nothing wants spans, none is made.
     let filter = filter(telling.filter, &[NO_SPANS])?;
     Ok(match telling.format {

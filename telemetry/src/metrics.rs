@@ -1,6 +1,6 @@
 //! Every metric: its name, the name that dashboards made for vLLM know it by, and the typed function that sets it.
 
-use crate::spans::{PROVIDER, Usage};
+use crate::spans::{PROVIDER, TokenUsage};
 use crate::{Error, otlp};
 use metrics::{Histogram, Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -117,6 +117,10 @@ const REPLICAS_SUSPECTED: Metric =
     metric("lockstep:replicas_suspected_total", "Times that a router heard nothing of a replica for some beats.");
 const PANICS: Metric =
     metric("lockstep:panics_total", "Panics of this process: each ended one request, one link or one rank.");
+const LOG_DROPPED: Metric = metric(
+    "lockstep:log_dropped_total",
+    "Lines of the log that stderr does not have: it was not read in time, or could not be written.",
+);
 const TENANT_REQUESTS: Metric =
     metric("lockstep:tenant_requests_total", "Requests of a tenant that came to a router, refused ones among them.");
 const TENANT_REFUSED: Metric =
@@ -125,9 +129,10 @@ const TENANT_PROMPT_TOKENS: Metric =
     metric("lockstep:tenant_prompt_tokens_total", "Tokens of a tenant's prompts that were computed or found.");
 const TENANT_GENERATION_TOKENS: Metric =
     metric("lockstep:tenant_generation_tokens_total", "Tokens that went out to a tenant.");
-const COUNTERS: [&Metric; 28] = [
+const COUNTERS: [&Metric; 29] = [
     &PASSES,
     &PANICS,
+    &LOG_DROPPED,
     &REPLICAS_SHUNNED,
     &REPLICAS_SUSPECTED,
     &PREFIX_QUERIES,
@@ -330,6 +335,7 @@ pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
     let handle = builder.install_recorder()?;
     describe();
     count_panics();
+    log_dropped(0);
     let upkeep = handle.clone();
     // It ends with the process: so does the recorder.
     std::thread::Builder::new().name("metrics".into()).spawn(move || {
@@ -357,6 +363,10 @@ fn panicked(n: u64) {
     PANICS.add(n, &[]);
 }
 
+pub(crate) fn log_dropped(n: u64) {
+    LOG_DROPPED.add(n, &[]);
+}
+
 fn describe() {
     for metric in GAUGES {
         metric.names().for_each(|name| describe_gauge!(name, metric.help));
@@ -373,11 +383,11 @@ fn describe() {
 
 /// Which replica a figure is of: a process may have several.
 #[derive(Clone, Debug)]
-pub struct Of(Arc<str>);
+pub struct ReplicaLabel(Arc<str>);
 
-impl Of {
-    pub fn replica(name: &str) -> Of {
-        Of(name.into())
+impl ReplicaLabel {
+    pub fn replica(name: &str) -> ReplicaLabel {
+        ReplicaLabel(name.into())
     }
 
     fn label(&self) -> Label {
@@ -386,7 +396,7 @@ impl Of {
 }
 
 /// The planner's load.
-pub fn load(of: &Of, n_running: u32, n_waiting: u32, blocks_used: u32, blocks_total: u32) {
+pub fn load(of: &ReplicaLabel, n_running: u32, n_waiting: u32, blocks_used: u32, blocks_total: u32) {
     let labels = [of.label()];
     RUNNING.set(n_running.into(), &labels);
     WAITING.set(n_waiting.into(), &labels);
@@ -404,7 +414,7 @@ pub struct Cache {
 }
 
 /// The cache is as `now`, and no longer as `before`.
-pub fn cache(of: &Of, before: Option<&Cache>, now: &Cache) {
+pub fn cache(of: &ReplicaLabel, before: Option<&Cache>, now: &Cache) {
     for (cache, is_so) in before.into_iter().map(|cache| (cache, 0.0)).chain([(now, 1.0)]) {
         let labels = [
             of.label(),
@@ -419,7 +429,7 @@ pub fn cache(of: &Of, before: Option<&Cache>, now: &Cache) {
 
 /// What the planner has counted since it began.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Planned {
+pub struct PlannerCounts {
     pub steps: u64,
     pub preemptions: u64,
     pub tokens_out: u64,
@@ -429,7 +439,7 @@ pub struct Planned {
     pub steps_early: u64,
 }
 
-pub fn planned(of: &Of, planned: Planned) {
+pub fn planned(of: &ReplicaLabel, planned: PlannerCounts) {
     let labels = [of.label()];
     STEPS.total(planned.steps, &labels);
     PREEMPTIONS.total(planned.preemptions, &labels);
@@ -441,7 +451,7 @@ pub fn planned(of: &Of, planned: Planned) {
 }
 
 /// A request was taken; `looks_up` says that it may read the prefix cache.
-pub fn taken(of: &Of, n_prompt: usize, looks_up: bool) {
+pub fn taken(of: &ReplicaLabel, n_prompt: usize, looks_up: bool) {
     let labels = [of.label()];
     PROMPT_TOKENS.add(n_prompt as u64, &labels);
     if looks_up {
@@ -449,39 +459,39 @@ pub fn taken(of: &Of, n_prompt: usize, looks_up: bool) {
     }
 }
 
-pub fn refused(of: &Of, reason: &'static str) {
+pub fn refused(of: &ReplicaLabel, reason: &'static str) {
     REFUSED.add(1, &[of.label(), Label::from_static_parts("reason", reason)]);
 }
 
 /// Named `finished_reason` as vLLM does.
-pub fn finished(of: &Of, reason: &'static str) {
+pub fn finished(of: &ReplicaLabel, reason: &'static str) {
     FINISHED.add(1, &[of.label(), Label::from_static_parts("finished_reason", reason)]);
 }
 
-pub fn epoch(of: &Of, n: u32, n_ranks_ready: u32) {
+pub fn epoch(of: &ReplicaLabel, n: u32, n_ranks_ready: u32) {
     let labels = [of.label()];
     EPOCH.set(n.into(), &labels);
     RANKS_READY.set(n_ranks_ready.into(), &labels);
 }
 
 /// There are as many ranks as the largest grid has, and no more.
-pub fn rank_lost(of: &Of, rank: u16, cause: &'static str) {
+pub fn rank_lost(of: &ReplicaLabel, rank: u16, cause: &'static str) {
     let labels = [&of_rank(of, rank)[..], &[Label::from_static_parts("cause", cause)]].concat();
     RANKS_LOST.add(1, &labels);
 }
 
 /// The replica serves again.
-pub fn recovered(of: &Of, cause: &'static str, took: Duration, n_tokens_replayed: u64) {
+pub fn recovered(of: &ReplicaLabel, cause: &'static str, took: Duration, n_tokens_replayed: u64) {
     RECOVERY_SECONDS.observe(took, &[of.label(), Label::from_static_parts("cause", cause)]);
     REPLAYED_TOKENS.add(n_tokens_replayed, &[of.label()]);
 }
 
-pub fn rank_slow(of: &Of, rank: u16, is_slow: bool) {
+pub fn rank_slow(of: &ReplicaLabel, rank: u16, is_slow: bool) {
     RANK_SLOW.set(f64::from(u8::from(is_slow)), &of_rank(of, rank));
 }
 
 /// What a rank's own counters have grown by.
-pub fn rank(of: &Of, rank: u16, compute_micros: u64, wait_micros: u64, idle_micros: u64) {
+pub fn rank(of: &ReplicaLabel, rank: u16, compute_micros: u64, wait_micros: u64, idle_micros: u64) {
     let labels = of_rank(of, rank);
     RANK_COMPUTE.add(compute_micros, &labels);
     RANK_WAIT.add(wait_micros, &labels);
@@ -489,15 +499,15 @@ pub fn rank(of: &Of, rank: u16, compute_micros: u64, wait_micros: u64, idle_micr
 }
 
 /// Of the time in which steps were in flight, what this rank did not compute in.
-pub fn bubble(of: &Of, rank: u16, micros: u64) {
+pub fn bubble(of: &ReplicaLabel, rank: u16, micros: u64) {
     RANK_BUBBLE.add(micros, &of_rank(of, rank));
 }
 
-fn of_rank(of: &Of, rank: u16) -> [Label; 2] {
+fn of_rank(of: &ReplicaLabel, rank: u16) -> [Label; 2] {
     [of.label(), Label::new("rank", rank.to_string())]
 }
 
-pub fn step(of: &Of, took: Duration) {
+pub fn step(of: &ReplicaLabel, took: Duration) {
     STEP_SECONDS.observe(took, &[of.label()]);
 }
 
@@ -599,7 +609,7 @@ pub struct Answer<'a> {
     pub first_token: Option<Duration>,
     pub last_token: Option<Duration>,
     pub n_choices: u64,
-    pub usage: Usage,
+    pub usage: TokenUsage,
 }
 
 /// Its end, as OpenTelemetry's conventions count.
@@ -613,7 +623,7 @@ pub fn answered(answer: &Answer<'_>) {
         labels.push(Label::new("gen_ai_request_model", model.to_owned()));
         labels.push(Label::new("gen_ai_response_model", answer.version.unwrap_or(model).to_owned()));
     }
-    let Usage { n_prompt, n_output, .. } = answer.usage;
+    let TokenUsage { n_prompt, n_output, .. } = answer.usage;
     for (kind, n) in [("input", n_prompt), ("output", n_output)] {
         if n > 0 {
             let kind = Label::from_static_parts("gen_ai_token_type", kind);
@@ -659,22 +669,25 @@ mod tests {
     #[test]
     fn the_page_has_both_names_and_buckets() {
         let exporter = install(&[("model_name", "toy")]).unwrap();
-        let (one, other) = (Of::replica("one"), Of::replica("other"));
+        let (one, other) = (ReplicaLabel::replica("one"), ReplicaLabel::replica("other"));
         load(&one, 3, 2, 1, 4);
         load(&other, 9, 0, 0, 4);
-        planned(&one, Planned { steps: 7, prefix_hit_tokens: 5, starved: 2, steps_early: 3, ..Planned::default() });
-        planned(&other, Planned { steps: 2, ..Planned::default() });
+        planned(
+            &one,
+            PlannerCounts { steps: 7, prefix_hit_tokens: 5, starved: 2, steps_early: 3, ..PlannerCounts::default() },
+        );
+        planned(&other, PlannerCounts { steps: 2, ..PlannerCounts::default() });
         finished(&one, "stop");
         first_token(None, Duration::from_millis(3));
         let (before, now) = (cache_of(8), cache_of(9));
         cache(&one, None, &before);
         cache(&one, Some(&before), &now);
-        let usage = Usage { n_prompt: 5, n_cached: 0, n_output: 9 };
+        let usage = TokenUsage { n_prompt: 5, n_cached: 0, n_output: 9 };
         let (first, last) = (Some(Duration::from_millis(15)), Some(Duration::from_millis(95)));
         let answer =
             Answer { operation: "chat", model: Some("toy"), outcome: "ok", n_choices: 1, usage, ..Answer::default() };
         answered(&Answer { first_token: first, last_token: last, took: Duration::from_millis(100), ..answer.clone() });
-        answered(&Answer { outcome: "full", model: None, usage: Usage::default(), ..answer });
+        answered(&Answer { outcome: "full", model: None, usage: TokenUsage::default(), ..answer });
         not_sent("logs", "full", 3);
         let page = exporter.render();
         let gen_ai = "model_name=\"toy\",gen_ai_operation_name=\"chat\",gen_ai_provider_name=\"lockstep\"";

@@ -74,7 +74,7 @@ fn whole(n: u64) -> i64 {
 
 /// What a request asks for, in the words of OpenTelemetry's conventions. None is what the request does not say.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Asked {
+pub struct RequestAttributes {
     /// `chat`, `text_completion` or `embeddings`.
     pub operation: &'static str,
     /// As the client names it; may be empty.
@@ -92,7 +92,7 @@ pub struct Asked {
 
 /// How much a request read and wrote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct TokenUsage {
     pub n_prompt: u64,
     pub n_cached: u64,
     pub n_output: u64,
@@ -137,7 +137,7 @@ pub(crate) const PROVIDER: &str = "lockstep";
 
 impl Traced {
     /// What a request asks for, once it has been read.
-    pub fn asked(&self, asked: &Asked) {
+    pub fn asked(&self, asked: &RequestAttributes) {
         if !self.is_recorded() {
             return;
         }
@@ -185,7 +185,7 @@ impl Traced {
         }
     }
 
-    pub fn ended(&self, outcome: &'static str, usage: Usage, reasons: &[&'static str]) {
+    pub fn ended(&self, outcome: &'static str, usage: TokenUsage, reasons: &[&'static str]) {
         self.0.record("lockstep.outcome", outcome);
         self.0.record("gen_ai.usage.input_tokens", whole(usage.n_prompt));
         self.0.record("gen_ai.usage.output_tokens", whole(usage.n_output));

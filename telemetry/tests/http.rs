@@ -8,7 +8,7 @@ mod common;
 use common::{Answer, Collector, partly};
 use std::time::{Duration, Instant};
 use telemetry::logs::Telling;
-use telemetry::spans::{self, Asked};
+use telemetry::spans::{self, RequestAttributes};
 use telemetry::{Protocol, metrics};
 
 /// In the order of the batches of spans that it gets.
@@ -38,7 +38,7 @@ fn value(page: &str, series: &str) -> u64 {
 fn spans(n: usize, name: &str) {
     for _ in 0..n {
         let span = spans::request("http", "", "");
-        span.asked(&Asked { operation: "chat", model: name.into(), ..Asked::default() });
+        span.asked(&RequestAttributes { operation: "chat", model: name.into(), ..RequestAttributes::default() });
         assert!(span.wants_content());
         span.content("[\"question\"]", "");
     }

@@ -11,8 +11,8 @@ use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value as Number;
 use std::time::Duration;
 use telemetry::logs::Telling;
-use telemetry::metrics::{self, Of};
-use telemetry::spans::{self, Asked, Usage};
+use telemetry::metrics::{self, ReplicaLabel};
+use telemetry::spans::{self, RequestAttributes, TokenUsage};
 
 const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 /// Of somebody who records nothing.
@@ -23,9 +23,15 @@ fn one_request() {
     let request = spans::request("http", CALLER, "vendor=1");
     assert!(request.is_recorded());
     let model = "toy".to_owned();
-    let asked =
-        Asked { operation: "chat", model, n_choices: 2, temperature: Some(0.5), seed: Some(7), ..Asked::default() };
-    request.asked(&Asked { stops: vec!["secret".into()], ..asked });
+    let asked = RequestAttributes {
+        operation: "chat",
+        model,
+        n_choices: 2,
+        temperature: Some(0.5),
+        seed: Some(7),
+        ..RequestAttributes::default()
+    };
+    request.asked(&RequestAttributes { stops: vec!["secret".into()], ..asked });
     drop(request.prepare());
     drop(request.place());
     request.begun("chatcmpl-1", "chat", "toy-1");
@@ -44,7 +50,7 @@ fn one_request() {
     drop(sequence);
     request.first_token(Duration::from_millis(3));
     request.tell(|| tracing::info!(n = 4, "said in a request"));
-    request.ended("ok", Usage { n_prompt: 5, n_cached: 4, n_output: 6 }, &["stop", "length"]);
+    request.ended("ok", TokenUsage { n_prompt: 5, n_cached: 4, n_output: 6 }, &["stop", "length"]);
 }
 
 /// One whose caller is not recorded leaves nothing, at this side of the wire and at the other.
@@ -149,7 +155,7 @@ fn a_collector_hears_a_request_as_a_tree_and_what_was_counted_and_logged() {
     one_request();
     one_unsampled();
     let refused = spans::request("grpc", "no traceparent at all", "");
-    refused.ended("full", Usage::default(), &[]);
+    refused.ended("full", TokenUsage::default(), &[]);
     drop(refused);
     let recovery = spans::recovery(4);
     recovery.recovered_from("hung", Some((3, "there")));
@@ -158,7 +164,7 @@ fn a_collector_hears_a_request_as_a_tree_and_what_was_counted_and_logged() {
     tracing::warn!("said alone");
     tracing::debug!("too quiet");
     tracing::warn!(target: "telemetry", "of sending itself");
-    metrics::load(&Of::replica("one"), 3, 2, 1, 4);
+    metrics::load(&ReplicaLabel::replica("one"), 3, 2, 1, 4);
     let first_token = Some(Duration::from_millis(3));
     metrics::answered(&metrics::Answer { operation: "chat", outcome: "ok", first_token, ..Default::default() });
     telemetry::flush();

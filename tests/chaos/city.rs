@@ -6,11 +6,11 @@ use crate::etcd::Etcd;
 use crate::node::{BINARY, Folder, Node, PATIENCE, field};
 use crate::star::Star;
 use crate::{Dice, signal};
-use proto::secure::Token;
 use rustix::process::Signal;
 use std::net::TcpListener;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use wire::Token;
 
 pub const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
 pub const REPLICAS: [&str; 2] = ["east", "west"];

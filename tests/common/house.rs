@@ -4,7 +4,6 @@
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
 use coordinator::{ModelShape, Policy};
-use proto::transport::{Dialer, in_memory, tcp};
 use proto::v1::inference_client::InferenceClient;
 use router::ApiKeys;
 use std::path::Path;
@@ -13,7 +12,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use types::Grid;
+use types::{Activations, Grid, KvDtype};
+use wire::{Dialer, in_memory, tcp};
 use worker::sim::Sim;
 
 pub const MODEL: &str = "tests/reference/llama-f32-tied";
@@ -52,9 +52,9 @@ impl House {
         tasks.spawn(async { worker.await.unwrap() });
         let (http, grpc) = (listener().await, listener().await);
         let client = InferenceClient::new(tcp(&grpc.local_addr().unwrap().to_string()).unwrap());
-        let coordinators = vec![router::Coordinator { name: "replica-0".into(), channel: dialer.channel() }];
+        let coordinators = vec![router::CoordinatorChannel { name: "replica-0".into(), channel: dialer.channel() }];
         let requests_waiting_max = (rooms.running_max + rooms.waiting_max) as usize;
-        let limits = router::Limits { requests_waiting_max, ..router::Limits::default() };
+        let limits = router::RouterLimits { requests_waiting_max, ..router::RouterLimits::default() };
         let config = router::Config { limits, keys: rooms.keys, ..router::Config::default() };
         let router = router::serve(config, coordinators, text(&checkpoint), http, grpc, shutdown.clone());
         tasks.spawn(async { router.await.unwrap() });
@@ -72,8 +72,8 @@ impl House {
 fn coordinator_config(checkpoint: &Checkpoint, rooms: &Rooms) -> coordinator::Config {
     let policy = Policy {
         grid: Grid::SOLO,
-        activations: "f32".into(),
-        kv_dtype: "f16".into(),
+        activations: Activations::F32,
+        kv_dtype: KvDtype::F16,
         kv_memory: Some(64 << 20),
         context: None,
         running_max: rooms.running_max,
@@ -100,8 +100,8 @@ fn coordinator_config(checkpoint: &Checkpoint, rooms: &Rooms) -> coordinator::Co
     }
 }
 
-fn text(checkpoint: &Checkpoint) -> router::Text {
-    router::Text {
+fn text(checkpoint: &Checkpoint) -> router::ModelText {
+    router::ModelText {
         tokenizer: checkpoint.tokenizer().unwrap(),
         template: checkpoint.chat_template().unwrap(),
         spec: checkpoint.spec().clone(),

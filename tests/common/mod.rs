@@ -6,6 +6,8 @@ pub mod node;
 pub mod requests;
 pub mod watched;
 
+use ::wire::Dialer;
+use ::wire::{Connection, Trust};
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, Sources};
 use cluster::MemoryStore;
@@ -13,8 +15,7 @@ use coordinator::{Blueprint, Machine, ModelShape, Policy, Unplaceable, WorkerId,
 use node::Node;
 use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
-use proto::secure::{self, Connection, Trust};
-use proto::transport::{self, Dialer};
+use proto::cluster::{replica_frame, router_frame};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -31,8 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use types::{Finish, Grid, Layout, Request, RequestId, Token, TokenOut};
 use watched::{Seen, Watch};
-use wire::{replica_frame, router_frame};
-use worker::{Doorway, Isa, ModelLoader, Wire};
+use worker::{Isa, ModelLoader, PeerListener, Wire};
 
 /// For one round of requests; far beyond what any needs, so that a test that hangs says so.
 const ROUND_MAX: Duration = Duration::from_secs(600);
@@ -112,8 +112,8 @@ impl Setup {
     fn policy(&self, kv_memory: u64) -> Policy {
         Policy {
             grid: self.grid,
-            activations: self.activations.into(),
-            kv_dtype: self.kv_dtype.into(),
+            activations: self.activations.parse().unwrap(),
+            kv_dtype: self.kv_dtype.parse().unwrap(),
             kv_memory: Some(kv_memory),
             context: None,
             running_max: self.running_max,
@@ -142,7 +142,7 @@ impl Setup {
         let machine = |(i, threads)| Machine {
             worker: WorkerId(i),
             host: String::new(),
-            device: "cpu".into(),
+            device: types::DeviceClass::Cpu.into(),
             memory_bytes: MEMORY,
             threads,
             cores: 0,
@@ -277,13 +277,13 @@ pub struct Replica {
 
 impl Replica {
     pub async fn start(setup: &Setup) -> Replica {
-        let (dialer, pipes) = transport::in_memory();
+        let (dialer, pipes) = ::wire::in_memory();
         let (worker_end, coordinator_end) = (CancellationToken::new(), CancellationToken::new());
         let claim = MemoryStore::starting_at(0).claim("local", "in this process");
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
         let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
-        let connections = pipes.merge(secure::incoming(socket, Trust::default()));
+        let connections = pipes.merge(::wire::incoming(socket, Trust::default()));
         let coordinator = coordinator::serve(connections, setup.coordinator(), claim, coordinator_end.clone());
         let coordinator = tokio::spawn(coordinator);
         let watch = Watch::default();
@@ -417,12 +417,12 @@ fn start_threads(
     end: &CancellationToken,
 ) -> Vec<JoinHandle<Result<(), worker::Error>>> {
     let start = |speed| {
-        let door = Arc::new(Doorway::open("127.0.0.1:0").unwrap());
+        let door = Arc::new(PeerListener::bind("127.0.0.1:0").unwrap());
         let mesh_address = door.address().to_string();
-        let (doorway, isa, wire) = (Some(door), setup.isa, setup.wire);
+        let (listener, isa, wire) = (Some(door), setup.isa, setup.wire);
         // With one rank for each core or more, nobody spins.
         let spin = setup.grid.n_ranks() == 1;
-        let loader = watch.around(ModelLoader { isa, wire, doorway, spin, ..ModelLoader::new(setup.threads) });
+        let loader = watch.around(ModelLoader { isa, wire, listener, spin, ..ModelLoader::new(setup.threads) });
         let config = worker::Config { memory_bytes: MEMORY, threads: speed, mesh_address, ..worker::Config::default() };
         tokio::spawn(worker::serve(dialer.channel(), loader, config, end.clone()))
     };

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use types::{Request, RequestId, Slice, Step, StepDone, Want};
-use worker::{AbortHandle, Assignment, Ended, Load, LoadError, Loaded, ModelLoader, Ready, RunError, Runner};
+use worker::{AbortHandle, Assignment, CancelFlag, Load, LoadError, Loaded, ModelLoader, Ready, RunError, Runner};
 
 /// Counted from steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,10 +111,10 @@ struct WatchedLoader {
 }
 
 impl Load for WatchedLoader {
-    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         let writes = assignment.layout.part(assignment.rank).is_sampler();
         self.watch.notes.lock().unwrap().seen.loads += u32::from(writes);
-        let (loaded, ready) = self.loader.load(assignment, ended)?;
+        let (loaded, ready) = self.loader.load(assignment, cancel)?;
         Ok((Box::new(WatchedPlace { loaded, watch: self.watch.clone(), writes }), ready))
     }
 }
@@ -126,9 +126,9 @@ struct WatchedPlace {
 }
 
 impl Loaded for WatchedPlace {
-    fn meet(self: Box<Self>, ended: &Ended) -> Result<Box<dyn Runner>, LoadError> {
+    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         let WatchedPlace { loaded, watch, writes } = *self;
-        let runner = loaded.meet(ended)?;
+        let runner = loaded.meet(cancel)?;
         Ok(Box::new(WatchedRunner { runner, watch, writes }))
     }
 }

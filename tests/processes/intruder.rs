@@ -4,7 +4,6 @@ use crate::node::PATIENCE;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{Assign, Heartbeat, Loaded, Meet, RankFrame, Ready, WorkerFrame, WorkerHello};
 use proto::cluster::{rank_frame, worker_frame::Frame};
-use proto::secure::{Trust, channel};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -12,6 +11,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 use types::PolicyDigest;
+use wire::{Trust, channel};
 
 const BEAT: Duration = Duration::from_millis(50);
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use turmoil::Sim;
-use types::{Grid, LayerGroups};
+use types::{Activations, Grid, KvDtype, LayerGroups};
 
 /// Whoever watches over processes starts another one so soon.
 const RESTART: Duration = Duration::from_millis(300);
@@ -92,7 +92,10 @@ impl Stage {
     async fn router(&self, host: Host, stop: &CancellationToken) -> turmoil::Result {
         let store = Store::Memory(self.registry.view(host, stop));
         let replicas = router::Membership::Followed { store, dial: Box::new(|address| Ok(channel(address))) };
-        let config = router::Config { names: vec!["sim".into()], ..router::Config::default() };
+        let mut config = router::Config { names: vec!["sim".into()], ..router::Config::default() };
+        if let Some(millis) = self.script.failover_millis {
+            config.timeouts.replica_absence_max = Duration::from_millis(millis);
+        }
         Ok(router::serve_grpc(config, replicas, model::text(), listen().await?, stop.clone()).await?)
     }
 
@@ -140,11 +143,11 @@ impl Stage {
         };
         let policy = Policy {
             grid: Grid { tp: plan.tp, pp: plan.pp, ep: 1 },
-            activations: "int8".into(),
-            kv_dtype: "f16".into(),
+            activations: Activations::Int8,
+            kv_dtype: KvDtype::F16,
             // Enough for the whole model on each, so that any grid fits.
             kv_memory: Some(self.script.n_blocks * BLOCK_BYTES),
-            context: Some(CONTEXT),
+            context: self.script.is_context_asked.then_some(CONTEXT),
             running_max: self.script.running_max,
             slice_max: limits.chunk_tokens_max,
         };

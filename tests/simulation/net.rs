@@ -80,7 +80,7 @@ pub fn channel(host: &str) -> Channel {
 
 /// To whoever it is each time that it is dialled.
 pub fn channel_to(host: impl Fn() -> String + Clone + Send + 'static) -> Channel {
-    proto::transport::over(service_fn(move |_: Uri| {
+    wire::over(service_fn(move |_: Uri| {
         let host = host();
         async move { Ok(TokioIo::new(TcpStream::connect((host.as_str(), PORT)).await?)) }
     }))

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use turmoil::net::UdpSocket;
 use types::{Epoch, Rank, Step, StepDone};
 use worker::sim::Sim;
-use worker::{Assignment, Ended, Load, LoadError, Loaded, Ready, Rest, RunError, Runner};
+use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, Ready, Rest, RunError, Runner};
 
 pub const MESH_PORT: u16 = 7300;
 /// Between two looks at whether the place is over, and between two words to the others.
@@ -127,10 +127,10 @@ pub struct SimRank {
 }
 
 impl Load for SimRank {
-    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         // No time passes in the sim itself: it would be the machine's.
         let timeless = Sim { step_micros: 0, token_micros: 0, slice_micros: 0, ..self.sim.clone() };
-        let (sim, ready) = { timeless }.load(assignment, ended)?;
+        let (sim, ready) = { timeless }.load(assignment, cancel)?;
         let (epoch, rank) = (assignment.epoch, assignment.rank);
         self.mesh.record.note(&self.mesh.name, format!("loads rank {} of {epoch}", rank.0));
         self.mesh.record.seen().epochs.insert((epoch.incarnation, epoch.n));
@@ -156,12 +156,12 @@ struct Place {
 }
 
 impl Loaded for Place {
-    fn meet(self: Box<Self>, ended: &Ended) -> Result<Box<dyn Runner>, LoadError> {
+    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         let Place { sim, times, mesh, epoch, rank, peers } = *self;
-        let sim = sim.meet(ended)?;
+        let sim = sim.meet(cancel)?;
         mesh.ear().seats.insert(epoch, (rank, false));
         mesh.record.note(&mesh.name, format!("meets as rank {} of {epoch}", rank.0));
-        Ok(Box::new(MeshRunner { sim, times, mesh, epoch, rank, peers, ended: ended.clone(), last: None, micros: 0 }))
+        Ok(Box::new(MeshRunner { sim, times, mesh, epoch, rank, peers, cancel: cancel.clone(), last: None, micros: 0 }))
     }
 }
 
@@ -172,7 +172,7 @@ struct MeshRunner {
     epoch: Epoch,
     rank: Rank,
     peers: Vec<String>,
-    ended: Ended,
+    cancel: CancelFlag,
     last: Option<u64>,
     /// That the last step takes.
     micros: u64,
@@ -222,7 +222,7 @@ impl MeshRunner {
         let step = self.last.unwrap_or_default();
         self.mesh.hear(self.word(step, false));
         while self.mesh.awaits(self.epoch, n_ranks, step)?.is_some() {
-            if self.ended.is_said() {
+            if self.cancel.is_cancelled() {
                 return Err(RunError::Collective(collective::Error::Aborted));
             }
             self.tell(self.word(step, true));

@@ -26,6 +26,10 @@ pub struct Script {
     pub n_blocks: u64,
     pub running_max: u32,
     pub prefix_cache: bool,
+    /// Otherwise it is as long as the ranks' memory lets it be.
+    pub is_context_asked: bool,
+    /// How long a request waits for somebody who computes it, where that is not the default.
+    pub failover_millis: Option<u64>,
     /// So much later than it is does a process see the store.
     pub lag_millis: u64,
     pub asks: Vec<Ask>,
@@ -157,6 +161,8 @@ impl Script {
             n_blocks: *random.one_of(&[66, 96, 160]),
             running_max: random.between(3, 12) as u32,
             prefix_cache: !random.once_in(4),
+            is_context_asked: true,
+            failover_millis: None,
             asks,
             faults,
         }

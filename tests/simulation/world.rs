@@ -33,13 +33,18 @@ thread_local! {
 
 /// `is_told`: the whole story is printed.
 pub fn run(seed: u64, is_told: bool) -> Outcome {
-    hear_panics();
     let script = Script::of(seed);
     if is_told {
         println!("{script:#?}");
     }
+    recorded(is_told, |record| simulate(seed, &script, record))
+}
+
+/// What came of a simulation, with what its hosts have panicked with.
+pub fn recorded(is_told: bool, simulate: impl FnOnce(&Record) -> turmoil::Result) -> Outcome {
+    hear_panics();
     let record = Record::new(is_told);
-    let ran = catch_unwind(AssertUnwindSafe(|| simulate(seed, &script, &record)));
+    let ran = catch_unwind(AssertUnwindSafe(|| simulate(&record)));
     for panic in PANICS.take() {
         record.violation(format!("a panic: {panic}"));
     }

@@ -214,7 +214,7 @@ def test_logs_are_sent_with_their_request(cluster):
     assert whole(cluster, trace=trace)[0] == 200
     request, _ = tree(cluster, trace, f"text_completion {MODEL}")
     log = wait_until("its log never arrives", lambda: [log for log in cluster.sink.logs if log["trace"] == trace])[0]
-    assert (log["body"], log["span"], log["scope"]) == ("request", request.id, "router::measure")
+    assert (log["body"], log["span"], log["scope"]) == ("request", request.id, "router::front::recorder")
     senders = {log["sender"]["process.pid"] for log in cluster.sink.logs}
     assert {cluster.pid("router"), cluster.pid("coordinator")} <= senders
     assert len({log["sender"]["service.instance.id"] for log in cluster.sink.logs}) == len(senders)

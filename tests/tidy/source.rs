@@ -19,7 +19,6 @@ pub struct Source {
 /// A `fn` with a body.
 pub struct Function {
     pub name: String,
-    pub body: Range<usize>,
     pub first_line: usize,
     pub n_lines: usize,
 }
@@ -282,7 +281,7 @@ pub fn functions(code: &str) -> Vec<Function> {
             let body = open..block_end(code, open);
             let first_line = line(code, start);
             let n_lines = line(code, body.end) + 1 - first_line;
-            found.push(Function { name: name.to_string(), body, first_line, n_lines });
+            found.push(Function { name: name.to_string(), first_line, n_lines });
         }
     }
     found

@@ -158,4 +158,6 @@ pub enum Finish {
     Deadline,
     /// This request could not be computed.
     Failed,
+    /// Its log has become longer than the ranks hold at present. More of them could go on with it.
+    Outgrown,
 }

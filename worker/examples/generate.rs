@@ -6,10 +6,11 @@
 //! The ranks of a grid are threads of this process, each with so many threads.
 
 use checkpoint::Checkpoint;
-use collective::Collective;
+use collective::Mesh;
 use std::time::Instant;
 use types::{
-    BlockId, Epoch, Grid, Layout, Pace, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Token, Want,
+    Activations, BlockId, Epoch, Grid, KvDtype, Layout, Mode, Rank, Request, RequestId, Sampling, Slice, Step,
+    StepDone, StepId, Token, Want,
 };
 use worker::{Assignment, MeshSecret, ModelLoader, Runner};
 
@@ -18,8 +19,8 @@ const KV_BYTES: u64 = 1 << 30;
 
 struct Args {
     model: String,
-    activations: String,
-    kv_dtype: String,
+    activations: types::Activations,
+    kv_dtype: types::KvDtype,
     threads: usize,
     n_tokens: u32,
     grid: Grid,
@@ -32,7 +33,7 @@ fn main() -> Result<(), Fault> {
     let args = args()?;
     let assignment = assignment(&args)?;
     std::thread::scope(|scope| {
-        let ranks = Collective::in_process(&assignment.layout).into_iter().zip(0..);
+        let ranks = Mesh::in_process(&assignment.layout).into_iter().zip(0..);
         let (args, assignment) = (&args, &assignment);
         let threads: Vec<_> =
             ranks.map(|(rank, i)| scope.spawn(move || run(args, assignment, rank, Rank(i)))).collect();
@@ -50,9 +51,9 @@ fn assignment(args: &Args) -> Result<Assignment, Fault> {
         mesh_addresses: vec![],
         mesh_secret: MeshSecret::default(),
         model_path: args.model.clone().into(),
-        activations: args.activations.clone(),
-        kv_dtype: args.kv_dtype.clone(),
-        pace: Pace::Lockstep,
+        activations: args.activations,
+        kv_dtype: args.kv_dtype,
+        mode: Mode::Lockstep,
         n_blocks: vec![types::cache::blocks_for(context); checkpoint.spec().cache_groups().groups().len()],
         kv_bytes: KV_BYTES,
         context,
@@ -66,7 +67,7 @@ fn assignment(args: &Args) -> Result<Assignment, Fault> {
 }
 
 /// All ranks run the same steps; the sampler alone has something to say.
-fn run(args: &Args, assignment: &Assignment, collective: Collective, rank: Rank) -> Result<(), Fault> {
+fn run(args: &Args, assignment: &Assignment, collective: Mesh, rank: Rank) -> Result<(), Fault> {
     let begun = Instant::now();
     let is_sampler = collective.part().is_sampler();
     let spin = args.grid.n_ranks() == 1;
@@ -115,8 +116,8 @@ fn args() -> Result<Args, Fault> {
     let mut words = std::env::args().skip(1);
     let mut args = Args {
         model: words.next().ok_or("which model?")?,
-        activations: "int8".into(),
-        kv_dtype: "f16".into(),
+        activations: Activations::Int8,
+        kv_dtype: KvDtype::F16,
         threads: 1,
         n_tokens: 32,
         grid: Grid::SOLO,
@@ -125,8 +126,8 @@ fn args() -> Result<Args, Fault> {
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} needs a value"));
         match word.as_str() {
-            "--activations" => args.activations = value()?,
-            "--kv-dtype" => args.kv_dtype = value()?,
+            "--activations" => args.activations = value()?.parse()?,
+            "--kv-dtype" => args.kv_dtype = value()?.parse()?,
             "--threads" => args.threads = value()?.parse()?,
             "--tokens" => args.n_tokens = value()?.parse()?,
             "--tp" => args.grid.tp = value()?.parse()?,

@@ -12,7 +12,7 @@
 use crate::fetch::journal::Journal;
 use crate::runner::{Assignment, LoadError};
 use checkpoint::Checkpoint;
-use collective::Ended;
+use collective::CancelFlag;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{GetModelRequest, ModelBytes, ModelFile, ModelFiles, ReadModelRequest};
 use std::collections::BTreeSet;
@@ -88,14 +88,14 @@ pub struct Fetch {
 
 impl Fetch {
     /// The model on this machine, with everything in it that this rank needs. For a thread of its own.
-    pub(crate) fn model(&self, assignment: &Assignment, ended: &Ended) -> Result<PathBuf, LoadError> {
+    pub(crate) fn model(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<PathBuf, LoadError> {
         let part = assignment.layout.part(assignment.rank);
         let fetched = self.runtime.block_on(async {
             tokio::select! {
                 biased;
                 fetched = self.bring(&assignment.model_path, &part) => fetched,
                 // What the journal has by then is not fetched again.
-                () = until_said(ended) => Err(FetchError::BrokenOff),
+                () = until_cancelled(cancel) => Err(FetchError::BrokenOff),
             }
         });
         fetched.map_err(|source| LoadError::Fetch { path: assignment.model_path.clone(), source })
@@ -114,16 +114,16 @@ impl Fetch {
         place.fill(&mut client, part).await?;
         let path = place.model();
         // A bad cache is not to be believed again.
-        match Checkpoint::open(&path) {
-            Ok(checkpoint) if checkpoint.digest()[..] == place.files.digest[..] => Ok(path),
+        match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.digest()) {
+            Ok(digest) if digest[..] == place.files.digest[..] => Ok(path),
             Ok(_) => place.forget().and(Err(FetchError::OtherModel)),
             Err(error) => place.forget().and(Err(error.into())),
         }
     }
 }
 
-async fn until_said(ended: &Ended) {
-    while !ended.is_said() {
+async fn until_cancelled(cancel: &CancelFlag) {
+    while !cancel.is_cancelled() {
         tokio::time::sleep(END_POLL).await;
     }
 }
@@ -133,7 +133,8 @@ fn refused(status: Status) -> FetchError {
 }
 
 fn is_the_model(path: &Path, files: &ModelFiles) -> bool {
-    path.exists() && Checkpoint::open(path).is_ok_and(|checkpoint| checkpoint.digest()[..] == files.digest[..])
+    let digest = || Checkpoint::open(path)?.digest();
+    path.exists() && digest().is_ok_and(|digest: [u8; 32]| digest[..] == files.digest[..])
 }
 
 /// Names become paths here, so they are looked at.

@@ -7,6 +7,7 @@ mod heartbeat;
 mod kept;
 mod let_go;
 mod model_runner;
+mod refused;
 pub mod runner;
 mod seat;
 pub mod sequences;
@@ -17,7 +18,9 @@ pub mod source;
 pub use backend::Repeats;
 pub use backend::cpu::Isa;
 pub use backend::cuda::{Card, Compiler, Driver, lt_version};
-pub use collective::{AbortHandle, Carrier, Doorway, Ended, Error as MeshError, Timeouts, Wire, nccl_version};
+pub use collective::{
+    AbortHandle, CancelFlag, CarrierChoice, Error as MeshError, PeerListener, Timeouts, Wire, nccl_version,
+};
 pub use kept::Shelf;
 pub use model_runner::{ModelLoader, ModelRunner, Place};
 pub use runner::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready, Rest, RunError, Runner, Upcoming};
@@ -51,7 +54,7 @@ pub struct Config {
     pub heartbeat_every: Duration,
     /// How long a coordinator may take to answer the hello.
     pub join_timeout: Duration,
-    /// How long a failed rank waits for the coordinator to close the stream.
+    /// How long a rank that has failed or leaves waits for the coordinator to close the stream.
     pub farewell_timeout: Duration,
     /// The wait before dialling again doubles from the first to the second.
     pub redial_min: Duration,
@@ -108,7 +111,8 @@ enum Footing {
     Tasks,
 }
 
-/// Joins the coordinator behind `channel` and computes for it, dialling again when it goes, until `shutdown`.
+/// Joins the coordinator behind `channel` and computes for it, dialling again when it goes, until `shutdown`: then it
+/// says that it leaves, so that its rank is another's before it is gone.
 pub async fn serve(
     channel: Channel,
     loader: Box<dyn Load>,
@@ -146,8 +150,8 @@ async fn serve_on(
         Footing::Threads => drop(std::thread::Builder::new().name("compute".into()).spawn(|| seat::drive(seat))?),
         Footing::Tasks => drop(tokio::spawn(seat)),
     }
-    let worker = Worker { config, footing, work, progress, turns };
-    shutdown.run_until_cancelled(keep_joined(&worker, &channel)).await.unwrap_or(Ok(()))
+    let worker = Worker { config, footing, work, progress, turns, shutdown };
+    keep_joined(&worker, &channel).await
 }
 
 async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
@@ -160,15 +164,22 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
             // Who sends its ranks away goes away itself: whoever takes its place is not there yet.
             wait = wait.max(worker.config.redial_after_leave);
         }
-        come_back(worker).await?;
-        // What it holds for the place that is over is given back now, and not when there is another place.
-        worker.work.send(seat::Work::Release).await.map_err(|_| Error::ThreadGone)?;
+        let free = async {
+            come_back(worker).await?;
+            // What it holds for the place that is over is given back now, and not when there is another place.
+            worker.work.send(seat::Work::Release).await.map_err(|_| Error::ThreadGone)
+        };
+        let Some(freed) = worker.shutdown.run_until_cancelled(free).await else { return Ok(()) };
+        freed?;
         // A session that lasted is no failed attempt.
         if begun.elapsed() > worker.config.redial_max {
             wait = worker.config.redial_min;
         }
         tracing::info!(%ended, wait_ms = wait.as_millis() as u64, "joining again");
-        tokio::time::sleep(wait).await;
+        let waited = worker.shutdown.run_until_cancelled(tokio::time::sleep(wait)).await;
+        if waited.is_none() {
+            return Ok(());
+        }
         wait = (wait * 2).min(worker.config.redial_max);
     }
 }

@@ -8,23 +8,31 @@
 //! one's draws: what the next needs of them stays on the device.
 
 use crate::kept::{Held, Lent, Of, Shelf};
+use crate::refused;
 use crate::runner::{Assignment, Load, LoadError, Loaded, Ready, RunError, Runner, Upcoming};
 use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
-use backend::{Activations, Batch, Device, Draw, Drawing, KvDtype, KvSpec, Repeats};
+use backend::{Batch, Device, Draw, Drawing, KvSpec, Repeats};
 use checkpoint::{Checkpoint, ModelSpec};
-use collective::{AbortHandle, Carrier, Collective, DirectLimits, Doorway, Ended, MeshPlan, Pieces, Refused, Wire};
+use collective::{
+    AbortHandle, CancelFlag, CarrierChoice, ChunkLimits, ExchangeLimits, Mesh, MeshPlan, PeerListener, RankDevice,
+    Ranks, Wire,
+};
 use model::{KvCache, Limits, Model};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry::metrics;
-use types::{BLOCKS_MAX, DeviceClass, Pace, Part, PolicyDigest, Step, StepDone, StepId, Token, TokenOut, Unsupported};
+use types::{
+    Activations, BLOCKS_MAX, DeviceClass, Mode, Part, PolicyDigest, Step, StepDone, StepId, Token, TokenOut,
+    Unsupported,
+};
+use wire::refusals::Refusals;
 
 pub struct ModelRunner<D: Device + 'static> {
     /// It goes first: what it still moves is the device's.
-    collective: Collective,
+    ranks: Ranks<D>,
     lent: Lent<D>,
     kv: KvCache<D>,
     sequences: Sequences,
@@ -53,29 +61,16 @@ enum Pass {
 }
 
 impl<D: Device + 'static> ModelRunner<D> {
-    fn new(lent: Lent<D>, collective: Collective, kv: KvCache<D>, limits: SequenceLimits) -> ModelRunner<D> {
+    fn new(lent: Lent<D>, ranks: Ranks<D>, kv: KvCache<D>, limits: SequenceLimits) -> ModelRunner<D> {
         let outputs_max = limits.outputs_max();
-        let part = collective.part();
+        let part = ranks.part();
         let (sequences, is_sampler) = (Sequences::new(limits, Tokens::of(part)), part.is_sampler());
         let batch = sequences.new_batch();
         let (draws, drawn) = (Vec::with_capacity(outputs_max), Vec::with_capacity(outputs_max));
         let told = Vec::with_capacity(outputs_max);
         let state = vec![0.0; lent.get().spec.hidden as usize];
         let counted = lent.get().device.repeats();
-        ModelRunner {
-            lent,
-            collective,
-            kv,
-            sequences,
-            is_sampler,
-            batch,
-            draws,
-            drawn,
-            told,
-            state,
-            ahead: None,
-            counted,
-        }
+        ModelRunner { lent, ranks, kv, sequences, is_sampler, batch, draws, drawn, told, state, ahead: None, counted }
     }
 
     /// Everything up to the rows of the step.
@@ -84,7 +79,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         self.sequences.begin(step).map_err(protocol)?;
         self.clear();
         while let Some(earlier) = self.sequences.must_hear(step) {
-            self.collective.recv_tokens(earlier, &mut self.told)?;
+            self.ranks.recv_tokens(earlier, &mut self.told)?;
             self.sequences.hear(&self.told).map_err(protocol)?;
         }
         self.sequences.lay_out(step, &mut self.batch).map_err(protocol)?;
@@ -109,7 +104,7 @@ impl<D: Device + 'static> ModelRunner<D> {
 
     fn pass(&mut self, step: &Step) -> model::Result<Pass> {
         let Held { device, model, .. } = self.lent.get_mut();
-        let logits = model.forward(device, &mut self.collective, &self.batch, &mut self.kv)?;
+        let logits = model.forward(device, &mut self.ranks, &self.batch, &mut self.kv)?;
         let mut pass = Pass::Done;
         if let Some(logits) = logits {
             let mut draws = emptied(std::mem::take(&mut self.draws));
@@ -193,7 +188,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             }
         }
         // Whom a lost peer has let go computes with anything: that it is lost is the cause.
-        let settled = self.collective.settle().map_err(model::Error::from);
+        let settled = self.ranks.settle().map_err(model::Error::from);
         let settled = settled.and_then(|()| Ok(self.lent.get().device.settle()?));
         if settled.is_ok() && self.ahead.is_none() {
             self.lent.end();
@@ -220,7 +215,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             }
         };
         // The tokens of a grid go through hosts.
-        let is_alone = matches!(self.collective, Collective::Solo(_));
+        let is_alone = self.ranks.is_alone();
         if let (Some(upcoming), true, Pass::Drawing(drawing)) = (upcoming, is_alone, &pass) {
             self.follow(step, drawing, upcoming)?;
         }
@@ -252,7 +247,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             return Ok(());
         }
         self.sequences.finish(step, &mut self.drawn, &mut self.told, &mut done.slices);
-        if self.told.is_empty() { Ok(()) } else { Ok(self.collective.send_tokens(step.id, &self.told)?) }
+        if self.told.is_empty() { Ok(()) } else { Ok(self.ranks.send_tokens(step.id, &self.told)?) }
     }
 }
 
@@ -274,7 +269,7 @@ impl<D: Device + 'static> Runner for ModelRunner<D> {
     }
 
     fn abort_handle(&self) -> Option<AbortHandle> {
-        Some(self.collective.abort_handle())
+        Some(self.ranks.abort_handle())
     }
 
     fn repeats(&self) -> Repeats {
@@ -282,7 +277,7 @@ impl<D: Device + 'static> Runner for ModelRunner<D> {
     }
 
     fn waited(&self) -> Duration {
-        Duration::from_micros(self.collective.times().waiting)
+        Duration::from_micros(self.ranks.times().waiting)
     }
 }
 
@@ -320,12 +315,14 @@ pub struct ModelLoader {
     /// Whether who waits keeps its core: not with more threads than cores, those of other ranks counted.
     pub spin: bool,
     /// Where peers find this worker, if it is to have any.
-    pub doorway: Option<Arc<Doorway>>,
+    pub listener: Option<Arc<PeerListener>>,
+    /// Who was refused there.
+    pub refusals: Arc<Refusals>,
     pub wire: Wire,
     /// What its last rank held.
     pub shelf: Shelf,
     /// Between the ranks' devices, where these are no processors.
-    pub carrier: Carrier,
+    pub carrier: CarrierChoice,
     /// Whether a GPU begins passes that are like others as one.
     pub graphs: bool,
 }
@@ -333,13 +330,14 @@ pub struct ModelLoader {
 impl ModelLoader {
     /// For the CPU, with the widest instructions that this machine has, and without peers.
     pub fn new(threads: usize) -> ModelLoader {
-        let (place, isa, wire, carrier) = (Place::Cpu, Isa::detect(), Wire::default(), Carrier::default());
+        let (place, isa, wire, carrier) = (Place::Cpu, Isa::detect(), Wire::default(), CarrierChoice::default());
         ModelLoader {
             place,
             threads,
             isa,
             spin: true,
-            doorway: None,
+            listener: None,
+            refusals: Arc::default(),
             wire,
             shelf: Shelf::default(),
             carrier,
@@ -347,26 +345,22 @@ impl ModelLoader {
         }
     }
 
-    /// The runner of the rank that `collective` is, and what it found.
-    pub fn build_with(
-        &self,
-        assignment: &Assignment,
-        collective: Collective,
-    ) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        let ended = Ended::default();
-        let (parts, ready) = self.prepare(assignment, collective.part(), &ended)?;
-        Ok((parts.with(collective, self.carrier, &ended)?, ready))
+    /// The runner of the rank that has met the others so, and what it found.
+    pub fn build_with(&self, assignment: &Assignment, mesh: Mesh) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        let cancel = CancelFlag::default();
+        let (parts, ready) = self.prepare(assignment, mesh.part(), &cancel)?;
+        Ok((parts.with(mesh, self.carrier, &cancel)?, ready))
     }
 
     /// What `load` and then `meet` do.
     pub fn build(&self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
-        let (apart, ready) = self.load_apart(assignment, &Ended::default())?;
-        Ok((apart.join(&Ended::default())?, ready))
+        let (apart, ready) = self.load_apart(assignment, &CancelFlag::default())?;
+        Ok((apart.join(&CancelFlag::default())?, ready))
     }
 
-    fn load_apart(&self, assignment: &Assignment, ended: &Ended) -> Result<(Apart, Ready), LoadError> {
+    fn load_apart(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Apart, Ready), LoadError> {
         let way = self.way(assignment)?;
-        let (parts, ready) = self.prepare(assignment, &assignment.layout.part(assignment.rank), ended)?;
+        let (parts, ready) = self.prepare(assignment, &assignment.layout.part(assignment.rank), cancel)?;
         Ok((Apart { parts, way, carrier: self.carrier }, ready))
     }
 
@@ -377,32 +371,32 @@ impl ModelLoader {
         if layout.grid().n_ranks() == 1 {
             return Ok(Way::Alone { n_layers: layout.n_layers() });
         }
-        let Some(doorway) = self.doorway.clone() else {
+        let Some(listener) = self.listener.clone() else {
             return Err(Unsupported("a grid of several ranks, of a worker that has no address for peers").into());
         };
         let plan = MeshPlan::new(*epoch, *rank, layout.clone(), mesh_addresses.clone(), mesh_secret.0);
         let plan = MeshPlan { wire: self.wire, spin: self.spin, timeouts: *timeouts, ..plan };
-        Ok(Way::Through { doorway, plan: Box::new(plan) })
+        Ok(Way::Through { listener, refusals: self.refusals.clone(), plan: Box::new(plan) })
     }
 
     fn prepare(
         &self,
         assignment: &Assignment,
         part: &Part,
-        ended: &Ended,
+        cancel: &CancelFlag,
     ) -> Result<(Box<dyn Prepared>, Ready), LoadError> {
         match &self.place {
-            Place::Cpu if assignment.pace != Pace::Lockstep => {
+            Place::Cpu if assignment.mode != Mode::Lockstep => {
                 Err(Unsupported("numerics other than lockstep on the CPU, where there is one way to compute").into())
             }
             Place::Cpu => {
-                let config = self.cpu(activations(&assignment.activations)?);
+                let config = self.cpu(assignment.activations);
                 let open = || Cpu::new(config).map_err(failed(assignment));
-                Ok(boxed(on_device(open, &self.shelf, assignment, part, ended)?))
+                Ok(boxed(on_device(open, &self.shelf, assignment, part, cancel)?))
             }
             Place::Cuda { ordinal, cache } => {
                 let open = || self.cuda(*ordinal, cache.as_deref(), assignment);
-                Ok(boxed(on_device(open, &self.shelf, assignment, part, ended)?))
+                Ok(boxed(on_device(open, &self.shelf, assignment, part, cancel)?))
             }
         }
     }
@@ -412,13 +406,13 @@ impl ModelLoader {
     }
 
     fn cuda(&self, ordinal: u32, cache: Option<&Path>, assignment: &Assignment) -> Result<Cuda, LoadError> {
-        if activations(&assignment.activations)? != Activations::Bf16 {
+        if assignment.activations != Activations::Bf16 {
             return Err(Unsupported("activations other than bf16 on CUDA: give --activations bf16 to all roles").into());
         }
         // It packs weights, and draws where tokens are sorted: in between it waits for the device.
         let host = CpuConfig { spin: false, ..self.cpu(Activations::F32) };
-        let (cache, pace, graphs) = (cache.map(Path::to_owned), assignment.pace, self.graphs);
-        let config = CudaConfig { ordinal, cache, pace, host, graphs };
+        let (cache, mode, graphs) = (cache.map(Path::to_owned), assignment.mode, self.graphs);
+        let config = CudaConfig { ordinal, cache, mode, host, graphs };
         Cuda::open(&config).map_err(failed(assignment))
     }
 }
@@ -429,7 +423,7 @@ fn on_device<D: Device + 'static>(
     shelf: &Shelf,
     assignment: &Assignment,
     part: &Part,
-    ended: &Ended,
+    cancel: &CancelFlag,
 ) -> Result<(Parts<D>, Ready), LoadError> {
     let begun = Instant::now();
     let told = assignment.policy.map(|policy| Of::new(policy, assignment, part));
@@ -437,8 +431,8 @@ fn on_device<D: Device + 'static>(
     let was_kept = kept.as_ref().is_some_and(|kept| kept.reading == assignment.reading);
     let (held, unread) = match kept {
         Some(kept) if was_kept => (kept, None),
-        Some(kept) => again(kept, assignment, part, ended)?,
-        None => (read(open()?, assignment, part, ended)?, None),
+        Some(kept) => again(kept, assignment, part, cancel)?,
+        None => (read(open()?, assignment, part, cancel)?, None),
     };
     let Held { device, spec, policy, .. } = &held;
     let (limits, specs) = sizes(assignment, spec, part, device.class())?;
@@ -451,19 +445,19 @@ fn on_device<D: Device + 'static>(
     Ok((Parts { lent: shelf.lend(held, of), kv, limits, direct }, ready))
 }
 
-fn boxed<D: Device + 'static>((parts, ready): (Parts<D>, Ready)) -> (Box<dyn Prepared>, Ready) {
+fn boxed<D: Device + RankDevice + 'static>((parts, ready): (Parts<D>, Ready)) -> (Box<dyn Prepared>, Ready) {
     (Box::new(parts), ready)
 }
 
 /// The most that ranks exchange from device to device.
-fn direct(limits: &SequenceLimits, spec: &ModelSpec, class: DeviceClass) -> DirectLimits {
-    DirectLimits {
+fn direct(limits: &SequenceLimits, spec: &ModelSpec, class: DeviceClass) -> ExchangeLimits {
+    ExchangeLimits {
         rows_max: limits.rows_max,
         hidden: spec.hidden as usize,
         outputs_max: limits.outputs_max(),
         n_vocab: spec.vocab as usize,
         n_leaves: model::leaf_counts(spec, class),
-        pieces: Pieces::default(),
+        chunks: ChunkLimits::default(),
     }
 }
 
@@ -473,7 +467,7 @@ fn again<D: Device>(
     kept: Held<D>,
     assignment: &Assignment,
     part: &Part,
-    ended: &Ended,
+    cancel: &CancelFlag,
 ) -> Result<(Held<D>, Option<String>), LoadError> {
     let found = Checkpoint::open(&assignment.model_path).map_err(|error| error.to_string());
     let found = found.and_then(|checkpoint| policy(assignment, &checkpoint, &kept.device).map_err(|e| e.to_string()));
@@ -489,22 +483,21 @@ fn again<D: Device>(
     }
     let Held { device, model, .. } = kept;
     drop(model);
-    Ok((read(device, assignment, part, ended)?, None))
+    Ok((read(device, assignment, part, cancel)?, None))
 }
 
-fn read<D: Device>(device: D, assignment: &Assignment, part: &Part, ended: &Ended) -> Result<Held<D>, LoadError> {
+fn read<D: Device>(device: D, assignment: &Assignment, part: &Part, cancel: &CancelFlag) -> Result<Held<D>, LoadError> {
     let checkpoint = Checkpoint::open(&assignment.model_path).map_err(failed(assignment))?;
     let (limits, _) = sizes(assignment, checkpoint.spec(), part, device.class())?;
     let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
     let limits = Limits { rows_max, outputs_max, context: assignment.context };
-    let model = Model::load_until(&checkpoint, &device, part, limits, ended).map_err(failed(assignment))?;
+    let model = Model::load_until(&checkpoint, &device, part, limits, cancel).map_err(failed(assignment))?;
     let (policy, spec) = (policy(assignment, &checkpoint, &device)?, checkpoint.spec().clone());
     Ok(Held { device, model, spec, policy, reading: assignment.reading })
 }
 
-fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, Unsupported> {
-    let (activations, kv_dtype) = (activations(&assignment.activations)?, kv_dtype(&assignment.kv_dtype)?);
-    Ok(model::policy(checkpoint, device, activations, kv_dtype))
+fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, LoadError> {
+    model::policy(checkpoint, device, assignment.activations, assignment.kv_dtype).map_err(failed(assignment))
 }
 
 /// All of a runner but the other ranks.
@@ -512,34 +505,35 @@ struct Parts<D: Device + 'static> {
     lent: Lent<D>,
     kv: KvCache<D>,
     limits: SequenceLimits,
-    direct: DirectLimits,
+    direct: ExchangeLimits,
 }
 
 /// The same, on whichever device.
 trait Prepared: Send {
     fn with(
         self: Box<Self>,
-        collective: Collective,
-        carrier: Carrier,
-        ended: &Ended,
+        mesh: Mesh,
+        carrier: CarrierChoice,
+        cancel: &CancelFlag,
     ) -> Result<Box<dyn Runner>, collective::Error>;
 }
 
-impl<D: Device + 'static> Prepared for Parts<D> {
+impl<D: Device + RankDevice + 'static> Prepared for Parts<D> {
     fn with(
         self: Box<Self>,
-        mut collective: Collective,
-        carrier: Carrier,
-        ended: &Ended,
+        mesh: Mesh,
+        carrier: CarrierChoice,
+        cancel: &CancelFlag,
     ) -> Result<Box<dyn Runner>, collective::Error> {
         let Parts { lent, kv, limits, direct } = *self;
-        if collective.take_device(&lent.get().device, carrier, &direct, ended)? {
-            tracing::info!(rank = collective.part().place.tp, "NCCL carries between devices");
+        let ranks = Ranks::on(&lent.get().device, mesh, carrier, &direct, cancel)?;
+        if ranks.has(CarrierChoice::Nccl) {
+            tracing::info!(rank = ranks.part().place.tp, "NCCL carries between devices");
         }
-        if collective.adds_at_desks() {
-            tracing::info!(rank = collective.part().place.tp, "sums go over the devices' memory");
+        if ranks.has(CarrierChoice::Ipc) {
+            tracing::info!(rank = ranks.part().place.tp, "sums go over the devices' memory");
         }
-        Ok(Box::new(ModelRunner::new(lent, collective, kv, limits)))
+        Ok(Box::new(ModelRunner::new(lent, ranks, kv, limits)))
     }
 }
 
@@ -547,33 +541,31 @@ impl<D: Device + 'static> Prepared for Parts<D> {
 struct Apart {
     parts: Box<dyn Prepared>,
     way: Way,
-    carrier: Carrier,
+    carrier: CarrierChoice,
 }
 
 enum Way {
     Alone { n_layers: u32 },
-    Through { doorway: Arc<Doorway>, plan: Box<MeshPlan> },
+    Through { listener: Arc<PeerListener>, refusals: Arc<Refusals>, plan: Box<MeshPlan> },
 }
 
 impl Apart {
-    fn join(self, ended: &Ended) -> Result<Box<dyn Runner>, LoadError> {
-        let collective = match self.way {
-            Way::Alone { n_layers } => Collective::solo(n_layers),
-            Way::Through { doorway, plan } => {
-                let joined = Collective::join_until(&doorway, *plan, ended);
-                for Refused { from, why } in doorway.refusals() {
-                    tracing::warn!(peer = %from, %why, "a rank is refused");
-                }
+    fn join(self, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
+        let mesh = match self.way {
+            Way::Alone { n_layers } => Mesh::solo(n_layers),
+            Way::Through { listener, refusals, plan } => {
+                let joined = Mesh::join_until(&listener, *plan, cancel);
+                refused::log(&listener.refusals(), &refusals);
                 joined?
             }
         };
-        Ok(self.parts.with(collective, self.carrier, ended)?)
+        Ok(self.parts.with(mesh, self.carrier, cancel)?)
     }
 }
 
 impl Loaded for Apart {
-    fn meet(self: Box<Self>, ended: &Ended) -> Result<Box<dyn Runner>, LoadError> {
-        self.join(ended)
+    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
+        self.join(cancel)
     }
 }
 
@@ -599,7 +591,7 @@ fn sizes(
     if n_blocks.iter().any(|n_blocks| !(1..=BLOCKS_MAX).contains(n_blocks)) {
         return Err(Unsupported("a pool of no block, or of more than 2^24").into());
     }
-    let specs = model::kv_specs(spec, part, class, kv_dtype(&assignment.kv_dtype)?, &n_blocks);
+    let specs = model::kv_specs(spec, part, class, assignment.kv_dtype, &n_blocks);
     let needed = kv_bytes(&specs);
     let available = assignment.kv_bytes;
     if needed > available {
@@ -618,27 +610,9 @@ fn sizes(
 }
 
 impl Load for ModelLoader {
-    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
-        let (apart, ready) = self.load_apart(assignment, ended)?;
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let (apart, ready) = self.load_apart(assignment, cancel)?;
         Ok((Box::new(apart), ready))
-    }
-}
-
-fn activations(name: &str) -> Result<Activations, Unsupported> {
-    match name {
-        "int8" => Ok(Activations::Int8),
-        "f32" => Ok(Activations::F32),
-        "bf16" => Ok(Activations::Bf16),
-        _ => Err(Unsupported("activations other than int8, f32 and bf16")),
-    }
-}
-
-fn kv_dtype(name: &str) -> Result<KvDtype, Unsupported> {
-    match name {
-        "f16" => Ok(KvDtype::F16),
-        "f32" => Ok(KvDtype::F32),
-        "bf16" => Ok(KvDtype::Bf16),
-        _ => Err(Unsupported("a KV cache other than f16, f32 and bf16")),
     }
 }
 
@@ -646,8 +620,11 @@ fn kv_bytes(specs: &[KvSpec]) -> u64 {
     specs.iter().map(|spec| (spec.n_blocks as u64).saturating_mul(spec.block_bytes() as u64)).sum()
 }
 
-fn failed<E: std::error::Error + Send + Sync + 'static>(assignment: &Assignment) -> impl FnOnce(E) -> LoadError + '_ {
-    |source| LoadError::Model { path: assignment.model_path.clone(), source: source.into() }
+fn failed<E: Into<model::Error>>(assignment: &Assignment) -> impl FnOnce(E) -> LoadError + '_ {
+    |source| match source.into() {
+        model::Error::Checkpoint(source @ checkpoint::Error::Changed { .. }) => LoadError::Changed(source),
+        source => LoadError::Model { path: assignment.model_path.clone(), source: source.into() },
+    }
 }
 
 #[cfg(test)]

@@ -3,11 +3,11 @@
 
 use crate::fetch::FetchError;
 use backend::Repeats;
-use collective::{AbortHandle, Ended, Timeouts};
+use collective::{AbortHandle, CancelFlag, Timeouts};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
-use types::{Epoch, Layout, Pace, PolicyDigest, Rank, Step, StepDone, Unsupported};
+use types::{Activations, Epoch, KvDtype, Layout, Mode, PolicyDigest, Rank, Step, StepDone, Unsupported};
 
 /// Executes steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
 pub trait Runner: Send {
@@ -83,22 +83,22 @@ pub trait Upcoming {
 pub type Rest<'a> = Pin<Box<dyn Future<Output = Result<(), RunError>> + Send + 'a>>;
 
 /// Makes a runner for a place in a blueprint. Called again for every epoch that the worker lives to see, so what is
-/// costly (mapped weights) may be kept from one load to the next.
+/// costly (packed weights) may be kept from one load to the next.
 pub trait Load: Send {
-    /// Everything but the other ranks: nobody waits for another's reading. When `ended` is said, the place is over, and
-    /// what takes long is broken off, with whatever error.
-    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError>;
+    /// Everything but the other ranks: nobody waits for another's reading. When `cancel` is raised, the place is over,
+    /// and what takes long is broken off, with whatever error.
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError>;
 }
 
 /// A place that is loaded, and whose rank has not met the others.
 pub trait Loaded: Send {
     /// Called when all ranks have loaded, so that all of them come at about the same time.
-    fn meet(self: Box<Self>, ended: &Ended) -> Result<Box<dyn Runner>, LoadError>;
+    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError>;
 }
 
 /// A runner that needs no others has met them.
 impl<R: Runner + 'static> Loaded for R {
-    fn meet(self: Box<Self>, _: &Ended) -> Result<Box<dyn Runner>, LoadError> {
+    fn meet(self: Box<Self>, _: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         Ok(self)
     }
 }
@@ -115,11 +115,9 @@ pub struct Assignment {
     pub mesh_secret: MeshSecret,
     /// Where this machine finds the model's file or folder.
     pub model_path: PathBuf,
-    /// `int8` or `f32`.
-    pub activations: String,
-    /// `f16` or `f32`.
-    pub kv_dtype: String,
-    pub pace: Pace,
+    pub activations: Activations,
+    pub kv_dtype: KvDtype,
+    pub mode: Mode,
     /// Blocks of each cache group's pool, the same on all ranks; ids run from zero.
     pub n_blocks: Vec<u32>,
     /// Memory for the KV cache of this rank: what it keeps of the pools must fit.
@@ -187,6 +185,9 @@ pub enum LoadError {
     Unsupported(#[from] Unsupported),
     #[error("{path} cannot be loaded: {source}", path = path.display())]
     Model { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    /// A file of the model was cut short, written to or replaced while it was read.
+    #[error(transparent)]
+    Changed(checkpoint::Error),
     #[error("{what} needs {needed} bytes, {available} are there")]
     Memory { what: &'static str, needed: u64, available: u64 },
     #[error("the ranks do not come together: {0}")]
@@ -202,6 +203,7 @@ impl LoadError {
             LoadError::Collective(error) => error.rank(),
             LoadError::Unsupported(_)
             | LoadError::Model { .. }
+            | LoadError::Changed(_)
             | LoadError::Memory { .. }
             | LoadError::Fetch { .. } => None,
         }

@@ -5,7 +5,7 @@
 
 use crate::heartbeat::Progress;
 use crate::runner::{Assignment, Load, LoadError, Loaded as LoadedPlace, Runner, Upcoming};
-use collective::{AbortHandle, Ended};
+use collective::{AbortHandle, CancelFlag};
 use proto::cluster::{Failed, Loaded, Ready, WorkerFrame, worker_frame::Frame};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,7 +42,7 @@ pub(crate) enum Work {
 
 /// Of all places that sessions were given, one; and how it is heard that it is over.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Turn(Ended);
+pub(crate) struct Turn(CancelFlag);
 
 /// How a session frees the thread from a place that is over: what it does and waits for there ends.
 #[derive(Default)]
@@ -58,7 +58,7 @@ impl Turns {
     /// Ends every turn before this one.
     pub fn next(&self) -> Turn {
         let mut state = self.state();
-        state.last.0.end();
+        state.last.0.cancel();
         state.last = Turn::default();
         if let Some(handle) = state.seated.take() {
             handle.abort();
@@ -88,7 +88,7 @@ impl Turns {
 
 impl Turn {
     fn is_over(&self) -> bool {
-        self.0.is_said()
+        self.0.is_cancelled()
     }
 }
 
@@ -112,7 +112,9 @@ impl SeatLost {
     fn by(error: LoadError) -> SeatLost {
         match error {
             // The next attempt may fare better.
-            error @ (LoadError::Collective(_) | LoadError::Fetch { .. }) => SeatLost::Run(error.to_string()),
+            error @ (LoadError::Collective(_) | LoadError::Fetch { .. } | LoadError::Changed(_)) => {
+                SeatLost::Run(error.to_string())
+            }
             error => SeatLost::Load(error),
         }
     }

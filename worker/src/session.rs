@@ -7,16 +7,19 @@ use crate::seat::{Reports, SeatLost, Turns, Work};
 use crate::{Config, Error, Footing};
 use collective::Timeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;
-use proto::cluster::{Assign, Failed, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame};
-use proto::secure::Refused;
+use proto::cluster::{
+    Assign, Failed, Leaving, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame,
+};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 use types::{Epoch, Step};
+use wire::Refused;
 
 /// How a session ended that ended well enough to begin another.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +30,8 @@ pub(crate) enum Ended {
     Left(String),
     #[error("this rank failed: {0}")]
     Failed(String),
+    #[error("this worker was told to end")]
+    Told,
 }
 
 impl Ended {
@@ -42,6 +47,7 @@ pub(crate) struct Worker {
     pub work: mpsc::Sender<Work>,
     pub progress: Arc<Progress>,
     pub turns: Arc<Turns>,
+    pub shutdown: CancellationToken,
 }
 
 /// However a session ends: the step that it leaves behind need not wait for other ranks.
@@ -62,7 +68,8 @@ impl Worker {
         let mut client = CoordinatorClient::new(channel)
             .max_decoding_message_size(proto::FRAME_BYTES_MAX)
             .max_encoding_message_size(proto::FRAME_BYTES_MAX);
-        let joined = timeout(self.config.join_timeout, client.join(ReceiverStream::new(frames))).await;
+        let join = timeout(self.config.join_timeout, client.join(ReceiverStream::new(frames)));
+        let Some(joined) = self.shutdown.run_until_cancelled(join).await else { return Ok(Ended::Told) };
         let down = match joined {
             Err(_) => return Ok(Ended::Gone("no answer to the hello".into())),
             Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
@@ -116,7 +123,15 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    async fn run(mut self, mut lost: mpsc::Receiver<SeatLost>) -> Result<Ended, Error> {
+    async fn run(mut self, lost: mpsc::Receiver<SeatLost>) -> Result<Ended, Error> {
+        let shutdown = self.worker.shutdown.clone();
+        match shutdown.run_until_cancelled(self.serve(lost)).await {
+            Some(ended) => ended,
+            None => Ok(self.leave().await),
+        }
+    }
+
+    async fn serve(&mut self, mut lost: mpsc::Receiver<SeatLost>) -> Result<Ended, Error> {
         loop {
             let frame = tokio::select! {
                 biased;
@@ -212,6 +227,14 @@ impl Session<'_> {
         Some(Ended::Failed(message))
     }
 
+    /// Whoever can take this rank's place hears of it before the rank is gone.
+    async fn leave(&mut self) -> Ended {
+        let frame = WorkerFrame { frame: Some(Frame::Leaving(Leaving {})) };
+        let _late = timeout(self.worker.config.farewell_timeout, self.up.send(frame)).await;
+        self.until_closed().await;
+        Ended::Told
+    }
+
     /// The coordinator closes the stream when it has read that this rank failed. Leaving before that could lose the
     /// word.
     async fn until_closed(&mut self) {
@@ -220,7 +243,7 @@ impl Session<'_> {
     }
 
     /// The seat is saying `Failed`.
-    async fn seat_lost(mut self, why: SeatLost) -> Result<Ended, Error> {
+    async fn seat_lost(&mut self, why: SeatLost) -> Result<Ended, Error> {
         self.until_closed().await;
         match why {
             SeatLost::Load(error) => Err(Error::Load(error)),
@@ -231,7 +254,8 @@ impl Session<'_> {
 
 fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
     let (rank, layout) = assign.layout()?;
-    let (mesh_secret, policy, pace) = (MeshSecret(assign.secret()?), assign.policy()?, assign.pace()?);
+    let (mesh_secret, policy) = (MeshSecret(assign.secret()?), assign.policy()?);
+    let (activations, kv_dtype, mode) = (assign.activations()?, assign.kv_dtype()?, assign.mode()?);
     let default = Timeouts::default();
     let or = |millis: u64, default| if millis == 0 { default } else { Duration::from_millis(millis) };
     Ok(Assignment {
@@ -241,9 +265,9 @@ fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
         mesh_addresses: assign.mesh_addresses,
         mesh_secret,
         model_path: assign.model_path.into(),
-        activations: assign.activations,
-        kv_dtype: assign.kv_dtype,
-        pace,
+        activations,
+        kv_dtype,
+        mode,
         n_blocks: assign.n_blocks,
         kv_bytes: assign.kv_bytes,
         context: assign.context,

@@ -1,14 +1,14 @@
 //! A runner without a model: tokens drawn from the request's hash, after a modelled time. It is as strict as a real
 //! rank can be: it keeps what each page holds, and a step that would read anything else is refused.
 
-use crate::Ended;
+use crate::CancelFlag;
 use crate::runner::{Assignment, Load, LoadError, Loaded, Ready, RunError, Runner};
 use std::collections::HashMap;
 use std::time::Duration;
 use types::cache::blocks_for;
 use types::{
-    BLOCK_TOKENS, BLOCKS_MAX, BlockId, CacheGroup, Numerics, Request, RequestId, Sampling, Slice, SliceDone, Step,
-    StepDone, Token, TokenLogprob, TokenOut, Tokens, Unsupported, Want,
+    BLOCK_TOKENS, BLOCKS_MAX, BlockId, CacheGroup, DeviceClass, Numerics, Request, RequestId, Sampling, Slice,
+    SliceDone, Step, StepDone, Token, TokenLogprob, TokenOut, Tokens, Unsupported, Want,
 };
 
 /// What is modelled: the vocabulary, what layers keep, and times.
@@ -100,7 +100,7 @@ impl Sim {
 }
 
 impl Load for Sim {
-    fn load(&mut self, assignment: &Assignment, _: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, _: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         let n_blocks = &assignment.n_blocks;
         if n_blocks.len() != self.groups.len() {
             return Err(Unsupported("other than one pool for each cache group of the model").into());
@@ -109,7 +109,8 @@ impl Load for Sim {
             let (needed, available) = ((*n_blocks).into(), BLOCKS_MAX.into());
             return Err(LoadError::Memory { what: "a table of the sim's pages", needed, available });
         }
-        let numerics = Numerics::plain("sim", assignment.pace, &assignment.activations, &assignment.kv_dtype, [0; 32]);
+        let (Assignment { mode, activations, kv_dtype, .. }, sim) = (assignment, DeviceClass::Sim.into());
+        let numerics = Numerics::plain(&sim, *mode, *activations, *kv_dtype, [0; 32]);
         let ready = Ready { policy: numerics.digest(), weight_bytes: self.weight_bytes, unread: None };
         Ok((Box::new(SimRunner::new(self.clone(), n_blocks)), ready))
     }

@@ -1,6 +1,6 @@
 //! Where this machine has the model that it is told to load. Knows paths and no formats.
 
-use crate::Ended;
+use crate::CancelFlag;
 use crate::fetch::Fetch;
 use crate::runner::{Assignment, Load, LoadError, Loaded, Ready};
 use std::path::PathBuf;
@@ -28,20 +28,20 @@ struct Located {
 }
 
 impl Source {
-    fn path(&self, assignment: &Assignment, ended: &Ended) -> Result<PathBuf, LoadError> {
+    fn path(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<PathBuf, LoadError> {
         let told = &assignment.model_path;
         match self {
             Source::AsTold => Ok(told.clone()),
             Source::Path(path) => Ok(path.clone()),
             Source::Folder(folder) => Ok(folder.join(told.file_name().unwrap_or_default())),
-            Source::Fetched(fetch) => fetch.model(assignment, ended),
+            Source::Fetched(fetch) => fetch.model(assignment, cancel),
         }
     }
 }
 
 impl Load for Located {
-    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
-        let model_path = self.source.path(assignment, ended)?;
-        self.loader.load(&Assignment { model_path, ..assignment.clone() }, ended)
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let model_path = self.source.path(assignment, cancel)?;
+        self.loader.load(&Assignment { model_path, ..assignment.clone() }, cancel)
     }
 }

@@ -13,8 +13,8 @@ use common::{Alone, Plan, Played, Player, Ranks, assignment, requests};
 use fake_cuda::on_fake_cuda;
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use types::{Grid, Layout, Request, Sampling, Step, StepDone};
-use worker::{Assignment, Carrier, ModelLoader, Place, Runner, Upcoming};
+use types::{Activations, Grid, KvDtype, Layout, Request, Sampling, Step, StepDone};
+use worker::{Assignment, CarrierChoice, ModelLoader, Place, Runner, Upcoming};
 
 const MODEL: &str = "llama-bf16-odd";
 const DEEP: &str = "llama-deep.gguf";
@@ -25,7 +25,7 @@ fn loader(graphs: bool) -> ModelLoader {
 }
 
 fn on_cuda(name: &str) -> Assignment {
-    Assignment { activations: "bf16".into(), kv_dtype: "bf16".into(), ..assignment(name) }
+    Assignment { activations: Activations::Bf16, kv_dtype: KvDtype::Bf16, ..assignment(name) }
 }
 
 /// Those that the device draws alone, and every third one that takes the host.
@@ -182,12 +182,40 @@ fn the_host_waits_once_a_step_and_has_told_the_next_by_then() {
             // All of this step was begun while the one before it ran: what is asked now is of the next.
             let told = asked.iter().position(|line| line == "upload").unwrap();
             let waits = asked.iter().position(|line| line == "wait");
-            // Who makes a graph gives memory back, for which the driver waits by itself.
+            // Who makes a graph may find that what was begun has come to its end meanwhile.
             let has_recorded = count(&asked, "record") > 0;
             assert!(waits.map_or(has_recorded, |waits| told < waits), "step {}: {asked:?}", step.id.0);
             assert!(asked.iter().any(|line| line == "launch take_drawn"), "its tokens are the device's: {asked:?}");
         }
         assert!(n_graphs >= 8, "{n_graphs} graphs");
+    });
+}
+
+#[test]
+fn ranks_of_one_device_take_and_give_back_no_memory_while_they_serve() {
+    let file = TraceFile::new("memory");
+    // The driver waits for the whole context where a real one may, and a kernel of one rank waits for the other's: if
+    // memory changed hands in between, the ranks would tell of a deadline.
+    let screws = [("FAKE_CUDA_TRACE", &*file.0), ("FAKE_CUDA_GRAPHS_WAIT", "1")];
+    on_fake_cuda("ranks_of_one_device_take_and_give_back_no_memory_while_they_serve", &screws, || {
+        let (assignment, requests) = (on_cuda(DEEP), mixed(3, 6));
+        let expected = alone(&assignment, &requests);
+        let mut trace = Trace::new();
+        for (tp, pp) in [(2, 1), (2, 2)] {
+            let loader = ModelLoader { carrier: CarrierChoice::Ipc, ..loader(true) };
+            let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
+            let plan = Plan { chunk: 25, together: 3, in_flight: usize::from(pp), ..Plan::ALONE };
+            let mut grid = Threads::start(&loader, &assignment, &layout);
+            trace.more();
+            let played = Player::new(&mut grid, &assignment).play(&requests, plan);
+            let asked = trace.more();
+            grid.end();
+            assert!(played.outputs == expected.outputs, "tp {tp}, pp {pp}");
+            let of = |what: &str| count(&asked, what);
+            assert!(of("instantiate") >= 2 && of("graph") >= 4 && of("launch sum_one_shot") > 0, "tp {tp}, pp {pp}");
+            let waiting = ["allocate", "free", "load", "unload"].map(|what| (what, of(what)));
+            assert!(waiting.iter().all(|(_, n)| *n == 0), "while they served, tp {tp}, pp {pp}: {waiting:?}");
+        }
     });
 }
 
@@ -199,8 +227,8 @@ fn graphs_carry_sums_of_devices() {
         let (assignment, requests) = (on_cuda(DEEP), mixed(3, 6));
         let expected = alone(&assignment, &requests);
         let mut trace = Trace::new();
-        let over_memory = [(Carrier::Ipc, 2, 1), (Carrier::Ipc, 2, 2)];
-        let others = [(Carrier::Nccl, 2, 1), (Carrier::Nccl, 2, 2), (Carrier::Host, 1, 2)];
+        let over_memory = [(CarrierChoice::Ipc, 2, 1), (CarrierChoice::Ipc, 2, 2)];
+        let others = [(CarrierChoice::Nccl, 2, 1), (CarrierChoice::Nccl, 2, 2), (CarrierChoice::Host, 1, 2)];
         for (carrier, tp, pp) in over_memory.into_iter().chain(others) {
             let loader = ModelLoader { carrier, ..loader(true) };
             let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
@@ -211,7 +239,7 @@ fn graphs_carry_sums_of_devices() {
             assert!(played.outputs == expected.outputs, "{carrier:?} tp {tp}, pp {pp}");
             let asked = trace.more();
             assert!(count(&asked, "graph") >= 4, "{carrier:?} tp {tp}, pp {pp}");
-            let is_over_memory = carrier == Carrier::Ipc;
+            let is_over_memory = carrier == CarrierChoice::Ipc;
             assert_eq!(count(&asked, "launch sum_one_shot") > 0, is_over_memory, "{carrier:?} tp {tp}, pp {pp}");
         }
     });

@@ -22,9 +22,12 @@ use fake_cuda::{is_inside, on_fake_cuda};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
-use types::{Grid, Layout, Numerics, Pace, PolicyDigest, Request, RequestId, Slice, Step, StepDone, StepId, Want};
-use worker::{Assignment, Carrier, LoadError, ModelLoader, Place, RunError, Runner};
+use std::time::{Duration, Instant};
+use types::{
+    Activations, Grid, KvDtype, Layout, Mode, Numerics, PolicyDigest, Request, RequestId, Slice, Step, StepDone,
+    StepId, Want,
+};
+use worker::{Assignment, CarrierChoice, LoadError, ModelLoader, Place, RunError, Runner};
 
 const DEEP: &str = "llama-deep.gguf";
 const N_LAYERS: u32 = 5;
@@ -34,7 +37,7 @@ fn loader() -> ModelLoader {
 }
 
 fn on_cuda(name: &str) -> Assignment {
-    Assignment { activations: "bf16".into(), kv_dtype: "bf16".into(), ..assignment(name) }
+    Assignment { activations: Activations::Bf16, kv_dtype: KvDtype::Bf16, ..assignment(name) }
 }
 
 /// Short ones: the emulator takes a thousand times as long as a device.
@@ -86,7 +89,7 @@ fn nccl_carries_the_tokens_of_one_rank() {
     on_fake_cuda("nccl_carries_the_tokens_of_one_rank", &[], || {
         let (assignment, requests) = (on_cuda(DEEP), short_requests(3));
         let expected = alone(&assignment, &requests);
-        let loader = ModelLoader { carrier: Carrier::Nccl, ..loader() };
+        let loader = ModelLoader { carrier: CarrierChoice::Nccl, ..loader() };
         for (tp, pp) in [(2, 1), (1, 2), (2, 2)] {
             let layout = Layout::even(Grid { tp, pp, ep: 1 }, N_LAYERS).unwrap();
             let plan = Plan { chunk: 25, together: 3, turns: pp.into(), in_flight: usize::from(pp) + 1, ..Plan::ALONE };
@@ -98,33 +101,38 @@ fn nccl_carries_the_tokens_of_one_rank() {
     });
 }
 
-/// Says to a process of the test below which group it is.
-const GROUP: &str = "LOCKSTEP_TEST_GPU_CHECK_GROUP";
+/// Says to a process of the test below which groups it runs, a line each.
+const GROUPS: &str = "LOCKSTEP_TEST_GPU_CHECK_GROUPS";
+const PATIENCE: Duration = Duration::from_secs(3600);
 
 fn gpu_check_options() -> parts::Options {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference");
     parts::Options { models, cache: std::env::temp_dir().join("lockstep-gpu-check-of-tests"), is_tiny: true }
 }
 
-/// All that `gpu_check` finds of these parts, as it writes it; its groups are processes of the test after this one.
+/// All that `gpu_check` finds of these parts, as it writes it; its processes are of the test after this one.
 fn gpu_check(of: &[&str]) -> (bool, serde_json::Value) {
+    gpu_check_within(PATIENCE, of)
+}
+
+fn gpu_check_within(limit: Duration, of: &[&str]) -> (bool, serde_json::Value) {
     let out = std::env::temp_dir().join(format!("lockstep-gpu-check-{}/page.json", std::process::id()));
-    let again = |group: &str| {
+    let again = |groups: &[String]| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["a_group_of_gpu_check_is_a_process", "--exact", "--nocapture"]).env(GROUP, group);
+        command.args(["groups_of_gpu_check_are_a_process", "--exact", "--nocapture"]).env(GROUPS, groups.join("\n"));
         Ok(command)
     };
     let of: Vec<String> = of.iter().map(|part| (*part).to_owned()).collect();
-    let is_good = parts::run(&of, &gpu_check_options(), &out, Duration::from_secs(3600), again).unwrap();
+    let is_good = parts::run(&of, &gpu_check_options(), &out, limit, again).unwrap();
     let page = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();
     std::fs::remove_dir_all(out.parent().unwrap()).unwrap();
     (is_good, page)
 }
 
 #[test]
-fn a_group_of_gpu_check_is_a_process() {
-    if let Ok(group) = std::env::var(GROUP) {
-        parts::run_here(&group, &gpu_check_options()).unwrap();
+fn groups_of_gpu_check_are_a_process() {
+    if let Ok(groups) = std::env::var(GROUPS) {
+        parts::run_here(&groups.lines().collect::<Vec<_>>(), &gpu_check_options()).unwrap();
     }
 }
 
@@ -136,10 +144,15 @@ fn gpu_check_finds_all_good_and_launches_every_kernel() {
     let trace = std::env::temp_dir().join(format!("lockstep-gpu-check-trace-{}", std::process::id()));
     let screws = [("FAKE_CUDA_TRACE", trace.to_str().unwrap())];
     on_fake_cuda("gpu_check_finds_all_good_and_launches_every_kernel", &screws, || {
+        // There may be none, or others may be about to make it anew.
+        let _gone = std::fs::remove_dir_all(gpu_check_options().cache);
         let (is_good, page) = gpu_check(&parts::PARTS);
         assert!(is_good && page["good"] == true && page["whole"] == true, "{page:#}");
         let findings = page["findings"].as_array().unwrap();
         assert!(findings.iter().all(|finding| finding["outcome"] != "not run"), "{page:#}");
+        // A process takes seconds on a device, and there are some seventy groups.
+        let processes = parts::PARTS.map(|part| page["parts"][part]["processes"].as_u64().unwrap());
+        assert_eq!(processes, [3, 2, 3], "{page:#}");
         for name in [
             "opened",
             "product with Q6K",
@@ -169,6 +182,9 @@ fn gpu_check_finds_all_good_and_launches_every_kernel() {
         let launched: BTreeSet<&str> = told.lines().filter_map(|line| line.strip_prefix("launch ")).collect();
         let missing: Vec<&str> = backend::cuda::kernel_names().filter(|name| !launched.contains(name)).collect();
         assert_eq!(missing, NOT_LAUNCHED, "gpu_check launches all kernels but these");
+        let mut compiled: Vec<&str> = told.lines().filter_map(|line| line.strip_prefix("compile ")).collect();
+        compiled.sort_unstable();
+        assert!(compiled.windows(2).all(|two| two[0] != two[1]), "all processes share what is compiled: {compiled:?}");
         std::fs::remove_file(&trace).unwrap();
     }
 }
@@ -186,6 +202,29 @@ fn gpu_check_tells_of_every_group_where_the_device_fails() {
         // Nothing is launched when a device is opened.
         let n_groups = parts::kernels::groups(&gpu_check_options()).len();
         assert_eq!(findings.iter().filter(is_told).count(), n_groups - 1, "{page:#}");
+        // The first fails behind one that is good. Each of the others has a device that nothing has failed on.
+        assert_eq!(page["parts"]["kernels"]["processes"], n_groups as u64 - 1, "{page:#}");
+    });
+}
+
+#[test]
+fn gpu_check_writes_its_page_when_the_time_is_over() {
+    on_fake_cuda("gpu_check_writes_its_page_when_the_time_is_over", &[], || {
+        let begun = Instant::now();
+        // Enough to open the device, and not for all kernels on an emulator.
+        let (is_good, page) = gpu_check_within(Duration::from_secs(8), &["kernels", "bench"]);
+        assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
+        assert!(!is_good && page["good"] == true && page["whole"] == false, "{page:#}");
+        let findings = page["findings"].as_array().unwrap();
+        let n_groups =
+            parts::kernels::groups(&gpu_check_options()).len() + parts::bench::groups(&gpu_check_options()).len();
+        assert!(findings.len() >= n_groups, "each group has something to tell: {page:#}");
+        let is_left = |finding: &&serde_json::Value| {
+            finding["outcome"] == "not run"
+                && finding["told"]["why"].to_string().contains("the time for its part was over")
+        };
+        // How many there are is the machine's matter.
+        assert!(findings.iter().any(|finding| is_left(&finding)), "{page:#}");
     });
 }
 
@@ -234,34 +273,34 @@ fn a_device_that_fails_is_an_error_of_its_step() {
 }
 
 /// Under which a device of this architecture computes the model.
-fn digest(device: &str, pace: Pace) -> PolicyDigest {
+fn digest(device: &str, mode: Mode) -> PolicyDigest {
     let assignment = on_cuda("llama-f32-tied");
-    let weights = checkpoint::Checkpoint::open(&assignment.model_path).unwrap().digest();
-    Numerics::plain(device, pace, "bf16", "bf16", weights).digest()
+    let weights = checkpoint::Checkpoint::open(&assignment.model_path).unwrap().digest().unwrap();
+    Numerics::plain(&device.parse().unwrap(), mode, Activations::Bf16, KvDtype::Bf16, weights).digest()
 }
 
 #[test]
 fn another_architecture_is_another_policy() {
     on_fake_cuda("another_architecture_is_another_policy", &[("FAKE_CUDA_SM", "80")], || {
         let (_, ready) = loader().build(&on_cuda("llama-f32-tied")).unwrap();
-        assert_eq!(ready.policy, digest("cuda/sm_80", Pace::Lockstep));
-        assert_ne!(ready.policy, digest("cuda/sm_90", Pace::Lockstep));
+        assert_eq!(ready.policy, digest("cuda/sm_80", Mode::Lockstep));
+        assert_ne!(ready.policy, digest("cuda/sm_90", Mode::Lockstep));
     });
 }
 
 #[test]
 fn under_fast_a_grid_serves_under_a_policy_of_its_own() {
     on_fake_cuda("under_fast_a_grid_serves_under_a_policy_of_its_own", &[], || {
-        let (fast, requests) = (Assignment { pace: Pace::Fast, ..on_cuda(DEEP) }, short_requests(2));
-        let loader = ModelLoader { carrier: Carrier::Nccl, ..loader() };
-        let (_, ready) = loader.build(&Assignment { pace: Pace::Fast, ..on_cuda("llama-f32-tied") }).unwrap();
-        assert_eq!(ready.policy, digest("cuda/sm_90", Pace::Fast));
+        let (fast, requests) = (Assignment { mode: Mode::Fast, ..on_cuda(DEEP) }, short_requests(2));
+        let loader = ModelLoader { carrier: CarrierChoice::Nccl, ..loader() };
+        let (_, ready) = loader.build(&Assignment { mode: Mode::Fast, ..on_cuda("llama-f32-tied") }).unwrap();
+        assert_eq!(ready.policy, digest("cuda/sm_90", Mode::Fast));
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, N_LAYERS).unwrap();
         let mut grid = Threads::start(&loader, &fast, &layout);
         let played = Player::new(&mut grid, &fast).play(&requests, Plan { chunk: 40, ..Plan::ALONE });
         grid.end();
         assert!(played.outputs.iter().all(|output| !output.is_empty()));
-        let on_cpu = Assignment { pace: Pace::Fast, ..assignment("llama-f32-tied") };
+        let on_cpu = Assignment { mode: Mode::Fast, ..assignment("llama-f32-tied") };
         let refused = ModelLoader::new(1).build(&on_cpu).err().unwrap();
         assert!(refused.to_string().contains("numerics other than lockstep on the CPU"), "{refused}");
     });

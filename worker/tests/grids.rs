@@ -10,9 +10,10 @@ use common::{Alone, Plan, Played, Player, Ranks, assignment, requests};
 use std::sync::Arc;
 use types::cache::blocks_for;
 use types::{
-    BlockId, Epoch, Grid, Layout, PolicyDigest, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Want,
+    Activations, BlockId, Epoch, Grid, KvDtype, Layout, PolicyDigest, Rank, Request, RequestId, Sampling, Slice, Step,
+    StepDone, StepId, Want,
 };
-use worker::{Assignment, Doorway, MeshSecret, ModelLoader, RunError, Runner, Wire};
+use worker::{Assignment, MeshSecret, ModelLoader, PeerListener, RunError, Runner, Wire};
 
 const DEEP: &str = "llama-deep.gguf";
 const N_LAYERS: u32 = 5;
@@ -65,8 +66,8 @@ fn uneven_shares_and_stages_give_the_tokens_of_one_rank() {
         layout(&[3, 2], &[&[0, 9, 9, 16], &[0, 4, 16, 16]]),
         layout(&[2, 1, 2], &[&[0, 0, 16], &[0, 16, 16], &[0, 8, 16]]),
     ];
-    for (activations, kv_dtype) in [("int8", "f16"), ("f32", "f32")] {
-        let assignment = Assignment { activations: activations.into(), kv_dtype: kv_dtype.into(), ..assignment(DEEP) };
+    for (activations, kv_dtype) in [(Activations::Int8, KvDtype::F16), (Activations::F32, KvDtype::F32)] {
+        let assignment = Assignment { activations, kv_dtype, ..assignment(DEEP) };
         let expected = alone(&assignment, &requests);
         for layout in &layouts {
             let played = on_grid(&assignment, layout, &requests, plan(layout));
@@ -175,19 +176,20 @@ fn each_rank_holds_its_own_part_of_the_weights() {
 }
 
 #[test]
-fn ranks_that_meet_through_doorways_give_the_tokens_of_one_rank() {
+fn ranks_that_meet_through_listeners_give_the_tokens_of_one_rank() {
     let (alone_assignment, requests) = (assignment(DEEP), requests(6));
     let expected = alone(&alone_assignment, &requests);
     for (wire, tp, pp) in [(Wire::Any, 2, 2), (Wire::Socket, 2, 2), (Wire::Socket, 1, 3)] {
         let layout = even(tp, pp);
-        let open = |_| Arc::new(Doorway::open("127.0.0.1:0").unwrap());
-        let doorways: Vec<_> = (0..layout.grid().n_ranks()).map(open).collect();
+        let open = |_| Arc::new(PeerListener::bind("127.0.0.1:0").unwrap());
+        let listeners: Vec<_> = (0..layout.grid().n_ranks()).map(open).collect();
         let assignment = Assignment {
-            mesh_addresses: doorways.iter().map(|doorway| doorway.address().to_string()).collect(),
+            mesh_addresses: listeners.iter().map(|listener| listener.address().to_string()).collect(),
             mesh_secret: MeshSecret([7; 32]),
             ..alone_assignment.clone()
         };
-        let loaders = doorways.iter().map(|doorway| ModelLoader { doorway: Some(doorway.clone()), wire, ..loader() });
+        let loaders =
+            listeners.iter().map(|listener| ModelLoader { listener: Some(listener.clone()), wire, ..loader() });
         let mut grid = Threads::meet(loaders, &assignment, &layout);
         let played = Player::new(&mut grid, &assignment).play(&requests, plan(&layout));
         grid.end();
@@ -201,15 +203,16 @@ fn a_pass_that_is_broken_off_leaves_no_trace_in_what_is_kept() {
     let (alone_assignment, requests) = (assignment(DEEP), requests(6));
     let expected = alone(&alone_assignment, &requests);
     let layout = even(2, 2);
-    let open = |_| Arc::new(Doorway::open("127.0.0.1:0").unwrap());
-    let doorways: Vec<_> = (0..layout.grid().n_ranks()).map(open).collect();
+    let open = |_| Arc::new(PeerListener::bind("127.0.0.1:0").unwrap());
+    let listeners: Vec<_> = (0..layout.grid().n_ranks()).map(open).collect();
     let assignment = Assignment {
-        mesh_addresses: doorways.iter().map(|doorway| doorway.address().to_string()).collect(),
+        mesh_addresses: listeners.iter().map(|listener| listener.address().to_string()).collect(),
         mesh_secret: MeshSecret([7; 32]),
         layout: layout.clone(),
         ..alone_assignment
     };
-    let loaders: Vec<_> = doorways.iter().map(|door| ModelLoader { doorway: Some(door.clone()), ..loader() }).collect();
+    let loaders: Vec<_> =
+        listeners.iter().map(|door| ModelLoader { listener: Some(door.clone()), ..loader() }).collect();
     let step = first_step(&requests[4]);
     let policy = std::thread::scope(|scope| {
         let rank = |(rank, loader)| {

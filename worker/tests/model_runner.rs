@@ -8,8 +8,10 @@ mod common;
 use backend::cpu::Isa;
 use common::{Alone, Plan, Played, Player, assignment, requests};
 use std::path::PathBuf;
-use types::{BlockId, Layout, PolicyDigest, Request, RequestId, Sampling, Slice, Step, StepDone, Want};
-use worker::{Assignment, Ended, Load, LoadError, ModelLoader, RunError, Runner};
+use types::{
+    Activations, BlockId, KvDtype, Layout, PolicyDigest, Request, RequestId, Sampling, Slice, Step, StepDone, Want,
+};
+use worker::{Assignment, CancelFlag, Load, LoadError, ModelLoader, RunError, Runner};
 
 const MODEL: &str = "llama-f16-sharded";
 const ALONE: Plan = Plan::ALONE;
@@ -30,8 +32,8 @@ fn assert_same(played: &Played, reference: &Played, what: &str) {
 
 #[test]
 fn steps_of_any_shape_give_the_same_tokens() {
-    for (activations, kv_dtype) in [("int8", "f16"), ("f32", "f32")] {
-        let assignment = Assignment { activations: activations.into(), kv_dtype: kv_dtype.into(), ..assignment(MODEL) };
+    for (activations, kv_dtype) in [(Activations::Int8, KvDtype::F16), (Activations::F32, KvDtype::F32)] {
+        let assignment = Assignment { activations, kv_dtype, ..assignment(MODEL) };
         let reference = play(loader(1), &assignment, ALONE);
         assert_eq!(reference.outputs.len(), 24);
         let together = play(loader(1), &assignment, Plan { chunk: 30, together: 16, ..ALONE });
@@ -95,10 +97,10 @@ fn what_cannot_be_loaded_is_said() {
     let refused = |change: &dyn Fn(&mut Assignment)| {
         let mut assignment = assignment(MODEL);
         change(&mut assignment);
-        loader(1).load(&assignment, &Ended::default()).err().unwrap()
+        loader(1).load(&assignment, &CancelFlag::default()).err().unwrap()
     };
-    assert!(matches!(refused(&|a| a.kv_dtype = "q8".into()), LoadError::Unsupported(_)));
-    assert!(matches!(refused(&|a| a.activations = "f16".into()), LoadError::Unsupported(_)));
+    // Words of another type do not come so far: no assignment has them.
+    assert!("q8".parse::<KvDtype>().is_err() && "f16".parse::<Activations>().is_err());
     assert!(matches!(refused(&|a| a.context = 1 << 20), LoadError::Unsupported(_)));
     assert!(matches!(refused(&|a| a.kv_bytes = 10), LoadError::Memory { .. }));
     assert!(matches!(refused(&|a| a.n_blocks = vec![1 << 20]), LoadError::Memory { .. }));

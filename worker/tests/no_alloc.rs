@@ -7,7 +7,7 @@ mod allocations;
 mod common;
 
 use allocations::n_allocations;
-use collective::Collective;
+use collective::Mesh;
 use std::sync::{Barrier, Mutex, PoisonError};
 use types::cache::blocks_for;
 use types::{BlockId, Grid, Rank, Request, Sampling, Slice, Step, StepDone, StepId, Want};
@@ -71,7 +71,7 @@ fn allocations_of(grid: Grid) -> usize {
     let layout = types::Layout::even(grid, assignment.layout.n_layers()).unwrap();
     let steps = steps(&decoding(), N, assignment.n_blocks.len());
     let (warm, measured) = (Barrier::new(grid.n_ranks().into()), Barrier::new(grid.n_ranks().into()));
-    let rank = &|rank: Rank, collective: Collective| {
+    let rank = &|rank: Rank, collective: Mesh| {
         let assignment = Assignment { rank, layout: layout.clone(), ..assignment.clone() };
         let (mut runner, _) = ModelLoader::new(1).build_with(&assignment, collective).unwrap();
         let mut done = StepDone::default();
@@ -87,7 +87,7 @@ fn allocations_of(grid: Grid) -> usize {
         after - before
     };
     std::thread::scope(|scope| {
-        let ranks: Vec<_> = Collective::in_process(&layout).into_iter().zip(0..).collect();
+        let ranks: Vec<_> = Mesh::in_process(&layout).into_iter().zip(0..).collect();
         let threads: Vec<_> =
             ranks.into_iter().map(|(collective, i)| scope.spawn(move || rank(Rank(i), collective))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).max().unwrap()

@@ -4,7 +4,7 @@
 #[allow(dead_code, reason = "shared with tests that play whole requests")]
 mod common;
 
-use collective::Collective;
+use collective::Mesh;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
 use proto::cluster::{
     Assign, GetModelRequest, Meet, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, Release, ReloadReply,
@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use types::{BlockCopy, BlockId, Epoch, Grid, Layout, RequestId, Slice, Step, StepDone, StepId, Want};
 use worker::sim::Sim;
-use worker::{Assignment, Ended, Load, LoadError, Loaded, ModelLoader, Ready};
+use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, ModelLoader, Ready};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const EPOCH: Epoch = Epoch { incarnation: 3, n: 2 };
@@ -182,11 +182,11 @@ impl Scene {
 
     async fn start_with(loader: Box<dyn Load>) -> Scene {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let channel = proto::transport::tcp(&listener.local_addr().unwrap().to_string()).unwrap();
+        let channel = wire::tcp(&listener.local_addr().unwrap().to_string()).unwrap();
         let (joined, seats) = mpsc::channel(4);
-        let serve = proto::transport::server()
+        let serve = wire::server()
             .add_service(CoordinatorServer::new(Puppet { joined }))
-            .serve_with_incoming(proto::transport::tcp_incoming(listener));
+            .serve_with_incoming(wire::tcp_incoming(listener));
         let server = tokio::spawn(async { serve.await.unwrap() });
         let stop = CancellationToken::new();
         let config = worker::Config { device: "sim".into(), ..worker::Config::default() };
@@ -228,6 +228,19 @@ async fn a_worker_that_has_no_steps_is_heard_of() {
         }
     };
     timeout(PATIENCE, beats).await.unwrap();
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn who_is_told_to_end_says_so_and_goes_when_it_is_let_go() {
+    let mut scene = Scene::start().await;
+    let mut joined = scene.joined().await;
+    joined.seat().await;
+    scene.stop.cancel();
+    let said = joined.hear().await;
+    assert!(matches!(said, worker_frame::Frame::Leaving(_)), "{said:?}");
+    assert!(!scene.worker.is_finished());
+    drop(joined);
     scene.end().await;
 }
 
@@ -299,14 +312,14 @@ async fn only_the_rank_that_samples_answers() {
 
 /// Loads rank 0 of two; the other rank is the test's, and silent.
 struct Half {
-    others: std::sync::mpsc::Sender<Collective>,
+    others: std::sync::mpsc::Sender<Mesh>,
 }
 
 impl Load for Half {
-    fn load(&mut self, _: &Assignment, _: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, _: &Assignment, _: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         let whole = common::assignment("llama-f16-sharded");
         let layout = half(whole.layout.n_layers());
-        let [mine, other] = Collective::in_process(&layout).try_into().unwrap();
+        let [mine, other] = Mesh::in_process(&layout).try_into().unwrap();
         self.others.send(other).unwrap();
         let (runner, ready) = ModelLoader::new(1).build_with(&Assignment { layout, ..whole }, mine)?;
         Ok((Box::new(runner), ready))
@@ -363,13 +376,13 @@ struct Slow {
 }
 
 impl Load for Slow {
-    fn load(&mut self, assignment: &Assignment, ended: &Ended) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         self.n_loads += 1;
         self.begun.send(()).unwrap();
-        while self.n_loads % 2 == 1 && !ended.is_said() {
+        while self.n_loads % 2 == 1 && !cancel.is_cancelled() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        Sim::default().load(assignment, ended)
+        Sim::default().load(assignment, cancel)
     }
 }
 

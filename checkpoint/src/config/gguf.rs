@@ -221,8 +221,10 @@ impl GgufKeys<'_> {
         if entry.dtype != crate::tensor::Dtype::F32 || entry.dims.as_slice() != [n] || entry.file != 0 {
             return Fault::malformed(format!("{name} is not {n} numbers of type F32 in the first part"));
         }
-        let numbers = self.bytes[entry.bytes.clone()].chunks_exact(4);
-        Ok(Some(numbers.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()))
+        let Some(bytes) = self.gguf.factors(name) else {
+            return Fault::malformed(format!("{name} has more numbers than any rope"));
+        };
+        Ok(Some(bytes.as_chunks().0.iter().map(|number| f32::from_le_bytes(*number)).collect()))
     }
 
     fn float(&self, key: &str) -> Result<Option<f32>, Fault> {

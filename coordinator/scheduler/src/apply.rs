@@ -134,5 +134,6 @@ fn finish_after(sequence: &Sequence, token: Token) -> Option<Finish> {
     if sequence.stops_at(token) {
         return Some(Finish::Stop);
     }
-    (sequence.n_known() >= sequence.length_max).then_some(Finish::Length)
+    let end = if sequence.is_narrowed() { Finish::Outgrown } else { Finish::Length };
+    (sequence.n_known() >= sequence.length_max).then_some(end)
 }

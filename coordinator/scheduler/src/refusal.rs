@@ -9,6 +9,10 @@ pub enum Rejected {
     Full { limit: &'static str, max: u64 },
     #[error("the request needs room for {needed} tokens and {limit} gives {available}")]
     TooLong { limit: &'static str, needed: u64, available: u64 },
+    #[error(
+        "the request has {n_tokens} tokens, and the ranks that are left hold {room}; try again when there are more"
+    )]
+    Outgrown { n_tokens: u64, room: u64 },
     #[error("the request with its lists takes {needed} bytes and starts_bytes_max gives {available}")]
     TooLarge { needed: usize, available: usize },
     #[error(transparent)]

@@ -66,6 +66,7 @@ impl Scheduler {
         let all: Vec<SequenceIdx> = self.sequences.iter().map(|(idx, _)| idx).collect();
         all.iter().for_each(|&idx| self.requeue(idx));
         self.ends.clear();
+        self.end_what_is_outgrown(out);
         self.fail_what_cannot_fit(out);
         self.fail_what_is_suspected_too_much(out);
     }
@@ -78,6 +79,16 @@ impl Scheduler {
         self.in_flight.make_room(steps_in_flight_max, config.running_max);
         self.config = config;
         Ok(())
+    }
+
+    /// From now on the workers hold so many tokens of a log, of a context that was promised longer. What fits goes on;
+    /// a log that comes to the end of the room, and not to its own, ends with `Finish::Outgrown`. Before
+    /// `requeue_into`.
+    pub fn narrow(&mut self, room: u32) {
+        self.room = room.min(self.config.context_max);
+        for sequence in self.sequences.iter_mut() {
+            sequence.narrow(self.room);
+        }
     }
 
     /// What ends already will not be run again.
@@ -112,18 +123,22 @@ impl Scheduler {
         }
     }
 
+    fn end_what_is_outgrown(&mut self, out: &mut Vec<Output>) {
+        self.end_waiting(Finish::Outgrown, |sequence| sequence.n_known() >= sequence.length_max, out);
+    }
+
     fn fail_what_cannot_fit(&mut self, out: &mut Vec<Output>) {
         let config = self.config.clone();
-        self.fail_waiting(|sequence| config.too_small_pool(sequence.length_max).is_some(), out);
+        self.end_waiting(Finish::Failed, |sequence| config.too_small_pool(sequence.length_max).is_some(), out);
     }
 
     fn fail_what_is_suspected_too_much(&mut self, out: &mut Vec<Output>) {
         let suspicion_max = self.config.suspicion_max;
-        self.fail_waiting(|sequence| sequence.suspicion >= suspicion_max, out);
+        self.end_waiting(Finish::Failed, |sequence| sequence.suspicion >= suspicion_max, out);
     }
 
-    fn fail_waiting(&mut self, is_hopeless: impl Fn(&Sequence) -> bool, out: &mut Vec<Output>) {
+    fn end_waiting(&mut self, finish: Finish, is_hopeless: impl Fn(&Sequence) -> bool, out: &mut Vec<Output>) {
         let hopeless: Vec<SequenceIdx> = self.waiting.iter().filter(|&idx| is_hopeless(&self.sequences[idx])).collect();
-        hopeless.iter().for_each(|&idx| self.end_early(idx, Finish::Failed, out));
+        hopeless.iter().for_each(|&idx| self.end_early(idx, finish, out));
     }
 }

@@ -32,6 +32,8 @@ pub struct Output {
 
 pub struct Scheduler {
     pub(crate) config: Config,
+    /// How long a log may become with the workers that there are: the context, or less.
+    pub(crate) room: u32,
     pub(crate) epoch: Epoch,
     pub(crate) n_steps: u64,
     pub(crate) sequences: Sequences,
@@ -93,6 +95,7 @@ impl Scheduler {
             n_arrivals: 0,
             n_generations: 0,
             counters: Counters::default(),
+            room: config.context_max,
             config,
         })
     }

@@ -28,7 +28,7 @@ pub(crate) struct Sequence {
     /// Tokens of the log.
     n_known: u32,
     n_prompt: u32,
-    /// The log never grows beyond.
+    /// The log never grows beyond: its whole length, or what the ranks have room for.
     pub length_max: u32,
     /// Planned so far, or found in the prefix cache.
     pub n_computed: u32,
@@ -57,6 +57,8 @@ pub(crate) struct Sequence {
     pub generation: u64,
     pub id: RequestId,
     pub n_cached: u32,
+    /// The longest log that the request may reach.
+    length_whole: u32,
     /// The weights of the lost steps that it was in since it last said a token.
     pub suspicion: u32,
     /// The ranks hold it: a step has carried its start and none its end.
@@ -100,14 +102,14 @@ impl Sequence {
         request: Request,
         tenant: TenantIdx,
         key: Key,
-        length_max: u32,
+        length_whole: u32,
         root: BlockHash,
         n_groups: usize,
     ) -> Sequence {
         Sequence {
             n_known: request.n_tokens() as u32,
             n_prompt: request.prompt.len() as u32,
-            length_max,
+            length_max: length_whole,
             n_computed: 0,
             n_drawing: 0,
             n_entries: 0,
@@ -125,6 +127,7 @@ impl Sequence {
             generation: 0,
             id: request.id,
             n_cached: 0,
+            length_whole,
             suspicion: 0,
             held: false,
             admitted: false,
@@ -152,6 +155,17 @@ impl Sequence {
     #[inline]
     pub fn n_known(&self) -> u32 {
         self.n_known
+    }
+
+    /// The ranks hold so many tokens of a log, and not more of this one.
+    pub fn narrow(&mut self, room: u32) {
+        self.length_max = self.length_whole.min(room);
+    }
+
+    /// It could become longer with more ranks.
+    #[inline]
+    pub fn is_narrowed(&self) -> bool {
+        self.length_max < self.length_whole
     }
 
     /// Tokens generated so far.
@@ -340,6 +354,10 @@ impl Sequences {
 
     pub fn is_empty(&self) -> bool {
         self.vacant.len() == self.slots.len()
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.slots.iter_mut().flatten()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (SequenceIdx, &Sequence)> + Clone {

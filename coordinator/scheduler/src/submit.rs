@@ -10,7 +10,7 @@ use types::{BLOCK_TOKENS, BlockHash, Finish, Goal, Micros, Request, RequestId, W
 
 impl Scheduler {
     pub fn submit(&mut self, request: Request, now: Micros) -> Result<(), Rejected> {
-        let length_max = self.acceptable(&request, now)?;
+        let length_whole = self.acceptable(&request, now)?;
         for idx in self.room_to_wait(&request)? {
             self.displaced.push(self.sequences[idx].id);
             self.end(idx);
@@ -21,7 +21,8 @@ impl Scheduler {
         let root = BlockHash::root(&self.config.policy, request.tenant, request.adapter, &self.config.salt);
         let (id, deadline) = (request.id, request.deadline);
         let tenant = self.tenants.place(request.tenant, request.weight);
-        let sequence = Sequence::new(request, tenant, key, length_max, root, self.pools.len());
+        let mut sequence = Sequence::new(request, tenant, key, length_whole, root, self.pools.len());
+        sequence.narrow(self.room);
         let idx = self.sequences.insert(sequence);
         self.wait(idx);
         self.by_id.insert(id, idx);
@@ -58,11 +59,12 @@ impl Scheduler {
         if request.deadline.is_some_and(|deadline| deadline <= now) {
             return Err(Rejected::Deadline);
         }
-        self.length_max(request)
+        self.length_whole(request)
     }
 
-    /// The longest log that the request may reach, if that fits the context and the pool.
-    fn length_max(&self, request: &Request) -> Result<u32, Rejected> {
+    /// The longest log that the request may reach, if that fits the context, and as much of it as there is room for the
+    /// pool.
+    fn length_whole(&self, request: &Request) -> Result<u32, Rejected> {
         if request.prompt.is_empty() {
             return Err(Rejected::Empty);
         }
@@ -77,15 +79,20 @@ impl Scheduler {
         if n_tokens >= context_max {
             return Err(Rejected::TooLong { limit: "context_max", needed: n_tokens + 1, available: context_max });
         }
+        let room = u64::from(self.room);
+        if n_tokens >= room {
+            return Err(Rejected::Outgrown { n_tokens, room });
+        }
         // What is pooled says nothing: room for one token is room for its prompt.
         let tokens_max = if request.goal == Goal::Pool { 1 } else { request.sampling.tokens_max };
         let wished = request.prompt.len() as u64 + u64::from(tokens_max);
-        let length_max = wished.min(context_max) as u32;
+        let length_whole = wished.min(context_max) as u32;
+        let length_max = length_whole.min(self.room);
         if let Some(n_blocks) = self.config.too_small_pool(length_max) {
             let available = u64::from(n_blocks) * u64::from(BLOCK_TOKENS);
             return Err(Rejected::TooLong { limit: "n_blocks", needed: u64::from(length_max - 1), available });
         }
-        Ok(length_max)
+        Ok(length_whole)
     }
 
     /// Who has to give way so that a request can wait: of the tenant with the most in the queue for its weight the

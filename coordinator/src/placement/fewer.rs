@@ -19,8 +19,7 @@ pub fn plan_fewer(
 ) -> Result<Blueprint, Unplaceable> {
     let machines = alike(inventory);
     let Grid { tp, pp, .. } = policy.grid;
-    let no_kv = |why| Unplaceable { why, nearest: None };
-    let measure = Measure::new(shape, class_of(machines.first().copied()), &policy.kv_dtype).map_err(no_kv)?;
+    let measure = Measure::new(shape, class_of(machines.first().copied()), policy.kv_dtype);
     let longest = (measure.n_leaves(), shape.n_layers.min(STAGES_MAX.into()));
     let mut why = None;
     for grid in others(policy.grid, machines.len(), longest) {

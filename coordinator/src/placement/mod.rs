@@ -22,16 +22,16 @@ use pools::Pools;
 use shape::{Holding, Measure};
 use std::fmt;
 use std::ops::Range;
-use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Grid, Layout, Place, Rank, Unsupported};
+use types::{
+    Activations, BLOCK_TOKENS, CacheGroup, DeviceClass, DeviceKind, Grid, KvDtype, Layout, Place, Rank, Unsupported,
+};
 
 /// What the operator wants of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     pub grid: Grid,
-    /// `int8` or `f32`.
-    pub activations: String,
-    /// `f16`, `bf16` or `f32`.
-    pub kv_dtype: String,
+    pub activations: Activations,
+    pub kv_dtype: KvDtype,
     /// Per rank. None: what eight full contexts need, at most a quarter of the machine's memory; on GPUs, nearly all
     /// that the weights leave.
     pub kv_memory: Option<u64>,
@@ -47,8 +47,7 @@ pub struct Policy {
 pub struct Machine {
     pub worker: WorkerId,
     pub host: String,
-    /// As `DeviceClass::told` reads it.
-    pub device: String,
+    pub device: DeviceKind,
     pub memory_bytes: u64,
     pub threads: u32,
     /// Of its host, which may have more workers; zero where it is not known.
@@ -68,10 +67,21 @@ pub struct Blueprint {
     /// Told to every rank, which computes from it what it holds.
     pub layout: Layout,
     pub context: u32,
+    /// Present where the context is shorter than was asked for, or than the model's where nobody asked.
+    pub shortened: Option<Shortened>,
     /// Of each cache group of the model, one pool of block ids for all ranks.
     pub pools: Vec<Pool>,
     /// By rank.
     pub shards: Vec<Shard>,
+}
+
+/// A context that the memory for KV shortens.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the context is {has} and not {asked}: {why}")]
+pub struct Shortened {
+    pub asked: u32,
+    pub has: u32,
+    pub why: Why,
 }
 
 /// Block ids that layers of one kind share.
@@ -140,8 +150,6 @@ pub enum Why {
     Layers { pp: u16, n_layers: u32 },
     #[error("pp {pp} is more than {STAGES_MAX} stages: each has a step of its own under way, and ranks queue no more")]
     Stages { pp: u16 },
-    #[error("{0:?} is no KV dtype: use f16, bf16 or f32")]
-    KvDtype(String),
     #[error("a context of {asked} was asked for, the model was made for {model}: ask for at most that")]
     Context { asked: u32, model: u32 },
     #[error(
@@ -171,7 +179,7 @@ impl fmt::Display for Unplaceable {
         self.why.fmt(f)?;
         match (self.nearest, &self.why) {
             (Some(Grid { tp, pp, .. }), _) => write!(f, "; the nearest grid that fits is tp {tp} x pp {pp}"),
-            (None, Why::Unsupported(_) | Why::KvDtype(_) | Why::Context { .. }) => Ok(()),
+            (None, Why::Unsupported(_) | Why::Context { .. }) => Ok(()),
             (None, _) => write!(f, "; no other grid fits either"),
         }
     }
@@ -200,7 +208,7 @@ fn alike(inventory: &Inventory) -> Vec<&Machine> {
 
 /// Of machines of which this is the first.
 pub(crate) fn class_of(first: Option<&Machine>) -> DeviceClass {
-    first.map_or(DeviceClass::Cpu, |machine| DeviceClass::told(&machine.device).0)
+    first.map_or(DeviceClass::Cpu, |machine| machine.device.class())
 }
 
 /// More are not tried when a grid is looked for that fits.
@@ -231,7 +239,7 @@ fn plan_grid(
     grid: Grid,
     now: Option<&Blueprint>,
 ) -> Result<Blueprint, Why> {
-    let measure = Measure::new(shape, class_of(machines.first().copied()), &policy.kv_dtype)?;
+    let measure = Measure::new(shape, class_of(machines.first().copied()), policy.kv_dtype);
     check(machines, &measure, policy, grid)?;
     let planner = Planner { measure, policy, grid };
     let by_need = planner.large_enough_first(machines);
@@ -356,7 +364,8 @@ impl Planner<'_> {
             let mut ranks = holdings.iter().zip(&budgets);
             ranks.all(|(held, budget)| pools.fit(size, &held.block_bytes, *budget))
         };
-        let context = self.context(&holdings, &budgets, |pools| fits(pools, pools.min()))?;
+        let shortened = self.shortened(&holdings, &budgets, |pools| fits(pools, pools.min()))?;
+        let context = shortened.as_ref().map_or(self.context_asked(), |shortened| shortened.has);
         let pools = self.pools(context);
         let size = last_that(pools.min(), self.size_wanted(&pools), |size| fits(&pools, size)).unwrap_or(pools.min());
         let of_group = |(group, n_blocks): (&CacheGroup, u64)| Pool { group: *group, n_blocks: n_blocks as u32 };
@@ -377,7 +386,7 @@ impl Planner<'_> {
             }
         };
         let shards = holdings.iter().enumerate().map(shard).collect();
-        Ok(Blueprint { grid: self.grid, layout, context, pools: sized, shards })
+        Ok(Blueprint { grid: self.grid, layout, context, shortened, pools: sized, shards })
     }
 
     fn holdings(&self, layout: &Layout) -> Vec<Holding> {
@@ -394,22 +403,33 @@ impl Planner<'_> {
     }
 
     /// A context that was asked for is given or refused; otherwise it is what the model knows and the memory holds.
-    fn context(&self, holdings: &[Holding], budgets: &[u64], fits: impl Fn(&Pools) -> bool) -> Result<u32, Why> {
+    fn shortened(
+        &self,
+        holdings: &[Holding],
+        budgets: &[u64],
+        fits: impl Fn(&Pools) -> bool,
+    ) -> Result<Option<Shortened>, Why> {
         let asked = self.context_asked();
         if fits(&self.pools(asked)) {
-            return Ok(asked);
+            return Ok(None);
         }
+        let why = self.too_little_kv(asked, holdings, budgets);
         let in_blocks = |n_blocks: u64| self.pools(n_blocks as u32 * BLOCK_TOKENS);
         let n_blocks = last_that(1, u64::from(asked / BLOCK_TOKENS), |n_blocks| fits(&in_blocks(n_blocks)));
-        if let (None, Some(n_blocks)) = (self.policy.context, n_blocks) {
-            return Ok(in_blocks(n_blocks).context);
+        match (self.policy.context, n_blocks) {
+            (None, Some(n_blocks)) => Ok(Some(Shortened { asked, has: in_blocks(n_blocks).context, why })),
+            _ => Err(why),
         }
+    }
+
+    /// Why such a context does not fit: on the rank that lacks the most.
+    fn too_little_kv(&self, asked: u32, holdings: &[Holding], budgets: &[u64]) -> Why {
         let pools = self.pools(asked);
         let needed = |rank: usize| pools.bytes(pools.min(), &holdings[rank].block_bytes);
         let lacks = |rank: &usize| i128::from(needed(*rank)) - i128::from(budgets[*rank]);
         let rank = (0..budgets.len()).max_by_key(lacks).unwrap_or(0);
         let (block_bytes, available) = (holdings[rank].block_bytes.iter().sum(), budgets[rank]);
-        Err(Why::Kv { rank: rank as u16, context: asked, block_bytes, needed: needed(rank), available })
+        Why::Kv { rank: rank as u16, context: asked, block_bytes, needed: needed(rank), available }
     }
 
     /// Why the weights do not fit: shown on the cut that speed alone would make, on the rank that lacks the most.

@@ -5,7 +5,7 @@
 use super::{Blueprint, Link, Links, Machine, ModelShape, Policy, Roofline, Speed, Took, Why, Work, class_of};
 use std::collections::BTreeMap;
 use std::fmt;
-use types::DeviceClass;
+use types::{DeviceClass, DeviceKind};
 
 /// Tokens a second of one sequence, as a band: a table knows a class of machines and not this one.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,8 +46,8 @@ const EXCHANGE_CROWDED_MICROS: f64 = 50.0;
 /// Of the estimate, from what a busy machine gives to what a better one would.
 const BAND: (f64, f64) = (0.5, 1.4);
 
-fn class(device: &str) -> Class {
-    match DeviceClass::told(device).0 {
+fn class(device: &DeviceKind) -> Class {
+    match device.class() {
         DeviceClass::Cuda => CUDA,
         DeviceClass::Cpu | DeviceClass::Sim => CPU,
     }
@@ -78,7 +78,7 @@ pub fn predict(
     }
     let crowding = crowding(blueprint, &machines);
     let of_ranks = (&rank_speeds(blueprint, &machines, &crowding)[..], &links(blueprint, &crowding)[..]);
-    let roofline = Roofline::new(shape, class_of(machines.first().copied()), policy, blueprint, of_ranks)?;
+    let roofline = Roofline::new(shape, class_of(machines.first().copied()), policy, blueprint, of_ranks);
     let Took { memory, compute, work, exchange, .. } = roofline.step(&Work::one_row());
     let bottleneck = match () {
         () if exchange > work => Bottleneck::Collective,

@@ -6,7 +6,7 @@
 //! whichever is slower), attends (the same of K and V), and exchanges with its stage: two sums a layer.
 
 use super::shape::{Holding, Measure};
-use super::{Blueprint, ModelShape, Policy, Why};
+use super::{Blueprint, ModelShape, Policy};
 use std::ops::Range;
 use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Part};
 
@@ -160,8 +160,8 @@ impl Roofline {
         policy: &Policy,
         blueprint: &Blueprint,
         (speeds, links): (&[Speed], &[Links]),
-    ) -> Result<Roofline, Why> {
-        let measure = Measure::new(shape, class, &policy.kv_dtype)?;
+    ) -> Roofline {
+        let measure = Measure::new(shape, class, policy.kv_dtype);
         let operations = Operations::of(&measure);
         let tp = usize::from(blueprint.grid.tp);
         let n_stages = blueprint.layout.stages().len();
@@ -175,12 +175,12 @@ impl Roofline {
             is_first: i == 0,
             is_last: i + 1 == n_stages,
         };
-        Ok(Roofline {
+        Roofline {
             stages: blueprint.shards.chunks(tp).enumerate().map(stage).collect(),
             hidden: shape.hidden.into(),
             vocab: shape.vocab.into(),
             expert_part: expert_part(shape),
-        })
+        }
     }
 
     pub fn n_stages(&self) -> usize {

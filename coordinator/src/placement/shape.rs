@@ -1,9 +1,8 @@
 //! What each part of a model weighs, reads and remembers, as a rank that is given it will find. Knows no machines.
 
-use super::Why;
 use checkpoint::{Checkpoint, LayerSizes, ModelSpec, Sizes};
 use std::ops::Range;
-use types::{BLOCK_TOKENS, DeviceClass, LayerGroups, Leaves, Part, Place, Shares};
+use types::{BLOCK_TOKENS, DeviceClass, KvDtype, LayerGroups, Leaves, Part, Place, Shares};
 
 /// What placement needs to know of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,14 +89,8 @@ pub(crate) struct Measure<'a> {
 }
 
 impl<'a> Measure<'a> {
-    pub fn new(shape: &'a ModelShape, class: DeviceClass, kv_dtype: &str) -> Result<Measure<'a>, Why> {
-        let element_bytes = match kv_dtype {
-            // No device computes with it yet: the simulation asks what it would save.
-            "fp8" => 1,
-            "f16" | "bf16" => 2,
-            "f32" => 4,
-            other => return Err(Why::KvDtype(other.into())),
-        };
+    pub fn new(shape: &'a ModelShape, class: DeviceClass, kv_dtype: KvDtype) -> Measure<'a> {
+        let element_bytes = kv_dtype.bytes() as u64;
         let mut before = vec![LayerSizes::default()];
         for layer in &shape.sizes.layers {
             before.push(before[before.len() - 1] + *layer);
@@ -106,7 +99,7 @@ impl<'a> Measure<'a> {
         before.resize(shape.n_layers as usize + 1, before[before.len() - 1]);
         let o_proj = Leaves::o_proj(class, shape.n_heads, shape.head_dim);
         let down_proj = Leaves::down_proj(class, shape.inner);
-        Ok(Measure { shape, class, o_proj, down_proj, before, element_bytes })
+        Measure { shape, class, o_proj, down_proj, before, element_bytes }
     }
 
     /// The smallest runs of heads that a rank can own.

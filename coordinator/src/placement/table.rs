@@ -23,7 +23,8 @@ impl fmt::Display for Blueprint {
         rows.iter().try_for_each(|row| {
             writeln!(f)?;
             line(f, row.each_ref().map(String::as_str))
-        })
+        })?;
+        self.shortened.iter().try_for_each(|shortened| write!(f, "\n{shortened}"))
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use ::wire::{Dialer, in_memory};
 use checkpoint::Sizes;
 use cluster::MemoryStore;
 use coordinator::{Config, Limits, ModelShape, Policy, Waits};
@@ -9,7 +10,6 @@ use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::replica_frame::Frame;
 use proto::cluster::router_frame;
-use proto::transport::{Dialer, in_memory};
 use std::collections::HashMap;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
-use types::{Finish, Grid, LayerGroups, Request, RequestId, Token, Tokens};
+use types::{Activations, Finish, Grid, KvDtype, LayerGroups, Request, RequestId, Token, Tokens};
 use worker::Load;
 use worker::sim::Sim;
 
@@ -47,8 +47,8 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
     };
     let policy = Policy {
         grid: Grid::SOLO,
-        activations: "int8".into(),
-        kv_dtype: "f16".into(),
+        activations: Activations::Int8,
+        kv_dtype: KvDtype::F16,
         kv_memory: Some(n_blocks * BLOCK_BYTES),
         context: Some(context),
         running_max,
@@ -157,7 +157,14 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// It is gone without a word.
     pub async fn kill(self) {
+        self.task.abort();
+        assert!(timeout(PATIENCE, self.task).await.unwrap().unwrap_err().is_cancelled());
+    }
+
+    /// It is told to end, and says so before it is gone.
+    pub async fn leave(self) {
         self.stop.cancel();
         timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
     }

@@ -12,7 +12,6 @@ mod peers;
 mod roles;
 mod watch;
 
-use proto::transport::tcp;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use proto::v1::inference_client::InferenceClient;
@@ -22,6 +21,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic::transport::Channel;
 use watch::{Machine, resident_bytes, threads_seconds};
+use wire::tcp;
 
 type Client = InferenceClient<Channel>;
 
@@ -57,7 +57,7 @@ fn request(text: &str, n_tokens: u32) -> v1::GenerateRequest {
     v1::GenerateRequest { input, sampling, ..Default::default() }
 }
 
-/// To the end of the stream: how many tokens there were.
+/// Reads a stream to its end. The result is how many tokens there were.
 async fn ask(mut client: Client, request: v1::GenerateRequest) -> usize {
     let mut replies = client.generate(request).await.unwrap().into_inner();
     let mut n_tokens = 0;
@@ -73,7 +73,7 @@ fn client(address: &str) -> Client {
     InferenceClient::new(tcp(address).unwrap())
 }
 
-/// A router asks its replica in, which takes a moment.
+/// Waits until a router serves: it attaches to its replica, which takes a moment.
 async fn ready(client: &Client) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while client.clone().generate(request("ready?", 1)).await.is_err() {
@@ -85,13 +85,13 @@ async fn ready(client: &Client) {
 const RATE: f64 = 200.0;
 const WINDOW: Duration = Duration::from_secs(2);
 const WINDOWS: usize = 40;
-/// Of the machine's cores, what others may use in a window that counts.
+/// How many cores others may use in a window that counts.
 const FOREIGN_MAX: f64 = 0.1;
-/// Where fewer windows were quiet, so many of the quietest are shown instead, and called that.
+/// If fewer windows were quiet, so many of the quietest are shown instead, and called that.
 const WINDOWS_MIN: usize = 5;
 const KINDS: [&str; 3] = ["bare server", "bare relay", "router"];
 
-/// Requests at a steady rate, to each kind by turns; each sent in its time, whatever became of those before.
+/// Sends requests at a steady rate, to each kind in turn, each at its time, whatever became of those before.
 async fn latency() {
     let peers = Child::start(Role::Peers, None);
     let router = Child::start(Role::Router, Some(&peers.addresses[1]));
@@ -106,7 +106,7 @@ async fn latency() {
         let machine = Machine::now(&pids);
         let times = window(&clients).await;
         let foreign = machine.foreign_cores();
-        // The first warms up.
+        // The first round warms up.
         if i > 0 {
             windows.push((foreign, times));
         }
@@ -165,8 +165,8 @@ async fn window(clients: &[Client; 3]) -> [Vec<f64>; 3] {
 const N_CONNECTIONS: usize = 8;
 const LONG_TOKENS: u32 = 2000;
 
-/// So many clients at once, so many requests of each, and tokens of each answer. The more streams say something in one
-/// step, the more of them leave in one write.
+/// A name, clients at once, requests of each, and tokens of each answer. The more streams say something in one step,
+/// the more of them leave in one write.
 const RUNS: [(&str, usize, usize, u32); 4] = [
     ("warm-up", 64, 20, 20),
     ("one token, 64 clients", 64, 400, 1),
@@ -177,7 +177,8 @@ const RUNS: [(&str, usize, usize, u32); 4] = [
 /// Rounds alternate between the router and a bare relay before it, which sees the same requests at the same pace.
 const ROUNDS: usize = 5;
 
-/// CPU time of the router's threads, for requests of one token and for long answers; and of a bare relay's.
+/// Measures the CPU time of the router's threads, for requests of one token and for long answers, and that of a bare
+/// relay.
 async fn cpu() {
     let replica = Child::start(Role::Replica, None);
     let router = Child::start(Role::Router, Some(&replica.addresses[0]));
@@ -227,7 +228,7 @@ async fn all_ask(address: &str, n_at_once: usize, n_each: usize, n_tokens: u32) 
 const STREAM_CONNECTIONS: usize = 100;
 const STREAMS_EACH: usize = 100;
 
-/// Streams that have said a token and wait for the next.
+/// Measures memory under streams that have said a token and wait for the next.
 async fn streams() {
     let peers = Child::start(Role::Peers, None);
     let router = Child::start(Role::Router, Some(&peers.addresses[1]));

@@ -4,6 +4,8 @@
 use crate::Client;
 use proto::cluster as wire;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
+use proto::cluster::replica_frame::Frame;
+use proto::cluster::router_frame::Frame as Up;
 use proto::v1;
 use proto::v1::generate_reply::Event;
 use proto::v1::inference_server::Inference;
@@ -12,14 +14,12 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
-use wire::replica_frame::Frame;
-use wire::router_frame::Frame as Up;
 
 type Replies<T> = ReceiverStream<Result<T, Status>>;
 
 /// Frames of one stream that nobody has read yet.
 const FRAMES_MAX: usize = 1024;
-/// A coordinator says how it is so often.
+/// How often the coordinator sends its state.
 const STATE_EVERY: Duration = Duration::from_secs(1);
 
 pub struct Bare {
@@ -140,7 +140,7 @@ async fn converse(mut up: Streaming<wire::RouterFrame>, frames: mpsc::Sender<Res
     }
 }
 
-/// One token; it is the last where no more were asked for, and otherwise nothing follows.
+/// One token. It is the last if no more were asked for; otherwise nothing follows.
 fn answer(request: &wire::Request) -> Frame {
     let n_tokens = request.sampling.as_ref().map_or(1, |sampling| sampling.tokens_max);
     let finish = if n_tokens == 1 { wire::Finish::Length } else { wire::Finish::Unspecified };

@@ -4,7 +4,6 @@ use crate::peers::{Bare, Stub};
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
 use coordinator::{Limits, ModelShape, Policy, Waits};
-use proto::transport::{server, tcp, tcp_incoming};
 use proto::v1::inference_server::InferenceServer;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -12,13 +11,14 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use types::Grid;
+use types::{Activations, Grid, KvDtype};
+use wire::{server, tcp, tcp_incoming};
 use worker::sim::Sim;
 
-/// What the threads are called whose CPU time is the router's.
+/// The name of the threads whose CPU time is the router's.
 pub const ROUTER_THREADS: &str = "router";
 pub const OTHER_THREADS: &str = "other";
-/// Of the replica on `sim`: a step, and the longest log.
+/// The time of a step of the replica on `sim`, and its longest log.
 const STEP_MICROS: u64 = 1000;
 const CONTEXT: u32 = 4096;
 const RUNNING_MAX: u32 = 512;
@@ -92,19 +92,22 @@ fn model() -> Checkpoint {
 }
 
 async fn router(coordinator: &str) {
-    // As the binary does: what is not counted costs nothing.
+    // Metrics are installed as the binary does: what is not counted costs nothing.
     telemetry::metrics::install(&[]).unwrap();
     let checkpoint = model();
-    let text = router::Text {
+    let text = router::ModelText {
         tokenizer: checkpoint.tokenizer().unwrap(),
         template: checkpoint.chat_template().unwrap(),
         spec: checkpoint.spec().clone(),
         defaults: *checkpoint.defaults(),
     };
-    let limits =
-        router::Limits { requests_max: REQUESTS_MAX, requests_waiting_max: REQUESTS_MAX, ..router::Limits::default() };
+    let limits = router::RouterLimits {
+        requests_max: REQUESTS_MAX,
+        requests_waiting_max: REQUESTS_MAX,
+        ..router::RouterLimits::default()
+    };
     let config = router::Config { limits, ..router::Config::default() };
-    let members = vec![router::Coordinator { name: "replica".into(), channel: tcp(coordinator).unwrap() }];
+    let members = vec![router::CoordinatorChannel { name: "replica".into(), channel: tcp(coordinator).unwrap() }];
     let incoming = tcp_incoming(listen().await);
     router::serve_grpc(config, members, text, incoming, CancellationToken::new()).await.unwrap();
 }
@@ -114,8 +117,8 @@ async fn replica() {
     let limits = Limits::default();
     let policy = Policy {
         grid: Grid::SOLO,
-        activations: "int8".into(),
-        kv_dtype: "f16".into(),
+        activations: Activations::Int8,
+        kv_dtype: KvDtype::F16,
         kv_memory: Some(1 << 30),
         context: Some(CONTEXT),
         running_max: RUNNING_MAX,
@@ -134,7 +137,7 @@ async fn replica() {
         salt: [7; 16],
         mesh_seed: [7; 32],
         limits,
-        // A machine that is busy is no dead rank.
+        // A busy machine is not a dead rank.
         waits: Waits { beats_missed_max: 1000, hang_min: Duration::from_secs(60), ..Waits::default() },
     };
     let sim = Sim { vocab, step_micros: STEP_MICROS, ..Sim::default() };

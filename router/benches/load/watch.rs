@@ -6,7 +6,7 @@ use std::time::Instant;
 /// `sysconf(_SC_CLK_TCK)` has been this on every Linux.
 const TICKS: f64 = 100.0;
 
-/// Seconds on a CPU of those threads of a process that have this name, or one that begins so.
+/// Seconds on a CPU of the threads of a process that have this name, or one that begins so.
 pub fn threads_seconds(pid: u32, name: &str) -> f64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|entry| entry.unwrap().path());
     let of = |task: std::path::PathBuf| {
@@ -48,7 +48,7 @@ fn busy_seconds() -> f64 {
     let stat = fs::read_to_string("/proc/stat").unwrap();
     let fields: Vec<f64> =
         stat.lines().next().unwrap().split_ascii_whitespace().skip(1).map(|field| field.parse().unwrap()).collect();
-    // user, nice, system, irq, softirq and steal; not idle and iowait.
+    // These are user, nice, system, irq, softirq and steal; not idle and iowait.
     [0, 1, 2, 5, 6, 7].map(|at: usize| fields[at]).iter().sum::<f64>() / TICKS
 }
 

@@ -1,8 +1,31 @@
-//! What others speak over gRPC, in their words. Each only translates: requests go the way of all, through `generate`
-//! and `embed`.
+//! What clients speak: HTTP as OpenAI and Anthropic have it, `lockstep.v1`, and what gateways speak to engines. A face
+//! only translates: it reads a request in its client's words, gives it to `front`, and writes the events in those
+//! words.
+//!
+//! Knows no link, and of replicas only what lists of models show. Read `doors/` (what every connection passes), then a
+//! face: `grpc` is the shortest and `http/` the largest; `kserve` and `vllm` are other projects' protocols.
+//! `grpc_server` serves all that is gRPC.
 
+pub mod doors;
+pub mod grpc;
+pub mod grpc_server;
+pub mod http;
 pub mod kserve;
 pub mod vllm;
 
-/// As health tells of them.
+/// The names of other projects' services, for the health service.
 pub const SERVICES: [&str; 2] = ["vllm.grpc.engine.VllmEngine", "inference.GRPCInferenceService"];
+
+/// The header of a request's session, over HTTP and gRPC.
+pub const SESSION: &str = "x-session-id";
+
+/// Why a face cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the HTTP listener failed")]
+    Http(#[source] std::io::Error),
+    #[error("the gRPC listener failed")]
+    Grpc(#[source] tonic::transport::Error),
+    #[error("the reflection service cannot be made")]
+    Reflection(#[source] tonic_reflection::server::Error),
+}

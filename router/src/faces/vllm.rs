@@ -1,50 +1,50 @@
 //! `vllm.grpc.engine.VllmEngine`: what gateways speak to engines. They bring tokens and take tokens; stop strings are
-//! looked for in their text all the same, by who knows it.
+//! looked for in the text all the same. Knows no replica.
 
-use crate::attended::Attended;
-use crate::embed::EmbedAsk;
+use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::faces::vllm::words::{Counts, input_logprobs, output_logprobs, sampling};
-use crate::generate::{Ask, Front, Purpose};
-use crate::generation::{Event, Generation};
-use crate::grpc::{call_deadline, status, tenant};
-use crate::measure::{Caller, Clock, Face};
-use crate::models::{By, Model};
+use crate::front::ask::Ask;
+use crate::front::ask::Purpose;
+use crate::front::attended::Attended;
+use crate::front::frontend::Frontend;
+use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
+use crate::replicas::models::table::{ResolvedModel, VersionBy};
 use bytes::Bytes;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use proto::vllm as wire;
+use proto::vllm::generate_complete::MatchedStop;
+use proto::vllm::generate_request as asked;
+use proto::vllm::generate_response::Response as Said;
 use proto::vllm::vllm_engine_server::{VllmEngine, VllmEngineServer};
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use telemetry::spans::Traced;
 use tokio::sync::OnceCell;
 use tokio_stream::Stream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Request, Response, Status};
 use types::{TenantId, Token};
-use wire::generate_complete::MatchedStop;
-use wire::generate_request as asked;
-use wire::generate_response::Response as Said;
 
 mod words;
 
-/// Of a gateway's name for a request. Theirs have forty.
+/// The length of a gateway's name for a request. Theirs have forty bytes.
 const REQUEST_ID_BYTES_MAX: usize = 256;
-/// Of the tokenizer's archive, in one message.
+/// How much of the tokenizer's archive one message has.
 const CHUNK_BYTES: usize = 64 << 10;
 
-pub fn service(front: Arc<Front>) -> VllmEngineServer<impl VllmEngine> {
+pub fn service(front: Arc<Frontend>) -> VllmEngineServer<impl VllmEngine> {
     let body_bytes_max = front.config.limits.body_bytes_max;
     let (running, started, bundle) = (Running::default(), Instant::now(), OnceCell::new());
     VllmEngineServer::new(Service { front, running, started, bundle }).max_decoding_message_size(body_bytes_max)
 }
 
 struct Service {
-    front: Arc<Front>,
+    front: Arc<Frontend>,
     running: Running,
     started: Instant,
     /// Made when it is first asked for.
@@ -53,39 +53,37 @@ struct Service {
 
 #[tonic::async_trait]
 impl VllmEngine for Service {
-    type GenerateStream = Attended<Replies>;
+    type GenerateStream = Attended<EngineReplies>;
     type GetTokenizerStream = Pin<Box<dyn Stream<Item = Result<wire::GetTokenizerChunk, Status>> + Send>>;
 
     async fn generate(
         &self,
         request: Request<wire::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let mut clock = Clock::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
-        let (ask, style) = self.ask(request).inspect_err(|refusal| clock.refused(refusal)).map_err(said)?;
+        let mut recorder = Recorder::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
+        let (ask, style) = self.ask(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(said)?;
         let guard = self.running.enter(ask.tenant, &style.request_id);
-        let ask = Ask { trace: clock.trace(), clock: Some(clock), ..ask };
-        let mut generation = self.front.generate(ask).await.map_err(said)?;
-        generation.answered(self.front.config.waits.first_answer_max).await.map_err(said)?;
-        let replies = Replies::new(generation, style, guard);
+        let generation = self.front.generate(ask, recorder).await.map_err(said)?;
+        let replies = EngineReplies::new(generation, style, guard);
         Ok(Response::new(self.front.attendance.attended(replies)))
     }
 
     async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<Response<wire::EmbedResponse>, Status> {
-        let mut clock = Clock::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
-        let ask = self.embed_ask(request).inspect_err(|refusal| clock.refused(refusal)).map_err(said)?;
-        let reply = self.front.embed(ask, &mut clock).await.map_err(said)?;
+        let mut recorder = Recorder::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
+        let ask = self.embed_ask(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(said)?;
+        let reply = self.front.embed(ask, &mut recorder).await.map_err(said)?;
         let embedding = reply.embeddings.into_iter().next().unwrap_or_default().values;
         let (prompt_tokens, embedding_dim) = (reply.usage.unwrap_or_default().prompt_tokens, embedding.len() as u32);
         Ok(Response::new(wire::EmbedResponse { embedding, prompt_tokens, embedding_dim }))
     }
 
-    /// Needs no key, as `/health` needs none.
+    /// Like `/health`, this needs no key.
     async fn health_check(
         &self,
         _: Request<wire::HealthCheckRequest>,
     ) -> Result<Response<wire::HealthCheckResponse>, Status> {
         let refusal = match (self.front.admission.is_draining(), self.front.replicas.is_any_ready()) {
-            (true, _) => Some(Refusal::Draining { retry_after: self.front.config.waits.retry_after }),
+            (true, _) => Some(Refusal::Draining { retry_after: self.front.config.timeouts.retry_after }),
             (false, false) => Some(self.front.replicas.refusal()),
             (false, true) => None,
         };
@@ -130,7 +128,7 @@ impl VllmEngine for Service {
     ) -> Result<Response<wire::GetLoadsResponse>, Status> {
         tenant(&self.front, request.metadata()).map_err(said)?;
         Ok(Response::new(wire::GetLoadsResponse {
-            timestamp: words::timestamp(crate::generate::unix_seconds()),
+            timestamp: words::timestamp(crate::front::frontend::unix_seconds()),
             version: env!("CARGO_PKG_VERSION").into(),
             dp_rank_count: 1,
             loads: vec![words::load(self.front.topologies())],
@@ -174,34 +172,26 @@ impl Service {
             has_logprobs: params.logprobs.is_some(),
         };
         let ask = Ask {
-            model: String::new(),
             prompts: vec![input],
             n_choices,
-            first_choice: 0,
             purpose: Purpose::Generate(Box::new(sampling(params)?)),
-            echo: false,
-            priority: 0,
             deadline,
             tenant,
-            session: None,
-            resume: None,
-            trace: Traced::default(),
-            room: Vec::new(),
-            clock: None,
+            ..Ask::default()
         };
         Ok((ask, style))
     }
 
-    fn embed_ask(&self, request: Request<wire::EmbedRequest>) -> Result<EmbedAsk, Refusal> {
+    fn embed_ask(&self, request: Request<wire::EmbedRequest>) -> Result<Ask, Refusal> {
         let tenant = tenant(&self.front, request.metadata())?;
         let deadline = call_deadline(request.metadata())?;
         let ids = request.into_inner().tokenized.unwrap_or_default().input_ids;
-        let inputs = vec![Input::TokenIds(v1::TokenIds { ids })];
-        Ok(EmbedAsk { model: String::new(), inputs, deadline, tenant })
+        let prompts = vec![Input::TokenIds(v1::TokenIds { ids })];
+        Ok(Ask { prompts, deadline, tenant, ..Ask::default() })
     }
 
     fn model_info(&self) -> Result<wire::GetModelInfoResponse, Refusal> {
-        let Model { name, text, replica, .. } = self.front.model("", By::Weight)?;
+        let ResolvedModel { name, text, replica, .. } = self.front.model("", VersionBy::Weight)?;
         let spec = &text.spec;
         let id = |token: &Token| i32::try_from(*token).unwrap_or_default();
         Ok(wire::GetModelInfoResponse {
@@ -225,7 +215,7 @@ impl Service {
     async fn bundle(&self) -> Result<(Bytes, String), Status> {
         let none = || Status::unimplemented("this router has no tokenizer to give away");
         let read = self.front.config.text_files.clone().ok_or_else(none)?;
-        // As much work as a long text.
+        // This is as much work as a long text.
         let bundle = self.front.off_runtime(usize::MAX, move || read()).await.map_err(said)?;
         let bundle =
             bundle.map_err(|error| Status::internal(format!("the tokenizer cannot be given away: {error}")))?;
@@ -240,7 +230,7 @@ fn check_id(id: &str) -> Result<(), Refusal> {
     }
 }
 
-/// Refusals name fields as this face does.
+/// A refusal as a status, with its field named as this face does.
 fn said(refusal: Refusal) -> Status {
     status(refusal.renamed(&[
         ("token_ids", "tokenized.input_ids"),
@@ -249,27 +239,28 @@ fn said(refusal: Refusal) -> Status {
     ]))
 }
 
-/// Requests that can be aborted by name. Each ends where its stream is dropped, so there are never more than streams.
+/// Requests that can be aborted by name. A request leaves when its stream is dropped, so there are never more of them
+/// than streams.
 #[derive(Clone, Default)]
-struct Running(Arc<Mutex<HashMap<Name, Held>>>);
+struct Running(Arc<Mutex<HashMap<Name, NamedStreams>>>);
 
 type Name = (TenantId, String);
 
-/// Streams of one name end together.
-struct Held {
+/// The streams of one name, which end together.
+struct NamedStreams {
     abort: CancellationToken,
     n_streams: usize,
 }
 
 impl Running {
-    /// None for a request without a name.
+    /// Enters a request. None if it has no name.
     fn enter(&self, tenant: TenantId, id: &str) -> Option<Guard> {
         if id.is_empty() {
             return None;
         }
         let name = (tenant, id.to_owned());
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fresh = || Held { abort: CancellationToken::new(), n_streams: 0 };
+        let fresh = || NamedStreams { abort: CancellationToken::new(), n_streams: 0 };
         let held = all.entry(name.clone()).or_insert_with(fresh);
         held.n_streams += 1;
         Some(Guard { running: self.clone(), name, abort: held.abort.clone() })
@@ -305,7 +296,7 @@ impl Drop for Guard {
     }
 }
 
-/// What a reply needs to know of its request.
+/// How a request's replies look.
 struct Style {
     request_id: String,
     is_stream: bool,
@@ -314,9 +305,9 @@ struct Style {
     has_logprobs: bool,
 }
 
-/// A generation as chunks and Completes. Dropping it cancels the request, as an abort does.
-pub struct Replies {
-    /// None when it was aborted.
+/// A generation as chunks and completes. Dropping it cancels the request, as an abort does.
+pub struct EngineReplies {
+    /// None once it was aborted.
     generation: Option<Generation>,
     aborted: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     style: Style,
@@ -325,10 +316,10 @@ pub struct Replies {
     _guard: Option<Guard>,
 }
 
-/// One choice as far as it has come.
+/// A choice as far as it has come.
 #[derive(Default)]
 struct Choice {
-    /// Of all tokens, or in a stream of the last chunk.
+    /// All tokens, or in a stream those of the last chunk.
     token_ids: Vec<Token>,
     logprobs: Vec<v1::Logprob>,
     n_tokens: u32,
@@ -336,22 +327,22 @@ struct Choice {
     has_ended: bool,
 }
 
-impl Replies {
-    fn new(generation: Generation, style: Style, guard: Option<Guard>) -> Replies {
+impl EngineReplies {
+    fn new(generation: Generation, style: Style, guard: Option<Guard>) -> EngineReplies {
         let aborted = guard.as_ref().map(|guard| Box::pin(guard.abort.clone().cancelled_owned()));
         let choices = (0..style.n_choices).map(|_| Choice::default()).collect();
-        Replies { generation: Some(generation), aborted, style, choices, ready: VecDeque::new(), _guard: guard }
+        EngineReplies { generation: Some(generation), aborted, style, choices, ready: VecDeque::new(), _guard: guard }
     }
 
-    fn hear(&mut self, index: u32, event: Event) {
+    fn hear(&mut self, index: u32, event: GenerationEvent) {
         let n_prompt = self.n_prompt();
         let Some(choice) = self.choices.get_mut(index as usize) else { return };
         match event {
-            Event::Prompt(prompt) => {
+            GenerationEvent::Prompt(prompt) => {
                 let ids = self.generation.as_ref().and_then(|generation| generation.prompts.first());
                 choice.prompt = ids.map(|prompt_ids| input_logprobs(&prompt_ids.ids, &prompt.logprobs));
             }
-            Event::Delta(delta) if !delta.token_ids.is_empty() => {
+            GenerationEvent::Delta(delta) if !delta.token_ids.is_empty() => {
                 choice.n_tokens += delta.token_ids.len() as u32;
                 if self.style.is_stream {
                     choice.token_ids.clear();
@@ -364,9 +355,9 @@ impl Replies {
                     self.ready.push_back(wire::GenerateResponse { response: Some(said) });
                 }
             }
-            Event::Finished(finished) => self.finish(index, &finished),
-            // Nobody goes on with a stream here, and text is the gateway's own affair.
-            Event::Delta(_) | Event::Told(_) | Event::Pooled(_) => {}
+            GenerationEvent::Finished(finished) => self.finish(index, &finished),
+            // This protocol resumes no stream, and text is the gateway's own affair.
+            GenerationEvent::Delta(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
         }
     }
 
@@ -389,7 +380,7 @@ impl Replies {
         self.ready.push_back(wire::GenerateResponse { response: Some(Said::Complete(complete)) });
     }
 
-    /// Whoever aborted it and whoever reads it may be two.
+    /// Ends what has not ended, and tells the reader, who may be another client than the one that aborted it.
     fn abort(&mut self) {
         let counts = Counts { prompt: self.n_prompt(), cached: 0 };
         self.generation = None;
@@ -406,7 +397,7 @@ impl Choice {
             token_ids: self.token_ids.clone(),
             prompt_tokens: n_prompt,
             completion_tokens: self.token_ids.len() as u32,
-            // Known at the end.
+            // This is known only at the end.
             cached_tokens: 0,
             output_logprobs: style.has_logprobs.then(|| output_logprobs(&self.logprobs)),
             input_logprobs: self.prompt.take(),
@@ -437,7 +428,7 @@ impl Choice {
     }
 }
 
-impl Stream for Replies {
+impl Stream for EngineReplies {
     type Item = Result<wire::GenerateResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -1,21 +1,21 @@
 //! What a replica's frames mean for its link: who it is, how it fares, and its requests' tokens.
 
-use crate::beats::Beats;
-use crate::link::entry::splice;
-use crate::link::line::up;
+use crate::link::beats::Beats;
+use crate::link::connection::up;
+use crate::link::request::ReplicaOutput;
 use crate::link::task::Task;
-use crate::link::{Progress, Replica, Told};
+use crate::link::ticket::Cancel;
+use crate::link::view::{Replica, room};
 use crate::refusal::Refusal;
-use crate::ticket::Cancel;
 use proto::cluster as wire;
+use proto::cluster::replica_frame::Frame;
 use std::sync::Arc;
 use std::time::Duration;
 use telemetry::metrics;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
-use types::{Finish, Token, TokenOut};
-use wire::replica_frame::Frame;
+use types::Finish;
 
 impl Task {
     pub(super) fn hear(&mut self, frame: Frame) {
@@ -42,27 +42,28 @@ impl Task {
         }
     }
 
-    /// It may be dead, or stopped, or cut off. Its streams go on elsewhere if they can; if not, it may still come.
+    /// Suspects a silent replica: it may be dead, stopped or cut off. Its requests move to other replicas where these
+    /// can go on with them at once; the others wait, because it may still come back.
     pub(super) fn suspect(&mut self) {
         tracing::warn!(requests = self.table.len(), "a replica is silent: it is suspected");
         self.ledger.broke();
         metrics::replica_suspected(self.replica.as_ref().map_or("", |replica| &replica.name));
         self.peers.show(self.place, |view| view.is_suspected = true);
-        self.leave_to_others("a replica is silent: its requests move");
+        self.leave_if_better();
     }
 
     pub(super) fn state(&mut self, state: wire::State) {
-        use wire::state::Phase;
         self.ledger.told(&state);
-        self.draining = state.phase() == Phase::Draining;
-        let recovers = matches!(state.phase(), Phase::Recovering | Phase::Loading);
-        self.recovering_since = recovers.then(|| self.recovering_since.unwrap_or_else(Instant::now));
+        let now = Instant::now();
+        self.room = room(&state);
+        self.fares(self.condition.after(&state, now, self.timeouts.recovery_max), now);
         self.peers.show(self.place, |view| view.state = Some(state));
-        if self.serves() {
+        if self.takes() {
             self.send_all();
         } else {
             self.move_away();
         }
+        self.leave_if_better();
     }
 
     pub(super) fn welcome(&mut self, welcome: wire::Welcome) {
@@ -75,9 +76,10 @@ impl Task {
             return self.lost(&Status::failed_precondition("the coordinator's claim is not the last one"));
         }
         tracing::info!(replica = %replica.name, model = %replica.model, digest = %replica.digest, "attached");
-        self.reattach = self.waits.reattach_min;
-        // Said when this router attaches again, so that nobody computes for the stream that is gone.
-        self.beats = Beats::every(Duration::from_millis(welcome_beats), self.waits.beats_missed_max, Instant::now());
+        self.reattach = self.timeouts.reattach_min;
+        // The former number is told when this router attaches again, so that the replica does not compute for a stream
+        // that is gone.
+        self.beats = Beats::every(Duration::from_millis(welcome_beats), self.timeouts.beats_missed_max, Instant::now());
         self.former = Some(wire::FormerNumber { incarnation: replica.incarnation, router: replica.first_id.router() });
         let replica = Arc::new(replica);
         self.replica = Some(replica.clone());
@@ -85,7 +87,7 @@ impl Task {
         self.send_all();
     }
 
-    /// The key of a request that this replica has from us.
+    /// The key of a request that this replica has from this router.
     pub(super) fn key(&self, id: u64) -> Option<u64> {
         let key = id.checked_sub(self.replica.as_ref()?.first_id.0)?;
         let has_it = self.table.contains_key(&key) && !self.parked.contains_key(&key);
@@ -95,10 +97,11 @@ impl Task {
     pub(super) fn refused(&mut self, refused: wire::Refused) {
         let Some(key) = self.key(refused.id) else { return };
         let Some(entry) = self.table.get(&key) else { return };
-        let refusal = self.refusal(&refused, entry.request.prompt.len());
-        let has_begun = !entry.request.output.is_empty() || entry.n_lost > 0;
+        let refusal = self.refusal(&refused, entry.submit.request.prompt.len());
+        let has_begun = entry.has_begun();
         let Some(wait) = refusal.retry_after() else { return self.end(key, refusal) };
-        // Who is full was the one with the least work; who drains or is not ready may have neighbours.
+        // A replica that is full was the one with the least work. Beside one that drains or is not ready there may be
+        // others.
         self.parked.insert(key, Some(Instant::now() + wait));
         if !matches!(refusal, Refusal::Full { .. }) && self.move_one(key) {
             return;
@@ -110,15 +113,15 @@ impl Task {
     }
 
     pub(super) fn refusal(&self, refused: &wire::Refused, n_prompt: usize) -> Refusal {
-        use wire::refused::Reason;
+        use proto::cluster::refused::Reason;
         let retry_after = match refused.retry_after_ms {
-            0 => self.waits.retry_after,
+            0 => self.timeouts.retry_after,
             millis => Duration::from_millis(millis.into()),
         };
         match refused.reason() {
             Reason::Full => Refusal::Full { retry_after },
             Reason::Draining => Refusal::Draining { retry_after },
-            Reason::NotReady => Refusal::NotReady { retry_after },
+            Reason::NotReady => Refusal::NotReady { retry_after, why: refused.message.clone() },
             Reason::TooLong => Refusal::TooLarge { n_prompt, message: refused.message.clone() },
             Reason::Deadline => Refusal::Deadline,
             Reason::Unsupported | Reason::Invalid => {
@@ -128,8 +131,8 @@ impl Task {
         }
     }
 
-    pub(super) fn output(&mut self, output: wire::Output, now: Instant) {
-        // This is asked for every token: the table is looked at once, and what is parked only where something is.
+    pub(super) fn output(&mut self, mut output: wire::Output, now: Instant) {
+        // This runs for every token: the table is looked up once, and `parked` only where it has anything.
         let Some(key) = self.replica.as_ref().and_then(|replica| output.id.checked_sub(replica.first_id.0)) else {
             return;
         };
@@ -138,24 +141,26 @@ impl Task {
         }
         let Some(entry) = self.table.get_mut(&key) else { return };
         let finish = match output.finished() {
-            // Not by this router: it drains and ends what still runs. Others can go on.
-            Ok(Some(Finish::Cancelled)) => return self.put_out(key),
+            // The replica cancelled it, and not this router: it drains and ends what still runs. Others can go on with
+            // it.
+            Ok(Some(Finish::Cancelled | Finish::Outgrown)) => return self.put_out(key),
             Ok(finish) => finish,
             Err(error) => return self.broken(key, error.to_string()),
         };
-        let n_told = entry.request.output.len() as u32;
-        let Some(tokens) = splice(n_told, output.position, output.tokens) else {
+        let n_told = entry.submit.request.output.len() as u32;
+        if !splice(n_told, &mut output) {
             return self.broken(key, format!("the replica left a gap: position {} after {n_told}", output.position));
-        };
-        entry.request.output.extend(tokens.iter().map(|out| out.token as Token));
-        if !tokens.is_empty() {
+        }
+        entry.submit.request.output.extend(output.tokens.iter().map(|out| out.token));
+        if !output.tokens.is_empty() {
             entry.work.begun();
             entry.n_lost = 0;
+            entry.absence.is_forgotten();
             match entry.heard.replace(now) {
-                Some(last) => self.ledger.between_tokens(tokens.len(), now.saturating_duration_since(last)),
+                Some(last) => self.ledger.between_tokens(output.tokens.len(), now.saturating_duration_since(last)),
                 None => {
                     self.peers.budget.answered();
-                    // What had begun elsewhere waited for more than this replica.
+                    // A request that had begun elsewhere waited for more than this replica.
                     if n_told == 0 {
                         self.ledger.first_token(now.saturating_duration_since(entry.since));
                     }
@@ -163,26 +168,17 @@ impl Task {
             }
         }
         let finish = finish.or_else(|| entry.finished());
-        if tokens.is_empty() && output.scored.is_empty() && finish.is_none() {
+        if output.tokens.is_empty() && output.scored.is_empty() && finish.is_none() {
             return;
         }
-        let progress = Progress {
-            position: n_told,
-            tokens,
-            n_cached: output.cached_tokens,
-            finish,
-            scored_position: output.scored_position,
-            scored: output.scored.into_iter().map(TokenOut::from).collect(),
-            pooled: output.pooled,
-        };
         if let Some(finish) = finish {
             match finish {
                 Finish::Failed => self.ledger.broke(),
                 _ => self.ledger.done(),
             }
-            return self.finish(key, progress);
+            return self.finish(key, output, finish);
         }
-        match entry.ear.try_send((entry.slot, Told::Tokens(progress))) {
+        match entry.submit.outputs.try_send((entry.submit.slot, ReplicaOutput::Output(output, None))) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Closed(_)) => self.cancel(Cancel { key, stopped: false }),
             Err(mpsc::error::TrySendError::Full(_)) => {
@@ -192,9 +188,20 @@ impl Task {
         }
     }
 
-    /// What the replica sends of this request cannot be meant.
+    /// Ends a request of which the replica sends what cannot be right.
     pub(super) fn broken(&mut self, key: u64, message: String) {
         self.send_cancel(Cancel { key, stopped: false });
         self.end(key, Refusal::failed(message));
     }
+}
+
+/// Keeps the new part of an output, and sets the position to where that begins. False where tokens are missing between
+/// what was told and these.
+///
+/// `[0, position) told · [position, n_told) told twice · [n_told, ..) new`
+pub(super) fn splice(n_told: u32, output: &mut wire::Output) -> bool {
+    let Some(n_twice) = n_told.checked_sub(output.position) else { return false };
+    output.tokens.drain(..output.tokens.len().min(n_twice as usize));
+    output.position = n_told;
+    true
 }

@@ -1,13 +1,14 @@
-//! How a request goes from one link to another, and why. Knows the neighbours by what they can take, no frames.
+//! How a request goes from one link to another, and why. Of the other links it knows what they can take; it knows no
+//! frames.
 
+use crate::link::peers::Neighbours;
 use crate::link::task::Task;
-use crate::peers::Others;
+use crate::link::ticket::Cancel;
 use crate::refusal::Refusal;
-use crate::ticket::Cancel;
 use tokio::time::Instant;
 
 impl Task {
-    /// Gives what waits here to those who can go on with it at once.
+    /// Moves the requests that wait here to links that can go on with them at once.
     pub(super) fn move_away(&mut self) {
         let waiting: Vec<u64> = self.parked.keys().copied().collect();
         let mut others = self.peers.besides(self.place);
@@ -21,13 +22,14 @@ impl Task {
         self.move_to(key, &mut others)
     }
 
-    /// True: it is another link's now.
-    pub(super) fn move_to(&mut self, key: u64, others: &mut Others) -> bool {
+    /// Moves one request. True if another link has it now.
+    pub(super) fn move_to(&mut self, key: u64, others: &mut Neighbours) -> bool {
         let Some(entry) = self.table.get(&key) else { return false };
-        let Some(link) = others.ready_for(entry.need(), entry.request.n_tokens() as u64) else { return false };
+        let Some(link) = others.ready_for(entry.need(), entry.submit.request.n_tokens() as u64) else { return false };
         if let Err(wait) = self.peers.budget.take(Instant::now()) {
             if let Some(retry) = self.parked.get_mut(&key) {
-                // A time that has passed would be no timer; a later one is what the replica asked for.
+                // The later of both times counts: the replica asked for one of them, and a time that has passed would
+                // never fire.
                 let again = Instant::now() + wait;
                 *retry = Some(retry.map_or(again, |retry| retry.max(again)));
             }
@@ -46,7 +48,22 @@ impl Task {
         }
     }
 
-    /// What the replica has goes to others, where there are any that can go on with it at once.
+    /// Why the requests had better move from this replica, if others can go on with them at once. None where they had
+    /// better stay.
+    pub(super) fn is_better_left(&self) -> Option<&'static str> {
+        if self.beats.is_suspected() {
+            return Some("a replica is silent: its requests move");
+        }
+        self.condition.is_stranded().then_some("a replica is without its ranks: its requests move")
+    }
+
+    pub(super) fn leave_if_better(&mut self) {
+        if let Some(why) = self.is_better_left() {
+            self.leave_to_others(why);
+        }
+    }
+
+    /// Moves what the replica has to other replicas, where these can go on with it at once.
     pub(super) fn leave_to_others(&mut self, why: &'static str) {
         let others = self.peers.besides(self.place);
         let at_the_replica = self.table.iter().filter(|(key, _)| !self.parked.contains_key(key));
@@ -62,7 +79,7 @@ impl Task {
         }
     }
 
-    /// The replica does not have it any more.
+    /// Notes that the replica does not have the request any more.
     pub(super) fn park(&mut self, key: u64) {
         let (now, losses_max) = (Instant::now(), self.losses_max);
         let Some(entry) = self.table.get_mut(&key) else { return };
@@ -70,19 +87,20 @@ impl Task {
             (entry.since, entry.n_lost) = (now, entry.n_lost + 1);
         }
         let times = entry.n_lost;
+        self.absence_begins(key, now);
         if times > losses_max {
             self.end(key, Refusal::LostTooOften { times });
         }
     }
 
-    /// The replica has ended a request that somebody still wants.
+    /// The replica has ended a request that its client still wants.
     pub(super) fn put_out(&mut self, key: u64) {
         self.park(key);
         if self.move_one(key) {
             return;
         }
         if let Some(retry) = self.parked.get_mut(&key) {
-            *retry = Some(Instant::now() + self.waits.retry_after);
+            *retry = Some(Instant::now() + self.timeouts.retry_after);
         }
     }
 }

@@ -1,89 +1,120 @@
-//! Owns the stream and the table: one loop, one closed set of events. What a replica's frames mean is in `hear.rs`, who
-//! else goes on with a request in `moves.rs`.
+//! The loop of a link, which owns the stream and the table of requests. What a replica's frames mean is in `hear.rs`;
+//! how requests go to other links is in `moves.rs`.
 
-use crate::beats::Beats;
-use crate::config::Waits;
-use crate::ledger::Ledger;
-use crate::link::entry::Entry;
-use crate::link::line::{Line, Up, attach, send_first, up};
-use crate::link::{Progress, Replica, View};
-use crate::peers::Peers;
+use crate::board::ledger::Ledger;
+use crate::config::{Config, Timeouts};
+use crate::link::beats::Beats;
+use crate::link::condition::Condition;
+use crate::link::connection::{CoordinatorStream, attach, send_first, up};
+use crate::link::event::{Attached, LinkEvent};
+use crate::link::handle::ReplicaLink;
+use crate::link::peers::Peers;
+use crate::link::request::LinkRequest;
+use crate::link::target::Target;
+use crate::link::ticket::Cancel;
+use crate::link::view::{Replica, View};
 use crate::refusal::Refusal;
-use crate::target::Target;
-use crate::ticket::Cancel;
 use proto::cluster as wire;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use wire::replica_frame::Frame;
+use types::Finish;
 
-/// Frames that the transport has not taken yet; while there are so many, no request is taken from the router's side.
+/// Frames that the transport has not taken yet. While there are so many, no new request is taken.
 const FRAMES_UNSENT_MAX: usize = 256;
 
-pub(super) enum Event {
-    Submit(u64, Box<Entry>),
-    Cancel(Cancel),
-    Dial,
-    Attached(Up),
-    Frame(Frame),
-    Lost(Status),
-    Sent,
-    /// The replicas, as this link sees them, have changed.
-    Seen,
-    /// The store says otherwise where the replica is, or whether it is there.
-    Target,
-    Due,
-    End,
-}
-
-/// Owns the stream and the table. One loop, one closed set of events.
+/// The task that owns the stream and the table.
 pub struct Task {
     pub(super) target: watch::Receiver<Target>,
-    /// The incarnation that was the last known one when it dialled.
+    /// The incarnation that was the last one known when this link dialled.
     pub(super) aimed: u64,
-    pub(super) waits: Waits,
+    pub(super) timeouts: Timeouts,
     pub(super) outputs_unread_max: usize,
     pub(super) losses_max: u32,
-    pub(super) submitted: mpsc::Receiver<(u64, Box<Entry>)>,
+    pub(super) submitted: mpsc::Receiver<(u64, Box<LinkRequest>)>,
     pub(super) cancelled: mpsc::Receiver<Cancel>,
     pub(super) peers: Peers,
     pub(super) views: watch::Receiver<Vec<View>>,
-    /// Among the links.
+    /// Its number among the links.
     pub(super) place: usize,
     pub(super) ledger: Arc<Ledger>,
     /// Present while the stream stands and the replica has said that it can serve.
     pub(super) replica: Option<Arc<Replica>>,
-    /// This router's number at the replica, now or before.
+    /// This router's number at the replica, in this attachment or the last one.
     pub(super) former: Option<wire::FormerNumber>,
-    /// It finishes what it has, and takes nothing more.
-    pub(super) draining: bool,
-    /// Since when it has been without its ranks.
-    pub(super) recovering_since: Option<Instant>,
+    pub(super) condition: Condition,
+    /// How many tokens of a request its ranks have room for, as the replica told last.
+    pub(super) room: u32,
+    /// Not later than the moment at which the first absence of a request has lasted too long.
+    pub(super) next_give_up: Option<Instant>,
     pub(super) beats: Beats,
-    pub(super) line: Line,
+    pub(super) connection: CoordinatorStream,
     pub(super) reattach: Duration,
     pub(super) outbound: Option<mpsc::Sender<wire::RouterFrame>>,
     pub(super) outbox: VecDeque<wire::RouterFrame>,
-    /// By key, so in order of arrival. A request's id is its key under the router's number at the replica.
-    pub(super) table: BTreeMap<u64, Entry>,
-    /// Keys of the table that the replica does not have, and when to submit them again where it asked for patience. Who
-    /// else can go on with one takes it.
+    /// Requests by key, and so in order of arrival. A request's id is its key under the router's number at the replica.
+    pub(super) table: BTreeMap<u64, LinkRequest>,
+    /// Keys of requests that the replica does not have, each with the time to submit it again where the replica asked
+    /// for patience. Another link that can go on with one takes it.
     pub(super) parked: BTreeMap<u64, Option<Instant>>,
-    /// Of the last failure to reach a coordinator: the same one is not logged again and again.
+    /// Why the coordinator was not reached the last time: the same reason is not logged again and again.
     pub(super) reason: String,
 }
 
 impl Task {
+    /// Makes the task of a link, which the caller has to run, and introduces the link to the others.
+    pub fn new(
+        target: watch::Receiver<Target>,
+        peers: Peers,
+        place: usize,
+        next_key: Arc<AtomicU64>,
+        config: &Config,
+    ) -> Task {
+        let requests_max = config.limits.requests_max;
+        let (submits, submitted) = mpsc::channel(requests_max);
+        let (cancels, cancelled) = mpsc::channel(requests_max);
+        let ledger = peers.ledger();
+        let retry_after = config.timeouts.retry_after;
+        peers.introduce(place, ReplicaLink { submits, cancels, ledger: ledger.clone(), next_key, retry_after });
+        Task {
+            target,
+            aimed: 0,
+            timeouts: config.timeouts.clone(),
+            outputs_unread_max: config.limits.outputs_unread_max,
+            losses_max: config.limits.losses_max,
+            submitted,
+            cancelled,
+            views: peers.views(),
+            peers,
+            place,
+            ledger,
+            replica: None,
+            former: None,
+            condition: Condition::Serves,
+            room: u32::MAX,
+            next_give_up: None,
+            beats: Beats::default(),
+            connection: CoordinatorStream::Down { until: Instant::now() },
+            reattach: config.timeouts.reattach_min,
+            outbound: None,
+            outbox: VecDeque::new(),
+            table: BTreeMap::new(),
+            parked: BTreeMap::new(),
+            reason: String::new(),
+        }
+    }
+
     /// Runs until `end`, and then ends every request that is left.
     pub async fn run(mut self, end: CancellationToken) {
         loop {
             let event = self.next_event(&end).await;
-            if matches!(event, Event::End) {
+            if matches!(event, LinkEvent::End) {
                 break;
             }
             self.handle(event);
@@ -92,21 +123,25 @@ impl Task {
             }
         }
         self.leave();
-        let retry_after = self.waits.retry_after;
+        let retry_after = self.timeouts.retry_after;
         let is_end = end.is_cancelled();
-        let refusal = if is_end { Refusal::Draining { retry_after } } else { Refusal::NotReady { retry_after } };
-        // Who was just about to be sent here hears of it too.
+        let refusal = if is_end {
+            Refusal::Draining { retry_after }
+        } else {
+            Refusal::NotReady { retry_after, why: String::new() }
+        };
+        // Requests that were just about to be sent here end too.
         self.submitted.close();
         let submitted = std::iter::from_fn(|| self.submitted.try_recv().ok()).map(|(_, entry)| *entry);
         let left = std::mem::take(&mut self.table).into_values().chain(submitted);
         left.for_each(|entry| entry.end(refusal.clone()));
     }
 
-    /// What panics costs the stream to the replica, and the request that it is about: all others go on elsewhere or
-    /// here, as after any loss.
-    pub(super) fn handle(&mut self, event: Event) {
+    /// Handles one event. A panic costs the stream to the replica and the request that the event is about; all other
+    /// requests go on elsewhere or here, as after any loss.
+    pub(super) fn handle(&mut self, event: LinkEvent) {
         let of = match &event {
-            Event::Submit(key, _) => Some(*key),
+            LinkEvent::Submit(key, _) => Some(*key),
             _ => None,
         };
         if catch_unwind(AssertUnwindSafe(|| self.heed(event))).is_ok() {
@@ -119,80 +154,80 @@ impl Task {
         self.lost(&Status::internal("this link broke on what it heard"));
     }
 
-    fn heed(&mut self, event: Event) {
+    pub(super) fn heed(&mut self, event: LinkEvent) {
         match event {
-            Event::Submit(key, entry) => self.submit(key, *entry),
-            Event::Cancel(cancel) => self.cancel(cancel),
-            Event::Dial => self.dial(),
-            Event::Attached(up) => self.attached(up),
-            Event::Frame(frame) => self.hear(frame),
-            Event::Lost(status) => self.lost(&status),
-            Event::Seen => {
+            LinkEvent::Submit(key, entry) => self.submit(key, *entry),
+            LinkEvent::Cancel(cancel) => self.cancel(cancel),
+            LinkEvent::Dial => self.dial(),
+            LinkEvent::Attached(attached) => self.attached(attached),
+            LinkEvent::Frame(frame) => self.hear(frame),
+            LinkEvent::Lost(status) => self.lost(&status),
+            LinkEvent::Seen => {
                 self.move_away();
-                if self.beats.is_suspected() {
-                    self.leave_to_others("a replica is silent: its requests move");
-                }
+                self.leave_if_better();
             }
-            Event::Target => self.retarget(),
-            Event::Due => self.due(Instant::now()),
-            Event::Sent | Event::End => {}
+            LinkEvent::Target => self.retarget(),
+            LinkEvent::Due => self.due(Instant::now()),
+            LinkEvent::Sent | LinkEvent::End => {}
         }
     }
 
     pub(super) fn dial(&mut self) {
         let Target { channel, incarnation, .. } = self.target.borrow_and_update().clone();
         self.aimed = incarnation;
-        self.line = Line::Dialing(Box::pin(attach(channel, self.waits.attach_max, self.former)));
+        self.connection = CoordinatorStream::Dialing(Box::pin(attach(channel, self.timeouts.attach_max, self.former)));
     }
 
-    /// An open stream stays unless somebody else has claimed the replica later: that the store has lost sight of it is
-    /// a suspicion, and the stream is the truth.
+    /// Follows the store's word on where the replica is. An open stream stays, unless another coordinator has claimed
+    /// the replica later: that the store has lost sight of it is only a suspicion, and the stream is the truth.
     pub(super) fn retarget(&mut self) {
         let incarnation = self.target.borrow_and_update().incarnation;
-        let of_line = self.replica.as_ref().map_or(self.aimed, |replica| replica.incarnation);
-        if of_line < incarnation {
-            self.reattach = self.waits.reattach_min;
-            if !matches!(self.line, Line::Down { .. }) {
+        let of_connection = self.replica.as_ref().map_or(self.aimed, |replica| replica.incarnation);
+        if of_connection < incarnation {
+            self.reattach = self.timeouts.reattach_min;
+            if !matches!(self.connection, CoordinatorStream::Down { .. }) {
                 self.lost(&Status::aborted("another coordinator has claimed the replica"));
             }
-            self.line = Line::Down { until: Instant::now() };
+            self.connection = CoordinatorStream::Down { until: Instant::now() };
         }
     }
 
-    /// The store does not have it, nobody answers, and nobody waits for it.
+    /// Whether the link has no use any more: the store does not list the replica, no stream stands, and no request
+    /// waits.
     pub(super) fn is_forsaken(&self) -> bool {
-        let is_down = matches!(self.line, Line::Down { .. });
+        let is_down = matches!(self.connection, CoordinatorStream::Down { .. });
         is_down && self.table.is_empty() && !self.target.borrow().is_listed
     }
 
-    pub(super) async fn next_event(&mut self, end: &CancellationToken) -> Event {
+    pub(super) async fn next_event(&mut self, end: &CancellationToken) -> LinkEvent {
         let due = self.next_due();
         let takes_requests = self.outbox.len() < FRAMES_UNSENT_MAX;
-        let looks_elsewhere = match self.beats.is_suspected() {
-            true => !self.table.is_empty(),
-            false => !self.serves() && !self.parked.is_empty(),
+        let looks_elsewhere = match self.is_better_left() {
+            Some(_) => !self.table.is_empty(),
+            None => (!self.takes() || self.room < u32::MAX) && !self.parked.is_empty(),
         };
-        // In a fixed order, so that the same arrivals give the same frames.
+        // The branches are tried in a fixed order, so that the same arrivals give the same frames.
         tokio::select! {
             biased;
-            () = end.cancelled() => Event::End,
-            Some(cancel) = self.cancelled.recv() => Event::Cancel(cancel),
+            () = end.cancelled() => LinkEvent::End,
+            Some(cancel) = self.cancelled.recv() => LinkEvent::Cancel(cancel),
             Some(event) = send_first(&self.outbound, &mut self.outbox) => event,
-            Some((key, entry)) = self.submitted.recv(), if takes_requests => Event::Submit(key, entry),
-            event = self.line.next(self.waits.replica_silence_max) => event,
-            Ok(()) = self.views.changed(), if looks_elsewhere => Event::Seen,
-            Ok(()) = self.target.changed() => Event::Target,
-            () = until(due) => Event::Due,
+            Some((key, entry)) = self.submitted.recv(), if takes_requests => LinkEvent::Submit(key, entry),
+            event = self.connection.next(self.timeouts.replica_silence_max) => event,
+            Ok(()) = self.views.changed(), if looks_elsewhere => LinkEvent::Seen,
+            Ok(()) = self.target.changed() => LinkEvent::Target,
+            () = until(due) => LinkEvent::Due,
         }
     }
 
-    pub(super) fn submit(&mut self, key: u64, entry: Entry) {
-        if entry.ear.is_closed() || entry.home.is_over() {
-            // Its owner has left already, and the cancel may have overtaken it.
+    pub(super) fn submit(&mut self, key: u64, entry: LinkRequest) {
+        if entry.submit.outputs.is_closed() || entry.home.is_over() {
+            // Its owner has left already; the cancel may have overtaken the request.
             return;
         }
         self.table.insert(key, entry);
         self.parked.insert(key, None);
+        self.absence_begins(key, Instant::now());
         if self.replica.is_some() {
             self.send(key);
         } else {
@@ -200,32 +235,58 @@ impl Task {
         }
     }
 
-    /// What waits here may be given to the replica.
-    pub(super) fn serves(&self) -> bool {
-        self.replica.is_some() && !self.draining
+    /// Whether the replica may get what waits here.
+    pub(super) fn takes(&self) -> bool {
+        self.replica.is_some() && self.condition != Condition::Drains
     }
 
     /// Gives a parked request to the replica that is there, or ends it where nobody can go on with it.
     pub(super) fn send(&mut self, key: u64) {
         let (Some(replica), Some(entry)) = (self.replica.clone(), self.table.get_mut(&key)) else { return };
         let (now, need) = (Instant::now(), entry.need());
-        if entry.deadline.is_some_and(|deadline| deadline <= now) {
+        if entry.submit.deadline.is_some_and(|deadline| deadline <= now) {
             self.end(key, Refusal::Deadline);
-        } else if need.digest == replica.digest && need.n_tokens <= replica.context.into() {
-            if entry.n_lost > 0
-                && let Err(wait) = self.peers.budget.take(now)
-            {
-                self.parked.insert(key, Some(now + wait));
-                return;
+        } else if need.digest != replica.digest || need.n_tokens > replica.context.into() {
+            if !self.move_one(key) && !self.peers.besides(self.place).may_come_for(need) {
+                self.end(key, Refusal::Lost);
             }
-            self.outbox.push_back(entry.frame(replica.id(key), now));
-            self.parked.remove(&key);
-        } else if !self.move_one(key) && !self.peers.besides(self.place).may_come_for(need) {
-            self.end(key, Refusal::Lost);
+        } else if need.n_known >= self.room.into() {
+            if !self.move_one(key) {
+                self.lacks_room(key);
+            }
+        } else if !self.condition.is_stranded() || !self.move_one(key) {
+            self.hand(key, &replica, now);
         }
     }
 
-    /// To the replica that is there, all that wait for it and were not asked for patience.
+    /// No replica has room for the request at present. One that has begun waits for room.
+    fn lacks_room(&mut self, key: u64) {
+        if self.table.get(&key).is_some_and(|entry| !entry.has_begun()) {
+            let why = format!(
+                "the ranks that are left hold {} tokens of a request; try again when there are more",
+                self.room
+            );
+            self.end(key, Refusal::NotReady { retry_after: self.timeouts.retry_after, why });
+        }
+    }
+
+    fn hand(&mut self, key: u64, replica: &Replica, now: Instant) {
+        let Some(entry) = self.table.get_mut(&key) else { return };
+        if entry.n_lost > 0
+            && let Err(wait) = self.peers.budget.take(now)
+        {
+            self.parked.insert(key, Some(now + wait));
+            return;
+        }
+        let frame = entry.frame(replica.id(key), now);
+        self.outbox.push_back(up(frame));
+        self.parked.remove(&key);
+        if self.condition.computes() {
+            entry.absence.ends(now);
+        }
+    }
+
+    /// Gives the replica all requests that wait for it and were not asked for patience.
     pub(super) fn send_all(&mut self) {
         let waiting = self.parked.iter().filter(|(_, retry)| retry.is_none()).map(|(key, _)| *key);
         let waiting: Vec<u64> = waiting.collect();
@@ -248,24 +309,24 @@ impl Task {
             _ => false,
         };
         match self.outbox.iter().position(is_its_submit) {
-            // It has not left yet: neither frame is needed.
+            // The request has not left yet: neither frame is needed.
             Some(unsent) => drop(self.outbox.remove(unsent)),
             None => self.outbox.push_back(up(wire::router_frame::Frame::Cancel(wire::Cancel { id, stopped }))),
         }
     }
 
-    pub(super) fn attached(&mut self, up: Up) {
-        self.outbound = Some(up.outbound);
-        self.line = Line::Up { inbound: up.inbound, heard: Instant::now() };
+    pub(super) fn attached(&mut self, attached: Attached) {
+        self.outbound = Some(attached.outbound);
+        self.connection = CoordinatorStream::Up { inbound: attached.inbound, heard: Instant::now() };
     }
 
-    /// The replica is not there any more; whether it was.
+    /// Notes that the replica is not attached any more. True if it was.
     pub(super) fn leave(&mut self) -> bool {
         self.peers.show(self.place, |view| (view.replica, view.state, view.is_suspected) = (None, None, false));
         self.peers.hear_anew(self.place);
         self.beats = Beats::default();
         self.ledger.gone();
-        (self.draining, self.recovering_since) = (false, None);
+        (self.condition, self.room) = (Condition::Serves, u32::MAX);
         self.replica.take().is_some()
     }
 
@@ -283,47 +344,42 @@ impl Task {
         let keys: Vec<u64> = self.table.keys().copied().collect();
         keys.into_iter().for_each(|key| self.park(key));
         self.move_away();
-        self.line = Line::Down { until: Instant::now() + self.reattach };
-        self.reattach = (self.reattach * 2).min(self.waits.reattach_max);
-    }
-
-    pub(super) fn give_up(&self, key: &u64) -> Option<Instant> {
-        self.table.get(key).map(|entry| entry.since + self.waits.replica_absence_max)
+        self.connection = CoordinatorStream::Down { until: Instant::now() + self.reattach };
+        self.reattach = (self.reattach * 2).min(self.timeouts.reattach_max);
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let parked = self.parked.iter().flat_map(|(key, retry)| [*retry, self.give_up(key)]);
-        let recovered = self.recovering_since.map(|since| since + self.waits.recovery_max);
-        parked.chain([recovered, self.beats.due()]).flatten().min()
+        let recovered = self.condition.due(self.timeouts.recovery_max);
+        let retries = self.parked.values().copied();
+        retries.chain([recovered, self.beats.due(), self.next_give_up]).flatten().min()
     }
 
     pub(super) fn due(&mut self, now: Instant) {
-        if self.recovering_since.is_some_and(|since| since + self.waits.recovery_max <= now) {
-            self.recovering_since = None;
-            self.leave_to_others("a replica recovers for too long: its requests move");
+        if self.condition.due(self.timeouts.recovery_max).is_some_and(|due| due <= now) {
+            self.condition = self.condition.clone().at(now, self.timeouts.recovery_max);
+            self.leave_if_better();
         }
         if self.beats.pass(now) {
             self.suspect();
         }
+        self.give_up(now);
         let parked: Vec<_> = self.parked.iter().map(|(key, retry)| (*key, *retry)).collect();
         for (key, retry) in parked {
-            if self.give_up(&key).is_some_and(|give_up| give_up <= now) {
-                self.end(key, Refusal::Lost);
-            } else if retry.is_some_and(|retry| retry <= now) && !self.move_one(key) {
+            if retry.is_some_and(|retry| retry <= now) && !self.move_one(key) {
                 let is_put_off = self.parked.get(&key).is_some_and(|retry| retry.is_some_and(|retry| retry > now));
                 if !is_put_off {
                     self.parked.insert(key, None);
                 }
-                if self.serves() {
+                if self.takes() {
                     self.send(key);
                 }
             }
         }
     }
 
-    pub(super) fn finish(&mut self, key: u64, progress: Progress) {
+    pub(super) fn finish(&mut self, key: u64, output: wire::Output, finish: Finish) {
         if let Some(entry) = self.remove(key) {
-            entry.finish(progress);
+            entry.finish(output, finish);
         }
     }
 
@@ -333,7 +389,7 @@ impl Task {
         }
     }
 
-    pub(super) fn remove(&mut self, key: u64) -> Option<Entry> {
+    pub(super) fn remove(&mut self, key: u64) -> Option<LinkRequest> {
         self.parked.remove(&key);
         self.table.remove(&key)
     }

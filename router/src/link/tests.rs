@@ -1,22 +1,38 @@
-//! A link's task without a wire: what it hears, what it would send, and what its neighbours get of it.
+//! A link's task without a wire: what it hears, what it would send, and what other links get of it.
 
-use super::entry::splice;
-use super::line::Line;
-use super::task::Event;
-use super::*;
-use crate::budget::Budget;
-use crate::target::Target;
+use super::budget::Budget;
+use super::connection::CoordinatorStream;
+use super::event::LinkEvent;
+use super::handle::ReplicaLink;
+use super::hear::splice;
+use super::peers::Peers;
+use super::request::{ReplicaOutput, Submit};
+use super::target::Target;
+use super::task::Task;
+use super::ticket::Ticket;
+use super::view::View;
+use crate::config::Config;
+use crate::refusal::Refusal;
 use proto::cluster as wire;
+use proto::cluster::replica_frame::Frame;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use telemetry::Carried;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tonic::Status;
-use types::Finish;
-use wire::replica_frame::Frame;
+use types::{Finish, PolicyDigest, Request, RequestId};
 
 #[test]
 fn splices() {
     let check = |n_told, position, tokens: &[u32], new: Option<&[u32]>| {
-        let sent = tokens.iter().map(|token| wire::TokenOut { token: *token, ..Default::default() }).collect();
-        let spliced = splice(n_told, position, sent);
-        let spliced: Option<Vec<u32>> = spliced.map(|out| out.iter().map(|out| out.token).collect());
+        let tokens = tokens.iter().map(|token| wire::TokenOut { token: *token, ..Default::default() }).collect();
+        let mut output = wire::Output { position, tokens, ..Default::default() };
+        let is_whole = splice(n_told, &mut output);
+        assert!(!is_whole || output.position == n_told);
+        let tokens: Vec<u32> = output.tokens.iter().map(|out| out.token).collect();
+        let spliced = is_whole.then(|| tokens.clone());
         assert_eq!(spliced.as_deref(), new, "{tokens:?} at {position} after {n_told}");
     };
     check(0, 0, &[7, 8], Some(&[7, 8]));
@@ -27,7 +43,7 @@ fn splices() {
     check(5, 6, &[7], None);
 }
 
-fn given(dialer: &proto::transport::Dialer) -> (watch::Sender<Target>, watch::Receiver<Target>) {
+fn given(dialer: &::wire::Dialer) -> (watch::Sender<Target>, watch::Receiver<Target>) {
     watch::channel(Target { channel: dialer.channel(), incarnation: 0, is_listed: true })
 }
 
@@ -35,18 +51,18 @@ fn peers() -> Peers {
     Peers::new(Budget::new(1000, Instant::now()))
 }
 
-fn links(peers: &Peers) -> Vec<Link> {
+fn links(peers: &Peers) -> Vec<ReplicaLink> {
     peers.rows().0.into_iter().map(|place| peers.link(place).unwrap()).collect()
 }
 
 /// A task that has a replica and no wire: what it would send stands in its outbox.
-fn attached(unread_max: usize) -> (Link, Task) {
-    let limits = crate::config::Limits { outputs_unread_max: unread_max, ..Default::default() };
-    let (dialer, _) = proto::transport::in_memory();
+fn attached(unread_max: usize) -> (ReplicaLink, Task) {
+    let limits = crate::config::RouterLimits { outputs_unread_max: unread_max, ..Default::default() };
+    let (dialer, _) = ::wire::in_memory();
     let peers = peers();
     peers.sit(View::default());
     let config = Config { limits, ..Config::default() };
-    let mut task = link(given(&dialer).1, peers.clone(), 0, Arc::new(AtomicU64::new(1)), &config);
+    let mut task = Task::new(given(&dialer).1, peers.clone(), 0, Arc::new(AtomicU64::new(1)), &config);
     task.hear(Frame::Welcome(welcome(1)));
     (links(&peers).remove(0), task)
 }
@@ -56,18 +72,18 @@ fn welcome(router: u32) -> wire::Welcome {
     wire::Welcome { version, router, policy_digest: vec![0; 32], context: 100, salt: vec![0; 16], ..Default::default() }
 }
 
-fn submit(link: &Link, n_places: usize) -> (Ticket, mpsc::Receiver<(u32, Told)>) {
-    let (ear, heard) = mpsc::channel(n_places);
+fn submit(link: &ReplicaLink, n_places: usize) -> (Ticket, mpsc::Receiver<(u32, ReplicaOutput)>) {
+    let (outputs, heard) = mpsc::channel(n_places);
     let sampling = types::Sampling { tokens_max: 50, stop: vec![9], ..Default::default() };
     let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
     let digest = PolicyDigest::default();
     let (key, trace) = (link.keys(1), Carried::default());
     let (n_cached, adopts, deadline) = (0, None, None);
-    let submit = Submit { key, request, slot: 0, deadline, digest, n_cached, adopts, trace, ear };
+    let submit = Submit { key, request, slot: 0, deadline, digest, n_cached, adopts, trace, outputs };
     (link.submit(submit).unwrap(), heard)
 }
 
-/// Takes what the router's side has sent.
+/// Lets the task take what its handles have sent.
 fn take(task: &mut Task) {
     while let Ok(cancel) = task.cancelled.try_recv() {
         task.cancel(cancel);
@@ -115,10 +131,12 @@ async fn a_slow_reader_is_cut_and_told() {
     assert_eq!(sent(&mut task), [(id.0, None)]);
     assert!(task.table.is_empty());
     for position in 0..2 {
-        assert!(matches!(heard.try_recv(), Ok((0, Told::Tokens(progress))) if progress.position == position));
+        assert!(
+            matches!(heard.try_recv(), Ok((0, ReplicaOutput::Output(output, None))) if output.position == position)
+        );
     }
     let end = heard.try_recv();
-    assert!(matches!(end, Ok((0, Told::Refused(Refusal::SlowReader { unread: 2 })))), "{end:?}");
+    assert!(matches!(end, Ok((0, ReplicaOutput::Refused(Refusal::SlowReader { unread: 2 })))), "{end:?}");
     assert!(heard.try_recv().is_err());
 }
 
@@ -140,7 +158,7 @@ async fn a_cancel_may_come_before_at_and_after_its_request() {
     drop(ticket);
     take(&mut task);
     assert_eq!(sent(&mut task), [(id.0, None)]);
-    // What was on its way is nobody's.
+    // A token that was on its way has no owner any more.
     task.hear(token(id, 0, 5));
 }
 
@@ -149,7 +167,7 @@ async fn a_hundred_thousand_cancels_leave_nothing() {
     let (link, mut task) = attached(10);
     let free = (link.submits.capacity(), link.cancels.capacity());
     for round in 0..1000 {
-        // At the replica, with and without a token, in a queue, and ended by a stop string.
+        // Some requests are at the replica, with and without a token, some in a queue, and some ended by a stop string.
         let at_the_replica: Vec<_> = (0..75).map(|_| submit(&link, 3)).collect();
         take(&mut task);
         for (ticket, _) in at_the_replica.iter().take(25) {
@@ -182,29 +200,29 @@ async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
     sent(&mut task);
     let before = id(&task, &goes_on);
     task.hear(token(before, 0, 5));
-    // The stop token: the frame with the word that it was the end need not come.
+    // This is the stop token: no further frame has to say that it was the end.
     task.hear(token(id(&task, &complete), 0, 9));
     let end = told.try_recv();
-    assert!(matches!(&end, Ok((0, Told::Tokens(end))) if end.finish == Some(Finish::Stop)), "{end:?}");
+    assert!(matches!(&end, Ok((0, ReplicaOutput::Output(_, finish))) if *finish == Some(Finish::Stop)), "{end:?}");
     task.lost(&Status::unavailable("gone"));
     assert!(task.replica.is_none());
     task.hear(Frame::Welcome(welcome(2)));
     let id = id(&task, &goes_on);
     assert_eq!(sent(&mut task), [(id.0, Some(vec![5]))]);
-    // The old life's ids mean nothing now.
+    // Ids of the replica's former life mean nothing now.
     task.hear(token(before, 1, 6));
     task.hear(token(id, 1, 7));
-    assert_eq!(task.table[&goes_on.key()].request.output, [5, 7]);
+    assert_eq!(task.table[&goes_on.key()].submit.request.output, [5, 7]);
 }
 
-/// Two tasks that have replicas; of the second one's, the views must be told to be ready.
-fn neighbours() -> (Vec<Link>, Task, Task) {
+/// Two links whose replicas are ready, and their tasks.
+fn neighbours() -> (Vec<ReplicaLink>, Task, Task) {
     let peers = peers();
     (0..2).for_each(|place| peers.sit(View { place, ..View::default() }));
     let (config, keys) = (Config::default(), Arc::new(AtomicU64::new(1)));
     let new = |place| {
-        let (dialer, _) = proto::transport::in_memory();
-        let mut task = link(given(&dialer).1, peers.clone(), place, keys.clone(), &config);
+        let (dialer, _) = ::wire::in_memory();
+        let mut task = Task::new(given(&dialer).1, peers.clone(), place, keys.clone(), &config);
         task.hear(Frame::Welcome(welcome(1)));
         task
     };
@@ -213,7 +231,7 @@ fn neighbours() -> (Vec<Link>, Task, Task) {
 }
 
 #[tokio::test]
-async fn what_a_lost_replica_had_goes_to_another_and_its_cancel_follows() {
+async fn requests_of_a_lost_replica_move_and_their_cancels_follow() {
     let (links, mut one, mut two) = neighbours();
     let (begun, _heard) = submit(&links[0], 9);
     let (fresh, _fresh) = submit(&links[0], 9);
@@ -221,7 +239,8 @@ async fn what_a_lost_replica_had_goes_to_another_and_its_cancel_follows() {
     take(&mut one);
     one.hear(token(id(&one, &begun), 0, 5));
     assert_eq!((links[0].work(), links[1].work()), (5, 0));
-    // Nobody tells the link of the one that ends meanwhile: what has moved is heard of where it went.
+    // Nobody tells the first link of the request that ends meanwhile: after a move, its end is heard at the link that
+    // has it.
     drop((unwanted, gone));
     one.lost(&Status::unavailable("gone"));
     assert!(one.table.is_empty() && one.parked.is_empty());
@@ -236,7 +255,7 @@ async fn what_a_lost_replica_had_goes_to_another_and_its_cancel_follows() {
 }
 
 #[tokio::test]
-async fn who_ends_a_request_by_itself_loses_it_to_another() {
+async fn a_request_that_its_replica_ended_moves_to_another() {
     let (links, mut one, mut two) = neighbours();
     let (ticket, mut heard) = submit(&links[0], 9);
     take(&mut one);
@@ -251,7 +270,7 @@ async fn who_ends_a_request_by_itself_loses_it_to_another() {
 }
 
 #[tokio::test]
-async fn who_recovers_for_too_long_loses_its_requests() {
+async fn requests_of_a_replica_that_recovers_for_too_long_move() {
     let (links, mut one, mut two) = neighbours();
     let (ticket, _heard) = submit(&links[0], 9);
     take(&mut one);
@@ -265,8 +284,148 @@ async fn who_recovers_for_too_long_loses_its_requests() {
     assert_eq!(sent(&mut two), [(id(&two, &ticket).0, Some(vec![]))]);
 }
 
+fn recovers() -> wire::State {
+    wire::State { phase: wire::state::Phase::Recovering.into(), ..Default::default() }
+}
+
+fn unplaced() -> wire::State {
+    let unplaced = wire::Unplaced { why: "two workers are missing".into(), micros: 0 };
+    wire::State { unplaced: Some(unplaced), ..recovers() }
+}
+
+fn ready() -> wire::State {
+    wire::State { phase: wire::state::Phase::Ready.into(), ..Default::default() }
+}
+
 #[tokio::test]
-async fn who_has_less_room_or_another_policy_gets_nothing_and_a_killer_is_not_handed_on_for_ever() {
+async fn requests_of_an_unplaced_replica_move_at_once_and_come_only_where_no_other_can() {
+    let (links, mut one, mut two) = neighbours();
+    let (ticket, _heard) = submit(&links[0], 9);
+    take(&mut one);
+    one.hear(token(id(&one, &ticket), 0, 5));
+    sent(&mut one);
+    one.hear(Frame::State(unplaced()));
+    assert_eq!((sent(&mut one), one.table.len()), (vec![(id(&two, &ticket).0, None)], 0));
+    take(&mut two);
+    assert_eq!(sent(&mut two), [(id(&two, &ticket).0, Some(vec![5]))]);
+    // A request that was sent to it before that was known goes on to the other too.
+    let (late, _late) = submit(&links[0], 9);
+    take(&mut one);
+    take(&mut two);
+    assert_eq!((sent(&mut one), sent(&mut two)), (vec![], vec![(id(&two, &late).0, Some(vec![]))]));
+    // The other cannot be placed either: all wait where they are, until one of them can.
+    two.hear(Frame::State(unplaced()));
+    let (waits, _waits) = submit(&links[0], 9);
+    take(&mut one);
+    assert_eq!((sent(&mut one).len(), one.table.len(), two.table.len()), (1, 1, 2));
+    one.hear(Frame::State(ready()));
+    two.heed(LinkEvent::Seen);
+    assert_eq!((sent(&mut two).len(), two.table.len()), (2, 0));
+    take(&mut one);
+    assert_eq!((sent(&mut one).len(), one.table.len()), (2, 3));
+    drop(waits);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_as_long_as_it_may_at_a_replica_that_does_not_compute_it() {
+    let (link, mut task) = attached(10);
+    let max = task.timeouts.replica_absence_max;
+    let (running, mut heard) = submit(&link, 9);
+    take(&mut task);
+    task.hear(token(id(&task, &running), 0, 5));
+    task.hear(Frame::State(unplaced()));
+    tokio::time::advance(max / 2).await;
+    let (new, mut new_heard) = submit(&link, 9);
+    take(&mut task);
+    sent(&mut task);
+    // As often as it says so again.
+    task.hear(Frame::State(unplaced()));
+    let is_due = |task: &mut Task| {
+        let due = task.next_due().unwrap();
+        task.due(due);
+        due
+    };
+    heard.try_recv().unwrap();
+    let ids = [&running, &new].map(|ticket| id(&task, ticket).0);
+    assert_eq!(is_due(&mut task), Instant::now() + max / 2);
+    assert_eq!(sent(&mut task), [(ids[0], None)]);
+    let end = heard.try_recv().unwrap().1;
+    let ReplicaOutput::Refused(refusal @ Refusal::Away { waited, .. }) = &end else { panic!("{end:?}") };
+    assert!(refusal.to_string().contains("two workers are missing") && *waited <= max, "{refusal}");
+    assert!(refusal.retry_after().is_some() && new_heard.try_recv().is_err());
+    assert_eq!(is_due(&mut task), Instant::now() + max);
+    assert_eq!((sent(&mut task), task.table.len()), (vec![(ids[1], None)], 0));
+    assert!(matches!(new_heard.try_recv(), Ok((0, ReplicaOutput::Refused(Refusal::Away { .. })))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn ranks_that_come_and_go_without_a_token_are_one_absence() {
+    let (link, mut task) = attached(10);
+    let max = task.timeouts.replica_absence_max;
+    let (ticket, mut heard) = submit(&link, 9);
+    take(&mut task);
+    for _ in 0..3 {
+        task.hear(Frame::State(recovers()));
+        tokio::time::advance(max / 4).await;
+        task.hear(Frame::State(ready()));
+        // It may take as long as it takes where it is computed.
+        assert!(task.next_due().is_none_or(|due| due <= Instant::now() + max));
+        tokio::time::advance(max).await;
+        task.due(Instant::now());
+        assert!(heard.try_recv().is_err());
+    }
+    task.hear(token(id(&task, &ticket), 0, 5));
+    heard.try_recv().unwrap();
+    task.hear(Frame::State(recovers()));
+    tokio::time::advance(max * 9 / 10).await;
+    task.due(Instant::now());
+    assert!(heard.try_recv().is_err(), "it has said a token since");
+    task.lost(&Status::unavailable("gone"));
+    tokio::time::advance(max / 9).await;
+    task.due(Instant::now());
+    let end = heard.try_recv().unwrap().1;
+    let ReplicaOutput::Refused(refusal @ Refusal::Away { .. }) = &end else { panic!("{end:?}") };
+    assert!(refusal.to_string().contains("its coordinator is lost (gone)"), "{refusal}");
+}
+
+#[tokio::test]
+async fn a_request_that_has_outgrown_a_replica_waits_for_more_room_there_or_elsewhere() {
+    let (links, mut one, mut two) = neighbours();
+    let shortened = |has| Some(wire::Shortened { asked: 100, has, why: "too little".into() });
+    let narrow = |has| Frame::State(wire::State { shortened: shortened(has), ..ready() });
+    let (ticket, mut heard) = submit(&links[0], 9);
+    take(&mut one);
+    one.hear(token(id(&one, &ticket), 0, 5));
+    two.hear(narrow(3));
+    let outgrown = wire::Output { id: id(&one, &ticket).0, position: 1, ..Default::default() };
+    let outgrown = wire::Output { finish: wire::Finish::Outgrown.into(), ..outgrown };
+    one.hear(Frame::Outputs(wire::Outputs { outputs: vec![outgrown] }));
+    one.hear(narrow(3));
+    sent(&mut one);
+    assert_eq!((one.table.len(), one.parked.len(), two.table.len()), (1, 1, 0));
+    one.due(Instant::now() + Duration::from_secs(5));
+    assert_eq!((sent(&mut one), one.parked.len()), (vec![], 1), "it has three tokens by now");
+    // There is some room for it elsewhere.
+    two.hear(narrow(4));
+    one.heed(LinkEvent::Seen);
+    take(&mut two);
+    assert_eq!((sent(&mut two), one.table.len()), (vec![(id(&two, &ticket).0, Some(vec![5]))], 0));
+    heard.try_recv().unwrap();
+    assert!(heard.try_recv().is_err());
+    // A request that has not begun does not wait.
+    one.hear(narrow(2));
+    two.hear(narrow(2));
+    let (_fresh, mut told) = submit(&links[0], 9);
+    take(&mut one);
+    let end = told.try_recv();
+    assert!(
+        matches!(&end, Ok((0, ReplicaOutput::Refused(Refusal::NotReady { why, .. }))) if why.contains("hold 2 tokens")),
+        "{end:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_request_moves_only_to_the_same_policy_and_room_and_not_for_ever() {
     let (links, mut one, mut two) = neighbours();
     let (_ticket, mut heard) = submit(&links[0], 9);
     take(&mut one);
@@ -285,11 +444,11 @@ async fn who_has_less_room_or_another_policy_gets_nothing_and_a_killer_is_not_ha
         one.hear(Frame::Welcome(welcome(1)));
     }
     let end = heard.try_recv();
-    assert!(matches!(end, Ok((0, Told::Refused(Refusal::LostTooOften { times: 9 })))), "{end:?}");
+    assert!(matches!(end, Ok((0, ReplicaOutput::Refused(Refusal::LostTooOften { times: 9 })))), "{end:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_may_not_move_yet_is_asked_again_and_again() {
+async fn a_request_that_may_not_move_yet_is_tried_again() {
     let (links, mut one, _two) = neighbours();
     let (ticket, _heard) = submit(&links[0], 9);
     take(&mut one);
@@ -316,12 +475,12 @@ async fn a_panic_ends_one_request_and_the_others_move() {
     let (_goes_on, mut heard) = submit(&links[0], 9);
     take(&mut one);
     sent(&mut one);
-    // There is no room for it beside a router's number, which is checked where there are assertions.
+    // Such a key has no room beside a router's number, which an assertion checks.
     links[0].next_key.store(1 << 62, Ordering::Relaxed);
     let (_breaks, mut broken) = submit(&links[0], 9);
     let (key, entry) = one.submitted.try_recv().unwrap();
-    one.handle(Event::Submit(key, entry));
-    assert!(matches!(broken.try_recv(), Ok((0, Told::Refused(Refusal::Failed { .. })))));
+    one.handle(LinkEvent::Submit(key, entry));
+    assert!(matches!(broken.try_recv(), Ok((0, ReplicaOutput::Refused(Refusal::Failed { .. })))));
     assert!(one.table.is_empty() && one.replica.is_none() && heard.try_recv().is_err());
     assert!(links[1].work() > 0);
 }
@@ -335,21 +494,21 @@ async fn a_gap_and_another_version_are_refused() {
     let id = id(&task, &ticket);
     task.hear(token(id, 1, 5));
     assert_eq!(sent(&mut task), [(id.0, None)]);
-    assert!(matches!(heard.try_recv(), Ok((0, Told::Refused(Refusal::Failed { .. })))));
+    assert!(matches!(heard.try_recv(), Ok((0, ReplicaOutput::Refused(Refusal::Failed { .. })))));
     task.hear(Frame::Welcome(wire::Welcome { version: "0.0.0".into(), ..welcome(1) }));
     assert!(task.replica.is_none() && task.reason.contains("0.0.0"), "{}", task.reason);
 }
 
-/// A task that is attached under claim 5, and what it is told.
+/// A task that is attached under claim 5, and the sender of its target.
 fn claimed() -> (watch::Sender<Target>, Task) {
-    let (dialer, _) = proto::transport::in_memory();
+    let (dialer, _) = ::wire::in_memory();
     let (target, aim) = given(&dialer);
     let peers = peers();
     peers.sit(View::default());
-    let mut task = link(aim, peers, 0, Arc::new(AtomicU64::new(1)), &Config::default());
+    let mut task = Task::new(aim, peers, 0, Arc::new(AtomicU64::new(1)), &Config::default());
     target.send_modify(|target| target.incarnation = 5);
     task.retarget();
-    task.line = Line::Dialing(Box::pin(std::future::pending()));
+    task.connection = CoordinatorStream::Dialing(Box::pin(std::future::pending()));
     task.hear(Frame::Welcome(wire::Welcome { incarnation: 5, ..welcome(1) }));
     (target, task)
 }
@@ -364,9 +523,9 @@ async fn a_later_claim_ends_the_stream_of_an_older_one() {
     assert!(task.replica.is_some());
     target.send_modify(|target| target.incarnation = 6);
     task.retarget();
-    assert!(task.replica.is_none() && matches!(task.line, Line::Down { .. }));
-    // The older one is still there and answers first.
-    task.line = Line::Dialing(Box::pin(std::future::pending()));
+    assert!(task.replica.is_none() && matches!(task.connection, CoordinatorStream::Down { .. }));
+    // The older coordinator is still there, and answers first.
+    task.connection = CoordinatorStream::Dialing(Box::pin(std::future::pending()));
     task.hear(Frame::Welcome(wire::Welcome { incarnation: 5, ..welcome(1) }));
     assert!(task.replica.is_none() && task.reason.contains("claim"), "{}", task.reason);
     // A claim that the store has not told of yet.
@@ -375,7 +534,7 @@ async fn a_later_claim_ends_the_stream_of_an_older_one() {
 }
 
 #[tokio::test]
-async fn who_vanishes_from_the_store_stays_while_the_stream_stands() {
+async fn a_replica_that_vanishes_from_the_store_stays_while_its_stream_stands() {
     let (target, mut task) = claimed();
     target.send_modify(|target| target.is_listed = false);
     task.retarget();

@@ -1,11 +1,11 @@
-//! What has been published of servers of this kind, one test for each way in that a client has.
+//! What has been published about servers of this kind: one test for each way in that a client has.
 //!
-//! Others stand where their code is. Files that run code when they are read, and headers of GGUF that overflow:
+//! The others stand where their code is. Files that run code when they are read, and headers of GGUF that overflow:
 //! `tests/advisories.rs`; these and templates that never end: the fuzz targets in `checkpoint/tests/fuzz`. Names in a
 //! hub's answer that leave their folder: `checkpoint/src/catalogue/tests.rs`. One tenant's prefix found by another:
-//! `coordinator/tests/tenants.rs`. Frames that cannot be meant: `coordinator/tests/faults.rs`. Strangers at a cluster's
-//! doors, and garbage between ranks: `tests/processes.rs`. Bodies of great size: `fuzz.rs`; connections that ask
-//! nothing: `doors.rs`; stop strings by the thousand: `router/src/stop.rs`.
+//! `coordinator/tests/tenants.rs`. Frames that cannot be right: `coordinator/tests/faults.rs`. Strangers at a cluster's
+//! ports, and garbage between ranks: `tests/processes.rs`. Bodies of great size: `fuzz.rs`; connections that ask
+//! nothing: `doors.rs`; stop strings by the thousand: `router/src/front/stop.rs`.
 
 use crate::client::{get, post, post_with_key, send};
 use crate::grpc::{ask, client};
@@ -28,7 +28,7 @@ async fn is_served(house: &House) {
     assert_eq!(reply.status, 200, "{reply:?}");
 }
 
-/// A number, list or text where the engine would have to do, keep or say something for each.
+/// Bodies with a number, list or text for each element of which the engine would have to do, keep or say something.
 fn greedy() -> Vec<Value> {
     let many = |n: usize| (0..n).map(|i| json!(format!("s{i}"))).collect::<Value>();
     let bias = (0..100_000).map(|i| (i.to_string(), json!(1))).collect::<serde_json::Map<_, _>>();
@@ -96,12 +96,12 @@ fn one_request_does_not_take_the_server_down() {
 }
 
 #[test]
-fn a_conversation_of_great_length_is_no_bomb() {
+fn a_very_long_conversation_is_refused_or_answered_in_time() {
     run_within(PATIENCE, async {
         let house = House::open(config()).await;
         let messages: Vec<Value> = (0..20_000).map(|_| json!({ "role": "user", "content": "{{ 7 * 7 }}" })).collect();
         assert_eq!(post(house.http, CHAT, &json!({ "messages": messages })).await.status, 400);
-        // What a client says is text, and never part of the template.
+        // What a client sends is text, and never part of the template.
         let message = json!([{ "role": "user", "content": "{{ 7 * 7 }}{% raw %}" }]);
         assert_eq!(post(house.http, CHAT, &json!({ "messages": message })).await.status, 200);
         let prompt: Vec<u8> = house.fake.submits()[0].prompt.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
@@ -157,7 +157,7 @@ fn no_page_goes_around_the_key() {
     });
 }
 
-/// A label that a client chooses is a series for each of its wishes, for as long as the server lives.
+/// A label that a client could choose would be a series for each of its values, for as long as the server lives.
 #[test]
 fn metrics_have_no_label_of_a_clients_choice() {
     run_within(PATIENCE, async {
@@ -188,7 +188,7 @@ fn metrics_have_no_label_of_a_clients_choice() {
     });
 }
 
-/// Nothing that a client sends says whose cache it reads: only its key does.
+/// Nothing that a client sends decides whose cache it reads, but its key.
 #[test]
 fn the_prefix_cache_is_the_keys_own() {
     run_within(PATIENCE, async {
@@ -207,8 +207,8 @@ fn the_prefix_cache_is_the_keys_own() {
     });
 }
 
-/// Streams that are opened and reset: their work ends with them, and who does it faster than they can be served is hung
-/// up on.
+/// Streams are opened and reset: their work ends with them, and a client that does it faster than it can be served is
+/// hung up on.
 #[test]
 fn rapid_resets_leave_nothing_behind() {
     run_within(PATIENCE, async {
@@ -229,7 +229,7 @@ fn rapid_resets_leave_nothing_behind() {
                 client.write(&reset(2 * i + 1)).await;
             }
             eventually(|| async { cancels() == n_before + 5 }).await;
-            // Nobody waits for these to begin.
+            // These are reset before they begin.
             let pair = |i: u32| [posting(2 * i + 1, path, "", &body, true), reset(2 * i + 1)].concat();
             let flood: Vec<u8> = (5..405).flat_map(pair).collect();
             client.write(&flood).await;
@@ -247,7 +247,7 @@ fn reset(stream: u32) -> Vec<u8> {
     frame(RESET, 0, stream, &8u32.to_be_bytes())
 }
 
-/// Lists are as long as a client likes, and each answer has its own copy.
+/// Lists may be as long as a client likes, and each answer has a copy of its own.
 #[test]
 fn lists_are_not_multiplied() {
     run_within(PATIENCE, async {
@@ -264,7 +264,7 @@ fn lists_are_not_multiplied() {
             assert!(error["message"].as_str().unwrap().contains(word), "{reply:?}");
         }
         assert!(house.fake.submits().is_empty());
-        // What is said often counts once.
+        // A token that is repeated counts once.
         let often = json!({ "prompt": "x", "n": 16, "allowed_token_ids": vec![7; 50_000], "max_tokens": 2 });
         assert_eq!(post(house.http, COMPLETIONS, &often).await.status, 200);
         let allowed: Vec<_> = house.fake.submits().into_iter().map(|of| of.sampling.unwrap().allowed).collect();
@@ -273,14 +273,14 @@ fn lists_are_not_multiplied() {
     });
 }
 
-/// Of gRPC's messages too the size is limited, before anything of that size is asked for.
+/// The size of gRPC's messages is limited too, before any memory of that size is taken.
 #[test]
 fn messages_beyond_their_limit_are_refused() {
     run_within(PATIENCE, async {
         let house = House::open(config()).await;
         let long = ask(&"x".repeat((1 << 20) + 1));
         assert_eq!(client(&house).generate(long).await.unwrap_err().code(), Code::OutOfRange);
-        // A length alone, and nothing of what it promises.
+        // The client sends a length alone, and nothing of what it promises.
         let mut raw = Raw::connect(house.grpc, &[]).await;
         raw.post(1, "/lockstep.v1.Inference/Generate", "", &[0, 255, 255, 255, 255, 1], false).await;
         let answer = raw.until(|frame| frame.kind == HEADERS && frame.stream == 1).await;
@@ -291,7 +291,7 @@ fn messages_beyond_their_limit_are_refused() {
     });
 }
 
-/// What goes wrong in one request is that one's.
+/// What goes wrong in one request harms no other.
 #[test]
 fn a_panic_ends_one_request() {
     run_within(PATIENCE, async {
@@ -301,7 +301,7 @@ fn a_panic_ends_one_request() {
         let reply = get(house.http, "/metrics").await;
         assert_eq!((reply.status, &reply.json()["error"]["type"]), (500, &json!("server_error")));
         let asked = proto::vllm::GetTokenizerRequest::default();
-        let channel = proto::transport::tcp(&house.grpc.to_string()).unwrap();
+        let channel = wire::tcp(&house.grpc.to_string()).unwrap();
         let mut gateway = proto::vllm::vllm_engine_client::VllmEngineClient::new(channel);
         assert_eq!(gateway.get_tokenizer(asked).await.unwrap_err().code(), Code::Internal);
         is_served(&house).await;

@@ -20,7 +20,7 @@ fn several_prompts_have_choices_of_their_own() {
         let choices = whole["choices"].as_array().unwrap();
         assert_eq!(choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert_eq!((&whole["usage"]["prompt_tokens"], &whole["usage"]["completion_tokens"]), (&json!(8), &json!(52)));
-        // A prompt among others is drawn as it would be alone.
+        // A prompt among others is answered as it would be alone.
         let sent = house.fake.submits();
         let drawn: Vec<_> =
             sent.iter().map(|sent| (sent.prompt.len(), sent.sampling.as_ref().unwrap().choice)).collect();
@@ -49,7 +49,7 @@ fn an_echo_repeats_the_prompt() {
         let (bad, half) = ("\u{fffd}", json!({ "\u{fffd}": -0.5, "a": -1.0 }));
         let expected = json!({
             "tokens": ["n", bad, bad, "!", "a", "b"],
-            // A character's parts are counted as the replacement characters that they are shown as.
+            // Parts of a character count as the replacement characters that they become.
             "text_offset": [0, 1, 2, 3, 3, 4],
             "token_logprobs": [null, -0.5, -0.5, -0.5, -0.5, -0.5],
             "top_logprobs": [null, half, half, { "!": -0.5, "a": -1.0 }, { "a": -0.5 }, { "a": -1.0, "b": -0.5 }],
@@ -124,14 +124,14 @@ fn a_stream_that_waits_says_comments() {
     run(async {
         let mut config = config();
         let soon = Duration::from_millis(10);
-        (config.waits.sse_silence_max, config.waits.first_answer_max) = (soon, soon);
+        (config.timeouts.sse_silence_max, config.timeouts.first_answer_max) = (soon, soon);
         let house = House::open(config).await;
         house.fake.answer("ab");
         house.fake.script(|script| script.hold_at = 0);
         let body = json!({ "prompt": "Hi", "stream": true });
         let mut stream = post_until(house.http, COMPLETIONS, &body, ": still here\n\n").await;
         read_until(&mut stream, ": still here\n\n").await;
-        // A comment is no event: the first to come after them is the answer's.
+        // A comment is not an event: the first event after the comments is the answer's.
         house.fake.script(|script| script.hold_at = usize::MAX);
         house.fake.die();
         house.fake.welcome();
@@ -142,7 +142,7 @@ fn a_stream_that_waits_says_comments() {
 }
 
 #[test]
-fn what_stops_may_be_shown() {
+fn a_stop_string_may_be_shown() {
     run(async {
         let house = House::open(config()).await;
         let ask = |extra: Value| {
@@ -180,7 +180,7 @@ fn embeddings_have_length_one() {
         let one = json!({ "object": "embedding", "index": 0, "embedding": [half, half] });
         assert_eq!((&reply["data"], &reply["model"]), (&json!([one]), &json!("toy")));
         assert_eq!(reply["usage"], json!({ "prompt_tokens": 4, "total_tokens": 4 }));
-        // More than are under way at once, in their order.
+        // There are more inputs than are under way at once; the answers keep their order.
         let many = json!({ "input": [[3, 1, 1, 1], [0, 5, 5], [4, 4], [9], [1, 2, 3]] });
         let reply = post(house.http, EMBEDDINGS, &many).await.json();
         let first = |i: usize| reply["data"][i]["embedding"][0].as_f64().unwrap() as f32;
@@ -189,7 +189,7 @@ fn embeddings_have_length_one() {
         let body = json!({ "input": "\u{4}abc", "encoding_format": "base64" });
         let text =
             post(house.http, EMBEDDINGS, &body).await.json()["data"][0]["embedding"].as_str().unwrap().to_owned();
-        // 0.70710677 twice, lowest byte first.
+        // This is 0.70710677 twice, lowest byte first.
         assert_eq!(text, "8wQ1P/MENT8=");
         for (body, param) in [
             (json!({}), "input"),

@@ -24,13 +24,13 @@ impl Reply {
         self.body.split("\n\n").filter_map(data).collect()
     }
 
-    /// Each event's id and data, but for those without an id.
+    /// The id and data of each event that has an id.
     pub fn identified(&self) -> Vec<(String, String)> {
         let both = |event: &str| Some((line_of(event, "id: ")?, line_of(event, "data: ")?));
         self.body.split("\n\n").filter_map(both).collect()
     }
 
-    /// Events but the last, which says that it is the last.
+    /// All events but the last, which says that it is the last.
     pub fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
         assert_eq!(events.pop().as_deref(), Some("[DONE]"), "{}", self.body);
@@ -46,7 +46,7 @@ pub async fn get(address: SocketAddr, path: &str) -> Reply {
     send(address, &format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")).await
 }
 
-/// A request of a stream, behind what an event's id says.
+/// Asks for a stream from the position of an event's id on.
 pub async fn post_after(address: SocketAddr, path: &str, last_event_id: &str, body: &Value) -> Reply {
     let request = posting(path, &body.to_string());
     let with_id = format!("host: test\r\nlast-event-id: {last_event_id}");
@@ -74,7 +74,7 @@ fn posting(path: &str, body: &str) -> String {
     )
 }
 
-/// A request as it stands on the wire, to the end of the connection.
+/// Sends a request as it stands on the wire, and reads to the end of the connection.
 pub async fn send(address: SocketAddr, request: &str) -> Reply {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Who gets in: keys, browsers, and connections that ask nothing.
+//! Who may connect and ask: keys, browsers, and connections that ask nothing.
 
 use crate::client::{get, post, post_with_key, read_until, send};
 use crate::grpc::{ask, client};
@@ -60,7 +60,7 @@ fn browsers_may_ask() {
         assert_eq!((reply.status, reply.headers["access-control-allow-origin"].as_str()), (204, "*"));
         assert_eq!(reply.headers["access-control-allow-headers"], "authorization,x-more");
         assert!(reply.headers["access-control-allow-methods"].contains("POST"));
-        // Refusals too: a page could not read them otherwise.
+        // Refusals have the header too: a page could not read them otherwise.
         let refused = post(house.http, COMPLETIONS, &json!({})).await;
         assert_eq!((refused.status, refused.headers["access-control-allow-origin"].as_str()), (401, "*"));
         house.close().await;
@@ -71,7 +71,7 @@ fn browsers_may_ask() {
 fn connections_that_ask_nothing_are_closed() {
     run(async {
         let mut config = config();
-        config.waits.headers_max = Duration::from_millis(150);
+        config.timeouts.headers_max = Duration::from_millis(150);
         let house = House::open(config).await;
         let mut silent = Vec::new();
         for start in ["", "P", "PR", "POST /v1/completions HTTP/1.1\r\nhost: te"] {
@@ -83,7 +83,7 @@ fn connections_that_ask_nothing_are_closed() {
         assert_eq!(post(house.http, COMPLETIONS, &body).await.status, 200);
         for (start, mut stream) in silent {
             let mut rest = Vec::new();
-            // Closed, or refused and closed.
+            // The connection is closed, or refused and closed.
             let _reset = stream.read_to_end(&mut rest).await;
             let rest = String::from_utf8_lossy(&rest).into_owned();
             assert!(rest.is_empty() || rest.starts_with("HTTP/1.1 4"), "{start:?}: {rest}");
@@ -108,7 +108,7 @@ fn a_connection_too_many_is_told_so() {
             read_until(&mut second, "\r\n\r\n").await.starts_with("HTTP/1.1 503")
         })
         .await;
-        // What was asked on a connection too many is not read, so its answer may be lost with the connection.
+        // What is asked on a connection beyond the limit is not read, so its answer may be lost with the connection.
         eventually(|| async { is_alive(house.http).await.unwrap_or(false) }).await;
         house.close().await;
     });
@@ -119,12 +119,13 @@ fn grpc_has_places_too_and_waits_for_nobody_to_begin() {
     run(async {
         let mut config = config();
         config.limits.connections_max = 1;
-        config.waits.headers_max = Duration::from_millis(150);
+        config.timeouts.headers_max = Duration::from_millis(150);
         let house = House::open(config).await;
         for start in ["", "PRI * HTTP/2.0\r\n"] {
             let mut silent = TcpStream::connect(house.grpc).await.unwrap();
             silent.write_all(start.as_bytes()).await.unwrap();
-            // A client that came before may have the place still; closed it is in any case, whatever is said before.
+            // A client that came before may still have the place. The connection is closed in any case, whatever is
+            // said before.
             let _reset = silent.read_to_end(&mut Vec::new()).await;
         }
         let ask = v1::ListModelsRequest {};
@@ -139,7 +140,7 @@ fn grpc_has_places_too_and_waits_for_nobody_to_begin() {
     });
 }
 
-/// Whether a call is answered, and over with that, although its body never came to an end.
+/// Whether a call is answered and over although its body never came to an end.
 async fn is_answered(house: &House, path: &str, key: &str) -> bool {
     let mut raw = Raw::connect(house.grpc, &[]).await;
     raw.post(1, path, key, &[0, 0], false).await;
@@ -152,7 +153,7 @@ fn a_call_is_refused_before_its_body_and_a_body_has_its_time() {
     run(async {
         let keys = ApiKeys::parse("k1").unwrap();
         let mut config = Config { keys, ..config() };
-        config.waits.body_max = Duration::from_secs(3600);
+        config.timeouts.body_max = Duration::from_secs(3600);
         let house = House::open(config.clone()).await;
         for path in ["/lockstep.v1.Inference/Generate", "/vllm.grpc.engine.VllmEngine/Generate", "/nobody/knows"] {
             for key in ["", "k2"] {
@@ -160,7 +161,7 @@ fn a_call_is_refused_before_its_body_and_a_body_has_its_time() {
             }
         }
         house.close().await;
-        config.waits.body_max = Duration::from_millis(100);
+        config.timeouts.body_max = Duration::from_millis(100);
         let house = House::open(config).await;
         for path in ["/lockstep.v1.Inference/Generate", "/grpc.health.v1.Health/Check"] {
             assert!(is_answered(&house, path, "k1").await, "{path}");
@@ -170,16 +171,16 @@ fn a_call_is_refused_before_its_body_and_a_body_has_its_time() {
     });
 }
 
-/// What such a client was given goes to the next.
+/// What such a client held is free for the next.
 #[test]
-fn who_never_reads_gives_back_its_place() {
+fn a_connection_that_never_reads_gives_back_its_place() {
     run_within(Duration::from_secs(120), async {
         let mut config = Config { keys: ApiKeys::parse("alice:k1 concurrent=1").unwrap(), ..config() };
-        config.waits.unread_max = Duration::from_millis(300);
+        config.timeouts.unread_max = Duration::from_millis(300);
         let house = House::open(config).await;
         let short = json!({ "prompt": "x", "max_tokens": 1 });
         let is_free = || async { post_with_key(house.http, COMPLETIONS, "k1", &short).await.status == 200 };
-        // A connection that takes no byte: more is said than sockets hold.
+        // This connection takes no byte: more is said than sockets hold.
         house.fake.script(|script| script.answer = vec![120; 150]);
         let prompts: Vec<String> = (0..12).map(|i| format!("prompt {i}")).collect();
         let long = json!({ "prompt": prompts, "n": 16, "logprobs": 20, "stream": true }).to_string();
@@ -189,7 +190,7 @@ fn who_never_reads_gives_back_its_place() {
         eventually(|| async { !house.fake.submits().is_empty() }).await;
         eventually(is_free).await;
         drop(deaf);
-        // A connection that lives, and a stream of it that is not taken.
+        // This connection lives, and one stream of it is not read.
         let n_before = house.fake.submits().len();
         let mut deaf = Raw::connect(house.grpc, &NO_WINDOW).await;
         deaf.post(1, "/lockstep.v1.Inference/Generate", "k1", &grpc_body("y"), true).await;

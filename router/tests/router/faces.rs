@@ -4,19 +4,19 @@ use crate::model::{CONTEXT, END, VOCAB};
 use crate::{House, config, eventually, run};
 use checkpoint::TextBundle;
 use proto::vllm as wire;
+use proto::vllm::generate_complete::MatchedStop;
+use proto::vllm::generate_request::Input;
+use proto::vllm::generate_response::Response::{Chunk, Complete};
+use proto::vllm::sampling_params::Constraint;
 use proto::vllm::vllm_engine_client::VllmEngineClient;
 use router::ApiKeys;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Streaming};
-use wire::generate_complete::MatchedStop;
-use wire::generate_request::Input;
-use wire::generate_response::Response::{Chunk, Complete};
-use wire::sampling_params::Constraint;
 
 fn client(house: &House) -> VllmEngineClient<Channel> {
-    VllmEngineClient::new(proto::transport::tcp(&house.grpc.to_string()).unwrap())
+    VllmEngineClient::new(::wire::tcp(&house.grpc.to_string()).unwrap())
 }
 
 fn ask(params: wire::SamplingParams) -> wire::GenerateRequest {
@@ -69,7 +69,7 @@ fn a_stream_is_chunks_and_a_complete() {
         assert_eq!((complete.finish_reason.as_str(), complete.completion_tokens), ("stop", 13));
         assert_eq!((complete.prompt_tokens, complete.cached_tokens), (2, 1));
         assert_eq!((&complete.output_ids, &complete.matched_stop), (&vec![END], &None));
-        // What is absent is the engine's own, and not the model's.
+        // An absent value is the engine's default, and not the model's.
         let sampling = house.fake.submits().remove(0).sampling.unwrap();
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (1.0, 0, 1.0));
         assert_eq!((sampling.stop, sampling.tokens_max), (vec![END], CONTEXT - 2));
@@ -115,7 +115,7 @@ fn a_whole_answer_is_a_complete_for_each_choice() {
 }
 
 #[test]
-fn what_stopped_it_is_told() {
+fn the_stop_that_ended_a_stream_is_told() {
     run(async {
         let house = House::open(config()).await;
         let stop = |stop: &[&str], ids: &[u32]| wire::SamplingParams {
@@ -125,7 +125,7 @@ fn what_stopped_it_is_told() {
         };
         let (_, completes) = generate(&house, ask(stop(&["wor"], &[]))).await;
         assert_eq!(completes[0].matched_stop, Some(MatchedStop::MatchedStopStr("wor".into())));
-        // All tokens up to the one that completed it: what is text of them is the gateway's affair.
+        // All tokens up to the one that completed it are told: which of them are text is the gateway's affair.
         assert_eq!((completes[0].finish_reason.as_str(), completes[0].completion_tokens), ("stop", 10));
         let (chunks, completes) = generate(&house, ask(stop(&[], &[u32::from(b'w')]))).await;
         assert_eq!(completes[0].matched_stop, Some(MatchedStop::MatchedTokenId(u32::from(b'w'))));
@@ -167,7 +167,7 @@ fn an_abort_by_its_owner_ends_it() {
 }
 
 #[test]
-fn who_leaves_has_cancelled() {
+fn a_client_that_leaves_has_cancelled() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 3);

@@ -2,16 +2,16 @@
 
 use proto::cluster as wire;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
+use proto::cluster::replica_frame::Frame;
+use proto::cluster::router_frame::Frame as Up;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
-use wire::replica_frame::Frame;
-use wire::router_frame::Frame as Up;
 
-/// What the replica was sent.
+/// What the replica received.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Seen {
     Submit(Box<wire::Request>),
@@ -22,7 +22,7 @@ pub enum Seen {
 pub struct Script {
     /// Token ids; the end token follows.
     pub answer: Vec<u32>,
-    /// Nothing is said from this position on.
+    /// It says nothing from this position on.
     pub hold_at: usize,
     pub tokens_per_frame: usize,
     pub refuse: Option<(wire::refused::Reason, u32)>,
@@ -30,22 +30,24 @@ pub struct Script {
     pub model: &'static str,
     pub digest: [u8; 32],
     pub context: u32,
-    /// Of its claim.
+    /// The incarnation of its claim.
     pub incarnation: u64,
-    /// As its states tell.
+    /// The backlog that its states tell.
     pub backlog: u64,
     pub actual: wire::Actual,
     pub n_cached: u32,
-    /// Repeat so many tokens that a resubmitted request has already got.
+    /// It repeats so many tokens that a resubmitted request has already got.
     pub overlap: usize,
     pub last: wire::Finish,
-    /// As it promises them; it sends none by itself.
+    /// The interval of beats that it promises; it sends none by itself.
     pub beat_millis: u32,
     /// How often it was asked for all names of its cache.
     pub n_recited: u32,
+    /// Why there are no places for its ranks, as its states tell.
+    pub unplaced: Option<&'static str>,
 }
 
-/// At the root of its block names.
+/// The root of its block names.
 pub const SALT: [u8; 16] = [5; 16];
 
 impl Default for Script {
@@ -67,6 +69,7 @@ impl Default for Script {
             last: wire::Finish::Unspecified,
             beat_millis: 0,
             n_recited: 0,
+            unplaced: None,
         }
     }
 }
@@ -80,7 +83,7 @@ pub struct Fake {
 struct Shared {
     script: Mutex<Script>,
     seen: Mutex<Vec<Seen>>,
-    /// As whose it may have had requests before.
+    /// The ids under which it may have had requests before.
     adopted: Mutex<Vec<u64>>,
     /// Counts lives: a change ends the streams of the life before.
     life: watch::Sender<u32>,
@@ -93,7 +96,7 @@ struct Shared {
 
 impl Fake {
     pub fn start() -> Fake {
-        let (dialer, pipes) = proto::transport::in_memory();
+        let (dialer, pipes) = ::wire::in_memory();
         let shared = Arc::new(Shared {
             script: Mutex::default(),
             seen: Mutex::default(),
@@ -105,12 +108,12 @@ impl Fake {
             beats: broadcast::channel(64).0,
         });
         let service = CoordinatorServer::new(Service(shared.clone()));
-        tokio::spawn(proto::transport::server().add_service(service).serve_with_incoming(pipes));
+        tokio::spawn(::wire::server().add_service(service).serve_with_incoming(pipes));
         Fake { channel: dialer.channel(), shared }
     }
 
-    pub fn coordinator(&self) -> router::Coordinator {
-        router::Coordinator { name: "somewhere".into(), channel: self.channel.clone() }
+    pub fn coordinator(&self) -> router::CoordinatorChannel {
+        router::CoordinatorChannel { name: "somewhere".into(), channel: self.channel.clone() }
     }
 
     pub fn script(&self, change: impl FnOnce(&mut Script)) {
@@ -129,7 +132,7 @@ impl Fake {
         self.shared.phase.send_replace(phase);
     }
 
-    /// The coordinator dies; who attaches again meets one that is not ready.
+    /// Kills the coordinator. A router that attaches again meets one that is not ready.
     pub fn die(&self) {
         self.shared.welcomed.send_replace(false);
         self.shared.life.send_modify(|life| *life += 1);
@@ -140,7 +143,7 @@ impl Fake {
         self.shared.cancelled.send_modify(|times| *times += 1);
     }
 
-    /// To the routers that are welcomed by now.
+    /// Sends a beat to the routers that are welcomed by now.
     pub fn beat(&self, beat: wire::Beat) {
         self.shared.beats.send(beat).unwrap();
     }
@@ -279,7 +282,7 @@ async fn submitted(
     answer(frames, &request, n_had, &script).await;
 }
 
-/// Beside tokens that the client has stands nothing.
+/// Tokens that the client has come without anything beside them.
 async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: &Script) {
     if let Some((reason, retry_after_ms)) = script.refuse {
         let message = "as the script says".into();
@@ -322,14 +325,14 @@ async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: 
     }
 }
 
-/// The hidden states are the prompt's length and its first token.
+/// Pools: the hidden states are the prompt's length and its first token.
 async fn pool(frames: &Frames, request: &wire::Request) {
     let pooled = vec![request.prompt.len() as f32, request.prompt[0] as f32];
     let output = wire::Output { id: request.id, pooled, finish: wire::Finish::Stop.into(), ..Default::default() };
     say(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
 }
 
-/// In chunks of three, each said twice, as a replica does that was lost in between.
+/// Scores in chunks of three, each said twice, as by a replica that was lost in between.
 async fn score(frames: &Frames, request: &wire::Request, sampling: &wire::Sampling) {
     assert!(request.cache_bypass);
     let sampling = wire::Sampling { logprobs: Some(request.goal - 2), ..sampling.clone() };
@@ -375,6 +378,7 @@ fn state(shared: &Shared, phase: wire::state::Phase) -> wire::State {
         ranks: vec![rank],
         backlog_tokens: script.backlog,
         actual: Some(script.actual),
+        unplaced: script.unplaced.map(|why| wire::Unplaced { why: why.into(), micros: 0 }),
         ..Default::default()
     }
 }

@@ -22,10 +22,10 @@ const PAGES: [&str; 8] = [
     "/v1/messages/count_tokens",
 ];
 const ROUNDS: u64 = 1200;
-/// As long as a target may be told to run.
+/// How long a target may be told to run.
 const HANGS_AFTER: Duration = Duration::from_secs(3600);
 
-/// Bodies that are right, with every field that there is.
+/// Valid bodies, with every field that there is.
 fn right() -> Vec<Value> {
     vec![
         json!({ "model": "toy", "messages": [{ "role": "system", "content": "Be." }, { "role": "user", "content": [{

@@ -12,7 +12,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 pub fn client(house: &House) -> InferenceClient<Channel> {
-    InferenceClient::new(proto::transport::tcp(&house.grpc.to_string()).unwrap())
+    InferenceClient::new(wire::tcp(&house.grpc.to_string()).unwrap())
 }
 
 pub fn ask(text: &str) -> v1::GenerateRequest {
@@ -26,7 +26,7 @@ pub struct Heard {
     pub finished: v1::Finished,
 }
 
-/// The whole stream, whose positions must have no gap.
+/// Reads a whole stream, whose positions must have no gap.
 pub async fn generate(house: &House, request: v1::GenerateRequest) -> Result<Heard, tonic::Status> {
     let mut replies = client(house).generate(request).await?.into_inner();
     let Some(Event::Started(started)) = replies.message().await?.unwrap().event else { panic!("no Started") };
@@ -66,7 +66,7 @@ fn tells_tokens_text_and_how_to_resume() {
         assert_eq!(sent.prompt, [72, 105]);
         assert_eq!(resume.id, format!("{:016x}", sent.id));
         let sampling = sent.sampling.unwrap();
-        // The model's own defaults, the seed that was told, its end token, the rest of the context.
+        // Absent values are the model's defaults, the seed that was told, its end token, and the rest of the context.
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.25, 7, 1.0));
         assert_eq!((sampling.seed, resume.seed), (heard.started.seed, heard.started.seed));
         assert_eq!((sampling.stop, sampling.tokens_max), (vec![crate::model::END], crate::model::CONTEXT - 2));
@@ -160,7 +160,7 @@ fn a_deadline_ends_the_stream_and_the_request() {
         assert_eq!(status.code(), Code::DeadlineExceeded);
         let mut call = Request::new(ask("x"));
         call.metadata_mut().insert("grpc-timeout", "100m".parse().unwrap());
-        // Which of the two ends it, the library's timer or the router's, is a race with one outcome.
+        // Either the library's timer or the router's ends it first; the outcome is the same.
         if let Ok(replies) = client(&house).generate(call).await {
             let mut replies = replies.into_inner();
             let end = loop {
@@ -234,7 +234,7 @@ async fn services(house: &House) -> Vec<String> {
     use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
     use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
     use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
-    let channel = proto::transport::tcp(&house.grpc.to_string()).unwrap();
+    let channel = wire::tcp(&house.grpc.to_string()).unwrap();
     let request =
         ServerReflectionRequest { host: "".into(), message_request: Some(MessageRequest::ListServices("".into())) };
     let replies = ServerReflectionClient::new(channel).server_reflection_info(tokio_stream::once(request)).await;
@@ -249,7 +249,7 @@ async fn services(house: &House) -> Vec<String> {
 fn health_tells_the_truth() {
     run(async {
         let house = House::open_unready(config()).await;
-        let mut health = HealthClient::new(proto::transport::tcp(&house.grpc.to_string()).unwrap());
+        let mut health = HealthClient::new(wire::tcp(&house.grpc.to_string()).unwrap());
         let mut updates =
             health.watch(HealthCheckRequest { service: "lockstep.v1.Inference".into() }).await.unwrap().into_inner();
         let mut next = async || updates.message().await.unwrap().unwrap().status;
@@ -260,8 +260,8 @@ fn health_tells_the_truth() {
             status = next().await;
         }
         assert_eq!(status, NOT_SERVING);
-        // Who is not ready lives all the same: a probe that ends it would be no help.
-        let mut live = HealthClient::new(proto::transport::tcp(&house.grpc.to_string()).unwrap());
+        // A router that is not ready lives all the same: a probe that ends it would be no help.
+        let mut live = HealthClient::new(wire::tcp(&house.grpc.to_string()).unwrap());
         let is_live = live.check(HealthCheckRequest { service: router::LIVE.into() }).await.unwrap();
         assert_eq!(is_live.into_inner().status, SERVING);
         assert_eq!(client(&house).generate(ask("x")).await.unwrap_err().code(), Code::Unavailable);
@@ -279,10 +279,10 @@ fn health_tells_the_truth() {
 }
 
 #[test]
-fn the_last_wait_is_bounded_when_nobody_comes_back() {
+fn streams_end_in_time_when_no_replica_comes_back() {
     run(async {
         let mut config = config();
-        config.waits.replica_absence_max = Duration::from_millis(50);
+        config.timeouts.replica_absence_max = Duration::from_millis(50);
         let house = House::open(config).await;
         house.fake.script(|script| script.hold_at = 3);
         let mut replies = client(&house).generate(ask("x")).await.unwrap().into_inner();

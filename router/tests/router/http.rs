@@ -72,14 +72,15 @@ fn all_of_sampling_reaches_the_replica() {
         assert_eq!(dry.breakers.iter().map(|run| run.tokens.clone()).collect::<Vec<_>>(), [vec![33]]);
         assert_eq!((sent.bias_tokens, sent.bias), (vec![7, 65], vec![2.5, -100.0]));
         assert_eq!(sent.allowed, [65, 66, 67]);
-        // Each token of the toy is a byte: behind a space there are more of them, and so it is no other word.
+        // Each token of the toy model is a byte: behind a space a word has one more, and so is no other word of the
+        // same length.
         assert_eq!(sent.bad_words.iter().map(|run| run.tokens.clone()).collect::<Vec<_>>(), [vec![65, 66]]);
         house.close().await;
     });
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn a_wrong_field_is_named() {
     run(async {
         let house = House::open(config()).await;
         let user = |content: Value| json!({ "messages": [{ "role": "user", "content": content }] });
@@ -134,7 +135,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn what_is_no_request_is_refused() {
+fn a_body_that_is_no_request_is_refused() {
     run(async {
         let house = House::open(config()).await;
         let check = async |reply: crate::client::Reply, status: u16, code: Value| {
@@ -159,7 +160,7 @@ fn what_is_no_request_is_refused() {
 }
 
 #[test]
-fn a_full_house_says_when_to_come_again() {
+fn a_full_router_says_when_to_come_again() {
     run(async {
         let mut config = config();
         config.limits.requests_waiting_max = 2;
@@ -170,7 +171,7 @@ fn a_full_house_says_when_to_come_again() {
         let reply = post(house.http, CHAT, &chat(json!({}))).await;
         assert_eq!((reply.status, reply.headers["retry-after"].as_str()), (429, "1"), "{reply:?}");
         assert_eq!(reply.json()["error"]["code"], "rate_limit_exceeded");
-        // Three choices never fit into two places, so to come again would not help; and none is taken.
+        // Three choices never fit into two places, so coming again would not help, and no place is taken.
         drop(waiting);
         eventually(|| async { house.fake.cancels().len() == 2 }).await;
         house.fake.script(|script| script.hold_at = usize::MAX);
@@ -243,7 +244,7 @@ fn readiness_tells_the_truth() {
 }
 
 #[test]
-fn pages() {
+fn pages_answer_as_their_protocols_say() {
     run(async {
         let house = House::open(config()).await;
         let models = get(house.http, "/v1/models").await.json();
@@ -266,13 +267,13 @@ fn pages() {
 }
 
 #[test]
-fn a_stop_lets_streams_end_and_nobody_in() {
+fn after_the_stop_signal_streams_end_and_no_request_gets_in() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 3);
         let mut stream = post_until(house.http, CHAT, &chat(json!({ "stream": true })), "\"l\"").await;
         house.shutdown.cancel();
-        // The replica goes on, on another life: the stream is finished by it, though the router drains.
+        // The replica goes on in another life: it finishes the stream, though the router drains.
         house.fake.script(|script| script.hold_at = usize::MAX);
         house.fake.die();
         house.fake.welcome();
@@ -286,7 +287,7 @@ fn a_stop_lets_streams_end_and_nobody_in() {
 fn streams_that_do_not_end_in_time_are_cut() {
     run(async {
         let mut config = config();
-        config.waits.drain_max = Duration::from_millis(50);
+        config.timeouts.drain_max = Duration::from_millis(50);
         let house = House::open(config).await;
         house.fake.script(|script| script.hold_at = 3);
         let mut stream = post_until(house.http, CHAT, &chat(json!({ "stream": true })), "\"l\"").await;

@@ -3,13 +3,13 @@
 use crate::{House, config, eventually, run};
 use proto::kserve as wire;
 use proto::kserve::grpc_inference_service_client::GrpcInferenceServiceClient;
+use proto::kserve::infer_parameter::ParameterChoice;
+use proto::kserve::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use tonic::Code;
 use tonic::transport::Channel;
-use wire::infer_parameter::ParameterChoice;
-use wire::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 
 pub fn client(house: &House) -> GrpcInferenceServiceClient<Channel> {
-    GrpcInferenceServiceClient::new(proto::transport::tcp(&house.grpc.to_string()).unwrap())
+    GrpcInferenceServiceClient::new(::wire::tcp(&house.grpc.to_string()).unwrap())
 }
 
 fn input(name: &str, datatype: &str, contents: wire::InferTensorContents) -> InferInputTensor {
@@ -92,7 +92,7 @@ fn a_stream_of_requests_is_answered_one_by_one() {
 }
 
 #[test]
-fn who_leaves_has_cancelled() {
+fn a_client_that_leaves_has_cancelled() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 3);

@@ -1,4 +1,4 @@
-//! A tenant's limits at both doors: how they are refused, what is charged, and what is given back.
+//! A tenant's limits over HTTP and gRPC: how they are refused, what is charged, and what is given back.
 
 use crate::client::post_with_key;
 use crate::grpc::{ask, client};
@@ -67,7 +67,7 @@ fn a_request_at_once_is_one_until_it_ends_and_tokens_are_given_back() {
     });
 }
 
-/// They cost this server work too.
+/// Tokenizing costs this server work too.
 #[test]
 fn reading_and_writing_text_is_a_request() {
     run(async {

@@ -1,4 +1,4 @@
-//! A coordinator that goes: streams wait for it, and go on without a gap or a repetition.
+//! A coordinator is lost: streams wait for it, and go on without a gap or a repetition.
 
 use crate::grpc::{ask, client, generate};
 use crate::{House, config, eventually, run};
@@ -6,7 +6,7 @@ use proto::v1;
 use proto::v1::generate_reply::Event;
 use tonic::{Code, Status, Streaming};
 
-/// Reads so many tokens.
+/// Reads so many tokens of a stream.
 async fn read(replies: &mut Streaming<v1::GenerateReply>, n_tokens: usize) -> String {
     let (mut text, mut n_read) = (String::new(), 0);
     while n_read < n_tokens {
@@ -56,7 +56,7 @@ fn a_stream_goes_on_where_it_was() {
 }
 
 #[test]
-fn another_policy_fails_it_once() {
+fn a_stream_fails_once_where_every_replica_has_another_policy() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 5);

@@ -23,9 +23,10 @@ mod replicas;
 mod resume;
 mod roster;
 mod shapes;
+mod stranded;
 
 use crate::fake::Fake;
-use router::{Config, Limits, Waits};
+use router::{Config, RouterLimits, Timeouts};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -45,13 +46,13 @@ pub struct House {
 }
 
 pub fn config() -> Config {
-    // A fake says nothing unless something has changed.
+    // A fake is silent unless something has changed, so silence is no loss here.
     let replica_silence_max = Duration::from_secs(600);
     let (reattach_min, drain_max) = (Duration::from_millis(5), Duration::from_secs(5));
-    let waits = Waits { reattach_min, drain_max, replica_silence_max, ..Waits::default() };
-    let limits = Limits { body_bytes_max: 1 << 20, ..Limits::default() };
+    let timeouts = Timeouts { reattach_min, drain_max, replica_silence_max, ..Timeouts::default() };
+    let limits = RouterLimits { body_bytes_max: 1 << 20, ..RouterLimits::default() };
     let names = vec!["toy".into(), "alias".into()];
-    Config { names, limits, waits, metrics: Arc::new(|| "metric 1\n".into()), ..Config::default() }
+    Config { names, limits, timeouts, metrics: Arc::new(|| "metric 1\n".into()), ..Config::default() }
 }
 
 impl House {
@@ -81,7 +82,7 @@ impl House {
         &self.more[0]
     }
 
-    /// Waits until `/cluster` says so.
+    /// Waits until `/cluster` tells these phases.
     pub async fn phases(&self, expect: [&str; 2]) {
         eventually(|| async {
             let page = client::get(self.http, "/cluster").await.json();
@@ -104,7 +105,7 @@ impl House {
         config: Config,
         mut fakes: Vec<Fake>,
         members: router::Membership,
-        texts: impl Into<router::Texts>,
+        texts: impl Into<router::ModelTexts>,
     ) -> House {
         let (http, grpc) = (listener().await, listener().await);
         let addresses = (http.local_addr().unwrap(), grpc.local_addr().unwrap());

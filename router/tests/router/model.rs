@@ -14,8 +14,8 @@ const HIDDEN: usize = 32;
 const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}:{{ message.content }}<|im_end|>\
      {% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}";
 
-pub fn text() -> router::Text {
-    static READ: OnceLock<router::Text> = OnceLock::new();
+pub fn text() -> router::ModelText {
+    static READ: OnceLock<router::ModelText> = OnceLock::new();
     let read = READ.get_or_init(|| {
         let folder = std::env::temp_dir().join(format!("lockstep-router-test-{}", std::process::id()));
         write(&folder);
@@ -23,7 +23,7 @@ pub fn text() -> router::Text {
         std::fs::remove_dir_all(&folder).unwrap();
         text
     });
-    router::Text {
+    router::ModelText {
         tokenizer: read.tokenizer.clone(),
         template: read.template.clone(),
         spec: read.spec.clone(),
@@ -31,8 +31,8 @@ pub fn text() -> router::Text {
     }
 }
 
-fn text_of(checkpoint: &Checkpoint) -> router::Text {
-    router::Text {
+fn text_of(checkpoint: &Checkpoint) -> router::ModelText {
+    router::ModelText {
         tokenizer: checkpoint.tokenizer().unwrap(),
         template: checkpoint.chat_template().unwrap(),
         spec: checkpoint.spec().clone(),

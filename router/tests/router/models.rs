@@ -1,4 +1,5 @@
-//! Several models, and several versions of one, behind one router: who answers to which name, in whose words.
+//! Several models, and several versions of one, behind one router: which of them answers to which name, and in whose
+//! words.
 
 use crate::client::{get, post, post_after, send};
 use crate::fake::Fake;
@@ -8,7 +9,7 @@ use checkpoint::ChatTemplate;
 use proto::cluster::state::Phase;
 use proto::kserve as inference;
 use proto::v1;
-use router::{Config, Routes, Texts};
+use router::{Config, ModelRoutes, ModelTexts};
 use serde_json::{Value, json};
 use tonic::{Code, Request};
 
@@ -16,7 +17,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 fn routed(routes: &str) -> Config {
-    Config { names: vec!["v1".into()], routes: Routes::parse(routes).unwrap(), ..config() }
+    Config { names: vec!["v1".into()], routes: ModelRoutes::parse(routes).unwrap(), ..config() }
 }
 
 fn fake(name: &'static str, model: &'static str, digest: u8) -> Fake {
@@ -26,7 +27,8 @@ fn fake(name: &'static str, model: &'static str, digest: u8) -> Fake {
     fake
 }
 
-/// v1 and v2 of one model, another model, and one that nobody told this router of; as soon as all are ready.
+/// Opens a router with v1 and v2 of one model, another model, and one that nobody told this router of, and waits until
+/// all are ready.
 async fn open(routes: &str) -> House {
     let fakes =
         vec![fake("one", "v1", 1), fake("two", "v2", 2), fake("three", "other", 3), fake("four", "stranger", 4)];
@@ -34,11 +36,11 @@ async fn open(routes: &str) -> House {
 }
 
 async fn open_with(routes: &str, fakes: Vec<Fake>) -> House {
-    // It is talked to otherwise.
+    // Its chat template differs.
     let template = "{% for message in messages %}<{{ message.content }}>{% endfor %}";
     let template = Some(ChatTemplate::new(template, None, None).unwrap());
-    let other = router::Text { template, ..model::text() };
-    let (n_fakes, texts) = (fakes.len(), Texts::from(model::text()).and("other".into(), other));
+    let other = router::ModelText { template, ..model::text() };
+    let (n_fakes, texts) = (fakes.len(), ModelTexts::from(model::text()).and("other".into(), other));
     let members: Vec<_> = fakes.iter().map(Fake::coordinator).collect();
     let house = House::reading(routed(routes), fakes, members.into(), texts).await;
     until_ready(&house, n_fakes).await;
@@ -72,7 +74,7 @@ async fn version(house: &House, request: impl tonic::IntoRequest<v1::GenerateReq
 }
 
 #[test]
-fn a_name_is_split_by_weight_and_the_same_request_is_the_same_version_s() {
+fn a_name_is_split_by_weight_and_the_same_request_gets_the_same_version() {
     run(async {
         let house = open("chat=v1:90,v2:10").await;
         let mut before = Vec::new();
@@ -80,14 +82,14 @@ fn a_name_is_split_by_weight_and_the_same_request_is_the_same_version_s() {
             before.push(version(&house, seeded("chat", seed)).await);
         }
         assert_eq!(n_submits(&house), [90, 10, 0, 0]);
-        // Again, and at another router of the same replicas.
+        // The same holds when it is asked again, and at another router of the same replicas.
         let fakes = std::iter::once(&house.fake).chain(&house.more).cloned().collect();
         let second = open_with("chat=v1:90,v2:10", fakes).await;
         for (seed, before) in (0..100).zip(before).filter(|(seed, version)| *version == 2 || seed % 10 == 0) {
             assert_eq!(version(&house, seeded("chat", seed)).await, before);
             assert_eq!(version(&second, seeded("chat", seed)).await, before);
         }
-        // Who brings no seed gets one, and is the version's that it would be with it.
+        // A request without a seed gets one, and the version that it would get with that seed.
         let heard = generate(&house, v1::GenerateRequest { model: "chat".into(), ..ask("x") }).await.unwrap();
         assert_eq!(heard.started.model, "chat");
         let of_it = heard.started.resume.unwrap().policy_digest[0];
@@ -147,7 +149,7 @@ fn a_version_without_a_ready_replica_leaves_its_share_to_the_others_and_takes_it
         for seed in &of_two {
             assert_eq!(version(&house, seeded("chat", *seed)).await, 2);
         }
-        // Where it stands alone nobody else answers.
+        // Under a name with this version alone, no other answers.
         house.more[0].phase(Phase::Draining);
         until_ready(&house, 3).await;
         let refused = client(&house).generate(seeded("alone", 0)).await.unwrap_err();
@@ -195,7 +197,7 @@ fn each_model_is_read_in_its_own_words_over_every_face() {
         }
         let n = n_submits(&house);
         assert!(n[0] == 8 && n[1] == 0 && n[2] == 8 && n[3] == 0, "{n:?}");
-        // Who names none means the first.
+        // A request without a name means the first.
         generate(&house, ask("x")).await.unwrap();
         assert_eq!(n_submits(&house)[0], 9);
         house.close().await;
@@ -203,7 +205,7 @@ fn each_model_is_read_in_its_own_words_over_every_face() {
 }
 
 #[test]
-fn what_is_served_is_listed_and_what_is_not_is_refused_by_name() {
+fn served_models_are_listed_and_others_are_refused_by_name() {
     run(async {
         let house = open("chat=v1:90,v2:10\nsoon=v3").await;
         let listed = get(house.http, "/v1/models").await.json();
@@ -226,7 +228,7 @@ fn what_is_served_is_listed_and_what_is_not_is_refused_by_name() {
             let asked = inference::ModelReadyRequest { name: name.into(), version: String::new() };
             assert!(!kserve::client(&house).model_ready(asked).await.unwrap().into_inner().ready);
         }
-        // A name whose version is yet to come is another thing.
+        // A name whose version has not come yet is refused otherwise.
         let refused = post(house.http, COMPLETIONS, &json!({ "model": "soon", "prompt": "x" })).await;
         assert_eq!((refused.status, refused.headers.contains_key("retry-after")), (503, true), "{}", refused.body);
         let page = get(house.http, "/cluster").await.json();
@@ -266,13 +268,13 @@ fn a_stream_goes_on_at_its_own_version_whatever_the_weights_are_by_then() {
         assert_eq!(rest.events(), whole.events()[5..], "{}", rest.body);
         let after = n_submits(&house);
         assert_eq!((after[0] - before[0], after[1] - before[1]), (0, 1));
-        // While they are away somebody may come who says the same; nobody else is asked.
+        // While they are away, a replica may come that gives the same tokens; no other is asked.
         house.more[0].die();
         until_ready(&second, 3).await;
         let refused = post_after(second.http, COMPLETIONS, &identified[4].0, &body).await;
         assert_eq!((refused.status, refused.headers.contains_key("retry-after")), (503, true), "{}", refused.body);
         second.close().await;
-        // Where all that may come are there, and none says the same, there is no use in waiting.
+        // If all replicas are there and none gives the same tokens, there is no use in waiting.
         let third = open_with("chat=v1", vec![house.fake.clone(), house.more[1].clone()]).await;
         let refused = post_after(third.http, COMPLETIONS, &identified[4].0, &body).await;
         assert_eq!((refused.status, &refused.json()["error"]["code"]), (409, &json!("resume_other_policy")));
@@ -283,7 +285,7 @@ fn a_stream_goes_on_at_its_own_version_whatever_the_weights_are_by_then() {
 }
 
 #[test]
-fn what_a_lost_replica_had_goes_to_its_own_version_only() {
+fn requests_of_a_lost_replica_move_within_their_version_only() {
     run(async {
         let twin = fake("twin", "v2", 2);
         let fakes = vec![fake("one", "v1", 1), fake("two", "v2", 2), twin];
@@ -324,7 +326,7 @@ fn routes_change_while_requests_run() {
         assert_eq!(version(&house, seeded("new", 7)).await, 2);
         assert!(routes.replace("chat=").is_err());
         assert_eq!(version(&house, seeded("chat", 7)).await, 2);
-        // Without a route a router serves one model again: whatever its replicas call it.
+        // Without a route the router serves one model again, whatever its replicas call it.
         routes.replace("").unwrap();
         assert_eq!(version(&house, seeded("", 7)).await, 1);
         let head = "GET /v1/models HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n";

@@ -1,5 +1,5 @@
-//! More than can be done: refused early, by name and with a word when to come again; and nothing is kept without a
-//! limit.
+//! More requests than can be served are refused early, by name and with the time to come again; and nothing is kept
+//! without a limit.
 
 use crate::client::{Reply, post, post_and_leave_open, read_until};
 use crate::grpc::{ask, client};
@@ -20,7 +20,7 @@ fn check_refused(reply: &Reply, code: &str) {
 }
 
 #[test]
-fn what_cannot_be_in_time_is_refused_at_once() {
+fn a_request_that_would_miss_its_deadline_is_refused_at_once() {
     run(async {
         let house = House::open(config()).await;
         // An hour of work, whatever this machine does.
@@ -35,14 +35,14 @@ fn what_cannot_be_in_time_is_refused_at_once() {
         let status = client(&house).generate(request).await.unwrap_err();
         assert_eq!((status.code(), status.metadata().get("retry-after").unwrap().to_str().unwrap()), (FULL, "60"));
         assert!(house.fake.submits().is_empty());
-        // Time enough, no deadline at all, and one that does not wait for the others.
+        // These are let in: one with time enough, one without a deadline, and one that does not wait for the others.
         for more in [json!({ "deadline_ms": 7_200_000 }), json!({}), json!({ "deadline_ms": 600_000, "priority": -1 })]
         {
             let mut body = json!({ "prompt": "x" });
             body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             assert_eq!(post(house.http, COMPLETIONS, &body).await.status, 200, "{body}");
         }
-        // What is not known is not held against anybody.
+        // While the wait is unknown, no request is refused for it.
         house.fake.die();
         eventually(|| async { crate::client::get(house.http, "/ready").await.status == 503 }).await;
         house.fake.welcome();
@@ -69,7 +69,7 @@ fn tokens_that_wait_are_limited() {
         drop((waiting, last));
         eventually(|| async { house.fake.cancels().len() == 3 }).await;
         house.fake.script(|script| script.hold_at = usize::MAX);
-        // One alone may have more.
+        // A single request may have more.
         assert_eq!(post(house.http, COMPLETIONS, &json!({ "prompt": "1234567890123" })).await.status, 200);
         house.close().await;
     });
@@ -99,14 +99,14 @@ fn bodies_that_are_read_together_are_limited() {
 fn a_request_has_as_long_as_this_router_gives_it() {
     run(async {
         let mut config = config();
-        config.waits.request_max = Some(Duration::from_millis(200));
+        config.timeouts.request_max = Some(Duration::from_millis(200));
         let house = House::open(config).await;
         house.fake.script(|script| script.hold_at = 1);
         let reply = post(house.http, COMPLETIONS, &json!({ "prompt": "x", "deadline_ms": 3_600_000 })).await;
         assert_eq!((reply.status, &reply.json()["error"]["code"]), (504, &json!("deadline_exceeded")));
         let streamed = post(house.http, COMPLETIONS, &json!({ "prompt": "x", "stream": true })).await;
         assert!(streamed.body.contains("deadline_exceeded"), "{streamed:?}");
-        // Before its first word, or in the middle.
+        // The deadline passes before the first token, or in the middle.
         let whole = async {
             let mut replies = client(&house).generate(ask("x")).await?.into_inner();
             while replies.message().await?.is_some() {}
@@ -119,9 +119,9 @@ fn a_request_has_as_long_as_this_router_gives_it() {
     });
 }
 
-/// The answer is larger than what sockets hold, so that it can only be kept here, or not at all.
+/// The answer is larger than what sockets hold: so it can only be kept here, or not at all.
 #[test]
-fn who_does_not_read_is_cut_and_the_rest_goes_on() {
+fn a_client_that_does_not_read_is_cut_and_the_rest_goes_on() {
     run_within(Duration::from_secs(120), async {
         let mut config = config();
         config.limits.outputs_unread_max = 768;
@@ -131,7 +131,7 @@ fn who_does_not_read_is_cut_and_the_rest_goes_on() {
         let body = json!({ "prompt": prompts, "n": 16, "logprobs": 20, "stream": true });
         let mut unread = post_and_leave_open(house.http, COMPLETIONS, &body).await;
         eventually(|| async { house.fake.submits().len() == 12 * 16 }).await;
-        // Nobody reads the one while others are served.
+        // One stream is not read while others are served.
         let other: Value = post(house.http, COMPLETIONS, &json!({ "prompt": "x", "max_tokens": 3 })).await.json();
         assert_eq!(other["usage"]["completion_tokens"], 3);
         eventually(|| async { !house.fake.cancels().is_empty() }).await;

@@ -37,13 +37,13 @@ fn types(events: &[Value]) -> Vec<&str> {
     events.iter().map(|event| event["type"].as_str().unwrap()).collect()
 }
 
-/// The prompt that the replica was sent last.
+/// The last prompt that the replica received.
 fn prompt(house: &House) -> String {
     let bytes = house.fake.submits().last().unwrap().prompt.iter().map(|token| *token as u8).collect();
     String::from_utf8_lossy(&bytes_of(bytes)).into_owned()
 }
 
-/// Control tokens are no bytes: they were cut to zero and one.
+/// Control tokens are not bytes: they were cut to zero and one.
 fn bytes_of(bytes: Vec<u8>) -> Vec<u8> {
     bytes.into_iter().map(|byte| if byte < 2 { b'|' } else { byte }).collect()
 }
@@ -243,7 +243,7 @@ fn a_response_in_events() {
 }
 
 #[test]
-fn what_a_response_cannot_have_is_refused_by_name() {
+fn unserved_fields_of_a_response_are_refused_by_name() {
     run(async {
         let house = House::open(config()).await;
         for (extra, param) in [
@@ -292,7 +292,7 @@ fn a_failure_in_the_middle_is_the_last_event() {
 }
 
 #[test]
-fn who_leaves_has_cancelled() {
+fn a_client_that_leaves_has_cancelled() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 3);
@@ -308,9 +308,9 @@ fn id_of(event: &str) -> Option<&str> {
     event.lines().find_map(|line| line.strip_prefix("id: "))
 }
 
-/// Whole events in order: a token's event says the same wherever the stream is gone on with.
+/// Compares whole events in order: a token's event says the same wherever the stream is resumed.
 #[test]
-fn wherever_a_stream_breaks_off_the_rest_is_what_it_would_have_been() {
+fn a_stream_that_breaks_off_anywhere_resumes_with_the_same_rest() {
     run_within(Duration::from_secs(120), async {
         let first = House::open(config()).await;
         let second = House::of(config(), vec![first.fake.clone()]).await;

@@ -1,5 +1,5 @@
-//! Who of two gets a request by what coordinators tell of their caches, and who gets none because nothing is heard of
-//! it or it breaks again and again.
+//! Which of two replicas gets a request, by what coordinators tell of their caches; and which gets none, because it is
+//! silent or breaks often.
 
 use crate::client::get;
 use crate::fake::{Fake, SALT};
@@ -8,13 +8,13 @@ use crate::replicas::{held, rest};
 use crate::{House, config, eventually, run};
 use proto::cluster as wire;
 use proto::cluster::state::Phase;
-use router::{Config, Policy, Waits, board};
+use router::{Config, PickPolicy, Timeouts, board};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tonic::Request;
 use types::{PolicyDigest, TenantId};
 
-/// Fakes say that they compute under this.
+/// The policy digest that fakes tell.
 const DIGEST: PolicyDigest = PolicyDigest([7; 32]);
 
 async fn replicas(house: &House) -> Vec<Value> {
@@ -52,12 +52,12 @@ fn a_prompt_goes_to_the_cache_that_has_it_and_a_gap_in_names_is_asked_for() {
         let first = house.fake.submits().len();
         assert_eq!(n_submits(&house, &text).await, (first, 2));
         assert_eq!(n_submits(&house, "something else").await, (first + 1, 2));
-        // With more to do before it than it saves, it is passed over.
+        // It is passed over once it has more work than the cache saves.
         house.other().script(|script| script.backlog = 200);
         house.other().phase(Phase::Ready);
         eventually(|| async { replicas(&house).await[1]["backlog_tokens"] == 200 }).await;
         assert_eq!(n_submits(&house, &text).await, (first + 2, 2));
-        // The second is missing.
+        // The second word of its cache is missing.
         house.other().beat(beat(0, told(3, vec![1])));
         eventually(|| async { house.other().n_recited() == 1 }).await;
         assert_eq!(n_submits(&house, &text).await, (first + 3, 2));
@@ -68,7 +68,7 @@ fn a_prompt_goes_to_the_cache_that_has_it_and_a_gap_in_names_is_asked_for() {
 #[test]
 fn a_session_stays_where_it_is() {
     run(async {
-        let house = House::open_two(Config { policy: Policy::Affinity, ..config() }).await;
+        let house = House::open_two(Config { policy: PickPolicy::Affinity, ..config() }).await;
         let mut homes = [0, 0];
         for session in 0..12 {
             let before = (house.fake.submits().len(), house.other().submits().len());
@@ -88,7 +88,7 @@ fn a_session_stays_where_it_is() {
 }
 
 #[test]
-fn who_is_silent_loses_its_streams_and_is_heard_again() {
+fn streams_of_a_silent_replica_move_and_it_is_heard_again() {
     run(async {
         let house = House::of(config(), vec![Fake::start(), Fake::start()]).await;
         house.fake.script(|script| (script.name, script.beat_millis, script.hold_at) = ("one", 50, 3));
@@ -96,7 +96,7 @@ fn who_is_silent_loses_its_streams_and_is_heard_again() {
         house.fake.welcome();
         eventually(|| async { replicas(&house).await[0]["phase"] == "ready" }).await;
         let (_, stream) = held(&house, "x").await;
-        // With nobody else there, it is suspected and keeps what it has.
+        // A silent replica that is alone is suspected and keeps its requests.
         eventually(|| async { replicas(&house).await[0]["suspected"] == true }).await;
         assert!(house.fake.cancels().is_empty());
         house.other().welcome();
@@ -112,10 +112,10 @@ fn who_is_silent_loses_its_streams_and_is_heard_again() {
 }
 
 #[test]
-fn who_breaks_again_and_again_gets_nothing_for_a_while_and_then_one_as_a_trial() {
+fn a_replica_that_breaks_often_is_shunned_and_then_tried_with_one_request() {
     run(async {
         let mut config = config();
-        config.waits = Waits { judge_every: Duration::from_millis(200), ..config.waits };
+        config.timeouts = Timeouts { judge_every: Duration::from_millis(200), ..config.timeouts };
         let house = House::open_two(config).await;
         for _ in 0..3 {
             house.fake.die();
@@ -124,7 +124,7 @@ fn who_breaks_again_and_again_gets_nothing_for_a_while_and_then_one_as_a_trial()
             house.phases(["ready", "ready"]).await;
         }
         eventually(|| async { replicas(&house).await[0]["shunned"] == "breaks" }).await;
-        // Ten looks later it is tried with one, and is as the other again.
+        // Ten looks later it is tried with one request, and is then as the other again.
         eventually(|| async {
             generate(&house, ask("x")).await.unwrap();
             !house.fake.submits().is_empty()

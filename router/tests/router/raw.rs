@@ -1,4 +1,4 @@
-//! HTTP/2 by hand, for clients that no library would be. It answers pings, and says nothing else by itself.
+//! HTTP/2 by hand, for clients such as no library makes. It answers pings, and sends nothing else by itself.
 
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -40,7 +40,7 @@ impl Raw {
         drop(self.0.write_all(bytes).await);
     }
 
-    /// A request whose body is sent to its end, or not.
+    /// Sends a request, whose body ends or does not.
     pub async fn post(&mut self, stream: u32, path: &str, key: &str, body: &[u8], ends: bool) {
         self.write(&posting(stream, path, key, body, ends)).await;
     }
@@ -59,7 +59,7 @@ impl Raw {
         Some(Frame { kind, flags, stream: u32::from_be_bytes([head[5], head[6], head[7], head[8]]), payload })
     }
 
-    /// The first frame that is so.
+    /// The first frame for which `holds` is true.
     pub async fn until(&mut self, holds: impl Fn(&Frame) -> bool) -> Option<Frame> {
         loop {
             let frame = self.next().await?;
@@ -94,7 +94,7 @@ fn headers(path: &str, key: &str) -> Vec<u8> {
     all
 }
 
-/// A request for an answer to a text, as gRPC frames it: the field `text`, by hand.
+/// A request as gRPC frames it: the field `text`, by hand.
 pub fn grpc_body(text: &str) -> Vec<u8> {
     let message = [&[0x12, text.len() as u8], text.as_bytes()].concat();
     [&[0, 0, 0, 0, message.len() as u8], &message[..]].concat()

@@ -1,4 +1,5 @@
-//! Several replicas behind one router: who gets a request, whose cancel it is, and what is left when one is gone.
+//! Several replicas behind one router: which gets a request, where its cancel goes, and what becomes of requests when
+//! one is lost.
 
 use crate::client::{get, post};
 use crate::grpc::{ask, client, generate};
@@ -6,14 +7,14 @@ use crate::{House, config, eventually, run};
 use proto::cluster::state::Phase;
 use proto::v1;
 use proto::v1::generate_reply::Event;
-use router::{Config, Waits};
+use router::{Config, Timeouts};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tonic::Streaming;
 
 type Replies = Streaming<v1::GenerateReply>;
 
-/// A stream that the replica holds after three tokens, as soon as it has said the first; and what it was started with.
+/// A stream that the replica holds after three tokens, once it has said the first; and how it started.
 pub async fn held(house: &House, text: &str) -> (v1::Started, Replies) {
     let mut replies = client(house).generate(ask(text)).await.unwrap().into_inner();
     let Some(Event::Started(started)) = replies.message().await.unwrap().unwrap().event else { panic!("no Started") };
@@ -49,7 +50,7 @@ fn replica(started: &v1::Started) -> &str {
 fn requests_go_where_the_least_work_is_and_cancels_follow_them() {
     run(async {
         let house = House::open_two(config()).await;
-        // One after the other, the first is always free.
+        // One request after the other: the first replica is always free.
         for _ in 0..3 {
             generate(&house, ask("x")).await.unwrap();
         }
@@ -74,7 +75,7 @@ fn requests_go_where_the_least_work_is_and_cancels_follow_them() {
 }
 
 #[test]
-fn what_others_have_sent_counts() {
+fn work_from_other_routers_counts() {
     run(async {
         let house = House::open_two(config()).await;
         house.fake.script(|script| script.backlog = 1000);
@@ -88,7 +89,7 @@ fn what_others_have_sent_counts() {
 }
 
 #[test]
-fn who_drains_or_is_away_gets_nothing_and_all_are_shown() {
+fn a_draining_or_absent_replica_gets_nothing_and_is_shown() {
     run(async {
         let house = House::open_two(config()).await;
         house.fake.phase(Phase::Draining);
@@ -113,7 +114,7 @@ fn who_drains_or_is_away_gets_nothing_and_all_are_shown() {
 }
 
 #[test]
-fn streams_of_one_that_is_lost_go_on_at_the_other() {
+fn streams_of_a_lost_replica_go_on_at_another() {
     run(async {
         let house = House::open_two(config()).await;
         hold(&house, 3);
@@ -127,7 +128,7 @@ fn streams_of_one_that_is_lost_go_on_at_the_other() {
         let (before, after) = (house.fake.submits().remove(0), house.other().submits().remove(1));
         assert_eq!((&before.prompt, &before.sampling), (&after.prompt, &after.sampling));
         assert_eq!(after.output, b"Hel".map(u32::from));
-        // The other's own is nobody else's affair, and ends as it wants to.
+        // The other replica's own request is not touched, and ends by itself.
         drop(second);
         eventually(|| async { house.other().cancels().len() == 1 }).await;
         assert_eq!(house.other().cancels(), [house.other().submits()[0].id]);
@@ -183,7 +184,7 @@ fn choices_logprobs_and_stop_strings_are_right_after_a_move() {
     });
 }
 
-/// What each choice says in all, and the usage.
+/// The whole text of each choice, and the usage.
 fn joined(reply: &crate::client::Reply) -> Vec<Value> {
     let mut choices = vec![json!({ "text": "", "tokens": [], "logprobs": [], "offsets": [], "end": null }); 3];
     for chunk in reply.chunks() {
@@ -210,10 +211,10 @@ fn joined(reply: &crate::client::Reply) -> Vec<Value> {
 }
 
 #[test]
-fn where_nobody_can_go_on_a_stream_fails_once_and_in_time() {
+fn a_stream_that_no_replica_can_go_on_with_fails_once_and_in_time() {
     run(async {
-        let waits = Waits { replica_absence_max: Duration::from_millis(300), ..config().waits };
-        let house = House::open_two(Config { waits, ..config() }).await;
+        let timeouts = Timeouts { replica_absence_max: Duration::from_millis(300), ..config().timeouts };
+        let house = House::open_two(Config { timeouts, ..config() }).await;
         hold(&house, 3);
         let (_, mut first) = held(&house, "x").await;
         let (_, mut second) = held(&house, "x").await;
@@ -235,7 +236,7 @@ fn where_nobody_can_go_on_a_stream_fails_once_and_in_time() {
 }
 
 #[test]
-fn whoever_comes_first_goes_on() {
+fn the_first_replica_that_becomes_ready_goes_on() {
     run(async {
         let house = House::open_two(config()).await;
         hold(&house, 3);
@@ -253,7 +254,7 @@ fn whoever_comes_first_goes_on() {
 }
 
 #[test]
-fn who_drains_for_too_long_loses_its_streams_to_another() {
+fn streams_of_a_replica_that_drains_for_too_long_move() {
     run(async {
         let house = House::open_two(config()).await;
         hold(&house, 3);
@@ -269,7 +270,7 @@ fn who_drains_for_too_long_loses_its_streams_to_another() {
 }
 
 #[test]
-fn one_of_another_policy_gets_nothing() {
+fn a_replica_of_another_policy_gets_nothing() {
     run(async {
         let house = House::open_two(config()).await;
         house.other().script(|script| script.digest = [8; 32]);

@@ -1,5 +1,5 @@
-//! A stream that broke off with its router goes on at another one, behind what the client has: byte for byte what the
-//! undisturbed one said, wherever it broke off.
+//! A stream that broke off with its router is resumed at another one, behind what the client has: byte for byte as the
+//! undisturbed one, wherever it broke off.
 
 use crate::client::{Reply, post, post_after, post_with_key};
 use crate::grpc::{ask, client, generate};
@@ -29,7 +29,7 @@ async fn close_both(houses: (House, House)) {
     houses.1.close().await;
 }
 
-/// The chunks of each choice, and those of none; of neighbours that may come in any order, in one.
+/// The chunks of each choice, and those of none. Choices may come in any order, so each is compared for itself.
 fn by_choice(events: &[String]) -> BTreeMap<Option<u64>, Vec<&str>> {
     let mut all: BTreeMap<_, Vec<&str>> = BTreeMap::new();
     for event in events {
@@ -61,7 +61,7 @@ fn bodies() -> Vec<(&'static str, Value)> {
 }
 
 #[test]
-fn wherever_a_stream_breaks_off_the_rest_is_what_it_would_have_been() {
+fn a_stream_that_breaks_off_anywhere_resumes_with_the_same_rest() {
     run_within(PATIENCE, async {
         for (tokens_per_frame, answer) in [(1, "Hello, world"), (5, "h\u{e9}llo w\u{f6}rld \u{1f600}")] {
             let (first, second) = open_both(config()).await;
@@ -85,7 +85,7 @@ async fn check_every_cut(second: &House, path: &str, body: &Value, whole: &Reply
         assert_eq!(rest.status, 200, "{}", rest.body);
         let joined: Vec<String> = events[..=cut].iter().cloned().chain(rest.events()).collect();
         assert_eq!(by_choice(&joined), by_choice(&events), "cut behind event {cut} of {path} {body}");
-        // What is told of the position is the same too, and so one may break off again.
+        // The position that is told is the same too, and so the stream may break off again.
         let (last, _) = identified.last().unwrap();
         let ends = |id: &str| id.split_once(':').unwrap().1.to_owned();
         let last_told = rest.identified().last().map_or_else(|| ends(id), |(id, _)| ends(id));
@@ -108,7 +108,7 @@ fn a_second_break_is_as_good_as_the_first_and_the_seed_stays() {
         }
         let seeds: Vec<u64> = first.fake.submits().iter().map(|of| of.sampling.as_ref().unwrap().seed).collect();
         assert!(seeds.len() > 10 && seeds.iter().all(|seed| *seed == seeds[0]), "{seeds:?}");
-        // The replica may have had each of them before, and is told as whose.
+        // The replica may have had each of them before, and is told under which id.
         let ids: Vec<u64> = first.fake.submits().iter().map(|of| of.id).collect();
         assert_eq!(first.fake.adopted(), ids[..ids.len() - 1]);
         close_both((first, second)).await;
@@ -116,7 +116,7 @@ fn a_second_break_is_as_good_as_the_first_and_the_seed_stays() {
 }
 
 #[test]
-fn what_is_over_is_over_at_once() {
+fn a_stream_that_was_read_to_its_end_ends_at_once() {
     run_within(PATIENCE, async {
         let (first, second) = open_both(config()).await;
         let body = json!({ "prompt": "x", "stream": true, "n": 2, "stream_options": { "include_usage": true } });
@@ -191,14 +191,14 @@ async fn listen_to_its_end(
 }
 
 #[test]
-fn what_does_not_belong_together_is_refused_by_name() {
+fn a_handle_of_another_request_is_refused_by_name() {
     run_within(PATIENCE, async {
         let (first, second) = open_both(config()).await;
         let body = json!({ "prompt": "x", "stream": true });
         let whole = post(first.http, COMPLETIONS, &body).await;
         let (id, _) = whole.identified()[2].clone();
         let (handle, _) = id.split_once(':').unwrap();
-        // A letter of the seed.
+        // This changes a letter of the seed.
         let letter = if &handle[60..61] == "A" { "B" } else { "A" };
         let changed = format!("{}{letter}{}", &handle[..60], &handle[61..]);
         let check = async |id: &str, body: &Value, status: u16, code: Option<&str>| {
@@ -219,7 +219,7 @@ fn what_does_not_belong_together_is_refused_by_name() {
             check(&id, &other, 400, Some("resume_other_request")).await;
         }
         check(&id, &json!({ "prompt": "x" }), 400, None).await;
-        // Another policy than the one that it was said under.
+        // The replica's policy is another than that of the handle.
         first.fake.script(|script| script.digest = [8; 32]);
         first.fake.die();
         first.fake.welcome();
@@ -234,7 +234,7 @@ fn what_does_not_belong_together_is_refused_by_name() {
 }
 
 #[test]
-fn nobody_goes_on_with_another_ones_stream() {
+fn no_tenant_resumes_another_tenants_stream() {
     run_within(PATIENCE, async {
         let keys = ApiKeys::parse("alice:k1\nbob:k2\nalice:k3").unwrap();
         let (first, second) = open_both(Config { keys, ..config() }).await;
@@ -247,7 +247,7 @@ fn nobody_goes_on_with_another_ones_stream() {
         let after = |key: &str| format!("{key}\r\nlast-event-id: {id}");
         assert_eq!(post_with_key(second.http, COMPLETIONS, &after("k2"), &body).await.status, 403);
         assert_eq!(post_after(stranger.http, COMPLETIONS, &id, &body).await.status, 403);
-        // Another key of the same tenant.
+        // This is another key of the same tenant.
         let rest = post_with_key(second.http, COMPLETIONS, &after("k3"), &body).await;
         assert_eq!(rest.events(), whole.events()[3..]);
         stranger.close().await;
@@ -269,7 +269,7 @@ fn another_replica_of_the_same_policy_goes_on_and_one_with_less_room_does_not() 
         let (_, rest) = listen(&house, request.clone()).await;
         assert_eq!(rest.deltas.iter().map(|delta| delta.text.as_str()).collect::<String>(), ", world");
         assert!(house.other().adopted().is_empty());
-        // As long as somebody may come who can, it is worth to come again; then it is not.
+        // While a replica may come that can go on, the client is told to come again; afterwards it is refused.
         house.other().script(|script| script.context = 100);
         house.other().die();
         house.phases(["absent", "absent"]).await;

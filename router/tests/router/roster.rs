@@ -1,5 +1,5 @@
-//! Replicas that come and go while the router runs, as a store tells of them: what vanishes there is a suspicion, an
-//! open stream is the truth, and the last claim is the one that counts.
+//! Replicas come and go while the router runs, as a store tells: one that vanishes there is only suspected, an open
+//! stream is the truth, and the last claim counts.
 
 use crate::client::get;
 use crate::fake::Fake;
@@ -11,7 +11,7 @@ use proto::v1::GetTopologyRequest;
 use router::Membership;
 use serde_json::{Value, json};
 
-/// Fakes say that they serve under incarnation 3.
+/// A claim before that of fakes, which serve under incarnation 3.
 const BEFORE: u64 = 2;
 
 /// Two replicas, reached at `one:1` and `two:1`, of which the store has none yet.
@@ -62,21 +62,21 @@ fn replicas_appear_and_disappear() {
         shown(&house, &[("one", "ready"), ("two", "ready")]).await;
         let topology = client(&house).get_topology(GetTopologyRequest::default()).await.unwrap().into_inner();
         assert_eq!(topology.store.map(|store| (store.kind, store.connected)), Some(("memory".into(), true)));
-        // Nobody answers at this address: it is there and absent.
+        // Nobody answers at this address: the replica is listed and absent.
         let third = claimed(&house, &store, "three", "one:1").await;
         drop(third);
-        // An entry that vanishes takes nothing with it: new requests too are served over the open stream.
+        // An entry that vanishes ends nothing: new requests are still served over the open stream.
         drop(first);
         eventually(|| async { page(&house).await.iter().all(|of| of["replica"] != "three") }).await;
         house.fake.script(|script| script.hold_at = 3);
         let (_, stream) = held(&house, "x").await;
         assert_eq!(house.fake.submits().len(), 2);
-        // The stream ends: now it is gone, and its request goes on elsewhere.
+        // The stream ends: now the replica is gone, and its request goes on elsewhere.
         house.fake.die();
         shown(&house, &[("two", "ready")]).await;
         assert!("Hello, world".ends_with(&rest(stream).await));
         assert_eq!(house.other().submits().len(), 1);
-        // And it can come back.
+        // The replica can come back.
         house.fake.welcome();
         house.fake.script(|script| script.incarnation = 9);
         let _again = claimed(&house, &store, "one", "one:1").await;
@@ -93,12 +93,12 @@ fn the_later_of_two_claims_serves() {
         house.ready().await;
         house.fake.script(|script| script.hold_at = 3);
         let (_, stream) = held(&house, "x").await;
-        // The first is there still and says what it says; nobody listens to it.
+        // The first coordinator is still there, and nobody listens to it.
         let _second = store.claim("name", "two:1");
         shown(&house, &[("two", "ready")]).await;
         assert!("Hello, world".ends_with(&rest(stream).await));
         assert_eq!((house.fake.submits().len(), house.other().submits().len()), (1, 1));
-        // A third claim by the first's address: it answers under its old one, and is refused.
+        // A third claim gives the address of the first, which answers under its old one and is refused.
         let _third = store.claim("name", "one:1");
         eventually(|| async { page(&house).await[0]["phase"] == "absent" }).await;
         assert_eq!(get(house.http, "/ready").await.json()["error"]["code"], json!("not_ready"));

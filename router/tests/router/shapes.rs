@@ -1,4 +1,4 @@
-//! What replies look like: OpenAI's shapes, whole and in chunks, say the same.
+//! What replies look like in OpenAI's shapes: whole and in chunks they say the same.
 
 use crate::client::post;
 use crate::{House, config, run};
@@ -120,7 +120,7 @@ fn characters_and_stop_strings_are_never_cut() {
                 assert_eq!(finished.count(), 1);
             }
         }
-        // Cut off inside a character: one replacement character, at the end.
+        // The answer is cut off inside a character: one replacement character stands at the end.
         let cut = post(house.http, CHAT, &chat(json!({ "max_tokens": 3 }))).await.json();
         assert_eq!(cut["choices"][0]["message"]["content"], "na\u{fffd}");
         house.close().await;

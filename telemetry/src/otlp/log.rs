@@ -17,17 +17,17 @@ use tracing_subscriber::registry::LookupSpan;
 /// Longer values are cut: a log tells what happened, and a queue has to hold it.
 const VALUE_BYTES_MAX: usize = 4096;
 
-pub struct Record {
+pub struct ScopedRecord {
     pub target: &'static str,
     pub log: LogRecord,
 }
 
 pub struct Logs {
-    queue: Pile<Record>,
+    queue: Pile<ScopedRecord>,
 }
 
 impl Logs {
-    pub fn new(queue: Pile<Record>) -> Logs {
+    pub fn new(queue: Pile<ScopedRecord>) -> Logs {
         Logs { queue }
     }
 
@@ -68,7 +68,7 @@ where
             span_id,
             ..LogRecord::default()
         };
-        self.queue.put(Record { target: metadata.target(), log });
+        self.queue.put(ScopedRecord { target: metadata.target(), log });
     }
 }
 

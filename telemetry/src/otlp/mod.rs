@@ -33,7 +33,7 @@ use tokio::task::JoinHandle;
 use tracing::Subscriber;
 use tracing_opentelemetry::OpenTelemetryLayer;
 use tracing_subscriber::registry::LookupSpan;
-use wire::{Batch, Wire};
+use wire::{CollectorClient, ExportBatch};
 
 /// How long the end of a process waits for the last of it to be sent.
 const LAST_MAX: Duration = Duration::from_secs(2);
@@ -76,7 +76,7 @@ impl Default for Collector {
 static SENDING: OnceLock<Sending> = OnceLock::new();
 
 struct Sending {
-    wire: Wire,
+    wire: CollectorClient,
     sender: Sender,
     metrics_every: Option<Duration>,
     content: bool,
@@ -111,7 +111,7 @@ where
     let runtime = runtime.worker_threads(1).thread_name("otlp").enable_all().build()?;
     let wire = {
         let _within = runtime.enter();
-        Wire::to(collector)?
+        CollectorClient::to(collector)?
     };
     let resource = resource();
     let described = ResourceAttributesWithSchema::from(&resource);
@@ -125,8 +125,8 @@ where
         tasks: Mutex::default(),
         runtime,
     };
-    let spans = sending.queue("traces", Box::new(move |spans| Batch::spans(spans, &described)));
-    let logs = sending.queue("logs", Box::new(move |logs| Batch::logs(logs, &sender)));
+    let spans = sending.queue("traces", Box::new(move |spans| ExportBatch::spans(spans, &described)));
+    let logs = sending.queue("logs", Box::new(move |logs| ExportBatch::logs(logs, &sender)));
     let provider = SdkTracerProvider::builder()
         .with_resource(resource)
         .with_sampler(sample::Sampler::new(collector.sample))
@@ -150,7 +150,7 @@ pub(crate) fn measure(page: impl Fn() -> String + Send + 'static) {
     let batch = move || {
         let metrics = page::read(&page(), since, queue::unix_nanos());
         let n = page::n_points(&metrics);
-        (Batch::metrics(metrics, &sender), n)
+        (ExportBatch::metrics(metrics, &sender), n)
     };
     sending.start(queue::repeat(every, batch, wire, ending));
 }

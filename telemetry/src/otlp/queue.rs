@@ -1,7 +1,7 @@
 //! What waits to be sent: queues with a limit, and the tasks that empty them in batches. Knows no collector, and
 //! nothing of what is in a batch.
 
-use super::wire::{Batch, Wire};
+use super::wire::{CollectorClient, ExportBatch};
 use crate::metrics;
 use opentelemetry::Context;
 use opentelemetry_sdk::error::OTelSdkResult;
@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// One complaint a minute about a collector is enough.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
-pub type Pack<T> = Box<dyn Fn(Vec<T>) -> Batch + Send>;
+pub type Pack<T> = Box<dyn Fn(Vec<T>) -> ExportBatch + Send>;
 
 /// Where makers put things. Putting waits for nobody.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub struct Leaving<T> {
 pub fn open<T>(
     signal: &'static str,
     pack: Pack<T>,
-    wire: Wire,
+    wire: CollectorClient,
     ending: watch::Receiver<bool>,
 ) -> (Pile<T>, Leaving<T>) {
     let (sender, receiver) = mpsc::channel(QUEUED_MAX);
@@ -103,7 +103,12 @@ impl<T> Leaving<T> {
 }
 
 /// What `batch` makes, again and again, and once more at the end.
-pub async fn repeat(every: Duration, batch: impl Fn() -> (Batch, u64), wire: Wire, mut ending: watch::Receiver<bool>) {
+pub async fn repeat(
+    every: Duration,
+    batch: impl Fn() -> (ExportBatch, u64),
+    wire: CollectorClient,
+    mut ending: watch::Receiver<bool>,
+) {
     let mut sender = Sender { signal: "metrics", wire, ending: ending.clone(), complained: None };
     loop {
         let is_last = tokio::select! {
@@ -121,13 +126,13 @@ pub async fn repeat(every: Duration, batch: impl Fn() -> (Batch, u64), wire: Wir
 /// Sends batches one after the other, and counts what becomes of them.
 struct Sender {
     signal: &'static str,
-    wire: Wire,
+    wire: CollectorClient,
     ending: watch::Receiver<bool>,
     complained: Option<Instant>,
 }
 
 impl Sender {
-    async fn send(&mut self, batch: &Batch, n: u64) {
+    async fn send(&mut self, batch: &ExportBatch, n: u64) {
         let mut tries = 0;
         let failed = loop {
             tries += 1;

@@ -1,7 +1,7 @@
 //! A batch to a collector and its answer, over gRPC or as protobuf over HTTP. Believes no answer further than it has
 //! to: each is waited for and read within limits. Knows no queues.
 
-use super::log::Record;
+use super::log::ScopedRecord;
 use super::reach::{self, Headers};
 use crate::{Collector, Error};
 use bytes::Bytes;
@@ -47,28 +47,28 @@ pub enum Protocol {
 }
 
 #[derive(Clone, Debug)]
-pub enum Batch {
+pub enum ExportBatch {
     Spans(ExportTraceServiceRequest),
     Metrics(ExportMetricsServiceRequest),
     Logs(ExportLogsServiceRequest),
 }
 
-impl Batch {
-    pub fn spans(spans: Vec<SpanData>, resource: &ResourceAttributesWithSchema) -> Batch {
+impl ExportBatch {
+    pub fn spans(spans: Vec<SpanData>, resource: &ResourceAttributesWithSchema) -> ExportBatch {
         let resource_spans = group_spans_by_resource_and_scope(spans, resource);
-        Batch::Spans(ExportTraceServiceRequest { resource_spans })
+        ExportBatch::Spans(ExportTraceServiceRequest { resource_spans })
     }
 
-    pub fn metrics(metrics: Vec<Metric>, sender: &Resource) -> Batch {
+    pub fn metrics(metrics: Vec<Metric>, sender: &Resource) -> ExportBatch {
         let scope = Some(scope("lockstep".into()));
         let of = ScopeMetrics { scope, metrics, ..ScopeMetrics::default() };
         let resource = Some(sender.clone());
         let all = ResourceMetrics { resource, scope_metrics: vec![of], ..ResourceMetrics::default() };
-        Batch::Metrics(ExportMetricsServiceRequest { resource_metrics: vec![all] })
+        ExportBatch::Metrics(ExportMetricsServiceRequest { resource_metrics: vec![all] })
     }
 
     /// What says it, a module of the program, is a log's scope.
-    pub fn logs(records: Vec<Record>, sender: &Resource) -> Batch {
+    pub fn logs(records: Vec<ScopedRecord>, sender: &Resource) -> ExportBatch {
         let mut by_scope = BTreeMap::<&'static str, Vec<_>>::new();
         for record in records {
             by_scope.entry(record.target).or_default().push(record.log);
@@ -79,32 +79,32 @@ impl Batch {
         };
         let scope_logs = by_scope.into_iter().map(of).collect();
         let all = ResourceLogs { resource: Some(sender.clone()), scope_logs, ..ResourceLogs::default() };
-        Batch::Logs(ExportLogsServiceRequest { resource_logs: vec![all] })
+        ExportBatch::Logs(ExportLogsServiceRequest { resource_logs: vec![all] })
     }
 
     fn path(&self) -> &'static str {
         match self {
-            Batch::Spans(_) => "/v1/traces",
-            Batch::Metrics(_) => "/v1/metrics",
-            Batch::Logs(_) => "/v1/logs",
+            ExportBatch::Spans(_) => "/v1/traces",
+            ExportBatch::Metrics(_) => "/v1/metrics",
+            ExportBatch::Logs(_) => "/v1/logs",
         }
     }
 
     fn bytes(&self) -> Bytes {
         match self {
-            Batch::Spans(request) => request.encode_to_vec(),
-            Batch::Metrics(request) => request.encode_to_vec(),
-            Batch::Logs(request) => request.encode_to_vec(),
+            ExportBatch::Spans(request) => request.encode_to_vec(),
+            ExportBatch::Metrics(request) => request.encode_to_vec(),
+            ExportBatch::Logs(request) => request.encode_to_vec(),
         }
         .into()
     }
 
     /// How many of it an answer refuses, and why.
-    fn refused(&self, answer: &[u8]) -> Result<Refused, prost::DecodeError> {
+    fn refused(&self, answer: &[u8]) -> Result<PartialSuccess, prost::DecodeError> {
         Ok(match self {
-            Batch::Spans(_) => of_spans(ExportTraceServiceResponse::decode(answer)?),
-            Batch::Metrics(_) => of_metrics(ExportMetricsServiceResponse::decode(answer)?),
-            Batch::Logs(_) => of_logs(ExportLogsServiceResponse::decode(answer)?),
+            ExportBatch::Spans(_) => of_spans(ExportTraceServiceResponse::decode(answer)?),
+            ExportBatch::Metrics(_) => of_metrics(ExportMetricsServiceResponse::decode(answer)?),
+            ExportBatch::Logs(_) => of_logs(ExportLogsServiceResponse::decode(answer)?),
         })
     }
 }
@@ -115,27 +115,33 @@ fn scope(name: String) -> InstrumentationScope {
 
 /// Of a batch that was taken: how much of it was not, and what the collector says to that.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Refused {
+pub struct PartialSuccess {
     pub n: u64,
     pub why: String,
 }
 
-impl Refused {
-    fn new(n: i64, why: String) -> Refused {
-        Refused { n: u64::try_from(n).unwrap_or(0), why }
+impl PartialSuccess {
+    fn new(n: i64, why: String) -> PartialSuccess {
+        PartialSuccess { n: u64::try_from(n).unwrap_or(0), why }
     }
 }
 
-fn of_spans(answer: ExportTraceServiceResponse) -> Refused {
-    answer.partial_success.map_or_else(Refused::default, |of| Refused::new(of.rejected_spans, of.error_message))
+fn of_spans(answer: ExportTraceServiceResponse) -> PartialSuccess {
+    answer
+        .partial_success
+        .map_or_else(PartialSuccess::default, |of| PartialSuccess::new(of.rejected_spans, of.error_message))
 }
 
-fn of_metrics(answer: ExportMetricsServiceResponse) -> Refused {
-    answer.partial_success.map_or_else(Refused::default, |of| Refused::new(of.rejected_data_points, of.error_message))
+fn of_metrics(answer: ExportMetricsServiceResponse) -> PartialSuccess {
+    answer
+        .partial_success
+        .map_or_else(PartialSuccess::default, |of| PartialSuccess::new(of.rejected_data_points, of.error_message))
 }
 
-fn of_logs(answer: ExportLogsServiceResponse) -> Refused {
-    answer.partial_success.map_or_else(Refused::default, |of| Refused::new(of.rejected_log_records, of.error_message))
+fn of_logs(answer: ExportLogsServiceResponse) -> PartialSuccess {
+    answer
+        .partial_success
+        .map_or_else(PartialSuccess::default, |of| PartialSuccess::new(of.rejected_log_records, of.error_message))
 }
 
 /// Why a batch was not taken.
@@ -153,7 +159,7 @@ impl Failure {
 }
 
 #[derive(Clone, Debug)]
-pub struct Wire {
+pub struct CollectorClient {
     way: Way,
     headers: Headers,
 }
@@ -166,9 +172,9 @@ enum Way {
 
 type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-impl Wire {
+impl CollectorClient {
     /// Within a runtime; dials nobody.
-    pub fn to(collector: &Collector) -> Result<Wire, Error> {
+    pub fn to(collector: &Collector) -> Result<CollectorClient, Error> {
         let Collector { endpoint, authority, .. } = collector;
         let authority = authority.as_deref();
         let way = match collector.protocol {
@@ -179,10 +185,10 @@ impl Wire {
                 Way::Http { client: Box::new(client), base }
             }
         };
-        Ok(Wire { way, headers: collector.headers.clone() })
+        Ok(CollectorClient { way, headers: collector.headers.clone() })
     }
 
-    pub async fn send(&self, batch: &Batch) -> Result<Refused, Failure> {
+    pub async fn send(&self, batch: &ExportBatch) -> Result<PartialSuccess, Failure> {
         let headers = self.headers.map();
         let sent = async {
             match &self.way {
@@ -198,17 +204,17 @@ fn with<T>(headers: &HeaderMap, message: T) -> tonic::Request<T> {
     tonic::Request::from_parts(MetadataMap::from_headers(headers.clone()), tonic::Extensions::default(), message)
 }
 
-async fn by_grpc(channel: Channel, batch: Batch, headers: &HeaderMap) -> Result<Refused, Failure> {
+async fn by_grpc(channel: Channel, batch: ExportBatch, headers: &HeaderMap) -> Result<PartialSuccess, Failure> {
     let answer = match batch {
-        Batch::Spans(request) => {
+        ExportBatch::Spans(request) => {
             let asked = with(headers, request);
             TraceServiceClient::new(channel).export(asked).await.map(|answer| of_spans(answer.into_inner()))
         }
-        Batch::Metrics(request) => {
+        ExportBatch::Metrics(request) => {
             let asked = with(headers, request);
             MetricsServiceClient::new(channel).export(asked).await.map(|answer| of_metrics(answer.into_inner()))
         }
-        Batch::Logs(request) => {
+        ExportBatch::Logs(request) => {
             let asked = with(headers, request);
             LogsServiceClient::new(channel).export(asked).await.map(|answer| of_logs(answer.into_inner()))
         }
@@ -229,7 +235,12 @@ async fn by_grpc(channel: Channel, batch: Batch, headers: &HeaderMap) -> Result<
     })
 }
 
-async fn by_http(client: &HttpClient, base: &str, batch: &Batch, headers: &HeaderMap) -> Result<Refused, Failure> {
+async fn by_http(
+    client: &HttpClient,
+    base: &str,
+    batch: &ExportBatch,
+    headers: &HeaderMap,
+) -> Result<PartialSuccess, Failure> {
     let mut request = Request::builder()
         .method(Method::POST)
         .uri(format!("{base}{}", batch.path()))

@@ -4,12 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program to look at")]
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use backend::{
-    Activations, Attention, Batch, BatchSlice, BlockTables, Heads, KvDtype, KvSpec, Linear, Memory, Stored, StoredType,
-};
+use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Linear, Memory, Stored, StoredType};
 use std::hint::black_box;
 use std::time::Instant;
-use types::BlockId;
+use types::{Activations, BlockId, KvDtype};
 
 const REPEATS: usize = 15;
 

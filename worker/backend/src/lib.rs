@@ -8,6 +8,7 @@ pub mod batch;
 pub mod cpu;
 pub mod cuda;
 mod error;
+pub mod library;
 pub mod stored;
 
 pub use batch::{Batch, BatchSlice, BlockTables};
@@ -15,55 +16,9 @@ pub use error::Error;
 pub use stored::{Scales, Stored, StoredType};
 
 use std::ops::Range;
-use types::{BlockId, DeviceClass, Leaves, Pace, Sampling, Token, TokenOut};
+use types::{Activations, BlockId, DeviceClass, DeviceKind, KvDtype, Leaves, Mode, Sampling, Token, TokenOut};
 
 pub type Result<T> = std::result::Result<T, Error>;
-
-/// What meets a weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activations {
-    /// Where the weight is quantized; otherwise f32.
-    Int8,
-    F32,
-    /// On CUDA.
-    Bf16,
-}
-
-/// The type that K and V are stored in, and read back from even by the step that wrote them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvDtype {
-    F16,
-    F32,
-    /// On CUDA.
-    Bf16,
-}
-
-impl Activations {
-    pub fn name(self) -> &'static str {
-        match self {
-            Activations::Int8 => "int8",
-            Activations::F32 => "f32",
-            Activations::Bf16 => "bf16",
-        }
-    }
-}
-
-impl KvDtype {
-    pub fn name(self) -> &'static str {
-        match self {
-            KvDtype::F16 => "f16",
-            KvDtype::F32 => "f32",
-            KvDtype::Bf16 => "bf16",
-        }
-    }
-
-    pub const fn bytes(self) -> usize {
-        match self {
-            KvDtype::F16 | KvDtype::Bf16 => 2,
-            KvDtype::F32 => 4,
-        }
-    }
-}
 
 /// All that a model needs of a device. Operations may only be begun when they return: whoever reads waits for them.
 pub trait Device: Linear + Attention + Pointwise + Experts + Sample + Send + Sync {
@@ -79,9 +34,9 @@ pub trait Device: Linear + Attention + Pointwise + Experts + Sample + Send + Syn
 
     /// Does `work`, which begins operations of this device for the batch that the pass began with, and does nothing
     /// else: the same operations for batches of the same shape. A device may keep a record of it, and begin that
-    /// the next time. Says whether it did; then `work` may not have been asked, or in vain.
-    fn repeat<E>(&self, mut work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<bool, E> {
-        work().map(|()| false)
+    /// the next time. Says what it did.
+    fn repeat<E>(&self, mut work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<Repeat, E> {
+        work().map(|()| Repeat::Done)
     }
 
     /// Records are forgotten: what they do is not to be done again, as others have to do with it who will be gone.
@@ -91,6 +46,19 @@ pub trait Device: Linear + Attention + Pointwise + Experts + Sample + Send + Syn
     fn repeats(&self) -> Repeats {
         Repeats::default()
     }
+}
+
+/// What became of work that may be begun from a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeat {
+    /// It was done.
+    Done,
+    /// What is recorded of it was begun.
+    Begun,
+    /// It was recorded, or that was tried, and nothing of it has begun. Who asks again has it done or begun, and first
+    /// waits for ranks that share sums with this one: making a record ready takes memory of the device, for which a
+    /// driver may wait until the device has nothing to do, and their kernels would wait for this rank's meanwhile.
+    Recorded,
 }
 
 /// Since the device was opened.
@@ -137,16 +105,19 @@ pub trait Memory {
     /// How sums are cut here.
     fn class(&self) -> DeviceClass;
     /// Devices that say the same agree in every bit: the class and, of a GPU, its architecture.
-    fn told(&self) -> String {
-        self.class().name().into()
+    fn told(&self) -> DeviceKind {
+        self.class().into()
     }
     /// Where there is a choice.
-    fn pace(&self) -> Pace {
-        Pace::Lockstep
+    fn mode(&self) -> Mode {
+        Mode::Lockstep
     }
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Self::Buffer>;
     fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
+    /// Calls `work` with ranges that together are `0..n_items`, each item once, on the threads that pack weights;
+    /// returns when all are done. `work` must not ask this device for anything.
+    fn share(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync));
     /// Matrices that meet the same input are stacked by rows, so that it is quantized once. Their types may differ.
     fn matrix(&self, parts: &[Stored<'_>]) -> Result<Self::Matrix>;
     /// A row-parallel matrix: `stored` holds the columns `leaves.elements(&owned)` of the whole, and the product is
@@ -182,16 +153,6 @@ pub trait Memory {
     fn read_part(&self, buffer: &Self::Buffer, row: usize, col: usize, out: &mut [f32]);
     /// Writes columns of one row from `col` on.
     fn write_part(&self, buffer: &mut Self::Buffer, row: usize, col: usize, values: &[f32]);
-
-    /// This device, for those who move its memory without the host. None: only the host reaches it.
-    fn cuda(&self) -> Option<&cuda::Cuda> {
-        None
-    }
-
-    /// The same of a buffer.
-    fn cuda_buffer(_buffer: &Self::Buffer) -> Option<&cuda::Buffer> {
-        None
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

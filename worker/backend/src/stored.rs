@@ -118,7 +118,7 @@ impl Scales<'_> {
     }
 }
 
-/// `[rows, k]`, row-major, borrowed from the mapped file. A slice of columns has a `row_stride` longer than its rows.
+/// `[rows, k]`, row-major, borrowed from who has read it. A slice of columns has a `row_stride` longer than its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Stored<'a> {
     pub dtype: StoredType,

@@ -5,10 +5,10 @@
 mod common;
 
 use backend::cpu::{Cpu, Isa, Kv};
-use backend::{Activations, Attention, Batch, BatchSlice, BlockTables, Heads, KvDtype, KvSpec, Memory, RopeStyle};
+use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Memory, RopeStyle};
 use common::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use half::f16;
-use types::BlockId;
+use types::{Activations, BlockId, KvDtype};
 
 const LAYER: usize = 1;
 const N_BLOCKS: usize = 120;
@@ -93,7 +93,7 @@ impl Case {
         let stored = |x: f64| match self.dtype {
             KvDtype::F16 => f64::from(f16::from_f32(x as f32).to_f32()),
             KvDtype::F32 => x,
-            KvDtype::Bf16 => unreachable!("the processor has no such cache"),
+            KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("the processor has no such cache"),
         };
         let head = |position: usize, head: usize| {
             let start = position * self.heads.qkv_cols() + head * d;

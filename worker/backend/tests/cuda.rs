@@ -8,21 +8,29 @@ mod on_device;
 
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Arch, Columns, Compiler, Cuda, CudaConfig, Driver, compile};
-use backend::{
-    Activations, Batch, BatchLimits, BatchSlice, BlockTables, Device, Error, KvDtype, Linear, Memory, Repeats,
-};
+use backend::{Batch, BatchLimits, BatchSlice, BlockTables, Device, Error, Linear, Memory, Repeat, Repeats};
 use common as numbers;
 use fake_cuda::on_fake_cuda;
 use std::path::PathBuf;
-use types::Pace;
+use types::{Activations, KvDtype, Mode};
 
 fn config(cache: Option<PathBuf>) -> CudaConfig {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    CudaConfig { ordinal: 0, cache, pace: Pace::Lockstep, host, graphs: true }
+    CudaConfig { ordinal: 0, cache, mode: Mode::Lockstep, host, graphs: true }
 }
 
 fn fast() -> Cuda {
-    Cuda::open(&CudaConfig { pace: Pace::Fast, ..config(None) }).unwrap()
+    Cuda::open(&CudaConfig { mode: Mode::Fast, ..config(None) }).unwrap()
+}
+
+/// Whether it was begun from a record.
+fn repeat<E: std::fmt::Debug>(cuda: &Cuda, mut work: impl FnMut() -> Result<(), E>) -> bool {
+    let last = match cuda.repeat(&mut work).unwrap() {
+        Repeat::Recorded => cuda.repeat(&mut work).unwrap(),
+        other => other,
+    };
+    assert!(last != Repeat::Recorded, "it is tried once");
+    last == Repeat::Begun
 }
 
 #[test]
@@ -106,7 +114,7 @@ fn a_record_of_a_pass_has_the_librarys_products_too() {
                     fast.linear(&x, &w, n_rows, &mut out);
                     Ok(())
                 };
-                fast.repeat(&mut work).unwrap();
+                repeat(&fast, &mut work);
                 let mut values = vec![0.0; n_rows * 16];
                 fast.read(&out, 0..n_rows, &mut values);
                 fast.settle().unwrap();
@@ -155,6 +163,48 @@ fn operations_are_the_cpus_but_for_bf16() {
     });
 }
 
+/// `n_rows` sequences of which each is at this position.
+fn decoding(n_rows: u32, position: u32) -> Batch {
+    let n_blocks = position / types::BLOCK_TOKENS + 1;
+    let rows = 0..n_rows;
+    Batch {
+        tokens: vec![3; n_rows as usize],
+        positions: vec![position; n_rows as usize],
+        slices: rows.clone().map(|row| BatchSlice { rows: row..row + 1, start: position }).collect(),
+        tables: vec![BlockTables {
+            blocks: rows.clone().flat_map(|_| (0..n_blocks).map(types::BlockId)).collect(),
+            bounds: (0..=n_rows).map(|row| row * n_blocks).collect(),
+        }],
+        ..Batch::default()
+    }
+}
+
+#[test]
+fn graphs_take_what_nobody_else_is_promised_and_no_more() {
+    // A sixty-fourth: two MiB, and a graph takes 65 KiB.
+    on_fake_cuda("graphs_take_what_nobody_else_is_promised_and_no_more", &[("FAKE_CUDA_MIB", "128")], || {
+        let cuda = Cuda::open(&config(None)).unwrap();
+        cuda.batches(BatchLimits { rows_max: 128, context: 8192, n_groups: 1 }).unwrap();
+        let (from, mut to) = (cuda.buffer(16, 32).unwrap(), cuda.buffer(16, 32).unwrap());
+        let free = cuda.free_bytes().unwrap();
+        let rows = [1, 2, 4, 8, 16, 32, 64, 96, 128];
+        let outlines: Vec<(u32, u32)> =
+            rows.into_iter().flat_map(|n_rows| [0, 256, 1024, 4096].map(|at| (n_rows, at))).collect();
+        let mut n_begun = 0;
+        for (n_rows, position) in outlines.iter().copied().cycle().take(3 * outlines.len()) {
+            cuda.begin(&decoding(n_rows, position));
+            n_begun += u64::from(repeat(&cuda, || {
+                cuda.copy_rows(&from, &mut to, 1);
+                Ok::<_, ()>(())
+            }));
+            cuda.settle().unwrap();
+            assert_eq!(cuda.free_bytes().unwrap(), free);
+        }
+        let Repeats { recorded, replayed, refused, .. } = cuda.repeats();
+        assert_eq!((recorded, refused, replayed), (31, 5, n_begun), "of {} outlines", outlines.len());
+    });
+}
+
 #[test]
 fn what_waits_for_the_device_is_not_recorded() {
     on_fake_cuda("what_waits_for_the_device_is_not_recorded", &[], || {
@@ -183,7 +233,7 @@ fn what_waits_for_the_device_is_not_recorded() {
                 }
                 Ok::<_, ()>(())
             };
-            let is_repeated = cuda.repeat(work).unwrap();
+            let is_repeated = repeat(&cuda, work);
             cuda.settle().unwrap();
             (is_repeated, said(&cuda, &to))
         };

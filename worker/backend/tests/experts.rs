@@ -4,9 +4,10 @@
 mod common;
 
 use backend::cpu::{Cpu, Isa, Routes};
-use backend::{Activations, Expert, Experts, Memory, Routing, StoredType};
+use backend::{Expert, Experts, Memory, Routing, StoredType};
 use common::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use std::ops::Range;
+use types::Activations;
 use types::leaves::{aligned_runs, sum_runs};
 
 const HIDDEN: usize = 64;

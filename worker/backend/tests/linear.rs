@@ -4,11 +4,11 @@
 mod common;
 
 use backend::cpu::{Cpu, Isa};
-use backend::{Activations, Error, Linear, Memory, Stored, StoredType};
+use backend::{Error, Linear, Memory, Stored, StoredType};
 use common::{File, Rng, TYPES, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized};
-use types::Leaves;
+use types::DeviceClass;
 use types::leaves::{aligned_runs, sum_runs};
-use types::policy::DeviceClass;
+use types::{Activations, Leaves};
 
 const POLICIES: [Activations; 2] = [Activations::Int8, Activations::F32];
 

@@ -7,12 +7,9 @@ mod common;
 
 use allocations::n_allocations;
 use backend::cpu::Isa;
-use backend::{
-    Activations, Attention, Batch, BatchSlice, BlockTables, Heads, KvDtype, KvSpec, Linear, Memory, Pointwise,
-    RopeStyle,
-};
+use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Linear, Memory, Pointwise, RopeStyle};
 use common::{File, Rng, cpu, filled};
-use types::{BlockId, Leaves};
+use types::{Activations, BlockId, KvDtype, Leaves};
 
 fn batch(n_rows: u32) -> Batch {
     let tables = vec![BlockTables { blocks: vec![BlockId(1), BlockId(0)], bounds: vec![0, 2] }];
@@ -37,7 +34,7 @@ fn ops_allocate_nothing() {
     for activations in [Activations::Int8, Activations::F32] {
         let cpu = cpu(Isa::detect(), 3, activations);
         let table = cpu.matrix(&files.each_ref().map(File::stored)).unwrap();
-        let leaves = Leaves::o_proj(types::policy::DeviceClass::Cpu, 8, 32);
+        let leaves = Leaves::o_proj(types::DeviceClass::Cpu, 8, 32);
         let rows = cpu.matrix_leaves(files[4].stored(), &leaves, 0..8).unwrap();
         let weight = cpu.vector(&[1.0; 256]).unwrap();
         let (cos, sin) = (vec![1.0; 32 * 16], vec![0.0; 32 * 16]);

@@ -4,8 +4,9 @@
 mod common;
 
 use backend::cpu::{Buffer, Cpu, Isa};
-use backend::{Activations, Heads, Memory, Pointwise};
+use backend::{Heads, Memory, Pointwise};
 use common::{File, Rng, TYPES, all, assert_bits, assert_close, cpu, cpus, filled};
+use types::Activations;
 
 /// Runs `op` on all paths: equal bits, and close to what `expected` says.
 fn check(name: &str, expected: &[f64], tolerance: f64, op: impl Fn(&Cpu) -> Vec<f32>) {

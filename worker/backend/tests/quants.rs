@@ -3,8 +3,9 @@
 
 mod common;
 
-use backend::{Activations, Memory, Scales, Stored, StoredType};
+use backend::{Memory, Scales, Stored, StoredType};
 use common::{File, Rng, TYPES, assert_bits, cpus, dequantized};
+use types::Activations;
 
 const N: usize = 512;
 

@@ -4,9 +4,9 @@
 
 mod common;
 
-use backend::{Activations, Attention, Batch, Heads, KvDtype, KvSpec, Linear, Memory, Pointwise, RopeStyle};
+use backend::{Attention, Batch, Heads, KvSpec, Linear, Memory, Pointwise, RopeStyle};
 use common::{File, Rng, all, assert_bits, cpus, filled};
-use types::Leaves;
+use types::{Activations, KvDtype, Leaves};
 
 #[test]
 fn add_gives_the_residual_that_the_norm_would() {

@@ -6,9 +6,9 @@
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
 #![allow(unsafe_code, reason = "the plain ping-pong is plain memory")]
 
+use backend::Memory;
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use backend::{Activations, Memory};
-use collective::{Collective, Doorway, MeshPlan, Times, Wire};
+use collective::{ExchangeTimes, Mesh, MeshPlan, PeerListener, Ranks, Wire};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::io::{BufRead, BufReader, Write};
@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
-use types::{Epoch, Grid, Layout, Rank, StepId, Token};
+use types::{Activations, Epoch, Grid, Layout, Rank, StepId, Token};
 
 const N_COLS: usize = 4096;
 const N_LEAVES: u32 = 16;
@@ -47,7 +47,7 @@ fn main() {
 
 /// The other process: it does what the first does, and is not timed.
 fn peer(rounds: &str, floor: &str) {
-    let rank = Ranks::meet(1, |ours| {
+    let rank = Wires::meet(1, |ours| {
         println!("{ours}");
         std::io::stdin().lines().map(Result::unwrap)
     });
@@ -65,7 +65,7 @@ fn measure(n_rounds: usize) {
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let mut heard = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let rank = Ranks::meet(0, move |ours| {
+    let rank = Wires::meet(0, move |ours| {
         writeln!(stdin, "{ours}").unwrap();
         // Their pipe stays open as long as the peer reads.
         std::mem::forget(stdin);
@@ -79,27 +79,27 @@ fn measure(n_rounds: usize) {
 }
 
 /// One rank of two, on each wire.
-struct Ranks {
+struct Wires {
     number: u16,
-    kinds: Vec<Collective>,
+    kinds: Vec<Ranks<Cpu>>,
 }
 
-impl Ranks {
+impl Wires {
     /// `exchange` tells the other our addresses and has its.
-    fn meet<I: Iterator<Item = String>>(number: u16, exchange: impl FnOnce(&str) -> I) -> Ranks {
-        let doorways = MESHES.map(|_| Doorway::open("127.0.0.1:0").unwrap());
-        let ours = doorways.each_ref().map(|doorway| doorway.address().to_string());
+    fn meet<I: Iterator<Item = String>>(number: u16, exchange: impl FnOnce(&str) -> I) -> Wires {
+        let listeners = MESHES.map(|_| PeerListener::bind("127.0.0.1:0").unwrap());
+        let ours = listeners.each_ref().map(|listener| listener.address().to_string());
         let theirs = exchange(&ours.join(" ")).next().unwrap();
-        let join = |((doorway, theirs), (wire, spin, pp)): ((&Doorway, &str), (Wire, bool, u16))| {
-            let mine = doorway.address().to_string();
+        let join = |((listener, theirs), (wire, spin, pp)): ((&PeerListener, &str), (Wire, bool, u16))| {
+            let mine = listener.address().to_string();
             let mut peers = vec![mine, theirs.to_string()];
             peers.rotate_right(number.into());
             let layout = Layout::even(Grid { pp, tp: 2 / pp, ep: 1 }, pp.into()).unwrap();
             let plan = MeshPlan::new(Epoch::default(), Rank(number), layout, peers, [1; 32]);
-            Collective::join(doorway, MeshPlan { wire, spin, ..plan }).unwrap()
+            Ranks::over_host(Mesh::join(listener, MeshPlan { wire, spin, ..plan }).unwrap())
         };
-        let kinds = doorways.iter().zip(theirs.split(' ')).zip(MESHES).map(join).collect();
-        Ranks { number, kinds }
+        let kinds = listeners.iter().zip(theirs.split(' ')).zip(MESHES).map(join).collect();
+        Wires { number, kinds }
     }
 
     /// A row from the first stage to the second, and the token that it makes back.
@@ -156,10 +156,10 @@ impl Floor {
 /// Microseconds of each operation, by kind, and where the collectives' time went.
 struct Results {
     micros: [Vec<f64>; KINDS.len()],
-    times: Vec<Times>,
+    times: Vec<ExchangeTimes>,
 }
 
-fn run(mut ranks: Ranks, floor: &Floor, n_rounds: usize) -> Results {
+fn run(mut ranks: Wires, floor: &Floor, n_rounds: usize) -> Results {
     let side = usize::from(ranks.number);
     let cpu =
         Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false }).unwrap();
@@ -196,7 +196,7 @@ fn run(mut ranks: Ranks, floor: &Floor, n_rounds: usize) -> Results {
     let mut sum = vec![0.0; N_COLS];
     cpu.read(&planes, 0..1, &mut sum);
     assert!(sum.iter().all(|value| *value == 2.0) && theirs == ours);
-    Results { micros, times: ranks.kinds.iter().map(Collective::times).collect() }
+    Results { micros, times: ranks.kinds.iter().map(Ranks::times).collect() }
 }
 
 /// Idle time of all cores, in the system's ticks, and the time in all.

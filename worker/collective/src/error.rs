@@ -1,7 +1,7 @@
 //! What can go wrong between ranks, and whose fault it was.
 
-use crate::frame::Kind;
-use crate::nccl::NcclError;
+use crate::carriers::nccl::api::NcclError;
+use crate::frame::FrameKind;
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -32,7 +32,7 @@ pub enum Error {
     #[error("rank {} sent {found} where {expected} was due", .rank.0)]
     OutOfStep { rank: Rank, expected: Due, found: Due },
     #[error("rank {} refused this one: {why}", .rank.0)]
-    Refused { rank: Rank, why: Refusal },
+    Refused { rank: Rank, why: JoinRefusal },
     #[error("this rank has no {0}")]
     NoPeer(&'static str),
     #[error("no memory can be shared with rank {}, and the plan allows nothing else", .rank.0)]
@@ -53,7 +53,7 @@ pub enum Error {
 /// A message as both sides should know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
-    pub kind: Kind,
+    pub kind: FrameKind,
     pub seq: u32,
     pub tag: u64,
     pub n_words: u32,
@@ -67,7 +67,7 @@ impl fmt::Display for Due {
 
 /// Why a handshake ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum JoinRefusal {
     #[error("another version of the protocol")]
     Version,
     #[error("the secret is wrong")]

@@ -1,31 +1,31 @@
 //! Peers that do what they must not, seen from inside: every one is named, and none brings wrong numbers.
 
 use crate::error::Error;
-use crate::frame::{FRAME_WORDS_MAX, HEAD_WORDS, Head, Kind, checksum, frame_words};
-use crate::link::{Link, MemoryLink, Side, SocketLink};
+use crate::frame::{FRAME_WORDS_MAX, FrameHead, FrameKind, HEAD_WORDS, checksum, frame_words};
+use crate::link::{LinkSide, PeerLink, ShmLink, TcpLink};
 use crate::mesh::{Mesh, Wiring};
-use crate::moves::{Ends, Move, Way};
 use crate::region::Region;
 use crate::ring::LINE_WORDS;
 use crate::sync::Ordering;
-use crate::wait::Waits;
+use crate::transfer::{Direction, Payload, Transfer};
+use crate::wait::WaitPolicy;
+use backend::Memory;
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use backend::{Activations, Memory};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
-use types::{Epoch, Grid, Layout, Rank};
+use types::{Activations, Epoch, Grid, Layout, Rank};
 
 const EPOCH: Epoch = Epoch { incarnation: 3, n: 4 };
 const N_COLS: usize = 40;
 
 /// Rank 0 of ten, with a link to the next.
-fn mesh(link: Link, bell: Arc<Region>, deadline: Duration) -> Mesh {
+fn mesh(link: PeerLink, doorbell: Arc<Region>, deadline: Duration) -> Mesh {
     let layout = Layout::even(Grid { pp: 1, tp: 10, ep: 1 }, 1).unwrap();
-    let waits = Waits { deadline, spin: false };
+    let policy = WaitPolicy { deadline, spin: false };
     let links = [None, Some(link)].into_iter().chain((2..10).map(|_| None)).collect();
-    Mesh::new(&layout, Wiring { rank: Rank(0), epoch: EPOCH, waits, bell, links }).unwrap()
+    Mesh::new(&layout, Wiring { rank: Rank(0), epoch: EPOCH, policy, doorbell, links }).unwrap()
 }
 
 /// Receives a row from rank 1.
@@ -33,8 +33,8 @@ fn receive(mesh: &mut Mesh) -> Result<Vec<f32>, Error> {
     let cpu =
         Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false }).unwrap();
     let mut buffer = cpu.buffer(1, N_COLS).unwrap();
-    mesh.moves.push(Move::block(1, Way::In, 1, 0..N_COLS));
-    mesh.exchange(Kind::Rows, 1, &|_| 0, &mut Row(&cpu, &mut buffer))?;
+    mesh.plan([Transfer::block(1, Direction::In, 1, 0..N_COLS)]);
+    mesh.exchange(FrameKind::Rows, 1, &|_| 0, &mut Row(&cpu, &mut buffer))?;
     let mut row = vec![0.0; N_COLS];
     cpu.read(&buffer, 0..1, &mut row);
     Ok(row)
@@ -42,7 +42,7 @@ fn receive(mesh: &mut Mesh) -> Result<Vec<f32>, Error> {
 
 struct Row<'a>(&'a Cpu, &'a mut <Cpu as Memory>::Buffer);
 
-impl Ends for Row<'_> {
+impl Payload for Row<'_> {
     fn read(&mut self, _row: usize, _col: usize, _out: &mut [u32]) {
         unreachable!("nothing is sent");
     }
@@ -52,13 +52,13 @@ impl Ends for Row<'_> {
     }
 }
 
-fn bell() -> Arc<Region> {
-    Arc::new(Region::anonymous(Region::bell_bytes()).unwrap())
+fn doorbell() -> Arc<Region> {
+    Arc::new(Region::anonymous(Region::doorbell_bytes()).unwrap())
 }
 
 /// What rank 1 should send.
-fn due() -> Head {
-    Head { kind: Kind::Rows, seq: 0, n_words: N_COLS as u32, tag: 1, epoch: EPOCH }
+fn due() -> FrameHead {
+    FrameHead { kind: FrameKind::Rows, seq: 0, n_words: N_COLS as u32, tag: 1, epoch: EPOCH }
 }
 
 fn payload() -> Vec<u32> {
@@ -66,7 +66,7 @@ fn payload() -> Vec<u32> {
 }
 
 /// A frame's words, with a right checksum.
-fn frame(head: Head) -> Vec<u32> {
+fn frame(head: FrameHead) -> Vec<u32> {
     let mut words = head.encode(checksum(&payload())).to_vec();
     words.extend(payload());
     words.resize(frame_words(N_COLS), 0);
@@ -86,7 +86,7 @@ fn over_socket(words: &[u32], n_bytes: usize, hangs_up: bool) -> Result<Vec<f32>
     let (ours, mut theirs) = connected();
     theirs.write_all(&bytemuck::cast_slice::<u32, u8>(words)[..n_bytes]).unwrap();
     let kept = (!hangs_up).then_some(theirs);
-    let result = receive(&mut mesh(Link::Socket(SocketLink::new(ours)), bell(), Duration::from_millis(300)));
+    let result = receive(&mut mesh(PeerLink::Tcp(TcpLink::new(ours)), doorbell(), Duration::from_millis(300)));
     drop(kept);
     result
 }
@@ -117,8 +117,8 @@ fn garbage_on_a_socket_is_named() {
         words[at] ^= 1 << 13;
         words
     };
-    let long = Head { n_words: FRAME_WORDS_MAX as u32 + 1, ..due() };
-    let skip = [vec![Head::skip()], vec![0; 63]].concat();
+    let long = FrameHead { n_words: FRAME_WORDS_MAX as u32 + 1, ..due() };
+    let skip = [vec![FrameHead::skip()], vec![0; 63]].concat();
     for words in [changed(0), changed(1), changed(3), changed(10), changed(HEAD_WORDS), frame(long), skip] {
         let result = over_socket(&words, 4 * words.len(), false);
         assert!(matches!(result, Err(Error::Garbage { rank: PEER, .. })), "{result:?}");
@@ -128,10 +128,10 @@ fn garbage_on_a_socket_is_named() {
 #[test]
 fn a_peer_that_is_out_of_step_is_named() {
     let heads = [
-        Head { kind: Kind::Sums, ..due() },
-        Head { seq: 1, ..due() },
-        Head { tag: 2, ..due() },
-        Head { n_words: N_COLS as u32 - 1, ..due() },
+        FrameHead { kind: FrameKind::Sums, ..due() },
+        FrameHead { seq: 1, ..due() },
+        FrameHead { tag: 2, ..due() },
+        FrameHead { n_words: N_COLS as u32 - 1, ..due() },
     ];
     for head in heads {
         let mut words = frame(head);
@@ -140,14 +140,14 @@ fn a_peer_that_is_out_of_step_is_named() {
         assert!(matches!(result, Err(Error::OutOfStep { rank: PEER, .. })), "{result:?}");
     }
     let stale = Epoch { n: EPOCH.n - 1, ..EPOCH };
-    let words = frame(Head { epoch: stale, ..due() });
+    let words = frame(FrameHead { epoch: stale, ..due() });
     let result = over_socket(&words, 4 * words.len(), false);
     assert!(matches!(result, Err(Error::Stale { rank: PEER, ours: EPOCH, theirs }) if theirs == stale));
 }
 
 #[test]
 fn who_breaks_off_names_the_culprit() {
-    let words = Head { kind: Kind::Break, n_words: 0, tag: 9, ..due() }.encode(checksum(&[]));
+    let words = FrameHead { kind: FrameKind::Break, n_words: 0, tag: 9, ..due() }.encode(checksum(&[]));
     let result = over_socket(&words, 4 * HEAD_WORDS, true);
     assert!(matches!(result, Err(Error::PeerLost { rank: Rank(9) })), "{result:?}");
 }
@@ -155,21 +155,21 @@ fn who_breaks_off_names_the_culprit() {
 const RING: u32 = 1 << 15;
 
 /// Both ends of a link in memory, and what they share.
-fn in_memory() -> (MemoryLink, MemoryLink, Arc<Region>, Arc<Region>) {
+fn in_memory() -> (ShmLink, ShmLink, Arc<Region>, Arc<Region>) {
     let region = Arc::new(Region::anonymous(Region::pair_bytes(RING)).unwrap());
-    let bells = [bell(), bell()];
-    let side = |i: usize| MemoryLink::new(Side::new(region.clone(), i, bells[1 - i].clone()), RING, None);
-    (side(0), side(1), region.clone(), bells[0].clone())
+    let doorbells = [doorbell(), doorbell()];
+    let side = |i: usize| ShmLink::new(LinkSide::new(region.clone(), i, doorbells[1 - i].clone()), RING, None);
+    (side(0), side(1), region.clone(), doorbells[0].clone())
 }
 
 /// What rank 0 sees of a peer that has done this to the memory they share.
-fn over_memory(does: impl FnOnce(&Region, &mut MemoryLink)) -> Result<Vec<f32>, Error> {
-    let (ours, mut theirs, region, bell) = in_memory();
+fn over_memory(does: impl FnOnce(&Region, &mut ShmLink)) -> Result<Vec<f32>, Error> {
+    let (ours, mut theirs, region, doorbell) = in_memory();
     does(&region, &mut theirs);
-    receive(&mut mesh(Link::Memory(ours), bell, Duration::from_millis(100)))
+    receive(&mut mesh(PeerLink::Shm(ours), doorbell, Duration::from_millis(100)))
 }
 
-fn send(link: &mut MemoryLink, head: Head) {
+fn send(link: &mut ShmLink, head: FrameHead) {
     link.frame(N_COLS).unwrap().unwrap().copy_from_slice(&payload());
     link.send(&head).unwrap();
 }
@@ -186,7 +186,7 @@ fn nonsense_in_shared_memory_is_named() {
         let result = over_memory(|region, _| region.pair().cursors[1].written.0.store(written, Ordering::Release));
         assert!(matches!(result, Err(Error::Garbage { rank: PEER, .. })), "{written}: {result:?}");
     }
-    for (at, word) in [(0, 7), (1, 99), (3, u32::MAX), (3, 1000), (0, Head::skip())] {
+    for (at, word) in [(0, 7), (1, 99), (3, u32::MAX), (3, 1000), (0, FrameHead::skip())] {
         let result = over_memory(|region, link| {
             send(link, due());
             // SAFETY: a word of the first head, and nobody reads yet.
@@ -196,7 +196,7 @@ fn nonsense_in_shared_memory_is_named() {
     }
     let result = over_memory(|region, link| {
         // A head that promises more than was written.
-        send(link, Head { n_words: 4000, ..due() });
+        send(link, FrameHead { n_words: 4000, ..due() });
         region.pair().cursors[1].written.0.store(LINE_WORDS, Ordering::Release);
     });
     assert!(matches!(result, Err(Error::Garbage { rank: PEER, .. })), "{result:?}");
@@ -207,7 +207,7 @@ fn a_reader_that_says_nonsense_is_named() {
     let (mut ours, _theirs, region, _) = in_memory();
     let mut n_sent = 0;
     while ours.frame(FRAME_WORDS_MAX).unwrap().is_some() {
-        ours.send(&Head { n_words: FRAME_WORDS_MAX as u32, ..due() }).unwrap();
+        ours.send(&FrameHead { n_words: FRAME_WORDS_MAX as u32, ..due() }).unwrap();
         n_sent += 1;
     }
     assert_eq!(n_sent, 1);
@@ -221,7 +221,7 @@ fn a_ring_wraps_with_frames_of_every_length() {
     let mut n_words = 1;
     for seq in 0..3000 {
         n_words = (n_words * 31 + 7) % 9000;
-        let head = Head { kind: Kind::Sums, seq, n_words: n_words as u32, tag: 0, epoch: EPOCH };
+        let head = FrameHead { kind: FrameKind::Sums, seq, n_words: n_words as u32, tag: 0, epoch: EPOCH };
         ours.frame(n_words).unwrap().unwrap().fill(seq);
         ours.send(&head).unwrap();
         assert_eq!(theirs.peek(), Ok(Some(head)));

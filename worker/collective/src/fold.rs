@@ -1,21 +1,12 @@
 //! The tree over the planes of all ranks, a tile of columns at a time. Knows nothing of where the planes came from.
 
-use std::ops::Range;
+use crate::sum::Plane;
 use types::leaves::Fold;
 
 /// Columns that are folded together: the whole stack stays in the nearest cache.
 const TILE: usize = 256;
 /// Of the stack below its first entry, which is the result itself.
 pub const STACK: usize = (Fold::DEPTH_MAX - 1) * TILE;
-
-/// One plane of the sum.
-#[derive(Clone, Debug)]
-pub struct Plane {
-    pub run: Range<u32>,
-    /// The rank that has it, and which of its planes it is.
-    pub tp: usize,
-    pub number: usize,
-}
 
 /// out = the sum of all planes, which come in ascending order of their leaves. `source` has a plane's elements, as many
 /// as `out`.

@@ -15,7 +15,7 @@ const SKIP: u32 = u32::from_le_bytes(*b"SKIP");
 /// What a frame carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Kind {
+pub enum FrameKind {
     /// All planes of a small sum.
     Planes = 1,
     /// The receiver's columns of the planes of a large sum.
@@ -34,21 +34,21 @@ pub enum Kind {
     Leave = 8,
     /// The sender breaks off, and says who is to blame.
     Break = 9,
-    /// What a rank has to exchange with.
-    Cards = 10,
+    /// What ranks tell each other while they settle what carries for them.
+    Notes = 10,
 }
 
-impl Kind {
-    fn of(word: u32) -> Option<Kind> {
-        use Kind::{Break, Cards, Columns, Leave, Parts, Planes, Rows, Stream, Sums, Tokens};
-        let all = [Planes, Parts, Sums, Rows, Columns, Stream, Tokens, Leave, Break, Cards];
+impl FrameKind {
+    fn of(word: u32) -> Option<FrameKind> {
+        use FrameKind::{Break, Columns, Leave, Notes, Parts, Planes, Rows, Stream, Sums, Tokens};
+        let all = [Planes, Parts, Sums, Rows, Columns, Stream, Tokens, Leave, Break, Notes];
         all.into_iter().find(|kind| *kind as u32 == word)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
-    pub kind: Kind,
+pub struct FrameHead {
+    pub kind: FrameKind,
     /// Frames of this link and direction, counted from zero.
     pub seq: u32,
     pub n_words: u32,
@@ -59,13 +59,13 @@ pub struct Head {
 
 /// What stands where a head should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Front {
-    Head(Head),
+pub enum FrameStart {
+    Head(FrameHead),
     Skip,
     Garbage(&'static str),
 }
 
-impl Head {
+impl FrameHead {
     /// `sum`: of the payload, where the wire may change it.
     pub fn encode(&self, sum: u64) -> [u32; HEAD_WORDS] {
         let (tag, incarnation) = (self.tag, self.epoch.incarnation);
@@ -88,20 +88,20 @@ impl Head {
     }
 
     /// The head, and the sum that its payload should have.
-    pub fn decode(words: &[u32; HEAD_WORDS]) -> (Front, u64) {
+    pub fn decode(words: &[u32; HEAD_WORDS]) -> (FrameStart, u64) {
         let wide = |at: usize| u64::from(words[at]) | u64::from(words[at + 1]) << 32;
         let kind = match words[0] {
-            SKIP => return (Front::Skip, 0),
-            MAGIC if wide(14) == checksum(&words[..14]) => Kind::of(words[1]),
-            MAGIC => return (Front::Garbage("a head whose checksum is wrong"), 0),
-            _ => return (Front::Garbage("no message where one should begin"), 0),
+            SKIP => return (FrameStart::Skip, 0),
+            MAGIC if wide(14) == checksum(&words[..14]) => FrameKind::of(words[1]),
+            MAGIC => return (FrameStart::Garbage("a head whose checksum is wrong"), 0),
+            _ => return (FrameStart::Garbage("no message where one should begin"), 0),
         };
-        let Some(kind) = kind else { return (Front::Garbage("an unknown kind of message"), 0) };
+        let Some(kind) = kind else { return (FrameStart::Garbage("an unknown kind of message"), 0) };
         if words[3] as usize > FRAME_WORDS_MAX {
-            return (Front::Garbage("a message longer than any"), 0);
+            return (FrameStart::Garbage("a message longer than any"), 0);
         }
         let epoch = Epoch { incarnation: wide(6), n: words[8] };
-        (Front::Head(Head { kind, seq: words[2], n_words: words[3], tag: wide(4), epoch }), wide(10))
+        (FrameStart::Head(FrameHead { kind, seq: words[2], n_words: words[3], tag: wide(4), epoch }), wide(10))
     }
 
     /// What a writer leaves where a frame would not fit before the ring's end.
@@ -137,14 +137,14 @@ pub fn checksum(words: &[u32]) -> u64 {
 mod tests {
     use super::*;
 
-    fn head() -> Head {
+    fn head() -> FrameHead {
         let epoch = Epoch { incarnation: 0x1234_5678_9abc_def0, n: 7 };
-        Head { kind: Kind::Tokens, seq: 3, n_words: 17, tag: u64::MAX - 5, epoch }
+        FrameHead { kind: FrameKind::Tokens, seq: 3, n_words: 17, tag: u64::MAX - 5, epoch }
     }
 
     #[test]
     fn heads_come_back() {
-        assert_eq!(Head::decode(&head().encode(99)), (Front::Head(head()), 99));
+        assert_eq!(FrameHead::decode(&head().encode(99)), (FrameStart::Head(head()), 99));
         assert_eq!(frame_words(17), HEAD_WORDS + 32);
     }
 
@@ -154,7 +154,7 @@ mod tests {
         for bit in 0..HEAD_WORDS * 32 {
             let mut changed = words;
             changed[bit / 32] ^= 1 << (bit % 32);
-            assert!(matches!(Head::decode(&changed), (Front::Garbage(_), _)), "bit {bit}");
+            assert!(matches!(FrameHead::decode(&changed), (FrameStart::Garbage(_), _)), "bit {bit}");
         }
     }
 
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_length_beyond_the_limit_is_garbage() {
-        let long = Head { n_words: FRAME_WORDS_MAX as u32 + 1, ..head() };
-        assert_eq!(Head::decode(&long.encode(0)).0, Front::Garbage("a message longer than any"));
+        let long = FrameHead { n_words: FRAME_WORDS_MAX as u32 + 1, ..head() };
+        assert_eq!(FrameHead::decode(&long.encode(0)).0, FrameStart::Garbage("a message longer than any"));
     }
 }

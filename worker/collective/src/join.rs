@@ -2,17 +2,17 @@
 //! meant is sent away and harms nobody. Knows nothing of what they will say to each other.
 
 mod handshake;
-mod talk;
+mod stream;
 
-use crate::doom::Ended;
-use crate::doorway::Doorway;
-use crate::error::{Error, Refusal, Result};
-use crate::link::Link;
+use crate::cancel::CancelFlag;
+use crate::error::{Error, JoinRefusal, Result};
+use crate::link::PeerLink;
+use crate::listener::PeerListener;
 use crate::mesh::{Mesh, Wiring};
 use crate::plan::{MeshPlan, Wire};
-use crate::region::{Offer, Region};
-use crate::wait::Waits;
-use crate::wiring::talk as talks;
+use crate::region::{Region, RegionExport};
+use crate::wait::WaitPolicy;
+use crate::wiring::are_peers;
 use handshake::{Meeting, Met, fresh};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -20,10 +20,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
-use talk::Talk;
+use stream::HandshakeStream;
 use types::Rank;
 
-/// Who knocks must say who it is within.
+/// Within this time who connects must say who it is.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Handshakes at once; more wait in the system's queue.
 const HANDSHAKES_MAX: usize = 64;
@@ -34,73 +34,88 @@ const AGAIN: Duration = Duration::from_millis(30);
 
 /// One rank's meeting of all its peers.
 pub(crate) struct Join<'a> {
-    doorway: &'a Doorway,
+    listener: &'a PeerListener,
     plan: &'a MeshPlan,
     deadline: Instant,
     /// The place that it is for is over.
-    ended: &'a Ended,
-    /// This rank's bell, and how others on this host open it.
-    bell: Arc<Region>,
-    offer: Option<Offer>,
+    cancel: &'a CancelFlag,
+    /// This rank's doorbell, and how others on this host open it.
+    doorbell: Arc<Region>,
+    offer: Option<RegionExport>,
     n_handshakes: AtomicUsize,
     state: Mutex<State>,
 }
 
 struct State {
     /// By rank.
-    seats: Vec<Seat>,
+    peers: Vec<PeerState>,
     /// The first failure, which ends the join.
     error: Option<Error>,
 }
 
 /// Where a peer stands.
-enum Seat {
+enum PeerState {
     /// Itself, or one that it never talks to.
-    Nobody,
-    Empty,
+    Unneeded,
+    Missing,
     /// Somebody has proved to be it and is settling the wire.
-    Taken,
-    Here(Box<Link>),
+    Settling,
+    Linked(Box<PeerLink>),
 }
 
-pub(crate) fn join(doorway: &Doorway, plan: &MeshPlan, ended: &Ended) -> Result<Mesh> {
+impl Mesh {
+    /// Meets the other ranks of the plan's epoch: all of them join at about the same time, each with its own rank.
+    pub fn join(listener: &PeerListener, plan: MeshPlan) -> Result<Mesh> {
+        Mesh::join_until(listener, plan, &CancelFlag::default())
+    }
+
+    /// The same, broken off when it is cancelled: before it began, too.
+    pub fn join_until(listener: &PeerListener, plan: MeshPlan, cancel: &CancelFlag) -> Result<Mesh> {
+        match plan.layout.grid().n_ranks() {
+            1 => Ok(Mesh::alone(&plan.layout)),
+            _ => join(listener, &plan, cancel),
+        }
+    }
+}
+
+fn join(listener: &PeerListener, plan: &MeshPlan, cancel: &CancelFlag) -> Result<Mesh> {
     let deadline = Instant::now() + plan.timeouts.join;
     let grid = plan.layout.grid();
     if plan.rank.0 >= grid.n_ranks() || plan.peers.len() != usize::from(grid.n_ranks()) {
         return Err(Error::Plan("a rank outside of the grid, or not one address for each rank"));
     }
-    let seat = |rank| if talks(grid, plan.rank, Rank(rank)) { Seat::Empty } else { Seat::Nobody };
-    let seats = (0..grid.n_ranks()).map(seat).collect();
-    let (bell, offer) = bell(plan)?;
+    let peer = |rank| if are_peers(grid, plan.rank, Rank(rank)) { PeerState::Missing } else { PeerState::Unneeded };
+    let peers = (0..grid.n_ranks()).map(peer).collect();
+    let (doorbell, offer) = doorbell(plan)?;
     let join = Join {
-        doorway,
+        listener,
         plan,
         deadline,
-        ended,
-        bell: Arc::new(bell),
+        cancel,
+        doorbell: Arc::new(doorbell),
         offer,
         n_handshakes: AtomicUsize::new(0),
-        state: Mutex::new(State { seats, error: None }),
+        state: Mutex::new(State { peers, error: None }),
     };
     join.meet();
     join.into_mesh()
 }
 
 /// Offered to others if it may be, and can be on this system.
-fn bell(plan: &MeshPlan) -> Result<(Region, Option<Offer>)> {
+fn doorbell(plan: &MeshPlan) -> Result<(Region, Option<RegionExport>)> {
     if plan.wire != Wire::Socket
-        && let Ok((region, offer)) = Offer::make(Region::bell_bytes(), fresh()?)
+        && let Ok((region, offer)) = RegionExport::make(Region::doorbell_bytes(), fresh()?)
     {
         return Ok((region, Some(offer)));
     }
-    let bell = Region::anonymous(Region::bell_bytes());
-    Ok((bell.map_err(|source| Error::Io { what: "memory for a bell", source })?, None))
+    let doorbell = Region::anonymous(Region::doorbell_bytes());
+    Ok((doorbell.map_err(|source| Error::Io { what: "memory for a doorbell", source })?, None))
 }
 
 impl Join<'_> {
     fn meet(&self) {
         std::thread::scope(|scope| {
-            for rank in self.empty().into_iter().filter(|rank| *rank < self.plan.rank) {
+            for rank in self.missing().into_iter().filter(|rank| *rank < self.plan.rank) {
                 scope.spawn(move || self.dial(rank));
             }
             while !self.is_over() {
@@ -116,23 +131,24 @@ impl Join<'_> {
         if let Some(error) = state.error {
             return Err(error);
         }
-        let links = state.seats.into_iter().map(|seat| match seat {
-            Seat::Here(link) => Some(*link),
+        let links = state.peers.into_iter().map(|peer| match peer {
+            PeerState::Linked(link) => Some(*link),
             _ => None,
         });
         let plan = self.plan;
-        let waits = Waits { deadline: plan.timeouts.op, spin: plan.spin };
-        let (rank, epoch, bell) = (plan.rank, plan.epoch, self.bell);
-        Mesh::new(&plan.layout, Wiring { rank, epoch, waits, bell, links: links.collect() })
+        let policy = WaitPolicy { deadline: plan.timeouts.op, spin: plan.spin };
+        let (rank, epoch, doorbell) = (plan.rank, plan.epoch, self.doorbell);
+        Mesh::new(&plan.layout, Wiring { rank, epoch, policy, doorbell, links: links.collect() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn empty(&self) -> Vec<Rank> {
+    fn missing(&self) -> Vec<Rank> {
         let state = self.state();
-        let awaited = state.seats.iter().enumerate().filter(|(_, seat)| matches!(seat, Seat::Empty | Seat::Taken));
+        let awaited =
+            state.peers.iter().enumerate().filter(|(_, peer)| matches!(peer, PeerState::Missing | PeerState::Settling));
         awaited.map(|(rank, _)| Rank(rank as u16)).collect()
     }
 
@@ -143,8 +159,8 @@ impl Join<'_> {
 
     /// All are here, or it has failed; a passed deadline is a failure that names who is missing.
     fn is_over(&self) -> bool {
-        let Some(missing) = self.empty().into_iter().next() else { return true };
-        if self.ended.is_said() {
+        let Some(missing) = self.missing().into_iter().next() else { return true };
+        if self.cancel.is_cancelled() {
             self.fail(Error::Aborted);
         } else if Instant::now() >= self.deadline {
             self.fail(Error::Deadline { rank: missing });
@@ -152,16 +168,16 @@ impl Join<'_> {
         self.state().error.is_some()
     }
 
-    /// Waits a moment for a knock, and gives who knocks a thread: who is silent keeps nobody waiting.
+    /// Waits a moment for a connection, and gives it a thread: who is silent keeps nobody waiting.
     fn let_in<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Result<()> {
         let slice = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
-        // Heard or not, the doorway is asked.
-        let _ = poll(&mut [PollFd::new(self.doorway.listener(), PollFlags::IN)], Some(&slice));
+        // Heard or not, the listener is asked.
+        let _ = poll(&mut [PollFd::new(self.listener.listener(), PollFlags::IN)], Some(&slice));
         if self.n_handshakes.load(Ordering::Relaxed) >= HANDSHAKES_MAX {
             std::thread::sleep(LOOK);
             return Ok(());
         }
-        let Some((stream, from)) = self.doorway.accept()? else { return Ok(()) };
+        let Some((stream, from)) = self.listener.accept()? else { return Ok(()) };
         self.n_handshakes.fetch_add(1, Ordering::Relaxed);
         let welcome = move || {
             self.welcome(stream, from);
@@ -174,27 +190,31 @@ impl Join<'_> {
     fn welcome(&self, stream: TcpStream, from: SocketAddr) {
         let until = self.deadline.min(Instant::now() + HANDSHAKE);
         match self.meeting(stream, until).and_then(|mut meeting| meeting.welcome(|rank| self.take(rank))) {
-            Ok((rank, met)) => self.seat(rank, Ok(met)),
+            Ok((rank, met)) => self.settle(rank, Ok(met)),
             Err((rank, why)) => {
-                // Its seat is free again for the one who is meant.
+                // Its place is free again for the rank itself.
                 self.free(rank);
-                self.doorway.refused(from, why);
+                self.listener.refused(from, why);
             }
         }
     }
 
-    fn meeting(&self, stream: TcpStream, until: Instant) -> std::result::Result<Meeting<'_>, (Option<Rank>, Refusal)> {
-        let talk = Talk::new(stream, until, Box::new(|| self.is_over())).map_err(|why| (None, why))?;
-        Ok(Meeting { plan: self.plan, offer: self.offer.as_ref(), talk })
+    fn meeting(
+        &self,
+        stream: TcpStream,
+        until: Instant,
+    ) -> std::result::Result<Meeting<'_>, (Option<Rank>, JoinRefusal)> {
+        let stream = HandshakeStream::new(stream, until, Box::new(|| self.is_over())).map_err(|why| (None, why))?;
+        Ok(Meeting { plan: self.plan, offer: self.offer.as_ref(), stream })
     }
 
-    /// The seat of a rank that has proved to be it.
-    fn take(&self, rank: Rank) -> std::result::Result<(), Refusal> {
-        match &mut self.state().seats[usize::from(rank.0)] {
-            Seat::Nobody => Err(Refusal::Unexpected),
-            Seat::Taken | Seat::Here(_) => Err(Refusal::Duplicate),
-            seat @ Seat::Empty => {
-                *seat = Seat::Taken;
+    /// The place of a rank that has proved to be it.
+    fn take(&self, rank: Rank) -> std::result::Result<(), JoinRefusal> {
+        match &mut self.state().peers[usize::from(rank.0)] {
+            PeerState::Unneeded => Err(JoinRefusal::Unexpected),
+            PeerState::Settling | PeerState::Linked(_) => Err(JoinRefusal::Duplicate),
+            peer @ PeerState::Missing => {
+                *peer = PeerState::Settling;
                 Ok(())
             }
         }
@@ -202,14 +222,14 @@ impl Join<'_> {
 
     fn free(&self, rank: Option<Rank>) {
         if let Some(rank) = rank {
-            self.state().seats[usize::from(rank.0)] = Seat::Empty;
+            self.state().peers[usize::from(rank.0)] = PeerState::Missing;
         }
     }
 
-    fn seat(&self, rank: Rank, met: Result<Met>) {
+    fn settle(&self, rank: Rank, met: Result<Met>) {
         let link = met.and_then(|met| met.into_link(self.plan, rank));
         match link {
-            Ok(link) => self.state().seats[usize::from(rank.0)] = Seat::Here(Box::new(link)),
+            Ok(link) => self.state().peers[usize::from(rank.0)] = PeerState::Linked(Box::new(link)),
             Err(error) => self.fail(error),
         }
     }
@@ -219,10 +239,10 @@ impl Join<'_> {
         let mut early = None;
         while !self.is_over() {
             match self.dial_once(rank) {
-                Ok(met) => return self.seat(rank, Ok(met)),
-                Err(why @ Refusal::Early { .. }) => early = Some(why),
-                Err(Refusal::Gone | Refusal::Silence) => {}
-                Err(Refusal::Stale { ours, theirs }) => return self.fail(Error::Stale { rank, ours, theirs }),
+                Ok(met) => return self.settle(rank, Ok(met)),
+                Err(why @ JoinRefusal::Early { .. }) => early = Some(why),
+                Err(JoinRefusal::Gone | JoinRefusal::Silence) => {}
+                Err(JoinRefusal::Stale { ours, theirs }) => return self.fail(Error::Stale { rank, ours, theirs }),
                 Err(why) => return self.fail(Error::Refused { rank, why }),
             }
             if let Some(why) = early
@@ -234,13 +254,13 @@ impl Join<'_> {
         }
     }
 
-    fn dial_once(&self, rank: Rank) -> std::result::Result<Met, Refusal> {
+    fn dial_once(&self, rank: Rank) -> std::result::Result<Met, JoinRefusal> {
         let time = self.deadline.saturating_duration_since(Instant::now()).min(HANDSHAKE);
         let peer = &self.plan.peers[usize::from(rank.0)];
-        let addresses = peer.to_socket_addrs().map_err(|_| Refusal::Gone)?;
+        let addresses = peer.to_socket_addrs().map_err(|_| JoinRefusal::Gone)?;
         let connect = |address| TcpStream::connect_timeout(&address, time.max(LOOK)).ok();
-        let stream = addresses.into_iter().find_map(connect).ok_or(Refusal::Gone)?;
-        // Until the deadline: the peer may still be in an epoch before this one, its doorway unattended.
+        let stream = addresses.into_iter().find_map(connect).ok_or(JoinRefusal::Gone)?;
+        // Until the deadline: the peer may still be in an epoch before this one, its listener unattended.
         let mut meeting = self.meeting(stream, self.deadline).map_err(|(_, why)| why)?;
         meeting.dial(rank)
     }

@@ -1,17 +1,17 @@
 //! One rank's talk with one other: frames out, frames in, none of it ever blocks. Knows nothing of what frames mean.
 
-mod memory;
-mod socket;
+mod shm;
+mod tcp;
 
-pub use memory::{MemoryLink, Side, hung_up};
-pub use socket::SocketLink;
+pub use shm::{LinkSide, ShmLink, hung_up};
+pub use tcp::TcpLink;
 
-use crate::frame::Head;
+use crate::frame::FrameHead;
 use types::Rank;
 
 /// What a neighbour has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum LinkFault {
     /// It is gone, and names who is to blame if it is not itself.
     Lost(Option<Rank>),
     /// It has left in good order, after all that it had to send.
@@ -19,71 +19,71 @@ pub enum Fault {
     Garbage(&'static str),
 }
 
-pub type Result<T> = std::result::Result<T, Fault>;
+pub type Result<T> = std::result::Result<T, LinkFault>;
 
 #[derive(Debug)]
-pub enum Link {
-    Memory(MemoryLink),
-    Socket(SocketLink),
+pub enum PeerLink {
+    Shm(ShmLink),
+    Tcp(TcpLink),
 }
 
-impl Link {
+impl PeerLink {
     /// The place for the next frame's payload, if there is room now.
     pub fn frame(&mut self, n_words: usize) -> Result<Option<&mut [u32]>> {
         match self {
-            Link::Memory(link) => link.frame(n_words),
-            Link::Socket(link) => link.frame(n_words),
+            PeerLink::Shm(link) => link.frame(n_words),
+            PeerLink::Tcp(link) => link.frame(n_words),
         }
     }
 
     /// Sends what was written to the place.
-    pub fn send(&mut self, head: &Head) -> Result<()> {
+    pub fn send(&mut self, head: &FrameHead) -> Result<()> {
         match self {
-            Link::Memory(link) => link.send(head),
-            Link::Socket(link) => link.send(head),
+            PeerLink::Shm(link) => link.send(head),
+            PeerLink::Tcp(link) => link.send(head),
         }
     }
 
     /// Whether all that was sent has left this process.
     pub fn flush(&mut self) -> Result<bool> {
         match self {
-            Link::Memory(_) => Ok(true),
-            Link::Socket(link) => link.flush(),
+            PeerLink::Shm(_) => Ok(true),
+            PeerLink::Tcp(link) => link.flush(),
         }
     }
 
     /// The next frame, if it is here whole.
-    pub fn peek(&mut self) -> Result<Option<Head>> {
+    pub fn peek(&mut self) -> Result<Option<FrameHead>> {
         match self {
-            Link::Memory(link) => link.peek(),
-            Link::Socket(link) => link.peek(),
+            PeerLink::Shm(link) => link.peek(),
+            PeerLink::Tcp(link) => link.peek(),
         }
     }
 
     /// The words of the frame that was peeked at.
     pub fn payload(&self) -> &[u32] {
         match self {
-            Link::Memory(link) => link.payload(),
-            Link::Socket(link) => link.payload(),
+            PeerLink::Shm(link) => link.payload(),
+            PeerLink::Tcp(link) => link.payload(),
         }
     }
 
     /// Done with that frame.
     pub fn release(&mut self) {
         match self {
-            Link::Memory(link) => link.release(),
-            Link::Socket(link) => link.release(),
+            PeerLink::Shm(link) => link.release(),
+            PeerLink::Tcp(link) => link.release(),
         }
     }
 
     /// Whether the neighbour has ended, or broken off what it did. `thorough` asks the system too. What it sent before
     /// may still be here.
-    pub fn has_ended(&mut self, thorough: bool) -> Option<Fault> {
+    pub fn has_ended(&mut self, thorough: bool) -> Option<LinkFault> {
         match self {
-            Link::Memory(link) => link.has_ended(thorough),
+            PeerLink::Shm(link) => link.has_ended(thorough),
             // The end arrives in its place, behind the last frame.
-            Link::Socket(link) if thorough => link.has_ended(),
-            Link::Socket(_) => None,
+            PeerLink::Tcp(link) if thorough => link.has_ended(),
+            PeerLink::Tcp(_) => None,
         }
     }
 }

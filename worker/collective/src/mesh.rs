@@ -1,23 +1,24 @@
 //! A rank among others: its links, and the loop that moves what an operation has to move. Sends and receives go on
 //! together, so that two ranks with full rings do not wait for each other.
 
-use crate::doom::{AbortHandle, Doom};
+use crate::abort::{AbortHandle, AbortState, DeviceWait};
 use crate::error::{Due, Error, Result};
-use crate::fold::{Plane, STACK};
-use crate::frame::{Head, Kind};
-use crate::link::{Fault, Link};
-use crate::moves::{Ends, Move, OwnerOf, Way};
-use crate::nccl::{Direct, Watch};
-use crate::one_shot::{self, Desks};
+use crate::frame::{FrameHead, FrameKind};
+use crate::link::{LinkFault, PeerLink};
 use crate::region::Region;
-use crate::wait::{Idle, Waits};
-use std::sync::Arc;
+use crate::transfer::{Direction, OwnerOf, Payload, Transfer};
+use crate::wait::{Idle, WaitPolicy};
+use std::ops::Range;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use types::{Epoch, Grid, Layout, Part, Rank};
 
+/// Columns that a rank finishes for all end on multiples of this: a line of a cache.
+pub(crate) const COLUMNS_MULTIPLE: usize = 16;
+
 /// Where the time in collectives went, in microseconds since the rank joined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Times {
+pub struct ExchangeTimes {
     /// For others.
     pub waiting: u64,
     /// Copying, sending, receiving.
@@ -27,51 +28,46 @@ pub struct Times {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Spent {
-    pub waiting: Duration,
-    pub moving: Duration,
-    pub folding: Duration,
+struct Spent {
+    waiting: Duration,
+    moving: Duration,
+    folding: Duration,
 }
 
-/// One rank of several.
+/// One rank of a replica, and its links to the others that it talks to: a rank alone has none. Only the computing
+/// thread uses it.
 #[derive(Debug)]
 pub struct Mesh {
-    pub(crate) part: Part,
-    pub(crate) rank: Rank,
-    pub(crate) grid: Grid,
+    part: Part,
+    rank: Rank,
+    grid: Grid,
     epoch: Epoch,
     /// By rank; None for itself and for those that it never talks to.
-    pub(crate) peers: Vec<Option<Peer>>,
-    waits: Waits,
-    doom: Arc<Doom>,
-    bell: Arc<Region>,
-    pub(crate) moves: Vec<Move>,
-    pub(crate) scratch: Scratch,
-    pub(crate) spent: Spent,
-    /// What goes from device to device.
-    pub(crate) direct: Option<Box<Direct>>,
-    /// Where its stage adds.
-    pub(crate) desks: Option<Box<Desks>>,
+    peers: Vec<Option<Peer>>,
+    policy: WaitPolicy,
+    abort: Arc<AbortState>,
+    doorbell: Arc<Region>,
+    /// What the next exchange is to move.
+    transfers: Vec<Transfer>,
+    /// Tokens on their way, kept for their memory.
+    pub(crate) words: Vec<u32>,
+    spent: Spent,
+}
+
+/// Why a wait of the device ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WaitFault {
+    Aborted,
+    /// A peer is gone; the links know which.
+    Gone,
+    Late,
 }
 
 #[derive(Debug)]
-pub(crate) struct Peer {
-    pub link: Link,
+struct Peer {
+    link: PeerLink,
     n_sent: u32,
     n_received: u32,
-}
-
-/// Memory that operations keep from step to step.
-#[derive(Debug, Default)]
-pub(crate) struct Scratch {
-    /// This rank's planes, or the parts that it folds for all.
-    pub planes: Vec<f32>,
-    /// What was folded.
-    pub sum: Vec<f32>,
-    pub stack: Vec<f32>,
-    pub words: Vec<u32>,
-    /// Who has which planes of a sum over so many leaves.
-    pub sums: Vec<(u32, Vec<Plane>)>,
 }
 
 /// What a mesh is made of.
@@ -79,16 +75,16 @@ pub(crate) struct Scratch {
 pub(crate) struct Wiring {
     pub rank: Rank,
     pub epoch: Epoch,
-    pub waits: Waits,
+    pub policy: WaitPolicy,
     /// This rank's own.
-    pub bell: Arc<Region>,
-    pub links: Vec<Option<Link>>,
+    pub doorbell: Arc<Region>,
+    pub links: Vec<Option<PeerLink>>,
 }
 
 /// What all ranks do at the same time, and who owns its rows.
 #[derive(Clone, Copy)]
 struct Op<'a> {
-    kind: Kind,
+    kind: FrameKind,
     tag: u64,
     owner_of: OwnerOf<'a>,
 }
@@ -108,44 +104,73 @@ impl Peer {
 
 impl Mesh {
     pub(crate) fn new(layout: &Layout, wiring: Wiring) -> Result<Mesh> {
-        let Wiring { rank, epoch, waits, bell, links } = wiring;
-        let doom = Doom::new(rank, bell.clone(), links.iter().flatten());
-        let doom = Arc::new(doom.map_err(|source| Error::Io { what: "a second handle of a connection", source })?);
+        let Wiring { rank, epoch, policy, doorbell, links } = wiring;
+        let abort = AbortState::new(rank, doorbell.clone(), links.iter().flatten());
+        let abort = Arc::new(abort.map_err(|source| Error::Io { what: "a second handle of a connection", source })?);
         let peer = |link| Peer { link, n_sent: 0, n_received: 0 };
         let peers = links.into_iter().map(|link| link.map(peer)).collect();
-        let scratch = Scratch { stack: vec![0.0; STACK], ..Scratch::default() };
         let (part, grid) = (layout.part(rank), layout.grid());
-        let (moves, spent) = (Vec::new(), Spent::default());
-        let (direct, desks) = (None, None);
-        Ok(Mesh { part, rank, grid, epoch, peers, waits, doom, bell, moves, scratch, spent, direct, desks })
+        let (transfers, words, spent) = (Vec::new(), Vec::new(), Spent::default());
+        Ok(Mesh { part, rank, grid, epoch, peers, policy, abort, doorbell, transfers, words, spent })
+    }
+
+    /// What this rank holds of the model.
+    pub fn part(&self) -> &Part {
+        &self.part
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    pub(crate) fn grid(&self) -> Grid {
+        self.grid
+    }
+
+    pub fn is_alone(&self) -> bool {
+        self.grid.n_ranks() == 1
     }
 
     pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle::of_mesh(self.doom.clone())
+        AbortHandle((!self.is_alone()).then(|| self.abort.clone()))
     }
 
-    pub(crate) fn waits(&self) -> Waits {
-        self.waits
+    pub(crate) fn policy(&self) -> WaitPolicy {
+        self.policy
     }
 
-    pub(crate) fn doom(&self) -> Arc<Doom> {
-        self.doom.clone()
+    pub(crate) fn abort_state(&self) -> Arc<AbortState> {
+        self.abort.clone()
     }
 
-    pub(crate) fn watched_by(&self, watch: &Arc<Watch>) {
-        self.doom.watched_by(watch);
-    }
-
-    pub(crate) fn desks_watched_by(&self, watch: &Arc<one_shot::Watch>) {
-        self.doom.desks_watched_by(watch);
+    /// An abort of this rank ends that wait of its device, too.
+    pub(crate) fn abort_ends<W: DeviceWait + 'static>(&self, wait: &Arc<W>) {
+        let wait: Weak<W> = Arc::downgrade(wait);
+        self.abort.ends(wait);
     }
 
     pub(crate) fn is_ended(&self) -> bool {
-        self.doom.is_ended()
+        self.abort.is_ended()
     }
 
     pub(crate) fn is_anybody_gone(&self) -> bool {
-        self.doom.is_anybody_gone()
+        self.abort.is_anybody_gone()
+    }
+
+    /// Who is to blame for the end of a device's wait, as far as the links know.
+    pub(crate) fn blame(&mut self, fault: WaitFault) -> Error {
+        if fault == WaitFault::Aborted && self.is_ended() {
+            return Error::Aborted;
+        }
+        if let Some(lost) = self.who_is_lost() {
+            return lost;
+        }
+        match (fault, self.only_peer()) {
+            (WaitFault::Aborted, _) => Error::Aborted,
+            (WaitFault::Gone, Some(rank)) => Error::PeerLost { rank },
+            (WaitFault::Late, Some(rank)) => Error::Deadline { rank },
+            (WaitFault::Gone | WaitFault::Late, None) => Error::Silence,
+        }
     }
 
     /// Who has broken off or died, or who is to blame for that.
@@ -155,16 +180,20 @@ impl Mesh {
     }
 
     /// The one that this rank talks to, if there is but one.
-    pub(crate) fn only_peer(&self) -> Option<Rank> {
+    fn only_peer(&self) -> Option<Rank> {
         let mut peers = self.peers.iter().enumerate().filter(|(_, peer)| peer.is_some());
         let (rank, _) = peers.next()?;
         peers.next().is_none().then_some(Rank(rank as u16))
     }
 
-    pub fn times(&self) -> Times {
+    pub fn times(&self) -> ExchangeTimes {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let Spent { waiting, moving, folding } = self.spent;
-        Times { waiting: micros(waiting), moving: micros(moving), folding: micros(folding) }
+        ExchangeTimes { waiting: micros(waiting), moving: micros(moving), folding: micros(folding) }
+    }
+
+    pub(crate) fn has_folded_since(&mut self, begun: Instant) {
+        self.spent.folding += begun.elapsed();
     }
 
     /// The rank's number of rank `tp` of this stage.
@@ -180,41 +209,83 @@ impl Mesh {
         self.grid.tp.into()
     }
 
-    /// Moves all that `self.moves` says. A failure ends this rank's collective: who is out of step stays so.
-    pub(crate) fn exchange(&mut self, kind: Kind, tag: u64, owner_of: OwnerOf<'_>, ends: &mut impl Ends) -> Result<()> {
-        if self.doom.is_ended() {
-            self.moves.clear();
+    /// The other ranks of the stage.
+    pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.tp();
+        (0..self.tp_size()).filter(move |tp| *tp != me)
+    }
+
+    /// The columns that rank `tp` finishes for all: equal parts on whole cache lines.
+    pub(crate) fn columns_of(&self, tp: usize, n_cols: usize) -> Range<usize> {
+        let cut = |i: usize| (n_cols * i / self.tp_size()).next_multiple_of(COLUMNS_MULTIPLE).min(n_cols);
+        cut(tp)..cut(tp + 1)
+    }
+
+    /// What rank `tp` of the stage owns of `n_units`.
+    pub(crate) fn units_of(&self, tp: usize, n_units: u32) -> Range<usize> {
+        let units = self.part.shares.of(tp as u16, n_units);
+        units.start as usize..units.end as usize
+    }
+
+    /// Every row has an owner in this stage.
+    pub(crate) fn check_owners(&self, owner_of: OwnerOf<'_>, n_rows: usize) -> Result<()> {
+        let is_here = |row: usize| (owner_of(row) as usize) < self.tp_size();
+        let are_here = (0..n_rows).all(is_here);
+        if are_here { Ok(()) } else { Err(Error::NoPeer("peer that owns one of the rows")) }
+    }
+
+    /// What the next exchange is to move, if it is anything.
+    pub(crate) fn plan<const N: usize>(&mut self, transfers: [Transfer; N]) {
+        self.transfers.extend(transfers.into_iter().filter(|each| each.words > 0));
+    }
+
+    /// Moves all that `self.transfers` say. A failure ends this rank's part: who is out of step stays so.
+    pub(crate) fn exchange(
+        &mut self,
+        kind: FrameKind,
+        tag: u64,
+        owner_of: OwnerOf<'_>,
+        payload: &mut impl Payload,
+    ) -> Result<()> {
+        if self.abort.is_ended() {
+            self.transfers.clear();
             return Err(Error::Aborted);
         }
-        let mut moves = std::mem::take(&mut self.moves);
+        let mut transfers = std::mem::take(&mut self.transfers);
         let begun = Instant::now();
-        let mut idle = Idle::new(begun, &self.waits);
-        let result = self.drive(&mut moves, Op { kind, tag, owner_of }, ends, &mut idle);
-        idle.moved(&self.bell);
-        self.doom.waits_for(None);
+        let mut idle = Idle::new(begun, &self.policy);
+        let result = self.drive(&mut transfers, Op { kind, tag, owner_of }, payload, &mut idle);
+        idle.moved(&self.doorbell);
+        self.abort.waits_for(None);
         self.spent.waiting += idle.waited;
         self.spent.moving += begun.elapsed().saturating_sub(idle.waited);
-        moves.clear();
-        self.moves = moves;
+        transfers.clear();
+        self.transfers = transfers;
         result.map_err(|error| self.fail(error))
     }
 
-    fn drive(&mut self, moves: &mut [Move], op: Op<'_>, ends: &mut impl Ends, idle: &mut Idle) -> Result<()> {
+    fn drive(
+        &mut self,
+        transfers: &mut [Transfer],
+        op: Op<'_>,
+        payload: &mut impl Payload,
+        idle: &mut Idle,
+    ) -> Result<()> {
         loop {
-            match self.round(moves, op, ends)? {
+            match self.round(transfers, op, payload)? {
                 Round::Done => return Ok(()),
-                Round::Moved => idle.moved(&self.bell),
-                Round::Still => self.idle(idle, moves)?,
+                Round::Moved => idle.moved(&self.doorbell),
+                Round::Still => self.idle(idle, transfers)?,
             }
         }
     }
 
-    fn round(&mut self, moves: &mut [Move], op: Op<'_>, ends: &mut impl Ends) -> Result<Round> {
+    fn round(&mut self, transfers: &mut [Transfer], op: Op<'_>, payload: &mut impl Payload) -> Result<Round> {
         let (mut is_done, mut has_moved) = (true, false);
-        for each in moves.iter_mut().filter(|each| !each.is_done()) {
-            has_moved |= match each.way {
-                Way::Out => self.push(each, op, ends)?,
-                Way::In | Way::Hold | Way::HoldAny => self.pull(each, op, ends)?,
+        for each in transfers.iter_mut().filter(|each| !each.is_done()) {
+            has_moved |= match each.direction {
+                Direction::Out => self.push(each, op, payload)?,
+                Direction::In | Direction::Hold | Direction::HoldAny => self.pull(each, op, payload)?,
             };
             is_done &= each.is_done();
         }
@@ -226,16 +297,16 @@ impl Mesh {
     }
 
     /// One frame out, if there is room.
-    fn push(&mut self, each: &mut Move, op: Op<'_>, ends: &mut impl Ends) -> Result<bool> {
+    fn push(&mut self, each: &mut Transfer, op: Op<'_>, payload: &mut impl Payload) -> Result<bool> {
         let epoch = self.epoch;
         let (rank, peer) = self.peer(each.peer)?;
         let mut send = || {
             let n_words = each.frame_words();
             if n_words > 0 {
                 let Some(frame) = peer.link.frame(n_words)? else { return Ok(false) };
-                each.fill(frame, op.owner_of, ends);
+                each.fill(frame, op.owner_of, payload);
                 let (kind, tag) = (op.kind, op.tag);
-                peer.link.send(&Head { kind, seq: peer.n_sent, n_words: n_words as u32, tag, epoch })?;
+                peer.link.send(&FrameHead { kind, seq: peer.n_sent, n_words: n_words as u32, tag, epoch })?;
                 peer.n_sent = peer.n_sent.wrapping_add(1);
             }
             each.is_flushed = each.words == 0 && peer.link.flush()?;
@@ -245,7 +316,7 @@ impl Mesh {
     }
 
     /// One frame in, if there is one.
-    fn pull(&mut self, each: &mut Move, op: Op<'_>, ends: &mut impl Ends) -> Result<bool> {
+    fn pull(&mut self, each: &mut Transfer, op: Op<'_>, payload: &mut impl Payload) -> Result<bool> {
         let epoch = self.epoch;
         let (rank, peer) = self.peer(each.peer)?;
         let head = match peer.link.peek() {
@@ -253,11 +324,11 @@ impl Mesh {
             Ok(None) => return Ok(false),
             Err(fault) => return Err(self.blamed(rank, fault)),
         };
-        let n_words = if each.way == Way::HoldAny { head.n_words as usize } else { each.frame_words() };
+        let n_words = if each.direction == Direction::HoldAny { head.n_words as usize } else { each.frame_words() };
         check(rank, &head, peer.due(op, n_words), epoch)?;
         peer.n_received = peer.n_received.wrapping_add(1);
-        if each.way == Way::In {
-            each.empty(peer.link.payload(), op.owner_of, ends);
+        if each.direction == Direction::In {
+            each.empty(peer.link.payload(), op.owner_of, payload);
             peer.link.release();
         } else {
             each.words = 0;
@@ -265,7 +336,19 @@ impl Mesh {
         Ok(true)
     }
 
-    pub(crate) fn peer(&mut self, rank: usize) -> Result<(Rank, &mut Peer)> {
+    /// What `Direction::Hold` has left where it arrived.
+    pub(crate) fn held(&self, rank: usize) -> &[u32] {
+        self.peers[rank].as_ref().map_or(&[], |peer| peer.link.payload())
+    }
+
+    /// Done with that.
+    pub(crate) fn release(&mut self, rank: usize) {
+        if let Some(peer) = &mut self.peers[rank] {
+            peer.link.release();
+        }
+    }
+
+    fn peer(&mut self, rank: usize) -> Result<(Rank, &mut Peer)> {
         match self.peers.get_mut(rank) {
             Some(Some(peer)) => Ok((Rank(rank as u16), peer)),
             _ => Err(Error::NoPeer("link to that rank")),
@@ -273,14 +356,14 @@ impl Mesh {
     }
 
     /// Nothing moves: spin, sleep, look who is still there.
-    fn idle(&mut self, idle: &mut Idle, moves: &[Move]) -> Result<()> {
-        if self.doom.is_ended() {
+    fn idle(&mut self, idle: &mut Idle, transfers: &[Transfer]) -> Result<()> {
+        if self.abort.is_ended() {
             return Err(Error::Aborted);
         }
         if idle.spin() {
             return Ok(());
         }
-        let pending = || moves.iter().filter(|each| !each.is_done());
+        let pending = || transfers.iter().filter(|each| !each.is_done());
         let late = pending().next().map_or(self.rank, |each| Rank(each.peer as u16));
         if idle.is_late() {
             return Err(Error::Deadline { rank: late });
@@ -289,51 +372,68 @@ impl Mesh {
             // What it sent before it ended may have come since the last round: one more, then it is lost.
             return if idle.doubt() { Ok(()) } else { Err(self.blamed(rank, fault)) };
         }
-        self.doom.waits_for(Some(late));
-        idle.sleep(&self.bell, pending().filter_map(|each| Some((&self.peers[each.peer].as_ref()?.link, each.way))));
+        self.abort.waits_for(Some(late));
+        idle.sleep(
+            &self.doorbell,
+            pending().filter_map(|each| Some((&self.peers[each.peer].as_ref()?.link, each.direction))),
+        );
         Ok(())
     }
 
     /// The first peer that has broken off, or has left while it is waited for.
-    fn who_ended<'m, P: Iterator<Item = &'m Move>>(
+    fn who_ended<'m, P: Iterator<Item = &'m Transfer>>(
         &mut self,
         thorough: bool,
         pending: impl Fn() -> P,
-    ) -> Option<(Rank, Fault)> {
+    ) -> Option<(Rank, LinkFault)> {
         let ended = |(rank, peer): (usize, &mut Option<Peer>)| {
             let fault = peer.as_mut()?.link.has_ended(thorough)?;
-            let is_meant = fault != Fault::Left || pending().any(|each| each.peer == rank);
+            let is_meant = fault != LinkFault::Left || pending().any(|each| each.peer == rank);
             is_meant.then_some((Rank(rank as u16), fault))
         };
         self.peers.iter_mut().enumerate().find_map(ended)
     }
 
-    fn blamed(&self, rank: Rank, fault: Fault) -> Error {
+    fn blamed(&self, rank: Rank, fault: LinkFault) -> Error {
         match fault {
             // Another than this rank, or the peer itself: it says what it likes.
-            Fault::Lost(Some(culprit)) if culprit != self.rank && culprit.0 < self.grid.n_ranks() => {
+            LinkFault::Lost(Some(culprit)) if culprit != self.rank && culprit.0 < self.grid.n_ranks() => {
                 Error::PeerLost { rank: culprit }
             }
-            Fault::Lost(_) | Fault::Left => Error::PeerLost { rank },
-            Fault::Garbage(what) => Error::Garbage { rank, what },
+            LinkFault::Lost(_) | LinkFault::Left => Error::PeerLost { rank },
+            LinkFault::Garbage(what) => Error::Garbage { rank, what },
         }
     }
 
-    /// Ends this rank's part in the collective, and tells the peers who is to blame.
+    /// Ends this rank's part in the mesh, and tells the peers who is to blame.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
         let culprit = error.rank().unwrap_or(self.rank);
         // An abort that broke a connection shows as a lost peer.
-        let was_aborted = self.doom.is_ended();
-        self.doom.break_off(culprit);
-        self.last_frames(Kind::Break, culprit);
+        let was_aborted = self.abort.is_ended();
+        self.abort.break_off(culprit);
+        self.last_frames(FrameKind::Break, culprit);
         if was_aborted { Error::Aborted } else { error }
     }
 
-    fn last_frames(&mut self, kind: Kind, culprit: Rank) {
+    /// The peers hear that nothing is to come any more; from a rank that panics, that it breaks off. Once it has ended,
+    /// they have heard.
+    pub(crate) fn leave(&mut self) {
+        if self.is_ended() {
+            return;
+        }
+        if std::thread::panicking() {
+            self.abort.break_off(self.rank);
+            return self.last_frames(FrameKind::Break, self.rank);
+        }
+        self.abort.leave();
+        self.last_frames(FrameKind::Leave, self.rank);
+    }
+
+    fn last_frames(&mut self, kind: FrameKind, culprit: Rank) {
         let (tag, epoch) = (culprit.0.into(), self.epoch);
         for peer in self.peers.iter_mut().flatten() {
-            if let Link::Socket(link) = &mut peer.link {
-                link.leave(&Head { kind, seq: peer.n_sent, n_words: 0, tag, epoch });
+            if let PeerLink::Tcp(link) = &mut peer.link {
+                link.leave(&FrameHead { kind, seq: peer.n_sent, n_words: 0, tag, epoch });
             }
         }
     }
@@ -341,31 +441,12 @@ impl Mesh {
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        if self.doom.is_ended() {
-            return;
-        }
-        let direct = self.direct.take();
-        // The peers hear of it before communicators end, which may take long.
-        if std::thread::panicking() {
-            self.doom.break_off(self.rank);
-            return self.last_frames(Kind::Break, self.rank);
-        }
-        if let Some(desks) = &self.desks {
-            desks.leave();
-        }
-        if let Some(direct) = &direct {
-            direct.finish();
-        }
-        self.doom.leave();
-        self.last_frames(Kind::Leave, self.rank);
-        if let Some(direct) = &direct {
-            direct.leave();
-        }
+        self.leave();
     }
 }
 
 /// That the ranks do the same thing at the same time.
-fn check(rank: Rank, head: &Head, expected: Due, epoch: Epoch) -> Result<()> {
+fn check(rank: Rank, head: &FrameHead, expected: Due, epoch: Epoch) -> Result<()> {
     if head.epoch != epoch {
         return Err(Error::Stale { rank, ours: epoch, theirs: head.epoch });
     }

@@ -1,6 +1,6 @@
 //! What a rank must be told to join the others.
 
-use crate::wait::Waits;
+use crate::wait::WaitPolicy;
 use std::fmt;
 use std::time::Duration;
 use types::{Epoch, Layout, Rank};
@@ -11,7 +11,7 @@ pub struct MeshPlan {
     pub epoch: Epoch,
     pub rank: Rank,
     pub layout: Layout,
-    /// Where each rank's doorway is, `host:port`, by rank.
+    /// Where each rank's listener is, `host:port`, by rank.
     pub peers: Vec<String>,
     /// Of this epoch. Who does not know it is nobody's peer.
     pub secret: [u8; 32],
@@ -42,7 +42,7 @@ pub struct Timeouts {
 
 impl Default for Timeouts {
     fn default() -> Timeouts {
-        Timeouts { join: Duration::from_secs(30), op: Waits::default().deadline }
+        Timeouts { join: Duration::from_secs(30), op: WaitPolicy::default().deadline }
     }
 }
 

@@ -7,11 +7,11 @@
 //! it.
 //!
 //! ```text
-//! pair   | nonce | cursors 0 -> 1 | cursors 1 -> 0 | fates |  ..  4096 | words 0 -> 1 | words 1 -> 0 |
-//! bell   | nonce | bell |
+//! pair     | nonce | cursors 0 -> 1 | cursors 1 -> 0 | exits |  ..  4096 | words 0 -> 1 | words 1 -> 0 |
+//! doorbell | nonce | doorbell |
 //! ```
 
-use crate::ring::{Bell, Cursors, Line};
+use crate::ring::{CacheLine, Cursors, Doorbell};
 use crate::sync::{AtomicU32, Ordering};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::io;
@@ -25,19 +25,19 @@ const HEAD_BYTES: usize = 4096;
 /// What stands at the beginning of a pair's region. Atomics only: both sides may write at any time.
 #[repr(C)]
 pub struct PairHead {
-    nonce: Line<[AtomicU32; 8]>,
+    nonce: CacheLine<[AtomicU32; 8]>,
     pub cursors: [Cursors; 2],
     /// Per side: zero while it lives, then who was to blame.
-    pub fates: [Line<AtomicU32>; 2],
+    pub exits: [CacheLine<AtomicU32>; 2],
 }
 
 #[repr(C)]
-pub struct BellHead {
-    nonce: Line<[AtomicU32; 8]>,
-    pub bell: Bell,
+pub struct DoorbellHead {
+    nonce: CacheLine<[AtomicU32; 8]>,
+    pub doorbell: Doorbell,
 }
 
-const _: () = assert!(size_of::<PairHead>() <= HEAD_BYTES && size_of::<BellHead>() <= HEAD_BYTES);
+const _: () = assert!(size_of::<PairHead>() <= HEAD_BYTES && size_of::<DoorbellHead>() <= HEAD_BYTES);
 
 /// A mapping that never moves.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Region {
         HEAD_BYTES + 2 * 4 * ring_words as usize
     }
 
-    pub fn bell_bytes() -> usize {
+    pub fn doorbell_bytes() -> usize {
         HEAD_BYTES
     }
 
@@ -80,9 +80,9 @@ impl Region {
         unsafe { self.base.cast::<PairHead>().as_ref() }
     }
 
-    pub fn bell(&self) -> &Bell {
+    pub fn doorbell(&self) -> &Doorbell {
         // SAFETY: as above.
-        unsafe { &self.base.cast::<BellHead>().as_ref().bell }
+        unsafe { &self.base.cast::<DoorbellHead>().as_ref().doorbell }
     }
 
     /// The words of the ring that `side` writes, where they begin.
@@ -130,19 +130,19 @@ mod sealed {
 
     /// A region that another process can open while its maker keeps the descriptor.
     #[derive(Debug)]
-    pub struct Offer {
+    pub struct RegionExport {
         fd: OwnedFd,
         pub nonce: Nonce,
     }
 
-    impl Offer {
-        pub fn make(n_bytes: usize, nonce: Nonce) -> io::Result<(Region, Offer)> {
+    impl RegionExport {
+        pub fn make(n_bytes: usize, nonce: Nonce) -> io::Result<(Region, RegionExport)> {
             let fd = memfd_create("lockstep", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
             ftruncate(&fd, n_bytes as u64)?;
             fcntl_add_seals(&fd, KEPT | SealFlags::SEAL)?;
             let region = Region::file(&fd, n_bytes)?;
             region.set_nonce(&nonce);
-            Ok((region, Offer { fd, nonce }))
+            Ok((region, RegionExport { fd, nonce }))
         }
 
         /// Its number in this process.
@@ -190,12 +190,12 @@ mod sealed {
     use std::io;
 
     #[derive(Debug)]
-    pub struct Offer {
+    pub struct RegionExport {
         pub nonce: Nonce,
     }
 
-    impl Offer {
-        pub fn make(_n_bytes: usize, _nonce: Nonce) -> io::Result<(Region, Offer)> {
+    impl RegionExport {
+        pub fn make(_n_bytes: usize, _nonce: Nonce) -> io::Result<(Region, RegionExport)> {
             Err(io::ErrorKind::Unsupported.into())
         }
 
@@ -215,4 +215,4 @@ mod sealed {
     }
 }
 
-pub use sealed::{Offer, boot_id};
+pub use sealed::{RegionExport, boot_id};

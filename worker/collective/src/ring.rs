@@ -1,4 +1,4 @@
-//! The indices of a ring that one side writes and one side reads, and the bell that wakes a sleeping side. Knows
+//! The indices of a ring that one side writes and one side reads, and the doorbell that wakes a sleeping side. Knows
 //! nothing of what the words mean, nor where they lie.
 //!
 //! ```text
@@ -14,7 +14,7 @@ use super::sync::{AtomicU32, Ordering, fence};
 /// A cache line of its own: what two sides write must not share one.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub struct Line<T>(pub T);
+pub struct CacheLine<T>(pub T);
 
 /// Every message begins on a line.
 pub const LINE_WORDS: u32 = 16;
@@ -23,17 +23,17 @@ pub const LINE_WORDS: u32 = 16;
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Cursors {
-    pub written: Line<AtomicU32>,
-    pub read: Line<AtomicU32>,
+    pub written: CacheLine<AtomicU32>,
+    pub read: CacheLine<AtomicU32>,
 }
 
 /// The other side's index cannot be meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nonsense;
+pub struct InvalidCursor;
 
 /// Where words may be written: after `skip` words to the ring's end, in one piece from `at`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct Reservation {
     pub skip: u32,
     pub at: u32,
 }
@@ -59,8 +59,8 @@ impl Writer {
         Writer { capacity, written: 0, read: 0 }
     }
 
-    /// Room for `n` words in one piece, if there is.
-    pub fn room(&mut self, cursors: &Cursors, n: u32) -> Result<Option<Room>, Nonsense> {
+    /// Reservation for `n` words in one piece, if there is.
+    pub fn reserve(&mut self, cursors: &Cursors, n: u32) -> Result<Option<Reservation>, InvalidCursor> {
         let at = self.written & (self.capacity - 1);
         let tail = self.capacity - at;
         let skip = if n <= tail { 0 } else { tail };
@@ -68,7 +68,7 @@ impl Writer {
         if self.free() < needed {
             self.look(cursors)?;
         }
-        Ok((self.free() >= needed).then_some(Room { skip, at: (at + skip) & (self.capacity - 1) }))
+        Ok((self.free() >= needed).then_some(Reservation { skip, at: (at + skip) & (self.capacity - 1) }))
     }
 
     /// Hands `n` words to the reader, skipped ones among them.
@@ -84,11 +84,11 @@ impl Writer {
     }
 
     /// The reader only goes forward, and not past what was written.
-    fn look(&mut self, cursors: &Cursors) -> Result<(), Nonsense> {
+    fn look(&mut self, cursors: &Cursors) -> Result<(), InvalidCursor> {
         // Acquire: the reader's loads of the words come before this side writes over them.
         let read = cursors.read.0.load(Ordering::Acquire);
         if self.written.wrapping_sub(read) > self.written.wrapping_sub(self.read) {
-            return Err(Nonsense);
+            return Err(InvalidCursor);
         }
         self.read = read;
         Ok(())
@@ -109,7 +109,7 @@ impl Reader {
     }
 
     /// What has arrived, up to the ring's end.
-    pub fn filled(&mut self, cursors: &Cursors) -> Result<Filled, Nonsense> {
+    pub fn filled(&mut self, cursors: &Cursors) -> Result<Filled, InvalidCursor> {
         if self.written == self.read {
             self.look(cursors)?;
         }
@@ -126,28 +126,28 @@ impl Reader {
     }
 
     /// The writer only goes forward, by whole lines, and not past what was given back.
-    fn look(&mut self, cursors: &Cursors) -> Result<(), Nonsense> {
+    fn look(&mut self, cursors: &Cursors) -> Result<(), InvalidCursor> {
         let written = cursors.written.0.load(Ordering::Acquire);
         let n = written.wrapping_sub(self.read);
         if n > self.capacity || !n.is_multiple_of(LINE_WORDS) {
-            return Err(Nonsense);
+            return Err(InvalidCursor);
         }
         self.written = written;
         Ok(())
     }
 }
 
-/// Wakes one sleeper, whoever of its neighbours rings. All zero is a bell that nobody hears.
+/// Wakes one sleeper, whoever of its neighbours rings. All zero is a doorbell that nobody hears.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub struct Bell {
+pub struct Doorbell {
     /// What the sleeper sleeps on: changes with each ring that it waits for.
     pub rings: AtomicU32,
     /// Not zero: somebody sleeps or is about to.
     pub sleeps: AtomicU32,
 }
 
-impl Bell {
+impl Doorbell {
     /// After publishing: wakes the sleeper, if there is one.
     pub fn ring(&self, wake: impl FnOnce(&AtomicU32)) {
         // Between publishing and looking for a sleeper; `arm` has its twin. One of the two sees the other.

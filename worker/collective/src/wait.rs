@@ -1,25 +1,25 @@
 //! How a rank waits: it spins for a while, if it may, and then sleeps in slices, between which it looks who is still
 //! there.
 
-use crate::link::Link;
-use crate::moves::Way;
+use crate::futex;
+use crate::link::PeerLink;
 use crate::region::Region;
-use crate::sleep;
+use crate::transfer::Direction;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::time::{Duration, Instant};
 
 /// How long an operation may take, and whether it may spin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waits {
+pub struct WaitPolicy {
     /// Of one operation, from its call on.
     pub deadline: Duration,
     /// Whether to spin before sleeping: not with more threads than cores.
     pub spin: bool,
 }
 
-impl Default for Waits {
-    fn default() -> Waits {
-        Waits { deadline: Duration::from_secs(120), spin: false }
+impl Default for WaitPolicy {
+    fn default() -> WaitPolicy {
+        WaitPolicy { deadline: Duration::from_secs(120), spin: false }
     }
 }
 
@@ -40,7 +40,7 @@ pub struct Idle {
     /// Since nothing moves.
     since: Option<Instant>,
     n_spins: u32,
-    /// What the bell showed when it was armed.
+    /// What the doorbell showed when it was armed.
     armed: Option<u32>,
     is_in_doubt: bool,
     has_slept: bool,
@@ -48,7 +48,7 @@ pub struct Idle {
 }
 
 impl Idle {
-    pub fn new(begun: Instant, waits: &Waits) -> Idle {
+    pub fn new(begun: Instant, waits: &WaitPolicy) -> Idle {
         Idle {
             may_spin: waits.spin,
             deadline: begun + waits.deadline,
@@ -62,9 +62,9 @@ impl Idle {
     }
 
     /// Something has moved: waiting begins anew.
-    pub fn moved(&mut self, bell: &Region) {
+    pub fn moved(&mut self, doorbell: &Region) {
         if self.armed.take().is_some() {
-            bell.bell().disarm();
+            doorbell.doorbell().disarm();
         }
         if let Some(since) = self.since.take() {
             self.waited += since.elapsed();
@@ -102,32 +102,32 @@ impl Idle {
         !std::mem::replace(&mut self.is_in_doubt, true)
     }
 
-    /// The first time it arms the bell, so that the caller looks once more; then it sleeps.
-    pub fn sleep<'a>(&mut self, bell: &Region, pending: impl Iterator<Item = (&'a Link, Way)>) {
+    /// The first time it arms the doorbell, so that the caller looks once more; then it sleeps.
+    pub fn sleep<'a>(&mut self, doorbell: &Region, pending: impl Iterator<Item = (&'a PeerLink, Direction)>) {
         let Some(seen) = self.armed.take() else {
-            self.armed = Some(bell.bell().arm());
+            self.armed = Some(doorbell.doorbell().arm());
             return;
         };
         let mut polled: [Option<PollFd<'_>>; POLLED_MAX] = [const { None }; POLLED_MAX];
         let (mut n_polled, mut n_memory) = (0, 0);
-        for (link, way) in pending {
+        for (link, direction) in pending {
             match link {
-                Link::Memory(_) => n_memory += 1,
-                Link::Socket(link) if n_polled < POLLED_MAX => {
-                    let flags = if way == Way::Out { PollFlags::OUT } else { PollFlags::IN };
+                PeerLink::Shm(_) => n_memory += 1,
+                PeerLink::Tcp(link) if n_polled < POLLED_MAX => {
+                    let flags = if direction == Direction::Out { PollFlags::OUT } else { PollFlags::IN };
                     polled[n_polled] = Some(PollFd::new(link.stream(), flags));
                     n_polled += 1;
                 }
-                Link::Socket(_) => {}
+                PeerLink::Tcp(_) => {}
             }
         }
         let slice = if n_memory > 0 && n_polled > 0 { SLICE_MIXED } else { SLICE };
         let slice = slice.min(self.deadline.saturating_duration_since(Instant::now()));
         match n_polled {
-            0 => sleep::on(&bell.bell().rings, seen, slice),
+            0 => futex::on(&doorbell.doorbell().rings, seen, slice),
             n => listen(polled, n, slice),
         }
-        bell.bell().disarm();
+        doorbell.doorbell().disarm();
         self.has_slept = true;
     }
 }

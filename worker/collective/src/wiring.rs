@@ -1,10 +1,10 @@
 //! Who talks to whom, and the links between the threads of one process.
 
 use crate::error::{Error, Result};
-use crate::link::{Link, MemoryLink, Side};
+use crate::link::{LinkSide, PeerLink, ShmLink};
 use crate::mesh::{Mesh, Wiring};
 use crate::region::Region;
-use crate::wait::Waits;
+use crate::wait::WaitPolicy;
 use std::sync::Arc;
 use types::{Epoch, Grid, Layout, Rank};
 
@@ -15,7 +15,7 @@ const HOP_WORDS: u32 = 1 << 20;
 
 /// Whether two ranks ever talk: peers of a stage, the same rank of neighbouring stages, the sampler and the first
 /// stage.
-pub fn talk(grid: Grid, a: Rank, b: Rank) -> bool {
+pub fn are_peers(grid: Grid, a: Rank, b: Rank) -> bool {
     let (a_place, b_place) = (grid.place(a), grid.place(b));
     let is_hop = a_place.stage.abs_diff(b_place.stage) == 1 && a_place.tp == b_place.tp;
     let draws = |from: Rank, to: u16| from == grid.sampler() && to == 0;
@@ -26,23 +26,46 @@ pub fn ring_words(grid: Grid, a: Rank, b: Rank) -> u32 {
     if grid.place(a).stage == grid.place(b).stage { STAGE_WORDS } else { HOP_WORDS }
 }
 
-/// All ranks, over memory of this process.
-pub fn in_process(layout: &Layout, waits: Waits) -> Result<Vec<Mesh>> {
+impl Mesh {
+    /// The only rank of a model of so many layers.
+    pub fn solo(n_layers: u32) -> Mesh {
+        Mesh::alone(&Layout::solo(n_layers))
+    }
+
+    /// The only rank of such a layout.
+    pub(crate) fn alone(layout: &Layout) -> Mesh {
+        // As a Vec would.
+        in_process(layout, WaitPolicy::default()).expect("a page of memory").remove(0)
+    }
+
+    /// All ranks, by rank, for threads of one process. They sleep where they wait.
+    pub fn in_process(layout: &Layout) -> Vec<Mesh> {
+        // As a Vec would.
+        Mesh::in_process_with(layout, WaitPolicy::default()).expect("memory for the rings of one process")
+    }
+
+    pub fn in_process_with(layout: &Layout, policy: WaitPolicy) -> Result<Vec<Mesh>> {
+        in_process(layout, policy)
+    }
+}
+
+/// Over memory of this process.
+fn in_process(layout: &Layout, policy: WaitPolicy) -> Result<Vec<Mesh>> {
     let memory = |source| Error::Io { what: "memory between ranks", source };
     let grid = layout.grid();
     let ranks = || (0..grid.n_ranks()).map(Rank);
-    let bell = |_| Region::anonymous(Region::bell_bytes()).map(Arc::new);
-    let bells: Vec<Arc<Region>> = ranks().map(bell).collect::<std::io::Result<_>>().map_err(memory)?;
-    let no_links = || ranks().map(|_| None).collect::<Vec<Option<Link>>>();
-    let mut links: Vec<Vec<Option<Link>>> = ranks().map(|_| no_links()).collect();
-    for (a, b) in ranks().flat_map(|a| (0..a.0).map(move |b| (a, Rank(b)))).filter(|(a, b)| talk(grid, *a, *b)) {
+    let doorbell = |_| Region::anonymous(Region::doorbell_bytes()).map(Arc::new);
+    let doorbells: Vec<Arc<Region>> = ranks().map(doorbell).collect::<std::io::Result<_>>().map_err(memory)?;
+    let no_links = || ranks().map(|_| None).collect::<Vec<Option<PeerLink>>>();
+    let mut links: Vec<Vec<Option<PeerLink>>> = ranks().map(|_| no_links()).collect();
+    for (a, b) in ranks().flat_map(|a| (0..a.0).map(move |b| (a, Rank(b)))).filter(|(a, b)| are_peers(grid, *a, *b)) {
         let words = ring_words(grid, a, b);
         let region = Arc::new(Region::anonymous(Region::pair_bytes(words)).map_err(memory)?);
         for (side, (from, to)) in [(a, b), (b, a)].into_iter().enumerate() {
-            let side = Side::new(region.clone(), side, bells[usize::from(to.0)].clone());
-            links[usize::from(from.0)][usize::from(to.0)] = Some(Link::Memory(MemoryLink::new(side, words, None)));
+            let side = LinkSide::new(region.clone(), side, doorbells[usize::from(to.0)].clone());
+            links[usize::from(from.0)][usize::from(to.0)] = Some(PeerLink::Shm(ShmLink::new(side, words, None)));
         }
     }
-    let wire = |((rank, links), bell)| Wiring { rank, epoch: Epoch::default(), waits, bell, links };
-    ranks().zip(links).zip(bells).map(wire).map(|wiring| Mesh::new(layout, wiring)).collect()
+    let wire = |((rank, links), doorbell)| Wiring { rank, epoch: Epoch::default(), policy, doorbell, links };
+    ranks().zip(links).zip(doorbells).map(wire).map(|wiring| Mesh::new(layout, wiring)).collect()
 }

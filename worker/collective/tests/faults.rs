@@ -5,7 +5,7 @@ mod common;
 
 use backend::Memory;
 use backend::cpu::Cpu;
-use collective::{Collective, Error, Wire};
+use collective::{Error, Ranks, Wire};
 use common::{cpu, each, plans};
 use std::time::Duration;
 use types::{Grid, Layout, Rank, StepId};
@@ -15,7 +15,7 @@ fn layout(tp: u16, pp: u16) -> Layout {
 }
 
 /// Every rank has a row for all.
-fn share(rank: &mut Collective, cpu: &Cpu, n_cols: usize) -> Result<(), Error> {
+fn share(rank: &mut Ranks<Cpu>, cpu: &Cpu, n_cols: usize) -> Result<(), Error> {
     let n_rows = rank.size() as usize;
     let mut buffer = cpu.buffer(n_rows, n_cols).unwrap();
     rank.share_rows(cpu, &mut buffer, |row| row as u32, n_rows)
@@ -24,7 +24,7 @@ fn share(rank: &mut Collective, cpu: &Cpu, n_cols: usize) -> Result<(), Error> {
 #[test]
 fn whoever_is_done_may_leave() {
     for (wire, ranks) in common::wires(&layout(1, 3)) {
-        let run = |rank: &mut Collective, cpu: &Cpu| {
+        let run = |rank: &mut Ranks<Cpu>, cpu: &Cpu| {
             let mut buffer = cpu.buffer(1, 10).unwrap();
             match rank.part().place.stage {
                 0 => {
@@ -71,7 +71,7 @@ fn a_chain_names_the_one_who_broke_it() {
         let errors = each(ranks, |rank, cpu| {
             let mut buffer = cpu.buffer(1, 10).unwrap();
             let stage = rank.part().place.stage;
-            let wait = |rank: &mut Collective, buffer: &mut <Cpu as Memory>::Buffer| match stage {
+            let wait = |rank: &mut Ranks<Cpu>, buffer: &mut <Cpu as Memory>::Buffer| match stage {
                 0 => rank.recv_tokens(StepId(0), &mut Vec::new()),
                 _ => rank.recv_rows(cpu, buffer, 1),
             };
@@ -97,7 +97,7 @@ fn whoever_is_silent_is_named_at_the_deadline() {
     for wire in [Wire::Memory, Wire::Socket] {
         let mut plans = plans(&layout(2, 1), wire);
         plans.iter_mut().for_each(|(_, plan)| plan.timeouts.op = Duration::from_millis(100));
-        let mut ranks: Vec<_> = common::join_all(plans).into_iter().map(Result::unwrap).collect();
+        let mut ranks = common::over_host(common::join_all(plans).into_iter().map(Result::unwrap).collect());
         let silent = ranks.pop().unwrap();
         for n_cols in [10, LARGE] {
             let error = share(&mut ranks[0], &cpu(), n_cols).unwrap_err();

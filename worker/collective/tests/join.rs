@@ -1,9 +1,9 @@
-//! Meeting at the doorway: whoever cannot be meant is sent away by name, and harms nobody.
+//! Meeting at the listener: whoever cannot be meant is sent away by name, and harms nobody.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
-use collective::{Collective, Doorway, Ended, Error, MeshPlan, Refusal, Refused, Wire};
+use collective::{CancelFlag, Error, JoinRefusal, Mesh, MeshPlan, PeerListener, RefusedPeer, Wire};
 use common::{EPOCH, join_all, plans};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,12 +14,13 @@ fn layout(tp: u16) -> Layout {
     Layout::even(Grid { pp: 1, tp, ep: 1 }, 1).unwrap()
 }
 
-fn shortly(plans: &mut [(Doorway, MeshPlan)]) {
+fn shortly(plans: &mut [(PeerListener, MeshPlan)]) {
     plans.iter_mut().for_each(|(_, plan)| plan.timeouts.join = Duration::from_millis(400));
 }
 
 /// The pair works: tokens go from one to the other.
-fn talk(ranks: &mut [Collective]) {
+fn talk(ranks: Vec<Mesh>) {
+    let mut ranks = common::over_host(ranks);
     let mut tokens = Vec::new();
     ranks[0].send_tokens(StepId(1), &[Some(5), None]).unwrap();
     ranks[1].recv_tokens(StepId(1), &mut tokens).unwrap();
@@ -30,7 +31,7 @@ fn talk(ranks: &mut [Collective]) {
 fn who_is_missing_is_named() {
     let mut plans = plans(&layout(3), Wire::Any);
     shortly(&mut plans);
-    // Rank 1 has a doorway and never comes.
+    // Rank 1 has a listener and never comes.
     let absent = plans.remove(1);
     for result in join_all(plans) {
         assert!(matches!(result, Err(Error::Deadline { rank: Rank(1) })), "{result:?}");
@@ -45,13 +46,13 @@ fn a_wrong_secret_is_refused_on_both_sides() {
     plans[1].1.secret[31] ^= 1;
     let (door, plan) = plans.remove(0);
     let (results, refusals) = std::thread::scope(|scope| {
-        let here = scope.spawn(move || (Collective::join(&door, plan), door.refusals()));
+        let here = scope.spawn(move || (Mesh::join(&door, plan), door.refusals()));
         let there = join_all(plans).remove(0);
         let (here, refusals) = here.join().unwrap();
         ([here, there], refusals)
     });
     assert!(matches!(results[0], Err(Error::Deadline { rank: Rank(1) })), "{results:?}");
-    let why = Refusal::WrongSecret;
+    let why = JoinRefusal::WrongSecret;
     assert!(matches!(results[1], Err(Error::Refused { rank: Rank(0), why: w }) if w == why), "{results:?}");
     assert!(refusals.iter().any(|refused| refused.why == why), "{refusals:?}");
 }
@@ -75,49 +76,47 @@ fn an_epoch_that_has_not_begun_is_awaited() {
     let (their_door, second) = plans.remove(0);
     let theirs = second.clone();
     let later = Epoch { n: EPOCH.n + 1, ..EPOCH };
-    let mut ranks = std::thread::scope(|scope| {
-        let there = scope.spawn(move || Collective::join(&their_door, MeshPlan { epoch: later, ..theirs }));
+    let ranks = std::thread::scope(|scope| {
+        let there = scope.spawn(move || Mesh::join(&their_door, MeshPlan { epoch: later, ..theirs }));
         // Nobody of this epoch comes any more, and who knocks is told to wait.
         first.timeouts.join = Duration::from_millis(200);
-        let here = Collective::join(&door, first.clone());
+        let here = Mesh::join(&door, first.clone());
         assert!(matches!(here, Err(Error::Deadline { rank: Rank(1) })));
-        let early = Refusal::Early { ours: EPOCH, theirs: later };
+        let early = JoinRefusal::Early { ours: EPOCH, theirs: later };
         assert!(door.refusals().iter().any(|refused| refused.why == early));
         first.timeouts = second.timeouts;
-        let here = Collective::join(&door, MeshPlan { epoch: later, ..first }).unwrap();
-        [here, there.join().unwrap().unwrap()]
+        let here = Mesh::join(&door, MeshPlan { epoch: later, ..first }).unwrap();
+        vec![here, there.join().unwrap().unwrap()]
     });
-    talk(&mut ranks);
+    talk(ranks);
 }
 
 #[test]
-fn a_doorway_serves_one_epoch_after_another() {
+fn a_listener_serves_one_epoch_after_another() {
     let plans = plans(&layout(2), Wire::Any);
     for n in 0..4 {
         let next: Vec<_> =
             plans.iter().map(|(door, plan)| (door, MeshPlan { epoch: Epoch { n, ..EPOCH }, ..plan.clone() })).collect();
-        let mut ranks: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> = next
-                .into_iter()
-                .map(|(door, plan)| scope.spawn(move || Collective::join(door, plan).unwrap()))
-                .collect();
+        let ranks: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                next.into_iter().map(|(door, plan)| scope.spawn(move || Mesh::join(door, plan).unwrap())).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        talk(&mut ranks);
+        talk(ranks);
     }
 }
 
 #[test]
 fn a_second_one_of_a_rank_is_refused() {
     let mut plans = plans(&layout(3), Wire::Any);
-    let impostor = (Doorway::open("127.0.0.1:0").unwrap(), plans[1].1.clone());
+    let impostor = (PeerListener::bind("127.0.0.1:0").unwrap(), plans[1].1.clone());
     let last = plans.pop().unwrap();
     let results = std::thread::scope(|scope| {
         let first_two = scope.spawn(move || join_all(plans));
         // By now ranks 0 and 1 have met, and wait for rank 2.
         std::thread::sleep(Duration::from_millis(500));
         let refused = join_all(vec![impostor]).remove(0);
-        let why = Refusal::Duplicate;
+        let why = JoinRefusal::Duplicate;
         assert!(matches!(refused, Err(Error::Refused { rank: Rank(0), why: w }) if w == why), "{refused:?}");
         let last = join_all(vec![last]);
         [first_two.join().unwrap(), last].into_iter().flatten().collect::<Vec<_>>()
@@ -139,19 +138,19 @@ fn strangers_at_the_door_harm_nobody() {
     let mut garbage = knock(&[b'x'; 4096]);
     let strangers = [knock(b"LOCKSTEP\x01\0"), knock(b"")];
     drop(knock(b"LOCK"));
-    let mut ranks = std::thread::scope(|scope| {
+    let ranks = std::thread::scope(|scope| {
         let here = scope.spawn(move || {
-            let joined = Collective::join(&door, plan).unwrap();
-            let refusals: Vec<Refused> = door.refusals();
-            assert!(refusals.iter().any(|refused| refused.why == Refusal::Garbage), "{refusals:?}");
-            assert!(refusals.iter().any(|refused| refused.why == Refusal::Gone), "{refusals:?}");
+            let joined = Mesh::join(&door, plan).unwrap();
+            let refusals: Vec<RefusedPeer> = door.refusals();
+            assert!(refusals.iter().any(|refused| refused.why == JoinRefusal::Garbage), "{refusals:?}");
+            assert!(refusals.iter().any(|refused| refused.why == JoinRefusal::Gone), "{refusals:?}");
             joined
         });
         std::thread::sleep(Duration::from_millis(100));
         let there = join_all(plans).remove(0).unwrap();
-        [here.join().unwrap(), there]
+        vec![here.join().unwrap(), there]
     });
-    talk(&mut ranks);
+    talk(ranks);
     // And it was told nothing.
     let mut said = Vec::new();
     let _ = garbage.read_to_end(&mut said);
@@ -168,8 +167,8 @@ fn another_version_is_refused() {
     let mut hello = [0; 60];
     hello[..9].copy_from_slice(b"LOCKSTEP\x09");
     stranger.write_all(&hello).unwrap();
-    assert!(Collective::join(&door, plan).is_err());
-    assert!(door.refusals().iter().any(|refused| refused.why == Refusal::Version));
+    assert!(Mesh::join(&door, plan).is_err());
+    assert!(door.refusals().iter().any(|refused| refused.why == JoinRefusal::Version));
     let mut verdict = [0; 4];
     stranger.read_exact(&mut verdict).unwrap();
     assert_eq!(u32::from_le_bytes(verdict), 1);
@@ -179,17 +178,17 @@ fn another_version_is_refused() {
 fn a_join_can_be_called_off() {
     let mut plans = plans(&layout(2), Wire::Any);
     let (door, plan) = plans.remove(0);
-    let ended = Ended::default();
+    let cancel = CancelFlag::default();
     let result = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(30));
-            ended.end();
+            cancel.cancel();
         });
-        Collective::join_until(&door, plan.clone(), &ended)
+        Mesh::join_until(&door, plan.clone(), &cancel)
     });
     assert!(matches!(result, Err(Error::Aborted)), "{result:?}");
     // Said before it begins, it is not lost.
-    let late = Collective::join_until(&door, plan, &ended);
+    let late = Mesh::join_until(&door, plan, &cancel);
     assert!(matches!(late, Err(Error::Aborted)), "{late:?}");
 }
 
@@ -197,11 +196,11 @@ fn a_join_can_be_called_off() {
 fn plans_that_cannot_be_meant_are_refused() {
     let (door, plan) = plans(&layout(2), Wire::Any).remove(0);
     let beyond = MeshPlan { rank: Rank(2), ..plan.clone() };
-    assert!(matches!(Collective::join(&door, beyond), Err(Error::Plan(_))));
+    assert!(matches!(Mesh::join(&door, beyond), Err(Error::Plan(_))));
     let unlisted = MeshPlan { peers: plan.peers[..1].to_vec(), ..plan.clone() };
-    assert!(matches!(Collective::join(&door, unlisted), Err(Error::Plan(_))));
+    assert!(matches!(Mesh::join(&door, unlisted), Err(Error::Plan(_))));
     let alone = MeshPlan { layout: Layout::solo(4), ..plan };
-    assert!(matches!(Collective::join(&door, alone), Ok(Collective::Solo(_))));
+    assert!(matches!(Mesh::join(&door, alone), Ok(mesh) if mesh.is_alone()));
 }
 
 #[test]

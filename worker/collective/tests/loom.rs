@@ -1,4 +1,4 @@
-//! The ring's and the bell's orderings, in every interleaving that loom finds:
+//! The ring's and the doorbell's orderings, in every interleaving that loom finds:
 //! `RUSTFLAGS="--cfg loom" cargo test -p collective --test loom --target-dir target/loom`
 #![allow(unexpected_cfgs, reason = "loom's own flag")]
 #![cfg(loom)]
@@ -16,7 +16,7 @@ mod ring;
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use ring::{Bell, Cursors, LINE_WORDS, Nonsense, Reader, Writer};
+use ring::{Cursors, Doorbell, InvalidCursor, LINE_WORDS, Reader, Writer};
 use sync::{AtomicU32, Ordering};
 
 /// A ring of two lines; of each line one word is used.
@@ -24,7 +24,7 @@ struct Shared {
     cursors: Cursors,
     lines: [UnsafeCell<u32>; 2],
     /// The reader's, and the system's part in sleeping on it.
-    bell: Bell,
+    doorbell: Doorbell,
     futex: Futex,
 }
 
@@ -57,8 +57,8 @@ impl Futex {
 impl Shared {
     fn new() -> Arc<Shared> {
         let cells = || UnsafeCell::new(0);
-        let (cursors, bell, futex) = (Cursors::default(), Bell::default(), Futex::default());
-        Arc::new(Shared { cursors, lines: [cells(), cells()], bell, futex })
+        let (cursors, doorbell, futex) = (Cursors::default(), Doorbell::default(), Futex::default());
+        Arc::new(Shared { cursors, lines: [cells(), cells()], doorbell, futex })
     }
 
     fn line(&self, at: u32) -> &UnsafeCell<u32> {
@@ -79,7 +79,7 @@ fn words_arrive_whole_and_in_order() {
             let mut writer = Writer::new(CAPACITY);
             for value in 1..=3 {
                 let room = loop {
-                    match writer.room(&theirs.cursors, LINE_WORDS).unwrap() {
+                    match writer.reserve(&theirs.cursors, LINE_WORDS).unwrap() {
                         Some(room) => break room,
                         None => thread::yield_now(),
                     }
@@ -122,11 +122,11 @@ fn a_sleeper_is_woken() {
         let writer = thread::spawn(move || {
             let mut writer = Writer::new(CAPACITY);
             for value in 1..=2 {
-                let room = writer.room(&theirs.cursors, LINE_WORDS).unwrap().unwrap();
+                let room = writer.reserve(&theirs.cursors, LINE_WORDS).unwrap().unwrap();
                 // SAFETY: the ring says that it is the writer's.
                 theirs.line(room.at).with_mut(|word| unsafe { *word = value });
                 writer.publish(&theirs.cursors, LINE_WORDS);
-                theirs.bell.ring(|_| theirs.futex.wake());
+                theirs.doorbell.ring(|_| theirs.futex.wake());
             }
         });
         let mut reader = Reader::new(CAPACITY);
@@ -142,36 +142,36 @@ fn a_sleeper_is_woken() {
 fn wait_for_word(shared: &Shared, reader: &mut Reader) {
     let has_word = |reader: &mut Reader| reader.filled(&shared.cursors).unwrap().n > 0;
     while !has_word(reader) {
-        let seen = shared.bell.arm();
+        let seen = shared.doorbell.arm();
         if !has_word(reader) {
-            shared.futex.sleep(&shared.bell.rings, seen);
+            shared.futex.sleep(&shared.doorbell.rings, seen);
         }
-        shared.bell.disarm();
+        shared.doorbell.disarm();
     }
 }
 
-/// Two neighbours ring one bell.
+/// Two neighbours ring one doorbell.
 #[test]
 fn two_who_ring_lose_no_sleeper() {
     bounded(|| {
-        let (bell, futex) = (Arc::new(Bell::default()), Arc::new(Futex::default()));
+        let (doorbell, futex) = (Arc::new(Doorbell::default()), Arc::new(Futex::default()));
         let done = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
         let ringers: Vec<_> = (0..2)
             .map(|i| {
-                let (bell, futex, done) = (bell.clone(), futex.clone(), done.clone());
+                let (doorbell, futex, done) = (doorbell.clone(), futex.clone(), done.clone());
                 thread::spawn(move || {
                     done[i].store(1, Ordering::Release);
-                    bell.ring(|_| futex.wake());
+                    doorbell.ring(|_| futex.wake());
                 })
             })
             .collect();
         let all = || done.iter().all(|done| done.load(Ordering::Acquire) == 1);
         while !all() {
-            let seen = bell.arm();
+            let seen = doorbell.arm();
             if !all() {
-                futex.sleep(&bell.rings, seen);
+                futex.sleep(&doorbell.rings, seen);
             }
-            bell.disarm();
+            doorbell.disarm();
         }
         ringers.into_iter().for_each(|ringer| ringer.join().unwrap());
     });
@@ -186,12 +186,12 @@ fn nonsense_is_named() {
         writer.publish(&cursors, CAPACITY);
         for ahead in [CAPACITY + 1, 1 << 31, u32::MAX] {
             cursors.read.0.store(ahead, Ordering::Release);
-            assert_eq!(writer.room(&cursors, LINE_WORDS), Err(Nonsense));
+            assert_eq!(writer.reserve(&cursors, LINE_WORDS), Err(InvalidCursor));
         }
         let mut reader = Reader::new(CAPACITY);
         for written in [CAPACITY + LINE_WORDS, 1, 1 << 31, u32::MAX] {
             cursors.written.0.store(written, Ordering::Release);
-            assert_eq!(reader.filled(&cursors), Err(Nonsense));
+            assert_eq!(reader.filled(&cursors), Err(InvalidCursor));
         }
     });
 }

@@ -3,24 +3,27 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
+#[path = "common/device_sums.rs"]
+mod device_sums;
 #[path = "../../backend/tests/fake_cuda/mod.rs"]
 mod fake_cuda;
 
+use backend::Memory;
 use backend::cpu::{CpuConfig, Isa};
-use backend::cuda::{Buffer, Cuda, CudaConfig};
-use backend::{Activations, Memory};
-use collective::{AbortHandle, Carrier, Collective, DirectLimits, Ended, Error, NcclError, Pieces, Waits};
+use backend::cuda::{Cuda, CudaConfig, Driver};
+use collective::{
+    AbortHandle, CancelFlag, CarrierChoice, ChunkLimits, Error, ExchangeLimits, Mesh, NcclError, Ranks, WaitPolicy,
+};
 use common::Rng;
+use device_sums::{HIDDEN, bits, expected_sum, filled, sum};
 use fake_cuda::on_fake_cuda;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
-use types::leaves::{aligned_runs, sum_runs};
-use types::{Grid, Layout, Pace, Rank};
+use types::{Activations, Grid, Layout, Mode, Rank};
 
-const HIDDEN: usize = 80;
 const N_VOCAB: usize = 101;
 const N_ROWS: usize = 7;
 const N_LEAVES: [u32; 3] = [8, 5, 3];
@@ -30,82 +33,54 @@ const IMPATIENT: Duration = Duration::from_secs(4);
 /// Nobody waits for this.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
-fn cuda(pace: Pace) -> Cuda {
+/// A device for each rank: these tests make memory between exchanges, and where ranks share a device whoever does that
+/// may wait for a peer that waits for him.
+const EACH: (&str, &str) = ("FAKE_CUDA_DEVICES", "4");
+
+fn cuda(rank: u32, mode: Mode) -> Cuda {
+    let n_devices = Driver::find().unwrap().cards().unwrap().len() as u32;
+    let ordinal = rank % n_devices;
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    Cuda::open(&CudaConfig { ordinal: 0, cache: None, pace, host, graphs: true }).unwrap()
+    Cuda::open(&CudaConfig { ordinal, cache: None, mode, host, graphs: true }).unwrap()
 }
 
-fn limits(pieces: Pieces) -> DirectLimits {
+fn limits(chunks: ChunkLimits) -> ExchangeLimits {
     let (rows_max, hidden, outputs_max, n_vocab) = (N_ROWS, HIDDEN, N_ROWS, N_VOCAB);
-    DirectLimits { rows_max, hidden, outputs_max, n_vocab, n_leaves: N_LEAVES.into(), pieces }
+    ExchangeLimits { rows_max, hidden, outputs_max, n_vocab, n_leaves: N_LEAVES.into(), chunks }
 }
 
-fn ranks(layout: &Layout, deadline: Duration) -> Vec<Collective> {
-    Collective::in_process_with(layout, Waits { deadline, spin: false }).unwrap()
+fn ranks(layout: &Layout, deadline: Duration) -> Vec<Mesh> {
+    Mesh::in_process_with(layout, WaitPolicy { deadline, spin: false }).unwrap()
 }
 
 /// A thread for each rank, and a device that it has opened before anybody waits for anybody; the answers by rank.
-fn each<T: Send>(ranks: Vec<Collective>, run: impl Fn(&mut Collective, &Cuda) -> T + Sync) -> Vec<T> {
-    each_at(Pace::Lockstep, ranks, run)
+fn each<T: Send>(ranks: Vec<Mesh>, run: impl Fn(Mesh, &Cuda) -> T + Sync) -> Vec<T> {
+    each_at(Mode::Lockstep, ranks, run)
 }
 
-fn each_at<T: Send>(pace: Pace, ranks: Vec<Collective>, run: impl Fn(&mut Collective, &Cuda) -> T + Sync) -> Vec<T> {
+fn each_at<T: Send>(mode: Mode, ranks: Vec<Mesh>, run: impl Fn(Mesh, &Cuda) -> T + Sync) -> Vec<T> {
     let are_open = Barrier::new(ranks.len());
     std::thread::scope(|scope| {
         let (run, are_open) = (&run, &are_open);
-        let start = |mut rank: Collective| {
+        let start = |(i, mesh): (u32, Mesh)| {
             scope.spawn(move || {
-                let cuda = cuda(pace);
+                let cuda = cuda(i, mode);
                 are_open.wait();
-                run(&mut rank, &cuda)
+                run(mesh, &cuda)
             })
         };
-        let threads: Vec<_> = ranks.into_iter().map(start).collect();
+        let threads: Vec<_> = (0..).zip(ranks).map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
-fn filled(cuda: &Cuda, n_rows: usize, n_cols: usize, values: &[f32]) -> Buffer {
-    let mut buffer = cuda.buffer(n_rows.max(1), n_cols).unwrap();
-    if n_cols > 0 && !values.is_empty() {
-        cuda.write(&mut buffer, 0, values);
-    }
-    buffer
-}
-
-fn bits(cuda: &Cuda, buffer: &Buffer, n_rows: usize, n_cols: usize) -> Vec<u32> {
-    let mut values = vec![0.0; n_rows * n_cols];
-    cuda.read(buffer, 0..n_rows, &mut values);
-    values.iter().map(|value| value.to_bits()).collect()
-}
-
-/// Of leaves that are single numbers times what the seed says: [n_rows * n_cols] for each leaf.
-fn leaves(n_leaves: u32, n_rows: usize) -> Vec<Vec<f32>> {
-    let mut rng = Rng(u64::from(n_leaves) * 100 + n_rows as u64);
-    (0..n_leaves).map(|_| rng.floats(n_rows * HIDDEN)).collect()
-}
-
-fn sum_of(leaves: &[Vec<f32>], run: std::ops::Range<u32>) -> Vec<f32> {
-    let leaf = |i: u32, at: usize| (i - run.start..i - run.start + 1, leaves[i as usize][at]);
-    (0..leaves[0].len()).map(|at| sum_runs(&run.clone().map(|i| leaf(i, at)).collect::<Vec<_>>())).collect()
-}
-
-fn sum(rank: &mut Collective, cuda: &Cuda, n_leaves: u32, n_rows: usize) -> Result<Vec<u32>, Error> {
-    let leaves = leaves(n_leaves, n_rows);
-    let runs = aligned_runs(rank.owned(n_leaves), n_leaves);
-    let planes: Vec<f32> = runs.iter().flat_map(|run| sum_of(&leaves, run.clone())).collect();
-    let mut buffer = filled(cuda, runs.len().max(1) * n_rows, HIDDEN, &planes);
-    rank.sum_leaves(cuda, &mut buffer, &runs, n_leaves, n_rows)?;
-    let found = bits(cuda, &buffer, n_rows, HIDDEN);
-    rank.settle().map(|()| found)
-}
-
-fn expected_sum(n_leaves: u32, n_rows: usize) -> Vec<u32> {
-    sum_of(&leaves(n_leaves, n_rows), 0..n_leaves).iter().map(|value| value.to_bits()).collect()
+/// The carriers of a rank, with the default's chunks.
+fn take(mesh: Mesh, cuda: &Cuda, choice: CarrierChoice) -> Result<Ranks<Cuda>, Error> {
+    Ranks::on(cuda, mesh, choice, &limits(ChunkLimits::default()), &CancelFlag::default())
 }
 
 /// All operations of a stage and between stages, several times over, so that what one leaves behind meets the next.
-fn all_operations(rank: &mut Collective, cuda: &Cuda) {
+fn all_operations(rank: &mut Ranks<Cuda>, cuda: &Cuda) {
     for (n_leaves, n_rows) in N_LEAVES.into_iter().flat_map(|n| [1, N_ROWS].map(|rows| (n, rows))) {
         assert_eq!(sum(rank, cuda, n_leaves, n_rows).unwrap(), expected_sum(n_leaves, n_rows));
     }
@@ -142,19 +117,20 @@ fn all_operations(rank: &mut Collective, cuda: &Cuda) {
 
 #[test]
 fn every_operation_has_the_bits_of_one_rank() {
-    on_fake_cuda("every_operation_has_the_bits_of_one_rank", &[], || {
+    on_fake_cuda("every_operation_has_the_bits_of_one_rank", &[EACH], || {
         let mut rng = Rng(5);
-        let small = Pieces { small_max: 40, piece_max: 3 * HIDDEN };
+        let small = ChunkLimits { small_max: 40, chunk_max: 3 * HIDDEN };
         let grids = [(2, 1, true), (3, 1, false), (1, 3, true), (2, 2, false), (4, 1, false)];
-        for ((tp, pp, is_even), pieces) in grids.into_iter().zip([Pieces::default(), small].into_iter().cycle()) {
+        for ((tp, pp, is_even), chunks) in grids.into_iter().zip([ChunkLimits::default(), small].into_iter().cycle()) {
             let grid = Grid { tp, pp, ep: 1 };
             let even = || Layout::even(grid, pp.into()).unwrap();
             let layout = if is_even { even() } else { rng.layout(tp.into(), pp.into()) };
-            for pieces in [pieces, small] {
-                each(ranks(&layout, PATIENT), |rank, cuda| {
-                    let took = rank.take_device(cuda, Carrier::Nccl, &limits(pieces), &Ended::default());
-                    assert!(took.unwrap(), "tp {tp}, pp {pp}");
-                    (0..2).for_each(|_| all_operations(rank, cuda));
+            for chunks in [chunks, small] {
+                each(ranks(&layout, PATIENT), |mesh, cuda| {
+                    let took = Ranks::on(cuda, mesh, CarrierChoice::Nccl, &limits(chunks), &CancelFlag::default());
+                    let mut rank = took.unwrap();
+                    assert!(rank.has(CarrierChoice::Nccl), "tp {tp}, pp {pp}");
+                    (0..2).for_each(|_| all_operations(&mut rank, cuda));
                 });
             }
         }
@@ -163,16 +139,16 @@ fn every_operation_has_the_bits_of_one_rank() {
 
 #[test]
 fn under_fast_sums_are_nccls() {
-    on_fake_cuda("under_fast_sums_are_nccls", &[], || {
+    on_fake_cuda("under_fast_sums_are_nccls", &[EACH], || {
         let mut rng = Rng(9);
         // Of the last, ranks own several runs, one, or nothing.
         for (tp, is_even) in [(2, true), (3, false), (4, false)] {
             let layout =
                 if is_even { Layout::even(Grid { tp, pp: 1, ep: 1 }, 1).unwrap() } else { rng.layout(tp.into(), 1) };
-            let sums = each_at(Pace::Fast, ranks(&layout, PATIENT), |rank, cuda| {
-                let took = rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &Ended::default());
-                assert!(took.unwrap(), "tp {tp}");
-                N_LEAVES.map(|n_leaves| sum(rank, cuda, n_leaves, N_ROWS).unwrap())
+            let sums = each_at(Mode::Fast, ranks(&layout, PATIENT), |mesh, cuda| {
+                let mut rank = take(mesh, cuda, CarrierChoice::Nccl).unwrap();
+                assert!(rank.has(CarrierChoice::Nccl), "tp {tp}");
+                N_LEAVES.map(|n_leaves| sum(&mut rank, cuda, n_leaves, N_ROWS).unwrap())
             });
             assert!(sums.iter().all(|of_rank| *of_rank == sums[0]), "tp {tp}: all ranks have the same bits");
             for (n_leaves, sum) in N_LEAVES.into_iter().zip(&sums[0]) {
@@ -187,12 +163,12 @@ fn under_fast_sums_are_nccls() {
 }
 
 /// What the first of two ranks says when the second does `instead` of its second sum, and stays until then.
-fn first_beside(deadline: Duration, instead: impl Fn(&mut Collective) + Sync) -> Error {
+fn first_beside(deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -> Error {
     let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
     let (end, wait) = channel::<()>();
     let (end, wait) = (Mutex::new(Some(end)), Mutex::new(wait));
-    let mut said = each(ranks(&layout, deadline), |rank, cuda| {
-        rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &Ended::default()).unwrap();
+    let mut said = each(ranks(&layout, deadline), |mesh, cuda| {
+        let rank = &mut take(mesh, cuda, CarrierChoice::Nccl).unwrap();
         assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));
         if rank.rank() == 1 {
             instead(rank);
@@ -208,7 +184,7 @@ fn first_beside(deadline: Duration, instead: impl Fn(&mut Collective) + Sync) ->
 
 #[test]
 fn who_is_silent_is_a_deadline() {
-    on_fake_cuda("who_is_silent_is_a_deadline", &[], || {
+    on_fake_cuda("who_is_silent_is_a_deadline", &[EACH], || {
         let error = first_beside(IMPATIENT, |_| {});
         assert!(matches!(error, Error::Deadline { rank: Rank(1) }), "{error}");
     });
@@ -216,7 +192,7 @@ fn who_is_silent_is_a_deadline() {
 
 #[test]
 fn who_breaks_off_is_named_long_before_the_deadline() {
-    on_fake_cuda("who_breaks_off_is_named_long_before_the_deadline", &[], || {
+    on_fake_cuda("who_breaks_off_is_named_long_before_the_deadline", &[EACH], || {
         let error = first_beside(PATIENT, |rank| rank.abort_handle().abort());
         assert!(matches!(error, Error::PeerLost { rank: Rank(1) }), "{error}");
     });
@@ -232,14 +208,14 @@ fn lost_while_nccl_connects() {
 
 #[test]
 fn who_is_lost_while_nccl_connects_is_named() {
-    let screws = [("FAKE_NCCL_CONNECTS", "1")];
+    let screws = [EACH, ("FAKE_NCCL_CONNECTS", "1")];
     on_fake_cuda("who_is_lost_while_nccl_connects_is_named", &screws, lost_while_nccl_connects);
 }
 
 #[test]
 fn a_call_of_nccls_that_waits_for_a_peer_comes_back() {
     // As where NCCL's own environment has communicators block.
-    let screws = [("FAKE_NCCL_CONNECTS", "1"), ("FAKE_NCCL_BLOCKING", "1")];
+    let screws = [EACH, ("FAKE_NCCL_CONNECTS", "1"), ("FAKE_NCCL_BLOCKING", "1")];
     on_fake_cuda("a_call_of_nccls_that_waits_for_a_peer_comes_back", &screws, lost_while_nccl_connects);
 }
 
@@ -273,14 +249,15 @@ fn times(trace: &Path, what: &str) -> usize {
 #[test]
 fn nothing_is_left_of_those_who_join_again() {
     let trace = Beside::new("again");
-    let screws = [("FAKE_CUDA_TRACE", &*trace.0)];
+    let screws = [EACH, ("FAKE_CUDA_TRACE", &*trace.0)];
     on_fake_cuda("nothing_is_left_of_those_who_join_again", &screws, || {
         let layout = Layout::even(Grid { tp: 2, pp: 2, ep: 1 }, 2).unwrap();
         let mut handles = Vec::new();
         let have_exchanged = Barrier::new(4);
         for round in 0..4 {
-            let of_ranks = each(ranks(&layout, PATIENT), |rank, cuda| {
-                assert!(rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &Ended::default()).unwrap());
+            let of_ranks = each(ranks(&layout, PATIENT), |mesh, cuda| {
+                let rank = &mut take(mesh, cuda, CarrierChoice::Nccl).unwrap();
+                assert!(rank.has(CarrierChoice::Nccl));
                 assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));
                 let handle = rank.abort_handle();
                 // Nobody breaks off before the others have what they need of it.
@@ -313,16 +290,15 @@ fn a_name_is_made_when_all_have_agreed() {
     on_fake_cuda("a_name_is_made_when_all_have_agreed", &screws, || {
         let trace = Beside::of("FAKE_CUDA_TRACE");
         let layout = Layout::even(Grid { tp: 2, pp: 2, ep: 1 }, 2).unwrap();
-        let take = |rank: &mut Collective, cuda: &Cuda, carrier: Carrier| {
-            rank.take_device(cuda, carrier, &limits(Pieces::default()), &Ended::default()).unwrap()
-        };
+        let takes =
+            |mesh: Mesh, cuda: &Cuda, choice: CarrierChoice| take(mesh, cuda, choice).unwrap().has(CarrierChoice::Nccl);
         // The second stage goes through the host, and so does whoever exchanges with it.
-        each(ranks(&layout, PATIENT), |rank, cuda| {
-            let carrier = if rank.part().is_first() { Carrier::Auto } else { Carrier::Host };
-            assert!(!take(rank, cuda, carrier));
+        each(ranks(&layout, PATIENT), |mesh, cuda| {
+            let choice = if mesh.part().is_first() { CarrierChoice::Auto } else { CarrierChoice::Host };
+            assert!(!takes(mesh, cuda, choice));
         });
         assert_eq!(times(&trace, "id"), 0);
-        each(ranks(&layout, PATIENT), |rank, cuda| assert!(take(rank, cuda, Carrier::Nccl)));
+        each(ranks(&layout, PATIENT), |mesh, cuda| assert!(takes(mesh, cuda, CarrierChoice::Nccl)));
         // One of each stage, and one of each pair between them.
         assert_eq!(times(&trace, "id"), 4);
     });
@@ -334,9 +310,7 @@ fn what_nccl_refuses_is_told_and_an_end_that_does_not_come_keeps_nobody() {
     let screws = [("FAKE_NCCL_DUPLICATE", "0"), ("FAKE_NCCL_HOLD", &*until.0)];
     on_fake_cuda("what_nccl_refuses_is_told_and_an_end_that_does_not_come_keeps_nobody", &screws, || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
-        let said = each(ranks(&layout, FOREVER), |rank, cuda| {
-            rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &Ended::default()).err().unwrap()
-        });
+        let said = each(ranks(&layout, FOREVER), |mesh, cuda| take(mesh, cuda, CarrierChoice::Nccl).err().unwrap());
         let Error::Nccl(NcclError::Failed { code: 5, why }) = &said[0] else { panic!("{said:?}") };
         assert!(why.contains("invalid usage; Duplicate GPU detected"), "{why}");
         assert!(matches!(said[1], Error::PeerLost { rank: Rank(0) }), "{said:?}");
@@ -346,7 +320,7 @@ fn what_nccl_refuses_is_told_and_an_end_that_does_not_come_keeps_nobody() {
 
 #[test]
 fn a_wait_of_the_device_is_ended_from_outside() {
-    on_fake_cuda("a_wait_of_the_device_is_ended_from_outside", &[], || {
+    on_fake_cuda("a_wait_of_the_device_is_ended_from_outside", &[EACH], || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
         let (say, handles) = channel();
         let say = Mutex::new(Some(say));
@@ -358,8 +332,8 @@ fn a_wait_of_the_device_is_ended_from_outside() {
                 std::thread::sleep(Duration::from_millis(50));
                 handle.abort();
             });
-            each(ranks(&layout, PATIENT), |rank, cuda| {
-                rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &Ended::default()).unwrap();
+            each(ranks(&layout, PATIENT), |mesh, cuda| {
+                let rank = &mut take(mesh, cuda, CarrierChoice::Nccl).unwrap();
                 if rank.rank() == 1 {
                     let _ended = wait.lock().unwrap().recv();
                     return;
@@ -376,11 +350,11 @@ fn a_wait_of_the_device_is_ended_from_outside() {
 
 #[test]
 fn what_nccl_says_of_a_communicator_is_heard() {
-    on_fake_cuda("what_nccl_says_of_a_communicator_is_heard", &[("FAKE_NCCL_FAIL", "15")], || {
+    on_fake_cuda("what_nccl_says_of_a_communicator_is_heard", &[EACH, ("FAKE_NCCL_FAIL", "15")], || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
-        let said = each(ranks(&layout, PATIENT), |rank, cuda| {
+        let said = each(ranks(&layout, PATIENT), |mesh, cuda| {
             // Behind what is tried out.
-            rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &Ended::default()).unwrap();
+            let rank = &mut take(mesh, cuda, CarrierChoice::Nccl).unwrap();
             (0..4).find_map(|_| sum(rank, cuda, 8, 2).err())
         });
         let failed = said
@@ -397,16 +371,15 @@ fn what_nccl_says_of_a_communicator_is_heard() {
 fn who_never_comes_to_the_communicator_ends_the_wait() {
     on_fake_cuda("who_never_comes_to_the_communicator_ends_the_wait", &[("FAKE_NCCL_ABSENT", "1")], || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
-        let said = each(ranks(&layout, IMPATIENT), |rank, cuda| {
-            rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &Ended::default()).err().unwrap()
-        });
+        let said = each(ranks(&layout, IMPATIENT), |mesh, cuda| take(mesh, cuda, CarrierChoice::Nccl).err().unwrap());
         let is_named = |error: &Error| matches!(error, Error::Deadline { .. } | Error::PeerLost { .. });
         assert!(said.iter().all(is_named), "{said:?}");
         // Whom nobody wants any more waits for nobody.
-        let ended = Ended::default();
-        ended.end();
-        let said = each(ranks(&layout, PATIENT), |rank, cuda| {
-            rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &ended).err().unwrap()
+        let cancel = CancelFlag::default();
+        cancel.cancel();
+        let said = each(ranks(&layout, PATIENT), |mesh, cuda| {
+            let limits = limits(ChunkLimits::default());
+            Ranks::on(cuda, mesh, CarrierChoice::Nccl, &limits, &cancel).err().unwrap()
         });
         assert!(said.iter().any(|error| matches!(error, Error::Aborted)), "{said:?}");
     });
@@ -416,14 +389,14 @@ fn who_never_comes_to_the_communicator_ends_the_wait() {
 fn where_it_cannot_be_the_host_carries_or_it_is_refused() {
     on_fake_cuda("where_it_cannot_be_the_host_carries_or_it_is_refused", &[("FAKE_NCCL_VERSION", "22800")], || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
-        each(ranks(&layout, PATIENT), |rank, cuda| {
+        each(ranks(&layout, PATIENT), |mesh, cuda| {
             // Both are on one device, and this NCCL is too old for that.
-            let took = rank.take_device(cuda, Carrier::Auto, &limits(Pieces::default()), &Ended::default());
-            assert!(!took.unwrap());
+            let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
+            assert!(!rank.has(CarrierChoice::Nccl));
             assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));
         });
-        each(ranks(&layout, PATIENT), |rank, cuda| {
-            let error = rank.take_device(cuda, Carrier::Nccl, &limits(Pieces::default()), &Ended::default());
+        each(ranks(&layout, PATIENT), |mesh, cuda| {
+            let error = take(mesh, cuda, CarrierChoice::Nccl);
             assert!(matches!(error, Err(Error::Plan(why)) if why.contains("2.30")));
         });
     });

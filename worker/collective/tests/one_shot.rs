@@ -4,14 +4,19 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
+#[path = "common/device_sums.rs"]
+mod device_sums;
 #[path = "../../backend/tests/fake_cuda/mod.rs"]
 mod fake_cuda;
 
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Buffer, Cuda, CudaConfig};
-use backend::{Activations, Memory};
-use collective::{AbortHandle, Carrier, Collective, DirectLimits, Doorway, Ended, Error, MeshPlan, Pieces, Waits};
+use collective::{
+    AbortHandle, CancelFlag, CarrierChoice, ChunkLimits, Error, ExchangeLimits, Mesh, MeshPlan, PeerListener, Ranks,
+    WaitPolicy,
+};
 use common::Rng;
+use device_sums::{HIDDEN, expected_sum, sum, sum_in};
 use fake_cuda::on_fake_cuda;
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
@@ -19,10 +24,8 @@ use std::process::{Child, Command};
 use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
-use types::leaves::{aligned_runs, sum_runs};
-use types::{Grid, Layout, Pace, Rank};
+use types::{Activations, Grid, Layout, Mode, Rank};
 
-const HIDDEN: usize = 80;
 const N_LEAVES: [u32; 3] = [8, 5, 3];
 const ROWS: [usize; 3] = [1, 7, 19];
 /// More numbers than one launch adds.
@@ -33,41 +36,45 @@ const IMPATIENT: Duration = Duration::from_secs(4);
 /// Each rank has a device of its own, and there is no NCCL that anybody would take.
 const ALONE: [(&str, &str); 2] = [("FAKE_CUDA_DEVICES", "4"), ("FAKE_NCCL_VERSION", "20000")];
 
-fn cuda(ordinal: u32, pace: Pace) -> Cuda {
+fn cuda(ordinal: u32, mode: Mode) -> Cuda {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    Cuda::open(&CudaConfig { ordinal, cache: None, pace, host, graphs: false }).unwrap()
+    Cuda::open(&CudaConfig { ordinal, cache: None, mode, host, graphs: false }).unwrap()
 }
 
-fn limits() -> DirectLimits {
-    let pieces = Pieces { small_max: 40, piece_max: 3 * HIDDEN };
+fn limits() -> ExchangeLimits {
+    let chunks = ChunkLimits { small_max: 40, chunk_max: 3 * HIDDEN };
     let (rows_max, n_leaves) = (ROWS_MAX, N_LEAVES.into());
-    DirectLimits { rows_max, hidden: HIDDEN, outputs_max: 1, n_vocab: 16, n_leaves, pieces }
+    ExchangeLimits { rows_max, hidden: HIDDEN, outputs_max: 1, n_vocab: 16, n_leaves, chunks }
 }
 
 fn even(tp: u16) -> Layout {
     Layout::even(Grid { tp, pp: 1, ep: 1 }, 1).unwrap()
 }
 
-fn take(rank: &mut Collective, cuda: &Cuda, carrier: Carrier) -> Result<(bool, bool), Error> {
-    let has_nccl = rank.take_device(cuda, carrier, &limits(), &Ended::default())?;
-    Ok((has_nccl, rank.adds_at_desks()))
+fn take(mesh: Mesh, cuda: &Cuda, choice: CarrierChoice) -> Result<Ranks<Cuda>, Error> {
+    Ranks::on(cuda, mesh, choice, &limits(), &CancelFlag::default())
+}
+
+/// Whether it exchanges through NCCL, and whether it adds over memory.
+fn ways(rank: &Ranks<Cuda>) -> (bool, bool) {
+    (rank.has(CarrierChoice::Nccl), rank.has(CarrierChoice::Ipc))
 }
 
 /// A thread for each rank, and a device that it has opened before anybody waits for anybody; the answers by rank.
 fn each<T: Send>(
-    (layout, deadline, pace): (&Layout, Duration, Pace),
+    (layout, deadline, mode): (&Layout, Duration, Mode),
     ordinal: impl Fn(u32) -> u32 + Sync,
-    run: impl Fn(&mut Collective, &Cuda) -> T + Sync,
+    run: impl Fn(Mesh, &Cuda) -> T + Sync,
 ) -> Vec<T> {
-    let ranks = Collective::in_process_with(layout, Waits { deadline, spin: false }).unwrap();
+    let ranks = Mesh::in_process_with(layout, WaitPolicy { deadline, spin: false }).unwrap();
     let are_open = Barrier::new(ranks.len());
     std::thread::scope(|scope| {
         let (run, are_open, ordinal) = (&run, &are_open, &ordinal);
-        let start = |(i, mut rank): (usize, Collective)| {
+        let start = |(i, mesh): (usize, Mesh)| {
             scope.spawn(move || {
-                let cuda = cuda(ordinal(i as u32), pace);
+                let cuda = cuda(ordinal(i as u32), mode);
                 are_open.wait();
-                run(&mut rank, &cuda)
+                run(mesh, &cuda)
             })
         };
         let threads: Vec<_> = ranks.into_iter().enumerate().map(start).collect();
@@ -75,44 +82,20 @@ fn each<T: Send>(
     })
 }
 
-fn filled(cuda: &Cuda, n_rows: usize, values: &[f32]) -> Buffer {
-    let mut buffer = cuda.buffer(n_rows, HIDDEN).unwrap();
-    if !values.is_empty() {
-        cuda.write(&mut buffer, 0, values);
-    }
-    buffer
-}
-
-/// [n_rows * HIDDEN] for each leaf.
-fn leaves(n_leaves: u32, n_rows: usize) -> Vec<Vec<f32>> {
-    let mut rng = Rng(u64::from(n_leaves) * 100 + n_rows as u64);
-    (0..n_leaves).map(|_| rng.floats(n_rows * HIDDEN)).collect()
-}
-
-fn sum_of(leaves: &[Vec<f32>], run: std::ops::Range<u32>) -> Vec<f32> {
-    let leaf = |i: u32, at: usize| (i - run.start..i - run.start + 1, leaves[i as usize][at]);
-    (0..leaves[0].len()).map(|at| sum_runs(&run.clone().map(|i| leaf(i, at)).collect::<Vec<_>>())).collect()
-}
-
-fn sum(rank: &mut Collective, cuda: &Cuda, n_leaves: u32, n_rows: usize) -> Result<Vec<u32>, Error> {
-    let leaves = leaves(n_leaves, n_rows);
-    let runs = aligned_runs(rank.owned(n_leaves), n_leaves);
-    let planes: Vec<f32> = runs.iter().flat_map(|run| sum_of(&leaves, run.clone())).collect();
-    let mut buffer = filled(cuda, runs.len().max(1) * n_rows, &planes);
-    rank.sum_leaves(cuda, &mut buffer, &runs, n_leaves, n_rows)?;
-    let mut found = vec![0.0; n_rows * HIDDEN];
-    cuda.read(&buffer, 0..n_rows, &mut found);
-    rank.settle().map(|()| found.iter().map(|value| value.to_bits()).collect())
-}
-
-fn expected(n_leaves: u32, n_rows: usize) -> Vec<u32> {
-    sum_of(&leaves(n_leaves, n_rows), 0..n_leaves).iter().map(|value| value.to_bits()).collect()
-}
-
 /// Small ones of several shapes, again and again, and a large one in between.
-fn all_sums(rank: &mut Collective, cuda: &Cuda) {
+fn all_sums(rank: &mut Ranks<Cuda>, cuda: &Cuda) {
+    all_sums_in(&mut room(cuda), rank, cuda);
+}
+
+/// For the planes of the largest of them.
+fn room(cuda: &Cuda) -> Buffer {
+    device_sums::filled(cuda, 8 * ROWS[ROWS.len() - 1], HIDDEN, &[])
+}
+
+fn all_sums_in(buffer: &mut Buffer, rank: &mut Ranks<Cuda>, cuda: &Cuda) {
     for (n_leaves, n_rows) in N_LEAVES.into_iter().flat_map(|n| ROWS.map(|rows| (n, rows))) {
-        assert!(sum(rank, cuda, n_leaves, n_rows).unwrap() == expected(n_leaves, n_rows), "{n_leaves}, {n_rows}");
+        let found = sum_in(buffer, rank, cuda, n_leaves, n_rows).unwrap();
+        assert!(found == expected_sum(n_leaves, n_rows), "{n_leaves}, {n_rows}");
     }
 }
 
@@ -121,23 +104,24 @@ fn sums_over_memory_have_the_bits_of_one_rank() {
     on_fake_cuda("sums_over_memory_have_the_bits_of_one_rank", &ALONE, || {
         let mut rng = Rng(5);
         let layouts = [even(2), rng.layout(3, 1), rng.layout(4, 1), rng.layout(2, 2)];
-        for (layout, pace) in layouts.iter().zip([Pace::Lockstep, Pace::Fast].into_iter().cycle()) {
+        for (layout, mode) in layouts.iter().zip([Mode::Lockstep, Mode::Fast].into_iter().cycle()) {
             each(
-                (layout, PATIENT, pace),
+                (layout, PATIENT, mode),
                 |rank| rank,
-                |rank, cuda| {
-                    assert_eq!(take(rank, cuda, Carrier::Auto).unwrap(), (false, true), "{layout:?}");
+                |mesh, cuda| {
+                    let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
+                    assert_eq!(ways(rank), (false, true), "{layout:?}");
                     assert!(rank.adds_on_device());
                     (0..2).for_each(|_| all_sums(rank, cuda));
                 },
             );
         }
         each(
-            (&even(2), PATIENT, Pace::Lockstep),
+            (&even(2), PATIENT, Mode::Lockstep),
             |rank| rank,
-            |rank, cuda| {
-                take(rank, cuda, Carrier::Auto).unwrap();
-                assert!(sum(rank, cuda, 3, ROWS_MAX).unwrap() == expected(3, ROWS_MAX), "of several launches");
+            |mesh, cuda| {
+                let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
+                assert!(sum(rank, cuda, 3, ROWS_MAX).unwrap() == expected_sum(3, ROWS_MAX), "of several launches");
                 all_sums(rank, cuda);
             },
         );
@@ -147,35 +131,37 @@ fn sums_over_memory_have_the_bits_of_one_rank() {
 #[test]
 fn a_device_serves_one_epoch_after_another() {
     on_fake_cuda("a_device_serves_one_epoch_after_another", &ALONE, || {
-        let devices: Vec<_> = (0..2).map(|ordinal| cuda(ordinal, Pace::Lockstep)).collect();
+        let devices: Vec<_> = (0..2).map(|ordinal| cuda(ordinal, Mode::Lockstep)).collect();
         let epoch = || {
-            let ranks = Collective::in_process_with(&even(2), Waits { deadline: PATIENT, spin: false }).unwrap();
+            let ranks = Mesh::in_process_with(&even(2), WaitPolicy { deadline: PATIENT, spin: false }).unwrap();
             std::thread::scope(|scope| {
-                for (mut rank, cuda) in ranks.into_iter().zip(&devices) {
+                for (mesh, cuda) in ranks.into_iter().zip(&devices) {
                     scope.spawn(move || {
-                        assert_eq!(take(&mut rank, cuda, Carrier::Ipc).unwrap(), (false, true));
-                        all_sums(&mut rank, cuda);
+                        let rank = &mut take(mesh, cuda, CarrierChoice::Ipc).unwrap();
+                        assert_eq!(ways(rank), (false, true));
+                        all_sums(rank, cuda);
                     });
                 }
             });
             devices[0].free_bytes().unwrap()
         };
         let first = epoch();
-        assert_eq!([epoch(), epoch()], [first; 2], "the desks of an epoch go when there is another");
+        assert_eq!([epoch(), epoch()], [first; 2], "the buffers of an epoch go when there is another");
     });
 }
 
 #[test]
 fn beside_nccl_small_sums_go_over_memory() {
     on_fake_cuda("beside_nccl_small_sums_go_over_memory", &[("FAKE_CUDA_DEVICES", "2")], || {
-        for (carrier, ways) in [(Carrier::Auto, (true, true)), (Carrier::Nccl, (true, false))] {
+        for (choice, expected) in [(CarrierChoice::Auto, (true, true)), (CarrierChoice::Nccl, (true, false))] {
             each(
-                (&even(2), PATIENT, Pace::Lockstep),
+                (&even(2), PATIENT, Mode::Lockstep),
                 |rank| rank,
-                |rank, cuda| {
-                    assert_eq!(take(rank, cuda, carrier).unwrap(), ways, "{carrier:?}");
+                |mesh, cuda| {
+                    let rank = &mut take(mesh, cuda, choice).unwrap();
+                    assert_eq!(ways(rank), expected, "{choice:?}");
                     all_sums(rank, cuda);
-                    assert!(sum(rank, cuda, 3, ROWS_MAX).unwrap() == expected(3, ROWS_MAX));
+                    assert!(sum(rank, cuda, 3, ROWS_MAX).unwrap() == expected_sum(3, ROWS_MAX));
                     all_sums(rank, cuda);
                 },
             );
@@ -187,18 +173,22 @@ fn beside_nccl_small_sums_go_over_memory() {
 fn a_device_is_shared_where_it_is_asked_for() {
     on_fake_cuda("a_device_is_shared_where_it_is_asked_for", &[("FAKE_CUDA_ORDER", "1")], || {
         each(
-            (&even(2), PATIENT, Pace::Lockstep),
+            (&even(2), PATIENT, Mode::Lockstep),
             |_| 0,
-            |rank, cuda| {
-                assert_eq!(take(rank, cuda, Carrier::Ipc).unwrap(), (false, true));
-                all_sums(rank, cuda);
+            |mesh, cuda| {
+                // Whoever allocates might wait for a kernel of the other's that waits for him.
+                let mut buffer = room(cuda);
+                let rank = &mut take(mesh, cuda, CarrierChoice::Ipc).unwrap();
+                assert_eq!(ways(rank), (false, true));
+                all_sums_in(&mut buffer, rank, cuda);
             },
         );
         each(
-            (&even(2), PATIENT, Pace::Lockstep),
+            (&even(2), PATIENT, Mode::Lockstep),
             |_| 0,
-            |rank, cuda| {
-                assert_eq!(take(rank, cuda, Carrier::Auto).unwrap(), (false, false));
+            |mesh, cuda| {
+                let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
+                assert_eq!(ways(rank), (false, false));
                 all_sums(rank, cuda);
             },
         );
@@ -210,18 +200,19 @@ fn who_does_not_reach_the_others_leaves_it_to_the_host() {
     let screws = [ALONE[0], ALONE[1], ("FAKE_CUDA_PEERS", "0")];
     on_fake_cuda("who_does_not_reach_the_others_leaves_it_to_the_host", &screws, || {
         each(
-            (&even(2), PATIENT, Pace::Lockstep),
+            (&even(2), PATIENT, Mode::Lockstep),
             |rank| rank,
-            |rank, cuda| {
-                assert_eq!(take(rank, cuda, Carrier::Auto).unwrap(), (false, false));
+            |mesh, cuda| {
+                let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
+                assert_eq!(ways(rank), (false, false));
                 all_sums(rank, cuda);
             },
         );
         each(
-            (&even(2), PATIENT, Pace::Lockstep),
+            (&even(2), PATIENT, Mode::Lockstep),
             |rank| rank,
-            |rank, cuda| {
-                let error = take(rank, cuda, Carrier::Ipc);
+            |mesh, cuda| {
+                let error = take(mesh, cuda, CarrierChoice::Ipc);
                 assert!(matches!(error, Err(Error::Plan(why)) if why.contains("reach")), "{error:?}");
             },
         );
@@ -229,14 +220,14 @@ fn who_does_not_reach_the_others_leaves_it_to_the_host() {
 }
 
 /// What the first ranks say when the last does `instead` of its second sum, and stays until then.
-fn beside(tp: u16, deadline: Duration, instead: impl Fn(&mut Collective) + Sync) -> Vec<Error> {
+fn beside(tp: u16, deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -> Vec<Error> {
     let have_said = Barrier::new(tp.into());
     let said = each(
-        (&even(tp), deadline, Pace::Lockstep),
+        (&even(tp), deadline, Mode::Lockstep),
         |rank| rank,
-        |rank, cuda| {
-            take(rank, cuda, Carrier::Auto).unwrap();
-            assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected(8, 2));
+        |mesh, cuda| {
+            let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
+            assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));
             let is_last = rank.rank() == u32::from(tp) - 1;
             let error = if is_last { None } else { sum(rank, cuda, 8, 2).err() };
             if is_last {
@@ -288,10 +279,10 @@ fn a_wait_of_a_kernel_is_ended_from_outside() {
                 handle.abort();
             });
             each(
-                (&even(2), PATIENT, Pace::Lockstep),
+                (&even(2), PATIENT, Mode::Lockstep),
                 |rank| rank,
-                |rank, cuda| {
-                    take(rank, cuda, Carrier::Auto).unwrap();
+                |mesh, cuda| {
+                    let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
                     if rank.rank() == 0 {
                         say.lock().unwrap().take().unwrap().send(rank.abort_handle()).unwrap();
                         let error = sum(rank, cuda, 8, 2).err().unwrap();
@@ -366,19 +357,19 @@ fn be_a_rank(told: &str) {
         panic!("three numbers")
     };
     let board = Board(Path::new(&std::env::var_os(FOLDER).unwrap()).to_owned());
-    let doorway = Doorway::open("127.0.0.1:0").unwrap();
-    board.say(&format!("address{rank}"), &doorway.address().to_string());
+    let listener = PeerListener::bind("127.0.0.1:0").unwrap();
+    board.say(&format!("address{rank}"), &listener.address().to_string());
     let peers = (0..tp).map(|rank| board.hear(&format!("address{rank}"))).collect();
-    let cuda = cuda(rank.into(), Pace::Lockstep);
+    let cuda = cuda(rank.into(), Mode::Lockstep);
     let mut plan = MeshPlan::new(common::EPOCH, Rank(rank), even(tp), peers, [9; 32]);
     plan.timeouts.op = Duration::from_secs(seconds.into());
-    let mut collective = Collective::join(&doorway, plan).unwrap();
-    let (_, at_desks) = take(&mut collective, &cuda, Carrier::Auto).unwrap();
-    all_sums(&mut collective, &cuda);
-    board.say(&format!("summed{rank}"), &at_desks.to_string());
+    let mut ranks = take(Mesh::join(&listener, plan).unwrap(), &cuda, CarrierChoice::Auto).unwrap();
+    let (_, over_memory) = ways(&ranks);
+    all_sums(&mut ranks, &cuda);
+    board.say(&format!("summed{rank}"), &over_memory.to_string());
     let rows: usize = board.hear(&format!("sum{rank}")).parse().unwrap();
-    let result = sum(&mut collective, &cuda, 8, rows);
-    let word = result.map_or_else(|error| format!("{error:?}"), |sum| (sum == expected(8, rows)).to_string());
+    let result = sum(&mut ranks, &cuda, 8, rows);
+    let word = result.map_or_else(|error| format!("{error:?}"), |sum| (sum == expected_sum(8, rows)).to_string());
     board.say(&format!("said{rank}"), &word);
     board.hear("end");
 }
@@ -395,10 +386,10 @@ fn processes_add_over_memory() {
     const TEST: &str = "processes_add_over_memory";
     as_processes(TEST, || {
         // One that cannot open what it is shown keeps all of them from it.
-        for (screws, at_desks) in [(&[][..], "true"), (&[("FAKE_CUDA_IPC", "0")][..], "false")] {
+        for (screws, over_memory) in [(&[][..], "true"), (&[("FAKE_CUDA_IPC", "0")][..], "false")] {
             let mut all = processes(TEST, 3, PATIENT, screws);
             for rank in 0..3 {
-                assert_eq!(all.board.hear(&format!("summed{rank}")), at_desks);
+                assert_eq!(all.board.hear(&format!("summed{rank}")), over_memory);
             }
             (0..3).for_each(|rank| all.board.say(&format!("sum{rank}"), "11"));
             (0..3).for_each(|rank| assert_eq!(all.board.hear(&format!("said{rank}")), "true"));

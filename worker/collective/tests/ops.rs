@@ -5,7 +5,7 @@ mod common;
 
 use backend::Memory;
 use backend::cpu::Cpu;
-use collective::{Collective, Error};
+use collective::{Error, Mesh, Ranks};
 use common::{Rng, each};
 use std::ops::Range;
 use types::leaves::{aligned_runs, sum_runs};
@@ -35,7 +35,7 @@ impl Leaves {
     }
 
     /// What a rank does with its share; the answer's bits.
-    fn sum(&self, rank: &mut Collective, cpu: &Cpu) -> Vec<u32> {
+    fn sum(&self, rank: &mut Ranks<Cpu>, cpu: &Cpu) -> Vec<u32> {
         let runs = aligned_runs(rank.owned(self.n_leaves), self.n_leaves);
         let mut planes = cpu.buffer(runs.len().max(1) * self.n_rows, self.n_cols).unwrap();
         for (i, run) in runs.iter().enumerate() {
@@ -150,7 +150,7 @@ fn stages_hand_on_rows_and_tokens() {
     }
 }
 
-fn pipeline_step(rank: &mut Collective, cpu: &Cpu, step: u64, layout: &Layout, wire: &str) {
+fn pipeline_step(rank: &mut Ranks<Cpu>, cpu: &Cpu, step: u64, layout: &Layout, wire: &str) {
     const N_COLS: usize = 576;
     let n_rows = [1, 9, 400][step as usize % 3];
     let (part, tp) = (rank.part().clone(), rank.rank() as usize);
@@ -184,7 +184,7 @@ fn tokens_go_to_the_whole_stage_where_there_is_one() {
 
 #[test]
 fn what_a_rank_does_not_have_is_refused() {
-    let mut solo = Collective::solo(2);
+    let mut solo = Ranks::solo(2);
     let cpu = common::cpu();
     let mut buffer = filled(&cpu, 2, 3, mark);
     assert!(matches!(solo.send_rows(&cpu, &buffer, 1), Err(Error::NoPeer(_))));
@@ -194,7 +194,7 @@ fn what_a_rank_does_not_have_is_refused() {
     let mut whole = cpu.buffer(2, 3).unwrap();
     solo.gather_columns(&cpu, &buffer, &mut whole, 3, 2).unwrap();
     assert_eq!(bits(&cpu, &whole, 2, 3), bits(&cpu, &buffer, 2, 3));
-    for mut rank in Collective::in_process(&Rng(6).layout(2, 1)) {
+    for mut rank in common::over_host(Mesh::in_process(&Rng(6).layout(2, 1))) {
         assert!(matches!(rank.send_rows(&cpu, &buffer, 1), Err(Error::NoPeer(_))));
         assert!(matches!(rank.share_rows(&cpu, &mut buffer, |_| 2, 1), Err(Error::NoPeer(_))));
         let wrong = [0..1, 2..9];

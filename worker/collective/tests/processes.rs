@@ -7,7 +7,7 @@ mod common;
 
 use backend::Memory;
 use backend::cpu::Cpu;
-use collective::{Collective, Doorway, MeshPlan, Wire};
+use collective::{Mesh, MeshPlan, PeerListener, Ranks, Wire};
 use common::{Rng, cpu, each};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
@@ -38,7 +38,7 @@ fn layout() -> Layout {
 }
 
 /// Small and large sums, folded into one number.
-fn sums(rank: &mut Collective, cpu: &Cpu) -> Result<u64, collective::Error> {
+fn sums(rank: &mut Ranks<Cpu>, cpu: &Cpu) -> Result<u64, collective::Error> {
     let mut digest = 0u64;
     for (n_leaves, n_rows, n_cols) in [(9, 1, 576), (16, 200, 1024), (5, 2, 4096)] {
         let runs = aligned_runs(rank.owned(n_leaves), n_leaves);
@@ -55,16 +55,16 @@ fn sums(rank: &mut Collective, cpu: &Cpu) -> Result<u64, collective::Error> {
 
 /// Says its address, hears those of all, joins, and does what it is told, line by line.
 fn child(rank: u16, wire: Wire) {
-    let doorway = Doorway::open("127.0.0.1:0").unwrap();
-    println!("{}", doorway.address());
+    let listener = PeerListener::bind("127.0.0.1:0").unwrap();
+    println!("{}", listener.address());
     let mut lines = std::io::stdin().lines().map(Result::unwrap);
     let peers = lines.next().unwrap().split(' ').map(str::to_string).collect();
     let mut plan = MeshPlan::new(common::EPOCH, Rank(rank), layout(), peers, [9; 32]);
     (plan.wire, plan.timeouts.op) = (wire, OP);
-    let mut collective = Collective::join(&doorway, plan).unwrap();
+    let mut ranks = Ranks::over_host(Mesh::join(&listener, plan).unwrap());
     println!("joined");
     for _ in lines {
-        match sums(&mut collective, &cpu()) {
+        match sums(&mut ranks, &cpu()) {
             Ok(digest) => println!("{digest}"),
             Err(error) => println!("{error:?}"),
         }
@@ -114,7 +114,7 @@ fn start(wire: usize) -> Vec<Process> {
 }
 
 fn sums_are_those_of_threads(wire: usize) {
-    let expected = each(Collective::in_process(&layout()), |rank, cpu| sums(rank, cpu).unwrap());
+    let expected = each(common::over_host(Mesh::in_process(&layout())), |rank, cpu| sums(rank, cpu).unwrap());
     let mut processes = start(wire);
     for _ in 0..3 {
         processes.iter_mut().for_each(|process| process.say("sum"));

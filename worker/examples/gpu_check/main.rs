@@ -4,8 +4,9 @@
 //! `gpu_check [--part kernels|cluster|bench|PART/GROUP] [--models tests/reference] [--out FILE] [--cache DIR]
 //! [--seconds N] [--tiny 1]`
 //!
-//! Each group of checks is a process of its own, which this program starts from itself: a device whose kernel has
-//! failed, or does not come to its end, fails everything after it in its process, and is to hide nothing else.
+//! Groups of checks run in processes which this program starts from itself: a device whose kernel has failed, or does
+//! not come to its end, fails everything after it in its process, so that one is left, and the rest goes on in another.
+//! Each part has a time of its own (`parts::SECONDS`); what does not fit is told as not run.
 #![allow(clippy::unwrap_used, reason = "a check may panic: it is a check that failed")]
 
 #[path = "../../backend/tests/common/mod.rs"]
@@ -25,14 +26,17 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+/// For all parts: a command on a machine that is lent may last ten minutes, and the page is to be written by then.
+const SECONDS: u64 = 570;
+
 struct Arguments {
     parts: Vec<String>,
     out: PathBuf,
     /// For all of it together.
     seconds: u64,
     options: Options,
-    /// Only this, for who started this process.
-    group: Option<String>,
+    /// Only these, for who started this process.
+    groups: Vec<String>,
 }
 
 fn arguments() -> Result<Arguments, String> {
@@ -40,9 +44,9 @@ fn arguments() -> Result<Arguments, String> {
     let mut arguments = Arguments {
         parts: PARTS.map(str::to_owned).into(),
         out: "target/gpu-check.json".into(),
-        seconds: 470,
+        seconds: SECONDS,
         options: Options { models: "tests/reference".into(), cache, is_tiny: false },
-        group: None,
+        groups: Vec::new(),
     };
     let mut given = std::env::args().skip(1);
     while let Some(name) = given.next() {
@@ -54,18 +58,19 @@ fn arguments() -> Result<Arguments, String> {
             "--cache" => arguments.options.cache = value.into(),
             "--seconds" => arguments.seconds = value.parse().map_err(|_| format!("{value} seconds"))?,
             "--tiny" => arguments.options.is_tiny = value == "1",
-            "--group" => arguments.group = Some(value),
+            "--group" => arguments.groups.push(value),
             _ => return Err(format!("{name} {value} is not known; parts are {PARTS:?}")),
         }
     }
     Ok(arguments)
 }
 
-/// This program again, for one group.
-fn again(options: &Options, group: &str) -> Result<Command, String> {
+/// This program again, for some groups.
+fn again(options: &Options, groups: &[String]) -> Result<Command, String> {
     let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
     command.arg("--models").arg(&options.models).arg("--cache").arg(&options.cache);
-    command.args(["--tiny", if options.is_tiny { "1" } else { "0" }, "--group", group]);
+    command.args(["--tiny", if options.is_tiny { "1" } else { "0" }]);
+    command.args(groups.iter().flat_map(|group| ["--group", group]));
     // Ranks may share the device, where NCCL can do that.
     command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
     Ok(command)
@@ -73,11 +78,12 @@ fn again(options: &Options, group: &str) -> Result<Command, String> {
 
 fn check(arguments: &Arguments) -> Result<bool, String> {
     let options = &arguments.options;
-    if let Some(group) = &arguments.group {
-        return parts::run_here(group, options).map(|()| true);
+    if !arguments.groups.is_empty() {
+        let groups: Vec<&str> = arguments.groups.iter().map(String::as_str).collect();
+        return parts::run_here(&groups, options).map(|()| true);
     }
     let limit = Duration::from_secs(arguments.seconds);
-    parts::run(&arguments.parts, options, &arguments.out, limit, |group| again(options, group))
+    parts::run(&arguments.parts, options, &arguments.out, limit, |groups| again(options, groups))
 }
 
 fn main() -> ExitCode {

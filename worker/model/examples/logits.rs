@@ -6,15 +6,15 @@
 //! IDS is a file of token ids with spaces between them. Each window of WINDOW tokens is a sequence of its own.
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use backend::{Activations, Batch, BatchSlice, BlockTables, KvDtype, Memory};
+use backend::{Batch, BatchSlice, BlockTables, Memory};
 use checkpoint::Checkpoint;
-use collective::Collective;
+use collective::Ranks;
 use model::{KvCache, Limits, Model};
 use std::error::Error;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use types::cache::blocks_for;
-use types::{BlockId, DeviceClass, Token};
+use types::{Activations, BlockId, DeviceClass, KvDtype, Token};
 
 /// Rows of one pass.
 const CHUNK: usize = 64;
@@ -38,16 +38,7 @@ fn parse(arguments: &[String]) -> Result<Arguments> {
     let [model, ids, window, activations, kv_dtype, threads, isa @ ..] = arguments else {
         return Err("MODEL IDS WINDOW int8|f32 f16|f32 THREADS [plain|avx2|avx512]".into());
     };
-    let activations = match activations.as_str() {
-        "int8" => Activations::Int8,
-        "f32" => Activations::F32,
-        other => return Err(format!("activations {other}: int8 or f32").into()),
-    };
-    let kv_dtype = match kv_dtype.as_str() {
-        "f16" => KvDtype::F16,
-        "f32" => KvDtype::F32,
-        other => return Err(format!("a KV cache of {other}: f16 or f32").into()),
-    };
+    let (activations, kv_dtype) = (activations.parse::<Activations>()?, kv_dtype.parse::<KvDtype>()?);
     let isa = match isa.first().map(String::as_str) {
         None => Isa::detect(),
         Some("plain") => Isa::Plain,
@@ -69,7 +60,7 @@ fn write_logits(arguments: &Arguments) -> Result<()> {
     let spec = arguments.checkpoint.spec();
     let n_blocks = blocks_for(u32::try_from(arguments.window)?);
     let device = Cpu::new(arguments.cpu)?;
-    let mut collective = Collective::solo(spec.n_layers);
+    let mut collective = Ranks::solo(spec.n_layers);
     let limits = Limits { rows_max: CHUNK, outputs_max: CHUNK, context: u32::try_from(arguments.window)? };
     let mut model = Model::load(&arguments.checkpoint, &device, collective.part(), limits)?;
     let pools = vec![n_blocks; spec.cache_groups().groups().len()];

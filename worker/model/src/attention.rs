@@ -1,13 +1,13 @@
 //! Attention as most families have it: grouped queries over paged K and V, with what some add to it. Which of that a
 //! layer has, its spec says.
 
-use crate::layers::{ColumnParallel, OwnedHeads, RowParallel, Rows};
+use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
 use crate::rope::Ropes;
-use crate::weights::Weights;
+use crate::weights::{Rows, Weights};
 use crate::{KvCache, Limits, Result};
 use backend::{Batch, Device, Heads, Memory};
 use checkpoint::{LayerSpec, ModelSpec, Positions};
-use collective::Collective;
+use collective::Ranks;
 
 pub struct Attention<M: Memory> {
     qkv: ColumnParallel<M>, // q_proj, k_proj, v_proj [(n_heads + 2 * n_kv_heads) * head_dim, hidden]
@@ -84,7 +84,7 @@ impl<D: Device> Attention<D> {
     pub fn forward(
         &self,
         device: &D,
-        collective: &mut Collective,
+        collective: &mut Ranks<D>,
         batch: &Batch,
         ropes: &Ropes<D>,
         kv: &mut KvCache<D>,

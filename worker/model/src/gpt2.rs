@@ -4,11 +4,11 @@ use crate::attention::{self, Attention};
 use crate::layers::{Embedding, Head, Norm, Residual, repeat};
 use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
-use crate::weights::Weights;
+use crate::weights::{Rows, Weights};
 use crate::{KvCache, Limits, Result};
 use backend::{Batch, Device, Memory};
 use checkpoint::{Checkpoint, ModelSpec};
-use collective::Collective;
+use collective::Ranks;
 
 pub struct Gpt2<M: Memory> {
     embed_tokens: Embedding<M>, // model.embed_tokens.weight [n_vocab, hidden]
@@ -43,7 +43,7 @@ impl<M: Memory> Gpt2<M> {
         let layers = all.layers(|at, layer| Layer::load(at, spec, layer))?;
         let (embed_tokens, lm_head) = Head::with_embedding(all, spec, limits)?;
         let embed_positions = match all.part().is_first() {
-            true => Some(model.pack(&[model.matrix("embed_positions", n_positions, hidden)?])?),
+            true => Some(model.rows(hidden, &[Rows::all("embed_positions", n_positions)])?),
             false => None,
         };
         let n_planes = layers.iter().map(Layer::n_planes).max().unwrap_or(1);
@@ -69,7 +69,7 @@ impl<D: Device> Gpt2<D> {
     pub fn forward(
         &mut self,
         device: &D,
-        collective: &mut Collective,
+        collective: &mut Ranks<D>,
         batch: &Batch,
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {

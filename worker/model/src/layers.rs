@@ -21,11 +21,11 @@
 //! - A bias is added where the checkpoint has one: `q_proj.bias` beside `q_proj.weight`.
 //! - Whatever a sublayer gives to `due` is the same on all ranks of the stage: a `RowParallel` has summed it.
 
-use crate::weights::Weights;
+use crate::weights::{Rows, Weights};
 use crate::{Limits, Result};
-use backend::{Batch, Device, Heads, Memory};
+use backend::{Batch, Device, Heads, Memory, Repeat};
 use checkpoint::ModelSpec;
-use collective::Collective;
+use collective::Ranks;
 use std::ops::Range;
 use std::sync::Arc;
 use types::leaves::aligned_runs;
@@ -63,24 +63,30 @@ impl<M: Memory> Residual<M> {
 /// shape. Where ranks add through the host nothing can be repeated.
 pub fn repeat<D: Device>(
     device: &D,
-    collective: &mut Collective,
+    collective: &mut Ranks<D>,
     residual: &mut Residual<D>,
-    mut run: impl FnMut(&mut Collective, &mut Residual<D>) -> Result<()>,
+    mut run: impl FnMut(&mut Ranks<D>, &mut Residual<D>) -> Result<()>,
 ) -> Result<()> {
     if !collective.adds_on_device() {
         return run(collective, residual);
     }
     let was_due = residual.is_due;
-    let is_repeated = device.repeat(|| {
-        residual.is_due = was_due;
-        run(collective, residual)
-    })?;
-    if is_repeated {
-        // What the last sublayer made, nobody has added yet.
-        residual.is_due = true;
-        collective.has_repeated(device)?;
+    loop {
+        let repeated = device.repeat(|| {
+            residual.is_due = was_due;
+            run(collective, residual)
+        })?;
+        match repeated {
+            Repeat::Done => return Ok(()),
+            Repeat::Begun => {
+                // What the last sublayer made, nobody has added yet.
+                residual.is_due = true;
+                return Ok(collective.has_repeated(device)?);
+            }
+            // All ranks see the same steps, so all of them have come here.
+            Repeat::Recorded => collective.await_stage()?,
+        }
     }
-    Ok(())
 }
 
 impl<D: Device> Residual<D> {
@@ -169,14 +175,6 @@ fn elements(leaves: &Leaves, part: &Part) -> Range<usize> {
     elements.start as usize..elements.end as usize
 }
 
-/// The rows that a rank owns of one matrix in a column-parallel product.
-pub struct Rows<'a> {
-    pub name: &'a str,
-    /// Of the whole matrix.
-    pub n: usize,
-    pub owned: Range<usize>,
-}
-
 /// Matrices that meet the same input, of which each rank has the rows that make its own columns of the output.
 pub struct ColumnParallel<M: Memory> {
     weight: M::Matrix,       // [n_out, k]
@@ -186,9 +184,7 @@ pub struct ColumnParallel<M: Memory> {
 impl<M: Memory> ColumnParallel<M> {
     /// The output has the owned rows of each part, one part after another.
     pub fn load(at: &Weights<'_, M>, k: usize, parts: &[Rows<'_>]) -> Result<ColumnParallel<M>> {
-        let rows = |part: &Rows<'_>| Ok(at.matrix(part.name, part.n, k)?.rows(part.owned.clone())?);
-        let stored = parts.iter().map(rows).collect::<Result<Vec<_>>>()?;
-        Ok(ColumnParallel { weight: at.pack(&stored)?, bias: stacked_bias(at, parts)? })
+        Ok(ColumnParallel { weight: at.rows(k, parts)?, bias: stacked_bias(at, parts)? })
     }
 }
 
@@ -226,10 +222,9 @@ pub struct RowParallel<M: Memory> {
 impl<M: Memory> RowParallel<M> {
     /// `{name}.weight` is [n_out, leaves.k()].
     pub fn load(at: &Weights<'_, M>, name: &str, n_out: usize, leaves: &Leaves) -> Result<RowParallel<M>> {
-        let (n_leaves, columns) = (leaves.len() as u32, elements(leaves, at.part()));
+        let n_leaves = leaves.len() as u32;
         let owned = at.part().owned(n_leaves);
-        let stored = at.matrix(name, n_out, leaves.k() as usize)?.columns(columns)?;
-        let weight = at.pack_leaves(stored, leaves, owned.clone())?;
+        let weight = at.leaves(name, n_out, leaves, owned.clone())?;
         let bias = at.bias(name, n_out, 0..n_out)?.map(|bias| at.device().vector(&bias)).transpose()?;
         Ok(RowParallel { weight, bias, runs: aligned_runs(owned, n_leaves), n_leaves })
     }
@@ -245,7 +240,7 @@ impl<D: Device> RowParallel<D> {
     pub fn forward(
         &self,
         device: &D,
-        collective: &mut Collective,
+        collective: &mut Ranks<D>,
         x: &D::Buffer,
         n_rows: usize,
         out: &mut D::Buffer,
@@ -295,7 +290,7 @@ impl<D: Device> Embedding<D> {
     pub fn forward(
         &self,
         device: &D,
-        collective: &mut Collective,
+        collective: &mut Ranks<D>,
         batch: &Batch,
         residual: &mut Residual<D>,
     ) -> Result<()> {
@@ -402,7 +397,7 @@ impl<D: Device> Head<D> {
     pub fn forward(
         &mut self,
         device: &D,
-        collective: &mut Collective,
+        collective: &mut Ranks<D>,
         norm: &Norm<D>,
         batch: &Batch,
         residual: &mut Residual<D>,
@@ -433,8 +428,7 @@ impl<D: Device> Head<D> {
 /// This rank's rows of a table of the vocabulary. [owned, hidden]
 fn vocabulary<M: Memory>(at: &Weights<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<M::Matrix> {
     let owned = at.part().owned(n_vocab as u32);
-    let stored = at.matrix(name, n_vocab, hidden)?;
-    at.pack(&[stored.rows(owned.start as usize..owned.end as usize)?])
+    at.rows(hidden, &[Rows { name, n: n_vocab, owned: owned.start as usize..owned.end as usize }])
 }
 
 #[cfg(test)]

@@ -11,15 +11,15 @@ mod mlp;
 mod rope;
 mod weights;
 
-use backend::{Activations, Batch, BatchLimits, Device, KvDtype, KvSpec, Memory};
+use backend::{Batch, BatchLimits, Device, KvSpec, Memory};
 use checkpoint::{Checkpoint, Family, ModelSpec};
-use collective::{Collective, Ended};
+use collective::{CancelFlag, Ranks};
 use gemma::Gemma;
 use gpt2::Gpt2;
 use layers::OwnedHeads;
 use llama::Llama;
 use std::cell::Cell;
-use types::{BlockId, DeviceClass, Leaves, Numerics, Part, PolicyDigest};
+use types::{Activations, BlockId, DeviceClass, KvDtype, Leaves, Numerics, Part, PolicyDigest};
 use weights::Weights;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -72,7 +72,7 @@ pub struct KvCache<M: Memory> {
 impl<M: Memory> Model<M> {
     /// Reads what `part` holds, and nothing else of the checkpoint.
     pub fn load(checkpoint: &Checkpoint, device: &M, part: &Part, limits: Limits) -> Result<Model<M>> {
-        Model::load_until(checkpoint, device, part, limits, &Ended::default())
+        Model::load_until(checkpoint, device, part, limits, &CancelFlag::default())
     }
 
     /// The same, broken off before the next tensor when it is said that nobody wants it any more.
@@ -81,12 +81,12 @@ impl<M: Memory> Model<M> {
         device: &M,
         part: &Part,
         limits: Limits,
-        ended: &Ended,
+        cancel: &CancelFlag,
     ) -> Result<Model<M>> {
         let n_groups = checkpoint.spec().cache_groups().groups().len();
         device.batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
         let n_bytes = Cell::new(0);
-        let all = Weights::new(checkpoint, device, part, &n_bytes, ended);
+        let all = Weights::new(checkpoint, device, part, &n_bytes, cancel);
         let family = match checkpoint.spec().family {
             Family::Llama
             | Family::Mistral
@@ -99,6 +99,7 @@ impl<M: Memory> Model<M> {
             Family::Gemma2 | Family::Gemma3 => Loaded::Gemma(Gemma::load(&all, checkpoint, limits)?),
             Family::Gpt2 => Loaded::Gpt2(Gpt2::load(&all, checkpoint, limits)?),
         };
+        checkpoint.unchanged()?;
         Ok(Model { family, weight_bytes: n_bytes.get() })
     }
 
@@ -114,7 +115,7 @@ impl<D: Device> Model<D> {
     pub fn forward(
         &mut self,
         device: &D,
-        collective: &mut Collective,
+        collective: &mut Ranks<D>,
         batch: &Batch,
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
@@ -186,7 +187,7 @@ pub fn policy(
     device: &impl Memory,
     activations: Activations,
     kv_dtype: KvDtype,
-) -> PolicyDigest {
-    let (weights, pace) = (checkpoint.digest(), device.pace());
-    Numerics::plain(&device.told(), pace, activations.name(), kv_dtype.name(), weights).digest()
+) -> checkpoint::Result<PolicyDigest> {
+    let (weights, mode) = (checkpoint.digest()?, device.mode());
+    Ok(Numerics::plain(&device.told(), mode, activations, kv_dtype, weights).digest())
 }

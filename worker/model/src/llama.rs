@@ -12,7 +12,7 @@ use crate::weights::Weights;
 use crate::{KvCache, Limits, Result};
 use backend::{Batch, Device, Memory};
 use checkpoint::{Checkpoint, ModelSpec};
-use collective::Collective;
+use collective::Ranks;
 
 pub struct Llama<M: Memory> {
     embed_tokens: Embedding<M>, // model.embed_tokens.weight [n_vocab, hidden]
@@ -66,7 +66,7 @@ impl<D: Device> Llama<D> {
     pub fn forward(
         &mut self,
         device: &D,
-        collective: &mut Collective,
+        collective: &mut Ranks<D>,
         batch: &Batch,
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {

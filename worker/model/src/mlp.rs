@@ -1,11 +1,11 @@
 //! What a layer does with each row alone: an MLP, or the few of many that a router chooses.
 
-use crate::layers::{ColumnParallel, RowParallel, Rows, owned_inner};
-use crate::weights::Weights;
+use crate::layers::{ColumnParallel, RowParallel, owned_inner};
+use crate::weights::{Rows, Weights};
 use crate::{Limits, Result};
 use backend::{Device, Expert, Memory, Routing};
 use checkpoint::{ExpertsSpec, LayerSpec, ModelSpec};
-use collective::Collective;
+use collective::Ranks;
 use std::ops::Range;
 use types::leaves::aligned_runs;
 
@@ -72,7 +72,7 @@ impl<D: Device> Mlp<D> {
     pub fn forward(
         &self,
         device: &D,
-        collective: &mut Collective,
+        collective: &mut Ranks<D>,
         x: &D::Buffer,
         n_rows: usize,
         room: &mut Room<D>,
@@ -107,7 +107,7 @@ impl<D: Device> Dense<D> {
     fn forward(
         &self,
         device: &D,
-        collective: &mut Collective,
+        collective: &mut Ranks<D>,
         x: &D::Buffer,
         n_rows: usize,
         room: &mut Room<D>,
@@ -138,12 +138,12 @@ impl<M: Memory> Mixture<M> {
         let inner = spec.inner as usize;
         let expert = |e: u32| {
             let at = at.under("experts").under(e);
-            let gate_up = [at.matrix("gate_proj", inner, hidden)?, at.matrix("up_proj", inner, hidden)?];
-            let down = [at.matrix("down_proj", hidden, inner)?];
-            Ok(Expert { gate_up: at.pack(&gate_up)?, down: at.pack(&down)? })
+            let gate_up = [Rows::all("gate_proj", inner), Rows::all("up_proj", inner)];
+            let down = [Rows::all("down_proj", hidden)];
+            Ok(Expert { gate_up: at.rows(hidden, &gate_up)?, down: at.rows(inner, &down)? })
         };
         Ok(Mixture {
-            router: at.pack(&[at.matrix("gate", spec.n as usize, hidden)?])?,
+            router: at.rows(hidden, &[Rows::all("gate", spec.n as usize)])?,
             experts: owned.clone().map(expert).collect::<Result<_>>()?,
             runs: aligned_runs(owned, spec.n),
             n_experts: spec.n,
@@ -155,7 +155,7 @@ impl<D: Device> Mixture<D> {
     fn forward(
         &self,
         device: &D,
-        collective: &mut Collective,
+        collective: &mut Ranks<D>,
         x: &D::Buffer,
         n_rows: usize,
         room: &mut MixtureRoom<D>,

@@ -1,13 +1,32 @@
-//! Finds a model's tensors by name, cuts what this rank owns of them, and hands it to the device. Knows names and
+//! Finds a model's tensors by name, reads what this rank owns of them, and hands it to the device. Knows names and
 //! shapes, not what they are for.
+//!
+//! What was read is kept until it is packed, and no longer: beside the packed weights there is one stack of matrices
+//! at a time. The device's threads read as they pack.
 
 use crate::{Error, Result};
 use backend::{Memory, Stored, StoredType};
-use checkpoint::{Checkpoint, Dtype, Tensor};
-use collective::Ended;
+use checkpoint::{Checkpoint, Dtype, Tensor, Window};
+use collective::CancelFlag;
 use std::cell::Cell;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use types::{Leaves, Part};
+
+/// The rows that a rank owns of one matrix.
+pub struct Rows<'a> {
+    pub name: &'a str,
+    /// Of the whole matrix.
+    pub n: usize,
+    pub owned: Range<usize>,
+}
+
+impl<'a> Rows<'a> {
+    /// All of them.
+    pub fn all(name: &'a str, n: usize) -> Rows<'a> {
+        Rows { name, n, owned: 0..n }
+    }
+}
 
 /// The tensors under a path of the checkpoint (`model.layers.3.` and what follows), for a rank and its device.
 pub struct Weights<'a, M: Memory> {
@@ -16,7 +35,7 @@ pub struct Weights<'a, M: Memory> {
     part: &'a Part,
     /// What all packed matrices occupy.
     n_bytes: &'a Cell<usize>,
-    ended: &'a Ended,
+    cancel: &'a CancelFlag,
     path: String,
 }
 
@@ -26,9 +45,9 @@ impl<'a, M: Memory> Weights<'a, M> {
         device: &'a M,
         part: &'a Part,
         n_bytes: &'a Cell<usize>,
-        ended: &'a Ended,
+        cancel: &'a CancelFlag,
     ) -> Weights<'a, M> {
-        Weights { checkpoint, device, part, n_bytes, ended, path: String::new() }
+        Weights { checkpoint, device, part, n_bytes, cancel, path: String::new() }
     }
 
     pub fn under(&self, part: impl std::fmt::Display) -> Weights<'a, M> {
@@ -50,19 +69,9 @@ impl<'a, M: Memory> Weights<'a, M> {
         self.part.layers.clone().map(|layer| load(&all.under(layer), layer as usize)).collect()
     }
 
-    /// `{name}.weight`, a matrix of `[rows, cols]`, as it is stored.
-    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Stored<'a>> {
-        let tensor = self.tensor(&format!("{name}.weight"), [rows, cols])?;
-        let stored = Stored::whole(stored_type(tensor.dtype), rows, cols, tensor.bytes);
-        Ok(match tensor.scales {
-            Some(of) => stored.scaled(scales(&of)),
-            None => stored,
-        })
-    }
-
     /// `{name}.weight`, a vector of `len` in f32, each number plus `offset`.
     pub fn vector_plus(&self, name: &str, len: usize, offset: f32) -> Result<M::Vector> {
-        let values = self.tensor(&format!("{name}.weight"), [1, len])?.to_f32();
+        let values = self.tensor(&format!("{name}.weight"), [1, len])?.to_f32()?;
         Ok(self.device.vector(&values.into_iter().map(|value| value + offset).collect::<Vec<_>>())?)
     }
 
@@ -72,17 +81,54 @@ impl<'a, M: Memory> Weights<'a, M> {
         if !self.checkpoint.has(&format!("{}{name}", self.path)) {
             return Ok(None);
         }
-        Ok(Some(self.tensor(&name, [1, len])?.to_f32()[owned].to_vec()))
+        Ok(Some(self.tensor(&name, [1, len])?.to_f32()?[owned].to_vec()))
     }
 
-    /// Matrices that meet the same input, stacked.
-    pub fn pack(&self, parts: &[Stored<'_>]) -> Result<M::Matrix> {
-        Ok(self.counted(self.device.matrix(parts)?))
+    /// Rows of `{name}.weight`, matrices of `k` columns that meet the same input, stacked.
+    pub fn rows(&self, k: usize, parts: &[Rows<'_>]) -> Result<M::Matrix> {
+        let read = |part: &Rows<'_>| {
+            let tensor = self.tensor(&format!("{}.weight", part.name), [part.n, k])?;
+            self.read(Window::of_rows(tensor, part.owned.clone()))
+        };
+        let read = parts.iter().map(read).collect::<Result<Vec<_>>>()?;
+        let stored: Vec<_> = read.iter().map(Read::stored).collect();
+        Ok(self.counted(self.device.matrix(&stored)?))
     }
 
-    /// Columns of a matrix that are the leaves `owned` of its sum.
-    pub fn pack_leaves(&self, columns: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<M::Matrix> {
-        Ok(self.counted(self.device.matrix_leaves(columns, leaves, owned)?))
+    /// Columns of `{name}.weight`, a matrix of `[n_out, leaves.k()]`, that are the leaves `owned` of its sum.
+    pub fn leaves(&self, name: &str, n_out: usize, leaves: &Leaves, owned: Range<u32>) -> Result<M::Matrix> {
+        let tensor = self.tensor(&format!("{name}.weight"), [n_out, leaves.k() as usize])?;
+        let elements = leaves.elements(&owned);
+        let wanted = elements.start as usize..elements.end as usize;
+        let read = self.read(Window::of_columns(tensor, wanted.clone()))?;
+        let first = read.window.columns().start;
+        let stored = match wanted.is_empty() {
+            true => read.stored(),
+            // Whole blocks were read.
+            false => read.stored().columns(wanted.start - first..wanted.end - first)?,
+        };
+        Ok(self.counted(self.device.matrix_leaves(stored, leaves, owned)?))
+    }
+
+    /// On all threads of the device.
+    fn read(&self, window: Window<'a>) -> Result<Read<'a>> {
+        let mut bytes = vec![0; window.n_bytes()];
+        let places: Vec<Mutex<&mut [u8]>> = window.blocks_of(&mut bytes).map(Mutex::new).collect();
+        let failed = Mutex::new(None);
+        self.device.share(places.len(), &|blocks| {
+            for block in blocks {
+                let mut place = places[block].lock().unwrap_or_else(PoisonError::into_inner);
+                if let Err(error) = window.fill(block, &mut place) {
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+            }
+        });
+        if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error.into());
+        }
+        drop(places);
+        let scales = window.tensor().scales.map(|of| of.read()).transpose()?;
+        Ok(Read { window, bytes, scales })
     }
 
     fn counted(&self, matrix: M::Matrix) -> M::Matrix {
@@ -91,7 +137,7 @@ impl<'a, M: Memory> Weights<'a, M> {
     }
 
     fn tensor(&self, name: &str, expected: [usize; 2]) -> Result<Tensor<'a>> {
-        if self.ended.is_said() {
+        if self.cancel.is_cancelled() {
             return Err(Error::BrokenOff);
         }
         let path = format!("{}{name}", self.path);
@@ -124,7 +170,21 @@ fn stored_type(dtype: Dtype) -> StoredType {
     }
 }
 
-fn scales<'a>(of: &checkpoint::Scales<'a>) -> backend::Scales<'a> {
-    let checkpoint::Scales { dtype, bytes, block, per_row, first_row } = *of;
-    backend::Scales { dtype: stored_type(dtype), bytes, block, per_row, first: [first_row, 0] }
+/// A part of a matrix in memory.
+struct Read<'a> {
+    window: Window<'a>,
+    bytes: Vec<u8>,
+    /// All that its tensor has.
+    scales: Option<Vec<u8>>,
+}
+
+impl Read<'_> {
+    fn stored(&self) -> Stored<'_> {
+        let (tensor, rows, columns) = (self.window.tensor(), self.window.rows(), self.window.columns());
+        let stored = Stored::whole(stored_type(tensor.dtype), rows.len(), columns.len(), &self.bytes);
+        let (Some(of), Some(bytes)) = (&tensor.scales, &self.scales) else { return stored };
+        let checkpoint::Scales { dtype, block, per_row, first_row, .. } = *of;
+        let first = [first_row + rows.start, columns.start];
+        stored.scaled(backend::Scales { dtype: stored_type(dtype), bytes, block, per_row, first })
+    }
 }

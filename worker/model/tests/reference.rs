@@ -6,10 +6,10 @@
 mod whole;
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use backend::{Activations, KvDtype};
 use serde_json::Value;
 use std::path::PathBuf;
 use types::Token;
+use types::{Activations, KvDtype};
 use whole::{Rig, bits};
 
 const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-sharded", "llama-bf16-odd"];

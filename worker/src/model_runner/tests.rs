@@ -2,7 +2,7 @@
 
 use super::*;
 use backend::Memory;
-use types::{BlockId, Layout, Rank, Request, RequestId, Slice, Want};
+use types::{Activations, BlockId, KvDtype, Layout, Rank, Request, RequestId, Slice, Want};
 
 const N_BLOCKS: u32 = 8;
 
@@ -17,9 +17,9 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
         mesh_addresses: vec![],
         mesh_secret: crate::MeshSecret::default(),
         model_path,
-        activations: "int8".into(),
-        kv_dtype: "f16".into(),
-        pace: Pace::Lockstep,
+        activations: Activations::Int8,
+        kv_dtype: KvDtype::F16,
+        mode: Mode::Lockstep,
         n_blocks: vec![N_BLOCKS],
         kv_bytes: 64 << 20,
         context: 100,
@@ -32,9 +32,9 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
     };
     let loader = ModelLoader::new(1);
     let open = || Ok(Cpu::new(loader.cpu(Activations::Int8)).unwrap());
-    let (parts, _) = on_device(open, &Shelf::default(), &assignment, &part, &Ended::default()).unwrap();
+    let (parts, _) = on_device(open, &Shelf::default(), &assignment, &part, &CancelFlag::default()).unwrap();
     let Parts { lent, kv, limits, .. } = parts;
-    ModelRunner::new(lent, Collective::solo(n_layers), kv, limits)
+    ModelRunner::new(lent, Ranks::solo(n_layers), kv, limits)
 }
 
 /// Of each block, what lies there in all layers.

@@ -1,7 +1,7 @@
 //! All ranks of a grid as threads of the test, each with its own slice of the model.
 
 use crate::common::Ranks;
-use collective::Collective;
+use collective::Mesh;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -24,7 +24,7 @@ type Built = (Box<dyn Runner>, Ready);
 impl Threads {
     /// Over memory of this process.
     pub fn start(loader: &ModelLoader, assignment: &Assignment, layout: &Layout) -> Threads {
-        let builds = Collective::in_process(layout).into_iter().map(|collective| {
+        let builds = Mesh::in_process(layout).into_iter().map(|collective| {
             let loader = loader.clone();
             move |assignment: &Assignment| loader.build_with(assignment, collective).unwrap()
         });
@@ -33,13 +33,13 @@ impl Threads {
 
     /// The same, of which each rank has a loader of its own.
     pub fn start_each(loaders: Vec<ModelLoader>, assignment: &Assignment, layout: &Layout) -> Threads {
-        let builds = Collective::in_process(layout).into_iter().zip(loaders).map(|(collective, loader)| {
+        let builds = Mesh::in_process(layout).into_iter().zip(loaders).map(|(collective, loader)| {
             move |assignment: &Assignment| loader.build_with(assignment, collective).unwrap()
         });
         Threads::of(builds, assignment, layout)
     }
 
-    /// Each rank comes through its loader's doorway.
+    /// Each rank comes through its loader's listener.
     pub fn meet(loaders: impl Iterator<Item = ModelLoader>, assignment: &Assignment, layout: &Layout) -> Threads {
         let builds = loaders.map(|loader| move |assignment: &Assignment| loader.build(assignment).unwrap());
         Threads::of(builds, assignment, layout)
@@ -112,7 +112,11 @@ impl Ranks for Threads {
     }
 
     fn answer(&mut self) -> StepDone {
-        self.answers.recv_timeout(PATIENCE).unwrap()
+        self.answers.recv_timeout(PATIENCE).unwrap_or_else(|why| {
+            self.steps.clear();
+            let said: Vec<_> = self.threads.drain(..).map(|thread| thread.join().unwrap()).collect();
+            panic!("no answer ({why}): the ranks say {said:?}")
+        })
     }
 }
 

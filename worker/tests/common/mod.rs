@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use types::cache::blocks_for;
 use types::{
-    BlockId, Epoch, Layout, Pace, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, TokenOut, Want,
+    Activations, BlockId, Epoch, KvDtype, Layout, Mode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
+    StepId, TokenOut, Want,
 };
 use worker::{Assignment, MeshSecret, Runner, Timeouts};
 
@@ -28,9 +29,9 @@ pub fn assignment(folder: &str) -> Assignment {
         mesh_addresses: vec![],
         mesh_secret: MeshSecret::default(),
         model_path,
-        activations: "int8".into(),
-        kv_dtype: "f16".into(),
-        pace: Pace::Lockstep,
+        activations: Activations::Int8,
+        kv_dtype: KvDtype::F16,
+        mode: Mode::Lockstep,
         n_blocks: vec![N_BLOCKS; n_groups],
         kv_bytes: 64 << 20,
         context: CONTEXT,

@@ -27,10 +27,10 @@ facts! {
     stages_busy_peak, chunks_in_flight, steps_early, starved,
     preemptions, prefix_hit_tokens, windowed_hits, blocks_passed, evictions,
     slices_ahead, stopped_ahead, tokens_discarded, tokens_redrawn,
-    restarted_in_flight, grids, losses, breaks, given_up, requeued, resumed, outgrown, stale,
+    restarted_in_flight, grids, losses, breaks, given_up, requeued, resumed, outgrown, narrowed, stale,
     cancelled_waiting, cancelled_running, expired,
     stopped, length, cancelled, deadline, failed,
-    displaced, full, too_long, duplicates, refused_draining, refused_late, refused_finished,
+    displaced, full, too_long, refused_narrowed, duplicates, refused_draining, refused_late, refused_finished,
 }
 
 impl Facts {
@@ -55,6 +55,7 @@ impl Facts {
             Finish::Cancelled => &mut self.cancelled,
             Finish::Deadline => &mut self.deadline,
             Finish::Failed => &mut self.failed,
+            Finish::Outgrown => &mut self.narrowed,
         };
         *count += 1;
     }
@@ -63,6 +64,7 @@ impl Facts {
         let count = match rejected {
             Rejected::Full { .. } => &mut self.full,
             Rejected::TooLong { .. } => &mut self.too_long,
+            Rejected::Outgrown { .. } => &mut self.refused_narrowed,
             Rejected::Duplicate => &mut self.duplicates,
             Rejected::Draining => &mut self.refused_draining,
             Rejected::Deadline => &mut self.refused_late,

@@ -61,6 +61,8 @@ pub struct World {
     rng: Rng,
     weather: Weather,
     config: Config,
+    /// Tokens of a log that the workers hold.
+    room: u32,
     scheduler: Scheduler,
     /// Stages, and the steps that are planned and not yet answered.
     pipeline: Pipeline,
@@ -95,6 +97,7 @@ impl World {
             pipeline: pipeline(&config, epoch),
             weather,
             rng,
+            room: config.context_max,
             config,
             epoch,
             now: Micros(1),
@@ -263,6 +266,9 @@ impl World {
             Rejected::Full { max, .. } => assert!(stats.waiting_tokens + n_tokens > max),
             Rejected::TooLong { limit: "context_max", .. } => assert!(n_tokens >= self.config.context_max.into()),
             Rejected::TooLong { .. } => assert!(!self.fits(request)),
+            Rejected::Outgrown { room, .. } => {
+                assert!(room == u64::from(self.room) && n_tokens >= room && self.room < self.config.context_max);
+            }
             Rejected::Finished(finish) => {
                 assert_eq!((&client.expected.tokens, client.expected.finish), (&request.output, finish));
             }
@@ -272,7 +278,7 @@ impl World {
     }
 
     fn fits(&self, request: &Request) -> bool {
-        let n_tokens = length_max(request, self.config.context_max) - 1;
+        let n_tokens = length_max(request, self.room) - 1;
         let slice_max = self.config.chunk_tokens_max.min(self.config.batch_tokens_max);
         let mut pools = self.config.groups.iter().zip(&self.config.n_blocks);
         pools.all(|(group, &n_blocks)| group.n_held_max(n_tokens, slice_max) <= n_blocks)
@@ -396,6 +402,9 @@ impl World {
             self.scheduler.requeue_all(self.epoch, loss, &mut out);
         } else {
             self.config.n_blocks = draw_n_blocks(&mut self.rng, &self.config);
+            let context_max = self.config.context_max;
+            self.room = if self.rng.chance(70) { context_max } else { self.rng.between(2, context_max) };
+            self.scheduler.narrow(self.room);
             self.scheduler.requeue_into(self.epoch, &self.config.n_blocks, loss, &mut out);
         }
         self.pipeline = pipeline(&self.config, self.epoch);
@@ -437,12 +446,17 @@ impl World {
 
     fn finish(&mut self, id: RequestId, finish: Finish) {
         let fits = self.fits(&self.clients[&id].request);
+        let (room, context_max) = (self.room as usize, self.config.context_max);
         let (suspicion_max, is_calm) = (self.config.suspicion_max, self.weather.losses == 0);
         let client = self.clients.get_mut(&id).unwrap();
         client.live = false;
         match finish {
             Finish::Cancelled => assert!(client.cancelled),
             Finish::Deadline => assert!(client.request.deadline.unwrap() <= self.now),
+            Finish::Outgrown => {
+                assert!(client.request.prompt.len() + client.tokens.len() >= room);
+                assert!(room < length_max(&client.request, context_max) as usize, "it would go on");
+            }
             Finish::Failed if !fits => self.facts.outgrown += 1,
             Finish::Failed if client.suspicion >= suspicion_max => {
                 let is_culprit = client.request.sampling.choice == DEADLY;

@@ -2,14 +2,14 @@
 
 use crate::refusal::Refusal;
 use proto::kserve as wire;
+use proto::kserve::infer_parameter::ParameterChoice;
+use proto::kserve::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use proto::kserve::model_infer_response::InferOutputTensor;
+use proto::kserve::model_metadata_response::TensorMetadata;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
-use wire::infer_parameter::ParameterChoice;
-use wire::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
-use wire::model_infer_response::InferOutputTensor;
-use wire::model_metadata_response::TensorMetadata;
 
-/// A model has one.
+/// The version of every model: each has only one.
 pub const VERSION: &str = "1";
 const INPUTS: [(&str, &str); 4] = [
     ("text_input", "BYTES"),
@@ -19,7 +19,7 @@ const INPUTS: [(&str, &str); 4] = [
 ];
 const OUTPUTS: [(&str, &str); 2] = [("text_output", "BYTES"), ("finish_reason", "BYTES")];
 
-/// What a request's inputs say. One element each.
+/// What a request's inputs say; each has one element.
 #[derive(Debug, Default)]
 pub struct Tensors {
     pub text: Option<String>,
@@ -86,7 +86,7 @@ fn text(name: &'static str, bytes: Vec<u8>) -> Result<Element, Refusal> {
     String::from_utf8(bytes).map(Element::Text).map_err(|_| Refusal::invalid(name, "is not UTF-8"))
 }
 
-/// One element and nothing behind it.
+/// Reads one element and nothing behind it.
 ///
 /// `[0, 4) length, the lowest byte first · [4, 4 + length) bytes`
 fn unframed(mut raw: Vec<u8>) -> Option<Vec<u8>> {
@@ -99,7 +99,7 @@ fn framed(bytes: &[u8]) -> Vec<u8> {
     [&length.to_le_bytes()[..], bytes].concat()
 }
 
-/// Whether the reason of the end is wanted too. No outputs are text alone.
+/// Whether the client wants the finish reason too. Without a list of outputs it gets the text alone.
 pub fn has_reason(outputs: &[InferRequestedOutputTensor]) -> Result<bool, Refusal> {
     let is_known = |output: &&InferRequestedOutputTensor| OUTPUTS.iter().any(|(name, _)| *name == output.name);
     match outputs.iter().find(|output| !is_known(output)) {
@@ -111,7 +111,7 @@ pub fn has_reason(outputs: &[InferRequestedOutputTensor]) -> Result<bool, Refusa
     }
 }
 
-/// Parameters of the request, and on top of them those of the tensor.
+/// The parameters of the request, over which those of the tensor count.
 pub fn parameters(
     parameters: HashMap<String, wire::InferParameter>,
     sampling: Option<String>,
@@ -136,7 +136,7 @@ pub fn parameters(
     Ok(all)
 }
 
-/// Clients of Triton write numbers and truths as strings, too.
+/// Reads numbers and truths that Triton's clients write as strings.
 fn loosen(name: &str, value: &mut Value) {
     const TEXTS: [&str; 2] = ["stop", "bad_words"];
     let Value::String(text) = value else { return };
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_one_text_is_refused() {
+    fn inputs_that_are_not_one_text_are_refused() {
         let text = |shape| vec![input("text_input", "BYTES", shape)];
         assert!(refused(text(vec![2]), vec![framed(b"Hi")]).starts_with("text_input"));
         assert!(refused(text(vec![-1]), vec![framed(b"Hi")]).starts_with("text_input"));

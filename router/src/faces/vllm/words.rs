@@ -1,13 +1,13 @@
-//! Values of `vllm.grpc.engine` from and to the router's own. Knows no stream and no replica.
+//! Translates values of `vllm.grpc.engine` from and to the router's own. Knows no stream and no replica.
 
 use crate::refusal::Refusal;
 use checkpoint::Defaults;
 use proto::v1;
 use proto::vllm as wire;
+use proto::vllm::sampling_params::Constraint;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use types::Token;
-use wire::sampling_params::Constraint;
 
 #[derive(Clone, Copy)]
 pub struct Counts {
@@ -15,7 +15,7 @@ pub struct Counts {
     pub cached: u32,
 }
 
-/// What would change the answer and is not served, by its name.
+/// Refuses by name what would change the answer and is not served.
 pub fn refuse_unserved(request: &wire::GenerateRequest) -> Result<(), Refusal> {
     let params = request.sampling_params.as_ref();
     let constraint = params.and_then(|params| params.constraint.as_ref()).map(|constraint| match constraint {
@@ -41,8 +41,8 @@ pub fn refuse_unserved(request: &wire::GenerateRequest) -> Result<(), Refusal> {
     }
 }
 
-/// Zeros that stand for other numbers become them. What is absent is the engine's own and not the model's: a gateway
-/// knows the model's from `GetModelInfo`.
+/// Translates the sampling. A zero that stands for another number becomes that. An absent value is the engine's default
+/// and not the model's: a gateway knows the model's from `GetModelInfo`.
 pub fn sampling(params: wire::SamplingParams) -> Result<v1::Sampling, Refusal> {
     let or_one = |value: f32| if value == 0.0 { 1.0 } else { value };
     Ok(v1::Sampling {
@@ -50,7 +50,7 @@ pub fn sampling(params: wire::SamplingParams) -> Result<v1::Sampling, Refusal> {
         top_k: Some(params.top_k),
         top_p: Some(or_one(params.top_p)),
         min_p: Some(params.min_p),
-        // As HTTP's negative seeds.
+        // Negative seeds are read as over HTTP.
         seed: params.seed.map(|seed| i64::from(seed) as u64),
         max_tokens: params.max_tokens,
         min_tokens: params.min_tokens,
@@ -87,7 +87,7 @@ pub fn output_logprobs(logprobs: &[v1::Logprob]) -> wire::OutputLogProbs {
     }
 }
 
-/// Of all tokens of the prompt, of which nothing predicts the first.
+/// The logprobs of all tokens of the prompt; nothing predicts the first.
 pub fn input_logprobs(prompt: &[Token], scored: &[v1::Logprob]) -> wire::InputLogProbs {
     let value = |one: &v1::Logprob| wire::InputTokenLogProb { value: Some(one.logprob) };
     let first = wire::InputTokenLogProb { value: None };
@@ -105,7 +105,7 @@ fn top(one: &v1::Logprob) -> wire::TopLogProbs {
     }
 }
 
-/// How the model's makers would sample, as a JSON object; empty where they do not say.
+/// The sampling that the model's makers recommend, as a JSON object; empty where they do not say.
 pub fn defaults(defaults: &Defaults) -> String {
     let number = |value: Option<f32>| value.map(|value| Value::from(f64::from(value)));
     let all = [
@@ -120,7 +120,7 @@ pub fn defaults(defaults: &Defaults) -> String {
     if said.is_empty() { String::new() } else { Value::Object(said).to_string() }
 }
 
-/// All replicas as one.
+/// The load of all replicas together.
 pub fn load(pages: impl Iterator<Item = v1::Topology>) -> wire::SchedulerLoad {
     let replicas: Vec<v1::ReplicaTopology> = pages.flat_map(|page| page.replicas).collect();
     let sum = |of: fn(&v1::ReplicaTopology) -> u64| replicas.iter().map(of).sum::<u64>();
@@ -141,10 +141,11 @@ pub fn load(pages: impl Iterator<Item = v1::Topology>) -> wire::SchedulerLoad {
     }
 }
 
-/// As ISO 8601 has it, in UTC.
+/// A time as ISO 8601 writes it, in UTC.
 pub fn timestamp(unix_seconds: u64) -> String {
     let (days, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
-    // Years begin in March here, so that a leap day ends one; eras of 400 years are all of a length.
+    // Years begin in March here, so that a leap day is the last of its year. All eras of 400 years have the same
+    // length.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_what_changes_nothing() {
+    fn zeros_become_values_that_change_nothing() {
         let sampling = sampling(wire::SamplingParams::default()).unwrap();
         assert_eq!((sampling.temperature, sampling.top_p), (Some(1.0), Some(1.0)));
         assert_eq!((sampling.repetition_penalty, sampling.top_k), (Some(1.0), Some(0)));
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_served_is_named() {
+    fn unserved_fields_are_refused_by_name() {
         let check = |change: fn(&mut wire::GenerateRequest), name: &str| {
             let mut request = wire::GenerateRequest::default();
             change(&mut request);

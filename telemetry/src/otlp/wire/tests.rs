@@ -92,9 +92,12 @@ async fn over_tls_whoever_is_believed_gets_the_key_and_nobody_else_anything() {
         let authority = Some(certified.authority.clone().into_bytes());
         let right = Collector { endpoint, protocol, headers, authority, ..Collector::default() };
         let send = async |collector: &Collector| {
-            Wire::to(collector).unwrap().send(&Batch::Spans(ExportTraceServiceRequest::default())).await
+            CollectorClient::to(collector)
+                .unwrap()
+                .send(&ExportBatch::Spans(ExportTraceServiceRequest::default()))
+                .await
         };
-        assert_eq!(send(&right).await.unwrap(), Refused::default(), "{protocol:?}");
+        assert_eq!(send(&right).await.unwrap(), PartialSuccess::default(), "{protocol:?}");
         let keyless = send(&Collector { headers: Headers::default(), ..right.clone() }).await.unwrap_err();
         assert!(!keyless.is_passing && (keyless.why.contains("401") || keyless.why.contains("Unauth")), "{keyless:?}");
         let by_the_web = send(&Collector { authority: None, ..right.clone() }).await.unwrap_err();

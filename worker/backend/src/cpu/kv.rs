@@ -25,7 +25,7 @@ pub struct Kv {
 
 impl Kv {
     pub fn new(spec: KvSpec) -> Result<Kv> {
-        if spec.dtype == KvDtype::Bf16 {
+        if !matches!(spec.dtype, KvDtype::F16 | KvDtype::F32) {
             return Err(types::Unsupported("a KV cache of bf16 on the CPU").into());
         }
         if spec.head_dim > HEAD_DIM_MAX || !spec.head_dim.is_multiple_of(2) {
@@ -101,7 +101,7 @@ impl Kv {
                     L::from_f16(from).store(to);
                 }
             }
-            KvDtype::Bf16 => unreachable!("`new` refuses it"),
+            KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("`new` refuses it"),
         }
     }
 
@@ -220,7 +220,7 @@ impl Kv {
                     k.iter().enumerate().for_each(|(i, x)| *to.add(page + i * POSITIONS + slot) = *x);
                     v.iter().enumerate().for_each(|(i, x)| *to.add(v_start + i) = *x);
                 }
-                KvDtype::Bf16 => unreachable!("`new` refuses it"),
+                KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("`new` refuses it"),
             }
         }
     }

@@ -212,6 +212,10 @@ impl Memory for Cpu {
         Ok(values.into())
     }
 
+    fn share(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+        self.team.run(n_items, work);
+    }
+
     fn matrix(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
         Matrix::stack(parts, &self.team)
     }

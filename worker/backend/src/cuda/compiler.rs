@@ -2,12 +2,11 @@
 //! nothing of devices but their architecture, and of kernels only their text.
 //!
 //! A driver loads what a compiler of its own major release made, or of an earlier one: code of CUDA 13 needs a driver
-//! of CUDA 13. Machines may have several compilers, so the newest that the driver takes is chosen. A table of functions
-//! of our own, filled by name, because a library or a symbol that is missing must be an error.
+//! of CUDA 13. Machines may have several compilers, so the newest that the driver takes is chosen.
 
 use super::driver::Driver;
+use crate::library::{MissingFunction, RuntimeLibrary};
 use crate::{Error, Result};
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 use std::io;
@@ -70,36 +69,30 @@ struct Table {
     log: Give,
     cubin_size: Size,
     cubin: Give,
-    _library: Library,
+    _library: RuntimeLibrary,
 }
 
 impl Table {
-    /// None: there is no such file.
-    fn load(name: &str) -> Option<Result<Table>> {
-        // SAFETY: the system's own library under its own name; its constructors are its own affair.
-        let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.ok()?;
-        Some(Table::of(library))
+    fn of(library: RuntimeLibrary) -> Result<Table> {
+        let missing = |MissingFunction(name)| Error::Compiler(format!("the NVRTC of this machine has no {name}"));
+        Table::filled(library).map_err(missing)
     }
 
-    fn of(library: Library) -> Result<Table> {
-        macro_rules! symbol {
-            ($name:literal) => {{
-                // SAFETY: the function has had this signature since CUDA 11.1.
-                let found = unsafe { library.get(concat!($name, "\0").as_bytes()) };
-                *found.map_err(|_| Error::Compiler(concat!("the NVRTC of this machine has no ", $name).into()))?
-            }};
+    fn filled(library: RuntimeLibrary) -> std::result::Result<Table, MissingFunction> {
+        // SAFETY: the functions have had these signatures since CUDA 11.1.
+        unsafe {
+            Ok(Table {
+                version: library.function("nvrtcVersion")?,
+                create: library.function("nvrtcCreateProgram")?,
+                destroy: library.function("nvrtcDestroyProgram")?,
+                compile: library.function("nvrtcCompileProgram")?,
+                log_size: library.function("nvrtcGetProgramLogSize")?,
+                log: library.function("nvrtcGetProgramLog")?,
+                cubin_size: library.function("nvrtcGetCUBINSize")?,
+                cubin: library.function("nvrtcGetCUBIN")?,
+                _library: library,
+            })
         }
-        Ok(Table {
-            version: symbol!("nvrtcVersion"),
-            create: symbol!("nvrtcCreateProgram"),
-            destroy: symbol!("nvrtcDestroyProgram"),
-            compile: symbol!("nvrtcCompileProgram"),
-            log_size: symbol!("nvrtcGetProgramLogSize"),
-            log: symbol!("nvrtcGetProgramLog"),
-            cubin_size: symbol!("nvrtcGetCUBINSize"),
-            cubin: symbol!("nvrtcGetCUBIN"),
-            _library: library,
-        })
     }
 }
 
@@ -131,14 +124,15 @@ impl Compiler {
     /// Of at most this major release. If there are only later ones, the error names the first.
     fn newest(names: &[&str], major_max: c_int) -> std::result::Result<Compiler, Option<String>> {
         let mut later = None;
-        for table in names.iter().filter_map(|name| Table::load(name)?.ok()) {
-            let Ok(compiler) = Compiler::of(table) else { continue };
+        let take = |library| {
+            let compiler = Table::of(library).and_then(Compiler::of).ok()?;
             if compiler.version.0 <= major_max {
-                return Ok(compiler);
+                return Some(compiler);
             }
             later.get_or_insert_with(|| compiler.to_string());
-        }
-        Err(later)
+            None
+        };
+        RuntimeLibrary::find(names, take).ok_or(later)
     }
 
     fn of(table: Table) -> Result<Compiler> {
@@ -333,7 +327,7 @@ mod tests {
     fn what_is_missing_is_an_error() {
         assert_eq!(Compiler::newest(&["libnvrtc-of-nobody.so.13"], 13).err(), Some(None));
         // A library that every process has, and that is none.
-        let other = Table::load("libc.so.6").and_then(Result::err).unwrap();
+        let other = Table::of(RuntimeLibrary::first(&["libc.so.6"]).unwrap()).err().unwrap();
         assert!(other.to_string().contains("has no nvrtcVersion"), "{other}");
     }
 }

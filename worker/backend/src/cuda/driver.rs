@@ -13,7 +13,7 @@ use cudarc::driver::{result, sys};
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::sync::Arc;
-use types::DeviceClass;
+use types::DeviceKind;
 
 /// The oldest driver that has all calls that are made here, as the driver counts: CUDA 12.8.
 const VERSION_MIN: i32 = 12_080;
@@ -138,8 +138,8 @@ impl Card {
     }
 
     /// What a worker says that it computes on.
-    pub fn told(&self) -> String {
-        format!("{}/{}", DeviceClass::Cuda.name(), self.architecture())
+    pub fn told(&self) -> DeviceKind {
+        DeviceKind::cuda(&self.architecture())
     }
 
     /// Whether the kernels can run there.
@@ -683,6 +683,10 @@ impl Module {
             let asked = unsafe { result::function::set_function_attribute(raw, attribute, shared_bytes as i32) };
             said("give a kernel shared memory", asked)?;
         }
+        // Here and not at its first launch: loading may wait for the whole context, and a kernel of a peer's there for
+        // the launch.
+        // SAFETY: the function was just found.
+        said("load a kernel", unsafe { sys::cuFuncLoad(raw) }.result())?;
         Ok(Function(raw))
     }
 }

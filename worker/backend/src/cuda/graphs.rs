@@ -5,24 +5,23 @@
 //! slots, items, tables, tokens. An outline is recorded when it comes the second time: what is allocated or told to the
 //! device once has been by then. Rows are filled up to a few numbers, and tiles of attention to powers of four.
 //!
-//! The memory that graphs take of the device is allocated when the device is opened, before anybody is promised any of
-//! what is left, and given back piece by piece for the graphs.
+//! Graphs take memory of the device when they are made ready, up to a limit that is counted here and that `free_bytes`
+//! leaves out. It is not held until then: giving it back piece by piece would free memory between passes.
 
 use super::attention::n_tiles;
-use super::driver::{Bytes, Card, Context, Graph, Record, Stream};
+use super::driver::{Card, Context, Graph, Record, Stream};
 use super::{Cuda, lock};
-use crate::{Batch, BatchLimits, Repeats, Result};
+use crate::{Batch, BatchLimits, Repeat, Repeats, Result};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Rows that passes are filled up to. The kernels for products take 8, 16, 32 and 64 rows at a time.
 const ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256];
 /// Of the device's memory, what graphs may take; and at most so much.
-const RESERVE_SHARE: u64 = 64;
-const RESERVE_MAX: u64 = 512 << 20;
-const PIECE: usize = 2 << 20;
+const SHARE: u64 = 64;
+const BYTES_MAX: u64 = 512 << 20;
 /// Of a graph, as far as is known before it is made; then it is measured.
 const NODE_BYTES: usize = 8 << 10;
+const PIECE: usize = 2 << 20;
 
 /// What passes have in common that may be begun from one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,9 +54,8 @@ pub(super) struct Graphs {
     /// Of the buffers that passes work in.
     rows_max: usize,
     known: BTreeMap<Outline, Known>,
-    reserve: Vec<Bytes>,
-    /// What was taken of the reserve so far, and what of that by graphs.
-    n_given: usize,
+    /// In bytes: what graphs may take, and what they have taken.
+    n_max: usize,
     n_used: usize,
     counts: Repeats,
     /// A record is being made.
@@ -79,11 +77,17 @@ enum Turn {
 }
 
 impl Graphs {
-    pub fn new(context: &Arc<Context>, card: &Card, is_on: bool) -> Result<Graphs> {
-        let n_pieces = if is_on { reserve_bytes(card) as usize / PIECE } else { 0 };
-        let reserve = (0..n_pieces).map(|_| Bytes::new(context, "room for graphs", PIECE)).collect::<Result<_>>()?;
+    pub fn new(card: &Card, is_on: bool) -> Graphs {
+        let n_max = if is_on { (card.memory_bytes / SHARE).min(BYTES_MAX) as usize } else { 0 };
+        // A driver takes memory for them in whole pieces.
+        let n_max = n_max - n_max % PIECE;
         let (known, counts) = (BTreeMap::new(), Repeats::default());
-        Ok(Graphs { is_on, rows_max: 0, known, reserve, n_given: 0, n_used: 0, counts, is_recording: false })
+        Graphs { is_on, rows_max: 0, known, n_max, n_used: 0, counts, is_recording: false }
+    }
+
+    /// Bytes that graphs may still take.
+    pub fn n_left(&self) -> usize {
+        self.n_max.saturating_sub(self.n_used)
     }
 
     pub fn fits(&mut self, limits: BatchLimits) {
@@ -118,42 +122,29 @@ impl Graphs {
     }
 
     /// A graph of what was recorded, if there is room for it.
-    fn keep(&mut self, outline: Outline, record: &Record, context: &Context, stream: &Stream) -> bool {
-        let made = self.make(record, context, stream);
-        let is_kept = matches!(made, Ok(Some(_)));
-        let known = made.ok().flatten().map_or(Known::Refused, Known::Kept);
-        self.known.insert(outline, known);
-        if is_kept {
-            self.counts.recorded += 1
-        } else {
-            self.counts.refused += 1
+    fn keep(&mut self, outline: Outline, record: &Record, context: &Context, stream: &Stream) {
+        match self.make(record, context, stream) {
+            Ok(Some(graph)) => {
+                self.counts.recorded += 1;
+                self.known.insert(outline, Known::Kept(graph));
+            }
+            _ => self.refuse(outline),
         }
-        is_kept
     }
 
     fn make(&mut self, record: &Record, context: &Context, stream: &Stream) -> Result<Option<Graph>> {
-        let n_bytes = record.n_nodes()? * NODE_BYTES;
-        if !self.give(self.n_used + n_bytes) {
+        let (n_bytes, before) = (record.n_nodes()? * NODE_BYTES, context.free_bytes()?);
+        if n_bytes > self.n_left() || n_bytes as u64 > before {
             return Ok(None);
         }
-        let before = context.free_bytes()?;
         let graph = record.ready(stream)?;
         let taken = before.saturating_sub(context.free_bytes()?) as usize;
-        // One that has taken more than there was reserved for it takes from what others were promised.
-        if !self.give(self.n_used + taken) {
+        // One that has taken more than graphs may takes from what others were promised.
+        if taken > self.n_left() {
             return Ok(None);
         }
         self.n_used += taken.max(n_bytes);
         Ok(Some(graph))
-    }
-
-    /// So much of the reserve is no longer held, if there is as much.
-    fn give(&mut self, n_bytes: usize) -> bool {
-        while self.n_given < n_bytes {
-            let Some(piece) = self.reserve.pop() else { return false };
-            self.n_given += piece.len();
-        }
-        true
     }
 
     /// What a graph has taken the driver may keep, for others of the same size.
@@ -166,11 +157,6 @@ impl Graphs {
         self.counts.refused += 1;
         self.known.insert(outline, Known::Refused);
     }
-}
-
-/// What a device keeps for graphs.
-fn reserve_bytes(card: &Card) -> u64 {
-    (card.memory_bytes / RESERVE_SHARE).min(RESERVE_MAX)
 }
 
 impl Cuda {
@@ -191,41 +177,30 @@ impl Cuda {
     pub(super) fn repeat_work<E>(
         &self,
         mut work: impl FnMut() -> std::result::Result<(), E>,
-    ) -> std::result::Result<bool, E> {
+    ) -> std::result::Result<Repeat, E> {
         let outline = lock(&self.uploads).batch.outline.filter(|_| self.is_well());
         let turn = lock(&self.graphs).turn(outline);
         match turn {
-            Turn::Plain => work().map(|()| false),
+            Turn::Plain => work().map(|()| Repeat::Done),
             Turn::Replay(outline) => {
                 let begun = lock(&self.graphs).replay(outline, &self.stream);
                 self.note(begun);
-                Ok(true)
+                Ok(Repeat::Begun)
             }
-            Turn::Record(outline) => match self.record(outline, &mut work)? {
-                true => {
-                    let begun = lock(&self.graphs).replay(outline, &self.stream);
-                    self.note(begun);
-                    Ok(true)
-                }
-                // Nothing of it has been done.
-                false => {
-                    lock(&self.graphs).counts.plain += 1;
-                    work().map(|()| false)
-                }
-            },
+            Turn::Record(outline) => self.record(outline, &mut work).map(|()| Repeat::Recorded),
         }
     }
 
-    /// Whether there is a graph of it now. What goes wrong here goes wrong again when it is done plainly, or does not
-    /// matter.
+    /// Behind it there is a graph, or there will be none. What goes wrong here goes wrong again when it is done
+    /// plainly, or does not matter.
     fn record<E>(
         &self,
         outline: Outline,
         work: &mut impl FnMut() -> std::result::Result<(), E>,
-    ) -> std::result::Result<bool, E> {
+    ) -> std::result::Result<(), E> {
         if self.stream.begin_record().is_err() {
             lock(&self.graphs).refuse(outline);
-            return Ok(false);
+            return Ok(());
         }
         lock(&self.graphs).is_recording = true;
         let done = work();
@@ -235,12 +210,10 @@ impl Cuda {
         graphs.is_recording = false;
         done?;
         match record {
-            Ok(record) if fault.is_none() => Ok(graphs.keep(outline, &record, &self.context, &self.stream)),
-            _ => {
-                graphs.refuse(outline);
-                Ok(false)
-            }
+            Ok(record) if fault.is_none() => graphs.keep(outline, &record, &self.context, &self.stream),
+            _ => graphs.refuse(outline),
         }
+        Ok(())
     }
 }
 

@@ -1,11 +1,10 @@
-//! cuBLASLt, as far as this machine has it: products of many rows, under `fast` alone. A table of functions of our own,
-//! filled by name, so that a library or a symbol that is missing is an error. How a product is computed is asked once
-//! for each shape, and all memory is made when it is opened. Knows nothing of models.
+//! cuBLASLt, as far as this machine has it: products of many rows, under `fast` alone. How a product is computed is
+//! asked once for each shape, and all memory is made when it is opened. Knows nothing of models.
 
 use super::driver::{Bytes, Context, Stream};
 use super::lock;
+use crate::library::{MissingFunction, RuntimeLibrary};
 use crate::{Error, Result};
-use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -102,7 +101,7 @@ struct Table {
     end_preference: End,
     heuristic: Heuristic,
     multiply: Multiply,
-    _library: Loaded,
+    _library: RuntimeLibrary,
 }
 
 impl Table {
@@ -111,35 +110,32 @@ impl Table {
     }
 
     fn load(names: &[&str]) -> Result<Table> {
-        let open = |name: &&str| {
-            // SAFETY: the system's own library under its own name; its constructors are its own affair.
-            unsafe { Loaded::open(Some(*name), RTLD_NOW | RTLD_LOCAL) }.ok()
-        };
         let missing = || Error::Library(format!("it is not on this machine, as {}", NAMES[..2].join(" or ")));
-        let library = names.iter().find_map(open).ok_or_else(missing)?;
-        macro_rules! symbol {
-            ($name:literal) => {{
-                // SAFETY: the function has had this signature since CUDA 11.
-                let found = unsafe { library.get(concat!($name, "\0").as_bytes()) };
-                *found.map_err(|_| Error::Library(concat!("the one of this machine has no ", $name).into()))?
-            }};
+        let library = RuntimeLibrary::first(names).ok_or_else(missing)?;
+        let missing = |MissingFunction(name)| Error::Library(format!("the one of this machine has no {name}"));
+        Table::filled(library).map_err(missing)
+    }
+
+    fn filled(library: RuntimeLibrary) -> std::result::Result<Table, MissingFunction> {
+        // SAFETY: the functions have had these signatures since CUDA 11.
+        unsafe {
+            Ok(Table {
+                version: library.function("cublasLtGetVersion")?,
+                create: library.function("cublasLtCreate")?,
+                destroy: library.function("cublasLtDestroy")?,
+                make_desc: library.function("cublasLtMatmulDescCreate")?,
+                set_desc: library.function("cublasLtMatmulDescSetAttribute")?,
+                end_desc: library.function("cublasLtMatmulDescDestroy")?,
+                make_layout: library.function("cublasLtMatrixLayoutCreate")?,
+                end_layout: library.function("cublasLtMatrixLayoutDestroy")?,
+                make_preference: library.function("cublasLtMatmulPreferenceCreate")?,
+                set_preference: library.function("cublasLtMatmulPreferenceSetAttribute")?,
+                end_preference: library.function("cublasLtMatmulPreferenceDestroy")?,
+                heuristic: library.function("cublasLtMatmulAlgoGetHeuristic")?,
+                multiply: library.function("cublasLtMatmul")?,
+                _library: library,
+            })
         }
-        Ok(Table {
-            version: symbol!("cublasLtGetVersion"),
-            create: symbol!("cublasLtCreate"),
-            destroy: symbol!("cublasLtDestroy"),
-            make_desc: symbol!("cublasLtMatmulDescCreate"),
-            set_desc: symbol!("cublasLtMatmulDescSetAttribute"),
-            end_desc: symbol!("cublasLtMatmulDescDestroy"),
-            make_layout: symbol!("cublasLtMatrixLayoutCreate"),
-            end_layout: symbol!("cublasLtMatrixLayoutDestroy"),
-            make_preference: symbol!("cublasLtMatmulPreferenceCreate"),
-            set_preference: symbol!("cublasLtMatmulPreferenceSetAttribute"),
-            end_preference: symbol!("cublasLtMatmulPreferenceDestroy"),
-            heuristic: symbol!("cublasLtMatmulAlgoGetHeuristic"),
-            multiply: symbol!("cublasLtMatmul"),
-            _library: library,
-        })
     }
 
     /// Something that the library makes, and how it is ended.

@@ -16,7 +16,9 @@
 //! the rest  the operations, each a launch or two
 //! ```
 //! Operations are begun in order on one stream and return at once; who reads waits. What fails is remembered and said
-//! by `settle`, and nothing more is begun until then. All memory is made at load.
+//! by `settle`, and nothing more is begun until then. All memory is made at load, and none is given back before the
+//! rank ends: a driver may wait for all that its context has begun when memory is allocated or freed, and where ranks
+//! share a device, or add over each other's memory, a peer's kernel may be waiting there for this rank's next one.
 //!
 //! Knows nothing of models or requests, nor of other ranks.
 
@@ -44,11 +46,11 @@ pub use driver::{Card, Driver};
 pub use experts::Routes;
 pub use kernels::{compile, kernel_names};
 pub use lt::{LtVersion, lt_version};
-pub use one_shot::{Desk, OneShot, Shown, Term, Told};
+pub use one_shot::{MappedBuffer, OneShot, PeerBuffer, SumControl, Term};
 pub use weights::Matrix;
 
 use crate::cpu::{Cpu, CpuConfig};
-use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Repeats, Result, RopeStyle, Routing, Stored};
+use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Repeat, Repeats, Result, RopeStyle, Routing, Stored};
 use clock::Clock;
 use driver::{Bytes, Context, Event, Shape, Stream};
 use graphs::Graphs;
@@ -59,7 +61,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use types::{BlockId, DeviceClass, Leaves, Pace};
+use types::{BlockId, DeviceClass, DeviceKind, Leaves, Mode};
 use uploads::Uploads;
 use weights::{GROUP, Packer};
 
@@ -69,7 +71,7 @@ pub struct CudaConfig {
     pub ordinal: u32,
     /// Where compiled kernels are kept between starts.
     pub cache: Option<PathBuf>,
-    pub pace: Pace,
+    pub mode: Mode,
     /// The processor beside it packs weights, and draws what the device has no kernel for.
     pub host: CpuConfig,
     /// Whether passes that are like others are begun as one.
@@ -79,7 +81,7 @@ pub struct CudaConfig {
 /// Driven by one thread at a time.
 pub struct Cuda {
     card: Card,
-    pace: Pace,
+    mode: Mode,
     host: Cpu,
     kernels: Kernels,
     uploads: Mutex<Uploads>,
@@ -89,7 +91,7 @@ pub struct Cuda {
     graphs: Mutex<Graphs>,
     clock: Mutex<Clock>,
     /// What other ranks were shown last.
-    desk: Mutex<Option<Arc<one_shot::Desk>>>,
+    peer_buffer: Mutex<Option<Arc<one_shot::PeerBuffer>>>,
     /// Under `fast`.
     lt: Option<lt::Library>,
     stream: Stream,
@@ -165,7 +167,7 @@ impl Cuda {
         card.check()?;
         let context = Context::open(driver, &card)?;
         Ok(Cuda {
-            pace: config.pace,
+            mode: config.mode,
             host: Cpu::new(config.host)?,
             kernels: Kernels::load(driver, &context, &card, config.cache.as_deref())?,
             uploads: Mutex::new(Uploads::new(&context, uploads::BYTES_MIN)?),
@@ -178,9 +180,9 @@ impl Cuda {
             draws: Mutex::new(sample::Room::new(&context)?),
             fault: Mutex::new(None),
             clock: Mutex::new(Clock::new(&context)?),
-            desk: Mutex::new(None),
-            graphs: Mutex::new(Graphs::new(&context, &card, config.graphs)?),
-            lt: (config.pace == Pace::Fast).then(|| lt::Library::open(&context)).transpose()?,
+            peer_buffer: Mutex::new(None),
+            graphs: Mutex::new(Graphs::new(&card, config.graphs)),
+            lt: (config.mode == Mode::Fast).then(|| lt::Library::open(&context)).transpose()?,
             stream: Stream::new(&context)?,
             card,
             context,
@@ -196,9 +198,10 @@ impl Cuda {
         &self.host
     }
 
-    /// What nobody has taken of the device's memory.
+    /// What nobody has taken of the device's memory, and graphs are not to take either.
     pub fn free_bytes(&self) -> Result<u64> {
-        self.context.free_bytes()
+        let for_graphs = lock(&self.graphs).n_left() as u64;
+        Ok(self.context.free_bytes()?.saturating_sub(for_graphs))
     }
 
     /// Seconds that the device takes for what `work` begins.
@@ -301,7 +304,7 @@ impl Cuda {
 
     fn packer<T>(&self, pack: impl FnOnce(Packer<'_>) -> Result<T>) -> Result<T> {
         let write = |to: &Bytes, at: usize, from: &[u8]| self.place(to, at, from);
-        pack(Packer { context: &self.context, team: &self.host.team, pace: self.pace, write: &write })
+        pack(Packer { context: &self.context, team: &self.host.team, mode: self.mode, write: &write })
     }
 
     fn floats(&self, what: &'static str, values: &[f32]) -> Result<Bytes> {
@@ -333,12 +336,12 @@ impl Memory for Cuda {
         DeviceClass::Cuda
     }
 
-    fn told(&self) -> String {
+    fn told(&self) -> DeviceKind {
         self.card.told()
     }
 
-    fn pace(&self) -> Pace {
-        self.pace
+    fn mode(&self) -> Mode {
+        self.mode
     }
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {
@@ -367,6 +370,10 @@ impl Memory for Cuda {
 
     fn vector(&self, values: &[f32]) -> Result<Vector> {
         Ok(Vector { bytes: self.floats("a vector", values)?, len: values.len() })
+    }
+
+    fn share(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+        self.host.team.run(n_items, work);
     }
 
     fn matrix(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
@@ -477,14 +484,6 @@ impl Memory for Cuda {
         self.to_f32(buffer, buffer.rows_max);
         self.note(self.place(&buffer.bytes, (row * buffer.cols + col) * 4, bytemuck::cast_slice(values)));
     }
-
-    fn cuda(&self) -> Option<&Cuda> {
-        Some(self)
-    }
-
-    fn cuda_buffer(buffer: &Buffer) -> Option<&Buffer> {
-        Some(buffer)
-    }
 }
 
 impl crate::Device for Cuda {
@@ -496,7 +495,7 @@ impl crate::Device for Cuda {
         lock(&self.graphs).rows_for(batch)
     }
 
-    fn repeat<E>(&self, work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<bool, E> {
+    fn repeat<E>(&self, work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<Repeat, E> {
         self.repeat_work(work)
     }
 

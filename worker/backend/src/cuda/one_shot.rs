@@ -1,5 +1,5 @@
-//! Sums of ranks whose devices reach each other's memory: each lays its planes on a desk of its own, which all others
-//! see, and a kernel of each adds what lies on all desks. Knows nothing of how ranks meet, nor of models.
+//! Sums of ranks whose devices reach each other's memory: each copies its planes to a buffer of its own, which all
+//! others see, and a kernel of each adds what lies in all buffers. Knows nothing of how ranks meet, nor of models.
 
 use super::driver::{Bytes, Driver, Handle, Opened, Pinned, Shape};
 use super::kernels::{Argument, arguments};
@@ -11,23 +11,23 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// As in the header, where the layout of a desk is.
+/// As in the header, where the layout of a buffer is.
 const RANKS_MAX: usize = 8;
 const PLANES_MAX: usize = 128;
 const BLOCKS_MAX: usize = 64;
 const REGION: usize = 2048;
 const DEPTH_MAX: u32 = 8;
-const DESK_BYTES: usize = 2 << 20;
+const BUFFER_BYTES: usize = 2 << 20;
 /// Numbers that a block has at least, where there are as many: two for each of its threads.
 const BLOCK_MIN: usize = 512;
 /// Parts of planes begin on whole lines of the cache.
 const LINE: usize = 32;
 
-/// Where a rank lays its planes. It stays as long as somebody of this process may look.
+/// Where a rank copies its planes for the others. It stays as long as somebody of this process may look.
 #[derive(Debug)]
-pub struct Desk(Bytes);
+pub struct PeerBuffer(Bytes);
 
-impl Desk {
+impl PeerBuffer {
     /// By which another thread of this process finds it.
     pub fn address(&self) -> u64 {
         self.0.at(0)
@@ -40,33 +40,33 @@ impl Desk {
 }
 
 /// Those of this process.
-static DESKS: Mutex<BTreeMap<u64, Weak<Desk>>> = Mutex::new(BTreeMap::new());
+static PEER_BUFFERS: Mutex<BTreeMap<u64, Weak<PeerBuffer>>> = Mutex::new(BTreeMap::new());
 
-/// A rank's desk, as another's device sees it.
+/// A rank's buffer, as another's device sees it.
 #[derive(Debug)]
-pub enum Shown {
-    Here(Arc<Desk>),
-    Opened(OpenedDesk),
+pub enum MappedBuffer {
+    Local(Arc<PeerBuffer>),
+    Opened(OpenedBuffer),
 }
 
 /// Of another process.
 #[derive(Debug)]
-pub struct OpenedDesk(Opened);
+pub struct OpenedBuffer(Opened);
 
-impl Shown {
+impl MappedBuffer {
     fn at(&self) -> u64 {
         match self {
-            Shown::Here(desk) => desk.address(),
-            Shown::Opened(OpenedDesk(opened)) => opened.at(),
+            MappedBuffer::Local(buffer) => buffer.address(),
+            MappedBuffer::Opened(OpenedBuffer(opened)) => opened.at(),
         }
     }
 }
 
 /// What host and device tell each other while a sum waits.
 #[derive(Debug)]
-pub struct Told(Pinned);
+pub struct SumControl(Pinned);
 
-impl Told {
+impl SumControl {
     fn word(&self, idx: usize) -> &AtomicU32 {
         &self.0.atomics()[idx]
     }
@@ -94,7 +94,7 @@ pub struct Term {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Ranks {
-    desks: [u64; RANKS_MAX],
+    buffers: [u64; RANKS_MAX],
     n_ranks: u32,
     me: u32,
     n_planes: u32,
@@ -118,15 +118,15 @@ pub struct OneShot {
 
 impl OneShot {
     /// None where no kernel has room for it. The terms come in the order of their leaves.
-    pub fn new(desks: &[Shown], me: usize, terms: &[Term]) -> Option<OneShot> {
-        if !OneShot::fits(desks.len(), terms) {
+    pub fn new(buffers: &[MappedBuffer], me: usize, terms: &[Term]) -> Option<OneShot> {
+        if !OneShot::fits(buffers.len(), terms) {
             return None;
         }
         let n_of = |rank: usize| terms.iter().filter(|term| term.rank == rank).count();
-        let n_planes_max = (0..desks.len()).map(n_of).max()?;
+        let n_planes_max = (0..buffers.len()).map(n_of).max()?;
         let mut ranks = Ranks {
-            desks: [0; RANKS_MAX],
-            n_ranks: desks.len() as u32,
+            buffers: [0; RANKS_MAX],
+            n_ranks: buffers.len() as u32,
             me: me as u32,
             n_planes: terms.len() as u32,
             per_block: 0,
@@ -134,7 +134,7 @@ impl OneShot {
             number: [0; PLANES_MAX],
             merges: [0; PLANES_MAX],
         };
-        ranks.desks.iter_mut().zip(desks).for_each(|(at, desk)| *at = desk.at());
+        ranks.buffers.iter_mut().zip(buffers).for_each(|(at, buffer)| *at = buffer.at());
         for (i, term) in terms.iter().enumerate() {
             (ranks.rank[i], ranks.number[i], ranks.merges[i]) = (term.rank as u8, term.number as u8, term.merges as u8);
         }
@@ -149,12 +149,12 @@ impl OneShot {
             depth = depth + 1 - term.merges.min(depth);
             depth <= DEPTH_MAX
         });
-        let fits_desk = (0..n_ranks).all(|rank| n_of(rank) <= REGION / LINE);
+        let fits_buffer = (0..n_ranks).all(|rank| n_of(rank) <= REGION / LINE);
         let is_some = (2..=RANKS_MAX).contains(&n_ranks) && (1..=PLANES_MAX).contains(&terms.len());
-        is_some && fits_desk && fits_stack
+        is_some && fits_buffer && fits_stack
     }
 
-    /// Numbers of each plane that one launch adds: a rank's planes of them take half of its desk, 512 KiB.
+    /// Numbers of each plane that one launch adds: a rank's planes of them take half of its buffer, 512 KiB.
     pub fn n_max(&self) -> usize {
         BLOCKS_MAX * self.per_block_max()
     }
@@ -171,22 +171,22 @@ impl OneShot {
 }
 
 impl Cuda {
-    /// A desk with nothing on it, for others to be shown. The one before goes when nobody of this process looks at it
+    /// A buffer of zeros, for others to be shown. The one before goes when nobody of this process looks at it
     /// any more: whoever meets again has turned away from it.
-    pub fn desk(&self) -> Result<Arc<Desk>> {
+    pub fn peer_buffer(&self) -> Result<Arc<PeerBuffer>> {
         self.forget_graphs();
-        let bytes = Bytes::new(&self.context, "a desk for sums", DESK_BYTES)?;
+        let bytes = Bytes::new(&self.context, "a buffer for sums", BUFFER_BYTES)?;
         self.stream.fill(&bytes, 0)?;
         self.stream.finish()?;
-        let desk = Arc::new(Desk(bytes));
-        let before = lock(&self.desk).replace(desk.clone());
-        let mut desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner);
-        desks.retain(|_, desk| desk.strong_count() > 0);
-        desks.insert(desk.address(), Arc::downgrade(&desk));
+        let buffer = Arc::new(PeerBuffer(bytes));
+        let before = lock(&self.peer_buffer).replace(buffer.clone());
+        let mut buffers = PEER_BUFFERS.lock().unwrap_or_else(PoisonError::into_inner);
+        buffers.retain(|_, buffer| buffer.strong_count() > 0);
+        buffers.insert(buffer.address(), Arc::downgrade(&buffer));
         // Freed, if it is, when nobody is kept from looking for others.
-        drop(desks);
+        drop(buffers);
         drop(before);
-        Ok(desk)
+        Ok(buffer)
     }
 
     /// Whether this device can be let at the memory of the one that is there in this machine. One that this process
@@ -198,21 +198,21 @@ impl Cuda {
         }
     }
 
-    /// The desk of another thread's device.
-    pub fn desk_here(&self, address: u64) -> Result<Shown> {
-        let desk = DESKS.lock().unwrap_or_else(PoisonError::into_inner).get(&address).and_then(Weak::upgrade);
-        let desk = desk.ok_or_else(|| Error::Shape("a desk that is nobody's in this process".into()))?;
-        self.context.reach(desk.0.context())?;
-        Ok(Shown::Here(desk))
+    /// The buffer of another thread's device.
+    pub fn local_peer_buffer(&self, address: u64) -> Result<MappedBuffer> {
+        let buffer = PEER_BUFFERS.lock().unwrap_or_else(PoisonError::into_inner).get(&address).and_then(Weak::upgrade);
+        let buffer = buffer.ok_or_else(|| Error::Shape("a buffer that is nobody's in this process".into()))?;
+        self.context.reach(buffer.0.context())?;
+        Ok(MappedBuffer::Local(buffer))
     }
 
-    /// The desk of another process's device.
-    pub fn desk_of(&self, handle: &Handle) -> Result<Shown> {
-        Ok(Shown::Opened(OpenedDesk(Opened::new(&self.context, handle)?)))
+    /// The buffer of another process's device.
+    pub fn open_peer_buffer(&self, handle: &Handle) -> Result<MappedBuffer> {
+        Ok(MappedBuffer::Opened(OpenedBuffer(Opened::new(&self.context, handle)?)))
     }
 
-    pub fn told(&self) -> Result<Told> {
-        Ok(Told(Pinned::zeroed(&self.context, "words for sums", 2 * size_of::<AtomicU32>())?))
+    pub fn sum_control(&self) -> Result<SumControl> {
+        Ok(SumControl(Pinned::zeroed(&self.context, "words for sums", 2 * size_of::<AtomicU32>())?))
     }
 
     /// Begins to add these numbers of all ranks' planes; they lie `stride` apart. Without any of its own a rank has
@@ -223,7 +223,7 @@ impl Cuda {
         planes: Floats<'_>,
         numbers: Range<usize>,
         stride: usize,
-        (told, patience): (&Told, Duration),
+        (told, patience): (&SumControl, Duration),
     ) {
         let (n, per_block) = (numbers.len(), sum.per_block(numbers.len()));
         if n == 0 {
@@ -235,8 +235,8 @@ impl Cuda {
         let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         let shape = Shape { grid: [n.div_ceil(per_block) as u32, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
         let (at, told) = (planes.part(numbers.start..planes.len()).address(), told.0.at());
-        // SAFETY: this rank's planes are as long as was seen, a desk has room for what a block may lay there, and who
-        // holds the desks and the words lets them go when the stream is through.
+        // SAFETY: this rank's planes are as long as was seen, a buffer has room for what a block may copy there, and
+        // who holds the buffers and the words lets them go when the stream is through.
         unsafe {
             self.launch("sum_one_shot", shape, arguments![at, stride as u64, n as u32, ranks, told, patience]);
         }
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn desks_lie_as_in_the_header() {
+    fn buffers_lie_as_in_the_header() {
         let header = include_str!("kernels/kernels.cuh");
         let number = |name: &str| {
             let line = header.lines().find_map(|line| line.strip_prefix(&format!("#define ONE_SHOT_{name} ")));
@@ -258,18 +258,18 @@ mod tests {
         for (name, ours) in numbers.into_iter().chain([("DEPTH", DEPTH_MAX as usize)]) {
             assert_eq!(number(name), ours.to_string(), "{name}");
         }
-        assert_eq!((number("DESK"), size_of::<Ranks>()), ("(2 << 20)".into(), 464));
+        assert_eq!((number("BUFFER"), size_of::<Ranks>()), ("(2 << 20)".into(), 464));
         let (flags, broken, data) = (number("FLAGS"), number("BROKEN"), number("DATA"));
         let [flags, broken, data] = [flags, broken, data].map(|text| text.parse::<usize>().unwrap());
         assert_eq!((flags, broken), (BLOCKS_MAX * 8, flags + BLOCKS_MAX * RANKS_MAX * 8));
-        assert!(broken + 8 <= data && data + 2 * BLOCKS_MAX * REGION * 4 <= DESK_BYTES);
+        assert!(broken + 8 <= data && data + 2 * BLOCKS_MAX * REGION * 4 <= BUFFER_BYTES);
     }
 
     #[test]
     fn parts_of_blocks_fit_their_places() {
         for n_planes in [1, 2, 3, 5, 14, 64] {
             let ranks = Ranks {
-                desks: [0; RANKS_MAX],
+                buffers: [0; RANKS_MAX],
                 n_ranks: 2,
                 me: 0,
                 n_planes: n_planes as u32,

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use std::ops::Range;
 use std::sync::Arc;
 use types::leaves::{Fold, aligned_runs};
-use types::{Leaves, Pace};
+use types::{Leaves, Mode};
 
 pub(super) const TILE: usize = 16;
 pub(super) const GROUP: usize = 32;
@@ -39,19 +39,19 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub fn of(dtype: StoredType, pace: Pace) -> Kind {
+    pub fn of(dtype: StoredType, mode: Mode) -> Kind {
         match dtype {
-            StoredType::F32 | StoredType::F16 | StoredType::BF16 | StoredType::MXFP4 => match pace {
-                Pace::Lockstep => Kind::Bf16,
-                Pace::Fast => Kind::Plain,
+            StoredType::F32 | StoredType::F16 | StoredType::BF16 | StoredType::MXFP4 => match mode {
+                Mode::Lockstep => Kind::Bf16,
+                Mode::Fast => Kind::Plain,
             },
             StoredType::Q4_0 | StoredType::Q4_1 | StoredType::Q4K => Kind::W4,
             StoredType::Q2K | StoredType::Q3K => Kind::W4h,
             StoredType::Q5_0 | StoredType::Q5_1 | StoredType::Q8_0 | StoredType::IQ4NL | StoredType::Q5K => Kind::W8,
             StoredType::Q6K => Kind::W8h,
-            StoredType::F8E4M3 => match pace {
-                Pace::Lockstep => Kind::F8,
-                Pace::Fast => Kind::F8Plain,
+            StoredType::F8E4M3 => match mode {
+                Mode::Lockstep => Kind::F8,
+                Mode::Fast => Kind::F8Plain,
             },
         }
     }
@@ -109,7 +109,7 @@ type Write<'a> = dyn Fn(&Bytes, usize, &[u8]) -> Result<()> + 'a;
 pub(super) struct Packer<'a> {
     pub context: &'a Arc<Context>,
     pub team: &'a Team,
-    pub pace: Pace,
+    pub mode: Mode,
     pub write: &'a Write<'a>,
 }
 
@@ -133,7 +133,7 @@ impl Packer<'_> {
         let mut parts: Vec<Part> = Vec::new();
         let (mut first_out, mut n_bytes) = (0, 0);
         // Neighbours of one kind are one part: one launch computes them.
-        let kind = |stored: &Stored<'_>| Kind::of(stored.dtype, self.pace);
+        let kind = |stored: &Stored<'_>| Kind::of(stored.dtype, self.mode);
         for run in stored.chunk_by(|a, b| kind(a) == kind(b)) {
             let part = self.part(run, k, first_out)?;
             first_out += part.rows;
@@ -145,7 +145,7 @@ impl Packer<'_> {
     }
 
     fn part(&self, stored: &[Stored<'_>], k: usize, first_out: usize) -> Result<Part> {
-        let kind = stored.first().map_or(Kind::Bf16, |stored| Kind::of(stored.dtype, self.pace));
+        let kind = stored.first().map_or(Kind::Bf16, |stored| Kind::of(stored.dtype, self.mode));
         let rows = stored.iter().try_fold(0usize, |n, stored| n.checked_add(stored.rows));
         let too_big = || Error::Shape(format!("a matrix of k {k} that does not fit an address space"));
         let rows = rows.ok_or_else(too_big)?;

@@ -2,8 +2,9 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use backend::cpu::{Buffer, Cpu, CpuConfig, Isa};
-use backend::{Activations, Memory, Pointwise, Scales, Stored, StoredType};
+use backend::{Memory, Pointwise, Scales, Stored, StoredType};
 use half::{bf16, f16};
+use types::Activations;
 
 pub struct Rng(pub u64);
 

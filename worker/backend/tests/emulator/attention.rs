@@ -7,9 +7,9 @@ use crate::device::{Launch, Memory, ORDERS, bf16_rows, rounded};
 use crate::functions::{exp, soft_cap};
 use crate::pointwise::HeadShape;
 use backend::cpu::Isa;
-use backend::{Activations, Attention, Batch, BatchSlice, BlockTables, Heads, KvDtype, KvSpec, Memory as _, RopeStyle};
+use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Memory as _, RopeStyle};
 use std::ops::Range;
-use types::BlockId;
+use types::{Activations, BlockId, KvDtype};
 
 const POSITIONS: usize = 16;
 const TILE: usize = 256;

@@ -5,7 +5,8 @@ use crate::common::{Rng, assert_bits, cpu, filled};
 use crate::device::{Launch, Memory, ORDERS, UNWRITTEN};
 use crate::linear::grouped;
 use backend::cpu::Isa;
-use backend::{Activations, Experts, Memory as _, Routing};
+use backend::{Experts, Memory as _, Routing};
+use types::Activations;
 use types::leaves::{aligned_runs, sum_runs};
 
 #[test]

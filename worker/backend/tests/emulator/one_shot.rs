@@ -2,9 +2,9 @@
 //! the others in whatever order these come. The bits are the leaves' tree's, from sum to sum, and who waits in vain
 //! ends.
 //!
-//! Planted in copies of the kernel, and caught: either barrier left out, a desk of one side, a wait for the sum before,
-//! numbers taken of who did not come, a flag raised by who has given up. Not caught: the meeting of the warp between
-//! telling and waiting, without which lanes may tell late, and no bit is another.
+//! Planted in copies of the kernel, and caught: either barrier left out, a buffer of one side, a wait for the sum
+//! before, numbers taken of who did not come, a flag raised by who has given up. Not caught: the meeting of the warp
+//! between telling and waiting, without which lanes may tell late, and no bit is another.
 
 use crate::arguments;
 use crate::common::Rng;
@@ -15,7 +15,7 @@ use types::leaves::{Fold, aligned_runs, sum_runs};
 
 const RANKS: usize = 8;
 const PLANES: usize = 128;
-const DESK: usize = 2 << 20;
+const BUFFER: usize = 2 << 20;
 const REGION: usize = 2048;
 const BLOCKS: usize = 64;
 /// Longer than anybody waits who is not forgotten.
@@ -25,7 +25,7 @@ const PATIENT: Duration = Duration::from_secs(60);
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Ranks {
-    desks: [u64; RANKS],
+    buffers: [u64; RANKS],
     n_ranks: u32,
     me: u32,
     n_planes: u32,
@@ -35,23 +35,23 @@ struct Ranks {
     merges: [u8; PLANES],
 }
 
-/// A stage: who has which leaves, and a desk for each rank.
+/// A stage: who has which leaves, and a buffer for each rank.
 struct Stage {
     bounds: Vec<u32>,
-    desks: Vec<Memory<u8>>,
+    buffers: Vec<Memory<u8>>,
     told: Vec<Memory<u32>>,
 }
 
 impl Stage {
     fn new(bounds: &[u32]) -> Stage {
         let n_ranks = bounds.len() - 1;
-        let desks = (0..n_ranks).map(|_| Memory::filled(DESK, 0u8)).collect();
+        let buffers = (0..n_ranks).map(|_| Memory::filled(BUFFER, 0u8)).collect();
         let told = (0..n_ranks).map(|_| Memory::filled(2, 0u32)).collect();
-        Stage { bounds: bounds.to_vec(), desks, told }
+        Stage { bounds: bounds.to_vec(), buffers, told }
     }
 
     fn n_ranks(&self) -> usize {
-        self.desks.len()
+        self.buffers.len()
     }
 
     fn runs(&self, rank: usize) -> Vec<std::ops::Range<u32>> {
@@ -61,7 +61,7 @@ impl Stage {
     /// `per_block` numbers of each plane by each block.
     fn ranks(&self, me: usize, per_block: usize) -> Ranks {
         let mut ranks = Ranks {
-            desks: [0; RANKS],
+            buffers: [0; RANKS],
             n_ranks: self.n_ranks() as u32,
             me: me as u32,
             n_planes: 0,
@@ -70,7 +70,7 @@ impl Stage {
             number: [0; PLANES],
             merges: [0; PLANES],
         };
-        ranks.desks.iter_mut().zip(&self.desks).for_each(|(at, desk)| *at = desk.start() as u64);
+        ranks.buffers.iter_mut().zip(&self.buffers).for_each(|(at, buffer)| *at = buffer.start() as u64);
         let mut tree = Fold::default();
         for rank in 0..self.n_ranks() {
             for (number, run) in self.runs(rank).iter().enumerate() {
@@ -183,8 +183,8 @@ fn the_largest_fill_their_places_and_no_more() {
             assert!(sum(&stage, rank, of) == expected(8, n, seed), "rank {rank}");
         }
     });
-    // The guards of both desks are as they were.
-    stage.desks.iter().for_each(|desk| drop(desk.read()));
+    // The guards of both buffers are as they were.
+    stage.buffers.iter().for_each(|buffer| drop(buffer.read()));
 }
 
 #[test]

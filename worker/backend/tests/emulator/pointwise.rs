@@ -5,7 +5,8 @@ use crate::common::{Rng, all, assert_bits, cpu, filled};
 use crate::device::{Launch, Memory, ORDERS, UNWRITTEN, bf16_rows, rounded};
 use crate::linear::{KINDS, Packed};
 use backend::cpu::{Buffer, Cpu, Isa};
-use backend::{Activations, Heads, Memory as _, Pointwise};
+use backend::{Heads, Memory as _, Pointwise};
+use types::Activations;
 
 /// Shorter than the lanes, uneven, more than a block's threads, and a long one. (n_rows, cols)
 const SHAPES: [(usize, usize); 5] = [(1, 7), (7, 64), (17, 33), (2, 576), (1, 1000)];

@@ -4,8 +4,8 @@ use crate::arguments;
 use crate::common::{Rng, cpu, filled};
 use crate::device::{Launch, Memory, ORDERS};
 use backend::cpu::Isa;
-use backend::{Activations, Draw, Sample};
-use types::{Sampling, TokenOut};
+use backend::{Draw, Sample};
+use types::{Activations, Sampling, TokenOut};
 
 /// As `DrawRow`.
 #[repr(C)]

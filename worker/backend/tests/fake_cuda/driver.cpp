@@ -8,7 +8,8 @@
 // further each time. While a thread records, it is refused what a real driver refuses then; a record has copies of
 // arguments, and not of what they point to. Memory of whole pieces of two MiB is a file that other processes may open. A
 // kernel that waits for others runs in threads of its own meanwhile, and may reach another device's memory only where
-// that was asked for.
+// that was asked for. Who allocates memory or gives it back waits for all that its context has begun, in every stream: a
+// real driver may, and where a kernel there waits for a peer that waits so, neither comes to an end.
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -76,6 +77,11 @@ struct Executable {
 };
 
 struct Stream {
+    // No two have the same, in the life of the process.
+    long id;
+    void* context;
+    // Of its work.
+    long n_begun = 0, n_done = 0;
     std::deque<Work> work;
     std::shared_ptr<Graph> capture;
     bool is_invalid = false;
@@ -100,6 +106,8 @@ struct Module {
 
 struct Function {
     std::string name;
+    // Where nobody has asked for it the first launch loads it.
+    bool is_loaded = false;
 };
 
 long number(const char* name, long otherwise) {
@@ -117,6 +125,7 @@ struct Driver {
     std::map<uintptr_t, void*> owners;
     std::set<std::pair<void*, void*>> reached;
     std::vector<Stream*> streams;
+    long n_streams = 0;
     size_t n_bytes = 0;
     // Streams go on by themselves.
     bool is_running = false;
@@ -167,6 +176,7 @@ bool run_one(Stream& stream) {
     if (stream.work.empty()) return false;
     if (!driver().failed && stream.work.front()() == PENDING && !driver().failed) return false;
     stream.work.pop_front();
+    stream.n_done++;
     return true;
 }
 
@@ -205,6 +215,24 @@ int finish(Held& held, Stream& stream) {
     return run_until(held, &stream, [&] { return stream.work.empty(); });
 }
 
+// Waits for what all streams of the calling thread's context have begun by now. NVIDIA's guide says that allocating and
+// freeing memory of a device synchronizes across all streams, and that page-locked memory and the loading of a kernel
+// may; what is unmapped, and modules that are unloaded, are memory that is freed. Meanwhile others may begin more: if
+// their device has to wait for the caller's next kernel, this does not end.
+int finish_context(Held& held) {
+    std::map<long, long> due;
+    for (Stream* stream : driver().streams) {
+        if (stream->context == context) due[stream->id] = stream->n_begun;
+    }
+    return run_until(held, nullptr, [&] {
+        for (Stream* stream : driver().streams) {
+            auto found = due.find(stream->id);
+            if (found != due.end() && stream->n_done < found->second) return false;
+        }
+        return true;
+    });
+}
+
 // Everything but the few calls that need no context.
 struct Call {
     Held held;
@@ -219,7 +247,7 @@ int push(void* at, Work work) {
     // The legacy stream waits for all others, so nothing of ours may be on it.
     if (!at) return capturing ? (int)CAPTURE_IMPLICIT : (int)INVALID_HANDLE;
     Stream& stream = stream_of(at);
-    if (!stream.capture) return stream.work.push_back(work), SUCCESS;
+    if (!stream.capture) return stream.n_begun++, stream.work.push_back(work), SUCCESS;
     stream.capture->nodes.push_back({[=] { return work; }, [] {}});
     return SUCCESS;
 }
@@ -240,6 +268,11 @@ int refuse_capture() {
 #define ENTER_UNSAFE     \
     ENTER;               \
     if (int refused = refuse_capture()) return refused
+// The same, of what waits for the whole context; a line for who reads along.
+#define ENTER_WAITING(what) \
+    ENTER_UNSAFE;           \
+    trace(what);            \
+    if (int failed = finish_context(call.held)) return failed
 
 CALL cuInit(unsigned) { return driver().n_devices > 0 ? SUCCESS : NO_DEVICE; }
 CALL cuDriverGetVersion(int* version) { return *version = (int)number("FAKE_CUDA_VERSION", 13000), SUCCESS; }
@@ -323,7 +356,7 @@ char* allocate(size_t n) {
 }  // namespace
 
 CALL cuMemAlloc_v2(uintptr_t* at, size_t n) {
-    ENTER_UNSAFE;
+    ENTER_WAITING("allocate");
     if (n == 0) return INVALID_VALUE;
     if (driver().n_bytes + n > (size_t)driver().n_bytes_max) return OUT_OF_MEMORY;
     char* memory = allocate(n);
@@ -336,8 +369,7 @@ CALL cuMemAlloc_v2(uintptr_t* at, size_t n) {
 }
 
 CALL cuMemFree_v2(uintptr_t at) {
-    ENTER_UNSAFE;
-    run_all();
+    ENTER_WAITING("free");
     auto found = driver().memory.find(at);
     if (found == driver().memory.end()) return INVALID_VALUE;
     unsigned char* memory = reinterpret_cast<unsigned char*>(at);
@@ -359,7 +391,7 @@ CALL cuMemFree_v2(uintptr_t at) {
 }
 
 CALL cuMemHostAlloc(void** at, size_t n, unsigned) {
-    ENTER_UNSAFE;
+    ENTER_WAITING("allocate");
     *at = malloc(n);
     if (!*at) return OUT_OF_MEMORY;
     driver().pinned[reinterpret_cast<uintptr_t>(*at)] = n;
@@ -367,8 +399,7 @@ CALL cuMemHostAlloc(void** at, size_t n, unsigned) {
 }
 
 CALL cuMemFreeHost(void* at) {
-    ENTER_UNSAFE;
-    run_all();
+    ENTER_WAITING("free");
     if (driver().pinned.erase(reinterpret_cast<uintptr_t>(at)) == 0) return INVALID_VALUE;
     free(at);
     return SUCCESS;
@@ -455,11 +486,10 @@ CALL cuMemsetD2D8Async(uintptr_t to, size_t pitch, unsigned char value, size_t w
         !is_in(driver().memory, at, (height - 1) * pitch + width)) {
         return fail(INVALID_VALUE, "filling columns that are not there");
     }
-    stream_of(stream).work.push_back([=] {
+    return push(stream, [=] {
         for (size_t row = 0; row < height; row++) memset(at + row * pitch, value, width);
         return SUCCESS;
     });
-    return SUCCESS;
 }
 
 // ---- memory of others -----------------------------------------------------------------------------------------------
@@ -502,7 +532,7 @@ CALL cuIpcOpenMemHandle_v2(uintptr_t* at, Handle handle, unsigned flags) {
 }
 
 CALL cuIpcCloseMemHandle(uintptr_t at) {
-    ENTER_UNSAFE;
+    ENTER_WAITING("free");
     auto found = driver().opened.find(at);
     if (found == driver().opened.end()) return INVALID_VALUE;
     munmap(reinterpret_cast<void*>(at - GUARD), found->second);
@@ -513,7 +543,7 @@ CALL cuIpcCloseMemHandle(uintptr_t at) {
 
 CALL cuStreamCreate(void** made, unsigned) {
     ENTER_UNSAFE;
-    Stream* stream = new Stream;
+    Stream* stream = new Stream{driver().n_streams++, context};
     driver().streams.push_back(stream);
     *made = stream;
     return SUCCESS;
@@ -642,6 +672,11 @@ CALL cuGraphDestroy(std::shared_ptr<Graph>* graph) {
 
 CALL cuGraphInstantiateWithFlags(Executable** made, std::shared_ptr<Graph>* graph, unsigned long long) {
     ENTER_UNSAFE;
+    trace("instantiate");
+    // It takes memory of the device. Nobody says that it waits for that, nor that it does not.
+    if (number("FAKE_CUDA_GRAPHS_WAIT", 0)) {
+        if (int failed = finish_context(call.held)) return failed;
+    }
     size_t n_bytes = GRAPH_BYTES + NODE_BYTES * (*graph)->nodes.size();
     if (driver().n_bytes + n_bytes > (size_t)driver().n_bytes_max) return OUT_OF_MEMORY;
     driver().n_bytes += n_bytes;
@@ -654,6 +689,7 @@ CALL cuGraphUpload(Executable*, void*) {
     return SUCCESS;
 }
 
+// What is under way goes on, and is gone when it is done: nobody waits for it.
 CALL cuGraphExecDestroy(Executable* executable) {
     ENTER_UNSAFE;
     driver().n_bytes -= executable->n_bytes;
@@ -678,7 +714,7 @@ CALL cuEventElapsedTime_v2(float* millis, void* begin, void* end) {
 // ---- kernels --------------------------------------------------------------------------------------------------------
 
 CALL cuModuleLoadData(void** made, const void* image) {
-    ENTER_UNSAFE;
+    ENTER_WAITING("load");
     const char* text = static_cast<const char*>(image);
     long sm = number("FAKE_CUDA_SM", 90);
     std::string target = " for sm_" + std::to_string(sm) + (sm >= 90 ? "a" : "");
@@ -689,7 +725,10 @@ CALL cuModuleLoadData(void** made, const void* image) {
     return SUCCESS;
 }
 
-CALL cuModuleUnload(void* it) { return delete static_cast<Module*>(it), SUCCESS; }
+CALL cuModuleUnload(void* it) {
+    ENTER_WAITING("unload");
+    return delete static_cast<Module*>(it), SUCCESS;
+}
 
 CALL cuModuleGetFunction(void** made, void*, const char* name) {
     ENTER;
@@ -698,6 +737,15 @@ CALL cuModuleGetFunction(void** made, void*, const char* name) {
     // As long as the process: nobody gives functions back.
     *made = new Function{name};
     return SUCCESS;
+}
+
+CALL cuFuncLoad(void* it) {
+    ENTER_UNSAFE;
+    Function& function = *static_cast<Function*>(it);
+    if (!function.is_loaded) {
+        if (int failed = finish_context(call.held)) return failed;
+    }
+    return function.is_loaded = true, SUCCESS;
 }
 
 // Besides what a kernel has without asking, which is something in all but the emptiest.
@@ -773,7 +821,13 @@ bool reaches(const Launch& launch) {
 CALL cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                     unsigned n_shared, void* stream, void** arguments, void**) {
     ENTER;
-    Launch launch = {static_cast<Function*>(function)->name, {gx, gy, gz}, {bx, by, bz}, n_shared, {}};
+    Function& of = *static_cast<Function*>(function);
+    if (!of.is_loaded && !capturing) {
+        trace("load");
+        if (int failed = finish_context(call.held)) return failed;
+        of.is_loaded = true;
+    }
+    Launch launch = {of.name, {gx, gy, gz}, {bx, by, bz}, n_shared, {}};
     const size_t* sizes;
     int n = emulator_parameters(launch.name.c_str(), &sizes);
     if (n < 0 || gx == 0 || gy == 0 || gz == 0) return fail(INVALID_VALUE, ("a launch of " + launch.name).c_str());

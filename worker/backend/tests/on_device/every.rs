@@ -5,9 +5,9 @@ use super::{Attended, Check, EXACT, Mixture, Operation, Product, ROUNDED, apart,
 use crate::numbers::{File, Rng, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::cuda::Cuda;
-use backend::{Activations, Batch, BatchSlice, Device, Draw, Heads, KvDtype, Memory, Pointwise, Sample, StoredType};
+use backend::{Batch, BatchSlice, Device, Draw, Heads, Memory, Pointwise, Sample, StoredType};
 use types::leaves::sum_runs;
-use types::{Pace, Sampling};
+use types::{Activations, KvDtype, Mode, Sampling};
 
 /// One of each kind that weights have on the device.
 pub const TYPES: [StoredType; 6] =
@@ -78,7 +78,7 @@ fn reference() -> Cpu {
 /// All that has weights of a type. Under `fast` what is of many rows is the library's.
 pub fn of_type(device: &Cuda, dtype: StoredType, seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), reference());
-    let rows = if device.pace() == Pace::Fast { &ROWS[..3] } else { &ROWS };
+    let rows = if device.mode() == Mode::Fast { &ROWS[..3] } else { &ROWS };
     let product = |n_rows: &usize| {
         let product = Product { file: File::random(rng, dtype, 20, K) };
         product.check(device, &reference, rng, *n_rows)

@@ -8,12 +8,9 @@ pub mod shapes;
 
 use crate::numbers::{File, Rng, TYPES, cpu};
 use backend::cpu::{Cpu, Isa};
-use backend::{
-    Activations, Batch, BatchSlice, BlockTables, Device, Draw, Expert, Heads, KvDtype, KvSpec, RopeStyle, Routing,
-    StoredType,
-};
+use backend::{Batch, BatchSlice, BlockTables, Device, Draw, Expert, Heads, KvSpec, RopeStyle, Routing, StoredType};
 use types::leaves::aligned_runs;
-use types::{BlockId, Leaves, Sampling};
+use types::{Activations, BlockId, KvDtype, Leaves, Sampling};
 
 /// One comparison.
 pub struct Check {

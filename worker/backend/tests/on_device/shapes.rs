@@ -4,13 +4,10 @@
 use super::{Check, Mixture, Operation, PRODUCT, Row, Rows, apart, draws, filled, read, same_bits};
 use crate::numbers::{File, Rng, cpu, random_block};
 use backend::cpu::{Cpu, Isa};
-use backend::{
-    Activations, Batch, BatchLimits, BatchSlice, BlockTables, Device, Heads, KvDtype, KvSpec, RopeStyle, Routing,
-    StoredType,
-};
+use backend::{Batch, BatchLimits, BatchSlice, BlockTables, Device, Heads, KvSpec, RopeStyle, Routing, StoredType};
 use std::ops::Range;
 use types::cache::blocks_for;
-use types::{BlockId, Leaves};
+use types::{Activations, BlockId, KvDtype, Leaves};
 
 /// How large all of it is.
 #[derive(Clone, Copy)]

@@ -7,17 +7,17 @@
 //! proof   MAC(session, "dial")             ──▶
 //!                                          ◀──  verdict and proof: MAC(session, "accept")
 //! Offer   host, regions                    ──▶
-//!                                          ◀──  Answer    whether they could be opened; its bell
+//!                                          ◀──  Answer    whether they could be opened; its doorbell
 //! verdict whether that could be opened     ──▶
 //! ```
 //! The session's key is a MAC of Hello and Greeting under the secret: nonces of both sides, so nothing can be replayed.
 //! What follows the proofs carries a MAC too.
 
-use super::talk::{Said, Talk};
-use crate::error::{Error, Refusal, Result};
-use crate::link::{Link, MemoryLink, Side, SocketLink};
+use super::stream::{HandshakeResult, HandshakeStream};
+use crate::error::{Error, JoinRefusal, Result};
+use crate::link::{LinkSide, PeerLink, ShmLink, TcpLink};
 use crate::plan::{MeshPlan, Wire};
-use crate::region::{Nonce, Offer, Region, boot_id};
+use crate::region::{Nonce, Region, RegionExport, boot_id};
 use crate::wiring::ring_words;
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -30,16 +30,16 @@ const HELLO: usize = 8 + 4 + EPOCH + 2 + 2 + 32;
 const GREETING: usize = 4 + EPOCH + 32;
 const EPOCH: usize = 12;
 const MAC: usize = 32;
-/// host, pid, pair's number and nonce, bell's number and nonce; all zero if none is offered.
+/// host, pid, pair's number and nonce, doorbell's number and nonce; all zero if none is offered.
 const OFFER: usize = 4 + 32 + 4 + 2 * (4 + 32);
-/// Whether it was opened, pid, bell's number and nonce.
+/// Whether it was opened, pid, doorbell's number and nonce.
 const ANSWER: usize = 4 + 4 + 4 + 32;
 
 /// What the two sides of a connection need to settle.
 pub struct Meeting<'a> {
     pub plan: &'a MeshPlan,
-    pub offer: Option<&'a Offer>,
-    pub talk: Talk<'a>,
+    pub offer: Option<&'a RegionExport>,
+    pub stream: HandshakeStream<'a>,
 }
 
 /// A peer that has proved to be one, and what was settled.
@@ -49,15 +49,15 @@ pub struct Met {
 }
 
 impl Met {
-    pub fn into_link(self, plan: &MeshPlan, rank: Rank) -> Result<Link> {
+    pub fn into_link(self, plan: &MeshPlan, rank: Rank) -> Result<PeerLink> {
         match self.memory {
-            Some((region, side, bell)) => {
+            Some((region, side, doorbell)) => {
                 let words = ring_words(plan.layout.grid(), plan.rank, rank);
-                let side = Side::new(region, side, bell);
-                Ok(Link::Memory(MemoryLink::new(side, words, Some(self.stream))))
+                let side = LinkSide::new(region, side, doorbell);
+                Ok(PeerLink::Shm(ShmLink::new(side, words, Some(self.stream))))
             }
             None if plan.wire == Wire::Memory => Err(Error::NoSharedMemory { rank }),
-            None => Ok(Link::Socket(SocketLink::new(self.stream))),
+            None => Ok(PeerLink::Tcp(TcpLink::new(self.stream))),
         }
     }
 }
@@ -124,160 +124,160 @@ fn epoch_bytes(epoch: Epoch) -> [u8; EPOCH] {
 }
 
 /// What a verdict says of `theirs`, who asked; 0 lets it in.
-fn verdict(refusal: Option<Refusal>) -> u32 {
+fn verdict(refusal: Option<JoinRefusal>) -> u32 {
     match refusal {
         None => 0,
-        Some(Refusal::Version) => 1,
-        Some(Refusal::WrongSecret) => 2,
-        Some(Refusal::Stale { .. }) => 3,
-        Some(Refusal::Early { .. }) => 4,
-        Some(Refusal::Duplicate) => 5,
-        Some(Refusal::Unexpected) => 6,
-        Some(Refusal::Garbage | Refusal::Silence | Refusal::Gone) => 7,
+        Some(JoinRefusal::Version) => 1,
+        Some(JoinRefusal::WrongSecret) => 2,
+        Some(JoinRefusal::Stale { .. }) => 3,
+        Some(JoinRefusal::Early { .. }) => 4,
+        Some(JoinRefusal::Duplicate) => 5,
+        Some(JoinRefusal::Unexpected) => 6,
+        Some(JoinRefusal::Garbage | JoinRefusal::Silence | JoinRefusal::Gone) => 7,
     }
 }
 
 /// The same, read by who asked: to it, its own epoch is ours.
-fn refusal(verdict: u32, ours: Epoch, theirs: Epoch) -> Said<()> {
+fn refusal(verdict: u32, ours: Epoch, theirs: Epoch) -> HandshakeResult<()> {
     Err(match verdict {
         0 => return Ok(()),
-        1 => Refusal::Version,
-        2 => Refusal::WrongSecret,
-        3 => Refusal::Stale { ours, theirs },
-        4 => Refusal::Early { ours: theirs, theirs: ours },
-        5 => Refusal::Duplicate,
-        6 => Refusal::Unexpected,
-        _ => Refusal::Garbage,
+        1 => JoinRefusal::Version,
+        2 => JoinRefusal::WrongSecret,
+        3 => JoinRefusal::Stale { ours, theirs },
+        4 => JoinRefusal::Early { ours: theirs, theirs: ours },
+        5 => JoinRefusal::Duplicate,
+        6 => JoinRefusal::Unexpected,
+        _ => JoinRefusal::Garbage,
     })
 }
 
 impl Meeting<'_> {
-    /// Who knocks, if it is a peer; `take` gives it its seat. A refusal names the seat that it leaves empty.
+    /// Who connected, if it is a peer; `take` gives it its place. A refusal names the place that it leaves empty.
     pub fn welcome(
         &mut self,
-        take: impl Fn(Rank) -> Said<()>,
-    ) -> std::result::Result<(Rank, Met), (Option<Rank>, Refusal)> {
+        take: impl Fn(Rank) -> HandshakeResult<()>,
+    ) -> std::result::Result<(Rank, Met), (Option<Rank>, JoinRefusal)> {
         let (rank, session) = self.recognize(&take).map_err(|why| (None, why))?;
         let met = self.accept_wire(rank, &session).map_err(|why| (Some(rank), why))?;
         Ok((rank, met))
     }
 
-    fn recognize(&mut self, take: &impl Fn(Rank) -> Said<()>) -> Said<(Rank, Session)> {
-        let hello = self.talk.hear::<HELLO>()?;
+    fn recognize(&mut self, take: &impl Fn(Rank) -> HandshakeResult<()>) -> HandshakeResult<(Rank, Session)> {
+        let hello = self.stream.receive::<HELLO>()?;
         let judged = self.judge(&hello);
-        if judged == Err(Refusal::Garbage) {
-            return Err(Refusal::Garbage);
+        if judged == Err(JoinRefusal::Garbage) {
+            return Err(JoinRefusal::Garbage);
         }
-        let nonce = fresh().map_err(|_| Refusal::Gone)?;
+        let nonce = fresh().map_err(|_| JoinRefusal::Gone)?;
         let code = verdict(judged.err()).to_le_bytes();
         let greeting = message::<GREETING>(&[&code, &epoch_bytes(self.plan.epoch), &nonce]);
-        self.talk.say(&greeting)?;
+        self.stream.send(&greeting)?;
         let rank = judged?;
         let session = Session::new(&self.plan.secret, &hello, &greeting);
-        let proof = self.talk.hear()?;
+        let proof = self.stream.receive()?;
         let result = match session.is_meant("dial", &[], proof) {
             true => take(rank),
-            false => Err(Refusal::WrongSecret),
+            false => Err(JoinRefusal::WrongSecret),
         };
         let code = verdict(result.err()).to_le_bytes();
         let proof = session.mac("accept", &code);
         // Who cannot be told hears nothing of the wire either, and fails there.
-        let _ = self.talk.say(&message::<{ 4 + MAC }>(&[&code, proof.as_bytes()]));
+        let _ = self.stream.send(&message::<{ 4 + MAC }>(&[&code, proof.as_bytes()]));
         result.map(|()| (rank, session))
     }
 
     /// Who says hello, if it is one of those who may.
-    fn judge(&self, hello: &[u8; HELLO]) -> Said<Rank> {
+    fn judge(&self, hello: &[u8; HELLO]) -> HandshakeResult<Rank> {
         let mut fields = Fields(hello);
         let ours = self.plan.epoch;
         if &fields.take::<8>() != MAGIC {
-            return Err(Refusal::Garbage);
+            return Err(JoinRefusal::Garbage);
         }
         if fields.u32() != VERSION {
-            return Err(Refusal::Version);
+            return Err(JoinRefusal::Version);
         }
         let (theirs, from, to) = (fields.epoch(), fields.rank(), fields.rank());
         if theirs < ours {
-            return Err(Refusal::Stale { ours, theirs });
+            return Err(JoinRefusal::Stale { ours, theirs });
         }
         if theirs > ours {
-            return Err(Refusal::Early { ours, theirs });
+            return Err(JoinRefusal::Early { ours, theirs });
         }
         let is_expected = to == self.plan.rank && from > to && from.0 < self.plan.layout.grid().n_ranks();
-        if is_expected { Ok(from) } else { Err(Refusal::Unexpected) }
+        if is_expected { Ok(from) } else { Err(JoinRefusal::Unexpected) }
     }
 
     /// Proves to `rank` who this is, and settles the wire.
-    pub fn dial(&mut self, rank: Rank) -> Said<Met> {
+    pub fn dial(&mut self, rank: Rank) -> HandshakeResult<Met> {
         let plan = self.plan;
         let (from, to) = (plan.rank.0.to_le_bytes(), rank.0.to_le_bytes());
-        let nonce = fresh().map_err(|_| Refusal::Gone)?;
+        let nonce = fresh().map_err(|_| JoinRefusal::Gone)?;
         let version = VERSION.to_le_bytes();
         let hello = message::<HELLO>(&[MAGIC, &version, &epoch_bytes(plan.epoch), &from, &to, &nonce]);
-        self.talk.say(&hello)?;
-        let greeting = self.talk.hear::<GREETING>()?;
+        self.stream.send(&hello)?;
+        let greeting = self.stream.receive::<GREETING>()?;
         let mut fields = Fields(&greeting);
         let (code, theirs) = (fields.u32(), fields.epoch());
         refusal(code, plan.epoch, theirs)?;
         let session = Session::new(&plan.secret, &hello, &greeting);
-        self.talk.say(session.mac("dial", &[]).as_bytes())?;
-        let answer = self.talk.hear::<{ 4 + MAC }>()?;
+        self.stream.send(session.mac("dial", &[]).as_bytes())?;
+        let answer = self.stream.receive::<{ 4 + MAC }>()?;
         let mut fields = Fields(&answer);
         let (code, proof) = (fields.take::<4>(), fields.take());
         // A wrong secret is said before it can be proved.
         refusal(u32::from_le_bytes(code), plan.epoch, theirs)?;
         match session.is_meant("accept", &code, proof) {
             true => self.offer_wire(rank, &session),
-            false => Err(Refusal::WrongSecret),
+            false => Err(JoinRefusal::WrongSecret),
         }
     }
 
     /// The dialer makes the pair's region; it is side 0.
-    fn offer_wire(&mut self, rank: Rank, session: &Session) -> Said<Met> {
+    fn offer_wire(&mut self, rank: Rank, session: &Session) -> HandshakeResult<Met> {
         let pair = self.make_pair(rank);
         let (host, pid) = (host(), std::process::id().to_le_bytes());
         let offer = match (&pair, self.offer) {
-            (Some((_, pair)), Some(bell)) => {
-                let [pair_number, bell_number] = [pair, bell].map(|offer| offer.number().to_le_bytes());
+            (Some((_, pair)), Some(doorbell)) => {
+                let [pair_number, bell_number] = [pair, doorbell].map(|offer| offer.number().to_le_bytes());
                 let offered = 1u32.to_le_bytes();
-                message::<OFFER>(&[&offered, &host, &pid, &pair_number, &pair.nonce, &bell_number, &bell.nonce])
+                message::<OFFER>(&[&offered, &host, &pid, &pair_number, &pair.nonce, &bell_number, &doorbell.nonce])
             }
             _ => [0; OFFER],
         };
-        self.say_sealed(session, "offer", &offer)?;
-        let answer = self.hear_sealed::<ANSWER>(session, "answer")?;
+        self.send_sealed(session, "offer", &offer)?;
+        let answer = self.receive_sealed::<ANSWER>(session, "answer")?;
         let mut fields = Fields(&answer);
         let is_opened = fields.u32() == 1;
         let (pid, number, nonce) = (fields.u32(), fields.u32(), fields.take());
-        let bell = is_opened.then(|| Region::open(pid, number, Region::bell_bytes(), &nonce).ok()).flatten();
-        self.say_sealed(session, "settled", &u32::from(bell.is_some()).to_le_bytes())?;
-        let memory = pair.zip(bell).map(|((region, _), bell)| (Arc::new(region), 0, Arc::new(bell)));
+        let doorbell = is_opened.then(|| Region::open(pid, number, Region::doorbell_bytes(), &nonce).ok()).flatten();
+        self.send_sealed(session, "settled", &u32::from(doorbell.is_some()).to_le_bytes())?;
+        let memory = pair.zip(doorbell).map(|((region, _), doorbell)| (Arc::new(region), 0, Arc::new(doorbell)));
         self.met(memory)
     }
 
-    fn make_pair(&self, rank: Rank) -> Option<(Region, Offer)> {
+    fn make_pair(&self, rank: Rank) -> Option<(Region, RegionExport)> {
         self.offer?;
         let words = ring_words(self.plan.layout.grid(), self.plan.rank, rank);
-        Offer::make(Region::pair_bytes(words), fresh().ok()?).ok()
+        RegionExport::make(Region::pair_bytes(words), fresh().ok()?).ok()
     }
 
-    fn accept_wire(&mut self, rank: Rank, session: &Session) -> Said<Met> {
-        let offer = self.hear_sealed::<OFFER>(session, "offer")?;
+    fn accept_wire(&mut self, rank: Rank, session: &Session) -> HandshakeResult<Met> {
+        let offer = self.receive_sealed::<OFFER>(session, "offer")?;
         let regions = self.open(rank, &offer);
         let answer = match (&regions, self.offer) {
-            (Some(_), Some(bell)) => {
-                let [opened, pid, number] = [1, std::process::id(), bell.number()].map(u32::to_le_bytes);
-                message::<ANSWER>(&[&opened, &pid, &number, &bell.nonce])
+            (Some(_), Some(doorbell)) => {
+                let [opened, pid, number] = [1, std::process::id(), doorbell.number()].map(u32::to_le_bytes);
+                message::<ANSWER>(&[&opened, &pid, &number, &doorbell.nonce])
             }
             _ => [0; ANSWER],
         };
-        self.say_sealed(session, "answer", &answer)?;
-        let settled = self.hear_sealed::<4>(session, "settled")?;
+        self.send_sealed(session, "answer", &answer)?;
+        let settled = self.receive_sealed::<4>(session, "settled")?;
         let is_settled = u32::from_le_bytes(settled) == 1;
-        self.met(regions.filter(|_| is_settled).map(|(pair, bell)| (Arc::new(pair), 1, Arc::new(bell))))
+        self.met(regions.filter(|_| is_settled).map(|(pair, doorbell)| (Arc::new(pair), 1, Arc::new(doorbell))))
     }
 
-    /// The pair's region and the peer's bell, if it is on this host and they are what it says.
+    /// The pair's region and the peer's doorbell, if it is on this host and they are what it says.
     fn open(&self, rank: Rank, offer: &[u8; OFFER]) -> Option<(Region, Region)> {
         self.offer?;
         let mut fields = Fields(offer);
@@ -288,23 +288,23 @@ impl Meeting<'_> {
         let pid = fields.u32();
         let words = ring_words(self.plan.layout.grid(), self.plan.rank, rank);
         let pair = Region::open(pid, fields.u32(), Region::pair_bytes(words), &fields.take()).ok()?;
-        let bell = Region::open(pid, fields.u32(), Region::bell_bytes(), &fields.take()).ok()?;
-        Some((pair, bell))
+        let doorbell = Region::open(pid, fields.u32(), Region::doorbell_bytes(), &fields.take()).ok()?;
+        Some((pair, doorbell))
     }
 
-    fn met(&self, memory: Option<(Arc<Region>, usize, Arc<Region>)>) -> Said<Met> {
-        let stream = self.talk.stream().map_err(|_| Refusal::Gone)?;
+    fn met(&self, memory: Option<(Arc<Region>, usize, Arc<Region>)>) -> HandshakeResult<Met> {
+        let stream = self.stream.stream().map_err(|_| JoinRefusal::Gone)?;
         Ok(Met { stream, memory })
     }
 
-    fn say_sealed(&mut self, session: &Session, what: &str, body: &[u8]) -> Said<()> {
-        self.talk.say(&[body, session.mac(what, body).as_bytes()].concat())
+    fn send_sealed(&mut self, session: &Session, what: &str, body: &[u8]) -> HandshakeResult<()> {
+        self.stream.send(&[body, session.mac(what, body).as_bytes()].concat())
     }
 
-    fn hear_sealed<const N: usize>(&mut self, session: &Session, what: &str) -> Said<[u8; N]> {
-        let body = self.talk.hear()?;
-        let mac = self.talk.hear()?;
-        if session.is_meant(what, &body, mac) { Ok(body) } else { Err(Refusal::Garbage) }
+    fn receive_sealed<const N: usize>(&mut self, session: &Session, what: &str) -> HandshakeResult<[u8; N]> {
+        let body = self.stream.receive()?;
+        let mac = self.stream.receive()?;
+        if session.is_meant(what, &body, mac) { Ok(body) } else { Err(JoinRefusal::Garbage) }
     }
 }
 

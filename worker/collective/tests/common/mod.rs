@@ -1,11 +1,10 @@
 //! Ranks in threads, over any wire.
 #![allow(dead_code, reason = "each test uses its part")]
 
-use backend::Activations;
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use collective::{Collective, Doorway, Error, MeshPlan, Waits, Wire};
+use collective::{Error, Mesh, MeshPlan, PeerListener, Ranks, WaitPolicy, Wire};
 use std::time::Duration;
-use types::{Epoch, Layout, Rank, Shares, Stage};
+use types::{Activations, Epoch, Layout, Rank, Shares, Stage};
 
 /// splitmix64.
 pub struct Rng(pub u64);
@@ -54,21 +53,21 @@ pub fn cpu() -> Cpu {
 }
 
 /// One thread per rank; the answers by rank.
-pub fn each<T: Send>(ranks: Vec<Collective>, run: impl Fn(&mut Collective, &Cpu) -> T + Sync) -> Vec<T> {
+pub fn each<T: Send>(ranks: Vec<Ranks<Cpu>>, run: impl Fn(&mut Ranks<Cpu>, &Cpu) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let run = &run;
-        let start = |mut rank: Collective| scope.spawn(move || run(&mut rank, &cpu()));
+        let start = |mut rank: Ranks<Cpu>| scope.spawn(move || run(&mut rank, &cpu()));
         let threads: Vec<_> = ranks.into_iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
 /// The same ranks over everything that they can talk over.
-pub fn wires(layout: &Layout) -> Vec<(&'static str, Vec<Collective>)> {
-    let spinning = Waits { spin: true, ..Waits::default() };
+pub fn wires(layout: &Layout) -> Vec<(&'static str, Vec<Ranks<Cpu>>)> {
+    let spinning = WaitPolicy { spin: true, ..WaitPolicy::default() };
     vec![
-        ("memory of one process", Collective::in_process(layout)),
-        ("memory of one process, spinning", Collective::in_process_with(layout, spinning).unwrap()),
+        ("memory of one process", over_host(Mesh::in_process(layout))),
+        ("memory of one process, spinning", over_host(Mesh::in_process_with(layout, spinning).unwrap())),
         ("shared memory", joined(layout, Wire::Memory)),
         ("sockets", joined(layout, Wire::Socket)),
     ]
@@ -76,27 +75,31 @@ pub fn wires(layout: &Layout) -> Vec<(&'static str, Vec<Collective>)> {
 
 pub const EPOCH: Epoch = Epoch { incarnation: 5, n: 2 };
 
-pub fn joined(layout: &Layout, wire: Wire) -> Vec<Collective> {
-    let plans = plans(layout, wire);
-    join_all(plans).into_iter().map(Result::unwrap).collect()
+pub fn over_host(meshes: Vec<Mesh>) -> Vec<Ranks<Cpu>> {
+    meshes.into_iter().map(Ranks::over_host).collect()
 }
 
-/// A doorway and a plan for each rank.
-pub fn plans(layout: &Layout, wire: Wire) -> Vec<(Doorway, MeshPlan)> {
-    let doorways: Vec<_> = (0..layout.grid().n_ranks()).map(|_| Doorway::open("127.0.0.1:0").unwrap()).collect();
-    let peers: Vec<_> = doorways.iter().map(|doorway| doorway.address().to_string()).collect();
-    let plan = |(rank, doorway)| {
+pub fn joined(layout: &Layout, wire: Wire) -> Vec<Ranks<Cpu>> {
+    let plans = plans(layout, wire);
+    over_host(join_all(plans).into_iter().map(Result::unwrap).collect())
+}
+
+/// A listener and a plan for each rank.
+pub fn plans(layout: &Layout, wire: Wire) -> Vec<(PeerListener, MeshPlan)> {
+    let listeners: Vec<_> = (0..layout.grid().n_ranks()).map(|_| PeerListener::bind("127.0.0.1:0").unwrap()).collect();
+    let peers: Vec<_> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    let plan = |(rank, listener)| {
         let mut plan = MeshPlan::new(EPOCH, Rank(rank as u16), layout.clone(), peers.clone(), [7; 32]);
         plan.wire = wire;
         plan.timeouts.op = Duration::from_secs(30);
-        (doorway, plan)
+        (listener, plan)
     };
-    doorways.into_iter().enumerate().map(plan).collect()
+    listeners.into_iter().enumerate().map(plan).collect()
 }
 
-pub fn join_all(plans: Vec<(Doorway, MeshPlan)>) -> Vec<Result<Collective, Error>> {
+pub fn join_all(plans: Vec<(PeerListener, MeshPlan)>) -> Vec<Result<Mesh, Error>> {
     std::thread::scope(|scope| {
-        let start = |(doorway, plan)| scope.spawn(move || Collective::join(&doorway, plan));
+        let start = |(listener, plan)| scope.spawn(move || Mesh::join(&listener, plan));
         let threads: Vec<_> = plans.into_iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })

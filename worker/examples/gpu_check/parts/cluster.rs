@@ -10,14 +10,16 @@ use collective::NcclVersion;
 use serde_json::json;
 use std::path::Path;
 use std::time::Instant;
-use types::{BlockId, Epoch, Grid, Layout, Pace, Rank, Request, RequestId, Slice, Step, StepId, Want};
-use worker::{Assignment, Carrier, Driver, MeshSecret, ModelLoader, Place, Timeouts, nccl_version};
+use types::{
+    Activations, BlockId, Epoch, Grid, KvDtype, Layout, Mode, Rank, Request, RequestId, Slice, Step, StepId, Want,
+};
+use worker::{Assignment, CarrierChoice, Driver, MeshSecret, ModelLoader, Place, Timeouts, nccl_version};
 
 const DEEP: &str = "llama-deep.gguf";
 /// tp, pp
 const GRIDS: [(u16, u16); 3] = [(2, 1), (1, 2), (2, 2)];
-const CARRIERS: [(Carrier, &str); 3] =
-    [(Carrier::Host, "the host"), (Carrier::Nccl, "NCCL"), (Carrier::Ipc, "each other's memory")];
+const CARRIERS: [(CarrierChoice, &str); 3] =
+    [(CarrierChoice::Ipc, "each other's memory"), (CarrierChoice::Host, "the host"), (CarrierChoice::Nccl, "NCCL")];
 
 /// How much is tried.
 #[derive(Clone, Copy)]
@@ -51,23 +53,27 @@ pub fn groups(options: &Options) -> Vec<Group> {
     let part = |name: String, work: fn(&Options, &str, Tell<'_>) -> Done, of: &'static str| {
         Group::new("cluster", name, move |options, tell| work(options, of, tell))
     };
-    let mut groups: Vec<Group> = size.names.iter().map(|name| part((*name).into(), model, name)).collect();
-    for (carrier, way) in CARRIERS {
+    let mut groups = vec![Group::opened("cluster")];
+    groups.extend(size.names.iter().map(|name| part((*name).into(), model, name)));
+    let ways = CARRIERS.map(|(carrier, way)| {
         let grids = move |options: &Options, tell: Tell<'_>| grids(options, carrier, way, tell);
-        groups.push(Group::new("cluster", format!("grids through {way}"), grids));
         let lost = move |options: &Options, tell: Tell<'_>| {
             tell(lost(&deep(options)?, &options.cache, carrier, way));
             Ok(())
         };
-        groups.push(Group::new("cluster", format!("a rank is gone, through {way}"), lost));
-    }
+        // NCCL leaves threads and memory behind where a rank is gone.
+        let process = if carrier == CarrierChoice::Nccl { "NCCL" } else { "" };
+        let grids = Group::new("cluster", format!("grids through {way}"), grids).in_process(process);
+        [grids, Group::new("cluster", format!("a rank is gone, through {way}"), lost).in_process(process)]
+    });
+    groups.extend(ways.into_iter().flatten());
     groups
 }
 
 /// One model alone.
 fn model(options: &Options, name: &str, tell: Tell<'_>) -> Done {
     let (models, cache, size) = (&options.models, &options.cache, if options.is_tiny { TINY } else { FULL });
-    let distance = distance(models, name, Pace::Lockstep, size.n_tokens, Some(cache));
+    let distance = distance(models, name, Mode::Lockstep, size.n_tokens, Some(cache));
     let told = json!({ "farthest": distance.farthest, "typical": distance.typical });
     tell(Finding::checked(format!("{name} beside the CPU"), distance.is_good(), told));
     let same_bits = keeps_its_bits(models, name, Some(cache));
@@ -88,7 +94,7 @@ fn deep(options: &Options) -> Result<Assignment, String> {
 
 /// Passes that are begun again as one.
 fn graphs(models: &Path, of: &str, cache: &Path) -> Finding {
-    let (same_bits, repeats) = graphs_keep_bits(models, of, Pace::Lockstep, Some(cache));
+    let (same_bits, repeats) = graphs_keep_bits(models, of, Mode::Lockstep, Some(cache));
     let told = json!({ "same_bits": same_bits, "recorded": repeats.recorded, "replayed": repeats.replayed });
     Finding::checked(format!("{of} in graphs"), same_bits && repeats.replayed > 0, told)
 }
@@ -107,9 +113,9 @@ fn assignment(model: &Path) -> Assignment {
         reading: 0,
         zero_kv: false,
         model_path: model.to_owned(),
-        activations: "bf16".into(),
-        kv_dtype: "bf16".into(),
-        pace: Pace::Lockstep,
+        activations: Activations::Bf16,
+        kv_dtype: KvDtype::Bf16,
+        mode: Mode::Lockstep,
         n_blocks: vec![crate::common::N_BLOCKS; spec.cache_groups().groups().len()],
         kv_bytes: 64 << 20,
         context: CONTEXT.min(spec.context),
@@ -123,8 +129,8 @@ fn n_cards() -> usize {
 }
 
 /// Why ranks cannot exchange so on this machine.
-fn lacking(carrier: Carrier, n_ranks: usize) -> Option<String> {
-    if carrier != Carrier::Nccl {
+fn lacking(carrier: CarrierChoice, n_ranks: usize) -> Option<String> {
+    if carrier != CarrierChoice::Nccl {
         return None;
     }
     let (version, n_cards) = match nccl_version() {
@@ -141,7 +147,7 @@ fn lacking(carrier: Carrier, n_ranks: usize) -> Option<String> {
 }
 
 /// A loader for each rank: a device of its own where there are as many, otherwise all on the first.
-fn loaders(n_ranks: usize, cache: &Path, carrier: Carrier) -> Vec<ModelLoader> {
+fn loaders(n_ranks: usize, cache: &Path, carrier: CarrierChoice) -> Vec<ModelLoader> {
     let n_cards = n_cards();
     let loader = |rank: usize| ModelLoader {
         place: Place::Cuda { ordinal: if n_cards >= n_ranks { rank as u32 } else { 0 }, cache: Some(cache.to_owned()) },
@@ -152,23 +158,24 @@ fn loaders(n_ranks: usize, cache: &Path, carrier: Carrier) -> Vec<ModelLoader> {
     (0..n_ranks).map(loader).collect()
 }
 
-fn grids(options: &Options, carrier: Carrier, way: &str, tell: Tell<'_>) -> Done {
+fn grids(options: &Options, carrier: CarrierChoice, way: &str, tell: Tell<'_>) -> Done {
     let (assignment, cache) = (&deep(options)?, &options.cache);
     let requests = if options.is_tiny { TINY } else { FULL }.requests();
-    let (mut runner, _) = loaders(1, cache, Carrier::Auto)[0].build(assignment).map_err(|error| error.to_string())?;
+    let (mut runner, _) =
+        loaders(1, cache, CarrierChoice::Auto)[0].build(assignment).map_err(|error| error.to_string())?;
     let expected = Player::new(&mut Alone::new(&mut runner), assignment).play(&requests, Plan::ALONE);
     let found = |name: String, played: Played| {
         let same_tokens = played.outputs == expected.outputs;
         Finding::checked(name, same_tokens, json!({ "same_tokens": same_tokens }))
     };
     let together = Plan { chunk: 60, together: 9, preempt_every: Some(4), ..Plan::ALONE };
-    if carrier == Carrier::Host {
+    if carrier == CarrierChoice::Host {
         let played = Player::new(&mut Alone::new(&mut runner), assignment).play(&requests, together);
         tell(found("nine together, with preemption".into(), played));
     }
     drop(runner);
     // What lies in the others' memory is added there, and nothing else is exchanged.
-    for (tp, pp) in GRIDS.into_iter().filter(|(tp, _)| *tp > 1 || carrier != Carrier::Ipc) {
+    for (tp, pp) in GRIDS.into_iter().filter(|(tp, _)| *tp > 1 || carrier != CarrierChoice::Ipc) {
         let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
         let name = format!("tp {tp} x pp {pp} through {way}");
         if let Some(why) = lacking(carrier, usize::from(tp * pp)) {
@@ -186,7 +193,7 @@ fn grids(options: &Options, carrier: Carrier, way: &str, tell: Tell<'_>) -> Done
 }
 
 /// One of two ranks is gone when the other is in a collective with it: that one says so.
-fn lost(assignment: &Assignment, cache: &Path, carrier: Carrier, way: &str) -> Finding {
+fn lost(assignment: &Assignment, cache: &Path, carrier: CarrierChoice, way: &str) -> Finding {
     let name = format!("a rank is gone, through {way}");
     if let Some(why) = lacking(carrier, 2) {
         return Finding::not_run(name, &why);

@@ -4,11 +4,11 @@
 use super::{Done, Finding, Group, Options, Tell, cuda};
 use crate::on_device::shapes::{self, REAL, SMALL, Sizes};
 use crate::on_device::{self, Check, every};
+use backend::StoredType;
 use backend::cuda::Cuda;
-use backend::{KvDtype, StoredType};
 use serde_json::json;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use types::Pace;
+use types::{KvDtype, Mode};
 
 /// Rows that products are tried with, two by two: every kernel for them, and more rows than a block has.
 const ROWS: [usize; 6] = [1, 7, 13, 30, 64, 200];
@@ -29,60 +29,60 @@ fn found(check: Check, seed: u64) -> Finding {
 }
 
 /// On the device at this pace, with numbers of a seed.
-fn group<C>(name: impl Into<String>, pace: Pace, checks: C) -> Group
+fn group<C>(name: impl Into<String>, mode: Mode, checks: C) -> Group
 where
     C: Fn(&Cuda, &Options, u64) -> Vec<Check> + 'static,
 {
     let name = name.into();
     Group::new("kernels", name.clone(), move |options, tell| {
-        if let (Pace::Fast, Err(why)) = (pace, worker::lt_version()) {
+        if let (Mode::Fast, Err(why)) = (mode, worker::lt_version()) {
             tell(Finding::not_run(&name, &why));
             return Ok(());
         }
-        let (cuda, seed, begun) = (cuda(options, pace)?, seed(), Instant::now());
+        let (cuda, seed, begun) = (cuda(options, mode)?, seed(), Instant::now());
         checks(&cuda, options, seed).into_iter().map(|check| found(check, seed)).for_each(tell);
         eprintln!("{name}: {:.1} s of checks", begun.elapsed().as_secs_f64());
         Ok(())
     })
 }
 
+/// What every kernel does comes first; then the large shapes, beside which the processor has most to do.
 pub fn groups(options: &Options) -> Vec<Group> {
-    let mut groups = vec![Group::new("kernels", "opened", opened).within(240)];
-    groups.push(group("small shapes", Pace::Lockstep, small));
+    let mut groups = vec![Group::opened("kernels"), group("small shapes", Mode::Lockstep, small)];
     for dtype in every::TYPES {
         let name = format!("every kernel for {dtype:?}");
-        groups.push(group(name, Pace::Lockstep, move |cuda, _, seed| every::of_type(cuda, dtype, seed)));
-        let products = move |cuda: &Cuda, options: &Options, seed| shapes::products(cuda, sizes(options), dtype, seed);
-        groups.push(group(format!("products of {dtype:?}"), Pace::Lockstep, products));
+        groups.push(group(name, Mode::Lockstep, move |cuda, _, seed| every::of_type(cuda, dtype, seed)));
     }
     for width in every::WIDTHS {
         let name = format!("every kernel for heads of {width}");
-        groups.push(group(name, Pace::Lockstep, move |cuda, _, seed| every::of_width(cuda, width, seed)));
+        groups.push(group(name, Mode::Lockstep, move |cuda, _, seed| every::of_width(cuda, width, seed)));
     }
-    groups.push(group("every other kernel", Pace::Lockstep, |cuda, _, seed| every::rest(cuda, seed)));
-    groups.push(group("head", Pace::Lockstep, |cuda, of, seed| vec![shapes::head(cuda, sizes(of), seed)]));
-    groups.push(group("rows and draws", Pace::Lockstep, |cuda, of, seed| shapes::rows(cuda, sizes(of), seed)));
-    groups.push(group("experts", Pace::Lockstep, |cuda, of, seed| shapes::experts(cuda, sizes(of), seed)));
-    for heads in sizes(options).heads {
-        let name = format!("attention of {heads:?}");
-        groups.push(group(name, Pace::Lockstep, |cuda, of, _| shapes::attention(cuda, sizes(of), *heads)));
-    }
-    groups.push(group("every kernel under fast", Pace::Fast, |cuda, _, seed| {
+    groups.push(group("every other kernel", Mode::Lockstep, |cuda, _, seed| every::rest(cuda, seed)));
+    groups.push(group("rows and draws", Mode::Lockstep, |cuda, of, seed| shapes::rows(cuda, sizes(of), seed)));
+    groups.push(group("experts", Mode::Lockstep, |cuda, of, seed| shapes::experts(cuda, sizes(of), seed)));
+    let under_fast = group("every kernel under fast", Mode::Fast, |cuda, _, seed| {
         let types = [StoredType::BF16, StoredType::F8E4M3];
         types.into_iter().flat_map(|dtype| every::of_type(cuda, dtype, seed)).collect()
-    }));
-    groups.push(Group::new("kernels", "products under fast", fast));
+    });
+    let products = Group::new("kernels", "products under fast", fast);
+    groups.extend([under_fast, products].map(|group| group.in_process("beside the library")));
+    groups.extend(large(options).into_iter().map(|group| group.in_process("large")));
     groups
 }
 
-/// With kernels compiled, or from the cache.
-fn opened(options: &Options, tell: Tell<'_>) -> Done {
-    let begun = Instant::now();
-    let cuda = cuda(options, Pace::Lockstep)?;
-    let free = cuda.free_bytes().map_err(|error| error.to_string())?;
-    let told = json!({ "seconds": begun.elapsed().as_secs_f64(), "free_bytes": free });
-    tell(Finding::measured("opened, with kernels compiled or from the cache", told));
-    Ok(())
+/// In the shapes of models.
+fn large(options: &Options) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for heads in sizes(options).heads {
+        let name = format!("attention of {heads:?}");
+        groups.push(group(name, Mode::Lockstep, |cuda, of, _| shapes::attention(cuda, sizes(of), *heads)));
+    }
+    for dtype in every::TYPES {
+        let products = move |cuda: &Cuda, options: &Options, seed| shapes::products(cuda, sizes(options), dtype, seed);
+        groups.push(group(format!("products of {dtype:?}"), Mode::Lockstep, products));
+    }
+    groups.push(group("head", Mode::Lockstep, |cuda, of, seed| vec![shapes::head(cuda, sizes(of), seed)]));
+    groups
 }
 
 fn small(cuda: &Cuda, options: &Options, seed: u64) -> Vec<Check> {
@@ -96,7 +96,7 @@ fn fast(options: &Options, tell: Tell<'_>) -> Done {
         tell(Finding::not_run("products under fast", &why));
         return Ok(());
     }
-    let (fast, lockstep, seed) = (cuda(options, Pace::Fast)?, cuda(options, Pace::Lockstep)?, seed());
+    let (fast, lockstep, seed) = (cuda(options, Mode::Fast)?, cuda(options, Mode::Lockstep)?, seed());
     let rows = if options.is_tiny { &[1, 33][..] } else { &[1, 33, 200, 500] };
     let checks = on_device::fast_checks(&fast, rows, seed);
     let checks = checks.into_iter().chain([every::few_rows(&fast, &lockstep)]);

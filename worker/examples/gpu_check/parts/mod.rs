@@ -1,5 +1,5 @@
-//! What is checked and measured: parts, and in each of them groups, of which each is a process. Knows how they are run,
-//! what they find and where that is written; nothing of what they do.
+//! What is checked and measured: parts, and in each of them groups, of which neighbours share a process as long as
+//! all is good. Knows how they are run, what they find and where that is written; nothing of what they do.
 
 pub mod bench;
 pub mod cluster;
@@ -7,21 +7,46 @@ pub mod kernels;
 mod page;
 mod process;
 
+use backend::Result as DeviceResult;
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Card, Cuda, CudaConfig, Driver};
-use backend::{Activations, Result as DeviceResult};
 use page::Page;
+use process::{Asked, Word};
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use types::Pace;
+use types::{Activations, Mode};
 
 /// In errors of a device whose memory is too small.
 const NO_ROOM: &str = "do not fit in memory";
 
 pub const PARTS: [&str; 3] = ["kernels", "cluster", "bench"];
+
+/// What each part may take on a device: what has not ended by then is not run. Reckoned for an H100 beside 16 cores,
+/// not yet measured; the page tells what each part took, and how many processes.
+///
+/// A process takes some 3 s until its first kernel: the driver, a context, 100 kernels out of the cache. When each
+/// group was one there were 58, which is 170 s, and the device was opened anew some 80 times within them.
+///
+/// ```text
+/// kernels  3 processes 9 s · compiling, once 30 s · 16 groups of few numbers 1 s each · 2 under fast 5 s each ·
+///          rows, experts, 4 of attention, 6 of products 5 s each, the head 10 s: mostly the processor's     135 s
+/// cluster  2 processes 6 s · compiling, if it comes first 30 s · 14 models 2 s each · 8 grids and a rank alone for
+///          each way 3 s each · NCCL's start 5 s for each of its grids · 3 ranks that are gone 5 s each      127 s
+/// bench    3 processes 9 s · compiling, if it comes first 30 s · 5 models, of which each takes 2 s to write and 10 s
+///          to load · copies and decoding 35 s · throughput 40 s for each pace · operations 25 s each way    264 s
+/// ```
+const SECONDS: [u64; 3] = [150, 180, 280];
+/// Where time means nothing, as an emulator takes far longer than a device.
+const SECONDS_TINY: u64 = 3600;
+
+/// All of one.
+fn part_seconds(part: &str, options: &Options) -> u64 {
+    let seconds = PARTS.iter().zip(SECONDS).find(|(name, _)| **name == part).map_or(0, |(_, seconds)| seconds);
+    if options.is_tiny { SECONDS_TINY } else { seconds }
+}
 
 #[derive(Clone)]
 pub struct Options {
@@ -40,7 +65,7 @@ pub enum Outcome {
     /// Measured, and less than was aimed at.
     Below,
     Wrong,
-    /// This machine lacks something for it.
+    /// This machine lacks something for it, or there was no time left.
     NotRun,
 }
 
@@ -90,11 +115,13 @@ type Tell<'a> = &'a mut dyn FnMut(Finding);
 type Done = Result<(), String>;
 type Work = Box<dyn Fn(&Options, Tell<'_>) -> Done>;
 
-/// What runs in one process.
+/// What is found together, and is wrong together if it comes to no end.
 pub struct Group {
     pub part: &'static str,
     pub name: String,
     pub limit: Duration,
+    /// Neighbours that say the same here share a process.
+    process: &'static str,
     work: Work,
 }
 
@@ -103,7 +130,16 @@ impl Group {
     where
         W: Fn(&Options, Tell<'_>) -> Done + 'static,
     {
-        Group { part, name: name.into(), limit: Duration::from_secs(90), work: Box::new(work) }
+        Group { part, name: name.into(), limit: Duration::from_secs(90), process: "", work: Box::new(work) }
+    }
+
+    /// The first of each part: whatever comes after it finds the kernels compiled.
+    fn opened(part: &'static str) -> Group {
+        Group::new(part, "opened", opened).within(140)
+    }
+
+    fn in_process(self, process: &'static str) -> Group {
+        Group { process, ..self }
     }
 
     fn within(self, seconds: u64) -> Group {
@@ -119,19 +155,54 @@ pub fn groups(options: &Options) -> Vec<Group> {
     kernels::groups(options).into_iter().chain(cluster::groups(options)).chain(bench::groups(options)).collect()
 }
 
-/// Runs a group in this process, and says what it finds to who started it.
-pub fn run_here(id: &str, options: &Options) -> Result<(), String> {
-    let groups = groups(options);
-    let group = groups.iter().find(|group| group.id() == id).ok_or_else(|| format!("there is no group {id}"))?;
-    let done = catch_unwind(AssertUnwindSafe(|| (group.work)(options, &mut |finding| process::tell(&finding))));
-    if let Err(why) = done.unwrap_or_else(|panic| Err(format!("it panicked: {}", said(&*panic)))) {
-        // Smaller devices have no room for what is measured.
-        let is_too_large = group.part == "bench" && why.contains(NO_ROOM);
-        let (name, wrong) = (&group.name, Finding::wrong(&group.name, &why));
-        process::tell(&if is_too_large { Finding::not_run(name, &why) } else { wrong });
-    }
-    process::tell_end();
+/// With kernels compiled, or from the cache.
+fn opened(options: &Options, tell: Tell<'_>) -> Done {
+    let begun = Instant::now();
+    let cuda = cuda(options, Mode::Lockstep)?;
+    let free = cuda.free_bytes().map_err(|error| error.to_string())?;
+    let told = json!({ "seconds": begun.elapsed().as_secs_f64(), "free_bytes": free });
+    tell(Finding::measured("opened, with kernels compiled or from the cache", told));
     Ok(())
+}
+
+/// Runs groups in this process, and says what they find to who started it. Behind one that is not good the rest is left
+/// to another process.
+pub fn run_here(ids: &[&str], options: &Options) -> Result<(), String> {
+    let groups = groups(options);
+    let mut kept_open = None;
+    for id in ids {
+        let group = groups.iter().find(|group| group.id() == *id).ok_or_else(|| format!("there is no group {id}"))?;
+        process::say(Word::Begun);
+        let is_good = group.run_here(options);
+        process::say(Word::Ended);
+        if !is_good {
+            process::say(Word::Leaves);
+            return Ok(());
+        }
+        // The device's context goes with the last who has it open, and takes a while to make. Who does not get that far
+        // says so by itself.
+        kept_open = kept_open.or_else(|| cuda(options, Mode::Lockstep).ok());
+    }
+    Ok(())
+}
+
+impl Group {
+    /// Whether nothing was wrong.
+    fn run_here(&self, options: &Options) -> bool {
+        let mut is_good = true;
+        let mut tell = |finding: Finding| {
+            is_good &= finding.outcome != Outcome::Wrong;
+            process::tell(&finding);
+        };
+        let done = catch_unwind(AssertUnwindSafe(|| (self.work)(options, &mut tell)));
+        if let Err(why) = done.unwrap_or_else(|panic| Err(format!("it panicked: {}", said(&*panic)))) {
+            // Smaller devices have no room for what is measured.
+            let is_too_large = self.part == "bench" && why.contains(NO_ROOM);
+            let (name, wrong) = (&self.name, Finding::wrong(&self.name, &why));
+            tell(if is_too_large { Finding::not_run(name, &why) } else { wrong });
+        }
+        is_good
+    }
 }
 
 fn said(panic: &(dyn std::any::Any + Send)) -> String {
@@ -139,35 +210,55 @@ fn said(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
-/// Runs all groups of these parts, or those that are named, one after another, each by the command that `start` makes
-/// for it. Whether all is good.
+/// Runs all groups of these parts, or those that are named, one after another, in processes by the command that `start`
+/// makes for some of them. Whether all is good.
 pub fn run(
     parts: &[String],
     options: &Options,
     out: &Path,
     limit: Duration,
-    start: impl Fn(&str) -> Result<Command, String>,
+    start: impl Fn(&[String]) -> Result<Command, String>,
 ) -> Result<bool, String> {
-    let device = device().map_err(|error| error.to_string())?;
-    let (mut page, begun) = (Page::new(device, out), Instant::now());
-    let is_asked = |group: &&Group| parts.iter().any(|part| part == group.part || *part == group.id());
     let groups = groups(options);
     let is_any = |asked: &&String| groups.iter().any(|group| *asked == group.part || **asked == group.id());
     if let Some(unknown) = parts.iter().find(|asked| !is_any(asked)) {
         return Err(format!("there is no part or group {unknown}"));
     }
-    for group in groups.iter().filter(is_asked) {
-        let (left, at) = (limit.saturating_sub(begun.elapsed()), Instant::now());
-        let limit_of_group = group.limit * if options.is_tiny { 10 } else { 1 };
-        let found = match start(&group.id()) {
-            _ if left.is_zero() => vec![Finding::not_run(&group.name, &format!("the {} s are over", limit.as_secs()))],
-            Ok(command) => process::run(command, &group.name, limit_of_group.min(left), left < limit_of_group),
-            Err(why) => vec![Finding::wrong(&group.name, &why)],
-        };
-        eprintln!("{}: {} findings in {:.1} s", group.id(), found.len(), at.elapsed().as_secs_f64());
-        page.add(group.part, found)?;
+    let end = Instant::now() + limit;
+    let mut page = Page::new(device().map_err(|error| error.to_string())?, out);
+    let is_asked = |group: &&Group| parts.iter().any(|part| part == group.part || *part == group.id());
+    let asked: Vec<&Group> = groups.iter().filter(is_asked).collect();
+    let mut is_whole = true;
+    for of_part in asked.chunk_by(|a, b| a.part == b.part) {
+        let until = end.min(Instant::now() + Duration::from_secs(part_seconds(of_part[0].part, options)));
+        run_part(of_part, options, until, &mut page, &start)?;
+        is_whole &= Instant::now() < until;
     }
-    page.finish(begun.elapsed() < limit)
+    page.finish(is_whole)
+}
+
+/// Groups of one part.
+fn run_part(
+    groups: &[&Group],
+    options: &Options,
+    until: Instant,
+    page: &mut Page,
+    start: impl Fn(&[String]) -> Result<Command, String>,
+) -> Result<(), String> {
+    let (part, begun) = (groups[0].part, Instant::now());
+    let mut n_processes = 0;
+    for company in groups.chunk_by(|a, b| a.process == b.process) {
+        let slowly = if options.is_tiny { 10 } else { 1 };
+        let asked: Vec<Asked<'_>> =
+            company.iter().map(|group| Asked { name: &group.name, limit: group.limit * slowly }).collect();
+        let ids: Vec<String> = company.iter().map(|group| group.id()).collect();
+        let mut take = |i: usize, found: Vec<Finding>| {
+            eprintln!("{}: {} findings, {:.1} s into its part", ids[i], found.len(), begun.elapsed().as_secs_f64());
+            page.add(part, found)
+        };
+        n_processes += process::run(&asked, until, |next| start(&ids[next..]), &mut take)?;
+    }
+    page.ran(part, begun.elapsed(), n_processes)
 }
 
 /// Of the first device: what it is, and how it is set.
@@ -217,9 +308,9 @@ fn settings(card: &Card) -> Value {
     }
 }
 
-pub fn cuda(options: &Options, pace: Pace) -> Result<Cuda, String> {
+pub fn cuda(options: &Options, mode: Mode) -> Result<Cuda, String> {
     let host = CpuConfig { threads: cores(), activations: Activations::F32, isa: Isa::detect(), spin: false };
-    let config = CudaConfig { ordinal: 0, cache: Some(options.cache.clone()), pace, host, graphs: true };
+    let config = CudaConfig { ordinal: 0, cache: Some(options.cache.clone()), mode, host, graphs: true };
     Cuda::open(&config).map_err(|error| error.to_string())
 }
 
@@ -228,9 +319,9 @@ pub fn cores() -> usize {
 }
 
 /// The paces that this machine has, and why not the other.
-pub fn paces() -> (Vec<Pace>, Option<String>) {
+pub fn modes() -> (Vec<Mode>, Option<String>) {
     match worker::lt_version() {
-        Ok(_) => (vec![Pace::Lockstep, Pace::Fast], None),
-        Err(why) => (vec![Pace::Lockstep], Some(why.to_string())),
+        Ok(_) => (vec![Mode::Lockstep, Mode::Fast], None),
+        Err(why) => (vec![Mode::Lockstep], Some(why.to_string())),
     }
 }

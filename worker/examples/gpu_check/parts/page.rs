@@ -3,26 +3,35 @@
 
 use super::{Finding, Outcome};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 pub struct Page {
     device: Value,
     out: PathBuf,
     begun: u64,
+    /// By part: seconds and processes.
+    ran: Vec<(&'static str, Value)>,
     findings: Vec<(&'static str, Finding)>,
 }
 
 impl Page {
     pub fn new(device: Value, out: &Path) -> Page {
         let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Page { device, out: out.to_owned(), begun, findings: Vec::new() }
+        Page { device, out: out.to_owned(), begun, ran: Vec::new(), findings: Vec::new() }
     }
 
     pub fn add(&mut self, part: &'static str, found: Vec<Finding>) -> Result<(), String> {
         self.findings.extend(found.into_iter().map(|finding| (part, finding)));
         self.write(false).map_err(|error| format!("{}: {error}", self.out.display()))
+    }
+
+    /// A part is over.
+    pub fn ran(&mut self, part: &'static str, took: Duration, n_processes: usize) -> Result<(), String> {
+        self.ran.push((part, json!({ "seconds": took.as_secs_f64(), "processes": n_processes })));
+        self.add(part, Vec::new())
     }
 
     fn is_good(&self) -> bool {
@@ -40,6 +49,7 @@ impl Page {
             "device": self.device,
             "whole": is_whole,
             "good": self.is_good(),
+            "parts": self.ran.iter().map(|(part, ran)| (*part, ran)).collect::<BTreeMap<_, _>>(),
             "findings": each.collect::<Vec<_>>(),
         });
         if let Some(folder) = self.out.parent() {

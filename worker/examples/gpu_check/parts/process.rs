@@ -1,4 +1,6 @@
-//! A group as a process: what it finds comes line by line, and whoever does not come to an end is ended.
+//! Groups in a process: what they find comes line by line, and whoever does not come to an end is ended. Behind a group
+//! that did not find all good, or came to no end, the rest goes on in a new process: what was wrong in one may be wrong
+//! in the next for its sake alone.
 
 use super::{Finding, Outcome};
 use serde_json::{Value, json};
@@ -9,8 +11,26 @@ use std::time::{Duration, Instant};
 
 /// Before what is meant for who started the process; libraries print what they like.
 const MARK: &str = "gpu-check tells ";
-const ENDED: &str = "ended";
 const LINES_MAX: usize = 256;
+/// For a process that has done all that it was asked, or was killed, to give back what it has.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// What a process says of its groups, one after another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    Begun,
+    Ended,
+    /// It leaves those that it has not begun to another.
+    Leaves,
+}
+
+impl Word {
+    const ALL: [(Word, &'static str); 3] = [(Word::Begun, "begun"), (Word::Ended, "ended"), (Word::Leaves, "leaves")];
+
+    fn name(self) -> &'static str {
+        Word::ALL.iter().find(|(word, _)| *word == self).map_or("", |(_, name)| name)
+    }
+}
 
 /// To who started this process.
 pub fn tell(found: &Finding) {
@@ -18,8 +38,8 @@ pub fn tell(found: &Finding) {
     println!("{MARK}{}", json!({ "name": name, "outcome": outcome.name(), "told": told }));
 }
 
-pub fn tell_end() {
-    println!("{MARK}{}", json!(ENDED));
+pub fn say(word: Word) {
+    println!("{MARK}{}", json!(word.name()));
 }
 
 fn finding(told: &Value) -> Option<Finding> {
@@ -27,41 +47,142 @@ fn finding(told: &Value) -> Option<Finding> {
     Some(Finding { name: told["name"].as_str()?.to_owned(), outcome, told: told["told"].clone() })
 }
 
-/// All that the process finds within the limit, and what became of it if it did not end well.
-/// `is_cut`: it could have had longer, and is no worse for not having ended.
-pub fn run(mut command: Command, name: &str, limit: Duration, is_cut: bool) -> Vec<Finding> {
-    let mut child = match command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn() {
-        Ok(child) => child,
-        Err(why) => return vec![Finding::wrong(name, &format!("it did not start: {why}"))],
-    };
-    let (lines, until) = (lines(&mut child), Instant::now() + limit);
-    let (mut found, mut has_ended) = (Vec::new(), false);
-    let why = loop {
-        match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(line) => match line.split_once(MARK).and_then(|(_, told)| serde_json::from_str(told).ok()) {
-                Some(Value::String(word)) => has_ended = word == ENDED,
-                Some(told) => found.extend(finding(&told)),
-                None => eprintln!("{line}"),
-            },
-            Err(RecvTimeoutError::Timeout) => break Some(format!("it had not ended after {} s", limit.as_secs())),
-            Err(RecvTimeoutError::Disconnected) => break None,
-        }
-    };
-    let ended = ended(&mut child, why.is_some());
-    match why {
-        Some(why) if is_cut => found.push(Finding::not_run(name, &why)),
-        Some(why) => found.push(Finding::wrong(name, &why)),
-        None if !has_ended => found.push(Finding::wrong(name, &ended)),
-        None => {}
-    }
-    found
+/// A line that was meant for this process.
+enum Told {
+    Found(Finding),
+    Said(Word),
 }
 
-/// It is gone when this returns.
+fn told(line: &str) -> Option<Told> {
+    let value: Value = serde_json::from_str(line.split_once(MARK)?.1).ok()?;
+    match &value {
+        Value::String(said) => Word::ALL.iter().find(|(_, name)| name == said).map(|(word, _)| Told::Said(*word)),
+        _ => finding(&value).map(Told::Found),
+    }
+}
+
+/// What is asked of a process.
+pub struct Asked<'a> {
+    pub name: &'a str,
+    pub limit: Duration,
+}
+
+/// Takes what a group has found, by its number.
+pub type Take<'a> = &'a mut dyn FnMut(usize, Vec<Finding>) -> Result<(), String>;
+
+/// Runs groups one after another, in as few processes as their outcomes allow; `start` makes the command for those from
+/// a number on. What has not ended by `until` is not run. Says how many processes were started.
+pub fn run(
+    asked: &[Asked<'_>],
+    until: Instant,
+    start: impl Fn(usize) -> Result<Command, String>,
+    take: Take<'_>,
+) -> Result<usize, String> {
+    let (mut next, mut n_started) = (0, 0);
+    while next < asked.len() && Instant::now() < until {
+        n_started += 1;
+        let process = start(next).and_then(|command| Process::start(command, next));
+        next = match process {
+            Ok(process) => process.follow(asked, until, take)?,
+            Err(why) => {
+                take(next, vec![Finding::wrong(asked[next].name, &why)])?;
+                next + 1
+            }
+        };
+    }
+    for (i, group) in asked.iter().enumerate().skip(next) {
+        take(i, vec![Finding::not_run(group.name, &"the time for its part was over")])?;
+    }
+    Ok(n_started)
+}
+
+/// One that runs.
+struct Process {
+    child: Child,
+    lines: Receiver<String>,
+    first: usize,
+    /// The group that is under way, or would be next.
+    group: usize,
+    since: Instant,
+    found: Vec<Finding>,
+    has_begun: bool,
+    leaves: bool,
+}
+
+impl Process {
+    fn start(mut command: Command, first: usize) -> Result<Process, String> {
+        let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut child = spawned.map_err(|why| format!("it did not start: {why}"))?;
+        let (lines, since) = (lines(&mut child), Instant::now());
+        Ok(Process { child, lines, first, group: first, since, found: vec![], has_begun: false, leaves: false })
+    }
+
+    /// Until it ends or has to be ended; the group that is next.
+    fn follow(mut self, asked: &[Asked<'_>], until: Instant, take: Take<'_>) -> Result<usize, String> {
+        loop {
+            let limit = asked.get(self.group).map_or(FAREWELL, |group| group.limit);
+            let latest = (self.since + limit).min(until);
+            match self.lines.recv_timeout(latest.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.hear(&line, take)?,
+                Err(RecvTimeoutError::Timeout) => return self.cut(asked, latest == until, take),
+                Err(RecvTimeoutError::Disconnected) => return self.gone(asked, take),
+            }
+        }
+    }
+
+    fn hear(&mut self, line: &str, take: Take<'_>) -> Result<(), String> {
+        match told(line) {
+            None => eprintln!("{line}"),
+            Some(Told::Found(finding)) => self.found.push(finding),
+            Some(Told::Said(Word::Leaves)) => self.leaves = true,
+            Some(Told::Said(Word::Begun)) => (self.has_begun, self.since) = (true, Instant::now()),
+            Some(Told::Said(Word::Ended)) => {
+                take(self.group, std::mem::take(&mut self.found))?;
+                (self.group, self.has_begun, self.since) = (self.group + 1, false, Instant::now());
+            }
+        }
+        Ok(())
+    }
+
+    /// It could have had longer than its part has, and is no worse for not having ended; or it had all its time.
+    fn cut(mut self, asked: &[Asked<'_>], is_part_over: bool, take: Take<'_>) -> Result<usize, String> {
+        ended(&mut self.child, true);
+        let Some(Asked { name, limit }) = asked.get(self.group) else { return Ok(self.group) };
+        self.found.push(match is_part_over {
+            true => Finding::not_run(*name, &"it had not ended when the time for its part was over"),
+            false => Finding::wrong(*name, &format!("it had not ended after {} s", limit.as_secs())),
+        });
+        take(self.group, self.found)?;
+        Ok(self.group + 1)
+    }
+
+    fn gone(mut self, asked: &[Asked<'_>], take: Take<'_>) -> Result<usize, String> {
+        let why = ended(&mut self.child, false);
+        let Some(Asked { name, .. }) = asked.get(self.group).filter(|_| !self.leaves) else { return Ok(self.group) };
+        if !self.has_begun && self.group > self.first {
+            // Whoever came before it has something to do with that.
+            let last = self.group - 1;
+            take(last, vec![Finding::wrong(asked[last].name, &format!("when it was done: {why}"))])?;
+            return Ok(self.group);
+        }
+        self.found.push(Finding::wrong(*name, &why));
+        take(self.group, self.found)?;
+        Ok(self.group + 1)
+    }
+}
+
+/// It is gone when this returns, but for one that is killed and does not go: a driver may keep it.
 fn ended(child: &mut Child, is_late: bool) -> String {
     if is_late {
         // It may have ended by itself meanwhile.
         let _ended = child.kill();
+        let until = Instant::now() + FAREWELL;
+        while matches!(child.try_wait(), Ok(None)) {
+            if Instant::now() >= until {
+                return "it was killed, and did not go".into();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
     child.wait().map_or_else(|why| why.to_string(), |status| format!("it ended early: {status}"))
 }
@@ -111,21 +232,82 @@ mod tests {
         command
     }
 
+    fn told(name: &str) -> String {
+        format!("echo 'a word {MARK}{{\"name\":\"{name}\",\"outcome\":\"good\",\"told\":1}}'")
+    }
+
+    fn said(word: Word) -> String {
+        format!("echo '{MARK}\"{}\"'", word.name())
+    }
+
+    fn whole(name: &str) -> String {
+        [said(Word::Begun), told(name), "echo noise".into(), said(Word::Ended)].join("; ")
+    }
+
+    /// What is found of groups of which each process does what its first has here, and how many processes there were.
+    fn outcomes(scripts: &[String], limit: Duration, until: Duration) -> (usize, Vec<Vec<Finding>>) {
+        let asked: Vec<Asked<'_>> = scripts.iter().map(|_| Asked { name: "it", limit }).collect();
+        let mut all = vec![Vec::new(); scripts.len()];
+        let mut take = |i: usize, found: Vec<Finding>| {
+            all[i].extend(found);
+            Ok(())
+        };
+        let n_started = run(&asked, Instant::now() + until, |next| Ok(sh(&scripts[next])), &mut take).unwrap();
+        (n_started, all)
+    }
+
+    fn is(found: &[Finding], outcome: Outcome, why: &str) -> bool {
+        found.last().is_some_and(|last| last.outcome == outcome && last.told.to_string().contains(why))
+    }
+
     #[test]
     fn what_was_told_is_kept_however_a_process_ends() {
-        let told = |name: &str| format!("echo 'a word {MARK}{{\"name\":\"{name}\",\"outcome\":\"good\",\"told\":1}}'");
-        let said = |script: String, limit| run(sh(&script), "it", limit, false);
-        let well = said(format!("{}; echo noise; echo '{MARK}\"{ENDED}\"'", told("a")), PATIENCE);
+        let one = |script: String, limit| outcomes(&[script], limit, PATIENCE).1.remove(0);
+        let well = one(whole("a"), PATIENCE);
         assert_eq!(well, [Finding { name: "a".into(), outcome: Outcome::Good, told: json!(1) }]);
-        let early = said(format!("{}; kill -9 $$", told("b")), PATIENCE);
-        assert_eq!((early.len(), &*early[0].name, early[1].outcome), (2, "b", Outcome::Wrong));
-        assert!(early[1].told.to_string().contains("ended early"), "{:?}", early[1]);
-        let late = said("exec sleep 600".into(), Duration::from_millis(50));
-        assert!(late[0].outcome == Outcome::Wrong && late[0].told.to_string().contains("had not ended"), "{late:?}");
-        let cut = run(sh("exec sleep 600"), "it", Duration::from_millis(50), true);
-        assert!(cut[0].outcome == Outcome::NotRun && cut[0].told.to_string().contains("had not ended"), "{cut:?}");
-        let none = run(Command::new("no-such-program-anywhere"), "it", PATIENCE, false);
-        assert!(none[0].told.to_string().contains("did not start"), "{none:?}");
+        let early = one(format!("{}; kill -9 $$", told("b")), PATIENCE);
+        assert_eq!((early.len(), &*early[0].name), (2, "b"));
+        assert!(is(&early, Outcome::Wrong, "ended early"), "{early:?}");
+        let late = one("exec sleep 600".into(), Duration::from_millis(50));
+        assert!(is(&late, Outcome::Wrong, "had not ended after"), "{late:?}");
+        let mut none = Vec::new();
+        let asked = [Asked { name: "it", limit: PATIENCE }];
+        let start = |_| Ok(Command::new("no-such-program-anywhere"));
+        run(&asked, Instant::now() + PATIENCE, start, &mut |_, found| {
+            none.extend(found);
+            Ok(())
+        })
+        .unwrap();
+        assert!(is(&none, Outcome::Wrong, "did not start"), "{none:?}");
         assert_eq!(answer(sh("echo here"), PATIENCE), Ok("here\n".into()));
+    }
+
+    #[test]
+    fn a_group_that_hangs_or_dies_is_named_and_the_rest_goes_on() {
+        let all_well = [whole("a"), whole("b"), whole("c")].join("; ");
+        let (n_started, found) = outcomes(&[all_well, String::new(), String::new()], PATIENCE, PATIENCE);
+        assert!(n_started == 1 && found.iter().all(|found| found.len() == 1 && found[0].outcome == Outcome::Good));
+        // The second hangs; the third dies; the fourth leaves the rest, of which the first is not begun before its
+        // process dies.
+        let hangs = format!("{}; {}; exec sleep 600", whole("a"), said(Word::Begun));
+        let dies = format!("{}; {}; kill -9 $$", said(Word::Begun), told("c"));
+        let leaves = format!("{}; {}", whole("d"), said(Word::Leaves));
+        let scripts = [hangs, String::new(), dies, leaves, format!("{}; exit 3", whole("e")), whole("f")];
+        let (n_started, found) = outcomes(&scripts, Duration::from_secs(2), PATIENCE);
+        assert_eq!((n_started, found.iter().map(Vec::len).collect::<Vec<_>>()), (5, vec![1, 1, 2, 1, 2, 1]));
+        assert!(is(&found[1], Outcome::Wrong, "had not ended after 2 s"), "{:?}", found[1]);
+        assert!(is(&found[2], Outcome::Wrong, "ended early"), "{:?}", found[2]);
+        assert!(is(&found[4], Outcome::Wrong, "when it was done"), "{:?}", found[4]);
+        assert!([0, 3, 5].iter().all(|i| found[*i][0].outcome == Outcome::Good), "{found:?}");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_run() {
+        let slow = format!("{}; {}; exec sleep 600", whole("a"), said(Word::Begun));
+        let scripts = [slow, String::new(), whole("c")];
+        let (n_started, found) = outcomes(&scripts, PATIENCE, Duration::from_secs(2));
+        assert!(n_started == 1 && found[0][0].outcome == Outcome::Good, "{found:?}");
+        assert!(is(&found[1], Outcome::NotRun, "it had not ended when the time"), "{found:?}");
+        assert!(is(&found[2], Outcome::NotRun, "the time for its part was over"), "{found:?}");
     }
 }

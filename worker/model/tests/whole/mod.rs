@@ -3,14 +3,14 @@
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
-use backend::{Activations, Batch, BatchSlice, Device, KvDtype, Repeats};
+use backend::{Batch, BatchSlice, Device, Repeats};
 use checkpoint::Checkpoint;
-use collective::Collective;
+use collective::Ranks;
 use model::{KvCache, Limits, Model};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use types::cache::blocks_for;
-use types::{BlockId, CacheGroup, Pace, Token};
+use types::{Activations, BlockId, CacheGroup, KvDtype, Mode, Token};
 
 /// What is in the families, and in the formats, at least once.
 pub const NAMES: [&str; 14] = [
@@ -45,7 +45,7 @@ fn model_path(models: &Path, name: &str) -> PathBuf {
 
 pub struct Rig<D: Device> {
     device: D,
-    collective: Collective,
+    collective: Ranks<D>,
     model: Model<D>,
     kv: KvCache<D>,
     groups: Vec<CacheGroup>,
@@ -62,12 +62,12 @@ pub fn on_cpu(models: &Path, name: &str) -> Rig<Cpu> {
     Rig::new(models, name, Cpu::new(host()).unwrap(), KvDtype::F32)
 }
 
-pub fn on_cuda(models: &Path, name: &str, pace: Pace, cache: Option<&Path>) -> Rig<Cuda> {
-    on_cuda_with(models, name, pace, cache, true)
+pub fn on_cuda(models: &Path, name: &str, mode: Mode, cache: Option<&Path>) -> Rig<Cuda> {
+    on_cuda_with(models, name, mode, cache, true)
 }
 
-fn on_cuda_with(models: &Path, name: &str, pace: Pace, cache: Option<&Path>, graphs: bool) -> Rig<Cuda> {
-    let config = CudaConfig { ordinal: 0, cache: cache.map(Path::to_owned), pace, host: host(), graphs };
+fn on_cuda_with(models: &Path, name: &str, mode: Mode, cache: Option<&Path>, graphs: bool) -> Rig<Cuda> {
+    let config = CudaConfig { ordinal: 0, cache: cache.map(Path::to_owned), mode, host: host(), graphs };
     Rig::new(models, name, Cuda::open(&config).unwrap(), KvDtype::Bf16)
 }
 
@@ -76,7 +76,7 @@ impl<D: Device> Rig<D> {
         let checkpoint = Checkpoint::open(&model_path(models, name)).unwrap();
         let spec = checkpoint.spec();
         let limits = Limits { rows_max: 512, outputs_max: 512, context: CONTEXT.min(spec.context) };
-        let collective = Collective::solo(spec.n_layers);
+        let collective = Ranks::solo(spec.n_layers);
         let part = collective.part();
         let model = Model::load(&checkpoint, &device, part, limits).unwrap();
         let groups = spec.cache_groups().groups().to_vec();
@@ -148,8 +148,8 @@ impl Distance {
     }
 }
 
-pub fn distance(models: &Path, name: &str, pace: Pace, n_tokens: u32, cache: Option<&Path>) -> Distance {
-    let (mut cpu, mut cuda) = (on_cpu(models, name), on_cuda(models, name, pace, cache));
+pub fn distance(models: &Path, name: &str, mode: Mode, n_tokens: u32, cache: Option<&Path>) -> Distance {
+    let (mut cpu, mut cuda) = (on_cpu(models, name), on_cuda(models, name, mode, cache));
     let log = log(n_tokens, 1, cpu.n_vocab);
     let (expected, got) = (cpu.in_chunks(&log, 512).concat(), cuda.in_chunks(&log, 512).concat());
     let apart: Vec<f32> = expected.iter().zip(&got).map(|(a, b)| a - b).collect();
@@ -157,7 +157,7 @@ pub fn distance(models: &Path, name: &str, pace: Pace, n_tokens: u32, cache: Opt
     let norm = |numbers: &[f32]| numbers.iter().map(|x| x * x).sum::<f32>().sqrt();
     let farthest = if name.starts_with("llama") { TOLERANCE } else { 2.0 * TOLERANCE };
     // Many rows are rounded to eight bits where rows of weights have one scale: of `fp8-block` all but `down_proj`.
-    let is_rounded = pace == Pace::Fast && name.starts_with("fp8");
+    let is_rounded = mode == Mode::Fast && name.starts_with("fp8");
     let limits = if is_rounded { EIGHT_BITS } else { (farthest, TOLERANCE) };
     Distance { farthest: largest(&apart) / largest(&expected), typical: norm(&apart) / norm(&expected), limits }
 }
@@ -197,16 +197,16 @@ fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, Repeats) {
 }
 
 /// Whether passes that are begun again, as graphs, change no bit of what a model says; and what became of them.
-pub fn graphs_keep_bits(models: &Path, name: &str, pace: Pace, cache: Option<&Path>) -> (bool, Repeats) {
-    let (plain, none) = course(&mut on_cuda_with(models, name, pace, cache, false));
-    let (repeated, repeats) = course(&mut on_cuda_with(models, name, pace, cache, true));
+pub fn graphs_keep_bits(models: &Path, name: &str, mode: Mode, cache: Option<&Path>) -> (bool, Repeats) {
+    let (plain, none) = course(&mut on_cuda_with(models, name, mode, cache, false));
+    let (repeated, repeats) = course(&mut on_cuda_with(models, name, mode, cache, true));
     let are_as_many = repeats.replayed + repeats.plain == none.plain && none.recorded + none.replayed == 0;
     (plain == repeated && are_as_many, repeats)
 }
 
 /// Whether chunks of any length and other sequences beside it change no bit of what a model says.
 pub fn keeps_its_bits(models: &Path, name: &str, cache: Option<&Path>) -> bool {
-    let mut rig = on_cuda(models, name, Pace::Lockstep, cache);
+    let mut rig = on_cuda(models, name, Mode::Lockstep, cache);
     let logs: Vec<Vec<Token>> = (0..3).map(|seed| log([37, 21, 70][seed as usize], seed, rig.n_vocab)).collect();
     let alone: Vec<_> = logs.iter().map(|log| bits(&rig.in_chunks(log, 512))).collect();
     let in_chunks = [1, 5, 16].into_iter().all(|chunk| bits(&rig.in_chunks(&logs[0], chunk)) == alone[0]);

@@ -113,10 +113,10 @@ struct Drawn {
 #define DRAWN_NONE 0xffffffffu
 #define DRAWN_BY_HOST 0xfffffffeu
 
-// A sum of the ranks of a stage that reach each other's memory. Each rank has a desk, of ONE_SHOT_DESK bytes on its own
-// device, zeroed before anybody uses it:
+// A sum of the ranks of a stage that reach each other's memory. Each rank has a buffer, of ONE_SHOT_BUFFER bytes on
+// its own device, zeroed before anybody uses it:
 //   0               u64 [BLOCKS]         sums that this rank's blocks have finished, written by itself
-//   ONE_SHOT_FLAGS  u64 [BLOCKS][RANKS]  the last sum for which that rank's block has laid its planes on its own desk
+//   ONE_SHOT_FLAGS  u64 [BLOCKS][RANKS]  the last sum for which that rank's block has copied its planes to its buffer
 //   ONE_SHOT_BROKEN u64                  not 0: this rank has given up a sum, and says no more to the others
 //   ONE_SHOT_DATA   f32 [2][BLOCKS][REGION]  planes, side by side: of even sums and of odd ones
 #define ONE_SHOT_RANKS 8
@@ -127,9 +127,9 @@ struct Drawn {
 #define ONE_SHOT_FLAGS 512
 #define ONE_SHOT_BROKEN 4608
 #define ONE_SHOT_DATA 8192
-#define ONE_SHOT_DESK (2 << 20)
+#define ONE_SHOT_BUFFER (2 << 20)
 struct OneShot {
-    u64 desks[ONE_SHOT_RANKS];  // where they begin, as this device sees them
+    u64 buffers[ONE_SHOT_RANKS];  // where they begin, as this device sees them
     u32 n_ranks;
     u32 me;
     u32 n_planes;  // of all ranks

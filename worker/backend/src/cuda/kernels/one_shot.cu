@@ -1,8 +1,8 @@
-// A sum of all ranks of a stage whose devices reach each other's memory, in one launch: each block lays its part of this
-// rank's planes on this rank's desk, tells the same block of every other rank, waits for those, and adds what lies on
-// all desks.
+// A sum of all ranks of a stage whose devices reach each other's memory, in one launch: each block copies its part of
+// this rank's planes to this rank's buffer, tells the same block of every other rank, waits for those, and adds what
+// lies in all buffers.
 //
-// One meeting a sum is enough, because desks have two sides. Whoever writes a side again, two sums later, has met
+// One meeting a sum is enough, because buffers have two sides. Whoever writes a side again, two sums later, has met
 // everybody in the sum between, and who came there had read this side: a kernel begins when the one before has ended.
 //
 // Blocks count for themselves, so no block waits for another of its own launch, and a launch that is recorded in a graph
@@ -15,12 +15,12 @@
 // Looks at a flag between two looks at the clock, and at what the host says: that one is far away.
 #define LOOKS 256
 
-DEVICE float* part_of(u64 desk, u32 side) {
-    return (float*)(desk + ONE_SHOT_DATA) + (u64)(side * ONE_SHOT_BLOCKS + blockIdx.x) * ONE_SHOT_REGION;
+DEVICE float* part_of(u64 buffer, u32 side) {
+    return (float*)(buffer + ONE_SHOT_DATA) + (u64)(side * ONE_SHOT_BLOCKS + blockIdx.x) * ONE_SHOT_REGION;
 }
 
-DEVICE u64* flag_of(u64 desk, u32 rank) {
-    return (u64*)(desk + ONE_SHOT_FLAGS) + blockIdx.x * ONE_SHOT_RANKS + rank;
+DEVICE u64* flag_of(u64 buffer, u32 rank) {
+    return (u64*)(buffer + ONE_SHOT_FLAGS) + blockIdx.x * ONE_SHOT_RANKS + rank;
 }
 
 // False where it was not worth waiting any longer.
@@ -39,19 +39,19 @@ DEVICE bool is_raised(const u64* flag, u64 count, const u32* told, u64 patience)
 // right to show in the next, and stays silent.
 DEVICE u32 meet(const OneShot& ranks, u64 count, u32* told, u64 patience) {
     const u32 lane = threadIdx.x;
-    const u64 desk = ranks.desks[ranks.me];
+    const u64 buffer = ranks.buffers[ranks.me];
     const bool is_other = lane < ranks.n_ranks && lane != ranks.me;
-    const bool is_broken = load_acquire((const u64*)(desk + ONE_SHOT_BROKEN)) != 0;
+    const bool is_broken = load_acquire((const u64*)(buffer + ONE_SHOT_BROKEN)) != 0;
     if (is_other && !is_broken) {
-        store_release(flag_of(ranks.desks[lane], ranks.me), count);
+        store_release(flag_of(ranks.buffers[lane], ranks.me), count);
     }
     // All are told before this rank waits for anybody.
     __syncwarp();
-    return votes(is_other && (is_broken || !is_raised(flag_of(desk, lane), count, told, patience)));
+    return votes(is_other && (is_broken || !is_raised(flag_of(buffer, lane), count, told, patience)));
 }
 
-DEVICE void give_up(u64 desk, u32 missing, u32* told) {
-    store_release((u64*)(desk + ONE_SHOT_BROKEN), 1);
+DEVICE void give_up(u64 buffer, u32 missing, u32* told) {
+    store_release((u64*)(buffer + ONE_SHOT_BROKEN), 1);
     if (load_acquire(told + 1) == 0) {
         u32 first = 0;
         while ((missing >> first & 1) == 0) {
@@ -105,7 +105,7 @@ DEVICE void fold(const OneShot& ranks, const float* own, u64 stride, u32 side, u
             if (plane < ranks.n_planes) {
                 const u32 rank = ranks.rank[plane], number = ranks.number[plane];
                 const float* from = rank == ranks.me ? own + number * stride
-                                                     : part_of(ranks.desks[rank], side) + number * ranks.per_block;
+                                                     : part_of(ranks.buffers[rank], side) + number * ranks.per_block;
                 UNROLL
                 for (int i = 0; i < EACH; i++) {
                     ahead[k][i] = at + i * 256 < n_here ? from[at + i * 256] : 0.0f;
@@ -129,11 +129,11 @@ DEVICE void fold(const OneShot& ranks, const float* own, u64 stride, u32 side, u
 KERNEL(256) sum_one_shot(float* planes, u64 stride, u32 n, BY_VALUE OneShot ranks, u32* told, u64 patience) {
     SHARED(u32, missing, 1);
     const u32 begin = blockIdx.x * ranks.per_block, n_here = min_of(ranks.per_block, n - begin);
-    const u64 desk = ranks.desks[ranks.me];
-    u64* counted = (u64*)desk + blockIdx.x;
+    const u64 buffer = ranks.buffers[ranks.me];
+    u64* counted = (u64*)buffer + blockIdx.x;
     const u64 count = *counted + 1;
     const u32 side = (u32)(count & 1);
-    float *own = planes + begin, *shown = part_of(desk, side);
+    float *own = planes + begin, *shown = part_of(buffer, side);
     for (u32 plane = 0; plane < ranks.n_planes; plane++) {
         if (ranks.rank[plane] == ranks.me) {
             const u32 number = ranks.number[plane];
@@ -149,7 +149,7 @@ KERNEL(256) sum_one_shot(float* planes, u64 stride, u32 n, BY_VALUE OneShot rank
             missing[0] = who;
             *counted = count;
             if (who != 0) {
-                give_up(desk, who, told);
+                give_up(buffer, who, told);
             }
         }
     }

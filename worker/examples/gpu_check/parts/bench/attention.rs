@@ -4,10 +4,10 @@ use super::super::{Done, Finding, Options, Tell, cuda};
 use super::{Copies, ROUNDS, Shape, Spread, shares, text};
 use crate::numbers::Rng;
 use backend::cuda::{Buffer, Cuda, Kv};
-use backend::{Attention, Batch, BatchLimits, BatchSlice, BlockTables, Device, Heads, KvDtype, KvSpec, Memory};
+use backend::{Attention, Batch, BatchLimits, BatchSlice, BlockTables, Device, Heads, KvSpec, Memory};
 use serde_json::json;
 use types::cache::blocks_for;
-use types::{BlockId, Pace};
+use types::{BlockId, KvDtype, Mode};
 
 /// Operations a second.
 const AIM: f64 = 450e12;
@@ -81,7 +81,7 @@ impl Attended<'_> {
 }
 
 pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
-    let (shape, cuda) = (Shape::of(options), cuda(options, Pace::Lockstep)?);
+    let (shape, cuda) = (Shape::of(options), cuda(options, Mode::Lockstep)?);
     let [n_prompt, n_sequences, length] = shape.attended;
     let mut prompt = Attended::new(&cuda, shape, 1, n_prompt, n_prompt)?;
     // Scores and values of all pairs of a row and a position that it sees.

@@ -7,7 +7,10 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::time::Instant;
 use types::cache::blocks_for;
-use types::{BlockId, Epoch, Layout, Pace, Rank, Request, RequestId, Sampling, Slice, Step, StepDone, StepId, Want};
+use types::{
+    Activations, BlockId, Epoch, KvDtype, Layout, Mode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
+    StepId, Want,
+};
 use worker::{Assignment, MeshSecret, ModelLoader, Place, Repeats, Runner, Timeouts, Upcoming};
 
 /// A model that is loaded.
@@ -27,11 +30,11 @@ pub struct Room {
 }
 
 impl Model {
-    pub fn load(options: &Options, path: &Path, pace: Pace, room: Room) -> Result<Model, String> {
+    pub fn load(options: &Options, path: &Path, mode: Mode, room: Room) -> Result<Model, String> {
         let begun = Instant::now();
         let place = Place::Cuda { ordinal: 0, cache: Some(options.cache.clone()) };
         let loader = ModelLoader { place, spin: false, ..ModelLoader::new(cores()) };
-        let assignment = assignment(path, &Shape::of(options), pace, room);
+        let assignment = assignment(path, &Shape::of(options), mode, room);
         let (runner, ready) = loader.build(&assignment).map_err(|error| error.to_string())?;
         let seconds = begun.elapsed().as_secs_f64();
         Ok(Model { runner: Box::new(runner), weight_bytes: ready.weight_bytes, seconds, done: StepDone::default() })
@@ -64,7 +67,7 @@ impl Upcoming for Given<'_> {
     }
 }
 
-fn assignment(model: &Path, shape: &Shape, pace: Pace, room: Room) -> Assignment {
+fn assignment(model: &Path, shape: &Shape, mode: Mode, room: Room) -> Assignment {
     Assignment {
         epoch: Epoch::default(),
         rank: Rank(0),
@@ -76,9 +79,9 @@ fn assignment(model: &Path, shape: &Shape, pace: Pace, room: Room) -> Assignment
         reading: 0,
         zero_kv: false,
         model_path: model.to_owned(),
-        activations: "bf16".into(),
-        kv_dtype: "bf16".into(),
-        pace,
+        activations: Activations::Bf16,
+        kv_dtype: KvDtype::Bf16,
+        mode,
         n_blocks: vec![room.sequences * blocks_for(room.context)],
         kv_bytes: 1 << 50,
         context: room.context,

@@ -1,11 +1,11 @@
 //! Sequences that decode together, at each pace and with weights of four bits: by turns, beside what the device copies.
 
-use super::super::{Done, Finding, Options, Tell, paces};
+use super::super::{Done, Finding, Options, Tell, modes};
 use super::course::{Course, Model, Room};
 use super::file::{Digits, Random};
 use super::{Copies, ROUNDS, Shape, Spread, shares};
 use serde_json::{Value, json};
-use types::Pace;
+use types::Mode;
 
 /// Steps before those that count: graphs are recorded then.
 const WARM: usize = 4;
@@ -42,15 +42,15 @@ pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
     let steps = WARM + ROUNDS * (1 + shape.steps);
     let sequences = shape.batches.iter().copied().max().unwrap_or(1);
     let room = Room { sequences, context: shape.prompt + steps as u32, batch_tokens: shape.prompt.max(2 * sequences) };
-    let (paces, lacking) = paces();
+    let (modes, lacking) = modes();
     if let Some(why) = lacking {
         tell(Finding::not_run("decode under fast", &why));
     }
     let mut all = Vec::new();
-    let both = paces.into_iter().map(|pace| (pace.name(), Digits::Bf16, pace));
-    for (name, digits, pace) in both.chain([("int4", Digits::Int4, Pace::Lockstep)]) {
+    let both = modes.into_iter().map(|mode| (mode.name(), Digits::Bf16, mode));
+    for (name, digits, mode) in both.chain([("int4", Digits::Int4, Mode::Lockstep)]) {
         let random = Random::write(&options.cache, &shape, digits, room.context).map_err(|error| error.to_string())?;
-        let model = Model::load(options, &random.path, pace, room)?;
+        let model = Model::load(options, &random.path, mode, room)?;
         let told = json!({ "seconds": model.seconds, "weight_bytes": model.weight_bytes });
         tell(Finding::measured(format!("{name}: loaded"), told));
         // An embedding is looked up, not read.

@@ -14,7 +14,7 @@ use super::{Done, Finding, Group, Options, Tell, cuda};
 use backend::Memory;
 use backend::cuda::{Buffer, Cuda};
 use serde_json::{Value, json};
-use types::Pace;
+use types::Mode;
 
 const ROUNDS: usize = 5;
 
@@ -92,19 +92,22 @@ impl Shape {
     }
 }
 
+/// What a model takes as a whole comes first.
 pub fn groups(_: &Options) -> Vec<Group> {
     let group = |name: &str, work: fn(&Options, Tell<'_>) -> Done| Group::new("bench", name, work);
-    let throughput = |pace: Pace| {
-        let name = format!("throughput under {}", pace.name());
-        Group::new("bench", name, move |options, tell| throughput::measure(options, pace, tell)).within(120)
+    let throughput = |mode: Mode| {
+        let name = format!("throughput under {}", mode.name());
+        let measure = move |options: &Options, tell: Tell<'_>| throughput::measure(options, mode, tell);
+        Group::new("bench", name, measure).within(120).in_process("throughput")
     };
     vec![
+        Group::opened("bench"),
         group("copies", copies),
         group("decode", decode::measure).within(150),
-        group("products", products::measure),
-        group("attention", attention::measure),
-        throughput(Pace::Fast),
-        throughput(Pace::Lockstep),
+        throughput(Mode::Fast),
+        throughput(Mode::Lockstep),
+        group("products", products::measure).in_process("operations"),
+        group("attention", attention::measure).in_process("operations"),
     ]
 }
 
@@ -146,7 +149,7 @@ struct Copies {
 
 impl Copies {
     fn new(options: &Options) -> Result<Copies, String> {
-        let (cuda, Shape { copied_rows: n_rows, hidden, .. }) = (cuda(options, Pace::Lockstep)?, Shape::of(options));
+        let (cuda, Shape { copied_rows: n_rows, hidden, .. }) = (cuda(options, Mode::Lockstep)?, Shape::of(options));
         let mut from = cuda.buffer(n_rows, hidden).map_err(text)?;
         // Other numbers than zeros, which some memories move faster.
         for row in (0..n_rows).step_by(16) {

@@ -1,14 +1,14 @@
 //! The products of a prefill, beside the largest that cuBLASLt makes on this device; and those of one row, beside what
 //! the device copies.
 
-use super::super::{Done, Finding, Options, Tell, cuda, paces};
+use super::super::{Done, Finding, Options, Tell, cuda, modes};
 use super::{Copies, ROUNDS, Shape, Spread, shares, text};
 use crate::numbers::Rng;
 use crate::on_device::shapes::wide;
 use backend::cuda::{Buffer, Cuda, Matrix};
 use backend::{Device, Linear, Memory, Pointwise, StoredType};
 use serde_json::json;
-use types::Pace;
+use types::Mode;
 
 /// In a row, so that beginning one does not count.
 const TIMES: usize = 10;
@@ -49,29 +49,29 @@ impl Product<'_> {
 }
 
 pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
-    let (shape, (paces, lacking)) = (Shape::of(options), paces());
+    let (shape, (modes, lacking)) = (Shape::of(options), modes());
     if let Some(why) = lacking {
         tell(Finding::not_run("products of a prefill under fast", &why));
     }
-    let devices: Vec<(Pace, Cuda)> =
-        paces.into_iter().map(|pace| Ok((pace, cuda(options, pace)?))).collect::<Result<_, String>>()?;
+    let devices: Vec<(Mode, Cuda)> =
+        modes.into_iter().map(|mode| Ok((mode, cuda(options, mode)?))).collect::<Result<_, String>>()?;
     let Shape { hidden, inner, rows, .. } = shape;
     let products =
         [("Q, K and V", hidden + 2 * shape.kv(), hidden), ("gate and up", 2 * inner, hidden), ("down", hidden, inner)];
     for (name, n_out, k) in products {
         prefill(&devices, &shape, name, [n_out, k, rows], tell)?;
     }
-    let lockstep = devices.iter().find(|(pace, _)| *pace == Pace::Lockstep).map(|(_, cuda)| cuda);
+    let lockstep = devices.iter().find(|(mode, _)| *mode == Mode::Lockstep).map(|(_, cuda)| cuda);
     lockstep.map_or(Ok(()), |cuda| of_one_row(options, cuda, &shape, tell))
 }
 
 /// One of them at every pace, and the largest, by turns.
-fn prefill(devices: &[(Pace, Cuda)], shape: &Shape, name: &str, of: [usize; 3], tell: Tell<'_>) -> Done {
+fn prefill(devices: &[(Mode, Cuda)], shape: &Shape, name: &str, of: [usize; 3], tell: Tell<'_>) -> Done {
     let operations = |[n_out, k, n_rows]: [usize; 3]| 2.0 * n_out as f64 * k as f64 * n_rows as f64;
     let largest = [shape.peak; 3];
-    let fast = devices.iter().find(|(pace, _)| *pace == Pace::Fast);
+    let fast = devices.iter().find(|(mode, _)| *mode == Mode::Fast);
     let mut peak = fast.map(|(_, cuda)| Product::new(cuda, StoredType::BF16, largest)).transpose()?;
-    let each = devices.iter().map(|(pace, cuda)| Ok((*pace, Product::new(cuda, StoredType::BF16, of)?)));
+    let each = devices.iter().map(|(mode, cuda)| Ok((*mode, Product::new(cuda, StoredType::BF16, of)?)));
     let mut each = each.collect::<Result<Vec<_>, String>>()?;
     let (mut peaks, mut speeds) = (Vec::new(), vec![Vec::new(); each.len()]);
     for _ in 0..ROUNDS {
@@ -82,9 +82,9 @@ fn prefill(devices: &[(Pace, Cuda)], shape: &Shape, name: &str, of: [usize; 3], 
             speeds.push(operations(of) / product.seconds()?);
         }
     }
-    for ((pace, _), speeds) in each.iter().zip(speeds) {
+    for ((mode, _), speeds) in each.iter().zip(speeds) {
         let of_peak = shares(&speeds, &peaks);
-        let aim = if *pace == Pace::Fast { AIM } else { 0.0 };
+        let aim = if *mode == Mode::Fast { AIM } else { 0.0 };
         let told = json!({
             "operations_per_second": Spread::of(speeds).told(),
             "largest_operations_per_second": Spread::of(peaks.clone()).told(),
@@ -92,7 +92,7 @@ fn prefill(devices: &[(Pace, Cuda)], shape: &Shape, name: &str, of: [usize; 3], 
             "shape": of,
             "aim": aim,
         });
-        let name = format!("{}: {name} of {} rows", pace.name(), of[2]);
+        let name = format!("{}: {name} of {} rows", mode.name(), of[2]);
         tell(Finding::aimed(name, of_peak.median(), aim, told));
     }
     Ok(())

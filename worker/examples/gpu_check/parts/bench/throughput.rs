@@ -7,16 +7,16 @@ use super::file::{Digits, Random};
 use super::{ROUNDS, Shape, Spread};
 use serde_json::json;
 use std::time::Instant;
-use types::{Pace, Step, Want};
+use types::{Mode, Step, Want};
 
 /// Tokens a second.
 const AIM: f64 = 7000.0;
 /// Of a round.
 const STEPS: usize = 64;
 
-pub fn measure(options: &Options, pace: Pace, tell: Tell<'_>) -> Done {
-    let (shape, name) = (Shape::of(options), format!("{}: throughput", pace.name()));
-    if let (Pace::Fast, Err(why)) = (pace, worker::lt_version()) {
+pub fn measure(options: &Options, mode: Mode, tell: Tell<'_>) -> Done {
+    let (shape, name) = (Shape::of(options), format!("{}: throughput", mode.name()));
+    if let (Mode::Fast, Err(why)) = (mode, worker::lt_version()) {
         tell(Finding::not_run(name, &why));
         return Ok(());
     }
@@ -24,7 +24,7 @@ pub fn measure(options: &Options, pace: Pace, tell: Tell<'_>) -> Done {
     let room = Room { sequences: n, context: n_in + n_out, batch_tokens: 1024.min(n_in) + n };
     let random = Random::write(&options.cache, &shape, Digits::Bf16, room.context);
     let random = random.map_err(|error| error.to_string())?;
-    let mut model = Model::load(options, &random.path, pace, room)?;
+    let mut model = Model::load(options, &random.path, mode, room)?;
     // Evenly far.
     let prompts: Vec<u32> = (0..n).map(|i| n_in + i * (n_out - 1) / n).collect();
     let mut course = Course::new(&shape, &prompts, n_in, n_in + n_out, room);
@@ -50,6 +50,6 @@ pub fn measure(options: &Options, pace: Pace, tell: Tell<'_>) -> Done {
         "prefill_tokens_per_second": f64::from(n_prefilled) / prefill,
         "load_seconds": model.seconds,
     });
-    tell(Finding::aimed(name, rate.median(), if pace == Pace::Fast { AIM } else { 0.0 }, told));
+    tell(Finding::aimed(name, rate.median(), if mode == Mode::Fast { AIM } else { 0.0 }, told));
     Ok(())
 }

@@ -1,0 +1,123 @@
+//! A file that is read at places, and that must stay as it is meanwhile. Knows nothing of what its bytes mean.
+//!
+//! Nothing is mapped: a map of a file that somebody cuts short ends the process where a page is missing. A read says
+//! that it came short, and `unchanged`, asked when everything has been read, that the file is another by now.
+
+use crate::error::{Error, Result};
+use std::fs::{File, Metadata};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// What is different when a file is: cut short or longer, written to, replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    n_bytes: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
+    /// Device and inode.
+    place: (u64, u64),
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Stamp {
+        Stamp {
+            n_bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            place: (metadata.dev(), metadata.ino()),
+        }
+    }
+
+    pub fn n_bytes(&self) -> u64 {
+        self.n_bytes
+    }
+
+    /// What has happened since `self`, if anything has.
+    fn difference(&self, now: &Stamp) -> Option<String> {
+        if self.place != now.place {
+            return Some("another file has taken its place".into());
+        }
+        if self.n_bytes != now.n_bytes {
+            return Some(format!("it has {} bytes, where it had {}", now.n_bytes, self.n_bytes));
+        }
+        (self.modified != now.modified).then(|| "it has been written to".into())
+    }
+}
+
+/// An open file, as it was when it was opened.
+#[derive(Debug)]
+pub struct SourceFile {
+    path: PathBuf,
+    file: File,
+    stamp: Stamp,
+}
+
+impl SourceFile {
+    /// Opens a file that ends: not a pipe, which would wait for a writer, nor a device.
+    pub fn open(path: &Path) -> Result<SourceFile> {
+        if !std::fs::metadata(path).map_err(Error::io(path))?.is_file() {
+            return Err(Error::Malformed { path: path.to_owned(), what: "not a file".into() });
+        }
+        let file = File::open(path).map_err(Error::io(path))?;
+        let stamp = Stamp::of(&file.metadata().map_err(Error::io(path))?);
+        Ok(SourceFile { path: path.to_owned(), file, stamp })
+    }
+
+    /// The same, refused if it is not what it was when it had this stamp.
+    pub fn open_again(path: &Path, stamp: &Stamp) -> Result<SourceFile> {
+        let again = SourceFile::open(path)?;
+        match stamp.difference(&again.stamp) {
+            None => Ok(again),
+            Some(what) => Err(again.changed(what)),
+        }
+    }
+
+    /// One that has bytes, so that no parser needs to think of an empty one.
+    pub(crate) fn open_filled(path: &Path) -> Result<SourceFile> {
+        let opened = SourceFile::open(path)?;
+        match opened.n_bytes() {
+            0 => Err(Error::Malformed { path: path.to_owned(), what: "the file is empty".into() }),
+            _ => Ok(opened),
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// As many as there were when it was opened.
+    pub fn n_bytes(&self) -> u64 {
+        self.stamp.n_bytes
+    }
+
+    pub fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+
+    /// Fills `to` with what stands from `at` on. Who asks knows that the file had so many bytes.
+    pub fn read_at(&self, at: u64, to: &mut [u8]) -> Result<()> {
+        match self.file.read_exact_at(to, at) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                Err(self.changed(format!("it ends before byte {}", at + to.len() as u64)))
+            }
+            Err(error) => Err(Error::io(&self.path)(error)),
+        }
+    }
+
+    /// Whether all that was read is of one file: call it when everything has been.
+    pub fn unchanged(&self) -> Result<()> {
+        let at_path = |error: io::Error| match error.kind() {
+            ErrorKind::NotFound => self.changed("it is gone".into()),
+            _ => Error::io(&self.path)(error),
+        };
+        let open = self.file.metadata().map_err(Error::io(&self.path))?;
+        let named = std::fs::metadata(&self.path).map_err(at_path)?;
+        let different = [open, named].iter().find_map(|now| self.stamp.difference(&Stamp::of(now)));
+        different.map_or(Ok(()), |what| Err(self.changed(what)))
+    }
+
+    fn changed(&self, what: String) -> Error {
+        Error::Changed { path: self.path.clone(), what }
+    }
+}

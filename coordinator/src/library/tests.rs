@@ -1,0 +1,58 @@
+//! What is lent of files that somebody changes meanwhile.
+
+use super::*;
+use tokio_stream::StreamExt;
+
+/// A copy of a model of one file, and a library that has been asked what it has.
+struct Copy {
+    folder: PathBuf,
+    model: PathBuf,
+    library: Library,
+    files: ModelFiles,
+}
+
+impl Copy {
+    async fn listed(name: &str) -> Copy {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference/gguf-llama3/model.gguf");
+        let folder = std::env::temp_dir().join(format!("lockstep-library-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let model = folder.join("model.gguf");
+        std::fs::copy(from, &model).unwrap();
+        let library = Library::new(model.clone());
+        let files = library.files().await.unwrap();
+        Copy { folder, model, library, files }
+    }
+
+    async fn read_all(&self) -> Result<u64, Status> {
+        let end = self.files.files[0].n_bytes;
+        let wanted = ReadModelRequest { digest: self.files.digest.clone(), file: 0, start: 0, end };
+        let (mut stream, mut n_bytes) = (self.library.read(&wanted).await?, 0);
+        while let Some(message) = stream.next().await {
+            n_bytes += message?.bytes.len() as u64;
+        }
+        Ok(n_bytes)
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _left = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_has_changed_is_lent_to_nobody() {
+    let copy = Copy::listed("changed").await;
+    assert_eq!(copy.read_all().await.unwrap(), copy.files.files[0].n_bytes);
+    let file = std::fs::File::options().write(true).open(&copy.model).unwrap();
+    file.set_len(copy.files.files[0].n_bytes / 2).unwrap();
+    let refused = copy.read_all().await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::DataLoss);
+    for expect in ["model.gguf has changed while it was read", "bytes, where it had"] {
+        assert!(refused.message().contains(expect), "{refused}");
+    }
+    // Nor does it mean a model any more, which a reload would ask for.
+    let refused = copy.library.weights_now().await.unwrap_err();
+    assert!(refused.message().contains("is it cut off?"), "{refused}");
+    assert!(refused.message().contains("Nothing has changed"), "{refused}");
+}

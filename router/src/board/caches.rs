@@ -1,0 +1,396 @@
+//! Which replicas have a block in their cache, by the block's short name. Coordinators tell what they have; here that
+//! is turned round, so that a prompt is looked up once for all replicas. Knows no tokens, no requests and no load.
+//!
+//! Each replica has a number in the sets, and gets a new one whenever it tells everything anew. The old number stays in
+//! the sets, where nobody asks for it; when the numbers run out, all old ones are swept out together.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Numbers that can be given to replicas, those that are void included.
+pub const IDS_MAX: usize = 2048;
+const WORDS: usize = IDS_MAX / 64;
+/// Block names of all replicas together. A name beyond these is not noted, and its block is not found.
+pub const NAMES_MAX: usize = 4 << 20;
+
+/// The number of one replica.
+pub type Id = u16;
+
+/// A set of replicas, as bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ids([u64; WORDS]);
+
+impl Default for Ids {
+    fn default() -> Ids {
+        Ids([0; WORDS])
+    }
+}
+
+impl Ids {
+    #[inline]
+    pub fn insert(&mut self, id: Id) {
+        self.0[usize::from(id) / 64] |= 1 << (id % 64);
+    }
+
+    pub fn remove(&mut self, id: Id) {
+        self.0[usize::from(id) / 64] &= !(1 << (id % 64));
+    }
+
+    pub fn contains(&self, id: Id) -> bool {
+        self.0[usize::from(id) / 64] & (1 << (id % 64)) != 0
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.0 == [0; WORDS]
+    }
+
+    #[inline]
+    fn is_within(&self, others: &Ids) -> bool {
+        // There is no branch for each word, because this is asked for every block of a prompt.
+        self.0.iter().zip(&others.0).fold(0, |all, (word, other)| all | (word & !other)) == 0
+    }
+
+    fn len(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    #[inline]
+    fn minus(&self, others: &Ids) -> Ids {
+        Ids(std::array::from_fn(|word| self.0[word] & !others.0[word]))
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Id> + '_ {
+        let ids = |(at, word): (usize, &u64)| {
+            let mut rest = *word;
+            std::iter::from_fn(move || {
+                let bit = rest.checked_ilog2()?;
+                rest ^= 1 << bit;
+                Some((at * 64) as Id + bit as Id)
+            })
+        };
+        self.0.iter().enumerate().flat_map(ids)
+    }
+}
+
+/// The replicas that have a block: a few in place, more as a set elsewhere.
+#[derive(Clone, Copy, Debug)]
+enum Holders {
+    Few { n: u8, ids: [Id; FEW] },
+    Many(u32),
+}
+
+const FEW: usize = 3;
+/// How many names are looked up at once.
+const AT_ONCE: usize = 16;
+
+/// Hashes by identity: a name is a cryptographic hash already.
+#[derive(Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, name: u64) {
+        self.0 = name;
+    }
+}
+
+#[derive(Default)]
+pub struct Caches {
+    names: HashMap<u64, Holders, BuildHasherDefault<AsItIs>>,
+    many: Vec<Ids>,
+    /// The entries of `many` that nobody uses.
+    many_free: Vec<u32>,
+    given: Ids,
+    void: Ids,
+    /// How many names each number has.
+    counts: Vec<u32>,
+}
+
+/// A replica's word is missing: what it tells now does not follow what it told before.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Gap;
+
+/// What one replica has told so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Teller {
+    pub id: Option<Id>,
+    n_told: u64,
+}
+
+impl Caches {
+    /// Notes what a replica tells. After a gap nothing is known of it until it tells everything anew.
+    pub fn hear(&mut self, teller: &mut Teller, told: &proto::cluster::Cached) -> Result<(), Gap> {
+        if told.anew {
+            self.forget(teller);
+            teller.id = self.number();
+        } else if told.sequence != teller.n_told + 1 {
+            self.forget(teller);
+            return Err(Gap);
+        }
+        teller.n_told = told.sequence;
+        if let Some(id) = teller.id {
+            told.added.iter().for_each(|name| self.add(id, *name));
+            told.dropped.iter().for_each(|name| self.drop_name(id, *name));
+        }
+        Ok(())
+    }
+
+    pub fn forget(&mut self, teller: &mut Teller) {
+        if let Some(id) = teller.id.take() {
+            self.void.insert(id);
+        }
+        teller.n_told = u64::MAX - 1;
+    }
+
+    /// How many names a replica has told of, as far as they were noted.
+    pub fn n_names(&self, id: Id) -> u32 {
+        self.counts.get(usize::from(id)).copied().unwrap_or(0)
+    }
+
+    /// Writes into `depths`, by number, how many of these names in a row each of `among` has, from the first on. Names
+    /// are asked for until no replica has one, and a few more.
+    pub fn depths(&self, names: impl IntoIterator<Item = u64>, mut among: Ids, depths: &mut [u32; IDS_MAX]) {
+        let mut names = names.into_iter().fuse();
+        let mut n_found = 0;
+        let mut n_among = among.len();
+        loop {
+            // Each look-up waits for memory; these do not wait for one another.
+            let found: [Option<Option<&Holders>>; AT_ONCE] =
+                std::array::from_fn(|_| names.next().map(|name| self.names.get(&name)));
+            for holders in found {
+                let Some(holders) = holders else {
+                    return among.iter().for_each(|id| depths[usize::from(id)] = n_found);
+                };
+                // Most often the replicas that had the block before have this one too: then no set has to be made.
+                if !holders.is_some_and(|holders| self.have(&among, n_among, holders)) {
+                    let lost = holders.map_or(among, |holders| self.without(&among, holders));
+                    lost.iter().for_each(|id| depths[usize::from(id)] = n_found);
+                    among = among.minus(&lost);
+                    n_among = among.len();
+                }
+                if n_among == 0 {
+                    return;
+                }
+                n_found += 1;
+            }
+        }
+    }
+
+    /// Whether all of `among` have the block.
+    #[inline]
+    fn have(&self, among: &Ids, n_among: usize, holders: &Holders) -> bool {
+        match holders {
+            Holders::Many(at) => among.is_within(&self.many[*at as usize]),
+            Holders::Few { n, ids } => {
+                ids[..usize::from(*n)].iter().filter(|id| among.contains(**id)).count() == n_among
+            }
+        }
+    }
+
+    /// Those of `among` that do not have the block.
+    fn without(&self, among: &Ids, holders: &Holders) -> Ids {
+        match holders {
+            Holders::Many(at) => among.minus(&self.many[*at as usize]),
+            Holders::Few { n, ids } => {
+                let mut left = *among;
+                ids[..usize::from(*n)].iter().for_each(|id| left.remove(*id));
+                left
+            }
+        }
+    }
+
+    fn add(&mut self, id: Id, name: u64) {
+        let is_full = self.names.len() >= NAMES_MAX;
+        let is_new = match self.names.get_mut(&name) {
+            None if is_full => false,
+            None => {
+                self.names.insert(name, Holders::Few { n: 1, ids: [id, 0, 0] });
+                true
+            }
+            Some(Holders::Many(at)) => {
+                let many = &mut self.many[*at as usize];
+                let is_new = !many.contains(id);
+                many.insert(id);
+                is_new
+            }
+            Some(Holders::Few { n, ids }) if ids[..usize::from(*n)].contains(&id) => false,
+            Some(Holders::Few { n, ids }) if usize::from(*n) < FEW => {
+                ids[usize::from(*n)] = id;
+                *n += 1;
+                true
+            }
+            Some(holders @ Holders::Few { .. }) => {
+                let mut all = Ids::default();
+                if let Holders::Few { ids, .. } = holders {
+                    ids.iter().for_each(|id| all.insert(*id));
+                }
+                all.insert(id);
+                let at = match self.many_free.pop() {
+                    Some(at) => at,
+                    None => {
+                        self.many.push(Ids::default());
+                        (self.many.len() - 1) as u32
+                    }
+                };
+                self.many[at as usize] = all;
+                *holders = Holders::Many(at);
+                true
+            }
+        };
+        self.counts[usize::from(id)] += u32::from(is_new);
+    }
+
+    fn drop_name(&mut self, id: Id, name: u64) {
+        let Some(holders) = self.names.get_mut(&name) else { return };
+        let (had_it, is_empty) = match holders {
+            Holders::Many(at) => {
+                let many = &mut self.many[*at as usize];
+                let had_it = many.contains(id);
+                many.remove(id);
+                (had_it, many.is_empty())
+            }
+            Holders::Few { n, ids } => match ids[..usize::from(*n)].iter().position(|of| *of == id) {
+                None => (false, false),
+                Some(at) => {
+                    *n -= 1;
+                    ids[at] = ids[usize::from(*n)];
+                    (true, *n == 0)
+                }
+            },
+        };
+        self.counts[usize::from(id)] -= u32::from(had_it);
+        if is_empty && let Some(Holders::Many(at)) = self.names.remove(&name) {
+            self.many_free.push(at);
+        }
+    }
+
+    /// A number of which nothing is noted. None where there are more replicas than numbers.
+    fn number(&mut self) -> Option<Id> {
+        if self.first_free().is_none() {
+            self.sweep();
+        }
+        let id = self.first_free()?;
+        self.given.insert(id);
+        let n_counts = self.counts.len().max(usize::from(id) + 1);
+        self.counts.resize(n_counts, 0);
+        self.counts[usize::from(id)] = 0;
+        Some(id)
+    }
+
+    fn first_free(&self) -> Option<Id> {
+        let (at, word) = self.given.0.iter().enumerate().find(|(_, word)| **word != u64::MAX)?;
+        Some((at * 64) as Id + word.trailing_ones() as Id)
+    }
+
+    /// Frees all void numbers.
+    fn sweep(&mut self) {
+        let void = std::mem::take(&mut self.void);
+        let Caches { names, many, many_free, given, .. } = self;
+        names.retain(|_, holders| match holders {
+            Holders::Few { n, ids } => {
+                let left = ids[..usize::from(*n)].iter().filter(|id| !void.contains(**id)).count();
+                let mut kept = [0; FEW];
+                let all = ids[..usize::from(*n)].iter().filter(|id| !void.contains(**id));
+                kept.iter_mut().zip(all).for_each(|(kept, id)| *kept = *id);
+                (*n, *ids) = (left as u8, kept);
+                left > 0
+            }
+            Holders::Many(at) => {
+                let set = &mut many[*at as usize];
+                *set = set.minus(&void);
+                if set.is_empty() {
+                    many_free.push(*at);
+                }
+                !set.is_empty()
+            }
+        });
+        void.iter().for_each(|id| given.remove(id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::cluster::Cached;
+    use std::collections::BTreeSet;
+
+    fn told(sequence: u64, anew: bool, added: &[u64], dropped: &[u64]) -> Cached {
+        Cached { sequence, anew, added: added.to_vec(), dropped: dropped.to_vec() }
+    }
+
+    fn depth(caches: &Caches, teller: &Teller, names: &[u64]) -> u32 {
+        let (mut among, mut depths) = (Ids::default(), [0; IDS_MAX]);
+        let Some(id) = teller.id else { return 0 };
+        among.insert(id);
+        caches.depths(names.iter().copied(), among, &mut depths);
+        depths[usize::from(id)]
+    }
+
+    #[test]
+    fn each_has_what_it_tells_and_a_gap_is_heard() {
+        let (mut caches, mut teller) = (Caches::default(), Teller::default());
+        assert_eq!(caches.hear(&mut teller, &told(1, false, &[1], &[])), Ok(()), "who begins with nothing has no gap");
+        let (mut one, mut two) = (Teller::default(), Teller::default());
+        caches.hear(&mut one, &told(1, true, &[1, 2, 3], &[])).unwrap();
+        caches.hear(&mut two, &told(1, true, &[1], &[])).unwrap();
+        assert_eq!((depth(&caches, &one, &[1, 2, 9, 3]), depth(&caches, &two, &[1, 2])), (2, 1));
+        caches.hear(&mut one, &told(2, false, &[9], &[1])).unwrap();
+        assert_eq!((depth(&caches, &one, &[1, 2]), depth(&caches, &one, &[2, 9, 3])), (0, 3));
+        assert_eq!((depth(&caches, &two, &[1]), caches.n_names(one.id.unwrap())), (1, 3));
+        // A word is missing: nothing is known any more, until everything is told.
+        assert_eq!(caches.hear(&mut one, &told(4, false, &[5], &[])), Err(Gap));
+        assert_eq!(depth(&caches, &one, &[2]), 0);
+        assert_eq!(caches.hear(&mut one, &told(5, false, &[5], &[])), Err(Gap));
+        caches.hear(&mut one, &told(6, true, &[5], &[])).unwrap();
+        caches.hear(&mut one, &told(7, false, &[6], &[])).unwrap();
+        assert_eq!((depth(&caches, &one, &[5, 6]), depth(&caches, &one, &[2])), (2, 0));
+    }
+
+    #[test]
+    fn caches_know_what_plain_sets_would() {
+        let mut caches = Caches::default();
+        let mut tellers: Vec<(Teller, BTreeSet<u64>, u64)> = (0..9).map(|_| Default::default()).collect();
+        let mut state = 1_u64;
+        let mut draw = |n: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % n
+        };
+        for _ in 0..30_000 {
+            let (teller, knows, n_told) = &mut tellers[draw(9) as usize];
+            let anew = *n_told == 0 || draw(8) == 0;
+            let added: Vec<u64> = (0..draw(6)).map(|_| draw(40)).collect();
+            let dropped: Vec<u64> = (0..draw(6)).map(|_| draw(40)).filter(|name| !added.contains(name)).collect();
+            if anew {
+                knows.clear();
+            }
+            knows.extend(&added);
+            knows.retain(|name| !dropped.contains(name));
+            *n_told += 1;
+            caches.hear(teller, &told(*n_told, anew, &added, &dropped)).unwrap();
+            assert_eq!(caches.n_names(teller.id.unwrap()), knows.len() as u32);
+            let asked: Vec<u64> = (0..4).map(|_| draw(40)).collect();
+            let (mut among, mut depths) = (Ids::default(), [0; IDS_MAX]);
+            tellers.iter().filter_map(|(teller, ..)| teller.id).for_each(|id| among.insert(id));
+            caches.depths(asked.iter().copied(), among, &mut depths);
+            for (teller, knows, _) in &tellers {
+                let expect = asked.iter().take_while(|name| knows.contains(name)).count() as u32;
+                assert_eq!(teller.id.map_or(0, |id| depths[usize::from(id)]), expect);
+            }
+        }
+        // The sets have been swept more than once, and what is left is what is known.
+        let all: BTreeSet<u64> = tellers.iter().flat_map(|(_, knows, _)| knows.iter().copied()).collect();
+        caches.sweep();
+        assert_eq!(caches.names.len(), all.len());
+        assert_eq!(caches.given.iter().count(), 9);
+        let n_many = caches.names.values().filter(|holders| matches!(holders, Holders::Many(_))).count();
+        assert_eq!(caches.many.len(), n_many + caches.many_free.len());
+    }
+}

@@ -1,0 +1,392 @@
+//! How much work a replica has, as far as this router knows, and how fast it works. What this router gave to it is
+//! noted at once; what other routers gave to it, the replica tells. Knows numbers of tokens, no requests and no clock.
+
+use crate::board::circuit::{LatencySum, LatencyWindow};
+use proto::cluster::{Load, State};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use types::BLOCK_TOKENS;
+
+/// A shorter time than this says little of how fast a replica is.
+const MEASURED_MICROS_MIN: u64 = 50_000;
+
+/// The numbers of so many ledgers stand beside one another in memory.
+const SHELF: usize = 64;
+
+/// What a choice reads of one replica.
+#[derive(Debug)]
+struct Numbers {
+    own: AtomicU64,
+    others: AtomicU64,
+    /// Free positions of the cache; the largest number while the replica has not told.
+    tokens_free: AtomicU64,
+    n_running: AtomicU32,
+    /// Requests of this router that have not ended.
+    n_own: AtomicU32,
+}
+
+impl Default for Numbers {
+    fn default() -> Numbers {
+        let (own, others, n_running, n_own) = Default::default();
+        Numbers { own, others, tokens_free: AtomicU64::new(u64::MAX), n_running, n_own }
+    }
+}
+
+/// The numbers of one ledger, for readers that go through many.
+#[derive(Clone, Debug)]
+pub struct Loads {
+    shelf: Arc<[Numbers]>,
+    at: usize,
+}
+
+/// Opens ledgers, and places their numbers beside one another.
+#[derive(Debug, Default)]
+pub struct Ledgers {
+    /// The place of the next ledger's numbers.
+    next: Option<Loads>,
+}
+
+impl Ledgers {
+    pub fn open(&mut self) -> Ledger {
+        let loads = self.next.take().unwrap_or_else(|| Loads::shelf(SHELF));
+        self.next = (loads.at + 1 < SHELF).then(|| Loads { at: loads.at + 1, ..loads.clone() });
+        Ledger::of(loads)
+    }
+}
+
+impl Loads {
+    fn shelf(n: usize) -> Loads {
+        Loads { shelf: std::iter::repeat_with(Numbers::default).take(n).collect(), at: 0 }
+    }
+
+    #[inline]
+    fn numbers(&self) -> &Numbers {
+        &self.shelf[self.at]
+    }
+
+    #[inline]
+    pub fn n_running(&self) -> u32 {
+        self.numbers().n_running.load(Relaxed)
+    }
+
+    #[inline]
+    pub fn n_own(&self) -> u32 {
+        self.numbers().n_own.load(Relaxed)
+    }
+
+    /// Positions that the replica's cache has room for, those of blocks that no request holds included; the largest
+    /// number while the replica has not told.
+    #[inline]
+    pub fn tokens_free(&self) -> u64 {
+        self.numbers().tokens_free.load(Relaxed)
+    }
+
+    #[inline]
+    pub fn work(&self) -> u64 {
+        let numbers = self.numbers();
+        numbers.own.load(Relaxed).saturating_add(numbers.others.load(Relaxed))
+    }
+}
+
+/// The ledger of one replica.
+#[derive(Debug)]
+pub struct Ledger {
+    loads: Loads,
+    n_waiting: AtomicU64,
+    /// Microseconds that a thousand tokens of prompts take; zero until that is known.
+    micros_computing: AtomicU64,
+    /// Microseconds from one request that begins to run to the next, while others wait; zero until that is known.
+    micros_between: AtomicU64,
+    measured: Mutex<Option<Measured>>,
+    seen: Seen,
+}
+
+/// How this router's requests fared since the last look.
+#[derive(Debug, Default)]
+struct Seen {
+    n_first: AtomicU64,
+    first_micros: AtomicU64,
+    n_between: AtomicU64,
+    between_micros: AtomicU64,
+    n_done: AtomicU64,
+    n_breaks: AtomicU64,
+}
+
+/// What the replica had done when it was last looked at.
+#[derive(Clone, Copy, Debug)]
+struct Measured {
+    computed: u64,
+    drawn: u64,
+    begun: u64,
+    busy_micros: u64,
+    somebody_waits: bool,
+}
+
+impl Measured {
+    /// What was done since `last`. None where less was done than then: the replica was placed anew.
+    fn since(self, last: Measured) -> Option<Measured> {
+        Some(Measured {
+            computed: self.computed.checked_sub(last.computed)?,
+            drawn: self.drawn.checked_sub(last.drawn)?,
+            begun: self.begun.checked_sub(last.begun)?,
+            busy_micros: self.busy_micros.checked_sub(last.busy_micros)?,
+            somebody_waits: self.somebody_waits && last.somebody_waits,
+        })
+    }
+}
+
+/// A ledger that is looked at alone.
+impl Default for Ledger {
+    fn default() -> Ledger {
+        Ledger::of(Loads::shelf(1))
+    }
+}
+
+impl Ledger {
+    fn of(loads: Loads) -> Ledger {
+        let (n_waiting, micros_computing, micros_between, measured, seen) = Default::default();
+        Ledger { loads, n_waiting, micros_computing, micros_between, measured, seen }
+    }
+
+    pub fn loads(&self) -> &Loads {
+        &self.loads
+    }
+
+    fn numbers(&self) -> &Numbers {
+        self.loads.numbers()
+    }
+
+    pub fn first_token(&self, after: Duration) {
+        self.seen.n_first.fetch_add(1, Relaxed);
+        self.seen.first_micros.fetch_add(after.as_micros() as u64, Relaxed);
+    }
+
+    /// So many tokens came together, so long after those before.
+    pub fn between_tokens(&self, n_tokens: usize, apart: Duration) {
+        self.seen.n_between.fetch_add(n_tokens as u64, Relaxed);
+        self.seen.between_micros.fetch_add(apart.as_micros() as u64, Relaxed);
+    }
+
+    pub fn done(&self) {
+        self.seen.n_done.fetch_add(1, Relaxed);
+    }
+
+    /// The replica's stream was lost, the replica was silent, or it failed.
+    pub fn broke(&self) {
+        self.seen.n_breaks.fetch_add(1, Relaxed);
+    }
+
+    /// What happened since the last look.
+    pub fn look(&self) -> LatencyWindow {
+        let take = |counter: &AtomicU64| counter.swap(0, Relaxed);
+        let seen = &self.seen;
+        LatencyWindow {
+            first: LatencySum { n: take(&seen.n_first), micros: take(&seen.first_micros) },
+            between: LatencySum { n: take(&seen.n_between), micros: take(&seen.between_micros) },
+            n_done: take(&seen.n_done),
+            n_breaks: take(&seen.n_breaks),
+        }
+    }
+
+    pub fn work(&self) -> u64 {
+        self.loads.work()
+    }
+
+    /// The replica says how much work it has in all. What does not come from this router comes from others.
+    pub fn told(&self, state: &State) {
+        self.load(&Load {
+            n_waiting: state.n_waiting,
+            n_running: state.n_running,
+            backlog_tokens: state.backlog_tokens,
+            running_tokens: 0,
+            blocks_used: state.blocks_used,
+            blocks_total: state.blocks_total,
+        });
+        let Some(actual) = &state.actual else { return };
+        self.measure(Measured {
+            computed: actual.computed,
+            drawn: actual.tokens,
+            begun: actual.admissions,
+            busy_micros: actual.busy_micros,
+            somebody_waits: state.n_waiting > 0,
+        });
+    }
+
+    /// The same, from a beat, several times a second.
+    pub fn load(&self, load: &Load) {
+        let numbers = self.numbers();
+        numbers.others.store(load.backlog_tokens.saturating_sub(numbers.own.load(Relaxed)), Relaxed);
+        self.n_waiting.store(load.n_waiting.into(), Relaxed);
+        numbers.n_running.store(load.n_running, Relaxed);
+        let n_free = u64::from(load.blocks_total.saturating_sub(load.blocks_used));
+        let tokens_free = if load.blocks_total == 0 { u64::MAX } else { n_free * u64::from(BLOCK_TOKENS) };
+        numbers.tokens_free.store(tokens_free, Relaxed);
+    }
+
+    /// Measures how long that takes for which others wait: computing prompts, in times in which little else was
+    /// computed; and beginning one request after the other, in times in which more of them waited.
+    fn measure(&self, now: Measured) {
+        let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(done) = measured.and_then(|last| now.since(last)) else {
+            *measured = Some(now);
+            return;
+        };
+        if done.busy_micros < MEASURED_MICROS_MIN || (done.somebody_waits && done.begun == 0) {
+            return;
+        }
+        *measured = Some(now);
+        if done.computed > 0 && done.computed >= done.drawn.saturating_mul(2) {
+            mix(&self.micros_computing, done.busy_micros, 1000, done.computed);
+        }
+        if done.somebody_waits {
+            mix(&self.micros_between, done.busy_micros, 1, done.begun);
+        }
+    }
+
+    /// The replica is gone. Its next life may be on another machine, so nothing that was measured counts for it.
+    pub fn gone(&self) {
+        let numbers = self.numbers();
+        numbers.others.store(0, Relaxed);
+        self.n_waiting.store(0, Relaxed);
+        numbers.n_running.store(0, Relaxed);
+        numbers.tokens_free.store(u64::MAX, Relaxed);
+        self.micros_computing.store(0, Relaxed);
+        self.micros_between.store(0, Relaxed);
+        *self.measured.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// How long it takes until so many more tokens are computed, behind all that is there, or until the requests that
+    /// wait have begun, if that is longer. None while that is unknown, and None where nothing is there: a measure that
+    /// has become wrong is corrected only by requests that are let in.
+    pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
+        let n_waiting = self.n_waiting.load(Relaxed);
+        if self.work() == 0 && n_waiting == 0 {
+            return None;
+        }
+        let computing = known(&self.micros_computing)
+            .map(|micros| (u128::from(self.work()) + u128::from(n_tokens)) * u128::from(micros) / 1000);
+        let between = known(&self.micros_between).filter(|_| n_waiting > 0);
+        let beginning = between.map(|micros| (u128::from(n_waiting) + 1) * u128::from(micros));
+        let micros = computing.max(beginning)?;
+        Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
+    }
+
+    /// Adds so much work, until the result is dropped.
+    pub fn enter(self: &Arc<Self>, n_tokens: u64) -> Item {
+        self.numbers().own.fetch_add(n_tokens, Relaxed);
+        self.numbers().n_own.fetch_add(1, Relaxed);
+        Item { ledger: self.clone(), n_tokens }
+    }
+}
+
+/// Mixes into `mean` what each of `n` took of so many microseconds, multiplied by `times`. Each look counts a quarter.
+fn mix(mean: &AtomicU64, micros: u64, times: u64, n: u64) {
+    let now = u128::from(micros) * u128::from(times) / u128::from(n.max(1));
+    let mixed = known(mean).map_or(now, |before| (3 * u128::from(before) + now) / 4);
+    mean.store(u64::try_from(mixed).unwrap_or(u64::MAX).max(1), Relaxed);
+}
+
+fn known(mean: &AtomicU64) -> Option<u64> {
+    Some(mean.load(Relaxed)).filter(|micros| *micros > 0)
+}
+
+/// The work that is left of one request, as far as anybody can know.
+#[derive(Debug)]
+pub struct Item {
+    ledger: Arc<Ledger>,
+    n_tokens: u64,
+}
+
+impl Item {
+    /// The request's first token has come: its prompt is computed, and each further step is one token.
+    pub fn begun(&mut self) {
+        let done = self.n_tokens.saturating_sub(1);
+        self.n_tokens -= done;
+        self.ledger.numbers().own.fetch_sub(done, Relaxed);
+    }
+}
+
+impl Drop for Item {
+    fn drop(&mut self) {
+        self.ledger.numbers().own.fetch_sub(self.n_tokens, Relaxed);
+        self.ledger.numbers().n_own.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::cluster::Actual;
+
+    fn backlog(backlog_tokens: u64) -> State {
+        State { backlog_tokens, ..State::default() }
+    }
+
+    #[test]
+    fn own_work_is_known_at_once_and_others_when_it_is_told() {
+        let ledger = Arc::new(Ledger::default());
+        let mut item = ledger.enter(500);
+        assert_eq!(ledger.work(), 500);
+        ledger.told(&backlog(700));
+        assert_eq!(ledger.work(), 700);
+        item.begun();
+        item.begun();
+        assert_eq!(ledger.work(), 201);
+        drop(item);
+        assert_eq!(ledger.work(), 200);
+        // Of what this router has sent, the replica has not got everything yet.
+        let _item = ledger.enter(500);
+        ledger.told(&backlog(20));
+        assert_eq!(ledger.work(), 500);
+    }
+
+    fn seconds(ledger: &Ledger, n_tokens: u64) -> Option<u64> {
+        ledger.wait(n_tokens).map(|wait| wait.as_secs_f64().round() as u64)
+    }
+
+    #[test]
+    fn prompts_wait_for_prompts() {
+        let ledger = Arc::new(Ledger::default());
+        let told = |computed, tokens, busy_micros| {
+            let actual = Actual { computed, tokens, busy_micros, ..Actual::default() };
+            ledger.told(&State { actual: Some(actual), ..backlog(3000) });
+        };
+        told(5000, 4000, 9_000_000);
+        assert_eq!(seconds(&ledger, 1000), None, "what was before is not known");
+        told(5020, 4000, 9_049_999);
+        assert_eq!(seconds(&ledger, 1000), None, "too short to know anything by");
+        told(5200, 4000, 10_000_000);
+        assert_eq!(seconds(&ledger, 1000), Some(20));
+        // Answers that are drawn one by one say nothing of how fast prompts are.
+        told(5210, 4010, 20_000_000);
+        assert_eq!(seconds(&ledger, 1000), Some(20));
+        // It has become slower.
+        (1..40).for_each(|second| told(5210 + 100 * second, 4010, 20_000_000 + 1_000_000 * second));
+        assert_eq!(seconds(&ledger, 1000), Some(40));
+        ledger.gone();
+        assert_eq!((seconds(&ledger, 1000), ledger.work()), (None, 0));
+        told(0, 0, 0);
+        told(0, 0, u64::MAX);
+        assert_eq!(seconds(&ledger, u64::MAX), None, "nothing was computed");
+    }
+
+    #[test]
+    fn requests_wait_for_those_before_them() {
+        let ledger = Arc::new(Ledger::default());
+        let told = |admissions, n_waiting, busy_micros| {
+            let actual =
+                Actual { admissions, busy_micros, computed: busy_micros, tokens: busy_micros, ..Actual::default() };
+            ledger.told(&State { actual: Some(actual), n_waiting, ..State::default() });
+        };
+        told(10, 0, 1_000_000);
+        told(20, 4, 2_000_000);
+        assert_eq!(seconds(&ledger, 1), None, "nobody waited when it began");
+        told(20, 9, 3_000_000);
+        told(21, 9, 6_000_000);
+        assert_eq!(seconds(&ledger, 1), Some(40), "one in four seconds, and nine before it");
+        // With no request before it, it begins at once.
+        told(30, 0, 7_000_000);
+        assert_eq!(seconds(&ledger, 1), None);
+    }
+}

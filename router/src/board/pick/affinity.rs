@@ -1,0 +1,19 @@
+//! Requests of a session go to the replica to which those before went, at every router and without a table of sessions:
+//! replicas are ranked by a hash of session and replica, so that a replica that comes or goes moves only its own
+//! sessions. A replica that has far more to do than the others is passed over. A request without a session goes as
+//! `prefix` says.
+
+use crate::board::pick::hash::scatter;
+use crate::board::pick::prefix;
+use crate::board::pick::row::{Open, Wish};
+
+pub fn pick(open: &Open, wish: &Wish) -> Option<usize> {
+    let Some(session) = wish.session else { return prefix::pick(open, wish) };
+    let load = open.loads.iter().map(|load| u128::from(*load)).sum::<u128>();
+    let mean = load.checked_div(open.len() as u128)?;
+    // The limit is a quarter above the mean, and one prompt: an idle replica is not passed over for having just one
+    // request.
+    let load_max = mean + mean / 4 + u128::from(wish.n_prompt);
+    let able = (0..open.len()).filter(|&at| u128::from(open.loads[at]) <= load_max);
+    able.max_by_key(|&at| scatter(session ^ scatter(open.ids[at])))
+}

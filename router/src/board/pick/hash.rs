@@ -1,0 +1,20 @@
+//! Hashes that are the same at every router, so that routers choose alike without asking one another. Knows no
+//! replicas.
+
+/// FNV-1a. It serves for short words: an attacker who aims at it gains nothing but an uneven share of his own work.
+pub fn fnv<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// The hash of a session's key or of a replica's name.
+pub fn hashed(word: &str) -> u64 {
+    fnv(word.as_bytes())
+}
+
+/// Scatters numbers as if by chance: a permutation of all of them.
+pub fn scatter(n: u64) -> u64 {
+    let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    n ^ (n >> 31)
+}

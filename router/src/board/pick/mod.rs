@@ -1,0 +1,200 @@
+//! Which replica gets a request: pure functions over a table of what is known of each. Knows no streams, no requests
+//! and no clock. Each policy is a file; what all have in common is here and in `row`.
+//!
+//! A policy goes through a thousand replicas for each request. So what it reads stands in columns, and only of those
+//! replicas that are open to the request.
+
+mod affinity;
+mod hash;
+mod least_work;
+mod power_of_two;
+mod prefix;
+#[cfg(test)]
+mod properties;
+mod round_robin;
+mod row;
+
+pub use hash::{fnv, hashed, scatter};
+pub use row::{Candidate, Need, Open, PickPolicy, Row, Standing, VersionId, Wish, load};
+
+/// The row of the replica that gets the request. None where no replica is open to it.
+pub fn pick(policy: PickPolicy, open: &Open, wish: &Wish) -> Option<usize> {
+    let at = match policy {
+        PickPolicy::Prefix => prefix::pick(open, wish),
+        PickPolicy::LeastWork => least_work::pick(open),
+        PickPolicy::PowerOfTwo => power_of_two::pick(open, wish),
+        PickPolicy::RoundRobin => round_robin::pick(open, wish),
+        PickPolicy::Affinity => affinity::pick(open, wish),
+    };
+    Some(open.rows[at?] as usize)
+}
+
+/// The row of a replica that can go on with a request and gives the same tokens: it stands no worse than `worst`, and
+/// of the best, first those with room for all of the request, it has the least work.
+pub fn equal(table: &[Row], need: Need, worst: Standing) -> Option<usize> {
+    let able = table.iter().enumerate().filter(|(_, row)| row.standing <= worst && row.meets(need));
+    let is_narrow = |row: &Row| u64::from(row.room) < need.n_tokens;
+    able.min_by_key(|(_, row)| (row.standing, is_narrow(row), row.load())).map(|(idx, _)| idx)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::Standing::{Absent, Draining, Ready, Recovering, Shunned};
+    use super::*;
+    use types::PolicyDigest;
+
+    pub fn row(standing: Standing, work: u64) -> Row {
+        Row {
+            standing,
+            digest: PolicyDigest::default(),
+            version: VersionId::default(),
+            context: 100,
+            room: u32::MAX,
+            work,
+            n_running: 0,
+            tokens_free: None,
+            n_cached: 0,
+            n_names: 0,
+            id: 0,
+        }
+    }
+
+    /// The open replicas and the stranger, as a board finds them.
+    pub fn open(table: &[Row], wish: &Wish) -> (Open, Option<usize>) {
+        let mut open = Open::default();
+        let candidate = |row: &Row| {
+            let standing = if wish.is_for(row.version) { row.standing } else { Absent };
+            Candidate { standing, digest: row.digest, context: row.context }
+        };
+        let stranger = open.find(table.iter().map(candidate), wish.n_prompt);
+        let rows: Vec<Row> = open.rows.iter().map(|row| table[*row as usize]).collect();
+        open.loads = rows.iter().map(Row::load).collect();
+        open.tokens_free = rows.iter().map(|row| row.tokens_free.unwrap_or(u64::MAX)).collect();
+        open.n_cached = rows.iter().map(|row| row.n_cached).collect();
+        open.n_names = rows.iter().map(|row| row.n_names).collect();
+        open.ids = rows.iter().map(|row| row.id).collect();
+        (open, stranger)
+    }
+
+    pub fn pick(policy: PickPolicy, table: &[Row], wish: &Wish) -> Option<usize> {
+        super::pick(policy, &open(table, wish).0, wish)
+    }
+
+    fn stranger(table: &[Row]) -> Option<usize> {
+        open(table, &TEN).1
+    }
+
+    const TEN: Wish = Wish { n_prompt: 10, session: None, n_before: 0, version: None };
+    const ALL: [PickPolicy; 5] = [
+        PickPolicy::Prefix,
+        PickPolicy::LeastWork,
+        PickPolicy::PowerOfTwo,
+        PickPolicy::RoundRobin,
+        PickPolicy::Affinity,
+    ];
+
+    fn least_work(table: &[Row], n_prompt: u32) -> Option<usize> {
+        let wish = Wish { n_prompt, ..TEN };
+        let picked = pick(PickPolicy::LeastWork, table, &wish);
+        assert_eq!(pick(PickPolicy::Prefix, table, &wish), picked, "without a cache it is the same");
+        picked
+    }
+
+    #[track_caller]
+    fn check(rows: &[(Standing, u64)], expect: Option<usize>) {
+        let table: Vec<Row> = rows.iter().map(|(standing, work)| row(*standing, *work)).collect();
+        assert_eq!(least_work(&table, 10), expect, "{rows:?}");
+        assert_eq!(stranger(&table), None);
+    }
+
+    #[test]
+    fn the_least_work_and_of_equals_the_first() {
+        check(&[], None);
+        check(&[(Ready, 7)], Some(0));
+        check(&[(Ready, 7), (Ready, 6), (Ready, 6)], Some(1));
+        check(&[(Ready, 0), (Ready, 0)], Some(0));
+    }
+
+    #[test]
+    fn a_replica_that_takes_no_requests_gets_none_under_any_policy() {
+        check(&[(Absent, 0), (Ready, 9), (Draining, 0)], Some(1));
+        for (policy, n_before) in ALL.into_iter().flat_map(|policy| (0..9).map(move |n_before| (policy, n_before))) {
+            let wish = Wish { n_before, ..TEN };
+            let pick = |rows: &[(Standing, u64)]| {
+                let table: Vec<Row> = rows.iter().map(|(standing, work)| row(*standing, *work)).collect();
+                pick(policy, &table, &wish)
+            };
+            assert_eq!(pick(&[(Absent, 0), (Ready, 9), (Draining, 0)]), Some(1), "{policy:?}");
+            assert_eq!(pick(&[(Shunned, 0), (Ready, 9), (Recovering, 0)]), Some(1), "{policy:?}");
+            assert_eq!(pick(&[(Draining, 0), (Shunned, 1), (Recovering, 0)]), Some(1), "{policy:?}: never the last");
+            assert_eq!(pick(&[(Draining, 0), (Draining, 0)]), None, "{policy:?}");
+            assert_eq!(pick(&[(Absent, 0), (Draining, 0)]), None, "{policy:?}");
+            assert_eq!(pick(&[]), None, "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn a_recovering_replica_gets_requests_only_where_none_is_ready() {
+        check(&[(Recovering, 0), (Ready, 9)], Some(1));
+        check(&[(Recovering, 5), (Draining, 0), (Recovering, 4)], Some(2));
+    }
+
+    #[test]
+    fn only_one_policy_digest_is_in_force_at_once() {
+        let other = |standing, work| Row { digest: PolicyDigest([1; 32]), ..row(standing, work) };
+        let table = [row(Ready, 9), other(Ready, 0), row(Ready, 8), other(Draining, 0)];
+        assert_eq!(least_work(&table, 10), Some(2));
+        assert_eq!(stranger(&table), Some(1));
+        // The replicas of the first policy are gone: those of the other serve.
+        let table = [row(Absent, 9), other(Ready, 0), row(Draining, 8)];
+        assert_eq!((least_work(&table, 10), stranger(&table)), (Some(1), None));
+    }
+
+    #[test]
+    fn a_version_s_requests_go_to_its_own_replicas_under_any_policy() {
+        let of = |version, standing, work| Row { version: VersionId(version), ..row(standing, work) };
+        let table = [of(1, Ready, 0), of(2, Recovering, 0), of(2, Shunned, 9), of(2, Shunned, 7), of(3, Draining, 0)];
+        for policy in ALL {
+            let pick = |version| {
+                let pick = |n_before| pick(policy, &table, &Wish { version, n_before, ..TEN });
+                (0..9).map(pick).collect::<std::collections::BTreeSet<_>>()
+            };
+            assert!(pick(None).iter().all(|idx| *idx == Some(0)), "{policy:?}");
+            assert!(pick(Some(VersionId(1))).iter().all(|idx| *idx == Some(0)), "{policy:?}");
+            assert!(pick(Some(VersionId(2))).iter().all(|idx| matches!(idx, Some(2 | 3))), "{policy:?}");
+            assert!(pick(Some(VersionId(3))).iter().all(Option::is_none), "{policy:?}");
+            assert!(pick(Some(VersionId(4))).iter().all(Option::is_none), "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_replica_of_the_same_policy_and_room_takes_a_request_over() {
+        let need = Need { digest: PolicyDigest([1; 32]), n_tokens: 90, n_known: 40 };
+        let same = |standing, work| Row { digest: need.digest, ..row(standing, work) };
+        let small = Row { context: 89, ..same(Ready, 0) };
+        let check = |table: &[Row], expect| assert_eq!(equal(table, need, Shunned), expect, "{table:?}");
+        check(&[row(Ready, 0), small, same(Recovering, 0), same(Ready, 9), same(Ready, 8)], Some(4));
+        check(&[row(Ready, 0), small, same(Recovering, 0), same(Draining, 0)], None);
+        check(&[same(Shunned, 0), same(Ready, 9)], Some(1));
+        check(&[same(Shunned, 0), same(Recovering, 0)], Some(0));
+        assert_eq!(equal(&[same(Recovering, 0), same(Ready, 9)], need, Recovering), Some(1));
+        assert_eq!(equal(&[same(Absent, 0), same(Recovering, 0)], need, Recovering), Some(1));
+        let may_come = [same(Recovering, 0), row(Absent, 0)];
+        assert!(may_come.iter().all(|row| row.may_come_for(need)));
+        assert!(![row(Ready, 0), small, same(Draining, 0)].iter().any(|row| row.may_come_for(need)));
+        // With fewer ranks there is less room: whoever has enough comes first, and it must be more than there is now.
+        let narrow = |room| Row { room, ..same(Ready, 0) };
+        check(&[narrow(41), same(Ready, 9), narrow(90)], Some(2));
+        check(&[narrow(40), narrow(41)], Some(1));
+        check(&[narrow(40)], None);
+        assert!(narrow(40).may_come_for(need));
+    }
+
+    #[test]
+    fn a_long_prompt_goes_where_it_fits() {
+        let large = |work| Row { context: 1000, ..row(Ready, work) };
+        assert_eq!(least_work(&[row(Ready, 0), large(9), large(8)], 500), Some(2));
+        // It fits nowhere: some replica has to say so.
+        assert_eq!(least_work(&[row(Ready, 1), row(Ready, 0)], 500), Some(1));
+    }
+}

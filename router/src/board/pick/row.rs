@@ -1,0 +1,197 @@
+//! What a choice reads and what it is asked: a row for each replica, columns of the replicas that are open to a
+//! request, and what the request wants. Plain data; knows no policy.
+
+use types::PolicyDigest;
+
+/// A version, which is a model's name and its policy digest, as one word that a row has room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct VersionId(pub u64);
+
+/// One replica, as the router knows it at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub standing: Standing,
+    pub digest: PolicyDigest,
+    pub version: VersionId,
+    pub context: u32,
+    /// How much of the context its ranks have room for at present. A larger number stands for all of it.
+    pub room: u32,
+    /// Tokens that it has to compute before it could begin with one more request: the part of prompts that no cache
+    /// has, and one token of each request that is being answered.
+    pub work: u64,
+    pub n_running: u32,
+    /// Positions that its cache has room for at once. None while the replica has not told.
+    pub tokens_free: Option<u64>,
+    /// How much of the prompt in question its cache has, from the beginning.
+    pub n_cached: u32,
+    /// Named blocks in its cache, as far as they are known here.
+    pub n_names: u32,
+    /// A number of the replica that is the same at every router.
+    pub id: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    Ready,
+    /// It could serve, but others serve better: it gets nothing new while there are any.
+    Shunned,
+    /// Its ranks are being placed anew, or it is silent: a request that it is given waits.
+    Recovering,
+    /// There are no places for its ranks: a request that it is given waits, and nobody knows for how long.
+    Unplaced,
+    /// It finishes what it has, and takes nothing more.
+    Draining,
+    /// It is not attached, or has not loaded yet.
+    Absent,
+}
+
+/// By what rule a replica is chosen among those that could serve.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PickPolicy {
+    #[default]
+    Prefix,
+    LeastWork,
+    PowerOfTwo,
+    RoundRobin,
+    Affinity,
+}
+
+/// What a choice has to know of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// Tokens of its longest prompt.
+    pub n_prompt: u32,
+    /// Requests with the same session belong together.
+    pub session: Option<u64>,
+    /// How many requests this router placed before.
+    pub n_before: u64,
+    /// The version whose replicas may have it. None: all replicas that serve.
+    pub version: Option<VersionId>,
+}
+
+/// What a replica must have to go on with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    pub digest: PolicyDigest,
+    /// The length of its log when it ends: with less context it would end sooner.
+    pub n_tokens: u64,
+    /// The length of its log so far.
+    pub n_known: u64,
+}
+
+/// What each sequence that runs costs one more, in tokens of a prompt, because every step takes longer with it. A step
+/// reads that sequence's cache, which is cheap beside computing a token of a prompt, and there are some hundred steps.
+const CROWD: u64 = 32;
+
+impl PickPolicy {
+    /// Whether the policy asks what caches have.
+    pub fn reads_caches(self, wish: &Wish) -> bool {
+        match self {
+            PickPolicy::Prefix => true,
+            PickPolicy::Affinity => wish.session.is_none(),
+            PickPolicy::LeastWork | PickPolicy::PowerOfTwo | PickPolicy::RoundRobin => false,
+        }
+    }
+}
+
+/// The replicas among which a policy chooses, in columns of one length. The memory is used again for the next choice.
+#[derive(Debug, Default)]
+pub struct Open {
+    /// The row of each, in ascending order.
+    pub rows: Vec<u32>,
+    /// What is before one more request and beside it, in tokens of a prompt.
+    pub loads: Vec<u64>,
+    /// The largest number while the replica has not told.
+    pub tokens_free: Vec<u64>,
+    pub n_cached: Vec<u32>,
+    pub n_names: Vec<u32>,
+    pub ids: Vec<u64>,
+}
+
+/// What decides whether a replica is open to a request. Digests are only compared, so they may be numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<D> {
+    pub standing: Standing,
+    pub digest: D,
+    pub context: u32,
+}
+
+impl Open {
+    /// Finds the open replicas: those of the best standing under the digest that is in force. If the prompt fits some
+    /// of them, only these are open; if it fits none, one of them has to say so. The result is the first replica that
+    /// could serve as well and would answer otherwise.
+    pub fn find<D: Copy + PartialEq>(
+        &mut self,
+        all: impl Iterator<Item = Candidate<D>> + Clone,
+        n_prompt: u32,
+    ) -> Option<usize> {
+        self.rows.clear();
+        let best = all.clone().map(|candidate| candidate.standing).min();
+        let best = best.filter(|best| *best <= Standing::Unplaced)?;
+        let candidates = all.enumerate().filter(|(_, candidate)| candidate.standing == best);
+        let digest = candidates.clone().next().map(|(_, candidate)| candidate.digest);
+        let (mut stranger, mut n_fit) = (None, 0);
+        for (row, candidate) in candidates.clone() {
+            if Some(candidate.digest) != digest {
+                stranger.get_or_insert(row);
+                continue;
+            }
+            self.rows.push(row as u32);
+            n_fit += usize::from(candidate.context > n_prompt);
+        }
+        if 0 < n_fit && n_fit < self.rows.len() {
+            let fit = candidates.filter(|(_, of)| Some(of.digest) == digest && of.context > n_prompt);
+            self.rows.clear();
+            self.rows.extend(fit.map(|(row, _)| row as u32));
+        }
+        stranger
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The first of those for which the key is least.
+    pub fn least<K: Ord>(&self, key: impl Fn(usize) -> K) -> Option<usize> {
+        (0..self.len()).min_by_key(|&at| key(at))
+    }
+}
+
+/// What is before one more request and beside it, in tokens of a prompt.
+pub fn load(work: u64, n_running: u32) -> u64 {
+    work.saturating_add(CROWD * u64::from(n_running))
+}
+
+impl Wish {
+    pub fn is_for(&self, version: VersionId) -> bool {
+        self.version.is_none_or(|wanted| wanted == version)
+    }
+}
+
+impl Row {
+    /// Whether the replica can go on with the request at present. Where its ranks have less room than its context, a
+    /// request goes on as far as it fits.
+    pub fn meets(&self, need: Need) -> bool {
+        self.may_meet(need) && u64::from(self.room) > need.n_known
+    }
+
+    fn may_meet(&self, need: Need) -> bool {
+        self.digest == need.digest && u64::from(self.context) >= need.n_tokens
+    }
+
+    pub fn may_come_for(&self, need: Need) -> bool {
+        match self.standing {
+            Standing::Absent => true,
+            Standing::Ready | Standing::Shunned | Standing::Recovering | Standing::Unplaced => self.may_meet(need),
+            Standing::Draining => false,
+        }
+    }
+
+    pub fn load(&self) -> u64 {
+        load(self.work, self.n_running)
+    }
+}

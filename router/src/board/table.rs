@@ -1,0 +1,381 @@
+//! The table at which a choice among replicas looks: what is known of each, numbers that change by themselves, and
+//! which blocks each has in its cache. Knows no links, and nothing of what people are shown.
+
+use crate::board::caches::{Caches, Gap, IDS_MAX, Id, Ids, Teller};
+use crate::board::circuit::{Circuit, CircuitChange, Usual};
+use crate::board::ledger::{Ledger, Ledgers, Loads};
+use crate::board::pick::{self, Candidate, Open, PickPolicy, Row, Standing, VersionId, Wish};
+use proto::cluster as wire;
+use std::sync::Arc;
+use types::{BLOCK_TOKENS, BlockHash, PolicyDigest, TenantId, Token};
+
+/// Replicas derive the names of their blocks from their cluster's secret, the salt. Caches are looked up for so many
+/// different salts; replicas with others are not.
+const SALTS_MAX: usize = 4;
+
+/// The root of a replica's block names.
+pub type Salt = [u8; 16];
+
+#[derive(Default)]
+pub struct Board {
+    /// In the order in which the replicas came.
+    seats: Vec<Seat>,
+    /// What every choice reads of each seat: so a thousand replicas are few cache lines.
+    brief: Vec<Brief>,
+    /// What the numbers in `brief` stand for.
+    digests: Vec<PolicyDigest>,
+    salts: Vec<Salt>,
+    caches: Caches,
+    ledgers: Ledgers,
+}
+
+struct Seat {
+    place: usize,
+    facts: ReplicaFacts,
+    ledger: Arc<Ledger>,
+    teller: Teller,
+    circuit: Circuit,
+}
+
+struct Brief {
+    loads: Loads,
+    id: u64,
+    version: VersionId,
+    /// The context, or as much of it as the ranks have room for.
+    context: u32,
+    teller: Option<Id>,
+    digest: u16,
+    salt: u16,
+    standing: Standing,
+    /// Its circuit lets every request through.
+    is_trusted: bool,
+}
+
+/// What a view says of a replica that a choice has to know.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplicaFacts {
+    pub standing: Standing,
+    pub digest: PolicyDigest,
+    pub version: VersionId,
+    pub context: u32,
+    /// How much of the context the ranks have room for at present.
+    pub room: u32,
+    pub salt: Salt,
+    /// A number of the replica that is the same at every router.
+    pub id: u64,
+}
+
+/// Memory that is used again, so that a choice allocates nothing.
+pub struct ChoiceBuffers {
+    open: Open,
+    /// For each salt, the open replicas that name their blocks from it.
+    salts: Vec<(u16, Ids)>,
+    depths: Box<[u32; IDS_MAX]>,
+}
+
+impl Default for ChoiceBuffers {
+    fn default() -> ChoiceBuffers {
+        ChoiceBuffers { open: Open::default(), salts: Vec::with_capacity(SALTS_MAX), depths: Box::new([0; IDS_MAX]) }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    pub place: usize,
+    /// How many tokens of the prompt its cache has.
+    pub n_cached: u32,
+    /// Another replica that could have served as well, but under another digest: it would answer otherwise, and gets
+    /// nothing.
+    pub stranger: Option<usize>,
+}
+
+impl Board {
+    /// The ledger of a replica that comes.
+    pub fn ledger(&mut self) -> Arc<Ledger> {
+        Arc::new(self.ledgers.open())
+    }
+
+    pub fn sit(&mut self, place: usize, ledger: Arc<Ledger>) {
+        debug_assert!(self.seats.last().is_none_or(|last| last.place < place), "no place is given twice");
+        let (digest, salt, standing) = (PolicyDigest::default(), Salt::default(), Standing::Absent);
+        let version = VersionId::default();
+        let facts = ReplicaFacts { standing, digest, version, context: 0, room: 0, salt, id: 0 };
+        let (loads, teller, circuit) = (ledger.loads().clone(), Teller::default(), Circuit::default());
+        self.seats.push(Seat { place, facts, ledger, teller, circuit });
+        let (id, context, teller, is_trusted) = (0, 0, None, true);
+        self.brief.push(Brief { loads, id, version, context, teller, digest: 0, salt: 0, standing, is_trusted });
+        self.number();
+    }
+
+    pub fn leave(&mut self, place: usize) {
+        self.hear_anew(place);
+        if let Some(at) = self.at(place) {
+            self.seats.remove(at);
+            self.brief.remove(at);
+            self.number();
+        }
+    }
+
+    pub fn show(&mut self, place: usize, facts: &ReplicaFacts) {
+        let Some(at) = self.at(place) else { return };
+        let before = std::mem::replace(&mut self.seats[at].facts, *facts);
+        let brief = &mut self.brief[at];
+        (brief.standing, brief.context, brief.id) = (facts.standing, facts.room.min(facts.context), facts.id);
+        brief.version = facts.version;
+        if (before.digest, before.salt) != (facts.digest, facts.salt) {
+            self.number();
+        }
+    }
+
+    /// Gives digests and salts numbers, which are compared faster.
+    fn number(&mut self) {
+        let Board { seats, brief, digests, salts, .. } = self;
+        digests.clear();
+        salts.clear();
+        for (seat, brief) in seats.iter().zip(brief) {
+            brief.digest = number(digests, seat.facts.digest);
+            brief.salt = number(salts, seat.facts.salt);
+        }
+    }
+
+    /// Another stream to the replica begins: what its cache has is not known any more.
+    pub fn hear_anew(&mut self, place: usize) {
+        if let Some(at) = self.at(place) {
+            self.caches.forget(&mut self.seats[at].teller);
+            self.seats[at].teller = Teller::default();
+            self.brief[at].teller = None;
+        }
+    }
+
+    pub fn hear(&mut self, place: usize, told: &wire::Cached) -> Result<(), Gap> {
+        let Some(at) = self.at(place) else { return Ok(()) };
+        let heard = self.caches.hear(&mut self.seats[at].teller, told);
+        self.brief[at].teller = self.seats[at].teller.id;
+        heard
+    }
+
+    /// Judges all replicas, once a second. The result says which one gets nothing new for a while, and which one is
+    /// tried or trusted again.
+    pub fn judge(&mut self, second: u64) -> Vec<(usize, CircuitChange)> {
+        let windows: Vec<_> = self.seats.iter().map(|seat| seat.ledger.look()).collect();
+        let mut n_shunned = self.brief.iter().filter(|brief| !brief.is_trusted).count();
+        let n_ready = self.brief.iter().filter(|brief| brief.standing <= Standing::Shunned).count();
+        let mut turns = Vec::new();
+        for (at, (seat, brief)) in self.seats.iter_mut().zip(&mut self.brief).enumerate() {
+            let usual = Usual::of_others(&windows, at);
+            let is_open = seat.circuit.is_open();
+            // At most half of all are shunned: if most of them are worse than they were, nothing is gained by shunning.
+            let may_open = is_open || (n_shunned + 1) * 2 <= n_ready;
+            if let Some(turn) = seat.circuit.look(second, &windows[at], &usual, may_open) {
+                n_shunned += usize::from(!is_open && seat.circuit.is_open());
+                turns.push((seat.place, turn));
+            }
+            brief.is_trusted = !seat.circuit.is_open();
+        }
+        turns
+    }
+
+    pub fn row_of(&self, place: usize) -> Option<Row> {
+        Some(self.row(self.at(place)?))
+    }
+
+    pub fn rows(&self) -> impl Iterator<Item = (usize, Row)> + '_ {
+        self.seats.iter().enumerate().map(|(at, seat)| (seat.place, self.row(at)))
+    }
+
+    /// The replica that gets a request. `names` derives the names of the prompt's blocks from a digest and a salt.
+    pub fn choose<I: Iterator<Item = u64>>(
+        &self,
+        policy: PickPolicy,
+        wish: &Wish,
+        names: Option<impl Fn(&PolicyDigest, &Salt) -> I>,
+        scratch: &mut ChoiceBuffers,
+    ) -> Option<Chosen> {
+        let all = self.brief.iter().enumerate().map(|(at, brief)| Candidate {
+            // A replica of another version is not there for this request.
+            standing: if wish.is_for(brief.version) { self.standing(at, brief) } else { Standing::Absent },
+            digest: brief.digest,
+            context: brief.context,
+        });
+        let stranger = scratch.open.find(all, wish.n_prompt).map(|at| self.seats[at].place);
+        self.fill(&mut scratch.open);
+        // A single open replica gets the request whatever its cache has.
+        if let Some(names) = names.filter(|_| policy.reads_caches(wish) && scratch.open.len() > 1) {
+            self.look_up(wish, names, scratch);
+        }
+        let at = pick::pick(policy, &scratch.open, wish)?;
+        let n_cached = scratch.open.n_cached[scratch.open.rows.binary_search(&(at as u32)).ok()?];
+        // With several versions, a replica under another digest is not a stranger: it serves other requests.
+        let stranger = stranger.filter(|_| wish.version.is_none());
+        Some(Chosen { place: self.seats[at].place, n_cached, stranger })
+    }
+
+    /// Fills the columns of the open replicas, but for what caches have.
+    fn fill(&self, open: &mut Open) {
+        let Open { rows, loads, tokens_free, n_cached, n_names, ids } = open;
+        let briefs = || rows.iter().map(|row| &self.brief[*row as usize]);
+        loads.clear();
+        tokens_free.clear();
+        loads.extend(briefs().map(|brief| pick::load(brief.loads.work(), brief.loads.n_running())));
+        tokens_free.extend(briefs().map(|brief| brief.loads.tokens_free()));
+        n_names.clear();
+        n_names.extend(briefs().map(|brief| self.n_names(brief)));
+        ids.clear();
+        ids.extend(briefs().map(|brief| brief.id));
+        n_cached.clear();
+        n_cached.resize(rows.len(), 0);
+    }
+
+    /// Finds how much of the prompt the cache of each open replica has.
+    fn look_up<I: Iterator<Item = u64>>(
+        &self,
+        wish: &Wish,
+        names: impl Fn(&PolicyDigest, &Salt) -> I,
+        scratch: &mut ChoiceBuffers,
+    ) {
+        let ChoiceBuffers { open, salts, depths } = scratch;
+        salts.clear();
+        depths.fill(0);
+        let Some(first) = open.rows.first().map(|row| &self.brief[*row as usize]) else { return };
+        for row in &open.rows {
+            let Brief { salt, teller, .. } = &self.brief[*row as usize];
+            let Some(id) = teller else { continue };
+            let known = salts.iter().position(|(of, _)| of == salt);
+            if known.is_none() && salts.len() < SALTS_MAX {
+                salts.push((*salt, Ids::default()));
+            }
+            let at = known.unwrap_or(salts.len() - 1);
+            if salts[at].0 == *salt {
+                salts[at].1.insert(*id);
+            }
+        }
+        let digest = &self.digests[usize::from(first.digest)];
+        for (salt, among) in salts.iter() {
+            self.caches.depths(names(digest, &self.salts[usize::from(*salt)]), *among, depths);
+        }
+        let n_cached_max = wish.n_prompt.saturating_sub(1);
+        for (row, n_cached) in open.rows.iter().zip(&mut open.n_cached) {
+            let depth = self.brief[*row as usize].teller.map_or(0, |id| depths[usize::from(id)]);
+            *n_cached = (depth * BLOCK_TOKENS).min(n_cached_max);
+        }
+    }
+
+    fn at(&self, place: usize) -> Option<usize> {
+        self.seats.binary_search_by_key(&place, |seat| seat.place).ok()
+    }
+
+    #[inline]
+    fn standing(&self, at: usize, brief: &Brief) -> Standing {
+        let admits = || brief.is_trusted || self.seats[at].circuit.admits(brief.loads.n_own());
+        match brief.standing {
+            Standing::Ready if !admits() => Standing::Shunned,
+            standing => standing,
+        }
+    }
+
+    #[inline]
+    fn n_names(&self, brief: &Brief) -> u32 {
+        brief.teller.map_or(0, |id| self.caches.n_names(id))
+    }
+
+    fn row(&self, at: usize) -> Row {
+        let (brief, ReplicaFacts { digest, version, context, room, id, .. }) = (&self.brief[at], self.seats[at].facts);
+        let (loads, n_names) = (&brief.loads, self.n_names(brief));
+        let (standing, work, n_running) = (self.standing(at, brief), loads.work(), loads.n_running());
+        let tokens_free = Some(loads.tokens_free()).filter(|free| *free != u64::MAX);
+        Row { standing, digest, version, context, room, work, n_running, tokens_free, n_cached: 0, n_names, id }
+    }
+}
+
+/// The number of a value among those that are known.
+fn number<T: PartialEq>(known: &mut Vec<T>, value: T) -> u16 {
+    let at = known.iter().position(|of| *of == value).unwrap_or_else(|| {
+        known.push(value);
+        known.len() - 1
+    });
+    u16::try_from(at).unwrap_or(u16::MAX)
+}
+
+/// What a replica calls the blocks of a prompt that it could have cached. The last token is always computed, so its
+/// block is none of them.
+pub fn names<'a>(
+    prompt: &'a [Token],
+    tenant: TenantId,
+    digest: &PolicyDigest,
+    salt: &Salt,
+) -> impl Iterator<Item = u64> + use<'a> {
+    let n_blocks = prompt.len().saturating_sub(1) / BLOCK_TOKENS as usize;
+    let blocks = prompt.chunks_exact(BLOCK_TOKENS as usize).take(n_blocks);
+    let root = BlockHash::root(digest, tenant, None, salt);
+    blocks.scan(root, |name, block| {
+        *name = name.child(block.iter().copied());
+        Some(name.short())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(salt: u8, id: u64) -> ReplicaFacts {
+        let (digest, version) = (PolicyDigest::default(), VersionId::default());
+        ReplicaFacts { standing: Standing::Ready, digest, version, context: 4096, room: u32::MAX, salt: [salt; 16], id }
+    }
+
+    fn board(salts: &[u8]) -> Board {
+        let mut board = Board::default();
+        for (place, salt) in salts.iter().enumerate() {
+            board.sit(place, Arc::default());
+            board.show(place, &facts(*salt, place as u64));
+        }
+        board
+    }
+
+    fn tell(board: &mut Board, place: usize, sequence: u64, prompt: &[Token], salt: u8) {
+        let added = names(prompt, TenantId(0), &PolicyDigest::default(), &[salt; 16]).collect();
+        let told = wire::Cached { sequence, anew: sequence == 1, added, dropped: Vec::new() };
+        board.hear(place, &told).unwrap();
+    }
+
+    fn choose(board: &Board, prompt: &[Token]) -> (usize, u32) {
+        let wish = Wish { n_prompt: prompt.len() as u32, ..Wish::default() };
+        let names = |digest: &PolicyDigest, salt: &Salt| names(prompt, TenantId(0), digest, salt);
+        let chosen = board.choose(PickPolicy::Prefix, &wish, Some(names), &mut ChoiceBuffers::default()).unwrap();
+        (chosen.place, chosen.n_cached)
+    }
+
+    #[test]
+    fn the_replica_that_has_the_prompt_cached_gets_it_until_it_has_too_much_work() {
+        let mut board = board(&[1, 2, 1]);
+        let prompt: Vec<Token> = (0..100).collect();
+        assert_eq!(choose(&board, &prompt), (0, 0));
+        tell(&mut board, 1, 1, &prompt[..50], 2);
+        assert_eq!(choose(&board, &prompt), (1, 48));
+        tell(&mut board, 2, 1, &prompt, 1);
+        assert_eq!(choose(&board, &prompt), (2, 96));
+        // The same prompt of another tenant has other names.
+        let others = |digest: &PolicyDigest, salt: &Salt| names(&prompt, TenantId(9), digest, salt);
+        let wish = Wish { n_prompt: 100, ..Wish::default() };
+        let chosen = board.choose(PickPolicy::Prefix, &wish, Some(others), &mut ChoiceBuffers::default()).unwrap();
+        assert_eq!((chosen.place, chosen.n_cached), (0, 0));
+        let ledger = board.seats[2].ledger.clone();
+        let busy = ledger.enter(49);
+        assert_eq!(choose(&board, &prompt), (1, 48));
+        drop(busy);
+        assert_eq!(choose(&board, &prompt), (2, 96));
+        // A stream that begins anew has told nothing yet.
+        board.hear_anew(2);
+        assert_eq!(choose(&board, &prompt), (1, 48));
+        board.leave(1);
+        assert_eq!(choose(&board, &prompt), (0, 0));
+    }
+
+    #[test]
+    fn at_most_all_but_the_last_token_of_a_prompt_is_cached() {
+        let mut board = board(&[1, 1]);
+        let prompt: Vec<Token> = (0..33).collect();
+        tell(&mut board, 1, 1, &prompt, 1);
+        assert_eq!((choose(&board, &prompt), choose(&board, &prompt[..32])), ((1, 32), (1, 16)));
+        assert_eq!(choose(&board, &prompt[..16]), (0, 0));
+    }
+}

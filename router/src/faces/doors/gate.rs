@@ -1,0 +1,115 @@
+//! What a gRPC call passes before it is read: its key is checked, and its body has to arrive in time. A panic behind
+//! the gate ends this one call. Knows methods only by their paths.
+
+use crate::faces::doors::call::status;
+use crate::faces::doors::panics::{Panicked, caught};
+use crate::front::frontend::Frontend;
+use crate::refusal::Refusal;
+use axum::body::BodyDataStream;
+use bytes::Bytes;
+use http::header::AUTHORIZATION;
+use http::{Request, Response};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::{Sleep, sleep};
+use tokio_stream::Stream;
+use tonic::Status;
+use tonic::body::Body;
+use tower::{Layer, Service};
+
+/// What probes and tools may ask without a key. All other calls need one.
+const OPEN: [&str; 7] = [
+    "/grpc.health.v1.Health/",
+    "/grpc.reflection.v1.ServerReflection/",
+    "/grpc.reflection.v1alpha.ServerReflection/",
+    "/vllm.grpc.engine.VllmEngine/HealthCheck",
+    "/inference.GRPCInferenceService/ServerLive",
+    "/inference.GRPCInferenceService/ServerReady",
+    "/inference.GRPCInferenceService/ModelReady",
+];
+/// A stream of requests, which a client sends whenever it has one.
+const ENDLESS: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+
+#[derive(Clone)]
+pub struct GrpcGate(pub Arc<Frontend>);
+
+impl<S> Layer<S> for GrpcGate {
+    type Service = GatedService<S>;
+
+    fn layer(&self, inner: S) -> GatedService<S> {
+        GatedService { front: self.0.clone(), inner }
+    }
+}
+
+#[derive(Clone)]
+pub struct GatedService<S> {
+    front: Arc<Frontend>,
+    inner: S,
+}
+
+impl<S> GatedService<S> {
+    fn may_pass(&self, request: &Request<Body>) -> bool {
+        let path = request.uri().path();
+        let is_open = |open: &&str| if open.ends_with('/') { path.starts_with(*open) } else { path == *open };
+        let authorization = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        OPEN.iter().any(is_open) || self.front.config.keys.authorized(authorization).is_some()
+    }
+}
+
+impl<S> Service<Request<Body>> for GatedService<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>> + 'static,
+    S::Error: Send + 'static,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        if !self.may_pass(&request) {
+            return Box::pin(std::future::ready(Ok(status(Refusal::NoKey).into_http())));
+        }
+        let is_endless = request.uri().path() == ENDLESS;
+        let body_max = self.front.config.timeouts.body_max;
+        let request = if is_endless { request } else { request.map(|body| in_time(body, body_max)) };
+        let answered = caught(self.inner.call(request));
+        Box::pin(async move { answered.await.unwrap_or_else(|Panicked| Ok(broken().into_http())) })
+    }
+}
+
+fn broken() -> Status {
+    status(Refusal::failed("the server broke on it"))
+}
+
+/// A body that breaks off if it does not end in time.
+fn in_time(body: Body, body_max: Duration) -> Body {
+    let chunks = axum::body::Body::new(body).into_data_stream();
+    Body::new(axum::body::Body::from_stream(InTime { chunks, late: Box::pin(sleep(body_max)) }))
+}
+
+struct InTime {
+    chunks: BodyDataStream,
+    late: Pin<Box<Sleep>>,
+}
+
+impl Stream for InTime {
+    type Item = Result<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        match Pin::new(&mut self.chunks).poll_next(context) {
+            Poll::Ready(chunk) => Poll::Ready(chunk.map(|chunk| chunk.map_err(Into::into))),
+            Poll::Pending => {
+                let late = || Status::deadline_exceeded("the request did not arrive in time");
+                self.late.as_mut().poll(context).map(|()| Some(Err(late().into())))
+            }
+        }
+    }
+}

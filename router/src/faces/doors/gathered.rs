@@ -1,0 +1,135 @@
+//! A connection whose writes wait for one turn of the runtime, so that what many of its streams say in one step leaves
+//! in one write. Knows no frames.
+//!
+//! A runtime runs the task first that was woken last. Without this, each stream that has something to say would be
+//! followed by the connection, which would write that alone. A task that waits a turn stands behind all that are awake
+//! by then; where none is, it waits for nothing.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tonic::transport::server::Connected;
+
+pub struct Gathered<IO> {
+    io: IO,
+    /// Whether it has waited since the last flush.
+    has_waited: bool,
+}
+
+impl<IO> Gathered<IO> {
+    pub fn over(io: IO) -> Gathered<IO> {
+        Gathered { io, has_waited: false }
+    }
+
+    fn wait_a_turn(&mut self, context: &Context<'_>) -> Poll<()> {
+        if self.has_waited {
+            return Poll::Ready(());
+        }
+        self.has_waited = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Gathered<IO> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(context, into)
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Gathered<IO> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(self.wait_a_turn(context));
+        Pin::new(&mut self.io).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.wait_a_turn(context));
+        Pin::new(&mut self.io).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.has_waited = false;
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}
+
+impl<IO: Connected> Connected for Gathered<IO> {
+    type ConnectInfo = IO::ConnectInfo;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.io.connect_info()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use tokio::io::AsyncWriteExt;
+    use tokio::sync::Notify;
+
+    /// Counts writes.
+    struct Counting(Arc<AtomicUsize>);
+
+    impl AsyncWrite for Counting {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            self.0.fetch_add(1, Relaxed);
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// The test does what a connection does: it is woken by each of its streams, and writes all that they have said by
+    /// then.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn tokens_of_one_step_leave_in_one_write() {
+        let (n_writes, n_said, news) = (Arc::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+        let mut io = Gathered::over(Counting(Arc::clone(&n_writes)));
+        let connection = tokio::spawn({
+            let (n_said, news) = (n_said.clone(), news.clone());
+            async move {
+                let mut n_written = 0;
+                while n_written < 60 {
+                    news.notified().await;
+                    io.write_all(b"frame").await.unwrap();
+                    n_written = n_said.load(Relaxed);
+                    io.flush().await.unwrap();
+                }
+            }
+        });
+        // They are spawned from a task, so all are awake before the first of them runs.
+        tokio::spawn(async move {
+            for _ in 0..60 {
+                let (n_said, news) = (n_said.clone(), news.clone());
+                tokio::spawn(async move {
+                    n_said.fetch_add(1, Relaxed);
+                    news.notify_one();
+                });
+            }
+        });
+        connection.await.unwrap();
+        assert!(n_writes.load(Relaxed) < 10, "{n_writes:?}");
+    }
+}

@@ -1,0 +1,36 @@
+//! Catches a panic, which ends the one request that it happened to; its client is told. Knows no protocol. Panics are
+//! counted in `telemetry`, which hears of all.
+
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::task::Poll;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Panicked;
+
+/// Runs a request's future. If it panics, it is not polled again; what it shared with others is behind locks that go on
+/// after a panic.
+pub async fn caught<F: Future>(future: F) -> Result<F::Output, Panicked> {
+    let mut future = pin!(future);
+    let poll = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+        Ok(poll) => poll.map(Ok),
+        Err(_) => Poll::Ready(Err(Panicked)),
+    });
+    poll.await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_becomes_an_error() {
+        assert_eq!(caught(async { 5 }).await, Ok(5));
+        let breaks = async {
+            tokio::task::yield_now().await;
+            assert!(std::hint::black_box(false), "as this test wants it");
+        };
+        assert_eq!(caught(breaks).await, Err(Panicked));
+    }
+}

@@ -1,0 +1,164 @@
+//! A client's connection, which holds a place among the others and has to act in time: to begin, and to take what is
+//! there for it. Knows bytes, and of protocols only the length of HTTP/2's preface.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Sleep, sleep};
+use tonic::transport::server::Connected;
+
+/// The length of HTTP/2's preface: before it has come, no deadline of the protocol runs.
+const PREFACE_BYTES: usize = 24;
+
+pub struct Socket<IO> {
+    io: IO,
+    /// The time until which a byte must have been written. Present while a write waits.
+    unread: Option<Pin<Box<Sleep>>>,
+    unread_max: Duration,
+    /// Present until the client has begun.
+    beginning: Option<Beginning>,
+    _place: OwnedSemaphorePermit,
+}
+
+struct Beginning {
+    n_bytes: usize,
+    late: Pin<Box<Sleep>>,
+}
+
+impl<IO> Socket<IO> {
+    pub fn new(io: IO, place: OwnedSemaphorePermit, unread_max: Duration) -> Socket<IO> {
+        Socket { io, unread: None, unread_max, beginning: None, _place: place }
+    }
+
+    /// The connection is closed if it does not begin in time: for servers that do not see to that themselves.
+    pub fn begins_within(self, max: Duration) -> Socket<IO> {
+        Socket { beginning: Some(Beginning { n_bytes: 0, late: Box::pin(sleep(max)) }), ..self }
+    }
+
+    /// The result of a write, or an error if the client has not read for too long.
+    fn written(&mut self, context: &mut Context<'_>, wrote: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if wrote.is_ready() {
+            self.unread = None;
+            return wrote;
+        }
+        let unread_max = self.unread_max;
+        let unread = self.unread.get_or_insert_with(|| Box::pin(sleep(unread_max)));
+        unread.as_mut().poll(context).map(|()| Err(late("the client does not read")))
+    }
+}
+
+fn late(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, what)
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Socket<IO> {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let n_before = into.filled().len();
+        let read = Pin::new(&mut this.io).poll_read(context, into);
+        let Some(beginning) = &mut this.beginning else { return read };
+        beginning.n_bytes += into.filled().len() - n_before;
+        if beginning.n_bytes >= PREFACE_BYTES {
+            this.beginning = None;
+            return read;
+        }
+        match (&read, beginning.late.as_mut().poll(context)) {
+            (Poll::Pending, Poll::Ready(())) => Poll::Ready(Err(late("the client says nothing"))),
+            _ => read,
+        }
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Socket<IO> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let wrote = Pin::new(&mut this.io).poll_write(context, bytes);
+        this.written(context, wrote)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let wrote = Pin::new(&mut this.io).poll_write_vectored(context, bytes);
+        this.written(context, wrote)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(context)
+    }
+}
+
+impl<IO: Connected> Connected for Socket<IO> {
+    type ConnectInfo = IO::ConnectInfo;
+
+    fn connect_info(&self) -> IO::ConnectInfo {
+        self.io.connect_info()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+    use tokio::sync::Semaphore;
+
+    const MAX: Duration = Duration::from_secs(30);
+
+    fn socket() -> (Socket<DuplexStream>, DuplexStream, Arc<Semaphore>) {
+        let (ours, theirs) = duplex(16);
+        let places = Arc::new(Semaphore::new(1));
+        let place = places.clone().try_acquire_owned().unwrap();
+        (Socket::new(ours, place, MAX), theirs, places)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_reader_is_served_and_one_that_never_reads_is_closed() {
+        let (mut socket, mut reader, places) = socket();
+        let writing = tokio::spawn(async move { socket.write_all(&[7; 64]).await });
+        let mut piece = [0; 8];
+        for _ in 0..4 {
+            tokio::time::sleep(MAX - Duration::from_secs(1)).await;
+            reader.read_exact(&mut piece).await.unwrap();
+        }
+        assert!(!writing.is_finished() && places.available_permits() == 0);
+        let ended = writing.await.unwrap();
+        assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(places.available_permits(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_does_not_begin_is_closed() {
+        let (socket, mut client, _places) = socket();
+        let mut socket = socket.begins_within(MAX);
+        client.write_all(b"PRI").await.unwrap();
+        let mut said = Vec::new();
+        assert_eq!(socket.read_to_end(&mut said).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(said, b"PRI");
+        // Once it has begun, it may be silent.
+        let (socket, mut client, _places) = self::socket();
+        let mut socket = socket.begins_within(MAX);
+        let says = async {
+            client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+            tokio::time::sleep(3 * MAX).await;
+            drop(client);
+        };
+        let (heard, ()) = tokio::join!(socket.read_to_end(&mut said), says);
+        assert_eq!(heard.unwrap(), 24);
+    }
+}

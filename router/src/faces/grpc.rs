@@ -1,0 +1,207 @@
+//! `lockstep.v1.Inference`: translates calls to what `front` does. Knows no replica.
+
+use crate::board::pick::hashed;
+use crate::faces::SESSION;
+use crate::faces::doors::call::{call_deadline, status, tenant};
+use crate::front::ask::{Ask, Purpose, after};
+use crate::front::attended::Attended;
+use crate::front::frontend::Frontend;
+use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::recorder::{Caller, Face, Recorder};
+use crate::front::resume::{ReadMark, ReadMarks, Resume, UncheckedHandle};
+use crate::limits::tenants::Visit;
+use crate::refusal::Refusal;
+use proto::v1;
+use proto::v1::generate_reply;
+use proto::v1::generate_request::Input;
+use proto::v1::inference_server::{Inference, InferenceServer};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use tokio_stream::Stream;
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Status};
+use types::TenantId;
+
+pub fn service(front: Arc<Frontend>) -> InferenceServer<impl Inference> {
+    let body_bytes_max = front.config.limits.body_bytes_max;
+    InferenceServer::new(Service { front }).max_decoding_message_size(body_bytes_max)
+}
+
+struct Service {
+    front: Arc<Frontend>,
+}
+
+#[tonic::async_trait]
+impl Inference for Service {
+    type GenerateStream = Attended<GenerateReplies>;
+
+    async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
+        let mut recorder = Recorder::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
+        let ask = self.ask(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
+        let generation = self.front.generate(ask, recorder).await.map_err(status)?;
+        let started = Some(generation.started.clone());
+        let has_tokens = generation.marks.choices.iter().any(|mark| mark.n_tokens() > 0);
+        let replies = GenerateReplies { started, has_tokens, generation };
+        Ok(Response::new(self.front.attendance.attended(replies)))
+    }
+
+    async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedReply>, Status> {
+        let mut recorder = Recorder::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
+        let ask = self.embed_ask(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
+        let reply = self.front.embed(ask, &mut recorder).await.map_err(status)?;
+        Ok(Response::new(reply))
+    }
+
+    async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeReply>, Status> {
+        let _visit = self.visit(request.metadata()).map_err(status)?;
+        let request = request.into_inner();
+        let text = self.front.text(&request.model).map_err(status)?;
+        let input = match request.input {
+            Some(v1::tokenize_request::Input::Text(text)) => Input::Text(text),
+            Some(v1::tokenize_request::Input::Chat(chat)) => Input::Chat(chat),
+            None => return Err(status(Refusal::invalid("input", "one of text and chat"))),
+        };
+        let token_ids = self.front.tokens(&text, input, true).await.map_err(status)?;
+        Ok(Response::new(v1::TokenizeReply { token_ids }))
+    }
+
+    async fn detokenize(
+        &self,
+        request: Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeReply>, Status> {
+        let _visit = self.visit(request.metadata()).map_err(status)?;
+        let request = request.into_inner();
+        let text = self.front.text(&request.model).map_err(status)?;
+        text.check_ids("token_ids", &request.token_ids).map_err(status)?;
+        let text = self.front.detokenized(&text, request.token_ids).await.map_err(status)?;
+        Ok(Response::new(v1::DetokenizeReply { text }))
+    }
+
+    async fn list_models(
+        &self,
+        request: Request<v1::ListModelsRequest>,
+    ) -> Result<Response<v1::ListModelsReply>, Status> {
+        self.tenant(request.metadata()).map_err(status)?;
+        let mut listed = self.front.models.listed(&self.front.replicas);
+        // Each model is listed by the name that replies carry.
+        listed.retain(|(name, model)| *name == model.name);
+        let models = listed.into_iter().map(|(id, model)| v1::Model {
+            id,
+            context: model.replica.context,
+            policy_digest: model.replica.digest.0.to_vec(),
+        });
+        let models = models.collect();
+        Ok(Response::new(v1::ListModelsReply { models }))
+    }
+
+    async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Result<Response<v1::Topology>, Status> {
+        self.tenant(request.metadata()).map_err(status)?;
+        Ok(Response::new(self.front.topology(request.get_ref().from)))
+    }
+}
+
+impl Service {
+    fn tenant(&self, metadata: &MetadataMap) -> Result<TenantId, Refusal> {
+        tenant(&self.front, metadata)
+    }
+
+    /// Counts what only reads and writes text: it is a request of its tenant too.
+    fn visit(&self, metadata: &MetadataMap) -> Result<Visit, Refusal> {
+        self.front.visit(self.tenant(metadata)?)
+    }
+
+    fn ask(&self, request: Request<v1::GenerateRequest>) -> Result<Ask, Refusal> {
+        let tenant = self.tenant(request.metadata())?;
+        let call = call_deadline(request.metadata())?;
+        let session = request.metadata().get(SESSION).and_then(|value| value.to_str().ok()).map(hashed);
+        let request = request.into_inner();
+        let input = request.input.ok_or_else(|| Refusal::invalid("input", "one of text, chat and token_ids"))?;
+        if request.choice == u32::MAX {
+            return Err(Refusal::invalid("choice", "is out of range"));
+        }
+        Ok(Ask {
+            model: request.model,
+            prompts: vec![input],
+            first_choice: request.choice,
+            purpose: Purpose::Generate(Box::new(request.sampling.unwrap_or_default())),
+            priority: request.priority,
+            deadline: [call, after(request.deadline_ms)].into_iter().flatten().min(),
+            tenant,
+            session,
+            resume: request.resume.map(resume).transpose()?,
+            ..Ask::default()
+        })
+    }
+
+    fn embed_ask(&self, request: Request<v1::EmbedRequest>) -> Result<Ask, Refusal> {
+        let tenant = self.tenant(request.metadata())?;
+        let call = call_deadline(request.metadata())?;
+        let request = request.into_inner();
+        let input = |input: v1::EmbedInput| match input.input {
+            Some(v1::embed_input::Input::Text(text)) => Ok(Input::Text(text)),
+            Some(v1::embed_input::Input::TokenIds(ids)) => Ok(Input::TokenIds(ids)),
+            None => Err(Refusal::invalid("inputs", "one of text and token_ids")),
+        };
+        Ok(Ask {
+            model: request.model,
+            prompts: request.inputs.into_iter().map(input).collect::<Result<_, _>>()?,
+            deadline: [call, after(request.deadline_ms)].into_iter().flatten().min(),
+            tenant,
+            ..Ask::default()
+        })
+    }
+}
+
+/// A generation as replies. Dropping it, as happens when a client leaves, cancels the request.
+pub struct GenerateReplies {
+    started: Option<v1::Started>,
+    /// Whether the client has read beyond the prompt before.
+    has_tokens: bool,
+    generation: Generation,
+}
+
+impl Stream for GenerateReplies {
+    type Item = Result<v1::GenerateReply, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(started) = self.started.take() {
+            return reply(generate_reply::Event::Started(started));
+        }
+        loop {
+            match ready!(Pin::new(&mut self.generation).poll_next(context)) {
+                Some(Ok((_, event))) => {
+                    if let Some(event) = self.said(event) {
+                        return reply(event);
+                    }
+                }
+                Some(Err(refusal)) => return Poll::Ready(Some(Err(status(refusal)))),
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+fn reply(event: generate_reply::Event) -> Poll<Option<Result<v1::GenerateReply, Status>>> {
+    Poll::Ready(Some(Ok(v1::GenerateReply { event: Some(event) })))
+}
+
+impl GenerateReplies {
+    /// The event as a reply. None where the client has it already.
+    fn said(&self, event: GenerationEvent) -> Option<generate_reply::Event> {
+        match event {
+            GenerationEvent::Prompt(logprobs) if !self.has_tokens => {
+                Some(generate_reply::Event::PromptLogprobs(logprobs))
+            }
+            GenerationEvent::Delta(delta) => Some(generate_reply::Event::Delta(delta)),
+            GenerationEvent::Finished(finished) => Some(generate_reply::Event::Finished(finished)),
+            // A generation does not pool.
+            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => None,
+        }
+    }
+}
+
+fn resume(asked: v1::Resume) -> Result<Resume, Refusal> {
+    let choices = vec![ReadMark::at(asked.position)];
+    Ok(Resume { handle: UncheckedHandle::read(&asked.handle)?, marks: ReadMarks { choices, usage: false } })
+}

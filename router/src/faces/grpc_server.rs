@@ -1,0 +1,97 @@
+//! The server of all that is gRPC: its services, their connections, health and reflection. Knows no message.
+
+use crate::config::Timeouts;
+use crate::faces::doors::gate::GrpcGate;
+use crate::faces::doors::gathered::Gathered;
+use crate::faces::doors::socket::Socket;
+use crate::faces::{Error, SERVICES, grpc, kserve, vllm};
+use crate::front::frontend::Frontend;
+use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
+use tokio_stream::{Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Connected;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+const SERVICE: &str = "lockstep.v1.Inference";
+/// The name under which the health service reports the process itself: it serves for as long as it lives, also while it
+/// drains or has no replica.
+pub const LIVE: &str = "live";
+
+pub async fn serve<IO, E>(
+    front: Arc<Frontend>,
+    incoming: impl Stream<Item = Result<IO, E>>,
+    draining: CancellationToken,
+    end: CancellationToken,
+) -> Result<(), Error>
+where
+    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let (reporter, health) = tonic_health::server::health_reporter();
+    let inference = grpc::service(front.clone());
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .with_service_name(SERVICE)
+            .with_service_name(SERVICES[0])
+            .with_service_name(SERVICES[1])
+            .with_service_name("grpc.health.v1.Health")
+    };
+    let incoming = placed(&front, incoming.map(|accepted| accepted.map(Gathered::over)));
+    let served = wire::server()
+        .layer(GrpcGate(front.clone()))
+        .add_service(inference)
+        .add_service(vllm::service(front.clone()))
+        .add_service(kserve::service(front.clone()))
+        .add_service(health)
+        .add_service(reflection().build_v1().map_err(Error::Reflection)?)
+        .add_service(reflection().build_v1alpha().map_err(Error::Reflection)?)
+        .serve_with_incoming_shutdown(incoming, end.cancelled_owned());
+    tokio::select! {
+        biased;
+        served = served => served.map_err(Error::Grpc),
+        () = report_health(&front, reporter, draining) => Ok(()),
+    }
+}
+
+/// Connections that have a place among the others. A connection beyond the limit is closed before anything of it is
+/// read.
+fn placed<IO, E>(
+    front: &Frontend,
+    incoming: impl Stream<Item = Result<IO, E>>,
+) -> impl Stream<Item = Result<Socket<IO>, E>> {
+    let Timeouts { unread_max, headers_max, .. } = front.config.timeouts;
+    let connections_max = front.config.limits.connections_max.clamp(1, Semaphore::MAX_PERMITS);
+    let places = Arc::new(Semaphore::new(connections_max));
+    incoming.filter_map(move |accepted| match accepted {
+        Ok(io) => {
+            let place = places.clone().try_acquire_owned().ok()?;
+            Some(Ok(Socket::new(io, place, unread_max).begins_within(headers_max)))
+        }
+        Err(error) => Some(Err(error)),
+    })
+}
+
+/// Keeps what the health service says up to date. Never ends.
+async fn report_health(front: &Frontend, reporter: HealthReporter, draining: CancellationToken) {
+    reporter.set_service_status(LIVE, ServingStatus::Serving).await;
+    let mut views = front.replicas.views();
+    loop {
+        views.mark_unchanged();
+        let ready = front.replicas.is_any_ready() && !front.admission.is_draining();
+        let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+        for service in ["", SERVICE].into_iter().chain(SERVICES) {
+            reporter.set_service_status(service, status).await;
+        }
+        tokio::select! {
+            biased;
+            Ok(()) = views.changed() => {}
+            () = draining.cancelled(), if !draining.is_cancelled() => {}
+            else => std::future::pending().await,
+        }
+    }
+}

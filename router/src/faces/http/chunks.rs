@@ -1,0 +1,148 @@
+//! An answer in OpenAI's chunks. What differs between chat and completions is an `AnswerFormat`.
+
+use crate::faces::http::error::HttpError;
+use crate::faces::http::fields::Streaming;
+use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, finish_reason};
+use crate::faces::http::sse::{self, Position, Voice};
+use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::resume::ReadMark;
+use crate::refusal::Refusal;
+use axum::response::Response;
+use proto::v1;
+use serde_json::Value;
+
+pub fn stream<S: AnswerFormat>(
+    envelope: Envelope,
+    shape: S,
+    generation: Generation,
+    n_choices: u32,
+    streaming: Streaming,
+) -> Response {
+    let front = envelope.front().clone();
+    let usage = UsageSum::new(n_choices, envelope.wishes());
+    let (include_usage, position) = (streaming.include_usage, Position::of(&generation));
+    let chunks = Chunks { envelope, shape, n_choices, include_usage, usage, position };
+    sse::stream(chunks, generation, &front)
+}
+
+struct Chunks<S> {
+    envelope: Envelope,
+    shape: S,
+    n_choices: u32,
+    include_usage: bool,
+    usage: UsageSum,
+    position: Position,
+}
+
+impl<S: AnswerFormat> Voice for Chunks<S> {
+    fn opening(&mut self, generation: &Generation, out: &mut String) {
+        for slot in 0..generation.prompts.len() as u32 * self.n_choices {
+            self.add_ended(slot, generation);
+            if let Some(member) = self.shape.opening() {
+                self.open(slot, member, Value::Null, generation, out);
+            }
+            // Without logprobs there is nothing to wait for.
+            if !self.envelope.wishes().logprobs {
+                self.echo(slot, &[], generation, out);
+            }
+        }
+    }
+
+    fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
+        match event {
+            GenerationEvent::Prompt(prompt) => self.echo(slot, &prompt.logprobs, generation, out),
+            // Its logprobs are counted, because they say where the next token's text begins.
+            GenerationEvent::Replayed(delta) => drop(self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs)),
+            GenerationEvent::Delta(delta) => {
+                *self.mark(slot) = ReadMark::at(delta.position + delta.token_ids.len() as u32);
+                if !self.envelope.says(&delta) {
+                    return;
+                }
+                let logprobs = self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs);
+                let mut choice = choice_value(slot, self.shape.piece(Some(&delta.text)), logprobs, None);
+                if self.envelope.wishes().token_ids {
+                    choice["token_ids"] = delta.token_ids.into();
+                }
+                self.position.write(out, None, &self.chunk(choice));
+            }
+            GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Finished(finished) => {
+                self.usage.add(slot, &finished);
+                *self.mark(slot) = ReadMark::Tokens { n: self.mark(slot).n_tokens(), ended: true };
+                let reason = if self.envelope.wishes().nothing_new { "length" } else { finish_reason(&finished) };
+                let chunk = self.chunk(choice_value(slot, self.shape.piece(None), Value::Null, Some(reason)));
+                self.position.write(out, None, &chunk);
+            }
+        }
+    }
+
+    fn ending(&mut self, out: &mut String) {
+        if self.include_usage && !self.position.marks.usage {
+            self.position.marks.usage = true;
+            let mut chunk = self.envelope.value(S::CHUNK_OBJECT, Vec::new());
+            chunk["usage"] = self.usage.value();
+            self.position.write(out, None, &chunk);
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
+
+    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+        sse::write(out, None, &HttpError::from(refusal).body());
+    }
+}
+
+impl<S: AnswerFormat> Chunks<S> {
+    /// A choice that had ended before the client resumed counts as it did then.
+    fn add_ended(&mut self, slot: u32, generation: &Generation) {
+        let mark = *self.mark(slot);
+        if mark.has_ended() {
+            let prompt_tokens = generation.prompts[(slot / self.n_choices) as usize].ids.len() as u32;
+            let usage = v1::Usage { prompt_tokens, cached_tokens: 0, completion_tokens: mark.n_tokens() };
+            self.usage.add(slot, &v1::Finished { usage: Some(usage), ..v1::Finished::default() });
+        }
+    }
+
+    fn mark(&mut self, slot: u32) -> &mut ReadMark {
+        &mut self.position.marks.choices[slot as usize]
+    }
+
+    /// Writes a choice's first chunk, which tells its prompt where that is wanted and new.
+    fn open(
+        &mut self,
+        slot: u32,
+        member: (&'static str, Value),
+        logprobs: Value,
+        generation: &Generation,
+        out: &mut String,
+    ) {
+        if *self.mark(slot) != ReadMark::Nothing {
+            return;
+        }
+        *self.mark(slot) = ReadMark::at(0);
+        let prompt = &generation.prompts[(slot / self.n_choices) as usize];
+        let mut choice = choice_value(slot, member, logprobs, None);
+        if S::PROMPT_IN_CHOICE {
+            self.envelope.tell_prompt(&mut choice, prompt, &[]);
+        }
+        let mut chunk = self.chunk(choice);
+        if !S::PROMPT_IN_CHOICE {
+            self.envelope.tell_prompt(&mut chunk, prompt, &[]);
+        }
+        self.position.write(out, None, &chunk);
+    }
+
+    fn echo(&mut self, slot: u32, scored: &[v1::Logprob], generation: &Generation, out: &mut String) {
+        let prompt = &generation.prompts[(slot / self.n_choices) as usize];
+        if let Some(echo) = self.envelope.echo(&mut self.shape, slot, prompt, scored) {
+            self.open(slot, self.shape.piece(Some(&echo.text)), echo.logprobs, generation, out);
+        }
+    }
+
+    fn chunk(&self, choice: Value) -> Value {
+        let mut chunk = self.envelope.value(S::CHUNK_OBJECT, vec![choice]);
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+}

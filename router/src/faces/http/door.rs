@@ -1,0 +1,130 @@
+//! Who may ask, how much, and what browsers may do: API keys, limits and CORS. Knows no page.
+
+use crate::faces::doors::panics::{Panicked, caught};
+use crate::faces::http::error::HttpError;
+use crate::front::frontend::Frontend;
+use crate::limits::tenants::{LimitState, Tenant};
+use crate::refusal::Refusal;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
+    ACCESS_CONTROL_REQUEST_METHOD, AUTHORIZATION, HeaderName, HeaderValue,
+};
+use http::{HeaderMap, Method, StatusCode};
+use std::sync::Arc;
+use std::time::Duration;
+use types::TenantId;
+
+/// Lets in requests with a key, and notes the tenant for the page.
+pub async fn authorize(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
+    let tenant = tenant(&front, request.headers());
+    enter(&front, tenant, request, next).await
+}
+
+/// The same for pages whose clients may also send the key as `x-api-key`.
+pub async fn authorize_either(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
+    let bare = || front.config.keys.tenant(text(request.headers(), "x-api-key")?.trim());
+    let tenant = tenant(&front, request.headers()).or_else(bare);
+    enter(&front, tenant, request, next).await
+}
+
+async fn enter(front: &Frontend, tenant: Option<TenantId>, mut request: Request, next: Next) -> Response {
+    match tenant {
+        Some(tenant) => {
+            request.extensions_mut().insert(tenant);
+            let mut response = next.run(request).await;
+            tell_limits(&front.config.keys.of(tenant), response.headers_mut());
+            response
+        }
+        None => HttpError::from(Refusal::NoKey).into_response(),
+    }
+}
+
+/// Tells what is left of a tenant's limits, in OpenAI's headers.
+fn tell_limits(tenant: &Tenant, headers: &mut HeaderMap) {
+    const REQUESTS: [&str; 3] =
+        ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
+    const TOKENS: [&str; 3] = ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"];
+    for (names, standing) in [REQUESTS, TOKENS].into_iter().zip(tenant.limit_states()) {
+        let Some(LimitState { max, left, full_in }) = standing else { continue };
+        let [limit, remaining, reset] = names.map(HeaderName::from_static);
+        headers.insert(limit, max.into());
+        headers.insert(remaining, left.into());
+        let text = HeaderValue::from_str(&span(full_in));
+        headers.insert(reset, text.unwrap_or(HeaderValue::from_static("0s")));
+    }
+}
+
+/// A time as `6m0s`, `1.5s` or `20ms`.
+fn span(time: Duration) -> String {
+    let (minutes, millis) = (time.as_secs() / 60, time.as_millis() % 60_000);
+    match (minutes, millis) {
+        (0, 0) => "0s".into(),
+        (0, millis) if millis < 1000 => format!("{millis}ms"),
+        (0, millis) => format!("{}s", millis as f64 / 1000.0),
+        (minutes, millis) => format!("{minutes}m{}s", millis as f64 / 1000.0),
+    }
+}
+
+fn tenant(front: &Frontend, headers: &HeaderMap) -> Option<TenantId> {
+    front.config.keys.authorized(text(headers, AUTHORIZATION.as_str()))
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// Lets a panic end this one request.
+pub async fn unbroken(request: Request, next: Next) -> Response {
+    let answered = caught(next.run(request)).await;
+    answered.unwrap_or_else(|Panicked| HttpError::from(Refusal::failed("the server broke on it")).into_response())
+}
+
+/// Lets pages of any origin ask: the key keeps others out, and there are no cookies.
+pub async fn cors(request: Request, next: Next) -> Response {
+    const ANY: HeaderValue = HeaderValue::from_static("*");
+    const EXPOSED: HeaderValue = HeaderValue::from_static(
+        "retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
+         x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens",
+    );
+    let is_preflight =
+        request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = match is_preflight {
+        true => preflight(request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned()),
+        false => next.run(request).await,
+    };
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+    response
+}
+
+fn preflight(wanted: Option<HeaderValue>) -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
+    // The wanted headers are repeated as they came, because `*` does not stand for `authorization`.
+    let allowed = wanted.unwrap_or(HeaderValue::from_static("authorization, content-type"));
+    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed);
+    headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_said_as_openai_says_them() {
+        let check = |millis, text: &str| assert_eq!(span(Duration::from_millis(millis)), text);
+        check(0, "0s");
+        check(20, "20ms");
+        check(1000, "1s");
+        check(1500, "1.5s");
+        check(360_000, "6m0s");
+        check(61_250, "1m1.25s");
+    }
+}

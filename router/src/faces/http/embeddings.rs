@@ -1,0 +1,107 @@
+//! `/v1/embeddings`.
+
+use crate::faces::http::completions::inputs;
+use crate::faces::http::error::HttpError;
+use crate::faces::http::fields::Fields;
+use crate::faces::http::page::{Page, counted, read};
+use crate::front::ask::Ask;
+use crate::front::frontend::Frontend;
+use crate::front::frontend::unix_seconds;
+use crate::front::recorder::{Caller, Face, Recorder};
+use crate::refusal::Refusal;
+use axum::Json;
+use axum::extract::{Request, State};
+use proto::v1;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub async fn embeddings(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
+    let read = read(&front, request).await;
+    let page = counted(&mut recorder, read)?;
+    let (ask, encoding) = counted(&mut recorder, ask(page).map_err(HttpError::from))?;
+    // Prompts are called `input` here.
+    let named = |refusal: Refusal| refusal.renamed(&[("text", "input"), ("token_ids", "input")]);
+    let reply = front.embed(ask, &mut recorder).await.map_err(named)?;
+    let usage = reply.usage.unwrap_or_default();
+    let data = reply.embeddings.iter().enumerate().map(
+        |(i, embedding)| json!({ "object": "embedding", "index": i, "embedding": encoding.value(&embedding.values) }),
+    );
+    let data: Vec<Value> = data.collect();
+    Ok(Json(json!({
+        "object": "list",
+        "created": unix_seconds(),
+        "model": reply.model,
+        "data": data,
+        "usage": usage_value(&usage),
+    })))
+}
+
+fn usage_value(usage: &v1::Usage) -> Value {
+    json!({ "prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens })
+}
+
+fn ask(page: Page) -> Result<(Ask, Encoding), Refusal> {
+    let Page { mut fields, tenant, .. } = page;
+    let encoding = encoding(&mut fields)?;
+    let input = fields.take("input").ok_or_else(|| Refusal::invalid("input", "is missing"))?;
+    let model = fields.string("model")?.unwrap_or_default();
+    let prompts = inputs("input", input)?;
+    fields.refuse_if_meant("dimensions")?;
+    fields.finish()?;
+    Ok((Ask { model, prompts, tenant, ..Ask::default() }, encoding))
+}
+
+#[derive(Clone, Copy)]
+enum Encoding {
+    Float,
+    /// Base64 of the numbers' bytes, the lowest first: the `openai` client asks for this and reads it.
+    Base64,
+}
+
+fn encoding(fields: &mut Fields) -> Result<Encoding, Refusal> {
+    match fields.string("encoding_format")?.as_deref() {
+        None | Some("float") => Ok(Encoding::Float),
+        Some("base64") => Ok(Encoding::Base64),
+        Some(_) => Err(Refusal::invalid("encoding_format", "must be float or base64")),
+    }
+}
+
+impl Encoding {
+    fn value(self, values: &[f32]) -> Value {
+        match self {
+            Encoding::Float => values.into(),
+            Encoding::Base64 => {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                base64(&bytes).into()
+            }
+        }
+    }
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let bits = (0..3).fold(0, |bits, i| bits << 8 | u32::from(three.get(i).copied().unwrap_or(0)));
+        for i in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * i) & 63) as usize];
+            text.push(if i <= three.len() { char::from(letter) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_in_base64() {
+        for (bytes, text) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("\u{3ff}?", "z78/")]
+        {
+            assert_eq!(base64(bytes.as_bytes()), text, "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! A refusal in OpenAI's shape.
+
+use crate::refusal::{Limit, NoResume, Refusal, whole_millis, whole_seconds};
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use http::header::{HeaderName, RETRY_AFTER};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+pub struct HttpError {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+    retry_after: Option<Duration>,
+    /// One of a few words, for a metric's label.
+    label: &'static str,
+}
+
+/// The header for which OpenAI's clients look first.
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+const INVALID: &str = "invalid_request_error";
+const SERVER: &str = "server_error";
+
+impl HttpError {
+    pub fn bad_request(status: StatusCode, message: impl Into<String>) -> HttpError {
+        let message = message.into();
+        HttpError { status, kind: INVALID, code: None, param: None, message, retry_after: None, label: "invalid" }
+    }
+
+    pub fn too_large(bytes_max: usize) -> HttpError {
+        let message = format!("the body is larger than {bytes_max} bytes");
+        HttpError { code: Some("request_too_large"), ..HttpError::bad_request(StatusCode::PAYLOAD_TOO_LARGE, message) }
+    }
+
+    pub fn no_such_page() -> HttpError {
+        HttpError::bad_request(StatusCode::NOT_FOUND, "there is no such page here")
+    }
+
+    pub fn wrong_method() -> HttpError {
+        HttpError::bad_request(StatusCode::METHOD_NOT_ALLOWED, "this page does not take that method")
+    }
+
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    pub fn label(&self) -> &'static str {
+        self.label
+    }
+
+    pub fn body(&self) -> Value {
+        json!({ "error": { "message": self.message, "type": self.kind, "param": self.param, "code": self.code } })
+    }
+}
+
+/// Fields of `lockstep.v1` that OpenAI names otherwise.
+const NAMES: [(&str, &str); 3] = [("text", "prompt"), ("token_ids", "prompt"), ("chat", "messages")];
+
+impl From<Refusal> for HttpError {
+    fn from(refusal: Refusal) -> HttpError {
+        HttpError::of(refusal.renamed(&NAMES))
+    }
+}
+
+impl HttpError {
+    /// The same without other names for fields.
+    pub fn of(refusal: Refusal) -> HttpError {
+        let (status, kind, code) = match &refusal {
+            Refusal::Invalid { .. } => (StatusCode::BAD_REQUEST, INVALID, None),
+            Refusal::TooLong { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
+            Refusal::TooLarge { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
+            Refusal::NoKey => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
+            Refusal::NoModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
+            Refusal::Full { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("rate_limit_exceeded")),
+            Refusal::Limited { limit, .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, limited(*limit), Some("rate_limit_exceeded"))
+            }
+            Refusal::TooLate { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("deadline_too_short")),
+            Refusal::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("not_ready")),
+            Refusal::Draining { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("draining")),
+            Refusal::Deadline => (StatusCode::GATEWAY_TIMEOUT, SERVER, Some("deadline_exceeded")),
+            Refusal::Lost | Refusal::Away { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("replica_lost")),
+            Refusal::NoResume(why) => (no_resume(*why), INVALID, Some(why.label())),
+            Refusal::LostTooOften { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("lost_too_often")),
+            Refusal::SlowReader { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("slow_reader")),
+            Refusal::Failed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, None),
+        };
+        let param = match &refusal {
+            Refusal::Invalid { field, .. } => Some(field.to_string()),
+            Refusal::NoModel { .. } => Some("model".to_owned()),
+            Refusal::NoResume(_) => Some("Last-Event-ID".to_owned()),
+            _ => None,
+        };
+        let (message, retry_after, label) = (refusal.to_string(), refusal.retry_after(), refusal.label());
+        HttpError { status, kind, code, param, message, retry_after, label }
+    }
+}
+
+/// OpenAI's name for what there was too much of.
+fn limited(limit: Limit) -> &'static str {
+    match limit {
+        Limit::Requests(_) | Limit::Concurrent(_) => "requests",
+        Limit::Tokens(_) => "tokens",
+    }
+}
+
+fn no_resume(why: NoResume) -> StatusCode {
+    match why {
+        NoResume::Forged => StatusCode::FORBIDDEN,
+        NoResume::OtherPolicy => StatusCode::CONFLICT,
+        _ => StatusCode::BAD_REQUEST,
+    }
+}
+
+impl IntoResponse for HttpError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(wait) = self.retry_after {
+            response.headers_mut().insert(RETRY_AFTER, whole_seconds(wait).into());
+            // The same in milliseconds, for clients that know it: within one second too many would come at once.
+            response.headers_mut().insert(RETRY_AFTER_MS, whole_millis(wait).into());
+        }
+        // A page that says it in other words reads it from here.
+        response.extensions_mut().insert(self);
+        response
+    }
+}

@@ -1,0 +1,436 @@
+//! The fields of a JSON body, taken one by one; each refusal names its field. Knows which fields of OpenAI and of other
+//! servers would change the answer and are not served yet, and ignores what it does not know.
+
+use crate::board::pick::hashed;
+use crate::faces::http::error::HttpError;
+use crate::front::ask::after;
+use crate::refusal::Refusal;
+use http::StatusCode;
+use proto::v1;
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use tokio::time::Instant;
+
+/// Fields that name a session; the first that is there counts.
+const SESSION_FIELDS: [&str; 2] = ["prompt_cache_key", "user"];
+
+pub struct Fields(Map<String, Value>);
+
+impl Fields {
+    pub fn of(fields: Map<String, Value>) -> Fields {
+        Fields(fields)
+    }
+
+    pub fn parse(body: &[u8]) -> Result<Fields, HttpError> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(fields)) => Ok(Fields(fields)),
+            Ok(_) => Err(HttpError::bad_request(StatusCode::BAD_REQUEST, "the body is JSON, but no object")),
+            Err(error) => {
+                Err(HttpError::bad_request(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))
+            }
+        }
+    }
+
+    /// Takes a field's value. Null counts as absent.
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.0.remove(name).filter(|value| !value.is_null())
+    }
+
+    pub fn string(&mut self, name: &'static str) -> Result<Option<String>, Refusal> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(wrong(name, "a string", &other)),
+        }
+    }
+
+    pub fn boolean(&mut self, name: &'static str) -> Result<Option<bool>, Refusal> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong(name, "true or false", &other)),
+        }
+    }
+
+    pub fn number(&mut self, name: &'static str) -> Result<Option<f32>, Refusal> {
+        let number = |value: Value| value.as_f64().map(|number| number as f32).ok_or(value);
+        self.take(name).map(number).transpose().map_err(|value| wrong(name, "a number", &value))
+    }
+
+    pub fn integer(&mut self, name: &'static str) -> Result<Option<i64>, Refusal> {
+        // 3.0 is a whole number too: some clients write no other.
+        let whole = |n: f64| (n.fract() == 0.0 && n.abs() < 9e15).then_some(n as i64);
+        let integer = |value: Value| value.as_i64().or_else(|| value.as_f64().and_then(whole)).ok_or(value);
+        self.take(name).map(integer).transpose().map_err(|value| wrong(name, "a whole number", &value))
+    }
+
+    pub fn unsigned(&mut self, name: &'static str) -> Result<Option<u32>, Refusal> {
+        let fits = |n: i64| u32::try_from(n).map_err(|_| Refusal::invalid(name, format!("{n} is out of range")));
+        self.integer(name)?.map(fits).transpose()
+    }
+
+    pub fn object(&mut self, name: &'static str) -> Result<Option<Fields>, Refusal> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Object(fields)) => Ok(Some(Fields(fields))),
+            Some(other) => Err(wrong(name, "an object", &other)),
+        }
+    }
+
+    pub fn token_ids(&mut self, name: &'static str) -> Result<Option<Vec<u32>>, Refusal> {
+        self.take(name).map(|value| token_ids(name, value)).transpose()
+    }
+
+    /// Reads what all endpoints that generate have in common. Logprobs differ between endpoints.
+    pub fn sampling(&mut self) -> Result<v1::Sampling, Refusal> {
+        let newer = self.unsigned("max_completion_tokens")?;
+        let older = self.unsigned("max_tokens")?;
+        let repetition = self.number("repetition_penalty")?;
+        let llama_repetition = self.number("repeat_penalty")?;
+        Ok(v1::Sampling {
+            temperature: self.number("temperature")?,
+            top_k: self.top_k()?,
+            top_p: self.number("top_p")?,
+            min_p: self.number("min_p")?,
+            seed: self.seed()?,
+            max_tokens: newer.or(older),
+            min_tokens: self.unsigned("min_tokens")?.unwrap_or(0),
+            stop: self.strings("stop")?,
+            stop_token_ids: self.token_ids("stop_token_ids")?.unwrap_or_default(),
+            ignore_eos: self.boolean("ignore_eos")?.unwrap_or(false),
+            presence_penalty: self.number("presence_penalty")?.unwrap_or(0.0),
+            frequency_penalty: self.number("frequency_penalty")?.unwrap_or(0.0),
+            repetition_penalty: repetition.or(llama_repetition),
+            typical_p: self.number("typical_p")?,
+            top_n_sigma: self.top_n_sigma()?,
+            xtc: Some(self.xtc()?),
+            dry: Some(self.dry()?),
+            logit_bias: self.logit_bias()?,
+            allowed_token_ids: self.allowed_token_ids()?,
+            bad_words: self.strings("bad_words")?,
+            include_stop: self.boolean("include_stop_str_in_output")?.unwrap_or(false),
+            show_special: !self.boolean("skip_special_tokens")?.unwrap_or(true),
+            logprobs: None,
+            prompt_logprobs: self.unsigned("prompt_logprobs")?,
+        })
+    }
+
+    /// llama.cpp writes -1 for all.
+    fn top_n_sigma(&mut self) -> Result<f32, Refusal> {
+        Ok(self.number("top_n_sigma")?.filter(|n| *n != -1.0).unwrap_or(0.0))
+    }
+
+    fn xtc(&mut self) -> Result<v1::Xtc, Refusal> {
+        let probability = self.number("xtc_probability")?.unwrap_or(0.0);
+        Ok(v1::Xtc { probability, threshold: self.number("xtc_threshold")? })
+    }
+
+    fn dry(&mut self) -> Result<v1::Dry, Refusal> {
+        Ok(v1::Dry {
+            multiplier: self.number("dry_multiplier")?.unwrap_or(0.0),
+            base: self.number("dry_base")?,
+            allowed_length: self.unsigned("dry_allowed_length")?,
+            sequence_breakers: self.strings("dry_sequence_breakers")?,
+        })
+    }
+
+    /// Reads an object whose members are token ids. They are strings, because names of members are.
+    fn logit_bias(&mut self) -> Result<HashMap<u32, f32>, Refusal> {
+        let Some(Fields(all)) = self.object("logit_bias")? else { return Ok(HashMap::new()) };
+        let one = |(token, bias): (String, Value)| {
+            let id = token.parse().map_err(|_| Refusal::invalid("logit_bias", "its members must be token ids"))?;
+            let bias = bias.as_f64().ok_or_else(|| wrong("logit_bias", "a number for each token", &bias))?;
+            Ok((id, bias as f32))
+        };
+        all.into_iter().map(one).collect()
+    }
+
+    /// Reads a list of token ids. Without one all are allowed; an empty one would allow none.
+    fn allowed_token_ids(&mut self) -> Result<Vec<u32>, Refusal> {
+        match self.token_ids("allowed_token_ids")? {
+            Some(ids) if ids.is_empty() => Err(Refusal::invalid("allowed_token_ids", "allows nothing")),
+            ids => Ok(ids.unwrap_or_default()),
+        }
+    }
+
+    /// Other servers write -1 for all.
+    fn top_k(&mut self) -> Result<Option<u32>, Refusal> {
+        match self.integer("top_k")? {
+            Some(-1) => Ok(Some(0)),
+            Some(n) => {
+                u32::try_from(n).map(Some).map_err(|_| Refusal::invalid("top_k", format!("{n} is out of range")))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Reads any whole number of 64 bits, with or without a sign.
+    fn seed(&mut self) -> Result<Option<u64>, Refusal> {
+        let seed = |value: Value| value.as_u64().or(value.as_i64().map(|seed| seed as u64)).ok_or(value);
+        self.take("seed").map(seed).transpose().map_err(|value| wrong("seed", "a whole number", &value))
+    }
+
+    /// Reads a string or a list of strings.
+    pub fn strings(&mut self, name: &'static str) -> Result<Vec<String>, Refusal> {
+        let string = |value: Value| match value {
+            Value::String(text) => Ok(text),
+            other => Err(wrong(name, "a string or a list of strings", &other)),
+        };
+        match self.take(name) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(all)) => all.into_iter().map(string).collect(),
+            Some(one) => Ok(vec![string(one)?]),
+        }
+    }
+
+    /// Refuses a field that this page does not take, whatever its value.
+    pub fn refuse_if_meant(&mut self, name: &'static str) -> Result<(), Refusal> {
+        match self.take(name) {
+            Some(_) => Err(Refusal::invalid(name, "is not supported here")),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses those of these fields that would change the answer.
+    pub fn refuse(&mut self, unserved: &[(&'static str, IsNeutral)]) -> Result<(), Refusal> {
+        for (name, is_neutral) in unserved {
+            if self.take(name).is_some_and(|value| !is_neutral(&value)) {
+                return Err(Refusal::invalid(name, "is not supported yet, but for a value that changes nothing"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads `stream`, and whether the last chunk tells the usage.
+    pub fn stream(&mut self, sampling: &v1::Sampling) -> Result<Option<Streaming>, Refusal> {
+        let stream = self.boolean("stream")?.unwrap_or(false);
+        if stream && sampling.prompt_logprobs.is_some() {
+            return Err(Refusal::invalid("prompt_logprobs", "is not for streams"));
+        }
+        let options = self.object("stream_options")?;
+        match (stream, options) {
+            (false, Some(_)) => Err(Refusal::invalid("stream_options", "is for streams; `stream` is not set")),
+            (false, None) => Ok(None),
+            (true, None) => Ok(Some(Streaming { include_usage: false })),
+            (true, Some(mut options)) => {
+                Ok(Some(Streaming { include_usage: options.boolean("include_usage")?.unwrap_or(false) }))
+            }
+        }
+    }
+
+    /// Reads what the client wants besides the text. `sampling` has its logprobs by now.
+    pub fn wishes(&mut self, sampling: &v1::Sampling) -> Result<Wishes, Refusal> {
+        Ok(Wishes {
+            logprobs: sampling.logprobs.is_some(),
+            prompt_logprobs: sampling.prompt_logprobs.is_some(),
+            token_ids: self.boolean("return_token_ids")?.unwrap_or(false),
+            ..Wishes::default()
+        })
+    }
+
+    /// Sets the session that the request's header names.
+    pub fn belongs_to(&mut self, session: String) {
+        self.0.insert(SESSION_FIELDS[0].to_owned(), session.into());
+    }
+
+    /// The session, a hash that requests have in common that follow one another. It changes no answer, so a value that
+    /// is no text is ignored.
+    pub fn session(&self) -> Option<u64> {
+        SESSION_FIELDS.iter().find_map(|name| self.0.get(*name)?.as_str()).filter(|text| !text.is_empty()).map(hashed)
+    }
+
+    pub fn priority(&mut self) -> Result<i32, Refusal> {
+        let fits = |n: i64| i32::try_from(n).map_err(|_| Refusal::invalid("priority", format!("{n} is out of range")));
+        self.integer("priority")?.map_or(Ok(0), fits)
+    }
+
+    /// Reads `deadline_ms`, as `lockstep.v1` has it: the request ends, or is refused, when so many milliseconds have
+    /// passed.
+    pub fn deadline(&mut self) -> Result<Option<Instant>, Refusal> {
+        Ok(after(self.unsigned("deadline_ms")?.unwrap_or(0)))
+    }
+
+    /// Reads `n`, the choices of one prompt.
+    pub fn n_choices(&mut self) -> Result<u32, Refusal> {
+        let n = self.unsigned("n")?.unwrap_or(1);
+        match self.unsigned("best_of")? {
+            Some(best_of) if best_of != n => Err(Refusal::invalid("best_of", "is not supported but as the same as n")),
+            _ => Ok(n),
+        }
+    }
+
+    /// Refuses those of the fields that were not taken that would change the answer.
+    pub fn finish(self) -> Result<(), Refusal> {
+        for (name, is_neutral) in UNSERVED {
+            if self.0.get(*name).is_some_and(|value| !value.is_null() && !is_neutral(value)) {
+                return Err(Refusal::invalid(name, "is not supported yet, but for a value that changes nothing"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a client wants to be told besides the text, and how.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wishes {
+    pub logprobs: bool,
+    pub prompt_logprobs: bool,
+    pub token_ids: bool,
+    pub echo: bool,
+    /// The client wants nothing but the prompt: `max_tokens` was 0. A token is drawn all the same, and not told.
+    pub nothing_new: bool,
+    /// None: the answer is wanted whole.
+    pub streaming: Option<Streaming>,
+}
+
+/// What a client wants of a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Streaming {
+    pub include_usage: bool,
+}
+
+pub type IsNeutral = fn(&Value) -> bool;
+
+/// Fields that other servers serve and this one does not yet, each with the values that change nothing.
+const UNSERVED: &[(&str, IsNeutral)] = &[
+    ("tools", is_empty),
+    ("tool_choice", |value| value == "none" || value == "auto"),
+    ("functions", is_empty),
+    ("function_call", |value| value == "none" || value == "auto"),
+    ("response_format", |value| value.get("type").is_some_and(|kind| kind == "text")),
+    ("modalities", |value| value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))),
+    ("audio", is_empty),
+    ("web_search_options", never),
+    ("length_penalty", is_one),
+    ("use_beam_search", is_false),
+    ("echo", is_false),
+    ("suffix", is_empty),
+    ("spaces_between_special_tokens", |value| value.is_boolean()),
+    ("truncate_prompt_tokens", never),
+    ("add_special_tokens", never),
+    ("continue_final_message", is_false),
+    ("chat_template", never),
+    ("chat_template_kwargs", is_empty),
+    ("documents", is_empty),
+    ("guided_json", never),
+    ("guided_regex", never),
+    ("guided_choice", never),
+    ("guided_grammar", never),
+    ("structured_outputs", is_empty),
+    ("grammar", is_empty),
+    ("json_schema", is_empty),
+    ("return_tokens_as_token_ids", is_false),
+    // Its target moves with the surprise of every token so far, which the token log does not have.
+    ("mirostat", is_zero),
+    ("mirostat_mode", is_zero),
+    ("dry_penalty_last_n", |value| value == -1),
+    ("repeat_last_n", |value| value == -1),
+    ("dynatemp_range", is_zero),
+];
+
+fn never(_: &Value) -> bool {
+    false
+}
+
+pub fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Array(all) => all.is_empty(),
+        Value::Object(all) => all.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    }
+}
+
+fn is_zero(value: &Value) -> bool {
+    value.as_f64() == Some(0.0)
+}
+
+fn is_one(value: &Value) -> bool {
+    value.as_f64() == Some(1.0)
+}
+
+fn is_false(value: &Value) -> bool {
+    value == &Value::Bool(false)
+}
+
+pub fn token_ids(name: &'static str, value: Value) -> Result<Vec<u32>, Refusal> {
+    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    match &value {
+        Value::Array(ids) => ids.iter().map(|one| id(one).ok_or_else(|| wrong(name, "token ids", one))).collect(),
+        other => Err(wrong(name, "a list of token ids", other)),
+    }
+}
+
+/// Refuses a value by its kind, and does not repeat it: it may be long, or private.
+pub fn wrong(name: impl Into<std::borrow::Cow<'static, str>>, must: &str, value: &Value) -> Refusal {
+    let kind = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "another number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    };
+    Refusal::Invalid { field: name.into(), message: format!("must be {must}, and is {kind}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(body: &str) -> Option<String> {
+        let mut fields = Fields::parse(body.as_bytes()).unwrap();
+        let read = fields.sampling().and_then(|sampling| fields.n_choices().map(|_| sampling));
+        let read = read.and_then(|sampling| fields.stream(&sampling).map(|_| ()));
+        match read.and_then(|()| fields.finish()) {
+            Ok(()) => None,
+            Err(Refusal::Invalid { field, .. }) => Some(field.into_owned()),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn fields_that_change_nothing_are_taken() {
+        for body in [
+            "{}",
+            r#"{"temperature": 0.5, "top_k": -1, "seed": -3, "stop": "x", "n": 2, "best_of": 2}"#,
+            r#"{"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "logit_bias": {}}"#,
+            r#"{"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "echo": false}"#,
+            r#"{"user": "someone", "metadata": {"a": 1}, "unheard_of": [1, 2], "suffix": null, "top_p": null}"#,
+            r#"{"stream": true, "stream_options": {"include_usage": true}, "stop": null, "stop_token_ids": []}"#,
+        ] {
+            assert_eq!(refused(body), None, "{body}");
+        }
+    }
+
+    #[test]
+    fn fields_that_would_change_the_answer_are_refused_by_name() {
+        for (body, field) in [
+            (r#"{"temperature": "hot"}"#, "temperature"),
+            (r#"{"top_k": 1.5}"#, "top_k"),
+            (r#"{"max_tokens": -1}"#, "max_tokens"),
+            (r#"{"max_tokens": 5000000000}"#, "max_tokens"),
+            (r#"{"seed": "7"}"#, "seed"),
+            (r#"{"stop": ["a", 1]}"#, "stop"),
+            (r#"{"stop_token_ids": [-1]}"#, "stop_token_ids"),
+            (r#"{"stream": "yes"}"#, "stream"),
+            (r#"{"stream_options": {"include_usage": true}}"#, "stream_options"),
+            (r#"{"best_of": 3}"#, "best_of"),
+            (r#"{"tools": [{"type": "function"}]}"#, "tools"),
+            (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
+            (r#"{"logit_bias": {"five": -100}}"#, "logit_bias"),
+            (r#"{"logit_bias": {"5": "much"}}"#, "logit_bias"),
+            (r#"{"logit_bias": [5]}"#, "logit_bias"),
+            (r#"{"presence_penalty": "much"}"#, "presence_penalty"),
+            (r#"{"allowed_token_ids": []}"#, "allowed_token_ids"),
+            (r#"{"bad_words": [1]}"#, "bad_words"),
+            (r#"{"dry_multiplier": []}"#, "dry_multiplier"),
+            (r#"{"mirostat": 2}"#, "mirostat"),
+            (r#"{"echo": true}"#, "echo"),
+            (r#"{"suffix": "end"}"#, "suffix"),
+            (r#"{"guided_json": {}}"#, "guided_json"),
+        ] {
+            assert_eq!(refused(body).as_deref(), Some(field), "{body}");
+        }
+    }
+}

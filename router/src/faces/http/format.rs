@@ -1,0 +1,193 @@
+//! What answers in OpenAI's shapes have in common, whole or in chunks. What differs between chat and completions is an
+//! `AnswerFormat`.
+
+use crate::faces::http::fields::Wishes;
+use crate::front::frontend::Frontend;
+use crate::front::generation::{Generation, Prompt};
+use crate::replicas::models::text::ModelText;
+use checkpoint::Tokenizer;
+use proto::v1;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// How one endpoint writes an answer. All values are members of a choice.
+pub trait AnswerFormat: Send + Unpin + 'static {
+    const ID_PREFIX: &'static str;
+    const OBJECT: &'static str;
+    const CHUNK_OBJECT: &'static str;
+    /// Whether `prompt_token_ids` stand in each choice, which may have a prompt of its own, or once in the answer.
+    const PROMPT_IN_CHOICE: bool;
+
+    /// The member that opens a choice's stream, if there is one.
+    fn opening(&self) -> Option<(&'static str, Value)>;
+    /// The member that carries a piece of text; no text at the end.
+    fn piece(&self, text: Option<&str>) -> (&'static str, Value);
+    /// The member that carries the whole text.
+    fn whole(&self, text: &str) -> (&'static str, Value);
+    fn logprobs(&mut self, tokenizer: &Tokenizer, choice: u32, logprobs: &[v1::Logprob]) -> Value;
+    /// The prompt at the head of an answer, as a member and its logprobs, where the endpoint repeats it.
+    fn echo(&mut self, tokenizer: &Tokenizer, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo>;
+}
+
+/// A prompt that is repeated.
+pub struct Echo {
+    pub text: String,
+    /// Null unless the client asked for them.
+    pub logprobs: Value,
+}
+
+/// What every chunk of an answer repeats.
+pub struct Envelope {
+    front: Arc<Frontend>,
+    text: Arc<ModelText>,
+    id: String,
+    created: u64,
+    model: String,
+    fingerprint: String,
+    seed: u64,
+    wishes: Wishes,
+}
+
+impl Envelope {
+    pub fn new(front: Arc<Frontend>, generation: &Generation, id_prefix: &str, wishes: Wishes) -> Envelope {
+        let started = &generation.started;
+        Envelope {
+            front,
+            text: generation.text.clone(),
+            id: format!("{id_prefix}{}", started.id),
+            created: generation.created,
+            model: started.model.clone(),
+            fingerprint: format!("fp_{}", generation.replica.digest),
+            seed: started.seed,
+            wishes,
+        }
+    }
+
+    pub fn front(&self) -> &Arc<Frontend> {
+        &self.front
+    }
+
+    pub fn value(&self, object: &str, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "seed": self.seed,
+            "choices": choices,
+        })
+    }
+
+    pub fn wishes(&self) -> &Wishes {
+        &self.wishes
+    }
+
+    /// Null unless the client asked for them.
+    pub fn logprobs_of<S: AnswerFormat>(&self, shape: &mut S, choice: u32, logprobs: &[v1::Logprob]) -> Value {
+        if self.wishes.logprobs { shape.logprobs(&self.text.tokenizer, choice, logprobs) } else { Value::Null }
+    }
+
+    pub fn echo<S: AnswerFormat>(
+        &self,
+        shape: &mut S,
+        choice: u32,
+        prompt: &Prompt,
+        scored: &[v1::Logprob],
+    ) -> Option<Echo> {
+        let tokenizer = &self.text.tokenizer;
+        let echo = if self.wishes.echo { shape.echo(tokenizer, choice, prompt, scored)? } else { return None };
+        // Logprobs that the client did not ask for were not computed.
+        let logprobs = if self.wishes.logprobs { echo.logprobs } else { Value::Null };
+        Some(Echo { logprobs, ..echo })
+    }
+
+    /// Adds what vLLM calls `prompt_token_ids` and `prompt_logprobs`.
+    pub fn tell_prompt(&self, to: &mut Value, prompt: &Prompt, scored: &[v1::Logprob]) {
+        if self.wishes.token_ids {
+            to["prompt_token_ids"] = prompt.ids.as_slice().into();
+        }
+        if self.wishes.prompt_logprobs {
+            to["prompt_logprobs"] = prompt_logprobs(&self.text.tokenizer, scored);
+        }
+    }
+
+    /// Whether a delta has something to say to this client.
+    pub fn says(&self, delta: &v1::Delta) -> bool {
+        let Wishes { logprobs, token_ids, nothing_new, .. } = self.wishes;
+        let told = !delta.text.is_empty()
+            || (logprobs && !delta.logprobs.is_empty())
+            || (token_ids && !delta.token_ids.is_empty());
+        told && !nothing_new
+    }
+}
+
+/// Logprobs of the prompt by token, with null for the first, which nothing predicts. A rank is known for tokens that
+/// were among the most likely.
+fn prompt_logprobs(tokenizer: &Tokenizer, scored: &[v1::Logprob]) -> Value {
+    let one = |logprob: &v1::Logprob, rank: Option<usize>| {
+        let text = token_text(tokenizer, logprob.token_id);
+        json!({ "logprob": logprob.logprob, "rank": rank, "decoded_token": text })
+    };
+    let position = |scored: &v1::Logprob| {
+        let mut tokens = Map::new();
+        tokens.insert(scored.token_id.to_string(), one(scored, None));
+        for (i, top) in scored.top.iter().enumerate() {
+            tokens.insert(top.token_id.to_string(), one(top, Some(i + 1)));
+        }
+        Value::Object(tokens)
+    };
+    [Value::Null].into_iter().chain(scored.iter().map(position)).collect()
+}
+
+pub fn choice_value(index: u32, member: (&'static str, Value), logprobs: Value, reason: Option<&str>) -> Value {
+    let (name, value) = member;
+    json!({ "index": index, name: value, "logprobs": logprobs, "finish_reason": reason })
+}
+
+pub fn finish_reason(finished: &v1::Finished) -> &'static str {
+    match finished.reason() {
+        v1::finished::Reason::Length => "length",
+        v1::finished::Reason::Stop | v1::finished::Reason::Unspecified => "stop",
+    }
+}
+
+/// The usage of all choices together. The choices of one prompt share its tokens.
+pub struct UsageSum {
+    n_choices: u32,
+    nothing_new: bool,
+    prompt: u32,
+    cached: u32,
+    completion: u32,
+}
+
+impl UsageSum {
+    pub fn new(n_choices: u32, wishes: &Wishes) -> UsageSum {
+        UsageSum { n_choices, nothing_new: wishes.nothing_new, prompt: 0, cached: 0, completion: 0 }
+    }
+
+    pub fn add(&mut self, slot: u32, finished: &v1::Finished) {
+        let usage = finished.usage.unwrap_or_default();
+        if slot.is_multiple_of(self.n_choices) {
+            self.prompt += usage.prompt_tokens;
+            self.cached += usage.cached_tokens;
+        }
+        if !self.nothing_new {
+            self.completion += usage.completion_tokens;
+        }
+    }
+
+    pub fn value(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": { "cached_tokens": self.cached },
+        })
+    }
+}
+
+/// A token's own text: a part of a character becomes a replacement character, and the token's bytes tell which part.
+pub fn token_text(tokenizer: &Tokenizer, token: u32) -> String {
+    String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned()
+}

@@ -1,0 +1,51 @@
+//! What is served, whether it is ready, and by which ranks. Knows no request.
+
+use crate::faces::http::error::HttpError;
+use crate::front::frontend::Frontend;
+use crate::front::frontend::unix_seconds;
+use crate::link::view::Replica;
+use crate::refusal::Refusal;
+use crate::replicas::models::table::VersionBy;
+use crate::replicas::topology;
+use axum::Json;
+use axum::extract::{Path, RawQuery, State};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub async fn list(State(front): State<Arc<Frontend>>) -> Json<Value> {
+    let listed = front.models.listed(&front.replicas);
+    let models: Vec<Value> = listed.iter().map(|(name, of)| model(name, &of.replica)).collect();
+    Json(json!({ "object": "list", "data": models }))
+}
+
+pub async fn one(State(front): State<Arc<Frontend>>, Path(id): Path<String>) -> Result<Json<Value>, HttpError> {
+    Ok(Json(model(&id, &front.model(&id, VersionBy::Weight)?.replica)))
+}
+
+fn model(name: &str, replica: &Replica) -> Value {
+    json!({
+        "id": name,
+        "object": "model",
+        "created": unix_seconds(),
+        "owned_by": "lockstep",
+        "root": replica.model,
+        "max_model_len": replica.context,
+    })
+}
+
+/// Ready means that a request sent now is served.
+pub async fn ready(State(front): State<Arc<Frontend>>) -> Result<&'static str, HttpError> {
+    let retry_after = front.config.timeouts.retry_after;
+    if front.admission.is_draining() {
+        return Err(Refusal::Draining { retry_after }.into());
+    }
+    if front.replicas.is_any_ready() { Ok("ready\n") } else { Err(front.replicas.refusal().into()) }
+}
+
+/// The page of the cluster that `?from=` names, or the first.
+pub async fn cluster(State(front): State<Arc<Frontend>>, RawQuery(query): RawQuery) -> Result<Json<Value>, HttpError> {
+    let mut fields = query.iter().flat_map(|query| query.split('&'));
+    let from = fields.find_map(|field| field.strip_prefix("from=")).unwrap_or("0");
+    let from = from.parse().map_err(|_| Refusal::invalid("from", "what the page before gave as `next`"))?;
+    Ok(Json(topology::json(&front.topology(from))))
+}

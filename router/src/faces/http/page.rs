@@ -1,0 +1,111 @@
+//! What a client sent to a page: the JSON object of the body, read within its limits, and the headers that matter.
+//! Knows no page's own fields.
+
+use crate::config::RouterLimits;
+use crate::faces::SESSION;
+use crate::faces::http::error::HttpError;
+use crate::faces::http::fields::{Fields, Streaming};
+use crate::front::ask::{Ask, BodyPermits};
+use crate::front::frontend::Frontend;
+use crate::front::recorder::Recorder;
+use crate::front::resume::Resume;
+use crate::refusal::Refusal;
+use axum::body::Body;
+use axum::extract::Request;
+use http::StatusCode;
+use http::header::{CONTENT_LENGTH, HeaderValue};
+use std::future::Future;
+use tokio_stream::StreamExt;
+use types::TenantId;
+
+/// What a client sent to a page, and whose client it is.
+pub struct Page {
+    pub fields: Fields,
+    pub tenant: TenantId,
+    /// The header as it came; empty where there is none.
+    last_event_id: String,
+    /// The memory that the body holds until its text has become tokens.
+    pub body: BodyPermits,
+}
+
+impl Page {
+    /// Completes a request with what all pages read alike. Refuses fields that were not taken and would change the
+    /// answer.
+    pub fn finished(self, ask: Ask, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Ask, Refusal> {
+        let (session, resume) = (self.fields.session(), self.resume(streaming, limits)?);
+        let Page { fields, tenant, body, .. } = self;
+        fields.finish()?;
+        Ok(Ask { tenant, session, resume, body, ..ask })
+    }
+
+    /// The stream that is to be resumed, if one is.
+    fn resume(&self, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Option<Resume>, Refusal> {
+        match (self.last_event_id.as_str(), streaming) {
+            ("", _) => Ok(None),
+            (_, None) => Err(Refusal::invalid("Last-Event-ID", "is for streams; `stream` is not set")),
+            (text, Some(_)) => Ok(Some(Resume::parse(text, limits.choices_resumed_max)?)),
+        }
+    }
+}
+
+/// Counts what a page refuses before it is a request.
+pub fn counted<T>(recorder: &mut Recorder, read: Result<T, HttpError>) -> Result<T, HttpError> {
+    read.inspect_err(|error| recorder.refused_as(error.label()))
+}
+
+/// Reads the JSON object of a request's body, within its limits of size and time.
+pub async fn read(front: &Frontend, request: Request) -> Result<Page, HttpError> {
+    let tenant = request.extensions().get::<TenantId>().copied().unwrap_or_default();
+    let limits = &front.config.limits;
+    // A header that is not text is not a handle either: it is refused as one.
+    let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).trim().to_owned();
+    let last_event_id = request.headers().get("last-event-id").map(text).unwrap_or_default();
+    let session = request.headers().get(SESSION).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let declared = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    if declared.is_some_and(|length| length > limits.body_discarded_max) {
+        return Err(HttpError::too_large(limits.body_bytes_max));
+    }
+    let (bytes, body) = in_time(front, read_body(front, request.into_body())).await??;
+    let mut fields = front.off_runtime(bytes.len(), move || Fields::parse(&bytes)).await??;
+    if let Some(session) = session {
+        fields.belongs_to(session);
+    }
+    Ok(Page { fields, tenant, last_event_id, body })
+}
+
+async fn in_time<T>(front: &Frontend, body: impl Future<Output = T>) -> Result<T, HttpError> {
+    let read = tokio::time::timeout(front.config.timeouts.body_max, body).await;
+    read.map_err(|_| HttpError::bad_request(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"))
+}
+
+/// Reads the body. One that is too large, or for which there is no room beside the others, is read to its end all the
+/// same, within reason: a client that still sends reads no refusal.
+async fn read_body(front: &Frontend, body: Body) -> Result<(Vec<u8>, BodyPermits), HttpError> {
+    let limits = &front.config.limits;
+    let mut chunks = body.into_data_stream();
+    let (mut bytes, mut n_bytes, mut room, mut is_room) = (Vec::new(), 0, Vec::new(), true);
+    while let Some(chunk) = chunks.next().await {
+        let broken = |_| HttpError::bad_request(StatusCode::BAD_REQUEST, "the body broke off");
+        let chunk = chunk.map_err(broken)?;
+        n_bytes += chunk.len();
+        let wanted = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
+        if n_bytes > limits.body_discarded_max {
+            break;
+        }
+        if n_bytes > limits.body_bytes_max || !is_room {
+            continue;
+        }
+        match front.bodies.clone().try_acquire_many_owned(wanted) {
+            Ok(taken) => {
+                room.push(taken);
+                bytes.extend_from_slice(&chunk);
+            }
+            Err(_) => is_room = false,
+        }
+    }
+    match n_bytes > limits.body_bytes_max {
+        true => Err(HttpError::too_large(limits.body_bytes_max)),
+        false if !is_room => Err(Refusal::Full { retry_after: front.config.timeouts.retry_after }.into()),
+        false => Ok((bytes, room)),
+    }
+}

@@ -1,0 +1,152 @@
+//! The server of HTTP connections: how many there may be, and how long one may take to ask something. Knows no page.
+
+use crate::config::{RouterLimits, Timeouts};
+use crate::faces::Error;
+use crate::faces::doors::socket::Socket;
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::Service;
+use wire::{HEADERS_BYTES_MAX, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX};
+
+/// The answer to a connection beyond the limit.
+const FULL: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+/// The pause after a failed accept: file descriptors may have run out, and come back.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+pub async fn serve(
+    routes: Router,
+    listener: TcpListener,
+    limits: &RouterLimits,
+    timeouts: &Timeouts,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    let places = Arc::new(Semaphore::new(limits.connections_max.clamp(1, Semaphore::MAX_PERMITS)));
+    let connections = TaskTracker::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shutdown.cancelled() => break,
+        };
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        match places.clone().try_acquire_owned() {
+            Ok(place) => {
+                connections.spawn(connection(stream, place, routes.clone(), timeouts.clone(), shutdown.clone()));
+            }
+            // If the answer does not fit into the socket's buffer, it is not worth a task.
+            Err(_) => drop(stream.try_write(FULL)),
+        }
+    }
+    connections.close();
+    connections.wait().await;
+    Ok(())
+}
+
+async fn connection(
+    mut stream: TcpStream,
+    place: OwnedSemaphorePermit,
+    routes: Router,
+    timeouts: Timeouts,
+    shutdown: CancellationToken,
+) {
+    let Timeouts { headers_max, unread_max, .. } = timeouts;
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection keeps Nagle's delay");
+    }
+    // A first byte has to come before the connection gets buffers.
+    let first = tokio::time::timeout(headers_max, stream.readable());
+    let came = tokio::select! {
+        first = first => first.is_ok(),
+        () = shutdown.cancelled() => false,
+    };
+    if !came {
+        // It does not matter whether the other side hears of the end.
+        let _gone = stream.shutdown().await;
+        return;
+    }
+    let asked = Arc::new(AtomicBool::new(false));
+    let service = TowerToHyperService::new(Noticed { routes, asked: asked.clone() });
+    let builder = protocols(headers_max);
+    let socket = Socket::new(stream, place, unread_max);
+    let mut served = pin!(builder.serve_connection(TokioIo::new(socket), service));
+    let mut late = pin!(too_late(asked, headers_max));
+    let mut draining = false;
+    loop {
+        tokio::select! {
+            // An error means that the client left in the middle of something.
+            _ended = served.as_mut() => return,
+            () = late.as_mut() => return,
+            () = shutdown.cancelled(), if !draining => {
+                draining = true;
+                served.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// What one connection may do, in either protocol.
+fn protocols(headers_max: Duration) -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(headers_max);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        // A client that has lost power does not say so.
+        .keep_alive_interval(headers_max)
+        .keep_alive_timeout(headers_max)
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
+        .max_local_error_reset_streams(RESETS_OWN_MAX)
+        .max_header_list_size(HEADERS_BYTES_MAX);
+    builder
+}
+
+/// Ends if nothing was asked in time. The protocol's own deadline begins only when it is known which protocol it is.
+async fn too_late(asked: Arc<AtomicBool>, headers_max: Duration) {
+    tokio::time::sleep(headers_max).await;
+    if asked.load(Ordering::Relaxed) {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// The routes of one connection, which notes that something was asked.
+#[derive(Clone)]
+struct Noticed {
+    routes: Router,
+    asked: Arc<AtomicBool>,
+}
+
+impl<B> Service<http::Request<B>> for Noticed
+where
+    Router: Service<http::Request<B>>,
+    <Router as Service<http::Request<B>>>::Future: Send + 'static,
+{
+    type Response = <Router as Service<http::Request<B>>>::Response;
+    type Error = <Router as Service<http::Request<B>>>::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.routes.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        self.asked.store(true, Ordering::Relaxed);
+        Box::pin(self.routes.call(request))
+    }
+}

@@ -1,0 +1,134 @@
+//! An answer as server-sent events, which a page's `Voice` words. Dropping the stream, as hyper does when a client
+//! leaves, cancels the request.
+//!
+//! Each event's `id` is the stream's resume handle, and how much of each choice a client has that has read so far. The
+//! data stands before the id: a client that is cut off between the two reads the event again, and never misses one.
+
+use crate::front::attended::Unread;
+use crate::front::frontend::Frontend;
+use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::resume::ReadMarks;
+use crate::refusal::Refusal;
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use serde_json::Value;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::{Instant, Sleep};
+use tokio_stream::Stream;
+
+/// So many events are written at once at most.
+const EVENTS_AT_ONCE_MAX: usize = 64;
+
+/// How a page words what happens. All functions append to what is to be written.
+pub trait Voice: Send + Unpin + 'static {
+    /// Writes what can be said before anything has come.
+    fn opening(&mut self, generation: &Generation, out: &mut String);
+    fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String);
+    /// Writes the end, when all choices have ended.
+    fn ending(&mut self, out: &mut String);
+    /// Writes a refusal as the last event, because it is too late for a status.
+    fn fail(&mut self, refusal: Refusal, out: &mut String);
+    /// A comment that is written where nothing else was for a while, so that proxies keep the stream open.
+    fn still_here(&self) -> &'static str {
+        ": still here\n\n"
+    }
+}
+
+pub fn stream(mut voice: impl Voice, generation: Generation, front: &Frontend) -> Response {
+    let silence_max = front.config.timeouts.sse_silence_max;
+    let mut written = String::new();
+    voice.opening(&generation, &mut written);
+    let silence = Box::pin(tokio::time::sleep(silence_max));
+    let body = Events { voice, generation, written, ended: false, silence, silence_max };
+    let headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
+    (headers, Body::from_stream(front.attendance.attended(body))).into_response()
+}
+
+/// How much a client has that has read everything so far.
+pub struct Position {
+    /// None where the stream cannot be resumed.
+    handle: Option<String>,
+    pub marks: ReadMarks,
+}
+
+impl Position {
+    pub fn of(generation: &Generation) -> Position {
+        Position { handle: generation.handle.clone(), marks: generation.marks.clone() }
+    }
+
+    /// Writes an event that brings the client to this position.
+    pub fn write(&self, out: &mut String, name: Option<&str>, data: &Value) {
+        write(out, name, data);
+        if let Some(handle) = &self.handle {
+            // The id stands behind the data, before the empty line that ends the event.
+            out.truncate(out.len() - 1);
+            out.push_str(&format!("id: {handle}:{}\n\n", self.marks));
+        }
+    }
+}
+
+/// Writes an event without a position.
+pub fn write(out: &mut String, name: Option<&str>, data: &Value) {
+    if let Some(name) = name {
+        out.push_str(&format!("event: {name}\n"));
+    }
+    out.push_str("data: ");
+    out.push_str(&data.to_string());
+    out.push_str("\n\n");
+}
+
+struct Events<V> {
+    voice: V,
+    generation: Generation,
+    /// What was not handed to the connection yet.
+    written: String,
+    ended: bool,
+    silence: Pin<Box<Sleep>>,
+    silence_max: Duration,
+}
+
+impl<V: Voice> Events<V> {
+    /// Writes the events that are there.
+    fn gather(&mut self, context: &mut Context<'_>) {
+        for _ in 0..EVENTS_AT_ONCE_MAX {
+            match Pin::new(&mut self.generation).poll_next(context) {
+                Poll::Pending => return,
+                Poll::Ready(Some(Ok((slot, event)))) => {
+                    self.voice.event(slot, event, &self.generation, &mut self.written);
+                }
+                Poll::Ready(Some(Err(refusal))) => {
+                    self.ended = true;
+                    return self.voice.fail(refusal, &mut self.written);
+                }
+                Poll::Ready(None) => {
+                    self.ended = true;
+                    return self.voice.ending(&mut self.written);
+                }
+            }
+        }
+        // There may be more, and nothing else would wake this task.
+        context.waker().wake_by_ref();
+    }
+}
+
+impl<V: Voice> Stream for Events<V> {
+    type Item = Result<Bytes, Unread>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        if !this.ended {
+            this.gather(context);
+        }
+        if this.written.is_empty() && !this.ended && this.silence.as_mut().poll(context).is_ready() {
+            this.written.push_str(this.voice.still_here());
+        }
+        if !this.written.is_empty() {
+            this.silence.as_mut().reset(Instant::now() + this.silence_max);
+            return Poll::Ready(Some(Ok(std::mem::take(&mut this.written).into())));
+        }
+        if this.ended { Poll::Ready(None) } else { Poll::Pending }
+    }
+}

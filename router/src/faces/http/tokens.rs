@@ -1,0 +1,50 @@
+//! `/tokenize` and `/detokenize`, as vLLM has them.
+
+use crate::faces::http::chat::conversation;
+use crate::faces::http::error::HttpError;
+use crate::faces::http::format::token_text;
+use crate::faces::http::page::read;
+use crate::front::frontend::Frontend;
+use crate::front::frontend::TOKEN_TEXT_BYTES;
+use crate::refusal::Refusal;
+use crate::replicas::models::table::VersionBy;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use proto::v1::generate_request::Input;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
+    let page = read(&front, request).await?;
+    let _visit = front.visit(page.tenant)?;
+    let mut fields = page.fields;
+    let model = fields.string("model")?.unwrap_or_default();
+    let text = front.text(&model)?;
+    let add_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
+    let input = match fields.string("prompt")? {
+        Some(text) => Input::Text(text),
+        None => Input::Chat(conversation(&mut fields)?),
+    };
+    let with_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
+    let tokens = front.tokens(&text, input, add_special).await?;
+    let context = front.model(&model, VersionBy::Weight).map_or(text.spec.context, |model| model.replica.context);
+    let n_tokens = tokens.len();
+    let answer = move || {
+        let texts = || tokens.iter().map(|token| token_text(&text.tokenizer, *token)).collect::<Vec<_>>();
+        let texts = with_texts.then(texts);
+        let told = json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": texts });
+        Json(told).into_response()
+    };
+    Ok(front.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await?)
+}
+
+pub async fn detokenize(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let page = read(&front, request).await?;
+    let _visit = front.visit(page.tenant)?;
+    let mut fields = page.fields;
+    let text = front.text(&fields.string("model")?.unwrap_or_default())?;
+    let tokens = fields.token_ids("tokens")?.ok_or_else(|| Refusal::invalid("tokens", "is missing"))?;
+    text.check_ids("tokens", &tokens)?;
+    Ok(Json(json!({ "prompt": front.detokenized(&text, tokens).await? })))
+}

@@ -1,0 +1,122 @@
+//! A request as a face has parsed it, in `lockstep.v1`'s words. Knows no face and no replica.
+
+use crate::config::RouterLimits;
+use crate::front::resume::Resume;
+use crate::front::sampling::{Decoding, random_seed, work};
+use crate::front::stop::Stops;
+use crate::refusal::Refusal;
+use crate::replicas::models::text::ModelText;
+use proto::v1;
+use proto::v1::generate_request::Input;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+use types::{Goal, Sampling, TenantId};
+
+/// A request as a face has parsed it.
+pub struct Ask {
+    /// The model by name; empty for the first that is served.
+    pub model: String,
+    /// Each prompt gets `n_choices` answers.
+    pub prompts: Vec<Input>,
+    pub n_choices: u32,
+    pub first_choice: u32,
+    pub purpose: Purpose,
+    /// The client wants the prompts' texts back.
+    pub echo: bool,
+    pub priority: i32,
+    pub deadline: Option<Instant>,
+    pub tenant: TenantId,
+    /// Requests with the same session belong together, as the client sees it.
+    pub session: Option<u64>,
+    /// The stream that is to be resumed, and how much of it the client has.
+    pub resume: Option<Resume>,
+    pub body: BodyPermits,
+}
+
+/// The memory that a request's text holds until it has become tokens.
+pub type BodyPermits = Vec<OwnedSemaphorePermit>;
+
+impl Default for Ask {
+    /// One answer to no prompt, with the model's defaults.
+    fn default() -> Ask {
+        Ask {
+            model: String::new(),
+            prompts: Vec::new(),
+            n_choices: 1,
+            first_choice: 0,
+            purpose: Purpose::Generate(Box::default()),
+            echo: false,
+            priority: 0,
+            deadline: None,
+            tenant: TenantId::default(),
+            session: None,
+            resume: None,
+            body: Vec::new(),
+        }
+    }
+}
+
+pub enum Purpose {
+    Generate(Box<v1::Sampling>),
+    Pool,
+}
+
+impl Purpose {
+    /// The key that decides which of several versions answers: the same for all requests of a session, or else for all
+    /// with the same seed. A request without a seed gets one here. Embeddings of two versions cannot be compared, so
+    /// all of a tenant have the same key.
+    pub(super) fn key(&mut self, session: Option<u64>, tenant: TenantId) -> u64 {
+        match self {
+            Purpose::Generate(sampling) => {
+                let seed = *sampling.seed.get_or_insert_with(random_seed);
+                session.unwrap_or(seed)
+            }
+            Purpose::Pool => tenant.0,
+        }
+    }
+
+    /// How much work it is to read, in bytes of text.
+    pub(super) fn work(&self) -> usize {
+        match self {
+            Purpose::Generate(sampling) => work(sampling),
+            Purpose::Pool => 0,
+        }
+    }
+
+    /// Reads the sampling as the model has it. `seed` is that of a stream that is resumed.
+    pub(super) fn read(self, of: &ModelText, seed: Option<u64>, limits: &RouterLimits) -> Result<Decoding, Refusal> {
+        match self {
+            Purpose::Generate(mut sampling) => {
+                sampling.seed = sampling.seed.or(seed);
+                of.sampling(*sampling, limits)
+            }
+            Purpose::Pool => Ok(Decoding {
+                sampling: Sampling { tokens_max: 1, ..Sampling::default() },
+                goal: Goal::Pool,
+                stops: Arc::new(Stops::new(Vec::new())),
+                show_special: false,
+            }),
+        }
+    }
+}
+
+/// What a message costs a template besides its text, in bytes.
+const MESSAGE_BYTES: usize = 64;
+
+/// How much work an input is to read, in bytes of text.
+pub(super) fn length(input: &Input) -> usize {
+    match input {
+        Input::TokenIds(_) => 0,
+        Input::Text(text) => text.len(),
+        Input::Chat(chat) => {
+            chat.messages.iter().map(|message| MESSAGE_BYTES + message.role.len() + message.content.len()).sum()
+        }
+    }
+}
+
+/// A deadline so many milliseconds from now; zero means none.
+pub fn after(millis: u32) -> Option<Instant> {
+    (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()))
+}

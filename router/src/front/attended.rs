@@ -1,0 +1,282 @@
+//! Streams of replies, each of which is given up when its reader takes nothing: what it holds is free for others. Knows
+//! no protocol, and of time only rounds.
+//!
+//! A client may keep its HTTP/2 connection alive and read nothing of one stream. Then nobody asks for the next reply,
+//! so only a task beside the streams can notice it. One task goes round all of them now and then.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+use tokio::time::MissedTickBehavior;
+use tokio_stream::Stream;
+use tonic::Status;
+
+/// The last reply to a reader that took nothing for too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the stream was not read for too long")]
+pub struct Unread;
+
+impl From<Unread> for Status {
+    fn from(unread: Unread) -> Status {
+        Status::aborted(unread.to_string())
+    }
+}
+
+/// How many rounds a reader may take nothing.
+const ROUNDS_MAX: u64 = 8;
+/// There is no reply that the reader could take.
+const NOTHING: u64 = u64::MAX;
+
+/// Counts rounds, which are the time here.
+#[derive(Default)]
+struct Rounds(AtomicU64);
+
+impl Rounds {
+    fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// All streams of a server that a client reads.
+#[derive(Default)]
+pub struct Attendance {
+    seats: Mutex<Seats>,
+    rounds: Arc<Rounds>,
+}
+
+#[derive(Default)]
+struct Seats {
+    taken: Vec<Option<Weak<dyn Seat>>>,
+    free: Vec<usize>,
+}
+
+trait Seat: Send + Sync {
+    /// Gives the stream up if it was not read for too long.
+    fn look(&self, now: u64);
+}
+
+impl Attendance {
+    /// Goes round for ever, so often that no reader takes nothing for much longer than `unread_max`.
+    pub async fn attend(&self, unread_max: Duration) {
+        let mut rounds = tokio::time::interval((unread_max / ROUNDS_MAX as u32).max(Duration::from_millis(1)));
+        // While the process stood still, no round was made: missed rounds are not made up for.
+        rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            rounds.tick().await;
+            let now = self.rounds.0.fetch_add(1, Ordering::Relaxed) + 1;
+            // A stream that is given up may free a seat when it is dropped, so it is dropped outside of the lock.
+            let seats: Vec<_> = lock(&self.seats).taken.iter().flatten().filter_map(Weak::upgrade).collect();
+            for seat in &seats {
+                // A panic while one stream is dropped ends no other.
+                if catch_unwind(AssertUnwindSafe(|| seat.look(now))).is_err() {
+                    tracing::error!("a stream broke where it was given up");
+                }
+            }
+        }
+    }
+
+    pub fn attended<S: Send + 'static>(self: &Arc<Attendance>, stream: S) -> Attended<S> {
+        let (rounds, untaken) = (self.rounds.clone(), AtomicU64::new(self.rounds.now()));
+        let bell = Arc::new(Bell { rounds, untaken, reader: Mutex::new(None) });
+        let held = Mutex::new(Held { stream: Some(stream), is_given_up: false });
+        let held = Arc::new(Watched { held, bell: bell.clone() });
+        let place = lock(&self.seats).take(Arc::downgrade(&held) as Weak<dyn Seat>);
+        Attended { held, waker: Waker::from(bell), attendance: self.clone(), place }
+    }
+}
+
+impl Seats {
+    fn take(&mut self, seat: Weak<dyn Seat>) -> usize {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.taken.push(None);
+            self.taken.len() - 1
+        });
+        self.taken[place] = Some(seat);
+        place
+    }
+
+    fn leave(&mut self, place: usize) {
+        self.taken[place] = None;
+        self.free.push(place);
+    }
+}
+
+pub struct Attended<S> {
+    held: Arc<Watched<S>>,
+    /// Wakes the bell.
+    waker: Waker,
+    attendance: Arc<Attendance>,
+    place: usize,
+}
+
+struct Watched<S> {
+    held: Mutex<Held<S>>,
+    bell: Arc<Bell>,
+}
+
+struct Held<S> {
+    /// None once the stream has ended, or was given up.
+    stream: Option<S>,
+    is_given_up: bool,
+}
+
+/// The waker that a stream gets: it notes when there is a reply to take, and wakes the reader. A reader that had all
+/// there was, and whose own buffers are full, is woken and does not come: that it asked once is no sign of life.
+struct Bell {
+    rounds: Arc<Rounds>,
+    /// The round since which the reader could have asked for the next reply.
+    untaken: AtomicU64,
+    reader: Mutex<Option<Waker>>,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Bell>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Bell>) {
+        let now = self.rounds.now();
+        // If the reader was woken before, it has been away since then.
+        let _rung_before = self.untaken.compare_exchange(NOTHING, now, Ordering::Relaxed, Ordering::Relaxed);
+        let reader = lock(&self.reader).clone();
+        reader.iter().for_each(Waker::wake_by_ref);
+    }
+}
+
+impl Bell {
+    /// From now on this reader is woken.
+    fn is_for(&self, reader: &Waker) {
+        match &mut *lock(&self.reader) {
+            Some(known) => known.clone_from(reader),
+            none => *none = Some(reader.clone()),
+        }
+    }
+}
+
+impl<S: Send> Seat for Watched<S> {
+    fn look(&self, now: u64) {
+        let mut held = lock(&self.held);
+        let untaken = self.bell.untaken.load(Ordering::Relaxed);
+        if untaken == NOTHING || now - untaken <= ROUNDS_MAX || held.stream.is_none() {
+            return;
+        }
+        let given_up = held.stream.take();
+        held.is_given_up = true;
+        drop(held);
+        tracing::debug!("a stream is given up: nobody reads it");
+        drop(given_up);
+    }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<S, T, E> Stream for Attended<S>
+where
+    S: Stream<Item = Result<T, E>> + Unpin,
+    E: From<Unread>,
+{
+    type Item = Result<T, E>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let bell = &self.held.bell;
+        let mut held = lock(&self.held.held);
+        let Some(stream) = &mut held.stream else {
+            let last = std::mem::take(&mut held.is_given_up).then(|| Err(Unread.into()));
+            return Poll::Ready(last);
+        };
+        bell.is_for(context.waker());
+        bell.untaken.store(NOTHING, Ordering::Relaxed);
+        let next = Pin::new(stream).poll_next(&mut Context::from_waker(&self.waker));
+        if next.is_ready() {
+            bell.untaken.store(bell.rounds.now(), Ordering::Relaxed);
+        }
+        if matches!(next, Poll::Ready(None)) {
+            held.stream = None;
+        }
+        next
+    }
+}
+
+impl<S> Drop for Attended<S> {
+    fn drop(&mut self) {
+        lock(&self.attendance.seats).leave(self.place);
+        // The stream is dropped now, and not in the next round: a client that leaves has cancelled its request.
+        let stream = lock(&self.held.held).stream.take();
+        drop(stream);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::mpsc;
+    use tokio_stream::StreamExt;
+    use tokio_stream::wrappers::ReceiverStream;
+
+    const MAX: Duration = Duration::from_secs(30);
+
+    fn attendance() -> Arc<Attendance> {
+        let attendance = Arc::new(Attendance::default());
+        let of_all = attendance.clone();
+        tokio::spawn(async move { of_all.attend(MAX).await });
+        attendance
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_waits_is_kept_and_one_that_takes_nothing_is_given_up() {
+        let (replies, out) = mpsc::channel(8);
+        let mut attended = attendance().attended(ReceiverStream::new(out));
+        for i in 0..3 {
+            replies.send(Ok::<_, Unread>(i)).await.unwrap();
+        }
+        assert_eq!(attended.next().await, Some(Ok(0)));
+        assert_eq!((attended.next().await, attended.next().await), (Some(Ok(1)), Some(Ok(2))));
+        // There is nothing to take, so the reader may wait as long as it likes.
+        let quiet = tokio::time::timeout(10 * MAX, attended.next()).await;
+        assert!(quiet.is_err() && !replies.is_closed());
+        replies.send(Ok(3)).await.unwrap();
+        replies.send(Ok(4)).await.unwrap();
+        assert_eq!(attended.next().await, Some(Ok(3)));
+        tokio::time::sleep(2 * MAX).await;
+        assert!(replies.is_closed(), "what the stream held went back");
+        assert_eq!((attended.next().await, attended.next().await), (Some(Err(Unread)), None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_had_all_and_does_not_come_for_more_is_given_up() {
+        let (replies, out) = mpsc::channel(8);
+        let mut attended = attendance().attended(ReceiverStream::new(out));
+        replies.send(Ok::<_, Unread>(0)).await.unwrap();
+        assert_eq!(attended.next().await, Some(Ok(0)));
+        // It is asked once, as by a server that then waits for its connection.
+        let mut asked = look(&mut attended);
+        assert!(asked.is_pending());
+        tokio::time::sleep(10 * MAX).await;
+        assert!(!replies.is_closed(), "there was nothing to take");
+        replies.send(Ok(1)).await.unwrap();
+        tokio::time::sleep(2 * MAX).await;
+        assert!(replies.is_closed());
+        asked = look(&mut attended);
+        assert_eq!(asked, Poll::Ready(Some(Err(Unread))));
+    }
+
+    /// One poll, by a reader that cannot be woken.
+    fn look<S: Stream + Unpin>(stream: &mut S) -> Poll<Option<S::Item>> {
+        Pin::new(stream).poll_next(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[tokio::test]
+    async fn a_dropped_stream_is_gone_at_once() {
+        let (replies, out) = mpsc::channel::<Result<u8, Unread>>(8);
+        let attendance = attendance();
+        drop(attendance.attended(ReceiverStream::new(out)));
+        assert!(replies.is_closed());
+        let _next = attendance.attended(tokio_stream::empty::<Result<u8, Unread>>());
+        assert_eq!(lock(&attendance.seats).taken.len(), 1, "its seat is another's");
+    }
+}

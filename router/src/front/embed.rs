@@ -1,0 +1,90 @@
+//! The one path from inputs to their embeddings: the replica pools the hidden states, and here they get length one.
+//! Knows no face.
+
+use crate::front::ask::{Ask, Purpose};
+use crate::front::frontend::Frontend;
+use crate::front::generation::GenerationEvent;
+use crate::front::recorder::Recorder;
+use crate::refusal::Refusal;
+use proto::v1;
+use std::sync::Arc;
+use telemetry::spans::Traced;
+use tokio_stream::StreamExt;
+
+impl Frontend {
+    /// The embedding of each prompt. Besides them `ask` says the model, the deadline and the tenant.
+    pub async fn embed(self: &Arc<Self>, ask: Ask, recorder: &mut Recorder) -> Result<v1::EmbedReply, Refusal> {
+        let ask = Ask { purpose: Purpose::Pool, ..ask };
+        recorder.asked(&ask);
+        let tenant = self.config.keys.of(ask.tenant);
+        let embedded = match self.enter(&tenant) {
+            Ok(_visit) => {
+                let embedded = self.embed_all(ask, &recorder.trace()).await;
+                embedded.inspect_err(|refusal| tenant.refused(refusal))
+            }
+            Err(refusal) => Err(refusal),
+        };
+        match &embedded {
+            Ok(reply) => {
+                recorder.embedded(reply);
+                recorder.finished("ok");
+            }
+            Err(refusal) => recorder.refused(refusal),
+        }
+        embedded
+    }
+
+    /// A few at a time, so that one request does not fill the queue for all.
+    async fn embed_all(self: &Arc<Self>, ask: Ask, trace: &Traced) -> Result<v1::EmbedReply, Refusal> {
+        let Ask { model, prompts: mut inputs, deadline, tenant, .. } = ask;
+        let deadline = self.deadline(deadline);
+        let limits = &self.config.limits;
+        let (n, n_max) = (inputs.len(), limits.embeddings_max);
+        if n == 0 || n > n_max {
+            return Err(Refusal::invalid("input", format!("must be 1 to {n_max} inputs, and there are {n}")));
+        }
+        let mut reply = v1::EmbedReply { usage: Some(v1::Usage::default()), ..v1::EmbedReply::default() };
+        while !inputs.is_empty() {
+            let n = inputs.len().min(limits.embeddings_at_once_max).min(self.admission.places() as usize).max(1);
+            let (model, prompts) = (model.clone(), inputs.drain(..n).collect());
+            let ask = Ask { model, prompts, purpose: Purpose::Pool, deadline, tenant, ..Ask::default() };
+            self.embed_some(ask, trace, &mut reply).await?;
+        }
+        Ok(reply)
+    }
+
+    async fn embed_some(self: &Arc<Self>, ask: Ask, trace: &Traced, reply: &mut v1::EmbedReply) -> Result<(), Refusal> {
+        let mut generation = self.generate_part(ask, trace).await?;
+        reply.model.clone_from(&generation.started.model);
+        let first = reply.embeddings.len();
+        reply.embeddings.resize_with(first + generation.prompts.len(), v1::Embedding::default);
+        while let Some(event) = generation.next().await {
+            match event? {
+                (slot, GenerationEvent::Pooled(values)) => {
+                    reply.embeddings[first + slot as usize].values = normalized(values)?
+                }
+                (_, GenerationEvent::Finished(finished)) => {
+                    let usage = reply.usage.get_or_insert_default();
+                    usage.prompt_tokens += finished.usage.map_or(0, |usage| usage.prompt_tokens);
+                }
+                (_, GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Delta(_)) => {}
+            }
+        }
+        match reply.embeddings[first..].iter().any(|embedding| embedding.values.is_empty()) {
+            true => Err(Refusal::failed("the replica gave no hidden states")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The same direction with length one. It is summed one by one, so that every router gives the same bits.
+fn normalized(mut values: Vec<f32>) -> Result<Vec<f32>, Refusal> {
+    let length = values.iter().fold(0.0, |sum, value| sum + f64::from(*value) * f64::from(*value)).sqrt();
+    if !length.is_finite() {
+        return Err(Refusal::failed("the hidden states hold what is no number"));
+    }
+    if length > 0.0 {
+        values.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
+    }
+    Ok(values)
+}

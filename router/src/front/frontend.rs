@@ -1,0 +1,117 @@
+//! What all faces hold of the router, and what they ask besides answers: models, tokens of a text, the cluster's state.
+//! Knows no face.
+
+use crate::config::Config;
+use crate::front::ask::length;
+use crate::front::attended::Attendance;
+use crate::limits::admission::Admission;
+use crate::limits::tenants::{Tenant, Visit};
+use crate::refusal::Refusal;
+use crate::replicas::models::table::{ModelTable, ResolvedModel, VersionBy, offers};
+use crate::replicas::models::text::ModelText;
+use crate::replicas::pool::Replicas;
+use proto::v1;
+use proto::v1::generate_request::Input;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+use tokio_util::task::TaskTracker;
+use types::{TenantId, Tokens};
+
+/// Longer texts are read, rendered and tokenized on threads of their own, where they hold up no other request.
+const BYTES_INLINE_MAX: usize = 64 << 10;
+/// About how many bytes of text a token has.
+pub const TOKEN_TEXT_BYTES: usize = 4;
+
+/// What all faces of the router hold.
+pub struct Frontend {
+    pub config: Config,
+    pub models: ModelTable,
+    pub replicas: Replicas,
+    pub admission: Admission,
+    /// Counts the generations that are still held.
+    pub streams: TaskTracker,
+    /// Watches that the clients read their streams.
+    pub attendance: Arc<Attendance>,
+    /// Places for work on long texts.
+    pub long_texts: Arc<Semaphore>,
+    /// Bytes for bodies that are being read.
+    pub bodies: Arc<Semaphore>,
+    /// Part of every public id: so two routers, or two lives of one, never give the same id.
+    pub nonce: u32,
+}
+
+impl Frontend {
+    /// A request's own deadline, or the router's where that is sooner.
+    pub fn deadline(&self, own: Option<Instant>) -> Option<Instant> {
+        let ours = self.config.timeouts.request_max.and_then(|max| Instant::now().checked_add(max));
+        own.into_iter().chain(ours).min()
+    }
+
+    /// Counts a request that is no generation.
+    pub fn visit(&self, tenant: TenantId) -> Result<Visit, Refusal> {
+        self.enter(&self.config.keys.of(tenant))
+    }
+
+    /// Counts a request of a tenant, if the tenant's limits let it in.
+    pub fn enter(&self, tenant: &Arc<Tenant>) -> Result<Visit, Refusal> {
+        tenant.enter(self.config.timeouts.retry_after).inspect_err(|refusal| tenant.refused(refusal))
+    }
+
+    /// The model that a client names, and the version of it that answers. No name means the first.
+    pub fn model(&self, asked: &str, by: VersionBy) -> Result<ResolvedModel, Refusal> {
+        self.models.model(asked, by, &self.replicas)
+    }
+
+    /// How a model is read and written, for what needs no replica.
+    pub fn text(&self, asked: &str) -> Result<Arc<ModelText>, Refusal> {
+        self.models.text(asked, &self.replicas)
+    }
+
+    /// The live cluster, as people look at it: the page that begins at the place `from`.
+    pub fn topology(&self, from: u64) -> v1::Topology {
+        self.replicas.topology(from, offers(self.models.offers(&self.replicas)))
+    }
+
+    /// All pages of the live cluster.
+    pub fn topologies(&self) -> impl Iterator<Item = v1::Topology> {
+        std::iter::successors(Some(self.topology(0)), |page| page.next.map(|from| self.topology(from)))
+    }
+
+    /// A prompt's tokens. `add_special` is for plain text; a template writes its special tokens itself.
+    pub async fn tokens(&self, of: &Arc<ModelText>, input: Input, add_special: bool) -> Result<Tokens, Refusal> {
+        let of = of.clone();
+        self.off_runtime(length(&input), move || of.encode(input, add_special)).await?
+    }
+
+    /// The text of tokens that were checked, without special ones.
+    pub async fn detokenized(&self, of: &Arc<ModelText>, ids: Tokens) -> Result<String, Refusal> {
+        let of = of.clone();
+        self.off_runtime(TOKEN_TEXT_BYTES * ids.len(), move || of.tokenizer.decode(&ids, false)).await
+    }
+
+    /// Does work that is as much as reading so many bytes: at once if they are few, and otherwise on a thread of its
+    /// own, so that no stream waits for it. There are few such threads.
+    pub async fn off_runtime<T: Send + 'static>(
+        &self,
+        n_bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        if n_bytes <= BYTES_INLINE_MAX {
+            return Ok(work());
+        }
+        let timeouts = &self.config.timeouts;
+        let place = timeout(timeouts.body_max, self.long_texts.clone().acquire_owned()).await;
+        let place = place.ok().and_then(Result::ok).ok_or(Refusal::Full { retry_after: timeouts.retry_after })?;
+        let done = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            work()
+        });
+        done.await.map_err(|_| Refusal::failed("the text could not be read"))
+    }
+}
+
+pub fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,373 @@
+//! The way in: from a request to its generation. All faces come here and speak `lockstep.v1`; none of them knows the
+//! replica, and this file knows none of them.
+//!
+//! An `Ask` is let in, its prompts become tokens and its sampling is checked (`Prepared`). Then a replica is picked,
+//! and each answer becomes one request to it (`Placed`), which a link carries.
+
+use crate::board::pick::{Need, Wish};
+use crate::front::ask::{Ask, Purpose};
+use crate::front::frontend::{Frontend, unix_seconds};
+use crate::front::generation::{Choice, Generation, Prompt};
+use crate::front::recorder::Recorder;
+use crate::front::resume::{Fingerprint, ReadMarks, Resume, ResumeHandle};
+use crate::front::sampling::Decoding;
+use crate::front::text::Assembly;
+use crate::limits::admission::AdmissionPermit;
+use crate::limits::tenants::{Charge, Tenant};
+use crate::link::request::{Adopts, Submit};
+use crate::link::view::Replica;
+use crate::refusal::{NoResume, Refusal};
+use crate::replicas::models::table::{ResolvedModel, VersionBy};
+use crate::replicas::models::text::ModelText;
+use crate::replicas::pool::Picked;
+use proto::v1;
+use proto::v1::generate_request::Input;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use telemetry::spans::Traced;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use types::{Goal, Priority, Request, RequestId, Sampling, Token};
+
+impl Frontend {
+    /// Lets a request in, sends it to a replica, and waits for its first answer, so that a refusal can be told as one.
+    pub async fn generate(self: &Arc<Self>, ask: Ask, mut recorder: Recorder) -> Result<Generation, Refusal> {
+        let tenant = self.config.keys.of(ask.tenant);
+        let ask = Ask { deadline: self.deadline(ask.deadline), ..ask };
+        let visit = self.enter(&tenant).inspect_err(|refusal| recorder.refused(refusal))?;
+        recorder.asked(&ask);
+        let begun = self.generate_part(ask, &recorder.trace()).await;
+        let mut generation = begun.inspect_err(|refusal| {
+            recorder.refused(refusal);
+            tenant.refused(refusal);
+        })?;
+        recorder.begun(&generation.started, generation.label.as_ref(), &generation.replica.model);
+        if !generation.is_running() {
+            // The client has had all of it before.
+            recorder.finished("ok");
+        }
+        (generation.visit, generation.recorder) = (Some(visit), Some(recorder));
+        generation.answered(self.config.timeouts.first_answer_max).await?;
+        Ok(generation)
+    }
+
+    /// Begins a part of a request that was counted, and does not wait for an answer.
+    pub async fn generate_part(self: &Arc<Self>, ask: Ask, trace: &Traced) -> Result<Generation, Refusal> {
+        let priority = level(ask.priority)?;
+        let tenant = self.config.keys.of(ask.tenant);
+        let mut permit = self.let_in(&ask, priority, &tenant)?;
+        let (prepared, resume) = self.prepared(ask, priority, &tenant, trace).await?;
+        let _placing = trace.place();
+        // This comes before there is a request for each answer, with prompt and lists of its own.
+        prepared.check_copies(self.config.limits.copies_bytes_max)?;
+        self.admission.admit_tokens(&mut permit, prepared.n_waiting())?;
+        let placed = self.place(&prepared, resume)?;
+        let charge = tenant.charge(tokens_max(&prepared, &placed))?;
+        self.check_in_time(&prepared, &placed, &tenant)?;
+        self.submit(prepared, placed, (permit, charge), trace)
+    }
+
+    fn let_in(&self, ask: &Ask, priority: Priority, tenant: &Arc<Tenant>) -> Result<AdmissionPermit, Refusal> {
+        let (limits, n_prompts, n_choices) = (&self.config.limits, ask.prompts.len(), ask.n_choices);
+        if n_choices == 0 || n_choices > limits.choices_max {
+            return Err(Refusal::invalid("n", format!("must be 1 to {}, and is {n_choices}", limits.choices_max)));
+        }
+        if n_prompts == 0 || n_prompts > limits.prompts_max {
+            return Err(Refusal::invalid("text", format!("1 to {} prompts, and not {n_prompts}", limits.prompts_max)));
+        }
+        if !self.replicas.has_room() && !self.admission.is_draining() {
+            // The request is refused before anything of it is read.
+            return Err(self.admission.full());
+        }
+        self.admission.admit(n_prompts as u32 * n_choices, priority, tenant)
+    }
+
+    /// Reads prompts and sampling as the model has them. The memory of the text is free again when it has become
+    /// tokens.
+    async fn prepared(
+        &self,
+        ask: Ask,
+        priority: Priority,
+        tenant_of: &Tenant,
+        trace: &Traced,
+    ) -> Result<(Prepared, Option<Resume>), Refusal> {
+        let Ask {
+            model, prompts, n_choices, first_choice, mut purpose, echo, deadline, tenant, session, resume, ..
+        } = ask;
+        let handle = resume.as_ref().map(|resume| &resume.handle.unchecked);
+        let (by, seed) = match handle {
+            Some(handle) => (VersionBy::Digest(handle.digest), Some(handle.seed)),
+            None => (VersionBy::Key(purpose.key(session, tenant)), None),
+        };
+        let model = self.model(&model, by)?;
+        let decoding = self.decoding(purpose, &model.text, seed).await?;
+        let preparing = trace.prepare();
+        let mut read = Vec::with_capacity(prompts.len());
+        for input in prompts {
+            read.push(self.prompt(&model.text, input, echo).await?);
+        }
+        drop((preparing, ask.body));
+        let weight = tenant_of.weight();
+        let like = Request { tenant, weight, priority, goal: decoding.goal, ..Request::default() };
+        let numbers = first_choice..first_choice + n_choices;
+        Ok((Prepared { prompts: read, decoding, like, numbers, model, session, deadline }, resume))
+    }
+
+    async fn decoding(&self, purpose: Purpose, of: &Arc<ModelText>, seed: Option<u64>) -> Result<Decoding, Refusal> {
+        let (of, limits) = (of.clone(), self.config.limits.clone());
+        self.off_runtime(purpose.work(), move || purpose.read(&of, seed, &limits)).await?
+    }
+
+    async fn prompt(&self, of: &Arc<ModelText>, input: Input, echo: bool) -> Result<Prompt, Refusal> {
+        let text = match &input {
+            Input::Text(text) if echo => Some(text.clone()),
+            _ => None,
+        };
+        let ids = self.tokens(of, input, true).await?;
+        let text = match text {
+            None if echo => Some(self.detokenized(of, ids.clone()).await?),
+            text => text,
+        };
+        Ok(Prompt { ids, text })
+    }
+
+    /// Picks the replica when all that matters of the request is known, and as late as can be: by then others may be
+    /// done.
+    fn place(&self, prepared: &Prepared, resume: Option<Resume>) -> Result<Placed, Refusal> {
+        let Some(Resume { handle, marks }) = resume else {
+            let picked = self.replicas.pick(prepared.wish(), prepared.cached_prompt(), prepared.like.tenant)?;
+            let requests = prepared.requests(picked.replica.context)?;
+            let print = prepared.print(&requests);
+            let marks = ReadMarks::none(requests.len());
+            return Ok(Placed { picked, requests, print, before: None, marks });
+        };
+        let requests = prepared.requests(handle.unchecked.context)?;
+        let print = prepared.print(&requests);
+        let handle = handle.check(&self.config.resume_key, &print, prepared.like.tenant)?;
+        check_marks(&marks, &requests)?;
+        let n_tokens = requests.iter().map(|request| request.prompt.len() + request.sampling.tokens_max as usize).max();
+        let n_known = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(0) as u64;
+        let need = Need { digest: handle.digest, n_tokens: n_tokens.unwrap_or(0) as u64, n_known };
+        let picked = self.replicas.pick_again(need, |of| handle.is_of(&of.name, of.incarnation))?;
+        Ok(Placed { picked, requests, print, before: Some(handle), marks })
+    }
+
+    /// Refuses what its deadline would end unanswered.
+    fn check_in_time(&self, prepared: &Prepared, placed: &Placed, tenant: &Tenant) -> Result<(), Refusal> {
+        let Some(deadline) = prepared.deadline else { return Ok(()) };
+        let n_tokens = placed.requests.iter().map(Request::n_tokens).max().unwrap_or(0);
+        let wait = placed.picked.wait(n_tokens as u64);
+        let wait = wait.map(|wait| self.admission.own_wait(wait, tenant, self.config.keys.weights_waiting()));
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.admission.in_time(wait, Some(left), prepared.like.priority)
+    }
+
+    /// Sends one request per prompt and choice to the replica; the outputs of all come through one queue.
+    fn submit(
+        self: &Arc<Self>,
+        prepared: Prepared,
+        placed: Placed,
+        (permit, charge): (AdmissionPermit, Charge),
+        trace: &Traced,
+    ) -> Result<Generation, Refusal> {
+        let Prepared { prompts, decoding, like, model, deadline, .. } = prepared;
+        // Caches were looked up for the first prompt only.
+        let n_cached = if prompts.len() == 1 { placed.picked.n_cached } else { 0 };
+        let Placed { picked, requests, print, before, marks } = placed;
+        let (replica, trace) = (picked.replica.clone(), trace.carried());
+        let (outputs, heard) = mpsc::channel(self.unread_max(&requests));
+        let first_key = picked.keys(requests.len() as u64);
+        let mut choices = Vec::new();
+        for (slot, (request, mark)) in requests.into_iter().zip(&marks.choices).enumerate() {
+            let (tokens_min, stops) = (request.sampling.tokens_min, decoding.stops.clone());
+            let assembly = Assembly::new(&model.text.tokenizer, stops, tokens_min, decoding.show_special);
+            let (key, n_had) = (first_key + slot as u64, mark.n_tokens());
+            let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adopts { of, n_had });
+            let mut choice = Choice::new(None, assembly, &request, n_had);
+            if !mark.has_ended() {
+                let (digest, trace, outputs) = (replica.digest, trace.clone(), outputs.clone());
+                let slot = slot as u32;
+                let submit = Submit { key, request, slot, deadline, digest, n_cached, adopts, trace, outputs };
+                choice.begin(picked.submit(submit).map_err(|refusal| self.admission.again(refusal))?);
+            }
+            choices.push(choice);
+        }
+        let handle = self.handle(before, &replica, decoding.sampling.seed, replica.id(first_key).0);
+        let sealed = handle.seal(&self.config.resume_key, &print, like.tenant);
+        let n_prompt = prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
+        // Where there is one model, all metrics have its name already.
+        let label = model.version.map(|_| Arc::from(model.name.as_str()));
+        Ok(Generation {
+            started: started(&handle, &sealed, model.name, n_prompt),
+            label,
+            text: model.text,
+            created: handle.created,
+            handle: Some(sealed).filter(|_| choices.len() <= self.config.limits.choices_resumed_max),
+            marks,
+            replica,
+            prompts,
+            heard,
+            choices,
+            stops: decoding.stops,
+            permit: Some(permit),
+            charge,
+            visit: None,
+            deadline: deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline))),
+            ready: VecDeque::new(),
+            failed: None,
+            recorder: None,
+            _counted: self.streams.token(),
+        })
+    }
+
+    /// The handle of the stream from now on. If it is resumed, its reply keeps the id with which it began.
+    fn handle(&self, before: Option<ResumeHandle>, replica: &Replica, seed: u64, first_id: u64) -> ResumeHandle {
+        let (context, public, created) = match before {
+            Some(before) => (before.context, before.public, before.created),
+            None => (replica.context, (self.nonce, first_id), unix_seconds()),
+        };
+        let (digest, incarnation, replica) = (replica.digest, replica.incarnation, replica.name.clone());
+        ResumeHandle { digest, seed, context, public, created, first_id, incarnation, replica }
+    }
+
+    /// How many outputs may be unread: each step brings a token or scores a part of the prompt, and a place is kept for
+    /// the end of each choice.
+    fn unread_max(&self, requests: &[Request]) -> usize {
+        let of = |request: &Request| {
+            let scores = if request.goal == Goal::Generate { 0 } else { request.prompt.len() };
+            (request.sampling.tokens_max as usize).saturating_add(scores)
+        };
+        let n_steps = requests.iter().map(of).fold(0, usize::saturating_add);
+        n_steps.min(self.config.limits.outputs_unread_max) + requests.len()
+    }
+}
+
+/// A request that has been read: prompts are tokens, and its sampling is checked.
+struct Prepared {
+    prompts: Vec<Prompt>,
+    decoding: Decoding,
+    /// What the requests of all its answers have in common besides prompt and sampling.
+    like: Request,
+    numbers: std::ops::Range<u32>,
+    model: ResolvedModel,
+    session: Option<u64>,
+    deadline: Option<Instant>,
+}
+
+/// Bytes of a request's lists that do not count as waiting tokens; those beyond do.
+const LISTS_BYTES_FREE: usize = 4 << 10;
+
+impl Prepared {
+    fn check_copies(&self, bytes_max: usize) -> Result<(), Refusal> {
+        let (n_choices, lists) = (self.numbers.len() as u64, self.decoding.sampling.lists_bytes() as u64);
+        let each = |prompt: &Prompt| (prompt.ids.len() * size_of::<Token>()) as u64 + lists;
+        let n_bytes = n_choices * self.prompts.iter().map(each).sum::<u64>();
+        if n_bytes <= bytes_max as u64 {
+            return Ok(());
+        }
+        let told = format!("its {n_choices} answers to {} prompts take {n_bytes} bytes", self.prompts.len());
+        let message =
+            format!("{told} with the lists of each (logit_bias, allowed_token_ids, words): at most {bytes_max}");
+        Err(Refusal::invalid("n", message))
+    }
+
+    /// The tokens of all its requests; the bytes of their lists count as if they were tokens.
+    fn n_waiting(&self) -> usize {
+        let n_listed = self.decoding.sampling.lists_bytes().saturating_sub(LISTS_BYTES_FREE) / size_of::<Token>();
+        let of_prompts = self.prompts.iter().map(|prompt| prompt.ids.len() + n_listed);
+        self.numbers.len() * of_prompts.sum::<usize>()
+    }
+
+    /// The requests, one for each choice of each prompt, as a replica with such a context gets them.
+    fn requests(&self, context: u32) -> Result<Vec<Request>, Refusal> {
+        let n_prompt = longest(&self.prompts);
+        if n_prompt >= context as usize {
+            return Err(Refusal::TooLong { n_prompt, context });
+        }
+        let each = self.prompts.iter().flat_map(|prompt| self.numbers.clone().map(move |number| (prompt, number)));
+        Ok(each.map(|(prompt, number)| self.request(prompt, number, context)).collect())
+    }
+
+    fn request(&self, prompt: &Prompt, choice: u32, context: u32) -> Request {
+        let sampling = &self.decoding.sampling;
+        let room = context - prompt.ids.len() as u32;
+        let sampling = Sampling { choice, tokens_max: sampling.tokens_max.min(room), ..sampling.clone() };
+        let cache_bypass = self.like.goal != Goal::Generate;
+        Request { prompt: prompt.ids.clone(), sampling, cache_bypass, ..self.like.clone() }
+    }
+
+    /// What matters for the choice of a replica.
+    fn wish(&self) -> Wish {
+        let n_prompt = u32::try_from(longest(&self.prompts)).unwrap_or(u32::MAX);
+        Wish { n_prompt, session: self.session, n_before: 0, version: self.model.version }
+    }
+
+    /// The prompt by which caches are looked up, where the request may read them.
+    fn cached_prompt(&self) -> Option<&[Token]> {
+        let reads_cache = self.like.goal == Goal::Generate;
+        reads_cache.then(|| self.prompts.first().map_or(&[][..], |prompt| &prompt.ids))
+    }
+
+    fn print(&self, requests: &[Request]) -> Fingerprint {
+        let stops = &self.decoding.stops;
+        let flags = [stops.are_included(), self.decoding.show_special];
+        let flags = flags.map(|flag| if flag { "yes" } else { "no" });
+        Fingerprint::of(requests.iter(), flags.into_iter().chain(stops.strings()))
+    }
+}
+
+/// The requests that a request becomes, and the replica that gets them.
+struct Placed {
+    picked: Picked,
+    requests: Vec<Request>,
+    print: Fingerprint,
+    /// The handle of the stream that is resumed.
+    before: Option<ResumeHandle>,
+    marks: ReadMarks,
+}
+
+/// How many tokens a request can cost: its prompts, and all that its choices may say.
+fn tokens_max(prepared: &Prepared, placed: &Placed) -> u64 {
+    let n_prompt: usize = prepared.prompts.iter().map(|prompt| prompt.ids.len()).sum();
+    let says = placed.requests.iter().filter(|request| request.goal != Goal::Pool);
+    n_prompt as u64 + says.map(|request| u64::from(request.sampling.tokens_max)).sum::<u64>()
+}
+
+fn check_marks(marks: &ReadMarks, requests: &[Request]) -> Result<(), NoResume> {
+    let (expected, got) = (requests.len(), marks.choices.len());
+    if expected != got {
+        return Err(NoResume::OtherChoices { expected, got });
+    }
+    let ends = requests.iter().map(|request| request.sampling.tokens_max);
+    let beyond = marks.choices.iter().zip(ends).find(|(mark, end)| mark.n_tokens() > *end);
+    beyond.map_or(Ok(()), |(mark, end)| Err(NoResume::Beyond { position: mark.n_tokens(), end }))
+}
+
+/// The id under which the same replica, in the same life, may still have the request.
+fn adopted(request: &Request, before: Option<&ResumeHandle>, replica: &Replica, slot: usize) -> Option<RequestId> {
+    let before = before.filter(|before| before.is_of(&replica.name, replica.incarnation))?;
+    // A request that scores its prompt or pools it is run again, because all of that is told again.
+    (request.goal == Goal::Generate).then_some(RequestId(before.first_id + slot as u64))
+}
+
+fn started(handle: &ResumeHandle, sealed: &str, model: String, prompt_tokens: u32) -> v1::Started {
+    let (nonce, id) = handle.public;
+    let resume = v1::ResumeHandle {
+        replica: handle.replica.clone(),
+        id: format!("{:016x}", handle.first_id),
+        seed: handle.seed,
+        policy_digest: handle.digest.0.to_vec(),
+        incarnation: handle.incarnation,
+        handle: sealed.to_owned(),
+    };
+    v1::Started { id: format!("{nonce:08x}{id:016x}"), model, seed: handle.seed, prompt_tokens, resume: Some(resume) }
+}
+
+fn longest(prompts: &[Prompt]) -> usize {
+    prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0)
+}
+
+fn level(priority: i32) -> Result<Priority, Refusal> {
+    let out_of_range = |_| Refusal::invalid("priority", format!("must be -128 to 127, and is {priority}"));
+    i8::try_from(priority).map(Priority).map_err(out_of_range)
+}

@@ -1,0 +1,313 @@
+//! The way out: a request under way, and what the replica says of it, as events. Knows tokens and text, and no face.
+
+use crate::front::recorder::Recorder;
+use crate::front::resume::ReadMarks;
+use crate::front::stop::Stops;
+use crate::front::text::Assembly;
+use crate::limits::admission::AdmissionPermit;
+use crate::limits::tenants::{Charge, Visit};
+use crate::link::request::ReplicaOutput;
+use crate::link::ticket::Ticket;
+use crate::link::view::Replica;
+use crate::refusal::{NoResume, Refusal};
+use crate::replicas::models::text::ModelText;
+use proto::cluster as wire;
+use proto::v1;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Sleep;
+use tokio_stream::Stream;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use types::{Finish, Goal, Request, Tokens};
+
+/// An event of a stream, as in `lockstep.v1`. `Started` is known before the first event.
+#[derive(Debug)]
+pub enum GenerationEvent {
+    /// The prompt's logprobs: once, before the first delta, if they were asked for.
+    Prompt(v1::PromptLogprobs),
+    Delta(v1::Delta),
+    /// A delta that the client has already, because it has resumed the stream.
+    Replayed(v1::Delta),
+    /// The hidden states of the prompt, where they were asked for.
+    Pooled(Vec<f32>),
+    Finished(v1::Finished),
+}
+
+/// A prompt as the replica gets it.
+pub struct Prompt {
+    pub ids: Tokens,
+    /// Its text, where that is to be echoed.
+    pub text: Option<String>,
+}
+
+/// A request under way. Dropping it cancels all choices that have not finished.
+pub struct Generation {
+    pub started: v1::Started,
+    /// The model's name for metrics, where there are several models.
+    pub label: Option<Arc<str>>,
+    pub text: Arc<ModelText>,
+    pub replica: Arc<Replica>,
+    /// When the stream began, here or elsewhere, in seconds since 1970.
+    pub created: u64,
+    /// How much of the stream the client has already.
+    pub marks: ReadMarks,
+    /// The resume handle. None where there are too many choices to resume.
+    pub handle: Option<String>,
+    /// Its choices follow one another, prompt by prompt.
+    pub prompts: Vec<Prompt>,
+    // This is dropped before `choices`: a link that hears of a dropped ticket finds this queue closed.
+    pub(crate) heard: mpsc::Receiver<(u32, ReplicaOutput)>,
+    pub(crate) choices: Vec<Choice>,
+    pub(crate) stops: Arc<Stops>,
+    pub(crate) permit: Option<AdmissionPermit>,
+    pub(crate) charge: Charge,
+    /// None where this is a part of a request.
+    pub(crate) visit: Option<Visit>,
+    pub(crate) deadline: Option<Pin<Box<Sleep>>>,
+    pub(crate) ready: VecDeque<(u32, GenerationEvent)>,
+    pub(crate) failed: Option<Refusal>,
+    pub(crate) recorder: Option<Recorder>,
+    pub(crate) _counted: TaskTrackerToken,
+}
+
+/// One answer to one prompt.
+pub(crate) struct Choice {
+    /// Present until the choice has finished.
+    ticket: Option<Ticket>,
+    assembly: Assembly,
+    stop_tokens: Tokens,
+    n_prompt: u32,
+    /// How many tokens the client has already.
+    n_told: u32,
+    n_cached: u32,
+    /// Logprobs of the prompt so far, until all of them are given out.
+    scored: Option<Vec<v1::Logprob>>,
+}
+
+impl Generation {
+    /// Waits for the first output that is new to the client, so that a refusal can be told as one. After `wait_max` the
+    /// stream is opened without it.
+    pub async fn answered(&mut self, wait_max: Duration) -> Result<(), Refusal> {
+        let first = tokio::time::timeout(wait_max, poll_fn(|context| self.poll_heard(context))).await;
+        match first {
+            Ok(()) => self.failed.take().map_or(Ok(()), Err),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Hears outputs until there is an event for the client, or nothing more will come.
+    fn poll_heard(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        while !self.has_news() && self.failed.is_none() && self.is_running() {
+            if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready()) {
+                self.fail(Refusal::Deadline);
+                break;
+            }
+            match ready!(self.heard.poll_recv(context)) {
+                Some((choice, ReplicaOutput::Output(output, finish))) => self.hear(choice, output, finish),
+                Some((_, ReplicaOutput::Refused(refusal))) => self.fail(refusal),
+                None => self.fail(Refusal::failed("the link to the replica ended")),
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Whether there is an event that the client does not have.
+    fn has_news(&self) -> bool {
+        self.ready.iter().any(|(_, event)| !matches!(event, GenerationEvent::Replayed(_)))
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.choices.iter().any(|choice| choice.ticket.is_some())
+    }
+
+    /// Fails all choices: the client asked for all of them.
+    fn fail(&mut self, refusal: Refusal) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.refused(&refusal);
+        }
+        self.failed = Some(refusal);
+        self.choices.iter_mut().for_each(|choice| choice.ticket = None);
+    }
+
+    fn hear(&mut self, choice_idx: u32, mut output: wire::Output, finish: Option<Finish>) {
+        let Some(choice) = self.choices.get_mut(choice_idx as usize) else { return };
+        if choice.ticket.is_none() {
+            // The choice ended with a stop string, and these tokens were already on their way.
+            return;
+        }
+        if let Some(permit) = self.permit.take() {
+            permit.served();
+            self.charge.began(self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum());
+        }
+        self.charge.said(choice.n_new(&output));
+        if !choice.hear_scores(output.scored_position, &output.scored) {
+            return self.fail(Refusal::failed("the replica left a gap in the prompt's logprobs"));
+        }
+        if let (Some(recorder), false) = (&mut self.recorder, output.tokens.is_empty()) {
+            recorder.tokens(output.tokens.len());
+        }
+        match finish {
+            Some(Finish::Deadline) => return self.fail(Refusal::Deadline),
+            Some(Finish::Failed) => return self.fail(Refusal::failed("the replica gave it up")),
+            Some(Finish::Outgrown) => return self.fail(Refusal::failed("it has outgrown the replica's ranks")),
+            Some(Finish::Cancelled) => return self.fail(Refusal::failed("the replica cancelled it")),
+            Some(Finish::Stop | Finish::Length) | None => {}
+        }
+        if output.tokens.is_empty() && finish.is_none() {
+            return;
+        }
+        if let Some(logprobs) = choice.scored.take() {
+            self.ready.push_back((choice_idx, GenerationEvent::Prompt(v1::PromptLogprobs { logprobs })));
+        }
+        let pooled = std::mem::take(&mut output.pooled);
+        if !pooled.is_empty() {
+            self.ready.push_back((choice_idx, GenerationEvent::Pooled(pooled)));
+        }
+        let has_finish = finish.is_some();
+        let (told, delta, finished) = choice.advance(output, finish, &self.stops);
+        let (end, position) = (choice.assembly.n_tokens(), choice.n_told);
+        if (has_finish || finished.is_some()) && end < position {
+            return self.fail(NoResume::Beyond { position, end }.into());
+        }
+        let says = |delta: &v1::Delta| !delta.token_ids.is_empty() || !delta.text.is_empty();
+        if let Some(recorder) = &mut self.recorder {
+            recorder.said(choice_idx, &delta.text);
+        }
+        let told = Some(told).filter(says).map(GenerationEvent::Replayed);
+        let delta = Some(delta).filter(says).map(GenerationEvent::Delta);
+        self.ready.extend([told, delta].into_iter().flatten().map(|event| (choice_idx, event)));
+        if let Some(finished) = finished {
+            if let Some(recorder) = &mut self.recorder {
+                recorder.heard(choice_idx, &finished);
+            }
+            self.ready.push_back((choice_idx, GenerationEvent::Finished(finished)));
+            self.finished();
+        }
+    }
+
+    fn finished(&mut self) {
+        if let (false, Some(recorder)) = (self.is_running(), &mut self.recorder) {
+            recorder.finished("ok");
+        }
+    }
+}
+
+/// The events of all choices as they come, each with its choice. Ends when all have finished, or after one refusal.
+impl Stream for Generation {
+    type Item = Result<(u32, GenerationEvent), Refusal>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        ready!(this.poll_heard(context));
+        match this.ready.pop_front() {
+            Some(event) => Poll::Ready(Some(Ok(event))),
+            None => Poll::Ready(this.failed.take().map(Err)),
+        }
+    }
+}
+
+impl Choice {
+    /// A choice. It has no ticket if it had ended before.
+    pub fn new(ticket: Option<Ticket>, assembly: Assembly, request: &Request, n_told: u32) -> Choice {
+        let scored = matches!(request.goal, Goal::Score { .. }).then(Vec::new);
+        let n_prompt = request.prompt.len() as u32;
+        Choice { ticket, assembly, stop_tokens: request.sampling.stop.clone(), n_prompt, n_told, n_cached: 0, scored }
+    }
+
+    pub fn begin(&mut self, ticket: Ticket) {
+        self.ticket = Some(ticket);
+    }
+
+    /// How many of an output's tokens the client does not have. The others were charged where they were said first.
+    fn n_new(&self, output: &wire::Output) -> u64 {
+        let end = output.position + output.tokens.len() as u32;
+        end.saturating_sub(output.position.max(self.n_told)).into()
+    }
+
+    /// Takes up logprobs of the prompt. A replica that begins again says them again. False where some are missing.
+    ///
+    /// `[1, position) said before · [position, ..) said now`
+    fn hear_scores(&mut self, position: u32, scored: &[wire::TokenOut]) -> bool {
+        let Some(known) = self.scored.as_mut().filter(|_| !scored.is_empty()) else { return true };
+        let first = position.saturating_sub(1) as usize;
+        let Some(n_twice) = known.len().checked_sub(first) else { return false };
+        known.extend(scored.iter().skip(n_twice).cloned().filter_map(logprob));
+        true
+    }
+
+    /// What an output says: first the part that the client has already, then the new part, and the end if it has come.
+    fn advance(
+        &mut self,
+        output: wire::Output,
+        finish: Option<Finish>,
+        stops: &Stops,
+    ) -> (v1::Delta, v1::Delta, Option<v1::Finished>) {
+        let wire::Output { position, tokens, cached_tokens, .. } = output;
+        if position == 0 {
+            self.n_cached = cached_tokens;
+        }
+        let mut told = v1::Delta { position, ..v1::Delta::default() };
+        let mut delta = v1::Delta { position: position.max(self.n_told), ..v1::Delta::default() };
+        let mut stopped = None;
+        let n_tokens = tokens.len();
+        for (i, out) in tokens.into_iter().enumerate() {
+            let is_told = position + (i as u32) < self.n_told;
+            let delta = if is_told { &mut told } else { &mut delta };
+            let ends = finish == Some(Finish::Stop) && i + 1 == n_tokens && self.stop_tokens.contains(&out.token);
+            if ends && !stops.are_included() {
+                self.assembly.push_stop_token();
+            } else {
+                stopped = self.assembly.push(out.token, &mut delta.text);
+            }
+            delta.token_ids.push(out.token);
+            // Of tokens that the client has, the id alone may be said again: it suffices to know where the next one
+            // stands.
+            let token_id = out.token;
+            let bare = || v1::Logprob { token_id, ..v1::Logprob::default() };
+            delta.logprobs.extend(logprob(out).or_else(|| is_told.then(bare)));
+            if stopped.is_some() {
+                break;
+            }
+        }
+        if stopped.is_none() && finish.is_some() {
+            // A client that has the last token has this text too: they are told together.
+            let has_all = self.assembly.n_tokens() <= self.n_told;
+            stopped = self.assembly.finish(if has_all { &mut told.text } else { &mut delta.text });
+        }
+        let finished = self.end(finish, stopped.map(|stop| stops.string(stop)));
+        (told, delta, finished)
+    }
+
+    fn end(&mut self, finish: Option<Finish>, stop: Option<&str>) -> Option<v1::Finished> {
+        if finish.is_none() && stop.is_none() {
+            return None;
+        }
+        match (self.ticket.take(), finish) {
+            (Some(ticket), Some(_)) => ticket.over(),
+            // The replica does not know of stop strings.
+            (Some(ticket), None) => ticket.stopped(),
+            (None, _) => {}
+        }
+        let reason = match (stop, finish) {
+            (None, Some(Finish::Length)) => v1::finished::Reason::Length,
+            _ => v1::finished::Reason::Stop,
+        };
+        let usage = v1::Usage {
+            prompt_tokens: self.n_prompt,
+            cached_tokens: self.n_cached,
+            completion_tokens: self.assembly.n_tokens(),
+        };
+        Some(v1::Finished { reason: reason.into(), stop: stop.unwrap_or_default().to_owned(), usage: Some(usage) })
+    }
+}
+
+fn logprob(out: wire::TokenOut) -> Option<v1::Logprob> {
+    let logprob = out.logprob?;
+    let top = |top: wire::TokenLogprob| v1::Logprob { token_id: top.token, logprob: top.logprob, top: Vec::new() };
+    Some(v1::Logprob { token_id: out.token, logprob, top: out.top.into_iter().map(top).collect() })
+}

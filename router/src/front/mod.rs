@@ -1,0 +1,19 @@
+//! The one path from a request to its events, which all faces share: a request is read, let in and given to a replica,
+//! and its tokens come back as text.
+//!
+//! Knows neither HTTP nor gRPC, and of replicas only the one that was picked. Read `ask` (a request as a face has
+//! parsed it), `generate` (the way in), then `generation` (the way out). `frontend` is what faces hold; `sampling`,
+//! `text` and `stop` are called on the way; `embed` is the same for embeddings; `resume` is how a client resumes a
+//! stream, `attended` gives up streams that nobody reads, and `recorder` counts and traces.
+
+pub mod ask;
+pub mod attended;
+pub mod embed;
+pub mod frontend;
+pub mod generate;
+pub mod generation;
+pub mod recorder;
+pub mod resume;
+pub mod sampling;
+pub mod stop;
+pub mod text;

@@ -1,0 +1,316 @@
+//! What the router counts, times and traces of one request. Knows no client's name, and a request's content only where
+//! an operator has asked for that.
+
+use crate::front::ask::{Ask, Purpose};
+use crate::refusal::Refusal;
+use http::HeaderMap;
+use proto::v1;
+use proto::v1::generate_request::Input;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use telemetry::metrics;
+use telemetry::spans::{self, RequestAttributes, TokenUsage, Traced};
+use tonic::metadata::MetadataMap;
+
+/// Which face a request came through.
+#[derive(Clone, Copy, Debug)]
+pub enum Face {
+    Http,
+    Grpc,
+    /// `vllm.grpc.engine`.
+    Vllm,
+    /// The Open Inference Protocol.
+    Kserve,
+}
+
+impl Face {
+    fn label(self) -> &'static str {
+        match self {
+            Face::Http => "http",
+            Face::Grpc => "grpc",
+            Face::Vllm => "vllm",
+            Face::Kserve => "kserve",
+        }
+    }
+}
+
+/// The caller's trace, as W3C Trace Context has it. Empty where it has none.
+#[derive(Default)]
+pub struct Caller<'a> {
+    parent: &'a str,
+    state: &'a str,
+}
+
+impl Caller<'_> {
+    pub fn of_http(headers: &HeaderMap) -> Caller<'_> {
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        Caller { parent: text("traceparent"), state: text("tracestate") }
+    }
+
+    pub fn of_grpc(metadata: &MetadataMap) -> Caller<'_> {
+        let text = |name| metadata.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        Caller { parent: text("traceparent"), state: text("tracestate") }
+    }
+}
+
+/// Records one request from its arrival to its end: metrics, its span, and a line of the log.
+#[derive(Debug)]
+pub struct Recorder {
+    face: Face,
+    arrived: Instant,
+    last_token: Option<Instant>,
+    /// Present from the second token on.
+    between: Option<metrics::BetweenTokens>,
+    first_token: Option<Duration>,
+    ended: bool,
+    trace: Traced,
+    /// The id that the reply carries, once there is one.
+    id: String,
+    used: TokenUsage,
+    /// Empty until the request has been read; so is the model's name, as replies carry it.
+    operation: &'static str,
+    model: String,
+    /// The model as its replicas call it, which differs where a route says so.
+    version: String,
+    /// The model's label in metrics; None where there is one model.
+    label: Option<Arc<str>>,
+    /// Choices of each prompt.
+    n_choices: u32,
+    reasons: Vec<&'static str>,
+    /// Present where the trace is to have it.
+    content: Option<Content>,
+}
+
+/// What was read and written, as text.
+#[derive(Debug, Default)]
+struct Content {
+    input: String,
+    /// The answers, by choice.
+    output: Vec<String>,
+}
+
+/// How much of one prompt or answer a trace has.
+const CONTENT_BYTES_MAX: usize = 32 << 10;
+
+impl Recorder {
+    pub fn start(face: Face, caller: &Caller<'_>) -> Recorder {
+        Recorder {
+            face,
+            arrived: Instant::now(),
+            last_token: None,
+            between: None,
+            first_token: None,
+            ended: false,
+            trace: spans::request(face.label(), caller.parent, caller.state),
+            id: String::new(),
+            used: TokenUsage::default(),
+            operation: "",
+            model: String::new(),
+            version: String::new(),
+            label: None,
+            n_choices: 1,
+            reasons: Vec::new(),
+            content: None,
+        }
+    }
+
+    pub fn trace(&self) -> Traced {
+        self.trace.clone()
+    }
+
+    /// The request has been read.
+    pub fn asked(&mut self, ask: &Ask) {
+        let is_chat = matches!(ask.prompts.first(), Some(Input::Chat(_)));
+        let (operation, sampling) = match &ask.purpose {
+            Purpose::Pool => ("embeddings", None),
+            Purpose::Generate(sampling) if is_chat => ("chat", Some(sampling)),
+            Purpose::Generate(sampling) => ("text_completion", Some(sampling)),
+        };
+        self.operation = operation;
+        self.n_choices = ask.n_choices;
+        if !self.trace.is_recorded() {
+            return;
+        }
+        let said = |n: f32| (n != 0.0).then_some(f64::from(n));
+        let asked = RequestAttributes {
+            operation,
+            model: named(&ask.model),
+            n_choices: ask.n_choices.into(),
+            ..RequestAttributes::default()
+        };
+        self.trace.asked(&sampling.map_or(asked.clone(), |sampling| RequestAttributes {
+            max_tokens: sampling.max_tokens.map(u64::from),
+            temperature: sampling.temperature.map(f64::from),
+            top_p: sampling.top_p.map(f64::from),
+            top_k: sampling.top_k.map(u64::from),
+            seed: sampling.seed,
+            frequency_penalty: said(sampling.frequency_penalty),
+            presence_penalty: said(sampling.presence_penalty),
+            stops: sampling.stop.clone(),
+            ..asked
+        }));
+        if sampling.is_some() && self.trace.wants_content() {
+            self.content = Some(Content { input: messages(&ask.prompts), output: Vec::new() });
+        }
+    }
+
+    /// The request goes to the replica.
+    pub fn begun(&mut self, started: &v1::Started, label: Option<&Arc<str>>, version: &str) {
+        self.id.clone_from(&started.id);
+        self.model.clone_from(&started.model);
+        self.label = label.cloned();
+        if self.label.is_some() {
+            version.clone_into(&mut self.version);
+        }
+        self.trace.begun(&started.id, self.operation, &started.model);
+    }
+
+    pub fn embedded(&mut self, reply: &v1::EmbedReply) {
+        self.model.clone_from(&reply.model);
+        self.trace.begun("", self.operation, &reply.model);
+        self.used.n_prompt = reply.usage.map_or(0, |usage| usage.prompt_tokens.into());
+    }
+
+    /// A piece of a choice's text.
+    pub fn said(&mut self, choice_idx: u32, text: &str) {
+        let Some(content) = &mut self.content else { return };
+        let choice_idx = choice_idx as usize;
+        if content.output.len() <= choice_idx {
+            content.output.resize_with(choice_idx + 1, String::new);
+        }
+        let output = &mut content.output[choice_idx];
+        if output.len() + text.len() <= CONTENT_BYTES_MAX {
+            output.push_str(text);
+        }
+    }
+
+    pub fn tokens(&mut self, n_tokens: usize) {
+        let now = Instant::now();
+        match self.last_token.replace(now) {
+            None => {
+                self.first_token = Some(now - self.arrived);
+                self.trace.first_token(now - self.arrived);
+                metrics::first_token(self.label.as_ref(), now - self.arrived);
+            }
+            Some(last) => {
+                let of_a_stream = || metrics::between_tokens_of_a_stream(self.label.as_ref());
+                let between = self.between.get_or_insert_with(of_a_stream);
+                between.observe((now - last) / n_tokens.max(1) as u32);
+            }
+        }
+    }
+
+    /// A choice has ended. The choices of one prompt share its tokens.
+    pub fn heard(&mut self, choice_idx: u32, finished: &v1::Finished) {
+        let usage = finished.usage.unwrap_or_default();
+        if choice_idx.is_multiple_of(self.n_choices) {
+            self.used.n_prompt += u64::from(usage.prompt_tokens);
+            self.used.n_cached += u64::from(usage.cached_tokens);
+        }
+        self.used.n_output += u64::from(usage.completion_tokens);
+        self.reasons.push(match finished.reason() {
+            v1::finished::Reason::Length => "length",
+            v1::finished::Reason::Stop | v1::finished::Reason::Unspecified => "stop",
+        });
+    }
+
+    pub fn finished(&mut self, reason: &'static str) {
+        self.end(reason);
+    }
+
+    pub fn refused(&mut self, refusal: &Refusal) {
+        self.end(refusal.label());
+    }
+
+    /// A face refuses the request in its own words, of which one is a metric's label.
+    pub fn refused_as(&mut self, label: &'static str) {
+        self.end(label);
+    }
+
+    fn end(&mut self, outcome: &'static str) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        let took = self.arrived.elapsed();
+        metrics::request(self.label.as_ref(), self.face.label(), outcome, took);
+        self.answered(outcome, took);
+        self.trace.ended(outcome, self.used, &self.reasons);
+        let TokenUsage { n_prompt, n_cached, n_output } = self.used;
+        let (id, face, millis) = (&*self.id, self.face.label(), took.as_millis() as u64);
+        let first_token_millis = self.first_token.map(|after| after.as_millis() as u64);
+        self.trace.tell(|| {
+            tracing::debug!(id, face, outcome, n_prompt, n_cached, n_output, millis, first_token_millis, "request");
+        });
+    }
+
+    fn answered(&self, outcome: &'static str, took: Duration) {
+        if self.operation.is_empty() {
+            return;
+        }
+        metrics::answered(&metrics::Answer {
+            operation: self.operation,
+            label: self.label.as_ref(),
+            model: Some(&*self.model).filter(|model| !model.is_empty()),
+            version: Some(&*self.version).filter(|version| !version.is_empty()),
+            outcome,
+            took,
+            first_token: self.first_token,
+            last_token: self.last_token.map(|last| last - self.arrived),
+            n_choices: self.reasons.len() as u64,
+            usage: self.used,
+        });
+        if let Some(content) = &self.content {
+            self.trace.content(&content.input, &content.answers(&self.reasons));
+        }
+    }
+}
+
+/// A client may send any name, so it is cut.
+fn named(model: &str) -> String {
+    model.chars().take(MODEL_CHARS_MAX).collect()
+}
+
+const MODEL_CHARS_MAX: usize = 100;
+
+/// The prompts, as OpenTelemetry's conventions write them. Prompts of token ids have no text.
+fn messages(prompts: &[Input]) -> String {
+    let mut said = Vec::new();
+    for prompt in prompts {
+        match prompt {
+            Input::Text(text) => said.push(message("user", text)),
+            Input::Chat(chat) => said.extend(chat.messages.iter().map(|of| message(&of.role, &of.content))),
+            Input::TokenIds(_) => {}
+        }
+    }
+    if said.is_empty() { String::new() } else { serde_json::Value::from(said).to_string() }
+}
+
+fn message(role: &str, text: &str) -> serde_json::Value {
+    let end = text.floor_char_boundary(CONTENT_BYTES_MAX);
+    json!({ "role": role, "parts": [{ "type": "text", "content": &text[..end] }] })
+}
+
+impl Content {
+    fn answers(&self, reasons: &[&'static str]) -> String {
+        let of = |(i, text): (usize, &String)| {
+            let mut said = message("assistant", text);
+            // Several choices end in another order than theirs.
+            if let ([reason], 0) = (reasons, i) {
+                said["finish_reason"] = (*reason).into();
+            }
+            said
+        };
+        match self.output.is_empty() {
+            true => String::new(),
+            false => serde_json::Value::from_iter(self.output.iter().enumerate().map(of)).to_string(),
+        }
+    }
+}
+
+impl Drop for Recorder {
+    /// A request that neither finished nor was refused was cancelled: the client left.
+    fn drop(&mut self) {
+        self.end("cancelled");
+    }
+}

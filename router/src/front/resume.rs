@@ -1,0 +1,359 @@
+//! Resume handles: a client shows one, with how far it has read, and its stream goes on at any router of the cluster.
+//! Knows the request by its fingerprint only: the client sends it again.
+//!
+//! A handle is one word of text: fields, among them the request's fingerprint, and a code over them and the tenant
+//! under the cluster's key. With a changed letter, another request or another tenant it opens nothing. A stream is a
+//! function of its request, so a handle opens nothing that asking again would not.
+
+use crate::refusal::NoResume;
+use std::fmt::{self, Display};
+use types::{PolicyDigest, Request, TenantId};
+
+const VERSION: u8 = 1;
+const PRINT_BYTES: usize = 16;
+const CODE_BYTES: usize = 16;
+const KEY_PURPOSE: &str = "lockstep 2026 resume handle";
+const PRINT_PURPOSE: &str = "lockstep 2026 resume fingerprint";
+/// A handle is never so long; a longer text is not read.
+const TEXT_CHARS_MAX: usize = 1024;
+/// A replica's name in a handle. A longer name is cut, and the replica is not found again by it.
+const NAME_BYTES_MAX: usize = 255;
+
+/// The key that the routers of a cluster share, and nobody else has.
+#[derive(Clone)]
+pub struct ResumeKey([u8; 32]);
+
+impl ResumeKey {
+    /// Derives the key from the cluster's secret. A cluster without one trusts everybody who reaches it.
+    pub fn of(secret: &[u8]) -> ResumeKey {
+        ResumeKey(blake3::derive_key(KEY_PURPOSE, secret))
+    }
+}
+
+impl fmt::Debug for ResumeKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ResumeKey(..)")
+    }
+}
+
+/// What another router needs to resume a stream, besides the request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResumeHandle {
+    pub digest: PolicyDigest,
+    pub seed: u64,
+    /// The context of the replica that had it: so an answer without a limit of its own ends at the same place again.
+    pub context: u32,
+    /// The public id of the reply, which does not change.
+    pub public: (u32, u64),
+    pub created: u64,
+    /// The id of its first choice, under which it may still run; those of the others follow.
+    pub first_id: u64,
+    pub incarnation: u64,
+    pub replica: String,
+}
+
+/// A digest of everything of which a stream is a function, as it is submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint([u8; PRINT_BYTES]);
+
+impl Fingerprint {
+    /// `text` is what the client asks of the text, which replicas never see.
+    pub fn of<'a>(requests: impl Iterator<Item = &'a Request>, text: impl Iterator<Item = &'a str>) -> Fingerprint {
+        let mut hasher = blake3::Hasher::new_derive_key(PRINT_PURPOSE);
+        let mut add = |bytes: &[u8]| {
+            hasher.update(&(bytes.len() as u64).to_le_bytes());
+            hasher.update(bytes);
+        };
+        requests.for_each(|request| add(&proto::said(request)));
+        text.for_each(|text| add(text.as_bytes()));
+        let mut print = [0; PRINT_BYTES];
+        hasher.finalize_xof().fill(&mut print);
+        Fingerprint(print)
+    }
+}
+
+impl ResumeHandle {
+    pub fn seal(&self, key: &ResumeKey, print: &Fingerprint, tenant: TenantId) -> String {
+        let mut bytes = self.fields(print);
+        let code = code(key, &bytes, tenant);
+        bytes.extend_from_slice(&code);
+        encode(&bytes)
+    }
+
+    /// Whether it was made at this replica in this life: in another life a replica has none of its requests.
+    pub fn is_of(&self, replica: &str, incarnation: u64) -> bool {
+        self.replica == replica && self.incarnation == incarnation
+    }
+
+    fn fields(&self, print: &Fingerprint) -> Vec<u8> {
+        let mut bytes = vec![VERSION];
+        bytes.extend_from_slice(&self.digest.0);
+        bytes.extend_from_slice(&print.0);
+        for number in [self.seed, self.public.1, self.created, self.first_id, self.incarnation] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        for number in [self.context, self.public.0] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(&self.replica.as_bytes()[..cut(&self.replica)]);
+        bytes
+    }
+}
+
+fn cut(name: &str) -> usize {
+    (0..=name.len().min(NAME_BYTES_MAX)).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0)
+}
+
+/// A handle as a client sent it, which is not believed before it is checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UncheckedHandle {
+    pub unchecked: ResumeHandle,
+    bytes: Vec<u8>,
+    code: [u8; CODE_BYTES],
+}
+
+impl UncheckedHandle {
+    pub fn read(text: &str) -> Result<UncheckedHandle, NoResume> {
+        let mut bytes =
+            Some(text).filter(|text| text.len() <= TEXT_CHARS_MAX).and_then(decode).ok_or(NoResume::Garbled)?;
+        let at = bytes.len().checked_sub(CODE_BYTES).ok_or(NoResume::Garbled)?;
+        let code = bytes.split_off(at).try_into().map_err(|_| NoResume::Garbled)?;
+        let unchecked = fields(&bytes).ok_or(NoResume::Garbled)?;
+        Ok(UncheckedHandle { unchecked, bytes, code })
+    }
+
+    /// The handle, if it was made by this cluster for this request of this tenant.
+    pub fn check(self, key: &ResumeKey, print: &Fingerprint, tenant: TenantId) -> Result<ResumeHandle, NoResume> {
+        // All bytes are compared to the end: so nobody learns how much of a guess was right.
+        let expected = code(key, &self.bytes, tenant);
+        let differs = expected.iter().zip(&self.code).fold(0, |all, (a, b)| all | (a ^ b));
+        if std::hint::black_box(differs) != 0 {
+            return Err(NoResume::Forged);
+        }
+        let is_of_it = self.bytes[PRINT_AT..PRINT_AT + PRINT_BYTES] == print.0;
+        if is_of_it { Ok(self.unchecked) } else { Err(NoResume::OtherRequest) }
+    }
+}
+
+const PRINT_AT: usize = 1 + 32;
+
+fn fields(bytes: &[u8]) -> Option<ResumeHandle> {
+    let mut rest = bytes.strip_prefix(&[VERSION])?;
+    let digest = PolicyDigest(take(&mut rest)?);
+    let _print: [u8; PRINT_BYTES] = take(&mut rest)?;
+    let mut long = || take(&mut rest).map(u64::from_le_bytes);
+    let (seed, public, created, first_id, incarnation) = (long()?, long()?, long()?, long()?, long()?);
+    let mut short = || take(&mut rest).map(u32::from_le_bytes);
+    let (context, nonce) = (short()?, short()?);
+    let replica = Some(rest).filter(|name| name.len() <= NAME_BYTES_MAX)?;
+    let replica = String::from_utf8(replica.to_vec()).ok()?;
+    Some(ResumeHandle { digest, seed, context, public: (nonce, public), created, first_id, incarnation, replica })
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (first, after) = rest.split_first_chunk()?;
+    *rest = after;
+    Some(*first)
+}
+
+fn code(key: &ResumeKey, fields: &[u8], tenant: TenantId) -> [u8; CODE_BYTES] {
+    let mut hasher = blake3::Hasher::new_keyed(&key.0);
+    hasher.update(&tenant.0.to_le_bytes()).update(fields);
+    let mut code = [0; CODE_BYTES];
+    code.copy_from_slice(&hasher.finalize().as_bytes()[..CODE_BYTES]);
+    code
+}
+
+/// How much of one choice a client has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadMark {
+    /// The client has not even the choice's opening.
+    #[default]
+    Nothing,
+    /// The client has the text that the first `n` tokens let be shown; if the choice `ended`, it has that too.
+    Tokens { n: u32, ended: bool },
+}
+
+impl ReadMark {
+    pub fn at(n: u32) -> ReadMark {
+        ReadMark::Tokens { n, ended: false }
+    }
+
+    pub fn n_tokens(self) -> u32 {
+        match self {
+            ReadMark::Nothing => 0,
+            ReadMark::Tokens { n, .. } => n,
+        }
+    }
+
+    pub fn has_ended(self) -> bool {
+        matches!(self, ReadMark::Tokens { ended: true, .. })
+    }
+
+    fn parse(text: &str) -> Option<ReadMark> {
+        if text == "-" {
+            return Some(ReadMark::Nothing);
+        }
+        let (digits, ended) = text.strip_suffix('e').map_or((text, false), |digits| (digits, true));
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let n = digits.parse().ok().filter(|_| is_number)?;
+        Some(ReadMark::Tokens { n, ended })
+    }
+}
+
+impl Display for ReadMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReadMark::Nothing => f.write_str("-"),
+            ReadMark::Tokens { n, ended } => write!(f, "{n}{}", if *ended { "e" } else { "" }),
+        }
+    }
+}
+
+/// How much of a stream a client has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReadMarks {
+    pub choices: Vec<ReadMark>,
+    pub usage: bool,
+}
+
+impl ReadMarks {
+    pub fn none(n_choices: usize) -> ReadMarks {
+        ReadMarks { choices: vec![ReadMark::Nothing; n_choices], usage: false }
+    }
+}
+
+impl Display for ReadMarks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, mark) in self.choices.iter().enumerate() {
+            write!(f, "{}{mark}", if i > 0 { "," } else { "" })?;
+        }
+        f.write_str(if self.usage { "!" } else { "" })
+    }
+}
+
+/// What a client shows to resume a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resume {
+    pub handle: UncheckedHandle,
+    pub marks: ReadMarks,
+}
+
+impl Resume {
+    /// Parses a `Last-Event-ID`: the handle, a colon, a mark for each choice.
+    pub fn parse(text: &str, choices_max: usize) -> Result<Resume, NoResume> {
+        let (handle, marks) = text.trim().split_once(':').ok_or(NoResume::Garbled)?;
+        let (marks, usage) = marks.strip_suffix('!').map_or((marks, false), |marks| (marks, true));
+        let choices = marks.split(',').take(choices_max + 1).map(ReadMark::parse);
+        let choices = choices.collect::<Option<Vec<_>>>().ok_or(NoResume::Garbled)?;
+        Ok(Resume { handle: UncheckedHandle::read(handle)?, marks: ReadMarks { choices, usage } })
+    }
+}
+
+const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+/// Base64 as URLs have it, without padding.
+fn encode(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let bits = three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
+        text.extend((0..=three.len()).map(|i| char::from(DIGITS[(bits >> (18 - 6 * i)) as usize & 63])));
+    }
+    text
+}
+
+/// Only one text stands for each run of bytes: a text that `encode` would not have written is refused.
+fn decode(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
+    for four in text.as_bytes().chunks(4) {
+        let digit = |digit: &u8| DIGITS.iter().position(|known| known == digit).map(|digit| digit as u32);
+        let bits = four.iter().try_fold(0u32, |bits, byte| digit(byte).map(|digit| bits << 6 | digit))?;
+        let bits = bits << (6 * (4 - four.len()));
+        let n = four.len().checked_sub(1).filter(|n| *n > 0)?;
+        bytes.extend_from_slice(&bits.to_be_bytes()[1..=n]);
+    }
+    (encode(&bytes) == text).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn print(prompt: &[u32]) -> Fingerprint {
+        let request = Request { prompt: prompt.to_vec(), ..Request::default() };
+        Fingerprint::of([&request].into_iter(), ["stop"].into_iter())
+    }
+
+    fn handle() -> ResumeHandle {
+        ResumeHandle {
+            digest: PolicyDigest([7; 32]),
+            seed: u64::MAX - 1,
+            context: 200,
+            public: (3, 4),
+            created: 5,
+            first_id: 6,
+            incarnation: 8,
+            replica: "local-0".into(),
+        }
+    }
+
+    #[test]
+    fn only_a_sealed_handle_opens() {
+        let (key, print, tenant) = (ResumeKey::of(b"secret"), print(&[1, 2]), TenantId(9));
+        let text = handle().seal(&key, &print, tenant);
+        let opened = UncheckedHandle::read(&text).unwrap();
+        assert_eq!(opened.unchecked, handle());
+        let check = |key: &ResumeKey, print: &Fingerprint, tenant| opened.clone().check(key, print, tenant);
+        assert_eq!(check(&key, &print, tenant), Ok(handle()));
+        assert_eq!(check(&ResumeKey::of(b"another"), &print, tenant), Err(NoResume::Forged));
+        assert_eq!(check(&key, &print, TenantId(8)), Err(NoResume::Forged));
+        assert_eq!(check(&key, &self::print(&[1, 3]), tenant), Err(NoResume::OtherRequest));
+        // Every change is noticed, and most before anything is believed.
+        for at in 0..text.len() {
+            let mut changed = text.clone().into_bytes();
+            changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
+            let changed = String::from_utf8(changed).unwrap();
+            let check = UncheckedHandle::read(&changed).and_then(|opened| opened.check(&key, &print, tenant));
+            assert!(check.is_err(), "letter {at} of {text}");
+        }
+        for cut in 0..text.len() {
+            let check = UncheckedHandle::read(&text[..cut]).and_then(|opened| opened.check(&key, &print, tenant));
+            assert!(check.is_err(), "{cut} letters of {text}");
+        }
+    }
+
+    #[test]
+    fn a_long_name_is_cut_where_a_letter_ends() {
+        let (key, print) = (ResumeKey::of(b""), print(&[]));
+        let replica = "é".repeat(200);
+        let text = ResumeHandle { replica, ..handle() }.seal(&key, &print, TenantId(0));
+        assert_eq!(UncheckedHandle::read(&text).unwrap().unchecked.replica, "é".repeat(127));
+    }
+
+    #[test]
+    fn marks_are_read_as_they_are_written() {
+        let handle = handle().seal(&ResumeKey::of(b""), &print(&[]), TenantId(0));
+        for text in ["-", "0", "17,-,3e", "4294967295e!", "1,2,3"] {
+            let resume = Resume::parse(&format!("{handle}:{text}"), 3).unwrap();
+            assert_eq!(resume.marks.to_string(), text);
+        }
+        for text in ["", "e", "-e", "1,", "+1", "1!2", "4294967296", "!", "0x1"] {
+            assert_eq!(Resume::parse(&format!("{handle}:{text}"), 3), Err(NoResume::Garbled), "{text:?}");
+        }
+        assert_eq!(Resume::parse(&handle, 3), Err(NoResume::Garbled));
+        assert_eq!(Resume::parse(":1", 3), Err(NoResume::Garbled));
+        // No more marks are kept than a stream can have.
+        let many = Resume::parse(&format!("{handle}:{}1", "1,".repeat(100_000)), 3).unwrap();
+        assert_eq!(many.marks.choices.len(), 4);
+    }
+
+    #[test]
+    fn letters_are_those_of_urls() {
+        for (bytes, text) in [(&b""[..], ""), (b"f", "Zg"), (b"fo", "Zm8"), (b"foo", "Zm9v"), (&[255; 3], "____")] {
+            assert_eq!((encode(bytes).as_str(), decode(text).as_deref()), (text, Some(bytes)));
+        }
+        for text in ["Z", "Zh", "Zm9", "Zg==", "Zm9v!", "Zm9vZ", "é"] {
+            assert_eq!(decode(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! How a request's tokens are to be drawn: what the client asked for, checked, and the model's defaults for the rest.
+//! Words become tokens here, because nothing behind the router sees words.
+
+use crate::config::RouterLimits;
+use crate::front::stop::Stops;
+use crate::refusal::Refusal;
+use crate::replicas::models::text::ModelText;
+use proto::v1;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use types::{Dry, Goal, Penalties, Sampling, Tokens, Xtc};
+
+/// The strings at which repetitions end, unless the request says others.
+const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// How a request's tokens are drawn, and how they become text.
+pub struct Decoding {
+    pub sampling: Sampling,
+    pub goal: Goal,
+    pub stops: Arc<Stops>,
+    /// Special tokens are part of the text.
+    pub show_special: bool,
+}
+
+impl ModelText {
+    pub(crate) fn sampling(&self, asked: v1::Sampling, limits: &RouterLimits) -> Result<Decoding, Refusal> {
+        let tokens_max = asked.max_tokens.unwrap_or(u32::MAX);
+        check("max_tokens", tokens_max, tokens_max > 0, "at least 1")?;
+        check("min_tokens", asked.min_tokens, asked.min_tokens <= tokens_max, "at most max_tokens")?;
+        self.check_ids("stop_token_ids", &asked.stop_token_ids)?;
+        self.check_ids("allowed_token_ids", &asked.allowed_token_ids)?;
+        let n_biased = asked.logit_bias.len();
+        let n_biased_max = limits.logit_bias_max;
+        check("logit_bias", n_biased, n_biased <= n_biased_max, &format!("at most {n_biased_max} tokens"))?;
+        let stops = stops(&asked, limits)?;
+        let sampling = Sampling {
+            penalties: self.penalties(&asked)?,
+            xtc: xtc(asked.xtc)?,
+            dry: self.dry(asked.dry.clone().unwrap_or_default(), limits)?,
+            bias: self.bias(&asked)?,
+            bad_words: self.words("bad_words", &asked.bad_words, limits)?,
+            seed: asked.seed.unwrap_or_else(random_seed),
+            tokens_max,
+            tokens_min: asked.min_tokens,
+            logprobs: n_logprobs("logprobs", asked.logprobs, limits)?,
+            ..self.filters(&asked)?
+        };
+        let goal = match n_logprobs("prompt_logprobs", asked.prompt_logprobs, limits)? {
+            Some(top_n) => Goal::Score { top_n },
+            None => Goal::Generate,
+        };
+        let stop = self.stop_tokens(asked.stop_token_ids, asked.ignore_eos);
+        let sampling = Sampling { stop, allowed: each_once(asked.allowed_token_ids), ..sampling };
+        Ok(Decoding { sampling, goal, stops, show_special: asked.show_special })
+    }
+
+    /// Temperature, and which tokens may be drawn.
+    fn filters(&self, asked: &v1::Sampling) -> Result<Sampling, Refusal> {
+        let defaults = &self.defaults;
+        let temperature = asked.temperature.or(defaults.temperature).unwrap_or(1.0);
+        let top_p = asked.top_p.or(defaults.top_p).unwrap_or(1.0);
+        let min_p = asked.min_p.or(defaults.min_p).unwrap_or(0.0);
+        let typical_p = asked.typical_p.unwrap_or(1.0);
+        let top_n_sigma = asked.top_n_sigma;
+        check("temperature", temperature, (0.0..=2.0).contains(&temperature), "0 to 2")?;
+        check("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
+        check("min_p", min_p, (0.0..=1.0).contains(&min_p), "0 to 1")?;
+        check("typical_p", typical_p, typical_p > 0.0 && typical_p <= 1.0, "above 0 and at most 1")?;
+        check("top_n_sigma", top_n_sigma, (0.0..=1000.0).contains(&top_n_sigma), "0 to 1000")?;
+        let top_k = asked.top_k.or(defaults.top_k).unwrap_or(0);
+        Ok(Sampling { temperature, top_k, top_p, min_p, typical_p, top_n_sigma, ..Sampling::default() })
+    }
+
+    fn penalties(&self, asked: &v1::Sampling) -> Result<Penalties, Refusal> {
+        let (presence, frequency) = (asked.presence_penalty, asked.frequency_penalty);
+        let repetition = asked.repetition_penalty.or(self.defaults.repetition_penalty).unwrap_or(1.0);
+        check("presence_penalty", presence, (-2.0..=2.0).contains(&presence), "-2 to 2")?;
+        check("frequency_penalty", frequency, (-2.0..=2.0).contains(&frequency), "-2 to 2")?;
+        check("repetition_penalty", repetition, (0.01..=100.0).contains(&repetition), "0.01 to 100")?;
+        Ok(Penalties { presence, frequency, repetition })
+    }
+
+    fn dry(&self, asked: v1::Dry, limits: &RouterLimits) -> Result<Dry, Refusal> {
+        let neutral = Dry::default();
+        let (multiplier, base) = (asked.multiplier, asked.base.unwrap_or(neutral.base));
+        check("dry_multiplier", multiplier, (0.0..=100.0).contains(&multiplier), "0 to 100")?;
+        check("dry_base", base, (1.0..=100.0).contains(&base), "1 to 100")?;
+        let length_allowed = asked.allowed_length.unwrap_or(neutral.length_allowed);
+        if multiplier == 0.0 {
+            return Ok(neutral);
+        }
+        let breakers = match asked.sequence_breakers.is_empty() {
+            true => BREAKERS.map(str::to_owned).to_vec(),
+            false => asked.sequence_breakers,
+        };
+        let breakers = self.words("dry_sequence_breakers", &breakers, limits)?;
+        Ok(Dry { multiplier, base, length_allowed, breakers })
+    }
+
+    /// Sorted by token, so that equal requests are equal.
+    fn bias(&self, asked: &v1::Sampling) -> Result<Vec<(u32, f32)>, Refusal> {
+        let mut all: Vec<(u32, f32)> = asked.logit_bias.iter().map(|(token, bias)| (*token, *bias)).collect();
+        all.sort_unstable_by_key(|(token, _)| *token);
+        let tokens: Tokens = all.iter().map(|(token, _)| *token).collect();
+        self.check_ids("logit_bias", &tokens)?;
+        let is_wild = |(_, bias): &&(u32, f32)| !(-100.0..=100.0).contains(bias);
+        match all.iter().find(is_wild) {
+            Some((token, bias)) => {
+                Err(Refusal::invalid("logit_bias", format!("must be -100 to 100, and is {bias} for {token}")))
+            }
+            None => Ok(all),
+        }
+    }
+
+    /// Each word's tokens at the beginning of a text, and also behind a space where the first token differs there.
+    fn words(&self, field: &'static str, words: &[String], limits: &RouterLimits) -> Result<Vec<Tokens>, Refusal> {
+        check_many(field, words, limits)?;
+        let mut runs = Vec::new();
+        for word in words {
+            let first = self.word(field, word)?;
+            let spaced = self.word(field, &format!(" {}", word.trim_start()))?;
+            let is_another = spaced.len() == first.len() && spaced.first() != first.first();
+            runs.push(first);
+            runs.extend(is_another.then_some(spaced));
+        }
+        Ok(runs)
+    }
+
+    fn word(&self, field: &'static str, word: &str) -> Result<Tokens, Refusal> {
+        let tokens = self.tokenizer.encode(word, false);
+        let tokens = tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))?;
+        if tokens.is_empty() { Err(Refusal::invalid(field, "a word has no token")) } else { Ok(tokens) }
+    }
+
+    fn stop_tokens(&self, mut stop: Tokens, ignore_eos: bool) -> Tokens {
+        if !ignore_eos {
+            stop.extend_from_slice(&self.spec.eos);
+        }
+        each_once(stop)
+    }
+}
+
+/// Each token once: so a list is no longer than the vocabulary, however often a client repeats itself.
+fn each_once(mut tokens: Tokens) -> Tokens {
+    tokens.sort_unstable();
+    tokens.dedup();
+    tokens
+}
+
+/// How much work it is to read, in bytes of text: each word is a text of its own, and each byte of a stop string is a
+/// state of the automaton.
+pub fn work(asked: &v1::Sampling) -> usize {
+    const WORD_BYTES: usize = 256;
+    const STATE_BYTES: usize = 8;
+    let breakers = asked.dry.iter().flat_map(|dry| &dry.sequence_breakers);
+    let words = asked.bad_words.iter().chain(breakers).map(|word| WORD_BYTES + word.len());
+    let stops = asked.stop.iter().map(|stop| STATE_BYTES * stop.len());
+    words.chain(stops).sum()
+}
+
+fn xtc(asked: Option<v1::Xtc>) -> Result<Xtc, Refusal> {
+    let v1::Xtc { probability, threshold } = asked.unwrap_or_default();
+    let threshold = threshold.unwrap_or(Xtc::default().threshold);
+    check("xtc_probability", probability, (0.0..=1.0).contains(&probability), "0 to 1")?;
+    check("xtc_threshold", threshold, (0.0..=1.0).contains(&threshold), "0 to 1")?;
+    Ok(Xtc { probability, threshold })
+}
+
+/// How many likely tokens are reported beside each, if any.
+fn n_logprobs(field: &'static str, n: Option<u32>, limits: &RouterLimits) -> Result<Option<u8>, Refusal> {
+    let Some(n) = n else { return Ok(None) };
+    check(field, n, n <= limits.logprobs_max, &format!("at most {}", limits.logprobs_max))?;
+    Ok(u8::try_from(n).ok())
+}
+
+fn stops(asked: &v1::Sampling, limits: &RouterLimits) -> Result<Arc<Stops>, Refusal> {
+    check_many("stop", &asked.stop, limits)?;
+    Ok(Arc::new(Stops::new(asked.stop.clone()).included(asked.include_stop)))
+}
+
+fn check_many(field: &'static str, strings: &[String], limits: &RouterLimits) -> Result<(), Refusal> {
+    let (n, n_bytes) = (strings.len(), strings.iter().map(String::len).sum::<usize>());
+    check(field, n, n <= limits.stop_strings_max, &format!("at most {} strings", limits.stop_strings_max))?;
+    check(field, n_bytes, n_bytes <= limits.stop_bytes_max, &format!("at most {} bytes", limits.stop_bytes_max))?;
+    if strings.iter().any(String::is_empty) {
+        return Err(Refusal::invalid(field, "an empty string would be found everywhere"));
+    }
+    Ok(())
+}
+
+/// Checks a value. Not-a-number is in no range.
+fn check(field: &'static str, value: impl std::fmt::Display, holds: bool, must: &str) -> Result<(), Refusal> {
+    if holds { Ok(()) } else { Err(Refusal::invalid(field, format!("must be {must}, and is {value}"))) }
+}
+
+/// A random number below 2^53, so that a client in any language can send it back unchanged.
+pub fn random_seed() -> u64 {
+    // This is the standard library's only source of random bits: keys from the system, another for each.
+    RandomState::new().hash_one(std::time::Instant::now()) >> 11
+}
+
+pub fn random_nonce() -> u32 {
+    random_seed() as u32
+}

@@ -1,0 +1,147 @@
+//! When a client that was refused is to come again. Each gets a moment of its own, so that clients that were refused
+//! together do not come back together, and not many more of them come than there will be places. Knows counts and
+//! moments, no requests.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// For each place that gets free, so many clients are told to come: some do not come at all, and no place is to stay
+/// empty.
+const COMERS_PER_PLACE: f64 = 4.0;
+/// Moments are spread over so much time. By its end everything may be different, and moments are given from the start
+/// again.
+const SPREAD_MAX: Duration = Duration::from_secs(15);
+/// Places that get free are counted for so long; counts of more than the second say nothing any more.
+const WINDOW: Duration = Duration::from_secs(1);
+const WINDOW_MAX: Duration = Duration::from_secs(3);
+/// A measured rate counts so much less with each window whose rate is lower: a pause is no measure.
+const KEPT: f64 = 0.8;
+
+#[derive(Debug)]
+pub struct Again {
+    wait_min: Duration,
+    /// Places that get free in a second, while that has not been measured: all of them within the shortest wait.
+    rate_guessed: f64,
+    /// The lowest rate that is assumed.
+    rate_min: f64,
+    book: Mutex<Book>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    /// The last moment that was given.
+    given: Option<Instant>,
+    /// The count began when a client was refused; before that, places may have been free because nobody wanted them.
+    counted_since: Option<Instant>,
+    n_freed: u32,
+    rate: Option<f64>,
+}
+
+impl Again {
+    pub fn new(n_places: u32, wait_min: Duration) -> Again {
+        let n_places = f64::from(n_places.max(1));
+        Again {
+            wait_min,
+            rate_guessed: n_places / wait_min.as_secs_f64().max(0.001),
+            rate_min: n_places / SPREAD_MAX.as_secs_f64(),
+            book: Mutex::default(),
+        }
+    }
+
+    /// Notes that so many places got free, because the requests that held them are answered.
+    pub fn freed(&self, n: u32) {
+        let mut book = self.book();
+        book.n_freed = book.n_freed.saturating_add(n);
+    }
+
+    /// How long the next client that is refused is to wait.
+    pub fn wait(&self, now: Instant) -> Duration {
+        let mut book = self.book();
+        book.measure(now);
+        let rate = book.rate.unwrap_or(self.rate_guessed).max(self.rate_min);
+        let (first, apart) = (now + self.wait_min, Duration::from_secs_f64(1.0 / (COMERS_PER_PLACE * rate)));
+        let next = book.given.map_or(first, |given| (given + apart).max(first));
+        let moment = if next > first + SPREAD_MAX { first } else { next };
+        book.given = Some(moment);
+        moment - now
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Book {
+    /// Measures the rate at which places get free. Windows begin and end with refusals: in between there was always a
+    /// client that would have taken a place.
+    fn measure(&mut self, now: Instant) {
+        let Some(since) = self.counted_since else { return self.begin(now) };
+        let counted = now - since;
+        if counted < WINDOW {
+            return;
+        }
+        if counted <= WINDOW_MAX {
+            let rate = f64::from(self.n_freed) / counted.as_secs_f64();
+            self.rate = Some(self.rate.map_or(rate, |before| rate.max(before * KEPT)));
+        }
+        self.begin(now);
+    }
+
+    fn begin(&mut self, now: Instant) {
+        (self.counted_since, self.n_freed) = (Some(now), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// What so many clients are told that are refused at once.
+    fn told(again: &Again, now: Instant, n: usize) -> Vec<Duration> {
+        (0..n).map(|_| again.wait(now)).collect()
+    }
+
+    #[test]
+    fn refused_clients_come_back_one_after_the_other() {
+        let (again, now) = (Again::new(25, SECOND), Instant::now());
+        let waits = told(&again, now, 200);
+        assert_eq!((waits[0], waits[199]), (SECOND, SECOND + 199 * Duration::from_millis(10)));
+        assert!(waits.windows(2).all(|pair| pair[1] - pair[0] == Duration::from_millis(10)));
+        // A client that comes after all that are expected waits as long as the first did.
+        assert_eq!(again.wait(now + 4 * SECOND), SECOND);
+    }
+
+    #[test]
+    fn clients_come_back_at_the_rate_at_which_places_get_free() {
+        let (again, now) = (Again::new(40, SECOND), Instant::now());
+        again.freed(1000);
+        assert_eq!(again.wait(now), SECOND);
+        again.freed(10);
+        // Places that got free before the first refusal do not count; those until the window's end do.
+        let later = now + 2 * SECOND;
+        assert_eq!(again.wait(later), SECOND);
+        assert_eq!(again.wait(later) - SECOND, Duration::from_millis(50));
+        // Nothing got free: a pause lowers the rate slowly, and never to nothing.
+        assert_eq!(again.wait(later + SECOND), SECOND);
+        assert_eq!(again.wait(later + SECOND) - SECOND, Duration::from_micros(62_500));
+        let mut at = later + SECOND;
+        (0..50).for_each(|_| {
+            at += SECOND;
+            again.wait(at);
+        });
+        let waits = told(&again, at, 3);
+        assert_eq!(waits[2] - waits[1], SPREAD_MAX / 160);
+    }
+
+    #[test]
+    fn every_wait_is_bounded_and_old_counts_are_forgotten() {
+        let (again, now) = (Again::new(1, SECOND), Instant::now());
+        let waits = told(&again, now, 10_000);
+        assert!(waits.iter().all(|wait| (SECOND..=SECOND + SPREAD_MAX).contains(wait)));
+        again.wait(now + 3600 * SECOND);
+        assert_eq!(again.book().rate, None);
+    }
+}

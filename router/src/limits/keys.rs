@@ -1,0 +1,269 @@
+//! Who may ask: API keys from a file, compared by their hashes. A key's name is its tenant; tenants share no cache and
+//! may have limits. The file may be read again while requests run.
+
+use crate::limits::tenants::{Quotas, Tenant};
+use crate::lines::{self, BadLine};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError, RwLock};
+use types::TenantId;
+
+/// How many tenants metrics tell apart, for as long as the process lives: the first of the file. All others have one
+/// label.
+const NAMES_TOLD_MAX: usize = 100;
+/// The label of tenants that have none of their own.
+const OTHER: &str = "other";
+/// The name whose limits are the defaults.
+const DEFAULTS: &str = "*";
+
+/// The keys of a router; clones share them. Without any, anybody may ask.
+#[derive(Clone, Default)]
+pub struct ApiKeys(Arc<RwLock<Arc<Table>>>);
+
+#[derive(Default)]
+struct Table {
+    known: Vec<Known>,
+    tenants: BTreeMap<TenantId, Arc<Tenant>>,
+    /// The tenant of clients without a key, where none is needed, and of those whose key was removed.
+    others: Arc<Tenant>,
+    told: BTreeSet<Arc<str>>,
+}
+
+struct Known {
+    hash: [u8; 32],
+    tenant: TenantId,
+}
+
+/// A line, parsed.
+struct Line<'a> {
+    name: &'a str,
+    /// None in a line that says the defaults.
+    key: Option<&'a str>,
+    /// A key without a name is its own name, which no page may show.
+    is_secret: bool,
+    quotas: Quotas,
+}
+
+impl<'a> Line<'a> {
+    fn parse(line: &'a str) -> Result<Line<'a>, String> {
+        let no_key = || "no key: a line is `key` or `name:key`, and limits behind it".to_owned();
+        let (name, rest) = line.split_once(':').map_or((line, line), |(name, rest)| (name.trim(), rest));
+        let mut words = rest.split_whitespace();
+        let key = words.next().ok_or_else(no_key)?;
+        let is_secret = !line.contains(':');
+        let name = if is_secret { key } else { name };
+        if name.is_empty() {
+            return Err(no_key());
+        }
+        let mut quotas = Quotas::default();
+        words.try_for_each(|word| quotas.read(word))?;
+        Ok(Line { name, key: (name != DEFAULTS).then_some(key), is_secret, quotas })
+    }
+}
+
+impl Table {
+    /// A tenant of the same name as `before` keeps what it has used of its limits.
+    fn parse(text: &str, before: &Table) -> Result<Table, BadLine> {
+        let mut table = Table { told: before.told.clone(), ..Table::default() };
+        let mut named: BTreeMap<TenantId, (Quotas, Arc<str>)> = BTreeMap::new();
+        let mut defaults = Quotas::default();
+        for (number, line) in lines::counted(text) {
+            let bad = |problem| BadLine { line: number, problem };
+            let line = Line::parse(line).map_err(bad)?;
+            let Some(key) = line.key else {
+                defaults = defaults.and(line.quotas).map_err(bad)?;
+                continue;
+            };
+            let id = tenant(line.name);
+            table.known.push(Known { hash: hash(key), tenant: id });
+            let label = table.label(line.name, line.is_secret);
+            let (quotas, _) = named.entry(id).or_insert((Quotas::default(), label));
+            *quotas = quotas.and(line.quotas).map_err(bad)?;
+        }
+        let weights = named.values().map(|(quotas, _)| u64::from(quotas.or(defaults).weight().0)).sum();
+        let tenant = |(id, (quotas, label)): (TenantId, (Quotas, Arc<str>))| {
+            let before = before.tenants.get(&id);
+            (id, Arc::new(Tenant::new(label, quotas.or(defaults), weights, before)))
+        };
+        table.tenants = named.into_iter().map(tenant).collect();
+        table.others = before.others.clone();
+        Ok(table)
+    }
+
+    fn label(&mut self, name: &str, is_secret: bool) -> Arc<str> {
+        let may_tell = self.told.contains(name) || self.told.len() < NAMES_TOLD_MAX;
+        if is_secret || !may_tell {
+            return OTHER.into();
+        }
+        let label: Arc<str> = name.into();
+        self.told.insert(label.clone());
+        label
+    }
+}
+
+impl Default for Tenant {
+    fn default() -> Self {
+        Tenant::new(OTHER.into(), Quotas::default(), 1, None)
+    }
+}
+
+impl ApiKeys {
+    /// A line is `key` or `name:key`; empty lines and those that begin with `#` do not count. Keys of one name share a
+    /// tenant. Behind a key may stand what its tenant may use, as in `alice:KEY weight=4 requests_per_minute=600
+    /// tokens_per_minute=90000 concurrent=16`, and behind `*` what each tenant may use that does not say it itself.
+    pub fn parse(text: &str) -> Result<ApiKeys, BadLine> {
+        let table = Table::parse(text, &Table::default())?;
+        Ok(ApiKeys(Arc::new(RwLock::new(Arc::new(table)))))
+    }
+
+    /// Takes over the same file as it is by now. A file that does not parse, or that would let everybody in, changes
+    /// nothing.
+    pub fn replace(&self, text: &str) -> Result<(), BadLine> {
+        let before = self.table();
+        let table = Table::parse(text, &before)?;
+        if table.known.is_empty() && !before.known.is_empty() {
+            return Err(BadLine { line: text.lines().count(), problem: "there is no key up to here".into() });
+        }
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+        Ok(())
+    }
+
+    fn table(&self) -> Arc<Table> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.table().known.is_empty()
+    }
+
+    /// The tenant whose key this is. The search takes as long for a key that is nearly right as for any other.
+    pub fn tenant(&self, key: &str) -> Option<TenantId> {
+        let offered = hash(key);
+        let mut found = None;
+        for known in &self.table().known {
+            // All are compared to the end, and by hashes, at which nobody can aim.
+            let differs = known.hash.iter().zip(&offered).fold(0, |all, (a, b)| all | (a ^ b));
+            if std::hint::black_box(differs) == 0 {
+                found = Some(known.tenant);
+            }
+        }
+        found
+    }
+
+    /// The tenant of an `authorization` header. Without keys, all clients are one tenant.
+    pub fn authorized(&self, authorization: Option<&str>) -> Option<TenantId> {
+        if self.is_open() {
+            return Some(TenantId::default());
+        }
+        let (scheme, key) = authorization?.trim().split_once(' ')?;
+        if scheme.eq_ignore_ascii_case("bearer") { self.tenant(key.trim()) } else { None }
+    }
+
+    /// A tenant, with what it may use and uses.
+    pub(crate) fn of(&self, id: TenantId) -> Arc<Tenant> {
+        let table = self.table();
+        table.tenants.get(&id).unwrap_or(&table.others).clone()
+    }
+
+    /// The weights of all tenants that have requests without a token yet.
+    pub(crate) fn weights_waiting(&self) -> u64 {
+        let table = self.table();
+        let waiting = table.tenants.values().filter(|tenant| tenant.n_waiting() > 0);
+        waiting.map(|tenant| u64::from(tenant.weight().0)).sum()
+    }
+}
+
+/// Shows how many keys there are, and none of them.
+impl std::fmt::Debug for ApiKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ApiKeys({})", self.table().known.len())
+    }
+}
+
+fn hash(key: &str) -> [u8; 32] {
+    *blake3::Hasher::new_derive_key("lockstep 2026 api key").update(key.as_bytes()).finalize().as_bytes()
+}
+
+/// A tenant's id; never zero, which is that of clients without a key.
+fn tenant(name: &str) -> TenantId {
+    let hash = blake3::Hasher::new_derive_key("lockstep 2026 tenant").update(name.as_bytes()).finalize();
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash.as_bytes()[..8]);
+    TenantId(u64::from_le_bytes(first).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::Weight;
+
+    #[test]
+    fn a_key_names_its_tenant() {
+        let keys = ApiKeys::parse("# the house\nalice:k1\n\nbob: k2\nalice :k3\n plain \n").unwrap();
+        assert!(!keys.is_open());
+        assert_eq!(keys.tenant("k1"), keys.tenant("k3"));
+        let tenants = ["k1", "k2", "plain"].map(|key| keys.tenant(key).unwrap());
+        assert!(tenants.iter().all(|tenant| tenant.0 != 0));
+        assert!(tenants[0] != tenants[1] && tenants[1] != tenants[2]);
+        for wrong in ["", "k", "k11", "alice", "alice:k1", "# the house"] {
+            assert_eq!(keys.tenant(wrong), None, "{wrong:?}");
+        }
+        let labels = tenants.map(|tenant| keys.of(tenant).label().to_string());
+        assert_eq!(labels, ["alice", "bob", "other"], "a key without a name is nobody's to read");
+    }
+
+    #[test]
+    fn authorization_is_a_bearer() {
+        let keys = ApiKeys::parse("k1").unwrap();
+        assert!(keys.authorized(Some("Bearer k1")).is_some());
+        assert!(keys.authorized(Some("bearer  k1 ")).is_some());
+        for wrong in [None, Some(""), Some("k1"), Some("Basic k1"), Some("Bearer k2"), Some("Bearer")] {
+            assert_eq!(keys.authorized(wrong), None, "{wrong:?}");
+        }
+        assert_eq!(ApiKeys::default().authorized(None), Some(TenantId(0)));
+    }
+
+    #[test]
+    fn limits_stand_behind_a_key_and_the_rest_is_told() {
+        let text = "* weight=2 concurrent=8\nalice:k1 weight=5\nalice:k2 requests_per_minute=60\nbob:k3\nk4 weight=1";
+        let keys = ApiKeys::parse(text).unwrap();
+        let weight = |key| keys.of(keys.tenant(key).unwrap()).weight();
+        assert_eq!(["k1", "k2", "k3", "k4"].map(weight), [Weight(5), Weight(5), Weight(2), Weight(1)]);
+        assert_eq!(keys.tenant("*"), None);
+        let cases = [
+            ("a:b\n\n:c", 3, "no key"),
+            ("a:", 1, "no key"),
+            ("a:b weight=0", 1, "weight"),
+            ("a:b weight=1001", 1, "weight"),
+            ("a:b\na:c requests_per_minute=x", 2, "requests_per_minute"),
+            ("a:b wieght=2", 1, "wieght=2"),
+            ("a:b weight=2\na:c weight=3", 2, "twice"),
+        ];
+        for (text, line, problem) in cases {
+            let bad = ApiKeys::parse(text).unwrap_err();
+            assert!(bad.line == line && bad.problem.contains(problem), "{text:?}: {bad}");
+        }
+        assert!(ApiKeys::parse("# nobody\n").unwrap().is_open());
+    }
+
+    #[test]
+    fn a_file_that_is_read_again_takes_effect_or_changes_nothing() {
+        let keys = ApiKeys::parse("alice:k1 weight=5").unwrap();
+        for bad in ["alice:", "", "# nobody", "* weight=2"] {
+            assert!(keys.replace(bad).is_err() && keys.tenant("k1").is_some(), "{bad:?}");
+        }
+        let alice = keys.tenant("k1");
+        let held = keys.clone();
+        keys.replace("alice:k9 weight=6\nbob:k2").unwrap();
+        assert_eq!((held.tenant("k1"), held.tenant("k9")), (None, alice));
+        assert_eq!(keys.of(alice.unwrap()).weight(), Weight(6));
+    }
+
+    #[test]
+    fn metrics_tell_so_many_names_and_no_more() {
+        let lines = |from: usize| (from..from + 90).map(|i| format!("t{i}:k{i}\n")).collect::<String>();
+        let keys = ApiKeys::parse(&lines(0)).unwrap();
+        keys.replace(&lines(50)).unwrap();
+        let label = |i: usize| keys.of(keys.tenant(&format!("k{i}")).unwrap()).label().to_string();
+        assert_eq!((label(99), label(100)), ("t99".to_owned(), "other".to_owned()));
+    }
+}

@@ -1,0 +1,361 @@
+//! What a tenant may use at this router, and what it uses: requests and tokens a minute, requests at once, places to
+//! wait. Routers do not ask one another: each of them gives as much. Knows no keys and no text.
+
+use crate::refusal::{Limit, Refusal, whole_seconds};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use telemetry::metrics;
+use tokio::time::Instant;
+use types::Weight;
+
+const WEIGHT_MAX: u32 = 1000;
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The limits of a tenant that its line says. One that is not said does not exist; a weight that is not said is one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quotas {
+    weight: Option<u32>,
+    requests_per_minute: Option<u32>,
+    tokens_per_minute: Option<u32>,
+    concurrent: Option<u32>,
+}
+
+impl Quotas {
+    /// Reads a word such as `weight=4`.
+    pub fn read(&mut self, word: &str) -> Result<(), String> {
+        let unknown = || {
+            let known = "weight=N, requests_per_minute=N, tokens_per_minute=N or concurrent=N";
+            format!("`{word}` is no limit: {known}")
+        };
+        let (name, value) = word.split_once('=').ok_or_else(unknown)?;
+        let (limit, max) = match name {
+            "weight" => (&mut self.weight, WEIGHT_MAX),
+            "requests_per_minute" => (&mut self.requests_per_minute, u32::MAX),
+            "tokens_per_minute" => (&mut self.tokens_per_minute, u32::MAX),
+            "concurrent" => (&mut self.concurrent, u32::MAX),
+            _ => return Err(unknown()),
+        };
+        let value = value.parse().ok().filter(|value| (1..=max).contains(value));
+        let value = value.ok_or_else(|| format!("{name} must be a number from 1 to {max}"))?;
+        once(limit, Some(value), name)
+    }
+
+    /// Both together, where they do not contradict each other.
+    pub fn and(mut self, other: Quotas) -> Result<Quotas, String> {
+        once(&mut self.weight, other.weight, "weight")?;
+        once(&mut self.requests_per_minute, other.requests_per_minute, "requests_per_minute")?;
+        once(&mut self.tokens_per_minute, other.tokens_per_minute, "tokens_per_minute")?;
+        once(&mut self.concurrent, other.concurrent, "concurrent")?;
+        Ok(self)
+    }
+
+    pub fn or(self, other: Quotas) -> Quotas {
+        Quotas {
+            weight: self.weight.or(other.weight),
+            requests_per_minute: self.requests_per_minute.or(other.requests_per_minute),
+            tokens_per_minute: self.tokens_per_minute.or(other.tokens_per_minute),
+            concurrent: self.concurrent.or(other.concurrent),
+        }
+    }
+
+    pub fn weight(&self) -> Weight {
+        Weight(self.weight.unwrap_or(1) as u16)
+    }
+}
+
+fn once(limit: &mut Option<u32>, value: Option<u32>, name: &str) -> Result<(), String> {
+    match (*limit, value) {
+        (Some(before), Some(now)) if before != now => Err(format!("{name} is said twice: {before} and {now}")),
+        (before, now) => {
+            *limit = before.or(now);
+            Ok(())
+        }
+    }
+}
+
+/// A bucket that fills evenly within a minute, described by the time at which it is full again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bucket {
+    full_at: Option<Instant>,
+}
+
+impl Bucket {
+    fn until_full(&self, now: Instant) -> Duration {
+        self.full_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
+    }
+
+    /// What can be taken at once.
+    fn left(&self, max: u32, now: Instant) -> u32 {
+        let used = (self.until_full(now).as_micros() * u128::from(max)).div_ceil(MINUTE.as_micros());
+        max.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX))
+    }
+
+    /// Takes so much. If there is too little, the error is how long to wait for it.
+    fn take(&mut self, n: u64, max: u32, now: Instant) -> Result<(), Duration> {
+        let full_in = self.until_full(now) + lasts(n.min(max.into()), max);
+        // A request for all of it has to wait until a bucket in debt is full, and no longer.
+        if full_in > MINUTE {
+            return Err(full_in - MINUTE);
+        }
+        self.full_at = now.checked_add(full_in);
+        Ok(())
+    }
+
+    /// Corrects the bucket where what was taken is not what was used.
+    fn settle(&mut self, taken: u64, used: u64, max: u32, now: Instant) {
+        let taken = taken.min(max.into());
+        let full_in = self.until_full(now);
+        let full_in = match used > taken {
+            true => full_in + lasts(used - taken, max),
+            false => full_in.saturating_sub(lasts(taken - used, max)),
+        };
+        self.full_at = now.checked_add(full_in);
+    }
+}
+
+/// How long it takes until the bucket has filled by so much.
+fn lasts(n: u64, max: u32) -> Duration {
+    let micros = u128::from(n) * MINUTE.as_micros() / u128::from(max);
+    Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+}
+
+/// What a tenant has used of its limits. It is kept for as long as the process lives, whatever the limits become.
+#[derive(Debug, Default)]
+struct Use {
+    requests: Mutex<Bucket>,
+    tokens: Mutex<Bucket>,
+    n_under_way: AtomicU64,
+    n_waiting: AtomicU64,
+    waiting_tokens: AtomicU64,
+}
+
+#[derive(Debug)]
+pub struct Tenant {
+    label: Arc<str>,
+    quotas: Quotas,
+    /// The sum of all tenants' weights.
+    weights: u64,
+    used: Arc<Use>,
+}
+
+impl Tenant {
+    pub fn new(label: Arc<str>, quotas: Quotas, weights: u64, before: Option<&Arc<Tenant>>) -> Tenant {
+        let used = before.map(|before| before.used.clone()).unwrap_or_default();
+        Tenant { label, quotas, weights, used }
+    }
+
+    #[cfg(test)]
+    pub fn label(&self) -> &Arc<str> {
+        &self.label
+    }
+
+    pub fn weight(&self) -> Weight {
+        self.quotas.weight()
+    }
+
+    /// Its share of `n`, if all tenants wanted some.
+    pub fn share_of(&self, n: u64) -> u64 {
+        n * u64::from(self.weight().0) / self.weights.max(1)
+    }
+
+    pub fn n_waiting(&self) -> u64 {
+        self.used.n_waiting.load(Relaxed)
+    }
+
+    pub fn waiting_tokens(&self) -> u64 {
+        self.used.waiting_tokens.load(Relaxed)
+    }
+
+    /// Notes that so many of its requests wait, until the result is dropped.
+    pub fn wait(self: &Arc<Self>, n: u64) -> WaitingPlaces {
+        self.used.n_waiting.fetch_add(n, Relaxed);
+        WaitingPlaces { tenant: self.clone(), n, n_tokens: 0 }
+    }
+
+    /// Counts a request that comes. One that is refused for its tokens counts too.
+    pub fn enter(self: &Arc<Self>, retry_after: Duration) -> Result<Visit, Refusal> {
+        metrics::tenant_request(&self.label);
+        let n_before = self.used.n_under_way.fetch_add(1, Relaxed);
+        let visit = Visit(self.clone());
+        match self.quotas.concurrent {
+            Some(max) if n_before >= max.into() => Err(limited(Limit::Concurrent(max), retry_after)),
+            _ => self.take(&self.used.requests, 1, self.quotas.requests_per_minute, Limit::Requests).map(|()| visit),
+        }
+    }
+
+    pub fn refused(&self, refusal: &Refusal) {
+        metrics::tenant_refused(&self.label, refusal.label());
+    }
+
+    /// Charges what a request may use at most; what it did not use is given back in the end. A request for more than
+    /// the limit takes all of it.
+    pub fn charge(self: &Arc<Self>, n_tokens: u64) -> Result<Charge, Refusal> {
+        self.take(&self.used.tokens, n_tokens, self.quotas.tokens_per_minute, Limit::Tokens)?;
+        Ok(Charge { tenant: self.clone(), taken: n_tokens, n_prompt: 0, n_output: 0, since: Instant::now() })
+    }
+
+    fn take(&self, bucket: &Mutex<Bucket>, n: u64, max: Option<u32>, limit: fn(u32) -> Limit) -> Result<(), Refusal> {
+        let Some(max) = max else { return Ok(()) };
+        let taken = bucket.lock().unwrap_or_else(PoisonError::into_inner).take(n, max, Instant::now());
+        taken.map_err(|wait| limited(limit(max), wait))
+    }
+
+    /// What is left of its limits of requests and of tokens, in this order, where it has them.
+    pub fn limit_states(&self) -> [Option<LimitState>; 2] {
+        let now = Instant::now();
+        let standing = |bucket: &Mutex<Bucket>, max: Option<u32>| {
+            let bucket = *bucket.lock().unwrap_or_else(PoisonError::into_inner);
+            max.map(|max| LimitState { max, left: bucket.left(max, now), full_in: bucket.until_full(now) })
+        };
+        let Quotas { requests_per_minute, tokens_per_minute, .. } = self.quotas;
+        [standing(&self.used.requests, requests_per_minute), standing(&self.used.tokens, tokens_per_minute)]
+    }
+}
+
+fn limited(limit: Limit, wait: Duration) -> Refusal {
+    Refusal::Limited { limit, retry_after: Duration::from_secs(whole_seconds(wait)) }
+}
+
+/// What is left of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitState {
+    pub max: u32,
+    pub left: u32,
+    pub full_in: Duration,
+}
+
+/// A request of a tenant under way. It is over when this is dropped.
+#[derive(Debug)]
+pub struct Visit(Arc<Tenant>);
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.0.used.n_under_way.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Places that a tenant's requests hold while they have no token.
+#[derive(Debug)]
+pub struct WaitingPlaces {
+    tenant: Arc<Tenant>,
+    n: u64,
+    n_tokens: u64,
+}
+
+impl WaitingPlaces {
+    pub fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    pub fn hold_tokens(&mut self, n_tokens: u64) {
+        self.n_tokens += n_tokens;
+        self.tenant.used.waiting_tokens.fetch_add(n_tokens, Relaxed);
+    }
+}
+
+impl Drop for WaitingPlaces {
+    fn drop(&mut self) {
+        self.tenant.used.n_waiting.fetch_sub(self.n, Relaxed);
+        self.tenant.used.waiting_tokens.fetch_sub(self.n_tokens, Relaxed);
+    }
+}
+
+/// What a request was charged. It is settled when this is dropped: a request without any answer costs nothing.
+#[derive(Debug)]
+pub struct Charge {
+    tenant: Arc<Tenant>,
+    taken: u64,
+    n_prompt: u64,
+    n_output: u64,
+    since: Instant,
+}
+
+impl Charge {
+    /// The replica has begun to answer.
+    pub fn began(&mut self, n_prompt: u64) {
+        self.n_prompt = n_prompt;
+        metrics::tenant_waited(&self.tenant.label, self.since.elapsed());
+    }
+
+    pub fn said(&mut self, n_tokens: u64) {
+        self.n_output += n_tokens;
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        metrics::tenant_tokens(&self.tenant.label, self.n_prompt, self.n_output);
+        if let Some(max) = self.tenant.quotas.tokens_per_minute {
+            let mut tokens = self.tenant.used.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+            tokens.settle(self.taken, self.n_prompt + self.n_output, max, Instant::now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn tenant(words: &str) -> Arc<Tenant> {
+        let mut quotas = Quotas::default();
+        words.split_whitespace().for_each(|word| quotas.read(word).unwrap());
+        Arc::new(Tenant::new("a".into(), quotas, 4, None))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_come_back_evenly() {
+        let tenant = tenant("requests_per_minute=6");
+        let refusal = |seconds| Refusal::Limited { limit: Limit::Requests(6), retry_after: SECOND * seconds };
+        (0..6).for_each(|_| drop(tenant.enter(SECOND).unwrap()));
+        assert_eq!(tenant.enter(SECOND).unwrap_err(), refusal(10));
+        tokio::time::advance(SECOND * 4).await;
+        assert_eq!(tenant.enter(SECOND).unwrap_err(), refusal(6));
+        let standing = LimitState { max: 6, left: 0, full_in: SECOND * 56 };
+        assert_eq!(tenant.limit_states(), [Some(standing), None]);
+        tokio::time::advance(SECOND * 6).await;
+        assert!(tenant.enter(SECOND).is_ok() && tenant.enter(SECOND).is_err());
+        tokio::time::advance(SECOND * 600).await;
+        (0..6).for_each(|_| drop(tenant.enter(SECOND).unwrap()));
+        assert!(tenant.enter(SECOND).is_err(), "no more than a minute's is saved");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_are_settled_by_what_was_used() {
+        let tenant = tenant("tokens_per_minute=600");
+        let left = || tenant.limit_states()[1].unwrap().left;
+        let mut charge = tenant.charge(500).unwrap();
+        assert_eq!(left(), 100);
+        assert_eq!(
+            tenant.charge(200).unwrap_err(),
+            Refusal::Limited { limit: Limit::Tokens(600), retry_after: SECOND * 10 }
+        );
+        charge.began(50);
+        charge.said(7);
+        drop(charge);
+        assert_eq!(left(), 543);
+        drop(tenant.charge(500).unwrap());
+        assert_eq!(left(), 543, "what says nothing costs nothing");
+        tokio::time::advance(SECOND * 60).await;
+        // A request for more than the limit takes all of it, and what it used beyond is owed.
+        let mut charge = tenant.charge(10_000).unwrap();
+        assert_eq!(left(), 0);
+        charge.began(900);
+        drop(charge);
+        let Err(Refusal::Limited { retry_after, .. }) = tenant.charge(1) else { panic!("it owes 300") };
+        assert_eq!(retry_after, Duration::from_secs(31));
+    }
+
+    #[test]
+    fn requests_at_once_are_limited_until_some_end() {
+        let tenant = tenant("concurrent=2");
+        let (first, _second) = (tenant.enter(SECOND).unwrap(), tenant.enter(SECOND).unwrap());
+        let refusal = Refusal::Limited { limit: Limit::Concurrent(2), retry_after: SECOND };
+        assert_eq!(tenant.enter(SECOND).unwrap_err(), refusal);
+        drop(first);
+        assert!(tenant.enter(SECOND).is_ok());
+        assert_eq!(tenant.share_of(100), 25);
+    }
+}

@@ -1,0 +1,111 @@
+//! How a replica fares, as it tells: whether it computes the requests of this router, and whether they had better move
+//! to another replica. Knows no requests.
+
+use proto::cluster as wire;
+use proto::cluster::state::Phase;
+use std::time::Duration;
+use tokio::time::Instant;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Condition {
+    /// Its ranks take steps.
+    Serves,
+    /// It finishes the requests that it has, and takes no more.
+    Drains,
+    /// It is getting its ranks. Its requests wait there for a while.
+    Recovers { since: Instant },
+    /// There are no places for its ranks, or it has been getting them for too long: its requests move as soon as
+    /// another replica can go on with them.
+    Stranded { since: Instant, why: String },
+}
+
+impl Condition {
+    /// The condition after a state that the replica has told.
+    pub fn after(&self, state: &wire::State, now: Instant, recovery_max: Duration) -> Condition {
+        let since = self.since().unwrap_or(now);
+        match (state.phase(), &state.unplaced) {
+            (_, Some(unplaced)) => {
+                Condition::Stranded { since, why: format!("its ranks cannot be placed: {}", unplaced.why) }
+            }
+            (Phase::Draining, None) => Condition::Drains,
+            (Phase::Recovering | Phase::Loading, None) => Condition::Recovers { since }.at(now, recovery_max),
+            (Phase::Ready | Phase::Unspecified, None) => Condition::Serves,
+        }
+    }
+
+    /// The condition at a later moment.
+    pub fn at(self, now: Instant, recovery_max: Duration) -> Condition {
+        match self {
+            Condition::Recovers { since } if since + recovery_max <= now => {
+                Condition::Stranded { since, why: "it has been without its ranks for too long".into() }
+            }
+            same => same,
+        }
+    }
+
+    /// When the condition changes by itself.
+    pub fn due(&self, recovery_max: Duration) -> Option<Instant> {
+        match self {
+            Condition::Recovers { since } => Some(*since + recovery_max),
+            Condition::Serves | Condition::Drains | Condition::Stranded { .. } => None,
+        }
+    }
+
+    pub fn is_stranded(&self) -> bool {
+        matches!(self, Condition::Stranded { .. })
+    }
+
+    /// Whether the replica computes the requests that it has.
+    pub fn computes(&self) -> bool {
+        matches!(self, Condition::Serves | Condition::Drains)
+    }
+
+    /// Why its requests do not get on there.
+    pub fn why(&self) -> Option<&str> {
+        match self {
+            Condition::Serves => None,
+            Condition::Drains => Some("it is draining"),
+            Condition::Recovers { .. } => Some("it is getting its ranks again"),
+            Condition::Stranded { why, .. } => Some(why),
+        }
+    }
+
+    fn since(&self) -> Option<Instant> {
+        match self {
+            Condition::Serves | Condition::Drains => None,
+            Condition::Recovers { since } | Condition::Stranded { since, .. } => Some(*since),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn an_unplaced_replica_is_stranded_at_once_and_a_recovering_one_after_a_while() {
+        let (now, max) = (Instant::now(), 10 * SECOND);
+        let state = |phase: Phase| wire::State { phase: phase.into(), ..wire::State::default() };
+        let recovers = Condition::Serves.after(&state(Phase::Recovering), now, max);
+        assert_eq!((&recovers, recovers.due(max)), (&Condition::Recovers { since: now }, Some(now + max)));
+        assert_eq!(recovers.clone().at(now + max - SECOND, max), recovers);
+        assert!(recovers.clone().at(now + max, max).is_stranded());
+        let unplaced = Some(wire::Unplaced { why: "too few".into(), micros: 0 });
+        for phase in [Phase::Recovering, Phase::Draining] {
+            let stranded =
+                recovers.after(&wire::State { unplaced: unplaced.clone(), ..state(phase) }, now + SECOND, max);
+            assert!(
+                stranded.is_stranded() && stranded.why().unwrap().contains("too few") && stranded.due(max).is_none()
+            );
+            // Its ranks are being placed again: requests wait as before, unless that time is over.
+            let placing = state(Phase::Recovering);
+            assert_eq!(stranded.after(&placing, now + 2 * SECOND, max), recovers);
+            assert!(stranded.after(&placing, now + max, max).is_stranded());
+            assert_eq!(stranded.after(&state(Phase::Ready), now + max, max), Condition::Serves);
+        }
+        let drains = recovers.after(&state(Phase::Draining), now, max);
+        assert!(drains == Condition::Drains && drains.computes() && !recovers.computes());
+    }
+}

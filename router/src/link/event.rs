@@ -1,0 +1,31 @@
+//! All that can happen to a link's task, as one closed set.
+
+use crate::link::request::LinkRequest;
+use crate::link::ticket::Cancel;
+use proto::cluster as wire;
+use proto::cluster::replica_frame::Frame;
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+#[expect(clippy::large_enum_variant, reason = "one at a time, taken at once: a box would cost an allocation a frame")]
+pub(super) enum LinkEvent {
+    Submit(u64, Box<LinkRequest>),
+    Cancel(Cancel),
+    Dial,
+    Attached(Attached),
+    Frame(Frame),
+    Lost(Status),
+    Sent,
+    /// What is known of the replicas has changed.
+    Seen,
+    /// The store says that the replica is elsewhere, or whether it is listed.
+    Target,
+    Due,
+    End,
+}
+
+/// A stream that the coordinator has taken.
+pub(super) struct Attached {
+    pub(super) outbound: mpsc::Sender<wire::RouterFrame>,
+    pub(super) inbound: Box<Streaming<wire::ReplicaFrame>>,
+}

@@ -1,0 +1,82 @@
+//! The side of a link that the rest of the router holds, and the other links. Knows no frames.
+
+use crate::board::ledger::Ledger;
+use crate::link::absence::Absence;
+use crate::link::request::{LinkRequest, Submit};
+use crate::link::ticket::{Cancel, Home, Ticket};
+use crate::refusal::Refusal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// A link, as the rest of the router and the other links hold it.
+#[derive(Clone)]
+pub struct ReplicaLink {
+    pub(super) submits: mpsc::Sender<(u64, Box<LinkRequest>)>,
+    pub(super) cancels: mpsc::Sender<Cancel>,
+    pub(super) ledger: Arc<Ledger>,
+    /// Counts the keys of all links of this router together.
+    pub(super) next_key: Arc<AtomicU64>,
+    pub(super) retry_after: Duration,
+}
+
+impl ReplicaLink {
+    /// Tokens that the replica has to compute, as far as is known here.
+    #[cfg(test)]
+    pub fn work(&self) -> u64 {
+        self.ledger.work()
+    }
+
+    pub fn ledger(&self) -> Arc<Ledger> {
+        self.ledger.clone()
+    }
+
+    /// How long a request of so many tokens would wait for its first token.
+    pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
+        self.ledger.wait(n_tokens)
+    }
+
+    /// False where a request that is submitted now would be refused.
+    pub fn has_room(&self) -> bool {
+        self.cancels.capacity() > 0
+    }
+
+    /// The first of so many keys that follow one another, for the choices of one request.
+    pub fn keys(&self, n: u64) -> u64 {
+        self.next_key.fetch_add(n, Ordering::Relaxed)
+    }
+
+    pub fn submit(&self, submit: Submit) -> Result<Ticket, Refusal> {
+        let full = || Refusal::Full { retry_after: self.retry_after };
+        let cancel = self.cancels.clone().try_reserve_owned().map_err(|_| full())?;
+        let last = submit.outputs.clone().try_reserve_owned().map_err(|_| full())?;
+        let n_missing = (submit.request.n_tokens() as u64).saturating_sub(submit.n_cached.into());
+        let (work, since) = (self.ledger.enter(n_missing), Instant::now());
+        let (key, home) = (submit.key, Home::at(cancel));
+        let ticket = Ticket::new(key, home.clone());
+        let entry =
+            LinkRequest { submit, last, home, work, since, absence: Absence::default(), n_lost: 0, heard: None };
+        match self.submits.try_send((key, Box::new(entry))) {
+            Ok(()) => Ok(ticket),
+            Err(_) => {
+                ticket.over();
+                Err(full())
+            }
+        }
+    }
+
+    /// Takes over a request that another link had. It is given back where this link is full.
+    pub(super) fn adopt(&self, key: u64, mut entry: Box<LinkRequest>) -> Result<(), Box<LinkRequest>> {
+        let (Ok(place), Ok(cancel)) = (self.submits.try_reserve(), self.cancels.clone().try_reserve_owned()) else {
+            return Err(entry);
+        };
+        if entry.home.moves_to(cancel) {
+            entry.work = self.ledger.enter(entry.submit.request.n_tokens() as u64);
+            (entry.submit.adopts, entry.heard) = (None, None);
+            place.send((key, entry));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! What the links of a router know of each other, and the table from which a choice picks one. Knows no tokens' values
+//! and no clients.
+
+use crate::board::caches::Gap;
+use crate::board::circuit::CircuitChange;
+use crate::board::ledger::Ledger;
+use crate::board::pick::{self, Need, PickPolicy, Row, Standing, Wish, hashed};
+use crate::board::{Board, ChoiceBuffers, Chosen, ReplicaFacts, Salt};
+use crate::link::budget::Budget;
+use crate::link::handle::ReplicaLink;
+use crate::link::versions::{Version, version_of, versions};
+use crate::link::view::{Replica, View};
+use proto::cluster as wire;
+use proto::cluster::state::Phase;
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use tokio::sync::watch;
+use types::PolicyDigest;
+
+/// The links and their views, each under its own number, its place. Replicas come and go; no place is given twice.
+#[derive(Clone)]
+pub struct Peers {
+    table: Arc<RwLock<Table>>,
+    /// In the order in which they came, which is the order of their places.
+    views: Arc<watch::Sender<Vec<View>>>,
+    /// What the replicas serve. It changes with the views, under their lock.
+    versions: Arc<RwLock<Arc<[Version]>>>,
+    pub budget: Arc<Budget>,
+}
+
+#[derive(Default)]
+struct Table {
+    links: BTreeMap<usize, ReplicaLink>,
+    board: Board,
+}
+
+impl Peers {
+    pub fn new(budget: Budget) -> Peers {
+        let (table, views, versions) = (Arc::default(), Arc::default(), Arc::default());
+        Peers { table, views, versions, budget: Arc::new(budget) }
+    }
+
+    /// Adds a view. Its link is introduced next.
+    pub fn sit(&self, view: View) {
+        self.views.send_modify(|views| views.push(view));
+    }
+
+    /// The ledger of a link that comes.
+    pub fn ledger(&self) -> Arc<Ledger> {
+        self.write().board.ledger()
+    }
+
+    /// Adds a link at the place of its view.
+    pub fn introduce(&self, place: usize, link: ReplicaLink) {
+        let mut table = self.write();
+        table.board.sit(place, link.ledger());
+        table.links.insert(place, link);
+    }
+
+    pub fn leave(&self, place: usize) {
+        self.views.send_modify(|views| {
+            views.retain(|view| view.place != place);
+            self.tell_versions(views);
+        });
+        let mut table = self.write();
+        table.board.leave(place);
+        table.links.remove(&place);
+    }
+
+    pub fn views(&self) -> watch::Receiver<Vec<View>> {
+        self.views.subscribe()
+    }
+
+    pub fn show(&self, place: usize, change: impl FnOnce(&mut View)) {
+        let mut shown = None;
+        self.views.send_if_modified(|views| {
+            let Ok(at) = views.binary_search_by_key(&place, |view| view.place) else { return false };
+            let before = views[at].serves();
+            change(&mut views[at]);
+            if views[at].serves() != before {
+                self.tell_versions(views);
+            }
+            shown = Some(facts(&views[at]));
+            true
+        });
+        if let Some(facts) = shown {
+            self.write().board.show(place, &facts);
+        }
+    }
+
+    /// The name for people of the replica at a place.
+    pub fn name(&self, place: usize) -> String {
+        let views = self.views.borrow();
+        let at = views.binary_search_by_key(&place, |view| view.place);
+        at.map_or_else(|_| String::new(), |at| views[at].name.clone())
+    }
+
+    fn tell_versions(&self, views: &[View]) {
+        *self.versions.write().unwrap_or_else(PoisonError::into_inner) = versions(views);
+    }
+
+    pub fn versions(&self) -> Arc<[Version]> {
+        self.versions.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Another stream to the replica begins: it tells anew what its cache has.
+    pub fn hear_anew(&self, place: usize) {
+        self.write().board.hear_anew(place);
+    }
+
+    pub fn hear(&self, place: usize, told: &wire::Cached) -> Result<(), Gap> {
+        self.write().board.hear(place, told)
+    }
+
+    pub fn judge(&self, second: u64) -> Vec<(usize, CircuitChange)> {
+        self.write().board.judge(second)
+    }
+
+    pub fn link(&self, place: usize) -> Option<ReplicaLink> {
+        self.read().links.get(&place).cloned()
+    }
+
+    /// False where no link would take another request.
+    pub fn has_room(&self) -> bool {
+        let table = self.read();
+        table.links.is_empty() || table.links.values().any(ReplicaLink::has_room)
+    }
+
+    pub fn choose<I: Iterator<Item = u64>>(
+        &self,
+        policy: PickPolicy,
+        wish: &Wish,
+        names: Option<impl Fn(&PolicyDigest, &Salt) -> I>,
+        scratch: &mut ChoiceBuffers,
+    ) -> Option<(Chosen, ReplicaLink)> {
+        let table = self.read();
+        let chosen = table.board.choose(policy, wish, names, scratch)?;
+        Some((chosen, table.links.get(&chosen.place)?.clone()))
+    }
+
+    /// The places and rows of all links.
+    pub fn rows(&self) -> (Vec<usize>, Vec<Row>) {
+        self.read().board.rows().unzip()
+    }
+
+    /// All links but one, as they are now.
+    pub fn besides(&self, place: usize) -> Neighbours {
+        let (places, rows) = self.read().board.rows().filter(|(of, _)| *of != place).unzip();
+        Neighbours { rows, places, peers: self.clone() }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The other links, as they were at one moment.
+pub struct Neighbours {
+    rows: Vec<Row>,
+    places: Vec<usize>,
+    peers: Peers,
+}
+
+impl Neighbours {
+    /// A link that can go on with a request at once. What this call gave to links before counts as their work.
+    pub fn ready_for(&mut self, need: Need, n_tokens: u64) -> Option<ReplicaLink> {
+        let idx = pick::equal(&self.rows, need, Standing::Shunned)?;
+        self.rows[idx].work += n_tokens;
+        self.peers.link(self.places[idx])
+    }
+
+    pub fn is_any_ready_for(&self, need: Need) -> bool {
+        pick::equal(&self.rows, need, Standing::Shunned).is_some()
+    }
+
+    /// Whether any link may become able to go on with it. An absent replica could turn out to be any.
+    pub fn may_come_for(&self, need: Need) -> bool {
+        self.rows.iter().any(|row| row.may_come_for(need))
+    }
+}
+
+/// What a choice has to know of a replica, as far as its view says that.
+fn facts(view: &View) -> ReplicaFacts {
+    let standing = match (&view.replica, view.phase()) {
+        (None, _) => Standing::Absent,
+        (Some(_), Phase::Recovering | Phase::Loading) if view.is_unplaced() => Standing::Unplaced,
+        (Some(_), Phase::Ready) if view.is_suspected => Standing::Recovering,
+        (Some(_), Phase::Ready) => Standing::Ready,
+        (Some(_), Phase::Draining) => Standing::Draining,
+        (Some(_), Phase::Recovering | Phase::Loading | Phase::Unspecified) => Standing::Recovering,
+    };
+    let of = |replica: &Arc<Replica>| (replica.digest, replica.context, replica.salt);
+    let (digest, context, salt) = view.replica.as_ref().map(of).unwrap_or_default();
+    let version = view.replica.as_deref().map(version_of).unwrap_or_default();
+    ReplicaFacts { standing, digest, version, context, room: view.room(), salt, id: hashed(&view.name) }
+}

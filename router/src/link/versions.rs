@@ -1,0 +1,60 @@
+//! Replicas by what they serve: replicas of one name and one policy digest are a version. Knows no requests and no
+//! weights.
+
+use crate::board::pick::{VersionId, fnv};
+use crate::link::view::{Replica, View};
+use std::sync::Arc;
+use types::PolicyDigest;
+
+/// The version that a replica serves.
+pub fn version_of(replica: &Replica) -> VersionId {
+    // Names and digests come from the operator, and there are few of them: no better hash is needed.
+    VersionId(fnv(replica.digest.0.iter().chain(replica.model.as_bytes())))
+}
+
+#[derive(Clone, Debug)]
+pub struct Version {
+    pub id: VersionId,
+    /// A replica that serves it: the first that is ready, or else the first.
+    pub replica: Arc<Replica>,
+    pub n_ready: usize,
+    pub n_replicas: usize,
+}
+
+impl Version {
+    pub fn digest(&self) -> PolicyDigest {
+        self.replica.digest
+    }
+
+    pub fn model(&self) -> &str {
+        &self.replica.model
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.n_ready > 0
+    }
+}
+
+/// All versions, in the order in which their first replicas came.
+pub fn versions(views: &[View]) -> Arc<[Version]> {
+    let mut versions: Vec<Version> = Vec::new();
+    for view in views {
+        let Some(replica) = &view.replica else { continue };
+        let id = version_of(replica);
+        let known = versions.iter_mut().find(|version| version.id == id);
+        match known {
+            Some(version) => {
+                if view.is_ready() && version.n_ready == 0 {
+                    version.replica = replica.clone();
+                }
+                version.n_replicas += 1;
+                version.n_ready += usize::from(view.is_ready());
+            }
+            None => {
+                let n_ready = usize::from(view.is_ready());
+                versions.push(Version { id, replica: replica.clone(), n_ready, n_replicas: 1 });
+            }
+        }
+    }
+    versions.into()
+}

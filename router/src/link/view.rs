@@ -1,0 +1,112 @@
+//! What a replica has said of itself, and what is known of it at this moment. Knows no requests.
+
+use crate::board::Salt;
+use proto::cluster as wire;
+use std::sync::Arc;
+use tonic::Status;
+use types::{PolicyDigest, RequestId};
+
+/// A replica, as its Welcome tells.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replica {
+    pub name: String,
+    pub model: String,
+    pub context: u32,
+    pub digest: PolicyDigest,
+    pub incarnation: u64,
+    /// The root of its block names.
+    pub salt: Salt,
+    /// This router's number at the replica in the upper bits; the lower bits are a request's key.
+    pub(super) first_id: RequestId,
+}
+
+impl Replica {
+    pub(super) fn of(welcome: wire::Welcome) -> Result<Replica, Status> {
+        if welcome.version != proto::VERSION {
+            let message = format!("the coordinator speaks version {}, this router {}", welcome.version, proto::VERSION);
+            return Err(Status::failed_precondition(message));
+        }
+        let malformed = |error: proto::Malformed| Status::internal(format!("the coordinator's welcome: {error}"));
+        let digest = proto::policy_digest(&welcome.policy_digest).map_err(malformed)?;
+        let Ok(salt) = Salt::try_from(welcome.salt.as_slice()) else {
+            return Err(Status::internal("the coordinator's welcome: a salt has sixteen bytes"));
+        };
+        let Some(first_id) = RequestId::new(welcome.router, 0) else {
+            return Err(Status::internal("the coordinator gave this router a number out of range"));
+        };
+        Ok(Replica {
+            name: welcome.replica,
+            model: welcome.model,
+            context: welcome.context,
+            digest,
+            incarnation: welcome.incarnation,
+            salt,
+            first_id,
+        })
+    }
+
+    #[cfg(test)]
+    pub fn for_test(model: &str, digest: PolicyDigest) -> Replica {
+        let (name, salt, first_id) = (String::new(), Salt::default(), RequestId(0));
+        Replica { name, model: model.into(), context: 100, digest, incarnation: 1, salt, first_id }
+    }
+
+    pub fn id(&self, key: u64) -> RequestId {
+        debug_assert_eq!(RequestId(key).router(), 0, "a trillion requests");
+        RequestId(self.first_id.0 | key)
+    }
+}
+
+/// How many tokens of a request the ranks have room for in such a state.
+pub(super) fn room(state: &wire::State) -> u32 {
+    state.shortened.as_ref().map_or(u32::MAX, |shortened| shortened.has)
+}
+
+/// What is known of the replica at this moment.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    /// The link's number among the links.
+    pub place: usize,
+    /// The replica's own name, or until it has told that, the address at which it is reached.
+    pub name: String,
+    /// Present while the stream stands and the replica has said that it can serve.
+    pub replica: Option<Arc<Replica>>,
+    pub state: Option<wire::State>,
+    /// The replica has been silent for some beats.
+    pub is_suspected: bool,
+    /// Why the replica gets nothing new at present.
+    pub shunned: Option<&'static str>,
+}
+
+impl View {
+    pub fn of(name: &str) -> View {
+        View { name: name.to_owned(), ..View::default() }
+    }
+
+    pub fn phase(&self) -> wire::state::Phase {
+        match (&self.replica, &self.state) {
+            (_, Some(state)) => state.phase(),
+            (Some(_), None) => wire::state::Phase::Ready,
+            (None, None) => wire::state::Phase::Unspecified,
+        }
+    }
+
+    /// How many tokens of a request its ranks have room for.
+    pub fn room(&self) -> u32 {
+        self.state.as_ref().map_or(u32::MAX, room)
+    }
+
+    /// Whether there are no places for its ranks.
+    pub fn is_unplaced(&self) -> bool {
+        self.state.as_ref().is_some_and(|state| state.unplaced.is_some())
+    }
+
+    /// The replica, in this life of it, and whether it is ready.
+    pub fn serves(&self) -> Option<(Arc<Replica>, bool)> {
+        self.replica.clone().map(|replica| (replica, self.is_ready()))
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.replica.is_some() && self.phase() == wire::state::Phase::Ready && !self.is_suspected
+    }
+}

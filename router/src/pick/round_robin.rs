@@ -1,7 +1,0 @@
-//! One after the other, whatever they have to do: for measuring, and where all requests are alike.
-
-use crate::pick::{Open, Wish};
-
-pub fn pick(open: &Open, wish: &Wish) -> Option<usize> {
-    wish.n_before.checked_rem(open.len() as u64).map(|turn| turn as usize)
-}

@@ -1,0 +1,285 @@
+//! Which model a request means, and which version of it answers. Knows names, weights and what replicas say of
+//! themselves; no tokens and no streams.
+//!
+//! A router that was told of one model serves that model, whatever its replicas call it. A router that was told of
+//! more, or of routes, goes by names: a replica whose model has no name here gets no requests, because the router could
+//! not read its tokens.
+
+use crate::board::pick::VersionId;
+use crate::link::versions::Version;
+use crate::link::view::Replica;
+use crate::refusal::{NoResume, Refusal};
+use crate::replicas::models::routes::{ModelRoutes, Pattern, RouteTable, Share, heaviest, route};
+use crate::replicas::models::text::ModelText;
+use crate::replicas::pool::Replicas;
+use proto::v1;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use types::PolicyDigest;
+
+/// How much of an unknown name an error repeats.
+const NAME_CHARS_MAX: usize = 100;
+/// How many known names an error lists.
+const NAMES_LISTED_MAX: usize = 20;
+
+/// What turns text into tokens and back, for each model that a router serves.
+pub struct ModelTexts {
+    main: Arc<ModelText>,
+    others: BTreeMap<String, Arc<ModelText>>,
+}
+
+impl From<ModelText> for ModelTexts {
+    fn from(main: ModelText) -> ModelTexts {
+        ModelTexts { main: Arc::new(main), others: BTreeMap::new() }
+    }
+}
+
+impl ModelTexts {
+    /// Adds the text of replicas that serve `name`.
+    #[must_use]
+    pub fn and(mut self, name: String, text: ModelText) -> ModelTexts {
+        self.others.insert(name, Arc::new(text));
+        self
+    }
+}
+
+pub struct ModelTable {
+    texts: ModelTexts,
+    /// The names of the main model; the first is the one that replies carry.
+    names: Vec<String>,
+    routes: ModelRoutes,
+    /// Versions of which it was logged that this router cannot read them.
+    strangers: Mutex<BTreeSet<VersionId>>,
+}
+
+/// By what one of several versions is chosen.
+#[derive(Clone, Copy, Debug)]
+pub enum VersionBy {
+    /// By a request's key: the same key gets the same version.
+    Key(u64),
+    /// By the digest of a stream that is resumed: no other version would give the same tokens.
+    Digest(PolicyDigest),
+    /// The version with the most weight: for what is not a request.
+    Weight,
+}
+
+/// The model that a request means.
+#[derive(Clone)]
+pub struct ResolvedModel {
+    /// The name that replies carry.
+    pub name: String,
+    pub text: Arc<ModelText>,
+    /// A replica that serves it.
+    pub replica: Arc<Replica>,
+    /// The version that may answer. None: any, because there is one model.
+    pub version: Option<VersionId>,
+    pub is_ready: bool,
+}
+
+/// A name's versions, as `/cluster` shows them.
+pub struct ModelOffer {
+    pub name: String,
+    pub shares: Vec<OfferedShare>,
+}
+
+pub struct OfferedShare {
+    pub weight: u32,
+    pub model: String,
+    /// None where no replica serves it.
+    pub version: Option<Version>,
+}
+
+impl ModelTable {
+    pub fn new(texts: ModelTexts, names: Vec<String>, routes: ModelRoutes) -> ModelTable {
+        ModelTable { texts, names, routes, strangers: Mutex::default() }
+    }
+
+    fn is_one(&self, table: &RouteTable) -> bool {
+        self.texts.others.is_empty() && table.is_empty()
+    }
+
+    /// Finds the model by which a request is read, answered and written.
+    pub fn model(&self, asked: &str, by: VersionBy, replicas: &Replicas) -> Result<ResolvedModel, Refusal> {
+        let table = self.routes.table();
+        if self.is_one(&table) {
+            return self.one(asked, replicas);
+        }
+        let versions = replicas.versions();
+        self.tell_strangers(&table, &versions);
+        let (name, shares) = self.shares(&table, asked).ok_or_else(|| self.unknown(&table, asked))?;
+        let version = match by {
+            VersionBy::Key(key) => route(&shares, &versions, key),
+            VersionBy::Weight => heaviest(&shares, &versions),
+            VersionBy::Digest(digest) => {
+                let version = self.under(&table, &shares, &versions, digest);
+                if version.is_none() && !replicas.is_any_away() {
+                    return Err(NoResume::OtherPolicy.into());
+                }
+                version
+            }
+        };
+        let readable = version.and_then(|version| Some((version, self.text_of(&table, version.model())?)));
+        let (version, text) = readable.ok_or_else(|| replicas.refusal())?;
+        let (replica, is_ready) = (version.replica.clone(), version.is_ready());
+        Ok(ResolvedModel { name: name.to_owned(), text: text.clone(), replica, version: Some(version.id), is_ready })
+    }
+
+    /// A version that gives the same tokens, whatever its weight is by now: the route may have changed while the stream
+    /// ran.
+    fn under<'a>(
+        &self,
+        table: &RouteTable,
+        shares: &[Share],
+        versions: &'a [Version],
+        digest: PolicyDigest,
+    ) -> Option<&'a Version> {
+        let able = |version: &&Version| version.digest() == digest && self.text_of(table, version.model()).is_some();
+        let is_routed = |version: &&Version| shares.iter().any(|share| share.of.means(version));
+        let routed = versions.iter().filter(able).find(is_routed);
+        routed.or_else(|| versions.iter().find(able))
+    }
+
+    /// The model where there is only one, whatever its replicas call it.
+    fn one(&self, asked: &str, replicas: &Replicas) -> Result<ResolvedModel, Refusal> {
+        let replica = replicas.any().ok_or_else(|| replicas.refusal())?;
+        let name = self.names.first().unwrap_or(&replica.model).clone();
+        if !asked.is_empty() && asked != replica.model && !self.names.iter().any(|name| name == asked) {
+            return Err(refused(asked, vec![name]));
+        }
+        let is_ready = replicas.is_any_ready();
+        Ok(ResolvedModel { name, text: self.texts.main.clone(), replica, version: None, is_ready })
+    }
+
+    /// The text alone, for what needs no replica.
+    pub fn text(&self, asked: &str, replicas: &Replicas) -> Result<Arc<ModelText>, Refusal> {
+        let table = self.routes.table();
+        match self.model(asked, VersionBy::Weight, replicas) {
+            Ok(model) => Ok(model.text),
+            Err(refusal @ Refusal::NoModel { .. }) => Err(refusal),
+            Err(refusal) if self.is_one(&table) => {
+                let is_its_name = asked.is_empty() || self.names.iter().any(|name| name == asked);
+                if is_its_name { Ok(self.texts.main.clone()) } else { Err(refusal) }
+            }
+            Err(refusal) => {
+                let shares = self.shares(&table, asked).map(|(_, shares)| shares).unwrap_or_default();
+                let most = shares.iter().rev().max_by_key(|share| share.weight);
+                most.and_then(|share| self.text_of(&table, &share.of.model)).cloned().ok_or(refusal)
+            }
+        }
+    }
+
+    /// The name that replies carry, and the versions behind it.
+    fn shares<'a>(&'a self, table: &'a RouteTable, asked: &'a str) -> Option<(&'a str, Cow<'a, [Share]>)> {
+        let asked = if asked.is_empty() { self.names.first()? } else { asked };
+        if let Some(shares) = table.get(asked) {
+            return Some((asked, Cow::Borrowed(shares)));
+        }
+        let alone = |model: &str| Share { of: Pattern::named(model), weight: 1 };
+        if self.texts.others.contains_key(asked) {
+            return Some((asked, Cow::Owned(vec![alone(asked)])));
+        }
+        // The main model has several names: replicas may say any of them.
+        let is_main = self.names.iter().any(|name| name == asked);
+        let served = self.names.first().filter(|_| is_main)?;
+        Some((served, Cow::Owned(self.names.iter().map(|name| alone(name)).collect())))
+    }
+
+    /// How a model is read. None where this router was not told.
+    fn text_of(&self, table: &RouteTable, model: &str) -> Option<&Arc<ModelText>> {
+        let is_routed = || table.values().flatten().any(|share| share.of.model == model);
+        let is_main = || self.names.iter().any(|name| name == model) || is_routed();
+        self.texts.others.get(model).or_else(|| is_main().then_some(&self.texts.main))
+    }
+
+    fn unknown(&self, table: &RouteTable, asked: &str) -> Refusal {
+        refused(asked, self.all(table))
+    }
+
+    /// All names that a client may use, those of routes first.
+    fn all(&self, table: &RouteTable) -> Vec<String> {
+        let mut names: Vec<String> = table.keys().cloned().collect();
+        for name in self.names.iter().chain(self.texts.others.keys()) {
+            if !names.contains(name) {
+                names.push(name.clone());
+            }
+        }
+        names
+    }
+
+    fn tell_strangers(&self, table: &RouteTable, versions: &[Version]) {
+        for version in versions.iter().filter(|version| self.text_of(table, version.model()).is_none()) {
+            let mut told = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+            if told.insert(version.id) {
+                let (model, digest) = (version.model(), version.digest());
+                tracing::warn!(model, %digest, "gets no requests: neither --text nor a route names this model");
+            }
+        }
+    }
+
+    /// All names, and the versions behind each.
+    pub fn offers(&self, replicas: &Replicas) -> Vec<ModelOffer> {
+        let table = self.routes.table();
+        if self.is_one(&table) {
+            return self.one_offer(replicas).into_iter().collect();
+        }
+        let versions = replicas.versions();
+        let offer = |name: String| {
+            let shares = self.shares(&table, &name).map(|(_, shares)| shares.into_owned()).unwrap_or_default();
+            let offered = |share: Share| OfferedShare {
+                weight: share.weight,
+                version: share.of.among(&versions).cloned(),
+                model: share.of.model,
+            };
+            let shares: Vec<OfferedShare> = shares.into_iter().map(offered).collect();
+            ModelOffer { name, shares }
+        };
+        self.all(&table).into_iter().map(offer).collect()
+    }
+
+    /// The digest of the first replica that is ready is in force: replicas with another one get no requests.
+    fn one_offer(&self, replicas: &Replicas) -> Option<ModelOffer> {
+        let replica = replicas.any()?;
+        let weight = |version: &Version| u32::from(version.digest() == replica.digest);
+        let offered = |version: &Version| OfferedShare {
+            weight: weight(version),
+            model: version.model().to_owned(),
+            version: Some(version.clone()),
+        };
+        let shares = replicas.versions().iter().map(offered).collect();
+        Some(ModelOffer { name: self.names.first().unwrap_or(&replica.model).clone(), shares })
+    }
+
+    /// The names that are listed, with the model that each means. Names that no replica serves are not.
+    pub fn listed(&self, replicas: &Replicas) -> Vec<(String, ResolvedModel)> {
+        let names = match self.is_one(&self.routes.table()) {
+            true if self.names.is_empty() => replicas.any().iter().map(|replica| replica.model.clone()).collect(),
+            true => self.names.clone(),
+            false => self.all(&self.routes.table()),
+        };
+        let listed = |name: String| {
+            let model = self.model(&name, VersionBy::Weight, replicas).ok()?;
+            Some((name, model))
+        };
+        names.into_iter().filter_map(listed).collect()
+    }
+}
+
+fn refused(asked: &str, served: Vec<String>) -> Refusal {
+    let model = asked.chars().take(NAME_CHARS_MAX).collect();
+    Refusal::NoModel { model, served: served.into_iter().take(NAMES_LISTED_MAX).collect() }
+}
+
+/// In the words of `lockstep.v1`.
+pub fn offers(offers: Vec<ModelOffer>) -> Vec<v1::ModelTopology> {
+    let share = |offered: OfferedShare| v1::model_topology::Share {
+        model: offered.model,
+        policy_digest: offered.version.as_ref().map(|version| version.digest().0.to_vec()).unwrap_or_default(),
+        weight: offered.weight,
+        n_ready: offered.version.as_ref().map_or(0, |version| version.n_ready as u32),
+        n_replicas: offered.version.as_ref().map_or(0, |version| version.n_replicas as u32),
+    };
+    let model =
+        |ModelOffer { name, shares }| v1::ModelTopology { name, shares: shares.into_iter().map(share).collect() };
+    offers.into_iter().map(model).collect()
+}

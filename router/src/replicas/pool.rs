@@ -1,0 +1,183 @@
+//! The replicas behind this router: a link to each, a table of what is known of them, and the choice of one for each
+//! request. Knows no text and no tokens' values.
+
+use crate::board::pick::{Need, PickPolicy, Row, Standing, Wish, equal};
+use crate::board::{self, ChoiceBuffers, Salt};
+use crate::config::{Config, Timeouts};
+use crate::link::budget::Budget;
+use crate::link::handle::ReplicaLink;
+use crate::link::peers::Peers;
+use crate::link::request::Submit;
+use crate::link::ticket::Ticket;
+use crate::link::versions::Version;
+use crate::link::view::{Replica, View};
+use crate::refusal::{NoResume, Refusal};
+use crate::replicas::roster::{Membership, Roster};
+use crate::replicas::topology::{self, StoreView};
+use cluster::Health;
+use proto::cluster::state::Phase;
+use proto::v1;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use types::{PolicyDigest, TenantId, Token};
+
+/// All replicas, in the order in which they came.
+pub struct Replicas {
+    peers: Peers,
+    views: watch::Receiver<Vec<View>>,
+    /// The kind of the store that lists them, and whether it answers. None where they were given.
+    store: Option<(&'static str, watch::Receiver<Health>)>,
+    /// It has been logged that a replica gets no requests.
+    told_strangers: AtomicBool,
+    retry_after: Duration,
+    policy: PickPolicy,
+    n_picked: AtomicU64,
+    scratch: Mutex<ChoiceBuffers>,
+}
+
+/// The replica that serves a request with all of its prompts and choices, which share what is cached.
+pub struct Picked {
+    link: ReplicaLink,
+    pub replica: Arc<Replica>,
+    /// How much of the prompt its cache is said to have.
+    pub n_cached: u32,
+}
+
+impl Picked {
+    pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
+        self.link.wait(n_tokens)
+    }
+
+    pub fn keys(&self, n: u64) -> u64 {
+        self.link.keys(n)
+    }
+
+    pub fn submit(&self, submit: Submit) -> Result<Ticket, Refusal> {
+        self.link.submit(submit)
+    }
+}
+
+/// The replicas, and the roster that begins and ends their links, which the caller has to run.
+pub fn attach(membership: Membership, config: &Config, end: CancellationToken) -> (Replicas, Roster) {
+    let store = match &membership {
+        Membership::Given(_) => None,
+        Membership::Followed { store, .. } => Some((store.kind(), store.health())),
+    };
+    let peers = Peers::new(Budget::new(config.limits.requests_max, Instant::now()));
+    let roster = Roster::new(membership, peers.clone(), config, end);
+    let Timeouts { retry_after, .. } = config.timeouts;
+    let views = peers.views();
+    let replicas = Replicas {
+        peers,
+        views,
+        store,
+        told_strangers: AtomicBool::new(false),
+        retry_after,
+        policy: config.policy,
+        n_picked: AtomicU64::new(0),
+        scratch: Mutex::default(),
+    };
+    (replicas, roster)
+}
+
+impl Replicas {
+    pub fn views(&self) -> watch::Receiver<Vec<View>> {
+        self.views.clone()
+    }
+
+    /// The live cluster, as people look at it: the page that begins at the place `from`.
+    pub fn topology(&self, from: u64, models: Vec<v1::ModelTopology>) -> v1::Topology {
+        let store = self.store.as_ref().map(|(kind, health)| StoreView { kind, health: health.borrow().clone() });
+        topology::topology(&self.views.borrow(), from, store, models)
+    }
+
+    /// False where any replica that is picked would refuse.
+    pub fn has_room(&self) -> bool {
+        self.peers.has_room()
+    }
+
+    pub fn is_any_ready(&self) -> bool {
+        self.views.borrow().iter().any(View::is_ready)
+    }
+
+    pub fn versions(&self) -> Arc<[Version]> {
+        self.peers.versions()
+    }
+
+    /// Whether any replica is away: it could serve any version.
+    pub fn is_any_away(&self) -> bool {
+        self.views.borrow().iter().any(|view| view.replica.is_none())
+    }
+
+    /// A replica that has said what it serves: one that is ready, if there is any.
+    pub fn any(&self) -> Option<Arc<Replica>> {
+        let views = self.views.borrow();
+        let ready = views.iter().find(|view| view.is_ready());
+        ready.or_else(|| views.iter().find(|view| view.replica.is_some()))?.replica.clone()
+    }
+
+    /// Picks a replica for a request that has been read, as late as can be. `cached` is the prompt by which caches are
+    /// looked up, where they are.
+    pub fn pick(&self, wish: Wish, cached: Option<&[Token]>, tenant: TenantId) -> Result<Picked, Refusal> {
+        let wish = Wish { n_before: self.n_picked.fetch_add(1, Relaxed), ..wish };
+        let names =
+            cached.map(|prompt| move |digest: &PolicyDigest, salt: &Salt| board::names(prompt, tenant, digest, salt));
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let chosen = self.peers.choose(self.policy, &wish, names, &mut scratch);
+        drop(scratch);
+        let picked = chosen.and_then(|(chosen, link)| {
+            self.tell_stranger(chosen.stranger);
+            let replica = self.view(chosen.place, |view| view.replica.clone())??;
+            Some(Picked { link, replica, n_cached: chosen.n_cached })
+        });
+        picked.ok_or_else(|| self.refusal())
+    }
+
+    fn tell_stranger(&self, place: Option<usize>) {
+        let Some(place) = place.filter(|_| !self.told_strangers.swap(true, Relaxed)) else { return };
+        let replica = self.view(place, |view| view.name.clone()).unwrap_or_default();
+        tracing::warn!(replica, "gets no requests: its policy differs, and it would answer otherwise than the rest");
+    }
+
+    fn view<T>(&self, place: usize, of: impl FnOnce(&View) -> T) -> Option<T> {
+        let views = self.views.borrow();
+        let at = views.binary_search_by_key(&place, |view| view.place).ok()?;
+        Some(of(&views[at]))
+    }
+
+    /// Picks a replica for a stream that is resumed: the one that has it, or else one that gives the same tokens.
+    pub fn pick_again(&self, need: Need, has_it: impl Fn(&Replica) -> bool) -> Result<Picked, Refusal> {
+        let (places, rows) = self.peers.rows();
+        let had_it = |(place, row): (&usize, &Row)| {
+            let is_it = |view: &View| view.replica.as_deref().is_some_and(&has_it);
+            row.standing <= Standing::Shunned && row.meets(need) && self.view(*place, is_it) == Some(true)
+        };
+        let idx = places.iter().zip(&rows).position(had_it);
+        let idx = idx.or_else(|| equal(&rows, need, Standing::Unplaced));
+        let picked = idx.and_then(|idx| {
+            let (link, replica) =
+                (self.peers.link(places[idx])?, self.view(places[idx], |view| view.replica.clone())??);
+            Some(Picked { link, replica, n_cached: 0 })
+        });
+        picked.ok_or_else(|| match rows.iter().any(|row| row.may_come_for(need)) {
+            true => Refusal::NotReady { retry_after: self.retry_after, why: String::new() },
+            false => NoResume::OtherPolicy.into(),
+        })
+    }
+
+    /// Why no replica takes requests.
+    pub fn refusal(&self) -> Refusal {
+        let retry_after = self.retry_after;
+        let views = self.views.borrow();
+        let drains = views.iter().any(|view| view.phase() == Phase::Draining);
+        let all_drain = drains && views.iter().all(|view| matches!(view.phase(), Phase::Draining | Phase::Unspecified));
+        // Who has never served waits for its ranks, and says what it lacks.
+        let unplaced = views.iter().find_map(|view| Some((&view.name, view.state.as_ref()?.unplaced.as_ref()?)));
+        let why = unplaced.map_or_else(String::new, |(name, unplaced)| format!("`{name}` waits: {}", unplaced.why));
+        if all_drain { Refusal::Draining { retry_after } } else { Refusal::NotReady { retry_after, why } }
+    }
+}

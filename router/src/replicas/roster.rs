@@ -1,0 +1,237 @@
+//! Which replicas there are, as the store tells: a link to each, begun when the replica appears and ended when both the
+//! replica and its stream are gone. Knows addresses and claims, no requests.
+
+use crate::board::circuit::CircuitChange;
+use crate::config::Config;
+use crate::link::peers::Peers;
+use crate::link::target::Target;
+use crate::link::task::Task;
+use crate::link::view::View;
+use cluster::{Change, Member, Store, Watch};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use telemetry::metrics;
+use tokio::sync::watch;
+use tokio::task::{Id, JoinSet};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+/// Where a replica's coordinator is reached.
+#[derive(Clone, Debug)]
+pub struct CoordinatorChannel {
+    /// The name for people, until the replica says its own.
+    pub name: String,
+    pub channel: Channel,
+}
+
+/// Makes a channel to an address, or says why there can be none.
+pub type Dial = Box<dyn Fn(&str) -> Result<Channel, String> + Send>;
+
+/// Where a router's replicas come from.
+pub enum Membership {
+    /// These, in this order, from the start to the end.
+    Given(Vec<CoordinatorChannel>),
+    /// Those that the store lists.
+    Followed { store: Store, dial: Dial },
+}
+
+impl From<Vec<CoordinatorChannel>> for Membership {
+    fn from(coordinators: Vec<CoordinatorChannel>) -> Membership {
+        Membership::Given(coordinators)
+    }
+}
+
+/// Owns the links' tasks.
+pub struct Roster {
+    watch: Option<Watch>,
+    dial: Dial,
+    peers: Peers,
+    config: Config,
+    /// Counts the keys of all links, so that no two requests of this router have the same.
+    keys: Arc<AtomicU64>,
+    /// By the replica's name in the store.
+    seats: BTreeMap<String, Seat>,
+    next_place: usize,
+    n_looks: u64,
+    links: JoinSet<()>,
+    /// The place of each link's task.
+    places: HashMap<Id, Place>,
+    end: CancellationToken,
+}
+
+/// What is kept of a link when its task has ended.
+struct Place {
+    place: usize,
+    name: String,
+    target: watch::Receiver<Target>,
+}
+
+/// A link's place, and how it is told where its replica is.
+struct Seat {
+    place: usize,
+    target: watch::Sender<Target>,
+    address: String,
+}
+
+impl Roster {
+    /// Makes links to all replicas that are there by now. Needs a runtime, in which their tasks begin.
+    pub fn new(membership: Membership, peers: Peers, config: &Config, end: CancellationToken) -> Roster {
+        let unreachable: Dial = Box::new(|_| Err("no replica can be added".into()));
+        let (given, watch, dial) = match membership {
+            Membership::Given(given) => (given, None, unreachable),
+            Membership::Followed { store, dial } => (Vec::new(), Some(store.watch()), dial),
+        };
+        let config = config.clone();
+        let (keys, seats, links) = (Arc::new(AtomicU64::new(1)), BTreeMap::new(), JoinSet::new());
+        let (places, next_place, n_looks) = (HashMap::new(), 0, 0);
+        let mut roster = Roster { watch, dial, peers, config, keys, seats, next_place, n_looks, links, places, end };
+        for CoordinatorChannel { name, channel } in given {
+            // Dropped, because nobody will change the target of a replica that was given.
+            drop(roster.sit(&name, Target { channel, incarnation: 0, is_listed: true }, Duration::ZERO));
+        }
+        let there = roster.watch.as_mut().map(Watch::now).unwrap_or_default();
+        there.into_iter().for_each(|change| roster.apply(change));
+        roster
+    }
+
+    /// Runs until `end`, and then until every link has ended.
+    pub async fn run(mut self) {
+        let end = self.end.clone();
+        let mut looks = interval(self.config.timeouts.judge_every);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                change = next(&mut self.watch), if !end.is_cancelled() => self.apply(change),
+                Some(ended) = self.links.join_next_with_id() => match ended {
+                    Ok((id, ())) => self.ended(id, false),
+                    Err(error) => self.ended(error.id(), true),
+                },
+                () = end.cancelled(), if !end.is_cancelled() => {}
+                _ = looks.tick(), if !end.is_cancelled() => self.judge(),
+                else => return,
+            }
+        }
+    }
+
+    /// Judges which replicas get nothing new for a while, and which are tried again.
+    fn judge(&mut self) {
+        self.n_looks += 1;
+        for (place, turn) in self.peers.judge(self.n_looks) {
+            let mut name = String::new();
+            self.peers.show(place, |view| {
+                name.clone_from(&view.name);
+                view.shunned = match turn {
+                    CircuitChange::Shunned { cause, .. } => Some(cause.label()),
+                    CircuitChange::Tried => view.shunned,
+                    CircuitChange::Trusted => None,
+                };
+            });
+            match turn {
+                CircuitChange::Shunned { cause, seconds } => {
+                    tracing::warn!(
+                        replica = name,
+                        cause = cause.label(),
+                        seconds,
+                        "a replica gets nothing new for a while"
+                    );
+                    metrics::replica_shunned(&name, Some(cause.label()));
+                }
+                CircuitChange::Tried => tracing::info!(replica = name, "a replica that was shunned is tried"),
+                CircuitChange::Trusted => {
+                    tracing::info!(replica = name, "a replica that was shunned is trusted again");
+                    metrics::replica_shunned(&name, None);
+                }
+            }
+        }
+    }
+
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::Is(name, member) => self.is(&name, &member),
+            Change::Gone(name) => {
+                let Some(seat) = self.seats.get(&name) else { return };
+                tracing::info!(replica = name, "the store has it no more: a suspicion, while its stream stands");
+                seat.target.send_modify(|target| target.is_listed = false);
+            }
+        }
+    }
+
+    fn is(&mut self, name: &str, member: &Member) {
+        let address = &member.registration.address;
+        let seat = self.seats.get(name);
+        let channel = match seat.filter(|seat| seat.address == *address) {
+            Some(seat) => Ok(seat.target.borrow().channel.clone()),
+            None => (self.dial)(address),
+        };
+        let channel = match channel {
+            Ok(channel) => channel,
+            Err(why) => return tracing::warn!(replica = name, address, why, "it is not dialled"),
+        };
+        let target = Target { channel, incarnation: member.incarnation, is_listed: true };
+        match self.seats.get_mut(name) {
+            Some(seat) => {
+                seat.address.clone_from(address);
+                seat.target.send_if_modified(|now| now.becomes(target));
+            }
+            None => {
+                tracing::info!(replica = name, address, incarnation = member.incarnation, "the store has a replica");
+                let (place, target) = self.sit(name, target, Duration::ZERO);
+                self.seats.insert(name.into(), Seat { place, target, address: address.clone() });
+            }
+        }
+    }
+
+    /// Makes a link, whose task begins after `after`.
+    fn sit(&mut self, name: &str, target: Target, after: Duration) -> (usize, watch::Sender<Target>) {
+        let place = self.next_place;
+        self.next_place += 1;
+        let (target, aim) = watch::channel(target);
+        self.peers.sit(View { place, ..View::of(name) });
+        let task = Task::new(aim.clone(), self.peers.clone(), place, self.keys.clone(), &self.config);
+        let end = self.end.clone();
+        let begun = self.links.spawn(async move {
+            if !after.is_zero() {
+                // The wait is over after so long, or when the router ends.
+                let _passed = timeout(after, end.cancelled()).await;
+            }
+            task.run(end).await;
+        });
+        self.places.insert(begun.id(), Place { place, name: name.into(), target: aim });
+        (place, target)
+    }
+
+    /// Notes that a link's task has ended. If its replica is still listed, it gets another link: the replica came back
+    /// while the link ended, or the link's task broke and its requests ended with it.
+    fn ended(&mut self, id: Id, has_panicked: bool) {
+        let Some(Place { place, name, target }) = self.places.remove(&id) else { return };
+        if has_panicked {
+            tracing::error!(replica = name, "a link's task broke: another takes its place");
+        }
+        if self.end.is_cancelled() {
+            return;
+        }
+        self.peers.leave(place);
+        let seat = self.seats.get(&name).is_some_and(|seat| seat.place == place).then(|| self.seats.remove(&name));
+        let target = target.borrow().clone();
+        if !target.is_listed {
+            return tracing::info!(replica = name, "a replica is gone");
+        }
+        // What broke the link may come again, so the next one waits a little.
+        let after = if has_panicked { self.config.timeouts.reattach_max } else { Duration::ZERO };
+        let (place, target) = self.sit(&name, target, after);
+        if let Some(seat) = seat.flatten() {
+            self.seats.insert(name, Seat { place, target, address: seat.address });
+        }
+    }
+}
+
+async fn next(watch: &mut Option<Watch>) -> Change {
+    match watch {
+        Some(watch) => watch.next().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,340 @@
+//! `run`: one answer to stdout, or a chat. A gRPC client of the same roles that `serve` starts, within this process.
+
+mod said;
+mod terminal;
+
+use crate::models;
+use crate::roles::router::Doors;
+use crate::serve::{begun, prepared, serve};
+use crate::settings::{ConfigSource, LOG, ServeSettings};
+use anyhow::{Context, anyhow, bail};
+use clap::{ArgMatches, Args};
+use proto::v1;
+use proto::v1::generate_reply::Event;
+use proto::v1::generate_request::Input;
+use proto::v1::inference_client::InferenceClient;
+use said::{Typed, TypedMessage};
+use std::io::{IsTerminal, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+use terminal::{InputLine, Lines};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+#[derive(Args)]
+pub struct RunCommand {
+    /// What to ask, or - for what stands on standard input; without it, a chat begins
+    #[arg(index = 2)]
+    pub prompt: Option<String>,
+    /// Sampling temperature; 0 is greedy
+    #[arg(long)]
+    pub temperature: Option<f32>,
+    /// The same seed gives the same answer
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Tokens to answer with at most
+    #[arg(long)]
+    pub max_tokens: Option<u32>,
+    /// Instructions that the chat begins with
+    #[arg(long)]
+    pub system: Option<String>,
+    #[command(flatten)]
+    pub settings: ServeSettings,
+    #[command(flatten)]
+    pub source: ConfigSource,
+}
+
+impl RunCommand {
+    /// Starts the roles on ports of their own, asks, and stops them.
+    pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
+        let Some((mut settings, located)) = prepared(self.settings.clone(), &self.source, said)? else {
+            return Ok(());
+        };
+        let any_port = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        (settings.router.http, settings.router.grpc) = (any_port, any_port);
+        // Nobody else knows these doors, and this client has no key.
+        (settings.router.api_keys, settings.router.api_key) = (None, None);
+        if settings.watch.log == LOG {
+            settings.watch.log = "warn".into();
+        }
+        let (metrics, checkpoint) = begun(&settings, &located)?;
+        let history = models::cache(&self.source.hub)?.join("history");
+        let runtime = Runtime::new()?;
+        let done = runtime.block_on(async {
+            let doors = Doors::open(settings.router()).await?;
+            let channel = wire::tcp(&doors.grpc.local_addr()?.to_string())?;
+            let shutdown = CancellationToken::new();
+            let mut served = pin!(serve(&settings, &checkpoint, metrics, doors, Vec::new(), shutdown.clone()));
+            let asked = tokio::select! {
+                asked = answer_all(channel, &self, history) => asked,
+                served = &mut served => return served.and(Err(anyhow!("the roles ended before the answer"))),
+            };
+            shutdown.cancel();
+            asked.and(served.await.context("the roles did not end well"))
+        });
+        // A read of the terminal cannot be aborted, and nobody waits for its line any more.
+        runtime.shutdown_background();
+        done
+    }
+}
+
+const SYSTEM: &str = "system";
+const USER: &str = "user";
+const ASSISTANT: &str = "assistant";
+
+/// How often the roles are asked whether they have loaded, and how many times: a large model takes minutes.
+const READY_POLL: Duration = Duration::from_millis(20);
+const READY_POLLS_MAX: u32 = 30_000;
+
+/// Answers the prompt, or holds a chat where there is none. A history is kept at `history`.
+async fn answer_all(channel: Channel, run: &RunCommand, history: PathBuf) -> anyhow::Result<()> {
+    let mut client = InferenceClient::new(channel);
+    until_ready(&mut client).await?;
+    match run.prompt.as_deref() {
+        Some("-") => {
+            let mut prompt = String::new();
+            let read = || std::io::stdin().read_to_string(&mut prompt).map(|_| prompt);
+            let prompt = read().context("standard input cannot be read as text")?;
+            once(client, Ask::new(run), &prompt).await
+        }
+        Some(prompt) => once(client, Ask::new(run), prompt).await,
+        None => chat(client, Ask::new(run), Lines::open(history)?).await,
+    }
+}
+
+/// Waits until the model is listed: from then on it can be asked.
+async fn until_ready(client: &mut InferenceClient<Channel>) -> anyhow::Result<()> {
+    for _ in 0..READY_POLLS_MAX {
+        let listed = client.list_models(v1::ListModelsRequest {}).await;
+        if listed.is_ok_and(|models| !models.get_ref().models.is_empty()) {
+            return Ok(());
+        }
+        tokio::time::sleep(READY_POLL).await;
+    }
+    bail!("the model was not ready in time")
+}
+
+/// What stays the same from one question to the next.
+struct Ask {
+    sampling: v1::Sampling,
+    messages: Vec<v1::ChatMessage>,
+}
+
+impl Ask {
+    fn new(run: &RunCommand) -> Ask {
+        let sampling = v1::Sampling {
+            temperature: run.temperature,
+            seed: run.seed,
+            max_tokens: run.max_tokens,
+            ..v1::Sampling::default()
+        };
+        let messages = run.system.iter().map(|text| message(SYSTEM, text)).collect();
+        Ask { sampling, messages }
+    }
+}
+
+fn message(role: &str, content: &str) -> v1::ChatMessage {
+    v1::ChatMessage { role: role.into(), content: content.into() }
+}
+
+async fn once(mut client: InferenceClient<Channel>, mut ask: Ask, prompt: &str) -> anyhow::Result<()> {
+    let spoken = answer(&mut client, &mut ask, prompt).await?;
+    if std::io::stderr().is_terminal() {
+        eprintln!("{}", spoken.summary());
+    }
+    Ok(())
+}
+
+/// Asks for messages until the input ends. The conversation is sent whole each time: the prefix cache knows it.
+async fn chat(mut client: InferenceClient<Channel>, mut ask: Ask, mut lines: Lines) -> anyhow::Result<()> {
+    let is_terminal = lines.is_terminal();
+    let mut verbose = is_terminal;
+    if is_terminal {
+        eprintln!("/help lists the commands; Ctrl-D leaves.");
+    }
+    loop {
+        // Reading cannot be awaited. Its thread is left behind when the process ends.
+        let read = move || next_message(&mut lines).map(|message| (message, lines));
+        let (message, back) = tokio::task::spawn_blocking(read).await??;
+        lines = back;
+        let Some(message) = message else { return Ok(()) };
+        match said::read(&message) {
+            Typed::Leave => return Ok(()),
+            Typed::Question(question) => match interruptible(&mut client, &mut ask, &question, is_terminal).await {
+                Ok(Some(spoken)) if verbose => eprintln!("{}", spoken.summary()),
+                Ok(_) => {}
+                Err(error) => eprintln!("{error:#}"),
+            },
+            Typed::Verbose(to) => verbose = to,
+            other => eprint!("{}", ask.change(other)),
+        }
+    }
+}
+
+/// A whole message, or none where the input ends.
+fn next_message(lines: &mut Lines) -> anyhow::Result<Option<String>> {
+    let mut message = TypedMessage::default();
+    loop {
+        let prompt = if message.is_begun() { "... " } else { ">>> " };
+        let whole = match lines.next(prompt)? {
+            InputLine::Text(line) => message.line(&line),
+            InputLine::Dropped if message.is_begun() => {
+                message = TypedMessage::default();
+                None
+            }
+            InputLine::Dropped => {
+                eprintln!("Ctrl-D or /bye leaves.");
+                None
+            }
+            InputLine::End => match message.end() {
+                None => return Ok(None),
+                whole => whole,
+            },
+        };
+        if let Some(message) = whole {
+            lines.remember(&message);
+            return Ok(Some(message));
+        }
+    }
+}
+
+impl Ask {
+    /// Does what a command says, and tells what there is to tell.
+    fn change(&mut self, said: Typed) -> String {
+        match said {
+            Typed::Help => return said::HELP.to_owned(),
+            Typed::Wrong(why) => return format!("{why}\n"),
+            Typed::Show => return self.show(),
+            Typed::Clear => self.messages.retain(|message| message.role == SYSTEM),
+            Typed::Set(setting) => setting.apply(&mut self.sampling),
+            Typed::System(text) => {
+                self.messages.retain(|message| message.role != SYSTEM);
+                let instructions = Some(text).filter(|text| !text.is_empty());
+                self.messages.splice(0..0, instructions.map(|text| message(SYSTEM, &text)));
+            }
+            Typed::Question(_) | Typed::Leave | Typed::Verbose(_) => {}
+        }
+        String::new()
+    }
+
+    fn show(&self) -> String {
+        let v1::Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, max_tokens, .. } =
+            &self.sampling;
+        let shown = |name: &str, value: Option<String>| {
+            format!("{name:<16} {}\n", value.unwrap_or_else(|| "the model's default".into()))
+        };
+        let system = self.messages.iter().find(|message| message.role == SYSTEM);
+        [
+            shown("system", system.map(|message| message.content.clone())),
+            shown("temperature", temperature.map(|value| value.to_string())),
+            shown("top_k", top_k.map(|value| value.to_string())),
+            shown("top_p", top_p.map(|value| value.to_string())),
+            shown("min_p", min_p.map(|value| value.to_string())),
+            shown("repeat_penalty", repetition_penalty.map(|value| value.to_string())),
+            shown("presence_penalty", Some(self.sampling.presence_penalty.to_string())),
+            shown("frequency_penalty", Some(self.sampling.frequency_penalty.to_string())),
+            shown("seed", seed.map(|value| value.to_string())),
+            shown("max_tokens", max_tokens.map(|value| value.to_string())),
+            format!("{:<16} {:?}\n", "stop", self.sampling.stop),
+            format!("{:<16} {}\n", "messages", self.messages.len()),
+        ]
+        .concat()
+    }
+}
+
+/// An answer that Ctrl-C stops, where somebody is there to press it; none if that happened. What the model has said by
+/// then stays in the conversation.
+async fn interruptible(
+    client: &mut InferenceClient<Channel>,
+    ask: &mut Ask,
+    question: &str,
+    is_terminal: bool,
+) -> anyhow::Result<Option<Spoken>> {
+    let n_before = ask.messages.len();
+    let mut interrupts = is_terminal.then(|| signal(SignalKind::interrupt())).transpose()?;
+    let interrupted = async {
+        match &mut interrupts {
+            Some(interrupts) => interrupts.recv().await,
+            None => std::future::pending().await,
+        }
+    };
+    let answered = tokio::select! {
+        answered = answer(client, ask, question) => answered.map(Some),
+        _ = interrupted => Ok(None),
+    };
+    if matches!(answered, Ok(None)) {
+        show("\n")?;
+    }
+    let has_answer = ask.messages.last().is_some_and(|last| last.role == ASSISTANT && !last.content.is_empty());
+    if answered.is_err() || !has_answer {
+        // The conversation goes on without the question.
+        ask.messages.truncate(n_before);
+    }
+    answered
+}
+
+/// How an answer went, in figures.
+struct Spoken {
+    n_tokens: u32,
+    first_token: Duration,
+    rest: Duration,
+}
+
+impl Spoken {
+    fn summary(&self) -> String {
+        let rate = f64::from(self.n_tokens.saturating_sub(1)) / self.rest.as_secs_f64().max(1e-9);
+        format!(
+            "[{} tokens, first after {:.0} ms, then {rate:.1} tokens/s]",
+            self.n_tokens,
+            self.first_token.as_secs_f64() * 1e3
+        )
+    }
+}
+
+/// Streams one answer to stdout, and remembers it in the conversation.
+async fn answer(client: &mut InferenceClient<Channel>, ask: &mut Ask, prompt: &str) -> anyhow::Result<Spoken> {
+    ask.messages.push(message(USER, prompt));
+    let chat = v1::Chat { messages: ask.messages.clone(), add_generation_prompt: None };
+    let request = v1::GenerateRequest {
+        input: Some(Input::Chat(chat)),
+        sampling: Some(ask.sampling.clone()),
+        ..v1::GenerateRequest::default()
+    };
+    let asked = Instant::now();
+    let mut replies = match client.generate(request).await {
+        Ok(replies) => replies.into_inner(),
+        Err(status) => bail!("{}", status.message()),
+    };
+    ask.messages.push(message(ASSISTANT, ""));
+    let mut first_token = None;
+    while let Some(reply) = replies.message().await.map_err(|status| anyhow!("{}", status.message()))? {
+        match reply.event.context("a reply without an event")? {
+            Event::Started(_) | Event::PromptLogprobs(_) => {}
+            Event::Delta(delta) => {
+                first_token.get_or_insert_with(|| asked.elapsed());
+                show(&delta.text)?;
+                // The text is kept at once, because the answer may be stopped.
+                if let Some(said) = ask.messages.last_mut() {
+                    said.content.push_str(&delta.text);
+                }
+            }
+            Event::Finished(finished) => {
+                show("\n")?;
+                let first_token = first_token.unwrap_or_else(|| asked.elapsed());
+                let n_tokens = finished.usage.map_or(0, |usage| usage.completion_tokens);
+                return Ok(Spoken { n_tokens, first_token, rest: asked.elapsed() - first_token });
+            }
+        }
+    }
+    bail!("the stream ended before the answer did")
+}
+
+fn show(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}

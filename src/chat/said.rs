@@ -1,0 +1,233 @@
+//! What is typed in a chat: a message in one line or several, or a command to the chat itself. Knows neither terminal
+//! nor model; commands are named as Ollama's users know them.
+
+use proto::v1::Sampling;
+
+/// What stands around a message of several lines.
+const QUOTES: &str = "\"\"\"";
+
+pub const HELP: &str = "\
+/help, /?              this page
+/bye, /exit, Ctrl-D    leave
+/clear                 forget the conversation
+/system TEXT           instructions for the model; without TEXT there are none any more
+/set NAME VALUE        one of temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty,
+                       frequency_penalty, seed, max_tokens (num_predict), stop; `none` as VALUE is the default again
+/set verbose, quiet    show how fast an answer came, or not
+/show                  what is set
+\"\"\"                    begins and ends a message of several lines; so does a backslash at a line's end go on
+Ctrl-C                 stops an answer
+";
+
+/// A message as it grows line by line.
+#[derive(Debug, Default)]
+pub struct TypedMessage {
+    text: String,
+    is_quoted: bool,
+    is_begun: bool,
+}
+
+impl TypedMessage {
+    /// Whether more lines belong to it.
+    pub fn is_begun(&self) -> bool {
+        self.is_begun
+    }
+
+    /// Takes a line; the whole message when this one was its last.
+    pub fn line(&mut self, line: &str) -> Option<String> {
+        let line = line.trim_end_matches(['\r', '\n']);
+        let line = match line.trim_start().strip_prefix(QUOTES).filter(|_| !self.is_begun) {
+            Some(first) => {
+                self.is_quoted = true;
+                first
+            }
+            None => line,
+        };
+        let (line, goes_on) = match self.is_quoted {
+            true => line.trim_end().strip_suffix(QUOTES).map_or((line, true), |last| (last, false)),
+            false => line.strip_suffix('\\').map_or((line, false), |more| (more, true)),
+        };
+        self.text.push_str(line);
+        // A line that only opens a block is none of its lines.
+        if goes_on && !(self.is_quoted && !self.is_begun && line.is_empty()) {
+            self.text.push('\n');
+        }
+        self.is_begun = goes_on;
+        if goes_on { None } else { self.end() }
+    }
+
+    /// What there is of it, where the input ends.
+    pub fn end(&mut self) -> Option<String> {
+        let TypedMessage { text, .. } = std::mem::take(self);
+        Some(text.trim_end_matches('\n').to_owned()).filter(|text| !text.trim().is_empty())
+    }
+}
+
+#[derive(Clone, Debug)]
+pub enum Typed {
+    Question(String),
+    Help,
+    Leave,
+    Clear,
+    System(String),
+    Set(Setting),
+    Verbose(bool),
+    Show,
+    /// A command that does not exist or cannot be read, with the words to answer.
+    Wrong(String),
+}
+
+/// A parameter of the answers. `None` sets it back to the default.
+#[derive(Clone, Debug)]
+pub enum Setting {
+    Number(fn(&mut Sampling, Option<f32>), Option<f32>),
+    Whole(fn(&mut Sampling, Option<u64>), Option<u64>),
+    Stop(Option<String>),
+}
+
+pub fn read(text: &str) -> Typed {
+    let text = text.trim();
+    if !text.starts_with('/') {
+        return Typed::Question(text.to_owned());
+    }
+    let (command, rest) = split(text);
+    match (command, rest) {
+        ("/help" | "/?", _) => Typed::Help,
+        ("/bye" | "/exit" | "/quit", _) => Typed::Leave,
+        ("/clear", _) => Typed::Clear,
+        ("/show", _) => Typed::Show,
+        ("/system", rest) => Typed::System(unquoted(rest).to_owned()),
+        ("/set", rest) => set(rest),
+        (other, _) => Typed::Wrong(format!("there is no command {other}; /help lists them")),
+    }
+}
+
+fn set(rest: &str) -> Typed {
+    // Ollama's own way has a word more.
+    let rest = rest.strip_prefix("parameter").map_or(rest, str::trim_start);
+    let (name, value) = split(rest);
+    match (name, value) {
+        ("verbose", _) => return Typed::Verbose(true),
+        ("quiet", _) => return Typed::Verbose(false),
+        ("system", text) => return Typed::System(unquoted(text).to_owned()),
+        (_, "") => return Typed::Wrong("/set NAME VALUE, as /set temperature 0.7; /help lists the names".into()),
+        _ => {}
+    }
+    let setting = match name {
+        "temperature" => number(|sampling, to| sampling.temperature = to, value),
+        "top_p" => number(|sampling, to| sampling.top_p = to, value),
+        "min_p" => number(|sampling, to| sampling.min_p = to, value),
+        "repeat_penalty" | "repetition_penalty" => number(|sampling, to| sampling.repetition_penalty = to, value),
+        "presence_penalty" => number(|sampling, to| sampling.presence_penalty = to.unwrap_or(0.0), value),
+        "frequency_penalty" => number(|sampling, to| sampling.frequency_penalty = to.unwrap_or(0.0), value),
+        "top_k" => whole(|sampling, to| sampling.top_k = to.map(narrow), value),
+        "seed" => whole(|sampling, to| sampling.seed = to, value),
+        "max_tokens" | "num_predict" => whole(|sampling, to| sampling.max_tokens = to.map(narrow), value),
+        "stop" => Ok(Setting::Stop(Some(unquoted(value)).filter(|value| *value != "none").map(str::to_owned))),
+        other => Err(format!("there is no parameter {other}; /help lists them")),
+    };
+    setting.map_or_else(Typed::Wrong, Typed::Set)
+}
+
+fn narrow(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+fn number(to: fn(&mut Sampling, Option<f32>), value: &str) -> Result<Setting, String> {
+    let parsed = parsed(value).map(|number: Option<f32>| number.filter(|number| !number.is_nan()));
+    parsed.map(|number| Setting::Number(to, number)).ok_or_else(|| format!("{value} is no number"))
+}
+
+fn whole(to: fn(&mut Sampling, Option<u64>), value: &str) -> Result<Setting, String> {
+    parsed(value).map(|number| Setting::Whole(to, number)).ok_or_else(|| format!("{value} is no whole number"))
+}
+
+/// Reads `none` or a value; anything else is no setting.
+fn parsed<T: std::str::FromStr>(value: &str) -> Option<Option<T>> {
+    if value == "none" { Some(None) } else { value.parse().ok().map(Some) }
+}
+
+impl Setting {
+    pub fn apply(self, sampling: &mut Sampling) {
+        match self {
+            Setting::Number(to, value) => to(sampling, value),
+            Setting::Whole(to, value) => to(sampling, value),
+            Setting::Stop(None) => sampling.stop.clear(),
+            Setting::Stop(Some(stop)) => sampling.stop.push(stop),
+        }
+    }
+}
+
+/// The first word, and what follows it.
+fn split(text: &str) -> (&str, &str) {
+    let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+    (word, rest.trim())
+}
+
+fn unquoted(text: &str) -> &str {
+    let inner = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+    inner.unwrap_or(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(input: &str) -> Vec<String> {
+        let mut message = TypedMessage::default();
+        let mut said: Vec<String> = input.lines().filter_map(|line| message.line(line)).collect();
+        said.extend(message.end());
+        said
+    }
+
+    #[test]
+    fn a_message_may_have_several_lines() {
+        let check = |input: &str, expect: &[&str]| assert_eq!(messages(input), expect, "{input:?}");
+        check("one\ntwo", &["one", "two"]);
+        check("\n  \none", &["one"]);
+        check("\"\"\"a\n\nb\"\"\"\nc", &["a\n\nb", "c"]);
+        check("\"\"\"\na\nb\n\"\"\"", &["a\nb"]);
+        check("\"\"\"a\"\"\"\nb", &["a", "b"]);
+        check("\"\"\"never ended\nb", &["never ended\nb"]);
+        check("a\\\nb\\\nc\nd", &["a\nb\nc", "d"]);
+        check("a\\", &["a"]);
+        check("\"\"\"\"\"\"\nb", &["b"]);
+    }
+
+    #[test]
+    fn commands_are_read() {
+        // A setting holds a function, and functions have no equality.
+        let check = |text: &str, expect: &Typed| assert_eq!(format!("{:?}", read(text)), format!("{expect:?}"));
+        check("why?", &Typed::Question("why?".into()));
+        check(" /bye ", &Typed::Leave);
+        check("/?", &Typed::Help);
+        check("/system Be \"brief\".", &Typed::System("Be \"brief\".".into()));
+        check("/set system \"Be brief.\"", &Typed::System("Be brief.".into()));
+        check("/system", &Typed::System(String::new()));
+        check("/set verbose", &Typed::Verbose(true));
+        for wrong in
+            ["/set temperature hot", "/set top_k 0.5", "/set", "/set seed", "/set beam 3", "/no", "/set top_p NaN x"]
+        {
+            assert!(matches!(read(wrong), Typed::Wrong(_)), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_set_and_taken_back() {
+        let mut sampling = Sampling::default();
+        let mut set = |text: &str| match read(text) {
+            Typed::Set(setting) => {
+                setting.apply(&mut sampling);
+                sampling.clone()
+            }
+            other => panic!("{text}: {other:?}"),
+        };
+        assert_eq!(set("/set temperature 0.7").temperature, Some(0.7));
+        assert_eq!(set("/set parameter top_k 40").top_k, Some(40));
+        assert_eq!(set("/set num_predict 5").max_tokens, Some(5));
+        assert_eq!(set("/set seed 18446744073709551615").seed, Some(u64::MAX));
+        assert_eq!(set("/set stop \"###\"").stop, ["###"]);
+        assert_eq!(set("/set temperature none").temperature, None);
+        assert_eq!(set("/set stop none").stop, [""; 0]);
+    }
+}

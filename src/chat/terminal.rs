@@ -1,0 +1,126 @@
+//! Where a chat's lines come from: a terminal with editing and a history, or a pipe. Knows nothing of what they mean.
+
+use anyhow::Context;
+use rustyline::Editor;
+use rustyline::config::{Behavior, Config};
+use rustyline::error::ReadlineError;
+use rustyline::history::{History, MemHistory};
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, IsTerminal, Stdin, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// What is remembered, and what the file may grow to before its older half goes.
+const HISTORY_MAX: usize = 1000;
+const HISTORY_FILE_LINES_MAX: usize = 2 * HISTORY_MAX;
+/// A longer message is not remembered.
+const REMEMBERED_BYTES_MAX: usize = 64 << 10;
+
+pub enum Lines {
+    Terminal { editor: Box<Editor<(), MemHistory>>, history: PathBuf },
+    Pipe(BufReader<Stdin>),
+}
+
+pub enum InputLine {
+    Text(String),
+    /// Ctrl-C was pressed: the line is not meant any more.
+    Dropped,
+    End,
+}
+
+impl Lines {
+    /// Of standard input, with the history that `history` keeps if it is a terminal.
+    pub fn open(history: PathBuf) -> anyhow::Result<Lines> {
+        if !std::io::stdin().is_terminal() {
+            return Ok(Lines::Pipe(BufReader::new(std::io::stdin())));
+        }
+        // Answers may go to a file; what is typed is shown on the terminal all the same.
+        let behavior = if std::io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
+        let config = Config::builder().max_history_size(HISTORY_MAX)?.behavior(behavior);
+        let config = config.history_ignore_dups(true)?.build();
+        let mut remembered = MemHistory::with_config(&config);
+        for entry in read_history(&history) {
+            remembered.add(&entry)?;
+        }
+        let editor = Editor::with_history(config, remembered).context("the terminal cannot be used")?;
+        Ok(Lines::Terminal { editor: Box::new(editor), history })
+    }
+
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Lines::Terminal { .. })
+    }
+
+    /// Waits for a line.
+    pub fn next(&mut self, prompt: &str) -> anyhow::Result<InputLine> {
+        match self {
+            Lines::Terminal { editor, .. } => match editor.readline(prompt) {
+                Ok(line) => Ok(InputLine::Text(line)),
+                Err(ReadlineError::Interrupted) => Ok(InputLine::Dropped),
+                Err(ReadlineError::Eof) => Ok(InputLine::End),
+                Err(error) => Err(error).context("the terminal cannot be read"),
+            },
+            Lines::Pipe(input) => {
+                let mut line = Vec::new();
+                let n = input.read_until(b'\n', &mut line).context("standard input cannot be read")?;
+                // Text of another encoding is no reason to end.
+                Ok(if n == 0 { InputLine::End } else { InputLine::Text(String::from_utf8_lossy(&line).into_owned()) })
+            }
+        }
+    }
+
+    /// Keeps a message for the arrow keys, now and in the next chat. What cannot be kept is not worth an error.
+    pub fn remember(&mut self, message: &str) {
+        let Lines::Terminal { editor, history } = self else { return };
+        if message.len() <= REMEMBERED_BYTES_MAX && editor.add_history_entry(message).is_ok_and(|is_new| is_new) {
+            append_history(history, message).unwrap_or_else(|error| tracing::debug!(%error, "no history is kept"));
+        }
+    }
+}
+
+/// A message is a line of JSON, because it may have several of its own. What is none is passed over.
+fn read_history(path: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let mut lines: Vec<&str> = text.lines().collect();
+    if lines.len() > HISTORY_FILE_LINES_MAX {
+        lines.drain(..lines.len() - HISTORY_MAX);
+        // Two chats at once may lose each other's last words here; they are for convenience.
+        let _kept_longer = open(path, true).and_then(|mut file| writeln!(file, "{}", lines.join("\n")));
+    }
+    let first = lines.len().saturating_sub(HISTORY_MAX);
+    lines[first..].iter().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+fn append_history(path: &Path, message: &str) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let line = serde_json::Value::from(message).to_string();
+    open(path, false)?.write_all(format!("{line}\n").as_bytes())
+}
+
+/// Readable by its owner alone: it is what somebody said.
+fn open(path: &Path, anew: bool) -> std::io::Result<std::fs::File> {
+    OpenOptions::new().create(true).write(true).append(!anew).truncate(anew).mode(0o600).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn history_is_kept_with_its_lines_and_does_not_grow_for_ever() {
+        let folder = std::env::temp_dir().join(format!("lockstep-history-{}", std::process::id()));
+        let path = folder.join("history");
+        append_history(&path, "one\n\"two\"").unwrap();
+        append_history(&path, "three").unwrap();
+        assert_eq!(read_history(&path), ["one\n\"two\"", "three"]);
+        for i in 0..HISTORY_FILE_LINES_MAX {
+            append_history(&path, &i.to_string()).unwrap();
+        }
+        std::fs::write(&path, std::fs::read_to_string(&path).unwrap() + "no JSON\n").unwrap();
+        let kept = read_history(&path);
+        assert_eq!((kept.len(), &*kept[0]), (HISTORY_MAX - 1, "1001"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), HISTORY_MAX);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,67 @@
+//! Where models are kept and fetched from, out of what the user's machine says already.
+
+use anyhow::Context;
+use checkpoint::catalogue::Sources;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Where models are kept and fetched from. The names that people's machines have set already.
+#[derive(Args, Clone)]
+pub struct Hub {
+    /// Where pulled models are kept [default: the user's cache folder]
+    #[arg(long, env = "LOCKSTEP_CACHE", value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    #[arg(long, env = "HF_TOKEN", hide = true, hide_env_values = true)]
+    pub hf_token: Option<String>,
+    #[arg(long, env = "HF_ENDPOINT", hide = true)]
+    pub hf_endpoint: Option<String>,
+    #[arg(long, env = "HF_HOME", hide = true)]
+    pub hf_home: Option<PathBuf>,
+    #[arg(long, env = "HF_HUB_CACHE", hide = true)]
+    pub hf_hub_cache: Option<PathBuf>,
+    /// Ollama's models are used where they are.
+    #[arg(long, env = "OLLAMA_MODELS", hide = true)]
+    pub ollama_models: Option<PathBuf>,
+    /// And so are llama.cpp's.
+    #[arg(long, env = "LLAMA_CACHE", hide = true)]
+    pub llama_cache: Option<PathBuf>,
+    #[arg(long, env = "XDG_CACHE_HOME", hide = true)]
+    pub xdg_cache_home: Option<PathBuf>,
+    #[arg(long, env = "HOME", hide = true)]
+    pub home: Option<PathBuf>,
+}
+
+/// Where models come from, out of what the user's machine says already.
+pub fn sources(hub: &Hub) -> anyhow::Result<Sources> {
+    let mut sources = Sources::new(cache(hub)?);
+    sources.hub_token = hub.hf_token.clone();
+    sources.hub_cache = hub_cache(hub);
+    let in_home = |path: &str| hub.home.as_ref().map(|home| home.join(path));
+    sources.ollama = hub.ollama_models.clone().or_else(|| in_home(".ollama/models"));
+    sources.llama_cpp = hub.llama_cache.clone().or_else(|| user_cache(hub).map(|cache| cache.join("llama.cpp")));
+    if let Some(endpoint) = &hub.hf_endpoint {
+        sources.hub_endpoint = endpoint.clone();
+    }
+    Ok(sources)
+}
+
+/// Where this program keeps what it fetches and remembers.
+pub fn cache(hub: &Hub) -> anyhow::Result<PathBuf> {
+    let cache = hub.cache.clone().or_else(|| user_cache(hub).map(|cache| cache.join("lockstep")));
+    cache.context("there is no home folder to keep models in: give --cache DIR")
+}
+
+/// Where compiled kernels are kept, if anything can be.
+pub fn kernels(hub: &Hub) -> Option<PathBuf> {
+    cache(hub).ok().map(|cache| cache.join("kernels"))
+}
+
+fn user_cache(hub: &Hub) -> Option<PathBuf> {
+    hub.xdg_cache_home.clone().or_else(|| hub.home.as_ref().map(|home| home.join(".cache")))
+}
+
+/// Where Hugging Face's own tools keep what they fetched.
+fn hub_cache(hub: &Hub) -> Option<PathBuf> {
+    let hf_home = || hub.hf_home.clone().or_else(|| hub.home.as_ref().map(|home| home.join(".cache/huggingface")));
+    hub.hf_hub_cache.clone().or_else(|| hf_home().map(|home| home.join("hub")))
+}

@@ -1,0 +1,154 @@
+//! From a model's name to its files, fetched if they are not here, with a bar while that takes.
+
+mod hub;
+pub mod plan;
+
+pub use hub::{Hub, cache, kernels, sources};
+
+use checkpoint::Checkpoint;
+use checkpoint::catalogue::{self, CATALOGUE, Listed, Located, Origin, Progress};
+use clap::Args;
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+
+#[derive(Args)]
+pub struct PullCommand {
+    /// A catalogue name, or a hub id as org/name or org/name:Q4_K_M
+    pub model: String,
+    /// What its SHA-256 must be; of several files that of `LC_ALL=C sha256sum * | sha256sum` [default: not asked]
+    #[arg(long, value_name = "HEX")]
+    pub sha256: Option<String>,
+    #[command(flatten)]
+    pub hub: Hub,
+}
+
+#[derive(Args)]
+pub struct ModelsCommand {
+    /// As JSON, for programs
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub hub: Hub,
+}
+
+/// The model's files, fetched first if need be.
+pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<Located> {
+    let bar = ProgressBar::no_length();
+    let result = catalogue::pull(model, &sources(hub)?, &mut |progress| show(&bar, progress));
+    bar.finish_and_clear();
+    Ok(result?)
+}
+
+pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
+    let located = ready(&pull.model, &pull.hub)?;
+    if let Some(sha256) = &pull.sha256 {
+        catalogue::verify(&located.path, sha256)?;
+    }
+    println!("{}", located.path.display());
+    Ok(())
+}
+
+/// What `models` says of one.
+struct Row {
+    listed: Listed,
+    n_bytes: u64,
+    /// Family and quantization, or why it is not served.
+    opened: Result<(String, String), String>,
+}
+
+impl Row {
+    fn of(listed: Listed) -> Row {
+        let opened = Checkpoint::open(&listed.path).map_err(|error| error.to_string()).map(|checkpoint| {
+            let kinds: Vec<&str> = checkpoint.quantization().iter().map(|dtype| dtype.name()).collect();
+            (checkpoint.spec().family.name().to_owned(), kinds.join("+"))
+        });
+        Row { n_bytes: catalogue::bytes_of(&listed.path), listed, opened }
+    }
+
+    fn columns(&self) -> [String; 5] {
+        let path = self.listed.path.display();
+        let (family, quantization, place) = match &self.opened {
+            Ok((family, quantization)) => (family.clone(), quantization.clone(), path.to_string()),
+            Err(why) => ("-".into(), "-".into(), format!("{path} (not served: {why})")),
+        };
+        [self.listed.model.clone(), family, quantization, HumanBytes(self.n_bytes).to_string(), place]
+    }
+
+    fn json(&self) -> Value {
+        let Listed { model, path, origin } = &self.listed;
+        let opened = self.opened.as_ref();
+        json!({
+            "model": model,
+            "path": path.display().to_string(),
+            "origin": origin_name(*origin),
+            "bytes": self.n_bytes,
+            "family": opened.ok().map(|(family, _)| family),
+            "quantization": opened.ok().map(|(_, quantization)| quantization),
+            "error": opened.err(),
+        })
+    }
+}
+
+fn origin_name(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Pulled => "pulled",
+        Origin::HuggingFace => "hugging face",
+        Origin::LlamaCpp => "llama.cpp",
+        Origin::Ollama => "ollama",
+    }
+}
+
+/// Lists the models that are here, and what the catalogue knows besides.
+pub fn list(models: &ModelsCommand) -> anyhow::Result<()> {
+    let rows: Vec<Row> = catalogue::list(&sources(&models.hub)?).into_iter().map(Row::of).collect();
+    match models.json {
+        true => println!("{:#}", page(&rows)),
+        false => print!("{}", table(&rows)),
+    }
+    Ok(())
+}
+
+fn is_here(rows: &[Row], name: &str) -> bool {
+    rows.iter().any(|row| row.listed.model == name)
+}
+
+fn page(rows: &[Row]) -> Value {
+    let entries = CATALOGUE.iter().map(|entry| {
+        let is_here = is_here(rows, entry.name);
+        let (model, about, hub_id) = (entry.name, entry.about, entry.hub_id);
+        json!({ "model": model, "about": about, "bytes": entry.bytes, "hub_id": hub_id, "here": is_here })
+    });
+    json!({ "models": rows.iter().map(Row::json).collect::<Vec<_>>(), "catalogue": entries.collect::<Vec<_>>() })
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut lines = vec![["MODEL", "FAMILY", "QUANTIZATION", "SIZE", "WHERE"].map(str::to_owned)];
+    lines.extend(rows.iter().map(Row::columns));
+    for entry in CATALOGUE.iter().filter(|entry| !is_here(rows, entry.name)) {
+        let what = format!("not here: `lockstep pull {}` fetches {}", entry.name, entry.about);
+        lines.push([entry.name.into(), "-".into(), "-".into(), HumanBytes(entry.bytes).to_string(), what]);
+    }
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths = [0, 1, 2, 3].map(width);
+    let padded = |[model, family, quantization, size, place]: &[String; 5]| {
+        let [a, b, c, d] = widths;
+        format!("{model:<a$}  {family:<b$}  {quantization:<c$}  {size:>d$}  {place}\n")
+    };
+    lines.iter().map(padded).collect()
+}
+
+fn show(bar: &ProgressBar, progress: Progress<'_>) {
+    // A template that does not parse is a bug that the first fetch shows; plain progress serves until then.
+    if bar.length() != progress.total {
+        let template = match progress.total {
+            Some(_) => "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+            None => "{msg} {spinner} {bytes} {bytes_per_sec}",
+        };
+        bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        if let Some(total) = progress.total {
+            bar.set_length(total);
+        }
+    }
+    bar.set_message(progress.what.to_owned());
+    bar.set_position(progress.done);
+}

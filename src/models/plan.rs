@@ -1,0 +1,38 @@
+//! What would lie where on this machine, and how fast it should be, without loading it.
+
+use crate::roles::coordinator::policy;
+use crate::settings::{ServeSettings, machine};
+use checkpoint::Checkpoint;
+use coordinator::{Blueprint, Machine, ModelShape, WorkerId};
+
+/// The shard table of this model on this machine, and what to expect of it.
+pub fn table(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Result<String> {
+    let blueprint = blueprint(settings, checkpoint)?;
+    let (shape, policy) = (ModelShape::of(checkpoint), policy(settings.coordinator()));
+    let prediction = coordinator::predict(&machines(settings)?, &shape, &policy, &blueprint)?;
+    let (model, replicas) = (&checkpoint.spec().name, settings.local.replicas);
+    let each = if replicas > 1 { format!("{replicas} replicas, each ") } else { String::new() };
+    Ok(format!("{model} · {each}{blueprint}\npredicted: {prediction} (a table's figures for machines of this class)\n"))
+}
+
+/// How this machine would be placed, or why it cannot be: known before anything is started.
+pub fn blueprint(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Result<Blueprint> {
+    let (machines, policy) = (machines(settings)?, policy(settings.coordinator()));
+    Ok(coordinator::plan(&machines, &ModelShape::of(checkpoint), &policy, None)?)
+}
+
+/// The workers that `serve` would start for one replica.
+fn machines(settings: &ServeSettings) -> anyhow::Result<Vec<Machine>> {
+    let memory_bytes = settings.worker_memory()?;
+    let machine = |i: u16| -> anyhow::Result<Machine> {
+        Ok(Machine {
+            worker: WorkerId(i.into()),
+            host: machine::host(),
+            device: settings.device.device.of_worker(i)?.told()?,
+            memory_bytes,
+            threads: u32::try_from(settings.threads()).unwrap_or(u32::MAX),
+            cores: u32::try_from(machine::cores()).unwrap_or(u32::MAX),
+        })
+    };
+    (0..settings.coordinator.n_ranks()).map(machine).collect()
+}

@@ -1,0 +1,131 @@
+//! `scale` and `reload`: ask a coordinator for another grid, or to have its model read again, and say what came of it.
+//! Decide nothing.
+
+use crate::settings::TrustSettings;
+use anyhow::{Context, anyhow, bail, ensure};
+use clap::Args;
+use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::cluster::{ReloadReply, ReloadRequest, ScaleReply, ScaleRequest, Unread};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+use tonic::transport::Channel;
+use tonic::{Response, Status};
+use wire::Refused;
+
+/// This is longer than a coordinator gives its workers to load by default.
+const ANSWER_MAX: Duration = Duration::from_secs(3600);
+
+/// Which coordinator is asked, and how it is trusted.
+#[derive(Args)]
+pub struct CoordinatorAddress {
+    /// The replica's coordinator
+    #[arg(long, env = "LOCKSTEP_COORDINATOR", value_name = "HOST:PORT", default_value = "127.0.0.1:50100")]
+    pub coordinator: String,
+    #[command(flatten)]
+    pub trust: TrustSettings,
+}
+
+#[derive(Args)]
+pub struct ScaleCommand {
+    /// Ranks that share each layer
+    #[arg(long, value_name = "N")]
+    pub tp: u16,
+    /// Stages that follow each other
+    #[arg(long, value_name = "N")]
+    pub pp: u16,
+    #[command(flatten)]
+    pub asked: CoordinatorAddress,
+}
+
+#[derive(Args)]
+pub struct ReloadCommand {
+    #[command(flatten)]
+    pub asked: CoordinatorAddress,
+}
+
+impl ScaleCommand {
+    pub fn run(&self) -> anyhow::Result<()> {
+        let asked = ScaleRequest { version: proto::VERSION.into(), tp: self.tp.into(), pp: self.pp.into() };
+        let reply = self.asked.ask(async |mut client| client.scale(asked).await)?;
+        println!("{}", told(&reply));
+        if (reply.tp, reply.pp) != (self.tp.into(), self.pp.into()) {
+            bail!("a rank was lost meanwhile: the replica goes over to the grid that was asked for when it can");
+        }
+        Ok(())
+    }
+}
+
+impl ReloadCommand {
+    pub fn run(&self) -> anyhow::Result<()> {
+        let asked = ReloadRequest { version: proto::VERSION.into() };
+        let reply = self.asked.ask(async |mut client| client.reload(asked).await)?;
+        println!("{}", reloaded(&reply));
+        for Unread { rank, host, why } in &reply.unread {
+            eprintln!("rank {rank} of {host} goes on with what it had: {why}");
+        }
+        ensure!(reply.unread.is_empty(), "not every rank could read the model again");
+        Ok(())
+    }
+}
+
+impl CoordinatorAddress {
+    fn ask<T>(
+        &self,
+        ask: impl AsyncFnOnce(CoordinatorClient<Channel>) -> Result<Response<T>, Status>,
+    ) -> anyhow::Result<T> {
+        let address = &self.coordinator;
+        let trust = self.trust.resolve("router", address, None)?;
+        let answer = Runtime::new()?.block_on(async {
+            let client = CoordinatorClient::new(wire::channel(address, trust));
+            timeout(ANSWER_MAX, ask(client)).await
+        });
+        let answer = answer.with_context(|| format!("{address} does not answer"))?;
+        Ok(answer.map_err(|status| refused(address, &status))?.into_inner())
+    }
+}
+
+fn refused(coordinator: &str, status: &Status) -> anyhow::Error {
+    match Refused::cause_of(status) {
+        Some(refused) => anyhow!("{coordinator}: {refused}"),
+        None => anyhow!("{coordinator}: {}", status.message()),
+    }
+}
+
+fn told(reply: &ScaleReply) -> String {
+    let ScaleReply { tp, pp, micros, tokens_replayed } = reply;
+    let seconds = Duration::from_micros(*micros).as_secs_f64();
+    match micros {
+        0 => format!("tp {tp} x pp {pp} is in force already"),
+        _ => format!("tp {tp} x pp {pp} after {seconds:.2} s, {tokens_replayed} tokens computed again"),
+    }
+}
+
+fn reloaded(reply: &ReloadReply) -> String {
+    let ReloadReply { micros, tokens_replayed, ranks, unread } = reply;
+    let (seconds, n_read) =
+        (Duration::from_micros(*micros).as_secs_f64(), (*ranks as usize).saturating_sub(unread.len()));
+    format!(
+        "{n_read} of {ranks} ranks have read the model again, after {seconds:.2} s, {tokens_replayed} tokens computed \
+         again"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_says_the_grid_and_what_it_took() {
+        let reply = ScaleReply { tp: 2, pp: 1, micros: 1_234_000, tokens_replayed: 77 };
+        assert_eq!(told(&reply), "tp 2 x pp 1 after 1.23 s, 77 tokens computed again");
+        assert!(told(&ScaleReply { micros: 0, ..reply }).contains("already"));
+    }
+
+    #[test]
+    fn whoever_has_not_read_again_is_counted_out() {
+        let unread = vec![Unread { rank: 1, host: "there".into(), why: "gone".into() }];
+        let reply = ReloadReply { micros: 500_000, tokens_replayed: 9, ranks: 4, unread };
+        assert_eq!(reloaded(&reply), "3 of 4 ranks have read the model again, after 0.50 s, 9 tokens computed again");
+    }
+}

@@ -1,0 +1,292 @@
+//! `status`: the live cluster, once. Reads `/cluster` of a router and lays it out; knows nothing of how it came to be.
+
+use crate::settings::device::list;
+use anyhow::Context;
+use clap::Args;
+use serde_json::Value;
+use std::fmt::Write;
+use std::time::{Duration, UNIX_EPOCH};
+
+/// Which router is asked.
+#[derive(Args, Clone)]
+pub struct Look {
+    /// A router's HTTP address
+    #[arg(long, env = "LOCKSTEP_URL", default_value = "http://127.0.0.1:8000")]
+    pub url: String,
+    /// A key, where the router asks for one
+    #[arg(long, env = "LOCKSTEP_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+}
+
+/// No cluster has a longer page.
+const PAGE_BYTES_MAX: u64 = 16 << 20;
+/// The pages of a larger cluster are cut off here.
+const PAGES_MAX: usize = 1000;
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+#[derive(Args)]
+pub struct StatusCommand {
+    /// List what this machine has to compute on, with drivers, memory and NCCL, and stop
+    #[arg(long)]
+    pub devices: bool,
+    #[command(flatten)]
+    pub look: Look,
+}
+
+impl StatusCommand {
+    pub fn run(self) -> anyhow::Result<()> {
+        print!("{}", if self.devices { list() } else { ClusterPage::new(self.look).show()? });
+        Ok(())
+    }
+}
+
+pub struct ClusterPage {
+    agent: ureq::Agent,
+    look: Look,
+}
+
+impl ClusterPage {
+    pub fn new(look: Look) -> ClusterPage {
+        let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX));
+        ClusterPage { agent: config.build().into(), look }
+    }
+
+    /// The cluster as it is now, as lines.
+    pub fn show(&self) -> anyhow::Result<String> {
+        let mut all = self.page(0)?;
+        let mut next = all["next"].as_u64();
+        for _ in 1..PAGES_MAX {
+            let Some(from) = next else { break };
+            let mut page = self.page(from)?;
+            next = page["next"].as_u64();
+            let lists = [&mut all, &mut page].map(|of| of.get_mut("replicas").and_then(Value::as_array_mut));
+            if let [Some(replicas), Some(more)] = lists {
+                replicas.append(more);
+            }
+        }
+        Ok(render(&all))
+    }
+
+    fn page(&self, from: u64) -> anyhow::Result<Value> {
+        let url = format!("{}/cluster?from={from}", self.look.url.trim_end_matches('/'));
+        let mut request = self.agent.get(&url);
+        if let Some(key) = &self.look.api_key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let mut response = request.call().with_context(|| format!("{url} does not answer"))?;
+        let text = response.body_mut().with_config().limit(PAGE_BYTES_MAX).read_to_string()?;
+        serde_json::from_str(&text).with_context(|| format!("{url} does not answer with JSON"))
+    }
+}
+
+const COLUMNS: [&str; 17] = [
+    "rank", "stage", "tp", "state", "host", "device", "pid", "layers", "heads", "weights", "kv", "kv used", "compute",
+    "wait", "idle", "bubble", "step",
+];
+
+/// The page of all replicas.
+pub fn render(page: &Value) -> String {
+    let store = if page["store"].is_null() { String::new() } else { store(&page["store"]) };
+    let replicas = page["replicas"].as_array().map_or(&[][..], Vec::as_slice);
+    if replicas.is_empty() {
+        return format!("{store}no replica is attached\n");
+    }
+    store + &models(&page["models"]) + &replicas.iter().map(replica).collect::<Vec<_>>().join("\n")
+}
+
+/// Where the replicas are known from.
+fn store(store: &Value) -> String {
+    let kind = store["kind"].as_str().unwrap_or("-");
+    let since = UNIX_EPOCH + Duration::from_secs(store["since"].as_u64().unwrap_or(0));
+    let seconds = since.elapsed().unwrap_or_default().as_secs();
+    match store["reason"].as_str() {
+        None => format!("store: {kind} · there for {seconds} s\n"),
+        Some(reason) => format!("store: {kind} · away for {seconds} s, nobody joins or leaves: {reason}\n"),
+    }
+}
+
+/// Names and the versions behind them; nothing where there is one of each.
+fn models(models: &Value) -> String {
+    let list = |of: &Value| of.as_array().cloned().unwrap_or_default();
+    let models = list(models);
+    if models.len() < 2 && models.iter().all(|model| list(&model["versions"]).len() < 2) {
+        return String::new();
+    }
+    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let share = |share: &Value| {
+        let (model, digest) = (text(&share["model"]), text(&share["policy_digest"]));
+        format!("{model}@{digest}:{} ({} of {} ready)", share["weight"], share["ready"], share["replicas"])
+    };
+    let line = |model: &Value| {
+        let shares: Vec<String> = list(&model["versions"]).iter().map(share).collect();
+        format!("{} = {}\n", text(&model["name"]), shares.join(", "))
+    };
+    models.iter().map(line).collect()
+}
+
+fn replica(replica: &Value) -> String {
+    let mut out = String::new();
+    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let (grid, requests, blocks) = (&replica["grid"], &replica["requests"], &replica["blocks"]);
+    if replica["phase"] == "absent" {
+        return format!("{} · absent\n", text(&replica["replica"]));
+    }
+    // Writing to a string does not fail.
+    let _written = writeln!(
+        out,
+        "{} · {} · {} · epoch {} · tp {} x pp {}{} · {} running, {} waiting, {} tokens to do · \
+         {}/{} blocks · {} spares",
+        text(&replica["replica"]),
+        text(&replica["model"]),
+        text(&replica["phase"]),
+        text(&replica["epoch"]),
+        grid["tp"],
+        grid["pp"],
+        wanted(&replica["wanted"]),
+        requests["running"],
+        requests["waiting"],
+        replica["backlog_tokens"],
+        blocks["used"],
+        blocks["total"],
+        replica["spares"],
+    );
+    let _written = writeln!(out, "{}", speed(&replica["tokens_per_s"]));
+    if let Some(why) = replica["unplaced"]["why"].as_str() {
+        let _written = writeln!(out, "no places for its ranks for {} s: {why}", replica["unplaced"]["seconds"]);
+    }
+    let shortened = &replica["shortened"];
+    if let Some(why) = shortened["why"].as_str() {
+        let _written = writeln!(out, "context {} and not {}: {why}", shortened["has"], shortened["asked"]);
+    }
+    for apart in replica["apart"].as_array().map_or(&[][..], Vec::as_slice) {
+        let _written = writeln!(out, "{}", self::apart(apart));
+    }
+    let ranks = replica["ranks"].as_array().map_or(&[][..], Vec::as_slice);
+    let rows: Vec<[String; 17]> = std::iter::once(COLUMNS.map(str::to_owned)).chain(ranks.iter().map(rank)).collect();
+    for row in &rows {
+        let width = |i: usize| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0);
+        let cells: Vec<String> = row.iter().enumerate().map(|(i, cell)| format!("{cell:>w$}", w = width(i))).collect();
+        let _written = writeln!(out, "{}", cells.join("  "));
+    }
+    out
+}
+
+fn wanted(wanted: &Value) -> String {
+    match wanted.is_null() {
+        true => String::new(),
+        false => format!(" (wanted: tp {} x pp {})", wanted["tp"], wanted["pp"]),
+    }
+}
+
+fn apart(apart: &Value) -> String {
+    let text = |name: &str| apart[name].as_str().unwrap_or("-").to_owned();
+    format!(
+        "{} of {} and {} of {} do not reach each other: the first is left out for {} s: {}",
+        text("address"),
+        text("host"),
+        text("other_address"),
+        text("other_host"),
+        apart["seconds"],
+        text("why"),
+    )
+}
+
+fn speed(tokens_per_s: &Value) -> String {
+    let number = |value: &Value| value.as_f64().map_or_else(|| "-".into(), |n| format!("{n:.0}"));
+    let predicted = &tokens_per_s["predicted"];
+    let band = match predicted.is_null() {
+        true => "predicted -".into(),
+        false => format!(
+            "predicted {} to {} for one sequence ({})",
+            number(&predicted["low"]),
+            number(&predicted["high"]),
+            predicted["bottleneck"].as_str().unwrap_or("-")
+        ),
+    };
+    format!("tokens/s: {band} · one alone {} · all {}", number(&tokens_per_s["alone"]), number(&tokens_per_s["busy"]))
+}
+
+fn rank(rank: &Value) -> [String; 17] {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let range = |pair: &Value| format!("{}..{}", pair[0], pair[1]);
+    let mebibytes = |bytes: &Value| format!("{} MiB", bytes.as_u64().unwrap_or(0).div_ceil(1 << 20));
+    let percent = |share: &Value| format!("{:.0}%", share.as_f64().unwrap_or(0.0) * 100.0);
+    let (memory, time, step) = (&rank["memory"], &rank["time"], &rank["step_micros"]);
+    let micros = ["compute", "wait", "idle"].map(|part| format!("{:.0}", step[part].as_f64().unwrap_or(0.0)));
+    [
+        text(&rank["rank"]),
+        text(&rank["stage"]),
+        text(&rank["tp"]),
+        text(&rank["state"]),
+        text(&rank["host"]),
+        text(&rank["device"]),
+        text(&rank["pid"]),
+        range(&rank["layers"]),
+        range(&rank["heads"]),
+        mebibytes(&memory["weights"]),
+        mebibytes(&memory["kv"]),
+        percent(&rank["kv"]["used"]),
+        percent(&time["compute"]),
+        percent(&time["wait"]),
+        percent(&time["idle"]),
+        percent(&time["bubble"]),
+        format!("{} us", micros.join("+")),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_page_becomes_a_table() {
+        let rank = json!({
+            "rank": 0, "stage": 0, "tp": 0, "pid": 7, "state": "ready", "host": "here", "device": "cuda",
+            "layers": [0, 30], "heads": [0, 5], "memory": { "weights": 5 << 20, "kv": 1 }, "kv": { "used": 0.5 },
+            "time": { "compute": 0.75, "wait": 0.25, "idle": 0.0, "bubble": 0.125 },
+            "step_micros": { "compute": 900.4, "wait": 300.0, "idle": 0.0 },
+        });
+        let page = json!({ "replicas": [{
+            "replica": "local", "model": "m", "phase": "ready", "epoch": "1.1", "grid": { "tp": 1, "pp": 1 },
+            "wanted": { "tp": 2, "pp": 1 },
+            "apart": [{
+                "host": "h", "address": "a:1", "other_host": "i", "other_address": "b:2", "why": "mute", "seconds": 9,
+            }],
+            "unplaced": { "why": "too few", "seconds": 7 },
+            "shortened": { "asked": 9, "has": 5, "why": "too little" },
+            "requests": { "running": 2, "waiting": 0 }, "blocks": { "used": 1, "total": 2 }, "spares": 0,
+            "tokens_per_s": { "predicted": { "low": 5.0, "high": 9.0, "bottleneck": "compute" }, "alone": 7.0 },
+            "ranks": [rank],
+        }] });
+        let text = render(&page);
+        for part in [
+            "tp 1 x pp 1 (wanted: tp 2 x pp 1) ·",
+            "no places for its ranks for 7 s: too few",
+            "context 5 and not 9: too little",
+            "a:1 of h and b:2 of i do not reach",
+            "local · m · ready",
+            "predicted 5 to 9",
+            "one alone 7 · all -",
+            "0..30",
+            "cuda",
+            "5 MiB",
+            "900+300+0 us",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        let widths: Vec<usize> = text.lines().skip(5).map(|line| line.chars().count()).collect();
+        assert!(widths.len() == 2 && widths[0] == widths[1], "{text}");
+        assert!(render(&json!({})).contains("no replica"));
+        let away = json!({ "replicas": [{ "replica": "there:1", "phase": "absent" }] });
+        assert_eq!(render(&away), "there:1 · absent\n");
+        let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
+        let told = render(&json!({ "store": store, "replicas": [] }));
+        assert!(told.starts_with("store: etcd · away for ") && told.ends_with("no replica is attached\n"), "{told}");
+        assert!(
+            render(&json!({ "store": { "kind": "static", "since": 7 } })).starts_with("store: static · there for ")
+        );
+        // A page of something else is shown with what it has.
+        assert!(render(&json!({ "replicas": [{}] })).contains("predicted -"));
+    }
+}

@@ -1,0 +1,185 @@
+//! A coordinator, from its settings: within `serve`, or in a process by itself.
+
+use super::page;
+use super::process::{micros_since_1970, salt, stop_on_signals, watch};
+use crate::models;
+use crate::settings::device::DeviceChoice;
+use crate::settings::{ConfigSource, CoordinatorParts, CoordinatorRole, ServeSettings, machine, printed};
+use anyhow::Context;
+use checkpoint::Checkpoint;
+use clap::{ArgMatches, Args};
+use cluster::{Addresses, Claim, MemoryStore, Registration, Store};
+use coordinator::{DigestOf, ModelShape, Policy};
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+use telemetry::Collector;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use types::{DeviceClass, Numerics, PolicyDigest};
+use wire::{Connection, Trust};
+
+#[derive(Args)]
+pub struct CoordinatorCommand {
+    #[command(flatten)]
+    pub settings: CoordinatorRole,
+    #[command(flatten)]
+    pub source: ConfigSource,
+}
+
+impl CoordinatorCommand {
+    pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
+        let CoordinatorCommand { settings, source } = self;
+        let mut role = source.shared::<_, ServeSettings>(settings, said)?.resolved()?;
+        if source.print_config {
+            print!("{}", printed(&role)?);
+            return Ok(());
+        }
+        let located = models::ready(&role.model.model, &source.hub)?;
+        role.model.served_model_name.get_or_insert(located.name);
+        let steps = role.coordinator.otlp_steps;
+        let collector = role.watch.collector()?.map(|collector| Collector { steps, ..collector });
+        // Installed whether or not there is a page: the same counters are kept as in `serve`.
+        let metrics = watch(&role.watch, collector.as_ref(), role.model.served_model_name.as_deref())?;
+        let checkpoint = Checkpoint::open(&located.path)?;
+        let trust = role.trust.resolve("coordinator", &role.listen.listen.to_string(), None)?;
+        Runtime::new()?.block_on(listen(&role, &checkpoint, trust, metrics))
+    }
+}
+
+async fn listen(
+    role: &CoordinatorRole,
+    checkpoint: &Checkpoint,
+    trust: Trust,
+    metrics: router::Render,
+) -> anyhow::Result<()> {
+    let listen = role.listen.listen;
+    let socket = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
+    let address = socket.local_addr()?;
+    let replica = role.listen.replica.clone().unwrap_or_else(|| format!("{}:{}", machine::host(), address.port()));
+    let shutdown = CancellationToken::new();
+    tokio::spawn(stop_on_signals(shutdown.clone()));
+    if let Some(health) = role.health.health {
+        let (page, draining) = (metrics.clone(), shutdown.clone());
+        let is_ready = move || !draining.is_cancelled() && page::has_ready_ranks(&page());
+        page::open(health, metrics, is_ready).await?;
+    }
+    let store = role.store.open().await?.unwrap_or_else(memory_store);
+    let registration = registration(role.parts(), checkpoint, advertised(role, address)?)?;
+    let claiming = shutdown.run_until_cancelled(store.claim(&replica, registration));
+    // A signal has come before the store did: there is nothing to drain.
+    let Some(claim) = claiming.await else { return Ok(()) };
+    let claim = claim?;
+    let (incarnation, tls, token) = (claim.incarnation(), trust.tls.is_some(), trust.token.is_some());
+    tracing::info!(%address, replica, incarnation, store = store.kind(), tls, token, "coordinating");
+    let salt = salt(trust.token.as_ref())?;
+    let connections = wire::incoming(socket, trust);
+    coordinate(role.parts(), checkpoint, &replica, claim, salt, connections, shutdown)?.await
+}
+
+/// What others are told of where it listens.
+fn advertised(role: &CoordinatorRole, listens: SocketAddr) -> anyhow::Result<String> {
+    match &role.listen.advertise {
+        Some(address) => {
+            address.parse::<Addresses>().context("--advertise")?;
+            Ok(address.clone())
+        }
+        None if listens.ip().is_unspecified() => Ok(format!("{}:{}", machine::host(), listens.port())),
+        None => Ok(listens.to_string()),
+    }
+}
+
+/// For a coordinator that nobody looks for. Its claims are later than those of the process before it.
+fn memory_store() -> Store {
+    Store::Memory(MemoryStore::starting_at(micros_since_1970()))
+}
+
+/// What a coordinator says of itself before its workers have come.
+fn registration(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, address: String) -> anyhow::Result<Registration> {
+    let policy_digest = policy_digest(parts, checkpoint)?.map(|digest| digest.to_string()).unwrap_or_default();
+    let model = model_name(parts, checkpoint);
+    let (tp, pp) = (parts.coordinator.tp, parts.coordinator.pp);
+    Ok(Registration { address, model, policy_digest, tp, pp, ranks_ready: 0 })
+}
+
+/// A coordinator over the connections that come, until `shutdown`.
+pub fn coordinate<C>(
+    parts: CoordinatorParts<'_>,
+    checkpoint: &Checkpoint,
+    replica: &str,
+    claim: Claim,
+    salt: [u8; 16],
+    connections: C,
+    shutdown: CancellationToken,
+) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<C>>
+where
+    C: Stream<Item = io::Result<Connection>>,
+{
+    let config = coordinator::Config { salt, ..config(parts, checkpoint, replica)? };
+    Ok(async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) })
+}
+
+fn model_name(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> String {
+    parts.model.served_model_name.clone().unwrap_or_else(|| checkpoint.spec().name.clone())
+}
+
+fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -> anyhow::Result<coordinator::Config> {
+    let CoordinatorParts { queue, coordinator: settings, device, .. } = parts;
+    let defaults = coordinator::Limits::default();
+    Ok(coordinator::Config {
+        replica: replica.into(),
+        model: model_name(parts, checkpoint),
+        model_path: checkpoint.path().to_owned(),
+        shape: ModelShape::of(checkpoint),
+        policy: policy(parts),
+        policy_digest: (device != DeviceChoice::Sim).then(|| digest_of(parts, checkpoint)).transpose()?,
+        prefix_cache: settings.prefix_cache(),
+        zero_kv: settings.zero_kv,
+        salt: [0; 16],
+        mesh_seed: wire::random()?,
+        limits: coordinator::Limits {
+            waiting_max: queue.max_waiting,
+            batch_tokens_max: queue.max_batch_tokens,
+            chunk_tokens_max: settings.max_chunk_tokens(queue),
+            ..defaults
+        },
+        waits: coordinator::Waits {
+            drain_max: Duration::from_secs(queue.drain_seconds),
+            replan_after: Duration::from_secs(settings.replan_seconds),
+            regrow_after: Duration::from_secs(settings.regrow_seconds),
+            load_max: Duration::from_secs(settings.load_seconds),
+            ..coordinator::Waits::default()
+        },
+    })
+}
+
+/// The simulation has a policy of its own, which no model gives; a GPU's is known when it is there.
+fn policy_digest(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Result<Option<PolicyDigest>> {
+    let (class, settings) = (parts.device.class(), parts.coordinator);
+    let DigestOf { weights, mode } = digest_of(parts, checkpoint)?;
+    let (activations, kv_dtype) = (settings.activations(class), settings.kv_dtype(class));
+    let kind = class.into();
+    let numerics = Numerics::plain(&kind, mode, activations, kv_dtype, weights);
+    Ok((class == DeviceClass::Cpu).then(|| numerics.digest()))
+}
+
+fn digest_of(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Result<DigestOf> {
+    Ok(DigestOf { weights: checkpoint.digest()?, mode: parts.coordinator.numerics })
+}
+
+/// What the operator wants of a replica.
+pub fn policy(parts: CoordinatorParts<'_>) -> Policy {
+    let CoordinatorParts { queue, coordinator: settings, device, .. } = parts;
+    Policy {
+        grid: settings.grid(),
+        activations: settings.activations(device.class()),
+        kv_dtype: settings.kv_dtype(device.class()),
+        kv_memory: settings.kv_memory.map(|bytes| bytes.0),
+        context: settings.context,
+        running_max: queue.max_running,
+        slice_max: settings.max_chunk_tokens(queue).min(queue.max_batch_tokens),
+    }
+}

@@ -1,0 +1,67 @@
+//! What a worker process is told by the process that starts it: all of its settings and the join token, in one line on
+//! its standard input. So a secret is in no argument, and a setting that is added travels by itself.
+
+use crate::settings::{WorkerRole, told};
+use anyhow::Context;
+use rustix::process::{Signal, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize};
+use std::io::BufRead;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use wire::Token;
+
+/// What a child has to end in, once its parent is gone.
+const ORPHAN_MAX: Duration = Duration::from_secs(2);
+
+#[derive(Deserialize)]
+pub struct Handed {
+    pub token: String,
+    pub settings: WorkerRole,
+}
+
+#[derive(Serialize)]
+struct Handing<'a> {
+    token: &'a str,
+    /// What is left open is left out.
+    settings: toml::Table,
+}
+
+/// The parent's side: the line.
+pub fn line(token: &Token, settings: &WorkerRole) -> anyhow::Result<String> {
+    Ok(serde_json::to_string(&Handing { token: token.expose(), settings: told(settings)? })?)
+}
+
+/// The child's side: takes what it is told, and ends with the parent.
+pub fn take(shutdown: CancellationToken) -> anyhow::Result<Handed> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("the parent's end cannot be watched")?;
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line).context("what the parent says cannot be read")?;
+    let handed = serde_json::from_str(&line).context("what the parent says is no worker's settings")?;
+    std::thread::Builder::new().name("parent".into()).spawn(move || {
+        // Nothing more is ever said: this ends with the parent, or with its wish.
+        let _ended = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        shutdown.cancel();
+        std::thread::sleep(ORPHAN_MAX);
+        telemetry::logs::flush();
+        std::process::exit(0);
+    })?;
+    Ok(handed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::tests::said;
+
+    #[test]
+    fn a_worker_is_told_all_that_its_parent_has_in_one_line() {
+        let words = "--join a:1 --memory 3MiB --otlp-headers x=hidden --etcd-endpoints b:2,c:3 --wire tcp --fetch \
+                     --kernel-cache kernels --otlp-sample 0.25 --device cuda:1 --tls off --log debug";
+        let settings = said::<WorkerRole>(words);
+        let token = Token::random().unwrap();
+        let line = line(&token, &settings).unwrap();
+        assert!(!line.contains('\n'));
+        let handed: Handed = serde_json::from_str(&line).unwrap();
+        assert_eq!((handed.token.as_str(), handed.settings), (token.expose(), settings));
+    }
+}

@@ -1,0 +1,84 @@
+//! The file of API keys: read at the start, and again whenever it has changed. Knows neither tenants nor limits.
+
+use crate::settings::RouterSettings;
+use anyhow::{Context, ensure};
+use router::ApiKeys;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A file that changes is noticed so late. A secret that is mounted changes by links, of which nobody is told.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Those of the file and of the flag. A file without a key would let in everybody, which nobody means by it.
+pub fn read(settings: &RouterSettings) -> anyhow::Result<ApiKeys> {
+    let mut lines = match &settings.api_keys {
+        None => String::new(),
+        Some(path) => {
+            let what = || format!("API keys in {}", path.display());
+            let text = std::fs::read_to_string(path).with_context(what)?;
+            ensure!(!ApiKeys::parse(&text).with_context(what)?.is_open(), "{}: there are none", what());
+            text
+        }
+    };
+    if let Some(key) = &settings.api_key {
+        ensure!(!key.trim().is_empty(), "--api-key is empty");
+    }
+    lines.push_str(&flag(settings));
+    Ok(ApiKeys::parse(&lines)?)
+}
+
+/// The key may have a colon: it is its own name.
+fn flag(settings: &RouterSettings) -> String {
+    settings.api_key.as_ref().map(|key| format!("\napi-key:{key}")).unwrap_or_default()
+}
+
+/// Reads the file again for as long as it is polled. What cannot be read or meant is told once, and the keys before
+/// stay.
+pub fn follow(settings: &RouterSettings, keys: &ApiKeys) -> impl Future<Output = ()> + use<> {
+    let (path, flag, keys) = (settings.api_keys.clone(), flag(settings), keys.clone());
+    async move {
+        match path {
+            // A pipe is read once.
+            Some(path) if path.is_file() => {
+                let file = path.display().to_string();
+                each_change(path, |text, is_first| take(&file, text, &flag, &keys, is_first)).await;
+            }
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+/// Tells what stands in a file, and again when that has changed. Never ends.
+pub async fn each_change(path: PathBuf, mut take: impl FnMut(&Result<String, String>, bool)) {
+    // At its first look it reads what was read at the start, or what came in between.
+    let mut last = None;
+    loop {
+        let now = text(&path).await;
+        if last.as_ref() != Some(&now) {
+            take(&now, last.is_none());
+            last = Some(now);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn text(path: &Path) -> Result<String, String> {
+    let path = path.to_owned();
+    let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(path)).await;
+    read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+}
+
+fn take(file: &str, text: &Result<String, String>, flag: &str, keys: &ApiKeys, is_first: bool) {
+    // The file has to have keys of its own, as at the start.
+    let taken = text.as_ref().map_err(Clone::clone).and_then(|text| {
+        let own = ApiKeys::parse(text).map_err(|error| error.to_string())?;
+        let all = format!("{text}{flag}");
+        if own.is_open() { Err("there are none".into()) } else { keys.replace(&all).map_err(|e| e.to_string()) }
+    });
+    match taken {
+        Ok(()) if is_first => {}
+        Ok(()) => tracing::info!(file, keys = ?keys, "the API keys were read again"),
+        Err(problem) => tracing::warn!(file, problem, "the API keys stay what they were: the file cannot be used"),
+    }
+}

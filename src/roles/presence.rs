@@ -1,0 +1,86 @@
+//! Whether this process's rank is among the others of its replica: since when it has met them, and until its place is
+//! over. Knows nothing of what a rank computes.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use types::{Step, StepDone};
+use worker::{
+    AbortHandle, Assignment, CancelFlag, Load, LoadError, Loaded, Ready, Repeats, Rest, RunError, Runner, Upcoming,
+};
+
+/// The place that is taken; by it the end is heard, at once, whatever the thread that computes is at.
+#[derive(Clone, Default)]
+pub struct Presence(Arc<Mutex<Option<CancelFlag>>>);
+
+impl Presence {
+    pub fn is_there(&self) -> bool {
+        self.place().as_ref().is_some_and(|cancel| !cancel.is_cancelled())
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<CancelFlag>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A loader whose ranks tell of themselves.
+pub struct PresenceLoader {
+    pub loader: Box<dyn Load>,
+    pub presence: Presence,
+}
+
+impl Load for PresenceLoader {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let (loaded, ready) = self.loader.load(assignment, cancel)?;
+        Ok((Box::new(Apart { loaded, presence: self.presence.clone() }), ready))
+    }
+}
+
+struct Apart {
+    loaded: Box<dyn Loaded>,
+    presence: Presence,
+}
+
+impl Loaded for Apart {
+    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
+        let runner = self.loaded.meet(cancel)?;
+        *self.presence.place() = Some(cancel.clone());
+        Ok(Box::new(Present { runner, presence: self.presence }))
+    }
+}
+
+struct Present {
+    runner: Box<dyn Runner>,
+    presence: Presence,
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        *self.presence.place() = None;
+    }
+}
+
+impl Runner for Present {
+    fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
+        self.runner.run(step, done)
+    }
+
+    fn run_with(&mut self, step: &Step, upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
+        self.runner.run_with(step, upcoming, done)
+    }
+
+    fn rest(&mut self) -> Option<Rest<'_>> {
+        self.runner.rest()
+    }
+
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        self.runner.abort_handle()
+    }
+
+    fn repeats(&self) -> Repeats {
+        self.runner.repeats()
+    }
+
+    fn waited(&self) -> Duration {
+        self.runner.waited()
+    }
+}

@@ -1,0 +1,214 @@
+//! A router, from its settings: within `serve`, or in a process by itself.
+
+use super::keys;
+use super::process::{resume_key, stop_on_signals, watch};
+use super::routes::OtherModels;
+use crate::models;
+use crate::settings::{ConfigSource, RouterParts, RouterRole, ServeSettings, printed};
+use anyhow::Context;
+use checkpoint::Checkpoint;
+use clap::{ArgMatches, Args};
+use cluster::{Addresses, Store};
+use router::Membership;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use telemetry::{Collector, logs};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+/// By which a router's queues are sized where a store tells of replicas as they come.
+const REPLICAS_EXPECTED: usize = 16;
+
+#[derive(Args)]
+pub struct RouterCommand {
+    #[command(flatten)]
+    pub settings: RouterRole,
+    #[command(flatten)]
+    pub source: ConfigSource,
+}
+
+impl RouterCommand {
+    pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
+        let RouterCommand { settings, source } = self;
+        let mut role = source.shared::<_, ServeSettings>(settings, said)?.resolved()?;
+        if source.print_config {
+            print!("{}", printed(&role)?);
+            return Ok(());
+        }
+        role.store.check()?;
+        let given = role.route.given(role.store.is_given())?;
+        let located = models::ready(&role.model.model, &source.hub)?;
+        let name = role.model.served_model_name.get_or_insert(located.name).clone();
+        let others = OtherModels::of(&role.route, &name, &source.hub)?;
+        let content = role.router.otlp_content;
+        let collector = role.watch.collector()?.map(|collector| Collector { content, ..collector });
+        let metrics = watch(&role.watch, collector.as_ref(), Some(&name))?;
+        let checkpoint = Checkpoint::open(&located.path)?;
+        for address in given.iter().flat_map(|Addresses(addresses)| addresses) {
+            role.trust.resolve("router", address, None)?;
+        }
+        Runtime::new()?.block_on(async {
+            let doors = Doors::open(role.parts()).await?;
+            doors.greet(role.parts())?;
+            let shutdown = CancellationToken::new();
+            tokio::spawn(stop_on_signals(shutdown.clone()));
+            let membership = follow(&role, given).await?;
+            let resume_key = resume_key(role.trust.token()?.as_ref());
+            let behind = Behind { membership, resume_key, others };
+            route(role.parts(), &checkpoint, metrics, behind, doors, shutdown)?.await
+        })
+    }
+}
+
+/// The coordinators that are given, or those that a store tells of.
+async fn follow(role: &RouterRole, given: Option<Addresses>) -> anyhow::Result<Membership> {
+    let store = match (given, role.store.open().await?) {
+        (Some(given), _) => Store::fixed(given, 0),
+        (None, store) => store.context("neither --coordinator nor --etcd-endpoints is given")?,
+    };
+    let trust = role.trust.clone();
+    let dial = move |address: &str| {
+        let trust = trust.resolve("router", address, None).map_err(|error| format!("{error:#}"))?;
+        Ok(wire::channel(address, trust))
+    };
+    Ok(Membership::Followed { store, dial: Box::new(dial) })
+}
+
+/// Where clients reach the router.
+pub struct Doors {
+    pub http: TcpListener,
+    pub grpc: TcpListener,
+}
+
+impl Doors {
+    pub async fn open(parts: RouterParts<'_>) -> anyhow::Result<Doors> {
+        let bind = async |what, address| {
+            TcpListener::bind(address).await.with_context(|| format!("cannot listen for {what} on {address}"))
+        };
+        let (http, grpc) = (bind("HTTP", parts.router.http()).await?, bind("gRPC", parts.router.grpc()).await?);
+        Ok(Doors { http, grpc })
+    }
+
+    /// Tells who started this how to ask.
+    pub fn greet(&self, parts: RouterParts<'_>) -> anyhow::Result<()> {
+        let (http, grpc) = (self.http.local_addr()?, self.grpc.local_addr()?);
+        let model = parts.model.served_model_name.as_deref().unwrap_or(&parts.model.model);
+        let version = env!("CARGO_PKG_VERSION");
+        logs::say(&format!("lockstep {version} serves {model} on http://{http}/v1 and grpc://{grpc}"));
+        logs::say(&format!(
+            "try: curl -s http://{http}/v1/chat/completions -H 'content-type: application/json' \
+             -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'"
+        ));
+        Ok(())
+    }
+}
+
+/// Whom a router serves for, and what it knows of their models besides its first.
+pub struct Behind {
+    pub membership: Membership,
+    pub resume_key: router::ResumeKey,
+    pub others: OtherModels,
+}
+
+impl Behind {
+    /// The replicas of this machine, all of one model.
+    pub fn these(coordinators: Vec<router::CoordinatorChannel>) -> Behind {
+        Behind { membership: coordinators.into(), resume_key: resume_key(None), others: OtherModels::default() }
+    }
+}
+
+/// A router of the replicas that these coordinate, until `shutdown`.
+pub fn route(
+    parts: RouterParts<'_>,
+    checkpoint: &Checkpoint,
+    metrics: router::Render,
+    behind: Behind,
+    doors: Doors,
+    shutdown: CancellationToken,
+) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
+    let Behind { membership, resume_key, others } = behind;
+    let n_replicas = match &membership {
+        Membership::Given(given) => given.len(),
+        Membership::Followed { store: Store::Static { given, .. }, .. } => given.0.len(),
+        Membership::Followed { .. } => REPLICAS_EXPECTED,
+    };
+    let path = checkpoint.path().to_owned();
+    // Opened again when somebody asks, so that nothing of it is kept until then.
+    let text_files: router::ReadTextFiles = Arc::new(move || Checkpoint::open(&path)?.text_bundle());
+    let text_files = Some(text_files);
+    let routes = others.routes.clone();
+    let config = router::Config { resume_key, text_files, routes, ..config(parts, n_replicas, metrics)? };
+    let mut texts = router::ModelTexts::from(text(checkpoint)?);
+    for (name, checkpoint) in &others.models {
+        texts = texts.and(name.clone(), text(checkpoint).with_context(|| format!("--text {name}"))?);
+    }
+    let (keys_followed, routes_followed) = (keys::follow(parts.router, &config.keys), others.follow());
+    let served = router::serve(config, membership, texts, doors.http, doors.grpc, shutdown);
+    Ok(async move {
+        tokio::select! {
+            biased;
+            served = served => Ok(served?),
+            () = keys_followed => Ok(()),
+            () = routes_followed => Ok(()),
+        }
+    })
+}
+
+fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) -> anyhow::Result<router::Config> {
+    let RouterParts { model, queue, router: settings } = parts;
+    let drain_max = Duration::from_secs(queue.drain_seconds);
+    let replica_absence_max = Duration::from_secs(settings.failover_max);
+    let request_max = settings.request_seconds.map(Duration::from_secs);
+    let requests_max = (queue.max_waiting as usize + queue.max_running as usize) * n_replicas;
+    Ok(router::Config {
+        names: model.served_model_name.iter().cloned().collect(),
+        policy: settings.policy.into(),
+        limits: router::RouterLimits {
+            // Without a token yet: those that wait, and those whose prompts are being computed.
+            requests_waiting_max: requests_max,
+            waiting_tokens_max: coordinator::Limits::default().waiting_tokens_max as usize * n_replicas,
+            requests_max,
+            ..router::RouterLimits::default()
+        },
+        timeouts: router::Timeouts { drain_max, replica_absence_max, request_max, ..router::Timeouts::default() },
+        keys: keys::read(settings)?,
+        metrics,
+        ..router::Config::default()
+    })
+}
+
+fn text(checkpoint: &Checkpoint) -> anyhow::Result<router::ModelText> {
+    Ok(router::ModelText {
+        tokenizer: checkpoint.tokenizer()?,
+        template: checkpoint.chat_template()?,
+        spec: checkpoint.spec().clone(),
+        defaults: *checkpoint.defaults(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::tests::said;
+
+    #[test]
+    fn routers_wait_as_long_as_they_are_told() {
+        let waits = |words: &str| {
+            let settings = said::<ServeSettings>(words).resolved().ok()?;
+            Some(config(settings.router(), 1, Arc::new(String::new)).unwrap().timeouts)
+        };
+        let seconds = |words| {
+            let waits = waits(words).unwrap();
+            (waits.replica_absence_max.as_secs(), waits.drain_max.as_secs())
+        };
+        assert_eq!(seconds("--drain-seconds 4"), (60, 4));
+        assert_eq!(seconds("--drain-seconds 4 --failover-max 7"), (7, 4));
+        assert_eq!(seconds("--drain-seconds 4 --failover-max 0"), (0, 4));
+        let request_max = |words| waits(words).map(|waits| waits.request_max);
+        let minute = Some(Duration::from_secs(60));
+        let said = ["", "--request-seconds 60", "--request-seconds 0"];
+        assert_eq!(said.map(request_max), [Some(None), Some(minute), None]);
+    }
+}

@@ -1,0 +1,81 @@
+//! What a router is told of models besides its first: how replicas of others are read, and which versions stand behind
+//! a name. The file of routes is read again whenever it has changed.
+
+use super::keys;
+use crate::models::{self, Hub};
+use crate::settings::RouteSettings;
+use anyhow::{Context, ensure};
+use checkpoint::Checkpoint;
+use router::ModelRoutes;
+use std::future::Future;
+use std::path::PathBuf;
+
+/// A plain router has none.
+#[derive(Default)]
+pub struct OtherModels {
+    /// By the name that their replicas serve.
+    pub models: Vec<(String, Checkpoint)>,
+    pub routes: ModelRoutes,
+    file: Option<PathBuf>,
+}
+
+impl OtherModels {
+    /// `first` is what the router's own model is called.
+    pub fn of(own: &RouteSettings, first: &str, hub: &Hub) -> anyhow::Result<OtherModels> {
+        let mut models: Vec<(String, Checkpoint)> = Vec::new();
+        for word in own.text.iter().flatten() {
+            let (name, model) = word.split_once('=').map_or((None, word.as_str()), |(name, of)| (Some(name), of));
+            let located = models::ready(model.trim(), hub).with_context(|| format!("--text {word}"))?;
+            let name = name.map_or(located.name, |name| name.trim().to_owned());
+            ensure!(!name.is_empty(), "--text {word}: no name stands before `=`");
+            let is_known = name == first || models.iter().any(|(known, _)| *known == name);
+            ensure!(!is_known, "--text {word}: how `{name}` is read is said already");
+            models.push((name, Checkpoint::open(&located.path)?));
+        }
+        let (routes, file) = (routes(own)?, own.routes.clone());
+        Ok(OtherModels { models, routes, file })
+    }
+
+    /// Reads the file again for as long as it is polled. What cannot be meant is told once, and the routes before stay.
+    pub fn follow(&self) -> impl Future<Output = ()> + use<> {
+        let (file, routes) = (self.file.clone(), self.routes.clone());
+        async move {
+            match file {
+                // A pipe is read once.
+                Some(path) if path.is_file() => {
+                    let file = path.display().to_string();
+                    keys::each_change(path, |text, is_first| take(&file, text, &routes, is_first)).await;
+                }
+                _ => std::future::pending().await,
+            }
+        }
+    }
+}
+
+fn routes(own: &RouteSettings) -> anyhow::Result<ModelRoutes> {
+    let Some(path) = &own.routes else {
+        let lines = own.route.iter().flatten().map(String::as_str);
+        let lines = lines.map(one).collect::<anyhow::Result<Vec<_>>>()?;
+        return ModelRoutes::parse(&lines.join("\n")).context("--route");
+    };
+    ensure!(own.route.is_none(), "give --route or --routes: a file that is read again cannot leave flags in force");
+    let what = || format!("routes in {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(what)?;
+    ModelRoutes::parse(&text).with_context(what)
+}
+
+/// A flag is one line of what a file could say, and said of it in its own words.
+fn one(line: &str) -> anyhow::Result<&str> {
+    let routes = ModelRoutes::parse(line).map_err(|bad| anyhow::anyhow!("--route {line}: {}", bad.problem))?;
+    ensure!(routes.table().len() == 1, "--route {line:?} is no route");
+    Ok(line)
+}
+
+fn take(file: &str, text: &Result<String, String>, routes: &ModelRoutes, is_first: bool) {
+    let taken = text.as_ref().map_err(Clone::clone).and_then(|text| routes.replace(text).map_err(|e| e.to_string()));
+    match taken {
+        Ok(()) if is_first => {}
+        Ok(()) => tracing::info!(file, names = routes.table().len(), "the routes were read again"),
+        Err(problem) => tracing::warn!(file, problem, "the routes stay what they were: the file cannot be used"),
+    }
+}

@@ -1,0 +1,117 @@
+//! Where a worker finds its coordinator: at an address that it is given, or wherever a cluster store says that its
+//! replica's is. What a worker computes is none of its business.
+
+use crate::settings::{StoreSettings, TrustSettings};
+use anyhow::{Context, ensure};
+use cluster::{Change, Store, Watch};
+use tokio::sync::watch;
+use tonic::transport::Channel;
+use wire::Token;
+
+/// How the coordinator is reached now, and from now on.
+pub struct Found {
+    pub address: String,
+    pub channel: Channel,
+}
+
+/// As flags say it.
+pub enum Whereabouts<'a> {
+    At(&'a str),
+    Told { store: &'a StoreSettings, replica: &'a str },
+}
+
+impl<'a> Whereabouts<'a> {
+    pub fn of(join: Option<&'a str>, replica: Option<&'a str>, store: &'a StoreSettings) -> anyhow::Result<Self> {
+        store.check()?;
+        ensure!(replica.is_none() || store.is_given(), "--replica needs --etcd-endpoints HOST:PORT");
+        ensure!(
+            join.is_some() != store.is_given(),
+            "give --join HOST:PORT, the coordinator to compute for, or --etcd-endpoints HOST:PORT, which tells where \
+             that of --replica NAME is: one of them"
+        );
+        match join {
+            Some(address) => Ok(Whereabouts::At(address)),
+            None => {
+                let replica = replica.context("--etcd-endpoints needs --replica NAME: for whom to compute")?;
+                Ok(Whereabouts::Told { store, replica })
+            }
+        }
+    }
+
+    /// Waits until somebody says where it is. `handed` is a token that came another way than by a file.
+    pub async fn find(self, trust: TrustSettings, handed: Option<Token>) -> anyhow::Result<Found> {
+        match self {
+            Whereabouts::At(address) => {
+                let trust = trust.resolve("worker", address, handed)?;
+                Ok(Found { address: address.to_owned(), channel: wire::channel(address, trust) })
+            }
+            Whereabouts::Told { store, replica } => {
+                let store = store.open().await?.context("--etcd-endpoints is missing")?;
+                tracing::info!(replica, store = store.kind(), "looking for the coordinator of this replica");
+                let told = follow(&store, replica.to_owned()).await;
+                let address = told.borrow().clone();
+                // What cannot be is told now, and not when it is dialled.
+                trust.resolve("worker", &address, handed.clone())?;
+                let now = move || {
+                    let address = told.borrow().clone();
+                    let trust = trust.resolve("worker", &address, handed.clone()).map_err(|e| format!("{e:#}"))?;
+                    Ok((address, trust))
+                };
+                Ok(Found { address, channel: wire::channel_to_where(now) })
+            }
+        }
+    }
+}
+
+/// The replica's address, as the store tells it, from the first time on. One that vanishes stays what it was: an open
+/// stream is the truth, and whoever comes next says where.
+async fn follow(store: &Store, replica: String) -> watch::Receiver<String> {
+    let mut watch = store.watch();
+    let (tell, told) = watch::channel(next(&mut watch, &replica).await);
+    tokio::spawn(async move {
+        loop {
+            let address = next(&mut watch, &replica).await;
+            let has_moved = tell.send_if_modified(|before| {
+                let has_moved = *before != address;
+                before.clone_from(&address);
+                has_moved
+            });
+            if has_moved {
+                tracing::info!(replica, address, "the coordinator of this replica is elsewhere now");
+            }
+        }
+    });
+    told
+}
+
+async fn next(watch: &mut Watch, replica: &str) -> String {
+    loop {
+        match watch.next().await {
+            Change::Is(name, member) if name == replica => return member.registration.address,
+            Change::Is(..) | Change::Gone(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_one_way_to_find_it() {
+        let none = StoreSettings::default();
+        let etcd = StoreSettings { etcd_endpoints: Some(vec!["127.0.0.1:1".into()]), ..none.clone() };
+        let check =
+            |join, replica, store, expect: Result<bool, &str>| match (Whereabouts::of(join, replica, store), expect) {
+                (Ok(found), Ok(is_told)) => assert_eq!(matches!(found, Whereabouts::Told { .. }), is_told),
+                (Err(told), Err(part)) => assert!(told.to_string().contains(part), "{told}"),
+                (found, expect) => panic!("{}, expected {expect:?}", found.is_ok()),
+            };
+        check(Some("a:1"), None, &none, Ok(false));
+        check(None, Some("name"), &etcd, Ok(true));
+        check(None, None, &none, Err("--join HOST:PORT"));
+        check(None, None, &etcd, Err("--replica NAME"));
+        check(Some("a:1"), Some("name"), &etcd, Err("one of them"));
+        check(Some("a:1"), Some("name"), &none, Err("--replica needs"));
+    }
+}

@@ -1,0 +1,200 @@
+//! A worker, from its settings: within `serve`, or in a process by itself.
+
+use super::page;
+use super::presence::{Presence, PresenceLoader};
+use super::process::{stop_on_signals, watch};
+use super::whereabouts::{Found, Whereabouts};
+use crate::models::{self, Hub};
+use crate::roles::handover::{self, Handed};
+use crate::settings::device::DeviceChoice;
+use crate::settings::{ConfigSource, CudaGraphs, JoinSettings, WorkerRole, WorkerSettings, machine, printed};
+use anyhow::Context;
+use checkpoint::Checkpoint;
+use clap::{ArgMatches, Args};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::sync::Arc;
+use telemetry::Collector;
+use tokio::runtime::{Builder, Handle};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use wire::Token;
+use worker::fetch::Fetch;
+use worker::sim::Sim;
+use worker::source::{self, Source as ModelSource};
+use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, ModelLoader, PeerListener, Ready};
+
+/// A worker's runtime carries one stream; its cores are for computing.
+const RUNTIME_THREADS: usize = 1;
+
+#[derive(Args)]
+pub struct WorkerCommand {
+    #[command(flatten)]
+    pub settings: WorkerRole,
+    /// Started by `serve`, which says all that this worker is told on standard input, and ends it with itself
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+    #[command(flatten)]
+    pub source: ConfigSource,
+}
+
+impl WorkerCommand {
+    pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
+        let WorkerCommand { settings, supervised, source } = self;
+        let shutdown = CancellationToken::new();
+        let (role, token) = match supervised {
+            true => {
+                let Handed { settings, token } = handover::take(shutdown.clone())?;
+                (settings, Some(Token::new(&token).context("from the parent")?))
+            }
+            false => (source.under(settings, said)?, None),
+        };
+        let mut role = role.resolved()?;
+        if source.print_config {
+            print!("{}", printed(&role)?);
+            return Ok(());
+        }
+        let kernels = || models::kernels(&source.hub);
+        role.worker.kernel_cache = role.worker.kernel_cache.or_else(kernels);
+        compute(&role, token, &source.hub, shutdown)
+    }
+}
+
+/// Until `shutdown`, or until it is clear that nobody will ever let it.
+fn compute(role: &WorkerRole, token: Option<Token>, hub: &Hub, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let whereabouts = Whereabouts::of(role.join.join.as_deref(), role.join.replica.as_deref(), &role.store)?;
+    // Whether steps have spans is the coordinator's to say.
+    let collector = role.watch.collector()?.map(|collector| Collector { steps: true, ..collector });
+    let metrics = watch(&role.watch, collector.as_ref(), None)?;
+    let runtime = Builder::new_multi_thread().worker_threads(RUNTIME_THREADS).enable_all().build()?;
+    runtime.block_on(async {
+        tokio::spawn(stop_on_signals(shutdown.clone()));
+        let finding = shutdown.run_until_cancelled(whereabouts.find(role.trust.clone(), token));
+        // A signal has come before anybody said where it is.
+        let Some(found) = finding.await else { return Ok(()) };
+        let Found { address, channel } = found?;
+        let Rank { loader, config } = rank(role, &address, model_source(&role.join, channel.clone(), hub)?)?;
+        let presence = Presence::default();
+        let loader = Box::new(PresenceLoader { loader, presence: presence.clone() });
+        if let Some(health) = role.health.health {
+            let address = page::open(health, metrics, move || presence.is_there()).await?;
+            tracing::info!(%address, "this worker tells of itself");
+        }
+        Ok(worker::serve(channel, loader, config, shutdown).await?)
+    })
+}
+
+/// What a worker computes with, and what it says of itself.
+struct Rank {
+    loader: Box<dyn Load>,
+    config: worker::Config,
+}
+
+fn rank(role: &WorkerRole, coordinator: &str, source: ModelSource) -> anyhow::Result<Rank> {
+    let (n_local, said) = (role.join.local_workers, role.device.device);
+    let device = said.of_worker(0)?;
+    let (door, mesh_address) = mesh(&role.join, coordinator)?;
+    let loader = loader(device, &role.worker, n_local, Some(door))?;
+    let memory = match role.join.memory {
+        Some(memory) => memory.0,
+        None => said.memory_bytes_of_one(n_local, machine::memory_bytes())?,
+    };
+    let config = config(device, role.worker.threads(n_local), memory, mesh_address)?;
+    Ok(Rank { loader: source::load_from(source, loader), config })
+}
+
+/// The door for other workers, and what they are told of it.
+fn mesh(join: &JoinSettings, coordinator: &str) -> anyhow::Result<(Arc<PeerListener>, String)> {
+    let listen = match join.mesh_listen {
+        Some(listen) => listen,
+        None => SocketAddr::new(own_address(coordinator)?, 0),
+    };
+    let door = listener(listen)?;
+    let mut address = door.address();
+    if address.ip().is_unspecified() {
+        address.set_ip(own_address(coordinator)?);
+    }
+    Ok((door, address.to_string()))
+}
+
+fn model_source(join: &JoinSettings, coordinator: Channel, hub: &Hub) -> anyhow::Result<ModelSource> {
+    Ok(match (&join.model_path, &join.models) {
+        (Some(path), _) => ModelSource::Path(path.clone()),
+        (None, Some(folder)) => ModelSource::Folder(folder.clone()),
+        (None, None) if join.fetch => {
+            let (runtime, cache) = (Handle::current(), models::sources(hub)?.cache);
+            ModelSource::Fetched(Fetch { channel: coordinator, runtime, cache })
+        }
+        (None, None) => ModelSource::AsTold,
+    })
+}
+
+/// This machine's address as the coordinator sees it, if nothing between them translates addresses. Nothing is sent.
+fn own_address(coordinator: &str) -> anyhow::Result<IpAddr> {
+    let unknown = || format!("no own address towards {coordinator}: give --mesh-listen ADDR");
+    let there = coordinator.to_socket_addrs().with_context(unknown)?.next().with_context(unknown)?;
+    let any: IpAddr = if there.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).with_context(unknown)?;
+    socket.connect(there).with_context(unknown)?;
+    Ok(socket.local_addr().with_context(unknown)?.ip())
+}
+
+/// Where other ranks find one of this machine.
+pub fn listener(address: SocketAddr) -> anyhow::Result<Arc<PeerListener>> {
+    let opened = PeerListener::bind(&address.to_string());
+    Ok(Arc::new(opened.with_context(|| format!("cannot listen for other workers on {address}"))?))
+}
+
+/// What makes a rank of this machine, which has `n_local` of them, whatever it is told to hold. Who waits keeps its
+/// core only where there are as many cores as threads.
+pub fn loader(
+    device: DeviceChoice,
+    settings: &WorkerSettings,
+    n_local: u16,
+    listener: Option<Arc<PeerListener>>,
+) -> anyhow::Result<Box<dyn Load>> {
+    let threads = settings.threads(n_local);
+    Ok(match device.place(settings.kernel_cache.clone())? {
+        Some(place) => Box::new(ModelLoader {
+            place,
+            isa: settings.isa.map_or_else(worker::Isa::detect, worker::Isa::from),
+            spin: threads * usize::from(n_local) <= machine::cores(),
+            listener,
+            wire: settings.wire.into(),
+            carrier: settings.collective.into(),
+            graphs: settings.cuda_graphs == CudaGraphs::Auto,
+            ..ModelLoader::new(threads)
+        }),
+        None => Box::new(SimLoader),
+    })
+}
+
+/// The sim needs a few facts of the model that it stands for.
+struct SimLoader;
+
+impl Load for SimLoader {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let path = &assignment.model_path;
+        let failed = |source| LoadError::Model { path: path.clone(), source };
+        let checkpoint = Checkpoint::open(path).map_err(|error| failed(error.into()))?;
+        let spec = checkpoint.spec();
+        Sim { vocab: spec.vocab, groups: spec.cache_groups().groups().to_vec(), ..Sim::default() }
+            .load(assignment, cancel)
+    }
+}
+
+pub fn config(
+    device: DeviceChoice,
+    threads: usize,
+    memory_bytes: u64,
+    mesh_address: String,
+) -> anyhow::Result<worker::Config> {
+    Ok(worker::Config {
+        host: machine::host(),
+        device: device.told()?.to_string(),
+        memory_bytes,
+        threads: u32::try_from(threads).unwrap_or(u32::MAX),
+        cores: u32::try_from(machine::cores()).unwrap_or(u32::MAX),
+        mesh_address,
+        ..worker::Config::default()
+    })
+}

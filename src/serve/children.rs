@@ -1,0 +1,190 @@
+//! Worker processes of this machine: starts them from the same executable, says their logs as its own, starts those
+//! anew that die, and ends them. Knows nothing of what they compute.
+//!
+//! No child outlives this process, however it ends. A child's standard input is a pipe that brings what it is told and
+//! then nothing: its end is this process's end, and the child ends too. Besides, the kernel kills the child when the
+//! thread that started it is gone; so each child has a thread of its own, which lives as long as the child.
+
+use super::relay;
+use anyhow::{Context, bail};
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// How often a thread looks whether its child has died.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The wait before a child is started anew. It doubles from the first to the second while the child dies quickly.
+const RESTART_MIN: Duration = Duration::from_millis(100);
+const RESTART_MAX: Duration = Duration::from_secs(5);
+/// A child that lived for so long did not die of how it was started.
+const STEADY: Duration = Duration::from_secs(30);
+/// A child that dies sooner so many times in a row will go on dying.
+const QUICK_DEATHS_MAX: u32 = 5;
+/// A child whose input has ended has so long to end; then it is killed.
+const FAREWELL_MAX: Duration = Duration::from_secs(5);
+/// How many queues of a GPU a process uses, where nobody has said so. A rank computes, sends and receives in streams of
+/// its own, and NCCL has more: with the usual 8 two of them share one, and what waits for a peer holds up computing.
+const DEVICE_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+
+/// What to start.
+pub struct Order {
+    /// The number of the first one in the logs. Workers of other orders may have lower numbers.
+    pub first: u16,
+    /// The line that each is told, with all of its settings. It goes through a pipe, because everybody sees arguments.
+    pub told: Vec<String>,
+}
+
+/// Keeps the children alive until `end`. Returns when all of them have ended.
+pub async fn run(order: Order, end: CancellationToken) -> anyhow::Result<()> {
+    let (lost, mut losses) = mpsc::channel(order.told.len().max(1));
+    let workers = (order.first..).zip(&order.told);
+    let keepers: Vec<Keeper> =
+        workers.map(|(worker, told)| Keeper::start(worker, told.clone(), lost.clone())).collect();
+    drop(lost);
+    let result = tokio::select! {
+        () = end.cancelled() => Ok(()),
+        Some(lost) = losses.recv() => Err(lost),
+    };
+    // All are told before anyone is waited for.
+    let threads: Vec<_> = keepers.into_iter().map(|Keeper { _end: _, thread }| thread).collect();
+    let ended = tokio::task::spawn_blocking(move || {
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a thread that keeps a worker panicked");
+            }
+        }
+    });
+    if ended.await.is_err() {
+        tracing::error!("the workers' end could not be awaited");
+    }
+    result
+}
+
+struct Keeper {
+    /// Dropping this ends the child.
+    _end: SyncSender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Keeper {
+    fn start(worker: u16, told: String, lost: mpsc::Sender<anyhow::Error>) -> Keeper {
+        let (end, ended) = sync_channel(0);
+        let thread = std::thread::spawn(move || {
+            if let Err(why) = keep(worker, &told, &ended) {
+                // Nobody listens any more when everything ends anyway.
+                let _ending = lost.blocking_send(why);
+            }
+        });
+        Keeper { _end: end, thread }
+    }
+}
+
+/// Whether it is time to end, after at most this wait.
+fn is_over(end: &Receiver<()>, wait: Duration) -> bool {
+    end.recv_timeout(wait) != Err(RecvTimeoutError::Timeout)
+}
+
+/// Keeps one child after the other alive, until the end.
+fn keep(worker: u16, told: &str, end: &Receiver<()>) -> anyhow::Result<()> {
+    let mut quick_deaths = 0;
+    let mut wait = RESTART_MIN;
+    loop {
+        let began = Instant::now();
+        let mut life = Life::begin(worker, told).with_context(|| format!("worker {worker} cannot be started"))?;
+        let Some(status) = life.watch(end) else {
+            life.end();
+            return Ok(());
+        };
+        let last_words = life.last_words();
+        if began.elapsed() > STEADY {
+            (quick_deaths, wait) = (0, RESTART_MIN);
+        }
+        quick_deaths += 1;
+        let signal = status.signal();
+        let wait_ms = wait.as_millis() as u64;
+        tracing::warn!(worker, %status, signal, wait_ms, last_words, "a worker process ended");
+        if quick_deaths > QUICK_DEATHS_MAX {
+            bail!("worker {worker} ended {quick_deaths} times in a row ({status}): {last_words}");
+        }
+        if is_over(end, wait) {
+            return Ok(());
+        }
+        wait = (wait * 2).min(RESTART_MAX);
+    }
+}
+
+/// One child's life.
+struct Life {
+    child: Child,
+    input: Option<ChildStdin>,
+    relays: Vec<JoinHandle<Option<String>>>,
+}
+
+impl Life {
+    fn begin(worker: u16, told: &str) -> std::io::Result<Life> {
+        // This is the running file itself, whatever has been put in its place since.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("lockstep").args(["worker", "--supervised"]);
+        // The parent's variables are its own: what is meant for a worker is in the line that it is told.
+        let ours = |name: &OsString| name.to_string_lossy().starts_with("LOCKSTEP_");
+        for name in std::env::vars_os().map(|(name, _)| name).filter(ours) {
+            command.env_remove(name);
+        }
+        // This is set before the child begins, because the driver reads it then.
+        if std::env::var_os(DEVICE_QUEUES.0).is_none() {
+            command.env(DEVICE_QUEUES.0, DEVICE_QUEUES.1);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A group of its own: Ctrl-C is for the parent, which drains and then ends its children.
+        let mut child = command.process_group(0).spawn()?;
+        let mut input = child.stdin.take();
+        if let Some(input) = &mut input {
+            // A write fails where the child is dead already, which `watch` will find.
+            let _dead = writeln!(input, "{told}");
+        }
+        let mut relays = Vec::new();
+        relays.extend(child.stdout.take().map(|out| relay::start(worker, child.id(), out)));
+        relays.extend(child.stderr.take().map(|out| relay::start(worker, child.id(), out)));
+        tracing::info!(worker, pid = child.id(), "a worker process begins");
+        Ok(Life { child, input, relays })
+    }
+
+    /// How it died, or nothing if it is to end.
+    fn watch(&mut self, end: &Receiver<()>) -> Option<ExitStatus> {
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            if is_over(end, LOOK_EVERY) {
+                return None;
+            }
+        }
+    }
+
+    fn end(mut self) {
+        drop(self.input.take());
+        let deadline = Instant::now() + FAREWELL_MAX;
+        while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        if matches!(self.child.try_wait(), Ok(None)) {
+            tracing::warn!(pid = self.child.id(), "a worker process does not end, and is killed");
+            // It may have ended in between.
+            let _ended = self.child.kill();
+        }
+        let _reaped = self.child.wait();
+        self.last_words();
+    }
+
+    /// The last line that was no log: it tells how the child failed.
+    fn last_words(&mut self) -> String {
+        let mut words = self.relays.drain(..).filter_map(|relay| relay.join().ok().flatten());
+        words.next_back().unwrap_or_else(|| "it said nothing".into())
+    }
+}

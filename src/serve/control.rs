@@ -1,0 +1,113 @@
+//! The door through which an operator reaches a coordinator of `serve`: it passes on what changes a replica that
+//! serves, and lets in nobody who would compute or ask. Decides nothing.
+
+use anyhow::{Context, ensure};
+use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
+use proto::cluster::{
+    GetModelRequest, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, ReloadReply, ReloadRequest, ReplicaFrame,
+    RouterFrame, ScaleReply, ScaleRequest, WorkerFrame,
+};
+use std::net::{Ipv4Addr, SocketAddr};
+use tokio::net::TcpListener;
+use tokio_stream::Empty;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status, Streaming};
+use wire::Trust;
+
+/// Where `scale` and `reload` look.
+const DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50100);
+
+/// A door for each of so many replicas, on ports that follow each other. Where nobody has asked for an address and the
+/// usual one is taken, there is none.
+pub async fn open(asked: Option<SocketAddr>, n_replicas: u16) -> anyhow::Result<Vec<TcpListener>> {
+    let first = asked.unwrap_or(DEFAULT);
+    ensure!(
+        first.ip().is_loopback(),
+        "--control {first} is not loopback: who is to be reached from elsewhere runs `lockstep coordinator`"
+    );
+    let mut doors = Vec::new();
+    for n in 0..n_replicas {
+        // Port 0 is any port, for each of them.
+        let port = if first.port() == 0 { Some(0) } else { first.port().checked_add(n) };
+        let port = port.with_context(|| format!("--control {first}: {n_replicas} replicas need as many ports"))?;
+        let address = SocketAddr::new(first.ip(), port);
+        match TcpListener::bind(address).await {
+            Ok(door) => doors.push(door),
+            Err(why) if asked.is_none() => {
+                tracing::warn!(%address, %why, "`scale` and `reload` do not reach this server: give --control ADDR");
+                return Ok(Vec::new());
+            }
+            Err(why) => return Err(why).with_context(|| format!("cannot listen for --control on {address}")),
+        }
+    }
+    Ok(doors)
+}
+
+/// Stands open until `end`.
+pub async fn serve(door: TcpListener, coordinator: Channel, end: CancellationToken) -> anyhow::Result<()> {
+    let incoming = wire::incoming(door, Trust::default());
+    let server = wire::server().add_service(CoordinatorServer::new(Door { coordinator }));
+    let served = server.serve_with_incoming(incoming);
+    // A caller that still waits at the end waits for a coordinator that drains, and would get no answer.
+    match end.run_until_cancelled(served).await {
+        Some(ended) => ended.context("the door for --control is shut"),
+        None => Ok(()),
+    }
+}
+
+struct Door {
+    coordinator: Channel,
+}
+
+fn shut<T>() -> Result<Response<T>, Status> {
+    Err(Status::permission_denied("this door is for `scale` and `reload`: the server has its own workers and router"))
+}
+
+#[tonic::async_trait]
+impl Coordinator for Door {
+    type AttachStream = Empty<Result<ReplicaFrame, Status>>;
+    type JoinStream = Empty<Result<RankFrame, Status>>;
+    type ReadModelStream = Empty<Result<ModelBytes, Status>>;
+
+    async fn scale(&self, request: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
+        CoordinatorClient::new(self.coordinator.clone()).scale(request.into_inner()).await
+    }
+
+    async fn reload(&self, request: Request<ReloadRequest>) -> Result<Response<ReloadReply>, Status> {
+        CoordinatorClient::new(self.coordinator.clone()).reload(request.into_inner()).await
+    }
+
+    async fn attach(&self, _: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
+        shut()
+    }
+
+    async fn join(&self, _: Request<Streaming<WorkerFrame>>) -> Result<Response<Self::JoinStream>, Status> {
+        shut()
+    }
+
+    async fn get_model(&self, _: Request<GetModelRequest>) -> Result<Response<ModelFiles>, Status> {
+        shut()
+    }
+
+    async fn read_model(&self, _: Request<ReadModelRequest>) -> Result<Response<Self::ReadModelStream>, Status> {
+        shut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_door_that_was_asked_for_must_open() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let told = open(taken.local_addr().ok(), 1).await.unwrap_err();
+        assert!(format!("{told:#}").contains("--control"), "{told:#}");
+        let told = open(Some("192.0.2.1:1".parse().unwrap()), 1).await.unwrap_err();
+        assert!(told.to_string().contains("not loopback"), "{told:#}");
+        assert_eq!(open(Some("127.0.0.1:0".parse().unwrap()), 3).await.unwrap().len(), 3);
+        assert!(open(Some("127.0.0.1:65535".parse().unwrap()), 2).await.is_err());
+    }
+}

@@ -1,0 +1,188 @@
+//! `serve`: the roles of one or more replicas on this machine. Router and coordinators run within this process, and the
+//! workers too, or as processes of their own; whatever the way, they send each other the frames that a cluster sends.
+
+mod children;
+mod control;
+mod parts;
+mod relay;
+mod workers;
+
+use crate::models::{self, plan};
+use crate::roles::coordinator::coordinate;
+use crate::roles::process::{micros_since_1970, salt, stop_on_signals, watch};
+use crate::roles::router::{Behind, Doors, route};
+use crate::settings::{ConfigSource, ServeSettings, printed};
+use anyhow::Context;
+use checkpoint::Checkpoint;
+use checkpoint::catalogue::Located;
+use clap::{ArgMatches, Args};
+use cluster::MemoryStore;
+use parts::{RoleTask, run_all};
+use std::net::Ipv4Addr;
+use telemetry::Collector;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+use tokio_stream::StreamExt;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use types::Mode;
+use wire::{Connection, Token, Trust};
+
+const REPLICA: &str = "local";
+
+#[derive(Args)]
+pub struct ServeCommand {
+    #[command(flatten)]
+    pub settings: ServeSettings,
+    #[command(flatten)]
+    pub source: ConfigSource,
+}
+
+impl ServeCommand {
+    pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
+        let Some((settings, located)) = prepared(self.settings, &self.source, said)? else { return Ok(()) };
+        let (metrics, checkpoint) = begun(&settings, &located)?;
+        Runtime::new()?.block_on(async {
+            let doors = Doors::open(settings.router()).await?;
+            let controls = control::open(settings.local.control, settings.local.replicas).await?;
+            doors.greet(settings.router())?;
+            let shutdown = CancellationToken::new();
+            tokio::spawn(stop_on_signals(shutdown.clone()));
+            serve(&settings, &checkpoint, metrics, doors, controls, shutdown).await
+        })
+    }
+}
+
+/// Resolves the settings and finds the model; or prints the settings, if that is what was asked.
+pub fn prepared(
+    settings: ServeSettings,
+    source: &ConfigSource,
+    said: &ArgMatches,
+) -> anyhow::Result<Option<(ServeSettings, Located)>> {
+    let mut settings = source.under(settings, said)?.resolved()?;
+    let kernels = || models::kernels(&source.hub);
+    settings.worker.kernel_cache = settings.worker.kernel_cache.or_else(kernels);
+    if source.print_config {
+        print!("{}", printed(&settings)?);
+        return Ok(None);
+    }
+    let located = models::ready(&settings.model.model, &source.hub)?;
+    settings.model.served_model_name.get_or_insert_with(|| located.name.clone());
+    Ok(Some((settings, located)))
+}
+
+/// Begins to tell of this process, and sees that the model can be placed.
+pub fn begun(settings: &ServeSettings, located: &Located) -> anyhow::Result<(router::Render, Checkpoint)> {
+    let (steps, content) = (settings.coordinator.otlp_steps, settings.router.otlp_content);
+    let collector = settings.watch.collector()?.map(|collector| Collector { steps, content, ..collector });
+    let metrics = watch(&settings.watch, collector.as_ref(), settings.model.served_model_name.as_deref())?;
+    let checkpoint = Checkpoint::open(&located.path)?;
+    plan::blueprint(settings, &checkpoint)?;
+    Ok((metrics, checkpoint))
+}
+
+/// Runs router, coordinators and workers until `shutdown`, and then until what runs has ended. They end in the order in
+/// which requests pass them, so that nothing under way loses what it needs. `controls` are doors for whoever operates
+/// the replicas, one each; or none.
+pub async fn serve(
+    settings: &ServeSettings,
+    checkpoint: &Checkpoint,
+    metrics: router::Render,
+    doors: Doors,
+    controls: Vec<TcpListener>,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    if settings.coordinator.numerics == Mode::Fast {
+        let version = worker::lt_version().context("--numerics fast")?;
+        tracing::info!(cublaslt = %version, "large products are cuBLASLt's");
+    }
+    let mut controls = controls.into_iter();
+    let (mut groups, mut coordinators, salt) = (Vec::new(), Vec::new(), salt(None)?);
+    for n in 0..settings.local.replicas {
+        let (mut group, coordinator) = Group::start(settings, checkpoint, salt, n).await?;
+        if let Some(door) = controls.next() {
+            group.open(door, coordinator.channel.clone())?;
+        }
+        groups.push(group);
+        coordinators.push(coordinator);
+    }
+    let behind = Behind::these(coordinators);
+    let router = route(settings.router(), checkpoint, metrics, behind, doors, shutdown.clone())?;
+    let end = CancellationToken::new();
+    let replicas = RoleTask::start("the replica", end.clone(), run_groups(groups, end));
+    run_all(vec![RoleTask::start("the router", shutdown, router), replicas]).await
+}
+
+/// A replica: its coordinator and its workers.
+struct Group {
+    name: String,
+    /// This ends its coordinator; the rest ends with that.
+    end: CancellationToken,
+    parts: Vec<RoleTask>,
+}
+
+impl Group {
+    async fn start(
+        settings: &ServeSettings,
+        checkpoint: &Checkpoint,
+        salt: [u8; 16],
+        n: u16,
+    ) -> anyhow::Result<(Group, router::CoordinatorChannel)> {
+        let name = if settings.local.replicas > 1 { format!("{REPLICA}-{n}") } else { REPLICA.to_owned() };
+        let (dialer, pipes) = wire::in_memory();
+        let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
+        let end = CancellationToken::new();
+        let mut parts = Vec::new();
+        let claim = MemoryStore::starting_at(micros_since_1970()).claim(&name, "in this process");
+        let n_ranks = settings.coordinator.n_ranks();
+        if n_ranks == 1 || settings.local.inproc {
+            let parts_of = settings.coordinator();
+            let served = coordinate(parts_of, checkpoint, &name, claim, salt, pipes, end.clone())?;
+            parts.push(RoleTask::start("the coordinator", end.clone(), served));
+            parts.extend(workers::threads(settings, &dialer, n * n_ranks)?);
+        } else {
+            let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
+            let (address, token) = (socket.local_addr()?, Token::random()?);
+            let sockets = wire::incoming(socket, Trust { token: Some(token.clone()), tls: None });
+            let connections = pipes.merge(sockets);
+            let served = coordinate(settings.coordinator(), checkpoint, &name, claim, salt, connections, end.clone())?;
+            parts.push(RoleTask::start("the coordinator", end.clone(), served));
+            parts.push(workers::processes(settings, address, &token, n * n_ranks)?);
+        }
+        Ok((Group { name: name.clone(), end, parts }, router::CoordinatorChannel { name, channel: dialer.channel() }))
+    }
+
+    /// Opens the door for `scale` and `reload` until its coordinator has ended.
+    fn open(&mut self, door: TcpListener, coordinator: Channel) -> anyhow::Result<()> {
+        let (address, end) = (door.local_addr()?, CancellationToken::new());
+        tracing::info!(replica = self.name, %address, "`scale` and `reload` reach this replica");
+        self.parts.push(RoleTask::start("the door for --control", end.clone(), control::serve(door, coordinator, end)));
+        Ok(())
+    }
+}
+
+/// Runs replicas until `end`, or until none is left: one that fails is told of, and the others go on.
+async fn run_groups(groups: Vec<Group>, end: CancellationToken) -> anyhow::Result<()> {
+    let ends: Vec<CancellationToken> = groups.iter().map(|group| group.end.clone()).collect();
+    let mut running = JoinSet::new();
+    for group in groups {
+        running.spawn(async move { (group.name, run_all(group.parts).await) });
+    }
+    let mut outcome = Ok(());
+    loop {
+        let ended = tokio::select! {
+            () = end.cancelled(), if !ends.iter().all(CancellationToken::is_cancelled) => {
+                ends.iter().for_each(CancellationToken::cancel);
+                continue;
+            }
+            ended = running.join_next() => ended,
+        };
+        let Some(ended) = ended else { return outcome };
+        let (name, ended) = ended.context("a replica panicked")?;
+        if let Err(error) = &ended {
+            tracing::error!(replica = name, left = running.len(), error = format!("{error:#}"), "a replica has failed");
+        }
+        outcome = outcome.and(ended);
+    }
+}

@@ -1,0 +1,53 @@
+//! What runs side by side and ends in order. Knows nothing of what it does.
+
+use anyhow::Context;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// A role's task, and what it is called when it fails.
+pub struct RoleTask {
+    name: &'static str,
+    end: CancellationToken,
+    task: Option<JoinHandle<anyhow::Result<()>>>,
+}
+
+impl RoleTask {
+    /// Cancelling `end` ends the role well.
+    pub fn start(
+        name: &'static str,
+        end: CancellationToken,
+        role: impl Future<Output = anyhow::Result<()>> + Send + 'static,
+    ) -> RoleTask {
+        RoleTask { name, end, task: Some(tokio::spawn(role)) }
+    }
+
+    /// This is cancel safe: the task is given up only once it has ended.
+    async fn ended(&mut self) -> anyhow::Result<()> {
+        let Some(task) = &mut self.task else { return Ok(()) };
+        let result = task.await;
+        self.task = None;
+        result.with_context(|| format!("{} panicked", self.name))?.with_context(|| format!("{} failed", self.name))
+    }
+}
+
+/// Runs parts until the first of them ends, and then ends the others one after the other.
+pub async fn run_all(mut parts: Vec<RoleTask>) -> anyhow::Result<()> {
+    let first = poll_fn(|cx| {
+        let ended = parts.iter_mut().find_map(|part| match pin!(part.ended()).poll(cx) {
+            Poll::Ready(ended) => Some(ended),
+            Poll::Pending => None,
+        });
+        ended.map_or(Poll::Pending, Poll::Ready)
+    });
+    let mut outcome = first.await;
+    for mut part in parts {
+        part.end.cancel();
+        // The first to fail is the cause; the rest must end all the same.
+        let ended = part.ended().await;
+        outcome = outcome.and(ended);
+    }
+    outcome
+}

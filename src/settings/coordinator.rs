@@ -1,0 +1,236 @@
+//! What a coordinator heeds, in `serve` and by itself.
+
+use super::bytes::ByteSize;
+use super::check::at_least_one;
+use super::device::{DeviceChoice, DeviceSettings};
+use super::health::HealthSettings;
+use super::model::ModelSettings;
+use super::queue::QueueSettings;
+use super::store::StoreSettings;
+use super::trust::TrustSettings;
+use super::watch::WatchSettings;
+use super::words;
+use anyhow::{bail, ensure};
+use clap::{ArgAction, Args};
+use coordinator::STAGES_MAX;
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use types::{Activations, DeviceClass, Grid, KvDtype, Mode};
+
+/// The ranks of one machine at most. With more, sums would wait for more peers than they have leaves.
+pub const RANKS_MAX: u32 = 1024;
+
+#[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct CoordinatorSettings {
+    /// Ranks that share each layer
+    #[arg(long, env = "LOCKSTEP_TP", value_name = "N", default_value_t = 1)]
+    pub tp: u16,
+    /// Stages that follow each other, each with its own layers
+    #[arg(long, env = "LOCKSTEP_PP", value_name = "N", default_value_t = 1)]
+    pub pp: u16,
+    /// Whether sums on GPUs have one order on every grid and in any company
+    #[arg(
+        long, env = "LOCKSTEP_NUMERICS", default_value = "lockstep",
+        value_parser = words::explained(Mode::ALL, Mode::name, meaning)
+    )]
+    #[serde(with = "words")]
+    pub numerics: Mode,
+    /// What meets a weight: int8 or f32 where that is quantized on the CPU, bf16 on a GPU [default: int8, or bf16]
+    #[arg(long, env = "LOCKSTEP_ACTIVATIONS", value_parser = words::parser(Activations::ALL, Activations::name))]
+    #[serde(default, with = "words::open")]
+    pub activations: Option<Activations>,
+    /// What K and V are kept in: f16 or f32 on the CPU, bf16 on a GPU [default: f16, or bf16]
+    #[arg(long, env = "LOCKSTEP_KV_DTYPE", value_parser = words::parser(KvDtype::ALL, KvDtype::name))]
+    #[serde(default, with = "words::open")]
+    pub kv_dtype: Option<KvDtype>,
+    /// Memory of each worker for the KV cache, as 512MiB or 4GiB; where a context does not fit, it is shorter
+    /// [default: what 8 full contexts need, at most a quarter of memory]
+    #[arg(long, env = "LOCKSTEP_KV_MEMORY", value_name = "BYTES")]
+    pub kv_memory: Option<ByteSize>,
+    /// Tokens that a request may have, prompt and answer [default: the model's]
+    #[arg(long, alias = "max-model-len", env = "LOCKSTEP_CONTEXT")]
+    pub context: Option<u32>,
+    /// Tokens of one request in one step at most [default: as many as in a step]
+    #[arg(long, env = "LOCKSTEP_MAX_CHUNK_TOKENS")]
+    pub max_chunk_tokens: Option<u32>,
+    /// Share the KV of equal beginnings between requests [default: true, but with --zero-kv]
+    #[arg(long, env = "LOCKSTEP_PREFIX_CACHE", action = ArgAction::Set)]
+    pub prefix_cache: Option<bool>,
+    /// Overwrite a request's KV with zeros on every rank when it ends; requests share none then
+    #[arg(
+        long, env = "LOCKSTEP_ZERO_KV", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+        default_missing_value = "true"
+    )]
+    pub zero_kv: bool,
+    /// Seconds that a lost rank's place is kept for another worker, before fewer ranks carry the model
+    #[arg(long, env = "LOCKSTEP_REPLAN_SECONDS", default_value_t = 10)]
+    pub replan_seconds: u64,
+    /// Seconds that enough workers must have been there before the model is spread over them again
+    #[arg(long, env = "LOCKSTEP_REGROW_SECONDS", default_value_t = 10)]
+    pub regrow_seconds: u64,
+    /// Seconds that a worker may take to load its part of the model
+    #[arg(long, env = "LOCKSTEP_LOAD_SECONDS", default_value_t = 600)]
+    pub load_seconds: u64,
+    /// Send a span of each step and rank too, not only of requests
+    #[arg(
+        long, env = "LOCKSTEP_OTLP_STEPS", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+        default_missing_value = "true"
+    )]
+    pub otlp_steps: bool,
+}
+
+fn meaning(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Lockstep => "The same request has the same tokens, whatever happens",
+        Mode::Fast => {
+            "On GPUs: many rows multiplied by cuBLASLt, sums of ranks by NCCL; tokens may differ with company, \
+             grid and fault"
+        }
+    }
+}
+
+impl CoordinatorSettings {
+    pub fn grid(&self) -> Grid {
+        Grid { pp: self.pp, tp: self.tp, ep: 1 }
+    }
+
+    /// The ranks of one replica. `resolved` has checked that there are at most a thousand.
+    pub fn n_ranks(&self) -> u16 {
+        self.tp * self.pp
+    }
+
+    pub fn activations(&self, class: DeviceClass) -> Activations {
+        self.activations.unwrap_or(if class == DeviceClass::Cuda { Activations::Bf16 } else { Activations::Int8 })
+    }
+
+    pub fn kv_dtype(&self, class: DeviceClass) -> KvDtype {
+        self.kv_dtype.unwrap_or(if class == DeviceClass::Cuda { KvDtype::Bf16 } else { KvDtype::F16 })
+    }
+
+    pub fn max_chunk_tokens(&self, queue: &QueueSettings) -> u32 {
+        self.max_chunk_tokens.unwrap_or(queue.max_batch_tokens)
+    }
+
+    pub fn prefix_cache(&self) -> bool {
+        self.prefix_cache.unwrap_or(!self.zero_kv)
+    }
+
+    /// Fills in everything but what the model decides, and checks it.
+    pub fn resolved(mut self, queue: &QueueSettings, device: DeviceChoice) -> anyhow::Result<CoordinatorSettings> {
+        self.activations = Some(self.activations(device.class()));
+        self.kv_dtype = Some(self.kv_dtype(device.class()));
+        self.max_chunk_tokens = Some(self.max_chunk_tokens(queue));
+        self.prefix_cache = Some(self.prefix_cache());
+        self.check(device.class())?;
+        Ok(self)
+    }
+
+    fn check(&self, class: DeviceClass) -> anyhow::Result<()> {
+        at_least_one("tp", self.tp)?;
+        at_least_one("pp", self.pp)?;
+        at_least_one("load-seconds", self.load_seconds)?;
+        self.max_chunk_tokens.map_or(Ok(()), |n| at_least_one("max-chunk-tokens", n))?;
+        ensure!(self.pp <= STAGES_MAX, "--pp {} is more than {STAGES_MAX} stages", self.pp);
+        let n_ranks = u32::from(self.tp) * u32::from(self.pp);
+        ensure!(n_ranks <= RANKS_MAX, "--tp {} times --pp {} is more than {RANKS_MAX} ranks", self.tp, self.pp);
+        ensure!(self.context.is_none_or(|n| n >= 2), "--context is below 2: a prompt and its answer need a token each");
+        ensure!(
+            !(self.zero_kv && self.prefix_cache()),
+            "--zero-kv with --prefix-cache true: what others may find cannot be overwritten; leave one of them out"
+        );
+        self.check_numerics(class)
+    }
+
+    fn check_numerics(&self, class: DeviceClass) -> anyhow::Result<()> {
+        let (activations, kv_dtype) = (self.activations(class), self.kv_dtype(class));
+        let is_bf16 = (activations == Activations::Bf16, kv_dtype == KvDtype::Bf16);
+        match (class, is_bf16) {
+            (DeviceClass::Cuda, (true, true)) | (DeviceClass::Cpu | DeviceClass::Sim, (false, false)) => {}
+            (class, _) => bail!(
+                "--activations {activations} with --kv-dtype {kv_dtype}: both are bf16 on a GPU, and neither is on {}",
+                if class == DeviceClass::Cuda { "cpu" } else { class.name() }
+            ),
+        }
+        if self.numerics == Mode::Fast && class != DeviceClass::Cuda {
+            bail!("--numerics fast is for GPUs: elsewhere there is one way to compute");
+        }
+        Ok(())
+    }
+}
+
+/// Where a coordinator by itself is reached.
+#[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ListenSettings {
+    /// Where workers and routers reach this coordinator
+    #[arg(long, env = "LOCKSTEP_LISTEN", value_name = "ADDR", default_value_t = LISTEN)]
+    pub listen: SocketAddr,
+    /// The replica's name in logs and resume handles [default: this machine's name and the port]
+    #[arg(long, env = "LOCKSTEP_REPLICA", value_name = "NAME")]
+    pub replica: Option<String>,
+    /// Where others reach this coordinator, as etcd tells it [default: where it listens, or this machine's name]
+    #[arg(long, env = "LOCKSTEP_ADVERTISE", value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+}
+
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 50100);
+
+/// What `lockstep coordinator` heeds.
+#[derive(Args, Clone, Debug, Serialize, Deserialize)]
+pub struct CoordinatorRole {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub listen: ListenSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub health: HealthSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub store: StoreSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub trust: TrustSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub model: ModelSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub device: DeviceSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub coordinator: CoordinatorSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub queue: QueueSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub watch: WatchSettings,
+}
+
+impl CoordinatorRole {
+    pub fn resolved(mut self) -> anyhow::Result<CoordinatorRole> {
+        let is_told = self.listen.advertise.is_none() || self.store.is_given();
+        ensure!(is_told, "--advertise needs --etcd-endpoints HOST:PORT");
+        self.store.check()?;
+        self.queue.check()?;
+        self.device.device = self.device.device.resolved();
+        self.coordinator = self.coordinator.resolved(&self.queue, self.device.device)?;
+        self.watch = self.watch.resolved()?;
+        Ok(self)
+    }
+
+    pub fn parts(&self) -> CoordinatorParts<'_> {
+        let (model, queue) = (&self.model, &self.queue);
+        CoordinatorParts { model, queue, coordinator: &self.coordinator, device: self.device.device }
+    }
+}
+
+/// What a coordinator is built from, whoever it was said to.
+#[derive(Clone, Copy)]
+pub struct CoordinatorParts<'a> {
+    pub model: &'a ModelSettings,
+    pub queue: &'a QueueSettings,
+    pub coordinator: &'a CoordinatorSettings,
+    pub device: DeviceChoice,
+}

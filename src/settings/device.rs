@@ -1,0 +1,251 @@
+//! `--device`: how it is said, what it means on this machine, and what there is to choose from. Knows what drivers
+//! answer; nothing of kernels.
+
+use super::machine;
+use anyhow::{Context, bail};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::str::FromStr;
+use types::{DeviceClass, DeviceKind};
+use worker::{Card, Compiler, Driver, Place};
+
+#[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct DeviceSettings {
+    /// What computes: cpu, cuda (of `serve` each worker a GPU by turns), cuda:N, auto (a GPU if there is one), or sim
+    /// (no model)
+    #[arg(long, env = "LOCKSTEP_DEVICE", value_name = "DEVICE", default_value = "cpu")]
+    pub device: DeviceChoice,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DeviceChoice {
+    /// A GPU where there is one that can be used, otherwise the processor.
+    Auto,
+    /// This machine's processor.
+    Cpu,
+    /// A GPU: this one, or each worker its own by turns.
+    Cuda(Option<u32>),
+    /// No model: tokens drawn from each request's hash, to drive the rest of the path.
+    Sim,
+}
+
+/// Of a device's free memory, what weights, KV and the room to work in may take. The driver keeps some for itself as
+/// kernels are loaded, and others may use the device too.
+const USABLE_PERCENT: u64 = 88;
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DeviceChoice, String> {
+        match text.split_once(':') {
+            None if text == "auto" => Ok(DeviceChoice::Auto),
+            None if text == "cpu" => Ok(DeviceChoice::Cpu),
+            None if text == "cuda" => Ok(DeviceChoice::Cuda(None)),
+            None if text == "sim" => Ok(DeviceChoice::Sim),
+            Some(("cuda", number)) if number.parse::<u32>().is_ok() => Ok(DeviceChoice::Cuda(number.parse().ok())),
+            _ => Err(format!("{text:?} is no device: auto, cpu, cuda, cuda:N or sim")),
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceChoice::Auto => f.write_str("auto"),
+            DeviceChoice::Cpu => f.write_str("cpu"),
+            DeviceChoice::Cuda(None) => f.write_str("cuda"),
+            DeviceChoice::Cuda(Some(number)) => write!(f, "cuda:{number}"),
+            DeviceChoice::Sim => f.write_str("sim"),
+        }
+    }
+}
+
+impl TryFrom<String> for DeviceChoice {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<DeviceChoice, String> {
+        text.parse()
+    }
+}
+
+impl From<DeviceChoice> for String {
+    fn from(device: DeviceChoice) -> String {
+        device.to_string()
+    }
+}
+
+impl DeviceChoice {
+    /// `auto` becomes what this machine has.
+    pub fn resolved(self) -> DeviceChoice {
+        match self {
+            DeviceChoice::Auto if usable().is_ok() => DeviceChoice::Cuda(None),
+            DeviceChoice::Auto => DeviceChoice::Cpu,
+            said => said,
+        }
+    }
+
+    pub fn class(self) -> DeviceClass {
+        match self {
+            DeviceChoice::Auto | DeviceChoice::Cpu => DeviceClass::Cpu,
+            DeviceChoice::Cuda(_) => DeviceClass::Cuda,
+            DeviceChoice::Sim => DeviceClass::Sim,
+        }
+    }
+
+    /// What the worker of this number computes on, of all that this machine has.
+    pub fn of_worker(self, number: u16) -> anyhow::Result<DeviceChoice> {
+        Ok(match self.resolved() {
+            DeviceChoice::Cuda(None) => {
+                let ordinals = usable()?;
+                DeviceChoice::Cuda(Some(ordinals[usize::from(number) % ordinals.len()]))
+            }
+            one => one,
+        })
+    }
+
+    /// What a worker says that it computes on: ranks of one replica say the same.
+    pub fn told(self) -> anyhow::Result<DeviceKind> {
+        Ok(match self.of_worker(0)? {
+            DeviceChoice::Cuda(ordinal) => Driver::find()?.card(ordinal.unwrap_or(0))?.told(),
+            one => one.class().into(),
+        })
+    }
+
+    /// What a worker on this device may use, where so many of this machine share its devices.
+    pub fn memory_bytes(self, n_workers: u16, of_machine: u64) -> anyhow::Result<u64> {
+        let DeviceChoice::Cuda(ordinal) = self.resolved() else { return Ok(of_machine / u64::from(n_workers.max(1))) };
+        let (n_sharing, ordinal) = match ordinal {
+            Some(ordinal) => (n_workers.into(), ordinal),
+            None => {
+                let ordinals = usable()?;
+                (usize::from(n_workers).div_ceil(ordinals.len()), ordinals[0])
+            }
+        };
+        let driver = Driver::find()?;
+        let free = driver.free_bytes(&driver.card(ordinal)?)?;
+        Ok(free / 100 * USABLE_PERCENT / (n_sharing.max(1) as u64))
+    }
+
+    /// What a worker by itself may use, where so many of this machine share its devices: all of them the first, or by
+    /// turns those that they are told. Others may be there already, or be still to come.
+    pub fn memory_bytes_of_one(self, n_workers: u16, of_machine: u64) -> anyhow::Result<u64> {
+        let ordinal = match self.resolved() {
+            DeviceChoice::Cuda(ordinal) => ordinal,
+            one => return one.memory_bytes(n_workers, of_machine),
+        };
+        let ordinals = usable()?;
+        let n_sharing = ordinal.map_or(n_workers, |_| n_workers.div_ceil(ordinals.len() as u16));
+        let driver = Driver::find()?;
+        let card = driver.card(ordinal.unwrap_or(ordinals[0]))?;
+        let share = card.memory_bytes / u64::from(n_sharing.max(1));
+        Ok(share.min(driver.free_bytes(&card)?) / 100 * USABLE_PERCENT)
+    }
+
+    /// Where a model's loader puts things; `cache` is for compiled kernels.
+    pub fn place(self, cache: Option<PathBuf>) -> anyhow::Result<Option<Place>> {
+        Ok(match self.of_worker(0)? {
+            DeviceChoice::Cuda(ordinal) => {
+                let ordinal = ordinal.unwrap_or(0);
+                Driver::find()?.card(ordinal)?.check()?;
+                Some(Place::Cuda { ordinal, cache })
+            }
+            DeviceChoice::Auto | DeviceChoice::Cpu => Some(Place::Cpu),
+            DeviceChoice::Sim => None,
+        })
+    }
+}
+
+/// The GPUs on which kernels can run; at least one.
+fn usable() -> anyhow::Result<Vec<u32>> {
+    let cards = Driver::find()?.cards()?;
+    let ordinals: Vec<u32> = cards.iter().filter(|card| card.check().is_ok()).map(|card| card.ordinal).collect();
+    match cards.first() {
+        _ if !ordinals.is_empty() => Ok(ordinals),
+        None => bail!("no CUDA: the driver has no device"),
+        Some(card) => Err(card.check().err().context("no device")?.into()),
+    }
+}
+
+/// What this machine has to compute on, as lines.
+pub fn list() -> String {
+    let mut out = format!("cpu     {} cores, {}\n", machine::cores(), worker::Isa::detect().name());
+    let driver = Driver::find();
+    let cards = driver.as_ref().map_err(ToString::to_string).and_then(|driver| {
+        let cards = driver.cards().map_err(|error| error.to_string())?;
+        Ok((*driver, cards))
+    });
+    // Writing to a string does not fail.
+    match cards {
+        Err(why) => {
+            let _written = writeln!(out, "cuda    none: {why}");
+        }
+        Ok((driver, cards)) => {
+            let _written = writeln!(out, "cuda    driver for CUDA {driver}{}, {} devices", release(), cards.len());
+            cards.iter().for_each(|card| out += &line(driver, card));
+        }
+    }
+    let nvrtc = driver.map_or_else(|_| Compiler::find(), Compiler::find_for);
+    let nvrtc = nvrtc.map_or_else(|error| error.to_string(), |compiler| compiler.to_string());
+    let nccl = worker::nccl_version().map_or_else(|error| error.to_string(), |version| version.to_string());
+    let cublaslt = worker::lt_version().map_or_else(|error| error.to_string(), |version| version.to_string());
+    let _written = writeln!(out, "nvrtc   {nvrtc}\nnccl    {nccl}\ncublaslt {cublaslt}");
+    out
+}
+
+fn line(driver: Driver, card: &Card) -> String {
+    let (major, minor) = card.capability;
+    let free = driver.free_bytes(card).map_or_else(|error| error.to_string(), gibibytes);
+    format!(
+        "cuda:{}  {}, sm_{major}{minor}, {} multiprocessors, {free} of {} free{}\n",
+        card.ordinal,
+        card.name,
+        card.multiprocessors,
+        gibibytes(card.memory_bytes),
+        card.check().err().map_or_else(String::new, |error| format!(": {error}")),
+    )
+}
+
+/// What the driver's makers call it, where its part in the kernel tells.
+fn release() -> String {
+    let told = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    release_in(&told).map_or_else(String::new, |release| format!(" ({release})"))
+}
+
+/// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 ..` -> `580.95.05`
+fn release_in(told: &str) -> Option<&str> {
+    let is_release = |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
+    told.lines().next()?.split_whitespace().find(is_release)
+}
+
+fn gibibytes(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_as_they_are_written() {
+        for said in ["auto", "cpu", "cuda", "cuda:3", "sim"] {
+            assert_eq!(said.parse::<DeviceChoice>().map(|device| device.to_string()), Ok(said.to_owned()));
+        }
+        for wrong in ["gpu", "cuda:", "cuda:x", "cpu:0", "cuda:-1", ""] {
+            assert!(wrong.parse::<DeviceChoice>().is_err_and(|error| error.contains("cuda:N")), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_drivers_release_is_found_in_what_it_says() {
+        let told =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: 12.3.0";
+        assert_eq!(release_in(told), Some("580.95.05"));
+        assert_eq!(release_in(""), None);
+    }
+}

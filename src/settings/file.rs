@@ -1,0 +1,97 @@
+//! From flags and a file to one struct, and from that to what is printed or handed on. Knows no setting by name.
+
+use crate::models::Hub;
+use anyhow::{Context, bail};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Args, Command};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::path::{Path, PathBuf};
+
+/// Where the settings come from, besides the flags.
+#[derive(Args)]
+pub struct ConfigSource {
+    /// A TOML file with the same names as the flags; flags and LOCKSTEP_* win over it
+    #[arg(long, env = "LOCKSTEP_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print what was resolved from flags, environment and file, and stop
+    #[arg(long)]
+    pub print_config: bool,
+    #[command(flatten)]
+    pub hub: Hub,
+}
+
+impl ConfigSource {
+    /// These flags, with what they leave open taken from the file. `said` tells flags from defaults.
+    pub fn under<T>(&self, flags: T, said: &ArgMatches) -> anyhow::Result<T>
+    where
+        T: Args + Serialize + DeserializeOwned,
+    {
+        self.shared::<T, T>(flags, said)
+    }
+
+    /// The same with a file that several roles share: keys of `Other` that are not `T`'s are passed over.
+    pub fn shared<T, Other>(&self, flags: T, said: &ArgMatches) -> anyhow::Result<T>
+    where
+        T: Args + Serialize + DeserializeOwned,
+        Other: Args,
+    {
+        let Some(path) = &self.config else { return Ok(flags) };
+        over::<T, Other>(flags, said, &read(path)?).with_context(|| format!("in {}", path.display()))
+    }
+}
+
+pub fn over<T, Other>(flags: T, said: &ArgMatches, file: &str) -> anyhow::Result<T>
+where
+    T: Args + Serialize + DeserializeOwned,
+    Other: Args,
+{
+    let (ours, others) = (arguments::<T>(), arguments::<Other>());
+    let mut merged = told(&flags)?;
+    for (name, value) in toml::from_str::<toml::Table>(file)? {
+        let is_named = |argument: &&Arg| name_of(argument) == name;
+        let Some(argument) = ours.get_arguments().find(is_named) else {
+            if others.get_arguments().any(|argument| is_named(&argument)) {
+                continue;
+            }
+            bail!("{name} is no setting of this command");
+        };
+        let mut with = merged.clone();
+        with.insert(name.clone(), value);
+        // A value is read even where a flag wins over it, so that a wrong one is told.
+        with.clone().try_into::<T>().with_context(|| name.clone())?;
+        let source = said.value_source(argument.get_id().as_str());
+        if !matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable)) {
+            merged = with;
+        }
+    }
+    Ok(merged.try_into()?)
+}
+
+/// The arguments as which these settings are declared.
+fn arguments<T: Args>() -> Command {
+    T::augment_args(Command::new("settings"))
+}
+
+/// The name that an argument has in a file.
+fn name_of(argument: &Arg) -> String {
+    argument.get_id().as_str().replace('_', "-")
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// All settings as a table, secrets too.
+pub fn told(settings: &impl Serialize) -> anyhow::Result<toml::Table> {
+    Ok(toml::Table::try_from(settings)?)
+}
+
+/// What `--print-config` shows: a file with these settings, without those whose value the help hides too.
+pub fn printed<T: Args + Serialize>(settings: &T) -> anyhow::Result<String> {
+    let mut table = told(settings)?;
+    for secret in arguments::<T>().get_arguments().filter(|argument| argument.is_hide_env_values_set()) {
+        table.remove(&name_of(secret));
+    }
+    Ok(toml::to_string(&table)?)
+}

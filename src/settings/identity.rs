@@ -1,0 +1,237 @@
+//! Who this process is in its cluster: a certificate that the join token's own authority signs, or files that an
+//! operator made. Knows no address and opens no connection.
+//!
+//! Every machine that has the token derives the same authority from it and signs its own certificate with it, so there
+//! is nothing to hand out but one file. A certificate is valid for a month and is made anew, within the process, long
+//! before that.
+
+use anyhow::{Context, ensure};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ED25519,
+};
+use rustls::client::ResolvesClientCert;
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, RootCertStore, ServerConfig, SignatureScheme};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use time::OffsetDateTime;
+use wire::{SERVER_NAME, Tls, Token};
+
+const VALID: Duration = Duration::from_secs(30 * 24 * 3600);
+/// A third of its life: a machine that sleeps for a while does not wake up with an old one.
+const RENEWED_AFTER: Duration = Duration::from_secs(10 * 24 * 3600);
+/// Clocks of a cluster may differ by so much.
+const CLOCKS_APART_MAX: Duration = Duration::from_secs(300);
+const AUTHORITY_PURPOSE: &str = "lockstep 2026 cluster authority ed25519";
+const AUTHORITY_NAME: &str = "lockstep cluster";
+/// What comes before the 32 secret bytes of an Ed25519 key in PKCS #8.
+const PKCS8_ED25519: [u8; 16] =
+    [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
+
+/// Certificates on both sides, of the authority that the token is.
+pub fn of_token(token: &Token, role: &str) -> anyhow::Result<Tls> {
+    let leaves = Arc::new(Leaves {
+        authority: Authority::of(token)?,
+        role: role.into(),
+        provider: Arc::new(ring::default_provider()),
+        current: Mutex::new(None),
+    });
+    // Made once now, so that what is wrong with making them is told at the start.
+    leaves.current().context("no certificate can be made")?;
+    let roots = [leaves.authority.certificate()?];
+    let (server, client) = builders(roots)?;
+    let server = server.with_cert_resolver(leaves.clone());
+    let client = client.with_client_cert_resolver(leaves);
+    Ok(Tls { server: Arc::new(server), client: Arc::new(client) })
+}
+
+/// Certificates on both sides, from files of PEM. They must be made out to `lockstep.cluster`.
+pub fn of_files(certificate: &Path, key: &Path, authority: &Path) -> anyhow::Result<Tls> {
+    let chain = certificates(certificate)?;
+    let secret = || PrivateKeyDer::from_pem_file(key).with_context(|| format!("no private key in {}", key.display()));
+    let (server, client) = builders(certificates(authority)?)?;
+    let unusable = || format!("{} and {} do not go together", certificate.display(), key.display());
+    let server = server.with_single_cert(chain.clone(), secret()?).with_context(unusable)?;
+    let client = client.with_client_auth_cert(chain, secret()?).with_context(unusable)?;
+    Ok(Tls { server: Arc::new(server), client: Arc::new(client) })
+}
+
+fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let unreadable = || format!("no certificates can be read from {}", path.display());
+    let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).with_context(unreadable)?.collect();
+    let read = read.with_context(unreadable)?;
+    ensure!(!read.is_empty(), "there is no certificate in {}", path.display());
+    Ok(read)
+}
+
+type ServerBuilder = rustls::ConfigBuilder<ServerConfig, rustls::server::WantsServerCert>;
+type ClientBuilder = rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>;
+
+/// TLS 1.3 alone: there are no old peers in a cluster of one version.
+fn builders(
+    authorities: impl IntoIterator<Item = CertificateDer<'static>>,
+) -> anyhow::Result<(ServerBuilder, ClientBuilder)> {
+    let mut roots = RootCertStore::empty();
+    for authority in authorities {
+        roots.add(authority).context("the authority's certificate cannot be used")?;
+    }
+    let (roots, provider) = (Arc::new(roots), Arc::new(ring::default_provider()));
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build()?;
+    let versions = &[&rustls::version::TLS13];
+    let server = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions)?;
+    let client = ClientConfig::builder_with_provider(provider).with_protocol_versions(versions)?;
+    Ok((server.with_client_cert_verifier(verifier), client.with_root_certificates(roots)))
+}
+
+/// Signs for everybody who has the token.
+struct Authority {
+    key: KeyPair,
+}
+
+impl Authority {
+    fn of(token: &Token) -> anyhow::Result<Authority> {
+        let secret = blake3::derive_key(AUTHORITY_PURPOSE, token.expose().as_bytes());
+        let key = PrivatePkcs8KeyDer::from([&PKCS8_ED25519[..], &secret].concat());
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ED25519).context("no key from this token")?;
+        Ok(Authority { key })
+    }
+
+    fn params() -> anyhow::Result<CertificateParams> {
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.distinguished_name = named(AUTHORITY_NAME);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        Ok(params)
+    }
+
+    fn certificate(&self) -> anyhow::Result<CertificateDer<'static>> {
+        Ok(Authority::params()?.self_signed(&self.key)?.der().clone())
+    }
+
+    fn sign(&self, role: &str, now: OffsetDateTime, provider: &CryptoProvider) -> anyhow::Result<CertifiedKey> {
+        let mut params = CertificateParams::new(vec![SERVER_NAME.to_owned()])?;
+        params.distinguished_name = named(role);
+        params.not_before = now - CLOCKS_APART_MAX;
+        params.not_after = now + VALID;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate_for(&PKCS_ED25519)?;
+        let issuer = Issuer::new(Authority::params()?, &self.key);
+        let certificate = params.signed_by(&key, &issuer)?;
+        let secret = PrivatePkcs8KeyDer::from(key.serialize_der());
+        let secret = provider.key_provider.load_private_key(secret.into())?;
+        Ok(CertifiedKey::new(vec![certificate.der().clone()], secret))
+    }
+}
+
+fn named(name: &str) -> DistinguishedName {
+    let mut distinguished = DistinguishedName::new();
+    distinguished.push(DnType::CommonName, name);
+    distinguished
+}
+
+/// This role's certificate, made anew in time.
+struct Leaves {
+    authority: Authority,
+    role: String,
+    provider: Arc<CryptoProvider>,
+    current: Mutex<Option<(Instant, Arc<CertifiedKey>)>>,
+}
+
+impl Leaves {
+    fn current(&self) -> anyhow::Result<Arc<CertifiedKey>> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((made, key)) = current.as_ref().filter(|(made, _)| made.elapsed() < RENEWED_AFTER) {
+            debug_assert!(made.elapsed() < VALID);
+            return Ok(key.clone());
+        }
+        let made = Arc::new(self.authority.sign(&self.role, OffsetDateTime::now_utc(), &self.provider)?);
+        *current = Some((Instant::now(), made.clone()));
+        Ok(made)
+    }
+
+    fn logged(&self) -> Option<Arc<CertifiedKey>> {
+        self.current().inspect_err(|error| tracing::error!(%error, "no certificate can be made")).ok()
+    }
+}
+
+impl std::fmt::Debug for Leaves {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Leaves({})", self.role)
+    }
+}
+
+impl ResolvesServerCert for Leaves {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.logged()
+    }
+}
+
+impl ResolvesClientCert for Leaves {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.logged()
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::cluster::coordinator_client::CoordinatorClient;
+    use tokio::net::TcpListener;
+    use tokio_stream::StreamExt;
+    use wire::Refused;
+    use wire::{Trust, channel, incoming};
+
+    fn tls(letter: &str, age: Duration) -> Tls {
+        let authority = Authority::of(&Token::new(&letter.repeat(40)).unwrap()).unwrap();
+        let provider = ring::default_provider();
+        let leaf = Arc::new(authority.sign("a test", OffsetDateTime::now_utc() - age, &provider).unwrap());
+        let (server, client) = builders([authority.certificate().unwrap()]).unwrap();
+        let single = Arc::new(rustls::sign::SingleCertAndKey::from((*leaf).clone()));
+        let server = server.with_cert_resolver(single.clone());
+        let client = client.with_client_cert_resolver(single);
+        Tls { server: Arc::new(server), client: Arc::new(client) }
+    }
+
+    /// What a dialler hears of a listener, where the connection is all that there is.
+    async fn check(listener: Tls, dialler: Tls, expect: Option<Refused>) {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap().to_string();
+        let mut incoming = Box::pin(incoming(socket, Trust { token: None, tls: Some(listener) }));
+        let channel = channel(&address, Trust { token: None, tls: Some(dialler) });
+        let mut client = CoordinatorClient::new(channel);
+        let call = client.attach(tokio_stream::empty());
+        match expect {
+            Some(expect) => {
+                let status = call.await.unwrap_err();
+                assert_eq!(Refused::cause_of(&status), Some(&expect), "{status:?}");
+            }
+            None => tokio::select! {
+                answered = call => panic!("nobody serves: {answered:?}"),
+                connection = incoming.next() => assert!(connection.unwrap().is_ok()),
+            },
+        }
+    }
+
+    #[tokio::test]
+    async fn certificates_of_one_token_trust_each_other() {
+        let young = Duration::ZERO;
+        check(tls("a", young), tls("a", young), None).await;
+        check(tls("a", young), tls("b", young), Some(Refused::Stranger)).await;
+        let old = VALID + CLOCKS_APART_MAX;
+        check(tls("a", old), tls("a", young), Some(Refused::Expired)).await;
+        check(tls("a", young), tls("a", old), Some(Refused::Expired)).await;
+        let token = Token::random().unwrap();
+        check(of_token(&token, "one").unwrap(), of_token(&token, "other").unwrap(), None).await;
+    }
+}

@@ -1,0 +1,37 @@
+//! Settings from flags, then `LOCKSTEP_*`, then a file. Each is a field of one struct, with its flag, its variable and
+//! its default, and the commands are made of these structs. Nothing else reads the environment.
+
+mod bytes;
+mod check;
+mod choices;
+mod coordinator;
+pub mod device;
+mod file;
+mod health;
+mod identity;
+pub mod machine;
+mod model;
+mod queue;
+mod router;
+mod serve;
+mod store;
+mod trust;
+mod watch;
+pub mod words;
+mod worker;
+
+pub use bytes::ByteSize;
+pub use choices::{CudaGraphs, LogFormat, PickChoice};
+pub use coordinator::{CoordinatorParts, CoordinatorRole};
+pub use file::{ConfigSource, printed, told};
+pub use health::HealthSettings;
+
+pub use router::{RouteSettings, RouterParts, RouterRole, RouterSettings};
+pub use serve::ServeSettings;
+pub use store::StoreSettings;
+pub use trust::TrustSettings;
+pub use watch::{LOG, WatchSettings};
+pub use worker::{JoinSettings, WorkerRole, WorkerSettings};
+
+#[cfg(test)]
+pub mod tests;

@@ -1,0 +1,38 @@
+//! How much a replica takes at once and how it ends: its coordinator plans by it, and its routers refuse by it.
+
+use super::check::at_least_one;
+use anyhow::ensure;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+#[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct QueueSettings {
+    /// Tokens in one step at most
+    #[arg(long, env = "LOCKSTEP_MAX_BATCH_TOKENS", default_value_t = 512)]
+    pub max_batch_tokens: u32,
+    /// Requests that run at once
+    #[arg(long, env = "LOCKSTEP_MAX_RUNNING", default_value_t = 64)]
+    pub max_running: u32,
+    /// Requests that wait behind them; more are told to come again
+    #[arg(long, env = "LOCKSTEP_MAX_WAITING", default_value_t = 1024)]
+    pub max_waiting: u32,
+    /// Seconds that running requests have to finish after SIGTERM
+    #[arg(long, env = "LOCKSTEP_DRAIN_SECONDS", default_value_t = 30)]
+    pub drain_seconds: u64,
+}
+
+impl QueueSettings {
+    pub fn check(&self) -> anyhow::Result<()> {
+        at_least_one("max-batch-tokens", self.max_batch_tokens)?;
+        at_least_one("max-running", self.max_running)?;
+        at_least_one("max-waiting", self.max_waiting)?;
+        ensure!(
+            self.max_running <= self.max_batch_tokens,
+            "--max-running {} is more than --max-batch-tokens {}: not all of them could take a step",
+            self.max_running,
+            self.max_batch_tokens
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,180 @@
+//! What a router heeds, in `serve` and by itself.
+
+use super::check::at_least_one;
+use super::choices::PickChoice;
+use super::model::ModelSettings;
+use super::queue::QueueSettings;
+use super::store::{StoreSettings, one_or_many};
+use super::trust::TrustSettings;
+use super::watch::WatchSettings;
+use anyhow::{Context, ensure};
+use clap::{ArgAction, Args};
+use cluster::Addresses;
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+#[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RouterSettings {
+    /// Address of the HTTP API [default: 127.0.0.1:8000]
+    #[arg(long, env = "LOCKSTEP_HTTP", value_name = "ADDR")]
+    pub http: Option<SocketAddr>,
+    /// Address of the gRPC API [default: 127.0.0.1:50051]
+    #[arg(long, env = "LOCKSTEP_GRPC", value_name = "ADDR")]
+    pub grpc: Option<SocketAddr>,
+    /// Host of both APIs, where no full address is given
+    #[arg(long, env = "LOCKSTEP_HOST", value_name = "IP")]
+    pub host: Option<IpAddr>,
+    /// Port of the HTTP API, where no full address is given
+    #[arg(long, env = "LOCKSTEP_PORT")]
+    pub port: Option<u16>,
+    /// Which of several replicas gets a request: prefix (where its first token comes soonest, by what caches have and
+    /// what is to be done), least-work, power-of-two, round-robin, affinity (by session)
+    #[arg(long, env = "LOCKSTEP_POLICY", value_enum, default_value = "prefix")]
+    pub policy: PickChoice,
+    /// A file of API keys, a line each: key, or name:key; a name's requests share no cache with others'. Limits may
+    /// stand behind it: weight=4 requests_per_minute=600 tokens_per_minute=90000 concurrent=16
+    #[arg(long, env = "LOCKSTEP_API_KEYS", value_name = "FILE")]
+    pub api_keys: Option<PathBuf>,
+    /// One API key, beside those of the file
+    #[arg(long, env = "LOCKSTEP_API_KEY", value_name = "KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Seconds that a request waits for its replica to compute it again, or another one, before it fails: where a
+    /// coordinator, workers or room for it are missing
+    #[arg(long, env = "LOCKSTEP_FAILOVER_MAX", value_name = "SECONDS", default_value_t = 60)]
+    pub failover_max: u64,
+    /// Seconds that a request may take in all, whatever its client says [default: as long as it takes]
+    #[arg(long, env = "LOCKSTEP_REQUEST_SECONDS", value_name = "SECONDS")]
+    pub request_seconds: Option<u64>,
+    /// Send prompts and answers too, within the spans of requests
+    #[arg(
+        long, env = "LOCKSTEP_OTLP_CONTENT", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+        default_missing_value = "true"
+    )]
+    pub otlp_content: bool,
+}
+
+impl RouterSettings {
+    pub fn http(&self) -> SocketAddr {
+        self.http.unwrap_or_else(|| SocketAddr::new(self.host(), self.port.unwrap_or(8000)))
+    }
+
+    pub fn grpc(&self) -> SocketAddr {
+        self.grpc.unwrap_or_else(|| SocketAddr::new(self.host(), 50051))
+    }
+
+    fn host(&self) -> IpAddr {
+        self.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    }
+
+    /// Fills in the full addresses, and checks the rest.
+    pub fn resolved(mut self) -> anyhow::Result<RouterSettings> {
+        self.request_seconds.map_or(Ok(()), |seconds| at_least_one("request-seconds", seconds))?;
+        (self.http, self.grpc) = (Some(self.http()), Some(self.grpc()));
+        (self.host, self.port) = (None, None);
+        Ok(self)
+    }
+}
+
+/// Whom a router of a cluster routes to.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RouteSettings {
+    /// The coordinator of a replica that serves; several replicas share the requests
+    #[arg(long, alias = "coordinators", env = "LOCKSTEP_COORDINATOR", value_name = "HOST:PORT", value_delimiter = ',')]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub coordinator: Option<Vec<String>>,
+    /// Another model that replicas serve, and the name that they serve it by [default: MODEL's own]; MODEL itself is
+    /// what all the rest are read with that a route names
+    #[arg(long, env = "LOCKSTEP_TEXT", value_name = "NAME=MODEL", value_delimiter = ',')]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub text: Option<Vec<String>>,
+    /// A name that clients say, and the versions behind it by weight, as chat=v1:90,v2:10; a version is the name that
+    /// its replicas serve, with @ and the beginning of a policy digest where several serve it
+    #[arg(long, env = "LOCKSTEP_ROUTE", value_name = "NAME=VERSION:WEIGHT,..", value_delimiter = ';')]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub route: Option<Vec<String>>,
+    /// A file of routes, a line each; it is read again when it changes
+    #[arg(long, env = "LOCKSTEP_ROUTES", value_name = "FILE")]
+    pub routes: Option<PathBuf>,
+}
+
+impl RouteSettings {
+    /// The coordinators that are given, or none where a store tells of them.
+    pub fn given(&self, has_store: bool) -> anyhow::Result<Option<Addresses>> {
+        let addresses = self.coordinator.clone().unwrap_or_default();
+        ensure!(
+            addresses.is_empty() == has_store,
+            "give --coordinator HOST:PORT, where a replica is reached, or --etcd-endpoints HOST:PORT, which tells: one \
+             of them"
+        );
+        if has_store {
+            return Ok(None);
+        }
+        let twice = addresses.iter().enumerate().find(|(i, address)| addresses[..*i].contains(address));
+        ensure!(twice.is_none(), "--coordinator {} is given twice", twice.map_or("", |(_, address)| address));
+        Ok(Some(addresses.join(",").parse::<Addresses>().context("--coordinator")?))
+    }
+}
+
+/// What `lockstep router` heeds.
+#[derive(Args, Clone, Debug, Serialize, Deserialize)]
+pub struct RouterRole {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub route: RouteSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub store: StoreSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub trust: TrustSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub model: ModelSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub router: RouterSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub queue: QueueSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub watch: WatchSettings,
+}
+
+impl RouterRole {
+    pub fn resolved(mut self) -> anyhow::Result<RouterRole> {
+        self.queue.check()?;
+        self.router = self.router.resolved()?;
+        self.watch = self.watch.resolved()?;
+        Ok(self)
+    }
+
+    pub fn parts(&self) -> RouterParts<'_> {
+        RouterParts { model: &self.model, queue: &self.queue, router: &self.router }
+    }
+}
+
+/// What a router is built from, whether `serve` or `router` was told it.
+#[derive(Clone, Copy)]
+pub struct RouterParts<'a> {
+    pub model: &'a ModelSettings,
+    pub queue: &'a QueueSettings,
+    pub router: &'a RouterSettings,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coordinators_are_one_or_several() {
+        let read = |file: &str| toml::from_str::<RouteSettings>(file).unwrap().coordinator;
+        let addresses = |list: &[&str]| Some(list.iter().map(|address| (*address).to_owned()).collect::<Vec<_>>());
+        assert_eq!(read("coordinator = \"a:1\""), addresses(&["a:1"]));
+        assert_eq!(read("coordinator = [\"a:1\", \"b:2\"]"), addresses(&["a:1", "b:2"]));
+        assert_eq!(read(""), None);
+    }
+}

@@ -1,0 +1,167 @@
+//! Which cluster store a role uses, from flags. What a store does is `cluster`'s.
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use cluster::{EtcdConfig, EtcdStore, EtcdTls, EtcdWaits, Store};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct StoreSettings {
+    /// Members of the etcd where coordinators register and routers find them
+    #[arg(long, env = "LOCKSTEP_ETCD_ENDPOINTS", value_name = "HOST:PORT", value_delimiter = ',')]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub etcd_endpoints: Option<Vec<String>>,
+    /// Of this cluster's keys in etcd [default: /lockstep]
+    #[arg(long, env = "LOCKSTEP_ETCD_PREFIX", value_name = "PREFIX")]
+    pub etcd_prefix: Option<String>,
+    /// The authority that has signed etcd's certificates; asks for TLS
+    #[arg(long, env = "LOCKSTEP_ETCD_CA", value_name = "FILE")]
+    pub etcd_ca: Option<PathBuf>,
+    /// This role's certificate for etcd
+    #[arg(long, env = "LOCKSTEP_ETCD_CERT", value_name = "FILE")]
+    pub etcd_cert: Option<PathBuf>,
+    /// The certificate's private key
+    #[arg(long, env = "LOCKSTEP_ETCD_KEY", value_name = "FILE")]
+    pub etcd_key: Option<PathBuf>,
+    /// This role's user in etcd
+    #[arg(long, env = "LOCKSTEP_ETCD_USER", value_name = "NAME")]
+    pub etcd_user: Option<String>,
+    /// The user's password
+    #[arg(long, env = "LOCKSTEP_ETCD_PASSWORD_FILE", value_name = "FILE")]
+    pub etcd_password_file: Option<PathBuf>,
+    /// A coordinator that etcd has not heard of for so long is off the list; its open streams go on [default: 10]
+    #[arg(long, env = "LOCKSTEP_ETCD_LEASE_SECONDS", value_name = "N")]
+    pub etcd_lease_seconds: Option<u64>,
+}
+
+const PREFIX: &str = "/lockstep";
+
+impl StoreSettings {
+    pub fn is_given(&self) -> bool {
+        self.etcd_endpoints.is_some()
+    }
+
+    /// Refuses what would have no effect without etcd.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let given = [
+            ("prefix", self.etcd_prefix.is_some()),
+            ("ca", self.etcd_ca.is_some()),
+            ("cert", self.etcd_cert.is_some()),
+            ("key", self.etcd_key.is_some()),
+            ("user", self.etcd_user.is_some()),
+            ("password-file", self.etcd_password_file.is_some()),
+            ("lease-seconds", self.etcd_lease_seconds.is_some()),
+        ];
+        let idle = given.iter().find(|(_, is_given)| *is_given && !self.is_given());
+        ensure!(idle.is_none(), "--etcd-{} needs --etcd-endpoints HOST:PORT", idle.map_or("", |(name, _)| name));
+        ensure!(self.etcd_lease_seconds != Some(0), "--etcd-lease-seconds is 0; it must be at least 1");
+        Ok(())
+    }
+
+    /// The etcd that is asked for, if any. Needs a runtime; reaches nobody yet.
+    pub async fn open(&self) -> anyhow::Result<Option<Store>> {
+        self.check()?;
+        let Some(endpoints) = self.etcd_endpoints.clone() else { return Ok(None) };
+        let lease = self.etcd_lease_seconds.map(Duration::from_secs);
+        let config = EtcdConfig {
+            endpoints,
+            prefix: self.etcd_prefix.clone().unwrap_or_else(|| PREFIX.into()),
+            tls: self.tls()?,
+            user: self.user()?,
+            waits: lease.map_or_else(EtcdWaits::default, EtcdWaits::with_lease),
+        };
+        let store = Store::Etcd(EtcdStore::open(config).await.context("--etcd-endpoints")?);
+        tokio::spawn(measure(store.clone()));
+        Ok(Some(store))
+    }
+
+    fn tls(&self) -> anyhow::Result<Option<EtcdTls>> {
+        let identity = match (&self.etcd_cert, &self.etcd_key) {
+            (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+            (None, None) => None,
+            _ => bail!("--etcd-cert and --etcd-key go together"),
+        };
+        match &self.etcd_ca {
+            Some(authority) => Ok(Some(EtcdTls { authority: read(authority)?, identity })),
+            None if identity.is_some() => bail!("--etcd-cert needs --etcd-ca FILE: who has signed etcd's certificate"),
+            None => Ok(None),
+        }
+    }
+
+    fn user(&self) -> anyhow::Result<Option<(String, String)>> {
+        match (&self.etcd_user, &self.etcd_password_file) {
+            (Some(name), Some(file)) => {
+                let password = String::from_utf8(read(file)?).with_context(|| format!("in {}", file.display()))?;
+                Ok(Some((name.clone(), password.trim_end_matches(['\r', '\n']).to_owned())))
+            }
+            (None, None) => Ok(None),
+            _ => bail!("--etcd-user and --etcd-password-file go together"),
+        }
+    }
+}
+
+/// Shows in the metrics whether the store is there, and since when. Ends with the process.
+async fn measure(store: Store) {
+    let mut health = store.health();
+    loop {
+        let (is_connected, since) = {
+            let health = health.borrow_and_update();
+            (health.is_connected(), health.since.duration_since(UNIX_EPOCH).unwrap_or_default())
+        };
+        telemetry::metrics::store(is_connected, since);
+        if health.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// In a file one address may stand for a list of one.
+pub fn one_or_many<'a, D: Deserializer<'a>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(Some(match OneOrMany::deserialize(value)? {
+        OneOrMany::One(one) => vec![one],
+        OneOrMany::Many(many) => many,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(settings: &StoreSettings, expect: Result<bool, &str>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let opened = runtime.block_on(settings.open()).map(|store| store.is_some()).map_err(|e| format!("{e:#}"));
+        match expect {
+            Ok(expect) => assert_eq!(opened, Ok(expect)),
+            Err(part) => assert!(opened.clone().is_err_and(|e| e.contains(part)), "{part}: {opened:?}"),
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_before_anybody_is_reached() {
+        let none = StoreSettings::default();
+        let etcd = StoreSettings { etcd_endpoints: Some(vec!["127.0.0.1:1".into()]), ..none.clone() };
+        let somewhere = || Some(PathBuf::from("no/such/file"));
+        check(&none, Ok(false));
+        check(&etcd, Ok(true));
+        check(&StoreSettings { etcd_user: Some("a".into()), ..none }, Err("--etcd-user needs --etcd-endpoints"));
+        check(&StoreSettings { etcd_user: Some("a".into()), ..etcd.clone() }, Err("go together"));
+        check(&StoreSettings { etcd_cert: somewhere(), ..etcd.clone() }, Err("go together"));
+        check(&StoreSettings { etcd_ca: somewhere(), ..etcd.clone() }, Err("no/such/file"));
+        check(&StoreSettings { etcd_lease_seconds: Some(0), ..etcd.clone() }, Err("at least 1"));
+        let unsafe_ca = StoreSettings { etcd_endpoints: Some(vec!["https://h:1".into()]), ..etcd };
+        check(&unsafe_ca, Err("authority"));
+    }
+}

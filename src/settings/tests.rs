@@ -1,0 +1,57 @@
+//! Settings as a command line and a file say them.
+
+use super::file::over;
+use super::{CoordinatorRole, RouterRole, ServeSettings, WorkerRole};
+use clap::{ArgMatches, Args, Command};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+fn parsed<T: Args>(words: &str) -> (T, ArgMatches) {
+    let command = T::augment_args(Command::new("settings").no_binary_name(true));
+    let said = command.get_matches_from(words.split_whitespace());
+    (T::from_arg_matches(&said).unwrap(), said)
+}
+
+/// What these words of a command line say.
+pub fn said<T: Args>(words: &str) -> T {
+    parsed(words).0
+}
+
+/// The same, over a file.
+pub fn from_file<T: Args + Serialize + DeserializeOwned>(words: &str, file: &str) -> anyhow::Result<T> {
+    let (flags, said) = parsed::<T>(words);
+    over::<T, T>(flags, &said, file)
+}
+
+#[test]
+fn roles_may_share_a_file_and_what_nobody_knows_is_refused() {
+    let file = "threads = 5\nhttp = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:2\"\ntp = 3";
+    let (flags, said) = parsed::<CoordinatorRole>("--tp 2");
+    let role = over::<CoordinatorRole, ServeSettings>(flags.clone(), &said, file).unwrap();
+    assert_eq!((role.coordinator.tp, role.listen.listen.port()), (2, 2));
+    let worse = over::<CoordinatorRole, ServeSettings>(flags, &said, "worse = 1").unwrap_err();
+    assert!(worse.to_string().contains("worse is no setting"));
+    let alone = from_file::<WorkerRole>("", "http = \"127.0.0.1:1\"").unwrap_err();
+    assert!(alone.to_string().contains("http is no setting"));
+}
+
+#[test]
+fn each_role_can_be_printed_and_read_back() {
+    fn check<T: Args + Serialize + DeserializeOwned + Clone>(words: &str, resolved: fn(T) -> anyhow::Result<T>) {
+        let settings = resolved(said(words)).unwrap();
+        let text = super::printed(&settings).unwrap();
+        let again = resolved(from_file("", &text).unwrap()).unwrap();
+        assert_eq!(super::printed(&again).unwrap(), text);
+    }
+    check::<ServeSettings>("tiny --tp 2 --inproc", ServeSettings::resolved);
+    check::<RouterRole>("tiny --coordinator a:1,b:2 --host 127.0.0.2", RouterRole::resolved);
+    check::<CoordinatorRole>("tiny --kv-dtype f32 --health 127.0.0.1:1", CoordinatorRole::resolved);
+    check::<WorkerRole>("--join a:1 --device cuda:1 --memory 1GiB --fetch", WorkerRole::resolved);
+}
+
+#[test]
+fn secrets_are_handed_on_and_printed_for_nobody() {
+    let settings = said::<ServeSettings>("--api-key hidden --otlp-headers x=hidden");
+    assert!(!super::printed(&settings).unwrap().contains("hidden"));
+    assert_eq!(toml::to_string(&super::told(&settings).unwrap()).unwrap().matches("hidden").count(), 2);
+}

@@ -1,0 +1,114 @@
+//! What the roles of this cluster ask of each other: a join token, TLS, or, on loopback, nothing. Resolved here from
+//! flags; how it is proved is `wire`'s, and where certificates come from `identity`'s.
+
+use super::identity;
+use anyhow::{Context, bail, ensure};
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use wire::{Token, Trust};
+
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct TrustSettings {
+    /// A file with the join token that all roles of the cluster share; `lockstep token` makes one
+    #[arg(long, env = "LOCKSTEP_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// TLS between roles, with certificates on both sides [default: on, but for loopback]
+    #[arg(long, env = "LOCKSTEP_TLS", value_enum)]
+    pub tls: Option<TlsMode>,
+    /// This role's certificate, made out to lockstep.cluster, in place of one made from the join token
+    #[arg(long, env = "LOCKSTEP_TLS_CERT", value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's private key
+    #[arg(long, env = "LOCKSTEP_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// The authority that has signed the certificates of all roles
+    #[arg(long, env = "LOCKSTEP_TLS_CA", value_name = "FILE", requires = "tls_cert")]
+    pub tls_ca: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TlsMode {
+    On,
+    Off,
+}
+
+impl TrustSettings {
+    /// For a role that listens on or dials `address`; `handed` is a token that came another way than by a file.
+    pub fn resolve(&self, role: &str, address: &str, handed: Option<Token>) -> anyhow::Result<Trust> {
+        let token = self.token()?.or(handed);
+        let is_local = is_loopback(address);
+        let files = self.files()?;
+        let has_files = files.is_some();
+        let wants_tls = self.tls.map_or(has_files || !is_local, |mode| mode == TlsMode::On);
+        ensure!(
+            is_local || token.is_some() || (has_files && wants_tls),
+            "{address} is not loopback: give the cluster's join token with --token-file FILE (`lockstep token` makes \
+             one), or certificates with --tls-cert, --tls-key and --tls-ca"
+        );
+        let tls = match (wants_tls, files, &token) {
+            (false, _, _) => None,
+            (true, Some((certificate, key, authority)), _) => Some(identity::of_files(certificate, key, authority)?),
+            (true, None, Some(token)) => Some(identity::of_token(token, role)?),
+            (true, None, None) => bail!("--tls on needs a join token or certificates"),
+        };
+        if tls.is_none() && !is_local {
+            tracing::warn!(address, "what roles say to each other is not encrypted: --tls is off");
+        }
+        Ok(Trust { token, tls })
+    }
+
+    /// The join token, where one is given.
+    pub fn token(&self) -> anyhow::Result<Option<Token>> {
+        self.token_file.as_deref().map(read_token).transpose()
+    }
+
+    fn files(&self) -> anyhow::Result<Option<(&Path, &Path, &Path)>> {
+        match (&self.tls_cert, &self.tls_key, &self.tls_ca) {
+            (Some(certificate), Some(key), Some(authority)) => Ok(Some((certificate, key, authority))),
+            (None, None, None) => Ok(None),
+            _ => bail!("--tls-cert, --tls-key and --tls-ca go together"),
+        }
+    }
+}
+
+fn read_token(path: &Path) -> anyhow::Result<Token> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Token::new(&text).with_context(|| format!("in {}", path.display()))
+}
+
+/// A name that does not resolve now may be any machine later.
+fn is_loopback(address: &str) -> bool {
+    let resolved = address.to_socket_addrs().map(|addresses| addresses.map(|a| a.ip()).collect::<Vec<IpAddr>>());
+    resolved.is_ok_and(|ips| !ips.is_empty() && ips.iter().all(IpAddr::is_loopback))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beyond_loopback_somebody_must_prove_something() {
+        let open = TrustSettings::default();
+        assert!(open.resolve("a", "127.0.0.1:1", None).is_ok_and(|trust| trust.tls.is_none()));
+        let refused = open.resolve("a", "192.0.2.1:1", None).unwrap_err().to_string();
+        assert!(refused.contains("--token-file"), "{refused}");
+        let token = Token::random().unwrap();
+        let trust = open.resolve("a", "0.0.0.0:1", Some(token.clone())).unwrap();
+        assert!(trust.tls.is_some() && trust.token.is_some());
+        let off = TrustSettings { tls: Some(TlsMode::Off), ..open.clone() };
+        assert!(off.resolve("a", "0.0.0.0:1", Some(token)).is_ok_and(|trust| trust.tls.is_none()));
+        let on = TrustSettings { tls: Some(TlsMode::On), ..open };
+        assert!(on.resolve("a", "127.0.0.1:1", None).is_err());
+    }
+
+    #[test]
+    fn a_token_file_is_named_when_it_is_bad() {
+        let missing = TrustSettings { token_file: Some("no/such/file".into()), ..TrustSettings::default() };
+        let told = missing.resolve("a", "127.0.0.1:1", None).unwrap_err();
+        assert!(format!("{told:#}").contains("no/such/file"));
+    }
+}

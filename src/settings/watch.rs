@@ -1,0 +1,67 @@
+//! What a process tells of itself: its log, and what a collector hears. The same for every role.
+
+use super::choices::{LogFormat, OtlpProtocol};
+use anyhow::{Context, ensure};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use telemetry::{Collector, Headers};
+
+/// The tokenizer's crate tells of its tables as it builds them, which is nothing to tell an operator.
+pub const LOG: &str = "info,tk_encode=warn";
+
+#[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct WatchSettings {
+    /// How logs are written to stderr
+    #[arg(long, env = "LOCKSTEP_LOG_FORMAT", value_enum, default_value = "text")]
+    pub log_format: LogFormat,
+    /// Which logs are written, as info or router=debug,info
+    #[arg(long, env = "LOCKSTEP_LOG", default_value = LOG)]
+    pub log: String,
+    /// Where an OpenTelemetry collector takes OTLP, as http://host:4317 [default: nothing is sent]
+    #[arg(long, alias = "otlp", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+    /// How it takes it
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_PROTOCOL", value_enum, default_value = "grpc")]
+    pub otlp_protocol: OtlpProtocol,
+    /// Headers that it wants with everything, as name=value,name=value
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_HEADERS", value_name = "HEADERS", hide_env_values = true)]
+    pub otlp_headers: Option<String>,
+    /// PEM file with the authority of an https collector's certificate [default: the web's authorities]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
+    pub otlp_certificate: Option<String>,
+    /// Of traces that begin here, the part that is recorded, 0 to 1; a caller's own are as the caller says
+    #[arg(long, env = "LOCKSTEP_OTLP_SAMPLE", value_name = "RATIO", default_value_t = 1.0)]
+    pub otlp_sample: f64,
+    /// Seconds from one sending of the metrics to the next; 0 sends none
+    #[arg(long, env = "LOCKSTEP_OTLP_METRICS_SECONDS", value_name = "SECONDS", default_value_t = 15)]
+    pub otlp_metrics_seconds: u64,
+}
+
+impl WatchSettings {
+    /// As the variables' standard has it, what is empty is unset: Compose sets what nobody has said.
+    pub fn resolved(mut self) -> anyhow::Result<WatchSettings> {
+        let is_said = |text: &String| !text.is_empty();
+        self.otlp_endpoint = self.otlp_endpoint.filter(is_said);
+        self.otlp_certificate = self.otlp_certificate.filter(is_said);
+        let ratio = self.otlp_sample;
+        ensure!((0.0..=1.0).contains(&ratio), "--otlp-sample is {ratio}; it must be from 0 to 1");
+        Ok(self)
+    }
+
+    /// Who hears of this process, if anybody does.
+    pub fn collector(&self) -> anyhow::Result<Option<Collector>> {
+        let Some(endpoint) = self.otlp_endpoint.clone() else { return Ok(None) };
+        let protocol = match self.otlp_protocol {
+            OtlpProtocol::Grpc => telemetry::Protocol::Grpc,
+            OtlpProtocol::Http => telemetry::Protocol::Http,
+        };
+        let headers = Headers::parse(self.otlp_headers.as_deref().unwrap_or_default()).context("--otlp-headers")?;
+        let read = |path: &String| std::fs::read(path).with_context(|| format!("cannot read {path}"));
+        let authority = self.otlp_certificate.as_ref().map(read).transpose().context("--otlp-certificate")?;
+        let metrics_every = (self.otlp_metrics_seconds > 0).then(|| Duration::from_secs(self.otlp_metrics_seconds));
+        let sample = self.otlp_sample;
+        Ok(Some(Collector { endpoint, protocol, headers, authority, sample, metrics_every, ..Collector::default() }))
+    }
+}

@@ -1,0 +1,216 @@
+//! The thread that writes to stderr whatever a process that serves has to say: its log, its greeting, its panics. It
+//! alone waits for who reads them. Knows no event and no filter.
+
+use super::Format;
+use super::queue::{LogEntry, LogQueue};
+use crate::metrics;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::panic::PanicHookInfo;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tracing_subscriber::fmt::format;
+use tracing_subscriber::fmt::time::{FormatTime, time};
+
+/// How long the end of a process waits for its last lines to be written.
+const LAST_MAX: Duration = Duration::from_secs(1);
+/// How long who panics waits for that to be written: the process may end with it.
+const PANIC_MAX: Duration = Duration::from_millis(200);
+/// Before the next attempt at a stderr that somebody has made non-blocking, and that is full.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+
+static QUEUE: OnceLock<Arc<LogQueue>> = OnceLock::new();
+
+/// From now on what is put is written, and panics are told by the same way.
+pub fn start(queue: Arc<LogQueue>, format: Format) -> io::Result<()> {
+    // Not `io::stderr()`: its lock would be held for as long as nobody reads, and others would wait for it.
+    let out = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    let mut writer = LogWriter { queue: queue.clone(), out, format, n_lost: 0 };
+    // It ends with the process.
+    std::thread::Builder::new().name("log".into()).spawn(move || {
+        loop {
+            writer.write_next();
+        }
+    })?;
+    let panics = queue.clone();
+    std::panic::set_hook(Box::new(move |panic| say_panic(&panics, panic)));
+    // Who sets up logs twice has failed before.
+    let _first = QUEUE.set(queue);
+    Ok(())
+}
+
+/// A line for whoever started this process, in no log's format. It waits for nobody once logs are set up.
+pub fn say(text: &str) {
+    match QUEUE.get() {
+        Some(queue) => put(queue, &format!("{text}\n")),
+        None => eprintln!("{text}"),
+    }
+}
+
+/// Waits until all that was said is written, within a limit. For the end of the process.
+pub fn flush() {
+    if let Some(queue) = QUEUE.get() {
+        queue.until_written(LAST_MAX);
+    }
+}
+
+fn put(mut queue: &LogQueue, text: &str) {
+    // A line that finds no room is counted; that is no failure.
+    let _never = queue.write_all(text.as_bytes());
+}
+
+/// As the standard library tells them, but for the way.
+fn say_panic(queue: &LogQueue, panic: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let mut text = format!("\nthread '{}' {panic}\n", thread.name().unwrap_or("<unnamed>"));
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        text.push_str(&format!("stack backtrace:\n{backtrace}"));
+    }
+    put(queue, &text);
+    if !queue.is_dropping() {
+        queue.until_written(PANIC_MAX);
+    }
+}
+
+struct LogWriter<W> {
+    queue: Arc<LogQueue>,
+    out: W,
+    format: Format,
+    /// Could not be written, and was not told yet.
+    n_lost: u64,
+}
+
+impl<W: Write> LogWriter<W> {
+    /// Waits for lines, and then for whoever reads them.
+    fn write_next(&mut self) {
+        let batch = self.queue.take();
+        let lost = (self.n_lost > 0).then(|| dropped(self.format, self.n_lost));
+        let mut bytes = lost.unwrap_or_default().into_bytes();
+        let (mut n_lines, mut n_told) = (0, 0);
+        for entry in &batch {
+            match entry {
+                LogEntry::Line(line) => {
+                    bytes.extend(line);
+                    n_lines += 1;
+                }
+                LogEntry::Dropped(n) => {
+                    bytes.extend(dropped(self.format, *n).into_bytes());
+                    n_told += n;
+                }
+            }
+        }
+        match write_all(&mut self.out, &bytes) {
+            Ok(()) => self.n_lost = 0,
+            // As of a full disk, or a reader who is gone: there may be room for what comes later.
+            Err(_) => {
+                metrics::log_dropped(n_lines);
+                self.n_lost += n_lines + n_told;
+            }
+        }
+        self.queue.written(&batch);
+    }
+}
+
+fn write_all(out: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match out.write(bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(n) => bytes = &bytes[n..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(RETRY_AFTER),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The line that says it, as an event of the log. It is none: no filter may hide it, and it has to find room.
+fn dropped(format: Format, n: u64) -> String {
+    let mut now = String::new();
+    // A line without a time is still a line.
+    let _told = time().format_time(&mut format::Writer::new(&mut now));
+    let message = format!("{n} log lines were dropped: nobody read them in time");
+    match format {
+        Format::Text => format!("{now}  WARN telemetry: {message}\n"),
+        // Nothing in it has to be escaped.
+        Format::Json => format!(
+            "{{\"timestamp\":\"{now}\",\"level\":\"WARN\",\"message\":\"{message}\",\"dropped\":{n},\
+             \"target\":\"telemetry\"}}\n"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    /// A stderr that answers each call as it is told, and then takes all.
+    #[derive(Default)]
+    struct Moody {
+        moods: VecDeque<Result<usize, ErrorKind>>,
+        read: Vec<u8>,
+    }
+
+    impl Write for Moody {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let n = self.moods.pop_front().unwrap_or(Ok(usize::MAX))?.min(bytes.len());
+            self.read.extend(&bytes[..n]);
+            Ok(n)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn writer(format: Format, moods: &[Result<usize, ErrorKind>]) -> LogWriter<Moody> {
+        let out = Moody { moods: moods.iter().copied().collect(), ..Moody::default() };
+        LogWriter { queue: Arc::default(), out, format, n_lost: 0 }
+    }
+
+    fn read(writer: &LogWriter<Moody>) -> &str {
+        std::str::from_utf8(&writer.out.read).unwrap()
+    }
+
+    #[test]
+    fn a_line_is_written_whole_however_much_is_taken_at_once() {
+        let moods = [Ok(2), Err(ErrorKind::Interrupted), Err(ErrorKind::WouldBlock), Ok(1)];
+        let mut writer = writer(Format::Text, &moods);
+        put(&writer.queue, "one\ntwo\n");
+        writer.write_next();
+        assert_eq!(read(&writer), "one\ntwo\n");
+        assert!(writer.queue.until_written(Duration::ZERO));
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_told_before_what_can() {
+        let mut writer = writer(Format::Text, &[Err(ErrorKind::BrokenPipe), Err(ErrorKind::StorageFull)]);
+        for n in 0..3 {
+            put(&writer.queue, &format!("{n}\n"));
+            writer.write_next();
+        }
+        let (told, line) = read(&writer).split_once('\n').unwrap();
+        assert!(told.contains(" WARN telemetry: 2 log lines were dropped"), "{told}");
+        assert_eq!(line, "2\n");
+    }
+
+    #[test]
+    fn what_was_dropped_is_told_in_the_logs_format() {
+        let mut writer = writer(Format::Json, &[]);
+        let long = "x".repeat(super::super::queue::BYTES_MAX + 1);
+        put(&writer.queue, &long);
+        put(&writer.queue, &long);
+        writer.write_next();
+        let told = read(&writer);
+        let (start, rest) = told.split_once("Z\",").unwrap();
+        assert!(start.starts_with("{\"timestamp\":\"20"), "{told}");
+        let message = "2 log lines were dropped: nobody read them in time";
+        let expected =
+            format!("\"level\":\"WARN\",\"message\":\"{message}\",\"dropped\":2,\"target\":\"telemetry\"}}\n");
+        assert_eq!(rest, expected);
+    }
+}

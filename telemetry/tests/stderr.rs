@@ -1,0 +1,94 @@
+//! What a process says on stderr, in a process of its own: a panic is read before the process ends, and where nobody
+//! reads, neither who logs nor who panics nor the end waits for long.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use telemetry::logs::{self, Telling};
+
+/// Says to the process that it is one, and what to do there.
+const CHILD: &str = "TEST_OF_STDERR";
+/// More than a pipe and the queue hold.
+const N_LINES: usize = 20_000;
+const N_PANICS: usize = 50;
+/// For what would take for ever, and takes about a second.
+const SOON: Duration = Duration::from_secs(10);
+
+fn child(what: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "in_a_process_of_its_own", "--nocapture"]).env(CHILD, what);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn panic_once() {
+    let thread = thread::Builder::new().name("unlucky".into());
+    thread.spawn(|| panic!("of {}", "bad luck")).unwrap().join().unwrap_err();
+}
+
+/// Does nothing but where the other tests start it.
+#[test]
+fn in_a_process_of_its_own() {
+    let Ok(what) = std::env::var(CHILD) else { return };
+    logs::init(Telling { filter: "info", ..Telling::default() }).unwrap();
+    match what.as_str() {
+        "panic" => {
+            tracing::info!("before");
+            panic_once();
+            // As when the main thread panics: nothing is flushed any more.
+            std::process::exit(0);
+        }
+        "end" => {
+            (0..100).for_each(|n| tracing::info!(n, "a line"));
+            logs::say("the last one");
+            logs::flush();
+            std::process::exit(0);
+        }
+        _ => {
+            (0..N_LINES).for_each(|n| tracing::info!(n, "a line that nobody reads, like those before it"));
+            (0..N_PANICS).for_each(|_| panic_once());
+            logs::flush();
+            println!("it ends");
+        }
+    }
+}
+
+#[test]
+fn a_panic_is_read_though_nothing_is_flushed() {
+    let done = child("panic").output().unwrap();
+    let log = String::from_utf8(done.stderr).unwrap();
+    let at = |words: &str| log.find(words).unwrap_or_else(|| panic!("{words} is not in\n{log}"));
+    assert!(at("before") < at("thread 'unlucky' panicked at telemetry/tests/stderr.rs:"), "{log}");
+    at("of bad luck\n");
+}
+
+#[test]
+fn what_is_said_before_a_flush_is_read() {
+    let done = child("end").output().unwrap();
+    let log = String::from_utf8(done.stderr).unwrap();
+    let lines = log.lines().filter(|line| line.contains("a line"));
+    assert!(lines.count() == 100 && log.ends_with("the last one\n"), "{log}");
+}
+
+#[test]
+fn where_nobody_reads_nobody_waits() {
+    let began = Instant::now();
+    let mut process = child("stall").spawn().unwrap();
+    let status = loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            break status;
+        }
+        if began.elapsed() > SOON {
+            process.kill().unwrap();
+            process.wait().unwrap();
+            panic!("it does not end");
+        }
+        thread::sleep(Duration::from_millis(10));
+    };
+    let mut said = String::new();
+    process.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(status.success() && said.contains("it ends"), "{status} {said}");
+}

@@ -1,0 +1,248 @@
+//! The choices of the numeric policy, each a closed set of words: what meets a weight, what K and V are kept in, what
+//! may choose the order of a sum, what computes. A word that is not among them is refused wherever it comes from.
+
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use core::fmt;
+use core::str::FromStr;
+
+/// A word that is none of a closed set.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{word:?} is no {of}: use {known}")]
+pub struct UnknownWord {
+    pub word: String,
+    /// What was asked for.
+    pub of: &'static str,
+    pub known: &'static str,
+}
+
+/// The member of `all` that has this name.
+fn named<T: Copy>(all: &[T], name: fn(T) -> &'static str, word: &str) -> Option<T> {
+    all.iter().copied().find(|member| name(*member) == word)
+}
+
+/// What meets a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activations {
+    /// Where the weight is quantized; otherwise f32.
+    Int8,
+    F32,
+    /// On CUDA.
+    Bf16,
+}
+
+impl Activations {
+    pub const ALL: &[Activations] = &[Activations::Int8, Activations::F32, Activations::Bf16];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Activations::Int8 => "int8",
+            Activations::F32 => "f32",
+            Activations::Bf16 => "bf16",
+        }
+    }
+}
+
+impl fmt::Display for Activations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Activations {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Activations, UnknownWord> {
+        let unknown = || UnknownWord { word: word.to_owned(), of: "type of activations", known: "int8, f32 or bf16" };
+        named(Activations::ALL, Activations::name, word).ok_or_else(unknown)
+    }
+}
+
+/// The type that K and V are stored in, and read back from even by the step that wrote them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvDtype {
+    F16,
+    F32,
+    /// On CUDA.
+    Bf16,
+    /// No device computes with it yet: a datacenter is simulated with it, to see what it would save.
+    Fp8,
+}
+
+impl KvDtype {
+    /// Those that some device computes with. The rest has no word to be asked for by.
+    pub const ALL: &[KvDtype] = &[KvDtype::F16, KvDtype::F32, KvDtype::Bf16];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvDtype::F16 => "f16",
+            KvDtype::F32 => "f32",
+            KvDtype::Bf16 => "bf16",
+            KvDtype::Fp8 => "fp8",
+        }
+    }
+
+    /// Of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            KvDtype::Fp8 => 1,
+            KvDtype::F16 | KvDtype::Bf16 => 2,
+            KvDtype::F32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for KvDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for KvDtype {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<KvDtype, UnknownWord> {
+        let unknown = || UnknownWord { word: word.to_owned(), of: "KV dtype", known: "f16, bf16 or f32" };
+        named(KvDtype::ALL, KvDtype::name, word).ok_or_else(unknown)
+    }
+}
+
+/// What may choose the order of a sum, on devices where there is a choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// The model's shapes alone: the same bits on every grid and in any company.
+    #[default]
+    Lockstep,
+    /// Whatever is fastest.
+    Fast,
+}
+
+impl Mode {
+    pub const ALL: &[Mode] = &[Mode::Lockstep, Mode::Fast];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Mode::Lockstep => "lockstep",
+            Mode::Fast => "fast",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Mode {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Mode, UnknownWord> {
+        let unknown = || UnknownWord { word: word.to_owned(), of: "mode of numerics", known: "lockstep or fast" };
+        named(Mode::ALL, Mode::name, word).ok_or_else(unknown)
+    }
+}
+
+/// Devices that compute by one contract. Those of a class agree in every bit, GPUs if their architecture is one too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceClass {
+    Cpu,
+    Cuda,
+    /// No model at all: tokens from the request's hash.
+    Sim,
+}
+
+impl DeviceClass {
+    pub const ALL: &[DeviceClass] = &[DeviceClass::Cpu, DeviceClass::Cuda, DeviceClass::Sim];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            DeviceClass::Cpu => "cpu",
+            DeviceClass::Cuda => "cuda",
+            DeviceClass::Sim => "sim",
+        }
+    }
+}
+
+/// What a worker computes on, as it says: `cpu`, `sim`, or `cuda/sm_90` with the architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceKind {
+    class: DeviceClass,
+    said: String,
+}
+
+impl DeviceKind {
+    /// A GPU of this architecture, as `sm_90`.
+    pub fn cuda(architecture: &str) -> DeviceKind {
+        DeviceKind { class: DeviceClass::Cuda, said: format!("{}/{architecture}", DeviceClass::Cuda.name()) }
+    }
+
+    pub fn class(&self) -> DeviceClass {
+        self.class
+    }
+
+    /// Of a GPU. Processors have none that could change a bit.
+    pub fn architecture(&self) -> &str {
+        match self.class {
+            DeviceClass::Cuda => self.said.split_once('/').map_or("", |(_, architecture)| architecture),
+            DeviceClass::Cpu | DeviceClass::Sim => "",
+        }
+    }
+}
+
+impl From<DeviceClass> for DeviceKind {
+    fn from(class: DeviceClass) -> DeviceKind {
+        DeviceKind { class, said: class.name().to_owned() }
+    }
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.said)
+    }
+}
+
+impl FromStr for DeviceKind {
+    type Err = UnknownWord;
+
+    /// A worker of an older version says nothing, and computes on its processor.
+    fn from_str(said: &str) -> Result<DeviceKind, UnknownWord> {
+        let word = said.split_once('/').map_or(said, |(class, _)| class);
+        let class = match said.is_empty() {
+            true => Some(DeviceClass::Cpu),
+            false => named(DeviceClass::ALL, DeviceClass::name, word),
+        };
+        let unknown = || UnknownWord { word: said.to_owned(), of: "device", known: "cpu, cuda/sm_NN or sim" };
+        Ok(DeviceKind { class: class.ok_or_else(unknown)?, said: said.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    fn check<T: FromStr<Err = UnknownWord> + fmt::Display + PartialEq + fmt::Debug>(all: &[T], wrong: &[&str]) {
+        for member in all {
+            assert_eq!(member.to_string().parse::<T>().as_ref(), Ok(member));
+        }
+        for word in wrong {
+            let told = word.parse::<T>().unwrap_err().to_string();
+            assert!(told.contains(&format!("{word:?}")) && told.contains("use "), "{told}");
+        }
+    }
+
+    #[test]
+    fn words_are_read_as_they_are_written_and_others_refused() {
+        check(Activations::ALL, &["", "int4", "INT8", "f16"]);
+        check(KvDtype::ALL, &["", "int3", "fp8", "f16 "]);
+        check(Mode::ALL, &["", "slow", "Fast"]);
+        let kinds = ["cpu", "cpu/zen4", "cuda/sm_90", "sim", ""].map(|said| said.parse::<DeviceKind>().unwrap());
+        check(&kinds, &["gpu", "tpu/v5", "Cpu", "/sm_90x/"]);
+        let known = kinds.map(|kind| (kind.class(), kind.architecture().to_owned()));
+        let [cpu, zen, cuda, sim, old] = &known;
+        assert_eq!([cpu, zen, old].map(|kind| (kind.0, kind.1.as_str())), [(DeviceClass::Cpu, ""); 3]);
+        assert_eq!((cuda.0, cuda.1.as_str(), sim.0), (DeviceClass::Cuda, "sm_90", DeviceClass::Sim));
+    }
+}

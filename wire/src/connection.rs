@@ -1,0 +1,63 @@
+//! A connection between two roles that have proved themselves, whatever carries it.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+use tonic::transport::server::Connected;
+
+/// A connection that has proved itself.
+#[derive(Debug)]
+pub enum Connection {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+    /// Within the process: there is nobody to prove anything to.
+    Pipe(DuplexStream),
+}
+
+macro_rules! either {
+    ($self:ident, $io:ident => $call:expr) => {
+        match $self.get_mut() {
+            Connection::Plain(io) => {
+                let $io = Pin::new(io);
+                $call
+            }
+            Connection::Tls(io) => {
+                let $io = Pin::new(&mut **io);
+                $call
+            }
+            Connection::Pipe(io) => {
+                let $io = Pin::new(io);
+                $call
+            }
+        }
+    };
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        either!(self, io => io.poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        either!(self, io => io.poll_write(cx, buf))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, io => io.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, io => io.poll_shutdown(cx))
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}

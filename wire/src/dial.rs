@@ -1,0 +1,89 @@
+//! Dialling: channels that connect when they are used, and again when the connection is lost.
+
+use crate::connection::Connection;
+use crate::greeting::{PROOF_MAX, Trust};
+use crate::limits::with_limits;
+use crate::refused::Unconnected;
+use hyper_util::rt::TokioIo;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tonic::codegen::Service;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+
+/// A channel to a role at `host:port` that connects when it is used and again when the connection is lost.
+pub fn channel(address: &str, trust: Trust) -> Channel {
+    let address = address.to_owned();
+    channel_to_where(move || Ok((address.clone(), trust.clone())))
+}
+
+/// The same to a role that may move: asked again for each connection where it is, and whom to trust there.
+pub fn channel_to_where(peer: impl Fn() -> Result<(String, Trust), String> + Send + Sync + 'static) -> Channel {
+    let connector = Connector { peer: Arc::new(peer), reason: Arc::new(Mutex::new(String::new())) };
+    with_limits(Endpoint::from_static("http://lockstep.cluster")).connect_with_connector_lazy(connector)
+}
+
+/// Where to dial, and whom to trust there.
+type Peer = dyn Fn() -> Result<(String, Trust), String> + Send + Sync;
+
+#[derive(Clone)]
+struct Connector {
+    peer: Arc<Peer>,
+    /// Why there was no connection the last time: the same is not logged again and again.
+    reason: Arc<Mutex<String>>,
+}
+
+impl Connector {
+    async fn connect(self) -> Result<TokioIo<Connection>, Unconnected> {
+        let (address, trust) = (self.peer)().map_err(Unconnected::Nowhere)?;
+        let connected = dial(&address, &trust).await;
+        let now = connected.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        if !now.is_empty() && *reason != now {
+            tracing::warn!(address, why = now, "no connection to this address");
+        }
+        *reason = now;
+        connected.map(TokioIo::new)
+    }
+}
+
+pub(crate) async fn dial(address: &str, trust: &Trust) -> Result<Connection, Unconnected> {
+    let stream = timeout(CONNECT_MAX, TcpStream::connect(address)).await.map_err(|_| Unconnected::Late)??;
+    timeout(PROOF_MAX, trust.connect(stream)).await.unwrap_or(Err(Unconnected::Late))
+}
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<Connection>;
+    type Error = Unconnected;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Unconnected>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Unconnected>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        Box::pin(self.clone().connect())
+    }
+}
+
+/// A channel to `host:port` that proves nothing, as clients of the outside use it.
+pub fn tcp(address: &str) -> Result<Channel, tonic::transport::Error> {
+    Ok(with_limits(Endpoint::from_shared(format!("http://{address}"))?).connect_lazy())
+}
+
+/// The same over connections that somebody else makes.
+pub fn over<C, IO>(connector: C) -> Channel
+where
+    C: Service<Uri, Response = TokioIo<IO>, Error = io::Error> + Send + 'static,
+    C::Future: Send,
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    with_limits(Endpoint::from_static("http://peer")).connect_with_connector_lazy(connector)
+}

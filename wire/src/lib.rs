@@ -1,0 +1,28 @@
+//! Who speaks to whom: how roles prove that they belong to the cluster, TLS, dialling and listening. Knows nothing of
+//! what is said.
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
+
+mod connection;
+mod dial;
+mod greeting;
+mod limits;
+mod listen;
+mod pipe;
+pub mod rate_limit;
+pub mod refusals;
+mod refused;
+mod tls;
+mod token;
+
+pub use connection::Connection;
+pub use dial::{channel, channel_to_where, over, tcp};
+pub use greeting::Trust;
+pub use limits::{HEADERS_BYTES_MAX, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX, server};
+pub use listen::{incoming, tcp_incoming};
+pub use pipe::{Dialer, Pipes, in_memory};
+pub use refused::{Refused, Unconnected};
+pub use tls::{SERVER_NAME, Tls};
+pub use token::{BadToken, NoRandomness, TOKEN_CHARS_MAX, TOKEN_CHARS_MIN, Token, random};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! How often the same is logged of the same peer: whoever knocks often must not fill the log. Knows no clock, and no
+//! log.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use types::Micros;
+
+/// From one line about an address to the next.
+const EVERY: u64 = 1_000_000;
+/// Addresses of the last second that are told apart; all others share one line a second.
+const ADDRESSES_MAX: usize = 256;
+
+/// One line a second for each address that does something to be logged. `K` tells addresses apart.
+#[derive(Debug)]
+pub struct RateLimit<K> {
+    every: u64,
+    addresses_max: usize,
+    addresses: BTreeMap<K, PerAddress>,
+    /// Of all for which there is no room.
+    others: PerAddress,
+}
+
+#[derive(Debug, Default)]
+struct PerAddress {
+    logged: Option<Micros>,
+    unsaid: Unsaid,
+}
+
+/// What was not logged since the last line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unsaid {
+    pub n: u64,
+    /// The last of it.
+    pub last: Option<String>,
+}
+
+impl Unsaid {
+    /// None where nothing was left out.
+    pub fn count(&self) -> Option<u64> {
+        (self.n > 0).then_some(self.n)
+    }
+}
+
+impl<K: Ord> Default for RateLimit<K> {
+    fn default() -> RateLimit<K> {
+        RateLimit::new(EVERY, ADDRESSES_MAX)
+    }
+}
+
+impl<K: Ord> RateLimit<K> {
+    fn new(every: u64, addresses_max: usize) -> RateLimit<K> {
+        RateLimit { every, addresses_max, addresses: BTreeMap::new(), others: PerAddress::default() }
+    }
+
+    /// None: what happened `n` times is not to be logged, and is counted. Otherwise it is, with what was not before it.
+    pub fn admit(&mut self, address: K, n: u64, what: &impl fmt::Display, now: Micros) -> Option<Unsaid> {
+        if self.addresses.len() >= self.addresses_max && !self.addresses.contains_key(&address) {
+            self.forget_quiet(now);
+        }
+        let is_full = self.addresses.len() >= self.addresses_max && !self.addresses.contains_key(&address);
+        let address = if is_full { &mut self.others } else { self.addresses.entry(address).or_default() };
+        if address.is_quiet(self.every, now) {
+            address.logged = Some(now);
+            return Some(std::mem::take(&mut address.unsaid));
+        }
+        address.unsaid.n += n;
+        address.unsaid.last = Some(what.to_string());
+        None
+    }
+
+    /// Makes room. What was not said of them is said with the others' next line.
+    fn forget_quiet(&mut self, now: Micros) {
+        let (every, others) = (self.every, &mut self.others.unsaid);
+        self.addresses.retain(|_, address| {
+            let is_quiet = address.is_quiet(every, now);
+            if is_quiet && address.unsaid.n > 0 {
+                others.n += address.unsaid.n;
+                others.last = address.unsaid.last.take();
+            }
+            !is_quiet
+        });
+    }
+}
+
+impl PerAddress {
+    /// Nothing was logged of it for so long that something may be.
+    fn is_quiet(&self, every: u64, now: Micros) -> bool {
+        self.logged.is_none_or(|logged| now >= logged.plus(every))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unsaid(n: u64, last: &str) -> Option<Unsaid> {
+        Some(Unsaid { n, last: (n > 0).then(|| last.to_owned()) })
+    }
+
+    #[test]
+    fn an_address_is_logged_once_in_a_while_with_what_was_not() {
+        let mut limit = RateLimit::new(10, 4);
+        let mut admit = |address, what: &str, now| limit.admit(address, 1, &what, Micros(now));
+        assert_eq!(admit(1, "a", 5), unsaid(0, ""));
+        assert_eq!([admit(1, "b", 5), admit(1, "c", 14)], [None, None]);
+        // Another address has a second of its own.
+        assert_eq!(admit(2, "d", 14), unsaid(0, ""));
+        assert_eq!(admit(1, "e", 15), unsaid(2, "c"));
+        assert_eq!(admit(1, "f", 24), None);
+        assert_eq!(admit(1, "g", 40), unsaid(1, "f"));
+        assert_eq!(admit(1, "h", 50), unsaid(0, ""));
+    }
+
+    #[test]
+    fn addresses_for_which_there_is_no_room_share_a_line() {
+        let mut limit = RateLimit::new(10, 2);
+        let mut admit = |address, now| limit.admit(address, 1, &address, Micros(now));
+        assert_eq!([admit(1, 0), admit(2, 0), admit(3, 0)], [(); 3].map(|()| unsaid(0, "")));
+        assert_eq!([admit(4, 0), admit(5, 0), admit(1, 1)], [None, None, None]);
+        // The first two are quiet, and make room for two others; what one of them did not say is not lost.
+        assert_eq!([admit(6, 10), admit(7, 10)], [unsaid(0, ""), unsaid(0, "")]);
+        assert_eq!(admit(8, 10), unsaid(3, "1"));
+        assert_eq!(limit.addresses.len(), 2);
+    }
+
+    /// However many addresses an attacker has.
+    #[test]
+    fn lines_and_memory_have_a_bound() {
+        let mut limit = RateLimit::default();
+        let seconds = 3;
+        let mut n_lines = 0;
+        for n in 0..100_000_u64 * seconds {
+            let said = limit.admit(n, 1, &"refused", Micros(n * EVERY / 100_000));
+            n_lines += u64::from(said.is_some());
+            assert!(limit.addresses.len() <= ADDRESSES_MAX);
+        }
+        assert!(n_lines <= (ADDRESSES_MAX as u64 + 1) * (seconds + 1), "{n_lines}");
+    }
+}

@@ -1,0 +1,32 @@
+//! Who was refused at a listener, for the log: each address once a second, however often it comes. Knows nothing of why
+//! anybody is refused.
+
+use crate::rate_limit::{RateLimit, Unsaid};
+use std::fmt::Display;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
+use tokio::time::Instant;
+use types::Micros;
+
+/// Those of one listener.
+#[derive(Debug)]
+pub struct Refusals {
+    began: Instant,
+    limit: Mutex<RateLimit<IpAddr>>,
+}
+
+impl Default for Refusals {
+    fn default() -> Refusals {
+        Refusals { began: Instant::now(), limit: Mutex::default() }
+    }
+}
+
+impl Refusals {
+    /// What the line about these `n` has to say of those that had none; or none, if these have none either.
+    pub fn admit(&self, peer: SocketAddr, n: u64, why: &impl Display) -> Option<Unsaid> {
+        let now = Micros(self.began.elapsed().as_micros() as u64);
+        // Whoever knocks chooses the port anew each time.
+        let address = peer.ip().to_canonical();
+        self.limit.lock().unwrap_or_else(PoisonError::into_inner).admit(address, n, why, now)
+    }
+}

@@ -1,0 +1,65 @@
+//! Why there is no connection, in words for whoever operates the cluster.
+
+use crate::token::NoRandomness;
+use std::io;
+
+/// Why a connection did not come about though the peer was reached.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    #[error("the certificate has expired, or this machine's clock is wrong")]
+    Expired,
+    #[error("the certificate is not of this cluster: is it the same join token, or the same authority?")]
+    Stranger,
+    #[error("the certificate is refused: {0}")]
+    Certificate(String),
+    #[error("the dialler speaks TLS, and the listener does not")]
+    TlsUnwanted,
+    #[error("the listener speaks TLS, and the dialler does not")]
+    TlsMissing,
+    #[error("the join tokens are not the same")]
+    TokenWrong,
+    #[error("the listener asks for a join token, and the dialler has none")]
+    TokenMissing,
+    #[error("the dialler has a join token, and the listener asks for none")]
+    TokenUnwanted,
+    #[error("what speaks there is no role of a cluster of this version")]
+    Garbage,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum Unconnected {
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error("no connection: {0}")]
+    Io(#[from] io::Error),
+    #[error("nothing was heard for too long")]
+    Late,
+    #[error(transparent)]
+    NoRandomness(#[from] NoRandomness),
+    /// Nobody could be dialled.
+    #[error("{0}")]
+    Nowhere(String),
+}
+
+impl Refused {
+    /// What refused a connection, if something on the way to this error did.
+    pub fn cause_of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Refused> {
+        let mut next = Some(error);
+        while let Some(error) = next {
+            if let Some(refused) = error.downcast_ref() {
+                return Some(refused);
+            }
+            if let Some(Unconnected::Refused(refused)) = error.downcast_ref() {
+                return Some(refused);
+            }
+            next = error.source();
+        }
+        None
+    }
+
+    /// Another attempt would only repeat it; what is garbage may be a stranger who holds the port for a while.
+    pub fn is_final(&self) -> bool {
+        *self != Refused::Garbage
+    }
+}

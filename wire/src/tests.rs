@@ -1,0 +1,74 @@
+//! Two sides over loopback: who belongs is let in, and who does not is told why.
+
+use crate::dial::dial;
+use crate::greeting::{MAGIC, PROOF_BYTES, REPLY_BYTES, Verdict};
+use crate::token::NONCE_BYTES;
+use crate::{Refused, Token, Trust, Unconnected, incoming};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_stream::StreamExt;
+
+fn token(letter: char) -> Token {
+    Token::new(&letter.to_string().repeat(40)).unwrap()
+}
+
+/// What the dialler makes of a listener, with tokens on either side.
+async fn check(listener: Option<Token>, dialler: Option<Token>, expect: Result<(), Refused>) {
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap().to_string();
+    let mut incoming = Box::pin(incoming(socket, Trust { token: listener, tls: None }));
+    let dialled = dial(&address, &Trust { token: dialler, tls: None }).await;
+    match (dialled, expect) {
+        (Ok(mut ours), Ok(())) => {
+            let mut theirs = incoming.next().await.unwrap().unwrap();
+            ours.write_all(b"frames").await.unwrap();
+            let mut heard = [0; 6];
+            theirs.read_exact(&mut heard).await.unwrap();
+            assert_eq!(&heard, b"frames");
+        }
+        (Err(Unconnected::Refused(refused)), Err(expect)) => assert_eq!(refused, expect),
+        (dialled, expect) => panic!("{:?}, expected {expect:?}", dialled.map(drop)),
+    }
+}
+
+#[tokio::test]
+async fn both_sides_have_the_token_or_are_told_why_not() {
+    check(None, None, Ok(())).await;
+    check(Some(token('a')), Some(token('a')), Ok(())).await;
+    check(Some(token('a')), Some(token('b')), Err(Refused::TokenWrong)).await;
+    check(Some(token('a')), None, Err(Refused::TokenMissing)).await;
+    check(None, Some(token('b')), Err(Refused::TokenUnwanted)).await;
+}
+
+/// Whatever is said, and wherever it stops, the next peer is served.
+#[tokio::test]
+async fn garbage_ends_its_own_connection() {
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap().to_string();
+    let trust = Trust { token: Some(token('a')), tls: None };
+    let mut incoming = Box::pin(incoming(socket, trust.clone()));
+    let mut half = TcpStream::connect(&address).await.unwrap();
+    half.write_all(&MAGIC).await.unwrap();
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 200], &[0xff; 8], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        stream.write_all(garbage).await.unwrap();
+        let mut heard = Vec::new();
+        // A reset says as much as an end.
+        let _reset = stream.read_to_end(&mut heard).await;
+        assert!(heard.is_empty());
+    }
+    let mut tls = TcpStream::connect(&address).await.unwrap();
+    tls.write_all(&[22, 3, 1, 2, 0]).await.unwrap();
+    dial(&address, &trust).await.unwrap();
+    assert!(incoming.next().await.unwrap().is_ok());
+    // What overhears a proof cannot use it: the listener's nonce is new.
+    let mut replay = TcpStream::connect(&address).await.unwrap();
+    let mut hello = MAGIC.to_vec();
+    hello.extend([1; 1 + NONCE_BYTES]);
+    replay.write_all(&hello).await.unwrap();
+    let mut reply = [0; REPLY_BYTES];
+    replay.read_exact(&mut reply).await.unwrap();
+    let proof = reply[REPLY_BYTES - PROOF_BYTES..].to_vec();
+    replay.write_all(&proof).await.unwrap();
+    assert_eq!(replay.read_u8().await.unwrap(), Verdict::TokenWrong as u8, "a listener's proof is no dialler's");
+}

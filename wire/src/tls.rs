@@ -1,0 +1,59 @@
+//! TLS between roles, with certificates on both sides. Knows nothing of where keys come from.
+
+use crate::refused::{Refused, Unconnected};
+use rustls::pki_types::ServerName;
+use rustls::{CertificateError, ClientConfig, ServerConfig};
+use std::io;
+use std::sync::Arc;
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+/// The name in every role's certificate: machines come and go, the cluster is what is proved.
+pub const SERVER_NAME: &str = "lockstep.cluster";
+
+/// How a record of TLS begins: one with an alert, and one with the first message of a handshake.
+pub(crate) const TLS_ALERT: [u8; 2] = [21, 3];
+pub(crate) const TLS_HANDSHAKE: [u8; 2] = [22, 3];
+
+/// Both ask the peer for a certificate of the cluster.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    pub server: Arc<ServerConfig>,
+    pub client: Arc<ClientConfig>,
+}
+
+impl Tls {
+    pub(crate) async fn accept(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, Unconnected> {
+        let accepted = TlsAcceptor::from(self.server.clone()).accept(stream).await.map_err(of_tls)?;
+        Ok(accepted.into())
+    }
+
+    pub(crate) async fn connect(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, Unconnected> {
+        let name = ServerName::try_from(SERVER_NAME).expect("a constant name that is valid");
+        let connected = TlsConnector::from(self.client.clone()).connect(name, stream).await.map_err(of_tls)?;
+        Ok(connected.into())
+    }
+}
+
+/// What rustls says is wrapped as an error of the stream.
+pub(crate) fn of_tls(error: io::Error) -> Unconnected {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).map(refused);
+    tls.map_or(Unconnected::Io(error), Unconnected::Refused)
+}
+
+fn refused(error: &rustls::Error) -> Refused {
+    use rustls::AlertDescription as Alert;
+    use rustls::Error as E;
+    match error {
+        E::InvalidCertificate(
+            CertificateError::Expired
+            | CertificateError::ExpiredContext { .. }
+            | CertificateError::NotValidYet
+            | CertificateError::NotValidYetContext { .. },
+        )
+        | E::AlertReceived(Alert::CertificateExpired) => Refused::Expired,
+        E::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)
+        | E::AlertReceived(Alert::UnknownCA | Alert::DecryptError) => Refused::Stranger,
+        other => Refused::Certificate(other.to_string()),
+    }
+}

@@ -1,0 +1,79 @@
+//! The join token: what the machines of a cluster know and nobody else does, and what proves that one knows it. Knows
+//! nothing of connections.
+
+use std::fmt;
+
+/// Below it a token could be guessed by whoever has seen one greeting.
+pub const TOKEN_CHARS_MIN: usize = 32;
+pub const TOKEN_CHARS_MAX: usize = 4096;
+
+/// Of what one side has made up for one greeting.
+pub(crate) const NONCE_BYTES: usize = 32;
+const TOKEN_PURPOSE: &str = "lockstep 2026 join token greeting";
+
+/// What the machines of a cluster know and nobody else does.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    pub fn new(text: &str) -> Result<Token, BadToken> {
+        let text = text.trim();
+        if !(TOKEN_CHARS_MIN..=TOKEN_CHARS_MAX).contains(&text.len()) || !text.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(BadToken);
+        }
+        Ok(Token(text.into()))
+    }
+
+    pub fn random() -> Result<Token, NoRandomness> {
+        let secret: [u8; 32] = random()?;
+        Ok(Token(secret.iter().map(|byte| format!("{byte:02x}")).collect()))
+    }
+
+    /// For the file or pipe that hands it on.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn proof(&self, side: &str, dialler: &[u8; NONCE_BYTES], listener: &[u8; NONCE_BYTES]) -> blake3::Hash {
+        let key = blake3::derive_key(TOKEN_PURPOSE, self.0.as_bytes());
+        let mut hasher = blake3::Hasher::new_keyed(&key);
+        hasher.update(side.as_bytes()).update(dialler).update(listener).finalize()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("a join token is {TOKEN_CHARS_MIN} to {TOKEN_CHARS_MAX} printable characters: `lockstep token` makes one")]
+pub struct BadToken;
+
+#[derive(Debug, thiserror::Error)]
+#[error("this system gives no random bytes")]
+pub struct NoRandomness;
+
+/// Bytes that nobody can guess.
+pub fn random<const N: usize>() -> Result<[u8; N], NoRandomness> {
+    let mut bytes = [0; N];
+    let filled = rustls::crypto::ring::default_provider().secure_random.fill(&mut bytes);
+    filled.map(|()| bytes).map_err(|_| NoRandomness)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_long_and_printable() {
+        for text in ["", "short", &"x".repeat(31), &"x".repeat(5000), &format!("{} {}", "x".repeat(20), "y".repeat(20))]
+        {
+            assert!(Token::new(text).is_err(), "{text}");
+        }
+        let made = Token::random().unwrap();
+        assert_eq!(Token::new(&format!(" {}\n", made.expose())).unwrap(), made);
+        assert_ne!(Token::random().unwrap(), made);
+    }
+}

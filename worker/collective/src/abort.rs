@@ -1,0 +1,143 @@
+//! How a rank's waits are ended from outside, and how its peers hear of it. Knows nothing of what is exchanged.
+
+use crate::futex;
+use crate::link::{LinkSide, PeerLink, hung_up};
+use crate::region::Region;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fmt;
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use types::Rank;
+
+/// Ends every wait of its rank, from any thread, and tells the peers. A rank alone never waits, and its handle does
+/// nothing.
+#[derive(Clone, Debug)]
+pub struct AbortHandle(pub(crate) Option<Arc<AbortState>>);
+
+impl AbortHandle {
+    /// This rank's operations fail with `Aborted` from now on, those of its peers with `PeerLost`.
+    pub fn abort(&self) {
+        if let Some(state) = &self.0 {
+            state.abort();
+        }
+    }
+
+    /// Whom the rank waits for at this moment, if it sleeps over it.
+    pub fn waits_for(&self) -> Option<Rank> {
+        self.0.as_ref()?.awaited()
+    }
+}
+
+/// What looks after a wait of the rank's device, and can end it.
+pub trait DeviceWait: fmt::Debug + Send + Sync {
+    fn abort(&self);
+}
+
+#[derive(Debug)]
+pub struct AbortState {
+    rank: Rank,
+    ended: AtomicBool,
+    /// The rank that is waited for, or nobody.
+    awaited: AtomicU32,
+    doorbell: Arc<Region>,
+    peers: Vec<Notice>,
+    /// One for each carrier that has the device wait. They know this state, and go before it.
+    device_waits: Mutex<Vec<Weak<dyn DeviceWait>>>,
+}
+
+/// No rank has this number.
+const NOBODY: u32 = u32::MAX;
+
+/// How a peer is told.
+#[derive(Debug)]
+enum Notice {
+    Shm(LinkSide, Option<TcpStream>),
+    Tcp(TcpStream),
+}
+
+impl AbortState {
+    pub fn new<'a>(
+        rank: Rank,
+        doorbell: Arc<Region>,
+        links: impl Iterator<Item = &'a PeerLink>,
+    ) -> std::io::Result<AbortState> {
+        let notice = |link: &PeerLink| match link {
+            PeerLink::Shm(link) => {
+                let control = link.control().map(TcpStream::try_clone).transpose()?;
+                Ok(Notice::Shm(link.side().clone(), control))
+            }
+            PeerLink::Tcp(link) => link.stream().try_clone().map(Notice::Tcp),
+        };
+        let peers = links.map(notice).collect::<Result<_, _>>()?;
+        let (ended, awaited, device_waits) = (AtomicBool::new(false), AtomicU32::new(NOBODY), Mutex::default());
+        Ok(AbortState { rank, ended, awaited, doorbell, peers, device_waits })
+    }
+
+    pub fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Told to whoever asks why nothing moves; it orders nothing.
+    pub fn waits_for(&self, rank: Option<Rank>) {
+        self.awaited.store(rank.map_or(NOBODY, |rank| rank.0.into()), Ordering::Relaxed);
+    }
+
+    /// From now on an abort ends the waits of this one, too.
+    pub fn ends(&self, wait: Weak<dyn DeviceWait>) {
+        self.device_waits().push(wait);
+    }
+
+    /// Whether a peer has ended, whatever it has sent before.
+    pub fn is_anybody_gone(&self) -> bool {
+        self.peers.iter().any(|peer| match peer {
+            Notice::Shm(side, control) => side.is_left() || control.as_ref().is_some_and(hung_up),
+            Notice::Tcp(stream) => {
+                let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
+                // Whatever the call answers: an end shows as a flag.
+                let _heard = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+                polled[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+            }
+        })
+    }
+
+    fn awaited(&self) -> Option<Rank> {
+        u16::try_from(self.awaited.load(Ordering::Relaxed)).ok().map(Rank)
+    }
+
+    /// No operation begins any more, and peers that share memory hear who is to blame.
+    pub fn break_off(&self, culprit: Rank) {
+        self.end(|side| side.break_off(culprit));
+    }
+
+    /// The same, after all that was to be done.
+    pub fn leave(&self) {
+        self.end(LinkSide::leave);
+    }
+
+    fn end(&self, tell: impl Fn(&LinkSide)) {
+        self.ended.store(true, Ordering::Release);
+        for peer in &self.peers {
+            if let Notice::Shm(side, _) = peer {
+                tell(side);
+            }
+        }
+    }
+
+    /// Connections are shut down both ways, so that this rank's reads end as well.
+    fn abort(&self) {
+        self.break_off(self.rank);
+        for peer in &self.peers {
+            if let Notice::Tcp(stream) = peer {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+        self.doorbell.doorbell().always(futex::wake);
+        let waits: Vec<_> = self.device_waits().iter().filter_map(Weak::upgrade).collect();
+        waits.iter().for_each(|wait| wait.abort());
+    }
+
+    fn device_waits(&self) -> MutexGuard<'_, Vec<Weak<dyn DeviceWait>>> {
+        self.device_waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

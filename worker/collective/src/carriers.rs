@@ -1,0 +1,76 @@
+//! What carries numbers between ranks, chosen once: when the ranks have met and their devices are known. From there on
+//! only the file of a carrier knows of it.
+//!
+//! ```text
+//! carry      what a carrier is
+//! host       everything, for any device: through the links of the mesh
+//! nccl       from device to device, where all who exchange have NCCL; the rest through the host
+//! one_shot   sums, by kernels that look at each other's memory; the rest by the host or NCCL
+//! ```
+//! All ranks come to the same carriers, as each tells the others what it has.
+
+pub mod carry;
+pub mod host;
+pub mod nccl;
+pub mod one_shot;
+
+use crate::cancel::CancelFlag;
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+use backend::Memory;
+use backend::cpu::Cpu;
+use backend::cuda::Cuda;
+use carry::{CarrierChoice, Carry, ExchangeLimits, leave};
+use host::HostCarrier;
+use one_shot::OneShotCarrier;
+
+/// A device whose ranks can exchange.
+pub trait RankDevice: Memory + Sized {
+    /// What carries for this rank, which has met the others: it is not alone. All ranks do this at about the same time.
+    fn carrier(
+        &self,
+        mesh: &mut Mesh,
+        choice: CarrierChoice,
+        limits: &ExchangeLimits,
+        cancel: &CancelFlag,
+    ) -> Result<Box<dyn Carry<Self>>>;
+}
+
+impl RankDevice for Cpu {
+    fn carrier(
+        &self,
+        _mesh: &mut Mesh,
+        choice: CarrierChoice,
+        _limits: &ExchangeLimits,
+        _cancel: &CancelFlag,
+    ) -> Result<Box<dyn Carry<Cpu>>> {
+        match choice {
+            CarrierChoice::Auto | CarrierChoice::Host => Ok(Box::new(HostCarrier::default())),
+            CarrierChoice::Nccl => Err(Error::Plan("NCCL between processors")),
+            CarrierChoice::Ipc => Err(Error::Plan("CUDA IPC between processors")),
+        }
+    }
+}
+
+impl RankDevice for Cuda {
+    fn carrier(
+        &self,
+        mesh: &mut Mesh,
+        choice: CarrierChoice,
+        limits: &ExchangeLimits,
+        cancel: &CancelFlag,
+    ) -> Result<Box<dyn Carry<Cuda>>> {
+        let mut below: Box<dyn Carry<Cuda>> = match nccl::meet(mesh, self, choice, limits, cancel)? {
+            Some(nccl) => Box::new(nccl),
+            None => Box::new(HostCarrier::default()),
+        };
+        match one_shot::meet(mesh, self, choice, limits) {
+            Ok(Some(buffers)) => Ok(Box::new(OneShotCarrier { below, buffers })),
+            Ok(None) => Ok(below),
+            Err(error) => {
+                leave(mesh, &mut *below);
+                Err(error)
+            }
+        }
+    }
+}

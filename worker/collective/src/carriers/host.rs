@@ -1,0 +1,291 @@
+//! The host's carrier: numbers go from the device to the host, through the links of the mesh, and back. It carries
+//! everything for any device. Small sums gather all planes and every rank folds them; large ones go all to all by
+//! column, each rank folds its columns, and the finished columns are gathered.
+
+use super::carry::{CarrierChoice, Carry};
+use crate::error::Result;
+use crate::fold::{STACK, fold};
+use crate::frame::{FRAME_WORDS_MAX, FrameKind};
+use crate::mesh::Mesh;
+use crate::sum::{Plane, Sum};
+use crate::transfer::{Direction, NO_OWNERS, OwnerOf, Payload, Transfer};
+use backend::Memory;
+use std::ops::Range;
+use std::time::Instant;
+
+/// A rank's planes up to here travel whole, and every rank folds them: one message's latency instead of two.
+const SMALL_WORDS: usize = FRAME_WORDS_MAX;
+
+/// Memory that operations keep from step to step.
+#[derive(Debug)]
+pub struct HostCarrier {
+    /// This rank's planes, or the parts that it folds for all.
+    planes: Vec<f32>,
+    /// What was folded.
+    sum: Vec<f32>,
+    stack: Vec<f32>,
+}
+
+impl Default for HostCarrier {
+    fn default() -> HostCarrier {
+        HostCarrier { planes: Vec::new(), sum: Vec::new(), stack: vec![0.0; STACK] }
+    }
+}
+
+impl<D: Memory> Carry<D> for HostCarrier {
+    fn sum_leaves(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: Sum<'_>) -> Result<()> {
+        if sum.plan.n_planes_max() * sum.size() <= SMALL_WORDS {
+            self.sum_small(mesh, device, planes, sum)
+        } else {
+            self.sum_large(mesh, device, planes, sum)
+        }
+    }
+
+    fn share_rows(
+        &mut self,
+        mesh: &mut Mesh,
+        device: &D,
+        buffer: &mut D::Buffer,
+        owner_of: OwnerOf<'_>,
+        n_rows: usize,
+    ) -> Result<()> {
+        let n_cols = device.cols(buffer);
+        let n_owned = |tp: usize| (0..n_rows).filter(|row| owner_of(*row) as usize == tp).count();
+        for tp in mesh.others() {
+            let (rank, me) = (mesh.in_stage(tp), mesh.tp());
+            let to = Transfer::owned(rank, Direction::Out, me as u32, n_owned(me), n_cols);
+            let from = Transfer::owned(rank, Direction::In, tp as u32, n_owned(tp), n_cols);
+            mesh.plan([to, from]);
+        }
+        mesh.exchange(FrameKind::Rows, n_rows as u64, owner_of, &mut Whole { device, buffer })
+    }
+
+    fn gather_columns(
+        &mut self,
+        mesh: &mut Mesh,
+        device: &D,
+        mine: &D::Buffer,
+        whole: &mut D::Buffer,
+        n_units: u32,
+        n_rows: usize,
+    ) -> Result<()> {
+        let tag = u64::from(n_units) << 32 | n_rows as u64;
+        let own = mesh.units_of(mesh.tp(), n_units);
+        if mesh.tp() != 0 {
+            mesh.plan([Transfer::block(mesh.in_stage(0), Direction::Out, n_rows, 0..own.len())]);
+            return mesh.exchange(FrameKind::Columns, tag, NO_OWNERS, &mut Mine { device, buffer: mine });
+        }
+        for tp in mesh.others() {
+            mesh.plan([Transfer::block(mesh.in_stage(tp), Direction::In, n_rows, mesh.units_of(tp, n_units))]);
+        }
+        grow(&mut self.sum, own.len());
+        for row in 0..n_rows {
+            let values = &mut self.sum[..own.len()];
+            device.read_part(mine, row, 0, values);
+            device.write_part(whole, row, own.start, values);
+        }
+        mesh.exchange(FrameKind::Columns, tag, NO_OWNERS, &mut Whole { device, buffer: whole })
+    }
+
+    fn send_rows(&mut self, mesh: &mut Mesh, device: &D, buffer: &D::Buffer, n_rows: usize) -> Result<()> {
+        let to = usize::from(mesh.rank().0) + mesh.tp_size();
+        mesh.plan([Transfer::block(to, Direction::Out, n_rows, 0..device.cols(buffer))]);
+        mesh.exchange(FrameKind::Stream, n_rows as u64, NO_OWNERS, &mut Mine { device, buffer })
+    }
+
+    fn recv_rows(&mut self, mesh: &mut Mesh, device: &D, buffer: &mut D::Buffer, n_rows: usize) -> Result<()> {
+        let from = usize::from(mesh.rank().0) - mesh.tp_size();
+        mesh.plan([Transfer::block(from, Direction::In, n_rows, 0..device.cols(buffer))]);
+        mesh.exchange(FrameKind::Stream, n_rows as u64, NO_OWNERS, &mut Whole { device, buffer })
+    }
+
+    fn has(&self, choice: CarrierChoice) -> bool {
+        choice == CarrierChoice::Host
+    }
+}
+
+impl HostCarrier {
+    /// Everybody has all planes and folds them, out of the memory where they arrived.
+    fn sum_small<D: Memory>(
+        &mut self,
+        mesh: &mut Mesh,
+        device: &D,
+        planes: &mut D::Buffer,
+        sum: Sum<'_>,
+    ) -> Result<()> {
+        let (n_own, size) = (sum.plan.n_planes(mesh.tp()), sum.size());
+        grow(&mut self.planes, n_own * size);
+        device.read(planes, 0..n_own * sum.n_rows, &mut self.planes[..n_own * size]);
+        for tp in mesh.others() {
+            let to = Transfer::block(mesh.in_stage(tp), Direction::Out, n_own * sum.n_rows, 0..sum.n_cols);
+            let n_theirs = sum.plan.n_planes(tp) * sum.n_rows;
+            let from = Transfer::block(mesh.in_stage(tp), Direction::Hold, n_theirs, 0..sum.n_cols);
+            mesh.plan([to, from]);
+        }
+        let mut own = Read { floats: &self.planes, n_cols: sum.n_cols };
+        mesh.exchange(FrameKind::Planes, tag_of(sum), NO_OWNERS, &mut own)?;
+        self.fold_held(mesh, sum);
+        device.write(planes, 0, &self.sum[..size]);
+        // Of others that had none, a later frame may be here already.
+        for tp in mesh.others().filter(|tp| sum.plan.n_planes(*tp) > 0) {
+            mesh.release(mesh.in_stage(tp));
+        }
+        Ok(())
+    }
+
+    fn fold_held(&mut self, mesh: &mut Mesh, sum: Sum<'_>) {
+        let begun = Instant::now();
+        let (me, size) = (mesh.tp(), sum.size());
+        grow(&mut self.sum, size);
+        let own = self.planes.as_slice();
+        let source = |plane: &Plane| {
+            let held = || bytemuck::cast_slice(mesh.held(mesh.in_stage(plane.tp)));
+            let from = if plane.tp == me { own } else { held() };
+            &from[plane.number * size..][..size]
+        };
+        fold(&sum.plan.planes, source, &mut self.stack, &mut self.sum[..size]);
+        mesh.has_folded_since(begun);
+    }
+
+    /// Each rank has its columns of all planes and folds those; then everybody has the finished columns of all.
+    fn sum_large<D: Memory>(
+        &mut self,
+        mesh: &mut Mesh,
+        device: &D,
+        planes: &mut D::Buffer,
+        sum: Sum<'_>,
+    ) -> Result<()> {
+        self.gather_parts(mesh, device, planes, sum)?;
+        self.fold_parts(mesh, sum);
+        let cols = mesh.columns_of(mesh.tp(), sum.n_cols);
+        for (row, values) in rows_of(&self.sum, sum.n_rows, cols.len()).enumerate() {
+            device.write_part(planes, row, cols.start, values);
+        }
+        for tp in mesh.others() {
+            let (to, theirs) = (mesh.in_stage(tp), mesh.columns_of(tp, sum.n_cols));
+            let to_it = Transfer::block(to, Direction::Out, sum.n_rows, cols.clone());
+            mesh.plan([to_it, Transfer::block(to, Direction::In, sum.n_rows, theirs)]);
+        }
+        mesh.exchange(FrameKind::Sums, tag_of(sum), NO_OWNERS, &mut Whole { device, buffer: planes })
+    }
+
+    /// planes: for each rank [n_planes * n_rows, this rank's columns]
+    fn gather_parts<D: Memory>(
+        &mut self,
+        mesh: &mut Mesh,
+        device: &D,
+        planes: &mut D::Buffer,
+        sum: Sum<'_>,
+    ) -> Result<()> {
+        let cols = mesh.columns_of(mesh.tp(), sum.n_cols);
+        grow(&mut self.planes, sum.plan.planes.len() * sum.n_rows * cols.len());
+        let (n_own, first) = (sum.plan.n_planes(mesh.tp()), sum.plan.first_of(mesh.tp()) * sum.n_rows);
+        for row in 0..n_own * sum.n_rows {
+            let at = (first + row) * cols.len();
+            device.read_part(planes, row, cols.start, &mut self.planes[at..at + cols.len()]);
+        }
+        for tp in mesh.others() {
+            let (rank, n_theirs) = (mesh.in_stage(tp), sum.plan.n_planes(tp) * sum.n_rows);
+            let to = Transfer::block(rank, Direction::Out, n_own * sum.n_rows, mesh.columns_of(tp, sum.n_cols));
+            mesh.plan([to, Transfer::block(rank, Direction::In, n_theirs, cols.clone())]);
+        }
+        let lowest = mesh.in_stage(0);
+        let start = |rank: usize| sum.plan.first_of(rank - lowest) * sum.n_rows;
+        let mut parts = Parts { device, planes, parts: &mut self.planes, cols, start };
+        mesh.exchange(FrameKind::Parts, tag_of(sum), NO_OWNERS, &mut parts)
+    }
+
+    fn fold_parts(&mut self, mesh: &mut Mesh, sum: Sum<'_>) {
+        let begun = Instant::now();
+        let size = sum.n_rows * mesh.columns_of(mesh.tp(), sum.n_cols).len();
+        grow(&mut self.sum, size);
+        // The planes of all ranks lie in the order of their leaves, as parts do.
+        let parts = &self.planes;
+        let source = |plane: &Plane| &parts[(sum.plan.first_of(plane.tp) + plane.number) * size..][..size];
+        fold(&sum.plan.planes, source, &mut self.stack, &mut self.sum[..size]);
+        mesh.has_folded_since(begun);
+    }
+}
+
+fn tag_of(sum: Sum<'_>) -> u64 {
+    u64::from(sum.plan.n_leaves) << 32 | sum.n_rows as u64
+}
+
+fn grow(floats: &mut Vec<f32>, n: usize) {
+    if floats.len() < n {
+        floats.resize(n, 0.0);
+    }
+}
+
+fn rows_of(floats: &[f32], n_rows: usize, n_cols: usize) -> impl Iterator<Item = &[f32]> {
+    (0..n_rows).map(move |row| &floats[row * n_cols..][..n_cols])
+}
+
+/// A buffer that is sent from and received into.
+struct Whole<'a, M: Memory> {
+    device: &'a M,
+    buffer: &'a mut M::Buffer,
+}
+
+impl<M: Memory> Payload for Whole<'_, M> {
+    fn read(&mut self, row: usize, col: usize, out: &mut [u32]) {
+        self.device.read_part(self.buffer, row, col, bytemuck::cast_slice_mut(out));
+    }
+
+    fn write(&mut self, _peer: usize, row: usize, col: usize, words: &[u32]) {
+        self.device.write_part(self.buffer, row, col, bytemuck::cast_slice(words));
+    }
+}
+
+/// A buffer that is only sent from.
+struct Mine<'a, M: Memory> {
+    device: &'a M,
+    buffer: &'a M::Buffer,
+}
+
+impl<M: Memory> Payload for Mine<'_, M> {
+    fn read(&mut self, row: usize, col: usize, out: &mut [u32]) {
+        self.device.read_part(self.buffer, row, col, bytemuck::cast_slice_mut(out));
+    }
+
+    fn write(&mut self, _peer: usize, _row: usize, _col: usize, _words: &[u32]) {
+        unreachable!("nothing is received into what is only sent");
+    }
+}
+
+/// Planes that were read already.
+struct Read<'a> {
+    floats: &'a [f32],
+    n_cols: usize,
+}
+
+impl Payload for Read<'_> {
+    fn read(&mut self, row: usize, col: usize, out: &mut [u32]) {
+        out.copy_from_slice(bytemuck::cast_slice(&self.floats[row * self.n_cols + col..][..out.len()]));
+    }
+
+    fn write(&mut self, _peer: usize, _row: usize, _col: usize, _words: &[u32]) {
+        unreachable!("what arrives is held where it is");
+    }
+}
+
+/// Columns of planes: sent from the device, received beside each other.
+struct Parts<'a, M: Memory, F> {
+    device: &'a M,
+    planes: &'a M::Buffer,
+    parts: &'a mut [f32],
+    cols: Range<usize>,
+    /// The first row of a rank's planes.
+    start: F,
+}
+
+impl<M: Memory, F: Fn(usize) -> usize> Payload for Parts<'_, M, F> {
+    fn read(&mut self, row: usize, col: usize, out: &mut [u32]) {
+        self.device.read_part(self.planes, row, col, bytemuck::cast_slice_mut(out));
+    }
+
+    fn write(&mut self, peer: usize, row: usize, col: usize, words: &[u32]) {
+        let at = ((self.start)(peer) + row) * self.cols.len() + col - self.cols.start;
+        self.parts[at..at + words.len()].copy_from_slice(bytemuck::cast_slice(words));
+    }
+}

@@ -1,0 +1,176 @@
+//! What ranks that have met as a mesh tell each other of NCCL: which they have, on which device; and, once all have
+//! said so, the names that communicators come together under. Makes none of them.
+
+use super::api::{NcclApi, NcclVersion, UniqueId};
+use crate::carriers::carry::CarrierChoice;
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+use backend::cuda::Cuda;
+
+const SUPPORT_WORDS: usize = 6;
+const ID_WORDS: usize = 32;
+
+/// What a rank tells its neighbours.
+#[derive(Clone, Copy)]
+pub(super) struct NcclSupport {
+    /// Which carrier it was told to take.
+    wish: u32,
+    /// Zero: it has none.
+    version: i32,
+    /// Which device of which host.
+    device: [u32; 4],
+}
+
+impl NcclSupport {
+    pub fn new(cuda: &Cuda, choice: CarrierChoice, api: Option<&NcclApi>) -> Result<NcclSupport> {
+        let version = api.map_or(Ok(NcclVersion(0)), NcclApi::version)?.0;
+        Ok(NcclSupport { wish: choice as u32, version, device: device_name(cuda) })
+    }
+
+    fn words(&self) -> [u32; SUPPORT_WORDS] {
+        let mut words = [0; SUPPORT_WORDS];
+        (words[0], words[1]) = (self.wish, self.version as u32);
+        words[2..].copy_from_slice(&self.device);
+        words
+    }
+
+    fn of(words: &[u32; SUPPORT_WORDS]) -> NcclSupport {
+        let device = std::array::from_fn(|i| words[2 + i]);
+        NcclSupport { wish: words[0], version: words[1] as i32, device }
+    }
+}
+
+/// With whom a rank exchanges without the host.
+#[derive(Clone, Copy)]
+pub(super) struct Partners {
+    /// The others of its stage.
+    pub stage: bool,
+    /// The same rank of the next stage, and of the one before.
+    pub next: bool,
+    pub before: bool,
+}
+
+impl Partners {
+    pub fn has_any(self) -> bool {
+        self.stage || self.next || self.before
+    }
+}
+
+/// Under which name each communicator meets. Those that are not to be have none that means anything.
+pub(super) struct Names {
+    pub stage: UniqueId,
+    pub next: UniqueId,
+    pub before: UniqueId,
+}
+
+/// Whether these ranks exchange through NCCL. All of them come to the same answer.
+fn agree(all: &[NcclSupport]) -> Result<bool> {
+    let wish = |choice: CarrierChoice| all.iter().any(|one| one.wish == choice as u32);
+    if wish(CarrierChoice::Nccl) && wish(CarrierChoice::Host) {
+        return Err(Error::Plan("ranks that are to exchange through NCCL, and their peers through the host"));
+    }
+    let version = all[0].version;
+    let is_there = version >= NcclVersion::MIN.0 && all.iter().all(|one| one.version == version);
+    let is_shared = (1..all.len()).any(|i| all[..i].iter().any(|one| one.device == all[i].device));
+    let is_able = is_there && (!is_shared || NcclVersion(version) >= NcclVersion::SHARING);
+    if wish(CarrierChoice::Nccl) && !is_able {
+        return Err(Error::Plan(match is_there {
+            true => "NCCL before 2.30 for ranks that share a device",
+            false => "NCCL (libnccl.so.2, 2.19 or later) for ranks that do not all have the same",
+        }));
+    }
+    // To share a device has to be allowed in NCCL's own environment, so that nobody gets there unasked.
+    let is_asked = all.iter().all(|one| one.wish == CarrierChoice::Nccl as u32);
+    Ok(!wish(CarrierChoice::Host) && is_able && (!is_shared || is_asked))
+}
+
+/// Tells the neighbours, hears from them, and says with whom of them to exchange. They say the same.
+pub(super) fn partners(mesh: &mut Mesh, mine: &NcclSupport) -> Result<Partners> {
+    let (me, tp_size) = (usize::from(mesh.rank().0), mesh.tp_size());
+    let stage: Vec<usize> = (0..tp_size).map(|tp| mesh.in_stage(tp)).collect();
+    let next = (!mesh.part().is_last()).then(|| [me, me + tp_size]);
+    let before = (!mesh.part().is_first()).then(|| [me - tp_size, me]);
+    let groups = [&stage, next.as_slice().as_flattened(), before.as_slice().as_flattened()];
+    let neighbours: Vec<usize> = groups.concat().into_iter().filter(|rank| *rank != me).collect();
+    let all = mesh.swap_notes(SUPPORT_WORDS as u64, mine.words(), &neighbours, &neighbours)?;
+    let has_agreed = |ranks: &[usize]| {
+        let group: Vec<NcclSupport> = ranks.iter().map(|rank| NcclSupport::of(&all[*rank])).collect();
+        if group.len() > 1 { agree(&group) } else { Ok(false) }
+    };
+    Ok(Partners { stage: has_agreed(groups[0])?, next: has_agreed(groups[1])?, before: has_agreed(groups[2])? })
+}
+
+/// The lowest of a stage, or of a pair of stages, makes the name and tells it: not before all of them have agreed, as
+/// NCCL begins to listen for those that it makes a name for.
+pub(super) fn names(mesh: &mut Mesh, api: &NcclApi, partners: Partners) -> Result<Names> {
+    const WORDS: usize = 2 * ID_WORDS;
+    let make = |is_mine: bool| if is_mine { api.unique_id() } else { Ok(UniqueId([0; ID_WORDS])) };
+    let is_lowest = mesh.tp() == 0;
+    let made = make(partners.stage && is_lowest).and_then(|stage| Ok([stage, make(partners.next)?]));
+    let mine = made.map_err(|error| mesh.fail(error.into()))?;
+    let (me, tp_size, first) = (usize::from(mesh.rank().0), mesh.tp_size(), mesh.in_stage(0));
+    let others = if partners.stage && is_lowest { first + 1..first + tp_size } else { 0..0 };
+    let to: Vec<usize> = others.chain(partners.next.then_some(me + tp_size)).collect();
+    let of_stage = (partners.stage && !is_lowest).then_some(first);
+    let from: Vec<usize> = of_stage.into_iter().chain(partners.before.then(|| me - tp_size)).collect();
+    let mut words = [0; WORDS];
+    words.copy_from_slice(mine.map(|id| id.0).as_flattened());
+    let all = mesh.swap_notes(WORDS as u64, words, &to, &from)?;
+    let id = |rank: usize, which: usize| UniqueId(all[rank].as_chunks().0[which]);
+    let before = if partners.before { id(me - tp_size, 1) } else { mine[1] };
+    Ok(Names { stage: id(first, 0), next: mine[1], before })
+}
+
+/// The same for all processes that can reach the device.
+fn device_name(cuda: &Cuda) -> [u32; 4] {
+    // Where it cannot be read, hosts are told apart by nothing, and devices look shared: the host carries.
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&boot);
+    for number in cuda.card().pci {
+        hasher.update(&number.to_le_bytes());
+    }
+    let hash = hasher.finalize();
+    let words = hash.as_bytes().as_chunks::<4>().0;
+    std::array::from_fn(|i| u32::from_le_bytes(words[i]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn support(wish: CarrierChoice, version: i32, device: u32) -> NcclSupport {
+        NcclSupport { wish: wish as u32, version, device: [device; 4] }
+    }
+
+    fn agreed(all: &[NcclSupport]) -> Option<bool> {
+        agree(all).ok()
+    }
+
+    #[test]
+    fn all_have_it_or_nobody_does() {
+        let auto = |version, device| support(CarrierChoice::Auto, version, device);
+        assert_eq!(agreed(&[auto(22_800, 1), auto(22_800, 2)]), Some(true));
+        assert_eq!(agreed(&[auto(22_800, 1), auto(0, 2)]), Some(false));
+        assert_eq!(agreed(&[auto(22_800, 1), auto(23_007, 2)]), Some(false));
+        assert_eq!(agreed(&[auto(21_806, 1), auto(21_806, 2)]), Some(false));
+        assert_eq!(agreed(&[auto(22_800, 1), support(CarrierChoice::Host, 22_800, 2)]), Some(false));
+    }
+
+    #[test]
+    fn a_device_is_shared_only_by_those_who_ask_for_it() {
+        let both = |wish, version| agreed(&[support(wish, version, 1), support(wish, version, 1)]);
+        assert_eq!(both(CarrierChoice::Auto, 23_007), Some(false));
+        assert_eq!(both(CarrierChoice::Nccl, 23_007), Some(true));
+        assert_eq!(both(CarrierChoice::Nccl, 22_800), None);
+        assert_eq!(both(CarrierChoice::Nccl, 0), None);
+        assert_eq!(agreed(&[support(CarrierChoice::Nccl, 23_007, 1), support(CarrierChoice::Host, 23_007, 2)]), None);
+    }
+
+    #[test]
+    fn what_is_said_comes_back() {
+        let there = support(CarrierChoice::Nccl, 23_007, 5);
+        let back = NcclSupport::of(&there.words());
+        assert_eq!((back.wish, back.version, back.device), (2, 23_007, [5; 4]));
+    }
+}

@@ -1,0 +1,333 @@
+//! NCCL's functions, as far as this machine has them. Knows nothing of ranks.
+
+use backend::library::{MissingFunction, RuntimeLibrary};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+/// As packages install it, and as its developers' files are called.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NcclError {
+    #[error("there is no NCCL (libnccl.so.2) on this machine")]
+    Missing,
+    #[error("the NCCL of this machine has no {0}")]
+    Symbol(&'static str),
+    /// With what NCCL says of such a failure, and of the last one that it met.
+    #[error("NCCL failed with {code}: {why}")]
+    Failed { code: i32, why: String },
+}
+
+/// A version, as NCCL counts: 2.30.7 is 23007.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NcclVersion(pub(crate) i32);
+
+impl NcclVersion {
+    /// Each communicator that does not block goes on by itself. Before, a thread could begin with one at a time, and
+    /// only it could end it.
+    pub const MIN: NcclVersion = NcclVersion(21_900);
+    /// Several ranks may share a device.
+    pub const SHARING: NcclVersion = NcclVersion(23_000);
+}
+
+impl fmt::Display for NcclVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.0 / 10_000, self.0 / 100 % 100, self.0 % 100)
+    }
+}
+
+/// A communicator, as NCCL hands it out.
+pub type RawComm = *mut c_void;
+type Answer = c_int;
+
+const SUCCESS: c_int = 0;
+const INTERNAL_ERROR: c_int = 3;
+const IN_PROGRESS: c_int = 7;
+const FLOAT32: c_int = 7;
+const SUM: c_int = 0;
+
+/// What the ranks of a communicator know it by.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId(pub [u32; 32]);
+
+/// `ncclConfig_t` of 2.27. Who is older reads its beginning, who is later fills in the rest by its version.
+/// What lies between is given a value, too: 2.26 reads there what is newer than the version that it is told.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    ctas_min: c_int,
+    ctas_max: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+    traffic_class: c_int,
+    comm_name: *const c_char,
+    collnet_enable: c_int,
+    cta_policy: c_int,
+    shrink_share: c_int,
+    nvls_ctas: c_int,
+}
+
+impl Config {
+    const VERSION: u32 = 22_700;
+    const UNSAID: c_int = c_int::MIN;
+
+    fn of(comm: Comm) -> Config {
+        Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: Config::VERSION,
+            blocking: 0,
+            cga_cluster_size: Config::UNSAID,
+            ctas_min: Config::UNSAID,
+            // A maximum alone: a minimum above an unsaid maximum would be refused.
+            ctas_max: comm.blocks_max.map_or(Config::UNSAID, c_int::from),
+            net_name: std::ptr::null(),
+            split_share: Config::UNSAID,
+            traffic_class: Config::UNSAID,
+            comm_name: comm.name.as_ptr(),
+            collnet_enable: Config::UNSAID,
+            cta_policy: Config::UNSAID,
+            shrink_share: Config::UNSAID,
+            nvls_ctas: Config::UNSAID,
+        }
+    }
+}
+
+/// A communicator that is to be.
+#[derive(Clone, Copy)]
+pub struct Comm {
+    pub n_ranks: usize,
+    pub id: UniqueId,
+    pub rank: usize,
+    /// How NCCL's own log calls it. It keeps no copy.
+    pub name: &'static CStr,
+    /// Of a kernel: how much of the device it takes at most. NCCL knows, if nothing is said; its variable goes before.
+    pub blocks_max: Option<u16>,
+}
+
+type Move<P> = unsafe extern "C" fn(P, usize, c_int, c_int, RawComm, *mut c_void) -> Answer;
+type OfComm = unsafe extern "C" fn(RawComm) -> Answer;
+type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Answer;
+type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> Answer;
+
+/// The functions that are called.
+pub struct NcclApi {
+    get_version: unsafe extern "C" fn(*mut c_int) -> Answer,
+    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> Answer,
+    init: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut Config) -> Answer,
+    async_error: unsafe extern "C" fn(RawComm, *mut c_int) -> Answer,
+    finalize: OfComm,
+    destroy: OfComm,
+    abort: OfComm,
+    group_start: unsafe extern "C" fn() -> Answer,
+    group_end: unsafe extern "C" fn() -> Answer,
+    send: Move<*const c_void>,
+    recv: Move<*mut c_void>,
+    all_gather: AllGather,
+    all_reduce: AllReduce,
+    error_text: unsafe extern "C" fn(c_int) -> *const c_char,
+    last_error: unsafe extern "C" fn(RawComm) -> *const c_char,
+    _library: RuntimeLibrary,
+}
+
+impl NcclApi {
+    /// Opened once and never closed: threads of the library's own may still run when nobody here calls it any more.
+    pub fn find() -> Result<&'static NcclApi, NcclError> {
+        static FOUND: Mutex<Option<&'static NcclApi>> = Mutex::new(None);
+        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+        match *found {
+            Some(api) => Ok(api),
+            None => Ok(*found.insert(Box::leak(Box::new(NcclApi::load(&NAMES)?)))),
+        }
+    }
+
+    fn load(names: &[&str]) -> Result<NcclApi, NcclError> {
+        let library = RuntimeLibrary::first(names).ok_or(NcclError::Missing)?;
+        NcclApi::filled(library).map_err(|MissingFunction(name)| NcclError::Symbol(name))
+    }
+
+    fn filled(library: RuntimeLibrary) -> Result<NcclApi, MissingFunction> {
+        // SAFETY: the functions have had these signatures since NCCL has them.
+        unsafe {
+            Ok(NcclApi {
+                get_version: library.function("ncclGetVersion")?,
+                get_unique_id: library.function("ncclGetUniqueId")?,
+                init: library.function("ncclCommInitRankConfig")?,
+                async_error: library.function("ncclCommGetAsyncError")?,
+                finalize: library.function("ncclCommFinalize")?,
+                destroy: library.function("ncclCommDestroy")?,
+                abort: library.function("ncclCommAbort")?,
+                group_start: library.function("ncclGroupStart")?,
+                group_end: library.function("ncclGroupEnd")?,
+                send: library.function("ncclSend")?,
+                recv: library.function("ncclRecv")?,
+                all_gather: library.function("ncclAllGather")?,
+                all_reduce: library.function("ncclAllReduce")?,
+                error_text: library.function("ncclGetErrorString")?,
+                last_error: library.function("ncclGetLastError")?,
+                _library: library,
+            })
+        }
+    }
+
+    pub fn version(&self) -> Result<NcclVersion, NcclError> {
+        let mut version = 0;
+        // SAFETY: writes one number; the table holds the library open.
+        self.said(unsafe { (self.get_version)(&mut version) }).map(|()| NcclVersion(version))
+    }
+
+    pub fn unique_id(&self) -> Result<UniqueId, NcclError> {
+        let mut id = UniqueId([0; 32]);
+        // SAFETY: writes its 128 bytes.
+        self.said(unsafe { (self.get_unique_id)(&mut id) }).map(|()| id)
+    }
+
+    /// A communicator that comes into being while `state` is asked, on the calling thread's device. One that has failed
+    /// at once may be there all the same, and is to be aborted.
+    pub fn init(&self, of: Comm) -> (Option<RawComm>, Result<(), NcclError>) {
+        let (mut made, mut config) = (std::ptr::null_mut(), Config::of(of));
+        let Comm { n_ranks, id, rank, .. } = of;
+        // SAFETY: writes one pointer; the configuration says how long it is, and is read before this returns.
+        let begun = self.said(unsafe { (self.init)(&mut made, n_ranks as c_int, id, rank as c_int, &mut config) });
+        match begun {
+            Ok(()) if made.is_null() => (None, Err(self.failed(INTERNAL_ERROR))),
+            begun => (Some(made).filter(|made| !made.is_null()), begun),
+        }
+    }
+
+    /// Whether what was begun has been taken up, or what has failed since.
+    ///
+    /// # Safety
+    /// As for all below: the communicator is one of `init`, and was neither destroyed nor aborted.
+    pub unsafe fn state(&self, comm: RawComm) -> Result<bool, NcclError> {
+        let mut state = SUCCESS;
+        // SAFETY: writes one number; the rest is the caller's promise.
+        self.said(unsafe { (self.async_error)(comm, &mut state) })?;
+        self.said(state).map(|()| state == SUCCESS)
+    }
+
+    /// # Safety
+    /// As above.
+    pub unsafe fn finalize(&self, comm: RawComm) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        self.said(unsafe { (self.finalize)(comm) })
+    }
+
+    /// # Safety
+    /// As above; it is not used again.
+    pub unsafe fn destroy(&self, comm: RawComm) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        self.said(unsafe { (self.destroy)(comm) })
+    }
+
+    /// What it still does ends, and so does it.
+    ///
+    /// # Safety
+    /// As above; it is not used again.
+    pub unsafe fn abort(&self, comm: RawComm) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        self.said(unsafe { (self.abort)(comm) })
+    }
+
+    /// What is begun in `calls` goes on together.
+    pub fn group(&self, calls: impl FnOnce() -> Result<(), NcclError>) -> Result<(), NcclError> {
+        // SAFETY: no arguments; every start has its end.
+        self.said(unsafe { (self.group_start)() })?;
+        let begun = calls();
+        // SAFETY: as above.
+        let ended = self.said(unsafe { (self.group_end)() });
+        begun.and(ended)
+    }
+
+    /// # Safety
+    /// As above, and so many numbers of the device stay at `from` until the stream is through; so for all below.
+    pub unsafe fn send(&self, from: u64, n: usize, to: usize, at: (RawComm, *mut c_void)) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        self.said(unsafe { (self.send)(from as *const c_void, n, FLOAT32, to as c_int, at.0, at.1) })
+    }
+
+    /// # Safety
+    /// As above.
+    pub unsafe fn recv(&self, to: u64, n: usize, from: usize, at: (RawComm, *mut c_void)) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        self.said(unsafe { (self.recv)(to as *mut c_void, n, FLOAT32, from as c_int, at.0, at.1) })
+    }
+
+    /// `n` from each, to all of them, by rank.
+    ///
+    /// # Safety
+    /// As above.
+    pub unsafe fn all_gather(&self, from: u64, to: u64, n: usize, at: (RawComm, *mut c_void)) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        self.said(unsafe { (self.all_gather)(from as *const c_void, to as *mut c_void, n, FLOAT32, at.0, at.1) })
+    }
+}
+
+impl NcclApi {
+    /// The sum of all ranks' numbers takes their place, in whatever order NCCL adds them: the same for all ranks.
+    ///
+    /// # Safety
+    /// As above.
+    pub unsafe fn all_reduce(&self, at: u64, n: usize, of: (RawComm, *mut c_void)) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise; NCCL takes one place for both.
+        self.said(unsafe { (self.all_reduce)(at as *const c_void, at as *mut c_void, n, FLOAT32, SUM, of.0, of.1) })
+    }
+}
+
+impl NcclApi {
+    /// What is in progress has not failed.
+    fn said(&self, answer: c_int) -> Result<(), NcclError> {
+        match answer {
+            SUCCESS | IN_PROGRESS => Ok(()),
+            code => Err(self.failed(code)),
+        }
+    }
+
+    fn failed(&self, code: c_int) -> NcclError {
+        // SAFETY: a text that the library keeps for each code, and the one of its last warning; of no communicator.
+        let texts = unsafe { [(self.error_text)(code), (self.last_error)(std::ptr::null_mut())] };
+        let text = |at: *const c_char| {
+            // SAFETY: where there is one, it ends with a zero, and stays where it is while the library is open.
+            (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_string())
+        };
+        let said: Vec<String> = texts.into_iter().filter_map(text).filter(|text| !text.is_empty()).collect();
+        NcclError::Failed { code, why: said.join("; ") }
+    }
+}
+
+impl fmt::Debug for NcclApi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NcclApi(..)")
+    }
+}
+
+/// Of the library that a process here would find.
+pub fn nccl_version() -> Result<NcclVersion, NcclError> {
+    NcclApi::find()?.version()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_an_error() {
+        assert_eq!(NcclApi::load(&["libnccl-of-nobody.so.2"]).err(), Some(NcclError::Missing));
+        // A library that every process has, and that is no NCCL.
+        assert_eq!(NcclApi::load(&["libc.so.6"]).err(), Some(NcclError::Symbol("ncclGetVersion")));
+        assert_eq!(NcclVersion(23007).to_string(), "2.30.7");
+    }
+
+    #[test]
+    fn the_configuration_lies_as_nccl_has_it() {
+        let (net, name) = (std::mem::offset_of!(Config, net_name), std::mem::offset_of!(Config, comm_name));
+        assert_eq!((net, std::mem::offset_of!(Config, traffic_class), name, size_of::<Config>()), (32, 44, 48, 72));
+        assert_eq!(size_of::<UniqueId>(), 128);
+    }
+}

@@ -1,0 +1,195 @@
+//! NCCL's carrier. Operations begin what is to be done, in the device's own order, and return; the sums are those of
+//! the host, bit for bit, as it is the same tree that is folded. Under `fast` they are NCCL's own. What goes to ranks
+//! with whom there is no communicator goes through the host.
+
+use super::comms::{BEFORE, HopComm, NEXT, STAGE, StageComm, WatchedComms};
+use super::stage::StageExchange;
+use super::watchdog::Lane;
+use crate::carriers::carry::{CarrierChoice, Carry, ChunkLimits};
+use crate::carriers::host::HostCarrier;
+use crate::error::Result;
+use crate::mesh::Mesh;
+use crate::sum::Sum;
+use crate::transfer::OwnerOf;
+use backend::Memory;
+use backend::cuda::{Buffer, Columns, Cuda, Floats};
+use std::fmt;
+use std::ops::Range;
+use types::Mode;
+
+/// Exchange without the host, with some of the neighbours at least.
+pub struct NcclCarrier {
+    // The communicators go first: they work in the memory of the rest.
+    pub(super) watched: WatchedComms,
+    pub(super) stage: Option<StageComm>,
+    /// To the next stage, and from the one before.
+    pub(super) next: Option<HopComm>,
+    pub(super) before: Option<HopComm>,
+    pub(super) chunks: ChunkLimits,
+    pub(super) host: HostCarrier,
+}
+
+impl fmt::Debug for NcclCarrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NcclCarrier").field("watched", &self.watched).finish_non_exhaustive()
+    }
+}
+
+impl Carry<Cuda> for NcclCarrier {
+    fn sum_leaves(&mut self, mesh: &mut Mesh, cuda: &Cuda, planes: &mut Buffer, sum: Sum<'_>) -> Result<()> {
+        let Some(stage) = &mut self.stage else { return self.host.sum_leaves(mesh, cuda, planes, sum) };
+        let n_own = sum.plan.n_planes(mesh.tp()).max(1);
+        let (at, chunks) = (cuda.floats_of(planes, n_own * sum.n_rows), self.chunks);
+        self.watched.begin(mesh, |mesh, watchdog| {
+            if cuda.mode() == Mode::Fast {
+                StageExchange { mesh, cuda, watchdog, stage }.reduce(at, sum)?;
+                return Ok(cuda.mark(watchdog.mark(STAGE))?);
+            }
+            let merges = stage.merges(cuda, sum.plan)?;
+            let (exchange, merges) = (StageExchange { mesh, cuda, watchdog, stage }, &stage.merges[merges].1);
+            if sum.plan.n_planes_max() * sum.size() <= chunks.small_max {
+                exchange.gather_and_fold(at, sum, merges)?;
+            } else {
+                in_chunks(chunks, sum.n_rows, sum.n_cols)
+                    .try_for_each(|rows| exchange.fold_by_column(at, sum, merges, rows))?;
+            }
+            Ok(cuda.mark(watchdog.mark(STAGE))?)
+        })
+    }
+
+    fn share_rows(
+        &mut self,
+        mesh: &mut Mesh,
+        cuda: &Cuda,
+        buffer: &mut Buffer,
+        owner_of: OwnerOf<'_>,
+        n_rows: usize,
+    ) -> Result<()> {
+        let Some(stage) = &self.stage else { return self.host.share_rows(mesh, cuda, buffer, owner_of, n_rows) };
+        let (at, n_cols) = (cuda.floats_of(buffer, n_rows), cuda.cols(buffer));
+        self.watched.begin(mesh, |mesh, watchdog| {
+            let exchange = StageExchange { mesh, cuda, watchdog, stage };
+            for rows in in_chunks(self.chunks, n_rows, n_cols) {
+                let owners: Vec<usize> = rows.clone().map(|row| owner_of(row) as usize).collect();
+                exchange.share_some(at.part(rows.start * n_cols..rows.end * n_cols), &owners, n_cols)?;
+            }
+            Ok(cuda.mark(watchdog.mark(STAGE))?)
+        })
+    }
+
+    fn gather_columns(
+        &mut self,
+        mesh: &mut Mesh,
+        cuda: &Cuda,
+        mine: &Buffer,
+        whole: &mut Buffer,
+        n_units: u32,
+        n_rows: usize,
+    ) -> Result<()> {
+        let Some(stage) = &self.stage else {
+            return self.host.gather_columns(mesh, cuda, mine, whole, n_units, n_rows);
+        };
+        let (mine, n_mine) = (cuda.floats_of(mine, n_rows), mesh.units_of(mesh.tp(), n_units).len());
+        let (whole, n_whole) = ((mesh.tp() == 0).then(|| cuda.floats_of(whole, n_rows)), n_units as usize);
+        self.watched.begin(mesh, |mesh, watchdog| {
+            let exchange = StageExchange { mesh, cuda, watchdog, stage };
+            for rows in in_chunks(self.chunks, n_rows, n_whole) {
+                let mine = mine.part(rows.start * n_mine..rows.end * n_mine);
+                let whole = whole.map(|whole| whole.part(rows.start * n_whole..rows.end * n_whole));
+                exchange.gather_some(mine, whole, n_units, rows.len())?;
+            }
+            Ok(cuda.mark(watchdog.mark(STAGE))?)
+        })
+    }
+
+    /// Copied aside, and sent from there while the next pass computes.
+    fn send_rows(&mut self, mesh: &mut Mesh, cuda: &Cuda, buffer: &Buffer, n_rows: usize) -> Result<()> {
+        let Some(hop) = &self.next else { return self.host.send_rows(mesh, cuda, buffer, n_rows) };
+        let (at, n_cols) = (cuda.floats_of(buffer, n_rows), cuda.cols(buffer));
+        self.watched.begin(mesh, |_, watchdog| {
+            in_chunks(self.chunks, n_rows, n_cols).try_for_each(|rows| {
+                let (from, aside) = of_hop(at, hop, rows.start * n_cols..rows.end * n_cols);
+                // What was sent from there before has left.
+                cuda.waits_for(watchdog.mark(NEXT))?;
+                cuda.copy_columns(as_row(aside), as_row(from), from.len(), 1)?;
+                cuda.hands_over(&hop.side)?;
+                hop.side.follow()?;
+                // SAFETY: the room lives as long as the hop, which goes when its stream is through.
+                let send = |lane: Lane<'_>| unsafe { lane.send(aside.address(), aside.len(), hop.peer) };
+                watchdog.begin(hop.comm, hop.side.raw(), send)?;
+                Ok(hop.side.mark(watchdog.mark(NEXT))?)
+            })
+        })
+    }
+
+    /// Received aside while the pass before computes, and copied from there.
+    fn recv_rows(&mut self, mesh: &mut Mesh, cuda: &Cuda, buffer: &mut Buffer, n_rows: usize) -> Result<()> {
+        let Some(hop) = &self.before else { return self.host.recv_rows(mesh, cuda, buffer, n_rows) };
+        let (at, n_cols) = (cuda.floats_of(buffer, n_rows), cuda.cols(buffer));
+        self.watched.begin(mesh, |_, watchdog| {
+            in_chunks(self.chunks, n_rows, n_cols).try_for_each(|rows| {
+                let (to, aside) = of_hop(at, hop, rows.start * n_cols..rows.end * n_cols);
+                // What was received there before has been copied.
+                hop.side.follow()?;
+                // SAFETY: as above.
+                let recv = |lane: Lane<'_>| unsafe { lane.recv(aside.address(), aside.len(), hop.peer) };
+                watchdog.begin(hop.comm, hop.side.raw(), recv)?;
+                hop.side.mark(watchdog.mark(BEFORE))?;
+                cuda.waits_for(watchdog.mark(BEFORE))?;
+                cuda.copy_columns(as_row(to), as_row(aside), to.len(), 1)?;
+                Ok(cuda.hands_over(&hop.side)?)
+            })
+        })
+    }
+
+    fn settle(&mut self, mesh: &mut Mesh) -> Result<()> {
+        match self.watched.watchdog.fault().cloned() {
+            None => Ok(()),
+            Some(fault) => Err(self.watched.ended_by(mesh, fault)),
+        }
+    }
+
+    fn adds_on_device(&self) -> bool {
+        self.stage.is_some()
+    }
+
+    /// What was recorded is under way: the watchdog looks after it as after what was begun.
+    fn has_repeated(&mut self, mesh: &mut Mesh, cuda: &Cuda) -> Result<()> {
+        if self.stage.is_none() {
+            return Ok(());
+        }
+        self.watched.begin(mesh, |_, watchdog| {
+            watchdog.begins();
+            Ok(cuda.mark(watchdog.mark(STAGE))?)
+        })
+    }
+
+    fn has(&self, choice: CarrierChoice) -> bool {
+        choice == CarrierChoice::Nccl || Carry::<Cuda>::has(&self.host, choice)
+    }
+
+    fn finish(&mut self) {
+        self.watched.watchdog.finish();
+    }
+
+    fn leave(&mut self) {
+        self.watched.watchdog.leave();
+    }
+}
+
+/// Rows that go together.
+fn in_chunks(chunks: ChunkLimits, n_rows: usize, n_cols: usize) -> impl Iterator<Item = Range<usize>> {
+    let step = chunks.rows_at_once(n_cols);
+    let n_rows = if n_cols > 0 { n_rows } else { 0 };
+    (0..n_rows).step_by(step).map(move |start| start..(start + step).min(n_rows))
+}
+
+/// These numbers of a buffer, and their place in the room of a hop.
+fn of_hop<'a>(at: Floats<'a>, hop: &'a HopComm, floats: Range<usize>) -> (Floats<'a>, Floats<'a>) {
+    let n = floats.len();
+    (at.part(floats), hop.room.floats().part(0..n))
+}
+
+fn as_row(floats: Floats<'_>) -> Columns<'_> {
+    Columns { floats, stride: floats.len() }
+}

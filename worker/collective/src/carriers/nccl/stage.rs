@@ -1,0 +1,174 @@
+//! What the ranks of a stage exchange over their communicator. Every call begins what is to be done, in the order of
+//! the stream that computes, and returns.
+
+use super::api::NcclError;
+use super::comms::{Begun, StageComm};
+use super::watchdog::{CommWatchdog, Lane};
+use crate::mesh::Mesh;
+use crate::sum::{Sum, SumPlan};
+use backend::cuda::{Columns, Cuda, Floats, Words};
+use std::ops::Range;
+
+impl StageComm {
+    /// How often to merge behind each plane, on the device.
+    pub fn merges(&mut self, cuda: &Cuda, plan: &SumPlan) -> backend::Result<usize> {
+        if let Some(at) = self.merges.iter().position(|(n, _)| *n == plan.n_leaves) {
+            return Ok(at);
+        }
+        let counts: Vec<u8> = plan.merges().map(|merges| merges as u8).collect();
+        self.merges.push((plan.n_leaves, cuda.words(&counts)?));
+        Ok(self.merges.len() - 1)
+    }
+}
+
+/// What an operation of the stage goes over.
+#[derive(Clone, Copy)]
+pub(super) struct StageExchange<'a> {
+    pub mesh: &'a Mesh,
+    pub cuda: &'a Cuda,
+    pub watchdog: &'a CommWatchdog,
+    pub stage: &'a StageComm,
+}
+
+impl StageExchange<'_> {
+    /// The own planes are added, and NCCL adds what all ranks have then.
+    pub fn reduce(self, at: Floats<'_>, sum: Sum<'_>) -> Begun {
+        let (size, n_own) = (sum.size(), sum.plan.n_planes(self.mesh.tp()));
+        let total = at.part(0..size);
+        match n_own {
+            0 => self.cuda.zero(total)?,
+            1 => {}
+            n => self.cuda.fold_planes(at.part(0..n * size), n, &self.stage.in_a_row, total),
+        }
+        if size > 0 {
+            // SAFETY: so many numbers are there, and live longer than the stream's work: freeing waits for it.
+            self.begin(|lane| unsafe { lane.all_reduce(total.address(), size) })?;
+        }
+        Ok(())
+    }
+
+    /// Everybody has all planes, in the order of their leaves, and folds them.
+    pub fn gather_and_fold(self, at: Floats<'_>, sum: Sum<'_>, merges: &Words) -> Begun {
+        let (size, me) = (sum.size(), self.mesh.tp());
+        let n_of = |tp: usize| sum.plan.n_planes(tp) * size;
+        let first_of = |tp: usize| sum.plan.first_of(tp) * size;
+        let parts = self.stage.parts.floats();
+        let n_all = first_of(self.mesh.tp_size());
+        if (0..self.mesh.tp_size()).all(|tp| n_of(tp) == n_of(0)) {
+            let (from, to) = (at.part(0..n_of(me)).address(), parts.part(0..n_all).address());
+            // SAFETY: both were seen to be so long, and live longer than the stream's work: freeing waits for it.
+            self.begin(|lane| unsafe { lane.all_gather(from, to, n_of(me)) })?;
+        } else {
+            let own = parts.part(first_of(me)..first_of(me) + n_of(me));
+            let as_row = |floats| Columns { floats, stride: n_of(me) };
+            self.cuda.copy_columns(as_row(own), as_row(at), n_of(me), 1)?;
+            let sends = |_| at.part(0..n_of(me));
+            let comes = |tp: usize| parts.part(first_of(tp)..first_of(tp) + n_of(tp));
+            self.begin(|lane| self.swap_floats(lane, sends, comes))?;
+        }
+        self.cuda.fold_planes(parts.part(0..n_all), n_all / size.max(1), merges, at.part(0..size));
+        Ok(())
+    }
+
+    /// Each rank has its columns of all planes and folds those; then everybody has the finished columns of all.
+    pub fn fold_by_column(self, at: Floats<'_>, sum: Sum<'_>, merges: &Words, rows: Range<usize>) -> Begun {
+        let (me, n_rows, n_cols) = (self.mesh.tp(), rows.len(), sum.n_cols);
+        let cols = |tp: usize| self.mesh.columns_of(tp, n_cols);
+        let n_own = sum.plan.n_planes(me);
+        // A rank's columns of the own planes: what it is sent.
+        let out =
+            |tp: usize| self.stage.out.floats().part(n_own * n_rows * cols(tp).start..n_own * n_rows * cols(tp).end);
+        let plane = n_rows * cols(me).len();
+        let first_of = |tp: usize| sum.plan.first_of(tp) * plane;
+        let part = |tp: usize| self.stage.parts.floats().part(first_of(tp)..first_of(tp + 1));
+        let whole = |number: usize, cols: &Range<usize>| Columns {
+            floats: at.part((number * sum.n_rows + rows.start) * n_cols + cols.start..at.len()),
+            stride: n_cols,
+        };
+        for tp in 0..self.mesh.tp_size() {
+            let (to, width) = (if tp == me { part(me) } else { out(tp) }, cols(tp).len());
+            for number in 0..n_own {
+                let to = Columns { floats: to.part(number * n_rows * width..to.len()), stride: width };
+                self.cuda.copy_columns(to, whole(number, &cols(tp)), width, n_rows)?;
+            }
+        }
+        self.begin(|lane| self.swap_floats(lane, out, part))?;
+        let (folded, n_all) = (self.stage.sum.floats().part(0..plane), first_of(self.mesh.tp_size()));
+        if let Some(n_planes) = n_all.checked_div(plane) {
+            self.cuda.fold_planes(self.stage.parts.floats().part(0..n_all), n_planes, merges, folded);
+        }
+        let finished = |tp: usize| self.stage.all.floats().part(n_rows * cols(tp).start..n_rows * cols(tp).end);
+        self.begin(|lane| self.swap_floats(lane, |_| folded, finished))?;
+        for tp in 0..self.mesh.tp_size() {
+            let from = Columns { floats: if tp == me { folded } else { finished(tp) }, stride: cols(tp).len() };
+            self.cuda.copy_columns(whole(0, &cols(tp)), from, cols(tp).len(), n_rows)?;
+        }
+        Ok(())
+    }
+
+    /// The own rows leave beside each other; those of all come by owner, and go where they belong.
+    pub fn share_some(self, at: Floats<'_>, owners: &[usize], n_cols: usize) -> Begun {
+        let rows_of = |tp: usize| (0..owners.len()).filter(move |row| owners[*row] == tp);
+        let first_of = |tp: usize| (0..tp).map(|tp| rows_of(tp).count()).sum::<usize>() * n_cols;
+        let parts = self.stage.parts.floats();
+        let part = |tp: usize| parts.part(first_of(tp)..first_of(tp + 1));
+        let mine: Vec<u32> = rows_of(self.mesh.tp()).map(|row| row as u32).collect();
+        self.cuda.gather_floats(at, &mine, n_cols, part(self.mesh.tp()));
+        self.begin(|lane| self.swap_floats(lane, |_| part(self.mesh.tp()), part))?;
+        let mut place = vec![0u32; owners.len()];
+        let in_order = (0..self.mesh.tp_size()).flat_map(rows_of);
+        in_order.enumerate().for_each(|(i, row)| place[row] = i as u32);
+        self.cuda.gather_floats(parts, &place, n_cols, at);
+        Ok(())
+    }
+
+    /// Rank 0, which has the `whole`, receives the columns of all for these rows beside each other, and puts them where
+    /// they belong; the others send theirs.
+    pub fn gather_some(self, mine: Floats<'_>, whole: Option<Floats<'_>>, n_units: u32, n_rows: usize) -> Begun {
+        let Some(whole) = whole else {
+            // SAFETY: the buffer outlives the stream's work.
+            let send = |lane: Lane<'_>| unsafe { lane.send(mine.address(), mine.len(), 0) };
+            return if mine.is_empty() { Ok(()) } else { self.begin(send) };
+        };
+        let (n_whole, cols) = (n_units as usize, |tp: usize| self.mesh.units_of(tp, n_units));
+        let part = |tp: usize| self.stage.parts.floats().part(n_rows * cols(tp).start..n_rows * cols(tp).end);
+        self.begin(|lane| {
+            let mut others = self.mesh.others().filter(|tp| !cols(*tp).is_empty()).map(|tp| (tp, part(tp)));
+            // SAFETY: as above.
+            others.try_for_each(|(tp, to)| unsafe { lane.recv(to.address(), to.len(), tp) })
+        })?;
+        for tp in 0..self.mesh.tp_size() {
+            let from = Columns { floats: if tp == 0 { mine } else { part(tp) }, stride: cols(tp).len() };
+            let to = Columns { floats: whole.part(cols(tp).start..whole.len()), stride: n_whole };
+            self.cuda.copy_columns(to, from, cols(tp).len(), n_rows)?;
+        }
+        Ok(())
+    }
+
+    /// To and from every other rank of the stage.
+    pub fn swap_floats<'a>(
+        &self,
+        lane: Lane<'_>,
+        sends: impl Fn(usize) -> Floats<'a>,
+        comes: impl Fn(usize) -> Floats<'a>,
+    ) -> std::result::Result<(), NcclError> {
+        for tp in self.mesh.others() {
+            let (to, from) = (sends(tp), comes(tp));
+            // SAFETY: memory of the device, which lives longer than the stream's work: freeing waits for it.
+            unsafe {
+                if !to.is_empty() {
+                    lane.send(to.address(), to.len(), tp)?;
+                }
+                if !from.is_empty() {
+                    lane.recv(from.address(), from.len(), tp)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins what `calls` say, which go on together.
+    pub fn begin(&self, calls: impl FnOnce(Lane<'_>) -> std::result::Result<(), NcclError>) -> Begun {
+        Ok(self.watchdog.begin(self.stage.comm, self.cuda.raw_stream(), calls)?)
+    }
+}

@@ -1,0 +1,16 @@
+//! Ranks of a stage on one host whose devices reach each other's memory add without any library: each copies its planes
+//! to a buffer that the others see, and one kernel of each adds them by the leaves' tree (`backend::cuda`). Who meets
+//! whom, and whose fault it was, stay the mesh's.
+//!
+//! ```text
+//! watchdog  the thread that ends what kernels wait for when nobody comes
+//! ops       the carrier: sums that fit one launch, and where there is no NCCL all others too, piece by piece
+//! meet      whether all of a stage can, and their buffers
+//! ```
+
+mod meet;
+mod ops;
+mod watchdog;
+
+pub use meet::meet;
+pub use ops::OneShotCarrier;

@@ -1,0 +1,230 @@
+//! How the ranks of a stage come to see each other's buffers: each says where it is, then, if it reaches all others,
+//! where its buffer is, and then whether it sees theirs. All of them do, or none does.
+
+use super::ops::PeerBuffers;
+use super::watchdog::SumWatchdog;
+use crate::carriers::carry::{CarrierChoice, ExchangeLimits};
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+use crate::region;
+use crate::sum::{Plane, SumPlan};
+use backend::cuda::{Cuda, MappedBuffer, OneShot, PeerBuffer, Term};
+use std::sync::{Arc, OnceLock};
+
+/// Where a rank is, and what it was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hello {
+    wish: u32,
+    /// Which start of which machine. Zero where that cannot be told.
+    host: [u32; 4],
+    /// Its device there.
+    pci: [u32; 3],
+    process: [u32; 4],
+}
+
+const HELLO_WORDS: usize = 12;
+
+impl Hello {
+    fn words(&self) -> [u32; HELLO_WORDS] {
+        let mut words = [0; HELLO_WORDS];
+        words[0] = self.wish;
+        words[1..5].copy_from_slice(&self.host);
+        words[5..8].copy_from_slice(&self.pci);
+        words[8..].copy_from_slice(&self.process);
+        words
+    }
+
+    fn of(words: &[u32; HELLO_WORDS]) -> Hello {
+        let four = |at: usize| std::array::from_fn(|i| words[at + i]);
+        Hello { wish: words[0], host: four(1), pci: std::array::from_fn(|i| words[5 + i]), process: four(8) }
+    }
+}
+
+/// Whether so placed ranks may add over memory. All of them come to the same answer.
+fn agree(hellos: &[Hello]) -> Result<bool> {
+    let wish = |choice: CarrierChoice| hellos.iter().any(|hello| hello.wish == choice as u32);
+    if wish(CarrierChoice::Host) || wish(CarrierChoice::Nccl) {
+        let why = "ranks that are to add over CUDA IPC, and their peers otherwise";
+        return if wish(CarrierChoice::Ipc) { Err(Error::Plan(why)) } else { Ok(false) };
+    }
+    let is_one_host = hellos.iter().all(|hello| hello.host == hellos[0].host && hello.host != [0; 4]);
+    let is_shared = (1..hellos.len()).any(|i| hellos[..i].iter().any(|hello| hello.pci == hellos[i].pci));
+    // Kernels that wait on a device keep others of it waiting, so that nobody gets there unasked.
+    let is_asked = hellos.iter().all(|hello| hello.wish == CarrierChoice::Ipc as u32);
+    Ok(is_one_host && (!is_shared || is_asked))
+}
+
+/// Where a rank's buffer is: in its process, and for others.
+struct Offer {
+    is_able: bool,
+    address: u64,
+    handle: [u8; 64],
+}
+
+const OFFER_WORDS: usize = 3 + 16;
+
+impl Offer {
+    fn words(&self) -> [u32; OFFER_WORDS] {
+        let mut words = [0; OFFER_WORDS];
+        words[..3].copy_from_slice(&[self.is_able.into(), self.address as u32, (self.address >> 32) as u32]);
+        words[3..].iter_mut().zip(self.handle.as_chunks::<4>().0).for_each(|(word, b)| *word = u32::from_le_bytes(*b));
+        words
+    }
+
+    fn of(words: &[u32; OFFER_WORDS]) -> Offer {
+        let mut handle = [0; 64];
+        handle.as_chunks_mut::<4>().0.iter_mut().zip(&words[3..]).for_each(|(b, word)| *b = word.to_le_bytes());
+        Offer { is_able: words[0] == 1, address: u64::from(words[1]) | u64::from(words[2]) << 32, handle }
+    }
+}
+
+/// Settles whether the ranks of the stage add over each other's memory. All ranks do this at about the same time,
+/// behind the join.
+pub fn meet(
+    mesh: &mut Mesh,
+    cuda: &Cuda,
+    choice: CarrierChoice,
+    limits: &ExchangeLimits,
+) -> Result<Option<PeerBuffers>> {
+    if mesh.tp_size() == 1 {
+        return Ok(None);
+    }
+    let hello = Hello { wish: choice as u32, host: host(), pci: cuda.card().pci, process: process()? };
+    let hellos: Vec<Hello> = swap_notes(mesh, 0, hello.words())?.iter().map(Hello::of).collect();
+    let buffers = if agree(&hellos)? { show_buffers(mesh, cuda, &hellos, limits)? } else { None };
+    match buffers {
+        Some(buffers) => Ok(Some(buffers)),
+        None if choice == CarrierChoice::Ipc => {
+            Err(Error::Plan("CUDA IPC for devices that do not all reach each other's memory"))
+        }
+        None => Ok(None),
+    }
+}
+
+/// The buffers of all, if all ranks see all of them.
+fn show_buffers(
+    mesh: &mut Mesh,
+    cuda: &Cuda,
+    hellos: &[Hello],
+    limits: &ExchangeLimits,
+) -> Result<Option<PeerBuffers>> {
+    let fits = limits.n_leaves.iter().all(|n_leaves| OneShot::fits(mesh.tp_size(), &terms(mesh, *n_leaves)));
+    let reaches = || hellos.iter().all(|hello| matches!(cuda.can_reach(hello.pci), Ok(true)));
+    // What goes wrong here is a reason to go another way, and no more.
+    let own = if fits && reaches() { cuda.peer_buffer().ok() } else { None };
+    let offer = own.as_ref().and_then(|own| offer(own, hellos)).unwrap_or(Offer {
+        is_able: false,
+        address: 0,
+        handle: [0; 64],
+    });
+    let offers: Vec<Offer> = swap_notes(mesh, 1, offer.words())?.iter().map(Offer::of).collect();
+    let Some(own) = own.filter(|_| offers.iter().all(|offer| offer.is_able)) else { return Ok(None) };
+    let me = mesh.tp();
+    let show = |(tp, (hello, offer)): (usize, (&Hello, &Offer))| match hello.process == hellos[me].process {
+        _ if tp == me => Ok(MappedBuffer::Local(own.clone())),
+        true => cuda.local_peer_buffer(offer.address),
+        false => cuda.open_peer_buffer(&offer.handle),
+    };
+    let shown: backend::Result<Vec<MappedBuffer>> = hellos.iter().zip(&offers).enumerate().map(show).collect();
+    // What sums need is allocated before the last word: a peer that has it may begin one at once, and where ranks share
+    // a device the driver might wait for that.
+    let ready = shown.and_then(|shown| Ok((shown, cuda.sum_control()?, cuda.new_mark()?)));
+    let are_ready = swap_notes(mesh, 2, [u32::from(ready.is_ok())])?;
+    let ready = ready.ok().filter(|_| are_ready.iter().all(|[is_ready]| *is_ready == 1));
+    let Some((shown, control, mark)) = ready else { return Ok(None) };
+    let watchdog = SumWatchdog::new(control, mark, mesh.abort_state(), mesh.policy().deadline);
+    watched(mesh, shown, watchdog, limits).map(Some)
+}
+
+fn terms(mesh: &Mesh, n_leaves: u32) -> Vec<Term> {
+    let plan = SumPlan::new(&mesh.part().shares, n_leaves);
+    let term = |(plane, merges): (&Plane, u32)| Term { rank: plane.tp, number: plane.number, merges };
+    plan.planes.iter().zip(plan.merges()).map(term).collect()
+}
+
+fn watched(
+    mesh: &Mesh,
+    shown: Vec<MappedBuffer>,
+    watchdog: SumWatchdog,
+    limits: &ExchangeLimits,
+) -> Result<PeerBuffers> {
+    let watchdog = Arc::new(watchdog);
+    let thread = {
+        let watchdog = watchdog.clone();
+        let thread = std::thread::Builder::new().name("one-shot".into()).spawn(move || watchdog.keep());
+        thread.map_err(|source| Error::Io { what: "a thread to look after sums", source })?
+    };
+    mesh.abort_ends(&watchdog);
+    let me = mesh.tp();
+    let sum = |n_leaves: &u32| Some((*n_leaves, OneShot::new(&shown, me, &terms(mesh, *n_leaves))?));
+    let sums = limits.n_leaves.iter().filter_map(sum).collect();
+    Ok(PeerBuffers { watchdog, thread: Some(thread), shown, sums })
+}
+
+/// The words of all ranks of the stage.
+fn swap_notes<const N: usize>(mesh: &mut Mesh, round: u64, mine: [u32; N]) -> Result<Vec<[u32; N]>> {
+    // What ranks tell of NCCL has fewer words than this tag says.
+    mesh.swap_in_stage(1 << 32 | round, mine)
+}
+
+/// Handles are for other processes: the driver opens none in its own.
+fn offer(own: &PeerBuffer, hellos: &[Hello]) -> Option<Offer> {
+    let is_for_others = hellos.iter().any(|hello| hello.process != hellos[0].process);
+    let handle = if is_for_others { own.handle().ok()? } else { [0; 64] };
+    Some(Offer { is_able: true, address: own.address(), handle })
+}
+
+/// The same for all processes of a machine, from its start on.
+fn host() -> [u32; 4] {
+    match region::boot_id() {
+        id if id.is_empty() => [0; 4],
+        id => {
+            let hash = blake3::hash(&id);
+            let words = hash.as_bytes().as_chunks::<4>().0;
+            std::array::from_fn(|i| u32::from_le_bytes(words[i]))
+        }
+    }
+}
+
+/// No other process has it: numbers of processes are not enough where they live in several namespaces.
+fn process() -> Result<[u32; 4]> {
+    static PROCESS: OnceLock<[u32; 4]> = OnceLock::new();
+    let mut bytes = [0; 16];
+    let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    drawn.map_err(|source| Error::Io { what: "random numbers", source: source.into() })?;
+    let words = bytes.as_chunks::<4>().0;
+    Ok(*PROCESS.get_or_init(|| std::array::from_fn(|i| u32::from_le_bytes(words[i]))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(wish: CarrierChoice, host: u32, bus: u32) -> Hello {
+        Hello { wish: wish as u32, host: [host; 4], pci: [0, bus, 0], process: [bus; 4] }
+    }
+
+    #[test]
+    fn all_of_one_host_do_or_nobody_does() {
+        let auto = |host, bus| hello(CarrierChoice::Auto, host, bus);
+        assert!(agree(&[auto(1, 1), auto(1, 2)]).unwrap());
+        assert!(!agree(&[auto(1, 1), auto(2, 2)]).unwrap(), "two hosts");
+        assert!(!agree(&[auto(0, 1), auto(0, 2)]).unwrap(), "hosts that nobody knows");
+        assert!(!agree(&[auto(1, 1), auto(1, 1)]).unwrap(), "one device, unasked");
+        for other in [CarrierChoice::Host, CarrierChoice::Nccl] {
+            assert!(!agree(&[auto(1, 1), hello(other, 1, 2)]).unwrap());
+            assert!(agree(&[hello(CarrierChoice::Ipc, 1, 1), hello(other, 1, 2)]).is_err());
+        }
+        assert!(agree(&[hello(CarrierChoice::Ipc, 1, 1), hello(CarrierChoice::Ipc, 1, 1)]).unwrap());
+        assert!(!agree(&[hello(CarrierChoice::Ipc, 1, 1), auto(1, 1)]).unwrap());
+    }
+
+    #[test]
+    fn what_is_said_comes_back() {
+        let said = Hello { wish: 3, host: [1, 2, 3, 4], pci: [5, 6, 7], process: [8, 9, 10, 11] };
+        assert_eq!(Hello::of(&said.words()), said);
+        let handle = std::array::from_fn(|i| i as u8 + 100);
+        let back = Offer::of(&Offer { is_able: true, address: 0x1234_5678_9abc_def0, handle }.words());
+        assert_eq!((back.is_able, back.address, back.handle), (true, 0x1234_5678_9abc_def0, handle));
+    }
+}

@@ -1,0 +1,164 @@
+//! The carrier of sums over peers' buffers. They begin what is to be done, in the device's own order, and return. All
+//! else is left to the carrier below.
+
+use super::watchdog::SumWatchdog;
+use crate::carriers::carry::{CarrierChoice, Carry};
+use crate::error::{Error, Result};
+use crate::mesh::{Mesh, WaitFault};
+use crate::sum::Sum;
+use crate::transfer::OwnerOf;
+use backend::cuda::{Buffer, Cuda, MappedBuffer, OneShot};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Sums of a stage, over buffers that all of its ranks see.
+#[derive(Debug)]
+pub struct OneShotCarrier {
+    // Communicators go first: what they still do may be what a sum waits behind.
+    pub below: Box<dyn Carry<Cuda>>,
+    pub buffers: PeerBuffers,
+}
+
+/// The buffers of a stage, and what looks after those who add there.
+#[derive(Debug)]
+pub struct PeerBuffers {
+    pub(super) watchdog: Arc<SumWatchdog>,
+    pub(super) thread: Option<JoinHandle<()>>,
+    /// By rank of the stage.
+    pub(super) shown: Vec<MappedBuffer>,
+    /// By number of leaves.
+    pub(super) sums: Vec<(u32, OneShot)>,
+}
+
+impl Carry<Cuda> for OneShotCarrier {
+    fn sum_leaves(&mut self, mesh: &mut Mesh, cuda: &Cuda, planes: &mut Buffer, sum: Sum<'_>) -> Result<()> {
+        let found = self.buffers.sums.iter().find(|(n_leaves, _)| *n_leaves == sum.plan.n_leaves);
+        // A large one would be several launches; it is, where nothing else adds on the devices.
+        let taken = found.filter(|(_, one)| sum.size() <= one.n_max() || !self.below.adds_on_device());
+        match taken {
+            Some((_, one_shot)) => self.buffers.add(mesh, cuda, planes, one_shot, sum),
+            None => self.below.sum_leaves(mesh, cuda, planes, sum),
+        }
+    }
+
+    fn share_rows(
+        &mut self,
+        mesh: &mut Mesh,
+        cuda: &Cuda,
+        buffer: &mut Buffer,
+        owner_of: OwnerOf<'_>,
+        n_rows: usize,
+    ) -> Result<()> {
+        self.below.share_rows(mesh, cuda, buffer, owner_of, n_rows)
+    }
+
+    fn gather_columns(
+        &mut self,
+        mesh: &mut Mesh,
+        cuda: &Cuda,
+        mine: &Buffer,
+        whole: &mut Buffer,
+        n_units: u32,
+        n_rows: usize,
+    ) -> Result<()> {
+        if mesh.tp() != 0 {
+            self.buffers.believe(mesh)?;
+        }
+        self.below.gather_columns(mesh, cuda, mine, whole, n_units, n_rows)
+    }
+
+    fn send_rows(&mut self, mesh: &mut Mesh, cuda: &Cuda, buffer: &Buffer, n_rows: usize) -> Result<()> {
+        self.buffers.believe(mesh)?;
+        self.below.send_rows(mesh, cuda, buffer, n_rows)
+    }
+
+    fn recv_rows(&mut self, mesh: &mut Mesh, cuda: &Cuda, buffer: &mut Buffer, n_rows: usize) -> Result<()> {
+        self.below.recv_rows(mesh, cuda, buffer, n_rows)
+    }
+
+    fn settle(&mut self, mesh: &mut Mesh) -> Result<()> {
+        self.buffers.settle(mesh)?;
+        self.below.settle(mesh)
+    }
+
+    fn adds_on_device(&self) -> bool {
+        true
+    }
+
+    /// What was recorded is under way: the watchdog looks after it as after what was begun.
+    fn has_repeated(&mut self, mesh: &mut Mesh, cuda: &Cuda) -> Result<()> {
+        let watchdog = &self.buffers.watchdog;
+        watchdog.begins();
+        cuda.mark(&watchdog.mark).map_err(|error| mesh.fail(error.into()))?;
+        self.below.has_repeated(mesh, cuda)
+    }
+
+    fn has(&self, choice: CarrierChoice) -> bool {
+        choice == CarrierChoice::Ipc || self.below.has(choice)
+    }
+
+    fn finish(&mut self) {
+        self.buffers.watchdog.leave();
+        self.below.finish();
+    }
+
+    fn leave(&mut self) {
+        self.below.leave();
+    }
+}
+
+impl PeerBuffers {
+    fn add(&self, mesh: &mut Mesh, cuda: &Cuda, planes: &Buffer, one_shot: &OneShot, sum: Sum<'_>) -> Result<()> {
+        let watchdog = &self.watchdog;
+        if let Some(fault) = watchdog.fault() {
+            return Err(failed(mesh, fault, None));
+        }
+        let n_own = sum.plan.n_planes(mesh.tp()).max(1);
+        let (at, size) = (cuda.floats_of(planes, n_own * sum.n_rows), sum.size());
+        watchdog.begins();
+        for start in (0..size).step_by(one_shot.n_max()) {
+            let numbers = start..(start + one_shot.n_max()).min(size);
+            cuda.sum_one_shot(one_shot, at, numbers, size, (&watchdog.told, watchdog.deadline));
+        }
+        cuda.mark(&watchdog.mark).map_err(|error| mesh.fail(error.into()))
+    }
+
+    fn settle(&self, mesh: &mut Mesh) -> Result<()> {
+        match self.watchdog.verdict() {
+            Some((fault, missing)) => Err(failed(mesh, fault, Some(missing))),
+            None => Ok(()),
+        }
+    }
+
+    /// Before what came of sums goes to ranks that do not add with this one: what came of one that was given up must
+    /// not leave this rank, and nobody else would see it. Among those that add nobody shows it.
+    fn believe(&self, mesh: &mut Mesh) -> Result<()> {
+        self.watchdog.wait();
+        self.settle(mesh)
+    }
+}
+
+/// Who is to blame, as far as the links know; else whom the kernel waited for.
+fn failed(mesh: &mut Mesh, fault: WaitFault, missing: Option<usize>) -> Error {
+    let silent = missing.filter(|_| fault == WaitFault::Late).map(|tp| types::Rank(mesh.in_stage(tp) as u16));
+    let error = match silent {
+        Some(rank) => mesh.who_is_lost().unwrap_or(Error::Deadline { rank }),
+        None => mesh.blame(fault),
+    };
+    mesh.fail(error)
+}
+
+impl Drop for PeerBuffers {
+    fn drop(&mut self) {
+        // If nothing has been said before, it is broken off.
+        self.watchdog.end(WaitFault::Aborted);
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so.
+            let _ended = thread.join();
+        }
+        if !self.watchdog.is_through() {
+            // A kernel may still look at them: they stay for as long as the process.
+            std::mem::forget((std::mem::take(&mut self.shown), self.watchdog.clone()));
+        }
+    }
+}

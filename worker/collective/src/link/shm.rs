@@ -1,0 +1,211 @@
+//! Two rings in a region: to a thread of this process, or to another process that may write there what it likes.
+
+use super::{LinkFault, Result};
+use crate::frame::{FrameHead, FrameStart, HEAD_WORDS, frame_words};
+use crate::futex;
+use crate::region::Region;
+use crate::ring::{Cursors, InvalidCursor, Reader, Reservation, Writer};
+use crate::sync::Ordering;
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::sync::Arc;
+use types::Rank;
+
+/// How a side ended: broken off, beside the rank that is to blame.
+const BROKEN: u32 = 1 << 16;
+/// How a side ended: left in good order.
+const LEFT: u32 = 1 << 17;
+
+/// Where a side's words lie, and how its neighbour is woken: all that ending takes.
+#[derive(Clone, Debug)]
+pub struct LinkSide {
+    region: Arc<Region>,
+    side: usize,
+    /// The neighbour's.
+    doorbell: Arc<Region>,
+}
+
+impl LinkSide {
+    pub fn new(region: Arc<Region>, side: usize, doorbell: Arc<Region>) -> LinkSide {
+        LinkSide { region, side, doorbell }
+    }
+
+    /// Says that this side has broken off, and who is to blame.
+    pub fn break_off(&self, culprit: Rank) {
+        self.end(BROKEN | u32::from(culprit.0));
+    }
+
+    /// Says that this side has done all that it had to do.
+    pub fn leave(&self) {
+        self.end(LEFT);
+    }
+
+    /// The first word stands.
+    fn end(&self, exit: u32) {
+        let ours = &self.region.pair().exits[self.side].0;
+        let _ = ours.compare_exchange(0, exit, Ordering::Release, Ordering::Relaxed);
+        self.doorbell.doorbell().always(futex::wake);
+    }
+
+    /// Whether the neighbour has said that it ended, in whichever way.
+    pub fn is_left(&self) -> bool {
+        self.region.pair().exits[1 - self.side].0.load(Ordering::Acquire) != 0
+    }
+
+    fn outgoing(&self) -> &Cursors {
+        &self.region.pair().cursors[self.side]
+    }
+
+    fn incoming(&self) -> &Cursors {
+        &self.region.pair().cursors[1 - self.side]
+    }
+
+    fn ring_doorbell(&self) {
+        self.doorbell.doorbell().ring(futex::wake);
+    }
+}
+
+#[derive(Debug)]
+pub struct ShmLink {
+    side: LinkSide,
+    ring_words: u32,
+    writer: Writer,
+    /// Where the next frame goes, and the words that it occupies.
+    open: Option<(Reservation, u32)>,
+    reader: Reader,
+    /// The frame that was peeked at, and where it begins.
+    front: Option<(FrameHead, u32)>,
+    /// The connection of the rendezvous: it ends when the other process does.
+    control: Option<TcpStream>,
+}
+
+impl From<InvalidCursor> for LinkFault {
+    fn from(_: InvalidCursor) -> LinkFault {
+        LinkFault::Garbage("an index that cannot be meant")
+    }
+}
+
+impl ShmLink {
+    pub fn new(side: LinkSide, ring_words: u32, control: Option<TcpStream>) -> ShmLink {
+        let (writer, reader) = (Writer::new(ring_words), Reader::new(ring_words));
+        ShmLink { side, ring_words, writer, open: None, reader, front: None, control }
+    }
+
+    pub fn side(&self) -> &LinkSide {
+        &self.side
+    }
+
+    pub fn frame(&mut self, n_words: usize) -> Result<Option<&mut [u32]>> {
+        let n = frame_words(n_words) as u32;
+        let Some(room) = self.writer.reserve(self.side.outgoing(), n)? else { return Ok(None) };
+        self.open = Some((room, n));
+        // SAFETY: `room` lies in the ring, whole, and its words are this side's until they are published. A neighbour
+        // that writes there nonetheless changes numbers, any of which are valid.
+        Ok(Some(unsafe { std::slice::from_raw_parts_mut(self.out_at(room.at).add(HEAD_WORDS), n_words) }))
+    }
+
+    pub fn send(&mut self, head: &FrameHead) -> Result<()> {
+        let Some((room, n)) = self.open.take() else { return Ok(()) };
+        if room.skip > 0 {
+            // SAFETY: the skipped words end the ring, at least a line of them, and are this side's.
+            unsafe { self.out_at(self.ring_words - room.skip).write(FrameHead::skip()) };
+        }
+        let words = head.encode(0);
+        // SAFETY: as in `frame`: the room begins with the head's line.
+        unsafe { self.out_at(room.at).copy_from_nonoverlapping(words.as_ptr(), HEAD_WORDS) };
+        self.writer.publish(self.side.outgoing(), room.skip + n);
+        self.side.ring_doorbell();
+        Ok(())
+    }
+
+    pub fn peek(&mut self) -> Result<Option<FrameHead>> {
+        if let Some((head, _)) = self.front {
+            return Ok(Some(head));
+        }
+        let mut front = self.look()?;
+        if front == Some(FrameStart::Skip) {
+            front = self.look()?;
+        }
+        match front {
+            None => Ok(None),
+            Some(FrameStart::Head(head)) => Ok(Some(head)),
+            Some(FrameStart::Skip) => Err(LinkFault::Garbage("nothing but what is to be skipped")),
+            Some(FrameStart::Garbage(what)) => Err(LinkFault::Garbage(what)),
+        }
+    }
+
+    /// What begins where the reader stands; what is to be skipped is.
+    fn look(&mut self) -> Result<Option<FrameStart>> {
+        let filled = self.reader.filled(self.side.incoming())?;
+        if filled.n == 0 {
+            return Ok(None);
+        }
+        // Copied once and then judged: the neighbour may write here at any time.
+        let mut words = [0; HEAD_WORDS];
+        // SAFETY: positions are whole lines (`Reader::filled`), so a line from `at` lies in the ring.
+        unsafe { self.in_at(filled.at).copy_to_nonoverlapping(words.as_mut_ptr(), HEAD_WORDS) };
+        let (front, _) = FrameHead::decode(&words);
+        match front {
+            FrameStart::Head(head) if frame_words(head.n_words as usize) > filled.n as usize => {
+                return Err(LinkFault::Garbage("a message that is shorter than it says"));
+            }
+            FrameStart::Head(head) => self.front = Some((head, filled.at)),
+            FrameStart::Skip if filled.at + filled.n == self.ring_words => {
+                self.reader.release(self.side.incoming(), filled.n);
+            }
+            FrameStart::Skip => return Err(LinkFault::Garbage("a skip that does not end with the ring")),
+            FrameStart::Garbage(_) => {}
+        }
+        Ok(Some(front))
+    }
+
+    pub fn payload(&self) -> &[u32] {
+        let Some((head, at)) = self.front else { return &[] };
+        // SAFETY: `look` has found the frame whole in the ring, and its words are this side's until they are released.
+        // A neighbour that writes there nonetheless changes numbers, any of which are valid.
+        unsafe { std::slice::from_raw_parts(self.in_at(at).add(HEAD_WORDS), head.n_words as usize) }
+    }
+
+    pub fn release(&mut self) {
+        let Some((head, _)) = self.front.take() else { return };
+        self.reader.release(self.side.incoming(), frame_words(head.n_words as usize) as u32);
+        self.side.ring_doorbell();
+    }
+
+    /// Where the end of the neighbour's process shows, if it is another.
+    pub fn control(&self) -> Option<&TcpStream> {
+        self.control.as_ref()
+    }
+
+    pub fn has_ended(&mut self, thorough: bool) -> Option<LinkFault> {
+        let hung_up = thorough && self.control.as_ref().is_some_and(hung_up);
+        // After the connection: whoever leaves says so before hanging up. Acquire: what it sent before is seen by who
+        // sees this.
+        let exit = self.side.region.pair().exits[1 - self.side.side].0.load(Ordering::Acquire);
+        match exit {
+            0 => hung_up.then_some(LinkFault::Lost(None)),
+            exit if exit & BROKEN != 0 => Some(LinkFault::Lost(Some(Rank(exit as u16)))),
+            _ => Some(LinkFault::Left),
+        }
+    }
+
+    fn out_at(&self, at: u32) -> *mut u32 {
+        debug_assert!(at < self.ring_words);
+        // SAFETY: within the ring, which `words` has found within the region.
+        unsafe { self.side.region.words(self.side.side, self.ring_words).add(at as usize) }
+    }
+
+    fn in_at(&self, at: u32) -> *const u32 {
+        debug_assert!(at < self.ring_words);
+        // SAFETY: as above.
+        unsafe { self.side.region.words(1 - self.side.side, self.ring_words).add(at as usize) }
+    }
+}
+
+/// Nothing is ever said on a control connection; it only ends.
+pub fn hung_up(control: &TcpStream) -> bool {
+    match control.peek(&mut [0]) {
+        Ok(_) => true,
+        Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+    }
+}

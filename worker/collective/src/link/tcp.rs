@@ -1,0 +1,184 @@
+//! A TCP connection between hosts: frames with a checksum, sent and received without blocking.
+
+use super::{LinkFault, Result};
+use crate::frame::{FRAME_WORDS_MAX, FrameHead, FrameKind, FrameStart, HEAD_WORDS, checksum, frame_words};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::ops::Range;
+use types::Rank;
+
+/// The longest frame.
+const ROOM_WORDS: usize = HEAD_WORDS + FRAME_WORDS_MAX;
+
+#[derive(Debug)]
+pub struct TcpLink {
+    stream: TcpStream,
+    /// One frame on its way out; `leaving` are its bytes that the system has not taken.
+    staged: Box<[u32]>,
+    leaving: Range<usize>,
+    /// What has come and was not read; `arrived` are its bytes. Frames begin on lines of it.
+    incoming: Box<[u32]>,
+    arrived: Range<usize>,
+    front: Option<FrameHead>,
+}
+
+impl TcpLink {
+    /// `stream` does not block and does not delay.
+    pub fn new(stream: TcpStream) -> TcpLink {
+        let room = |n: usize| vec![0; n].into_boxed_slice();
+        let (staged, incoming) = (room(ROOM_WORDS), room(2 * ROOM_WORDS));
+        TcpLink { stream, staged, leaving: 0..0, incoming, arrived: 0..0, front: None }
+    }
+
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    pub fn frame(&mut self, n_words: usize) -> Result<Option<&mut [u32]>> {
+        if !self.flush()? {
+            return Ok(None);
+        }
+        Ok(Some(&mut self.staged[HEAD_WORDS..][..n_words]))
+    }
+
+    pub fn send(&mut self, head: &FrameHead) -> Result<()> {
+        let n_words = head.n_words as usize;
+        let sum = checksum(&self.staged[HEAD_WORDS..][..n_words]);
+        self.staged[..HEAD_WORDS].copy_from_slice(&head.encode(sum));
+        self.staged[HEAD_WORDS + n_words..frame_words(n_words)].fill(0);
+        self.leaving = 0..4 * frame_words(n_words);
+        self.flush()?;
+        Ok(())
+    }
+
+    pub fn flush(&mut self) -> Result<bool> {
+        while !self.leaving.is_empty() {
+            let bytes: &[u8] = bytemuck::cast_slice(&self.staged);
+            match self.stream.write(&bytes[self.leaving.clone()]) {
+                Ok(0) => return Err(LinkFault::Lost(None)),
+                Ok(n) => self.leaving.start += n,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // Perhaps it has said before why it ended.
+                Err(_) => return Err(self.why_ended()),
+            }
+        }
+        Ok(true)
+    }
+
+    pub fn peek(&mut self) -> Result<Option<FrameHead>> {
+        if self.front.is_none() && self.whole()?.is_none() {
+            self.receive()?;
+            self.whole()?;
+        }
+        match self.front.as_ref().and_then(last_word) {
+            Some(fault) => Err(fault),
+            None => Ok(self.front),
+        }
+    }
+
+    /// Whether the neighbour says that it has ended, or just has, behind what was not read yet.
+    pub fn has_ended(&mut self) -> Option<LinkFault> {
+        let held = match self.front {
+            Some(head) if last_word(&head).is_none() => head,
+            _ => return self.peek().err(),
+        };
+        // A frame that is still in use: look behind it, as far as there is room.
+        let is_full = self.arrived.end == 4 * self.incoming.len();
+        let received = if is_full { Ok(()) } else { self.receive() };
+        let behind = self.arrived.start / 4 + frame_words(held.n_words as usize);
+        let words = self.incoming[..self.arrived.end / 4].get(behind..).unwrap_or(&[]);
+        match words.first_chunk().map(FrameHead::decode) {
+            Some((FrameStart::Head(head), _)) => last_word(&head),
+            _ => received.err(),
+        }
+    }
+
+    /// Looks whether the next frame is here whole, and as it was sent.
+    fn whole(&mut self) -> Result<Option<FrameHead>> {
+        let words = &self.incoming[self.arrived.start / 4..self.arrived.end / 4];
+        let Some(head_words) = words.first_chunk() else { return Ok(None) };
+        let (front, sum) = FrameHead::decode(head_words);
+        let head = match front {
+            FrameStart::Head(head) => head,
+            FrameStart::Skip => return Err(LinkFault::Garbage("a skip on a connection")),
+            FrameStart::Garbage(what) => return Err(LinkFault::Garbage(what)),
+        };
+        if words.len() < frame_words(head.n_words as usize) {
+            return Ok(None);
+        }
+        if checksum(&words[HEAD_WORDS..][..head.n_words as usize]) != sum {
+            return Err(LinkFault::Garbage("words whose checksum is wrong"));
+        }
+        self.front = Some(head);
+        Ok(self.front)
+    }
+
+    /// Takes what the system has, as far as there is room.
+    fn receive(&mut self) -> Result<()> {
+        self.make_room();
+        loop {
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.incoming);
+            match self.stream.read(&mut bytes[self.arrived.end..]) {
+                Ok(0) => return Err(LinkFault::Lost(None)),
+                Ok(n) => self.arrived.end += n,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(_) => return Err(LinkFault::Lost(None)),
+            }
+            return Ok(());
+        }
+    }
+
+    /// So that a frame of any length fits behind the start.
+    fn make_room(&mut self) {
+        if self.arrived.start > 4 * ROOM_WORDS {
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.incoming);
+            bytes.copy_within(self.arrived.clone(), 0);
+            self.arrived = 0..self.arrived.len();
+        }
+    }
+
+    pub fn payload(&self) -> &[u32] {
+        let n_words = self.front.map_or(0, |head| head.n_words as usize);
+        &self.incoming[self.arrived.start / 4 + HEAD_WORDS..][..n_words]
+    }
+
+    pub fn release(&mut self) {
+        let Some(head) = self.front.take() else { return };
+        self.arrived.start += 4 * frame_words(head.n_words as usize);
+        if self.arrived.is_empty() {
+            self.arrived = 0..0;
+        }
+    }
+
+    /// The last frame, as far as the system takes it at once, and nothing after it.
+    pub fn leave(&mut self, head: &FrameHead) {
+        if matches!(self.flush(), Ok(true)) {
+            let _ = self.send(head);
+        }
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    /// When it can be written to no more: who it says is to blame, if it said so behind what was not read yet.
+    fn why_ended(&mut self) -> LinkFault {
+        loop {
+            let n = self.arrived.len();
+            match self.peek() {
+                Err(fault) => return fault,
+                Ok(Some(_)) => self.release(),
+                Ok(None) if self.arrived.len() == n => return LinkFault::Lost(None),
+                Ok(None) => {}
+            }
+        }
+    }
+}
+
+/// What a frame says about its sender's end.
+fn last_word(head: &FrameHead) -> Option<LinkFault> {
+    match head.kind {
+        FrameKind::Break => Some(LinkFault::Lost(Some(Rank(head.tag as u16)))),
+        FrameKind::Leave => Some(LinkFault::Left),
+        _ => None,
+    }
+}

@@ -1,0 +1,55 @@
+//! Words that ranks tell each other while they settle what carries for them.
+
+use crate::error::Result;
+use crate::frame::FrameKind;
+use crate::mesh::Mesh;
+use crate::transfer::{Direction, NO_OWNERS, Payload, Transfer};
+
+impl Mesh {
+    /// Tells `mine` to the ranks of `to`, and hears from those of `from`. The answer has the words of all ranks of the
+    /// grid, by rank: of those that told nothing, this rank's own.
+    pub(crate) fn swap_notes<const N: usize>(
+        &mut self,
+        tag: u64,
+        mine: [u32; N],
+        to: &[usize],
+        from: &[usize],
+    ) -> Result<Vec<[u32; N]>> {
+        let of = |direction| move |rank: &usize| Transfer::block(*rank, direction, 1, 0..N);
+        let transfers = to.iter().map(of(Direction::Out)).chain(from.iter().map(of(Direction::In)));
+        transfers.for_each(|transfer| self.plan([transfer]));
+        let mut notes = Notes { mine, theirs: vec![mine; self.grid().n_ranks().into()] };
+        self.exchange(FrameKind::Notes, tag, NO_OWNERS, &mut notes)?;
+        Ok(notes.theirs)
+    }
+
+    /// Tells `mine` to the other ranks of the stage. The answer has the words of all of them, in order.
+    pub(crate) fn swap_in_stage<const N: usize>(&mut self, tag: u64, mine: [u32; N]) -> Result<Vec<[u32; N]>> {
+        let others: Vec<usize> = self.others().map(|tp| self.in_stage(tp)).collect();
+        let notes = self.swap_notes(tag, mine, &others, &others)?;
+        Ok(notes[self.in_stage(0)..][..self.tp_size()].to_vec())
+    }
+
+    /// Returns when all ranks of the stage are here.
+    pub(crate) fn await_stage(&mut self) -> Result<()> {
+        self.swap_in_stage(AWAIT_TAG, [0]).map(drop)
+    }
+}
+
+/// No other exchange of notes within a stage has it.
+const AWAIT_TAG: u64 = 2 << 32;
+
+struct Notes<const N: usize> {
+    mine: [u32; N],
+    theirs: Vec<[u32; N]>,
+}
+
+impl<const N: usize> Payload for Notes<N> {
+    fn read(&mut self, _row: usize, col: usize, out: &mut [u32]) {
+        out.copy_from_slice(&self.mine[col..][..out.len()]);
+    }
+
+    fn write(&mut self, peer: usize, _row: usize, col: usize, words: &[u32]) {
+        self.theirs[peer][col..][..words.len()].copy_from_slice(words);
+    }
+}

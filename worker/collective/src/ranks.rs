@@ -1,0 +1,217 @@
+//! A rank among those that it computes with, from when it is settled what carries between their devices.
+
+use crate::abort::AbortHandle;
+use crate::cancel::CancelFlag;
+use crate::carriers::RankDevice;
+use crate::carriers::carry::{self, CarrierChoice, Carry, ExchangeLimits};
+use crate::carriers::host::HostCarrier;
+use crate::error::{Error, Result};
+use crate::mesh::{ExchangeTimes, Mesh};
+use crate::sum::{Sum, SumPlans};
+use backend::Memory;
+use std::fmt;
+use std::ops::Range;
+use types::{Part, StepId, Token};
+
+/// A rank's place among the ranks of its replica, and what they do together. The computing thread alone uses it.
+pub struct Ranks<D: Memory> {
+    // It goes first: what it still moves is the device's, and the mesh says who is to blame.
+    carrier: Box<dyn Carry<D>>,
+    mesh: Mesh,
+    plans: SumPlans,
+}
+
+impl<D: Memory> Ranks<D> {
+    /// The only rank of a model of so many layers.
+    pub fn solo(n_layers: u32) -> Ranks<D> {
+        Ranks::over_host(Mesh::solo(n_layers))
+    }
+
+    /// Everything goes through the host, whatever the device.
+    pub fn over_host(mesh: Mesh) -> Ranks<D> {
+        Ranks { carrier: Box::new(HostCarrier::default()), mesh, plans: SumPlans::default() }
+    }
+
+    /// Settles what carries numbers between the ranks' devices, once the ranks have met: all of them do this at about
+    /// the same time.
+    pub fn on(
+        device: &D,
+        mut mesh: Mesh,
+        choice: CarrierChoice,
+        limits: &ExchangeLimits,
+        cancel: &CancelFlag,
+    ) -> Result<Ranks<D>>
+    where
+        D: RankDevice,
+    {
+        if mesh.is_alone() {
+            return Ok(Ranks::over_host(mesh));
+        }
+        let carrier = device.carrier(&mut mesh, choice, limits, cancel)?;
+        Ok(Ranks { carrier, mesh, plans: SumPlans::default() })
+    }
+
+    /// Whether something of this rank's is carried so.
+    pub fn has(&self, choice: CarrierChoice) -> bool {
+        self.carrier.has(choice)
+    }
+
+    /// Whether what was begun can be believed: a pass is good if this and the device's own `settle` say so behind it.
+    pub fn settle(&mut self) -> Result<()> {
+        self.carrier.settle(&mut self.mesh)
+    }
+
+    /// Whether `sum_leaves` only begins operations of the device, which may be recorded and begun again.
+    pub fn adds_on_device(&self) -> bool {
+        self.size() == 1 || self.carrier.adds_on_device()
+    }
+
+    /// Returns when all ranks of the stage are here, having begun no sum that the others have not.
+    pub fn await_stage(&mut self) -> Result<()> {
+        if self.size() == 1 {
+            return Ok(());
+        }
+        self.mesh.await_stage()
+    }
+
+    /// Sums were begun again from a record of the device's: what begins them here has not been called.
+    pub fn has_repeated(&mut self, device: &D) -> Result<()> {
+        self.carrier.has_repeated(&mut self.mesh, device)
+    }
+
+    pub fn is_alone(&self) -> bool {
+        self.mesh.is_alone()
+    }
+
+    /// What this rank holds of the model.
+    pub fn part(&self) -> &Part {
+        self.mesh.part()
+    }
+
+    /// This rank's number among the ranks of its stage.
+    pub fn rank(&self) -> u32 {
+        self.part().place.tp.into()
+    }
+
+    /// Ranks in the stage.
+    pub fn size(&self) -> u32 {
+        self.part().shares.n_ranks().into()
+    }
+
+    /// What this rank owns of `n_units`: leaves, rows of the vocabulary, experts. It may be nothing.
+    pub fn owned(&self, n_units: u32) -> Range<u32> {
+        self.part().owned(n_units)
+    }
+
+    /// Finishes a row-parallel product in place. `planes` holds this rank's `runs`, one plane of `n_rows` rows each (or
+    /// nothing yet, if it owns no leaf); afterwards its first plane is the sum over all leaves of all ranks of the
+    /// stage.
+    pub fn sum_leaves(
+        &mut self,
+        device: &D,
+        planes: &mut D::Buffer,
+        runs: &[Range<u32>],
+        n_leaves: u32,
+        n_rows: usize,
+    ) -> Result<()> {
+        let plan = self.plans.of(&self.mesh.part().shares, n_leaves);
+        if !plan.runs_of(self.mesh.tp()).eq(runs) {
+            return Err(Error::LeavesMissing { have: runs.to_vec(), n_leaves });
+        }
+        if self.mesh.tp_size() == 1 {
+            // The one plane is the sum.
+            return Ok(());
+        }
+        let sum = Sum { plan, n_rows, n_cols: device.cols(planes) };
+        self.carrier.sum_leaves(&mut self.mesh, device, planes, sum)
+    }
+
+    /// Each row goes from the rank of the stage that owns it to all others. All ranks give the same owners.
+    pub fn share_rows(
+        &mut self,
+        device: &D,
+        buffer: &mut D::Buffer,
+        owner_of: impl Fn(usize) -> u32,
+        n_rows: usize,
+    ) -> Result<()> {
+        self.mesh.check_owners(&owner_of, n_rows)?;
+        self.carrier.share_rows(&mut self.mesh, device, buffer, &owner_of, n_rows)
+    }
+
+    /// Rank 0 of the stage gets the columns of all: `mine` is [n_rows, owned(n_units)] in its first columns, `whole`
+    /// [n_rows, n_units]. The `whole` of the others stays as it is.
+    pub fn gather_columns(
+        &mut self,
+        device: &D,
+        mine: &D::Buffer,
+        whole: &mut D::Buffer,
+        n_units: u32,
+        n_rows: usize,
+    ) -> Result<()> {
+        self.carrier.gather_columns(&mut self.mesh, device, mine, whole, n_units, n_rows)
+    }
+
+    /// The first rows to the same rank of the next stage.
+    pub fn send_rows(&mut self, device: &D, buffer: &D::Buffer, n_rows: usize) -> Result<()> {
+        if self.part().is_last() {
+            return Err(Error::NoPeer("next stage"));
+        }
+        self.carrier.send_rows(&mut self.mesh, device, buffer, n_rows)
+    }
+
+    /// The first rows from the same rank of the stage before.
+    pub fn recv_rows(&mut self, device: &D, buffer: &mut D::Buffer, n_rows: usize) -> Result<()> {
+        if self.part().is_first() {
+            return Err(Error::NoPeer("stage before"));
+        }
+        self.carrier.recv_rows(&mut self.mesh, device, buffer, n_rows)
+    }
+
+    /// What the sampler drew, to every other rank of the first stage. No token is u32::MAX.
+    pub fn send_tokens(&mut self, step: StepId, tokens: &[Option<Token>]) -> Result<()> {
+        self.mesh.send_tokens(step, tokens)
+    }
+
+    /// What the sampler drew in that step, for the ranks of the first stage other than the sampler itself.
+    pub fn recv_tokens(&mut self, step: StepId, tokens: &mut Vec<Option<Token>>) -> Result<()> {
+        self.mesh.recv_tokens(step, tokens)
+    }
+
+    pub fn abort_handle(&self) -> AbortHandle {
+        self.mesh.abort_handle()
+    }
+
+    /// Where the time went.
+    pub fn times(&self) -> ExchangeTimes {
+        self.mesh.times()
+    }
+}
+
+impl<D: Memory> fmt::Debug for Ranks<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ranks").field("carrier", &self.carrier).field("mesh", &self.mesh).finish_non_exhaustive()
+    }
+}
+
+impl<D: Memory> Drop for Ranks<D> {
+    fn drop(&mut self) {
+        carry::leave(&mut self.mesh, &mut *self.carrier);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use backend::cpu::Cpu;
+    use types::leaves;
+
+    #[test]
+    fn a_rank_alone_owns_every_sum_whole() {
+        let solo = Ranks::<Cpu>::solo(3);
+        for n_leaves in 1..70 {
+            let owned = solo.owned(n_leaves);
+            assert_eq!(leaves::aligned_runs(owned.clone(), n_leaves), std::slice::from_ref(&owned));
+            assert_eq!(owned, 0..n_leaves);
+        }
+    }
+}
