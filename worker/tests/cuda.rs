@@ -209,9 +209,10 @@ fn gpu_check_tells_of_every_group_where_the_device_fails() {
 
 #[test]
 fn gpu_check_writes_its_page_when_the_time_is_over() {
-    on_fake_cuda("gpu_check_writes_its_page_when_the_time_is_over", &[], || {
+    let name = "gpu_check_writes_its_page_when_the_time_is_over";
+    // However fast the machine is, some kernel does not come to its end.
+    on_fake_cuda(name, &[("FAKE_CUDA_HANG_LAUNCH", "40")], || {
         let begun = Instant::now();
-        // Enough to open the device, and not for all kernels on an emulator.
         let (is_good, page) = gpu_check_within(Duration::from_secs(8), &["kernels", "bench"]);
         assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
         assert!(!is_good && page["good"] == true && page["whole"] == false, "{page:#}");
@@ -223,8 +224,8 @@ fn gpu_check_writes_its_page_when_the_time_is_over() {
             finding["outcome"] == "not run"
                 && finding["told"]["why"].to_string().contains("the time for its part was over")
         };
-        // How many there are is the machine's matter.
-        assert!(findings.iter().any(|finding| is_left(&finding)), "{page:#}");
+        let of_bench = findings.iter().filter(|finding| finding["part"] == "bench").collect::<Vec<_>>();
+        assert!(!of_bench.is_empty() && of_bench.iter().all(is_left), "{page:#}");
     });
 }
 

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -136,6 +137,8 @@ struct Driver {
     long order = number("FAKE_CUDA_ORDER", 0);
     // The launch, counted from 1, that fails; 0: none.
     long failing_launch = number("FAKE_CUDA_FAIL_LAUNCH", 0), n_launches = 0;
+    // One that does not come to its end, likewise.
+    long hanging_launch = number("FAKE_CUDA_HANG_LAUNCH", 0);
 };
 
 Driver& driver() {
@@ -835,6 +838,7 @@ CALL cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsig
     if (!reaches(launch)) return fail(LAUNCH_FAILED, (launch.name + " reaches for another device's memory").c_str());
     long order = driver().order;
     bool fails = ++driver().n_launches == driver().failing_launch;
+    bool hangs = driver().n_launches == driver().hanging_launch;
     trace("launch", launch.name);
     if (emulator_waits(launch.name.c_str()) && stream) {
         keep_running();
@@ -845,6 +849,7 @@ CALL cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsig
     }
     return push(stream, [=] {
         if (fails) return fail(LAUNCH_FAILED, "a launch that was to fail");
+        while (hangs) std::this_thread::sleep_for(std::chrono::seconds(1));
         std::string error = run_kernel(launch, order);
         return error.empty() ? (int)SUCCESS : fail(LAUNCH_FAILED, error.c_str());
     });
