@@ -116,7 +116,7 @@ $(DENY_PACKAGES)/.ready: deploy/dev/deny.txt
 	touch $@
 
 grids: protoc
-	LOCKSTEP_GRIDS=all $(CARGO) test --locked --test grids -- --nocapture the_whole_product
+	LOCKSTEP_GRIDS=all $(CARGO) test --locked --test lockstep -- --nocapture the_whole_product
 
 hosts: protoc
 	deploy/dev/packages.sh ip:iproute2
@@ -140,7 +140,7 @@ overload: protoc
 
 # Plain tests, on the toolchain that builds the rest; a round that failed says how it is repeated.
 fuzz: protoc
-	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test fuzz -- --nocapture
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test checkpoint -- --nocapture fuzz::
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test router -- --nocapture fuzz::mutated_bodies
 
 soak:

@@ -1,11 +1,12 @@
 //! What has been published about servers of this kind: one test for each way in that a client has.
 //!
 //! The others stand where their code is. Files that run code when they are read, and headers of GGUF that overflow:
-//! `tests/advisories.rs`; these and templates that never end: the fuzz targets in `checkpoint/tests/fuzz`. Names in a
-//! hub's answer that leave their folder: `checkpoint/src/catalogue/tests.rs`. One tenant's prefix found by another:
-//! `coordinator/tests/tenants.rs`. Frames that cannot be right: `coordinator/tests/faults.rs`. Strangers at a cluster's
-//! ports, and garbage between ranks: `tests/processes.rs`. Bodies of great size: `fuzz.rs`; connections that ask
-//! nothing: `doors.rs`; stop strings by the thousand: `router/src/front/stop.rs`.
+//! `tests/lockstep/advisories.rs`; these and templates that never end: the fuzz targets in
+//! `checkpoint/tests/checkpoint/fuzz`. Names in a hub's answer that leave their folder:
+//! `checkpoint/src/catalogue/tests.rs`. One tenant's prefix found by another:
+//! `coordinator/tests/coordinator/tenants.rs`. Frames that cannot be right: `coordinator/tests/coordinator/faults.rs`.
+//! Strangers at a cluster's ports, and garbage between ranks: `tests/lockstep/processes.rs`. Bodies of great size:
+//! `fuzz.rs`; connections that ask nothing: `doors.rs`; stop strings by the thousand: `router/src/front/stop.rs`.
 
 use crate::client::{get, post, post_with_key, send};
 use crate::grpc::{ask, client};

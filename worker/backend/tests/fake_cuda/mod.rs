@@ -20,16 +20,25 @@ const LIBRARIES: [(&str, &str); 4] = [
 
 /// Runs `body` in a process of its own, which is this test again and finds the fake driver; `test` is the test's own
 /// name. Environment variables turn the driver's screws.
-pub fn on_fake_cuda(test: &str, screws: &[(&str, &str)], body: impl FnOnce()) {
+pub fn on_fake_cuda<Body: FnOnce()>(test: &str, screws: &[(&str, &str)], body: Body) {
     if std::env::var_os(MARK).is_some() {
         return body();
     }
+    let test = &in_its_module::<Body>(test);
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture"]).env(MARK, "1").env("LD_LIBRARY_PATH", folder());
     let output = command.envs(screws.iter().copied()).output().unwrap();
     let told = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     assert!(output.status.success(), "{test} over the fake driver:\n{}\n{}", told[0], told[1]);
     assert!(told[0].contains("1 passed"), "no test is called {test}:\n{}", told[0]);
+}
+
+/// The name that the harness knows a test by: with the module of the closure that is its body, and without the crate.
+pub fn in_its_module<Body>(test: &str) -> String {
+    let body = std::any::type_name::<Body>();
+    let function = body.split("::{{closure}}").next().unwrap_or(body);
+    let module = function.rsplit_once("::").map_or("", |(module, _)| module);
+    module.split_once("::").map_or_else(|| test.to_owned(), |(_, module)| format!("{module}::{test}"))
 }
 
 /// Whether this is the process that runs a test's body.

@@ -1,0 +1,90 @@
+//! Files that nobody meant: each opens as some model or is refused with a word. No panic, no hang, no memory that a
+//! number in the file made up.
+
+mod gguf;
+mod safetensors;
+mod template;
+mod tokenizer;
+
+use checkpoint::{Checkpoint, Message, Tokenizer};
+use std::path::{Path, PathBuf};
+
+/// Text with what tokenizers treat apart: words, digits, spaces, several scripts, control tokens.
+const TEXT: &str = "It's 12345 hello\n\n  wörld 漢字 😀👨‍👩‍👧 <|im_start|><s> \u{301}\u{0}don't   \t<unk>▁x";
+
+fn reference(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference").join(path)
+}
+
+/// A folder that goes when this does.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("lockstep-fuzz-{name}-{}", std::process::id()));
+        let _absent = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Scratch(path)
+    }
+
+    fn copy(name: &str, from: &Path) -> Scratch {
+        let scratch = Scratch::new(name);
+        for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+            std::fs::copy(entry.path(), scratch.0.join(entry.file_name())).unwrap();
+        }
+        scratch
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        std::fs::write(self.0.join(name), bytes).unwrap();
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _left = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Everything that is ever done with a model's file. The result says whether it was one.
+fn use_up(path: &Path) -> bool {
+    let checkpoint = match Checkpoint::open(path) {
+        Ok(checkpoint) => checkpoint,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return false;
+        }
+    };
+    checkpoint.digest().unwrap();
+    checkpoint.quantization();
+    // Where each tensor lies is found without reading it; one is read.
+    let sizes = checkpoint.sizes();
+    assert!(sizes.total() > 0);
+    assert!(!checkpoint.tensor("model.norm.weight").unwrap().to_f32().unwrap().is_empty());
+    let q = checkpoint.tensor("model.layers.0.self_attn.q_proj.weight");
+    if let Some((rows, scales)) = q.ok().and_then(|q| Some((q.rows(), q.scales?))) {
+        let n_scales = (scales.first_row + rows).div_ceil(scales.block[0]) * scales.per_row;
+        assert!(n_scales * scales.dtype.block_bytes() <= scales.n_bytes(), "a scale for each row");
+    }
+    if let Ok(tokenizer) = checkpoint.tokenizer() {
+        tokenize(&tokenizer);
+    }
+    if let Ok(Some(template)) = checkpoint.chat_template() {
+        let _refused = template.render(&[Message { role: "user".into(), content: TEXT.into() }], true);
+    }
+    true
+}
+
+/// What it gives stays within its own vocabulary, and any ids have some text.
+fn tokenize(tokenizer: &Tokenizer) {
+    for text in ["", TEXT] {
+        let Ok(ids) = tokenizer.encode(text, true) else { continue };
+        assert!(ids.iter().all(|id| (*id as usize) < tokenizer.n_vocab()));
+        let mut stream = tokenizer.stream();
+        let mut streamed: String = ids.iter().map(|id| stream.push(*id).to_owned()).collect();
+        streamed.push_str(stream.finish());
+        assert_eq!(streamed, tokenizer.decode(&ids, true));
+    }
+    tokenizer.decode(&[0, 1, u32::MAX], false);
+}

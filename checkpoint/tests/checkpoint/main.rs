@@ -1,0 +1,8 @@
+//! Files that change while they are read, and bytes that nobody meant.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../../../tests/fuzz/harness.rs"]
+mod harness;
+
+mod changed;
+mod fuzz;

@@ -1,0 +1,73 @@
+//! What becomes of requests when ranks are fewer and hold less of a log than the context that was promised.
+
+use scheduler::{Config, Loss, Output, Rejected, Scheduler};
+use types::{Epoch, Finish, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, TokenOut, Want};
+
+fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {
+    let sampling = Sampling { tokens_max, stop: vec![9], ..Sampling::default() };
+    Request { id: RequestId(id), prompt: (0..n_prompt).collect(), sampling, ..Request::default() }
+}
+
+/// Runs until nothing is left to plan; each draw of the 50th position of a log gives the stop token.
+fn run_out(scheduler: &mut Scheduler) -> Vec<Output> {
+    let (mut out, mut step) = (Vec::new(), Step::default());
+    while scheduler.next_step(Micros(0), &mut step) {
+        let token = |end: u32| TokenOut { token: if end == 50 { 9 } else { 7 }, ..TokenOut::default() };
+        let draw = |end: u32, want: Want| if want == Want::Last { vec![token(end)] } else { vec![] };
+        let slices = step.slices.iter();
+        let slices =
+            slices.map(|slice| SliceDone { tokens: draw(slice.range.end, slice.want), ..SliceDone::default() });
+        let done = StepDone { id: step.id, epoch: step.epoch, slices: slices.collect(), micros: 0 };
+        scheduler.apply(&done, &mut out).unwrap();
+        scheduler.check();
+    }
+    out
+}
+
+fn ends(out: &[Output]) -> Vec<(u64, u32, Finish)> {
+    out.iter().filter_map(|said| Some((said.id.0, said.position + said.n_tokens, said.finish?))).collect()
+}
+
+/// Other workers, which hold so many tokens of a log.
+fn place(scheduler: &mut Scheduler, n: u32, room: u32) -> Vec<Output> {
+    let mut out = Vec::new();
+    scheduler.narrow(room);
+    let epoch = Epoch { incarnation: 0, n };
+    scheduler.requeue_into(epoch, &[room.div_ceil(16) * 4], Loss::Unexplained, &mut out);
+    scheduler.check();
+    out
+}
+
+#[test]
+fn what_fits_goes_on_and_what_does_not_is_said_to_have_outgrown_the_ranks() {
+    let config = Config { n_blocks: vec![64], context_max: 256, batch_tokens_max: 64, ..Config::default() };
+    let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
+    // Short; long, and it may stop before the end of the room; without a stop before it; a prompt beyond it.
+    let all = [request(1, 10, 5), request(2, 30, 200), request(3, 60, 100), request(4, 70, 10)];
+    all.into_iter().for_each(|request| scheduler.submit(request, Micros(0)).unwrap());
+    assert_eq!(ends(&place(&mut scheduler, 1, 64)), [(4, 0, Finish::Outgrown)]);
+    let refused = scheduler.submit(request(5, 64, 5), Micros(0));
+    assert_eq!(refused, Err(Rejected::Outgrown { n_tokens: 64, room: 64 }));
+    // No log is cut short and called complete: what is said of the third is that it could go on elsewhere.
+    let mut got = ends(&run_out(&mut scheduler));
+    got.sort_by_key(|end| end.0);
+    assert_eq!(got, [(1, 5, Finish::Length), (2, 21, Finish::Stop), (3, 4, Finish::Outgrown)]);
+    assert!(scheduler.is_idle());
+    // It comes again, with what it has said, when there are more ranks.
+    assert!(place(&mut scheduler, 2, 256).is_empty());
+    let again = Request { output: vec![7; 4], ..request(3, 60, 100) };
+    scheduler.submit(again, Micros(0)).unwrap();
+    scheduler.submit(request(5, 64, 300), Micros(0)).unwrap();
+    let mut got = ends(&run_out(&mut scheduler));
+    got.sort_by_key(|end| end.0);
+    assert_eq!(got, [(3, 100, Finish::Length), (5, 192, Finish::Length)]);
+}
+
+#[test]
+fn what_waits_grows_as_long_as_it_may_when_ranks_are_many_again() {
+    let config = Config { n_blocks: vec![64], context_max: 256, ..Config::default() };
+    let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
+    scheduler.submit(request(1, 60, 100), Micros(0)).unwrap();
+    assert!(place(&mut scheduler, 1, 64).is_empty() && place(&mut scheduler, 2, 256).is_empty());
+    assert_eq!(ends(&run_out(&mut scheduler)), [(1, 100, Finish::Length)]);
+}

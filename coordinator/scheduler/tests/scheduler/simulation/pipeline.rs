@@ -1,0 +1,94 @@
+//! Stages in a row, each with a step of its own. Whoever drives it says which step moves next, so that any order that
+//! real stages could take comes up.
+
+use super::worker::{Hidden, Worker};
+use std::collections::VecDeque;
+use types::{Slice, SliceDone, Step, StepDone};
+
+pub struct OnItsWay {
+    pub step: Step,
+    n_passed: usize,
+    hidden: Option<Hidden>,
+    done: Option<StepDone>,
+}
+
+pub struct Pipeline {
+    stages: Vec<Worker>,
+    /// The oldest first. Those that have passed all stages wait for their answer to be delivered.
+    steps: VecDeque<OnItsWay>,
+}
+
+impl Pipeline {
+    pub fn new(stages: Vec<Worker>) -> Pipeline {
+        Pipeline { stages, steps: VecDeque::new() }
+    }
+
+    pub fn n_stages(&self) -> usize {
+        self.stages.len()
+    }
+
+    /// Steps that some stage has begun and the last has not ended.
+    pub fn n_inside(&self) -> usize {
+        self.steps.iter().filter(|step| (1..self.stages.len()).contains(&step.n_passed)).count()
+    }
+
+    pub fn n_held(&self) -> usize {
+        self.stages.iter().map(Worker::n_held).sum()
+    }
+
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    pub fn slices(&self) -> impl Iterator<Item = &Slice> {
+        self.steps.iter().flat_map(|on_its_way| &on_its_way.step.slices)
+    }
+
+    pub fn oldest(&self) -> Option<&OnItsWay> {
+        self.steps.front()
+    }
+
+    pub fn push(&mut self, step: Step) {
+        self.steps.push_back(OnItsWay { step, n_passed: 0, hidden: None, done: None });
+    }
+
+    /// Those that could enter their next stage now. Whatever is on its way, the oldest can.
+    pub fn movable(&self) -> Vec<usize> {
+        (0..self.steps.len()).filter(|&i| self.may_move(i)).collect()
+    }
+
+    fn may_move(&self, i: usize) -> bool {
+        let OnItsWay { step, n_passed, .. } = &self.steps[i];
+        let is_open = i == 0 || self.steps[i - 1].n_passed > *n_passed;
+        *n_passed < self.stages.len() && is_open && (*n_passed > 0 || self.stages[0].is_ready(step))
+    }
+
+    /// The step that would move, and whether into the last stage.
+    pub fn next_of(&self, i: usize) -> (&Step, bool) {
+        (&self.steps[i].step, self.steps[i].n_passed + 1 == self.stages.len())
+    }
+
+    /// Runs a step in its next stage. Behind the last its tokens go to the first.
+    pub fn advance(&mut self, i: usize) {
+        let OnItsWay { step, n_passed, hidden, done } = &mut self.steps[i];
+        *hidden = Some(self.stages[*n_passed].run(step, hidden.as_ref()));
+        *n_passed += 1;
+        if *n_passed == self.stages.len() {
+            let answer = self.stages[*n_passed - 1].draw(step);
+            self.stages[0].learn(step, &answer);
+            *done = Some(answer);
+        }
+    }
+
+    /// What could be said to the oldest step: its answer, or one without tokens if it has not run yet.
+    pub fn oldest_answer(&self) -> Option<StepDone> {
+        let OnItsWay { step, done, .. } = self.oldest()?;
+        let slices = step.slices.iter().map(|_| SliceDone::default()).collect();
+        Some(done.clone().unwrap_or(StepDone { id: step.id, epoch: step.epoch, slices, micros: 0 }))
+    }
+
+    pub fn deliver(&mut self) -> Option<StepDone> {
+        self.oldest()?.done.as_ref()?;
+        self.steps.pop_front()?.done
+    }
+}

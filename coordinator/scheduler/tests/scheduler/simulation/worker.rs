@@ -1,0 +1,253 @@
+//! A stage of workers that runs steps faithfully and has no model: its "KV" of a position is which token of which log
+//! it is.
+//!
+//! It knows what a real worker knows: starts, slices and their blocks, what the stage before sends of each row, and at
+//! the first stage the tokens that the last has drawn. It reads every position of a slice's sequence through its block
+//! table; a block that was shared, freed, named or written wrongly shows there.
+
+use super::reference::{draw, extend, root};
+use std::collections::{BTreeMap, BTreeSet};
+use types::{
+    BLOCK_TOKENS, BlockId, CacheGroup, Epoch, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId, TokenOut,
+    Want,
+};
+
+/// What one position of a layer's cache holds: all that its bits would depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cell {
+    position: u32,
+    /// Of the log up to and with this position.
+    prefix: u64,
+}
+
+/// What goes from stage to stage, for each slice: the log up to and with each of its positions. None of a failed one.
+pub type Hidden = Vec<Option<Vec<u64>>>;
+
+struct Held {
+    request: Request,
+    /// The step that started it.
+    since: StepId,
+    /// Of the log up to and with each position, as far as this stage knows it.
+    prefixes: Vec<u64>,
+    /// Of each cache group; entries behind a window stay and go stale.
+    tables: Vec<Vec<BlockId>>,
+    n_computed: Option<u32>,
+    failed: bool,
+}
+
+#[derive(Clone, Copy)]
+pub struct Limits {
+    pub batch_tokens_max: u32,
+    pub chunk_tokens_max: u32,
+    pub running_max: u32,
+    /// It clears what is let go, as nobody shares a block.
+    pub clears: bool,
+}
+
+pub struct Worker {
+    epoch: Epoch,
+    n_steps: u64,
+    limits: Limits,
+    held: BTreeMap<RequestId, Held>,
+    caches: Vec<Cache>,
+    /// Of each group, what lies behind the windows of slices of the last step.
+    passed: Vec<Vec<BlockId>>,
+}
+
+/// The layers of one cache group.
+struct Cache {
+    group: CacheGroup,
+    blocks: Vec<Cells>,
+}
+
+type Cells = [Option<Cell>; BLOCK_TOKENS as usize];
+const EMPTY: Cells = [None; BLOCK_TOKENS as usize];
+
+impl Worker {
+    pub fn new(epoch: Epoch, groups: &[CacheGroup], n_blocks: &[u32], limits: Limits) -> Worker {
+        let blocks = |n_blocks| vec![EMPTY; n_blocks as usize];
+        let caches = groups.iter().zip(n_blocks).map(|(&group, &n)| Cache { group, blocks: blocks(n) }).collect();
+        let passed = vec![Vec::new(); groups.len()];
+        Worker { epoch, n_steps: 0, limits, held: BTreeMap::new(), caches, passed }
+    }
+
+    pub fn n_held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Whether the first stage has all tokens of a step: those of its starts, and those that steps before have drawn.
+    pub fn is_ready(&self, step: &Step) -> bool {
+        let starts = |id| step.starts.iter().any(|request| request.id == id);
+        let knows = |slice: &Slice| {
+            let held = &self.held[&slice.id];
+            held.failed || slice.range.end as usize <= held.prefixes.len()
+        };
+        step.slices.iter().all(|slice| starts(slice.id) || knows(slice))
+    }
+
+    /// Runs a step on this stage's layers. The first stage has the rows from its logs, the others from the one before.
+    pub fn run(&mut self, step: &Step, input: Option<&Hidden>) -> Hidden {
+        self.check_step(step);
+        self.n_steps += 1;
+        self.clear_passed();
+        for id in &step.ends {
+            let left = self.held.remove(id);
+            self.clear(&left.unwrap_or_else(|| panic!("{id} ends and is not held")));
+        }
+        for request in &step.starts {
+            let replaced = self.held.insert(request.id, Held::new(request.clone(), step.id, self.caches.len()));
+            replaced.iter().for_each(|held| self.clear(held));
+        }
+        assert!(self.held.len() as u32 <= self.limits.running_max, "a rank never holds more than may run");
+        let mut blocks = step.blocks.iter().copied();
+        step.slices.iter().for_each(|slice| self.take_blocks(slice, &mut blocks));
+        assert_eq!(blocks.next(), None, "every block belongs to a slice");
+        if let Some(hidden) = input {
+            step.slices.iter().zip(hidden).for_each(|(slice, rows)| self.receive(slice, rows.as_deref()));
+        }
+        // A layer writes the rows of all slices before any of them reads.
+        step.slices.iter().for_each(|slice| self.write(slice));
+        step.slices.iter().map(|slice| self.read(slice)).collect()
+    }
+
+    fn clear_passed(&mut self) {
+        for (cache, passed) in self.caches.iter_mut().zip(&mut self.passed) {
+            passed.drain(..).for_each(|block| cache.blocks[block.0 as usize] = EMPTY);
+        }
+    }
+
+    /// All that a sequence held, but for what it has let go before.
+    fn clear(&mut self, left: &Held) {
+        let n_computed = left.n_computed.unwrap_or(0);
+        for (cache, table) in self.caches.iter_mut().zip(&left.tables).filter(|_| self.limits.clears) {
+            let held = &table[(cache.group.n_passed(n_computed) as usize).min(table.len())..];
+            held.iter().for_each(|block| cache.blocks[block.0 as usize] = EMPTY);
+        }
+    }
+
+    /// The answer to the step that this stage, the last, has just run.
+    pub fn draw(&mut self, step: &Step) -> StepDone {
+        let draw = |slice: &Slice| self.held.get_mut(&slice.id).expect("its slice has just run").draw(slice);
+        StepDone { id: step.id, epoch: step.epoch, slices: step.slices.iter().map(draw).collect(), micros: 1 }
+    }
+
+    /// The last stage's tokens come to the first. What was drawn for a life that has ended here says nothing.
+    pub fn learn(&mut self, step: &Step, done: &StepDone) {
+        for (slice, done) in step.slices.iter().zip(&done.slices) {
+            let Some(held) = self.held.get_mut(&slice.id).filter(|held| held.since <= step.id) else { continue };
+            held.failed |= done.failed;
+            if let Some(drawn) = done.tokens.first().filter(|_| held.prefixes.len() as u32 == slice.range.end) {
+                held.prefixes.push(extend(*held.prefixes.last().expect("a log has tokens"), drawn.token));
+            }
+        }
+    }
+
+    fn check_step(&self, step: &Step) {
+        step.supported().unwrap();
+        assert_eq!((step.epoch, step.id.0), (self.epoch, self.n_steps));
+        assert!(step.n_tokens() as u32 <= self.limits.batch_tokens_max);
+        assert!(step.slices.len() as u32 <= self.limits.running_max);
+        assert!(step.slices.iter().all(|slice| slice.range.len() as u32 <= self.limits.chunk_tokens_max));
+        let with_slice: BTreeSet<_> = step.slices.iter().map(|slice| slice.id).collect();
+        assert_eq!(with_slice.len(), step.slices.len(), "one slice of a sequence in a step");
+        assert!(step.ends.iter().all(|id| !with_slice.contains(id)), "who ends has no slice any more");
+        assert!(step.starts.iter().all(|request| with_slice.contains(&request.id)), "who starts has a slice");
+        assert!(!step.slices.is_empty() || !step.ends.is_empty(), "a step says something");
+    }
+
+    fn take_blocks(&mut self, slice: &Slice, blocks: &mut impl Iterator<Item = BlockId>) {
+        let held = self.held.get_mut(&slice.id).expect("a slice of a sequence that started");
+        assert!(!slice.range.is_empty());
+        assert!(held.n_computed.is_none_or(|n_computed| n_computed == slice.range.start), "slices follow one another");
+        let is_hit = held.n_computed.is_none() && slice.range.start > 0;
+        assert!(!(is_hit && held.request.cache_bypass), "a request that must not read the cache has read it");
+        held.n_computed = Some(slice.range.end);
+        for ((cache, table), passed) in self.caches.iter().zip(&mut held.tables).zip(&mut self.passed) {
+            let n_none = if table.is_empty() { cache.group.n_passed(slice.range.start) } else { 0 };
+            let n_missing = cache.group.n_blocks(slice.range.end) as usize - table.len();
+            let new: Vec<BlockId> = blocks.by_ref().take(n_missing).collect();
+            assert_eq!(new.len(), n_missing, "a block for every position");
+            let is_none = new.iter().map(|&block| block == BlockId::NONE);
+            assert!(is_none.eq((0..n_missing as u32).map(|at| at < n_none)), "NONE is what no query will read");
+            let is_clean = |block: &BlockId| cache.blocks[block.0 as usize] == EMPTY;
+            assert!(!self.limits.clears || new.iter().all(is_clean), "a block is given that nobody has cleared");
+            table.extend(new);
+            if self.limits.clears {
+                let behind = cache.group.n_passed(slice.range.start)..cache.group.n_passed(slice.range.end);
+                passed.extend_from_slice(&table[behind.start as usize..behind.end as usize]);
+            }
+        }
+    }
+
+    /// Rows of the stage before: behind the log that the start brought they are all that is known of it.
+    fn receive(&mut self, slice: &Slice, rows: Option<&[u64]>) {
+        let held = self.held.get_mut(&slice.id).expect("it was there when blocks were taken");
+        held.failed |= rows.is_none();
+        for (position, &prefix) in slice.range.clone().zip(rows.unwrap_or_default()) {
+            if held.prefixes.len() as u32 == position {
+                held.prefixes.push(prefix);
+            }
+            assert_eq!(held.prefixes.get(position as usize), Some(&prefix), "stages agree on {}", slice.id);
+        }
+    }
+
+    fn write(&mut self, slice: &Slice) {
+        let held = &self.held[&slice.id];
+        for position in slice.range.clone().filter(|_| !held.failed) {
+            let prefix = *held.prefixes.get(position as usize).expect("the token is in the log when its slice runs");
+            for (cache, table) in self.caches.iter_mut().zip(&held.tables) {
+                let block = &mut cache.blocks[table[(position / BLOCK_TOKENS) as usize].0 as usize];
+                block[(position % BLOCK_TOKENS) as usize] = Some(Cell { position, prefix });
+            }
+        }
+    }
+
+    fn read(&self, slice: &Slice) -> Option<Vec<u64>> {
+        let held = &self.held[&slice.id];
+        if held.failed {
+            return None;
+        }
+        for (cache, table) in self.caches.iter().zip(&held.tables) {
+            // All that the queries of the slice read, the first of them farthest back.
+            for position in cache.group.first_read(slice.range.start)..slice.range.end {
+                let block = &cache.blocks[table[(position / BLOCK_TOKENS) as usize].0 as usize];
+                let expected = Cell { position, prefix: held.prefixes[position as usize] };
+                let found = block[(position % BLOCK_TOKENS) as usize];
+                assert_eq!(found, Some(expected), "{} reads what is not its own", slice.id);
+            }
+        }
+        Some(held.prefixes[slice.range.start as usize..slice.range.end as usize].to_vec())
+    }
+}
+
+impl Held {
+    fn new(request: Request, since: StepId, n_groups: usize) -> Held {
+        let mut prefix = root(request.tenant);
+        let log = request.prompt.iter().chain(&request.output);
+        let prefixes = log.map(|&token| {
+            prefix = extend(prefix, token);
+            prefix
+        });
+        let tables = vec![Vec::new(); n_groups];
+        Held { prefixes: prefixes.collect(), request, since, tables, n_computed: None, failed: false }
+    }
+
+    fn draw(&mut self, slice: &Slice) -> SliceDone {
+        if self.failed {
+            return SliceDone { tokens: Vec::new(), failed: true, ..SliceDone::default() };
+        }
+        let n_log = self.prefixes.len() as u32;
+        if slice.want == Want::Nothing {
+            assert!(slice.range.end < n_log, "the last position of a log is wanted");
+            return SliceDone::default();
+        }
+        assert_eq!((slice.want, slice.range.end), (Want::Last, n_log), "a draw stands at the end of the log");
+        let before = *self.prefixes.last().expect("a log has tokens");
+        let Some(token) = draw(&self.request, slice.range.end, before) else {
+            self.failed = true;
+            return SliceDone { tokens: Vec::new(), failed: true, ..SliceDone::default() };
+        };
+        self.prefixes.push(extend(before, token));
+        SliceDone { tokens: vec![TokenOut { token, ..TokenOut::default() }], failed: false, ..SliceDone::default() }
+    }
+}

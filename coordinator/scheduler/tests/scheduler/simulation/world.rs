@@ -1,0 +1,575 @@
+//! Clients, a scheduler, workers and what happens to them, all drawn from one seed.
+
+use super::facts::Facts;
+use super::pipeline::Pipeline;
+use super::reference::{DEADLY, Expected, POISONED, is_deadly, length_max, run_alone};
+use super::rng::{Rng, mix};
+use super::worker::{Limits, Worker};
+use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
+use std::collections::{BTreeMap, BTreeSet};
+use types::{
+    BlockId, CacheGroup, CacheKind, Epoch, Finish, Micros, PolicyDigest, Priority, Request, RequestId, Sampling, Step,
+    StepDone, TenantId, Token, Want, Weight,
+};
+
+const REQUESTS_MAX: u64 = 24;
+/// Far more than the longest run needs; whoever reaches it makes no progress.
+const TICKS_MAX: u64 = 50_000;
+
+/// How rough a run is, each in percent of ticks.
+struct Weather {
+    cancels: u64,
+    losses: u64,
+    deadlines: u64,
+    submits: u64,
+    /// Ticks that plan, of those that plan or answer: many fill the pipeline, few leave it empty.
+    plans: u64,
+    /// Tokens that a prompt has in common with others, at most.
+    shared_max: u32,
+    tenants: Crowd,
+}
+
+/// Whose requests there are.
+#[derive(Clone, Copy)]
+enum Crowd {
+    /// One asks for nearly all.
+    OneHeavy,
+    /// As many as this, alike.
+    Alike(u64),
+}
+
+impl Crowd {
+    fn draw(self, rng: &mut Rng) -> u64 {
+        match self {
+            Crowd::OneHeavy => rng.below(8) / 7,
+            Crowd::Alike(n) => rng.below(n),
+        }
+    }
+}
+
+struct Client {
+    request: Request,
+    expected: Expected,
+    tokens: Vec<Token>,
+    live: bool,
+    cancelled: bool,
+    /// Lost steps that may have been its own, since it last said a token.
+    suspicion: u32,
+}
+
+pub struct World {
+    rng: Rng,
+    weather: Weather,
+    config: Config,
+    /// Tokens of a log that the workers hold.
+    room: u32,
+    scheduler: Scheduler,
+    /// Stages, and the steps that are planned and not yet answered.
+    pipeline: Pipeline,
+    epoch: Epoch,
+    now: Micros,
+    clients: BTreeMap<RequestId, Client>,
+    n_submitted: u64,
+    /// One request, in some worlds, on which the ranks break.
+    deadly: Option<u64>,
+    bases: Vec<Vec<Token>>,
+    draining: bool,
+    facts: Facts,
+    /// Of every step, so that two runs can be compared.
+    pub trace: u64,
+}
+
+impl World {
+    pub fn new(seed: u64) -> World {
+        let mut rng = Rng(mix(seed));
+        let is_crowd = rng.chance(30);
+        let config = if is_crowd { draw_crowd(&mut rng) } else { draw_config(&mut rng) };
+        let weather = if is_crowd {
+            Weather { submits: 25, plans: 50, losses: 0, shared_max: 40, ..draw_weather(&mut rng) }
+        } else {
+            draw_weather(&mut rng)
+        };
+        let epoch = Epoch { incarnation: 1, n: 0 };
+        let deadly = rng.chance(40).then(|| rng.below(REQUESTS_MAX));
+        let bases = (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
+        World {
+            scheduler: Scheduler::new(config.clone(), epoch).unwrap(),
+            pipeline: pipeline(&config, epoch),
+            weather,
+            rng,
+            room: config.context_max,
+            config,
+            epoch,
+            now: Micros(1),
+            clients: BTreeMap::new(),
+            n_submitted: 0,
+            deadly,
+            bases,
+            draining: false,
+            facts: Facts::default(),
+            trace: seed,
+        }
+    }
+
+    /// Runs until everything has ended, and says what happened on the way.
+    pub fn run(&mut self) -> Facts {
+        while self.n_submitted < REQUESTS_MAX || !self.scheduler.is_idle() {
+            self.tick();
+            self.scheduler.check();
+            self.facts.ticks += 1;
+            assert!(self.facts.ticks < TICKS_MAX, "no progress: {:?}", self.scheduler.stats());
+        }
+        self.check_end();
+        self.facts
+    }
+
+    fn tick(&mut self) {
+        self.now = self.now.plus(self.rng.below(50));
+        let Weather { cancels, losses, submits, plans, .. } = self.weather;
+        match self.rng.below(100) {
+            at if at < submits => self.submit(),
+            at if at < submits + cancels => self.cancel(),
+            at if at < submits + cancels + losses && self.rng.chance(25) => self.change_grid(),
+            at if at < submits + cancels + losses => self.lose_workers(Loss::Unexplained),
+            30..31 => self.submit_again(),
+            31..33 => self.answer_wrongly(),
+            33..37 => self.expire(),
+            at if at < 37 + plans => self.plan(),
+            _ => self.answer(),
+        }
+        if !self.draining && self.n_submitted == REQUESTS_MAX && self.rng.chance(2) {
+            self.scheduler.drain();
+            self.draining = true;
+        }
+    }
+
+    fn check_end(&mut self) {
+        let stats = self.scheduler.stats();
+        assert_eq!((stats.blocks_used, stats.n_running, stats.n_waiting), (0, 0, 0), "a block leaked");
+        assert_eq!(self.pipeline.n_held(), 0, "the workers were told to forget all");
+        assert_eq!(self.pipeline.len(), 0);
+        assert!(self.clients.values().all(|client| !client.live), "every stream has ended");
+        self.facts.count(&stats);
+    }
+
+    fn draw_request(&mut self) -> Request {
+        let rng = &mut self.rng;
+        let context_max = self.config.context_max;
+        let base = &self.bases[rng.below(3) as usize];
+        let n_shared_max = if rng.chance(50) { 18 } else { self.weather.shared_max.min(context_max - 2) };
+        let n_shared = rng.between(0, n_shared_max) as usize;
+        let mut prompt = base[..n_shared].to_vec();
+        let n_own = rng.between(u32::from(n_shared == 0), 12);
+        prompt.extend((0..n_own).map(|_| rng.below(1000) as Token));
+        let tokens_max = if rng.chance(50) { 12 } else { 100 };
+        if rng.chance(10) {
+            // The blocks behind the first hold the same tokens and do not mean the same.
+            prompt[0] = rng.below(1000) as Token;
+        }
+        let choice = match rng.chance(5) {
+            _ if self.deadly == Some(self.n_submitted) => DEADLY,
+            true => POISONED,
+            false => 0,
+        };
+        Request {
+            id: RequestId::new(7, self.n_submitted).unwrap(),
+            tenant: TenantId(self.weather.tenants.draw(rng)),
+            weight: Weight(rng.between(0, 4) as u16),
+            prompt,
+            sampling: Sampling {
+                seed: rng.next(),
+                choice,
+                tokens_max: if rng.chance(5) { 0 } else { rng.between(1, tokens_max) },
+                tokens_min: if rng.chance(20) { rng.between(0, 10) } else { 0 },
+                stop: if rng.chance(50) { vec![3] } else { vec![] },
+                ..Sampling::default()
+            },
+            priority: Priority(rng.below(3) as i8 - 1),
+            deadline: rng.chance(self.weather.deadlines).then(|| self.now.plus(rng.below(4000).saturating_sub(100))),
+            cache_bypass: rng.chance(10),
+            ..Request::default()
+        }
+    }
+
+    fn submit(&mut self) {
+        if self.n_submitted >= REQUESTS_MAX {
+            return;
+        }
+        let request = self.draw_request();
+        self.n_submitted += 1;
+        let expected = run_alone(&request, self.config.context_max);
+        let tokens = Vec::new();
+        let client = Client { request: request.clone(), expected, tokens, live: false, cancelled: false, suspicion: 0 };
+        self.clients.insert(request.id, client);
+        self.offer(request);
+    }
+
+    /// A client comes again with what it has: too early, after the end, or after a loss.
+    fn submit_again(&mut self) {
+        let Some(id) = self.draw_client() else { return };
+        let client = &self.clients[&id];
+        let mut request = client.request.clone();
+        if request.sampling.choice == DEADLY {
+            return; // Whoever brings it again and again can break anything.
+        }
+        request.output = client.tokens.clone();
+        request.deadline = None;
+        self.offer(request);
+    }
+
+    fn offer(&mut self, request: Request) {
+        let before = self.scheduler.stats();
+        match self.scheduler.submit(request.clone(), self.now) {
+            Ok(()) => {
+                self.facts.resumed += u64::from(!request.output.is_empty());
+                let client = self.clients.get_mut(&request.id).unwrap();
+                assert!(!client.live && !self.draining);
+                client.live = true;
+                client.cancelled = false;
+                client.suspicion = 0;
+                client.request.deadline = request.deadline;
+                self.hear_displaced(&request);
+            }
+            Err(rejected) => {
+                assert_eq!(self.scheduler.stats(), before, "a refusal changes nothing");
+                self.check_refusal(&request, rejected);
+            }
+        }
+    }
+
+    /// Whoever gave way had waited and said nothing, and is another tenant's.
+    fn hear_displaced(&mut self, by: &Request) {
+        let tenants: BTreeSet<TenantId> = self.clients.values().map(|client| client.request.tenant).collect();
+        let is_crowded = tenants.len() > self.config.tenants_max as usize;
+        while let Some(id) = self.scheduler.displaced() {
+            let client = self.clients.get_mut(&id).unwrap();
+            assert!(client.live && client.tokens.is_empty());
+            assert!(client.request.tenant != by.tenant || is_crowded, "nobody gives way to itself");
+            client.live = false;
+            self.facts.displaced += 1;
+        }
+        let stats = self.scheduler.stats();
+        let (n, n_tokens) = (u64::from(stats.n_waiting), stats.waiting_tokens);
+        let n_before = stats.requeued + stats.preemptions;
+        assert!(n_before > 0 || n <= self.config.waiting_max.into() && n_tokens <= self.config.waiting_tokens_max);
+    }
+
+    fn check_refusal(&mut self, request: &Request, rejected: Rejected) {
+        let client = &self.clients[&request.id];
+        let stats = self.scheduler.stats();
+        let n_tokens = request.n_tokens() as u64;
+        match rejected {
+            Rejected::Draining => assert!(self.draining),
+            Rejected::Duplicate => assert!(client.live),
+            Rejected::Deadline => assert!(request.deadline.unwrap() <= self.now),
+            Rejected::Full { limit: "waiting_max", max } => assert!(u64::from(stats.n_waiting) >= max),
+            Rejected::Full { max, .. } => assert!(stats.waiting_tokens + n_tokens > max),
+            Rejected::TooLong { limit: "context_max", .. } => assert!(n_tokens >= self.config.context_max.into()),
+            Rejected::TooLong { .. } => assert!(!self.fits(request)),
+            Rejected::Outgrown { room, .. } => {
+                assert!(room == u64::from(self.room) && n_tokens >= room && self.room < self.config.context_max);
+            }
+            Rejected::Finished(finish) => {
+                assert_eq!((&client.expected.tokens, client.expected.finish), (&request.output, finish));
+            }
+            Rejected::Empty | Rejected::TooLarge { .. } | Rejected::Unsupported(_) => panic!("{rejected}"),
+        }
+        self.facts.refuse(rejected);
+    }
+
+    fn fits(&self, request: &Request) -> bool {
+        let n_tokens = length_max(request, self.room) - 1;
+        let slice_max = self.config.chunk_tokens_max.min(self.config.batch_tokens_max);
+        let mut pools = self.config.groups.iter().zip(&self.config.n_blocks);
+        pools.all(|(group, &n_blocks)| group.n_held_max(n_tokens, slice_max) <= n_blocks)
+    }
+
+    fn draw_client(&mut self) -> Option<RequestId> {
+        let n_clients = self.clients.len() as u64;
+        let nth = (n_clients > 0).then(|| self.rng.below(n_clients) as usize)?;
+        self.clients.keys().nth(nth).copied()
+    }
+
+    fn cancel(&mut self) {
+        let Some(id) = self.draw_client() else { return };
+        let (before, mut out) = (self.scheduler.stats(), Vec::new());
+        let client = self.clients.get_mut(&id).unwrap();
+        let was_live = client.live;
+        client.cancelled = true;
+        self.scheduler.cancel(id, &mut out);
+        assert_eq!(out.len(), usize::from(was_live), "a cancel ends what lives, once");
+        let after = self.scheduler.stats();
+        self.facts.cancelled_waiting += u64::from(before.n_waiting - after.n_waiting);
+        self.facts.cancelled_running += u64::from(before.n_running - after.n_running);
+        self.hear(&out, None);
+    }
+
+    fn expire(&mut self) {
+        let mut out = Vec::new();
+        self.scheduler.expire(self.now, &mut out);
+        self.facts.expired += out.len() as u64;
+        let late = |client: &Client| client.live && client.request.deadline.is_some_and(|at| at <= self.now);
+        assert_eq!(self.clients.values().filter(|client| late(client)).count(), out.len());
+        self.hear(&out, None);
+    }
+
+    fn plan(&mut self) {
+        let mut step = Step::default();
+        if !self.scheduler.next_step(self.now, &mut step) {
+            assert!(step.slices.is_empty() && step.starts.is_empty() && step.ends.is_empty());
+            return;
+        }
+        assert!(step.starts.iter().all(|request| request.deadline.is_none()), "a deadline does not travel");
+        self.trace = trace(self.trace, &step);
+        self.facts.ends_only += u64::from(step.slices.is_empty());
+        let in_flight: BTreeSet<RequestId> = self.pipeline.slices().map(|slice| slice.id).collect();
+        self.facts.restarted_in_flight +=
+            step.starts.iter().filter(|start| in_flight.contains(&start.id)).count() as u64;
+        let chunks = step.slices.iter().filter(|slice| slice.want == Want::Nothing);
+        self.facts.chunks_in_flight += chunks.filter(|slice| in_flight.contains(&slice.id)).count() as u64;
+        self.facts.windowed_hits += u64::from(step.blocks.contains(&BlockId::NONE));
+        self.pipeline.push(step);
+        self.facts.in_flight_peak = self.facts.in_flight_peak.max(self.pipeline.len() as u64);
+        assert!(self.pipeline.len() <= self.config.steps_in_flight_max as usize);
+    }
+
+    /// Stages compute, in any order in which they can; then the oldest step is answered, if it has passed all.
+    fn answer(&mut self) {
+        for _ in 0..self.rng.below(3 * self.pipeline.n_stages() as u64 + 1) {
+            let movable = self.pipeline.movable();
+            if movable.is_empty() {
+                break;
+            }
+            let at = movable[self.rng.below(movable.len() as u64) as usize];
+            let (step, is_last) = self.pipeline.next_of(at);
+            // A stage may break on a step while the steps before are still on their way.
+            if self.breaks(step) && (is_last || self.rng.chance(30)) {
+                return self.break_workers();
+            }
+            self.pipeline.advance(at);
+            self.facts.stages_busy_peak = self.facts.stages_busy_peak.max(self.pipeline.n_inside() as u64);
+        }
+        let Some(done) = self.pipeline.deliver() else { return };
+        let mut out = Vec::new();
+        self.scheduler.apply(&done, &mut out).unwrap();
+        self.hear(&out, Some(&done));
+    }
+
+    /// Answers that belong to no step, or not to the oldest: refused, and nothing has changed.
+    fn answer_wrongly(&mut self) {
+        let oldest = self.pipeline.oldest_answer();
+        let mut done = oldest.clone().unwrap_or_default();
+        let wrong = self.rng.below(4);
+        match wrong {
+            0 => done.epoch.n += 1,
+            1 => done.id.0 += 1,
+            2 => done.slices.push(Default::default()),
+            _ => match done.slices.iter_mut().find(|slice| !slice.failed) {
+                Some(slice) => slice.tokens.extend([Default::default(), Default::default()]),
+                None => return,
+            },
+        }
+        let (before, mut out) = (self.scheduler.stats(), Vec::new());
+        let stale = self.scheduler.apply(&done, &mut out).unwrap_err();
+        let expected = match (wrong, &oldest) {
+            (0, _) => matches!(stale, Stale::Epoch { .. }),
+            (1, _) | (_, None) => matches!(stale, Stale::Step { .. } | Stale::Epoch { .. }),
+            (2, _) => matches!(stale, Stale::SliceCount { .. }),
+            _ => matches!(stale, Stale::TokenCount { .. }),
+        };
+        assert!(expected && out.is_empty() && self.scheduler.stats() == before, "{stale}");
+        self.facts.stale += 1;
+    }
+
+    fn breaks(&self, step: &Step) -> bool {
+        step.slices.iter().any(|slice| is_deadly(&self.clients[&slice.id].request, slice.range.end))
+    }
+
+    fn break_workers(&mut self) {
+        self.facts.breaks += 1;
+        let loss = if self.rng.chance(50) { Loss::Reported } else { Loss::Unexplained };
+        self.lose_workers(loss);
+    }
+
+    /// What was in flight is lost with the caches; the new workers may have more room, or less.
+    fn lose_workers(&mut self, loss: Loss) {
+        for slice in self.pipeline.oldest().iter().flat_map(|on_its_way| &on_its_way.step.slices) {
+            self.clients.get_mut(&slice.id).unwrap().suspicion += loss.weight();
+        }
+        self.epoch.n += 1;
+        let mut out = Vec::new();
+        if self.rng.chance(50) {
+            self.scheduler.requeue_all(self.epoch, loss, &mut out);
+        } else {
+            self.config.n_blocks = draw_n_blocks(&mut self.rng, &self.config);
+            let context_max = self.config.context_max;
+            self.room = if self.rng.chance(70) { context_max } else { self.rng.between(2, context_max) };
+            self.scheduler.narrow(self.room);
+            self.scheduler.requeue_into(self.epoch, &self.config.n_blocks, loss, &mut out);
+        }
+        self.pipeline = pipeline(&self.config, self.epoch);
+        self.facts.losses += 1;
+        self.hear(&out, None);
+    }
+
+    /// Wanted by an operator: nothing broke, so that nobody comes nearer to being given up.
+    fn change_grid(&mut self) {
+        self.epoch.n += 1;
+        let mut out = Vec::new();
+        self.scheduler.requeue_all(self.epoch, Loss::Planned, &mut out);
+        self.config.n_stages = self.rng.between(1, 4);
+        self.config.steps_in_flight_max = self.rng.between(1, self.config.n_stages + 2);
+        self.scheduler.reshape(self.config.n_stages, self.config.steps_in_flight_max).unwrap();
+        self.pipeline = pipeline(&self.config, self.epoch);
+        self.facts.grids += 1;
+        self.hear(&out, None);
+    }
+
+    /// Every token is the one that the request says alone, at the next position, and nothing follows an end.
+    fn hear(&mut self, out: &[Output], done: Option<&StepDone>) {
+        for output in out {
+            let client = self.clients.get_mut(&output.id).expect("somebody asked for it");
+            assert!(client.live, "{} has ended and speaks", output.id);
+            assert_eq!(output.position as usize, client.tokens.len(), "positions have no gap");
+            assert!(output.n_cached as usize <= client.request.prompt.len() + client.expected.tokens.len());
+            let said = done.map_or(&[][..], |done| &done.slices[output.slice].tokens[..output.n_tokens as usize]);
+            assert_eq!(said.len(), output.n_tokens as usize);
+            client.suspicion = if said.is_empty() { client.suspicion } else { 0 };
+            client.tokens.extend(said.iter().map(|said| said.token));
+            assert!(client.expected.tokens.starts_with(&client.tokens), "{} says what it says alone", output.id);
+            self.facts.tokens += said.len() as u64;
+            if let Some(finish) = output.finish {
+                self.finish(output.id, finish);
+            }
+        }
+    }
+
+    fn finish(&mut self, id: RequestId, finish: Finish) {
+        let fits = self.fits(&self.clients[&id].request);
+        let (room, context_max) = (self.room as usize, self.config.context_max);
+        let (suspicion_max, is_calm) = (self.config.suspicion_max, self.weather.losses == 0);
+        let client = self.clients.get_mut(&id).unwrap();
+        client.live = false;
+        match finish {
+            Finish::Cancelled => assert!(client.cancelled),
+            Finish::Deadline => assert!(client.request.deadline.unwrap() <= self.now),
+            Finish::Outgrown => {
+                assert!(client.request.prompt.len() + client.tokens.len() >= room);
+                assert!(room < length_max(&client.request, context_max) as usize, "it would go on");
+            }
+            Finish::Failed if !fits => self.facts.outgrown += 1,
+            Finish::Failed if client.suspicion >= suspicion_max => {
+                let is_culprit = client.request.sampling.choice == DEADLY;
+                // A neighbour is in two losses at most.
+                let is_strict = suspicion_max <= 2 * Loss::Reported.weight();
+                assert!(is_culprit || !is_calm || is_strict, "{id} ends for what another breaks");
+                self.facts.given_up += 1;
+            }
+            _ => assert_eq!((&client.tokens, finish), (&client.expected.tokens, client.expected.finish)),
+        }
+        let is_ahead = self.pipeline.slices().any(|slice| slice.id == id);
+        self.facts.stopped_ahead += u64::from(is_ahead && finish == Finish::Stop);
+        self.facts.finish(finish);
+    }
+}
+
+fn draw_weather(rng: &mut Rng) -> Weather {
+    Weather {
+        cancels: rng.below(3),
+        losses: rng.below(8) / 7,
+        deadlines: rng.below(3) * 10,
+        submits: u64::from(rng.between(5, 25)),
+        plans: u64::from(rng.between(15, 50)),
+        shared_max: rng.between(20, 80),
+        tenants: if rng.chance(50) { Crowd::OneHeavy } else { Crowd::Alike(rng.between(1, 9).into()) },
+    }
+}
+
+fn draw_n_blocks(rng: &mut Rng, config: &Config) -> Vec<u32> {
+    let slice_max = config.chunk_tokens_max.min(config.batch_tokens_max);
+    let draw = |group: &CacheGroup| {
+        let least = group.n_held_max(config.context_max - 1, slice_max);
+        match rng.below(10) {
+            0 => rng.between(least.div_ceil(2), least),
+            1..8 => rng.between(least, least + 6),
+            _ => rng.between(least, 40),
+        }
+    };
+    config.groups.iter().map(draw).collect()
+}
+
+/// Most models keep everything; some keep windows beside it, or nothing but windows.
+fn draw_groups(rng: &mut Rng) -> Vec<CacheGroup> {
+    let window = |rng: &mut Rng| {
+        let n_positions_max = if rng.chance(50) { 20 } else { 70 };
+        CacheGroup { kind: CacheKind::Window(rng.between(1, n_positions_max)), sharded: true }
+    };
+    match rng.below(10) {
+        0..4 => vec![CacheGroup::FULL],
+        4 => vec![CacheGroup::FULL, CacheGroup::FULL],
+        5..7 => vec![CacheGroup::FULL, window(rng)],
+        7..9 => vec![window(rng)],
+        _ => vec![window(rng), CacheGroup::FULL, window(rng)],
+    }
+}
+
+fn draw_config(rng: &mut Rng) -> Config {
+    let context_max = rng.between(20, 120);
+    let running_max = rng.between(1, 8);
+    let config = Config {
+        groups: draw_groups(rng),
+        context_max,
+        running_max,
+        waiting_max: rng.between(1, 12),
+        waiting_tokens_max: u64::from(120 + rng.between(0, 600)),
+        tenants_max: rng.between(1, 8),
+        batch_tokens_max: running_max + rng.between(0, 60),
+        chunk_tokens_max: rng.between(1, 50),
+        chunk_tokens_min: rng.between(1, 50),
+        n_stages: rng.between(1, 4),
+        steps_in_flight_max: rng.between(1, 5),
+        slices_ahead_max: rng.between(0, 1),
+        aging_micros: rng.below(1000),
+        suspicion_max: if rng.chance(70) { 6 } else { rng.between(1, 12) },
+        prefix_cache: rng.chance(90),
+        policy: PolicyDigest([1; 32]),
+        salt: [2; 16],
+        ..Config::default()
+    };
+    Config { n_blocks: draw_n_blocks(rng, &config), ..config }
+}
+
+/// Many short sequences in a pool that never suffices, with a full pipeline: who is preempted is soon back, while what
+/// was planned for it before is still in flight.
+fn draw_crowd(rng: &mut Rng) -> Config {
+    let context_max = rng.between(40, 60);
+    let groups = draw_groups(rng);
+    Config {
+        n_blocks: groups.iter().map(|_| rng.between(6, 16)).collect(),
+        groups,
+        waiting_max: 24,
+        waiting_tokens_max: 10_000,
+        context_max,
+        running_max: rng.between(3, 8),
+        batch_tokens_max: 64,
+        chunk_tokens_max: 64,
+        steps_in_flight_max: 5,
+        slices_ahead_max: 1,
+        ..draw_config(rng)
+    }
+}
+
+fn pipeline(config: &Config, epoch: Epoch) -> Pipeline {
+    let Config { batch_tokens_max, chunk_tokens_max, running_max, .. } = *config;
+    let clears = !config.prefix_cache;
+    let limits = Limits { batch_tokens_max, chunk_tokens_max, running_max, clears };
+    let stage = |_| Worker::new(epoch, &config.groups, &config.n_blocks, limits);
+    Pipeline::new((0..config.n_stages).map(stage).collect())
+}
+
+fn trace(before: u64, step: &Step) -> u64 {
+    let slices = step.slices.iter().flat_map(|slice| [slice.id.0, slice.range.start.into(), slice.range.end.into()]);
+    let blocks = step.blocks.iter().map(|block| u64::from(block.0));
+    let ends = step.ends.iter().map(|id| id.0);
+    slices.chain(blocks).chain(ends).fold(before, |trace, x| mix(trace ^ x))
+}

@@ -1,0 +1,168 @@
+//! Requests that change their router: what was said is said again, once, and what was left behind is gone.
+
+use crate::common;
+use crate::common::{Cluster, Router, config, next, request, router_frame, sim};
+use proto::cluster as wire;
+use proto::cluster::replica_frame;
+use proto::cluster::router_frame::Frame;
+use types::{Goal, Request, RequestId, Sampling, TenantId};
+use worker::sim::Sim;
+
+/// Slow enough that nothing ends before it is adopted: a step takes a millisecond, and a request 500 of them.
+fn slow() -> Sim {
+    Sim { step_micros: 1000, ..sim() }
+}
+
+fn long() -> Request {
+    request((0..40).map(|i| i % 64).collect(), 500)
+}
+
+async fn adopt(router: &mut Router, of: RequestId, request: Request) -> RequestId {
+    adopt_behind(router, of, request, 0).await
+}
+
+/// Whose client has so many of its tokens.
+async fn adopt_behind(router: &mut Router, of: RequestId, request: Request, n_had: u32) -> RequestId {
+    let id = router.next_id();
+    let request = Request { id, ..request };
+    let adopt = wire::Adopt { of: of.0, request: Some((&request).into()), n_had };
+    let stream = common::Stream { output: request.output.clone(), request, finish: None };
+    router.streams.insert(id, stream);
+    router.up.send(router_frame(Frame::Adopt(adopt))).await.unwrap();
+    id
+}
+
+/// How many tokens the first word of a request has.
+async fn first_word(router: &mut Router, id: RequestId) -> usize {
+    let n_before = router.streams[&id].output.len();
+    loop {
+        router.hear().await;
+        let n_tokens = router.streams[&id].output.len();
+        if n_tokens > n_before {
+            return n_tokens - n_before;
+        }
+    }
+}
+
+/// A request of which the first router has heard so many tokens, and then is gone.
+async fn left_behind(cluster: &Cluster, request: Request, n_heard: usize) -> (RequestId, Request) {
+    let mut gone = cluster.router().await;
+    let id = gone.submit(request).await;
+    while gone.streams[&id].output.len() < n_heard {
+        gone.hear().await;
+    }
+    let stream = gone.streams.remove(&id).unwrap();
+    (id, Request { output: stream.output, ..stream.request })
+}
+
+/// What another router left behind says twenty tokens at once and then the rest, and leaves nothing.
+async fn goes_on(cluster: Cluster, mut router: Router, of: RequestId, request: Request) {
+    let id = adopt(&mut router, of, request).await;
+    assert!(first_word(&mut router, id).await >= 20);
+    router.hear_all().await;
+    router.streams.remove(&id).unwrap().check(&slow());
+    router.hear_idle().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_said_is_said_again_and_what_was_left_is_gone() {
+    let cluster = Cluster::start(config(128, 1024, 8));
+    let _worker = cluster.worker(slow());
+    let mut router = cluster.router().await;
+    let (of, left) = left_behind(&cluster, long(), 20).await;
+    // Its router has to be known to be gone: as long as it may be there, what it has is its own.
+    router.hear_until(|state| state.n_running == 1).await;
+    // One that knows nothing of it, as after a client's resumption, and one that knows more.
+    goes_on(cluster, router, of, Request { output: Vec::new(), ..left }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_goes_on_behind_what_its_router_knows() {
+    let cluster = Cluster::start(config(128, 1024, 8));
+    let _worker = cluster.worker(slow());
+    let router = cluster.router().await;
+    let (of, left) = left_behind(&cluster, long(), 30).await;
+    let known = Request { output: left.output[..10].to_vec(), ..left };
+    goes_on(cluster, router, of, known).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_else_than_the_same_request_is_a_claim_to_it() {
+    let cluster = Cluster::start(config(256, 1024, 16));
+    let _worker = cluster.worker(slow());
+    let mut router = cluster.router().await;
+    let (of, left) = left_behind(&cluster, long(), 20).await;
+    let fresh = Request { output: Vec::new(), ..left };
+    let sampling = |sampling| Request { sampling, ..fresh.clone() };
+    let other = [
+        Request { prompt: vec![1, 2, 3], ..fresh.clone() },
+        Request { tenant: TenantId(7), ..fresh.clone() },
+        sampling(Sampling { seed: 1, ..fresh.sampling.clone() }),
+        sampling(Sampling { choice: 1, ..fresh.sampling.clone() }),
+        // More than was asked for then.
+        sampling(Sampling { logprobs: Some(0), ..fresh.sampling.clone() }),
+        Request { goal: Goal::Score { top_n: 0 }, cache_bypass: true, ..fresh.clone() },
+        // No beginning of what it has said.
+        Request { output: vec![63; 3], ..fresh.clone() },
+    ];
+    for (i, other) in other.into_iter().enumerate() {
+        let id = adopt(&mut router, of, other).await;
+        assert!(first_word(&mut router, id).await < 10, "request {i}");
+        router.cancel(id).await;
+        router.hear_all().await;
+    }
+    // Ids that nobody has.
+    for of in [RequestId(0), RequestId(u64::MAX), RequestId(of.0 + 1)] {
+        let id = adopt(&mut router, of, fresh.clone()).await;
+        assert!(first_word(&mut router, id).await < 10);
+        router.cancel(id).await;
+        router.hear_all().await;
+    }
+    router.streams.clear();
+    cluster.stop().await;
+}
+
+/// What stands beside its tokens is in no log: what the client has is said without it, what it lacks is drawn again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_log_with_logprobs_only_what_the_client_lacks_is_drawn_again() {
+    let cluster = Cluster::start(config(128, 1024, 8));
+    let _worker = cluster.worker(slow());
+    let mut router = cluster.router().await;
+    let asked = long();
+    let sampling = Sampling { logprobs: Some(2), ..asked.sampling.clone() };
+    let (of, left) = left_behind(&cluster, Request { sampling, ..asked }, 20).await;
+    let id = adopt_behind(&mut router, of, Request { output: Vec::new(), ..left }, 15).await;
+    let mut said = Vec::new();
+    while router.streams[&id].finish.is_none() {
+        if let replica_frame::Frame::Outputs(outputs) = next(&mut router.down).await.unwrap() {
+            for output in outputs.outputs {
+                said.extend(output.tokens.clone());
+                router.output(output);
+            }
+        }
+    }
+    let (had, drawn) = said.split_at(15);
+    assert!(had.iter().all(|out| out.logprob.is_none() && out.top.is_empty()), "{had:?}");
+    assert!(drawn.iter().all(|out| out.logprob.is_some() && out.top.len() == 2), "{drawn:?}");
+    router.streams.remove(&id).unwrap().check(&slow());
+    router.hear_idle().await;
+    cluster.stop().await;
+}
+
+/// Who is still there keeps what it has: a second one may ask the same, and disturbs nobody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_a_router_is_left_to_it() {
+    let cluster = Cluster::start(config(256, 1024, 16));
+    let _worker = cluster.worker(slow());
+    let (mut first, mut second) = (cluster.router().await, cluster.router().await);
+    let of = first.submit(long()).await;
+    first_word(&mut first, of).await;
+    let id = adopt(&mut second, of, long()).await;
+    second.hear_all().await;
+    first.hear_all().await;
+    first.streams.remove(&of).unwrap().check(&slow());
+    second.streams.remove(&id).unwrap().check(&slow());
+    second.hear_idle().await;
+    cluster.stop().await;
+}

@@ -1,0 +1,184 @@
+//! A replica with too few workers: it says so at once, goes on with what fits those that are left, and keeps its
+//! promise where more come.
+
+use crate::common::{Cluster, PATIENCE, Router, Said, Worker, config, grid_sim, on_grid, request};
+use coordinator::Config;
+use proto::cluster as wire;
+use proto::cluster::refused::Reason;
+use proto::cluster::state::Phase;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use types::{Finish, RequestId};
+use worker::sim::Sim;
+use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, Ready};
+
+fn slow() -> Sim {
+    Sim { step_micros: 200, ..grid_sim() }
+}
+
+/// Notes the context that its ranks are told.
+struct Noting {
+    sim: Sim,
+    contexts: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Load for Noting {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        self.contexts.lock().unwrap().push(assignment.context);
+        self.sim.load(assignment, cancel)
+    }
+}
+
+fn workers(cluster: &Cluster, n: usize) -> VecDeque<Worker> {
+    (0..n).map(|_| cluster.worker(slow())).collect()
+}
+
+async fn ready_on(router: &mut Router, tp: u32, pp: u32) {
+    router.hear_until(|state| state.phase() == Phase::Ready && (state.tp, state.pp) == (tp, pp)).await;
+}
+
+/// Of one whole context on two ranks, half fits on one. Nobody has asked for its length.
+fn tight() -> Config {
+    let mut config = on_grid(config(8, 128, 16), 2, 1);
+    config.policy.context = None;
+    config
+}
+
+fn why(state: &wire::State) -> &str {
+    state.unplaced.as_ref().map_or("", |unplaced| &unplaced.why)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn routers_hear_at_once_what_cannot_be_placed_and_that_it_can_be_again() {
+    // The lost rank's place is kept for ten minutes: nobody waits for these to be told.
+    let cluster = Cluster::start(on_grid(config(64, 128, 16), 2, 1));
+    let mut workers = workers(&cluster, 2);
+    let mut router = cluster.router().await;
+    ready_on(&mut router, 2, 1).await;
+    assert_eq!(why(&router.state), "");
+    workers.pop_front().unwrap().kill().await;
+    router.hear_until(|state| state.phase() == Phase::Recovering && !why(state).is_empty()).await;
+    assert!(why(&router.state).contains("tp 2 x pp 1 needs 2 workers, 1 are there"), "{:?}", router.state);
+    workers.pop_front().unwrap().kill().await;
+    router.hear_until(|state| why(state).contains("0 are there")).await;
+    router.hear_until(|state| state.unplaced.as_ref().is_some_and(|unplaced| unplaced.micros > 0)).await;
+    workers.extend([cluster.worker(slow()), cluster.worker(slow())]);
+    ready_on(&mut router, 2, 1).await;
+    assert_eq!(why(&router.state), "");
+    router.check_one(&grid_sim()).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_leaves_is_replaced_at_once_and_no_request_notices() {
+    let cluster = Cluster::start(on_grid(config(64, 128, 16), 2, 2));
+    let mut workers = workers(&cluster, 4);
+    let mut router = cluster.router().await;
+    ready_on(&mut router, 2, 2).await;
+    for n in 0..8 {
+        router.submit(request(vec![n; 20], 90)).await;
+    }
+    let begun = Instant::now();
+    let leaver = workers.pop_front().unwrap();
+    let (left, ()) = tokio::join!(leaver.leave(), ready_on(&mut router, 1, 3));
+    let () = left;
+    // A lost rank's place would have been kept for ten minutes.
+    assert!(begun.elapsed() < PATIENCE);
+    router.hear_all().await;
+    for (_, stream) in router.streams.drain() {
+        assert_eq!(stream.finish, Some(Finish::Length));
+        stream.check(&grid_sim());
+    }
+    // The last ones leave too: nobody is there, and who comes is welcome.
+    for worker in workers {
+        worker.leave().await;
+    }
+    router.hear_until(|state| why(state).contains("0 are there")).await;
+    cluster.stop().await;
+}
+
+/// Until a request has ended or was refused.
+async fn end(router: &mut Router, id: RequestId) -> Result<Finish, wire::Refused> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        assert!(Instant::now() < deadline, "it ends in time");
+        if let Some(finish) = router.streams.get(&id).and_then(|stream| stream.finish) {
+            return Ok(finish);
+        }
+        for said in router.hear().await {
+            if let Said::Refused(refused, request) = said
+                && request.id == id
+            {
+                return Err(refused);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_fits_fewer_ranks_goes_on_and_the_rest_is_said_to_have_outgrown_them() {
+    let mut config = tight();
+    config.waits.replan_after = Duration::from_millis(50);
+    // Enough for all to be under way when one is lost.
+    let step = Sim { step_micros: 3000, ..grid_sim() };
+    let cluster = Cluster::start(config);
+    let contexts = Arc::new(Mutex::new(Vec::new()));
+    let noting = || Noting { sim: step.clone(), contexts: contexts.clone() };
+    let mut workers: VecDeque<_> = (0..2).map(|_| cluster.worker(noting())).collect();
+    let mut router = cluster.router().await;
+    ready_on(&mut router, 2, 1).await;
+    assert_eq!((router.welcome.context, &router.state.shortened), (128, &None));
+    let long = router.submit(request(vec![1; 80], 40)).await;
+    while router.streams[&long].output.is_empty() {
+        router.hear().await;
+    }
+    let short = router.submit(request(vec![2; 10], 40)).await;
+    // It would say more than there is room for.
+    let grows = router.submit(request(vec![3; 10], 100)).await;
+    workers.pop_front().unwrap().kill().await;
+    ready_on(&mut router, 1, 1).await;
+    let shortened = router.state.shortened.clone().unwrap();
+    assert_eq!((shortened.asked, shortened.has), (128, 64));
+    // The angles of long ropes depend on the context: a rank computes for the one that was promised.
+    assert_eq!(*contexts.lock().unwrap(), [128; 3]);
+    assert!(shortened.why.contains("a context of 128 needs"), "{shortened:?}");
+    assert_eq!(end(&mut router, long).await.unwrap(), Finish::Outgrown);
+    assert_eq!(end(&mut router, short).await.unwrap(), Finish::Length);
+    assert_eq!(end(&mut router, grows).await.unwrap(), Finish::Outgrown);
+    let stream = &router.streams[&grows];
+    assert_eq!(stream.output.len(), 54, "as much as there is room for");
+    assert!(step.reference(&stream.request).starts_with(&stream.output), "and nothing else than it would have said");
+    let refused = router.submit(request(vec![4; 70], 5)).await;
+    let refused = end(&mut router, refused).await.unwrap_err();
+    assert_eq!(refused.reason(), Reason::NotReady);
+    assert!(refused.message.contains("hold 64"), "{refused:?}");
+    // Another comes: all of the context is there again, and what had no room goes on.
+    workers.push_back(cluster.worker(step.clone()));
+    ready_on(&mut router, 2, 1).await;
+    assert_eq!(router.state.shortened, None);
+    let output = router.streams[&grows].output.clone();
+    let again = types::Request { output: output.clone(), ..request(vec![3; 10], 100) };
+    let again = router.submit(again).await;
+    router.streams.get_mut(&again).unwrap().output = output;
+    assert_eq!(end(&mut router, again).await.unwrap(), Finish::Length);
+    router.streams[&again].check(&step);
+    router.streams.retain(|id, _| [short, again].contains(id));
+    router.hear_idle().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_context_that_memory_shortens_is_told_from_the_start() {
+    let mut config = on_grid(config(8, 4096, 16), 2, 1);
+    config.policy.context = None;
+    let cluster = Cluster::start(config);
+    let _workers = workers(&cluster, 2);
+    let mut router = cluster.router().await;
+    ready_on(&mut router, 2, 1).await;
+    let shortened = router.state.shortened.clone().unwrap();
+    assert_eq!((router.welcome.context, shortened.asked, shortened.has), (128, 4096, 128));
+    assert!(shortened.why.contains("ask for a shorter context or more KV memory"), "{shortened:?}");
+    router.check_one(&grid_sim()).await;
+    cluster.stop().await;
+}

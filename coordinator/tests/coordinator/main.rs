@@ -1,0 +1,15 @@
+//! A coordinator among workers and routers that are tasks of the test.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod adopt;
+mod cancels;
+mod faults;
+mod few;
+mod load;
+mod names;
+mod recovery;
+mod tenants;
+mod windows;

@@ -1,0 +1,87 @@
+//! Routers hear the names of what the cache has, those that come later all of them, and what is lost with its workers
+//! is not there any more.
+
+use crate::common::{Cluster, Router, config, next, request, router_frame, sim};
+use proto::cluster as wire;
+use proto::cluster::replica_frame::Frame;
+use std::collections::BTreeSet;
+use types::{BlockHash, TenantId, Token};
+
+/// What a router knows of a cache by what it hears.
+#[derive(Default)]
+struct Known {
+    names: BTreeSet<u64>,
+    n_told: u64,
+    n_anew: u32,
+    load: wire::Load,
+}
+
+impl Known {
+    fn hear(&mut self, beat: wire::Beat) {
+        self.load = beat.load.unwrap();
+        let Some(told) = beat.cached else { return };
+        self.n_told += 1;
+        assert_eq!(told.sequence, self.n_told);
+        if told.anew {
+            self.names.clear();
+            self.n_anew += 1;
+        }
+        self.names.extend(&told.added);
+        self.names.retain(|name| !told.dropped.contains(name));
+    }
+
+    /// Until it is as wanted.
+    async fn until(&mut self, router: &mut Router, is_it: impl Fn(&Known, &Router) -> bool) {
+        while !is_it(self, router) {
+            match next(&mut router.down).await.unwrap() {
+                Frame::Beat(beat) => self.hear(beat),
+                Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| drop(router.output(output))),
+                Frame::State(state) => router.state = state,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// What the full blocks of a log are called.
+fn names(welcome: &wire::Welcome, log: &[Token]) -> BTreeSet<u64> {
+    let digest = proto::policy_digest(&welcome.policy_digest).unwrap();
+    let mut name = BlockHash::root(&digest, TenantId::default(), None, welcome.salt.as_slice().try_into().unwrap());
+    let blocks = log.chunks_exact(16).map(|block| {
+        name = name.child(block.iter().copied());
+        name.short()
+    });
+    blocks.collect()
+}
+
+#[tokio::test]
+async fn each_router_knows_what_the_cache_has() {
+    let cluster = Cluster::start(config(64, 512, 4));
+    let worker = cluster.worker(sim());
+    let mut router = cluster.router().await;
+    assert!(router.welcome.beat_millis > 0);
+    let prompt: Vec<Token> = (0..40).map(|i| i % 64).collect();
+    let id = router.submit(request(prompt, 60)).await;
+    let mut known = Known::default();
+    known.until(&mut router, |_, router| router.streams[&id].finish.is_some()).await;
+    let stream = router.streams.remove(&id).unwrap();
+    let log: Vec<Token> = stream.request.prompt.iter().chain(&stream.output).copied().collect();
+    // The last token that was drawn is computed by nobody.
+    let expect = names(&router.welcome, &log[..log.len() - 1]);
+    assert!(expect.len() >= 3, "{}", log.len());
+    known.until(&mut router, |known, _| known.names == expect && known.load.blocks_used == 0).await;
+    assert_eq!((known.load.blocks_total, known.load.n_running), (64, 0));
+
+    let mut late = cluster.router().await;
+    let mut heard = Known::default();
+    heard.until(&mut late, |known, _| known.names == expect).await;
+    // All again, for who has missed some.
+    late.up.send(router_frame(wire::router_frame::Frame::Recite(wire::Recite {}))).await.unwrap();
+    heard.until(&mut late, |known, _| known.n_anew == 2 && known.names == expect).await;
+
+    worker.kill().await;
+    let again = cluster.worker(sim());
+    heard.until(&mut late, |known, _| known.n_anew >= 3 && known.names.is_empty()).await;
+    cluster.stop().await;
+    drop((again, router));
+}

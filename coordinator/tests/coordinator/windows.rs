@@ -1,0 +1,70 @@
+//! Cache groups from the shape to the ranks: pools of their own, told to each rank, and nothing read that another
+//! wrote. The sim refuses a step that would.
+
+use crate::common;
+use crate::common::{Cluster, Random, Router, grid_sim, on_grid};
+use coordinator::{Config, ModelShape};
+use types::{CacheGroup, CacheKind, LayerGroups};
+use worker::sim::Sim;
+
+const WINDOW: CacheGroup = CacheGroup { kind: CacheKind::Window(20), sharded: true };
+
+/// Two layers of four keep twenty positions.
+fn windowed(tp: u16, pp: u16) -> Config {
+    let mut config = on_grid(common::config(40, 128, 8), tp, pp);
+    config.limits.batch_tokens_max = 48;
+    config.limits.chunk_tokens_max = 24;
+    config.policy.slice_max = 24;
+    let cache = LayerGroups::of([WINDOW.kind, WINDOW.kind, CacheKind::Full, CacheKind::Full]);
+    Config { shape: ModelShape { cache, ..config.shape }, ..config }
+}
+
+fn sim() -> Sim {
+    Sim { groups: vec![WINDOW, CacheGroup::FULL], ..grid_sim() }
+}
+
+async fn serve(router: &mut Router, random: &mut Random, n_requests: usize) {
+    for _ in 0..n_requests {
+        router.submit(random.request()).await;
+    }
+    router.hear_all().await;
+    router.streams.drain().for_each(|(_, stream)| stream.check(&sim()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_group_has_a_pool_of_its_own() {
+    // Eight sequences of eight blocks, of which three are within the window, and a fourth with a slice. Two layers of
+    // each group share what four full ones with 40 blocks would take.
+    for (tp, pp, n_blocks) in [(1, 1, 23 + 57), (2, 1, 23 + 57), (1, 2, 16 + 40), (2, 2, 16 + 40)] {
+        let cluster = Cluster::start(windowed(tp, pp));
+        let _workers: Vec<_> = (0..tp * pp).map(|_| cluster.worker(sim())).collect();
+        let mut router = cluster.router().await;
+        serve(&mut router, &mut Random(u64::from(tp + 2 * pp)), 300).await;
+        router.hear_idle().await;
+        let state = &router.state;
+        assert_eq!(state.blocks_total, n_blocks, "tp {tp} pp {pp}: {:?}", state.ranks);
+        cluster.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_rank_is_replaced_with_the_same_pools() {
+    let cluster = Cluster::start(windowed(1, 2));
+    let (first, _second) = (cluster.worker(sim()), cluster.worker(sim()));
+    let (mut router, mut random) = (cluster.router().await, Random(9));
+    // Only now the spare: of three, any two could have a place.
+    router.hear_until(|state| state.ranks.len() == 2).await;
+    let _spare = cluster.worker(sim());
+    for _ in 0..60 {
+        router.submit(random.request()).await;
+    }
+    router.hear().await;
+    first.kill().await;
+    router.hear_all().await;
+    router.streams.drain().for_each(|(_, stream)| stream.check(&sim()));
+    router.hear_until(|state| state.epoch_n > 1 && state.ranks.len() == 2).await;
+    let total = router.state.blocks_total;
+    serve(&mut router, &mut random, 40).await;
+    assert_eq!(router.state.blocks_total, total);
+    cluster.stop().await;
+}

@@ -1,0 +1,22 @@
+//! The whole product: its bits on every grid, and its processes on this machine.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/etcd.rs"]
+mod etcd;
+#[path = "../../worker/backend/tests/fake_cuda/mod.rs"]
+mod fake_cuda;
+
+mod advisories;
+mod cuda;
+mod grids;
+mod membership;
+mod oracle;
+mod processes;
+mod recovery;
+mod reference;
+mod replicas;
+mod resume;
+mod same_bits;
+mod tracing;

@@ -1,0 +1,385 @@
+//! Roles as processes of the built binary: the same answers as alone, no orphan, and whoever does not belong refused by
+//! name while the cluster goes on.
+
+mod intruder;
+mod stalled;
+mod stranded;
+
+use crate::common::node::{BINARY, Folder, Node, PATIENCE, answer, field, is_alive};
+use intruder::Intruder;
+use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::cluster::{WorkerFrame, WorkerHello, worker_frame};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+use time::OffsetDateTime;
+use types::{Activations, DeviceClass, Mode, Numerics, PolicyDigest};
+use wire::{Token, Trust, channel};
+
+const MODEL: &str = "tests/reference/llama-f32-tied";
+const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
+
+fn serve(more: &[&str]) -> Node {
+    Node::start(&[&["serve", MODEL, "--activations", "f32"], &DOORS[..], more].concat())
+}
+
+/// A coordinator for one rank, and where it listens.
+fn coordinator(model: &str, more: &[&str]) -> (Node, String) {
+    let listen = ["coordinator", model, "--activations", "f32", "--listen", "127.0.0.1:0"];
+    let mut node = Node::start(&[&listen[..], more].concat());
+    let address = field(&node.until(&["coordinating"]), "address").to_owned();
+    (node, address)
+}
+
+#[test]
+fn a_grid_of_processes_answers_as_one_rank_does() {
+    let alone = serve(&[]).answers();
+    let mut grid = serve(&["--tp", "2", "--pp", "2"]);
+    assert_eq!(grid.answers(), alone);
+    let workers = grid.workers();
+    assert_eq!(workers.len(), 4);
+    // A worker that is killed is started anew, and the answers are the same.
+    rustix::process::kill_process(pid(workers[1]), rustix::process::Signal::KILL).unwrap();
+    grid.until(&["a worker process ended"]);
+    assert_eq!(grid.answers(), alone);
+    assert_eq!(serve(&["--tp", "2", "--pp", "2", "--inproc"]).answers(), alone);
+}
+
+fn ask(door: &str, arguments: &[&str]) -> Output {
+    Command::new(BINARY).args(arguments).args(["--coordinator", door]).output().unwrap()
+}
+
+/// One machine's replicas are changed through a door of their own, which lets nobody else in.
+#[test]
+fn serve_takes_another_grid_and_reads_its_model_again() {
+    let mut grid = serve(&["--tp", "2", "--control", "127.0.0.1:0"]);
+    let alone = serve(&[]).answers();
+    assert_eq!(grid.answers(), alone);
+    let door = field(&grid.until(&["`scale` and `reload` reach this replica"]), "address").to_owned();
+    let done = ask(&door, &["scale", "--tp", "1", "--pp", "2"]);
+    assert!(done.status.success() && done.stdout.starts_with(b"tp 1 x pp 2 after "), "{done:?}");
+    assert_eq!(grid.answers(), alone);
+    let refused = ask(&door, &["scale", "--tp", "2", "--pp", "2"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("needs 4 workers, 2 are there"), "{refused:?}");
+    let done = ask(&door, &["reload"]);
+    assert!(done.status.success() && done.stdout.starts_with(b"2 of 2 ranks have read"), "{done:?}");
+    assert_eq!(grid.answers(), alone);
+    let mut stranger = Node::start(&["worker", "--threads", "1", "--join", &door]);
+    stranger.until(&["this door is for `scale` and `reload`"]);
+    // Two replicas, two doors.
+    let mut two = serve(&["--replicas", "2", "--control", "127.0.0.1:0"]);
+    two.until(&["`scale` and `reload` reach this replica", "replica=\"local-1\""]);
+}
+
+/// What the parent has from its environment is for the parent.
+#[test]
+fn workers_are_told_by_their_parent_alone() {
+    let folder = Folder::new("environment");
+    let config = folder.write("config", &format!("model = \"{MODEL}\"\nactivations = \"f32\"\ntp = 2\n"));
+    let mut command = Command::new(BINARY);
+    command.arg("serve").args(DOORS).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.env("LOCKSTEP_CONFIG", &config).env("LOCKSTEP_TOKEN_FILE", folder.0.join("none"));
+    command.env("LOCKSTEP_MODELS", &folder.0).env("LOCKSTEP_TLS", "on");
+    assert_eq!(Node::spawn(command).answers(), serve(&[]).answers());
+}
+
+/// A rank with a page of its own, and where that is.
+fn watched_worker(join: &str) -> (Node, String) {
+    let arguments = ["worker", "--threads", "1", "--join", join, "--health", "127.0.0.1:0"];
+    let mut node = Node::start(&arguments);
+    let address = field(&node.until(&["this worker tells of itself"]), "address").to_owned();
+    (node, format!("http://{address}/ready"))
+}
+
+/// Waits for what a page says of its role.
+fn until_says(page: &str, status: u16) {
+    let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
+    let (agent, deadline) = (ureq::Agent::from(agent), Instant::now() + PATIENCE);
+    while agent.get(page).call().unwrap().status() != status {
+        assert!(Instant::now() < deadline, "{page} never says {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_rank_without_the_others_is_not_ready() {
+    // The place of who is lost is kept: nobody carries the model alone.
+    let (mut coordinating, address) = coordinator(MODEL, &["--tp", "2", "--replan-seconds", "3600"]);
+    let (_one, page) = watched_worker(&address);
+    until_says(&page, 503);
+    let (mut other, other_page) = watched_worker(&address);
+    [&page, &other_page].iter().for_each(|page| until_says(page, 200));
+    other.kill();
+    until_says(&page, 503);
+    let (_another, another_page) = watched_worker(&address);
+    [&page, &another_page].iter().for_each(|page| until_says(page, 200));
+    coordinating.kill();
+    [&page, &another_page].iter().for_each(|page| until_says(page, 503));
+}
+
+fn pid(pid: u32) -> rustix::process::Pid {
+    rustix::process::Pid::from_raw(pid.cast_signed()).unwrap()
+}
+
+#[test]
+fn no_worker_outlives_its_parent() {
+    for signal in [rustix::process::Signal::KILL, rustix::process::Signal::TERM] {
+        let mut grid = serve(&["--tp", "2"]);
+        let http = grid.http();
+        grid.until_ready(&http);
+        let workers = grid.workers();
+        assert!(workers.len() == 2 && workers.iter().all(|pid| is_alive(*pid)));
+        rustix::process::kill_process(pid(grid.pid()), signal).unwrap();
+        grid.ended();
+        let deadline = Instant::now() + PATIENCE;
+        while workers.iter().any(|pid| is_alive(*pid)) {
+            assert!(Instant::now() < deadline, "a worker outlives its parent");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn who_does_not_belong_is_refused_by_name_and_the_cluster_goes_on() {
+    let folder = Folder::new("tokens");
+    let token = Token::random().unwrap();
+    let good = folder.write("good", token.expose());
+    let bad = folder.write("bad", Token::random().unwrap().expose());
+    let (mut coordinator, address) = coordinator(MODEL, &["--token-file", &good]);
+    let join = ["worker", "--threads", "1", "--join", &address];
+    let mut worker = Node::start(&[&join[..], &["--token-file", &good]].concat());
+    let mut stranger = Node::start(&[&join[..], &["--token-file", &bad]].concat());
+    stranger.until(&["lockstep:", "the join tokens are not the same"]);
+    assert!(!stranger.ended().success());
+    coordinator.until(&["a peer is refused", "the join tokens are not the same"]);
+    let mut nobody = Node::start(&join);
+    nobody.until(&["lockstep:", "the listener asks for a join token"]);
+    assert!(!nobody.ended().success());
+    let mut half = TcpStream::connect(&address).unwrap();
+    half.write_all(b"LOCKSTP1").unwrap();
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 300]] {
+        say(&address, garbage);
+    }
+    coordinator.until(&["a peer is refused", "no role of a cluster"]);
+    coordinator.until(&["a peer is refused", "nothing was heard for too long"]);
+    another_version(&address, token);
+    worker.until(&["taking a place"]);
+    let arguments = ["router", MODEL, "--coordinator", &address, "--token-file", &good];
+    let mut router = Node::start(&[&arguments[..], &DOORS[..4]].concat());
+    assert_eq!(router.answers(), serve(&[]).answers());
+}
+
+/// Somebody's first words, up to the end that they come to.
+fn say(address: &str, words: &[u8]) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(words).unwrap();
+    // A reset says as much as an end.
+    let _reset = stream.read_to_end(&mut Vec::new());
+}
+
+#[test]
+fn who_is_refused_again_and_again_is_logged_once_a_second() {
+    const KNOCKS: usize = 500;
+    let (coordinator, address) = coordinator(MODEL, &[]);
+    let began = Instant::now();
+    (0..KNOCKS).for_each(|_| say(&address, b"GET / HTTP/1.1\r\n\r\n"));
+    std::thread::sleep(Duration::from_millis(1100));
+    // Whoever comes next brings the number of those before.
+    say(&address, b"GET / HTTP/1.1\r\n\r\n");
+    let unsaid = |line: &String| if line.contains(" unsaid=") { field(line, "unsaid").parse().unwrap() } else { 0 };
+    let deadline = Instant::now() + PATIENCE;
+    let lines = loop {
+        let lines = coordinator.lines_since(0, &["a peer is refused", "no role of a cluster"], usize::MAX);
+        if lines.len() + lines.iter().map(unsaid).sum::<usize>() == KNOCKS + 1 {
+            break lines;
+        }
+        assert!(Instant::now() < deadline, "refusals are lost:\n{}", coordinator.log());
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(lines.len() as u64 <= began.elapsed().as_secs() + 1, "{lines:?}");
+}
+
+/// A router of a coordinator that has what it needs.
+fn router(address: &str) -> Node {
+    Node::start(&[&["router", MODEL, "--coordinator", address], &DOORS[..4]].concat())
+}
+
+/// Under which ranks of this model compute.
+fn policy(kv_dtype: &str) -> PolicyDigest {
+    let weights = checkpoint::Checkpoint::open(std::path::Path::new(MODEL)).unwrap().digest().unwrap();
+    Numerics::plain(&DeviceClass::Cpu.into(), Mode::Lockstep, Activations::F32, kv_dtype.parse().unwrap(), weights)
+        .digest()
+}
+
+#[test]
+fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
+    let (mut coordinator, address) = coordinator(MODEL, &[]);
+    let join = ["worker", "--threads", "1", "--join", &address];
+    // It comes first, and has the shape of the model that is served.
+    let mut stranger = Node::start(&[&join[..], &["--model-path", "tests/reference/llama-linear"]].concat());
+    let refusal = ["computes under", "another model, or other numerics"];
+    stranger.until(&["lockstep:", refusal[0], refusal[1]]);
+    assert!(!stranger.ended().success());
+    coordinator.until(&["a worker is lost", refusal[0], refusal[1]]);
+
+    // The same model, with another type of cache than the coordinator asked for.
+    let mut intruder = Intruder::join(&address, "").unwrap();
+    intruder.assigned();
+    intruder.loaded(policy("f32"));
+    let end = intruder.ended();
+    assert_eq!(end.code(), tonic::Code::FailedPrecondition);
+    assert!(refusal.iter().all(|words| end.message().contains(words)), "{end:?}");
+    let mut twin = Intruder::join(&address, "").unwrap();
+    twin.assigned();
+    twin.loaded(policy("f16"));
+    twin.ready();
+    coordinator.until(&["the replica is ready"]);
+    drop(twin);
+
+    let mut worker = Node::start(&join);
+    worker.until(&["taking a place"]);
+    assert_eq!(router(&address).answers(), serve(&[]).answers());
+}
+
+#[test]
+fn a_second_one_of_a_place_is_refused_by_name_and_the_cluster_goes_on() {
+    let (mut coordinator, address) = coordinator(MODEL, &["--tp", "2"]);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];
+    let mut first = Node::start(&[&join[..], &["--mesh-listen", &port]].concat());
+    coordinator.until(&["a worker joins"]);
+    let end = Intruder::join(&address, &port).and_then(|mut twin| Err::<(), _>(twin.ended())).unwrap_err();
+    assert!(end.code() == tonic::Code::AlreadyExists && end.message().contains(&port), "{end:?}");
+    coordinator.until(&["refused: its mesh address is another worker's"]);
+    let mut second = Node::start(&[&join[..], &["--mesh-listen", &port]].concat());
+    second.until(&["lockstep:", "cannot listen for other workers", &port]);
+    assert!(!second.ended().success());
+
+    // Strangers at the first one's door for peers, while it waits for the second: one says garbage, one stops midway.
+    let mut silent = TcpStream::connect(&port).unwrap();
+    silent.write_all(b"LOCKSTEP").unwrap();
+    let mut loud = TcpStream::connect(&port).unwrap();
+    loud.write_all(&[0x5a; 400]).unwrap();
+    let _second = Node::start(&join);
+    first.until(&["a rank is refused", "no handshake, but garbage"]);
+    first.until(&["a rank is refused", "silence"]);
+    assert_eq!(router(&address).answers(), serve(&[]).answers());
+}
+
+/// A worker that holds a rank, and then does not do what ranks do.
+#[test]
+fn a_rank_that_says_garbage_to_its_peer_is_blamed_by_name_and_the_cluster_goes_on() {
+    let (mut coordinator, address) = coordinator(MODEL, &["--tp", "2"]);
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut intruder = Intruder::join(&address, &door.local_addr().unwrap().to_string()).unwrap();
+    let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];
+    let _first = Node::start(&join);
+    intruder.assigned();
+    intruder.loaded(policy("f16"));
+    // The honest one knocks, once both have loaded.
+    let (mut peer, _) = door.accept().unwrap();
+    peer.write_all(&[0x5a; 400]).unwrap();
+    coordinator.until(&["a rank is blamed by a peer", "rank=0", "no handshake, but garbage"]);
+    let _second = Node::start(&join);
+    assert_eq!(router(&address).answers(), serve(&[]).answers());
+}
+
+/// A worker of a version that is not ours gets as far as its hello.
+fn another_version(address: &str, token: Token) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let status = runtime.block_on(async {
+        let mut client = CoordinatorClient::new(channel(address, Trust { token: Some(token), tls: None }));
+        let hello = WorkerHello { version: "0.0.0".into(), ..WorkerHello::default() };
+        let frame = WorkerFrame { frame: Some(worker_frame::Frame::Hello(hello)) };
+        client.join(tokio_stream::once(frame)).await.unwrap_err()
+    });
+    assert_eq!(status.code(), tonic::Code::FailedPrecondition);
+    assert!(status.message().contains("0.0.0"), "{}", status.message());
+}
+
+/// Files of PEM: an authority, and a certificate that ends `ends_in` seconds from now.
+fn certificate(folder: &Folder, name: &str, authority: &(CertificateParams, KeyPair), ends_in: i64) -> Vec<String> {
+    let mut params = CertificateParams::new(vec!["lockstep.cluster".to_owned()]).unwrap();
+    let now = OffsetDateTime::now_utc();
+    (params.not_before, params.not_after) = (now - time::Duration::DAY, now + time::Duration::seconds(ends_in));
+    let key = KeyPair::generate().unwrap();
+    let issuer = Issuer::from_params(&authority.0, &authority.1);
+    let leaf = params.signed_by(&key, &issuer).unwrap();
+    let root = authority.0.self_signed(&authority.1).unwrap();
+    let pem = |kind: &str, der: &[u8]| pem(kind, der);
+    [
+        ("--tls-cert", pem("CERTIFICATE", leaf.der())),
+        ("--tls-key", pem("PRIVATE KEY", &key.serialize_der())),
+        ("--tls-ca", pem("CERTIFICATE", root.der())),
+    ]
+    .into_iter()
+    .flat_map(|(flag, text)| [flag.to_owned(), folder.write(&format!("{name}{flag}"), &text)])
+    .collect()
+}
+
+fn pem(kind: &str, der: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for three in der.chunks(3) {
+        let bits = three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
+        let digit = |i: usize| char::from(DIGITS[(bits >> (18 - 6 * i)) as usize & 63]);
+        text.extend((0..4).map(|i| if i <= three.len() { digit(i) } else { '=' }));
+    }
+    format!("-----BEGIN {kind}-----\n{text}\n-----END {kind}-----\n")
+}
+
+#[test]
+fn an_expired_certificate_is_refused_by_name_and_the_cluster_goes_on() {
+    let folder = Folder::new("certificates");
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = (params, KeyPair::generate().unwrap());
+    let files = |name: &str, ends_in: i64| certificate(&folder, name, &authority, ends_in);
+    let (good, old) = (files("good", 3600), files("old", -3600));
+    let flags = |files: &[String]| files.iter().map(String::clone).collect::<Vec<_>>();
+    let with = |first: &[&str], files: &[String]| -> Node {
+        let files = flags(files);
+        Node::start(&[first, &files.iter().map(String::as_str).collect::<Vec<_>>()].concat())
+    };
+    let good_flags: Vec<&str> = good.iter().map(String::as_str).collect();
+    let (mut coordinator, address) = coordinator(MODEL, &good_flags);
+    let join = ["worker", "--threads", "1", "--join", &address];
+    let mut expired = with(&join, &old);
+    expired.until(&["lockstep:", "expired"]);
+    assert!(!expired.ended().success());
+    coordinator.until(&["a peer is refused", "expired"]);
+    let mut plain = Node::start(&join);
+    plain.until(&["lockstep:", "the listener speaks TLS"]);
+    let mut worker = with(&join, &good);
+    worker.until(&["taking a place"]);
+    let arguments = [&["router", MODEL, "--coordinator", &address], &DOORS[..4]].concat();
+    let http = {
+        let mut router = with(&arguments, &good);
+        let http = router.http();
+        router.until_ready(&http);
+        answer(&http, "over TLS");
+        http
+    };
+    assert!(http.starts_with("http://127.0.0.1:"));
+}
+
+/// The worker stands in a folder where the coordinator's path leads nowhere, so it fetches; a second time it need not.
+#[test]
+fn a_worker_without_the_model_fetches_it() {
+    let folder = Folder::new("fetch");
+    let cache = folder.0.join("cache");
+    let (_coordinator, address) = coordinator(MODEL, &[]);
+    let fetch = ["worker", "--threads", "1", "--join", &address, "--fetch", "--cache", cache.to_str().unwrap()];
+    let mut router = Node::start(&[&["router", MODEL, "--coordinator", &address], &DOORS[..4]].concat());
+    let mut worker = Node::start_in(&folder.0, &fetch);
+    worker.until(&["fetching this rank's part"]);
+    let answers = router.answers();
+    assert_eq!(answers, serve(&[]).answers());
+    worker.kill();
+    let mut again = Node::start_in(&folder.0, &fetch);
+    again.until(&["taking a place"]);
+    assert_eq!(router.answers(), answers);
+    assert!(!again.log().contains("fetching"), "{}", again.log());
+}

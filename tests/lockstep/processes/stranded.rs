@@ -1,0 +1,112 @@
+//! Too few workers: what cannot be computed ends in time and says why, what fits fewer ranks goes on, and who leaves
+//! says so.
+
+use super::{BINARY, MODEL, coordinator, pid, router, serve};
+use crate::common::node::{Node, PATIENCE, post};
+use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+fn cluster(http: &str) -> Value {
+    let text = ureq::get(format!("{http}/cluster")).call().unwrap().body_mut().read_to_string().unwrap();
+    serde_json::from_str::<Value>(&text).unwrap()["replicas"][0].clone()
+}
+
+fn until(http: &str, node: &Node, fits: impl Fn(&Value) -> bool) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let replica = cluster(http);
+        if fits(&replica) {
+            return replica;
+        }
+        assert!(Instant::now() < deadline, "never so: {replica}\n{}", node.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Its status and all that it says.
+fn answer(http: &str, more: Value) -> (u16, String) {
+    let mut asked = json!({ "prompt": "hello", "max_tokens": 30, "ignore_eos": true, "seed": 7 });
+    asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let mut answer = post(http, &asked);
+    (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
+}
+
+#[test]
+fn a_request_waits_no_longer_than_it_was_told_where_a_worker_is_missing() {
+    let more = ["--tp", "2", "--kv-memory", "8KiB", "--context", "64", "--failover-max", "3", "--replan-seconds", "1"];
+    let mut grid = serve(&more);
+    let http = grid.http();
+    grid.until_ready(&http);
+    kill_process(pid(grid.workers()[0]), Signal::STOP).unwrap();
+    let begun = Instant::now();
+    // In a step that is never answered, whole and streamed; and when it is known that there is no place for the ranks.
+    let in_a_step = std::thread::scope(|scope| {
+        let asked = [json!({}), json!({ "stream": true })].map(|more| scope.spawn(|| answer(&http, more)));
+        until(&http, &grid, |replica| !replica["unplaced"].is_null());
+        asked.map(|asked| asked.join().unwrap())
+    });
+    let known = [json!({}), json!({ "stream": true })].map(|more| answer(&http, more));
+    assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
+    for ((status, text), is_streamed) in in_a_step.iter().chain(&known).zip([false, true, false, true]) {
+        assert_eq!(*status, if is_streamed { 200 } else { 503 }, "{text}");
+        for part in ["local", "cannot be placed", "--failover-max"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+    let why = until(&http, &grid, |replica| replica["unplaced"]["seconds"].as_u64() > Some(0))["unplaced"].clone();
+    assert!(why["why"].as_str().unwrap().contains("a context of 64 needs"), "{why}");
+    kill_process(pid(grid.workers()[0]), Signal::CONT).unwrap();
+    grid.until_ready(&http);
+    assert_eq!(answer(&http, json!({})).0, 200);
+}
+
+#[test]
+fn fewer_ranks_carry_on_with_the_context_that_they_hold() {
+    let sizes = ["--kv-memory", "8KiB", "--activations", "f32"];
+    let plan = Command::new(BINARY).args(["plan", MODEL, "--tp", "2"]).args(sizes).output().unwrap();
+    let plan = String::from_utf8(plan.stdout).unwrap();
+    assert!(plan.contains("\nthe context is 64 and not 512: a context of 512 needs"), "{plan}");
+
+    let mut grid = serve(&["--tp", "2", "--kv-memory", "8KiB", "--failover-max", "60", "--replan-seconds", "1"]);
+    let http = grid.http();
+    grid.until(&["the context is 64 and not 512"]);
+    grid.until_ready(&http);
+    let ask = || answer(&http, json!({ "max_tokens": 20 }));
+    let text = |(status, answer): (u16, String)| {
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str::<Value>(&answer).unwrap()["choices"].clone()
+    };
+    let expected = text(ask());
+    kill_process(pid(grid.workers()[0]), Signal::STOP).unwrap();
+    // It waits for the place of the lost one, and then goes on without.
+    assert_eq!(text(ask()), expected);
+    let replica = until(&http, &grid, |replica| replica["phase"] == "ready");
+    assert_eq!((&replica["grid"]["tp"], &replica["shortened"]["has"]), (&json!(1), &json!(32)), "{replica}");
+    let long = || answer(&http, json!({ "prompt": (10..50).collect::<Vec<u32>>(), "max_tokens": 4 }));
+    let (status, refused) = long();
+    assert!(status == 503 && refused.contains("the ranks that are left hold 32"), "{status} {refused}");
+    kill_process(pid(grid.workers()[0]), Signal::CONT).unwrap();
+    // As much as was promised, and no more was asked for since.
+    let is_whole = |replica: &Value| replica["grid"]["tp"] == 2 && replica["shortened"].is_null();
+    until(&http, &grid, |replica| replica["phase"] == "ready" && replica["context"] == 64 && is_whole(replica));
+    assert_eq!(long().0, 200);
+}
+
+#[test]
+fn a_worker_that_is_told_to_end_says_so_and_the_others_go_on_at_once() {
+    // The place of who is lost would be kept for an hour.
+    let (mut coordinating, address) = coordinator(MODEL, &["--tp", "2", "--replan-seconds", "3600"]);
+    let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];
+    let (mut leaves, _stays) = (Node::start(&join), Node::start(&join));
+    let mut router = router(&address);
+    let answers = router.answers();
+    kill_process(pid(leaves.pid()), Signal::TERM).unwrap();
+    assert!(leaves.ended().success(), "{}", leaves.log());
+    coordinating.until(&["a worker leaves"]);
+    assert_eq!(router.answers(), answers);
+    let http = router.http();
+    until(&http, &coordinating, |replica| replica["grid"]["tp"] == 1 && replica["phase"] == "ready");
+    assert!(!coordinating.log().contains("a worker is lost"), "{}", coordinating.log());
+}

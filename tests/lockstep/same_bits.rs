@@ -1,0 +1,262 @@
+//! The promise: the same request gives the same token ids and logprobs, to the bit, in whatever company, chunks, cache,
+//! instructions and number of threads. Each way is compared with every request alone and cold, and the worker's steps
+//! are counted to prove that each thing happened.
+
+use crate::common::requests::{REQUESTS, difference, smollm2_requests, tiny_requests};
+use crate::common::watched::Seen;
+use crate::common::{Answer, Replica, Setup, reference_folder, smollm2};
+use std::cmp::Reverse;
+use types::{BLOCK_TOKENS, Finish, Goal, Request};
+use worker::Isa;
+
+#[tokio::test]
+async fn llama_f32_tied() {
+    tiny_every_way("llama-f32-tied").await;
+}
+
+#[tokio::test]
+async fn llama_f32_rope3() {
+    tiny_every_way("llama-f32-rope3").await;
+}
+
+#[tokio::test]
+async fn llama_f16_sharded() {
+    tiny_every_way("llama-f16-sharded").await;
+}
+
+#[tokio::test]
+async fn llama_bf16_odd() {
+    tiny_every_way("llama-bf16-odd").await;
+}
+
+/// Two cache groups, of which one gives back what is behind its window.
+#[tokio::test]
+async fn gemma3() {
+    tiny_every_way("gemma3").await;
+}
+
+#[tokio::test]
+async fn smollm2_int8_on_f16() {
+    let bench = Bench::new("smollm2 int8 f16", smollm2_setup("int8", "f16"), smollm2_requests()).await;
+    // All but the two long ones, and a few for what is slow.
+    let (all, short) = (bench.first(REQUESTS), bench.first(REQUESTS - 2));
+    bench.company(&all).await;
+    bench.chunks(&[7, 512], &all).await;
+    bench.chunks(&[1], &short).await;
+    bench.prefix_cache(&short).await;
+    bench.preemption(14, &short).await;
+    bench.threads(&[1, 4], &short).await;
+    let brief: Vec<_> = all.iter().copied().filter(|i| i % 4 != 1).take(8).collect();
+    bench.instructions(&brief, &short).await;
+}
+
+#[tokio::test]
+async fn smollm2_other_policies() {
+    for (activations, kv_dtype) in [("int8", "f32"), ("f32", "f32")] {
+        let mut few = smollm2_requests();
+        few.truncate(8);
+        few.iter_mut().for_each(|request| request.sampling.tokens_max = 4);
+        let name = format!("smollm2 {activations} {kv_dtype}");
+        let bench = Bench::new(&name, smollm2_setup(activations, kv_dtype), few).await;
+        bench.chunks(&[7], &bench.first(8)).await;
+        bench.instructions(&bench.first(4), &bench.first(8)).await;
+    }
+}
+
+/// What needs the rows of the prompt: logprobs of its tokens, and pooled hidden states.
+#[tokio::test]
+async fn scores_and_pooled_states() {
+    let model = reference_folder("llama-f32-rope3");
+    let mut requests = tiny_requests(&model);
+    requests.truncate(24);
+    for (i, request) in requests.iter_mut().enumerate() {
+        request.goal = if i % 3 == 0 { Goal::Pool } else { Goal::Score { top_n: (i % 4) as u8 } };
+        request.sampling.tokens_max = request.sampling.tokens_max.min(12);
+    }
+    let base = Setup::new(model, "f32", "f16");
+    let mut replica = Replica::start(&base).await;
+    let expected = replica.run_alone(&requests).await;
+    replica.stop().await;
+    for (request, answer) in requests.iter().zip(&expected) {
+        match request.goal {
+            Goal::Pool => assert!(answer.pooled.len() == 64 && answer.drawn.is_empty() && answer.scored.is_empty()),
+            _ => assert_eq!((answer.scored.len() + 1, answer.pooled.len()), (request.prompt.len(), 0)),
+        }
+        assert!(request.goal == Goal::Pool || !answer.drawn.is_empty(), "and then it goes on");
+    }
+    let small = Setup { n_blocks: 50, prefix_cache: true, ..base.clone() };
+    let ways = [
+        ("in company", base.clone()),
+        ("in chunks", Setup { chunk_tokens_max: 7, ..base.clone() }),
+        ("preempted and with a cache", small),
+        ("plain", Setup { isa: Isa::Plain, threads: 1, ..base }),
+    ];
+    for (way, setup) in ways {
+        let mut replica = Replica::start(&setup).await;
+        // The second round would find what the first has cached.
+        for _ in 0..2 {
+            let got = replica.run(&requests).await;
+            let differing: Vec<usize> = (0..requests.len()).filter(|&i| got[i] != expected[i]).collect();
+            assert!(differing.is_empty(), "{way}: requests {differing:?} differ from what they are alone");
+        }
+        assert_eq!(replica.seen().hits, 0, "{way}: what needs all rows reads no cache");
+        replica.stop().await;
+    }
+}
+
+/// The comparison sees what is different: the cache's type is part of the policy, not of the ways above.
+#[tokio::test]
+async fn another_policy_has_other_bits() {
+    let model = reference_folder("llama-f32-tied");
+    let mut requests = tiny_requests(&model);
+    requests.truncate(16);
+    requests.iter_mut().for_each(|request| request.sampling.logprobs = Some(3));
+    let mut answers = Vec::new();
+    for kv_dtype in ["f16", "f32"] {
+        let mut replica = Replica::start(&Setup::new(model.clone(), "f32", kv_dtype)).await;
+        answers.push(replica.run(&requests).await);
+        replica.stop().await;
+    }
+    let n_equal = answers[0].iter().zip(&answers[1]).filter(|(one, other)| one == other).count();
+    println!("{n_equal} of {} answers are the same with another type of cache", requests.len());
+    assert_eq!(n_equal, 0);
+}
+
+async fn tiny_every_way(folder: &str) {
+    for kv_dtype in ["f16", "f32"] {
+        let model = reference_folder(folder);
+        let requests = tiny_requests(&model);
+        let bench = Bench::new(&format!("{folder} {kv_dtype}"), Setup::new(model, "f32", kv_dtype), requests).await;
+        let all = bench.first(REQUESTS);
+        bench.company(&all).await;
+        bench.chunks(&[1, 7, 512], &all).await;
+        bench.prefix_cache(&all).await;
+        bench.preemption(50, &all).await;
+        bench.threads(&[1, 4], &all).await;
+        // Plain Rust is slow: with the second type of cache it answers every third.
+        let for_plain: Vec<_> = all.iter().copied().step_by(if kv_dtype == "f16" { 1 } else { 3 }).collect();
+        bench.instructions(&for_plain, &all).await;
+    }
+}
+
+/// Requests, and what each is answered alone.
+struct Bench {
+    name: String,
+    base: Setup,
+    requests: Vec<Request>,
+    expected: Vec<Answer>,
+}
+
+impl Bench {
+    async fn new(name: &str, base: Setup, requests: Vec<Request>) -> Bench {
+        let mut replica = Replica::start(&base).await;
+        let expected = replica.run_alone(&requests).await;
+        let seen = replica.seen();
+        replica.stop().await;
+        let longest = requests.iter().map(|request| request.prompt.len()).max().unwrap();
+        assert_eq!((seen.loads, seen.drawing_max, seen.restarts, seen.hits), (1, 1, 0, 0), "each ran alone and cold");
+        assert_eq!((seen.slice_tokens_max, seen.chunks), (longest, 0), "each prompt ran whole");
+        let n_tokens: usize = expected.iter().map(|answer| answer.drawn.len()).sum();
+        let n_stopped = expected.iter().filter(|answer| answer.finish == Some(Finish::Stop)).count();
+        println!("{name}: {} requests alone, {n_tokens} tokens, {n_stopped} met a stop token", requests.len());
+        assert!(requests.len() < REQUESTS || (1..REQUESTS).contains(&n_stopped), "ends of both kinds");
+        Bench { name: name.into(), base, requests, expected }
+    }
+
+    /// So many of the requests, by their places.
+    fn first(&self, n: usize) -> Vec<usize> {
+        (0..n).collect()
+    }
+
+    fn prompt_lengths(&self, picked: &[usize]) -> impl Iterator<Item = usize> {
+        picked.iter().map(|&i| self.requests[i].prompt.len())
+    }
+
+    /// Answered under `setup`, all at once, the picked requests have the bits that they have alone.
+    async fn same(&self, way: &str, setup: Setup, picked: &[usize]) -> Seen {
+        let mut replica = Replica::start(&setup).await;
+        let seen = self.same_on(&mut replica, way, picked).await;
+        replica.stop().await;
+        assert_eq!(seen.loads, 1, "{} {way}: no worker was lost", self.name);
+        seen
+    }
+
+    async fn same_on(&self, replica: &mut Replica, way: &str, picked: &[usize]) -> Seen {
+        let requests: Vec<_> = picked.iter().map(|&i| self.requests[i].clone()).collect();
+        let answers = replica.run(&requests).await;
+        let seen = replica.seen();
+        println!("{}: {way}: {} requests, {seen:?}", self.name, picked.len());
+        for (&i, got) in picked.iter().zip(&answers) {
+            let (sampling, expected) = (&self.requests[i].sampling, &self.expected[i]);
+            let what = || difference(got, expected);
+            assert!(got == expected, "{} {way}: request {i} ({sampling:?}): {}", self.name, what());
+        }
+        seen
+    }
+
+    async fn company(&self, picked: &[usize]) {
+        for steps_in_flight_max in [1, 2, 4] {
+            let way = format!("all at once, {steps_in_flight_max} in flight");
+            let seen = self.same(&way, Setup { steps_in_flight_max, ..self.base.clone() }, picked).await;
+            assert!(seen.running_max >= 32, "{way}: {} at once", seen.running_max);
+            // With more in flight a step holds a part of them.
+            assert!(steps_in_flight_max > 2 || seen.drawing_max >= 32, "{way}: {} in a step", seen.drawing_max);
+        }
+    }
+
+    async fn chunks(&self, chunks: &[u32], picked: &[usize]) {
+        let longest = self.prompt_lengths(picked).max().unwrap();
+        for &chunk_tokens_max in chunks {
+            let way = format!("chunks of {chunk_tokens_max}");
+            let seen = self.same(&way, Setup { chunk_tokens_max, ..self.base.clone() }, picked).await;
+            let chunk = chunk_tokens_max as usize;
+            assert_eq!(seen.slice_tokens_max, chunk.min(longest), "{way}");
+            assert!(chunk >= longest || seen.chunks > 0, "{way}: a log was cut");
+        }
+    }
+
+    /// In the second round every prompt of more than a block finds what the first has left.
+    async fn prefix_cache(&self, picked: &[usize]) {
+        let n_long = self.prompt_lengths(picked).filter(|&n| n > BLOCK_TOKENS as usize).count();
+        let mut replica = Replica::start(&Setup { prefix_cache: true, ..self.base.clone() }).await;
+        self.same_on(&mut replica, "cold prefix cache", picked).await;
+        let warm = self.same_on(&mut replica, "warm prefix cache", picked).await;
+        replica.stop().await;
+        assert_eq!(warm.hits as usize, n_long, "every prompt of more than a block");
+    }
+
+    /// Those that grow most come first, so that they outgrow the pool together.
+    async fn preemption(&self, n_blocks: u32, picked: &[usize]) {
+        let mut picked = picked.to_vec();
+        picked.sort_by_key(|&i| Reverse(self.requests[i].sampling.tokens_max));
+        for prefix_cache in [false, true] {
+            let way = format!("{n_blocks} blocks, prefix cache {prefix_cache}");
+            let seen = self.same(&way, Setup { n_blocks, prefix_cache, ..self.base.clone() }, &picked).await;
+            assert!(seen.restarts > 0, "{way}: nothing was preempted");
+        }
+        let setup = Setup { n_blocks, prefix_cache: true, zero_kv: true, ..self.base.clone() };
+        let seen = self.same(&format!("{n_blocks} blocks that are cleared"), setup, &picked).await;
+        assert!(seen.restarts > 0 && seen.hits == 0, "{n_blocks} blocks that are cleared are shared");
+    }
+
+    async fn threads(&self, threads: &[usize], picked: &[usize]) {
+        for &threads in threads {
+            self.same(&format!("{threads} threads"), Setup { threads, ..self.base.clone() }, picked).await;
+        }
+    }
+
+    /// Plain Rust is the slowest by far, and may be given fewer.
+    async fn instructions(&self, for_plain: &[usize], picked: &[usize]) {
+        for (isa, picked) in [(Isa::Plain, for_plain), (Isa::Avx2, picked), (Isa::Avx512, picked)] {
+            if isa.is_supported() {
+                self.same(&format!("{isa:?}"), Setup { isa, ..self.base.clone() }, picked).await;
+            } else {
+                println!("{}: NOT RUN with {isa:?}: this machine does not have it", self.name);
+            }
+        }
+    }
+}
+
+fn smollm2_setup(activations: &'static str, kv_dtype: &'static str) -> Setup {
+    Setup { n_blocks: 768, ..Setup::new(smollm2(), activations, kv_dtype) }
+}

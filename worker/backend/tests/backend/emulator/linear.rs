@@ -1,0 +1,480 @@
+//! Products: every kernel and every kind of weight gives the contract's bits, whoever else is in the batch.
+
+use super::device::{Launch, Memory, ORDERS, UNWRITTEN, bf16_rows, rounded};
+use crate::arguments;
+use crate::numbers::{Rng, assert_bits};
+use half::{bf16, f16};
+use std::ops::Range;
+use types::Leaves;
+use types::leaves::{Fold, aligned_runs, sum_runs};
+
+pub const KINDS: [&str; 8] = ["bf16", "plain", "w8", "w8h", "w4", "w4h", "f8", "f8plain"];
+/// Kernels and how many rows a block of each takes.
+const KERNELS: [(&str, usize); 4] = [("r8", 8), ("r16", 16), ("r32", 32), ("r64", 64)];
+const PIECES_MAX: usize = 8;
+const STRANDS: usize = 4;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Pieces {
+    n: u32,
+    n_groups: u32,
+    end: [u32; PIECES_MAX],
+    merges: [u8; PIECES_MAX],
+    ends_run: [u8; PIECES_MAX],
+}
+
+impl Pieces {
+    fn none(k: usize) -> Pieces {
+        let n_groups = k.div_ceil(32) as u32;
+        Pieces { n: 0, n_groups, end: [0; PIECES_MAX], merges: [0; PIECES_MAX], ends_run: [0; PIECES_MAX] }
+    }
+
+    fn push(&mut self, end: usize, merges: u32, ends_run: bool) {
+        let i = self.n as usize;
+        (self.end[i], self.merges[i], self.ends_run[i]) = (end as u32, merges as u8, u8::from(ends_run));
+        self.n += 1;
+    }
+
+    fn run(&mut self, ends: &[usize]) {
+        let (mut fold, mut depth) = (Fold::default(), 0);
+        for (i, end) in ends.iter().enumerate() {
+            let is_last = i + 1 == ends.len();
+            let mut merges = fold.push(&(i as u32..i as u32 + 1));
+            depth = depth + 1 - merges as usize;
+            merges += if is_last { Fold::n_last(depth) as u32 } else { 0 };
+            self.push(*end, merges, is_last);
+        }
+    }
+
+    /// What is not cut between ranks: strands.
+    pub fn whole(k: usize) -> Pieces {
+        let mut pieces = Pieces::none(k);
+        let n_groups = pieces.n_groups as usize;
+        let n = STRANDS.min(n_groups);
+        let ends: Vec<usize> = (1..=n).map(|i| i * n_groups / n).collect();
+        pieces.run(&ends);
+        pieces
+    }
+
+    /// The owned leaves of a row-parallel matrix.
+    fn leaves(leaves: &Leaves, owned: Range<u32>) -> Pieces {
+        let columns = leaves.elements(&owned);
+        let mut pieces = Pieces::none(columns.len());
+        for run in aligned_runs(owned, leaves.len() as u32) {
+            let end = |leaf| (leaves.leaf(leaf as usize).end - columns.start).div_ceil(32) as usize;
+            pieces.run(&run.map(end).collect::<Vec<_>>());
+        }
+        pieces
+    }
+
+    fn n_planes(&self) -> usize {
+        self.ends_run[..self.n as usize].iter().filter(|ends| **ends != 0).count()
+    }
+
+    fn n_slots(&self) -> usize {
+        (self.n as usize).next_power_of_two()
+    }
+}
+
+/// A matrix as the kernels have it, and the numbers that it stands for.
+pub struct Packed {
+    pub kind: &'static str,
+    pub n_out: usize,
+    pub k: usize,
+    pub digits: Memory<u8>,
+    pub scales: Memory<u8>,
+    /// [n_out, k], numbers that a bf16 holds.
+    pub weights: Vec<f32>,
+}
+
+/// One group of thirty-two of a row, before it is packed.
+struct Group {
+    digits: [u8; 32],
+    /// (scale, minimum) of each sixteen.
+    scales: [(f16, f16); 2],
+}
+
+impl Packed {
+    pub fn random(rng: &mut Rng, kind: &'static str, n_out: usize, k: usize) -> Packed {
+        let (n_tiles, n_groups) = (n_out.div_ceil(16), k.div_ceil(32));
+        let (digit_bytes, scale_bytes) = sizes(kind);
+        let mut digits = vec![0u8; n_tiles * n_groups * digit_bytes];
+        let mut scales = vec![0u8; n_tiles * n_groups * scale_bytes];
+        let mut weights = vec![0.0; n_out * k];
+        for (row, weights) in weights.chunks_mut(k.max(1)).enumerate() {
+            if kind == "plain" {
+                weights.iter_mut().zip(digits[row * n_groups * 64..].as_chunks_mut::<2>().0).for_each(
+                    |(weight, to)| {
+                        let number = bf16::from_f32(rng.unit());
+                        (*to, *weight) = (number.to_le_bytes(), number.to_f32());
+                    },
+                );
+                continue;
+            }
+            for (group, weights) in weights.chunks_mut(32).enumerate() {
+                if kind == "f8plain" {
+                    let at = row / 16 * n_groups + group;
+                    let scale = scale_of_eight_bits(rng, row % 16, &mut scales[at * scale_bytes..][..scale_bytes]);
+                    for (weight, to) in weights.iter_mut().zip(&mut digits[(row * n_groups + group) * 32..]) {
+                        *to = eight_bits(rng);
+                        *weight = rounded(eight_bits_of(*to) * scale);
+                    }
+                    continue;
+                }
+                let at = row / 16 * n_groups + group;
+                let to =
+                    (&mut digits[at * digit_bytes..][..digit_bytes], &mut scales[at * scale_bytes..][..scale_bytes]);
+                pack_group(rng, kind, row % 16, weights, to);
+            }
+        }
+        Packed { kind, n_out, k, digits: Memory::of(&digits), scales: Memory::of(&scales), weights }
+    }
+}
+
+/// Bytes of digits and scales for each tile and group.
+fn sizes(kind: &str) -> (usize, usize) {
+    match kind {
+        "bf16" | "plain" => (1024, 0),
+        "w8" | "f8" | "f8plain" => (512, 64),
+        "w8h" => (512, 128),
+        "w4" => (256, 64),
+        _ => (256, 128),
+    }
+}
+
+/// Makes up a group, writes what it stands for to `weights`, and its packing to `digits` and `scales`.
+fn pack_group(rng: &mut Rng, kind: &str, row: usize, weights: &mut [f32], (digits, scales): (&mut [u8], &mut [u8])) {
+    let place = |e: usize| (row / 8, row % 8 * 4 + e / 8, e % 8); // h, lane, element of the lane
+    if kind == "f8" {
+        let scale = scale_of_eight_bits(rng, row, scales);
+        for (e, weight) in weights.iter_mut().enumerate() {
+            let ((h, lane, i), bits) = (place(e), eight_bits(rng));
+            digits[(lane * 2 + h) * 8 + i] = bits;
+            *weight = rounded(eight_bits_of(bits) * scale);
+        }
+        return;
+    }
+    if kind == "bf16" {
+        for (e, weight) in weights.iter_mut().enumerate() {
+            let (h, lane, i) = place(e);
+            let number = bf16::from_f32(rng.unit());
+            digits[((h * 32 + lane) * 8 + i) * 2..][..2].copy_from_slice(&number.to_le_bytes());
+            *weight = number.to_f32();
+        }
+        return;
+    }
+    let (bits, halves) = (if kind.starts_with("w8") { 8 } else { 4 }, kind.ends_with('h'));
+    let group = Group::random(rng, bits, halves);
+    for (e, weight) in weights.iter_mut().enumerate() {
+        let ((h, lane, i), (scale, minimum)) = (place(e), group.scales[e / 16]);
+        let digit = group.digits[e];
+        match bits {
+            8 => digits[(lane * 2 + h) * 8 + i] = digit,
+            _ => digits[(lane * 2 + h) * 4 + i / 2] |= digit << (i % 2 * 4),
+        }
+        *weight = rounded(scale.to_f32().mul_add(f32::from(digit), minimum.to_f32()));
+    }
+    let mut put = |at: usize, (scale, minimum): (f16, f16)| {
+        scales[at * 4..][..2].copy_from_slice(&scale.to_le_bytes());
+        scales[at * 4 + 2..][..2].copy_from_slice(&minimum.to_le_bytes());
+    };
+    for half in 0..if halves { 2 } else { 1 } {
+        put((half * 8 + row % 8) * 2 + row / 8, group.scales[half]);
+    }
+}
+
+fn scale_of_eight_bits(rng: &mut Rng, row: usize, scales: &mut [u8]) -> f32 {
+    let scale = (0.3 + rng.unit().abs()) / 448.0;
+    scales[(row % 8 * 2 + row / 8) * 4..][..4].copy_from_slice(&scale.to_le_bytes());
+    scale
+}
+
+/// Any number of eight bits.
+fn eight_bits(rng: &mut Rng) -> u8 {
+    (rng.below(0x7f) | rng.below(2) << 7) as u8
+}
+
+/// By the format's formula.
+pub fn eight_bits_of(bits: u8) -> f32 {
+    let (exponent, fraction) = (i32::from(bits >> 3 & 15), f32::from(bits & 7) / 8.0);
+    let size = if exponent == 0 { fraction * 2f32.powi(-6) } else { (1.0 + fraction) * 2f32.powi(exponent - 7) };
+    if bits & 0x80 == 0 { size } else { -size }
+}
+
+impl Group {
+    fn random(rng: &mut Rng, bits: u32, halves: bool) -> Group {
+        let largest = f32::from((1u16 << bits) - 1);
+        let mut scale = || (f16::from_f32(rng.unit() * 2.0 / largest), f16::from_f32(rng.unit()));
+        let first = scale();
+        let scales = [first, if halves { scale() } else { first }];
+        let mut digits = [0; 32];
+        digits.iter_mut().for_each(|digit| *digit = (rng.next() % (1 << bits)) as u8);
+        Group { digits, scales }
+    }
+}
+
+/// The contract: one accumulator for each piece, sixteen products a step in the order of the slots.
+fn piece(x: &[f32], w: &[f32], groups: Range<usize>) -> f32 {
+    let mut sum = 0.0f32;
+    let number = |of: &[f32], i: usize| of.get(i).copied().unwrap_or(0.0);
+    for group in groups {
+        for step in 0..2 {
+            for pair in 0..2 {
+                for t in 0..4 {
+                    for i in 0..2 {
+                        let at = group * 32 + 8 * t + 4 * step + 2 * pair + i;
+                        sum += number(x, at) * number(w, at);
+                    }
+                }
+            }
+        }
+    }
+    sum
+}
+
+/// [n_planes, n_rows, n_out]
+fn expected(x: &[f32], w: &Packed, pieces: &Pieces) -> Vec<f32> {
+    let n_rows = x.len() / w.k;
+    let mut out = Vec::new();
+    let mut first = 0;
+    for plane in 0..pieces.n_planes() {
+        let last = (first..).find(|i| pieces.ends_run[*i] != 0).unwrap();
+        for i in 0..n_rows * w.n_out {
+            let (x, w) = (&x[i / w.n_out * w.k..][..w.k], &w.weights[i % w.n_out * w.k..][..w.k]);
+            let begin = |piece: usize| if piece == 0 { 0 } else { pieces.end[piece - 1] as usize };
+            let sum = |i: usize| piece(x, w, begin(i)..pieces.end[i] as usize);
+            let runs: Vec<_> = (first..=last).map(|i| ((i - first) as u32..(i - first) as u32 + 1, sum(i))).collect();
+            out.push(sum_runs(&runs));
+        }
+        assert!(plane + 1 < pieces.n_planes() || last + 1 == pieces.n as usize);
+        first = last + 1;
+    }
+    out
+}
+
+fn grid(rows_each: usize, w: &Packed, n_rows: usize, pieces: &Pieces) -> [usize; 3] {
+    let n_tiles = w.n_out.div_ceil(16);
+    match rows_each {
+        64 => [w.n_out.div_ceil(128), n_rows.div_ceil(64), 1],
+        _ => [n_tiles.div_ceil(8 / pieces.n_slots()), n_rows.div_ceil(rows_each), 1],
+    }
+}
+
+/// x · wᵀ by one of the kernels: [n_planes, n_rows, n_out]
+fn product(kernel: (&str, usize), x: &[f32], w: &Packed, pieces: &Pieces, order: i32) -> Vec<f32> {
+    let n_rows = x.len() / w.k;
+    let rows = Memory::of(&bf16_rows(x, w.k));
+    let out = Memory::filled(pieces.n_planes() * n_rows * w.n_out, UNWRITTEN);
+    let launch = Launch { order, ..Launch::new(grid(kernel.1, w, n_rows, pieces), 256) };
+    let (n_out, n) = (w.n_out as u32, n_rows as u32);
+    launch.ok(
+        &format!("linear_{}_{}", w.kind, kernel.0),
+        arguments![w.digits.start(), w.scales.start(), rows.start(), out.start(), n_out, n_out, n, *pieces],
+    );
+    out.read()
+}
+
+/// Numbers that a bf16 holds.
+fn numbers(rng: &mut Rng, n: usize) -> Vec<f32> {
+    rng.floats(n).into_iter().map(rounded).collect()
+}
+
+#[test]
+fn every_kernel_gives_the_contract() {
+    let rng = &mut Rng(1);
+    // n_out, k, rows: less than a tile, a group and a strand; and more than a block of each.
+    let shapes = [(1, 32, 1), (7, 40, 7), (24, 96, 17), (40, 320, 9), (136, 64, 33), (17, 160, 70)];
+    for (i, kind) in KINDS.into_iter().enumerate() {
+        for (j, (n_out, k, n_rows)) in shapes.into_iter().enumerate() {
+            let (w, x) = (Packed::random(rng, kind, n_out, k), numbers(rng, n_rows * k));
+            let expected = expected(&x, &w, &Pieces::whole(k));
+            for (n, kernel) in KERNELS.into_iter().enumerate() {
+                let order = ORDERS[(i + j + n) % ORDERS.len()];
+                let name = format!("{kind} {} of {n_rows} x {n_out} x {k} in order {order}", kernel.0);
+                assert_bits(&name, &product(kernel, &x, &w, &Pieces::whole(k), order), &expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_order_of_threads_does_not_matter() {
+    let rng = &mut Rng(2);
+    for kind in ["bf16", "w4h"] {
+        let (w, x) = (Packed::random(rng, kind, 33, 192), numbers(rng, 9 * 192));
+        let expected = expected(&x, &w, &Pieces::whole(192));
+        for kernel in KERNELS {
+            for order in ORDERS {
+                assert_bits(kernel.0, &product(kernel, &x, &w, &Pieces::whole(192), order), &expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_alone_is_that_row_in_a_batch() {
+    let rng = &mut Rng(3);
+    let (w, x) = (Packed::random(rng, "w8", 20, 256), numbers(rng, 66 * 256));
+    let batch = product(("r64", 64), &x, &w, &Pieces::whole(256), 0);
+    for row in [0, 1, 7, 31, 63, 65] {
+        let alone = product(("r8", 8), &x[row * 256..][..256], &w, &Pieces::whole(256), 1);
+        assert_bits(&format!("row {row}"), &alone, &batch[row * 20..][..20]);
+    }
+}
+
+#[test]
+fn leaves_add_up_the_same_whoever_owns_them() {
+    let rng = &mut Rng(4);
+    let (k, n_out, n_rows) = (32 * 11, 18, 9);
+    let leaves = Leaves::on_grain(k as u32, 8);
+    let (w, x) = (Packed::random(rng, "bf16", n_out, k), numbers(rng, n_rows * k));
+    let all = Pieces::leaves(&leaves, 0..8);
+    let whole = product(("r16", 16), &x, &w, &all, 0);
+    assert_bits("one rank", &whole, &expected(&x, &w, &all));
+    for cut in 0..=8u32 {
+        let kernel = KERNELS[cut as usize % KERNELS.len()];
+        let mut planes = Vec::new();
+        let mut runs = Vec::new();
+        for owned in [0..cut, cut..8].into_iter().filter(|owned| !owned.is_empty()) {
+            let columns = leaves.elements(&owned);
+            let (w, x) = (columns_of(&w, columns.clone()), columns_of_rows(&x, k, &columns));
+            planes.extend(product(kernel, &x, &w, &Pieces::leaves(&leaves, owned.clone()), cut as i32));
+            runs.extend(aligned_runs(owned, 8));
+        }
+        assert_bits(&format!("cut at {cut}"), &fold(&planes, &runs, n_rows * n_out), &whole);
+    }
+}
+
+fn fold(planes: &[f32], runs: &[Range<u32>], n: usize) -> Vec<f32> {
+    let mut fold = Fold::default();
+    let merges: Vec<u8> = runs.iter().map(|run| fold.push(run) as u8).collect();
+    let (planes, merges, out) = (Memory::of(planes), Memory::of(&merges), Memory::filled(n, UNWRITTEN));
+    Launch::new([n.div_ceil(256), 1, 1], 256)
+        .ok("fold_planes", arguments![planes.start(), runs.len() as u32, merges.start(), n as u64, out.start()]);
+    out.read()
+}
+
+/// A rank's columns of a matrix of bf16.
+fn columns_of(w: &Packed, columns: Range<u32>) -> Packed {
+    let (first, end) = (columns.start as usize, columns.end as usize);
+    let (n_tiles, n_groups) = (w.n_out.div_ceil(16), w.k.div_ceil(32));
+    let digits = w.digits.read();
+    let of_tile = |tile: usize| {
+        digits[(tile * n_groups + first / 32) * 1024..(tile * n_groups + end.div_ceil(32)) * 1024].to_vec()
+    };
+    let mine: Vec<u8> = (0..n_tiles).flat_map(of_tile).collect();
+    let weights = columns_of_rows(&w.weights, w.k, &columns);
+    Packed { kind: "bf16", n_out: w.n_out, k: end - first, digits: Memory::of(&mine), scales: Memory::of(&[]), weights }
+}
+
+fn columns_of_rows(x: &[f32], k: usize, columns: &Range<u32>) -> Vec<f32> {
+    x.chunks(k).flat_map(|row| row[columns.start as usize..columns.end as usize].to_vec()).collect()
+}
+
+#[test]
+fn planes_fold_by_the_tree() {
+    for n_leaves in [1, 2, 5, 8, 37, 256u32] {
+        let runs: Vec<_> =
+            [0..n_leaves / 3, n_leaves / 3..n_leaves].into_iter().flat_map(|r| aligned_runs(r, n_leaves)).collect();
+        let planes = Rng(u64::from(n_leaves)).floats(runs.len() * 300);
+        let of = |i: usize| {
+            sum_runs(&runs.iter().enumerate().map(|(j, run)| (run.clone(), planes[j * 300 + i])).collect::<Vec<_>>())
+        };
+        let expected: Vec<f32> = (0..300).map(of).collect();
+        assert_bits(&format!("{n_leaves} leaves"), &fold(&planes, &runs, 300), &expected);
+    }
+}
+
+#[test]
+fn parts_of_a_stack_write_side_by_side() {
+    let rng = &mut Rng(5);
+    let (first, second) = (Packed::random(rng, "w4", 24, 64), Packed::random(rng, "w8h", 10, 64));
+    let x = numbers(rng, 3 * 64);
+    let (rows, out, pieces) = (Memory::of(&bf16_rows(&x, 64)), Memory::filled(3 * 34, UNWRITTEN), Pieces::whole(64));
+    for (w, column) in [(&first, 0), (&second, 24)] {
+        let to = out.start().wrapping_add(column);
+        Launch::new(grid(8, w, 3, &pieces), 256).ok(
+            &format!("linear_{}_r8", w.kind),
+            arguments![w.digits.start(), w.scales.start(), rows.start(), to, 34u32, w.n_out as u32, 3u32, pieces],
+        );
+    }
+    let (first, second) = (expected(&x, &first, &pieces), expected(&x, &second, &pieces));
+    let stacked: Vec<f32> =
+        (0..3).flat_map(|row| [&first[row * 24..][..24], &second[row * 10..][..10]].concat()).collect();
+    assert_bits("stack", &out.read(), &stacked);
+}
+
+#[test]
+fn experts_multiply_the_rows_that_chose_them() {
+    let rng = &mut Rng(6);
+    let (n_out, k, n_rows, n_used, n_experts) = (20, 96, 19, 2, 4);
+    for kind in KINDS {
+        let experts: Vec<Packed> = (0..n_experts).map(|_| Packed::random(rng, kind, n_out, k)).collect();
+        // Nobody chose expert 2; a rank has experts 1 to 3.
+        let chosen: Vec<u32> = (0..n_rows).flat_map(|row| if row % 3 == 0 { [0, 1] } else { [1, 3] }).collect();
+        let (starts, order, _) = grouped(&chosen, n_experts);
+        let x = numbers(rng, n_rows * k);
+        let digits = Memory::of(&experts[1..].iter().map(|w| w.digits.start() as u64).collect::<Vec<_>>());
+        let scales = Memory::of(&experts[1..].iter().map(|w| w.scales.start() as u64).collect::<Vec<_>>());
+        let (rows, pieces) = (Memory::of(&bf16_rows(&x, k)), Pieces::whole(k));
+        let (starts_at, order_at) = (Memory::of(&starts), Memory::of(&order));
+        let out = Memory::filled(n_rows * n_used * n_out, UNWRITTEN);
+        let grid = [n_out.div_ceil(16).div_ceil(8 / pieces.n_slots()), n_rows.div_ceil(16), 3];
+        let (n, ld) = (n_out as u32, n_out as u32);
+        Launch { order: 5, ..Launch::new(grid, 256) }.ok(
+            &format!("linear_grouped_{kind}"),
+            arguments![
+                digits.start(),
+                scales.start(),
+                rows.start(),
+                out.start(),
+                ld,
+                n,
+                starts_at.start(),
+                1u32,
+                order_at.start(),
+                n_used as u32,
+                pieces,
+            ],
+        );
+        let of = |i: usize| {
+            let (choice, expert) = (order[i] as usize, chosen[order[i] as usize] as usize);
+            let x = &x[choice / n_used * k..][..k];
+            if expert == 0 { vec![UNWRITTEN; n_out] } else { expected(x, &experts[expert], &pieces) }
+        };
+        let by_choice: Vec<f32> = (0..n_rows * n_used).flat_map(of).collect();
+        assert_bits(kind, &out.read(), &by_choice);
+        // Rows that are already in order of expert.
+        let sorted: Vec<f32> =
+            order.iter().flat_map(|choice| x[*choice as usize / n_used * k..][..k].to_vec()).collect();
+        let (rows, again) = (Memory::of(&bf16_rows(&sorted, k)), Memory::filled(n_rows * n_used * n_out, UNWRITTEN));
+        Launch { order: 1, ..Launch::new([grid[0], (n_rows * n_used).div_ceil(16), 3], 256) }.ok(
+            &format!("linear_grouped_{kind}"),
+            arguments![
+                digits.start(),
+                scales.start(),
+                rows.start(),
+                again.start(),
+                ld,
+                n,
+                starts_at.start(),
+                1u32,
+                std::ptr::null::<u32>(),
+                1u32,
+                pieces,
+            ],
+        );
+        assert_bits(kind, &again.read(), &by_choice);
+    }
+}
+
+/// The contract of `group_choices`: where each expert's choices start, their order, and the place of each.
+pub fn grouped(chosen: &[u32], n_experts: usize) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
+    let mut order: Vec<u32> = (0..chosen.len() as u32).collect();
+    order.sort_by_key(|choice| (chosen[*choice as usize], *choice));
+    let before = |expert: usize| chosen.iter().filter(|e| (**e as usize) < expert).count() as u32;
+    let mut place = vec![0; chosen.len()];
+    order.iter().enumerate().for_each(|(i, choice)| place[*choice as usize] = i as u32);
+    ((0..=n_experts).map(before).collect(), order, place)
+}

@@ -1,0 +1,246 @@
+//! Products: every path gives the bits of the plain one, whatever stands beside a row and whoever owns which leaves.
+
+use crate::numbers::{File, Rng, TYPES, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized};
+use backend::cpu::{Cpu, Isa};
+use backend::{Error, Linear, Memory, Stored, StoredType};
+use types::DeviceClass;
+use types::leaves::{aligned_runs, sum_runs};
+use types::{Activations, Leaves};
+
+const POLICIES: [Activations; 2] = [Activations::Int8, Activations::F32];
+
+fn product(cpu: &Cpu, parts: &[&File], x: &[f32], n_rows: usize) -> Vec<f32> {
+    let stored: Vec<Stored<'_>> = parts.iter().map(|part| part.stored()).collect();
+    let matrix = cpu.matrix(&stored).unwrap();
+    let n_out = parts.iter().map(|part| part.rows).sum();
+    let mut out = cpu.buffer(n_rows, n_out).unwrap();
+    cpu.linear(&filled(cpu, n_rows, x), &matrix, n_rows, &mut out);
+    all(cpu, &out, n_rows)
+}
+
+/// What meets an int8 weight: each block of 32 rounded to 127 steps of its largest magnitude.
+fn rounded(x: &[f32]) -> Vec<f64> {
+    let block = |block: &[f32]| {
+        let largest = block.iter().fold(0f32, |m, x| m.max(x.abs()));
+        let (d, inverse) = (largest / 127.0, if largest == 0.0 { 0.0 } else { 127.0 / largest });
+        block.iter().map(|x| f64::from((x * inverse).round_ties_even()) * f64::from(d)).collect::<Vec<_>>()
+    };
+    x.chunks(32).flat_map(block).collect()
+}
+
+fn naive(parts: &[&File], x: &[f32], k: usize, activations: Activations) -> Vec<f64> {
+    let mut out = Vec::new();
+    for x in x.chunks(k) {
+        for part in parts {
+            let x = match activations {
+                Activations::Int8 if is_quantized(part.dtype) => rounded(x),
+                _ => x.iter().map(|x| f64::from(*x)).collect(),
+            };
+            let dot = |w: &[f32]| w.iter().zip(&x).map(|(w, x)| f64::from(*w) * x).sum::<f64>();
+            out.extend(part.values.chunks(k).map(dot));
+        }
+    }
+    out
+}
+
+#[test]
+fn every_path_gives_the_bits_of_the_plain_one() {
+    let mut rng = Rng(1);
+    for activations in POLICIES {
+        let cpus = cpus(activations);
+        for (case, dtype) in TYPES.into_iter().cycle().take(45).enumerate() {
+            let k = match dtype.block().0 {
+                1 => 1 + rng.below(200),
+                block => block * (1 + rng.below(288 / block + 1)),
+            };
+            let n_rows = 1 + rng.below(30);
+            let n_out = 1 + rng.below(70);
+            let file = File::random(&mut rng, dtype, n_out, k);
+            let x = rng.floats(n_rows * k);
+            let expected = product(&cpus[0].1, &[&file], &x, n_rows);
+            let name = format!("case {case}: {dtype:?} {} x {k}, {n_rows} rows, {activations:?}", file.rows);
+            assert_close(&name, &expected, &naive(&[&file], &x, k, activations), 1e-5 * k as f64);
+            for (path, cpu) in &cpus[1..] {
+                assert_bits(&format!("{name}, {path}"), &product(cpu, &[&file], &x, n_rows), &expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_bytes_do_not_saturate() {
+    let scales_at: [(StoredType, &[usize]); 6] = [
+        (StoredType::Q8_0, &[0]),
+        (StoredType::Q4_1, &[0, 2]),
+        (StoredType::Q5_0, &[0]),
+        (StoredType::Q5K, &[0, 2]),
+        (StoredType::Q6K, &[208]),
+        (StoredType::Q2K, &[80, 82]),
+    ];
+    for (dtype, scales) in scales_at {
+        let (k, n_bytes) = dtype.block();
+        for byte in [0u8, 0x7f, 0x80, 0x81, 0xff] {
+            let mut bytes = vec![byte; n_bytes];
+            for (at, value) in scales.iter().zip([half::f16::ONE, half::f16::NEG_ONE]) {
+                bytes[*at..*at + 2].copy_from_slice(&value.to_le_bytes());
+            }
+            for sign in [1.0, -1.0] {
+                let run = |cpu: &Cpu| {
+                    let matrix = cpu.matrix(&[Stored::whole(dtype, 1, k, &bytes)]).unwrap();
+                    let mut out = cpu.buffer(1, 1).unwrap();
+                    cpu.linear(&filled(cpu, 1, &vec![sign; k]), &matrix, 1, &mut out);
+                    all(cpu, &out, 1)
+                };
+                let cpus = cpus(Activations::Int8);
+                let expected = run(&cpus[0].1);
+                cpus.iter().for_each(|(path, cpu)| assert_bits(path, &run(cpu), &expected));
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_of_different_types_stand_side_by_side() {
+    let mut rng = Rng(2);
+    let files = TYPES.map(|dtype| File::random(&mut rng, dtype, 5 + dtype.block().1 % 40, 256));
+    let parts: Vec<&File> = files.iter().collect();
+    let x = rng.floats(3 * 256);
+    for activations in POLICIES {
+        for (path, cpu) in cpus(activations) {
+            let got = product(&cpu, &parts, &x, 3);
+            assert_close(&path, &got, &naive(&parts, &x, 256, activations), 3e-3);
+            let mut first_out = 0;
+            let n_out: usize = parts.iter().map(|part| part.rows).sum();
+            for part in &parts {
+                let alone = product(&cpu, &[part], &x, 3);
+                for row in 0..3 {
+                    let columns = &got[row * n_out + first_out..][..part.rows];
+                    assert_bits(&path, columns, &alone[row * part.rows..][..part.rows]);
+                }
+                first_out += part.rows;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_know_its_neighbours() {
+    let mut rng = Rng(3);
+    for activations in POLICIES {
+        let cpu = cpu(Isa::detect(), 2, activations);
+        for dtype in TYPES {
+            let k = dtype.block().0.max(96);
+            let file = File::random(&mut rng, dtype, 37, k);
+            let x = rng.floats(27 * k);
+            let alone: Vec<f32> = x.chunks(k).flat_map(|x| product(&cpu, &[&file], x, 1)).collect();
+            for n_rows in 1..=27 {
+                let got = product(&cpu, &[&file], &x[..n_rows * k], n_rows);
+                assert_bits(&format!("{dtype:?}, {n_rows} rows"), &got, &alone[..n_rows * 37]);
+            }
+        }
+    }
+}
+
+/// The planes of a rank that owns some leaves: [n_runs][n_rows * n_out].
+fn planes(cpu: &Cpu, file: &File, x: &[f32], leaves: &Leaves, owned: std::ops::Range<u32>) -> Vec<Vec<f32>> {
+    let columns = leaves.elements(&owned);
+    let columns = columns.start as usize..columns.end as usize;
+    let n_rows = x.len() / file.k;
+    let x: Vec<f32> = x.chunks(file.k).flat_map(|x| x[columns.clone()].to_vec()).collect();
+    let n_runs = aligned_runs(owned.clone(), leaves.len() as u32).len();
+    let matrix = cpu.matrix_leaves(file.stored().columns(columns.clone()).unwrap(), leaves, owned).unwrap();
+    let mut input = cpu.buffer(n_rows, columns.len()).unwrap();
+    if !x.is_empty() {
+        cpu.write(&mut input, 0, &x);
+    }
+    let mut out = cpu.buffer(n_runs * n_rows, file.rows).unwrap();
+    cpu.linear_runs(&input, &matrix, n_rows, &mut out);
+    all(cpu, &out, n_runs * n_rows).chunks(n_rows * file.rows).map(<[f32]>::to_vec).collect()
+}
+
+#[test]
+fn whoever_owns_which_leaves_the_sum_is_the_same() {
+    let mut rng = Rng(4);
+    let heads = |n_heads, head_dim| Leaves::o_proj(DeviceClass::Cpu, n_heads, head_dim);
+    let inner = |inner| Leaves::down_proj(DeviceClass::Cpu, inner);
+    let mut cuts = vec![
+        (heads(9, 64), StoredType::Q4_1),
+        (heads(3, 80), StoredType::F16),
+        (inner(1536), StoredType::Q8_0),
+        (inner(32 * 43), StoredType::Q4_1),
+    ];
+    // Leaves of 96 columns, in blocks of 256.
+    let blocks = [StoredType::Q2K, StoredType::Q3K, StoredType::Q4K, StoredType::Q5K, StoredType::Q6K];
+    cuts.extend(blocks.map(|dtype| (inner(1536), dtype)));
+    cuts.extend(blocks.map(|dtype| (heads(8, 96), dtype)));
+    for (leaves, dtype) in &cuts {
+        let dtype = *dtype;
+        let total = leaves.len() as u32;
+        let file = File::random(&mut rng, dtype, 19, leaves.k() as usize);
+        let x = rng.floats(5 * file.k);
+        for activations in POLICIES {
+            let plain = cpu(Isa::Plain, 1, activations);
+            let solo = planes(&plain, &file, &x, leaves, 0..total);
+            assert_eq!(solo.len(), 1);
+            assert_close("solo", &solo[0], &naive(&[&file], &x, file.k, activations), 1e-5 * file.k as f64);
+            let fast = cpu(Isa::detect(), 2, activations);
+            for [a, b] in [[0, total], [1, total], [total / 3, total / 2], [total / 2, total - 1], [0, 0]] {
+                let mut runs = Vec::new();
+                for owned in [0..a, a..b, b..total] {
+                    let planes = planes(&fast, &file, &x, leaves, owned.clone());
+                    runs.extend(aligned_runs(owned, total).into_iter().zip(planes));
+                }
+                let sum =
+                    |i: usize| sum_runs(&runs.iter().map(|(run, plane)| (run.clone(), plane[i])).collect::<Vec<_>>());
+                let got: Vec<f32> = (0..solo[0].len()).map(sum).collect();
+                assert_bits(&format!("{dtype:?}, {total} leaves cut at {a} and {b}"), &got, &solo[0]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_run_of_rows_gives_its_columns_of_the_product() {
+    let mut rng = Rng(5);
+    let cpu = cpu(Isa::detect(), 2, Activations::Int8);
+    for dtype in TYPES {
+        let file = File::random(&mut rng, dtype, 37, 256);
+        let x = rng.floats(3 * 256);
+        let whole = product(&cpu, &[&file], &x, 3);
+        for rows in [0..37, 0..1, 5..22, 36..37, 37..37, 9..9] {
+            let stored = file.stored().rows(rows.clone()).unwrap();
+            let matrix = cpu.matrix(&[stored]).unwrap();
+            let mut out = cpu.buffer(3, rows.len()).unwrap();
+            cpu.linear(&filled(&cpu, 3, &x), &matrix, 3, &mut out);
+            let expected: Vec<f32> = whole.chunks(37).flat_map(|row| row[rows.clone()].to_vec()).collect();
+            assert_bits(&format!("{dtype:?}, rows {rows:?}"), &all(&cpu, &out, 3), &expected);
+        }
+        assert!(file.stored().rows(5..38).is_err());
+        let part = file.stored().columns(64..256).unwrap();
+        assert_eq!(part.rows(3..7).unwrap().row(2), part.row(5));
+        assert_eq!(part.rows(37..37).unwrap().rows, 0);
+    }
+}
+
+#[test]
+fn what_cannot_be_packed_is_refused() {
+    let cpu = cpu(Isa::detect(), 2, Activations::Int8);
+    let bytes = [0u8; 340];
+    let pack = |dtype, rows, k| cpu.matrix(&[Stored::whole(dtype, rows, k, &bytes)]).map(|_| ());
+    assert!(pack(StoredType::Q8_0, 10, 32).is_ok());
+    assert!(matches!(pack(StoredType::Q8_0, 11, 32), Err(Error::Truncated { needed: 374, have: 340, .. })));
+    assert!(matches!(pack(StoredType::Q8_0, 1, 33), Err(Error::Shape(_))));
+    assert!(matches!(pack(StoredType::F32, 2, usize::MAX / 2), Err(Error::Shape(_) | Error::Truncated { .. })));
+    let hostile = [(usize::MAX, 8), (usize::MAX / 2, 32), (1 << 40, 1 << 40), (8, usize::MAX & !31)];
+    for (rows, k) in hostile {
+        for dtype in TYPES {
+            let stored = Stored { dtype, rows, k, first: 0, row_stride: 64, bytes: &bytes, scales: None };
+            assert!(cpu.matrix(&[stored]).is_err(), "{dtype:?} {rows} x {k}");
+        }
+    }
+    let (a, b) = (Stored::whole(StoredType::F32, 1, 8, &bytes), Stored::whole(StoredType::F32, 1, 9, &bytes));
+    assert!(matches!(cpu.matrix(&[a, b]), Err(Error::Shape(_))));
+    assert!(matches!(cpu.matrix_leaves(a, &Leaves::whole(8), 0..2), Err(Error::Shape(_))));
+    assert!(matches!(cpu.matrix_leaves(a, &Leaves::whole(16), 0..1), Err(Error::Shape(_))));
+    assert!(cpu.buffer(usize::MAX, 16).is_err() && cpu.buffer(1 << 50, 16).is_err());
+}

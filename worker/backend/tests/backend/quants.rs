@@ -1,0 +1,129 @@
+//! Every quantized type: the numbers of a packed block are the file's, bit for bit, wherever its columns are cut.
+
+use crate::numbers::{File, Rng, TYPES, assert_bits, cpus, dequantized};
+use backend::{Memory, Scales, Stored, StoredType};
+use types::Activations;
+
+const N: usize = 512;
+
+/// In the order of the file that `make_quants.py` wrote.
+const WRITTEN: [StoredType; 12] = [
+    StoredType::Q4_0,
+    StoredType::Q4_1,
+    StoredType::Q5_0,
+    StoredType::Q5_1,
+    StoredType::Q8_0,
+    StoredType::Q2K,
+    StoredType::Q3K,
+    StoredType::Q4K,
+    StoredType::Q5K,
+    StoredType::Q6K,
+    StoredType::IQ4NL,
+    StoredType::MXFP4,
+];
+
+/// A zero may have lost its sign: adding zero makes all zeros alike.
+fn without_signs_of_zero(numbers: impl IntoIterator<Item = f32>) -> Vec<f32> {
+    numbers.into_iter().map(|number| number + 0.0).collect()
+}
+
+#[test]
+fn a_packed_number_is_the_files() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/reference/quants.bin");
+    let file = std::fs::read(path).unwrap();
+    let mut rest = &file[..];
+    for dtype in WRITTEN {
+        let (bytes, after) = rest.split_at(dtype.row_bytes(N));
+        let (numbers, after) = after.split_at(4 * N);
+        rest = after;
+        let expected = without_signs_of_zero(numbers.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        for (path, cpu) in cpus(Activations::Int8) {
+            let got = without_signs_of_zero(dequantized(&cpu, Stored::whole(dtype, 1, N, bytes)));
+            assert_bits(&format!("{dtype:?}, {path}"), &got, &expected);
+        }
+    }
+    assert!(rest.is_empty());
+}
+
+#[test]
+fn columns_may_be_cut_inside_a_block() {
+    let mut rng = Rng(6);
+    for dtype in TYPES.into_iter().filter(|dtype| dtype.block().0 > 1) {
+        let file = File::random(&mut rng, dtype, 21, 768);
+        for (path, cpu) in cpus(Activations::Int8) {
+            for columns in [0..32, 32..768, 96..352, 224..288, 256..512, 736..768, 288..320] {
+                let cut = file.stored().columns(columns.clone()).unwrap();
+                let rows = file.values.chunks(768);
+                let expected: Vec<f32> = rows.flat_map(|row| row[columns.clone()].to_vec()).collect();
+                assert_bits(&format!("{dtype:?}, {columns:?}, {path}"), &dequantized(&cpu, cut), &expected);
+            }
+        }
+        let twice = file.stored().columns(96..768).unwrap().columns(192..480).unwrap();
+        let once = file.stored().columns(288..576).unwrap();
+        assert_eq!((twice.first, twice.k, twice.row(20)), (once.first, once.k, once.row(20)));
+        assert!(file.stored().columns(16..64).is_err() && file.stored().columns(0..800).is_err());
+        assert!(file.stored().columns(768..768).unwrap().k == 0);
+    }
+}
+
+/// The formula of the format: a sign, four bits of exponent, three of fraction, and one number that is none.
+fn eight_bits(bits: u8) -> f32 {
+    let (exponent, fraction) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
+    let size = match exponent {
+        0 => fraction / 8.0 * 2f32.powi(-6),
+        _ => (1.0 + fraction / 8.0) * 2f32.powi(exponent - 7),
+    };
+    let size = if bits & 0x7f == 0x7f { f32::NAN } else { size };
+    if bits & 0x80 == 0 { size } else { -size }
+}
+
+#[test]
+fn every_number_of_eight_bits_is_what_the_format_says() {
+    let all: Vec<u8> = (0..=255).filter(|bits| bits & 0x7f != 0x7f).chain([0, 0]).collect();
+    assert_eq!((eight_bits(0x7e), eight_bits(0x08), eight_bits(0x81)), (448.0, 2f32.powi(-6), -2f32.powi(-9)));
+    let expected: Vec<f32> = all.iter().map(|bits| eight_bits(*bits)).collect();
+    for (path, cpu) in cpus(Activations::Int8) {
+        assert_bits(&path, &dequantized(&cpu, Stored::whole(StoredType::F8E4M3, 1, 256, &all)), &expected);
+        let mut one_is_none = all.clone();
+        one_is_none[40] = 0xff;
+        let got = dequantized(&cpu, Stored::whole(StoredType::F8E4M3, 1, 256, &one_is_none));
+        assert!(got[32..64].iter().all(|x| x.is_nan()), "{path}: its scale is none");
+        assert_bits(&path, &got[64..], &expected[64..]);
+    }
+}
+
+#[test]
+fn scales_are_found_wherever_a_matrix_is_cut() {
+    let (rows, k) = (150usize, 320usize);
+    let bytes: Vec<u8> = (0..rows * k).map(|i| (i * 7 % 0x7f) as u8).collect();
+    let scales: Vec<f32> = (0..100 * k).map(|i| 1.0 + i as f32 / 64.0).collect();
+    for block in [[rows, k], [1, k], [128, 128], [64, 96], [7, 32]] {
+        let per_row = k.div_ceil(block[1]);
+        let of = |row: usize, column: usize| scales[row / block[0] * per_row + column / block[1]];
+        let number = |row: usize, column: usize| eight_bits(bytes[row * k + column]) * of(row, column);
+        let of_bytes = bytemuck::cast_slice(&scales);
+        let beside = Scales { dtype: StoredType::F32, bytes: of_bytes, block, per_row, first: [0, 0] };
+        let whole = Stored::whole(StoredType::F8E4M3, rows, k, &bytes).scaled(beside);
+        for (path, cpu) in cpus(Activations::F32) {
+            for (r, c) in [(0..rows, 0..k), (13..150, 0..k), (0..rows, 96..k), (127..129, 96..192), (20..90, 288..320)]
+            {
+                let cut = whole.rows(r.clone()).unwrap().columns(c.clone()).unwrap();
+                let expected: Vec<f32> = r
+                    .clone()
+                    .flat_map(|row| c.clone().map(move |at| (row, at)))
+                    .map(|(row, at)| number(row, at))
+                    .collect();
+                assert_bits(&format!("{block:?}, {r:?} x {c:?}, {path}"), &dequantized(&cpu, cut), &expected);
+            }
+        }
+        let cpu = &cpus(Activations::F32)[0].1;
+        let n_scales = rows.div_ceil(block[0]) * per_row;
+        let with = |bytes| Stored { scales: Some(Scales { bytes, ..beside }), ..whole };
+        assert!(cpu.matrix(&[with(&of_bytes[..4 * n_scales])]).is_ok());
+        assert!(cpu.matrix(&[with(&of_bytes[..4 * n_scales - 1])]).is_err(), "{block:?} with a scale too few");
+        let odd = Scales { block: [1, 48], per_row: 7, ..beside };
+        assert!(cpu.matrix(&[Stored { scales: Some(odd), ..whole }]).is_err());
+        let none = Scales { block: [0, 0], ..beside };
+        assert!(cpu.matrix(&[Stored { scales: Some(none), ..whole }]).is_err());
+    }
+}

@@ -1,0 +1,82 @@
+//! Whole tiny models on CUDA's kernels, over a driver that runs them on an emulator: the numbers are the CPU's but for
+//! the rounding of bf16, and their own, bit for bit, in chunks of any length and in any company.
+
+use crate::fake_cuda::on_fake_cuda;
+use crate::whole::{NAMES, bits, distance, graphs_keep_bits, keeps_its_bits, log, on_cuda};
+use std::path::{Path, PathBuf};
+use types::Mode;
+
+fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference")
+}
+
+#[test]
+fn logits_are_the_cpus_but_for_bf16() {
+    on_fake_cuda("logits_are_the_cpus_but_for_bf16", &[], || {
+        for name in NAMES {
+            let distance = distance(&models(), name, Mode::Lockstep, 24, None);
+            println!("{name}: {:.1e} of the largest, {:.1e} of all", distance.farthest, distance.typical);
+            assert!(distance.is_good(), "{name}: {} and {}", distance.farthest, distance.typical);
+        }
+    });
+}
+
+/// More rows than the kernels of our own take then; in what is quantized, and of experts, theirs all the same.
+#[test]
+fn under_fast_logits_are_the_cpus_but_for_bf16() {
+    on_fake_cuda("under_fast_logits_are_the_cpus_but_for_bf16", &[], || {
+        let in_eight_bits = ["fp8-tensor", "fp8-block"];
+        for name in ["llama-bf16-odd", "gemma3", "gpt2", "qwen3-moe", "gguf-k-phi3"].into_iter().chain(in_eight_bits) {
+            let distance = distance(&models(), name, Mode::Fast, 40, None);
+            println!("{name}: {:.1e} of the largest, {:.1e} of all", distance.farthest, distance.typical);
+            assert!(distance.is_good(), "{name}: {} and {}", distance.farthest, distance.typical);
+        }
+        for name in ["llama-bf16-odd", "fp8-channel"] {
+            let at = |mode, chunk| {
+                let mut rig = on_cuda(&models(), name, mode, None);
+                let log = log(40, 1, rig.n_vocab);
+                bits(&rig.in_chunks(&log, chunk))
+            };
+            let lockstep = at(Mode::Lockstep, 512);
+            assert!(at(Mode::Fast, 16) == lockstep, "{name}: few rows are multiplied by the same kernels");
+            assert!(at(Mode::Fast, 512) != lockstep, "{name}: many rows are the library's");
+        }
+    });
+}
+
+#[test]
+fn chunks_and_company_change_no_bit() {
+    on_fake_cuda("chunks_and_company_change_no_bit", &[], || {
+        for name in ["llama-f32-tied", "gguf-k-mixtral", "gemma3", "fp8-block"] {
+            assert!(keeps_its_bits(&models(), name, None), "{name}");
+        }
+    });
+}
+
+/// What is missing between two threads of a kernel shows in another order of them.
+#[test]
+fn the_order_of_threads_changes_no_bit() {
+    on_fake_cuda("the_order_of_threads_changes_no_bit", &[("FAKE_CUDA_ORDER", "12345")], || {
+        assert!(keeps_its_bits(&models(), "llama-bf16-odd", None));
+    });
+}
+
+#[test]
+fn passes_that_are_begun_again_change_no_bit() {
+    on_fake_cuda("passes_that_are_begun_again_change_no_bit", &[], || {
+        for name in ["llama-bf16-odd", "gemma2", "gpt2", "qwen3-moe"] {
+            let (is_same, repeats) = graphs_keep_bits(&models(), name, Mode::Lockstep, None);
+            println!("{name}: {repeats:?}");
+            assert!(is_same, "{name}");
+            assert!(repeats.recorded >= 3 && repeats.replayed >= 8 && repeats.refused == 0, "{name}: {repeats:?}");
+        }
+    });
+}
+
+#[test]
+fn without_room_for_graphs_there_are_none() {
+    on_fake_cuda("without_room_for_graphs_there_are_none", &[("FAKE_CUDA_MIB", "100")], || {
+        let (is_same, repeats) = graphs_keep_bits(&models(), "llama-bf16-odd", Mode::Lockstep, None);
+        assert!(is_same && repeats.refused > 0 && repeats.replayed == 0, "{repeats:?}");
+    });
+}

@@ -1,0 +1,10 @@
+//! Families of models beside transformers, on both devices.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../../../backend/tests/fake_cuda/mod.rs"]
+mod fake_cuda;
+#[path = "../whole/mod.rs"]
+mod whole;
+
+mod cuda;
+mod reference;

@@ -1,0 +1,295 @@
+//! Tiny random checkpoints against what transformers computes from them in f32, and against themselves, bit for bit: in
+//! chunks of any length, in any company, with any instructions and number of threads.
+
+use crate::whole::{Rig, bits};
+use backend::cpu::{Cpu, CpuConfig, Isa};
+use serde_json::Value;
+use std::path::PathBuf;
+use types::Token;
+use types::{Activations, KvDtype};
+
+const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-sharded", "llama-bf16-odd"];
+/// Weights of eight bits, with their scales in each of the ways that hubs have.
+const EIGHT_BITS: [&str; 3] = ["fp8-tensor", "fp8-channel", "fp8-block"];
+/// What each has that the others have not stands in `tests/reference/README.md`.
+const FAMILIES: [&str; 13] = [
+    "mixtral",
+    "qwen3-moe",
+    "qwen3-moe-normed",
+    "qwen2",
+    "qwen3-yarn",
+    "llama-linear",
+    "smollm3",
+    "mistral",
+    "phi3-long",
+    "phi3-short",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+];
+/// Made by llama.cpp's own converter; `gguf-k-*` also by its quantizer.
+const GGUFS: [&str; 22] = [
+    "gguf-k-llama3",
+    "gguf-k-mistral",
+    "gguf-k-mixtral",
+    "gguf-k-smollm3",
+    "gguf-k-qwen2",
+    "gguf-k-qwen3-yarn",
+    "gguf-k-qwen3-moe",
+    "gguf-k-phi3",
+    "gguf-k-gemma2",
+    "gguf-k-gemma3",
+    "gguf-k-gpt2",
+    "gguf-llama3",
+    "gguf-mistral",
+    "gguf-mixtral",
+    "gguf-smollm3",
+    "gguf-qwen2",
+    "gguf-qwen3-yarn",
+    "gguf-qwen3-moe",
+    "gguf-phi3",
+    "gguf-gemma2",
+    "gguf-gemma3",
+    "gguf-gpt2",
+];
+
+fn folder(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "../../tests/reference", name].iter().collect()
+}
+
+fn rig(name: &str, isa: Isa, threads: usize, activations: Activations, kv_dtype: KvDtype) -> Rig<Cpu> {
+    let device = Cpu::new(CpuConfig { threads, activations, isa, spin: true }).unwrap();
+    Rig::new(&folder(""), name, device, kv_dtype)
+}
+
+fn plain(name: &str) -> Rig<Cpu> {
+    rig(name, Isa::detect(), 1, Activations::F32, KvDtype::F32)
+}
+
+fn cases(name: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(folder(name).join("expected.json")).unwrap();
+    let expected: Value = serde_json::from_str(&text).unwrap();
+    expected["cases"].as_array().unwrap().clone()
+}
+
+fn tokens(value: &Value) -> Vec<Token> {
+    value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as Token).collect()
+}
+
+/// Prompt and greedy answer.
+fn logs(name: &str) -> Vec<Vec<Token>> {
+    cases(name).iter().map(|case| [tokens(&case["prompt"]), tokens(&case["greedy"])].concat()).collect()
+}
+
+#[test]
+fn logits_and_greedy_tokens_are_those_of_transformers() {
+    for name in FOLDERS.into_iter().chain(EIGHT_BITS).chain(FAMILIES).chain(GGUFS) {
+        let mut rig = plain(name);
+        let mut furthest = 0.0f64;
+        for case in cases(name) {
+            let (prompt, greedy) = (tokens(&case["prompt"]), tokens(&case["greedy"]));
+            let log = [prompt.clone(), greedy.clone()].concat();
+            let logs = [log.clone()];
+            // The prompt at once, the answer token by token.
+            let mut rows = rig.pass(&logs, &[(0, 0..prompt.len() as u32)]);
+            let decoded = prompt.len() as u32..log.len() as u32 - 1;
+            rows.extend(decoded.flat_map(|position| rig.pass(&logs, &[(0, position..position + 1)])));
+            for expected in case["logits"].as_array().unwrap() {
+                let position = expected["position"].as_u64().unwrap() as usize;
+                furthest = furthest.max(check_logits(
+                    &format!("{name}, {}, position {position}", case["name"]),
+                    &rows[position],
+                    expected,
+                ));
+            }
+            for (row, token) in rows[prompt.len() - 1..].iter().zip(greedy) {
+                let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                assert_eq!(row[token as usize], largest, "{name}, {}", case["name"]);
+            }
+        }
+        println!("{name}: at most {furthest:.1e} of the largest logit");
+    }
+}
+
+/// How far the furthest is, as a part of the largest.
+fn check_logits(what: &str, row: &[f32], expected: &Value) -> f64 {
+    let expected: Vec<f64> = expected["values"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+    let largest = expected.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
+    let furthest = row.iter().zip(&expected).map(|(x, y)| (f64::from(*x) - y).abs()).fold(0.0, f64::max);
+    assert_eq!(row.len(), expected.len(), "{what}");
+    assert!(furthest <= 1e-4 * largest, "{what}: {furthest} of {largest}");
+    furthest / largest
+}
+
+#[test]
+fn chunks_give_the_same_bits() {
+    for (name, kv_dtype) in [(FOLDERS[0], KvDtype::F32), (FOLDERS[2], KvDtype::F16), (FOLDERS[3], KvDtype::F16)] {
+        let log = &logs(name)[2];
+        let mut rig = rig(name, Isa::detect(), 1, Activations::Int8, kv_dtype);
+        let whole = bits(&rig.in_chunks(log, 512));
+        for chunk in [1, 7, 16, 100] {
+            assert!(bits(&rig.in_chunks(log, chunk)) == whole, "{name} in chunks of {chunk}");
+        }
+    }
+}
+
+/// Without what a family is known for the logits are others: so the checkpoints meet it.
+#[test]
+fn what_a_family_is_known_for_matters() {
+    let config = |name: &str| -> Value {
+        serde_json::from_str(&std::fs::read_to_string(folder(name).join("config.json")).unwrap()).unwrap()
+    };
+    let check = |name: &str, edit: &str| {
+        let edited = std::env::temp_dir().join(format!("lockstep-quirk-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&edited).unwrap();
+        let mut config = config(name);
+        for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        std::fs::write(edited.join("config.json"), config.to_string()).unwrap();
+        std::fs::copy(folder(name).join("model.safetensors"), edited.join("model.safetensors")).unwrap();
+        let log = &logs(name)[logs(name).len().min(2) - 1];
+        let whole = plain(name).in_chunks(log, 512);
+        let other = plain(edited.to_str().unwrap()).in_chunks(log, 512);
+        std::fs::remove_dir_all(&edited).unwrap();
+        let last = |rows: &[Vec<f32>]| rows.last().unwrap().clone();
+        let (whole, other) = (last(&whole), last(&other));
+        let largest = whole.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+        let furthest = whole.iter().zip(&other).map(|(x, y)| (x - y).abs()).fold(0.0f32, f32::max);
+        assert!(furthest > 1e-2 * largest, "{name} {edit}: {furthest} of {largest}");
+    };
+    check("mixtral", r#"{"num_experts_per_tok": 1}"#);
+    check("qwen3-moe", r#"{"norm_topk_prob": true}"#);
+    check("qwen2", r#"{"use_sliding_window": false, "layer_types": null}"#);
+    check("qwen3-yarn", r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}"#);
+    check("llama-linear", r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}"#);
+    check("smollm3", r#"{"no_rope_layers": [1, 1, 1, 1]}"#);
+    check("mistral", r#"{"sliding_window": null}"#);
+    check("mistral", r#"{"sliding_window": 21}"#);
+    let mut rope = config("phi3-short")["rope_parameters"].take();
+    rope["original_max_position_embeddings"] = 63.into();
+    let other_factors = serde_json::json!({ "rope_parameters": rope }).to_string();
+    check("phi3-short", r#"{"sliding_window": null}"#);
+    check("phi3-short", &other_factors);
+    check("gemma2", r#"{"attn_logit_softcapping": null}"#);
+    check("gemma2", r#"{"final_logit_softcapping": null}"#);
+    check("gemma2", r#"{"sliding_window": 400}"#);
+    check("gemma3", r#"{"sliding_window": 19}"#);
+    let one_rope = r#"{"rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000000.0}}}"#;
+    check("gemma3", one_rope);
+}
+
+/// On every path, in chunks and at once, as a server runs them.
+#[test]
+fn every_family_gives_the_same_bits() {
+    for name in FAMILIES.into_iter().chain(EIGHT_BITS).chain(GGUFS) {
+        let logs = logs(name);
+        let log = &logs[logs.len().min(2) - 1];
+        let run =
+            |isa, threads, chunk| bits(&rig(name, isa, threads, Activations::Int8, KvDtype::F16).in_chunks(log, chunk));
+        let reference = run(Isa::Plain, 1, 512);
+        for (isa, threads, chunk) in [(Isa::Avx2, 2, 7), (Isa::Avx512, 1, 1), (Isa::Avx512, 3, 20)] {
+            if isa.is_supported() {
+                assert!(run(isa, threads, chunk) == reference, "{name} on {isa:?}, {threads} threads, {chunk} a chunk");
+            }
+        }
+    }
+}
+
+#[test]
+fn company_gives_the_same_bits() {
+    let name = FOLDERS[2];
+    let mut rig = plain(name);
+    let logs: Vec<_> = [(0, 40), (1, 130), (2, 258)].map(|(i, n)| logs(name)[i.max(1)][..n].to_vec()).into();
+    let alone: Vec<_> = logs.iter().map(|log| bits(&rig.in_chunks(log, 512))).collect();
+    let mut together = vec![Vec::new(); 3];
+    // Each goes at its own pace; some wait, some decode, some prefill.
+    let paces = [[3, 100, 20], [0, 1, 130], [37, 1, 106], [0, 1, 1], [0, 27, 1]];
+    let mut at = [0; 3];
+    for pace in paces {
+        let slices: Vec<_> = (0..3).map(|i| (i, at[i]..at[i] + pace[i])).filter(|(_, r)| !r.is_empty()).collect();
+        let mut rows = rig.pass(&logs, &slices).into_iter();
+        for (i, range) in slices {
+            at[i] = range.end;
+            together[i].extend(bits(&rows.by_ref().take(range.len()).collect::<Vec<_>>()));
+        }
+    }
+    assert!(together == alone);
+}
+
+#[test]
+fn instructions_and_threads_give_the_same_bits() {
+    for name in FOLDERS {
+        let log = &logs(name)[2];
+        let run = |isa, threads| bits(&rig(name, isa, threads, Activations::F32, KvDtype::F16).in_chunks(log, 90));
+        let reference = run(Isa::Plain, 1);
+        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_supported()) {
+            for threads in [1, 2, 5] {
+                assert!(run(isa, threads) == reference, "{name} on {isa:?} with {threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_kv_type_is_not_another() {
+    let log = &logs(FOLDERS[0])[2];
+    let run = |kv| bits(&rig(FOLDERS[0], Isa::detect(), 1, Activations::F32, kv).in_chunks(log, 512));
+    assert!(run(KvDtype::F16) != run(KvDtype::F32), "the cache has the type that was asked for");
+}
+
+/// What llama.cpp says at every position: `tests/reference/make_llama_cpp.py` tells how it was asked.
+fn rows_of_llama_cpp(name: &str, n_vocab: usize) -> Vec<Vec<f32>> {
+    let bytes = std::fs::read(folder(name).join("llama-cpp.f32")).unwrap();
+    let (floats, rest) = bytes.as_chunks::<4>();
+    assert!(rest.is_empty() && floats.len().is_multiple_of(n_vocab), "{name}: {} bytes", bytes.len());
+    let floats: Vec<f32> = floats.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    floats.chunks_exact(n_vocab).map(<[f32]>::to_vec).collect()
+}
+
+/// Ours at the same positions: every log, but for its last token.
+fn rows_of_every_log(name: &str, mut rig: Rig<Cpu>) -> Vec<Vec<f32>> {
+    logs(name).iter().flat_map(|log| rig.in_chunks(&log[..log.len() - 1], 512)).collect()
+}
+
+#[test]
+fn logits_are_those_of_llama_cpp_at_every_position() {
+    for name in GGUFS {
+        let rig = plain(name);
+        let theirs = rows_of_llama_cpp(name, rig.n_vocab);
+        let ours = rows_of_every_log(name, rig);
+        assert_eq!(ours.len(), theirs.len(), "{name}");
+        // llama.cpp looks GELU up in a table of f16.
+        let has_gelu = ["gemma", "gpt2"].iter().any(|family| name.contains(family));
+        let allowed = if has_gelu { 1e-3 } else { 1e-4 };
+        let mut furthest = 0.0f32;
+        for (position, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+            let largest = theirs.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+            let off = ours.iter().zip(theirs).map(|(x, y)| (x - y).abs()).fold(0.0f32, f32::max);
+            assert!(off <= allowed * largest, "{name}, row {position}: {off} of {largest}");
+            furthest = furthest.max(off / largest);
+        }
+        println!("{name}: {} rows, at most {furthest:.1e} of the largest logit", theirs.len());
+    }
+}
+
+/// As a server runs them, with int8 activations and an f16 KV cache, they stray from f32 no further than llama.cpp does
+/// as its server runs them. A tenth is for luck: these are a few thousand numbers, and `kl.py` judges over many more.
+#[test]
+fn quantized_activations_stray_no_further_than_those_of_llama_cpp() {
+    for name in GGUFS {
+        let text = std::fs::read_to_string(folder(name).join("expected.json")).unwrap();
+        let expected: Value = serde_json::from_str(&text).unwrap();
+        let allowed = 1.1 * expected["llama_cpp"]["stored_off_by"].as_f64().unwrap();
+        let rig = rig(name, Isa::detect(), 1, Activations::Int8, KvDtype::F16);
+        let theirs = rows_of_llama_cpp(name, rig.n_vocab).concat();
+        let ours = rows_of_every_log(name, rig).concat();
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let off: f64 = ours.iter().zip(&theirs).map(|(x, y)| square(x - y)).sum();
+        let off = (off / theirs.iter().map(|x| square(*x)).sum::<f64>()).sqrt();
+        println!("{name}: off by {off:.2e}, {allowed:.2e} allowed");
+        assert!(off <= allowed, "{name}: {off} of {allowed}");
+    }
+}

@@ -1,0 +1,240 @@
+//! Steps that are begun before the one before them is answered, and passes that are begun again as graphs, on ranks
+//! over a driver that runs kernels on an emulator: the tokens are those of steps that wait for each other; the host
+//! waits once a step at most, and the device is told of the next before that.
+
+use crate::common::grid::Threads;
+use crate::common::{Alone, Plan, Played, Player, Ranks, assignment, requests};
+use crate::fake_cuda::on_fake_cuda;
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use types::{Activations, Grid, KvDtype, Layout, Request, Sampling, Step, StepDone};
+use worker::{Assignment, CarrierChoice, ModelLoader, Place, Runner, Upcoming};
+
+const MODEL: &str = "llama-bf16-odd";
+const DEEP: &str = "llama-deep.gguf";
+
+fn loader(graphs: bool) -> ModelLoader {
+    let place = Place::Cuda { ordinal: 0, cache: None };
+    ModelLoader { place, spin: false, graphs, ..ModelLoader::new(1) }
+}
+
+fn on_cuda(name: &str) -> Assignment {
+    Assignment { activations: Activations::Bf16, kv_dtype: KvDtype::Bf16, ..assignment(name) }
+}
+
+/// Those that the device draws alone, and every third one that takes the host.
+fn mixed(n: u64, tokens_max: u32) -> Vec<Request> {
+    let change = |(i, mut request): (usize, Request)| {
+        request.prompt.truncate(40);
+        let Sampling { seed, temperature, .. } = request.sampling;
+        let plain = Sampling { seed, temperature, logprobs: Some(0), ..Sampling::default() };
+        request.sampling = if i % 3 == 2 { request.sampling } else { plain };
+        request.sampling.tokens_max = tokens_max;
+        request
+    };
+    requests(n).into_iter().enumerate().map(change).collect()
+}
+
+fn plain(n: u64, tokens_max: u32) -> Vec<Request> {
+    let requests =
+        mixed(3 * n, tokens_max).into_iter().enumerate().filter(|(i, _)| i % 3 != 2).map(|(_, request)| request);
+    requests.take(n as usize).collect()
+}
+
+/// One rank that sees the step behind the one that it runs.
+struct Ahead<'a> {
+    runner: &'a mut dyn Runner,
+    given: VecDeque<Step>,
+}
+
+struct Front<'a>(&'a VecDeque<Step>);
+
+impl Upcoming for Front<'_> {
+    fn next(&mut self) -> Option<&Step> {
+        self.0.front()
+    }
+}
+
+impl Ranks for Ahead<'_> {
+    fn give(&mut self, step: Step) {
+        self.given.push_back(step);
+    }
+
+    fn answer(&mut self) -> StepDone {
+        let step = self.given.pop_front().unwrap();
+        let mut done = StepDone { id: step.id, ..StepDone::default() };
+        self.runner.run_with(&step, &mut Front(&self.given), &mut done).unwrap();
+        done
+    }
+}
+
+fn alone(assignment: &Assignment, requests: &[Request]) -> Played {
+    let (mut runner, _) = loader(false).build(assignment).unwrap();
+    Player::new(&mut Alone::new(&mut runner), assignment).play(requests, Plan::ALONE)
+}
+
+fn ahead(assignment: &Assignment, requests: &[Request], plan: Plan) -> Played {
+    let (mut runner, _) = loader(true).build(assignment).unwrap();
+    let mut ranks = Ahead { runner: &mut runner, given: VecDeque::new() };
+    Player::new(&mut ranks, assignment).play(requests, Plan { in_flight: 2, ..plan })
+}
+
+/// What the driver has been asked since this was asked last.
+struct Trace {
+    path: PathBuf,
+    n_read: usize,
+}
+
+impl Trace {
+    fn new() -> Trace {
+        let path = PathBuf::from(std::env::var_os("FAKE_CUDA_TRACE").unwrap());
+        Trace { path, n_read: 0 }
+    }
+
+    fn more(&mut self) -> Vec<String> {
+        let text = std::fs::read_to_string(&self.path).unwrap();
+        let lines: Vec<String> = text.lines().skip(self.n_read).map(str::to_owned).collect();
+        self.n_read += lines.len();
+        lines
+    }
+}
+
+/// Of each test its own, gone when it ends.
+struct TraceFile(String);
+
+impl TraceFile {
+    fn new(test: &str) -> TraceFile {
+        let name = format!("lockstep-trace-{test}-{}", std::process::id());
+        TraceFile(std::env::temp_dir().join(name).to_str().unwrap().to_owned())
+    }
+}
+
+impl Drop for TraceFile {
+    fn drop(&mut self) {
+        // There is none where the test is the one that runs in a process of its own.
+        let _gone = std::fs::remove_file(&self.0);
+    }
+}
+
+fn count(lines: &[String], what: &str) -> usize {
+    lines.iter().filter(|line| *line == what).count()
+}
+
+#[test]
+fn steps_that_are_begun_ahead_give_the_tokens_of_one_after_another() {
+    on_fake_cuda("steps_that_are_begun_ahead_give_the_tokens_of_one_after_another", &[], || {
+        let assignment = on_cuda(MODEL);
+        for (requests, together) in [(plain(5, 9), 5), (mixed(6, 6), 4)] {
+            let expected = alone(&assignment, &requests);
+            for preempt_every in [None, Some(4)] {
+                let plan = Plan { chunk: 19, together, preempt_every, ..Plan::ALONE };
+                let played = ahead(&assignment, &requests, plan);
+                assert!(played.outputs == expected.outputs, "{together} together, preempted {preempt_every:?}");
+                assert_eq!(played.n_preempted > 0, preempt_every.is_some());
+            }
+        }
+    });
+}
+
+/// A request's step, in which it says its next token.
+fn decode(id: u64, requests: &[Request]) -> Step {
+    let slices = requests.iter().map(|request| {
+        let at = request.prompt.len() as u32 + id as u32 - 1;
+        types::Slice { id: request.id, range: at..at + 1, n_draft: 0, want: types::Want::Last }
+    });
+    Step { id: types::StepId(id), slices: slices.collect(), ..Step::default() }
+}
+
+#[test]
+fn the_host_waits_once_a_step_and_has_told_the_next_by_then() {
+    let file = TraceFile::new("waits");
+    let screws = [("FAKE_CUDA_TRACE", &*file.0)];
+    on_fake_cuda("the_host_waits_once_a_step_and_has_told_the_next_by_then", &screws, || {
+        let assignment = on_cuda(MODEL);
+        // Within one block each, so that no step has blocks to give.
+        let mut requests = plain(3, 12);
+        requests.iter_mut().for_each(|request| request.prompt = vec![3, 1, request.id.0 as u32]);
+        let mut first = decode(0, &requests);
+        first.slices.iter_mut().for_each(|slice| slice.range = 0..3);
+        first.blocks = (0..3).map(types::BlockId).collect();
+        first.starts = requests.clone();
+        let (mut runner, _) = loader(true).build(&assignment).unwrap();
+        let mut given: VecDeque<Step> = std::iter::once(first).chain((1..12).map(|id| decode(id, &requests))).collect();
+        let (mut trace, mut n_graphs) = (Trace::new(), 0);
+        trace.more();
+        while let Some(step) = given.pop_front() {
+            let mut done = StepDone { id: step.id, ..StepDone::default() };
+            runner.run_with(&step, &mut Front(&given), &mut done).unwrap();
+            assert!(done.slices.iter().all(|slice| slice.tokens.len() == 1), "{done:?}");
+            let asked = trace.more();
+            n_graphs += count(&asked, "graph");
+            // The first finds what loading has left to be done.
+            assert!(count(&asked, "wait") <= 1 || step.id.0 == 0, "step {}: {asked:?}", step.id.0);
+            if step.id.0 == 0 || given.is_empty() {
+                continue;
+            }
+            // All of this step was begun while the one before it ran: what is asked now is of the next.
+            let told = asked.iter().position(|line| line == "upload").unwrap();
+            let waits = asked.iter().position(|line| line == "wait");
+            // Who makes a graph may find that what was begun has come to its end meanwhile.
+            let has_recorded = count(&asked, "record") > 0;
+            assert!(waits.map_or(has_recorded, |waits| told < waits), "step {}: {asked:?}", step.id.0);
+            assert!(asked.iter().any(|line| line == "launch take_drawn"), "its tokens are the device's: {asked:?}");
+        }
+        assert!(n_graphs >= 8, "{n_graphs} graphs");
+    });
+}
+
+#[test]
+fn ranks_of_one_device_take_and_give_back_no_memory_while_they_serve() {
+    let file = TraceFile::new("memory");
+    // The driver waits for the whole context where a real one may, and a kernel of one rank waits for the other's: if
+    // memory changed hands in between, the ranks would tell of a deadline.
+    let screws = [("FAKE_CUDA_TRACE", &*file.0), ("FAKE_CUDA_GRAPHS_WAIT", "1")];
+    on_fake_cuda("ranks_of_one_device_take_and_give_back_no_memory_while_they_serve", &screws, || {
+        let (assignment, requests) = (on_cuda(DEEP), mixed(3, 6));
+        let expected = alone(&assignment, &requests);
+        let mut trace = Trace::new();
+        for (tp, pp) in [(2, 1), (2, 2)] {
+            let loader = ModelLoader { carrier: CarrierChoice::Ipc, ..loader(true) };
+            let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
+            let plan = Plan { chunk: 25, together: 3, in_flight: usize::from(pp), ..Plan::ALONE };
+            let mut grid = Threads::start(&loader, &assignment, &layout);
+            trace.more();
+            let played = Player::new(&mut grid, &assignment).play(&requests, plan);
+            let asked = trace.more();
+            grid.end();
+            assert!(played.outputs == expected.outputs, "tp {tp}, pp {pp}");
+            let of = |what: &str| count(&asked, what);
+            assert!(of("instantiate") >= 2 && of("graph") >= 4 && of("launch sum_one_shot") > 0, "tp {tp}, pp {pp}");
+            let waiting = ["allocate", "free", "load", "unload"].map(|what| (what, of(what)));
+            assert!(waiting.iter().all(|(_, n)| *n == 0), "while they served, tp {tp}, pp {pp}: {waiting:?}");
+        }
+    });
+}
+
+#[test]
+fn graphs_carry_sums_of_devices() {
+    let file = TraceFile::new("sums");
+    let screws = [("FAKE_CUDA_TRACE", &*file.0)];
+    on_fake_cuda("graphs_carry_sums_of_devices", &screws, || {
+        let (assignment, requests) = (on_cuda(DEEP), mixed(3, 6));
+        let expected = alone(&assignment, &requests);
+        let mut trace = Trace::new();
+        let over_memory = [(CarrierChoice::Ipc, 2, 1), (CarrierChoice::Ipc, 2, 2)];
+        let others = [(CarrierChoice::Nccl, 2, 1), (CarrierChoice::Nccl, 2, 2), (CarrierChoice::Host, 1, 2)];
+        for (carrier, tp, pp) in over_memory.into_iter().chain(others) {
+            let loader = ModelLoader { carrier, ..loader(true) };
+            let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
+            let plan = Plan { chunk: 25, together: 3, in_flight: usize::from(pp), ..Plan::ALONE };
+            let mut grid = Threads::start(&loader, &assignment, &layout);
+            let played = Player::new(&mut grid, &assignment).play(&requests, plan);
+            grid.end();
+            assert!(played.outputs == expected.outputs, "{carrier:?} tp {tp}, pp {pp}");
+            let asked = trace.more();
+            assert!(count(&asked, "graph") >= 4, "{carrier:?} tp {tp}, pp {pp}");
+            let is_over_memory = carrier == CarrierChoice::Ipc;
+            assert_eq!(count(&asked, "launch sum_one_shot") > 0, is_over_memory, "{carrier:?} tp {tp}, pp {pp}");
+        }
+    });
+}
