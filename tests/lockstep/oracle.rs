@@ -1,7 +1,7 @@
 //! The oracle: what every tiny checkpoint answers is written down, and stays what it is. Each of 64 mixed requests is
 //! answered alone on one rank, in company there, and in company on two grids; these agree, and they agree with
-//! `tests/lockstep/oracle/record.txt`, which a change of code does not change. The other tests of bits compare this build with
-//! itself; this one compares it with what was before it, on whatever processor.
+//! `oracle/record.txt` beside this file, which a change of code does not change. The other tests of bits compare this
+//! build with itself; this one compares it with what was before it, on whatever processor.
 //!
 //! `LOCKSTEP_ORACLE=write` writes the record. The answers in full are left in `target/tmp/oracle`, a file for each
 //! checkpoint: those of two builds can be compared line by line.

@@ -8,7 +8,6 @@ mod adopt;
 mod cancels;
 mod faults;
 mod few;
-mod load;
 mod names;
 mod recovery;
 mod tenants;

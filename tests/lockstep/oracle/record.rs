@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use types::Finish;
 
 const HEAD: &str = "\
-# What 64 requests are answered by every tiny checkpoint. tests/lockstep/oracle.rs compares; tests/lockstep/oracle/record.rs says what a
+# What 64 requests are answered by every tiny checkpoint. oracle.rs above compares; record.rs beside this says what a
 # line is. A line that changes is a change of bits: where that is meant, LOCKSTEP_ORACLE=write writes this file anew.
 ";
 const ALL_DIGITS: usize = 16;

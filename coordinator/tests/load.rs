@@ -1,6 +1,9 @@
 //! Ten thousand requests through coordinator and worker: cancels at random moments, a full queue, too few blocks.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use crate::common::{Cluster, Random, Router, Said, config, grid_sim, on_grid, sim};
+mod common;
+
+use common::{Cluster, Random, Router, Said, config, grid_sim, on_grid, sim};
 use proto::cluster::refused::Reason;
 use std::collections::{HashMap, VecDeque};
 use types::{Finish, Request, RequestId};
