@@ -4,6 +4,7 @@
 use super::driver::{Bytes, Pitched, Shape, Stream};
 use super::graphs::Outline;
 use super::kernels::{HeadShape, arguments, attend_shared_bytes};
+use super::table::Kernel;
 use super::weights::GROUP;
 use super::{Buffer, Cuda, Scratch, lock, uploads};
 use crate::{Attention, Batch, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
@@ -144,18 +145,8 @@ impl Plan {
         n_rows * heads.n_heads * self.n_tiles as usize * (self.head_dim + 2) * 4
     }
 
-    fn names(&self) -> (&'static str, &'static str) {
-        let few = |few, many| if self.queries == FEW { few } else { many };
-        match self.head_dim {
-            32 => (few("attend_d32_q16", "attend_d32_q64"), "attend_split_d32_q16"),
-            64 => (few("attend_d64_q16", "attend_d64_q64"), "attend_split_d64_q16"),
-            96 => (few("attend_d96_q16", "attend_d96_q64"), "attend_split_d96_q16"),
-            128 => (few("attend_d128_q16", "attend_d128_q64"), "attend_split_d128_q16"),
-            160 => (few("attend_d160_q16", "attend_d160_q32"), "attend_split_d160_q16"),
-            192 => (few("attend_d192_q16", "attend_d192_q32"), "attend_split_d192_q16"),
-            224 => (few("attend_d224_q16", "attend_d224_q32"), "attend_split_d224_q16"),
-            _ => (few("attend_d256_q16", "attend_d256_q32"), "attend_split_d256_q16"),
-        }
+    fn kernel(&self) -> Kernel {
+        Kernel::attend(self.head_dim, self.queries == FEW)
     }
 }
 
@@ -167,6 +158,8 @@ struct Reads {
     items: u64,
     n_items: u32,
     blocks: u64,
+    positions: u64,
+    n_rows: u32,
 }
 
 impl Cuda {
@@ -174,28 +167,20 @@ impl Cuda {
         let Reads { qkv, kv, items, blocks, .. } = *reads;
         let args = arguments![qkv, kv, reads.heads, items, blocks, out];
         // SAFETY: items name rows of the batch, whose buffers and tables were seen to be large enough.
-        unsafe { self.launch(plan.names().0, plan.grid(heads, reads.n_items, 1), args) };
+        unsafe { self.launch(plan.kernel(), plan.grid(heads, reads.n_items, 1), args) };
     }
 
-    fn attend_split(
-        &self,
-        plan: &Plan,
-        heads: &Heads,
-        reads: &Reads,
-        scratch: &Scratch,
-        batch: (u64, usize),
-        out: u64,
-    ) {
-        let Reads { qkv, kv, items, blocks, .. } = *reads;
-        let (partial, (positions, n_rows)) = (scratch.partial.at(0), batch);
+    fn attend_split(&self, plan: &Plan, heads: &Heads, reads: &Reads, scratch: &Scratch, out: u64) {
+        let Reads { qkv, kv, items, blocks, positions, .. } = *reads;
+        let partial = scratch.partial.at(0);
         let (tile_first, n_tiles) = (plan.tile_first, plan.n_tiles);
         let args = arguments![qkv, kv, reads.heads, items, blocks, tile_first, n_tiles, partial];
         // SAFETY: as above, and `partial` was seen to have room for all rows, heads and tiles.
-        unsafe { self.launch(plan.names().1, plan.grid(heads, reads.n_items, n_tiles), args) };
-        let shape = Shape { grid: [n_rows as u32, heads.n_heads as u32, 1], block: [32, 1, 1], shared_bytes: 0 };
+        unsafe { self.launch(Kernel::attend_split(plan.head_dim), plan.grid(heads, reads.n_items, n_tiles), args) };
+        let shape = Shape { grid: [reads.n_rows, heads.n_heads as u32, 1], block: [32, 1, 1], shared_bytes: 0 };
         let args = arguments![partial, reads.heads, positions, tile_first, n_tiles, out];
         // SAFETY: as above.
-        unsafe { self.launch("attend_merge", shape, args) };
+        unsafe { self.launch(Kernel::AttendMerge, shape, args) };
     }
 }
 
@@ -231,7 +216,7 @@ impl Attention for Cuda {
         let (qkv, heads) = (qkv.at(), HeadShape::of(heads));
         let args = arguments![qkv, cos, sin, half_dim, style, heads, positions, slots, kv];
         // SAFETY: qkv has the batch's rows, the rope its positions, and every slot is of a block of the cache.
-        unsafe { self.launch("rope_store", shape, args) };
+        unsafe { self.launch(Kernel::RopeStore, shape, args) };
     }
 
     fn attend(
@@ -259,15 +244,13 @@ impl Attention for Cuda {
             return;
         };
         let kv = kv.layer(heads, layer);
-        let reads = Reads { qkv: qkv.at(), kv, heads: HeadShape::of(heads), items, n_items, blocks: tables.blocks };
+        let (positions, n_rows, blocks) = (uploads.batch.positions, n_rows as u32, tables.blocks);
+        let reads = Reads { qkv: qkv.at(), kv, heads: HeadShape::of(heads), items, n_items, blocks, positions, n_rows };
         let scratch = self.scratch();
         let n_blocks = n_items.saturating_mul(heads.n_kv_heads as u32);
         let is_idle = n_blocks < 2 * self.card.multiprocessors && plan.queries == FEW && plan.n_tiles > 1;
-        match is_idle && plan.partial_bytes(heads, n_rows) <= scratch.partial.len() {
-            true => {
-                let positions = (uploads.batch.positions, n_rows);
-                self.attend_split(&plan, heads, &reads, &scratch, positions, out.at());
-            }
+        match is_idle && plan.partial_bytes(heads, batch.n_rows()) <= scratch.partial.len() {
+            true => self.attend_split(&plan, heads, &reads, &scratch, out.at()),
             false => self.attend_whole(&plan, heads, &reads, out.at()),
         }
     }

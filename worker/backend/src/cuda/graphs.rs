@@ -205,7 +205,7 @@ impl Cuda {
         lock(&self.graphs).is_recording = true;
         let done = work();
         let record = self.stream.end_record();
-        let fault = lock(&self.fault).take();
+        let fault = self.fault.take();
         let mut graphs = lock(&self.graphs);
         graphs.is_recording = false;
         done?;

@@ -4,7 +4,9 @@
 //! ```text
 //! driver    what the driver offers: contexts, streams, memory, launches
 //! compiler  sources -> a cubin, kept on disk
-//! kernels   names and arguments; kernels/*.cu are the sources, kernels/kernels.cuh the page both sides are written to
+//! table     which kernels there are; kernels/*.cu are the sources, kernels/kernels.cuh the page both sides are written to
+//! kernels   their arguments, loading and launching
+//! fault     what failed first
 //! lt        cuBLASLt, for large products under `fast`
 //! f8        such products with weights of eight bits
 //! weights   stored matrices -> tiles of digits and scales
@@ -29,6 +31,7 @@ mod direct;
 mod driver;
 mod experts;
 mod f8;
+mod fault;
 mod graphs;
 mod kernels;
 mod linear;
@@ -36,6 +39,7 @@ mod lt;
 mod one_shot;
 mod pointwise;
 mod sample;
+mod table;
 mod uploads;
 mod weights;
 
@@ -53,6 +57,7 @@ use crate::cpu::{Cpu, CpuConfig};
 use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Repeat, Repeats, Result, RopeStyle, Routing, Stored};
 use clock::Clock;
 use driver::{Bytes, Context, Event, Shape, Stream};
+use fault::Fault;
 use graphs::Graphs;
 use half::bf16;
 use kernels::{Kernels, arguments};
@@ -61,6 +66,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use table::Kernel;
 use types::{BlockId, DeviceClass, DeviceKind, Leaves, Mode};
 use uploads::Uploads;
 use weights::{GROUP, Packer};
@@ -87,7 +93,7 @@ pub struct Cuda {
     uploads: Mutex<Uploads>,
     scratch: Mutex<Scratch>,
     draws: Mutex<sample::Room>,
-    fault: Mutex<Option<Error>>,
+    fault: Fault,
     graphs: Mutex<Graphs>,
     clock: Mutex<Clock>,
     /// What other ranks were shown last.
@@ -178,7 +184,7 @@ impl Cuda {
                 rows_max: 0,
             }),
             draws: Mutex::new(sample::Room::new(&context)?),
-            fault: Mutex::new(None),
+            fault: Fault::default(),
             clock: Mutex::new(Clock::new(&context)?),
             peer_buffer: Mutex::new(None),
             graphs: Mutex::new(Graphs::new(&card, config.graphs)),
@@ -226,23 +232,22 @@ impl Cuda {
     ///
     /// # Safety
     /// As for `Kernels::launch`.
-    unsafe fn launch(&self, name: &str, shape: Shape, args: &[*const c_void]) {
+    unsafe fn launch(&self, kernel: Kernel, shape: Shape, args: &[*const c_void]) {
         if self.is_well() {
             // SAFETY: the caller's promise.
-            self.note(unsafe { self.kernels.launch(&self.stream, name, shape, args) });
+            self.note(unsafe { self.kernels.launch(&self.stream, kernel, shape, args) });
         }
     }
 
     fn is_well(&self) -> bool {
-        lock(&self.fault).is_none()
+        !self.fault.is_there()
     }
 
-    /// The first that fails is the cause of what comes after it.
     fn note<T>(&self, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
             Err(error) => {
-                lock(&self.fault).get_or_insert(error);
+                self.fault.keep(error);
                 None
             }
         }
@@ -265,7 +270,7 @@ impl Cuda {
         }
         let (from, cols, to) = (x.at(), x.cols as u32, self.scratch().rows.at(0));
         // SAFETY: x has so many rows, and `buffer` made the scratch as large as any buffer's rows in bf16.
-        unsafe { self.launch("round_rows", by_row(n_rows), arguments![from, cols, to]) };
+        unsafe { self.launch(Kernel::RoundRows, by_row(n_rows), arguments![from, cols, to]) };
         to
     }
 
@@ -279,7 +284,7 @@ impl Cuda {
             self.note(self.stream.copy(&scratch.rows, 0, &x.bytes, 0, n_rows * x.row_bytes()));
             let (from, cols, to) = (scratch.rows.at(0), x.cols as u32, x.at());
             // SAFETY: the scratch has the rows in bf16, and x is as large in f32.
-            unsafe { self.launch("widen_rows", by_row(n_rows), arguments![from, cols, to]) };
+            unsafe { self.launch(Kernel::WidenRows, by_row(n_rows), arguments![from, cols, to]) };
         }
         x.becomes_bf16(false);
     }
@@ -292,8 +297,7 @@ impl Cuda {
         // SAFETY: `to` is borrowed until the stream is through.
         let fetched = unsafe { self.stream.read(from, at, to) }.and_then(|()| self.stream.finish());
         self.note(fetched);
-        let fault = lock(&self.fault);
-        assert!(fault.is_none(), "the device failed: {}", fault.as_ref().map_or_else(String::new, Error::to_string));
+        self.fault.check();
     }
 
     fn place(&self, to: &Bytes, at: usize, from: &[u8]) -> Result<()> {
@@ -423,7 +427,7 @@ impl Memory for Cuda {
         if self.note(begun).is_some() && n > 0 {
             let shape = Shape { grid: [n.div_ceil(256), 1, 1], ..by_row(0) };
             // SAFETY: so many pairs of a row of the batch and an entry of what the pass before has drawn.
-            unsafe { self.launch("take_drawn", shape, arguments![tokens, pairs, n, drawn.on_device()]) };
+            unsafe { self.launch(Kernel::TakeDrawn, shape, arguments![tokens, pairs, n, drawn.on_device()]) };
         }
     }
 
@@ -488,7 +492,7 @@ impl Memory for Cuda {
 
 impl crate::Device for Cuda {
     fn settle(&self) -> Result<()> {
-        lock(&self.fault).take().map_or(Ok(()), Err)
+        self.fault.take().map_or(Ok(()), Err)
     }
 
     fn rows_for(&self, batch: &Batch) -> usize {
