@@ -9,6 +9,7 @@ extern crate alloc;
 
 pub mod block_hash;
 pub mod cache;
+pub mod dtype;
 pub mod id;
 pub mod layout;
 pub mod leaves;
@@ -22,6 +23,7 @@ pub mod unsupported;
 
 pub use block_hash::BlockHash;
 pub use cache::{BLOCK_TOKENS, BLOCKS_MAX, CacheGroup, CacheKind, LayerGroups};
+pub use dtype::{Dtype, Scales};
 pub use id::{AdapterId, BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantId, Token, Tokens};
 pub use layout::{Layout, Part, Shares, Stage};
 pub use leaves::Leaves;

@@ -13,7 +13,7 @@ pub mod stored;
 
 pub use batch::{Batch, BatchSlice, BlockTables};
 pub use error::Error;
-pub use stored::{Scales, Stored, StoredType};
+pub use stored::Stored;
 
 use std::ops::Range;
 use types::{Activations, BlockId, DeviceClass, DeviceKind, KvDtype, Leaves, Mode, Sampling, Token, TokenOut};

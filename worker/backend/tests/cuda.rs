@@ -97,7 +97,7 @@ fn weights_of_eight_bits_are_the_librarys_where_it_has_a_way() {
 fn a_record_of_a_pass_has_the_librarys_products_too() {
     on_fake_cuda("a_record_of_a_pass_has_the_librarys_products_too", &[], || {
         let rng = &mut numbers::Rng(1);
-        let in_bf16 = numbers::File::random(rng, backend::StoredType::BF16, 16, 64);
+        let in_bf16 = numbers::File::random(rng, types::Dtype::BF16, 16, 64);
         for file in [in_bf16, numbers::File::in_eight_bits(rng, 16, 64, [1, 64])] {
             let (fast, n_rows) = (fast(), 64);
             fast.batches(BatchLimits { rows_max: n_rows, context: 32, n_groups: 0 }).unwrap();
@@ -140,7 +140,7 @@ fn a_library_that_fails_is_an_error_like_a_kernels() {
     on_fake_cuda("a_library_that_fails_is_an_error_like_a_kernels", &[("FAKE_CUBLASLT_FAILS", "1")], || {
         let fast = fast();
         let (x, mut out) = (fast.buffer(40, 64).unwrap(), fast.buffer(40, 16).unwrap());
-        let file = numbers::File::random(&mut numbers::Rng(1), backend::StoredType::BF16, 16, 64);
+        let file = numbers::File::random(&mut numbers::Rng(1), types::Dtype::BF16, 16, 64);
         let w = fast.matrix(&[file.stored()]).unwrap();
         fast.linear(&x, &w, 40, &mut out);
         let failed = fast.settle().err().unwrap();

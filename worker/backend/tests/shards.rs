@@ -34,7 +34,7 @@ fn a_bias_is_added_to_each_row() {
 
 #[test]
 fn a_table_leaves_the_rows_of_others_as_they_are() {
-    let file = File::random(&mut Rng(4), backend::StoredType::Q8_0, 40, 32);
+    let file = File::random(&mut Rng(4), types::Dtype::Q8_0, 40, 32);
     let tokens = [0, 16, 17, 30, 31, u32::MAX];
     for (path, cpu) in cpus(Activations::Int8) {
         let table = cpu.matrix(&[file.stored().rows(17..31).unwrap()]).unwrap();
@@ -49,7 +49,7 @@ fn a_table_leaves_the_rows_of_others_as_they_are() {
 
 #[test]
 fn nothing_is_done_with_nothing() {
-    let file = File::random(&mut Rng(5), backend::StoredType::Q8_0, 40, 64);
+    let file = File::random(&mut Rng(5), types::Dtype::Q8_0, 40, 64);
     let mut batch = Batch { tables: vec![Default::default()], ..Batch::default() };
     batch.tokens.extend([1, 2, 3]);
     for (_, cpu) in cpus(Activations::Int8) {

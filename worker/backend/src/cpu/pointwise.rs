@@ -8,9 +8,9 @@ use super::pack::{Matrix, Part};
 use super::panels::BLOCK;
 use super::quants::{COLUMN_BYTES, Head, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::quants::{Quant, at, packing, unpack};
-use crate::StoredType;
 use half::{bf16, f16};
 use std::ops::Range;
+use types::Dtype;
 
 /// out = norm(x) * weight, where x may first be added to a residual.
 pub(crate) struct RmsNorm<'a> {
@@ -176,21 +176,21 @@ fn unpack_row<L: Lanes>(table: &Matrix, row: usize, out: &mut [f32]) {
     let (tile, lane) = ((row - part.first_out) / LANES, (row - part.first_out) % LANES);
     let tile = &table.pages.bytes()[part.start + tile * part.tile_bytes..][..part.tile_bytes];
     match part.dtype {
-        StoredType::F32 => unpack_elements(tile, lane, f32::from_le_bytes, out),
-        StoredType::F16 => unpack_elements(tile, lane, |bytes| f16::from_le_bytes(bytes).to_f32(), out),
-        StoredType::BF16 => unpack_elements(tile, lane, |bytes| bf16::from_le_bytes(bytes).to_f32(), out),
-        StoredType::Q4_0 => unpack_steps::<L, Q4_0>(part, tile, lane, out),
-        StoredType::Q4_1 => unpack_steps::<L, Q4_1>(part, tile, lane, out),
-        StoredType::Q5_0 => unpack_steps::<L, Q5_0>(part, tile, lane, out),
-        StoredType::Q5_1 => unpack_steps::<L, Q5_1>(part, tile, lane, out),
-        StoredType::Q8_0 | StoredType::IQ4NL => unpack_steps::<L, Q8_0>(part, tile, lane, out),
-        StoredType::MXFP4 => unpack_steps::<L, MXFP4>(part, tile, lane, out),
-        StoredType::F8E4M3 => unpack_e4m3::<L>(tile, lane, out),
-        StoredType::Q2K => unpack_steps::<L, Q2K>(part, tile, lane, out),
-        StoredType::Q3K => unpack_steps::<L, Q3K>(part, tile, lane, out),
-        StoredType::Q4K => unpack_steps::<L, Q4K>(part, tile, lane, out),
-        StoredType::Q5K => unpack_steps::<L, Q5K>(part, tile, lane, out),
-        StoredType::Q6K => unpack_steps::<L, Q6K>(part, tile, lane, out),
+        Dtype::F32 => unpack_elements(tile, lane, f32::from_le_bytes, out),
+        Dtype::F16 => unpack_elements(tile, lane, |bytes| f16::from_le_bytes(bytes).to_f32(), out),
+        Dtype::BF16 => unpack_elements(tile, lane, |bytes| bf16::from_le_bytes(bytes).to_f32(), out),
+        Dtype::Q4_0 => unpack_steps::<L, Q4_0>(part, tile, lane, out),
+        Dtype::Q4_1 => unpack_steps::<L, Q4_1>(part, tile, lane, out),
+        Dtype::Q5_0 => unpack_steps::<L, Q5_0>(part, tile, lane, out),
+        Dtype::Q5_1 => unpack_steps::<L, Q5_1>(part, tile, lane, out),
+        Dtype::Q8_0 | Dtype::IQ4NL => unpack_steps::<L, Q8_0>(part, tile, lane, out),
+        Dtype::MXFP4 => unpack_steps::<L, MXFP4>(part, tile, lane, out),
+        Dtype::F8E4M3 => unpack_e4m3::<L>(tile, lane, out),
+        Dtype::Q2K => unpack_steps::<L, Q2K>(part, tile, lane, out),
+        Dtype::Q3K => unpack_steps::<L, Q3K>(part, tile, lane, out),
+        Dtype::Q4K => unpack_steps::<L, Q4K>(part, tile, lane, out),
+        Dtype::Q5K => unpack_steps::<L, Q5K>(part, tile, lane, out),
+        Dtype::Q6K => unpack_steps::<L, Q6K>(part, tile, lane, out),
     }
 }
 
@@ -203,7 +203,7 @@ fn unpack_elements<const SIZE: usize>(tile: &[u8], lane: usize, of: impl Fn([u8;
 
 #[inline(always)]
 fn unpack_e4m3<L: Lanes>(tile: &[u8], lane: usize, out: &mut [f32]) {
-    let packing = packing(StoredType::F8E4M3);
+    let packing = packing(Dtype::F8E4M3);
     let mut row = [0.0; LANES];
     for (step, to) in tile.chunks_exact(packing.step_bytes).zip(out.chunks_exact_mut(BLOCK)) {
         let (scales, numbers) = step.split_at(packing.scale_columns * COLUMN_BYTES);

@@ -8,9 +8,9 @@ pub mod shapes;
 
 use crate::numbers::{File, Rng, TYPES, cpu};
 use backend::cpu::{Cpu, Isa};
-use backend::{Batch, BatchSlice, BlockTables, Device, Draw, Expert, Heads, KvSpec, RopeStyle, Routing, StoredType};
+use backend::{Batch, BatchSlice, BlockTables, Device, Draw, Expert, Heads, KvSpec, RopeStyle, Routing};
 use types::leaves::aligned_runs;
-use types::{Activations, BlockId, KvDtype, Leaves, Sampling};
+use types::{Activations, BlockId, Dtype, KvDtype, Leaves, Sampling};
 
 /// One comparison.
 pub struct Check {
@@ -116,7 +116,7 @@ impl Operation for Product {
 /// Products under `fast` beside the CPU's: what is asked for twice has the same bits.
 pub fn fast_checks<D: Device>(device: &D, rows: &[usize], seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), cpu(Isa::detect(), 1, Activations::F32));
-    let shapes = [(StoredType::BF16, 96, 160), (StoredType::F32, 33, 256), (StoredType::F16, 130, 32)];
+    let shapes = [(Dtype::BF16, 96, 160), (Dtype::F32, 33, 256), (Dtype::F16, 130, 32)];
     let mut checks = Vec::new();
     for ((dtype, n_out, k), n_rows) in shapes.into_iter().flat_map(|shape| rows.iter().map(move |n| (shape, *n))) {
         let file = File::random(rng, dtype, n_out, k);
@@ -154,7 +154,7 @@ fn fast_check<D: Device>(of: &impl Operation, device: &D, reference: &Cpu, rng: 
 /// The bits of one product, on any device.
 pub fn product_of<D: Device>(device: &D, n_out: usize, k: usize, n_rows: usize) -> Vec<u32> {
     let rng = &mut Rng(7);
-    let file = File::random(rng, StoredType::BF16, n_out, k);
+    let file = File::random(rng, Dtype::BF16, n_out, k);
     let x = rng.floats(n_rows * k);
     Product { file }.run(device, &x, n_rows).into_iter().map(f32::to_bits).collect()
 }
@@ -281,7 +281,7 @@ struct Mixture {
 }
 
 impl Mixture {
-    fn new(rng: &mut Rng, dtype: StoredType, [hidden, inner]: [usize; 2], n_experts: usize, n_used: usize) -> Mixture {
+    fn new(rng: &mut Rng, dtype: Dtype, [hidden, inner]: [usize; 2], n_experts: usize, n_used: usize) -> Mixture {
         Mixture {
             routing: Routing { n_experts, n_used, normalized: true },
             gate_up: (0..n_experts).map(|_| File::random(rng, dtype, 2 * inner, hidden)).collect(),
@@ -486,7 +486,7 @@ pub fn checks<D: Device>(device: &D, dtype: KvDtype, n_rows: &[usize], seed: u64
         let file = File::random(rng, dtype, 37, 256);
         checks.push(Product { file }.check(device, &reference, rng, n_rows[i % n_rows.len()]));
     }
-    for dtype in [StoredType::BF16, StoredType::Q4_0] {
+    for dtype in [Dtype::BF16, Dtype::Q4_0] {
         let file = File::random(rng, dtype, 20, 320);
         checks.push(Leafed { file }.check(device, &reference, rng, 3));
     }
@@ -494,7 +494,7 @@ pub fn checks<D: Device>(device: &D, dtype: KvDtype, n_rows: &[usize], seed: u64
     for row in rows.into_iter().chain([Row::Scale, Row::Cap, Row::Gather]) {
         checks.push(Rows { of: row, cols: 80 }.check(device, &reference, rng, 5));
     }
-    for (dtype, n_experts, n_used) in [(StoredType::BF16, 4, 2), (StoredType::Q8_0, 7, 3)] {
+    for (dtype, n_experts, n_used) in [(Dtype::BF16, 4, 2), (Dtype::Q8_0, 7, 3)] {
         checks.push(Mixture::new(rng, dtype, [64, 32], n_experts, n_used).check(device, &reference, rng, 9));
     }
     checks.extend(attentions().iter().map(|attended| attended.check(device, dtype, &reference, rng)));
