@@ -617,7 +617,7 @@ impl Load for ModelLoader {
 }
 
 fn kv_bytes(specs: &[KvSpec]) -> u64 {
-    specs.iter().map(|spec| (spec.n_blocks as u64).saturating_mul(spec.block_bytes() as u64)).sum()
+    specs.iter().map(|spec| (spec.n_blocks as u64).saturating_mul(spec.block_bytes())).sum()
 }
 
 fn failed<E: Into<model::Error>>(assignment: &Assignment) -> impl FnOnce(E) -> LoadError + '_ {

@@ -838,7 +838,7 @@ mod tests {
 
     #[test]
     fn what_is_let_go_is_told_once_and_before_others_may_have_it() {
-        let window = CacheGroup { kind: types::CacheKind::Window(20), sharded: true };
+        let window = CacheGroup::FULL.within(20);
         let groups = vec![CacheGroup::FULL, window];
         let limits = SequenceLimits { groups, n_blocks: vec![8, 8], zero_kv: true, ..limits() };
         let mut sequences = Sequences::new(limits, Tokens::Draws);
@@ -875,7 +875,7 @@ mod tests {
 
     #[test]
     fn a_window_needs_no_block_behind_it_and_each_group_has_its_own_pool() {
-        let window = CacheGroup { kind: types::CacheKind::Window(20), sharded: true };
+        let window = CacheGroup::FULL.within(20);
         let windowed = || {
             let limits = SequenceLimits { groups: vec![CacheGroup::FULL, window], n_blocks: vec![8, 4], ..limits() };
             Sequences::new(limits, Tokens::Draws)

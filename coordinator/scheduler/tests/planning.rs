@@ -3,8 +3,8 @@
 
 use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
 use types::{
-    AdapterId, CacheGroup, CacheKind, Epoch, Finish, Goal, Micros, Priority, Request, RequestId, SCORED_ROWS_MAX,
-    Sampling, SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
+    AdapterId, CacheGroup, Epoch, Finish, Goal, Micros, Priority, Request, RequestId, SCORED_ROWS_MAX, Sampling,
+    SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
 };
 
 fn config() -> Config {
@@ -30,7 +30,7 @@ fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {
 }
 
 fn window(n_positions: u32) -> CacheGroup {
-    CacheGroup { kind: CacheKind::Window(n_positions), sharded: true }
+    CacheGroup::FULL.within(n_positions)
 }
 
 fn plan(scheduler: &mut Scheduler) -> Option<Step> {
@@ -341,10 +341,8 @@ fn refusals_say_why() {
 
 #[test]
 fn impossible_configurations_are_refused_by_name() {
-    let latent = CacheGroup { kind: CacheKind::Latent, sharded: false };
     let cases = [
         (Config { groups: vec![window(0)], ..config() }, "a window of no position"),
-        (Config { groups: vec![latent], ..config() }, "a latent cache group"),
         (Config { groups: vec![CacheGroup::FULL; 2], ..config() }, "other than one n_blocks for each cache group"),
         (Config { groups: vec![], ..config() }, "no cache groups"),
         (Config { groups: vec![window(4); 9], n_blocks: vec![9; 9], ..config() }, "more than 8 cache groups"),

@@ -7,7 +7,7 @@ use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Linear, Memory, Stored};
 use std::hint::black_box;
 use std::time::Instant;
-use types::{Activations, BlockId, Dtype, KvDtype};
+use types::{Activations, BlockId, Dtype, KvDtype, KvLayout};
 
 const REPEATS: usize = 15;
 
@@ -75,7 +75,7 @@ fn linear(cpu: &Cpu, dtype: Dtype, n_out: usize, k: usize) {
 fn attention(cpu: &Cpu, n_slices: usize, n_rows: usize, start: usize) {
     let heads = Heads::whole(9, 3, 64, 0.125);
     let n_blocks = (start + n_rows).div_ceil(16);
-    let kv = KvSpec { n_layers: 1, n_blocks: n_blocks * n_slices, n_kv_heads: 3, head_dim: 64, dtype: KvDtype::F16 };
+    let kv = KvSpec { n_layers: 1, n_blocks: n_blocks * n_slices, layout: KvLayout::heads(3, 64), dtype: KvDtype::F16 };
     let kv = cpu.kv(kv).unwrap();
     let total = n_rows * n_slices;
     let mut batch = Batch { tokens: vec![0; total], ..Batch::default() };

@@ -16,7 +16,9 @@ pub use error::Error;
 pub use stored::Stored;
 
 use std::ops::Range;
-use types::{Activations, BlockId, DeviceClass, DeviceKind, KvDtype, Leaves, Mode, Sampling, Token, TokenOut};
+use types::{
+    Activations, BlockId, DeviceClass, DeviceKind, KvDtype, KvLayout, Leaves, Mode, Sampling, Token, TokenOut,
+};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -155,24 +157,35 @@ pub trait Memory {
     fn write_part(&self, buffer: &mut Self::Buffer, row: usize, col: usize, values: &[f32]);
 }
 
+/// The pages of a cache group's layers on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvSpec {
     pub n_layers: usize,
     pub n_blocks: usize,
-    pub n_kv_heads: usize,
-    pub head_dim: usize,
+    /// Of this rank.
+    pub layout: KvLayout,
     pub dtype: KvDtype,
 }
 
 impl KvSpec {
     /// Bytes of one block over all layers: what the size of the pool is counted in.
-    pub fn block_bytes(&self) -> usize {
-        self.n_layers * self.layer_block_bytes()
+    pub fn block_bytes(&self) -> u64 {
+        self.layout.page_bytes(self.dtype).saturating_mul(self.n_layers as u64)
     }
 
-    /// Of one layer, where heads lie one behind the other without a gap.
-    pub(crate) fn layer_block_bytes(&self) -> usize {
-        2 * types::BLOCK_TOKENS as usize * self.n_kv_heads * self.head_dim * self.dtype.bytes()
+    /// Of a layer's pages, and of all of them, where each takes so many bytes; None where no memory is so large.
+    pub(crate) fn sizes(&self, page_bytes: u64) -> Option<(usize, usize)> {
+        let of_layer = usize::try_from(page_bytes).ok()?.checked_mul(self.n_blocks)?;
+        Some((of_layer, of_layer.checked_mul(self.n_layers)?))
+    }
+
+    /// How many heads, and how wide K and V are, which attention here wants alike.
+    pub(crate) fn heads(&self) -> Result<(usize, usize)> {
+        let KvLayout::Heads { n, k, v, .. } = self.layout;
+        match k == v {
+            true => Ok((n as usize, k as usize)),
+            false => Err(Error::Shape(format!("heads with {k} numbers of K and {v} of V"))),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use backend::cpu::{Cpu, Isa, Kv};
 use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Memory, RopeStyle};
 use common::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use half::f16;
-use types::{Activations, BlockId, KvDtype};
+use types::{Activations, BlockId, KvDtype, KvLayout};
 
 const LAYER: usize = 1;
 const N_BLOCKS: usize = 120;
@@ -55,7 +55,13 @@ impl Case {
 
     fn kv(&self, cpu: &Cpu) -> Kv {
         let Heads { n_kv_heads, head_dim, .. } = self.heads;
-        cpu.kv(KvSpec { n_layers: 2, n_blocks: N_BLOCKS, n_kv_heads, head_dim, dtype: self.dtype }).unwrap()
+        cpu.kv(KvSpec {
+            n_layers: 2,
+            n_blocks: N_BLOCKS,
+            layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32),
+            dtype: self.dtype,
+        })
+        .unwrap()
     }
 
     /// One step: a range of positions of each of some sequences. Gives [n_rows, n_heads * head_dim].
@@ -297,10 +303,13 @@ fn what_others_left_in_a_block_is_not_seen() {
 #[test]
 fn caches_that_cannot_be_are_refused() {
     let cpu = cpu(Isa::detect(), 1, Activations::F32);
-    let spec = KvSpec { n_layers: 1, n_blocks: 1, n_kv_heads: 1, head_dim: 64, dtype: KvDtype::F16 };
+    let spec = KvSpec { n_layers: 1, n_blocks: 1, layout: KvLayout::heads(1, 64), dtype: KvDtype::F16 };
     assert!(cpu.kv(spec).is_ok());
-    for bad in [KvSpec { head_dim: 512, ..spec }, KvSpec { head_dim: 7, ..spec }, KvSpec { n_blocks: 1 << 60, ..spec }]
-    {
+    for bad in [
+        KvSpec { layout: KvLayout::heads(1, 512), ..spec },
+        KvSpec { layout: KvLayout::heads(1, 7), ..spec },
+        KvSpec { n_blocks: 1 << 60, ..spec },
+    ] {
         assert!(cpu.kv(bad).is_err(), "{bad:?}");
     }
     assert!(cpu.rope(&[1.0; 8], &[0.0; 7], 4, RopeStyle::Halves).is_err());

@@ -9,7 +9,7 @@ use allocations::n_allocations;
 use backend::cpu::Isa;
 use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Linear, Memory, Pointwise, RopeStyle};
 use common::{File, Rng, cpu, filled};
-use types::{Activations, BlockId, KvDtype, Leaves};
+use types::{Activations, BlockId, KvDtype, KvLayout, Leaves};
 
 fn batch(n_rows: u32) -> Batch {
     let tables = vec![BlockTables { blocks: vec![BlockId(1), BlockId(0)], bounds: vec![0, 2] }];
@@ -40,7 +40,7 @@ fn ops_allocate_nothing() {
         let (cos, sin) = (vec![1.0; 32 * 16], vec![0.0; 32 * 16]);
         let rope = cpu.rope(&cos, &sin, 16, RopeStyle::Halves).unwrap();
         let mut kv =
-            cpu.kv(KvSpec { n_layers: 1, n_blocks: 2, n_kv_heads: 4, head_dim: 32, dtype: KvDtype::F16 }).unwrap();
+            cpu.kv(KvSpec { n_layers: 1, n_blocks: 2, layout: KvLayout::heads(4, 32), dtype: KvDtype::F16 }).unwrap();
         let mut x = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * 256));
         let mut qkv = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * heads.qkv_cols()));
         let mut residual = cpu.buffer(ROWS_MAX, 256).unwrap();

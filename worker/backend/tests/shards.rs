@@ -6,7 +6,7 @@ mod common;
 
 use backend::{Attention, Batch, Heads, KvSpec, Linear, Memory, Pointwise, RopeStyle};
 use common::{File, Rng, all, assert_bits, cpus, filled};
-use types::{Activations, KvDtype, Leaves};
+use types::{Activations, KvDtype, KvLayout, Leaves};
 
 #[test]
 fn add_gives_the_residual_that_the_norm_would() {
@@ -63,7 +63,7 @@ fn nothing_is_done_with_nothing() {
         cpu.linear_runs(&none, &no_leaves, 3, &mut out);
         assert_eq!(all(&cpu, &out, 3), [5.0; 3 * 40]);
         cpu.embed(&no_rows, 9, &[8, 9, 10], &mut filled(&cpu, 3, &[1.0; 3 * 64]));
-        let spec = KvSpec { n_layers: 2, n_blocks: 4, n_kv_heads: 0, head_dim: 16, dtype: KvDtype::F16 };
+        let spec = KvSpec { n_layers: 2, n_blocks: 4, layout: KvLayout::heads(0, 16), dtype: KvDtype::F16 };
         let heads =
             Heads { n_heads: 0, n_kv_heads: 0, per_kv: 3, first: 0, head_dim: 16, scale: 1.0, window: None, cap: None };
         let (mut kv, mut qkv) = (cpu.kv(spec).unwrap(), cpu.buffer(3, 0).unwrap());

@@ -19,7 +19,7 @@ use gpt2::Gpt2;
 use layers::OwnedHeads;
 use llama::Llama;
 use std::cell::Cell;
-use types::{Activations, BlockId, DeviceClass, KvDtype, Leaves, Numerics, Part, PolicyDigest};
+use types::{Activations, BlockId, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, Part, PolicyDigest};
 use weights::Weights;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -158,16 +158,16 @@ impl<M: Memory> KvCache<M> {
 /// The KV that a rank keeps of each cache group, for pools of so many blocks. A rank without heads keeps none, and of a
 /// group of which its stage has no layer neither.
 pub fn kv_specs(spec: &ModelSpec, part: &Part, class: DeviceClass, dtype: KvDtype, n_blocks: &[u32]) -> Vec<KvSpec> {
-    let n_kv_heads = OwnedHeads::of(class, part, attention::heads(spec)).heads.n_kv_heads;
+    let n_kv_heads = OwnedHeads::of(class, part, attention::heads(spec)).heads.n_kv_heads as u32;
     let groups = spec.cache_groups();
-    let of_group = |(n_layers, n_blocks): (usize, &u32)| KvSpec {
+    let layouts = groups.groups().iter().map(|group| group.share(n_kv_heads));
+    let of_group = |((n_layers, layout), n_blocks): ((usize, KvLayout), &u32)| KvSpec {
         n_layers,
         n_blocks: *n_blocks as usize,
-        n_kv_heads,
-        head_dim: spec.head_dim as usize,
+        layout,
         dtype,
     };
-    groups.n_layers(&part.layers).zip(n_blocks).map(of_group).collect()
+    groups.n_layers(&part.layers).zip(layouts).zip(n_blocks).map(of_group).collect()
 }
 
 /// How many leaves the sums over ranks of this model have.

@@ -20,6 +20,8 @@ pub(crate) const HEAD_DIM_MAX: usize = 256;
 
 pub struct Kv {
     pub(crate) spec: KvSpec,
+    n_kv_heads: usize,
+    head_dim: usize,
     pages: Pages,
 }
 
@@ -28,14 +30,13 @@ impl Kv {
         if !matches!(spec.dtype, KvDtype::F16 | KvDtype::F32) {
             return Err(types::Unsupported("a KV cache of bf16 on the CPU").into());
         }
-        if spec.head_dim > HEAD_DIM_MAX || !spec.head_dim.is_multiple_of(2) {
-            return Err(Error::Shape(format!("a head of {} (even, at most {HEAD_DIM_MAX})", spec.head_dim)));
+        let (n_kv_heads, head_dim) = spec.heads()?;
+        if head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {
+            return Err(Error::Shape(format!("a head of {head_dim} (even, at most {HEAD_DIM_MAX})")));
         }
-        let n_bytes = [2, spec.n_layers, spec.n_blocks, POSITIONS, spec.n_kv_heads, spec.head_dim, spec.dtype.bytes()]
-            .into_iter()
-            .try_fold(1usize, usize::checked_mul)
-            .ok_or_else(|| Error::Shape(format!("a cache of {spec:?}")))?;
-        Ok(Kv { spec, pages: Pages::zeroed("the KV cache", n_bytes)? })
+        let sizes = spec.sizes(spec.layout.page_bytes(spec.dtype));
+        let (_, n_bytes) = sizes.ok_or_else(|| Error::Shape(format!("a cache of {spec:?}")))?;
+        Ok(Kv { spec, n_kv_heads, head_dim, pages: Pages::zeroed("the KV cache", n_bytes)? })
     }
 
     pub fn spec(&self) -> &KvSpec {
@@ -44,7 +45,7 @@ impl Kv {
 
     /// What an op says of the layer must be what the cache was made for.
     pub(crate) fn check(&self, heads: &Heads, layer: usize) {
-        let fits = self.spec.n_kv_heads == heads.n_kv_heads && self.spec.head_dim == heads.head_dim;
+        let fits = self.n_kv_heads == heads.n_kv_heads && self.head_dim == heads.head_dim;
         let is_read = heads.n_heads > 0 && heads.per_kv > 0 && heads.kv_of(heads.n_heads - 1) < heads.n_kv_heads;
         assert!(
             fits && is_read && layer < self.spec.n_layers,
@@ -71,22 +72,22 @@ impl Kv {
     fn block(&self, layer: usize, block: BlockId) -> Range<usize> {
         let (KvSpec { n_layers, n_blocks, .. }, block) = (self.spec, block.0 as usize);
         assert!(layer < n_layers && block < n_blocks, "block {block} of {n_blocks}, layer {layer} of {n_layers}");
-        let n_bytes = self.spec.layer_block_bytes();
+        let n_bytes = self.spec.layout.page_bytes(self.spec.dtype) as usize;
         let start = (layer * n_blocks + block) * n_bytes;
         start..start + n_bytes
     }
 
     /// Elements of one head's K (or V) in one block.
     pub(crate) fn half_page(&self) -> usize {
-        POSITIONS * self.spec.head_dim
+        POSITIONS * self.head_dim
     }
 
     /// Where the page of a head begins, in elements: K, then V.
     #[inline(always)]
     pub(crate) fn page(&self, layer: usize, block: u32, head: usize) -> usize {
-        debug_assert!(layer < self.spec.n_layers && head < self.spec.n_kv_heads);
+        debug_assert!(layer < self.spec.n_layers && head < self.n_kv_heads);
         assert!((block as usize) < self.spec.n_blocks, "block {block} of {}", self.spec.n_blocks);
-        ((layer * self.spec.n_blocks + block as usize) * self.spec.n_kv_heads + head) * 2 * self.half_page()
+        ((layer * self.spec.n_blocks + block as usize) * self.n_kv_heads + head) * 2 * self.half_page()
     }
 
     /// A half page as f32.
@@ -205,7 +206,7 @@ impl Kv {
     /// No other thread touches this position of this page.
     #[inline(always)]
     unsafe fn store<L: Lanes>(&self, page: usize, slot: usize, k: &[f32], v: &[f32]) {
-        let v_start = page + self.half_page() + slot * self.spec.head_dim;
+        let v_start = page + self.half_page() + slot * self.head_dim;
         debug_assert!((v_start + v.len()) * self.spec.dtype.bytes() <= self.pages.n_bytes());
         // SAFETY: inside the page, which is inside the pages: `page` checked its indices.
         unsafe {

@@ -17,12 +17,12 @@ const HEAD_DIM_MAX: usize = 256;
 /// Room for what the tiles of a split attention have made. Where it is too small, nothing is split.
 pub(super) const PARTIAL_BYTES: usize = 32 << 20;
 const FEW: u32 = 16;
-/// bf16
-const ELEMENT: usize = 2;
 
 /// `[layer][block][KV head][K: [16, D] | V: [D, 16]]`
 pub struct Kv {
     spec: KvSpec,
+    n_kv_heads: usize,
+    head_dim: usize,
     pub(super) bytes: Bytes,
     layer_bytes: usize,
 }
@@ -32,25 +32,24 @@ impl Kv {
         if spec.dtype != KvDtype::Bf16 {
             return Err(types::Unsupported("a KV cache other than bf16 on CUDA").into());
         }
-        if spec.head_dim == 0 || spec.head_dim > HEAD_DIM_MAX || !spec.head_dim.is_multiple_of(2) {
-            return Err(Error::Shape(format!("a head of {} (even, at most {HEAD_DIM_MAX})", spec.head_dim)));
+        let (n_kv_heads, head_dim) = spec.heads()?;
+        if head_dim == 0 || head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {
+            return Err(Error::Shape(format!("a head of {head_dim} (even, at most {HEAD_DIM_MAX})")));
         }
         let too_big = || Error::Shape(format!("a cache of {spec:?}"));
         // A slot's number is a word.
-        let n_slots = spec.n_blocks.checked_mul(POSITIONS).filter(|n| u32::try_from(*n).is_ok());
-        let width = 2 * ELEMENT * spec.head_dim.next_multiple_of(GROUP);
-        let of_layer = n_slots.and_then(|n| n.checked_mul(spec.n_kv_heads)).and_then(|n| n.checked_mul(width));
-        let layer_bytes = of_layer.ok_or_else(too_big)?;
-        let n_bytes = layer_bytes.checked_mul(spec.n_layers).ok_or_else(too_big)?;
+        spec.n_blocks.checked_mul(POSITIONS).filter(|n| u32::try_from(*n).is_ok()).ok_or_else(too_big)?;
+        let page_bytes = spec.layout.padded(GROUP as u32).page_bytes(spec.dtype);
+        let (layer_bytes, n_bytes) = spec.sizes(page_bytes).ok_or_else(too_big)?;
         cuda.forget_graphs();
         let bytes = Bytes::new(&cuda.context, "the KV cache", n_bytes)?;
         cuda.stream.fill(&bytes, 0)?;
-        Ok(Kv { spec, bytes, layer_bytes })
+        Ok(Kv { spec, n_kv_heads, head_dim, bytes, layer_bytes })
     }
 
     /// What an operation says of the layer must be what the cache was made for.
     fn layer(&self, heads: &Heads, layer: usize) -> u64 {
-        let fits = self.spec.n_kv_heads == heads.n_kv_heads && self.spec.head_dim == heads.head_dim;
+        let fits = self.n_kv_heads == heads.n_kv_heads && self.head_dim == heads.head_dim;
         let is_read = heads.n_heads > 0 && heads.per_kv > 0 && heads.kv_of(heads.n_heads - 1) < heads.n_kv_heads;
         let is_there = fits && is_read && layer < self.spec.n_layers;
         assert!(is_there, "{heads:?} of layer {layer} in a cache of {:?}", self.spec);

@@ -9,7 +9,7 @@ use crate::pointwise::HeadShape;
 use backend::cpu::Isa;
 use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Memory as _, RopeStyle};
 use std::ops::Range;
-use types::{Activations, BlockId, KvDtype};
+use types::{Activations, BlockId, KvDtype, KvLayout};
 
 const POSITIONS: usize = 16;
 const TILE: usize = 256;
@@ -324,7 +324,7 @@ fn attention_is_near_the_cpus() {
     let step: &Step = &[(0, 270..280)];
     let (qkv, _, _, _) = case.rows(&[(0, 0..280)]);
     let cpu = cpu(Isa::Plain, 1, Activations::F32);
-    let spec = KvSpec { n_layers: 1, n_blocks: N_BLOCKS, n_kv_heads: 2, head_dim: 64, dtype: KvDtype::F32 };
+    let spec = KvSpec { n_layers: 1, n_blocks: N_BLOCKS, layout: KvLayout::heads(2, 64), dtype: KvDtype::F32 };
     let (mut kv, mut x) = (cpu.kv(spec).unwrap(), filled(&cpu, 280, &qkv));
     let blocks = case.sequences[0].blocks.iter().copied().map(BlockId).collect::<Vec<_>>();
     let bounds = vec![0, blocks.len() as u32];
@@ -417,7 +417,12 @@ fn stored(
 fn on_cpu(case: &Case, step: &Step, qkv: &[f32], rope: Option<(&[f32], &[f32], usize, RopeStyle)>) -> Vec<f32> {
     let Heads { n_kv_heads, head_dim, .. } = case.heads;
     let cpu = cpu(Isa::Plain, 1, Activations::F32);
-    let spec = KvSpec { n_layers: 1, n_blocks: N_BLOCKS, n_kv_heads, head_dim, dtype: KvDtype::F32 };
+    let spec = KvSpec {
+        n_layers: 1,
+        n_blocks: N_BLOCKS,
+        layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32),
+        dtype: KvDtype::F32,
+    };
     let mut kv = cpu.kv(spec).unwrap();
     let mut batch = Batch { tables: vec![BlockTables::default()], ..Batch::default() };
     for (sequence, range) in step {

@@ -10,7 +10,7 @@ use crate::numbers::{File, Rng, TYPES, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::{Batch, BatchSlice, BlockTables, Device, Draw, Expert, Heads, KvSpec, RopeStyle, Routing};
 use types::leaves::aligned_runs;
-use types::{Activations, BlockId, Dtype, KvDtype, Leaves, Sampling};
+use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Sampling};
 
 /// One comparison.
 pub struct Check {
@@ -379,7 +379,14 @@ impl Attended {
 
     fn run<D: Device>(&self, device: &D, dtype: KvDtype, which: &[usize], numbers: &[f32]) -> Vec<f32> {
         let Heads { n_kv_heads, head_dim, .. } = self.heads;
-        let mut kv = device.kv(KvSpec { n_layers: 1, n_blocks: N_BLOCKS, n_kv_heads, head_dim, dtype }).unwrap();
+        let mut kv = device
+            .kv(KvSpec {
+                n_layers: 1,
+                n_blocks: N_BLOCKS,
+                layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32),
+                dtype,
+            })
+            .unwrap();
         let turns: Vec<f32> = (0..1024 * head_dim / 2).map(|i| (i % 977) as f32 / 977.0).collect();
         let (cos, sin): (Vec<f32>, Vec<f32>) = turns.iter().map(|turn| (turn.cos(), turn.sin())).unzip();
         let rope = device.rope(&cos, &sin, head_dim / 2, RopeStyle::Halves).unwrap();
@@ -423,7 +430,7 @@ fn cleared<D: Device>(device: &D, dtype: KvDtype, rng: &mut Rng) -> Check {
     const N_ROWS: usize = 90;
     let heads = Heads::whole(2, 2, 64, 0.2);
     let batch = Attended { heads, lengths: vec![N_ROWS], n_new: N_ROWS }.batch(&[0], |n| 0..n);
-    let spec = KvSpec { n_layers: N_LAYERS, n_blocks: N_BLOCKS, n_kv_heads: 2, head_dim: 64, dtype };
+    let spec = KvSpec { n_layers: N_LAYERS, n_blocks: N_BLOCKS, layout: KvLayout::heads(2, 64), dtype };
     let mut kv = device.kv(spec).unwrap();
     let mut qkv = filled(device, N_ROWS, &rng.floats(N_ROWS * heads.qkv_cols()));
     device.begin(&batch);

@@ -7,7 +7,7 @@ use backend::cpu::{Cpu, Isa};
 use backend::{Batch, BatchLimits, BatchSlice, BlockTables, Device, Heads, KvSpec, RopeStyle, Routing};
 use std::ops::Range;
 use types::cache::blocks_for;
-use types::{Activations, BlockId, Dtype, KvDtype, Leaves};
+use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves};
 
 /// How large all of it is.
 #[derive(Clone, Copy)]
@@ -232,7 +232,9 @@ impl Far {
         let rows_max = STORED_ROWS.max(which.iter().map(|sequence| n_new(self.lengths[*sequence])).sum());
         device.batches(BatchLimits { rows_max, context: context as u32, n_groups: 1 }).unwrap();
         let n_blocks = self.n_blocks(&self.lengths);
-        let mut kv = device.kv(KvSpec { n_layers: 1, n_blocks, n_kv_heads, head_dim, dtype }).unwrap();
+        let mut kv = device
+            .kv(KvSpec { n_layers: 1, n_blocks, layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32), dtype })
+            .unwrap();
         let turns: Vec<f32> = (0..context * head_dim / 2).map(|i| (i % 977) as f32 / 977.0).collect();
         let (cos, sin): (Vec<f32>, Vec<f32>) = turns.iter().map(|turn| (turn.cos(), turn.sin())).unzip();
         let rope = device.rope(&cos, &sin, head_dim / 2, RopeStyle::Halves).unwrap();

@@ -7,7 +7,7 @@ use backend::cuda::{Buffer, Cuda, Kv};
 use backend::{Attention, Batch, BatchLimits, BatchSlice, BlockTables, Device, Heads, KvSpec, Memory};
 use serde_json::json;
 use types::cache::blocks_for;
-use types::{BlockId, KvDtype, Mode};
+use types::{BlockId, KvDtype, KvLayout, Mode};
 
 /// Operations a second.
 const AIM: f64 = 450e12;
@@ -47,7 +47,12 @@ impl Attended<'_> {
         let rows_max = STORED_ROWS.max(n_sequences * n_new);
         cuda.batches(BatchLimits { rows_max, context: length as u32, n_groups: 1 }).map_err(text)?;
         let n_blocks = n_sequences * blocks_for(length as u32) as usize;
-        let spec = KvSpec { n_layers: 1, n_blocks, n_kv_heads, head_dim, dtype: KvDtype::Bf16 };
+        let spec = KvSpec {
+            n_layers: 1,
+            n_blocks,
+            layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32),
+            dtype: KvDtype::Bf16,
+        };
         let mut kv = cuda.kv(spec).map_err(text)?;
         let cols = heads.qkv_cols();
         let mut store = |batch: &Batch, rng: &mut Rng| -> Result<Buffer, String> {
