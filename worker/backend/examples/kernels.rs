@@ -4,10 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program to look at")]
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Linear, Memory, Stored};
+use backend::{Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Linear, Memory, PassSlice, Stored};
 use std::hint::black_box;
 use std::time::Instant;
-use types::{Activations, BlockId, Dtype, KvDtype, KvLayout};
+use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Want};
 
 const REPEATS: usize = 15;
 
@@ -82,14 +82,16 @@ fn attention(cpu: &Cpu, n_slices: usize, n_rows: usize, start: usize) {
     let mut table = BlockTables { blocks: Vec::new(), bounds: vec![0] };
     for i in 0..n_slices {
         let rows = (i * n_rows) as u32..((i + 1) * n_rows) as u32;
-        batch.slices.push(BatchSlice { rows, start: start as u32 });
+        batch.slices.push(PassSlice::new(rows, start as u32, Want::Nothing));
         table.blocks.extend((0..n_blocks).map(|block| BlockId((i * n_blocks + block) as u32)));
         table.bounds.push(table.blocks.len() as u32);
     }
     batch.tables.push(table);
     let qkv = cpu.buffer(total, heads.qkv_cols()).unwrap();
     let mut out = cpu.buffer(total, 576).unwrap();
-    let times = time(|| cpu.attend(&qkv, &kv, &heads, &batch, 0, 0, &mut out));
+    let times = time(|| {
+        cpu.attend(&qkv, &kv, &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 }, &mut out)
+    });
     let positions: usize = (0..n_rows).map(|row| start + row + 1).sum::<usize>() * n_slices;
     let ops = (positions * 9 * 64 * 4) as f64;
     report(&format!("attention, {n_slices} x {n_rows} rows from {start}"), ops, "GFLOP/s", times);

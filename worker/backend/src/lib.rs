@@ -4,15 +4,15 @@
 #![allow(unsafe_code, reason = "kernels and their memory; each block says why it holds")]
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
-pub mod batch;
 pub mod cpu;
 pub mod cuda;
 mod error;
 pub mod library;
+pub mod pass;
 pub mod stored;
 
-pub use batch::{Batch, BatchSlice, BlockTables};
 pub use error::Error;
+pub use pass::{Batch, BlockTables, Pass, PassSlice, Rows, Tables};
 pub use stored::Stored;
 
 use std::ops::Range;
@@ -29,14 +29,14 @@ pub trait Device: Linear + Attention + Pointwise + Experts + Sample + Send + Syn
         Ok(())
     }
 
-    /// How many rows a pass of this batch is to have: its own, or some more, where passes of fewer shapes begin faster.
-    fn rows_for(&self, batch: &Batch) -> usize {
-        batch.n_rows()
+    /// How many rows a pass is to have: its own, or some more, where passes of fewer shapes begin faster.
+    fn rows_for(&self, pass: &Pass<'_>) -> usize {
+        pass.n_rows()
     }
 
-    /// Does `work`, which begins operations of this device for the batch that the pass began with, and does nothing
-    /// else: the same operations for batches of the same shape. A device may keep a record of it, and begin that
-    /// the next time. Says what it did.
+    /// Does `work`, which begins operations of this device for the pass that was begun, and does nothing else: the same
+    /// operations for passes of the same shape. A device may keep a record of it, and begin that the next time. Says
+    /// what it did.
     fn repeat<E>(&self, mut work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<Repeat, E> {
         work().map(|()| Repeat::Done)
     }
@@ -137,8 +137,8 @@ pub trait Memory {
         Ok(())
     }
 
-    /// Every pass begins with this: what the device wants to have of its batch before it computes.
-    fn begin(&self, _batch: &Batch) {}
+    /// Every pass begins with this: what the device wants to have of it before it computes.
+    fn begin(&self, _pass: &Pass<'_>) {}
 
     /// For passes of so many rows through experts of `[inner, hidden]`.
     fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Self::Routes>;
@@ -243,44 +243,40 @@ impl Heads {
     }
 }
 
+/// What one layer's attention is computed for.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionCall<'a> {
+    pub pass: &'a Pass<'a>,
+    pub heads: &'a Heads,
+    /// Whose tables are followed: the cache group's, and where the layer's pages are among those of the group.
+    pub group: usize,
+    pub layer: usize,
+}
+
 pub trait Attention: Memory {
     /// Turns Q and K of `qkv` by their positions, if the layer has a rope, then writes K and V to their blocks in the
     /// KV dtype.
     /// qkv: [n_rows, qkv_cols]
-    #[expect(clippy::too_many_arguments, reason = "one fused kernel; each argument is a tensor or a shape")]
     fn rope_store(
         &self,
         qkv: &mut Self::Buffer,
         rope: Option<&Self::Rope>,
-        heads: &Heads,
-        batch: &Batch,
-        group: usize,
-        layer: usize,
+        call: &AttentionCall<'_>,
         kv: &mut Self::Kv,
     );
     /// Causal attention of each row over the positions of its sequence up to its own, as far back as its window, K and
-    /// V read from their blocks. Query head h reads KV head `heads.kv_of(h)`. qkv: [n_rows, qkv_cols] (Q is read), out:
+    /// V read from their blocks. Query head h reads KV head `call.heads.kv_of(h)`. qkv: [n_rows, qkv_cols] (Q is read), out:
     /// [n_rows, n_heads * head_dim]
-    #[expect(clippy::too_many_arguments, reason = "one fused kernel; each argument is a tensor or a shape")]
-    fn attend(
-        &self,
-        qkv: &Self::Buffer,
-        kv: &Self::Kv,
-        heads: &Heads,
-        batch: &Batch,
-        group: usize,
-        layer: usize,
-        out: &mut Self::Buffer,
-    );
+    fn attend(&self, qkv: &Self::Buffer, kv: &Self::Kv, call: &AttentionCall<'_>, out: &mut Self::Buffer);
 }
 
 pub trait Pointwise: Memory {
     /// out[i] = row `tokens[i] - first` of the table, in f32. A token that is not in `first..` and so many rows as the
     /// table has is somebody else's, and its row of `out` stays as it is. table: [rows of the vocabulary, hidden]
     fn embed(&self, table: &Self::Matrix, first: u32, tokens: &[u32], out: &mut Self::Buffer);
-    /// `embed` for the tokens of the batch that the pass began with.
-    fn embed_batch(&self, table: &Self::Matrix, first: u32, batch: &Batch, out: &mut Self::Buffer) {
-        self.embed(table, first, &batch.tokens, out);
+    /// `embed` for the tokens of the pass that was begun.
+    fn embed_pass(&self, table: &Self::Matrix, first: u32, pass: &Pass<'_>, out: &mut Self::Buffer) {
+        self.embed(table, first, pass.rows.tokens, out);
     }
     /// out = x / rms(x) * weight. x, out: [n_rows, hidden]
     fn rms_norm(&self, x: &Self::Buffer, weight: &Self::Vector, eps: f32, n_rows: usize, out: &mut Self::Buffer);
@@ -407,7 +403,7 @@ pub trait Sample: Memory {
     }
 
     /// Begins to draw, where all draws are such. Before the answers are asked for one more pass may be begun, whose
-    /// rows may have these tokens (`Batch::drawn`), and its draws.
+    /// rows may have these tokens (`Rows::drawn`), and its draws.
     fn begin_draws(&self, _logits: &Self::Buffer, _draws: &[Draw<'_>]) -> Option<Drawing> {
         None
     }

@@ -5,10 +5,10 @@
 mod common;
 
 use backend::cpu::{Cpu, Isa, Kv};
-use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Memory, RopeStyle};
+use backend::{Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Memory, PassSlice, RopeStyle};
 use common::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use half::f16;
-use types::{Activations, BlockId, KvDtype, KvLayout};
+use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 
 const LAYER: usize = 1;
 const N_BLOCKS: usize = 120;
@@ -73,7 +73,7 @@ impl Case {
             let first = batch.tokens.len() as u32;
             batch.tokens.extend(range.clone().map(|_| 0));
             batch.positions.extend(range.clone().map(|position| position as u32));
-            batch.slices.push(BatchSlice { rows: first..first + range.len() as u32, start: range.start as u32 });
+            batch.slices.push(PassSlice::new(first..first + range.len() as u32, range.start as u32, Want::Nothing));
             table.blocks.extend(&self.sequences[*sequence].blocks);
             table.bounds.push(table.blocks.len() as u32);
             x.extend(&self.sequences[*sequence].qkv[range.start * cols..range.end * cols]);
@@ -83,8 +83,18 @@ impl Case {
         let rope = cpu.rope(&self.cos, &self.sin, self.heads.head_dim / 2, self.style).unwrap();
         let mut qkv = filled(cpu, n_rows, &x);
         let mut out = cpu.buffer(n_rows, self.heads.n_heads * self.heads.head_dim).unwrap();
-        cpu.rope_store(&mut qkv, self.has_rope.then_some(&rope), &self.heads, &batch, 0, LAYER, kv);
-        cpu.attend(&qkv, kv, &self.heads, &batch, 0, LAYER, &mut out);
+        cpu.rope_store(
+            &mut qkv,
+            self.has_rope.then_some(&rope),
+            &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: LAYER },
+            kv,
+        );
+        cpu.attend(
+            &qkv,
+            kv,
+            &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: LAYER },
+            &mut out,
+        );
         all(cpu, &out, n_rows)
     }
 

@@ -8,11 +8,11 @@ mod on_device;
 
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Arch, Columns, Compiler, Cuda, CudaConfig, Driver, compile};
-use backend::{Batch, BatchLimits, BatchSlice, BlockTables, Device, Error, Linear, Memory, Repeat, Repeats};
+use backend::{Batch, BatchLimits, BlockTables, Device, Error, Linear, Memory, PassSlice, Repeat, Repeats};
 use common as numbers;
 use fake_cuda::on_fake_cuda;
 use std::path::PathBuf;
-use types::{Activations, KvDtype, Mode};
+use types::{Activations, KvDtype, Mode, Want};
 
 fn config(cache: Option<PathBuf>) -> CudaConfig {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
@@ -103,13 +103,13 @@ fn a_record_of_a_pass_has_the_librarys_products_too() {
             fast.batches(BatchLimits { rows_max: n_rows, context: 32, n_groups: 0 }).unwrap();
             let w = fast.matrix(&[file.stored()]).unwrap();
             let (mut x, mut out) = (fast.buffer(n_rows, 64).unwrap(), fast.buffer(n_rows, 16).unwrap());
-            let slices = (0..n_rows as u32).map(|row| BatchSlice { rows: row..row + 1, start: 3 }).collect();
+            let slices = (0..n_rows as u32).map(|row| PassSlice::new(row..row + 1, 3, Want::Nothing)).collect();
             let batch = Batch { tokens: vec![1; n_rows], positions: vec![3; n_rows], slices, ..Batch::default() };
             let mut all = Vec::new();
             for round in 0..4 {
                 // What is recorded reads what is there when it is begun.
                 fast.write(&mut x, 0, &numbers::Rng(round % 2).floats(n_rows * 64));
-                fast.begin(&batch);
+                fast.begin(&batch.pass());
                 let mut work = || -> Result<(), Error> {
                     fast.linear(&x, &w, n_rows, &mut out);
                     Ok(())
@@ -170,7 +170,7 @@ fn decoding(n_rows: u32, position: u32) -> Batch {
     Batch {
         tokens: vec![3; n_rows as usize],
         positions: vec![position; n_rows as usize],
-        slices: rows.clone().map(|row| BatchSlice { rows: row..row + 1, start: position }).collect(),
+        slices: rows.clone().map(|row| PassSlice::new(row..row + 1, position, Want::Nothing)).collect(),
         tables: vec![BlockTables {
             blocks: rows.clone().flat_map(|_| (0..n_blocks).map(types::BlockId)).collect(),
             bounds: (0..=n_rows).map(|row| row * n_blocks).collect(),
@@ -192,7 +192,7 @@ fn graphs_take_what_nobody_else_is_promised_and_no_more() {
             rows.into_iter().flat_map(|n_rows| [0, 256, 1024, 4096].map(|at| (n_rows, at))).collect();
         let mut n_begun = 0;
         for (n_rows, position) in outlines.iter().copied().cycle().take(3 * outlines.len()) {
-            cuda.begin(&decoding(n_rows, position));
+            cuda.begin(&decoding(n_rows, position).pass());
             n_begun += u64::from(repeat(&cuda, || {
                 cuda.copy_rows(&from, &mut to, 1);
                 Ok::<_, ()>(())
@@ -214,7 +214,7 @@ fn what_waits_for_the_device_is_not_recorded() {
         let batch = Batch {
             tokens: vec![3],
             positions: vec![0],
-            slices: vec![BatchSlice { rows: 0..1, start: 0 }],
+            slices: vec![PassSlice::new(0..1, 0, Want::Nothing)],
             tables: vec![BlockTables { blocks: vec![types::BlockId(0)], bounds: vec![0, 1] }],
             ..Batch::default()
         };
@@ -225,7 +225,7 @@ fn what_waits_for_the_device_is_not_recorded() {
         };
         let mut pass = |n: f32, waits: bool| {
             cuda.write(&mut from, 0, &[n; 32]);
-            cuda.begin(&batch);
+            cuda.begin(&batch.pass());
             let work = || {
                 cuda.copy_rows(&from, &mut to, 1);
                 if waits {

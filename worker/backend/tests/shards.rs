@@ -4,7 +4,7 @@
 
 mod common;
 
-use backend::{Attention, Batch, Heads, KvSpec, Linear, Memory, Pointwise, RopeStyle};
+use backend::{Attention, AttentionCall, Batch, Heads, KvSpec, Linear, Memory, Pointwise, RopeStyle};
 use common::{File, Rng, all, assert_bits, cpus, filled};
 use types::{Activations, KvDtype, KvLayout, Leaves};
 
@@ -68,8 +68,13 @@ fn nothing_is_done_with_nothing() {
             Heads { n_heads: 0, n_kv_heads: 0, per_kv: 3, first: 0, head_dim: 16, scale: 1.0, window: None, cap: None };
         let (mut kv, mut qkv) = (cpu.kv(spec).unwrap(), cpu.buffer(3, 0).unwrap());
         let rope = cpu.rope(&[1.0; 8], &[0.0; 8], 8, RopeStyle::Halves).unwrap();
-        cpu.rope_store(&mut qkv, Some(&rope), &heads, &batch, 0, 1, &mut kv);
-        cpu.attend(&qkv, &kv, &heads, &batch, 0, 1, &mut none);
+        cpu.rope_store(
+            &mut qkv,
+            Some(&rope),
+            &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 1 },
+            &mut kv,
+        );
+        cpu.attend(&qkv, &kv, &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 1 }, &mut none);
         cpu.silu_mul(&qkv, 3, &mut none);
     }
 }

@@ -8,7 +8,7 @@ use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
 use crate::weights::Weights;
 use crate::{KvCache, Limits, Result};
-use backend::{Batch, Device, Memory};
+use backend::{Device, Memory, Pass};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::Ranks;
 
@@ -64,22 +64,22 @@ impl<M: Memory> Gemma<M> {
 }
 
 impl<D: Device> Gemma<D> {
-    /// The logits of the batch's outputs, on the rank that samples: [batch.outputs.len(), n_vocab]
+    /// The logits of the pass's outputs, on the rank that samples: [n_outputs, n_vocab]
     pub fn forward(
         &mut self,
         device: &D,
         collective: &mut Ranks<D>,
-        batch: &Batch,
+        pass: &Pass<'_>,
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
-        let (residual, ropes, n_rows) = (&mut self.residual, &self.ropes, batch.n_rows());
+        let (residual, ropes, n_rows) = (&mut self.residual, &self.ropes, pass.n_rows());
         let Scratch { x, out, attention, mlp } = &mut self.scratch;
-        self.embed_tokens.forward(device, collective, batch, residual)?; // [n_rows, hidden]
+        self.embed_tokens.forward(device, collective, pass, residual)?; // [n_rows, hidden]
         let layers = &self.layers;
         repeat(device, collective, residual, |collective, residual| {
             for layer in layers {
                 layer.input_norm.forward(device, residual, n_rows, x);
-                layer.attention.forward(device, collective, batch, ropes, kv, x, attention, out)?;
+                layer.attention.forward(device, collective, pass, ropes, kv, x, attention, out)?;
                 layer.post_attention_norm.plain(device, out, n_rows, residual.due());
                 layer.pre_feedforward_norm.forward(device, residual, n_rows, x);
                 layer.mlp.forward(device, collective, x, n_rows, mlp, out)?;
@@ -87,7 +87,7 @@ impl<D: Device> Gemma<D> {
             }
             Ok(())
         })?;
-        self.lm_head.forward(device, collective, &self.norm, batch, residual) // [n_outputs, n_vocab]
+        self.lm_head.forward(device, collective, &self.norm, pass, residual) // [n_outputs, n_vocab]
     }
 }
 

@@ -4,9 +4,9 @@ use crate::attention::{self, Attention};
 use crate::layers::{Embedding, Head, Norm, Residual, repeat};
 use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
-use crate::weights::{Rows, Weights};
+use crate::weights::{MatrixRows, Weights};
 use crate::{KvCache, Limits, Result};
-use backend::{Batch, Device, Memory};
+use backend::{Device, Memory, Pass};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::Ranks;
 
@@ -43,7 +43,7 @@ impl<M: Memory> Gpt2<M> {
         let layers = all.layers(|at, layer| Layer::load(at, spec, layer))?;
         let (embed_tokens, lm_head) = Head::with_embedding(all, spec, limits)?;
         let embed_positions = match all.part().is_first() {
-            true => Some(model.rows(hidden, &[Rows::all("embed_positions", n_positions)])?),
+            true => Some(model.rows(hidden, &[MatrixRows::all("embed_positions", n_positions)])?),
             false => None,
         };
         let n_planes = layers.iter().map(Layer::n_planes).max().unwrap_or(1);
@@ -65,31 +65,31 @@ impl<M: Memory> Gpt2<M> {
 }
 
 impl<D: Device> Gpt2<D> {
-    /// The logits of the batch's outputs, on the rank that samples: [batch.outputs.len(), n_vocab]
+    /// The logits of the pass's outputs, on the rank that samples: [n_outputs, n_vocab]
     pub fn forward(
         &mut self,
         device: &D,
         collective: &mut Ranks<D>,
-        batch: &Batch,
+        pass: &Pass<'_>,
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
-        let (residual, ropes, n_rows) = (&mut self.residual, &self.ropes, batch.n_rows());
+        let (residual, ropes, n_rows) = (&mut self.residual, &self.ropes, pass.n_rows());
         let Scratch { x, attention, mlp } = &mut self.scratch;
-        self.embed_tokens.forward(device, collective, batch, residual)?; // [n_rows, hidden]
+        self.embed_tokens.forward(device, collective, pass, residual)?; // [n_rows, hidden]
         if let Some(table) = &self.embed_positions {
-            device.embed(table, 0, &batch.positions, residual.due()); // [n_rows, hidden]
+            device.embed(table, 0, pass.rows.positions, residual.due()); // [n_rows, hidden]
         }
         let layers = &self.layers;
         repeat(device, collective, residual, |collective, residual| {
             for layer in layers {
                 layer.input_norm.forward(device, residual, n_rows, x);
-                layer.attention.forward(device, collective, batch, ropes, kv, x, attention, residual.due())?;
+                layer.attention.forward(device, collective, pass, ropes, kv, x, attention, residual.due())?;
                 layer.post_norm.forward(device, residual, n_rows, x);
                 layer.mlp.forward(device, collective, x, n_rows, mlp, residual.due())?;
             }
             Ok(())
         })?;
-        self.lm_head.forward(device, collective, &self.norm, batch, residual) // [n_outputs, n_vocab]
+        self.lm_head.forward(device, collective, &self.norm, pass, residual) // [n_outputs, n_vocab]
     }
 }
 

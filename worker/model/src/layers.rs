@@ -21,9 +21,9 @@
 //! - A bias is added where the checkpoint has one: `q_proj.bias` beside `q_proj.weight`.
 //! - Whatever a sublayer gives to `due` is the same on all ranks of the stage: a `RowParallel` has summed it.
 
-use crate::weights::{Rows, Weights};
+use crate::weights::{MatrixRows, Weights};
 use crate::{Limits, Result};
-use backend::{Batch, Device, Heads, Memory, Repeat};
+use backend::{Device, Heads, Memory, Pass, Repeat};
 use checkpoint::ModelSpec;
 use collective::Ranks;
 use std::ops::Range;
@@ -59,7 +59,7 @@ impl<M: Memory> Residual<M> {
     }
 }
 
-/// Runs the layers of a pass, which is all that `run` does; or has the device begin what it did for a batch of the same
+/// Runs the layers of a pass, which is all that `run` does; or has the device begin what it did for a pass of the same
 /// shape. Where ranks add through the host nothing can be repeated.
 pub fn repeat<D: Device>(
     device: &D,
@@ -143,9 +143,9 @@ impl<D: Device> Norm<D> {
 /// ```
 pub struct OwnedHeads {
     pub heads: Heads,
-    /// Rows of `q_proj`, and columns of `o_proj`.
+    /// MatrixRows of `q_proj`, and columns of `o_proj`.
     pub query: Range<usize>,
-    /// Rows of `k_proj` and of `v_proj`.
+    /// MatrixRows of `k_proj` and of `v_proj`.
     pub kv: Range<usize>,
     /// How the sum of `o_proj` is cut, over all heads.
     pub leaves: Leaves,
@@ -183,7 +183,7 @@ pub struct ColumnParallel<M: Memory> {
 
 impl<M: Memory> ColumnParallel<M> {
     /// The output has the owned rows of each part, one part after another.
-    pub fn load(at: &Weights<'_, M>, k: usize, parts: &[Rows<'_>]) -> Result<ColumnParallel<M>> {
+    pub fn load(at: &Weights<'_, M>, k: usize, parts: &[MatrixRows<'_>]) -> Result<ColumnParallel<M>> {
         Ok(ColumnParallel { weight: at.rows(k, parts)?, bias: stacked_bias(at, parts)? })
     }
 }
@@ -199,13 +199,14 @@ impl<D: Device> ColumnParallel<D> {
 }
 
 /// None where no part has one; a part without adds nothing.
-fn stacked_bias<M: Memory>(at: &Weights<'_, M>, parts: &[Rows<'_>]) -> Result<Option<M::Vector>> {
-    let bias = |part: &Rows<'_>| at.bias(part.name, part.n, part.owned.clone());
+fn stacked_bias<M: Memory>(at: &Weights<'_, M>, parts: &[MatrixRows<'_>]) -> Result<Option<M::Vector>> {
+    let bias = |part: &MatrixRows<'_>| at.bias(part.name, part.n, part.owned.clone());
     let found = parts.iter().map(bias).collect::<Result<Vec<_>>>()?;
     if found.iter().all(Option::is_none) {
         return Ok(None);
     }
-    let of_part = |(part, bias): (&Rows<'_>, Option<Vec<f32>>)| bias.unwrap_or_else(|| vec![0.0; part.owned.len()]);
+    let of_part =
+        |(part, bias): (&MatrixRows<'_>, Option<Vec<f32>>)| bias.unwrap_or_else(|| vec![0.0; part.owned.len()]);
     let stacked: Vec<f32> = parts.iter().zip(found).flat_map(of_part).collect();
     Ok(Some(at.device().vector(&stacked)?))
 }
@@ -229,7 +230,7 @@ impl<M: Memory> RowParallel<M> {
         Ok(RowParallel { weight, bias, runs: aligned_runs(owned, n_leaves), n_leaves })
     }
 
-    /// Rows that `out` needs for each row of input, and one at least: the sum.
+    /// MatrixRows that `out` needs for each row of input, and one at least: the sum.
     pub fn n_planes(&self) -> usize {
         self.runs.len().max(1)
     }
@@ -279,30 +280,30 @@ impl<M: Memory> Embedding<M> {
         Ok(Embedding { table: Some(table), factor: None })
     }
 
-    /// Rows are multiplied by a factor before the stream begins.
+    /// MatrixRows are multiplied by a factor before the stream begins.
     pub fn times(self, factor: f32) -> Embedding<M> {
         Embedding { factor: Some(factor), ..self }
     }
 }
 
 impl<D: Device> Embedding<D> {
-    /// The batch's tokens -> the stream [n_rows, hidden]
+    /// The pass's tokens -> the stream [n_rows, hidden]
     pub fn forward(
         &self,
         device: &D,
         collective: &mut Ranks<D>,
-        batch: &Batch,
+        pass: &Pass<'_>,
         residual: &mut Residual<D>,
     ) -> Result<()> {
-        let (n_rows, out) = (batch.n_rows(), residual.begin());
+        let (n_rows, out) = (pass.n_rows(), residual.begin());
         let Some(Table { rows, first, shares, n_vocab }) = &self.table else {
             return Ok(collective.recv_rows(device, out, n_rows)?);
         };
-        device.embed_batch(rows, *first, batch, out);
+        device.embed_pass(rows, *first, pass, out);
         if let Some(factor) = self.factor {
             device.scale(out, factor, n_rows);
         }
-        Ok(collective.share_rows(device, out, |row| shares.owner(batch.tokens[row], *n_vocab).into(), n_rows)?)
+        Ok(collective.share_rows(device, out, |row| shares.owner(pass.rows.tokens[row], *n_vocab).into(), n_rows)?)
     }
 }
 
@@ -384,7 +385,7 @@ impl<M: Memory> Head<M> {
 }
 
 impl<M: Memory> Head<M> {
-    /// What the last pass made of its rows, behind the last norm: [n_rows, hidden]. On the last stage, if the batch had
+    /// What the last pass made of its rows, behind the last norm: [n_rows, hidden]. On the last stage, if the pass had
     /// outputs or wanted it.
     pub fn hidden(&self) -> Option<&M::Buffer> {
         self.last.as_ref().map(|last| &last.x)
@@ -392,29 +393,29 @@ impl<M: Memory> Head<M> {
 }
 
 impl<D: Device> Head<D> {
-    /// The stream -> the logits of the batch's outputs [batch.outputs.len(), n_vocab], on the rank that samples, if the
-    /// batch has any.
+    /// The stream -> the logits of the pass's outputs [n_outputs, n_vocab], on the rank that samples, if the
+    /// pass has any.
     pub fn forward(
         &mut self,
         device: &D,
         collective: &mut Ranks<D>,
         norm: &Norm<D>,
-        batch: &Batch,
+        pass: &Pass<'_>,
         residual: &mut Residual<D>,
     ) -> Result<Option<&D::Buffer>> {
-        let (n_rows, n_outputs) = (batch.n_rows(), batch.outputs.len());
+        let (n_rows, n_outputs) = (pass.n_rows(), pass.rows.outputs.len());
         let Some(last) = &mut self.last else {
             collective.send_rows(device, residual.settled(device, n_rows), n_rows)?;
             return Ok(None);
         };
-        if n_outputs == 0 && !batch.wants_hidden {
+        if n_outputs == 0 && !pass.wants_hidden() {
             return Ok(None);
         }
         norm.forward(device, residual, n_rows, &mut last.x); // [n_rows, hidden]
         if n_outputs == 0 {
             return Ok(None);
         }
-        device.gather(&last.x, &batch.outputs, &mut last.wanted); // [n_outputs, hidden]
+        device.gather(&last.x, pass.rows.outputs, &mut last.wanted); // [n_outputs, hidden]
         device.linear(&last.wanted, &last.rows, n_outputs, &mut last.mine); // [n_outputs, owned rows]
         if let Some(cap) = self.cap {
             device.soft_cap(&mut last.mine, cap, n_outputs);
@@ -428,7 +429,7 @@ impl<D: Device> Head<D> {
 /// This rank's rows of a table of the vocabulary. [owned, hidden]
 fn vocabulary<M: Memory>(at: &Weights<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<M::Matrix> {
     let owned = at.part().owned(n_vocab as u32);
-    at.rows(hidden, &[Rows { name, n: n_vocab, owned: owned.start as usize..owned.end as usize }])
+    at.rows(hidden, &[MatrixRows { name, n: n_vocab, owned: owned.start as usize..owned.end as usize }])
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ mod mlp;
 mod rope;
 mod weights;
 
-use backend::{Batch, BatchLimits, Device, KvSpec, Memory};
+use backend::{BatchLimits, Device, KvSpec, Memory, Pass};
 use checkpoint::{Checkpoint, Family, ModelSpec};
 use collective::{CancelFlag, Ranks};
 use gemma::Gemma;
@@ -43,9 +43,9 @@ pub enum Error {
 /// The largest step: what the scratch memory is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Rows of one pass.
+    /// MatrixRows of one pass.
     pub rows_max: usize,
-    /// Rows of one pass whose logits are wanted.
+    /// MatrixRows of one pass whose logits are wanted.
     pub outputs_max: usize,
     /// Positions of one sequence.
     pub context: u32,
@@ -111,19 +111,19 @@ impl<M: Memory> Model<M> {
 
 impl<D: Device> Model<D> {
     /// One pass over the rows of `batch`, which all ranks make together. On the rank that samples, the logits of its
-    /// outputs: `[batch.outputs.len(), n_vocab]`; None elsewhere, and where there are no outputs.
+    /// outputs: `[n_outputs, n_vocab]`; None elsewhere, and where there are no outputs.
     pub fn forward(
         &mut self,
         device: &D,
         collective: &mut Ranks<D>,
-        batch: &Batch,
+        pass: &Pass<'_>,
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
-        device.begin(batch);
+        device.begin(pass);
         match &mut self.family {
-            Loaded::Llama(llama) => llama.forward(device, collective, batch, kv),
-            Loaded::Gemma(gemma) => gemma.forward(device, collective, batch, kv),
-            Loaded::Gpt2(gpt2) => gpt2.forward(device, collective, batch, kv),
+            Loaded::Llama(llama) => llama.forward(device, collective, pass, kv),
+            Loaded::Gemma(gemma) => gemma.forward(device, collective, pass, kv),
+            Loaded::Gpt2(gpt2) => gpt2.forward(device, collective, pass, kv),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a layer does with each row alone: an MLP, or the few of many that a router chooses.
 
 use crate::layers::{ColumnParallel, RowParallel, owned_inner};
-use crate::weights::{Rows, Weights};
+use crate::weights::{MatrixRows, Weights};
 use crate::{Limits, Result};
 use backend::{Device, Expert, Memory, Routing};
 use checkpoint::{ExpertsSpec, LayerSpec, ModelSpec};
@@ -90,7 +90,7 @@ impl<M: Memory> Dense<M> {
     fn load(at: &Weights<'_, M>, spec: &ModelSpec, activation: Activation) -> Result<Dense<M>> {
         let (hidden, inner) = (spec.hidden as usize, spec.inner as usize);
         let (owned, leaves) = owned_inner(at.device().class(), at.part(), inner);
-        let rows = |name| Rows { name, n: inner, owned: owned.clone() };
+        let rows = |name| MatrixRows { name, n: inner, owned: owned.clone() };
         let up = match activation {
             Activation::Silu | Activation::Gelu => vec![rows("gate_proj"), rows("up_proj")],
             Activation::PlainGelu => vec![rows("up_proj")],
@@ -138,12 +138,12 @@ impl<M: Memory> Mixture<M> {
         let inner = spec.inner as usize;
         let expert = |e: u32| {
             let at = at.under("experts").under(e);
-            let gate_up = [Rows::all("gate_proj", inner), Rows::all("up_proj", inner)];
-            let down = [Rows::all("down_proj", hidden)];
+            let gate_up = [MatrixRows::all("gate_proj", inner), MatrixRows::all("up_proj", inner)];
+            let down = [MatrixRows::all("down_proj", hidden)];
             Ok(Expert { gate_up: at.rows(hidden, &gate_up)?, down: at.rows(inner, &down)? })
         };
         Ok(Mixture {
-            router: at.rows(hidden, &[Rows::all("gate", spec.n as usize)])?,
+            router: at.rows(hidden, &[MatrixRows::all("gate", spec.n as usize)])?,
             experts: owned.clone().map(expert).collect::<Result<_>>()?,
             runs: aligned_runs(owned, spec.n),
             n_experts: spec.n,

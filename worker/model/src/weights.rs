@@ -14,17 +14,17 @@ use std::sync::{Mutex, PoisonError};
 use types::{Leaves, Part};
 
 /// The rows that a rank owns of one matrix.
-pub struct Rows<'a> {
+pub struct MatrixRows<'a> {
     pub name: &'a str,
     /// Of the whole matrix.
     pub n: usize,
     pub owned: Range<usize>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> MatrixRows<'a> {
     /// All of them.
-    pub fn all(name: &'a str, n: usize) -> Rows<'a> {
-        Rows { name, n, owned: 0..n }
+    pub fn all(name: &'a str, n: usize) -> MatrixRows<'a> {
+        MatrixRows { name, n, owned: 0..n }
     }
 }
 
@@ -84,9 +84,9 @@ impl<'a, M: Memory> Weights<'a, M> {
         Ok(Some(self.tensor(&name, [1, len])?.to_f32()?[owned].to_vec()))
     }
 
-    /// Rows of `{name}.weight`, matrices of `k` columns that meet the same input, stacked.
-    pub fn rows(&self, k: usize, parts: &[Rows<'_>]) -> Result<M::Matrix> {
-        let read = |part: &Rows<'_>| {
+    /// MatrixRows of `{name}.weight`, matrices of `k` columns that meet the same input, stacked.
+    pub fn rows(&self, k: usize, parts: &[MatrixRows<'_>]) -> Result<M::Matrix> {
+        let read = |part: &MatrixRows<'_>| {
             let tensor = self.tensor(&format!("{}.weight", part.name), [part.n, k])?;
             self.read(Window::of_rows(tensor, part.owned.clone()))
         };

@@ -9,7 +9,7 @@
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::{Pages, Shared};
-use crate::{Batch, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
+use crate::{AttentionCall, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
 use std::ops::Range;
 use types::{BLOCK_TOKENS, BlockId};
 
@@ -157,10 +157,7 @@ fn turned(x: f32, y: f32, cos: f32, sin: f32) -> (f32, f32) {
 pub(crate) struct RopeStore<'a> {
     pub qkv: Shared<f32>,
     pub rope: Option<&'a Rope>,
-    pub heads: &'a Heads,
-    pub batch: &'a Batch,
-    pub group: usize,
-    pub layer: usize,
+    pub call: &'a AttentionCall<'a>,
     pub kv: &'a Kv,
     pub rows: Range<usize>,
 }
@@ -168,12 +165,13 @@ pub(crate) struct RopeStore<'a> {
 impl Kernel for RopeStore<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        for (i, slice) in self.batch.slices.iter().enumerate() {
+        let AttentionCall { pass, group, .. } = *self.call;
+        for (i, slice) in pass.slices.iter().enumerate() {
             let start = self.rows.start.max(slice.rows.start as usize);
             let end = self.rows.end.min(slice.rows.end as usize);
-            let blocks = self.batch.tables[self.group].of(i);
+            let blocks = pass.tables.group(group).of(i);
             for row in start..end {
-                let position = slice.start as usize + row - slice.rows.start as usize;
+                let position = slice.range.start as usize + row - slice.rows.start as usize;
                 self.row::<L>(row, position, blocks[position / POSITIONS].0);
             }
         }
@@ -183,8 +181,8 @@ impl Kernel for RopeStore<'_> {
 impl RopeStore<'_> {
     #[inline(always)]
     fn row<L: Lanes>(&self, row: usize, position: usize, block: u32) {
-        let Heads { n_heads, n_kv_heads, head_dim, .. } = *self.heads;
-        let n_cols = self.heads.qkv_cols();
+        let Heads { n_heads, n_kv_heads, head_dim, .. } = *self.call.heads;
+        let n_cols = self.call.heads.qkv_cols();
         // SAFETY: the op checked the shape; one thread has each row.
         let row = unsafe { self.qkv.part(row * n_cols, n_cols) };
         let (turning, v) = row.split_at_mut((n_heads + n_kv_heads) * head_dim);
@@ -194,7 +192,7 @@ impl RopeStore<'_> {
         let k = &turning[n_heads * head_dim..];
         for head in 0..n_kv_heads {
             let heads = head * head_dim..(head + 1) * head_dim;
-            let page = self.kv.page(self.layer, block, head);
+            let page = self.kv.page(self.call.layer, block, head);
             // SAFETY: a (block, position) belongs to one row of a step, and nobody reads it before the op is over.
             unsafe { self.kv.store::<L>(page, position % POSITIONS, &k[heads.clone()], &v[heads]) };
         }

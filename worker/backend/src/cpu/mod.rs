@@ -29,7 +29,8 @@ pub use pack::Matrix;
 pub(crate) use isa::{Kernel, dispatch};
 
 use crate::{
-    Activations, Attention, Batch, Error, Heads, KvSpec, Linear, Memory, Pointwise, Result, RopeStyle, Routing, Stored,
+    Activations, Attention, AttentionCall, Error, Heads, KvSpec, Linear, Memory, Pointwise, Result, RopeStyle, Routing,
+    Stored,
 };
 use memory::{Pages, Shared};
 use std::ops::Range;
@@ -285,47 +286,31 @@ impl Linear for Cpu {
 }
 
 impl Attention for Cpu {
-    fn rope_store(
-        &self,
-        qkv: &mut Buffer,
-        rope: Option<&Rope>,
-        heads: &Heads,
-        batch: &Batch,
-        group: usize,
-        layer: usize,
-        kv: &mut Kv,
-    ) {
+    fn rope_store(&self, qkv: &mut Buffer, rope: Option<&Rope>, call: &AttentionCall<'_>, kv: &mut Kv) {
+        let AttentionCall { pass, heads, layer, .. } = *call;
         if heads.n_heads == 0 {
             return;
         }
         kv.check(heads, layer);
-        assert!(batch.is_tiled(), "each row belongs to one slice");
-        let n_rows = batch.n_rows();
+        assert!(pass.is_tiled(), "each row belongs to one slice");
+        let n_rows = pass.n_rows();
         let qkv = qkv.shared(n_rows, heads.qkv_cols());
         let kv = &*kv;
-        self.spread(n_rows, |rows| kv::RopeStore { qkv, rope, heads, batch, group, layer, kv, rows });
+        self.spread(n_rows, |rows| kv::RopeStore { qkv, rope, call, kv, rows });
     }
 
-    fn attend(
-        &self,
-        qkv: &Buffer,
-        kv: &Kv,
-        heads: &Heads,
-        batch: &Batch,
-        group: usize,
-        layer: usize,
-        out: &mut Buffer,
-    ) {
+    fn attend(&self, qkv: &Buffer, kv: &Kv, call: &AttentionCall<'_>, out: &mut Buffer) {
+        let AttentionCall { pass, heads, layer, .. } = *call;
         if heads.n_heads == 0 {
             return;
         }
         kv.check(heads, layer);
-        assert!(batch.is_tiled(), "each row belongs to one slice");
-        let n_rows = batch.n_rows();
+        assert!(pass.is_tiled(), "each row belongs to one slice");
+        let n_rows = pass.n_rows();
         let qkv = qkv.rows(n_rows, heads.qkv_cols());
         let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
-        let n_items = attention::n_items(batch, heads);
-        let attend = attention::Attend { qkv, kv, heads, batch, group, layer, out };
+        let n_items = attention::n_items(pass, heads);
+        let attend = attention::Attend { qkv, kv, call, out };
         self.team.run(n_items, &|items| attend.run(self.config.isa, items));
     }
 }

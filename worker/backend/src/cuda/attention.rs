@@ -7,7 +7,7 @@ use super::kernels::{HeadShape, arguments, attend_shared_bytes};
 use super::table::Kernel;
 use super::weights::GROUP;
 use super::{Buffer, Cuda, Scratch, lock, uploads};
-use crate::{Attention, Batch, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
+use crate::{Attention, AttentionCall, Error, Heads, KvDtype, KvSpec, Pass, Result, RopeStyle};
 use types::{BLOCK_TOKENS, BlockId};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
@@ -72,11 +72,11 @@ impl Kv {
         (layer * self.layer_bytes + block.0 as usize * n_bytes, n_bytes)
     }
 
-    /// No block of the batch may lie outside.
-    fn check_blocks(&self, batch: &Batch, group: usize) {
+    /// No block of the pass may lie outside.
+    fn check_blocks(&self, pass: &Pass<'_>, group: usize) {
         let n_blocks = self.spec.n_blocks;
         let is_inside = |block: &BlockId| *block == BlockId::NONE || (block.0 as usize) < n_blocks;
-        assert!(batch.tables[group].blocks.iter().all(is_inside), "a block beyond the {n_blocks} of the cache");
+        assert!(pass.tables.group(group).blocks.iter().all(is_inside), "a block beyond the {n_blocks} of the cache");
     }
 }
 
@@ -99,9 +99,9 @@ impl Rope {
     }
 }
 
-/// Tiles up to the last position of a batch.
-pub(super) fn n_tiles(batch: &Batch) -> u32 {
-    let end = batch.slices.iter().map(|slice| slice.start + slice.rows.len() as u32).max().unwrap_or(0);
+/// Tiles up to the last position of a pass.
+pub(super) fn n_tiles(pass: &Pass<'_>) -> u32 {
+    let end = pass.slices.iter().map(|slice| slice.range.end).max().unwrap_or(0);
     end.div_ceil(TILE)
 }
 
@@ -116,19 +116,19 @@ struct Plan {
 }
 
 impl Plan {
-    /// The same for all batches of an outline.
-    fn of(batch: &Batch, heads: &Heads, outline: Option<Outline>) -> Plan {
+    /// The same for all passes of an outline.
+    fn of(pass: &Pass<'_>, heads: &Heads, outline: Option<Outline>) -> Plan {
         let head_dim = heads.head_dim.next_multiple_of(GROUP);
         let many = if head_dim <= 128 { 64 } else { 32 };
-        let rows_max = batch.slices.iter().map(|slice| slice.rows.len()).max().unwrap_or(0);
+        let rows_max = pass.slices.iter().map(|slice| slice.rows.len()).max().unwrap_or(0);
         let queries = if rows_max * heads.per_kv.max(1) > FEW as usize { many } else { FEW };
         let rows_per_item = queries / (heads.per_kv as u32).clamp(1, queries);
         let window = heads.window.map_or(u32::MAX, |window| window as u32);
         let first = |position: u32| (position + 1).saturating_sub(window) / TILE;
-        let tile_first = batch.slices.iter().map(|slice| first(slice.start)).min().unwrap_or(0);
+        let tile_first = pass.slices.iter().map(|slice| first(slice.range.start)).min().unwrap_or(0);
         let (tile_first, n_tiles) = match outline {
             Some(outline) => (0, outline.n_tiles),
-            None => (tile_first, n_tiles(batch) - tile_first),
+            None => (tile_first, n_tiles(pass) - tile_first),
         };
         Plan { head_dim, queries, rows_per_item, tile_first, n_tiles }
     }
@@ -165,7 +165,7 @@ impl Cuda {
     fn attend_whole(&self, plan: &Plan, heads: &Heads, reads: &Reads, out: u64) {
         let Reads { qkv, kv, items, blocks, .. } = *reads;
         let args = arguments![qkv, kv, reads.heads, items, blocks, out];
-        // SAFETY: items name rows of the batch, whose buffers and tables were seen to be large enough.
+        // SAFETY: items name rows of the pass, whose buffers and tables were seen to be large enough.
         unsafe { self.launch(plan.kernel(), plan.grid(heads, reads.n_items, 1), args) };
     }
 
@@ -184,28 +184,20 @@ impl Cuda {
 }
 
 impl Attention for Cuda {
-    fn rope_store(
-        &self,
-        qkv: &mut Buffer,
-        rope: Option<&Rope>,
-        heads: &Heads,
-        batch: &Batch,
-        group: usize,
-        layer: usize,
-        kv: &mut Kv,
-    ) {
-        let n_rows = batch.n_rows();
+    fn rope_store(&self, qkv: &mut Buffer, rope: Option<&Rope>, call: &AttentionCall<'_>, kv: &mut Kv) {
+        let AttentionCall { pass, heads, group, layer } = *call;
+        let n_rows = pass.n_rows();
         if heads.n_heads == 0 || n_rows == 0 {
             return;
         }
         qkv.check(n_rows, heads.qkv_cols());
         self.to_f32(qkv, n_rows);
-        kv.check_blocks(batch, group);
+        kv.check_blocks(pass, group);
         let known = rope.map_or(usize::MAX, |rope| rope.n_positions);
-        assert!(batch.positions.iter().all(|position| (*position as usize) < known), "positions that the rope has");
+        assert!(pass.rows.positions.iter().all(|position| (*position as usize) < known), "positions that the rope has");
         let kv = kv.layer(heads, layer);
         let uploads = lock(&self.uploads);
-        let Some(tables) = tables(&uploads, batch, group) else { return };
+        let Some(tables) = tables(&uploads, pass, group) else { return };
         let (positions, slots) = (uploads.batch.positions, tables.slots);
         let (cos, sin, half_dim, style) = rope.map_or((0, 0, 0, 0), |rope| {
             (rope.cos.at(0), rope.sin.at(0), rope.half_dim as u32, u32::from(rope.style == RopeStyle::Pairs))
@@ -214,21 +206,13 @@ impl Attention for Cuda {
         let shape = Shape { grid: [n_rows as u32, n_columns, 1], block: [32, 1, 1], shared_bytes: 0 };
         let (qkv, heads) = (qkv.at(), HeadShape::of(heads));
         let args = arguments![qkv, cos, sin, half_dim, style, heads, positions, slots, kv];
-        // SAFETY: qkv has the batch's rows, the rope its positions, and every slot is of a block of the cache.
+        // SAFETY: qkv has the pass's rows, the rope its positions, and every slot is of a block of the cache.
         unsafe { self.launch(Kernel::RopeStore, shape, args) };
     }
 
-    fn attend(
-        &self,
-        qkv: &Buffer,
-        kv: &Kv,
-        heads: &Heads,
-        batch: &Batch,
-        group: usize,
-        layer: usize,
-        out: &mut Buffer,
-    ) {
-        let n_rows = batch.n_rows();
+    fn attend(&self, qkv: &Buffer, kv: &Kv, call: &AttentionCall<'_>, out: &mut Buffer) {
+        let AttentionCall { pass, heads, group, layer } = *call;
+        let n_rows = pass.n_rows();
         if heads.n_heads == 0 || n_rows == 0 {
             return;
         }
@@ -237,9 +221,9 @@ impl Attention for Cuda {
         self.to_f32(qkv, n_rows);
         out.becomes_bf16(true);
         let mut uploads = lock(&self.uploads);
-        let plan = Plan::of(batch, heads, uploads.batch.outline);
-        let Some(tables) = tables(&uploads, batch, group) else { return };
-        let Some((items, n_items)) = self.note(uploads.items(&self.stream, batch, group, plan.rows_per_item)) else {
+        let plan = Plan::of(pass, heads, uploads.batch.outline);
+        let Some(tables) = tables(&uploads, pass, group) else { return };
+        let Some((items, n_items)) = self.note(uploads.items(&self.stream, pass, group, plan.rows_per_item)) else {
             return;
         };
         let kv = kv.layer(heads, layer);
@@ -248,16 +232,16 @@ impl Attention for Cuda {
         let scratch = self.scratch();
         let n_blocks = n_items.saturating_mul(heads.n_kv_heads as u32);
         let is_idle = n_blocks < 2 * self.card.multiprocessors && plan.queries == FEW && plan.n_tiles > 1;
-        match is_idle && plan.partial_bytes(heads, batch.n_rows()) <= scratch.partial.len() {
+        match is_idle && plan.partial_bytes(heads, pass.n_rows()) <= scratch.partial.len() {
             true => self.attend_split(&plan, heads, &reads, &scratch, out.at()),
             false => self.attend_whole(&plan, heads, &reads, out.at()),
         }
     }
 }
 
-/// Those of the batch that the pass began with; none if telling the device has failed.
-fn tables(uploads: &uploads::Uploads, batch: &Batch, group: usize) -> Option<uploads::Tables> {
+/// Those of the pass that was begun; none if telling the device has failed.
+fn tables(uploads: &uploads::Uploads, pass: &Pass<'_>, group: usize) -> Option<uploads::OfGroup> {
     let tables = uploads.batch.groups.get(group).copied();
-    assert!(tables.is_none() || uploads.batch.n_rows == batch.n_rows(), "a batch that the pass did not begin with");
+    assert!(tables.is_none() || uploads.batch.n_rows == pass.n_rows(), "a pass that was not begun");
     tables
 }

@@ -54,7 +54,7 @@ pub use one_shot::{MappedBuffer, OneShot, PeerBuffer, SumControl, Term};
 pub use weights::Matrix;
 
 use crate::cpu::{Cpu, CpuConfig};
-use crate::{Batch, BatchLimits, Error, KvSpec, Memory, Repeat, Repeats, Result, RopeStyle, Routing, Stored};
+use crate::{BatchLimits, Error, KvSpec, Memory, Pass, Repeat, Repeats, Result, RopeStyle, Routing, Stored};
 use clock::Clock;
 use driver::{Bytes, Context, Event, Shape, Stream};
 use fault::Fault;
@@ -417,16 +417,16 @@ impl Memory for Cuda {
         lock(&self.draws).reserve(&self.context, limits.rows_max)
     }
 
-    fn begin(&self, batch: &Batch) {
+    fn begin(&self, pass: &Pass<'_>) {
         let began = lock(&self.clock).begin(&self.stream);
         self.note(began);
         let drawn = lock(&self.draws);
         let mut uploads = lock(&self.uploads);
-        let begun = uploads.begin(&self.stream, batch, drawn.entries());
+        let begun = uploads.begin(&self.stream, pass, drawn.entries());
         let (tokens, (pairs, n)) = (uploads.batch.tokens, uploads.batch.taken);
         if self.note(begun).is_some() && n > 0 {
             let shape = Shape { grid: [n.div_ceil(256), 1, 1], ..by_row(0) };
-            // SAFETY: so many pairs of a row of the batch and an entry of what the pass before has drawn.
+            // SAFETY: so many pairs of a row of the pass and an entry of what the pass before has drawn.
             unsafe { self.launch(Kernel::TakeDrawn, shape, arguments![tokens, pairs, n, drawn.on_device()]) };
         }
     }
@@ -495,8 +495,8 @@ impl crate::Device for Cuda {
         self.fault.take().map_or(Ok(()), Err)
     }
 
-    fn rows_for(&self, batch: &Batch) -> usize {
-        lock(&self.graphs).rows_for(batch)
+    fn rows_for(&self, pass: &Pass<'_>) -> usize {
+        lock(&self.graphs).rows_for(pass)
     }
 
     fn repeat<E>(&self, work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<Repeat, E> {

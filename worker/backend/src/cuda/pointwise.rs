@@ -4,7 +4,7 @@ use super::driver::Shape;
 use super::kernels::{HeadShape, arguments, norm_bytes_max};
 use super::table::Kernel;
 use super::{Buffer, Cuda, Matrix, Vector, by_row, lock, padded};
-use crate::{Batch, Error, Heads, Pointwise};
+use crate::{Error, Heads, Pass, Pointwise};
 
 /// As in the header.
 const X_BF16: u32 = 1;
@@ -67,14 +67,14 @@ impl Pointwise for Cuda {
         self.embed_from(table, first, (at, tokens.len()), out);
     }
 
-    fn embed_batch(&self, table: &Matrix, first: u32, batch: &Batch, out: &mut Buffer) {
+    fn embed_pass(&self, table: &Matrix, first: u32, pass: &Pass<'_>, out: &mut Buffer) {
         let told = {
             let uploads = lock(&self.uploads);
-            (uploads.batch.n_rows == batch.n_rows()).then_some(uploads.batch.tokens)
+            (uploads.batch.n_rows == pass.n_rows()).then_some(uploads.batch.tokens)
         };
         match told {
-            Some(at) => self.embed_from(table, first, (at, batch.n_rows()), out),
-            None => self.embed(table, first, &batch.tokens, out),
+            Some(at) => self.embed_from(table, first, (at, pass.n_rows()), out),
+            None => self.embed(table, first, pass.rows.tokens, out),
         }
     }
 

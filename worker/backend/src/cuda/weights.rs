@@ -27,7 +27,7 @@ const STRANDS: u32 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Bf16,
-    /// Rows one after another, which a library reads too.
+    /// StoredRows one after another, which a library reads too.
     Plain,
     W8,
     W8h,
@@ -114,7 +114,7 @@ pub(super) struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    /// Rows below each other, which meet the same input.
+    /// StoredRows below each other, which meet the same input.
     pub fn stack(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
         let k = parts.first().map_or(0, |part| part.k);
         self.pack(parts, k, strands(k))
@@ -157,13 +157,13 @@ impl Packer<'_> {
         let is_scaled_by_row = stored.iter().all(Stored::is_scaled_by_row);
         let part = Part { kind, rows, first_out, digits, scales, is_scaled_by_row };
         if cells > 0 {
-            self.fill(&part, &Rows { stored, k, n_groups })?;
+            self.fill(&part, &StoredRows { stored, k, n_groups })?;
         }
         Ok(part)
     }
 
     /// Stretch after stretch, so that the host never holds a whole matrix twice.
-    fn fill(&self, part: &Part, rows: &Rows<'_>) -> Result<()> {
+    fn fill(&self, part: &Part, rows: &StoredRows<'_>) -> Result<()> {
         let (digit_bytes, scale_bytes) =
             (rows.n_groups * part.kind.digit_bytes(), rows.n_groups * part.kind.scale_bytes());
         let tiles_max = (STRETCH_BYTES / digit_bytes).clamp(1, part.n_tiles());
@@ -253,13 +253,13 @@ fn push_runs(pieces: &mut Pieces, runs: &[Range<u32>]) {
 }
 
 /// The rows of several stored matrices, one after another.
-struct Rows<'a> {
+struct StoredRows<'a> {
     stored: &'a [Stored<'a>],
     k: usize,
     n_groups: usize,
 }
 
-impl Rows<'_> {
+impl StoredRows<'_> {
     fn find(&self, row: usize) -> Option<(&Stored<'_>, usize)> {
         let mut row = row;
         for stored in self.stored {

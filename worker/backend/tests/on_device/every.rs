@@ -5,9 +5,9 @@ use super::{Attended, Check, EXACT, Mixture, Operation, Product, ROUNDED, apart,
 use crate::numbers::{File, Rng, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::cuda::Cuda;
-use backend::{Batch, BatchSlice, Device, Draw, Heads, Memory, Pointwise, Sample};
+use backend::{Batch, Device, Draw, Heads, Memory, PassSlice, Pointwise, Sample};
 use types::leaves::sum_runs;
-use types::{Activations, Dtype, KvDtype, Mode, Sampling};
+use types::{Activations, Dtype, KvDtype, Mode, Sampling, Want};
 
 /// One of each kind that weights have on the device.
 pub const TYPES: [Dtype; 6] = [Dtype::BF16, Dtype::Q8_0, Dtype::Q6K, Dtype::Q4_0, Dtype::Q3K, Dtype::F8E4M3];
@@ -144,11 +144,11 @@ fn taken(device: &Cuda, rng: &mut Rng) -> Check {
         (0..3).map(|_| Draw { sampling: &sampling, prompt: &[], output: &[], score: None }).collect();
     let (mut told, mut out) = (Vec::new(), device.buffer(3, 64).unwrap());
     let drawing = device.begin_draws(&logits, &draws).unwrap();
-    let slices = (0..3).map(|row| BatchSlice { rows: row..row + 1, start: 0 }).collect();
+    let slices = (0..3).map(|row| PassSlice::new(row..row + 1, 0, Want::Nothing)).collect();
     let drawn = vec![(0, 2), (1, 0), (2, 1)];
     let batch = Batch { tokens: vec![0; 3], positions: vec![0; 3], slices, drawn, ..Batch::default() };
-    device.begin(&batch);
-    device.embed_batch(&table, 0, &batch, &mut out);
+    device.begin(&batch.pass());
+    device.embed_pass(&table, 0, &batch.pass(), &mut out);
     let got = read(device, &out, 3);
     device.drawn(&drawing, &draws, &mut told);
     let token = |i: usize| told[i].as_ref().map_or(0, |drawn| drawn.token);

@@ -8,9 +8,9 @@ pub mod shapes;
 
 use crate::numbers::{File, Rng, TYPES, cpu};
 use backend::cpu::{Cpu, Isa};
-use backend::{Batch, BatchSlice, BlockTables, Device, Draw, Expert, Heads, KvSpec, RopeStyle, Routing};
+use backend::{AttentionCall, Batch, BlockTables, Device, Draw, Expert, Heads, KvSpec, PassSlice, RopeStyle, Routing};
 use types::leaves::aligned_runs;
-use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Sampling};
+use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Sampling, Want};
 
 /// One comparison.
 pub struct Check {
@@ -350,7 +350,7 @@ impl Attended {
             batch.tokens.extend(range.clone().map(|i| i as u32));
             batch.positions.extend(range.clone().map(|i| i as u32));
             let rows = first..first + range.len() as u32;
-            batch.slices.push(BatchSlice { rows, start: range.start as u32 });
+            batch.slices.push(PassSlice::new(rows, range.start as u32, Want::Nothing));
             let n = self.lengths[*sequence].div_ceil(16);
             let table = &mut batch.tables[0];
             table.blocks.extend((0..n).map(|i| BlockId((N_BLOCKS - 1 - 3 * i - sequence) as u32)));
@@ -371,9 +371,19 @@ impl Attended {
         let qkv: Vec<f32> = rows.map(|i| numbers[i]).collect();
         let mut qkv = filled(device, n_rows, &qkv);
         let mut out = device.buffer(n_rows, self.heads.n_heads * self.heads.head_dim).unwrap();
-        device.begin(batch);
-        device.rope_store(&mut qkv, Some(rope), &self.heads, batch, 0, 0, kv);
-        device.attend(&qkv, kv, &self.heads, batch, 0, 0, &mut out);
+        device.begin(&batch.pass());
+        device.rope_store(
+            &mut qkv,
+            Some(rope),
+            &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
+            kv,
+        );
+        device.attend(
+            &qkv,
+            kv,
+            &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
+            &mut out,
+        );
         read(device, &out, n_rows)
     }
 
@@ -433,8 +443,15 @@ fn cleared<D: Device>(device: &D, dtype: KvDtype, rng: &mut Rng) -> Check {
     let spec = KvSpec { n_layers: N_LAYERS, n_blocks: N_BLOCKS, layout: KvLayout::heads(2, 64), dtype };
     let mut kv = device.kv(spec).unwrap();
     let mut qkv = filled(device, N_ROWS, &rng.floats(N_ROWS * heads.qkv_cols()));
-    device.begin(&batch);
-    (0..N_LAYERS).for_each(|layer| device.rope_store(&mut qkv, None, &heads, &batch, 0, layer, &mut kv));
+    device.begin(&batch.pass());
+    (0..N_LAYERS).for_each(|layer| {
+        device.rope_store(
+            &mut qkv,
+            None,
+            &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer },
+            &mut kv,
+        )
+    });
     let read = |kv: &D::Kv| -> Vec<Vec<u8>> {
         let places = (0..N_LAYERS).flat_map(|layer| (0..N_BLOCKS as u32).map(move |block| (layer, BlockId(block))));
         places.map(|(layer, block)| device.read_block(kv, layer, block)).collect()

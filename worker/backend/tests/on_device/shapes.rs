@@ -4,10 +4,10 @@
 use super::{Check, Mixture, Operation, PRODUCT, Row, Rows, apart, draws, filled, read, same_bits};
 use crate::numbers::{File, Rng, cpu, random_block};
 use backend::cpu::{Cpu, Isa};
-use backend::{Batch, BatchLimits, BatchSlice, BlockTables, Device, Heads, KvSpec, RopeStyle, Routing};
+use backend::{AttentionCall, Batch, BatchLimits, BlockTables, Device, Heads, KvSpec, PassSlice, RopeStyle, Routing};
 use std::ops::Range;
 use types::cache::blocks_for;
-use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves};
+use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Want};
 
 /// How large all of it is.
 #[derive(Clone, Copy)]
@@ -203,7 +203,7 @@ impl Far {
             batch.tokens.extend(range.clone().map(|i| i as u32));
             batch.positions.extend(range.clone().map(|i| i as u32));
             let rows = first..first + range.len() as u32;
-            batch.slices.push(BatchSlice { rows, start: range.start as u32 });
+            batch.slices.push(PassSlice::new(rows, range.start as u32, Want::Nothing));
             let (before, table) = (self.n_blocks(&self.lengths[..*sequence]), &mut batch.tables[0]);
             let n = blocks_for(self.lengths[*sequence] as u32) as usize;
             table.blocks.extend((0..n).map(|i| BlockId((n_blocks - 1 - before - i) as u32)));
@@ -240,8 +240,13 @@ impl Far {
         let rope = device.rope(&cos, &sin, head_dim / 2, RopeStyle::Halves).unwrap();
         let mut store = |ranges: &[(usize, Range<usize>)]| {
             let (batch, mut qkv) = (self.batch(ranges), self.qkv(device, ranges, numbers));
-            device.begin(&batch);
-            device.rope_store(&mut qkv, Some(&rope), &self.heads, &batch, 0, 0, &mut kv);
+            device.begin(&batch.pass());
+            device.rope_store(
+                &mut qkv,
+                Some(&rope),
+                &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
+                &mut kv,
+            );
             (batch, qkv)
         };
         for sequence in which {
@@ -254,7 +259,12 @@ impl Far {
         let ranges: Vec<_> = which.iter().map(range).map(|(i, n)| (i, n - n_new(n)..n)).collect();
         let (batch, qkv) = store(&ranges);
         let mut out = device.buffer(batch.n_rows(), self.heads.n_heads * head_dim).unwrap();
-        device.attend(&qkv, &kv, &self.heads, &batch, 0, 0, &mut out);
+        device.attend(
+            &qkv,
+            &kv,
+            &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
+            &mut out,
+        );
         read(device, &out, batch.n_rows())
     }
 
