@@ -5,14 +5,45 @@
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
 use super::isa::{Isa, Kernel, dispatch};
-use super::kv::{HEAD_DIM_MAX, Kv};
+use super::kv::{HEAD_DIM_MAX, Kv, Rope, RopeStore};
 use super::lanes::{LANES, Lanes, Real};
 use super::math::{exp, soft_cap};
 use super::memory::Shared;
-use crate::{AttentionCall, Heads, Pass, PassSlice};
+use super::{Buffer, Cpu};
+use crate::{Attention, AttentionCall, Heads, Pass, PassSlice};
 use std::cell::RefCell;
 use std::ops::Range;
 use types::{BLOCK_TOKENS, BlockId};
+
+impl Attention for Cpu {
+    fn rope_store(&self, qkv: &mut Buffer, rope: Option<&Rope>, call: &AttentionCall<'_>, kv: &mut Kv) {
+        let AttentionCall { pass, heads, layer, .. } = *call;
+        if heads.n_heads == 0 {
+            return;
+        }
+        kv.check(heads, layer);
+        assert!(pass.is_tiled(), "each row belongs to one slice");
+        let n_rows = pass.n_rows();
+        let qkv = qkv.shared(n_rows, heads.qkv_cols());
+        let kv = &*kv;
+        self.spread(n_rows, |rows| RopeStore { qkv, rope, call, kv, rows });
+    }
+
+    fn attend(&self, qkv: &Buffer, kv: &Kv, call: &AttentionCall<'_>, out: &mut Buffer) {
+        let AttentionCall { pass, heads, layer, .. } = *call;
+        if heads.n_heads == 0 {
+            return;
+        }
+        kv.check(heads, layer);
+        assert!(pass.is_tiled(), "each row belongs to one slice");
+        let n_rows = pass.n_rows();
+        let qkv = qkv.rows(n_rows, heads.qkv_cols());
+        let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
+        let n_items = n_items(pass, heads);
+        let attend = Attend { qkv, kv, call, out };
+        self.team.run(n_items, &|items| attend.run(self.config.isa, items));
+    }
+}
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 const TILE: usize = 256;

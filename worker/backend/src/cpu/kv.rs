@@ -9,9 +9,9 @@
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::{Pages, Shared};
-use crate::{AttentionCall, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
+use crate::{AttentionCall, Error, Heads, KvSpec, Result, RopeStyle};
 use std::ops::Range;
-use types::{BLOCK_TOKENS, BlockId};
+use types::{BLOCK_TOKENS, BlockId, KvDtype};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 

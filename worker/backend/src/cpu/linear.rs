@@ -6,17 +6,61 @@
 
 use super::isa::{Isa, Kernel, dispatch};
 use super::lanes::{LANES, Lanes};
-use super::memory::Shared;
+use super::memory::{Pages, Shared};
 use super::pack::{DEPTH_MAX, Leaf, Matrix, Part};
 use super::panels::{BLOCK, BLOCK_WORDS, PANEL_ROWS, Panel, n_panels, panel};
 use super::quants::{
     COLUMN_BYTES, Digits, Head, MXFP4, Packing, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
 };
 use super::quants::{Quant, Scale, ScaleLayout, Width, at, packing, unpack};
+use super::{Buffer, Cpu, pack, panels};
+use crate::Linear;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use types::Dtype;
+use types::{Activations, Dtype};
+
+impl Linear for Cpu {
+    fn linear(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
+        assert_eq!(w.n_runs, 1, "the product of a matrix of leaves that ends in one run");
+        self.product(x, w, n_rows, out);
+    }
+
+    fn linear_runs(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
+        self.product(x, w, n_rows, out);
+    }
+}
+
+impl Cpu {
+    /// Fills the scratch's panels with the rows of x, in one of the two forms.
+    fn fill(&self, x: &[f32], k: usize, n_rows: usize, to: &Pages, quantized: bool) {
+        let to = Shared::new(to.start().cast::<u32>());
+        self.team.run(panels::n_panels(n_rows), &|panels| {
+            dispatch(self.config.isa, panels::Fill { x, k, n_rows, panels, to, quantized });
+        });
+    }
+
+    pub(super) fn product(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
+        let x = x.rows(n_rows, w.k);
+        let out = out.shared(w.n_runs * n_rows, w.n_out);
+        if w.n_out == 0 || w.n_runs == 0 {
+            return;
+        }
+        let scratch = self.scratch();
+        assert!(panels::n_words(n_rows, w.k).is_some_and(|n| n <= scratch.n_words), "x made room for itself");
+        let quantized = self.config.activations == Activations::Int8;
+        let meets_int8 = |part: &pack::Part| quantized && is_quantized(part.dtype);
+        if w.parts.iter().any(meets_int8) {
+            self.fill(x, w.k, n_rows, &scratch.int8, true);
+        }
+        if !w.parts.iter().all(meets_int8) {
+            self.fill(x, w.k, n_rows, &scratch.floats, false);
+        }
+        let (floats, int8) = (scratch.floats.start().cast::<u32>(), scratch.int8.start().cast::<u32>());
+        let product = Product { matrix: w, floats, int8, quantized, n_rows, out };
+        self.team.run(w.n_tiles(), &|tiles| product.run(self.config.isa, tiles));
+    }
+}
 
 /// One product; `run` computes some of its tiles.
 #[derive(Clone, Copy)]

@@ -7,8 +7,8 @@ use super::kernels::{HeadShape, arguments, attend_shared_bytes};
 use super::table::Kernel;
 use super::weights::GROUP;
 use super::{Buffer, Cuda, Scratch, lock, uploads};
-use crate::{Attention, AttentionCall, Error, Heads, KvDtype, KvSpec, Pass, Result, RopeStyle};
-use types::{BLOCK_TOKENS, BlockId};
+use crate::{Attention, AttentionCall, Error, Heads, KvSpec, Pass, Result, RopeStyle};
+use types::{BLOCK_TOKENS, BlockId, KvDtype};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 /// Positions of a tile.

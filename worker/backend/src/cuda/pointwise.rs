@@ -2,8 +2,9 @@
 
 use super::driver::Shape;
 use super::kernels::{HeadShape, arguments, norm_bytes_max};
+use super::memory::padded;
 use super::table::Kernel;
-use super::{Buffer, Cuda, Matrix, Vector, by_row, lock, padded};
+use super::{Buffer, Cuda, Matrix, Vector, by_row, lock};
 use crate::{Error, Heads, Pass, Pointwise};
 
 /// As in the header.
