@@ -1,13 +1,12 @@
 //! Attention as most families have it: grouped queries over paged K and V, with what some add to it. Which of that a
 //! layer has, its spec says.
 
+use crate::ctx::Ctx;
 use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
-use crate::rope::Ropes;
 use crate::weights::{MatrixRows, Weights};
-use crate::{KvCache, Limits, Result};
-use backend::{AttentionCall, Device, Heads, Memory, Pass};
+use crate::{Limits, Result};
+use backend::{AttentionCall, Device, Heads, Memory};
 use checkpoint::{LayerSpec, ModelSpec, Positions};
-use collective::Ranks;
 
 pub struct Attention<M: Memory> {
     qkv: ColumnParallel<M>, // q_proj, k_proj, v_proj [(n_heads + 2 * n_kv_heads) * head_dim, hidden]
@@ -80,21 +79,10 @@ impl<M: Memory> Room<M> {
 
 impl<D: Device> Attention<D> {
     /// x: [n_rows, hidden] -> out: [n_rows, hidden]
-    #[expect(clippy::too_many_arguments, reason = "what a pass works with, and one layer's in and out")]
-    pub fn forward(
-        &self,
-        device: &D,
-        collective: &mut Ranks<D>,
-        pass: &Pass<'_>,
-        ropes: &Ropes<D>,
-        kv: &mut KvCache<D>,
-        x: &D::Buffer,
-        room: &mut Room<D>,
-        out: &mut D::Buffer,
-    ) -> Result<()> {
-        let n_rows = pass.n_rows();
-        let (group, layer) = self.place;
-        let kv = &mut kv.groups[group];
+    pub fn forward(&self, ctx: &mut Ctx<'_, D>, x: &D::Buffer, room: &mut Room<D>, out: &mut D::Buffer) -> Result<()> {
+        let Ctx { device, pass, ropes, .. } = *ctx;
+        let (n_rows, (group, layer)) = (ctx.n_rows(), self.place);
+        let kv = &mut ctx.kv.groups[group];
         self.qkv.forward(device, x, n_rows, &mut room.qkv); // [n_rows, qkv_cols]
         if let Some(norms) = &self.head_norms {
             device.norm_heads(&mut room.qkv, &self.heads, &norms.q, &norms.k, norms.eps, n_rows);
@@ -103,6 +91,6 @@ impl<D: Device> Attention<D> {
         device.rope_store(&mut room.qkv, ropes.of(self.positions), &call, kv);
         // [n_rows, n_heads * head_dim]
         device.attend(&room.qkv, kv, &call, &mut room.attended);
-        self.output.forward(device, collective, &room.attended, n_rows, out)
+        self.output.forward(ctx, &room.attended, out)
     }
 }

@@ -10,7 +10,7 @@
 //! Head            its rows of the vocabulary, on the last stage    gathers logits; earlier stages send their rows on
 //! ```
 //!
-//! How a family is written on them (`llama.rs` is the example):
+//! How a decoder is written on them (`decoder.rs`):
 //!
 //! - `load` needs no more than a `Memory`: `Weights` carries the device and the rank's `Part`. It makes the layers
 //!   `part.layers`, and numbers them from 0 for the KV cache.
@@ -21,11 +21,11 @@
 //! - A bias is added where the checkpoint has one: `q_proj.bias` beside `q_proj.weight`.
 //! - Whatever a sublayer gives to `due` is the same on all ranks of the stage: a `RowParallel` has summed it.
 
+use crate::ctx::Ctx;
 use crate::weights::{MatrixRows, Weights};
 use crate::{Limits, Result};
-use backend::{Device, Heads, Memory, Pass, Repeat};
+use backend::{Device, Heads, Memory, Repeat};
 use checkpoint::ModelSpec;
-use collective::Ranks;
 use std::ops::Range;
 use std::sync::Arc;
 use types::leaves::aligned_runs;
@@ -62,29 +62,28 @@ impl<M: Memory> Residual<M> {
 /// Runs the layers of a pass, which is all that `run` does; or has the device begin what it did for a pass of the same
 /// shape. Where ranks add through the host nothing can be repeated.
 pub fn repeat<D: Device>(
-    device: &D,
-    collective: &mut Ranks<D>,
+    ctx: &mut Ctx<'_, D>,
     residual: &mut Residual<D>,
-    mut run: impl FnMut(&mut Ranks<D>, &mut Residual<D>) -> Result<()>,
+    mut run: impl FnMut(&mut Ctx<'_, D>, &mut Residual<D>) -> Result<()>,
 ) -> Result<()> {
-    if !collective.adds_on_device() {
-        return run(collective, residual);
+    if !ctx.ranks.adds_on_device() {
+        return run(ctx, residual);
     }
-    let was_due = residual.is_due;
+    let (device, was_due) = (ctx.device, residual.is_due);
     loop {
         let repeated = device.repeat(|| {
             residual.is_due = was_due;
-            run(collective, residual)
+            run(ctx, residual)
         })?;
         match repeated {
             Repeat::Done => return Ok(()),
             Repeat::Begun => {
                 // What the last sublayer made, nobody has added yet.
                 residual.is_due = true;
-                return Ok(collective.has_repeated(device)?);
+                return Ok(ctx.ranks.has_repeated(device)?);
             }
             // All ranks see the same steps, so all of them have come here.
-            Repeat::Recorded => collective.await_stage()?,
+            Repeat::Recorded => ctx.ranks.await_stage()?,
         }
     }
 }
@@ -238,16 +237,10 @@ impl<M: Memory> RowParallel<M> {
 
 impl<D: Device> RowParallel<D> {
     /// x: [n_rows, k of the owned leaves] -> the first n_rows of out: [n_rows, n_out], the same on all ranks
-    pub fn forward(
-        &self,
-        device: &D,
-        collective: &mut Ranks<D>,
-        x: &D::Buffer,
-        n_rows: usize,
-        out: &mut D::Buffer,
-    ) -> Result<()> {
+    pub fn forward(&self, ctx: &mut Ctx<'_, D>, x: &D::Buffer, out: &mut D::Buffer) -> Result<()> {
+        let (device, n_rows) = (ctx.device, ctx.n_rows());
         device.linear_runs(x, &self.weight, n_rows, out); // [runs * n_rows, n_out]
-        collective.sum_leaves(device, out, &self.runs, self.n_leaves, n_rows)?;
+        ctx.ranks.sum_leaves(device, out, &self.runs, self.n_leaves, n_rows)?;
         if let Some(bias) = &self.bias {
             device.add_bias(out, bias, n_rows);
         }
@@ -288,22 +281,17 @@ impl<M: Memory> Embedding<M> {
 
 impl<D: Device> Embedding<D> {
     /// The pass's tokens -> the stream [n_rows, hidden]
-    pub fn forward(
-        &self,
-        device: &D,
-        collective: &mut Ranks<D>,
-        pass: &Pass<'_>,
-        residual: &mut Residual<D>,
-    ) -> Result<()> {
+    pub fn forward(&self, ctx: &mut Ctx<'_, D>, residual: &mut Residual<D>) -> Result<()> {
+        let Ctx { device, pass, ranks, .. } = ctx;
         let (n_rows, out) = (pass.n_rows(), residual.begin());
         let Some(Table { rows, first, shares, n_vocab }) = &self.table else {
-            return Ok(collective.recv_rows(device, out, n_rows)?);
+            return Ok(ranks.recv_rows(device, out, n_rows)?);
         };
         device.embed_pass(rows, *first, pass, out);
         if let Some(factor) = self.factor {
             device.scale(out, factor, n_rows);
         }
-        Ok(collective.share_rows(device, out, |row| shares.owner(pass.rows.tokens[row], *n_vocab).into(), n_rows)?)
+        Ok(ranks.share_rows(device, out, |row| shares.owner(pass.rows.tokens[row], *n_vocab).into(), n_rows)?)
     }
 }
 
@@ -397,15 +385,14 @@ impl<D: Device> Head<D> {
     /// pass has any.
     pub fn forward(
         &mut self,
-        device: &D,
-        collective: &mut Ranks<D>,
+        ctx: &mut Ctx<'_, D>,
         norm: &Norm<D>,
-        pass: &Pass<'_>,
         residual: &mut Residual<D>,
     ) -> Result<Option<&D::Buffer>> {
+        let Ctx { device, pass, ranks, .. } = ctx;
         let (n_rows, n_outputs) = (pass.n_rows(), pass.rows.outputs.len());
         let Some(last) = &mut self.last else {
-            collective.send_rows(device, residual.settled(device, n_rows), n_rows)?;
+            ranks.send_rows(device, residual.settled(device, n_rows), n_rows)?;
             return Ok(None);
         };
         if n_outputs == 0 && !pass.wants_hidden() {
@@ -421,7 +408,7 @@ impl<D: Device> Head<D> {
             device.soft_cap(&mut last.mine, cap, n_outputs);
         }
         let Some(whole) = &mut last.whole else { return Ok(Some(&last.mine)) };
-        collective.gather_columns(device, &last.mine, whole, last.n_vocab, n_outputs)?; // [n_outputs, n_vocab]
+        ranks.gather_columns(device, &last.mine, whole, last.n_vocab, n_outputs)?; // [n_outputs, n_vocab]
         Ok(last.is_sampler.then_some(&*whole))
     }
 }

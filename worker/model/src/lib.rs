@@ -1,8 +1,11 @@
-//! Models: layers, and one file per architecture family. Knows shapes, weights' names and the order of operations;
-//! nothing of kernels, requests or how many ranks there are.
+//! Models: layers, the decoder that is built of them, and a file for each architecture family that says which decoder
+//! it is. Knows shapes, weights' names and the order of operations; nothing of kernels, requests or how many ranks
+//! there are.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod attention;
+mod ctx;
+mod decoder;
 mod gemma;
 mod gpt2;
 mod layers;
@@ -14,10 +17,8 @@ mod weights;
 use backend::{BatchLimits, Device, KvSpec, Memory, Pass};
 use checkpoint::{Checkpoint, Family, ModelSpec};
 use collective::{CancelFlag, Ranks};
-use gemma::Gemma;
-use gpt2::Gpt2;
+use decoder::{Decoder, Form};
 use layers::OwnedHeads;
-use llama::Llama;
 use std::cell::Cell;
 use types::{Activations, BlockId, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, Part, PolicyDigest};
 use weights::Weights;
@@ -53,15 +54,8 @@ pub struct Limits {
 
 /// What one rank holds of a model, on a device.
 pub struct Model<M: Memory> {
-    family: Loaded<M>,
+    decoder: Decoder<M>,
     weight_bytes: usize,
-}
-
-/// One of the families.
-enum Loaded<M: Memory> {
-    Llama(Llama<M>),
-    Gemma(Gemma<M>),
-    Gpt2(Gpt2<M>),
 }
 
 /// The paged KV of a rank's layers, one entry per cache group.
@@ -87,20 +81,10 @@ impl<M: Memory> Model<M> {
         device.batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
         let n_bytes = Cell::new(0);
         let all = Weights::new(checkpoint, device, part, &n_bytes, cancel);
-        let family = match checkpoint.spec().family {
-            Family::Llama
-            | Family::Mistral
-            | Family::SmolLm3
-            | Family::Qwen2
-            | Family::Qwen3
-            | Family::Phi3
-            | Family::Mixtral
-            | Family::Qwen3Moe => Loaded::Llama(Llama::load(&all, checkpoint, limits)?),
-            Family::Gemma2 | Family::Gemma3 => Loaded::Gemma(Gemma::load(&all, checkpoint, limits)?),
-            Family::Gpt2 => Loaded::Gpt2(Gpt2::load(&all, checkpoint, limits)?),
-        };
+        let spec = checkpoint.spec();
+        let decoder = Decoder::load(&all, spec, form(spec.family), limits)?;
         checkpoint.unchanged()?;
-        Ok(Model { family, weight_bytes: n_bytes.get() })
+        Ok(Model { decoder, weight_bytes: n_bytes.get() })
     }
 
     /// What the packed weights occupy.
@@ -115,27 +99,19 @@ impl<D: Device> Model<D> {
     pub fn forward(
         &mut self,
         device: &D,
-        collective: &mut Ranks<D>,
+        ranks: &mut Ranks<D>,
         pass: &Pass<'_>,
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
         device.begin(pass);
-        match &mut self.family {
-            Loaded::Llama(llama) => llama.forward(device, collective, pass, kv),
-            Loaded::Gemma(gemma) => gemma.forward(device, collective, pass, kv),
-            Loaded::Gpt2(gpt2) => gpt2.forward(device, collective, pass, kv),
-        }
+        self.decoder.forward(device, ranks, pass, kv)
     }
 }
 
 impl<M: Memory> Model<M> {
     /// The hidden states of the last pass, behind the last norm: `[n_rows, hidden]`. On the last stage only.
     pub fn hidden(&self) -> Option<&M::Buffer> {
-        match &self.family {
-            Loaded::Llama(llama) => llama.hidden(),
-            Loaded::Gemma(gemma) => gemma.hidden(),
-            Loaded::Gpt2(gpt2) => gpt2.hidden(),
-        }
+        self.decoder.hidden()
     }
 }
 
@@ -152,6 +128,21 @@ impl<M: Memory> KvCache<M> {
 
     pub fn groups(&self) -> &[M::Kv] {
         &self.groups
+    }
+}
+
+fn form(family: Family) -> &'static Form {
+    match family {
+        Family::Llama
+        | Family::Mistral
+        | Family::SmolLm3
+        | Family::Qwen2
+        | Family::Qwen3
+        | Family::Phi3
+        | Family::Mixtral
+        | Family::Qwen3Moe => &llama::FORM,
+        Family::Gemma2 | Family::Gemma3 => &gemma::FORM,
+        Family::Gpt2 => &gpt2::FORM,
     }
 }
 
