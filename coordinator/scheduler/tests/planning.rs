@@ -3,8 +3,8 @@
 
 use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
 use types::{
-    AdapterId, CacheGroup, Epoch, Finish, Goal, Micros, Priority, Request, RequestId, SCORED_ROWS_MAX, Sampling,
-    SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
+    CacheGroup, Epoch, Finish, Goal, Micros, Priority, Request, RequestId, SCORED_ROWS_MAX, Sampling, SliceDone, Step,
+    StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
 };
 
 fn config() -> Config {
@@ -320,7 +320,6 @@ fn refusals_say_why() {
         (request(2, 100, 90), Rejected::TooLong { limit: "n_blocks", needed: 189, available: 160 }),
         (request(2, 245, 1), Rejected::TooLong { limit: "n_blocks", needed: 245, available: 160 }),
         (Request { deadline: Some(Micros(5)), ..request(2, 5, 5) }, Rejected::Deadline),
-        (Request { adapter: Some(AdapterId(1)), ..request(2, 5, 5) }, Rejected::Unsupported(Unsupported("adapter"))),
         (resumed(&[1, 2], 2), Rejected::Finished(Finish::Length)),
         (stopped, Rejected::Finished(Finish::Stop)),
         (request(2, 9, 0), Rejected::Finished(Finish::Length)),

@@ -272,7 +272,7 @@ impl World {
             Rejected::Finished(finish) => {
                 assert_eq!((&client.expected.tokens, client.expected.finish), (&request.output, finish));
             }
-            Rejected::Empty | Rejected::TooLarge { .. } | Rejected::Unsupported(_) => panic!("{rejected}"),
+            Rejected::Empty | Rejected::TooLarge { .. } => panic!("{rejected}"),
         }
         self.facts.refuse(rejected);
     }
