@@ -7,7 +7,7 @@ mod gguf;
 mod json;
 
 use crate::error::Fault;
-use types::{CacheKind, LayerGroups, Token};
+use types::{KvLayout, LayerGroups, Token};
 
 /// An architecture: which table of names it has, and which file of the model crate computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -188,11 +188,12 @@ const EOS_MAX: usize = 64;
 impl ModelSpec {
     /// What each layer keeps of the positions behind it. A window that no context outgrows is none.
     pub fn cache_groups(&self) -> LayerGroups {
-        let kind = |layer: &LayerSpec| match layer.window.filter(|window| *window < self.context) {
-            Some(window) => CacheKind::Window(window),
-            None => CacheKind::Full,
+        let heads = KvLayout::heads(self.n_kv_heads, self.head_dim);
+        let layout = |layer: &LayerSpec| match layer.window.filter(|window| *window < self.context) {
+            Some(window) => heads.within(window),
+            None => heads,
         };
-        LayerGroups::of(self.layers.iter().map(kind))
+        LayerGroups::of(self.layers.iter().map(layout))
     }
 
     /// Numbers that agree with each other, or a refusal that names those which do not.

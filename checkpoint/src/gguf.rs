@@ -9,9 +9,9 @@
 
 use crate::error::{Error, Fault};
 use crate::file::SourceFile;
-use crate::tensor::Dtype;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
+use types::Dtype;
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const ALIGNMENT_KEY: &str = "general.alignment";

@@ -29,7 +29,7 @@ pub use error::{Error, Result};
 pub use file::{SourceFile, Stamp};
 pub use sizes::{LayerSizes, Sizes};
 pub use template::{ChatTemplate, Message};
-pub use tensor::{Dtype, Scales, Tensor};
+pub use tensor::{ScaleBytes, Tensor};
 pub use tokenizer::{Detokenizer, Tokenizer};
 pub use window::Window;
 
@@ -41,6 +41,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use types::Dtype;
 
 /// Of the first bytes of a tensor, and of its last.
 const SAMPLE_BYTES: usize = 4096;
@@ -198,7 +199,7 @@ impl Checkpoint {
             hasher.update(tensor.ends(SAMPLE_BYTES)?);
             if let Some(scales) = tensor.scales {
                 hasher.update(format!("scales {} {:?}\n", scales.dtype.name(), scales.block));
-                hasher.update(scales.ends(SAMPLE_BYTES)?);
+                hasher.update(scales.bytes.ends(SAMPLE_BYTES)?);
             }
         }
         Ok(hasher.finalize().into())

@@ -3,12 +3,13 @@
 use crate::error::{Error, Fault, Result};
 use crate::file::SourceFile;
 use crate::scaling::Scaling;
-use crate::tensor::{Dtype, Scales, Tensor, rows_and_cols};
+use crate::tensor::{ScaleBytes, Tensor, rows_and_cols};
 use safetensors::tensor::{Dtype as Stored, Metadata};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use types::{Dtype, Scales};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -77,7 +78,7 @@ impl Shards {
         &self.shards
     }
 
-    fn scales(&self, name: &str, entry: &Entry) -> std::result::Result<Option<Scales<'_>>, Fault> {
+    fn scales(&self, name: &str, entry: &Entry) -> std::result::Result<Option<Scales<ScaleBytes<'_>>>, Fault> {
         if entry.dtype != Dtype::F8E4M3 {
             return Ok(None);
         }
@@ -98,8 +99,9 @@ impl Shards {
             ));
         }
         let file = &self.shards[found.shard];
-        let scales = Scales::new(file, found.bytes.start, found.dtype, found.shape, block);
-        Ok(Some(Scales { per_row: entry.shape[1].div_ceil(block[1]), ..scales }))
+        let bytes = ScaleBytes::new(file, found.bytes.start, found.dtype, found.shape);
+        let per_row = entry.shape[1].div_ceil(block[1]);
+        Ok(Some(Scales { dtype: found.dtype, bytes, block, per_row, first: [0, 0] }))
     }
 }
 

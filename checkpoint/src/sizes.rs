@@ -1,8 +1,9 @@
 //! Bytes of each part of a model as stored, by how ranks may divide it: what a shard table is made of. Knows no ranks.
 
 use crate::names::Expected;
-use crate::{Checkpoint, Dtype, ModelSpec, names};
+use crate::{Checkpoint, ModelSpec, names};
 use std::ops::{Add, Sub};
+use types::Dtype;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {

@@ -5,107 +5,13 @@ use crate::error::{Fault, Result};
 use crate::file::SourceFile;
 use half::{bf16, f16};
 use std::ops::Range;
+use types::{Dtype, Scales};
 
-/// How the numbers of a tensor are stored: the types that can be served. What stands in their blocks is the matter of
-/// who packs them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dtype {
-    F32,
-    F16,
-    BF16,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q2K,
-    Q3K,
-    Q4K,
-    Q5K,
-    Q6K,
-    IQ4NL,
-    MXFP4,
-    /// Numbers of eight bits whose scales stand beside the matrix.
-    F8E4M3,
-}
-
-impl Dtype {
-    pub const ALL: [Dtype; 16] = [
-        Dtype::F32,
-        Dtype::F16,
-        Dtype::BF16,
-        Dtype::Q4_0,
-        Dtype::Q4_1,
-        Dtype::Q5_0,
-        Dtype::Q5_1,
-        Dtype::Q8_0,
-        Dtype::Q2K,
-        Dtype::Q3K,
-        Dtype::Q4K,
-        Dtype::Q5K,
-        Dtype::Q6K,
-        Dtype::IQ4NL,
-        Dtype::MXFP4,
-        Dtype::F8E4M3,
-    ];
-
-    /// As a GGUF calls it (or safetensors), numbers per block, bytes per block.
-    const fn row(self) -> (&'static str, usize, usize) {
-        match self {
-            Dtype::F32 => ("F32", 1, 4),
-            Dtype::F16 => ("F16", 1, 2),
-            Dtype::BF16 => ("BF16", 1, 2),
-            Dtype::Q4_0 => ("Q4_0", 32, 18),
-            Dtype::Q4_1 => ("Q4_1", 32, 20),
-            Dtype::Q5_0 => ("Q5_0", 32, 22),
-            Dtype::Q5_1 => ("Q5_1", 32, 24),
-            Dtype::Q8_0 => ("Q8_0", 32, 34),
-            Dtype::Q2K => ("Q2_K", 256, 84),
-            Dtype::Q3K => ("Q3_K", 256, 110),
-            Dtype::Q4K => ("Q4_K", 256, 144),
-            Dtype::Q5K => ("Q5_K", 256, 176),
-            Dtype::Q6K => ("Q6_K", 256, 210),
-            Dtype::IQ4NL => ("IQ4_NL", 32, 18),
-            Dtype::MXFP4 => ("MXFP4", 32, 17),
-            // A device cuts it there.
-            Dtype::F8E4M3 => ("F8_E4M3", 32, 32),
-        }
-    }
-
-    pub const fn name(self) -> &'static str {
-        self.row().0
-    }
-
-    /// Numbers per block.
-    pub const fn block(self) -> usize {
-        self.row().1
-    }
-
-    pub const fn block_bytes(self) -> usize {
-        self.row().2
-    }
-
-    /// Bytes of so many numbers, if they are whole blocks and the count is not absurd.
-    pub fn bytes_of(self, n: u64) -> Option<u64> {
-        let block = self.block() as u64;
-        if n.is_multiple_of(block) { (n / block).checked_mul(self.block_bytes() as u64) } else { None }
-    }
-}
-
-/// What a matrix's numbers are multiplied by: one scale for some rows and columns together.
+/// Where the scales of a tensor are.
 #[derive(Clone, Copy, Debug)]
-pub struct Scales<'a> {
-    /// F32, F16 or BF16.
-    pub dtype: Dtype,
-    /// Rows and columns that share one.
-    pub block: [usize; 2],
-    /// Scales in a row of them.
-    pub per_row: usize,
-    /// Where the matrix begins, of all rows that the scales are of.
-    pub first_row: usize,
-    /// How many there are.
-    pub(crate) n: usize,
-    pub(crate) place: Place<'a>,
+pub struct ScaleBytes<'a> {
+    n_bytes: usize,
+    place: Place<'a>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +20,7 @@ pub struct Tensor<'a> {
     /// `[rows, cols]`, row after row; a vector is one row.
     pub shape: [usize; 2],
     /// Of F8_E4M3.
-    pub scales: Option<Scales<'a>>,
+    pub scales: Option<Scales<ScaleBytes<'a>>>,
     pub(crate) place: Place<'a>,
 }
 
@@ -138,25 +44,25 @@ impl Place<'_> {
     }
 }
 
-impl<'a> Scales<'a> {
+impl<'a> ScaleBytes<'a> {
     /// Of a whole tensor, which is a file's bytes from `start` on.
-    pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2], block: [usize; 2]) -> Self {
+    pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> ScaleBytes<'a> {
         let place = Place { file, start: start as u64, turned: None };
-        Scales { dtype, block, per_row: 0, first_row: 0, n: shape[0] * shape[1], place }
+        ScaleBytes { n_bytes: shape[0] * dtype.row_bytes(shape[1]), place }
     }
 
     pub fn n_bytes(&self) -> usize {
-        self.n * self.dtype.block_bytes()
+        self.n_bytes
     }
 
     /// The first bytes and the last.
     pub(crate) fn ends(&self, n: usize) -> Result<Vec<u8>> {
-        self.place.ends(self.n_bytes(), n)
+        self.place.ends(self.n_bytes, n)
     }
 
     /// All of them.
     pub fn read(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; self.n_bytes()];
+        let mut bytes = vec![0; self.n_bytes];
         self.place.file.read_at(self.place.start, &mut bytes)?;
         Ok(bytes)
     }
@@ -177,7 +83,7 @@ impl<'a> Tensor<'a> {
     }
 
     pub fn row_bytes(&self) -> usize {
-        self.cols() / self.dtype.block() * self.dtype.block_bytes()
+        self.dtype.row_bytes(self.cols())
     }
 
     pub fn n_bytes(&self) -> usize {
@@ -197,7 +103,7 @@ impl<'a> Tensor<'a> {
             1 => before.checked_add(shape[1])? <= self.rows() * self.cols(),
             rows => before.checked_add(rows)? <= self.rows(),
         };
-        let scales = self.scales.map(|scales| Scales { first_row: scales.first_row + before, ..scales });
+        let scales = self.scales.map(|scales| scales.from(before, 0));
         let place = Place { start: self.place.start + start, ..self.place };
         is_within.then_some(Tensor { dtype: self.dtype, shape, scales, place })
     }

@@ -5,6 +5,7 @@ use super::*;
 use crate::error::Fault;
 use crate::gguf::Gguf;
 use std::fmt::Write as _;
+use types::Scales;
 
 /// A metadata value as it is written.
 pub(crate) enum Meta<'a> {
@@ -641,7 +642,7 @@ fn weights_of_eight_bits_have_their_scales() {
         let opened = with_scale(shape).unwrap();
         let tensor = opened.tensor(Q).unwrap();
         let (dtype, bytes) = (tensor.dtype, tensor.read().unwrap());
-        let Scales { dtype: of_scales, block: found, per_row, first_row, .. } = tensor.scales.unwrap();
+        let Scales { dtype: of_scales, block: found, per_row, first: [first_row, _], .. } = tensor.scales.unwrap();
         assert_eq!((dtype, bytes.len(), of_scales), (Dtype::F8E4M3, 32 * 32, Dtype::F16));
         assert_eq!((found, per_row, first_row), (block, 1, 0), "{shape:?}");
         assert_eq!(opened.sizes().layers[0].heads, 32 * 32 * 9 / 8 + 2 * 32 * 32);
@@ -674,12 +675,13 @@ fn weights_of_eight_bits_have_their_scales() {
 fn a_part_of_a_matrix_knows_its_scales() {
     let folder = Temporary::folder("parts-of-scales");
     let file = SourceFile::open(&folder.write("f", &(0..96 * 36u32).map(|i| i as u8).collect::<Vec<_>>())).unwrap();
-    let scales = Scales { per_row: 1, ..Scales::new(&file, 96 * 32, Dtype::F32, [96, 1], [1, 32]) };
+    let bytes = ScaleBytes::new(&file, 96 * 32, Dtype::F32, [96, 1]);
+    let scales = Scales { dtype: Dtype::F32, bytes, block: [1, 32], per_row: 1, first: [0, 0] };
     let whole = Tensor { scales: Some(scales), ..Tensor::new(&file, 0, Dtype::F8E4M3, [96, 32]) };
     let part = whole.part(40, [20, 32]).unwrap();
     let bytes = part.read().unwrap();
-    assert_eq!((part.scales.unwrap().first_row, bytes.len(), bytes[33]), (40, 20 * 32, (40 * 32 + 33) as u8));
-    assert_eq!(part.scales.unwrap().read().unwrap().len(), 4 * 96);
+    assert_eq!((part.scales.unwrap().first[0], bytes.len(), bytes[33]), (40, 20 * 32, (40 * 32 + 33) as u8));
+    assert_eq!(part.scales.unwrap().bytes.read().unwrap().len(), 4 * 96);
     assert!(whole.part(80, [20, 32]).is_none());
 }
 

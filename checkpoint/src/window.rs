@@ -29,8 +29,8 @@ impl<'a> Window<'a> {
 
     /// All rows of a run of columns, widened to whole blocks of the tensor's type; it may be empty.
     pub fn of_columns(tensor: Tensor<'a>, columns: Range<usize>) -> Window<'a> {
-        let (block, block_bytes) = (tensor.dtype.block(), tensor.dtype.block_bytes());
-        let columns = columns.start / block * block_bytes..columns.end.div_ceil(block) * block_bytes;
+        let dtype = tensor.dtype;
+        let columns = dtype.row_bytes(columns.start / dtype.block() * dtype.block())..dtype.row_bytes(columns.end);
         Window::new(tensor, 0..tensor.rows(), columns)
     }
 

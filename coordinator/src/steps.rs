@@ -6,6 +6,7 @@ use crate::members::Role;
 use crate::patience;
 use crate::replica::Replica;
 use crate::traces;
+use proto::Malformed;
 use proto::cluster as wire;
 use proto::cluster::refused::Reason;
 use proto::cluster::replica_frame::Frame;
@@ -26,7 +27,6 @@ impl From<Rejected> for Refusal {
         let reason = match rejected {
             Rejected::Full { .. } => Reason::Full,
             Rejected::TooLong { .. } | Rejected::TooLarge { .. } => Reason::TooLong,
-            Rejected::Unsupported(_) => Reason::Unsupported,
             Rejected::Empty | Rejected::Finished(_) => Reason::Invalid,
             Rejected::Duplicate => Reason::Duplicate,
             Rejected::Draining => Reason::Draining,
@@ -34,6 +34,16 @@ impl From<Rejected> for Refusal {
             Rejected::Outgrown { .. } => Reason::NotReady,
         };
         Refusal { reason, message: rejected.to_string() }
+    }
+}
+
+impl From<Malformed> for Refusal {
+    fn from(malformed: Malformed) -> Refusal {
+        let reason = match malformed {
+            Malformed::Unsupported(_) => Reason::Unsupported,
+            _ => Reason::Invalid,
+        };
+        Refusal { reason, message: malformed.to_string() }
     }
 }
 
@@ -52,7 +62,7 @@ impl Replica {
         let now = self.now();
         let invalid = |message: String| Refusal { reason: Reason::Invalid, message };
         let traced = traces::submitted(&request);
-        let request = request.received(now).map_err(|malformed| invalid(malformed.to_string()))?;
+        let request = request.received(now)?;
         if let Some(token) = beyond(&request, self.config.shape.vocab) {
             return Err(invalid(format!("token {token} is outside the vocabulary of {}", self.config.shape.vocab)));
         }

@@ -5,10 +5,9 @@ use bytes::Bytes;
 use prost::Message;
 use std::str::FromStr;
 use types::{
-    Activations, AdapterId, BlockCopy, BlockId, Constraint, DeviceKind, Dry, Epoch, Finish, Goal, KvDtype, Layout,
-    Micros, Mode, Penalties, PolicyDigest, Priority, Rank, Request, RequestId, Sampling, Shares, Slice, SliceDone,
-    Span, SpanKind, Stage, Step, StepDone, StepId, TenantId, TokenLogprob, TokenOut, Tokens, UnknownWord, Want, Weight,
-    Xtc,
+    Activations, BlockCopy, BlockId, DeviceKind, Dry, Epoch, Finish, Goal, KvDtype, Layout, Micros, Mode, Penalties,
+    PolicyDigest, Priority, Rank, Request, RequestId, Sampling, Shares, Slice, SliceDone, Stage, Step, StepDone,
+    StepId, TenantId, TokenLogprob, TokenOut, Tokens, UnknownWord, Unsupported, Want, Weight, Xtc,
 };
 
 /// A frame that decodes and cannot be meant.
@@ -23,7 +22,9 @@ pub enum Malformed {
     #[error("{field}: {unknown}")]
     Word { field: &'static str, unknown: UnknownWord },
     #[error("assign.stages: {0}")]
-    Stages(types::Unsupported),
+    Stages(Unsupported),
+    #[error("{0}")]
+    Unsupported(#[from] Unsupported),
     #[error("{field} is out of range: {value}")]
     Number { field: &'static str, value: f32 },
 }
@@ -79,9 +80,9 @@ impl From<&Request> for wire::Request {
             priority: request.priority.0.into(),
             deadline_micros: None,
             cache_bypass: request.cache_bypass,
-            adapter: request.adapter.map(|adapter| adapter.0),
-            constraint: request.constraint.as_ref().map(|constraint| constraint.grammar.to_vec()),
-            spans: request.spans.iter().map(wire::Span::from).collect(),
+            adapter: None,
+            constraint: None,
+            spans: Vec::new(),
             traceparent: String::new(),
             tracestate: String::new(),
         }
@@ -180,6 +181,7 @@ impl TryFrom<wire::Request> for Request {
     type Error = Malformed;
 
     fn try_from(request: wire::Request) -> Result<Self, Malformed> {
+        served(&request)?;
         let priority = i8::try_from(request.priority).map_err(|_| out_of_range("priority", request.priority))?;
         Ok(Request {
             id: RequestId(request.id),
@@ -192,11 +194,19 @@ impl TryFrom<wire::Request> for Request {
             priority: Priority(priority),
             deadline: None,
             cache_bypass: request.cache_bypass,
-            adapter: request.adapter.map(AdapterId),
-            constraint: request.constraint.map(|grammar| Constraint { grammar: grammar.into() }),
-            spans: request.spans.into_iter().map(Span::try_from).collect::<Result<_, _>>()?,
         })
     }
+}
+
+/// What the wire can say and nothing serves yet, refused by name.
+fn served(request: &wire::Request) -> Result<(), Malformed> {
+    let said = [
+        (request.adapter.is_some(), "adapter"),
+        (request.constraint.is_some(), "constraint"),
+        (!request.spans.is_empty(), "spans"),
+    ];
+    let unserved = said.into_iter().find(|(is_said, _)| *is_said);
+    unserved.map_or(Ok(()), |(_, what)| Err(Unsupported(what).into()))
 }
 
 fn weight_from_wire(weight: u32) -> Result<Weight, Malformed> {
@@ -217,34 +227,6 @@ fn goal_from_wire(goal: u32) -> Result<Goal, Malformed> {
         0 => Ok(Goal::Generate),
         1 => Ok(Goal::Pool),
         n => Ok(Goal::Score { top_n: u8::try_from(n - 2).map_err(|_| out_of_range("goal", goal))? }),
-    }
-}
-
-impl From<&Span> for wire::Span {
-    fn from(span: &Span) -> Self {
-        let kind = match span.kind {
-            SpanKind::Image => 0,
-            SpanKind::Audio => 1,
-        };
-        wire::Span { start: span.range.start, end: span.range.end, kind, digest: span.digest.to_vec() }
-    }
-}
-
-impl TryFrom<wire::Span> for Span {
-    type Error = Malformed;
-
-    fn try_from(span: wire::Span) -> Result<Self, Malformed> {
-        let kind = match span.kind {
-            0 => SpanKind::Image,
-            1 => SpanKind::Audio,
-            other => return Err(out_of_range("span.kind", other)),
-        };
-        let n_bytes = span.digest.len();
-        let digest = span.digest.try_into().map_err(|_| out_of_range("span.digest", n_bytes))?;
-        if span.start > span.end {
-            return Err(out_of_range("span.end", span.end));
-        }
-        Ok(Span { range: span.start..span.end, kind, digest })
     }
 }
 

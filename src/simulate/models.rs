@@ -4,11 +4,12 @@
 use crate::models;
 use crate::models::Hub;
 use anyhow::Context;
-use checkpoint::{Checkpoint, Dtype, ModelSpec, Sizes, catalogue, names};
+use checkpoint::{Checkpoint, ModelSpec, Sizes, catalogue, names};
 use clap::ValueEnum;
 use coordinator::ModelShape;
 use serde_json::{Value, json};
 use std::path::Path;
+use types::Dtype;
 
 /// What matrices of layers are stored in. Embedding and head stay bf16, as checkpoints of these formats have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use turmoil::Sim;
-use types::{Activations, Grid, KvDtype, LayerGroups};
+use types::{Activations, Grid, KvDtype, KvLayout, LayerGroups};
 
 /// Whoever watches over processes starts another one so soon.
 const RESTART: Duration = Duration::from_millis(300);
@@ -138,7 +138,7 @@ impl Stage {
             vocab: VOCAB,
             context: CONTEXT,
             experts: None,
-            cache: LayerGroups::full(4),
+            cache: LayerGroups::alike(4, KvLayout::heads(2, 32)),
             sizes: Sizes::default(),
         };
         let policy = Policy {

@@ -2,7 +2,7 @@
 //!
 //! Keyed and wide, because a collision would show one tenant another's context.
 
-use crate::{AdapterId, PolicyDigest, TenantId, Token};
+use crate::{PolicyDigest, TenantId, Token};
 use core::fmt;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,13 +16,14 @@ impl BlockHash {
         BlockHash::first_half(&hasher.finalize()).0
     }
 
-    /// Where every chain of one tenant, adapter and policy begins. `salt` is the cluster's secret, so that nobody
+    /// Where every chain of one tenant and policy begins. `salt` is the cluster's secret, so that nobody
     /// outside can aim at a hash.
-    pub fn root(policy: &PolicyDigest, tenant: TenantId, adapter: Option<AdapterId>, salt: &[u8; 16]) -> BlockHash {
+    pub fn root(policy: &PolicyDigest, tenant: TenantId, salt: &[u8; 16]) -> BlockHash {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 block hash root");
         hasher.update(&policy.0);
         hasher.update(&tenant.0.to_le_bytes());
-        hasher.update(&adapter.map_or(u64::MAX, |adapter| u64::from(adapter.0)).to_le_bytes());
+        // Of no adapter: the names of blocks stay what they are when there are some.
+        hasher.update(&u64::MAX.to_le_bytes());
         hasher.update(salt);
         BlockHash::first_half(&hasher.finalize())
     }

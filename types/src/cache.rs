@@ -1,59 +1,54 @@
-//! What a layer remembers, and in which pages.
+//! Which layers of a model share block tables, and how many blocks a sequence needs of each group.
 
-use crate::Unsupported;
+use crate::{BLOCK_TOKENS, KvLayout, Sharding, Unsupported};
 use alloc::vec::Vec;
 use core::ops::Range;
-
-/// Positions per block. Sixteen blocks make one tile of attention.
-pub const BLOCK_TOKENS: u32 = 16;
 
 /// Of one pool: nobody keeps books of more.
 pub const BLOCKS_MAX: u32 = 1 << 24;
 
-/// What layers of one kind keep of the positions behind them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CacheKind {
-    /// K and V of every position.
-    Full,
-    /// K and V of the last so many positions: a query reads its own and those before it, so many in all.
-    Window(u32),
-    /// One compressed row for all heads.
-    Latent,
-    /// A state that is overwritten.
-    Recurrent,
-}
-
 /// Layers that share block tables. A model declares its groups; a step carries one run of blocks per group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CacheGroup {
-    pub kind: CacheKind,
-    /// Heads are split over the ranks of a stage; otherwise each rank holds all of it.
-    pub sharded: bool,
+    pub layout: KvLayout,
+    pub sharding: Sharding,
 }
 
 impl CacheGroup {
-    pub const FULL: CacheGroup = CacheGroup { kind: CacheKind::Full, sharded: true };
+    /// Everything is kept, of one head with one number: where nobody asks for bytes.
+    pub const FULL: CacheGroup = CacheGroup::of(KvLayout::heads(1, 1));
+
+    /// Heads are what ranks divide.
+    pub const fn of(layout: KvLayout) -> CacheGroup {
+        CacheGroup { layout, sharding: Sharding::Heads }
+    }
+
+    /// The same, of which a query reads so many positions.
+    #[must_use]
+    pub const fn within(self, positions: u32) -> CacheGroup {
+        CacheGroup { layout: self.layout.within(positions), sharding: self.sharding }
+    }
+
+    /// What a rank keeps whose query heads read so many KV heads.
+    #[must_use]
+    pub const fn share(&self, n_kv_heads: u32) -> KvLayout {
+        self.layout.share(self.sharding, n_kv_heads)
+    }
 
     /// How long a sequence's table is when so many positions are computed. Pages freed behind a window keep their
     /// entry: it is never read again, and a table that begins behind a prefix hit has `BlockId::NONE` there.
     pub fn n_blocks(&self, n_tokens: u32) -> u32 {
-        match self.kind {
-            CacheKind::Recurrent => 1,
-            CacheKind::Full | CacheKind::Window(_) | CacheKind::Latent => blocks_for(n_tokens),
-        }
+        blocks_for(n_tokens)
     }
 
     /// The first position that a query at `position` reads.
     pub fn first_read(&self, position: u32) -> u32 {
-        match self.kind {
-            CacheKind::Window(window) => (position + 1).saturating_sub(window),
-            CacheKind::Full | CacheKind::Latent | CacheKind::Recurrent => 0,
-        }
+        self.layout.window().map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
     /// No block is ever behind what a query reads.
     pub fn keeps_all(&self) -> bool {
-        !matches!(self.kind, CacheKind::Window(_))
+        self.layout.window().is_none()
     }
 
     /// How many blocks at the front of a table no query reads that is at `position` or later.
@@ -64,22 +59,20 @@ impl CacheGroup {
     /// How many blocks a sequence needs at most at one time, while so many positions are computed in slices of at most
     /// `slice_max`.
     pub fn n_held_max(&self, n_tokens: u32, slice_max: u32) -> u32 {
-        match self.kind {
+        match self.layout.window() {
             // What the slice's first query reads and what the slice writes; neither begins or ends with a block.
-            CacheKind::Window(window) => {
+            Some(window) => {
                 let span = (window - 1).saturating_add(slice_max);
                 (blocks_for(span).saturating_add(1)).min(blocks_for(n_tokens))
             }
-            CacheKind::Full | CacheKind::Latent | CacheKind::Recurrent => self.n_blocks(n_tokens),
+            None => self.n_blocks(n_tokens),
         }
     }
 
     pub fn supported(&self) -> Result<(), Unsupported> {
-        match self.kind {
-            CacheKind::Window(0) => Err(Unsupported("a window of no position")),
-            CacheKind::Full | CacheKind::Window(_) => Ok(()),
-            CacheKind::Latent => Err(Unsupported("a latent cache group")),
-            CacheKind::Recurrent => Err(Unsupported("a recurrent cache group")),
+        match self.layout.window() {
+            Some(0) => Err(Unsupported("a window of no position")),
+            _ => Ok(()),
         }
     }
 }
@@ -94,23 +87,23 @@ pub struct LayerGroups {
 }
 
 impl LayerGroups {
-    /// Layers of one kind share a group. Groups stand in the order of their first layers.
-    pub fn of(kinds: impl IntoIterator<Item = CacheKind>) -> LayerGroups {
+    /// Layers of one layout share a group. Groups stand in the order of their first layers.
+    pub fn of(layouts: impl IntoIterator<Item = KvLayout>) -> LayerGroups {
         let mut groups: Vec<CacheGroup> = Vec::new();
-        let of_layer = |kind| {
-            let known = groups.iter().position(|group| group.kind == kind);
+        let of_layer = |layout| {
+            let known = groups.iter().position(|group| group.layout == layout);
             known.unwrap_or_else(|| {
-                groups.push(CacheGroup { kind, sharded: true });
+                groups.push(CacheGroup::of(layout));
                 groups.len() - 1
             })
         };
-        let of_layers = kinds.into_iter().map(of_layer).collect();
+        let of_layers = layouts.into_iter().map(of_layer).collect();
         LayerGroups { groups, of_layers }
     }
 
-    /// All layers keep everything.
-    pub fn full(n_layers: u32) -> LayerGroups {
-        LayerGroups::of((0..n_layers).map(|_| CacheKind::Full))
+    /// All layers keep the same.
+    pub fn alike(n_layers: u32, layout: KvLayout) -> LayerGroups {
+        LayerGroups::of((0..n_layers).map(|_| layout))
     }
 
     pub fn groups(&self) -> &[CacheGroup] {
@@ -142,16 +135,17 @@ mod tests {
     use alloc::vec;
 
     #[test]
-    fn layers_of_one_kind_share_a_group() {
-        let (full, local) = (CacheKind::Full, CacheKind::Window(18));
+    fn layers_of_one_layout_share_a_group() {
+        let full = KvLayout::heads(1, 1);
+        let local = full.within(18);
         let layers = LayerGroups::of([local, local, full, local, full]);
-        let kinds: Vec<_> = layers.groups().iter().map(|group| group.kind).collect();
-        assert_eq!(kinds, [local, full]);
+        let layouts: Vec<_> = layers.groups().iter().map(|group| group.layout).collect();
+        assert_eq!(layouts, [local, full]);
         let n_layers = |range: Range<u32>| layers.n_layers(&range).collect::<Vec<_>>();
         assert_eq!((n_layers(0..5), n_layers(0..2), n_layers(4..5)), (vec![3, 2], vec![2, 0], vec![0, 1]));
         let places: Vec<_> = (1..5).map(|layer| layers.place(&(1..5), layer)).collect();
         assert_eq!(places, [(0, 0), (1, 0), (0, 1), (1, 1)]);
-        assert_eq!(LayerGroups::full(3).groups(), [CacheGroup::FULL]);
+        assert_eq!(LayerGroups::alike(3, full).groups(), [CacheGroup::FULL]);
     }
 
     #[test]
@@ -170,7 +164,7 @@ mod tests {
             (u32::MAX, 10_000, 0, 0),
         ];
         for (window, position, first, n_passed) in cases {
-            let group = CacheGroup { kind: CacheKind::Window(window), sharded: true };
+            let group = CacheGroup::FULL.within(window);
             assert_eq!(
                 (group.first_read(position), group.n_passed(position)),
                 (first, n_passed),
@@ -183,7 +177,7 @@ mod tests {
     #[test]
     fn no_more_blocks_are_held_than_said() {
         for window in [1, 2, 15, 16, 17, 18, 33, 100] {
-            let group = CacheGroup { kind: CacheKind::Window(window), sharded: true };
+            let group = CacheGroup::FULL.within(window);
             for slice in [1, 2, 16, 17, 40] {
                 for n_tokens in [1, 5, 16, 40, 200] {
                     let starts = 0..n_tokens;

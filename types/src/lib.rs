@@ -9,7 +9,9 @@ extern crate alloc;
 
 pub mod block_hash;
 pub mod cache;
+pub mod dtype;
 pub mod id;
+pub mod kv;
 pub mod layout;
 pub mod leaves;
 pub mod numerics;
@@ -21,13 +23,15 @@ pub mod topology;
 pub mod unsupported;
 
 pub use block_hash::BlockHash;
-pub use cache::{BLOCK_TOKENS, BLOCKS_MAX, CacheGroup, CacheKind, LayerGroups};
-pub use id::{AdapterId, BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantId, Token, Tokens};
+pub use cache::{BLOCKS_MAX, CacheGroup, LayerGroups};
+pub use dtype::{Dtype, Scales};
+pub use id::{BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantId, Token, Tokens};
+pub use kv::{BLOCK_TOKENS, KvLayout, Sharding};
 pub use layout::{Layout, Part, Shares, Stage};
 pub use leaves::Leaves;
 pub use numerics::{Activations, DeviceClass, DeviceKind, KvDtype, Mode, UnknownWord};
 pub use policy::{Numerics, PolicyDigest};
-pub use request::{Constraint, Goal, Priority, Request, Span, SpanKind, Weight};
+pub use request::{Goal, Priority, Request, Weight};
 pub use sampling::{Dry, Penalties, Sampling, Xtc};
 pub use step::{BlockCopy, Finish, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob, TokenOut, Want};
 pub use topology::{Grid, Place};

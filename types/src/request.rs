@@ -1,11 +1,9 @@
 //! A request as the cluster knows it: token ids and what to do with them. No text.
 
 use crate::sampling::TOKEN_BYTES;
-use crate::{AdapterId, Micros, RequestId, Sampling, TenantId, Token, Tokens, Unsupported};
-use core::ops::Range;
+use crate::{Micros, RequestId, Sampling, TenantId, Token, Tokens};
 
-/// In a frame: a span, and all that is no list.
-const SPAN_BYTES: usize = 64;
+/// In a frame: all that is no list.
 const SCALARS_BYTES: usize = 1024;
 
 /// Everything that a stream is a function of, besides the model and the numeric policy.
@@ -28,9 +26,6 @@ pub struct Request {
     pub deadline: Option<Micros>,
     /// The prefix cache may be filled but not read: the request needs what a hit would skip (logits of its prompt).
     pub cache_bypass: bool,
-    pub adapter: Option<AdapterId>,
-    pub constraint: Option<Constraint>,
-    pub spans: alloc::vec::Vec<Span>,
 }
 
 /// What a request is for.
@@ -58,27 +53,6 @@ impl Default for Weight {
     }
 }
 
-/// A grammar, compiled by the router; masks are made beside the sampler from the token log.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Constraint {
-    pub grammar: alloc::sync::Arc<[u8]>,
-}
-
-/// A run of prompt positions that stand for something other than text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Span {
-    pub range: Range<u32>,
-    pub kind: SpanKind,
-    /// What stands there; part of the block hash.
-    pub digest: [u8; 16],
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SpanKind {
-    Image,
-    Audio,
-}
-
 impl Request {
     pub fn n_tokens(&self) -> usize {
         self.prompt.len() + self.output.len()
@@ -86,9 +60,7 @@ impl Request {
 
     /// What it takes in a frame, at most.
     pub fn frame_bytes_max(&self) -> usize {
-        let grammar = self.constraint.as_ref().map_or(0, |constraint| constraint.grammar.len());
-        let lists = self.sampling.lists_bytes() + self.spans.len() * SPAN_BYTES + grammar;
-        self.n_tokens() * TOKEN_BYTES + lists + SCALARS_BYTES
+        self.n_tokens() * TOKEN_BYTES + self.sampling.lists_bytes() + SCALARS_BYTES
     }
 
     /// The token at a position of the log.
@@ -97,19 +69,5 @@ impl Request {
             None => self.prompt.get(position).copied(),
             Some(i) => self.output.get(i).copied(),
         }
-    }
-
-    /// What the types can say and nothing serves yet, refused by name.
-    pub fn supported(&self) -> Result<(), Unsupported> {
-        if self.adapter.is_some() {
-            return Err(Unsupported("adapter"));
-        }
-        if self.constraint.is_some() {
-            return Err(Unsupported("constraint"));
-        }
-        if !self.spans.is_empty() {
-            return Err(Unsupported("spans"));
-        }
-        Ok(())
     }
 }

@@ -53,7 +53,6 @@ impl Step {
         if !self.copies.is_empty() {
             return Err(Unsupported("block copies"));
         }
-        self.starts.iter().try_for_each(Request::supported)?;
         self.slices.iter().try_for_each(Slice::supported)
     }
 }

@@ -46,13 +46,13 @@ pub struct ModelRunner<D: Device + 'static> {
     /// A row's hidden state.
     state: Vec<f32>,
     /// The step that was begun before its turn.
-    ahead: Option<(StepId, Pass)>,
+    ahead: Option<(StepId, Begun)>,
     /// Of the device's passes, what has been counted.
     counted: Repeats,
 }
 
 /// What became of a step's rows when they were begun.
-enum Pass {
+enum Begun {
     /// There are none.
     Empty,
     /// What is drawn is drawn.
@@ -83,7 +83,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             self.sequences.hear(&self.told).map_err(protocol)?;
         }
         self.sequences.lay_out(step, &mut self.batch).map_err(protocol)?;
-        let n_rows = self.lent.get().device.rows_for(&self.batch);
+        let n_rows = self.lent.get().device.rows_for(&self.batch.pass());
         self.batch.pad(n_rows);
         Ok(())
     }
@@ -102,32 +102,32 @@ impl<D: Device + 'static> ModelRunner<D> {
         self.clear();
     }
 
-    fn pass(&mut self, step: &Step) -> model::Result<Pass> {
+    fn pass(&mut self, step: &Step) -> model::Result<Begun> {
         let Held { device, model, .. } = self.lent.get_mut();
-        let logits = model.forward(device, &mut self.ranks, &self.batch, &mut self.kv)?;
-        let mut pass = Pass::Done;
+        let logits = model.forward(device, &mut self.ranks, &self.batch.pass(), &mut self.kv)?;
+        let mut begun = Begun::Done;
         if let Some(logits) = logits {
             let mut draws = emptied(std::mem::take(&mut self.draws));
             self.sequences.draws(step, &mut draws);
             match device.begin_draws(logits, &draws) {
-                Some(drawing) => pass = Pass::Drawing(drawing),
+                Some(drawing) => begun = Begun::Drawing(drawing),
                 None => device.draw(logits, &draws, &mut self.drawn),
             }
             self.draws = emptied(draws);
         }
-        if let (true, true, Some(hidden)) = (self.is_sampler, self.batch.wants_hidden, model.hidden()) {
+        if let (true, true, Some(hidden)) = (self.is_sampler, self.batch.pass().wants_hidden(), model.hidden()) {
             let read = |row: usize, state: &mut [f32]| device.read(hidden, row..row + 1, state);
-            self.sequences.pool(step, &self.batch, &mut self.state, read);
+            self.sequences.pool(step, &self.batch.pass(), &mut self.state, read);
         }
-        Ok(pass)
+        Ok(begun)
     }
 
     /// Everything of the step that does not wait for its draws.
-    fn start(&mut self, step: &Step) -> Result<Pass, RunError> {
+    fn start(&mut self, step: &Step) -> Result<Begun, RunError> {
         step.supported()?;
         self.begin(step)?;
         if self.batch.n_rows() == 0 {
-            return Ok(Pass::Empty);
+            return Ok(Begun::Empty);
         }
         self.lent.begin();
         let passed = self.pass(step);
@@ -175,12 +175,12 @@ impl<D: Device + 'static> ModelRunner<D> {
     }
 
     /// The draws of a pass, and whether it can be believed.
-    fn answer(&mut self, step: &Step, pass: Pass) -> Result<(), RunError> {
+    fn answer(&mut self, step: &Step, begun: Begun) -> Result<(), RunError> {
         let device = &self.lent.get().device;
-        match pass {
-            Pass::Empty => return Ok(()),
-            Pass::Done => {}
-            Pass::Drawing(drawing) => {
+        match begun {
+            Begun::Empty => return Ok(()),
+            Begun::Done => {}
+            Begun::Drawing(drawing) => {
                 let mut draws = emptied(std::mem::take(&mut self.draws));
                 self.sequences.draws(step, &mut draws);
                 device.drawn(&drawing, &draws, &mut self.drawn);
@@ -216,7 +216,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         };
         // The tokens of a grid go through hosts.
         let is_alone = self.ranks.is_alone();
-        if let (Some(upcoming), true, Pass::Drawing(drawing)) = (upcoming, is_alone, &pass) {
+        if let (Some(upcoming), true, Begun::Drawing(drawing)) = (upcoming, is_alone, &pass) {
             self.follow(step, drawing, upcoming)?;
         }
         self.answer(step, pass)?;
@@ -617,7 +617,7 @@ impl Load for ModelLoader {
 }
 
 fn kv_bytes(specs: &[KvSpec]) -> u64 {
-    specs.iter().map(|spec| (spec.n_blocks as u64).saturating_mul(spec.block_bytes() as u64)).sum()
+    specs.iter().map(|spec| (spec.n_blocks as u64).saturating_mul(spec.block_bytes())).sum()
 }
 
 fn failed<E: Into<model::Error>>(assignment: &Assignment) -> impl FnOnce(E) -> LoadError + '_ {

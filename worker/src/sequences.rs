@@ -5,7 +5,7 @@
 //! position: whoever does not know the token writes `UNKNOWN` in its place, and so do all where nothing could be drawn.
 
 use crate::let_go::LetGo;
-use backend::{Batch, BatchSlice, Draw, Score};
+use backend::{Batch, Draw, Pass, PassSlice, Score};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use types::cache::blocks_for;
@@ -354,10 +354,10 @@ impl Sequences {
     }
 
     /// Pools the rows of the slices that are for it, each row read by `read` into the memory that it is handed.
-    pub fn pool(&mut self, step: &Step, batch: &Batch, state: &mut [f32], mut read: impl FnMut(usize, &mut [f32])) {
-        for (slice, rows) in step.slices.iter().zip(&batch.slices).filter(|(slice, _)| slice.want == Want::Pool) {
+    pub fn pool(&mut self, step: &Step, pass: &Pass<'_>, state: &mut [f32], mut read: impl FnMut(usize, &mut [f32])) {
+        for (slice, laid) in step.slices.iter().zip(pass.slices).filter(|(slice, _)| slice.want == Want::Pool) {
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
-            for row in rows.rows.clone() {
+            for row in laid.rows.clone() {
                 read(row as usize, state);
                 sequence.pool(state);
             }
@@ -600,8 +600,7 @@ impl Sequence {
         if self.draws(slice) {
             batch.outputs.push(rows.end - 1);
         }
-        batch.wants_hidden |= slice.want == Want::Pool;
-        batch.slices.push(BatchSlice { rows, start: slice.range.start });
+        batch.slices.push(PassSlice { rows, range: slice.range.clone(), want: slice.want });
         for (of_batch, of_sequence) in batch.tables.iter_mut().zip(&self.tables) {
             of_batch.blocks.extend_from_slice(of_sequence);
             of_batch.bounds.push(of_batch.blocks.len() as u32);
@@ -681,7 +680,8 @@ mod tests {
         assert_eq!(batch.n_rows(), 19);
         assert_eq!(batch.positions[15..], [15, 16, 0, 1]);
         assert_eq!(batch.outputs, [18]);
-        assert_eq!(batch.slices, [BatchSlice { rows: 0..17, start: 0 }, BatchSlice { rows: 17..19, start: 0 }]);
+        let slices = [PassSlice::new(0..17, 0, Want::Nothing), PassSlice::new(17..19, 0, Want::Last)];
+        assert_eq!(batch.slices, slices);
         assert_eq!(batch.tables[0].of(0), [BlockId(7), BlockId(3)]);
         assert_eq!(batch.tables[0].of(1), [BlockId(5)]);
         assert!(done[0].tokens.is_empty() && done[1].tokens[0].token == 42);
@@ -689,7 +689,7 @@ mod tests {
         let other = Slice { id: RequestId(2), ..slice(2..3, Want::Last) };
         let (batch, _) = run(&mut sequences, &step(&[], &[slice(17..20, Want::Last), other], &[]), Some(43)).unwrap();
         assert_eq!(batch.tokens, [17, 18, 19, 42]);
-        assert_eq!(batch.slices[0].start, 17);
+        assert_eq!(batch.slices[0].range.start, 17);
         assert_eq!(batch.outputs, [2, 3]);
     }
 
@@ -838,7 +838,7 @@ mod tests {
 
     #[test]
     fn what_is_let_go_is_told_once_and_before_others_may_have_it() {
-        let window = CacheGroup { kind: types::CacheKind::Window(20), sharded: true };
+        let window = CacheGroup::FULL.within(20);
         let groups = vec![CacheGroup::FULL, window];
         let limits = SequenceLimits { groups, n_blocks: vec![8, 8], zero_kv: true, ..limits() };
         let mut sequences = Sequences::new(limits, Tokens::Draws);
@@ -875,7 +875,7 @@ mod tests {
 
     #[test]
     fn a_window_needs_no_block_behind_it_and_each_group_has_its_own_pool() {
-        let window = CacheGroup { kind: types::CacheKind::Window(20), sharded: true };
+        let window = CacheGroup::FULL.within(20);
         let windowed = || {
             let limits = SequenceLimits { groups: vec![CacheGroup::FULL, window], n_blocks: vec![8, 4], ..limits() };
             Sequences::new(limits, Tokens::Draws)

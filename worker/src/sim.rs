@@ -429,7 +429,7 @@ mod tests {
 
     #[test]
     fn a_window_reads_what_it_shows_and_no_more() {
-        let window = CacheGroup { kind: types::CacheKind::Window(18), sharded: true };
+        let window = CacheGroup::FULL.within(18);
         let sim = Sim { groups: vec![CacheGroup::FULL, window], ..Sim::default() };
         let mut runner = SimRunner::new(sim, &[4, 3]);
         // Behind 48 positions the window shows the last 17: of the windowed pages the first is free.

@@ -218,7 +218,7 @@ impl GgufKeys<'_> {
     fn factors(&self, name: &str, dim: u32) -> Result<Option<Vec<f32>>, Fault> {
         let Some(entry) = self.gguf.tensor(name) else { return Ok(None) };
         let n = u64::from(dim / 2);
-        if entry.dtype != crate::tensor::Dtype::F32 || entry.dims.as_slice() != [n] || entry.file != 0 {
+        if entry.dtype != types::Dtype::F32 || entry.dims.as_slice() != [n] || entry.file != 0 {
             return Fault::malformed(format!("{name} is not {n} numbers of type F32 in the first part"));
         }
         let Some(bytes) = self.gguf.factors(name) else {

@@ -64,8 +64,8 @@ fn use_up(path: &Path) -> bool {
     assert!(!checkpoint.tensor("model.norm.weight").unwrap().to_f32().unwrap().is_empty());
     let q = checkpoint.tensor("model.layers.0.self_attn.q_proj.weight");
     if let Some((rows, scales)) = q.ok().and_then(|q| Some((q.rows(), q.scales?))) {
-        let n_scales = (scales.first_row + rows).div_ceil(scales.block[0]) * scales.per_row;
-        assert!(n_scales * scales.dtype.block_bytes() <= scales.n_bytes(), "a scale for each row");
+        let n_scales = (scales.first[0] + rows).div_ceil(scales.block[0]) * scales.per_row;
+        assert!(n_scales * scales.dtype.block_bytes() <= scales.bytes.n_bytes(), "a scale for each row");
     }
     if let Ok(tokenizer) = checkpoint.tokenizer() {
         tokenize(&tokenizer);

@@ -160,7 +160,6 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use types::CacheKind;
 
     fn take(pool: &mut Pool, n_blocks: u32) -> Table {
         Table { blocks: (0..n_blocks).map(|_| pool.take().unwrap()).collect(), n_passed: 0 }
@@ -204,7 +203,7 @@ mod tests {
 
     #[test]
     fn blocks_behind_a_window_are_given_back_once_and_their_entries_stay() {
-        let mut pool = Pool::new(CacheGroup { kind: CacheKind::Window(20), sharded: true }, 4);
+        let mut pool = Pool::new(CacheGroup::FULL.within(20), 4);
         let mut table = take(&mut pool, 4);
         let first = table.blocks[0];
         pool.name(first, name(0));

@@ -1,6 +1,6 @@
 //! What is refused, and why.
 
-use types::{Epoch, Finish, StepId, Unsupported};
+use types::{Epoch, Finish, StepId};
 
 /// A request that was not taken. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -15,8 +15,6 @@ pub enum Rejected {
     Outgrown { n_tokens: u64, room: u64 },
     #[error("the request with its lists takes {needed} bytes and starts_bytes_max gives {available}")]
     TooLarge { needed: usize, available: usize },
-    #[error(transparent)]
-    Unsupported(#[from] Unsupported),
     #[error("the request has no tokens")]
     Empty,
     /// A request that is resubmitted after it had said everything.

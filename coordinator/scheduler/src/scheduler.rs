@@ -12,7 +12,7 @@ use crate::{Config, Stats};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::ops::Range;
-use types::{CacheGroup, CacheKind, Epoch, Finish, Micros, Request, RequestId, Unsupported};
+use types::{CacheGroup, Epoch, Finish, Micros, Request, RequestId, Unsupported};
 
 /// What happened to a request: it said a token, or it ended, or both.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,7 +151,7 @@ impl Scheduler {
     }
 
     fn told_group(&self) -> usize {
-        self.pools.iter().position(|pool| pool.group.kind == CacheKind::Full).unwrap_or(0)
+        self.pools.iter().position(|pool| pool.group.keeps_all()).unwrap_or(0)
     }
 
     pub fn stats(&self) -> Stats {

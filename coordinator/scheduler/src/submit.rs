@@ -18,7 +18,7 @@ impl Scheduler {
         self.latest = self.latest.max(now);
         let key = Key::new(request.priority, self.latest, self.n_arrivals, self.config.aging_micros);
         self.n_arrivals += 1;
-        let root = BlockHash::root(&self.config.policy, request.tenant, request.adapter, &self.config.salt);
+        let root = BlockHash::root(&self.config.policy, request.tenant, &self.config.salt);
         let (id, deadline) = (request.id, request.deadline);
         let tenant = self.tenants.place(request.tenant, request.weight);
         let mut sequence = Sequence::new(request, tenant, key, length_whole, root, self.pools.len());
@@ -48,7 +48,6 @@ impl Scheduler {
         if self.draining {
             return Err(Rejected::Draining);
         }
-        request.supported()?;
         let (needed, available) = (request.frame_bytes_max(), self.config.starts_bytes_max);
         if needed > available {
             return Err(Rejected::TooLarge { needed, available });

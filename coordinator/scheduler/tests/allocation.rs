@@ -6,7 +6,7 @@ use scheduler::{Config, Output, Scheduler};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
-use types::{CacheGroup, CacheKind, Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TokenOut, Want};
+use types::{CacheGroup, Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TokenOut, Want};
 
 struct Counting;
 
@@ -82,7 +82,7 @@ fn run_steps(
 
 fn check_steady_steps(n_stages: u32) {
     let steps_in_flight_max = n_stages + 1;
-    let window = CacheGroup { kind: CacheKind::Window(50), sharded: true };
+    let window = CacheGroup::FULL.within(50);
     let (groups, n_blocks) = (vec![CacheGroup::FULL, window], vec![4096, 400]);
     let running_max = N_SEQUENCES as u32;
     let config = Config { n_stages, steps_in_flight_max, running_max, groups, n_blocks, ..Config::default() };

@@ -83,9 +83,8 @@ impl Pools<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use types::CacheKind;
 
-    const LOCAL: CacheGroup = CacheGroup { kind: CacheKind::Window(512), sharded: true };
+    const LOCAL: CacheGroup = CacheGroup::FULL.within(512);
 
     fn pools(context: u32, running_max: u32) -> Pools<'static> {
         Pools { groups: &[LOCAL, CacheGroup::FULL], context, slice_max: 512, running_max }

@@ -86,10 +86,7 @@ impl Work {
 }
 
 fn group_window(group: CacheGroup) -> u32 {
-    match group.kind {
-        types::CacheKind::Window(window) => window,
-        types::CacheKind::Full | types::CacheKind::Latent | types::CacheKind::Recurrent => u32::MAX,
-    }
+    group.layout.window().unwrap_or(u32::MAX)
 }
 
 /// Of the first `n` queries of a sequence.
@@ -327,7 +324,6 @@ fn power(base: f64, mut exponent: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use types::CacheKind;
 
     fn work(groups: &[CacheGroup], ranges: &[Range<u32>]) -> Work {
         let mut work = Work::default();
@@ -338,7 +334,7 @@ mod tests {
     #[test]
     fn pairs_are_what_queries_see() {
         for window in [1, 3, 16, 17, u32::MAX] {
-            let group = CacheGroup { kind: CacheKind::Window(window), sharded: true };
+            let group = CacheGroup::FULL.within(window);
             for range in [0..1, 0..40, 7..9, 15..33, 39..40] {
                 let seen = |at: u32| u64::from(at + 1 - group.first_read(at));
                 let expected = range.clone().map(seen).sum::<u64>();

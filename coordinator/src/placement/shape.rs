@@ -2,7 +2,7 @@
 
 use checkpoint::{Checkpoint, LayerSizes, ModelSpec, Sizes};
 use std::ops::Range;
-use types::{BLOCK_TOKENS, DeviceClass, KvDtype, LayerGroups, Leaves, Part, Place, Shares};
+use types::{DeviceClass, KvDtype, LayerGroups, Leaves, Part, Place, Shares};
 
 /// What placement needs to know of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,12 +85,11 @@ pub(crate) struct Measure<'a> {
     down_proj: Leaves,
     /// `before[i]` is the sum of the layers before layer i.
     before: Vec<LayerSizes>,
-    element_bytes: u64,
+    kv_dtype: KvDtype,
 }
 
 impl<'a> Measure<'a> {
     pub fn new(shape: &'a ModelShape, class: DeviceClass, kv_dtype: KvDtype) -> Measure<'a> {
-        let element_bytes = kv_dtype.bytes() as u64;
         let mut before = vec![LayerSizes::default()];
         for layer in &shape.sizes.layers {
             before.push(before[before.len() - 1] + *layer);
@@ -99,7 +98,7 @@ impl<'a> Measure<'a> {
         before.resize(shape.n_layers as usize + 1, before[before.len() - 1]);
         let o_proj = Leaves::o_proj(class, shape.n_heads, shape.head_dim);
         let down_proj = Leaves::down_proj(class, shape.inner);
-        Measure { shape, class, o_proj, down_proj, before, element_bytes }
+        Measure { shape, class, o_proj, down_proj, before, kv_dtype }
     }
 
     /// The smallest runs of heads that a rank can own.
@@ -113,7 +112,8 @@ impl<'a> Measure<'a> {
         let layers = self.layers(part, &heads, &kv_heads);
         let outer = self.outer(part);
         let head_rows = if part.is_last() { self.rows(part, self.head_bytes()) } else { 0 };
-        let row = u64::from(kv_heads.len() as u32) * u64::from(self.shape.head_dim) * self.element_bytes;
+        let pages =
+            self.shape.cache.groups().iter().map(|group| group.share(kv_heads.len() as u32).page_bytes(self.kv_dtype));
         let n_layers = self.shape.cache.n_layers(&part.layers);
         Holding {
             weights: layers.total() + outer.total(),
@@ -121,7 +121,7 @@ impl<'a> Measure<'a> {
             read: layers.total() - layers.experts + self.experts_read(layers.experts) + outer.replicated + head_rows,
             experts: layers.experts,
             head: head_rows,
-            block_bytes: n_layers.map(|n_layers| u64::from(BLOCK_TOKENS) * n_layers as u64 * 2 * row).collect(),
+            block_bytes: n_layers.zip(pages).map(|(n_layers, page)| n_layers as u64 * page).collect(),
             heads,
             kv_heads,
         }

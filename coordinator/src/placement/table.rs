@@ -3,7 +3,7 @@
 use super::{Blueprint, Pool, Shard};
 use std::fmt;
 use std::ops::Range;
-use types::{BLOCK_TOKENS, CacheKind, Grid};
+use types::{BLOCK_TOKENS, Grid};
 
 const COLUMNS: [&str; 10] =
     ["rank", "stage", "tp", "layers", "heads", "kv heads", "weights", "kv", "kv tokens", "host"];
@@ -31,9 +31,9 @@ impl fmt::Display for Blueprint {
 impl Pool {
     fn text(&self) -> String {
         let blocks = format!("{} blocks of {BLOCK_TOKENS}", self.n_blocks);
-        match self.group.kind {
-            CacheKind::Window(window) => format!("{blocks} for a window of {window}"),
-            CacheKind::Full | CacheKind::Latent | CacheKind::Recurrent => blocks,
+        match self.group.layout.window() {
+            Some(window) => format!("{blocks} for a window of {window}"),
+            None => blocks,
         }
     }
 }

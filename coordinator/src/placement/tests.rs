@@ -3,7 +3,10 @@
 use super::*;
 use checkpoint::{LayerSizes, Sizes};
 use types::cache::blocks_for;
-use types::{Activations, CacheKind, KvDtype, LayerGroups, Shares};
+use types::{Activations, KvDtype, KvLayout, LayerGroups, Shares};
+
+/// Of `smol`.
+const HEADS: KvLayout = KvLayout::heads(3, 64);
 
 /// Nine query heads, three of K and V, thirty layers, and a head that weighs nine of them.
 fn smol() -> ModelShape {
@@ -18,7 +21,7 @@ fn smol() -> ModelShape {
         vocab: 49152,
         context: 8192,
         experts: None,
-        cache: LayerGroups::full(30),
+        cache: LayerGroups::alike(30, HEADS),
         sizes: Sizes { embedding: 9 * layer.total(), layers: vec![layer; 30], norm: 2304, head: 0 },
     }
 }
@@ -79,7 +82,7 @@ fn figures_follow_from_memory() {
 
 /// Five layers of six keep 512 positions: 23 of 28.
 fn local() -> ModelShape {
-    let kind = |layer: u32| if layer % 6 == 5 { CacheKind::Full } else { CacheKind::Window(512) };
+    let kind = |layer: u32| if layer % 6 == 5 { HEADS } else { HEADS.within(512) };
     let sizes = Sizes { layers: smol().sizes.layers[..28].to_vec(), ..smol().sizes };
     ModelShape { n_layers: 28, context: 32_768, cache: LayerGroups::of((0..28).map(kind)), sizes, ..smol() }
 }
@@ -87,7 +90,7 @@ fn local() -> ModelShape {
 #[test]
 fn a_window_takes_less_memory_and_leaves_more_for_the_rest() {
     let on = |shape: &ModelShape, policy: &Policy| plan(&[machine(1, 64 << 30)], shape, policy, None).unwrap();
-    let full = ModelShape { cache: LayerGroups::full(28), ..local() };
+    let full = ModelShape { cache: LayerGroups::alike(28, HEADS), ..local() };
     // A block of a layer: 16 tokens x 2 x 3 heads x 64 x 2 bytes = 12288 bytes.
     let (with, without) = (on(&local(), &policy(1, 1)), on(&full, &policy(1, 1)));
     assert_eq!((with.n_blocks(), without.n_blocks()), (vec![64 * 33 + 32, 8 * 2048], vec![8 * 2048]));
@@ -115,7 +118,7 @@ fn a_window_takes_less_memory_and_leaves_more_for_the_rest() {
 
 #[test]
 fn a_stage_keeps_nothing_of_a_group_that_it_has_no_layer_of() {
-    let kinds = [CacheKind::Window(64), CacheKind::Window(64), CacheKind::Full, CacheKind::Full];
+    let kinds = [HEADS.within(64), HEADS.within(64), HEADS, HEADS];
     let sizes = Sizes { embedding: 0, layers: smol().sizes.layers[..4].to_vec(), ..smol().sizes };
     let shape = ModelShape { n_layers: 4, cache: LayerGroups::of(kinds), sizes, ..smol() };
     let plan = plan(&machines(2, 64 << 30), &shape, &policy(1, 2), None).unwrap();
@@ -224,7 +227,7 @@ fn experts_are_spread_over_the_ranks() {
     let sizes = Sizes { layers: vec![layer; 4], ..smol().sizes };
     let moe = ModelShape {
         n_layers: 4,
-        cache: LayerGroups::full(4),
+        cache: LayerGroups::alike(4, HEADS),
         experts: Some(Experts { n: 8, n_used: 2, inner: 64 }),
         sizes,
         ..smol()
@@ -309,9 +312,8 @@ impl Random {
         let layers = (0..n_layers).map(|_| layer()).collect();
         // None, each third or all of them with a window.
         let (window, period) = (1 + self.below(300) as u32, [n_layers + 1, 3, 1][self.below(3) as usize]);
-        let kind = |layer: u32| if layer % period == period - 1 { CacheKind::Window(window) } else { CacheKind::Full };
         let head = if self.below(2) == 0 { 0 } else { self.below(1 << 22) };
-        ModelShape {
+        let shape = ModelShape {
             n_layers,
             hidden: 256,
             n_heads: n_kv_heads * (1 + self.below(4) as u32),
@@ -321,9 +323,12 @@ impl Random {
             vocab: 1 + self.below(5000) as u32,
             context: 16 + self.below(2000) as u32,
             experts,
-            cache: LayerGroups::of((0..n_layers).map(kind)),
+            cache: LayerGroups::alike(n_layers, HEADS),
             sizes: Sizes { embedding: self.below(1 << 22), layers, norm: 1024, head },
-        }
+        };
+        let heads = KvLayout::heads(n_kv_heads, shape.head_dim);
+        let layout = |layer: u32| if layer % period == period - 1 { heads.within(window) } else { heads };
+        ModelShape { cache: LayerGroups::of((0..n_layers).map(layout)), ..shape }
     }
 
     fn machines(&mut self, n: u64, memory: u64) -> Vec<Machine> {

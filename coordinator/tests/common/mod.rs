@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
-use types::{Activations, Finish, Grid, KvDtype, LayerGroups, Request, RequestId, Token, Tokens};
+use types::{Activations, Finish, Grid, KvDtype, KvLayout, LayerGroups, Request, RequestId, Token, Tokens};
 use worker::Load;
 use worker::sim::Sim;
 
@@ -42,7 +42,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         vocab: 64,
         context,
         experts: None,
-        cache: LayerGroups::full(1),
+        cache: LayerGroups::alike(1, KvLayout::heads(1, 1)),
         sizes: Sizes::default(),
     };
     let policy = Policy {
@@ -97,7 +97,7 @@ pub fn on_grid(config: Config, tp: u16, pp: u16) -> Config {
         kv_memory: Some(n_blocks * GRID_BLOCK_BYTES / n_ranks),
         ..config.policy
     };
-    let cache = LayerGroups::full(4);
+    let cache = LayerGroups::alike(4, KvLayout::heads(2, 32));
     let shape = ModelShape { n_layers: 4, n_heads: 4, n_kv_heads: 2, head_dim: 32, cache, ..config.shape };
     // Ranks on `sim` do not wait for each other as those of a real grid do: one may be any number of steps behind.
     let limits = Limits { rank_frames_max: 1 << 16, ..config.limits };

@@ -46,7 +46,7 @@ impl Known {
 /// What the full blocks of a log are called.
 fn names(welcome: &wire::Welcome, log: &[Token]) -> BTreeSet<u64> {
     let digest = proto::policy_digest(&welcome.policy_digest).unwrap();
-    let mut name = BlockHash::root(&digest, TenantId::default(), None, welcome.salt.as_slice().try_into().unwrap());
+    let mut name = BlockHash::root(&digest, TenantId::default(), welcome.salt.as_slice().try_into().unwrap());
     let blocks = log.chunks_exact(16).map(|block| {
         name = name.child(block.iter().copied());
         name.short()

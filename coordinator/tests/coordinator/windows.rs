@@ -4,10 +4,12 @@
 use crate::common;
 use crate::common::{Cluster, Random, Router, grid_sim, on_grid};
 use coordinator::{Config, ModelShape};
-use types::{CacheGroup, CacheKind, LayerGroups};
+use types::{CacheGroup, KvLayout, LayerGroups};
 use worker::sim::Sim;
 
-const WINDOW: CacheGroup = CacheGroup { kind: CacheKind::Window(20), sharded: true };
+/// As many heads as the model of `on_grid` has, and as wide.
+const HEADS: KvLayout = KvLayout::heads(2, 32);
+const WINDOW: CacheGroup = CacheGroup::of(HEADS.within(20));
 
 /// Two layers of four keep twenty positions.
 fn windowed(tp: u16, pp: u16) -> Config {
@@ -15,7 +17,7 @@ fn windowed(tp: u16, pp: u16) -> Config {
     config.limits.batch_tokens_max = 48;
     config.limits.chunk_tokens_max = 24;
     config.policy.slice_max = 24;
-    let cache = LayerGroups::of([WINDOW.kind, WINDOW.kind, CacheKind::Full, CacheKind::Full]);
+    let cache = LayerGroups::of([WINDOW.layout, WINDOW.layout, HEADS, HEADS]);
     Config { shape: ModelShape { cache, ..config.shape }, ..config }
 }
 

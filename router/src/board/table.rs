@@ -306,7 +306,7 @@ pub fn names<'a>(
 ) -> impl Iterator<Item = u64> + use<'a> {
     let n_blocks = prompt.len().saturating_sub(1) / BLOCK_TOKENS as usize;
     let blocks = prompt.chunks_exact(BLOCK_TOKENS as usize).take(n_blocks);
-    let root = BlockHash::root(digest, tenant, None, salt);
+    let root = BlockHash::root(digest, tenant, salt);
     blocks.scan(root, |name, block| {
         *name = name.child(block.iter().copied());
         Some(name.short())

@@ -4,10 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program to look at")]
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Linear, Memory, Stored, StoredType};
+use backend::{Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Linear, Memory, PassSlice, Stored};
 use std::hint::black_box;
 use std::time::Instant;
-use types::{Activations, BlockId, KvDtype};
+use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Want};
 
 const REPEATS: usize = 15;
 
@@ -38,23 +38,23 @@ fn stream(bytes: &[u64], threads: usize) -> u64 {
     })
 }
 
-fn weights(dtype: StoredType, rows: usize, k: usize) -> Vec<u8> {
+fn weights(dtype: Dtype, rows: usize, k: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..rows * dtype.row_bytes(k)).map(|i| (i * 31 % 251) as u8).collect();
     // Scales that are small numbers: an f16 or bf16 of 0x2c2c, an f32 beside it.
-    let (_, block) = dtype.block();
+    let block = dtype.block_bytes();
     let header = match dtype {
-        StoredType::Q4_1 | StoredType::Q5_1 | StoredType::Q4K | StoredType::Q5K | StoredType::F32 => 0..4,
-        StoredType::Q2K => 80..84,
-        StoredType::Q3K => 108..110,
-        StoredType::Q6K => 208..210,
-        StoredType::MXFP4 => 0..1,
+        Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K | Dtype::F32 => 0..4,
+        Dtype::Q2K => 80..84,
+        Dtype::Q3K => 108..110,
+        Dtype::Q6K => 208..210,
+        Dtype::MXFP4 => 0..1,
         _ => 0..2,
     };
     bytes.chunks_exact_mut(block).for_each(|block| block[header.clone()].fill(0x2c));
     bytes
 }
 
-fn linear(cpu: &Cpu, dtype: StoredType, n_out: usize, k: usize) {
+fn linear(cpu: &Cpu, dtype: Dtype, n_out: usize, k: usize) {
     let file = weights(dtype, n_out, k);
     let start = Instant::now();
     let matrix = cpu.matrix(&[Stored::whole(dtype, n_out, k, &file)]).unwrap();
@@ -75,21 +75,23 @@ fn linear(cpu: &Cpu, dtype: StoredType, n_out: usize, k: usize) {
 fn attention(cpu: &Cpu, n_slices: usize, n_rows: usize, start: usize) {
     let heads = Heads::whole(9, 3, 64, 0.125);
     let n_blocks = (start + n_rows).div_ceil(16);
-    let kv = KvSpec { n_layers: 1, n_blocks: n_blocks * n_slices, n_kv_heads: 3, head_dim: 64, dtype: KvDtype::F16 };
+    let kv = KvSpec { n_layers: 1, n_blocks: n_blocks * n_slices, layout: KvLayout::heads(3, 64), dtype: KvDtype::F16 };
     let kv = cpu.kv(kv).unwrap();
     let total = n_rows * n_slices;
     let mut batch = Batch { tokens: vec![0; total], ..Batch::default() };
     let mut table = BlockTables { blocks: Vec::new(), bounds: vec![0] };
     for i in 0..n_slices {
         let rows = (i * n_rows) as u32..((i + 1) * n_rows) as u32;
-        batch.slices.push(BatchSlice { rows, start: start as u32 });
+        batch.slices.push(PassSlice::new(rows, start as u32, Want::Nothing));
         table.blocks.extend((0..n_blocks).map(|block| BlockId((i * n_blocks + block) as u32)));
         table.bounds.push(table.blocks.len() as u32);
     }
     batch.tables.push(table);
     let qkv = cpu.buffer(total, heads.qkv_cols()).unwrap();
     let mut out = cpu.buffer(total, 576).unwrap();
-    let times = time(|| cpu.attend(&qkv, &kv, &heads, &batch, 0, 0, &mut out));
+    let times = time(|| {
+        cpu.attend(&qkv, &kv, &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 }, &mut out)
+    });
     let positions: usize = (0..n_rows).map(|row| start + row + 1).sum::<usize>() * n_slices;
     let ops = (positions * 9 * 64 * 4) as f64;
     report(&format!("attention, {n_slices} x {n_rows} rows from {start}"), ops, "GFLOP/s", times);
@@ -116,16 +118,16 @@ fn main() {
         let small =
             time(|| (0..1000).for_each(|_| backend::Pointwise::rms_norm(&cpu, &empty, &norm, 1e-5, 4, &mut out)));
         println!("a dispatch of four rows: {:.2} us", small.1 * 1e3);
-        linear(&cpu, StoredType::Q4_1, 16384, 8192);
-        linear(&cpu, StoredType::Q8_0, 16384, 4096);
-        for dtype in [StoredType::Q4_0, StoredType::Q4K, StoredType::Q5K, StoredType::Q6K, StoredType::Q2K] {
+        linear(&cpu, Dtype::Q4_1, 16384, 8192);
+        linear(&cpu, Dtype::Q8_0, 16384, 4096);
+        for dtype in [Dtype::Q4_0, Dtype::Q4K, Dtype::Q5K, Dtype::Q6K, Dtype::Q2K] {
             linear(&cpu, dtype, 16384, 4096);
         }
-        linear(&cpu, StoredType::Q4_1, 3072, 576);
-        linear(&cpu, StoredType::Q8_0, 49152, 576);
+        linear(&cpu, Dtype::Q4_1, 3072, 576);
+        linear(&cpu, Dtype::Q8_0, 49152, 576);
         if activations == Activations::F32 {
-            linear(&cpu, StoredType::F32, 4096, 4096);
-            linear(&cpu, StoredType::BF16, 8192, 4096);
+            linear(&cpu, Dtype::F32, 4096, 4096);
+            linear(&cpu, Dtype::BF16, 8192, 4096);
             attention(&cpu, 1, 1, 2000);
             attention(&cpu, 32, 1, 500);
             attention(&cpu, 1, 512, 0);

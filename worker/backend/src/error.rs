@@ -1,13 +1,13 @@
 //! What can go wrong between a file and a device.
 
-use crate::StoredType;
+use types::Dtype;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{what}: {n} bytes do not fit in memory")]
     OutOfMemory { what: &'static str, n: usize },
     #[error("a matrix of {rows} x {k} in {dtype:?} needs {needed} bytes, the file has {have}")]
-    Truncated { rows: usize, k: usize, dtype: StoredType, needed: usize, have: usize },
+    Truncated { rows: usize, k: usize, dtype: Dtype, needed: usize, have: usize },
     #[error("{0}")]
     Unsupported(#[from] types::Unsupported),
     #[error("shape: {0}")]

@@ -7,19 +7,20 @@ mod common;
 
 use allocations::n_allocations;
 use backend::cpu::Isa;
-use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Linear, Memory, Pointwise, RopeStyle};
+use backend::{
+    Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Linear, Memory, PassSlice, Pointwise, RopeStyle,
+};
 use common::{File, Rng, cpu, filled};
-use types::{Activations, BlockId, KvDtype, Leaves};
+use types::{Activations, BlockId, KvDtype, KvLayout, Leaves, Want};
 
 fn batch(n_rows: u32) -> Batch {
     let tables = vec![BlockTables { blocks: vec![BlockId(1), BlockId(0)], bounds: vec![0, 2] }];
     Batch {
         tokens: (0..n_rows).collect(),
         positions: (0..n_rows).collect(),
-        slices: vec![BatchSlice { rows: 0..n_rows, start: 0 }],
+        slices: vec![PassSlice::new(0..n_rows, 0, Want::Nothing)],
         tables,
         outputs: vec![n_rows - 1],
-        wants_hidden: false,
         n_padding: 0,
         drawn: vec![],
     }
@@ -40,7 +41,7 @@ fn ops_allocate_nothing() {
         let (cos, sin) = (vec![1.0; 32 * 16], vec![0.0; 32 * 16]);
         let rope = cpu.rope(&cos, &sin, 16, RopeStyle::Halves).unwrap();
         let mut kv =
-            cpu.kv(KvSpec { n_layers: 1, n_blocks: 2, n_kv_heads: 4, head_dim: 32, dtype: KvDtype::F16 }).unwrap();
+            cpu.kv(KvSpec { n_layers: 1, n_blocks: 2, layout: KvLayout::heads(4, 32), dtype: KvDtype::F16 }).unwrap();
         let mut x = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * 256));
         let mut qkv = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * heads.qkv_cols()));
         let mut residual = cpu.buffer(ROWS_MAX, 256).unwrap();
@@ -53,8 +54,13 @@ fn ops_allocate_nothing() {
             let n = batch.n_rows();
             cpu.embed(&table, 0, &batch.tokens, &mut residual);
             cpu.linear(&residual, &table, n, &mut logits);
-            cpu.rope_store(&mut qkv, Some(&rope), &heads, batch, 0, 0, &mut kv);
-            cpu.attend(&qkv, &kv, &heads, batch, 0, 0, &mut x);
+            cpu.rope_store(
+                &mut qkv,
+                Some(&rope),
+                &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 },
+                &mut kv,
+            );
+            cpu.attend(&qkv, &kv, &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 }, &mut x);
             cpu.linear_runs(&x, &rows, n, &mut planes);
             cpu.rms_norm(&residual, &weight, 1e-5, n, &mut x);
             cpu.silu_mul(&x, n, &mut half);

@@ -6,7 +6,7 @@
 //! IDS is a file of token ids with spaces between them. Each window of WINDOW tokens is a sequence of its own.
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use backend::{Batch, BatchSlice, BlockTables, Memory};
+use backend::{Batch, BlockTables, Memory, PassSlice};
 use checkpoint::Checkpoint;
 use collective::Ranks;
 use model::{KvCache, Limits, Model};
@@ -14,7 +14,7 @@ use std::error::Error;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use types::cache::blocks_for;
-use types::{Activations, BlockId, DeviceClass, KvDtype, Token};
+use types::{Activations, BlockId, DeviceClass, KvDtype, Token, Want};
 
 /// Rows of one pass.
 const CHUNK: usize = 64;
@@ -71,7 +71,7 @@ fn write_logits(arguments: &Arguments) -> Result<()> {
     for window in arguments.ids.chunks(arguments.window) {
         for (i, chunk) in window.chunks(CHUNK).enumerate() {
             let batch = batch_of(chunk, i * CHUNK, pools.len())?;
-            let logits = model.forward(&device, &mut collective, &batch, &mut kv)?;
+            let logits = model.forward(&device, &mut collective, &batch.pass(), &mut kv)?;
             let logits = logits.ok_or("no logits where all were wanted")?;
             let rows = &mut rows[..chunk.len() * spec.vocab as usize]; // [chunk, vocab]
             device.read(logits, 0..chunk.len(), rows);
@@ -91,10 +91,9 @@ fn batch_of(tokens: &[Token], start: usize, n_groups: usize) -> Result<Batch> {
     Ok(Batch {
         tokens: tokens.to_vec(),
         positions: (start..start + n_rows).collect(),
-        slices: vec![BatchSlice { rows: 0..n_rows, start }],
+        slices: vec![PassSlice::new(0..n_rows, start, Want::Nothing)],
         tables: vec![BlockTables { blocks, bounds }; n_groups],
         outputs: (0..n_rows).collect(),
-        wants_hidden: false,
         n_padding: 0,
         drawn: vec![],
     })

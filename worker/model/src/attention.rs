@@ -1,13 +1,12 @@
 //! Attention as most families have it: grouped queries over paged K and V, with what some add to it. Which of that a
 //! layer has, its spec says.
 
+use crate::ctx::Ctx;
 use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
-use crate::rope::Ropes;
-use crate::weights::{Rows, Weights};
-use crate::{KvCache, Limits, Result};
-use backend::{Batch, Device, Heads, Memory};
+use crate::weights::{MatrixRows, Weights};
+use crate::{Limits, Result};
+use backend::{AttentionCall, Device, Heads, Memory};
 use checkpoint::{LayerSpec, ModelSpec, Positions};
-use collective::Ranks;
 
 pub struct Attention<M: Memory> {
     qkv: ColumnParallel<M>, // q_proj, k_proj, v_proj [(n_heads + 2 * n_kv_heads) * head_dim, hidden]
@@ -45,9 +44,9 @@ impl<M: Memory> Attention<M> {
         let of: &LayerSpec = &spec.layers[layer];
         let (hidden, whole) = (spec.hidden as usize, heads(spec));
         let OwnedHeads { query, kv, leaves, heads } = OwnedHeads::of(at.device().class(), at.part(), whole);
-        let q = Rows { name: "q_proj", n: whole.n_heads * whole.head_dim, owned: query };
-        let k = Rows { name: "k_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv.clone() };
-        let v = Rows { name: "v_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv };
+        let q = MatrixRows { name: "q_proj", n: whole.n_heads * whole.head_dim, owned: query };
+        let k = MatrixRows { name: "k_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv.clone() };
+        let v = MatrixRows { name: "v_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv };
         Ok(Attention {
             qkv: ColumnParallel::load(at, hidden, &[q, k, v])?,
             head_norms: if spec.attention.has_head_norms { Some(HeadNorms::load(at, spec)?) } else { None },
@@ -80,28 +79,18 @@ impl<M: Memory> Room<M> {
 
 impl<D: Device> Attention<D> {
     /// x: [n_rows, hidden] -> out: [n_rows, hidden]
-    #[expect(clippy::too_many_arguments, reason = "what a pass works with, and one layer's in and out")]
-    pub fn forward(
-        &self,
-        device: &D,
-        collective: &mut Ranks<D>,
-        batch: &Batch,
-        ropes: &Ropes<D>,
-        kv: &mut KvCache<D>,
-        x: &D::Buffer,
-        room: &mut Room<D>,
-        out: &mut D::Buffer,
-    ) -> Result<()> {
-        let n_rows = batch.n_rows();
-        let (group, layer) = self.place;
-        let kv = &mut kv.groups[group];
+    pub fn forward(&self, ctx: &mut Ctx<'_, D>, x: &D::Buffer, room: &mut Room<D>, out: &mut D::Buffer) -> Result<()> {
+        let Ctx { device, pass, ropes, .. } = *ctx;
+        let (n_rows, (group, layer)) = (ctx.n_rows(), self.place);
+        let kv = &mut ctx.kv.groups[group];
         self.qkv.forward(device, x, n_rows, &mut room.qkv); // [n_rows, qkv_cols]
         if let Some(norms) = &self.head_norms {
             device.norm_heads(&mut room.qkv, &self.heads, &norms.q, &norms.k, norms.eps, n_rows);
         }
-        device.rope_store(&mut room.qkv, ropes.of(self.positions), &self.heads, batch, group, layer, kv);
+        let call = AttentionCall { pass, heads: &self.heads, group, layer };
+        device.rope_store(&mut room.qkv, ropes.of(self.positions), &call, kv);
         // [n_rows, n_heads * head_dim]
-        device.attend(&room.qkv, kv, &self.heads, batch, group, layer, &mut room.attended);
-        self.output.forward(device, collective, &room.attended, n_rows, out)
+        device.attend(&room.qkv, kv, &call, &mut room.attended);
+        self.output.forward(ctx, &room.attended, out)
     }
 }

@@ -10,7 +10,7 @@
 //! Head            its rows of the vocabulary, on the last stage    gathers logits; earlier stages send their rows on
 //! ```
 //!
-//! How a family is written on them (`llama.rs` is the example):
+//! How a decoder is written on them (`decoder.rs`):
 //!
 //! - `load` needs no more than a `Memory`: `Weights` carries the device and the rank's `Part`. It makes the layers
 //!   `part.layers`, and numbers them from 0 for the KV cache.
@@ -21,11 +21,11 @@
 //! - A bias is added where the checkpoint has one: `q_proj.bias` beside `q_proj.weight`.
 //! - Whatever a sublayer gives to `due` is the same on all ranks of the stage: a `RowParallel` has summed it.
 
-use crate::weights::{Rows, Weights};
+use crate::ctx::Ctx;
+use crate::weights::{MatrixRows, Weights};
 use crate::{Limits, Result};
-use backend::{Batch, Device, Heads, Memory, Repeat};
+use backend::{Device, Heads, Memory, Repeat};
 use checkpoint::ModelSpec;
-use collective::Ranks;
 use std::ops::Range;
 use std::sync::Arc;
 use types::leaves::aligned_runs;
@@ -59,32 +59,31 @@ impl<M: Memory> Residual<M> {
     }
 }
 
-/// Runs the layers of a pass, which is all that `run` does; or has the device begin what it did for a batch of the same
+/// Runs the layers of a pass, which is all that `run` does; or has the device begin what it did for a pass of the same
 /// shape. Where ranks add through the host nothing can be repeated.
 pub fn repeat<D: Device>(
-    device: &D,
-    collective: &mut Ranks<D>,
+    ctx: &mut Ctx<'_, D>,
     residual: &mut Residual<D>,
-    mut run: impl FnMut(&mut Ranks<D>, &mut Residual<D>) -> Result<()>,
+    mut run: impl FnMut(&mut Ctx<'_, D>, &mut Residual<D>) -> Result<()>,
 ) -> Result<()> {
-    if !collective.adds_on_device() {
-        return run(collective, residual);
+    if !ctx.ranks.adds_on_device() {
+        return run(ctx, residual);
     }
-    let was_due = residual.is_due;
+    let (device, was_due) = (ctx.device, residual.is_due);
     loop {
         let repeated = device.repeat(|| {
             residual.is_due = was_due;
-            run(collective, residual)
+            run(ctx, residual)
         })?;
         match repeated {
             Repeat::Done => return Ok(()),
             Repeat::Begun => {
                 // What the last sublayer made, nobody has added yet.
                 residual.is_due = true;
-                return Ok(collective.has_repeated(device)?);
+                return Ok(ctx.ranks.has_repeated(device)?);
             }
             // All ranks see the same steps, so all of them have come here.
-            Repeat::Recorded => collective.await_stage()?,
+            Repeat::Recorded => ctx.ranks.await_stage()?,
         }
     }
 }
@@ -143,9 +142,9 @@ impl<D: Device> Norm<D> {
 /// ```
 pub struct OwnedHeads {
     pub heads: Heads,
-    /// Rows of `q_proj`, and columns of `o_proj`.
+    /// MatrixRows of `q_proj`, and columns of `o_proj`.
     pub query: Range<usize>,
-    /// Rows of `k_proj` and of `v_proj`.
+    /// MatrixRows of `k_proj` and of `v_proj`.
     pub kv: Range<usize>,
     /// How the sum of `o_proj` is cut, over all heads.
     pub leaves: Leaves,
@@ -183,7 +182,7 @@ pub struct ColumnParallel<M: Memory> {
 
 impl<M: Memory> ColumnParallel<M> {
     /// The output has the owned rows of each part, one part after another.
-    pub fn load(at: &Weights<'_, M>, k: usize, parts: &[Rows<'_>]) -> Result<ColumnParallel<M>> {
+    pub fn load(at: &Weights<'_, M>, k: usize, parts: &[MatrixRows<'_>]) -> Result<ColumnParallel<M>> {
         Ok(ColumnParallel { weight: at.rows(k, parts)?, bias: stacked_bias(at, parts)? })
     }
 }
@@ -199,13 +198,14 @@ impl<D: Device> ColumnParallel<D> {
 }
 
 /// None where no part has one; a part without adds nothing.
-fn stacked_bias<M: Memory>(at: &Weights<'_, M>, parts: &[Rows<'_>]) -> Result<Option<M::Vector>> {
-    let bias = |part: &Rows<'_>| at.bias(part.name, part.n, part.owned.clone());
+fn stacked_bias<M: Memory>(at: &Weights<'_, M>, parts: &[MatrixRows<'_>]) -> Result<Option<M::Vector>> {
+    let bias = |part: &MatrixRows<'_>| at.bias(part.name, part.n, part.owned.clone());
     let found = parts.iter().map(bias).collect::<Result<Vec<_>>>()?;
     if found.iter().all(Option::is_none) {
         return Ok(None);
     }
-    let of_part = |(part, bias): (&Rows<'_>, Option<Vec<f32>>)| bias.unwrap_or_else(|| vec![0.0; part.owned.len()]);
+    let of_part =
+        |(part, bias): (&MatrixRows<'_>, Option<Vec<f32>>)| bias.unwrap_or_else(|| vec![0.0; part.owned.len()]);
     let stacked: Vec<f32> = parts.iter().zip(found).flat_map(of_part).collect();
     Ok(Some(at.device().vector(&stacked)?))
 }
@@ -229,7 +229,7 @@ impl<M: Memory> RowParallel<M> {
         Ok(RowParallel { weight, bias, runs: aligned_runs(owned, n_leaves), n_leaves })
     }
 
-    /// Rows that `out` needs for each row of input, and one at least: the sum.
+    /// MatrixRows that `out` needs for each row of input, and one at least: the sum.
     pub fn n_planes(&self) -> usize {
         self.runs.len().max(1)
     }
@@ -237,16 +237,10 @@ impl<M: Memory> RowParallel<M> {
 
 impl<D: Device> RowParallel<D> {
     /// x: [n_rows, k of the owned leaves] -> the first n_rows of out: [n_rows, n_out], the same on all ranks
-    pub fn forward(
-        &self,
-        device: &D,
-        collective: &mut Ranks<D>,
-        x: &D::Buffer,
-        n_rows: usize,
-        out: &mut D::Buffer,
-    ) -> Result<()> {
+    pub fn forward(&self, ctx: &mut Ctx<'_, D>, x: &D::Buffer, out: &mut D::Buffer) -> Result<()> {
+        let (device, n_rows) = (ctx.device, ctx.n_rows());
         device.linear_runs(x, &self.weight, n_rows, out); // [runs * n_rows, n_out]
-        collective.sum_leaves(device, out, &self.runs, self.n_leaves, n_rows)?;
+        ctx.ranks.sum_leaves(device, out, &self.runs, self.n_leaves, n_rows)?;
         if let Some(bias) = &self.bias {
             device.add_bias(out, bias, n_rows);
         }
@@ -279,30 +273,25 @@ impl<M: Memory> Embedding<M> {
         Ok(Embedding { table: Some(table), factor: None })
     }
 
-    /// Rows are multiplied by a factor before the stream begins.
+    /// MatrixRows are multiplied by a factor before the stream begins.
     pub fn times(self, factor: f32) -> Embedding<M> {
         Embedding { factor: Some(factor), ..self }
     }
 }
 
 impl<D: Device> Embedding<D> {
-    /// The batch's tokens -> the stream [n_rows, hidden]
-    pub fn forward(
-        &self,
-        device: &D,
-        collective: &mut Ranks<D>,
-        batch: &Batch,
-        residual: &mut Residual<D>,
-    ) -> Result<()> {
-        let (n_rows, out) = (batch.n_rows(), residual.begin());
+    /// The pass's tokens -> the stream [n_rows, hidden]
+    pub fn forward(&self, ctx: &mut Ctx<'_, D>, residual: &mut Residual<D>) -> Result<()> {
+        let Ctx { device, pass, ranks, .. } = ctx;
+        let (n_rows, out) = (pass.n_rows(), residual.begin());
         let Some(Table { rows, first, shares, n_vocab }) = &self.table else {
-            return Ok(collective.recv_rows(device, out, n_rows)?);
+            return Ok(ranks.recv_rows(device, out, n_rows)?);
         };
-        device.embed_batch(rows, *first, batch, out);
+        device.embed_pass(rows, *first, pass, out);
         if let Some(factor) = self.factor {
             device.scale(out, factor, n_rows);
         }
-        Ok(collective.share_rows(device, out, |row| shares.owner(batch.tokens[row], *n_vocab).into(), n_rows)?)
+        Ok(ranks.share_rows(device, out, |row| shares.owner(pass.rows.tokens[row], *n_vocab).into(), n_rows)?)
     }
 }
 
@@ -384,7 +373,7 @@ impl<M: Memory> Head<M> {
 }
 
 impl<M: Memory> Head<M> {
-    /// What the last pass made of its rows, behind the last norm: [n_rows, hidden]. On the last stage, if the batch had
+    /// What the last pass made of its rows, behind the last norm: [n_rows, hidden]. On the last stage, if the pass had
     /// outputs or wanted it.
     pub fn hidden(&self) -> Option<&M::Buffer> {
         self.last.as_ref().map(|last| &last.x)
@@ -392,35 +381,34 @@ impl<M: Memory> Head<M> {
 }
 
 impl<D: Device> Head<D> {
-    /// The stream -> the logits of the batch's outputs [batch.outputs.len(), n_vocab], on the rank that samples, if the
-    /// batch has any.
+    /// The stream -> the logits of the pass's outputs [n_outputs, n_vocab], on the rank that samples, if the
+    /// pass has any.
     pub fn forward(
         &mut self,
-        device: &D,
-        collective: &mut Ranks<D>,
+        ctx: &mut Ctx<'_, D>,
         norm: &Norm<D>,
-        batch: &Batch,
         residual: &mut Residual<D>,
     ) -> Result<Option<&D::Buffer>> {
-        let (n_rows, n_outputs) = (batch.n_rows(), batch.outputs.len());
+        let Ctx { device, pass, ranks, .. } = ctx;
+        let (n_rows, n_outputs) = (pass.n_rows(), pass.rows.outputs.len());
         let Some(last) = &mut self.last else {
-            collective.send_rows(device, residual.settled(device, n_rows), n_rows)?;
+            ranks.send_rows(device, residual.settled(device, n_rows), n_rows)?;
             return Ok(None);
         };
-        if n_outputs == 0 && !batch.wants_hidden {
+        if n_outputs == 0 && !pass.wants_hidden() {
             return Ok(None);
         }
         norm.forward(device, residual, n_rows, &mut last.x); // [n_rows, hidden]
         if n_outputs == 0 {
             return Ok(None);
         }
-        device.gather(&last.x, &batch.outputs, &mut last.wanted); // [n_outputs, hidden]
+        device.gather(&last.x, pass.rows.outputs, &mut last.wanted); // [n_outputs, hidden]
         device.linear(&last.wanted, &last.rows, n_outputs, &mut last.mine); // [n_outputs, owned rows]
         if let Some(cap) = self.cap {
             device.soft_cap(&mut last.mine, cap, n_outputs);
         }
         let Some(whole) = &mut last.whole else { return Ok(Some(&last.mine)) };
-        collective.gather_columns(device, &last.mine, whole, last.n_vocab, n_outputs)?; // [n_outputs, n_vocab]
+        ranks.gather_columns(device, &last.mine, whole, last.n_vocab, n_outputs)?; // [n_outputs, n_vocab]
         Ok(last.is_sampler.then_some(&*whole))
     }
 }
@@ -428,7 +416,7 @@ impl<D: Device> Head<D> {
 /// This rank's rows of a table of the vocabulary. [owned, hidden]
 fn vocabulary<M: Memory>(at: &Weights<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<M::Matrix> {
     let owned = at.part().owned(n_vocab as u32);
-    at.rows(hidden, &[Rows { name, n: n_vocab, owned: owned.start as usize..owned.end as usize }])
+    at.rows(hidden, &[MatrixRows { name, n: n_vocab, owned: owned.start as usize..owned.end as usize }])
 }
 
 #[cfg(test)]

@@ -1,8 +1,11 @@
-//! Models: layers, and one file per architecture family. Knows shapes, weights' names and the order of operations;
-//! nothing of kernels, requests or how many ranks there are.
+//! Models: layers, the decoder that is built of them, and a file for each architecture family that says which decoder
+//! it is. Knows shapes, weights' names and the order of operations; nothing of kernels, requests or how many ranks
+//! there are.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod attention;
+mod ctx;
+mod decoder;
 mod gemma;
 mod gpt2;
 mod layers;
@@ -11,15 +14,13 @@ mod mlp;
 mod rope;
 mod weights;
 
-use backend::{Batch, BatchLimits, Device, KvSpec, Memory};
+use backend::{BatchLimits, Device, KvSpec, Memory, Pass};
 use checkpoint::{Checkpoint, Family, ModelSpec};
 use collective::{CancelFlag, Ranks};
-use gemma::Gemma;
-use gpt2::Gpt2;
+use decoder::{Decoder, Form};
 use layers::OwnedHeads;
-use llama::Llama;
 use std::cell::Cell;
-use types::{Activations, BlockId, DeviceClass, KvDtype, Leaves, Numerics, Part, PolicyDigest};
+use types::{Activations, BlockId, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, Part, PolicyDigest};
 use weights::Weights;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -43,9 +44,9 @@ pub enum Error {
 /// The largest step: what the scratch memory is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Rows of one pass.
+    /// MatrixRows of one pass.
     pub rows_max: usize,
-    /// Rows of one pass whose logits are wanted.
+    /// MatrixRows of one pass whose logits are wanted.
     pub outputs_max: usize,
     /// Positions of one sequence.
     pub context: u32,
@@ -53,15 +54,8 @@ pub struct Limits {
 
 /// What one rank holds of a model, on a device.
 pub struct Model<M: Memory> {
-    family: Loaded<M>,
+    decoder: Decoder<M>,
     weight_bytes: usize,
-}
-
-/// One of the families.
-enum Loaded<M: Memory> {
-    Llama(Llama<M>),
-    Gemma(Gemma<M>),
-    Gpt2(Gpt2<M>),
 }
 
 /// The paged KV of a rank's layers, one entry per cache group.
@@ -87,20 +81,10 @@ impl<M: Memory> Model<M> {
         device.batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
         let n_bytes = Cell::new(0);
         let all = Weights::new(checkpoint, device, part, &n_bytes, cancel);
-        let family = match checkpoint.spec().family {
-            Family::Llama
-            | Family::Mistral
-            | Family::SmolLm3
-            | Family::Qwen2
-            | Family::Qwen3
-            | Family::Phi3
-            | Family::Mixtral
-            | Family::Qwen3Moe => Loaded::Llama(Llama::load(&all, checkpoint, limits)?),
-            Family::Gemma2 | Family::Gemma3 => Loaded::Gemma(Gemma::load(&all, checkpoint, limits)?),
-            Family::Gpt2 => Loaded::Gpt2(Gpt2::load(&all, checkpoint, limits)?),
-        };
+        let spec = checkpoint.spec();
+        let decoder = Decoder::load(&all, spec, form(spec.family), limits)?;
         checkpoint.unchanged()?;
-        Ok(Model { family, weight_bytes: n_bytes.get() })
+        Ok(Model { decoder, weight_bytes: n_bytes.get() })
     }
 
     /// What the packed weights occupy.
@@ -111,31 +95,23 @@ impl<M: Memory> Model<M> {
 
 impl<D: Device> Model<D> {
     /// One pass over the rows of `batch`, which all ranks make together. On the rank that samples, the logits of its
-    /// outputs: `[batch.outputs.len(), n_vocab]`; None elsewhere, and where there are no outputs.
+    /// outputs: `[n_outputs, n_vocab]`; None elsewhere, and where there are no outputs.
     pub fn forward(
         &mut self,
         device: &D,
-        collective: &mut Ranks<D>,
-        batch: &Batch,
+        ranks: &mut Ranks<D>,
+        pass: &Pass<'_>,
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
-        device.begin(batch);
-        match &mut self.family {
-            Loaded::Llama(llama) => llama.forward(device, collective, batch, kv),
-            Loaded::Gemma(gemma) => gemma.forward(device, collective, batch, kv),
-            Loaded::Gpt2(gpt2) => gpt2.forward(device, collective, batch, kv),
-        }
+        device.begin(pass);
+        self.decoder.forward(device, ranks, pass, kv)
     }
 }
 
 impl<M: Memory> Model<M> {
     /// The hidden states of the last pass, behind the last norm: `[n_rows, hidden]`. On the last stage only.
     pub fn hidden(&self) -> Option<&M::Buffer> {
-        match &self.family {
-            Loaded::Llama(llama) => llama.hidden(),
-            Loaded::Gemma(gemma) => gemma.hidden(),
-            Loaded::Gpt2(gpt2) => gpt2.hidden(),
-        }
+        self.decoder.hidden()
     }
 }
 
@@ -155,19 +131,34 @@ impl<M: Memory> KvCache<M> {
     }
 }
 
+fn form(family: Family) -> &'static Form {
+    match family {
+        Family::Llama
+        | Family::Mistral
+        | Family::SmolLm3
+        | Family::Qwen2
+        | Family::Qwen3
+        | Family::Phi3
+        | Family::Mixtral
+        | Family::Qwen3Moe => &llama::FORM,
+        Family::Gemma2 | Family::Gemma3 => &gemma::FORM,
+        Family::Gpt2 => &gpt2::FORM,
+    }
+}
+
 /// The KV that a rank keeps of each cache group, for pools of so many blocks. A rank without heads keeps none, and of a
 /// group of which its stage has no layer neither.
 pub fn kv_specs(spec: &ModelSpec, part: &Part, class: DeviceClass, dtype: KvDtype, n_blocks: &[u32]) -> Vec<KvSpec> {
-    let n_kv_heads = OwnedHeads::of(class, part, attention::heads(spec)).heads.n_kv_heads;
+    let n_kv_heads = OwnedHeads::of(class, part, attention::heads(spec)).heads.n_kv_heads as u32;
     let groups = spec.cache_groups();
-    let of_group = |(n_layers, n_blocks): (usize, &u32)| KvSpec {
+    let layouts = groups.groups().iter().map(|group| group.share(n_kv_heads));
+    let of_group = |((n_layers, layout), n_blocks): ((usize, KvLayout), &u32)| KvSpec {
         n_layers,
         n_blocks: *n_blocks as usize,
-        n_kv_heads,
-        head_dim: spec.head_dim as usize,
+        layout,
         dtype,
     };
-    groups.n_layers(&part.layers).zip(n_blocks).map(of_group).collect()
+    groups.n_layers(&part.layers).zip(layouts).zip(n_blocks).map(of_group).collect()
 }
 
 /// How many leaves the sums over ranks of this model have.

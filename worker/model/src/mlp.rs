@@ -1,11 +1,11 @@
 //! What a layer does with each row alone: an MLP, or the few of many that a router chooses.
 
+use crate::ctx::Ctx;
 use crate::layers::{ColumnParallel, RowParallel, owned_inner};
-use crate::weights::{Rows, Weights};
+use crate::weights::{MatrixRows, Weights};
 use crate::{Limits, Result};
 use backend::{Device, Expert, Memory, Routing};
 use checkpoint::{ExpertsSpec, LayerSpec, ModelSpec};
-use collective::Ranks;
 use std::ops::Range;
 use types::leaves::aligned_runs;
 
@@ -69,18 +69,10 @@ impl<M: Memory> Mlp<M> {
 
 impl<D: Device> Mlp<D> {
     /// x: [n_rows, hidden] -> out: [n_rows, hidden]
-    pub fn forward(
-        &self,
-        device: &D,
-        collective: &mut Ranks<D>,
-        x: &D::Buffer,
-        n_rows: usize,
-        room: &mut Room<D>,
-        out: &mut D::Buffer,
-    ) -> Result<()> {
+    pub fn forward(&self, ctx: &mut Ctx<'_, D>, x: &D::Buffer, room: &mut Room<D>, out: &mut D::Buffer) -> Result<()> {
         match (self, &mut room.mixture) {
-            (Mlp::Dense(dense), _) => dense.forward(device, collective, x, n_rows, room, out),
-            (Mlp::Mixture(mixture), Some(room)) => mixture.forward(device, collective, x, n_rows, room, out),
+            (Mlp::Dense(dense), _) => dense.forward(ctx, x, room, out),
+            (Mlp::Mixture(mixture), Some(room)) => mixture.forward(ctx, x, room, out),
             (Mlp::Mixture(_), None) => unreachable!("a spec with experts made room for them"),
         }
     }
@@ -90,7 +82,7 @@ impl<M: Memory> Dense<M> {
     fn load(at: &Weights<'_, M>, spec: &ModelSpec, activation: Activation) -> Result<Dense<M>> {
         let (hidden, inner) = (spec.hidden as usize, spec.inner as usize);
         let (owned, leaves) = owned_inner(at.device().class(), at.part(), inner);
-        let rows = |name| Rows { name, n: inner, owned: owned.clone() };
+        let rows = |name| MatrixRows { name, n: inner, owned: owned.clone() };
         let up = match activation {
             Activation::Silu | Activation::Gelu => vec![rows("gate_proj"), rows("up_proj")],
             Activation::PlainGelu => vec![rows("up_proj")],
@@ -104,16 +96,8 @@ impl<M: Memory> Dense<M> {
 }
 
 impl<D: Device> Dense<D> {
-    fn forward(
-        &self,
-        device: &D,
-        collective: &mut Ranks<D>,
-        x: &D::Buffer,
-        n_rows: usize,
-        room: &mut Room<D>,
-        out: &mut D::Buffer,
-    ) -> Result<()> {
-        let Room { gate_up, inner, .. } = room;
+    fn forward(&self, ctx: &mut Ctx<'_, D>, x: &D::Buffer, room: &mut Room<D>, out: &mut D::Buffer) -> Result<()> {
+        let (device, n_rows, Room { gate_up, inner, .. }) = (ctx.device, ctx.n_rows(), room);
         match self.activation {
             Activation::Silu => {
                 self.up.forward(device, x, n_rows, gate_up); // [n_rows, 2 * inner]
@@ -128,7 +112,7 @@ impl<D: Device> Dense<D> {
                 device.gelu(inner, n_rows);
             }
         }
-        self.down.forward(device, collective, inner, n_rows, out)
+        self.down.forward(ctx, inner, out)
     }
 }
 
@@ -138,12 +122,12 @@ impl<M: Memory> Mixture<M> {
         let inner = spec.inner as usize;
         let expert = |e: u32| {
             let at = at.under("experts").under(e);
-            let gate_up = [Rows::all("gate_proj", inner), Rows::all("up_proj", inner)];
-            let down = [Rows::all("down_proj", hidden)];
+            let gate_up = [MatrixRows::all("gate_proj", inner), MatrixRows::all("up_proj", inner)];
+            let down = [MatrixRows::all("down_proj", hidden)];
             Ok(Expert { gate_up: at.rows(hidden, &gate_up)?, down: at.rows(inner, &down)? })
         };
         Ok(Mixture {
-            router: at.rows(hidden, &[Rows::all("gate", spec.n as usize)])?,
+            router: at.rows(hidden, &[MatrixRows::all("gate", spec.n as usize)])?,
             experts: owned.clone().map(expert).collect::<Result<_>>()?,
             runs: aligned_runs(owned, spec.n),
             n_experts: spec.n,
@@ -154,17 +138,16 @@ impl<M: Memory> Mixture<M> {
 impl<D: Device> Mixture<D> {
     fn forward(
         &self,
-        device: &D,
-        collective: &mut Ranks<D>,
+        ctx: &mut Ctx<'_, D>,
         x: &D::Buffer,
-        n_rows: usize,
         room: &mut MixtureRoom<D>,
         out: &mut D::Buffer,
     ) -> Result<()> {
+        let (device, n_rows) = (ctx.device, ctx.n_rows());
         device.linear(x, &self.router, n_rows, &mut room.scores); // [n_rows, n_experts]
         device.route(&room.scores, n_rows, &mut room.routes);
         device.experts(x, &self.experts, &self.runs, n_rows, &mut room.routes, out); // [runs * n_rows, hidden]
-        Ok(collective.sum_leaves(device, out, &self.runs, self.n_experts, n_rows)?)
+        Ok(ctx.ranks.sum_leaves(device, out, &self.runs, self.n_experts, n_rows)?)
     }
 }
 

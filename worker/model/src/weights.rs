@@ -5,8 +5,8 @@
 //! at a time. The device's threads read as they pack.
 
 use crate::{Error, Result};
-use backend::{Memory, Stored, StoredType};
-use checkpoint::{Checkpoint, Dtype, Tensor, Window};
+use backend::{Memory, Stored};
+use checkpoint::{Checkpoint, Tensor, Window};
 use collective::CancelFlag;
 use std::cell::Cell;
 use std::ops::Range;
@@ -14,17 +14,17 @@ use std::sync::{Mutex, PoisonError};
 use types::{Leaves, Part};
 
 /// The rows that a rank owns of one matrix.
-pub struct Rows<'a> {
+pub struct MatrixRows<'a> {
     pub name: &'a str,
     /// Of the whole matrix.
     pub n: usize,
     pub owned: Range<usize>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> MatrixRows<'a> {
     /// All of them.
-    pub fn all(name: &'a str, n: usize) -> Rows<'a> {
-        Rows { name, n, owned: 0..n }
+    pub fn all(name: &'a str, n: usize) -> MatrixRows<'a> {
+        MatrixRows { name, n, owned: 0..n }
     }
 }
 
@@ -84,9 +84,9 @@ impl<'a, M: Memory> Weights<'a, M> {
         Ok(Some(self.tensor(&name, [1, len])?.to_f32()?[owned].to_vec()))
     }
 
-    /// Rows of `{name}.weight`, matrices of `k` columns that meet the same input, stacked.
-    pub fn rows(&self, k: usize, parts: &[Rows<'_>]) -> Result<M::Matrix> {
-        let read = |part: &Rows<'_>| {
+    /// MatrixRows of `{name}.weight`, matrices of `k` columns that meet the same input, stacked.
+    pub fn rows(&self, k: usize, parts: &[MatrixRows<'_>]) -> Result<M::Matrix> {
+        let read = |part: &MatrixRows<'_>| {
             let tensor = self.tensor(&format!("{}.weight", part.name), [part.n, k])?;
             self.read(Window::of_rows(tensor, part.owned.clone()))
         };
@@ -127,7 +127,7 @@ impl<'a, M: Memory> Weights<'a, M> {
             return Err(error.into());
         }
         drop(places);
-        let scales = window.tensor().scales.map(|of| of.read()).transpose()?;
+        let scales = window.tensor().scales.map(|of| of.bytes.read()).transpose()?;
         Ok(Read { window, bytes, scales })
     }
 
@@ -149,27 +149,6 @@ impl<'a, M: Memory> Weights<'a, M> {
     }
 }
 
-fn stored_type(dtype: Dtype) -> StoredType {
-    match dtype {
-        Dtype::F32 => StoredType::F32,
-        Dtype::F16 => StoredType::F16,
-        Dtype::BF16 => StoredType::BF16,
-        Dtype::Q4_0 => StoredType::Q4_0,
-        Dtype::Q4_1 => StoredType::Q4_1,
-        Dtype::Q5_0 => StoredType::Q5_0,
-        Dtype::Q5_1 => StoredType::Q5_1,
-        Dtype::Q8_0 => StoredType::Q8_0,
-        Dtype::Q2K => StoredType::Q2K,
-        Dtype::Q3K => StoredType::Q3K,
-        Dtype::Q4K => StoredType::Q4K,
-        Dtype::Q5K => StoredType::Q5K,
-        Dtype::Q6K => StoredType::Q6K,
-        Dtype::IQ4NL => StoredType::IQ4NL,
-        Dtype::MXFP4 => StoredType::MXFP4,
-        Dtype::F8E4M3 => StoredType::F8E4M3,
-    }
-}
-
 /// A part of a matrix in memory.
 struct Read<'a> {
     window: Window<'a>,
@@ -181,10 +160,8 @@ struct Read<'a> {
 impl Read<'_> {
     fn stored(&self) -> Stored<'_> {
         let (tensor, rows, columns) = (self.window.tensor(), self.window.rows(), self.window.columns());
-        let stored = Stored::whole(stored_type(tensor.dtype), rows.len(), columns.len(), &self.bytes);
+        let stored = Stored::whole(tensor.dtype, rows.len(), columns.len(), &self.bytes);
         let (Some(of), Some(bytes)) = (&tensor.scales, &self.scales) else { return stored };
-        let checkpoint::Scales { dtype, block, per_row, first_row, .. } = *of;
-        let first = [first_row + rows.start, columns.start];
-        stored.scaled(backend::Scales { dtype: stored_type(dtype), bytes, block, per_row, first })
+        stored.scaled(of.with(&bytes[..]).from(rows.start, columns.start))
     }
 }

@@ -8,7 +8,7 @@ use checkpoint::Checkpoint;
 use scheduler::{Config, Counters, Scheduler};
 use std::collections::BTreeMap;
 use types::cache::blocks_for;
-use types::{CacheGroup, CacheKind, Epoch, Layout, Micros, Request, RequestId, Sampling, Step, TokenOut};
+use types::{CacheGroup, Epoch, Layout, Micros, Request, RequestId, Sampling, Step, TokenOut};
 use worker::{Assignment, ModelLoader};
 
 /// How many tokens a step computes of a prompt.
@@ -110,15 +110,15 @@ fn a_sequence_far_beyond_its_window_holds_no_more_than_the_window() {
     let prompt = (0..320).map(|i| (i * i * 3 + i) % 264).collect();
     let request = Request { id: RequestId(1), prompt, sampling, ..Request::default() };
     let n_computed = 320 + 70 - 1;
-    for (name, kinds) in [
-        ("mistral", &[CacheKind::Window(20)][..]),
-        ("gemma2", &[CacheKind::Window(18), CacheKind::Full]),
-        ("gemma3", &[CacheKind::Window(18), CacheKind::Full]),
-        ("gguf-gemma3/model.gguf", &[CacheKind::Window(18), CacheKind::Full]),
+    for (name, windows) in [
+        ("mistral", &[Some(20)][..]),
+        ("gemma2", &[Some(18), None]),
+        ("gemma3", &[Some(18), None]),
+        ("gguf-gemma3/model.gguf", &[Some(18), None]),
     ] {
         let assignment = assignment(name);
         let groups = groups(&assignment);
-        assert_eq!(groups.iter().map(|group| group.kind).collect::<Vec<_>>(), kinds, "{name}");
+        assert_eq!(groups.iter().map(|group| group.layout.window()).collect::<Vec<_>>(), windows, "{name}");
         let requests = [request.clone()];
         let expected = keeping_everything(&assignment, &requests);
         let mut n_blocks = pools(&groups, 0);

@@ -2,8 +2,8 @@
 
 use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
 use types::{
-    AdapterId, CacheGroup, CacheKind, Epoch, Finish, Goal, Micros, Priority, Request, RequestId, SCORED_ROWS_MAX,
-    Sampling, SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
+    CacheGroup, Epoch, Finish, Goal, Micros, Priority, Request, RequestId, SCORED_ROWS_MAX, Sampling, SliceDone, Step,
+    StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
 };
 
 fn config() -> Config {
@@ -29,7 +29,7 @@ fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {
 }
 
 fn window(n_positions: u32) -> CacheGroup {
-    CacheGroup { kind: CacheKind::Window(n_positions), sharded: true }
+    CacheGroup::FULL.within(n_positions)
 }
 
 fn plan(scheduler: &mut Scheduler) -> Option<Step> {
@@ -319,7 +319,6 @@ fn refusals_say_why() {
         (request(2, 100, 90), Rejected::TooLong { limit: "n_blocks", needed: 189, available: 160 }),
         (request(2, 245, 1), Rejected::TooLong { limit: "n_blocks", needed: 245, available: 160 }),
         (Request { deadline: Some(Micros(5)), ..request(2, 5, 5) }, Rejected::Deadline),
-        (Request { adapter: Some(AdapterId(1)), ..request(2, 5, 5) }, Rejected::Unsupported(Unsupported("adapter"))),
         (resumed(&[1, 2], 2), Rejected::Finished(Finish::Length)),
         (stopped, Rejected::Finished(Finish::Stop)),
         (request(2, 9, 0), Rejected::Finished(Finish::Length)),
@@ -340,10 +339,8 @@ fn refusals_say_why() {
 
 #[test]
 fn impossible_configurations_are_refused_by_name() {
-    let latent = CacheGroup { kind: CacheKind::Latent, sharded: false };
     let cases = [
         (Config { groups: vec![window(0)], ..config() }, "a window of no position"),
-        (Config { groups: vec![latent], ..config() }, "a latent cache group"),
         (Config { groups: vec![CacheGroup::FULL; 2], ..config() }, "other than one n_blocks for each cache group"),
         (Config { groups: vec![], ..config() }, "no cache groups"),
         (Config { groups: vec![window(4); 9], n_blocks: vec![9; 9], ..config() }, "more than 8 cache groups"),

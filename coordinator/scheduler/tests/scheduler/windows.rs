@@ -3,12 +3,11 @@
 use scheduler::{Config, Loss, Rejected, Scheduler};
 use types::cache::blocks_for;
 use types::{
-    BlockId, CacheGroup, CacheKind, Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, Token,
-    TokenOut, Want,
+    BlockId, CacheGroup, Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, Token, TokenOut, Want,
 };
 
 fn window(n_positions: u32) -> CacheGroup {
-    CacheGroup { kind: CacheKind::Window(n_positions), sharded: true }
+    CacheGroup::FULL.within(n_positions)
 }
 
 /// Every position in one group, the last 40 in the other.

@@ -5,14 +5,45 @@
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
 use super::isa::{Isa, Kernel, dispatch};
-use super::kv::{HEAD_DIM_MAX, Kv};
+use super::kv::{HEAD_DIM_MAX, Kv, Rope, RopeStore};
 use super::lanes::{LANES, Lanes, Real};
 use super::math::{exp, soft_cap};
 use super::memory::Shared;
-use crate::{Batch, BatchSlice, Heads};
+use super::{Buffer, Cpu};
+use crate::{Attention, AttentionCall, Heads, Pass, PassSlice};
 use std::cell::RefCell;
 use std::ops::Range;
 use types::{BLOCK_TOKENS, BlockId};
+
+impl Attention for Cpu {
+    fn rope_store(&self, qkv: &mut Buffer, rope: Option<&Rope>, call: &AttentionCall<'_>, kv: &mut Kv) {
+        let AttentionCall { pass, heads, layer, .. } = *call;
+        if heads.n_heads == 0 {
+            return;
+        }
+        kv.check(heads, layer);
+        assert!(pass.is_tiled(), "each row belongs to one slice");
+        let n_rows = pass.n_rows();
+        let qkv = qkv.shared(n_rows, heads.qkv_cols());
+        let kv = &*kv;
+        self.spread(n_rows, |rows| RopeStore { qkv, rope, call, kv, rows });
+    }
+
+    fn attend(&self, qkv: &Buffer, kv: &Kv, call: &AttentionCall<'_>, out: &mut Buffer) {
+        let AttentionCall { pass, heads, layer, .. } = *call;
+        if heads.n_heads == 0 {
+            return;
+        }
+        kv.check(heads, layer);
+        assert!(pass.is_tiled(), "each row belongs to one slice");
+        let n_rows = pass.n_rows();
+        let qkv = qkv.rows(n_rows, heads.qkv_cols());
+        let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
+        let n_items = n_items(pass, heads);
+        let attend = Attend { qkv, kv, call, out };
+        self.team.run(n_items, &|items| attend.run(self.config.isa, items));
+    }
+}
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 const TILE: usize = 256;
@@ -24,10 +55,7 @@ const QUERIES_MAX: usize = 16;
 pub(crate) struct Attend<'a> {
     pub qkv: &'a [f32],
     pub kv: &'a Kv,
-    pub heads: &'a Heads,
-    pub batch: &'a Batch,
-    pub group: usize,
-    pub layer: usize,
+    pub call: &'a AttentionCall<'a>,
     /// [n_rows, n_heads * head_dim]
     pub out: Shared<f32>,
 }
@@ -44,26 +72,26 @@ fn readers(heads: &Heads, kv_head: usize) -> Range<usize> {
     start..end
 }
 
-/// How many items the rows of a batch make.
-pub(crate) fn n_items(batch: &Batch, heads: &Heads) -> usize {
+/// How many items the rows of a pass make.
+pub(crate) fn n_items(pass: &Pass<'_>, heads: &Heads) -> usize {
     let rows = rows_per_item(heads);
-    batch.slices.iter().map(|slice| slice.rows.len().div_ceil(rows) * heads.n_kv_heads).sum()
+    pass.slices.iter().map(|slice| slice.rows.len().div_ceil(rows) * heads.n_kv_heads).sum()
 }
 
 impl Kernel for Items<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Items { attend, items, state } = self;
-        let rows_max = rows_per_item(attend.heads);
+        let AttentionCall { pass, heads, group, .. } = *attend.call;
+        let (rows_max, n_kv_heads, tables) = (rows_per_item(heads), heads.n_kv_heads, pass.tables.group(group));
         let mut first = 0;
-        for (i, slice) in attend.batch.slices.iter().enumerate() {
-            let n_kv_heads = attend.heads.n_kv_heads;
+        for (i, slice) in pass.slices.iter().enumerate() {
             let n = slice.rows.len().div_ceil(rows_max) * n_kv_heads;
             for item in items.start.max(first)..items.end.min(first + n) {
                 let (cut, kv_head) = ((item - first) / n_kv_heads, (item - first) % n_kv_heads);
                 let row = slice.rows.start as usize + cut * rows_max;
                 let rows = row..(row + rows_max).min(slice.rows.end as usize);
-                attend.item::<L>(slice, attend.batch.tables[attend.group].of(i), rows, kv_head, state);
+                attend.item::<L>(slice, tables.of(i), rows, kv_head, state);
             }
             first += n;
         }
@@ -128,19 +156,19 @@ impl Attend<'_> {
     #[inline(always)]
     fn item<L: Lanes>(
         &self,
-        slice: &BatchSlice,
+        slice: &PassSlice,
         blocks: &[BlockId],
         rows: Range<usize>,
         kv_head: usize,
         state: &mut State,
     ) {
-        let readers = readers(self.heads, kv_head);
+        let readers = readers(self.call.heads, kv_head);
         let mut queries = [Query::default(); QUERIES_MAX];
         let mut n = 0;
         for row in rows.clone() {
             for head in readers.clone() {
-                let end = slice.start as usize + row - slice.rows.start as usize + 1;
-                let first = self.heads.window.map_or(0, |window| end.saturating_sub(window));
+                let end = slice.range.start as usize + row - slice.rows.start as usize + 1;
+                let first = self.call.heads.window.map_or(0, |window| end.saturating_sub(window));
                 queries[n] = Query { row, head, first, end };
                 n += 1;
                 let is_last = row + 1 == rows.end && head + 1 == readers.end;
@@ -171,17 +199,17 @@ impl Attend<'_> {
     /// scores = q · k * scale: [n_queries, positions of the tile]
     #[inline(always)]
     fn score<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, tile: usize, state: &mut State) {
-        let dim = self.heads.head_dim;
-        let scale = L::splat(self.heads.scale);
+        let dim = self.call.heads.head_dim;
+        let scale = L::splat(self.call.heads.scale);
         for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
             let page = &mut state.page[..POSITIONS * dim];
-            self.kv.widen::<L>(self.kv.page(self.layer, block.0, kv_head), page);
+            self.kv.widen::<L>(self.kv.page(self.call.layer, block.0, kv_head), page);
             let (k, _) = page.as_chunks::<LANES>(); // [head_dim, 16 positions]
             for (query, scores) in queries.iter().zip(&mut state.scores) {
-                let q = &self.qkv[query.row * self.heads.qkv_cols() + query.head * dim..][..dim];
+                let q = &self.qkv[query.row * self.call.heads.qkv_cols() + query.head * dim..][..dim];
                 let score = dots::<L>(q, k).mul(scale);
                 let scores = &mut scores.as_chunks_mut::<LANES>().0[i];
-                match self.heads.cap {
+                match self.call.heads.cap {
                     None => score.store(scores),
                     Some(cap) => soft_cap(score, L::splat(cap)).store(scores),
                 }
@@ -224,11 +252,11 @@ impl Attend<'_> {
         tile: usize,
         state: &mut State,
     ) {
-        let dim = self.heads.head_dim;
+        let dim = self.call.heads.head_dim;
         state.tile[..queries.len()].iter_mut().for_each(|tile| tile[..dim.next_multiple_of(LANES)].fill(0.0));
         for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
             let page = &mut state.page[..POSITIONS * dim];
-            self.kv.widen::<L>(self.kv.page(self.layer, block.0, kv_head) + self.kv.half_page(), page);
+            self.kv.widen::<L>(self.kv.page(self.call.layer, block.0, kv_head) + self.kv.half_page(), page);
             for (query, (tile_sum, scores)) in queries.iter().zip(state.tile.iter_mut().zip(&state.scores)) {
                 let seen = query.seen_in(tile);
                 let start = seen.start.saturating_sub(i * POSITIONS).min(POSITIONS);
@@ -243,7 +271,7 @@ impl Attend<'_> {
     /// Joins the tile with those before it. A tile that a query does not see changes nothing.
     #[inline(always)]
     fn merge<L: Lanes>(&self, queries: &[Query], tile: usize, state: &mut State) {
-        let n_lanes = self.heads.head_dim.next_multiple_of(LANES);
+        let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
         for (i, query) in queries.iter().enumerate().filter(|(_, query)| !query.seen_in(tile).is_empty()) {
             let (before, now) = (state.largest[i], state.tile_largest[i]);
             let (acc, tile_acc) = (&mut state.acc[i][..n_lanes], &state.tile[i][..n_lanes]);
@@ -265,8 +293,8 @@ impl Attend<'_> {
 
     #[inline(always)]
     fn finish<L: Lanes>(&self, query: &Query, acc: &[f32; HEAD_DIM_MAX], sum: f32) {
-        let dim = self.heads.head_dim;
-        let start = query.row * self.heads.n_heads * dim + query.head * dim;
+        let dim = self.call.heads.head_dim;
+        let start = query.row * self.call.heads.n_heads * dim + query.head * dim;
         // SAFETY: the op checked the shape; one item, and so one thread, has this head of this row.
         let out = unsafe { self.out.part(start, dim) };
         for (out, acc) in out.chunks_mut(LANES).zip(acc.as_chunks::<LANES>().0) {

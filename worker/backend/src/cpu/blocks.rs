@@ -2,7 +2,7 @@
 //! as `quants` wants them packed. Nothing is rounded: a number is the same before and after.
 
 use super::quants::{COLUMNS_MAX, SIGN};
-use crate::StoredType;
+use types::Dtype;
 
 /// Thirty-two numbers of one row.
 #[derive(Clone, Copy, Default)]
@@ -14,23 +14,23 @@ pub(crate) struct Sub {
 }
 
 /// The `i`-th thirty-two of a block.
-pub(crate) fn sub_block(dtype: StoredType, block: &[u8], i: usize) -> Sub {
+pub(crate) fn sub_block(dtype: Dtype, block: &[u8], i: usize) -> Sub {
     match dtype {
-        StoredType::Q4_0 => simple(nibbles(block, 2), &[at(block, 0)]),
-        StoredType::Q4_1 => simple(nibbles(block, 4), &[at(block, 0), at(block, 2)]),
-        StoredType::Q5_0 => simple(fives(block, 2), &[at(block, 0)]),
-        StoredType::Q5_1 => simple(fives(block, 4), &[at(block, 0), at(block, 2)]),
-        StoredType::Q8_0 => simple(fixed::<32>(block, 2).map(|q| q ^ SIGN), &[at(block, 0)]),
-        StoredType::IQ4NL => simple(nibbles(block, 2).map(|name| IQ4NL[name as usize] as u8 ^ SIGN), &[at(block, 0)]),
-        StoredType::MXFP4 => {
+        Dtype::Q4_0 => simple(nibbles(block, 2), &[at(block, 0)]),
+        Dtype::Q4_1 => simple(nibbles(block, 4), &[at(block, 0), at(block, 2)]),
+        Dtype::Q5_0 => simple(fives(block, 2), &[at(block, 0)]),
+        Dtype::Q5_1 => simple(fives(block, 4), &[at(block, 0), at(block, 2)]),
+        Dtype::Q8_0 => simple(fixed::<32>(block, 2).map(|q| q ^ SIGN), &[at(block, 0)]),
+        Dtype::IQ4NL => simple(nibbles(block, 2).map(|name| IQ4NL[name as usize] as u8 ^ SIGN), &[at(block, 0)]),
+        Dtype::MXFP4 => {
             simple(nibbles(block, 1).map(|name| MXFP4[name as usize] as u8 ^ SIGN), &[half_power(block[0])])
         }
-        StoredType::Q2K => q2_k(block, i),
-        StoredType::Q3K => q3_k(block, i),
-        StoredType::Q4K => q4_k(block, i),
-        StoredType::Q5K => q5_k(block, i),
-        StoredType::Q6K => q6_k(block, i),
-        StoredType::F32 | StoredType::F16 | StoredType::BF16 | StoredType::F8E4M3 => {
+        Dtype::Q2K => q2_k(block, i),
+        Dtype::Q3K => q3_k(block, i),
+        Dtype::Q4K => q4_k(block, i),
+        Dtype::Q5K => q5_k(block, i),
+        Dtype::Q6K => q6_k(block, i),
+        Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F8E4M3 => {
             unreachable!("numbers, not digits")
         }
     }

@@ -9,9 +9,9 @@
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::{Pages, Shared};
-use crate::{Batch, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
+use crate::{AttentionCall, Error, Heads, KvSpec, Result, RopeStyle};
 use std::ops::Range;
-use types::{BLOCK_TOKENS, BlockId};
+use types::{BLOCK_TOKENS, BlockId, KvDtype};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 
@@ -20,6 +20,8 @@ pub(crate) const HEAD_DIM_MAX: usize = 256;
 
 pub struct Kv {
     pub(crate) spec: KvSpec,
+    n_kv_heads: usize,
+    head_dim: usize,
     pages: Pages,
 }
 
@@ -28,14 +30,13 @@ impl Kv {
         if !matches!(spec.dtype, KvDtype::F16 | KvDtype::F32) {
             return Err(types::Unsupported("a KV cache of bf16 on the CPU").into());
         }
-        if spec.head_dim > HEAD_DIM_MAX || !spec.head_dim.is_multiple_of(2) {
-            return Err(Error::Shape(format!("a head of {} (even, at most {HEAD_DIM_MAX})", spec.head_dim)));
+        let (n_kv_heads, head_dim) = spec.heads()?;
+        if head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {
+            return Err(Error::Shape(format!("a head of {head_dim} (even, at most {HEAD_DIM_MAX})")));
         }
-        let n_bytes = [2, spec.n_layers, spec.n_blocks, POSITIONS, spec.n_kv_heads, spec.head_dim, spec.dtype.bytes()]
-            .into_iter()
-            .try_fold(1usize, usize::checked_mul)
-            .ok_or_else(|| Error::Shape(format!("a cache of {spec:?}")))?;
-        Ok(Kv { spec, pages: Pages::zeroed("the KV cache", n_bytes)? })
+        let sizes = spec.sizes(spec.layout.page_bytes(spec.dtype));
+        let (_, n_bytes) = sizes.ok_or_else(|| Error::Shape(format!("a cache of {spec:?}")))?;
+        Ok(Kv { spec, n_kv_heads, head_dim, pages: Pages::zeroed("the KV cache", n_bytes)? })
     }
 
     pub fn spec(&self) -> &KvSpec {
@@ -44,7 +45,7 @@ impl Kv {
 
     /// What an op says of the layer must be what the cache was made for.
     pub(crate) fn check(&self, heads: &Heads, layer: usize) {
-        let fits = self.spec.n_kv_heads == heads.n_kv_heads && self.spec.head_dim == heads.head_dim;
+        let fits = self.n_kv_heads == heads.n_kv_heads && self.head_dim == heads.head_dim;
         let is_read = heads.n_heads > 0 && heads.per_kv > 0 && heads.kv_of(heads.n_heads - 1) < heads.n_kv_heads;
         assert!(
             fits && is_read && layer < self.spec.n_layers,
@@ -71,22 +72,22 @@ impl Kv {
     fn block(&self, layer: usize, block: BlockId) -> Range<usize> {
         let (KvSpec { n_layers, n_blocks, .. }, block) = (self.spec, block.0 as usize);
         assert!(layer < n_layers && block < n_blocks, "block {block} of {n_blocks}, layer {layer} of {n_layers}");
-        let n_bytes = self.spec.layer_block_bytes();
+        let n_bytes = self.spec.layout.page_bytes(self.spec.dtype) as usize;
         let start = (layer * n_blocks + block) * n_bytes;
         start..start + n_bytes
     }
 
     /// Elements of one head's K (or V) in one block.
     pub(crate) fn half_page(&self) -> usize {
-        POSITIONS * self.spec.head_dim
+        POSITIONS * self.head_dim
     }
 
     /// Where the page of a head begins, in elements: K, then V.
     #[inline(always)]
     pub(crate) fn page(&self, layer: usize, block: u32, head: usize) -> usize {
-        debug_assert!(layer < self.spec.n_layers && head < self.spec.n_kv_heads);
+        debug_assert!(layer < self.spec.n_layers && head < self.n_kv_heads);
         assert!((block as usize) < self.spec.n_blocks, "block {block} of {}", self.spec.n_blocks);
-        ((layer * self.spec.n_blocks + block as usize) * self.spec.n_kv_heads + head) * 2 * self.half_page()
+        ((layer * self.spec.n_blocks + block as usize) * self.n_kv_heads + head) * 2 * self.half_page()
     }
 
     /// A half page as f32.
@@ -156,10 +157,7 @@ fn turned(x: f32, y: f32, cos: f32, sin: f32) -> (f32, f32) {
 pub(crate) struct RopeStore<'a> {
     pub qkv: Shared<f32>,
     pub rope: Option<&'a Rope>,
-    pub heads: &'a Heads,
-    pub batch: &'a Batch,
-    pub group: usize,
-    pub layer: usize,
+    pub call: &'a AttentionCall<'a>,
     pub kv: &'a Kv,
     pub rows: Range<usize>,
 }
@@ -167,12 +165,13 @@ pub(crate) struct RopeStore<'a> {
 impl Kernel for RopeStore<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        for (i, slice) in self.batch.slices.iter().enumerate() {
+        let AttentionCall { pass, group, .. } = *self.call;
+        for (i, slice) in pass.slices.iter().enumerate() {
             let start = self.rows.start.max(slice.rows.start as usize);
             let end = self.rows.end.min(slice.rows.end as usize);
-            let blocks = self.batch.tables[self.group].of(i);
+            let blocks = pass.tables.group(group).of(i);
             for row in start..end {
-                let position = slice.start as usize + row - slice.rows.start as usize;
+                let position = slice.range.start as usize + row - slice.rows.start as usize;
                 self.row::<L>(row, position, blocks[position / POSITIONS].0);
             }
         }
@@ -182,8 +181,8 @@ impl Kernel for RopeStore<'_> {
 impl RopeStore<'_> {
     #[inline(always)]
     fn row<L: Lanes>(&self, row: usize, position: usize, block: u32) {
-        let Heads { n_heads, n_kv_heads, head_dim, .. } = *self.heads;
-        let n_cols = self.heads.qkv_cols();
+        let Heads { n_heads, n_kv_heads, head_dim, .. } = *self.call.heads;
+        let n_cols = self.call.heads.qkv_cols();
         // SAFETY: the op checked the shape; one thread has each row.
         let row = unsafe { self.qkv.part(row * n_cols, n_cols) };
         let (turning, v) = row.split_at_mut((n_heads + n_kv_heads) * head_dim);
@@ -193,7 +192,7 @@ impl RopeStore<'_> {
         let k = &turning[n_heads * head_dim..];
         for head in 0..n_kv_heads {
             let heads = head * head_dim..(head + 1) * head_dim;
-            let page = self.kv.page(self.layer, block, head);
+            let page = self.kv.page(self.call.layer, block, head);
             // SAFETY: a (block, position) belongs to one row of a step, and nobody reads it before the op is over.
             unsafe { self.kv.store::<L>(page, position % POSITIONS, &k[heads.clone()], &v[heads]) };
         }
@@ -205,7 +204,7 @@ impl Kv {
     /// No other thread touches this position of this page.
     #[inline(always)]
     unsafe fn store<L: Lanes>(&self, page: usize, slot: usize, k: &[f32], v: &[f32]) {
-        let v_start = page + self.half_page() + slot * self.spec.head_dim;
+        let v_start = page + self.half_page() + slot * self.head_dim;
         debug_assert!((v_start + v.len()) * self.spec.dtype.bytes() <= self.pages.n_bytes());
         // SAFETY: inside the page, which is inside the pages: `page` checked its indices.
         unsafe {

@@ -6,17 +6,61 @@
 
 use super::isa::{Isa, Kernel, dispatch};
 use super::lanes::{LANES, Lanes};
-use super::memory::Shared;
+use super::memory::{Pages, Shared};
 use super::pack::{DEPTH_MAX, Leaf, Matrix, Part};
 use super::panels::{BLOCK, BLOCK_WORDS, PANEL_ROWS, Panel, n_panels, panel};
 use super::quants::{
     COLUMN_BYTES, Digits, Head, MXFP4, Packing, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
 };
-use super::quants::{Quant, Scale, Scales, Width, at, packing, unpack};
-use crate::StoredType;
+use super::quants::{Quant, Scale, ScaleLayout, Width, at, packing, unpack};
+use super::{Buffer, Cpu, pack, panels};
+use crate::Linear;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use types::{Activations, Dtype};
+
+impl Linear for Cpu {
+    fn linear(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
+        assert_eq!(w.n_runs, 1, "the product of a matrix of leaves that ends in one run");
+        self.product(x, w, n_rows, out);
+    }
+
+    fn linear_runs(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
+        self.product(x, w, n_rows, out);
+    }
+}
+
+impl Cpu {
+    /// Fills the scratch's panels with the rows of x, in one of the two forms.
+    fn fill(&self, x: &[f32], k: usize, n_rows: usize, to: &Pages, quantized: bool) {
+        let to = Shared::new(to.start().cast::<u32>());
+        self.team.run(panels::n_panels(n_rows), &|panels| {
+            dispatch(self.config.isa, panels::Fill { x, k, n_rows, panels, to, quantized });
+        });
+    }
+
+    pub(super) fn product(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
+        let x = x.rows(n_rows, w.k);
+        let out = out.shared(w.n_runs * n_rows, w.n_out);
+        if w.n_out == 0 || w.n_runs == 0 {
+            return;
+        }
+        let scratch = self.scratch();
+        assert!(panels::n_words(n_rows, w.k).is_some_and(|n| n <= scratch.n_words), "x made room for itself");
+        let quantized = self.config.activations == Activations::Int8;
+        let meets_int8 = |part: &pack::Part| quantized && is_quantized(part.dtype);
+        if w.parts.iter().any(meets_int8) {
+            self.fill(x, w.k, n_rows, &scratch.int8, true);
+        }
+        if !w.parts.iter().all(meets_int8) {
+            self.fill(x, w.k, n_rows, &scratch.floats, false);
+        }
+        let (floats, int8) = (scratch.floats.start().cast::<u32>(), scratch.int8.start().cast::<u32>());
+        let product = Product { matrix: w, floats, int8, quantized, n_rows, out };
+        self.team.run(w.n_tiles(), &|tiles| product.run(self.config.isa, tiles));
+    }
+}
 
 /// One product; `run` computes some of its tiles.
 #[derive(Clone, Copy)]
@@ -47,21 +91,21 @@ impl Product<'_> {
 
     fn run_part(&self, isa: Isa, part: &Part, tiles: Range<usize>) {
         match part.dtype {
-            StoredType::F32 => self.run_as::<F32>(isa, part, tiles),
-            StoredType::F16 => self.run_as::<F16>(isa, part, tiles),
-            StoredType::BF16 => self.run_as::<BF16>(isa, part, tiles),
-            StoredType::Q4_0 => self.run_quantized::<Q4_0>(isa, part, tiles),
-            StoredType::Q4_1 => self.run_quantized::<Q4_1>(isa, part, tiles),
-            StoredType::Q5_0 => self.run_quantized::<Q5_0>(isa, part, tiles),
-            StoredType::Q5_1 => self.run_quantized::<Q5_1>(isa, part, tiles),
-            StoredType::Q8_0 | StoredType::IQ4NL => self.run_quantized::<Q8_0>(isa, part, tiles),
-            StoredType::MXFP4 => self.run_quantized::<MXFP4>(isa, part, tiles),
-            StoredType::F8E4M3 => self.run_as::<F8>(isa, part, tiles),
-            StoredType::Q2K => self.run_quantized::<Q2K>(isa, part, tiles),
-            StoredType::Q3K => self.run_quantized::<Q3K>(isa, part, tiles),
-            StoredType::Q4K => self.run_quantized::<Q4K>(isa, part, tiles),
-            StoredType::Q5K => self.run_quantized::<Q5K>(isa, part, tiles),
-            StoredType::Q6K => self.run_quantized::<Q6K>(isa, part, tiles),
+            Dtype::F32 => self.run_as::<F32>(isa, part, tiles),
+            Dtype::F16 => self.run_as::<F16>(isa, part, tiles),
+            Dtype::BF16 => self.run_as::<BF16>(isa, part, tiles),
+            Dtype::Q4_0 => self.run_quantized::<Q4_0>(isa, part, tiles),
+            Dtype::Q4_1 => self.run_quantized::<Q4_1>(isa, part, tiles),
+            Dtype::Q5_0 => self.run_quantized::<Q5_0>(isa, part, tiles),
+            Dtype::Q5_1 => self.run_quantized::<Q5_1>(isa, part, tiles),
+            Dtype::Q8_0 | Dtype::IQ4NL => self.run_quantized::<Q8_0>(isa, part, tiles),
+            Dtype::MXFP4 => self.run_quantized::<MXFP4>(isa, part, tiles),
+            Dtype::F8E4M3 => self.run_as::<F8>(isa, part, tiles),
+            Dtype::Q2K => self.run_quantized::<Q2K>(isa, part, tiles),
+            Dtype::Q3K => self.run_quantized::<Q3K>(isa, part, tiles),
+            Dtype::Q4K => self.run_quantized::<Q4K>(isa, part, tiles),
+            Dtype::Q5K => self.run_quantized::<Q5K>(isa, part, tiles),
+            Dtype::Q6K => self.run_quantized::<Q6K>(isa, part, tiles),
         }
     }
 
@@ -78,7 +122,7 @@ impl Product<'_> {
 }
 
 /// Whether a weight of this type meets quantized activations, if the policy quantizes any.
-pub(crate) fn is_quantized(dtype: StoredType) -> bool {
+pub(crate) fn is_quantized(dtype: Dtype) -> bool {
     !matches!(packing(dtype).width, Width::Element | Width::E4M3)
 }
 
@@ -249,7 +293,7 @@ struct Floats<Q>(PhantomData<Q>);
 struct Int8<Q>(PhantomData<Q>);
 
 impl Weights for F32 {
-    const PACKING: Packing = packing(StoredType::F32);
+    const PACKING: Packing = packing(Dtype::F32);
     const STEP_WORDS: usize = 1;
     const QUANTIZED: bool = false;
 
@@ -261,7 +305,7 @@ impl Weights for F32 {
 }
 
 impl Weights for F16 {
-    const PACKING: Packing = packing(StoredType::F16);
+    const PACKING: Packing = packing(Dtype::F16);
     const STEP_WORDS: usize = 1;
     const QUANTIZED: bool = false;
 
@@ -273,7 +317,7 @@ impl Weights for F16 {
 }
 
 impl Weights for BF16 {
-    const PACKING: Packing = packing(StoredType::BF16);
+    const PACKING: Packing = packing(Dtype::BF16);
     const STEP_WORDS: usize = 1;
     const QUANTIZED: bool = false;
 
@@ -285,7 +329,7 @@ impl Weights for BF16 {
 }
 
 impl Weights for F8 {
-    const PACKING: Packing = packing(StoredType::F8E4M3);
+    const PACKING: Packing = packing(Dtype::F8E4M3);
     const STEP_WORDS: usize = BLOCK;
     const QUANTIZED: bool = false;
 

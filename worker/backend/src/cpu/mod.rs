@@ -28,14 +28,12 @@ pub use pack::Matrix;
 
 pub(crate) use isa::{Kernel, dispatch};
 
-use crate::{
-    Activations, Attention, Batch, Error, Heads, KvSpec, Linear, Memory, Pointwise, Result, RopeStyle, Routing, Stored,
-};
+use crate::{Error, KvSpec, Memory, Result, RopeStyle, Routing, Stored};
 use memory::{Pages, Shared};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use team::Team;
-use types::{BlockId, DeviceClass, Leaves};
+use types::{Activations, BlockId, DeviceClass, Leaves};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuConfig {
@@ -141,48 +139,6 @@ impl Cpu {
         Ok(())
     }
 
-    /// Fills the scratch's panels with the rows of x, in one of the two forms.
-    fn fill(&self, x: &[f32], k: usize, n_rows: usize, to: &Pages, quantized: bool) {
-        let to = Shared::new(to.start().cast::<u32>());
-        self.team.run(panels::n_panels(n_rows), &|panels| {
-            dispatch(self.config.isa, panels::Fill { x, k, n_rows, panels, to, quantized });
-        });
-    }
-
-    fn product(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
-        let x = x.rows(n_rows, w.k);
-        let out = out.shared(w.n_runs * n_rows, w.n_out);
-        if w.n_out == 0 || w.n_runs == 0 {
-            return;
-        }
-        let scratch = self.scratch();
-        assert!(panels::n_words(n_rows, w.k).is_some_and(|n| n <= scratch.n_words), "x made room for itself");
-        let quantized = self.config.activations == Activations::Int8;
-        let meets_int8 = |part: &pack::Part| quantized && linear::is_quantized(part.dtype);
-        if w.parts.iter().any(meets_int8) {
-            self.fill(x, w.k, n_rows, &scratch.int8, true);
-        }
-        if !w.parts.iter().all(meets_int8) {
-            self.fill(x, w.k, n_rows, &scratch.floats, false);
-        }
-        let (floats, int8) = (scratch.floats.start().cast::<u32>(), scratch.int8.start().cast::<u32>());
-        let product = linear::Product { matrix: w, floats, int8, quantized, n_rows, out };
-        self.team.run(w.n_tiles(), &|tiles| product.run(self.config.isa, tiles));
-    }
-
-    fn each(&self, x: &mut Buffer, n_rows: usize, each: between::Each) {
-        let cols = x.cols();
-        let x = x.shared(n_rows, cols);
-        self.spread(n_rows, |rows| between::Elementwise { x, cols, each, rows });
-    }
-
-    fn gated(&self, gate: pointwise::Gate, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        let inner = out.cols();
-        let gate_up = gate_up.rows(n_rows, 2 * inner);
-        let out = out.shared(n_rows, inner);
-        self.spread(n_rows, |rows| pointwise::Gated { gate, gate_up, inner, out, rows });
-    }
-
     /// Runs a kernel over ranges of items on all threads.
     fn spread<K: Kernel>(&self, n_items: usize, kernel: impl Fn(Range<usize>) -> K + Sync) {
         self.team.run(n_items, &|items| dispatch(self.config.isa, kernel(items)));
@@ -270,144 +226,6 @@ impl Memory for Cpu {
         let cols = buffer.cols;
         let row = &mut buffer.rows_mut(row + 1, cols)[row * cols..];
         row[col..][..values.len()].copy_from_slice(values);
-    }
-}
-
-impl Linear for Cpu {
-    fn linear(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
-        assert_eq!(w.n_runs, 1, "the product of a matrix of leaves that ends in one run");
-        self.product(x, w, n_rows, out);
-    }
-
-    fn linear_runs(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
-        self.product(x, w, n_rows, out);
-    }
-}
-
-impl Attention for Cpu {
-    fn rope_store(
-        &self,
-        qkv: &mut Buffer,
-        rope: Option<&Rope>,
-        heads: &Heads,
-        batch: &Batch,
-        group: usize,
-        layer: usize,
-        kv: &mut Kv,
-    ) {
-        if heads.n_heads == 0 {
-            return;
-        }
-        kv.check(heads, layer);
-        assert!(batch.is_tiled(), "each row belongs to one slice");
-        let n_rows = batch.n_rows();
-        let qkv = qkv.shared(n_rows, heads.qkv_cols());
-        let kv = &*kv;
-        self.spread(n_rows, |rows| kv::RopeStore { qkv, rope, heads, batch, group, layer, kv, rows });
-    }
-
-    fn attend(
-        &self,
-        qkv: &Buffer,
-        kv: &Kv,
-        heads: &Heads,
-        batch: &Batch,
-        group: usize,
-        layer: usize,
-        out: &mut Buffer,
-    ) {
-        if heads.n_heads == 0 {
-            return;
-        }
-        kv.check(heads, layer);
-        assert!(batch.is_tiled(), "each row belongs to one slice");
-        let n_rows = batch.n_rows();
-        let qkv = qkv.rows(n_rows, heads.qkv_cols());
-        let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
-        let n_items = attention::n_items(batch, heads);
-        let attend = attention::Attend { qkv, kv, heads, batch, group, layer, out };
-        self.team.run(n_items, &|items| attend.run(self.config.isa, items));
-    }
-}
-
-impl Pointwise for Cpu {
-    fn embed(&self, table: &Matrix, first: u32, tokens: &[u32], out: &mut Buffer) {
-        let out = out.shared(tokens.len(), table.k);
-        self.spread(tokens.len(), |rows| pointwise::Embed { table, first, tokens, out, rows });
-    }
-
-    fn rms_norm(&self, x: &Buffer, weight: &Vec<f32>, eps: f32, n_rows: usize, out: &mut Buffer) {
-        let x = x.rows(n_rows, weight.len());
-        let out = out.shared(n_rows, weight.len());
-        self.spread(n_rows, |rows| pointwise::RmsNorm { x, residual: None, weight, eps, out, rows });
-    }
-
-    fn add_rms_norm(
-        &self,
-        x: &Buffer,
-        residual: &mut Buffer,
-        weight: &Vec<f32>,
-        eps: f32,
-        n_rows: usize,
-        out: &mut Buffer,
-    ) {
-        let x = x.rows(n_rows, weight.len());
-        let residual = Some(residual.shared(n_rows, weight.len()));
-        let out = out.shared(n_rows, weight.len());
-        self.spread(n_rows, |rows| pointwise::RmsNorm { x, residual, weight, eps, out, rows });
-    }
-
-    fn add(&self, x: &Buffer, residual: &mut Buffer, n_rows: usize) {
-        let cols = residual.cols();
-        let x = x.rows(n_rows, cols);
-        let residual = residual.shared(n_rows, cols);
-        self.spread(n_rows, |rows| pointwise::Add { x, residual, cols, rows });
-    }
-
-    fn add_bias(&self, x: &mut Buffer, bias: &Vec<f32>, n_rows: usize) {
-        let x = x.shared(n_rows, bias.len());
-        self.spread(n_rows, |rows| pointwise::AddBias { x, bias, rows });
-    }
-
-    fn silu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.gated(pointwise::Gate::Silu, gate_up, n_rows, out);
-    }
-
-    fn gather(&self, x: &Buffer, rows: &[u32], out: &mut Buffer) {
-        let cols = x.cols();
-        let out = out.rows_mut(rows.len(), cols);
-        for (&row, to) in rows.iter().zip(out.chunks_exact_mut(cols)) {
-            to.copy_from_slice(x.row(row as usize));
-        }
-    }
-
-    fn norm_heads(&self, qkv: &mut Buffer, heads: &Heads, q: &Vec<f32>, k: &Vec<f32>, eps: f32, n_rows: usize) {
-        assert!([q, k].iter().all(|weight| weight.len() == heads.head_dim), "weights are as long as a head");
-        assert!(heads.head_dim <= kv::HEAD_DIM_MAX, "a head of {}", heads.head_dim);
-        let qkv = qkv.shared(n_rows, heads.qkv_cols());
-        self.spread(n_rows, |rows| between::NormHeads { qkv, heads, q, k, eps, rows });
-    }
-
-    fn layer_norm(&self, x: &Buffer, weight: &Vec<f32>, bias: &Vec<f32>, eps: f32, n_rows: usize, out: &mut Buffer) {
-        let x = x.rows(n_rows, weight.len());
-        let out = out.shared(n_rows, bias.len());
-        self.spread(n_rows, |rows| between::LayerNorm { x, weight, bias, eps, out, rows });
-    }
-
-    fn gelu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.gated(pointwise::Gate::Gelu, gate_up, n_rows, out);
-    }
-
-    fn gelu(&self, x: &mut Buffer, n_rows: usize) {
-        self.each(x, n_rows, between::Each::Gelu);
-    }
-
-    fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
-        self.each(x, n_rows, between::Each::Scale(factor));
-    }
-
-    fn soft_cap(&self, x: &mut Buffer, cap: f32, n_rows: usize) {
-        self.each(x, n_rows, between::Each::SoftCap(cap));
     }
 }
 

@@ -15,10 +15,10 @@ use super::lanes::LANES;
 use super::memory::{Pages, Shared};
 use super::quants::{COLUMN_BYTES, Packing, SUPER, Width, pack_digits, packing};
 use super::team::Team;
-use crate::{Error, Result, Stored, StoredType};
+use crate::{Error, Result, Stored};
 use std::ops::Range;
-use types::Leaves;
 use types::leaves::{Fold, aligned_runs};
+use types::{Dtype, Leaves};
 
 /// `[n_out, k]`, packed.
 pub struct Matrix {
@@ -34,7 +34,7 @@ pub struct Matrix {
 /// The rows of one stored matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
-    pub dtype: StoredType,
+    pub dtype: Dtype,
     pub rows: usize,
     /// The column of the product that the first row gives.
     pub first_out: usize,
@@ -196,9 +196,9 @@ fn pack_tile(stored: &Stored<'_>, row: usize, to: &mut [u8]) {
 }
 
 /// The elements `range` of a row's blocks, all within one run of 256.
-fn pack_lane(dtype: StoredType, packing: Packing, row: &[u8], range: Range<usize>, lane: usize, to: &mut [u8]) {
+fn pack_lane(dtype: Dtype, packing: Packing, row: &[u8], range: Range<usize>, lane: usize, to: &mut [u8]) {
     let (head, steps) = to.split_at_mut(packing.head_bytes());
-    let (block, block_bytes) = dtype.block();
+    let (block, block_bytes) = (dtype.block(), dtype.block_bytes());
     for (i, step) in steps.chunks_exact_mut(packing.step_bytes).enumerate() {
         let at = range.start + i * packing.unit;
         let from = &row[at / block * block_bytes..][..block_bytes];

@@ -8,9 +8,107 @@ use super::pack::{Matrix, Part};
 use super::panels::BLOCK;
 use super::quants::{COLUMN_BYTES, Head, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::quants::{Quant, at, packing, unpack};
-use crate::StoredType;
+use super::{Buffer, Cpu, between, kv};
+use crate::{Heads, Pointwise};
 use half::{bf16, f16};
 use std::ops::Range;
+use types::Dtype;
+
+impl Pointwise for Cpu {
+    fn embed(&self, table: &Matrix, first: u32, tokens: &[u32], out: &mut Buffer) {
+        let out = out.shared(tokens.len(), table.k);
+        self.spread(tokens.len(), |rows| Embed { table, first, tokens, out, rows });
+    }
+
+    fn rms_norm(&self, x: &Buffer, weight: &Vec<f32>, eps: f32, n_rows: usize, out: &mut Buffer) {
+        let x = x.rows(n_rows, weight.len());
+        let out = out.shared(n_rows, weight.len());
+        self.spread(n_rows, |rows| RmsNorm { x, residual: None, weight, eps, out, rows });
+    }
+
+    fn add_rms_norm(
+        &self,
+        x: &Buffer,
+        residual: &mut Buffer,
+        weight: &Vec<f32>,
+        eps: f32,
+        n_rows: usize,
+        out: &mut Buffer,
+    ) {
+        let x = x.rows(n_rows, weight.len());
+        let residual = Some(residual.shared(n_rows, weight.len()));
+        let out = out.shared(n_rows, weight.len());
+        self.spread(n_rows, |rows| RmsNorm { x, residual, weight, eps, out, rows });
+    }
+
+    fn add(&self, x: &Buffer, residual: &mut Buffer, n_rows: usize) {
+        let cols = residual.cols();
+        let x = x.rows(n_rows, cols);
+        let residual = residual.shared(n_rows, cols);
+        self.spread(n_rows, |rows| Add { x, residual, cols, rows });
+    }
+
+    fn add_bias(&self, x: &mut Buffer, bias: &Vec<f32>, n_rows: usize) {
+        let x = x.shared(n_rows, bias.len());
+        self.spread(n_rows, |rows| AddBias { x, bias, rows });
+    }
+
+    fn silu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
+        self.gated(Gate::Silu, gate_up, n_rows, out);
+    }
+
+    fn gather(&self, x: &Buffer, rows: &[u32], out: &mut Buffer) {
+        let cols = x.cols();
+        let out = out.rows_mut(rows.len(), cols);
+        for (&row, to) in rows.iter().zip(out.chunks_exact_mut(cols)) {
+            to.copy_from_slice(x.row(row as usize));
+        }
+    }
+
+    fn norm_heads(&self, qkv: &mut Buffer, heads: &Heads, q: &Vec<f32>, k: &Vec<f32>, eps: f32, n_rows: usize) {
+        assert!([q, k].iter().all(|weight| weight.len() == heads.head_dim), "weights are as long as a head");
+        assert!(heads.head_dim <= kv::HEAD_DIM_MAX, "a head of {}", heads.head_dim);
+        let qkv = qkv.shared(n_rows, heads.qkv_cols());
+        self.spread(n_rows, |rows| between::NormHeads { qkv, heads, q, k, eps, rows });
+    }
+
+    fn layer_norm(&self, x: &Buffer, weight: &Vec<f32>, bias: &Vec<f32>, eps: f32, n_rows: usize, out: &mut Buffer) {
+        let x = x.rows(n_rows, weight.len());
+        let out = out.shared(n_rows, bias.len());
+        self.spread(n_rows, |rows| between::LayerNorm { x, weight, bias, eps, out, rows });
+    }
+
+    fn gelu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
+        self.gated(Gate::Gelu, gate_up, n_rows, out);
+    }
+
+    fn gelu(&self, x: &mut Buffer, n_rows: usize) {
+        self.each(x, n_rows, between::Each::Gelu);
+    }
+
+    fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
+        self.each(x, n_rows, between::Each::Scale(factor));
+    }
+
+    fn soft_cap(&self, x: &mut Buffer, cap: f32, n_rows: usize) {
+        self.each(x, n_rows, between::Each::SoftCap(cap));
+    }
+}
+
+impl Cpu {
+    fn each(&self, x: &mut Buffer, n_rows: usize, each: between::Each) {
+        let cols = x.cols();
+        let x = x.shared(n_rows, cols);
+        self.spread(n_rows, |rows| between::Elementwise { x, cols, each, rows });
+    }
+
+    fn gated(&self, gate: Gate, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
+        let inner = out.cols();
+        let gate_up = gate_up.rows(n_rows, 2 * inner);
+        let out = out.shared(n_rows, inner);
+        self.spread(n_rows, |rows| Gated { gate, gate_up, inner, out, rows });
+    }
+}
 
 /// out = norm(x) * weight, where x may first be added to a residual.
 pub(crate) struct RmsNorm<'a> {
@@ -176,21 +274,21 @@ fn unpack_row<L: Lanes>(table: &Matrix, row: usize, out: &mut [f32]) {
     let (tile, lane) = ((row - part.first_out) / LANES, (row - part.first_out) % LANES);
     let tile = &table.pages.bytes()[part.start + tile * part.tile_bytes..][..part.tile_bytes];
     match part.dtype {
-        StoredType::F32 => unpack_elements(tile, lane, f32::from_le_bytes, out),
-        StoredType::F16 => unpack_elements(tile, lane, |bytes| f16::from_le_bytes(bytes).to_f32(), out),
-        StoredType::BF16 => unpack_elements(tile, lane, |bytes| bf16::from_le_bytes(bytes).to_f32(), out),
-        StoredType::Q4_0 => unpack_steps::<L, Q4_0>(part, tile, lane, out),
-        StoredType::Q4_1 => unpack_steps::<L, Q4_1>(part, tile, lane, out),
-        StoredType::Q5_0 => unpack_steps::<L, Q5_0>(part, tile, lane, out),
-        StoredType::Q5_1 => unpack_steps::<L, Q5_1>(part, tile, lane, out),
-        StoredType::Q8_0 | StoredType::IQ4NL => unpack_steps::<L, Q8_0>(part, tile, lane, out),
-        StoredType::MXFP4 => unpack_steps::<L, MXFP4>(part, tile, lane, out),
-        StoredType::F8E4M3 => unpack_e4m3::<L>(tile, lane, out),
-        StoredType::Q2K => unpack_steps::<L, Q2K>(part, tile, lane, out),
-        StoredType::Q3K => unpack_steps::<L, Q3K>(part, tile, lane, out),
-        StoredType::Q4K => unpack_steps::<L, Q4K>(part, tile, lane, out),
-        StoredType::Q5K => unpack_steps::<L, Q5K>(part, tile, lane, out),
-        StoredType::Q6K => unpack_steps::<L, Q6K>(part, tile, lane, out),
+        Dtype::F32 => unpack_elements(tile, lane, f32::from_le_bytes, out),
+        Dtype::F16 => unpack_elements(tile, lane, |bytes| f16::from_le_bytes(bytes).to_f32(), out),
+        Dtype::BF16 => unpack_elements(tile, lane, |bytes| bf16::from_le_bytes(bytes).to_f32(), out),
+        Dtype::Q4_0 => unpack_steps::<L, Q4_0>(part, tile, lane, out),
+        Dtype::Q4_1 => unpack_steps::<L, Q4_1>(part, tile, lane, out),
+        Dtype::Q5_0 => unpack_steps::<L, Q5_0>(part, tile, lane, out),
+        Dtype::Q5_1 => unpack_steps::<L, Q5_1>(part, tile, lane, out),
+        Dtype::Q8_0 | Dtype::IQ4NL => unpack_steps::<L, Q8_0>(part, tile, lane, out),
+        Dtype::MXFP4 => unpack_steps::<L, MXFP4>(part, tile, lane, out),
+        Dtype::F8E4M3 => unpack_e4m3::<L>(tile, lane, out),
+        Dtype::Q2K => unpack_steps::<L, Q2K>(part, tile, lane, out),
+        Dtype::Q3K => unpack_steps::<L, Q3K>(part, tile, lane, out),
+        Dtype::Q4K => unpack_steps::<L, Q4K>(part, tile, lane, out),
+        Dtype::Q5K => unpack_steps::<L, Q5K>(part, tile, lane, out),
+        Dtype::Q6K => unpack_steps::<L, Q6K>(part, tile, lane, out),
     }
 }
 
@@ -203,7 +301,7 @@ fn unpack_elements<const SIZE: usize>(tile: &[u8], lane: usize, of: impl Fn([u8;
 
 #[inline(always)]
 fn unpack_e4m3<L: Lanes>(tile: &[u8], lane: usize, out: &mut [f32]) {
-    let packing = packing(StoredType::F8E4M3);
+    let packing = packing(Dtype::F8E4M3);
     let mut row = [0.0; LANES];
     for (step, to) in tile.chunks_exact(packing.step_bytes).zip(out.chunks_exact_mut(BLOCK)) {
         let (scales, numbers) = step.split_at(packing.scale_columns * COLUMN_BYTES);

@@ -4,7 +4,7 @@
 
 use super::lanes::{LANES, Lanes};
 use super::panels::BLOCK;
-use crate::StoredType;
+use types::Dtype;
 
 /// The elements that share what stands in a head.
 pub(crate) const SUPER: usize = 256;
@@ -52,22 +52,22 @@ impl Width {
     }
 }
 
-pub(crate) const fn packing(dtype: StoredType) -> Packing {
+pub(crate) const fn packing(dtype: Dtype) -> Packing {
     match dtype {
-        StoredType::F32 => elements(4),
-        StoredType::F16 | StoredType::BF16 => elements(2),
-        StoredType::Q4_0 => steps(0, 1, Width::Four),
-        StoredType::Q4_1 => steps(0, 2, Width::Four),
-        StoredType::Q5_0 => steps(0, 1, Width::Five),
-        StoredType::Q5_1 => steps(0, 2, Width::Five),
-        StoredType::Q8_0 | StoredType::IQ4NL | StoredType::MXFP4 => steps(0, 1, Width::Eight),
+        Dtype::F32 => elements(4),
+        Dtype::F16 | Dtype::BF16 => elements(2),
+        Dtype::Q4_0 => steps(0, 1, Width::Four),
+        Dtype::Q4_1 => steps(0, 2, Width::Four),
+        Dtype::Q5_0 => steps(0, 1, Width::Five),
+        Dtype::Q5_1 => steps(0, 2, Width::Five),
+        Dtype::Q8_0 | Dtype::IQ4NL | Dtype::MXFP4 => steps(0, 1, Width::Eight),
         // An f32 is as wide as two columns.
-        StoredType::F8E4M3 => steps(0, 2, Width::E4M3),
-        StoredType::Q2K => steps(2, 2, Width::Four),
-        StoredType::Q3K => steps(1, 1, Width::Four),
-        StoredType::Q4K => steps(2, 1, Width::Four),
-        StoredType::Q5K => steps(2, 1, Width::Five),
-        StoredType::Q6K => steps(1, 1, Width::Six),
+        Dtype::F8E4M3 => steps(0, 2, Width::E4M3),
+        Dtype::Q2K => steps(2, 2, Width::Four),
+        Dtype::Q3K => steps(1, 1, Width::Four),
+        Dtype::Q4K => steps(2, 1, Width::Four),
+        Dtype::Q5K => steps(2, 1, Width::Five),
+        Dtype::Q6K => steps(1, 1, Width::Six),
     }
 }
 
@@ -102,7 +102,7 @@ impl Packing {
 pub(crate) trait Quant {
     const PACKING: Packing;
     type Digits: Digits;
-    type Scales: Scales;
+    type Scales: ScaleLayout;
     /// What was added to a digit to make it unsigned; none where there is a minimum.
     const OFFSET: u8;
 }
@@ -111,7 +111,7 @@ macro_rules! quants {
     ($($name:ident: $width:ident, $scales:ident, $offset:expr;)*) => {$(
         pub(crate) struct $name;
         impl Quant for $name {
-            const PACKING: Packing = packing(StoredType::$name);
+            const PACKING: Packing = packing(Dtype::$name);
             type Digits = $width;
             type Scales = $scales;
             const OFFSET: u8 = $offset;
@@ -165,7 +165,7 @@ pub(crate) struct Scale<L> {
     pub minimum: L,
 }
 
-pub(crate) trait Scales {
+pub(crate) trait ScaleLayout {
     const HAS_MINIMUM: bool;
     /// Whether the two halves of a step have scales of their own.
     const TWO: bool;
@@ -215,7 +215,7 @@ pub(crate) struct HeadTimesTwoPairs;
 /// A signed scale for each half, times that of the head.
 pub(crate) struct HeadTimesTwo;
 
-impl Scales for Half {
+impl ScaleLayout for Half {
     const HAS_MINIMUM: bool = false;
     const TWO: bool = false;
 
@@ -226,7 +226,7 @@ impl Scales for Half {
     }
 }
 
-impl Scales for HalfAndMinimum {
+impl ScaleLayout for HalfAndMinimum {
     const HAS_MINIMUM: bool = true;
     const TWO: bool = false;
 
@@ -237,7 +237,7 @@ impl Scales for HalfAndMinimum {
     }
 }
 
-impl Scales for Power {
+impl ScaleLayout for Power {
     const HAS_MINIMUM: bool = false;
     const TWO: bool = false;
 
@@ -248,7 +248,7 @@ impl Scales for Power {
     }
 }
 
-impl Scales for HeadTimesPair {
+impl ScaleLayout for HeadTimesPair {
     const HAS_MINIMUM: bool = true;
     const TWO: bool = false;
 
@@ -260,7 +260,7 @@ impl Scales for HeadTimesPair {
     }
 }
 
-impl Scales for HeadTimesTwoPairs {
+impl ScaleLayout for HeadTimesTwoPairs {
     const HAS_MINIMUM: bool = true;
     const TWO: bool = true;
 
@@ -271,7 +271,7 @@ impl Scales for HeadTimesTwoPairs {
     }
 }
 
-impl Scales for HeadTimesTwo {
+impl ScaleLayout for HeadTimesTwo {
     const HAS_MINIMUM: bool = false;
     const TWO: bool = true;
 

@@ -4,10 +4,11 @@
 use super::driver::{Bytes, Pitched, Shape, Stream};
 use super::graphs::Outline;
 use super::kernels::{HeadShape, arguments, attend_shared_bytes};
+use super::table::Kernel;
 use super::weights::GROUP;
 use super::{Buffer, Cuda, Scratch, lock, uploads};
-use crate::{Attention, Batch, Error, Heads, KvDtype, KvSpec, Result, RopeStyle};
-use types::{BLOCK_TOKENS, BlockId};
+use crate::{Attention, AttentionCall, Error, Heads, KvSpec, Pass, Result, RopeStyle};
+use types::{BLOCK_TOKENS, BlockId, KvDtype};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 /// Positions of a tile.
@@ -16,12 +17,12 @@ const HEAD_DIM_MAX: usize = 256;
 /// Room for what the tiles of a split attention have made. Where it is too small, nothing is split.
 pub(super) const PARTIAL_BYTES: usize = 32 << 20;
 const FEW: u32 = 16;
-/// bf16
-const ELEMENT: usize = 2;
 
 /// `[layer][block][KV head][K: [16, D] | V: [D, 16]]`
 pub struct Kv {
     spec: KvSpec,
+    n_kv_heads: usize,
+    head_dim: usize,
     pub(super) bytes: Bytes,
     layer_bytes: usize,
 }
@@ -31,25 +32,24 @@ impl Kv {
         if spec.dtype != KvDtype::Bf16 {
             return Err(types::Unsupported("a KV cache other than bf16 on CUDA").into());
         }
-        if spec.head_dim == 0 || spec.head_dim > HEAD_DIM_MAX || !spec.head_dim.is_multiple_of(2) {
-            return Err(Error::Shape(format!("a head of {} (even, at most {HEAD_DIM_MAX})", spec.head_dim)));
+        let (n_kv_heads, head_dim) = spec.heads()?;
+        if head_dim == 0 || head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {
+            return Err(Error::Shape(format!("a head of {head_dim} (even, at most {HEAD_DIM_MAX})")));
         }
         let too_big = || Error::Shape(format!("a cache of {spec:?}"));
         // A slot's number is a word.
-        let n_slots = spec.n_blocks.checked_mul(POSITIONS).filter(|n| u32::try_from(*n).is_ok());
-        let width = 2 * ELEMENT * spec.head_dim.next_multiple_of(GROUP);
-        let of_layer = n_slots.and_then(|n| n.checked_mul(spec.n_kv_heads)).and_then(|n| n.checked_mul(width));
-        let layer_bytes = of_layer.ok_or_else(too_big)?;
-        let n_bytes = layer_bytes.checked_mul(spec.n_layers).ok_or_else(too_big)?;
+        spec.n_blocks.checked_mul(POSITIONS).filter(|n| u32::try_from(*n).is_ok()).ok_or_else(too_big)?;
+        let page_bytes = spec.layout.padded(GROUP as u32).page_bytes(spec.dtype);
+        let (layer_bytes, n_bytes) = spec.sizes(page_bytes).ok_or_else(too_big)?;
         cuda.forget_graphs();
         let bytes = Bytes::new(&cuda.context, "the KV cache", n_bytes)?;
         cuda.stream.fill(&bytes, 0)?;
-        Ok(Kv { spec, bytes, layer_bytes })
+        Ok(Kv { spec, n_kv_heads, head_dim, bytes, layer_bytes })
     }
 
     /// What an operation says of the layer must be what the cache was made for.
     fn layer(&self, heads: &Heads, layer: usize) -> u64 {
-        let fits = self.spec.n_kv_heads == heads.n_kv_heads && self.spec.head_dim == heads.head_dim;
+        let fits = self.n_kv_heads == heads.n_kv_heads && self.head_dim == heads.head_dim;
         let is_read = heads.n_heads > 0 && heads.per_kv > 0 && heads.kv_of(heads.n_heads - 1) < heads.n_kv_heads;
         let is_there = fits && is_read && layer < self.spec.n_layers;
         assert!(is_there, "{heads:?} of layer {layer} in a cache of {:?}", self.spec);
@@ -72,11 +72,11 @@ impl Kv {
         (layer * self.layer_bytes + block.0 as usize * n_bytes, n_bytes)
     }
 
-    /// No block of the batch may lie outside.
-    fn check_blocks(&self, batch: &Batch, group: usize) {
+    /// No block of the pass may lie outside.
+    fn check_blocks(&self, pass: &Pass<'_>, group: usize) {
         let n_blocks = self.spec.n_blocks;
         let is_inside = |block: &BlockId| *block == BlockId::NONE || (block.0 as usize) < n_blocks;
-        assert!(batch.tables[group].blocks.iter().all(is_inside), "a block beyond the {n_blocks} of the cache");
+        assert!(pass.tables.group(group).blocks.iter().all(is_inside), "a block beyond the {n_blocks} of the cache");
     }
 }
 
@@ -99,9 +99,9 @@ impl Rope {
     }
 }
 
-/// Tiles up to the last position of a batch.
-pub(super) fn n_tiles(batch: &Batch) -> u32 {
-    let end = batch.slices.iter().map(|slice| slice.start + slice.rows.len() as u32).max().unwrap_or(0);
+/// Tiles up to the last position of a pass.
+pub(super) fn n_tiles(pass: &Pass<'_>) -> u32 {
+    let end = pass.slices.iter().map(|slice| slice.range.end).max().unwrap_or(0);
     end.div_ceil(TILE)
 }
 
@@ -116,19 +116,19 @@ struct Plan {
 }
 
 impl Plan {
-    /// The same for all batches of an outline.
-    fn of(batch: &Batch, heads: &Heads, outline: Option<Outline>) -> Plan {
+    /// The same for all passes of an outline.
+    fn of(pass: &Pass<'_>, heads: &Heads, outline: Option<Outline>) -> Plan {
         let head_dim = heads.head_dim.next_multiple_of(GROUP);
         let many = if head_dim <= 128 { 64 } else { 32 };
-        let rows_max = batch.slices.iter().map(|slice| slice.rows.len()).max().unwrap_or(0);
+        let rows_max = pass.slices.iter().map(|slice| slice.rows.len()).max().unwrap_or(0);
         let queries = if rows_max * heads.per_kv.max(1) > FEW as usize { many } else { FEW };
         let rows_per_item = queries / (heads.per_kv as u32).clamp(1, queries);
         let window = heads.window.map_or(u32::MAX, |window| window as u32);
         let first = |position: u32| (position + 1).saturating_sub(window) / TILE;
-        let tile_first = batch.slices.iter().map(|slice| first(slice.start)).min().unwrap_or(0);
+        let tile_first = pass.slices.iter().map(|slice| first(slice.range.start)).min().unwrap_or(0);
         let (tile_first, n_tiles) = match outline {
             Some(outline) => (0, outline.n_tiles),
-            None => (tile_first, n_tiles(batch) - tile_first),
+            None => (tile_first, n_tiles(pass) - tile_first),
         };
         Plan { head_dim, queries, rows_per_item, tile_first, n_tiles }
     }
@@ -144,18 +144,8 @@ impl Plan {
         n_rows * heads.n_heads * self.n_tiles as usize * (self.head_dim + 2) * 4
     }
 
-    fn names(&self) -> (&'static str, &'static str) {
-        let few = |few, many| if self.queries == FEW { few } else { many };
-        match self.head_dim {
-            32 => (few("attend_d32_q16", "attend_d32_q64"), "attend_split_d32_q16"),
-            64 => (few("attend_d64_q16", "attend_d64_q64"), "attend_split_d64_q16"),
-            96 => (few("attend_d96_q16", "attend_d96_q64"), "attend_split_d96_q16"),
-            128 => (few("attend_d128_q16", "attend_d128_q64"), "attend_split_d128_q16"),
-            160 => (few("attend_d160_q16", "attend_d160_q32"), "attend_split_d160_q16"),
-            192 => (few("attend_d192_q16", "attend_d192_q32"), "attend_split_d192_q16"),
-            224 => (few("attend_d224_q16", "attend_d224_q32"), "attend_split_d224_q16"),
-            _ => (few("attend_d256_q16", "attend_d256_q32"), "attend_split_d256_q16"),
-        }
+    fn kernel(&self) -> Kernel {
+        Kernel::attend(self.head_dim, self.queries == FEW)
     }
 }
 
@@ -167,61 +157,47 @@ struct Reads {
     items: u64,
     n_items: u32,
     blocks: u64,
+    positions: u64,
+    n_rows: u32,
 }
 
 impl Cuda {
     fn attend_whole(&self, plan: &Plan, heads: &Heads, reads: &Reads, out: u64) {
         let Reads { qkv, kv, items, blocks, .. } = *reads;
         let args = arguments![qkv, kv, reads.heads, items, blocks, out];
-        // SAFETY: items name rows of the batch, whose buffers and tables were seen to be large enough.
-        unsafe { self.launch(plan.names().0, plan.grid(heads, reads.n_items, 1), args) };
+        // SAFETY: items name rows of the pass, whose buffers and tables were seen to be large enough.
+        unsafe { self.launch(plan.kernel(), plan.grid(heads, reads.n_items, 1), args) };
     }
 
-    fn attend_split(
-        &self,
-        plan: &Plan,
-        heads: &Heads,
-        reads: &Reads,
-        scratch: &Scratch,
-        batch: (u64, usize),
-        out: u64,
-    ) {
-        let Reads { qkv, kv, items, blocks, .. } = *reads;
-        let (partial, (positions, n_rows)) = (scratch.partial.at(0), batch);
+    fn attend_split(&self, plan: &Plan, heads: &Heads, reads: &Reads, scratch: &Scratch, out: u64) {
+        let Reads { qkv, kv, items, blocks, positions, .. } = *reads;
+        let partial = scratch.partial.at(0);
         let (tile_first, n_tiles) = (plan.tile_first, plan.n_tiles);
         let args = arguments![qkv, kv, reads.heads, items, blocks, tile_first, n_tiles, partial];
         // SAFETY: as above, and `partial` was seen to have room for all rows, heads and tiles.
-        unsafe { self.launch(plan.names().1, plan.grid(heads, reads.n_items, n_tiles), args) };
-        let shape = Shape { grid: [n_rows as u32, heads.n_heads as u32, 1], block: [32, 1, 1], shared_bytes: 0 };
+        unsafe { self.launch(Kernel::attend_split(plan.head_dim), plan.grid(heads, reads.n_items, n_tiles), args) };
+        let shape = Shape { grid: [reads.n_rows, heads.n_heads as u32, 1], block: [32, 1, 1], shared_bytes: 0 };
         let args = arguments![partial, reads.heads, positions, tile_first, n_tiles, out];
         // SAFETY: as above.
-        unsafe { self.launch("attend_merge", shape, args) };
+        unsafe { self.launch(Kernel::AttendMerge, shape, args) };
     }
 }
 
 impl Attention for Cuda {
-    fn rope_store(
-        &self,
-        qkv: &mut Buffer,
-        rope: Option<&Rope>,
-        heads: &Heads,
-        batch: &Batch,
-        group: usize,
-        layer: usize,
-        kv: &mut Kv,
-    ) {
-        let n_rows = batch.n_rows();
+    fn rope_store(&self, qkv: &mut Buffer, rope: Option<&Rope>, call: &AttentionCall<'_>, kv: &mut Kv) {
+        let AttentionCall { pass, heads, group, layer } = *call;
+        let n_rows = pass.n_rows();
         if heads.n_heads == 0 || n_rows == 0 {
             return;
         }
         qkv.check(n_rows, heads.qkv_cols());
         self.to_f32(qkv, n_rows);
-        kv.check_blocks(batch, group);
+        kv.check_blocks(pass, group);
         let known = rope.map_or(usize::MAX, |rope| rope.n_positions);
-        assert!(batch.positions.iter().all(|position| (*position as usize) < known), "positions that the rope has");
+        assert!(pass.rows.positions.iter().all(|position| (*position as usize) < known), "positions that the rope has");
         let kv = kv.layer(heads, layer);
         let uploads = lock(&self.uploads);
-        let Some(tables) = tables(&uploads, batch, group) else { return };
+        let Some(tables) = tables(&uploads, pass, group) else { return };
         let (positions, slots) = (uploads.batch.positions, tables.slots);
         let (cos, sin, half_dim, style) = rope.map_or((0, 0, 0, 0), |rope| {
             (rope.cos.at(0), rope.sin.at(0), rope.half_dim as u32, u32::from(rope.style == RopeStyle::Pairs))
@@ -230,21 +206,13 @@ impl Attention for Cuda {
         let shape = Shape { grid: [n_rows as u32, n_columns, 1], block: [32, 1, 1], shared_bytes: 0 };
         let (qkv, heads) = (qkv.at(), HeadShape::of(heads));
         let args = arguments![qkv, cos, sin, half_dim, style, heads, positions, slots, kv];
-        // SAFETY: qkv has the batch's rows, the rope its positions, and every slot is of a block of the cache.
-        unsafe { self.launch("rope_store", shape, args) };
+        // SAFETY: qkv has the pass's rows, the rope its positions, and every slot is of a block of the cache.
+        unsafe { self.launch(Kernel::RopeStore, shape, args) };
     }
 
-    fn attend(
-        &self,
-        qkv: &Buffer,
-        kv: &Kv,
-        heads: &Heads,
-        batch: &Batch,
-        group: usize,
-        layer: usize,
-        out: &mut Buffer,
-    ) {
-        let n_rows = batch.n_rows();
+    fn attend(&self, qkv: &Buffer, kv: &Kv, call: &AttentionCall<'_>, out: &mut Buffer) {
+        let AttentionCall { pass, heads, group, layer } = *call;
+        let n_rows = pass.n_rows();
         if heads.n_heads == 0 || n_rows == 0 {
             return;
         }
@@ -253,29 +221,27 @@ impl Attention for Cuda {
         self.to_f32(qkv, n_rows);
         out.becomes_bf16(true);
         let mut uploads = lock(&self.uploads);
-        let plan = Plan::of(batch, heads, uploads.batch.outline);
-        let Some(tables) = tables(&uploads, batch, group) else { return };
-        let Some((items, n_items)) = self.note(uploads.items(&self.stream, batch, group, plan.rows_per_item)) else {
+        let plan = Plan::of(pass, heads, uploads.batch.outline);
+        let Some(tables) = tables(&uploads, pass, group) else { return };
+        let Some((items, n_items)) = self.note(uploads.items(&self.stream, pass, group, plan.rows_per_item)) else {
             return;
         };
         let kv = kv.layer(heads, layer);
-        let reads = Reads { qkv: qkv.at(), kv, heads: HeadShape::of(heads), items, n_items, blocks: tables.blocks };
+        let (positions, n_rows, blocks) = (uploads.batch.positions, n_rows as u32, tables.blocks);
+        let reads = Reads { qkv: qkv.at(), kv, heads: HeadShape::of(heads), items, n_items, blocks, positions, n_rows };
         let scratch = self.scratch();
         let n_blocks = n_items.saturating_mul(heads.n_kv_heads as u32);
         let is_idle = n_blocks < 2 * self.card.multiprocessors && plan.queries == FEW && plan.n_tiles > 1;
-        match is_idle && plan.partial_bytes(heads, n_rows) <= scratch.partial.len() {
-            true => {
-                let positions = (uploads.batch.positions, n_rows);
-                self.attend_split(&plan, heads, &reads, &scratch, positions, out.at());
-            }
+        match is_idle && plan.partial_bytes(heads, pass.n_rows()) <= scratch.partial.len() {
+            true => self.attend_split(&plan, heads, &reads, &scratch, out.at()),
             false => self.attend_whole(&plan, heads, &reads, out.at()),
         }
     }
 }
 
-/// Those of the batch that the pass began with; none if telling the device has failed.
-fn tables(uploads: &uploads::Uploads, batch: &Batch, group: usize) -> Option<uploads::Tables> {
+/// Those of the pass that was begun; none if telling the device has failed.
+fn tables(uploads: &uploads::Uploads, pass: &Pass<'_>, group: usize) -> Option<uploads::OfGroup> {
     let tables = uploads.batch.groups.get(group).copied();
-    assert!(tables.is_none() || uploads.batch.n_rows == batch.n_rows(), "a batch that the pass did not begin with");
+    assert!(tables.is_none() || uploads.batch.n_rows == pass.n_rows(), "a pass that was not begun");
     tables
 }

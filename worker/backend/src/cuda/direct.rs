@@ -3,6 +3,7 @@
 
 use super::driver::{Bytes, Event, Pitched, Shape, Stream};
 use super::kernels::arguments;
+use super::table::Kernel;
 use super::{Buffer, Cuda, by_row};
 use crate::Result;
 use std::ffi::c_void;
@@ -171,7 +172,7 @@ impl Cuda {
         let (from, n, to, merges) = (planes.address(), out.len as u64, out.address(), merges.0.at(0));
         let shape = Shape { grid: [out.len.div_ceil(256) as u32, 1, 1], ..by_row(0) };
         // SAFETY: so many planes of so many numbers, a merge for each, and room for the sum.
-        unsafe { self.launch("fold_planes", shape, arguments![from, n_planes as u32, merges, n, to]) };
+        unsafe { self.launch(Kernel::FoldPlanes, shape, arguments![from, n_planes as u32, merges, n, to]) };
     }
 
     /// out[i] = row `rows[i]` of x, `n_cols` numbers each.
@@ -183,6 +184,6 @@ impl Cuda {
         }
         let (x, rows_at, n_words, to) = (x.address(), self.upload(rows), n_cols as u32, out.address());
         // SAFETY: every row is in x, and out has room for so many.
-        unsafe { self.launch("gather_rows", by_row(rows.len()), arguments![x, rows_at, n_words, to]) };
+        unsafe { self.launch(Kernel::GatherRows, by_row(rows.len()), arguments![x, rows_at, n_words, to]) };
     }
 }

@@ -4,6 +4,7 @@
 use super::driver::{Bytes, Shape};
 use super::kernels::arguments;
 use super::linear::tiles_per_block;
+use super::table::Kernel;
 use super::weights::{Kind, Matrix};
 use super::{Buffer, Cuda, by_row, lock};
 use crate::{Error, Expert, Experts, Memory, Pointwise, Result, Routing};
@@ -125,19 +126,6 @@ impl Addresses {
     }
 }
 
-fn grouped(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Bf16 => "linear_grouped_bf16",
-        Kind::Plain => "linear_grouped_plain",
-        Kind::W8 => "linear_grouped_w8",
-        Kind::W8h => "linear_grouped_w8h",
-        Kind::W4 => "linear_grouped_w4",
-        Kind::W4h => "linear_grouped_w4h",
-        Kind::F8 => "linear_grouped_f8",
-        Kind::F8Plain => "linear_grouped_f8plain",
-    }
-}
-
 /// One matrix of each expert, and the first expert's number.
 struct Matrices<'a> {
     all: Vec<&'a Matrix>,
@@ -161,7 +149,7 @@ impl Cuda {
             let args = arguments![digits, scales, x, to, ld_out, n_out, starts, first, order, n_used, pieces];
             // SAFETY: the experts are laid out alike, `starts` and `order` are those of `group`, and out has a row for
             // each choice.
-            unsafe { self.launch(grouped(part.kind), shape, args) };
+            unsafe { self.launch(Kernel::grouped(part.kind), shape, args) };
         }
     }
 
@@ -171,7 +159,7 @@ impl Cuda {
         let (starts, order, place) = (routes.starts.at(0), routes.order.at(0), routes.place.at(0));
         let shape = Shape { grid: [routes.routing.n_experts as u32, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
         // SAFETY: all have room for the choices of `rows_max` rows, or for a start of each expert.
-        unsafe { self.launch("group_choices", shape, arguments![chosen, n_choices, starts, order, place]) };
+        unsafe { self.launch(Kernel::GroupChoices, shape, arguments![chosen, n_choices, starts, order, place]) };
     }
 
     /// One plane for each run of experts. out: [n_runs * n_rows, hidden]
@@ -185,7 +173,7 @@ impl Cuda {
         let grid = [cols.div_ceil(256), routes.n_rows as u32, runs.len() as u32];
         let args = arguments![y, place, chosen, weights, n_used, runs_at, cols, to];
         // SAFETY: y has a row for each choice, and out was seen to hold all planes.
-        unsafe { self.launch("fold_experts", Shape { grid, ..by_row(0) }, args) };
+        unsafe { self.launch(Kernel::FoldExperts, Shape { grid, ..by_row(0) }, args) };
     }
 }
 
@@ -203,7 +191,9 @@ impl Experts for Cuda {
         let (n_experts, n_used, normalized) = (n_experts as u32, n_used as u32, u32::from(normalized));
         let shape = Shape { grid: [n_rows as u32, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
         // SAFETY: scores has so many rows, and there is room for their choices.
-        unsafe { self.launch("route", shape, arguments![scores, n_experts, n_used, normalized, chosen, weights]) };
+        unsafe {
+            self.launch(Kernel::Route, shape, arguments![scores, n_experts, n_used, normalized, chosen, weights])
+        };
         self.group(routes);
     }
 

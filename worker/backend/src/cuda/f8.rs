@@ -8,6 +8,7 @@ use super::driver::{Bytes, Context, Shape};
 use super::kernels::arguments;
 use super::linear::{FLOAT, Operands};
 use super::lt::Number;
+use super::table::Kernel;
 use super::weights::{GROUP, Kind, Part, TILE};
 use super::{Buffer, Cuda, Matrix, Scratch, by_row};
 use crate::Result;
@@ -88,7 +89,7 @@ impl Cuda {
         }
         let (from, n_groups) = (plain.x, w.pieces.n_groups);
         // SAFETY: x has so many rows, and the room is as large as any buffer's rows in eight bits.
-        unsafe { self.launch("quantize_rows", by_row(plain.n_rows), arguments![from, n_groups, to, of_rows]) };
+        unsafe { self.launch(Kernel::QuantizeRows, by_row(plain.n_rows), arguments![from, n_groups, to, of_rows]) };
         if !self.products_of_runs(&operands, w) {
             return false;
         }
@@ -98,7 +99,7 @@ impl Cuda {
             let out = plain.out + (plane * plain.plane) as u64 * FLOAT;
             let args = arguments![out, ld_out, n_out, scales, n_groups, of_rows];
             // SAFETY: the product has just been written there, and each row of the part has a scale.
-            unsafe { self.launch("scale_product", shape, args) };
+            unsafe { self.launch(Kernel::ScaleProduct, shape, args) };
         }
         true
     }
@@ -117,7 +118,7 @@ impl Cuda {
             let (digits, scales) = (part.digits.at(first * plain.ld), part.scales.at(first * n_groups as usize * 4));
             let args = arguments![digits, scales, n_groups, to];
             // SAFETY: the part has so many rows from there on, a tile's first; there is room for them in bf16.
-            unsafe { self.launch("widen_weights", by_row(n), args) };
+            unsafe { self.launch(Kernel::WidenWeights, by_row(n), args) };
             let out = plain.out + first as u64 * FLOAT;
             self.products_of_runs(&Operands { w: to, n_out: n, out, ..*plain }, w)
         })

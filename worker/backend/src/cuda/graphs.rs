@@ -11,7 +11,7 @@
 use super::attention::n_tiles;
 use super::driver::{Card, Context, Graph, Record, Stream};
 use super::{Cuda, lock};
-use crate::{Batch, BatchLimits, Repeat, Repeats, Result};
+use crate::{BatchLimits, Pass, Repeat, Repeats, Result};
 use std::collections::BTreeMap;
 
 /// Rows that passes are filled up to. The kernels for products take 8, 16, 32 and 64 rows at a time.
@@ -32,18 +32,18 @@ pub(super) struct Outline {
 }
 
 impl Outline {
-    pub fn of(batch: &Batch) -> Option<Outline> {
-        let n_rows = u32::try_from(batch.n_rows()).ok().filter(|n| ROWS.contains(n))?;
-        let is_single = !batch.slices.is_empty() && batch.slices.iter().all(|slice| slice.rows.len() == 1);
+    pub fn of(pass: &Pass<'_>) -> Option<Outline> {
+        let n_rows = u32::try_from(pass.n_rows()).ok().filter(|n| ROWS.contains(n))?;
+        let is_single = !pass.slices.is_empty() && pass.slices.iter().all(|slice| slice.rows.len() == 1);
         // 1, 4, 16, ..
         let at_least = |n: u32| 1 << (n.max(1).next_power_of_two().ilog2().next_multiple_of(2));
-        is_single.then(|| Outline { n_rows, n_tiles: at_least(n_tiles(batch)) })
+        is_single.then(|| Outline { n_rows, n_tiles: at_least(n_tiles(pass)) })
     }
 
-    /// The rows that a batch is filled up to, in buffers for so many.
-    fn rows_for(batch: &Batch, rows_max: usize) -> usize {
-        let n_rows = batch.n_rows();
-        let is_single = batch.slices.iter().all(|slice| slice.rows.len() == 1);
+    /// The rows that a pass is filled up to, in buffers for so many.
+    fn rows_for(pass: &Pass<'_>, rows_max: usize) -> usize {
+        let n_rows = pass.n_rows();
+        let is_single = pass.slices.iter().all(|slice| slice.rows.len() == 1);
         let filled = ROWS.iter().map(|rows| *rows as usize).find(|rows| *rows >= n_rows);
         filled.filter(|rows| is_single && n_rows > 0 && *rows <= rows_max).unwrap_or(n_rows)
     }
@@ -94,8 +94,8 @@ impl Graphs {
         self.rows_max = limits.rows_max;
     }
 
-    pub fn rows_for(&self, batch: &Batch) -> usize {
-        if self.is_on { Outline::rows_for(batch, self.rows_max) } else { batch.n_rows() }
+    pub fn rows_for(&self, pass: &Pass<'_>) -> usize {
+        if self.is_on { Outline::rows_for(pass, self.rows_max) } else { pass.n_rows() }
     }
 
     fn turn(&mut self, outline: Option<Outline>) -> Turn {
@@ -205,7 +205,7 @@ impl Cuda {
         lock(&self.graphs).is_recording = true;
         let done = work();
         let record = self.stream.end_record();
-        let fault = lock(&self.fault).take();
+        let fault = self.fault.take();
         let mut graphs = lock(&self.graphs);
         graphs.is_recording = false;
         done?;
@@ -220,36 +220,37 @@ impl Cuda {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::BatchSlice;
+    use crate::{Batch, PassSlice};
+    use types::Want;
 
     fn batch(n_rows: u32, position: u32) -> Batch {
-        let slice = |row| BatchSlice { rows: row..row + 1, start: position };
+        let slice = |row| PassSlice::new(row..row + 1, position, Want::Last);
         let (tokens, positions) = (vec![1; n_rows as usize], vec![position; n_rows as usize]);
         Batch { tokens, positions, slices: (0..n_rows).map(slice).collect(), ..Batch::default() }
     }
 
     #[test]
     fn batches_are_filled_up_to_few_outlines() {
-        let rows = |n, rows_max| Outline::rows_for(&batch(n, 5), rows_max);
+        let rows = |n, rows_max| Outline::rows_for(&batch(n, 5).pass(), rows_max);
         assert_eq!([1, 3, 5, 64, 65, 257].map(|n| rows(n, 512)), [1, 4, 8, 64, 96, 257]);
         assert_eq!([5, 7].map(|n| rows(n, 7)), [5, 7], "no more rows than buffers have");
         let mut long = batch(3, 5);
         long.slices.truncate(1);
         long.slices[0].rows = 0..3;
-        assert_eq!(Outline::rows_for(&long, 512), 3);
+        assert_eq!(Outline::rows_for(&long.pass(), 512), 3);
         long.pad(4);
-        assert_eq!(Outline::of(&long), None);
+        assert_eq!(Outline::of(&long.pass()), None);
     }
 
     #[test]
     fn positions_of_one_outline_are_many() {
-        let tiles = |position| Outline::of(&batch(4, position)).map(|outline| outline.n_tiles);
+        let tiles = |position| Outline::of(&batch(4, position).pass()).map(|outline| outline.n_tiles);
         let positions = [0, 255, 256, 1023, 1024, 16 * 256 - 1, 16 * 256];
         assert_eq!(positions.map(tiles), [1, 1, 4, 4, 16, 16, 64].map(Some));
-        assert_eq!(Outline::of(&batch(3, 5)), None, "three rows are filled up first");
+        assert_eq!(Outline::of(&batch(3, 5).pass()), None, "three rows are filled up first");
         let mut filled = batch(3, 5);
         filled.pad(4);
-        assert!(filled.is_tiled() && filled.n_padding == 1);
-        assert_eq!(Outline::of(&filled), Outline::of(&batch(4, 5)));
+        assert!(filled.pass().is_tiled() && filled.n_padding == 1);
+        assert_eq!(Outline::of(&filled.pass()), Outline::of(&batch(4, 5).pass()));
     }
 }

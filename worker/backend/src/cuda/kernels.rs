@@ -1,148 +1,14 @@
-//! The kernels as the host sees them: their sources, their names, the structs that they take by value, and how they are
-//! launched. `kernels/kernels.cuh` says what each computes.
+//! The kernels as the host sees them: the structs that they take by value, how they are loaded and how they are launched.
+//! `kernels/kernels.cuh` says what each computes.
 
-use super::compiler::{Arch, Compiler, Program, Text};
+use super::compiler::{Arch, Compiler};
 use super::driver::{Card, Context, Driver, Function, Module, Shape, Stream};
+use super::table::{Kernel, UNITS, Unit};
 use crate::{Error, Heads, Result};
-use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-
-macro_rules! text {
-    ($name:literal) => {
-        Text { name: $name, text: include_str!(concat!("kernels/", $name)) }
-    };
-}
-
-const HEADERS: &[Text] =
-    &[text!("kernels.cuh"), text!("device.cuh"), text!("math.cuh"), text!("rows.cuh"), text!("weights.cuh")];
-
-/// No multiply and add is fused that the source does not fuse: the bits are those of the emulator.
-const OPTIONS: &[&str] = &["-std=c++17", "-fmad=false", "-default-device"];
-
-/// A unit, and the kernels that are wanted of it.
-pub(super) struct Unit {
-    pub main: Text,
-    pub kernels: &'static [&'static str],
-}
-
-impl Unit {
-    pub fn program(&self) -> Program {
-        Program { main: self.main, headers: HEADERS, options: OPTIONS }
-    }
-}
-
-pub(super) const UNITS: &[Unit] = &[
-    Unit {
-        main: text!("rows.cu"),
-        kernels: &[
-            "round_rows",
-            "widen_rows",
-            "gather_rows",
-            "add_rows",
-            "add_bias",
-            "silu_mul",
-            "gelu_mul",
-            "gelu_rows",
-            "scale_rows",
-            "soft_cap_rows",
-            "embed_bf16",
-            "embed_plain",
-            "embed_w8",
-            "embed_w8h",
-            "embed_w4",
-            "embed_w4h",
-            "embed_f8",
-            "embed_f8plain",
-            "quantize_rows",
-            "scale_product",
-            "widen_weights",
-        ],
-    },
-    Unit { main: text!("norms.cu"), kernels: &["rms_norm", "add_rms_norm", "layer_norm", "norm_heads"] },
-    Unit {
-        main: text!("linear.cu"),
-        kernels: &[
-            "linear_bf16_r8",
-            "linear_bf16_r16",
-            "linear_bf16_r32",
-            "linear_bf16_r64",
-            "linear_plain_r8",
-            "linear_plain_r16",
-            "linear_plain_r32",
-            "linear_plain_r64",
-            "linear_w8_r8",
-            "linear_w8_r16",
-            "linear_w8_r32",
-            "linear_w8_r64",
-            "linear_w8h_r8",
-            "linear_w8h_r16",
-            "linear_w8h_r32",
-            "linear_w8h_r64",
-            "linear_w4_r8",
-            "linear_w4_r16",
-            "linear_w4_r32",
-            "linear_w4_r64",
-            "linear_w4h_r8",
-            "linear_w4h_r16",
-            "linear_w4h_r32",
-            "linear_w4h_r64",
-            "linear_f8_r8",
-            "linear_f8_r16",
-            "linear_f8_r32",
-            "linear_f8_r64",
-            "linear_f8plain_r8",
-            "linear_f8plain_r16",
-            "linear_f8plain_r32",
-            "linear_f8plain_r64",
-            "linear_grouped_bf16",
-            "linear_grouped_plain",
-            "linear_grouped_w8",
-            "linear_grouped_w8h",
-            "linear_grouped_w4",
-            "linear_grouped_w4h",
-            "linear_grouped_f8",
-            "linear_grouped_f8plain",
-            "fold_planes",
-        ],
-    },
-    Unit {
-        main: text!("attention.cu"),
-        kernels: &[
-            "rope_store",
-            "attend_d32_q16",
-            "attend_d64_q16",
-            "attend_d96_q16",
-            "attend_d128_q16",
-            "attend_d160_q16",
-            "attend_d192_q16",
-            "attend_d224_q16",
-            "attend_d256_q16",
-            "attend_d32_q64",
-            "attend_d64_q64",
-            "attend_d96_q64",
-            "attend_d128_q64",
-            "attend_d160_q32",
-            "attend_d192_q32",
-            "attend_d224_q32",
-            "attend_d256_q32",
-            "attend_split_d32_q16",
-            "attend_split_d64_q16",
-            "attend_split_d96_q16",
-            "attend_split_d128_q16",
-            "attend_split_d160_q16",
-            "attend_split_d192_q16",
-            "attend_split_d224_q16",
-            "attend_split_d256_q16",
-            "attend_merge",
-        ],
-    },
-    Unit { main: text!("experts.cu"), kernels: &["route", "group_choices", "fold_experts"] },
-    Unit { main: text!("one_shot.cu"), kernels: &["sum_one_shot"] },
-    Unit { main: text!("sample.cu"), kernels: &["draw", "draw_filtered", "take_drawn"] },
-];
 
 pub(super) const PIECES_MAX: usize = 8;
 
@@ -225,7 +91,8 @@ pub(super) use arguments;
 
 /// All kernels, on the device.
 pub(super) struct Kernels {
-    functions: BTreeMap<&'static str, Function>,
+    /// By the kernel's number, in the order of the table.
+    functions: Vec<Function>,
     /// They live as long as these.
     _modules: Vec<Module>,
 }
@@ -234,12 +101,14 @@ impl Kernels {
     pub fn load(driver: Driver, context: &Arc<Context>, card: &Card, cache: Option<&Path>) -> Result<Kernels> {
         let compiler = Compiler::find_for(driver)?;
         let cubins = compiled(&compiler, Arch(card.capability.0, card.capability.1), cache)?;
-        let (mut functions, mut modules) = (BTreeMap::new(), Vec::new());
+        let (mut functions, mut modules) = (Vec::new(), Vec::new());
         for (unit, cubin) in UNITS.iter().zip(cubins) {
             let module = Module::load(context, &cubin)?;
-            for name in unit.kernels {
-                let text = CString::new(*name).map_err(|_| Error::Compiler(format!("a kernel called {name:?}")))?;
-                functions.insert(*name, module.function(&text, shared_bytes_max(name, card))?);
+            for kernel in unit.kernels {
+                let name = kernel.name();
+                let text = CString::new(name).map_err(|_| Error::Compiler(format!("a kernel called {name:?}")))?;
+                debug_assert_eq!(functions.len(), *kernel as usize, "the table's order");
+                functions.push(module.function(&text, shared_bytes_max(*kernel, card))?);
             }
             modules.push(module);
         }
@@ -249,17 +118,15 @@ impl Kernels {
     /// # Safety
     /// The arguments are the kernel's, in order; what they point to is as large as it reads and writes in this shape,
     /// and lives until the stream is through.
-    pub unsafe fn launch(&self, stream: &Stream, name: &str, shape: Shape, args: &[*const c_void]) -> Result<()> {
-        let function = self.functions.get(name).copied();
-        let function = function.ok_or_else(|| Error::Compiler(format!("there is no kernel {name}")))?;
+    pub unsafe fn launch(&self, stream: &Stream, kernel: Kernel, shape: Shape, args: &[*const c_void]) -> Result<()> {
         // SAFETY: the module lives as long as self; the rest is the caller's promise.
-        unsafe { stream.launch(function, shape, args) }
+        unsafe { stream.launch(self.functions[kernel as usize], shape, args) }
     }
 }
 
 /// All kernels that there are.
 pub fn kernel_names() -> impl Iterator<Item = &'static str> {
-    UNITS.iter().flat_map(|unit| unit.kernels).copied()
+    UNITS.iter().flat_map(|unit| unit.kernels).map(|kernel| kernel.name())
 }
 
 /// The code of all kernels for an architecture, unit by unit, by the newest compiler of this machine.
@@ -278,10 +145,10 @@ fn compiled(compiler: &Compiler, arch: Arch, cache: Option<&Path>) -> Result<Vec
 }
 
 /// What a block of this kernel may ask for.
-fn shared_bytes_max(name: &str, card: &Card) -> u32 {
-    match name {
-        "rms_norm" | "add_rms_norm" | "layer_norm" => norm_bytes_max(card),
-        _ => attend_of(name).map_or(0, |(head_dim, queries)| attend_shared_bytes(head_dim, queries)),
+fn shared_bytes_max(kernel: Kernel, card: &Card) -> u32 {
+    match kernel {
+        Kernel::RmsNorm | Kernel::AddRmsNorm | Kernel::LayerNorm => norm_bytes_max(card),
+        _ => attend_of(kernel.name()).map_or(0, |(head_dim, queries)| attend_shared_bytes(head_dim, queries)),
     }
 }
 
@@ -304,6 +171,7 @@ pub(super) const fn attend_shared_bytes(head_dim: u32, queries: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::table::HEADERS;
     use super::*;
 
     /// Names that the header declares, written out or made by its macros.

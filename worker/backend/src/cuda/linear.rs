@@ -4,26 +4,13 @@
 use super::driver::Shape;
 use super::kernels::arguments;
 use super::lt::{Number, Product};
+use super::table::Kernel;
 use super::weights::{GROUP, Kind, Part};
 use super::{Buffer, Cuda, Matrix, by_row};
 use crate::Linear;
 use std::ops::Range;
 
 pub(super) const FLOAT: u64 = 4;
-
-/// By kind, for at most 8, 16 and 32 rows, and for more.
-fn names(kind: Kind) -> [&'static str; 4] {
-    match kind {
-        Kind::Bf16 => ["linear_bf16_r8", "linear_bf16_r16", "linear_bf16_r32", "linear_bf16_r64"],
-        Kind::Plain => ["linear_plain_r8", "linear_plain_r16", "linear_plain_r32", "linear_plain_r64"],
-        Kind::W8 => ["linear_w8_r8", "linear_w8_r16", "linear_w8_r32", "linear_w8_r64"],
-        Kind::W8h => ["linear_w8h_r8", "linear_w8h_r16", "linear_w8h_r32", "linear_w8h_r64"],
-        Kind::W4 => ["linear_w4_r8", "linear_w4_r16", "linear_w4_r32", "linear_w4_r64"],
-        Kind::W4h => ["linear_w4h_r8", "linear_w4h_r16", "linear_w4h_r32", "linear_w4h_r64"],
-        Kind::F8 => ["linear_f8_r8", "linear_f8_r16", "linear_f8_r32", "linear_f8_r64"],
-        Kind::F8Plain => ["linear_f8plain_r8", "linear_f8plain_r16", "linear_f8plain_r32", "linear_f8plain_r64"],
-    }
-}
 
 /// Tiles that a block of the kernels for few rows computes.
 pub(super) fn tiles_per_block(n_pieces: u32) -> usize {
@@ -33,7 +20,7 @@ pub(super) fn tiles_per_block(n_pieces: u32) -> usize {
 /// From so many rows on a library is asked: below, reading the weights is what takes the time.
 const MANY_ROWS: usize = 33;
 
-fn kernel(part: &Part, n_pieces: u32, n_rows: usize) -> (&'static str, Shape) {
+fn kernel(part: &Part, n_pieces: u32, n_rows: usize) -> (Kernel, Shape) {
     let few = [8, 16, 32];
     let choice = few.iter().position(|rows| n_rows <= *rows).unwrap_or(few.len());
     let grid = match few.get(choice) {
@@ -41,7 +28,7 @@ fn kernel(part: &Part, n_pieces: u32, n_rows: usize) -> (&'static str, Shape) {
         None => [part.rows.div_ceil(128), n_rows.div_ceil(64)],
     };
     let grid = [grid[0] as u32, grid[1] as u32, 1];
-    (names(part.kind)[choice], Shape { grid, ..by_row(0) })
+    (Kernel::linear(part.kind)[choice], Shape { grid, ..by_row(0) })
 }
 
 impl Cuda {
@@ -57,14 +44,14 @@ impl Cuda {
             if n_rows >= MANY_ROWS && self.product_by_library(x, w, part, n_rows, out) {
                 continue;
             }
-            let (name, shape) = kernel(part, w.pieces.n, n_rows);
+            let (kernel, shape) = kernel(part, w.pieces.n, n_rows);
             let (digits, scales) = (part.digits.at(0), part.scales.at(0));
             let to = out.at() + part.first_out as u64 * FLOAT;
             let (ld_out, n_out, n_rows) = (w.n_out as u32, part.rows as u32, n_rows as u32);
             let args = arguments![digits, scales, x, to, ld_out, n_out, n_rows, w.pieces];
             // SAFETY: the packer laid the part out for its kind, x has so many rows of k, and out was seen to hold all
             // planes.
-            unsafe { self.launch(name, shape, args) };
+            unsafe { self.launch(kernel, shape, args) };
         }
     }
 

@@ -3,6 +3,7 @@
 
 use super::driver::{Bytes, Driver, Handle, Opened, Pinned, Shape};
 use super::kernels::{Argument, arguments};
+use super::table::Kernel;
 use super::{Cuda, Floats, lock};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
@@ -238,7 +239,7 @@ impl Cuda {
         // SAFETY: this rank's planes are as long as was seen, a buffer has room for what a block may copy there, and
         // who holds the buffers and the words lets them go when the stream is through.
         unsafe {
-            self.launch("sum_one_shot", shape, arguments![at, stride as u64, n as u32, ranks, told, patience]);
+            self.launch(Kernel::SumOneShot, shape, arguments![at, stride as u64, n as u32, ranks, told, patience]);
         }
     }
 }

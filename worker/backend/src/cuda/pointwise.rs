@@ -2,9 +2,10 @@
 
 use super::driver::Shape;
 use super::kernels::{HeadShape, arguments, norm_bytes_max};
-use super::weights::Kind;
-use super::{Buffer, Cuda, Matrix, Vector, by_row, lock, padded};
-use crate::{Batch, Error, Heads, Pointwise};
+use super::memory::padded;
+use super::table::Kernel;
+use super::{Buffer, Cuda, Matrix, Vector, by_row, lock};
+use crate::{Error, Heads, Pass, Pointwise};
 
 /// As in the header.
 const X_BF16: u32 = 1;
@@ -22,7 +23,7 @@ impl Cuda {
         self.note(fits).map(|shared_bytes| Shape { shared_bytes, ..by_row(n_rows) })
     }
 
-    fn gated(&self, name: &str, gate_up: &Buffer, n_rows: usize, out: &Buffer) {
+    fn gated(&self, kernel: Kernel, gate_up: &Buffer, n_rows: usize, out: &Buffer) {
         let inner = out.cols;
         gate_up.check(n_rows, 2 * inner);
         out.check(n_rows, inner);
@@ -33,7 +34,7 @@ impl Cuda {
         out.becomes_bf16(true);
         let (from, cols, to) = (gate_up.at(), inner as u32, out.at());
         // SAFETY: both have so many rows.
-        unsafe { self.launch(name, by_row(n_rows), arguments![from, cols, to, OUT_BF16]) };
+        unsafe { self.launch(kernel, by_row(n_rows), arguments![from, cols, to, OUT_BF16]) };
     }
 
     /// The f32 of x that a kernel changes in place.
@@ -57,20 +58,7 @@ impl Cuda {
         let (n_table, k, to) = (part.rows as u32, table.k as u32, out.at());
         let args = arguments![digits, scales, tokens, first, n_table, k, to];
         // SAFETY: the packer laid the table out for its kind; a token without a row in it is passed over.
-        unsafe { self.launch(embed_of(part.kind), by_row(n_tokens), args) };
-    }
-}
-
-fn embed_of(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Bf16 => "embed_bf16",
-        Kind::Plain => "embed_plain",
-        Kind::W8 => "embed_w8",
-        Kind::W8h => "embed_w8h",
-        Kind::W4 => "embed_w4",
-        Kind::W4h => "embed_w4h",
-        Kind::F8 => "embed_f8",
-        Kind::F8Plain => "embed_f8plain",
+        unsafe { self.launch(Kernel::embed(part.kind), by_row(n_tokens), args) };
     }
 }
 
@@ -80,14 +68,14 @@ impl Pointwise for Cuda {
         self.embed_from(table, first, (at, tokens.len()), out);
     }
 
-    fn embed_batch(&self, table: &Matrix, first: u32, batch: &Batch, out: &mut Buffer) {
+    fn embed_pass(&self, table: &Matrix, first: u32, pass: &Pass<'_>, out: &mut Buffer) {
         let told = {
             let uploads = lock(&self.uploads);
-            (uploads.batch.n_rows == batch.n_rows()).then_some(uploads.batch.tokens)
+            (uploads.batch.n_rows == pass.n_rows()).then_some(uploads.batch.tokens)
         };
         match told {
-            Some(at) => self.embed_from(table, first, (at, batch.n_rows()), out),
-            None => self.embed(table, first, &batch.tokens, out),
+            Some(at) => self.embed_from(table, first, (at, pass.n_rows()), out),
+            None => self.embed(table, first, pass.rows.tokens, out),
         }
     }
 
@@ -99,7 +87,7 @@ impl Pointwise for Cuda {
         out.becomes_bf16(true);
         let (x, weight, cols, to) = (x.at(), weight.at(), out.cols as u32, out.at());
         // SAFETY: both have so many rows as wide as the weight.
-        unsafe { self.launch("rms_norm", shape, arguments![x, weight, eps, cols, to, forms]) };
+        unsafe { self.launch(Kernel::RmsNorm, shape, arguments![x, weight, eps, cols, to, forms]) };
     }
 
     fn add_rms_norm(
@@ -119,7 +107,7 @@ impl Pointwise for Cuda {
         let (x, residual, weight, cols, to) = (x.at(), residual.at(), weight.at(), out.cols as u32, out.at());
         let args = arguments![x, residual, weight, eps, cols, to, forms];
         // SAFETY: all have so many rows as wide as the weight.
-        unsafe { self.launch("add_rms_norm", shape, args) };
+        unsafe { self.launch(Kernel::AddRmsNorm, shape, args) };
     }
 
     fn add(&self, x: &Buffer, residual: &mut Buffer, n_rows: usize) {
@@ -127,7 +115,7 @@ impl Pointwise for Cuda {
         let Some((residual, cols)) = self.in_place(residual, n_rows) else { return };
         let (x, forms) = (x.at(), form(x));
         // SAFETY: both have so many rows.
-        unsafe { self.launch("add_rows", by_row(n_rows), arguments![x, residual, cols, forms]) };
+        unsafe { self.launch(Kernel::AddRows, by_row(n_rows), arguments![x, residual, cols, forms]) };
     }
 
     fn add_bias(&self, x: &mut Buffer, bias: &Vector, n_rows: usize) {
@@ -135,11 +123,11 @@ impl Pointwise for Cuda {
         let Some((x, cols)) = self.in_place(x, n_rows) else { return };
         let bias = bias.at();
         // SAFETY: x has so many rows as wide as the bias.
-        unsafe { self.launch("add_bias", by_row(n_rows), arguments![x, bias, cols]) };
+        unsafe { self.launch(Kernel::AddBias, by_row(n_rows), arguments![x, bias, cols]) };
     }
 
     fn silu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.gated("silu_mul", gate_up, n_rows, out);
+        self.gated(Kernel::SiluMul, gate_up, n_rows, out);
     }
 
     fn gather(&self, x: &Buffer, rows: &[u32], out: &mut Buffer) {
@@ -152,7 +140,7 @@ impl Pointwise for Cuda {
         let n_words = if x.is_bf16() { padded(x.cols) / 2 } else { x.cols } as u32;
         let (x, rows_at, to) = (x.at(), self.upload(rows), out.at());
         // SAFETY: every row is in x, and out has room for so many.
-        unsafe { self.launch("gather_rows", by_row(rows.len()), arguments![x, rows_at, n_words, to]) };
+        unsafe { self.launch(Kernel::GatherRows, by_row(rows.len()), arguments![x, rows_at, n_words, to]) };
     }
 
     fn norm_heads(&self, qkv: &mut Buffer, heads: &Heads, q: &Vector, k: &Vector, eps: f32, n_rows: usize) {
@@ -163,7 +151,7 @@ impl Pointwise for Cuda {
         let shape = Shape { grid: [n_rows as u32, n_normed, 1], block: [32, 1, 1], shared_bytes: 0 };
         let (q, k, heads) = (q.at(), k.at(), HeadShape::of(heads));
         // SAFETY: qkv has so many rows of these heads; `Kv::new` has refused heads that are too wide.
-        unsafe { self.launch("norm_heads", shape, arguments![qkv, q, k, eps, heads]) };
+        unsafe { self.launch(Kernel::NormHeads, shape, arguments![qkv, q, k, eps, heads]) };
     }
 
     fn layer_norm(&self, x: &Buffer, weight: &Vector, bias: &Vector, eps: f32, n_rows: usize, out: &mut Buffer) {
@@ -174,28 +162,28 @@ impl Pointwise for Cuda {
         out.becomes_bf16(true);
         let (x, weight, bias, cols, to) = (x.at(), weight.at(), bias.at(), out.cols as u32, out.at());
         // SAFETY: both have so many rows as wide as the weight and the bias.
-        unsafe { self.launch("layer_norm", shape, arguments![x, weight, bias, eps, cols, to, forms]) };
+        unsafe { self.launch(Kernel::LayerNorm, shape, arguments![x, weight, bias, eps, cols, to, forms]) };
     }
 
     fn gelu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.gated("gelu_mul", gate_up, n_rows, out);
+        self.gated(Kernel::GeluMul, gate_up, n_rows, out);
     }
 
     fn gelu(&self, x: &mut Buffer, n_rows: usize) {
         let Some((x, cols)) = self.in_place(x, n_rows) else { return };
         // SAFETY: x has so many rows.
-        unsafe { self.launch("gelu_rows", by_row(n_rows), arguments![x, cols]) };
+        unsafe { self.launch(Kernel::GeluRows, by_row(n_rows), arguments![x, cols]) };
     }
 
     fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
         let Some((x, cols)) = self.in_place(x, n_rows) else { return };
         // SAFETY: x has so many rows.
-        unsafe { self.launch("scale_rows", by_row(n_rows), arguments![x, cols, factor]) };
+        unsafe { self.launch(Kernel::ScaleRows, by_row(n_rows), arguments![x, cols, factor]) };
     }
 
     fn soft_cap(&self, x: &mut Buffer, cap: f32, n_rows: usize) {
         let Some((x, cols)) = self.in_place(x, n_rows) else { return };
         // SAFETY: x has so many rows.
-        unsafe { self.launch("soft_cap_rows", by_row(n_rows), arguments![x, cols, cap]) };
+        unsafe { self.launch(Kernel::SoftCapRows, by_row(n_rows), arguments![x, cols, cap]) };
     }
 }

@@ -3,6 +3,7 @@
 
 use super::driver::{Bytes, Context, Event, Pinned, Shape};
 use super::kernels::arguments;
+use super::table::Kernel;
 use super::{Buffer, Cuda, lock};
 use crate::cpu::sample::{Unedited, unedited};
 use crate::{Draw, Drawing, Result, Sample};
@@ -185,12 +186,12 @@ impl Cuda {
         let shape = Shape { grid: [draws.len() as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
         let (rows, drawn) = (self.upload(bytemuck::cast_slice(&room.plain)), room.drawn.at(0));
         // SAFETY: there are logits, questions and room for answers for so many rows.
-        unsafe { self.launch("draw", shape, arguments![from, n_vocab, rows, drawn]) };
+        unsafe { self.launch(Kernel::Draw, shape, arguments![from, n_vocab, rows, drawn]) };
         if is_filtered {
             let rows = self.upload(bytemuck::cast_slice(&room.filtered));
             let drawn = room.drawn.at(draws.len() * size_of::<Drawn>());
             // SAFETY: as above; the second half of the answers is this kernel's.
-            unsafe { self.launch("draw_filtered", shape, arguments![from, n_vocab, rows, drawn]) };
+            unsafe { self.launch(Kernel::DrawFiltered, shape, arguments![from, n_vocab, rows, drawn]) };
         }
         let n_bytes = if is_filtered { 2 } else { 1 } * draws.len() * size_of::<Drawn>();
         room.turn = 1 - room.turn;

@@ -11,7 +11,7 @@
 
 use super::driver::{Bytes, Context, Event, Pinned, Stream};
 use super::graphs::Outline;
-use crate::{Batch, BatchLimits, Error, Result};
+use crate::{BatchLimits, Error, Pass, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use types::cache::blocks_for;
@@ -56,7 +56,7 @@ struct Half {
     passed: Event,
 }
 
-/// The batch of the pass.
+/// The pass, as the device was told it.
 #[derive(Default)]
 pub(super) struct OnDevice {
     pub n_rows: usize,
@@ -66,13 +66,13 @@ pub(super) struct OnDevice {
     pub positions: u64,
     /// Pairs of a row and an entry of what was drawn: where, and how many.
     pub taken: (u64, u32),
-    pub groups: Vec<Tables>,
+    pub groups: Vec<OfGroup>,
     /// Of each group and number of rows at most: where they are, and how many.
     items: Vec<((usize, u32), (u64, u32))>,
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Tables {
+pub(super) struct OfGroup {
     pub slots: u64,
     /// From where on items count.
     pub blocks: u64,
@@ -93,8 +93,8 @@ impl Uploads {
     }
 
     /// Starts over with another pass. `entries` says where each draw of the pass before lies.
-    pub fn begin(&mut self, stream: &Stream, batch: &Batch, entries: &[u32]) -> Result<()> {
-        assert!(batch.is_tiled(), "each row belongs to one slice, or to none behind them");
+    pub fn begin(&mut self, stream: &Stream, pass: &Pass<'_>, entries: &[u32]) -> Result<()> {
+        assert!(pass.is_tiled(), "each row belongs to one slice, or to none behind them");
         self.halves[self.turn].passed.record(stream)?;
         self.turn = 1 - self.turn;
         let passed = &self.halves[self.turn].passed;
@@ -102,39 +102,39 @@ impl Uploads {
         if !passed.is_passed()? {
             passed.wait()?;
         }
-        (self.end, self.batch) = (0, OnDevice { n_rows: batch.n_rows(), ..std::mem::take(&mut self.batch) });
-        self.batch.outline = Outline::of(batch);
+        (self.end, self.batch) = (0, OnDevice { n_rows: pass.n_rows(), ..std::mem::take(&mut self.batch) });
+        self.batch.outline = Outline::of(pass);
         self.batch.items.clear();
         self.batch.groups.clear();
-        self.batch.tokens = self.lay(batch.n_rows(), |to| to.copy_from_slice(&batch.tokens))?;
-        self.batch.positions = self.lay(batch.n_rows(), |to| to.copy_from_slice(&batch.positions))?;
-        self.lay_groups(batch)?;
-        let pairs = self.lay(2 * batch.drawn.len(), |to| {
+        self.batch.tokens = self.lay(pass.n_rows(), |to| to.copy_from_slice(pass.rows.tokens))?;
+        self.batch.positions = self.lay(pass.n_rows(), |to| to.copy_from_slice(pass.rows.positions))?;
+        self.lay_groups(pass)?;
+        let pairs = self.lay(2 * pass.rows.drawn.len(), |to| {
             let pair = |(row, draw): &(u32, u32)| [*row, entries[*draw as usize]];
-            to.as_chunks_mut::<2>().0.iter_mut().zip(&batch.drawn).for_each(|(to, drawn)| *to = pair(drawn));
+            to.as_chunks_mut::<2>().0.iter_mut().zip(pass.rows.drawn).for_each(|(to, drawn)| *to = pair(drawn));
         })?;
-        self.batch.taken = (pairs, batch.drawn.len() as u32);
+        self.batch.taken = (pairs, pass.rows.drawn.len() as u32);
         self.send(stream, 0..self.end)
     }
 
-    fn lay_groups(&mut self, batch: &Batch) -> Result<()> {
-        let (n_rows, n_groups, blocks) = (batch.n_rows(), batch.tables.len(), self.device.at(0));
+    fn lay_groups(&mut self, pass: &Pass<'_>) -> Result<()> {
+        let (n_rows, n_groups, blocks) = (pass.n_rows(), pass.tables.n_groups(), self.device.at(0));
         for group in 0..n_groups {
-            let slots = self.lay(n_rows, |to| slots(batch, group, to))?;
-            self.batch.groups.push(Tables { slots, blocks, first: 0, single: None });
+            let slots = self.lay(n_rows, |to| slots(pass, group, to))?;
+            self.batch.groups.push(OfGroup { slots, blocks, first: 0, single: None });
         }
         let n_items = if self.batch.outline.is_some() { n_rows } else { 0 };
-        // Tables lie behind all that has one place in an outline.
+        // OfGroup lie behind all that has one place in an outline.
         let (mut first, is_single) = (self.end / WORD, n_items > 0);
         first += n_groups * (n_items * ITEM_WORDS);
         for group in 0..n_groups {
-            let single = self.lay(n_items * ITEM_WORDS, |to| items(batch, group, (1, first as u32), to))?;
+            let single = self.lay(n_items * ITEM_WORDS, |to| items(pass, group, (1, first as u32), to))?;
             self.batch.groups[group].single = is_single.then_some(single);
             self.batch.groups[group].first = first as u32;
-            first += batch.tables[group].blocks.len().next_multiple_of(ALIGNMENT / WORD);
+            first += pass.tables.group(group).blocks.len().next_multiple_of(ALIGNMENT / WORD);
         }
         for group in 0..n_groups {
-            let of_group = &batch.tables[group].blocks;
+            let of_group = &pass.tables.group(group).blocks;
             let at = self.lay(of_group.len(), |to| {
                 // What no query sees may be anywhere, but it must be somewhere.
                 let number = |block: &BlockId| if *block == BlockId::NONE { 0 } else { block.0 };
@@ -171,9 +171,9 @@ impl Uploads {
         Ok(at)
     }
 
-    /// The rows of the batch in items of at most `rows_max`, and how many items there are.
-    pub fn items(&mut self, stream: &Stream, batch: &Batch, group: usize, rows_max: u32) -> Result<(u64, u32)> {
-        let Tables { single, first, .. } = self.batch.groups[group];
+    /// The rows of the pass in items of at most `rows_max`, and how many items there are.
+    pub fn items(&mut self, stream: &Stream, pass: &Pass<'_>, group: usize, rows_max: u32) -> Result<(u64, u32)> {
+        let OfGroup { single, first, .. } = self.batch.groups[group];
         if let Some(single) = single {
             return Ok((single, self.batch.n_rows as u32));
         }
@@ -181,19 +181,19 @@ impl Uploads {
         if let Some((_, found)) = self.batch.items.iter().find(|(of, _)| *of == key) {
             return Ok(*found);
         }
-        let n_items = batch.slices.iter().map(|slice| slice.rows.len().div_ceil(rows_max as usize)).sum::<usize>();
-        let at = self.put(stream, n_items * ITEM_WORDS, |to| items(batch, group, (rows_max, first), to))?;
+        let n_items = pass.slices.iter().map(|slice| slice.rows.len().div_ceil(rows_max as usize)).sum::<usize>();
+        let at = self.put(stream, n_items * ITEM_WORDS, |to| items(pass, group, (rows_max, first), to))?;
         self.batch.items.push((key, (at, n_items as u32)));
         Ok((at, n_items as u32))
     }
 }
 
 /// Items of at most so many rows, in tables that begin at `first`; what is left of `to` has no rows.
-fn items(batch: &Batch, group: usize, (rows_max, first): (u32, u32), to: &mut [u32]) {
-    let cut = batch.slices.iter().zip(&batch.tables[group].bounds).flat_map(|(slice, table)| {
+fn items(pass: &Pass<'_>, group: usize, (rows_max, first): (u32, u32), to: &mut [u32]) {
+    let cut = pass.slices.iter().zip(&pass.tables.group(group).bounds).flat_map(|(slice, table)| {
         slice.rows.clone().step_by(rows_max as usize).map(move |row| {
             let n_rows = rows_max.min(slice.rows.end - row);
-            [row, n_rows, slice.start + (row - slice.rows.start), first + *table]
+            [row, n_rows, slice.range.start + (row - slice.rows.start), first + *table]
         })
     });
     let rest = std::iter::repeat([0; ITEM_WORDS]);
@@ -201,12 +201,12 @@ fn items(batch: &Batch, group: usize, (rows_max, first): (u32, u32), to: &mut [u
 }
 
 /// Where each row's K and V go.
-fn slots(batch: &Batch, group: usize, to: &mut [u32]) {
+fn slots(pass: &Pass<'_>, group: usize, to: &mut [u32]) {
     to.fill(NO_SLOT);
-    for (i, slice) in batch.slices.iter().enumerate() {
-        let table = batch.tables[group].of(i);
+    for (i, slice) in pass.slices.iter().enumerate() {
+        let table = pass.tables.group(group).of(i);
         for row in slice.rows.clone() {
-            let position = batch.positions[row as usize];
+            let position = pass.rows.positions[row as usize];
             let block = table[(position / BLOCK_TOKENS) as usize];
             to[row as usize] = block.0 * BLOCK_TOKENS + position % BLOCK_TOKENS;
         }

@@ -10,12 +10,12 @@ use super::kernels::{PIECES_MAX, Pieces};
 use crate::cpu::blocks::{Sub, sub_block};
 use crate::cpu::memory::Shared;
 use crate::cpu::team::Team;
-use crate::{Error, Result, Stored, StoredType};
+use crate::{Error, Result, Stored};
 use half::{bf16, f16};
 use std::ops::Range;
 use std::sync::Arc;
 use types::leaves::{Fold, aligned_runs};
-use types::{Leaves, Mode};
+use types::{Dtype, Leaves, Mode};
 
 pub(super) const TILE: usize = 16;
 pub(super) const GROUP: usize = 32;
@@ -27,7 +27,7 @@ const STRANDS: u32 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Bf16,
-    /// Rows one after another, which a library reads too.
+    /// StoredRows one after another, which a library reads too.
     Plain,
     W8,
     W8h,
@@ -39,17 +39,17 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub fn of(dtype: StoredType, mode: Mode) -> Kind {
+    pub fn of(dtype: Dtype, mode: Mode) -> Kind {
         match dtype {
-            StoredType::F32 | StoredType::F16 | StoredType::BF16 | StoredType::MXFP4 => match mode {
+            Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::MXFP4 => match mode {
                 Mode::Lockstep => Kind::Bf16,
                 Mode::Fast => Kind::Plain,
             },
-            StoredType::Q4_0 | StoredType::Q4_1 | StoredType::Q4K => Kind::W4,
-            StoredType::Q2K | StoredType::Q3K => Kind::W4h,
-            StoredType::Q5_0 | StoredType::Q5_1 | StoredType::Q8_0 | StoredType::IQ4NL | StoredType::Q5K => Kind::W8,
-            StoredType::Q6K => Kind::W8h,
-            StoredType::F8E4M3 => match mode {
+            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q4K => Kind::W4,
+            Dtype::Q2K | Dtype::Q3K => Kind::W4h,
+            Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::IQ4NL | Dtype::Q5K => Kind::W8,
+            Dtype::Q6K => Kind::W8h,
+            Dtype::F8E4M3 => match mode {
                 Mode::Lockstep => Kind::F8,
                 Mode::Fast => Kind::F8Plain,
             },
@@ -114,7 +114,7 @@ pub(super) struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    /// Rows below each other, which meet the same input.
+    /// StoredRows below each other, which meet the same input.
     pub fn stack(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
         let k = parts.first().map_or(0, |part| part.k);
         self.pack(parts, k, strands(k))
@@ -157,13 +157,13 @@ impl Packer<'_> {
         let is_scaled_by_row = stored.iter().all(Stored::is_scaled_by_row);
         let part = Part { kind, rows, first_out, digits, scales, is_scaled_by_row };
         if cells > 0 {
-            self.fill(&part, &Rows { stored, k, n_groups })?;
+            self.fill(&part, &StoredRows { stored, k, n_groups })?;
         }
         Ok(part)
     }
 
     /// Stretch after stretch, so that the host never holds a whole matrix twice.
-    fn fill(&self, part: &Part, rows: &Rows<'_>) -> Result<()> {
+    fn fill(&self, part: &Part, rows: &StoredRows<'_>) -> Result<()> {
         let (digit_bytes, scale_bytes) =
             (rows.n_groups * part.kind.digit_bytes(), rows.n_groups * part.kind.scale_bytes());
         let tiles_max = (STRETCH_BYTES / digit_bytes).clamp(1, part.n_tiles());
@@ -253,13 +253,13 @@ fn push_runs(pieces: &mut Pieces, runs: &[Range<u32>]) {
 }
 
 /// The rows of several stored matrices, one after another.
-struct Rows<'a> {
+struct StoredRows<'a> {
     stored: &'a [Stored<'a>],
     k: usize,
     n_groups: usize,
 }
 
-impl Rows<'_> {
+impl StoredRows<'_> {
     fn find(&self, row: usize) -> Option<(&Stored<'_>, usize)> {
         let mut row = row;
         for stored in self.stored {
@@ -325,9 +325,9 @@ fn elements(stored: &Stored<'_>, row: &[u8], at: usize, n: usize) -> [bf16; GROU
     let two = |i: usize| [row[2 * (at + i)], row[2 * (at + i) + 1]];
     let out_n = out.iter_mut().enumerate().take(n);
     match stored.dtype {
-        StoredType::BF16 => out_n.for_each(|(i, out)| *out = bf16::from_le_bytes(two(i))),
-        StoredType::F16 => out_n.for_each(|(i, out)| *out = bf16::from_f32(f16::from_le_bytes(two(i)).to_f32())),
-        StoredType::F32 => out_n.for_each(|(i, out)| {
+        Dtype::BF16 => out_n.for_each(|(i, out)| *out = bf16::from_le_bytes(two(i))),
+        Dtype::F16 => out_n.for_each(|(i, out)| *out = bf16::from_f32(f16::from_le_bytes(two(i)).to_f32())),
+        Dtype::F32 => out_n.for_each(|(i, out)| {
             let at = 4 * (at + i);
             *out = bf16::from_f32(f32::from_le_bytes([row[at], row[at + 1], row[at + 2], row[at + 3]]));
         }),
@@ -351,7 +351,7 @@ struct Group {
 }
 
 fn group_of(stored: &Stored<'_>, row: &[u8], group: usize) -> Group {
-    let (block, block_bytes) = stored.dtype.block();
+    let (block, block_bytes) = (stored.dtype.block(), stored.dtype.block_bytes());
     let at = stored.first + group * GROUP;
     let from = &row[at / block * block_bytes..][..block_bytes];
     let sub = sub_block(stored.dtype, from, at % block / GROUP);
@@ -359,7 +359,7 @@ fn group_of(stored: &Stored<'_>, row: &[u8], group: usize) -> Group {
 }
 
 /// Of one half: the scale, and what is added to its multiples.
-fn scales(dtype: StoredType, sub: &Sub, half: usize) -> (f32, f32) {
+fn scales(dtype: Dtype, sub: &Sub, half: usize) -> (f32, f32) {
     let number = |bytes: [u8; 2]| f16::from_le_bytes(bytes).to_f32();
     let offset = |scale: f32, offset: f32| (scale, -offset * scale);
     let head = |scale: f32| number(sub.head[0]) * scale;
@@ -367,16 +367,16 @@ fn scales(dtype: StoredType, sub: &Sub, half: usize) -> (f32, f32) {
     let signed = || f32::from(sub.scales[0][half]) - 128.0;
     let pair = |pair: [u8; 2]| (head(pair[0].into()), number(sub.head[1]) * f32::from(pair[1]));
     match dtype {
-        StoredType::Q4_0 => offset(number(sub.scales[0]), 8.0),
-        StoredType::Q5_0 => offset(number(sub.scales[0]), 16.0),
-        StoredType::Q8_0 | StoredType::IQ4NL => offset(number(sub.scales[0]), 128.0),
-        StoredType::Q4_1 | StoredType::Q5_1 => (number(sub.scales[0]), number(sub.scales[1])),
-        StoredType::MXFP4 => offset(bf16::from_le_bytes(sub.scales[0]).to_f32(), 128.0),
-        StoredType::Q4K | StoredType::Q5K => pair(sub.scales[0]),
-        StoredType::Q2K => pair(sub.scales[half]),
-        StoredType::Q3K => offset(rounded(head(signed())), 4.0),
-        StoredType::Q6K => offset(rounded(head(signed())), 32.0),
-        StoredType::F32 | StoredType::F16 | StoredType::BF16 | StoredType::F8E4M3 => {
+        Dtype::Q4_0 => offset(number(sub.scales[0]), 8.0),
+        Dtype::Q5_0 => offset(number(sub.scales[0]), 16.0),
+        Dtype::Q8_0 | Dtype::IQ4NL => offset(number(sub.scales[0]), 128.0),
+        Dtype::Q4_1 | Dtype::Q5_1 => (number(sub.scales[0]), number(sub.scales[1])),
+        Dtype::MXFP4 => offset(bf16::from_le_bytes(sub.scales[0]).to_f32(), 128.0),
+        Dtype::Q4K | Dtype::Q5K => pair(sub.scales[0]),
+        Dtype::Q2K => pair(sub.scales[half]),
+        Dtype::Q3K => offset(rounded(head(signed())), 4.0),
+        Dtype::Q6K => offset(rounded(head(signed())), 32.0),
+        Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F8E4M3 => {
             unreachable!("numbers, not digits")
         }
     }

@@ -1,11 +1,11 @@
 //! Attention: every path gives the bits of the plain one, however the positions were cut into steps and whoever else
 //! is in them.
 
-use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Kv};
-use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Memory, RopeStyle};
+use backend::{Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Memory, PassSlice, RopeStyle};
+use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use half::f16;
-use types::{Activations, BlockId, KvDtype};
+use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 
 const LAYER: usize = 1;
 const N_BLOCKS: usize = 120;
@@ -52,7 +52,13 @@ impl Case {
 
     fn kv(&self, cpu: &Cpu) -> Kv {
         let Heads { n_kv_heads, head_dim, .. } = self.heads;
-        cpu.kv(KvSpec { n_layers: 2, n_blocks: N_BLOCKS, n_kv_heads, head_dim, dtype: self.dtype }).unwrap()
+        cpu.kv(KvSpec {
+            n_layers: 2,
+            n_blocks: N_BLOCKS,
+            layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32),
+            dtype: self.dtype,
+        })
+        .unwrap()
     }
 
     /// One step: a range of positions of each of some sequences. Gives [n_rows, n_heads * head_dim].
@@ -64,7 +70,7 @@ impl Case {
             let first = batch.tokens.len() as u32;
             batch.tokens.extend(range.clone().map(|_| 0));
             batch.positions.extend(range.clone().map(|position| position as u32));
-            batch.slices.push(BatchSlice { rows: first..first + range.len() as u32, start: range.start as u32 });
+            batch.slices.push(PassSlice::new(first..first + range.len() as u32, range.start as u32, Want::Nothing));
             table.blocks.extend(&self.sequences[*sequence].blocks);
             table.bounds.push(table.blocks.len() as u32);
             x.extend(&self.sequences[*sequence].qkv[range.start * cols..range.end * cols]);
@@ -74,8 +80,18 @@ impl Case {
         let rope = cpu.rope(&self.cos, &self.sin, self.heads.head_dim / 2, self.style).unwrap();
         let mut qkv = filled(cpu, n_rows, &x);
         let mut out = cpu.buffer(n_rows, self.heads.n_heads * self.heads.head_dim).unwrap();
-        cpu.rope_store(&mut qkv, self.has_rope.then_some(&rope), &self.heads, &batch, 0, LAYER, kv);
-        cpu.attend(&qkv, kv, &self.heads, &batch, 0, LAYER, &mut out);
+        cpu.rope_store(
+            &mut qkv,
+            self.has_rope.then_some(&rope),
+            &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: LAYER },
+            kv,
+        );
+        cpu.attend(
+            &qkv,
+            kv,
+            &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: LAYER },
+            &mut out,
+        );
         all(cpu, &out, n_rows)
     }
 
@@ -294,10 +310,13 @@ fn what_others_left_in_a_block_is_not_seen() {
 #[test]
 fn caches_that_cannot_be_are_refused() {
     let cpu = cpu(Isa::detect(), 1, Activations::F32);
-    let spec = KvSpec { n_layers: 1, n_blocks: 1, n_kv_heads: 1, head_dim: 64, dtype: KvDtype::F16 };
+    let spec = KvSpec { n_layers: 1, n_blocks: 1, layout: KvLayout::heads(1, 64), dtype: KvDtype::F16 };
     assert!(cpu.kv(spec).is_ok());
-    for bad in [KvSpec { head_dim: 512, ..spec }, KvSpec { head_dim: 7, ..spec }, KvSpec { n_blocks: 1 << 60, ..spec }]
-    {
+    for bad in [
+        KvSpec { layout: KvLayout::heads(1, 512), ..spec },
+        KvSpec { layout: KvLayout::heads(1, 7), ..spec },
+        KvSpec { n_blocks: 1 << 60, ..spec },
+    ] {
         assert!(cpu.kv(bad).is_err(), "{bad:?}");
     }
     assert!(cpu.rope(&[1.0; 8], &[0.0; 7], 4, RopeStyle::Halves).is_err());

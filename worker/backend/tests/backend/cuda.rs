@@ -1,13 +1,13 @@
 //! CUDA as a device, over a driver that runs its kernels on an emulator: operations beside the CPU's, the cache of
 //! compiled kernels, and what is said where something is missing. With NVRTC on this machine, the real compiler too.
 
-use crate::fake_cuda::on_fake_cuda;
-use crate::{fake_cuda, numbers, on_device};
+use crate::{numbers, fake_cuda, on_device};
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Arch, Columns, Compiler, Cuda, CudaConfig, Driver, compile};
-use backend::{Batch, BatchLimits, BatchSlice, BlockTables, Device, Error, Linear, Memory, Repeat, Repeats};
+use backend::{Batch, BatchLimits, BlockTables, Device, Error, Linear, Memory, PassSlice, Repeat, Repeats};
+use crate::fake_cuda::on_fake_cuda;
 use std::path::PathBuf;
-use types::{Activations, KvDtype, Mode};
+use types::{Activations, KvDtype, Mode, Want};
 
 fn config(cache: Option<PathBuf>) -> CudaConfig {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
@@ -92,19 +92,19 @@ fn weights_of_eight_bits_are_the_librarys_where_it_has_a_way() {
 fn a_record_of_a_pass_has_the_librarys_products_too() {
     on_fake_cuda("a_record_of_a_pass_has_the_librarys_products_too", &[], || {
         let rng = &mut numbers::Rng(1);
-        let in_bf16 = numbers::File::random(rng, backend::StoredType::BF16, 16, 64);
+        let in_bf16 = numbers::File::random(rng, types::Dtype::BF16, 16, 64);
         for file in [in_bf16, numbers::File::in_eight_bits(rng, 16, 64, [1, 64])] {
             let (fast, n_rows) = (fast(), 64);
             fast.batches(BatchLimits { rows_max: n_rows, context: 32, n_groups: 0 }).unwrap();
             let w = fast.matrix(&[file.stored()]).unwrap();
             let (mut x, mut out) = (fast.buffer(n_rows, 64).unwrap(), fast.buffer(n_rows, 16).unwrap());
-            let slices = (0..n_rows as u32).map(|row| BatchSlice { rows: row..row + 1, start: 3 }).collect();
+            let slices = (0..n_rows as u32).map(|row| PassSlice::new(row..row + 1, 3, Want::Nothing)).collect();
             let batch = Batch { tokens: vec![1; n_rows], positions: vec![3; n_rows], slices, ..Batch::default() };
             let mut all = Vec::new();
             for round in 0..4 {
                 // What is recorded reads what is there when it is begun.
                 fast.write(&mut x, 0, &numbers::Rng(round % 2).floats(n_rows * 64));
-                fast.begin(&batch);
+                fast.begin(&batch.pass());
                 let mut work = || -> Result<(), Error> {
                     fast.linear(&x, &w, n_rows, &mut out);
                     Ok(())
@@ -135,7 +135,7 @@ fn a_library_that_fails_is_an_error_like_a_kernels() {
     on_fake_cuda("a_library_that_fails_is_an_error_like_a_kernels", &[("FAKE_CUBLASLT_FAILS", "1")], || {
         let fast = fast();
         let (x, mut out) = (fast.buffer(40, 64).unwrap(), fast.buffer(40, 16).unwrap());
-        let file = numbers::File::random(&mut numbers::Rng(1), backend::StoredType::BF16, 16, 64);
+        let file = numbers::File::random(&mut numbers::Rng(1), types::Dtype::BF16, 16, 64);
         let w = fast.matrix(&[file.stored()]).unwrap();
         fast.linear(&x, &w, 40, &mut out);
         let failed = fast.settle().err().unwrap();
@@ -165,7 +165,7 @@ fn decoding(n_rows: u32, position: u32) -> Batch {
     Batch {
         tokens: vec![3; n_rows as usize],
         positions: vec![position; n_rows as usize],
-        slices: rows.clone().map(|row| BatchSlice { rows: row..row + 1, start: position }).collect(),
+        slices: rows.clone().map(|row| PassSlice::new(row..row + 1, position, Want::Nothing)).collect(),
         tables: vec![BlockTables {
             blocks: rows.clone().flat_map(|_| (0..n_blocks).map(types::BlockId)).collect(),
             bounds: (0..=n_rows).map(|row| row * n_blocks).collect(),
@@ -187,7 +187,7 @@ fn graphs_take_what_nobody_else_is_promised_and_no_more() {
             rows.into_iter().flat_map(|n_rows| [0, 256, 1024, 4096].map(|at| (n_rows, at))).collect();
         let mut n_begun = 0;
         for (n_rows, position) in outlines.iter().copied().cycle().take(3 * outlines.len()) {
-            cuda.begin(&decoding(n_rows, position));
+            cuda.begin(&decoding(n_rows, position).pass());
             n_begun += u64::from(repeat(&cuda, || {
                 cuda.copy_rows(&from, &mut to, 1);
                 Ok::<_, ()>(())
@@ -209,7 +209,7 @@ fn what_waits_for_the_device_is_not_recorded() {
         let batch = Batch {
             tokens: vec![3],
             positions: vec![0],
-            slices: vec![BatchSlice { rows: 0..1, start: 0 }],
+            slices: vec![PassSlice::new(0..1, 0, Want::Nothing)],
             tables: vec![BlockTables { blocks: vec![types::BlockId(0)], bounds: vec![0, 1] }],
             ..Batch::default()
         };
@@ -220,7 +220,7 @@ fn what_waits_for_the_device_is_not_recorded() {
         };
         let mut pass = |n: f32, waits: bool| {
             cuda.write(&mut from, 0, &[n; 32]);
-            cuda.begin(&batch);
+            cuda.begin(&batch.pass());
             let work = || {
                 cuda.copy_rows(&from, &mut to, 1);
                 if waits {

@@ -1,11 +1,11 @@
 //! Mixtures of experts: against a dense reference, in any company, and cut over ranks, bit for bit.
 
-use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Routes};
-use backend::{Expert, Experts, Memory, Routing, StoredType};
+use backend::{Expert, Experts, Memory, Routing};
+use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use std::ops::Range;
-use types::Activations;
 use types::leaves::{aligned_runs, sum_runs};
+use types::{Activations, Dtype};
 
 const HIDDEN: usize = 64;
 const INNER: usize = 32;
@@ -20,7 +20,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(rng: &mut Rng, dtype: StoredType, (n_experts, n_used): (usize, usize), n_rows: usize) -> Case {
+    fn new(rng: &mut Rng, dtype: Dtype, (n_experts, n_used): (usize, usize), n_rows: usize) -> Case {
         Case {
             routing: Routing { n_experts, n_used, normalized: true },
             n_rows,
@@ -91,7 +91,7 @@ fn product(file: &File, x: &[f64]) -> Vec<f64> {
 fn a_mixture_is_the_sum_of_its_chosen_experts() {
     let mut rng = Rng(1);
     for (shape, normalized) in [((4, 1), true), ((4, 2), false), ((7, 3), true), ((32, 8), false), ((3, 3), true)] {
-        let mut case = Case::new(&mut rng, StoredType::F32, shape, 13);
+        let mut case = Case::new(&mut rng, Dtype::F32, shape, 13);
         case.routing.normalized = normalized;
         let cpus = cpus(Activations::F32);
         let expected = case.whole(&cpus[0].1);
@@ -102,7 +102,7 @@ fn a_mixture_is_the_sum_of_its_chosen_experts() {
 
 #[test]
 fn a_row_does_not_know_its_neighbours() {
-    let case = Case::new(&mut Rng(2), StoredType::Q8_0, (6, 2), 29);
+    let case = Case::new(&mut Rng(2), Dtype::Q8_0, (6, 2), 29);
     let cpu = cpu(Isa::detect(), 2, Activations::Int8);
     let together = case.whole(&cpu);
     for row in 0..case.n_rows {
@@ -127,7 +127,7 @@ fn copy(file: &File) -> File {
 fn ranks_that_share_the_experts_add_up_to_the_same_bits() {
     let mut rng = Rng(3);
     for (n_experts, n_used) in [(7, 3), (8, 2), (13, 5), (2, 1)] {
-        let case = Case::new(&mut rng, StoredType::Q4_1, (n_experts, n_used), 9);
+        let case = Case::new(&mut rng, Dtype::Q4_1, (n_experts, n_used), 9);
         let cpu = cpu(Isa::detect(), 1, Activations::F32);
         let whole = case.whole(&cpu);
         for cuts in [[0, 1], [1, 1], [n_experts / 2, n_experts], [n_experts / 3, n_experts - 1]] {

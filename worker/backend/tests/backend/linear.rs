@@ -1,11 +1,11 @@
 //! Products: every path gives the bits of the plain one, whatever stands beside a row and whoever owns which leaves.
 
-use crate::numbers::{File, Rng, TYPES, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized};
 use backend::cpu::{Cpu, Isa};
-use backend::{Error, Linear, Memory, Stored, StoredType};
-use types::DeviceClass;
+use backend::{Error, Linear, Memory, Stored};
+use crate::numbers::{File, Rng, TYPES, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized};
 use types::leaves::{aligned_runs, sum_runs};
 use types::{Activations, Leaves};
+use types::{DeviceClass, Dtype};
 
 const POLICIES: [Activations; 2] = [Activations::Int8, Activations::F32];
 
@@ -49,7 +49,7 @@ fn every_path_gives_the_bits_of_the_plain_one() {
     for activations in POLICIES {
         let cpus = cpus(activations);
         for (case, dtype) in TYPES.into_iter().cycle().take(45).enumerate() {
-            let k = match dtype.block().0 {
+            let k = match dtype.block() {
                 1 => 1 + rng.below(200),
                 block => block * (1 + rng.below(288 / block + 1)),
             };
@@ -69,16 +69,16 @@ fn every_path_gives_the_bits_of_the_plain_one() {
 
 #[test]
 fn extreme_bytes_do_not_saturate() {
-    let scales_at: [(StoredType, &[usize]); 6] = [
-        (StoredType::Q8_0, &[0]),
-        (StoredType::Q4_1, &[0, 2]),
-        (StoredType::Q5_0, &[0]),
-        (StoredType::Q5K, &[0, 2]),
-        (StoredType::Q6K, &[208]),
-        (StoredType::Q2K, &[80, 82]),
+    let scales_at: [(Dtype, &[usize]); 6] = [
+        (Dtype::Q8_0, &[0]),
+        (Dtype::Q4_1, &[0, 2]),
+        (Dtype::Q5_0, &[0]),
+        (Dtype::Q5K, &[0, 2]),
+        (Dtype::Q6K, &[208]),
+        (Dtype::Q2K, &[80, 82]),
     ];
     for (dtype, scales) in scales_at {
-        let (k, n_bytes) = dtype.block();
+        let (k, n_bytes) = (dtype.block(), dtype.block_bytes());
         for byte in [0u8, 0x7f, 0x80, 0x81, 0xff] {
             let mut bytes = vec![byte; n_bytes];
             for (at, value) in scales.iter().zip([half::f16::ONE, half::f16::NEG_ONE]) {
@@ -102,7 +102,7 @@ fn extreme_bytes_do_not_saturate() {
 #[test]
 fn parts_of_different_types_stand_side_by_side() {
     let mut rng = Rng(2);
-    let files = TYPES.map(|dtype| File::random(&mut rng, dtype, 5 + dtype.block().1 % 40, 256));
+    let files = TYPES.map(|dtype| File::random(&mut rng, dtype, 5 + dtype.block_bytes() % 40, 256));
     let parts: Vec<&File> = files.iter().collect();
     let x = rng.floats(3 * 256);
     for activations in POLICIES {
@@ -129,7 +129,7 @@ fn a_row_does_not_know_its_neighbours() {
     for activations in POLICIES {
         let cpu = cpu(Isa::detect(), 2, activations);
         for dtype in TYPES {
-            let k = dtype.block().0.max(96);
+            let k = dtype.block().max(96);
             let file = File::random(&mut rng, dtype, 37, k);
             let x = rng.floats(27 * k);
             let alone: Vec<f32> = x.chunks(k).flat_map(|x| product(&cpu, &[&file], x, 1)).collect();
@@ -164,13 +164,13 @@ fn whoever_owns_which_leaves_the_sum_is_the_same() {
     let heads = |n_heads, head_dim| Leaves::o_proj(DeviceClass::Cpu, n_heads, head_dim);
     let inner = |inner| Leaves::down_proj(DeviceClass::Cpu, inner);
     let mut cuts = vec![
-        (heads(9, 64), StoredType::Q4_1),
-        (heads(3, 80), StoredType::F16),
-        (inner(1536), StoredType::Q8_0),
-        (inner(32 * 43), StoredType::Q4_1),
+        (heads(9, 64), Dtype::Q4_1),
+        (heads(3, 80), Dtype::F16),
+        (inner(1536), Dtype::Q8_0),
+        (inner(32 * 43), Dtype::Q4_1),
     ];
     // Leaves of 96 columns, in blocks of 256.
-    let blocks = [StoredType::Q2K, StoredType::Q3K, StoredType::Q4K, StoredType::Q5K, StoredType::Q6K];
+    let blocks = [Dtype::Q2K, Dtype::Q3K, Dtype::Q4K, Dtype::Q5K, Dtype::Q6K];
     cuts.extend(blocks.map(|dtype| (inner(1536), dtype)));
     cuts.extend(blocks.map(|dtype| (heads(8, 96), dtype)));
     for (leaves, dtype) in &cuts {
@@ -227,10 +227,10 @@ fn what_cannot_be_packed_is_refused() {
     let cpu = cpu(Isa::detect(), 2, Activations::Int8);
     let bytes = [0u8; 340];
     let pack = |dtype, rows, k| cpu.matrix(&[Stored::whole(dtype, rows, k, &bytes)]).map(|_| ());
-    assert!(pack(StoredType::Q8_0, 10, 32).is_ok());
-    assert!(matches!(pack(StoredType::Q8_0, 11, 32), Err(Error::Truncated { needed: 374, have: 340, .. })));
-    assert!(matches!(pack(StoredType::Q8_0, 1, 33), Err(Error::Shape(_))));
-    assert!(matches!(pack(StoredType::F32, 2, usize::MAX / 2), Err(Error::Shape(_) | Error::Truncated { .. })));
+    assert!(pack(Dtype::Q8_0, 10, 32).is_ok());
+    assert!(matches!(pack(Dtype::Q8_0, 11, 32), Err(Error::Truncated { needed: 374, have: 340, .. })));
+    assert!(matches!(pack(Dtype::Q8_0, 1, 33), Err(Error::Shape(_))));
+    assert!(matches!(pack(Dtype::F32, 2, usize::MAX / 2), Err(Error::Shape(_) | Error::Truncated { .. })));
     let hostile = [(usize::MAX, 8), (usize::MAX / 2, 32), (1 << 40, 1 << 40), (8, usize::MAX & !31)];
     for (rows, k) in hostile {
         for dtype in TYPES {
@@ -238,7 +238,7 @@ fn what_cannot_be_packed_is_refused() {
             assert!(cpu.matrix(&[stored]).is_err(), "{dtype:?} {rows} x {k}");
         }
     }
-    let (a, b) = (Stored::whole(StoredType::F32, 1, 8, &bytes), Stored::whole(StoredType::F32, 1, 9, &bytes));
+    let (a, b) = (Stored::whole(Dtype::F32, 1, 8, &bytes), Stored::whole(Dtype::F32, 1, 9, &bytes));
     assert!(matches!(cpu.matrix(&[a, b]), Err(Error::Shape(_))));
     assert!(matches!(cpu.matrix_leaves(a, &Leaves::whole(8), 0..2), Err(Error::Shape(_))));
     assert!(matches!(cpu.matrix_leaves(a, &Leaves::whole(16), 0..1), Err(Error::Shape(_))));

@@ -1,25 +1,25 @@
 //! Every quantized type: the numbers of a packed block are the file's, bit for bit, wherever its columns are cut.
 
+use backend::{Memory, Stored};
 use crate::numbers::{File, Rng, TYPES, assert_bits, cpus, dequantized};
-use backend::{Memory, Scales, Stored, StoredType};
-use types::Activations;
+use types::{Activations, Dtype, Scales};
 
 const N: usize = 512;
 
 /// In the order of the file that `make_quants.py` wrote.
-const WRITTEN: [StoredType; 12] = [
-    StoredType::Q4_0,
-    StoredType::Q4_1,
-    StoredType::Q5_0,
-    StoredType::Q5_1,
-    StoredType::Q8_0,
-    StoredType::Q2K,
-    StoredType::Q3K,
-    StoredType::Q4K,
-    StoredType::Q5K,
-    StoredType::Q6K,
-    StoredType::IQ4NL,
-    StoredType::MXFP4,
+const WRITTEN: [Dtype; 12] = [
+    Dtype::Q4_0,
+    Dtype::Q4_1,
+    Dtype::Q5_0,
+    Dtype::Q5_1,
+    Dtype::Q8_0,
+    Dtype::Q2K,
+    Dtype::Q3K,
+    Dtype::Q4K,
+    Dtype::Q5K,
+    Dtype::Q6K,
+    Dtype::IQ4NL,
+    Dtype::MXFP4,
 ];
 
 /// A zero may have lost its sign: adding zero makes all zeros alike.
@@ -48,7 +48,7 @@ fn a_packed_number_is_the_files() {
 #[test]
 fn columns_may_be_cut_inside_a_block() {
     let mut rng = Rng(6);
-    for dtype in TYPES.into_iter().filter(|dtype| dtype.block().0 > 1) {
+    for dtype in TYPES.into_iter().filter(|dtype| dtype.block() > 1) {
         let file = File::random(&mut rng, dtype, 21, 768);
         for (path, cpu) in cpus(Activations::Int8) {
             for columns in [0..32, 32..768, 96..352, 224..288, 256..512, 736..768, 288..320] {
@@ -83,10 +83,10 @@ fn every_number_of_eight_bits_is_what_the_format_says() {
     assert_eq!((eight_bits(0x7e), eight_bits(0x08), eight_bits(0x81)), (448.0, 2f32.powi(-6), -2f32.powi(-9)));
     let expected: Vec<f32> = all.iter().map(|bits| eight_bits(*bits)).collect();
     for (path, cpu) in cpus(Activations::Int8) {
-        assert_bits(&path, &dequantized(&cpu, Stored::whole(StoredType::F8E4M3, 1, 256, &all)), &expected);
+        assert_bits(&path, &dequantized(&cpu, Stored::whole(Dtype::F8E4M3, 1, 256, &all)), &expected);
         let mut one_is_none = all.clone();
         one_is_none[40] = 0xff;
-        let got = dequantized(&cpu, Stored::whole(StoredType::F8E4M3, 1, 256, &one_is_none));
+        let got = dequantized(&cpu, Stored::whole(Dtype::F8E4M3, 1, 256, &one_is_none));
         assert!(got[32..64].iter().all(|x| x.is_nan()), "{path}: its scale is none");
         assert_bits(&path, &got[64..], &expected[64..]);
     }
@@ -102,8 +102,8 @@ fn scales_are_found_wherever_a_matrix_is_cut() {
         let of = |row: usize, column: usize| scales[row / block[0] * per_row + column / block[1]];
         let number = |row: usize, column: usize| eight_bits(bytes[row * k + column]) * of(row, column);
         let of_bytes = bytemuck::cast_slice(&scales);
-        let beside = Scales { dtype: StoredType::F32, bytes: of_bytes, block, per_row, first: [0, 0] };
-        let whole = Stored::whole(StoredType::F8E4M3, rows, k, &bytes).scaled(beside);
+        let beside = Scales { dtype: Dtype::F32, bytes: of_bytes, block, per_row, first: [0, 0] };
+        let whole = Stored::whole(Dtype::F8E4M3, rows, k, &bytes).scaled(beside);
         for (path, cpu) in cpus(Activations::F32) {
             for (r, c) in [(0..rows, 0..k), (13..150, 0..k), (0..rows, 96..k), (127..129, 96..192), (20..90, 288..320)]
             {

@@ -1,9 +1,9 @@
 //! What a rank's share of a model asks of the operations: tables that begin in the middle, sums that are added apart
 //! from a norm, biases, and matrices, heads and leaves of which there are none.
 
+use backend::{Attention, AttentionCall, Batch, Heads, KvSpec, Linear, Memory, Pointwise, RopeStyle};
 use crate::numbers::{File, Rng, all, assert_bits, cpus, filled};
-use backend::{Attention, Batch, Heads, KvSpec, Linear, Memory, Pointwise, RopeStyle};
-use types::{Activations, KvDtype, Leaves};
+use types::{Activations, KvDtype, KvLayout, Leaves};
 
 #[test]
 fn add_gives_the_residual_that_the_norm_would() {
@@ -31,7 +31,7 @@ fn a_bias_is_added_to_each_row() {
 
 #[test]
 fn a_table_leaves_the_rows_of_others_as_they_are() {
-    let file = File::random(&mut Rng(4), backend::StoredType::Q8_0, 40, 32);
+    let file = File::random(&mut Rng(4), types::Dtype::Q8_0, 40, 32);
     let tokens = [0, 16, 17, 30, 31, u32::MAX];
     for (path, cpu) in cpus(Activations::Int8) {
         let table = cpu.matrix(&[file.stored().rows(17..31).unwrap()]).unwrap();
@@ -46,7 +46,7 @@ fn a_table_leaves_the_rows_of_others_as_they_are() {
 
 #[test]
 fn nothing_is_done_with_nothing() {
-    let file = File::random(&mut Rng(5), backend::StoredType::Q8_0, 40, 64);
+    let file = File::random(&mut Rng(5), types::Dtype::Q8_0, 40, 64);
     let mut batch = Batch { tables: vec![Default::default()], ..Batch::default() };
     batch.tokens.extend([1, 2, 3]);
     for (_, cpu) in cpus(Activations::Int8) {
@@ -60,13 +60,18 @@ fn nothing_is_done_with_nothing() {
         cpu.linear_runs(&none, &no_leaves, 3, &mut out);
         assert_eq!(all(&cpu, &out, 3), [5.0; 3 * 40]);
         cpu.embed(&no_rows, 9, &[8, 9, 10], &mut filled(&cpu, 3, &[1.0; 3 * 64]));
-        let spec = KvSpec { n_layers: 2, n_blocks: 4, n_kv_heads: 0, head_dim: 16, dtype: KvDtype::F16 };
+        let spec = KvSpec { n_layers: 2, n_blocks: 4, layout: KvLayout::heads(0, 16), dtype: KvDtype::F16 };
         let heads =
             Heads { n_heads: 0, n_kv_heads: 0, per_kv: 3, first: 0, head_dim: 16, scale: 1.0, window: None, cap: None };
         let (mut kv, mut qkv) = (cpu.kv(spec).unwrap(), cpu.buffer(3, 0).unwrap());
         let rope = cpu.rope(&[1.0; 8], &[0.0; 8], 8, RopeStyle::Halves).unwrap();
-        cpu.rope_store(&mut qkv, Some(&rope), &heads, &batch, 0, 1, &mut kv);
-        cpu.attend(&qkv, &kv, &heads, &batch, 0, 1, &mut none);
+        cpu.rope_store(
+            &mut qkv,
+            Some(&rope),
+            &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 1 },
+            &mut kv,
+        );
+        cpu.attend(&qkv, &kv, &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 1 }, &mut none);
         cpu.silu_mul(&qkv, 3, &mut none);
     }
 }

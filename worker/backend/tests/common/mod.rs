@@ -2,9 +2,9 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use backend::cpu::{Buffer, Cpu, CpuConfig, Isa};
-use backend::{Memory, Pointwise, Scales, Stored, StoredType};
+use backend::{Memory, Pointwise, Stored};
 use half::{bf16, f16};
-use types::Activations;
+use types::{Activations, Dtype, Scales};
 
 pub struct Rng(pub u64);
 
@@ -31,33 +31,33 @@ impl Rng {
     }
 }
 
-pub const TYPES: [StoredType; 16] = [
-    StoredType::F32,
-    StoredType::F16,
-    StoredType::BF16,
-    StoredType::Q4_0,
-    StoredType::Q4_1,
-    StoredType::Q5_0,
-    StoredType::Q5_1,
-    StoredType::Q8_0,
-    StoredType::Q2K,
-    StoredType::Q3K,
-    StoredType::Q4K,
-    StoredType::Q5K,
-    StoredType::Q6K,
-    StoredType::IQ4NL,
-    StoredType::MXFP4,
-    StoredType::F8E4M3,
+pub const TYPES: [Dtype; 16] = [
+    Dtype::F32,
+    Dtype::F16,
+    Dtype::BF16,
+    Dtype::Q4_0,
+    Dtype::Q4_1,
+    Dtype::Q5_0,
+    Dtype::Q5_1,
+    Dtype::Q8_0,
+    Dtype::Q2K,
+    Dtype::Q3K,
+    Dtype::Q4K,
+    Dtype::Q5K,
+    Dtype::Q6K,
+    Dtype::IQ4NL,
+    Dtype::MXFP4,
+    Dtype::F8E4M3,
 ];
 
 /// Whether int8 meets it, if it meets anything.
-pub fn is_quantized(dtype: StoredType) -> bool {
-    dtype.block().0 > 1 && dtype != StoredType::F8E4M3
+pub fn is_quantized(dtype: Dtype) -> bool {
+    dtype.block() > 1 && dtype != Dtype::F8E4M3
 }
 
 /// The bytes of a file, and what they stand for.
 pub struct File {
-    pub dtype: StoredType,
+    pub dtype: Dtype,
     pub rows: usize,
     pub k: usize,
     pub bytes: Vec<u8>,
@@ -69,9 +69,9 @@ pub struct File {
 impl File {
     /// What a file of these bytes stands for is read back through an embedding, whose numbers `quants.rs` holds
     /// against another reader's.
-    pub fn random(rng: &mut Rng, dtype: StoredType, rows: usize, k: usize) -> File {
+    pub fn random(rng: &mut Rng, dtype: Dtype, rows: usize, k: usize) -> File {
         let mut bytes = Vec::new();
-        for _ in 0..rows * k / dtype.block().0 {
+        for _ in 0..rows * k / dtype.block() {
             bytes.extend(random_block(rng, dtype));
         }
         let block = [[1, k], [rows, k], [16, 64]][rng.below(3)];
@@ -80,11 +80,11 @@ impl File {
 
     /// Numbers of eight bits with a scale for each block of so many rows and columns.
     pub fn in_eight_bits(rng: &mut Rng, rows: usize, k: usize, block: [usize; 2]) -> File {
-        let bytes = (0..rows * k / 32).flat_map(|_| random_block(rng, StoredType::F8E4M3)).collect();
-        File::scaled(rng, StoredType::F8E4M3, [rows, k], bytes, block)
+        let bytes = (0..rows * k / 32).flat_map(|_| random_block(rng, Dtype::F8E4M3)).collect();
+        File::scaled(rng, Dtype::F8E4M3, [rows, k], bytes, block)
     }
 
-    fn scaled(rng: &mut Rng, dtype: StoredType, [rows, k]: [usize; 2], bytes: Vec<u8>, block: [usize; 2]) -> File {
+    fn scaled(rng: &mut Rng, dtype: Dtype, [rows, k]: [usize; 2], bytes: Vec<u8>, block: [usize; 2]) -> File {
         let scales = scales(rng, dtype, [rows, k], block);
         let mut file = File { dtype, rows, k, bytes, scales, values: Vec::new() };
         file.values = dequantized(&cpu(Isa::Plain, 1, Activations::F32), file.stored());
@@ -95,44 +95,39 @@ impl File {
         let stored = Stored::whole(self.dtype, self.rows, self.k, &self.bytes);
         let Some((bytes, block)) = &self.scales else { return stored };
         let per_row = self.k.div_ceil(block[1]);
-        stored.scaled(Scales { dtype: StoredType::F32, bytes, block: *block, per_row, first: [0, 0] })
+        stored.scaled(Scales { dtype: Dtype::F32, bytes, block: *block, per_row, first: [0, 0] })
     }
 }
 
 /// Of numbers of eight bits.
-pub fn scales(
-    rng: &mut Rng,
-    dtype: StoredType,
-    [rows, k]: [usize; 2],
-    block: [usize; 2],
-) -> Option<(Vec<u8>, [usize; 2])> {
+pub fn scales(rng: &mut Rng, dtype: Dtype, [rows, k]: [usize; 2], block: [usize; 2]) -> Option<(Vec<u8>, [usize; 2])> {
     let n_scales = rows.div_ceil(block[0]) * k.div_ceil(block[1]);
     // The largest number is 448.
     let scale = |_| ((0.5 + rng.unit().abs()) / 448.0).to_le_bytes();
-    (dtype == StoredType::F8E4M3).then(|| ((0..n_scales).flat_map(scale).collect(), block))
+    (dtype == Dtype::F8E4M3).then(|| ((0..n_scales).flat_map(scale).collect(), block))
 }
 
-pub fn random_block(rng: &mut Rng, dtype: StoredType) -> Vec<u8> {
+pub fn random_block(rng: &mut Rng, dtype: Dtype) -> Vec<u8> {
     let x = rng.unit();
     match dtype {
-        StoredType::F32 => return x.to_le_bytes().into(),
-        StoredType::F16 => return f16::from_f32(x).to_le_bytes().into(),
-        StoredType::BF16 => return bf16::from_f32(x).to_le_bytes().into(),
+        Dtype::F32 => return x.to_le_bytes().into(),
+        Dtype::F16 => return f16::from_f32(x).to_le_bytes().into(),
+        Dtype::BF16 => return bf16::from_f32(x).to_le_bytes().into(),
         _ => {}
     }
-    if dtype == StoredType::F8E4M3 {
+    if dtype == Dtype::F8E4M3 {
         return (0..32).map(|_| (rng.below(0x7f) | rng.below(2) << 7) as u8).collect();
     }
-    let mut block: Vec<u8> = (0..dtype.block().1).map(|_| rng.next() as u8).collect();
+    let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| rng.next() as u8).collect();
     // Where its scale stands, where its minimum, and how large a scale makes numbers near one.
     let (scale_at, minimum_at, size) = match dtype {
-        StoredType::Q4_0 | StoredType::Q5_0 => (0, None, 0.1),
-        StoredType::Q4_1 | StoredType::Q5_1 => (0, Some((2, 1.0)), 0.1),
-        StoredType::Q2K => (80, Some((82, 0.05)), 0.02),
-        StoredType::Q3K => (108, None, 0.01),
-        StoredType::Q4K | StoredType::Q5K => (0, Some((2, 0.01)), 0.001),
-        StoredType::Q6K => (208, None, 0.0005),
-        StoredType::MXFP4 => {
+        Dtype::Q4_0 | Dtype::Q5_0 => (0, None, 0.1),
+        Dtype::Q4_1 | Dtype::Q5_1 => (0, Some((2, 1.0)), 0.1),
+        Dtype::Q2K => (80, Some((82, 0.05)), 0.02),
+        Dtype::Q3K => (108, None, 0.01),
+        Dtype::Q4K | Dtype::Q5K => (0, Some((2, 0.01)), 0.001),
+        Dtype::Q6K => (208, None, 0.0005),
+        Dtype::MXFP4 => {
             block[0] = 118 + rng.below(8) as u8;
             return block;
         }

@@ -5,13 +5,12 @@ use super::{Attended, Check, EXACT, Mixture, Operation, Product, ROUNDED, apart,
 use crate::numbers::{File, Rng, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::cuda::Cuda;
-use backend::{Batch, BatchSlice, Device, Draw, Heads, Memory, Pointwise, Sample, StoredType};
+use backend::{Batch, Device, Draw, Heads, Memory, PassSlice, Pointwise, Sample};
 use types::leaves::sum_runs;
-use types::{Activations, KvDtype, Mode, Sampling};
+use types::{Activations, Dtype, KvDtype, Mode, Sampling, Want};
 
 /// One of each kind that weights have on the device.
-pub const TYPES: [StoredType; 6] =
-    [StoredType::BF16, StoredType::Q8_0, StoredType::Q6K, StoredType::Q4_0, StoredType::Q3K, StoredType::F8E4M3];
+pub const TYPES: [Dtype; 6] = [Dtype::BF16, Dtype::Q8_0, Dtype::Q6K, Dtype::Q4_0, Dtype::Q3K, Dtype::F8E4M3];
 /// Of heads.
 pub const WIDTHS: [usize; 8] = [32, 64, 96, 128, 160, 192, 224, 256];
 /// For each kernel of few rows, and the one of many.
@@ -76,7 +75,7 @@ fn reference() -> Cpu {
 }
 
 /// All that has weights of a type. Under `fast` what is of many rows is the library's.
-pub fn of_type(device: &Cuda, dtype: StoredType, seed: u64) -> Vec<Check> {
+pub fn of_type(device: &Cuda, dtype: Dtype, seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), reference());
     let rows = if device.mode() == Mode::Fast { &ROWS[..3] } else { &ROWS };
     let product = |n_rows: &usize| {
@@ -138,18 +137,18 @@ fn folded(device: &Cuda, rng: &mut Rng) -> Check {
 /// Tokens that the device has drawn are those of its next pass, and the host has not told it.
 fn taken(device: &Cuda, rng: &mut Rng) -> Check {
     const N_VOCAB: usize = 50;
-    let table = device.matrix(&[File::random(rng, StoredType::BF16, N_VOCAB, 64).stored()]).unwrap();
+    let table = device.matrix(&[File::random(rng, Dtype::BF16, N_VOCAB, 64).stored()]).unwrap();
     let logits = filled(device, 3, &rng.floats(3 * N_VOCAB));
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     let draws: Vec<Draw<'_>> =
         (0..3).map(|_| Draw { sampling: &sampling, prompt: &[], output: &[], score: None }).collect();
     let (mut told, mut out) = (Vec::new(), device.buffer(3, 64).unwrap());
     let drawing = device.begin_draws(&logits, &draws).unwrap();
-    let slices = (0..3).map(|row| BatchSlice { rows: row..row + 1, start: 0 }).collect();
+    let slices = (0..3).map(|row| PassSlice::new(row..row + 1, 0, Want::Nothing)).collect();
     let drawn = vec![(0, 2), (1, 0), (2, 1)];
     let batch = Batch { tokens: vec![0; 3], positions: vec![0; 3], slices, drawn, ..Batch::default() };
-    device.begin(&batch);
-    device.embed_batch(&table, 0, &batch, &mut out);
+    device.begin(&batch.pass());
+    device.embed_pass(&table, 0, &batch.pass(), &mut out);
     let got = read(device, &out, 3);
     device.drawn(&drawing, &draws, &mut told);
     let token = |i: usize| told[i].as_ref().map_or(0, |drawn| drawn.token);

@@ -8,9 +8,9 @@ pub mod shapes;
 
 use crate::numbers::{File, Rng, TYPES, cpu};
 use backend::cpu::{Cpu, Isa};
-use backend::{Batch, BatchSlice, BlockTables, Device, Draw, Expert, Heads, KvSpec, RopeStyle, Routing, StoredType};
+use backend::{AttentionCall, Batch, BlockTables, Device, Draw, Expert, Heads, KvSpec, PassSlice, RopeStyle, Routing};
 use types::leaves::aligned_runs;
-use types::{Activations, BlockId, KvDtype, Leaves, Sampling};
+use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Sampling, Want};
 
 /// One comparison.
 pub struct Check {
@@ -116,7 +116,7 @@ impl Operation for Product {
 /// Products under `fast` beside the CPU's: what is asked for twice has the same bits.
 pub fn fast_checks<D: Device>(device: &D, rows: &[usize], seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), cpu(Isa::detect(), 1, Activations::F32));
-    let shapes = [(StoredType::BF16, 96, 160), (StoredType::F32, 33, 256), (StoredType::F16, 130, 32)];
+    let shapes = [(Dtype::BF16, 96, 160), (Dtype::F32, 33, 256), (Dtype::F16, 130, 32)];
     let mut checks = Vec::new();
     for ((dtype, n_out, k), n_rows) in shapes.into_iter().flat_map(|shape| rows.iter().map(move |n| (shape, *n))) {
         let file = File::random(rng, dtype, n_out, k);
@@ -154,7 +154,7 @@ fn fast_check<D: Device>(of: &impl Operation, device: &D, reference: &Cpu, rng: 
 /// The bits of one product, on any device.
 pub fn product_of<D: Device>(device: &D, n_out: usize, k: usize, n_rows: usize) -> Vec<u32> {
     let rng = &mut Rng(7);
-    let file = File::random(rng, StoredType::BF16, n_out, k);
+    let file = File::random(rng, Dtype::BF16, n_out, k);
     let x = rng.floats(n_rows * k);
     Product { file }.run(device, &x, n_rows).into_iter().map(f32::to_bits).collect()
 }
@@ -281,7 +281,7 @@ struct Mixture {
 }
 
 impl Mixture {
-    fn new(rng: &mut Rng, dtype: StoredType, [hidden, inner]: [usize; 2], n_experts: usize, n_used: usize) -> Mixture {
+    fn new(rng: &mut Rng, dtype: Dtype, [hidden, inner]: [usize; 2], n_experts: usize, n_used: usize) -> Mixture {
         Mixture {
             routing: Routing { n_experts, n_used, normalized: true },
             gate_up: (0..n_experts).map(|_| File::random(rng, dtype, 2 * inner, hidden)).collect(),
@@ -350,7 +350,7 @@ impl Attended {
             batch.tokens.extend(range.clone().map(|i| i as u32));
             batch.positions.extend(range.clone().map(|i| i as u32));
             let rows = first..first + range.len() as u32;
-            batch.slices.push(BatchSlice { rows, start: range.start as u32 });
+            batch.slices.push(PassSlice::new(rows, range.start as u32, Want::Nothing));
             let n = self.lengths[*sequence].div_ceil(16);
             let table = &mut batch.tables[0];
             table.blocks.extend((0..n).map(|i| BlockId((N_BLOCKS - 1 - 3 * i - sequence) as u32)));
@@ -371,15 +371,32 @@ impl Attended {
         let qkv: Vec<f32> = rows.map(|i| numbers[i]).collect();
         let mut qkv = filled(device, n_rows, &qkv);
         let mut out = device.buffer(n_rows, self.heads.n_heads * self.heads.head_dim).unwrap();
-        device.begin(batch);
-        device.rope_store(&mut qkv, Some(rope), &self.heads, batch, 0, 0, kv);
-        device.attend(&qkv, kv, &self.heads, batch, 0, 0, &mut out);
+        device.begin(&batch.pass());
+        device.rope_store(
+            &mut qkv,
+            Some(rope),
+            &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
+            kv,
+        );
+        device.attend(
+            &qkv,
+            kv,
+            &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
+            &mut out,
+        );
         read(device, &out, n_rows)
     }
 
     fn run<D: Device>(&self, device: &D, dtype: KvDtype, which: &[usize], numbers: &[f32]) -> Vec<f32> {
         let Heads { n_kv_heads, head_dim, .. } = self.heads;
-        let mut kv = device.kv(KvSpec { n_layers: 1, n_blocks: N_BLOCKS, n_kv_heads, head_dim, dtype }).unwrap();
+        let mut kv = device
+            .kv(KvSpec {
+                n_layers: 1,
+                n_blocks: N_BLOCKS,
+                layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32),
+                dtype,
+            })
+            .unwrap();
         let turns: Vec<f32> = (0..1024 * head_dim / 2).map(|i| (i % 977) as f32 / 977.0).collect();
         let (cos, sin): (Vec<f32>, Vec<f32>) = turns.iter().map(|turn| (turn.cos(), turn.sin())).unzip();
         let rope = device.rope(&cos, &sin, head_dim / 2, RopeStyle::Halves).unwrap();
@@ -423,11 +440,18 @@ fn cleared<D: Device>(device: &D, dtype: KvDtype, rng: &mut Rng) -> Check {
     const N_ROWS: usize = 90;
     let heads = Heads::whole(2, 2, 64, 0.2);
     let batch = Attended { heads, lengths: vec![N_ROWS], n_new: N_ROWS }.batch(&[0], |n| 0..n);
-    let spec = KvSpec { n_layers: N_LAYERS, n_blocks: N_BLOCKS, n_kv_heads: 2, head_dim: 64, dtype };
+    let spec = KvSpec { n_layers: N_LAYERS, n_blocks: N_BLOCKS, layout: KvLayout::heads(2, 64), dtype };
     let mut kv = device.kv(spec).unwrap();
     let mut qkv = filled(device, N_ROWS, &rng.floats(N_ROWS * heads.qkv_cols()));
-    device.begin(&batch);
-    (0..N_LAYERS).for_each(|layer| device.rope_store(&mut qkv, None, &heads, &batch, 0, layer, &mut kv));
+    device.begin(&batch.pass());
+    (0..N_LAYERS).for_each(|layer| {
+        device.rope_store(
+            &mut qkv,
+            None,
+            &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer },
+            &mut kv,
+        )
+    });
     let read = |kv: &D::Kv| -> Vec<Vec<u8>> {
         let places = (0..N_LAYERS).flat_map(|layer| (0..N_BLOCKS as u32).map(move |block| (layer, BlockId(block))));
         places.map(|(layer, block)| device.read_block(kv, layer, block)).collect()
@@ -486,7 +510,7 @@ pub fn checks<D: Device>(device: &D, dtype: KvDtype, n_rows: &[usize], seed: u64
         let file = File::random(rng, dtype, 37, 256);
         checks.push(Product { file }.check(device, &reference, rng, n_rows[i % n_rows.len()]));
     }
-    for dtype in [StoredType::BF16, StoredType::Q4_0] {
+    for dtype in [Dtype::BF16, Dtype::Q4_0] {
         let file = File::random(rng, dtype, 20, 320);
         checks.push(Leafed { file }.check(device, &reference, rng, 3));
     }
@@ -494,7 +518,7 @@ pub fn checks<D: Device>(device: &D, dtype: KvDtype, n_rows: &[usize], seed: u64
     for row in rows.into_iter().chain([Row::Scale, Row::Cap, Row::Gather]) {
         checks.push(Rows { of: row, cols: 80 }.check(device, &reference, rng, 5));
     }
-    for (dtype, n_experts, n_used) in [(StoredType::BF16, 4, 2), (StoredType::Q8_0, 7, 3)] {
+    for (dtype, n_experts, n_used) in [(Dtype::BF16, 4, 2), (Dtype::Q8_0, 7, 3)] {
         checks.push(Mixture::new(rng, dtype, [64, 32], n_experts, n_used).check(device, &reference, rng, 9));
     }
     checks.extend(attentions().iter().map(|attended| attended.check(device, dtype, &reference, rng)));

@@ -4,10 +4,10 @@
 use super::{Check, Mixture, Operation, PRODUCT, Row, Rows, apart, draws, filled, read, same_bits};
 use crate::numbers::{File, Rng, cpu, random_block};
 use backend::cpu::{Cpu, Isa};
-use backend::{Batch, BatchLimits, BatchSlice, BlockTables, Device, Heads, KvSpec, RopeStyle, Routing, StoredType};
+use backend::{AttentionCall, Batch, BatchLimits, BlockTables, Device, Heads, KvSpec, PassSlice, RopeStyle, Routing};
 use std::ops::Range;
 use types::cache::blocks_for;
-use types::{Activations, BlockId, KvDtype, Leaves};
+use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Want};
 
 /// How large all of it is.
 #[derive(Clone, Copy)]
@@ -58,10 +58,10 @@ pub const SMALL: Sizes = Sizes {
 };
 
 /// A matrix of many numbers, quickly: a prime number of random blocks, again and again.
-pub fn wide(rng: &mut Rng, dtype: StoredType, rows: usize, k: usize) -> File {
+pub fn wide(rng: &mut Rng, dtype: Dtype, rows: usize, k: usize) -> File {
     const POOL: usize = 65_537;
-    let n_blocks = rows * k / dtype.block().0;
-    let n_bytes = n_blocks * dtype.block().1;
+    let n_blocks = rows * k / dtype.block();
+    let n_bytes = n_blocks * dtype.block_bytes();
     let pool: Vec<u8> = (0..n_blocks.min(POOL)).flat_map(|_| random_block(rng, dtype)).collect();
     let mut bytes = Vec::with_capacity(n_bytes + pool.len());
     while bytes.len() < n_bytes {
@@ -115,11 +115,11 @@ impl Wide {
 }
 
 /// The products of a layer.
-pub fn products<D: Device>(device: &D, sizes: &Sizes, dtype: StoredType, seed: u64) -> Vec<Check> {
+pub fn products<D: Device>(device: &D, sizes: &Sizes, dtype: Dtype, seed: u64) -> Vec<Check> {
     let Sizes { hidden, inner, kv, .. } = *sizes;
     let (rng, reference) = (&mut Rng(seed), reference());
     // Blocks are as wide as they are.
-    let k = |k: usize| k.next_multiple_of(dtype.block().0);
+    let k = |k: usize| k.next_multiple_of(dtype.block());
     let shapes = [
         ("Q, K and V", hidden + 2 * kv, k(hidden), false),
         ("gate and up", 2 * inner, k(hidden), false),
@@ -135,7 +135,7 @@ pub fn products<D: Device>(device: &D, sizes: &Sizes, dtype: StoredType, seed: u
 /// The product with the vocabulary.
 pub fn head<D: Device>(device: &D, sizes: &Sizes, seed: u64) -> Check {
     let (rng, few) = (&mut Rng(seed), &sizes.rows[..sizes.rows.len() - 1]);
-    let file = wide(rng, StoredType::BF16, sizes.vocab, sizes.hidden);
+    let file = wide(rng, Dtype::BF16, sizes.vocab, sizes.hidden);
     Wide { name: "head", file, is_cut: false }.check(device, &reference(), rng, few)
 }
 
@@ -160,7 +160,7 @@ pub fn rows<D: Device>(device: &D, sizes: &Sizes, seed: u64) -> Vec<Check> {
 pub fn experts<D: Device>(device: &D, sizes: &Sizes, seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), reference());
     let [hidden, inner, n_experts, n_used] = sizes.experts;
-    let check = |dtype: StoredType| {
+    let check = |dtype: Dtype| {
         let mixture = Mixture {
             routing: Routing { n_experts, n_used, normalized: true },
             gate_up: (0..n_experts).map(|_| wide(rng, dtype, 2 * inner, hidden)).collect(),
@@ -168,7 +168,7 @@ pub fn experts<D: Device>(device: &D, sizes: &Sizes, seed: u64) -> Vec<Check> {
         };
         mixture.check(device, &reference, rng, sizes.company)
     };
-    [StoredType::BF16, StoredType::Q4_0].into_iter().map(check).collect()
+    [Dtype::BF16, Dtype::Q4_0].into_iter().map(check).collect()
 }
 
 /// Sequences far along, of one layer: what is before is stored, and what is new is attended.
@@ -203,7 +203,7 @@ impl Far {
             batch.tokens.extend(range.clone().map(|i| i as u32));
             batch.positions.extend(range.clone().map(|i| i as u32));
             let rows = first..first + range.len() as u32;
-            batch.slices.push(BatchSlice { rows, start: range.start as u32 });
+            batch.slices.push(PassSlice::new(rows, range.start as u32, Want::Nothing));
             let (before, table) = (self.n_blocks(&self.lengths[..*sequence]), &mut batch.tables[0]);
             let n = blocks_for(self.lengths[*sequence] as u32) as usize;
             table.blocks.extend((0..n).map(|i| BlockId((n_blocks - 1 - before - i) as u32)));
@@ -232,14 +232,21 @@ impl Far {
         let rows_max = STORED_ROWS.max(which.iter().map(|sequence| n_new(self.lengths[*sequence])).sum());
         device.batches(BatchLimits { rows_max, context: context as u32, n_groups: 1 }).unwrap();
         let n_blocks = self.n_blocks(&self.lengths);
-        let mut kv = device.kv(KvSpec { n_layers: 1, n_blocks, n_kv_heads, head_dim, dtype }).unwrap();
+        let mut kv = device
+            .kv(KvSpec { n_layers: 1, n_blocks, layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32), dtype })
+            .unwrap();
         let turns: Vec<f32> = (0..context * head_dim / 2).map(|i| (i % 977) as f32 / 977.0).collect();
         let (cos, sin): (Vec<f32>, Vec<f32>) = turns.iter().map(|turn| (turn.cos(), turn.sin())).unzip();
         let rope = device.rope(&cos, &sin, head_dim / 2, RopeStyle::Halves).unwrap();
         let mut store = |ranges: &[(usize, Range<usize>)]| {
             let (batch, mut qkv) = (self.batch(ranges), self.qkv(device, ranges, numbers));
-            device.begin(&batch);
-            device.rope_store(&mut qkv, Some(&rope), &self.heads, &batch, 0, 0, &mut kv);
+            device.begin(&batch.pass());
+            device.rope_store(
+                &mut qkv,
+                Some(&rope),
+                &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
+                &mut kv,
+            );
             (batch, qkv)
         };
         for sequence in which {
@@ -252,7 +259,12 @@ impl Far {
         let ranges: Vec<_> = which.iter().map(range).map(|(i, n)| (i, n - n_new(n)..n)).collect();
         let (batch, qkv) = store(&ranges);
         let mut out = device.buffer(batch.n_rows(), self.heads.n_heads * head_dim).unwrap();
-        device.attend(&qkv, &kv, &self.heads, &batch, 0, 0, &mut out);
+        device.attend(
+            &qkv,
+            &kv,
+            &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
+            &mut out,
+        );
         read(device, &out, batch.n_rows())
     }
 

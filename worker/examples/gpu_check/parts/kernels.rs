@@ -4,11 +4,10 @@
 use super::{Done, Finding, Group, Options, Tell, cuda};
 use crate::on_device::shapes::{self, REAL, SMALL, Sizes};
 use crate::on_device::{self, Check, every};
-use backend::StoredType;
 use backend::cuda::Cuda;
 use serde_json::json;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use types::{KvDtype, Mode};
+use types::{Dtype, KvDtype, Mode};
 
 /// Rows that products are tried with, two by two: every kernel for them, and more rows than a block has.
 const ROWS: [usize; 6] = [1, 7, 13, 30, 64, 200];
@@ -61,7 +60,7 @@ pub fn groups(options: &Options) -> Vec<Group> {
     groups.push(group("rows and draws", Mode::Lockstep, |cuda, of, seed| shapes::rows(cuda, sizes(of), seed)));
     groups.push(group("experts", Mode::Lockstep, |cuda, of, seed| shapes::experts(cuda, sizes(of), seed)));
     let under_fast = group("every kernel under fast", Mode::Fast, |cuda, _, seed| {
-        let types = [StoredType::BF16, StoredType::F8E4M3];
+        let types = [Dtype::BF16, Dtype::F8E4M3];
         types.into_iter().flat_map(|dtype| every::of_type(cuda, dtype, seed)).collect()
     });
     let products = Group::new("kernels", "products under fast", fast);

@@ -3,14 +3,14 @@
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
-use backend::{Batch, BatchSlice, Device, Repeats};
+use backend::{Batch, Device, PassSlice, Repeats};
 use checkpoint::Checkpoint;
 use collective::Ranks;
 use model::{KvCache, Limits, Model};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use types::cache::blocks_for;
-use types::{Activations, BlockId, CacheGroup, KvDtype, Mode, Token};
+use types::{Activations, BlockId, CacheGroup, KvDtype, Mode, Token, Want};
 
 /// What is in the families, and in the formats, at least once.
 pub const NAMES: [&str; 14] = [
@@ -95,7 +95,7 @@ impl<D: Device> Rig<D> {
             let first = batch.n_rows() as u32;
             batch.tokens.extend(&logs[*sequence][range.start as usize..range.end as usize]);
             batch.positions.extend(range.clone());
-            batch.slices.push(BatchSlice { rows: first..first + range.len() as u32, start: range.start });
+            batch.slices.push(PassSlice::new(first..first + range.len() as u32, range.start, Want::Nothing));
             // Scattered and in descending order: nothing may depend on where a block lies.
             let block =
                 |i: u32| BlockId((blocks_for(CONTEXT) - 1 - i) * SEQUENCES as u32 + self.places[*sequence] as u32);
@@ -108,8 +108,9 @@ impl<D: Device> Rig<D> {
         }
         let n_rows = batch.n_rows();
         batch.outputs.extend(0..n_rows as u32);
-        batch.pad(self.device.rows_for(&batch));
-        let logits = self.model.forward(&self.device, &mut self.collective, &batch, &mut self.kv).unwrap().unwrap();
+        batch.pad(self.device.rows_for(&batch.pass()));
+        let logits =
+            self.model.forward(&self.device, &mut self.collective, &batch.pass(), &mut self.kv).unwrap().unwrap();
         let mut rows = vec![0.0; n_rows * self.n_vocab];
         self.device.read(logits, 0..n_rows, &mut rows);
         self.device.settle().unwrap();

@@ -69,7 +69,7 @@ impl Facts {
             Rejected::Draining => &mut self.refused_draining,
             Rejected::Deadline => &mut self.refused_late,
             Rejected::Finished(_) => &mut self.refused_finished,
-            Rejected::Empty | Rejected::TooLarge { .. } | Rejected::Unsupported(_) => return,
+            Rejected::Empty | Rejected::TooLarge { .. } => return,
         };
         *count += 1;
     }

@@ -8,8 +8,8 @@ use super::worker::{Limits, Worker};
 use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
-    BlockId, CacheGroup, CacheKind, Epoch, Finish, Micros, PolicyDigest, Priority, Request, RequestId, Sampling, Step,
-    StepDone, TenantId, Token, Want, Weight,
+    BlockId, CacheGroup, Epoch, Finish, Micros, PolicyDigest, Priority, Request, RequestId, Sampling, Step, StepDone,
+    TenantId, Token, Want, Weight,
 };
 
 const REQUESTS_MAX: u64 = 24;
@@ -272,7 +272,7 @@ impl World {
             Rejected::Finished(finish) => {
                 assert_eq!((&client.expected.tokens, client.expected.finish), (&request.output, finish));
             }
-            Rejected::Empty | Rejected::TooLarge { .. } | Rejected::Unsupported(_) => panic!("{rejected}"),
+            Rejected::Empty | Rejected::TooLarge { .. } => panic!("{rejected}"),
         }
         self.facts.refuse(rejected);
     }
@@ -502,7 +502,7 @@ fn draw_n_blocks(rng: &mut Rng, config: &Config) -> Vec<u32> {
 fn draw_groups(rng: &mut Rng) -> Vec<CacheGroup> {
     let window = |rng: &mut Rng| {
         let n_positions_max = if rng.chance(50) { 20 } else { 70 };
-        CacheGroup { kind: CacheKind::Window(rng.between(1, n_positions_max)), sharded: true }
+        CacheGroup::FULL.within(rng.between(1, n_positions_max))
     };
     match rng.below(10) {
         0..4 => vec![CacheGroup::FULL],

@@ -1,15 +1,15 @@
 //! Attention and what is stored before it: the contract's bits, however the positions were cut into steps, whoever else
 //! is in them, and whatever others' blocks hold.
 
+use crate::arguments;
+use crate::numbers::{Rng, assert_bits, cpu, filled};
 use super::device::{Launch, Memory, ORDERS, bf16_rows, rounded};
 use super::functions::{exp, soft_cap};
 use super::pointwise::HeadShape;
-use crate::arguments;
-use crate::numbers::{Rng, assert_bits, cpu, filled};
 use backend::cpu::Isa;
-use backend::{Attention, Batch, BatchSlice, BlockTables, Heads, KvSpec, Memory as _, RopeStyle};
+use backend::{Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Memory as _, PassSlice, RopeStyle};
 use std::ops::Range;
-use types::{Activations, BlockId, KvDtype};
+use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 
 const POSITIONS: usize = 16;
 const TILE: usize = 256;
@@ -324,20 +324,25 @@ fn attention_is_near_the_cpus() {
     let step: &Step = &[(0, 270..280)];
     let (qkv, _, _, _) = case.rows(&[(0, 0..280)]);
     let cpu = cpu(Isa::Plain, 1, Activations::F32);
-    let spec = KvSpec { n_layers: 1, n_blocks: N_BLOCKS, n_kv_heads: 2, head_dim: 64, dtype: KvDtype::F32 };
+    let spec = KvSpec { n_layers: 1, n_blocks: N_BLOCKS, layout: KvLayout::heads(2, 64), dtype: KvDtype::F32 };
     let (mut kv, mut x) = (cpu.kv(spec).unwrap(), filled(&cpu, 280, &qkv));
     let blocks = case.sequences[0].blocks.iter().copied().map(BlockId).collect::<Vec<_>>();
     let bounds = vec![0, blocks.len() as u32];
     let batch = Batch {
         tokens: vec![0; 280],
         positions: (0..280).collect(),
-        slices: vec![BatchSlice { rows: 0..280, start: 0 }],
+        slices: vec![PassSlice::new(0..280, 0, Want::Nothing)],
         tables: vec![BlockTables { blocks, bounds }],
         ..Batch::default()
     };
-    cpu.rope_store(&mut x, None, &case.heads, &batch, 0, 0, &mut kv);
+    cpu.rope_store(
+        &mut x,
+        None,
+        &AttentionCall { pass: &batch.pass(), heads: &case.heads, group: 0, layer: 0 },
+        &mut kv,
+    );
     let mut out = cpu.buffer(280, 4 * 64).unwrap();
-    cpu.attend(&x, &kv, &case.heads, &batch, 0, 0, &mut out);
+    cpu.attend(&x, &kv, &AttentionCall { pass: &batch.pass(), heads: &case.heads, group: 0, layer: 0 }, &mut out);
     let got = case.attend(step, 16, 0);
     for (row, got) in got.chunks(4 * 64).enumerate() {
         for (expected, got) in out.row(270 + row).iter().zip(got) {
@@ -417,13 +422,18 @@ fn stored(
 fn on_cpu(case: &Case, step: &Step, qkv: &[f32], rope: Option<(&[f32], &[f32], usize, RopeStyle)>) -> Vec<f32> {
     let Heads { n_kv_heads, head_dim, .. } = case.heads;
     let cpu = cpu(Isa::Plain, 1, Activations::F32);
-    let spec = KvSpec { n_layers: 1, n_blocks: N_BLOCKS, n_kv_heads, head_dim, dtype: KvDtype::F32 };
+    let spec = KvSpec {
+        n_layers: 1,
+        n_blocks: N_BLOCKS,
+        layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32),
+        dtype: KvDtype::F32,
+    };
     let mut kv = cpu.kv(spec).unwrap();
     let mut batch = Batch { tables: vec![BlockTables::default()], ..Batch::default() };
     for (sequence, range) in step {
         let first = batch.tokens.len() as u32;
         batch.tokens.extend(range.clone().map(|_| 0));
-        batch.slices.push(BatchSlice { rows: first..first + range.len() as u32, start: range.start as u32 });
+        batch.slices.push(PassSlice::new(first..first + range.len() as u32, range.start as u32, Want::Nothing));
         batch.tables[0].blocks.extend(case.sequences[*sequence].blocks.iter().copied().map(BlockId));
         let end = batch.tables[0].blocks.len() as u32;
         batch.tables[0].bounds.push(end);
@@ -431,6 +441,11 @@ fn on_cpu(case: &Case, step: &Step, qkv: &[f32], rope: Option<(&[f32], &[f32], u
     let n_rows = batch.n_rows();
     let rope = rope.map(|(cos, sin, half_dim, style)| cpu.rope(cos, sin, half_dim, style).unwrap());
     let mut x = filled(&cpu, n_rows, qkv);
-    cpu.rope_store(&mut x, rope.as_ref(), &case.heads, &batch, 0, 0, &mut kv);
+    cpu.rope_store(
+        &mut x,
+        rope.as_ref(),
+        &AttentionCall { pass: &batch.pass(), heads: &case.heads, group: 0, layer: 0 },
+        &mut kv,
+    );
     crate::numbers::all(&cpu, &x, n_rows)
 }

@@ -4,10 +4,10 @@ use super::super::{Done, Finding, Options, Tell, cuda};
 use super::{Copies, ROUNDS, Shape, Spread, shares, text};
 use crate::numbers::Rng;
 use backend::cuda::{Buffer, Cuda, Kv};
-use backend::{Attention, Batch, BatchLimits, BatchSlice, BlockTables, Device, Heads, KvSpec, Memory};
+use backend::{Attention, AttentionCall, Batch, BatchLimits, BlockTables, Device, Heads, KvSpec, Memory, PassSlice};
 use serde_json::json;
 use types::cache::blocks_for;
-use types::{BlockId, KvDtype, Mode};
+use types::{BlockId, KvDtype, KvLayout, Mode, Want};
 
 /// Operations a second.
 const AIM: f64 = 450e12;
@@ -32,7 +32,7 @@ fn batch(n_sequences: usize, rows: std::ops::Range<usize>, length: usize) -> Bat
         let first = batch.n_rows() as u32;
         batch.tokens.extend(rows.clone().map(|_| 0));
         batch.positions.extend(rows.clone().map(|row| row as u32));
-        batch.slices.push(BatchSlice { rows: first..first + rows.len() as u32, start: rows.start as u32 });
+        batch.slices.push(PassSlice::new(first..first + rows.len() as u32, rows.start as u32, Want::Nothing));
         let table = &mut batch.tables[0];
         table.blocks.extend((0..n_blocks).map(|block| BlockId((sequence + 1) * n_blocks - 1 - block)));
         table.bounds.push(table.blocks.len() as u32);
@@ -47,14 +47,24 @@ impl Attended<'_> {
         let rows_max = STORED_ROWS.max(n_sequences * n_new);
         cuda.batches(BatchLimits { rows_max, context: length as u32, n_groups: 1 }).map_err(text)?;
         let n_blocks = n_sequences * blocks_for(length as u32) as usize;
-        let spec = KvSpec { n_layers: 1, n_blocks, n_kv_heads, head_dim, dtype: KvDtype::Bf16 };
+        let spec = KvSpec {
+            n_layers: 1,
+            n_blocks,
+            layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32),
+            dtype: KvDtype::Bf16,
+        };
         let mut kv = cuda.kv(spec).map_err(text)?;
         let cols = heads.qkv_cols();
         let mut store = |batch: &Batch, rng: &mut Rng| -> Result<Buffer, String> {
             let mut qkv = cuda.buffer(batch.n_rows(), cols).map_err(text)?;
             cuda.write(&mut qkv, 0, &rng.floats(batch.n_rows() * cols));
-            cuda.begin(batch);
-            cuda.rope_store(&mut qkv, None, &heads, batch, 0, 0, &mut kv);
+            cuda.begin(&batch.pass());
+            cuda.rope_store(
+                &mut qkv,
+                None,
+                &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 },
+                &mut kv,
+            );
             Ok(qkv)
         };
         let (rng, at_once) = (&mut Rng(7), (STORED_ROWS / n_sequences).max(1));
@@ -73,8 +83,12 @@ impl Attended<'_> {
     /// Of one.
     fn seconds(&mut self) -> Result<f64, String> {
         let Attended { cuda, heads, kv, qkv, out, batch } = self;
-        cuda.begin(batch);
-        let seconds = cuda.seconds(|| (0..TIMES).for_each(|_| cuda.attend(qkv, kv, heads, batch, 0, 0, out)));
+        cuda.begin(&batch.pass());
+        let seconds = cuda.seconds(|| {
+            (0..TIMES).for_each(|_| {
+                cuda.attend(qkv, kv, &AttentionCall { pass: &batch.pass(), heads, group: 0, layer: 0 }, out)
+            })
+        });
         cuda.settle().map_err(text)?;
         Ok(seconds.map_err(text)? / TIMES as f64)
     }

@@ -6,9 +6,9 @@ use super::{Copies, ROUNDS, Shape, Spread, shares, text};
 use crate::numbers::Rng;
 use crate::on_device::shapes::wide;
 use backend::cuda::{Buffer, Cuda, Matrix};
-use backend::{Device, Linear, Memory, Pointwise, StoredType};
+use backend::{Device, Linear, Memory, Pointwise};
 use serde_json::json;
-use types::Mode;
+use types::{Dtype, Mode};
 
 /// In a row, so that beginning one does not count.
 const TIMES: usize = 10;
@@ -25,7 +25,7 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    fn new(cuda: &Cuda, dtype: StoredType, [n_out, k, n_rows]: [usize; 3]) -> Result<Product<'_>, String> {
+    fn new(cuda: &Cuda, dtype: Dtype, [n_out, k, n_rows]: [usize; 3]) -> Result<Product<'_>, String> {
         let rng = &mut Rng(k as u64);
         let w = cuda.matrix(&[wide(rng, dtype, n_out, k).stored()]).map_err(text)?;
         let (mut raw, mut x) = (cuda.buffer(n_rows, k).map_err(text)?, cuda.buffer(n_rows, k).map_err(text)?);
@@ -70,8 +70,8 @@ fn prefill(devices: &[(Mode, Cuda)], shape: &Shape, name: &str, of: [usize; 3], 
     let operations = |[n_out, k, n_rows]: [usize; 3]| 2.0 * n_out as f64 * k as f64 * n_rows as f64;
     let largest = [shape.peak; 3];
     let fast = devices.iter().find(|(mode, _)| *mode == Mode::Fast);
-    let mut peak = fast.map(|(_, cuda)| Product::new(cuda, StoredType::BF16, largest)).transpose()?;
-    let each = devices.iter().map(|(mode, cuda)| Ok((*mode, Product::new(cuda, StoredType::BF16, of)?)));
+    let mut peak = fast.map(|(_, cuda)| Product::new(cuda, Dtype::BF16, largest)).transpose()?;
+    let each = devices.iter().map(|(mode, cuda)| Ok((*mode, Product::new(cuda, Dtype::BF16, of)?)));
     let mut each = each.collect::<Result<Vec<_>, String>>()?;
     let (mut peaks, mut speeds) = (Vec::new(), vec![Vec::new(); each.len()]);
     for _ in 0..ROUNDS {
@@ -101,7 +101,7 @@ fn prefill(devices: &[(Mode, Cuda)], shape: &Shape, name: &str, of: [usize; 3], 
 /// As large as the vocabulary, so that no cache holds them.
 fn of_one_row(options: &Options, cuda: &Cuda, shape: &Shape, tell: Tell<'_>) -> Done {
     let mut copies = Copies::new(options)?;
-    for dtype in [StoredType::BF16, StoredType::Q8_0, StoredType::Q4_0] {
+    for dtype in [Dtype::BF16, Dtype::Q8_0, Dtype::Q4_0] {
         let mut product = Product::new(cuda, dtype, [shape.vocab, shape.hidden, 1])?;
         let n_bytes = cuda.matrix_bytes(&product.w) as f64;
         let (mut speeds, mut copied) = (Vec::new(), Vec::new());

@@ -1,0 +1,92 @@
+//! What a layer keeps of the positions behind it, how the ranks of a stage divide that, and the bytes that follow. A
+//! page is what one layer keeps of a block's positions.
+
+use crate::KvDtype;
+
+/// Positions per block. Sixteen blocks make one tile of attention.
+pub const BLOCK_TOKENS: u32 = 16;
+
+/// Of every position, as far back as it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvLayout {
+    /// `n` heads, each with `k` numbers of K and `v` of V. A query reads its own position and those before it, as many
+    /// as the window has in all; without one, all of them.
+    Heads { n: u32, k: u32, v: u32, window: Option<u32> },
+}
+
+/// How the ranks of a stage divide a layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sharding {
+    /// Each has the KV heads that its query heads read: one that a boundary cuts is held on both sides.
+    Heads,
+    /// Each has all of it.
+    Replicated,
+}
+
+impl KvLayout {
+    /// Of heads whose K and V are equally wide.
+    pub const fn heads(n: u32, dim: u32) -> KvLayout {
+        KvLayout::Heads { n, k: dim, v: dim, window: None }
+    }
+
+    /// The same, of which a query reads so many positions.
+    #[must_use]
+    pub const fn within(self, positions: u32) -> KvLayout {
+        let KvLayout::Heads { n, k, v, .. } = self;
+        KvLayout::Heads { n, k, v, window: Some(positions) }
+    }
+
+    pub const fn window(self) -> Option<u32> {
+        let KvLayout::Heads { window, .. } = self;
+        window
+    }
+
+    /// What a rank keeps whose query heads read so many KV heads.
+    #[must_use]
+    pub const fn share(self, sharding: Sharding, n_kv_heads: u32) -> KvLayout {
+        let KvLayout::Heads { n, k, v, window } = self;
+        match sharding {
+            Sharding::Heads => KvLayout::Heads { n: n_kv_heads, k, v, window },
+            Sharding::Replicated => KvLayout::Heads { n, k, v, window },
+        }
+    }
+
+    /// With every K and V as wide as a device wants it, which is a multiple of `grain`.
+    #[must_use]
+    pub const fn padded(self, grain: u32) -> KvLayout {
+        let KvLayout::Heads { n, k, v, window } = self;
+        KvLayout::Heads { n, k: k.next_multiple_of(grain), v: v.next_multiple_of(grain), window }
+    }
+
+    /// Of a block in one layer. Saturates, so that an absurd shape is refused where its memory is looked for.
+    pub const fn page_bytes(self, dtype: KvDtype) -> u64 {
+        let KvLayout::Heads { n, k, v, .. } = self;
+        let width = (k as u64 + v as u64) * BLOCK_TOKENS as u64 * dtype.bytes() as u64;
+        width.saturating_mul(n as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_page_follow_from_layout_sharding_and_dtype() {
+        // (heads, numbers, dtype, bytes of all heads, of two)
+        let cases = [
+            (3, 64, KvDtype::F16, 12_288, 8192),
+            (3, 64, KvDtype::F32, 24_576, 16_384),
+            (8, 128, KvDtype::Bf16, 65_536, 16_384),
+            (8, 128, KvDtype::Fp8, 32_768, 8192),
+        ];
+        for (n, dim, dtype, all, two) in cases {
+            let layout = KvLayout::heads(n, dim);
+            let bytes = |sharding| layout.share(sharding, 2).page_bytes(dtype);
+            assert_eq!((layout.page_bytes(dtype), bytes(Sharding::Heads)), (all, two));
+            assert_eq!((bytes(Sharding::Replicated), layout.within(9).page_bytes(dtype)), (all, all));
+        }
+        assert_eq!(KvLayout::heads(3, 64).share(Sharding::Heads, 0).page_bytes(KvDtype::F16), 0);
+        assert_eq!(KvLayout::heads(2, 80).padded(32), KvLayout::heads(2, 96));
+        assert_eq!(KvLayout::heads(u32::MAX, u32::MAX).page_bytes(KvDtype::F32), u64::MAX);
+    }
+}

@@ -1,0 +1,255 @@
+//! Buffers, vectors and how numbers get to the device and back.
+
+use super::attention::{Kv, Rope};
+use super::driver::{Bytes, Shape};
+use super::experts::Routes;
+use super::kernels::arguments;
+use super::table::Kernel;
+use super::uploads::{self, Uploads};
+use super::weights::{GROUP, Matrix};
+use super::{Cuda, by_row, lock};
+use crate::{BatchLimits, Error, KvSpec, Memory, Pass, Result, RopeStyle, Routing, Stored};
+use half::bf16;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use types::{BlockId, DeviceClass, DeviceKind, Leaves, Mode};
+
+/// `[rows_max, cols]`, in f32 or, where a product is what reads it, in bf16.
+pub struct Buffer {
+    pub(super) bytes: Bytes,
+    pub(super) rows_max: usize,
+    pub(super) cols: usize,
+    pub(super) is_bf16: AtomicBool,
+}
+
+impl Buffer {
+    pub(super) fn is_bf16(&self) -> bool {
+        self.is_bf16.load(Ordering::Relaxed)
+    }
+
+    /// What an operation is about to write.
+    pub(super) fn becomes_bf16(&self, is_bf16: bool) {
+        self.is_bf16.store(is_bf16, Ordering::Relaxed);
+    }
+
+    pub(super) fn row_bytes(&self) -> usize {
+        if self.is_bf16() { padded(self.cols) * 2 } else { self.cols * 4 }
+    }
+
+    /// An operation that does not fit its buffers is a bug of its caller.
+    pub(super) fn check(&self, n_rows: usize, cols: usize) {
+        let fits = n_rows <= self.rows_max && cols == self.cols;
+        assert!(fits, "{n_rows} rows of {cols} in a buffer of {} x {}", self.rows_max, self.cols);
+    }
+
+    pub(super) fn at(&self) -> u64 {
+        self.bytes.at(0)
+    }
+}
+
+/// A vector of f32.
+pub struct Vector {
+    pub(super) bytes: Bytes,
+    pub(super) len: usize,
+}
+
+impl Vector {
+    pub(super) fn at(&self) -> u64 {
+        self.bytes.at(0)
+    }
+}
+
+/// The numbers that a row of bf16 has room for.
+pub(super) fn padded(cols: usize) -> usize {
+    cols.next_multiple_of(GROUP)
+}
+
+impl Cuda {
+    /// The rows in bf16: where they are, or rounded into the scratch. Another such call takes that away.
+    pub(super) fn in_bf16(&self, x: &Buffer, n_rows: usize) -> u64 {
+        if x.is_bf16() {
+            return x.at();
+        }
+        let (from, cols, to) = (x.at(), x.cols as u32, self.scratch().rows.at(0));
+        // SAFETY: x has so many rows, and `buffer` made the scratch as large as any buffer's rows in bf16.
+        unsafe { self.launch(Kernel::RoundRows, by_row(n_rows), arguments![from, cols, to]) };
+        to
+    }
+
+    /// Makes the rows f32 where they stand.
+    pub(super) fn to_f32(&self, x: &Buffer, n_rows: usize) {
+        if !x.is_bf16() {
+            return;
+        }
+        let scratch = self.scratch();
+        if n_rows > 0 && x.cols > 0 {
+            self.note(self.stream.copy(&scratch.rows, 0, &x.bytes, 0, n_rows * x.row_bytes()));
+            let (from, cols, to) = (scratch.rows.at(0), x.cols as u32, x.at());
+            // SAFETY: the scratch has the rows in bf16, and x is as large in f32.
+            unsafe { self.launch(Kernel::WidenRows, by_row(n_rows), arguments![from, cols, to]) };
+        }
+        x.becomes_bf16(false);
+    }
+}
+
+impl Memory for Cuda {
+    type Buffer = Buffer;
+    type Matrix = Matrix;
+    type Vector = Vector;
+    type Kv = Kv;
+    type Rope = Rope;
+    type Routes = Routes;
+
+    fn class(&self) -> DeviceClass {
+        DeviceClass::Cuda
+    }
+
+    fn told(&self) -> DeviceKind {
+        self.card.told()
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {
+        let too_big = || Error::Shape(format!("a buffer of {rows_max} x {cols}"));
+        let size =
+            |cols: usize, each: usize| rows_max.checked_mul(cols).and_then(|n| n.checked_mul(each)).ok_or_else(too_big);
+        if u32::try_from(cols).is_err() || u32::try_from(rows_max).is_err() {
+            return Err(too_big());
+        }
+        let (in_f32, in_bf16) = (size(cols, 4)?, size(padded(cols), 2)?);
+        self.forget_graphs();
+        {
+            let mut scratch = self.scratch();
+            if scratch.rows.len() < in_bf16 {
+                scratch.rows = Bytes::new(&self.context, "scratch", in_bf16)?;
+            }
+            scratch.rows_max = scratch.rows_max.max(rows_max);
+            if scratch.f8.is_made() {
+                scratch.reserve_f8(&self.context)?;
+            }
+        }
+        let bytes = Bytes::new(&self.context, "a buffer", in_f32.max(in_bf16))?;
+        self.stream.fill(&bytes, 0)?;
+        Ok(Buffer { bytes, rows_max, cols, is_bf16: AtomicBool::new(false) })
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Vector> {
+        Ok(Vector { bytes: self.floats("a vector", values)?, len: values.len() })
+    }
+
+    fn share(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+        self.host.team.run(n_items, work);
+    }
+
+    fn matrix(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
+        self.packer(|packer| packer.stack(parts)).and_then(|matrix| self.with_room(matrix))
+    }
+
+    fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
+        self.packer(|packer| packer.of_leaves(stored, leaves, owned)).and_then(|matrix| self.with_room(matrix))
+    }
+
+    fn kv(&self, spec: KvSpec) -> Result<Kv> {
+        Kv::new(self, spec)
+    }
+
+    fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {
+        if self.is_well() {
+            self.note(kv.clear(&self.stream, blocks));
+        }
+    }
+
+    fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {
+        let (at, n_bytes) = kv.block(layer, block);
+        let mut bytes = vec![0; n_bytes];
+        self.fetch(&kv.bytes, at, &mut bytes);
+        bytes
+    }
+
+    fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
+        Rope::new(self, cos, sin, half_dim, style)
+    }
+
+    fn batches(&self, limits: BatchLimits) -> Result<()> {
+        let n_bytes = uploads::bytes_for(limits).ok_or_else(|| Error::Shape(format!("batches of {limits:?}")))?;
+        self.forget_graphs();
+        *lock(&self.uploads) = Uploads::new(&self.context, n_bytes)?;
+        lock(&self.graphs).fits(limits);
+        lock(&self.draws).reserve(&self.context, limits.rows_max)
+    }
+
+    fn begin(&self, pass: &Pass<'_>) {
+        let began = lock(&self.clock).begin(&self.stream);
+        self.note(began);
+        let drawn = lock(&self.draws);
+        let mut uploads = lock(&self.uploads);
+        let begun = uploads.begin(&self.stream, pass, drawn.entries());
+        let (tokens, (pairs, n)) = (uploads.batch.tokens, uploads.batch.taken);
+        if self.note(begun).is_some() && n > 0 {
+            let shape = Shape { grid: [n.div_ceil(256), 1, 1], ..by_row(0) };
+            // SAFETY: so many pairs of a row of the pass and an entry of what the pass before has drawn.
+            unsafe { self.launch(Kernel::TakeDrawn, shape, arguments![tokens, pairs, n, drawn.on_device()]) };
+        }
+    }
+
+    fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
+        Routes::new(self, rows_max, hidden, inner, routing)
+    }
+
+    fn matrix_bytes(&self, matrix: &Matrix) -> usize {
+        matrix.n_bytes
+    }
+
+    fn read(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {
+        buffer.check(rows.end, buffer.cols);
+        assert_eq!(out.len(), rows.len() * buffer.cols, "room for {rows:?} of {} columns", buffer.cols);
+        let start = rows.start * buffer.row_bytes();
+        match buffer.is_bf16() {
+            false => self.fetch(&buffer.bytes, start, bytemuck::cast_slice_mut(out)),
+            true => {
+                for (row, out) in rows.zip(out.chunks_exact_mut(buffer.cols.max(1))) {
+                    self.read_part(buffer, row, 0, out);
+                }
+            }
+        }
+    }
+
+    fn write(&self, buffer: &mut Buffer, row: usize, values: &[f32]) {
+        let cols = buffer.cols;
+        assert!(cols > 0 && values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());
+        buffer.check(row + values.len() / cols, cols);
+        self.to_f32(buffer, buffer.rows_max);
+        self.note(self.place(&buffer.bytes, row * cols * 4, bytemuck::cast_slice(values)));
+    }
+
+    fn cols(&self, buffer: &Buffer) -> usize {
+        buffer.cols
+    }
+
+    fn read_part(&self, buffer: &Buffer, row: usize, col: usize, out: &mut [f32]) {
+        buffer.check(row + 1, buffer.cols);
+        assert!(col + out.len() <= buffer.cols, "{} columns from {col} of {}", out.len(), buffer.cols);
+        if !buffer.is_bf16() {
+            let at = (row * buffer.cols + col) * 4;
+            return self.fetch(&buffer.bytes, at, bytemuck::cast_slice_mut(out));
+        }
+        const PIECE: usize = 512;
+        let mut halves = [0u16; PIECE];
+        for (i, out) in out.chunks_mut(PIECE).enumerate() {
+            let halves = &mut halves[..out.len()];
+            let at = row * buffer.row_bytes() + (col + i * PIECE) * 2;
+            self.fetch(&buffer.bytes, at, bytemuck::cast_slice_mut(halves));
+            out.iter_mut().zip(halves).for_each(|(out, bits)| *out = bf16::from_bits(*bits).to_f32());
+        }
+    }
+
+    fn write_part(&self, buffer: &mut Buffer, row: usize, col: usize, values: &[f32]) {
+        buffer.check(row + 1, buffer.cols);
+        assert!(col + values.len() <= buffer.cols, "{} columns from {col} of {}", values.len(), buffer.cols);
+        self.to_f32(buffer, buffer.rows_max);
+        self.note(self.place(&buffer.bytes, (row * buffer.cols + col) * 4, bytemuck::cast_slice(values)));
+    }
+}

@@ -1,0 +1,244 @@
+//! The table of all kernels: of which unit each is, and by which name a compiled module knows it. Whatever runs one says
+//! which by its number here; names are met when modules are loaded, and never again.
+
+use super::compiler::{Program, Text};
+use super::weights::Kind;
+
+macro_rules! text {
+    ($name:literal) => {
+        Text { name: $name, text: include_str!(concat!("kernels/", $name)) }
+    };
+}
+
+pub(super) const HEADERS: &[Text] =
+    &[text!("kernels.cuh"), text!("device.cuh"), text!("math.cuh"), text!("rows.cuh"), text!("weights.cuh")];
+
+/// No multiply and add is fused that the source does not fuse: the bits are those of the emulator.
+const OPTIONS: &[&str] = &["-std=c++17", "-fmad=false", "-default-device"];
+
+/// A unit, and its kernels.
+pub(super) struct Unit {
+    pub main: Text,
+    pub kernels: &'static [Kernel],
+}
+
+impl Unit {
+    pub fn program(&self) -> Program {
+        Program { main: self.main, headers: HEADERS, options: OPTIONS }
+    }
+}
+
+/// Units in any order, each with its kernels: the enum counts them in the order of this table.
+macro_rules! kernels {
+    ($($unit:literal: { $($kernel:ident = $name:literal,)* })*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Kernel {
+            $($($kernel,)*)*
+        }
+
+        impl Kernel {
+            /// As the source calls it.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($(Kernel::$kernel => $name,)*)*
+                }
+            }
+        }
+
+        pub(super) const UNITS: &[Unit] =
+            &[$(Unit { main: text!($unit), kernels: &[$(Kernel::$kernel),*] }),*];
+    };
+}
+
+kernels! {
+    "rows.cu": {
+        RoundRows = "round_rows",
+        WidenRows = "widen_rows",
+        GatherRows = "gather_rows",
+        AddRows = "add_rows",
+        AddBias = "add_bias",
+        SiluMul = "silu_mul",
+        GeluMul = "gelu_mul",
+        GeluRows = "gelu_rows",
+        ScaleRows = "scale_rows",
+        SoftCapRows = "soft_cap_rows",
+        EmbedBf16 = "embed_bf16",
+        EmbedPlain = "embed_plain",
+        EmbedW8 = "embed_w8",
+        EmbedW8h = "embed_w8h",
+        EmbedW4 = "embed_w4",
+        EmbedW4h = "embed_w4h",
+        EmbedF8 = "embed_f8",
+        EmbedF8plain = "embed_f8plain",
+        QuantizeRows = "quantize_rows",
+        ScaleProduct = "scale_product",
+        WidenWeights = "widen_weights",
+    }
+    "norms.cu": {
+        RmsNorm = "rms_norm",
+        AddRmsNorm = "add_rms_norm",
+        LayerNorm = "layer_norm",
+        NormHeads = "norm_heads",
+    }
+    "linear.cu": {
+        LinearBf16R8 = "linear_bf16_r8",
+        LinearBf16R16 = "linear_bf16_r16",
+        LinearBf16R32 = "linear_bf16_r32",
+        LinearBf16R64 = "linear_bf16_r64",
+        LinearPlainR8 = "linear_plain_r8",
+        LinearPlainR16 = "linear_plain_r16",
+        LinearPlainR32 = "linear_plain_r32",
+        LinearPlainR64 = "linear_plain_r64",
+        LinearW8R8 = "linear_w8_r8",
+        LinearW8R16 = "linear_w8_r16",
+        LinearW8R32 = "linear_w8_r32",
+        LinearW8R64 = "linear_w8_r64",
+        LinearW8hR8 = "linear_w8h_r8",
+        LinearW8hR16 = "linear_w8h_r16",
+        LinearW8hR32 = "linear_w8h_r32",
+        LinearW8hR64 = "linear_w8h_r64",
+        LinearW4R8 = "linear_w4_r8",
+        LinearW4R16 = "linear_w4_r16",
+        LinearW4R32 = "linear_w4_r32",
+        LinearW4R64 = "linear_w4_r64",
+        LinearW4hR8 = "linear_w4h_r8",
+        LinearW4hR16 = "linear_w4h_r16",
+        LinearW4hR32 = "linear_w4h_r32",
+        LinearW4hR64 = "linear_w4h_r64",
+        LinearF8R8 = "linear_f8_r8",
+        LinearF8R16 = "linear_f8_r16",
+        LinearF8R32 = "linear_f8_r32",
+        LinearF8R64 = "linear_f8_r64",
+        LinearF8plainR8 = "linear_f8plain_r8",
+        LinearF8plainR16 = "linear_f8plain_r16",
+        LinearF8plainR32 = "linear_f8plain_r32",
+        LinearF8plainR64 = "linear_f8plain_r64",
+        LinearGroupedBf16 = "linear_grouped_bf16",
+        LinearGroupedPlain = "linear_grouped_plain",
+        LinearGroupedW8 = "linear_grouped_w8",
+        LinearGroupedW8h = "linear_grouped_w8h",
+        LinearGroupedW4 = "linear_grouped_w4",
+        LinearGroupedW4h = "linear_grouped_w4h",
+        LinearGroupedF8 = "linear_grouped_f8",
+        LinearGroupedF8plain = "linear_grouped_f8plain",
+        FoldPlanes = "fold_planes",
+    }
+    "attention.cu": {
+        RopeStore = "rope_store",
+        AttendD32Q16 = "attend_d32_q16",
+        AttendD64Q16 = "attend_d64_q16",
+        AttendD96Q16 = "attend_d96_q16",
+        AttendD128Q16 = "attend_d128_q16",
+        AttendD160Q16 = "attend_d160_q16",
+        AttendD192Q16 = "attend_d192_q16",
+        AttendD224Q16 = "attend_d224_q16",
+        AttendD256Q16 = "attend_d256_q16",
+        AttendD32Q64 = "attend_d32_q64",
+        AttendD64Q64 = "attend_d64_q64",
+        AttendD96Q64 = "attend_d96_q64",
+        AttendD128Q64 = "attend_d128_q64",
+        AttendD160Q32 = "attend_d160_q32",
+        AttendD192Q32 = "attend_d192_q32",
+        AttendD224Q32 = "attend_d224_q32",
+        AttendD256Q32 = "attend_d256_q32",
+        AttendSplitD32Q16 = "attend_split_d32_q16",
+        AttendSplitD64Q16 = "attend_split_d64_q16",
+        AttendSplitD96Q16 = "attend_split_d96_q16",
+        AttendSplitD128Q16 = "attend_split_d128_q16",
+        AttendSplitD160Q16 = "attend_split_d160_q16",
+        AttendSplitD192Q16 = "attend_split_d192_q16",
+        AttendSplitD224Q16 = "attend_split_d224_q16",
+        AttendSplitD256Q16 = "attend_split_d256_q16",
+        AttendMerge = "attend_merge",
+    }
+    "experts.cu": {
+        Route = "route",
+        GroupChoices = "group_choices",
+        FoldExperts = "fold_experts",
+    }
+    "one_shot.cu": {
+        SumOneShot = "sum_one_shot",
+    }
+    "sample.cu": {
+        Draw = "draw",
+        DrawFiltered = "draw_filtered",
+        TakeDrawn = "take_drawn",
+    }
+}
+
+impl Kernel {
+    /// Products, for at most 8, 16 and 32 rows, and for more.
+    pub const fn linear(kind: Kind) -> [Kernel; 4] {
+        match kind {
+            Kind::Bf16 => [Kernel::LinearBf16R8, Kernel::LinearBf16R16, Kernel::LinearBf16R32, Kernel::LinearBf16R64],
+            Kind::Plain => {
+                [Kernel::LinearPlainR8, Kernel::LinearPlainR16, Kernel::LinearPlainR32, Kernel::LinearPlainR64]
+            }
+            Kind::W8 => [Kernel::LinearW8R8, Kernel::LinearW8R16, Kernel::LinearW8R32, Kernel::LinearW8R64],
+            Kind::W8h => [Kernel::LinearW8hR8, Kernel::LinearW8hR16, Kernel::LinearW8hR32, Kernel::LinearW8hR64],
+            Kind::W4 => [Kernel::LinearW4R8, Kernel::LinearW4R16, Kernel::LinearW4R32, Kernel::LinearW4R64],
+            Kind::W4h => [Kernel::LinearW4hR8, Kernel::LinearW4hR16, Kernel::LinearW4hR32, Kernel::LinearW4hR64],
+            Kind::F8 => [Kernel::LinearF8R8, Kernel::LinearF8R16, Kernel::LinearF8R32, Kernel::LinearF8R64],
+            Kind::F8Plain => {
+                [Kernel::LinearF8plainR8, Kernel::LinearF8plainR16, Kernel::LinearF8plainR32, Kernel::LinearF8plainR64]
+            }
+        }
+    }
+
+    /// Products of experts, each with the rows that chose it.
+    pub const fn grouped(kind: Kind) -> Kernel {
+        match kind {
+            Kind::Bf16 => Kernel::LinearGroupedBf16,
+            Kind::Plain => Kernel::LinearGroupedPlain,
+            Kind::W8 => Kernel::LinearGroupedW8,
+            Kind::W8h => Kernel::LinearGroupedW8h,
+            Kind::W4 => Kernel::LinearGroupedW4,
+            Kind::W4h => Kernel::LinearGroupedW4h,
+            Kind::F8 => Kernel::LinearGroupedF8,
+            Kind::F8Plain => Kernel::LinearGroupedF8plain,
+        }
+    }
+
+    /// Rows of a table.
+    pub const fn embed(kind: Kind) -> Kernel {
+        match kind {
+            Kind::Bf16 => Kernel::EmbedBf16,
+            Kind::Plain => Kernel::EmbedPlain,
+            Kind::W8 => Kernel::EmbedW8,
+            Kind::W8h => Kernel::EmbedW8h,
+            Kind::W4 => Kernel::EmbedW4,
+            Kind::W4h => Kernel::EmbedW4h,
+            Kind::F8 => Kernel::EmbedF8,
+            Kind::F8Plain => Kernel::EmbedF8plain,
+        }
+    }
+
+    /// Attention with heads of so many, for few queries of a block or for many.
+    pub const fn attend(head_dim: usize, is_few: bool) -> Kernel {
+        let [few, many] = match head_dim {
+            32 => [Kernel::AttendD32Q16, Kernel::AttendD32Q64],
+            64 => [Kernel::AttendD64Q16, Kernel::AttendD64Q64],
+            96 => [Kernel::AttendD96Q16, Kernel::AttendD96Q64],
+            128 => [Kernel::AttendD128Q16, Kernel::AttendD128Q64],
+            160 => [Kernel::AttendD160Q16, Kernel::AttendD160Q32],
+            192 => [Kernel::AttendD192Q16, Kernel::AttendD192Q32],
+            224 => [Kernel::AttendD224Q16, Kernel::AttendD224Q32],
+            _ => [Kernel::AttendD256Q16, Kernel::AttendD256Q32],
+        };
+        if is_few { few } else { many }
+    }
+
+    /// The same for a tile of positions, which has few queries.
+    pub const fn attend_split(head_dim: usize) -> Kernel {
+        match head_dim {
+            32 => Kernel::AttendSplitD32Q16,
+            64 => Kernel::AttendSplitD64Q16,
+            96 => Kernel::AttendSplitD96Q16,
+            128 => Kernel::AttendSplitD128Q16,
+            160 => Kernel::AttendSplitD160Q16,
+            192 => Kernel::AttendSplitD192Q16,
+            224 => Kernel::AttendSplitD224Q16,
+            _ => Kernel::AttendSplitD256Q16,
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Attention: K and V into their pages, and queries over them.
+
+use super::Memory;
+use crate::Pass;
+
+/// The shape of one layer's attention on this rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    /// Query heads per KV head in the whole model.
+    pub per_kv: usize,
+    /// How far this rank's first query head stands within its KV head's group: 0 unless a boundary cuts the group.
+    pub first: usize,
+    pub head_dim: usize,
+    pub scale: f32,
+    /// A row sees so many positions, its own the last; None: all up to its own.
+    pub window: Option<usize>,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub cap: Option<f32>,
+}
+
+impl Heads {
+    /// All heads of a layer on one rank.
+    pub fn whole(n_heads: usize, n_kv_heads: usize, head_dim: usize, scale: f32) -> Heads {
+        let per_kv = n_heads / n_kv_heads;
+        Heads { n_heads, n_kv_heads, per_kv, first: 0, head_dim, scale, window: None, cap: None }
+    }
+
+    /// Which of this rank's KV heads its query head `head` reads.
+    pub fn kv_of(&self, head: usize) -> usize {
+        (self.first + head) / self.per_kv
+    }
+
+    /// The columns of a fused QKV row: all heads of Q, then K, then V.
+    pub fn qkv_cols(&self) -> usize {
+        (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+    }
+}
+
+/// What one layer's attention is computed for.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionCall<'a> {
+    pub pass: &'a Pass<'a>,
+    pub heads: &'a Heads,
+    /// Whose tables are followed: the cache group's, and where the layer's pages are among those of the group.
+    pub group: usize,
+    pub layer: usize,
+}
+
+pub trait Attention: Memory {
+    /// Turns Q and K of `qkv` by their positions, if the layer has a rope, then writes K and V to their blocks in the
+    /// KV dtype.
+    /// qkv: [n_rows, qkv_cols]
+    fn rope_store(
+        &self,
+        qkv: &mut Self::Buffer,
+        rope: Option<&Self::Rope>,
+        call: &AttentionCall<'_>,
+        kv: &mut Self::Kv,
+    );
+    /// Causal attention of each row over the positions of its sequence up to its own, as far back as its window, K and
+    /// V read from their blocks. Query head h reads KV head `call.heads.kv_of(h)`. qkv: [n_rows, qkv_cols] (Q is read), out:
+    /// [n_rows, n_heads * head_dim]
+    fn attend(&self, qkv: &Self::Buffer, kv: &Self::Kv, call: &AttentionCall<'_>, out: &mut Self::Buffer);
+}

@@ -1,0 +1,125 @@
+//! The memory of a device, and how things get there.
+
+use super::Routing;
+use crate::{Error, Pass, Result, Stored};
+use std::ops::Range;
+use types::{BlockId, DeviceClass, DeviceKind, KvDtype, KvLayout, Leaves, Mode};
+
+/// The largest batch that a device is to make room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimits {
+    pub rows_max: usize,
+    /// Positions of one sequence.
+    pub context: u32,
+    /// Cache groups, each with tables of its own.
+    pub n_groups: usize,
+}
+
+/// The memory of a device, and how things get there. Everything is made at load; a step allocates nothing.
+pub trait Memory {
+    /// Activations in f32: `[rows_max, cols]`.
+    type Buffer: Send;
+    /// A weight matrix, packed for this device: `[n_out, k]`.
+    type Matrix: Send + Sync;
+    /// A weight vector in f32: norms, biases.
+    type Vector: Send + Sync;
+    /// The paged K and V of a cache group's layers.
+    type Kv: Send;
+    /// Cosines and sines per position.
+    type Rope: Send + Sync;
+    /// Which experts the rows of a pass have met, and room to compute with them.
+    type Routes: Send;
+
+    /// How sums are cut here.
+    fn class(&self) -> DeviceClass;
+    /// Devices that say the same agree in every bit: the class and, of a GPU, its architecture.
+    fn told(&self) -> DeviceKind {
+        self.class().into()
+    }
+    /// Where there is a choice.
+    fn mode(&self) -> Mode {
+        Mode::Lockstep
+    }
+
+    fn buffer(&self, rows_max: usize, cols: usize) -> Result<Self::Buffer>;
+    fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
+    /// Calls `work` with ranges that together are `0..n_items`, each item once, on the threads that pack weights;
+    /// returns when all are done. `work` must not ask this device for anything.
+    fn share(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync));
+    /// Matrices that meet the same input are stacked by rows, so that it is quantized once. Their types may differ.
+    fn matrix(&self, parts: &[Stored<'_>]) -> Result<Self::Matrix>;
+    /// A row-parallel matrix: `stored` holds the columns `leaves.elements(&owned)` of the whole, and the product is
+    /// kept as the sums of the largest aligned runs of leaves in `owned`.
+    fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Self::Matrix>;
+    fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
+    /// Zeros in these blocks, in every layer: whoever stores there later finds nothing of who had them before.
+    fn clear(&self, kv: &mut Self::Kv, blocks: &[BlockId]);
+    /// A block of one layer as it lies there, for tests.
+    fn read_block(&self, kv: &Self::Kv, layer: usize, block: BlockId) -> Vec<u8>;
+    /// `cos` and `sin`: `[context, head_dim / 2]`, made once by portable arithmetic.
+    fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Self::Rope>;
+    /// Makes room for what `begin` takes.
+    fn batches(&self, _limits: BatchLimits) -> Result<()> {
+        Ok(())
+    }
+
+    /// Every pass begins with this: what the device wants to have of it before it computes.
+    fn begin(&self, _pass: &Pass<'_>) {}
+
+    /// For passes of so many rows through experts of `[inner, hidden]`.
+    fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Self::Routes>;
+
+    /// What the packed weights of a matrix occupy.
+    fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+    /// Reads rows back, for collectives and tests.
+    fn read(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
+    /// Writes rows, for stage hand-off and tests.
+    fn write(&self, buffer: &mut Self::Buffer, row: usize, values: &[f32]);
+    /// What `buffer` was made with.
+    fn cols(&self, buffer: &Self::Buffer) -> usize;
+    /// Reads columns of one row from `col` on.
+    fn read_part(&self, buffer: &Self::Buffer, row: usize, col: usize, out: &mut [f32]);
+    /// Writes columns of one row from `col` on.
+    fn write_part(&self, buffer: &mut Self::Buffer, row: usize, col: usize, values: &[f32]);
+}
+
+/// The pages of a cache group's layers on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvSpec {
+    pub n_layers: usize,
+    pub n_blocks: usize,
+    /// Of this rank.
+    pub layout: KvLayout,
+    pub dtype: KvDtype,
+}
+
+impl KvSpec {
+    /// Bytes of one block over all layers: what the size of the pool is counted in.
+    pub fn block_bytes(&self) -> u64 {
+        self.layout.page_bytes(self.dtype).saturating_mul(self.n_layers as u64)
+    }
+
+    /// Of a layer's pages, and of all of them, where each takes so many bytes; None where no memory is so large.
+    pub(crate) fn sizes(&self, page_bytes: u64) -> Option<(usize, usize)> {
+        let of_layer = usize::try_from(page_bytes).ok()?.checked_mul(self.n_blocks)?;
+        Some((of_layer, of_layer.checked_mul(self.n_layers)?))
+    }
+
+    /// How many heads, and how wide K and V are, which attention here wants alike.
+    pub(crate) fn heads(&self) -> Result<(usize, usize)> {
+        let KvLayout::Heads { n, k, v, .. } = self.layout;
+        match k == v {
+            true => Ok((n as usize, k as usize)),
+            false => Err(Error::Shape(format!("heads with {k} numbers of K and {v} of V"))),
+        }
+    }
+}
+
+/// Which elements of a head turn together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// i and i + d/2: Hugging Face's layout.
+    Halves,
+    /// 2i and 2i + 1: the layout of a GGUF whose converter permuted Q and K.
+    Pairs,
+}

@@ -1,0 +1,62 @@
+//! What happens to rows by themselves.
+
+use super::{Heads, Memory};
+use crate::Pass;
+
+pub trait Pointwise: Memory {
+    /// out[i] = row `tokens[i] - first` of the table, in f32. A token that is not in `first..` and so many rows as the
+    /// table has is somebody else's, and its row of `out` stays as it is. table: [rows of the vocabulary, hidden]
+    fn embed(&self, table: &Self::Matrix, first: u32, tokens: &[u32], out: &mut Self::Buffer);
+    /// `embed` for the tokens of the pass that was begun.
+    fn embed_pass(&self, table: &Self::Matrix, first: u32, pass: &Pass<'_>, out: &mut Self::Buffer) {
+        self.embed(table, first, pass.rows.tokens, out);
+    }
+    /// out = x / rms(x) * weight. x, out: [n_rows, hidden]
+    fn rms_norm(&self, x: &Self::Buffer, weight: &Self::Vector, eps: f32, n_rows: usize, out: &mut Self::Buffer);
+    /// residual += x, then out = norm(residual). All: [n_rows, hidden]
+    fn add_rms_norm(
+        &self,
+        x: &Self::Buffer,
+        residual: &mut Self::Buffer,
+        weight: &Self::Vector,
+        eps: f32,
+        n_rows: usize,
+        out: &mut Self::Buffer,
+    );
+    /// residual += x: the very sum that `add_rms_norm` makes. Both: [n_rows, cols]
+    fn add(&self, x: &Self::Buffer, residual: &mut Self::Buffer, n_rows: usize);
+    /// Each row of x += bias. x: [n_rows, cols], bias: [cols]
+    fn add_bias(&self, x: &mut Self::Buffer, bias: &Self::Vector, n_rows: usize);
+    /// out = silu(gate) * up. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
+    fn silu_mul(&self, gate_up: &Self::Buffer, n_rows: usize, out: &mut Self::Buffer);
+    /// out[i] = x[rows[i]]: the rows whose logits are wanted.
+    fn gather(&self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer);
+    /// Norms each head of Q and each of K. qkv: [n_rows, qkv_cols], q and k: [head_dim]
+    fn norm_heads(
+        &self,
+        qkv: &mut Self::Buffer,
+        heads: &Heads,
+        q: &Self::Vector,
+        k: &Self::Vector,
+        eps: f32,
+        n_rows: usize,
+    );
+    /// out = (x - mean) / deviation * weight + bias. x, out: [n_rows, hidden]
+    fn layer_norm(
+        &self,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        bias: &Self::Vector,
+        eps: f32,
+        n_rows: usize,
+        out: &mut Self::Buffer,
+    );
+    /// out = gelu(gate) * up, by its tangent form. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
+    fn gelu_mul(&self, gate_up: &Self::Buffer, n_rows: usize, out: &mut Self::Buffer);
+    /// x = gelu(x), by its tangent form.
+    fn gelu(&self, x: &mut Self::Buffer, n_rows: usize);
+    /// x *= factor
+    fn scale(&self, x: &mut Self::Buffer, factor: f32, n_rows: usize);
+    /// x = cap * tanh(x / cap)
+    fn soft_cap(&self, x: &mut Self::Buffer, cap: f32, n_rows: usize);
+}

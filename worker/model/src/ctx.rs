@@ -1,0 +1,22 @@
+//! What a pass works with, besides weights and the room of the layer that is at work. Passed whole, so that a layer
+//! takes what it needs.
+
+use crate::KvCache;
+use crate::rope::Ropes;
+use backend::{Device, Pass};
+use collective::Ranks;
+
+pub struct Ctx<'a, D: Device> {
+    pub device: &'a D,
+    /// Who computes the pass with this one.
+    pub ranks: &'a mut Ranks<D>,
+    pub pass: &'a Pass<'a>,
+    pub kv: &'a mut KvCache<D>,
+    pub ropes: &'a Ropes<D>,
+}
+
+impl<D: Device> Ctx<'_, D> {
+    pub fn n_rows(&self) -> usize {
+        self.pass.n_rows()
+    }
+}
