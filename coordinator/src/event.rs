@@ -1,7 +1,7 @@
 //! Everything that can happen to a replica. The set is closed, and one loop takes them in order.
 
-use crate::changes::Reply;
 use crate::outbound::Outbound;
+use crate::replica::changes::Reply;
 use proto::cluster as wire;
 use std::fmt;
 use tonic::Status;

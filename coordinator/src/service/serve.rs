@@ -1,7 +1,7 @@
 //! Puts the loop and the gRPC server together. The caller owns the sockets and the end.
 
 use crate::replica::Replica;
-use crate::service::Service;
+use crate::service::grpc::Service;
 use crate::{Config, Error};
 use cluster::{Claim, Registration};
 use std::pin::pin;

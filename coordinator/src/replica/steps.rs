@@ -1,11 +1,11 @@
 //! The loop's part that moves tokens: requests in, steps out, answers in, outputs out.
 
 use crate::event::WorkerId;
-use crate::losses::Cause;
-use crate::members::Role;
-use crate::patience;
+use crate::members::patience;
+use crate::members::workers::Role;
 use crate::replica::Replica;
-use crate::traces;
+use crate::replica::losses::Cause;
+use crate::requests::traces;
 use proto::cluster as wire;
 use proto::cluster::refused::Reason;
 use proto::cluster::replica_frame::Frame;

@@ -1,10 +1,10 @@
 //! The loop's part that ends epochs: who is lost, who is to blame, and what a recovery took.
 
 use crate::event::WorkerId;
-use crate::guilt;
-use crate::members::{Allowed, Dismissed, Role};
+use crate::members::hangs;
+use crate::members::unreachable::Miss;
+use crate::members::workers::{Allowed, Dismissed, Role};
 use crate::replica::{Replica, micros};
-use crate::strangers::Miss;
 use proto::cluster as wire;
 use scheduler::Loss;
 use std::time::Duration;
@@ -141,7 +141,7 @@ impl Replica {
             return;
         }
         let seconds = Duration::from_micros(self.patience.awaited_micros()).as_secs_f64();
-        let suspects = guilt::suspects(&self.members.testimonies(blueprint.grid.sampler()));
+        let suspects = hangs::suspects(&self.members.testimonies(blueprint.grid.sampler()));
         match suspects[..] {
             [worker] => {
                 let why = format!("this rank does not answer its step: it hangs since {seconds:.1} s");

@@ -1,10 +1,10 @@
 //! The workers that have joined: which rank each holds, and whether it was heard of lately. Knows no requests.
 
 use crate::WorkerId;
-use crate::guilt::Testimony;
+use crate::members::hangs::Testimony;
+use crate::members::slow::Slowness;
 use crate::outbound::Outbound;
 use crate::placement::{Blueprint, Machine, Shard};
-use crate::slow::Slowness;
 use bytes::Bytes;
 use proto::{Malformed, cluster as wire};
 use std::collections::BTreeMap;

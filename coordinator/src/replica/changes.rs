@@ -3,8 +3,8 @@
 
 use crate::Error;
 use crate::config::DigestOf;
-use crate::losses::Ending;
 use crate::placement::{Unplaceable, plan};
+use crate::replica::losses::Ending;
 use crate::replica::{Replica, micros};
 use proto::cluster as wire;
 use std::time::Duration;

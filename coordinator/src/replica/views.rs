@@ -1,11 +1,11 @@
 //! What the replica says of itself: its state to the routers, its figures to the metrics, its speed to the log.
 
 use crate::WorkerId;
+use crate::members::slow::{Change, Pass};
+use crate::members::unreachable::Out;
 use crate::placement::Shortened;
 use crate::replica::{Replica, micros};
-use crate::serve::Told;
-use crate::slow::{Change, Pass};
-use crate::strangers::Out;
+use crate::service::serve::Told;
 use proto::cluster as wire;
 use proto::cluster::state::Phase;
 use scheduler::Stats;

@@ -1,12 +1,13 @@
 //! The loop's part that deals with workers: who joins, who holds which rank, and when an epoch begins.
 
+use crate::Error;
 use crate::event::WorkerId;
-use crate::losses::Cause;
-use crate::members::{Facts, NotTaken, Role};
+use crate::members::workers::{Facts, NotTaken, Role};
 use crate::outbound::Outbound;
 use crate::placement::{Blueprint, Machine, Shard, predict};
+use crate::replica::losses::Cause;
 use crate::replica::{Replica, Serving};
-use crate::{Error, pace::Speed};
+use crate::requests::pace::Speed;
 use proto::cluster as wire;
 use scheduler::{Loss, Scheduler};
 use std::time::Duration;

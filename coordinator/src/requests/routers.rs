@@ -1,7 +1,7 @@
 //! The routers that are attached: what each has running, and what it is to be told. Knows nothing of steps or ranks.
 
-use crate::beats::{BLOCKS_RECITED_MAX, NameChanges};
 use crate::outbound::Outbound;
+use crate::requests::names::{BLOCKS_RECITED_MAX, NameChanges};
 use proto::cluster as wire;
 use proto::cluster::replica_frame::Frame;
 use std::collections::{BTreeMap, HashSet};

@@ -2,8 +2,8 @@
 //! wanted one again when they have come back.
 
 use crate::Waits;
-use crate::losses::Ending;
 use crate::placement::{Blueprint, Machine, ModelShape, Policy, Unplaceable, Why, plan, plan_fewer};
+use crate::replica::losses::Ending;
 use crate::replica::{Replica, micros};
 use proto::cluster as wire;
 use types::{Grid, Micros};

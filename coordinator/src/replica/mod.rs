@@ -1,21 +1,28 @@
 //! The loop, and what it owns: the planner, the workers, the routers. Everything that happens comes as an event;
 //! nothing here waits for a peer.
 
-use crate::beats::NameChanges;
-use crate::changes::Changes;
+pub mod changes;
+mod grids;
+mod losses;
+mod ranks;
+mod steps;
+mod views;
+
 use crate::event::{Event, WorkerId};
-use crate::grids::Placing;
-use crate::losses::{Cause, Recovery};
-use crate::members::Members;
+use crate::members::patience::Patience;
+use crate::members::slow::Slowness;
+use crate::members::unreachable::Strangers;
+use crate::members::workers::Members;
 use crate::outbound::Outbound;
-use crate::pace::{Pace, Speed};
-use crate::patience::Patience;
 use crate::placement::{Blueprint, Prediction};
-use crate::routers::Routers;
-use crate::serve::Told;
-use crate::slow::Slowness;
-use crate::strangers::Strangers;
-use crate::traces::Traces;
+use crate::replica::changes::Changes;
+use crate::replica::grids::Placing;
+use crate::replica::losses::{Cause, Recovery};
+use crate::requests::names::NameChanges;
+use crate::requests::pace::{Pace, Speed};
+use crate::requests::routers::Routers;
+use crate::requests::traces::Traces;
+use crate::service::serve::Told;
 use crate::{Config, Error};
 use ::wire::rate_limit::RateLimit;
 use proto::cluster as wire;
