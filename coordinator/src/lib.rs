@@ -12,14 +12,15 @@ pub mod placement;
 mod replica;
 mod requests;
 mod service;
+mod worker_id;
 
 pub use config::{Config, DigestOf, Limits, Waits};
-pub use event::WorkerId;
 pub use placement::{
     Blueprint, Bottleneck, Experts, Inventory, Link, Links, Machine, ModelShape, Policy, Pool, Prediction, Roofline,
     STAGES_MAX, Shard, Shortened, Speed, Took, Unplaceable, Why, Work, plan, plan_fewer, predict,
 };
 pub use service::serve::serve;
+pub use worker_id::WorkerId;
 
 /// Why a coordinator cannot serve, or go on serving.
 #[derive(Debug, thiserror::Error)]

@@ -5,7 +5,7 @@ use types::Rank;
 
 /// What a rank said last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Testimony {
+pub(crate) struct RankReport {
     pub worker: WorkerId,
     pub rank: Rank,
     /// Done since it took its rank.
@@ -16,13 +16,14 @@ pub(crate) struct Testimony {
     pub is_sampler: bool,
 }
 
-/// Those of whom one hangs. One alone is guilty; where they are several, nothing that they say tells them apart.
+/// Those of whom one hangs. One alone hangs for certain; where they are several, nothing that they say tells them
+/// apart.
 ///
 /// A rank that hangs is in a step and waits for nobody. Who waits says so. Of several that compute, those that have
 /// done the fewest steps hold up the others.
-pub(crate) fn suspects(ranks: &[Testimony]) -> Vec<WorkerId> {
-    let computing = |rank: &&Testimony| rank.in_step && rank.waits_for.is_none();
-    let idle = |rank: &&Testimony| !rank.in_step && is_waited_for(ranks, rank);
+pub(crate) fn suspects(ranks: &[RankReport]) -> Vec<WorkerId> {
+    let computing = |rank: &&RankReport| rank.in_step && rank.waits_for.is_none();
+    let idle = |rank: &&RankReport| !rank.in_step && is_waited_for(ranks, rank);
     // Where nobody computes: one that others wait for and that has not got its step; then a wire, with its two ends.
     let mut found = furthest_behind(ranks.iter().filter(computing));
     if found.is_empty() {
@@ -41,21 +42,21 @@ pub(crate) fn suspects(ranks: &[Testimony]) -> Vec<WorkerId> {
 }
 
 /// By one that is in the step that it has not done.
-fn is_waited_for(ranks: &[Testimony], rank: &Testimony) -> bool {
+fn is_waited_for(ranks: &[RankReport], rank: &RankReport) -> bool {
     ranks.iter().any(|other| other.waits_for == Some(rank.rank) && other.n_steps >= rank.n_steps)
 }
 
 /// Of those that wait and are furthest behind, and whom they wait for.
-fn ends_of_wires(ranks: &[Testimony]) -> Vec<WorkerId> {
+fn ends_of_wires(ranks: &[RankReport]) -> Vec<WorkerId> {
     let behind = furthest_behind(ranks.iter().filter(|rank| rank.in_step));
-    let waits_for = |rank: &Testimony| {
+    let waits_for = |rank: &RankReport| {
         ranks.iter().any(|other| other.waits_for == Some(rank.rank) && behind.contains(&other.worker))
     };
-    let is_end = |rank: &&Testimony| behind.contains(&rank.worker) || waits_for(rank);
+    let is_end = |rank: &&RankReport| behind.contains(&rank.worker) || waits_for(rank);
     ranks.iter().filter(is_end).map(|rank| rank.worker).collect()
 }
 
-fn furthest_behind<'a>(ranks: impl Iterator<Item = &'a Testimony> + Clone) -> Vec<WorkerId> {
+fn furthest_behind<'a>(ranks: impl Iterator<Item = &'a RankReport> + Clone) -> Vec<WorkerId> {
     let fewest = ranks.clone().map(|rank| rank.n_steps).min();
     ranks.filter(|rank| Some(rank.n_steps) == fewest).map(|rank| rank.worker).collect()
 }
@@ -74,7 +75,7 @@ mod tests {
     /// Ranks by their steps and what they do; the last samples. Those of whom one hangs.
     fn check(ranks: &[(u64, (bool, Option<u16>))], expect: &[u64]) {
         let n = ranks.len();
-        let testimony = |(i, &(n_steps, (in_step, waits_for))): (usize, &(u64, (bool, Option<u16>)))| Testimony {
+        let report = |(i, &(n_steps, (in_step, waits_for))): (usize, &(u64, (bool, Option<u16>)))| RankReport {
             worker: WorkerId(i as u64),
             rank: Rank(i as u16),
             n_steps,
@@ -82,7 +83,7 @@ mod tests {
             waits_for: waits_for.map(Rank),
             is_sampler: i + 1 == n,
         };
-        let mut told: Vec<Testimony> = ranks.iter().enumerate().map(testimony).collect();
+        let mut told: Vec<RankReport> = ranks.iter().enumerate().map(report).collect();
         let expect: Vec<WorkerId> = expect.iter().copied().map(WorkerId).collect();
         assert_eq!(suspects(&told), expect, "{ranks:?}");
         // In whatever order they are asked.

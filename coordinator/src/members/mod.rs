@@ -3,6 +3,8 @@
 
 pub mod hangs;
 pub mod patience;
+pub mod ranks;
 pub mod slow;
 pub mod unreachable;
+mod window;
 pub mod workers;

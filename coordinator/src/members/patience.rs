@@ -2,7 +2,7 @@
 //! took. Knows no clock and no rank; time is told to it.
 
 use crate::Waits;
-use crate::replica::micros;
+use crate::config::micros;
 use std::collections::VecDeque;
 use types::{Micros, Step};
 
@@ -26,7 +26,7 @@ pub(crate) fn work(step: &Step) -> u64 {
 /// The steps in flight, for how long the oldest has been awaited, and what those before it took.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
-    took: VecDeque<Took>,
+    took: VecDeque<StepTime>,
     /// Work of the steps in flight, oldest first.
     in_flight: VecDeque<u64>,
     awaited_micros: u64,
@@ -34,12 +34,17 @@ pub(crate) struct Patience {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Took {
+struct StepTime {
     work: u64,
     micros: u64,
 }
 
 impl Patience {
+    /// Of an epoch that begins now.
+    pub fn starting(now: Micros) -> Patience {
+        Patience { ticked: now, ..Patience::default() }
+    }
+
     pub fn sent(&mut self, work: u64) {
         if self.in_flight.is_empty() {
             self.awaited_micros = 0;
@@ -54,12 +59,7 @@ impl Patience {
         if self.took.len() == STEPS_REMEMBERED {
             self.took.pop_front();
         }
-        self.took.push_back(Took { work, micros });
-    }
-
-    /// Other ranks, or other parts of the model: what was measured says nothing any more.
-    pub fn epoch_ended(&mut self) {
-        *self = Patience { ticked: self.ticked, ..Patience::default() };
+        self.took.push_back(StepTime { work, micros });
     }
 
     /// Call once per beat. No tick counts for much more than a beat, so that a loop that stood still blames nobody.
@@ -93,7 +93,7 @@ impl Patience {
     /// that has more work than those, so much longer in proportion.
     fn expected(&self, work: u64) -> Option<u64> {
         let of_all = p99(self.took.iter().map(|took| took.micros))?;
-        let scaled = |took: &Took| took.micros.saturating_mul(work.max(took.work)) / took.work;
+        let scaled = |took: &StepTime| took.micros.saturating_mul(work.max(took.work)) / took.work;
         let alike = self.took.iter().filter(|took| took.work >= work / COMPARABLE);
         let of_alike = p99(alike.map(scaled)).or_else(|| p99(self.took.iter().map(scaled)));
         of_alike.map(|of_alike| of_alike.max(of_all))
@@ -179,7 +179,8 @@ mod tests {
             patience.answered(MILLI);
         }
         assert_eq!((patience.took.len(), patience.allowed(1, &waits())), (STEPS_REMEMBERED, 3000 * MILLI));
-        patience.epoch_ended();
+        // Other ranks, or other parts of the model: what was measured says nothing any more.
+        let patience = Patience::starting(Micros(0));
         assert_eq!(patience.allowed(1, &waits()), 120_000 * MILLI);
     }
 

@@ -15,14 +15,14 @@ const STEPS_MIN: u64 = 5;
 
 /// Of one rank, between two looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pass {
+pub(crate) struct RankTime {
     pub rank: Rank,
     pub stage: u16,
     pub n_steps: u64,
     pub compute_micros: u64,
 }
 
-impl Pass {
+impl RankTime {
     fn per_step(&self) -> f64 {
         self.compute_micros as f64 / self.n_steps.max(1) as f64
     }
@@ -42,7 +42,7 @@ struct Standing {
 
 /// A rank that has become slow, or is no longer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Change {
+pub(crate) struct SlownessChange {
     pub rank: Rank,
     pub is_slow: bool,
     /// What it takes for a step, and what the others take.
@@ -55,73 +55,71 @@ impl Slowness {
         self.ranks.get(&rank).is_some_and(|standing| standing.is_slow)
     }
 
-    /// Other ranks hold the model from now on. Those that were slow.
-    pub fn clear(&mut self) -> Vec<Rank> {
-        let ranks = std::mem::take(&mut self.ranks);
-        ranks.into_iter().filter(|(_, standing)| standing.is_slow).map(|(rank, _)| rank).collect()
+    pub fn slow_ranks(&self) -> Vec<Rank> {
+        self.ranks.iter().filter(|(_, standing)| standing.is_slow).map(|(rank, _)| *rank).collect()
     }
 
     /// Call about once a second.
-    pub fn look(&mut self, passes: &[Pass]) -> Vec<Change> {
-        let told = passes.iter().filter(|pass| pass.n_steps >= STEPS_MIN);
-        told.filter_map(|pass| self.judge(pass, others(pass, passes)?)).collect()
+    pub fn look(&mut self, times: &[RankTime]) -> Vec<SlownessChange> {
+        let told = times.iter().filter(|time| time.n_steps >= STEPS_MIN);
+        told.filter_map(|time| self.judge(time, others(time, times)?)).collect()
     }
 
-    fn judge(&mut self, pass: &Pass, others_micros: f64) -> Option<Change> {
-        let micros = pass.per_step();
+    fn judge(&mut self, time: &RankTime, others_micros: f64) -> Option<SlownessChange> {
+        let micros = time.per_step();
         let seems_slow = micros > others_micros * SLOW_FACTOR && micros > others_micros + SLOW_MICROS;
-        let standing = self.ranks.entry(pass.rank).or_default();
+        let standing = self.ranks.entry(time.rank).or_default();
         standing.n_contrary = if seems_slow == standing.is_slow { 0 } else { standing.n_contrary + 1 };
         if standing.n_contrary < LOOKS {
             return None;
         }
         *standing = Standing { is_slow: seems_slow, n_contrary: 0 };
-        Some(Change { rank: pass.rank, is_slow: seems_slow, micros, others_micros })
+        Some(SlownessChange { rank: time.rank, is_slow: seems_slow, micros, others_micros })
     }
 }
 
 /// The median of the other ranks of its stage, which do the same work; of all others, where it is alone in its stage.
-fn others(pass: &Pass, passes: &[Pass]) -> Option<f64> {
-    let of = |is_meant: &dyn Fn(&Pass) -> bool| {
-        let others = passes.iter().filter(|other| other.rank != pass.rank && other.n_steps >= STEPS_MIN);
-        let mut sorted: Vec<f64> = others.filter(|other| is_meant(other)).map(Pass::per_step).collect();
+fn others(time: &RankTime, times: &[RankTime]) -> Option<f64> {
+    let of = |is_meant: &dyn Fn(&RankTime) -> bool| {
+        let others = times.iter().filter(|other| other.rank != time.rank && other.n_steps >= STEPS_MIN);
+        let mut sorted: Vec<f64> = others.filter(|other| is_meant(other)).map(RankTime::per_step).collect();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len() / 2).copied()
     };
-    of(&|other| other.stage == pass.stage).or_else(|| of(&|_| true))
+    of(&|other| other.stage == time.stage).or_else(|| of(&|_| true))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn passes(per_step: &[u64], tp: usize) -> Vec<Pass> {
-        let pass = |(i, micros): (usize, &u64)| Pass {
+    fn times(per_step: &[u64], tp: usize) -> Vec<RankTime> {
+        let time = |(i, micros): (usize, &u64)| RankTime {
             rank: Rank(i as u16),
             stage: (i / tp) as u16,
             n_steps: 10,
             compute_micros: micros * 10,
         };
-        per_step.iter().enumerate().map(pass).collect()
+        per_step.iter().enumerate().map(time).collect()
     }
 
     #[test]
     fn who_is_slow_for_long_is_named_once() {
         let mut slowness = Slowness::default();
         for look in 1..=8 {
-            let changes = slowness.look(&passes(&[2000, 2000, 9000, 2000], 4));
+            let changes = slowness.look(&times(&[2000, 2000, 9000, 2000], 4));
             let expect: &[Rank] = if look == 5 { &[Rank(2)] } else { &[] };
             assert_eq!(changes.iter().map(|change| change.rank).collect::<Vec<_>>(), expect, "look {look}");
         }
         assert!(slowness.is_slow(Rank(2)) && !slowness.is_slow(Rank(0)));
         // One good second is not enough to be well again; five are.
-        assert_eq!(slowness.look(&passes(&[2000, 2000, 2000, 2000], 4)), []);
-        assert_eq!(slowness.look(&passes(&[2000, 2000, 9000, 2000], 4)), []);
+        assert_eq!(slowness.look(&times(&[2000, 2000, 2000, 2000], 4)), []);
+        assert_eq!(slowness.look(&times(&[2000, 2000, 9000, 2000], 4)), []);
         for look in 1..=5 {
-            let changes = slowness.look(&passes(&[2000, 2000, 2500, 2000], 4));
+            let changes = slowness.look(&times(&[2000, 2000, 2500, 2000], 4));
             assert_eq!(changes.len(), usize::from(look == 5));
         }
-        assert!(!slowness.is_slow(Rank(2)) && slowness.clear().is_empty());
+        assert!(!slowness.is_slow(Rank(2)) && slowness.slow_ranks().is_empty());
     }
 
     #[test]
@@ -129,14 +127,15 @@ mod tests {
         let mut slowness = Slowness::default();
         // A stage with three times the layers; little steps whose noise means nothing; too few steps; one alone.
         for _ in 0..10 {
-            assert_eq!(slowness.look(&passes(&[2000, 2000, 6000, 6000], 2)), []);
-            assert_eq!(slowness.look(&passes(&[20, 20, 90, 20], 4)), []);
-            let few: Vec<Pass> = passes(&[9000, 20], 2).into_iter().map(|pass| Pass { n_steps: 2, ..pass }).collect();
+            assert_eq!(slowness.look(&times(&[2000, 2000, 6000, 6000], 2)), []);
+            assert_eq!(slowness.look(&times(&[20, 20, 90, 20], 4)), []);
+            let few: Vec<RankTime> =
+                times(&[9000, 20], 2).into_iter().map(|time| RankTime { n_steps: 2, ..time }).collect();
             assert_eq!(slowness.look(&few), []);
-            assert_eq!(slowness.look(&passes(&[9000], 1)), []);
+            assert_eq!(slowness.look(&times(&[9000], 1)), []);
         }
         // Stages of one rank each are cut to take equally long.
-        let changes = (0..5).flat_map(|_| slowness.look(&passes(&[2000, 9000], 1))).count();
-        assert_eq!((changes, slowness.clear()), (1, vec![Rank(1)]));
+        let changes = (0..5).flat_map(|_| slowness.look(&times(&[2000, 9000], 1))).count();
+        assert_eq!((changes, slowness.slow_ranks()), (1, vec![Rank(1)]));
     }
 }

@@ -1,31 +1,39 @@
-//! The workers that have joined: which rank each holds, and whether it was heard of lately. Knows no requests.
+//! The workers that have joined: what each is, whether it was heard of lately, and what its peers say of it. Knows no
+//! requests; which rank each holds is told to it.
 
 use crate::WorkerId;
-use crate::members::hangs::Testimony;
-use crate::members::slow::Slowness;
+use crate::members::hangs::RankReport;
+use crate::members::ranks::{RankHolders, Readiness};
+use crate::members::unreachable::{LeftOut, MissedPeer, Unreachable};
+use crate::members::window::{Window, grown};
 use crate::outbound::Outbound;
 use crate::placement::{Blueprint, Machine, Shard};
+use ::wire::rate_limit::RateLimit;
 use bytes::Bytes;
 use proto::{Malformed, cluster as wire};
 use std::collections::BTreeMap;
 use tonic::Status;
-use types::{DeviceKind, Micros, PolicyDigest, Rank};
+use types::{DeviceKind, Micros, Rank};
 
 /// In the order in which they joined.
 #[derive(Default)]
 pub(crate) struct Members {
     workers: BTreeMap<WorkerId, Member>,
+    /// Of two that do not reach each other, the one that is left out.
+    unreachable: Unreachable,
+    /// Of workers that say they are where another one is; those whose device nobody knows share one.
+    refusals: RateLimit<Option<WorkerId>>,
 }
 
 /// Why a worker is refused that would join.
-pub(crate) enum NotTaken {
+enum NotTaken {
     /// Its collective stands where this one's does: peers would take one for the other.
     SamePlace(WorkerId),
     /// What it says that it computes on.
     Unknown(Malformed),
 }
 
-pub(crate) struct Member {
+struct Member {
     machine: Machine,
     pid: u32,
     mesh_address: String,
@@ -33,53 +41,10 @@ pub(crate) struct Member {
     beats_missed: u32,
     /// Its counters as it told them last.
     told: wire::Heartbeat,
-    /// Steps that it had done when it took its rank.
-    steps_before: u64,
-    role: Role,
     suspicion: Option<Suspicion>,
-    /// Why it has not read the model again, if it was to.
-    unread: String,
     /// Peers have named it so often as the one that did not answer.
     n_blames: u32,
     window: Window,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// Takes a rank when one is lost.
-    Spare,
-    Loading {
-        rank: Rank,
-        since: Micros,
-    },
-    /// Waits until all others have loaded too.
-    Loaded {
-        rank: Rank,
-        facts: Facts,
-    },
-    Meeting {
-        rank: Rank,
-        facts: Facts,
-        since: Micros,
-    },
-    Ready {
-        rank: Rank,
-        facts: Facts,
-    },
-}
-
-/// For how long a rank may be on its way to being ready.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Allowed {
-    pub load_micros: u64,
-    pub meet_micros: u64,
-}
-
-/// What a rank said when it had loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Facts {
-    pub policy: PolicyDigest,
-    pub weight_bytes: u64,
 }
 
 /// A peer says that this worker did not answer. It is cleared by what only its computing thread can change.
@@ -90,44 +55,34 @@ struct Suspicion {
     why: String,
 }
 
-/// What a worker that was let go had been.
+/// What is known of a worker that was let go.
 pub(crate) struct Dismissed {
-    pub role: Role,
     /// The rank as which its peers had named it, if its epoch ended by that.
     pub blamed_as: Option<Rank>,
     pub host: String,
 }
 
-/// Where its time went, between two looks.
-#[derive(Default)]
-struct Window {
-    since: Micros,
-    from: wire::Heartbeat,
-    in_flight_from: u64,
-    last: wire::RankTimes,
-}
-
-impl Role {
-    pub fn rank(self) -> Option<Rank> {
-        match self {
-            Role::Spare => None,
-            Role::Loading { rank, .. }
-            | Role::Loaded { rank, .. }
-            | Role::Meeting { rank, .. }
-            | Role::Ready { rank, .. } => Some(rank),
-        }
-    }
-
-    fn facts(self) -> Option<Facts> {
-        match self {
-            Role::Spare | Role::Loading { .. } => None,
-            Role::Loaded { facts, .. } | Role::Meeting { facts, .. } | Role::Ready { facts, .. } => Some(facts),
-        }
-    }
-}
-
 impl Members {
+    /// False: it is refused, and its stream ends with the reason.
     pub fn join(
+        &mut self,
+        worker: WorkerId,
+        hello: wire::WorkerHello,
+        frames: Outbound<wire::RankFrame>,
+        now: Micros,
+    ) -> bool {
+        let (host, pid, device) = (hello.host.clone(), hello.pid, hello.device.clone());
+        match self.take(worker, hello, frames) {
+            Ok(()) => tracing::info!(%worker, host, pid, device, "a worker joins"),
+            Err(why) => {
+                self.log_refused(worker, (&host, pid), &why, now);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn take(
         &mut self,
         worker: WorkerId,
         hello: wire::WorkerHello,
@@ -149,18 +104,14 @@ impl Members {
             )));
             return Err(NotTaken::SamePlace(other.machine.worker));
         }
-        let machine = Machine { worker, host, device, memory_bytes, threads, cores };
         let member = Member {
-            machine,
+            machine: Machine { worker, host, device, memory_bytes, threads, cores },
             pid,
             mesh_address,
             frames,
             beats_missed: 0,
             told: wire::Heartbeat::default(),
-            steps_before: 0,
-            role: Role::Spare,
             suspicion: None,
-            unread: String::new(),
             n_blames: 0,
             window: Window::default(),
         };
@@ -168,21 +119,47 @@ impl Members {
         Ok(())
     }
 
-    /// Lets go of a worker; its stream ends with the reason. What it was, if it was here.
-    pub fn dismiss(&mut self, worker: WorkerId, why: Status) -> Option<Dismissed> {
-        let Member { frames, role, suspicion, machine, .. } = self.workers.remove(&worker)?;
-        frames.close(why);
-        Some(Dismissed { role, blamed_as: suspicion.and_then(|suspicion| suspicion.rank), host: machine.host })
+    /// It may come again at once, as often as it likes.
+    fn log_refused(&mut self, worker: WorkerId, (host, pid): (&str, u32), why: &NotTaken, now: Micros) {
+        let by = match why {
+            NotTaken::SamePlace(other) => Some(*other),
+            NotTaken::Unknown(_) => None,
+        };
+        let Some(unsaid) = self.refusals.admit(by, 1, &worker, now) else { return };
+        let unsaid = unsaid.count();
+        match why {
+            NotTaken::SamePlace(other) => {
+                tracing::warn!(%worker, host, pid, %other, unsaid, "refused: its mesh address is another worker's");
+            }
+            NotTaken::Unknown(why) => {
+                tracing::warn!(%worker, host, pid, %why, unsaid, "refused: nobody knows what it computes on");
+            }
+        }
     }
 
-    /// Those that were never blamed come first: a spare is the better peer.
-    pub fn inventory(&self) -> Vec<Machine> {
+    /// Lets go of a worker; its stream ends with the reason. What it was, if it was here.
+    pub fn dismiss(&mut self, worker: WorkerId, why: Status) -> Option<Dismissed> {
+        let Member { frames, suspicion, machine, .. } = self.workers.remove(&worker)?;
+        frames.close(why);
+        self.unreachable.forget(worker);
+        Some(Dismissed { blamed_as: suspicion.and_then(|suspicion| suspicion.rank), host: machine.host })
+    }
+
+    /// Those that were never blamed come first: a spare is the better peer. Who is left out is not among them.
+    pub fn candidates(&self, now: Micros) -> Vec<Machine> {
+        let mut inventory = self.inventory();
+        inventory.retain(|machine| !self.unreachable.is_out(machine.worker, now));
+        inventory
+    }
+
+    fn inventory(&self) -> Vec<Machine> {
         let (good, blamed): (Vec<_>, Vec<_>) = self.workers.values().partition(|member| member.n_blames == 0);
         good.into_iter().chain(blamed).map(|member| member.machine.clone()).collect()
     }
 
-    pub fn role(&self, worker: WorkerId) -> Option<Role> {
-        self.workers.get(&worker).map(|member| member.role)
+    /// What the first of them computes on.
+    pub fn first_device(&self) -> Option<DeviceKind> {
+        self.inventory().into_iter().next().map(|machine| machine.device)
     }
 
     /// What it computes on, as it says.
@@ -198,8 +175,10 @@ impl Members {
         self.workers.get(&worker).map(|member| member.mesh_address.clone()).unwrap_or_default()
     }
 
-    pub fn n_spares(&self) -> usize {
-        self.workers.values().filter(|member| member.role == Role::Spare).count()
+    /// Those without a rank.
+    pub fn n_spares(&self, ranks: Option<&RankHolders>) -> usize {
+        let is_spare = |worker: &&WorkerId| ranks.is_none_or(|ranks| ranks.rank(**worker).is_none());
+        self.workers.keys().filter(is_spare).count()
     }
 
     pub fn heard(&mut self, worker: WorkerId) {
@@ -217,6 +196,10 @@ impl Members {
         Some(grown(&told, beat))
     }
 
+    pub fn steps_done(&self, worker: WorkerId) -> u64 {
+        self.workers.get(&worker).map_or(0, |member| member.told.steps_done)
+    }
+
     /// Call once per beat. Beats are counted and not timed, so that a loop that stood still blames nobody for it.
     pub fn silent(&mut self, beats_missed_max: u32) -> Vec<WorkerId> {
         self.workers.values_mut().for_each(|member| member.beats_missed += 1);
@@ -224,23 +207,13 @@ impl Members {
         self.workers.values().filter(is_silent).map(|member| member.machine.worker).collect()
     }
 
-    /// Who takes too long to become ready, and at what.
-    pub fn overdue(&self, now: Micros, allowed: Allowed) -> Vec<(WorkerId, &'static str)> {
-        let overdue = |member: &Member| match member.role {
-            Role::Loading { since, .. } if now.since(since).0 > allowed.load_micros => Some("to load"),
-            Role::Meeting { since, .. } if now.since(since).0 > allowed.meet_micros => Some("to meet the others"),
-            _ => None,
-        };
-        self.workers.values().filter_map(|member| Some((member.machine.worker, overdue(member)?))).collect()
-    }
-
     // -- suspicion
 
-    /// A peer named it. From its next place on, its computing thread must move.
-    pub fn suspect(&mut self, worker: WorkerId, why: String) {
+    /// A peer named it, as which rank. From its next rank on, its computing thread must move.
+    pub fn suspect(&mut self, worker: WorkerId, rank: Option<Rank>, why: String) {
         if let Some(member) = self.workers.get_mut(&worker) {
             member.n_blames += 1;
-            member.suspicion = Some(Suspicion { rank: member.role.rank(), told: member.told, why });
+            member.suspicion = Some(Suspicion { rank, told: member.told, why });
         }
     }
 
@@ -248,155 +221,159 @@ impl Members {
         self.workers.get(&worker).is_some_and(|member| member.suspicion.is_some())
     }
 
-    /// Those that were blamed, were given a place for so long and have not moved: they beat, and no longer compute.
-    pub fn unmoved(&self, now: Micros, suspect_max_micros: u64) -> Vec<(WorkerId, String)> {
-        let is_unmoved = |member: &Member| match member.role {
-            Role::Loading { since, .. } => now.since(since).0 > suspect_max_micros,
-            _ => false,
-        };
+    /// It has done what only its computing thread can do.
+    pub fn acquit(&mut self, worker: WorkerId) {
+        if let Some(member) = self.workers.get_mut(&worker) {
+            member.suspicion = None;
+        }
+    }
+
+    /// Those that were blamed, have had a rank to load for so long and have not moved: they beat, and no longer
+    /// compute.
+    pub fn unmoved(&self, ranks: &RankHolders, now: Micros, suspect_max_micros: u64) -> Vec<(WorkerId, String)> {
         let why = |member: &Member| {
-            let suspicion = member.suspicion.as_ref().filter(|_| is_unmoved(member))?;
-            Some((member.machine.worker, suspicion.why.clone()))
+            let worker = member.machine.worker;
+            let is_unmoved = ranks.loads_for_longer(worker, now, suspect_max_micros);
+            let suspicion = member.suspicion.as_ref().filter(|_| is_unmoved)?;
+            Some((worker, suspicion.why.clone()))
         };
         self.workers.values().filter_map(why).collect()
     }
 
     /// What each rank said of itself last.
-    pub fn testimonies(&self, sampler: Rank) -> Vec<Testimony> {
-        let testimony = |member: &Member| {
-            let rank = member.role.rank()?;
-            Some(Testimony {
-                worker: member.machine.worker,
+    pub fn reports(&self, ranks: &RankHolders, sampler: Rank) -> Vec<RankReport> {
+        let report = |member: &Member| {
+            let worker = member.machine.worker;
+            let rank = ranks.rank(worker)?;
+            Some(RankReport {
+                worker,
                 rank,
-                n_steps: member.told.steps_done.saturating_sub(member.steps_before),
+                n_steps: member.told.steps_done.saturating_sub(ranks.steps_before(worker)),
                 in_step: member.told.in_step,
                 waits_for: member.told.waits_for.and_then(|rank| u16::try_from(rank).ok()).map(Rank),
                 is_sampler: rank == sampler,
             })
         };
-        self.workers.values().filter_map(testimony).collect()
+        self.workers.values().filter_map(report).collect()
     }
 
-    // -- ranks
+    // -- who does not reach whom
+
+    /// Two ranks have loaded and did not meet. When that is so again and again, one of them is left out, for `out_min`
+    /// the first time: true.
+    pub fn missed(&mut self, miss: MissedPeer, now: Micros, out_min: u64) -> bool {
+        let Some((worker, out)) = self.unreachable.missed(miss, now, out_min) else { return false };
+        let (host, address) = (self.host(worker), self.mesh_address(worker));
+        let (from, from_host) = (self.mesh_address(out.from), self.host(out.from));
+        let (seconds, why) = (out.until.since(now).0 / 1_000_000, &out.why);
+        tracing::warn!(
+            %worker, host, address, other = %out.from, other_host = from_host, other_address = from, seconds, why,
+            "two workers do not reach each other: the first is left out"
+        );
+        true
+    }
+
+    /// These have met.
+    pub fn met(&mut self, ranks: &RankHolders) {
+        self.unreachable.met(ranks.workers());
+    }
+
+    /// Those that are left out now.
+    pub fn left_out(&self, now: Micros) -> impl Iterator<Item = (WorkerId, &LeftOut)> {
+        self.unreachable.out(now)
+    }
+
+    // -- frames
 
     /// False: there is no room for the frame, or no such worker.
-    pub fn assign(&mut self, worker: WorkerId, rank: Rank, assign: wire::Assign, now: Micros) -> bool {
-        let Some(member) = self.workers.get_mut(&worker) else { return false };
-        member.role = Role::Loading { rank, since: now };
-        member.frames.send(frame(wire::rank_frame::Frame::Assign(assign)))
-    }
-
-    pub fn loaded(&mut self, worker: WorkerId, rank: Rank, facts: Facts, unread: &str) {
-        if let Some(member) = self.workers.get_mut(&worker) {
-            unread.clone_into(&mut member.unread);
-            member.role = Role::Loaded { rank, facts };
-            member.suspicion = None;
-        }
-    }
-
-    pub fn all_loaded(&self, blueprint: &Blueprint) -> bool {
-        let is_loaded = |shard: &Shard| matches!(self.role(shard.worker), Some(Role::Loaded { .. }));
-        blueprint.shards.iter().all(is_loaded)
+    pub fn assign(&self, worker: WorkerId, assign: wire::Assign) -> bool {
+        self.send(worker, wire::rank_frame::Frame::Assign(assign))
     }
 
     /// Tells all that have loaded to meet. The first that has no room for the word.
-    pub fn meet(&mut self, meet: wire::Meet, now: Micros) -> Result<(), WorkerId> {
-        for member in self.workers.values_mut() {
-            let Role::Loaded { rank, facts } = member.role else { continue };
-            member.role = Role::Meeting { rank, facts, since: now };
-            if !member.frames.send(frame(wire::rank_frame::Frame::Meet(meet))) {
-                return Err(member.machine.worker);
+    pub fn meet(&self, ranks: &mut RankHolders, meet: wire::Meet, now: Micros) -> Result<(), WorkerId> {
+        let workers: Vec<WorkerId> = ranks.workers().collect();
+        for worker in workers {
+            ranks.meets(worker, now);
+            if !self.send(worker, wire::rank_frame::Frame::Meet(meet)) {
+                return Err(worker);
             }
         }
         Ok(())
     }
 
-    pub fn ready(&mut self, worker: WorkerId) {
-        if let Some(member) = self.workers.get_mut(&worker)
-            && let Role::Meeting { rank, facts, .. } = member.role
-        {
-            member.role = Role::Ready { rank, facts };
-            member.steps_before = member.told.steps_done;
-        }
-    }
-
-    /// Ranks that have not read the model again, though they were to.
-    pub fn unread(&self) -> Vec<wire::Unread> {
-        let unread = |member: &Member| {
-            let rank = member.role.rank().filter(|_| !member.unread.is_empty())?;
-            Some(wire::Unread { rank: rank.0.into(), host: member.machine.host.clone(), why: member.unread.clone() })
-        };
-        self.workers.values().filter_map(unread).collect()
-    }
-
-    /// The policy of any rank that has loaded.
-    pub fn policy(&self) -> Option<PolicyDigest> {
-        self.workers.values().find_map(|member| Some(member.role.facts()?.policy))
-    }
-
-    /// What the ranks of a blueprint said, if all of them are ready.
-    pub fn all_ready(&self, blueprint: &Blueprint) -> Option<Vec<Facts>> {
-        let facts = |worker| match self.role(worker) {
-            Some(Role::Ready { facts, .. }) => Some(facts),
-            _ => None,
-        };
-        blueprint.shards.iter().map(|shard| facts(shard.worker)).collect()
-    }
-
-    /// The blueprint is void: nobody holds a rank, and whoever did ends what it does for it.
-    pub fn release_all(&mut self) {
-        for member in self.workers.values_mut().filter(|member| member.role != Role::Spare) {
-            member.role = Role::Spare;
-            // One that has no room even for this will have none for its next place.
-            let _told = member.frames.send(frame(wire::rank_frame::Frame::Release(wire::Release {})));
+    /// The epoch of these ranks is over: whoever held one ends what it does for it.
+    pub fn release(&self, ranks: &RankHolders) {
+        for worker in ranks.workers() {
+            // One that has no room even for this will have none for its next rank.
+            let _told = self.send(worker, wire::rank_frame::Frame::Release(wire::Release {}));
         }
     }
 
     /// The same bytes to every rank. The first worker that has no room for them.
-    pub fn send_step(&self, step: &Bytes) -> Result<(), WorkerId> {
-        let ranks = self.workers.values().filter(|member| member.role.rank().is_some());
-        for member in ranks {
-            if !member.frames.send(frame(wire::rank_frame::Frame::Step(step.clone()))) {
-                return Err(member.machine.worker);
-            }
+    pub fn send_step(&self, ranks: &RankHolders, step: &Bytes) -> Result<(), WorkerId> {
+        let mut workers = ranks.workers();
+        match workers.find(|worker| !self.send(*worker, wire::rank_frame::Frame::Step(step.clone()))) {
+            Some(worker) => Err(worker),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    fn send(&self, worker: WorkerId, frame: wire::rank_frame::Frame) -> bool {
+        let frame = wire::RankFrame { frame: Some(frame) };
+        self.workers.get(&worker).is_some_and(|member| member.frames.send(frame))
     }
 
     pub fn leave_all(&mut self, reason: &str) {
         for (_, member) in std::mem::take(&mut self.workers) {
+            let leave = wire::rank_frame::Frame::Leave(wire::Leave { reason: reason.into() });
             // A rank whose queue is full sees the stream's end all the same.
-            let _told =
-                member.frames.send(frame(wire::rank_frame::Frame::Leave(wire::Leave { reason: reason.into() })));
+            let _told = member.frames.send(wire::RankFrame { frame: Some(leave) });
             member.frames.close(Status::unavailable(reason));
         }
     }
 
     // -- views
 
-    /// Where each rank's time went since the last look; `in_flight_micros` counts for how long steps were in flight.
-    /// Call about once a second.
-    pub fn look(&mut self, now: Micros, in_flight_micros: u64) -> Vec<(Rank, wire::RankTimes)> {
-        let ranks = self.workers.values_mut().filter_map(|member| Some((member.role.rank()?, member)));
-        ranks.map(|(rank, member)| (rank, member.window.close(&member.told, now, in_flight_micros))).collect()
+    /// Ranks that have not read the model again, though they were to.
+    pub fn unread(&self, ranks: &RankHolders) -> Vec<wire::Unread> {
+        let unread = |worker: WorkerId| {
+            let (rank, why) = (ranks.rank(worker)?, ranks.unread(worker)?);
+            Some(wire::Unread { rank: rank.0.into(), host: self.host(worker).to_owned(), why: why.to_owned() })
+        };
+        ranks.workers().filter_map(unread).collect()
     }
 
-    pub fn states(&self, blueprint: Option<&Blueprint>, slowness: &Slowness) -> Vec<wire::RankState> {
-        let shards = blueprint.iter().flat_map(|blueprint| &blueprint.shards);
-        let state = |shard: &Shard| Some(self.workers.get(&shard.worker)?.state(shard, slowness.is_slow(shard.rank)));
-        shards.filter_map(state).collect()
+    /// Where each rank's time went since the last look; `in_flight_micros` counts for how long steps were in flight.
+    /// Call about once a second.
+    pub fn look(&mut self, ranks: &RankHolders, now: Micros, in_flight_micros: u64) -> Vec<(Rank, wire::RankTimes)> {
+        let held = self.workers.iter_mut().filter_map(|(worker, member)| Some((ranks.rank(*worker)?, member)));
+        held.map(|(rank, member)| (rank, member.window.close(&member.told, now, in_flight_micros))).collect()
+    }
+
+    pub fn states(
+        &self,
+        blueprint: &Blueprint,
+        ranks: &RankHolders,
+        is_slow: impl Fn(Rank) -> bool,
+    ) -> Vec<wire::RankState> {
+        let state = |shard: &Shard| {
+            let readiness = ranks.readiness(shard.worker)?;
+            Some(self.workers.get(&shard.worker)?.state(shard, readiness, is_slow(shard.rank)))
+        };
+        blueprint.shards.iter().filter_map(state).collect()
     }
 }
 
 impl Member {
-    fn state(&self, shard: &Shard, is_slow: bool) -> wire::RankState {
-        let state = match self.role {
-            Role::Ready { .. } if is_slow => "slow",
-            Role::Ready { .. } => "ready",
-            Role::Loaded { .. } | Role::Meeting { .. } => "meeting",
-            Role::Spare | Role::Loading { .. } => "loading",
+    fn state(&self, shard: &Shard, readiness: Readiness, is_slow: bool) -> wire::RankState {
+        let state = match readiness {
+            Readiness::Ready(_) if is_slow => "slow",
+            Readiness::Ready(_) => "ready",
+            Readiness::Loaded(_) | Readiness::Meeting { .. } => "meeting",
+            Readiness::Loading { .. } => "loading",
         };
-        let weight_bytes = self.role.facts().map_or(shard.weight_bytes, |facts| facts.weight_bytes.max(1));
+        let weight_bytes = readiness.facts().map_or(shard.weight_bytes, |facts| facts.weight_bytes.max(1));
         wire::RankState {
             rank: shard.rank.0.into(),
             stage: shard.place.stage.into(),
@@ -417,60 +394,5 @@ impl Member {
             kv_tokens: shard.kv_tokens_max(),
             times: Some(self.window.last),
         }
-    }
-}
-
-impl Window {
-    fn close(&mut self, told: &wire::Heartbeat, now: Micros, in_flight: u64) -> wire::RankTimes {
-        let grown = grown(&self.from, told);
-        let wall_micros = now.since(self.since).0;
-        let (compute_micros, wait_micros) = within(wall_micros, grown.compute_micros, grown.wait_micros);
-        self.last = wire::RankTimes {
-            steps: grown.steps_done,
-            wall_micros,
-            compute_micros,
-            wait_micros,
-            idle_micros: wall_micros - compute_micros - wait_micros,
-            in_flight_micros: in_flight.saturating_sub(self.in_flight_from).min(wall_micros),
-        };
-        (self.since, self.from, self.in_flight_from) = (now, *told, in_flight);
-        self.last
-    }
-}
-
-/// A step that took long is told at its end, and may have begun in the window before: then its parts keep their ratio.
-fn within(wall: u64, compute: u64, wait: u64) -> (u64, u64) {
-    let busy = compute.saturating_add(wait);
-    if busy <= wall {
-        return (compute, wait);
-    }
-    let scaled = (u128::from(compute) * u128::from(wall) / u128::from(busy)) as u64;
-    (scaled, wall - scaled)
-}
-
-fn grown(from: &wire::Heartbeat, to: &wire::Heartbeat) -> wire::Heartbeat {
-    wire::Heartbeat {
-        steps_done: to.steps_done.saturating_sub(from.steps_done),
-        compute_micros: to.compute_micros.saturating_sub(from.compute_micros),
-        idle_micros: to.idle_micros.saturating_sub(from.idle_micros),
-        wait_micros: to.wait_micros.saturating_sub(from.wait_micros),
-        ..*to
-    }
-}
-
-fn frame(frame: wire::rank_frame::Frame) -> wire::RankFrame {
-    wire::RankFrame { frame: Some(frame) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_of_a_window_fill_no_more_than_it() {
-        assert_eq!(within(100, 30, 20), (30, 20));
-        assert_eq!(within(100, 120, 80), (60, 40));
-        assert_eq!(within(100, 0, 300), (0, 100));
-        assert_eq!(within(0, 5, 5), (0, 0));
     }
 }

@@ -1,18 +1,16 @@
 //! The loop's part that does what an operator wants while the replica serves: another grid, or the model read again.
 //! Each is refused before anything has changed, or is a change of epoch that nobody is accused of.
 
+use super::Replica;
+use super::endings::{Ending, Recovered};
 use crate::Error;
-use crate::config::DigestOf;
+use crate::config::{DigestOf, micros};
+use crate::event::Reply;
 use crate::placement::{Unplaceable, plan};
-use crate::replica::losses::Ending;
-use crate::replica::{Replica, micros};
 use proto::cluster as wire;
 use std::time::Duration;
-use tokio::sync::oneshot;
 use tonic::Status;
 use types::{DeviceClass, Grid};
-
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, Status>>;
 
 /// Who has asked and waits for the replica to serve again.
 #[derive(Default)]
@@ -24,10 +22,10 @@ pub(crate) struct Changes {
 }
 
 impl Replica {
-    pub(crate) fn scale(&mut self, grid: Grid, reply: Reply<wire::ScaleReply>) {
-        let in_force = self.blueprint.as_ref().filter(|_| self.is_ready).map(|blueprint| blueprint.grid);
+    pub(super) fn scale(&mut self, grid: Grid, reply: Reply<wire::ScaleReply>) {
+        let in_force = self.phase.serving().map(|serving| serving.placement.blueprint.grid);
         if in_force == Some(grid) && self.draining_since.is_none() {
-            self.placing.wanted = grid;
+            self.grids.wanted = grid;
             return say(reply, Ok(scale_reply(grid, Duration::ZERO, 0)));
         }
         if let Err(refused) = self.may_scale(grid) {
@@ -35,7 +33,7 @@ impl Replica {
         }
         let Grid { tp, pp, .. } = grid;
         tracing::info!(tp, pp, "another grid is asked for");
-        self.placing.wanted = grid;
+        self.grids.wanted = grid;
         if let Some(before) = self.changes.scale.replace(reply) {
             say(before, Err(Status::aborted(format!("then tp {tp} x pp {pp} was asked for"))));
         }
@@ -45,23 +43,23 @@ impl Replica {
     fn may_scale(&self, grid: Grid) -> Result<(), Status> {
         let unplaceable = |why: Unplaceable| Status::failed_precondition(why.to_string());
         self.may_change()?;
-        let Some(serving) = &self.serving else { return Ok(()) };
-        let policy = self.policy_on(grid);
-        let blueprint = plan(&self.candidates(self.now()), &self.config.shape, &policy, None).map_err(unplaceable)?;
-        let planner = self.config.scheduler(&blueprint, serving.policy);
+        let Some(served) = self.requests.policy() else { return Ok(()) };
+        let (policy, candidates) = (self.asked().policy_on(grid), self.members.candidates(self.now()));
+        let blueprint = plan(&candidates, &self.config.shape, &policy, None).map_err(unplaceable)?;
+        let planner = self.config.scheduler(&blueprint, served);
         planner.supported().map_err(|error| Status::failed_precondition(Error::from(error).to_string()))
     }
 
     fn may_change(&self) -> Result<(), Status> {
-        match (&self.draining_since, &self.serving) {
+        match (self.draining_since, self.requests.has_served()) {
             (Some(_), _) => Err(Status::unavailable("the coordinator is draining")),
-            (None, None) => Err(Status::unavailable("the replica has not served yet: it is loading")),
-            (None, Some(_)) => Ok(()),
+            (None, false) => Err(Status::unavailable("the replica has not served yet: it is loading")),
+            (None, true) => Ok(()),
         }
     }
 
     /// `weights` is the digest of what the model's path means now.
-    pub(crate) fn reload(&mut self, weights: [u8; 32], reply: Reply<wire::ReloadReply>) {
+    pub(super) fn reload(&mut self, weights: [u8; 32], reply: Reply<wire::ReloadReply>) {
         if let Err(refused) = self.may_reload(weights) {
             return say(reply, Err(refused));
         }
@@ -76,15 +74,14 @@ impl Replica {
     /// Streams move only to an equal policy: another model is another replica.
     fn may_reload(&self, weights: [u8; 32]) -> Result<(), Status> {
         self.may_change()?;
-        let Some(serving) = &self.serving else { return Ok(()) };
-        let first = self.members.inventory().into_iter().next();
-        let device = first.map_or_else(|| DeviceClass::Cpu.into(), |machine| machine.device);
+        let Some(ours) = self.requests.policy() else { return Ok(()) };
+        let device = self.members.first_device().unwrap_or_else(|| DeviceClass::Cpu.into());
         let found = self.config.digest_of(&device, DigestOf { weights, mode: self.config.mode() });
         // The simulation computes under a policy that no file gives.
-        if device.class() == DeviceClass::Sim || found == serving.policy {
+        if device.class() == DeviceClass::Sim || found == ours {
             return Ok(());
         }
-        let (path, ours) = (self.config.model_path.display(), serving.policy);
+        let path = self.config.model_path.display();
         Err(Status::failed_precondition(format!(
             "{path} is another model now: its policy is {found}, this replica's {ours}, and streams cannot go over. \
              Nothing has changed: start another replica with the new model, and end this one when that is ready"
@@ -97,16 +94,14 @@ impl Replica {
     }
 
     /// The replica serves again: whoever asked hears what it has come to.
-    pub(crate) fn changed(&mut self, grid: Grid, took: Duration, n_replayed: u64) {
+    pub(super) fn changed(&mut self, grid: Grid, Recovered { took, n_replayed }: Recovered) {
         if let Some(reply) = self.changes.scale.take() {
             say(reply, Ok(scale_reply(grid, took, n_replayed)));
         }
         if let Some(reply) = self.changes.reload.take() {
             let (micros, ranks) = (micros(took), u32::from(grid.n_ranks()));
-            say(
-                reply,
-                Ok(wire::ReloadReply { micros, tokens_replayed: n_replayed, ranks, unread: self.members.unread() }),
-            );
+            let unread = self.phase.ranks().map_or_else(Vec::new, |ranks| self.members.unread(ranks));
+            say(reply, Ok(wire::ReloadReply { micros, tokens_replayed: n_replayed, ranks, unread }));
         }
     }
 }

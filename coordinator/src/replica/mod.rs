@@ -1,130 +1,95 @@
-//! The loop, and what it owns: the planner, the workers, the routers. Everything that happens comes as an event;
-//! nothing here waits for a peer.
+//! The loop, and what it owns: the workers, the requests, and what the replica is doing with them (`phase`). Everything
+//! that happens comes as an event; nothing here waits for a peer.
+//!
+//! An event may find workers that are lost (`losses`): they are queued, and the loop takes them one after the other.
+//! Each may end the epoch (`epochs`), after which the replica is laid out anew (`place`) on the grid that is best now
+//! (`grids`); its ranks load and meet (`ranks`), and steps go on (`steps`). What an operator wants (`changes`) ends an
+//! epoch as a loss does. What the replica says of itself is in `views`.
 
-pub mod changes;
+pub mod announcement;
+mod changes;
+mod endings;
+mod epochs;
 mod grids;
 mod losses;
+mod phase;
+mod place;
 mod ranks;
+mod speed;
 mod steps;
 mod views;
 
-use crate::event::{Event, WorkerId};
-use crate::members::patience::Patience;
-use crate::members::slow::Slowness;
-use crate::members::unreachable::Strangers;
+use crate::config::micros;
+use crate::event::Event;
 use crate::members::workers::Members;
-use crate::outbound::Outbound;
-use crate::placement::{Blueprint, Prediction};
-use crate::replica::changes::Changes;
-use crate::replica::grids::Placing;
-use crate::replica::losses::{Cause, Recovery};
-use crate::requests::names::NameChanges;
-use crate::requests::pace::{Pace, Speed};
-use crate::requests::routers::Routers;
-use crate::requests::traces::Traces;
-use crate::service::serve::Told;
+use crate::requests::LiveRequests;
 use crate::{Config, Error};
-use ::wire::rate_limit::RateLimit;
-use proto::cluster as wire;
-use scheduler::{Output, Scheduler};
-use std::time::Duration;
+use announcement::Announcement;
+use changes::Changes;
+use endings::{LostWorker, Recovery};
+use grids::GridChoice;
+use phase::Phase;
+use speed::Performance;
+use std::collections::VecDeque;
 use telemetry::metrics::{Cache, ReplicaLabel};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use types::{Epoch, Micros, PolicyDigest, RequestId, Step};
+use types::{Epoch, Micros};
 
 /// Events taken before steps are planned and outputs sent: enough to share their cost, too few to delay them.
 const EVENTS_PER_TURN_MAX: usize = 256;
 
 pub(crate) struct Replica {
-    pub(crate) config: Config,
+    config: Config,
     /// In its metrics.
-    pub(crate) of: ReplicaLabel,
+    of: ReplicaLabel,
     /// For the store.
-    pub(crate) tell: watch::Sender<Told>,
+    announce: watch::Sender<Announcement>,
     began: Instant,
     /// Grows when a placement begins and when it ends.
-    pub(crate) epoch: Epoch,
-    pub(crate) members: Members,
-    pub(crate) routers: Routers,
-    /// Present while every rank has been given its place.
-    pub(crate) blueprint: Option<Blueprint>,
-    pub(crate) placing: Placing,
-    pub(crate) strangers: Strangers,
-    /// Of workers that say they are where this one is; those whose device nobody knows share one.
-    pub(crate) refusals: RateLimit<Option<WorkerId>>,
+    epoch: Epoch,
+    members: Members,
+    requests: LiveRequests,
+    grids: GridChoice,
+    phase: Phase,
+    /// Empty between events. Each look at the workers adds at most one for each of them.
+    losses: VecDeque<LostWorker>,
     /// Present while the replica has served and does not.
-    pub(crate) recovery: Option<Recovery>,
-    pub(crate) changes: Changes,
-    pub(crate) patience: Patience,
-    pub(crate) slowness: Slowness,
-    pub(crate) prediction: Option<Prediction>,
-    /// Present from the first time that all ranks were ready.
-    pub(crate) serving: Option<Serving>,
-    /// All ranks of the blueprint are ready.
-    pub(crate) is_ready: bool,
-    pub(crate) draining_since: Option<Micros>,
+    recovery: Option<Recovery>,
+    changes: Changes,
+    performance: Performance,
+    draining_since: Option<Micros>,
     state_sent: Micros,
-    pub(crate) state_changed: bool,
-    pub(crate) looked: Micros,
-    pub(crate) speed_told: Micros,
-    /// Since when the oldest step in flight has been awaited.
-    pub(crate) step_since: Micros,
-    pub(crate) pace: Pace,
-    pub(crate) speed: Speed,
-    pub(crate) traces: Traces,
+    state_changed: bool,
+    looked: Micros,
     /// As the metrics tell it.
-    pub(crate) cache: Option<Cache>,
-    /// Filled again and again; kept for its memory.
-    pub(crate) step: Step,
-    /// Empty between calls; kept for its memory.
-    pub(crate) outputs: Vec<Output>,
-    /// Of the cache's names, since the last beat.
-    pub(crate) name_changes: NameChanges,
-}
-
-/// What is settled when the replica serves for the first time, and outlives its workers.
-pub(crate) struct Serving {
-    pub scheduler: Scheduler,
-    pub policy: PolicyDigest,
+    cache: Option<Cache>,
 }
 
 impl Replica {
-    pub fn new(config: Config, epoch: Epoch, tell: watch::Sender<Told>) -> Replica {
+    pub fn new(config: Config, epoch: Epoch, announce: watch::Sender<Announcement>) -> Replica {
+        let of = ReplicaLabel::replica(&config.replica);
         Replica {
-            tell,
-            of: ReplicaLabel::replica(&config.replica),
-            placing: Placing::new(config.policy.grid),
-            strangers: Strangers::default(),
-            refusals: RateLimit::default(),
-            config,
+            announce,
             began: Instant::now(),
             epoch,
             members: Members::default(),
-            routers: Routers::default(),
-            blueprint: None,
+            requests: LiveRequests::new(&config, of.clone(), epoch.incarnation),
+            grids: GridChoice::new(config.policy.grid),
+            phase: Phase::default(),
+            losses: VecDeque::new(),
             recovery: None,
             changes: Changes::default(),
-            patience: Patience::default(),
-            slowness: Slowness::default(),
-            prediction: None,
-            serving: None,
-            is_ready: false,
+            performance: Performance::default(),
             draining_since: None,
             state_sent: Micros(0),
             state_changed: false,
             looked: Micros(0),
-            speed_told: Micros(0),
-            step_since: Micros(0),
-            pace: Pace::default(),
-            speed: Speed::default(),
-            traces: Traces::default(),
             cache: None,
-            step: Step::default(),
-            outputs: Vec::new(),
-            name_changes: NameChanges::default(),
+            of,
+            config,
         }
     }
 
@@ -143,12 +108,12 @@ impl Replica {
             };
             self.turn(event, &mut queue)?;
         }
-        self.check_when_idle();
-        let n_left = self.routers.all_live().len();
+        self.requests.check_when_idle();
+        let n_left = self.requests.all_live().len();
         tracing::info!(n_left, "drained: what is left is for the routers to go on with elsewhere");
-        self.tell_speed();
+        self.performance.tell(&self.requests.stats().counters);
         self.members.leave_all("the coordinator has drained");
-        self.routers.close_all(&Status::unavailable("the coordinator has drained"));
+        self.requests.close_all(&Status::unavailable("the coordinator has drained"));
         Ok(())
     }
 
@@ -162,28 +127,34 @@ impl Replica {
         let ready = std::iter::from_fn(|| queue.try_recv().ok()).take(EVENTS_PER_TURN_MAX);
         for event in first.into_iter().chain(ready).chain(last) {
             self.handle(event)?;
+            self.take_losses();
         }
         self.plan_steps();
+        self.take_losses();
         self.tell_routers();
         Ok(())
     }
 
     fn handle(&mut self, event: Event) -> Result<(), Error> {
+        let now = self.now();
         match event {
-            Event::RouterAttached { router, former, frames } => self.router_attached(router, former, frames),
-            Event::Submit { router, request } => drop(self.submit(router, *request)),
-            Event::Adopt { router, of, request, n_had } => self.adopt(router, of, *request, n_had),
-            Event::Cancel { router, id, stopped } => self.cancel_for(router, id, stopped),
-            Event::Recite { router } => self.routers.recite_to(router),
-            Event::RouterGone { router, why } => self.router_gone(router, why),
+            Event::RouterAttached { router, former, frames } => {
+                self.requests.attach(router, former, frames, now);
+                self.state_changed = true;
+            }
+            Event::Submit { router, request } => drop(self.requests.submit(router, *request, now)),
+            Event::Adopt { router, of, request, n_had } => self.requests.adopt(router, of, *request, n_had, now),
+            Event::Cancel { router, id, stopped } => self.requests.cancel_for(router, id, stopped, now),
+            Event::Recite { router } => self.requests.recite_to(router),
+            Event::RouterGone { router, why } => self.requests.router_gone(router, why, now),
             Event::WorkerJoined { worker, hello, frames } => self.worker_joined(worker, hello, frames),
             Event::RankLoaded { worker, loaded } => self.rank_loaded(worker, &loaded),
             Event::RankReady { worker, ready } => self.rank_ready(worker, &ready)?,
-            Event::StepDone { worker, done } => self.step_done(worker, done),
+            Event::StepDone { worker, done } => self.step_done(worker, &done),
             Event::Heartbeat { worker, beat } => self.heartbeat(worker, &beat),
             Event::RankFailed { worker, failed } => self.rank_failed(worker, &failed),
             Event::WorkerLeaves { worker } => self.worker_leaves(worker),
-            Event::RankLost { worker, why } => self.lose(worker, Cause::of(&why), why),
+            Event::RankLost { worker, why } => self.worker_gone(worker, why),
             Event::Scale { grid, reply } => self.scale(grid, reply),
             Event::Reload { weights, reply } => self.reload(weights, reply),
             Event::Tick => self.tick(),
@@ -192,13 +163,19 @@ impl Replica {
         Ok(())
     }
 
-    pub(crate) fn now(&self) -> Micros {
+    /// One after the other: the next may be a rank of the epoch that follows from the one before.
+    fn take_losses(&mut self) {
+        while let Some(lost) = self.losses.pop_front() {
+            self.lose(lost);
+        }
+    }
+
+    fn now(&self) -> Micros {
         Micros(self.began.elapsed().as_micros() as u64)
     }
 
     fn is_over(&self) -> bool {
-        let is_idle = self.serving.as_ref().is_none_or(|serving| serving.scheduler.is_idle());
-        self.draining_since.is_some() && is_idle
+        self.draining_since.is_some() && self.requests.is_idle()
     }
 
     /// What still runs is left to the routers: their streams end without a word of their requests, so that they may
@@ -213,110 +190,40 @@ impl Replica {
         let now = self.now();
         self.draining_since.get_or_insert(now);
         self.state_changed = true;
-        if let Some(serving) = &mut self.serving {
-            serving.scheduler.drain();
-        }
+        self.requests.drain();
     }
-
-    // -- time
 
     fn tick(&mut self) {
         let now = self.now();
-        self.dismiss_the_overdue(now);
-        self.place_if_due(now);
-        if let Some(serving) = &mut self.serving {
-            serving.scheduler.expire(now, &mut self.outputs);
-            self.outputs_without_step();
+        for look in
+            [Replica::lose_the_silent, Replica::lose_the_late, Replica::lose_the_unmoved, Replica::lose_the_hung]
+        {
+            look(self, now);
+            // Whoever is lost ends an epoch, in which the next look would find others.
+            self.take_losses();
         }
-        self.check_when_idle();
+        self.place_if_due(now);
+        self.take_losses();
+        self.requests.expire(now);
+        self.requests.check_when_idle();
         // A coordinator that drains will not be there for a router that comes back.
         let grace = if self.draining_since.is_some() { 0 } else { micros(self.config.waits.router_grace) };
-        let forsaken = self.routers.forsaken(now, grace);
-        self.cancel_all(forsaken);
+        self.requests.cancel_forsaken(grace, now);
         if now.since(self.state_sent).0 >= micros(self.config.waits.state_every) {
             self.state_changed = true;
         }
         self.look(now);
-        self.beat();
-    }
-
-    /// Whenever nothing runs, nothing may be held.
-    fn check_when_idle(&self) {
-        let idle = self.serving.as_ref().filter(|serving| serving.scheduler.is_idle());
-        if let Some(serving) = idle.filter(|_| cfg!(debug_assertions)) {
-            serving.scheduler.check();
-            assert_eq!(serving.scheduler.stats().blocks_used, 0, "an idle replica holds no block");
-        }
-    }
-
-    // -- routers
-
-    fn router_attached(
-        &mut self,
-        router: u32,
-        former: Option<wire::FormerNumber>,
-        frames: Outbound<wire::ReplicaFrame>,
-    ) {
-        let former = former.filter(|former| former.incarnation == self.epoch.incarnation).map(|former| former.router);
-        tracing::info!(router, former, "a router attaches");
-        if let Some(former) = former {
-            // It brings what it still wants under its new number.
-            let forsaken = self.routers.forget(former);
-            self.cancel_all(forsaken);
-        }
-        self.routers.attach(router, frames);
-        if self.serving.is_some() {
-            self.welcome();
-        }
-        self.state_changed = true;
-    }
-
-    /// Its requests go on for a grace: a router that was only cut off may be replaced by then.
-    fn router_gone(&mut self, router: u32, why: Status) {
-        tracing::info!(router, why = why.message(), "a router is gone");
-        let now = self.now();
-        self.routers.gone(router, why, now);
-    }
-
-    pub(crate) fn welcome(&mut self) {
-        let Some(serving) = &self.serving else { return };
-        let welcome = |router| wire::Welcome {
-            version: proto::VERSION.into(),
-            router,
-            replica: self.config.replica.clone(),
-            model: self.config.model.clone(),
-            context: serving.scheduler.config().context_max,
-            policy_digest: serving.policy.0.to_vec(),
-            vocab: self.config.shape.vocab,
-            incarnation: self.epoch.incarnation,
-            salt: self.config.salt.to_vec(),
-            beat_millis: u32::try_from(self.config.waits.beat_every.as_millis()).unwrap_or(0),
-        };
-        let lost = self.routers.welcome(welcome);
-        self.cancel_all(lost);
+        self.requests.beat(now);
     }
 
     fn tell_routers(&mut self) {
-        let lost = self.routers.flush();
-        self.cancel_all(lost);
+        let now = self.now();
+        self.requests.flush(now);
         if !std::mem::take(&mut self.state_changed) {
             return;
         }
-        self.state_sent = self.now();
+        self.state_sent = now;
         let state = self.state();
-        let lost = self.routers.broadcast(&state);
-        self.cancel_all(lost);
+        self.requests.tell_state(&state, now);
     }
-
-    pub(crate) fn cancel_all(&mut self, ids: Vec<RequestId>) {
-        let Some(serving) = &mut self.serving else { return };
-        for id in ids {
-            serving.scheduler.cancel(id, &mut self.outputs);
-        }
-        self.outputs_without_step();
-    }
-}
-
-pub(crate) fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

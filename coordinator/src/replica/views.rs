@@ -1,13 +1,14 @@
 //! What the replica says of itself: its state to the routers, its figures to the metrics, its speed to the log.
 
+use super::Replica;
+use super::announcement::Announcement;
+use super::phase::Phase;
 use crate::WorkerId;
-use crate::members::slow::{Change, Pass};
-use crate::members::unreachable::Out;
+use crate::config::micros;
+use crate::members::slow::{RankTime, SlownessChange};
+use crate::members::unreachable::LeftOut;
 use crate::placement::Shortened;
-use crate::replica::{Replica, micros};
-use crate::service::serve::Told;
 use proto::cluster as wire;
-use proto::cluster::state::Phase;
 use scheduler::Stats;
 use std::time::Duration;
 use telemetry::metrics;
@@ -15,41 +16,39 @@ use types::{BLOCK_TOKENS, Micros, Rank};
 
 /// Long enough for its times to mean something, short enough to see a change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-const SPEED_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 fn shortened(shortened: &Shortened) -> wire::Shortened {
     wire::Shortened { asked: shortened.asked, has: shortened.has, why: shortened.why.to_string() }
 }
 
 impl Replica {
-    fn phase(&self) -> Phase {
-        match (&self.draining_since, &self.serving, self.is_ready) {
-            (Some(_), _, _) => Phase::Draining,
-            (None, None, _) => Phase::Loading,
-            (None, Some(_), true) => Phase::Ready,
-            (None, Some(_), false) => Phase::Recovering,
+    fn told_phase(&self) -> wire::state::Phase {
+        match (self.draining_since, self.requests.has_served(), &self.phase) {
+            (Some(_), _, _) => wire::state::Phase::Draining,
+            (None, false, _) => wire::state::Phase::Loading,
+            (None, true, Phase::Serving(_)) => wire::state::Phase::Ready,
+            (None, true, Phase::Waiting(_) | Phase::Placing(_)) => wire::state::Phase::Recovering,
         }
     }
 
-    fn stats(&self) -> Stats {
-        self.serving.as_ref().map(|serving| serving.scheduler.stats()).unwrap_or_default()
-    }
-
-    pub(crate) fn state(&self) -> wire::State {
-        let stats = self.stats();
-        let ranks = self.members.states(self.blueprint.as_ref(), &self.slowness);
-        let n_ranks_ready = if self.is_ready { ranks.len() } else { 0 };
+    pub(super) fn state(&self) -> wire::State {
+        let (now, stats) = (self.now(), self.requests.stats());
+        let ranks = self.phase.placement().map_or_else(Vec::new, |placement| {
+            self.members.states(&placement.blueprint, &placement.ranks, |rank| self.phase.is_slow(rank))
+        });
+        let n_ranks_ready = self.phase.serving().map_or(0, |_| ranks.len());
         self.measure(&stats, n_ranks_ready as u32);
-        let grid = self.blueprint.as_ref().map_or(self.placing.wanted, |blueprint| blueprint.grid);
-        self.tell_store(Told {
-            policy: self.serving.as_ref().map(|serving| serving.policy),
+        let (blueprint, wanted) = (self.phase.blueprint(), self.grids.wanted);
+        let grid = blueprint.map_or(wanted, |blueprint| blueprint.grid);
+        self.tell_store(Announcement {
+            policy: self.requests.policy(),
             tp: grid.tp,
             pp: grid.pp,
             ranks_ready: n_ranks_ready as u16,
         });
-        let prediction = self.prediction.filter(|_| self.blueprint.is_some());
+        let prediction = self.performance.predicted.filter(|_| blueprint.is_some());
         wire::State {
-            phase: self.phase().into(),
+            phase: self.told_phase().into(),
             epoch_incarnation: self.epoch.incarnation,
             epoch_n: self.epoch.n,
             n_waiting: stats.n_waiting,
@@ -57,7 +56,7 @@ impl Replica {
             blocks_used: stats.blocks_used,
             blocks_total: stats.blocks_total,
             ranks,
-            n_spares: self.members.n_spares() as u32,
+            n_spares: self.members.n_spares(self.phase.ranks()) as u32,
             prediction: prediction.map(|prediction| {
                 Box::new(wire::Prediction {
                     tokens_per_s_low: prediction.low,
@@ -65,21 +64,23 @@ impl Replica {
                     bottleneck: prediction.bottleneck.to_string(),
                 })
             }),
-            actual: Some(self.speed.actual(&stats.counters)),
+            actual: Some(self.performance.measured.actual(&stats.counters)),
             tp: grid.tp.into(),
             pp: grid.pp.into(),
-            apart: self.apart(),
-            wanted_tp: self.placing.wanted.tp.into(),
-            wanted_pp: self.placing.wanted.pp.into(),
-            unplaced: self.placing.unplaced(self.now()),
-            shortened: self.blueprint.as_ref().and_then(|blueprint| blueprint.shortened.as_ref()).map(shortened),
-            backlog_tokens: self.serving.as_ref().map_or(0, |serving| serving.scheduler.backlog_tokens()),
+            apart: self.apart(now),
+            wanted_tp: wanted.tp.into(),
+            wanted_pp: wanted.pp.into(),
+            unplaced: match &self.phase {
+                Phase::Waiting(waiting) => waiting.unplaced(now),
+                Phase::Placing(_) | Phase::Serving(_) => None,
+            },
+            shortened: blueprint.and_then(|blueprint| blueprint.shortened.as_ref()).map(shortened),
+            backlog_tokens: self.requests.backlog_tokens(),
         }
     }
 
-    fn apart(&self) -> Vec<wire::Apart> {
-        let now = self.now();
-        let apart = |(worker, out): (WorkerId, &Out)| wire::Apart {
+    fn apart(&self, now: Micros) -> Vec<wire::Apart> {
+        let apart = |(worker, out): (WorkerId, &LeftOut)| wire::Apart {
             host: self.members.host(worker).to_owned(),
             address: self.members.mesh_address(worker),
             other_host: self.members.host(out.from).to_owned(),
@@ -87,13 +88,13 @@ impl Replica {
             why: out.why.clone(),
             micros: out.until.since(now).0,
         };
-        self.strangers.out(now).map(apart).collect()
+        self.members.left_out(now).map(apart).collect()
     }
 
-    fn tell_store(&self, told: Told) {
-        self.tell.send_if_modified(|before| {
-            let is_news = *before != told;
-            *before = told;
+    fn tell_store(&self, announcement: Announcement) {
+        self.announce.send_if_modified(|before| {
+            let is_news = *before != announcement;
+            *before = announcement;
             is_news
         });
     }
@@ -116,30 +117,30 @@ impl Replica {
     }
 
     /// Once a second: where each rank's time went, and how much of it was a bubble.
-    pub(crate) fn look(&mut self, now: Micros) {
+    pub(super) fn look(&mut self, now: Micros) {
         if now.since(self.looked).0 < micros(LOOK_EVERY) {
             return;
         }
         self.looked = now;
-        let times = self.members.look(now, self.speed.in_flight_micros());
+        let times = self
+            .phase
+            .ranks()
+            .map_or_else(Vec::new, |ranks| self.members.look(ranks, now, self.performance.measured.in_flight_micros()));
         for (rank, times) in &times {
             metrics::bubble(&self.of, rank.0, times.in_flight_micros.saturating_sub(times.compute_micros));
-            metrics::rank_slow(&self.of, rank.0, self.slowness.is_slow(*rank));
+            metrics::rank_slow(&self.of, rank.0, self.phase.is_slow(*rank));
         }
         self.tell_cache();
         self.name_the_slow(&times);
         self.grow_if_due(now);
-        if now.since(self.speed_told).0 >= micros(SPEED_TOLD_EVERY) {
-            self.speed_told = now;
-            self.tell_speed();
-        }
+        self.performance.tell_if_due(&self.requests.stats().counters, now);
     }
 
     fn tell_cache(&mut self) {
-        let Some(serving) = self.serving.as_ref().filter(|_| self.is_ready) else { return };
+        let Phase::Serving(_) = &self.phase else { return };
         let now = metrics::Cache {
             block_size: BLOCK_TOKENS,
-            n_blocks: serving.scheduler.stats().blocks_total,
+            n_blocks: self.requests.stats().blocks_total,
             dtype: self.config.policy.kv_dtype.to_string(),
             prefix_caching: self.config.shares_blocks(),
         };
@@ -151,34 +152,21 @@ impl Replica {
 
     /// A slow rank is named and stays: to let it go would cost more than it does.
     fn name_the_slow(&mut self, times: &[(Rank, wire::RankTimes)]) {
-        let Some(blueprint) = self.blueprint.as_ref().filter(|_| self.is_ready) else { return };
-        let pass = |(rank, times): &(Rank, wire::RankTimes)| Pass {
+        let Phase::Serving(serving) = &mut self.phase else { return };
+        let blueprint = &serving.placement.blueprint;
+        let time = |(rank, times): &(Rank, wire::RankTimes)| RankTime {
             rank: *rank,
             stage: blueprint.grid.place(*rank).stage,
             n_steps: times.steps,
             compute_micros: times.compute_micros,
         };
-        let passes: Vec<Pass> = times.iter().map(pass).collect();
-        for Change { rank, is_slow, micros, others_micros } in self.slowness.look(&passes) {
+        let times: Vec<RankTime> = times.iter().map(time).collect();
+        for SlownessChange { rank, is_slow, micros, others_micros } in serving.slowness.look(&times) {
             let host = blueprint.shards.iter().find(|shard| shard.rank == rank).map_or("", |shard| &shard.host);
             let word = if is_slow { "a rank is slow" } else { "a rank is as fast as others again" };
             tracing::warn!(rank = rank.0, host, micros, others_micros, "{word}");
             metrics::rank_slow(&self.of, rank.0, is_slow);
             self.state_changed = true;
         }
-    }
-
-    /// What was predicted beside what is.
-    pub(crate) fn tell_speed(&self) {
-        let actual = self.speed.actual(&self.stats().counters);
-        let Some(prediction) = self.prediction.as_ref().filter(|_| self.speed.n_steps() > 0) else { return };
-        let text = |per_s: f64| if per_s > 0.0 { format!("{per_s:.0} tokens/s") } else { "none ran so".into() };
-        tracing::info!(
-            predicted = %prediction,
-            alone = text(actual.alone_tokens_per_s),
-            together = text(actual.busy_tokens_per_s),
-            steps = actual.steps,
-            "predicted and actual speed"
-        );
     }
 }

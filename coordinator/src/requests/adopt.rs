@@ -4,16 +4,16 @@
 //! A log is a function of its request, so that who sends the same request learns nothing that computing it again would
 //! not tell; anything else than the same request is no claim to it.
 
-use crate::replica::Replica;
+use super::LiveRequests;
 use proto::cluster as wire;
-use types::{Goal, Request, RequestId, Token};
+use types::{Goal, Micros, Request, RequestId, Token};
 
-impl Replica {
-    pub(crate) fn adopt(&mut self, router: u32, of: RequestId, mut request: wire::Request, n_had: u32) {
+impl LiveRequests {
+    pub fn adopt(&mut self, router: u32, of: RequestId, mut request: wire::Request, n_had: u32, now: Micros) {
         let (id, n_told) = (request.id, request.output.len());
         let said = self.said_since(of, &request, n_had as usize);
         request.output.extend_from_slice(&said);
-        if !self.submit(router, request) {
+        if !self.submit(router, request, now) {
             return;
         }
         if !said.is_empty() {
@@ -22,7 +22,7 @@ impl Replica {
         }
         // Nobody hears what it says. Its blocks stay in the prefix cache, where the new one finds them.
         if self.routers.is_left_behind(of) {
-            self.cancel_all(vec![of]);
+            self.cancel_all(vec![of], now);
         }
     }
 
@@ -31,7 +31,7 @@ impl Replica {
     ///
     /// `[0, output) known to the router · [output, n_had) had by the client · [n_had, said) not told to the end`
     fn said_since(&self, of: RequestId, request: &wire::Request, n_had: usize) -> Vec<Token> {
-        let Some(left) = self.serving.as_ref().and_then(|serving| serving.scheduler.request(of)) else {
+        let Some(left) = self.served.as_ref().and_then(|served| served.scheduler.request(of)) else {
             return Vec::new();
         };
         let Ok(request) = Request::try_from(request.clone()) else { return Vec::new() };

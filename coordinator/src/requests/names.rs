@@ -1,8 +1,6 @@
-//! What routers hear several times a second: that this lives, its load, and the names that its cache has gained and
-//! lost. Names are told as differences; all of them, in pieces, to who is new or has missed some.
+//! The names that the cache has gained and lost, as routers are told them: as differences; all of them, in pieces, to
+//! who is new or has missed some.
 
-use crate::replica::Replica;
-use proto::cluster as wire;
 use scheduler::NameChange;
 
 /// Blocks of which a beat tells the names, to a router that has to hear them all.
@@ -18,7 +16,7 @@ pub(crate) struct NameChanges {
 
 impl NameChanges {
     /// What came of all changes: of a name that came and went the last counts. The order among names does not.
-    fn fold(&mut self) {
+    pub fn fold(&mut self) {
         // Stable, so that of one name the last change stays the last.
         self.raw.sort_by_key(|change| change.name);
         self.added.clear();
@@ -30,29 +28,6 @@ impl NameChanges {
                 None => {}
             }
         }
-    }
-}
-
-impl Replica {
-    pub(crate) fn beat(&mut self) {
-        let Some(serving) = &mut self.serving else { return };
-        let is_known = serving.scheduler.name_changes(&mut self.name_changes.raw);
-        self.name_changes.fold();
-        if !is_known {
-            self.routers.recite_to_all();
-        }
-        let scheduler = &serving.scheduler;
-        let stats = scheduler.stats();
-        let load = wire::Load {
-            n_waiting: stats.n_waiting,
-            n_running: stats.n_running,
-            backlog_tokens: scheduler.backlog_tokens(),
-            running_tokens: scheduler.running_tokens(),
-            blocks_used: stats.blocks_used,
-            blocks_total: stats.blocks_total,
-        };
-        let lost = self.routers.beat(load, &self.name_changes, |blocks, names| scheduler.names(blocks, names));
-        self.cancel_all(lost);
     }
 }
 

@@ -1,8 +1,5 @@
-//! How fast things go: when a full queue has room again, and how many tokens a second there really are. Counts what it
-//! is told; knows no clock.
+//! When a full queue has room again. Counts what it is told; knows no clock.
 
-use proto::cluster as wire;
-use scheduler::Counters;
 use types::Micros;
 
 /// How fast requests end, to tell those that find the queue full when to come again.
@@ -27,93 +24,5 @@ impl Pace {
     pub fn retry_after_ms(&self, n_waiting: u32) -> u32 {
         let micros = self.mean_micros.saturating_mul(n_waiting.into());
         (micros / 1000).clamp(Self::RETRY_MIN_MS, Self::RETRY_MAX_MS) as u32
-    }
-}
-
-/// Tokens and the time that they took, since the replica was placed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Speed {
-    /// Of sequences that ran alone, from one token to the next.
-    alone: Counted,
-    /// Of all, over the time in which any step was in flight.
-    busy: Counted,
-    n_steps: u64,
-    last_answer: Option<Answer>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counted {
-    tokens: u64,
-    micros: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Answer {
-    at: Micros,
-    is_alone: bool,
-}
-
-impl Counted {
-    fn per_s(self) -> f64 {
-        if self.micros == 0 { 0.0 } else { self.tokens as f64 * 1e6 / self.micros as f64 }
-    }
-}
-
-impl Speed {
-    /// A step was answered. `in_flight_since` is when this step, or the answer before it, began the wait for it.
-    pub fn answered(&mut self, n_slices: usize, n_tokens: u64, in_flight_since: Micros, now: Micros) {
-        let is_alone = n_slices == 1 && n_tokens == 1;
-        let micros = now.since(in_flight_since).0;
-        self.n_steps += 1;
-        self.busy.tokens += n_tokens;
-        self.busy.micros += micros;
-        // The first token of a sequence alone took a prompt.
-        if let Some(last) = self.last_answer.filter(|last| last.is_alone && is_alone && last.at == in_flight_since) {
-            self.alone.tokens += 1;
-            self.alone.micros += now.since(last.at).0;
-        }
-        self.last_answer = Some(Answer { at: now, is_alone });
-    }
-
-    pub fn in_flight_micros(&self) -> u64 {
-        self.busy.micros
-    }
-
-    pub fn n_steps(&self) -> u64 {
-        self.n_steps
-    }
-
-    /// The planner's counters are told beside what is counted here.
-    pub fn actual(&self, planned: &Counters) -> wire::Actual {
-        wire::Actual {
-            alone_tokens_per_s: self.alone.per_s(),
-            busy_tokens_per_s: self.busy.per_s(),
-            tokens: self.busy.tokens,
-            steps: self.n_steps,
-            starved: planned.starved,
-            steps_early: planned.steps_early,
-            computed: planned.tokens_computed,
-            busy_micros: self.busy.micros,
-            admissions: planned.admissions,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn alone_is_counted_from_token_to_token() {
-        let mut speed = Speed::default();
-        // A prompt of 50 ms, two tokens of 10 ms, then idle, and a batch of four.
-        speed.answered(1, 1, Micros(0), Micros(50_000));
-        speed.answered(1, 1, Micros(50_000), Micros(60_000));
-        speed.answered(1, 1, Micros(60_000), Micros(70_000));
-        speed.answered(1, 1, Micros(900_000), Micros(950_000));
-        speed.answered(4, 4, Micros(950_000), Micros(970_000));
-        let actual = speed.actual(&Counters::default());
-        assert_eq!((actual.alone_tokens_per_s, actual.tokens, actual.steps), (100.0, 8, 5));
-        assert_eq!(speed.in_flight_micros(), 140_000);
     }
 }

@@ -1,7 +1,7 @@
 //! The routers that are attached: what each has running, and what it is to be told. Knows nothing of steps or ranks.
 
+use super::names::{BLOCKS_RECITED_MAX, NameChanges};
 use crate::outbound::Outbound;
-use crate::requests::names::{BLOCKS_RECITED_MAX, NameChanges};
 use proto::cluster as wire;
 use proto::cluster::replica_frame::Frame;
 use std::collections::{BTreeMap, HashSet};
@@ -20,12 +20,12 @@ struct Router {
     live: HashSet<RequestId>,
     /// Of the steps since the last flush.
     outputs: Vec<wire::Output>,
-    telling: Telling,
+    names_told: NamesTold,
 }
 
 /// How far it knows the names of cached blocks.
 #[derive(Default)]
-struct Telling {
+struct NamesTold {
     /// Of frames with names, so far.
     n_told: u64,
     /// Those of blocks below this one have been told anew. None: it knows all.
@@ -46,8 +46,8 @@ enum Line {
 impl Routers {
     pub fn attach(&mut self, router: u32, frames: Outbound<wire::ReplicaFrame>) {
         let line = Line::Up { frames, welcomed: false };
-        let telling = Telling { n_told: 0, recited: Some(0) };
-        self.table.insert(router, Router { line, live: HashSet::new(), outputs: Vec::new(), telling });
+        let names_told = NamesTold { n_told: 0, recited: Some(0) };
+        self.table.insert(router, Router { line, live: HashSet::new(), outputs: Vec::new(), names_told });
     }
 
     pub fn is_attached(&self, router: u32) -> bool {
@@ -179,12 +179,12 @@ impl Routers {
     /// It is to hear all names again.
     pub fn recite_to(&mut self, number: u32) {
         if let Some(router) = self.table.get_mut(&number) {
-            router.telling.recited = Some(0);
+            router.names_told.recited = Some(0);
         }
     }
 
     pub fn recite_to_all(&mut self) {
-        self.table.values_mut().for_each(|router| router.telling.recited = Some(0));
+        self.table.values_mut().for_each(|router| router.names_told.recited = Some(0));
     }
 
     /// To every router that has been welcomed. `names` adds the names of some blocks, and says whether there are more.
@@ -199,7 +199,7 @@ impl Routers {
         let all = self.table.iter_mut().filter(|(_, router)| is_welcomed(router));
         let beats: Vec<(u32, wire::Beat)> = all
             .map(|(number, router)| {
-                (*number, wire::Beat { load: Some(load), cached: router.telling.cached(changes, &names) })
+                (*number, wire::Beat { load: Some(load), cached: router.names_told.cached(changes, &names) })
             })
             .collect();
         beats.into_iter().flat_map(|(number, beat)| self.send(number, Frame::Beat(beat))).collect()
@@ -221,7 +221,7 @@ impl Routers {
     }
 }
 
-impl Telling {
+impl NamesTold {
     /// The changes, and the next piece for who has to hear all. A name that changes behind the piece is told as a
     /// change, and perhaps again with its own piece: it is a set on the other side.
     fn cached(
@@ -272,7 +272,7 @@ mod tests {
     fn who_hears_all_in_pieces_while_names_change_knows_all_in_the_end() {
         let n_blocks = 2 * BLOCKS_RECITED_MAX + 5;
         let mut named: Vec<Option<u64>> = (0..n_blocks).map(|block| Some(block.into())).collect();
-        let (mut telling, mut known) = (Telling { n_told: 0, recited: Some(0) }, BTreeSet::from([77_777]));
+        let (mut names_told, mut known) = (NamesTold { n_told: 0, recited: Some(0) }, BTreeSet::from([77_777]));
         for beat in 1..=4 {
             // One in a piece that was told, one in a piece that was not, and one that comes where another was.
             let (gone, later) = (beat as usize, n_blocks as usize - beat as usize);
@@ -284,12 +284,12 @@ mod tests {
                 out.extend(named[blocks.start as usize..end].iter().flatten());
                 end < named.len()
             };
-            let told = telling.cached(&changes, names);
+            let told = names_told.cached(&changes, names);
             assert!(told.as_ref().is_none_or(|told| told.anew == (beat == 1) && told.added.len() < 5000));
             hear(&mut known, told, beat);
         }
-        assert_eq!(telling.recited, None);
+        assert_eq!(names_told.recited, None);
         assert_eq!(known, named.iter().flatten().copied().collect());
-        assert!(telling.cached(&NameChanges::default(), |_, _| panic!("all is known")).is_none());
+        assert!(names_told.cached(&NameChanges::default(), |_, _| panic!("all is known")).is_none());
     }
 }

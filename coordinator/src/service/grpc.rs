@@ -1,11 +1,11 @@
 //! The coordinator's two streams as gRPC: reads hellos and frames, and turns them into events. Decides nothing; a frame
 //! that cannot be meant ends its own stream by name and nobody else's.
 
+use super::library::{Library, ModelStream};
+use crate::WorkerId;
 use crate::config::Config;
-use crate::event::{Event, WorkerId};
+use crate::event::{Event, Reply};
 use crate::outbound::{OutboundStream, outbound};
-use crate::replica::changes::Reply;
-use crate::service::library::{Library, ModelStream};
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
 use proto::cluster::{GetModelRequest, ModelFiles, ReadModelRequest};
 use proto::cluster::{RankFrame, ReplicaFrame, RouterFrame, WorkerFrame, router_frame, worker_frame};

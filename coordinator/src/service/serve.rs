@@ -1,9 +1,10 @@
 //! Puts the loop and the gRPC server together. The caller owns the sockets and the end.
 
+use super::grpc::Service;
 use crate::replica::Replica;
-use crate::service::grpc::Service;
+use crate::replica::announcement::Announcement;
 use crate::{Config, Error};
-use cluster::{Claim, Registration};
+use cluster::Claim;
 use std::pin::pin;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
@@ -11,7 +12,7 @@ use tokio::time::timeout;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
-use types::{Epoch, PolicyDigest};
+use types::Epoch;
 
 /// Serves a replica over the connections that come, until `shutdown`; then takes nothing new, lets what runs finish,
 /// and returns.
@@ -31,8 +32,8 @@ where
     let router = wire::server().add_service(Service::server(events, &config));
     let mut server = pin!(router.serve_with_incoming_shutdown(incoming, closing.cancelled()));
     let epoch = Epoch { incarnation: claim.incarnation(), n: 0 };
-    let (tell, mut told) = watch::channel(Told::default());
-    let mut replica = pin!(Replica::new(config, epoch, tell).run(queue, shutdown));
+    let (announce, mut announced) = watch::channel(Announcement::default());
+    let mut replica = pin!(Replica::new(config, epoch, announce).run(queue, shutdown));
     let result = loop {
         tokio::select! {
             biased;
@@ -42,9 +43,9 @@ where
             },
             // At once: who has the later claim serves, and what this one still says is refused by its epoch.
             lost = claim.lost() => break Err(Error::ClaimLost(lost)),
-            Ok(()) = told.changed() => {
-                let told = told.borrow_and_update().clone();
-                claim.say(|registration| told.write(registration));
+            Ok(()) = announced.changed() => {
+                let announcement = announced.borrow_and_update().clone();
+                claim.say(|registration| announcement.write(registration));
             }
             result = &mut replica => {
                 closing.cancel();
@@ -56,22 +57,4 @@ where
     };
     claim.release().await;
     result
-}
-
-/// What the replica has to say of itself to those who look for it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Told {
-    pub policy: Option<PolicyDigest>,
-    pub tp: u16,
-    pub pp: u16,
-    pub ranks_ready: u16,
-}
-
-impl Told {
-    fn write(&self, registration: &mut Registration) {
-        if let Some(policy) = self.policy {
-            registration.policy_digest = policy.to_string();
-        }
-        (registration.tp, registration.pp, registration.ranks_ready) = (self.tp, self.pp, self.ranks_ready);
-    }
 }
