@@ -1,9 +1,12 @@
 //! Known figures, and thousands of random models and machines.
 
+use super::shape::Measure;
 use super::*;
+use crate::WorkerId;
 use checkpoint::{LayerSizes, Sizes};
+use std::ops::Range;
 use types::cache::blocks_for;
-use types::{Activations, CacheKind, KvDtype, LayerGroups, Shares};
+use types::{Activations, CacheKind, DeviceClass, Grid, KvDtype, LayerGroups, Shares};
 
 /// Nine query heads, three of K and V, thirty layers, and a head that weighs nine of them.
 fn smol() -> ModelShape {
