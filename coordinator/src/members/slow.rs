@@ -30,11 +30,11 @@ impl RankTime {
 
 #[derive(Debug, Default)]
 pub(crate) struct Slowness {
-    ranks: BTreeMap<Rank, Standing>,
+    ranks: BTreeMap<Rank, JudgedRank>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Standing {
+struct JudgedRank {
     is_slow: bool,
     /// Looks in a row that said otherwise.
     n_contrary: u32,
@@ -52,11 +52,11 @@ pub(crate) struct SlownessChange {
 
 impl Slowness {
     pub fn is_slow(&self, rank: Rank) -> bool {
-        self.ranks.get(&rank).is_some_and(|standing| standing.is_slow)
+        self.ranks.get(&rank).is_some_and(|judged| judged.is_slow)
     }
 
     pub fn slow_ranks(&self) -> Vec<Rank> {
-        self.ranks.iter().filter(|(_, standing)| standing.is_slow).map(|(rank, _)| *rank).collect()
+        self.ranks.iter().filter(|(_, judged)| judged.is_slow).map(|(rank, _)| *rank).collect()
     }
 
     /// Call about once a second.
@@ -68,12 +68,12 @@ impl Slowness {
     fn judge(&mut self, time: &RankTime, others_micros: f64) -> Option<SlownessChange> {
         let micros = time.per_step();
         let seems_slow = micros > others_micros * SLOW_FACTOR && micros > others_micros + SLOW_MICROS;
-        let standing = self.ranks.entry(time.rank).or_default();
-        standing.n_contrary = if seems_slow == standing.is_slow { 0 } else { standing.n_contrary + 1 };
-        if standing.n_contrary < LOOKS {
+        let judged = self.ranks.entry(time.rank).or_default();
+        judged.n_contrary = if seems_slow == judged.is_slow { 0 } else { judged.n_contrary + 1 };
+        if judged.n_contrary < LOOKS {
             return None;
         }
-        *standing = Standing { is_slow: seems_slow, n_contrary: 0 };
+        *judged = JudgedRank { is_slow: seems_slow, n_contrary: 0 };
         Some(SlownessChange { rank: time.rank, is_slow: seems_slow, micros, others_micros })
     }
 }

@@ -4,14 +4,14 @@ use proto::cluster as wire;
 use types::Micros;
 
 #[derive(Default)]
-pub(crate) struct Window {
+pub(crate) struct TimeWindow {
     since: Micros,
     from: wire::Heartbeat,
     in_flight_from: u64,
     pub last: wire::RankTimes,
 }
 
-impl Window {
+impl TimeWindow {
     pub fn close(&mut self, told: &wire::Heartbeat, now: Micros, in_flight: u64) -> wire::RankTimes {
         let grown = grown(&self.from, told);
         let wall_micros = now.since(self.since).0;

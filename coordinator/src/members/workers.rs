@@ -5,7 +5,7 @@ use crate::WorkerId;
 use crate::members::hangs::RankReport;
 use crate::members::ranks::{RankHolders, Readiness};
 use crate::members::unreachable::{LeftOut, MissedPeer, Unreachable};
-use crate::members::window::{Window, grown};
+use crate::members::window::{TimeWindow, grown};
 use crate::outbound::Outbound;
 use crate::placement::{Blueprint, Machine, Shard};
 use ::wire::rate_limit::RateLimit;
@@ -44,7 +44,7 @@ struct Member {
     suspicion: Option<Suspicion>,
     /// Peers have named it so often as the one that did not answer.
     n_blames: u32,
-    window: Window,
+    window: TimeWindow,
 }
 
 /// A peer says that this worker did not answer. It is cleared by what only its computing thread can change.
@@ -113,7 +113,7 @@ impl Members {
             told: wire::Heartbeat::default(),
             suspicion: None,
             n_blames: 0,
-            window: Window::default(),
+            window: TimeWindow::default(),
         };
         self.workers.insert(worker, member);
         Ok(())

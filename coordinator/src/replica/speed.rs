@@ -57,7 +57,7 @@ pub(crate) struct MeasuredSpeed {
     /// Of all, over the time in which any step was in flight.
     busy: Counted,
     n_steps: u64,
-    last_answer: Option<Answer>,
+    last_answer: Option<LastAnswer>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,7 +67,7 @@ struct Counted {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Answer {
+struct LastAnswer {
     at: Micros,
     is_alone: bool,
 }
@@ -91,7 +91,7 @@ impl MeasuredSpeed {
             self.alone.tokens += 1;
             self.alone.micros += now.since(last.at).0;
         }
-        self.last_answer = Some(Answer { at: now, is_alone });
+        self.last_answer = Some(LastAnswer { at: now, is_alone });
     }
 
     pub fn in_flight_micros(&self) -> u64 {

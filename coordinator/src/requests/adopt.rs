@@ -31,7 +31,7 @@ impl LiveRequests {
     ///
     /// `[0, output) known to the router · [output, n_had) had by the client · [n_had, said) not told to the end`
     fn said_since(&self, of: RequestId, request: &wire::Request, n_had: usize) -> Vec<Token> {
-        let Some(left) = self.served.as_ref().and_then(|served| served.scheduler.request(of)) else {
+        let Some(left) = self.planner.as_ref().and_then(|planner| planner.scheduler.request(of)) else {
             return Vec::new();
         };
         let Ok(request) = Request::try_from(request.clone()) else { return Vec::new() };

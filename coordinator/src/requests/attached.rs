@@ -65,13 +65,13 @@ impl LiveRequests {
     }
 
     pub fn beat(&mut self, now: Micros) {
-        let Some(served) = &mut self.served else { return };
-        let is_known = served.scheduler.name_changes(&mut self.name_changes.raw);
+        let Some(planner) = &mut self.planner else { return };
+        let is_known = planner.scheduler.name_changes(&mut self.name_changes.raw);
         self.name_changes.fold();
         if !is_known {
             self.routers.recite_to_all();
         }
-        let scheduler = &served.scheduler;
+        let scheduler = &planner.scheduler;
         let stats = scheduler.stats();
         let load = wire::Load {
             n_waiting: stats.n_waiting,

@@ -34,7 +34,7 @@ pub(crate) struct LiveRequests {
     welcome: wire::Welcome,
     routers: Routers,
     /// Present from the first time that all ranks were ready. It outlives them.
-    served: Option<Served>,
+    planner: Option<StepPlanner>,
     /// Nothing new is taken.
     is_draining: bool,
     pace: Pace,
@@ -47,7 +47,7 @@ pub(crate) struct LiveRequests {
     name_changes: NameChanges,
 }
 
-struct Served {
+struct StepPlanner {
     scheduler: Scheduler,
     policy: PolicyDigest,
 }
@@ -71,7 +71,7 @@ impl LiveRequests {
             vocab: config.shape.vocab,
             welcome,
             routers: Routers::default(),
-            served: None,
+            planner: None,
             is_draining: false,
             pace: Pace::default(),
             traces: Traces::default(),
@@ -82,59 +82,59 @@ impl LiveRequests {
     }
 
     pub fn has_served(&self) -> bool {
-        self.served.is_some()
+        self.planner.is_some()
     }
 
     /// What has been served, and no other can be.
     pub fn policy(&self) -> Option<PolicyDigest> {
-        self.served.as_ref().map(|served| served.policy)
+        self.planner.as_ref().map(|planner| planner.policy)
     }
 
     /// The context that those were promised who were welcomed.
     pub fn promised(&self) -> Option<u32> {
-        self.served.as_ref().map(|served| served.scheduler.config().context_max)
+        self.planner.as_ref().map(|planner| planner.scheduler.config().context_max)
     }
 
     pub fn stats(&self) -> Stats {
-        self.served.as_ref().map(|served| served.scheduler.stats()).unwrap_or_default()
+        self.planner.as_ref().map(|planner| planner.scheduler.stats()).unwrap_or_default()
     }
 
     pub fn backlog_tokens(&self) -> u64 {
-        self.served.as_ref().map_or(0, |served| served.scheduler.backlog_tokens())
+        self.planner.as_ref().map_or(0, |planner| planner.scheduler.backlog_tokens())
     }
 
     pub fn is_idle(&self) -> bool {
-        self.served.as_ref().is_none_or(|served| served.scheduler.is_idle())
+        self.planner.as_ref().is_none_or(|planner| planner.scheduler.is_idle())
     }
 
     /// Whenever nothing runs, nothing may be held.
     pub fn check_when_idle(&self) {
-        let idle = self.served.as_ref().filter(|served| served.scheduler.is_idle());
-        if let Some(served) = idle.filter(|_| cfg!(debug_assertions)) {
-            served.scheduler.check();
-            assert_eq!(served.scheduler.stats().blocks_used, 0, "an idle replica holds no block");
+        let idle = self.planner.as_ref().filter(|planner| planner.scheduler.is_idle());
+        if let Some(planner) = idle.filter(|_| cfg!(debug_assertions)) {
+            planner.scheduler.check();
+            assert_eq!(planner.scheduler.stats().blocks_used, 0, "an idle replica holds no block");
         }
     }
 
     /// From now on nothing new is taken; what is here runs to its end.
     pub fn drain(&mut self) {
         self.is_draining = true;
-        if let Some(served) = &mut self.served {
-            served.scheduler.drain();
+        if let Some(planner) = &mut self.planner {
+            planner.scheduler.drain();
         }
     }
 
     pub fn expire(&mut self, now: Micros) {
-        if let Some(served) = &mut self.served {
-            served.scheduler.expire(now, &mut self.outputs);
+        if let Some(planner) = &mut self.planner {
+            planner.scheduler.expire(now, &mut self.outputs);
             self.outputs_without_step(now);
         }
     }
 
     pub fn cancel_all(&mut self, ids: Vec<RequestId>, now: Micros) {
-        let Some(served) = &mut self.served else { return };
+        let Some(planner) = &mut self.planner else { return };
         for id in ids {
-            served.scheduler.cancel(id, &mut self.outputs);
+            planner.scheduler.cancel(id, &mut self.outputs);
         }
         self.outputs_without_step(now);
     }
@@ -150,11 +150,11 @@ impl LiveRequests {
         now: Micros,
     ) -> Result<(), Unsupported> {
         let grid = blueprint.grid;
-        match &mut self.served {
-            Some(served) => {
-                served.scheduler.reshape(grid.pp.into(), config.steps_in_flight_max(grid))?;
-                served.scheduler.narrow(blueprint.context);
-                served.scheduler.requeue_into(epoch, &blueprint.n_blocks(), Loss::Planned, &mut self.outputs);
+        match &mut self.planner {
+            Some(planner) => {
+                planner.scheduler.reshape(grid.pp.into(), config.steps_in_flight_max(grid))?;
+                planner.scheduler.narrow(blueprint.context);
+                planner.scheduler.requeue_into(epoch, &blueprint.n_blocks(), Loss::Planned, &mut self.outputs);
             }
             None => {
                 let mut scheduler = Scheduler::new(config.scheduler(blueprint, policy), epoch)?;
@@ -163,7 +163,7 @@ impl LiveRequests {
                 }
                 self.welcome.context = scheduler.config().context_max;
                 self.welcome.policy_digest = policy.0.to_vec();
-                self.served = Some(Served { scheduler, policy });
+                self.planner = Some(StepPlanner { scheduler, policy });
             }
         }
         self.outputs_without_step(now);
@@ -173,8 +173,8 @@ impl LiveRequests {
     /// All that ran waits, in an epoch without workers, for the next placement.
     pub fn epoch_ended(&mut self, next: Epoch, loss: Loss, now: Micros) {
         self.traces.epoch_ended();
-        if let Some(served) = &mut self.served {
-            served.scheduler.requeue_all(next, loss, &mut self.outputs);
+        if let Some(planner) = &mut self.planner {
+            planner.scheduler.requeue_all(next, loss, &mut self.outputs);
             self.outputs_without_step(now);
         }
     }
@@ -183,8 +183,8 @@ impl LiveRequests {
 
     /// Plans a step, if one can be in flight and there is something to do: what every rank is sent.
     pub fn next_step(&mut self, now: Micros) -> Option<Bytes> {
-        let served = self.served.as_mut()?;
-        let is_planned = served.scheduler.next_step(now, &mut self.step);
+        let planner = self.planner.as_mut()?;
+        let is_planned = planner.scheduler.next_step(now, &mut self.step);
         is_planned.then(|| proto::encode_traced_step(&self.step, self.traces.planned(&self.step)))
     }
 

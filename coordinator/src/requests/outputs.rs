@@ -9,8 +9,8 @@ use types::{Finish, Micros, StepDone};
 impl LiveRequests {
     /// The oldest step in flight is answered.
     pub fn apply(&mut self, done: &StepDone, now: Micros) -> Result<(), Stale> {
-        let Some(served) = &mut self.served else { return Ok(()) };
-        served.scheduler.apply(done, &mut self.outputs)?;
+        let Some(planner) = &mut self.planner else { return Ok(()) };
+        planner.scheduler.apply(done, &mut self.outputs)?;
         self.traces.answered(done.id);
         self.outputs_of(done, now);
         Ok(())

@@ -15,7 +15,7 @@ pub(crate) struct Routers {
 }
 
 struct Router {
-    line: Line,
+    attachment: Attachment,
     /// Its requests that were taken and have not ended.
     live: HashSet<RequestId>,
     /// Of the steps since the last flush.
@@ -32,7 +32,7 @@ struct NamesTold {
     recited: Option<u32>,
 }
 
-enum Line {
+enum Attachment {
     Up {
         frames: Outbound<wire::ReplicaFrame>,
         welcomed: bool,
@@ -45,25 +45,27 @@ enum Line {
 
 impl Routers {
     pub fn attach(&mut self, router: u32, frames: Outbound<wire::ReplicaFrame>) {
-        let line = Line::Up { frames, welcomed: false };
+        let attachment = Attachment::Up { frames, welcomed: false };
         let names_told = NamesTold { n_told: 0, recited: Some(0) };
-        self.table.insert(router, Router { line, live: HashSet::new(), outputs: Vec::new(), names_told });
+        self.table.insert(router, Router { attachment, live: HashSet::new(), outputs: Vec::new(), names_told });
     }
 
     pub fn is_attached(&self, router: u32) -> bool {
-        matches!(self.table.get(&router), Some(Router { line: Line::Up { .. }, .. }))
+        matches!(self.table.get(&router), Some(Router { attachment: Attachment::Up { .. }, .. }))
     }
 
     /// Its router has left, and the request is still here.
     pub fn is_left_behind(&self, id: RequestId) -> bool {
-        let is_left = |router: &Router| matches!(router.line, Line::Gone { .. }) && router.live.contains(&id);
+        let is_left =
+            |router: &Router| matches!(router.attachment, Attachment::Gone { .. }) && router.live.contains(&id);
         self.table.get(&id.router()).is_some_and(is_left)
     }
 
     /// The stream has ended. What the router has running is kept until `forsaken`.
     pub fn gone(&mut self, router: u32, why: Status, now: Micros) {
         let Some(entry) = self.table.get_mut(&router) else { return };
-        if let Line::Up { frames, .. } = std::mem::replace(&mut entry.line, Line::Gone { since: now }) {
+        if let Attachment::Up { frames, .. } = std::mem::replace(&mut entry.attachment, Attachment::Gone { since: now })
+        {
             frames.close(why);
         }
         self.forget_if_idle(router);
@@ -72,7 +74,7 @@ impl Routers {
     /// The router has come again under another number. Its requests, which nobody listens to any more.
     pub fn forget(&mut self, number: u32) -> Vec<RequestId> {
         let Some(router) = self.table.remove(&number) else { return Vec::new() };
-        if let Line::Up { frames, .. } = router.line {
+        if let Attachment::Up { frames, .. } = router.attachment {
             frames.close(Status::aborted("this router has come again"));
         }
         sorted(router.live)
@@ -80,9 +82,9 @@ impl Routers {
 
     /// Requests whose routers have been gone for longer than the grace.
     pub fn forsaken(&self, now: Micros, grace_micros: u64) -> Vec<RequestId> {
-        let is_over = |router: &&Router| match router.line {
-            Line::Gone { since } => now.since(since).0 >= grace_micros,
-            Line::Up { .. } => false,
+        let is_over = |router: &&Router| match router.attachment {
+            Attachment::Gone { since } => now.since(since).0 >= grace_micros,
+            Attachment::Up { .. } => false,
         };
         sorted(self.table.values().filter(is_over).flat_map(|router| router.live.iter().copied()).collect())
     }
@@ -110,7 +112,7 @@ impl Routers {
         let id = RequestId(output.id);
         let Some(router) = self.table.get_mut(&id.router()) else { return };
         let has_ended = output.finish() != wire::Finish::Unspecified;
-        if let Line::Up { .. } = router.line {
+        if let Attachment::Up { .. } = router.attachment {
             router.outputs.push(output);
         }
         if has_ended {
@@ -136,7 +138,9 @@ impl Routers {
     /// The requests that lose their router because its queue is full: they are to be cancelled.
     #[must_use]
     pub fn send(&mut self, number: u32, frame: Frame) -> Vec<RequestId> {
-        let Some(Router { line: Line::Up { frames, .. }, .. }) = self.table.get(&number) else { return Vec::new() };
+        let Some(Router { attachment: Attachment::Up { frames, .. }, .. }) = self.table.get(&number) else {
+            return Vec::new();
+        };
         match frames.is_full_for(wire::ReplicaFrame { frame: Some(frame) }) {
             true => self.cut(number),
             false => Vec::new(),
@@ -151,7 +155,7 @@ impl Routers {
             n_requests = router.live.len(),
             "a router leaves its frames unread and is cut off"
         );
-        if let Line::Up { frames, .. } = router.line {
+        if let Attachment::Up { frames, .. } = router.attachment {
             frames.close(Status::resource_exhausted("this router has left too many frames unread"));
         }
         sorted(router.live)
@@ -162,7 +166,7 @@ impl Routers {
     pub fn welcome(&mut self, welcome: impl Fn(u32) -> wire::Welcome) -> Vec<RequestId> {
         let mut new = Vec::new();
         for (number, router) in &mut self.table {
-            if let Line::Up { welcomed: welcomed @ false, .. } = &mut router.line {
+            if let Attachment::Up { welcomed: welcomed @ false, .. } = &mut router.attachment {
                 *welcomed = true;
                 new.push(*number);
             }
@@ -195,7 +199,7 @@ impl Routers {
         changes: &NameChanges,
         names: impl Fn(Range<u32>, &mut Vec<u64>) -> bool,
     ) -> Vec<RequestId> {
-        let is_welcomed = |router: &Router| matches!(router.line, Line::Up { welcomed: true, .. });
+        let is_welcomed = |router: &Router| matches!(router.attachment, Attachment::Up { welcomed: true, .. });
         let all = self.table.iter_mut().filter(|(_, router)| is_welcomed(router));
         let beats: Vec<(u32, wire::Beat)> = all
             .map(|(number, router)| {
@@ -207,14 +211,14 @@ impl Routers {
 
     pub fn close_all(&mut self, why: &Status) {
         for (_, router) in std::mem::take(&mut self.table) {
-            if let Line::Up { frames, .. } = router.line {
+            if let Attachment::Up { frames, .. } = router.attachment {
                 frames.close(why.clone());
             }
         }
     }
 
     fn forget_if_idle(&mut self, number: u32) {
-        let is_idle = |router: &Router| matches!(router.line, Line::Gone { .. }) && router.live.is_empty();
+        let is_idle = |router: &Router| matches!(router.attachment, Attachment::Gone { .. }) && router.live.is_empty();
         if self.table.get(&number).is_some_and(is_idle) {
             self.table.remove(&number);
         }

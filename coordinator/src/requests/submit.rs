@@ -9,13 +9,13 @@ use telemetry::metrics;
 use types::{Finish, Micros, Request, RequestId, Token};
 
 /// A request that is not taken.
-struct Refusal {
+struct SubmitRefusal {
     reason: Reason,
     message: String,
 }
 
-impl From<Rejected> for Refusal {
-    fn from(rejected: Rejected) -> Refusal {
+impl From<Rejected> for SubmitRefusal {
+    fn from(rejected: Rejected) -> SubmitRefusal {
         let reason = match rejected {
             Rejected::Full { .. } => Reason::Full,
             Rejected::TooLong { .. } | Rejected::TooLarge { .. } => Reason::TooLong,
@@ -26,7 +26,7 @@ impl From<Rejected> for Refusal {
             Rejected::Deadline => Reason::Deadline,
             Rejected::Outgrown { .. } => Reason::NotReady,
         };
-        Refusal { reason, message: rejected.to_string() }
+        SubmitRefusal { reason, message: rejected.to_string() }
     }
 }
 
@@ -41,20 +41,20 @@ impl LiveRequests {
         taken.map_err(|refusal| self.refuse(id, refusal, now)).is_ok()
     }
 
-    fn take(&mut self, request: wire::Request, now: Micros) -> Result<(), Refusal> {
-        let invalid = |message: String| Refusal { reason: Reason::Invalid, message };
+    fn take(&mut self, request: wire::Request, now: Micros) -> Result<(), SubmitRefusal> {
+        let invalid = |message: String| SubmitRefusal { reason: Reason::Invalid, message };
         let traced = traces::submitted(&request);
         let request = request.received(now).map_err(|malformed| invalid(malformed.to_string()))?;
         if let Some(token) = beyond(&request, self.vocab) {
             return Err(invalid(format!("token {token} is outside the vocabulary of {}", self.vocab)));
         }
-        let Some(served) = &mut self.served else {
-            return Err(Refusal { reason: Reason::NotReady, message: "the replica is loading".into() });
+        let Some(planner) = &mut self.planner else {
+            return Err(SubmitRefusal { reason: Reason::NotReady, message: "the replica is loading".into() });
         };
         let (id, n_prompt, looks_up) = (request.id, request.prompt.len(), !request.cache_bypass);
         let mut displaced = Vec::new();
-        served.scheduler.submit(request, now)?;
-        while let Some(id) = served.scheduler.displaced() {
+        planner.scheduler.submit(request, now)?;
+        while let Some(id) = planner.scheduler.displaced() {
             displaced.push(id);
         }
         self.routers.taken(id);
@@ -70,11 +70,11 @@ impl LiveRequests {
     fn displace(&mut self, id: RequestId, now: Micros) {
         let message = "the queue is full, and other tenants have less in it; try again later".into();
         self.traces.given_back(id);
-        self.refuse(id, Refusal { reason: Reason::Full, message }, now);
+        self.refuse(id, SubmitRefusal { reason: Reason::Full, message }, now);
         self.routers.given_back(id);
     }
 
-    fn refuse(&mut self, id: RequestId, refusal: Refusal, now: Micros) {
+    fn refuse(&mut self, id: RequestId, refusal: SubmitRefusal, now: Micros) {
         let n_waiting = self.stats().n_waiting;
         metrics::refused(&self.of, label(refusal.reason));
         let refused = wire::Refused {
@@ -89,8 +89,8 @@ impl LiveRequests {
 
     /// A router may cancel only what is its own. What ended at a stop string has not been given up.
     pub fn cancel_for(&mut self, router: u32, id: RequestId, stopped: bool, now: Micros) {
-        let Some(served) = self.served.as_mut().filter(|_| id.router() == router) else { return };
-        served.scheduler.cancel(id, &mut self.outputs);
+        let Some(planner) = self.planner.as_mut().filter(|_| id.router() == router) else { return };
+        planner.scheduler.cancel(id, &mut self.outputs);
         if stopped {
             self.outputs.iter_mut().for_each(|output| output.finish = Some(Finish::Stop));
         }

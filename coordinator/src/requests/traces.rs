@@ -9,12 +9,12 @@ use types::{Micros, RequestId, Step, StepId};
 
 #[derive(Default)]
 pub(crate) struct Traces {
-    sequences: HashMap<RequestId, Sequence>,
+    sequences: HashMap<RequestId, TracedSequence>,
     /// In the order of their ids. One whose ranks were lost ends with the next that is answered.
     steps: VecDeque<(StepId, Traced)>,
 }
 
-struct Sequence {
+struct TracedSequence {
     span: Traced,
     /// Until its first part of a step.
     queued: Option<Traced>,
@@ -40,7 +40,7 @@ impl Traces {
     pub fn taken(&mut self, submitted: Submitted, now: Micros) {
         let Submitted { id, span } = submitted;
         let queued = Some(span.queue());
-        self.sequences.insert(id, Sequence { span, queued, submitted: now, n_steps: 0, is_started: false });
+        self.sequences.insert(id, TracedSequence { span, queued, submitted: now, n_steps: 0, is_started: false });
     }
 
     /// A step that goes out, and what its ranks are to be told of its span.

@@ -134,7 +134,7 @@ impl Coordinator for Service {
         }
         let (frames, stream, closed) = outbound(self.router_frames_max);
         self.tell(Event::RouterAttached { router, former, frames }).await?;
-        let reader = Reader { inbound, events: self.events.clone(), closed };
+        let reader = FrameReader { inbound, events: self.events.clone(), closed };
         tokio::spawn(
             reader.run(move |frame| router_event(router, frame), move |why| Event::RouterGone { router, why }),
         );
@@ -150,21 +150,21 @@ impl Coordinator for Service {
         let worker = WorkerId(self.next_worker.fetch_add(1, Relaxed));
         let (frames, stream, closed) = outbound(self.rank_frames_max);
         self.tell(Event::WorkerJoined { worker, hello, frames }).await?;
-        let reader = Reader { inbound, events: self.events.clone(), closed };
+        let reader = FrameReader { inbound, events: self.events.clone(), closed };
         tokio::spawn(reader.run(move |frame| worker_event(worker, frame), move |why| Event::RankLost { worker, why }));
         Ok(Response::new(stream))
     }
 }
 
 /// Reads one peer's frames until the peer, the loop or a bad frame ends it.
-struct Reader<T> {
+struct FrameReader<T> {
     inbound: Streaming<T>,
     events: mpsc::Sender<Event>,
     /// The loop has let go of this peer.
     closed: CancellationToken,
 }
 
-impl<T> Reader<T> {
+impl<T> FrameReader<T> {
     async fn run(mut self, event: impl Fn(T) -> Result<Event, Status>, gone: impl Fn(Status) -> Event) {
         let closed = self.closed.clone();
         let Some(why) = closed.run_until_cancelled(self.read(event)).await else { return };
