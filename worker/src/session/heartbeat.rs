@@ -2,7 +2,7 @@
 //! not taken for a death. Where time is modelled no step takes any, and a task does.
 
 use crate::Footing;
-use crate::seat::Turns;
+use crate::session::seat::Turns;
 use proto::cluster::{Heartbeat, WorkerFrame, worker_frame::Frame};
 use std::io;
 use std::sync::Arc;

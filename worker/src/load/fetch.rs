@@ -9,7 +9,7 @@
 //! rank 1    ======                =============                 and the ends of every tensor: the digest is of them
 //! ```
 
-use crate::fetch::journal::Journal;
+use crate::load::fetch::journal::Journal;
 use crate::runner::{Assignment, LoadError};
 use checkpoint::Checkpoint;
 use collective::CancelFlag;

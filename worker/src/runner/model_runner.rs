@@ -7,10 +7,10 @@
 //! A rank alone on a device that draws by itself begins the next step when that is there, before it waits for this
 //! one's draws: what the next needs of them stays on the device.
 
-use crate::kept::{Held, Lent, Of, Shelf};
-use crate::refused;
+use crate::load::kept::{Held, Lent, Of, Shelf};
+use crate::runner::refused;
+use crate::runner::sequences::{SequenceLimits, Sequences, Tokens, Violation};
 use crate::runner::{Assignment, Load, LoadError, Loaded, Ready, RunError, Runner, Upcoming};
-use crate::sequences::{SequenceLimits, Sequences, Tokens, Violation};
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
 use backend::{Batch, Device, Draw, Drawing, KvSpec, Repeats};

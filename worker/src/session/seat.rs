@@ -3,8 +3,8 @@
 //! room to report, and within a step for other ranks: that wait the session ends, when it has no use for the step any
 //! more.
 
-use crate::heartbeat::Progress;
 use crate::runner::{Assignment, Load, LoadError, Loaded as LoadedPlace, Runner, Upcoming};
+use crate::session::heartbeat::Progress;
 use collective::{AbortHandle, CancelFlag};
 use proto::cluster::{Failed, Loaded, Ready, WorkerFrame, worker_frame::Frame};
 use std::any::Any;

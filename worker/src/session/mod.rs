@@ -1,9 +1,12 @@
 //! One life of the stream to a coordinator: hello, a place, steps down and answers up. Knows nothing of what a step
 //! computes, and never blocks: the seat's thread does.
 
-use crate::heartbeat::{Heart, Progress, Pulse};
+pub mod heartbeat;
+pub mod seat;
+
 use crate::runner::{Assignment, MeshSecret};
-use crate::seat::{Reports, SeatLost, Turns, Work};
+use crate::session::heartbeat::{Heart, Progress, Pulse};
+use crate::session::seat::{Reports, SeatLost, Turns, Work};
 use crate::{Config, Error, Footing};
 use collective::Timeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;

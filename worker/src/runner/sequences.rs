@@ -4,7 +4,7 @@
 //! All ranks of a replica lay out the same rows for a step, though only some know what was drawn. So a log grows by
 //! position: whoever does not know the token writes `UNKNOWN` in its place, and so do all where nothing could be drawn.
 
-use crate::let_go::LetGo;
+use crate::runner::let_go::LetGo;
 use backend::{Batch, BatchSlice, Draw, Score};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;

@@ -1,7 +1,13 @@
 //! What a rank does with a step, and what it takes to become able to. Knows nothing of streams or threads: the session
 //! calls both traits on one thread that it owns.
 
-use crate::fetch::FetchError;
+mod let_go;
+pub mod model_runner;
+mod refused;
+pub mod sequences;
+pub mod sim;
+
+use crate::load::fetch::FetchError;
 use backend::Repeats;
 use collective::{AbortHandle, CancelFlag, Timeouts};
 use std::path::PathBuf;
