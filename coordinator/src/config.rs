@@ -136,6 +136,10 @@ impl Default for Waits {
     }
 }
 
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
 impl Config {
     /// Known to the ranks of one epoch and to nobody else, not even to those of another.
     pub(crate) fn mesh_secret(&self, epoch: Epoch) -> [u8; 32] {

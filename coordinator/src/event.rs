@@ -1,21 +1,14 @@
 //! Everything that can happen to a replica. The set is closed, and one loop takes them in order.
 
-use crate::changes::Reply;
+use crate::WorkerId;
 use crate::outbound::Outbound;
 use proto::cluster as wire;
-use std::fmt;
+use tokio::sync::oneshot;
 use tonic::Status;
 use types::{Grid, RequestId, StepDone};
 
-/// A worker's connection. Not its rank: that is what placement gives it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WorkerId(pub u64);
-
-impl fmt::Display for WorkerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "worker {}", self.0)
-    }
-}
+/// Who has asked for a change, and waits for the answer.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, Status>>;
 
 pub(crate) enum Event {
     RouterAttached {

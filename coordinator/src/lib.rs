@@ -4,38 +4,23 @@
 //! leaves through one bounded queue per peer.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
-mod adopt;
-mod beats;
-mod changes;
 mod config;
 mod event;
-mod grids;
-mod guilt;
-mod library;
-mod losses;
 mod members;
 mod outbound;
-mod pace;
-mod patience;
 pub mod placement;
-mod ranks;
 mod replica;
-mod routers;
-mod serve;
+mod requests;
 mod service;
-mod slow;
-mod steps;
-mod strangers;
-mod traces;
-mod views;
+mod worker_id;
 
 pub use config::{Config, DigestOf, Limits, Waits};
-pub use event::WorkerId;
 pub use placement::{
     Blueprint, Bottleneck, Experts, Inventory, Link, Links, Machine, ModelShape, Policy, Pool, Prediction, Roofline,
     STAGES_MAX, Shard, Shortened, Speed, Took, Unplaceable, Why, Work, plan, plan_fewer, predict,
 };
-pub use serve::serve;
+pub use service::serve::serve;
+pub use worker_id::WorkerId;
 
 /// Why a coordinator cannot serve, or go on serving.
 #[derive(Debug, thiserror::Error)]

@@ -2,18 +2,9 @@
 //! or of other requests than those that steps name.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
-pub mod fetch;
-mod heartbeat;
-mod kept;
-mod let_go;
-mod model_runner;
-mod refused;
+mod load;
 pub mod runner;
-mod seat;
-pub mod sequences;
 mod session;
-pub mod sim;
-pub mod source;
 
 pub use backend::Repeats;
 pub use backend::cpu::Isa;
@@ -21,11 +12,13 @@ pub use backend::cuda::{Card, Compiler, Driver, lt_version};
 pub use collective::{
     AbortHandle, CancelFlag, CarrierChoice, Error as MeshError, PeerListener, Timeouts, Wire, nccl_version,
 };
-pub use kept::Shelf;
-pub use model_runner::{ModelLoader, ModelRunner, Place};
+pub use load::kept::Shelf;
+pub use load::{fetch, source};
+pub use runner::model_runner::{ModelLoader, ModelRunner, Place};
 pub use runner::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready, Rest, RunError, Runner, Upcoming};
+pub use runner::{sequences, sim};
 
-use session::Worker;
+use session::{Worker, heartbeat, seat};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;

@@ -5,7 +5,6 @@
 //! ids are as large as the smallest rank holds, so a rank that is short of memory gives up layers or shares until the
 //! pools are as large as is wanted. Their size is a number of blocks on the scale of `Pools`.
 
-use super::last_that;
 use super::pools::Pools;
 use super::shape::{Holding, Measure};
 use std::ops::Range;
@@ -13,7 +12,7 @@ use types::{Layout, Part, Place, Shares, Stage};
 
 /// A machine as the cut sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seat {
+pub(crate) struct Capacity {
     pub memory: u64,
     /// Bytes that it reads in a second, or any other number in proportion.
     pub speed: u64,
@@ -62,7 +61,7 @@ pub(crate) struct Cutter<'a> {
     pub measure: &'a Measure<'a>,
     pub pools: &'a Pools<'a>,
     /// By rank.
-    pub seats: &'a [Seat],
+    pub machines: &'a [Capacity],
     pub tp: u16,
     pub rule: KvRule,
     /// False: the cut that would be made if memory were endless.
@@ -84,7 +83,7 @@ const PACE_HALVINGS: u32 = 48;
 
 impl Cutter<'_> {
     fn pp(&self) -> u16 {
-        (self.seats.len() / usize::from(self.tp)) as u16
+        (self.machines.len() / usize::from(self.tp)) as u16
     }
 
     /// The fastest layout whose pool has `n_blocks_wanted`, or nearly the most that any has, but never less than
@@ -180,9 +179,9 @@ impl Cutter<'_> {
             0 => 0,
             end => self.measure.stage(0, 1 + u16::from(end < n_layers), 0..end).read,
         };
-        let speed = |seats: &[Seat]| seats.iter().map(|seat| seat.speed as f64).sum::<f64>();
+        let speed = |machines: &[Capacity]| machines.iter().map(|machine| machine.speed as f64).sum::<f64>();
         let n_ranks = (usize::from(stage) + 1) * usize::from(self.tp);
-        let due = read_by(n_layers) as f64 * speed(&self.seats[..n_ranks]) / speed(self.seats);
+        let due = read_by(n_layers) as f64 * speed(&self.machines[..n_ranks]) / speed(self.machines);
         let off = |end: u32| (read_by(end) as f64 - due).abs();
         (1..=n_layers).min_by(|a, b| off(*a).total_cmp(&off(*b))).unwrap_or(n_layers)
     }
@@ -203,21 +202,22 @@ impl Cutter<'_> {
     /// Divides a stage among its ranks: by speed, and no more to any than it has room for.
     fn deal(&self, stage: u16, layers: Range<u32>, n_blocks: u64) -> Option<Dealt> {
         let tp = usize::from(self.tp);
-        let seats = &self.seats[usize::from(stage) * tp..][..tp];
+        let machines = &self.machines[usize::from(stage) * tp..][..tp];
         let whole = self.measure.stage(stage, self.pp(), layers.clone());
         let kv = |holding: &Holding| self.pools.bytes(n_blocks, &holding.block_bytes);
         let mut rooms: Vec<f64> = match self.minds_memory {
-            true => seats.iter().map(|seat| self.rule.portion_max(seat.memory, &whole, kv(&whole))).collect(),
+            true => machines.iter().map(|machine| self.rule.portion_max(machine.memory, &whole, kv(&whole))).collect(),
             false => vec![f64::INFINITY; tp],
         };
         // A cut falls on a leaf, which may be more than there is room for: then that rank takes a little less.
         for _ in 0..DEALS_TRIED_PER_RANK * tp {
-            let parts = portions(seats, &rooms, self.measure.n_leaves())?;
+            let parts = portions(machines, &rooms, self.measure.n_leaves())?;
             let shares = shares(&parts);
             let holdings = self.holdings(stage, &layers, &shares);
-            let is_over = |tp: &usize| !self.rule.holds(seats[*tp].memory, &holdings[*tp], kv(&holdings[*tp]));
+            let is_over = |tp: &usize| !self.rule.holds(machines[*tp].memory, &holdings[*tp], kv(&holdings[*tp]));
             let Some(over) = (0..tp).find(is_over).filter(|_| self.minds_memory) else {
-                let times = holdings.iter().zip(seats).map(|(held, seat)| held.read as f64 / seat.speed.max(1) as f64);
+                let times =
+                    holdings.iter().zip(machines).map(|(held, machine)| held.read as f64 / machine.speed.max(1) as f64);
                 return Some(Dealt { shares, time: times.fold(0.0, f64::max) });
             };
             rooms[over] = parts[over] - 0.25 / f64::from(self.measure.n_leaves());
@@ -244,17 +244,17 @@ fn runs(ends: &[u32]) -> impl Iterator<Item = Range<u32>> {
 }
 
 /// Parts of one whole, in proportion to speed, with at least a leaf each and no more than there is room for.
-fn portions(seats: &[Seat], rooms: &[f64], n_leaves: u32) -> Option<Vec<f64>> {
+fn portions(machines: &[Capacity], rooms: &[f64], n_leaves: u32) -> Option<Vec<f64>> {
     // A little more than a leaf, so that rounding to the scale of shares loses none.
-    let floor = (1.0 / f64::from(n_leaves) + 1e-6).min(1.0 / seats.len() as f64);
+    let floor = (1.0 / f64::from(n_leaves) + 1e-6).min(1.0 / machines.len() as f64);
     if rooms.iter().any(|room| *room < floor - 1e-9) {
         return None;
     }
-    let mut parts = by_speed(seats, floor);
-    let mut is_full = vec![false; seats.len()];
-    for _ in 0..seats.len() {
+    let mut parts = by_speed(machines, floor);
+    let mut is_full = vec![false; machines.len()];
+    for _ in 0..machines.len() {
         let over = |i: &usize| !is_full[*i] && parts[*i] > rooms[*i] + 1e-12;
-        let newly_full: Vec<usize> = (0..seats.len()).filter(over).collect();
+        let newly_full: Vec<usize> = (0..machines.len()).filter(over).collect();
         if newly_full.is_empty() {
             break;
         }
@@ -271,18 +271,18 @@ fn portions(seats: &[Seat], rooms: &[f64], n_leaves: u32) -> Option<Vec<f64>> {
 }
 
 /// In proportion to speed; who would get less than the floor gets that, from those that have more.
-fn by_speed(seats: &[Seat], floor: f64) -> Vec<f64> {
-    let mut is_floored = vec![false; seats.len()];
+fn by_speed(machines: &[Capacity], floor: f64) -> Vec<f64> {
+    let mut is_floored = vec![false; machines.len()];
     loop {
         let left = 1.0 - floor * is_floored.iter().filter(|floored| **floored).count() as f64;
-        let free = seats.iter().zip(&is_floored).filter(|(_, floored)| !**floored);
-        let speed: f64 = free.map(|(seat, _)| seat.speed.max(1) as f64).sum();
+        let free = machines.iter().zip(&is_floored).filter(|(_, floored)| !**floored);
+        let speed: f64 = free.map(|(machine, _)| machine.speed.max(1) as f64).sum();
         let part = |i: usize| match is_floored[i] {
             true => floor,
-            false => left * seats[i].speed.max(1) as f64 / speed,
+            false => left * machines[i].speed.max(1) as f64 / speed,
         };
-        let parts: Vec<f64> = (0..seats.len()).map(part).collect();
-        let Some(low) = (0..seats.len()).find(|i| !is_floored[*i] && parts[*i] < floor - 1e-12) else {
+        let parts: Vec<f64> = (0..machines.len()).map(part).collect();
+        let Some(low) = (0..machines.len()).find(|i| !is_floored[*i] && parts[*i] < floor - 1e-12) else {
             return parts;
         };
         is_floored[low] = true;
@@ -302,4 +302,21 @@ fn shares(parts: &[f64]) -> Shares {
     }
     bounds.push(Shares::WHOLE);
     Shares::new(bounds).unwrap_or_else(|_| Shares::even(n))
+}
+
+/// The last of `first..=last` for which all up to it can.
+pub(super) fn last_that(first: u64, last: u64, can: impl Fn(u64) -> bool) -> Option<u64> {
+    if first > last || !can(first) {
+        return None;
+    }
+    let (mut good, mut bad) = (first, last + 1);
+    while good + 1 < bad {
+        let middle = good.midpoint(bad);
+        if can(middle) {
+            good = middle;
+        } else {
+            bad = middle;
+        }
+    }
+    Some(good)
 }

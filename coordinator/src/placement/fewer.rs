@@ -1,9 +1,11 @@
 //! The most ranks on which these machines can carry the model, where they cannot carry it on the grid that was asked
 //! for.
 
-use super::{
-    Blueprint, Inventory, Measure, ModelShape, Policy, STAGES_MAX, Unplaceable, Why, alike, class_of, plan_grid,
-};
+use super::blueprint::{Blueprint, Policy};
+use super::machine::{Inventory, alike, class_of};
+use super::plan::plan_grid;
+use super::shape::{Measure, ModelShape};
+use super::unplaceable::{STAGES_MAX, Unplaceable, Why};
 use types::Grid;
 
 /// Of many machines, not every grid is tried.

@@ -2,7 +2,11 @@
 //! devices of a class do with so many threads; shown beside what is measured, and used to decide nothing but which of
 //! two machines is the faster.
 
-use super::{Blueprint, Link, Links, Machine, ModelShape, Policy, Roofline, Speed, Took, Why, Work, class_of};
+use super::blueprint::{Blueprint, Policy, Shard};
+use super::machine::{Inventory, Machine, class_of};
+use super::roofline::{Link, Links, Roofline, Speed, Took, Work};
+use super::shape::ModelShape;
+use super::unplaceable::Why;
 use std::collections::BTreeMap;
 use std::fmt;
 use types::{DeviceClass, DeviceKind};
@@ -65,7 +69,7 @@ fn speed(machine: &Machine) -> u64 {
 
 /// How fast the blueprint is on the machines that it names.
 pub fn predict(
-    inventory: &super::Inventory,
+    inventory: &Inventory,
     shape: &ModelShape,
     policy: &Policy,
     blueprint: &Blueprint,
@@ -105,7 +109,7 @@ fn crowding(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
     for (shard, machine) in blueprint.shards.iter().zip(machines) {
         *threads.entry((shard.place.stage, &shard.host)).or_default() += machine.threads.max(1);
     }
-    let of = |(shard, machine): (&super::Shard, &&Machine)| match machine.cores {
+    let of = |(shard, machine): (&Shard, &&Machine)| match machine.cores {
         0 => 1.0,
         cores => (f64::from(threads[&(shard.place.stage, shard.host.as_str())]) / f64::from(cores)).max(1.0),
     };
@@ -120,7 +124,7 @@ fn shared_speeds(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
         let sum = asked.entry((shard.place.stage, &shard.host)).or_default();
         *sum = sum.saturating_add(*speed);
     }
-    let share = |(shard, speed): (&super::Shard, &u64)| {
+    let share = |(shard, speed): (&Shard, &u64)| {
         let there = class(&machines[usize::from(shard.rank.0)].device).host_bytes.max(*speed) as f64;
         let asked = asked[&(shard.place.stage, shard.host.as_str())] as f64;
         *speed as f64 * (there / asked).min(1.0)
@@ -131,8 +135,8 @@ fn shared_speeds(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
 /// Of each stage. Of one row so little is exchanged that only the delay counts.
 fn links(blueprint: &Blueprint, crowding: &[f64]) -> Vec<Links> {
     let stages: Vec<_> = blueprint.shards.chunks(usize::from(blueprint.grid.tp)).collect();
-    let link = |shards: &mut dyn Iterator<Item = &super::Shard>| {
-        let shards: Vec<&super::Shard> = shards.collect();
+    let link = |shards: &mut dyn Iterator<Item = &Shard>| {
+        let shards: Vec<&Shard> = shards.collect();
         let is_crowded = shards.iter().any(|shard| crowding[usize::from(shard.rank.0)] > 1.0);
         let latency_micros = match shards.iter().all(|shard| shard.host == shards[0].host) {
             false => EXCHANGE_NET_MICROS,
@@ -141,7 +145,7 @@ fn links(blueprint: &Blueprint, crowding: &[f64]) -> Vec<Links> {
         };
         Link { latency_micros, bytes_per_s: f64::INFINITY }
     };
-    let of = |(i, stage): (usize, &&[super::Shard])| {
+    let of = |(i, stage): (usize, &&[Shard])| {
         let next = stages[(i + 1) % stages.len()];
         Links { within: link(&mut stage.iter()), onward: link(&mut stage.iter().chain(next)) }
     };

@@ -1,9 +1,12 @@
 //! Known figures, and thousands of random models and machines.
 
+use super::shape::Measure;
 use super::*;
+use crate::WorkerId;
 use checkpoint::{LayerSizes, Sizes};
+use std::ops::Range;
 use types::cache::blocks_for;
-use types::{Activations, KvDtype, KvLayout, LayerGroups, Shares};
+use types::{Activations, DeviceClass, Grid, KvDtype, KvLayout, LayerGroups, Shares};
 
 /// Of `smol`.
 const HEADS: KvLayout = KvLayout::heads(3, 64);

@@ -1,0 +1,127 @@
+//! Who hangs, when a step has been awaited for too long: read from what the ranks say of themselves. Knows no time.
+
+use crate::WorkerId;
+use types::Rank;
+
+/// What a rank said last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RankReport {
+    pub worker: WorkerId,
+    pub rank: Rank,
+    /// Done since it took its rank.
+    pub n_steps: u64,
+    pub in_step: bool,
+    pub waits_for: Option<Rank>,
+    /// It has to answer the coordinator.
+    pub is_sampler: bool,
+}
+
+/// Those of whom one hangs. One alone hangs for certain; where they are several, nothing that they say tells them
+/// apart.
+///
+/// A rank that hangs is in a step and waits for nobody. Who waits says so. Of several that compute, those that have
+/// done the fewest steps hold up the others.
+pub(crate) fn suspects(ranks: &[RankReport]) -> Vec<WorkerId> {
+    let computing = |rank: &&RankReport| rank.in_step && rank.waits_for.is_none();
+    let idle = |rank: &&RankReport| !rank.in_step && is_waited_for(ranks, rank);
+    // Where nobody computes: one that others wait for and that has not got its step; then a wire, with its two ends.
+    let mut found = furthest_behind(ranks.iter().filter(computing));
+    if found.is_empty() {
+        found = furthest_behind(ranks.iter().filter(idle));
+    }
+    if found.is_empty() {
+        found = ends_of_wires(ranks);
+    }
+    // All have done all, and the answer has not come.
+    if found.is_empty() {
+        found = furthest_behind(ranks.iter());
+        let sampler = ranks.iter().find(|rank| rank.is_sampler && found.contains(&rank.worker));
+        found = sampler.map_or(found, |sampler| vec![sampler.worker]);
+    }
+    found
+}
+
+/// By one that is in the step that it has not done.
+fn is_waited_for(ranks: &[RankReport], rank: &RankReport) -> bool {
+    ranks.iter().any(|other| other.waits_for == Some(rank.rank) && other.n_steps >= rank.n_steps)
+}
+
+/// Of those that wait and are furthest behind, and whom they wait for.
+fn ends_of_wires(ranks: &[RankReport]) -> Vec<WorkerId> {
+    let behind = furthest_behind(ranks.iter().filter(|rank| rank.in_step));
+    let waits_for = |rank: &RankReport| {
+        ranks.iter().any(|other| other.waits_for == Some(rank.rank) && behind.contains(&other.worker))
+    };
+    let is_end = |rank: &&RankReport| behind.contains(&rank.worker) || waits_for(rank);
+    ranks.iter().filter(is_end).map(|rank| rank.worker).collect()
+}
+
+fn furthest_behind<'a>(ranks: impl Iterator<Item = &'a RankReport> + Clone) -> Vec<WorkerId> {
+    let fewest = ranks.clone().map(|rank| rank.n_steps).min();
+    ranks.filter(|rank| Some(rank.n_steps) == fewest).map(|rank| rank.worker).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMPUTES: (bool, Option<u16>) = (true, None);
+    const IDLE: (bool, Option<u16>) = (false, None);
+
+    fn waits(rank: u16) -> (bool, Option<u16>) {
+        (true, Some(rank))
+    }
+
+    /// Ranks by their steps and what they do; the last samples. Those of whom one hangs.
+    fn check(ranks: &[(u64, (bool, Option<u16>))], expect: &[u64]) {
+        let n = ranks.len();
+        let report = |(i, &(n_steps, (in_step, waits_for))): (usize, &(u64, (bool, Option<u16>)))| RankReport {
+            worker: WorkerId(i as u64),
+            rank: Rank(i as u16),
+            n_steps,
+            in_step,
+            waits_for: waits_for.map(Rank),
+            is_sampler: i + 1 == n,
+        };
+        let mut told: Vec<RankReport> = ranks.iter().enumerate().map(report).collect();
+        let expect: Vec<WorkerId> = expect.iter().copied().map(WorkerId).collect();
+        assert_eq!(suspects(&told), expect, "{ranks:?}");
+        // In whatever order they are asked.
+        told.reverse();
+        let mut found = suspects(&told);
+        found.sort_unstable();
+        assert_eq!(found, expect, "{ranks:?}");
+    }
+
+    #[test]
+    fn who_computes_hangs_and_who_waits_does_not() {
+        check(&[(5, COMPUTES)], &[0]);
+        // All have done as many steps: what they do tells.
+        check(&[(5, waits(1)), (5, COMPUTES)], &[1]);
+        check(&[(5, COMPUTES), (5, waits(0))], &[0]);
+        // Two stages of two: the second's first hangs, the first has gone on and waits for tokens.
+        check(&[(7, waits(2)), (7, waits(2)), (6, COMPUTES), (6, waits(2))], &[2]);
+        // Two compute: the one that is behind holds up the other.
+        check(&[(7, COMPUTES), (6, COMPUTES)], &[1]);
+    }
+
+    #[test]
+    fn where_nobody_computes_who_is_waited_for_is_asked() {
+        // It has not got its step.
+        check(&[(5, waits(1)), (5, IDLE)], &[1]);
+        // Two wait for each other: the wire between them.
+        check(&[(5, waits(1)), (5, waits(0))], &[0, 1]);
+        check(&[(6, IDLE), (5, waits(2)), (5, waits(1))], &[1, 2]);
+        // One waits for what another says that it has sent.
+        check(&[(6, IDLE), (5, waits(0))], &[0, 1]);
+        // Nobody is in a step: the sampler has not answered.
+        check(&[(6, IDLE), (6, IDLE)], &[1]);
+        check(&[(5, IDLE), (6, IDLE)], &[0]);
+    }
+
+    #[test]
+    fn a_tie_is_nobodys_fault_alone() {
+        check(&[(5, COMPUTES), (5, COMPUTES)], &[0, 1]);
+        check(&[], &[]);
+    }
+}

@@ -1,0 +1,143 @@
+//! Who holds which rank in one epoch, and how far each is on its way to being ready. It ends with its epoch.
+
+use crate::WorkerId;
+use std::collections::BTreeMap;
+use types::{Micros, PolicyDigest, Rank};
+
+/// In the order in which the workers joined.
+#[derive(Debug, Default)]
+pub(crate) struct RankHolders {
+    holders: BTreeMap<WorkerId, Holder>,
+}
+
+#[derive(Debug)]
+struct Holder {
+    rank: Rank,
+    readiness: Readiness,
+    /// Why it has not read the model again, if it was to.
+    unread: String,
+    /// Steps that it had done when it became ready.
+    steps_before: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    Loading {
+        since: Micros,
+    },
+    /// Waits until all others have loaded too.
+    Loaded(Facts),
+    Meeting {
+        facts: Facts,
+        since: Micros,
+    },
+    Ready(Facts),
+}
+
+/// What a rank said when it had loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub policy: PolicyDigest,
+    pub weight_bytes: u64,
+}
+
+/// For how long a rank may be on its way to being ready.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowed {
+    pub load_micros: u64,
+    pub meet_micros: u64,
+}
+
+impl Readiness {
+    pub fn facts(self) -> Option<Facts> {
+        match self {
+            Readiness::Loading { .. } => None,
+            Readiness::Loaded(facts) | Readiness::Meeting { facts, .. } | Readiness::Ready(facts) => Some(facts),
+        }
+    }
+}
+
+impl RankHolders {
+    pub fn assign(&mut self, worker: WorkerId, rank: Rank, now: Micros) {
+        let readiness = Readiness::Loading { since: now };
+        self.holders.insert(worker, Holder { rank, readiness, unread: String::new(), steps_before: 0 });
+    }
+
+    pub fn workers(&self) -> impl Iterator<Item = WorkerId> {
+        self.holders.keys().copied()
+    }
+
+    pub fn rank(&self, worker: WorkerId) -> Option<Rank> {
+        self.holders.get(&worker).map(|holder| holder.rank)
+    }
+
+    pub fn readiness(&self, worker: WorkerId) -> Option<Readiness> {
+        self.holders.get(&worker).map(|holder| holder.readiness)
+    }
+
+    /// The policy of any rank that has loaded.
+    pub fn policy(&self) -> Option<PolicyDigest> {
+        self.holders.values().find_map(|holder| Some(holder.readiness.facts()?.policy))
+    }
+
+    pub fn steps_before(&self, worker: WorkerId) -> u64 {
+        self.holders.get(&worker).map_or(0, |holder| holder.steps_before)
+    }
+
+    /// Why it has not read the model again, if it was to.
+    pub fn unread(&self, worker: WorkerId) -> Option<&str> {
+        self.holders.get(&worker).map(|holder| holder.unread.as_str()).filter(|why| !why.is_empty())
+    }
+
+    /// Who takes too long to become ready, and at what.
+    pub fn overdue(&self, now: Micros, allowed: Allowed) -> Vec<(WorkerId, &'static str)> {
+        let overdue = |holder: &Holder| match holder.readiness {
+            Readiness::Loading { since } if now.since(since).0 > allowed.load_micros => Some("to load"),
+            Readiness::Meeting { since, .. } if now.since(since).0 > allowed.meet_micros => Some("to meet the others"),
+            _ => None,
+        };
+        self.holders.iter().filter_map(|(worker, holder)| Some((*worker, overdue(holder)?))).collect()
+    }
+
+    pub fn loads_for_longer(&self, worker: WorkerId, now: Micros, max_micros: u64) -> bool {
+        matches!(self.readiness(worker), Some(Readiness::Loading { since }) if now.since(since).0 > max_micros)
+    }
+
+    pub fn loaded(&mut self, worker: WorkerId, facts: Facts, unread: &str) {
+        if let Some(holder) = self.holders.get_mut(&worker) {
+            unread.clone_into(&mut holder.unread);
+            holder.readiness = Readiness::Loaded(facts);
+        }
+    }
+
+    pub fn all_loaded(&self) -> bool {
+        self.holders.values().all(|holder| matches!(holder.readiness, Readiness::Loaded(_)))
+    }
+
+    /// One that has loaded is told to meet the others.
+    pub fn meets(&mut self, worker: WorkerId, now: Micros) {
+        if let Some(holder) = self.holders.get_mut(&worker)
+            && let Readiness::Loaded(facts) = holder.readiness
+        {
+            holder.readiness = Readiness::Meeting { facts, since: now };
+        }
+    }
+
+    /// Only who meets can become ready. It has done so many steps, in whichever epochs.
+    pub fn ready(&mut self, worker: WorkerId, steps_done: u64) {
+        if let Some(holder) = self.holders.get_mut(&worker)
+            && let Readiness::Meeting { facts, .. } = holder.readiness
+        {
+            holder.readiness = Readiness::Ready(facts);
+            holder.steps_before = steps_done;
+        }
+    }
+
+    pub fn is_ready(&self, worker: WorkerId) -> bool {
+        matches!(self.readiness(worker), Some(Readiness::Ready(_)))
+    }
+
+    pub fn all_ready(&self) -> bool {
+        self.workers().all(|worker| self.is_ready(worker))
+    }
+}

@@ -1,0 +1,64 @@
+//! Where a rank's time went between two looks, from the counters that it tells.
+
+use proto::cluster as wire;
+use types::Micros;
+
+#[derive(Default)]
+pub(crate) struct TimeWindow {
+    since: Micros,
+    from: wire::Heartbeat,
+    in_flight_from: u64,
+    pub last: wire::RankTimes,
+}
+
+impl TimeWindow {
+    pub fn close(&mut self, told: &wire::Heartbeat, now: Micros, in_flight: u64) -> wire::RankTimes {
+        let grown = grown(&self.from, told);
+        let wall_micros = now.since(self.since).0;
+        let (compute_micros, wait_micros) = within(wall_micros, grown.compute_micros, grown.wait_micros);
+        self.last = wire::RankTimes {
+            steps: grown.steps_done,
+            wall_micros,
+            compute_micros,
+            wait_micros,
+            idle_micros: wall_micros - compute_micros - wait_micros,
+            in_flight_micros: in_flight.saturating_sub(self.in_flight_from).min(wall_micros),
+        };
+        (self.since, self.from, self.in_flight_from) = (now, *told, in_flight);
+        self.last
+    }
+}
+
+/// A step that took long is told at its end, and may have begun in the window before: then its parts keep their ratio.
+fn within(wall: u64, compute: u64, wait: u64) -> (u64, u64) {
+    let busy = compute.saturating_add(wait);
+    if busy <= wall {
+        return (compute, wait);
+    }
+    let scaled = (u128::from(compute) * u128::from(wall) / u128::from(busy)) as u64;
+    (scaled, wall - scaled)
+}
+
+/// What the counters have grown by from one beat to another.
+pub(crate) fn grown(from: &wire::Heartbeat, to: &wire::Heartbeat) -> wire::Heartbeat {
+    wire::Heartbeat {
+        steps_done: to.steps_done.saturating_sub(from.steps_done),
+        compute_micros: to.compute_micros.saturating_sub(from.compute_micros),
+        idle_micros: to.idle_micros.saturating_sub(from.idle_micros),
+        wait_micros: to.wait_micros.saturating_sub(from.wait_micros),
+        ..*to
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_window_fill_no_more_than_it() {
+        assert_eq!(within(100, 30, 20), (30, 20));
+        assert_eq!(within(100, 120, 80), (60, 40));
+        assert_eq!(within(100, 0, 300), (0, 100));
+        assert_eq!(within(0, 5, 5), (0, 0));
+    }
+}

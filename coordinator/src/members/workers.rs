@@ -1,0 +1,398 @@
+//! The workers that have joined: what each is, whether it was heard of lately, and what its peers say of it. Knows no
+//! requests; which rank each holds is told to it.
+
+use crate::WorkerId;
+use crate::members::hangs::RankReport;
+use crate::members::ranks::{RankHolders, Readiness};
+use crate::members::unreachable::{LeftOut, MissedPeer, Unreachable};
+use crate::members::window::{TimeWindow, grown};
+use crate::outbound::Outbound;
+use crate::placement::{Blueprint, Machine, Shard};
+use ::wire::rate_limit::RateLimit;
+use bytes::Bytes;
+use proto::{Malformed, cluster as wire};
+use std::collections::BTreeMap;
+use tonic::Status;
+use types::{DeviceKind, Micros, Rank};
+
+/// In the order in which they joined.
+#[derive(Default)]
+pub(crate) struct Members {
+    workers: BTreeMap<WorkerId, Member>,
+    /// Of two that do not reach each other, the one that is left out.
+    unreachable: Unreachable,
+    /// Of workers that say they are where another one is; those whose device nobody knows share one.
+    refusals: RateLimit<Option<WorkerId>>,
+}
+
+/// Why a worker is refused that would join.
+enum NotTaken {
+    /// Its collective stands where this one's does: peers would take one for the other.
+    SamePlace(WorkerId),
+    /// What it says that it computes on.
+    Unknown(Malformed),
+}
+
+struct Member {
+    machine: Machine,
+    pid: u32,
+    mesh_address: String,
+    frames: Outbound<wire::RankFrame>,
+    beats_missed: u32,
+    /// Its counters as it told them last.
+    told: wire::Heartbeat,
+    suspicion: Option<Suspicion>,
+    /// Peers have named it so often as the one that did not answer.
+    n_blames: u32,
+    window: TimeWindow,
+}
+
+/// A peer says that this worker did not answer. It is cleared by what only its computing thread can change.
+struct Suspicion {
+    /// As which it was named.
+    rank: Option<Rank>,
+    told: wire::Heartbeat,
+    why: String,
+}
+
+/// What is known of a worker that was let go.
+pub(crate) struct Dismissed {
+    /// The rank as which its peers had named it, if its epoch ended by that.
+    pub blamed_as: Option<Rank>,
+    pub host: String,
+}
+
+impl Members {
+    /// False: it is refused, and its stream ends with the reason.
+    pub fn join(
+        &mut self,
+        worker: WorkerId,
+        hello: wire::WorkerHello,
+        frames: Outbound<wire::RankFrame>,
+        now: Micros,
+    ) -> bool {
+        let (host, pid, device) = (hello.host.clone(), hello.pid, hello.device.clone());
+        match self.take(worker, hello, frames) {
+            Ok(()) => tracing::info!(%worker, host, pid, device, "a worker joins"),
+            Err(why) => {
+                self.log_refused(worker, (&host, pid), &why, now);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn take(
+        &mut self,
+        worker: WorkerId,
+        hello: wire::WorkerHello,
+        frames: Outbound<wire::RankFrame>,
+    ) -> Result<(), NotTaken> {
+        let device = match hello.device() {
+            Ok(device) => device,
+            Err(unknown) => {
+                frames.close(Status::invalid_argument(unknown.to_string()));
+                return Err(NotTaken::Unknown(unknown));
+            }
+        };
+        let wire::WorkerHello { host, pid, memory_bytes, threads, mesh_address, cores, .. } = hello;
+        let is_same = |member: &&Member| !mesh_address.is_empty() && member.mesh_address == mesh_address;
+        if let Some(other) = self.workers.values().find(is_same) {
+            frames.close(Status::already_exists(format!(
+                "{} of {} has the mesh address {mesh_address} already",
+                other.machine.worker, other.machine.host
+            )));
+            return Err(NotTaken::SamePlace(other.machine.worker));
+        }
+        let member = Member {
+            machine: Machine { worker, host, device, memory_bytes, threads, cores },
+            pid,
+            mesh_address,
+            frames,
+            beats_missed: 0,
+            told: wire::Heartbeat::default(),
+            suspicion: None,
+            n_blames: 0,
+            window: TimeWindow::default(),
+        };
+        self.workers.insert(worker, member);
+        Ok(())
+    }
+
+    /// It may come again at once, as often as it likes.
+    fn log_refused(&mut self, worker: WorkerId, (host, pid): (&str, u32), why: &NotTaken, now: Micros) {
+        let by = match why {
+            NotTaken::SamePlace(other) => Some(*other),
+            NotTaken::Unknown(_) => None,
+        };
+        let Some(unsaid) = self.refusals.admit(by, 1, &worker, now) else { return };
+        let unsaid = unsaid.count();
+        match why {
+            NotTaken::SamePlace(other) => {
+                tracing::warn!(%worker, host, pid, %other, unsaid, "refused: its mesh address is another worker's");
+            }
+            NotTaken::Unknown(why) => {
+                tracing::warn!(%worker, host, pid, %why, unsaid, "refused: nobody knows what it computes on");
+            }
+        }
+    }
+
+    /// Lets go of a worker; its stream ends with the reason. What it was, if it was here.
+    pub fn dismiss(&mut self, worker: WorkerId, why: Status) -> Option<Dismissed> {
+        let Member { frames, suspicion, machine, .. } = self.workers.remove(&worker)?;
+        frames.close(why);
+        self.unreachable.forget(worker);
+        Some(Dismissed { blamed_as: suspicion.and_then(|suspicion| suspicion.rank), host: machine.host })
+    }
+
+    /// Those that were never blamed come first: a spare is the better peer. Who is left out is not among them.
+    pub fn candidates(&self, now: Micros) -> Vec<Machine> {
+        let mut inventory = self.inventory();
+        inventory.retain(|machine| !self.unreachable.is_out(machine.worker, now));
+        inventory
+    }
+
+    fn inventory(&self) -> Vec<Machine> {
+        let (good, blamed): (Vec<_>, Vec<_>) = self.workers.values().partition(|member| member.n_blames == 0);
+        good.into_iter().chain(blamed).map(|member| member.machine.clone()).collect()
+    }
+
+    /// What the first of them computes on.
+    pub fn first_device(&self) -> Option<DeviceKind> {
+        self.inventory().into_iter().next().map(|machine| machine.device)
+    }
+
+    /// What it computes on, as it says.
+    pub fn device(&self, worker: WorkerId) -> Option<&DeviceKind> {
+        self.workers.get(&worker).map(|member| &member.machine.device)
+    }
+
+    pub fn host(&self, worker: WorkerId) -> &str {
+        self.workers.get(&worker).map_or("", |member| &member.machine.host)
+    }
+
+    pub fn mesh_address(&self, worker: WorkerId) -> String {
+        self.workers.get(&worker).map(|member| member.mesh_address.clone()).unwrap_or_default()
+    }
+
+    /// Those without a rank.
+    pub fn n_spares(&self, ranks: Option<&RankHolders>) -> usize {
+        let is_spare = |worker: &&WorkerId| ranks.is_none_or(|ranks| ranks.rank(**worker).is_none());
+        self.workers.keys().filter(is_spare).count()
+    }
+
+    pub fn heard(&mut self, worker: WorkerId) {
+        if let Some(member) = self.workers.get_mut(&worker) {
+            member.beats_missed = 0;
+        }
+    }
+
+    /// Takes a beat, and gives what its counters have grown by.
+    pub fn beat(&mut self, worker: WorkerId, beat: &wire::Heartbeat) -> Option<wire::Heartbeat> {
+        let member = self.workers.get_mut(&worker)?;
+        member.beats_missed = 0;
+        let told = std::mem::replace(&mut member.told, *beat);
+        member.suspicion.take_if(|suspicion| suspicion.told != *beat);
+        Some(grown(&told, beat))
+    }
+
+    pub fn steps_done(&self, worker: WorkerId) -> u64 {
+        self.workers.get(&worker).map_or(0, |member| member.told.steps_done)
+    }
+
+    /// Call once per beat. Beats are counted and not timed, so that a loop that stood still blames nobody for it.
+    pub fn silent(&mut self, beats_missed_max: u32) -> Vec<WorkerId> {
+        self.workers.values_mut().for_each(|member| member.beats_missed += 1);
+        let is_silent = |member: &&Member| member.beats_missed > beats_missed_max;
+        self.workers.values().filter(is_silent).map(|member| member.machine.worker).collect()
+    }
+
+    // -- suspicion
+
+    /// A peer named it, as which rank. From its next rank on, its computing thread must move.
+    pub fn suspect(&mut self, worker: WorkerId, rank: Option<Rank>, why: String) {
+        if let Some(member) = self.workers.get_mut(&worker) {
+            member.n_blames += 1;
+            member.suspicion = Some(Suspicion { rank, told: member.told, why });
+        }
+    }
+
+    pub fn is_suspect(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|member| member.suspicion.is_some())
+    }
+
+    /// It has done what only its computing thread can do.
+    pub fn acquit(&mut self, worker: WorkerId) {
+        if let Some(member) = self.workers.get_mut(&worker) {
+            member.suspicion = None;
+        }
+    }
+
+    /// Those that were blamed, have had a rank to load for so long and have not moved: they beat, and no longer
+    /// compute.
+    pub fn unmoved(&self, ranks: &RankHolders, now: Micros, suspect_max_micros: u64) -> Vec<(WorkerId, String)> {
+        let why = |member: &Member| {
+            let worker = member.machine.worker;
+            let is_unmoved = ranks.loads_for_longer(worker, now, suspect_max_micros);
+            let suspicion = member.suspicion.as_ref().filter(|_| is_unmoved)?;
+            Some((worker, suspicion.why.clone()))
+        };
+        self.workers.values().filter_map(why).collect()
+    }
+
+    /// What each rank said of itself last.
+    pub fn reports(&self, ranks: &RankHolders, sampler: Rank) -> Vec<RankReport> {
+        let report = |member: &Member| {
+            let worker = member.machine.worker;
+            let rank = ranks.rank(worker)?;
+            Some(RankReport {
+                worker,
+                rank,
+                n_steps: member.told.steps_done.saturating_sub(ranks.steps_before(worker)),
+                in_step: member.told.in_step,
+                waits_for: member.told.waits_for.and_then(|rank| u16::try_from(rank).ok()).map(Rank),
+                is_sampler: rank == sampler,
+            })
+        };
+        self.workers.values().filter_map(report).collect()
+    }
+
+    // -- who does not reach whom
+
+    /// Two ranks have loaded and did not meet. When that is so again and again, one of them is left out, for `out_min`
+    /// the first time: true.
+    pub fn missed(&mut self, miss: MissedPeer, now: Micros, out_min: u64) -> bool {
+        let Some((worker, out)) = self.unreachable.missed(miss, now, out_min) else { return false };
+        let (host, address) = (self.host(worker), self.mesh_address(worker));
+        let (from, from_host) = (self.mesh_address(out.from), self.host(out.from));
+        let (seconds, why) = (out.until.since(now).0 / 1_000_000, &out.why);
+        tracing::warn!(
+            %worker, host, address, other = %out.from, other_host = from_host, other_address = from, seconds, why,
+            "two workers do not reach each other: the first is left out"
+        );
+        true
+    }
+
+    /// These have met.
+    pub fn met(&mut self, ranks: &RankHolders) {
+        self.unreachable.met(ranks.workers());
+    }
+
+    /// Those that are left out now.
+    pub fn left_out(&self, now: Micros) -> impl Iterator<Item = (WorkerId, &LeftOut)> {
+        self.unreachable.out(now)
+    }
+
+    // -- frames
+
+    /// False: there is no room for the frame, or no such worker.
+    pub fn assign(&self, worker: WorkerId, assign: wire::Assign) -> bool {
+        self.send(worker, wire::rank_frame::Frame::Assign(assign))
+    }
+
+    /// Tells all that have loaded to meet. The first that has no room for the word.
+    pub fn meet(&self, ranks: &mut RankHolders, meet: wire::Meet, now: Micros) -> Result<(), WorkerId> {
+        let workers: Vec<WorkerId> = ranks.workers().collect();
+        for worker in workers {
+            ranks.meets(worker, now);
+            if !self.send(worker, wire::rank_frame::Frame::Meet(meet)) {
+                return Err(worker);
+            }
+        }
+        Ok(())
+    }
+
+    /// The epoch of these ranks is over: whoever held one ends what it does for it.
+    pub fn release(&self, ranks: &RankHolders) {
+        for worker in ranks.workers() {
+            // One that has no room even for this will have none for its next rank.
+            let _told = self.send(worker, wire::rank_frame::Frame::Release(wire::Release {}));
+        }
+    }
+
+    /// The same bytes to every rank. The first worker that has no room for them.
+    pub fn send_step(&self, ranks: &RankHolders, step: &Bytes) -> Result<(), WorkerId> {
+        let mut workers = ranks.workers();
+        match workers.find(|worker| !self.send(*worker, wire::rank_frame::Frame::Step(step.clone()))) {
+            Some(worker) => Err(worker),
+            None => Ok(()),
+        }
+    }
+
+    fn send(&self, worker: WorkerId, frame: wire::rank_frame::Frame) -> bool {
+        let frame = wire::RankFrame { frame: Some(frame) };
+        self.workers.get(&worker).is_some_and(|member| member.frames.send(frame))
+    }
+
+    pub fn leave_all(&mut self, reason: &str) {
+        for (_, member) in std::mem::take(&mut self.workers) {
+            let leave = wire::rank_frame::Frame::Leave(wire::Leave { reason: reason.into() });
+            // A rank whose queue is full sees the stream's end all the same.
+            let _told = member.frames.send(wire::RankFrame { frame: Some(leave) });
+            member.frames.close(Status::unavailable(reason));
+        }
+    }
+
+    // -- views
+
+    /// Ranks that have not read the model again, though they were to.
+    pub fn unread(&self, ranks: &RankHolders) -> Vec<wire::Unread> {
+        let unread = |worker: WorkerId| {
+            let (rank, why) = (ranks.rank(worker)?, ranks.unread(worker)?);
+            Some(wire::Unread { rank: rank.0.into(), host: self.host(worker).to_owned(), why: why.to_owned() })
+        };
+        ranks.workers().filter_map(unread).collect()
+    }
+
+    /// Where each rank's time went since the last look; `in_flight_micros` counts for how long steps were in flight.
+    /// Call about once a second.
+    pub fn look(&mut self, ranks: &RankHolders, now: Micros, in_flight_micros: u64) -> Vec<(Rank, wire::RankTimes)> {
+        let held = self.workers.iter_mut().filter_map(|(worker, member)| Some((ranks.rank(*worker)?, member)));
+        held.map(|(rank, member)| (rank, member.window.close(&member.told, now, in_flight_micros))).collect()
+    }
+
+    pub fn states(
+        &self,
+        blueprint: &Blueprint,
+        ranks: &RankHolders,
+        is_slow: impl Fn(Rank) -> bool,
+    ) -> Vec<wire::RankState> {
+        let state = |shard: &Shard| {
+            let readiness = ranks.readiness(shard.worker)?;
+            Some(self.workers.get(&shard.worker)?.state(shard, readiness, is_slow(shard.rank)))
+        };
+        blueprint.shards.iter().filter_map(state).collect()
+    }
+}
+
+impl Member {
+    fn state(&self, shard: &Shard, readiness: Readiness, is_slow: bool) -> wire::RankState {
+        let state = match readiness {
+            Readiness::Ready(_) if is_slow => "slow",
+            Readiness::Ready(_) => "ready",
+            Readiness::Loaded(_) | Readiness::Meeting { .. } => "meeting",
+            Readiness::Loading { .. } => "loading",
+        };
+        let weight_bytes = readiness.facts().map_or(shard.weight_bytes, |facts| facts.weight_bytes.max(1));
+        wire::RankState {
+            rank: shard.rank.0.into(),
+            stage: shard.place.stage.into(),
+            tp: shard.place.tp.into(),
+            pid: self.pid,
+            state: state.into(),
+            host: self.machine.host.clone(),
+            device: self.machine.device.to_string(),
+            threads: self.machine.threads,
+            layer_start: shard.layers.start,
+            layer_end: shard.layers.end,
+            head_start: shard.heads.start,
+            head_end: shard.heads.end,
+            kv_heads: shard.kv_heads.len() as u32,
+            memory_bytes: self.machine.memory_bytes,
+            weight_bytes,
+            kv_bytes: shard.kv_bytes,
+            kv_tokens: shard.kv_tokens_max(),
+            times: Some(self.window.last),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What the operator wants, and a replica laid out. Plain data.
+
+use super::unplaceable::Why;
+use crate::WorkerId;
+use std::ops::Range;
+use types::{Activations, BLOCK_TOKENS, CacheGroup, Grid, KvDtype, Layout, Place, Rank};
+
+/// What the operator wants of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    pub grid: Grid,
+    pub activations: Activations,
+    pub kv_dtype: KvDtype,
+    /// Per rank. None: what eight full contexts need, at most a quarter of the machine's memory; on GPUs, nearly all
+    /// that the weights leave.
+    pub kv_memory: Option<u64>,
+    /// None: the model's, or as much of it as the KV memory holds.
+    pub context: Option<u32>,
+    pub running_max: u32,
+    /// Tokens of one slice at most: behind a window, a sequence holds these beside it.
+    pub slice_max: u32,
+}
+
+/// A replica laid out: the same figures for everybody who reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blueprint {
+    pub grid: Grid,
+    /// Told to every rank, which computes from it what it holds.
+    pub layout: Layout,
+    pub context: u32,
+    /// Present where the context is shorter than was asked for, or than the model's where nobody asked.
+    pub shortened: Option<Shortened>,
+    /// Of each cache group of the model, one pool of block ids for all ranks.
+    pub pools: Vec<Pool>,
+    /// By rank.
+    pub shards: Vec<Shard>,
+}
+
+/// A context that the memory for KV shortens.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the context is {has} and not {asked}: {why}")]
+pub struct Shortened {
+    pub asked: u32,
+    pub has: u32,
+    pub why: Why,
+}
+
+/// Block ids that layers of one kind share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    pub group: CacheGroup,
+    pub n_blocks: u32,
+}
+
+impl Pool {
+    pub fn n_tokens(&self) -> u64 {
+        u64::from(self.n_blocks) * u64::from(BLOCK_TOKENS)
+    }
+}
+
+impl Blueprint {
+    /// Of each pool.
+    pub fn n_blocks(&self) -> Vec<u32> {
+        self.pools.iter().map(|pool| pool.n_blocks).collect()
+    }
+}
+
+/// What one rank holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    pub rank: Rank,
+    pub place: Place,
+    pub worker: WorkerId,
+    pub host: String,
+    pub layers: Range<u32>,
+    pub heads: Range<u32>,
+    pub kv_heads: Range<u32>,
+    pub weight_bytes: u64,
+    pub kv_bytes: u64,
+    /// Of each pool, the positions whose K and V it keeps: none of one of which its stage has no layer.
+    pub kv_tokens: Vec<u64>,
+}
+
+impl Shard {
+    /// Positions that some layer of it keeps.
+    pub fn kv_tokens_max(&self) -> u64 {
+        self.kv_tokens.iter().copied().max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,288 @@
+//! Lays a replica out on a grid: a machine for each rank, a cut of the model, and the pools that fit beside it. Or says
+//! why not.
+
+use super::assign::machine_of_each_rank;
+use super::blueprint::{Blueprint, Policy, Pool, Shard, Shortened};
+use super::cut::{Capacity, Cutter, KvRule, last_that};
+use super::machine::{Inventory, Machine, alike, class_of};
+use super::pools::Pools;
+use super::predict::speeds;
+use super::shape::{Holding, Measure, ModelShape};
+use super::unplaceable::{STAGES_MAX, Unplaceable, Why};
+use std::ops::Range;
+use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Grid, Layout, Rank, Unsupported};
+
+/// Lays the replica out on what is there. `now` is the blueprint in force: who holds a rank keeps it.
+pub fn plan(
+    inventory: &Inventory,
+    shape: &ModelShape,
+    policy: &Policy,
+    now: Option<&Blueprint>,
+) -> Result<Blueprint, Unplaceable> {
+    let machines = alike(inventory);
+    let planned = plan_grid(&machines, shape, policy, policy.grid, now);
+    planned.map_err(|why| Unplaceable { nearest: nearest(&machines, shape, policy, &why), why })
+}
+
+/// More are not tried when a grid is looked for that fits.
+const RANKS_TRIED_MAX: u16 = 64;
+
+/// The grid that fits and is nearest to what was asked for: in ranks, then in `tp`. Where one axis is too long, the
+/// other stays if it can.
+fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy, why: &Why) -> Option<Grid> {
+    let asked = policy.grid;
+    let n_max = RANKS_TRIED_MAX.min(u16::try_from(machines.len()).unwrap_or(u16::MAX));
+    let of_tp = |tp: u16| (1..=n_max / tp).map(move |pp| Grid { pp, tp, ep: 1 });
+    let mut grids: Vec<Grid> = (1..=n_max).flat_map(of_tp).filter(|grid| *grid != asked).collect();
+    let n_asked = u32::from(asked.tp) * u32::from(asked.pp);
+    let leaves = |grid: &Grid| match why {
+        Why::Heads { .. } => grid.pp != asked.pp,
+        Why::Layers { .. } | Why::Stages { .. } => grid.tp != asked.tp,
+        _ => false,
+    };
+    let away = |grid: &Grid| (u32::from(grid.n_ranks()).abs_diff(n_asked), grid.tp.abs_diff(asked.tp));
+    grids.sort_by_key(|grid| (leaves(grid), away(grid)));
+    grids.into_iter().find(|grid| plan_grid(machines, shape, policy, *grid, None).is_ok())
+}
+
+pub(super) fn plan_grid(
+    machines: &[&Machine],
+    shape: &ModelShape,
+    policy: &Policy,
+    grid: Grid,
+    now: Option<&Blueprint>,
+) -> Result<Blueprint, Why> {
+    let measure = Measure::new(shape, class_of(machines.first().copied()), policy.kv_dtype);
+    check(machines, &measure, policy, grid)?;
+    let planner = Planner { measure, policy, grid };
+    let by_need = planner.large_enough_first(machines);
+    let n_ranks = usize::from(grid.n_ranks());
+    let (largest_free, largest) = (largest(machines, n_ranks, now), largest(machines, n_ranks, None));
+    let attempts = [(&by_need, now), (&largest_free, now), (&largest, None)];
+    let mut result = Err(Why::NoGrid { tp: grid.tp, pp: grid.pp });
+    for (preferred, now) in attempts {
+        result = planner.on(&machine_of_each_rank(preferred, grid, now));
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
+}
+
+fn check(machines: &[&Machine], measure: &Measure, policy: &Policy, grid: Grid) -> Result<(), Why> {
+    let Grid { tp, pp, ep } = grid;
+    if tp == 0 || pp == 0 {
+        return Err(Why::NoGrid { tp, pp });
+    }
+    if ep != 1 {
+        return Err(Unsupported("expert parallelism apart from tp: experts are spread over a stage's ranks").into());
+    }
+    let (n_layers, n_leaves) = (measure.shape.n_layers, measure.n_leaves());
+    if u32::from(tp) > n_leaves {
+        return Err(Why::Heads { tp, n_leaves });
+    }
+    if u32::from(pp) > n_layers {
+        return Err(Why::Layers { pp, n_layers });
+    }
+    if pp > STAGES_MAX {
+        return Err(Why::Stages { pp });
+    }
+    let (needed, there) = (usize::from(tp) * usize::from(pp), machines.len());
+    if there < needed {
+        return Err(Why::TooFew { tp, pp, needed, there });
+    }
+    let (asked, model) = (policy.context.unwrap_or(measure.shape.context), measure.shape.context);
+    if asked > model {
+        return Err(Why::Context { asked, model });
+    }
+    Ok(())
+}
+
+/// Who holds a rank now, and the machines with the most memory; in the order in which they joined where it is equal.
+fn largest<'a>(machines: &[&'a Machine], n: usize, now: Option<&Blueprint>) -> Vec<&'a Machine> {
+    let holds =
+        |machine: &Machine| now.is_some_and(|now| now.shards.iter().any(|shard| shard.worker == machine.worker));
+    let mut sorted = machines.to_vec();
+    sorted.sort_by_key(|machine| (!holds(machine), std::cmp::Reverse(machine.memory_bytes)));
+    sorted.truncate(n);
+    sorted
+}
+
+struct Planner<'a> {
+    measure: Measure<'a>,
+    policy: &'a Policy,
+    grid: Grid,
+}
+
+impl Planner<'_> {
+    fn shape(&self) -> &ModelShape {
+        self.measure.shape
+    }
+
+    fn rule(&self) -> KvRule {
+        match (self.policy.kv_memory, self.measure.class) {
+            (Some(bytes), _) => KvRule::Reserved(bytes),
+            (None, DeviceClass::Cuda) => KvRule::Rest,
+            (None, DeviceClass::Cpu | DeviceClass::Sim) => KvRule::Quarter,
+        }
+    }
+
+    fn context_asked(&self) -> u32 {
+        self.policy.context.unwrap_or(self.shape().context)
+    }
+
+    fn pools(&self, context: u32) -> Pools<'_> {
+        let Policy { slice_max, running_max, .. } = *self.policy;
+        Pools { groups: self.shape().cache.groups(), context, slice_max: slice_max.max(1), running_max }
+    }
+
+    /// What all that may run could fill, or by default a few contexts.
+    fn size_wanted(&self, pools: &Pools) -> u64 {
+        match self.rule() {
+            KvRule::Reserved(_) | KvRule::Rest => pools.max(),
+            KvRule::Quarter => pools.by_default(),
+        }
+    }
+
+    /// Those first that have room for an even part and for a context beside it.
+    fn large_enough_first<'a>(&self, machines: &[&'a Machine]) -> Vec<&'a Machine> {
+        let whole = self.measure.stage(0, 1, 0..self.shape().n_layers);
+        let n_ranks = u64::from(self.grid.n_ranks());
+        let pools = self.pools(self.policy.context.unwrap_or(BLOCK_TOKENS));
+        let kv = self.policy.kv_memory.unwrap_or(pools.bytes(pools.min(), &whole.block_bytes) / n_ranks);
+        let needed = (whole.weights / n_ranks).saturating_add(kv);
+        let (mut large, small): (Vec<_>, Vec<_>) = machines.iter().partition(|machine| machine.memory_bytes >= needed);
+        large.extend(small);
+        large
+    }
+
+    fn on(&self, machines: &[&Machine]) -> Result<Blueprint, Why> {
+        let capacities = capacities(machines);
+        let (measure, rule, tp) = (&self.measure, self.rule(), self.grid.tp);
+        let pools = self.pools(self.context_asked());
+        let cutter = Cutter { measure, pools: &pools, machines: &capacities, tp, rule, minds_memory: true };
+        let layout = cutter.layout(pools.min(), self.size_wanted(&pools));
+        match layout {
+            Some(layout) => self.fill(machines, layout),
+            None => Err(self.too_heavy(machines, &Cutter { minds_memory: false, ..cutter })),
+        }
+    }
+
+    /// The figures of a layout whose weights fit.
+    fn fill(&self, machines: &[&Machine], layout: Layout) -> Result<Blueprint, Why> {
+        let holdings = self.holdings(&layout);
+        let budgets: Vec<u64> =
+            machines.iter().zip(&holdings).map(|(machine, held)| self.budget(machine, held)).collect();
+        let fits = |pools: &Pools, size: u64| {
+            let mut ranks = holdings.iter().zip(&budgets);
+            ranks.all(|(held, budget)| pools.fit(size, &held.block_bytes, *budget))
+        };
+        let shortened = self.shortened(&holdings, &budgets, |pools| fits(pools, pools.min()))?;
+        let context = shortened.as_ref().map_or(self.context_asked(), |shortened| shortened.has);
+        let pools = self.pools(context);
+        let size = last_that(pools.min(), self.size_wanted(&pools), |size| fits(&pools, size)).unwrap_or(pools.min());
+        let of_group = |(group, n_blocks): (&CacheGroup, u64)| Pool { group: *group, n_blocks: n_blocks as u32 };
+        let sized: Vec<Pool> = pools.groups.iter().zip(pools.at(size)).map(of_group).collect();
+        let shard = |(i, held): (usize, &Holding)| {
+            let rank = Rank(i as u16);
+            Shard {
+                rank,
+                place: self.grid.place(rank),
+                worker: machines[i].worker,
+                host: machines[i].host.clone(),
+                layers: layout.part(rank).layers,
+                heads: held.heads.clone(),
+                kv_heads: held.kv_heads.clone(),
+                weight_bytes: held.weights,
+                kv_bytes: pools.bytes(size, &held.block_bytes),
+                kv_tokens: self.kv_tokens(&sized, &layout.part(rank).layers),
+            }
+        };
+        let shards = holdings.iter().enumerate().map(shard).collect();
+        Ok(Blueprint { grid: self.grid, layout, context, shortened, pools: sized, shards })
+    }
+
+    fn holdings(&self, layout: &Layout) -> Vec<Holding> {
+        (0..self.grid.n_ranks()).map(|rank| self.measure.part(&layout.part(Rank(rank)))).collect()
+    }
+
+    fn budget(&self, machine: &Machine, held: &Holding) -> u64 {
+        self.rule().budget(machine.memory_bytes, held.weights).unwrap_or(0)
+    }
+
+    fn kv_tokens(&self, pools: &[Pool], layers: &Range<u32>) -> Vec<u64> {
+        let n_layers = self.shape().cache.n_layers(layers);
+        pools.iter().zip(n_layers).map(|(pool, n_layers)| if n_layers > 0 { pool.n_tokens() } else { 0 }).collect()
+    }
+
+    /// A context that was asked for is given or refused; otherwise it is what the model knows and the memory holds.
+    fn shortened(
+        &self,
+        holdings: &[Holding],
+        budgets: &[u64],
+        fits: impl Fn(&Pools) -> bool,
+    ) -> Result<Option<Shortened>, Why> {
+        let asked = self.context_asked();
+        if fits(&self.pools(asked)) {
+            return Ok(None);
+        }
+        let why = self.too_little_kv(asked, holdings, budgets);
+        let in_blocks = |n_blocks: u64| self.pools(n_blocks as u32 * BLOCK_TOKENS);
+        let n_blocks = last_that(1, u64::from(asked / BLOCK_TOKENS), |n_blocks| fits(&in_blocks(n_blocks)));
+        match (self.policy.context, n_blocks) {
+            (None, Some(n_blocks)) => Ok(Some(Shortened { asked, has: in_blocks(n_blocks).context, why })),
+            _ => Err(why),
+        }
+    }
+
+    /// Why such a context does not fit: on the rank that lacks the most.
+    fn too_little_kv(&self, asked: u32, holdings: &[Holding], budgets: &[u64]) -> Why {
+        let pools = self.pools(asked);
+        let needed = |rank: usize| pools.bytes(pools.min(), &holdings[rank].block_bytes);
+        let lacks = |rank: &usize| i128::from(needed(*rank)) - i128::from(budgets[*rank]);
+        let rank = (0..budgets.len()).max_by_key(lacks).unwrap_or(0);
+        let (block_bytes, available) = (holdings[rank].block_bytes.iter().sum(), budgets[rank]);
+        Why::Kv { rank: rank as u16, context: asked, block_bytes, needed: needed(rank), available }
+    }
+
+    /// Why the weights do not fit: shown on the cut that speed alone would make, on the rank that lacks the most.
+    fn too_heavy(&self, machines: &[&Machine], endless: &Cutter) -> Why {
+        let Some(layout) = endless.layout(0, 0) else {
+            return Why::NoGrid { tp: self.grid.tp, pp: self.grid.pp };
+        };
+        let holdings = self.holdings(&layout);
+        let reserved = self.policy.kv_memory.unwrap_or(0);
+        let lacks = |rank: &usize| {
+            let needed = holdings[*rank].weights.saturating_add(reserved);
+            i128::from(needed) - i128::from(machines[*rank].memory_bytes)
+        };
+        let rank = (0..holdings.len()).max_by_key(lacks).unwrap_or(0);
+        let (host, available) = (machines[rank].host.clone(), machines[rank].memory_bytes);
+        let weights = holdings[rank].weights;
+        match available.checked_sub(weights) {
+            Some(beside) => Why::KvMemory { rank: rank as u16, host, weights, needed: reserved, available: beside },
+            None => Why::Weights {
+                rank: rank as u16,
+                host,
+                needed: weights,
+                available,
+                all_needed: holdings.iter().map(|held| held.weights).sum(),
+                all_available: machines.iter().map(|machine| machine.memory_bytes).sum(),
+            },
+        }
+    }
+}
+
+/// Machines that differ by less than this are alike, and get alike parts.
+const SPEEDS_ALIKE: (u64, u64) = (5, 4);
+
+fn capacities(machines: &[&Machine]) -> Vec<Capacity> {
+    let speeds: Vec<u64> = speeds(machines);
+    let (slowest, fastest) = (speeds.iter().min().copied().unwrap_or(1), speeds.iter().max().copied().unwrap_or(1));
+    let are_alike = fastest.saturating_mul(SPEEDS_ALIKE.1) <= slowest.saturating_mul(SPEEDS_ALIKE.0);
+    let capacity = |(machine, speed): (&&Machine, &u64)| Capacity {
+        memory: machine.memory_bytes,
+        speed: if are_alike { slowest } else { *speed },
+    };
+    machines.iter().zip(&speeds).map(capacity).collect()
+}

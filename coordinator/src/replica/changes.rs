@@ -1,0 +1,116 @@
+//! The loop's part that does what an operator wants while the replica serves: another grid, or the model read again.
+//! Each is refused before anything has changed, or is a change of epoch that nobody is accused of.
+
+use super::Replica;
+use super::endings::{Ending, Recovered};
+use crate::Error;
+use crate::config::{DigestOf, micros};
+use crate::event::Reply;
+use crate::placement::{Unplaceable, plan};
+use proto::cluster as wire;
+use std::time::Duration;
+use tonic::Status;
+use types::{DeviceClass, Grid};
+
+/// Who has asked and waits for the replica to serve again.
+#[derive(Default)]
+pub(crate) struct Changes {
+    scale: Option<Reply<wire::ScaleReply>>,
+    reload: Option<Reply<wire::ReloadReply>>,
+    /// How often the model was to be read again.
+    pub reading: u32,
+}
+
+impl Replica {
+    pub(super) fn scale(&mut self, grid: Grid, reply: Reply<wire::ScaleReply>) {
+        let in_force = self.phase.serving().map(|serving| serving.placement.blueprint.grid);
+        if in_force == Some(grid) && self.draining_since.is_none() {
+            self.grids.wanted = grid;
+            return say(reply, Ok(scale_reply(grid, Duration::ZERO, 0)));
+        }
+        if let Err(refused) = self.may_scale(grid) {
+            return say(reply, Err(refused));
+        }
+        let Grid { tp, pp, .. } = grid;
+        tracing::info!(tp, pp, "another grid is asked for");
+        self.grids.wanted = grid;
+        if let Some(before) = self.changes.scale.replace(reply) {
+            say(before, Err(Status::aborted(format!("then tp {tp} x pp {pp} was asked for"))));
+        }
+        self.change();
+    }
+
+    fn may_scale(&self, grid: Grid) -> Result<(), Status> {
+        let unplaceable = |why: Unplaceable| Status::failed_precondition(why.to_string());
+        self.may_change()?;
+        let Some(served) = self.requests.policy() else { return Ok(()) };
+        let (policy, candidates) = (self.asked().policy_on(grid), self.members.candidates(self.now()));
+        let blueprint = plan(&candidates, &self.config.shape, &policy, None).map_err(unplaceable)?;
+        let planner = self.config.scheduler(&blueprint, served);
+        planner.supported().map_err(|error| Status::failed_precondition(Error::from(error).to_string()))
+    }
+
+    fn may_change(&self) -> Result<(), Status> {
+        match (self.draining_since, self.requests.has_served()) {
+            (Some(_), _) => Err(Status::unavailable("the coordinator is draining")),
+            (None, false) => Err(Status::unavailable("the replica has not served yet: it is loading")),
+            (None, true) => Ok(()),
+        }
+    }
+
+    /// `weights` is the digest of what the model's path means now.
+    pub(super) fn reload(&mut self, weights: [u8; 32], reply: Reply<wire::ReloadReply>) {
+        if let Err(refused) = self.may_reload(weights) {
+            return say(reply, Err(refused));
+        }
+        tracing::info!("the model is to be read again");
+        self.changes.reading += 1;
+        if let Some(before) = self.changes.reload.replace(reply) {
+            say(before, Err(Status::aborted("then the same was asked for again")));
+        }
+        self.change();
+    }
+
+    /// Streams move only to an equal policy: another model is another replica.
+    fn may_reload(&self, weights: [u8; 32]) -> Result<(), Status> {
+        self.may_change()?;
+        let Some(ours) = self.requests.policy() else { return Ok(()) };
+        let device = self.members.first_device().unwrap_or_else(|| DeviceClass::Cpu.into());
+        let found = self.config.digest_of(&device, DigestOf { weights, mode: self.config.mode() });
+        // The simulation computes under a policy that no file gives.
+        if device.class() == DeviceClass::Sim || found == ours {
+            return Ok(());
+        }
+        let path = self.config.model_path.display();
+        Err(Status::failed_precondition(format!(
+            "{path} is another model now: its policy is {found}, this replica's {ours}, and streams cannot go over. \
+             Nothing has changed: start another replica with the new model, and end this one when that is ready"
+        )))
+    }
+
+    fn change(&mut self) {
+        self.end_epoch(Ending::Wanted);
+        self.place();
+    }
+
+    /// The replica serves again: whoever asked hears what it has come to.
+    pub(super) fn changed(&mut self, grid: Grid, Recovered { took, n_replayed }: Recovered) {
+        if let Some(reply) = self.changes.scale.take() {
+            say(reply, Ok(scale_reply(grid, took, n_replayed)));
+        }
+        if let Some(reply) = self.changes.reload.take() {
+            let (micros, ranks) = (micros(took), u32::from(grid.n_ranks()));
+            let unread = self.phase.ranks().map_or_else(Vec::new, |ranks| self.members.unread(ranks));
+            say(reply, Ok(wire::ReloadReply { micros, tokens_replayed: n_replayed, ranks, unread }));
+        }
+    }
+}
+
+/// Who asked and left needs no answer.
+fn say<T>(reply: Reply<T>, answer: Result<T, Status>) {
+    let _gone = reply.send(answer);
+}
+
+fn scale_reply(grid: Grid, took: Duration, tokens_replayed: u64) -> wire::ScaleReply {
+    wire::ScaleReply { tp: grid.tp.into(), pp: grid.pp.into(), micros: micros(took), tokens_replayed }
+}

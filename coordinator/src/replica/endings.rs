@@ -1,0 +1,138 @@
+//! Why workers are let go, why epochs end, and what a recovery took.
+
+use crate::WorkerId;
+use scheduler::Loss;
+use std::time::Duration;
+use telemetry::metrics::{self, ReplicaLabel};
+use telemetry::spans::{self, Traced};
+use tonic::{Code, Status};
+use types::{Epoch, Grid, Micros};
+
+/// A worker that is gone, or is to go.
+#[derive(Debug)]
+pub(crate) struct LostWorker {
+    pub worker: WorkerId,
+    pub cause: Cause,
+    pub why: Status,
+}
+
+/// Why a worker is let go. The set is closed: it is a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Its stream ended.
+    Gone,
+    /// It was not heard of.
+    Silent,
+    /// It is heard of, and does not compute.
+    Hung,
+    /// It took too long to become ready.
+    Late,
+    /// It said so.
+    Failed,
+    /// It said what cannot be meant, or computes under another policy.
+    Wrong,
+    /// It leaves its frames unread.
+    Deaf,
+}
+
+impl Cause {
+    pub fn label(self) -> &'static str {
+        match self {
+            Cause::Gone => "gone",
+            Cause::Silent => "silent",
+            Cause::Hung => "hung",
+            Cause::Late => "late",
+            Cause::Failed => "failed",
+            Cause::Wrong => "wrong",
+            Cause::Deaf => "deaf",
+        }
+    }
+
+    /// Of a stream that ended.
+    pub fn of(why: &Status) -> Cause {
+        if why.code() == Code::InvalidArgument { Cause::Wrong } else { Cause::Gone }
+    }
+}
+
+/// Why an epoch ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Lost(Cause),
+    /// Ranks blame each other, or one of several hangs: nobody is let go.
+    Doubt,
+    /// An operator, or workers that have come, want a change.
+    Wanted,
+    /// A worker was told to end, and said so.
+    Left,
+}
+
+impl Ending {
+    fn label(self) -> &'static str {
+        match self {
+            Ending::Lost(cause) => cause.label(),
+            Ending::Doubt => "doubt",
+            Ending::Wanted => "wanted",
+            Ending::Left => "left",
+        }
+    }
+
+    /// Nothing has failed: nobody is accused, and no place is kept for anybody.
+    pub fn is_meant(self) -> bool {
+        matches!(self, Ending::Wanted | Ending::Left)
+    }
+
+    /// What it says of the requests that were in the lost step.
+    pub fn loss(self) -> Loss {
+        match self {
+            Ending::Wanted | Ending::Left => Loss::Planned,
+            Ending::Lost(Cause::Failed) => Loss::Reported,
+            Ending::Lost(_) | Ending::Doubt => Loss::Unexplained,
+        }
+    }
+}
+
+/// From the end of an epoch until the replica serves again.
+pub(crate) struct Recovery {
+    since: Micros,
+    /// Of the first epoch that ended, if several did.
+    why: Ending,
+    /// The rank that was lost first, and its host.
+    lost: Option<(u16, String)>,
+    tokens_requeued_before: u64,
+    span: Traced,
+}
+
+/// What a recovery took.
+pub(crate) struct Recovered {
+    pub took: Duration,
+    pub n_replayed: u64,
+}
+
+impl Recovery {
+    /// An epoch ends. `tokens_requeued` counts those that ever were.
+    pub fn begin(ended: Epoch, why: Ending, tokens_requeued: u64, now: Micros) -> Recovery {
+        let span = spans::recovery(ended.n);
+        Recovery { since: now, why, lost: None, tokens_requeued_before: tokens_requeued, span }
+    }
+
+    /// A rank is lost, as which nobody may have known when the epoch ended.
+    pub fn found(&mut self, cause: Cause, rank: u16, host: String) {
+        if self.why == Ending::Doubt {
+            self.why = Ending::Lost(cause);
+        }
+        self.lost.get_or_insert((rank, host));
+    }
+
+    /// The replica serves again, on this grid.
+    pub fn end(self, of: &ReplicaLabel, grid: Grid, tokens_requeued: u64, now: Micros) -> Recovered {
+        let took = Duration::from_micros(now.since(self.since).0);
+        let n_replayed = tokens_requeued - self.tokens_requeued_before;
+        let (cause, millis) = (self.why.label(), took.as_millis() as u64);
+        let lost = self.lost.as_ref().map(|(rank, host)| (*rank, &**host));
+        self.span.recovered_from(cause, lost);
+        self.span.recovered_on(grid.tp, grid.pp, n_replayed);
+        metrics::recovered(of, cause, took, n_replayed);
+        self.span.tell(|| tracing::info!(cause, millis, tokens_replayed = n_replayed, "the replica goes on"));
+        Recovered { took, n_replayed }
+    }
+}

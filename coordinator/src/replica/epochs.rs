@@ -1,0 +1,62 @@
+//! The loop's part that ends epochs and begins them. An epoch that ends is dropped with its phase; its ranks are told
+//! so, and its requests wait for the next one.
+
+use super::Replica;
+use super::endings::{Ending, Recovery};
+use super::phase::{Phase, Serving};
+use crate::Error;
+use telemetry::metrics;
+use types::Grid;
+
+impl Replica {
+    /// Also where none is under way: what was asked for begins anew.
+    pub(super) fn end_epoch(&mut self, why: Ending) {
+        let now = self.now();
+        if self.requests.has_served() && self.recovery.is_none() {
+            self.recovery = Some(Recovery::begin(self.epoch, why, self.requests.stats().tokens_requeued, now));
+        }
+        let waits = &self.config.waits;
+        let in_doubt = why == Ending::Doubt;
+        let not_before = in_doubt.then(|| self.grids.doubt(self.phase.served_micros(now), now, waits));
+        let try_at = self.grids.ended(&self.phase, why, now, waits);
+        let ended = std::mem::take(&mut self.phase);
+        if let Some(ranks) = ended.ranks() {
+            self.members.release(ranks);
+        }
+        for rank in ended.serving().map_or_else(Vec::new, |serving| serving.slowness.slow_ranks()) {
+            metrics::rank_slow(&self.of, rank.0, false);
+        }
+        self.phase = ended.into_waiting(not_before, try_at);
+        self.epoch.n += 1;
+        self.state_changed = true;
+        self.requests.epoch_ended(self.epoch, why.loss(), now);
+    }
+
+    /// All ranks are ready: serve, or go on serving.
+    pub(super) fn begin_epoch(&mut self) -> Result<(), Error> {
+        let now = self.now();
+        let Phase::Placing(placement) = &self.phase else { return Ok(()) };
+        let Some(policy) = placement.ranks.policy() else { return Ok(()) };
+        let (grid, epoch, blueprint) = (placement.blueprint.grid, placement.epoch, &placement.blueprint);
+        self.members.met(&placement.ranks);
+        self.requests.epoch_begins((&self.config, blueprint), policy, epoch, now)?;
+        let (Grid { tp, pp, .. }, n_ranks, n_blocks) = (grid, blueprint.shards.len(), blueprint.n_blocks());
+        tracing::info!(%epoch, tp, pp, n_ranks, ?n_blocks, "the replica is ready");
+        self.phase = match std::mem::take(&mut self.phase) {
+            Phase::Placing(placement) => Phase::Serving(Serving::begin(placement, now)),
+            other => other,
+        };
+        self.grids.ready();
+        self.state_changed = true;
+        self.recovered(grid);
+        self.requests.welcome(now);
+        Ok(())
+    }
+
+    /// The replica serves again.
+    fn recovered(&mut self, grid: Grid) {
+        let Some(recovery) = self.recovery.take() else { return };
+        let recovered = recovery.end(&self.of, grid, self.requests.stats().tokens_requeued, self.now());
+        self.changed(grid, recovered);
+    }
+}

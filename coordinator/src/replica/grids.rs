@@ -1,0 +1,136 @@
+//! Which grid the replica is laid out on: the one that is wanted; a smaller one where workers are missing for long; the
+//! wanted one again when they have come back. Remembers what came of former ones. Time is told to it.
+
+use super::endings::Ending;
+use super::phase::Phase;
+use crate::config::micros;
+use crate::members::workers::Members;
+use crate::placement::{Blueprint, Machine, ModelShape, Policy, Unplaceable, plan, plan_fewer};
+use crate::{Config, Waits};
+use types::{Grid, Micros};
+
+/// Times that the wait before growing doubles when it turns out to be in vain.
+const DOUBLINGS_MAX: u32 = 6;
+/// A grid that was grown to and lasted for so many such waits was worth it.
+const WORTH_IT: u64 = 4;
+
+/// What is remembered from one placement to the next.
+pub(crate) struct GridChoice {
+    pub wanted: Grid,
+    /// The blueprint that was in force last: who held a rank keeps it.
+    last: Option<Blueprint>,
+    /// Epochs in a row that ended because the ranks did not reach each other.
+    n_fruitless: u32,
+    /// From when on a part of the grid will do.
+    fewer_from: Option<Micros>,
+    /// Growths in a row that did not last.
+    pub n_relapses: u32,
+}
+
+/// What a grid has to give.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    pub config: &'a Config,
+    /// Once the replica serves, the context is a promise to those who were welcomed.
+    pub promised: Option<u32>,
+}
+
+impl Asked<'_> {
+    pub fn policy_on(&self, grid: Grid) -> Policy {
+        let policy = &self.config.policy;
+        Policy { grid, context: self.promised.or(policy.context), ..policy.clone() }
+    }
+}
+
+impl GridChoice {
+    pub fn new(wanted: Grid) -> GridChoice {
+        GridChoice { wanted, last: None, n_fruitless: 0, fewer_from: None, n_relapses: 0 }
+    }
+
+    /// An epoch ended because ranks do not reach each other, or nobody knows who hangs. Both may be well, so that the
+    /// next placement waits until the time that this gives, each time longer.
+    pub fn doubt(&mut self, served_micros: u64, now: Micros, waits: &Waits) -> Micros {
+        let replace_max = micros(waits.replace_max);
+        self.n_fruitless = if served_micros > replace_max { 0 } else { self.n_fruitless + 1 };
+        let doublings = self.n_fruitless.saturating_sub(1).min(20);
+        let wait = (micros(waits.replace_min) << doublings).min(replace_max);
+        now.plus(wait)
+    }
+
+    pub fn begun(&mut self, blueprint: &Blueprint) {
+        self.last = Some(blueprint.clone());
+    }
+
+    pub fn ready(&mut self) {
+        self.fewer_from = None;
+    }
+
+    /// A lost rank's place is kept for a while, until the time that this gives; but who had grown in vain need not wait
+    /// for what it has just had.
+    pub fn ended(&mut self, phase: &Phase, why: Ending, now: Micros, waits: &Waits) -> Micros {
+        let is_grown = phase.placement().is_some_and(|placement| placement.is_grown);
+        let was_in_vain = is_grown && phase.serving().is_none();
+        if is_grown && !why.is_meant() {
+            let was_worth_it = phase.served_micros(now) > WORTH_IT * micros(waits.regrow_after);
+            self.n_relapses = if was_worth_it { 0 } else { (self.n_relapses + 1).min(DOUBLINGS_MAX) };
+        }
+        let keep = if was_in_vain || why.is_meant() { 0 } else { micros(waits.replan_after) };
+        // A second loss does not begin the wait anew.
+        let from = now.plus(keep);
+        let from = self.fewer_from.map_or(from, |already| already.min(from));
+        self.fewer_from = Some(from);
+        from
+    }
+
+    /// The wanted grid; or the most ranks that fit, when lost ranks have not been replaced for long enough. A rank
+    /// whose peers blame its worker is free for another.
+    pub fn choose(
+        &self,
+        asked: Asked<'_>,
+        members: &Members,
+        inventory: &[Machine],
+        now: Micros,
+    ) -> Result<Blueprint, Unplaceable> {
+        let last = self.last.as_ref().map(|last| without_suspects(last, members));
+        // Who has never served waits for what was asked for.
+        let fewer_will_do = asked.promised.is_some() && self.fewer_from.is_some_and(|from| now >= from);
+        match fewer_will_do {
+            true => self.best(asked, inventory, last.as_ref()),
+            false => plan(inventory, &asked.config.shape, &asked.policy_on(self.wanted), last.as_ref()),
+        }
+    }
+
+    /// The wanted grid, or else fewer ranks, or else a shorter context: what was promised is kept as long as it can be.
+    fn best(
+        &self,
+        asked: Asked<'_>,
+        inventory: &[Machine],
+        last: Option<&Blueprint>,
+    ) -> Result<Blueprint, Unplaceable> {
+        let lay_out = |shape: &ModelShape, policy: &Policy| {
+            plan(inventory, shape, policy, last).or_else(|_| plan_fewer(inventory, shape, policy, last))
+        };
+        let (config, policy) = (asked.config, asked.policy_on(self.wanted));
+        lay_out(&config.shape, &policy).or_else(|why| match (config.policy.context, asked.promised) {
+            // Nobody asked for its length: it is what the memory holds, and less of it serves those whom it is enough
+            // for.
+            (None, Some(context)) => {
+                let shape = ModelShape { context, ..config.shape.clone() };
+                lay_out(&shape, &Policy { context: None, ..policy }).map_err(|_| why)
+            }
+            _ => Err(why),
+        })
+    }
+
+    /// A grid with more ranks, or a longer context, than is in force.
+    pub fn wider_than(&self, narrow: &Blueprint, asked: Asked<'_>, inventory: &[Machine]) -> Option<Grid> {
+        let wider = self.best(asked, inventory, None).ok()?;
+        let is_wider = wider.grid.n_ranks() > narrow.grid.n_ranks() || wider.context > narrow.context;
+        is_wider.then_some(wider.grid)
+    }
+}
+
+fn without_suspects(blueprint: &Blueprint, members: &Members) -> Blueprint {
+    let shards = blueprint.shards.iter().filter(|shard| !members.is_suspect(shard.worker)).cloned().collect();
+    Blueprint { shards, ..blueprint.clone() }
+}

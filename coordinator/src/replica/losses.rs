@@ -1,0 +1,166 @@
+//! The loop's part that finds lost workers, and lets go of them: who is silent, late or hangs, and whom its peers
+//! blame.
+
+use super::Replica;
+use super::endings::{Cause, Ending, LostWorker};
+use super::phase::Phase;
+use crate::WorkerId;
+use crate::config::micros;
+use crate::members::hangs;
+use crate::members::ranks::{Allowed, Readiness};
+use crate::members::unreachable::MissedPeer;
+use crate::members::workers::Dismissed;
+use proto::cluster as wire;
+use std::time::Duration;
+use telemetry::metrics;
+use tonic::Status;
+use types::{Epoch, Micros};
+
+impl Replica {
+    /// A worker is gone, or is to go. The loop lets go of it when the event at hand has been taken.
+    pub(super) fn is_lost(&mut self, worker: WorkerId, cause: Cause, why: Status) {
+        self.losses.push_back(LostWorker { worker, cause, why });
+    }
+
+    pub(super) fn worker_gone(&mut self, worker: WorkerId, why: Status) {
+        self.is_lost(worker, Cause::of(&why), why);
+    }
+
+    // -- looks, once per beat
+
+    pub(super) fn lose_the_silent(&mut self, _: Micros) {
+        for worker in self.members.silent(self.config.waits.beats_missed_max) {
+            let why = Status::deadline_exceeded("this rank was not heard of for too long");
+            self.is_lost(worker, Cause::Silent, why);
+        }
+    }
+
+    pub(super) fn lose_the_late(&mut self, now: Micros) {
+        let waits = &self.config.waits;
+        let allowed = Allowed {
+            load_micros: micros(waits.load_max),
+            // The ranks give up first, and say whom they missed.
+            meet_micros: micros(waits.meet_max + waits.hello_max),
+        };
+        let Some(ranks) = self.phase.ranks() else { return };
+        for (worker, at) in ranks.overdue(now, allowed) {
+            self.is_lost(worker, Cause::Late, Status::deadline_exceeded(format!("this rank took too long {at}")));
+        }
+    }
+
+    pub(super) fn lose_the_unmoved(&mut self, now: Micros) {
+        let Some(ranks) = self.phase.ranks() else { return };
+        for (worker, why) in self.members.unmoved(ranks, now, micros(self.config.waits.suspect_max)) {
+            let why = Status::deadline_exceeded(format!("this rank beats and does not compute: {why}"));
+            self.is_lost(worker, Cause::Hung, why);
+        }
+    }
+
+    /// When a step is awaited for too long. One rank that alone can be hanging is let go; of several of whom one is,
+    /// all stay, and whose computing thread does not move once it has a rank again is lost then.
+    pub(super) fn lose_the_hung(&mut self, now: Micros) {
+        let Phase::Serving(serving) = &mut self.phase else { return };
+        serving.patience.tick(now, micros(self.config.waits.beat_every));
+        if !serving.patience.is_over(&self.config.waits) {
+            return;
+        }
+        let seconds = Duration::from_micros(serving.patience.awaited_micros()).as_secs_f64();
+        let (ranks, grid) = (&serving.placement.ranks, serving.placement.blueprint.grid);
+        let suspects = hangs::suspects(&self.members.reports(ranks, grid.sampler()));
+        match suspects[..] {
+            [worker] => {
+                let why = format!("this rank does not answer its step: it hangs since {seconds:.1} s");
+                self.is_lost(worker, Cause::Hung, Status::deadline_exceeded(why));
+            }
+            _ => {
+                tracing::warn!(
+                    ?suspects,
+                    seconds,
+                    "a step is not answered, and the ranks do not show whose fault it is"
+                );
+                for worker in suspects {
+                    let why = format!("a step was not answered for {seconds:.1} s");
+                    self.members.suspect(worker, ranks.rank(worker), why);
+                }
+                self.end_epoch(Ending::Doubt);
+            }
+        }
+    }
+
+    // -- what workers say
+
+    /// A worker was told to end and says so: its rank is another's at once, and nothing is lost but time.
+    pub(super) fn worker_leaves(&mut self, worker: WorkerId) {
+        let rank = self.phase.rank(worker);
+        let why = Status::cancelled("this worker leaves, and its place is another's");
+        let Some(Dismissed { host, .. }) = self.members.dismiss(worker, why) else { return };
+        tracing::info!(%worker, rank = rank.map(|rank| rank.0), host, "a worker leaves");
+        self.phase.crowd_changed();
+        if rank.is_some() {
+            self.end_epoch(Ending::Left);
+        }
+        self.place();
+    }
+
+    /// A rank cannot go on. If it names a peer, it stays, and its peer is suspected.
+    pub(super) fn rank_failed(&mut self, worker: WorkerId, failed: &wire::Failed) {
+        self.members.heard(worker);
+        let of = Epoch { incarnation: failed.epoch_incarnation, n: failed.epoch_n };
+        let own_fault = || Status::aborted(format!("the rank failed: {}", failed.message));
+        let Some(rank) = failed.guilty_rank else { return self.is_lost(worker, Cause::Failed, own_fault()) };
+        if of != self.epoch {
+            // Of an epoch that has ended: one report of its end was enough.
+            return;
+        }
+        let mut shards = self.phase.blueprint().into_iter().flat_map(|blueprint| &blueprint.shards);
+        let blamed = shards.find(|shard| u32::from(shard.rank.0) == rank).map(|shard| shard.worker);
+        match blamed {
+            Some(blamed) if blamed != worker => self.blame(worker, blamed, rank, &failed.message),
+            _ => self.is_lost(worker, Cause::Failed, own_fault()),
+        }
+    }
+
+    /// The epoch ends and nobody is dismissed: whoever is dead says so by its stream, whoever is stopped by its
+    /// silence, and whoever hangs by a counter that does not move.
+    fn blame(&mut self, reporter: WorkerId, blamed: WorkerId, rank: u32, message: &str) {
+        let (host, of) = (self.members.host(blamed).to_owned(), self.members.host(reporter).to_owned());
+        let by = self.phase.rank(reporter).map(|rank| rank.0);
+        tracing::warn!(worker = %blamed, rank, host, cause = message, by, by_host = of, "a rank is blamed by a peer");
+        let readiness = self.phase.ranks().and_then(|ranks| ranks.readiness(reporter));
+        if let Some(Readiness::Meeting { .. }) = readiness {
+            let miss = MissedPeer { by: reporter, of: blamed, why: message.to_owned() };
+            if self.members.missed(miss, self.now(), micros(self.config.waits.apart_min)) {
+                self.phase.crowd_changed();
+            }
+        }
+        self.members.suspect(blamed, self.phase.rank(blamed), format!("{of} says: {message}"));
+        self.end_epoch(Ending::Doubt);
+    }
+
+    // -- what follows
+
+    /// Lets go of a worker. If it held a rank the epoch ends.
+    pub(super) fn lose(&mut self, LostWorker { worker, cause, why }: LostWorker) {
+        let message = why.message().to_owned();
+        let (held, was_suspect) = (self.phase.rank(worker), self.members.is_suspect(worker));
+        let Some(Dismissed { blamed_as, host }) = self.members.dismiss(worker, why) else { return };
+        // Its peers may have noticed first: then its epoch has ended, and it has a rank no more.
+        let rank = held.or(blamed_as).map(|rank| rank.0);
+        tracing::warn!(%worker, rank, host, kind = cause.label(), cause = message, "a worker is lost");
+        if was_suspect {
+            // It was the one that hung: those who named it need not wait.
+            self.phase.trust_again();
+        }
+        self.phase.crowd_changed();
+        if let Some(rank) = rank {
+            metrics::rank_lost(&self.of, rank, cause.label());
+            if held.is_some() {
+                self.end_epoch(Ending::Lost(cause));
+            }
+            if let Some(recovery) = &mut self.recovery {
+                recovery.found(cause, rank, host);
+            }
+        }
+        self.place();
+    }
+}

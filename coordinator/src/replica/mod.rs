@@ -1,0 +1,229 @@
+//! The loop, and what it owns: the workers, the requests, and what the replica is doing with them (`phase`). Everything
+//! that happens comes as an event; nothing here waits for a peer.
+//!
+//! An event may find workers that are lost (`losses`): they are queued, and the loop takes them one after the other.
+//! Each may end the epoch (`epochs`), after which the replica is laid out anew (`place`) on the grid that is best now
+//! (`grids`); its ranks load and meet (`ranks`), and steps go on (`steps`). What an operator wants (`changes`) ends an
+//! epoch as a loss does. What the replica says of itself is in `views`.
+
+pub mod announcement;
+mod changes;
+mod endings;
+mod epochs;
+mod grids;
+mod losses;
+mod phase;
+mod place;
+mod ranks;
+mod speed;
+mod steps;
+mod views;
+
+use crate::config::micros;
+use crate::event::Event;
+use crate::members::workers::Members;
+use crate::requests::LiveRequests;
+use crate::{Config, Error};
+use announcement::Announcement;
+use changes::Changes;
+use endings::{LostWorker, Recovery};
+use grids::GridChoice;
+use phase::Phase;
+use speed::Performance;
+use std::collections::VecDeque;
+use telemetry::metrics::{Cache, ReplicaLabel};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use types::{Epoch, Micros};
+
+/// Events taken before steps are planned and outputs sent: enough to share their cost, too few to delay them.
+const EVENTS_PER_TURN_MAX: usize = 256;
+
+pub(crate) struct Replica {
+    config: Config,
+    /// In its metrics.
+    of: ReplicaLabel,
+    /// For the store.
+    announce: watch::Sender<Announcement>,
+    began: Instant,
+    /// Grows when a placement begins and when it ends.
+    epoch: Epoch,
+    members: Members,
+    requests: LiveRequests,
+    grids: GridChoice,
+    phase: Phase,
+    /// Empty between events. Each look at the workers adds at most one for each of them.
+    losses: VecDeque<LostWorker>,
+    /// Present while the replica has served and does not.
+    recovery: Option<Recovery>,
+    changes: Changes,
+    performance: Performance,
+    draining_since: Option<Micros>,
+    state_sent: Micros,
+    state_changed: bool,
+    looked: Micros,
+    /// As the metrics tell it.
+    cache: Option<Cache>,
+}
+
+impl Replica {
+    pub fn new(config: Config, epoch: Epoch, announce: watch::Sender<Announcement>) -> Replica {
+        let of = ReplicaLabel::replica(&config.replica);
+        Replica {
+            announce,
+            began: Instant::now(),
+            epoch,
+            members: Members::default(),
+            requests: LiveRequests::new(&config, of.clone(), epoch.incarnation),
+            grids: GridChoice::new(config.policy.grid),
+            phase: Phase::default(),
+            losses: VecDeque::new(),
+            recovery: None,
+            changes: Changes::default(),
+            performance: Performance::default(),
+            draining_since: None,
+            state_sent: Micros(0),
+            state_changed: false,
+            looked: Micros(0),
+            cache: None,
+            of,
+            config,
+        }
+    }
+
+    /// Takes events until it has drained.
+    pub async fn run(mut self, mut queue: mpsc::Receiver<Event>, shutdown: CancellationToken) -> Result<(), Error> {
+        let mut ticks = interval(self.config.waits.beat_every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while !self.is_over() && !self.is_too_late() {
+            // In a fixed order, so that the same arrivals give the same frames. The queue comes last: it may never be
+            // empty.
+            let event = tokio::select! {
+                biased;
+                () = shutdown.cancelled(), if self.draining_since.is_none() => Event::Drain,
+                _ = ticks.tick() => Event::Tick,
+                event = queue.recv() => event.unwrap_or(Event::Drain),
+            };
+            self.turn(event, &mut queue)?;
+        }
+        self.requests.check_when_idle();
+        let n_left = self.requests.all_live().len();
+        tracing::info!(n_left, "drained: what is left is for the routers to go on with elsewhere");
+        self.performance.tell(&self.requests.stats().counters);
+        self.members.leave_all("the coordinator has drained");
+        self.requests.close_all(&Status::unavailable("the coordinator has drained"));
+        Ok(())
+    }
+
+    /// An event, what else is there already, and what follows from them.
+    fn turn(&mut self, event: Event, queue: &mut mpsc::Receiver<Event>) -> Result<(), Error> {
+        // The tick comes last: a beat that is in the queue has not been missed.
+        let (first, last) = match event {
+            Event::Tick => (None, Some(Event::Tick)),
+            other => (Some(other), None),
+        };
+        let ready = std::iter::from_fn(|| queue.try_recv().ok()).take(EVENTS_PER_TURN_MAX);
+        for event in first.into_iter().chain(ready).chain(last) {
+            self.handle(event)?;
+            self.take_losses();
+        }
+        self.plan_steps();
+        self.take_losses();
+        self.tell_routers();
+        Ok(())
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), Error> {
+        let now = self.now();
+        match event {
+            Event::RouterAttached { router, former, frames } => {
+                self.requests.attach(router, former, frames, now);
+                self.state_changed = true;
+            }
+            Event::Submit { router, request } => drop(self.requests.submit(router, *request, now)),
+            Event::Adopt { router, of, request, n_had } => self.requests.adopt(router, of, *request, n_had, now),
+            Event::Cancel { router, id, stopped } => self.requests.cancel_for(router, id, stopped, now),
+            Event::Recite { router } => self.requests.recite_to(router),
+            Event::RouterGone { router, why } => self.requests.router_gone(router, why, now),
+            Event::WorkerJoined { worker, hello, frames } => self.worker_joined(worker, hello, frames),
+            Event::RankLoaded { worker, loaded } => self.rank_loaded(worker, &loaded),
+            Event::RankReady { worker, ready } => self.rank_ready(worker, &ready)?,
+            Event::StepDone { worker, done } => self.step_done(worker, &done),
+            Event::Heartbeat { worker, beat } => self.heartbeat(worker, &beat),
+            Event::RankFailed { worker, failed } => self.rank_failed(worker, &failed),
+            Event::WorkerLeaves { worker } => self.worker_leaves(worker),
+            Event::RankLost { worker, why } => self.worker_gone(worker, why),
+            Event::Scale { grid, reply } => self.scale(grid, reply),
+            Event::Reload { weights, reply } => self.reload(weights, reply),
+            Event::Tick => self.tick(),
+            Event::Drain => self.drain(),
+        }
+        Ok(())
+    }
+
+    /// One after the other: the next may be a rank of the epoch that follows from the one before.
+    fn take_losses(&mut self) {
+        while let Some(lost) = self.losses.pop_front() {
+            self.lose(lost);
+        }
+    }
+
+    fn now(&self) -> Micros {
+        Micros(self.began.elapsed().as_micros() as u64)
+    }
+
+    fn is_over(&self) -> bool {
+        self.draining_since.is_some() && self.requests.is_idle()
+    }
+
+    /// What still runs is left to the routers: their streams end without a word of their requests, so that they may
+    /// go on with them elsewhere.
+    fn is_too_late(&self) -> bool {
+        let max = micros(self.config.waits.drain_max);
+        self.draining_since.is_some_and(|since| self.now().since(since).0 > max)
+    }
+
+    fn drain(&mut self) {
+        tracing::info!("draining");
+        let now = self.now();
+        self.draining_since.get_or_insert(now);
+        self.state_changed = true;
+        self.requests.drain();
+    }
+
+    fn tick(&mut self) {
+        let now = self.now();
+        for look in
+            [Replica::lose_the_silent, Replica::lose_the_late, Replica::lose_the_unmoved, Replica::lose_the_hung]
+        {
+            look(self, now);
+            // Whoever is lost ends an epoch, in which the next look would find others.
+            self.take_losses();
+        }
+        self.place_if_due(now);
+        self.take_losses();
+        self.requests.expire(now);
+        self.requests.check_when_idle();
+        // A coordinator that drains will not be there for a router that comes back.
+        let grace = if self.draining_since.is_some() { 0 } else { micros(self.config.waits.router_grace) };
+        self.requests.cancel_forsaken(grace, now);
+        if now.since(self.state_sent).0 >= micros(self.config.waits.state_every) {
+            self.state_changed = true;
+        }
+        self.look(now);
+        self.requests.beat(now);
+    }
+
+    fn tell_routers(&mut self) {
+        let now = self.now();
+        self.requests.flush(now);
+        if !std::mem::take(&mut self.state_changed) {
+            return;
+        }
+        self.state_sent = now;
+        let state = self.state();
+        self.requests.tell_state(&state, now);
+    }
+}

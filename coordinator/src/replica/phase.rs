@@ -1,0 +1,191 @@
+//! What a replica is doing, and what it owns for that: what an epoch has ends with its phase. Knows no requests, and
+//! time only as it is told.
+
+use crate::config::micros;
+use crate::members::patience::Patience;
+use crate::members::ranks::RankHolders;
+use crate::members::slow::Slowness;
+use crate::placement::{Blueprint, Unplaceable, Why};
+use crate::{Waits, WorkerId};
+use proto::cluster as wire;
+use types::{Epoch, Micros, Rank};
+
+pub(crate) enum Phase {
+    /// Nobody holds a rank.
+    Waiting(WaitingToPlace),
+    /// Ranks load what they are to hold, and then meet.
+    Placing(Placement),
+    /// All ranks are ready.
+    Serving(Serving),
+}
+
+/// For workers, or for its time.
+#[derive(Default)]
+pub(crate) struct WaitingToPlace {
+    /// Not before, because the ranks did not reach each other.
+    not_before: Option<Micros>,
+    /// When it is to be tried again though nobody has come or gone.
+    try_at: Option<Micros>,
+    /// The next grid is one that the replica grows to.
+    pub is_growing: bool,
+    /// Present while there is no grid that these workers could have.
+    unplaced: Option<Unplaced>,
+}
+
+/// There is no grid: why, and since when.
+struct Unplaced {
+    why: Unplaceable,
+    since: Micros,
+}
+
+/// An epoch's blueprint, and who carries it out.
+pub(crate) struct Placement {
+    pub epoch: Epoch,
+    pub blueprint: Blueprint,
+    pub ranks: RankHolders,
+    /// The replica grew to this grid.
+    pub is_grown: bool,
+}
+
+pub(crate) struct Serving {
+    pub placement: Placement,
+    since: Micros,
+    /// Since when more ranks than are in force could be had.
+    wider_since: Option<Micros>,
+    /// Since when the oldest step in flight has been awaited.
+    pub step_since: Micros,
+    pub patience: Patience,
+    pub slowness: Slowness,
+}
+
+impl Default for Phase {
+    fn default() -> Phase {
+        Phase::Waiting(WaitingToPlace::default())
+    }
+}
+
+impl Phase {
+    pub fn placement(&self) -> Option<&Placement> {
+        match self {
+            Phase::Waiting(_) => None,
+            Phase::Placing(placement) | Phase::Serving(Serving { placement, .. }) => Some(placement),
+        }
+    }
+
+    pub fn serving(&self) -> Option<&Serving> {
+        match self {
+            Phase::Serving(serving) => Some(serving),
+            Phase::Waiting(_) | Phase::Placing(_) => None,
+        }
+    }
+
+    pub fn ranks(&self) -> Option<&RankHolders> {
+        self.placement().map(|placement| &placement.ranks)
+    }
+
+    pub fn blueprint(&self) -> Option<&Blueprint> {
+        self.placement().map(|placement| &placement.blueprint)
+    }
+
+    /// The rank that a worker holds.
+    pub fn rank(&self, worker: WorkerId) -> Option<Rank> {
+        self.ranks()?.rank(worker)
+    }
+
+    pub fn is_slow(&self, rank: Rank) -> bool {
+        self.serving().is_some_and(|serving| serving.slowness.is_slow(rank))
+    }
+
+    /// For how long it has served in this epoch.
+    pub fn served_micros(&self, now: Micros) -> u64 {
+        self.serving().map_or(0, |serving| now.since(serving.since).0)
+    }
+
+    /// Somebody came or went: what could be had is another question.
+    pub fn crowd_changed(&mut self) {
+        if let Phase::Serving(serving) = self {
+            serving.wider_since = None;
+        }
+    }
+
+    /// Whoever did not reach the others is out of the way: the next placement need not wait.
+    pub fn trust_again(&mut self) {
+        if let Phase::Waiting(waiting) = self {
+            waiting.not_before = None;
+        }
+    }
+
+    /// The epoch is over. What is known of a wait goes on where another wait follows it.
+    pub fn into_waiting(self, not_before: Option<Micros>, try_at: Micros) -> Phase {
+        let before = match self {
+            Phase::Waiting(before) => before,
+            Phase::Placing(_) | Phase::Serving(_) => WaitingToPlace::default(),
+        };
+        Phase::Waiting(WaitingToPlace {
+            not_before: not_before.or(before.not_before),
+            try_at: Some(try_at),
+            is_growing: false,
+            unplaced: before.unplaced,
+        })
+    }
+}
+
+impl WaitingToPlace {
+    pub fn is_due(&self, now: Micros) -> bool {
+        [self.not_before, self.try_at].into_iter().flatten().any(|at| now >= at)
+    }
+
+    /// Otherwise what was due has come.
+    pub fn must_wait(&mut self, now: Micros) -> bool {
+        let must_wait = self.not_before.is_some_and(|not_before| now < not_before);
+        if !must_wait {
+            self.not_before = None;
+            self.try_at = self.try_at.filter(|at| now < *at);
+        }
+        must_wait
+    }
+
+    /// Or before, if something else comes before.
+    pub fn try_again_at(&mut self, at: Option<Micros>) {
+        self.try_at = [self.try_at, at].into_iter().flatten().min();
+    }
+
+    /// There is no grid now. Whether that is news: it is told once for each reason.
+    pub fn cannot(&mut self, now: Micros, why: Unplaceable, n_workers: usize) -> bool {
+        if self.unplaced.as_ref().is_some_and(|unplaced| unplaced.why == why) {
+            return false;
+        }
+        match why.why {
+            Why::TooFew { .. } => tracing::info!(%why, "the replica waits for workers"),
+            _ => tracing::warn!(%why, n_workers, "the replica cannot be placed"),
+        }
+        let since = self.unplaced.as_ref().map_or(now, |unplaced| unplaced.since);
+        self.unplaced = Some(Unplaced { why, since });
+        true
+    }
+
+    /// There is a grid, though it may have to wait. Whether that is news.
+    pub fn can(&mut self) -> bool {
+        self.unplaced.take().is_some()
+    }
+
+    /// What routers are told, who have others to turn to.
+    pub fn unplaced(&self, now: Micros) -> Option<wire::Unplaced> {
+        let Unplaced { why, since } = self.unplaced.as_ref()?;
+        Some(wire::Unplaced { why: why.to_string(), micros: now.since(*since).0 })
+    }
+}
+
+impl Serving {
+    pub fn begin(placement: Placement, now: Micros) -> Serving {
+        let (patience, slowness) = (Patience::starting(now), Slowness::default());
+        Serving { placement, since: now, wider_since: None, step_since: now, patience, slowness }
+    }
+
+    /// Whether more ranks could be had for so long that they can be trusted to stay, after so many growths that did not
+    /// last.
+    pub fn is_wider_for_long(&mut self, now: Micros, waits: &Waits, n_relapses: u32) -> bool {
+        let since = *self.wider_since.get_or_insert(now);
+        now.since(since).0 >= micros(waits.regrow_after) << n_relapses
+    }
+}

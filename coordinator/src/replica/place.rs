@@ -1,0 +1,130 @@
+//! The loop's part that lays the replica out: when, on which grid, and what each rank is told of it.
+
+use super::Replica;
+use super::endings::{Cause, Ending};
+use super::grids::Asked;
+use super::phase::{Phase, Placement};
+use crate::members::ranks::RankHolders;
+use crate::placement::{Blueprint, Machine, Shard, predict};
+use proto::cluster as wire;
+use std::time::Duration;
+use tonic::Status;
+use types::{Grid, Micros};
+
+pub(super) const UNREAD: &str = "this rank leaves its frames unread";
+
+impl Replica {
+    pub(super) fn asked(&self) -> Asked<'_> {
+        Asked { config: &self.config, promised: self.requests.promised() }
+    }
+
+    pub(super) fn place_if_due(&mut self, now: Micros) {
+        if matches!(&self.phase, Phase::Waiting(waiting) if waiting.is_due(now)) {
+            self.place();
+        }
+    }
+
+    /// Lays the replica out, if it is not and can be.
+    pub(super) fn place(&mut self) {
+        let now = self.now();
+        let Phase::Waiting(waiting) = &mut self.phase else { return };
+        let must_wait = waiting.must_wait(now);
+        let inventory = self.members.candidates(now);
+        let asked = Asked { config: &self.config, promised: self.requests.promised() };
+        match self.grids.choose(asked, &self.members, &inventory, now) {
+            Ok(_) if must_wait => self.state_changed |= waiting.can(),
+            Ok(blueprint) => {
+                let is_grown = waiting.is_growing;
+                self.predict(&inventory, &blueprint);
+                self.assign(blueprint, is_grown);
+            }
+            Err(why) => {
+                self.state_changed |= waiting.cannot(now, why, inventory.len());
+                // Who is left out may have another chance by then.
+                let next = self.members.left_out(now).map(|(_, out)| out.until).min();
+                waiting.try_again_at(next);
+            }
+        }
+    }
+
+    fn predict(&mut self, inventory: &[Machine], blueprint: &Blueprint) {
+        let policy = self.asked().policy_on(blueprint.grid);
+        self.performance.placed(predict(inventory, &self.config.shape, &policy, blueprint).ok());
+    }
+
+    fn assign(&mut self, blueprint: Blueprint, is_grown: bool) {
+        let now = self.now();
+        self.epoch.n += 1;
+        let (Blueprint { grid, context, .. }, n_blocks) = (&blueprint, blueprint.n_blocks());
+        tracing::info!(epoch = %self.epoch, tp = grid.tp, pp = grid.pp, context, ?n_blocks, "placing the replica");
+        if let Some(shortened) = &blueprint.shortened {
+            tracing::warn!(asked = shortened.asked, has = shortened.has, "{shortened}");
+        }
+        self.state_changed = true;
+        self.grids.begun(&blueprint);
+        let mut ranks = RankHolders::default();
+        for shard in &blueprint.shards {
+            ranks.assign(shard.worker, shard.rank, now);
+            if !self.members.assign(shard.worker, self.assignment(&blueprint, shard)) {
+                self.is_lost(shard.worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
+                break;
+            }
+        }
+        self.phase = Phase::Placing(Placement { epoch: self.epoch, blueprint, ranks, is_grown });
+    }
+
+    fn assignment(&self, blueprint: &Blueprint, shard: &Shard) -> wire::Assign {
+        let (policy, waits) = (&self.config.policy, &self.config.waits);
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let is_alone = blueprint.shards.len() == 1;
+        let mesh_addresses = blueprint.shards.iter().map(|shard| self.members.mesh_address(shard.worker));
+        wire::Assign {
+            epoch_incarnation: self.epoch.incarnation,
+            epoch_n: self.epoch.n,
+            rank: shard.rank.0.into(),
+            stages: blueprint.layout.stages().iter().map(wire::Stage::from).collect(),
+            mesh_addresses: mesh_addresses.filter(|_| !is_alone).collect(),
+            mesh_secret: if is_alone { Vec::new() } else { self.config.mesh_secret(self.epoch).to_vec() },
+            model_path: self.config.model_path.to_string_lossy().into_owned(),
+            activations: policy.activations.to_string(),
+            kv_dtype: policy.kv_dtype.to_string(),
+            n_blocks: blueprint.n_blocks(),
+            kv_bytes: shard.kv_bytes,
+            // The one that was promised, also where the pools hold less: the angles of long ropes depend on it.
+            context: self.requests.promised().unwrap_or(blueprint.context),
+            batch_tokens_max: self.config.limits.batch_tokens_max,
+            running_max: policy.running_max,
+            meet_max_millis: millis(waits.meet_max),
+            exchange_max_millis: millis(waits.exchange_max),
+            policy_digest: self.policy_served(shard.worker).map_or_else(Vec::new, |policy| policy.0.to_vec()),
+            reading: self.changes.reading,
+            zero_kv: self.config.zero_kv,
+            numerics: self.config.mode().to_string(),
+        }
+    }
+
+    /// Call about once a second. Where the replica runs on a part of its grid and more ranks have been there for long
+    /// enough, it is spread over them.
+    pub(super) fn grow_if_due(&mut self, now: Micros) {
+        let asked = Asked { config: &self.config, promised: self.requests.promised() };
+        let Phase::Serving(serving) = &mut self.phase else { return };
+        let blueprint = &serving.placement.blueprint;
+        let is_whole = blueprint.grid == self.grids.wanted && asked.promised == Some(blueprint.context);
+        if is_whole || self.draining_since.is_some() {
+            return;
+        }
+        let grid = blueprint.grid;
+        let has_spares = self.members.n_spares(Some(&serving.placement.ranks)) > 0;
+        let wider = || self.grids.wider_than(blueprint, asked, &self.members.candidates(now));
+        let Some(wider) = has_spares.then(wider).flatten() else { return self.phase.crowd_changed() };
+        if serving.is_wider_for_long(now, &self.config.waits, self.grids.n_relapses) {
+            let (from_tp, from_pp, Grid { tp, pp, .. }) = (grid.tp, grid.pp, wider);
+            tracing::info!(from_tp, from_pp, tp, pp, "workers have come back: the model is spread over them");
+            self.end_epoch(Ending::Wanted);
+            if let Phase::Waiting(waiting) = &mut self.phase {
+                waiting.is_growing = true;
+            }
+            self.place();
+        }
+    }
+}

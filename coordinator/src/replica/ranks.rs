@@ -1,0 +1,99 @@
+//! The loop's part that deals with workers that are well: who joins, and how ranks come to be ready.
+
+use super::Replica;
+use super::endings::Cause;
+use super::phase::Phase;
+use super::place::UNREAD;
+use crate::members::ranks::{Facts, RankHolders, Readiness};
+use crate::outbound::Outbound;
+use crate::{Error, WorkerId};
+use proto::cluster as wire;
+use telemetry::metrics;
+use tonic::Status;
+use types::{Epoch, PolicyDigest};
+
+impl Replica {
+    pub(super) fn worker_joined(
+        &mut self,
+        worker: WorkerId,
+        hello: wire::WorkerHello,
+        frames: Outbound<wire::RankFrame>,
+    ) {
+        let now = self.now();
+        if !self.members.join(worker, hello, frames, now) {
+            return;
+        }
+        self.phase.crowd_changed();
+        if self.members.left_out(now).next().is_some() {
+            // It may take the place of one that is left out.
+            self.phase.trust_again();
+        }
+        self.place();
+    }
+
+    pub(super) fn heartbeat(&mut self, worker: WorkerId, beat: &wire::Heartbeat) {
+        let Some(since) = self.members.beat(worker, beat) else { return };
+        if let Some(rank) = self.phase.rank(worker) {
+            metrics::rank(&self.of, rank.0, since.compute_micros, since.wait_micros, since.idle_micros);
+        }
+    }
+
+    /// The word to meet goes out when all have loaded: nobody waits among the others for one that still reads.
+    pub(super) fn rank_loaded(&mut self, worker: WorkerId, loaded: &wire::Loaded) {
+        self.members.heard(worker);
+        let of = Epoch { incarnation: loaded.epoch_incarnation, n: loaded.epoch_n };
+        let readiness = self.phase.ranks().and_then(|ranks| ranks.readiness(worker));
+        if of != self.epoch || !matches!(readiness, Some(Readiness::Loading { .. })) {
+            return;
+        }
+        let facts = match self.accept(worker, loaded) {
+            Ok(facts) => facts,
+            Err(why) => return self.is_lost(worker, Cause::Wrong, why),
+        };
+        let now = self.now();
+        let Phase::Placing(placement) = &mut self.phase else { return };
+        placement.ranks.loaded(worker, facts, &loaded.unread);
+        self.members.acquit(worker);
+        self.state_changed = true;
+        if placement.ranks.all_loaded() {
+            let meet = wire::Meet { epoch_incarnation: self.epoch.incarnation, epoch_n: self.epoch.n };
+            if let Err(worker) = self.members.meet(&mut placement.ranks, meet, now) {
+                self.is_lost(worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
+            }
+        }
+    }
+
+    pub(super) fn rank_ready(&mut self, worker: WorkerId, ready: &wire::Ready) -> Result<(), Error> {
+        self.members.heard(worker);
+        let of = Epoch { incarnation: ready.epoch_incarnation, n: ready.epoch_n };
+        if of != self.epoch {
+            return Ok(());
+        }
+        self.state_changed = true;
+        let Phase::Placing(placement) = &mut self.phase else { return Ok(()) };
+        placement.ranks.ready(worker, self.members.steps_done(worker));
+        if placement.ranks.all_ready() { self.begin_epoch() } else { Ok(()) }
+    }
+
+    /// A stream moves only to an equal digest, and all ranks of an epoch have one: the configured one or, where there
+    /// is none, that of the first that had loaded. It names version, model, weights and numerics.
+    fn accept(&self, worker: WorkerId, loaded: &wire::Loaded) -> Result<Facts, Status> {
+        let policy =
+            proto::policy_digest(&loaded.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
+        let loaded_before = || self.phase.ranks().and_then(RankHolders::policy);
+        let ours = self.policy_served(worker).or_else(loaded_before);
+        if let Some(ours) = ours.filter(|ours| *ours != policy) {
+            return Err(Status::failed_precondition(format!(
+                "this rank computes under {policy}, the replica under {ours}: another model, or other numerics \
+                 (a GPU's architecture is among them)"
+            )));
+        }
+        Ok(Facts { policy, weight_bytes: loaded.weight_bytes })
+    }
+
+    /// What has been served or, where nothing was, what was configured for this worker's device.
+    pub(super) fn policy_served(&self, worker: WorkerId) -> Option<PolicyDigest> {
+        let configured = || self.members.device(worker).and_then(|device| self.config.digest_on(device));
+        self.requests.policy().or_else(configured)
+    }
+}

@@ -1,0 +1,46 @@
+//! Requests that change their router, because a client goes on with its stream at another one. What was said of them is
+//! said again, and they go on under a new id. Knows tokens, and no clients.
+//!
+//! A log is a function of its request, so that who sends the same request learns nothing that computing it again would
+//! not tell; anything else than the same request is no claim to it.
+
+use super::LiveRequests;
+use proto::cluster as wire;
+use types::{Goal, Micros, Request, RequestId, Token};
+
+impl LiveRequests {
+    pub fn adopt(&mut self, router: u32, of: RequestId, mut request: wire::Request, n_had: u32, now: Micros) {
+        let (id, n_told) = (request.id, request.output.len());
+        let said = self.said_since(of, &request, n_had as usize);
+        request.output.extend_from_slice(&said);
+        if !self.submit(router, request, now) {
+            return;
+        }
+        if !said.is_empty() {
+            let tokens = said.into_iter().map(|token| wire::TokenOut { token, ..Default::default() }).collect();
+            self.routers.push(wire::Output { id, position: n_told as u32, tokens, ..Default::default() });
+        }
+        // Nobody hears what it says. Its blocks stay in the prefix cache, where the new one finds them.
+        if self.routers.is_left_behind(of) {
+            self.cancel_all(vec![of], now);
+        }
+    }
+
+    /// What the same request has said here beyond what its router knows. Nothing stands beside a token in the log: for
+    /// who wants more than tokens they end where its client has no more, and what follows is drawn again.
+    ///
+    /// `[0, output) known to the router · [output, n_had) had by the client · [n_had, said) not told to the end`
+    fn said_since(&self, of: RequestId, request: &wire::Request, n_had: usize) -> Vec<Token> {
+        let Some(left) = self.planner.as_ref().and_then(|planner| planner.scheduler.request(of)) else {
+            return Vec::new();
+        };
+        let Ok(request) = Request::try_from(request.clone()) else { return Vec::new() };
+        let is_same = request.goal == Goal::Generate && proto::said(left) == proto::said(&request);
+        let Some(said) = left.output.strip_prefix(request.output.as_slice()).filter(|_| is_same) else {
+            return Vec::new();
+        };
+        let n_had = n_had.saturating_sub(request.output.len());
+        let n_said = if request.sampling.logprobs.is_some() { said.len().min(n_had) } else { said.len() };
+        said[..n_said].to_vec()
+    }
+}

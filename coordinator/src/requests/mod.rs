@@ -1,0 +1,195 @@
+//! The requests of the routers that are attached: who has which, the planner that runs them, and what is told of them.
+//! Knows no ranks.
+//!
+//! A request is taken or refused (`submit`, `adopt`), its steps are planned and answered here, and what comes of it is
+//! an output (`outputs`) for its router (`routers`). What every router is told of the replica is in `attached`.
+
+mod adopt;
+mod attached;
+mod names;
+mod outputs;
+mod pace;
+mod routers;
+mod submit;
+mod traces;
+
+use crate::Config;
+use crate::placement::Blueprint;
+use crate::requests::names::NameChanges;
+use crate::requests::pace::Pace;
+use crate::requests::routers::Routers;
+use crate::requests::traces::Traces;
+use bytes::Bytes;
+use proto::cluster as wire;
+use scheduler::{Loss, Output, Scheduler, Stats};
+use telemetry::metrics::ReplicaLabel;
+use types::{Epoch, Micros, PolicyDigest, RequestId, Step, Unsupported};
+
+pub(crate) struct LiveRequests {
+    /// In its metrics.
+    of: ReplicaLabel,
+    vocab: u32,
+    /// What a router hears first. What it says of context and policy is settled when the replica serves for the first
+    /// time.
+    welcome: wire::Welcome,
+    routers: Routers,
+    /// Present from the first time that all ranks were ready. It outlives them.
+    planner: Option<StepPlanner>,
+    /// Nothing new is taken.
+    is_draining: bool,
+    pace: Pace,
+    traces: Traces,
+    /// Filled again and again; kept for its memory.
+    step: Step,
+    /// Empty between calls; kept for its memory.
+    outputs: Vec<Output>,
+    /// Of the cache's names, since the last beat.
+    name_changes: NameChanges,
+}
+
+struct StepPlanner {
+    scheduler: Scheduler,
+    policy: PolicyDigest,
+}
+
+impl LiveRequests {
+    pub fn new(config: &Config, of: ReplicaLabel, incarnation: u64) -> LiveRequests {
+        let welcome = wire::Welcome {
+            version: proto::VERSION.into(),
+            router: 0,
+            replica: config.replica.clone(),
+            model: config.model.clone(),
+            context: 0,
+            policy_digest: Vec::new(),
+            vocab: config.shape.vocab,
+            incarnation,
+            salt: config.salt.to_vec(),
+            beat_millis: u32::try_from(config.waits.beat_every.as_millis()).unwrap_or(0),
+        };
+        LiveRequests {
+            of,
+            vocab: config.shape.vocab,
+            welcome,
+            routers: Routers::default(),
+            planner: None,
+            is_draining: false,
+            pace: Pace::default(),
+            traces: Traces::default(),
+            step: Step::default(),
+            outputs: Vec::new(),
+            name_changes: NameChanges::default(),
+        }
+    }
+
+    pub fn has_served(&self) -> bool {
+        self.planner.is_some()
+    }
+
+    /// What has been served, and no other can be.
+    pub fn policy(&self) -> Option<PolicyDigest> {
+        self.planner.as_ref().map(|planner| planner.policy)
+    }
+
+    /// The context that those were promised who were welcomed.
+    pub fn promised(&self) -> Option<u32> {
+        self.planner.as_ref().map(|planner| planner.scheduler.config().context_max)
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.planner.as_ref().map(|planner| planner.scheduler.stats()).unwrap_or_default()
+    }
+
+    pub fn backlog_tokens(&self) -> u64 {
+        self.planner.as_ref().map_or(0, |planner| planner.scheduler.backlog_tokens())
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.planner.as_ref().is_none_or(|planner| planner.scheduler.is_idle())
+    }
+
+    /// Whenever nothing runs, nothing may be held.
+    pub fn check_when_idle(&self) {
+        let idle = self.planner.as_ref().filter(|planner| planner.scheduler.is_idle());
+        if let Some(planner) = idle.filter(|_| cfg!(debug_assertions)) {
+            planner.scheduler.check();
+            assert_eq!(planner.scheduler.stats().blocks_used, 0, "an idle replica holds no block");
+        }
+    }
+
+    /// From now on nothing new is taken; what is here runs to its end.
+    pub fn drain(&mut self) {
+        self.is_draining = true;
+        if let Some(planner) = &mut self.planner {
+            planner.scheduler.drain();
+        }
+    }
+
+    pub fn expire(&mut self, now: Micros) {
+        if let Some(planner) = &mut self.planner {
+            planner.scheduler.expire(now, &mut self.outputs);
+            self.outputs_without_step(now);
+        }
+    }
+
+    pub fn cancel_all(&mut self, ids: Vec<RequestId>, now: Micros) {
+        let Some(planner) = &mut self.planner else { return };
+        for id in ids {
+            planner.scheduler.cancel(id, &mut self.outputs);
+        }
+        self.outputs_without_step(now);
+    }
+
+    // -- epochs
+
+    /// An epoch begins on these ranks, under this policy.
+    pub fn epoch_begins(
+        &mut self,
+        (config, blueprint): (&Config, &Blueprint),
+        policy: PolicyDigest,
+        epoch: Epoch,
+        now: Micros,
+    ) -> Result<(), Unsupported> {
+        let grid = blueprint.grid;
+        match &mut self.planner {
+            Some(planner) => {
+                planner.scheduler.reshape(grid.pp.into(), config.steps_in_flight_max(grid))?;
+                planner.scheduler.narrow(blueprint.context);
+                planner.scheduler.requeue_into(epoch, &blueprint.n_blocks(), Loss::Planned, &mut self.outputs);
+            }
+            None => {
+                let mut scheduler = Scheduler::new(config.scheduler(blueprint, policy), epoch)?;
+                if self.is_draining {
+                    scheduler.drain();
+                }
+                self.welcome.context = scheduler.config().context_max;
+                self.welcome.policy_digest = policy.0.to_vec();
+                self.planner = Some(StepPlanner { scheduler, policy });
+            }
+        }
+        self.outputs_without_step(now);
+        Ok(())
+    }
+
+    /// All that ran waits, in an epoch without workers, for the next placement.
+    pub fn epoch_ended(&mut self, next: Epoch, loss: Loss, now: Micros) {
+        self.traces.epoch_ended();
+        if let Some(planner) = &mut self.planner {
+            planner.scheduler.requeue_all(next, loss, &mut self.outputs);
+            self.outputs_without_step(now);
+        }
+    }
+
+    // -- steps
+
+    /// Plans a step, if one can be in flight and there is something to do: what every rank is sent.
+    pub fn next_step(&mut self, now: Micros) -> Option<Bytes> {
+        let planner = self.planner.as_mut()?;
+        let is_planned = planner.scheduler.next_step(now, &mut self.step);
+        is_planned.then(|| proto::encode_traced_step(&self.step, self.traces.planned(&self.step)))
+    }
+
+    /// The one that was planned last.
+    pub fn last_step(&self) -> &Step {
+        &self.step
+    }
+}

@@ -1,0 +1,46 @@
+//! The names that the cache has gained and lost, as routers are told them: as differences; all of them, in pieces, to
+//! who is new or has missed some.
+
+use scheduler::NameChange;
+
+/// Blocks of which a beat tells the names, to a router that has to hear them all.
+pub(crate) const BLOCKS_RECITED_MAX: u32 = 4096;
+
+/// What has changed since the beat before. Kept for its memory.
+#[derive(Default)]
+pub(crate) struct NameChanges {
+    pub raw: Vec<NameChange>,
+    pub added: Vec<u64>,
+    pub dropped: Vec<u64>,
+}
+
+impl NameChanges {
+    /// What came of all changes: of a name that came and went the last counts. The order among names does not.
+    pub fn fold(&mut self) {
+        // Stable, so that of one name the last change stays the last.
+        self.raw.sort_by_key(|change| change.name);
+        self.added.clear();
+        self.dropped.clear();
+        for of_name in self.raw.chunk_by(|a, b| a.name == b.name) {
+            match of_name.last() {
+                Some(NameChange { name, is_added: true }) => self.added.push(*name),
+                Some(NameChange { name, is_added: false }) => self.dropped.push(*name),
+                None => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_name_the_last_change_counts() {
+        let raw = [(3, true), (1, true), (3, false), (2, false), (1, false), (1, true)];
+        let raw = raw.map(|(name, is_added)| NameChange { name, is_added }).to_vec();
+        let mut changes = NameChanges { raw, ..NameChanges::default() };
+        changes.fold();
+        assert_eq!((changes.added.as_slice(), changes.dropped.as_slice()), ([1].as_slice(), [2, 3].as_slice()));
+    }
+}

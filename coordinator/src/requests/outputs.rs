@@ -1,0 +1,64 @@
+//! What comes of requests: a step's answer is applied, and each output goes to its router's queue.
+
+use super::LiveRequests;
+use proto::cluster as wire;
+use scheduler::{Output, Stale};
+use telemetry::metrics;
+use types::{Finish, Micros, StepDone};
+
+impl LiveRequests {
+    /// The oldest step in flight is answered.
+    pub fn apply(&mut self, done: &StepDone, now: Micros) -> Result<(), Stale> {
+        let Some(planner) = &mut self.planner else { return Ok(()) };
+        planner.scheduler.apply(done, &mut self.outputs)?;
+        self.traces.answered(done.id);
+        self.outputs_of(done, now);
+        Ok(())
+    }
+
+    fn outputs_of(&mut self, done: &StepDone, now: Micros) {
+        for output in self.outputs.drain(..) {
+            self.traces.told(&output, output.finish.map(finish_label), now);
+            if let Some(finish) = output.finish {
+                self.pace.ended(now);
+                metrics::finished(&self.of, finish_label(finish));
+            }
+            self.routers.push(output_frame(&output, done));
+        }
+    }
+
+    /// Of cancels, deadlines and losses: they carry no tokens.
+    pub(super) fn outputs_without_step(&mut self, now: Micros) {
+        if !self.outputs.is_empty() {
+            self.outputs_of(&StepDone::default(), now);
+        }
+    }
+}
+
+fn output_frame(output: &Output, done: &StepDone) -> wire::Output {
+    let slice = done.slices.get(output.slice);
+    let drawn = slice.map_or(&[][..], |slice| &slice.tokens);
+    let beside = slice.filter(|_| output.scored_position > 0);
+    let tokens = drawn.iter().take(output.n_tokens as usize).map(wire::TokenOut::from).collect();
+    wire::Output {
+        id: output.id.0,
+        position: output.position,
+        tokens,
+        finish: output.finish.map_or(wire::Finish::Unspecified, wire::Finish::from).into(),
+        cached_tokens: output.n_cached,
+        scored_position: output.scored_position,
+        scored: beside.map_or(&[][..], |slice| &slice.scored).iter().map(wire::TokenOut::from).collect(),
+        pooled: beside.map_or_else(Vec::new, |slice| slice.pooled.clone()),
+    }
+}
+
+/// As vLLM's `finished_reason` has them, where it has them.
+fn finish_label(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+        Finish::Cancelled => "abort",
+        Finish::Deadline => "deadline",
+        Finish::Failed | Finish::Outgrown => "error",
+    }
+}

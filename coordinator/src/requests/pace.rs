@@ -1,0 +1,28 @@
+//! When a full queue has room again. Counts what it is told; knows no clock.
+
+use types::Micros;
+
+/// How fast requests end, to tell those that find the queue full when to come again.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    last_end: Option<Micros>,
+    /// Between one end and the next, each counting a sixteenth.
+    mean_micros: u64,
+}
+
+impl Pace {
+    const RETRY_MIN_MS: u64 = 100;
+    const RETRY_MAX_MS: u64 = 30_000;
+
+    pub fn ended(&mut self, now: Micros) {
+        if let Some(last) = self.last_end.replace(now) {
+            self.mean_micros = (self.mean_micros * 15 + now.since(last).0) / 16;
+        }
+    }
+
+    /// When what waits now has been served.
+    pub fn retry_after_ms(&self, n_waiting: u32) -> u32 {
+        let micros = self.mean_micros.saturating_mul(n_waiting.into());
+        (micros / 1000).clamp(Self::RETRY_MIN_MS, Self::RETRY_MAX_MS) as u32
+    }
+}

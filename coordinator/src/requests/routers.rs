@@ -1,0 +1,299 @@
+//! The routers that are attached: what each has running, and what it is to be told. Knows nothing of steps or ranks.
+
+use super::names::{BLOCKS_RECITED_MAX, NameChanges};
+use crate::outbound::Outbound;
+use proto::cluster as wire;
+use proto::cluster::replica_frame::Frame;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+use tonic::Status;
+use types::{Micros, RequestId};
+
+#[derive(Default)]
+pub(crate) struct Routers {
+    table: BTreeMap<u32, Router>,
+}
+
+struct Router {
+    attachment: Attachment,
+    /// Its requests that were taken and have not ended.
+    live: HashSet<RequestId>,
+    /// Of the steps since the last flush.
+    outputs: Vec<wire::Output>,
+    names_told: NamesTold,
+}
+
+/// How far it knows the names of cached blocks.
+#[derive(Default)]
+struct NamesTold {
+    /// Of frames with names, so far.
+    n_told: u64,
+    /// Those of blocks below this one have been told anew. None: it knows all.
+    recited: Option<u32>,
+}
+
+enum Attachment {
+    Up {
+        frames: Outbound<wire::ReplicaFrame>,
+        welcomed: bool,
+    },
+    /// Its requests go on for a grace.
+    Gone {
+        since: Micros,
+    },
+}
+
+impl Routers {
+    pub fn attach(&mut self, router: u32, frames: Outbound<wire::ReplicaFrame>) {
+        let attachment = Attachment::Up { frames, welcomed: false };
+        let names_told = NamesTold { n_told: 0, recited: Some(0) };
+        self.table.insert(router, Router { attachment, live: HashSet::new(), outputs: Vec::new(), names_told });
+    }
+
+    pub fn is_attached(&self, router: u32) -> bool {
+        matches!(self.table.get(&router), Some(Router { attachment: Attachment::Up { .. }, .. }))
+    }
+
+    /// Its router has left, and the request is still here.
+    pub fn is_left_behind(&self, id: RequestId) -> bool {
+        let is_left =
+            |router: &Router| matches!(router.attachment, Attachment::Gone { .. }) && router.live.contains(&id);
+        self.table.get(&id.router()).is_some_and(is_left)
+    }
+
+    /// The stream has ended. What the router has running is kept until `forsaken`.
+    pub fn gone(&mut self, router: u32, why: Status, now: Micros) {
+        let Some(entry) = self.table.get_mut(&router) else { return };
+        if let Attachment::Up { frames, .. } = std::mem::replace(&mut entry.attachment, Attachment::Gone { since: now })
+        {
+            frames.close(why);
+        }
+        self.forget_if_idle(router);
+    }
+
+    /// The router has come again under another number. Its requests, which nobody listens to any more.
+    pub fn forget(&mut self, number: u32) -> Vec<RequestId> {
+        let Some(router) = self.table.remove(&number) else { return Vec::new() };
+        if let Attachment::Up { frames, .. } = router.attachment {
+            frames.close(Status::aborted("this router has come again"));
+        }
+        sorted(router.live)
+    }
+
+    /// Requests whose routers have been gone for longer than the grace.
+    pub fn forsaken(&self, now: Micros, grace_micros: u64) -> Vec<RequestId> {
+        let is_over = |router: &&Router| match router.attachment {
+            Attachment::Gone { since } => now.since(since).0 >= grace_micros,
+            Attachment::Up { .. } => false,
+        };
+        sorted(self.table.values().filter(is_over).flat_map(|router| router.live.iter().copied()).collect())
+    }
+
+    pub fn all_live(&self) -> Vec<RequestId> {
+        sorted(self.table.values().flat_map(|router| router.live.iter().copied()).collect())
+    }
+
+    pub fn taken(&mut self, id: RequestId) {
+        if let Some(router) = self.table.get_mut(&id.router()) {
+            router.live.insert(id);
+        }
+    }
+
+    /// It was taken, and is refused after all.
+    pub fn given_back(&mut self, id: RequestId) {
+        if let Some(router) = self.table.get_mut(&id.router()) {
+            router.live.remove(&id);
+            self.forget_if_idle(id.router());
+        }
+    }
+
+    /// Keeps an output for the next flush.
+    pub fn push(&mut self, output: wire::Output) {
+        let id = RequestId(output.id);
+        let Some(router) = self.table.get_mut(&id.router()) else { return };
+        let has_ended = output.finish() != wire::Finish::Unspecified;
+        if let Attachment::Up { .. } = router.attachment {
+            router.outputs.push(output);
+        }
+        if has_ended {
+            router.live.remove(&id);
+            self.forget_if_idle(id.router());
+        }
+    }
+
+    /// One frame per router with what it has coming. The requests of those that leave too much unread: they are cut
+    /// off.
+    pub fn flush(&mut self) -> Vec<RequestId> {
+        let due: Vec<u32> =
+            self.table.iter().filter(|(_, router)| !router.outputs.is_empty()).map(|(number, _)| *number).collect();
+        due.into_iter().flat_map(|number| self.flush_one(number)).collect()
+    }
+
+    fn flush_one(&mut self, number: u32) -> Vec<RequestId> {
+        let Some(router) = self.table.get_mut(&number) else { return Vec::new() };
+        let outputs = std::mem::take(&mut router.outputs);
+        self.send(number, Frame::Outputs(wire::Outputs { outputs }))
+    }
+
+    /// The requests that lose their router because its queue is full: they are to be cancelled.
+    #[must_use]
+    pub fn send(&mut self, number: u32, frame: Frame) -> Vec<RequestId> {
+        let Some(Router { attachment: Attachment::Up { frames, .. }, .. }) = self.table.get(&number) else {
+            return Vec::new();
+        };
+        match frames.is_full_for(wire::ReplicaFrame { frame: Some(frame) }) {
+            true => self.cut(number),
+            false => Vec::new(),
+        }
+    }
+
+    /// Without its frames the router cannot go on with any stream, so nothing of it is kept.
+    fn cut(&mut self, number: u32) -> Vec<RequestId> {
+        let Some(router) = self.table.remove(&number) else { return Vec::new() };
+        tracing::warn!(
+            router = number,
+            n_requests = router.live.len(),
+            "a router leaves its frames unread and is cut off"
+        );
+        if let Attachment::Up { frames, .. } = router.attachment {
+            frames.close(Status::resource_exhausted("this router has left too many frames unread"));
+        }
+        sorted(router.live)
+    }
+
+    /// To every router that has not been welcomed.
+    #[must_use]
+    pub fn welcome(&mut self, welcome: impl Fn(u32) -> wire::Welcome) -> Vec<RequestId> {
+        let mut new = Vec::new();
+        for (number, router) in &mut self.table {
+            if let Attachment::Up { welcomed: welcomed @ false, .. } = &mut router.attachment {
+                *welcomed = true;
+                new.push(*number);
+            }
+        }
+        new.into_iter().flat_map(|number| self.send(number, Frame::Welcome(welcome(number)))).collect()
+    }
+
+    #[must_use]
+    pub fn broadcast(&mut self, state: &wire::State) -> Vec<RequestId> {
+        let all: Vec<u32> = self.table.keys().copied().collect();
+        all.into_iter().flat_map(|number| self.send(number, Frame::State(state.clone()))).collect()
+    }
+
+    /// It is to hear all names again.
+    pub fn recite_to(&mut self, number: u32) {
+        if let Some(router) = self.table.get_mut(&number) {
+            router.names_told.recited = Some(0);
+        }
+    }
+
+    pub fn recite_to_all(&mut self) {
+        self.table.values_mut().for_each(|router| router.names_told.recited = Some(0));
+    }
+
+    /// To every router that has been welcomed. `names` adds the names of some blocks, and says whether there are more.
+    #[must_use]
+    pub fn beat(
+        &mut self,
+        load: wire::Load,
+        changes: &NameChanges,
+        names: impl Fn(Range<u32>, &mut Vec<u64>) -> bool,
+    ) -> Vec<RequestId> {
+        let is_welcomed = |router: &Router| matches!(router.attachment, Attachment::Up { welcomed: true, .. });
+        let all = self.table.iter_mut().filter(|(_, router)| is_welcomed(router));
+        let beats: Vec<(u32, wire::Beat)> = all
+            .map(|(number, router)| {
+                (*number, wire::Beat { load: Some(load), cached: router.names_told.cached(changes, &names) })
+            })
+            .collect();
+        beats.into_iter().flat_map(|(number, beat)| self.send(number, Frame::Beat(beat))).collect()
+    }
+
+    pub fn close_all(&mut self, why: &Status) {
+        for (_, router) in std::mem::take(&mut self.table) {
+            if let Attachment::Up { frames, .. } = router.attachment {
+                frames.close(why.clone());
+            }
+        }
+    }
+
+    fn forget_if_idle(&mut self, number: u32) {
+        let is_idle = |router: &Router| matches!(router.attachment, Attachment::Gone { .. }) && router.live.is_empty();
+        if self.table.get(&number).is_some_and(is_idle) {
+            self.table.remove(&number);
+        }
+    }
+}
+
+impl NamesTold {
+    /// The changes, and the next piece for who has to hear all. A name that changes behind the piece is told as a
+    /// change, and perhaps again with its own piece: it is a set on the other side.
+    fn cached(
+        &mut self,
+        changes: &NameChanges,
+        names: impl Fn(Range<u32>, &mut Vec<u64>) -> bool,
+    ) -> Option<wire::Cached> {
+        let anew = self.recited == Some(0);
+        // At the beginning the pieces say it all.
+        let (mut added, dropped) =
+            if anew { (Vec::new(), Vec::new()) } else { (changes.added.clone(), changes.dropped.clone()) };
+        if let Some(first) = self.recited {
+            let end = first + BLOCKS_RECITED_MAX;
+            self.recited = names(first..end, &mut added).then_some(end);
+        }
+        if !anew && added.is_empty() && dropped.is_empty() {
+            return None;
+        }
+        self.n_told += 1;
+        Some(wire::Cached { sequence: self.n_told, anew, added, dropped })
+    }
+}
+
+/// In an order that does not depend on a hash map's.
+fn sorted(ids: HashSet<RequestId>) -> Vec<RequestId> {
+    let mut ids: Vec<RequestId> = ids.into_iter().collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// What a router knows that hears it.
+    fn hear(known: &mut BTreeSet<u64>, told: Option<wire::Cached>, sequence: u64) {
+        let Some(told) = told else { return };
+        assert_eq!(told.sequence, sequence);
+        if told.anew {
+            known.clear();
+        }
+        known.extend(&told.added);
+        known.retain(|name| !told.dropped.contains(name));
+    }
+
+    #[test]
+    fn who_hears_all_in_pieces_while_names_change_knows_all_in_the_end() {
+        let n_blocks = 2 * BLOCKS_RECITED_MAX + 5;
+        let mut named: Vec<Option<u64>> = (0..n_blocks).map(|block| Some(block.into())).collect();
+        let (mut names_told, mut known) = (NamesTold { n_told: 0, recited: Some(0) }, BTreeSet::from([77_777]));
+        for beat in 1..=4 {
+            // One in a piece that was told, one in a piece that was not, and one that comes where another was.
+            let (gone, later) = (beat as usize, n_blocks as usize - beat as usize);
+            let dropped = [named[gone].take(), named[later].take()].into_iter().flatten().collect();
+            named[gone] = Some(1_000_000 + beat);
+            let changes = NameChanges { added: vec![1_000_000 + beat], dropped, ..NameChanges::default() };
+            let names = |blocks: Range<u32>, out: &mut Vec<u64>| {
+                let end = (blocks.end as usize).min(named.len());
+                out.extend(named[blocks.start as usize..end].iter().flatten());
+                end < named.len()
+            };
+            let told = names_told.cached(&changes, names);
+            assert!(told.as_ref().is_none_or(|told| told.anew == (beat == 1) && told.added.len() < 5000));
+            hear(&mut known, told, beat);
+        }
+        assert_eq!(names_told.recited, None);
+        assert_eq!(known, named.iter().flatten().copied().collect());
+        assert!(names_told.cached(&NameChanges::default(), |_, _| panic!("all is known")).is_none());
+    }
+}

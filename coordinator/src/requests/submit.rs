@@ -1,0 +1,128 @@
+//! Requests that are taken, refused or cancelled, each for the router that it came from.
+
+use super::{LiveRequests, traces};
+use proto::Malformed;
+use proto::cluster as wire;
+use proto::cluster::refused::Reason;
+use proto::cluster::replica_frame::Frame;
+use scheduler::Rejected;
+use telemetry::metrics;
+use types::{Finish, Micros, Request, RequestId, Token};
+
+/// A request that is not taken.
+struct SubmitRefusal {
+    reason: Reason,
+    message: String,
+}
+
+impl From<Rejected> for SubmitRefusal {
+    fn from(rejected: Rejected) -> SubmitRefusal {
+        let reason = match rejected {
+            Rejected::Full { .. } => Reason::Full,
+            Rejected::TooLong { .. } | Rejected::TooLarge { .. } => Reason::TooLong,
+            Rejected::Empty | Rejected::Finished(_) => Reason::Invalid,
+            Rejected::Duplicate => Reason::Duplicate,
+            Rejected::Draining => Reason::Draining,
+            Rejected::Deadline => Reason::Deadline,
+            Rejected::Outgrown { .. } => Reason::NotReady,
+        };
+        SubmitRefusal { reason, message: rejected.to_string() }
+    }
+}
+
+impl From<Malformed> for SubmitRefusal {
+    fn from(malformed: Malformed) -> SubmitRefusal {
+        let reason = match malformed {
+            Malformed::Unsupported(_) => Reason::Unsupported,
+            _ => Reason::Invalid,
+        };
+        SubmitRefusal { reason, message: malformed.to_string() }
+    }
+}
+
+impl LiveRequests {
+    /// Whether it was taken.
+    pub fn submit(&mut self, router: u32, request: wire::Request, now: Micros) -> bool {
+        if !self.routers.is_attached(router) {
+            return false;
+        }
+        let id = RequestId(request.id);
+        let taken = self.take(request, now);
+        taken.map_err(|refusal| self.refuse(id, refusal, now)).is_ok()
+    }
+
+    fn take(&mut self, request: wire::Request, now: Micros) -> Result<(), SubmitRefusal> {
+        let invalid = |message: String| SubmitRefusal { reason: Reason::Invalid, message };
+        let traced = traces::submitted(&request);
+        let request = request.received(now)?;
+        if let Some(token) = beyond(&request, self.vocab) {
+            return Err(invalid(format!("token {token} is outside the vocabulary of {}", self.vocab)));
+        }
+        let Some(planner) = &mut self.planner else {
+            return Err(SubmitRefusal { reason: Reason::NotReady, message: "the replica is loading".into() });
+        };
+        let (id, n_prompt, looks_up) = (request.id, request.prompt.len(), !request.cache_bypass);
+        let mut displaced = Vec::new();
+        planner.scheduler.submit(request, now)?;
+        while let Some(id) = planner.scheduler.displaced() {
+            displaced.push(id);
+        }
+        self.routers.taken(id);
+        if let Some(submitted) = traced {
+            self.traces.taken(submitted, now);
+        }
+        metrics::taken(&self.of, n_prompt, looks_up);
+        displaced.into_iter().for_each(|id| self.displace(id, now));
+        Ok(())
+    }
+
+    /// It waited, and another tenant that waits for less has its place now.
+    fn displace(&mut self, id: RequestId, now: Micros) {
+        let message = "the queue is full, and other tenants have less in it; try again later".into();
+        self.traces.given_back(id);
+        self.refuse(id, SubmitRefusal { reason: Reason::Full, message }, now);
+        self.routers.given_back(id);
+    }
+
+    fn refuse(&mut self, id: RequestId, refusal: SubmitRefusal, now: Micros) {
+        let n_waiting = self.stats().n_waiting;
+        metrics::refused(&self.of, label(refusal.reason));
+        let refused = wire::Refused {
+            id: id.0,
+            reason: refusal.reason.into(),
+            message: refusal.message,
+            retry_after_ms: self.pace.retry_after_ms(n_waiting),
+        };
+        let lost = self.routers.send(id.router(), Frame::Refused(refused));
+        self.cancel_all(lost, now);
+    }
+
+    /// A router may cancel only what is its own. What ended at a stop string has not been given up.
+    pub fn cancel_for(&mut self, router: u32, id: RequestId, stopped: bool, now: Micros) {
+        let Some(planner) = self.planner.as_mut().filter(|_| id.router() == router) else { return };
+        planner.scheduler.cancel(id, &mut self.outputs);
+        if stopped {
+            self.outputs.iter_mut().for_each(|output| output.finish = Some(Finish::Stop));
+        }
+        self.outputs_without_step(now);
+    }
+}
+
+/// A token that the embedding has no row for: it would fail the whole step.
+fn beyond(request: &Request, vocab: u32) -> Option<Token> {
+    request.prompt.iter().chain(&request.output).copied().find(|token| *token >= vocab)
+}
+
+fn label(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Unspecified => "unspecified",
+        Reason::Full => "full",
+        Reason::Draining => "draining",
+        Reason::TooLong => "too_long",
+        Reason::Unsupported => "unsupported",
+        Reason::Duplicate => "duplicate",
+        Reason::NotReady => "not_ready",
+        Reason::Deadline => "deadline",
+        Reason::Invalid => "invalid",
+    }
+}

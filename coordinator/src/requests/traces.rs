@@ -1,0 +1,98 @@
+//! The spans of what a replica has under way: sequences, and the steps in flight. Empty where nobody records spans.
+
+use proto::cluster as wire;
+use scheduler::Output;
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+use telemetry::spans::{self, Traced};
+use types::{Micros, RequestId, Step, StepId};
+
+#[derive(Default)]
+pub(crate) struct Traces {
+    sequences: HashMap<RequestId, TracedSequence>,
+    /// In the order of their ids. One whose ranks were lost ends with the next that is answered.
+    steps: VecDeque<(StepId, Traced)>,
+}
+
+struct TracedSequence {
+    span: Traced,
+    /// Until its first part of a step.
+    queued: Option<Traced>,
+    submitted: Micros,
+    n_steps: u64,
+    is_started: bool,
+}
+
+/// What is known of a request before the planner takes it.
+pub(crate) struct Submitted {
+    id: RequestId,
+    span: Traced,
+}
+
+/// None where nobody records it.
+pub(crate) fn submitted(request: &wire::Request) -> Option<Submitted> {
+    let (n_prompt, n_output) = (request.prompt.len() as u64, request.output.len() as u64);
+    let span = spans::sequence(&request.traceparent, &request.tracestate, request.id, n_prompt, n_output);
+    span.is_recorded().then_some(Submitted { id: RequestId(request.id), span })
+}
+
+impl Traces {
+    pub fn taken(&mut self, submitted: Submitted, now: Micros) {
+        let Submitted { id, span } = submitted;
+        let queued = Some(span.queue());
+        self.sequences.insert(id, TracedSequence { span, queued, submitted: now, n_steps: 0, is_started: false });
+    }
+
+    /// A step that goes out, and what its ranks are to be told of its span.
+    pub fn planned(&mut self, step: &Step) -> String {
+        if !self.sequences.is_empty() {
+            for slice in &step.slices {
+                if let Some(sequence) = self.sequences.get_mut(&slice.id) {
+                    sequence.n_steps += 1;
+                    sequence.queued = None;
+                }
+            }
+        }
+        let n_positions = step.slices.iter().map(|slice| u64::from(slice.range.end - slice.range.start)).sum();
+        let span = spans::step(step.id.0, step.epoch.n, step.slices.len() as u64, n_positions);
+        if !span.is_recorded() {
+            return String::new();
+        }
+        for sequence in step.slices.iter().filter_map(|slice| self.sequences.get(&slice.id)) {
+            span.link(&sequence.span);
+        }
+        let traceparent = span.carried().parent;
+        self.steps.push_back((step.id, span));
+        traceparent
+    }
+
+    /// What is still out will not be answered, and the next epoch counts its steps anew.
+    pub fn epoch_ended(&mut self) {
+        self.steps.clear();
+    }
+
+    pub fn answered(&mut self, id: StepId) {
+        while self.steps.front().is_some_and(|(first, _)| *first <= id) {
+            self.steps.pop_front();
+        }
+    }
+
+    /// It was taken, and is refused after all.
+    pub fn given_back(&mut self, id: RequestId) {
+        if let Some(sequence) = self.sequences.remove(&id) {
+            sequence.span.sequence_ended("refused", sequence.n_steps);
+        }
+    }
+
+    pub fn told(&mut self, output: &Output, finish: Option<&'static str>, now: Micros) {
+        let Some(sequence) = self.sequences.get_mut(&output.id) else { return };
+        if output.n_tokens > 0 && !std::mem::replace(&mut sequence.is_started, true) {
+            let after = Duration::from_micros(now.since(sequence.submitted).0);
+            sequence.span.sequence_started(after, output.n_cached.into());
+        }
+        if let Some(finish) = finish {
+            sequence.span.sequence_ended(finish, sequence.n_steps);
+            self.sequences.remove(&output.id);
+        }
+    }
+}

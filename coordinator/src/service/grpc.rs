@@ -1,0 +1,232 @@
+//! The coordinator's two streams as gRPC: reads hellos and frames, and turns them into events. Decides nothing; a frame
+//! that cannot be meant ends its own stream by name and nobody else's.
+
+use super::library::{Library, ModelStream};
+use crate::WorkerId;
+use crate::config::Config;
+use crate::event::{Event, Reply};
+use crate::outbound::{OutboundStream, outbound};
+use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
+use proto::cluster::{GetModelRequest, ModelFiles, ReadModelRequest};
+use proto::cluster::{RankFrame, ReplicaFrame, RouterFrame, WorkerFrame, router_frame, worker_frame};
+use proto::cluster::{ReloadReply, ReloadRequest, ScaleReply, ScaleRequest};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Response, Status, Streaming};
+use types::{Grid, RequestId};
+
+pub(crate) struct Service {
+    library: Library,
+    events: mpsc::Sender<Event>,
+    hello_max: Duration,
+    /// For a change to be in force: ranks load and meet.
+    change_max: Duration,
+    router_frames_max: usize,
+    rank_frames_max: usize,
+    /// Routers and workers are numbered as they come. No number comes twice in one incarnation.
+    next_router: AtomicU32,
+    next_worker: AtomicU64,
+}
+
+impl Service {
+    pub fn server(events: mpsc::Sender<Event>, config: &Config) -> CoordinatorServer<Service> {
+        let service = Service {
+            library: Library::new(config.model_path.clone()),
+            events,
+            hello_max: config.waits.hello_max,
+            change_max: config.waits.load_max + config.waits.meet_max,
+            router_frames_max: config.limits.router_frames_max,
+            rank_frames_max: config.limits.rank_frames_max,
+            next_router: AtomicU32::new(1),
+            next_worker: AtomicU64::new(1),
+        };
+        CoordinatorServer::new(service)
+            .max_decoding_message_size(proto::FRAME_BYTES_MAX)
+            .max_encoding_message_size(proto::FRAME_BYTES_MAX)
+    }
+
+    async fn hello<T>(&self, inbound: &mut Streaming<T>) -> Result<T, Status> {
+        match tokio::time::timeout(self.hello_max, inbound.message()).await {
+            Err(_) => Err(Status::deadline_exceeded("no hello came")),
+            Ok(Ok(None)) => Err(Status::invalid_argument("the stream ended before a hello")),
+            Ok(Ok(Some(frame))) => Ok(frame),
+            Ok(Err(status)) => Err(unreadable(status)),
+        }
+    }
+
+    /// Asks the loop for a change, and waits until it is in force.
+    async fn change<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<Response<T>, Status> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(event(reply)).await?;
+        match tokio::time::timeout(self.change_max, answer).await {
+            Ok(Ok(answer)) => answer.map(Response::new),
+            Ok(Err(_)) => Err(Status::unavailable("this coordinator is ending")),
+            Err(_) => Err(Status::deadline_exceeded("the change is not in force yet; the coordinator goes on trying")),
+        }
+    }
+
+    async fn tell(&self, event: Event) -> Result<(), Status> {
+        self.events.send(event).await.map_err(|_| Status::unavailable("this coordinator is ending"))
+    }
+}
+
+/// Bytes that are no frame are the peer's fault; anything else is the connection's end.
+fn unreadable(status: Status) -> Status {
+    match status.code() {
+        Code::Internal | Code::OutOfRange | Code::Unimplemented => {
+            Status::invalid_argument(format!("a frame that cannot be read: {}", status.message()))
+        }
+        _ => status,
+    }
+}
+
+/// Frames have no compatibility to keep, so that a mixed cluster must say so instead of giving wrong answers.
+fn same_version(theirs: &str) -> Result<(), Status> {
+    if theirs == proto::VERSION {
+        return Ok(());
+    }
+    let ours = proto::VERSION;
+    Err(Status::failed_precondition(format!("this coordinator is version {ours}, the peer is version {theirs:?}")))
+}
+
+#[tonic::async_trait]
+impl Coordinator for Service {
+    type AttachStream = OutboundStream<ReplicaFrame>;
+    type JoinStream = OutboundStream<RankFrame>;
+    type ReadModelStream = ModelStream;
+
+    async fn get_model(&self, request: Request<GetModelRequest>) -> Result<Response<ModelFiles>, Status> {
+        same_version(&request.get_ref().version)?;
+        Ok(Response::new(self.library.files().await?))
+    }
+
+    async fn read_model(&self, request: Request<ReadModelRequest>) -> Result<Response<ModelStream>, Status> {
+        Ok(Response::new(self.library.read(request.get_ref()).await?))
+    }
+
+    async fn scale(&self, request: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
+        let ScaleRequest { version, tp, pp } = request.into_inner();
+        same_version(&version)?;
+        let (Ok(tp), Ok(pp)) = (u16::try_from(tp), u16::try_from(pp)) else {
+            return Err(Status::invalid_argument(format!("tp {tp} x pp {pp} is no grid")));
+        };
+        self.change(|reply| Event::Scale { grid: Grid { tp, pp, ep: 1 }, reply }).await
+    }
+
+    async fn reload(&self, request: Request<ReloadRequest>) -> Result<Response<ReloadReply>, Status> {
+        same_version(&request.get_ref().version)?;
+        let weights = self.library.weights_now().await?;
+        self.change(|reply| Event::Reload { weights, reply }).await
+    }
+
+    async fn attach(&self, request: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
+        let mut inbound = request.into_inner();
+        let Some(router_frame::Frame::Hello(hello)) = self.hello(&mut inbound).await?.frame else {
+            return Err(Status::invalid_argument("a router's first frame must be its hello"));
+        };
+        same_version(&hello.version)?;
+        let former = hello.former;
+        let router = self.next_router.fetch_add(1, Relaxed);
+        if router >= RequestId::ROUTERS_MAX {
+            return Err(Status::resource_exhausted("this coordinator has no router numbers left: restart it"));
+        }
+        let (frames, stream, closed) = outbound(self.router_frames_max);
+        self.tell(Event::RouterAttached { router, former, frames }).await?;
+        let reader = FrameReader { inbound, events: self.events.clone(), closed };
+        tokio::spawn(
+            reader.run(move |frame| router_event(router, frame), move |why| Event::RouterGone { router, why }),
+        );
+        Ok(Response::new(stream))
+    }
+
+    async fn join(&self, request: Request<Streaming<WorkerFrame>>) -> Result<Response<Self::JoinStream>, Status> {
+        let mut inbound = request.into_inner();
+        let Some(worker_frame::Frame::Hello(hello)) = self.hello(&mut inbound).await?.frame else {
+            return Err(Status::invalid_argument("a worker's first frame must be its hello"));
+        };
+        same_version(&hello.version)?;
+        let worker = WorkerId(self.next_worker.fetch_add(1, Relaxed));
+        let (frames, stream, closed) = outbound(self.rank_frames_max);
+        self.tell(Event::WorkerJoined { worker, hello, frames }).await?;
+        let reader = FrameReader { inbound, events: self.events.clone(), closed };
+        tokio::spawn(reader.run(move |frame| worker_event(worker, frame), move |why| Event::RankLost { worker, why }));
+        Ok(Response::new(stream))
+    }
+}
+
+/// Reads one peer's frames until the peer, the loop or a bad frame ends it.
+struct FrameReader<T> {
+    inbound: Streaming<T>,
+    events: mpsc::Sender<Event>,
+    /// The loop has let go of this peer.
+    closed: CancellationToken,
+}
+
+impl<T> FrameReader<T> {
+    async fn run(mut self, event: impl Fn(T) -> Result<Event, Status>, gone: impl Fn(Status) -> Event) {
+        let closed = self.closed.clone();
+        let Some(why) = closed.run_until_cancelled(self.read(event)).await else { return };
+        // Nobody listens any more when the loop has ended.
+        let _ended = self.events.send(gone(why)).await;
+    }
+
+    async fn read(&mut self, event: impl Fn(T) -> Result<Event, Status>) -> Status {
+        loop {
+            let frame = match self.inbound.message().await {
+                Ok(Some(frame)) => frame,
+                Ok(None) => return Status::cancelled("the peer ended its stream"),
+                Err(status) => return unreadable(status),
+            };
+            match event(frame) {
+                Ok(event) => {
+                    if self.events.send(event).await.is_err() {
+                        return Status::unavailable("this coordinator is ending");
+                    }
+                }
+                Err(status) => return status,
+            }
+        }
+    }
+}
+
+fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
+    match frame.frame {
+        Some(router_frame::Frame::Submit(request)) if RequestId(request.id).router() == router => {
+            Ok(Event::Submit { router, request: Box::new(request) })
+        }
+        Some(router_frame::Frame::Submit(request)) => Err(not_of(router, request.id)),
+        Some(router_frame::Frame::Adopt(adopt)) => match adopt.request {
+            Some(request) if RequestId(request.id).router() == router => {
+                let (of, n_had) = (RequestId(adopt.of), adopt.n_had);
+                Ok(Event::Adopt { router, of, request: Box::new(request), n_had })
+            }
+            Some(request) => Err(not_of(router, request.id)),
+            None => Err(Status::invalid_argument("an adoption of no request")),
+        },
+        Some(router_frame::Frame::Cancel(cancel)) => {
+            Ok(Event::Cancel { router, id: RequestId(cancel.id), stopped: cancel.stopped })
+        }
+        Some(router_frame::Frame::Recite(_)) => Ok(Event::Recite { router }),
+        Some(router_frame::Frame::Hello(_)) => Err(Status::invalid_argument("a second hello")),
+        None => Err(Status::invalid_argument("a frame without content")),
+    }
+}
+
+fn not_of(router: u32, id: u64) -> Status {
+    Status::invalid_argument(format!("request {} is not of router {router:x}", RequestId(id)))
+}
+
+fn worker_event(worker: WorkerId, frame: WorkerFrame) -> Result<Event, Status> {
+    match frame.frame {
+        Some(worker_frame::Frame::Done(done)) => Ok(Event::StepDone { worker, done: done.into() }),
+        Some(worker_frame::Frame::Heartbeat(beat)) => Ok(Event::Heartbeat { worker, beat }),
+        Some(worker_frame::Frame::Loaded(loaded)) => Ok(Event::RankLoaded { worker, loaded }),
+        Some(worker_frame::Frame::Ready(ready)) => Ok(Event::RankReady { worker, ready }),
+        Some(worker_frame::Frame::Leaving(_)) => Ok(Event::WorkerLeaves { worker }),
+        Some(worker_frame::Frame::Failed(failed)) => Ok(Event::RankFailed { worker, failed }),
+        Some(worker_frame::Frame::Hello(_)) => Err(Status::invalid_argument("a second hello")),
+        None => Err(Status::invalid_argument("a frame without content")),
+    }
+}

@@ -1,0 +1,60 @@
+//! Puts the loop and the gRPC server together. The caller owns the sockets and the end.
+
+use super::grpc::Service;
+use crate::replica::Replica;
+use crate::replica::announcement::Announcement;
+use crate::{Config, Error};
+use cluster::Claim;
+use std::pin::pin;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Connected;
+use types::Epoch;
+
+/// Serves a replica over the connections that come, until `shutdown`; then takes nothing new, lets what runs finish,
+/// and returns.
+pub async fn serve<IO, E>(
+    incoming: impl Stream<Item = Result<IO, E>>,
+    config: Config,
+    mut claim: Claim,
+    shutdown: CancellationToken,
+) -> Result<(), Error>
+where
+    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let (events, queue) = mpsc::channel(config.limits.events_max);
+    let closing = CancellationToken::new();
+    let close_max = config.waits.close_max;
+    let router = wire::server().add_service(Service::server(events, &config));
+    let mut server = pin!(router.serve_with_incoming_shutdown(incoming, closing.cancelled()));
+    let epoch = Epoch { incarnation: claim.incarnation(), n: 0 };
+    let (announce, mut announced) = watch::channel(Announcement::default());
+    let mut replica = pin!(Replica::new(config, epoch, announce).run(queue, shutdown));
+    let result = loop {
+        tokio::select! {
+            biased;
+            ended = &mut server => break match ended {
+                Ok(()) => Err(Error::Server("no more connections can come".into())),
+                Err(error) => Err(Error::Server(error.into())),
+            },
+            // At once: who has the later claim serves, and what this one still says is refused by its epoch.
+            lost = claim.lost() => break Err(Error::ClaimLost(lost)),
+            Ok(()) = announced.changed() => {
+                let announcement = announced.borrow_and_update().clone();
+                claim.say(|registration| announcement.write(registration));
+            }
+            result = &mut replica => {
+                closing.cancel();
+                // The streams have ended; a peer that does not close its connection is left behind.
+                let _late = timeout(close_max, server).await;
+                break result;
+            }
+        }
+    };
+    claim.release().await;
+    result
+}

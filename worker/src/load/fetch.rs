@@ -1,0 +1,396 @@
+//! Brings the parts of a model that a rank needs from the coordinator into a cache on this machine. Knows files, chunks
+//! and layers; nothing of what is in them, and nothing of who else fetches.
+//!
+//! A file in the cache is as long as the original and has holes where nothing was needed. A journal beside the files
+//! names the chunks that are there and were checked, so that a fetch that was interrupted goes on where it was:
+//!
+//! ```text
+//! file     [header][layer 0 ....][layer 1 ....][layer 2 ....]
+//! rank 1    ======                =============                 and the ends of every tensor: the digest is of them
+//! ```
+
+use crate::load::fetch::journal::Journal;
+use crate::runner::{Assignment, LoadError};
+use checkpoint::Checkpoint;
+use collective::CancelFlag;
+use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::cluster::{GetModelRequest, ModelBytes, ModelFile, ModelFiles, ReadModelRequest};
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+use tonic::Status;
+use tonic::transport::Channel;
+use types::Part;
+
+mod journal;
+
+/// What is fetched, checked and remembered as one.
+const CHUNK_BYTES: u64 = 256 << 10;
+/// What is asked for at once.
+const READ_BYTES_MAX: u64 = 64 << 20;
+/// What is written before the journal says so.
+const SYNC_BYTES: u64 = 32 << 20;
+/// At the beginning and end of every tensor, whoever holds it: the model's digest is of them.
+const SAMPLE_BYTES: u64 = 4096;
+const FILES_MAX: usize = 8192;
+const MODEL_BYTES_MAX: u64 = 1 << 45;
+
+/// The coordinator opens the model when it is first asked for it.
+const LIST_MAX: Duration = Duration::from_secs(60);
+/// For the next message of a read.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// Attempts that brought nothing, one after the other.
+const FUTILE_MAX: u32 = 6;
+const RETRY_MIN: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+const SAY_EVERY: Duration = Duration::from_secs(2);
+const LOCK_POLL: Duration = Duration::from_millis(100);
+/// Between two looks whether the place that it is for is over.
+const END_POLL: Duration = Duration::from_millis(50);
+/// As long as a coordinator waits for a rank to load, unless it is told otherwise.
+const LOCK_MAX: Duration = Duration::from_secs(600);
+
+/// Why the model could not be brought here.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    #[error("the coordinator does not give the model: {0}")]
+    Refused(String),
+    #[error("nothing came for {} s", SILENCE_MAX.as_secs())]
+    Silence,
+    #[error("what the coordinator says of the model cannot be meant: {0}")]
+    Manifest(String),
+    #[error("bytes {start} of {file} came damaged")]
+    Damaged { file: String, start: u64 },
+    #[error("{path} cannot be written", path = path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("another worker of this machine has been fetching this model for too long")]
+    Locked,
+    #[error("what was fetched is another model: its digest differs")]
+    OtherModel,
+    #[error("what was fetched cannot be opened")]
+    Unreadable(#[from] checkpoint::Error),
+    #[error("the fetch was broken off")]
+    BrokenOff,
+}
+
+/// Where from and where to.
+#[derive(Clone, Debug)]
+pub struct Fetch {
+    pub channel: Channel,
+    pub runtime: tokio::runtime::Handle,
+    pub cache: PathBuf,
+}
+
+impl Fetch {
+    /// The model on this machine, with everything in it that this rank needs. For a thread of its own.
+    pub(crate) fn model(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<PathBuf, LoadError> {
+        let part = assignment.layout.part(assignment.rank);
+        let fetched = self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                fetched = self.bring(&assignment.model_path, &part) => fetched,
+                // What the journal has by then is not fetched again.
+                () = until_cancelled(cancel) => Err(FetchError::BrokenOff),
+            }
+        });
+        fetched.map_err(|source| LoadError::Fetch { path: assignment.model_path.clone(), source })
+    }
+
+    async fn bring(&self, told: &Path, part: &Part) -> Result<PathBuf, FetchError> {
+        let mut client = CoordinatorClient::new(self.channel.clone()).max_decoding_message_size(proto::FRAME_BYTES_MAX);
+        let listed = timeout(LIST_MAX, client.get_model(GetModelRequest { version: proto::VERSION.into() })).await;
+        let files = listed.map_err(|_| FetchError::Silence)?.map_err(refused)?.into_inner();
+        check(&files)?;
+        if is_the_model(told, &files) {
+            tracing::info!(path = %told.display(), "the model is here already");
+            return Ok(told.to_owned());
+        }
+        let place = Place::open(&self.cache, files).await?;
+        place.fill(&mut client, part).await?;
+        let path = place.model();
+        // A bad cache is not to be believed again.
+        match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.digest()) {
+            Ok(digest) if digest[..] == place.files.digest[..] => Ok(path),
+            Ok(_) => place.forget().and(Err(FetchError::OtherModel)),
+            Err(error) => place.forget().and(Err(error.into())),
+        }
+    }
+}
+
+async fn until_cancelled(cancel: &CancelFlag) {
+    while !cancel.is_cancelled() {
+        tokio::time::sleep(END_POLL).await;
+    }
+}
+
+fn refused(status: Status) -> FetchError {
+    FetchError::Refused(status.message().into())
+}
+
+fn is_the_model(path: &Path, files: &ModelFiles) -> bool {
+    let digest = || Checkpoint::open(path)?.digest();
+    path.exists() && digest().is_ok_and(|digest: [u8; 32]| digest[..] == files.digest[..])
+}
+
+/// Names become paths here, so they are looked at.
+fn check(files: &ModelFiles) -> Result<(), FetchError> {
+    let plain = |name: &str| {
+        !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']) && name.len() < 256
+    };
+    let wrong = |what: &str| Err(FetchError::Manifest(what.into()));
+    let names: BTreeSet<_> = files.files.iter().map(|file| &file.name).collect();
+    let total = files.files.iter().try_fold(0u64, |total, file| total.checked_add(file.n_bytes));
+    let spans_lie_in = |file: &ModelFile| {
+        let ends = file.spans.iter().flat_map(|span| [span.start, span.end]);
+        ends.is_sorted() && file.spans.last().is_none_or(|span| span.end <= file.n_bytes)
+    };
+    match () {
+        () if files.digest.len() != 32 => wrong("its digest has not 32 bytes"),
+        () if files.files.is_empty() || files.files.len() > FILES_MAX => wrong("the number of its files"),
+        () if !plain(&files.name) => wrong("its name is no plain name"),
+        () if !files.files.iter().all(|file| plain(&file.name)) => wrong("a file's name is no plain name"),
+        () if names.len() != files.files.len() => wrong("two files have one name"),
+        () if !files.is_folder && !names.contains(&files.name) => wrong("the file that it is named by is none of it"),
+        () if total.is_none_or(|total| total > MODEL_BYTES_MAX) => wrong("it is larger than any model"),
+        () if !files.files.iter().all(spans_lie_in) => wrong("layers that lie outside of their file, or overlap"),
+        () => Ok(()),
+    }
+}
+
+/// The chunks of a file that a part needs, in ascending order.
+fn needed(file: &ModelFile, part: &Part) -> BTreeSet<u64> {
+    let mut chunks = BTreeSet::new();
+    let mut want = |bytes: Range<u64>| {
+        if !bytes.is_empty() {
+            chunks.extend(bytes.start / CHUNK_BYTES..bytes.end.div_ceil(CHUNK_BYTES));
+        }
+    };
+    let mut next = 0;
+    for span in &file.spans {
+        want(next..span.start);
+        next = span.end;
+        let is_ours = match span.layer {
+            Some(layer) => part.layers.contains(&layer),
+            None => part.is_first() || part.is_last(),
+        };
+        if is_ours {
+            want(span.start..span.end);
+        } else {
+            want(span.start..(span.start + SAMPLE_BYTES).min(span.end));
+            want(span.end.saturating_sub(SAMPLE_BYTES).max(span.start)..span.end);
+        }
+    }
+    want(next..file.n_bytes);
+    chunks
+}
+
+/// Neighbouring chunks, asked for together.
+fn runs(chunks: &BTreeSet<u64>) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for &chunk in chunks {
+        match runs.last_mut() {
+            Some(run) if run.end == chunk && (run.end - run.start) * CHUNK_BYTES < READ_BYTES_MAX => run.end += 1,
+            _ => runs.push(chunk..chunk + 1),
+        }
+    }
+    runs
+}
+
+/// The model's folder in the cache, which is ours while this lives.
+struct Place {
+    folder: PathBuf,
+    files: ModelFiles,
+    _lock: File,
+}
+
+/// How far it is, for the log.
+struct Progress {
+    n_bytes: u64,
+    n_all: u64,
+    said: Instant,
+}
+
+impl Place {
+    async fn open(cache: &Path, files: ModelFiles) -> Result<Place, FetchError> {
+        let digest: String = files.digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let folder = cache.join("fetched").join(digest);
+        std::fs::create_dir_all(folder.join(&files.name)).map_err(io_at(&folder))?;
+        let lock_path = folder.join("lock");
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
+        let lock = lock.map_err(io_at(&lock_path))?;
+        let since = Instant::now();
+        while let Err(error) = lock.try_lock() {
+            match error {
+                TryLockError::Error(source) => return Err(FetchError::Io { path: lock_path, source }),
+                TryLockError::WouldBlock if since.elapsed() > LOCK_MAX => return Err(FetchError::Locked),
+                // Another worker of this machine fetches its part: afterwards, most of ours may be there.
+                TryLockError::WouldBlock => tokio::time::sleep(LOCK_POLL).await,
+            }
+        }
+        Ok(Place { folder, files, _lock: lock })
+    }
+
+    /// What `Checkpoint::open` is given.
+    fn model(&self) -> PathBuf {
+        let folder = self.folder.join(&self.files.name);
+        if self.files.is_folder { folder } else { folder.join(&self.files.name) }
+    }
+
+    fn file(&self, file: &ModelFile) -> PathBuf {
+        self.folder.join(&self.files.name).join(&file.name)
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.folder.join("journal")
+    }
+
+    fn forget(&self) -> Result<(), FetchError> {
+        std::fs::remove_file(self.journal()).map_err(io_at(&self.journal()))
+    }
+
+    /// Fetches what the part needs and is not there, again and again while that brings anything.
+    async fn fill(&self, client: &mut CoordinatorClient<Channel>, part: &Part) -> Result<(), FetchError> {
+        let mut journal = Journal::open(&self.journal(), &self.files).map_err(io_at(&self.journal()))?;
+        let wanted: Vec<BTreeSet<u64>> = self.files.files.iter().map(|file| needed(file, part)).collect();
+        let n_wanted: usize = wanted.iter().map(BTreeSet::len).sum();
+        let (mut futile, mut wait) = (0, RETRY_MIN);
+        loop {
+            let n_before = journal.len();
+            let Err(error) = self.fetch_missing(client, &wanted, &mut journal).await else { break };
+            if journal.len() > n_before {
+                (futile, wait) = (0, RETRY_MIN);
+            }
+            futile += 1;
+            if futile >= FUTILE_MAX || matches!(error, FetchError::Io { .. }) {
+                return Err(error);
+            }
+            tracing::warn!(%error, n_chunks = journal.len(), n_wanted, "the model is fetched on from here");
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(RETRY_MAX);
+        }
+        Ok(())
+    }
+
+    async fn fetch_missing(
+        &self,
+        client: &mut CoordinatorClient<Channel>,
+        wanted: &[BTreeSet<u64>],
+        journal: &mut Journal,
+    ) -> Result<(), FetchError> {
+        let missing: Vec<BTreeSet<u64>> = wanted
+            .iter()
+            .enumerate()
+            .map(|(file, chunks)| chunks.iter().copied().filter(|chunk| !journal.has(file as u32, *chunk)).collect())
+            .collect();
+        let n_missing: usize = missing.iter().map(BTreeSet::len).sum();
+        let mut progress = Progress { n_bytes: 0, n_all: n_missing as u64 * CHUNK_BYTES, said: Instant::now() };
+        if n_missing > 0 {
+            let folder = self.folder.display();
+            tracing::info!(%folder, mebibytes = progress.n_all >> 20, "fetching this rank's part of the model");
+        }
+        for (index, (file, chunks)) in self.files.files.iter().zip(&missing).enumerate() {
+            let path = self.file(file);
+            let out = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io_at(&path))?;
+            out.set_len(file.n_bytes).map_err(io_at(&path))?;
+            let mut drain = Drain { index: index as u32, file, path: &path, out, journal };
+            for run in runs(chunks) {
+                drain.fetch(client, &self.files.digest, run, &mut progress).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes what comes for one file.
+struct Drain<'a> {
+    index: u32,
+    file: &'a ModelFile,
+    path: &'a Path,
+    out: File,
+    journal: &'a mut Journal,
+}
+
+impl Drain<'_> {
+    async fn fetch(
+        &mut self,
+        client: &mut CoordinatorClient<Channel>,
+        digest: &[u8],
+        chunks: Range<u64>,
+        progress: &mut Progress,
+    ) -> Result<(), FetchError> {
+        let (start, end) = (chunks.start * CHUNK_BYTES, (chunks.end * CHUNK_BYTES).min(self.file.n_bytes));
+        let request = ReadModelRequest { digest: digest.to_vec(), file: self.index, start, end };
+        let opened = timeout(SILENCE_MAX, client.read_model(request)).await.map_err(|_| FetchError::Silence)?;
+        let mut messages = opened.map_err(refused)?.into_inner();
+        let (mut next, mut noted) = (start, start);
+        let result = loop {
+            if next == end {
+                break Ok(());
+            }
+            let message = match timeout(SILENCE_MAX, messages.message()).await {
+                Err(_) => break Err(FetchError::Silence),
+                Ok(Err(status)) => break Err(refused(status)),
+                Ok(Ok(None)) => break Err(FetchError::Refused("the stream ended early".into())),
+                Ok(Ok(Some(message))) => message,
+            };
+            if let Err(error) = self.write(&message, next, end) {
+                break Err(error);
+            }
+            next += message.bytes.len() as u64;
+            progress.add(message.bytes.len() as u64);
+            if next - noted >= SYNC_BYTES {
+                self.note(noted..next)?;
+                noted = next - next % CHUNK_BYTES;
+            }
+        };
+        // What came before an error is not fetched again.
+        self.note(noted..next)?;
+        result
+    }
+
+    fn write(&self, message: &ModelBytes, next: u64, end: u64) -> Result<(), FetchError> {
+        let n_bytes = message.bytes.len() as u64;
+        let is_next = message.start == next && n_bytes > 0 && n_bytes <= end - next;
+        let is_whole = <[u8; 32]>::try_from(&message.checksum[..])
+            .is_ok_and(|checksum| blake3::hash(&message.bytes) == blake3::Hash::from_bytes(checksum));
+        if !is_next || !is_whole {
+            return Err(FetchError::Damaged { file: self.file.name.clone(), start: next });
+        }
+        self.out.write_all_at(&message.bytes, next).map_err(io_at(self.path))
+    }
+
+    /// The chunks that are whole by now are in the file before the journal says so.
+    fn note(&mut self, bytes: Range<u64>) -> Result<(), FetchError> {
+        let is_whole_to =
+            if bytes.end == self.file.n_bytes { bytes.end.div_ceil(CHUNK_BYTES) } else { bytes.end / CHUNK_BYTES };
+        let chunks = bytes.start / CHUNK_BYTES..is_whole_to;
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        self.out.sync_data().map_err(io_at(self.path))?;
+        self.journal.add(self.index, chunks).map_err(io_at(self.path))
+    }
+}
+
+impl Progress {
+    fn add(&mut self, n_bytes: u64) {
+        self.n_bytes += n_bytes;
+        if self.said.elapsed() >= SAY_EVERY {
+            self.said = Instant::now();
+            let percent = (self.n_bytes * 100 / self.n_all.max(1)).min(100);
+            tracing::info!(mebibytes = self.n_bytes >> 20, percent, "fetching");
+        }
+    }
+}
+
+fn io_at(path: &Path) -> impl FnOnce(io::Error) -> FetchError + '_ {
+    |source| FetchError::Io { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests;

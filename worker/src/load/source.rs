@@ -1,0 +1,47 @@
+//! Where this machine has the model that it is told to load. Knows paths and no formats.
+
+use crate::CancelFlag;
+use crate::load::fetch::Fetch;
+use crate::runner::{Assignment, Load, LoadError, Loaded, Ready};
+use std::path::PathBuf;
+
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// At the coordinator's path.
+    AsTold,
+    /// Here, whatever the coordinator's path is.
+    Path(PathBuf),
+    /// In this folder, under the name that it has at the coordinator.
+    Folder(PathBuf),
+    /// At the coordinator, unless it is here all the same.
+    Fetched(Fetch),
+}
+
+/// A loader that finds the model on this machine first.
+pub fn load_from(source: Source, loader: Box<dyn Load>) -> Box<dyn Load> {
+    Box::new(Located { source, loader })
+}
+
+struct Located {
+    source: Source,
+    loader: Box<dyn Load>,
+}
+
+impl Source {
+    fn path(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<PathBuf, LoadError> {
+        let told = &assignment.model_path;
+        match self {
+            Source::AsTold => Ok(told.clone()),
+            Source::Path(path) => Ok(path.clone()),
+            Source::Folder(folder) => Ok(folder.join(told.file_name().unwrap_or_default())),
+            Source::Fetched(fetch) => fetch.model(assignment, cancel),
+        }
+    }
+}
+
+impl Load for Located {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let model_path = self.source.path(assignment, cancel)?;
+        self.loader.load(&Assignment { model_path, ..assignment.clone() }, cancel)
+    }
+}

@@ -1,0 +1,217 @@
+//! What a rank does with a step, and what it takes to become able to. Knows nothing of streams or threads: the session
+//! calls both traits on one thread that it owns.
+
+mod let_go;
+pub mod model_runner;
+mod refused;
+pub mod sequences;
+pub mod sim;
+
+use crate::load::fetch::FetchError;
+use backend::Repeats;
+use collective::{AbortHandle, CancelFlag, Timeouts};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::time::Duration;
+use types::{Activations, Epoch, KvDtype, Layout, Mode, PolicyDigest, Rank, Step, StepDone, Unsupported};
+
+/// Executes steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
+pub trait Runner: Send {
+    /// Applies the step (ends, starts, slices, pass) and leaves one `SliceDone` per slice. `done` is handed in with its
+    /// id and epoch set and the slices of the step before it, to be overwritten, so that their memory is kept.
+    ///
+    /// A rank that does not sample has nothing to answer: nobody reads its `done`.
+    ///
+    /// An error is the rank's: it cannot go on in this epoch. What fails for one request alone is `SliceDone::failed`.
+    fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError>;
+
+    /// `run`, by a runner that may begin the step that comes next while its device computes this one. What was begun so
+    /// is the next that it is given, or the runner is dropped.
+    fn run_with(&mut self, step: &Step, _upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
+        self.run(step, done)
+    }
+
+    /// What a step that `run` has applied still waits for, where its time is modelled: only a task can wait so. A
+    /// runner with a model has done all its waiting in `run`.
+    fn rest(&mut self) -> Option<Rest<'_>> {
+        None
+    }
+
+    /// With which another thread ends what `run` waits for, if it waits for other ranks. A runner around another passes
+    /// this on, and what is below.
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        None
+    }
+
+    /// What became of its device's passes.
+    fn repeats(&self) -> Repeats {
+        Repeats::default()
+    }
+
+    /// How long all its steps together have waited for other ranks.
+    fn waited(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+impl<R: Runner + ?Sized> Runner for Box<R> {
+    fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
+        (**self).run(step, done)
+    }
+
+    fn run_with(&mut self, step: &Step, upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
+        (**self).run_with(step, upcoming, done)
+    }
+
+    fn rest(&mut self) -> Option<Rest<'_>> {
+        (**self).rest()
+    }
+
+    fn abort_handle(&self) -> Option<AbortHandle> {
+        (**self).abort_handle()
+    }
+
+    fn repeats(&self) -> Repeats {
+        (**self).repeats()
+    }
+
+    fn waited(&self) -> Duration {
+        (**self).waited()
+    }
+}
+
+/// What arrives while a step runs.
+pub trait Upcoming {
+    /// The step that comes next, if it is here. It stays until it is run.
+    fn next(&mut self) -> Option<&Step>;
+}
+
+pub type Rest<'a> = Pin<Box<dyn Future<Output = Result<(), RunError>> + Send + 'a>>;
+
+/// Makes a runner for a place in a blueprint. Called again for every epoch that the worker lives to see, so what is
+/// costly (packed weights) may be kept from one load to the next.
+pub trait Load: Send {
+    /// Everything but the other ranks: nobody waits for another's reading. When `cancel` is raised, the place is over,
+    /// and what takes long is broken off, with whatever error.
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError>;
+}
+
+/// A place that is loaded, and whose rank has not met the others.
+pub trait Loaded: Send {
+    /// Called when all ranks have loaded, so that all of them come at about the same time.
+    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError>;
+}
+
+/// A runner that needs no others has met them.
+impl<R: Runner + 'static> Loaded for R {
+    fn meet(self: Box<Self>, _: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
+        Ok(self)
+    }
+}
+
+/// A rank's place, and what it is to hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assignment {
+    pub epoch: Epoch,
+    pub rank: Rank,
+    /// The whole grid.
+    pub layout: Layout,
+    /// Where each rank's collective listens, by rank; empty for a rank alone.
+    pub mesh_addresses: Vec<String>,
+    pub mesh_secret: MeshSecret,
+    /// Where this machine finds the model's file or folder.
+    pub model_path: PathBuf,
+    pub activations: Activations,
+    pub kv_dtype: KvDtype,
+    pub mode: Mode,
+    /// Blocks of each cache group's pool, the same on all ranks; ids run from zero.
+    pub n_blocks: Vec<u32>,
+    /// Memory for the KV cache of this rank: what it keeps of the pools must fit.
+    pub kv_bytes: u64,
+    pub context: u32,
+    pub batch_tokens_max: u32,
+    pub running_max: u32,
+    /// For the ranks to meet, and for one operation among them.
+    pub timeouts: Timeouts,
+    /// Under which the replica serves, where that is known: what holds this part of such a model keeps it.
+    pub policy: Option<PolicyDigest>,
+    /// What was read under another number is read again.
+    pub reading: u32,
+    /// Blocks of the KV cache are cleared when they are let go, before anybody has them again.
+    pub zero_kv: bool,
+}
+
+/// With which the ranks of an epoch prove to each other that they belong to it.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct MeshSecret(pub [u8; 32]);
+
+impl std::fmt::Debug for MeshSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MeshSecret(..)")
+    }
+}
+
+/// What a rank found when it had loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready {
+    pub policy: PolicyDigest,
+    pub weight_bytes: u64,
+    /// Why it has not read the model again though it was to, and goes on with what it had.
+    pub unread: Option<String>,
+}
+
+/// Why a step could not be run. Ends the rank's part in the epoch.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// The step contradicts what came before it: the coordinator and this rank no longer agree.
+    #[error("step {step} breaks the protocol: {what}")]
+    Protocol { step: u64, what: String },
+    #[error("the pass failed: {0}")]
+    Pass(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("the ranks do not work together: {0}")]
+    Collective(#[from] collective::Error),
+}
+
+impl RunError {
+    /// The rank that is to blame, if it is another.
+    pub fn guilty(&self) -> Option<Rank> {
+        match self {
+            RunError::Collective(error) => error.rank(),
+            RunError::Unsupported(_) | RunError::Protocol { .. } | RunError::Pass(_) => None,
+        }
+    }
+}
+
+/// Why a place could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    #[error("{path} cannot be loaded: {source}", path = path.display())]
+    Model { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    /// A file of the model was cut short, written to or replaced while it was read.
+    #[error(transparent)]
+    Changed(checkpoint::Error),
+    #[error("{what} needs {needed} bytes, {available} are there")]
+    Memory { what: &'static str, needed: u64, available: u64 },
+    #[error("the ranks do not come together: {0}")]
+    Collective(#[from] collective::Error),
+    #[error("{path} cannot be fetched: {source}", path = path.display())]
+    Fetch { path: PathBuf, source: FetchError },
+}
+
+impl LoadError {
+    /// The rank that is to blame, if it is another.
+    pub fn guilty(&self) -> Option<Rank> {
+        match self {
+            LoadError::Collective(error) => error.rank(),
+            LoadError::Unsupported(_)
+            | LoadError::Model { .. }
+            | LoadError::Changed(_)
+            | LoadError::Memory { .. }
+            | LoadError::Fetch { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Says ten times a second, from a thread of its own, that this rank lives and how far it is: a step that takes long is
+//! not taken for a death. Where time is modelled no step takes any, and a task does.
+
+use crate::Footing;
+use crate::session::seat::Turns;
+use proto::cluster::{Heartbeat, WorkerFrame, worker_frame::Frame};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
+
+/// Counters since the worker began; the coordinator takes differences.
+#[derive(Debug, Default)]
+pub struct Progress {
+    steps_done: AtomicU64,
+    compute_micros: AtomicU64,
+    wait_micros: AtomicU64,
+    idle_micros: AtomicU64,
+    /// The computing thread is in a step.
+    in_step: AtomicBool,
+    /// It is in anything.
+    is_busy: AtomicBool,
+}
+
+impl Progress {
+    pub(crate) fn begin_step(&self) {
+        self.in_step.store(true, Relaxed);
+    }
+
+    /// A step that took so long, `waited` of it for other ranks.
+    pub(crate) fn add_step(&self, took: Duration, waited: Duration) {
+        self.in_step.store(false, Relaxed);
+        self.steps_done.fetch_add(1, Relaxed);
+        self.compute_micros.fetch_add(took.saturating_sub(waited).as_micros() as u64, Relaxed);
+        self.wait_micros.fetch_add(waited.as_micros() as u64, Relaxed);
+    }
+
+    pub(crate) fn add_idle(&self, took: Duration) {
+        self.idle_micros.fetch_add(took.as_micros() as u64, Relaxed);
+    }
+
+    pub(crate) fn busy(&self, is_busy: bool) {
+        self.is_busy.store(is_busy, Relaxed);
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        self.is_busy.load(Relaxed)
+    }
+
+    fn beat(&self, turns: &Turns) -> Heartbeat {
+        Heartbeat {
+            in_step: self.in_step.load(Relaxed),
+            waits_for: turns.waits_for().map(|rank| rank.0.into()),
+            steps_done: self.steps_done.load(Relaxed),
+            compute_micros: self.compute_micros.load(Relaxed),
+            idle_micros: self.idle_micros.load(Relaxed),
+            wait_micros: self.wait_micros.load(Relaxed),
+        }
+    }
+}
+
+/// What is said of one worker, and to whom.
+pub(crate) struct Pulse {
+    pub progress: Arc<Progress>,
+    pub turns: Arc<Turns>,
+    pub up: mpsc::WeakSender<WorkerFrame>,
+}
+
+impl Pulse {
+    /// False when nobody listens any more.
+    fn beat(&self) -> bool {
+        let frame = WorkerFrame { frame: Some(Frame::Heartbeat(self.progress.beat(&self.turns))) };
+        let Some(up) = self.up.upgrade() else { return false };
+        // A full queue is full of frames that say as much.
+        !matches!(up.try_send(frame), Err(mpsc::error::TrySendError::Closed(_)))
+    }
+}
+
+/// Beats until it is dropped.
+pub(crate) enum Heart {
+    Thread { _alive: SyncSender<()> },
+    Task { _beats: AbortOnDropHandle<()> },
+}
+
+impl Heart {
+    pub fn start(footing: Footing, pulse: Pulse, every: Duration) -> io::Result<Heart> {
+        match footing {
+            Footing::Threads => Heart::on_a_thread(pulse, every),
+            Footing::Tasks => Ok(Heart::in_a_task(pulse, every)),
+        }
+    }
+
+    fn on_a_thread(pulse: Pulse, every: Duration) -> io::Result<Heart> {
+        let (alive, stopped) = sync_channel(0);
+        let beats = move || while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) && pulse.beat() {};
+        std::thread::Builder::new().name("heartbeat".into()).spawn(beats)?;
+        Ok(Heart::Thread { _alive: alive })
+    }
+
+    fn in_a_task(pulse: Pulse, every: Duration) -> Heart {
+        let beats = async move {
+            loop {
+                tokio::time::sleep(every).await;
+                if !pulse.beat() {
+                    break;
+                }
+            }
+        };
+        Heart::Task { _beats: AbortOnDropHandle::new(tokio::spawn(beats)) }
+    }
+}

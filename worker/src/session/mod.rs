@@ -1,0 +1,287 @@
+//! One life of the stream to a coordinator: hello, a place, steps down and answers up. Knows nothing of what a step
+//! computes, and never blocks: the seat's thread does.
+
+pub mod heartbeat;
+pub mod seat;
+
+use crate::runner::{Assignment, MeshSecret};
+use crate::session::heartbeat::{Heart, Progress, Pulse};
+use crate::session::seat::{Reports, SeatLost, Turns, Work};
+use crate::{Config, Error, Footing};
+use collective::Timeouts;
+use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::cluster::{
+    Assign, Failed, Leaving, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame,
+};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+use types::{Epoch, Step};
+use wire::Refused;
+
+/// How a session ended that ended well enough to begin another.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Ended {
+    #[error("the coordinator is gone: {0}")]
+    Gone(String),
+    #[error("the coordinator told this rank to leave: {0}")]
+    Left(String),
+    #[error("this rank failed: {0}")]
+    Failed(String),
+    #[error("this worker was told to end")]
+    Told,
+}
+
+impl Ended {
+    pub fn by(status: &Status) -> Ended {
+        Ended::Gone(format!("{}: {}", status.code(), status.message()))
+    }
+}
+
+/// What all sessions of a worker share.
+pub(crate) struct Worker {
+    pub config: Config,
+    pub footing: Footing,
+    pub work: mpsc::Sender<Work>,
+    pub progress: Arc<Progress>,
+    pub turns: Arc<Turns>,
+    pub shutdown: CancellationToken,
+}
+
+/// However a session ends: the step that it leaves behind need not wait for other ranks.
+struct EndTurn<'a>(&'a Turns);
+
+impl Drop for EndTurn<'_> {
+    fn drop(&mut self) {
+        self.0.next();
+    }
+}
+
+impl Worker {
+    /// Runs one session to its end. `Err` is what another attempt would only repeat.
+    pub async fn session(&self, channel: Channel) -> Result<Ended, Error> {
+        let (up, frames) = mpsc::channel(self.config.frames_up_max);
+        let hello = WorkerFrame { frame: Some(Frame::Hello(self.hello())) };
+        up.try_send(hello).expect("an empty queue has room for one");
+        let mut client = CoordinatorClient::new(channel)
+            .max_decoding_message_size(proto::FRAME_BYTES_MAX)
+            .max_encoding_message_size(proto::FRAME_BYTES_MAX);
+        let join = timeout(self.config.join_timeout, client.join(ReceiverStream::new(frames)));
+        let Some(joined) = self.shutdown.run_until_cancelled(join).await else { return Ok(Ended::Told) };
+        let down = match joined {
+            Err(_) => return Ok(Ended::Gone("no answer to the hello".into())),
+            Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
+                return Err(Error::Refused(status.message().into()));
+            }
+            Ok(Err(status)) => return refused(&status),
+            Ok(Ok(response)) => response.into_inner(),
+        };
+        let pulse = Pulse { progress: self.progress.clone(), turns: self.turns.clone(), up: up.downgrade() };
+        let _heart = Heart::start(self.footing, pulse, self.config.heartbeat_every)?;
+        let (lost, seat_lost) = mpsc::channel(1);
+        let _end = EndTurn(&self.turns);
+        let reports = Reports { up: up.downgrade(), lost: lost.downgrade() };
+        // `lost` is held here, so that the seat's queue is open for as long as the session lasts.
+        let ended = Session { worker: self, up, reports, down, epoch: None }.run(seat_lost).await;
+        drop(lost);
+        ended
+    }
+
+    fn hello(&self) -> WorkerHello {
+        let config = &self.config;
+        WorkerHello {
+            version: proto::VERSION.into(),
+            host: config.host.clone(),
+            pid: config.pid,
+            device: config.device.clone(),
+            memory_bytes: config.memory_bytes,
+            threads: config.threads,
+            cores: config.cores,
+            mesh_address: config.mesh_address.clone(),
+        }
+    }
+}
+
+/// Whom the coordinator does not trust, or who does not trust it, need not try again.
+fn refused(status: &Status) -> Result<Ended, Error> {
+    match Refused::cause_of(status) {
+        Some(refused) if refused.is_final() => Err(Error::Refused(refused.to_string())),
+        Some(refused) => Ok(Ended::Gone(refused.to_string())),
+        None => Ok(Ended::by(status)),
+    }
+}
+
+struct Session<'a> {
+    worker: &'a Worker,
+    up: mpsc::Sender<WorkerFrame>,
+    reports: Reports,
+    down: Streaming<RankFrame>,
+    /// Of the place that was taken last.
+    epoch: Option<Epoch>,
+}
+
+impl Session<'_> {
+    async fn run(mut self, lost: mpsc::Receiver<SeatLost>) -> Result<Ended, Error> {
+        let shutdown = self.worker.shutdown.clone();
+        match shutdown.run_until_cancelled(self.serve(lost)).await {
+            Some(ended) => ended,
+            None => Ok(self.leave().await),
+        }
+    }
+
+    async fn serve(&mut self, mut lost: mpsc::Receiver<SeatLost>) -> Result<Ended, Error> {
+        loop {
+            let frame = tokio::select! {
+                biased;
+                Some(why) = lost.recv() => return self.seat_lost(why).await,
+                frame = self.down.message() => frame,
+            };
+            let ended = match frame {
+                Ok(Some(RankFrame { frame: Some(frame) })) => self.handle(frame).await,
+                Ok(Some(RankFrame { frame: None })) => self.fail("a frame without content".into()).await,
+                Ok(None) => Some(Ended::Gone("it closed the stream".into())),
+                // As at the hello: this worker is not what the replica needs, and would not be the next time.
+                Err(status) if status.code() == Code::FailedPrecondition => {
+                    return Err(Error::Refused(status.message().into()));
+                }
+                Err(status) => Some(Ended::by(&status)),
+            };
+            if let Some(ended) = ended {
+                return Ok(ended);
+            }
+        }
+    }
+
+    async fn handle(&mut self, frame: rank_frame::Frame) -> Option<Ended> {
+        match frame {
+            rank_frame::Frame::Assign(assign) => self.assign(assign).await,
+            rank_frame::Frame::Step(bytes) => match proto::decode_traced_step(&bytes) {
+                Ok((step, traceparent)) => self.step(step, traceparent).await,
+                Err(malformed) => self.fail(format!("a step that cannot be read: {malformed}")).await,
+            },
+            rank_frame::Frame::Meet(meet) => self.meet(meet).await,
+            rank_frame::Frame::Release(_) => self.release().await,
+            rank_frame::Frame::Leave(leave) => Some(Ended::Left(leave.reason)),
+        }
+    }
+
+    async fn assign(&mut self, assign: Assign) -> Option<Ended> {
+        let assignment = match assignment(assign) {
+            Ok(assignment) => assignment,
+            Err(malformed) => return self.fail(format!("a place that cannot be meant: {malformed}")).await,
+        };
+        tracing::info!(epoch = %assignment.epoch, rank = assignment.rank.0, "taking a place");
+        self.epoch = Some(assignment.epoch);
+        let turn = self.worker.turns.next();
+        let (assignment, reports) = (Box::new(assignment), self.reports.clone());
+        self.hand_over(Work::Load { assignment, turn, reports }).await
+    }
+
+    async fn meet(&mut self, meet: Meet) -> Option<Ended> {
+        let epoch = Epoch { incarnation: meet.epoch_incarnation, n: meet.epoch_n };
+        if self.epoch != Some(epoch) {
+            tracing::warn!(%epoch, "a word to meet in another epoch is not heeded");
+            return None;
+        }
+        self.hand_over(Work::Meet { epoch }).await
+    }
+
+    /// Whatever the thread does for the place that is over ends now.
+    async fn release(&mut self) -> Option<Ended> {
+        self.epoch = None;
+        self.worker.turns.next();
+        self.hand_over(Work::Release).await
+    }
+
+    async fn step(&mut self, step: Step, traceparent: String) -> Option<Ended> {
+        if self.epoch != Some(step.epoch) {
+            tracing::warn!(step = step.id.0, epoch = %step.epoch, "a step of another epoch is dropped");
+            return None;
+        }
+        match step.supported() {
+            Ok(()) => self.hand_over(Work::Step { step, traceparent }).await,
+            Err(unsupported) => self.fail(unsupported.to_string()).await,
+        }
+    }
+
+    /// The queue is as deep as a coordinator may plan ahead; a deeper one waits here, and the stream's window fills.
+    async fn hand_over(&self, work: Work) -> Option<Ended> {
+        let sent = self.worker.work.send(work).await;
+        sent.err().map(|_| Ended::Failed("the computing thread is gone".into()))
+    }
+
+    async fn fail(&mut self, message: String) -> Option<Ended> {
+        let epoch = self.epoch.unwrap_or_default();
+        let failed = Failed {
+            epoch_incarnation: epoch.incarnation,
+            epoch_n: epoch.n,
+            message: message.clone(),
+            guilty_rank: None,
+        };
+        // If the queue is full for so long, the stream is as good as gone and its end says enough.
+        let frame = WorkerFrame { frame: Some(Frame::Failed(failed)) };
+        let _late = timeout(self.worker.config.farewell_timeout, self.up.send(frame)).await;
+        self.until_closed().await;
+        Some(Ended::Failed(message))
+    }
+
+    /// Whoever can take this rank's place hears of it before the rank is gone.
+    async fn leave(&mut self) -> Ended {
+        let frame = WorkerFrame { frame: Some(Frame::Leaving(Leaving {})) };
+        let _late = timeout(self.worker.config.farewell_timeout, self.up.send(frame)).await;
+        self.until_closed().await;
+        Ended::Told
+    }
+
+    /// The coordinator closes the stream when it has read that this rank failed. Leaving before that could lose the
+    /// word.
+    async fn until_closed(&mut self) {
+        let until_closed = async { while let Ok(Some(_)) = self.down.message().await {} };
+        let _late = timeout(self.worker.config.farewell_timeout, until_closed).await;
+    }
+
+    /// The seat is saying `Failed`.
+    async fn seat_lost(&mut self, why: SeatLost) -> Result<Ended, Error> {
+        self.until_closed().await;
+        match why {
+            SeatLost::Load(error) => Err(Error::Load(error)),
+            SeatLost::Run(message) => Ok(Ended::Failed(message)),
+        }
+    }
+}
+
+fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
+    let (rank, layout) = assign.layout()?;
+    let (mesh_secret, policy) = (MeshSecret(assign.secret()?), assign.policy()?);
+    let (activations, kv_dtype, mode) = (assign.activations()?, assign.kv_dtype()?, assign.mode()?);
+    let default = Timeouts::default();
+    let or = |millis: u64, default| if millis == 0 { default } else { Duration::from_millis(millis) };
+    Ok(Assignment {
+        epoch: Epoch { incarnation: assign.epoch_incarnation, n: assign.epoch_n },
+        rank,
+        layout,
+        mesh_addresses: assign.mesh_addresses,
+        mesh_secret,
+        model_path: assign.model_path.into(),
+        activations,
+        kv_dtype,
+        mode,
+        n_blocks: assign.n_blocks,
+        kv_bytes: assign.kv_bytes,
+        context: assign.context,
+        batch_tokens_max: assign.batch_tokens_max,
+        running_max: assign.running_max,
+        timeouts: Timeouts {
+            join: or(assign.meet_max_millis, default.join),
+            op: or(assign.exchange_max_millis, default.op),
+        },
+        policy,
+        reading: assign.reading,
+        zero_kv: assign.zero_kv,
+    })
+}

@@ -1,0 +1,400 @@
+//! Who computes: a thread, or a task where time is only modelled. It owns the loader and the runner, takes work from
+//! one bounded queue and reports up the session that gave the work. Knows nothing of sockets; waits for work, for
+//! room to report, and within a step for other ranks: that wait the session ends, when it has no use for the step any
+//! more.
+
+use crate::runner::{Assignment, Load, LoadError, Loaded as LoadedPlace, Runner, Upcoming};
+use crate::session::heartbeat::Progress;
+use collective::{AbortHandle, CancelFlag};
+use proto::cluster::{Failed, Loaded, Ready, WorkerFrame, worker_frame::Frame};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake};
+use std::thread::Thread;
+use std::time::Duration;
+use telemetry::spans;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use types::{Epoch, Rank, Step, StepDone};
+
+/// What a session asks of the thread.
+pub(crate) enum Work {
+    Load {
+        assignment: Box<Assignment>,
+        turn: Turn,
+        reports: Reports,
+    },
+    /// All ranks of the epoch have loaded.
+    Meet {
+        epoch: Epoch,
+    },
+    /// With its span at the coordinator; empty where nobody records it.
+    Step {
+        step: Step,
+        traceparent: String,
+    },
+    /// The place is over, and nobody needs what it holds.
+    Release,
+}
+
+/// Of all places that sessions were given, one; and how it is heard that it is over.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Turn(CancelFlag);
+
+/// How a session frees the thread from a place that is over: what it does and waits for there ends.
+#[derive(Default)]
+pub(crate) struct Turns(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    last: Turn,
+    seated: Option<AbortHandle>,
+}
+
+impl Turns {
+    /// Ends every turn before this one.
+    pub fn next(&self) -> Turn {
+        let mut state = self.state();
+        state.last.0.cancel();
+        state.last = Turn::default();
+        if let Some(handle) = state.seated.take() {
+            handle.abort();
+        }
+        state.last.clone()
+    }
+
+    /// The rank that the thread waits for at this moment, within a step.
+    pub fn waits_for(&self) -> Option<Rank> {
+        self.state().seated.as_ref()?.waits_for()
+    }
+
+    /// False if the turn has ended: what has not begun to wait will not.
+    fn sit(&self, turn: &Turn, handle: Option<AbortHandle>) -> bool {
+        let mut state = self.state();
+        let is_on = !turn.is_over();
+        if is_on {
+            state.seated = handle;
+        }
+        is_on
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Turn {
+    fn is_over(&self) -> bool {
+        self.0.is_cancelled()
+    }
+}
+
+/// Where one session hears from the thread. Weak, so that a session's stream ends with the session and not with the
+/// step that it left behind; then its work is skipped.
+#[derive(Clone)]
+pub(crate) struct Reports {
+    /// Frames for the coordinator, in order.
+    pub up: mpsc::WeakSender<WorkerFrame>,
+    /// Why this rank cannot go on. The coordinator is told right afterwards.
+    pub lost: mpsc::WeakSender<SeatLost>,
+}
+
+pub(crate) enum SeatLost {
+    /// It would only be so again.
+    Load(LoadError),
+    Run(String),
+}
+
+impl SeatLost {
+    fn by(error: LoadError) -> SeatLost {
+        match error {
+            // The next attempt may fare better.
+            error @ (LoadError::Collective(_) | LoadError::Fetch { .. } | LoadError::Changed(_)) => {
+                SeatLost::Run(error.to_string())
+            }
+            error => SeatLost::Load(error),
+        }
+    }
+}
+
+/// Polls a future on this thread to its end, and sleeps while there is nothing to do. It enters no runtime, so that
+/// what is polled may block, and may enter one of its own.
+pub(crate) fn drive<T>(future: impl Future<Output = T>) -> T {
+    let bell = Arc::new(Bell { sleeper: std::thread::current(), has_rung: AtomicBool::new(false) });
+    let waker = bell.clone().into();
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return out;
+        }
+        // Others park on this thread too, and may take a wake-up for theirs.
+        while !bell.has_rung.swap(false, Relaxed) {
+            std::thread::park();
+        }
+    }
+}
+
+struct Bell {
+    sleeper: Thread,
+    has_rung: AtomicBool,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.has_rung.store(true, Relaxed);
+        self.sleeper.unpark();
+    }
+}
+
+/// What is asked of the thread, in order; what comes next may be looked at before its turn.
+struct Queue {
+    work: mpsc::Receiver<Work>,
+    seen: Option<Work>,
+}
+
+impl Queue {
+    async fn next(&mut self) -> Option<Work> {
+        match self.seen.take() {
+            Some(work) => Some(work),
+            None => self.work.recv().await,
+        }
+    }
+}
+
+/// Steps of one epoch, and nothing else.
+struct StepsOf<'a> {
+    epoch: Epoch,
+    queue: &'a mut Queue,
+}
+
+impl Upcoming for StepsOf<'_> {
+    fn next(&mut self) -> Option<&Step> {
+        if self.queue.seen.is_none() {
+            // An end of the queue is found when it is its turn.
+            self.queue.seen = self.queue.work.try_recv().ok();
+        }
+        match &self.queue.seen {
+            Some(Work::Step { step, .. }) if step.epoch == self.epoch => Some(step),
+            _ => None,
+        }
+    }
+}
+
+/// Runs until the queue's sender is dropped.
+pub(crate) async fn run(
+    mut loader: Box<dyn Load>,
+    work: mpsc::Receiver<Work>,
+    progress: Arc<Progress>,
+    turns: Arc<Turns>,
+) {
+    let mut queue = Queue { work, seen: None };
+    let mut standing = Standing::Nowhere;
+    let mut idle_since = Instant::now();
+    while let Some(next) = queue.next().await {
+        progress.busy(true);
+        progress.add_idle(idle_since.elapsed());
+        standing = match (next, standing) {
+            (Work::Load { assignment, turn, reports }, old) => {
+                // The old cache goes first: there may not be room for two.
+                drop(old);
+                let place = Place::load(&mut *loader, &assignment, turn, reports).await;
+                place.map_or(Standing::Nowhere, Standing::Loaded)
+            }
+            (Work::Meet { epoch }, Standing::Loaded(place)) if place.epoch == epoch => {
+                place.meet(&turns).await.map_or(Standing::Nowhere, Standing::Seated)
+            }
+            (Work::Step { step, traceparent }, Standing::Seated(seat)) => {
+                let seat = seat.run(&step, &traceparent, &progress, &mut queue).await;
+                seat.map_or(Standing::Nowhere, Standing::Seated)
+            }
+            (Work::Release, _) => Standing::Nowhere,
+            // What came for a place that was lost meanwhile.
+            (Work::Meet { .. } | Work::Step { .. }, same) => same,
+        };
+        progress.busy(false);
+        idle_since = Instant::now();
+    }
+}
+
+/// What the thread has.
+enum Standing {
+    Nowhere,
+    Loaded(Place),
+    Seated(Seat),
+}
+
+/// A place taken in one epoch, before the other ranks are met.
+struct Place {
+    epoch: Epoch,
+    rank: Rank,
+    turn: Turn,
+    /// It samples; the others have nothing to say of a step.
+    answers: bool,
+    loaded: Box<dyn LoadedPlace>,
+    reports: Reports,
+}
+
+/// The same among the others.
+struct Seat {
+    epoch: Epoch,
+    rank: Rank,
+    turn: Turn,
+    answers: bool,
+    runner: Box<dyn Runner>,
+    /// Of the runner's waiting, what has been reported.
+    waited: Duration,
+    done: StepDone,
+    reports: Reports,
+}
+
+impl Place {
+    async fn load(loader: &mut dyn Load, assignment: &Assignment, turn: Turn, reports: Reports) -> Option<Place> {
+        // A long step may have outlived the session that asked for this one.
+        if turn.is_over() {
+            return None;
+        }
+        let (epoch, rank) = (assignment.epoch, assignment.rank);
+        let attempt = attempt(|| loader.load(assignment, &turn.0));
+        let (loaded, ready) = reports.heed(epoch, &turn, attempt).await?;
+        let said = Loaded {
+            epoch_incarnation: epoch.incarnation,
+            epoch_n: epoch.n,
+            policy_digest: ready.policy.0.to_vec(),
+            weight_bytes: ready.weight_bytes,
+            unread: ready.unread.unwrap_or_default(),
+        };
+        let answers = assignment.layout.part(rank).is_sampler();
+        reports.send(Frame::Loaded(said)).await.then(|| Place { epoch, rank, turn, answers, loaded, reports })
+    }
+
+    async fn meet(self, turns: &Turns) -> Option<Seat> {
+        let Place { epoch, rank, turn, answers, loaded, reports } = self;
+        let attempt = attempt(|| loaded.meet(&turn.0));
+        let runner = reports.heed(epoch, &turn, attempt).await?;
+        if !turns.sit(&turn, runner.abort_handle()) {
+            return None;
+        }
+        let (waited, done) = (Duration::ZERO, StepDone::default());
+        let ready = Ready { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n };
+        reports.send(Frame::Ready(ready)).await.then(|| Seat {
+            epoch,
+            rank,
+            turn,
+            answers,
+            runner,
+            waited,
+            done,
+            reports,
+        })
+    }
+}
+
+impl Seat {
+    /// The seat is given up when the step fails or nobody listens any more.
+    async fn run(mut self, step: &Step, traceparent: &str, progress: &Progress, queue: &mut Queue) -> Option<Seat> {
+        if self.reports.are_unheard() {
+            return None;
+        }
+        if step.epoch != self.epoch {
+            let (step, epoch) = (step.id.0, step.epoch);
+            tracing::warn!(step, %epoch, ours = %self.epoch, "a step of another epoch is dropped");
+            return Some(self);
+        }
+        self.done.id = step.id;
+        self.done.epoch = step.epoch;
+        let pass = (!traceparent.is_empty()).then(|| spans::pass(traceparent, step.id.0, self.rank.0));
+        let begun = Instant::now();
+        progress.begin_step();
+        let mut upcoming = StepsOf { epoch: self.epoch, queue };
+        let result = catch_unwind(AssertUnwindSafe(|| self.runner.run_with(step, &mut upcoming, &mut self.done)));
+        let mut result = result.map_err(|panic| panic_message(&*panic).to_owned());
+        if let (Ok(Ok(())), Some(rest)) = (&result, self.runner.rest()) {
+            result = Ok(rest.await);
+        }
+        let waited = self.note(begun.elapsed(), progress);
+        if let Some(pass) = pass {
+            pass.waited(waited);
+        }
+        let (message, guilty) = match result {
+            Ok(Ok(())) if self.answers => {
+                let done = Frame::Done((&self.done).into());
+                return self.reports.send(done).await.then_some(self);
+            }
+            Ok(Ok(())) => return Some(self),
+            // Whoever ended the turn knows.
+            _ if self.turn.is_over() => return None,
+            Ok(Err(error)) => (error.to_string(), error.guilty()),
+            Err(panicked) => (format!("step {} panicked: {panicked}", step.id.0), None),
+        };
+        self.reports.lost(self.epoch, message.clone(), guilty, SeatLost::Run(message)).await;
+        None
+    }
+
+    /// How long this step waited for other ranks.
+    fn note(&mut self, took: Duration, progress: &Progress) -> Duration {
+        let waited = self.runner.waited();
+        let of_step = waited.saturating_sub(self.waited);
+        progress.add_step(took, of_step);
+        self.waited = waited;
+        of_step
+    }
+}
+
+impl Reports {
+    fn are_unheard(&self) -> bool {
+        self.up.upgrade().is_none_or(|up| up.is_closed())
+    }
+
+    /// What a loader or the others gave; None where that failed, which has been said, or where the turn is over.
+    async fn heed<T>(&self, epoch: Epoch, turn: &Turn, result: Attempt<T>) -> Option<T> {
+        if turn.is_over() {
+            // Whoever ended the turn knows.
+            return None;
+        }
+        match result {
+            Ok(Ok(got)) => return Some(got),
+            Ok(Err(error)) => {
+                self.lost(epoch, error.to_string(), error.guilty(), SeatLost::by(error)).await;
+            }
+            Err(panicked) => {
+                let message = format!("the loader panicked: {panicked}");
+                self.lost(epoch, message.clone(), None, SeatLost::Run(message)).await;
+            }
+        }
+        None
+    }
+
+    /// Waits for room: the session drains its queue, or closes it.
+    async fn send(&self, frame: Frame) -> bool {
+        let Some(up) = self.up.upgrade() else { return false };
+        up.send(WorkerFrame { frame: Some(frame) }).await.is_ok()
+    }
+
+    /// Says that this rank cannot go on, and whose fault it is if another's. Then this one is sound, and waits for what
+    /// the coordinator makes of it.
+    async fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: SeatLost) {
+        let guilty_rank = guilty.map(|rank| rank.0.into());
+        let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message, guilty_rank };
+        // The session first: the coordinator closes the stream once it has read this, and the end gives no reason.
+        if let Some(lost) = self.lost.upgrade().filter(|_| guilty.is_none()) {
+            // A session that is gone needs no reason.
+            let _gone = lost.send(why).await;
+        }
+        self.send(Frame::Failed(failed)).await;
+    }
+}
+
+/// What a loader or the others gave; or what a panic said.
+type Attempt<T> = Result<Result<T, LoadError>, String>;
+
+fn attempt<T>(go: impl FnOnce() -> Result<T, LoadError>) -> Attempt<T> {
+    catch_unwind(AssertUnwindSafe(go)).map_err(|panic| panic_message(&*panic).to_owned())
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+}
