@@ -214,7 +214,7 @@ fn router(address: &str) -> Node {
 
 /// Under which ranks of this model compute.
 fn policy(kv_dtype: &str) -> PolicyDigest {
-    let weights = checkpoint::Checkpoint::open(std::path::Path::new(MODEL)).unwrap().digest().unwrap();
+    let weights = checkpoint::Checkpoint::open(std::path::Path::new(MODEL)).unwrap().fingerprint().unwrap();
     Numerics::plain(&DeviceClass::Cpu.into(), Mode::Lockstep, Activations::F32, kv_dtype.parse().unwrap(), weights)
         .digest()
 }

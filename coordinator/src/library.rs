@@ -46,7 +46,7 @@ impl Library {
     /// The digest of what the model's path means at this moment.
     pub async fn weights_now(&self) -> Result<[u8; 32], Status> {
         let model = self.model.clone();
-        let opened = tokio::task::spawn_blocking(move || Checkpoint::open(&model)?.digest()).await;
+        let opened = tokio::task::spawn_blocking(move || Checkpoint::open(&model)?.fingerprint()).await;
         let opened = opened.map_err(|_| Status::internal("the model's file cannot be looked at"))?;
         opened.map_err(|error| {
             Status::failed_precondition(format!("the model cannot be read: {error}. Nothing has changed"))
@@ -89,7 +89,7 @@ impl Library {
 
 impl Shelf {
     fn open(model: &Path) -> checkpoint::Result<Shelf> {
-        let digest = Checkpoint::open(model)?.digest()?.to_vec();
+        let digest = Checkpoint::open(model)?.fingerprint()?.to_vec();
         let (mut files, mut lent) = (Vec::new(), Vec::new());
         for file in spans::of_model(model)? {
             let span =

@@ -167,7 +167,7 @@ fn policy_digest(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow
 }
 
 fn digest_of(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Result<DigestOf> {
-    Ok(DigestOf { weights: checkpoint.digest()?, mode: parts.coordinator.numerics })
+    Ok(DigestOf { weights: checkpoint.fingerprint()?, mode: parts.coordinator.numerics })
 }
 
 /// What the operator wants of a replica.

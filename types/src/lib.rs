@@ -19,6 +19,7 @@ pub mod sampling;
 pub mod step;
 pub mod topology;
 pub mod unsupported;
+pub mod weights;
 
 pub use block_hash::BlockHash;
 pub use cache::{BLOCK_TOKENS, BLOCKS_MAX, CacheGroup, CacheKind, LayerGroups};
@@ -32,3 +33,4 @@ pub use sampling::{Dry, Penalties, Sampling, Xtc};
 pub use step::{BlockCopy, Finish, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob, TokenOut, Want};
 pub use topology::{Grid, Place};
 pub use unsupported::Unsupported;
+pub use weights::{PieceHash, PieceRun, WeightsRoot};

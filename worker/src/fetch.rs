@@ -114,7 +114,7 @@ impl Fetch {
         place.fill(&mut client, part).await?;
         let path = place.model();
         // A bad cache is not to be believed again.
-        match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.digest()) {
+        match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.fingerprint()) {
             Ok(digest) if digest[..] == place.files.digest[..] => Ok(path),
             Ok(_) => place.forget().and(Err(FetchError::OtherModel)),
             Err(error) => place.forget().and(Err(error.into())),
@@ -133,7 +133,7 @@ fn refused(status: Status) -> FetchError {
 }
 
 fn is_the_model(path: &Path, files: &ModelFiles) -> bool {
-    let digest = || Checkpoint::open(path)?.digest();
+    let digest = || Checkpoint::open(path)?.fingerprint();
     path.exists() && digest().is_ok_and(|digest: [u8; 32]| digest[..] == files.digest[..])
 }
 

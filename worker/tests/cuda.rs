@@ -275,7 +275,7 @@ fn a_device_that_fails_is_an_error_of_its_step() {
 /// Under which a device of this architecture computes the model.
 fn digest(device: &str, mode: Mode) -> PolicyDigest {
     let assignment = on_cuda("llama-f32-tied");
-    let weights = checkpoint::Checkpoint::open(&assignment.model_path).unwrap().digest().unwrap();
+    let weights = checkpoint::Checkpoint::open(&assignment.model_path).unwrap().fingerprint().unwrap();
     Numerics::plain(&device.parse().unwrap(), mode, Activations::Bf16, KvDtype::Bf16, weights).digest()
 }
 

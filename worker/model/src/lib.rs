@@ -18,9 +18,8 @@ use gemma::Gemma;
 use gpt2::Gpt2;
 use layers::OwnedHeads;
 use llama::Llama;
-use std::cell::Cell;
-use types::{Activations, BlockId, DeviceClass, KvDtype, Leaves, Numerics, Part, PolicyDigest};
-use weights::Weights;
+use types::{Activations, BlockId, DeviceClass, KvDtype, Leaves, Numerics, Part, PieceRun, PolicyDigest};
+use weights::{Intake, Weights};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -55,6 +54,7 @@ pub struct Limits {
 pub struct Model<M: Memory> {
     family: Loaded<M>,
     weight_bytes: usize,
+    runs: Vec<PieceRun>,
 }
 
 /// One of the families.
@@ -85,8 +85,8 @@ impl<M: Memory> Model<M> {
     ) -> Result<Model<M>> {
         let n_groups = checkpoint.spec().cache_groups().groups().len();
         device.batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
-        let n_bytes = Cell::new(0);
-        let all = Weights::new(checkpoint, device, part, &n_bytes, cancel);
+        let intake = Intake::default();
+        let all = Weights::new(checkpoint, device, part, &intake, cancel);
         let family = match checkpoint.spec().family {
             Family::Llama
             | Family::Mistral
@@ -100,12 +100,17 @@ impl<M: Memory> Model<M> {
             Family::Gpt2 => Loaded::Gpt2(Gpt2::load(&all, checkpoint, limits)?),
         };
         checkpoint.unchanged()?;
-        Ok(Model { family, weight_bytes: n_bytes.get() })
+        Ok(Model { family, weight_bytes: intake.n_bytes.get(), runs: intake.runs.into_inner() })
     }
 
     /// What the packed weights occupy.
     pub fn weight_bytes(&self) -> usize {
         self.weight_bytes
+    }
+
+    /// The bytes that were read to load it.
+    pub fn runs(&self) -> &[PieceRun] {
+        &self.runs
     }
 }
 
@@ -181,13 +186,13 @@ pub fn leaf_counts(spec: &ModelSpec, class: DeviceClass) -> Vec<u32> {
     counts
 }
 
-/// Everything that can change a bit of what this model answers.
+/// Everything that can change a bit of what this model answers, but which of its bytes were read.
 pub fn policy(
     checkpoint: &Checkpoint,
     device: &impl Memory,
     activations: Activations,
     kv_dtype: KvDtype,
 ) -> checkpoint::Result<PolicyDigest> {
-    let (weights, mode) = (checkpoint.digest()?, device.mode());
+    let (weights, mode) = (checkpoint.fingerprint()?, device.mode());
     Ok(Numerics::plain(&device.told(), mode, activations, kv_dtype, weights).digest())
 }
