@@ -3,6 +3,7 @@
 
 use crate::Error;
 use crate::config::DigestOf;
+use crate::library::FoundModel;
 use crate::losses::Ending;
 use crate::placement::{Unplaceable, plan};
 use crate::replica::{Replica, micros};
@@ -60,9 +61,9 @@ impl Replica {
         }
     }
 
-    /// `weights` is the digest of what the model's path means now.
-    pub(crate) fn reload(&mut self, weights: [u8; 32], reply: Reply<wire::ReloadReply>) {
-        if let Err(refused) = self.may_reload(weights) {
+    /// `found` is what the model's path means now.
+    pub(crate) fn reload(&mut self, found: &FoundModel, reply: Reply<wire::ReloadReply>) {
+        if let Err(refused) = self.may_reload(found) {
             return say(reply, Err(refused));
         }
         tracing::info!("the model is to be read again");
@@ -74,20 +75,23 @@ impl Replica {
     }
 
     /// Streams move only to an equal policy: another model is another replica.
-    fn may_reload(&self, weights: [u8; 32]) -> Result<(), Status> {
+    fn may_reload(&self, model: &FoundModel) -> Result<(), Status> {
         self.may_change()?;
         let Some(serving) = &self.serving else { return Ok(()) };
         let first = self.members.inventory().into_iter().next();
         let device = first.map_or_else(|| DeviceClass::Cpu.into(), |machine| machine.device);
-        let found = self.config.digest_of(&device, DigestOf { weights, mode: self.config.mode() });
+        let of = DigestOf { weights: model.fingerprint, mode: self.config.mode() };
+        let found = self.readings.policy_of(self.config.digest_of(&device, of), &model.runs);
         // The simulation computes under a policy that no file gives.
         if device.class() == DeviceClass::Sim || found == serving.policy {
             return Ok(());
         }
         let (path, ours) = (self.config.model_path.display(), serving.policy);
+        let differs = self.readings.differs(&model.runs);
+        let weight = differs.map(|weight| format!(" (the weight {weight} differs)")).unwrap_or_default();
         Err(Status::failed_precondition(format!(
-            "{path} is another model now: its policy is {found}, this replica's {ours}, and streams cannot go over. \
-             Nothing has changed: start another replica with the new model, and end this one when that is ready"
+            "{path} is another model now{weight}: its policy is {found}, this replica's {ours}, and streams cannot go \
+             over. Nothing has changed: start another replica with the new model, and end this one when that is ready"
         )))
     }
 

@@ -1,6 +1,7 @@
 //! Everything that can happen to a replica. The set is closed, and one loop takes them in order.
 
 use crate::changes::Reply;
+use crate::library::FoundModel;
 use crate::outbound::Outbound;
 use proto::cluster as wire;
 use std::fmt;
@@ -88,9 +89,9 @@ pub(crate) enum Event {
         grid: Grid,
         reply: Reply<wire::ScaleReply>,
     },
-    /// An operator wants the model to be read again; what its path means now has this digest.
+    /// An operator wants the model to be read again; this is what its path means now.
     Reload {
-        weights: [u8; 32],
+        found: FoundModel,
         reply: Reply<wire::ReloadReply>,
     },
     Tick,

@@ -28,6 +28,7 @@ mod steps;
 mod strangers;
 mod traces;
 mod views;
+mod weights;
 
 pub use config::{Config, DigestOf, Limits, Waits};
 pub use event::WorkerId;

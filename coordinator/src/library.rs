@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
+use types::PieceRun;
 
 /// Read and checked at once.
 const MESSAGE_BYTES: usize = 1 << 20;
@@ -28,6 +29,13 @@ pub(crate) struct Library {
     reads: Arc<Semaphore>,
 }
 
+/// What a path means.
+#[derive(Debug)]
+pub(crate) struct FoundModel {
+    pub fingerprint: [u8; 32],
+    pub runs: Vec<PieceRun>,
+}
+
 struct Shelf {
     files: ModelFiles,
     /// Where they are, and what they were when the shelf was made: what is lent is of one model.
@@ -43,12 +51,12 @@ impl Library {
         Ok(self.shelf().await?.files.clone())
     }
 
-    /// The digest of what the model's path means at this moment.
-    pub async fn weights_now(&self) -> Result<[u8; 32], Status> {
+    /// What the model's path means at this moment. Reads all of it.
+    pub async fn weights_now(&self) -> Result<FoundModel, Status> {
         let model = self.model.clone();
-        let opened = tokio::task::spawn_blocking(move || Checkpoint::open(&model)?.fingerprint()).await;
-        let opened = opened.map_err(|_| Status::internal("the model's file cannot be looked at"))?;
-        opened.map_err(|error| {
+        let found = tokio::task::spawn_blocking(move || FoundModel::at(&model)).await;
+        let found = found.map_err(|_| Status::internal("the model's file cannot be looked at"))?;
+        found.map_err(|error| {
             Status::failed_precondition(format!("the model cannot be read: {error}. Nothing has changed"))
         })
     }
@@ -84,6 +92,13 @@ impl Library {
         let range = wanted.start..wanted.end;
         tokio::task::spawn_blocking(move || lend(&shelf.lent[file], range, &messages, turn));
         Ok(ReceiverStream::new(stream))
+    }
+}
+
+impl FoundModel {
+    fn at(model: &Path) -> checkpoint::Result<FoundModel> {
+        let checkpoint = Checkpoint::open(model)?;
+        Ok(FoundModel { fingerprint: checkpoint.fingerprint()?, runs: checkpoint.hashes()? })
     }
 }
 

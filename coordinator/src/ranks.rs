@@ -115,6 +115,7 @@ impl Replica {
             blueprint.shards.iter().map(|shard| self.assignment(&blueprint, shard)).collect();
         let workers: Vec<(WorkerId, Rank)> = blueprint.shards.iter().map(|shard| (shard.worker, shard.rank)).collect();
         self.placing.begun(&blueprint);
+        self.readings.begin();
         self.blueprint = Some(blueprint);
         for ((worker, rank), assign) in workers.into_iter().zip(assigns) {
             if !self.members.assign(worker, rank, assign, now) {
@@ -146,7 +147,7 @@ impl Replica {
             running_max: policy.running_max,
             meet_max_millis: millis(waits.meet_max),
             exchange_max_millis: millis(waits.exchange_max),
-            policy_digest: self.policy_served(shard.worker).map_or_else(Vec::new, |policy| policy.0.to_vec()),
+            policy_digest: self.policy_meant(shard.worker).map_or_else(Vec::new, |policy| policy.0.to_vec()),
             reading: self.changes.reading,
             zero_kv: self.config.zero_kv,
             numerics: self.config.mode().to_string(),
@@ -161,12 +162,13 @@ impl Replica {
         if of != self.epoch {
             return;
         }
-        match self.accept(worker, loaded) {
+        match self.accept(worker, loaded).and_then(|facts| self.hear_readings(rank, loaded).map(|()| facts)) {
             Ok(facts) => self.members.loaded(worker, rank, facts, &loaded.unread),
             Err(why) => return self.lose(worker, Cause::Wrong, why),
         }
         self.state_changed = true;
-        if self.blueprint.as_ref().is_some_and(|blueprint| self.members.all_loaded(blueprint)) {
+        let are_all_here = self.blueprint.as_ref().is_some_and(|blueprint| self.members.all_loaded(blueprint));
+        if are_all_here && self.have_read_the_same() {
             let meet = wire::Meet { epoch_incarnation: self.epoch.incarnation, epoch_n: self.epoch.n };
             let now = self.now();
             if let Err(worker) = self.members.meet(meet, now) {
@@ -187,12 +189,12 @@ impl Replica {
         facts.filter(|_| !self.is_ready).map_or(Ok(()), |facts| self.begin(&facts))
     }
 
-    /// A stream moves only to an equal digest, and all ranks of an epoch have one: the configured one or, where there
-    /// is none, that of the first that had loaded. It names version, model, weights and numerics.
+    /// All ranks of an epoch mean one policy: the configured one or, where there is none, that of the first that had
+    /// loaded. It names version, model and numerics; which bytes they have read is looked at when all have.
     fn accept(&self, worker: WorkerId, loaded: &wire::Loaded) -> Result<Facts, Status> {
         let policy =
             proto::policy_digest(&loaded.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let ours = self.policy_served(worker).or_else(|| self.members.policy());
+        let ours = self.policy_meant(worker).or_else(|| self.members.policy());
         if let Some(ours) = ours.filter(|ours| *ours != policy) {
             return Err(Status::failed_precondition(format!(
                 "this rank computes under {policy}, the replica under {ours}: another model, or other numerics \
@@ -202,10 +204,10 @@ impl Replica {
         Ok(Facts { policy, weight_bytes: loaded.weight_bytes })
     }
 
-    /// What has been served or, where nothing was, what was configured for this worker's device.
-    fn policy_served(&self, worker: WorkerId) -> Option<PolicyDigest> {
+    /// What is meant by what has been served or, where nothing was, what was configured for this worker's device.
+    fn policy_meant(&self, worker: WorkerId) -> Option<PolicyDigest> {
         let configured = || self.members.device(worker).and_then(|device| self.config.digest_on(device));
-        self.serving.as_ref().map(|serving| serving.policy).or_else(configured)
+        self.readings.meant().or_else(configured)
     }
 
     /// All ranks are ready: serve, or go on serving.
@@ -220,11 +222,12 @@ impl Replica {
                 serving.scheduler.requeue_into(self.epoch, &n_blocks, Loss::Planned, &mut self.outputs);
             }
             None => {
-                let mut scheduler = Scheduler::new(self.config.scheduler(blueprint, first.policy), self.epoch)?;
+                let policy = self.readings.serve(first.policy);
+                let mut scheduler = Scheduler::new(self.config.scheduler(blueprint, policy), self.epoch)?;
                 if self.draining_since.is_some() {
                     scheduler.drain();
                 }
-                self.serving = Some(Serving { scheduler, policy: first.policy });
+                self.serving = Some(Serving { scheduler, policy });
             }
         }
         self.outputs_without_step();

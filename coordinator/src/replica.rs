@@ -16,6 +16,7 @@ use crate::serve::Told;
 use crate::slow::Slowness;
 use crate::strangers::Strangers;
 use crate::traces::Traces;
+use crate::weights::Readings;
 use crate::{Config, Error};
 use ::wire::rate_limit::RateLimit;
 use proto::cluster as wire;
@@ -41,6 +42,8 @@ pub(crate) struct Replica {
     /// Grows when a placement begins and when it ends.
     pub(crate) epoch: Epoch,
     pub(crate) members: Members,
+    /// Which bytes the ranks have read.
+    pub(crate) readings: Readings,
     pub(crate) routers: Routers,
     /// Present while every rank has been given its place.
     pub(crate) blueprint: Option<Blueprint>,
@@ -81,6 +84,7 @@ pub(crate) struct Replica {
 /// What is settled when the replica serves for the first time, and outlives its workers.
 pub(crate) struct Serving {
     pub scheduler: Scheduler,
+    /// Over the bytes that the ranks have read.
     pub policy: PolicyDigest,
 }
 
@@ -96,6 +100,7 @@ impl Replica {
             began: Instant::now(),
             epoch,
             members: Members::default(),
+            readings: Readings::default(),
             routers: Routers::default(),
             blueprint: None,
             recovery: None,
@@ -178,7 +183,7 @@ impl Replica {
             Event::WorkerLeaves { worker } => self.worker_leaves(worker),
             Event::RankLost { worker, why } => self.lose(worker, Cause::of(&why), why),
             Event::Scale { grid, reply } => self.scale(grid, reply),
-            Event::Reload { weights, reply } => self.reload(weights, reply),
+            Event::Reload { found, reply } => self.reload(&found, reply),
             Event::Tick => self.tick(),
             Event::Drain => self.drain(),
         }

@@ -307,6 +307,16 @@ fn under_fast_a_grid_serves_under_a_policy_of_its_own() {
 }
 
 #[test]
+fn a_gpu_reads_the_bytes_that_a_processor_reads() {
+    on_fake_cuda("a_gpu_reads_the_bytes_that_a_processor_reads", &[], || {
+        let (_, there) = loader().build(&on_cuda("llama-f32-tied")).unwrap();
+        let (_, here) = ModelLoader::new(1).build(&assignment("llama-f32-tied")).unwrap();
+        assert!(!here.weights.is_empty());
+        assert_eq!(there.weights, here.weights);
+    });
+}
+
+#[test]
 fn what_does_not_fit_is_told() {
     on_fake_cuda("what_does_not_fit_is_told", &[("FAKE_CUDA_MIB", "16")], || {
         let failed = loader().build(&on_cuda("llama-f32-tied")).err().unwrap();
