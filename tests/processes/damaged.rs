@@ -1,7 +1,7 @@
 //! A byte in the middle of a file that is not what it was: who has read it is known by the weight's name, or computes
-//! under another policy.
+//! under another policy, or fetches it anew.
 
-use crate::node::{Folder, Node};
+use crate::node::{Folder, Node, field};
 use crate::{DOORS, MODEL, coordinator, router, serve};
 use checkpoint::spans;
 use serde_json::Value;
@@ -94,4 +94,22 @@ fn a_replica_with_a_damaged_byte_has_another_policy() {
     let damaged = start(&[]);
     assert_ne!(damaged, whole);
     assert_eq!(start(&["--tp", "2", "--inproc"]), damaged);
+}
+
+#[test]
+fn a_fetched_model_that_is_damaged_is_fetched_anew() {
+    let folder = Folder::new("refetch");
+    let cache = folder.0.join("cache");
+    let (_coordinator, address) = coordinator(MODEL, &[]);
+    let fetch = ["worker", "--threads", "1", "--join", &address, "--fetch", "--cache", cache.to_str().unwrap()];
+    let mut router = router(&address);
+    let mut worker = Node::start_in(&folder.0, &fetch);
+    let fetched = worker.until(&["fetching this rank's part"]);
+    let answers = router.answers();
+    worker.kill();
+    let place = PathBuf::from(field(&fetched, "folder")).join("llama-f32-tied");
+    damage(&place.join(WEIGHTS), true);
+    let mut again = Node::start_in(&folder.0, &fetch);
+    again.until(&["damaged since: it is fetched anew"]);
+    assert_eq!(router.answers(), answers);
 }
