@@ -9,7 +9,10 @@ pub mod config;
 pub mod error;
 pub mod file;
 pub mod gguf;
+mod hashing;
 pub mod names;
+mod outline;
+mod pieces;
 mod safetensors;
 mod scaling;
 mod sizes;
@@ -27,24 +30,21 @@ pub use config::{
 };
 pub use error::{Error, Result};
 pub use file::{SourceFile, Stamp};
+pub use pieces::WeightPieces;
 pub use sizes::{LayerSizes, Sizes};
 pub use template::{ChatTemplate, Message};
 pub use tensor::{ScaleBytes, Tensor};
 pub use tokenizer::{Detokenizer, Tokenizer};
-pub use window::Window;
+pub use window::{BandHashes, Window};
 
 use crate::names::Source;
 use crate::safetensors::Shards;
 use crate::scaling::Scaling;
 use crate::split::Parts;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use types::Dtype;
-
-/// Of the first bytes of a tensor, and of its last.
-const SAMPLE_BYTES: usize = 4096;
 
 /// An opened model. Of its weights nothing is read before somebody wants it.
 pub struct Checkpoint {
@@ -174,35 +174,6 @@ impl Checkpoint {
             }
         }
         Ok(())
-    }
-
-    /// Names these weights: equal digests, equal bits.
-    ///
-    /// Hashes the spec, and of each tensor that the model uses its name, type, shape and the first and last 4 KiB, and
-    /// its scales' where it has some. Not
-    /// every byte: a start must not read the whole file, and what tells two models of one shape apart (a training step,
-    /// a fine-tune, another quantization) changes each matrix that it touches from end to end. Damage in the middle of
-    /// a file is `pull`'s to find, which checks the whole sha256.
-    pub fn digest(&self) -> Result<[u8; 32]> {
-        let mut hasher = Sha256::new();
-        // The name is for people: two folders with the same weights are the same model.
-        hasher.update(format!("{:?}", ModelSpec { name: String::new(), ..self.spec.clone() }));
-        let mut sampled = HashSet::new();
-        for expected in names::expected(&self.spec) {
-            let Some(source) = self.sources.get(&expected.name) else { continue };
-            let Some(tensor) = self.in_file(&source.file) else { continue };
-            hasher.update(format!("{} {} {:?}\n", expected.name, tensor.dtype.name(), expected.shape));
-            // Several may be in one.
-            if !sampled.insert(&source.file) {
-                continue;
-            }
-            hasher.update(tensor.ends(SAMPLE_BYTES)?);
-            if let Some(scales) = tensor.scales {
-                hasher.update(format!("scales {} {:?}\n", scales.dtype.name(), scales.block));
-                hasher.update(scales.bytes.ends(SAMPLE_BYTES)?);
-            }
-        }
-        Ok(hasher.finalize().into())
     }
 
     /// The types of the model's matrices, those that weigh most first. Vectors are left out: they are never packed.

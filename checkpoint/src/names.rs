@@ -5,6 +5,7 @@
 //! something else, keep several in one, or keep it with rows and columns exchanged.
 
 use crate::config::{ExpertsSpec, Family, LayerSpec, ModelSpec};
+use crate::pieces::CutBy;
 use std::collections::HashMap;
 
 /// A length that the spec knows.
@@ -281,6 +282,8 @@ pub(crate) struct Source {
     pub all: usize,
     /// The file has rows and columns exchanged.
     pub is_turned: bool,
+    /// By what ranks divide rows and columns among them.
+    pub cut_by: [Option<CutBy>; 2],
 }
 
 impl Source {
@@ -348,8 +351,21 @@ fn one(spec: &ModelSpec, format: Format, row: &Row, layer: Option<u32>, expert: 
         Cut::Rows { before, all } => (sum(before), sum(all)),
         Cut::Expert => (expert.unwrap_or(0) as usize * unit, n_experts(spec) as usize * unit),
     };
-    let source = Source { file: in_layer(prefix, place.file), shape, before, all, is_turned: place.is_turned };
+    let (file, is_turned, cut_by) = (in_layer(prefix, place.file), place.is_turned, cut_by(row.dims));
+    let source = Source { file, shape, before, all, is_turned, cut_by };
     (Expected { name: in_layer("model.layers", row.name), layer, shape }, source)
+}
+
+/// A vector is read whole by everybody, and so is an expert by whoever has it.
+fn cut_by(dims: [Dim; 2]) -> [Option<CutBy>; 2] {
+    let of_dim = |dim| match dim {
+        Dim::Heads => Some(CutBy::Heads),
+        Dim::KvHeads => Some(CutBy::KvHeads),
+        Dim::Inner => Some(CutBy::Inner),
+        Dim::Vocab => Some(CutBy::Vocabulary),
+        Dim::One | Dim::Hidden | Dim::OneHead | Dim::ExpertInner | Dim::Experts | Dim::Context => None,
+    };
+    if dims[0] == Dim::One { [None, None] } else { dims.map(of_dim) }
 }
 
 fn length(dim: Dim, spec: &ModelSpec) -> usize {

@@ -21,7 +21,7 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// What follows a matrix's name in that of its scales. DeepSeek's sounds as if one divided by it; all of them are what
 /// to multiply by.
-const SCALES: [&str; 2] = ["_scale", "_scale_inv"];
+pub(crate) const SCALES: [&str; 2] = ["_scale", "_scale_inv"];
 
 /// All shards, open.
 pub(crate) struct Shards {
@@ -72,6 +72,10 @@ impl Shards {
         let found = names.iter().find_map(|name| Some((name, self.tensors.get(*name)?)));
         let Some((name, entry)) = found else { return Ok(()) };
         self.scales(name, entry).map(|_| ())
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
     }
 
     pub fn files(&self) -> &[SourceFile] {

@@ -153,14 +153,18 @@ impl<'a> Tensor<'a> {
 
     /// All numbers as f32: for norms and other vectors, which are never quantized. Matrices are the device's to read.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
-        let bytes = self.read()?;
+        Ok(self.numbers(&self.read()?))
+    }
+
+    /// The same of bytes that have been read of it.
+    pub fn numbers(&self, bytes: &[u8]) -> Vec<f32> {
         let (halves, floats) = (bytes.as_chunks::<2>().0.iter(), bytes.as_chunks::<4>().0.iter());
-        Ok(match self.dtype {
+        match self.dtype {
             Dtype::F32 => floats.map(|bytes| f32::from_le_bytes(*bytes)).collect(),
             Dtype::F16 => halves.map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
             Dtype::BF16 => halves.map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
             _ => unreachable!("a file with a quantized vector is refused when it is opened"),
-        })
+        }
     }
 }
 

@@ -290,7 +290,8 @@ fn what_does_not_end_is_not_read() {
 fn a_digest_names_the_weights() {
     let folder = Temporary::folder("digest");
     let bytes = tiny().bytes();
-    let digest = |name: &str, bytes: &[u8]| Checkpoint::open(&folder.write(name, bytes)).unwrap().digest().unwrap();
+    let digest =
+        |name: &str, bytes: &[u8]| Checkpoint::open(&folder.write(name, bytes)).unwrap().fingerprint().unwrap();
     let first = digest("a.gguf", &bytes);
     assert_eq!(first, digest("b.gguf", &bytes));
     assert_eq!(first, digest("c.gguf", &tiny().meta("general.name", Meta::Text("other")).bytes()));
@@ -298,6 +299,21 @@ fn a_digest_names_the_weights() {
     let mut other = bytes.clone();
     *other.last_mut().unwrap() ^= 1;
     assert_ne!(first, digest("e.gguf", &other));
+}
+
+#[test]
+fn what_no_rank_reads_has_no_hash_and_is_listed() {
+    let folder = Temporary::folder("unread");
+    let open = |name: &str, writer: Writer| Checkpoint::open(&folder.write(name, &writer.bytes())).unwrap();
+    let (plain, more) = (open("plain.gguf", tiny()), open("more.gguf", tiny().tensor("mtp.weight", &[64], 0, 256)));
+    assert_eq!((plain.unread(), more.unread()), (vec![], vec!["mtp.weight".to_owned()]));
+    let hashes = more.hashes().unwrap();
+    assert_eq!(plain.hashes().unwrap(), hashes);
+    // It is the last of the file.
+    let mut bytes = tiny().tensor("mtp.weight", &[64], 0, 256).bytes();
+    *bytes.last_mut().unwrap() ^= 1;
+    let damaged = Checkpoint::open(&folder.write("damaged.gguf", &bytes)).unwrap();
+    assert_eq!((damaged.hashes().unwrap(), damaged.differs_from(&hashes).unwrap()), (hashes, None));
 }
 
 #[test]
@@ -609,14 +625,14 @@ fn opens_a_folder_whole_or_in_shards() {
     assert_eq!(*whole.defaults(), Defaults { temperature: Some(0.6), top_k: Some(20), ..Defaults::default() });
     assert_eq!(whole.tensor("lm_head.weight").unwrap().shape, [10, 32]);
     assert_eq!(whole.tensor("model.norm.weight").unwrap().shape, [1, 32]);
-    let digest = whole.digest().unwrap();
+    let digest = whole.fingerprint().unwrap();
     folder.write("a.safetensors", &safetensors(&OUTER));
     folder.write("b.safetensors", &safetensors(&LAYER));
     let map: serde_json::Map<String, Value> = LAYER.iter().map(|t| (t.0.into(), "b.safetensors".into())).collect();
     let mut index = serde_json::json!({ "weight_map": map });
     index["weight_map"]["lm_head.weight"] = "a.safetensors".into();
     folder.write("model.safetensors.index.json", index.to_string().as_bytes());
-    assert_eq!(Checkpoint::open(&folder.0).unwrap().digest().unwrap(), digest);
+    assert_eq!(Checkpoint::open(&folder.0).unwrap().fingerprint().unwrap(), digest);
     index["weight_map"]["x"] = "../b.safetensors".into();
     folder.write("model.safetensors.index.json", index.to_string().as_bytes());
     let error = Checkpoint::open(&folder.0).err().unwrap().to_string();
@@ -648,7 +664,7 @@ fn weights_of_eight_bits_have_their_scales() {
         assert_eq!(opened.sizes().layers[0].heads, 32 * 32 * 9 / 8 + 2 * 32 * 32);
     }
     // Other scales are other weights.
-    let digest = |shape: &[usize]| with_scale(shape).unwrap().digest().unwrap();
+    let digest = |shape: &[usize]| with_scale(shape).unwrap().fingerprint().unwrap();
     assert_ne!(digest(&[1]), digest(&[32]));
     let refused = [
         (

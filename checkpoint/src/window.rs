@@ -1,81 +1,183 @@
-//! What one rank reads of a matrix, in blocks of rows that several threads may fill at once. Knows nothing of ranks.
+//! What one rank reads of a matrix, in bands of rows that several threads may read and hash at once. Knows nothing of
+//! ranks.
 //!
 //! ```text
-//! of rows      [ r0 ............. r1 )  whole rows            blocks follow each other in the file
+//! of rows      [ r0 ............. r1 )  whole rows            bands follow each other in the file
 //! of columns   all rows, [ c0 .. c1 )   whole stored blocks   rows are read whole, and what is not wanted left out
 //! ```
+//! What is read are whole pieces of the weight, which may begin before what is wanted, and end after it.
 
 use crate::error::Result;
+use crate::pieces::WeightPieces;
 use crate::tensor::Tensor;
 use std::ops::Range;
+use types::{PieceHash, PieceRun};
 
-/// Rows that are read at once have about so many bytes in the file.
-const BLOCK_BYTES: usize = 128 << 10;
+/// Rows that are read at once have about so many bytes in the file. A piece's hash depends on it.
+const BAND_BYTES: usize = 128 << 10;
 
 pub struct Window<'a> {
     tensor: Tensor<'a>,
-    rows: Range<usize>,
-    /// Of each row, in bytes.
-    columns: Range<usize>,
-    block_rows: usize,
+    pieces: WeightPieces,
+    /// The rows that were asked for.
+    wanted: Range<usize>,
+    /// Of the pieces, in numbers.
+    runs: Range<usize>,
+    strips: Range<usize>,
+    bands: Vec<Band>,
 }
 
+/// Rows of one piece.
+struct Band {
+    run: usize,
+    rows: Range<usize>,
+}
+
+/// The hashes of a band: one for each strip of the window.
+pub type BandHashes = Vec<[u8; 32]>;
+
 impl<'a> Window<'a> {
+    /// All of it.
+    pub fn whole(tensor: Tensor<'a>, pieces: WeightPieces) -> Window<'a> {
+        let rows = 0..tensor.rows();
+        Window::of_rows(tensor, pieces, rows)
+    }
+
     /// A run of rows; it may be empty.
-    pub fn of_rows(tensor: Tensor<'a>, rows: Range<usize>) -> Window<'a> {
-        let columns = 0..tensor.row_bytes();
-        Window::new(tensor, rows, columns)
+    pub fn of_rows(tensor: Tensor<'a>, pieces: WeightPieces, rows: Range<usize>) -> Window<'a> {
+        let (runs, strips) = (pieces.runs_with(&rows), 0..pieces.n_strips());
+        Window::new(tensor, pieces, rows, [runs, strips])
     }
 
     /// All rows of a run of columns, widened to whole blocks of the tensor's type; it may be empty.
-    pub fn of_columns(tensor: Tensor<'a>, columns: Range<usize>) -> Window<'a> {
+    pub fn of_columns(tensor: Tensor<'a>, pieces: WeightPieces, columns: Range<usize>) -> Window<'a> {
         let dtype = tensor.dtype;
-        let columns = dtype.row_bytes(columns.start / dtype.block() * dtype.block())..dtype.row_bytes(columns.end);
-        Window::new(tensor, 0..tensor.rows(), columns)
+        let bytes = dtype.row_bytes(columns.start / dtype.block() * dtype.block())..dtype.row_bytes(columns.end);
+        let wanted = if columns.is_empty() { 0..0 } else { bytes };
+        let (rows, strips) = (0..tensor.rows(), pieces.strips_with(&wanted));
+        let runs = pieces.runs_with(&rows);
+        Window::new(tensor, pieces, rows, [runs, strips])
     }
 
-    fn new(tensor: Tensor<'a>, rows: Range<usize>, columns: Range<usize>) -> Window<'a> {
-        let columns = if columns.start < columns.end { columns } else { 0..0 };
-        let block_rows = (BLOCK_BYTES / tensor.row_bytes().max(1)).max(1);
-        Window { tensor, rows, columns, block_rows }
+    /// Some of the pieces, in the order of their numbers.
+    pub(crate) fn of_pieces(tensor: Tensor<'a>, pieces: WeightPieces, wanted: Range<usize>) -> Window<'a> {
+        let [runs, strips] = if pieces.n_strips() == 1 { [wanted, 0..1] } else { [0..1, wanted] };
+        let rows = match runs.is_empty() {
+            true => 0..0,
+            false => pieces.run(runs.start).start..pieces.run(runs.end - 1).end,
+        };
+        Window::new(tensor, pieces, rows, [runs, strips])
+    }
+
+    fn new(
+        tensor: Tensor<'a>,
+        pieces: WeightPieces,
+        wanted: Range<usize>,
+        [runs, strips]: [Range<usize>; 2],
+    ) -> Window<'a> {
+        let band_rows = (BAND_BYTES / tensor.row_bytes().max(1)).max(1);
+        let of_run = |run: usize| {
+            let Range { start, end } = pieces.run(run);
+            let starts = (start..end).step_by(band_rows);
+            starts.map(move |start| Band { run, rows: start..(start + band_rows).min(end) })
+        };
+        let bands = if strips.is_empty() { Vec::new() } else { runs.clone().flat_map(of_run).collect() };
+        Window { tensor, pieces, wanted, runs, strips, bands }
     }
 
     pub fn tensor(&self) -> &Tensor<'a> {
         &self.tensor
     }
 
+    /// The rows that are wanted.
     pub fn rows(&self) -> Range<usize> {
-        self.rows.clone()
+        self.wanted.clone()
     }
 
     /// The columns that are read, which begin and end between blocks of the type.
     pub fn columns(&self) -> Range<usize> {
         let (block, block_bytes) = (self.tensor.dtype.block(), self.tensor.dtype.block_bytes());
-        self.columns.start / block_bytes * block..self.columns.end / block_bytes * block
+        let bytes = self.bytes_of_row();
+        bytes.start / block_bytes * block..bytes.end / block_bytes * block
+    }
+
+    fn bytes_of_row(&self) -> Range<usize> {
+        match self.strips.is_empty() {
+            true => 0..0,
+            false => self.pieces.strip(self.strips.start).start..self.pieces.strip(self.strips.end - 1).end,
+        }
+    }
+
+    /// The first row that is read.
+    fn first_row(&self) -> usize {
+        self.bands.first().map_or(self.wanted.start, |band| band.rows.start)
     }
 
     pub fn n_bytes(&self) -> usize {
-        self.rows.len() * self.columns.len()
+        self.bands.iter().map(|band| band.rows.len()).sum::<usize>() * self.bytes_of_row().len()
     }
 
-    /// Memory for all of it, cut into one piece for each block.
-    pub fn blocks_of<'b>(&self, to: &'b mut [u8]) -> impl Iterator<Item = &'b mut [u8]> + use<'b> {
-        to.chunks_mut((self.block_rows * self.columns.len()).max(1))
+    /// Of everything that was read, the rows that are wanted.
+    pub fn wanted<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
+        let row_bytes = self.bytes_of_row().len();
+        &bytes[(self.wanted.start - self.first_row()) * row_bytes..][..self.wanted.len() * row_bytes]
     }
 
-    /// Reads a block.
-    pub fn fill(&self, block: usize, to: &mut [u8]) -> Result<()> {
-        let start = self.rows.start + block * self.block_rows;
-        let rows = start..(start + self.block_rows).min(self.rows.end);
-        if self.columns.len() == self.tensor.row_bytes() {
-            return self.tensor.read_rows(rows, to);
+    /// Memory for all of it, cut into one part for each band.
+    pub fn bands_of<'b>(&self, mut to: &'b mut [u8]) -> Vec<&'b mut [u8]> {
+        let row_bytes = self.bytes_of_row().len();
+        let mut bands = Vec::with_capacity(self.bands.len());
+        for band in &self.bands {
+            let (mine, rest) = to.split_at_mut(band.rows.len() * row_bytes);
+            bands.push(mine);
+            to = rest;
         }
-        let row_bytes = self.tensor.row_bytes();
-        let mut whole = vec![0; rows.len() * row_bytes];
-        self.tensor.read_rows(rows, &mut whole)?;
-        for (row, to) in whole.chunks_exact(row_bytes).zip(to.chunks_exact_mut(self.columns.len())) {
-            to.copy_from_slice(&row[self.columns.clone()]);
+        bands
+    }
+
+    /// Reads a band, and hashes what it has read.
+    pub fn fill(&self, band: usize, to: &mut [u8]) -> Result<BandHashes> {
+        let (rows, columns, row_bytes) = (self.bands[band].rows.clone(), self.bytes_of_row(), self.tensor.row_bytes());
+        if columns.len() == row_bytes {
+            self.tensor.read_rows(rows, to)?;
+        } else {
+            let mut whole = vec![0; rows.len() * row_bytes];
+            self.tensor.read_rows(rows, &mut whole)?;
+            for (row, to) in whole.chunks_exact(row_bytes).zip(to.chunks_exact_mut(columns.len())) {
+                to.copy_from_slice(&row[columns.clone()]);
+            }
         }
-        Ok(())
+        Ok(self.hashes(to))
+    }
+
+    fn hashes(&self, band: &[u8]) -> BandHashes {
+        let columns = self.bytes_of_row();
+        let mut gathered = Vec::new();
+        let of_strip = |strip: usize| {
+            let Range { start, end } = self.pieces.strip(strip);
+            if end - start == columns.len() {
+                return blake3::hash(band).into();
+            }
+            // In one run: the hash goes over many blocks at once.
+            gathered.clear();
+            for row in band.chunks_exact(columns.len()) {
+                gathered.extend_from_slice(&row[start - columns.start..end - columns.start]);
+            }
+            blake3::hash(&gathered).into()
+        };
+        self.strips.clone().map(of_strip).collect()
+    }
+
+    /// What was read, from the hashes of all bands in order.
+    pub fn run(&self, weight: &str, bands: &[BandHashes]) -> PieceRun {
+        let (mut rest, mut hashes) = (bands, Vec::new());
+        for run in self.bands.chunk_by(|a, b| a.run == b.run) {
+            let (mine, behind) = rest.split_at(run.len());
+            let of_strip = |strip: usize| PieceHash::of_parts(mine.iter().map(|hashes| hashes[strip]));
+            hashes.extend((0..self.strips.len()).map(of_strip));
+            rest = behind;
+        }
+        let first = (self.runs.start * self.pieces.n_strips() + self.strips.start) as u32;
+        PieceRun { weight: weight.to_owned(), n_pieces: self.pieces.n() as u32, first, hashes }
     }
 }

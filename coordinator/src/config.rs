@@ -15,7 +15,8 @@ pub struct Config {
     pub model_path: PathBuf,
     pub shape: ModelShape,
     pub policy: Policy,
-    /// What every rank must compute under. None: what the first that is ready computes under, where no model is.
+    /// What every rank must compute under, by the fingerprint of the model that is meant. None: what the first that is
+    /// ready computes under, where no model is.
     pub policy_digest: Option<DigestOf>,
     pub prefix_cache: bool,
     /// Ranks clear what a sequence lets go before anybody else has it. Then no two share a block, whatever
@@ -32,6 +33,7 @@ pub struct Config {
 /// Of what a policy digest is made, beside the policy's types and the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DigestOf {
+    /// The model's fingerprint.
     pub weights: [u8; 32],
     pub mode: Mode,
 }

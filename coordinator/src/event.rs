@@ -5,10 +5,17 @@ use crate::outbound::Outbound;
 use proto::cluster as wire;
 use tokio::sync::oneshot;
 use tonic::Status;
-use types::{Grid, RequestId, StepDone};
+use types::{Grid, PieceRun, RequestId, StepDone};
 
 /// Who has asked for a change, and waits for the answer.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Status>>;
+
+/// What the model's path means.
+#[derive(Debug)]
+pub(crate) struct FoundModel {
+    pub fingerprint: [u8; 32],
+    pub runs: Vec<PieceRun>,
+}
 
 pub(crate) enum Event {
     RouterAttached {
@@ -81,9 +88,9 @@ pub(crate) enum Event {
         grid: Grid,
         reply: Reply<wire::ScaleReply>,
     },
-    /// An operator wants the model to be read again; what its path means now has this digest.
+    /// An operator wants the model to be read again; this is what its path means now.
     Reload {
-        weights: [u8; 32],
+        found: FoundModel,
         reply: Reply<wire::ReloadReply>,
     },
     Tick,

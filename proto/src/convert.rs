@@ -33,7 +33,7 @@ fn word<T: FromStr<Err = UnknownWord>>(field: &'static str, word: &str) -> Resul
     word.parse().map_err(|unknown| Malformed::Word { field, unknown })
 }
 
-fn out_of_range(field: &'static str, value: impl TryInto<i64>) -> Malformed {
+pub(crate) fn out_of_range(field: &'static str, value: impl TryInto<i64>) -> Malformed {
     Malformed::OutOfRange { field, value: value.try_into().unwrap_or(i64::MAX) }
 }
 

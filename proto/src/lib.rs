@@ -26,6 +26,7 @@ pub mod kserve {
 }
 
 mod convert;
+mod weights;
 
 pub use convert::{Malformed, decode_step, decode_traced_step, encode_step, encode_traced_step, policy_digest, said};
 

@@ -19,7 +19,6 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use types::{DeviceClass, Numerics, PolicyDigest};
 use wire::{Connection, Trust};
 
 #[derive(Args)]
@@ -68,7 +67,7 @@ async fn listen(
         page::open(health, metrics, is_ready).await?;
     }
     let store = role.store.open().await?.unwrap_or_else(memory_store);
-    let registration = registration(role.parts(), checkpoint, advertised(role, address)?)?;
+    let registration = registration(role.parts(), checkpoint, advertised(role, address)?);
     let claiming = shutdown.run_until_cancelled(store.claim(&replica, registration));
     // A signal has come before the store did: there is nothing to drain.
     let Some(claim) = claiming.await else { return Ok(()) };
@@ -97,12 +96,11 @@ fn memory_store() -> Store {
     Store::Memory(MemoryStore::starting_at(micros_since_1970()))
 }
 
-/// What a coordinator says of itself before its workers have come.
-fn registration(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, address: String) -> anyhow::Result<Registration> {
-    let policy_digest = policy_digest(parts, checkpoint)?.map(|digest| digest.to_string()).unwrap_or_default();
+/// What a coordinator says of itself before its workers have come: of the policy nothing, which is over what they read.
+fn registration(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, address: String) -> Registration {
     let model = model_name(parts, checkpoint);
     let (tp, pp) = (parts.coordinator.tp, parts.coordinator.pp);
-    Ok(Registration { address, model, policy_digest, tp, pp, ranks_ready: 0 })
+    Registration { address, model, policy_digest: String::new(), tp, pp, ranks_ready: 0 }
 }
 
 /// A coordinator over the connections that come, until `shutdown`.
@@ -156,18 +154,8 @@ fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -
     })
 }
 
-/// The simulation has a policy of its own, which no model gives; a GPU's is known when it is there.
-fn policy_digest(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Result<Option<PolicyDigest>> {
-    let (class, settings) = (parts.device.class(), parts.coordinator);
-    let DigestOf { weights, mode } = digest_of(parts, checkpoint)?;
-    let (activations, kv_dtype) = (settings.activations(class), settings.kv_dtype(class));
-    let kind = class.into();
-    let numerics = Numerics::plain(&kind, mode, activations, kv_dtype, weights);
-    Ok((class == DeviceClass::Cpu).then(|| numerics.digest()))
-}
-
 fn digest_of(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Result<DigestOf> {
-    Ok(DigestOf { weights: checkpoint.digest()?, mode: parts.coordinator.numerics })
+    Ok(DigestOf { weights: checkpoint.fingerprint()?, mode: parts.coordinator.numerics })
 }
 
 /// What the operator wants of a replica.

@@ -18,7 +18,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use wire::Token;
-use worker::fetch::Fetch;
+use worker::fetch::{Checked, Fetch};
 use worker::sim::Sim;
 use worker::source::{self, Source as ModelSource};
 use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, ModelLoader, PeerListener, Ready};
@@ -122,7 +122,7 @@ fn model_source(join: &JoinSettings, coordinator: Channel, hub: &Hub) -> anyhow:
         (None, Some(folder)) => ModelSource::Folder(folder.clone()),
         (None, None) if join.fetch => {
             let (runtime, cache) = (Handle::current(), models::sources(hub)?.cache);
-            ModelSource::Fetched(Fetch { channel: coordinator, runtime, cache })
+            ModelSource::Fetched(Fetch { channel: coordinator, runtime, cache, checked: Checked::default() })
         }
         (None, None) => ModelSource::AsTold,
     })

@@ -1,17 +1,20 @@
 //! Roles as processes of the built binary: the same answers as alone, no orphan, and whoever does not belong refused by
 //! name while the cluster goes on.
 
+mod damaged;
 mod intruder;
 mod stalled;
 mod stranded;
 
 use crate::common::node::{BINARY, Folder, Node, PATIENCE, answer, field, is_alive};
+use checkpoint::Checkpoint;
 use intruder::Intruder;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{WorkerFrame, WorkerHello, worker_frame};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
@@ -206,9 +209,13 @@ fn router(address: &str) -> Node {
     Node::start(&[&["router", MODEL, "--coordinator", address], &DOORS[..4]].concat())
 }
 
-/// Under which ranks of this model compute.
+fn model() -> Checkpoint {
+    Checkpoint::open(Path::new(MODEL)).unwrap()
+}
+
+/// Under which ranks of this model compute, by its fingerprint.
 fn policy(kv_dtype: &str) -> PolicyDigest {
-    let weights = checkpoint::Checkpoint::open(std::path::Path::new(MODEL)).unwrap().digest().unwrap();
+    let weights = model().fingerprint().unwrap();
     Numerics::plain(&DeviceClass::Cpu.into(), Mode::Lockstep, Activations::F32, kv_dtype.parse().unwrap(), weights)
         .digest()
 }
@@ -227,13 +234,13 @@ fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
     // The same model, with another type of cache than the coordinator asked for.
     let mut intruder = Intruder::join(&address, "").unwrap();
     intruder.assigned();
-    intruder.loaded(policy("f32"));
+    intruder.loaded(policy("f32"), &model().hashes().unwrap());
     let end = intruder.ended();
     assert_eq!(end.code(), tonic::Code::FailedPrecondition);
     assert!(refusal.iter().all(|words| end.message().contains(words)), "{end:?}");
     let mut twin = Intruder::join(&address, "").unwrap();
     twin.assigned();
-    twin.loaded(policy("f16"));
+    twin.loaded(policy("f16"), &model().hashes().unwrap());
     twin.ready();
     coordinator.until(&["the replica is ready"]);
     drop(twin);
@@ -277,7 +284,7 @@ fn a_rank_that_says_garbage_to_its_peer_is_blamed_by_name_and_the_cluster_goes_o
     let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];
     let _first = Node::start(&join);
     intruder.assigned();
-    intruder.loaded(policy("f16"));
+    intruder.loaded(policy("f16"), &model().hashes().unwrap());
     // The honest one knocks, once both have loaded.
     let (mut peer, _) = door.accept().unwrap();
     peer.write_all(&[0x5a; 400]).unwrap();

@@ -21,6 +21,7 @@ pub mod sampling;
 pub mod step;
 pub mod topology;
 pub mod unsupported;
+pub mod weights;
 
 pub use block_hash::BlockHash;
 pub use cache::{BLOCKS_MAX, CacheGroup, LayerGroups};
@@ -36,3 +37,4 @@ pub use sampling::{Dry, Penalties, Sampling, Xtc};
 pub use step::{BlockCopy, Finish, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob, TokenOut, Want};
 pub use topology::{Grid, Place};
 pub use unsupported::Unsupported;
+pub use weights::{PieceHash, PieceRun, WeightsRoot};

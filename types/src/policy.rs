@@ -1,5 +1,6 @@
 //! What the bits depend on besides the request: two replicas with equal digests give equal tokens.
 
+use crate::WeightsRoot;
 use crate::numerics::{Activations, DeviceClass, DeviceKind, KvDtype, Mode};
 use core::fmt;
 
@@ -15,7 +16,8 @@ pub struct Numerics<'a> {
     pub mode: Mode,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
-    /// Of the weights as stored, and of every hyperparameter that shapes the pass.
+    /// The fingerprint of the model that is meant, with every hyperparameter that shapes the pass. Which bytes were
+    /// loaded is for the root to say (`PolicyDigest::loaded`).
     pub weights: [u8; 32],
     /// What the loader makes of them, where it changes them (`none`, `q8_0`, ..).
     pub quantization: &'a str,
@@ -60,6 +62,16 @@ impl Numerics<'_> {
     }
 }
 
+impl PolicyDigest {
+    /// Of a policy whose model has been read: `self` says what is meant, the root which bytes of it there were.
+    #[must_use]
+    pub fn loaded(self, root: &WeightsRoot) -> PolicyDigest {
+        let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 policy over the bytes of the weights");
+        hasher.update(&self.0).update(&root.0);
+        PolicyDigest(*hasher.finalize().as_bytes())
+    }
+}
+
 impl fmt::Display for PolicyDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -92,6 +104,13 @@ mod tests {
         assert!((1..all.len()).all(|i| !all[..i].contains(&all[i])), "{all:?}");
         // Processors are one class, and have one way to compute.
         assert_eq!(digest("cpu/zen4", Mode::Fast), digest("cpu", Mode::Lockstep));
+    }
+
+    #[test]
+    fn other_bytes_are_another_policy() {
+        let meant = PolicyDigest([1; 32]);
+        let [a, b] = [2, 3].map(|byte| meant.loaded(&WeightsRoot([byte; 32])));
+        assert!(a != b && a != meant && a != PolicyDigest([4; 32]).loaded(&WeightsRoot([2; 32])));
     }
 
     /// Streams move by these bytes, also between releases: who changes one of them ends what is under way.

@@ -56,7 +56,7 @@ fn use_up(path: &Path) -> bool {
             return false;
         }
     };
-    checkpoint.digest().unwrap();
+    checkpoint.fingerprint().unwrap();
     checkpoint.quantization();
     // Where each tensor lies is found without reading it; one is read.
     let sizes = checkpoint.sizes();

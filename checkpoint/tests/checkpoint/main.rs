@@ -6,3 +6,4 @@ mod harness;
 
 mod changed;
 mod fuzz;
+mod pieces;

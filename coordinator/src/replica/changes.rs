@@ -5,7 +5,7 @@ use super::Replica;
 use super::endings::{Ending, Recovered};
 use crate::Error;
 use crate::config::{DigestOf, micros};
-use crate::event::Reply;
+use crate::event::{FoundModel, Reply};
 use crate::placement::{Unplaceable, plan};
 use proto::cluster as wire;
 use std::time::Duration;
@@ -58,9 +58,9 @@ impl Replica {
         }
     }
 
-    /// `weights` is the digest of what the model's path means now.
-    pub(super) fn reload(&mut self, weights: [u8; 32], reply: Reply<wire::ReloadReply>) {
-        if let Err(refused) = self.may_reload(weights) {
+    /// `found` is what the model's path means now.
+    pub(super) fn reload(&mut self, found: &FoundModel, reply: Reply<wire::ReloadReply>) {
+        if let Err(refused) = self.may_reload(found) {
             return say(reply, Err(refused));
         }
         tracing::info!("the model is to be read again");
@@ -72,19 +72,22 @@ impl Replica {
     }
 
     /// Streams move only to an equal policy: another model is another replica.
-    fn may_reload(&self, weights: [u8; 32]) -> Result<(), Status> {
+    fn may_reload(&self, model: &FoundModel) -> Result<(), Status> {
         self.may_change()?;
         let Some(ours) = self.requests.policy() else { return Ok(()) };
         let device = self.members.first_device().unwrap_or_else(|| DeviceClass::Cpu.into());
-        let found = self.config.digest_of(&device, DigestOf { weights, mode: self.config.mode() });
+        let of = DigestOf { weights: model.fingerprint, mode: self.config.mode() };
+        let found = self.readings.policy_of(self.config.digest_of(&device, of), &model.runs);
         // The simulation computes under a policy that no file gives.
         if device.class() == DeviceClass::Sim || found == ours {
             return Ok(());
         }
         let path = self.config.model_path.display();
+        let differs = self.readings.differs(&model.runs);
+        let weight = differs.map(|weight| format!(" (the weight {weight} differs)")).unwrap_or_default();
         Err(Status::failed_precondition(format!(
-            "{path} is another model now: its policy is {found}, this replica's {ours}, and streams cannot go over. \
-             Nothing has changed: start another replica with the new model, and end this one when that is ready"
+            "{path} is another model now{weight}: its policy is {found}, this replica's {ours}, and streams cannot go \
+             over. Nothing has changed: start another replica with the new model, and end this one when that is ready"
         )))
     }
 

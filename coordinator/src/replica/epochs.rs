@@ -36,9 +36,10 @@ impl Replica {
     pub(super) fn begin_epoch(&mut self) -> Result<(), Error> {
         let now = self.now();
         let Phase::Placing(placement) = &self.phase else { return Ok(()) };
-        let Some(policy) = placement.ranks.policy() else { return Ok(()) };
+        let Some(meant) = placement.ranks.policy() else { return Ok(()) };
         let (grid, epoch, blueprint) = (placement.blueprint.grid, placement.epoch, &placement.blueprint);
         self.members.met(&placement.ranks);
+        let policy = self.requests.policy().unwrap_or_else(|| self.readings.serve(meant));
         self.requests.epoch_begins((&self.config, blueprint), policy, epoch, now)?;
         let (Grid { tp, pp, .. }, n_ranks, n_blocks) = (grid, blueprint.shards.len(), blueprint.n_blocks());
         tracing::info!(%epoch, tp, pp, n_ranks, ?n_blocks, "the replica is ready");

@@ -15,6 +15,7 @@ mod losses;
 mod phase;
 mod place;
 mod ranks;
+mod readings;
 mod speed;
 mod steps;
 mod views;
@@ -29,6 +30,7 @@ use changes::Changes;
 use endings::{LostWorker, Recovery};
 use grids::GridChoice;
 use phase::Phase;
+use readings::Readings;
 use speed::Performance;
 use std::collections::VecDeque;
 use telemetry::metrics::{Cache, ReplicaLabel};
@@ -54,6 +56,8 @@ pub(crate) struct Replica {
     requests: LiveRequests,
     grids: GridChoice,
     phase: Phase,
+    /// Which bytes the ranks have read.
+    readings: Readings,
     /// Empty between events. Each look at the workers adds at most one for each of them.
     losses: VecDeque<LostWorker>,
     /// Present while the replica has served and does not.
@@ -79,6 +83,7 @@ impl Replica {
             requests: LiveRequests::new(&config, of.clone(), epoch.incarnation),
             grids: GridChoice::new(config.policy.grid),
             phase: Phase::default(),
+            readings: Readings::default(),
             losses: VecDeque::new(),
             recovery: None,
             changes: Changes::default(),
@@ -156,7 +161,7 @@ impl Replica {
             Event::WorkerLeaves { worker } => self.worker_leaves(worker),
             Event::RankLost { worker, why } => self.worker_gone(worker, why),
             Event::Scale { grid, reply } => self.scale(grid, reply),
-            Event::Reload { weights, reply } => self.reload(weights, reply),
+            Event::Reload { found, reply } => self.reload(&found, reply),
             Event::Tick => self.tick(),
             Event::Drain => self.drain(),
         }

@@ -62,6 +62,7 @@ impl Replica {
         }
         self.state_changed = true;
         self.grids.begun(&blueprint);
+        self.readings.begin();
         let mut ranks = RankHolders::default();
         for shard in &blueprint.shards {
             ranks.assign(shard.worker, shard.rank, now);
@@ -96,7 +97,7 @@ impl Replica {
             running_max: policy.running_max,
             meet_max_millis: millis(waits.meet_max),
             exchange_max_millis: millis(waits.exchange_max),
-            policy_digest: self.policy_served(shard.worker).map_or_else(Vec::new, |policy| policy.0.to_vec()),
+            policy_digest: self.policy_meant(shard.worker).map_or_else(Vec::new, |policy| policy.0.to_vec()),
             reading: self.changes.reading,
             zero_kv: self.config.zero_kv,
             numerics: self.config.mode().to_string(),

@@ -10,7 +10,7 @@ use crate::{Error, WorkerId};
 use proto::cluster as wire;
 use telemetry::metrics;
 use tonic::Status;
-use types::{Epoch, PolicyDigest};
+use types::{Epoch, Micros, PolicyDigest};
 
 impl Replica {
     pub(super) fn worker_joined(
@@ -46,7 +46,8 @@ impl Replica {
         if of != self.epoch || !matches!(readiness, Some(Readiness::Loading { .. })) {
             return;
         }
-        let facts = match self.accept(worker, loaded) {
+        let Some(rank) = self.phase.rank(worker) else { return };
+        let facts = match self.accept(worker, loaded).and_then(|facts| self.hear_readings(rank, loaded).map(|()| facts)) {
             Ok(facts) => facts,
             Err(why) => return self.is_lost(worker, Cause::Wrong, why),
         };
@@ -56,6 +57,14 @@ impl Replica {
         self.members.acquit(worker);
         self.state_changed = true;
         if placement.ranks.all_loaded() {
+            self.let_them_meet(now);
+        }
+    }
+
+    /// All have loaded, and have read the same: otherwise those that are not believed are lost.
+    fn let_them_meet(&mut self, now: Micros) {
+        if self.have_read_the_same() {
+            let Phase::Placing(placement) = &mut self.phase else { return };
             let meet = wire::Meet { epoch_incarnation: self.epoch.incarnation, epoch_n: self.epoch.n };
             if let Err(worker) = self.members.meet(&mut placement.ranks, meet, now) {
                 self.is_lost(worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
@@ -75,13 +84,13 @@ impl Replica {
         if placement.ranks.all_ready() { self.begin_epoch() } else { Ok(()) }
     }
 
-    /// A stream moves only to an equal digest, and all ranks of an epoch have one: the configured one or, where there
-    /// is none, that of the first that had loaded. It names version, model, weights and numerics.
+    /// All ranks of an epoch mean one policy: the configured one or, where there is none, that of the first that had
+    /// loaded. It names version, model and numerics; which bytes they have read is looked at when all have.
     fn accept(&self, worker: WorkerId, loaded: &wire::Loaded) -> Result<Facts, Status> {
         let policy =
             proto::policy_digest(&loaded.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
         let loaded_before = || self.phase.ranks().and_then(RankHolders::policy);
-        let ours = self.policy_served(worker).or_else(loaded_before);
+        let ours = self.policy_meant(worker).or_else(loaded_before);
         if let Some(ours) = ours.filter(|ours| *ours != policy) {
             return Err(Status::failed_precondition(format!(
                 "this rank computes under {policy}, the replica under {ours}: another model, or other numerics \
@@ -91,9 +100,9 @@ impl Replica {
         Ok(Facts { policy, weight_bytes: loaded.weight_bytes })
     }
 
-    /// What has been served or, where nothing was, what was configured for this worker's device.
-    pub(super) fn policy_served(&self, worker: WorkerId) -> Option<PolicyDigest> {
+    /// What is meant by what has been served or, where nothing was, what was configured for this worker's device.
+    pub(super) fn policy_meant(&self, worker: WorkerId) -> Option<PolicyDigest> {
         let configured = || self.members.device(worker).and_then(|device| self.config.digest_on(device));
-        self.requests.policy().or_else(configured)
+        self.readings.meant().or_else(configured)
     }
 }

@@ -117,8 +117,8 @@ impl Coordinator for Service {
 
     async fn reload(&self, request: Request<ReloadRequest>) -> Result<Response<ReloadReply>, Status> {
         same_version(&request.get_ref().version)?;
-        let weights = self.library.weights_now().await?;
-        self.change(|reply| Event::Reload { weights, reply }).await
+        let found = self.library.weights_now().await?;
+        self.change(|reply| Event::Reload { found, reply }).await
     }
 
     async fn attach(&self, request: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {

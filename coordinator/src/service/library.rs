@@ -1,6 +1,7 @@
 //! Lends the model's files to workers that have no copy. Knows which files they are and where their layers lie, and
 //! reads from these and no others.
 
+use crate::event::FoundModel;
 use checkpoint::{Checkpoint, SourceFile, Stamp, spans};
 use proto::cluster::{LayerBytes, ModelBytes, ModelFile, ModelFiles, ReadModelRequest};
 use std::path::{Path, PathBuf};
@@ -43,12 +44,12 @@ impl Library {
         Ok(self.shelf().await?.files.clone())
     }
 
-    /// The digest of what the model's path means at this moment.
-    pub async fn weights_now(&self) -> Result<[u8; 32], Status> {
+    /// What the model's path means at this moment. Reads all of it.
+    pub async fn weights_now(&self) -> Result<FoundModel, Status> {
         let model = self.model.clone();
-        let opened = tokio::task::spawn_blocking(move || Checkpoint::open(&model)?.digest()).await;
-        let opened = opened.map_err(|_| Status::internal("the model's file cannot be looked at"))?;
-        opened.map_err(|error| {
+        let found = tokio::task::spawn_blocking(move || found_at(&model)).await;
+        let found = found.map_err(|_| Status::internal("the model's file cannot be looked at"))?;
+        found.map_err(|error| {
             Status::failed_precondition(format!("the model cannot be read: {error}. Nothing has changed"))
         })
     }
@@ -87,9 +88,14 @@ impl Library {
     }
 }
 
+fn found_at(model: &Path) -> checkpoint::Result<FoundModel> {
+    let checkpoint = Checkpoint::open(model)?;
+    Ok(FoundModel { fingerprint: checkpoint.fingerprint()?, runs: checkpoint.hashes()? })
+}
+
 impl Shelf {
     fn open(model: &Path) -> checkpoint::Result<Shelf> {
-        let digest = Checkpoint::open(model)?.digest()?.to_vec();
+        let digest = Checkpoint::open(model)?.fingerprint()?.to_vec();
         let (mut files, mut lent) = (Vec::new(), Vec::new());
         for file in spans::of_model(model)? {
             let span =

@@ -389,7 +389,7 @@ impl RawWorker {
     async fn say_loaded(&self, digest: [u8; 32]) {
         let wire::Assign { epoch_incarnation, epoch_n, .. } = self.last;
         let policy_digest = digest.to_vec();
-        let loaded = wire::Loaded { epoch_incarnation, epoch_n, policy_digest, weight_bytes: 0, unread: String::new() };
+        let loaded = wire::Loaded { epoch_incarnation, epoch_n, policy_digest, ..wire::Loaded::default() };
         self.say(worker_frame::Frame::Loaded(loaded)).await;
     }
 

@@ -2,7 +2,7 @@
 
 use crate::common::node::PATIENCE;
 use proto::cluster::coordinator_client::CoordinatorClient;
-use proto::cluster::{Assign, Heartbeat, Loaded, Meet, RankFrame, Ready, WorkerFrame, WorkerHello};
+use proto::cluster::{self, Assign, Heartbeat, Loaded, Meet, RankFrame, Ready, WorkerFrame, WorkerHello};
 use proto::cluster::{rank_frame, worker_frame::Frame};
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
-use types::PolicyDigest;
+use types::{PieceRun, PolicyDigest};
 use wire::{Trust, channel};
 
 const BEAT: Duration = Duration::from_millis(50);
@@ -57,13 +57,14 @@ impl Intruder {
         }
     }
 
-    pub fn loaded(&mut self, policy: PolicyDigest) {
+    pub fn loaded(&mut self, policy: PolicyDigest, read: &[PieceRun]) {
         let loaded = Loaded {
             epoch_incarnation: self.place.epoch_incarnation,
             epoch_n: self.place.epoch_n,
             policy_digest: policy.0.to_vec(),
             weight_bytes: 1,
             unread: String::new(),
+            weights: read.iter().map(cluster::PieceRun::from).collect(),
         };
         self.runtime.block_on(self.up.send(frame(Frame::Loaded(loaded)))).unwrap();
     }

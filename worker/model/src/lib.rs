@@ -19,9 +19,8 @@ use checkpoint::{Checkpoint, Family, ModelSpec};
 use collective::{CancelFlag, Ranks};
 use decoder::{Decoder, Form};
 use layers::OwnedHeads;
-use std::cell::Cell;
-use types::{Activations, BlockId, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, Part, PolicyDigest};
-use weights::Weights;
+use types::{Activations, BlockId, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, Part, PieceRun, PolicyDigest};
+use weights::{Intake, Weights};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -56,6 +55,7 @@ pub struct Limits {
 pub struct Model<M: Memory> {
     decoder: Decoder<M>,
     weight_bytes: usize,
+    runs: Vec<PieceRun>,
 }
 
 /// The paged KV of a rank's layers, one entry per cache group.
@@ -79,17 +79,22 @@ impl<M: Memory> Model<M> {
     ) -> Result<Model<M>> {
         let n_groups = checkpoint.spec().cache_groups().groups().len();
         device.batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
-        let n_bytes = Cell::new(0);
-        let all = Weights::new(checkpoint, device, part, &n_bytes, cancel);
+        let intake = Intake::default();
+        let all = Weights::new(checkpoint, device, part, &intake, cancel);
         let spec = checkpoint.spec();
         let decoder = Decoder::load(&all, spec, form(spec.family), limits)?;
         checkpoint.unchanged()?;
-        Ok(Model { decoder, weight_bytes: n_bytes.get() })
+        Ok(Model { decoder, weight_bytes: intake.n_bytes.get(), runs: intake.runs.into_inner() })
     }
 
     /// What the packed weights occupy.
     pub fn weight_bytes(&self) -> usize {
         self.weight_bytes
+    }
+
+    /// The bytes that were read to load it.
+    pub fn runs(&self) -> &[PieceRun] {
+        &self.runs
     }
 }
 
@@ -172,13 +177,13 @@ pub fn leaf_counts(spec: &ModelSpec, class: DeviceClass) -> Vec<u32> {
     counts
 }
 
-/// Everything that can change a bit of what this model answers.
+/// Everything that can change a bit of what this model answers, but which of its bytes were read.
 pub fn policy(
     checkpoint: &Checkpoint,
     device: &impl Memory,
     activations: Activations,
     kv_dtype: KvDtype,
 ) -> checkpoint::Result<PolicyDigest> {
-    let (weights, mode) = (checkpoint.digest()?, device.mode());
+    let (weights, mode) = (checkpoint.fingerprint()?, device.mode());
     Ok(Numerics::plain(&device.told(), mode, activations, kv_dtype, weights).digest())
 }

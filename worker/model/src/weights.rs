@@ -2,16 +2,16 @@
 //! shapes, not what they are for.
 //!
 //! What was read is kept until it is packed, and no longer: beside the packed weights there is one stack of matrices
-//! at a time. The device's threads read as they pack.
+//! at a time. The device's threads read and hash as they pack, so that nothing is packed that no hash names.
 
 use crate::{Error, Result};
 use backend::{Memory, Stored};
-use checkpoint::{Checkpoint, Tensor, Window};
+use checkpoint::{BandHashes, Checkpoint, Tensor, Window};
 use collective::CancelFlag;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
-use types::{Leaves, Part};
+use types::{Leaves, Part, PieceRun};
 
 /// The rows that a rank owns of one matrix.
 pub struct MatrixRows<'a> {
@@ -28,13 +28,21 @@ impl<'a> MatrixRows<'a> {
     }
 }
 
+/// What has been loaded so far.
+#[derive(Default)]
+pub struct Intake {
+    /// What all packed matrices occupy.
+    pub n_bytes: Cell<usize>,
+    /// The bytes that were read, by their hashes.
+    pub runs: RefCell<Vec<PieceRun>>,
+}
+
 /// The tensors under a path of the checkpoint (`model.layers.3.` and what follows), for a rank and its device.
 pub struct Weights<'a, M: Memory> {
     checkpoint: &'a Checkpoint,
     device: &'a M,
     part: &'a Part,
-    /// What all packed matrices occupy.
-    n_bytes: &'a Cell<usize>,
+    intake: &'a Intake,
     cancel: &'a CancelFlag,
     path: String,
 }
@@ -44,10 +52,10 @@ impl<'a, M: Memory> Weights<'a, M> {
         checkpoint: &'a Checkpoint,
         device: &'a M,
         part: &'a Part,
-        n_bytes: &'a Cell<usize>,
+        intake: &'a Intake,
         cancel: &'a CancelFlag,
     ) -> Weights<'a, M> {
-        Weights { checkpoint, device, part, n_bytes, cancel, path: String::new() }
+        Weights { checkpoint, device, part, intake, cancel, path: String::new() }
     }
 
     pub fn under(&self, part: impl std::fmt::Display) -> Weights<'a, M> {
@@ -71,7 +79,7 @@ impl<'a, M: Memory> Weights<'a, M> {
 
     /// `{name}.weight`, a vector of `len` in f32, each number plus `offset`.
     pub fn vector_plus(&self, name: &str, len: usize, offset: f32) -> Result<M::Vector> {
-        let values = self.tensor(&format!("{name}.weight"), [1, len])?.to_f32()?;
+        let values = self.numbers(&format!("{name}.weight"), len)?;
         Ok(self.device.vector(&values.into_iter().map(|value| value + offset).collect::<Vec<_>>())?)
     }
 
@@ -81,14 +89,21 @@ impl<'a, M: Memory> Weights<'a, M> {
         if !self.checkpoint.has(&format!("{}{name}", self.path)) {
             return Ok(None);
         }
-        Ok(Some(self.tensor(&name, [1, len])?.to_f32()?[owned].to_vec()))
+        Ok(Some(self.numbers(&name, len)?[owned].to_vec()))
+    }
+
+    /// A vector as it is stored.
+    fn numbers(&self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let (path, tensor) = self.tensor(name, [1, len])?;
+        let read = self.read(&path, Window::whole(tensor, self.checkpoint.pieces(&path)?))?;
+        Ok(tensor.numbers(&read.bytes))
     }
 
     /// MatrixRows of `{name}.weight`, matrices of `k` columns that meet the same input, stacked.
     pub fn rows(&self, k: usize, parts: &[MatrixRows<'_>]) -> Result<M::Matrix> {
         let read = |part: &MatrixRows<'_>| {
-            let tensor = self.tensor(&format!("{}.weight", part.name), [part.n, k])?;
-            self.read(Window::of_rows(tensor, part.owned.clone()))
+            let (path, tensor) = self.tensor(&format!("{}.weight", part.name), [part.n, k])?;
+            self.read(&path, Window::of_rows(tensor, self.checkpoint.pieces(&path)?, part.owned.clone()))
         };
         let read = parts.iter().map(read).collect::<Result<Vec<_>>>()?;
         let stored: Vec<_> = read.iter().map(Read::stored).collect();
@@ -97,10 +112,11 @@ impl<'a, M: Memory> Weights<'a, M> {
 
     /// Columns of `{name}.weight`, a matrix of `[n_out, leaves.k()]`, that are the leaves `owned` of its sum.
     pub fn leaves(&self, name: &str, n_out: usize, leaves: &Leaves, owned: Range<u32>) -> Result<M::Matrix> {
-        let tensor = self.tensor(&format!("{name}.weight"), [n_out, leaves.k() as usize])?;
+        let (path, tensor) = self.tensor(&format!("{name}.weight"), [n_out, leaves.k() as usize])?;
         let elements = leaves.elements(&owned);
         let wanted = elements.start as usize..elements.end as usize;
-        let read = self.read(Window::of_columns(tensor, wanted.clone()))?;
+        let pieces = self.checkpoint.pieces(&path)?;
+        let read = self.read(&path, Window::of_columns(tensor, pieces, wanted.clone()))?;
         let first = read.window.columns().start;
         let stored = match wanted.is_empty() {
             true => read.stored(),
@@ -111,32 +127,49 @@ impl<'a, M: Memory> Weights<'a, M> {
     }
 
     /// On all threads of the device.
-    fn read(&self, window: Window<'a>) -> Result<Read<'a>> {
+    fn read(&self, path: &str, window: Window<'a>) -> Result<Read<'a>> {
         let mut bytes = vec![0; window.n_bytes()];
-        let places: Vec<Mutex<&mut [u8]>> = window.blocks_of(&mut bytes).map(Mutex::new).collect();
-        let failed = Mutex::new(None);
-        self.device.share(places.len(), &|blocks| {
-            for block in blocks {
-                let mut place = places[block].lock().unwrap_or_else(PoisonError::into_inner);
-                if let Err(error) = window.fill(block, &mut place) {
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                }
-            }
-        });
-        if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return Err(error.into());
-        }
-        drop(places);
+        let bands = self.fill(&window, &mut bytes)?;
         let scales = window.tensor().scales.map(|of| of.bytes.read()).transpose()?;
+        let mut runs = self.intake.runs.borrow_mut();
+        // A rank that owns none of it has read none.
+        runs.extend((!bands.is_empty()).then(|| window.run(path, &bands)));
+        runs.extend(scales.as_ref().map(|bytes| Checkpoint::scales_run(path, bytes)));
         Ok(Read { window, bytes, scales })
     }
 
+    fn fill(&self, window: &Window<'a>, bytes: &mut [u8]) -> Result<Vec<BandHashes>> {
+        let places: Vec<Mutex<(&mut [u8], BandHashes)>> =
+            window.bands_of(bytes).into_iter().map(|place| Mutex::new((place, BandHashes::new()))).collect();
+        let failed = Mutex::new(None);
+        self.device.share(places.len(), &|bands| {
+            for band in bands {
+                let mut place = places[band].lock().unwrap_or_else(PoisonError::into_inner);
+                match window.fill(band, place.0) {
+                    Ok(hashes) => place.1 = hashes,
+                    Err(error) => {
+                        failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    }
+                }
+            }
+        });
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error.into()),
+            None => {
+                let hashes =
+                    |place: Mutex<(_, BandHashes)>| place.into_inner().unwrap_or_else(PoisonError::into_inner).1;
+                Ok(places.into_iter().map(hashes).collect())
+            }
+        }
+    }
+
     fn counted(&self, matrix: M::Matrix) -> M::Matrix {
-        self.n_bytes.set(self.n_bytes.get() + self.device.matrix_bytes(&matrix));
+        self.intake.n_bytes.set(self.intake.n_bytes.get() + self.device.matrix_bytes(&matrix));
         matrix
     }
 
-    fn tensor(&self, name: &str, expected: [usize; 2]) -> Result<Tensor<'a>> {
+    /// By its whole name.
+    fn tensor(&self, name: &str, expected: [usize; 2]) -> Result<(String, Tensor<'a>)> {
         if self.cancel.is_cancelled() {
             return Err(Error::BrokenOff);
         }
@@ -145,7 +178,7 @@ impl<'a, M: Memory> Weights<'a, M> {
         if tensor.shape != expected {
             return Err(Error::Shape { tensor: path, shape: tensor.shape, expected });
         }
-        Ok(tensor)
+        Ok((path, tensor))
     }
 }
 
@@ -160,7 +193,8 @@ struct Read<'a> {
 impl Read<'_> {
     fn stored(&self) -> Stored<'_> {
         let (tensor, rows, columns) = (self.window.tensor(), self.window.rows(), self.window.columns());
-        let stored = Stored::whole(tensor.dtype, rows.len(), columns.len(), &self.bytes);
+        let bytes = self.window.wanted(&self.bytes);
+        let stored = Stored::whole(tensor.dtype, rows.len(), columns.len(), bytes);
         let (Some(of), Some(bytes)) = (&tensor.scales, &self.scales) else { return stored };
         stored.scaled(of.with(&bytes[..]).from(rows.start, columns.start))
     }

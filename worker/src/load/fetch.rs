@@ -2,11 +2,12 @@
 //! and layers; nothing of what is in them, and nothing of who else fetches.
 //!
 //! A file in the cache is as long as the original and has holes where nothing was needed. A journal beside the files
-//! names the chunks that are there and were checked, so that a fetch that was interrupted goes on where it was:
+//! names the chunks that are there and were checked, so that a fetch that was interrupted goes on where it was. What
+//! was damaged since is fetched anew:
 //!
 //! ```text
 //! file     [header][layer 0 ....][layer 1 ....][layer 2 ....]
-//! rank 1    ======                =============                 and the ends of every tensor: the digest is of them
+//! rank 1    ======                =============                 and the ends of every tensor, for the fingerprint
 //! ```
 
 use crate::load::fetch::journal::Journal;
@@ -27,7 +28,10 @@ use tonic::Status;
 use tonic::transport::Channel;
 use types::Part;
 
+mod checks;
 mod journal;
+
+pub use checks::Checked;
 
 /// What is fetched, checked and remembered as one.
 const CHUNK_BYTES: u64 = 256 << 10;
@@ -35,7 +39,7 @@ const CHUNK_BYTES: u64 = 256 << 10;
 const READ_BYTES_MAX: u64 = 64 << 20;
 /// What is written before the journal says so.
 const SYNC_BYTES: u64 = 32 << 20;
-/// At the beginning and end of every tensor, whoever holds it: the model's digest is of them.
+/// At the beginning and end of every tensor, whoever holds it: the model's fingerprint is of them.
 const SAMPLE_BYTES: u64 = 4096;
 const FILES_MAX: usize = 8192;
 const MODEL_BYTES_MAX: u64 = 1 << 45;
@@ -84,6 +88,8 @@ pub struct Fetch {
     pub channel: Channel,
     pub runtime: tokio::runtime::Handle,
     pub cache: PathBuf,
+    /// Of what lies there, what is known to be whole.
+    pub checked: Checked,
 }
 
 impl Fetch {
@@ -111,10 +117,10 @@ impl Fetch {
             return Ok(told.to_owned());
         }
         let place = Place::open(&self.cache, files).await?;
-        place.fill(&mut client, part).await?;
+        place.fill(&mut client, part, &self.checked).await?;
         let path = place.model();
         // A bad cache is not to be believed again.
-        match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.digest()) {
+        match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.fingerprint()) {
             Ok(digest) if digest[..] == place.files.digest[..] => Ok(path),
             Ok(_) => place.forget().and(Err(FetchError::OtherModel)),
             Err(error) => place.forget().and(Err(error.into())),
@@ -133,7 +139,7 @@ fn refused(status: Status) -> FetchError {
 }
 
 fn is_the_model(path: &Path, files: &ModelFiles) -> bool {
-    let digest = || Checkpoint::open(path)?.digest();
+    let digest = || Checkpoint::open(path)?.fingerprint();
     path.exists() && digest().is_ok_and(|digest: [u8; 32]| digest[..] == files.digest[..])
 }
 
@@ -254,9 +260,20 @@ impl Place {
     }
 
     /// Fetches what the part needs and is not there, again and again while that brings anything.
-    async fn fill(&self, client: &mut CoordinatorClient<Channel>, part: &Part) -> Result<(), FetchError> {
+    async fn fill(
+        &self,
+        client: &mut CoordinatorClient<Channel>,
+        part: &Part,
+        checked: &Checked,
+    ) -> Result<(), FetchError> {
         let mut journal = Journal::open(&self.journal(), &self.files).map_err(io_at(&self.journal()))?;
         let wanted: Vec<BTreeSet<u64>> = self.files.files.iter().map(|file| needed(file, part)).collect();
+        let paths: Vec<PathBuf> = self.files.files.iter().map(|file| self.file(file)).collect();
+        let n_damaged = checked.check(&mut journal, &paths, &wanted);
+        if n_damaged > 0 {
+            let folder = self.folder.display();
+            tracing::warn!(%folder, n_damaged, "what was fetched has been damaged since: it is fetched anew");
+        }
         let n_wanted: usize = wanted.iter().map(BTreeSet::len).sum();
         let (mut futile, mut wait) = (0, RETRY_MIN);
         loop {
@@ -273,6 +290,7 @@ impl Place {
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(RETRY_MAX);
         }
+        checked.fetched(&paths, &wanted);
         Ok(())
     }
 
@@ -295,7 +313,12 @@ impl Place {
         }
         for (index, (file, chunks)) in self.files.files.iter().zip(&missing).enumerate() {
             let path = self.file(file);
-            let out = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io_at(&path))?;
+            // Neighbours know by its time whether it has been written to.
+            if chunks.is_empty() && std::fs::metadata(&path).is_ok_and(|found| found.len() == file.n_bytes) {
+                continue;
+            }
+            let out = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
+            let out = out.map_err(io_at(&path))?;
             out.set_len(file.n_bytes).map_err(io_at(&path))?;
             let mut drain = Drain { index: index as u32, file, path: &path, out, journal };
             for run in runs(chunks) {
@@ -373,7 +396,8 @@ impl Drain<'_> {
             return Ok(());
         }
         self.out.sync_data().map_err(io_at(self.path))?;
-        self.journal.add(self.index, chunks).map_err(io_at(self.path))
+        let hash = checks::hash(&self.out, &chunks).map_err(io_at(self.path))?;
+        self.journal.add(self.index, chunks, hash).map_err(io_at(self.path))
     }
 }
 

@@ -13,7 +13,7 @@ use collective::{AbortHandle, CancelFlag, Timeouts};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
-use types::{Activations, Epoch, KvDtype, Layout, Mode, PolicyDigest, Rank, Step, StepDone, Unsupported};
+use types::{Activations, Epoch, KvDtype, Layout, Mode, PieceRun, PolicyDigest, Rank, Step, StepDone, Unsupported};
 
 /// Executes steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
 pub trait Runner: Send {
@@ -133,7 +133,8 @@ pub struct Assignment {
     pub running_max: u32,
     /// For the ranks to meet, and for one operation among them.
     pub timeouts: Timeouts,
-    /// Under which the replica serves, where that is known: what holds this part of such a model keeps it.
+    /// Under which the replica serves, by the model's fingerprint, where that is known: what holds this part of such a
+    /// model keeps it.
     pub policy: Option<PolicyDigest>,
     /// What was read under another number is read again.
     pub reading: u32,
@@ -154,8 +155,11 @@ impl std::fmt::Debug for MeshSecret {
 /// What a rank found when it had loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
+    /// By the model's fingerprint.
     pub policy: PolicyDigest,
     pub weight_bytes: u64,
+    /// The bytes that it holds; none without a model.
+    pub weights: Vec<PieceRun>,
     /// Why it has not read the model again though it was to, and goes on with what it had.
     pub unread: Option<String>,
 }

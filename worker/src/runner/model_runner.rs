@@ -437,7 +437,8 @@ fn on_device<D: Device + 'static>(
     let Held { device, spec, policy, .. } = &held;
     let (limits, specs) = sizes(assignment, spec, part, device.class())?;
     let kv = KvCache::new(device, &specs).map_err(failed(assignment))?;
-    let ready = Ready { policy: *policy, weight_bytes: held.model.weight_bytes() as u64, unread };
+    let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.runs().to_vec());
+    let ready = Ready { policy: *policy, weight_bytes, weights, unread };
     let millis = begun.elapsed().as_millis() as u64;
     let (epoch, rank) = (assignment.epoch, assignment.rank.0);
     tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
@@ -469,13 +470,7 @@ fn again<D: Device>(
     part: &Part,
     cancel: &CancelFlag,
 ) -> Result<(Held<D>, Option<String>), LoadError> {
-    let found = Checkpoint::open(&assignment.model_path).map_err(|error| error.to_string());
-    let found = found.and_then(|checkpoint| policy(assignment, &checkpoint, &kept.device).map_err(|e| e.to_string()));
-    let why = match found {
-        Ok(found) if found == kept.policy => None,
-        Ok(found) => Some(format!("what is there is of policy {found}, the replica serves under {}", kept.policy)),
-        Err(error) => Some(error),
-    };
+    let why = difference(&kept, assignment).unwrap_or_else(|error| Some(error.to_string()));
     if let Some(why) = why {
         let path = assignment.model_path.display();
         tracing::warn!(%path, why, "the model cannot be read again: this rank goes on with what it has");
@@ -486,12 +481,28 @@ fn again<D: Device>(
     Ok((read(device, assignment, part, cancel)?, None))
 }
 
+/// Why what is there now is not what is held. Every byte of it is looked at.
+fn difference<D: Device>(kept: &Held<D>, assignment: &Assignment) -> checkpoint::Result<Option<String>> {
+    let checkpoint = Checkpoint::open(&assignment.model_path)?;
+    let found = model::policy(&checkpoint, &kept.device, assignment.activations, assignment.kv_dtype)?;
+    if found != kept.policy {
+        let ours = kept.policy;
+        return Ok(Some(format!("what is there is of policy {found}, the replica serves under {ours}")));
+    }
+    let differs = checkpoint.differs_from(kept.model.runs())?;
+    Ok(differs.map(|weight| format!("there are other bytes of the weight {weight} than the replica serves")))
+}
+
 fn read<D: Device>(device: D, assignment: &Assignment, part: &Part, cancel: &CancelFlag) -> Result<Held<D>, LoadError> {
     let checkpoint = Checkpoint::open(&assignment.model_path).map_err(failed(assignment))?;
     let (limits, _) = sizes(assignment, checkpoint.spec(), part, device.class())?;
     let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
     let limits = Limits { rows_max, outputs_max, context: assignment.context };
     let model = Model::load_until(&checkpoint, &device, part, limits, cancel).map_err(failed(assignment))?;
+    let unread = checkpoint.unread();
+    if !unread.is_empty() {
+        tracing::debug!(?unread, "the model has no use for some of its file: the policy does not know of them");
+    }
     let (policy, spec) = (policy(assignment, &checkpoint, &device)?, checkpoint.spec().clone());
     Ok(Held { device, model, spec, policy, reading: assignment.reading })
 }

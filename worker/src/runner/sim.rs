@@ -111,7 +111,8 @@ impl Load for Sim {
         }
         let (Assignment { mode, activations, kv_dtype, .. }, sim) = (assignment, DeviceClass::Sim.into());
         let numerics = Numerics::plain(&sim, *mode, *activations, *kv_dtype, [0; 32]);
-        let ready = Ready { policy: numerics.digest(), weight_bytes: self.weight_bytes, unread: None };
+        let (policy, weight_bytes) = (numerics.digest(), self.weight_bytes);
+        let ready = Ready { policy, weight_bytes, weights: Vec::new(), unread: None };
         Ok((Box::new(SimRunner::new(self.clone(), n_blocks)), ready))
     }
 }

@@ -6,7 +6,7 @@
 use crate::runner::{Assignment, Load, LoadError, Loaded as LoadedPlace, Runner, Upcoming};
 use crate::session::heartbeat::Progress;
 use collective::{AbortHandle, CancelFlag};
-use proto::cluster::{Failed, Loaded, Ready, WorkerFrame, worker_frame::Frame};
+use proto::cluster::{Failed, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -265,6 +265,7 @@ impl Place {
             policy_digest: ready.policy.0.to_vec(),
             weight_bytes: ready.weight_bytes,
             unread: ready.unread.unwrap_or_default(),
+            weights: ready.weights.iter().map(PieceRun::from).collect(),
         };
         let answers = assignment.layout.part(rank).is_sampler();
         reports.send(Frame::Loaded(said)).await.then(|| Place { epoch, rank, turn, answers, loaded, reports })

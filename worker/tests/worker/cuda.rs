@@ -264,7 +264,7 @@ fn a_device_that_fails_is_an_error_of_its_step() {
 /// Under which a device of this architecture computes the model.
 fn digest(device: &str, mode: Mode) -> PolicyDigest {
     let assignment = on_cuda("llama-f32-tied");
-    let weights = checkpoint::Checkpoint::open(&assignment.model_path).unwrap().digest().unwrap();
+    let weights = checkpoint::Checkpoint::open(&assignment.model_path).unwrap().fingerprint().unwrap();
     Numerics::plain(&device.parse().unwrap(), mode, Activations::Bf16, KvDtype::Bf16, weights).digest()
 }
 
@@ -292,6 +292,16 @@ fn under_fast_a_grid_serves_under_a_policy_of_its_own() {
         let on_cpu = Assignment { mode: Mode::Fast, ..assignment("llama-f32-tied") };
         let refused = ModelLoader::new(1).build(&on_cpu).err().unwrap();
         assert!(refused.to_string().contains("numerics other than lockstep on the CPU"), "{refused}");
+    });
+}
+
+#[test]
+fn a_gpu_reads_the_bytes_that_a_processor_reads() {
+    on_fake_cuda("a_gpu_reads_the_bytes_that_a_processor_reads", &[], || {
+        let (_, there) = loader().build(&on_cuda("llama-f32-tied")).unwrap();
+        let (_, here) = ModelLoader::new(1).build(&assignment("llama-f32-tied")).unwrap();
+        assert!(!here.weights.is_empty());
+        assert_eq!(there.weights, here.weights);
     });
 }
 

@@ -7,4 +7,5 @@ mod fake_cuda;
 mod whole;
 
 mod cuda;
+mod pieces;
 mod reference;

@@ -1,4 +1,5 @@
-//! Which chunks of a model's files are here, on disk beside them. Written behind the chunks, so it never says too much.
+//! Which chunks of a model's files are here and what they were as they came, on disk beside them. Written behind the
+//! chunks, so it never says too much.
 
 use proto::cluster::ModelFiles;
 use std::collections::BTreeSet;
@@ -8,12 +9,22 @@ use std::ops::Range;
 use std::path::Path;
 
 const HEAD_BYTES: usize = 32;
-/// File, first chunk, end, and a checksum of the three: one that was half written is none.
-const RECORD_BYTES: usize = 4 + 8 + 8 + 4;
+/// File, first chunk, end, the chunks' hash, and a checksum of the four: one that was half written is none.
+const RECORD_BYTES: usize = 4 + 8 + 8 + 32 + 4;
 
 pub(super) struct Journal {
     file: File,
+    records: Vec<ChunkRun>,
     chunks: BTreeSet<(u32, u64)>,
+}
+
+/// Chunks of a file that came together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ChunkRun {
+    pub file: u32,
+    pub chunks: Range<u64>,
+    /// Of their bytes.
+    pub hash: [u8; 32],
 }
 
 impl Journal {
@@ -23,7 +34,7 @@ impl Journal {
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        let mut journal = Journal { file, chunks: BTreeSet::new() };
+        let mut journal = Journal { file, records: Vec::new(), chunks: BTreeSet::new() };
         let n_good = if bytes.starts_with(&head) { HEAD_BYTES + journal.read(&bytes[HEAD_BYTES..]) } else { 0 };
         journal.file.set_len(n_good as u64)?;
         io::Seek::seek(&mut journal.file, io::SeekFrom::End(0))?;
@@ -37,8 +48,8 @@ impl Journal {
     fn read(&mut self, bytes: &[u8]) -> usize {
         let mut n_good = 0;
         for record in bytes.chunks_exact(RECORD_BYTES) {
-            let Some((file, chunks)) = decode(record) else { break };
-            self.chunks.extend(chunks.map(|chunk| (file, chunk)));
+            let Some(record) = decode(record) else { break };
+            self.note(record);
             n_good += RECORD_BYTES;
         }
         n_good
@@ -52,16 +63,31 @@ impl Journal {
         self.chunks.len()
     }
 
-    pub fn add(&mut self, file: u32, chunks: Range<u64>) -> io::Result<()> {
-        self.file.write_all(&encode(file, &chunks))?;
-        self.chunks.extend(chunks.map(|chunk| (file, chunk)));
+    pub fn records(&self) -> &[ChunkRun] {
+        &self.records
+    }
+
+    pub fn add(&mut self, file: u32, chunks: Range<u64>, hash: [u8; 32]) -> io::Result<()> {
+        let record = ChunkRun { file, chunks, hash };
+        self.file.write_all(&encode(&record))?;
+        self.note(record);
         Ok(())
+    }
+
+    /// What it names is not there. On disk the record stays: it is right again when the same chunks have come again.
+    pub fn forget(&mut self, record: &ChunkRun) {
+        self.chunks.retain(|(file, chunk)| *file != record.file || !record.chunks.contains(chunk));
+    }
+
+    fn note(&mut self, record: ChunkRun) {
+        self.chunks.extend(record.chunks.clone().map(|chunk| (record.file, chunk)));
+        self.records.push(record);
     }
 }
 
 /// Of where the files lie, their names and sizes: another list is another journal.
 fn head(files: &ModelFiles) -> [u8; HEAD_BYTES] {
-    let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 journal of a fetched model");
+    let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 journal of a fetched model, with hashes");
     hasher.update(&files.digest);
     hasher.update(&(files.name.len() as u64).to_le_bytes()).update(files.name.as_bytes());
     hasher.update(&[files.is_folder.into()]);
@@ -72,19 +98,21 @@ fn head(files: &ModelFiles) -> [u8; HEAD_BYTES] {
     *hasher.finalize().as_bytes()
 }
 
-fn encode(file: u32, chunks: &Range<u64>) -> [u8; RECORD_BYTES] {
+fn encode(ChunkRun { file, chunks, hash }: &ChunkRun) -> [u8; RECORD_BYTES] {
     let mut record = [0; RECORD_BYTES];
     record[..4].copy_from_slice(&file.to_le_bytes());
     record[4..12].copy_from_slice(&chunks.start.to_le_bytes());
     record[12..20].copy_from_slice(&chunks.end.to_le_bytes());
-    let sum = blake3::hash(&record[..20]);
-    record[20..].copy_from_slice(&sum.as_bytes()[..4]);
+    record[20..52].copy_from_slice(hash);
+    let sum = blake3::hash(&record[..52]);
+    record[52..].copy_from_slice(&sum.as_bytes()[..4]);
     record
 }
 
-fn decode(record: &[u8]) -> Option<(u32, Range<u64>)> {
-    let file = u32::from_le_bytes(record[..4].try_into().ok()?);
-    let start = u64::from_le_bytes(record[4..12].try_into().ok()?);
-    let end = u64::from_le_bytes(record[12..20].try_into().ok()?);
-    (encode(file, &(start..end))[..] == *record && start < end).then_some((file, start..end))
+fn decode(bytes: &[u8]) -> Option<ChunkRun> {
+    let file = u32::from_le_bytes(bytes[..4].try_into().ok()?);
+    let start = u64::from_le_bytes(bytes[4..12].try_into().ok()?);
+    let end = u64::from_le_bytes(bytes[12..20].try_into().ok()?);
+    let record = ChunkRun { file, chunks: start..end, hash: bytes[20..52].try_into().ok()? };
+    (encode(&record)[..] == *bytes && start < end).then_some(record)
 }

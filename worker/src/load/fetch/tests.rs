@@ -45,14 +45,14 @@ fn a_journal_is_believed_as_far_as_it_is_whole() {
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join("journal");
     let mut journal = Journal::open(&path, &files()).unwrap();
-    journal.add(0, 3..9).unwrap();
-    journal.add(1, 0..1).unwrap();
+    journal.add(0, 3..9, [3; 32]).unwrap();
+    journal.add(1, 0..1, [1; 32]).unwrap();
     drop(journal);
     let whole = std::fs::read(&path).unwrap();
     std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     let mut again = Journal::open(&path, &files()).unwrap();
     assert!(again.has(0, 8) && !again.has(0, 9) && !again.has(1, 0), "the last record was cut");
-    again.add(1, 0..1).unwrap();
+    again.add(1, 0..1, [1; 32]).unwrap();
     drop(again);
     assert_eq!(std::fs::read(&path).unwrap(), whole);
     let mut other = files();

@@ -1,0 +1,104 @@
+//! The hashes of a model's bytes where nobody loads it: of all weights, or of what a rank once read. Knows pieces, and
+//! not who holds them.
+
+use crate::error::Error;
+use crate::tensor::Tensor;
+use crate::{Checkpoint, Result, WeightPieces, Window, names};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use types::{PieceHash, PieceRun};
+
+/// What follows a weight's name in that of its scales.
+const SCALES: &str = "_scale";
+/// More are no faster than a disk.
+const THREADS_MAX: usize = 4;
+
+/// Pieces of one weight that are to be hashed.
+struct PieceRange<'a> {
+    weight: &'a str,
+    pieces: Range<usize>,
+}
+
+impl Checkpoint {
+    /// Where the weight of this Hugging Face name is cut.
+    pub fn pieces(&self, name: &str) -> Result<WeightPieces> {
+        Ok(self.pieces_of(name, &self.tensor(name)?))
+    }
+
+    fn pieces_of(&self, name: &str, tensor: &Tensor<'_>) -> WeightPieces {
+        let cut_by = self.sources.get(name).map_or([None, None], |source| source.cut_by);
+        WeightPieces::of(&self.spec, cut_by, tensor)
+    }
+
+    /// The scales of a weight, hashed as what they are read: in one.
+    pub fn scales_run(name: &str, bytes: &[u8]) -> PieceRun {
+        let hashes = vec![PieceHash::of_parts([blake3::hash(bytes).into()])];
+        PieceRun { weight: format!("{name}{SCALES}"), n_pieces: 1, first: 0, hashes }
+    }
+
+    /// All bytes of all weights, in ascending order of their names. Reads every file to its end.
+    pub fn hashes(&self) -> Result<Vec<PieceRun>> {
+        let mut names: Vec<String> = names::expected(&self.spec).into_iter().map(|expected| expected.name).collect();
+        let scaled = names.iter().filter(|name| self.find(name).is_some_and(|tensor| tensor.scales.is_some()));
+        let scales: Vec<String> = scaled.map(|name| format!("{name}{SCALES}")).collect();
+        names.extend(scales);
+        names.sort_unstable();
+        let wanted = |name: &'_ String| -> Result<Range<usize>> {
+            Ok(0..if self.has(name) { self.pieces(name)?.n() } else { 1 })
+        };
+        let pieces = names.iter().map(wanted).collect::<Result<Vec<_>>>()?;
+        let wanted = names.iter().zip(pieces).map(|(weight, pieces)| PieceRange { weight, pieces });
+        self.hash_all(&wanted.collect::<Vec<_>>())
+    }
+
+    /// The first weight whose bytes are not those that were read once; None where all are the same.
+    pub fn differs_from(&self, read: &[PieceRun]) -> Result<Option<String>> {
+        let pieces = |run: &PieceRun| run.first as usize..run.first as usize + run.hashes.len();
+        let wanted: Vec<_> = read.iter().map(|run| PieceRange { weight: &run.weight, pieces: pieces(run) }).collect();
+        let now = self.hash_all(&wanted)?;
+        Ok(read.iter().zip(&now).find(|(before, now)| before != now).map(|(before, _)| before.weight.clone()))
+    }
+
+    /// In the order in which they are asked for.
+    fn hash_all(&self, wanted: &[PieceRange<'_>]) -> Result<Vec<PieceRun>> {
+        let (next, hashed) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(wanted.len())));
+        let work = || {
+            while let Some((i, wanted)) = Some(next.fetch_add(1, Relaxed)).and_then(|i| Some((i, wanted.get(i)?))) {
+                let run = self.hash(wanted);
+                hashed.lock().unwrap_or_else(PoisonError::into_inner).push((i, run));
+            }
+        };
+        let n_threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS_MAX));
+        std::thread::scope(|scope| (0..n_threads).for_each(|_| drop(scope.spawn(work))));
+        let mut hashed = hashed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        hashed.sort_unstable_by_key(|(i, _)| *i);
+        let runs = hashed.into_iter().map(|(_, run)| run).collect::<Result<Vec<_>>>()?;
+        self.unchanged()?;
+        Ok(runs)
+    }
+
+    fn hash(&self, PieceRange { weight, pieces }: &PieceRange<'_>) -> Result<PieceRun> {
+        if let Some(tensor) = self.find(weight) {
+            let cut = self.pieces_of(weight, &tensor);
+            if pieces.end > cut.n() {
+                return Err(self.no_weight(weight));
+            }
+            return hash_window(weight, &Window::of_pieces(tensor, cut, pieces.clone()));
+        }
+        let of = weight.strip_suffix(SCALES).and_then(|name| Some((name, self.find(name)?.scales?)));
+        let (name, scales) = of.ok_or_else(|| self.no_weight(weight))?;
+        Ok(Checkpoint::scales_run(name, &scales.read()?))
+    }
+
+    fn no_weight(&self, name: &str) -> Error {
+        Error::NoTensor { path: self.path.clone(), name: name.to_owned() }
+    }
+}
+
+fn hash_window(weight: &str, window: &Window<'_>) -> Result<PieceRun> {
+    let mut bytes = vec![0; window.n_bytes()];
+    let bands = window.bands_of(&mut bytes).into_iter().enumerate();
+    let bands = bands.map(|(band, to)| window.fill(band, to)).collect::<Result<Vec<_>>>()?;
+    Ok(window.run(weight, &bands))
+}

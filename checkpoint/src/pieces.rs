@@ -1,0 +1,135 @@
+//! Where a weight is cut into pieces, of which each has a hash of its own. From the model's shapes and the type as
+//! stored, never from a grid: no rank of any grid or device reads a part of a piece.
+//!
+//! ```text
+//! cut among rows       [ r0 .. r1 )[ r1 .. r2 ) ..      heads of a projection, columns of an MLP's input
+//! cut among columns    all rows, strips of stored blocks; a block that a leaf cuts is a strip of its own
+//! ```
+
+use crate::config::ModelSpec;
+use crate::tensor::{Dtype, Tensor};
+use std::ops::Range;
+use types::{DeviceClass, Leaves};
+
+/// Rows of a vocabulary that are one piece: a share may end at any row, and then its rank reads the piece to its end.
+const VOCABULARY_ROWS: usize = 64;
+
+/// What ranks divide among them, that a dimension of a weight counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CutBy {
+    Heads,
+    KvHeads,
+    Inner,
+    Vocabulary,
+}
+
+/// The pieces of one weight: runs of rows, or strips of columns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightPieces {
+    /// The bounds of the runs of rows.
+    rows: Vec<usize>,
+    /// The bounds of the strips, in bytes of a row.
+    strips: Vec<usize>,
+}
+
+impl CutBy {
+    fn bounds(self, spec: &ModelSpec, n: usize) -> Vec<usize> {
+        // Leaves are a device's own: a piece ends wherever one of any device does.
+        let of_leaves = |leaves: fn(DeviceClass, &ModelSpec) -> Leaves| {
+            let of_class = |class| leaves(class, spec).bounds().iter().map(|bound| *bound as usize).collect::<Vec<_>>();
+            ascending([DeviceClass::Cpu, DeviceClass::Cuda].into_iter().flat_map(of_class).collect())
+        };
+        match self {
+            CutBy::Heads => of_leaves(|class, spec| Leaves::o_proj(class, spec.n_heads, spec.head_dim)),
+            CutBy::Inner => of_leaves(|class, spec| Leaves::down_proj(class, spec.inner)),
+            CutBy::KvHeads => steps(n, spec.head_dim as usize),
+            CutBy::Vocabulary => steps(n, VOCABULARY_ROWS),
+        }
+    }
+}
+
+impl WeightPieces {
+    /// Of a tensor whose rows and columns are cut by these.
+    pub(crate) fn of(spec: &ModelSpec, [rows, cols]: [Option<CutBy>; 2], tensor: &Tensor<'_>) -> WeightPieces {
+        let strips = cols.map(|by| in_bytes(&by.bounds(spec, tensor.cols()), tensor.dtype));
+        WeightPieces {
+            rows: rows.map_or_else(|| vec![0, tensor.rows()], |by| by.bounds(spec, tensor.rows())),
+            strips: strips.unwrap_or_else(|| vec![0, tensor.row_bytes()]),
+        }
+    }
+
+    pub fn n(&self) -> usize {
+        (self.rows.len() - 1) * self.n_strips()
+    }
+
+    pub(crate) fn n_strips(&self) -> usize {
+        self.strips.len() - 1
+    }
+
+    /// The runs that have these rows.
+    pub(crate) fn runs_with(&self, rows: &Range<usize>) -> Range<usize> {
+        covering(&self.rows, rows)
+    }
+
+    /// The strips that have these bytes of a row.
+    pub(crate) fn strips_with(&self, bytes: &Range<usize>) -> Range<usize> {
+        covering(&self.strips, bytes)
+    }
+
+    pub(crate) fn run(&self, i: usize) -> Range<usize> {
+        self.rows[i]..self.rows[i + 1]
+    }
+
+    pub(crate) fn strip(&self, i: usize) -> Range<usize> {
+        self.strips[i]..self.strips[i + 1]
+    }
+}
+
+/// Bounds at the multiples of `step`, and at the end.
+fn steps(n: usize, step: usize) -> Vec<usize> {
+    (0..n).step_by(step.max(1)).chain([n]).collect()
+}
+
+/// The bounds of the stored blocks that the elements' bounds fall between or into.
+fn in_bytes(bounds: &[usize], dtype: Dtype) -> Vec<usize> {
+    let (block, block_bytes) = (dtype.block(), dtype.block_bytes());
+    let of_bound = |bound: &usize| [bound / block * block_bytes, bound.div_ceil(block) * block_bytes];
+    ascending(bounds.iter().flat_map(of_bound).collect())
+}
+
+fn ascending(mut bounds: Vec<usize>) -> Vec<usize> {
+    bounds.sort_unstable();
+    bounds.dedup();
+    bounds
+}
+
+/// Which of the intervals between `bounds` have a part in `wanted`.
+fn covering(bounds: &[usize], wanted: &Range<usize>) -> Range<usize> {
+    if wanted.is_empty() {
+        return 0..0;
+    }
+    let first = bounds.partition_point(|bound| *bound <= wanted.start) - 1;
+    first..bounds.partition_point(|bound| *bound < wanted.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_that_cover() {
+        let bounds = [0, 64, 128, 130];
+        for (wanted, covers) in [(0..130, 0..3), (64..128, 1..2), (63..65, 0..2), (129..130, 2..3), (5..5, 0..0)] {
+            assert_eq!(covering(&bounds, &wanted), covers, "{wanted:?}");
+        }
+    }
+
+    #[test]
+    fn a_block_that_a_leaf_cuts_is_a_strip() {
+        // Leaves of 96 in blocks of 256 numbers and 144 bytes.
+        assert_eq!(in_bytes(&[0, 96, 192, 256, 512], Dtype::Q4K), [0, 144, 288]);
+        assert_eq!(in_bytes(&[0, 384, 768], Dtype::Q4K), [0, 144, 288, 432]);
+        assert_eq!(in_bytes(&[0, 96, 192], Dtype::Q4_1), [0, 60, 120]);
+        assert_eq!(steps(130, 64), [0, 64, 128, 130]);
+    }
+}

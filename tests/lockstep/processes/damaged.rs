@@ -1,0 +1,115 @@
+//! A byte in the middle of a file that is not what it was: who has read it is known by the weight's name, or computes
+//! under another policy, or fetches it anew.
+
+use crate::common::node::{Folder, Node, field};
+use super::{DOORS, MODEL, coordinator, router, serve};
+use checkpoint::spans;
+use serde_json::Value;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// The model's weights, in a folder that is a copy of it.
+const WEIGHTS: &str = "model.safetensors";
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+fn copy(folder: &Folder) -> PathBuf {
+    for entry in std::fs::read_dir(MODEL).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), folder.0.join(entry.file_name())).unwrap();
+    }
+    folder.0.join(WEIGHTS)
+}
+
+/// Writes over a byte in the middle of the largest tensor of a layer, or of those that are of none.
+fn damage(file: &Path, is_of_layer: bool) {
+    let spans = spans::of_model(file.parent().unwrap()).unwrap().into_iter();
+    let spans = spans.filter(|of| of.path.ends_with(WEIGHTS)).flat_map(|of| of.spans);
+    let spans = spans.filter(|span| span.layer.is_some() == is_of_layer).map(|span| span.bytes);
+    let largest = spans.max_by_key(|bytes| bytes.end - bytes.start).unwrap();
+    let file = File::options().read(true).write(true).open(file).unwrap();
+    let mut byte = [0];
+    let middle = u64::midpoint(largest.start, largest.end);
+    file.read_exact_at(&mut byte, middle).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], middle).unwrap();
+}
+
+fn policy(node: &mut Node) -> String {
+    let http = node.http();
+    node.until_ready(&http);
+    let text = ureq::get(format!("{http}/cluster")).call().unwrap().body_mut().read_to_string().unwrap();
+    let cluster: Value = serde_json::from_str(&text).unwrap();
+    cluster["replicas"][0]["policy_digest"].as_str().unwrap().to_owned()
+}
+
+/// Both stages hold the embedding, one of them as its head.
+#[test]
+fn ranks_with_other_bytes_are_refused_by_the_weights_name() {
+    let folder = Folder::new("other-bytes");
+    damage(&copy(&folder), false);
+    let (mut coordinating, address) = coordinator(MODEL, &["--pp", "2"]);
+    let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];
+    let mut good = Node::start(&join);
+    let mut bad = Node::start(&[&join[..], &["--model-path", folder.0.to_str().unwrap()]].concat());
+    let why = [EMBEDDING, "a file of the model is damaged"];
+    // Neither is believed: nobody knows which file is the true one.
+    for worker in [&mut good, &mut bad] {
+        worker.until(&["lockstep:", why[0], why[1]]);
+        assert!(!worker.ended().success());
+    }
+    coordinating.until(&["a worker is lost", "wrong", why[0], why[1]]);
+    let _ranks = [Node::start(&join), Node::start(&join)];
+    assert_eq!(router(&address).answers(), serve(&[]).answers());
+}
+
+/// What is served is the truth for whoever comes later.
+#[test]
+fn a_rank_that_joins_with_other_bytes_is_refused_alone() {
+    let folder = Folder::new("later");
+    damage(&copy(&folder), true);
+    let (mut coordinating, address) = coordinator(MODEL, &[]);
+    let join = ["worker", "--threads", "1", "--join", &address];
+    let mut good = Node::start(&join);
+    coordinating.until(&["the replica is ready"]);
+    good.kill();
+    let mut bad = Node::start(&[&join[..], &["--model-path", folder.0.to_str().unwrap()]].concat());
+    bad.until(&["lockstep:", "model.layers.", "than the replica"]);
+    assert!(!bad.ended().success());
+    let _good = Node::start(&join);
+    assert_eq!(router(&address).answers(), serve(&[]).answers());
+}
+
+#[test]
+fn a_replica_with_a_damaged_byte_has_another_policy() {
+    let folder = Folder::new("policy");
+    let file = copy(&folder);
+    let start = |more: &[&str]| {
+        let model = ["serve", folder.0.to_str().unwrap(), "--activations", "f32"];
+        policy(&mut Node::start(&[&model[..], &DOORS, more].concat()))
+    };
+    let whole = policy(&mut serve(&[]));
+    let grids = [&[][..], &["--tp", "2"], &["--pp", "2"]];
+    let policies = grids.map(start);
+    assert!(policies.iter().all(|policy| *policy == whole), "a copy is the same model, on any grid: {policies:?}");
+    damage(&file, true);
+    let damaged = start(&[]);
+    assert_ne!(damaged, whole);
+    assert_eq!(start(&["--tp", "2", "--inproc"]), damaged);
+}
+
+#[test]
+fn a_fetched_model_that_is_damaged_is_fetched_anew() {
+    let folder = Folder::new("refetch");
+    let cache = folder.0.join("cache");
+    let (_coordinator, address) = coordinator(MODEL, &[]);
+    let fetch = ["worker", "--threads", "1", "--join", &address, "--fetch", "--cache", cache.to_str().unwrap()];
+    let mut router = router(&address);
+    let mut worker = Node::start_in(&folder.0, &fetch);
+    let fetched = worker.until(&["fetching this rank's part"]);
+    let answers = router.answers();
+    worker.kill();
+    let place = PathBuf::from(field(&fetched, "folder")).join("llama-f32-tied");
+    damage(&place.join(WEIGHTS), true);
+    let mut again = Node::start_in(&folder.0, &fetch);
+    again.until(&["damaged since: it is fetched anew"]);
+    assert_eq!(router.answers(), answers);
+}

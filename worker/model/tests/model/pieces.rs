@@ -1,0 +1,74 @@
+//! Which bytes of a model ranks read: the same pieces on every grid, and all of them. No process, and no rank meets
+//! another.
+
+use backend::cpu::{Cpu, CpuConfig, Isa};
+use checkpoint::Checkpoint;
+use model::{Limits, Model};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use types::{Activations, Grid, Layout, PieceHash, PieceRun, Rank, Shares, Stage};
+
+fn models() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference");
+    let model = |path: PathBuf| {
+        let gguf = path.join("model.gguf");
+        let is_model = path.join("config.json").exists() || path.extension().is_some_and(|e| e == "gguf");
+        if gguf.exists() { Some(gguf) } else { is_model.then_some(path) }
+    };
+    let mut models: Vec<_> =
+        std::fs::read_dir(folder).unwrap().filter_map(|entry| model(entry.unwrap().path())).collect();
+    models.sort();
+    assert!(models.len() > 40, "{models:?}");
+    models
+}
+
+/// Even ones, one with more ranks than there are heads, and one whose cuts fall anywhere.
+fn layouts(n_layers: u32) -> Vec<Layout> {
+    let even = |tp, pp| Layout::even(Grid { tp, pp, ep: 1 }, n_layers).unwrap();
+    let shares = |bounds: [u32; 2]| Shares::new([0, bounds[0], bounds[1], Shares::WHOLE].into()).unwrap();
+    let cuts = [shares([1_234_567, 9_876_543]), shares([0, 7_777_777])];
+    let stages = [0..1, 1..n_layers].into_iter().zip(cuts).filter(|(layers, _)| !layers.is_empty());
+    let anywhere = stages.map(|(layers, shares)| Stage { layers, shares }).collect();
+    vec![
+        even(1, 1),
+        even(2, 1),
+        even(3, 1),
+        even(1, 2.min(n_layers as u16)),
+        even(7, 1),
+        Layout::new(anywhere).unwrap(),
+    ]
+}
+
+/// What all ranks of a grid read; panics where two read different bytes of one piece.
+fn joined(checkpoint: &Checkpoint, device: &Cpu, layout: &Layout) -> BTreeMap<(String, u32), PieceHash> {
+    let limits = Limits { rows_max: 8, outputs_max: 8, context: 64.min(checkpoint.spec().context) };
+    let mut joined = BTreeMap::new();
+    for rank in 0..layout.grid().n_ranks() {
+        let model = Model::load(checkpoint, device, &layout.part(Rank(rank)), limits).unwrap();
+        for PieceRun { weight, n_pieces, first, hashes } in model.runs() {
+            assert!(first + hashes.len() as u32 <= *n_pieces, "{weight}");
+            for (piece, hash) in (*first..).zip(hashes) {
+                let known = *joined.entry((weight.clone(), piece)).or_insert(*hash);
+                assert_eq!(known, *hash, "piece {piece} of {weight}");
+            }
+        }
+    }
+    joined
+}
+
+#[test]
+fn every_grid_reads_the_same_pieces_of_every_model() {
+    let config = CpuConfig { threads: 2, activations: Activations::F32, isa: Isa::detect(), spin: false };
+    let device = Cpu::new(config).unwrap();
+    for path in models() {
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let whole = checkpoint.hashes().unwrap();
+        let pieces =
+            |run: PieceRun| (run.first..).zip(run.hashes).map(move |(i, hash)| ((run.weight.clone(), i), hash));
+        let whole: BTreeMap<_, _> = whole.into_iter().flat_map(pieces).collect();
+        for layout in layouts(checkpoint.spec().n_layers) {
+            let joined = joined(&checkpoint, &device, &layout);
+            assert!(joined == whole, "{}: {layout:?}", path.display());
+        }
+    }
+}

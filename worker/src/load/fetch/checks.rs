@@ -1,0 +1,101 @@
+//! Whether what was fetched once is still what came. Knows files and chunks; nothing of who gives them.
+//!
+//! A file in a cache may be damaged long after it was fetched. What a journal names is hashed again before a worker
+//! builds on it, and is not asked for again while the files stay as they are.
+
+use crate::fetch::CHUNK_BYTES;
+use crate::fetch::journal::{ChunkRun, Journal};
+use checkpoint::{SourceFile, Stamp};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Read and hashed at once.
+const READ_BYTES: usize = 1 << 20;
+/// More are no faster than a disk.
+const THREADS_MAX: usize = 4;
+
+/// What this process has found whole.
+#[derive(Clone, Debug, Default)]
+pub struct Checked(Arc<Mutex<CheckedChunks>>);
+
+#[derive(Debug, Default)]
+struct CheckedChunks {
+    files: Vec<PathBuf>,
+    /// As the files were.
+    stamps: Vec<Option<Stamp>>,
+    chunks: BTreeSet<(u32, u64)>,
+}
+
+impl Checked {
+    /// The journal forgets what is damaged of what is wanted, so that it is fetched anew. How many chunks those are.
+    pub(super) fn check(&self, journal: &mut Journal, files: &[PathBuf], wanted: &[BTreeSet<u64>]) -> usize {
+        let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if found.files != files || found.stamps != stamps(files) {
+            *found = CheckedChunks { files: files.to_vec(), ..CheckedChunks::default() };
+        }
+        let is_open = |record: &ChunkRun, chunk: u64| {
+            wanted[record.file as usize].contains(&chunk) && !found.chunks.contains(&(record.file, chunk))
+        };
+        let open = |record: &&ChunkRun| {
+            (record.file as usize) < files.len() && record.chunks.clone().any(|chunk| is_open(record, chunk))
+        };
+        let records: Vec<ChunkRun> = journal.records().iter().filter(open).cloned().collect();
+        let are_whole = whole(&records, files);
+        let n_before = journal.len();
+        for (record, is_whole) in records.iter().zip(are_whole) {
+            match is_whole {
+                true => found.chunks.extend(record.chunks.clone().map(|chunk| (record.file, chunk))),
+                false => journal.forget(record),
+            }
+        }
+        n_before - journal.len()
+    }
+
+    /// Everything that was wanted is there, and was checked as it came or since.
+    pub(super) fn fetched(&self, files: &[PathBuf], wanted: &[BTreeSet<u64>]) {
+        let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        found.stamps = stamps(files);
+        for (file, chunks) in (0..).zip(wanted) {
+            found.chunks.extend(chunks.iter().map(|chunk| (file, *chunk)));
+        }
+    }
+}
+
+fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
+    files.iter().map(|file| SourceFile::open(file).ok().map(|file| file.stamp())).collect()
+}
+
+/// Whether each of these is in its file as it came.
+fn whole(records: &[ChunkRun], files: &[PathBuf]) -> Vec<bool> {
+    let (next, answers) = (AtomicUsize::new(0), Mutex::new(vec![false; records.len()]));
+    let work = || {
+        while let Some((i, record)) = Some(next.fetch_add(1, Relaxed)).and_then(|i| Some((i, records.get(i)?))) {
+            let hash = File::open(&files[record.file as usize]).and_then(|file| hash(&file, &record.chunks));
+            // What cannot be read is not there.
+            let is_whole = hash.is_ok_and(|hash| hash == record.hash);
+            answers.lock().unwrap_or_else(PoisonError::into_inner)[i] = is_whole;
+        }
+    };
+    let n_threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS_MAX));
+    std::thread::scope(|scope| (0..n_threads).for_each(|_| drop(scope.spawn(work))));
+    answers.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Of the bytes of these chunks, the last of which the file's end may cut.
+pub(super) fn hash(file: &File, chunks: &Range<u64>) -> io::Result<[u8; 32]> {
+    let (mut at, end) = (chunks.start * CHUNK_BYTES, file.metadata()?.len().min(chunks.end * CHUNK_BYTES));
+    let (mut hasher, mut bytes) = (blake3::Hasher::new(), vec![0; READ_BYTES]);
+    while at < end {
+        let n_bytes = (end - at).min(READ_BYTES as u64) as usize;
+        file.read_exact_at(&mut bytes[..n_bytes], at)?;
+        hasher.update(&bytes[..n_bytes]);
+        at += n_bytes as u64;
+    }
+    Ok(hasher.finalize().into())
+}
