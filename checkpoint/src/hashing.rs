@@ -88,7 +88,7 @@ impl Checkpoint {
         }
         let of = weight.strip_suffix(SCALES).and_then(|name| Some((name, self.find(name)?.scales?)));
         let (name, scales) = of.ok_or_else(|| self.no_weight(weight))?;
-        Ok(Checkpoint::scales_run(name, &scales.read()?))
+        Ok(Checkpoint::scales_run(name, &scales.bytes.read()?))
     }
 
     fn no_weight(&self, name: &str) -> Error {

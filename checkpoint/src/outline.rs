@@ -56,7 +56,7 @@ fn sample(hasher: &mut Sha256, tensor: &Tensor<'_>) -> Result<()> {
     hasher.update(tensor.ends(SAMPLE_BYTES)?);
     if let Some(scales) = tensor.scales {
         hasher.update(format!("scales {} {:?}\n", scales.dtype.name(), scales.block));
-        hasher.update(scales.ends(SAMPLE_BYTES)?);
+        hasher.update(scales.bytes.ends(SAMPLE_BYTES)?);
     }
     Ok(())
 }

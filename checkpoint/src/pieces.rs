@@ -7,9 +7,9 @@
 //! ```
 
 use crate::config::ModelSpec;
-use crate::tensor::{Dtype, Tensor};
+use crate::tensor::Tensor;
 use std::ops::Range;
-use types::{DeviceClass, Leaves};
+use types::{DeviceClass, Dtype, Leaves};
 
 /// Rows of a vocabulary that are one piece: a share may end at any row, and then its rank reads the piece to its end.
 const VOCABULARY_ROWS: usize = 64;

@@ -47,7 +47,8 @@ impl Replica {
             return;
         }
         let Some(rank) = self.phase.rank(worker) else { return };
-        let facts = match self.accept(worker, loaded).and_then(|facts| self.hear_readings(rank, loaded).map(|()| facts)) {
+        let facts = match self.accept(worker, loaded).and_then(|facts| self.hear_readings(rank, loaded).map(|()| facts))
+        {
             Ok(facts) => facts,
             Err(why) => return self.is_lost(worker, Cause::Wrong, why),
         };

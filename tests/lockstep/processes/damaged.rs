@@ -1,8 +1,8 @@
 //! A byte in the middle of a file that is not what it was: who has read it is known by the weight's name, or computes
 //! under another policy, or fetches it anew.
 
-use crate::common::node::{Folder, Node, field};
 use super::{DOORS, MODEL, coordinator, router, serve};
+use crate::common::node::{Folder, Node, field};
 use checkpoint::spans;
 use serde_json::Value;
 use std::fs::File;

@@ -1,9 +1,9 @@
 //! Attention: every path gives the bits of the plain one, however the positions were cut into steps and whoever else
 //! is in them.
 
+use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Kv};
 use backend::{Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Memory, PassSlice, RopeStyle};
-use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use half::f16;
 use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 

@@ -1,11 +1,11 @@
 //! CUDA as a device, over a driver that runs its kernels on an emulator: operations beside the CPU's, the cache of
 //! compiled kernels, and what is said where something is missing. With NVRTC on this machine, the real compiler too.
 
-use crate::{numbers, fake_cuda, on_device};
+use crate::fake_cuda::on_fake_cuda;
+use crate::{fake_cuda, numbers, on_device};
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Arch, Columns, Compiler, Cuda, CudaConfig, Driver, compile};
 use backend::{Batch, BatchLimits, BlockTables, Device, Error, Linear, Memory, PassSlice, Repeat, Repeats};
-use crate::fake_cuda::on_fake_cuda;
 use std::path::PathBuf;
 use types::{Activations, KvDtype, Mode, Want};
 

@@ -1,8 +1,8 @@
 //! Mixtures of experts: against a dense reference, in any company, and cut over ranks, bit for bit.
 
+use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Routes};
 use backend::{Expert, Experts, Memory, Routing};
-use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use std::ops::Range;
 use types::leaves::{aligned_runs, sum_runs};
 use types::{Activations, Dtype};

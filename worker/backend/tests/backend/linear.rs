@@ -1,8 +1,8 @@
 //! Products: every path gives the bits of the plain one, whatever stands beside a row and whoever owns which leaves.
 
+use crate::numbers::{File, Rng, TYPES, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized};
 use backend::cpu::{Cpu, Isa};
 use backend::{Error, Linear, Memory, Stored};
-use crate::numbers::{File, Rng, TYPES, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized};
 use types::leaves::{aligned_runs, sum_runs};
 use types::{Activations, Leaves};
 use types::{DeviceClass, Dtype};

@@ -1,7 +1,7 @@
 //! Every quantized type: the numbers of a packed block are the file's, bit for bit, wherever its columns are cut.
 
-use backend::{Memory, Stored};
 use crate::numbers::{File, Rng, TYPES, assert_bits, cpus, dequantized};
+use backend::{Memory, Stored};
 use types::{Activations, Dtype, Scales};
 
 const N: usize = 512;

@@ -1,8 +1,8 @@
 //! What a rank's share of a model asks of the operations: tables that begin in the middle, sums that are added apart
 //! from a norm, biases, and matrices, heads and leaves of which there are none.
 
-use backend::{Attention, AttentionCall, Batch, Heads, KvSpec, Linear, Memory, Pointwise, RopeStyle};
 use crate::numbers::{File, Rng, all, assert_bits, cpus, filled};
+use backend::{Attention, AttentionCall, Batch, Heads, KvSpec, Linear, Memory, Pointwise, RopeStyle};
 use types::{Activations, KvDtype, KvLayout, Leaves};
 
 #[test]

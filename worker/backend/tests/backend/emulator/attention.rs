@@ -1,11 +1,11 @@
 //! Attention and what is stored before it: the contract's bits, however the positions were cut into steps, whoever else
 //! is in them, and whatever others' blocks hold.
 
-use crate::arguments;
-use crate::numbers::{Rng, assert_bits, cpu, filled};
 use super::device::{Launch, Memory, ORDERS, bf16_rows, rounded};
 use super::functions::{exp, soft_cap};
 use super::pointwise::HeadShape;
+use crate::arguments;
+use crate::numbers::{Rng, assert_bits, cpu, filled};
 use backend::cpu::Isa;
 use backend::{Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Memory as _, PassSlice, RopeStyle};
 use std::ops::Range;
