@@ -1,5 +1,5 @@
-//! The kernels as the host sees them: the structs that they take by value, how they are loaded and how they are launched.
-//! `kernels/kernels.cuh` says what each computes.
+//! The kernels as the host sees them: the structs that they take by value, how they are loaded and how they are
+//! launched. `kernels/kernels.cuh` says what each computes.
 
 use super::compiler::{Arch, Compiler};
 use super::driver::{Card, Context, Driver, Function, Module, Shape, Stream};

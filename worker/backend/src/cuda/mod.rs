@@ -4,7 +4,7 @@
 //! ```text
 //! driver    what the driver offers: contexts, streams, memory, launches
 //! compiler  sources -> a cubin, kept on disk
-//! table     which kernels there are; kernels/*.cu are the sources, kernels/kernels.cuh the page both sides are written to
+//! table     which kernels there are: kernels/*.cu, written to the page kernels/kernels.cuh as the host is
 //! kernels   their arguments, loading and launching
 //! fault     what failed first
 //! lt        cuBLASLt, for large products under `fast`

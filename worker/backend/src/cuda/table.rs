@@ -1,5 +1,5 @@
-//! The table of all kernels: of which unit each is, and by which name a compiled module knows it. Whatever runs one says
-//! which by its number here; names are met when modules are loaded, and never again.
+//! The table of all kernels: of which unit each is, and by which name a compiled module knows it. Whatever runs one
+//! says which by its number here; names are met when modules are loaded, and never again.
 
 use super::compiler::{Program, Text};
 use super::weights::Kind;

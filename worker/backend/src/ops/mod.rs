@@ -1,5 +1,5 @@
-//! The operations that a model asks of a device, a file per family. `cpu/` and `cuda/` are their two homes. What a device
-//! is told of the step that it computes is a `Pass`.
+//! The operations that a model asks of a device, a file per family. `cpu/` and `cuda/` are their two homes. What a
+//! device is told of the step that it computes is a `Pass`.
 
 mod attention;
 mod experts;
