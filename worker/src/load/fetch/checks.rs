@@ -50,7 +50,10 @@ impl Checked {
         let n_before = journal.len();
         for (record, is_whole) in records.iter().zip(are_whole) {
             match is_whole {
-                true => found.chunks.extend(record.chunks.clone().map(|chunk| (record.file, chunk))),
+                true => {
+                    found.chunks.extend(record.chunks.clone().map(|chunk| (record.file, chunk)));
+                    journal.believe(record);
+                }
                 false => journal.forget(record),
             }
         }

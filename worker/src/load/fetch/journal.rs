@@ -79,8 +79,13 @@ impl Journal {
         self.chunks.retain(|(file, chunk)| *file != record.file || !record.chunks.contains(chunk));
     }
 
-    fn note(&mut self, record: ChunkRun) {
+    /// What it names is there, whatever an earlier record of the same chunks was forgotten for.
+    pub fn believe(&mut self, record: &ChunkRun) {
         self.chunks.extend(record.chunks.clone().map(|chunk| (record.file, chunk)));
+    }
+
+    fn note(&mut self, record: ChunkRun) {
+        self.believe(&record);
         self.records.push(record);
     }
 }

@@ -77,3 +77,31 @@ fn names_that_lead_elsewhere_are_refused() {
     twice.files.push(file());
     assert!(check(&twice).is_err());
 }
+
+#[test]
+fn what_has_been_damaged_is_forgotten_and_nothing_else() {
+    let folder = std::env::temp_dir().join(format!("lockstep-checks-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let files = [folder.join("model.gguf")];
+    let write = |bytes: &[u8]| std::fs::write(&files[0], bytes).unwrap();
+    let of = |chunks: &Range<u64>| checks::hash(&File::open(&files[0]).unwrap(), chunks).unwrap();
+    let mut bytes = vec![7; 3 * CHUNK_BYTES as usize + 5];
+    write(&bytes);
+    let mut journal = Journal::open(&folder.join("journal"), &self::files()).unwrap();
+    for run in [0..2, 2..4] {
+        let hash = of(&run);
+        journal.add(0, run, hash).unwrap();
+    }
+    let wanted = [BTreeSet::from([0, 1, 2, 3])];
+    assert_eq!(Checked::default().check(&mut journal, &files, &wanted), 0);
+    *bytes.last_mut().unwrap() = 8;
+    write(&bytes);
+    assert_eq!(Checked::default().check(&mut journal, &files, &[BTreeSet::from([0, 1])]), 0, "it is not needed");
+    assert_eq!(Checked::default().check(&mut journal, &files, &wanted), 2);
+    assert!(journal.has(0, 1) && !journal.has(0, 2));
+    // What has come since counts, whatever is said of what came before.
+    let hash = of(&(2..4));
+    journal.add(0, 2..4, hash).unwrap();
+    assert_eq!(Checked::default().check(&mut journal, &files, &wanted), 0);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
