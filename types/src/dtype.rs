@@ -167,7 +167,7 @@ mod tests {
             assert!(dtype.block().is_multiple_of(dtype.unit()) && dtype.unit() <= 32);
         }
         assert_eq!((Dtype::Q4_0.bytes_of(33), Dtype::Q4_0.row_bytes(33)), (None, 36));
-        assert_eq!((Dtype::Q4_0.bytes_of(u64::MAX / 32 * 32), Dtype::F32.row_bytes(usize::MAX)), (None, usize::MAX));
+        assert_eq!((Dtype::Q8_0.bytes_of(u64::MAX / 32 * 32), Dtype::F32.row_bytes(usize::MAX)), (None, usize::MAX));
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub fn on_fake_cuda<Body: FnOnce()>(test: &str, screws: &[(&str, &str)], body: B
 }
 
 /// The name that the harness knows a test by: with the module of the closure that is its body, and without the crate.
-pub fn in_its_module<Body>(test: &str) -> String {
+fn in_its_module<Body>(test: &str) -> String {
     let body = std::any::type_name::<Body>();
     let function = body.split("::{{closure}}").next().unwrap_or(body);
     let module = function.rsplit_once("::").map_or("", |(module, _)| module);

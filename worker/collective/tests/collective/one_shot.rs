@@ -338,7 +338,8 @@ fn processes(test: &str, tp: u16, deadline: Duration, screws: &[(&str, &str)]) -
     std::fs::create_dir_all(&folder).unwrap();
     let start = |rank: u16| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args([test, "--exact", "--nocapture"]).env(RANK, format!("{rank} {tp} {}", deadline.as_secs()));
+        command.args([&*format!("one_shot::{test}"), "--exact", "--nocapture"]);
+        command.env(RANK, format!("{rank} {tp} {}", deadline.as_secs()));
         let screws = screws.iter().copied().filter(|_| rank == tp - 1);
         command.env(FOLDER, &folder).envs(screws).spawn().unwrap()
     };
