@@ -36,7 +36,7 @@ pub fn on_fake_cuda<Body: FnOnce()>(test: &str, screws: &[(&str, &str)], body: B
 /// The name that the harness knows a test by: with the module of the closure that is its body, and without the crate.
 fn in_its_module<Body>(test: &str) -> String {
     let body = std::any::type_name::<Body>();
-    let function = body.split("::{{closure}}").next().unwrap_or(body);
+    let function = body.split(['<', '{']).next().unwrap_or(body).trim_end_matches(':');
     let module = function.rsplit_once("::").map_or("", |(module, _)| module);
     module.split_once("::").map_or_else(|| test.to_owned(), |(_, module)| format!("{module}::{test}"))
 }
