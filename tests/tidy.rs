@@ -9,8 +9,8 @@ mod source;
 
 use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, Package};
 use modules::Modules;
-use source::{Source, files, functions, root, sources, strip, words};
-use std::collections::BTreeSet;
+use source::{Source, files, functions, public_types, root, sources, strip, words};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(sources);
@@ -334,6 +334,37 @@ fn no_function_is_longer_than_a_page() {
 }
 
 #[test]
+fn no_function_takes_more_than_six_parameters() {
+    const PARAMETERS_MAX: usize = 6;
+    let many = |source: &'static Source| {
+        let many = functions(&source.shipped).into_iter().filter(|f| f.n_parameters > PARAMETERS_MAX);
+        many.map(|f| format!("{}:{} fn {} takes {}", source.path, f.first_line, f.name, f.n_parameters))
+    };
+    hold(
+        "At most six parameters beside `self`: more of them are a type that has no name yet.",
+        SOURCES.iter().flat_map(many).collect(),
+    );
+}
+
+#[test]
+fn a_type_name_means_one_thing_or_two() {
+    const DEFINITIONS_MAX: usize = 2;
+    // What each crate calls its own.
+    const OWN: &[&str] = &["Error", "Config", "Settings", "Options", "Result"];
+    let mut defined: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for source in SOURCES.iter() {
+        for (at, name) in public_types(&source.shipped).into_iter().filter(|(_, name)| !OWN.contains(name)) {
+            defined.entry(name).or_default().push(source.at(at));
+        }
+    }
+    let many = defined.iter().filter(|(_, places)| places.len() > DEFINITIONS_MAX);
+    hold(
+        "A public type name is defined twice at most: who reads it need not ask which one is meant.",
+        many.map(|(name, places)| format!("{name}: {}", places.join(", "))).collect(),
+    );
+}
+
+#[test]
 fn nothing_is_left_for_later() {
     let mut broken = Vec::new();
     for source in SOURCES.iter() {
@@ -426,4 +457,20 @@ fn functions_are_measured() {
         "fn a() {}\nimpl X {\n  fn b<T>(x: [u8; 2]) -> T\n  where\n    T: Y,\n  {\n    c(|| {});\n  }\n}\nfn d();\n";
     let found: Vec<_> = functions(code).into_iter().map(|f| (f.name, f.first_line, f.n_lines)).collect();
     assert_eq!(found, [("a".to_string(), 1, 1), ("b".to_string(), 3, 6)]);
+}
+
+#[test]
+fn parameters_are_counted() {
+    let cases = [
+        ("fn f() {}", 0),
+        ("fn f(&self) {}", 0),
+        ("fn f(&mut self, a: u8,) {}", 1),
+        ("fn f<'a, T: Into<(u8, u8)>>(self, a: &'a T, b: [u8; 2], c: (u8, u8)) -> (u8, u8) {}", 3),
+        ("fn f(a: impl Fn(u8, u8) -> u8, b: Map<u8, u8>, [c, d]: [u8; 2]) where T: Fn(u8, u8) {}", 3),
+        ("fn f<F: Fn(u8) -> u8>(f: F, g: u8) {}", 2),
+    ];
+    for (code, n) in cases {
+        assert_eq!(functions(code)[0].n_parameters, n, "{code}");
+    }
+    assert_eq!(public_types("pub struct A; struct B; pub enum C {} pub fn d() {} pub(crate) type E = u8;").len(), 2);
 }

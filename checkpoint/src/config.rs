@@ -9,7 +9,7 @@ mod json;
 use crate::error::Fault;
 use types::{KvLayout, LayerGroups, Token};
 
-/// An architecture: which table of names it has, and which file of the model crate computes it.
+/// An architecture: which table of names it has, and which form of decoder (`form` in the model crate).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     Llama,

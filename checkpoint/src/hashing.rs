@@ -14,6 +14,9 @@ const SCALES: &str = "_scale";
 /// More are no faster than a disk.
 const THREADS_MAX: usize = 4;
 
+/// Asked by each thread before each weight.
+pub type IsOver<'a> = &'a (dyn Fn() -> bool + Sync);
+
 /// Pieces of one weight that are to be hashed.
 struct PieceRange<'a> {
     weight: &'a str,
@@ -49,22 +52,26 @@ impl Checkpoint {
         };
         let pieces = names.iter().map(wanted).collect::<Result<Vec<_>>>()?;
         let wanted = names.iter().zip(pieces).map(|(weight, pieces)| PieceRange { weight, pieces });
-        self.hash_all(&wanted.collect::<Vec<_>>())
+        self.hash_all(&wanted.collect::<Vec<_>>(), &|| false)
     }
 
-    /// The first weight whose bytes are not those that were read once; None where all are the same.
-    pub fn differs_from(&self, read: &[PieceRun]) -> Result<Option<String>> {
+    /// The first weight whose bytes are not those that were read once; None where all are the same. Where `is_over` says
+    /// so it stops reading, and its answer means nothing.
+    pub fn differs_from(&self, read: &[PieceRun], is_over: IsOver<'_>) -> Result<Option<String>> {
         let pieces = |run: &PieceRun| run.first as usize..run.first as usize + run.hashes.len();
         let wanted: Vec<_> = read.iter().map(|run| PieceRange { weight: &run.weight, pieces: pieces(run) }).collect();
-        let now = self.hash_all(&wanted)?;
+        let now = self.hash_all(&wanted, is_over)?;
         Ok(read.iter().zip(&now).find(|(before, now)| before != now).map(|(before, _)| before.weight.clone()))
     }
 
-    /// In the order in which they are asked for.
-    fn hash_all(&self, wanted: &[PieceRange<'_>]) -> Result<Vec<PieceRun>> {
+    /// In the order in which they are asked for; those that are reached before it is over.
+    fn hash_all(&self, wanted: &[PieceRange<'_>], is_over: IsOver<'_>) -> Result<Vec<PieceRun>> {
         let (next, hashed) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(wanted.len())));
         let work = || {
             while let Some((i, wanted)) = Some(next.fetch_add(1, Relaxed)).and_then(|i| Some((i, wanted.get(i)?))) {
+                if is_over() {
+                    break;
+                }
                 let run = self.hash(wanted);
                 hashed.lock().unwrap_or_else(PoisonError::into_inner).push((i, run));
             }
@@ -84,7 +91,7 @@ impl Checkpoint {
             if pieces.end > cut.n() {
                 return Err(self.no_weight(weight));
             }
-            return hash_window(weight, &Window::of_pieces(tensor, cut, pieces.clone()));
+            return Window::of_pieces(tensor, cut, pieces.clone()).hashed(weight);
         }
         let of = weight.strip_suffix(SCALES).and_then(|name| Some((name, self.find(name)?.scales?)));
         let (name, scales) = of.ok_or_else(|| self.no_weight(weight))?;
@@ -94,11 +101,4 @@ impl Checkpoint {
     fn no_weight(&self, name: &str) -> Error {
         Error::NoTensor { path: self.path.clone(), name: name.to_owned() }
     }
-}
-
-fn hash_window(weight: &str, window: &Window<'_>) -> Result<PieceRun> {
-    let mut bytes = vec![0; window.n_bytes()];
-    let bands = window.bands_of(&mut bytes).into_iter().enumerate();
-    let bands = bands.map(|(band, to)| window.fill(band, to)).collect::<Result<Vec<_>>>()?;
-    Ok(window.run(weight, &bands))
 }

@@ -150,6 +150,17 @@ impl<'a> Window<'a> {
         Ok(self.hashes(to))
     }
 
+    /// What all of it hashes to, with one band in memory at a time.
+    pub(crate) fn hashed(&self, weight: &str) -> Result<PieceRun> {
+        let (row_bytes, mut bytes) = (self.bytes_of_row().len(), Vec::new());
+        let hashes = self.bands.iter().enumerate().map(|(i, band)| {
+            bytes.resize(band.rows.len() * row_bytes, 0);
+            self.fill(i, &mut bytes)
+        });
+        let hashes = hashes.collect::<Result<Vec<_>>>()?;
+        Ok(self.run(weight, &hashes))
+    }
+
     fn hashes(&self, band: &[u8]) -> BandHashes {
         let columns = self.bytes_of_row();
         let mut gathered = Vec::new();

@@ -74,9 +74,9 @@ async fn listen(
     let claim = claim?;
     let (incarnation, tls, token) = (claim.incarnation(), trust.tls.is_some(), trust.token.is_some());
     tracing::info!(%address, replica, incarnation, store = store.kind(), tls, token, "coordinating");
-    let salt = salt(trust.token.as_ref())?;
+    let replica = ClaimedReplica { name: &replica, claim, salt: salt(trust.token.as_ref())? };
     let connections = wire::incoming(socket, trust);
-    coordinate(role.parts(), checkpoint, &replica, claim, salt, connections, shutdown)?.await
+    coordinate(role.parts(), checkpoint, replica, connections, shutdown)?.await
 }
 
 /// What others are told of where it listens.
@@ -103,20 +103,26 @@ fn registration(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, address: S
     Registration { address, model, policy_digest: String::new(), tp, pp, ranks_ready: 0 }
 }
 
+/// Who a coordinator is: its replica's name, the claim to that, and what its block hashes begin with.
+pub struct ClaimedReplica<'a> {
+    pub name: &'a str,
+    pub claim: Claim,
+    pub salt: [u8; 16],
+}
+
 /// A coordinator over the connections that come, until `shutdown`.
 pub fn coordinate<C>(
     parts: CoordinatorParts<'_>,
     checkpoint: &Checkpoint,
-    replica: &str,
-    claim: Claim,
-    salt: [u8; 16],
+    replica: ClaimedReplica<'_>,
     connections: C,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<C>>
 where
     C: Stream<Item = io::Result<Connection>>,
 {
-    let config = coordinator::Config { salt, ..config(parts, checkpoint, replica)? };
+    let ClaimedReplica { name, claim, salt } = replica;
+    let config = coordinator::Config { salt, ..config(parts, checkpoint, name)? };
     Ok(async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) })
 }
 

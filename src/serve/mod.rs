@@ -8,7 +8,7 @@ mod relay;
 mod workers;
 
 use crate::models::{self, plan};
-use crate::roles::coordinator::coordinate;
+use crate::roles::coordinator::{ClaimedReplica, coordinate};
 use crate::roles::process::{micros_since_1970, salt, stop_on_signals, watch};
 use crate::roles::router::{Behind, Doors, route};
 use crate::settings::{ConfigSource, ServeSettings, printed};
@@ -135,10 +135,10 @@ impl Group {
         let end = CancellationToken::new();
         let mut parts = Vec::new();
         let claim = MemoryStore::starting_at(micros_since_1970()).claim(&name, "in this process");
-        let n_ranks = settings.coordinator.n_ranks();
+        let replica = ClaimedReplica { name: &name, claim, salt };
+        let (coordinator, n_ranks) = (settings.coordinator(), settings.coordinator.n_ranks());
         if n_ranks == 1 || settings.local.inproc {
-            let parts_of = settings.coordinator();
-            let served = coordinate(parts_of, checkpoint, &name, claim, salt, pipes, end.clone())?;
+            let served = coordinate(coordinator, checkpoint, replica, pipes, end.clone())?;
             parts.push(RoleTask::start("the coordinator", end.clone(), served));
             parts.extend(workers::threads(settings, &dialer, n * n_ranks)?);
         } else {
@@ -146,7 +146,7 @@ impl Group {
             let (address, token) = (socket.local_addr()?, Token::random()?);
             let sockets = wire::incoming(socket, Trust { token: Some(token.clone()), tls: None });
             let connections = pipes.merge(sockets);
-            let served = coordinate(settings.coordinator(), checkpoint, &name, claim, salt, connections, end.clone())?;
+            let served = coordinate(coordinator, checkpoint, replica, connections, end.clone())?;
             parts.push(RoleTask::start("the coordinator", end.clone(), served));
             parts.push(workers::processes(settings, address, &token, n * n_ranks)?);
         }

@@ -21,6 +21,8 @@ pub struct Function {
     pub name: String,
     pub first_line: usize,
     pub n_lines: usize,
+    /// Without `self`.
+    pub n_parameters: usize,
 }
 
 pub fn root() -> &'static Path {
@@ -281,8 +283,52 @@ pub fn functions(code: &str) -> Vec<Function> {
             let body = open..block_end(code, open);
             let first_line = line(code, start);
             let n_lines = line(code, body.end) + 1 - first_line;
-            found.push(Function { name: name.to_string(), first_line, n_lines });
+            let n_parameters = n_parameters(&code[at + name.len()..open]);
+            found.push(Function { name: name.to_string(), first_line, n_lines, n_parameters });
         }
     }
     found
+}
+
+/// Of a function, from behind its name to its body: generics, parameters and what it gives.
+fn n_parameters(signature: &str) -> usize {
+    let (mut depth, mut angles, mut current, mut n) = (0, 0, String::new(), 0);
+    let chars: Vec<char> = signature.chars().collect();
+    for (i, c) in chars.iter().enumerate() {
+        let is_arrow = i > 0 && matches!(chars[i - 1], '-' | '=');
+        match c {
+            '(' | '[' if angles == 0 || depth > 0 => depth += 1,
+            ')' | ']' if depth > 0 => depth -= 1,
+            '<' => angles += 1,
+            '>' if !is_arrow => angles -= 1,
+            ',' if depth == 1 && angles == 0 => {
+                n += usize::from(is_parameter(&current));
+                current.clear();
+                continue;
+            }
+            _ => {}
+        }
+        if depth == 0 && angles == 0 && *c == ')' {
+            return n + usize::from(is_parameter(&current));
+        }
+        if depth > 0 {
+            current.push(*c);
+        }
+    }
+    n
+}
+
+fn is_parameter(text: &str) -> bool {
+    let text = text.trim_start_matches('(').trim();
+    let last = text.split(|c: char| c.is_whitespace() || c == '&').next_back().unwrap_or("");
+    !text.is_empty() && last != "self"
+}
+
+/// Names of the types that this code defines for others to use, and where.
+pub fn public_types(code: &str) -> Vec<(usize, &str)> {
+    let words: Vec<(usize, &str)> = words(code).collect();
+    let defines = |three: &&[(usize, &str)]| {
+        three[0].1 == "pub" && matches!(three[1].1, "struct" | "enum" | "union" | "trait" | "type")
+    };
+    words.windows(3).filter(defines).map(|three| three[2]).collect()
 }

@@ -38,8 +38,9 @@ impl Scheduler {
             return false;
         }
         let n_turns = self.n_turns();
-        // Whoever awaits a token comes as many steps behind its draw as there are stages. If all would have to be
-        // nearer, they may: a step that waits at the first stage begins sooner than one that waits for this planner.
+        // A sequence that decodes is planned as many steps behind its last draw as there are stages. If that leaves the
+        // step empty, a shorter distance will do: a step that waits at the first stage begins sooner than one that
+        // waits for this planner.
         let distance = (1..=n_turns).rev().find(|&distance| self.plan_slices(distance, now, step));
         if distance.is_none() && self.ends.is_empty() {
             self.note_starved();

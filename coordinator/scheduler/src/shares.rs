@@ -6,8 +6,8 @@ use crate::scheduler::Scheduler;
 use crate::sequence::SequenceIdx;
 
 impl Scheduler {
-    /// Puts the running in their order: each tenant's by their keys, and the more of a tenant's stand before one, for
-    /// the tenant's weight, the later it is. So the last, who is preempted first, is of whoever runs the most.
+    /// Orders the running sequences by their index within their tenant, divided by the tenant's weight, then by their
+    /// keys. The last one is preempted first: it is the newest of the tenant that runs the most.
     ///
     /// ```text
     /// heavy, running 4: a b c d    light, running 1: x    weight 1 both    a x b c d

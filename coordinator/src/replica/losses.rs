@@ -18,12 +18,12 @@ use types::{Epoch, Micros};
 
 impl Replica {
     /// A worker is gone, or is to go. The loop lets go of it when the event at hand has been taken.
-    pub(super) fn is_lost(&mut self, worker: WorkerId, cause: Cause, why: Status) {
+    pub(super) fn report_loss(&mut self, worker: WorkerId, cause: Cause, why: Status) {
         self.losses.push_back(LostWorker { worker, cause, why });
     }
 
     pub(super) fn worker_gone(&mut self, worker: WorkerId, why: Status) {
-        self.is_lost(worker, Cause::of(&why), why);
+        self.report_loss(worker, Cause::of(&why), why);
     }
 
     // -- looks, once per beat
@@ -31,7 +31,7 @@ impl Replica {
     pub(super) fn lose_the_silent(&mut self, _: Micros) {
         for worker in self.members.silent(self.config.waits.beats_missed_max) {
             let why = Status::deadline_exceeded("this rank was not heard of for too long");
-            self.is_lost(worker, Cause::Silent, why);
+            self.report_loss(worker, Cause::Silent, why);
         }
     }
 
@@ -44,7 +44,7 @@ impl Replica {
         };
         let Some(ranks) = self.phase.ranks() else { return };
         for (worker, at) in ranks.overdue(now, allowed) {
-            self.is_lost(worker, Cause::Late, Status::deadline_exceeded(format!("this rank took too long {at}")));
+            self.report_loss(worker, Cause::Late, Status::deadline_exceeded(format!("this rank took too long {at}")));
         }
     }
 
@@ -52,7 +52,7 @@ impl Replica {
         let Some(ranks) = self.phase.ranks() else { return };
         for (worker, why) in self.members.unmoved(ranks, now, micros(self.config.waits.suspect_max)) {
             let why = Status::deadline_exceeded(format!("this rank beats and does not compute: {why}"));
-            self.is_lost(worker, Cause::Hung, why);
+            self.report_loss(worker, Cause::Hung, why);
         }
     }
 
@@ -70,7 +70,7 @@ impl Replica {
         match suspects[..] {
             [worker] => {
                 let why = format!("this rank does not answer its step: it hangs since {seconds:.1} s");
-                self.is_lost(worker, Cause::Hung, Status::deadline_exceeded(why));
+                self.report_loss(worker, Cause::Hung, Status::deadline_exceeded(why));
             }
             _ => {
                 tracing::warn!(
@@ -107,7 +107,7 @@ impl Replica {
         self.members.heard(worker);
         let of = Epoch { incarnation: failed.epoch_incarnation, n: failed.epoch_n };
         let own_fault = || Status::aborted(format!("the rank failed: {}", failed.message));
-        let Some(rank) = failed.guilty_rank else { return self.is_lost(worker, Cause::Failed, own_fault()) };
+        let Some(rank) = failed.guilty_rank else { return self.report_loss(worker, Cause::Failed, own_fault()) };
         if of != self.epoch {
             // Of an epoch that has ended: one report of its end was enough.
             return;
@@ -116,7 +116,7 @@ impl Replica {
         let blamed = shards.find(|shard| u32::from(shard.rank.0) == rank).map(|shard| shard.worker);
         match blamed {
             Some(blamed) if blamed != worker => self.blame(worker, blamed, rank, &failed.message),
-            _ => self.is_lost(worker, Cause::Failed, own_fault()),
+            _ => self.report_loss(worker, Cause::Failed, own_fault()),
         }
     }
 

@@ -67,7 +67,7 @@ impl Replica {
         for shard in &blueprint.shards {
             ranks.assign(shard.worker, shard.rank, now);
             if !self.members.assign(shard.worker, self.assignment(&blueprint, shard)) {
-                self.is_lost(shard.worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
+                self.report_loss(shard.worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
                 break;
             }
         }

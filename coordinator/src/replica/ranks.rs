@@ -50,7 +50,7 @@ impl Replica {
         let facts = match self.accept(worker, loaded).and_then(|facts| self.hear_readings(rank, loaded).map(|()| facts))
         {
             Ok(facts) => facts,
-            Err(why) => return self.is_lost(worker, Cause::Wrong, why),
+            Err(why) => return self.report_loss(worker, Cause::Wrong, why),
         };
         let now = self.now();
         let Phase::Placing(placement) = &mut self.phase else { return };
@@ -68,7 +68,7 @@ impl Replica {
             let Phase::Placing(placement) = &mut self.phase else { return };
             let meet = wire::Meet { epoch_incarnation: self.epoch.incarnation, epoch_n: self.epoch.n };
             if let Err(worker) = self.members.meet(&mut placement.ranks, meet, now) {
-                self.is_lost(worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
+                self.report_loss(worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
             }
         }
     }

@@ -90,9 +90,15 @@ impl Readings {
 
     /// All pieces of a weight, from what all have said of it.
     fn joined_weight(&self, weight: &str, runs: &[(Rank, &PieceRun)]) -> Result<Vec<PieceHash>, Unequal> {
+        // What is served knows how many pieces there are; before that, the first rank that has one does.
+        let served = self.served.as_ref().and_then(|served| served.weights.0.get(weight));
         let missing =
             || Unequal::Missing { ranks: runs.iter().map(|(rank, _)| *rank).collect(), weight: weight.into() };
-        let n_pieces = runs.first().map_or(0, |(_, run)| run.n_pieces);
+        let said = runs.first().map_or(0, |(_, run)| run.n_pieces);
+        let n_pieces = served.map_or(said, |pieces| pieces.len() as u32);
+        if let Some((_, run)) = runs.iter().find(|(_, run)| run.n_pieces != n_pieces) {
+            return Err(self.unequal(weight, run.first));
+        }
         let n_said: usize = runs.iter().map(|(_, run)| run.hashes.len()).sum();
         // Nobody makes up a number of pieces that memory is then taken for.
         if n_said < n_pieces as usize {
@@ -100,9 +106,6 @@ impl Readings {
         }
         let mut pieces: Vec<Option<PieceHash>> = vec![None; n_pieces as usize];
         for (_, run) in runs {
-            if run.n_pieces != n_pieces {
-                return Err(self.unequal(weight, run.first));
-            }
             for (piece, hash) in (run.first..).zip(&run.hashes) {
                 if pieces[piece as usize].get_or_insert(*hash) != hash {
                     return Err(self.unequal(weight, piece));
@@ -127,8 +130,9 @@ impl Readings {
         let served = self.served.as_ref().and_then(|served| served.weights.piece(weight, piece));
         let n_like = |hash| said.iter().filter(|(_, said)| *said == hash).count();
         let most = said.iter().map(|(_, hash)| *hash).find(|hash| n_like(*hash) * 2 > said.len());
-        let (believed, than) = match (served, most) {
-            (Some(served), _) => (Some(served), "the replica"),
+        // What is served is the truth, also where it has no such piece.
+        let (believed, than) = match (&self.served, most) {
+            (Some(_), _) => (served, "the replica"),
             (None, Some(most)) => (Some(most), "the others"),
             (None, None) => (None, "each other"),
         };
@@ -141,7 +145,8 @@ impl Readings {
         Unequal::Bytes { ranks, than, weight: weight.to_owned(), piece }
     }
 
-    /// The replica serves for the first time, what was joined last. The policy that its streams have.
+    /// Called once, when the replica serves for the first time: what was joined last stays what it serves. Gives the
+    /// policy that its streams have.
     pub fn serve(&mut self, meant: PolicyDigest) -> PolicyDigest {
         let weights = std::mem::take(&mut self.joined);
         let policy = weights.policy(meant);
@@ -218,7 +223,7 @@ impl Replica {
         let wrong: Vec<WorkerId> =
             shards.filter(|shard| why.ranks().contains(&shard.rank)).map(|shard| shard.worker).collect();
         for worker in wrong {
-            self.is_lost(worker, Cause::Wrong, Status::failed_precondition(why.to_string()));
+            self.report_loss(worker, Cause::Wrong, Status::failed_precondition(why.to_string()));
         }
         false
     }
@@ -283,6 +288,11 @@ mod tests {
         assert!(why.to_string().contains("rank 0 and rank 1 read other bytes of the weight a"), "{why}");
         assert_eq!(say(&mut served, &[&bad]).unwrap_err().ranks(), [Rank(0)]);
         assert_eq!(say(&mut served, &[&[run("b", 0, &[1, 2, 3, 4])]]).unwrap_err().ranks(), [Rank(0)]);
+        // One that says more than there is takes nobody else with it.
+        let more = [good[0].clone(), run("zzz", 0, &[1, 2, 3, 4])];
+        assert_eq!(say(&mut served, &[&good, &more]).unwrap_err().ranks(), [Rank(1)]);
+        let huge = [PieceRun { n_pieces: u32::MAX, ..good[0].clone() }];
+        assert_eq!(say(&mut served, &[&huge, &good]).unwrap_err().ranks(), [Rank(0)]);
         assert_eq!(say(&mut served, &[&good, &good]), Ok(()));
     }
 

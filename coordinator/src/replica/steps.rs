@@ -25,7 +25,7 @@ impl Replica {
             serving.patience.sent(patience::work(self.requests.last_step()));
             if let Err(worker) = self.members.send_step(&serving.placement.ranks, &step) {
                 let why = Status::resource_exhausted("this rank leaves its steps unread");
-                return self.is_lost(worker, Cause::Deaf, why);
+                return self.report_loss(worker, Cause::Deaf, why);
             }
         }
     }
@@ -39,13 +39,13 @@ impl Replica {
         let is_token = |slice: &SliceDone| slice.tokens.iter().all(|out| out.token < vocab);
         if !done.slices.iter().all(is_token) {
             let why = Status::invalid_argument("a token outside the vocabulary");
-            return self.is_lost(worker, Cause::Wrong, why);
+            return self.report_loss(worker, Cause::Wrong, why);
         }
         match self.requests.apply(done, now) {
             Ok(()) => self.answered(done, now),
             // Its epoch ended while the answer was on its way.
             Err(Stale::Epoch { .. }) => {}
-            Err(stale) => self.is_lost(worker, Cause::Wrong, Status::invalid_argument(stale.to_string())),
+            Err(stale) => self.report_loss(worker, Cause::Wrong, Status::invalid_argument(stale.to_string())),
         }
     }
 

@@ -22,7 +22,7 @@ impl Absence {
     }
 
     /// The request has said a token.
-    pub fn is_forgotten(&mut self) {
+    pub fn forget(&mut self) {
         self.before = Duration::ZERO;
     }
 
@@ -56,7 +56,7 @@ mod tests {
         absence.begins(now + 9 * SECOND);
         assert_eq!(absence.lasts_until(3 * SECOND), Some(now + 10 * SECOND));
         assert_eq!(absence.lasts_until(SECOND), Some(now + 9 * SECOND));
-        absence.is_forgotten();
+        absence.forget();
         assert_eq!(absence.lasts_until(3 * SECOND), Some(now + 12 * SECOND));
         assert_eq!(absence.lasts_until(Duration::MAX), None, "so long is for ever");
     }

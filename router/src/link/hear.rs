@@ -155,7 +155,7 @@ impl Task {
         if !output.tokens.is_empty() {
             entry.work.begun();
             entry.n_lost = 0;
-            entry.absence.is_forgotten();
+            entry.absence.forget();
             match entry.heard.replace(now) {
                 Some(last) => self.ledger.between_tokens(output.tokens.len(), now.saturating_duration_since(last)),
                 None => {

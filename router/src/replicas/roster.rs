@@ -151,7 +151,7 @@ impl Roster {
 
     fn apply(&mut self, change: Change) {
         match change {
-            Change::Is(name, member) => self.is(&name, &member),
+            Change::Is(name, member) => self.upsert(&name, &member),
             Change::Gone(name) => {
                 let Some(seat) = self.seats.get(&name) else { return };
                 tracing::info!(replica = name, "the store has it no more: a suspicion, while its stream stands");
@@ -160,7 +160,7 @@ impl Roster {
         }
     }
 
-    fn is(&mut self, name: &str, member: &Member) {
+    fn upsert(&mut self, name: &str, member: &Member) {
         let address = &member.registration.address;
         let seat = self.seats.get(name);
         let channel = match seat.filter(|seat| seat.address == *address) {

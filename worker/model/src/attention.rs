@@ -26,7 +26,7 @@ struct HeadNorms<M: Memory> {
 }
 
 /// What attention works in.
-pub struct Room<M: Memory> {
+pub struct AttentionScratch<M: Memory> {
     qkv: M::Buffer,      // [rows_max, (n_heads + 2 * n_kv_heads) * head_dim]
     attended: M::Buffer, // [rows_max, n_heads * head_dim]
 }
@@ -69,28 +69,34 @@ impl<M: Memory> HeadNorms<M> {
     }
 }
 
-impl<M: Memory> Room<M> {
-    pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: Limits) -> Result<Room<M>> {
+impl<M: Memory> AttentionScratch<M> {
+    pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: Limits) -> Result<AttentionScratch<M>> {
         let heads = OwnedHeads::of(all.device().class(), all.part(), heads(spec)).heads;
         let rows = |cols| all.device().buffer(limits.rows_max, cols);
-        Ok(Room { qkv: rows(heads.qkv_cols())?, attended: rows(heads.n_heads * heads.head_dim)? })
+        Ok(AttentionScratch { qkv: rows(heads.qkv_cols())?, attended: rows(heads.n_heads * heads.head_dim)? })
     }
 }
 
 impl<D: Device> Attention<D> {
     /// x: [n_rows, hidden] -> out: [n_rows, hidden]
-    pub fn forward(&self, ctx: &mut Ctx<'_, D>, x: &D::Buffer, room: &mut Room<D>, out: &mut D::Buffer) -> Result<()> {
+    pub fn forward(
+        &self,
+        ctx: &mut Ctx<'_, D>,
+        x: &D::Buffer,
+        scratch: &mut AttentionScratch<D>,
+        out: &mut D::Buffer,
+    ) -> Result<()> {
         let Ctx { device, pass, ropes, .. } = *ctx;
         let (n_rows, (group, layer)) = (ctx.n_rows(), self.place);
         let kv = &mut ctx.kv.groups[group];
-        self.qkv.forward(device, x, n_rows, &mut room.qkv); // [n_rows, qkv_cols]
+        self.qkv.forward(device, x, n_rows, &mut scratch.qkv); // [n_rows, qkv_cols]
         if let Some(norms) = &self.head_norms {
-            device.norm_heads(&mut room.qkv, &self.heads, &norms.q, &norms.k, norms.eps, n_rows);
+            device.norm_heads(&mut scratch.qkv, &self.heads, &norms.q, &norms.k, norms.eps, n_rows);
         }
         let call = AttentionCall { pass, heads: &self.heads, group, layer };
-        device.rope_store(&mut room.qkv, ropes.of(self.positions), &call, kv);
+        device.rope_store(&mut scratch.qkv, ropes.of(self.positions), &call, kv);
         // [n_rows, n_heads * head_dim]
-        device.attend(&room.qkv, kv, &call, &mut room.attended);
-        self.output.forward(ctx, &room.attended, out)
+        device.attend(&scratch.qkv, kv, &call, &mut scratch.attended);
+        self.output.forward(ctx, &scratch.attended, out)
     }
 }

@@ -63,8 +63,8 @@ struct Block<M: Memory> {
 struct Scratch<M: Memory> {
     x: M::Buffer,   // [rows_max, hidden]
     out: M::Buffer, // [n_planes * rows_max, hidden], what a sublayer made that has a norm behind it; or no rows
-    attention: attention::Room<M>,
-    mlp: mlp::Room<M>,
+    attention: attention::AttentionScratch<M>,
+    mlp: mlp::MlpScratch<M>,
 }
 
 impl<M: Memory> Decoder<M> {
@@ -89,8 +89,8 @@ impl<M: Memory> Decoder<M> {
             scratch: Scratch {
                 x: device.buffer(limits.rows_max, hidden)?,
                 out: device.buffer(limits.rows_max * n_planes_out, hidden)?,
-                attention: attention::Room::new(all, spec, limits)?,
-                mlp: mlp::Room::new(all, spec, limits)?,
+                attention: attention::AttentionScratch::new(all, spec, limits)?,
+                mlp: mlp::MlpScratch::new(all, spec, limits)?,
             },
         })
     }

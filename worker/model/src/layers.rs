@@ -142,9 +142,9 @@ impl<D: Device> Norm<D> {
 /// ```
 pub struct OwnedHeads {
     pub heads: Heads,
-    /// MatrixRows of `q_proj`, and columns of `o_proj`.
+    /// Rows of `q_proj`, and columns of `o_proj`.
     pub query: Range<usize>,
-    /// MatrixRows of `k_proj` and of `v_proj`.
+    /// Rows of `k_proj` and of `v_proj`.
     pub kv: Range<usize>,
     /// How the sum of `o_proj` is cut, over all heads.
     pub leaves: Leaves,
@@ -229,7 +229,7 @@ impl<M: Memory> RowParallel<M> {
         Ok(RowParallel { weight, bias, runs: aligned_runs(owned, n_leaves), n_leaves })
     }
 
-    /// MatrixRows that `out` needs for each row of input, and one at least: the sum.
+    /// Rows that `out` needs for each row of input, and one at least: the sum.
     pub fn n_planes(&self) -> usize {
         self.runs.len().max(1)
     }
@@ -273,7 +273,7 @@ impl<M: Memory> Embedding<M> {
         Ok(Embedding { table: Some(table), factor: None })
     }
 
-    /// MatrixRows are multiplied by a factor before the stream begins.
+    /// Rows are multiplied by a factor before the stream begins.
     pub fn times(self, factor: f32) -> Embedding<M> {
         Embedding { factor: Some(factor), ..self }
     }

@@ -43,9 +43,9 @@ pub enum Error {
 /// The largest step: what the scratch memory is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// MatrixRows of one pass.
+    /// Rows of one pass.
     pub rows_max: usize,
-    /// MatrixRows of one pass whose logits are wanted.
+    /// Rows of one pass whose logits are wanted.
     pub outputs_max: usize,
     /// Positions of one sequence.
     pub context: u32,
@@ -99,8 +99,7 @@ impl<M: Memory> Model<M> {
 }
 
 impl<D: Device> Model<D> {
-    /// One pass over the rows of `batch`, which all ranks make together. On the rank that samples, the logits of its
-    /// outputs: `[n_outputs, n_vocab]`; None elsewhere, and where there are no outputs.
+    /// The pass, which all ranks make together. On the rank that samples, the logits of its outputs: `[n_outputs, n_vocab]`; None elsewhere, and where there are no outputs.
     pub fn forward(
         &mut self,
         device: &D,

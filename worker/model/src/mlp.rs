@@ -40,13 +40,13 @@ pub struct Mixture<M: Memory> {
 }
 
 /// What either works in.
-pub struct Room<M: Memory> {
+pub struct MlpScratch<M: Memory> {
     gate_up: M::Buffer, // [rows_max, 2 * inner]
     inner: M::Buffer,   // [rows_max, inner]
-    mixture: Option<MixtureRoom<M>>,
+    mixture: Option<MixtureScratch<M>>,
 }
 
-struct MixtureRoom<M: Memory> {
+struct MixtureScratch<M: Memory> {
     scores: M::Buffer, // [rows_max, n_experts]
     routes: M::Routes,
 }
@@ -69,10 +69,16 @@ impl<M: Memory> Mlp<M> {
 
 impl<D: Device> Mlp<D> {
     /// x: [n_rows, hidden] -> out: [n_rows, hidden]
-    pub fn forward(&self, ctx: &mut Ctx<'_, D>, x: &D::Buffer, room: &mut Room<D>, out: &mut D::Buffer) -> Result<()> {
-        match (self, &mut room.mixture) {
-            (Mlp::Dense(dense), _) => dense.forward(ctx, x, room, out),
-            (Mlp::Mixture(mixture), Some(room)) => mixture.forward(ctx, x, room, out),
+    pub fn forward(
+        &self,
+        ctx: &mut Ctx<'_, D>,
+        x: &D::Buffer,
+        scratch: &mut MlpScratch<D>,
+        out: &mut D::Buffer,
+    ) -> Result<()> {
+        match (self, &mut scratch.mixture) {
+            (Mlp::Dense(dense), _) => dense.forward(ctx, x, scratch, out),
+            (Mlp::Mixture(mixture), Some(scratch)) => mixture.forward(ctx, x, scratch, out),
             (Mlp::Mixture(_), None) => unreachable!("a spec with experts made room for them"),
         }
     }
@@ -96,8 +102,14 @@ impl<M: Memory> Dense<M> {
 }
 
 impl<D: Device> Dense<D> {
-    fn forward(&self, ctx: &mut Ctx<'_, D>, x: &D::Buffer, room: &mut Room<D>, out: &mut D::Buffer) -> Result<()> {
-        let (device, n_rows, Room { gate_up, inner, .. }) = (ctx.device, ctx.n_rows(), room);
+    fn forward(
+        &self,
+        ctx: &mut Ctx<'_, D>,
+        x: &D::Buffer,
+        scratch: &mut MlpScratch<D>,
+        out: &mut D::Buffer,
+    ) -> Result<()> {
+        let (device, n_rows, MlpScratch { gate_up, inner, .. }) = (ctx.device, ctx.n_rows(), scratch);
         match self.activation {
             Activation::Silu => {
                 self.up.forward(device, x, n_rows, gate_up); // [n_rows, 2 * inner]
@@ -140,33 +152,33 @@ impl<D: Device> Mixture<D> {
         &self,
         ctx: &mut Ctx<'_, D>,
         x: &D::Buffer,
-        room: &mut MixtureRoom<D>,
+        scratch: &mut MixtureScratch<D>,
         out: &mut D::Buffer,
     ) -> Result<()> {
         let (device, n_rows) = (ctx.device, ctx.n_rows());
-        device.linear(x, &self.router, n_rows, &mut room.scores); // [n_rows, n_experts]
-        device.route(&room.scores, n_rows, &mut room.routes);
-        device.experts(x, &self.experts, &self.runs, n_rows, &mut room.routes, out); // [runs * n_rows, hidden]
+        device.linear(x, &self.router, n_rows, &mut scratch.scores); // [n_rows, n_experts]
+        device.route(&scratch.scores, n_rows, &mut scratch.routes);
+        device.experts(x, &self.experts, &self.runs, n_rows, &mut scratch.routes, out); // [runs * n_rows, hidden]
         Ok(ctx.ranks.sum_leaves(device, out, &self.runs, self.n_experts, n_rows)?)
     }
 }
 
-impl<M: Memory> Room<M> {
-    pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: Limits) -> Result<Room<M>> {
+impl<M: Memory> MlpScratch<M> {
+    pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: Limits) -> Result<MlpScratch<M>> {
         let (device, rows_max) = (all.device(), limits.rows_max);
         let inner = owned_inner(device.class(), all.part(), spec.inner as usize).0.len();
         let mixture = match &spec.experts {
-            Some(experts) => Some(MixtureRoom::new(device, spec.hidden as usize, experts, limits)?),
+            Some(experts) => Some(MixtureScratch::new(device, spec.hidden as usize, experts, limits)?),
             None => None,
         };
-        Ok(Room { gate_up: device.buffer(rows_max, 2 * inner)?, inner: device.buffer(rows_max, inner)?, mixture })
+        Ok(MlpScratch { gate_up: device.buffer(rows_max, 2 * inner)?, inner: device.buffer(rows_max, inner)?, mixture })
     }
 }
 
-impl<M: Memory> MixtureRoom<M> {
-    fn new(device: &M, hidden: usize, spec: &ExpertsSpec, limits: Limits) -> Result<MixtureRoom<M>> {
+impl<M: Memory> MixtureScratch<M> {
+    fn new(device: &M, hidden: usize, spec: &ExpertsSpec, limits: Limits) -> Result<MixtureScratch<M>> {
         let routing = Routing { n_experts: spec.n as usize, n_used: spec.n_used as usize, normalized: spec.normalized };
-        Ok(MixtureRoom {
+        Ok(MixtureScratch {
             scores: device.buffer(limits.rows_max, routing.n_experts)?,
             routes: device.routes(limits.rows_max, hidden, spec.inner as usize, routing)?,
         })

@@ -99,7 +99,7 @@ impl<'a, M: Memory> Weights<'a, M> {
         Ok(tensor.numbers(&read.bytes))
     }
 
-    /// MatrixRows of `{name}.weight`, matrices of `k` columns that meet the same input, stacked.
+    /// Rows of `{name}.weight`, matrices of `k` columns that meet the same input, stacked.
     pub fn rows(&self, k: usize, parts: &[MatrixRows<'_>]) -> Result<M::Matrix> {
         let read = |part: &MatrixRows<'_>| {
             let (path, tensor) = self.tensor(&format!("{}.weight", part.name), [part.n, k])?;

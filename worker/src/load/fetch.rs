@@ -99,7 +99,7 @@ impl Fetch {
         let fetched = self.runtime.block_on(async {
             tokio::select! {
                 biased;
-                fetched = self.bring(&assignment.model_path, &part) => fetched,
+                fetched = self.bring(&assignment.model_path, &part, cancel) => fetched,
                 // What the journal has by then is not fetched again.
                 () = until_cancelled(cancel) => Err(FetchError::BrokenOff),
             }
@@ -107,7 +107,7 @@ impl Fetch {
         fetched.map_err(|source| LoadError::Fetch { path: assignment.model_path.clone(), source })
     }
 
-    async fn bring(&self, told: &Path, part: &Part) -> Result<PathBuf, FetchError> {
+    async fn bring(&self, told: &Path, part: &Part, cancel: &CancelFlag) -> Result<PathBuf, FetchError> {
         let mut client = CoordinatorClient::new(self.channel.clone()).max_decoding_message_size(proto::FRAME_BYTES_MAX);
         let listed = timeout(LIST_MAX, client.get_model(GetModelRequest { version: proto::VERSION.into() })).await;
         let files = listed.map_err(|_| FetchError::Silence)?.map_err(refused)?.into_inner();
@@ -117,7 +117,11 @@ impl Fetch {
             return Ok(told.to_owned());
         }
         let place = Place::open(&self.cache, files).await?;
-        place.fill(&mut client, part, &self.checked).await?;
+        let paths: Vec<PathBuf> = place.files.files.iter().map(|file| place.file(file)).collect();
+        let wanted: Vec<BTreeSet<u64>> = place.files.files.iter().map(|file| needed(file, part)).collect();
+        let mut fetched = place.checked(&self.checked, &paths, &wanted, cancel)?;
+        place.fill(&mut client, &wanted, &mut fetched.journal).await?;
+        drop(fetched);
         let path = place.model();
         // A bad cache is not to be believed again.
         match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.fingerprint()) {
@@ -214,6 +218,20 @@ struct Place {
     _lock: File,
 }
 
+/// A fetch that is under way. However it ends, also by being dropped, what it has is not hashed again.
+struct FetchedChunks<'a> {
+    checked: &'a Checked,
+    paths: &'a [PathBuf],
+    wanted: &'a [BTreeSet<u64>],
+    journal: Journal,
+}
+
+impl Drop for FetchedChunks<'_> {
+    fn drop(&mut self) {
+        self.checked.fetched(self.paths, self.wanted, &self.journal);
+    }
+}
+
 /// How far it is, for the log.
 struct Progress {
     n_bytes: u64,
@@ -259,26 +277,35 @@ impl Place {
         std::fs::remove_file(self.journal()).map_err(io_at(&self.journal()))
     }
 
-    /// Fetches what the part needs and is not there, again and again while that brings anything.
-    async fn fill(
+    /// What is there of what is wanted, and whole.
+    fn checked<'a>(
         &self,
-        client: &mut CoordinatorClient<Channel>,
-        part: &Part,
-        checked: &Checked,
-    ) -> Result<(), FetchError> {
+        checked: &'a Checked,
+        paths: &'a [PathBuf],
+        wanted: &'a [BTreeSet<u64>],
+        cancel: &CancelFlag,
+    ) -> Result<FetchedChunks<'a>, FetchError> {
         let mut journal = Journal::open(&self.journal(), &self.files).map_err(io_at(&self.journal()))?;
-        let wanted: Vec<BTreeSet<u64>> = self.files.files.iter().map(|file| needed(file, part)).collect();
-        let paths: Vec<PathBuf> = self.files.files.iter().map(|file| self.file(file)).collect();
-        let n_damaged = checked.check(&mut journal, &paths, &wanted);
+        let n_damaged = checked.check(&mut journal, paths, wanted, cancel).ok_or(FetchError::BrokenOff)?;
         if n_damaged > 0 {
             let folder = self.folder.display();
             tracing::warn!(%folder, n_damaged, "what was fetched has been damaged since: it is fetched anew");
         }
+        Ok(FetchedChunks { checked, paths, wanted, journal })
+    }
+
+    /// Fetches what is wanted and not there, again and again while that brings anything.
+    async fn fill(
+        &self,
+        client: &mut CoordinatorClient<Channel>,
+        wanted: &[BTreeSet<u64>],
+        journal: &mut Journal,
+    ) -> Result<(), FetchError> {
         let n_wanted: usize = wanted.iter().map(BTreeSet::len).sum();
         let (mut futile, mut wait) = (0, RETRY_MIN);
         loop {
             let n_before = journal.len();
-            let Err(error) = self.fetch_missing(client, &wanted, &mut journal).await else { break };
+            let Err(error) = self.fetch_missing(client, wanted, journal).await else { return Ok(()) };
             if journal.len() > n_before {
                 (futile, wait) = (0, RETRY_MIN);
             }
@@ -290,8 +317,6 @@ impl Place {
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(RETRY_MAX);
         }
-        checked.fetched(&paths, &wanted);
-        Ok(())
     }
 
     async fn fetch_missing(

@@ -98,7 +98,7 @@ impl<D: Device + 'static> Lent<D> {
         self.held.as_mut().expect("it is there until this is dropped")
     }
 
-    /// Between the two, whatever ends the runner leaves nothing on the shelf.
+    /// Whatever ends the runner between `begin` and `end` discards the weights, and keeps none for the next runner.
     pub fn begin(&mut self) {
         self.is_sound = false;
     }

@@ -133,10 +133,10 @@ pub struct Assignment {
     pub running_max: u32,
     /// For the ranks to meet, and for one operation among them.
     pub timeouts: Timeouts,
-    /// Under which the replica serves, by the model's fingerprint, where that is known: what holds this part of such a
-    /// model keeps it.
+    /// The policy that the replica means, by the model's fingerprint, where that is known. A worker that holds this part
+    /// of such a model keeps it.
     pub policy: Option<PolicyDigest>,
-    /// What was read under another number is read again.
+    /// The number of this reading of the model: a worker reads again what it has read under another number.
     pub reading: u32,
     /// Blocks of the KV cache are cleared when they are let go, before anybody has them again.
     pub zero_kv: bool,

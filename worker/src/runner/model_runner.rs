@@ -31,7 +31,7 @@ use types::{
 use wire::refusals::Refusals;
 
 pub struct ModelRunner<D: Device + 'static> {
-    /// It goes first: what it still moves is the device's.
+    /// Dropped before the rest: transfers that are under way use the device's memory.
     ranks: Ranks<D>,
     lent: Lent<D>,
     kv: KvCache<D>,
@@ -470,7 +470,11 @@ fn again<D: Device>(
     part: &Part,
     cancel: &CancelFlag,
 ) -> Result<(Held<D>, Option<String>), LoadError> {
-    let why = difference(&kept, assignment).unwrap_or_else(|error| Some(error.to_string()));
+    let why = difference(&kept, assignment, cancel).unwrap_or_else(|error| Some(error.to_string()));
+    if cancel.is_cancelled() {
+        // The epoch is over. The next one asks again.
+        return Ok((kept, None));
+    }
     if let Some(why) = why {
         let path = assignment.model_path.display();
         tracing::warn!(%path, why, "the model cannot be read again: this rank goes on with what it has");
@@ -482,14 +486,18 @@ fn again<D: Device>(
 }
 
 /// Why what is there now is not what is held. Every byte of it is looked at.
-fn difference<D: Device>(kept: &Held<D>, assignment: &Assignment) -> checkpoint::Result<Option<String>> {
+fn difference<D: Device>(
+    kept: &Held<D>,
+    assignment: &Assignment,
+    cancel: &CancelFlag,
+) -> checkpoint::Result<Option<String>> {
     let checkpoint = Checkpoint::open(&assignment.model_path)?;
     let found = model::policy(&checkpoint, &kept.device, assignment.activations, assignment.kv_dtype)?;
     if found != kept.policy {
         let ours = kept.policy;
         return Ok(Some(format!("what is there is of policy {found}, the replica serves under {ours}")));
     }
-    let differs = checkpoint.differs_from(kept.model.runs())?;
+    let differs = checkpoint.differs_from(kept.model.runs(), &|| cancel.is_cancelled())?;
     Ok(differs.map(|weight| format!("there are other bytes of the weight {weight} than the replica serves")))
 }
 

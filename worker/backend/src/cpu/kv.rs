@@ -27,8 +27,10 @@ pub struct Kv {
 
 impl Kv {
     pub fn new(spec: KvSpec) -> Result<Kv> {
-        if !matches!(spec.dtype, KvDtype::F16 | KvDtype::F32) {
-            return Err(types::Unsupported("a KV cache of bf16 on the CPU").into());
+        match spec.dtype {
+            KvDtype::F16 | KvDtype::F32 => {}
+            KvDtype::Bf16 => return Err(types::Unsupported("a KV cache of bf16 on the CPU").into()),
+            KvDtype::Fp8 => return Err(types::Unsupported("a KV cache of fp8 on the CPU").into()),
         }
         let (n_kv_heads, head_dim) = spec.heads()?;
         if head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {

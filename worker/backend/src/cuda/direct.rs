@@ -53,9 +53,9 @@ impl Columns<'_> {
 }
 
 /// Memory for numbers on their way.
-pub struct Room(Bytes);
+pub struct TransferBuffer(Bytes);
 
-impl Room {
+impl TransferBuffer {
     pub fn floats(&self) -> Floats<'_> {
         Floats { bytes: &self.0, start: 0, len: self.0.len() / FLOAT }
     }
@@ -112,9 +112,9 @@ impl Cuda {
         self.stream.raw()
     }
 
-    pub fn room(&self, n_floats: usize) -> Result<Room> {
+    pub fn room(&self, n_floats: usize) -> Result<TransferBuffer> {
         self.forget_graphs();
-        Ok(Room(Bytes::new(&self.context, "numbers on their way", n_floats * FLOAT)?))
+        Ok(TransferBuffer(Bytes::new(&self.context, "numbers on their way", n_floats * FLOAT)?))
     }
 
     pub fn words(&self, bytes: &[u8]) -> Result<Words> {

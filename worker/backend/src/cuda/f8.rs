@@ -24,7 +24,7 @@ const WIDENED_ROWS: usize = 512;
 
 /// Where rows in eight bits lie, and weights in bf16. None where no weights need it.
 #[derive(Default)]
-pub(super) struct Room(Option<Places>);
+pub(super) struct ScaledScratch(Option<Places>);
 
 struct Places {
     rows: Bytes,   // [rows_max, k]
@@ -32,7 +32,7 @@ struct Places {
     widened: Bytes,
 }
 
-impl Room {
+impl ScaledScratch {
     /// For rows of so many numbers in all.
     pub fn reserve(&mut self, context: &Arc<Context>, rows_max: usize, n_numbers: usize) -> Result<()> {
         let fits = |places: &Places| places.rows.len() >= n_numbers && places.scales.len() >= 4 * rows_max;

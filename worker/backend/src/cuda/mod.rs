@@ -47,7 +47,7 @@ mod weights;
 
 pub use attention::{Kv, Rope};
 pub use compiler::{Arch, Compiler, Program, Text};
-pub use direct::{Columns, Floats, Mark, Room, Side, Words};
+pub use direct::{Columns, Floats, Mark, Side, TransferBuffer, Words};
 pub use driver::{Card, Driver};
 pub use experts::Routes;
 pub use kernels::{compile, kernel_names};
@@ -92,7 +92,7 @@ pub struct Cuda {
     kernels: Kernels,
     uploads: Mutex<Uploads>,
     scratch: Mutex<Scratch>,
-    draws: Mutex<sample::Room>,
+    draws: Mutex<sample::DrawScratch>,
     fault: Fault,
     graphs: Mutex<Graphs>,
     clock: Mutex<Clock>,
@@ -111,7 +111,7 @@ struct Scratch {
     /// What the tiles of a split attention have made.
     partial: Bytes,
     /// Of products with weights of eight bits.
-    f8: f8::Room,
+    f8: f8::ScaledScratch,
     /// Of any buffer.
     rows_max: usize,
 }
@@ -130,10 +130,10 @@ impl Cuda {
             scratch: Mutex::new(Scratch {
                 rows: Bytes::new(&context, "scratch", 0)?,
                 partial: Bytes::new(&context, "scratch", attention::PARTIAL_BYTES)?,
-                f8: f8::Room::default(),
+                f8: f8::ScaledScratch::default(),
                 rows_max: 0,
             }),
-            draws: Mutex::new(sample::Room::new(&context)?),
+            draws: Mutex::new(sample::DrawScratch::new(&context)?),
             fault: Fault::default(),
             clock: Mutex::new(Clock::new(&context)?),
             peer_buffer: Mutex::new(None),

@@ -53,8 +53,8 @@ const THREADS: u32 = 512;
 /// As in the header: tokens that a filter keeps on the device.
 const SURVIVORS_MAX: usize = 1024;
 
-/// Room for the draws of a pass.
-pub(super) struct Room {
+/// What the draws of a pass work in.
+pub(super) struct DrawScratch {
     /// Of each row what either kernel has drawn. [2, n_max]
     drawn: Bytes,
     n_max: usize,
@@ -86,9 +86,9 @@ impl Answers {
     }
 }
 
-impl Room {
-    pub fn new(context: &Arc<Context>) -> Result<Room> {
-        let mut room = Room {
+impl DrawScratch {
+    pub fn new(context: &Arc<Context>) -> Result<DrawScratch> {
+        let mut room = DrawScratch {
             drawn: Bytes::new(context, "draws", 0)?,
             n_max: 0,
             plain: Vec::new(),
@@ -177,7 +177,7 @@ impl Drawn {
 
 impl Cuda {
     /// All rows, whoever draws them in the end; and where the answers will be: of the one kernel, then of the other.
-    fn draw_on_device(&self, logits: &Buffer, draws: &[Draw<'_>], room: &mut Room) -> Result<usize> {
+    fn draw_on_device(&self, logits: &Buffer, draws: &[Draw<'_>], room: &mut DrawScratch) -> Result<usize> {
         room.reserve(&self.context, draws.len())?;
         room.ask(draws, logits.cols);
         room.n_vocab = logits.cols;
@@ -209,7 +209,7 @@ impl Cuda {
         logits: Option<&Buffer>,
         draws: &[Draw<'_>],
         n_vocab: usize,
-        room: &mut Room,
+        room: &mut DrawScratch,
         of: usize,
         out: &mut Vec<Option<TokenOut>>,
     ) {
@@ -242,7 +242,13 @@ impl Cuda {
     }
 
     /// One row, by the processor.
-    fn draw_by_host(&self, logits: &Buffer, row: usize, draw: &Draw<'_>, room: &mut Room) -> Result<Option<TokenOut>> {
+    fn draw_by_host(
+        &self,
+        logits: &Buffer,
+        row: usize,
+        draw: &Draw<'_>,
+        room: &mut DrawScratch,
+    ) -> Result<Option<TokenOut>> {
         room.logits.resize(logits.cols, 0.0);
         // SAFETY: `logits` is borrowed until the stream is through.
         unsafe { self.stream.read(&logits.bytes, row * logits.cols * 4, bytemuck::cast_slice_mut(&mut room.logits)) }?;

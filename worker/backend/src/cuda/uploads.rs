@@ -124,7 +124,7 @@ impl Uploads {
             self.batch.groups.push(OfGroup { slots, blocks, first: 0, single: None });
         }
         let n_items = if self.batch.outline.is_some() { n_rows } else { 0 };
-        // OfGroup lie behind all that has one place in an outline.
+        // The groups' tables lie behind all that has one place in an outline.
         let (mut first, is_single) = (self.end / WORD, n_items > 0);
         first += n_groups * (n_items * ITEM_WORDS);
         for group in 0..n_groups {

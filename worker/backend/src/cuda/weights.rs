@@ -27,7 +27,7 @@ const STRANDS: u32 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Bf16,
-    /// StoredRows one after another, which a library reads too.
+    /// Rows one after another, which a library reads too.
     Plain,
     W8,
     W8h,
@@ -114,7 +114,7 @@ pub(super) struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    /// StoredRows below each other, which meet the same input.
+    /// Rows below each other, which meet the same input.
     pub fn stack(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
         let k = parts.first().map_or(0, |part| part.k);
         self.pack(parts, k, strands(k))

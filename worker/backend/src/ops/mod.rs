@@ -52,9 +52,9 @@ pub enum Repeat {
     Done,
     /// What is recorded of it was begun.
     Begun,
-    /// It was recorded, or that was tried, and nothing of it has begun. Who asks again has it done or begun, and first
-    /// waits for ranks that share sums with this one: making a record ready takes memory of the device, for which a
-    /// driver may wait until the device has nothing to do, and their kernels would wait for this rank's meanwhile.
+    /// The work was recorded, or that was tried, and nothing of it has begun: the caller asks again. Before that it
+    /// waits for the ranks that share sums with this one. Making a graph ready takes memory of the device, for which a
+    /// driver may wait until the device is idle, and the other ranks' kernels wait for this rank's meanwhile.
     Recorded,
 }
 

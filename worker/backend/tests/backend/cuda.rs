@@ -308,7 +308,7 @@ fn only_columns_are_copied_as_columns() {
     on_fake_cuda("only_columns_are_copied_as_columns", &[("FAKE_CUDA_TRACE", trace.to_str().unwrap())], || {
         let cuda = Cuda::open(&config(None)).unwrap();
         let (from, to) = (cuda.room(60).unwrap(), cuda.room(60).unwrap());
-        let side = |room: &backend::cuda::Room, stride| {
+        let side = |room: &backend::cuda::TransferBuffer, stride| {
             let columns = Columns { floats: room.floats(), stride };
             cuda.copy_columns(columns, Columns { floats: from.floats(), stride }, 4, 5).unwrap();
             cuda.copy_columns(columns, Columns { floats: from.floats(), stride }, 4, 1).unwrap();

@@ -6,6 +6,7 @@
 use crate::fetch::CHUNK_BYTES;
 use crate::fetch::journal::{ChunkRun, Journal};
 use checkpoint::{SourceFile, Stamp};
+use collective::CancelFlag;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -33,8 +34,15 @@ struct CheckedChunks {
 }
 
 impl Checked {
-    /// The journal forgets what is damaged of what is wanted, so that it is fetched anew. How many chunks those are.
-    pub(super) fn check(&self, journal: &mut Journal, files: &[PathBuf], wanted: &[BTreeSet<u64>]) -> usize {
+    /// The journal forgets what is damaged of what is wanted, so that it is fetched anew. How many chunks those are; None
+    /// where it was broken off.
+    pub(super) fn check(
+        &self,
+        journal: &mut Journal,
+        files: &[PathBuf],
+        wanted: &[BTreeSet<u64>],
+        cancel: &CancelFlag,
+    ) -> Option<usize> {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if found.files != files || found.stamps != stamps(files) {
             *found = CheckedChunks { files: files.to_vec(), ..CheckedChunks::default() };
@@ -46,7 +54,10 @@ impl Checked {
             (record.file as usize) < files.len() && record.chunks.clone().any(|chunk| is_open(record, chunk))
         };
         let records: Vec<ChunkRun> = journal.records().iter().filter(open).cloned().collect();
-        let are_whole = whole(&records, files);
+        let are_whole = whole(&records, files, cancel);
+        if cancel.is_cancelled() {
+            return None;
+        }
         let n_before = journal.len();
         for (record, is_whole) in records.iter().zip(are_whole) {
             match is_whole {
@@ -57,15 +68,16 @@ impl Checked {
                 false => journal.forget(record),
             }
         }
-        n_before - journal.len()
+        Some(n_before - journal.len())
     }
 
-    /// Everything that was wanted is there, and was checked as it came or since.
-    pub(super) fn fetched(&self, files: &[PathBuf], wanted: &[BTreeSet<u64>]) {
+    /// What the journal has of what was wanted is there, and was checked as it came or since.
+    pub(super) fn fetched(&self, files: &[PathBuf], wanted: &[BTreeSet<u64>], journal: &Journal) {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         found.stamps = stamps(files);
         for (file, chunks) in (0..).zip(wanted) {
-            found.chunks.extend(chunks.iter().map(|chunk| (file, *chunk)));
+            let here = chunks.iter().filter(|chunk| journal.has(file, **chunk));
+            found.chunks.extend(here.map(|chunk| (file, *chunk)));
         }
     }
 }
@@ -75,10 +87,13 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
 }
 
 /// Whether each of these is in its file as it came.
-fn whole(records: &[ChunkRun], files: &[PathBuf]) -> Vec<bool> {
+fn whole(records: &[ChunkRun], files: &[PathBuf], cancel: &CancelFlag) -> Vec<bool> {
     let (next, answers) = (AtomicUsize::new(0), Mutex::new(vec![false; records.len()]));
     let work = || {
         while let Some((i, record)) = Some(next.fetch_add(1, Relaxed)).and_then(|i| Some((i, records.get(i)?))) {
+            if cancel.is_cancelled() {
+                break;
+            }
             let hash = File::open(&files[record.file as usize]).and_then(|file| hash(&file, &record.chunks));
             // What cannot be read is not there.
             let is_whole = hash.is_ok_and(|hash| hash == record.hash);

@@ -92,16 +92,23 @@ fn what_has_been_damaged_is_forgotten_and_nothing_else() {
         let hash = of(&run);
         journal.add(0, run, hash).unwrap();
     }
-    let wanted = [BTreeSet::from([0, 1, 2, 3])];
-    assert_eq!(Checked::default().check(&mut journal, &files, &wanted), 0);
+    let (wanted, never) = ([BTreeSet::from([0, 1, 2, 3])], CancelFlag::default());
+    assert_eq!(Checked::default().check(&mut journal, &files, &wanted, &never), Some(0));
+    let over = CancelFlag::default();
+    over.cancel();
+    assert_eq!(Checked::default().check(&mut journal, &files, &wanted, &over), None);
     *bytes.last_mut().unwrap() = 8;
     write(&bytes);
-    assert_eq!(Checked::default().check(&mut journal, &files, &[BTreeSet::from([0, 1])]), 0, "it is not needed");
-    assert_eq!(Checked::default().check(&mut journal, &files, &wanted), 2);
+    assert_eq!(
+        Checked::default().check(&mut journal, &files, &[BTreeSet::from([0, 1])], &never),
+        Some(0),
+        "it is not needed"
+    );
+    assert_eq!(Checked::default().check(&mut journal, &files, &wanted, &never), Some(2));
     assert!(journal.has(0, 1) && !journal.has(0, 2));
     // What has come since counts, whatever is said of what came before.
     let hash = of(&(2..4));
     journal.add(0, 2..4, hash).unwrap();
-    assert_eq!(Checked::default().check(&mut journal, &files, &wanted), 0);
+    assert_eq!(Checked::default().check(&mut journal, &files, &wanted, &never), Some(0));
     std::fs::remove_dir_all(&folder).unwrap();
 }

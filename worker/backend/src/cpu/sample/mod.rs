@@ -101,7 +101,7 @@ impl Scratch {
     }
 }
 
-/// A draw that sees its row as it is, and what a device needs to know to make it.
+/// What a device needs to know to make a draw whose logits are not edited.
 pub(crate) struct Unedited {
     /// Of the noise.
     pub key: u64,
@@ -120,20 +120,41 @@ pub(crate) struct Unedited {
 /// None where logits are edited, tokens are told beside the drawn one, or other filters are asked for.
 pub(crate) fn unedited(draw: &Draw<'_>) -> Option<Unedited> {
     let sampling = draw.sampling;
-    let Sampling { seed, choice, min_p, top_p, top_k, typical_p, top_n_sigma, xtc, .. } = *sampling;
-    let is_told_alone = draw.score.is_none() && sampling.logprobs.is_none_or(|n_top| n_top == 0);
+    // Every field stands here, so that a new one is looked at: the device's sampler does only what it is told below.
+    // `is_greedy` and `scale` read the temperature, `is_plain` what edits logits, and the rest changes no draw.
+    let Sampling {
+        temperature: _,
+        top_k,
+        top_p,
+        min_p,
+        typical_p,
+        top_n_sigma,
+        xtc,
+        penalties: _,
+        dry: _,
+        bias: _,
+        allowed: _,
+        bad_words: _,
+        seed,
+        choice,
+        tokens_max: _,
+        tokens_min: _,
+        stop: _,
+        logprobs,
+    } = sampling;
+    let is_told_alone = draw.score.is_none() && logprobs.is_none_or(|n_top| n_top == 0);
     if !edits::is_plain(draw) || !is_told_alone {
         return None;
     }
-    let key = Noise::new(seed, choice, draw.position()).key();
+    let key = Noise::new(*seed, *choice, draw.position()).key();
     let (least, all) = (f64::NEG_INFINITY, 1.0);
     if sampling.is_greedy() {
         return Some(Unedited { key, scale: 1.0, scale_f32: 1.0, least, top_p: all, top_k: 0 });
     }
-    let is_known = typical_p >= 1.0 && top_n_sigma <= 0.0 && xtc.probability == 0.0;
+    let is_known = *typical_p >= 1.0 && *top_n_sigma <= 0.0 && xtc.probability == 0.0;
     let (scale, scale_f32) = (filters::scale(sampling), filters::scale_f32(sampling));
-    let (least, top_p) = (filters::least(min_p), f64::from(top_p).min(all));
-    is_known.then_some(Unedited { key, scale, scale_f32, least, top_p, top_k })
+    let (least, top_p) = (filters::least(*min_p), f64::from(*top_p).min(all));
+    is_known.then_some(Unedited { key, scale, scale_f32, least, top_p, top_k: *top_k })
 }
 
 /// None if the row holds something that is no number, or nothing that can be drawn.

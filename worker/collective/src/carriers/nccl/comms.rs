@@ -5,7 +5,7 @@ use super::watchdog::{CommFault, CommWatchdog};
 use crate::abort::DeviceWait;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
-use backend::cuda::{Cuda, Room, Side, Words};
+use backend::cuda::{Cuda, Side, TransferBuffer, Words};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -18,10 +18,10 @@ pub(super) const BEFORE: usize = 2;
 pub(super) struct StageComm {
     pub comm: usize,
     /// What goes out by column, what came, what was folded, and the finished columns of all.
-    pub out: Room,
-    pub parts: Room,
-    pub sum: Room,
-    pub all: Room,
+    pub out: TransferBuffer,
+    pub parts: TransferBuffer,
+    pub sum: TransferBuffer,
+    pub all: TransferBuffer,
     /// How often to merge behind each of the own planes, where they are added one after the other.
     pub in_a_row: Words,
     /// By number of leaves: how often to merge behind each plane.
@@ -34,7 +34,7 @@ pub(super) struct HopComm {
     /// The peer's number in it.
     pub peer: usize,
     pub side: Side,
-    pub room: Room,
+    pub room: TransferBuffer,
 }
 
 /// Why an operation was not begun.
