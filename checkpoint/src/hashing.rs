@@ -55,8 +55,8 @@ impl Checkpoint {
         self.hash_all(&wanted.collect::<Vec<_>>(), &|| false)
     }
 
-    /// The first weight whose bytes are not those that were read once; None where all are the same. Where `is_over` says
-    /// so it stops reading, and its answer means nothing.
+    /// The first weight whose bytes are not those that were read once; None where all are the same. It stops reading
+    /// when `is_over` says so, and its answer means nothing then.
     pub fn differs_from(&self, read: &[PieceRun], is_over: IsOver<'_>) -> Result<Option<String>> {
         let pieces = |run: &PieceRun| run.first as usize..run.first as usize + run.hashes.len();
         let wanted: Vec<_> = read.iter().map(|run| PieceRange { weight: &run.weight, pieces: pieces(run) }).collect();

@@ -99,7 +99,8 @@ impl<M: Memory> Model<M> {
 }
 
 impl<D: Device> Model<D> {
-    /// The pass, which all ranks make together. On the rank that samples, the logits of its outputs: `[n_outputs, n_vocab]`; None elsewhere, and where there are no outputs.
+    /// The pass, which all ranks make together. On the rank that samples, the logits of its outputs:
+    /// `[n_outputs, n_vocab]`; None elsewhere, and where there are no outputs.
     pub fn forward(
         &mut self,
         device: &D,

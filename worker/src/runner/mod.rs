@@ -133,8 +133,8 @@ pub struct Assignment {
     pub running_max: u32,
     /// For the ranks to meet, and for one operation among them.
     pub timeouts: Timeouts,
-    /// The policy that the replica means, by the model's fingerprint, where that is known. A worker that holds this part
-    /// of such a model keeps it.
+    /// The policy that the replica means, by the model's fingerprint, where that is known. A worker that holds this
+    /// part of such a model keeps it.
     pub policy: Option<PolicyDigest>,
     /// The number of this reading of the model: a worker reads again what it has read under another number.
     pub reading: u32,

@@ -34,8 +34,8 @@ struct CheckedChunks {
 }
 
 impl Checked {
-    /// The journal forgets what is damaged of what is wanted, so that it is fetched anew. How many chunks those are; None
-    /// where it was broken off.
+    /// The journal forgets what is damaged of what is wanted, so that it is fetched anew. How many chunks those are;
+    /// None where it was broken off.
     pub(super) fn check(
         &self,
         journal: &mut Journal,
