@@ -11,7 +11,7 @@ use backend::{
     Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Linear, Memory, PassSlice, Pointwise, RopeStyle,
 };
 use common::{File, Rng, cpu, filled};
-use types::{Activations, BlockId, KvDtype, KvLayout, Leaves, Want};
+use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Want};
 
 fn batch(n_rows: u32) -> Batch {
     let tables = vec![BlockTables { blocks: vec![BlockId(1), BlockId(0)], bounds: vec![0, 2] }];
@@ -31,7 +31,7 @@ fn ops_allocate_nothing() {
     const ROWS_MAX: usize = 20;
     let mut rng = Rng(1);
     let heads = Heads::whole(8, 4, 32, 0.2);
-    let files = common::TYPES.map(|dtype| File::random(&mut rng, dtype, 48, 256));
+    let files = Dtype::ALL.map(|dtype| File::random(&mut rng, dtype, 48, 256));
     for activations in [Activations::Int8, Activations::F32] {
         let cpu = cpu(Isa::detect(), 3, activations);
         let table = cpu.matrix(&files.each_ref().map(File::stored)).unwrap();
@@ -45,7 +45,7 @@ fn ops_allocate_nothing() {
         let mut x = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * 256));
         let mut qkv = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * heads.qkv_cols()));
         let mut residual = cpu.buffer(ROWS_MAX, 256).unwrap();
-        let mut logits = cpu.buffer(ROWS_MAX, common::TYPES.len() * 48).unwrap();
+        let mut logits = cpu.buffer(ROWS_MAX, Dtype::ALL.len() * 48).unwrap();
         let mut planes = cpu.buffer(ROWS_MAX, 48).unwrap();
         let mut half = cpu.buffer(ROWS_MAX, 128).unwrap();
         let mut normed = cpu.buffer(ROWS_MAX, 256).unwrap();

@@ -1,6 +1,6 @@
 //! Products: every path gives the bits of the plain one, whatever stands beside a row and whoever owns which leaves.
 
-use crate::numbers::{File, Rng, TYPES, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized};
+use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized};
 use backend::cpu::{Cpu, Isa};
 use backend::{Error, Linear, Memory, Stored};
 use types::leaves::{aligned_runs, sum_runs};
@@ -48,7 +48,7 @@ fn every_path_gives_the_bits_of_the_plain_one() {
     let mut rng = Rng(1);
     for activations in POLICIES {
         let cpus = cpus(activations);
-        for (case, dtype) in TYPES.into_iter().cycle().take(45).enumerate() {
+        for (case, dtype) in Dtype::ALL.into_iter().cycle().take(45).enumerate() {
             let k = match dtype.block() {
                 1 => 1 + rng.below(200),
                 block => block * (1 + rng.below(288 / block + 1)),
@@ -102,7 +102,7 @@ fn extreme_bytes_do_not_saturate() {
 #[test]
 fn parts_of_different_types_stand_side_by_side() {
     let mut rng = Rng(2);
-    let files = TYPES.map(|dtype| File::random(&mut rng, dtype, 5 + dtype.block_bytes() % 40, 256));
+    let files = Dtype::ALL.map(|dtype| File::random(&mut rng, dtype, 5 + dtype.block_bytes() % 40, 256));
     let parts: Vec<&File> = files.iter().collect();
     let x = rng.floats(3 * 256);
     for activations in POLICIES {
@@ -128,7 +128,7 @@ fn a_row_does_not_know_its_neighbours() {
     let mut rng = Rng(3);
     for activations in POLICIES {
         let cpu = cpu(Isa::detect(), 2, activations);
-        for dtype in TYPES {
+        for dtype in Dtype::ALL {
             let k = dtype.block().max(96);
             let file = File::random(&mut rng, dtype, 37, k);
             let x = rng.floats(27 * k);
@@ -203,7 +203,7 @@ fn whoever_owns_which_leaves_the_sum_is_the_same() {
 fn a_run_of_rows_gives_its_columns_of_the_product() {
     let mut rng = Rng(5);
     let cpu = cpu(Isa::detect(), 2, Activations::Int8);
-    for dtype in TYPES {
+    for dtype in Dtype::ALL {
         let file = File::random(&mut rng, dtype, 37, 256);
         let x = rng.floats(3 * 256);
         let whole = product(&cpu, &[&file], &x, 3);
@@ -233,7 +233,7 @@ fn what_cannot_be_packed_is_refused() {
     assert!(matches!(pack(Dtype::F32, 2, usize::MAX / 2), Err(Error::Shape(_) | Error::Truncated { .. })));
     let hostile = [(usize::MAX, 8), (usize::MAX / 2, 32), (1 << 40, 1 << 40), (8, usize::MAX & !31)];
     for (rows, k) in hostile {
-        for dtype in TYPES {
+        for dtype in Dtype::ALL {
             let stored = Stored { dtype, rows, k, first: 0, row_stride: 64, bytes: &bytes, scales: None };
             assert!(cpu.matrix(&[stored]).is_err(), "{dtype:?} {rows} x {k}");
         }

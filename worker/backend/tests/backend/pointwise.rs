@@ -1,9 +1,9 @@
 //! What happens row by row: every path gives the bits of the plain one.
 
-use crate::numbers::{File, Rng, TYPES, all, assert_bits, assert_close, cpu, cpus, filled};
+use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Buffer, Cpu, Isa};
 use backend::{Heads, Memory, Pointwise};
-use types::Activations;
+use types::{Activations, Dtype};
 
 /// Runs `op` on all paths: equal bits, and close to what `expected` says.
 fn check(name: &str, expected: &[f64], tolerance: f64, op: impl Fn(&Cpu) -> Vec<f32>) {
@@ -79,7 +79,7 @@ fn embed_reads_what_the_file_says() {
     // The widest block of any type.
     const WIDTH: usize = 256;
     let mut rng = Rng(3);
-    for dtype in TYPES {
+    for dtype in Dtype::ALL {
         let files = [File::random(&mut rng, dtype, 21, WIDTH), File::random(&mut rng, dtype, 18, WIDTH)];
         let tokens = [0u32, 20, 15, 16, 38, 21, 5, 5];
         let values: Vec<f32> = files.iter().flat_map(|file| file.values.clone()).collect();

@@ -1,6 +1,6 @@
 //! Every quantized type: the numbers of a packed block are the file's, bit for bit, wherever its columns are cut.
 
-use crate::numbers::{File, Rng, TYPES, assert_bits, cpus, dequantized};
+use crate::numbers::{File, Rng, assert_bits, cpus, dequantized};
 use backend::{Memory, Stored};
 use types::{Activations, Dtype, Scales};
 
@@ -48,7 +48,7 @@ fn a_packed_number_is_the_files() {
 #[test]
 fn columns_may_be_cut_inside_a_block() {
     let mut rng = Rng(6);
-    for dtype in TYPES.into_iter().filter(|dtype| dtype.block() > 1) {
+    for dtype in Dtype::ALL.into_iter().filter(|dtype| dtype.block() > 1) {
         let file = File::random(&mut rng, dtype, 21, 768);
         for (path, cpu) in cpus(Activations::Int8) {
             for columns in [0..32, 32..768, 96..352, 224..288, 256..512, 736..768, 288..320] {

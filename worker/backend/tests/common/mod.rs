@@ -31,25 +31,6 @@ impl Rng {
     }
 }
 
-pub const TYPES: [Dtype; 16] = [
-    Dtype::F32,
-    Dtype::F16,
-    Dtype::BF16,
-    Dtype::Q4_0,
-    Dtype::Q4_1,
-    Dtype::Q5_0,
-    Dtype::Q5_1,
-    Dtype::Q8_0,
-    Dtype::Q2K,
-    Dtype::Q3K,
-    Dtype::Q4K,
-    Dtype::Q5K,
-    Dtype::Q6K,
-    Dtype::IQ4NL,
-    Dtype::MXFP4,
-    Dtype::F8E4M3,
-];
-
 /// Whether int8 meets it, if it meets anything.
 pub fn is_quantized(dtype: Dtype) -> bool {
     dtype.block() > 1 && dtype != Dtype::F8E4M3
