@@ -25,10 +25,17 @@ pub mod kserve {
     tonic::include_proto!("inference");
 }
 
-mod convert;
+mod assign;
+mod malformed;
+mod request;
+mod sampling;
+mod step;
 mod weights;
 
-pub use convert::{Malformed, decode_step, decode_traced_step, encode_step, encode_traced_step, policy_digest, said};
+pub use assign::policy_digest;
+pub use malformed::Malformed;
+pub use request::said;
+pub use step::{decode_step, decode_traced_step, encode_step, encode_traced_step};
 
 /// Every message of every service, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -1,7 +1,7 @@
 //! Which bytes a rank has read, to the wire and back. Knows nothing of who sends.
 
 use crate::cluster as wire;
-use crate::convert::{Malformed, out_of_range};
+use crate::malformed::{Malformed, out_of_range};
 use types::{PieceHash, PieceRun};
 
 impl From<&PieceRun> for wire::PieceRun {

@@ -1,0 +1,133 @@
+//! Requests and what becomes of them, to the wire and back. Knows nothing of who sends, nor how a token is drawn.
+
+use crate::cluster as wire;
+use crate::malformed::{Malformed, out_of_range};
+use prost::Message;
+use types::{Finish, Goal, Micros, Priority, Request, RequestId, TenantId, Unsupported, Weight};
+
+impl From<&Request> for wire::Request {
+    /// The deadline does not travel here: it is a time on the sender's clock. `with_deadline` sends what is left of it.
+    fn from(request: &Request) -> Self {
+        wire::Request {
+            id: request.id.0,
+            tenant: request.tenant.0,
+            // What is one needs no bytes: a step's starts have it too, for nobody.
+            weight: if request.weight.0 > 1 { request.weight.0.into() } else { 0 },
+            prompt: request.prompt.clone(),
+            output: request.output.clone(),
+            sampling: Some((&request.sampling).into()),
+            goal: goal_to_wire(request.goal),
+            priority: request.priority.0.into(),
+            deadline_micros: None,
+            cache_bypass: request.cache_bypass,
+            adapter: None,
+            constraint: None,
+            spans: Vec::new(),
+            traceparent: String::new(),
+            tracestate: String::new(),
+        }
+    }
+}
+
+impl wire::Request {
+    /// Says how much is left until a deadline on the sender's clock.
+    pub fn with_deadline(mut self, deadline: Option<Micros>, now: Micros) -> Self {
+        self.deadline_micros = deadline.map(|deadline| deadline.since(now).0);
+        self
+    }
+
+    /// The request with its deadline on the receiver's clock: how a submitted one is read.
+    pub fn received(self, now: Micros) -> Result<Request, Malformed> {
+        let deadline = self.deadline_micros.map(|left| now.plus(left));
+        Ok(Request { deadline, ..self.try_into()? })
+    }
+}
+
+/// All that a request's stream is a function of, and nothing else of it: the same bytes for the same stream.
+pub fn said(request: &Request) -> Vec<u8> {
+    let request = wire::Request { id: 0, output: Vec::new(), priority: 0, weight: 0, ..request.into() };
+    request.encode_to_vec()
+}
+
+/// A request within a step. Its deadline stays with the coordinator; one that is submitted goes through `received`.
+impl TryFrom<wire::Request> for Request {
+    type Error = Malformed;
+
+    fn try_from(request: wire::Request) -> Result<Self, Malformed> {
+        served(&request)?;
+        let priority = i8::try_from(request.priority).map_err(|_| out_of_range("priority", request.priority))?;
+        Ok(Request {
+            id: RequestId(request.id),
+            tenant: TenantId(request.tenant),
+            weight: weight_from_wire(request.weight)?,
+            prompt: request.prompt,
+            output: request.output,
+            sampling: request.sampling.ok_or(Malformed::Missing { field: "sampling" })?.try_into()?,
+            goal: goal_from_wire(request.goal)?,
+            priority: Priority(priority),
+            deadline: None,
+            cache_bypass: request.cache_bypass,
+        })
+    }
+}
+
+/// What the wire can say and nothing serves yet, refused by name.
+fn served(request: &wire::Request) -> Result<(), Malformed> {
+    let said = [
+        (request.adapter.is_some(), "adapter"),
+        (request.constraint.is_some(), "constraint"),
+        (!request.spans.is_empty(), "spans"),
+    ];
+    let unserved = said.into_iter().find(|(is_said, _)| *is_said);
+    unserved.map_or(Ok(()), |(_, what)| Err(Unsupported(what).into()))
+}
+
+fn weight_from_wire(weight: u32) -> Result<Weight, Malformed> {
+    u16::try_from(weight).map(|weight| Weight(weight.max(1))).map_err(|_| out_of_range("weight", weight))
+}
+
+/// Zero generates, one pools, and from two on is scoring with so many tokens beside each.
+fn goal_to_wire(goal: Goal) -> u32 {
+    match goal {
+        Goal::Generate => 0,
+        Goal::Pool => 1,
+        Goal::Score { top_n } => 2 + u32::from(top_n),
+    }
+}
+
+fn goal_from_wire(goal: u32) -> Result<Goal, Malformed> {
+    match goal {
+        0 => Ok(Goal::Generate),
+        1 => Ok(Goal::Pool),
+        n => Ok(Goal::Score { top_n: u8::try_from(n - 2).map_err(|_| out_of_range("goal", goal))? }),
+    }
+}
+
+impl From<Finish> for wire::Finish {
+    fn from(finish: Finish) -> Self {
+        match finish {
+            Finish::Stop => wire::Finish::Stop,
+            Finish::Length => wire::Finish::Length,
+            Finish::Cancelled => wire::Finish::Cancelled,
+            Finish::Deadline => wire::Finish::Deadline,
+            Finish::Failed => wire::Finish::Failed,
+            Finish::Outgrown => wire::Finish::Outgrown,
+        }
+    }
+}
+
+impl wire::Output {
+    /// Why the stream ended, if it did.
+    pub fn finished(&self) -> Result<Option<Finish>, Malformed> {
+        let finish = wire::Finish::try_from(self.finish).map_err(|_| out_of_range("output.finish", self.finish))?;
+        Ok(match finish {
+            wire::Finish::Unspecified => None,
+            wire::Finish::Stop => Some(Finish::Stop),
+            wire::Finish::Length => Some(Finish::Length),
+            wire::Finish::Cancelled => Some(Finish::Cancelled),
+            wire::Finish::Deadline => Some(Finish::Deadline),
+            wire::Finish::Failed => Some(Finish::Failed),
+            wire::Finish::Outgrown => Some(Finish::Outgrown),
+        })
+    }
+}
