@@ -2,8 +2,9 @@
 //! text into this model's tokens elsewhere. Knows nothing of who asks.
 
 use crate::error::{Error, Result};
+use crate::small_files::read_bytes;
 use crate::split::Parts;
-use crate::{Checkpoint, Weights, read_bytes};
+use crate::{Checkpoint, Weights};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 

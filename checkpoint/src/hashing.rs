@@ -3,20 +3,13 @@
 
 use crate::error::Error;
 use crate::tensor::Tensor;
+use crate::threads::{IsOver, in_threads};
 use crate::{Checkpoint, Result, WeightPieces, Window, names};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use types::{PieceHash, PieceRun};
 
 /// What follows a weight's name in that of its scales.
 const SCALES: &str = "_scale";
-/// More are no faster than a disk.
-const THREADS_MAX: usize = 4;
-
-/// Asked by each thread before each weight.
-pub type IsOver<'a> = &'a (dyn Fn() -> bool + Sync);
-
 /// Pieces of one weight that are to be hashed.
 struct PieceRange<'a> {
     weight: &'a str,
@@ -66,21 +59,8 @@ impl Checkpoint {
 
     /// In the order in which they are asked for; those that are reached before it is over.
     fn hash_all(&self, wanted: &[PieceRange<'_>], is_over: IsOver<'_>) -> Result<Vec<PieceRun>> {
-        let (next, hashed) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(wanted.len())));
-        let work = || {
-            while let Some((i, wanted)) = Some(next.fetch_add(1, Relaxed)).and_then(|i| Some((i, wanted.get(i)?))) {
-                if is_over() {
-                    break;
-                }
-                let run = self.hash(wanted);
-                hashed.lock().unwrap_or_else(PoisonError::into_inner).push((i, run));
-            }
-        };
-        let n_threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS_MAX));
-        std::thread::scope(|scope| (0..n_threads).for_each(|_| drop(scope.spawn(work))));
-        let mut hashed = hashed.into_inner().unwrap_or_else(PoisonError::into_inner);
-        hashed.sort_unstable_by_key(|(i, _)| *i);
-        let runs = hashed.into_iter().map(|(_, run)| run).collect::<Result<Vec<_>>>()?;
+        let hashed = in_threads(wanted, is_over, |wanted| self.hash(wanted));
+        let runs = hashed.into_iter().flatten().collect::<Result<Vec<_>>>()?;
         self.unchanged()?;
         Ok(runs)
     }

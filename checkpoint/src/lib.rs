@@ -16,10 +16,12 @@ mod pieces;
 mod safetensors;
 mod scaling;
 mod sizes;
+mod small_files;
 pub mod spans;
 mod split;
 pub mod template;
 pub mod tensor;
+mod threads;
 pub mod tokenizer;
 mod window;
 
@@ -34,12 +36,14 @@ pub use pieces::WeightPieces;
 pub use sizes::{LayerSizes, Sizes};
 pub use template::{ChatTemplate, Message};
 pub use tensor::{ScaleBytes, Tensor};
+pub use threads::{IsOver, in_threads};
 pub use tokenizer::{Detokenizer, Tokenizer};
 pub use window::{BandHashes, Window};
 
-use crate::names::Source;
+use crate::names::StoredTensor;
 use crate::safetensors::Shards;
 use crate::scaling::Scaling;
+use crate::small_files::{read_json, read_json_if_there};
 use crate::split::Parts;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -53,7 +57,7 @@ pub struct Checkpoint {
     defaults: Defaults,
     weights: Weights,
     /// Where each tensor of the model is, by its name here.
-    sources: HashMap<String, Source>,
+    sources: HashMap<String, StoredTensor>,
 }
 
 enum Weights {
@@ -93,8 +97,8 @@ impl Checkpoint {
 
     fn new(path: &Path, spec: ModelSpec, defaults: Defaults, weights: Weights) -> Checkpoint {
         let format = match weights {
-            Weights::Gguf(_) => names::Format::Gguf,
-            Weights::Folder(_) => names::Format::Folder,
+            Weights::Gguf(_) => names::FileKind::Gguf,
+            Weights::Folder(_) => names::FileKind::Folder,
         };
         let sources = names::sources(&spec, format);
         Checkpoint { path: path.to_owned(), spec, defaults, weights, sources }
@@ -238,44 +242,9 @@ impl ModelSpec {
     }
 }
 
-/// JSON files of a model are small; a larger one is not what it says it is.
-const JSON_BYTES_MAX: u64 = 256 << 20;
-
 /// What a folder may call a tensor: GPT-2's own has no `transformer.` before its names.
 fn in_folder(name: &str) -> Vec<&str> {
     [name].into_iter().chain(name.strip_prefix("transformer.")).collect()
-}
-
-fn read_json(path: &Path) -> Result<Value> {
-    serde_json::from_str(&read_text(path)?)
-        .map_err(|error| Error::Malformed { path: path.to_owned(), what: format!("not JSON: {error}") })
-}
-
-/// Null where there is no such file.
-fn read_json_if_there(path: &Path) -> Result<Value> {
-    if path.exists() { read_json(path) } else { Ok(Value::Null) }
-}
-
-fn read_text(path: &Path) -> Result<String> {
-    let malformed = |_| Error::Malformed { path: path.to_owned(), what: "not text".into() };
-    String::from_utf8(read_bytes(path)?).map_err(malformed)
-}
-
-fn read_bytes(path: &Path) -> Result<Vec<u8>> {
-    let file = SourceFile::open(path)?;
-    if file.n_bytes() > JSON_BYTES_MAX {
-        let what = format!("more than the {JSON_BYTES_MAX} bytes that are read");
-        return Err(Error::Malformed { path: path.to_owned(), what });
-    }
-    let mut bytes = vec![0; file.n_bytes() as usize];
-    file.read_at(0, &mut bytes)?;
-    file.unchanged()?;
-    Ok(bytes)
-}
-
-/// A file name that stays where it is put: no separators, no parents, nothing hidden.
-fn is_plain_name(name: &str) -> bool {
-    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0', ':'])
 }
 
 #[cfg(test)]

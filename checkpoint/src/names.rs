@@ -265,14 +265,14 @@ pub struct Expected {
 
 /// Which of the two kinds of file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum FileKind {
     Folder,
     Gguf,
 }
 
 /// Where a file keeps a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct StoredTensor {
     /// The file's name for the tensor that it is in.
     pub file: String,
     /// Of the tensor that was asked for.
@@ -286,7 +286,7 @@ pub(crate) struct Source {
     pub cut_by: [Option<CutBy>; 2],
 }
 
-impl Source {
+impl StoredTensor {
     /// Its first dimension counts what is cut: a vector is one row, and is cut by elements.
     pub fn is_vector(&self) -> bool {
         self.shape[0] == 1
@@ -305,15 +305,15 @@ impl Source {
 /// Every tensor that a model of this spec must have, layers in order.
 pub fn expected(spec: &ModelSpec) -> Vec<Expected> {
     // Names and shapes do not depend on the format.
-    all(spec, Format::Folder).into_iter().map(|(expected, _)| expected).collect()
+    all(spec, FileKind::Folder).into_iter().map(|(expected, _)| expected).collect()
 }
 
 /// Where each tensor of the model is, by its name here.
-pub(crate) fn sources(spec: &ModelSpec, format: Format) -> HashMap<String, Source> {
+pub(crate) fn sources(spec: &ModelSpec, format: FileKind) -> HashMap<String, StoredTensor> {
     all(spec, format).into_iter().map(|(expected, source)| (expected.name, source)).collect()
 }
 
-fn all(spec: &ModelSpec, format: Format) -> Vec<(Expected, Source)> {
+fn all(spec: &ModelSpec, format: FileKind) -> Vec<(Expected, StoredTensor)> {
     let outer = if spec.family == Family::Gpt2 { GPT2_OUTER } else { OUTER };
     let outer = outer.iter().filter(|row| row.name != HEAD || !spec.tied_embeddings);
     let mut all: Vec<_> = outer.map(|row| one(spec, format, row, None, None)).collect();
@@ -332,12 +332,18 @@ fn n_experts(spec: &ModelSpec) -> u32 {
     spec.experts.map_or(0, |ExpertsSpec { n, .. }| n)
 }
 
-fn one(spec: &ModelSpec, format: Format, row: &Row, layer: Option<u32>, expert: Option<u32>) -> (Expected, Source) {
-    let place = if format == Format::Gguf { row.gguf } else { row.folder };
+fn one(
+    spec: &ModelSpec,
+    format: FileKind,
+    row: &Row,
+    layer: Option<u32>,
+    expert: Option<u32>,
+) -> (Expected, StoredTensor) {
+    let place = if format == FileKind::Gguf { row.gguf } else { row.folder };
     let prefix = match (format, spec.family) {
-        (Format::Gguf, _) => "blk",
-        (Format::Folder, Family::Gpt2) => "transformer.h",
-        (Format::Folder, _) => "model.layers",
+        (FileKind::Gguf, _) => "blk",
+        (FileKind::Folder, Family::Gpt2) => "transformer.h",
+        (FileKind::Folder, _) => "model.layers",
     };
     let in_layer = |prefix: &str, name: &str| {
         let name = expert.map_or_else(|| name.to_owned(), |e| name.replace("{e}", &e.to_string()));
@@ -352,7 +358,7 @@ fn one(spec: &ModelSpec, format: Format, row: &Row, layer: Option<u32>, expert: 
         Cut::Expert => (expert.unwrap_or(0) as usize * unit, n_experts(spec) as usize * unit),
     };
     let (file, is_turned, cut_by) = (in_layer(prefix, place.file), place.is_turned, cut_by(row.dims));
-    let source = Source { file, shape, before, all, is_turned, cut_by };
+    let source = StoredTensor { file, shape, before, all, is_turned, cut_by };
     (Expected { name: in_layer("model.layers", row.name), layer, shape }, source)
 }
 

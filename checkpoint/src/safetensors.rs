@@ -3,6 +3,7 @@
 use crate::error::{Error, Fault, Result};
 use crate::file::SourceFile;
 use crate::scaling::Scaling;
+use crate::small_files::{is_plain_name, read_json};
 use crate::tensor::{ScaleBytes, Tensor, rows_and_cols};
 use safetensors::tensor::{Dtype as Stored, Metadata};
 use serde_json::Value;
@@ -114,7 +115,7 @@ fn shard_files(folder: &Path) -> Result<Vec<PathBuf>> {
     if !index.exists() {
         return Ok(vec![folder.join(SINGLE)]);
     }
-    let names = index_files(&crate::read_json(&index)?).map_err(Error::fault(&index))?;
+    let names = index_files(&read_json(&index)?).map_err(Error::fault(&index))?;
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
@@ -126,7 +127,7 @@ fn index_files(index: &Value) -> std::result::Result<BTreeSet<String>, Fault> {
     let mut files = BTreeSet::new();
     for (tensor, file) in map {
         match file.as_str() {
-            Some(file) if crate::is_plain_name(file) => files.insert(file.to_owned()),
+            Some(file) if is_plain_name(file) => files.insert(file.to_owned()),
             _ => {
                 return Fault::malformed(format!("the index places {tensor} in {file}, which is not a file beside it"));
             }

@@ -4,7 +4,8 @@
 use crate::error::{Error, Result};
 use crate::file::{SourceFile, Stamp};
 use crate::gguf::Gguf;
-use crate::{is_plain_name, safetensors};
+use crate::safetensors;
+use crate::small_files::is_plain_name;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 

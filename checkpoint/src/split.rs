@@ -10,24 +10,24 @@ const PARTS_MAX: u32 = 4096;
 
 /// What the name of a part says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part<'a> {
+pub(crate) struct GgufPart<'a> {
     pub stem: &'a str,
     /// From one.
     pub number: u32,
     pub count: u32,
 }
 
-impl<'a> Part<'a> {
-    pub fn of(file_name: &'a str) -> Option<Part<'a>> {
+impl<'a> GgufPart<'a> {
+    pub fn of(file_name: &'a str) -> Option<GgufPart<'a>> {
         let (rest, count) = file_name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
         let (stem, number) = rest.rsplit_once('-')?;
         let (number, count) = (five_digits(number)?, five_digits(count)?);
-        (1 <= number && number <= count && count <= PARTS_MAX).then_some(Part { stem, number, count })
+        (1 <= number && number <= count && count <= PARTS_MAX).then_some(GgufPart { stem, number, count })
     }
 
     /// The names of all parts, in order.
     pub fn names(self) -> impl Iterator<Item = String> {
-        let Part { stem, count, .. } = self;
+        let GgufPart { stem, count, .. } = self;
         (1..=count).map(move |number| format!("{stem}-{number:05}-of-{count:05}.gguf"))
     }
 }
@@ -49,7 +49,7 @@ pub(crate) struct Parts {
 /// Opens all parts.
 pub(crate) fn open(path: &Path) -> Result<Parts> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    match Part::of(name) {
+    match GgufPart::of(name) {
         Some(part) if part.count > 1 => open_parts(path, part),
         _ => open_whole(path),
     }
@@ -64,7 +64,7 @@ fn open_whole(path: &Path) -> Result<Parts> {
     }
 }
 
-fn open_parts(path: &Path, part: Part<'_>) -> Result<Parts> {
+fn open_parts(path: &Path, part: GgufPart<'_>) -> Result<Parts> {
     let (mut header, mut first) = (Gguf::default(), Vec::new());
     let mut files = Vec::new();
     for (index, name) in part.names().enumerate() {
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn names_of_parts() {
         let check = |name: &str, expect: Option<(&str, u32, u32)>| {
-            assert_eq!(Part::of(name).map(|part| (part.stem, part.number, part.count)), expect, "{name}");
+            assert_eq!(GgufPart::of(name).map(|part| (part.stem, part.number, part.count)), expect, "{name}");
         };
         check("m-Q4_K_M-00002-of-00003.gguf", Some(("m-Q4_K_M", 2, 3)));
         check("m-of-x-00001-of-00001.gguf", Some(("m-of-x", 1, 1)));
@@ -122,7 +122,7 @@ mod tests {
         check("m-00001-of-99999.gguf", None);
         check("m-+0001-of-00003.gguf", None);
         check("m.gguf", None);
-        let part = Part::of("m-00002-of-00002.gguf").unwrap();
+        let part = GgufPart::of("m-00002-of-00002.gguf").unwrap();
         assert_eq!(part.names().collect::<Vec<_>>(), ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]);
     }
 }

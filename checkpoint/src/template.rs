@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Fault, Result};
 use crate::gguf::Gguf;
+use crate::small_files::{read_json_if_there, read_text};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, context};
@@ -96,10 +97,9 @@ impl ChatTemplate {
 
     /// From `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`.
     pub(crate) fn from_folder(folder: &Path) -> Result<Option<ChatTemplate>> {
-        let config = crate::read_json_if_there(&folder.join("tokenizer_config.json"))?;
+        let config = read_json_if_there(&folder.join("tokenizer_config.json"))?;
         let file = folder.join("chat_template.jinja");
-        let source =
-            if file.exists() { Some(crate::read_text(&file)?) } else { named_template(&config["chat_template"]) };
+        let source = if file.exists() { Some(read_text(&file)?) } else { named_template(&config["chat_template"]) };
         let Some(source) = source else { return Ok(None) };
         ChatTemplate::new(&source, token_text(&config["bos_token"]), token_text(&config["eos_token"])).map(Some)
     }

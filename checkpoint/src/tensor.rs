@@ -11,7 +11,7 @@ use types::{Dtype, Scales};
 #[derive(Clone, Copy, Debug)]
 pub struct ScaleBytes<'a> {
     n_bytes: usize,
-    place: Place<'a>,
+    place: Location<'a>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -21,19 +21,19 @@ pub struct Tensor<'a> {
     pub shape: [usize; 2],
     /// Of F8_E4M3.
     pub scales: Option<Scales<ScaleBytes<'a>>>,
-    pub(crate) place: Place<'a>,
+    pub(crate) place: Location<'a>,
 }
 
 /// Where bytes are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct Location<'a> {
     file: &'a SourceFile,
     start: u64,
     /// The file has rows and columns exchanged, and so many bytes from one of its rows to the next.
     turned: Option<u64>,
 }
 
-impl Place<'_> {
+impl Location<'_> {
     fn ends(&self, n_bytes: usize, n: usize) -> Result<Vec<u8>> {
         let n = n.min(n_bytes);
         let mut ends = vec![0; 2 * n];
@@ -47,7 +47,7 @@ impl Place<'_> {
 impl<'a> ScaleBytes<'a> {
     /// Of a whole tensor, which is a file's bytes from `start` on.
     pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> ScaleBytes<'a> {
-        let place = Place { file, start: start as u64, turned: None };
+        let place = Location { file, start: start as u64, turned: None };
         ScaleBytes { n_bytes: shape[0] * dtype.row_bytes(shape[1]), place }
     }
 
@@ -71,7 +71,7 @@ impl<'a> ScaleBytes<'a> {
 impl<'a> Tensor<'a> {
     /// A file's bytes from `start` on.
     pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> Tensor<'a> {
-        Tensor { dtype, shape, scales: None, place: Place { file, start: start as u64, turned: None } }
+        Tensor { dtype, shape, scales: None, place: Location { file, start: start as u64, turned: None } }
     }
 
     pub fn rows(&self) -> usize {
@@ -104,7 +104,7 @@ impl<'a> Tensor<'a> {
             rows => before.checked_add(rows)? <= self.rows(),
         };
         let scales = self.scales.map(|scales| scales.from(before, 0));
-        let place = Place { start: self.place.start + start, ..self.place };
+        let place = Location { start: self.place.start + start, ..self.place };
         is_within.then_some(Tensor { dtype: self.dtype, shape, scales, place })
     }
 
@@ -112,7 +112,7 @@ impl<'a> Tensor<'a> {
     pub(crate) fn turned(&self) -> Tensor<'a> {
         let [rows, cols] = self.shape;
         let turned = Some(self.row_bytes() as u64);
-        Tensor { shape: [cols, rows], place: Place { turned, ..self.place }, ..*self }
+        Tensor { shape: [cols, rows], place: Location { turned, ..self.place }, ..*self }
     }
 
     /// The first bytes and the last, of a tensor as the file has it.

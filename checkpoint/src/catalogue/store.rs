@@ -1,11 +1,13 @@
 //! Models in this program's cache and in a Hugging Face cache, both laid out by repository. Fetches nothing.
 
-use crate::catalogue::{CATALOGUE, Entry, HubId, Listed, Located, Origin, Sources, others};
-use crate::error::{Error, Result};
-use crate::split::Part;
+use crate::catalogue::files::{all_parts, choose_gguf, file_names};
+use crate::catalogue::model::{CATALOGUE, CatalogueEntry, HubId, Listed, Located, Origin, Sources};
+use crate::catalogue::others;
+use crate::error::Result;
+use crate::split::GgufPart;
 use std::path::{Path, PathBuf};
 
-pub fn find_entry(entry: &Entry, sources: &Sources) -> Option<Located> {
+pub fn find_entry(entry: &CatalogueEntry, sources: &Sources) -> Option<Located> {
     let ours = sources.folder(entry.name).join(entry.file);
     let theirs = snapshots(entry.hub_id, sources).into_iter().map(|folder| folder.join(entry.file));
     let whole = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|metadata| metadata.len() == entry.bytes);
@@ -35,40 +37,6 @@ fn find_in(folder: &Path, id: HubId<'_>) -> Result<Option<PathBuf>> {
     let Some(file) = choose_gguf(&files, id.variant) else { return Ok(None) };
     let is_here = all_parts(file).iter().all(|part| files.contains(part));
     Ok(is_here.then(|| folder.join(file)))
-}
-
-/// A file, or all files of the split model that it is the first of.
-pub fn all_parts(file: &str) -> Vec<String> {
-    Part::of(file).map_or_else(|| vec![file.to_owned()], |part| part.names().collect())
-}
-
-/// The GGUF of a variant; without one, the only GGUF. Of a split model it is the first part.
-pub fn choose_gguf<'a>(files: &'a [String], variant: Option<&str>) -> Option<&'a String> {
-    let is_first = |file: &str| Part::of(file).is_none_or(|part| part.number == 1);
-    let ggufs = files.iter().filter(|file| file.ends_with(".gguf") && is_first(file));
-    let fits = |file: &&String| variant.is_none_or(|variant| is_variant(file, variant));
-    let mut fitting = ggufs.filter(fits);
-    match (fitting.next(), fitting.next()) {
-        (Some(only), None) => Some(only),
-        _ => None,
-    }
-}
-
-/// `model-Q4_K_M.gguf` and `model.q4_k_m.gguf` are the variant Q4_K_M; `model-IQ4_K_M.gguf` is not.
-pub fn is_variant(file: &str, variant: &str) -> bool {
-    let stem = Part::of(file).map_or(file.trim_end_matches(".gguf"), |part| part.stem).to_ascii_lowercase();
-    let before = stem.strip_suffix(&variant.to_ascii_lowercase());
-    before.is_some_and(|before| before.is_empty() || before.ends_with(['-', '.', '_']))
-}
-
-pub fn file_names(folder: &Path) -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(Error::io(folder))? {
-        let entry = entry.map_err(Error::io(folder))?;
-        names.extend(entry.file_name().into_string());
-    }
-    names.sort();
-    Ok(names)
 }
 
 /// The revisions of a repository in the Hugging Face cache, the one that `main` was last first.
@@ -127,16 +95,7 @@ fn list_in(folder: &Path, repo: &str, origin: Origin) -> Vec<Listed> {
 
 /// `Q4_K_M` of `model-Q4_K_M.gguf`: what stands behind the last separator that is no part of it.
 fn variant_of(file: &str) -> Option<&str> {
-    let stem = Part::of(file).map_or(file.strip_suffix(".gguf")?, |part| part.stem);
+    let stem = GgufPart::of(file).map_or(file.strip_suffix(".gguf")?, |part| part.stem);
     let variant = stem.rsplit(['-', '.']).next()?;
     (variant.len() < stem.len() && !variant.is_empty()).then_some(variant)
-}
-
-/// All files of a model: the parts of a split one, or what a folder holds.
-pub fn files_of(path: &Path) -> Vec<PathBuf> {
-    if path.is_dir() {
-        return file_names(path).unwrap_or_default().into_iter().map(|file| path.join(file)).collect();
-    }
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    all_parts(name).into_iter().map(|part| path.with_file_name(part)).collect()
 }

@@ -68,7 +68,7 @@ fn one_gguf(sha256: &str) -> HashMap<String, Vec<u8>> {
 #[test]
 fn names() {
     let check = |model: &str, expect: Option<(&str, Option<&str>)>| {
-        assert_eq!(hub_id(model).map(|id| (id.repo, id.variant)), expect, "{model}");
+        assert_eq!(HubId::parse(model).map(|id| (id.repo, id.variant)), expect, "{model}");
     };
     check("org/name", Some(("org/name", None)));
     check("org/name:Q4_K_M", Some(("org/name", Some("Q4_K_M"))));
@@ -97,16 +97,16 @@ fn names() {
 fn variants() {
     let files: Vec<String> = ["a-Q4_1.gguf", "a-IQ4_1.gguf", "a.q8_0.gguf", "readme"].map(str::to_owned).into();
     let check =
-        |variant, expect: Option<&str>| assert_eq!(store::choose_gguf(&files, variant).map(String::as_str), expect);
+        |variant, expect: Option<&str>| assert_eq!(files::choose_gguf(&files, variant).map(String::as_str), expect);
     check(Some("Q4_1"), Some("a-Q4_1.gguf"));
     check(Some("Q8_0"), Some("a.q8_0.gguf"));
     check(Some("Q5_0"), None);
     check(None, None);
     let parts: Vec<String> = ["b-Q4_K_M-00001-of-00002.gguf", "b-Q4_K_M-00002-of-00002.gguf"].map(str::to_owned).into();
     for variant in [Some("Q4_K_M"), None] {
-        assert_eq!(store::choose_gguf(&parts, variant), Some(&parts[0]));
+        assert_eq!(files::choose_gguf(&parts, variant), Some(&parts[0]));
     }
-    assert_eq!(store::all_parts(&parts[0]), parts);
+    assert_eq!(files::all_parts(&parts[0]), parts);
 }
 
 #[test]

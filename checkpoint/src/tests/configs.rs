@@ -1,0 +1,114 @@
+//! What a `config.json` says of a model and of each of its layers.
+
+use super::*;
+
+#[test]
+fn reads_configs() {
+    let check = |edit: &str, expect: std::result::Result<RopeScaling, &str>| {
+        let mut config: Value = serde_json::from_str(CONFIG).unwrap();
+        let edits: Value = serde_json::from_str(edit).unwrap();
+        for (key, value) in edits.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        match (ModelSpec::from_config(&config, &Value::Null, &Value::Null, "f"), expect) {
+            (Ok(spec), Ok(expect)) => assert_eq!(spec.rope.scaling, expect),
+            (Err(Fault::Malformed(what) | Fault::Unsupported(what)), Err(expect)) => {
+                assert!(what.contains(expect), "{what}");
+            }
+            (found, expect) => panic!("{edit}: {found:?}, expected {expect:?}"),
+        }
+    };
+    check("{}", Ok(RopeScaling::None));
+    check(r#"{"rope_scaling": {"type": "linear", "factor": 2}}"#, Ok(RopeScaling::Linear { factor: 2.0 }));
+    check(r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}"#, Ok(RopeScaling::None));
+    let llama3 = r#"{"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192}}"#;
+    let scaling =
+        RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192 };
+    check(llama3, Ok(scaling));
+    check(r#"{"rope_scaling": {"rope_type": "dynamic", "factor": 2}}"#, Err("type dynamic"));
+    let yarn = |magnitude| RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_context: 512,
+        magnitude,
+        truncate: true,
+    };
+    let of_yarn = |more: &str| {
+        format!(r#"{{"rope_scaling": {{"type": "yarn", "factor": 4, "original_max_position_embeddings": 512{more}}}}}"#)
+    };
+    check(&of_yarn(""), Ok(yarn(1.138_629_4)));
+    check(&of_yarn(r#", "attention_factor": 0.5"#), Ok(yarn(0.5)));
+    check(&of_yarn(r#", "mscale": 1, "mscale_all_dim": 1"#), Ok(yarn(1.0)));
+    check(r#"{"rope_scaling": {"rope_type": "longrope", "short_factor": [1]}}"#, Err("long_factor is missing"));
+    let long = r#"{"rope_scaling": {"rope_type": "longrope", "short_factor": [1], "long_factor": [2]}}"#;
+    check(long, Err("1 and 1 factors for a rope of 8"));
+    check(r#"{"rope_scaling": {"type": "linear"}}"#, Err("factor is missing"));
+    check(r#"{"rope_scaling": {"type": "linear", "factor": 0}}"#, Err("not possible"));
+    check(r#"{"architectures": ["MambaForCausalLM"]}"#, Err("MambaForCausalLM"));
+    check(r#"{"attention_bias": true}"#, Err("attention_bias"));
+    check(r#"{"hidden_act": "gelu"}"#, Err("gelu"));
+    check(r#"{"hidden_size": null}"#, Err("hidden_size is missing"));
+    check(r#"{"hidden_size": -1}"#, Err("hidden_size is -1"));
+    check(r#"{"vocab_size": 1e30}"#, Err("vocab_size is"));
+    check(r#"{"num_key_value_heads": 3}"#, Err("4 heads cannot share 3"));
+    check(r#"{"quantization_config": {"quant_method": "gptq"}}"#, Err("quantization_config"));
+}
+
+/// What a config's other keys make of its layers, one letter each: all positions or a window, the rope (r), a local one
+/// (l) or none (n), a dense MLP or experts (x).
+#[test]
+fn layers_differ_as_their_config_says() {
+    let check = |architecture: &str, edit: &str, expect: &str| {
+        let mut config: Value = serde_json::from_str(CONFIG).unwrap();
+        config["architectures"] = serde_json::json!([architecture]);
+        config["num_hidden_layers"] = 8.into();
+        config["num_experts_per_tok"] = 2.into();
+        for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        let found = match ModelSpec::from_config(&config, &Value::Null, &Value::Null, "f") {
+            Err(Fault::Malformed(what) | Fault::Unsupported(what)) => what,
+            Ok(spec) => spec.layers.iter().map(letters).collect::<Vec<_>>().join(" "),
+        };
+        assert!(found.contains(expect), "{architecture} {edit}: {found}");
+    };
+    check("LlamaForCausalLM", "{}", "r r r r r r r r");
+    check("MistralForCausalLM", r#"{"sliding_window": null}"#, "r r r r r r r r");
+    check("MistralForCausalLM", r#"{"sliding_window": 7}"#, "7r 7r 7r 7r 7r 7r 7r 7r");
+    check("Qwen2ForCausalLM", r#"{"sliding_window": 7}"#, "r r r r r r r r");
+    let late = r#"{"sliding_window": 7, "use_sliding_window": true, "max_window_layers": 6}"#;
+    check("Qwen2ForCausalLM", late, "r r r r r r 7r 7r");
+    check("SmolLM3ForCausalLM", "{}", "r r r n r r r n");
+    check("SmolLM3ForCausalLM", r#"{"no_rope_layers": [1, 0, 1, 1, 1, 1, 1, 0]}"#, "r n r r r r r n");
+    let gemma = r#"{"hidden_act": null, "sliding_window": 9}"#;
+    check("Gemma2ForCausalLM", gemma, "9r r 9r r 9r r 9r r");
+    check("Gemma3ForCausalLM", gemma, "9l 9l 9l 9l 9l r 9l 9l");
+    let chunked =
+        r#"{"layer_types": ["full_attention", "sliding_attention", "chunked_attention", "", "", "", "", ""]}"#;
+    check("Qwen3ForCausalLM", chunked, "a layer of the type chunked_attention");
+    check("Qwen3ForCausalLM", r#"{"layer_types": []}"#, "0 layers of 8");
+    check("MixtralForCausalLM", r#"{"num_local_experts": 4}"#, "rx rx rx rx rx rx rx rx");
+    check("MixtralForCausalLM", "{}", "num_local_experts is missing");
+    check("MixtralForCausalLM", r#"{"num_local_experts": 1}"#, "2 of 1 experts");
+    let few = r#"{"num_experts": 4, "moe_intermediate_size": 32, "mlp_only_layers": [1], "decoder_sparse_step": 2}"#;
+    check("Qwen3MoeForCausalLM", few, "r r r rx r rx r rx");
+    check("Gemma2ForCausalLM", r#"{"hidden_activation": "silu"}"#, "the activation silu");
+    check(
+        "Qwen2ForCausalLM",
+        r#"{"sliding_window": 0, "use_sliding_window": true, "max_window_layers": 0}"#,
+        "no position",
+    );
+}
+
+fn letters(layer: &LayerSpec) -> String {
+    let positions = match layer.positions {
+        Positions::Rope => "r",
+        Positions::LocalRope => "l",
+        Positions::None => "n",
+    };
+    let window = layer.window.map_or_else(String::new, |window| window.to_string());
+    format!("{window}{positions}{}", if layer.has_experts { "x" } else { "" })
+}

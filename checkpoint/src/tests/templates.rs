@@ -1,0 +1,90 @@
+//! Chat templates, as transformers runs them.
+
+use super::*;
+use std::fmt::Write as _;
+
+#[test]
+fn renders_chats() {
+    let folder = Temporary::folder("chat");
+    let checkpoint = Checkpoint::open(&folder.write("t.gguf", &tiny().bytes())).unwrap();
+    let template = checkpoint.chat_template().unwrap().unwrap();
+    let messages = [Message { role: "user".into(), content: " Hi {{ 1 }} <b> ".into() }];
+    assert_eq!(
+        template.render(&messages, true).unwrap(),
+        "<|im_start|>user\nHi {{ 1 }} <b><|im_end|>\n<|im_start|>assistant\n"
+    );
+    let tokens = checkpoint.tokenizer().unwrap().encode(&template.render(&messages, false).unwrap(), false).unwrap();
+    assert_eq!(tokens[0], 260);
+}
+
+#[test]
+fn templates_as_transformers_runs_them() {
+    let check = |source: &str, expect: std::result::Result<&str, &str>| {
+        let messages = [Message { role: "user".into(), content: "é\"\n".into() }];
+        let template = ChatTemplate::new(source, Some("<s>".into()), None);
+        match (template.and_then(|template| template.render(&messages, true)), expect) {
+            (Ok(text), Ok(expect)) => assert_eq!(text, expect),
+            (Err(error), Err(expect)) => assert!(error.to_string().contains(expect), "{error}"),
+            (found, expect) => panic!("{source}: {found:?}, expected {expect:?}"),
+        }
+    };
+    check("{{ bos_token }}{{ eos_token }}|{{ tools is none }}", Ok("<s>|True"));
+    check("{{ messages[0] | tojson }}", Ok(r#"{"role": "user", "content": "é\"\n"}"#));
+    check("{{ [1, {'a': none}] | tojson(indent=2) }}", Ok("[\n  1,\n  {\n    \"a\": null\n  }\n]"));
+    check("{{ '<&>' | tojson }}{{ [] | tojson }}", Ok("\"<&>\"[]"));
+    check("a\n  {% if true %}\nb\n  {% endif %}\nc\n", Ok("a\nb\nc"));
+    check("a {%- generation %}b{% endgeneration -%} c", Ok("abc"));
+    check("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", Ok("01"));
+    check("{{ raise_exception('roles must alternate') }}", Err("roles must alternate"));
+    check("{{ strftime_now('%Y') | length }}", Ok("4"));
+    check("{{ strftime_now('%Q') }}", Err("%Q"));
+    check("{% for", Err("line 1"));
+    check("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", Err("recursion"));
+    check(
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}\
+         {% endfor %}{% endfor %}{% endfor %}",
+        Err("instructions"),
+    );
+    check(&"x".repeat(2 << 20), Err("bytes are more"));
+    check("{{ ''[::-1] }}", Err("stumbled"));
+    for huge in [
+        "{{ 'x' | indent(9999999999) }}",
+        "{{ 'x' | indent(width=9999999999) }}",
+        "{{ [1] | slice(9999999999) }}",
+        "{{ [1] | batch(9999999999, 0) }}",
+        "{{ '%9999999999d' | format(1) }}",
+        "{{ '{:9999999999}'.format(1) }}",
+    ] {
+        check(huge, Err("at most 10000 at once"));
+    }
+    for huge in ["{{ 'x' * 9999999999 }}", "{{ [1] * 9999999999 }}", "{{ range(9999999999) }}"] {
+        check(huge, Err("too"));
+    }
+    check("{{ 'a\nb' | indent(2) }}{{ '%5.1f' | format(2.25) }}", Ok("a\n  b  2.2"));
+}
+
+/// `tests/reference/make_templates.py` asked transformers.
+#[test]
+fn templates_of_models_render_as_in_transformers() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference/templates");
+    let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+    let expected = expected.as_object().unwrap();
+    assert!(expected.len() >= 13);
+    let mut wrong = String::new();
+    for (name, cases) in expected {
+        let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
+        let template = ChatTemplate::new(&source, Some("<s>".into()), Some("</s>".into())).unwrap();
+        for case in cases.as_array().unwrap() {
+            let text = |message: &Value, key: &str| message[key].as_str().unwrap().to_owned();
+            let message = |m: &Value| Message { role: text(m, "role"), content: text(m, "content") };
+            let messages: Vec<Message> = case["messages"].as_array().unwrap().iter().map(message).collect();
+            let rendered = template.render(&messages, case["prompt"].as_bool().unwrap());
+            match (&rendered, case["text"].as_str(), case["text"]["error"].as_str()) {
+                (Ok(rendered), Some(expected), _) if rendered == expected => {}
+                (Err(error), _, Some(expected)) if error.to_string().contains(expected) => {}
+                _ => writeln!(wrong, "{name}: {rendered:?}, and transformers {:?}", case["text"]).unwrap(),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
