@@ -2,7 +2,7 @@
 //! it.
 
 use crate::claim::{Claim, ClaimLost};
-use crate::state::{Held, Member, Members, Registration, State, Watch};
+use crate::state::{ClaimHolder, Member, Members, Registration, State, Watch};
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -55,7 +55,7 @@ impl MemoryStore {
             state.revision += 1;
             incarnation = state.revision;
             let address = registration.address.clone();
-            let held = Held { incarnation, holder: incarnation.to_string(), address };
+            let held = ClaimHolder { incarnation, holder: incarnation.to_string(), address };
             state.held.insert(replica.into(), held);
             state.members.insert(replica.into(), Member { incarnation, registration: registration.clone() });
         });

@@ -32,7 +32,7 @@ pub type Members = BTreeMap<String, Member>;
 
 /// Who holds a replica's name, there or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct ClaimHolder {
     pub incarnation: u64,
     /// Tells claims of one incarnation apart, which only a store that lost its memory could give twice.
     pub holder: String,
@@ -46,7 +46,7 @@ pub(crate) struct State {
     /// How often it was read as a whole. Afterwards the revision may be lower: a store can lose its memory.
     pub listings: u64,
     pub members: Members,
-    pub held: BTreeMap<String, Held>,
+    pub held: BTreeMap<String, ClaimHolder>,
 }
 
 /// Whether the store is there. Where it is not, nobody joins or leaves, and all else goes on.

@@ -5,7 +5,7 @@ use super::keys::{claim_value, incarnation, member_value, read_claim};
 use super::line::{Failed, Line, Pause};
 use crate::Error;
 use crate::claim::ClaimLost;
-use crate::state::{Held, Registration, State};
+use crate::state::{ClaimHolder, Registration, State};
 use etcd_client::{Client, Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
 use std::convert::Infallible;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -256,7 +256,7 @@ impl Keeper {
     async fn contest(&mut self, key: &str, found: Option<KeyValue>) -> Result<(), Ended> {
         let held = found.as_ref().map(|entry| read_claim(entry.value(), entry.mod_revision()));
         let Taken { incarnation: ours, holder, address, .. } = &self.taken;
-        if let Some(Held { incarnation: theirs, address: by, .. }) =
+        if let Some(ClaimHolder { incarnation: theirs, address: by, .. }) =
             held.filter(|held| held.incarnation >= *ours && held.holder != *holder)
         {
             return Err(Ended::Lost(ClaimLost { replica: self.replica.clone(), by, ours: *ours, theirs }));

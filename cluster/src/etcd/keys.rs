@@ -1,6 +1,6 @@
 //! Which keys there are, and what stands in them: JSON, so that `etcdctl get --prefix` tells people something.
 
-use crate::state::{Held, Member, Registration};
+use crate::state::{ClaimHolder, Member, Registration};
 use crate::{addresses, check_name};
 use serde::{Deserialize, Serialize};
 
@@ -69,11 +69,11 @@ pub(super) fn claim_value(holder: &str, address: &str, floor: u64) -> Vec<u8> {
 }
 
 /// A claim that nobody could have written is nobody's, and still has its revision.
-pub(super) fn read_claim(value: &[u8], revision: i64) -> Held {
+pub(super) fn read_claim(value: &[u8], revision: i64) -> ClaimHolder {
     let record = bounded(value).and_then(|value| serde_json::from_slice(value).ok());
     let unknown = || ClaimRecord { holder: String::new(), address: "nobody".into(), floor: 0 };
     let ClaimRecord { holder, address, floor } = record.unwrap_or_else(unknown);
-    Held { incarnation: incarnation(revision, floor), holder, address }
+    ClaimHolder { incarnation: incarnation(revision, floor), holder, address }
 }
 
 pub(super) fn incarnation(revision: i64, floor: u64) -> u64 {

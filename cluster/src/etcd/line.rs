@@ -1,7 +1,7 @@
 //! Calls to etcd, each with a deadline and told apart by what their failure means. Knows no keys' meaning.
 
+use super::config::{EtcdConfig, EtcdTls, EtcdWaits};
 use super::keys::Keys;
-use super::{EtcdConfig, EtcdTls, EtcdWaits};
 use crate::Error;
 use crate::state::Health;
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};

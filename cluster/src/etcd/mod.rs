@@ -7,10 +7,13 @@
 //! etcd may be away for as long as it likes: then nobody joins or leaves, and nothing here ends. What is lost, a
 //! stream, a lease, a leader, is made anew.
 
+mod config;
 mod follow;
 mod keep;
 mod keys;
 mod line;
+
+pub use config::{EtcdConfig, EtcdTls, EtcdWaits};
 
 use crate::Error;
 use crate::claim::{Claim, Kept};
@@ -20,62 +23,9 @@ use keep::Keeper;
 use line::Line;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-
-#[derive(Clone)]
-pub struct EtcdConfig {
-    /// `host:port`, or with http:// or https:// before it.
-    pub endpoints: Vec<String>,
-    /// Of all keys. Clusters with prefixes of their own do not see each other.
-    pub prefix: String,
-    pub tls: Option<EtcdTls>,
-    /// A name and its password.
-    pub user: Option<(String, String)>,
-    pub waits: EtcdWaits,
-}
-
-/// As PEM.
-#[derive(Clone)]
-pub struct EtcdTls {
-    /// Who has signed etcd's certificates.
-    pub authority: Vec<u8>,
-    /// A certificate and its key, where etcd asks for one.
-    pub identity: Option<(Vec<u8>, Vec<u8>)>,
-}
-
-#[derive(Clone, Debug)]
-pub struct EtcdWaits {
-    /// An entry whose coordinator is not heard of for so long goes away.
-    pub lease: Duration,
-    /// Between signs of life, which keep the lease.
-    pub beat_every: Duration,
-    /// For etcd's answer to one question.
-    pub call_max: Duration,
-    /// Between attempts while it is away: doubles from the first to the second.
-    pub retry_min: Duration,
-    pub retry_max: Duration,
-}
-
-impl EtcdWaits {
-    pub fn with_lease(lease: Duration) -> EtcdWaits {
-        EtcdWaits { lease, beat_every: lease / 4, ..EtcdWaits::default() }
-    }
-}
-
-impl Default for EtcdWaits {
-    fn default() -> Self {
-        EtcdWaits {
-            lease: Duration::from_secs(10),
-            beat_every: Duration::from_millis(2500),
-            call_max: Duration::from_secs(3),
-            retry_min: Duration::from_millis(100),
-            retry_max: Duration::from_secs(2),
-        }
-    }
-}
 
 /// Clones are the same store. The watch ends with the last of them.
 #[derive(Clone)]
