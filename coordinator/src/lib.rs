@@ -16,8 +16,8 @@ mod worker_id;
 
 pub use config::{Config, DigestOf, Limits, Waits};
 pub use placement::{
-    Blueprint, Bottleneck, Experts, Inventory, Link, Links, Machine, ModelShape, Policy, Pool, Prediction, Roofline,
-    STAGES_MAX, Shard, Shortened, Speed, Took, Unplaceable, Why, Work, plan, plan_fewer, predict,
+    Blueprint, Bottleneck, ExpertShape, Inventory, Link, Links, Machine, ModelShape, Policy, Pool, Prediction,
+    Roofline, STAGES_MAX, Shard, Shortened, Speed, StepWork, Took, Unplaceable, Why, plan, plan_fewer, predict,
 };
 pub use service::serve::serve;
 pub use worker_id::WorkerId;

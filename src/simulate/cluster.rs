@@ -4,7 +4,7 @@
 use super::front::SimulatedRouter;
 use super::measure::{CountedTime, Level, Looks, TimeCounts};
 use super::traffic::{Arrival, Nanos, Traffic, token};
-use coordinator::{Roofline, Work};
+use coordinator::{Roofline, StepWork};
 use router::PickPolicy;
 use router::board::ledger::Item;
 use scheduler::{Output, Scheduler};
@@ -123,7 +123,7 @@ pub struct Datacenter {
     tickets: Vec<Ticket>,
     groups: Vec<CacheGroup>,
     step: Step,
-    work: Work,
+    work: StepWork,
     outputs: Vec<Output>,
     spare: Vec<StepDone>,
     outcome: Tally,
@@ -150,7 +150,7 @@ impl Datacenter {
             replicas,
             tickets: Vec::new(),
             step: Step::default(),
-            work: Work::default(),
+            work: StepWork::default(),
             outputs: Vec::new(),
             spare: Vec::new(),
             outcome: Tally::default(),

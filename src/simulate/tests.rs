@@ -77,7 +77,7 @@ fn a_request_alone_is_as_fast_as_the_roofline_says() {
         let n_requests = outcome.ttft.n;
         let gaps: f64 = (1000..1020)
             .map(|position| {
-                let mut work = coordinator::Work::default();
+                let mut work = coordinator::StepWork::default();
                 work.add(
                     &laid_out.config.scheduler(&laid_out.blueprint, PolicyDigest::default()).groups,
                     &(position..position + 1),
@@ -214,7 +214,7 @@ fn nodes_of_eight_are_joined_by_a_network() {
     let step = |line: &str| {
         let options = options(line);
         let model = SimulatedModel::find(&options.model, options.weights, &options.hub).unwrap();
-        LaidOut::new(&options, &model).unwrap().roofline.step(&coordinator::Work::one_row())
+        LaidOut::new(&options, &model).unwrap().roofline.step(&coordinator::StepWork::one_row())
     };
     let (near, far) =
         (step("--model llama-3.1-405b --weights fp8 --tp 4 --pp 2"), step("--model llama-3.1-405b --tp 8 --pp 2"));

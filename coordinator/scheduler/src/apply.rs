@@ -3,7 +3,7 @@
 use crate::Stale;
 use crate::in_flight::Planned;
 use crate::scheduler::{Output, Scheduler};
-use crate::sequence::{Place, Sequence, SequenceIdx};
+use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use alloc::vec::Vec;
 use types::{BLOCK_TOKENS, Finish, SliceDone, StepDone, Token};
 
@@ -46,7 +46,7 @@ impl Scheduler {
             return;
         };
         sequence.n_slices_in_flight -= 1;
-        if sequence.place == Place::Ending {
+        if sequence.state == SequenceState::Ending {
             self.counters.tokens_discarded += done.tokens.len() as u64;
             self.forget_if_landed(idx);
             return;

@@ -10,7 +10,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use types::{BlockHash, BlockId, CacheGroup};
 
-pub(crate) struct Pool {
+pub(crate) struct BlockPool {
     pub group: CacheGroup,
     /// How many tables hold each block.
     refs: Vec<u32>,
@@ -20,9 +20,9 @@ pub(crate) struct Pool {
     n_evictions: u64,
 }
 
-impl Pool {
-    pub fn new(group: CacheGroup, n_blocks: u32) -> Pool {
-        Pool {
+impl BlockPool {
+    pub fn new(group: CacheGroup, n_blocks: u32) -> BlockPool {
+        BlockPool {
             group,
             refs: vec![0; n_blocks as usize],
             // The lowest is taken first.
@@ -161,7 +161,7 @@ impl Pool {
 mod tests {
     use super::*;
 
-    fn take(pool: &mut Pool, n_blocks: u32) -> Table {
+    fn take(pool: &mut BlockPool, n_blocks: u32) -> Table {
         Table { blocks: (0..n_blocks).map(|_| pool.take().unwrap()).collect(), n_passed: 0 }
     }
 
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn named_blocks_stay_until_their_room_is_needed_and_the_end_of_a_chain_goes_first() {
-        let mut pool = Pool::new(CacheGroup::FULL, 4);
+        let mut pool = BlockPool::new(CacheGroup::FULL, 4);
         let mut table = take(&mut pool, 3);
         let (first, second) = (table.blocks[0], table.blocks[1]);
         pool.name(first, name(0));
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_shared_block_is_used_until_its_last_holder_lets_go() {
-        let mut pool = Pool::new(CacheGroup::FULL, 2);
+        let mut pool = BlockPool::new(CacheGroup::FULL, 2);
         let block = pool.take().unwrap();
         pool.name(block, name(7));
         pool.share(block);
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn blocks_behind_a_window_are_given_back_once_and_their_entries_stay() {
-        let mut pool = Pool::new(CacheGroup::FULL.within(20), 4);
+        let mut pool = BlockPool::new(CacheGroup::FULL.within(20), 4);
         let mut table = take(&mut pool, 4);
         let first = table.blocks[0];
         pool.name(first, name(0));
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn the_first_of_two_equal_blocks_keeps_the_name() {
-        let mut pool = Pool::new(CacheGroup::FULL, 2);
+        let mut pool = BlockPool::new(CacheGroup::FULL, 2);
         let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
         pool.name(a, name(1));
         pool.name(b, name(1));

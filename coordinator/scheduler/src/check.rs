@@ -1,8 +1,8 @@
 //! The planner's invariants, for tests and simulations: called each tick, it panics at the first that does not hold.
 
-use crate::blocks::Pool;
+use crate::blocks::BlockPool;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Place, Sequence, SequenceIdx, Table};
+use crate::sequence::{Sequence, SequenceIdx, SequenceState, Table};
 use alloc::vec;
 use alloc::vec::Vec;
 use types::cache::blocks_for;
@@ -21,11 +21,11 @@ impl Scheduler {
 
     /// Each sequence is where it says it is, and nowhere else.
     fn check_places(&self) {
-        let count = |place| self.sequences.iter().filter(|(_, sequence)| sequence.place == place).count();
-        assert_eq!(count(Place::Waiting), self.waiting.len());
-        assert_eq!(count(Place::Running), self.running.len());
-        assert!(self.waiting.iter().all(|idx| self.sequences[idx].place == Place::Waiting));
-        assert!(self.running.iter().all(|&idx| self.sequences[idx].place == Place::Running));
+        let count = |place| self.sequences.iter().filter(|(_, sequence)| sequence.state == place).count();
+        assert_eq!(count(SequenceState::Waiting), self.waiting.len());
+        assert_eq!(count(SequenceState::Running), self.running.len());
+        assert!(self.waiting.iter().all(|idx| self.sequences[idx].state == SequenceState::Waiting));
+        assert!(self.running.iter().all(|&idx| self.sequences[idx].state == SequenceState::Running));
         let rank = |&idx: &SequenceIdx| (self.sequences[idx].rank, self.sequences[idx].key);
         assert!(!self.is_ranked || self.running.is_sorted_by_key(rank));
         assert!(!self.is_ranked || self.tenants.are_many() || self.running.is_sorted_by_key(|idx| rank(idx).1));
@@ -46,8 +46,11 @@ impl Scheduler {
         for (_, sequence) in self.sequences.iter() {
             let tenant = self.tenants.get(sequence.tenant);
             let own = self.sequences.iter().filter(|(_, other)| other.tenant == sequence.tenant);
-            let count = |place| own.clone().filter(|(_, other)| other.place == place).count() as u32;
-            assert_eq!((count(Place::Waiting), count(Place::Running)), (tenant.n_waiting, tenant.n_running));
+            let count = |place| own.clone().filter(|(_, other)| other.state == place).count() as u32;
+            assert_eq!(
+                (count(SequenceState::Waiting), count(SequenceState::Running)),
+                (tenant.n_waiting, tenant.n_running)
+            );
         }
         assert_eq!(self.displaced.len(), 0, "whoever gave way is told so");
     }
@@ -71,13 +74,13 @@ impl Scheduler {
         );
         assert_eq!((sequence.n_planned, sequence.starting), (0, false), "only while a step is planned");
         assert!(sequence.hashes.len() as u32 <= n_known / BLOCK_TOKENS);
-        match sequence.place {
-            Place::Waiting => {
+        match sequence.state {
+            SequenceState::Waiting => {
                 assert_eq!((sequence.generation, n_applied, n_computed, n_drawing), (0, 0, 0, 0));
                 assert_eq!((sequence.n_slices_in_flight, sequence.n_entries()), (0, 0));
                 assert!(n_known < length_max);
             }
-            Place::Running => {
+            SequenceState::Running => {
                 assert!(sequence.generation != 0 && sequence.held && sequence.admitted);
                 assert!(n_applied <= n_computed && n_computed <= n_known + n_drawing);
                 assert!(n_known < length_max && n_known + n_drawing <= length_max && n_computed < length_max);
@@ -87,7 +90,7 @@ impl Scheduler {
                 assert_eq!(n_drawing > 0, draws && n_computed >= n_known, "who has caught up draws");
                 self.check_tables(sequence);
             }
-            Place::Ending => {
+            SequenceState::Ending => {
                 assert!(sequence.n_slices_in_flight > 0, "an ended sequence waits for its slices only");
                 self.check_tables(sequence);
             }
@@ -103,7 +106,7 @@ impl Scheduler {
             assert!(*n_passed <= pool.group.n_passed(sequence.n_computed), "what a query will read is held");
             let is_passed = blocks.iter().map(|&block| block == BlockId::NONE);
             assert!(is_passed.eq((0..blocks.len() as u32).map(|i| i < *n_passed)), "what is passed is at the front");
-            if sequence.place == Place::Running && sequence.n_slices_in_flight == 0 {
+            if sequence.state == SequenceState::Running && sequence.n_slices_in_flight == 0 {
                 assert_eq!(*n_passed, pool.group.n_passed(sequence.n_computed), "and nothing else is held");
             }
         }
@@ -113,11 +116,11 @@ impl Scheduler {
     fn check_in_flight(&self) {
         let first = self.in_flight.oldest().map_or(0, |step| step.id.0);
         assert!(self.in_flight.iter().zip(first..).all(|(step, id)| step.id.0 == id), "steps without gaps");
-        for (idx, sequence) in self.sequences.iter().filter(|(_, sequence)| sequence.place != Place::Waiting) {
+        for (idx, sequence) in self.sequences.iter().filter(|(_, sequence)| sequence.state != SequenceState::Waiting) {
             let all = self.in_flight.iter().flat_map(|step| &step.slices);
             let own = all.filter(|planned| planned.sequence == idx && planned.generation == sequence.generation);
             assert_eq!(own.clone().count() as u32, sequence.n_slices_in_flight);
-            if sequence.place == Place::Running {
+            if sequence.state == SequenceState::Running {
                 assert_eq!(own.clone().filter(|planned| planned.draws).count() as u32, sequence.n_drawing);
                 let landed = own.fold(sequence.n_applied, |at, planned| {
                     assert_eq!(at, planned.range.start, "slices follow one another");
@@ -137,7 +140,7 @@ impl Scheduler {
     }
 
     /// Each block is free, cached or used, and used as often as tables say. Whoever writes a block holds it alone.
-    fn check_blocks(&self, group: usize, pool: &Pool) {
+    fn check_blocks(&self, group: usize, pool: &BlockPool) {
         let mut n_holders = vec![0; pool.n_total() as usize];
         let mut n_writers = vec![0; pool.n_total() as usize];
         for (_, sequence) in self.sequences.iter() {

@@ -1,7 +1,7 @@
 //! Ends requests: by a cancel, by a deadline, or because they have said everything.
 
 use crate::scheduler::{Output, Scheduler};
-use crate::sequence::{Place, SequenceIdx};
+use crate::sequence::{SequenceIdx, SequenceState};
 use alloc::vec::Vec;
 use types::{Finish, Micros, RequestId};
 
@@ -43,7 +43,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[idx];
         let (id, tenant, key, n_known) = (sequence.id, sequence.tenant, sequence.key, sequence.n_known());
         self.n_suspects -= u32::from(sequence.is_suspect());
-        let before = core::mem::replace(&mut sequence.place, Place::Ending);
+        let before = core::mem::replace(&mut sequence.state, SequenceState::Ending);
         if sequence.held {
             self.ends.push(id);
         }
@@ -52,17 +52,17 @@ impl Scheduler {
         }
         self.by_id.remove(&id);
         match before {
-            Place::Waiting => {
+            SequenceState::Waiting => {
                 self.waiting.remove(tenant, key, n_known);
                 self.tenants.waits_no_more(tenant, n_known);
             }
-            Place::Running => {
+            SequenceState::Running => {
                 let at = self.running.iter().position(|&other| other == idx);
                 self.running.remove(at.expect("what runs is among the running"));
                 self.tenants.runs_no_more(tenant);
                 self.is_ranked = false;
             }
-            Place::Ending => debug_assert!(false, "a request ends once"),
+            SequenceState::Ending => debug_assert!(false, "a request ends once"),
         }
         self.forget_if_landed(idx);
     }

@@ -7,11 +7,11 @@
 //! Which of them have a slice in a step is in `turns.rs`; chunks of one prompt may be in flight in every stage at once,
 //! because each stage computes positions in order.
 
-use crate::blocks::Pool;
+use crate::blocks::BlockPool;
 use crate::config::GROUPS_MAX;
 use crate::in_flight::Planned;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Place, Sequence, SequenceIdx};
+use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use crate::stats::Counters;
 use types::cache::blocks_for;
 use types::{BLOCK_TOKENS, BlockId, CacheGroup, Micros, SCORED_ROWS_MAX, Slice, Step, StepId};
@@ -145,7 +145,7 @@ impl Scheduler {
 
     /// Blocks that can be taken now of every group.
     pub(crate) fn n_blocks_available(&self) -> u32 {
-        self.pools.iter().map(Pool::n_available).min().unwrap_or(0)
+        self.pools.iter().map(BlockPool::n_available).min().unwrap_or(0)
     }
 
     /// Takes so many blocks of each group.
@@ -333,7 +333,7 @@ impl Scheduler {
         sequence.reserve();
         self.share_prefix(idx, n_hits);
         let sequence = &mut self.sequences[idx];
-        sequence.place = Place::Running;
+        sequence.state = SequenceState::Running;
         sequence.generation = self.n_generations;
         sequence.n_computed = n_hits * BLOCK_TOKENS;
         sequence.n_applied = sequence.n_computed;

@@ -16,7 +16,7 @@
 use crate::Config;
 use crate::scheduler::{Output, Scheduler, pools};
 use crate::sequence::Table;
-use crate::sequence::{Place, Sequence, SequenceIdx};
+use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use alloc::vec::Vec;
 use types::{Epoch, Finish, Unsupported};
 
@@ -96,7 +96,7 @@ impl Scheduler {
         let Some(step) = self.in_flight.pop_oldest() else { return };
         for planned in &step.slices {
             let sequence = self.sequences.of_generation(planned.sequence, planned.generation);
-            if let Some(sequence) = sequence.filter(|sequence| sequence.place == Place::Running) {
+            if let Some(sequence) = sequence.filter(|sequence| sequence.state == SequenceState::Running) {
                 self.n_suspects += u32::from(weight > 0 && !sequence.is_suspect());
                 sequence.suspicion += weight;
             }
@@ -109,10 +109,10 @@ impl Scheduler {
         sequence.held = false;
         sequence.tables.iter_mut().for_each(Table::clear);
         sequence.has_entries(0);
-        match sequence.place {
-            Place::Waiting => {}
-            Place::Ending => self.sequences.remove(idx),
-            Place::Running => {
+        match sequence.state {
+            SequenceState::Waiting => {}
+            SequenceState::Ending => self.sequences.remove(idx),
+            SequenceState::Running => {
                 self.counters.tokens_requeued += u64::from(sequence.n_computed);
                 sequence.rewind();
                 let tenant = sequence.tenant;

@@ -1,9 +1,9 @@
 //! The planner's state, and the nouns that its verbs share. The verbs are in the files named after them.
 
-use crate::blocks::Pool;
+use crate::blocks::BlockPool;
 use crate::in_flight::InFlight;
 use crate::journal::NameChange;
-use crate::sequence::{SequenceIdx, Sequences};
+use crate::sequence::{SequenceIdx, SequenceSlab};
 use crate::stats::Counters;
 use crate::tenants::Tenants;
 use crate::turns::Turn;
@@ -36,7 +36,7 @@ pub struct Scheduler {
     pub(crate) room: u32,
     pub(crate) epoch: Epoch,
     pub(crate) n_steps: u64,
-    pub(crate) sequences: Sequences,
+    pub(crate) sequences: SequenceSlab,
     /// Those that wait or run. One that is ending has lost its name already: the id may be submitted again.
     pub(crate) by_id: BTreeMap<RequestId, SequenceIdx>,
     pub(crate) deadlines: BTreeSet<(Micros, RequestId)>,
@@ -51,7 +51,7 @@ pub struct Scheduler {
     /// How many of those that wait or run are suspects.
     pub(crate) n_suspects: u32,
     /// Of each cache group.
-    pub(crate) pools: Vec<Pool>,
+    pub(crate) pools: Vec<BlockPool>,
     /// Some group gives blocks back while its sequences run.
     pub(crate) has_windows: bool,
     pub(crate) in_flight: InFlight,
@@ -75,7 +75,7 @@ impl Scheduler {
         Ok(Scheduler {
             epoch,
             n_steps: 0,
-            sequences: Sequences::default(),
+            sequences: SequenceSlab::default(),
             by_id: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             waiting: Waiting::default(),
@@ -160,14 +160,14 @@ impl Scheduler {
             n_running: self.running.len() as u32,
             n_steps_in_flight: self.in_flight.len() as u32,
             waiting_tokens: self.waiting.n_tokens(),
-            blocks_total: self.pools.iter().map(Pool::n_total).sum(),
-            blocks_used: self.pools.iter().map(Pool::n_used).sum(),
-            blocks_cached: self.pools.iter().map(Pool::n_cached).sum(),
+            blocks_total: self.pools.iter().map(BlockPool::n_total).sum(),
+            blocks_used: self.pools.iter().map(BlockPool::n_used).sum(),
+            blocks_cached: self.pools.iter().map(BlockPool::n_cached).sum(),
             counters: self.counters,
         }
     }
 }
 
-pub(crate) fn pools(config: &Config) -> Vec<Pool> {
-    config.groups.iter().zip(&config.n_blocks).map(|(&group, &n_blocks)| Pool::new(group, n_blocks)).collect()
+pub(crate) fn pools(config: &Config) -> Vec<BlockPool> {
+    config.groups.iter().zip(&config.n_blocks).map(|(&group, &n_blocks)| BlockPool::new(group, n_blocks)).collect()
 }

@@ -1,7 +1,7 @@
 //! One request on its way: its log, how far it is computed and planned, and which blocks it holds.
 
 use crate::tenants::TenantIdx;
-use crate::waiting::Key;
+use crate::waiting::QueueKey;
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ use types::{BLOCK_TOKENS, BlockHash, BlockId, Goal, Request, RequestId, Token, W
 pub(crate) type SequenceIdx = u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum SequenceState {
     Waiting,
     Running,
     /// Ended, with slices in flight that still write its blocks.
@@ -44,7 +44,7 @@ pub(crate) struct Sequence {
     pub n_applied: u32,
     pub tenant: TenantIdx,
     goal: Goal,
-    pub place: Place,
+    pub state: SequenceState,
     /// It may have a slice of one token in the step that is being planned.
     pub has_turn: bool,
     /// The step that is being planned carries its start.
@@ -72,7 +72,7 @@ pub(crate) struct Sequence {
     /// Of the first full blocks of the log, each hashed once; never more than the log has.
     pub hashes: Vec<BlockHash>,
     root: BlockHash,
-    pub key: Key,
+    pub key: QueueKey,
     /// Among the running of all tenants, as they were when somebody came or went last: less is sooner.
     pub rank: u64,
 }
@@ -101,7 +101,7 @@ impl Sequence {
     pub fn new(
         request: Request,
         tenant: TenantIdx,
-        key: Key,
+        key: QueueKey,
         length_whole: u32,
         root: BlockHash,
         n_groups: usize,
@@ -119,7 +119,7 @@ impl Sequence {
             n_applied: 0,
             tenant,
             goal: request.goal,
-            place: Place::Waiting,
+            state: SequenceState::Waiting,
             has_turn: false,
             starting: false,
             has_stops: !request.sampling.stop.is_empty(),
@@ -296,7 +296,7 @@ impl Sequence {
     /// Forgets all that was planned: it waits and will begin again from its log. Its tables are empty by now.
     pub fn rewind(&mut self) {
         debug_assert!(self.tables.iter().all(|table| table.blocks.is_empty() && table.n_passed == 0));
-        self.place = Place::Waiting;
+        self.state = SequenceState::Waiting;
         self.n_entries = 0;
         self.generation = 0;
         self.n_applied = 0;
@@ -321,12 +321,12 @@ fn tokens(request: &Request, positions: Range<usize>) -> impl Iterator<Item = To
 
 /// Sequences by index; an index is used again after its sequence is gone.
 #[derive(Default)]
-pub(crate) struct Sequences {
+pub(crate) struct SequenceSlab {
     slots: Vec<Option<Sequence>>,
     vacant: Vec<SequenceIdx>,
 }
 
-impl Sequences {
+impl SequenceSlab {
     pub fn insert(&mut self, sequence: Sequence) -> SequenceIdx {
         match self.vacant.pop() {
             Some(idx) => {
@@ -365,7 +365,7 @@ impl Sequences {
     }
 }
 
-impl core::ops::Index<SequenceIdx> for Sequences {
+impl core::ops::Index<SequenceIdx> for SequenceSlab {
     type Output = Sequence;
 
     #[inline]
@@ -374,7 +374,7 @@ impl core::ops::Index<SequenceIdx> for Sequences {
     }
 }
 
-impl core::ops::IndexMut<SequenceIdx> for Sequences {
+impl core::ops::IndexMut<SequenceIdx> for SequenceSlab {
     #[inline]
     fn index_mut(&mut self, idx: SequenceIdx) -> &mut Sequence {
         self.slots[idx as usize].as_mut().expect("an index in use names a sequence")

@@ -4,7 +4,7 @@ use crate::Rejected;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, SequenceIdx};
 use crate::tenants::Tenant;
-use crate::waiting::Key;
+use crate::waiting::QueueKey;
 use alloc::vec::Vec;
 use types::{BLOCK_TOKENS, BlockHash, Finish, Goal, Micros, Request, RequestId, Weight};
 
@@ -16,7 +16,7 @@ impl Scheduler {
             self.end(idx);
         }
         self.latest = self.latest.max(now);
-        let key = Key::new(request.priority, self.latest, self.n_arrivals, self.config.aging_micros);
+        let key = QueueKey::new(request.priority, self.latest, self.n_arrivals, self.config.aging_micros);
         self.n_arrivals += 1;
         let root = BlockHash::root(&self.config.policy, request.tenant, &self.config.salt);
         let (id, deadline) = (request.id, request.deadline);

@@ -10,35 +10,35 @@ use types::{Micros, Priority};
 /// `due` is the time of arrival, later by `aging_micros` for each level of priority. Comparing it is comparing
 /// priorities that improve by one level in every `aging_micros` of waiting, and needs no clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key {
+pub(crate) struct QueueKey {
     due: u64,
     arrival: u64,
 }
 
-impl Key {
-    const FIRST: Key = Key { due: 0, arrival: 0 };
-    const LAST: Key = Key { due: u64::MAX, arrival: u64::MAX };
+impl QueueKey {
+    const FIRST: QueueKey = QueueKey { due: 0, arrival: 0 };
+    const LAST: QueueKey = QueueKey { due: u64::MAX, arrival: u64::MAX };
 
-    pub fn new(priority: Priority, arrived: Micros, arrival: u64, aging_micros: u64) -> Key {
+    pub fn new(priority: Priority, arrived: Micros, arrival: u64, aging_micros: u64) -> QueueKey {
         let level = (i64::from(priority.0) - i64::from(i8::MIN)) as u64;
-        Key { due: arrived.0.saturating_add(level.saturating_mul(aging_micros)), arrival }
+        QueueKey { due: arrived.0.saturating_add(level.saturating_mul(aging_micros)), arrival }
     }
 }
 
 #[derive(Default)]
 pub(crate) struct Waiting {
-    order: BTreeMap<(TenantIdx, Key), SequenceIdx>,
+    order: BTreeMap<(TenantIdx, QueueKey), SequenceIdx>,
     n_tokens: u64,
 }
 
 impl Waiting {
-    pub fn insert(&mut self, tenant: TenantIdx, key: Key, idx: SequenceIdx, n_tokens: u32) {
+    pub fn insert(&mut self, tenant: TenantIdx, key: QueueKey, idx: SequenceIdx, n_tokens: u32) {
         let before = self.order.insert((tenant, key), idx);
         debug_assert!(before.is_none(), "keys are unique");
         self.n_tokens += u64::from(n_tokens);
     }
 
-    pub fn remove(&mut self, tenant: TenantIdx, key: Key, n_tokens: u32) {
+    pub fn remove(&mut self, tenant: TenantIdx, key: QueueKey, n_tokens: u32) {
         let removed = self.order.remove(&(tenant, key));
         debug_assert!(removed.is_some(), "only what waits is removed");
         self.n_tokens -= u64::from(n_tokens);
@@ -50,7 +50,7 @@ impl Waiting {
 
     /// Of one tenant.
     pub fn of(&self, tenant: TenantIdx) -> impl DoubleEndedIterator<Item = SequenceIdx> + Clone {
-        self.order.range((tenant, Key::FIRST)..=(tenant, Key::LAST)).map(|(_, &idx)| idx)
+        self.order.range((tenant, QueueKey::FIRST)..=(tenant, QueueKey::LAST)).map(|(_, &idx)| idx)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -85,7 +85,8 @@ mod tests {
             ((127, 0), (-128, 255_001), true),
         ];
         for ((a, at), (b, bt), first) in cases {
-            let sooner = Key::new(Priority(a), Micros(at), 0, aging) < Key::new(Priority(b), Micros(bt), 1, aging);
+            let sooner =
+                QueueKey::new(Priority(a), Micros(at), 0, aging) < QueueKey::new(Priority(b), Micros(bt), 1, aging);
             assert_eq!(sooner, first, "{a}@{at} before {b}@{bt}");
         }
     }

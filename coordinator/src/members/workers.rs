@@ -17,7 +17,7 @@ use types::{DeviceKind, Micros, Rank};
 
 /// In the order in which they joined.
 #[derive(Default)]
-pub(crate) struct Members {
+pub(crate) struct JoinedWorkers {
     workers: BTreeMap<WorkerId, Member>,
     /// Of two that do not reach each other, the one that is left out.
     unreachable: Unreachable,
@@ -62,7 +62,7 @@ pub(crate) struct Dismissed {
     pub host: String,
 }
 
-impl Members {
+impl JoinedWorkers {
     /// False: it is refused, and its stream ends with the reason.
     pub fn join(
         &mut self,

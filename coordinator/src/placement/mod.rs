@@ -24,6 +24,6 @@ pub use fewer::plan_fewer;
 pub use machine::{Inventory, Machine};
 pub use plan::plan;
 pub use predict::{Bottleneck, Prediction, predict};
-pub use roofline::{Link, Links, Roofline, Speed, Took, Work};
-pub use shape::{Experts, ModelShape};
+pub use roofline::{Link, Links, Roofline, Speed, StepWork, Took};
+pub use shape::{ExpertShape, ModelShape};
 pub use unplaceable::{STAGES_MAX, Unplaceable, Why};

@@ -4,7 +4,7 @@
 
 use super::blueprint::{Blueprint, Policy, Shard};
 use super::machine::{Inventory, Machine, class_of};
-use super::roofline::{Link, Links, Roofline, Speed, Took, Work};
+use super::roofline::{Link, Links, Roofline, Speed, StepWork, Took};
 use super::shape::ModelShape;
 use super::unplaceable::Why;
 use std::collections::BTreeMap;
@@ -83,7 +83,7 @@ pub fn predict(
     let crowding = crowding(blueprint, &machines);
     let of_ranks = (&rank_speeds(blueprint, &machines, &crowding)[..], &links(blueprint, &crowding)[..]);
     let roofline = Roofline::new(shape, class_of(machines.first().copied()), policy, blueprint, of_ranks);
-    let Took { memory, compute, work, exchange, .. } = roofline.step(&Work::one_row());
+    let Took { memory, compute, work, exchange, .. } = roofline.step(&StepWork::one_row());
     let bottleneck = match () {
         () if exchange > work => Bottleneck::Collective,
         () if compute > memory => Bottleneck::Compute,

@@ -45,7 +45,7 @@ const EXCHANGED_BYTES: f64 = 4.0;
 
 /// What one step computes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct StepWork {
     n_rows: u64,
     n_draws: u64,
     /// Of each cache group.
@@ -60,10 +60,10 @@ struct Attention {
     n_pairs: u64,
 }
 
-impl Work {
+impl StepWork {
     /// One row that sees nothing and draws a token.
-    pub fn one_row() -> Work {
-        Work { n_rows: 1, n_draws: 1, attention: Vec::new() }
+    pub fn one_row() -> StepWork {
+        StepWork { n_rows: 1, n_draws: 1, attention: Vec::new() }
     }
 
     pub fn clear(&mut self) {
@@ -184,7 +184,7 @@ impl Roofline {
         self.stages.len()
     }
 
-    pub fn stage(&self, stage: usize, work: &Work) -> Took {
+    pub fn stage(&self, stage: usize, work: &StepWork) -> Took {
         let stage = &self.stages[stage];
         // Of all experts, those that no row of the step goes through are not read.
         let experts_read = 1.0 - power(1.0 - self.expert_part, work.n_rows);
@@ -202,7 +202,7 @@ impl Roofline {
 
     /// Sums are cut by columns: each rank finishes its own and hands them to all. So are rows of the embedding, once,
     /// and logits go to the rank that draws. Every rank sends its rows on to the next stage.
-    fn exchange(&self, stage: &Stage, work: &Work) -> f64 {
+    fn exchange(&self, stage: &Stage, work: &StepWork) -> f64 {
         let Links { within, onward } = &stage.links;
         let (tp, n_rows) = (stage.ranks.len() as f64, work.n_rows as f64);
         let row = n_rows * self.hidden * EXCHANGED_BYTES;
@@ -225,7 +225,7 @@ impl Roofline {
     }
 
     /// Through all stages, one after the other.
-    pub fn step(&self, work: &Work) -> Took {
+    pub fn step(&self, work: &StepWork) -> Took {
         (0..self.n_stages()).map(|stage| self.stage(stage, work)).fold(Took::default(), |a, b| Took {
             memory: a.memory + b.memory,
             compute: a.compute + b.compute,
@@ -238,7 +238,7 @@ impl Roofline {
 }
 
 impl Rank {
-    fn took(&self, work: &Work, experts_read: f64) -> Took {
+    fn took(&self, work: &StepWork, experts_read: f64) -> Took {
         let head = if work.n_draws > 0 { self.head } else { 0.0 };
         let weights = self.dense + head + self.experts * experts_read;
         let operations = self.row * work.n_rows as f64 + self.draw * work.n_draws as f64;
@@ -325,8 +325,8 @@ fn power(base: f64, mut exponent: u64) -> f64 {
 mod tests {
     use super::*;
 
-    fn work(groups: &[CacheGroup], ranges: &[Range<u32>]) -> Work {
-        let mut work = Work::default();
+    fn work(groups: &[CacheGroup], ranges: &[Range<u32>]) -> StepWork {
+        let mut work = StepWork::default();
         ranges.iter().for_each(|range| work.add(groups, range, true));
         work
     }

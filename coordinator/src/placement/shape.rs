@@ -17,7 +17,7 @@ pub struct ModelShape {
     pub vocab: u32,
     /// The positions that it was made for.
     pub context: u32,
-    pub experts: Option<Experts>,
+    pub experts: Option<ExpertShape>,
     /// What its layers keep of the positions behind them.
     pub cache: LayerGroups,
     /// As they lie in the file; packing keeps them but for padding.
@@ -26,7 +26,7 @@ pub struct ModelShape {
 
 /// Of each layer that has experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Experts {
+pub struct ExpertShape {
     pub n: u32,
     /// Of those, what a token goes through.
     pub n_used: u32,
@@ -50,7 +50,11 @@ impl ModelShape {
             inner: spec.inner,
             vocab: spec.vocab,
             context: spec.context,
-            experts: spec.experts.map(|experts| Experts { n: experts.n, n_used: experts.n_used, inner: experts.inner }),
+            experts: spec.experts.map(|experts| ExpertShape {
+                n: experts.n,
+                n_used: experts.n_used,
+                inner: experts.inner,
+            }),
             cache: spec.cache_groups(),
             sizes,
         }

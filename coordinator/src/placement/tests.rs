@@ -231,7 +231,7 @@ fn experts_are_spread_over_the_ranks() {
     let moe = ModelShape {
         n_layers: 4,
         cache: LayerGroups::alike(4, HEADS),
-        experts: Some(Experts { n: 8, n_used: 2, inner: 64 }),
+        experts: Some(ExpertShape { n: 8, n_used: 2, inner: 64 }),
         sizes,
         ..smol()
     };
@@ -304,7 +304,7 @@ impl Random {
     fn model(&mut self) -> ModelShape {
         let n_layers = 1 + self.below(12) as u32;
         let n_kv_heads = 1 + self.below(4) as u32;
-        let experts = (self.below(4) == 0).then_some(Experts { n: 8, n_used: 2, inner: 64 });
+        let experts = (self.below(4) == 0).then_some(ExpertShape { n: 8, n_used: 2, inner: 64 });
         let mut layer = || LayerSizes {
             heads: self.below(1 << 20),
             kv_heads: self.below(1 << 18),

@@ -4,7 +4,7 @@
 use super::endings::Ending;
 use super::phase::Phase;
 use crate::config::micros;
-use crate::members::workers::Members;
+use crate::members::workers::JoinedWorkers;
 use crate::placement::{Blueprint, Machine, ModelShape, Policy, Unplaceable, plan, plan_fewer};
 use crate::{Config, Waits};
 use types::{Grid, Micros};
@@ -87,7 +87,7 @@ impl GridChoice {
     pub fn choose(
         &self,
         asked: Asked<'_>,
-        members: &Members,
+        members: &JoinedWorkers,
         inventory: &[Machine],
         now: Micros,
     ) -> Result<Blueprint, Unplaceable> {
@@ -130,7 +130,7 @@ impl GridChoice {
     }
 }
 
-fn without_suspects(blueprint: &Blueprint, members: &Members) -> Blueprint {
+fn without_suspects(blueprint: &Blueprint, members: &JoinedWorkers) -> Blueprint {
     let shards = blueprint.shards.iter().filter(|shard| !members.is_suspect(shard.worker)).cloned().collect();
     Blueprint { shards, ..blueprint.clone() }
 }

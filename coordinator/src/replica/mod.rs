@@ -22,7 +22,7 @@ mod views;
 
 use crate::config::micros;
 use crate::event::Event;
-use crate::members::workers::Members;
+use crate::members::workers::JoinedWorkers;
 use crate::requests::LiveRequests;
 use crate::{Config, Error};
 use announcement::Announcement;
@@ -52,7 +52,7 @@ pub(crate) struct Replica {
     began: Instant,
     /// Grows when a placement begins and when it ends.
     epoch: Epoch,
-    members: Members,
+    members: JoinedWorkers,
     requests: LiveRequests,
     grids: GridChoice,
     phase: Phase,
@@ -79,7 +79,7 @@ impl Replica {
             announce,
             began: Instant::now(),
             epoch,
-            members: Members::default(),
+            members: JoinedWorkers::default(),
             requests: LiveRequests::new(&config, of.clone(), epoch.incarnation),
             grids: GridChoice::new(config.policy.grid),
             phase: Phase::default(),

@@ -1,7 +1,7 @@
 //! The coordinator's two streams as gRPC: reads hellos and frames, and turns them into events. Decides nothing; a frame
 //! that cannot be meant ends its own stream by name and nobody else's.
 
-use super::library::{Library, ModelStream};
+use super::library::{ModelLibrary, ModelStream};
 use crate::WorkerId;
 use crate::config::Config;
 use crate::event::{Event, Reply};
@@ -18,7 +18,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use types::{Grid, RequestId};
 
 pub(crate) struct Service {
-    library: Library,
+    library: ModelLibrary,
     events: mpsc::Sender<Event>,
     hello_max: Duration,
     /// For a change to be in force: ranks load and meet.
@@ -33,7 +33,7 @@ pub(crate) struct Service {
 impl Service {
     pub fn server(events: mpsc::Sender<Event>, config: &Config) -> CoordinatorServer<Service> {
         let service = Service {
-            library: Library::new(config.model_path.clone()),
+            library: ModelLibrary::new(config.model_path.clone()),
             events,
             hello_max: config.waits.hello_max,
             change_max: config.waits.load_max + config.waits.meet_max,

@@ -22,7 +22,7 @@ const TURN_MAX: Duration = Duration::from_secs(20);
 
 pub(crate) type ModelStream = ReceiverStream<Result<ModelBytes, Status>>;
 
-pub(crate) struct Library {
+pub(crate) struct ModelLibrary {
     model: PathBuf,
     /// Opened when somebody asks for it: most clusters have the model everywhere.
     shelf: OnceCell<Arc<Shelf>>,
@@ -35,9 +35,9 @@ struct Shelf {
     lent: Vec<(PathBuf, Stamp)>,
 }
 
-impl Library {
-    pub fn new(model: PathBuf) -> Library {
-        Library { model, shelf: OnceCell::new(), reads: Arc::new(Semaphore::new(READS_MAX)) }
+impl ModelLibrary {
+    pub fn new(model: PathBuf) -> ModelLibrary {
+        ModelLibrary { model, shelf: OnceCell::new(), reads: Arc::new(Semaphore::new(READS_MAX)) }
     }
 
     pub async fn files(&self) -> Result<ModelFiles, Status> {

@@ -7,7 +7,7 @@ use tokio_stream::StreamExt;
 struct Copy {
     folder: PathBuf,
     model: PathBuf,
-    library: Library,
+    library: ModelLibrary,
     files: ModelFiles,
 }
 
@@ -18,7 +18,7 @@ impl Copy {
         std::fs::create_dir_all(&folder).unwrap();
         let model = folder.join("model.gguf");
         std::fs::copy(from, &model).unwrap();
-        let library = Library::new(model.clone());
+        let library = ModelLibrary::new(model.clone());
         let files = library.files().await.unwrap();
         Copy { folder, model, library, files }
     }
