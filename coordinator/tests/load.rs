@@ -111,7 +111,7 @@ fn tight() -> coordinator::Config {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_requests_leave_nothing_behind() {
-    let exporter = telemetry::metrics::install(&[]).unwrap();
+    let exporter = telemetry::exporter::install(&[]).unwrap();
     let cluster = Cluster::start(tight());
     let _worker = cluster.worker(sim());
     let mut traffic = Traffic::new(Random(1), cluster.router().await, sim(), N_REQUESTS);

@@ -23,7 +23,7 @@ pub fn watch(
     };
     telemetry::logs::init(Telling { format, filter: &settings.log, collector })?;
     let labels: Vec<_> = model.iter().map(|model| ("model_name", *model)).collect();
-    let exporter = telemetry::metrics::install(&labels)?;
+    let exporter = telemetry::exporter::install(&labels)?;
     Ok(Arc::new(move || exporter.render()))
 }
 

@@ -1,12 +1,15 @@
 //! What people watch: logs, and the name of every metric and span in one place. Knows nothing of who measures or why.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+pub mod exporter;
 pub mod logs;
 pub mod metrics;
 mod otlp;
 pub mod spans;
+mod usage;
 
 pub use otlp::{Carried, Collector, Headers, Protocol, flush};
+pub use usage::TokenUsage;
 
 /// What cannot be set up.
 #[derive(Debug, thiserror::Error)]

@@ -1,9 +1,7 @@
 //! Every metric: its name, the name that dashboards made for vLLM know it by, and the typed function that sets it.
 
-use crate::spans::{PROVIDER, TokenUsage};
-use crate::{Error, otlp};
+use crate::usage::{PROVIDER, TokenUsage};
 use metrics::{Histogram, Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -268,9 +266,6 @@ pub(crate) fn convention(name: &str) -> (&str, &'static str) {
     (label, if name.ends_with("_seconds") { "s" } else { "" })
 }
 
-/// Observations wait in memory until they are summed up, by a page's rendering or after so long.
-const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-
 impl Metric {
     fn names(&self) -> impl Iterator<Item = &'static str> {
         [self.ours].into_iter().chain(self.theirs.iter().copied())
@@ -303,63 +298,7 @@ impl Metric {
     }
 }
 
-/// The page that Prometheus reads.
-#[derive(Clone)]
-pub struct Exporter {
-    handle: PrometheusHandle,
-}
-
-impl Exporter {
-    pub fn render(&self) -> String {
-        rendered(&self.handle)
-    }
-}
-
-/// Without the layouts of caches that are no more: the registry forgets none, and whoever reads `cache_config_info`
-/// takes what it finds for what is.
-fn rendered(handle: &PrometheusHandle) -> String {
-    let page = handle.render();
-    let is_past = |line: &str| line.ends_with(" 0") && CACHE.names().any(|name| line.starts_with(name));
-    page.lines().filter(|line| !is_past(line)).flat_map(|line| [line, "\n"]).collect()
-}
-
-/// Makes this process's metrics count. Before it, and in processes that never call it, they cost nearly nothing.
-pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
-    let mut builder = PrometheusBuilder::new();
-    for (metric, buckets) in HISTOGRAMS {
-        for name in metric.names() {
-            builder = builder.set_buckets_for_metric(Matcher::Full(name.into()), buckets)?;
-        }
-    }
-    let builder = labels.iter().fold(builder, |builder, (key, value)| builder.add_global_label(*key, *value));
-    let handle = builder.install_recorder()?;
-    describe();
-    count_panics();
-    log_dropped(0);
-    let upkeep = handle.clone();
-    // It ends with the process: so does the recorder.
-    std::thread::Builder::new().name("metrics".into()).spawn(move || {
-        loop {
-            std::thread::sleep(UPKEEP_EVERY);
-            upkeep.run_upkeep();
-        }
-    })?;
-    let page = handle.clone();
-    otlp::measure(move || rendered(&page));
-    Ok(Exporter { handle })
-}
-
-/// Whoever hears of panics now hears of them still.
-fn count_panics() {
-    panicked(0);
-    let before = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        panicked(1);
-        before(panic);
-    }));
-}
-
-fn panicked(n: u64) {
+pub(crate) fn panicked(n: u64) {
     PANICS.add(n, &[]);
 }
 
@@ -367,7 +306,18 @@ pub(crate) fn log_dropped(n: u64) {
     LOG_DROPPED.add(n, &[]);
 }
 
-fn describe() {
+/// The name of each histogram, with its buckets.
+pub(crate) fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
+    HISTOGRAMS.iter().flat_map(|(metric, buckets)| metric.names().map(|name| (name, *buckets)))
+}
+
+/// Whether a line of the page is of a layout of a cache that is no more. The registry forgets none, and whoever reads
+/// `cache_config_info` takes what it finds for what is.
+pub(crate) fn is_past(line: &str) -> bool {
+    line.ends_with(" 0") && CACHE.names().any(|name| line.starts_with(name))
+}
+
+pub(crate) fn describe() {
     for metric in GAUGES {
         metric.names().for_each(|name| describe_gauge!(name, metric.help));
     }
@@ -661,6 +611,7 @@ pub(crate) fn not_sent(signal: &'static str, reason: &'static str, n: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exporter::install;
 
     fn cache_of(n_blocks: u32) -> Cache {
         Cache { block_size: 16, n_blocks, dtype: "f16".into(), prefix_caching: true }

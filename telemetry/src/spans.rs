@@ -5,6 +5,7 @@
 //! Where they are not, making one costs a look at a flag.
 
 use crate::otlp::{self, Carried, context};
+use crate::usage::{PROVIDER, TokenUsage};
 use std::time::Duration;
 use tracing::field::Empty;
 use tracing::{Level, Span};
@@ -90,14 +91,6 @@ pub struct RequestAttributes {
     pub stops: Vec<String>,
 }
 
-/// How much a request read and wrote.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TokenUsage {
-    pub n_prompt: u64,
-    pub n_cached: u64,
-    pub n_output: u64,
-}
-
 /// The router's: from a request's arrival to its end, named by operation and model once they are known. With the
 /// caller's trace, if it has sent one.
 pub fn request(face: &'static str, traceparent: &str, tracestate: &str) -> Traced {
@@ -131,9 +124,6 @@ pub fn request(face: &'static str, traceparent: &str, tracestate: &str) -> Trace
     );
     Traced(span).join(traceparent, tracestate)
 }
-
-/// As conventions tell systems apart.
-pub(crate) const PROVIDER: &str = "lockstep";
 
 impl Traced {
     /// What a request asks for, once it has been read.

@@ -7,9 +7,9 @@ mod common;
 
 use common::{Answer, Collector, partly};
 use std::time::{Duration, Instant};
+use telemetry::Protocol;
 use telemetry::logs::Telling;
 use telemetry::spans::{self, RequestAttributes};
-use telemetry::{Protocol, metrics};
 
 /// In the order of the batches of spans that it gets.
 fn moody(path: &str, n_before: usize) -> Answer {
@@ -51,7 +51,7 @@ fn whatever_a_collector_does_is_counted_and_waited_for_by_nobody() {
     let (protocol, content) = (Protocol::Http, true);
     let told = telemetry::Collector { endpoint, protocol, content, ..telemetry::Collector::default() };
     telemetry::logs::init(Telling { filter: "warn", collector: Some(&told), ..Telling::default() }).unwrap();
-    let exporter = metrics::install(&[]).unwrap();
+    let exporter = telemetry::exporter::install(&[]).unwrap();
     let until = |series: &str, n: u64| {
         let give_up = Instant::now() + Duration::from_secs(60);
         while value(&exporter.render(), series) < n {

@@ -10,9 +10,10 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value as Number;
 use std::time::Duration;
+use telemetry::TokenUsage;
 use telemetry::logs::Telling;
 use telemetry::metrics::{self, ReplicaLabel};
-use telemetry::spans::{self, RequestAttributes, TokenUsage};
+use telemetry::spans::{self, RequestAttributes};
 
 const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 /// Of somebody who records nothing.
@@ -151,7 +152,7 @@ fn a_collector_hears_a_request_as_a_tree_and_what_was_counted_and_logged() {
     let endpoint = collector.grpc(&runtime);
     let told = telemetry::Collector { endpoint, steps: true, ..telemetry::Collector::default() };
     telemetry::logs::init(Telling { filter: "info", collector: Some(&told), ..Telling::default() }).unwrap();
-    let exporter = metrics::install(&[("model_name", "toy")]).unwrap();
+    let exporter = telemetry::exporter::install(&[("model_name", "toy")]).unwrap();
     one_request();
     one_unsampled();
     let refused = spans::request("grpc", "no traceparent at all", "");

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-use telemetry::metrics::Exporter;
+use telemetry::exporter::Exporter;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 use types::{Finish, Rank, Step, StepDone};
@@ -25,7 +25,7 @@ use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, MeshError, Ready, 
 /// What a replica of this name has counted under a metric's name and a label.
 fn counted(name: &str, replica: &str, label: &str) -> f64 {
     static EXPORTER: OnceLock<Exporter> = OnceLock::new();
-    let page = EXPORTER.get_or_init(|| telemetry::metrics::install(&[]).unwrap()).render();
+    let page = EXPORTER.get_or_init(|| telemetry::exporter::install(&[]).unwrap()).render();
     let names = [name.to_owned(), format!("replica=\"{replica}\""), label.to_owned()];
     let lines = page.lines().filter(|line| names.iter().all(|part| line.contains(part)));
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()

@@ -93,7 +93,7 @@ fn model() -> Checkpoint {
 
 async fn router(coordinator: &str) {
     // Metrics are installed as the binary does: what is not counted costs nothing.
-    telemetry::metrics::install(&[]).unwrap();
+    telemetry::exporter::install(&[]).unwrap();
     let checkpoint = model();
     let text = router::ModelText {
         tokenizer: checkpoint.tokenizer().unwrap(),

@@ -9,8 +9,9 @@ use proto::v1::generate_request::Input;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use telemetry::TokenUsage;
 use telemetry::metrics;
-use telemetry::spans::{self, RequestAttributes, TokenUsage, Traced};
+use telemetry::spans::{self, RequestAttributes, Traced};
 use tonic::metadata::MetadataMap;
 
 /// Which face a request came through.

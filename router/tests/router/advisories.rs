@@ -162,7 +162,7 @@ fn no_page_goes_around_the_key() {
 #[test]
 fn metrics_have_no_label_of_a_clients_choice() {
     run_within(PATIENCE, async {
-        let exporter = telemetry::metrics::install(&[]).unwrap();
+        let exporter = telemetry::exporter::install(&[]).unwrap();
         let is_first = AtomicBool::new(true);
         let metrics: router::Render = Arc::new(move || {
             assert!(!is_first.swap(false, Ordering::Relaxed), "as this test wants it");

@@ -2,6 +2,7 @@
 //! collector.
 
 use super::queue::{Pile, unix_nanos};
+use super::wire::ScopedRecord;
 use opentelemetry::trace::TraceContextExt;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
@@ -16,11 +17,6 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// Longer values are cut: a log tells what happened, and a queue has to hold it.
 const VALUE_BYTES_MAX: usize = 4096;
-
-pub struct ScopedRecord {
-    pub target: &'static str,
-    pub log: LogRecord,
-}
 
 pub struct Logs {
     queue: Pile<ScopedRecord>,

@@ -4,6 +4,7 @@
 //! Whatever is made goes into a queue with a limit and leaves from a thread of its own, in batches. A queue that is
 //! full drops, and counts what it drops: a collector that is slow, gone or lies holds up no request.
 
+mod collector;
 pub(crate) mod context;
 mod log;
 mod page;
@@ -12,9 +13,9 @@ mod reach;
 mod sample;
 mod wire;
 
+pub use collector::{Collector, Protocol};
 pub use context::Carried;
 pub use reach::Headers;
-pub use wire::Protocol;
 
 use crate::{Error, metrics};
 use opentelemetry::trace::TracerProvider;
@@ -37,41 +38,6 @@ use wire::{CollectorClient, ExportBatch};
 
 /// How long the end of a process waits for the last of it to be sent.
 const LAST_MAX: Duration = Duration::from_secs(2);
-
-/// Where a process sends what it tells of itself, and how much of it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Collector {
-    /// `http://host:4317`, or `https://host:4317`
-    pub endpoint: String,
-    pub protocol: Protocol,
-    /// What it wants to be told with each batch, as a key.
-    pub headers: Headers,
-    /// Of its certificate, as PEM. None: one of the web's.
-    pub authority: Option<Vec<u8>>,
-    /// Of the traces that begin here, this part is recorded; those of a caller who says are as the caller says.
-    pub sample: f64,
-    /// Spans of every step, not only of every request.
-    pub steps: bool,
-    /// Prompts and answers, in the spans of requests.
-    pub content: bool,
-    /// None sends no metrics.
-    pub metrics_every: Option<Duration>,
-}
-
-impl Default for Collector {
-    fn default() -> Collector {
-        Collector {
-            endpoint: String::new(),
-            protocol: Protocol::Grpc,
-            headers: Headers::default(),
-            authority: None,
-            sample: 1.0,
-            steps: false,
-            content: false,
-            metrics_every: Some(Duration::from_secs(15)),
-        }
-    }
-}
 
 static SENDING: OnceLock<Sending> = OnceLock::new();
 

@@ -91,10 +91,7 @@ pub fn address(endpoint: &str, authority: Option<&[u8]>) -> Result<(String, Uri)
 /// A channel that dials when it is first used. `authority` is PEM: whom to believe in place of the web's authorities.
 pub fn channel(endpoint: &str, authority: Option<&[u8]>, answer_max: Duration) -> Result<Channel, Error> {
     let (endpoint, uri) = address(endpoint, authority)?;
-    let wrong = |error: tonic::transport::Error| Error::Collector {
-        endpoint: endpoint.clone(),
-        why: super::wire::chain(&error),
-    };
+    let wrong = |error: tonic::transport::Error| Error::Collector { endpoint: endpoint.clone(), why: chain(&error) };
     let mut dial = Endpoint::from_shared(endpoint.clone()).map_err(wrong)?;
     if uri.scheme_str() == Some("https") {
         let tls = match authority {
@@ -138,6 +135,18 @@ fn roots(endpoint: &str, authority: Option<&[u8]>) -> Result<RootCertStore, Erro
         return Err(wrong("there is no certificate in what was given as its authority".into()));
     }
     Ok(roots)
+}
+
+/// An error and what caused it: the outermost alone says "connection error".
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut said = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        said.push_str(": ");
+        said.push_str(&error.to_string());
+        cause = error.source();
+    }
+    said
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! A batch to a collector and its answer, over gRPC or as protobuf over HTTP. Believes no answer further than it has
 //! to: each is waited for and read within limits. Knows no queues.
 
-use super::log::ScopedRecord;
-use super::reach::{self, Headers};
-use crate::{Collector, Error};
+use super::collector::{Collector, Protocol};
+use super::reach::{self, Headers, chain};
+use crate::Error;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
@@ -18,7 +18,7 @@ use opentelemetry_proto::tonic::collector::metrics::v1::{ExportMetricsServiceReq
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
-use opentelemetry_proto::tonic::logs::v1::{ResourceLogs, ScopeLogs};
+use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
 use opentelemetry_proto::tonic::metrics::v1::{Metric, ResourceMetrics, ScopeMetrics};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
@@ -38,12 +38,10 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// An answer says how much was refused and why, and nothing else.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Protocol {
-    #[default]
-    Grpc,
-    /// Protobuf over HTTP.
-    Http,
+/// Of the log, with the module that said it.
+pub struct ScopedRecord {
+    pub target: &'static str,
+    pub log: LogRecord,
 }
 
 #[derive(Clone, Debug)]
@@ -265,18 +263,6 @@ async fn by_http(
     batch
         .refused(&body)
         .map_err(|error| Failure { why: format!("an answer of no meaning: {error}"), is_passing: false })
-}
-
-/// An error and what caused it: the outermost alone says "connection error".
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut said = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        said.push_str(": ");
-        said.push_str(&error.to_string());
-        cause = error.source();
-    }
-    said
 }
 
 #[cfg(test)]

@@ -1,0 +1,12 @@
+//! What spans and metrics say alike of a request: how much it read and wrote, and who answered it.
+
+/// As conventions tell systems apart.
+pub(crate) const PROVIDER: &str = "lockstep";
+
+/// How much a request read and wrote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenUsage {
+    pub n_prompt: u64,
+    pub n_cached: u64,
+    pub n_output: u64,
+}
