@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::front::ask::length;
 use crate::front::attended::Attendance;
 use crate::limits::admission::Admission;
-use crate::limits::tenants::{Tenant, Visit};
+use crate::limits::tenants::{TenantLimits, Visit};
 use crate::refusal::Refusal;
 use crate::replicas::models::table::{ModelTable, ResolvedModel, VersionBy, offers};
 use crate::replicas::models::text::ModelText;
@@ -55,7 +55,7 @@ impl Frontend {
     }
 
     /// Counts a request of a tenant, if the tenant's limits let it in.
-    pub fn enter(&self, tenant: &Arc<Tenant>) -> Result<Visit, Refusal> {
+    pub fn enter(&self, tenant: &Arc<TenantLimits>) -> Result<Visit, Refusal> {
         tenant.enter(self.config.timeouts.retry_after).inspect_err(|refusal| tenant.refused(refusal))
     }
 

@@ -13,7 +13,7 @@ use crate::front::resume::{Fingerprint, ReadMarks, Resume, ResumeHandle};
 use crate::front::sampling::Decoding;
 use crate::front::text::Assembly;
 use crate::limits::admission::AdmissionPermit;
-use crate::limits::tenants::{Charge, Tenant};
+use crate::limits::tenants::{Charge, TenantLimits};
 use crate::link::request::{Adopts, Submit};
 use crate::link::view::Replica;
 use crate::refusal::{NoResume, Refusal};
@@ -67,7 +67,7 @@ impl Frontend {
         self.submit(prepared, placed, (permit, charge), trace)
     }
 
-    fn let_in(&self, ask: &Ask, priority: Priority, tenant: &Arc<Tenant>) -> Result<AdmissionPermit, Refusal> {
+    fn let_in(&self, ask: &Ask, priority: Priority, tenant: &Arc<TenantLimits>) -> Result<AdmissionPermit, Refusal> {
         let (limits, n_prompts, n_choices) = (&self.config.limits, ask.prompts.len(), ask.n_choices);
         if n_choices == 0 || n_choices > limits.choices_max {
             return Err(Refusal::invalid("n", format!("must be 1 to {}, and is {n_choices}", limits.choices_max)));
@@ -88,7 +88,7 @@ impl Frontend {
         &self,
         ask: Ask,
         priority: Priority,
-        tenant_of: &Tenant,
+        tenant_of: &TenantLimits,
         trace: &Traced,
     ) -> Result<(Prepared, Option<Resume>), Refusal> {
         let Ask {
@@ -153,7 +153,7 @@ impl Frontend {
     }
 
     /// Refuses what its deadline would end unanswered.
-    fn check_in_time(&self, prepared: &Prepared, placed: &Placed, tenant: &Tenant) -> Result<(), Refusal> {
+    fn check_in_time(&self, prepared: &Prepared, placed: &Placed, tenant: &TenantLimits) -> Result<(), Refusal> {
         let Some(deadline) = prepared.deadline else { return Ok(()) };
         let n_tokens = placed.requests.iter().map(Request::n_tokens).max().unwrap_or(0);
         let wait = placed.picked.wait(n_tokens as u64);

@@ -3,7 +3,7 @@
 
 use crate::config::RouterLimits;
 use crate::limits::again::Again;
-use crate::limits::tenants::{Tenant, WaitingPlaces};
+use crate::limits::tenants::{TenantLimits, WaitingPlaces};
 use crate::refusal::Refusal;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,7 +66,12 @@ impl Admission {
     }
 
     /// Gives places for all choices of a request, or for none.
-    pub fn admit(&self, n_choices: u32, priority: Priority, tenant: &Arc<Tenant>) -> Result<AdmissionPermit, Refusal> {
+    pub fn admit(
+        &self,
+        n_choices: u32,
+        priority: Priority,
+        tenant: &Arc<TenantLimits>,
+    ) -> Result<AdmissionPermit, Refusal> {
         if self.is_draining() {
             return Err(Refusal::Draining { retry_after: self.retry_after });
         }
@@ -105,7 +110,7 @@ impl Admission {
     /// How long a tenant's request waits, if requests would wait for `wait` in order of arrival: the tenant's own
     /// requests are before it, and for each of them those of others in the proportion of the weights, of which
     /// `weights` is the sum.
-    pub fn own_wait(&self, wait: Duration, tenant: &Tenant, weights: u64) -> Duration {
+    pub fn own_wait(&self, wait: Duration, tenant: &TenantLimits, weights: u64) -> Duration {
         let n_all = (self.places as usize).saturating_sub(self.waiting.available_permits()).max(1) as f64;
         let (n_own, weight) = (tenant.n_waiting().max(1) as f64, f64::from(tenant.weight().0));
         let rounds = n_own * (weights as f64 / weight).max(1.0);
@@ -137,7 +142,7 @@ impl Admission {
 
 /// Whether a tenant may hold `n` more of `n_max`. One that would have more than its share leaves a part to others,
 /// unless nobody else holds any.
-fn leaves_room(tenant: &Tenant, n_held: u64, n: u32, n_max: u32, n_available: usize) -> bool {
+fn leaves_room(tenant: &TenantLimits, n_held: u64, n: u32, n_max: u32, n_available: usize) -> bool {
     let is_within = n_held + u64::from(n) <= tenant.share_of(n_max.into());
     let n_others = n_max as usize / PLACES_FOR_OTHERS;
     is_within || n_available >= (n as usize + n_others).min(n_max as usize)
@@ -157,11 +162,11 @@ mod tests {
         Admission::new(&limits, CancellationToken::new(), SECOND)
     }
 
-    fn alone() -> Arc<Tenant> {
+    fn alone() -> Arc<TenantLimits> {
         Arc::default()
     }
 
-    fn of_two() -> [Arc<Tenant>; 2] {
+    fn of_two() -> [Arc<TenantLimits>; 2] {
         let keys = crate::limits::keys::ApiKeys::parse("a:ka weight=3\nb:kb").unwrap();
         ["ka", "kb"].map(|key| keys.of(keys.tenant(key).unwrap()))
     }

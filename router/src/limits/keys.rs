@@ -1,7 +1,7 @@
 //! Who may ask: API keys from a file, compared by their hashes. A key's name is its tenant; tenants share no cache and
 //! may have limits. The file may be read again while requests run.
 
-use crate::limits::tenants::{Quotas, Tenant};
+use crate::limits::tenants::{Quotas, TenantLimits};
 use crate::lines::{self, BadLine};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -22,9 +22,9 @@ pub struct ApiKeys(Arc<RwLock<Arc<Table>>>);
 #[derive(Default)]
 struct Table {
     known: Vec<Known>,
-    tenants: BTreeMap<TenantId, Arc<Tenant>>,
+    tenants: BTreeMap<TenantId, Arc<TenantLimits>>,
     /// The tenant of clients without a key, where none is needed, and of those whose key was removed.
-    others: Arc<Tenant>,
+    others: Arc<TenantLimits>,
     told: BTreeSet<Arc<str>>,
 }
 
@@ -82,7 +82,7 @@ impl Table {
         let weights = named.values().map(|(quotas, _)| u64::from(quotas.or(defaults).weight().0)).sum();
         let tenant = |(id, (quotas, label)): (TenantId, (Quotas, Arc<str>))| {
             let before = before.tenants.get(&id);
-            (id, Arc::new(Tenant::new(label, quotas.or(defaults), weights, before)))
+            (id, Arc::new(TenantLimits::new(label, quotas.or(defaults), weights, before)))
         };
         table.tenants = named.into_iter().map(tenant).collect();
         table.others = before.others.clone();
@@ -100,9 +100,9 @@ impl Table {
     }
 }
 
-impl Default for Tenant {
+impl Default for TenantLimits {
     fn default() -> Self {
-        Tenant::new(OTHER.into(), Quotas::default(), 1, None)
+        TenantLimits::new(OTHER.into(), Quotas::default(), 1, None)
     }
 }
 
@@ -159,7 +159,7 @@ impl ApiKeys {
     }
 
     /// A tenant, with what it may use and uses.
-    pub(crate) fn of(&self, id: TenantId) -> Arc<Tenant> {
+    pub(crate) fn of(&self, id: TenantId) -> Arc<TenantLimits> {
         let table = self.table();
         table.tenants.get(&id).unwrap_or(&table.others).clone()
     }

@@ -131,7 +131,7 @@ struct Use {
 }
 
 #[derive(Debug)]
-pub struct Tenant {
+pub struct TenantLimits {
     label: Arc<str>,
     quotas: Quotas,
     /// The sum of all tenants' weights.
@@ -139,10 +139,10 @@ pub struct Tenant {
     used: Arc<Use>,
 }
 
-impl Tenant {
-    pub fn new(label: Arc<str>, quotas: Quotas, weights: u64, before: Option<&Arc<Tenant>>) -> Tenant {
+impl TenantLimits {
+    pub fn new(label: Arc<str>, quotas: Quotas, weights: u64, before: Option<&Arc<TenantLimits>>) -> TenantLimits {
         let used = before.map(|before| before.used.clone()).unwrap_or_default();
-        Tenant { label, quotas, weights, used }
+        TenantLimits { label, quotas, weights, used }
     }
 
     #[cfg(test)]
@@ -227,7 +227,7 @@ pub struct LimitState {
 
 /// A request of a tenant under way. It is over when this is dropped.
 #[derive(Debug)]
-pub struct Visit(Arc<Tenant>);
+pub struct Visit(Arc<TenantLimits>);
 
 impl Drop for Visit {
     fn drop(&mut self) {
@@ -238,13 +238,13 @@ impl Drop for Visit {
 /// Places that a tenant's requests hold while they have no token.
 #[derive(Debug)]
 pub struct WaitingPlaces {
-    tenant: Arc<Tenant>,
+    tenant: Arc<TenantLimits>,
     n: u64,
     n_tokens: u64,
 }
 
 impl WaitingPlaces {
-    pub fn tenant(&self) -> &Tenant {
+    pub fn tenant(&self) -> &TenantLimits {
         &self.tenant
     }
 
@@ -264,7 +264,7 @@ impl Drop for WaitingPlaces {
 /// What a request was charged. It is settled when this is dropped: a request without any answer costs nothing.
 #[derive(Debug)]
 pub struct Charge {
-    tenant: Arc<Tenant>,
+    tenant: Arc<TenantLimits>,
     taken: u64,
     n_prompt: u64,
     n_output: u64,
@@ -299,10 +299,10 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn tenant(words: &str) -> Arc<Tenant> {
+    fn tenant(words: &str) -> Arc<TenantLimits> {
         let mut quotas = Quotas::default();
         words.split_whitespace().for_each(|word| quotas.read(word).unwrap());
-        Arc::new(Tenant::new("a".into(), quotas, 4, None))
+        Arc::new(TenantLimits::new("a".into(), quotas, 4, None))
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 use crate::faces::doors::panics::{Panicked, caught};
 use crate::faces::http::error::HttpError;
 use crate::front::frontend::Frontend;
-use crate::limits::tenants::{LimitState, Tenant};
+use crate::limits::tenants::{LimitState, TenantLimits};
 use crate::refusal::Refusal;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -44,7 +44,7 @@ async fn enter(front: &Frontend, tenant: Option<TenantId>, mut request: Request,
 }
 
 /// Tells what is left of a tenant's limits, in OpenAI's headers.
-fn tell_limits(tenant: &Tenant, headers: &mut HeaderMap) {
+fn tell_limits(tenant: &TenantLimits, headers: &mut HeaderMap) {
     const REQUESTS: [&str; 3] =
         ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
     const TOKENS: [&str; 3] = ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"];
