@@ -53,6 +53,6 @@ fn run(command: Command, said: &ArgMatches) -> anyhow::Result<()> {
 }
 
 fn token() -> anyhow::Result<()> {
-    println!("{}", wire::Token::random()?.expose());
+    println!("{}", wire::JoinToken::random()?.expose());
     Ok(())
 }

@@ -15,7 +15,7 @@ use star::Star;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use wire::Token;
+use wire::JoinToken;
 
 /// The host behind the link.
 const THERE: usize = 0;
@@ -69,7 +69,7 @@ fn two_hosts_answer_as_one_and_a_cut_link_is_named() {
     hosts.enter();
     let (here, there) = (Folder::new("here"), Folder::new("there"));
     std::os::unix::fs::symlink(smollm2(), here.0.join(MODEL)).unwrap();
-    let token = here.write("token", Token::random().unwrap().expose());
+    let token = here.write("token", JoinToken::random().unwrap().expose());
     let doors = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
     let (expected, whole) = {
         let mut alone = Node::start_in(&here.0, &[&["serve", MODEL, "--threads", "1"], &doors[..]].concat());

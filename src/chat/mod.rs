@@ -3,9 +3,9 @@
 mod said;
 mod terminal;
 
-use crate::models;
 use crate::roles::router::Doors;
 use crate::serve::{begun, prepared, serve};
+use crate::settings::hub;
 use crate::settings::{ConfigSource, LOG, ServeSettings};
 use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args};
@@ -62,7 +62,7 @@ impl RunCommand {
             settings.watch.log = "warn".into();
         }
         let (metrics, checkpoint) = begun(&settings, &located)?;
-        let history = models::cache(&self.source.hub)?.join("history");
+        let history = hub::cache(&self.source.hub)?.join("history");
         let runtime = Runtime::new()?;
         let done = runtime.block_on(async {
             let doors = Doors::open(settings.router()).await?;

@@ -1,10 +1,6 @@
 //! From a model's name to its files, fetched if they are not here, with a bar while that takes.
 
-mod hub;
-pub mod plan;
-
-pub use hub::{Hub, cache, kernels, sources};
-
+use crate::settings::hub::{Hub, sources};
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, CATALOGUE, Listed, Located, Origin, Progress};
 use clap::Args;

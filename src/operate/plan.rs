@@ -1,6 +1,6 @@
 //! `plan`: how a model would be placed on this machine, or what this machine has to compute on.
 
-use crate::models::plan::table;
+use crate::serve::plan::table;
 use crate::serve::prepared;
 use crate::settings::device::list;
 use crate::settings::{ConfigSource, ServeSettings};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::io::BufRead;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use wire::Token;
+use wire::JoinToken;
 
 /// What a child has to end in, once its parent is gone.
 const ORPHAN_MAX: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ struct Handing<'a> {
 }
 
 /// The parent's side: the line.
-pub fn line(token: &Token, settings: &WorkerRole) -> anyhow::Result<String> {
+pub fn line(token: &JoinToken, settings: &WorkerRole) -> anyhow::Result<String> {
     Ok(serde_json::to_string(&Handing { token: token.expose(), settings: told(settings)? })?)
 }
 
@@ -58,7 +58,7 @@ mod tests {
         let words = "--join a:1 --memory 3MiB --otlp-headers x=hidden --etcd-endpoints b:2,c:3 --wire tcp --fetch \
                      --kernel-cache kernels --otlp-sample 0.25 --device cuda:1 --tls off --log debug";
         let settings = said::<WorkerRole>(words);
-        let token = Token::random().unwrap();
+        let token = JoinToken::random().unwrap();
         let line = line(&token, &settings).unwrap();
         assert!(!line.contains('\n'));
         let handed: Handed = serde_json::from_str(&line).unwrap();

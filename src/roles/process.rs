@@ -8,7 +8,7 @@ use telemetry::logs::Telling;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use types::BlockHash;
-use wire::Token;
+use wire::JoinToken;
 
 /// Logs, spans and metrics of this process; the answer renders the page of the metrics. `model` is the label
 /// `model_name` of its metrics, by which dashboards made for vLLM choose.
@@ -50,7 +50,7 @@ pub async fn stop_on_signals(shutdown: CancellationToken) {
 
 /// What the names of cached blocks begin with. From the cluster's token, so that all its replicas call the same tokens
 /// by the same name. Where there is none, each process has its own: a cache does not outlive it.
-pub fn salt(token: Option<&Token>) -> anyhow::Result<[u8; 16]> {
+pub fn salt(token: Option<&JoinToken>) -> anyhow::Result<[u8; 16]> {
     Ok(match token {
         Some(token) => BlockHash::salt(token.expose().as_bytes()),
         None => wire::random()?,
@@ -59,7 +59,7 @@ pub fn salt(token: Option<&Token>) -> anyhow::Result<[u8; 16]> {
 
 /// From the cluster's token, so that every router of it reads the handles that one has made. Where there is none, the
 /// cluster stands on one machine and trusts whoever reaches it.
-pub fn resume_key(token: Option<&Token>) -> router::ResumeKey {
+pub fn resume_key(token: Option<&JoinToken>) -> router::ResumeKey {
     router::ResumeKey::of(token.map_or(&[], |token| token.expose().as_bytes()))
 }
 

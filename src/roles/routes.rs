@@ -2,8 +2,9 @@
 //! a name. The file of routes is read again whenever it has changed.
 
 use super::keys;
-use crate::models::{self, Hub};
+use crate::models;
 use crate::settings::RouteSettings;
+use crate::settings::hub::Hub;
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use router::ModelRoutes;

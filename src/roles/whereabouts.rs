@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use cluster::{Change, Store, Watch};
 use tokio::sync::watch;
 use tonic::transport::Channel;
-use wire::Token;
+use wire::JoinToken;
 
 /// How the coordinator is reached now, and from now on.
 pub struct Found {
@@ -39,7 +39,7 @@ impl<'a> Whereabouts<'a> {
     }
 
     /// Waits until somebody says where it is. `handed` is a token that came another way than by a file.
-    pub async fn find(self, trust: TrustSettings, handed: Option<Token>) -> anyhow::Result<Found> {
+    pub async fn find(self, trust: TrustSettings, handed: Option<JoinToken>) -> anyhow::Result<Found> {
         match self {
             Whereabouts::At(address) => {
                 let trust = trust.resolve("worker", address, handed)?;

@@ -4,9 +4,9 @@ use super::page;
 use super::presence::{Presence, PresenceLoader};
 use super::process::{stop_on_signals, watch};
 use super::whereabouts::{Found, Whereabouts};
-use crate::models::{self, Hub};
 use crate::roles::handover::{self, Handed};
 use crate::settings::device::DeviceChoice;
+use crate::settings::hub::{self, Hub};
 use crate::settings::{ConfigSource, CudaGraphs, JoinSettings, WorkerRole, WorkerSettings, machine, printed};
 use anyhow::Context;
 use checkpoint::Checkpoint;
@@ -17,7 +17,7 @@ use telemetry::Collector;
 use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use wire::Token;
+use wire::JoinToken;
 use worker::fetch::{Checked, Fetch};
 use worker::sim::Sim;
 use worker::source::{self, Source as ModelSource};
@@ -44,7 +44,7 @@ impl WorkerCommand {
         let (role, token) = match supervised {
             true => {
                 let Handed { settings, token } = handover::take(shutdown.clone())?;
-                (settings, Some(Token::new(&token).context("from the parent")?))
+                (settings, Some(JoinToken::new(&token).context("from the parent")?))
             }
             false => (source.under(settings, said)?, None),
         };
@@ -53,14 +53,14 @@ impl WorkerCommand {
             print!("{}", printed(&role)?);
             return Ok(());
         }
-        let kernels = || models::kernels(&source.hub);
+        let kernels = || hub::kernels(&source.hub);
         role.worker.kernel_cache = role.worker.kernel_cache.or_else(kernels);
         compute(&role, token, &source.hub, shutdown)
     }
 }
 
 /// Until `shutdown`, or until it is clear that nobody will ever let it.
-fn compute(role: &WorkerRole, token: Option<Token>, hub: &Hub, shutdown: CancellationToken) -> anyhow::Result<()> {
+fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: CancellationToken) -> anyhow::Result<()> {
     let whereabouts = Whereabouts::of(role.join.join.as_deref(), role.join.replica.as_deref(), &role.store)?;
     // Whether steps have spans is the coordinator's to say.
     let collector = role.watch.collector()?.map(|collector| Collector { steps: true, ..collector });
@@ -121,7 +121,7 @@ fn model_source(join: &JoinSettings, coordinator: Channel, hub: &Hub) -> anyhow:
         (Some(path), _) => ModelSource::Path(path.clone()),
         (None, Some(folder)) => ModelSource::Folder(folder.clone()),
         (None, None) if join.fetch => {
-            let (runtime, cache) = (Handle::current(), models::sources(hub)?.cache);
+            let (runtime, cache) = (Handle::current(), hub::sources(hub)?.cache);
             ModelSource::Fetched(Fetch { channel: coordinator, runtime, cache, checked: Checked::default() })
         }
         (None, None) => ModelSource::AsTold,
@@ -153,9 +153,9 @@ pub fn loader(
     listener: Option<Arc<PeerListener>>,
 ) -> anyhow::Result<Box<dyn Load>> {
     let threads = settings.threads(n_local);
-    Ok(match device.place(settings.kernel_cache.clone())? {
-        Some(place) => Box::new(ModelLoader {
-            place,
+    Ok(match device.compute_device(settings.kernel_cache.clone())? {
+        Some(device) => Box::new(ModelLoader {
+            device,
             isa: settings.isa.map_or_else(worker::Isa::detect, worker::Isa::from),
             spin: threads * usize::from(n_local) <= machine::cores(),
             listener,

@@ -4,13 +4,15 @@
 mod children;
 mod control;
 mod parts;
+pub mod plan;
 mod relay;
 mod workers;
 
-use crate::models::{self, plan};
+use crate::models;
 use crate::roles::coordinator::{ClaimedReplica, coordinate};
 use crate::roles::process::{micros_since_1970, salt, stop_on_signals, watch};
 use crate::roles::router::{Behind, Doors, route};
+use crate::settings::hub;
 use crate::settings::{ConfigSource, ServeSettings, printed};
 use anyhow::Context;
 use checkpoint::Checkpoint;
@@ -27,7 +29,7 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use types::Mode;
-use wire::{Connection, Token, Trust};
+use wire::{Connection, JoinToken, Trust};
 
 const REPLICA: &str = "local";
 
@@ -61,7 +63,7 @@ pub fn prepared(
     said: &ArgMatches,
 ) -> anyhow::Result<Option<(ServeSettings, Located)>> {
     let mut settings = source.under(settings, said)?.resolved()?;
-    let kernels = || models::kernels(&source.hub);
+    let kernels = || hub::kernels(&source.hub);
     settings.worker.kernel_cache = settings.worker.kernel_cache.or_else(kernels);
     if source.print_config {
         print!("{}", printed(&settings)?);
@@ -143,7 +145,7 @@ impl Group {
             parts.extend(workers::threads(settings, &dialer, n * n_ranks)?);
         } else {
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
-            let (address, token) = (socket.local_addr()?, Token::random()?);
+            let (address, token) = (socket.local_addr()?, JoinToken::random()?);
             let sockets = wire::incoming(socket, Trust { token: Some(token.clone()), tls: None });
             let connections = pipes.merge(sockets);
             let served = coordinate(coordinator, checkpoint, replica, connections, end.clone())?;

@@ -10,7 +10,7 @@ use crate::settings::{
 };
 use std::net::{Ipv4Addr, SocketAddr};
 use tokio_util::sync::CancellationToken;
-use wire::{Dialer, Token};
+use wire::{Dialer, JoinToken};
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -36,7 +36,7 @@ pub fn threads(settings: &ServeSettings, dialer: &Dialer, first: u16) -> anyhow:
 pub fn processes(
     settings: &ServeSettings,
     coordinator: SocketAddr,
-    token: &Token,
+    token: &JoinToken,
     first: u16,
 ) -> anyhow::Result<RoleTask> {
     let numbers = first..first + settings.coordinator.n_ranks();

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::str::FromStr;
 use types::{DeviceClass, DeviceKind};
-use worker::{Card, Compiler, Driver, Place};
+use worker::{Card, Compiler, ComputeDevice, Driver};
 
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -148,14 +148,14 @@ impl DeviceChoice {
     }
 
     /// Where a model's loader puts things; `cache` is for compiled kernels.
-    pub fn place(self, cache: Option<PathBuf>) -> anyhow::Result<Option<Place>> {
+    pub fn compute_device(self, cache: Option<PathBuf>) -> anyhow::Result<Option<ComputeDevice>> {
         Ok(match self.of_worker(0)? {
             DeviceChoice::Cuda(ordinal) => {
                 let ordinal = ordinal.unwrap_or(0);
                 Driver::find()?.card(ordinal)?.check()?;
-                Some(Place::Cuda { ordinal, cache })
+                Some(ComputeDevice::Cuda { ordinal, cache })
             }
-            DeviceChoice::Auto | DeviceChoice::Cpu => Some(Place::Cpu),
+            DeviceChoice::Auto | DeviceChoice::Cpu => Some(ComputeDevice::Cpu),
             DeviceChoice::Sim => None,
         })
     }

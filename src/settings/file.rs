@@ -1,6 +1,6 @@
 //! From flags and a file to one struct, and from that to what is printed or handed on. Knows no setting by name.
 
-use crate::models::Hub;
+use super::hub::Hub;
 use anyhow::{Context, bail};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command};

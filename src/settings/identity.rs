@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
-use wire::{SERVER_NAME, Tls, Token};
+use wire::{JoinToken, SERVER_NAME, Tls};
 
 const VALID: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A third of its life: a machine that sleeps for a while does not wake up with an old one.
@@ -35,7 +35,7 @@ const PKCS8_ED25519: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
 /// Certificates on both sides, of the authority that the token is.
-pub fn of_token(token: &Token, role: &str) -> anyhow::Result<Tls> {
+pub fn of_token(token: &JoinToken, role: &str) -> anyhow::Result<Tls> {
     let leaves = Arc::new(Leaves {
         authority: Authority::of(token)?,
         role: role.into(),
@@ -95,7 +95,7 @@ struct Authority {
 }
 
 impl Authority {
-    fn of(token: &Token) -> anyhow::Result<Authority> {
+    fn of(token: &JoinToken) -> anyhow::Result<Authority> {
         let secret = blake3::derive_key(AUTHORITY_PURPOSE, token.expose().as_bytes());
         let key = PrivatePkcs8KeyDer::from([&PKCS8_ED25519[..], &secret].concat());
         let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ED25519).context("no key from this token")?;
@@ -193,7 +193,7 @@ mod tests {
     use wire::{Trust, channel, incoming};
 
     fn tls(letter: &str, age: Duration) -> Tls {
-        let authority = Authority::of(&Token::new(&letter.repeat(40)).unwrap()).unwrap();
+        let authority = Authority::of(&JoinToken::new(&letter.repeat(40)).unwrap()).unwrap();
         let provider = ring::default_provider();
         let leaf = Arc::new(authority.sign("a test", OffsetDateTime::now_utc() - age, &provider).unwrap());
         let (server, client) = builders([authority.certificate().unwrap()]).unwrap();
@@ -231,7 +231,7 @@ mod tests {
         let old = VALID + CLOCKS_APART_MAX;
         check(tls("a", old), tls("a", young), Some(Refused::Expired)).await;
         check(tls("a", young), tls("a", old), Some(Refused::Expired)).await;
-        let token = Token::random().unwrap();
+        let token = JoinToken::random().unwrap();
         check(of_token(&token, "one").unwrap(), of_token(&token, "other").unwrap(), None).await;
     }
 }

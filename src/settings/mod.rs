@@ -8,6 +8,7 @@ mod coordinator;
 pub mod device;
 mod file;
 mod health;
+pub mod hub;
 mod identity;
 pub mod machine;
 mod model;

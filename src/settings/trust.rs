@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use wire::{Token, Trust};
+use wire::{JoinToken, Trust};
 
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -38,7 +38,7 @@ pub enum TlsMode {
 
 impl TrustSettings {
     /// For a role that listens on or dials `address`; `handed` is a token that came another way than by a file.
-    pub fn resolve(&self, role: &str, address: &str, handed: Option<Token>) -> anyhow::Result<Trust> {
+    pub fn resolve(&self, role: &str, address: &str, handed: Option<JoinToken>) -> anyhow::Result<Trust> {
         let token = self.token()?.or(handed);
         let is_local = is_loopback(address);
         let files = self.files()?;
@@ -62,7 +62,7 @@ impl TrustSettings {
     }
 
     /// The join token, where one is given.
-    pub fn token(&self) -> anyhow::Result<Option<Token>> {
+    pub fn token(&self) -> anyhow::Result<Option<JoinToken>> {
         self.token_file.as_deref().map(read_token).transpose()
     }
 
@@ -75,9 +75,9 @@ impl TrustSettings {
     }
 }
 
-fn read_token(path: &Path) -> anyhow::Result<Token> {
+fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Token::new(&text).with_context(|| format!("in {}", path.display()))
+    JoinToken::new(&text).with_context(|| format!("in {}", path.display()))
 }
 
 /// A name that does not resolve now may be any machine later.
@@ -96,7 +96,7 @@ mod tests {
         assert!(open.resolve("a", "127.0.0.1:1", None).is_ok_and(|trust| trust.tls.is_none()));
         let refused = open.resolve("a", "192.0.2.1:1", None).unwrap_err().to_string();
         assert!(refused.contains("--token-file"), "{refused}");
-        let token = Token::random().unwrap();
+        let token = JoinToken::random().unwrap();
         let trust = open.resolve("a", "0.0.0.0:1", Some(token.clone())).unwrap();
         assert!(trust.tls.is_some() && trust.token.is_some());
         let off = TrustSettings { tls: Some(TlsMode::Off), ..open.clone() };

@@ -12,7 +12,7 @@ mod tests;
 mod traffic;
 
 use crate::bench::lengths::Lengths;
-use crate::models::Hub;
+use crate::settings::hub::Hub;
 use crate::settings::{PickChoice, words};
 use anyhow::{Context, ensure};
 use clap::Args;

@@ -1,8 +1,7 @@
 //! Models by name, without their files: the figures of their `config.json`, and what their weights would weigh. Knows
 //! no devices.
 
-use crate::models;
-use crate::models::Hub;
+use crate::settings::hub::{self, Hub};
 use anyhow::Context;
 use checkpoint::{Checkpoint, ModelSpec, Sizes, catalogue, names};
 use clap::ValueEnum;
@@ -70,7 +69,7 @@ impl SimulatedModel {
             let spec = ModelSpec::open(path)?;
             return Ok(SimulatedModel::sized(&spec.name, &spec, weights.unwrap_or(WeightFormat::Bf16)));
         }
-        let located = catalogue::locate(name, &models::sources(hub)?)
+        let located = catalogue::locate(name, &hub::sources(hub)?)
             .with_context(|| format!("{name} is no file that is here, no config.json, and none of {}", known()))?;
         let checkpoint = Checkpoint::open(&located.path)?;
         if let Some(weights) = weights {

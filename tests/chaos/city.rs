@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use std::net::TcpListener;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use wire::Token;
+use wire::JoinToken;
 
 pub const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
 pub const REPLICAS: [&str; 2] = ["east", "west"];
@@ -91,7 +91,7 @@ impl City {
     /// Around an etcd, with a host apart for whom a link may be cut; without those where the system has none.
     pub fn start(model: Model, star: Option<Star>, n_spared: usize) -> City {
         let folder = Folder::new("chaos");
-        let token = folder.write("token", Token::random().unwrap().expose());
+        let token = folder.write("token", JoinToken::random().unwrap().expose());
         let near = |host| star.as_ref().map_or("127.0.0.1".into(), |star: &Star| star.near(host));
         let far = |host| star.as_ref().map_or("127.0.0.1".into(), |star: &Star| star.far(host));
         let etcd = Etcd::start_at(&near(WEST), N_MEMBERS, None);

@@ -19,7 +19,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use types::{Activations, DeviceClass, Mode, Numerics, PolicyDigest};
-use wire::{Token, Trust, channel};
+use wire::{JoinToken, Trust, channel};
 
 const MODEL: &str = "tests/reference/llama-f32-tied";
 const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
@@ -147,9 +147,9 @@ fn no_worker_outlives_its_parent() {
 #[test]
 fn who_does_not_belong_is_refused_by_name_and_the_cluster_goes_on() {
     let folder = Folder::new("tokens");
-    let token = Token::random().unwrap();
+    let token = JoinToken::random().unwrap();
     let good = folder.write("good", token.expose());
-    let bad = folder.write("bad", Token::random().unwrap().expose());
+    let bad = folder.write("bad", JoinToken::random().unwrap().expose());
     let (mut coordinator, address) = coordinator(MODEL, &["--token-file", &good]);
     let join = ["worker", "--threads", "1", "--join", &address];
     let mut worker = Node::start(&[&join[..], &["--token-file", &good]].concat());
@@ -294,7 +294,7 @@ fn a_rank_that_says_garbage_to_its_peer_is_blamed_by_name_and_the_cluster_goes_o
 }
 
 /// A worker of a version that is not ours gets as far as its hello.
-fn another_version(address: &str, token: Token) {
+fn another_version(address: &str, token: JoinToken) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let status = runtime.block_on(async {
         let mut client = CoordinatorClient::new(channel(address, Trust { token: Some(token), tls: None }));

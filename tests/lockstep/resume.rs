@@ -5,7 +5,7 @@ use crate::common::node::{Folder, Node, PATIENCE, field};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
-use wire::Token;
+use wire::JoinToken;
 
 const MODEL: &str = "tests/reference/llama-f32-tied";
 const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
@@ -138,7 +138,7 @@ fn undisturbed(http: &str, body: &Value, first: &str) -> BTreeMap<String, Value>
 #[test]
 fn clients_of_a_router_that_is_killed_go_on_at_another_one() {
     let folder = Folder::new("resume");
-    let token = folder.write("token", Token::random().unwrap().expose());
+    let token = folder.write("token", JoinToken::random().unwrap().expose());
     let replica = Replica::start(&token);
     let (mut first, first_http) = router(&token, &[&replica]);
     let (_second, second_http) = router(&token, &[&replica]);
@@ -161,7 +161,7 @@ fn clients_of_a_router_that_is_killed_go_on_at_another_one() {
 #[test]
 fn clients_of_a_coordinator_that_is_killed_notice_nothing() {
     let folder = Folder::new("failover");
-    let token = folder.write("token", Token::random().unwrap().expose());
+    let token = folder.write("token", JoinToken::random().unwrap().expose());
     for _ in 0..10 {
         let (mut one, two) = (Replica::start(&token), Replica::start(&token));
         let (mut router, http) = router(&token, &[&one, &two]);

@@ -16,7 +16,7 @@
 use crate::connection::Connection;
 use crate::refused::{Refused, Unconnected};
 use crate::tls::{TLS_ALERT, TLS_HANDSHAKE, Tls, of_tls};
-use crate::token::{NONCE_BYTES, Token, random};
+use crate::token::{JoinToken, NONCE_BYTES, random};
 use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,7 +32,7 @@ pub(crate) const REPLY_BYTES: usize = MAGIC.len() + 1 + NONCE_BYTES + PROOF_BYTE
 /// What a role shows of itself, and asks of its peers.
 #[derive(Clone, Debug, Default)]
 pub struct Trust {
-    pub token: Option<Token>,
+    pub token: Option<JoinToken>,
     pub tls: Option<Tls>,
 }
 
@@ -93,7 +93,7 @@ impl Verdict {
     }
 }
 
-async fn greet_dialler(peer: &mut Connection, token: Option<&Token>) -> Result<(), Unconnected> {
+async fn greet_dialler(peer: &mut Connection, token: Option<&JoinToken>) -> Result<(), Unconnected> {
     let mut hello = [0; HELLO_BYTES];
     read_magic(peer, &mut hello, TLS_HANDSHAKE, Refused::TlsUnwanted).await?;
     let has_token = hello[MAGIC.len()] != 0;
@@ -129,7 +129,7 @@ async fn greet_dialler(peer: &mut Connection, token: Option<&Token>) -> Result<(
     Ok(told?)
 }
 
-async fn greet_listener(peer: &mut Connection, token: Option<&Token>) -> Result<(), Unconnected> {
+async fn greet_listener(peer: &mut Connection, token: Option<&JoinToken>) -> Result<(), Unconnected> {
     let dialler: [u8; NONCE_BYTES] = random()?;
     let mut hello = [0; HELLO_BYTES];
     hello[..MAGIC.len()].copy_from_slice(&MAGIC);

@@ -22,7 +22,7 @@ pub use listen::{incoming, tcp_incoming};
 pub use pipe::{Dialer, Pipes, in_memory};
 pub use refused::{Refused, Unconnected};
 pub use tls::{SERVER_NAME, Tls};
-pub use token::{BadToken, NoRandomness, TOKEN_CHARS_MAX, TOKEN_CHARS_MIN, Token, random};
+pub use token::{BadToken, JoinToken, NoRandomness, TOKEN_CHARS_MAX, TOKEN_CHARS_MIN, random};
 
 #[cfg(test)]
 mod tests;

@@ -3,17 +3,17 @@
 use crate::dial::dial;
 use crate::greeting::{MAGIC, PROOF_BYTES, REPLY_BYTES, Verdict};
 use crate::token::NONCE_BYTES;
-use crate::{Refused, Token, Trust, Unconnected, incoming};
+use crate::{JoinToken, Refused, Trust, Unconnected, incoming};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt;
 
-fn token(letter: char) -> Token {
-    Token::new(&letter.to_string().repeat(40)).unwrap()
+fn token(letter: char) -> JoinToken {
+    JoinToken::new(&letter.to_string().repeat(40)).unwrap()
 }
 
 /// What the dialler makes of a listener, with tokens on either side.
-async fn check(listener: Option<Token>, dialler: Option<Token>, expect: Result<(), Refused>) {
+async fn check(listener: Option<JoinToken>, dialler: Option<JoinToken>, expect: Result<(), Refused>) {
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap().to_string();
     let mut incoming = Box::pin(incoming(socket, Trust { token: listener, tls: None }));

@@ -13,20 +13,20 @@ const TOKEN_PURPOSE: &str = "lockstep 2026 join token greeting";
 
 /// What the machines of a cluster know and nobody else does.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
+pub struct JoinToken(String);
 
-impl Token {
-    pub fn new(text: &str) -> Result<Token, BadToken> {
+impl JoinToken {
+    pub fn new(text: &str) -> Result<JoinToken, BadToken> {
         let text = text.trim();
         if !(TOKEN_CHARS_MIN..=TOKEN_CHARS_MAX).contains(&text.len()) || !text.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(BadToken);
         }
-        Ok(Token(text.into()))
+        Ok(JoinToken(text.into()))
     }
 
-    pub fn random() -> Result<Token, NoRandomness> {
+    pub fn random() -> Result<JoinToken, NoRandomness> {
         let secret: [u8; 32] = random()?;
-        Ok(Token(secret.iter().map(|byte| format!("{byte:02x}")).collect()))
+        Ok(JoinToken(secret.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
     /// For the file or pipe that hands it on.
@@ -41,9 +41,9 @@ impl Token {
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for JoinToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(..)")
+        f.write_str("JoinToken(..)")
     }
 }
 
@@ -70,10 +70,10 @@ mod tests {
     fn a_token_is_long_and_printable() {
         for text in ["", "short", &"x".repeat(31), &"x".repeat(5000), &format!("{} {}", "x".repeat(20), "y".repeat(20))]
         {
-            assert!(Token::new(text).is_err(), "{text}");
+            assert!(JoinToken::new(text).is_err(), "{text}");
         }
-        let made = Token::random().unwrap();
-        assert_eq!(Token::new(&format!(" {}\n", made.expose())).unwrap(), made);
-        assert_ne!(Token::random().unwrap(), made);
+        let made = JoinToken::random().unwrap();
+        assert_eq!(JoinToken::new(&format!(" {}\n", made.expose())).unwrap(), made);
+        assert_ne!(JoinToken::random().unwrap(), made);
     }
 }

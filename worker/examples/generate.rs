@@ -59,7 +59,7 @@ fn assignment(args: &Args) -> Result<Assignment, Fault> {
         context,
         batch_tokens_max: BATCH_TOKENS_MAX,
         running_max: 1,
-        timeouts: worker::Timeouts::default(),
+        timeouts: worker::MeshTimeouts::default(),
         policy: None,
         reading: 0,
         zero_kv: false,

@@ -2,107 +2,36 @@
 //! or of other requests than those that steps name.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+mod assignment;
+mod config;
+mod error;
 mod load;
 pub mod runner;
 mod session;
 
+pub use assignment::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready};
 pub use backend::Repeats;
 pub use backend::cpu::Isa;
 pub use backend::cuda::{Card, Compiler, Driver, lt_version};
 pub use collective::{
-    AbortHandle, CancelFlag, CarrierChoice, Error as MeshError, PeerListener, Timeouts, Wire, nccl_version,
+    AbortHandle, CancelFlag, CarrierChoice, Error as MeshError, MeshTimeouts, PeerListener, Wire, nccl_version,
 };
+pub use config::Config;
+pub use error::Error;
 pub use load::kept::Shelf;
 pub use load::{fetch, source};
-pub use runner::model_runner::{ModelLoader, ModelRunner, Place};
-pub use runner::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready, Rest, RunError, Runner, Upcoming};
+pub use runner::model_loader::{ComputeDevice, ModelLoader};
+pub use runner::model_runner::ModelRunner;
+pub use runner::{Rest, RunError, Runner, Upcoming};
 pub use runner::{sequences, sim};
 
+use config::Footing;
 use session::{Worker, heartbeat, seat};
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-
-/// What the worker says of itself, and its limits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    pub host: String,
-    pub pid: u32,
-    /// `cpu`, `cuda` or `sim`.
-    pub device: String,
-    /// What it may use for weights and KV.
-    pub memory_bytes: u64,
-    pub threads: u32,
-    /// Of the host, whose workers share them; zero where it is not known.
-    pub cores: u32,
-    /// Where peers reach this worker's collective.
-    pub mesh_address: String,
-    /// Steps that wait for the computing thread. More than a coordinator plans ahead are never there.
-    pub steps_queued_max: usize,
-    /// Frames that wait for the stream to the coordinator.
-    pub frames_up_max: usize,
-    pub heartbeat_every: Duration,
-    /// How long a coordinator may take to answer the hello.
-    pub join_timeout: Duration,
-    /// How long a rank that has failed or leaves waits for the coordinator to close the stream.
-    pub farewell_timeout: Duration,
-    /// The wait before dialling again doubles from the first to the second.
-    pub redial_min: Duration,
-    pub redial_max: Duration,
-    /// And is at least this when the coordinator told the rank to leave.
-    pub redial_after_leave: Duration,
-    /// How long the computing thread may take to come back from what the last session left it in. Until then this
-    /// worker does not join: it could take no place.
-    pub come_back_max: Duration,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Config {
-            host: "localhost".into(),
-            pid: std::process::id(),
-            device: "cpu".into(),
-            memory_bytes: 0,
-            threads: 1,
-            cores: 0,
-            mesh_address: String::new(),
-            steps_queued_max: 16,
-            frames_up_max: 64,
-            heartbeat_every: Duration::from_millis(100),
-            join_timeout: Duration::from_secs(5),
-            farewell_timeout: Duration::from_secs(1),
-            redial_min: Duration::from_millis(50),
-            redial_max: Duration::from_secs(5),
-            redial_after_leave: Duration::from_secs(1),
-            come_back_max: Duration::from_secs(120),
-        }
-    }
-}
-
-/// What another attempt to join would only repeat.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("the model cannot be served here")]
-    Load(#[source] LoadError),
-    #[error("the coordinator refused this worker: {0}")]
-    Refused(String),
-    #[error("a thread cannot be started")]
-    Thread(#[from] io::Error),
-    #[error("the computing thread is gone")]
-    ThreadGone,
-    #[error("the computing thread hangs: it has not come back for {} s", .0.as_secs())]
-    Hung(Duration),
-}
-
-/// On what a worker computes and beats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Footing {
-    Threads,
-    Tasks,
-}
 
 /// Joins the coordinator behind `channel` and computes for it, dialling again when it goes, until `shutdown`: then it
 /// says that it leaves, so that its rank is another's before it is gone.
@@ -134,7 +63,7 @@ async fn serve_on(
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let (work, queue) = mpsc::channel(config.steps_queued_max);
-    let progress = Arc::new(heartbeat::Progress::default());
+    let progress = Arc::new(heartbeat::StepCounters::default());
     let turns = Arc::new(seat::Turns::default());
     let (counters, places) = (progress.clone(), turns.clone());
     // It ends when `work` is dropped, after the step that it is in.

@@ -422,7 +422,7 @@ fn sim_digest() -> [u8; 32] {
         context: 16,
         batch_tokens_max: 16,
         running_max: 1,
-        timeouts: worker::Timeouts::default(),
+        timeouts: worker::MeshTimeouts::default(),
         policy: None,
         reading: 0,
         zero_kv: false,

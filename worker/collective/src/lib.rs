@@ -73,7 +73,7 @@ pub use error::{Due, Error, JoinRefusal, Result};
 pub use frame::FrameKind;
 pub use listener::{PeerListener, RefusedPeer};
 pub use mesh::{ExchangeTimes, Mesh};
-pub use plan::{MeshPlan, Timeouts, Wire};
+pub use plan::{MeshPlan, MeshTimeouts, Wire};
 pub use ranks::Ranks;
 pub use wait::WaitPolicy;
 

@@ -16,7 +16,7 @@ pub struct MeshPlan {
     /// Of this epoch. Who does not know it is nobody's peer.
     pub secret: [u8; 32],
     pub wire: Wire,
-    pub timeouts: Timeouts,
+    pub timeouts: MeshTimeouts,
     /// Whether to spin before sleeping: not with more threads than cores.
     pub spin: bool,
 }
@@ -33,22 +33,22 @@ pub enum Wire {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timeouts {
+pub struct MeshTimeouts {
     /// Until all peers are met.
     pub join: Duration,
     /// Of one operation, from its call on: the other stages' compute time is in it.
     pub op: Duration,
 }
 
-impl Default for Timeouts {
-    fn default() -> Timeouts {
-        Timeouts { join: Duration::from_secs(30), op: WaitPolicy::default().deadline }
+impl Default for MeshTimeouts {
+    fn default() -> MeshTimeouts {
+        MeshTimeouts { join: Duration::from_secs(30), op: WaitPolicy::default().deadline }
     }
 }
 
 impl MeshPlan {
     pub fn new(epoch: Epoch, rank: Rank, layout: Layout, peers: Vec<String>, secret: [u8; 32]) -> MeshPlan {
-        let (wire, timeouts, spin) = (Wire::default(), Timeouts::default(), false);
+        let (wire, timeouts, spin) = (Wire::default(), MeshTimeouts::default(), false);
         MeshPlan { epoch, rank, layout, peers, secret, wire, timeouts, spin }
     }
 }

@@ -9,7 +9,7 @@ use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::{Batch, BlockTables, Memory, PassSlice};
 use checkpoint::Checkpoint;
 use collective::Ranks;
-use model::{KvCache, Limits, Model};
+use model::{KvCache, Model, PassLimits};
 use std::error::Error;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -61,7 +61,7 @@ fn write_logits(arguments: &Arguments) -> Result<()> {
     let n_blocks = blocks_for(u32::try_from(arguments.window)?);
     let device = Cpu::new(arguments.cpu)?;
     let mut collective = Ranks::solo(spec.n_layers);
-    let limits = Limits { rows_max: CHUNK, outputs_max: CHUNK, context: u32::try_from(arguments.window)? };
+    let limits = PassLimits { rows_max: CHUNK, outputs_max: CHUNK, context: u32::try_from(arguments.window)? };
     let mut model = Model::load(&arguments.checkpoint, &device, collective.part(), limits)?;
     let pools = vec![n_blocks; spec.cache_groups().groups().len()];
     let specs = model::kv_specs(spec, collective.part(), DeviceClass::Cpu, arguments.kv_dtype, &pools);

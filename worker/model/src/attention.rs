@@ -2,13 +2,14 @@
 //! layer has, its spec says.
 
 use crate::ctx::Ctx;
+use crate::error::Result;
 use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
+use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, Weights};
-use crate::{Limits, Result};
 use backend::{AttentionCall, Device, Heads, Memory};
 use checkpoint::{LayerSpec, ModelSpec, Positions};
 
-pub struct Attention<M: Memory> {
+pub struct SelfAttention<M: Memory> {
     qkv: ColumnParallel<M>, // q_proj, k_proj, v_proj [(n_heads + 2 * n_kv_heads) * head_dim, hidden]
     head_norms: Option<HeadNorms<M>>,
     output: RowParallel<M>, // o_proj [hidden, n_heads * head_dim]
@@ -38,16 +39,16 @@ pub fn heads(spec: &ModelSpec) -> Heads {
     Heads { cap: spec.attention.cap, ..whole }
 }
 
-impl<M: Memory> Attention<M> {
+impl<M: Memory> SelfAttention<M> {
     /// `layer` is its number in the model.
-    pub fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize) -> Result<Attention<M>> {
+    pub fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize) -> Result<SelfAttention<M>> {
         let of: &LayerSpec = &spec.layers[layer];
         let (hidden, whole) = (spec.hidden as usize, heads(spec));
         let OwnedHeads { query, kv, leaves, heads } = OwnedHeads::of(at.device().class(), at.part(), whole);
         let q = MatrixRows { name: "q_proj", n: whole.n_heads * whole.head_dim, owned: query };
         let k = MatrixRows { name: "k_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv.clone() };
         let v = MatrixRows { name: "v_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv };
-        Ok(Attention {
+        Ok(SelfAttention {
             qkv: ColumnParallel::load(at, hidden, &[q, k, v])?,
             head_norms: if spec.attention.has_head_norms { Some(HeadNorms::load(at, spec)?) } else { None },
             output: RowParallel::load(at, "o_proj", hidden, &leaves)?,
@@ -70,14 +71,14 @@ impl<M: Memory> HeadNorms<M> {
 }
 
 impl<M: Memory> AttentionScratch<M> {
-    pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: Limits) -> Result<AttentionScratch<M>> {
+    pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<AttentionScratch<M>> {
         let heads = OwnedHeads::of(all.device().class(), all.part(), heads(spec)).heads;
         let rows = |cols| all.device().buffer(limits.rows_max, cols);
         Ok(AttentionScratch { qkv: rows(heads.qkv_cols())?, attended: rows(heads.n_heads * heads.head_dim)? })
     }
 }
 
-impl<D: Device> Attention<D> {
+impl<D: Device> SelfAttention<D> {
     /// x: [n_rows, hidden] -> out: [n_rows, hidden]
     pub fn forward(
         &self,

@@ -1,7 +1,7 @@
 //! What a pass works with, besides weights and the room of the layer that is at work. Passed whole, so that a layer
 //! takes what it needs.
 
-use crate::KvCache;
+use crate::kv::KvCache;
 use crate::rope::Ropes;
 use backend::{Device, Pass};
 use collective::Ranks;

@@ -2,13 +2,15 @@
 //! What one family has and another has not stands in its `Form`, which is a row of a table; whatever differs inside a
 //! sublayer is in `Attention`, `Mlp` and the spec.
 
-use crate::attention::{self, Attention};
+use crate::attention::{self, SelfAttention};
 use crate::ctx::Ctx;
-use crate::layers::{Embedding, Head, Norm, Residual, repeat};
+use crate::error::Result;
+use crate::kv::KvCache;
+use crate::layers::{Embedding, LmHead, Norm, Residual, repeat};
+use crate::limits::PassLimits;
 use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
 use crate::weights::{MatrixRows, Weights};
-use crate::{KvCache, Limits, Result};
 use backend::{Device, Memory, Pass};
 use checkpoint::ModelSpec;
 use collective::Ranks;
@@ -44,15 +46,15 @@ pub struct Decoder<M: Memory> {
     embed_positions: Option<M::Matrix>, // model.embed_positions.weight [context, hidden]
     blocks: Vec<Block<M>>,      // model.layers.{i}
     norm: Norm<M>,              // model.norm [hidden]
-    lm_head: Head<M>,           // lm_head.weight [n_vocab, hidden], or the embedding again
+    lm_head: LmHead<M>,         // lm_head.weight [n_vocab, hidden], or the embedding again
     ropes: Ropes<M>,
     residual: Residual<M>,
     scratch: Scratch<M>,
 }
 
 struct Block<M: Memory> {
-    before_attention: Norm<M>, // [hidden]
-    attention: Attention<M>,   // self_attn
+    before_attention: Norm<M>,   // [hidden]
+    attention: SelfAttention<M>, // self_attn
     behind_attention: Option<Norm<M>>,
     before_mlp: Norm<M>, // [hidden]
     mlp: Mlp<M>,         // mlp
@@ -68,10 +70,10 @@ struct Scratch<M: Memory> {
 }
 
 impl<M: Memory> Decoder<M> {
-    pub fn load(all: &Weights<'_, M>, spec: &ModelSpec, form: &Form, limits: Limits) -> Result<Decoder<M>> {
+    pub fn load(all: &Weights<'_, M>, spec: &ModelSpec, form: &Form, limits: PassLimits) -> Result<Decoder<M>> {
         let (device, model, hidden) = (all.device(), all.under("model"), spec.hidden as usize);
         let blocks = all.layers(|at, layer| Block::load(at, spec, form, layer))?;
-        let (embed_tokens, lm_head) = Head::with_embedding(all, spec, limits)?;
+        let (embed_tokens, lm_head) = LmHead::with_embedding(all, spec, limits)?;
         let embed_positions = match form.learns_positions && all.part().is_first() {
             true => Some(model.rows(hidden, &[MatrixRows::all("embed_positions", spec.context as usize)])?),
             false => None,
@@ -129,7 +131,7 @@ impl<M: Memory> Block<M> {
         let norm = |name: &str| Norm::load(at, name, spec);
         Ok(Block {
             before_attention: norm(before_attention)?,
-            attention: Attention::load(&at.under("self_attn"), spec, layer)?,
+            attention: SelfAttention::load(&at.under("self_attn"), spec, layer)?,
             behind_attention: behind_attention.map(norm).transpose()?,
             before_mlp: norm(before_mlp)?,
             mlp: Mlp::load(&at.under("mlp"), spec, &spec.layers[layer], form.activation)?,

@@ -7,7 +7,7 @@
 //! ColumnParallel  the rows of the heads or columns that it owns    nothing
 //! RowParallel     the columns of the leaves that it owns           sums over the stage
 //! Norm            all                                              nothing
-//! Head            its rows of the vocabulary, on the last stage    gathers logits; earlier stages send their rows on
+//! LmHead            its rows of the vocabulary, on the last stage    gathers logits; earlier stages send their rows on
 //! ```
 //!
 //! How a decoder is written on them (`decoder.rs`):
@@ -22,8 +22,9 @@
 //! - Whatever a sublayer gives to `due` is the same on all ranks of the stage: a `RowParallel` has summed it.
 
 use crate::ctx::Ctx;
+use crate::error::Result;
+use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, Weights};
-use crate::{Limits, Result};
 use backend::{Device, Heads, Memory, Repeat};
 use checkpoint::ModelSpec;
 use std::ops::Range;
@@ -40,8 +41,8 @@ pub struct Residual<M: Memory> {
 
 impl<M: Memory> Residual<M> {
     /// With room for the planes of the sublayers' row-parallel products.
-    pub fn new(device: &M, limits: Limits, hidden: usize, n_planes: usize) -> Result<Residual<M>> {
-        let Limits { rows_max, .. } = limits;
+    pub fn new(device: &M, limits: PassLimits, hidden: usize, n_planes: usize) -> Result<Residual<M>> {
+        let PassLimits { rows_max, .. } = limits;
         let due = device.buffer(rows_max * n_planes.max(1), hidden)?;
         Ok(Residual { sum: device.buffer(rows_max, hidden)?, due, is_due: false })
     }
@@ -296,7 +297,7 @@ impl<D: Device> Embedding<D> {
 }
 
 /// Where the stream of a stage ends: logits, each rank those of its rows of the vocabulary; or the stage after.
-pub struct Head<M: Memory> {
+pub struct LmHead<M: Memory> {
     last: Option<Last<M>>,
     /// Logits become `cap * tanh(logit / cap)`.
     cap: Option<f32>,
@@ -313,11 +314,17 @@ struct Last<M: Memory> {
     is_sampler: bool,
 }
 
-impl<M: Memory> Head<M> {
-    pub fn load(at: &Weights<'_, M>, name: &str, n_vocab: usize, hidden: usize, limits: Limits) -> Result<Head<M>> {
+impl<M: Memory> LmHead<M> {
+    pub fn load(
+        at: &Weights<'_, M>,
+        name: &str,
+        n_vocab: usize,
+        hidden: usize,
+        limits: PassLimits,
+    ) -> Result<LmHead<M>> {
         match at.part().is_last() {
-            true => Head::of(vocabulary(at, name, n_vocab, hidden)?.into(), at, n_vocab, hidden, limits),
-            false => Ok(Head { last: None, cap: None }),
+            true => LmHead::of(vocabulary(at, name, n_vocab, hidden)?.into(), at, n_vocab, hidden, limits),
+            false => Ok(LmHead { last: None, cap: None }),
         }
     }
 
@@ -328,21 +335,27 @@ impl<M: Memory> Head<M> {
         name: &str,
         n_vocab: usize,
         hidden: usize,
-        limits: Limits,
-    ) -> Result<Head<M>> {
+        limits: PassLimits,
+    ) -> Result<LmHead<M>> {
         match &embedding.table {
-            Some(table) if at.part().is_last() => Head::of(table.rows.clone(), at, n_vocab, hidden, limits),
-            _ => Head::load(at, name, n_vocab, hidden, limits),
+            Some(table) if at.part().is_last() => LmHead::of(table.rows.clone(), at, n_vocab, hidden, limits),
+            _ => LmHead::load(at, name, n_vocab, hidden, limits),
         }
     }
 
-    fn of(rows: Arc<M::Matrix>, at: &Weights<'_, M>, n_vocab: usize, hidden: usize, limits: Limits) -> Result<Head<M>> {
+    fn of(
+        rows: Arc<M::Matrix>,
+        at: &Weights<'_, M>,
+        n_vocab: usize,
+        hidden: usize,
+        limits: PassLimits,
+    ) -> Result<LmHead<M>> {
         let (device, part) = (at.device(), at.part());
-        let Limits { rows_max, outputs_max, .. } = limits;
+        let PassLimits { rows_max, outputs_max, .. } = limits;
         let is_spread = part.shares.n_ranks() > 1;
         // Only the sampler ever sees them whole.
         let whole_rows = if part.is_sampler() { outputs_max } else { 0 };
-        Ok(Head {
+        Ok(LmHead {
             last: Some(Last {
                 rows,
                 n_vocab: n_vocab as u32,
@@ -357,22 +370,26 @@ impl<M: Memory> Head<M> {
     }
 
     /// A model's embedding and its head, which may be the embedding again.
-    pub fn with_embedding(all: &Weights<'_, M>, spec: &ModelSpec, limits: Limits) -> Result<(Embedding<M>, Head<M>)> {
+    pub fn with_embedding(
+        all: &Weights<'_, M>,
+        spec: &ModelSpec,
+        limits: PassLimits,
+    ) -> Result<(Embedding<M>, LmHead<M>)> {
         let (model, n_vocab, hidden) = (all.under("model"), spec.vocab as usize, spec.hidden as usize);
         let embedding = Embedding::load(&model, "embed_tokens", n_vocab, hidden)?;
         let head = match spec.tied_embeddings {
-            true => Head::tied(&embedding, &model, "embed_tokens", n_vocab, hidden, limits)?,
-            false => Head::load(all, "lm_head", n_vocab, hidden, limits)?,
+            true => LmHead::tied(&embedding, &model, "embed_tokens", n_vocab, hidden, limits)?,
+            false => LmHead::load(all, "lm_head", n_vocab, hidden, limits)?,
         };
         Ok((embedding, head))
     }
 
-    pub fn capped(self, cap: Option<f32>) -> Head<M> {
-        Head { cap, ..self }
+    pub fn capped(self, cap: Option<f32>) -> LmHead<M> {
+        LmHead { cap, ..self }
     }
 }
 
-impl<M: Memory> Head<M> {
+impl<M: Memory> LmHead<M> {
     /// What the last pass made of its rows, behind the last norm: [n_rows, hidden]. On the last stage, if the pass had
     /// outputs or wanted it.
     pub fn hidden(&self) -> Option<&M::Buffer> {
@@ -380,7 +397,7 @@ impl<M: Memory> Head<M> {
     }
 }
 
-impl<D: Device> Head<D> {
+impl<D: Device> LmHead<D> {
     /// The stream -> the logits of the pass's outputs [n_outputs, n_vocab], on the rank that samples, if the
     /// pass has any.
     pub fn forward(

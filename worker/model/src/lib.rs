@@ -6,50 +6,28 @@
 mod attention;
 mod ctx;
 mod decoder;
+mod error;
 mod gemma;
 mod gpt2;
+mod kv;
 mod layers;
+mod limits;
 mod llama;
 mod mlp;
 mod rope;
 mod weights;
+
+pub use error::{Error, Result};
+pub use kv::KvCache;
+pub use limits::PassLimits;
 
 use backend::{BatchLimits, Device, KvSpec, Memory, Pass};
 use checkpoint::{Checkpoint, Family, ModelSpec};
 use collective::{CancelFlag, Ranks};
 use decoder::{Decoder, Form};
 use layers::OwnedHeads;
-use types::{Activations, BlockId, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, Part, PieceRun, PolicyDigest};
+use types::{Activations, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, Part, PieceRun, PolicyDigest};
 use weights::{Intake, Weights};
-
-pub type Result<T> = std::result::Result<T, Error>;
-
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("tensor {tensor} is {shape:?}, {expected:?} was expected")]
-    Shape { tensor: String, shape: [usize; 2], expected: [usize; 2] },
-    #[error(transparent)]
-    Unsupported(#[from] types::Unsupported),
-    #[error(transparent)]
-    Checkpoint(#[from] checkpoint::Error),
-    #[error(transparent)]
-    Backend(#[from] backend::Error),
-    #[error(transparent)]
-    Collective(#[from] collective::Error),
-    #[error("the load was broken off")]
-    BrokenOff,
-}
-
-/// The largest step: what the scratch memory is made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Rows of one pass.
-    pub rows_max: usize,
-    /// Rows of one pass whose logits are wanted.
-    pub outputs_max: usize,
-    /// Positions of one sequence.
-    pub context: u32,
-}
 
 /// What one rank holds of a model, on a device.
 pub struct Model<M: Memory> {
@@ -58,14 +36,9 @@ pub struct Model<M: Memory> {
     runs: Vec<PieceRun>,
 }
 
-/// The paged KV of a rank's layers, one entry per cache group.
-pub struct KvCache<M: Memory> {
-    groups: Vec<M::Kv>,
-}
-
 impl<M: Memory> Model<M> {
     /// Reads what `part` holds, and nothing else of the checkpoint.
-    pub fn load(checkpoint: &Checkpoint, device: &M, part: &Part, limits: Limits) -> Result<Model<M>> {
+    pub fn load(checkpoint: &Checkpoint, device: &M, part: &Part, limits: PassLimits) -> Result<Model<M>> {
         Model::load_until(checkpoint, device, part, limits, &CancelFlag::default())
     }
 
@@ -74,7 +47,7 @@ impl<M: Memory> Model<M> {
         checkpoint: &Checkpoint,
         device: &M,
         part: &Part,
-        limits: Limits,
+        limits: PassLimits,
         cancel: &CancelFlag,
     ) -> Result<Model<M>> {
         let n_groups = checkpoint.spec().cache_groups().groups().len();
@@ -117,22 +90,6 @@ impl<M: Memory> Model<M> {
     /// The hidden states of the last pass, behind the last norm: `[n_rows, hidden]`. On the last stage only.
     pub fn hidden(&self) -> Option<&M::Buffer> {
         self.decoder.hidden()
-    }
-}
-
-impl<M: Memory> KvCache<M> {
-    pub fn new(device: &M, specs: &[KvSpec]) -> Result<KvCache<M>> {
-        let groups = specs.iter().map(|spec| device.kv(*spec)).collect::<backend::Result<_>>()?;
-        Ok(KvCache { groups })
-    }
-
-    /// Zeros in these blocks of each group.
-    pub fn clear(&mut self, device: &M, blocks: &[Vec<BlockId>]) {
-        self.groups.iter_mut().zip(blocks).for_each(|(kv, blocks)| device.clear(kv, blocks));
-    }
-
-    pub fn groups(&self) -> &[M::Kv] {
-        &self.groups
     }
 }
 

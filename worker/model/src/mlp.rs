@@ -1,9 +1,10 @@
 //! What a layer does with each row alone: an MLP, or the few of many that a router chooses.
 
 use crate::ctx::Ctx;
+use crate::error::Result;
 use crate::layers::{ColumnParallel, RowParallel, owned_inner};
+use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, Weights};
-use crate::{Limits, Result};
 use backend::{Device, Expert, Memory, Routing};
 use checkpoint::{ExpertsSpec, LayerSpec, ModelSpec};
 use std::ops::Range;
@@ -164,7 +165,7 @@ impl<D: Device> Mixture<D> {
 }
 
 impl<M: Memory> MlpScratch<M> {
-    pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: Limits) -> Result<MlpScratch<M>> {
+    pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<MlpScratch<M>> {
         let (device, rows_max) = (all.device(), limits.rows_max);
         let inner = owned_inner(device.class(), all.part(), spec.inner as usize).0.len();
         let mixture = match &spec.experts {
@@ -176,7 +177,7 @@ impl<M: Memory> MlpScratch<M> {
 }
 
 impl<M: Memory> MixtureScratch<M> {
-    fn new(device: &M, hidden: usize, spec: &ExpertsSpec, limits: Limits) -> Result<MixtureScratch<M>> {
+    fn new(device: &M, hidden: usize, spec: &ExpertsSpec, limits: PassLimits) -> Result<MixtureScratch<M>> {
         let routing = Routing { n_experts: spec.n as usize, n_used: spec.n_used as usize, normalized: spec.normalized };
         Ok(MixtureScratch {
             scores: device.buffer(limits.rows_max, routing.n_experts)?,

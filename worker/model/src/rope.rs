@@ -1,6 +1,6 @@
 //! Cosines and sines of rotary positions. In f64 by portable arithmetic, so that every machine has the same tables.
 
-use crate::Result;
+use crate::error::Result;
 use backend::{Memory, RopeStyle};
 use checkpoint::{ModelSpec, Positions, RopeScaling, RopeSpec};
 

@@ -4,7 +4,7 @@
 //! What was read is kept until it is packed, and no longer: beside the packed weights there is one stack of matrices
 //! at a time. The device's threads read and hash as they pack, so that nothing is packed that no hash names.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use backend::{Memory, Stored};
 use checkpoint::{BandHashes, Checkpoint, Tensor, Window};
 use collective::CancelFlag;

@@ -10,8 +10,8 @@
 //! rank 1    ======                =============                 and the ends of every tensor, for the fingerprint
 //! ```
 
+use crate::assignment::{Assignment, LoadError};
 use crate::load::fetch::journal::Journal;
-use crate::runner::{Assignment, LoadError};
 use checkpoint::Checkpoint;
 use collective::CancelFlag;
 use proto::cluster::coordinator_client::CoordinatorClient;

@@ -4,7 +4,7 @@
 //! A runner has them lent. When it is gone they are back on the shelf, where the next place finds them if it is for the
 //! same part of the same model, and where nothing else ever is: whoever looks empties the shelf.
 
-use crate::runner::Assignment;
+use crate::assignment::Assignment;
 use backend::Device;
 use checkpoint::ModelSpec;
 use model::Model;

@@ -1,8 +1,8 @@
 //! Where this machine has the model that it is told to load. Knows paths and no formats.
 
 use crate::CancelFlag;
+use crate::assignment::{Assignment, Load, LoadError, Loaded, Ready};
 use crate::load::fetch::Fetch;
-use crate::runner::{Assignment, Load, LoadError, Loaded, Ready};
 use std::path::PathBuf;
 
 #[derive(Clone, Debug)]

@@ -2,7 +2,8 @@
 //! rank can be: it keeps what each page holds, and a step that would read anything else is refused.
 
 use crate::CancelFlag;
-use crate::runner::{Assignment, Load, LoadError, Loaded, Ready, RunError, Runner};
+use crate::assignment::{Assignment, Load, LoadError, Loaded, Ready};
+use crate::runner::{RunError, Runner};
 use std::collections::HashMap;
 use std::time::Duration;
 use types::cache::blocks_for;

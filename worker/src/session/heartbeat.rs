@@ -1,7 +1,7 @@
 //! Says ten times a second, from a thread of its own, that this rank lives and how far it is: a step that takes long is
 //! not taken for a death. Where time is modelled no step takes any, and a task does.
 
-use crate::Footing;
+use crate::config::Footing;
 use crate::session::seat::Turns;
 use proto::cluster::{Heartbeat, WorkerFrame, worker_frame::Frame};
 use std::io;
@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// Counters since the worker began; the coordinator takes differences.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct StepCounters {
     steps_done: AtomicU64,
     compute_micros: AtomicU64,
     wait_micros: AtomicU64,
@@ -25,7 +25,7 @@ pub struct Progress {
     is_busy: AtomicBool,
 }
 
-impl Progress {
+impl StepCounters {
     pub(crate) fn begin_step(&self) {
         self.in_step.store(true, Relaxed);
     }
@@ -64,7 +64,7 @@ impl Progress {
 
 /// What is said of one worker, and to whom.
 pub(crate) struct Pulse {
-    pub progress: Arc<Progress>,
+    pub progress: Arc<StepCounters>,
     pub turns: Arc<Turns>,
     pub up: mpsc::WeakSender<WorkerFrame>,
 }

@@ -4,11 +4,12 @@
 pub mod heartbeat;
 pub mod seat;
 
-use crate::runner::{Assignment, MeshSecret};
-use crate::session::heartbeat::{Heart, Progress, Pulse};
+use crate::assignment::{Assignment, MeshSecret};
+use crate::config::{Config, Footing};
+use crate::error::Error;
+use crate::session::heartbeat::{Heart, Pulse, StepCounters};
 use crate::session::seat::{Reports, SeatLost, Turns, Work};
-use crate::{Config, Error, Footing};
-use collective::Timeouts;
+use collective::MeshTimeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{
     Assign, Failed, Leaving, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame,
@@ -48,7 +49,7 @@ pub(crate) struct Worker {
     pub config: Config,
     pub footing: Footing,
     pub work: mpsc::Sender<Work>,
-    pub progress: Arc<Progress>,
+    pub progress: Arc<StepCounters>,
     pub turns: Arc<Turns>,
     pub shutdown: CancellationToken,
 }
@@ -259,7 +260,7 @@ fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
     let (rank, layout) = assign.layout()?;
     let (mesh_secret, policy) = (MeshSecret(assign.secret()?), assign.policy()?);
     let (activations, kv_dtype, mode) = (assign.activations()?, assign.kv_dtype()?, assign.mode()?);
-    let default = Timeouts::default();
+    let default = MeshTimeouts::default();
     let or = |millis: u64, default| if millis == 0 { default } else { Duration::from_millis(millis) };
     Ok(Assignment {
         epoch: Epoch { incarnation: assign.epoch_incarnation, n: assign.epoch_n },
@@ -276,7 +277,7 @@ fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
         context: assign.context,
         batch_tokens_max: assign.batch_tokens_max,
         running_max: assign.running_max,
-        timeouts: Timeouts {
+        timeouts: MeshTimeouts {
             join: or(assign.meet_max_millis, default.join),
             op: or(assign.exchange_max_millis, default.op),
         },

@@ -3,8 +3,9 @@
 //! room to report, and within a step for other ranks: that wait the session ends, when it has no use for the step any
 //! more.
 
-use crate::runner::{Assignment, Load, LoadError, Loaded as LoadedPlace, Runner, Upcoming};
-use crate::session::heartbeat::Progress;
+use crate::assignment::{Assignment, Load, LoadError, Loaded as LoadedPlace};
+use crate::runner::{Runner, Upcoming};
+use crate::session::heartbeat::StepCounters;
 use collective::{AbortHandle, CancelFlag};
 use proto::cluster::{Failed, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
 use std::any::Any;
@@ -24,7 +25,7 @@ use types::{Epoch, Rank, Step, StepDone};
 pub(crate) enum Work {
     Load {
         assignment: Box<Assignment>,
-        turn: Turn,
+        turn: SeatTurn,
         reports: Reports,
     },
     /// All ranks of the epoch have loaded.
@@ -42,7 +43,7 @@ pub(crate) enum Work {
 
 /// Of all places that sessions were given, one; and how it is heard that it is over.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Turn(CancelFlag);
+pub(crate) struct SeatTurn(CancelFlag);
 
 /// How a session frees the thread from a place that is over: what it does and waits for there ends.
 #[derive(Default)]
@@ -50,16 +51,16 @@ pub(crate) struct Turns(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    last: Turn,
+    last: SeatTurn,
     seated: Option<AbortHandle>,
 }
 
 impl Turns {
     /// Ends every turn before this one.
-    pub fn next(&self) -> Turn {
+    pub fn next(&self) -> SeatTurn {
         let mut state = self.state();
         state.last.0.cancel();
-        state.last = Turn::default();
+        state.last = SeatTurn::default();
         if let Some(handle) = state.seated.take() {
             handle.abort();
         }
@@ -72,7 +73,7 @@ impl Turns {
     }
 
     /// False if the turn has ended: what has not begun to wait will not.
-    fn sit(&self, turn: &Turn, handle: Option<AbortHandle>) -> bool {
+    fn sit(&self, turn: &SeatTurn, handle: Option<AbortHandle>) -> bool {
         let mut state = self.state();
         let is_on = !turn.is_over();
         if is_on {
@@ -86,7 +87,7 @@ impl Turns {
     }
 }
 
-impl Turn {
+impl SeatTurn {
     fn is_over(&self) -> bool {
         self.0.is_cancelled()
     }
@@ -187,7 +188,7 @@ impl Upcoming for StepsOf<'_> {
 pub(crate) async fn run(
     mut loader: Box<dyn Load>,
     work: mpsc::Receiver<Work>,
-    progress: Arc<Progress>,
+    progress: Arc<StepCounters>,
     turns: Arc<Turns>,
 ) {
     let mut queue = Queue { work, seen: None };
@@ -230,7 +231,7 @@ enum Standing {
 struct Place {
     epoch: Epoch,
     rank: Rank,
-    turn: Turn,
+    turn: SeatTurn,
     /// It samples; the others have nothing to say of a step.
     answers: bool,
     loaded: Box<dyn LoadedPlace>,
@@ -241,7 +242,7 @@ struct Place {
 struct Seat {
     epoch: Epoch,
     rank: Rank,
-    turn: Turn,
+    turn: SeatTurn,
     answers: bool,
     runner: Box<dyn Runner>,
     /// Of the runner's waiting, what has been reported.
@@ -251,7 +252,7 @@ struct Seat {
 }
 
 impl Place {
-    async fn load(loader: &mut dyn Load, assignment: &Assignment, turn: Turn, reports: Reports) -> Option<Place> {
+    async fn load(loader: &mut dyn Load, assignment: &Assignment, turn: SeatTurn, reports: Reports) -> Option<Place> {
         // A long step may have outlived the session that asked for this one.
         if turn.is_over() {
             return None;
@@ -295,7 +296,7 @@ impl Place {
 
 impl Seat {
     /// The seat is given up when the step fails or nobody listens any more.
-    async fn run(mut self, step: &Step, traceparent: &str, progress: &Progress, queue: &mut Queue) -> Option<Seat> {
+    async fn run(mut self, step: &Step, traceparent: &str, progress: &StepCounters, queue: &mut Queue) -> Option<Seat> {
         if self.reports.are_unheard() {
             return None;
         }
@@ -335,7 +336,7 @@ impl Seat {
     }
 
     /// How long this step waited for other ranks.
-    fn note(&mut self, took: Duration, progress: &Progress) -> Duration {
+    fn note(&mut self, took: Duration, progress: &StepCounters) -> Duration {
         let waited = self.runner.waited();
         let of_step = waited.saturating_sub(self.waited);
         progress.add_step(took, of_step);
@@ -350,7 +351,7 @@ impl Reports {
     }
 
     /// What a loader or the others gave; None where that failed, which has been said, or where the turn is over.
-    async fn heed<T>(&self, epoch: Epoch, turn: &Turn, result: Attempt<T>) -> Option<T> {
+    async fn heed<T>(&self, epoch: Epoch, turn: &SeatTurn, result: Attempt<T>) -> Option<T> {
         if turn.is_over() {
             // Whoever ended the turn knows.
             return None;

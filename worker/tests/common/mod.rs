@@ -10,7 +10,7 @@ use types::{
     Activations, BlockId, Epoch, KvDtype, Layout, Mode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
     StepId, TokenOut, Want,
 };
-use worker::{Assignment, MeshSecret, Runner, Timeouts};
+use worker::{Assignment, MeshSecret, MeshTimeouts, Runner};
 
 pub const RUNNING_MAX: u32 = 16;
 /// For all that may run at once.
@@ -37,7 +37,7 @@ pub fn assignment(folder: &str) -> Assignment {
         context: CONTEXT,
         batch_tokens_max: 512,
         running_max: RUNNING_MAX,
-        timeouts: Timeouts::default(),
+        timeouts: MeshTimeouts::default(),
         policy: None,
         reading: 0,
         zero_kv: false,

@@ -8,14 +8,14 @@ use crate::fake_cuda::on_fake_cuda;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use types::{Activations, Grid, KvDtype, Layout, Request, Sampling, Step, StepDone};
-use worker::{Assignment, CarrierChoice, ModelLoader, Place, Runner, Upcoming};
+use worker::{Assignment, CarrierChoice, ComputeDevice, ModelLoader, Runner, Upcoming};
 
 const MODEL: &str = "llama-bf16-odd";
 const DEEP: &str = "llama-deep.gguf";
 
 fn loader(graphs: bool) -> ModelLoader {
-    let place = Place::Cuda { ordinal: 0, cache: None };
-    ModelLoader { place, spin: false, graphs, ..ModelLoader::new(1) }
+    let device = ComputeDevice::Cuda { ordinal: 0, cache: None };
+    ModelLoader { device, spin: false, graphs, ..ModelLoader::new(1) }
 }
 
 fn on_cuda(name: &str) -> Assignment {

@@ -13,13 +13,13 @@ use types::{
     Activations, Grid, KvDtype, Layout, Mode, Numerics, PolicyDigest, Request, RequestId, Slice, Step, StepDone,
     StepId, Want,
 };
-use worker::{Assignment, CarrierChoice, LoadError, ModelLoader, Place, RunError, Runner};
+use worker::{Assignment, CarrierChoice, ComputeDevice, LoadError, ModelLoader, RunError, Runner};
 
 const DEEP: &str = "llama-deep.gguf";
 const N_LAYERS: u32 = 5;
 
 fn loader() -> ModelLoader {
-    ModelLoader { place: Place::Cuda { ordinal: 0, cache: None }, spin: false, ..ModelLoader::new(1) }
+    ModelLoader { device: ComputeDevice::Cuda { ordinal: 0, cache: None }, spin: false, ..ModelLoader::new(1) }
 }
 
 fn on_cuda(name: &str) -> Assignment {

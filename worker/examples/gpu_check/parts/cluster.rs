@@ -13,7 +13,7 @@ use std::time::Instant;
 use types::{
     Activations, BlockId, Epoch, Grid, KvDtype, Layout, Mode, Rank, Request, RequestId, Slice, Step, StepId, Want,
 };
-use worker::{Assignment, CarrierChoice, Driver, MeshSecret, ModelLoader, Place, Timeouts, nccl_version};
+use worker::{Assignment, CarrierChoice, ComputeDevice, Driver, MeshSecret, MeshTimeouts, ModelLoader, nccl_version};
 
 const DEEP: &str = "llama-deep.gguf";
 /// tp, pp
@@ -108,7 +108,7 @@ fn assignment(model: &Path) -> Assignment {
         layout: Layout::solo(spec.n_layers),
         mesh_addresses: vec![],
         mesh_secret: MeshSecret::default(),
-        timeouts: Timeouts::default(),
+        timeouts: MeshTimeouts::default(),
         policy: None,
         reading: 0,
         zero_kv: false,
@@ -150,7 +150,10 @@ fn lacking(carrier: CarrierChoice, n_ranks: usize) -> Option<String> {
 fn loaders(n_ranks: usize, cache: &Path, carrier: CarrierChoice) -> Vec<ModelLoader> {
     let n_cards = n_cards();
     let loader = |rank: usize| ModelLoader {
-        place: Place::Cuda { ordinal: if n_cards >= n_ranks { rank as u32 } else { 0 }, cache: Some(cache.to_owned()) },
+        device: ComputeDevice::Cuda {
+            ordinal: if n_cards >= n_ranks { rank as u32 } else { 0 },
+            cache: Some(cache.to_owned()),
+        },
         spin: false,
         carrier,
         ..ModelLoader::new(1)

@@ -3,7 +3,7 @@
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use checkpoint::Checkpoint;
-use model::{Limits, Model};
+use model::{Model, PassLimits};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use types::{Activations, Grid, Layout, PieceHash, PieceRun, Rank, Shares, Stage};
@@ -41,7 +41,7 @@ fn layouts(n_layers: u32) -> Vec<Layout> {
 
 /// What all ranks of a grid read; panics where two read different bytes of one piece.
 fn joined(checkpoint: &Checkpoint, device: &Cpu, layout: &Layout) -> BTreeMap<(String, u32), PieceHash> {
-    let limits = Limits { rows_max: 8, outputs_max: 8, context: 64.min(checkpoint.spec().context) };
+    let limits = PassLimits { rows_max: 8, outputs_max: 8, context: 64.min(checkpoint.spec().context) };
     let mut joined = BTreeMap::new();
     for rank in 0..layout.grid().n_ranks() {
         let model = Model::load(checkpoint, device, &layout.part(Rank(rank)), limits).unwrap();

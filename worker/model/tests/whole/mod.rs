@@ -6,7 +6,7 @@ use backend::cuda::{Cuda, CudaConfig};
 use backend::{Batch, Device, PassSlice, Repeats};
 use checkpoint::Checkpoint;
 use collective::Ranks;
-use model::{KvCache, Limits, Model};
+use model::{KvCache, Model, PassLimits};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use types::cache::blocks_for;
@@ -75,7 +75,7 @@ impl<D: Device> Rig<D> {
     pub fn new(models: &Path, name: &str, device: D, kv_dtype: KvDtype) -> Rig<D> {
         let checkpoint = Checkpoint::open(&model_path(models, name)).unwrap();
         let spec = checkpoint.spec();
-        let limits = Limits { rows_max: 512, outputs_max: 512, context: CONTEXT.min(spec.context) };
+        let limits = PassLimits { rows_max: 512, outputs_max: 512, context: CONTEXT.min(spec.context) };
         let collective = Ranks::solo(spec.n_layers);
         let part = collective.part();
         let model = Model::load(&checkpoint, &device, part, limits).unwrap();

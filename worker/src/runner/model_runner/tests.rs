@@ -1,8 +1,15 @@
 //! What lies in the pages of sequences that have let them go.
 
 use super::*;
+use crate::assignment::Assignment;
+use crate::load::kept::Shelf;
+use crate::runner::model_part::{ModelPart, load_part};
 use backend::Memory;
-use types::{Activations, BlockId, KvDtype, Layout, Rank, Request, RequestId, Slice, Want};
+use backend::cpu::{Cpu, CpuConfig, Isa};
+use checkpoint::Checkpoint;
+use collective::CancelFlag;
+use std::path::PathBuf;
+use types::{Activations, BlockId, KvDtype, Layout, Mode, Rank, Request, RequestId, Slice, Want};
 
 const N_BLOCKS: u32 = 8;
 
@@ -25,15 +32,15 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
         context: 100,
         batch_tokens_max: 100,
         running_max: 4,
-        timeouts: crate::Timeouts::default(),
+        timeouts: crate::MeshTimeouts::default(),
         policy: None,
         reading: 0,
         zero_kv,
     };
-    let loader = ModelLoader::new(1);
-    let open = || Ok(Cpu::new(loader.cpu(Activations::Int8)).unwrap());
-    let (parts, _) = on_device(open, &Shelf::default(), &assignment, &part, &CancelFlag::default()).unwrap();
-    let Parts { lent, kv, limits, .. } = parts;
+    let config = CpuConfig { threads: 1, activations: Activations::Int8, isa: Isa::detect(), spin: true };
+    let open = || Ok(Cpu::new(config).unwrap());
+    let (loaded, _) = load_part(open, &Shelf::default(), &assignment, &part, &CancelFlag::default()).unwrap();
+    let ModelPart { lent, kv, limits, .. } = loaded;
     ModelRunner::new(lent, Ranks::solo(n_layers), kv, limits)
 }
 

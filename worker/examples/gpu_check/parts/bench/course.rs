@@ -11,7 +11,7 @@ use types::{
     Activations, BlockId, Epoch, KvDtype, Layout, Mode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
     StepId, Want,
 };
-use worker::{Assignment, MeshSecret, ModelLoader, Place, Repeats, Runner, Timeouts, Upcoming};
+use worker::{Assignment, ComputeDevice, MeshSecret, MeshTimeouts, ModelLoader, Repeats, Runner, Upcoming};
 
 /// A model that is loaded.
 pub struct Model {
@@ -32,8 +32,8 @@ pub struct Room {
 impl Model {
     pub fn load(options: &Options, path: &Path, mode: Mode, room: Room) -> Result<Model, String> {
         let begun = Instant::now();
-        let place = Place::Cuda { ordinal: 0, cache: Some(options.cache.clone()) };
-        let loader = ModelLoader { place, spin: false, ..ModelLoader::new(cores()) };
+        let device = ComputeDevice::Cuda { ordinal: 0, cache: Some(options.cache.clone()) };
+        let loader = ModelLoader { device, spin: false, ..ModelLoader::new(cores()) };
         let assignment = assignment(path, &Shape::of(options), mode, room);
         let (runner, ready) = loader.build(&assignment).map_err(|error| error.to_string())?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -74,7 +74,7 @@ fn assignment(model: &Path, shape: &Shape, mode: Mode, room: Room) -> Assignment
         layout: Layout::solo(shape.n_layers),
         mesh_addresses: vec![],
         mesh_secret: MeshSecret::default(),
-        timeouts: Timeouts::default(),
+        timeouts: MeshTimeouts::default(),
         policy: None,
         reading: 0,
         zero_kv: false,

@@ -8,7 +8,7 @@
 //! A coordinator gives a block to another at the earliest in the step behind the last slice that reads it, and a rank
 //! runs steps in order. So it is soon enough to clear when a step begins.
 
-use crate::runner::sequences::SequenceLimits;
+use crate::runner::sequences::limits::SequenceLimits;
 use std::ops::Range;
 use types::{BlockId, CacheGroup};
 

@@ -1,0 +1,19 @@
+//! Why a model cannot be loaded, or a pass cannot be made.
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("tensor {tensor} is {shape:?}, {expected:?} was expected")]
+    Shape { tensor: String, shape: [usize; 2], expected: [usize; 2] },
+    #[error(transparent)]
+    Unsupported(#[from] types::Unsupported),
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    #[error(transparent)]
+    Backend(#[from] backend::Error),
+    #[error(transparent)]
+    Collective(#[from] collective::Error),
+    #[error("the load was broken off")]
+    BrokenOff,
+}

@@ -1,0 +1,26 @@
+//! The paged KV that a pass reads and writes. Knows no layer, and not which blocks are whose.
+
+use crate::error::Result;
+use backend::{KvSpec, Memory};
+use types::BlockId;
+
+/// The paged KV of a rank's layers, one entry per cache group.
+pub struct KvCache<M: Memory> {
+    pub(crate) groups: Vec<M::Kv>,
+}
+
+impl<M: Memory> KvCache<M> {
+    pub fn new(device: &M, specs: &[KvSpec]) -> Result<KvCache<M>> {
+        let groups = specs.iter().map(|spec| device.kv(*spec)).collect::<backend::Result<_>>()?;
+        Ok(KvCache { groups })
+    }
+
+    /// Zeros in these blocks of each group.
+    pub fn clear(&mut self, device: &M, blocks: &[Vec<BlockId>]) {
+        self.groups.iter_mut().zip(blocks).for_each(|(kv, blocks)| device.clear(kv, blocks));
+    }
+
+    pub fn groups(&self) -> &[M::Kv] {
+        &self.groups
+    }
+}

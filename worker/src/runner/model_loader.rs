@@ -1,0 +1,213 @@
+//! Makes the runner with a model: which device it computes on, and how its rank meets the others when all have loaded.
+//! Knows no step, and nothing of what is read of the model.
+
+use crate::assignment::{Assignment, Load, LoadError, Loaded, Ready};
+use crate::load::kept::Shelf;
+use crate::runner::Runner;
+use crate::runner::model_part::{ModelPart, load_failed, load_part};
+use crate::runner::model_runner::ModelRunner;
+use crate::runner::refused;
+use backend::Device;
+use backend::cpu::{Cpu, CpuConfig, Isa};
+use backend::cuda::{Cuda, CudaConfig};
+use collective::{CancelFlag, CarrierChoice, Mesh, MeshPlan, PeerListener, RankDevice, Ranks, Wire};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use types::{Activations, Mode, Part, Unsupported};
+use wire::refusals::Refusals;
+
+/// Which of a machine's devices a rank computes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ComputeDevice {
+    Cpu,
+    Cuda {
+        ordinal: u32,
+        /// Where compiled kernels are kept between starts.
+        cache: Option<PathBuf>,
+    },
+}
+
+/// Loads models for a device of this machine.
+#[derive(Clone, Debug)]
+pub struct ModelLoader {
+    pub device: ComputeDevice,
+    /// Threads that compute, the caller's among them.
+    pub threads: usize,
+    pub isa: Isa,
+    /// Whether who waits keeps its core: not with more threads than cores, those of other ranks counted.
+    pub spin: bool,
+    /// Where peers find this worker, if it is to have any.
+    pub listener: Option<Arc<PeerListener>>,
+    /// Who was refused there.
+    pub refusals: Arc<Refusals>,
+    pub wire: Wire,
+    /// What its last rank held.
+    pub shelf: Shelf,
+    /// Between the ranks' devices, where these are no processors.
+    pub carrier: CarrierChoice,
+    /// Whether a GPU begins passes that are like others as one.
+    pub graphs: bool,
+}
+
+impl ModelLoader {
+    /// For the CPU, with the widest instructions that this machine has, and without peers.
+    pub fn new(threads: usize) -> ModelLoader {
+        let (device, isa, wire, carrier) =
+            (ComputeDevice::Cpu, Isa::detect(), Wire::default(), CarrierChoice::default());
+        ModelLoader {
+            device,
+            threads,
+            isa,
+            spin: true,
+            listener: None,
+            refusals: Arc::default(),
+            wire,
+            shelf: Shelf::default(),
+            carrier,
+            graphs: true,
+        }
+    }
+
+    /// The runner of the rank that has met the others so, and what it found.
+    pub fn build_with(&self, assignment: &Assignment, mesh: Mesh) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        let cancel = CancelFlag::default();
+        let (parts, ready) = self.prepare(assignment, mesh.part(), &cancel)?;
+        Ok((parts.with(mesh, self.carrier, &cancel)?, ready))
+    }
+
+    /// What `load` and then `meet` do.
+    pub fn build(&self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+        let (apart, ready) = self.load_apart(assignment, &CancelFlag::default())?;
+        Ok((apart.join(&CancelFlag::default())?, ready))
+    }
+
+    fn load_apart(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Apart, Ready), LoadError> {
+        let way = self.way(assignment)?;
+        let (parts, ready) = self.prepare(assignment, &assignment.layout.part(assignment.rank), cancel)?;
+        Ok((Apart { parts, way, carrier: self.carrier }, ready))
+    }
+
+    /// How the others are met, once all have loaded.
+    fn way(&self, assignment: &Assignment) -> Result<Way, LoadError> {
+        let Assignment { epoch, rank, layout, mesh_addresses, mesh_secret, timeouts, .. } = assignment;
+        layout.grid().supported()?;
+        if layout.grid().n_ranks() == 1 {
+            return Ok(Way::Alone { n_layers: layout.n_layers() });
+        }
+        let Some(listener) = self.listener.clone() else {
+            return Err(Unsupported("a grid of several ranks, of a worker that has no address for peers").into());
+        };
+        let plan = MeshPlan::new(*epoch, *rank, layout.clone(), mesh_addresses.clone(), mesh_secret.0);
+        let plan = MeshPlan { wire: self.wire, spin: self.spin, timeouts: *timeouts, ..plan };
+        Ok(Way::Through { listener, refusals: self.refusals.clone(), plan: Box::new(plan) })
+    }
+
+    fn prepare(
+        &self,
+        assignment: &Assignment,
+        part: &Part,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn Prepared>, Ready), LoadError> {
+        match &self.device {
+            ComputeDevice::Cpu if assignment.mode != Mode::Lockstep => {
+                Err(Unsupported("numerics other than lockstep on the CPU, where there is one way to compute").into())
+            }
+            ComputeDevice::Cpu => {
+                let config = self.cpu(assignment.activations);
+                let open = || Cpu::new(config).map_err(load_failed(assignment));
+                Ok(boxed(load_part(open, &self.shelf, assignment, part, cancel)?))
+            }
+            ComputeDevice::Cuda { ordinal, cache } => {
+                let open = || self.cuda(*ordinal, cache.as_deref(), assignment);
+                Ok(boxed(load_part(open, &self.shelf, assignment, part, cancel)?))
+            }
+        }
+    }
+
+    fn cpu(&self, activations: Activations) -> CpuConfig {
+        CpuConfig { threads: self.threads, activations, isa: self.isa, spin: self.spin }
+    }
+
+    fn cuda(&self, ordinal: u32, cache: Option<&Path>, assignment: &Assignment) -> Result<Cuda, LoadError> {
+        if assignment.activations != Activations::Bf16 {
+            return Err(Unsupported("activations other than bf16 on CUDA: give --activations bf16 to all roles").into());
+        }
+        // It packs weights, and draws where tokens are sorted: in between it waits for the device.
+        let host = CpuConfig { spin: false, ..self.cpu(Activations::F32) };
+        let (cache, mode, graphs) = (cache.map(Path::to_owned), assignment.mode, self.graphs);
+        let config = CudaConfig { ordinal, cache, mode, host, graphs };
+        Cuda::open(&config).map_err(load_failed(assignment))
+    }
+}
+
+impl Load for ModelLoader {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let (apart, ready) = self.load_apart(assignment, cancel)?;
+        Ok((Box::new(apart), ready))
+    }
+}
+
+fn boxed<D: Device + RankDevice + 'static>((part, ready): (ModelPart<D>, Ready)) -> (Box<dyn Prepared>, Ready) {
+    (Box::new(part), ready)
+}
+
+/// A part of a model that is loaded, on whichever device.
+trait Prepared: Send {
+    fn with(
+        self: Box<Self>,
+        mesh: Mesh,
+        carrier: CarrierChoice,
+        cancel: &CancelFlag,
+    ) -> Result<Box<dyn Runner>, collective::Error>;
+}
+
+impl<D: Device + RankDevice + 'static> Prepared for ModelPart<D> {
+    fn with(
+        self: Box<Self>,
+        mesh: Mesh,
+        carrier: CarrierChoice,
+        cancel: &CancelFlag,
+    ) -> Result<Box<dyn Runner>, collective::Error> {
+        let ModelPart { lent, kv, limits, direct } = *self;
+        let ranks = Ranks::on(&lent.get().device, mesh, carrier, &direct, cancel)?;
+        if ranks.has(CarrierChoice::Nccl) {
+            tracing::info!(rank = ranks.part().place.tp, "NCCL carries between devices");
+        }
+        if ranks.has(CarrierChoice::Ipc) {
+            tracing::info!(rank = ranks.part().place.tp, "sums go over the devices' memory");
+        }
+        Ok(Box::new(ModelRunner::new(lent, ranks, kv, limits)))
+    }
+}
+
+/// A rank that has loaded and has not met the others.
+struct Apart {
+    parts: Box<dyn Prepared>,
+    way: Way,
+    carrier: CarrierChoice,
+}
+
+enum Way {
+    Alone { n_layers: u32 },
+    Through { listener: Arc<PeerListener>, refusals: Arc<Refusals>, plan: Box<MeshPlan> },
+}
+
+impl Apart {
+    fn join(self, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
+        let mesh = match self.way {
+            Way::Alone { n_layers } => Mesh::solo(n_layers),
+            Way::Through { listener, refusals, plan } => {
+                let joined = Mesh::join_until(&listener, *plan, cancel);
+                refused::log(&listener.refusals(), &refusals);
+                joined?
+            }
+        };
+        Ok(self.parts.with(mesh, self.carrier, cancel)?)
+    }
+}
+
+impl Loaded for Apart {
+    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
+        self.join(cancel)
+    }
+}

@@ -1,0 +1,169 @@
+//! A rank's part of a model on its device, and the memory that its sequences need: read from the files, or kept from
+//! the place before. Knows no other rank and no step.
+
+use crate::assignment::{Assignment, LoadError, Ready};
+use crate::load::kept::{Held, Lent, Of, Shelf};
+use crate::runner::sequences::SequenceLimits;
+use backend::{Device, KvSpec};
+use checkpoint::{Checkpoint, ModelSpec};
+use collective::{CancelFlag, ChunkLimits, ExchangeLimits};
+use model::{KvCache, Model, PassLimits};
+use std::time::Instant;
+use types::{BLOCKS_MAX, DeviceClass, Part, PolicyDigest, Unsupported};
+
+/// All of a runner but the other ranks.
+pub(super) struct ModelPart<D: Device + 'static> {
+    pub lent: Lent<D>,
+    pub kv: KvCache<D>,
+    pub limits: SequenceLimits,
+    pub direct: ExchangeLimits,
+}
+
+/// What a rank holds, on any device, and what it found.
+pub(super) fn load_part<D: Device + 'static>(
+    open: impl FnOnce() -> Result<D, LoadError>,
+    shelf: &Shelf,
+    assignment: &Assignment,
+    part: &Part,
+    cancel: &CancelFlag,
+) -> Result<(ModelPart<D>, Ready), LoadError> {
+    let begun = Instant::now();
+    let told = assignment.policy.map(|policy| Of::new(policy, assignment, part));
+    let kept = shelf.take::<D>(told.as_ref());
+    let was_kept = kept.as_ref().is_some_and(|kept| kept.reading == assignment.reading);
+    let (held, unread) = match kept {
+        Some(kept) if was_kept => (kept, None),
+        Some(kept) => again(kept, assignment, part, cancel)?,
+        None => (read(open()?, assignment, part, cancel)?, None),
+    };
+    let Held { device, spec, policy, .. } = &held;
+    let (limits, specs) = sizes(assignment, spec, part, device.class())?;
+    let kv = KvCache::new(device, &specs).map_err(load_failed(assignment))?;
+    let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.runs().to_vec());
+    let ready = Ready { policy: *policy, weight_bytes, weights, unread };
+    let millis = begun.elapsed().as_millis() as u64;
+    let (epoch, rank) = (assignment.epoch, assignment.rank.0);
+    tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
+    let (of, direct) = (Of::new(*policy, assignment, part), direct(&limits, spec, device.class()));
+    Ok((ModelPart { lent: shelf.lend(held, of), kv, limits, direct }, ready))
+}
+
+/// What is held is read again, where it still can be: a file that is gone, or is of another model, costs nobody his
+/// rank. The old goes first: there may not be room for two.
+fn again<D: Device>(
+    kept: Held<D>,
+    assignment: &Assignment,
+    part: &Part,
+    cancel: &CancelFlag,
+) -> Result<(Held<D>, Option<String>), LoadError> {
+    let why = difference(&kept, assignment, cancel).unwrap_or_else(|error| Some(error.to_string()));
+    if cancel.is_cancelled() {
+        // The epoch is over. The next one asks again.
+        return Ok((kept, None));
+    }
+    if let Some(why) = why {
+        let path = assignment.model_path.display();
+        tracing::warn!(%path, why, "the model cannot be read again: this rank goes on with what it has");
+        return Ok((kept, Some(format!("{path}: {why}"))));
+    }
+    let Held { device, model, .. } = kept;
+    drop(model);
+    Ok((read(device, assignment, part, cancel)?, None))
+}
+
+/// Why what is there now is not what is held. Every byte of it is looked at.
+fn difference<D: Device>(
+    kept: &Held<D>,
+    assignment: &Assignment,
+    cancel: &CancelFlag,
+) -> checkpoint::Result<Option<String>> {
+    let checkpoint = Checkpoint::open(&assignment.model_path)?;
+    let found = model::policy(&checkpoint, &kept.device, assignment.activations, assignment.kv_dtype)?;
+    if found != kept.policy {
+        let ours = kept.policy;
+        return Ok(Some(format!("what is there is of policy {found}, the replica serves under {ours}")));
+    }
+    let differs = checkpoint.differs_from(kept.model.runs(), &|| cancel.is_cancelled())?;
+    Ok(differs.map(|weight| format!("there are other bytes of the weight {weight} than the replica serves")))
+}
+
+fn read<D: Device>(device: D, assignment: &Assignment, part: &Part, cancel: &CancelFlag) -> Result<Held<D>, LoadError> {
+    let checkpoint = Checkpoint::open(&assignment.model_path).map_err(load_failed(assignment))?;
+    let (limits, _) = sizes(assignment, checkpoint.spec(), part, device.class())?;
+    let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
+    let limits = PassLimits { rows_max, outputs_max, context: assignment.context };
+    let model = Model::load_until(&checkpoint, &device, part, limits, cancel).map_err(load_failed(assignment))?;
+    let unread = checkpoint.unread();
+    if !unread.is_empty() {
+        tracing::debug!(?unread, "the model has no use for some of its file: the policy does not know of them");
+    }
+    let (policy, spec) = (policy(assignment, &checkpoint, &device)?, checkpoint.spec().clone());
+    Ok(Held { device, model, spec, policy, reading: assignment.reading })
+}
+
+fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, LoadError> {
+    model::policy(checkpoint, device, assignment.activations, assignment.kv_dtype).map_err(load_failed(assignment))
+}
+
+/// What a rank has room for, and the KV that it needs for that.
+fn sizes(
+    assignment: &Assignment,
+    spec: &ModelSpec,
+    part: &Part,
+    class: DeviceClass,
+) -> Result<(SequenceLimits, Vec<KvSpec>), LoadError> {
+    if assignment.layout.n_layers() != spec.n_layers {
+        return Err(Unsupported("a layout with other layers than the model's").into());
+    }
+    if assignment.context > spec.context {
+        return Err(Unsupported("a context longer than the model's").into());
+    }
+    let groups = spec.cache_groups().groups().to_vec();
+    let n_blocks = assignment.n_blocks.clone();
+    if n_blocks.len() != groups.len() {
+        return Err(Unsupported("other than one pool for each cache group of the model").into());
+    }
+    // A rank without heads could hold any number of them.
+    if n_blocks.iter().any(|n_blocks| !(1..=BLOCKS_MAX).contains(n_blocks)) {
+        return Err(Unsupported("a pool of no block, or of more than 2^24").into());
+    }
+    let specs = model::kv_specs(spec, part, class, assignment.kv_dtype, &n_blocks);
+    let needed = kv_bytes(&specs);
+    let available = assignment.kv_bytes;
+    if needed > available {
+        return Err(LoadError::Memory { what: "the KV cache", needed, available });
+    }
+    let limits = SequenceLimits {
+        n_vocab: spec.vocab,
+        context: assignment.context,
+        groups,
+        n_blocks,
+        rows_max: assignment.batch_tokens_max as usize,
+        running_max: assignment.running_max as usize,
+        zero_kv: assignment.zero_kv,
+    };
+    Ok((limits, specs))
+}
+
+/// The most that ranks exchange from device to device.
+fn direct(limits: &SequenceLimits, spec: &ModelSpec, class: DeviceClass) -> ExchangeLimits {
+    ExchangeLimits {
+        rows_max: limits.rows_max,
+        hidden: spec.hidden as usize,
+        outputs_max: limits.outputs_max(),
+        n_vocab: spec.vocab as usize,
+        n_leaves: model::leaf_counts(spec, class),
+        chunks: ChunkLimits::default(),
+    }
+}
+
+fn kv_bytes(specs: &[KvSpec]) -> u64 {
+    specs.iter().map(|spec| (spec.n_blocks as u64).saturating_mul(spec.block_bytes())).sum()
+}
+
+pub(super) fn load_failed<E: Into<model::Error>>(assignment: &Assignment) -> impl FnOnce(E) -> LoadError + '_ {
+    |source| match source.into() {
+        model::Error::Checkpoint(source @ checkpoint::Error::Changed { .. }) => LoadError::Changed(source),
+        source => LoadError::Model { path: assignment.model_path.clone(), source: source.into() },
+    }
+}

@@ -1,0 +1,64 @@
+//! What a rank can hold and run at once, and how a step contradicts that or what the rank holds. Knows no sequence.
+
+use types::{CacheGroup, RequestId, SCORED_ROWS_MAX, Token};
+
+/// What this rank can hold and run at once. A step beyond it breaks the protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SequenceLimits {
+    pub n_vocab: u32,
+    /// Positions of one sequence.
+    pub context: u32,
+    pub groups: Vec<CacheGroup>,
+    /// Of each group's pool.
+    pub n_blocks: Vec<u32>,
+    /// Rows of one step.
+    pub rows_max: usize,
+    /// Sequences held, and so the slices of one step.
+    pub running_max: usize,
+    /// Blocks are cleared when they are let go, and so nobody has one beside another.
+    pub zero_kv: bool,
+}
+
+impl SequenceLimits {
+    /// Rows of one step whose logits are wanted: one per slice, as no slice is empty, and those that are scored.
+    pub fn outputs_max(&self) -> usize {
+        self.rows_max.min(self.running_max + SCORED_ROWS_MAX as usize)
+    }
+}
+
+/// How a step contradicts what this rank holds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    #[error("request {0} is not held here")]
+    Unknown(RequestId),
+    #[error("request {id} goes on at {start}, its first {n_computed} positions are computed")]
+    Gap { id: RequestId, start: u32, n_computed: u32 },
+    #[error("request {id} has an empty slice at {start}")]
+    Empty { id: RequestId, start: u32 },
+    #[error("request {id} is to be computed up to {end}, its log has {n_tokens} tokens")]
+    NotInLog { id: RequestId, end: u32, n_tokens: u32 },
+    #[error("request {0} has two slices in one step")]
+    TwoSlices(RequestId),
+    #[error("request {id} reaches {end} positions, the context has {context}")]
+    TooLong { id: RequestId, end: u32, context: u32 },
+    #[error("request {0} starts without tokens")]
+    NoTokens(RequestId),
+    #[error("request {id} has token {token}, the vocabulary has {n_vocab}")]
+    NoSuchToken { id: RequestId, token: Token, n_vocab: u32 },
+    #[error("request {id} gets block {block}, there are {n_blocks}")]
+    NoSuchBlock { id: RequestId, block: u32, n_blocks: u32 },
+    #[error("block {block} is written by two slices, the second of request {id}")]
+    WrittenTwice { id: RequestId, block: u32 },
+    #[error("request {id} needs {needed} more blocks, {n_left} are left")]
+    TooFewBlocks { id: RequestId, needed: usize, n_left: usize },
+    #[error("{n} drawn tokens were told of step {step}, it has {n_draws} draws")]
+    NotAsManyTokens { step: u64, n: usize, n_draws: usize },
+    #[error("{0} blocks are left over")]
+    BlocksLeftOver(usize),
+    #[error("{n} rows, {rows_max} at most")]
+    TooManyRows { n: usize, rows_max: usize },
+    #[error("{n} rows with logits, {outputs_max} at most")]
+    TooManyOutputs { n: usize, outputs_max: usize },
+    #[error("{n} sequences, {running_max} at most")]
+    TooManySequences { n: usize, running_max: usize },
+}

@@ -1,0 +1,212 @@
+//! One request on this rank: its token log, its block tables, how far it is computed, and the rows of a slice. Knows
+//! nothing of other requests, nor who tells what was drawn.
+
+use crate::runner::sequences::limits::{SequenceLimits, Violation};
+use crate::runner::sequences::untold::{UNKNOWN, UntoldDraw};
+use backend::{Batch, PassSlice};
+use std::ops::Range;
+use types::cache::blocks_for;
+use types::{BLOCK_TOKENS, BlockId, Request, Sampling, Slice, Token, Want};
+
+/// `[0, n_computed) in the cache · [n_computed, tokens.len()) to be computed`
+#[derive(Debug, Default)]
+pub(super) struct Sequence {
+    /// Prompt and output.
+    pub tokens: Vec<Token>,
+    pub n_prompt: usize,
+    pub sampling: Sampling,
+    pub n_computed: u32,
+    /// The step of its last slice; 0 if none has run, and the first may begin behind a prefix that others have
+    /// computed.
+    pub last_slice: u64,
+    /// The step that began it: what is told of an earlier life is not for this one.
+    pub life: u64,
+    /// The last token has been drawn and not been told.
+    pub is_untold: bool,
+    /// The sum of the hidden states so far, where they are pooled.
+    pooled: Vec<f32>,
+    /// A token that the device has drawn, and nobody here knows yet: its position, and which of the draws it is.
+    pub promised: Option<(u32, u32)>,
+    /// Nothing could be drawn. What was planned ahead for it runs, on any tokens, and is worth nothing.
+    pub failed: bool,
+    /// Per cache group, the blocks of its positions.
+    pub tables: Vec<Vec<BlockId>>,
+}
+
+impl Sequence {
+    pub fn restart(&mut self, request: &Request, limits: &SequenceLimits, life: u64) {
+        /// Tokens that slices planned past a stop may add.
+        const PAST_END: usize = 8;
+        let n_tokens = request.prompt.len().saturating_add(request.sampling.tokens_max as usize);
+        let n_max = n_tokens.max(request.n_tokens()).min(limits.context as usize) + PAST_END;
+        self.tokens.clear();
+        self.tokens.reserve(n_max);
+        self.tokens.extend(request.prompt.iter().chain(&request.output));
+        self.n_prompt = request.prompt.len();
+        self.sampling.clone_from(&request.sampling);
+        self.n_computed = 0;
+        self.last_slice = 0;
+        self.life = life;
+        self.is_untold = false;
+        self.pooled.clear();
+        self.promised = None;
+        self.failed = false;
+        self.tables.resize_with(limits.groups.len(), Vec::new);
+        for table in &mut self.tables {
+            table.clear();
+            table.reserve(blocks_for(n_max as u32) as usize);
+        }
+    }
+
+    pub fn check(&self, slice: &Slice, limits: &SequenceLimits, step: u64) -> Result<(), Violation> {
+        let (id, start, end, context) = (slice.id, slice.range.start, slice.range.end, limits.context);
+        if start >= end {
+            return Err(Violation::Empty { id, start });
+        }
+        if self.last_slice == step {
+            return Err(Violation::TwoSlices(id));
+        }
+        // Only full blocks are shared, so a prefix that others have computed ends on one.
+        let shared_prefix = self.last_slice == 0 && start.is_multiple_of(BLOCK_TOKENS) && !limits.zero_kv;
+        if start != self.n_computed && !shared_prefix {
+            return Err(Violation::Gap { id, start, n_computed: self.n_computed });
+        }
+        if end > context {
+            return Err(Violation::TooLong { id, end, context });
+        }
+        let n_tokens = self.tokens.len() as u32;
+        if end > n_tokens {
+            return Err(Violation::NotInLog { id, end, n_tokens });
+        }
+        Ok(())
+    }
+
+    pub fn take_blocks(
+        &mut self,
+        slice: &Slice,
+        blocks: &mut &[BlockId],
+        limits: &SequenceLimits,
+    ) -> Result<(), Violation> {
+        let id = slice.id;
+        for ((group, &n_blocks), table) in limits.groups.iter().zip(&limits.n_blocks).zip(&mut self.tables) {
+            let needed = (group.n_blocks(slice.range.end) as usize).saturating_sub(table.len());
+            let Some((new, rest)) = blocks.split_at_checked(needed) else {
+                return Err(Violation::TooFewBlocks { id, needed, n_left: blocks.len() });
+            };
+            // What lies behind the window of all that is still to come need not be anywhere.
+            let n_unread = (group.n_passed(slice.range.start) as usize).saturating_sub(table.len()).min(needed);
+            let is_missing =
+                |(i, block): &(usize, &BlockId)| block.0 >= n_blocks && !(*i < n_unread && **block == BlockId::NONE);
+            if let Some((_, block)) = new.iter().enumerate().find(is_missing) {
+                return Err(Violation::NoSuchBlock { id, block: block.0, n_blocks });
+            }
+            table.extend_from_slice(new);
+            *blocks = rest;
+        }
+        Ok(())
+    }
+
+    /// Rows are stored by many threads at once: no two slices may store into one block.
+    pub fn mark_written(&self, slice: &Slice, written: &mut [Vec<u64>], stamp: u64) -> Result<(), Violation> {
+        let touched = slice.range.start / BLOCK_TOKENS..blocks_for(slice.range.end);
+        for (table, written) in self.tables.iter().zip(written) {
+            for block in &table[touched.start as usize..touched.end as usize] {
+                let last = &mut written[block.0 as usize];
+                if *last == stamp {
+                    return Err(Violation::WrittenTwice { id: slice.id, block: block.0 });
+                }
+                *last = stamp;
+            }
+        }
+        Ok(())
+    }
+
+    /// A drawn token belongs to a position: one that the log already holds is not learned twice. Whether it was new.
+    pub fn grow(&mut self, position: u32, token: Token) -> bool {
+        let is_new = self.tokens.len() == position as usize;
+        if is_new {
+            self.tokens.push(token);
+        }
+        is_new
+    }
+
+    /// What was drawn, whether or not the log has counted with it.
+    pub fn learn(&mut self, position: u32, token: Token) {
+        match self.promised.take_if(|(promised, _)| *promised == position) {
+            Some(_) => self.tokens[position as usize] = token,
+            None => drop(self.grow(position, token)),
+        }
+    }
+
+    /// Whether the slice has a row for the token that has not been told.
+    pub fn needs_untold(&self, slice: &Slice) -> bool {
+        self.is_untold && slice.range.end as usize >= self.tokens.len()
+    }
+
+    pub fn hear(&mut self, draw: UntoldDraw, token: Option<Token>) {
+        let is_ours = self.life == draw.life && self.is_untold && self.tokens.len() == draw.position as usize + 1;
+        if let Some(last) = self.tokens.last_mut().filter(|_| is_ours) {
+            *last = token.unwrap_or(UNKNOWN);
+            self.is_untold = false;
+        }
+    }
+
+    /// Whether the slice draws the token behind its range. Asked before the log grows.
+    pub fn draws(&self, slice: &Slice) -> bool {
+        match slice.want {
+            Want::Last => true,
+            Want::All { .. } => slice.range.end as usize == self.tokens.len(),
+            Want::Nothing | Want::Pool => false,
+        }
+    }
+
+    /// Positions whose rows are scored: another token of the prompt follows.
+    pub fn scored(&self, slice: &Slice) -> Range<u32> {
+        match slice.want {
+            Want::All { .. } => {
+                slice.range.start..slice.range.end.min((self.n_prompt as u32).saturating_sub(1)).max(slice.range.start)
+            }
+            Want::Nothing | Want::Last | Want::Pool => 0..0,
+        }
+    }
+
+    /// The tokens that the scored rows are asked for, and how many likely ones beside each.
+    pub fn scores(&self, slice: &Slice) -> Vec<(Token, u8)> {
+        let top_n = if let Want::All { top_n } = slice.want { top_n } else { 0 };
+        self.scored(slice).map(|position| (self.tokens[position as usize + 1], top_n)).collect()
+    }
+
+    /// Adds a position's hidden state; positions come in their order, so the sum has one.
+    pub fn pool(&mut self, state: &[f32]) {
+        self.pooled.resize(state.len(), 0.0);
+        self.pooled.iter_mut().zip(state).for_each(|(sum, value)| *sum += value);
+    }
+
+    /// The mean over the prompt, if it is one of numbers.
+    pub fn give_pooled(&mut self, to: &mut Vec<f32>) {
+        let n = self.n_prompt as f32;
+        to.extend(self.pooled.iter().map(|sum| sum / n));
+        if !to.iter().all(|value| value.is_finite()) {
+            to.clear();
+        }
+    }
+
+    pub fn lay_out(&self, slice: &Slice, batch: &mut Batch) {
+        let first = batch.n_rows() as u32;
+        let rows = first..first + slice.range.len() as u32;
+        batch.tokens.extend_from_slice(&self.tokens[slice.range.start as usize..slice.range.end as usize]);
+        batch.positions.extend(slice.range.clone());
+        if let Some((position, draw)) = self.promised.filter(|(position, _)| slice.range.contains(position)) {
+            batch.drawn.push((first + position - slice.range.start, draw));
+        }
+        batch.outputs.extend(self.scored(slice).map(|position| first + position - slice.range.start));
+        if self.draws(slice) {
+            batch.outputs.push(rows.end - 1);
+        }
+        batch.slices.push(PassSlice { rows, range: slice.range.clone(), want: slice.want });
+        for (of_batch, of_sequence) in batch.tables.iter_mut().zip(&self.tables) {
+            of_batch.blocks.extend_from_slice(of_sequence);
+            of_batch.bounds.push(of_batch.blocks.len() as u32);
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! What steps do to sequences, and which steps are refused.
+
+use super::*;
+use backend::PassSlice;
+use types::CacheGroup;
+
+const ID: RequestId = RequestId(1);
+
+fn sequences() -> Sequences {
+    sequences_that(TokenSource::Draws)
+}
+
+fn sequences_that(tokens: TokenSource) -> Sequences {
+    Sequences::new(limits(), tokens)
+}
+
+fn limits() -> SequenceLimits {
+    SequenceLimits {
+        n_vocab: 100,
+        context: 64,
+        groups: vec![CacheGroup::FULL],
+        n_blocks: vec![8],
+        rows_max: 40,
+        running_max: 2,
+        zero_kv: false,
+    }
+}
+
+fn request(id: RequestId, n_prompt: u32) -> Request {
+    Request { id, prompt: (0..n_prompt).collect(), ..Request::default() }
+}
+
+fn slice(range: std::ops::Range<u32>, want: Want) -> Slice {
+    Slice { id: ID, range, n_draft: 0, want }
+}
+
+fn step(starts: &[Request], slices: &[Slice], blocks: &[u32]) -> Step {
+    let blocks = blocks.iter().copied().map(BlockId).collect();
+    Step { starts: starts.into(), slices: slices.into(), blocks, ..Step::default() }
+}
+
+/// Runs a step in which every draw is the given token, or none.
+fn run(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> Result<(Batch, Vec<SliceDone>), Violation> {
+    let mut batch = sequences.new_batch();
+    sequences.begin(step)?;
+    sequences.lay_out(step, &mut batch)?;
+    let mut draws = Vec::new();
+    sequences.draws(step, &mut draws);
+    assert_eq!(draws.len(), batch.outputs.len());
+    let out = |token| TokenOut { token, ..TokenOut::default() };
+    let mut drawn: Vec<_> = draws.iter().map(|_| token.map(out)).collect();
+    let mut done = Vec::new();
+    sequences.finish(step, &mut drawn, &mut Vec::new(), &mut done);
+    Ok((batch, done))
+}
+
+#[test]
+fn a_batch_is_laid_out_slice_by_slice() {
+    let mut sequences = sequences();
+    let other = Slice { id: RequestId(2), ..slice(0..2, Want::Last) };
+    let starts = [request(ID, 20), request(RequestId(2), 2)];
+    let first = step(&starts, &[slice(0..17, Want::Nothing), other], &[7, 3, 5]);
+    let (batch, done) = run(&mut sequences, &first, Some(42)).unwrap();
+    assert_eq!(batch.n_rows(), 19);
+    assert_eq!(batch.positions[15..], [15, 16, 0, 1]);
+    assert_eq!(batch.outputs, [18]);
+    let slices = [PassSlice::new(0..17, 0, Want::Nothing), PassSlice::new(17..19, 0, Want::Last)];
+    assert_eq!(batch.slices, slices);
+    assert_eq!(batch.tables[0].of(0), [BlockId(7), BlockId(3)]);
+    assert_eq!(batch.tables[0].of(1), [BlockId(5)]);
+    assert!(done[0].tokens.is_empty() && done[1].tokens[0].token == 42);
+
+    let other = Slice { id: RequestId(2), ..slice(2..3, Want::Last) };
+    let (batch, _) = run(&mut sequences, &step(&[], &[slice(17..20, Want::Last), other], &[]), Some(43)).unwrap();
+    assert_eq!(batch.tokens, [17, 18, 19, 42]);
+    assert_eq!(batch.slices[0].range.start, 17);
+    assert_eq!(batch.outputs, [2, 3]);
+}
+
+#[test]
+fn draws_see_the_log_before_the_token() {
+    let mut sequences = sequences();
+    let again = Request { output: vec![50, 51], ..request(ID, 4) };
+    let all = step(&[again], &[slice(0..6, Want::Last)], &[0]);
+    sequences.begin(&all).unwrap();
+    sequences.lay_out(&all, &mut Batch { tables: vec![Default::default()], ..Batch::default() }).unwrap();
+    let mut draws = Vec::new();
+    sequences.draws(&all, &mut draws);
+    assert_eq!((draws[0].position(), draws[0].n_output()), (6, 2));
+    assert_eq!((draws[0].prompt, draws[0].output), ([0, 1, 2, 3].as_slice(), [50, 51].as_slice()));
+}
+
+#[test]
+fn a_drawn_token_that_the_log_holds_is_not_learned_twice() {
+    let mut sequences = sequences();
+    let again = Request { output: vec![50, 51], ..request(ID, 4) };
+    run(&mut sequences, &step(&[again], &[slice(0..5, Want::Last)], &[0]), Some(99)).unwrap();
+    let (batch, _) = run(&mut sequences, &step(&[], &[slice(5..6, Want::Last)], &[]), Some(52)).unwrap();
+    assert_eq!(batch.tokens, [51]);
+}
+
+#[test]
+fn a_request_that_draws_nothing_fails_alone() {
+    let mut sequences = sequences();
+    let (_, done) = run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]), None).unwrap();
+    assert!(done[0].failed && done[0].tokens.is_empty());
+    // What was planned ahead has its rows, as on ranks that know nothing of it, and is worth nothing.
+    let planned = step(&[], &[slice(3..4, Want::Last)], &[]);
+    let (batch, done) = run(&mut sequences, &planned, Some(1)).unwrap();
+    assert!(batch.tokens == [UNKNOWN] && done[0].failed && done[0].tokens.is_empty());
+    // Begun again, it is as good as new.
+    let (_, done) = run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[4]), Some(8)).unwrap();
+    assert!(!done[0].failed && done[0].tokens.len() == 1);
+}
+
+/// What a rank lays out that is told `token` of each draw; and of how many steps it was told.
+fn run_told(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> (Vec<Token>, usize) {
+    let (mut batch, mut n_told) = (sequences.new_batch(), 0);
+    sequences.begin(step).unwrap();
+    while sequences.must_hear(step).is_some() {
+        sequences.hear(&vec![token; sequences.untold.steps[0].1]).unwrap();
+        n_told += 1;
+    }
+    sequences.lay_out(step, &mut batch).unwrap();
+    sequences.pass_by(step);
+    (batch.tokens, n_told)
+}
+
+#[test]
+fn who_is_told_waits_only_for_what_it_needs() {
+    let mut sequences = sequences_that(TokenSource::IsTold { late_max: 2 });
+    let other = |range| Slice { id: RequestId(2), ..slice(range, Want::Last) };
+    let starts = [request(ID, 3), request(RequestId(2), 3)];
+    let mut told = |step: &Step, token| run_told(&mut sequences, step, token);
+    assert_eq!(told(&step(&starts, &[slice(0..3, Want::Last)], &[0]), None), (vec![0, 1, 2], 0));
+    assert_eq!(told(&step(&[], &[other(0..3)], &[1]), None), (vec![0, 1, 2], 0));
+    assert_eq!(told(&step(&[], &[slice(3..4, Want::Last)], &[]), Some(42)), (vec![42], 1));
+    assert_eq!(told(&step(&[], &[other(3..4)], &[]), Some(43)), (vec![43], 1));
+    // Begun again from its prompt: what was drawn in its old life is not for this one.
+    let again = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[2]);
+    assert_eq!(told(&again, None), (vec![0, 1, 2], 0));
+    assert_eq!(told(&step(&[], &[slice(3..4, Want::Last)], &[]), Some(44)), (vec![44], 3));
+    // More than may be late.
+    for at in 3..6 {
+        told(&step(&[request(ID, at)], &[slice(0..at, Want::Last)], &[3]), Some(9));
+    }
+    assert_eq!(sequences.untold.steps.len(), 3);
+}
+
+#[test]
+fn a_failed_draw_leaves_the_same_rows_on_all_ranks() {
+    let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
+    let next = step(&[], &[slice(3..4, Want::Last)], &[]);
+    let mut sampler = sequences();
+    run(&mut sampler, &first, None).unwrap();
+    let expected = run(&mut sampler, &next, Some(5)).unwrap().0.tokens;
+    for tokens in [TokenSource::IsTold { late_max: 0 }, TokenSource::IsTold { late_max: 3 }, TokenSource::NeverKnows] {
+        let mut sequences = sequences_that(tokens);
+        run_told(&mut sequences, &first, None);
+        assert_eq!(run_told(&mut sequences, &next, None).0, expected);
+    }
+}
+
+#[test]
+fn what_a_sampler_cannot_have_drawn_is_refused() {
+    let check = |told: &[Option<Token>], expected: Violation| {
+        let mut sequences = sequences_that(TokenSource::IsTold { late_max: 0 });
+        run_told(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]), None);
+        assert_eq!(sequences.must_hear(&Step::default()), Some(StepId(0)));
+        assert_eq!(sequences.hear(told).unwrap_err(), expected);
+    };
+    check(&[], Violation::NotAsManyTokens { step: 0, n: 0, n_draws: 1 });
+    check(&[Some(1), None], Violation::NotAsManyTokens { step: 0, n: 2, n_draws: 1 });
+    check(&[Some(100)], Violation::NoSuchToken { id: ID, token: 100, n_vocab: 100 });
+}
+
+/// All of them in flight: nothing is heard before it must be.
+#[test]
+fn what_was_drawn_for_an_earlier_life_is_dropped() {
+    let mut sequences = sequences_that(TokenSource::IsTold { late_max: 8 });
+    let mut silent = |step: &Step| {
+        sequences.begin(step).unwrap();
+        sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
+        sequences.pass_by(step);
+    };
+    // Preempted with a draw on its way, it begins again from the same log and draws at the same position; then it
+    // ends, and another takes its id.
+    let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
+    let again = Step { ends: vec![ID], ..first.clone() };
+    let other = Request { prompt: vec![9, 8, 7], ..request(ID, 3) };
+    [&first, &again, &Step { starts: vec![other], ..again.clone() }].into_iter().for_each(&mut silent);
+    let next = step(&[], &[slice(3..4, Want::Last)], &[]);
+    sequences.begin(&next).unwrap();
+    for (token, is_told) in [(50, false), (51, false), (52, true)] {
+        assert!(sequences.must_hear(&next).is_some(), "a row needs what has not been told");
+        sequences.hear(&[Some(token)]).unwrap();
+        assert_eq!(sequences.held[&ID].is_untold, !is_told, "{token}");
+    }
+    assert_eq!(sequences.must_hear(&next), None);
+    let mut batch = sequences.new_batch();
+    sequences.lay_out(&next, &mut batch).unwrap();
+    assert_eq!(batch.tokens, [52], "its own, once");
+}
+
+#[test]
+fn a_draw_of_a_log_that_has_gone_on_is_dropped() {
+    let mut sequences = sequences_that(TokenSource::IsTold { late_max: 8 });
+    let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
+    // What the draw gave has come home: the log that begins again has it, and is drawn one further on.
+    let longer = Request { output: vec![50], ..request(ID, 3) };
+    let again = Step { ends: vec![ID], ..step(&[longer], &[slice(0..4, Want::Last)], &[0]) };
+    for step in [&first, &again] {
+        sequences.begin(step).unwrap();
+        sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
+        sequences.pass_by(step);
+    }
+    let next = step(&[], &[slice(4..5, Want::Last)], &[]);
+    assert_eq!(run_told(&mut sequences, &next, Some(77)), (vec![77], 2));
+    assert_eq!(sequences.held[&ID].tokens[..5], [0, 1, 2, 50, 77]);
+}
+
+#[test]
+fn what_is_let_go_is_told_once_and_before_others_may_have_it() {
+    let window = CacheGroup::FULL.within(20);
+    let groups = vec![CacheGroup::FULL, window];
+    let limits = SequenceLimits { groups, n_blocks: vec![8, 8], zero_kv: true, ..limits() };
+    let mut sequences = Sequences::new(limits, TokenSource::Draws);
+    let mut after = |step: &Step| {
+        sequences.begin(step).unwrap();
+        let told = sequences.uncleared().unwrap();
+        let blocks: Vec<Vec<u32>> = told.iter().map(|of| of.iter().map(|block: &BlockId| block.0).collect()).collect();
+        told.iter_mut().for_each(Vec::clear);
+        sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
+        sequences.finish(step, &mut [], &mut Vec::new(), &mut Vec::new());
+        blocks
+    };
+    let none: Vec<Vec<u32>> = vec![vec![], vec![]];
+    let other = RequestId(2);
+    let first = step(&[request(ID, 60)], &[slice(0..33, Want::Nothing)], &[1, 2, 3, 4, 5, 6]);
+    assert_eq!(after(&first), none);
+    // Of the window's, what the next position does not read any more is not there for the next step.
+    assert_eq!(after(&step(&[], &[slice(33..40, Want::Nothing)], &[])), none);
+    let beside = Slice { id: other, range: 0..5, n_draft: 0, want: Want::Nothing };
+    let crowd = step(&[request(other, 9)], &[slice(40..60, Want::Nothing), beside.clone()], &[7, 0, 0, 4]);
+    assert_eq!(after(&crowd), [vec![], vec![4]]);
+    // One ends, and the other begins again in the step that would have ended it.
+    let again = Step { ends: vec![ID], ..step(&[request(other, 9)], &[beside], &[2, 2]) };
+    assert_eq!(after(&again), [vec![0, 1, 2, 3, 7], vec![0, 4, 5, 6]]);
+    assert_eq!(after(&Step { ends: vec![other, ID], ..Step::default() }), [vec![2], vec![2]]);
+    assert_eq!(after(&Step::default()), none);
+    // Nobody has a block beside another there, and so nobody begins behind what others have computed.
+    let hit = step(&[request(ID, 50)], &[slice(16..50, Want::Last)], &[0, 1, 2, 3, 0, 1, 2, 3]);
+    sequences.begin(&hit).unwrap();
+    let refused = sequences.lay_out(&hit, &mut sequences.new_batch()).unwrap_err();
+    assert_eq!(refused, Violation::Gap { id: ID, start: 16, n_computed: 0 });
+}
+
+#[test]
+fn a_window_needs_no_block_behind_it_and_each_group_has_its_own_pool() {
+    let window = CacheGroup::FULL.within(20);
+    let windowed = || {
+        let limits = SequenceLimits { groups: vec![CacheGroup::FULL, window], n_blocks: vec![8, 4], ..limits() };
+        Sequences::new(limits, TokenSource::Draws)
+    };
+    let none = BlockId::NONE.0;
+    // Behind 48 positions, 29 to 47 are read: of its three blocks the first is not.
+    let hit =
+        |blocks: &[u32]| run(&mut windowed(), &step(&[request(ID, 50)], &[slice(48..50, Want::Last)], blocks), Some(1));
+    let (batch, _) = hit(&[4, 5, 6, 7, none, 1, 2, 3]).unwrap();
+    assert_eq!(batch.tables[0].of(0), [4, 5, 6, 7].map(BlockId));
+    assert_eq!(batch.tables[1].of(0), [none, 1, 2, 3].map(BlockId));
+    hit(&[4, 5, 6, 7, 0, 1, 2, 3]).unwrap();
+    let refused = |block, n_blocks| Violation::NoSuchBlock { id: ID, block, n_blocks };
+    assert_eq!(hit(&[4, 5, 6, 7, none, none, 2, 3]).unwrap_err(), refused(none, 4), "it is read");
+    assert_eq!(hit(&[none, 5, 6, 7, none, 1, 2, 3]).unwrap_err(), refused(none, 8), "all is read");
+    assert_eq!(hit(&[4, 5, 6, 7, none, 1, 2, 4]).unwrap_err(), refused(4, 4), "the pool is smaller");
+    assert_eq!(hit(&[4, 5, 6, 7, 9, 1, 2, 3]).unwrap_err(), refused(9, 4), "no block, and not said to be none");
+    // The same id in two groups is not the same block.
+    hit(&[3, 2, 1, 0, none, 2, 1, 0]).unwrap();
+}
+
+#[test]
+fn ends_come_first_and_a_start_replaces() {
+    let mut sequences = sequences();
+    let two = [request(ID, 3), request(RequestId(2), 3)];
+    run(&mut sequences, &step(&two, &[], &[]), None).unwrap();
+    let third = request(RequestId(3), 3);
+    let ended = Step { ends: vec![RequestId(2)], ..step(&[third], &[], &[]) };
+    run(&mut sequences, &ended, None).unwrap();
+    run(&mut sequences, &step(&[request(ID, 5)], &[slice(0..5, Want::Last)], &[0]), Some(1)).unwrap();
+    assert_eq!(sequences.len(), 2);
+}
+
+#[test]
+fn a_prefix_computed_by_others_is_full_blocks() {
+    let shared =
+        |start| run(&mut sequences(), &step(&[request(ID, 40)], &[slice(start..40, Want::Last)], &[1, 2, 3]), Some(1));
+    assert_eq!(shared(32).unwrap().0.positions[0], 32);
+    assert_eq!(shared(20).unwrap_err(), Violation::Gap { id: ID, start: 20, n_computed: 0 });
+}
+
+#[test]
+fn contradictions_are_refused_by_name() {
+    let begun = step(&[request(ID, 20)], &[slice(0..10, Want::Nothing)], &[0]);
+    let check = |step: Step, expected: Violation| {
+        let mut sequences = sequences();
+        run(&mut sequences, &begun, None).unwrap();
+        assert_eq!(run(&mut sequences, &step, Some(1)).unwrap_err(), expected);
+    };
+    let last = |range| slice(range, Want::Last);
+    let (id, other) = (ID, RequestId(2));
+    check(step(&[], &[Slice { id: other, ..last(0..1) }], &[1]), Violation::Unknown(other));
+    check(step(&[], &[last(11..20)], &[1]), Violation::Gap { id, start: 11, n_computed: 10 });
+    check(step(&[], &[last(0..20)], &[1]), Violation::Gap { id, start: 0, n_computed: 10 });
+    check(step(&[], &[last(10..10)], &[]), Violation::Empty { id, start: 10 });
+    check(step(&[], &[last(10..21)], &[1]), Violation::NotInLog { id, end: 21, n_tokens: 20 });
+    check(step(&[], &[last(10..u32::MAX)], &[1]), Violation::TooLong { id, end: u32::MAX, context: 64 });
+    check(step(&[], &[last(10..12), last(12..20)], &[1]), Violation::TwoSlices(id));
+    check(step(&[], &[last(10..20)], &[]), Violation::TooFewBlocks { id, needed: 1, n_left: 0 });
+    check(step(&[], &[last(10..20)], &[8]), Violation::NoSuchBlock { id, block: 8, n_blocks: 8 });
+    check(step(&[], &[last(10..20)], &[1, 2]), Violation::BlocksLeftOver(1));
+    check(step(&[], &[last(10..20)], &[0]), Violation::WrittenTwice { id, block: 0 });
+    check(step(&[request(other, 0)], &[], &[]), Violation::NoTokens(other));
+    check(step(&[request(other, 65)], &[], &[]), Violation::TooLong { id: other, end: 65, context: 64 });
+    let foreign = Request { prompt: vec![100], ..request(other, 0) };
+    check(step(&[foreign], &[], &[]), Violation::NoSuchToken { id: other, token: 100, n_vocab: 100 });
+    let many = [request(other, 1), request(RequestId(3), 1)];
+    check(step(&many, &[], &[]), Violation::TooManySequences { n: 3, running_max: 2 });
+    let long = Slice { id: other, ..last(0..40) };
+    let rows = step(&[request(other, 40)], &[last(10..20), long], &[1, 2, 3, 4]);
+    check(rows, Violation::TooManyRows { n: 50, rows_max: 40 });
+}
