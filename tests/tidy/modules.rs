@@ -106,10 +106,10 @@ fn reach<'a>(edges: &'a BTreeSet<(Path, Path)>, from: &'a Path) -> BTreeSet<&'a 
     seen
 }
 
-/// `link/mod.rs` is `link`, `lib.rs` is the root.
+/// `link/mod.rs` is `link`; `lib.rs` is the root, and so is `main.rs`.
 fn module(file: &str) -> Path {
     let mut parts: Path = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
-    if parts.last().is_some_and(|last| last == "mod" || last == "lib") {
+    if parts.last().is_some_and(|last| matches!(last.as_str(), "mod" | "lib" | "main")) {
         parts.pop();
     }
     parts
@@ -221,6 +221,7 @@ fn circles_are_found_through_reexports_and_aliases() {
         assert_eq!(circles, expect, "{files:?}");
     };
     check(&[("lib.rs", "mod a; mod b;"), ("a.rs", "use crate::b::B;"), ("b.rs", "use std::io;")], &[]);
+    check(&[("main.rs", "mod a; use a::A;"), ("a.rs", "use crate::B;")], &[&["", "a"]]);
     check(&[("a.rs", "use crate::b::{self, B};"), ("b.rs", "fn f() { crate::a::g() }")], &[&["a", "b"]]);
     // Through a re-export, an alias, a child, and `super`.
     let room = [("r/mod.rs", "mod x; pub use x::X;"), ("r/x.rs", "use crate::y;"), ("y.rs", "use crate::r::X;")];

@@ -87,6 +87,15 @@ impl Source {
         &self.path[..end.unwrap_or_else(|| self.path.find('/').unwrap_or(0))]
     }
 
+    /// Lines of what is shipped, comments and blank ones among them.
+    pub fn n_shipped_lines(&self) -> usize {
+        if self.shipped.is_empty() {
+            return 0;
+        }
+        let of_tests = test_items(&self.code).into_iter().map(|item| self.code[item].lines().count());
+        self.text.lines().count() - of_tests.sum::<usize>()
+    }
+
     /// `path:line`, for messages.
     pub fn at(&self, offset: usize) -> String {
         format!("{}:{}", self.path, line(&self.code, offset))
