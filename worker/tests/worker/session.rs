@@ -4,9 +4,9 @@ use crate::common;
 use collective::Mesh;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
 use proto::cluster::{
-    Assign, GetModelRequest, Meet, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, Release, ReloadReply,
-    ReloadRequest, ReplicaFrame, RouterFrame, ScaleReply, ScaleRequest, Stage, WorkerFrame, WorkerHello, rank_frame,
-    worker_frame,
+    Assign, GetHashesRequest, GetModelRequest, Meet, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, Release,
+    ReloadReply, ReloadRequest, ReplicaFrame, RouterFrame, ScaleReply, ScaleRequest, Stage, WeightHashes, WorkerFrame,
+    WorkerHello, rank_frame, worker_frame,
 };
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -57,6 +57,10 @@ impl Coordinator for Puppet {
 
     async fn scale(&self, _: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
         Err(Status::unimplemented("no grid here"))
+    }
+
+    async fn get_hashes(&self, _: Request<GetHashesRequest>) -> Result<Response<WeightHashes>, Status> {
+        Err(Status::unimplemented("no model here"))
     }
 
     async fn get_model(&self, _: Request<GetModelRequest>) -> Result<Response<ModelFiles>, Status> {
