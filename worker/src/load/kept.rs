@@ -4,6 +4,7 @@
 //! A runner has them lent. When it is gone they are back on the shelf, where the next place finds them if it is for the
 //! same part of the same model, and where nothing else ever is: whoever looks empties the shelf.
 
+use crate::load::reading::Reading;
 use crate::runner::Assignment;
 use backend::Device;
 use checkpoint::ModelSpec;
@@ -39,8 +40,7 @@ pub(crate) struct Held<D: Device> {
     pub model: Model<D>,
     pub spec: ModelSpec,
     pub policy: PolicyDigest,
-    /// In which the file was read.
-    pub reading: u32,
+    pub reading: Reading,
 }
 
 /// The same while a runner has it.

@@ -423,3 +423,37 @@ async fn who_is_released_holds_nothing_and_heeds_no_late_word() {
     assert_eq!(joined.done().await.slices.len(), 1);
     scene.end().await;
 }
+
+/// Remembers that it was told.
+struct Told {
+    sim: Box<dyn Load>,
+    distrusts: std::sync::mpsc::Sender<()>,
+}
+
+impl Load for Told {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        self.sim.load(assignment, cancel)
+    }
+
+    fn distrust(&mut self) {
+        self.distrusts.send(()).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn who_is_refused_for_its_bytes_does_not_believe_its_copy_and_ends() {
+    for (refusal, is_told) in [(Status::data_loss("other bytes"), true), (Status::failed_precondition("other"), false)]
+    {
+        let (distrusts, told) = std::sync::mpsc::channel();
+        let sim = Box::new(Sim::default());
+        let mut scene = Scene::start_with(Box::new(Told { sim, distrusts })).await;
+        let mut joined = scene.joined().await;
+        joined.seat().await;
+        joined.down.send(Err(refusal.clone())).await.unwrap();
+        let error = timeout(PATIENCE, scene.worker).await.unwrap().unwrap().unwrap_err();
+        assert!(error.to_string().contains(refusal.message()), "{error}");
+        // Before it ended.
+        assert_eq!(told.try_recv().is_ok(), is_told);
+        scene.server.abort();
+    }
+}
