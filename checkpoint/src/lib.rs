@@ -146,14 +146,22 @@ impl Checkpoint {
         }
     }
 
+    /// What the files of its weights were when they were opened: with the same stamps they have the same bytes.
+    pub fn stamps(&self) -> Vec<Stamp> {
+        self.files().iter().map(SourceFile::stamp).collect()
+    }
+
     /// Whether all that was read of it is of one model. Call it when everything has been: a file that was cut short,
     /// written to or replaced meanwhile is named.
     pub fn unchanged(&self) -> Result<()> {
-        let files = match &self.weights {
+        self.files().iter().try_for_each(SourceFile::unchanged)
+    }
+
+    fn files(&self) -> &[SourceFile] {
+        match &self.weights {
             Weights::Folder(shards) => shards.files(),
             Weights::Gguf(parts) => &parts.files,
-        };
-        files.iter().try_for_each(SourceFile::unchanged)
+        }
     }
 
     fn check_tensors(&self) -> Result<()> {

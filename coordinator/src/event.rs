@@ -2,6 +2,7 @@
 
 use crate::WorkerId;
 use crate::outbound::Outbound;
+use crate::replica::joined::ServedWeights;
 use proto::cluster as wire;
 use tokio::sync::oneshot;
 use tonic::Status;
@@ -82,6 +83,10 @@ pub(crate) enum Event {
     RankLost {
         worker: WorkerId,
         why: Status,
+    },
+    /// A router wants to know where another replica differs.
+    Weights {
+        reply: Reply<ServedWeights>,
     },
     /// An operator wants another grid.
     Scale {

@@ -158,6 +158,14 @@ fn replica(replica: &Value) -> String {
     if let Some(why) = shortened["why"].as_str() {
         let _written = writeln!(out, "context {} and not {}: {why}", shortened["has"], shortened["asked"]);
     }
+    let differs = &replica["differs"];
+    if let (Some(other), Some(weight)) = (differs["replica"].as_str(), differs["weight"].as_str()) {
+        let piece = &differs["piece"];
+        let _written = writeln!(
+            out,
+            "other bytes of the weight {weight} (piece {piece}) than {other} has: a file of one of the two is damaged"
+        );
+    }
     for apart in replica["apart"].as_array().map_or(&[][..], Vec::as_slice) {
         let _written = writeln!(out, "{}", self::apart(apart));
     }
@@ -255,6 +263,7 @@ mod tests {
             }],
             "unplaced": { "why": "too few", "seconds": 7 },
             "shortened": { "asked": 9, "has": 5, "why": "too little" },
+            "differs": { "replica": "there", "weight": "w", "piece": 3 },
             "requests": { "running": 2, "waiting": 0 }, "blocks": { "used": 1, "total": 2 }, "spares": 0,
             "tokens_per_s": { "predicted": { "low": 5.0, "high": 9.0, "bottleneck": "compute" }, "alone": 7.0 },
             "ranks": [rank],
@@ -264,6 +273,7 @@ mod tests {
             "tp 1 x pp 1 (wanted: tp 2 x pp 1) ·",
             "no places for its ranks for 7 s: too few",
             "context 5 and not 9: too little",
+            "other bytes of the weight w (piece 3) than there has",
             "a:1 of h and b:2 of i do not reach",
             "local · m · ready",
             "predicted 5 to 9",
@@ -275,7 +285,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
-        let widths: Vec<usize> = text.lines().skip(5).map(|line| line.chars().count()).collect();
+        let widths: Vec<usize> = text.lines().skip(6).map(|line| line.chars().count()).collect();
         assert!(widths.len() == 2 && widths[0] == widths[1], "{text}");
         assert!(render(&json!({})).contains("no replica"));
         let away = json!({ "replicas": [{ "replica": "there:1", "phase": "absent" }] });

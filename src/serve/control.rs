@@ -5,8 +5,8 @@ use anyhow::{Context, ensure};
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
 use proto::cluster::{
-    GetModelRequest, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, ReloadReply, ReloadRequest, ReplicaFrame,
-    RouterFrame, ScaleReply, ScaleRequest, WorkerFrame,
+    GetHashesRequest, GetModelRequest, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, ReloadReply, ReloadRequest,
+    ReplicaFrame, RouterFrame, ScaleReply, ScaleRequest, WeightHashes, WorkerFrame,
 };
 use std::net::{Ipv4Addr, SocketAddr};
 use tokio::net::TcpListener;
@@ -84,6 +84,10 @@ impl Coordinator for Door {
     }
 
     async fn join(&self, _: Request<Streaming<WorkerFrame>>) -> Result<Response<Self::JoinStream>, Status> {
+        shut()
+    }
+
+    async fn get_hashes(&self, _: Request<GetHashesRequest>) -> Result<Response<WeightHashes>, Status> {
         shut()
     }
 

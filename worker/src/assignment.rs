@@ -13,6 +13,9 @@ pub trait Load: Send {
     /// Everything but the other ranks: nobody waits for another's reading. When `cancel` is raised, the place is over,
     /// and what takes long is broken off, with whatever error.
     fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError>;
+
+    /// The bytes that were loaded last are refused: copies that were made for it are not believed again.
+    fn distrust(&mut self) {}
 }
 
 /// A place that is loaded, and whose rank has not met the others.

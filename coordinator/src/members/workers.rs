@@ -2,6 +2,8 @@
 //! requests; which rank each holds is told to it.
 
 use crate::WorkerId;
+use crate::config::{Waits, micros};
+use crate::members::distrusted::Distrusted;
 use crate::members::hangs::RankReport;
 use crate::members::ranks::{RankHolders, Readiness};
 use crate::members::unreachable::{LeftOut, MissedPeer, Unreachable};
@@ -21,8 +23,28 @@ pub(crate) struct JoinedWorkers {
     workers: BTreeMap<WorkerId, Member>,
     /// Of two that do not reach each other, the one that is left out.
     unreachable: Unreachable,
+    /// Those whose hosts have loaded what the replica does not serve.
+    distrusted: Distrusted,
     /// Of workers that say they are where another one is; those whose device nobody knows share one.
     refusals: RateLimit<Option<WorkerId>>,
+}
+
+/// Who may be given a rank now, best first.
+pub(crate) struct Candidates {
+    machines: Vec<Machine>,
+    /// So many of them come before those that are taken only where nothing can be placed without.
+    n_trusted: usize,
+}
+
+impl Candidates {
+    pub fn all(&self) -> &[Machine] {
+        &self.machines
+    }
+
+    /// What is tried first, where that is not all.
+    pub fn trusted(&self) -> Option<&[Machine]> {
+        (self.n_trusted < self.machines.len()).then(|| &self.machines[..self.n_trusted])
+    }
 }
 
 /// Why a worker is refused that would join.
@@ -145,11 +167,32 @@ impl JoinedWorkers {
         Some(Dismissed { blamed_as: suspicion.and_then(|suspicion| suspicion.rank), host: machine.host })
     }
 
-    /// Those that were never blamed come first: a spare is the better peer. Who is left out is not among them.
-    pub fn candidates(&self, now: Micros) -> Vec<Machine> {
-        let mut inventory = self.inventory();
-        inventory.retain(|machine| !self.unreachable.is_out(machine.worker, now));
-        inventory
+    /// Those that were never blamed come first: a spare is the better peer. Whose host is not trusted comes last. Who
+    /// is left out is not among them.
+    pub fn candidates(&self, now: Micros) -> Candidates {
+        let is_out = |machine: &Machine| {
+            self.unreachable.is_out(machine.worker, now) || self.distrusted.is_out(&machine.host, now)
+        };
+        let there = self.inventory().into_iter().filter(|machine| !is_out(machine));
+        let (mut machines, distrusted): (Vec<_>, Vec<_>) =
+            there.partition(|machine| !self.distrusted.has(&machine.host));
+        let n_trusted = machines.len();
+        machines.extend(distrusted);
+        Candidates { machines, n_trusted }
+    }
+
+    /// When the next of those that are left out has another chance.
+    pub fn next_chance(&self, now: Micros) -> Option<Micros> {
+        let apart = self.left_out(now).map(|(_, out)| out.until).min();
+        [apart, self.distrusted.next(now)].into_iter().flatten().min()
+    }
+
+    /// What it has loaded is not what the replica serves.
+    pub fn distrust(&mut self, worker: WorkerId, now: Micros, waits: &Waits) {
+        let host = self.host(worker).to_owned();
+        let until = self.distrusted.refused(&host, now, [micros(waits.replace_min), micros(waits.replace_max)]);
+        let millis = until.since(now).0 / 1000;
+        tracing::warn!(%worker, host, millis, "a host has loaded what is not served: its workers are taken last");
     }
 
     fn inventory(&self) -> Vec<Machine> {
@@ -276,6 +319,7 @@ impl JoinedWorkers {
     /// These have met.
     pub fn met(&mut self, ranks: &RankHolders) {
         self.unreachable.met(ranks.workers());
+        self.distrusted.met();
     }
 
     /// Those that are left out now.

@@ -45,7 +45,7 @@ impl Replica {
         self.may_change()?;
         let Some(served) = self.requests.policy() else { return Ok(()) };
         let (policy, candidates) = (self.asked().policy_on(grid), self.members.candidates(self.now()));
-        let blueprint = plan(&candidates, &self.config.shape, &policy, None).map_err(unplaceable)?;
+        let blueprint = plan(candidates.all(), &self.config.shape, &policy, None).map_err(unplaceable)?;
         let planner = self.config.scheduler(&blueprint, served);
         planner.supported().map_err(|error| Status::failed_precondition(Error::from(error).to_string()))
     }

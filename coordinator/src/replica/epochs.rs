@@ -40,7 +40,7 @@ impl Replica {
         let (grid, epoch, blueprint) = (placement.blueprint.grid, placement.epoch, &placement.blueprint);
         self.members.met(&placement.ranks);
         let policy = self.requests.policy().unwrap_or_else(|| self.readings.serve(meant));
-        self.requests.epoch_begins((&self.config, blueprint), policy, epoch, now)?;
+        self.requests.epoch_begins((&self.config, blueprint), [meant, policy], epoch, now)?;
         let (Grid { tp, pp, .. }, n_ranks, n_blocks) = (grid, blueprint.shards.len(), blueprint.n_blocks());
         tracing::info!(%epoch, tp, pp, n_ranks, ?n_blocks, "the replica is ready");
         self.phase = match std::mem::take(&mut self.phase) {

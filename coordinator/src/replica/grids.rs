@@ -4,7 +4,7 @@
 use super::endings::Ending;
 use super::phase::Phase;
 use crate::config::micros;
-use crate::members::workers::JoinedWorkers;
+use crate::members::workers::{Candidates, JoinedWorkers};
 use crate::placement::{Blueprint, Machine, ModelShape, Policy, Unplaceable, plan, plan_fewer};
 use crate::{Config, Waits};
 use types::{Grid, Micros};
@@ -83,21 +83,23 @@ impl GridChoice {
     }
 
     /// The wanted grid; or the most ranks that fit, when lost ranks have not been replaced for long enough. A rank
-    /// whose peers blame its worker is free for another.
+    /// whose peers blame its worker is free for another. Who is not trusted is taken where there is no grid without it.
     pub fn choose(
         &self,
         asked: Asked<'_>,
         members: &JoinedWorkers,
-        inventory: &[Machine],
+        candidates: &Candidates,
         now: Micros,
     ) -> Result<Blueprint, Unplaceable> {
         let last = self.last.as_ref().map(|last| without_suspects(last, members));
         // Who has never served waits for what was asked for.
         let fewer_will_do = asked.promised.is_some() && self.fewer_from.is_some_and(|from| now >= from);
-        match fewer_will_do {
+        let lay_out = |inventory: &[Machine]| match fewer_will_do {
             true => self.best(asked, inventory, last.as_ref()),
             false => plan(inventory, &asked.config.shape, &asked.policy_on(self.wanted), last.as_ref()),
-        }
+        };
+        let trusted = candidates.trusted().and_then(|trusted| lay_out(trusted).ok());
+        trusted.map_or_else(|| lay_out(candidates.all()), Ok)
     }
 
     /// The wanted grid, or else fewer ranks, or else a shorter context: what was promised is kept as long as it can be.

@@ -11,6 +11,7 @@ mod changes;
 mod endings;
 mod epochs;
 mod grids;
+pub mod joined;
 mod losses;
 mod phase;
 mod place;
@@ -160,6 +161,7 @@ impl Replica {
             Event::RankFailed { worker, failed } => self.rank_failed(worker, &failed),
             Event::WorkerLeaves { worker } => self.worker_leaves(worker),
             Event::RankLost { worker, why } => self.worker_gone(worker, why),
+            Event::Weights { reply } => self.tell_weights(reply),
             Event::Scale { grid, reply } => self.scale(grid, reply),
             Event::Reload { found, reply } => self.reload(&found, reply),
             Event::Tick => self.tick(),

@@ -29,20 +29,19 @@ impl Replica {
         let now = self.now();
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let must_wait = waiting.must_wait(now);
-        let inventory = self.members.candidates(now);
+        let candidates = self.members.candidates(now);
         let asked = Asked { config: &self.config, promised: self.requests.promised() };
-        match self.grids.choose(asked, &self.members, &inventory, now) {
+        match self.grids.choose(asked, &self.members, &candidates, now) {
             Ok(_) if must_wait => self.state_changed |= waiting.can(),
             Ok(blueprint) => {
                 let is_grown = waiting.is_growing;
-                self.predict(&inventory, &blueprint);
+                self.predict(candidates.all(), &blueprint);
                 self.assign(blueprint, is_grown);
             }
             Err(why) => {
-                self.state_changed |= waiting.cannot(now, why, inventory.len());
+                self.state_changed |= waiting.cannot(now, why, candidates.all().len());
                 // Who is left out may have another chance by then.
-                let next = self.members.left_out(now).map(|(_, out)| out.until).min();
-                waiting.try_again_at(next);
+                waiting.try_again_at(self.members.next_chance(now));
             }
         }
     }
@@ -62,7 +61,7 @@ impl Replica {
         }
         self.state_changed = true;
         self.grids.begun(&blueprint);
-        self.readings.begin();
+        self.readings.begin(*grid);
         let mut ranks = RankHolders::default();
         for shard in &blueprint.shards {
             ranks.assign(shard.worker, shard.rank, now);
@@ -116,7 +115,7 @@ impl Replica {
         }
         let grid = blueprint.grid;
         let has_spares = self.members.n_spares(Some(&serving.placement.ranks)) > 0;
-        let wider = || self.grids.wider_than(blueprint, asked, &self.members.candidates(now));
+        let wider = || self.grids.wider_than(blueprint, asked, self.members.candidates(now).all());
         let Some(wider) = has_spares.then(wider).flatten() else { return self.phase.crowd_changed() };
         if serving.is_wider_for_long(now, &self.config.waits, self.grids.n_relapses) {
             let (from_tp, from_pp, Grid { tp, pp, .. }) = (grid.tp, grid.pp, wider);

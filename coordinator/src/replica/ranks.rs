@@ -50,7 +50,7 @@ impl Replica {
         let facts = match self.accept(worker, loaded).and_then(|facts| self.hear_readings(rank, loaded).map(|()| facts))
         {
             Ok(facts) => facts,
-            Err(why) => return self.report_loss(worker, Cause::Wrong, why),
+            Err(why) => return self.refuse_loaded(worker, why),
         };
         let now = self.now();
         let Phase::Placing(placement) = &mut self.phase else { return };

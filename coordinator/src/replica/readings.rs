@@ -1,34 +1,42 @@
 //! Which bytes of the model the ranks have read: joined to one root, and compared where several have read the same.
 //! Knows the names of weights and the hashes of their pieces; no byte of a weight comes here.
+//!
+//! Layers are on one stage whole, and its ranks divide each weight of theirs among them in ascending order. So ranks of
+//! a stage that has anything of a weight have all of it, and a piece that is missing is of one of those around the gap:
+//!
+//! ```text
+//! rank 0  [ 0 1 ]                 ends before piece 3, and so does its neighbour: not its
+//! rank 1        [ 2 ]             its, or the next one's
+//! rank 2            . [ 4 5 ]
+//! ```
 
 use super::Replica;
 use super::endings::Cause;
+use super::joined::{JoinedWeights, ServedWeights};
 use crate::WorkerId;
+use crate::event::Reply;
 use proto::cluster as wire;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tonic::Status;
-use types::{PieceHash, PieceRun, PolicyDigest, Rank, WeightsRoot};
+use types::{Grid, PieceHash, PieceRun, PolicyDigest, Rank};
 
 /// What ranks say of what they have read, and what it came to.
-#[derive(Default)]
 pub(crate) struct Readings {
     /// Of the epoch that begins.
+    grid: Grid,
     said: BTreeMap<Rank, Vec<PieceRun>>,
     /// Of the last epoch that all ranks had loaded for.
     joined: JoinedWeights,
-    /// Present from the first time that the replica serves. What it serves never changes.
-    served: Option<Served>,
+    /// Present from the first time that the replica serves.
+    served: Option<ServedWeights>,
 }
 
-struct Served {
-    /// The policy by the model's fingerprint.
-    meant: PolicyDigest,
-    weights: JoinedWeights,
+impl Default for Readings {
+    fn default() -> Readings {
+        Readings { grid: Grid::SOLO, said: BTreeMap::new(), joined: JoinedWeights::default(), served: None }
+    }
 }
-
-/// All pieces of all weights, by name. Empty where ranks have no model.
-#[derive(Clone, Default, PartialEq, Eq)]
-struct JoinedWeights(BTreeMap<String, Vec<PieceHash>>);
 
 /// Why ranks cannot serve together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,8 +47,8 @@ pub(crate) enum Unequal {
         named(ranks)
     )]
     Bytes { ranks: Vec<Rank>, than: &'static str, weight: String, piece: u32 },
-    #[error("{} did not read all of the weight {weight}, and nobody else did", named(ranks))]
-    Missing { ranks: Vec<Rank>, weight: String },
+    #[error("{} did not read all of the weight {weight} (piece {piece}), which is on their stage", named(ranks))]
+    Missing { ranks: Vec<Rank>, weight: String, piece: u32 },
 }
 
 fn named(ranks: &[Rank]) -> String {
@@ -57,8 +65,9 @@ impl Unequal {
 }
 
 impl Readings {
-    /// Ranks are given their places.
-    pub fn begin(&mut self) {
+    /// Ranks are given their places on this grid.
+    pub fn begin(&mut self, grid: Grid) {
+        self.grid = grid;
         self.said.clear();
     }
 
@@ -85,24 +94,24 @@ impl Readings {
             by_weight.entry(&run.weight).or_default().push((rank, run));
         }
         let joined = |(weight, runs): (&str, Vec<_>)| Ok((weight.to_owned(), self.joined_weight(weight, &runs)?));
-        by_weight.into_iter().map(joined).collect::<Result<_, _>>().map(JoinedWeights)
+        by_weight.into_iter().map(joined).collect()
     }
 
     /// All pieces of a weight, from what all have said of it.
     fn joined_weight(&self, weight: &str, runs: &[(Rank, &PieceRun)]) -> Result<Vec<PieceHash>, Unequal> {
         // What is served knows how many pieces there are; before that, the first rank that has one does.
-        let served = self.served.as_ref().and_then(|served| served.weights.0.get(weight));
-        let missing =
-            || Unequal::Missing { ranks: runs.iter().map(|(rank, _)| *rank).collect(), weight: weight.into() };
+        let served = self.served.as_ref().and_then(|served| served.weights.n_pieces(weight));
         let said = runs.first().map_or(0, |(_, run)| run.n_pieces);
-        let n_pieces = served.map_or(said, |pieces| pieces.len() as u32);
+        let n_pieces = served.map_or(said, |n_pieces| n_pieces as u32);
         if let Some((_, run)) = runs.iter().find(|(_, run)| run.n_pieces != n_pieces) {
             return Err(self.unequal(weight, run.first));
         }
-        let n_said: usize = runs.iter().map(|(_, run)| run.hashes.len()).sum();
-        // Nobody makes up a number of pieces that memory is then taken for.
-        if n_said < n_pieces as usize {
-            return Err(missing());
+        // Before memory is taken for them: nobody makes up a number of pieces.
+        for of_stage in runs.chunk_by(|(a, _), (b, _)| self.stage(*a) == self.stage(*b)) {
+            if let Some(piece) = first_gap(of_stage, n_pieces) {
+                let ranks = self.around(of_stage, piece);
+                return Err(Unequal::Missing { ranks, weight: weight.into(), piece });
+            }
         }
         let mut pieces: Vec<Option<PieceHash>> = vec![None; n_pieces as usize];
         for (_, run) in runs {
@@ -112,7 +121,23 @@ impl Readings {
                 }
             }
         }
-        pieces.into_iter().collect::<Option<Vec<_>>>().ok_or_else(missing)
+        Ok(pieces.into_iter().flatten().collect())
+    }
+
+    fn stage(&self, rank: Rank) -> u16 {
+        self.grid.place(rank).stage
+    }
+
+    /// The ranks of a stage that may have had a piece which none of them has read: from the last that ends before it to
+    /// the first that begins behind it.
+    fn around(&self, of_stage: &[(Rank, &PieceRun)], piece: u32) -> Vec<Rank> {
+        let stage = of_stage.first().map(|(rank, _)| self.stage(*rank));
+        let before = of_stage.iter().filter(|(_, run)| run.first < piece).map(|(rank, _)| *rank).max();
+        let behind = of_stage.iter().filter(|(_, run)| run.first > piece).map(|(rank, _)| *rank).min();
+        let is_around =
+            |rank: &Rank| before.is_none_or(|before| before <= *rank) && behind.is_none_or(|behind| *rank <= behind);
+        let ranks = self.said.keys().copied().filter(|rank| Some(self.stage(*rank)) == stage);
+        ranks.filter(is_around).collect()
     }
 
     fn runs(&self) -> impl Iterator<Item = (Rank, &PieceRun)> {
@@ -150,8 +175,13 @@ impl Readings {
     pub fn serve(&mut self, meant: PolicyDigest) -> PolicyDigest {
         let weights = std::mem::take(&mut self.joined);
         let policy = weights.policy(meant);
-        self.served = Some(Served { meant, weights });
+        self.served = Some(ServedWeights { meant, policy, weights: Arc::new(weights) });
         policy
+    }
+
+    /// Present once the replica has served.
+    pub fn served(&self) -> Option<&ServedWeights> {
+        self.served.as_ref()
     }
 
     /// By the model's fingerprint, if the replica has served.
@@ -162,7 +192,7 @@ impl Readings {
     /// Of a model that was read whole. Where ranks have said nothing of bytes, theirs do not count either.
     pub fn policy_of(&self, meant: PolicyDigest, whole: &[PieceRun]) -> PolicyDigest {
         match &self.served {
-            Some(served) if !served.weights.0.is_empty() => JoinedWeights::of(whole).policy(meant),
+            Some(served) if !served.weights.is_empty() => JoinedWeights::of(whole).policy(meant),
             _ => meant,
         }
     }
@@ -174,34 +204,18 @@ impl Readings {
     }
 }
 
-impl JoinedWeights {
-    /// Of runs that are whole.
-    fn of(whole: &[PieceRun]) -> JoinedWeights {
-        JoinedWeights(whole.iter().map(|run| (run.weight.clone(), run.hashes.clone())).collect())
-    }
-
-    fn policy(&self, meant: PolicyDigest) -> PolicyDigest {
-        match self.0.is_empty() {
-            true => meant,
-            false => meant.loaded(&WeightsRoot::of(self.0.iter().map(|(name, hashes)| (name.as_str(), &hashes[..])))),
+/// The first of so many pieces that is in none of the runs.
+fn first_gap(runs: &[(Rank, &PieceRun)], n_pieces: u32) -> Option<u32> {
+    let mut spans: Vec<_> = runs.iter().map(|(_, run)| (run.first, run.first + run.hashes.len() as u32)).collect();
+    spans.sort_unstable();
+    let mut next = 0;
+    for (first, end) in spans {
+        if first > next {
+            break;
         }
+        next = next.max(end);
     }
-
-    /// With the number of the weight's pieces.
-    fn piece(&self, weight: &str, piece: u32) -> Option<(u32, PieceHash)> {
-        let pieces = self.0.get(weight)?;
-        Some((pieces.len() as u32, *pieces.get(piece as usize)?))
-    }
-
-    /// The first piece that is not the same, if one is not.
-    fn difference(&self, other: &JoinedWeights) -> Option<(String, u32)> {
-        let names = self.0.keys().chain(other.0.keys());
-        let differs = |name: &&String| self.0.get(*name) != other.0.get(*name);
-        let name = names.into_iter().find(differs)?;
-        let [ours, theirs] = [self, other].map(|of| of.0.get(name).map_or(&[][..], |pieces| &pieces[..]));
-        let same = ours.iter().zip(theirs).take_while(|(a, b)| a == b).count();
-        Some((name.clone(), same as u32))
-    }
+    (next < n_pieces).then_some(next)
 }
 
 impl Replica {
@@ -223,9 +237,22 @@ impl Replica {
         let wrong: Vec<WorkerId> =
             shards.filter(|shard| why.ranks().contains(&shard.rank)).map(|shard| shard.worker).collect();
         for worker in wrong {
-            self.report_loss(worker, Cause::Wrong, Status::failed_precondition(why.to_string()));
+            // Of all that a rank is refused for, only this says that its files are not to be believed.
+            self.refuse_loaded(worker, Status::data_loss(why.to_string()));
         }
         false
+    }
+
+    /// What a rank has loaded is not what the replica serves: whoever runs on its host is taken last.
+    pub(super) fn refuse_loaded(&mut self, worker: WorkerId, why: Status) {
+        self.members.distrust(worker, self.now(), &self.config.waits);
+        self.report_loss(worker, Cause::Wrong, why);
+    }
+
+    /// For a router that finds another replica's digest different.
+    pub(super) fn tell_weights(&self, reply: Reply<ServedWeights>) {
+        let served = self.readings.served().cloned();
+        let _gone = reply.send(served.ok_or_else(|| Status::unavailable("the replica has not served yet")));
     }
 }
 
@@ -242,7 +269,11 @@ mod tests {
     }
 
     fn say(readings: &mut Readings, said: &[&[PieceRun]]) -> Result<(), Unequal> {
-        readings.begin();
+        say_on(readings, (said.len(), 1), said)
+    }
+
+    fn say_on(readings: &mut Readings, (tp, pp): (usize, u16), said: &[&[PieceRun]]) -> Result<(), Unequal> {
+        readings.begin(Grid { tp: tp as u16, pp, ep: 1 });
         (0..).zip(said).for_each(|(rank, runs)| readings.say(Rank(rank), runs.to_vec()));
         readings.join()
     }
@@ -299,9 +330,31 @@ mod tests {
     #[test]
     fn what_nobody_has_read_is_missed() {
         let parts = [run("a", 0, &[1, 2]), run("a", 1, &[2, 3])];
-        let missing = Unequal::Missing { ranks: vec![Rank(0), Rank(1)], weight: "a".into() };
+        // The first ends before the other does, so the last piece is not its.
+        let missing = Unequal::Missing { ranks: vec![Rank(1)], weight: "a".into(), piece: 3 };
         assert_eq!(say(&mut Readings::default(), &[&parts[..1], &parts[1..]]), Err(missing));
         let many = PieceRun { n_pieces: u32::MAX, ..run("a", 0, &[1]) };
         assert!(matches!(say(&mut Readings::default(), &[&[many]]), Err(Unequal::Missing { .. })));
+    }
+
+    #[test]
+    fn who_may_have_omitted_a_piece_is_named_and_nobody_else() {
+        let (whole, of) = (run("a", 0, &[1, 2, 3, 4]), |first, pieces: &[u8]| [run("a", first, pieces)]);
+        let missed = |(tp, pp), said: &[&[PieceRun]]| {
+            let why = say_on(&mut Readings::default(), (tp, pp), said).unwrap_err();
+            let Unequal::Missing { ranks, piece, .. } = why else { panic!("{why}") };
+            (ranks.iter().map(|rank| rank.0).collect::<Vec<_>>(), piece)
+        };
+        // One that said nothing stands in the gap, with its neighbours, of whom either may hold more than it said.
+        let said: [&[PieceRun]; 4] = [&of(0, &[1]), &of(1, &[2]), &[], &of(3, &[4])];
+        assert_eq!(missed((4, 1), &said), (vec![1, 2, 3], 2));
+        assert_eq!(missed((2, 1), &[&[], &of(1, &[2, 3, 4])]), (vec![0, 1], 0));
+        assert_eq!(missed((2, 1), &[&of(0, &[1, 2, 3, 4])[..0], &of(0, &[1, 2])]), (vec![1], 2));
+        // Another stage that holds the weight too does not stand in for the one that omits it.
+        assert_eq!(missed((2, 2), &[&[whole.clone()], &[], &of(0, &[1, 2]), &[]]), (vec![2, 3], 2));
+        assert_eq!(missed((1, 2), &[&of(1, &[2, 3, 4]), &[whole.clone()]]), (vec![0], 0));
+        // Who says more than its part takes nobody's blame, and a stage without the weight none either.
+        let all: [&[PieceRun]; 4] = [&[whole.clone()], &of(2, &[3, 4]), &[], &[]];
+        assert_eq!(say_on(&mut Readings::default(), (2, 2), &all), Ok(()));
     }
 }

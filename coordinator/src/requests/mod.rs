@@ -61,6 +61,7 @@ impl LiveRequests {
             model: config.model.clone(),
             context: 0,
             policy_digest: Vec::new(),
+            policy_meant: Vec::new(),
             vocab: config.shape.vocab,
             incarnation,
             salt: config.salt.to_vec(),
@@ -141,11 +142,12 @@ impl LiveRequests {
 
     // -- epochs
 
-    /// An epoch begins on these ranks, under this policy.
+    /// An epoch begins on these ranks, under this policy: the one that is meant by the model's fingerprint, and over
+    /// all of its bytes.
     pub fn epoch_begins(
         &mut self,
         (config, blueprint): (&Config, &Blueprint),
-        policy: PolicyDigest,
+        [meant, policy]: [PolicyDigest; 2],
         epoch: Epoch,
         now: Micros,
     ) -> Result<(), Unsupported> {
@@ -163,6 +165,7 @@ impl LiveRequests {
                 }
                 self.welcome.context = scheduler.config().context_max;
                 self.welcome.policy_digest = policy.0.to_vec();
+                self.welcome.policy_meant = meant.0.to_vec();
                 self.planner = Some(StepPlanner { scheduler, policy });
             }
         }

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::event::{Event, Reply};
 use crate::outbound::{OutboundStream, outbound};
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
-use proto::cluster::{GetModelRequest, ModelFiles, ReadModelRequest};
+use proto::cluster::{GetHashesRequest, GetModelRequest, ModelFiles, ReadModelRequest, WeightHashes};
 use proto::cluster::{RankFrame, ReplicaFrame, RouterFrame, WorkerFrame, router_frame, worker_frame};
 use proto::cluster::{ReloadReply, ReloadRequest, ScaleReply, ScaleRequest};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -119,6 +119,17 @@ impl Coordinator for Service {
         same_version(&request.get_ref().version)?;
         let found = self.library.weights_now().await?;
         self.change(|reply| Event::Reload { found, reply }).await
+    }
+
+    async fn get_hashes(&self, request: Request<GetHashesRequest>) -> Result<Response<WeightHashes>, Status> {
+        let GetHashesRequest { version, weight } = request.into_inner();
+        same_version(&version)?;
+        let (reply, served) = oneshot::channel();
+        self.tell(Event::Weights { reply }).await?;
+        let served = served.await.map_err(|_| Status::unavailable("this coordinator is ending"))??;
+        // Of some hundred thousand weights it takes a while.
+        let told = tokio::task::spawn_blocking(move || served.told(&weight)).await;
+        told.map(Response::new).map_err(|_| Status::internal("the weights cannot be told"))
     }
 
     async fn attach(&self, request: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {

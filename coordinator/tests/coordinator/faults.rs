@@ -320,9 +320,14 @@ impl RawWorker {
     }
 
     async fn join_at(cluster: &Cluster, version: &str, mesh_address: &str) -> Result<RawWorker, Status> {
+        RawWorker::join_of(cluster, "", version, mesh_address).await
+    }
+
+    async fn join_of(cluster: &Cluster, host: &str, version: &str, mesh_address: &str) -> Result<RawWorker, Status> {
         let (up, frames) = mpsc::channel(16);
         let hello = wire::WorkerHello {
             version: version.into(),
+            host: host.into(),
             memory_bytes: 1 << 30,
             mesh_address: mesh_address.into(),
             ..wire::WorkerHello::default()
@@ -682,5 +687,66 @@ async fn ranks_of_one_grid_agree_or_the_stranger_goes() {
     let done = StepDone { id: step.id, epoch: step.epoch, slices, ..StepDone::default() };
     first.say(worker_frame::Frame::Done((&done).into())).await;
     router.hear_until(|state| state.actual.is_some_and(|actual| actual.tokens == 1)).await;
+    cluster.stop().await;
+}
+
+/// A worker of this host, which is reached at the port.
+async fn of_host(cluster: &Cluster, host: &str, port: u16) -> RawWorker {
+    RawWorker::join_of(cluster, host, proto::VERSION, &format!("{host}:{port}")).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_has_loaded_another_model_is_taken_last() {
+    let mut config = on_grid(config(64, 128, 16), 2, 1);
+    config.waits.drain_max = Duration::from_millis(50);
+    // It is never out of the question: what is seen is the order.
+    (config.waits.replace_min, config.waits.replace_max) = (Duration::ZERO, Duration::ZERO);
+    let cluster = Cluster::start(config);
+    let (mut good, mut bad) = (of_host(&cluster, "good", 1).await, of_host(&cluster, "bad", 1).await);
+    (good.last, bad.last) = (good.assigned().await, bad.assigned().await);
+    good.say_loaded(sim_digest()).await;
+    heard_loaded(&cluster, 0).await;
+    // A worker of the same host comes before one of another.
+    let mut same_host = of_host(&cluster, "bad", 2).await;
+    let mut other = of_host(&cluster, "other", 1).await;
+    bad.say_loaded([9; 32]).await;
+    assert!(bad.ended().await.message().contains("computes under"));
+    good.last = good.assigned().await;
+    assert_eq!(good.last.mesh_addresses, ["good:1", "other:1"]);
+    other.last = other.assigned().await;
+    // Where nothing can be placed without it, it is taken.
+    drop(other);
+    good.last = good.assigned().await;
+    assert_eq!(good.last.mesh_addresses, ["good:1", "bad:2"]);
+    same_host.last = same_host.assigned().await;
+    // And when ranks have met it is a host as any other.
+    for worker in [&mut good, &mut same_host] {
+        worker.say_loaded(sim_digest()).await;
+    }
+    good.meet().await;
+    same_host.meet().await;
+    cluster.router().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_loads_another_model_again_and_again_is_placed_ever_more_slowly() {
+    let mut config = config(64, 128, 16);
+    config.waits.replace_min = Duration::from_millis(40);
+    let cluster = Cluster::start(config);
+    let _good = {
+        let mut first = of_host(&cluster, "bad", 1).await;
+        first.ready(sim_digest()).await;
+        cluster.router().await
+    };
+    let begun = tokio::time::Instant::now();
+    for port in 2..6 {
+        let mut bad = of_host(&cluster, "bad", port).await;
+        bad.last = bad.assigned().await;
+        bad.say_loaded([9; 32]).await;
+        assert!(bad.ended().await.message().contains("computes under"));
+    }
+    // Between the four there are 40, 80 and 160 ms.
+    assert!(begun.elapsed() >= Duration::from_millis(280), "{:?}", begun.elapsed());
     cluster.stop().await;
 }

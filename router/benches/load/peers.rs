@@ -112,6 +112,10 @@ impl Coordinator for Stub {
         Err(nothing())
     }
 
+    async fn get_hashes(&self, _: Request<wire::GetHashesRequest>) -> Result<Response<wire::WeightHashes>, Status> {
+        Err(nothing())
+    }
+
     async fn get_model(&self, _: Request<wire::GetModelRequest>) -> Result<Response<wire::ModelFiles>, Status> {
         Err(nothing())
     }

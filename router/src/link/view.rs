@@ -13,6 +13,8 @@ pub struct Replica {
     pub model: String,
     pub context: u32,
     pub digest: PolicyDigest,
+    /// By the fingerprint of its model, where it says that.
+    pub meant: Option<PolicyDigest>,
     pub incarnation: u64,
     /// The root of its block names.
     pub salt: Salt,
@@ -28,6 +30,10 @@ impl Replica {
         }
         let malformed = |error: proto::Malformed| Status::internal(format!("the coordinator's welcome: {error}"));
         let digest = proto::policy_digest(&welcome.policy_digest).map_err(malformed)?;
+        let meant = match welcome.policy_meant.is_empty() {
+            true => None,
+            false => Some(proto::policy_digest(&welcome.policy_meant).map_err(malformed)?),
+        };
         let Ok(salt) = Salt::try_from(welcome.salt.as_slice()) else {
             return Err(Status::internal("the coordinator's welcome: a salt has sixteen bytes"));
         };
@@ -39,6 +45,7 @@ impl Replica {
             model: welcome.model,
             context: welcome.context,
             digest,
+            meant,
             incarnation: welcome.incarnation,
             salt,
             first_id,
@@ -48,7 +55,7 @@ impl Replica {
     #[cfg(test)]
     pub fn for_test(model: &str, digest: PolicyDigest) -> Replica {
         let (name, salt, first_id) = (String::new(), Salt::default(), RequestId(0));
-        Replica { name, model: model.into(), context: 100, digest, incarnation: 1, salt, first_id }
+        Replica { name, model: model.into(), context: 100, digest, meant: None, incarnation: 1, salt, first_id }
     }
 
     pub fn id(&self, key: u64) -> RequestId {
@@ -76,6 +83,16 @@ pub struct View {
     pub is_suspected: bool,
     /// Why the replica gets nothing new at present.
     pub shunned: Option<&'static str>,
+    /// In what it differs from most replicas of its model.
+    pub differs: Option<Differs>,
+}
+
+/// The first piece of a weight that is not the same as another replica's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Differs {
+    pub replica: String,
+    pub weight: String,
+    pub piece: u32,
 }
 
 impl View {

@@ -4,6 +4,7 @@
 //! Knows no client and no token's text. Read `roster` (which replicas there are), `pool` (which one gets a request),
 //! `models/` (by which name and version), `topology` (what people see of it).
 
+mod compare;
 pub mod models;
 pub mod pool;
 pub mod roster;

@@ -7,6 +7,7 @@ use crate::link::peers::Peers;
 use crate::link::target::Target;
 use crate::link::task::Task;
 use crate::link::view::View;
+use crate::replicas::compare::Comparisons;
 use cluster::{Change, Member, Store, Watch};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -59,6 +60,7 @@ pub struct Roster {
     links: JoinSet<()>,
     /// The place of each link's task.
     places: HashMap<Id, Place>,
+    comparisons: Comparisons,
     end: CancellationToken,
 }
 
@@ -86,8 +88,9 @@ impl Roster {
         };
         let config = config.clone();
         let (keys, seats, links) = (Arc::new(AtomicU64::new(1)), BTreeMap::new(), JoinSet::new());
-        let (places, next_place, n_looks) = (HashMap::new(), 0, 0);
-        let mut roster = Roster { watch, dial, peers, config, keys, seats, next_place, n_looks, links, places, end };
+        let (places, next_place, n_looks, comparisons) = (HashMap::new(), 0, 0, Comparisons::default());
+        let mut roster =
+            Roster { watch, dial, peers, config, keys, seats, next_place, n_looks, links, places, comparisons, end };
         for CoordinatorChannel { name, channel } in given {
             // Dropped, because nobody will change the target of a replica that was given.
             drop(roster.sit(&name, Target { channel, incarnation: 0, is_listed: true }, Duration::ZERO));
@@ -111,7 +114,10 @@ impl Roster {
                     Err(error) => self.ended(error.id(), true),
                 },
                 () = end.cancelled(), if !end.is_cancelled() => {}
-                _ = looks.tick(), if !end.is_cancelled() => self.judge(),
+                _ = looks.tick(), if !end.is_cancelled() => {
+                    self.judge();
+                    self.compare();
+                }
                 else => return,
             }
         }
@@ -147,6 +153,16 @@ impl Roster {
                 }
             }
         }
+    }
+
+    /// Names the weight where replicas of one model have read other bytes of it.
+    fn compare(&mut self) {
+        let places = &self.places;
+        let channel = |place| {
+            let of = places.values().find(|of| of.place == place)?;
+            Some(of.target.borrow().channel.clone())
+        };
+        self.comparisons.look(&self.peers, channel);
     }
 
     fn apply(&mut self, change: Change) {

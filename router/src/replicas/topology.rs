@@ -1,7 +1,7 @@
 //! The live cluster as people look at it: the same facts for gRPC and, as JSON, for `/cluster`. Large clusters have
 //! several pages. Knows nothing of requests.
 
-use crate::link::view::View;
+use crate::link::view::{Differs, View};
 use cluster::Health;
 use proto::cluster as wire;
 use proto::v1;
@@ -111,10 +111,15 @@ fn apart(apart: &wire::Apart) -> v1::ApartTopology {
     }
 }
 
+fn differs(Differs { replica, weight, piece }: Differs) -> v1::replica_topology::Differs {
+    v1::replica_topology::Differs { replica, weight, piece }
+}
+
 fn with_name(view: &View, mut replica: v1::ReplicaTopology) -> v1::ReplicaTopology {
     replica.replica.clone_from(&view.name);
     replica.suspected = view.is_suspected;
     replica.shunned = view.shunned.unwrap_or_default().into();
+    replica.differs = view.differs.clone().map(differs);
     if let Some(known) = view.replica.as_deref() {
         replica.model.clone_from(&known.model);
         replica.context = known.context;
@@ -217,6 +222,9 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "backlog_tokens": replica.backlog_tokens,
         "suspected": replica.suspected,
         "shunned": Some(&replica.shunned).filter(|why| !why.is_empty()),
+        "differs": replica.differs.as_ref().map(|of| json!({
+            "replica": of.replica, "weight": of.weight, "piece": of.piece,
+        })),
         "blocks": { "used": replica.blocks_used, "total": replica.blocks_total },
         "tokens_per_s": {
             "predicted": predicted.map(|(low, high)| json!({
@@ -305,7 +313,8 @@ mod tests {
         };
         let as_wanted = wire::State { pp: 2, ..state.clone() };
         assert_eq!((wanted(&as_wanted), wanted(&wire::State::default())), (None, None));
-        let views = [View { replica: None, state: Some(state), ..View::of("here") }, View::of("there")];
+        let differs = Some(Differs { replica: "there".into(), weight: "w".into(), piece: 3 });
+        let views = [View { state: Some(state), differs, ..View::of("here") }, View::of("there")];
         let since = UNIX_EPOCH + std::time::Duration::from_secs(7);
         let health = Health { since, away: Some("no answer".into()) };
         let topology = topology(&views, 0, Some(StoreView { kind: "etcd", health }), Vec::new());
@@ -322,12 +331,13 @@ mod tests {
         assert_eq!((&replica["apart"][0]["host"], &replica["apart"][0]["seconds"]), (&json!("a"), &json!(2)));
         assert_eq!(replica["unplaced"], json!({ "why": "too few", "seconds": 2 }));
         assert_eq!(replica["shortened"], json!({ "asked": 9, "has": 5, "why": "too little" }));
+        assert_eq!(replica["differs"], json!({ "replica": "there", "weight": "w", "piece": 3 }));
         let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
         assert_eq!(page["store"], store);
         assert!(json(&super::topology(&[], 0, None, Vec::new()))["store"].is_null());
         let absent = &page["replicas"][1];
         assert_eq!((&absent["replica"], &absent["phase"]), (&json!("there"), &json!("absent")));
-        assert!(absent["model"].is_null() && absent["epoch"].is_null());
+        assert!(absent["model"].is_null() && absent["epoch"].is_null() && absent["differs"].is_null());
     }
 
     fn rank_of(n: u32) -> wire::RankState {

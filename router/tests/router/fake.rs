@@ -213,6 +213,10 @@ impl Coordinator for Service {
         Err(Status::unimplemented("no grid here"))
     }
 
+    async fn get_hashes(&self, _: Request<wire::GetHashesRequest>) -> Result<Response<wire::WeightHashes>, Status> {
+        Err(Status::unimplemented("no model here"))
+    }
+
     async fn get_model(&self, _: Request<wire::GetModelRequest>) -> Result<Response<wire::ModelFiles>, Status> {
         Err(Status::unimplemented("no workers here"))
     }
@@ -361,6 +365,7 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         model: script.model.into(),
         context: script.context,
         policy_digest: script.digest.to_vec(),
+        policy_meant: Vec::new(),
         vocab: crate::model::VOCAB,
         incarnation: script.incarnation,
         salt: SALT.to_vec(),

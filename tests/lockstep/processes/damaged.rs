@@ -2,12 +2,13 @@
 //! under another policy, or fetches it anew.
 
 use super::{DOORS, MODEL, coordinator, router, serve};
-use crate::common::node::{Folder, Node, field};
+use crate::common::node::{BINARY, Folder, Node, field};
 use checkpoint::spans;
 use serde_json::Value;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The model's weights, in a folder that is a copy of it.
 const WEIGHTS: &str = "model.safetensors";
@@ -33,12 +34,15 @@ fn damage(file: &Path, is_of_layer: bool) {
     file.write_all_at(&[byte[0] ^ 1], middle).unwrap();
 }
 
+fn replicas(http: &str) -> Value {
+    let text = ureq::get(format!("{http}/cluster")).call().unwrap().body_mut().read_to_string().unwrap();
+    serde_json::from_str::<Value>(&text).unwrap()["replicas"].clone()
+}
+
 fn policy(node: &mut Node) -> String {
     let http = node.http();
     node.until_ready(&http);
-    let text = ureq::get(format!("{http}/cluster")).call().unwrap().body_mut().read_to_string().unwrap();
-    let cluster: Value = serde_json::from_str(&text).unwrap();
-    cluster["replicas"][0]["policy_digest"].as_str().unwrap().to_owned()
+    replicas(&http)[0]["policy_digest"].as_str().unwrap().to_owned()
 }
 
 /// Both stages hold the embedding, one of them as its head.
@@ -112,4 +116,71 @@ fn a_fetched_model_that_is_damaged_is_fetched_anew() {
     let mut again = Node::start_in(&folder.0, &fetch);
     again.until(&["damaged since: it is fetched anew"]);
     assert_eq!(router.answers(), answers);
+}
+
+/// Its coordinator's file is damaged when it is fetched, and repaired later.
+#[test]
+fn what_was_fetched_of_a_damaged_file_is_fetched_anew_when_it_is_refused() {
+    let folder = Folder::new("repaired");
+    let (there, here) = (folder.0.join("there"), folder.0.join("here"));
+    let model = Folder(there.join("llama-f32-tied"));
+    [&model.0, &here].iter().for_each(|folder| std::fs::create_dir_all(folder).unwrap());
+    damage(&copy(&model), true);
+    // By a name that means nothing where the worker runs.
+    let coordinate = || {
+        let flags = ["coordinator", "llama-f32-tied", "--activations", "f32", "--listen", "127.0.0.1:0"];
+        let mut node = Node::start_in(&there, &flags);
+        let address = field(&node.until(&["coordinating"]), "address").to_owned();
+        (node, address)
+    };
+    let fetch = |address: &str| {
+        let flags = ["worker", "--threads", "1", "--join", address, "--fetch", "--cache", "cache"];
+        Node::start_in(&here, &flags)
+    };
+    let (mut damaged, address) = coordinate();
+    let mut worker = fetch(&address);
+    damaged.until(&["the replica is ready"]);
+    worker.kill();
+    damaged.kill();
+    copy(&model);
+    let (mut repaired, address) = coordinate();
+    let mut good = Node::start(&["worker", "--threads", "1", "--join", &address, "--model-path", MODEL]);
+    repaired.until(&["the replica is ready"]);
+    good.kill();
+    let mut refused = fetch(&address);
+    refused.until(&["what was fetched is not believed any more"]);
+    refused.until(&["lockstep:", "model.layers.", "than the replica"]);
+    assert!(!refused.ended().success());
+    let mut again = fetch(&address);
+    again.until(&["fetching this rank's part"]);
+    assert_eq!(router(&address).answers(), serve(&[]).answers());
+}
+
+/// Two replicas of what is meant to be one model: who asks either for the cluster reads in which weight they differ.
+#[test]
+fn replicas_that_differ_are_told_apart_by_the_weights_name() {
+    let folder = Folder::new("replicas");
+    damage(&copy(&folder), true);
+    let start = |model: &str| {
+        let (coordinator, address) = coordinator(model, &[]);
+        (coordinator, Node::start(&["worker", "--threads", "1", "--join", &address]), address)
+    };
+    // Of three, the first is the damaged one.
+    let started = [folder.0.to_str().unwrap(), MODEL, MODEL].map(start);
+    let addresses = started.iter().flat_map(|(_, _, address)| ["--coordinator", address]);
+    let mut router = Node::start(&[&["router", MODEL], &addresses.collect::<Vec<_>>()[..], &DOORS[..4]].concat());
+    let http = router.http();
+    router.until(&["two replicas differ in a weight", "model.layers."]);
+    let replicas = replicas(&http);
+    let differs = &replicas[0]["differs"];
+    assert!(differs["weight"].as_str().unwrap().starts_with("model.layers."), "{replicas}");
+    assert!(differs["piece"].is_u64() && differs["replica"].is_string(), "{replicas}");
+    assert!(replicas[1]["differs"].is_null() && replicas[2]["differs"].is_null(), "{replicas}");
+    // Most replicas are believed, and not the one that came first.
+    assert_eq!(router.answers(), serve(&[]).answers());
+    let told = Command::new(BINARY).args(["status", "--url", &http]).output().unwrap();
+    let told = String::from_utf8(told.stdout).unwrap();
+    assert!(told.contains("other bytes of the weight model.layers."), "{told}");
+    let of_replica = |replica: &Value| replica["tokens"].as_u64().unwrap();
+    assert_eq!(of_replica(&self::replicas(&http)[0]), 0, "it gets nothing");
 }

@@ -33,6 +33,9 @@ mod journal;
 
 pub use checks::Checked;
 
+/// In the cache, the folder of all models that were fetched; and in a model's folder, what is there of it.
+const FETCHED: &str = "fetched";
+const JOURNAL: &str = "journal";
 /// What is fetched, checked and remembered as one.
 const CHUNK_BYTES: u64 = 256 << 10;
 /// What is asked for at once.
@@ -116,18 +119,35 @@ impl Fetch {
             tracing::info!(path = %told.display(), "the model is here already");
             return Ok(told.to_owned());
         }
-        let place = Place::open(&self.cache, files).await?;
+        let place = Place::open(&self.cache, files)?;
         let paths: Vec<PathBuf> = place.files.files.iter().map(|file| place.file(file)).collect();
         let wanted: Vec<BTreeSet<u64>> = place.files.files.iter().map(|file| needed(file, part)).collect();
-        let mut fetched = place.checked(&self.checked, &paths, &wanted, cancel)?;
-        place.fill(&mut client, &wanted, &mut fetched.journal).await?;
-        drop(fetched);
+        // Held until the digest has been looked at.
+        let _lock = match place.found_whole(&self.checked, &paths, &wanted, cancel).await? {
+            Found::Whole(lock) => lock,
+            Found::Incomplete(lock) => {
+                let mut fetched = place.checked(&self.checked, &paths, &wanted, cancel)?;
+                place.fill(&mut client, &wanted, &mut fetched.journal).await?;
+                lock
+            }
+        };
         let path = place.model();
         // A bad cache is not to be believed again.
         match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.fingerprint()) {
             Ok(digest) if digest[..] == place.files.digest[..] => Ok(path),
             Ok(_) => place.forget().and(Err(FetchError::OtherModel)),
             Err(error) => place.forget().and(Err(error.into())),
+        }
+    }
+
+    /// The coordinator has refused the bytes of the model at this path. If they were fetched, they are fetched anew:
+    /// its file may have been repaired since.
+    pub(crate) fn forget(&self, model: &Path) {
+        let fetched = self.cache.join(FETCHED);
+        let Some(folder) = model.ancestors().find(|folder| folder.parent() == Some(&fetched)) else { return };
+        match std::fs::remove_file(folder.join(JOURNAL)) {
+            Ok(()) => tracing::warn!(folder = %folder.display(), "what was fetched is not believed any more"),
+            Err(error) => tracing::warn!(folder = %folder.display(), %error, "what was fetched cannot be forgotten"),
         }
     }
 }
@@ -211,11 +231,23 @@ fn runs(chunks: &BTreeSet<u64>) -> Vec<Range<u64>> {
     runs
 }
 
-/// The model's folder in the cache, which is ours while this lives.
+/// The model's folder in the cache. Ranks of one machine read there side by side, and one at a time writes.
 struct Place {
     folder: PathBuf,
     files: ModelFiles,
-    _lock: File,
+}
+
+/// Whether all that is wanted is there, under the lock that says so for as long as it is held.
+enum Found {
+    /// Nobody writes.
+    Whole(Lock),
+    /// Nobody else reads or writes.
+    Incomplete(Lock),
+}
+
+/// Of the folder; given back when it is dropped.
+struct Lock {
+    _file: File,
 }
 
 /// A fetch that is under way. However it ends, also by being dropped, what it has is not hashed again.
@@ -240,23 +272,66 @@ struct Progress {
 }
 
 impl Place {
-    async fn open(cache: &Path, files: ModelFiles) -> Result<Place, FetchError> {
+    fn open(cache: &Path, files: ModelFiles) -> Result<Place, FetchError> {
         let digest: String = files.digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        let folder = cache.join("fetched").join(digest);
+        let folder = cache.join(FETCHED).join(digest);
         std::fs::create_dir_all(folder.join(&files.name)).map_err(io_at(&folder))?;
-        let lock_path = folder.join("lock");
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
-        let lock = lock.map_err(io_at(&lock_path))?;
+        Ok(Place { folder, files })
+    }
+
+    /// Looks again whenever another worker of this machine has written: most of what is ours may be there by then.
+    async fn found_whole(
+        &self,
+        checked: &Checked,
+        paths: &[PathBuf],
+        wanted: &[BTreeSet<u64>],
+        cancel: &CancelFlag,
+    ) -> Result<Found, FetchError> {
         let since = Instant::now();
-        while let Err(error) = lock.try_lock() {
-            match error {
-                TryLockError::Error(source) => return Err(FetchError::Io { path: lock_path, source }),
-                TryLockError::WouldBlock if since.elapsed() > LOCK_MAX => return Err(FetchError::Locked),
-                // Another worker of this machine fetches its part: afterwards, most of ours may be there.
-                TryLockError::WouldBlock => tokio::time::sleep(LOCK_POLL).await,
+        while since.elapsed() <= LOCK_MAX {
+            if let Some(shared) = self.try_lock(File::try_lock_shared)? {
+                if self.is_whole(checked, paths, wanted, cancel)? {
+                    return Ok(Found::Whole(shared));
+                }
+                drop(shared);
+                if let Some(ours) = self.try_lock(File::try_lock)? {
+                    return Ok(Found::Incomplete(ours));
+                }
             }
+            tokio::time::sleep(LOCK_POLL).await;
         }
-        Ok(Place { folder, files, _lock: lock })
+        Err(FetchError::Locked)
+    }
+
+    /// None while somebody has it who does not share it. Another file each time: what becomes of the first lock when a
+    /// file asks for a second depends on the platform.
+    fn try_lock(&self, lock: impl Fn(&File) -> Result<(), TryLockError>) -> Result<Option<Lock>, FetchError> {
+        let path = self.folder.join("lock");
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io_at(&path))?;
+        match lock(&file) {
+            Ok(()) => Ok(Some(Lock { _file: file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(source)) => Err(FetchError::Io { path, source }),
+        }
+    }
+
+    /// Whether all that is wanted is there as it came. Writes nothing.
+    fn is_whole(
+        &self,
+        checked: &Checked,
+        paths: &[PathBuf],
+        wanted: &[BTreeSet<u64>],
+        cancel: &CancelFlag,
+    ) -> Result<bool, FetchError> {
+        let Some(mut there) = journal::read(&self.journal(), &self.files).map_err(io_at(&self.journal()))? else {
+            return Ok(false);
+        };
+        checked.check(&mut there, paths, wanted, cancel).ok_or(FetchError::BrokenOff)?;
+        let is_there = |(file, chunks): (u32, &BTreeSet<u64>)| chunks.iter().all(|chunk| there.has(file, *chunk));
+        let is_long = |(path, file): (&PathBuf, &ModelFile)| {
+            std::fs::metadata(path).is_ok_and(|found| found.len() == file.n_bytes)
+        };
+        Ok((0..).zip(wanted).all(is_there) && paths.iter().zip(&self.files.files).all(is_long))
     }
 
     /// What `Checkpoint::open` is given.
@@ -270,7 +345,7 @@ impl Place {
     }
 
     fn journal(&self) -> PathBuf {
-        self.folder.join("journal")
+        self.folder.join(JOURNAL)
     }
 
     fn forget(&self) -> Result<(), FetchError> {

@@ -5,6 +5,7 @@
 //! same part of the same model, and where nothing else ever is: whoever looks empties the shelf.
 
 use crate::assignment::Assignment;
+use crate::load::reading::Reading;
 use backend::Device;
 use checkpoint::ModelSpec;
 use model::Model;
@@ -39,8 +40,7 @@ pub(crate) struct Held<D: Device> {
     pub model: Model<D>,
     pub spec: ModelSpec,
     pub policy: PolicyDigest,
-    /// In which the file was read.
-    pub reading: u32,
+    pub reading: Reading,
 }
 
 /// The same while a runner has it.

@@ -3,4 +3,5 @@
 
 pub mod fetch;
 pub mod kept;
+pub(crate) mod reading;
 pub mod source;

@@ -19,12 +19,14 @@ pub enum Source {
 
 /// A loader that finds the model on this machine first.
 pub fn load_from(source: Source, loader: Box<dyn Load>) -> Box<dyn Load> {
-    Box::new(Located { source, loader })
+    Box::new(Located { source, loader, model_path: None })
 }
 
 struct Located {
     source: Source,
     loader: Box<dyn Load>,
+    /// Where it was found last.
+    model_path: Option<PathBuf>,
 }
 
 impl Source {
@@ -42,6 +44,14 @@ impl Source {
 impl Load for Located {
     fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         let model_path = self.source.path(assignment, cancel)?;
+        self.model_path = Some(model_path.clone());
         self.loader.load(&Assignment { model_path, ..assignment.clone() }, cancel)
+    }
+
+    fn distrust(&mut self) {
+        self.loader.distrust();
+        if let (Source::Fetched(fetch), Some(path)) = (&self.source, &self.model_path) {
+            fetch.forget(path);
+        }
     }
 }

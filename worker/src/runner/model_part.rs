@@ -3,6 +3,7 @@
 
 use crate::assignment::{Assignment, LoadError, Ready};
 use crate::load::kept::{Held, Lent, Of, Shelf};
+use crate::load::reading::{Ask, FilesNow, Reading};
 use crate::runner::sequences::SequenceLimits;
 use backend::{Device, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
@@ -30,10 +31,11 @@ pub(super) fn load_part<D: Device + 'static>(
     let begun = Instant::now();
     let told = assignment.policy.map(|policy| Of::new(policy, assignment, part));
     let kept = shelf.take::<D>(told.as_ref());
-    let was_kept = kept.as_ref().is_some_and(|kept| kept.reading == assignment.reading);
-    let (held, unread) = match kept {
-        Some(kept) if was_kept => (kept, None),
-        Some(kept) => again(kept, assignment, part, cancel)?,
+    let asked = kept.map(|mut kept| (kept.reading.asks(assignment), kept));
+    let was_kept = matches!(asked, Some((Ask::Keep { .. }, _)));
+    let (held, unread) = match asked {
+        Some((Ask::Keep { unread }, kept)) => (kept, unread),
+        Some((Ask::Read(files), kept)) => again(kept, files, assignment, part, cancel)?,
         None => (read(open()?, assignment, part, cancel)?, None),
     };
     let Held { device, spec, policy, .. } = &held;
@@ -51,7 +53,8 @@ pub(super) fn load_part<D: Device + 'static>(
 /// What is held is read again, where it still can be: a file that is gone, or is of another model, costs nobody his
 /// rank. The old goes first: there may not be room for two.
 fn again<D: Device>(
-    kept: Held<D>,
+    mut kept: Held<D>,
+    files: FilesNow,
     assignment: &Assignment,
     part: &Part,
     cancel: &CancelFlag,
@@ -64,7 +67,9 @@ fn again<D: Device>(
     if let Some(why) = why {
         let path = assignment.model_path.display();
         tracing::warn!(%path, why, "the model cannot be read again: this rank goes on with what it has");
-        return Ok((kept, Some(format!("{path}: {why}"))));
+        let why = format!("{path}: {why}");
+        kept.reading.refuse(assignment, files, why.clone());
+        return Ok((kept, Some(why)));
     }
     let Held { device, model, .. } = kept;
     drop(model);
@@ -98,7 +103,7 @@ fn read<D: Device>(device: D, assignment: &Assignment, part: &Part, cancel: &Can
         tracing::debug!(?unread, "the model has no use for some of its file: the policy does not know of them");
     }
     let (policy, spec) = (policy(assignment, &checkpoint, &device)?, checkpoint.spec().clone());
-    Ok(Held { device, model, spec, policy, reading: assignment.reading })
+    Ok(Held { device, model, spec, policy, reading: Reading::new(assignment, &checkpoint) })
 }
 
 fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, LoadError> {

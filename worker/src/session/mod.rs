@@ -16,7 +16,7 @@ use proto::cluster::{
 };
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -150,6 +150,11 @@ impl Session<'_> {
                 Err(status) if status.code() == Code::FailedPrecondition => {
                     return Err(Error::Refused(status.message().into()));
                 }
+                // The same, for the bytes that it has loaded.
+                Err(status) if status.code() == Code::DataLoss => {
+                    self.distrust().await;
+                    return Err(Error::Refused(status.message().into()));
+                }
                 Err(status) => Some(Ended::by(&status)),
             };
             if let Some(ended) = ended {
@@ -197,6 +202,19 @@ impl Session<'_> {
         self.epoch = None;
         self.worker.turns.next();
         self.hand_over(Work::Release).await
+    }
+
+    /// This process ends soon: by then, what lies in its cache must not be believed by the next one.
+    async fn distrust(&mut self) {
+        let (done, is_done) = oneshot::channel();
+        self.worker.turns.next();
+        let forgotten = async {
+            let _gone = self.hand_over(Work::Distrust { done }).await;
+            is_done.await
+        };
+        if !matches!(timeout(self.worker.config.farewell_timeout, forgotten).await, Ok(Ok(()))) {
+            tracing::warn!("what was fetched may be believed again: the computing thread is busy");
+        }
     }
 
     async fn step(&mut self, step: Step, traceparent: String) -> Option<Ended> {

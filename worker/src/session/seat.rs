@@ -17,7 +17,7 @@ use std::task::{Context, Poll, Wake};
 use std::thread::Thread;
 use std::time::Duration;
 use telemetry::spans;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use types::{Epoch, Rank, Step, StepDone};
 
@@ -39,6 +39,10 @@ pub(crate) enum Work {
     },
     /// The place is over, and nobody needs what it holds.
     Release,
+    /// It is over because of the bytes that were loaded for it. Answered when no copy of them is believed any more.
+    Distrust {
+        done: oneshot::Sender<()>,
+    },
 }
 
 /// Of all places that sessions were given, one; and how it is heard that it is over.
@@ -212,6 +216,12 @@ pub(crate) async fn run(
                 seat.map_or(Standing::Nowhere, Standing::Seated)
             }
             (Work::Release, _) => Standing::Nowhere,
+            (Work::Distrust { done }, _) => {
+                loader.distrust();
+                // Who asked may have waited for long enough.
+                let _late = done.send(());
+                Standing::Nowhere
+            }
             // What came for a place that was lost meanwhile.
             (Work::Meet { .. } | Work::Step { .. }, same) => same,
         };

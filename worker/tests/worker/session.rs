@@ -4,9 +4,9 @@ use crate::common;
 use collective::Mesh;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
 use proto::cluster::{
-    Assign, GetModelRequest, Meet, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, Release, ReloadReply,
-    ReloadRequest, ReplicaFrame, RouterFrame, ScaleReply, ScaleRequest, Stage, WorkerFrame, WorkerHello, rank_frame,
-    worker_frame,
+    Assign, GetHashesRequest, GetModelRequest, Meet, ModelBytes, ModelFiles, RankFrame, ReadModelRequest, Release,
+    ReloadReply, ReloadRequest, ReplicaFrame, RouterFrame, ScaleReply, ScaleRequest, Stage, WeightHashes, WorkerFrame,
+    WorkerHello, rank_frame, worker_frame,
 };
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -57,6 +57,10 @@ impl Coordinator for Puppet {
 
     async fn scale(&self, _: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
         Err(Status::unimplemented("no grid here"))
+    }
+
+    async fn get_hashes(&self, _: Request<GetHashesRequest>) -> Result<Response<WeightHashes>, Status> {
+        Err(Status::unimplemented("no model here"))
     }
 
     async fn get_model(&self, _: Request<GetModelRequest>) -> Result<Response<ModelFiles>, Status> {
@@ -418,4 +422,38 @@ async fn who_is_released_holds_nothing_and_heeds_no_late_word() {
     joined.step(&first_step(EPOCH)).await;
     assert_eq!(joined.done().await.slices.len(), 1);
     scene.end().await;
+}
+
+/// Remembers that it was told.
+struct Told {
+    sim: Box<dyn Load>,
+    distrusts: std::sync::mpsc::Sender<()>,
+}
+
+impl Load for Told {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        self.sim.load(assignment, cancel)
+    }
+
+    fn distrust(&mut self) {
+        self.distrusts.send(()).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn who_is_refused_for_its_bytes_does_not_believe_its_copy_and_ends() {
+    for (refusal, is_told) in [(Status::data_loss("other bytes"), true), (Status::failed_precondition("other"), false)]
+    {
+        let (distrusts, told) = std::sync::mpsc::channel();
+        let sim = Box::new(Sim::default());
+        let mut scene = Scene::start_with(Box::new(Told { sim, distrusts })).await;
+        let mut joined = scene.joined().await;
+        joined.seat().await;
+        joined.down.send(Err(refusal.clone())).await.unwrap();
+        let error = timeout(PATIENCE, scene.worker).await.unwrap().unwrap().unwrap_err();
+        assert!(error.to_string().contains(refusal.message()), "{error}");
+        // Before it ended.
+        assert_eq!(told.try_recv().is_ok(), is_told);
+        scene.server.abort();
+    }
 }

@@ -151,6 +151,27 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn of_two_digests_the_one_that_most_replicas_have_is_served() {
+        let of = |digest, standing| Row { digest: PolicyDigest([digest; 32]), ..row(standing, 0) };
+        // The first is damaged.
+        let table = [of(1, Ready), of(2, Ready), of(2, Ready)];
+        assert_eq!((least_work(&table, 10), stranger(&table)), (Some(1), Some(0)));
+        // One of the others recovers: nothing else is served for that.
+        let table = [of(1, Ready), of(2, Recovering), of(2, Ready)];
+        assert_eq!((least_work(&table, 10), stranger(&table)), (Some(2), Some(0)));
+        // None of them is ready; some of them leave for good; of as many, the one that was known first.
+        let table = [of(1, Ready), of(2, Recovering), of(2, Recovering)];
+        assert_eq!((least_work(&table, 10), stranger(&table)), (Some(0), None));
+        for gone in [Draining, Absent] {
+            let table = [of(1, Ready), of(2, gone), of(2, Ready)];
+            assert_eq!((least_work(&table, 10), stranger(&table)), (Some(0), Some(2)), "{gone:?}");
+        }
+        // More digests than are counted: somebody serves all the same.
+        let table: Vec<Row> = (1..40).map(|digest| of(digest, if digest < 30 { Recovering } else { Ready })).collect();
+        assert_eq!(least_work(&table, 10), Some(29));
+    }
+
+    #[test]
     fn a_version_s_requests_go_to_its_own_replicas_under_any_policy() {
         let of = |version, standing, work| Row { version: VersionId(version), ..row(standing, work) };
         let table = [of(1, Ready, 0), of(2, Recovering, 0), of(2, Shunned, 9), of(2, Shunned, 7), of(3, Draining, 0)];

@@ -82,6 +82,8 @@ pub struct Need {
 /// What each sequence that runs costs one more, in tokens of a prompt, because every step takes longer with it. A step
 /// reads that sequence's cache, which is cheap beside computing a token of a prompt, and there are some hundred steps.
 const CROWD: u64 = 32;
+/// Digests that are counted. Replicas of one name have more than two only while somebody changes them.
+const DIGESTS_MAX: usize = 16;
 
 impl PickPolicy {
     /// Whether the policy asks what caches have.
@@ -117,9 +119,9 @@ pub struct Candidate<D> {
 }
 
 impl Open {
-    /// Finds the open replicas: those of the best standing under the digest that is in force. If the prompt fits some
-    /// of them, only these are open; if it fits none, one of them has to say so. The result is the first replica that
-    /// could serve as well and would answer otherwise.
+    /// Finds the open replicas: those of the best standing under the digest that is in force, which is the one that
+    /// most replicas have. If the prompt fits some of them, only these are open; if it fits none, one of them has to
+    /// say so. The result is the first replica that could serve as well and would answer otherwise.
     pub fn find<D: Copy + PartialEq>(
         &mut self,
         all: impl Iterator<Item = Candidate<D>> + Clone,
@@ -128,8 +130,11 @@ impl Open {
         self.rows.clear();
         let best = all.clone().map(|candidate| candidate.standing).min();
         let best = best.filter(|best| *best <= Standing::Unplaced)?;
-        let candidates = all.enumerate().filter(|(_, candidate)| candidate.standing == best);
-        let digest = candidates.clone().next().map(|(_, candidate)| candidate.digest);
+        let candidates = all.clone().enumerate().filter(|(_, candidate)| candidate.standing == best);
+        let mut digests = candidates.clone().map(|(_, candidate)| candidate.digest);
+        let first = digests.next();
+        let is_one = digests.all(|digest| Some(digest) == first);
+        let digest = if is_one { first } else { most_common(all, best).or(first) };
         let (mut stranger, mut n_fit) = (None, 0);
         for (row, candidate) in candidates.clone() {
             if Some(candidate.digest) != digest {
@@ -159,6 +164,30 @@ impl Open {
     pub fn least<K: Ord>(&self, key: impl Fn(usize) -> K) -> Option<usize> {
         (0..self.len()).min_by_key(|&at| key(at))
     }
+}
+
+/// The digest that most replicas have, of those that one with this standing has. Those that recover count too: what is
+/// served need not change for a loss. Of as many, the one that was known first.
+fn most_common<D: Copy + PartialEq>(all: impl Iterator<Item = Candidate<D>>, standing: Standing) -> Option<D> {
+    let mut counts = [const { None::<DigestCount<D>> }; DIGESTS_MAX];
+    for candidate in all.filter(|candidate| candidate.standing <= Standing::Unplaced) {
+        let is_its = |of: &&mut Option<DigestCount<D>>| of.as_ref().is_none_or(|of| of.digest == candidate.digest);
+        let Some(of) = counts.iter_mut().find(is_its) else { continue };
+        let of = of.get_or_insert(DigestCount { digest: candidate.digest, n: 0, is_open: false });
+        of.n += 1;
+        of.is_open |= candidate.standing == standing;
+    }
+    let open = counts.into_iter().flatten().filter(|of| of.is_open);
+    // Of equals this keeps the first.
+    open.reduce(|most, of| if of.n > most.n { of } else { most }).map(|of| of.digest)
+}
+
+/// Replicas of one digest.
+struct DigestCount<D> {
+    digest: D,
+    n: u32,
+    /// One of them has the standing in question.
+    is_open: bool,
 }
 
 /// What is before one more request and beside it, in tokens of a prompt.

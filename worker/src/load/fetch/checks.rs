@@ -4,7 +4,7 @@
 //! builds on it, and is not asked for again while the files stay as they are.
 
 use crate::fetch::CHUNK_BYTES;
-use crate::fetch::journal::{ChunkRun, Journal};
+use crate::fetch::journal::{ChunkRun, Chunks};
 use checkpoint::{SourceFile, Stamp, in_threads};
 use collective::CancelFlag;
 use std::collections::BTreeSet;
@@ -35,14 +35,16 @@ impl Checked {
     /// None where it was broken off.
     pub(super) fn check(
         &self,
-        journal: &mut Journal,
+        journal: &mut Chunks,
         files: &[PathBuf],
         wanted: &[BTreeSet<u64>],
         cancel: &CancelFlag,
     ) -> Option<usize> {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if found.files != files || found.stamps != stamps(files) {
-            *found = CheckedChunks { files: files.to_vec(), ..CheckedChunks::default() };
+        // As they are before they are hashed: whatever happens meanwhile shows the next time.
+        let now = stamps(files);
+        if found.files != files || found.stamps != now {
+            *found = CheckedChunks { files: files.to_vec(), stamps: now, chunks: BTreeSet::new() };
         }
         let is_open = |record: &ChunkRun, chunk: u64| {
             wanted[record.file as usize].contains(&chunk) && !found.chunks.contains(&(record.file, chunk))
@@ -69,7 +71,7 @@ impl Checked {
     }
 
     /// What the journal has of what was wanted is there, and was checked as it came or since.
-    pub(super) fn fetched(&self, files: &[PathBuf], wanted: &[BTreeSet<u64>], journal: &Journal) {
+    pub(super) fn fetched(&self, files: &[PathBuf], wanted: &[BTreeSet<u64>], journal: &Chunks) {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         found.stamps = stamps(files);
         for (file, chunks) in (0..).zip(wanted) {

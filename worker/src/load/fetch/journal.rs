@@ -5,7 +5,7 @@ use proto::cluster::ModelFiles;
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::path::Path;
 
 const HEAD_BYTES: usize = 32;
@@ -14,6 +14,12 @@ const RECORD_BYTES: usize = 4 + 8 + 8 + 32 + 4;
 
 pub(super) struct Journal {
     file: File,
+    there: Chunks,
+}
+
+/// What a journal says.
+#[derive(Default)]
+pub(super) struct Chunks {
     records: Vec<ChunkRun>,
     chunks: BTreeSet<(u32, u64)>,
 }
@@ -27,32 +33,63 @@ pub(super) struct ChunkRun {
     pub hash: [u8; 32],
 }
 
+/// What the journal of these files says; None where there is none. For who does not write.
+pub(super) fn read(path: &Path, files: &ModelFiles) -> io::Result<Option<Chunks>> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Chunks::of(&bytes, files).map(|(there, _)| there)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 impl Journal {
     /// Begins a new one where there is none, or where it is of other files.
     pub fn open(path: &Path, files: &ModelFiles) -> io::Result<Journal> {
-        let head = head(files);
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        let mut journal = Journal { file, records: Vec::new(), chunks: BTreeSet::new() };
-        let n_good = if bytes.starts_with(&head) { HEAD_BYTES + journal.read(&bytes[HEAD_BYTES..]) } else { 0 };
-        journal.file.set_len(n_good as u64)?;
-        io::Seek::seek(&mut journal.file, io::SeekFrom::End(0))?;
+        let (there, n_good) = Chunks::of(&bytes, files).unwrap_or_default();
+        file.set_len(n_good as u64)?;
+        io::Seek::seek(&mut file, io::SeekFrom::End(0))?;
         if n_good == 0 {
-            journal.file.write_all(&head)?;
+            file.write_all(&head(files))?;
         }
-        Ok(journal)
+        Ok(Journal { file, there })
     }
 
-    /// How many bytes were records.
-    fn read(&mut self, bytes: &[u8]) -> usize {
-        let mut n_good = 0;
-        for record in bytes.chunks_exact(RECORD_BYTES) {
+    pub fn add(&mut self, file: u32, chunks: Range<u64>, hash: [u8; 32]) -> io::Result<()> {
+        let record = ChunkRun { file, chunks, hash };
+        self.file.write_all(&encode(&record))?;
+        self.there.note(record);
+        Ok(())
+    }
+}
+
+impl Deref for Journal {
+    type Target = Chunks;
+
+    fn deref(&self) -> &Chunks {
+        &self.there
+    }
+}
+
+impl DerefMut for Journal {
+    fn deref_mut(&mut self) -> &mut Chunks {
+        &mut self.there
+    }
+}
+
+impl Chunks {
+    /// From a journal's bytes, and how many of them are good; None where it is of other files.
+    fn of(bytes: &[u8], files: &ModelFiles) -> Option<(Chunks, usize)> {
+        let records = bytes.strip_prefix(&head(files))?;
+        let (mut there, mut n_good) = (Chunks::default(), HEAD_BYTES);
+        for record in records.chunks_exact(RECORD_BYTES) {
             let Some(record) = decode(record) else { break };
-            self.note(record);
+            there.note(record);
             n_good += RECORD_BYTES;
         }
-        n_good
+        Some((there, n_good))
     }
 
     pub fn has(&self, file: u32, chunk: u64) -> bool {
@@ -65,13 +102,6 @@ impl Journal {
 
     pub fn records(&self) -> &[ChunkRun] {
         &self.records
-    }
-
-    pub fn add(&mut self, file: u32, chunks: Range<u64>, hash: [u8; 32]) -> io::Result<()> {
-        let record = ChunkRun { file, chunks, hash };
-        self.file.write_all(&encode(&record))?;
-        self.note(record);
-        Ok(())
     }
 
     /// What it names is not there. On disk the record stays: it is right again when the same chunks have come again.

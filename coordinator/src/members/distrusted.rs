@@ -1,0 +1,88 @@
+//! Hosts that have loaded what the replica does not serve: a file there is damaged, or of another model. They are taken
+//! last, and where they must be taken, each time after a longer wait. A worker that is refused is started anew, so that
+//! only its host is the same. Knows no time but what it is told.
+
+use std::collections::BTreeMap;
+use types::Micros;
+
+/// More are not remembered: whose wait is over first is forgotten.
+const HOSTS_MAX: usize = 1024;
+const DOUBLINGS_MAX: u32 = 20;
+
+#[derive(Default)]
+pub(crate) struct Distrusted(BTreeMap<String, Distrust>);
+
+struct Distrust {
+    /// None of its workers is taken before.
+    until: Micros,
+    n_times: u32,
+}
+
+impl Distrusted {
+    /// What a rank of this host has loaded is refused: until when none of its workers is taken. The wait is `min` the
+    /// first time, and doubles up to `max`.
+    pub fn refused(&mut self, host: &str, now: Micros, [min, max]: [u64; 2]) -> Micros {
+        let n_times = match self.0.get(host) {
+            // Another rank of it, in the same epoch.
+            Some(before) if now < before.until => return before.until,
+            before => before.map_or(0, |before| before.n_times),
+        };
+        let until = now.plus((min << n_times.min(DOUBLINGS_MAX)).min(max));
+        self.0.insert(host.to_owned(), Distrust { until, n_times: n_times + 1 });
+        if self.0.len() > HOSTS_MAX
+            && let Some(first) = self.0.iter().min_by_key(|(_, of)| of.until).map(|(host, _)| host.clone())
+        {
+            self.0.remove(&first);
+        }
+        until
+    }
+
+    /// An epoch has met: it serves without them, or they have loaded what it serves.
+    pub fn met(&mut self) {
+        self.0.clear();
+    }
+
+    pub fn has(&self, host: &str) -> bool {
+        self.0.contains_key(host)
+    }
+
+    pub fn is_out(&self, host: &str, now: Micros) -> bool {
+        self.0.get(host).is_some_and(|of| now < of.until)
+    }
+
+    /// When the next of those that are out is taken again.
+    pub fn next(&self, now: Micros) -> Option<Micros> {
+        self.0.values().map(|of| of.until).filter(|until| now < *until).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAITS: [u64; 2] = [10, 35];
+
+    #[test]
+    fn who_is_refused_again_and_again_waits_longer_each_time_until_ranks_have_met() {
+        let mut distrusted = Distrusted::default();
+        let until = |distrusted: &mut Distrusted, now| distrusted.refused("bad", Micros(now), WAITS).0;
+        assert_eq!(until(&mut distrusted, 0), 10);
+        assert_eq!(until(&mut distrusted, 5), 10, "two ranks of one host are one refusal");
+        assert!(distrusted.is_out("bad", Micros(9)) && !distrusted.is_out("bad", Micros(10)));
+        assert!(distrusted.has("bad") && !distrusted.has("good") && !distrusted.is_out("good", Micros(0)));
+        assert_eq!((distrusted.next(Micros(9)), distrusted.next(Micros(10))), (Some(Micros(10)), None));
+        assert_eq!([100, 200, 300].map(|now| until(&mut distrusted, now)), [120, 235, 335]);
+        distrusted.met();
+        assert!(!distrusted.has("bad"));
+        assert_eq!(until(&mut distrusted, 400), 410);
+    }
+
+    #[test]
+    fn so_many_hosts_are_remembered_and_no_more() {
+        let mut distrusted = Distrusted::default();
+        for host in 0..=HOSTS_MAX as u64 {
+            distrusted.refused(&host.to_string(), Micros(host), WAITS);
+        }
+        assert!(!distrusted.has("0") && distrusted.has("1") && distrusted.has(&HOSTS_MAX.to_string()));
+    }
+}

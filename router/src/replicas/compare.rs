@@ -1,0 +1,250 @@
+//! Finds replicas that mean the same model and have read other bytes of it, and asks two of them, once, for the first
+//! weight in which they differ. Knows no requests. What it finds stands in the replica's view until it has gone.
+
+use crate::link::peers::Peers;
+use crate::link::view::{Differs, Replica, View};
+use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::cluster::{GetHashesRequest, WeightHash, WeightHashes};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tonic::Status;
+use tonic::transport::Channel;
+use types::PolicyDigest;
+
+/// For both answers of both replicas.
+const ANSWERS_MAX: Duration = Duration::from_secs(10);
+/// The largest models that there are have some hundred thousand weights.
+const ANSWER_BYTES_MAX: usize = 32 << 20;
+/// Asked at once. There are more only while many digests meet.
+const ASKED_MAX: usize = 4;
+/// Looks, of which there is one a second, until two that did not answer are asked again.
+const LOOKS_UNTIL_AGAIN: u64 = 60;
+
+/// Of one that differs and of one that it differs from. Two replicas with the same digests differ in the same way.
+type Digests = ([u8; 32], [u8; 32]);
+
+/// What is known of replicas that differ.
+#[derive(Default)]
+pub struct Comparisons {
+    known: BTreeMap<Digests, Known>,
+    asked: JoinSet<(Digests, Result<Piece, Status>)>,
+    n_looks: u64,
+}
+
+enum Known {
+    Asked,
+    Found(Piece),
+    /// Asked again at this look.
+    Silent {
+        until: u64,
+    },
+}
+
+/// The first that is not the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Piece {
+    weight: String,
+    piece: u32,
+}
+
+/// A replica that differs from one of those that most are like.
+#[derive(Debug, PartialEq)]
+struct Pair {
+    place: usize,
+    replica: Arc<Replica>,
+    name: String,
+    other_place: usize,
+    other: Arc<Replica>,
+    other_name: String,
+}
+
+impl Pair {
+    fn digests(&self) -> Digests {
+        (self.replica.digest.0, self.other.digest.0)
+    }
+}
+
+impl Comparisons {
+    /// Call about once a second. `channel` is the one to the replica at a place.
+    pub fn look(&mut self, peers: &Peers, channel: impl Fn(usize) -> Option<Channel>) {
+        self.n_looks += 1;
+        while let Some(answered) = self.asked.try_join_next() {
+            // A task that broke has said no digests: its pair stays one that was asked, until it goes.
+            let Ok((digests, answer)) = answered else { continue };
+            self.hear(digests, answer);
+        }
+        let (pairs, shown) = seen(&peers.views().borrow());
+        let current: BTreeSet<Digests> = pairs.iter().map(Pair::digests).collect();
+        self.known.retain(|digests, _| current.contains(digests));
+        let mut differ = BTreeMap::new();
+        for pair in &pairs {
+            match self.known.get(&pair.digests()) {
+                Some(Known::Found(Piece { weight, piece })) => {
+                    let (replica, weight, piece) = (pair.other_name.clone(), weight.clone(), *piece);
+                    differ.insert(pair.place, Differs { replica, weight, piece });
+                }
+                Some(Known::Asked) => {}
+                Some(Known::Silent { until }) if self.n_looks < *until => {}
+                Some(Known::Silent { .. }) | None => self.ask(pair, &channel),
+            }
+        }
+        show(peers, &shown, differ);
+    }
+
+    fn ask(&mut self, pair: &Pair, channel: impl Fn(usize) -> Option<Channel>) {
+        let Some((of, other)) = channel(pair.place).zip(channel(pair.other_place)) else { return };
+        if self.asked.len() >= ASKED_MAX {
+            return;
+        }
+        let (replica, than) = (&pair.name, &pair.other_name);
+        tracing::warn!(replica, than, "two replicas of one model have read other bytes of it: they are compared");
+        let (digests, expected) = (pair.digests(), [pair.replica.digest, pair.other.digest]);
+        self.known.insert(digests, Known::Asked);
+        self.asked.spawn(async move {
+            let answer = timeout(ANSWERS_MAX, first_difference([of, other], expected)).await;
+            (digests, answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("they do not answer in time"))))
+        });
+    }
+
+    fn hear(&mut self, digests: Digests, answer: Result<Piece, Status>) {
+        let known = match answer {
+            Ok(piece) => Known::Found(piece),
+            Err(why) => {
+                tracing::warn!(why = why.message(), "it is not known in which weight two replicas differ");
+                Known::Silent { until: self.n_looks + LOOKS_UNTIL_AGAIN }
+            }
+        };
+        self.known.insert(digests, known);
+    }
+}
+
+/// Who differs, and what is shown of that.
+fn seen(views: &[View]) -> (Vec<Pair>, BTreeMap<usize, Differs>) {
+    let shown = views.iter().filter_map(|view| Some((view.place, view.differs.clone()?)));
+    (pairs(views), shown.collect())
+}
+
+fn show(peers: &Peers, shown: &BTreeMap<usize, Differs>, found: BTreeMap<usize, Differs>) {
+    for place in shown.keys().filter(|place| !found.contains_key(place)) {
+        peers.show(*place, |view| view.differs = None);
+    }
+    for (place, differs) in found.into_iter().filter(|(place, differs)| shown.get(place) != Some(differs)) {
+        let (replica, Differs { replica: than, weight, piece }) = (peers.name(place), &differs);
+        tracing::warn!(replica, than, weight, piece, "two replicas differ in a weight: a file of one is damaged");
+        peers.show(place, |view| view.differs = Some(differs));
+    }
+}
+
+/// Those that mean what others mean and have another digest than most of these have.
+fn pairs(views: &[View]) -> Vec<Pair> {
+    let mut alike: BTreeMap<(&str, [u8; 32]), Vec<(&View, &Arc<Replica>)>> = BTreeMap::new();
+    for (view, replica) in views.iter().filter_map(|view| Some((view, view.replica.as_ref()?))) {
+        if let Some(PolicyDigest(meant)) = replica.meant {
+            alike.entry((&replica.model, meant)).or_default().push((view, replica));
+        }
+    }
+    alike.into_values().flat_map(|alike| strangers(&alike)).collect()
+}
+
+fn strangers(alike: &[(&View, &Arc<Replica>)]) -> Vec<Pair> {
+    if alike.iter().all(|(_, of)| of.digest == alike[0].1.digest) {
+        return Vec::new();
+    }
+    let n_like = |digest| alike.iter().filter(|(_, of)| of.digest == digest).count();
+    // Of as many, the one that was known first.
+    let most = alike.iter().rev().max_by_key(|(_, of)| n_like(of.digest));
+    let Some((usual, other)) = most.copied() else { return Vec::new() };
+    let differ = alike.iter().filter(|(_, of)| of.digest != other.digest);
+    let pair = |(view, replica): &(&View, &Arc<Replica>)| Pair {
+        place: view.place,
+        replica: (*replica).clone(),
+        name: view.name.clone(),
+        other_place: usual.place,
+        other: other.clone(),
+        other_name: usual.name.clone(),
+    };
+    differ.map(pair).collect()
+}
+
+async fn first_difference(channels: [Channel; 2], expected: [PolicyDigest; 2]) -> Result<Piece, Status> {
+    let [ours, theirs] = hashes(&channels, expected, "").await?;
+    let none = || Status::not_found("they say the same of all weights");
+    let weight = first_weight(&ours.weights, &theirs.weights).ok_or_else(none)?;
+    let [ours, theirs] = hashes(&channels, expected, &weight).await?;
+    let same = ours.pieces.chunks(32).zip(theirs.pieces.chunks(32)).take_while(|(a, b)| a == b).count();
+    Ok(Piece { weight, piece: u32::try_from(same).unwrap_or(u32::MAX) })
+}
+
+async fn hashes(channels: &[Channel; 2], expected: [PolicyDigest; 2], of: &str) -> Result<[WeightHashes; 2], Status> {
+    let ask = async |at: usize| {
+        let mut client = CoordinatorClient::new(channels[at].clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
+        let request = GetHashesRequest { version: proto::VERSION.into(), weight: of.to_owned() };
+        let answer = client.get_hashes(request).await?.into_inner();
+        match answer.policy_digest[..] == expected[at].0 {
+            true => Ok(answer),
+            false => Err(Status::aborted("one of them serves something else by now")),
+        }
+    };
+    let (ours, theirs) = tokio::join!(ask(0), ask(1));
+    Ok([ours?, theirs?])
+}
+
+/// By name, the first that only one has, or that is not the same.
+fn first_weight(ours: &[WeightHash], theirs: &[WeightHash]) -> Option<String> {
+    let by_name = |of: &'_ [WeightHash]| -> BTreeMap<String, Vec<u8>> {
+        of.iter().map(|of| (of.weight.clone(), of.hash.clone())).collect()
+    };
+    let (ours, theirs) = (by_name(ours), by_name(theirs));
+    let differs = |name: &&String| ours.get(*name) != theirs.get(*name);
+    let names: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
+    names.into_iter().find(differs).cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(place: usize, meant: Option<u8>, digest: u8) -> View {
+        let meant = meant.map(|byte| PolicyDigest([byte; 32]));
+        let mut replica = Replica::for_test("m", PolicyDigest([digest; 32]));
+        replica.meant = meant;
+        View { place, replica: Some(Arc::new(replica)), ..View::of(&place.to_string()) }
+    }
+
+    fn found(views: &[View]) -> Vec<(usize, usize)> {
+        pairs(views).iter().map(|pair| (pair.place, pair.other_place)).collect()
+    }
+
+    #[test]
+    fn who_differs_is_compared_with_one_of_those_that_most_are_like() {
+        let all = [view(0, Some(1), 7), view(1, Some(1), 8), view(2, Some(1), 8), view(3, Some(1), 9)];
+        assert_eq!(found(&all), [(0, 1), (3, 1)]);
+        assert_eq!(found(&all[..2]), [(1, 0)], "of as many, the first is the measure");
+        // Another model is meant to differ; who does not say what it means is compared with nobody.
+        assert_eq!(found(&[view(0, Some(1), 7), view(1, Some(2), 8), view(2, None, 9)]), []);
+        assert_eq!(found(&[View::of("away"), view(1, Some(1), 8)]), []);
+    }
+
+    #[test]
+    fn a_weight_that_only_one_has_differs() {
+        let of = |weights: &[(&str, u8)]| -> Vec<WeightHash> {
+            weights
+                .iter()
+                .map(|(weight, byte)| WeightHash { weight: (*weight).into(), hash: vec![*byte; 32] })
+                .collect()
+        };
+        let ours = of(&[("a", 1), ("b", 2), ("d", 4)]);
+        for (theirs, differs) in [
+            (of(&[("a", 1), ("b", 2), ("d", 4)]), None),
+            (of(&[("a", 1), ("b", 3), ("d", 5)]), Some("b")),
+            (of(&[("a", 1), ("b", 2)]), Some("d")),
+            (of(&[("a", 1), ("b", 2), ("c", 3), ("d", 4)]), Some("c")),
+        ] {
+            assert_eq!(first_weight(&ours, &theirs).as_deref(), differs);
+            assert_eq!(first_weight(&theirs, &ours).as_deref(), differs);
+        }
+    }
+}
