@@ -1,4 +1,4 @@
-//! The store behind membership: who serves which replica, where, and since when. Knows nothing of what a replica does.
+//! The store behind membership: which coordinator serves which replica, where, and since when. Knows nothing of what a
 //!
 //! A coordinator claims its replica's name; the claim's revision is the incarnation of all its epochs, and a later
 //! claim fences an earlier one. What it registers under the claim is what routers follow. A vanished entry is a
@@ -34,7 +34,7 @@ pub enum Error {
 
 pub const NAME_BYTES_MAX: usize = 253;
 
-/// A name becomes a part of a key, and people read it in logs.
+/// A name becomes part of a key, and people read it in logs.
 fn check_name(name: &str) -> Result<(), Error> {
     let is_good = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic() && b != b'/');
     if is_good { Ok(()) } else { Err(Error::Name(name.into())) }

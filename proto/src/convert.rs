@@ -1,4 +1,4 @@
-//! `types` to the wire and back. Knows nothing of who sends.
+//! Conversions between `types` and the wire. Knows nothing of who sends.
 
 use crate::cluster as wire;
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use types::{
     StepId, TenantId, TokenLogprob, TokenOut, Tokens, UnknownWord, Unsupported, Want, Weight, Xtc,
 };
 
-/// A frame that decodes and cannot be meant.
+/// A frame that decodes but whose content cannot be valid.
 #[derive(Debug, thiserror::Error)]
 pub enum Malformed {
     #[error("not a frame: {0}")]
@@ -37,7 +37,7 @@ pub(crate) fn out_of_range(field: &'static str, value: impl TryInto<i64>) -> Mal
     Malformed::OutOfRange { field, value: value.try_into().unwrap_or(i64::MAX) }
 }
 
-/// Not-a-number fails every range.
+/// NaN fails every range.
 fn check_number(field: &'static str, value: f32, in_range: impl Fn(f32) -> bool) -> Result<(), Malformed> {
     match value.is_finite() && in_range(value) {
         true => Ok(()),
@@ -45,12 +45,12 @@ fn check_number(field: &'static str, value: f32, in_range: impl Fn(f32) -> bool)
     }
 }
 
-/// A step's bytes, the same for every rank.
+/// Encodes a step once: the bytes are the same for every rank.
 pub fn encode_step(step: &Step) -> Bytes {
     encode_traced_step(step, String::new())
 }
 
-/// With the `traceparent` of its span, which is empty where nobody records it.
+/// The same, with the `traceparent` of the step's span; empty where no span is recorded.
 pub fn encode_traced_step(step: &Step, traceparent: String) -> Bytes {
     wire::Step { traceparent, ..wire::Step::from(step) }.encode_to_vec().into()
 }
@@ -66,12 +66,12 @@ pub fn decode_traced_step(bytes: &[u8]) -> Result<(Step, String), Malformed> {
 }
 
 impl From<&Request> for wire::Request {
-    /// The deadline does not travel here: it is a time on the sender's clock. `with_deadline` sends what is left of it.
+    /// The deadline is left out: it is a time on the sender's clock. `with_deadline` sends what is left of it.
     fn from(request: &Request) -> Self {
         wire::Request {
             id: request.id.0,
             tenant: request.tenant.0,
-            // What is one needs no bytes: a step's starts have it too, for nobody.
+            // A weight of one needs no bytes. A step's starts carry it too, though no rank reads it.
             weight: if request.weight.0 > 1 { request.weight.0.into() } else { 0 },
             prompt: request.prompt.clone(),
             output: request.output.clone(),
@@ -90,13 +90,13 @@ impl From<&Request> for wire::Request {
 }
 
 impl wire::Request {
-    /// Says how much is left until a deadline on the sender's clock.
+    /// Adds how much time is left until a deadline on the sender's clock.
     pub fn with_deadline(mut self, deadline: Option<Micros>, now: Micros) -> Self {
         self.deadline_micros = deadline.map(|deadline| deadline.since(now).0);
         self
     }
 
-    /// The request with its deadline on the receiver's clock: how a submitted one is read.
+    /// A submitted request, with its deadline on the receiver's clock.
     pub fn received(self, now: Micros) -> Result<Request, Malformed> {
         let deadline = self.deadline_micros.map(|left| now.plus(left));
         Ok(Request { deadline, ..self.try_into()? })
@@ -104,14 +104,14 @@ impl wire::Request {
 }
 
 impl wire::WorkerHello {
-    /// What the worker computes on.
+    /// The device that the worker computes on.
     pub fn device(&self) -> Result<DeviceKind, Malformed> {
         word("hello.device", &self.device)
     }
 }
 
 impl wire::Assign {
-    /// The rank, and the grid in which it has its place.
+    /// The rank, and the layout of the grid that it belongs to.
     pub fn layout(&self) -> Result<(Rank, Layout), Malformed> {
         let stage = |stage: &wire::Stage| {
             let layers = stage.layer_start..stage.layer_end;
@@ -125,7 +125,7 @@ impl wire::Assign {
         }
     }
 
-    /// What the replica serves under, where that is known.
+    /// The policy that the replica serves under, if it is known.
     pub fn policy(&self) -> Result<Option<PolicyDigest>, Malformed> {
         match self.policy_digest.is_empty() {
             true => Ok(None),
@@ -141,12 +141,12 @@ impl wire::Assign {
         word("assign.kv_dtype", &self.kv_dtype)
     }
 
-    /// What may choose the order of a sum. A coordinator that says nothing knows one mode.
+    /// The mode of the order of sums. A coordinator that says nothing knows only one mode.
     pub fn mode(&self) -> Result<Mode, Malformed> {
         if self.numerics.is_empty() { Ok(Mode::default()) } else { word("assign.numerics", &self.numerics) }
     }
 
-    /// The epoch's secret. Empty stands for none: a rank alone has nobody to prove anything to.
+    /// The epoch's secret. Empty stands for zeros: a rank alone has nobody to prove anything to.
     pub fn secret(&self) -> Result<[u8; 32], Malformed> {
         match self.mesh_secret.len() {
             0 => Ok([0; 32]),
@@ -165,13 +165,13 @@ impl From<&Stage> for wire::Stage {
     }
 }
 
-/// All that a request's stream is a function of, and nothing else of it: the same bytes for the same stream.
+/// The fields of a request that its stream is a function of, and no others: the same bytes for the same stream.
 pub fn said(request: &Request) -> Vec<u8> {
     let request = wire::Request { id: 0, output: Vec::new(), priority: 0, weight: 0, ..request.into() };
     request.encode_to_vec()
 }
 
-/// A digest as it stands in frames and handles.
+/// A digest as frames and handles carry it.
 pub fn policy_digest(bytes: &[u8]) -> Result<PolicyDigest, Malformed> {
     bytes.try_into().map(PolicyDigest).map_err(|_| out_of_range("policy_digest", bytes.len()))
 }
@@ -198,7 +198,7 @@ impl TryFrom<wire::Request> for Request {
     }
 }
 
-/// What the wire can say and nothing serves yet, refused by name.
+/// Refuses by name what the wire can say and nothing serves yet.
 fn served(request: &wire::Request) -> Result<(), Malformed> {
     let said = [
         (request.adapter.is_some(), "adapter"),
@@ -213,7 +213,7 @@ fn weight_from_wire(weight: u32) -> Result<Weight, Malformed> {
     u16::try_from(weight).map(|weight| Weight(weight.max(1))).map_err(|_| out_of_range("weight", weight))
 }
 
-/// Zero generates, one pools, and from two on is scoring with so many tokens beside each.
+/// Zero generates, one pools, and n from two on scores with n - 2 likely tokens beside each.
 fn goal_to_wire(goal: Goal) -> u32 {
     match goal {
         Goal::Generate => 0,
@@ -366,7 +366,7 @@ fn runs_to_wire(runs: &[Tokens]) -> Vec<wire::TokenRun> {
     runs.iter().map(|tokens| wire::TokenRun { tokens: tokens.clone() }).collect()
 }
 
-/// An empty run would be found everywhere.
+/// Refuses an empty run, which would match everywhere.
 fn runs_from_wire(field: &'static str, runs: Vec<wire::TokenRun>) -> Result<Vec<Tokens>, Malformed> {
     let run = |run: wire::TokenRun| if run.tokens.is_empty() { Err(out_of_range(field, 0)) } else { Ok(run.tokens) };
     runs.into_iter().map(run).collect()

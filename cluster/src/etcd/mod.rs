@@ -4,8 +4,8 @@
 //! PREFIX/claims/NAME    who holds the name; stays, so that a claim that was lost never comes back     no lease
 //! PREFIX/members/NAME   what the holder registers; written only while the claim stands               its lease
 //! ```
-//! etcd may be away for as long as it likes: then nobody joins or leaves, and nothing here ends. What is lost, a
-//! stream, a lease, a leader, is made anew.
+//! etcd may be away for as long as it likes: then nobody joins or leaves, and nothing here ends. A lost stream, lease
+//! or leader is replaced.
 
 mod follow;
 mod keep;
@@ -27,9 +27,9 @@ use tokio_util::sync::CancellationToken;
 
 #[derive(Clone)]
 pub struct EtcdConfig {
-    /// `host:port`, or with http:// or https:// before it.
+    /// `host:port`, optionally with http:// or https:// before it.
     pub endpoints: Vec<String>,
-    /// Of all keys. Clusters with prefixes of their own do not see each other.
+    /// The prefix of all keys. Clusters with different prefixes do not see each other.
     pub prefix: String,
     pub tls: Option<EtcdTls>,
     /// A name and its password.
@@ -37,24 +37,24 @@ pub struct EtcdConfig {
     pub waits: EtcdWaits,
 }
 
-/// As PEM.
+/// Certificates and keys, as PEM.
 #[derive(Clone)]
 pub struct EtcdTls {
-    /// Who has signed etcd's certificates.
+    /// The authority that signed etcd's certificates.
     pub authority: Vec<u8>,
-    /// A certificate and its key, where etcd asks for one.
+    /// A certificate and its key, if etcd asks for one.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 #[derive(Clone, Debug)]
 pub struct EtcdWaits {
-    /// An entry whose coordinator is not heard of for so long goes away.
+    /// An entry disappears when its coordinator is silent for this long.
     pub lease: Duration,
-    /// Between signs of life, which keep the lease.
+    /// The interval between signs of life, which keep the lease.
     pub beat_every: Duration,
-    /// For etcd's answer to one question.
+    /// The time limit for etcd's answer to one call.
     pub call_max: Duration,
-    /// Between attempts while it is away: doubles from the first to the second.
+    /// The pause between attempts while etcd is away: doubles from the first to the second.
     pub retry_min: Duration,
     pub retry_max: Duration,
 }
@@ -77,7 +77,7 @@ impl Default for EtcdWaits {
     }
 }
 
-/// Clones are the same store. The watch ends with the last of them.
+/// Clones share one store. The watch ends with the last of them.
 #[derive(Clone)]
 pub struct EtcdStore {
     shared: Arc<Shared>,
@@ -103,7 +103,7 @@ impl fmt::Debug for EtcdStore {
 }
 
 impl EtcdStore {
-    /// Reaches nobody yet: refuses what could never work, and begins to follow.
+    /// Dials nobody yet: refuses a config that could never work, and begins to follow.
     pub async fn open(config: EtcdConfig) -> Result<EtcdStore, Error> {
         let line = Arc::new(Line::new(config).await?);
         let (state, health) = (watch::Sender::new(State::default()), watch::Sender::new(line::not_yet()));
@@ -116,7 +116,7 @@ impl EtcdStore {
         self.shared.health.clone()
     }
 
-    /// Lasts as long as the store.
+    /// The watch lasts as long as the store.
     pub fn watch(&self) -> Watch {
         Watch::new(self.shared.state.clone())
     }
