@@ -37,7 +37,7 @@ fn read(parent: &str, state: &str) -> opentelemetry::Context {
     TraceContextPropagator::new().extract_with_context(&opentelemetry::Context::new(), &Headers { parent, state })
 }
 
-/// Makes `span` a part of the caller's trace. What cannot be read is as good as absent, as the standard has it.
+/// Makes `span` a part of the caller's trace. Headers that cannot be read count as absent, as the standard has it.
 pub(crate) fn join(span: &Span, parent: &str, state: &str) {
     let caller = read(parent, state);
     if caller.span().span_context().is_valid() {
