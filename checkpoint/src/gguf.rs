@@ -3,9 +3,9 @@
 //! ```text
 //! magic · version · n_tensors · n_keys │ keys, values │ tensor names, dimensions, types, offsets │ pad │ tensor bytes
 //! ```
-//! Nothing that the file says is believed: each count, length and offset is checked against the bytes that are there
-//! before anything is read or reserved for it. Of the file the header alone is read, in pieces that grow: nobody knows
-//! how long it is before its end.
+//! Nothing in the file is trusted: each count, length and offset is checked against the bytes that exist before
+//! anything is read or reserved for it. Only the file's header is read, in growing pieces, because its length is
+//! unknown before its end.
 
 use crate::error::{Error, Fault};
 use crate::file::SourceFile;
@@ -20,13 +20,13 @@ const ALIGNMENT_MAX: u64 = 1 << 20;
 const DIMS_MAX: u32 = 4;
 /// The longest key or tensor name; the format's own limit is the same for keys.
 const NAME_BYTES_MAX: u64 = 65_535;
-/// What is read of a file at first: most headers, vocabulary and all.
+/// The bytes that are read at first: enough for most headers, vocabulary included.
 const HEADER_BYTES: u64 = 2 << 20;
-/// Each piece is so many times as long as what there is.
+/// Each further read makes the loaded part this many times as long.
 const HEADER_GROWTH: u64 = 4;
 /// The longest header; a vocabulary takes tens of megabytes at most.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
-/// Tensors that say how positions turn. They are of the spec, not of the weights, and short.
+/// Tensors of rope factors. They are part of the spec, not of the weights, and short.
 const FACTORS: [&str; 3] = ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
 const FACTORS_BYTES_MAX: usize = 64 << 10;
 
@@ -67,21 +67,21 @@ const TYPES: [(u32, &str); 33] = [
     (40, "NVFP4"),
 ];
 
-/// What the header says; ranges point into its bytes.
+/// The content of the header; ranges point into its bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Gguf {
     values: BTreeMap<String, Value>,
     tensors: BTreeMap<String, Entry>,
-    /// The bytes of `FACTORS`, of those that are there.
+    /// The bytes of those of `FACTORS` that the file has.
     factors: BTreeMap<&'static str, Vec<u8>>,
     /// Where keys, values and names end.
     n_bytes: usize,
 }
 
-/// Why the beginning of a file is no header.
+/// Why the beginning of a file is no valid header.
 enum Stop {
     Fault(Fault),
-    /// It goes on behind what was read, to here at least.
+    /// The header goes on behind what was read, at least up to here.
     Short(u64),
 }
 
@@ -98,9 +98,9 @@ enum Value {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub dtype: Dtype,
-    /// From the slowest to the fastest: the reverse of the file's order.
+    /// From the slowest dimension to the fastest: the reverse of the file's order.
     pub dims: Vec<u64>,
-    /// Which file of a split model has the bytes.
+    /// The index of the split model's part that has the bytes.
     pub file: usize,
     pub bytes: Range<usize>,
 }
@@ -123,7 +123,7 @@ enum Kind {
 }
 
 impl Gguf {
-    /// The header of a whole file.
+    /// Parses the header of a whole file.
     pub fn parse(bytes: &[u8]) -> Result<Gguf, Fault> {
         let mut gguf = Gguf::parse_start(bytes, bytes.len() as u64).map_err(|stop| match stop {
             Stop::Fault(fault) => fault,
@@ -135,7 +135,7 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// Reads a file's header, and no tensor but the spec's. The bytes are what ranges of the header point into.
+    /// Reads a file's header, and of the tensors only `FACTORS`. Ranges of the header point into the returned bytes.
     pub(crate) fn read(file: &SourceFile) -> Result<(Gguf, Vec<u8>), Error> {
         let (mut bytes, mut n_wanted) = (Vec::new(), HEADER_BYTES);
         let mut gguf = loop {
@@ -156,7 +156,7 @@ impl Gguf {
         Ok((gguf, bytes))
     }
 
-    /// From the first bytes of a file of `n_bytes`.
+    /// Parses the first bytes of a file of `n_bytes`.
     fn parse_start(bytes: &[u8], n_bytes: u64) -> Result<Gguf, Stop> {
         let mut cursor = Cursor { bytes, at: 0, n_bytes, short_of: None };
         Gguf::parse_header(&mut cursor).map_err(|fault| cursor.short_of.map_or(Stop::Fault(fault), Stop::Short))
@@ -191,12 +191,12 @@ impl Gguf {
         FACTORS.iter().filter_map(range).filter(|(_, range)| range.len() <= FACTORS_BYTES_MAX).collect()
     }
 
-    /// The bytes of such a tensor, if the first file has it.
+    /// The bytes of a tensor of `FACTORS`, if the first part has it.
     pub(crate) fn factors(&self, name: &str) -> Option<&[u8]> {
         self.factors.get(name).map(Vec::as_slice)
     }
 
-    /// Adds the tensors of the next part; metadata is the first part's.
+    /// Adds the tensors of the next part; the metadata comes from the first.
     pub(crate) fn join(&mut self, part: Gguf, file: usize) -> Result<(), Fault> {
         if file == 0 {
             (self.values, self.factors) = (part.values, part.factors);
@@ -307,7 +307,7 @@ impl Gguf {
     }
 }
 
-/// Reads on to so many bytes from the file's beginning, or to its end.
+/// Reads on until `n_wanted` bytes from the file's beginning are there, or to its end.
 fn read_on(file: &SourceFile, bytes: &mut Vec<u8>, n_wanted: u64) -> Result<(), Error> {
     let (n_had, n) = (bytes.len(), n_wanted.min(HEADER_BYTES_MAX).min(file.n_bytes()) as usize);
     if n <= n_had && n_had > 0 {
@@ -384,7 +384,7 @@ fn read_array(cursor: &mut Cursor<'_>, key: &str) -> Result<Value, Fault> {
     Ok(Value::Array { kind, n, bytes: start..cursor.at })
 }
 
-/// A tensor as its header says, before its bytes are looked for.
+/// A tensor's header, before its bytes are located.
 struct Header {
     dtype: Dtype,
     dims: Vec<u64>,
@@ -424,7 +424,7 @@ fn read_tensor_header(cursor: &mut Cursor<'_>, name: &str) -> Result<Header, Fau
     if dims.contains(&0) {
         return Fault::malformed(format!("the tensor {name} has a dimension of zero"));
     }
-    // A row is a whole number of blocks, not just the tensor.
+    // Each row must be a whole number of blocks, not just the tensor.
     let cols = dims.last().copied().unwrap_or(1);
     let rows = dims.iter().rev().skip(1).try_fold(1u64, |rows, dim| rows.checked_mul(*dim));
     let n_bytes = rows.zip(dtype.bytes_of(cols)).and_then(|(rows, row)| rows.checked_mul(row));
@@ -473,7 +473,7 @@ fn alignment(values: &BTreeMap<String, Value>) -> Result<u64, Fault> {
     }
 }
 
-/// Where the tensors' bytes begin.
+/// The position at which the tensors' bytes begin.
 fn place_data(cursor: &Cursor<'_>, alignment: u64, empty: bool) -> Result<u64, Fault> {
     let data = (cursor.at as u64).next_multiple_of(alignment);
     if data > cursor.n_bytes && !empty {
@@ -518,7 +518,7 @@ struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
     n_bytes: u64,
-    /// What was asked for ends here, behind what has been read.
+    /// The end of a take that went beyond the bytes read so far.
     short_of: Option<u64>,
 }
 
@@ -544,7 +544,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Over a range that was walked before.
+    /// A cursor over a range that was parsed before.
     fn within(bytes: &'a [u8], range: &Range<usize>) -> Cursor<'a> {
         Cursor { bytes: &bytes[..range.end], at: range.start, n_bytes: range.end as u64, short_of: None }
     }

@@ -1,5 +1,5 @@
-//! Models small enough to write down, whole and damaged in every way: read right, or refused with a word, never a
-//! panic.
+//! Models small enough to write down, whole and damaged in every way: they are read right or refused with a reason, and
+//! never cause a panic.
 
 use super::*;
 use crate::error::Fault;
@@ -155,7 +155,7 @@ fn tiny() -> Writer {
     writer
 }
 
-/// A file that goes when this does.
+/// A file that is deleted on drop.
 pub(crate) struct Temporary(PathBuf);
 
 impl Temporary {
@@ -178,7 +178,7 @@ impl Drop for Temporary {
     }
 }
 
-/// Everything that opening a GGUF does, on bytes.
+/// Does everything that opening a GGUF does, on bytes.
 fn read(bytes: &[u8]) -> std::result::Result<ModelSpec, Fault> {
     ModelSpec::from_gguf(&Gguf::parse(bytes)?, bytes, "file")
 }
@@ -213,7 +213,7 @@ fn opens_a_gguf() {
     assert_eq!(sizes.total(), sizes.embedding + 256 + 2 * layer.total());
 }
 
-/// The tiny model in three files, as a writer of parts makes them.
+/// The tiny model in `n` files, as a splitting tool writes them.
 fn in_parts(n: u32) -> Vec<Writer> {
     let whole = tiny();
     let total = whole.tensors.len();
@@ -309,7 +309,7 @@ fn what_no_rank_reads_has_no_hash_and_is_listed() {
     assert_eq!((plain.unread(), more.unread()), (vec![], vec!["mtp.weight".to_owned()]));
     let hashes = more.hashes().unwrap();
     assert_eq!(plain.hashes().unwrap(), hashes);
-    // It is the last of the file.
+    // It is the last tensor of the file.
     let mut bytes = tiny().tensor("mtp.weight", &[64], 0, 256).bytes();
     *bytes.last_mut().unwrap() ^= 1;
     let damaged = Checkpoint::open(&folder.write("damaged.gguf", &bytes)).unwrap();
@@ -548,7 +548,7 @@ fn templates_as_transformers_runs_them() {
     check("{{ 'a\nb' | indent(2) }}{{ '%5.1f' | format(2.25) }}", Ok("a\n  b  2.2"));
 }
 
-/// `tests/reference/make_templates.py` asked transformers.
+/// The expected texts come from transformers, by `tests/reference/make_templates.py`.
 #[test]
 fn templates_of_models_render_as_in_transformers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference/templates");
@@ -686,7 +686,7 @@ fn weights_of_eight_bits_have_their_scales() {
     }
 }
 
-/// A part of what a file keeps in one tensor has the scales of its own rows.
+/// A part of a tensor in the file has the scales of its own rows.
 #[test]
 fn a_part_of_a_matrix_knows_its_scales() {
     let folder = Temporary::folder("parts-of-scales");
@@ -851,7 +851,7 @@ fn a_tokenizer_json_gives_what_the_gguf_gives() {
     damaged("{", "", "not JSON");
 }
 
-/// What a config's other keys make of its layers, one letter each: all positions or a window, the rope (r), a local one
+/// The layers that a config's other keys give, one letter each: all positions or a window, the rope (r), a local one
 /// (l) or none (n), a dense MLP or experts (x).
 #[test]
 fn layers_differ_as_their_config_says() {

@@ -83,8 +83,8 @@ pub struct Waits {
     pub load_max: Duration,
     /// The time limit for ranks that have loaded to meet each other.
     pub meet_max: Duration,
-    /// A rank whose computing thread hangs goes on beating. A step that is not answered within `hang_factor` times what
-    /// such steps took lately has one that hangs; never before the first of these, always after the second.
+    /// A rank whose computing thread hangs still sends heartbeats. It counts as hung if a step is not answered within
+    /// `hang_factor` times the recent duration of such steps; never before `hang_min`, always after `step_max`.
     pub hang_min: Duration,
     pub step_max: Duration,
     pub hang_factor: u32,

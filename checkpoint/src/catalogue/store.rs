@@ -13,7 +13,7 @@ pub fn find_entry(entry: &Entry, sources: &Sources) -> Option<Located> {
     Some(Located { name: entry.name.to_owned(), path })
 }
 
-/// A folder that holds a whole model, or the one GGUF of the variant that is asked for.
+/// Finds a folder with a whole model, or the one GGUF of the requested variant.
 pub fn find_hub(id: HubId<'_>, sources: &Sources) -> Result<Option<Located>> {
     let folders = std::iter::once(sources.folder(&id.folder_name())).chain(snapshots(id.repo, sources));
     for folder in folders.filter(|folder| folder.is_dir()) {
@@ -37,12 +37,12 @@ fn find_in(folder: &Path, id: HubId<'_>) -> Result<Option<PathBuf>> {
     Ok(is_here.then(|| folder.join(file)))
 }
 
-/// A file, or all files of the split model that it is the first of.
+/// The file itself, or all parts of the split model whose first part it is.
 pub fn all_parts(file: &str) -> Vec<String> {
     Part::of(file).map_or_else(|| vec![file.to_owned()], |part| part.names().collect())
 }
 
-/// The GGUF of a variant; without one, the only GGUF. Of a split model it is the first part.
+/// The GGUF of a variant; without a variant, the only GGUF. For a split model, its first part.
 pub fn choose_gguf<'a>(files: &'a [String], variant: Option<&str>) -> Option<&'a String> {
     let is_first = |file: &str| Part::of(file).is_none_or(|part| part.number == 1);
     let ggufs = files.iter().filter(|file| file.ends_with(".gguf") && is_first(file));
@@ -71,7 +71,7 @@ pub fn file_names(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The revisions of a repository in the Hugging Face cache, the one that `main` was last first.
+/// The revisions of a repository in the Hugging Face cache, first the one that `main` last was.
 fn snapshots(repo: &str, sources: &Sources) -> Vec<PathBuf> {
     let Some(cache) = &sources.hub_cache else { return Vec::new() };
     let root = cache.join(format!("models--{}", repo.replace('/', "--")));
@@ -84,7 +84,7 @@ fn snapshots(repo: &str, sources: &Sources) -> Vec<PathBuf> {
 
 pub fn list(sources: &Sources) -> Vec<Listed> {
     let folders = file_names(&sources.cache.join("models")).unwrap_or_default();
-    // What is still being fetched is no model.
+    // An unfinished fetch is not a model.
     folders.iter().filter(|name| !name.ends_with(".part")).flat_map(|folder| list_folder(folder, sources)).collect()
 }
 
@@ -98,7 +98,7 @@ fn list_folder(name: &str, sources: &Sources) -> Vec<Listed> {
     list_in(&sources.folder(name), &format!("{org}/{repo}"), Origin::Pulled)
 }
 
-/// The models of the Hugging Face cache, each in the revision that its name finds.
+/// The models of the Hugging Face cache, each in the revision that its name resolves to.
 pub fn list_hub(sources: &Sources) -> Vec<Listed> {
     let Some(cache) = &sources.hub_cache else { return Vec::new() };
     let folders = file_names(cache).unwrap_or_default().into_iter();
@@ -107,7 +107,7 @@ pub fn list_hub(sources: &Sources) -> Vec<Listed> {
     newest.flat_map(|(folder, repo)| list_in(&folder, &repo, Origin::HuggingFace)).collect()
 }
 
-/// What a folder of a repository holds: the whole model, or each of its GGUFs.
+/// The models in a repository's folder: the whole model, or each of its GGUFs.
 fn list_in(folder: &Path, repo: &str, origin: Origin) -> Vec<Listed> {
     let whole = HubId { repo, variant: None };
     if let Ok(Some(path)) = find_in(folder, whole) {
@@ -125,14 +125,14 @@ fn list_in(folder: &Path, repo: &str, origin: Origin) -> Vec<Listed> {
     files.iter().filter_map(of_variant).collect()
 }
 
-/// `Q4_K_M` of `model-Q4_K_M.gguf`: what stands behind the last separator that is no part of it.
+/// `Q4_K_M` of `model-Q4_K_M.gguf`: what follows the last separator that is not part of the variant.
 fn variant_of(file: &str) -> Option<&str> {
     let stem = Part::of(file).map_or(file.strip_suffix(".gguf")?, |part| part.stem);
     let variant = stem.rsplit(['-', '.']).next()?;
     (variant.len() < stem.len() && !variant.is_empty()).then_some(variant)
 }
 
-/// All files of a model: the parts of a split one, or what a folder holds.
+/// All files of a model: the parts of a split one, or the content of a folder.
 pub fn files_of(path: &Path) -> Vec<PathBuf> {
     if path.is_dir() {
         return file_names(path).unwrap_or_default().into_iter().map(|file| path.join(file)).collect();

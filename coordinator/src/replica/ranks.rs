@@ -85,8 +85,8 @@ impl Replica {
         if placement.ranks.all_ready() { self.begin_epoch() } else { Ok(()) }
     }
 
-    /// All ranks of an epoch mean one policy: the configured one or, where there is none, that of the first that had
-    /// loaded. It names version, model and numerics; which bytes they have read is looked at when all have.
+    /// All ranks of an epoch have one policy: the configured one, or else that of the first rank that loaded. It covers
+    /// version, model and numerics; the bytes that were read are compared when all have loaded.
     fn accept(&self, worker: WorkerId, loaded: &wire::Loaded) -> Result<Facts, Status> {
         let policy =
             proto::policy_digest(&loaded.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
