@@ -18,7 +18,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 const FILE_MAX: Duration = Duration::from_secs(24 * 3600);
 const LIST_BYTES_MAX: u64 = 16 << 20;
 const FILES_MAX: usize = 4096;
-/// How long another process that fetches the same file may stand still before nobody waits for it any more.
+/// A process that fetches the same file is no longer waited for when it has stood still this long.
 const STANDSTILL_MAX: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
