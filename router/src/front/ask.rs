@@ -16,7 +16,7 @@ use types::{Goal, Sampling, TenantId};
 
 /// A request as a face has parsed it.
 pub struct Ask {
-    /// The model by name; empty for the first that is served.
+    /// The model's name; empty for the first that is served.
     pub model: String,
     /// Each prompt gets `n_choices` answers.
     pub prompts: Vec<Input>,

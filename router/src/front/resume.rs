@@ -14,7 +14,7 @@ const PRINT_BYTES: usize = 16;
 const CODE_BYTES: usize = 16;
 const KEY_PURPOSE: &str = "lockstep 2026 resume handle";
 const PRINT_PURPOSE: &str = "lockstep 2026 resume fingerprint";
-/// A handle is never so long; a longer text is not read.
+/// A longer text is no handle, and is not read.
 const TEXT_CHARS_MAX: usize = 1024;
 /// A replica's name in a handle. A longer name is cut, and the replica is not found again by it.
 const NAME_BYTES_MAX: usize = 255;

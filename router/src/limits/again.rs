@@ -9,10 +9,10 @@ use tokio::time::Instant;
 const COMERS_PER_PLACE: f64 = 4.0;
 /// The time over which moments are spread. By its end everything may be different, and it starts again.
 const SPREAD_MAX: Duration = Duration::from_secs(15);
-/// Freed places are counted over this window; with more than one window's age they say nothing.
+/// Freed places are counted for at least `WINDOW`; a count over more than `WINDOW_MAX` says nothing.
 const WINDOW: Duration = Duration::from_secs(1);
 const WINDOW_MAX: Duration = Duration::from_secs(3);
-/// A lower rate replaces the measured one only by this factor per window: a pause is no measure.
+/// A window with a lower rate lowers the measured one at most by this factor: a pause is no measure.
 const KEPT: f64 = 0.8;
 
 #[derive(Debug)]

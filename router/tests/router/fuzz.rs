@@ -22,7 +22,7 @@ const PAGES: [&str; 8] = [
     "/v1/messages/count_tokens",
 ];
 const ROUNDS: u64 = 1200;
-/// Targets may be configured to run long.
+/// Far above the time that a target may be configured to run.
 const HANGS_AFTER: Duration = Duration::from_secs(3600);
 
 /// Valid bodies, with every field that there is.

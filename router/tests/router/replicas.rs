@@ -14,7 +14,7 @@ use tonic::Streaming;
 
 type Replies = Streaming<v1::GenerateReply>;
 
-/// A stream that the replica stops after three tokens, once its first was read; and how it started.
+/// A stream that the replica pauses after three tokens, once its first was read; and how it started.
 pub async fn held(house: &House, text: &str) -> (v1::Started, Replies) {
     let mut replies = client(house).generate(ask(text)).await.unwrap().into_inner();
     let Some(Event::Started(started)) = replies.message().await.unwrap().unwrap().event else { panic!("no Started") };

@@ -92,7 +92,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
 }
 
 impl<S: AnswerFormat> Chunks<S> {
-    /// A choice that had ended before the client resumed counts as it did then.
+    /// A choice that had ended before the client resumed counts as before.
     fn add_ended(&mut self, slot: u32, generation: &Generation) {
         let mark = *self.mark(slot);
         if mark.has_ended() {
