@@ -72,8 +72,7 @@ fn all_of_sampling_reaches_the_replica() {
         assert_eq!(dry.breakers.iter().map(|run| run.tokens.clone()).collect::<Vec<_>>(), [vec![33]]);
         assert_eq!((sent.bias_tokens, sent.bias), (vec![7, 65], vec![2.5, -100.0]));
         assert_eq!(sent.allowed, [65, 66, 67]);
-        // Each token of the toy model is a byte: after a space a word has one more token, and no other word has this
-        // length.
+        // Each token of the toy model is a byte: with a space before it a word has one token more, and is not added.
         assert_eq!(sent.bad_words.iter().map(|run| run.tokens.clone()).collect::<Vec<_>>(), [vec![65, 66]]);
         house.close().await;
     });
